@@ -31,7 +31,7 @@ advisories:
 image *options:
     cargo xtask image {{ options }}
 
-# Measure against the floors and goals
+# Measure against the baselines and goals
 bench *options:
     cargo xtask bench {{ options }}
 

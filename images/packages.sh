@@ -1,5 +1,5 @@
 #!/bin/sh
-# Puts Debian packages, and the user the programs run as, into the images. Leaves nothing behind that tells when it ran.
+# Installs Debian packages and the user of the programs in the images. Removes all files that depend on the time of the build.
 set -eu
 
 usage() {
@@ -7,7 +7,7 @@ usage() {
     exit 64
 }
 
-# Packages as they were on that day, from Debian's own archive.
+# Uses the packages of that day from Debian's archive.
 take_snapshot() {
     . /etc/os-release
     archive=http://snapshot.debian.org/archive
@@ -19,13 +19,13 @@ take_snapshot() {
     done > /etc/apt/sources.list
 }
 
-# Installs packages and what they depend on, nothing they merely recommend.
+# Installs packages and their dependencies, without recommended packages.
 install_packages() {
     if [ -n "${DEBIAN_SNAPSHOT:-}" ]; then
         take_snapshot
     fi
     export DEBIAN_FRONTEND=noninteractive
-    # Manuals stay out as they do in the base; copyright files stay.
+    # As in the base, manuals are left out, and copyright files are kept.
     cat > /etc/dpkg/dpkg.cfg.d/mayfly <<'RULES'
 path-exclude /usr/share/doc/*
 path-include /usr/share/doc/*/copyright
@@ -34,7 +34,7 @@ path-exclude /usr/share/info/*
 path-exclude /usr/share/locale/*
 path-exclude /usr/share/lintian/*
 RULES
-    # Java links to manuals of its own, and cannot be installed where there is no folder for the links.
+    # Java creates links for its manuals, so its installation fails without this folder.
     mkdir -p /usr/share/man/man1
     apt-get -q update
     apt-get -q install --yes --no-install-recommends "$@"
@@ -42,26 +42,26 @@ RULES
         /usr/share/man/* /var/lib/dpkg/*-old /var/log/apt /var/log/*.log /etc/*- /etc/.pwd.lock /tmp/* /var/tmp/*
 }
 
-# Copies the files of installed packages into a folder, with the entries scanners look for where there is no dpkg.
+# Copies the files of installed packages to a folder, with the entries that scanners read in images without dpkg.
 copy_packages() {
     root=$1
     shift
     mkdir -p "$root/var/lib/dpkg/status.d"
-    # The copyright of a package may lie with the one it was built from.
+    # The copyright of a package may be in the package of its source.
     for package in "$@" $(dpkg-query --show --showformat '${Package}\n' 'gcc-*-base'); do
         dpkg-query --status "$package" > "$root/var/lib/dpkg/status.d/$package"
         dpkg-query --listfiles "$package"
     done | sort -u | while read -r path; do
         case $path in
-        # Scripts, which have no shell here, and character sets the programs do not read.
+        # Scripts need a shell, which is not in this image. The programs do not read these character sets.
         /usr/sbin/* | */gconv | */gconv/*) continue ;;
         esac
-        # What the rules above left out is listed all the same.
+        # The package also lists the files that the rules above leave out.
         if [ -e "$path" ] || [ -L "$path" ]; then
             echo "${path#/}"
         fi
     done | tar -C / --no-recursion --files-from - -cf - | tar -C "$root" -xf -
-    # Made when packages are configured, and part of none.
+    # These files are created when packages are configured, so no package lists them.
     mkdir -p "$root/etc/ssl/certs"
     cp /etc/ssl/certs/ca-certificates.crt "$root/etc/ssl/certs/"
     cp /etc/nsswitch.conf "$root/etc/" 2>/dev/null || echo "hosts: files dns" > "$root/etc/nsswitch.conf"
@@ -69,7 +69,7 @@ copy_packages() {
     echo "root:x:0:0:root:/root:/usr/sbin/nologin" > "$root/etc/passwd"
 }
 
-# The packages behind the names `EXTRAS` may hold.
+# The packages of the names in `EXTRAS`.
 extra_packages() {
     for name in $(echo "$1" | tr ',' ' '); do
         case $name in
@@ -84,7 +84,7 @@ extra_packages() {
     done
 }
 
-# ssh refuses a user without a name. The home belongs to group 0 for clusters that choose the user's number.
+# Adds the user: ssh refuses a user without a name. The home folder belongs to group 0 for clusters that choose the user id.
 add_user() {
     echo "mayfly:x:1000:1000:Mayfly:/home/mayfly:$2" >> "$1/etc/passwd"
     echo "mayfly:x:1000:" >> "$1/etc/group"

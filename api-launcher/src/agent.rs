@@ -126,9 +126,9 @@ pub(crate) fn run(args: &AgentArgs) -> u8 {
     let (format, filter, settings) = match (telemetry, settings) {
         (Ok((format, filter)), Ok(settings)) => (format, filter, settings),
         (telemetry, settings) => {
-            let mut problems = settings.err().unwrap_or_default();
-            problems.extend(telemetry.err().unwrap_or_default());
-            return refuse(&problems);
+            let mut errors = settings.err().unwrap_or_default();
+            errors.extend(telemetry.err().unwrap_or_default());
+            return refuse(&errors);
         }
     };
     runtime::telemetry::subscribe(format, filter);

@@ -72,16 +72,13 @@ pub(crate) enum HubError {
     #[error("could not set up the client of the platform")]
     Client(#[source] reqwest::Error),
     #[error("could not create `{}` for the store of pools", path.display())]
-    Place {
+    Folder {
         path: PathBuf,
         #[source]
         source: io::Error,
     },
-    #[error("the key of job tokens in `{}` cannot be used: it {}", path.display(), problems.join("; "))]
-    Key {
-        path: PathBuf,
-        problems: Vec<String>,
-    },
+    #[error("the key of job tokens in `{}` cannot be used: it {}", path.display(), errors.join("; "))]
+    Key { path: PathBuf, errors: Vec<String> },
 }
 
 impl HubError {
@@ -92,7 +89,7 @@ impl HubError {
                 OpenError::Url | OpenError::InUse(_) | OpenError::NetworkFileSystem { .. },
             )
             | Self::Key { .. } => Exit::BadConfiguration,
-            Self::Store(OpenError::File { source, .. }) | Self::Place { source, .. }
+            Self::Store(OpenError::File { source, .. }) | Self::Folder { source, .. }
                 if is_wrong_place(source) =>
             {
                 Exit::BadConfiguration
@@ -110,7 +107,7 @@ impl Hub {
         shutdown: Shutdown,
     ) -> Result<Self, HubError> {
         if let Some(folder) = settings.store.file().and_then(|file| file.parent()) {
-            private_folder(folder).map_err(|source| HubError::Place {
+            private_folder(folder).map_err(|source| HubError::Folder {
                 path: folder.to_owned(),
                 source,
             })?;
@@ -190,11 +187,11 @@ fn open_keys(setting: KeySetting) -> Result<KeySource, HubError> {
     match setting {
         KeySetting::Known(source) => Ok(source),
         KeySetting::Beside(path) => {
-            job_token_keys::create_file(&path).map_err(|source| HubError::Place {
+            job_token_keys::create_file(&path).map_err(|source| HubError::Folder {
                 path: path.clone(),
                 source,
             })?;
-            KeySource::file(&path).map_err(|problems| HubError::Key { path, problems })
+            KeySource::file(&path).map_err(|errors| HubError::Key { path, errors })
         }
     }
 }

@@ -328,7 +328,7 @@ mod tests {
     }
 
     #[test]
-    fn who_watches_a_cluster_tells_of_it_and_who_has_stopped_does_not() {
+    fn only_a_replica_that_watches_a_cluster_has_its_metrics() {
         let metrics = Metrics::default().for_cluster();
         let watching = metrics.watch();
         metrics.stand(RunCounts {

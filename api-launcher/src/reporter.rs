@@ -22,7 +22,7 @@ use futures_util::FutureExt as _;
 use futures_util::future::BoxFuture;
 use job_contract::JobData;
 use job_contract::status::{JobStatus, StepStatus};
-use platform::heartbeat::{Beat, Heartbeats, Sign};
+use platform::heartbeat::{Beat, HeartbeatState, Heartbeats};
 use platform::redis::RedisError;
 use platform::{Platform, PlatformError, StepRef};
 use tokio_util::task::TaskTracker;
@@ -89,7 +89,7 @@ pub(crate) trait PlatformReporter: Debug + Send + Sync {
     }
 
     /// Returns who sent the last heartbeat of the job, if that is known.
-    fn executor_sign<'a>(&'a self, _job_id: &'a str) -> BoxFuture<'a, Option<Sign>> {
+    fn heartbeat_state<'a>(&'a self, _job_id: &'a str) -> BoxFuture<'a, Option<HeartbeatState>> {
         std::future::ready(None).boxed()
     }
 

@@ -9,7 +9,7 @@ use std::time::{Duration, SystemTime};
 use job_contract::report::ReportKey;
 use job_contract::{Exit, env};
 use platform::report_key;
-use runtime::setting::SettingProblem;
+use runtime::setting::SettingError;
 use tokio::net::TcpListener;
 use tracing::{error, info, warn};
 
@@ -79,10 +79,10 @@ pub fn serve(args: &ServeArgs) -> u8 {
     let (format, filter, settings, key) = match (telemetry, settings, key) {
         (Ok((format, filter)), Ok(settings), Ok(key)) => (format, filter, settings, key),
         (telemetry, settings, key) => {
-            let mut problems = settings.err().unwrap_or_default();
-            problems.extend(telemetry.err().unwrap_or_default());
-            problems.extend(key.err());
-            return refuse(&problems);
+            let mut errors = settings.err().unwrap_or_default();
+            errors.extend(telemetry.err().unwrap_or_default());
+            errors.extend(key.err());
+            return refuse(&errors);
         }
     };
     runtime::telemetry::subscribe(format, filter);
@@ -98,11 +98,11 @@ pub fn serve(args: &ServeArgs) -> u8 {
     }
 }
 
-/// Says what is wrong with the settings, and returns the exit code.
-pub(crate) fn refuse(problems: &[SettingProblem]) -> u8 {
+/// Prints the wrong settings, and returns the exit code.
+pub(crate) fn refuse(errors: &[SettingError]) -> u8 {
     let mut text = String::from("error: the configuration cannot be used\n");
-    for problem in problems {
-        text = format!("{text}  {} {}\n", problem.variable, problem.text);
+    for error in errors {
+        text = format!("{text}  {} {}\n", error.variable, error.text);
     }
     let _ = io::stderr().write_all(text.as_bytes());
     Exit::BadConfiguration.code()
@@ -205,10 +205,10 @@ async fn open(
 }
 
 /// Waits for the second signal, or for the timeout after the first.
-async fn bound(shutdown: &Shutdown, patience: Duration) {
+async fn bound(shutdown: &Shutdown, timeout: Duration) {
     shutdown.draining.cancelled().await;
     tokio::select! {
         () = shutdown.immediate.cancelled() => {}
-        () = tokio::time::sleep(patience) => {}
+        () = tokio::time::sleep(timeout) => {}
     }
 }

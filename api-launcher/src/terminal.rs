@@ -60,7 +60,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn nobody_is_asked_without_a_terminal_or_in_json() {
+    fn there_is_no_question_without_a_terminal_or_in_json() {
         let terminal = Terminal {
             stdin: true,
             stdout: false,

@@ -1,13 +1,14 @@
-//! How much memory the executor's control group may use, and uses: versions 1 and 2.
+//! Reads how much memory the executor's control group uses, its limit, and whether the kernel killed a process to keep it:
+//! versions 1 and 2.
 //!
-//! The kernel kills when a group cannot be brought below its limit by dropping page cache, so page cache that can
-//! be dropped is not counted; files in memory (`tmpfs`) cannot be dropped and are.
+//! The kernel kills if it cannot bring a group below its limit by dropping page cache. So page cache that the kernel
+//! can drop is not counted. Files in memory (`tmpfs`) cannot be dropped, and are counted.
 
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
-/// Bytes in use, of the bytes that may be.
+/// Bytes in use, and the limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Usage {
     pub used: u64,
@@ -15,7 +16,7 @@ pub struct Usage {
 }
 
 impl Usage {
-    /// Whether at least so many hundredths are in use.
+    /// Whether at least this percentage of the limit is in use.
     pub fn reaches(&self, percent: u64) -> bool {
         u128::from(self.used) * 100 >= u128::from(self.limit) * u128::from(percent)
     }
@@ -50,8 +51,16 @@ impl Version {
         }
     }
 
-    /// Names in `memory.stat`: page cache, and what of it are files in memory. Version 1 counts descendants
-    /// under other names.
+    /// Holds the number of processes that the kernel killed, as `oom_kill`.
+    const fn kills_file(self) -> &'static str {
+        match self {
+            Self::V1 => "memory.oom_control",
+            Self::V2 => "memory.events",
+        }
+    }
+
+    /// Names in `memory.stat` of the page cache, and of its files in memory. Version 1 has other names for the counts
+    /// that include descendants.
     const fn cache_names(self) -> (&'static str, &'static str) {
         match self {
             Self::V1 => ("total_cache", "total_shmem"),
@@ -60,11 +69,11 @@ impl Version {
     }
 }
 
-/// Version 1 says "no limit" with the largest whole number of pages.
+/// Version 1 expresses "no limit" as the largest whole number of pages.
 const NO_LIMIT_V1: u64 = i64::MAX as u64 & !0xFFFF;
 
 impl MemoryGroup {
-    /// The group of this process; `None` where no group has a limit, or none can be seen.
+    /// The group of this process; `None` if no group has a limit, or if none is visible.
     pub fn of_this_process() -> Option<Self> {
         let membership = fs::read_to_string("/proc/self/cgroup").ok()?;
         Self::find(Path::new("/sys/fs/cgroup"), &membership)
@@ -75,7 +84,7 @@ impl MemoryGroup {
         self.limit
     }
 
-    /// What is in use now.
+    /// The current use.
     pub fn usage(&self) -> io::Result<Usage> {
         let current = number(&self.folder.join(self.version.usage_file()))?;
         let stat = fs::read_to_string(self.folder.join("memory.stat"))?;
@@ -85,6 +94,12 @@ impl MemoryGroup {
             used: current.saturating_sub(droppable),
             limit: self.limit,
         })
+    }
+
+    /// How many processes the kernel has killed to keep the limit. Old kernels do not count them.
+    fn kills(&self) -> Option<u64> {
+        let events = fs::read_to_string(self.folder.join(self.version.kills_file())).ok()?;
+        Some(stat_value(&events, "oom_kill"))
     }
 
     /// `membership` is `/proc/<pid>/cgroup`: `id:controllers:path` lines, version 2 with id 0 and no controllers.
@@ -104,9 +119,29 @@ impl MemoryGroup {
     }
 }
 
-/// The group and those it lies in, as far as they can be seen and have a limit. A container sees its own group
-/// as the root of the mount, while version 1 names it by its path on the node: a path that is not there is its
-/// visible ancestors'.
+/// What the kernel kills in a group from now on, to keep its limit.
+#[derive(Debug, Default)]
+pub struct OomKills {
+    group: Option<MemoryGroup>,
+    before: Option<u64>,
+}
+
+impl OomKills {
+    /// Nothing is ever seen without a group.
+    pub fn from_now(group: Option<MemoryGroup>) -> Self {
+        let before = group.as_ref().and_then(MemoryGroup::kills);
+        Self { group, before }
+    }
+
+    /// The limit in bytes, if the kernel has killed a process since then.
+    pub fn exceeded_limit(&self) -> Option<u64> {
+        let group = self.group.as_ref()?;
+        (group.kills()? > self.before?).then_some(group.limit)
+    }
+}
+
+/// The group and its ancestors that are visible and have a limit. A container sees its own group as the root of the
+/// mount. Version 1 names the group by its path on the node, so paths that are missing in the container are skipped.
 fn levels(mount: &Path, path: &str, version: Version) -> Vec<MemoryGroup> {
     let below = Path::new(path.trim_start_matches('/'));
     below
@@ -123,7 +158,7 @@ fn levels(mount: &Path, path: &str, version: Version) -> Vec<MemoryGroup> {
         .collect()
 }
 
-/// A file that holds one number. `max` is none.
+/// Reads a file that holds one number. `max` is an error, like any other text.
 fn number(path: &Path) -> io::Result<u64> {
     let text = fs::read_to_string(path)?;
     text.trim()
@@ -179,7 +214,7 @@ mod tests {
     }
 
     #[test]
-    fn version_1_counts_what_lies_in_the_group_too() {
+    fn version_1_counts_descendants_too() {
         let root = tree(&[
             ("memory/a/memory.limit_in_bytes", "104857600\n"),
             ("memory/a/memory.usage_in_bytes", "52428800\n"),
@@ -198,7 +233,7 @@ mod tests {
     }
 
     #[test]
-    fn the_tightest_limit_above_the_process_counts() {
+    fn the_lowest_limit_of_all_ancestors_counts() {
         let root = tree(&[
             ("pod/memory.max", "1000"),
             ("pod/app/memory.max", "max"),
@@ -210,7 +245,7 @@ mod tests {
     }
 
     #[test]
-    fn a_container_finds_its_group_at_the_root_though_it_is_named_by_the_node() {
+    fn a_container_finds_its_group_at_the_root_of_the_mount() {
         let root = tree(&[("memory/memory.limit_in_bytes", "1000")]);
         let membership = "4:memory:/kubepods/pod1/c1\n";
         assert_eq!(
@@ -220,7 +255,28 @@ mod tests {
     }
 
     #[test]
-    fn without_a_limit_there_is_nothing_to_watch() {
+    fn only_kills_from_now_on_count() {
+        for (file, limit, membership) in [
+            ("memory.events", "memory.max", "0::/\n"),
+            (
+                "memory/memory.oom_control",
+                "memory/memory.limit_in_bytes",
+                "4:memory:/\n",
+            ),
+        ] {
+            let root = tree(&[(limit, "1000"), (file, "under_oom 0\noom_kill 3\n")]);
+            let kills = OomKills::from_now(MemoryGroup::find(root.path(), membership));
+            assert_eq!(kills.exceeded_limit(), None, "{file}");
+            fs::write(root.path().join(file), "under_oom 0\noom_kill 4\n").unwrap();
+            assert_eq!(kills.exceeded_limit(), Some(1000), "{file}");
+            fs::remove_file(root.path().join(file)).unwrap();
+            assert_eq!(kills.exceeded_limit(), None, "{file}");
+        }
+        assert_eq!(OomKills::from_now(None).exceeded_limit(), None);
+    }
+
+    #[test]
+    fn without_a_limit_there_is_no_group() {
         let root = tree(&[
             ("memory.max", "max"),
             ("memory/memory.limit_in_bytes", "9223372036854771712"),

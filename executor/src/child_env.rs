@@ -1,9 +1,10 @@
 //! The environment of tools and scripts: an allow-list of the executor's own, plus the run's variables.
 //!
-//! The executor's environment holds the platform's secrets and the job data; nothing of it is handed on unless
-//! it is named here or in the operator's configuration. What the run asks for in `EPHEMERAL_JOB_ENV_VARS` comes from the job
-//! document, like its other variables, and never reaches the executor's own environment. What is in a config map that the run
-//! names stands there under names that mean nothing to the executor, and reaches children under its own.
+//! The executor's environment holds the platform's secrets and the job data. Children get only the variables that are
+//! named here or in the operator's configuration. The variables in `EPHEMERAL_JOB_ENV_VARS` come from the job document,
+//! like the run's other variables. They never reach the executor's own environment. Variables from a config map of the
+//! run have a prefix in the executor's environment, so that the executor ignores them. Children get them without the
+//! prefix.
 
 use std::collections::BTreeMap;
 use std::ffi::{OsStr, OsString};
@@ -15,7 +16,7 @@ use job_contract::{JobData, env};
 use crate::config::Config;
 use crate::error::{ErrorKind, StepError};
 
-/// Names every process needs to find its way, and those by which pods learn who they are.
+/// Names that every process needs to run, and those that identify the pod.
 const INHERITED: &[&str] = &[
     "HOME",
     "LANG",
@@ -44,7 +45,7 @@ const INHERITED: &[&str] = &[
     "http_proxy",
     "https_proxy",
     "no_proxy",
-    // Workload identity, as the clouds' webhooks inject it: names of files, roles and endpoints.
+    // Workload identity, as the webhooks of the clouds inject it: names of files, roles and endpoints.
     "AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE",
     "AWS_CONTAINER_CREDENTIALS_FULL_URI",
     "AWS_CONTAINER_CREDENTIALS_RELATIVE_URI",
@@ -63,15 +64,15 @@ const INHERITED: &[&str] = &[
     "KUBERNETES_SERVICE_HOST",
     "KUBERNETES_SERVICE_PORT",
     env::RUN_MARK,
-    // Settings of the tool an operator bakes into the image.
+    // Settings of the tool that an operator bakes into the image.
     "TF_CLI_CONFIG_FILE",
     "TF_PLUGIN_CACHE_DIR",
 ];
 
 const INHERITED_PREFIXES: &[&str] = &["LC_"];
 
-/// Names that are never passed on, even if a workspace lists them, beside those of the job data: they hold secrets of the platform and of
-/// its storage (contract 10.1).
+/// Names that are never passed on, even if a workspace lists them. They hold secrets of the platform and of its storage
+/// (contract 10.1). The names of the job data are excluded as well.
 const NEVER: &[&str] = &[
     env::REPORT_KEY,
     env::LEASE_TOKEN,
@@ -85,7 +86,7 @@ const NEVER: &[&str] = &[
     "TerrakubeRedisTruststorePassword",
 ];
 
-/// What a step does without a person watching.
+/// Settings for steps without interaction.
 const AUTOMATION: &[(&str, &str)] = &[
     ("CHECKPOINT_DISABLE", "1"),
     ("TF_IN_AUTOMATION", "1"),
@@ -116,14 +117,14 @@ impl From<ChildEnvError> for StepError {
     }
 }
 
-/// The environment every child of this run starts from.
+/// The environment from which every child of this run starts.
 #[derive(Clone, Default)]
 pub struct ChildEnv {
     inherited: BTreeMap<OsString, OsString>,
     run: BTreeMap<String, String>,
 }
 
-/// Values are the user's, and may be secret: only names are shown.
+/// Values are the user's, and may be secret. Only names are shown.
 impl std::fmt::Debug for ChildEnv {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_set()
@@ -134,7 +135,7 @@ impl std::fmt::Debug for ChildEnv {
 }
 
 impl ChildEnv {
-    /// Picks from `own`, the executor's environment, what children may see, and adds the run's variables.
+    /// Picks from `own`, the executor's environment, the variables that children may see, and adds the run's variables.
     pub fn new(
         own: impl IntoIterator<Item = (OsString, OsString)>,
         forward: &[String],
@@ -163,7 +164,7 @@ impl ChildEnv {
                 .map(|(name, value)| ((*name).to_owned(), (*value).to_owned()))
                 .collect(),
         };
-        // A stock launcher puts these on the container, where the run's own variables take their place.
+        // A stock launcher sets these on the container, where the run's own variables override them.
         let mapped = for_children.iter().filter_map(|(name, value)| {
             Some((
                 name_for_children(name)?.to_owned(),
@@ -185,7 +186,7 @@ impl ChildEnv {
         Ok(())
     }
 
-    /// The value children see.
+    /// The value that children see.
     pub fn get(&self, name: &str) -> Option<&OsStr> {
         self.run.get(name).map(OsStr::new).or_else(|| {
             self.inherited
@@ -202,7 +203,7 @@ impl ChildEnv {
             .unwrap_or_default()
     }
 
-    /// What the executor's own children that are not the user's see: no variable of the run.
+    /// The environment of the executor's own helpers, such as git. It holds no variable of the run.
     pub fn inherited(&self) -> impl Iterator<Item = (&OsStr, &OsStr)> {
         self.inherited
             .iter()
@@ -221,13 +222,14 @@ impl ChildEnv {
     }
 }
 
-/// The name under which children get a variable of the executor's environment that is for them alone.
+/// The name that children see for a variable of the executor's environment that is meant for children alone.
 fn name_for_children(name: &OsStr) -> Option<&str> {
     let name = name.to_str()?.strip_prefix(env::FOR_CHILDREN_PREFIX)?;
     (!name.is_empty()).then_some(name)
 }
 
-/// Whether the executor's own value counts. By its mark a launcher finds what a killed executor has left at work.
+/// Whether the executor's own value overrides the run's. With the run mark, a launcher finds processes that a killed
+/// executor left.
 fn is_fixed(name: &str) -> bool {
     ["PATH", env::RUN_MARK].contains(&name)
 }
@@ -262,8 +264,8 @@ pub(crate) fn extra_variables(job: &JobData) -> impl Iterator<Item = (String, St
     pairs.into_iter().filter(|(name, _)| !name.is_empty())
 }
 
-/// Names in the run's `EPHEMERAL_JOB_ENV_VARS` by which it cannot set what it may have meant to: settings of the executor.
-pub fn without_effect(job: &JobData) -> Vec<String> {
+/// Names in the run's `EPHEMERAL_JOB_ENV_VARS` that have no effect on the executor, because they are its own settings.
+pub fn ineffective_variables(job: &JobData) -> Vec<String> {
     let command = Config::command();
     let settings: Vec<&OsStr> = command.get_arguments().filter_map(Arg::get_env).collect();
     extra_variables(job)
@@ -329,9 +331,9 @@ mod tests {
         assert_eq!(env.get("OTHER").unwrap(), "mine");
     }
 
-    /// As with the stock executor, whose container has the first and whose tool gets the second over it.
+    /// A stock executor's container has the first value, and its tool gets the second one instead.
     #[test]
-    fn extra_variables_come_from_the_document_and_give_way_to_those_of_the_same_name() {
+    fn variables_of_the_same_name_override_extra_variables_of_the_document() {
         let own = own(&[("AWS_REGION", "of the pod"), ("HTTPS_PROXY", "of the pod")]);
         let job = job(&[
             (
@@ -348,14 +350,14 @@ mod tests {
         assert_eq!(of("URL"), Some("a=b"));
         assert_eq!(of("HTTPS_PROXY"), Some("of the pod"));
         assert_eq!(of("PATH"), None);
-        // What the executor starts for itself knows nothing of them.
+        // The executor's own helpers do not get them.
         let inherited: Vec<_> = env.inherited().map(|(_, value)| value).collect();
         assert_eq!(inherited, ["of the pod", "of the pod"]);
     }
 
-    /// The order is that of a container's environment: of a config map, of the container, of the document.
+    /// Precedence is that of a container's environment: config map, container, document.
     #[test]
-    fn what_a_config_map_of_the_run_holds_reaches_children_alone_and_gives_way() {
+    fn values_of_the_runs_config_map_reach_children_only_and_are_overridden() {
         let own = own(&[
             ("AWS_REGION", "of the pod"),
             ("PATH", "/bin"),
@@ -385,23 +387,23 @@ mod tests {
             !all.keys()
                 .any(|name| name.to_str().unwrap().starts_with("MAYFLY_"))
         );
-        // What the executor starts for itself knows nothing of them.
+        // The executor's own helpers do not get them.
         let inherited: Vec<_> = env.inherited().map(|(_, value)| value).collect();
         assert_eq!(inherited, ["of the pod", "/bin"]);
     }
 
     #[test]
-    fn settings_of_the_executor_among_the_extra_variables_are_known() {
+    fn settings_of_the_executor_among_extra_variables_are_found() {
         let extra = "TerrakubeEnableColorOutput=false;TF_LOG=debug;TerrakubeRedisSSL=false;OTHER=x";
         let job = job(&[("EPHEMERAL_JOB_ENV_VARS", extra)]);
         assert_eq!(
-            without_effect(&job),
+            ineffective_variables(&job),
             ["TerrakubeEnableColorOutput", "TerrakubeRedisSSL"]
         );
     }
 
     #[test]
-    fn variables_of_the_run_win_except_over_path_and_mark() {
+    fn variables_of_the_run_override_all_but_path_and_run_mark() {
         let env = ChildEnv::new(
             own(&[
                 ("PATH", "/bin"),
@@ -423,7 +425,7 @@ mod tests {
     }
 
     #[test]
-    fn what_no_environment_can_hold_is_named() {
+    fn variables_that_no_environment_can_hold_are_named() {
         let fail = |name: &str, value: &str| {
             ChildEnv::new(own(&[]), &[], &job(&[(name, value)])).unwrap_err()
         };

@@ -1,4 +1,4 @@
-//! Settings of the executor itself, from its environment. What the run is comes from the job data alone.
+//! Settings of the executor itself, from its environment. The run is described by the job data alone.
 
 use std::env::{VarError, var as env_var};
 use std::ffi::OsString;
@@ -13,7 +13,7 @@ use platform::lease::LeaseArgs;
 use platform::redis::{Redis, RedisArgs};
 use platform::terrakube::{TerrakubeArgs, TerrakubeConfig};
 use reqwest::Url;
-use runtime::setting::{SettingProblem, parse_over_environment};
+use runtime::setting::{SettingError, parse_over_environment};
 use runtime::telemetry::LogFormat;
 
 use crate::error::StepError;
@@ -58,20 +58,21 @@ pub struct Config {
     pub telemetry: TelemetryConfig,
 }
 
-/// Where the job document is.
+/// Where the job document comes from.
 #[derive(Args)]
 #[command(next_help_heading = "Job data")]
 pub struct JobConfig {
     /// The job document: base64 of JSON, also URL-safe, line-wrapped or zstd-compressed.
     #[arg(long, env = env::JOB_DATA, hide_env_values = true, hide = true)]
     pub job_data: Option<String>,
-    /// A file that holds the job document. It is removed once it is read, since tools and scripts could read it too.
+    /// A file that holds the job document. The executor removes it after reading, because tools and scripts could read
+    /// it too.
     #[arg(long, env = env::JOB_DATA_FILE)]
     pub job_data_file: Option<PathBuf>,
 }
 
 impl JobConfig {
-    /// Adds the further parts of job data that did not fit into one variable; `own` looks one up.
+    /// Adds the further parts of job data that did not fit into one variable; `own` reads a variable.
     fn complete(&mut self, own: impl Fn(&str) -> Option<String>) {
         if let Some(data) = &mut self.job_data {
             data.extend((1..).map_while(|part| own(&env::job_data_part(part))));
@@ -98,12 +99,12 @@ pub struct StoreConfig {
     /// [default: `$HOME/.terraform-spring-boot`].
     #[arg(long, env = env::DATA_DIR)]
     pub data_dir: Option<PathBuf>,
-    /// Folder for the run's workspace and generated credentials; emptied when the run ends
+    /// Folder for the run's workspace and generated credentials; the executor empties it at the end of the run
     /// [default: `executor` below the data directory].
     #[arg(long, env = env::WORK_DIR)]
     pub work_dir: Option<PathBuf>,
-    /// Folder for the work trees of workspaces, each at a path that is the same in all steps. Executors that share it take
-    /// turns in a workspace [default: `workspaces` below the work folder].
+    /// Folder for the work trees of workspaces. A work tree has the same path in all steps. Executors that share the
+    /// folder take turns in a workspace [default: `workspaces` below the work folder].
     #[arg(long, env = env::CHECKOUT_DIR)]
     pub checkout_dir: Option<PathBuf>,
 }
@@ -123,13 +124,13 @@ pub struct ToolsConfig {
     /// Index of OpenTofu releases [default: the platform's `/tofu/index.json`, else OpenTofu's own].
     #[arg(long, env = env::TOFU_RELEASES_URL)]
     pub tofu_releases_url: Option<Url>,
-    /// Mirror whose scheme, host and path prefix replace scheme and host of every download address.
+    /// Mirror whose scheme, host and path prefix replace the scheme and host of every download address.
     #[arg(long, env = env::RELEASE_MIRROR_URL)]
     pub release_mirror_url: Option<Url>,
-    /// Whether a release needs a valid signature, or only has its signature checked where it offers one.
+    /// Whether a release needs a valid signature, or only has its signature checked if it has one.
     #[arg(long, env = env::RELEASE_SIGNATURES, default_value = "offered")]
     pub release_signatures: SignaturePolicy,
-    /// OpenPGP keys, armoured or binary, trusted beside the built-in ones.
+    /// OpenPGP keys, armoured or binary, that are trusted in addition to the built-in ones.
     #[arg(long, env = env::RELEASE_KEYS_FILE)]
     pub release_keys_file: Option<PathBuf>,
 }
@@ -137,7 +138,7 @@ pub struct ToolsConfig {
 #[derive(Args, Debug)]
 #[command(next_help_heading = "Source")]
 pub struct SourceConfig {
-    /// `known_hosts` file; when set, SSH server keys must be listed in it.
+    /// `known_hosts` file. If it is set, it must list the SSH server keys.
     #[arg(long, env = env::SSH_KNOWN_HOSTS)]
     pub ssh_known_hosts_file: Option<PathBuf>,
     /// Largest unpacked size of fetched content, in bytes.
@@ -146,7 +147,7 @@ pub struct SourceConfig {
     /// Largest number of entries in fetched content.
     #[arg(long, env = env::ARCHIVE_MAX_ENTRIES, default_value_t = ArchiveLimits::default().max_entries)]
     pub archive_max_entries: u64,
-    /// Extension repository whose scripts and folders are offered to the run's own scripts.
+    /// Extension repository whose scripts and folders the run's own scripts can use.
     #[arg(long, env = env::TOOLS_REPOSITORY)]
     pub tools_repository: Option<String>,
     /// Branch of the extension repository.
@@ -173,28 +174,29 @@ pub struct RunConfig {
     #[arg(long, env = env::LOG_VIA_API, value_parser = clap::builder::BoolishValueParser::new(),
           default_value = "false", action = clap::ArgAction::Set)]
     pub log_via_api: bool,
-    /// Limit of what the step adds to the live log, in bytes; a line counts 128 bytes more than its text.
+    /// Limit of the step's part of the live log, in bytes. Each line counts 128 bytes more than its text.
     #[arg(long, env = env::LIVE_LOG_MAX_BYTES, default_value_t = 32 * 1024 * 1024)]
     pub live_log_max_bytes: u64,
-    /// `true` runs plans that come with policies, and steps that evaluate them, without evaluating any: mandatory
+    /// `true` runs plans that come with policies, and steps that evaluate policies, without evaluating any. Mandatory
     /// policies are skipped too.
     #[arg(long, env = env::IGNORE_POLICIES, value_parser = clap::builder::BoolishValueParser::new(),
           default_value = "false", action = clap::ArgAction::Set)]
     pub ignore_policies: bool,
-    /// Seconds from the first SIGTERM to the SIGKILL that follows it
+    /// Seconds from the first SIGTERM to the SIGKILL
     /// [default: 300 for apply and destroy, 60 otherwise].
     #[arg(long, env = env::GRACE_PERIOD_SECONDS)]
     pub grace_period_seconds: Option<u64>,
-    /// Minutes the run may take. Then it is stopped, and its state is stored.
+    /// Minutes that the run may take. Then the executor stops it and stores its state.
     #[arg(long, env = env::MAX_DURATION_MINUTES, default_value_t = 360)]
     pub max_duration_minutes: u64,
-    /// The same limit in seconds; overrides the minutes; 0 means no limit.
+    /// The same limit in seconds. It overrides the minutes; 0 means no limit.
     #[arg(long, env = env::DEADLINE_SECONDS)]
     pub deadline_seconds: Option<u64>,
-    /// Seconds without a line in the log before the run is stopped; 0 means no limit.
+    /// Seconds without a line in the log before the executor stops the run; 0 means no limit.
     #[arg(long, env = env::SILENCE_SECONDS, default_value_t = 0)]
     pub silence_seconds: u64,
-    /// Percentage of the memory limit at which the tool is interrupted so that state can be stored; 0 means never.
+    /// Percentage of the memory limit at which the executor interrupts the tool, so that the state can be stored; 0
+    /// means never.
     #[arg(long, env = env::MEMORY_STOP_PERCENT, default_value_t = 80,
           value_parser = clap::value_parser!(u64).range(0..=100))]
     pub memory_stop_percent: u64,
@@ -207,11 +209,11 @@ pub struct RunConfig {
     /// File that receives a copy of the run's log.
     #[arg(long, env = env::LOG_FILE)]
     pub log_file: Option<PathBuf>,
-    /// Where the record of the step is kept, its claim above all: `platform`, `shared`, a data folder of all pods, or
-    /// `pod`, whose step must never be started twice [default: the platform; outside of pods the data directory].
+    /// Where the step's record and its claim are kept: `platform`; `shared`, a data folder that all pods share; or
+    /// `pod`, whose step must never start twice [default: the platform; outside of pods the data directory].
     #[arg(long, env = env::RECORDS, value_parser = records)]
     pub records: Option<Records>,
-    /// `true` lets an apply use a plan without a record, as other kinds of executors make it.
+    /// `true` lets an apply use a plan without a record, as other executors make it.
     #[arg(long, env = env::MIXED_FLEET, value_parser = clap::builder::BoolishValueParser::new(),
           default_value = "false", action = clap::ArgAction::Set)]
     pub mixed_fleet: bool,
@@ -228,13 +230,13 @@ fn records(text: &str) -> Result<Records, &'static str> {
 }
 
 impl RunConfig {
-    /// From the first SIGTERM to the SIGKILL that follows it.
+    /// The time from the first SIGTERM to the SIGKILL.
     pub(crate) fn grace_period(&self, step: StepType) -> Duration {
         self.grace_period_seconds
             .map_or(Budget::default_grace(step), Duration::from_secs)
     }
 
-    /// The limits at which the run is stopped.
+    /// The limits at which the executor stops the run.
     pub(crate) fn limits(&self) -> RunLimits {
         let seconds = |seconds| (seconds > 0).then(|| Duration::from_secs(seconds));
         RunLimits {
@@ -262,17 +264,17 @@ pub struct TelemetryConfig {
 /// A setting that cannot be used.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ConfigError {
-    /// Neither the data directory nor a home to put it in.
+    /// Neither the data directory nor `HOME`, which contains its default, is set.
     #[error("neither `{}` nor `HOME` is set", env::DATA_DIR)]
     NoDataDir,
-    /// The store's settings do not fit together.
+    /// The store's settings contradict each other.
     #[error(transparent)]
     Store(#[from] StoreConfigError),
-    /// The settings of the platform, or of its Redis, cannot be used: everything that is wrong with them.
+    /// The settings of the platform or of its Redis cannot be used. The list holds all errors.
     #[error("{}", .0.join("; "))]
     Platform(Vec<String>),
-    /// The record that the step was begun would end with this pod.
-    #[error("`{missing}` is not set, and {}", without_records(*records))]
+    /// The step's claim would be lost with this pod.
+    #[error("`{missing}` is not set, and {}", missing_records(*records))]
     NoRecords {
         missing: &'static str,
         records: Option<Records>,
@@ -289,23 +291,19 @@ impl From<ConfigError> for StepError {
     }
 }
 
-fn without_records(records: Option<Records>) -> String {
+fn missing_records(records: Option<Records>) -> String {
     match records {
-        Some(records) => format!(
-            "`{}` says that the records of runs are kept there: `{}`",
-            env::RECORDS,
-            records.name()
-        ),
+        Some(records) => format!("the setting `{}={}` needs it", env::RECORDS, records.name()),
         None => format!(
-            "in a pod an executor keeps its records at the platform, unless `{}` names a folder for them or `{}=pod` \
-             says that nothing outlives the pod",
+            "an executor in a pod keeps its records at the platform, unless `{}` names a folder for them, or `{}=pod` \
+             permits records that are lost with the pod",
             env::DATA_DIR,
             env::RECORDS
         ),
     }
 }
 
-/// Set by Kubernetes in every container.
+/// Kubernetes sets it in every container.
 const KUBERNETES_SERVICE_HOST: &str = "KUBERNETES_SERVICE_HOST";
 const TERRAFORM_RELEASES: &str = "https://releases.hashicorp.com/terraform/index.json";
 const TOFU_RELEASES: &str = "https://api.github.com/repos/opentofu/opentofu/releases";
@@ -313,10 +311,10 @@ const TOFU_RELEASES: &str = "https://api.github.com/repos/opentofu/opentofu/rele
 /// Where Kubernetes looks for a container's termination message by default.
 pub const TERMINATION_LOG_PATH: &str = "/dev/termination-log";
 
-/// The environment variable of the option a usage error speaks of: in a pod there is no command line to look at.
-pub fn variable_behind(usage: &clap::Error) -> Option<String> {
+/// The environment variable of the option that a usage error names. A pod has no command line to correct.
+pub fn variable_of(usage: &clap::Error) -> Option<String> {
     if usage.kind() == ErrorKind::InvalidUtf8 {
-        // That one names no option.
+        // This kind of error names no option.
         let command = Config::command();
         let mut names = command.get_arguments().filter_map(Arg::get_env);
         let name = names.find(|name| matches!(env_var(name), Err(VarError::NotUnicode(_))))?;
@@ -344,23 +342,23 @@ pub(crate) struct RunLimits {
     pub(crate) deadline: Option<Duration>,
     /// Time without anything written to the log.
     pub(crate) silence: Option<Duration>,
-    /// Share of the memory limit at which the tool is interrupted, in hundredths.
+    /// Percentage of the memory limit at which the tool is interrupted.
     pub(crate) memory_percent: Option<u64>,
 }
 
-/// Folders the executor works with, resolved once.
+/// Folders of the executor, resolved once.
 #[derive(Clone, Debug)]
 pub struct Folders {
     pub home: PathBuf,
     pub data: PathBuf,
     pub work: PathBuf,
-    /// Of the work trees.
+    /// Folder of the work trees.
     pub checkouts: PathBuf,
     pub tool_cache: PathBuf,
 }
 
 impl StoreConfig {
-    /// The store these settings describe. All problems are reported at once.
+    /// Opens the store of these settings. All errors are reported at once.
     pub fn open(&self, folders: &Folders) -> Result<Store, StepError> {
         let settings = self.artifacts.resolve(&folders.data);
         Ok(Store::open(&settings.map_err(ConfigError::from)?)?)
@@ -368,8 +366,8 @@ impl StoreConfig {
 }
 
 impl Config {
-    /// Parses a command line, the program's name included, over the environment, where blank means not set: charts write
-    /// empty values for what is not set.
+    /// Parses a command line, which includes the program's name, over the environment. A blank variable counts as not
+    /// set, because charts write empty values for unset ones.
     pub fn parse_over_environment(
         args: impl IntoIterator<Item = OsString>,
     ) -> Result<Self, clap::Error> {
@@ -378,7 +376,7 @@ impl Config {
         Ok(config)
     }
 
-    /// The folders, from the settings and `HOME`.
+    /// Resolves the folders from the settings and `HOME`.
     pub fn folders(&self, home: Option<OsString>) -> Result<Folders, ConfigError> {
         let home = home.filter(|home| !home.is_empty()).map(PathBuf::from);
         let data = match (&self.store.data_dir, &home) {
@@ -408,14 +406,14 @@ impl Config {
         })
     }
 
-    /// Whether this program runs in a pod: Kubernetes gives every container the address of its API, and launchers of ours
-    /// name the pod.
+    /// Whether this program runs in a pod. Kubernetes gives every container the address of its API, and Mayfly's
+    /// launchers name the pod.
     fn is_in_pod(&self) -> bool {
         self.run.pod_name.is_some() || std::env::var_os(KUBERNETES_SERVICE_HOST).is_some()
     }
 
-    /// Whether the step's record is kept where the launcher expects it. A pod has no place of its own that
-    /// outlives it: a step would run there unreported, and a second pod would not know of it.
+    /// Checks that the step's record is kept where the launcher expects it. A pod has no folder that outlives it.
+    /// Without a record, the step would be unreported, and a second pod would not know that it started.
     pub fn check_records(&self) -> Result<(), ConfigError> {
         self.check_records_in(self.is_in_pod())
     }
@@ -435,44 +433,44 @@ impl Config {
         })
     }
 
-    /// The platform's API and its Redis, as far as they are named. All problems are reported at once.
+    /// The platform's API and its Redis, if they are set. All errors are reported at once.
     pub fn network(&self) -> Result<(Option<TerrakubeConfig>, Option<Redis>), ConfigError> {
-        let mut problems = Vec::new();
+        let mut errors = Vec::new();
         let platform = self.terrakube().unwrap_or_else(|wrong| {
-            problems.extend(wrong.iter().map(ToString::to_string));
+            errors.extend(wrong.iter().map(ToString::to_string));
             None
         });
         let redis = self.redis.resolve().unwrap_or_else(|wrong| {
-            problems.extend(wrong.iter().map(ToString::to_string));
+            errors.extend(wrong.iter().map(ToString::to_string));
             None
         });
-        if problems.is_empty() {
+        if errors.is_empty() {
             Ok((platform, redis.map(Redis::new)))
         } else {
-            Err(ConfigError::Platform(problems))
+            Err(ConfigError::Platform(errors))
         }
     }
 
-    /// The platform's API alone, if it is named and its settings are sound.
+    /// The platform's API alone, if it is set and its settings are valid.
     pub fn api(&self) -> Option<TerrakubeConfig> {
         self.terrakube().ok().flatten()
     }
 
-    /// The platform's API, named or behind the hub that has given a lease on the step.
-    fn terrakube(&self) -> Result<Option<TerrakubeConfig>, Vec<SettingProblem>> {
+    /// The platform's API. With a lease and without its address, the API behind the hub's relay.
+    fn terrakube(&self) -> Result<Option<TerrakubeConfig>, Vec<SettingError>> {
         match self.lease.resolve() {
             Ok(None) => self.platform.resolve(),
             Ok(Some(lease)) => self.platform.resolve_leased(lease).map(Some),
-            Err(mut problems) => {
-                problems.extend(self.platform.resolve().err().into_iter().flatten());
-                Err(problems)
+            Err(mut errors) => {
+                errors.extend(self.platform.resolve().err().into_iter().flatten());
+                Err(errors)
             }
         }
     }
 
     /// Where releases of Terraform and of OpenTofu are listed.
     pub fn release_indexes(&self) -> (Url, Url) {
-        let known = |text: &str| Url::parse(text).expect("an address");
+        let parsed = |text: &str| Url::parse(text).expect("an address");
         let terraform = self.tools.terraform_releases_url.clone();
         let of_platform = || {
             let api = self.platform.api_url()?.trim_end_matches('/');
@@ -480,8 +478,8 @@ impl Config {
         };
         let tofu = self.tools.tofu_releases_url.clone().or_else(of_platform);
         (
-            terraform.unwrap_or_else(|| known(TERRAFORM_RELEASES)),
-            tofu.unwrap_or_else(|| known(TOFU_RELEASES)),
+            terraform.unwrap_or_else(|| parsed(TERRAFORM_RELEASES)),
+            tofu.unwrap_or_else(|| parsed(TOFU_RELEASES)),
         )
     }
 }
@@ -532,7 +530,7 @@ mod tests {
     }
 
     #[test]
-    fn folders_follow_home_unless_they_are_named() {
+    fn folders_are_below_home_unless_they_are_set() {
         let folders = config(&[]).folders(Some("/home/cnb".into())).unwrap();
         assert_eq!(
             folders.data,
@@ -558,7 +556,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pod_without_a_place_for_records_is_told_the_variable() {
+    fn the_error_of_a_pod_without_records_names_the_variable() {
         let missing = |args: &[&str], is_pod| match config(args).check_records_in(is_pod) {
             Ok(()) => None,
             Err(error @ ConfigError::NoRecords { missing, .. }) => {
@@ -576,16 +574,16 @@ mod tests {
         }
         assert_eq!(missing(&[], false), None);
         for (records, without) in [("platform", env::API_URL), ("shared", env::DATA_DIR)] {
-            let said = ["--records", records];
-            assert_eq!(missing(&said, false), Some(without));
-            assert_eq!(missing(&[said, api].concat(), true), None);
+            let options = ["--records", records];
+            assert_eq!(missing(&options, false), Some(without));
+            assert_eq!(missing(&[options, api].concat(), true), None);
         }
         let folder_alone = [folder, ["--records", "platform"]].concat();
         assert_eq!(missing(&folder_alone, true), Some(env::API_URL));
     }
 
     #[test]
-    fn a_lease_leads_to_the_platform_through_its_hub_unless_the_api_is_named() {
+    fn a_lease_uses_the_relay_of_its_hub_unless_the_api_is_set() {
         let lease = [
             "--lease-url",
             "https://hub/leases/1",
@@ -607,13 +605,13 @@ mod tests {
         assert!(!direct.is_relayed() && direct.lease.is_some());
         assert_eq!(direct.api_url.as_str(), "http://api/");
 
-        let problem = |args: &[&str]| config(args).network().unwrap_err().to_string();
-        let half = problem(&lease[..2]);
+        let error_of = |args: &[&str]| config(args).network().unwrap_err().to_string();
+        let half = error_of(&lease[..2]);
         assert!(
             half.starts_with("`MAYFLY_LEASE_TOKEN` is not set"),
             "{half}"
         );
-        let nameless = problem(&lease[..4]);
+        let nameless = error_of(&lease[..4]);
         assert!(
             nameless.contains("`TerrakubeApiUrl` is not set"),
             "{nameless}"
@@ -621,12 +619,12 @@ mod tests {
     }
 
     #[test]
-    fn launchers_say_which_pod_it_is() {
+    fn the_launcher_passes_the_pods_name() {
         assert!(config(&["--pod-name", "job-1-s-abcde"]).is_in_pod());
     }
 
     #[test]
-    fn the_platform_lists_opentofu_releases_unless_told_otherwise() {
+    fn the_platform_lists_opentofu_releases_by_default() {
         let tofu = |args: &[&str]| config(args).release_indexes().1.to_string();
         assert_eq!(tofu(&[]), TOFU_RELEASES);
         assert_eq!(
@@ -648,17 +646,17 @@ mod tests {
     }
 
     #[test]
-    fn a_usage_error_leads_to_its_variable() {
+    fn a_usage_error_names_its_variable() {
         let error =
             Config::try_parse_from(["executor", "--grace-period-seconds", "soon"]).unwrap_err();
         assert_eq!(
-            variable_behind(&error).as_deref(),
+            variable_of(&error).as_deref(),
             Some(env::GRACE_PERIOD_SECONDS)
         );
     }
 
     #[test]
-    fn job_data_are_put_together_from_their_variables() {
+    fn job_data_are_joined_from_their_variables() {
         let own = |name: &str| match name {
             "EphemeralJobData_1" => Some("b".to_owned()),
             "EphemeralJobData_2" => Some("c".to_owned()),

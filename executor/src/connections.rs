@@ -1,12 +1,12 @@
-//! What a run connects to beside its tool: the platform, and the Redis between the two. Decides from the settings which
-//! these are. Knows nothing of what is sent.
+//! What a run connects to, apart from its tool: the platform, and the Redis between the two. The settings decide which
+//! these are. This module knows nothing of the data that are sent.
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use job_contract::{JobData, Records, chain};
 use platform::heartbeat::Heartbeat;
-use platform::live::LiveStream;
+use platform::live::LiveViewPublisher;
 use platform::local::LocalPlatform;
 use platform::redis::Redis;
 use platform::sinks::{ApiLog, ApiSink, RedisLog, RedisSink};
@@ -21,10 +21,10 @@ use crate::error::StepError;
 use crate::stop::Stop;
 use crate::workspace::{ContentToken, Relay};
 
-/// How long the outcome is reported to a platform of files.
-const LOCAL_PATIENCE: Duration = Duration::from_mins(1);
+/// How long the executor retries the report of an outcome to a platform of files.
+const LOCAL_REPORT_TIMEOUT: Duration = Duration::from_mins(1);
 
-/// The platform, and the Redis that belongs to it, if there is one.
+/// The platform, and its Redis, if there is one.
 #[derive(Clone, Debug)]
 pub(crate) struct Connections {
     pub(crate) platform: Platform,
@@ -34,11 +34,13 @@ pub(crate) struct Connections {
 }
 
 impl Connections {
-    /// The connections as they are configured. Nothing is connected yet.
+    /// The configured connections. None of them is open yet.
     pub(crate) fn open(config: &Config, folders: &Folders) -> Result<Self, StepError> {
         let (terrakube, redis) = config.network()?;
         if terrakube.is_none() && config.run.records == Some(Records::Pod) {
-            warn!("the record of this step ends with its pod: the step must not be started again");
+            warn!(
+                "the record of this step is lost with its pod: the step must not start a second time"
+            );
         }
         let platform = match terrakube {
             Some(settings) => Platform::Terrakube(
@@ -54,7 +56,7 @@ impl Connections {
         })
     }
 
-    /// The connection to the API alone, for reporting that the rest cannot be opened.
+    /// The connection to the API alone, to report that the others cannot be opened.
     pub(crate) fn to_api(config: &Config) -> Option<Self> {
         let terrakube = Terrakube::new(config.api()?, None).ok()?;
         Some(Self {
@@ -65,7 +67,7 @@ impl Connections {
         })
     }
 
-    /// Whether there is no platform but the records in the data folder, which another pod may not have.
+    /// Whether the platform is only the records in the data folder. Another pod may not have that folder.
     pub(crate) const fn is_local(&self) -> bool {
         matches!(self.platform, Platform::Local(_))
     }
@@ -77,8 +79,8 @@ impl Connections {
         }
     }
 
-    /// Heartbeats of the job, from now on. A run without them continues: the platform may wait long enough. A hub that has
-    /// given the step writes them itself.
+    /// Starts the heartbeats of the job. A run continues without them, because the platform may wait long enough. With a
+    /// lease, the hub writes them.
     pub(crate) fn heartbeat(&self, job_id: &str) -> Option<Heartbeat> {
         let redis = self.redis.as_ref().filter(|_| !self.platform.is_leased())?;
         Heartbeat::start(redis, job_id)
@@ -86,7 +88,7 @@ impl Connections {
             .ok()
     }
 
-    /// Where people follow the run's log while it runs.
+    /// The sink that shows the run's log to users during the run.
     pub(crate) fn live_log(&self, job: &JobData) -> Option<Box<dyn Sink>> {
         let whole = self.whole_live_log(job)?;
         Some(Box::new(LimitedSink::new(whole, self.live_log_max_bytes)))
@@ -110,24 +112,24 @@ impl Connections {
         })))
     }
 
-    /// The live picture of an operation.
-    pub(crate) fn live_picture(&self, job: &JobData) -> Option<LiveStream> {
+    /// The live view of an operation.
+    pub(crate) fn live_view_publisher(&self, job: &JobData) -> Option<LiveViewPublisher> {
         let redis = self.redis.clone()?;
-        Some(LiveStream::start(redis, &job.job_id, &job.step_id))
+        Some(LiveViewPublisher::start(redis, &job.job_id, &job.step_id))
     }
 
-    /// Whether scripts go without the platform's token: behind a hub there is only that of the lease.
+    /// Whether scripts get no token of the platform. Behind a relay, the executor has only the token of the lease.
     pub(crate) fn withholds_tokens(&self) -> bool {
         self.terrakube()
             .is_some_and(|terrakube| terrakube.config().is_relayed())
     }
 
-    /// What the platform's tokens are minted with.
+    /// The source of the platform's tokens.
     pub(crate) fn tokens(&self) -> Option<&TokenSource> {
         Some(&self.terrakube()?.config().tokens)
     }
 
-    /// The token for the content of a CLI-driven run: for the platform's own addresses, and none but them.
+    /// The token for the content of a CLI-driven run. It is sent only to the platform's own addresses.
     pub(crate) fn content_token(&self) -> Option<ContentToken> {
         let config = self.terrakube()?.config();
         let tokens = config.tokens.clone();
@@ -141,7 +143,7 @@ impl Connections {
         })
     }
 
-    /// Hosts the tool may show a token to: the module registry, and the API itself (contract 8.7).
+    /// Hosts that the tool may send a token to: the module registry, and the API itself (contract 8.7).
     pub(crate) fn tool_hosts(&self) -> Vec<String> {
         let Some(config) = self.terrakube().map(Terrakube::config) else {
             return Vec::new();
@@ -158,10 +160,10 @@ impl Connections {
         hosts
     }
 
-    /// How long the end of a run is reported: minutes, unless the process is about to be killed. After a stop order
-    /// until this long after it.
+    /// How long the executor retries reports at the end of a run: minutes, or after a stop order, until `until` after
+    /// the order.
     pub(crate) fn deadline(&self, stop: &Stop, until: Duration) -> Deadline {
-        let deadline = self.terrakube().map_or(LOCAL_PATIENCE, |terrakube| {
+        let deadline = self.terrakube().map_or(LOCAL_REPORT_TIMEOUT, |terrakube| {
             terrakube.config().report_patience
         });
         stop.deadline(deadline, until)

@@ -1,6 +1,6 @@
-//! What every phase of one run works with: the job, the settings, and everything that is opened for the run.
+//! The context of one run, which every phase uses: the job, the settings, and all connections and folders of the run.
 //!
-//! Knows neither the phases nor their order.
+//! This module knows neither the phases nor their order.
 
 use std::future::Future;
 use std::sync::atomic::AtomicBool;
@@ -24,6 +24,7 @@ use tokio_util::task::AbortOnDropHandle;
 use tracing::warn;
 
 use crate::banner::Palette;
+use crate::cgroup::{MemoryGroup, OomKills};
 use crate::child_env::ChildEnv;
 use crate::config::{Config, Folders};
 use crate::connections::Connections;
@@ -32,12 +33,12 @@ use crate::phase_timer::PhaseTimer;
 use crate::running_report::RepeatedReport;
 use crate::stop::{Budget, Stop};
 use crate::store_watch;
-use crate::workspace::{self, Layout};
+use crate::workspace::{Layout, LayoutConfig};
 
-/// How long the platform may take for the job context.
-const CONTEXT_TIME: Duration = Duration::from_secs(10);
+/// Timeout of the platform's answer with the job context.
+const CONTEXT_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// One run: the job, the settings, and everything opened for it.
+/// The context of one run: the job, the settings, and all connections and folders of the run.
 #[derive(Debug)]
 pub(crate) struct RunContext<'c> {
     pub(crate) job: JobData,
@@ -51,20 +52,21 @@ pub(crate) struct RunContext<'c> {
     pub(crate) store: Store,
     pub(crate) env: ChildEnv,
     pub(crate) stop: Stop,
+    pub(crate) oom_kills: OomKills,
     pub(crate) budget: Budget,
     pub(crate) timer: PhaseTimer,
-    /// Whether the run waits for its turn, which is no silence.
+    /// Whether the run waits for its turn. Then the limit on silence does not apply.
     pub(crate) waiting: Arc<AtomicBool>,
-    /// The report that the step runs, as long as it has to be repeated.
+    /// The repeated report that the step runs, if the first one failed.
     pub(crate) repeated_report: OnceLock<RepeatedReport>,
-    /// What the platform said when it let the step run.
+    /// The platform's step view when it permitted the step.
     pub(crate) view: OnceLock<StepView>,
-    /// Writes to the log while the store fails.
+    /// Reports in the run's log that the store fails.
     _store_watch: Option<AbortOnDropHandle<()>>,
 }
 
 impl<'c> RunContext<'c> {
-    /// Opens everything a run needs; nothing has been fetched or asked yet.
+    /// Opens the folders, the store and the log of a run. It sends no request yet.
     pub(crate) fn open(
         config: &'c Config,
         folders: Folders,
@@ -86,7 +88,7 @@ impl<'c> RunContext<'c> {
                     StepError::work_folder("could not create the folder", folder, source)
                 })?;
         }
-        let layout = Layout::create(workspace::Site {
+        let layout = Layout::create(LayoutConfig {
             work_dir: &folders.work,
             checkouts: &folders.checkouts,
             name: &format!("{}_{}", job.organization_id, job.workspace_id),
@@ -110,12 +112,12 @@ impl<'c> RunContext<'c> {
             log,
             env,
             stop,
+            oom_kills: OomKills::from_now(MemoryGroup::of_this_process()),
             _store_watch: store_watch,
         })
     }
 
-    /// Opens the run's log to those who follow it. Under a lease that waits for the claim: another executor may be the one
-    /// that writes.
+    /// Opens the live log. With a lease this waits for the claim, because another executor may write the log until then.
     pub(crate) fn open_live_log(&self, is_claimed: bool) -> Result<(), StepError> {
         let is_time = is_claimed == self.connections.platform.is_leased();
         let sink = is_time.then(|| self.connections.live_log(&self.job));
@@ -125,22 +127,22 @@ impl<'c> RunContext<'c> {
         Ok(())
     }
 
-    /// How long the platform is asked or told something.
+    /// The deadline of requests to the platform.
     pub(crate) fn deadline(&self) -> Deadline {
         self.connections.deadline(&self.stop, self.budget.saving)
     }
 
-    /// How long something is tried that saves results.
+    /// The deadline of work that saves results.
     pub(crate) fn while_saving(&self, limit: Duration) -> Deadline {
         self.stop.deadline(limit, self.budget.saving)
     }
 
-    /// Waits for the store, after a stop order as long as there is time.
+    /// Waits for the store. After a stop order, the wait ends with the time for saving.
     pub(crate) async fn stored<T>(
         &self,
         storing: impl Future<Output = Result<T, StoreError>>,
     ) -> Result<T, StepError> {
-        // The store's client gives up by itself.
+        // Without a stop order, the store's client limits the time.
         let deadline = self.while_saving(Duration::MAX);
         tokio::select! {
             biased;
@@ -151,7 +153,7 @@ impl<'c> RunContext<'c> {
         }
     }
 
-    /// Gives up work that may be repeated when a stop order comes: nothing has been changed yet.
+    /// Cancels repeatable work at a stop order. Nothing has been changed yet.
     pub(crate) async fn unless_stopped<T>(
         &self,
         work: impl Future<Output = Result<T, StepError>>,
@@ -163,21 +165,26 @@ impl<'c> RunContext<'c> {
         }
     }
 
-    /// The job context, or an empty one where it is not available: no platform needs it for running a job, and not every
-    /// installation lets an executor reach it.
+    /// The job context, or an empty one if it is not available. No platform needs it to run a job, and some
+    /// installations do not let an executor reach it.
     pub(crate) async fn job_context(&self) -> Map<String, Value> {
-        match timeout(CONTEXT_TIME, self.connections.platform.context(&self.step)).await {
+        match timeout(
+            CONTEXT_TIMEOUT,
+            self.connections.platform.context(&self.step),
+        )
+        .await
+        {
             Ok(Ok(context)) => return context,
             Ok(Err(error)) => warn!(
                 error = chain(&error),
-                "the job context is not available, going on without it"
+                "the job context is not available, the run continues without it"
             ),
-            Err(_) => warn!("the job context is not available in time, going on without it"),
+            Err(_) => warn!("no job context in time, the run continues without it"),
         }
         Map::new()
     }
 
-    /// Writes into the run's log why the run ends; the platform shows nothing else.
+    /// Writes into the run's log why the run ends. The platform shows no other reason.
     pub(crate) async fn log_error(&self, error: Option<&str>, hint: Option<&str>) {
         if let Some(error) = error {
             self.log_failure(&format!("error: {error}")).await;
@@ -193,21 +200,21 @@ impl<'c> RunContext<'c> {
         self.log.writer().line(&line).await;
     }
 
-    /// Writes what a command has printed into the run's log.
+    /// Writes the output of a command into the run's log.
     pub(crate) async fn log_output(&self, output: &[u8]) {
         let mut log = self.log.writer();
         log.write(output).await;
         log.close().await;
     }
 
-    /// Colours of what Mayfly itself writes.
+    /// Colours of Mayfly's own lines.
     pub(crate) const fn palette(&self) -> Palette {
         Palette {
             color: self.config.run.color_output,
         }
     }
 
-    /// Times a phase and announces its beginning and end.
+    /// Times a phase, and logs its beginning and end.
     pub(crate) async fn phase<T, E>(
         &self,
         phase: Phase,

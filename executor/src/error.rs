@@ -1,6 +1,6 @@
-//! Why a step did not do what it should: which exit code follows, and what people can do about it.
+//! The error of a step: its exit code, and its hint for users.
 //!
-//! Knows no other part of the executor. Each part has errors of its own and says beside them how they become a
+//! This module knows no other part of the executor. Each part has its own errors, and converts them into a
 //! [`StepError`].
 
 use std::error::Error;
@@ -18,23 +18,23 @@ use platform::PlatformError;
 use run_log::LogError;
 use runtime::setting::is_wrong_place;
 
-/// What to do where a file could not be written.
+/// The hint for a file that could not be written.
 pub const DISK_HINT: &str =
     "check that the disk is not full and the folder belongs to the executor's user";
 
-/// What an error says about its cause.
+/// The cause of an error.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ErrorKind {
-    /// The run asks for something that does not exist or cannot be.
+    /// The run refers to something that is missing or invalid.
     User,
-    /// Something around the executor does not work; trying again may help.
+    /// The executor's environment does not work; a retry may help.
     Infrastructure,
-    /// The executor is wrong.
+    /// The executor has a defect.
     Defect,
 }
 
 impl ErrorKind {
-    /// The exit code of a step that failed this way before it was claimed.
+    /// The exit code of a step that failed for this cause before its claim.
     pub const fn exit(self) -> Exit {
         match self {
             Self::User => Exit::BadJobData,
@@ -44,7 +44,7 @@ impl ErrorKind {
     }
 }
 
-/// Why a step did not do what it should. Displayed with all its causes, in one sentence.
+/// The error of a step. It is displayed with all its causes, in one sentence.
 #[derive(Debug)]
 pub struct StepError {
     exit: Exit,
@@ -53,7 +53,7 @@ pub struct StepError {
 }
 
 impl StepError {
-    /// An error, and the exit code if it ends a step.
+    /// An error, and the exit code if the error ends a step.
     pub fn new(exit: Exit, source: impl Into<Box<dyn Error + Send + Sync>>) -> Self {
         Self {
             exit,
@@ -62,26 +62,26 @@ impl StepError {
         }
     }
 
-    /// Something around the executor does not work.
+    /// The executor's environment does not work.
     pub fn infrastructure(source: impl Into<Box<dyn Error + Send + Sync>>) -> Self {
         Self::new(Exit::Infrastructure, source)
     }
 
-    /// A stop order came before anything was started.
+    /// A stop order came before the step started anything.
     pub fn stopped() -> Self {
         Self::infrastructure("stopped before anything was started")
     }
 
-    /// A phase broke off. What happened is among the diagnostics.
+    /// A phase panicked. The diagnostics have the details.
     pub fn panicked() -> Self {
         Self::new(Exit::Defect, "a phase of the run panicked")
     }
 
-    /// A folder or file of the executor's own could not be created, written or removed: `problem` says which.
-    pub fn work_folder(problem: &'static str, path: &Path, source: io::Error) -> Self {
+    /// The executor could not create, write or remove one of its own files or folders. `problem` names which.
+    pub fn work_folder(failure: &'static str, path: &Path, source: io::Error) -> Self {
         let is_wrong_place = is_wrong_place(&source);
         let error = FileError {
-            problem,
+            failure,
             path: path.display().to_string(),
             source,
         };
@@ -98,17 +98,17 @@ impl StepError {
         }
     }
 
-    /// A file of the tool's working directory could not be read or written.
+    /// The executor could not read or write a file of the tool's working directory.
     pub fn working_dir(path: &Path, source: io::Error) -> Self {
         let error = FileError {
-            problem: "could not write into the working directory",
+            failure: "could not write into the working directory",
             path: path.display().to_string(),
             source,
         };
         Self::infrastructure(error).with_hint(DISK_HINT.to_owned())
     }
 
-    /// The same error with something that can be done about it.
+    /// Adds a hint to the error.
     #[must_use]
     pub fn with_hint(self, hint: impl Into<Option<String>>) -> Self {
         Self {
@@ -117,12 +117,12 @@ impl StepError {
         }
     }
 
-    /// The exit code if this ends a step.
+    /// The exit code if this error ends a step.
     pub const fn exit(&self) -> Exit {
         self.exit
     }
 
-    /// What to do about it.
+    /// The hint for users.
     pub fn hint(&self) -> Option<String> {
         self.hint.clone()
     }
@@ -135,9 +135,9 @@ impl fmt::Display for StepError {
 }
 
 #[derive(Debug, thiserror::Error)]
-#[error("{problem} `{path}`")]
+#[error("{failure} `{path}`")]
 struct FileError {
-    problem: &'static str,
+    failure: &'static str,
     path: String,
     #[source]
     source: io::Error,
@@ -169,7 +169,7 @@ impl From<StoreError> for StepError {
     }
 }
 
-/// Turns a panic into an error, so that what must happen afterwards still does.
+/// Turns a panic into an error, so that the rest of the run still happens.
 pub async fn catch_panic<T>(
     work: impl Future<Output = Result<T, StepError>>,
 ) -> Result<T, StepError> {
@@ -202,10 +202,10 @@ mod tests {
     }
 
     #[test]
-    fn a_place_that_cannot_serve_is_a_setting() {
+    fn an_unusable_folder_is_a_wrong_setting() {
         let denied = io::Error::from(io::ErrorKind::PermissionDenied);
-        let problem = "could not create the folder";
-        let error = StepError::work_folder(problem, Path::new("/w"), denied);
+        let failure = "could not create the folder";
+        let error = StepError::work_folder(failure, Path::new("/w"), denied);
         let text = error.to_string();
         assert!(
             text.starts_with("could not create the folder `/w`: "),

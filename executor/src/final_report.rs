@@ -1,7 +1,7 @@
-//! The end of the process: the final report and the exit code. The report names its author and is sealed, because the code
-//! that a run executes can write to the same file.
+//! The end of the process: the final report and the exit code. The code of the run can write to the same file. So the
+//! report names its author and has a seal.
 //!
-//! Does not know the phases that led to the outcome.
+//! This module does not know the phases that led to the outcome.
 
 use std::fs::File;
 use std::io::{self, Write as _};
@@ -12,12 +12,12 @@ use job_contract::report::{Author, FinalReport, ReportKey};
 use job_contract::{Exit, JobData, env};
 use nix::fcntl::OFlag;
 use platform::report_key;
-use runtime::setting::SettingProblem;
+use runtime::setting::SettingError;
 use tracing::debug;
 
 use crate::config::{Config, TERMINATION_LOG_PATH};
 
-/// A run that is over: its final report, and whether the platform knows the outcome.
+/// A run that has ended: its final report, and whether the platform knows the outcome.
 #[derive(Debug)]
 pub(crate) struct FinishedRun {
     pub(crate) report: FinalReport,
@@ -25,9 +25,9 @@ pub(crate) struct FinishedRun {
 }
 
 impl FinishedRun {
-    /// The exit code of the process. Under a launcher that repeats failed pods a reported outcome must not look like a
-    /// failed pod (contract 11.1). An unreported one must not look like a good end, nor like `Infrastructure`, which would
-    /// promise that starting again is safe.
+    /// The exit code of the process. Some launchers repeat failed pods, so a reported outcome must not look like a
+    /// failed pod (contract 11.1). An unreported outcome must not look like success, nor like `Infrastructure`, which
+    /// would mean that a new start is safe.
     pub(crate) fn exit_code(&self, config: &Config) -> u8 {
         if self.reported && !config.run.outcome_exit_code {
             Exit::Done.code()
@@ -39,7 +39,7 @@ impl FinishedRun {
     }
 }
 
-/// A report that so far says only which step it is about.
+/// A report that contains only the identity of the step.
 pub(crate) fn identify(job: &JobData) -> FinalReport {
     FinalReport {
         job_id: job.job_id.clone(),
@@ -49,7 +49,7 @@ pub(crate) fn identify(job: &JobData) -> FinalReport {
     }
 }
 
-/// The process as the author of its final report.
+/// The author of the process's final report.
 #[derive(Debug)]
 pub(crate) struct ReportWriter {
     key: Option<ReportKey>,
@@ -57,8 +57,8 @@ pub(crate) struct ReportWriter {
 }
 
 impl ReportWriter {
-    /// What the environment says.
-    pub(crate) fn from_environment() -> Result<Self, SettingProblem> {
+    /// Reads the key and the identity of the run from the environment.
+    pub(crate) fn from_environment() -> Result<Self, SettingError> {
         let key = report_key::from_lookup(|name| std::env::var(name).ok())?;
         Ok(Self {
             key,
@@ -66,9 +66,9 @@ impl ReportWriter {
         })
     }
 
-    /// Where there is no key that can be used.
+    /// A writer without a key, for the case that no key can be used.
     pub(crate) fn unsigned() -> Self {
-        // In a pod the one, on a machine the other.
+        // A pod sets the first variable, a launcher on one machine the second.
         let run = [env::POD_UID, env::RUN_MARK]
             .into_iter()
             .filter_map(|name| std::env::var(name).ok())
@@ -79,8 +79,8 @@ impl ReportWriter {
         }
     }
 
-    /// Writes the report of a process that ends with `exit_code`. Kubernetes offers the default path in every container;
-    /// elsewhere it does not exist and is not missed.
+    /// Writes the report of a process that ends with `exit_code`. Kubernetes provides the default path in every
+    /// container. Elsewhere it does not exist, which is no error.
     pub(crate) fn write(&self, path: &Path, report: FinalReport, exit_code: u8) {
         let report = FinalReport {
             author: Some(Author {
@@ -96,7 +96,7 @@ impl ReportWriter {
     }
 }
 
-/// Does not block: code of the run may have put a FIFO there that no process reads.
+/// This does not block: code of the run may have put a FIFO there that no process reads.
 fn write_file(path: &Path, message: &str) -> io::Result<()> {
     File::options()
         .write(true)
@@ -107,7 +107,7 @@ fn write_file(path: &Path, message: &str) -> io::Result<()> {
         .write_all(message.as_bytes())
 }
 
-/// Where the report goes when the settings could not be read.
+/// Where the report is written if the settings could not be read.
 pub(crate) fn default_path() -> PathBuf {
     std::env::var_os(env::TERMINATION_LOG)
         .filter(|path| !path.is_empty())
@@ -122,7 +122,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_pipe_that_nobody_reads_does_not_hold_the_process_up() {
+    fn a_pipe_without_a_reader_does_not_block_the_process() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("report");
         mkfifo(&path, Mode::S_IRWXU).unwrap();

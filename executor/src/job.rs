@@ -12,7 +12,7 @@ use tracing::debug;
 use crate::config::JobConfig;
 use crate::error::{ErrorKind, StepError};
 
-/// Why there is no job.
+/// Why the process has no job.
 #[derive(Debug, thiserror::Error)]
 pub enum JobError {
     /// Neither variable is set.
@@ -29,17 +29,17 @@ pub enum JobError {
         #[source]
         source: io::Error,
     },
-    /// It is no job document.
-    #[error("{problem}")]
+    /// The data are not a job document.
+    #[error("{error}")]
     Undecodable {
-        problem: DecodeError,
-        /// Which step it is, as far as it says so.
+        error: DecodeError,
+        /// The step's identity, if the document contains it.
         identity: Option<Box<JobData>>,
     },
 }
 
 impl JobError {
-    /// What to do about it.
+    /// The hint for users.
     pub const fn hint(&self) -> &'static str {
         match self {
             Self::Absent => {
@@ -62,7 +62,7 @@ impl From<JobError> for StepError {
     }
 }
 
-/// The job of this process.
+/// Decodes the job of this process.
 pub fn decode(config: &JobConfig) -> Result<JobData, JobError> {
     let text = match (&config.job_data, &config.job_data_file) {
         (Some(data), _) if is_given(data) => data.as_bytes().to_vec(),
@@ -76,18 +76,18 @@ pub fn decode(config: &JobConfig) -> Result<JobData, JobError> {
         }
         (_, None) => return Err(JobError::Absent),
     };
-    encoding::decode(&text).map_err(|problem| JobError::Undecodable {
+    encoding::decode(&text).map_err(|error| JobError::Undecodable {
         identity: encoding::identify(&text).map(Box::new),
-        problem,
+        error,
     })
 }
 
-/// An empty variable is none.
+/// A blank variable counts as not set.
 fn is_given(data: &str) -> bool {
     !data.trim().is_empty()
 }
 
-/// Removes the file that a launcher has named, unread, where this process ends because its settings are unusable.
+/// Removes the job data file unread. The process calls this if it ends because its settings are unusable.
 pub(crate) fn discard() {
     let is_elsewhere = std::env::var(env::JOB_DATA).is_ok_and(|data| is_given(&data));
     let file = std::env::var_os(env::JOB_DATA_FILE).filter(|_| !is_elsewhere);
@@ -96,7 +96,7 @@ pub(crate) fn discard() {
     }
 }
 
-/// Reads no more than could be decoded anyway.
+/// Reads no more than the decoder accepts.
 fn read(path: &PathBuf) -> io::Result<Vec<u8>> {
     let mut text = Vec::new();
     File::open(path)?
@@ -105,12 +105,12 @@ fn read(path: &PathBuf) -> io::Result<Vec<u8>> {
     Ok(text)
 }
 
-/// Tools and scripts run as the same user, and could read the file. Where it cannot be removed, as on a read-only volume,
-/// whoever made it has to keep them away from it.
+/// Removes the file, because tools and scripts run as the same user and could read it. Removal can fail, for example on
+/// a read-only volume. Then the creator of the volume has to keep tools and scripts away from it.
 fn remove(path: &Path) {
     let is_file = path.symlink_metadata().is_ok_and(|file| file.is_file());
     if is_file && let Err(error) = fs::remove_file(path) {
-        debug!(%error, path = %path.display(), "the file of the job data stays");
+        debug!(%error, path = %path.display(), "the file of the job data could not be removed");
     }
 }
 
@@ -145,11 +145,11 @@ mod tests {
         );
         assert!(file.path().exists());
         assert_eq!(decode(&config(Some(""), path)).unwrap().job_id, "2");
-        assert!(!file.path().exists(), "nobody else reads it");
+        assert!(!file.path().exists(), "the file was not removed");
     }
 
     #[test]
-    fn a_document_that_cannot_be_read_may_still_say_whose_it_is() {
+    fn an_unreadable_document_may_still_name_its_step() {
         let whose = |data: &str| match decode(&config(Some(data), None)) {
             Err(JobError::Undecodable { identity, .. }) => {
                 identity.map(|job| (job.job_id, job.step_id))
@@ -157,14 +157,14 @@ mod tests {
             other => panic!("{other:?}"),
         };
         let ids = r#""jobId":"7","stepId":"s","organizationId":"o","workspaceId":"w""#;
-        let known = Some(("7".to_owned(), "s".to_owned()));
-        assert_eq!(whose(&format!(r#"{{{ids},"refresh":"soon"}}"#)), known);
+        let identity = Some(("7".to_owned(), "s".to_owned()));
+        assert_eq!(whose(&format!(r#"{{{ids},"refresh":"soon"}}"#)), identity);
         assert_eq!(whose(r#"{"jobId":"7","refresh":"soon"}"#), None);
         assert_eq!(whose(&format!("{{{ids}")), None);
     }
 
     #[test]
-    fn what_is_missing_is_named() {
+    fn missing_job_data_are_named() {
         assert!(matches!(decode(&config(None, None)), Err(JobError::Absent)));
         let error = decode(&config(None, Some("/nonexistent".into()))).unwrap_err();
         assert_eq!(

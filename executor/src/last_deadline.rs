@@ -1,8 +1,7 @@
-//! The end of the grace period. A run that was asked to stop has a time for each part of its end, and gives up a part that
-//! takes longer. This is for the run that does not: a task that never yields, a write that never returns.
+//! Ends the process at the end of its grace period. After a stop order, each part of a run's end has a deadline. This
+//! module is for a run that still does not end, because a task never yields or a write never returns.
 //!
-//! It waits on a thread of its own, takes no lock and writes nothing, so that nothing the rest of the process does holds
-//! it up.
+//! It waits on a thread of its own, takes no lock and writes nothing, so that the rest of the process cannot block it.
 
 use std::fs::File;
 use std::io;
@@ -16,10 +15,10 @@ use nix::unistd::{dup2_stderr, dup2_stdout};
 
 use crate::stop::{Budget, Stop};
 
-/// How late it may be when the grace period becomes known only after the stop order.
+/// How late the end may be if the grace period becomes known only after the stop order.
 const TICK: Duration = Duration::from_millis(200);
 
-/// When and how the process ends at the latest. Clones share it.
+/// When the process ends at the latest, and with which exit code. Clones share it.
 #[derive(Clone, Debug, Default)]
 pub struct LastDeadline {
     grace: Arc<OnceLock<Duration>>,
@@ -27,23 +26,23 @@ pub struct LastDeadline {
 }
 
 impl LastDeadline {
-    /// Begins to wait for the stop order. From then on the process has its grace period.
+    /// Starts the thread that waits for the stop order. The grace period starts with the order.
     pub fn enforce(&self, stop: &Stop) -> io::Result<()> {
-        // Opened now: later there may be no descriptor left.
-        let nowhere = File::options().write(true).open("/dev/null")?;
+        // It is opened now, because the process may later run out of descriptors.
+        let dev_null = File::options().write(true).open("/dev/null")?;
         let (deadline, stop) = (self.clone(), stop.clone());
         let wait = move || {
             let order = stop.wait();
             let since: Instant = order.at.into_std();
             loop {
-                let left = deadline.grace().saturating_sub(since.elapsed());
-                if left.is_zero() {
+                let remaining = deadline.grace().saturating_sub(since.elapsed());
+                if remaining.is_zero() {
                     break;
                 }
-                thread::sleep(left.min(TICK));
+                thread::sleep(remaining.min(TICK));
             }
             let code = deadline.code.get().copied();
-            end(&nowhere, code.unwrap_or_else(|| order.cause.exit().code()))
+            end(&dev_null, code.unwrap_or_else(|| order.cause.exit().code()))
         };
         thread::Builder::new()
             .name("last deadline".to_owned())
@@ -51,29 +50,32 @@ impl LastDeadline {
             .map(drop)
     }
 
-    /// The grace period, once the step is known.
+    /// Sets the grace period, once the step is known.
     pub fn set_grace_period(&self, grace: Duration) {
         let _ = self.grace.set(grace);
     }
 
-    /// The code to end with, once the outcome is known.
+    /// Sets the exit code, once the outcome is known.
     pub fn set_exit_code(&self, code: u8) {
         let _ = self.code.set(code);
     }
 
-    /// Before the step is known, it may be of the kind that has the most time.
+    /// If the step is not known yet, it gets the longest default.
     fn grace(&self) -> Duration {
         let grace = self.grace.get().copied();
         grace.unwrap_or_else(|| Budget::default_grace(StepType::Apply))
     }
 }
 
-/// Ends the process. What is still in a buffer goes nowhere: whoever should read it may be what everybody waits for.
-#[expect(clippy::exit, reason = "everything that could return has had its time")]
-fn end(nowhere: &File, code: u8) -> ! {
-    // Where this fails, the stream is closed already.
-    let _ = dup2_stdout(nowhere);
-    let _ = dup2_stderr(nowhere);
+/// Ends the process. Buffered output is dropped, because the process may be waiting for the reader of that output.
+#[expect(
+    clippy::exit,
+    reason = "a blocked task or write keeps the process from returning"
+)]
+fn end(dev_null: &File, code: u8) -> ! {
+    // An error means that the stream is closed already.
+    let _ = dup2_stdout(dev_null);
+    let _ = dup2_stderr(dev_null);
     process::exit(code.into())
 }
 
@@ -92,14 +94,14 @@ mod tests {
 
     const PART: &str = "LAST_DEADLINE_PART";
 
-    /// A process with a runtime in which nothing moves any more, and a stdout that nobody reads and that its main thread
-    /// waits for with its lock held.
+    /// A process in which no task makes progress. No process reads its stdout, and its main thread blocks on stdout
+    /// with the lock held.
     fn stuck(part: &str) {
         let (stop, deadline) = (Stop::default(), LastDeadline::default());
         stop::listen(&stop).unwrap();
         deadline.enforce(&stop).unwrap();
         deadline.set_grace_period(Duration::from_millis(500));
-        if part == "settled" {
+        if part == "outcome known" {
             deadline.set_exit_code(0);
         }
         let runtime = runtime::Builder::new_multi_thread()
@@ -121,8 +123,7 @@ mod tests {
     }
 
     fn code_of(part: &str) -> Option<i32> {
-        let name =
-            "last_deadline::tests::a_process_in_which_nothing_moves_ends_with_its_grace_period";
+        let name = "last_deadline::tests::a_process_without_progress_ends_with_its_grace_period";
         let mut child = Command::new(env::current_exe().unwrap())
             .args([name, "--exact", "--nocapture"])
             .env(PART, part)
@@ -135,16 +136,16 @@ mod tests {
         assert!(lines.any(|line| line == "stuck"), "it is not ready");
         let pid = i32::try_from(child.id()).unwrap();
         kill(Pid::from_raw(pid), Signal::SIGTERM).unwrap();
-        // Its stdout stays open, and is not read.
+        // Its stdout stays open, but is not read.
         child.wait().unwrap().code()
     }
 
     #[test]
-    fn a_process_in_which_nothing_moves_ends_with_its_grace_period() {
+    fn a_process_without_progress_ends_with_its_grace_period() {
         if let Ok(part) = env::var(PART) {
             return stuck(&part);
         }
         assert_eq!(code_of("at work"), Some(143));
-        assert_eq!(code_of("settled"), Some(0));
+        assert_eq!(code_of("outcome known"), Some(0));
     }
 }

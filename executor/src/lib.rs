@@ -1,7 +1,7 @@
-//! Runs one Terraform or OpenTofu step: decodes its job data from the environment, prepares the workspace, runs
-//! the tool and the step's scripts, streams the log, stores plan, state and outputs, reports, and exits.
+//! Runs one Terraform or OpenTofu step. It decodes the job data from the environment, prepares the workspace, and runs
+//! the tool and the step's scripts. It streams the log, stores plan, state and outputs, reports, and exits.
 //!
-//! Knows nothing of Kubernetes. `pipeline` is the whole run on one page.
+//! The library knows nothing of Kubernetes. `pipeline` shows the whole run on one page.
 
 use std::ffi::OsString;
 use std::io::{self, Write as _};
@@ -48,20 +48,20 @@ use last_deadline::LastDeadline;
 use runtime::hardening::{self, Hardened};
 use stop::Stop;
 
-/// The executor as a process, configured by its environment alone: how a program that contains it starts it.
+/// Runs the executor as a process, configured by its environment alone. A program that contains the executor calls it.
 pub fn main_from_env() -> ExitCode {
     main_from_args([OsString::from("executor")])
 }
 
-/// The executor as a process, configured by its command line over its environment.
+/// Runs the executor as a process. The command line overrides the environment.
 pub fn main_from_args(args: impl IntoIterator<Item = OsString>) -> ExitCode {
-    // Before the job data are read, and before anything else runs that could look.
+    // This comes before the job data are read, and before any other code that could read them runs.
     let hardened = hardening::process();
     runtime::telemetry::name_panics("the executor");
     if let Err(error) = resolver::ignore_environment() {
         let _ = writeln!(
             io::stderr(),
-            "error: could not start anew without the resolver's variables: {error}"
+            "error: could not restart without the resolver's variables: {error}"
         );
         job::discard();
         return ExitCode::from(Exit::Infrastructure.code());
@@ -72,16 +72,16 @@ pub fn main_from_args(args: impl IntoIterator<Item = OsString>) -> ExitCode {
     }
 }
 
-/// Help and version end with 0; everything else is a setting that cannot be used, told on stderr and in the
-/// termination message.
+/// Help and version end with 0. Everything else is a setting that cannot be used, which is printed on stderr and
+/// written into the termination message.
 fn usage_exit(usage: &clap::Error) -> ExitCode {
-    // A reader that closed the pipe has seen what it wanted.
+    // A write error means that the reader has closed the pipe. That is no failure.
     let _ = usage.print();
     if !usage.use_stderr() {
         return ExitCode::from(Exit::Done.code());
     }
     job::discard();
-    let hint = config::variable_behind(usage)
+    let hint = config::variable_of(usage)
         .map(|name| format!("in a pod this is the environment variable `{name}`"));
     if let Some(hint) = &hint {
         let _ = writeln!(io::stderr(), "hint: {hint}");
@@ -108,21 +108,21 @@ fn unusable(error: String, hint: Option<String>) -> FinalReport {
 }
 
 fn run_process(config: &Config, hardened: Hardened) -> u8 {
-    // Before any output: its reader may be gone.
+    // These come before any output, because writes block if the reader is gone.
     let (stop, deadline) = (Stop::default(), LastDeadline::default());
     if let Some(seconds) = config.run.grace_period_seconds {
         deadline.set_grace_period(Duration::from_secs(seconds));
     }
     let listening = stop::listen(&stop).and_then(|()| deadline.enforce(&stop));
     let telemetry = telemetry::install(&config.telemetry);
-    // Read even where the settings turn out to be unusable: a file that holds it is gone after that.
+    // The job data are read even if the settings turn out to be unusable: reading removes their file.
     let job = job::decode(&config.job);
     let termination_log = &config.run.termination_log;
     let bad_configuration = Exit::BadConfiguration.code();
     let report_writer = match ReportWriter::from_environment() {
         Ok(report_writer) => report_writer,
-        Err(problem) => {
-            let error = problem.to_string();
+        Err(error) => {
+            let error = error.to_string();
             let _ = writeln!(io::stderr(), "error: {error}");
             let report = unusable(error, None);
             ReportWriter::unsigned().write(termination_log, report, bad_configuration);
@@ -140,10 +140,10 @@ fn run_process(config: &Config, hardened: Hardened) -> u8 {
     }
     hardened.report();
     reaper::start_as_init();
-    // A second installation, as in a test, leaves the first in force.
+    // A second installation, as in a test, fails, and the first stays in force.
     let _ = rustls::crypto::ring::default_provider().install_default();
     info!(version = env!("CARGO_PKG_VERSION"), "executor");
-    // Two workers: one for the run, one for what must never wait for it.
+    // One worker is for the run, the other for tasks that must never wait for it.
     let runtime = match tokio::runtime::Builder::new_multi_thread()
         .worker_threads(2)
         .enable_all()
@@ -158,7 +158,7 @@ fn run_process(config: &Config, hardened: Hardened) -> u8 {
     let finished = runtime.block_on(run_step(config, job, listening, stop, &deadline));
     let code = finished.exit_code(config);
     deadline.set_exit_code(code);
-    // What still blocks a worker thread now is of no interest any more.
+    // Tasks that still block a worker thread have no more effect on the result.
     runtime.shutdown_background();
     report_writer.write(termination_log, finished.report, code);
     code

@@ -1,7 +1,7 @@
-//! Watches the limits of a run beside it: its time, its silence and its memory. The first limit that is reached gives
-//! the stop order, early enough that results can be saved.
+//! Watches the limits of a run: its time, its silence and its memory. The first limit that is reached gives the stop
+//! order, early enough that results can be saved.
 //!
-//! Knows nothing of what the run does.
+//! This module knows nothing of the run's work.
 
 use std::future::pending;
 use std::sync::Arc;
@@ -17,19 +17,19 @@ use crate::config::RunLimits;
 use crate::context::RunContext;
 use crate::stop::{Cause, Stop};
 
-/// Neither version of control groups notifies when a share of the limit is reached, so it must be polled. A
-/// provider allocates some hundred MiB a second at most.
+/// Control groups of both versions do not notify at a share of the limit, so it is polled. A provider allocates at most
+/// some hundred MiB per second.
 const MEMORY_EVERY: Duration = Duration::from_millis(250);
-/// The warning comes at this share of the share at which the tool is interrupted, in hundredths.
+/// The warning comes at this percentage of the interrupt's percentage.
 const WARN_PERCENT: u64 = 90;
 
-/// What is watched of a run.
+/// The inputs of the watch.
 #[derive(Debug)]
 pub(crate) struct LimitWatch {
     limits: RunLimits,
     memory: Option<MemoryGroup>,
     pulse: Pulse,
-    /// While this is set, silence is no sign of anything.
+    /// While this is set, the limit on silence does not apply.
     waiting: Arc<AtomicBool>,
     log: LogWriter,
     stop: Stop,
@@ -51,7 +51,7 @@ impl LimitWatch {
     }
 }
 
-/// Watches until something runs out, then gives the stop order and says so in the run's log.
+/// Watches until a limit is reached. Then it gives the stop order, and reports the cause in the run's log.
 pub(crate) async fn watch(run: LimitWatch) {
     let cause = tokio::select! {
         cause = deadline(run.limits.deadline) => cause,
@@ -59,7 +59,7 @@ pub(crate) async fn watch(run: LimitWatch) {
         cause = memory(&run) => cause,
         _ = run.stop.ordered() => return,
     };
-    warn!(reason = %cause, "interrupting what runs, then storing what there is");
+    warn!(reason = %cause, "limit reached: interrupting tool and scripts, then storing results");
     run.stop.order(cause);
     run.log.line(&format!("mayfly: {cause}")).await;
 }
@@ -78,16 +78,16 @@ async fn silence(run: &LimitWatch) -> Cause {
     let Some(limit) = run.limits.silence else {
         return pending().await;
     };
-    let mut heard = run.pulse.count();
+    let mut last_count = run.pulse.count();
     let mut since = Instant::now();
-    // A tenth late at most.
+    // Detection is at most a tenth of the limit late.
     let mut ticks = interval((limit / 10).max(Duration::from_millis(10)));
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
         ticks.tick().await;
         let count = run.pulse.count();
-        if count != heard || run.waiting.load(Ordering::Relaxed) {
-            (heard, since) = (count, Instant::now());
+        if count != last_count || run.waiting.load(Ordering::Relaxed) {
+            (last_count, since) = (count, Instant::now());
         } else if since.elapsed() >= limit {
             return Cause::Silence(limit);
         }
@@ -99,19 +99,19 @@ async fn memory(run: &LimitWatch) -> Cause {
         return pending().await;
     };
     let warn_at = stop_at * WARN_PERCENT / 100;
-    let (mut warned, mut unread) = (false, false);
+    let (mut warned, mut read_failed) = (false, false);
     let mut ticks = interval(MEMORY_EVERY);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
         ticks.tick().await;
         let usage = match group.usage() {
             Ok(usage) => usage,
-            // It may be for want of memory, and then the next look matters most.
+            // Lack of memory may be the cause, so the next read matters most.
             Err(error) => {
-                if !unread {
+                if !read_failed {
                     warn!(%error, "memory in use cannot be read, trying again");
                 }
-                unread = true;
+                read_failed = true;
                 continue;
             }
         };
@@ -131,7 +131,7 @@ async fn memory(run: &LimitWatch) -> Cause {
             warn!("{text}");
             run.log.line(&text).await;
         } else if !usage.reaches(warn_at * WARN_PERCENT / 100) {
-            // Well below again: the next rise is news.
+            // Use is well below again, so the next rise gives a new warning.
             warned = false;
         }
     }
@@ -145,10 +145,9 @@ mod tests {
 
     use super::*;
 
-    /// The clock stands still while anybody has something to do, so that the first look has failed before there is
-    /// anything to see.
+    /// The paused clock advances only when all tasks are idle. So the first read fails before the file exists.
     #[tokio::test(start_paused = true)]
-    async fn memory_is_watched_on_though_a_look_at_it_fails() {
+    async fn memory_is_watched_after_a_failed_read() {
         let folder = tempfile::tempdir().unwrap();
         let group = |name: &str, text: &str| fs::write(folder.path().join(name), text).unwrap();
         group("memory.max", "1000");
@@ -183,7 +182,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_run_that_waits_for_its_turn_is_not_silent() {
+    async fn a_run_that_waits_for_its_turn_does_not_reach_the_limit_on_silence() {
         let folder = tempfile::tempdir().unwrap();
         let log = RunLog::start(
             LogConfig::new(folder.path()),

@@ -1,4 +1,4 @@
-//! The executor's process: everything is in the library.
+//! The executor's process. Its code is in the library.
 
 fn main() -> std::process::ExitCode {
     executor::main_from_args(std::env::args_os())

@@ -1,30 +1,32 @@
-//! The operation of a step, which is what the tool does in it: plan, apply or destroy. What its phases work with, and how
-//! it ends.
+//! The operation of a step: plan, apply or destroy. The module holds the inputs of its phases, and its result.
 //!
-//! Knows neither the phases nor their order.
+//! It knows neither the phases nor their order.
 
 use std::path::PathBuf;
 
 use job_contract::StepType;
+use job_contract::final_statuses::Ending;
 use job_contract::progress::Phase;
 use job_contract::report::ChangeCounts;
-use job_contract::settlement::Ending;
+use nix::sys::signal::Signal;
 use platform::History;
 
+use crate::cgroup::OomKills;
 use crate::context::RunContext;
 use crate::error::StepError;
 use crate::process::{Completion, Ended};
-use crate::step_result::OperationDetails;
+use crate::step_result::{OperationDetails, join_present};
+use crate::stop::MEMORY_HINT;
 use crate::stored_plan::ReviewedPlan;
 use crate::terraform::Terraform;
 use crate::terraform::event_state::EventState;
 use crate::tool::ResolvedTool;
 use crate::workspace::Workspace;
 
-/// What the tool does in a step.
+/// The tool's task in a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Operation {
-    /// With `destroy`, a plan to remove everything.
+    /// With `destroy`, it plans to remove everything.
     Plan {
         destroy: bool,
     },
@@ -44,7 +46,7 @@ impl Operation {
         }
     }
 
-    /// The phase in which the tool does it.
+    /// The phase in which the tool runs the operation.
     pub(crate) const fn phase(self) -> Phase {
         match self {
             Self::Plan { .. } => Phase::Plan,
@@ -53,7 +55,7 @@ impl Operation {
         }
     }
 
-    /// As banners name it.
+    /// The name in banners.
     pub(crate) const fn banner_name(self) -> &'static str {
         match self {
             Self::Plan { .. } => "PLAN",
@@ -63,7 +65,7 @@ impl Operation {
     }
 }
 
-/// Everything an operation needs before its first phase.
+/// Everything that an operation needs before its first phase.
 #[derive(Debug)]
 pub(crate) struct PreparedOperation {
     pub(crate) operation: Operation,
@@ -73,7 +75,7 @@ pub(crate) struct PreparedOperation {
     pub(crate) plan: Option<ReviewedPlan>,
 }
 
-/// What the phases of an operation work with.
+/// The context of the phases of an operation.
 #[derive(Debug)]
 pub(crate) struct OperationContext<'r, 'c> {
     pub(crate) run: &'r RunContext<'c>,
@@ -100,8 +102,14 @@ impl<'r, 'c> OperationContext<'r, 'c> {
         }
     }
 
-    /// Says in the run's log how the tool ended, where the tool could not say it.
-    pub(crate) async fn log_unusual_end(&self, done: Completion) {
+    /// Reports in the run's log how the tool ended, if the tool could not report it. Adds the cause to the details if it was
+    /// memory.
+    pub(crate) async fn log_unusual_end(&self, done: Completion, details: &mut OperationDetails) {
+        if let Some(text) = memory_exceeded(done, &self.run.oom_kills) {
+            details.tool_end = Some(text);
+            let hints = [details.hint.take(), Some(MEMORY_HINT.to_owned())];
+            details.hint = join_present(hints, "; ");
+        }
         let text = match done {
             Completion {
                 stopped: true,
@@ -121,7 +129,17 @@ impl<'r, 'c> OperationContext<'r, 'c> {
     }
 }
 
-/// How the operation ended, and what it left.
+/// Why the kernel killed the tool, if it did because the step exceeded its memory limit.
+pub(crate) fn memory_exceeded(done: Completion, kills: &OomKills) -> Option<String> {
+    let is_killed = !done.stopped && done.ended == Ended::Signal(Signal::SIGKILL as i32);
+    let limit = kills.exceeded_limit().filter(|_| is_killed)?;
+    Some(format!(
+        "the tool was killed because the step used more memory than its limit of {} MiB",
+        limit >> 20
+    ))
+}
+
+/// The result of an operation.
 #[derive(Debug)]
 pub(crate) struct OperationResult {
     pub(crate) ending: Ending,
@@ -131,12 +149,12 @@ pub(crate) struct OperationResult {
     pub(crate) plan: Option<String>,
     /// The record of the state that was published.
     pub(crate) history: Option<History>,
-    /// JSON of the outputs, for the scripts that run after.
+    /// JSON of the outputs, for the scripts after the operation.
     pub(crate) terraform_output: String,
-    /// What went wrong, unless the tool's own output says it all.
+    /// The error, unless the tool's own output explains it.
     pub(crate) error: Option<StepError>,
     pub(crate) details: OperationDetails,
-    /// Another executor has reported the step meanwhile: its outcome counts, and nothing of this one.
+    /// Whether another executor has reported the step meanwhile. Then only that executor's outcome counts.
     pub(crate) step_has_ended: bool,
 }
 
@@ -159,6 +177,40 @@ impl OperationResult {
         Self {
             error: Some(error),
             ..Self::new(ending)
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use super::*;
+    use crate::cgroup::MemoryGroup;
+
+    #[test]
+    fn memory_is_the_cause_if_the_kernel_killed_the_tool_during_the_step() {
+        let group = tempfile::tempdir().unwrap();
+        let write = |name: &str, text: &str| fs::write(group.path().join(name), text).unwrap();
+        write("memory.max", "268435456\n");
+        write("memory.events", "max 7\noom 1\noom_kill 1\n");
+        let kills = OomKills::from_now(MemoryGroup::find(group.path(), "0::/\n"));
+        let killed = Completion {
+            ended: Ended::Signal(9),
+            stopped: false,
+        };
+        assert_eq!(memory_exceeded(killed, &kills), None);
+        write("memory.events", "max 9\noom 2\noom_kill 2\n");
+        let text =
+            "the tool was killed because the step used more memory than its limit of 256 MiB";
+        assert_eq!(memory_exceeded(killed, &kills).as_deref(), Some(text));
+        // Killed at the end of its grace period, or ended by itself.
+        for (ended, stopped) in [
+            (killed.ended, true),
+            (Ended::Signal(15), false),
+            (Ended::Code(1), false),
+        ] {
+            assert_eq!(memory_exceeded(Completion { ended, stopped }, &kills), None);
         }
     }
 }

@@ -1,4 +1,4 @@
-//! Times the phases of a run, and announces among the diagnostics when one begins and ends.
+//! Times the phases of a run, and logs when each begins and ends.
 
 use std::fmt;
 use std::future::Future;
@@ -9,7 +9,7 @@ use job_contract::progress::{self, Phase, Progress};
 use job_contract::report::PhaseTiming;
 use tracing::info;
 
-/// Durations of the phases so far, in the order they ended.
+/// Durations of the phases that have ended, in that order.
 #[derive(Default)]
 pub(crate) struct PhaseTimer {
     timings: Mutex<Vec<PhaseTiming>>,
@@ -22,7 +22,7 @@ impl fmt::Debug for PhaseTimer {
 }
 
 impl PhaseTimer {
-    /// Times a piece of work; `ok` judges its result.
+    /// Times a piece of work; `ok` tells whether its result is a success.
     pub(crate) async fn time<T>(
         &self,
         phase: Phase,
@@ -43,7 +43,7 @@ impl PhaseTimer {
         result
     }
 
-    /// The durations so far.
+    /// The durations of the phases that have ended.
     pub(crate) fn timings(&self) -> Vec<PhaseTiming> {
         self.lock().clone()
     }
@@ -53,7 +53,7 @@ impl PhaseTimer {
     }
 }
 
-/// Announces that a phase begins.
+/// Logs that a phase begins.
 fn announce_start(phase: Phase) {
     info!(
         target: progress::TARGET,
@@ -63,7 +63,7 @@ fn announce_start(phase: Phase) {
     );
 }
 
-/// Announces that a phase has ended.
+/// Logs that a phase has ended.
 fn announce_end(phase: Phase, duration_ms: u64, ok: bool) {
     info!(
         target: progress::TARGET,

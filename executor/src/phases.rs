@@ -1,6 +1,7 @@
 //! The phases of a step, one file each.
 //!
-//! A phase knows the run and the operation. It knows neither the order of the phases nor the pipeline, which is above them.
+//! A phase knows the run and the operation. It does not know the order of the phases. The pipeline above it knows the
+//! order.
 
 pub(crate) mod apply_changes;
 pub(crate) mod ask_permission;

@@ -1,5 +1,5 @@
-//! One step from top to bottom: prepare, run the operation or the scripts, conclude. This page shows how the phases follow
-//! one another, and that the last one happens whatever became of the rest.
+//! One step from top to bottom: prepare, run the operation or the scripts, conclude. This page shows the order of the
+//! phases. The last phase runs whatever the others returned.
 
 use std::time::Duration;
 
@@ -31,7 +31,7 @@ use crate::stop::{Budget, Cause, Stop};
 mod prepare;
 mod run_operation;
 
-/// Runs the step and returns its report. The exit code of the process follows from it.
+/// Runs the step and returns its report. The report determines the exit code of the process.
 pub(crate) async fn run(
     config: &Config,
     job: JobData,
@@ -42,7 +42,7 @@ pub(crate) async fn run(
         Ok(opened) => opened,
         Err(failure) => return reject_unconnected(config, &job, &failure, &stop).await,
     };
-    // From the first moment, and until the platform has been told how it ended.
+    // The heartbeat lasts from the start until the platform has the outcome.
     let heartbeat = job
         .validate()
         .ok()
@@ -56,14 +56,14 @@ pub(crate) async fn run(
     end_task(config, &connections, &finished, &stop, grace).await;
     match heartbeat {
         Some(heartbeat) if finished.reported => heartbeat.stop().await,
-        // The executor that runs the step now or next sends heartbeats for the same job.
+        // Another executor that runs the step, now or later, sends heartbeats for the same job.
         Some(heartbeat) => heartbeat.leave(),
         None => {}
     }
     finished
 }
 
-/// Reports job data that cannot be run, if it says which step it is.
+/// Reports job data that cannot be run, if they identify the step.
 pub(crate) async fn reject(config: &Config, failure: JobError, stop: &Stop) -> FinishedRun {
     let job = match &failure {
         JobError::Undecodable {
@@ -75,12 +75,12 @@ pub(crate) async fn reject(config: &Config, failure: JobError, stop: &Stop) -> F
     let failure = StepError::from(failure);
     match open_connections(config) {
         Ok((_, connections)) => reject_and_end(config, &connections, &job, &failure, stop).await,
-        // What is wrong with the document is found in every environment.
+        // The error in the document is reported, because it occurs in every environment.
         Err(_) => reject_unconnected(config, &job, &failure, stop).await,
     }
 }
 
-/// Where only Redis, or a folder, is set wrongly, the platform can still be told.
+/// Reports through the API alone. That works if only Redis or a folder is configured wrongly.
 async fn reject_unconnected(
     config: &Config,
     job: &JobData,
@@ -163,14 +163,14 @@ async fn run_connected(
     let result = catch_panic(async { Ok(Box::pin(execute(&run)).await) })
         .await
         .unwrap_or_else(|panicked| StepResult::failed(&panicked));
-    // The tail needs no watch. Nothing is heard of it, nothing in it grows, and each of its waits has a limit of its own
-    // that is far below what lies between the executor's deadline and its Job's. Should that come all the same, its
-    // signal hurries whatever is left.
+    // Concluding needs no limits. It writes no log lines, its memory does not grow, and each of its waits has a
+    // timeout. The timeouts are far below the time between the executor's deadline and its Job's. If the Job's deadline
+    // comes nevertheless, its signal shortens the waits.
     limit_watch.abort();
     conclude(run, result).await
 }
 
-/// The step itself. Every early return is a result, so that the tail of the run happens whatever it is.
+/// Runs the step. Every early return is a result, so that the run is always concluded.
 async fn execute(run: &RunContext<'_>) -> StepResult {
     let view = match ask_permission(run).await {
         Ok(StartDecision::Start(view)) => view,
@@ -197,17 +197,17 @@ async fn execute(run: &RunContext<'_>) -> StepResult {
     }
 }
 
-/// Gives the stop order once the platform's job is over: nothing else tells an executor (contract 11.4).
+/// Gives the stop order once the platform's job is over. An executor gets no other notice (contract 11.4).
 async fn stop_when_cancelled(platform: Platform, running: StepRef, stop: Stop, log: LogWriter) {
     let status = platform.cancelled(&running).await;
     let cause = Cause::Cancelled;
-    warn!(%status, "the job is over: interrupting what runs, then storing what there is");
+    warn!(%status, "the job is over: interrupting tool and scripts, then storing results");
     stop.order(cause);
     log.line(&format!("mayfly: {cause}")).await;
 }
 
-/// A step that fails before it was claimed is reported only by the executor that gets the claim now: another one may be in
-/// the middle of it.
+/// Reports a step that failed before its claim. The executor must get the claim for that, because another executor may
+/// be running the step.
 async fn fail_before_claim(run: &RunContext<'_>, failure: &StepError) -> StepResult {
     let result = result_before_claim(run, failure);
     if !result.must_report {
@@ -234,9 +234,10 @@ async fn fail_before_claim(run: &RunContext<'_>, failure: &StepError) -> StepRes
     }
 }
 
-/// Nothing has been changed yet. What only failed around the step, or was stopped by a signal, is for another executor
-/// to do: a report would end the job and leave nothing to try again. Under a launcher that does not read exit codes
-/// only a stopped executor is silent; its pod is replaced by any.
+/// The result of a step that failed before its claim, so that nothing has been changed. A failure of the environment,
+/// or a stop by a signal, leaves the step to another executor: a report would end the job and prevent a retry. Some
+/// launchers do not read exit codes. Under these, only a stopped executor stays silent, because every launcher replaces
+/// its pod.
 fn result_before_claim(run: &RunContext<'_>, failure: &StepError) -> StepResult {
     let result = StepResult::failed(failure);
     if result.exit != Exit::Infrastructure {
@@ -251,7 +252,7 @@ fn result_before_claim(run: &RunContext<'_>, failure: &StepError) -> StepResult 
             must_report: false,
             ..result
         },
-        // The platform has ended the step itself.
+        // The platform itself has ended the step.
         Some(cause @ Cause::Cancelled) => StepResult::not_run(Exit::Done, cause.to_string()),
         Some(cause) => StepResult {
             exit: cause.exit(),

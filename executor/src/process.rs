@@ -1,8 +1,8 @@
-//! Runs a finished command line: spawn, stream, interrupt, kill. Knows nothing of Terraform or of scripts.
+//! Runs a complete command line: spawn, stream, interrupt, kill. This module knows nothing of Terraform or of scripts.
 //!
-//! stdout and stderr share one pipe, so their order is the order of writing, unless stdout is a document. The child
-//! leads a process group of its own: a stop order interrupts it first and kills the whole group when its grace is over,
-//! and whatever the child leaves running in the background dies with it.
+//! stdout and stderr share one pipe, so that their lines keep the order of writing. If stdout is a document, stderr is
+//! dropped. The child leads a process group of its own. A stop order interrupts the child first, and kills the whole
+//! group after the grace period. Background processes of the child are killed with the group.
 
 use std::ffi::OsString;
 use std::fs::File;
@@ -30,21 +30,21 @@ use crate::error::{ErrorKind, StepError};
 use crate::reaper;
 use crate::stop::Stop;
 
-/// How long a child's background processes may keep its output open once the child itself has ended.
+/// How long a child's background processes may keep its output open after the child has ended.
 const LEFTOVER_GRACE: Duration = Duration::from_secs(2);
 const CHUNK_BYTES: usize = 64 * 1024;
 
-/// A command line and where it runs.
+/// A command line and its folder.
 #[derive(Clone)]
 pub struct Invocation {
     pub program: PathBuf,
     pub args: Vec<OsString>,
     pub dir: PathBuf,
-    /// The whole environment: nothing is inherited.
+    /// The whole environment. The child inherits no other variable.
     pub env: Vec<(OsString, OsString)>,
-    /// What it reads; nothing where there is none.
+    /// The child's input; without one, its input is empty.
     pub input: Option<Bytes>,
-    /// Whether stdout is a document: then what it says beside it is dropped.
+    /// Whether stdout is a document. Then stderr is dropped.
     pub prints_document: bool,
 }
 
@@ -58,20 +58,20 @@ impl std::fmt::Debug for Invocation {
     }
 }
 
-/// Who receives the interrupt of a stop order.
+/// The receiver of the interrupt at a stop order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Interrupt {
-    /// The process alone: a tool passes the order on to its providers itself, and they would die of it.
+    /// Only the process: a tool stops its providers itself, and the signal would kill them.
     Process,
-    /// The whole group, as Ctrl-C in a terminal does: a shell waits for its foreground child otherwise.
+    /// The whole group, like Ctrl-C in a terminal. Otherwise a shell waits for its foreground child.
     Group,
 }
 
-/// What a stop order does to a child.
+/// The effect of a stop order on a child.
 #[derive(Clone, Debug)]
 pub struct Limit {
     pub stop: Stop,
-    /// Who is interrupted; `None` for a child that saves results, which is left alone.
+    /// Who is interrupted; `None` for a child that saves results, which is not interrupted.
     pub interrupt: Option<Interrupt>,
     /// How long after the order the child's process group is killed.
     pub grace: Duration,
@@ -116,7 +116,7 @@ impl From<ExitStatus> for Ended {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Completion {
     pub ended: Ended,
-    /// Whether it was interrupted or killed on our order.
+    /// Whether this module interrupted or killed it.
     pub stopped: bool,
 }
 
@@ -134,7 +134,7 @@ pub enum ProcessError {
     #[error("could not start `{}`: its arguments and environment are larger than the system accepts", program.display())]
     TooLarge { program: PathBuf },
     /// Its output or its end could not be observed.
-    #[error("lost track of `{}`", program.display())]
+    #[error("could not observe the process `{}`", program.display())]
     Lost {
         program: PathBuf,
         #[source]
@@ -143,7 +143,7 @@ pub enum ProcessError {
 }
 
 impl ProcessError {
-    /// Who can do something about it.
+    /// The kind of the error, which decides about retries.
     pub(crate) const fn kind(&self) -> ErrorKind {
         match self {
             Self::TooLarge { .. } => ErrorKind::User,
@@ -158,13 +158,13 @@ impl From<ProcessError> for StepError {
     }
 }
 
-/// Receives a child's output as it comes.
+/// Receives a child's output as the child writes it.
 pub trait Consumer: Send {
-    /// Takes the next bytes. The child is not read from until this returns.
+    /// Takes the next bytes. The child's output is not read until this returns.
     fn consume(&mut self, chunk: &[u8]) -> impl Future<Output = ()> + Send;
 }
 
-/// Collects output in memory, up to a limit; the rest is dropped, and that is noted.
+/// Collects output in memory up to a limit. It drops further output, and sets `truncated`.
 #[derive(Debug, Default)]
 pub struct Capture {
     pub bytes: Vec<u8>,
@@ -185,14 +185,14 @@ impl Capture {
 
 impl Consumer for Capture {
     async fn consume(&mut self, chunk: &[u8]) {
-        let room = self.limit.saturating_sub(self.bytes.len());
-        self.truncated |= chunk.len() > room;
+        let free = self.limit.saturating_sub(self.bytes.len());
+        self.truncated |= chunk.len() > free;
         self.bytes
-            .extend_from_slice(&chunk[..chunk.len().min(room)]);
+            .extend_from_slice(&chunk[..chunk.len().min(free)]);
     }
 }
 
-/// Writes output to the run's log as it is.
+/// Writes output to the run's log unchanged.
 #[derive(Debug)]
 pub struct ToLog(pub LogWriter);
 
@@ -218,7 +218,7 @@ pub async fn run(
         child,
         kill_at: None,
         stopped: false,
-        heard: false,
+        stop_handled: false,
     }
     .watch(limit, &mut output, consumer)
     .await
@@ -255,7 +255,7 @@ fn spawn(invocation: &Invocation) -> Result<(Group, pipe::Receiver), ProcessErro
         })
         .process_group(0);
     let child = reaper::spawn(&mut command).map_err(fail)?;
-    // The command still holds the writing end; the pipe ends only when every writer is gone.
+    // The command still holds the writing end, and the pipe ends only when all writers are closed.
     drop(command);
     let pid = child
         .id()
@@ -270,7 +270,7 @@ fn spawn(invocation: &Invocation) -> Result<(Group, pipe::Receiver), ProcessErro
     ))
 }
 
-/// A file that no disk has to hold.
+/// A file in memory, so that it needs no space on a disk.
 fn in_memory(bytes: &[u8]) -> io::Result<File> {
     let mut file = File::from(memfd_create("input", MFdFlags::MFD_CLOEXEC)?);
     file.write_all(bytes)?;
@@ -287,7 +287,7 @@ struct Group {
 
 impl Drop for Group {
     fn drop(&mut self) {
-        // Already gone is the usual case.
+        // An error is normal here: the group has usually ended.
         let _ = killpg(self.group, Signal::SIGKILL);
     }
 }
@@ -297,8 +297,8 @@ struct Supervision {
     kill_at: Option<Instant>,
     /// Whether the child was interrupted or killed.
     stopped: bool,
-    /// Whether the stop order has been dealt with.
-    heard: bool,
+    /// Whether the stop order has been handled.
+    stop_handled: bool,
 }
 
 impl Supervision {
@@ -310,7 +310,7 @@ impl Supervision {
     ) -> io::Result<Completion> {
         let mut chunk = vec![0; CHUNK_BYTES];
         let mut ended = None;
-        let mut leftover_until = None;
+        let mut leftover_deadline = None;
         let mut open = true;
         while open || ended.is_none() {
             tokio::select! {
@@ -320,21 +320,21 @@ impl Supervision {
                 },
                 status = self.child.child.wait(), if ended.is_none() => {
                     ended = Some(Ended::from(status?));
-                    leftover_until = Some(Instant::now() + LEFTOVER_GRACE);
+                    leftover_deadline = Some(Instant::now() + LEFTOVER_GRACE);
                 }
-                order = limit.stop.ordered(), if !self.heard && ended.is_none() => {
-                    self.heard = true;
+                order = limit.stop.ordered(), if !self.stop_handled && ended.is_none() => {
+                    self.stop_handled = true;
                     self.kill_at = Some(order.at + limit.grace);
                     self.interrupt(limit.interrupt);
                 }
                 () = at(self.kill_at), if ended.is_none() => {
                     self.stopped = true;
                     self.kill_at = None;
-                    warn!(pid = self.child.group.as_raw(), "did not end in time: killing its process group");
+                    warn!(pid = self.child.group.as_raw(), "the process did not end in time: killing its group");
                     let _ = killpg(self.child.group, Signal::SIGKILL);
                 }
-                () = at(leftover_until), if open && ended.is_some() => {
-                    warn!(pid = self.child.group.as_raw(), "left processes behind that hold its output: killing them");
+                () = at(leftover_deadline), if open && ended.is_some() => {
+                    warn!(pid = self.child.group.as_raw(), "the process has ended, but its background processes hold its output: killing them");
                     open = false;
                 }
             }
@@ -346,15 +346,15 @@ impl Supervision {
         })
     }
 
-    fn interrupt(&mut self, whom: Option<Interrupt>) {
-        let sent = match whom {
+    fn interrupt(&mut self, receiver: Option<Interrupt>) {
+        let sent = match receiver {
             None => return,
             Some(Interrupt::Process) => kill(self.child.group, Signal::SIGINT),
             Some(Interrupt::Group) => killpg(self.child.group, Signal::SIGINT),
         };
         self.stopped = true;
         if let Err(error) = sent {
-            debug!(%error, "nothing left to interrupt");
+            debug!(%error, "the process has ended before the interrupt");
         }
     }
 }
@@ -391,7 +391,7 @@ mod tests {
     use std::sync::atomic::AtomicBool;
     use tokio::time::timeout;
 
-    const PATIENCE: Duration = Duration::from_secs(20);
+    const TIMEOUT: Duration = Duration::from_secs(20);
 
     fn bash(script: &str) -> Invocation {
         Invocation {
@@ -408,11 +408,11 @@ mod tests {
         Limit {
             stop: stop.clone(),
             interrupt: Some(Interrupt::Process),
-            grace: PATIENCE,
+            grace: TIMEOUT,
         }
     }
 
-    /// Gives the stop order as soon as a word appears in the output.
+    /// Gives the stop order as soon as the output contains a certain word.
     struct StopOn<'a>(&'a Stop, &'static str, Capture);
 
     impl Consumer for StopOn<'_> {
@@ -430,8 +430,8 @@ mod tests {
         interrupt: Interrupt,
         grace: Duration,
     ) -> (Completion, String) {
-        // A process that handles the signal passes the default on to its children, also if it was started with the signal
-        // ignored, as in the background of a script.
+        // A process that handles the signal resets it to the default for its children. It does so even if the signal
+        // was ignored at its own start, as in the background of a script.
         let end = Arc::new(AtomicBool::new(true));
         signal_hook::flag::register_conditional_default(SIGINT, end).unwrap();
         let stop = Stop::default();
@@ -441,7 +441,7 @@ mod tests {
             interrupt: Some(interrupt),
             grace,
         };
-        let done = timeout(PATIENCE, run(&bash(script), &limit, &mut consumer))
+        let done = timeout(TIMEOUT, run(&bash(script), &limit, &mut consumer))
             .await
             .unwrap()
             .unwrap();
@@ -455,7 +455,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn both_streams_arrive_whole_and_in_order() {
+    async fn both_streams_arrive_complete_and_in_order() {
         let mut capture = Capture::up_to(1 << 22);
         let script = "for i in $(seq 20000); do echo out $i; echo err $i >&2; done; exit 3";
         let done = run(&bash(script), &limit(&Stop::default()), &mut capture)
@@ -473,7 +473,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_document_is_made_of_what_is_read_and_of_nothing_that_is_said_beside_it() {
+    async fn a_document_has_standard_output_and_no_standard_error() {
         let invocation = Invocation {
             input: Some(Bytes::from(vec![b'x'; 1 << 20])),
             prints_document: true,
@@ -490,7 +490,7 @@ mod tests {
         let script = "trap 'echo parent got it' INT; \
                       bash -c 'trap \"echo child got it\" INT; echo ready; read -t 1 < <(tail -f /dev/null); echo child done' & \
                       wait; wait; exit 7";
-        let (done, output) = run_until("ready", script, Interrupt::Process, PATIENCE).await;
+        let (done, output) = run_until("ready", script, Interrupt::Process, TIMEOUT).await;
         assert_eq!(
             done,
             Completion {
@@ -511,7 +511,7 @@ mod tests {
             "ready",
             "echo ready; tail -f /dev/null; exit 9",
             Interrupt::Group,
-            PATIENCE,
+            TIMEOUT,
         )
         .await;
         assert_eq!(
@@ -524,7 +524,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_ignores_the_interrupt_is_killed_with_its_group() {
+    async fn a_process_that_ignores_the_interrupt_is_killed_with_its_group() {
         let script = "trap '' INT; tail -f /dev/null & echo $! ready; wait";
         let (done, output) =
             run_until("ready", script, Interrupt::Group, Duration::from_millis(50)).await;
@@ -536,7 +536,7 @@ mod tests {
             }
         );
         let pid: i32 = output.split_whitespace().next().unwrap().parse().unwrap();
-        timeout(PATIENCE, async {
+        timeout(TIMEOUT, async {
             while is_alive(pid) {
                 tokio::task::yield_now().await;
             }
@@ -550,7 +550,7 @@ mod tests {
         let mut capture = Capture::up_to(1 << 10);
         let invocation = bash("tail -f /dev/null & echo $!");
         let done = timeout(
-            PATIENCE,
+            TIMEOUT,
             run(&invocation, &limit(&Stop::default()), &mut capture),
         )
         .await
@@ -562,7 +562,7 @@ mod tests {
             .trim()
             .parse()
             .unwrap();
-        timeout(PATIENCE, async {
+        timeout(TIMEOUT, async {
             while is_alive(pid) {
                 tokio::task::yield_now().await;
             }
@@ -572,7 +572,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_saves_results_is_not_interrupted_but_has_an_end() {
+    async fn a_process_that_saves_results_is_killed_only_after_its_grace() {
         let stop = Stop::default();
         stop.order(Cause::Signal(15));
         let limit = |grace| Limit {
@@ -581,8 +581,8 @@ mod tests {
             grace,
         };
         let mut capture = Capture::up_to(1 << 10);
-        let (brief, patient) = (bash("echo saved"), limit(PATIENCE));
-        let quick = timeout(PATIENCE, run(&brief, &patient, &mut capture))
+        let (brief, unlimited) = (bash("echo saved"), limit(TIMEOUT));
+        let quick = timeout(TIMEOUT, run(&brief, &unlimited, &mut capture))
             .await
             .unwrap()
             .unwrap();
@@ -594,7 +594,7 @@ mod tests {
             }
         );
         let (endless, limit) = (bash("tail -f /dev/null"), limit(Duration::from_millis(200)));
-        let slow = timeout(PATIENCE, run(&endless, &limit, &mut capture))
+        let slow = timeout(TIMEOUT, run(&endless, &limit, &mut capture))
             .await
             .unwrap()
             .unwrap();
@@ -608,7 +608,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_cannot_be_started_is_named() {
+    async fn a_program_that_cannot_start_is_named() {
         let missing = Invocation {
             program: "/nonexistent/tool".into(),
             ..bash("")

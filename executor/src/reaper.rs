@@ -1,8 +1,8 @@
-//! What PID 1 of a container owes to others: the kernel makes it the parent of every process whose own parent is gone, and
-//! such a process stays in the process table until its parent has asked how it ended. A script that leaves processes behind
-//! would fill the table.
+//! Reaps orphans if the executor is PID 1 of its container. The kernel makes PID 1 the parent of every process whose
+//! own parent has ended. Such a process stays in the process table until its parent has waited for it. So scripts that
+//! leave processes behind could fill the table.
 //!
-//! The executor's own children are tokio's to ask. So every one of them is started here, and left alone here.
+//! tokio waits for the executor's own children. So all of them are started here, and the reaper skips them.
 
 use std::fs;
 use std::io;
@@ -17,32 +17,32 @@ use signal_hook::iterator::Signals;
 use tokio::process::{Child, Command};
 use tracing::warn;
 
-/// Process ids are used again, so that the moment of its start belongs to the name of a process.
+/// The identity of a process. Process ids are reused, so the start time belongs to it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Name {
+struct ProcessIdentity {
     pid: i32,
     /// In ticks since the machine's start.
     start: u64,
 }
 
-/// The children that tokio waits for. A run has few, and they stay on the list.
-static OURS: Mutex<Vec<Name>> = Mutex::new(Vec::new());
+/// The children that tokio waits for. A run has few, so they stay on the list.
+static OWN_CHILDREN: Mutex<Vec<ProcessIdentity>> = Mutex::new(Vec::new());
 
-fn ours() -> MutexGuard<'static, Vec<Name>> {
-    OURS.lock().unwrap_or_else(PoisonError::into_inner)
+fn own_children() -> MutexGuard<'static, Vec<ProcessIdentity>> {
+    OWN_CHILDREN.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Starts a child of the executor.
 pub(crate) fn spawn(command: &mut Command) -> io::Result<Child> {
-    // Held until the child is known: it may end at once.
-    let mut ours = ours();
+    // The lock is held until the child is on the list, because the child may end at once.
+    let mut children = own_children();
     let child = command.spawn()?;
     let pid = child.id().and_then(|pid| i32::try_from(pid).ok());
-    ours.extend(pid.and_then(Stat::of).map(|stat| stat.name));
+    children.extend(pid.and_then(Stat::of).map(|stat| stat.identity));
     Ok(child)
 }
 
-/// Asks for the end of whatever the executor inherits, from now on, if it is the first process of its container.
+/// Starts to reap all orphans, if the executor is the first process of its container.
 pub(crate) fn start_as_init() {
     if process::id() != 1 {
         return;
@@ -53,11 +53,11 @@ pub(crate) fn start_as_init() {
 }
 
 fn start() -> io::Result<()> {
-    let mut ends = Signals::new([SIGCHLD])?;
-    // Before this thread there may have been some.
+    let mut signals = Signals::new([SIGCHLD])?;
+    // Some may have ended before this thread started.
     reap();
     let reaper = move || {
-        for _ in ends.forever() {
+        for _ in signals.forever() {
             reap();
         }
     };
@@ -67,29 +67,31 @@ fn start() -> io::Result<()> {
         .map(drop)
 }
 
-/// Asks for the end of every child that has ended and is not tokio's.
+/// Reaps every child that has ended and that tokio does not wait for.
 fn reap() {
-    let ours = ours();
+    let children = own_children();
     let own = i32::try_from(process::id()).ok();
     let Ok(processes) = fs::read_dir("/proc") else {
         return;
     };
     let ended = processes
         .filter_map(|entry| Stat::of(entry.ok()?.file_name().to_str()?.parse().ok()?))
-        .filter(|stat| stat.is_over && Some(stat.parent) == own && !ours.contains(&stat.name));
+        .filter(|stat| {
+            stat.has_ended && Some(stat.parent) == own && !children.contains(&stat.identity)
+        });
     for stat in ended {
-        // Nothing else reads it, and a missing value does no harm.
-        let _ = waitpid(Pid::from_raw(stat.name.pid), Some(WaitPidFlag::WNOHANG));
+        // No other code uses the exit status, and a missing one does no harm.
+        let _ = waitpid(Pid::from_raw(stat.identity.pid), Some(WaitPidFlag::WNOHANG));
     }
 }
 
-/// What the kernel tells of a process.
+/// The kernel's data about a process.
 #[derive(Clone, Copy, Debug)]
 struct Stat {
-    name: Name,
+    identity: ProcessIdentity,
     parent: i32,
-    /// It has ended, and its parent has not asked yet.
-    is_over: bool,
+    /// It has ended, but its parent has not waited for it yet.
+    has_ended: bool,
 }
 
 impl Stat {
@@ -106,9 +108,9 @@ impl Stat {
         let parent = fields.next()?.parse().ok()?;
         let start = fields.nth(17)?.parse().ok()?;
         Some(Self {
-            name: Name { pid, start },
+            identity: ProcessIdentity { pid, start },
             parent,
-            is_over: state == "Z",
+            has_ended: state == "Z",
         })
     }
 }
@@ -123,7 +125,7 @@ mod tests {
     use super::*;
 
     const PART: &str = "REAPER_PART";
-    const PATIENCE: Duration = Duration::from_mins(1);
+    const TIMEOUT: Duration = Duration::from_mins(1);
 
     fn bash(script: &str) -> Command {
         let mut command = Command::new("bash");
@@ -136,37 +138,40 @@ mod tests {
         fs::read_dir("/proc")
             .unwrap()
             .filter_map(|entry| Stat::of(entry.ok()?.file_name().to_str()?.parse().ok()?))
-            .filter(|stat| stat.is_over && stat.parent == own)
-            .map(|stat| stat.name.pid)
+            .filter(|stat| stat.has_ended && stat.parent == own)
+            .map(|stat| stat.identity.pid)
             .collect()
     }
 
-    /// Inherits processes as PID 1 does.
+    /// Makes this process inherit orphans as PID 1 does.
     #[tokio::main(flavor = "multi_thread", worker_threads = 2)]
-    async fn inherit() {
+    async fn reap_orphans() {
         prctl::set_child_subreaper(true).unwrap();
         start().unwrap();
         for code in 0..40 {
-            // The inner shell is gone before its child, which is inherited and ends at once.
+            // The inner shell ends before its child. The child is inherited and ends at once.
             let script = format!("(true & true &) ; (true &) ; exit {code}");
             let status = spawn(&mut bash(&script)).unwrap().wait().await.unwrap();
-            assert_eq!(status.code(), Some(code), "the end of a child was taken");
+            assert_eq!(
+                status.code(),
+                Some(code),
+                "the reaper waited for a child of tokio"
+            );
         }
-        let until = Instant::now() + PATIENCE;
+        let until = Instant::now() + TIMEOUT;
         while !dead_children().is_empty() {
             assert!(Instant::now() < until, "left: {:?}", dead_children());
             thread::sleep(Duration::from_millis(10));
         }
     }
 
-    /// In a process of its own: this one's other tests have children of which the reaper would not know.
+    /// This test needs a process of its own. The other tests have children that the reaper does not know.
     #[test]
-    fn what_is_inherited_is_reaped_and_the_ends_of_children_are_not_taken() {
+    fn orphans_are_reaped_and_own_children_are_left_to_tokio() {
         if env::var(PART).is_ok() {
-            return inherit();
+            return reap_orphans();
         }
-        let name =
-            "reaper::tests::what_is_inherited_is_reaped_and_the_ends_of_children_are_not_taken";
+        let name = "reaper::tests::orphans_are_reaped_and_own_children_are_left_to_tokio";
         let done = process::Command::new(env::current_exe().unwrap())
             .args([name, "--exact", "--nocapture"])
             .env(PART, "inherit")
@@ -180,11 +185,14 @@ mod tests {
     }
 
     #[test]
-    fn a_name_in_brackets_may_hold_anything() {
+    fn a_program_name_may_contain_brackets() {
         let text =
             b"7 (a) Z 1 (b) Z 4 7 7 0 -1 4 1 0 0 0 0 0 0 0 20 0 1 0 987 0 0 18446744073709551615";
         let stat = Stat::parse(7, text).unwrap();
-        assert_eq!((stat.parent, stat.name.start, stat.is_over), (4, 987, true));
+        assert_eq!(
+            (stat.parent, stat.identity.start, stat.has_ended),
+            (4, 987, true)
+        );
         assert!(Stat::parse(7, b"7 (a").is_none());
     }
 }

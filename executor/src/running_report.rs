@@ -1,11 +1,11 @@
-//! The report that a step runs. Until the platform has it, a platform that lost its other records of the claim could start the
-//! step a second time (docs/decisions/0002-at-most-once.md). So a report that failed is repeated beside the step, until it
-//! succeeds or the step is over.
+//! The report that a step runs. Without it, a platform that lost its other records of the claim could start the step a
+//! second time (docs/decisions/0002-at-most-once.md). So a failed report is repeated in parallel with the step, until
+//! it succeeds or the step is over.
 
 use std::time::Duration;
 
 use job_contract::chain;
-use platform::Start;
+use platform::StartReport;
 use platform::{Platform, PlatformError, StepRef};
 use runtime::Deadline;
 use tokio::time::sleep;
@@ -13,13 +13,13 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::AbortOnDropHandle;
 use tracing::{info, warn};
 
-/// Between two attempts, each of which is patient itself.
-const PAUSE: Duration = Duration::from_secs(5);
-/// How long the end of a step waits at most for an attempt that is under way, whose late arrival would set the step back: as
-/// long as an attempt may last.
-pub(crate) const LAST_ATTEMPT: Duration = Duration::from_secs(30);
+/// The pause between two attempts. Each attempt has retries of its own.
+const RETRY_PAUSE: Duration = Duration::from_secs(5);
+/// How long the end of a step waits at most for an attempt in progress: as long as an attempt may last. If the attempt
+/// arrived later, it would reset the step's status.
+pub(crate) const LAST_ATTEMPT_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// What is said of a step that runs.
+/// The content of the report.
 #[derive(Clone, Debug)]
 pub(crate) struct RunningReport {
     pub(crate) platform: Platform,
@@ -28,61 +28,61 @@ pub(crate) struct RunningReport {
     pub(crate) output: String,
 }
 
-/// A report that is being repeated.
+/// The repetition of a report.
 #[derive(Debug)]
 pub(crate) struct RepeatedReport {
-    over: CancellationToken,
+    cancel: CancellationToken,
     task: AbortOnDropHandle<()>,
 }
 
 impl RunningReport {
-    pub(crate) async fn send(&self) -> Result<Start, PlatformError> {
+    pub(crate) async fn send(&self) -> Result<StartReport, PlatformError> {
         self.platform
             .report_running(&self.step, &self.commit_id, &self.output)
             .await
     }
 
-    /// Repeats the report from beside.
+    /// Starts to repeat the report in parallel with the step.
     pub(crate) fn repeat(self) -> RepeatedReport {
-        let over = CancellationToken::new();
-        let until = over.clone();
+        let cancel = CancellationToken::new();
+        let cancelled = cancel.clone();
         let task = tokio::spawn(async move {
             loop {
                 tokio::select! {
                     biased;
-                    () = until.cancelled() => return,
-                    () = sleep(PAUSE) => {}
+                    () = cancelled.cancelled() => return,
+                    () = sleep(RETRY_PAUSE) => {}
                 }
                 match self.send().await {
                     Ok(_) => {
-                        info!("the step is reported as running after all");
+                        info!("the step is now reported as running");
                         return;
                     }
                     Err(error) => warn!(
                         error = chain(&error),
-                        "the step could still not be reported as running"
+                        "the step could not be reported as running, trying again"
                     ),
                 }
             }
         });
         RepeatedReport {
-            over,
+            cancel,
             task: AbortOnDropHandle::new(task),
         }
     }
 }
 
 impl RepeatedReport {
-    /// Ends the repetition, before the outcome is reported. Nothing more is sent once this has returned.
+    /// Ends the repetition, before the outcome is reported. Once this has returned, no further report is sent.
     pub(crate) async fn end(mut self, deadline: &Deadline) {
-        self.over.cancel();
+        self.cancel.cancel();
         tokio::select! {
             biased;
             _ = &mut self.task => {}
             () = deadline.over() => {
-                warn!("the last attempt to report that the step runs is given up");
+                warn!("the last attempt to report that the step runs took too long");
                 self.task.abort();
-                // Until then it may be about to send.
+                // Until the task has ended, it may still send.
                 let _ = self.task.await;
             }
         }
@@ -101,8 +101,8 @@ mod tests {
 
     use super::*;
 
-    /// A platform whose records cannot be written until a file in their place is removed.
-    fn away() -> (TempDir, RunningReport) {
+    /// A platform whose records cannot be written until the test removes a file in their place.
+    fn unwritable_platform() -> (TempDir, RunningReport) {
         let folder = tempfile::tempdir().unwrap();
         fs::write(folder.path().join("platform"), "").unwrap();
         let step = StepRef {
@@ -127,30 +127,30 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_report_that_failed_is_repeated_until_it_lands() {
-        let (folder, running) = away();
+    async fn a_failed_report_is_repeated_until_it_succeeds() {
+        let (folder, running) = unwritable_platform();
         running.send().await.unwrap_err();
         let repeated = running.repeat();
-        sleep(PAUSE * 3).await;
+        sleep(RETRY_PAUSE * 3).await;
         assert_eq!(status(&folder), None);
         fs::remove_file(folder.path().join("platform")).unwrap();
-        sleep(PAUSE * 2).await;
+        sleep(RETRY_PAUSE * 2).await;
         assert_eq!(status(&folder), Some(StepStatus::Running));
-        repeated.end(&Deadline::after(LAST_ATTEMPT)).await;
+        repeated.end(&Deadline::after(LAST_ATTEMPT_TIMEOUT)).await;
     }
 
     #[tokio::test(start_paused = true)]
-    async fn nothing_is_said_once_the_step_is_over() {
-        let (folder, running) = away();
+    async fn no_report_is_sent_after_the_repetition_has_ended() {
+        let (folder, running) = unwritable_platform();
         let repeated = running.repeat();
-        repeated.end(&Deadline::after(LAST_ATTEMPT)).await;
+        repeated.end(&Deadline::after(LAST_ATTEMPT_TIMEOUT)).await;
         fs::remove_file(folder.path().join("platform")).unwrap();
-        sleep(PAUSE * 5).await;
+        sleep(RETRY_PAUSE * 5).await;
         assert_eq!(status(&folder), None);
     }
 
     #[tokio::test(start_paused = true)]
-    async fn an_attempt_that_hangs_is_over_when_there_is_no_time_left() {
+    async fn a_hanging_attempt_ends_at_the_deadline() {
         let (attempt, mut watch) = oneshot::channel::<()>();
         let (start, started) = oneshot::channel();
         let task = tokio::spawn(async move {
@@ -160,7 +160,7 @@ mod tests {
         });
         started.await.unwrap();
         let repeated = RepeatedReport {
-            over: CancellationToken::new(),
+            cancel: CancellationToken::new(),
             task: AbortOnDropHandle::new(task),
         };
         let began = Instant::now();

@@ -25,20 +25,20 @@ use crate::workspace::write_private_file;
 
 mod groovy;
 
-/// File through which scripts hand variables to what runs after them.
+/// The file in which scripts export variables for everything that runs later.
 const TEMP_ENV: &str = ".terrakube_temp_env";
-/// Variable of the token for the platform.
+/// The variable with the token for the platform.
 pub(crate) const PLATFORM_TOKEN: &str = "terrakubeToken";
-/// More than any environment can hold.
+/// Larger than any environment can be.
 const MAX_TEMP_ENV_BYTES: u64 = 4 << 20;
-/// Folder of tools that scripts install for one another.
+/// The folder for tools that scripts install for later scripts.
 const TOOLS: &str = ".terrakube/tools";
-/// Clone of the extension repository.
+/// The clone of the extension repository.
 const TOOLS_REPOSITORY: &str = ".terrakube/toolsRepository";
-/// How deep folders are searched for scripts to put on `PATH`.
+/// How deep folders are searched for scripts that belong on `PATH`.
 const MAX_PATH_DEPTH: usize = 16;
 
-/// A script that could not be run, as opposed to one that failed.
+/// A script that could not run. A script that ran and failed is no error of this kind.
 #[derive(Debug, thiserror::Error)]
 pub enum ScriptError {
     /// Neither `BASH` nor `GROOVY`.
@@ -47,7 +47,7 @@ pub enum ScriptError {
         priority: i64,
         runtime: Option<String>,
     },
-    /// A Groovy script, and no Groovy.
+    /// A Groovy script, but Groovy is not installed.
     #[error("a script with priority {priority} needs Groovy, and no `groovy` is on PATH")]
     NoGroovy { priority: i64 },
     /// A file of the script could not be written or read.
@@ -57,7 +57,7 @@ pub enum ScriptError {
         #[source]
         source: io::Error,
     },
-    /// The file of exported variables is there and cannot be used.
+    /// The file of exported variables exists, but is unusable.
     #[error("could not read the variables a script exported in `{}`", path.display())]
     Exports {
         path: PathBuf,
@@ -70,7 +70,7 @@ pub enum ScriptError {
 }
 
 impl ScriptError {
-    /// Who can do something about it.
+    /// The kind of the error, which decides about retries.
     const fn kind(&self) -> ErrorKind {
         match self {
             Self::UnknownRuntime { .. } | Self::NoGroovy { .. } | Self::Exports { .. } => {
@@ -94,7 +94,7 @@ impl From<ScriptError> for StepError {
     }
 }
 
-/// Whether a command runs in a phase. Script steps and failure lists run all of theirs.
+/// Whether a command runs in a phase. Script steps and failure lists run all their commands.
 const fn runs_in(command: &Command, phase: Phase) -> bool {
     match phase {
         Phase::BeforeInit => command.before_init,
@@ -105,7 +105,7 @@ const fn runs_in(command: &Command, phase: Phase) -> bool {
     }
 }
 
-/// The commands of a phase in the order they run: by priority, and as written where priorities are equal.
+/// The commands of a phase in their order: by priority, and in document order if priorities are equal.
 pub fn select(commands: &[Command], phase: Phase) -> Vec<&Command> {
     let mut selected: Vec<&Command> = commands
         .iter()
@@ -115,7 +115,7 @@ pub fn select(commands: &[Command], phase: Phase) -> Vec<&Command> {
     selected
 }
 
-/// Refuses a step with a script that can never run, before anything of it has been done.
+/// Refuses a step with a script that can never run, before the step does any work.
 pub fn check(job: &JobData, path: &std::ffi::OsStr) -> Result<(), ScriptError> {
     for command in job.command_list.iter().chain(&job.on_failure_list) {
         let priority = command.priority;
@@ -144,13 +144,13 @@ pub fn name_token(job: &JobData) -> bool {
 #[derive(Debug)]
 pub struct Scripts<'r> {
     pub job: &'r JobData,
-    /// Where they run: the working directory, or the clone root for script steps.
+    /// The working directory, or the clone root for script steps.
     pub dir: &'r Path,
-    /// Generated files that must not be in the work tree.
+    /// Folder for generated files that must not be in the work tree.
     pub private: &'r Path,
     pub tool: Option<&'r ResolvedTool>,
     pub public_api_url: Option<&'r str>,
-    /// Mints the token scripts show to the platform.
+    /// Creates the token with which scripts authenticate to the platform.
     pub tokens: Option<&'r TokenSource>,
     pub log: &'r RunLog,
     pub palette: Palette,
@@ -159,8 +159,8 @@ pub struct Scripts<'r> {
 }
 
 impl Scripts<'_> {
-    /// Runs commands one after the other and stops at the first that fails; false when one failed. Variables
-    /// they export reach `env`, and with it everything that runs later.
+    /// Runs commands one after the other, and stops at the first that fails; false if one failed. Exported variables go
+    /// into `env`, and so reach everything that runs later.
     pub async fn run(
         &self,
         commands: &[&Command],
@@ -271,7 +271,7 @@ impl Scripts<'_> {
         }
     }
 
-    /// The environment of a script, later entries over earlier ones as in contract 4.4.
+    /// The environment of a script. Later entries override earlier ones, as in contract 4.4.
     fn variables(
         &self,
         env: &ChildEnv,
@@ -329,7 +329,7 @@ impl Scripts<'_> {
         variables
     }
 
-    /// The executor's `PATH`, with the step's own tool before it and the scripts' folders behind it.
+    /// The executor's `PATH`, with the step's own tool at the front and the scripts' folders at the end.
     fn path(&self, env: &ChildEnv) -> OsString {
         let mut folders: Vec<PathBuf> = Vec::new();
         if let Some(tool) = self.tool.filter(|tool| tool.origin != Origin::Path) {
@@ -376,12 +376,12 @@ impl Scripts<'_> {
     }
 }
 
-/// Where the extension repository is cloned to.
+/// The folder for the clone of the extension repository.
 pub fn tools_repository(dir: &Path) -> PathBuf {
     dir.join(TOOLS_REPOSITORY)
 }
 
-/// `folder` and every folder below it.
+/// `folder` and all folders below it.
 fn collect_folders(folder: &Path, depth: usize, found: &mut Vec<PathBuf>) {
     if depth == 0 || !folder.is_dir() {
         return;
@@ -394,7 +394,7 @@ fn collect_folders(folder: &Path, depth: usize, found: &mut Vec<PathBuf>) {
     }
 }
 
-/// Folders that hold `*.sh` files, which are made executable on the way.
+/// Folders that hold `*.sh` files. It also makes the files executable.
 fn collect_script_folders(folder: &Path, depth: usize, found: &mut Vec<PathBuf>) {
     if depth == 0 {
         return;
@@ -418,7 +418,7 @@ fn collect_script_folders(folder: &Path, depth: usize, found: &mut Vec<PathBuf>)
             }
         }
     }
-    if holds_scripts && !found.iter().any(|known| known == folder) {
+    if holds_scripts && !found.iter().any(|other| other == folder) {
         found.push(folder.to_owned());
     }
 }
@@ -437,7 +437,7 @@ mod tests {
     }
 
     #[test]
-    fn commands_run_by_priority_and_as_written_where_it_is_equal() {
+    fn commands_run_by_priority_and_then_in_document_order() {
         let commands = [
             command("c", 20),
             command("a", 10),
@@ -464,7 +464,7 @@ mod tests {
     }
 
     #[test]
-    fn scripts_that_can_never_run_are_refused_at_once() {
+    fn scripts_that_can_never_run_are_refused_first() {
         let job = |runtime: Option<&str>| JobData {
             command_list: vec![Command {
                 runtime: runtime.map(str::to_owned),
@@ -492,7 +492,7 @@ mod tests {
     }
 
     #[test]
-    fn folders_of_scripts_are_found_and_their_scripts_made_executable() {
+    fn script_folders_are_found_and_their_scripts_made_executable() {
         let folder = tempfile::tempdir().unwrap();
         let nested = folder.path().join("a/b");
         fs::create_dir_all(&nested).unwrap();

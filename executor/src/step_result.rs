@@ -1,13 +1,13 @@
-//! How a step ended, before anything of it is reported.
+//! The result of a step, before it is reported.
 //!
-//! Knows neither the phases that led to it nor the platform.
+//! This module knows neither the phases that led to the result nor the platform.
 
 use job_contract::Exit;
+use job_contract::final_statuses::Ending;
 use job_contract::report::{
-    ApplyProgress, ChangeCounts, LockStanding, StateLock, StateStanding, StopReason, ToolRecord,
-    Untold,
+    ApplyProgress, ChangeCounts, LockStatus, StateLock, StateStatus, StopReason, ToolRecord,
+    UnreportedStep,
 };
-use job_contract::settlement::Ending;
 use platform::{History, PlanReference, StepRef};
 use run_log::Redactor;
 use tracing::warn;
@@ -15,7 +15,7 @@ use tracing::warn;
 use crate::error::StepError;
 use crate::stop::Stop;
 
-/// How a step ended: everything its report says.
+/// The result of a step: all content of its report.
 #[derive(Debug)]
 pub(crate) struct StepResult {
     pub(crate) exit: Exit,
@@ -29,19 +29,19 @@ pub(crate) struct StepResult {
     pub(crate) tool: Option<ToolRecord>,
     pub(crate) error: Option<String>,
     pub(crate) hint: Option<String>,
-    /// Why it was stopped before it was done.
+    /// Why it was stopped early.
     pub(crate) stopped: Option<StopReason>,
     pub(crate) details: OperationDetails,
-    /// Whether this executor reports the step. It does not if another one holds the step, if the step is over, or if the
-    /// step is to be tried again.
+    /// Whether this executor reports the step. It does not if another executor holds the step, if the step is over, or
+    /// if the step is to be repeated.
     pub(crate) must_report: bool,
 }
 
-/// What the report says of an operation beside its outcome: what was changed, and where the state is.
+/// The report's details about an operation: its changes, and where the state is.
 #[derive(Debug, Default)]
 pub(crate) struct OperationDetails {
     pub(crate) progress: Option<ApplyProgress>,
-    pub(crate) state: Option<StateStanding>,
+    pub(crate) state: Option<StateStatus>,
     pub(crate) lock: Option<StateLock>,
     /// How the tool ended, as a sentence.
     pub(crate) tool_end: Option<String>,
@@ -51,7 +51,7 @@ pub(crate) struct OperationDetails {
 }
 
 impl StepResult {
-    /// A step that ended so, and of which there is nothing else to say.
+    /// The result of a step that ended this way, without further details.
     pub(crate) fn new(exit: Exit, ending: Ending) -> Self {
         Self {
             exit,
@@ -88,7 +88,7 @@ impl StepResult {
         }
     }
 
-    /// A step whose outcome is known already. The log is that of the executor that ran it, so nothing is written there.
+    /// A step whose outcome is known already. Its log belongs to the executor that ran it, so nothing is written there.
     pub(crate) fn already_ended(step: &StepRef) -> Self {
         let text = format!(
             "step {} has already ended: it is not run again",
@@ -98,7 +98,7 @@ impl StepResult {
         Self::not_run(Exit::Done, text)
     }
 
-    /// A step that failed under a stop order failed because of it. One that was done anyway is done.
+    /// If a step failed under a stop order, the order is the cause. A step that succeeded anyway stays a success.
     pub(crate) fn or_stopped(self, stop: &Stop) -> Self {
         match stop.given() {
             Some(order) if self.exit == Exit::StepFailed => Self {
@@ -112,15 +112,14 @@ impl StepResult {
         }
     }
 
-    /// Adds to the error of a failed operation how the tool ended, what was changed, and where the state is.
+    /// Adds to the error of a failed operation how the tool ended, its changes, and where the state is.
     pub(crate) fn with_details(mut self, redactor: &Redactor) -> Self {
         if self.exit == Exit::Done {
             return self;
         }
         let details = &self.details;
-        let is_locked =
-            matches!(&details.lock, Some(lock) if lock.standing == LockStanding::InTheWay);
-        // How a tool ended that met a lock says nothing that the lock does not.
+        let is_locked = matches!(&details.lock, Some(lock) if lock.status == LockStatus::InTheWay);
+        // If a lock blocked the tool, its end adds no information.
         let tool_end = details
             .tool_end
             .clone()
@@ -143,10 +142,10 @@ impl StepResult {
         }
     }
 
-    /// What others have to know to report the outcome in this executor's place. `None` for a step that was not done: the
-    /// exit code says all of it.
-    pub(crate) fn outcome_for_others(&self, ignore_error: bool) -> Option<Untold> {
-        (self.exit == Exit::Done).then(|| Untold {
+    /// The data that another program needs to report the outcome instead of this executor. `None` unless the step ended
+    /// with `Exit::Done`, because other exit codes contain everything.
+    pub(crate) fn outcome_for_others(&self, ignore_error: bool) -> Option<UnreportedStep> {
+        (self.exit == Exit::Done).then(|| UnreportedStep {
             ending: self.ending,
             after_ok: self.after_ok,
             ignore_error,
@@ -158,7 +157,7 @@ impl StepResult {
     }
 }
 
-/// The texts that are present, one behind the other.
+/// Joins the texts that are present.
 pub(crate) fn join_present(texts: [Option<String>; 2], by: &str) -> Option<String> {
     texts
         .into_iter()
@@ -171,8 +170,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_outcome_is_left_for_others_to_report_if_the_step_was_done() {
-        let place = "https://store/plan".to_owned();
+    fn the_outcome_is_available_to_others_if_the_step_is_done() {
+        let reference = "https://store/plan".to_owned();
         let failed = StepResult::new(Exit::StepFailed, Ending::Failure);
         assert_eq!(failed.outcome_for_others(true), None);
         let done = |ending, plan| StepResult {
@@ -181,9 +180,9 @@ mod tests {
         };
         for (result, ending, plan) in [
             (
-                done(Ending::Changes, PlanReference::Set(place.clone())),
+                done(Ending::Changes, PlanReference::Set(reference.clone())),
                 Ending::Changes,
-                Some(place),
+                Some(reference),
             ),
             (
                 done(Ending::Failure, PlanReference::Clear),
@@ -196,7 +195,7 @@ mod tests {
                 None,
             ),
         ] {
-            let expected = Untold {
+            let expected = UnreportedStep {
                 ending,
                 after_ok: true,
                 ignore_error: true,

@@ -1,4 +1,4 @@
-//! The order to stop: given once, whatever the reason, and heard by everything that waits.
+//! The stop order. It is given once, whatever the cause, and everything that waits receives it.
 
 use std::fmt;
 use std::io;
@@ -15,6 +15,10 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tracing::warn;
 
+/// What the owner of a run can do about too little memory.
+pub(crate) const MEMORY_HINT: &str = "raise the memory limit of the run (EPHEMERAL_MEMORY_LIMIT of the workspace), or lower the \
+                                      tool's parallelism";
+
 /// A stop order. Clones share it.
 #[derive(Clone, Debug, Default)]
 pub struct Stop {
@@ -22,30 +26,30 @@ pub struct Stop {
     order: Arc<OnceLock<Order>>,
 }
 
-/// Why it was given, and when.
+/// The cause and the time of a stop order.
 #[derive(Clone, Copy, Debug)]
 pub struct Order {
     pub cause: Cause,
     pub at: Instant,
 }
 
-/// Why a run is stopped before it is done.
+/// Why a run is stopped early.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Cause {
-    /// The pod ends: a node is drained, the Job is deleted or past its deadline.
+    /// The pod ends: a node is drained, or the Job is deleted or past its deadline.
     Signal(u8),
     /// The platform's job is over.
     Cancelled,
-    /// The run's own time is up.
+    /// The run reached its own time limit.
     Deadline(Duration),
-    /// Nothing was written to the log for so long.
+    /// The log received no line for this long.
     Silence(Duration),
-    /// Memory is about to run out; in bytes.
+    /// Memory is about to run out. Values are in bytes.
     Memory { used: u64, limit: u64 },
 }
 
 impl Cause {
-    /// The exit code of a step that failed because of it.
+    /// The exit code of a step that failed for this cause.
     pub const fn exit(self) -> Exit {
         match self {
             Self::Signal(signal) => Exit::Signal(signal),
@@ -53,7 +57,7 @@ impl Cause {
         }
     }
 
-    /// As the final report names it.
+    /// The name in the final report.
     pub const fn reason(self) -> StopReason {
         match self {
             Self::Signal(_) => StopReason::Signal,
@@ -64,7 +68,7 @@ impl Cause {
         }
     }
 
-    /// What the owner of the run can do about it.
+    /// The hint for the owner of the run.
     pub const fn hint(self) -> Option<&'static str> {
         match self {
             Self::Signal(_) | Self::Cancelled => None,
@@ -72,9 +76,7 @@ impl Cause {
             Self::Silence(_) => {
                 Some("find out what the tool waits for, or raise the limit on silence")
             }
-            Self::Memory { .. } => Some(
-                "raise EPHEMERAL_MEMORY_LIMIT for the workspace, or lower the tool's parallelism",
-            ),
+            Self::Memory { .. } => Some(MEMORY_HINT),
         }
     }
 }
@@ -87,12 +89,12 @@ impl fmt::Display for Cause {
             Self::Cancelled => f.write_str("stopped because the job is cancelled"),
             Self::Deadline(limit) => write!(
                 f,
-                "stopped because it was not done within {}",
+                "stopped because it did not end within {}",
                 humantime::format_duration(*limit)
             ),
             Self::Silence(limit) => write!(
                 f,
-                "stopped because nothing was heard of it for {}",
+                "stopped because its log had no new line for {}",
                 humantime::format_duration(*limit)
             ),
             Self::Memory { used, limit } => write!(
@@ -106,7 +108,7 @@ impl fmt::Display for Cause {
 }
 
 impl Stop {
-    /// Gives the order. Later ones change nothing.
+    /// Gives the order. A second order has no effect.
     pub fn order(&self, cause: Cause) {
         let _ = self.order.set(Order {
             cause,
@@ -120,12 +122,12 @@ impl Stop {
         self.token.clone()
     }
 
-    /// The order, if it was given.
+    /// The order, if there is one.
     pub fn given(&self) -> Option<Order> {
         self.order.get().copied()
     }
 
-    /// Deadline for something that, once the order is given, may last until this long after it.
+    /// The deadline of work that may last `limit`, or after a stop order until `until` after the order.
     pub fn deadline(&self, limit: Duration, until: Duration) -> Deadline {
         match self.given() {
             Some(order) => Deadline::after(limit.min(until.saturating_sub(order.at.elapsed()))),
@@ -133,12 +135,12 @@ impl Stop {
         }
     }
 
-    /// The order, once it is given, for a thread that may wait.
+    /// Blocks a thread until the order is given, and returns it.
     pub(crate) fn wait(&self) -> Order {
         *self.order.wait()
     }
 
-    /// Returns the order once it is given.
+    /// Waits for the order, and returns it.
     pub async fn ordered(&self) -> Order {
         self.token.cancelled().await;
         self.given()
@@ -146,27 +148,27 @@ impl Stop {
     }
 }
 
-/// How the time between the first SIGTERM and the SIGKILL that follows it is spent.
+/// How the time between the first SIGTERM and the SIGKILL is used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Budget {
-    /// A tool or script that was interrupted is killed this long after the order.
+    /// An interrupted tool or script is killed this long after the order.
     pub tool: Duration,
-    /// Until then a state that is kept elsewhere is offered to the backend again.
+    /// Until then, the push of a state is retried if a copy of the state is kept.
     pub push: Duration,
-    /// Whatever saves results is killed this long after the order.
+    /// A process that saves results is killed this long after the order.
     pub saving: Duration,
-    /// Until then sinks may take the rest of the log.
+    /// Until then, sinks may receive the rest of the log.
     pub flush: Duration,
-    /// Until then the store may take the log.
+    /// Until then, the store may receive the log.
     pub log: Duration,
     /// Until then the platform may record the published state.
     pub history: Duration,
-    /// Until then the platform may take the outcome. What is left is for the final report.
+    /// Until then, the platform may receive the outcome. The remaining time is for the final report.
     pub report: Duration,
 }
 
 impl Budget {
-    /// Splits a grace period: the last 35 s, or half of a short one, belong to storing and reporting.
+    /// Splits a grace period: the last 35 s, or half of a short one, are reserved for storing and reporting.
     pub fn of(grace_period: Duration) -> Self {
         const RESERVE: u32 = 35;
         let reserve = Duration::from_secs(RESERVE.into()).min(grace_period / 2);
@@ -192,21 +194,21 @@ impl Budget {
     }
 }
 
-/// Gives the order on SIGTERM, SIGINT or SIGHUP, from a thread of its own: whatever the others wait for, an order is heard.
-/// The executor is PID 1 of its container: without a handler these signals would do nothing at all there.
+/// Gives the order on SIGTERM, SIGINT or SIGHUP. It listens on a thread of its own, so that blocked threads cannot
+/// delay the order. The executor is PID 1 of its container, where these signals have no effect without a handler.
 pub fn listen(stop: &Stop) -> io::Result<()> {
-    let mut arrivals = Signals::new([SIGTERM, SIGINT, SIGHUP])?;
+    let mut signals = Signals::new([SIGTERM, SIGINT, SIGHUP])?;
     let stop = stop.clone();
     let listener = move || {
-        for number in arrivals.forever() {
+        for number in signals.forever() {
             let signal = u8::try_from(number).expect("signal numbers are small");
             let is_first = stop.given().is_none();
-            // Before it is logged: the reader of diagnostics may be what blocks this process.
+            // The order comes before the log line, because the reader of diagnostics may be blocking this process.
             stop.order(Cause::Signal(signal));
             if is_first {
                 warn!(
                     signal,
-                    "asked to stop: interrupting what runs, then storing what there is"
+                    "stop order received: interrupting tool and scripts, then storing results"
                 );
             } else {
                 warn!(signal, "already stopping");
@@ -224,7 +226,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_part_of_the_end_has_time_left_when_the_one_before_it_has_used_up_its_own() {
+    fn each_part_of_the_end_has_time_of_its_own() {
         let moments = |grace| {
             let Budget {
                 tool,
@@ -248,7 +250,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn the_first_order_counts() {
+    async fn only_the_first_order_counts() {
         let stop = Stop::default();
         assert!(stop.given().is_none());
         stop.order(Cause::Signal(15));

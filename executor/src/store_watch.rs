@@ -1,4 +1,4 @@
-//! Says in the run's log that the executor waits for the artifact store, and that the store works again: each once.
+//! Reports in the run's log, once each, that the executor waits for the artifact store, and that the store works again.
 
 use std::time::Duration;
 
@@ -9,8 +9,8 @@ use tokio::time::timeout;
 use tokio_util::task::AbortOnDropHandle;
 use tracing::{info, warn};
 
-/// Shorter failures are not worth a line.
-const WORTH_A_LINE: Duration = Duration::from_secs(3);
+/// Shorter failures are not reported.
+const MIN_REPORTED_FAILURE: Duration = Duration::from_secs(3);
 
 /// Watches the store until the handle is dropped. A folder needs no watch.
 pub(crate) fn start(store: &Store, log: LogWriter) -> Option<AbortOnDropHandle<()>> {
@@ -20,7 +20,7 @@ pub(crate) fn start(store: &Store, log: LogWriter) -> Option<AbortOnDropHandle<(
 
 async fn announce(mut trouble: watch::Receiver<Option<String>>, log: LogWriter) {
     while trouble.wait_for(Option::is_some).await.is_ok() {
-        let passes = timeout(WORTH_A_LINE, trouble.wait_for(Option::is_none)).await;
+        let passes = timeout(MIN_REPORTED_FAILURE, trouble.wait_for(Option::is_none)).await;
         match passes.map(|passes| passes.is_ok()) {
             Ok(true) => continue,
             // The store is closed.
@@ -51,14 +51,14 @@ mod tests {
     use super::*;
 
     #[tokio::test(start_paused = true)]
-    async fn a_wait_for_the_store_is_announced_once_and_so_is_its_end() {
+    async fn a_wait_for_the_store_and_its_end_are_reported_once_each() {
         let folder = tempfile::tempdir().unwrap();
         let log =
             RunLog::start(LogConfig::new(folder.path()), Redactor::default(), vec![]).unwrap();
         let (health, trouble) = watch::channel(None);
         let watching = tokio::spawn(announce(trouble, log.writer()));
-        let pause = || tokio::time::sleep(WORTH_A_LINE / 2);
-        // A short failure, and then a long one with changing causes.
+        let pause = || tokio::time::sleep(MIN_REPORTED_FAILURE / 2);
+        // A short failure, then a long one with changing causes.
         for text in [
             Some("S3 answers 503"),
             None,

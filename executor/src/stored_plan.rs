@@ -1,9 +1,10 @@
-//! The plan in the artifact store, between plan step and apply step (contract 6.2): stores it, notes it, and decides which
-//! plan an apply may use.
+//! The plan in the artifact store, between plan step and apply step (contract 6.2). This module stores the plan,
+//! records it in a note, and decides which plan an apply may use.
 //!
-//! What was reviewed is what is applied: the plan step leaves the plan's digest and the tool's version apart from the plan
-//! itself, in the job context and in the store, and the apply step refuses a plan that is missing, empty, altered or of unknown
-//! origin. Where no platform remembers what a job has done, the note in the store also tells that the job was planned.
+//! An apply uses exactly the reviewed plan. The plan step records the plan's digest and the tool's version separately
+//! from the plan, in the job context and in the store. The apply step refuses a plan that is missing, empty, altered or
+//! of unknown origin. If no platform records the steps of a job, the note in the store also shows that the job was
+//! planned.
 
 use std::fs;
 use std::io::{self, Read as _};
@@ -20,13 +21,13 @@ use serde_json::{Map, Value, json};
 use crate::error::StepError;
 use crate::tool::ResolvedTool;
 
-/// Key of the job context under which plan steps leave their [`PlanRecord`].
+/// Key of the job context in which plan steps save their [`PlanRecord`].
 pub const CONTEXT_KEY: &str = "mayflyPlan";
 
 /// Every plan file is a zip archive.
 const ZIP_MAGIC: &[u8] = b"PK\x03\x04";
 
-/// What is known of a stored plan.
+/// The metadata of a stored plan.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct PlanRecord {
@@ -34,14 +35,14 @@ pub struct PlanRecord {
     pub reference: String,
     pub sha256: String,
     pub size_bytes: u64,
-    /// The tool that made it, and the only one that can apply it.
+    /// The tool that made it. No other tool can apply it.
     pub tool: Tool,
     pub version: String,
     pub commit_id: String,
 }
 
 impl PlanRecord {
-    /// The context patch that leaves this record for a step.
+    /// The patch of the job context that saves this record for a step.
     pub fn patch(&self, step_id: &str) -> Map<String, Value> {
         let mut patch = Map::new();
         patch.insert(CONTEXT_KEY.to_owned(), json!({ step_id: self }));
@@ -56,13 +57,14 @@ impl PlanRecord {
     }
 }
 
-/// What a plan step notes in the store, for an apply step whose pod shares nothing else with its own.
+/// The note of a plan step in the store. It is for an apply step whose pod shares only the store with the plan step's
+/// pod.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct PlanNote {
     /// The step that planned last.
     pub step_id: String,
-    /// Its plan; none while it is made, and when making it failed.
+    /// Its plan; none while the step is planning, or if planning failed.
     pub plan: Option<PlanRecord>,
 }
 
@@ -71,13 +73,13 @@ fn note_key(job: &JobData) -> ObjectKey {
 }
 
 impl PlanNote {
-    /// Leaves the note for the steps that follow.
-    pub async fn leave(&self, store: &Store, job: &JobData) -> Result<(), StoreError> {
+    /// Saves the note for later steps.
+    pub async fn save(&self, store: &Store, job: &JobData) -> Result<(), StoreError> {
         let text = serde_json::to_vec(self).expect("a note has no failing serialiser");
         store.put(&note_key(job), text).await.map(drop)
     }
 
-    /// The note of the job; none where no plan step has left one.
+    /// The note of the job; none if no plan step has saved one.
     pub async fn read(store: &Store, job: &JobData) -> Result<Option<Self>, PlanError> {
         let key = note_key(job);
         let text = store.read(&key).await.map_err(PlanError::Unavailable)?;
@@ -99,7 +101,7 @@ pub struct NewPlan<'p> {
     pub commit_id: &'p str,
 }
 
-/// Stores a plan, and notes it for the steps that follow.
+/// Stores a plan, and saves its note for later steps.
 pub async fn store(
     store: &Store,
     job: &JobData,
@@ -123,30 +125,30 @@ pub async fn store(
     Ok(record)
 }
 
-/// Notes for the steps that follow that the job was planned, and which plan it has.
+/// Saves the note that the job was planned, and its plan.
 pub async fn note(
     store: &Store,
     job: &JobData,
     plan: Option<PlanRecord>,
 ) -> Result<(), StoreError> {
     let step_id = job.step_id.clone();
-    PlanNote { step_id, plan }.leave(store, job).await
+    PlanNote { step_id, plan }.save(store, job).await
 }
 
-/// A plan an apply must not use.
+/// Why an apply must not use a plan.
 #[derive(Debug, thiserror::Error)]
 pub enum PlanError {
-    /// The job was planned, but the platform knows no plan.
+    /// The job was planned, but the platform has no reference to the plan.
     #[error("the job has a reviewed plan, but the platform no longer knows where it is stored")]
     Unknown,
-    /// What the plan step noted cannot be read.
-    #[error("`{reference}` is no reference to a stored plan")]
+    /// The note of the plan step cannot be read.
+    #[error("the note of the plan in `{reference}` cannot be read")]
     BadNote {
         reference: String,
         #[source]
         source: serde_json::Error,
     },
-    /// Nothing tells who made it, and what it was then.
+    /// There is no record of its author and its digest.
     #[error("the plan in `{reference}` has no record of the executor that made it")]
     Unrecorded { reference: String },
     /// It cannot be fetched.
@@ -155,11 +157,11 @@ pub enum PlanError {
     /// It is empty.
     #[error("the reviewed plan in `{reference}` is empty")]
     Empty { reference: String },
-    /// It is not what the plan step stored.
+    /// It differs from the plan that the plan step stored.
     #[error("the reviewed plan in `{reference}` was altered after it was made")]
     Altered { reference: String },
-    /// It is no plan at all.
-    #[error("what is stored in `{reference}` is not a plan")]
+    /// It is not a plan.
+    #[error("the file in `{reference}` is not a plan")]
     NotAPlan { reference: String },
     /// The other tool made it.
     #[error("the reviewed plan was made by {made_by}, this step uses {required}")]
@@ -174,15 +176,15 @@ pub enum PlanError {
 }
 
 impl PlanError {
-    /// What to do about it.
+    /// The hint for users.
     pub fn hint(&self) -> String {
         match self {
             Self::Unavailable(error) if error.hint().is_some() => error.hint().unwrap_or_default(),
             Self::Unrecorded { .. } => format!(
-                "plan again; where executors of another kind make plans as well, set {}=true to apply theirs",
+                "plan again; if other executors make plans too, set {}=true to apply their plans",
                 env::MIXED_FLEET
             ),
-            _ => "plan again, review the new plan and apply that".to_owned(),
+            _ => "plan again, review the new plan and apply it".to_owned(),
         }
     }
 }
@@ -190,9 +192,9 @@ impl PlanError {
 impl From<PlanError> for StepError {
     fn from(error: PlanError) -> Self {
         let exit = match error {
-            // Neither plan nor review is the cause.
+            // The cause is neither the plan nor the review.
             PlanError::Unavailable(StoreError::Unavailable { .. }) => Exit::Infrastructure,
-            // The document is sound; the plan it refers to is not.
+            // The document is valid, but the plan that it refers to is not.
             _ => Exit::StepFailed,
         };
         let hint = error.hint();
@@ -206,32 +208,32 @@ pub struct ReviewedPlan {
     file: PathBuf,
     digest: Digest,
     reference: String,
-    /// What the plan step left; an executor of another kind leaves nothing.
+    /// The record of the plan step. Other executors save none.
     pub record: Option<PlanRecord>,
 }
 
-/// What is known of the job's plan, and where its content is to go.
+/// The inputs for fetching the job's plan: the facts about it, and the folder for its content.
 #[derive(Debug)]
-pub struct Handover<'h> {
+pub struct PlanFetcher<'h> {
     pub job: &'h JobData,
     pub view: &'h StepView,
     pub context: &'h Map<String, Value>,
     pub store: &'h Store,
     /// A folder that no other user can read.
     pub private: &'h Path,
-    /// Whether a platform keeps the job's steps and its plan on record. Where none does, the note in the store counts.
-    pub on_record: bool,
-    /// Whether a plan without a record is applied.
+    /// Whether a platform records the job's steps and its plan. If not, the note in the store counts.
+    pub platform_keeps_records: bool,
+    /// Whether a plan without a record may be applied.
     pub mixed_fleet: bool,
 }
 
-impl Handover<'_> {
-    /// Fetches the job's plan; `None` when the job has no plan step whose plan it must use.
+impl PlanFetcher<'_> {
+    /// Fetches the job's plan; `None` if the job has no plan step whose plan it must use.
     pub async fn fetch(&self) -> Result<Option<ReviewedPlan>, PlanError> {
         let mut note = None;
         let mut reference = self.view.terraform_plan.clone();
         let mut planned = self.view.planned;
-        if reference.is_none() && !planned && !self.on_record {
+        if reference.is_none() && !planned && !self.platform_keeps_records {
             note = PlanNote::read(self.store, self.job).await?;
             planned = note.is_some();
             let plan = note.as_ref().and_then(|note| note.plan.as_ref());
@@ -245,7 +247,7 @@ impl Handover<'_> {
             };
         };
         let mut record = PlanRecord::find(self.context, &reference);
-        // Not every platform has a job context.
+        // Some platforms have no job context.
         if record.is_none() {
             if note.is_none() {
                 note = PlanNote::read(self.store, self.job).await?;
@@ -257,13 +259,13 @@ impl Handover<'_> {
         if record.is_none() && !self.mixed_fleet {
             return Err(PlanError::Unrecorded { reference });
         }
-        checked(self.store, self.private, self.job.tool(), reference, record)
+        fetch_and_check(self.store, self.private, self.job.tool(), reference, record)
             .await
             .map(Some)
     }
 }
 
-async fn checked(
+async fn fetch_and_check(
     store: &Store,
     private: &Path,
     tool: Tool,
@@ -303,10 +305,10 @@ async fn checked(
 }
 
 impl ReviewedPlan {
-    /// Lays the plan at `target`, replacing whatever scripts put there, and checks it once more: what is applied
-    /// is what was fetched.
-    pub fn place(&self, target: &Path) -> Result<(), PlanError> {
-        let place = || {
+    /// Copies the plan to `target`, replacing any file of a script, and checks it again. So the applied plan is the
+    /// fetched one.
+    pub fn copy_to(&self, target: &Path) -> Result<(), PlanError> {
+        let copy = || {
             match fs::remove_file(target) {
                 Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
                 _ => {}
@@ -314,11 +316,11 @@ impl ReviewedPlan {
             fs::copy(&self.file, target)?;
             Digest::of(target)
         };
-        let placed = place().map_err(|source| PlanError::NotWritten {
+        let copied = copy().map_err(|source| PlanError::NotWritten {
             path: target.to_owned(),
             source,
         })?;
-        if placed == self.digest {
+        if copied == self.digest {
             Ok(())
         } else {
             Err(PlanError::Altered {
@@ -387,20 +389,20 @@ mod tests {
             &self,
             view: &StepView,
             context: &Map<String, Value>,
-            change: impl FnOnce(&mut Handover<'_>),
+            change: impl FnOnce(&mut PlanFetcher<'_>),
         ) -> Result<Option<ReviewedPlan>, PlanError> {
             let private = tempfile::tempdir_in(self.folder.path()).unwrap().keep();
-            let mut handover = Handover {
+            let mut fetcher = PlanFetcher {
                 job: &job(),
                 view,
                 context,
                 store: &self.store,
                 private: &private,
-                on_record: true,
+                platform_keeps_records: true,
                 mixed_fleet: false,
             };
-            change(&mut handover);
-            handover.fetch().await
+            change(&mut fetcher);
+            fetcher.fetch().await
         }
 
         async fn note(&self, plan: Option<PlanRecord>) {
@@ -408,7 +410,7 @@ mod tests {
                 step_id: "s".into(),
                 plan,
             };
-            note.leave(&self.store, &job()).await.unwrap();
+            note.save(&self.store, &job()).await.unwrap();
         }
     }
 
@@ -434,7 +436,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn an_unaltered_plan_is_placed_over_whatever_is_there() {
+    async fn an_unaltered_plan_replaces_an_existing_file() {
         let fixture = Fixture::new(b"PK\x03\x04plan").await;
         let plan = fixture
             .fetch(&fixture.record().patch("s"))
@@ -444,7 +446,7 @@ mod tests {
         assert_eq!(plan.record, Some(fixture.record()));
         let target = fixture.folder.path().join("terraformLibrary.tfPlan");
         fs::write(&target, "forged").unwrap();
-        plan.place(&target).unwrap();
+        plan.copy_to(&target).unwrap();
         assert_eq!(fs::read(&target).unwrap(), b"PK\x03\x04plan");
     }
 
@@ -486,7 +488,7 @@ mod tests {
         let refused = fixture.fetch(&Map::new()).await.unwrap_err();
         assert!(matches!(refused, PlanError::Unrecorded { .. }));
         assert!(refused.hint().contains("MAYFLY_MIXED_FLEET=true"));
-        // A record of another plan is none of this one.
+        // A record of another plan does not count.
         let other = PlanRecord {
             reference: "elsewhere".into(),
             ..fixture.record()
@@ -496,25 +498,25 @@ mod tests {
             fixture.fetch(&other.patch("s")).await,
             Err(PlanError::Unrecorded { .. })
         ));
-        let mixed = |handover: &mut Handover<'_>| handover.mixed_fleet = true;
-        let known = step_view(Some(fixture.reference.clone()), true);
-        let fetched = fixture.fetch_as(&known, &Map::new(), mixed).await;
+        let mixed = |fetcher: &mut PlanFetcher<'_>| fetcher.mixed_fleet = true;
+        let view = step_view(Some(fixture.reference.clone()), true);
+        let fetched = fixture.fetch_as(&view, &Map::new(), mixed).await;
         assert_eq!(fetched.unwrap().unwrap().record, None);
     }
 
     #[tokio::test]
-    async fn a_plan_without_a_record_must_at_least_be_one() {
+    async fn a_file_without_a_record_must_be_a_plan() {
         let fixture = Fixture::new(b"hello").await;
-        let mixed = |handover: &mut Handover<'_>| handover.mixed_fleet = true;
-        let known = step_view(Some(fixture.reference.clone()), true);
+        let mixed = |fetcher: &mut PlanFetcher<'_>| fetcher.mixed_fleet = true;
+        let view = step_view(Some(fixture.reference.clone()), true);
         assert!(matches!(
-            fixture.fetch_as(&known, &Map::new(), mixed).await,
+            fixture.fetch_as(&view, &Map::new(), mixed).await,
             Err(PlanError::NotAPlan { .. })
         ));
     }
 
     #[tokio::test]
-    async fn a_record_in_the_store_does_where_the_context_is_not_to_be_had() {
+    async fn a_record_in_the_store_is_enough_without_a_context() {
         let fixture = Fixture::new(b"PK\x03\x04plan").await;
         fixture.note(Some(fixture.record())).await;
         let plan = fixture.fetch(&Map::new()).await.unwrap().unwrap();
@@ -527,12 +529,13 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn where_nobody_else_remembers_the_plan_the_note_in_the_store_does() {
+    async fn the_note_in_the_store_is_used_if_no_other_record_has_the_plan() {
         let fixture = Fixture::new(b"PK\x03\x04plan").await;
-        let fetch = async |on_record| {
-            let change = |handover: &mut Handover<'_>| handover.on_record = on_record;
-            let unknown = step_view(None, false);
-            fixture.fetch_as(&unknown, &Map::new(), change).await
+        let fetch = async |on_platform| {
+            let change =
+                |fetcher: &mut PlanFetcher<'_>| fetcher.platform_keeps_records = on_platform;
+            let view = step_view(None, false);
+            fixture.fetch_as(&view, &Map::new(), change).await
         };
         assert!(
             fetch(false).await.unwrap().is_none(),
@@ -546,7 +549,7 @@ mod tests {
         fixture.note(Some(fixture.record())).await;
         let plan = fetch(false).await.unwrap().unwrap();
         assert_eq!(plan.record, Some(fixture.record()));
-        // What a platform has on record counts for more.
+        // The platform's record takes precedence.
         assert!(fetch(true).await.unwrap().is_none());
         let note = note_key(&job());
         fixture.store.put(&note, "{").await.unwrap();

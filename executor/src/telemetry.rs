@@ -1,11 +1,11 @@
-//! How the executor's diagnostics are set up.
+//! Sets up the executor's diagnostics.
 
 use runtime::telemetry::{LogFormat, subscribe};
 use tracing_subscriber::EnvFilter;
 
 use crate::config::TelemetryConfig;
 
-/// Sets the executor's diagnostics up.
+/// Sets up the executor's diagnostics.
 pub(crate) fn install(
     config: &TelemetryConfig,
 ) -> Result<(), tracing_subscriber::filter::ParseError> {

@@ -1,4 +1,4 @@
-//! The tool's command line, typed: one method for each thing a step asks of it.
+//! The tool's command line, typed: one method for each command that a step needs.
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
@@ -31,7 +31,7 @@ pub mod raw_state;
 pub mod structured;
 pub mod variables;
 
-/// More than any of the small commands says.
+/// Larger than the output of any small command.
 const MAX_TEXT_BYTES: usize = 1024 * 1024;
 
 /// The tool in one working directory.
@@ -47,20 +47,20 @@ pub struct Terraform<'r> {
     pub variables: Option<PathBuf>,
     pub refresh: bool,
     pub refresh_only: bool,
-    /// What the events of the operation have said so far.
+    /// The state of the operation from its events so far.
     pub events: EventState,
 }
 
 /// A state the tool could not store itself.
 #[derive(Clone, Debug)]
 pub enum ErroredState {
-    /// It is in this file.
+    /// The state is in this file.
     File(PathBuf),
-    /// No disk took it, so that the tool printed it.
+    /// No disk accepted the state, so the tool printed it.
     Printed(Bytes),
 }
 
-/// How one of the small commands ended.
+/// The result of a small command.
 #[derive(Debug)]
 pub struct CommandOutput {
     pub ok: bool,
@@ -68,14 +68,14 @@ pub struct CommandOutput {
 }
 
 impl CommandOutput {
-    /// The lock that was in its way.
+    /// The lock that blocked the command.
     pub fn lock(&self) -> Option<StateLock> {
         if self.ok { None } else { find_lock(&self.text) }
     }
 }
 
 impl Terraform<'_> {
-    /// `init`, its output to `consumer`. `ssh_command` is git's, for modules fetched over ssh.
+    /// `init`, with its output to `consumer`. git uses `ssh_command` for modules over ssh.
     pub async fn init(
         &self,
         env: &ChildEnv,
@@ -89,8 +89,8 @@ impl Terraform<'_> {
             self.variables.as_deref(),
         );
         let mut invocation = self.invocation(env, args);
-        // Init runs no provider, so a lazier garbage collector costs no memory worth the name, and start-up is
-        // most of what it does. Operations keep the default: providers inherit it, and their heaps are large.
+        // Init runs no provider, so a less frequent garbage collection costs little memory. Start-up is most of its
+        // work. Operations keep the default, because providers inherit it, and their heaps are large.
         if env.get("GOGC").is_none() {
             invocation.env.push(("GOGC".into(), "400".into()));
         }
@@ -179,7 +179,7 @@ impl Terraform<'_> {
         self.document(env, args::state_pull()).await
     }
 
-    /// Stores a state the tool could not store itself.
+    /// Stores a state that the tool could not store itself.
     pub async fn state_push(
         &self,
         env: &ChildEnv,
@@ -196,9 +196,10 @@ impl Terraform<'_> {
         self.run_small(invocation).await
     }
 
-    /// Takes the lock on the state for a moment and changes nothing. It fails while another process holds the lock.
-    pub async fn touch_lock(&self, env: &ChildEnv) -> Result<CommandOutput, ProcessError> {
-        self.run_small(self.invocation(env, args::touch_lock()))
+    /// Takes the lock on the state and releases it at once. It changes nothing. It fails while another process holds
+    /// the lock.
+    pub async fn probe_lock(&self, env: &ChildEnv) -> Result<CommandOutput, ProcessError> {
+        self.run_small(self.invocation(env, args::probe_lock()))
             .await
     }
 
@@ -246,7 +247,7 @@ impl Terraform<'_> {
         args: Vec<OsString>,
     ) -> Result<Option<Vec<u8>>, ProcessError> {
         let mut capture = Capture::up_to(MAX_DOCUMENT_BYTES);
-        // Warnings, and all that `TF_LOG` asks for.
+        // This drops stderr, which contains only warnings and the output of `TF_LOG`.
         let invocation = Invocation {
             prints_document: true,
             ..self.invocation(env, args)
@@ -275,7 +276,7 @@ impl Terraform<'_> {
         }
     }
 
-    /// What can be stopped: the tool passes an interrupt on to its providers itself.
+    /// The limit of commands that a stop order interrupts. The tool passes an interrupt on to its providers itself.
     fn interrupted(&self) -> Limit {
         Limit {
             stop: self.stop.clone(),
@@ -284,7 +285,7 @@ impl Terraform<'_> {
         }
     }
 
-    /// After a stop order, results are still saved as long as there is time.
+    /// The limit of commands that save results. They continue after a stop order until the time for saving ends.
     fn saving(&self) -> Limit {
         Limit {
             stop: self.stop.clone(),

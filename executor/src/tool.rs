@@ -1,8 +1,8 @@
-//! Which Terraform or OpenTofu binary a run uses: found on PATH, in the cache, or downloaded and verified.
+//! Finds the Terraform or OpenTofu binary of a run: on PATH, in the cache, or by a verified download.
 //!
-//! Knows nothing of job data beyond the tool's name and the range text, and nothing of what the binary is
-//! used for. The stock executor's binary cache in object storage is deliberately not read: any workspace
-//! could have written there (contract 9.4).
+//! From the job data, this module knows only the tool's name and the text of the range. It knows nothing of the
+//! binary's use. It deliberately does not read the stock executor's binary cache in object storage, because any
+//! workspace could have written to it (contract 9.4).
 
 mod cache;
 mod download;
@@ -28,30 +28,30 @@ use job_contract::chain;
 use semver::Version;
 use url::Url;
 
-/// Called with one-line sentences about what takes time or deserves a warning.
+/// Receives one-line messages about slow work and warnings.
 pub type Notify<'a> = &'a (dyn Fn(&str) + Send + Sync);
 
-/// Which of several satisfying versions is used.
+/// Which of several matching versions is used.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Selection {
-    /// The binary on PATH if it satisfies the range, else the greatest cached, else the greatest published.
+    /// The binary on PATH if it satisfies the range, else the greatest in the cache, else the greatest published one.
     #[default]
     Installed,
-    /// The greatest published, as the stock executor does.
+    /// The greatest published one, as with the stock executor.
     Newest,
 }
 
-/// What is asked of a release's signature. One that is there must be good in any case.
+/// The required signature of a release. A signature that exists must be valid in any case.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum SignaturePolicy {
-    /// A release may come without: a mirror need not carry signatures. Checksums are required all the same.
+    /// A release may have no signature, because a mirror may lack them. Checksums are still required.
     #[default]
     Offered,
     /// A release without a signature is refused.
     Required,
 }
 
-/// A word that names no choice.
+/// A setting's text that is none of its choices.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("`{found}` is not one of {expected}")]
 pub struct UnknownChoice {
@@ -110,21 +110,21 @@ impl fmt::Display for SignaturePolicy {
 /// Where tools come from.
 #[derive(Clone)]
 pub struct ToolConfig {
-    /// Directory of downloaded tools, which many executors may share.
+    /// Directory of downloaded tools. Many executors may share it.
     pub cache_dir: PathBuf,
     /// Terraform's release index.
     pub terraform_index: Url,
     /// OpenTofu's release index.
     pub tofu_index: Url,
-    /// Replaces scheme, host and path prefix of the download addresses an index names.
+    /// Replaces scheme, host and path prefix of the index's download addresses.
     pub mirror: Option<Url>,
     pub selection: Selection,
     pub signatures: SignaturePolicy,
-    /// OpenPGP public keys trusted beside the publishers' own.
+    /// OpenPGP public keys that are trusted in addition to the publishers' own.
     pub extra_keys: Option<PathBuf>,
     /// The PATH to search.
     pub path: OsString,
-    /// How long a release server that cannot be used is tried.
+    /// How long requests to an unusable release server are repeated.
     pub retry_for: Duration,
 }
 
@@ -137,7 +137,7 @@ impl ToolConfig {
     }
 }
 
-// Addresses may hold credentials.
+// Debug output omits addresses, because they may hold credentials.
 impl fmt::Debug for ToolConfig {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("ToolConfig")
@@ -162,7 +162,7 @@ pub enum Origin {
     Download,
 }
 
-/// A binary to run, and the version it is.
+/// A binary and its version.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ResolvedTool {
     pub tool: Tool,
@@ -172,10 +172,10 @@ pub struct ResolvedTool {
     pub origin: Origin,
 }
 
-/// Finds a binary of `tool` that satisfies `range`, downloading it if need be.
+/// Finds a binary of `tool` that satisfies `range`. Downloads it if necessary.
 ///
-/// Dropping the future cancels: what is half-way is removed, and an unpacking that has begun is finished in
-/// the background without anything half-written becoming visible.
+/// Dropping the future cancels the work and removes partial files. An unpacking that has begun ends in the background.
+/// Partial content never becomes visible.
 pub async fn resolve(
     tool: Tool,
     range: &str,
@@ -206,7 +206,7 @@ struct Resolver<'a> {
 
 impl Resolver<'_> {
     async fn resolve(&self) -> Result<ResolvedTool, ToolError> {
-        // A full version is the same wherever it comes from: the index has nothing to add.
+        // A full version needs no index, because it is the same from every source.
         let local_first =
             self.config.selection == Selection::Installed || self.range.exact().is_some();
         if local_first {
@@ -238,7 +238,7 @@ impl Resolver<'_> {
         }
     }
 
-    /// The binary on PATH if it satisfies the range, else the greatest in the cache that does.
+    /// The binary on PATH if it satisfies the range, else the greatest matching one in the cache.
     async fn local(&self) -> Option<ResolvedTool> {
         if let Some(found) = self.on_path().await
             && self.range.matches(&found.version)
@@ -267,7 +267,7 @@ impl Resolver<'_> {
     }
 
     async fn on_path(&self) -> Option<ResolvedTool> {
-        // A relative entry would find what lies in whichever directory we are in, a run's work tree perhaps.
+        // Relative entries are skipped. They would search the current directory, which could be a run's work tree.
         let absolute = std::env::split_paths(&self.config.path).filter(|entry| entry.is_absolute());
         let searched = std::env::join_paths(absolute).ok()?;
         let path = which::which_in_global(self.tool.binary(), Some(searched))

@@ -1,7 +1,7 @@
-//! Prepares the tree a run works on (contract 8): a git checkout or an unpacked tarball, the credentials around it,
-//! and the folder of the root module. Knows nothing of tools, phases or the platform.
+//! Prepares the work tree of a run (contract 8): a git checkout or an unpacked tarball, its credentials, and the folder
+//! of the root module. This module knows nothing of tools, phases or the platform.
 //!
-//! Secrets are written below [`Layout::private`] only, never into the tree.
+//! It writes secrets below [`Layout::private`] only, never into the tree.
 
 pub mod archive;
 pub mod azure;
@@ -38,15 +38,15 @@ use self::git::Git;
 pub use self::git::GitError;
 use self::http::ProxySettings;
 pub(crate) use self::layout::write_private_file;
-pub use self::layout::{Layout, Site};
+pub use self::layout::{Layout, LayoutConfig};
 use self::layout::{remove_file_if_present, remove_tree};
 use self::source::Source;
 pub use self::source::SourceError;
 
-/// Deployment settings the workspace needs, and what its processes may inherit.
+/// Deployment settings that the workspace needs, and the environment of its processes.
 #[derive(Clone, Debug)]
 pub struct WorkspaceConfig {
-    /// SSH server keys are checked against this file; without one every key is accepted, as the contract has it.
+    /// The file of accepted SSH server keys. Without it, every key is accepted, as the contract requires.
     pub known_hosts: Option<PathBuf>,
     /// Limits on tarballs.
     pub archive_limits: ArchiveLimits,
@@ -80,7 +80,7 @@ use crate::error::{ErrorKind, StepError};
 /// Why there is no workspace.
 #[derive(Debug, thiserror::Error)]
 pub enum WorkspaceError {
-    /// The address in the job data is of no use.
+    /// The address in the job data is unusable.
     #[error(transparent)]
     Source(#[from] SourceError),
     /// There is no credential for the VCS.
@@ -92,7 +92,7 @@ pub enum WorkspaceError {
     /// The tarball could not be fetched.
     #[error(transparent)]
     Download(#[from] DownloadError),
-    /// The tarball was not unpacked.
+    /// The tarball could not be unpacked.
     #[error(transparent)]
     Archive(#[from] ArchiveError),
     /// The folder of the root module does not exist.
@@ -101,10 +101,10 @@ pub enum WorkspaceError {
     /// The folder of the root module is a file.
     #[error("`{folder}` in the source is not a folder")]
     NotAFolder { folder: String },
-    /// The folder of the root module leads out of the tree.
-    #[error("the folder `{folder}` lies outside the source")]
+    /// The folder of the root module is outside the tree.
+    #[error("the folder `{folder}` is outside the source")]
     OutsideFolder { folder: String },
-    /// A file system operation of our own failed.
+    /// A file system operation of this module failed.
     #[error("could not {action} `{}`", path.display())]
     Io {
         action: &'static str,
@@ -112,13 +112,13 @@ pub enum WorkspaceError {
         #[source]
         source: io::Error,
     },
-    /// The task that unpacks ended without a result.
+    /// The unpacking task ended without a result.
     #[error("unpacking ended unexpectedly")]
     Unpacking(#[source] tokio::task::JoinError),
 }
 
 impl WorkspaceError {
-    /// Who can do something about it.
+    /// The kind of the error, which decides about retries.
     pub fn kind(&self) -> ErrorKind {
         match self {
             Self::Credential(error) => error.kind(),
@@ -134,7 +134,7 @@ impl WorkspaceError {
         }
     }
 
-    /// What to do next, where there is something.
+    /// The hint for users, if there is one.
     pub fn hint(&self) -> Option<String> {
         match self {
             Self::Source(error) => Some(error.hint().to_owned()),
@@ -146,7 +146,7 @@ impl WorkspaceError {
                 "set the folder of the workspace to the one that holds the root module".to_owned(),
             ),
             Self::Io { source, .. } if source.kind() == io::ErrorKind::StorageFull => {
-                Some("give the work dir more space".to_owned())
+                Some("give the work directory more space".to_owned())
             }
             Self::Io { .. } | Self::Unpacking(_) => None,
         }
@@ -160,7 +160,7 @@ impl From<WorkspaceError> for StepError {
     }
 }
 
-/// For `map_err`: names what was done to which path.
+/// For `map_err`: adds the action and the path.
 fn io_error(action: &'static str, path: &Path) -> impl FnOnce(io::Error) -> WorkspaceError {
     let path = path.to_path_buf();
     move |source| WorkspaceError::Io {
@@ -170,14 +170,13 @@ fn io_error(action: &'static str, path: &Path) -> impl FnOnce(io::Error) -> Work
     }
 }
 
-/// Where the commit id is in the tree, for scripts (contract 8.1).
+/// The file with the commit id in the tree, for scripts (contract 8.1).
 const COMMIT_FILE: &str = "commitHash.info";
 const INIT_KEY_FILE: &str = "ssh/id";
 
-/// Fetches the content of `job` into `layout` and writes the credentials around it. `notify` is told what is
-/// going on, one line at a time.
+/// Fetches the content of `job` into `layout`, and writes its credentials. `notify` gets progress messages of one line.
 ///
-/// Dropping the future kills git and everything it started.
+/// Dropping the future kills git and its child processes.
 pub async fn prepare(
     job: &JobData,
     layout: &Layout,
@@ -202,7 +201,7 @@ pub async fn prepare(
 }
 
 impl Workspace {
-    /// The folder of the root module. It must be a folder within the tree, wherever links lead.
+    /// The folder of the root module. It must be a folder within the tree, also after resolving links.
     pub fn working_dir(&self, job: &JobData) -> Result<PathBuf, WorkspaceError> {
         let folder = job.folder();
         let named = || folder.to_owned();
@@ -221,8 +220,8 @@ impl Workspace {
     }
 }
 
-/// Clones the tools repository of scripts into `target` (contract 4.4), replacing what an earlier clone left.
-/// Its credentials are among the run's environment variables.
+/// Clones the tools repository of scripts into `target` (contract 4.4). It replaces an earlier clone. The run's
+/// environment variables contain its credentials.
 pub async fn clone_tools_repository(
     repository: &str,
     branch: &str,
@@ -320,7 +319,7 @@ async fn unpack_content(
     Ok(())
 }
 
-/// Stops the blocking task when its caller is gone.
+/// Stops the blocking task when its caller is dropped.
 #[derive(Default)]
 struct StopOnDrop(Arc<AtomicBool>);
 
@@ -347,7 +346,7 @@ fn init_ssh_command(
     Ok(Some(ssh::ssh_command(Some(&file), known_hosts)))
 }
 
-/// Never through a link the repository brought under this name.
+/// Writes a new file, never through a link of this name in the repository.
 fn write_commit_file(path: &Path, commit_id: &str) -> io::Result<()> {
     remove_entry(path)?;
     fs::OpenOptions::new()
@@ -365,7 +364,7 @@ fn remove_entry(path: &Path) -> io::Result<()> {
     }
 }
 
-/// Refuses a target below the tree whose folders are links that lead out of it.
+/// Refuses a target below the tree if links in its path lead out of the tree.
 fn refuse_detour(root: &Path, target: &Path) -> Result<(), WorkspaceError> {
     if !target.starts_with(root) {
         return Ok(());

@@ -1,8 +1,8 @@
-//! Configurations as tar archives: whatever is in one, nothing is written outside the target, nothing in the target
-//! leads out of it, and the limits hold.
+//! Configurations as tar archives. For any archive, nothing is written outside the target folder, no link in it leads outside,
+//! and the limits hold.
 //!
-//! The input is the tar archive; the checksums of its headers are set right here, and it is compressed. What is
-//! gzip-compressed already is unpacked as it is.
+//! The input is a tar archive. The target corrects the checksums of its headers and compresses it. An input that is already
+//! compressed with gzip is unpacked without changes.
 
 #![no_main]
 
@@ -87,7 +87,7 @@ fn look(folder: &Path, root: &Path, found: &mut Found) {
         if kind.is_dir() {
             look(&path, root, found);
         } else if kind.is_symlink() {
-            // One that leads nowhere, or in circles, leads nowhere outside either.
+            // A broken or circular link does not lead outside.
             if let Ok(end) = fs::canonicalize(&path) {
                 assert!(end.starts_with(root), "{name} leads to {}", end.display());
             }
@@ -96,7 +96,7 @@ fn look(folder: &Path, root: &Path, found: &mut Found) {
         } else {
             assert!(kind.is_file(), "{name} is neither file, folder nor link");
             assert_eq!(kind.permissions().mode() & 0o7022, 0, "{name}");
-            // A second name of a file takes no more room.
+            // A hard link takes no additional space.
             if found.inodes.insert(kind.ino()) {
                 found.bytes += kind.len();
             }
@@ -104,7 +104,7 @@ fn look(folder: &Path, root: &Path, found: &mut Found) {
     }
 }
 
-/// Walks the archive as a reader does and sets each header's checksum.
+/// Sets the checksum of each header in the archive.
 fn mend_headers(tar: &mut [u8]) {
     let mut at = 0;
     while let Some(block) = tar.get_mut(at..at + BLOCK) {

@@ -1,4 +1,4 @@
-//! Image references and registries, one per line: a reference that is moved to another registry is one there.
+//! Image references and registries, one on each line. A reference that is moved to another registry is valid there.
 
 #![no_main]
 
@@ -22,7 +22,7 @@ fuzz_target!(|text: &str| {
         return;
     }
     let moved = reference.in_registry(registry);
-    // A path may be too long only together.
+    // The registry and the reference may be too long together.
     if registry.len() + image.len() < 200 {
         let (host, path) = Reference::parse(&moved)
             .expect("still a reference")

@@ -1,4 +1,4 @@
-//! `JAVA_TOOL_OPTIONS`: whatever else they hold, a node selector made of them is one Kubernetes takes.
+//! `JAVA_TOOL_OPTIONS`: Kubernetes accepts every node selector that is read from them.
 
 #![no_main]
 
@@ -28,7 +28,7 @@ fuzz_target!(|options: &str| {
     assert_eq!(node_selector(&written.join(" ")), Some(selector));
 });
 
-/// `None` when the deployment is refused because of them.
+/// `None` if the deployment is refused because of the options.
 fn node_selector(options: &str) -> Option<BTreeMap<String, String>> {
     let args = DeploymentArgs {
         java_tool_options: Some(options.to_owned()),
@@ -36,11 +36,11 @@ fn node_selector(options: &str) -> Option<BTreeMap<String, String>> {
     };
     match args.resolve(None) {
         Ok(deployment) => Some(deployment.defaults.node_selector.unwrap_or_default()),
-        Err(problems) => {
-            assert!(!problems.is_empty());
-            for problem in problems {
-                assert_eq!(problem.subject, env::JAVA_TOOL_OPTIONS);
-                let message = problem.to_string();
+        Err(errors) => {
+            assert!(!errors.is_empty());
+            for error in errors {
+                assert_eq!(error.subject, env::JAVA_TOOL_OPTIONS);
+                let message = error.to_string();
                 assert!(
                     message.len() <= 1024 && !message.contains('\n'),
                     "{message}"

@@ -1,4 +1,5 @@
-//! Strings as Java serialises them: every text survives, and other bytes are refused or become a text that does.
+//! Strings in Java's serialisation. Every text can be written and read again. Other bytes are refused, or become a text that
+//! can be written and read again.
 
 #![no_main]
 
@@ -16,7 +17,7 @@ fuzz_target!(|data: &[u8]| {
 
 fn survives(text: &str) {
     let bytes = encode(text);
-    // At most three bytes for each of a text's, and a head of thirteen.
+    // At most three bytes for each byte of the text, and a header of thirteen bytes.
     assert!(bytes.len() <= 3 * text.len() + 13);
     assert_eq!(decode(&bytes).as_deref(), Ok(text));
     let head = if bytes[4] == 0x74 { 7 } else { 13 };

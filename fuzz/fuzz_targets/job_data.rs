@@ -1,4 +1,4 @@
-//! Job data in every form it travels in: what decodes survives every other form, and what does not is refused
+//! Job data in all its encodings. A document that can be decoded is the same in every other encoding. Other input is refused
 //! with a short reason that never quotes the document.
 
 #![no_main]
@@ -9,13 +9,13 @@ use job_contract::Document;
 use job_contract::encoding::{decode, document, encode, identify};
 use libfuzzer_sys::fuzz_target;
 
-/// Stands in seeds where a secret would; never a part of our own words.
+/// The secret in the seeds. No message contains this text otherwise.
 const SECRET: &[u8] = b"s3cr3t";
 
 fuzz_target!(|data: &[u8]| {
     let as_it_is = decode(data);
     check(data);
-    // What is no text yet is one in transport form.
+    // Input that is no text becomes one in base64.
     let wrapped = STANDARD.encode(data);
     check(wrapped.as_bytes());
     if data.trim_ascii_start().starts_with(b"{") {

@@ -1,5 +1,5 @@
-//! Job data made into Kubernetes objects: the same bytes each time, the document in its Secret alone and whole, and
-//! under the default policy no pod that could do more than the default one.
+//! Kubernetes objects from job data. The same data gives the same bytes. Only the Secret has the document, and has all of it.
+//! With the default policy, no pod has more rights than the default pod.
 
 #![no_main]
 
@@ -23,9 +23,9 @@ fuzz_target!(|data: &[u8]| {
     let manifest = match build(&document, &deployment) {
         Ok(manifest) => manifest,
         Err(errors) => {
-            assert!(!errors.problems().is_empty());
-            for problem in errors.problems() {
-                let message = problem.to_string();
+            assert!(!errors.errors().is_empty());
+            for error in errors.errors() {
+                let message = error.to_string();
                 assert!(message.len() <= 2048, "{message}");
                 assert!(
                     !message.contains('\n') && !message.contains(TOKEN),

@@ -1,4 +1,4 @@
-//! The two list grammars of variables: what is read can be written and read again.
+//! The two kinds of lists in variables. A list that was read can be written and read again.
 
 #![no_main]
 

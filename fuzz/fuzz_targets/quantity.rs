@@ -1,4 +1,4 @@
-//! Kubernetes quantities: a number is worth what plain arithmetic makes of it, however it is written.
+//! Kubernetes quantities. All spellings of a number have the value that plain arithmetic gives.
 
 #![no_main]
 
@@ -15,7 +15,7 @@ fuzz_target!(|text: &str| {
     assert!(amount >= Amount::parse("0").expect("a quantity"));
 
     let value = approximate(amount.text());
-    // Beyond these bounds nine decimal places, or the digits of a double, are too few to compare with.
+    // Outside these bounds, nine decimal places or the digits of a double are too few for a comparison.
     if (1e-3..1e15).contains(&value) {
         let near = |factor: f64| {
             Amount::parse(&format!("{:.9}", value * factor)).expect("a number is a quantity")

@@ -1,5 +1,5 @@
-//! Redaction. An input is secrets, one per line, then `--`, then a text: no secret is left in it, nor a secret in the
-//! forms it is most often printed in.
+//! Redaction. An input has secrets, one on each line, then `--`, then a text. After redaction, the text has no secret, also not
+//! in the most common encodings.
 
 #![no_main]
 
@@ -14,7 +14,7 @@ fuzz_target!(|input: &str| {
     let secrets: Vec<_> = secrets
         .lines()
         .map(str::trim)
-        // Of a secret like the mask something stays by nature.
+        // A secret that is like the mask cannot disappear completely.
         .filter(|secret| secret.len() >= 4 && !secret.contains('*'))
         .collect();
     let redactor = Redactor::new(&secrets);

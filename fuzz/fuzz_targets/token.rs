@@ -1,6 +1,5 @@
-//! Tokens and the secrets behind them. An input is an `Authorization` header, or header and claims of a token on two
-//! lines, which is then signed with the right secret: whatever a token says, it is let in only for the reasons it
-//! should be.
+//! Tokens and their secrets. An input is an `Authorization` header, or the header and the claims of a token on two lines. The
+//! target signs the latter with the right secret. A token is accepted only if its claims allow it.
 
 #![no_main]
 
@@ -26,7 +25,7 @@ fn now() -> SystemTime {
 
 fuzz_target!(|data: &[u8]| {
     let gate = Gate::new(Some(InternalSecret::parse(SECRET).expect("a secret")), now);
-    // Nobody finds a signature by trying.
+    // No input guesses a signature.
     assert!(gate.check(Some(data)).is_err());
     let Ok(text) = std::str::from_utf8(data) else {
         return;
@@ -78,7 +77,7 @@ fn is_the_platforms(claims: &Value) -> bool {
             .is_none_or(|start| start - skew <= now)
 }
 
-/// Both programs read the same secrets, and an executor's token is never taken for the platform's.
+/// Both programs accept the same secrets, and an executor's token never counts as the platform's.
 fn secret(text: &str) {
     match (InternalSecret::parse(text), TokenSource::parse(text)) {
         (Ok(secret), Ok(source)) => {
@@ -90,7 +89,7 @@ fn secret(text: &str) {
         (Err(here), Err(there)) => {
             let message = here.to_string();
             assert_eq!(message, there.to_string());
-            // Nothing of the text itself is in it.
+            // The message contains nothing of the text.
             let counted = message
                 .strip_prefix("holds ")
                 .and_then(|rest| rest.strip_suffix(" bytes, at least 32 are needed"))

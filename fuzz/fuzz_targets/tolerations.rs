@@ -1,5 +1,5 @@
-//! Tolerations: what is read can be written and read again, keeps Kubernetes' rules, and never tolerates
-//! everything unasked.
+//! Tolerations. A list that was read can be written and read again, and follows the rules of Kubernetes. It tolerates all taints
+//! only if the input says so.
 
 #![no_main]
 

@@ -1,4 +1,4 @@
-//! Archives of tool releases: nothing but the one binary comes out of them, whole and in its place.
+//! Archives of tool releases. Only the complete binary is unpacked, at its path.
 
 #![no_main]
 

@@ -1,5 +1,5 @@
-//! The tool's JSON: a stream of events, one per line; lines that begin with `plan ` or `state ` are what `show` says
-//! of those. Whatever comes, the list of changes stays a list of changes, and nothing marked sensitive is in it.
+//! The tool's JSON: a stream of events, one on each line. Lines that begin with `plan ` or `state ` are outputs of `show`. For
+//! any input, the list of changes stays valid, and contains no sensitive value.
 
 #![no_main]
 
@@ -24,11 +24,11 @@ fuzz_target!(|data: &[u8]| {
                 }
             }
         } else if let Some(state) = document(line, b"state ") {
-            // Of an apply that came to its end, and of one that did not.
+            // For an apply that completed, and for one that did not.
             structured.complete_from_state(&state, line.len() % 2 == 0);
         } else if let Some(event @ Value::Object(_)) = document(line, b"") {
             if let Some(text) = console_text(&event) {
-                // Line numbers are all that is added to the event's own words.
+                // Only line numbers are added to the text of the event.
                 assert!(text.len() <= 64 * line.len());
             }
             structured.event(&event);
@@ -39,7 +39,7 @@ fuzz_target!(|data: &[u8]| {
     assert_eq!(again.counted(), structured.counted());
     check(&again);
 
-    // Only where the value has no other way into the list can it be told that it must not be there.
+    // The check is possible only if the value cannot come into the list in another way.
     let text = String::from_utf8_lossy(data);
     let shown = structured.changes().to_string();
     for value in sensitive {
@@ -61,7 +61,7 @@ fn check(structured: &Structured) {
         let address = change["address"]
             .as_str()
             .expect("every change has an address");
-        assert!(addresses.insert(address), "{address} is there twice");
+        assert!(addresses.insert(address), "{address} appears twice");
         assert!(change.get("previousStatus").is_none());
     }
     let counted = structured.counted();
@@ -74,7 +74,7 @@ fn check(structured: &Structured) {
     }
 }
 
-/// The plain texts that `marks` calls sensitive.
+/// The texts that `marks` marks as sensitive.
 fn marked(value: &Value, marks: &Value, found: &mut Vec<String>) {
     match (value, marks) {
         (Value::String(text), Value::Bool(true)) => found.push(text.clone()),

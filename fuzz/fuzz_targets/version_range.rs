@@ -1,4 +1,5 @@
-//! Version ranges: their own text means the same again, alternatives add up, and an exact version is alone.
+//! Version ranges. The text of a range has the same meaning again, alternatives extend a range, and an exact version contains
+//! only itself.
 
 #![no_main]
 
@@ -23,7 +24,7 @@ fuzz_target!(|text: &str| {
     for version in candidates(text) {
         let accepted = range.matches(&version);
         assert_eq!(accepted, again.matches(&version), "{version}");
-        // Words for any version stand alone.
+        // Words for any version have no alternatives.
         if let Ok(wider) = &wider {
             let seven = version == Version::new(7, 7, 7);
             assert_eq!(accepted || seven, wider.matches(&version), "{version}");

@@ -1,5 +1,5 @@
-//! A base image made of Debian packages, and a repository of what the images install over it. Both are made once, from
-//! Debian's archive; after that images are built without a network, and always of the same packages.
+//! A base image of Debian packages, and a repository of the packages that the images install. Both are created once, from
+//! Debian's archive. After that, images are built without a network and always from the same packages.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -9,11 +9,11 @@ use anyhow::{Context as _, Result};
 
 use crate::{output_of, workspace_root};
 
-/// The release the default base is of.
+/// The Debian release of the default base.
 const SUITE: &str = "trixie";
-/// What the images install; a build over the repository fails when one is missing here.
+/// The packages that the images install. A build with the repository fails if one is missing here.
 const PACKAGES: &str = "bash ca-certificates git jq openssh-client";
-/// What Debian's own slim images leave out.
+/// The rules for files that Debian's slim images leave out.
 const LEFT_OUT: [&str; 6] = [
     "path-exclude=/usr/share/doc/*",
     "path-include=/usr/share/doc/*/copyright",
@@ -23,7 +23,7 @@ const LEFT_OUT: [&str; 6] = [
     "path-exclude=/usr/share/lintian/*",
 ];
 
-/// Where the repository appears during a build.
+/// The mount path of the repository during a build.
 pub const REPOSITORY_MOUNT: &str = "/srv/packages";
 
 /// A base and its repository in a folder.
@@ -39,19 +39,19 @@ impl Base {
         }
     }
 
-    /// The one `cargo xtask setup` makes, below the target directory.
+    /// The base that `cargo xtask setup` creates below the target directory.
     pub fn installed() -> Self {
         let target = std::env::var_os("CARGO_TARGET_DIR")
             .map_or_else(|| workspace_root().join("target"), PathBuf::from);
         Self::in_folder(target.join("peers/images"))
     }
 
-    /// Where it lies.
+    /// The folder of the base.
     pub fn folder(&self) -> &Path {
         &self.folder
     }
 
-    /// What a folder made now would hold: changes when this file does.
+    /// The content of a folder that is created now. It changes with the constants of this file.
     pub fn wanted() -> String {
         format!("{SUITE}: {PACKAGES}; without {}\n", LEFT_OUT.join(" "))
     }
@@ -66,18 +66,18 @@ impl Base {
         self.folder.join("packages")
     }
 
-    /// Puts in place of the base's own sources that repository, and nothing else.
+    /// The list of package sources that replaces the base's own. It has only this repository.
     pub fn sources(&self) -> PathBuf {
         self.folder.join("sources.list")
     }
 
-    /// Makes both from Debian's archive. Needs root and the network.
+    /// Creates the base and its repository from Debian's archive. Needs root and the network.
     ///
     /// # Errors
-    /// Fails with everything the program said that failed.
+    /// Has the whole output of the program that failed.
     pub fn make(&self) -> Result<()> {
         fs::create_dir_all(self.repository())
-            .with_context(|| format!("could not make `{}`", self.repository().display()))?;
+            .with_context(|| format!("could not create `{}`", self.repository().display()))?;
         let mut bootstrap = Command::new("mmdebstrap");
         bootstrap.args(["--variant=apt", "--quiet"]);
         for rule in LEFT_OUT {
@@ -92,7 +92,7 @@ impl Base {
                 "--customize-hook=cp \"$1\"/var/cache/apt/archives/*.deb '{}'",
                 self.repository().display()
             ))
-            // The machine's own, which the bootstrap brings along.
+            // The bootstrap copies these files from the machine.
             .arg("--customize-hook=rm -f \"$1\"/etc/hostname \"$1\"/etc/resolv.conf")
             .arg(SUITE)
             .arg(self.archive())
@@ -112,5 +112,5 @@ fn index(repository: &Path) -> Result<()> {
             .current_dir(repository),
     )?;
     fs::write(repository.join("Packages"), text)
-        .with_context(|| format!("could not write into `{}`", repository.display()))
+        .with_context(|| format!("could not write in `{}`", repository.display()))
 }

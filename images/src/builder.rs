@@ -1,4 +1,4 @@
-//! Building by buildah, which needs no daemon, into a storage folder of its own.
+//! Builds images with buildah, which needs no daemon, in a storage folder of its own.
 
 use std::fs;
 use std::io::Write as _;
@@ -11,7 +11,7 @@ use serde_json::Value;
 use crate::base::{Base, REPOSITORY_MOUNT};
 use crate::{Program, output_of, workspace_root};
 
-/// How file systems are laid over each other; `vfs` copies them, which works everywhere and is slow.
+/// The variable with the storage driver. `vfs` copies file systems: it is slow, but works on every machine.
 const STORAGE_DRIVER: &str = "STORAGE_DRIVER";
 
 /// Images and containers in a folder.
@@ -20,30 +20,30 @@ pub struct Builder {
     storage: PathBuf,
 }
 
-/// What is built, and of what.
+/// The input of a build.
 #[derive(Clone, Debug)]
 pub struct Build {
     pub program: Program,
-    /// Name the image gets in the storage.
+    /// Name of the image in the storage.
     pub name: String,
-    /// Programs built elsewhere, laid out as the images take them.
+    /// Folder of programs that were built before, in the layout of the images.
     pub programs: Option<PathBuf>,
-    /// Packages come from here and from nowhere else.
+    /// The only source of packages.
     pub offline: Option<Base>,
     /// Arguments of the `Dockerfile`.
     pub arguments: Vec<(String, String)>,
-    /// Every time in the image.
+    /// The value of all times in the image.
     pub epoch: u64,
 }
 
-/// A built image, written down as an OCI layout.
+/// A built image, exported as an OCI layout.
 #[derive(Clone, Debug)]
 pub struct Image {
     /// Digest of its manifest.
     pub digest: String,
     /// User, environment, entry point, labels.
     pub config: Value,
-    /// Bytes a node pulls.
+    /// Compressed size, which a node pulls.
     pub compressed: u64,
 }
 
@@ -67,7 +67,7 @@ impl Builder {
         }
     }
 
-    /// Programs run in the build by chroot: of all ways this one asks the least of the machine.
+    /// A buildah command. It runs the programs of a build with chroot, which needs the fewest features of the machine.
     fn buildah(&self, command: &str) -> Command {
         let mut buildah = Command::new("buildah");
         buildah
@@ -83,28 +83,28 @@ impl Builder {
         buildah
     }
 
-    /// Makes an image of a base.
+    /// Creates an image from a base.
     ///
     /// # Errors
-    /// Fails when the base was never made, or with what the builder said.
+    /// Fails if the base does not exist, or with the output of the builder.
     pub fn import(&self, base: &Base, name: &str) -> Result<()> {
         let archive = base.archive();
         if !archive.exists() {
             bail!(
-                "there is no `{}`: `cargo xtask setup` makes it, as root and with mmdebstrap",
+                "there is no `{}`: `cargo xtask setup` creates it, as root and with mmdebstrap",
                 archive.display()
             );
         }
         self.follow("FROM scratch\nADD base.tar /\n", base.folder(), name)
     }
 
-    /// Makes an image by the text of a `Dockerfile`, from a folder and the images that are here.
+    /// Creates an image from the text of a `Dockerfile`, a folder and the images in the storage.
     ///
     /// # Errors
-    /// Fails with what the builder said.
+    /// Fails with the output of the builder.
     pub fn follow(&self, text: &str, folder: &Path, name: &str) -> Result<()> {
         fs::create_dir_all(&self.storage)
-            .with_context(|| format!("could not make `{}`", self.storage.display()))?;
+            .with_context(|| format!("could not create `{}`", self.storage.display()))?;
         let mut recipe = tempfile::NamedTempFile::new_in(&self.storage)?;
         recipe.write_all(text.as_bytes())?;
         let mut build = self.buildah("build");
@@ -117,15 +117,15 @@ impl Builder {
         output_of(&mut build).map(drop)
     }
 
-    /// Builds an image; what the steps said is in the error when one fails.
+    /// Builds an image.
     ///
     /// # Errors
-    /// Fails with what the builder said.
+    /// Fails with the output of the builder.
     pub fn build(&self, build: &Build) -> Result<()> {
         output_of(&mut self.build_command(build)).map(drop)
     }
 
-    /// The command that builds, for those who want to watch it.
+    /// The command that builds an image, for callers that show its output.
     pub fn build_command(&self, build: &Build) -> Command {
         let root = workspace_root();
         let mut command = self.buildah("build");
@@ -158,10 +158,10 @@ impl Builder {
         command
     }
 
-    /// Writes an image down as an OCI layout with its name, in place of what was there, and reads in it what it is.
+    /// Exports an image as an OCI layout with its name, and reads its manifest. An existing folder is replaced.
     ///
     /// # Errors
-    /// Fails when the layout cannot be written or is not one.
+    /// Fails if the layout cannot be written or is invalid.
     pub fn export(&self, name: &str, layout: &Path) -> Result<Image> {
         if layout.exists() {
             fs::remove_dir_all(layout)
@@ -186,10 +186,10 @@ impl Builder {
         })
     }
 
-    /// Makes a container of an image and returns its name and the folder its file system is at.
+    /// Creates a container of an image, and returns its name and the folder of its file system.
     ///
     /// # Errors
-    /// Fails with what the builder said.
+    /// Fails with the output of the builder.
     pub fn mount(&self, image: &str) -> Result<(String, PathBuf)> {
         let container = output_of(self.buildah("from").args(["--pull-never", image]))?;
         let container = container.trim().to_owned();
@@ -200,7 +200,7 @@ impl Builder {
     /// Removes a container.
     ///
     /// # Errors
-    /// Fails with what the builder said.
+    /// Fails with the output of the builder.
     pub fn remove_container(&self, container: &str) -> Result<()> {
         output_of(self.buildah("rm").arg(container)).map(drop)
     }
@@ -208,14 +208,14 @@ impl Builder {
     /// Removes an image.
     ///
     /// # Errors
-    /// Fails with what the builder said.
+    /// Fails with the output of the builder.
     pub fn remove_image(&self, name: &str) -> Result<()> {
         output_of(self.buildah("rmi").arg(name)).map(drop)
     }
 }
 
-/// Names the image of a layout for its import: containerd reads the first annotation and ignores what has no
-/// name, other programs go by the second, which is a tag. The digest of the image does not depend on it.
+/// Adds the name of an image to its layout, for the import. Containerd reads the first annotation and ignores images without
+/// it. Other programs read the second one, which is a tag. The digest of the image does not change.
 fn name_in(index: &mut Value, name: &str) {
     let tag = name
         .rsplit_once(':')
@@ -249,7 +249,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_layout_names_its_image_for_whoever_imports_it() {
+    fn a_layout_has_the_name_of_its_image() {
         let mut index = json!({"schemaVersion": 2, "manifests": [{"digest": "sha256:1"}]});
         name_in(
             &mut index,

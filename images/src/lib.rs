@@ -1,17 +1,17 @@
-//! The container images: what goes into them beside the programs ([`bill`]), a base made of Debian packages where none
-//! can be pulled ([`base`]), and building without a daemon ([`builder`]). Knows nothing of how the programs work; the
-//! images themselves are described by the `Dockerfile` beside.
+//! Builds the container images: the lists of software in them ([`sbom`]), a base image of Debian packages for machines that
+//! cannot pull one ([`base`]), and the build without a daemon ([`builder`]). The `Dockerfile` in this folder describes the
+//! images. This crate does not know how the programs work.
 
 pub mod base;
-pub mod bill;
 pub mod builder;
+pub mod sbom;
 
 use std::path::Path;
 use std::process::{Command, Stdio};
 
 use anyhow::{Context as _, Result, bail};
 
-/// The two programs, and the target of the `Dockerfile` each has its image from.
+/// The two programs. Each has an image and a target in the `Dockerfile`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Program {
     Launcher,
@@ -46,17 +46,17 @@ impl Program {
     }
 }
 
-/// Root of the workspace, which images are built from.
+/// Root of the workspace: the build context of the images.
 pub fn workspace_root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR"))
         .parent()
-        .expect("this crate lies in the workspace root")
+        .expect("this crate is in the workspace root")
 }
 
-/// Lays a program out as the images take it: the binary, stripped, and the lists of what is in it.
+/// Writes the files of a program for an image: the stripped binary and the lists of software.
 ///
 /// # Errors
-/// Fails when the binary is not there, or when cargo cannot tell what it is made of.
+/// Fails if the binary does not exist, or if cargo cannot list its crates.
 pub fn lay_out(binary: &Path, program: Program, root: &Path) -> Result<()> {
     output_of(
         Command::new("install")
@@ -64,14 +64,13 @@ pub fn lay_out(binary: &Path, program: Program, root: &Path) -> Result<()> {
             .arg(binary)
             .arg(root.join("usr/local/bin").join(program.name())),
     )?;
-    bill::Bill::of(program)?.write(root)
+    sbom::Sbom::of(program)?.write(root)
 }
 
-/// Whether a program takes a loader or libraries from the file system it runs in: what lies there could then stand in for
-/// its own code.
+/// Whether a program loads a loader or libraries from its file system. Files there could then replace its code.
 ///
 /// # Errors
-/// Fails when the file is not there or is no program.
+/// Fails if the file does not exist or is no program.
 pub fn takes_libraries(binary: &Path) -> Result<bool> {
     let headers = output_of(
         Command::new("readelf")
@@ -81,7 +80,7 @@ pub fn takes_libraries(binary: &Path) -> Result<bool> {
     Ok(headers.contains("INTERP") || headers.contains("(NEEDED)"))
 }
 
-/// Runs a command to its end and returns what it wrote; fails with all it said.
+/// Runs a command and returns its output. The error has all output of a failed command.
 fn output_of(command: &mut Command) -> Result<String> {
     let program = command.get_program().to_string_lossy().into_owned();
     let output = command
@@ -104,7 +103,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_program_that_takes_libraries_is_told_from_one_that_does_not() {
+    fn dynamic_programs_differ_from_static_ones() {
         let folder = tempfile::tempdir().unwrap();
         let source = folder.path().join("main.rs");
         std::fs::write(&source, "fn main() {}").unwrap();

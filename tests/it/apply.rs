@@ -3,15 +3,15 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use integration_tests::machine::files_below;
 use integration_tests::process::Stream;
-use integration_tests::site::files_below;
-use integration_tests::{Repository, Site, fifo, job};
+use integration_tests::{Machine, Repository, fifo, job};
 use job_contract::status::JobStatus;
 use job_contract::{JobData, StepType, Tool, env};
 use nix::sys::signal::Signal;
 use serde_json::json;
 
-use crate::site;
+use crate::machine;
 
 with_both_tools! {
     what_was_planned_is_applied_and_published,
@@ -25,8 +25,8 @@ with_both_tools! {
 }
 
 /// A module that leaves a marker when it is really applied.
-fn marked(site: &Site) -> (Repository, std::path::PathBuf) {
-    let marker = site.scratch("applied");
+fn marked(machine: &Machine) -> (Repository, std::path::PathBuf) {
+    let marker = machine.scratch("applied");
     let module = format!(
         "resource \"terraform_data\" \"marked\" {{\n  provisioner \"local-exec\" {{\n    command = \"touch {}\"\n  }}\n}}\n",
         marker.display()
@@ -34,26 +34,26 @@ fn marked(site: &Site) -> (Repository, std::path::PathBuf) {
     (Repository::module(&module), marker)
 }
 
-fn planned(tool: Tool, site: &Site, repository: &Repository) -> (JobData, JobData) {
+fn planned(tool: Tool, machine: &Machine, repository: &Repository) -> (JobData, JobData) {
     let plan = job::plan_by(tool, repository);
     let apply = job::apply_after(&plan);
-    site.queue(&[&plan, &apply]);
-    site.run(&plan).expect_code(0);
+    machine.queue(&[&plan, &apply]);
+    machine.run(&plan).expect_code(0);
     (plan, apply)
 }
 
 fn what_was_planned_is_applied_and_published(tool: Tool) {
-    let (site, repository) = (site(), Repository::fixture());
-    let (_, apply) = planned(tool, &site, &repository);
+    let (machine, repository) = (machine(), Repository::fixture());
+    let (_, apply) = planned(tool, &machine, &repository);
 
-    let outcome = site.run(&apply).expect_code(0);
+    let outcome = machine.run(&apply).expect_code(0);
 
     assert_eq!(
-        site.statuses(&apply),
+        machine.statuses(&apply),
         ("completed".into(), "completed".into())
     );
-    assert_eq!(site.resources(&apply), ["terraform_data.greeting"]);
-    let output = site.step_output(&apply);
+    assert_eq!(machine.resources(&apply), ["terraform_data.greeting"]);
+    let output = machine.step_output(&apply);
     assert!(
         output.contains("Apply complete! Resources: 1 added, 0 changed, 0 destroyed."),
         "{outcome}"
@@ -61,12 +61,12 @@ fn what_was_planned_is_applied_and_published(tool: Tool) {
     assert!(output.contains("greeting = \"hello\""), "{outcome}");
     assert_eq!(outcome.report().changes.unwrap().add, 1);
 
-    let history = site.record(&apply).history;
+    let history = machine.record(&apply).history;
     assert_eq!(history.len(), 1, "{history:?}");
-    let state = site.state(&apply).unwrap();
+    let state = machine.state(&apply).unwrap();
     assert_eq!(json!(history[0].serial), state["serial"]);
     assert_eq!(json!(history[0].lineage), state["lineage"]);
-    let published = files_below(&site.data_dir().join(format!(
+    let published = files_below(&machine.data_dir().join(format!(
         "local/state/{}/{}/state",
         apply.organization_id, apply.workspace_id
     )));
@@ -80,16 +80,16 @@ fn what_was_planned_is_applied_and_published(tool: Tool) {
 }
 
 fn an_apply_leaves_changes_and_outputs_in_the_job_context(tool: Tool) {
-    let (site, repository) = (
-        site(),
+    let (machine, repository) = (
+        machine(),
         Repository::module(
             "resource \"terraform_data\" \"a\" {\n  input = 1\n}\noutput \"open\" {\n  value = [1]\n}\noutput \"closed\" {\n  value = \"hidden-value\"\n  sensitive = true\n}\n",
         ),
     );
-    let (_, apply) = planned(tool, &site, &repository);
-    site.run(&apply).expect_code(0);
+    let (_, apply) = planned(tool, &machine, &repository);
+    machine.run(&apply).expect_code(0);
 
-    let context = site.context(&apply);
+    let context = machine.context(&apply);
     let change = &context["applyStructuredOutput"][&apply.step_id][0];
     assert_eq!(change["address"], "terraform_data.a");
     assert_eq!(change["status"], "applied");
@@ -103,22 +103,22 @@ fn an_apply_leaves_changes_and_outputs_in_the_job_context(tool: Tool) {
             .unwrap()
             .contains("hidden-value")
     );
-    assert!(site.step_output(&apply).contains("closed = <sensitive>"));
+    assert!(machine.step_output(&apply).contains("closed = <sensitive>"));
 }
 
 fn a_second_plan_has_no_changes_and_a_destroy_removes_everything(tool: Tool) {
-    let (site, repository) = (site(), Repository::fixture());
-    let (plan, apply) = planned(tool, &site, &repository);
-    site.run(&apply).expect_code(0);
+    let (machine, repository) = (machine(), Repository::fixture());
+    let (plan, apply) = planned(tool, &machine, &repository);
+    machine.run(&apply).expect_code(0);
 
     let again = job::in_job(&plan, "413");
-    site.queue(&[&again]);
-    site.run(&again).expect_code(0);
-    assert!(!site.record(&again).plan_changes);
+    machine.queue(&[&again]);
+    machine.run(&again).expect_code(0);
+    assert!(!machine.record(&again).plan_changes);
 
     let destroy = job::in_job(&job::step_by(tool, StepType::Destroy, &repository), "414");
-    site.queue(&[&destroy]);
-    let outcome = site.run(&destroy).expect_code(0);
+    machine.queue(&[&destroy]);
+    let outcome = machine.run(&destroy).expect_code(0);
     assert!(
         outcome
             .log()
@@ -131,71 +131,71 @@ fn a_second_plan_has_no_changes_and_a_destroy_removes_everything(tool: Tool) {
             .contains(&format!("Running {} DESTROY", tool.banner())),
         "{outcome}"
     );
-    assert_eq!(site.resources(&destroy), <[String; 0]>::default());
+    assert_eq!(machine.resources(&destroy), <[String; 0]>::default());
 }
 
 fn a_planned_destroy_is_applied(tool: Tool) {
-    let (site, repository) = (site(), Repository::fixture());
-    let (_, apply) = planned(tool, &site, &repository);
-    site.run(&apply).expect_code(0);
+    let (machine, repository) = (machine(), Repository::fixture());
+    let (_, apply) = planned(tool, &machine, &repository);
+    machine.run(&apply).expect_code(0);
 
     let plan = job::in_job(
         &job::step_by(tool, StepType::PlanDestroy, &repository),
         "413",
     );
     let apply = job::apply_after(&plan);
-    site.queue(&[&plan, &apply]);
-    let outcome = site.run(&plan).expect_code(0);
+    machine.queue(&[&plan, &apply]);
+    let outcome = machine.run(&plan).expect_code(0);
     assert!(
         outcome
             .log()
             .contains("0 to add, 0 to change, 1 to destroy"),
         "{outcome}"
     );
-    site.run(&apply).expect_code(0);
-    assert_eq!(site.resources(&apply), <[String; 0]>::default());
+    machine.run(&apply).expect_code(0);
+    assert_eq!(machine.resources(&apply), <[String; 0]>::default());
 }
 
 fn a_template_without_a_plan_is_applied_directly(tool: Tool) {
-    let (site, repository) = (site(), Repository::fixture());
+    let (machine, repository) = (machine(), Repository::fixture());
     let apply = JobData {
         variables: [("greeting".to_owned(), "direct".into())].into(),
         ..job::step_by(tool, StepType::Apply, &repository)
     };
-    site.queue(&[&apply]);
-    site.run(&apply).expect_code(0);
-    assert_eq!(site.output(&apply, "greeting"), "direct");
+    machine.queue(&[&apply]);
+    machine.run(&apply).expect_code(0);
+    assert_eq!(machine.output(&apply, "greeting"), "direct");
 }
 
 fn an_apply_without_its_reviewed_plan_never_runs(tool: Tool) {
-    type Spoil = fn(&Site, &JobData);
+    type Spoil = fn(&Machine, &JobData);
     let spoilers: [(&str, Spoil); 4] = [
-        ("missing", |site, plan| {
-            fs::remove_file(site.plan_file(plan)).unwrap();
+        ("missing", |machine, plan| {
+            fs::remove_file(machine.plan_file(plan)).unwrap();
         }),
-        ("empty", |site, plan| {
-            fs::write(site.plan_file(plan), "").unwrap();
+        ("empty", |machine, plan| {
+            fs::write(machine.plan_file(plan), "").unwrap();
         }),
-        ("altered", |site, plan| {
-            let mut bytes = fs::read(site.plan_file(plan)).unwrap();
+        ("altered", |machine, plan| {
+            let mut bytes = fs::read(machine.plan_file(plan)).unwrap();
             bytes.extend_from_slice(b"more");
-            fs::write(site.plan_file(plan), bytes).unwrap();
+            fs::write(machine.plan_file(plan), bytes).unwrap();
         }),
-        ("forgotten", |site, plan| site.set_plan(plan, None)),
+        ("forgotten", |machine, plan| machine.set_plan(plan, None)),
     ];
     for (name, spoil) in spoilers {
-        let site = site();
-        let (repository, marker) = marked(&site);
-        let (plan, apply) = planned(tool, &site, &repository);
-        spoil(&site, &plan);
+        let machine = machine();
+        let (repository, marker) = marked(&machine);
+        let (plan, apply) = planned(tool, &machine, &repository);
+        spoil(&machine, &plan);
 
-        let outcome = site.run(&apply);
+        let outcome = machine.run(&apply);
 
         assert_ne!(outcome.code(), 0, "{name}: {outcome}");
         assert!(outcome.error().contains("plan"), "{name}: {outcome}");
         assert!(!marker.exists(), "{name}: it was applied\n{outcome}");
         assert_eq!(
-            site.statuses(&apply),
+            machine.statuses(&apply),
             ("failed".into(), "failed".into()),
             "{name}"
         );
@@ -203,16 +203,16 @@ fn an_apply_without_its_reviewed_plan_never_runs(tool: Tool) {
 }
 
 fn the_plan_of_another_run_is_not_applied_in_its_place(tool: Tool) {
-    let site = site();
-    let (repository, marker) = marked(&site);
-    let (plan, apply) = planned(tool, &site, &repository);
+    let machine = machine();
+    let (repository, marker) = marked(&machine);
+    let (plan, apply) = planned(tool, &machine, &repository);
     repository.commit(&[("more.tf", "resource \"terraform_data\" \"more\" {}\n")]);
     let other = job::in_job(&plan, "499");
-    site.queue(&[&other, &job::apply_after(&other)]);
-    site.run(&other).expect_code(0);
-    fs::copy(site.plan_file(&other), site.plan_file(&plan)).unwrap();
+    machine.queue(&[&other, &job::apply_after(&other)]);
+    machine.run(&other).expect_code(0);
+    fs::copy(machine.plan_file(&other), machine.plan_file(&plan)).unwrap();
 
-    let outcome = site.run(&apply);
+    let outcome = machine.run(&apply);
 
     assert_ne!(outcome.code(), 0, "{outcome}");
     assert!(!marker.exists(), "{outcome}");
@@ -220,33 +220,33 @@ fn the_plan_of_another_run_is_not_applied_in_its_place(tool: Tool) {
 
 #[test]
 fn a_second_executor_leaves_a_claimed_apply_alone() {
-    let site = site();
-    let fifo = fifo(site.scratch("gate"));
+    let machine = machine();
+    let fifo = fifo(machine.scratch("gate"));
     let repository = Repository::module(&format!(
         "resource \"terraform_data\" \"gated\" {{\n  provisioner \"local-exec\" {{\n    command = \"echo at-the-gate; cat {}\"\n  }}\n}}\n",
         fifo.display()
     ));
-    let (_, apply) = planned(Tool::Terraform, &site, &repository);
-    let first = site.executor(&apply).start();
+    let (_, apply) = planned(Tool::Terraform, &machine, &repository);
+    let first = machine.executor(&apply).start();
     first.running.wait_for(Stream::Stdout, "at-the-gate");
 
-    let second = site.run(&apply).expect_code(76);
+    let second = machine.run(&apply).expect_code(76);
 
     assert!(second.error().contains("already"), "{second}");
-    assert_eq!(site.statuses(&apply).0, "running");
+    assert_eq!(machine.statuses(&apply).0, "running");
     fs::write(&fifo, "open\n").unwrap();
     first.wait().expect_code(0);
     assert_eq!(
-        site.statuses(&apply),
+        machine.statuses(&apply),
         ("completed".into(), "completed".into())
     );
-    let third = site.run(&apply);
+    let third = machine.run(&apply);
     assert!(
         !third.log().contains("Running Terraform APPLY"),
         "a finished apply is not repeated\n{third}"
     );
     assert_eq!(
-        site.statuses(&apply),
+        machine.statuses(&apply),
         ("completed".into(), "completed".into())
     );
 }
@@ -254,15 +254,15 @@ fn a_second_executor_leaves_a_claimed_apply_alone() {
 /// As under a platform's own Jobs, which start any number of pods and read no exit codes.
 #[test]
 fn an_executor_that_fails_before_its_claim_does_not_end_the_apply_of_another() {
-    let site = site();
-    let gate = fifo(site.scratch("gate"));
+    let machine = machine();
+    let gate = fifo(machine.scratch("gate"));
     let repository = Repository::module(&format!(
         "resource \"terraform_data\" \"gated\" {{\n  provisioner \"local-exec\" {{\n    command = \"echo at-the-gate; cat {}\"\n  }}\n}}\n",
         gate.display()
     ));
     let apply = job::step(StepType::Apply, &repository);
-    site.queue(&[&apply]);
-    let first = site.executor(&apply).start();
+    machine.queue(&[&apply]);
+    let first = machine.executor(&apply).start();
     first.running.wait_for(Stream::Stdout, "at-the-gate");
 
     let without_source = JobData {
@@ -270,40 +270,44 @@ fn an_executor_that_fails_before_its_claim_does_not_end_the_apply_of_another() {
         ..apply.clone()
     };
     for second in [
-        site.executor(&without_source),
-        site.executor(&apply).env(env::STATE_TYPE, "NoSuchState"),
+        machine.executor(&without_source),
+        machine.executor(&apply).env(env::STATE_TYPE, "NoSuchState"),
     ] {
         let second = second.without(env::OUTCOME_EXIT_CODE).run().expect_code(76);
         assert!(second.error().contains("already taken"), "{second}");
-        assert_eq!(site.statuses(&apply), ("running".into(), "running".into()));
+        assert_eq!(
+            machine.statuses(&apply),
+            ("running".into(), "running".into())
+        );
     }
 
     fs::write(&gate, "open\n").unwrap();
     first.wait().expect_code(0);
     assert_eq!(
-        site.statuses(&apply),
+        machine.statuses(&apply),
         ("completed".into(), "completed".into())
     );
 }
 
 fn a_failed_apply_still_publishes_the_state_it_left(tool: Tool) {
-    let (site, repository) = (
-        site(),
+    let (machine, repository) = (
+        machine(),
         Repository::module(
             "resource \"terraform_data\" \"made\" {}\nresource \"terraform_data\" \"broken\" {\n  depends_on = [terraform_data.made]\n  provisioner \"local-exec\" {\n    command = \"exit 9\"\n  }\n}\n",
         ),
     );
-    let (_, apply) = planned(tool, &site, &repository);
-    let outcome = site.run(&apply).expect_code(1);
-    assert_eq!(site.statuses(&apply), ("failed".into(), "failed".into()));
+    let (_, apply) = planned(tool, &machine, &repository);
+    let outcome = machine.run(&apply).expect_code(1);
+    assert_eq!(machine.statuses(&apply), ("failed".into(), "failed".into()));
     assert!(
-        site.resources(&apply)
+        machine
+            .resources(&apply)
             .contains(&"terraform_data.made".to_owned()),
         "{outcome}"
     );
-    assert_eq!(site.record(&apply).history.len(), 1, "{outcome}");
-    let diagnostics = &site.context(&apply)["jobDiagnostics"][&apply.step_id];
-    let changes = &site.context(&apply)["applyStructuredOutput"][&apply.step_id];
+    assert_eq!(machine.record(&apply).history.len(), 1, "{outcome}");
+    let diagnostics = &machine.context(&apply)["jobDiagnostics"][&apply.step_id];
+    let changes = &machine.context(&apply)["applyStructuredOutput"][&apply.step_id];
     assert!(
         diagnostics.to_string().contains("exit status 9")
             || changes.to_string().contains("exit status 9"),
@@ -313,12 +317,12 @@ fn a_failed_apply_still_publishes_the_state_it_left(tool: Tool) {
 
 #[test]
 fn a_rejected_job_runs_only_the_scripts_of_its_rejection() {
-    let site = site();
-    let (repository, marker) = marked(&site);
+    let machine = machine();
+    let (repository, marker) = marked(&machine);
     let apply = job::step(StepType::Apply, &repository);
-    site.queue(&[&apply]);
-    site.set_status(&apply, JobStatus::Rejected);
-    let outcome = site.run(&apply).expect_code(0);
+    machine.queue(&[&apply]);
+    machine.set_status(&apply, JobStatus::Rejected);
+    let outcome = machine.run(&apply).expect_code(0);
     assert!(!marker.exists(), "nothing may be applied: {outcome}");
     assert!(
         outcome.log().contains("the job is already rejected"),
@@ -329,22 +333,23 @@ fn a_rejected_job_runs_only_the_scripts_of_its_rejection() {
 /// Plan and apply are processes of their own. What the plan said about the module's path must still be so: in pods, which
 /// have a work folder at one path, and on one machine, where runs have folders of their own.
 fn applied_at_the_place_of_the_plan(shared: &str) {
-    let site = site();
+    let machine = machine();
     let repository = Repository::module(
         "resource \"terraform_data\" \"where\" {\n  input = abspath(path.module)\n}\n\
          output \"where\" {\n  value = terraform_data.where.output\n}\n",
     );
     let plan = job::plan(&repository);
     let apply = job::apply_after(&plan);
-    site.queue(&[&plan, &apply]);
-    let folder = site.scratch("shared");
+    machine.queue(&[&plan, &apply]);
+    let folder = machine.scratch("shared");
     for step in [&plan, &apply] {
-        site.executor(step)
+        machine
+            .executor(step)
             .env(shared, &folder)
             .run()
             .expect_code(0);
     }
-    let place = site.output(&apply, "where");
+    let place = machine.output(&apply, "where");
     let folder = folder.canonicalize().unwrap();
     assert!(
         Path::new(place.as_str().unwrap()).starts_with(&folder),
@@ -365,8 +370,8 @@ fn the_absolute_path_of_a_module_is_the_same_in_two_executors_of_one_machine() {
 
 #[test]
 fn steps_of_one_workspace_take_turns_on_one_machine() {
-    let site = site();
-    let gate = fifo(site.scratch("gate"));
+    let machine = machine();
+    let gate = fifo(machine.scratch("gate"));
     let repository = Repository::fixture();
     let first = JobData {
         command_list: vec![job::before_init(job::bash(
@@ -376,11 +381,12 @@ fn steps_of_one_workspace_take_turns_on_one_machine() {
         ..job::plan(&repository)
     };
     let second = job::in_job(&job::plan(&repository), "413");
-    site.queue(&[&first]);
-    site.queue(&[&second]);
-    let checkouts = site.scratch("checkouts");
+    machine.queue(&[&first]);
+    machine.queue(&[&second]);
+    let checkouts = machine.scratch("checkouts");
     let start = |step: &JobData| {
-        site.executor(step)
+        machine
+            .executor(step)
             .env(env::CHECKOUT_DIR, &checkouts)
             .start()
     };
@@ -395,7 +401,7 @@ fn steps_of_one_workspace_take_turns_on_one_machine() {
     stopped.running.wait_for(Stream::Stdout, &told);
     stopped.running.signal(Signal::SIGTERM);
     stopped.wait().expect_code(75);
-    assert_eq!(site.statuses(&second).0, "queue");
+    assert_eq!(machine.statuses(&second).0, "queue");
 
     // A crash ends the turn. The next one removes what was left there.
     let next = start(&second);

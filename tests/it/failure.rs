@@ -9,7 +9,7 @@ use base64::engine::general_purpose::STANDARD;
 use integration_tests::{FakeTool, Outcome, Repository, job};
 use job_contract::{JobData, env};
 
-use crate::site;
+use crate::machine;
 
 /// Time within which a fault that needs no waiting is named.
 const AT_ONCE: Duration = Duration::from_secs(2);
@@ -41,12 +41,12 @@ fn job_data_that_cannot_be_decoded_is_refused_without_showing_it() {
         STANDARD.encode([0x28, 0xb5, 0x2f, 0xfd, 9, 9, 9]),
         secret.to_owned(),
     ] {
-        let site = site();
-        let outcome = site.executor_with_data(Some(&text)).run();
+        let machine = machine();
+        let outcome = machine.executor_with_data(Some(&text)).run();
         assert_named(&outcome, 65, &["job data"]);
         assert!(!outcome.to_string().contains("hunter2000"), "{outcome}");
         assert!(
-            !site.data_dir().join("platform/jobs").exists(),
+            !machine.data_dir().join("platform/jobs").exists(),
             "something was recorded"
         );
     }
@@ -54,16 +54,16 @@ fn job_data_that_cannot_be_decoded_is_refused_without_showing_it() {
 
 #[test]
 fn absent_job_data_is_named_by_its_variable() {
-    let outcome = site().executor_with_data(None).run();
+    let outcome = machine().executor_with_data(None).run();
     assert_named(&outcome, 65, &[env::JOB_DATA]);
 }
 
 #[test]
 fn job_data_may_come_from_a_file() {
-    let (site, repository) = (site(), Repository::fixture());
+    let (machine, repository) = (machine(), Repository::fixture());
     let plan = job::plan(&repository);
-    site.queue(&[&plan]);
-    let file = site.scratch("job-data");
+    machine.queue(&[&plan]);
+    let file = machine.scratch("job-data");
     std::fs::write(
         &file,
         job_contract::Document::written(&plan)
@@ -71,13 +71,14 @@ fn job_data_may_come_from_a_file() {
             .unwrap(),
     )
     .unwrap();
-    site.executor_with_data(None)
+    machine
+        .executor_with_data(None)
         .env(env::JOB_DATA_FILE, &file)
         .run()
         .expect_code(0);
-    let missing = site
+    let missing = machine
         .executor_with_data(None)
-        .env(env::JOB_DATA_FILE, site.scratch("not-there"))
+        .env(env::JOB_DATA_FILE, machine.scratch("not-there"))
         .run();
     assert_named(&missing, 65, &["not-there"]);
 }
@@ -85,16 +86,16 @@ fn job_data_may_come_from_a_file() {
 /// Tools and scripts never ran, and nothing is left behind.
 #[test]
 fn the_file_of_the_job_data_is_gone_also_where_a_setting_is_unusable() {
-    let (site, repository) = (site(), Repository::fixture());
+    let (machine, repository) = (machine(), Repository::fixture());
     let plan = job_contract::Document::written(&job::plan(&repository));
-    let file = site.scratch("job-data");
+    let file = machine.scratch("job-data");
     for (name, value) in [
         (env::GRACE_PERIOD_SECONDS, "soon"),
         (env::REPORT_KEY, "c2hvcnQ"),
         (env::LOG_FILTER, "a=b=c"),
     ] {
         std::fs::write(&file, plan.encode_compressed().unwrap()).unwrap();
-        let outcome = site
+        let outcome = machine
             .executor_with_data(None)
             .env(env::JOB_DATA_FILE, &file)
             .env(name, value)
@@ -107,9 +108,9 @@ fn the_file_of_the_job_data_is_gone_also_where_a_setting_is_unusable() {
 
 #[test]
 fn a_folder_that_cannot_be_is_refused_with_the_setting_that_names_it() {
-    let (site, repository) = (site(), Repository::fixture());
+    let (machine, repository) = (machine(), Repository::fixture());
     let plan = job::plan(&repository);
-    let (file, dangling) = (site.scratch("file"), site.scratch("dangling"));
+    let (file, dangling) = (machine.scratch("file"), machine.scratch("dangling"));
     std::fs::write(&file, "no folder").unwrap();
     std::os::unix::fs::symlink("nowhere/at/all", &dangling).unwrap();
     let places = [
@@ -120,8 +121,8 @@ fn a_folder_that_cannot_be_is_refused_with_the_setting_that_names_it() {
     ];
     for place in &places {
         for variable in [env::WORK_DIR, env::DATA_DIR, env::CHECKOUT_DIR] {
-            site.queue(&[&plan]);
-            let outcome = site.executor(&plan).env(variable, place).run();
+            machine.queue(&[&plan]);
+            let outcome = machine.executor(&plan).env(variable, place).run();
             assert_named(&outcome, 64, &[&*place.to_string_lossy()]);
             let hint = outcome.report().hint.as_deref().unwrap_or_default();
             assert!(hint.contains(variable), "{hint:?}\n{outcome}");
@@ -130,7 +131,7 @@ fn a_folder_that_cannot_be_is_refused_with_the_setting_that_names_it() {
 }
 
 #[test]
-fn what_comes_with_policies_is_not_run_unless_the_operator_says_so() {
+fn a_step_with_policies_is_not_run_unless_the_operator_allows_it() {
     let repository = Repository::fixture();
     let with_policies = || {
         let mut plan = job::plan(&repository);
@@ -152,26 +153,32 @@ fn what_comes_with_policies_is_not_run_unless_the_operator_says_so() {
         evaluation.clone(),
         by_itself(with_policies()),
     ] {
-        let site = site();
-        site.queue(&[&job]);
+        let machine = machine();
+        machine.queue(&[&job]);
         let own = job.environment_variables.contains_key(env::EPHEMERAL_ENV);
         let value = if own { "true" } else { "" };
-        let outcome = site.executor(&job).env(env::IGNORE_POLICIES, value).run();
+        let outcome = machine
+            .executor(&job)
+            .env(env::IGNORE_POLICIES, value)
+            .run();
         assert_named(&outcome, 1, &["policies", "nothing was run"]);
-        assert_eq!(site.statuses(&job), ("failed".into(), "failed".into()));
-        let output = site.step_output(&job);
+        assert_eq!(machine.statuses(&job), ("failed".into(), "failed".into()));
+        let output = machine.step_output(&job);
         assert!(output.contains(env::IGNORE_POLICIES), "{output}");
     }
     for job in [with_policies(), evaluation] {
-        let site = site();
-        site.queue(&[&job]);
-        let outcome = site.executor(&job).env(env::IGNORE_POLICIES, "true").run();
+        let machine = machine();
+        machine.queue(&[&job]);
+        let outcome = machine
+            .executor(&job)
+            .env(env::IGNORE_POLICIES, "true")
+            .run();
         outcome.expect_code(0);
         assert_eq!(
-            site.statuses(&job),
+            machine.statuses(&job),
             ("completed".into(), "completed".into())
         );
-        let output = site.step_output(&job);
+        let output = machine.step_output(&job);
         assert!(output.contains("NONE IS EVALUATED"), "{output}");
     }
 }
@@ -209,15 +216,15 @@ fn a_step_that_asks_for_what_does_not_exist_is_refused() {
         ),
     ];
     for (name, change, words) in cases {
-        let site = site();
+        let machine = machine();
         let mut plan = job::plan(&repository);
         if name != "organization" {
-            site.queue(&[&plan]);
+            machine.queue(&[&plan]);
         }
         change(&mut plan);
         plan.access_token = Some("hunter2000".into());
 
-        let outcome = site.run(&plan);
+        let outcome = machine.run(&plan);
 
         assert_named(&outcome, 65, words);
         assert!(
@@ -226,22 +233,22 @@ fn a_step_that_asks_for_what_does_not_exist_is_refused() {
         );
         assert!(outcome.left_behind.is_empty(), "{name}: {outcome}");
         if name != "organization" {
-            assert_eq!(site.statuses(&plan).0, "failed", "{name}: {outcome}");
+            assert_eq!(machine.statuses(&plan).0, "failed", "{name}: {outcome}");
         }
     }
 }
 
 #[test]
 fn a_folder_that_leaves_the_tree_through_a_link_is_refused() {
-    let (site, repository) = (site(), Repository::fixture());
+    let (machine, repository) = (machine(), Repository::fixture());
     std::os::unix::fs::symlink("/etc", repository.path().join("way-out")).unwrap();
     repository.commit(&[]);
     let plan = JobData {
         folder: Some("/way-out".into()),
         ..job::plan(&repository)
     };
-    site.queue(&[&plan]);
-    assert_named(&site.run(&plan), 65, &["way-out"]);
+    machine.queue(&[&plan]);
+    assert_named(&machine.run(&plan), 65, &["way-out"]);
 }
 
 #[test]
@@ -253,39 +260,39 @@ fn a_source_that_cannot_be_fetched_fails_before_the_claim() {
         ("file:///not/there.git", 65, ("failed", "failed")),
         ("http://127.0.0.1:9/not/there.git", 75, ("queue", "pending")),
     ] {
-        let site = site();
+        let machine = machine();
         let plan = JobData {
             source: Some(source.into()),
             ..job::plan(&repository)
         };
-        site.queue(&[&plan]);
-        let outcome = site.run(&plan);
+        machine.queue(&[&plan]);
+        let outcome = machine.run(&plan);
         assert_named(&outcome, code, &[source]);
         assert!(
-            !site.data_dir().join("platform/claims").exists(),
+            !machine.data_dir().join("platform/claims").exists(),
             "{outcome}"
         );
-        let (job, step) = site.statuses(&plan);
+        let (job, step) = machine.statuses(&plan);
         assert_eq!((job.as_str(), step.as_str()), statuses);
         assert_eq!(outcome.report().unreported, code == 75);
-        assert!(site.step_output(&plan).contains(source), "{outcome}");
+        assert!(machine.step_output(&plan).contains(source), "{outcome}");
     }
 }
 
 #[test]
-fn what_may_pass_is_reported_where_nobody_reads_exit_codes() {
-    let (site, repository) = (site(), Repository::fixture());
+fn temporary_failures_are_reported_if_exit_codes_are_not_read() {
+    let (machine, repository) = (machine(), Repository::fixture());
     let plan = JobData {
         source: Some("http://127.0.0.1:9/not/there.git".into()),
         ..job::plan(&repository)
     };
-    site.queue(&[&plan]);
-    let outcome = site
+    machine.queue(&[&plan]);
+    let outcome = machine
         .executor(&plan)
         .without(env::OUTCOME_EXIT_CODE)
         .run()
         .expect_code(0);
-    assert_eq!(site.statuses(&plan), ("failed".into(), "failed".into()));
+    assert_eq!(machine.statuses(&plan), ("failed".into(), "failed".into()));
     assert!(!outcome.report().unreported, "{outcome}");
 }
 
@@ -303,11 +310,11 @@ fn a_branch_or_commit_that_is_not_there_is_named() {
             gone,
         ),
     ] {
-        let site = site();
+        let machine = machine();
         let mut plan = job::plan(&repository);
         change(&mut plan);
-        site.queue(&[&plan]);
-        let outcome = site.run(&plan);
+        machine.queue(&[&plan]);
+        let outcome = machine.run(&plan);
         assert_ne!(outcome.code(), 0, "{outcome}");
         assert!(outcome.error().contains(word), "{outcome}");
         assert!(outcome.finished.elapsed < AT_ONCE, "{outcome}");
@@ -316,14 +323,14 @@ fn a_branch_or_commit_that_is_not_there_is_named() {
 
 #[test]
 fn configuration_errors_name_their_variable() {
-    let (site, repository) = (site(), Repository::fixture());
+    let (machine, repository) = (machine(), Repository::fixture());
     let plan = job::plan(&repository);
     for (name, value) in [
         (env::STATE_TYPE, "NoSuchStateImpl"),
         (env::GRACE_PERIOD_SECONDS, "soon"),
         (env::LOG_FILTER, "a=b=c"),
     ] {
-        let outcome = site.executor(&plan).env(name, value).run();
+        let outcome = machine.executor(&plan).env(name, value).run();
         assert_eq!(outcome.code(), 64, "{outcome}");
         assert!(outcome.finished.stderr.contains(name), "{outcome}");
         assert!(
@@ -331,17 +338,17 @@ fn configuration_errors_name_their_variable() {
             "{outcome}"
         );
         assert!(outcome.finished.elapsed < AT_ONCE, "{outcome}");
-        assert!(!site.plan_file(&plan).exists(), "{outcome}");
+        assert!(!machine.plan_file(&plan).exists(), "{outcome}");
     }
 }
 
 #[test]
 fn a_setting_that_is_no_text_is_named() {
-    let (site, repository) = (site(), Repository::fixture());
+    let (machine, repository) = (machine(), Repository::fixture());
     let plan = job::plan(&repository);
     let broken = OsStr::from_bytes(b"hunter2\xff");
     for name in [env::JOB_DATA, env::TOOLS_BRANCH] {
-        let outcome = site.executor(&plan).env(name, broken).run();
+        let outcome = machine.executor(&plan).env(name, broken).run();
         assert_eq!(outcome.code(), 64, "{outcome}");
         let hint = outcome.report().hint.as_deref();
         assert!(hint.is_some_and(|hint| hint.contains(name)), "{outcome}");
@@ -352,9 +359,9 @@ fn a_setting_that_is_no_text_is_named() {
 /// A chart writes empty values for what is not set.
 #[test]
 fn a_setting_that_is_blank_is_one_that_is_not_set() {
-    let (site, repository) = (site(), Repository::fixture());
+    let (machine, repository) = (machine(), Repository::fixture());
     let plan = job::plan(&repository);
-    let mut executor = site.executor(&plan);
+    let mut executor = machine.executor(&plan);
     for name in [
         env::JOB_DATA_FILE,
         env::WORK_DIR,
@@ -378,7 +385,7 @@ fn a_setting_that_is_blank_is_one_that_is_not_set() {
     }
     let outcome = executor.env(env::POD_UID, " ").run();
     assert_eq!(outcome.code(), 0, "{outcome}");
-    let claims = site.data_dir().join("platform/claims");
+    let claims = machine.data_dir().join("platform/claims");
     let claim = std::fs::read_dir(claims).unwrap().next().unwrap().unwrap();
     let claim = std::fs::read_to_string(claim.path()).unwrap();
     // Pods without a name of their own would otherwise all be the holder of each other's claims.
@@ -389,19 +396,19 @@ fn a_setting_that_is_blank_is_one_that_is_not_set() {
 
 #[test]
 fn a_configuration_the_tool_rejects_fails_the_step_not_the_executor() {
-    let (site, repository) = (site(), Repository::module("resource {\n"));
+    let (machine, repository) = (machine(), Repository::module("resource {\n"));
     let plan = job::plan(&repository);
-    site.queue(&[&plan]);
-    let outcome = site.run(&plan).expect_code(1);
+    machine.queue(&[&plan]);
+    let outcome = machine.run(&plan).expect_code(1);
     assert!(outcome.log().contains("main.tf"), "{outcome}");
-    assert_eq!(site.statuses(&plan), ("failed".into(), "failed".into()));
-    assert!(site.step_output(&plan).contains("main.tf"), "{outcome}");
+    assert_eq!(machine.statuses(&plan), ("failed".into(), "failed".into()));
+    assert!(machine.step_output(&plan).contains("main.tf"), "{outcome}");
 }
 
 #[test]
 fn a_failing_init_reaches_no_plan() {
-    let (site, tool, repository) = (
-        site(),
+    let (machine, tool, repository) = (
+        machine(),
         FakeTool::new().on("init", "echo cannot-initialise >&2; exit 1"),
         Repository::fixture(),
     );
@@ -409,8 +416,8 @@ fn a_failing_init_reaches_no_plan() {
         on_failure_list: vec![job::bash(1, "echo cleaned-up")],
         ..job::plan(&repository)
     };
-    site.queue(&[&plan]);
-    let outcome = site
+    machine.queue(&[&plan]);
+    let outcome = machine
         .executor(&plan)
         .env("PATH", tool.path())
         .run()

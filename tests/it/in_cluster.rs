@@ -24,14 +24,14 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use base64::Engine as _;
 use integration_tests::process::Stream;
-use integration_tests::{Repository, Running, Site, job};
+use integration_tests::{Machine, Repository, Running, job};
 use job_contract::{JobData, env};
 use jsonwebtoken::{Algorithm, EncodingKey, Header};
 use serde_json::{Value, json};
 use test_cluster::{Builder, Cluster, Fault, Recorded, Request, Rule, State};
 use test_peers::skips::needed;
 
-use crate::site;
+use crate::machine;
 
 /// What the names of namespaces of runs begin with.
 const RUNS: &str = "runs";
@@ -47,7 +47,7 @@ const REPORT_KEY: &str = "MDEyMzQ1Njc4OWFiY2RlZjAxMjM0NTY3ODlhYmNkZWY=";
 pub(crate) const PATIENCE: Duration = Duration::from_secs(90);
 
 /// A cluster, and a data directory its pods and the test share.
-pub(crate) struct Place {
+pub(crate) struct Fixture {
     pub(crate) cluster: Cluster,
     /// Namespace of the runs.
     pub(crate) runs: String,
@@ -55,10 +55,10 @@ pub(crate) struct Place {
     rules: Vec<Rule>,
     /// The journey is about rights, and looks itself at what is refused.
     is_refused: bool,
-    pub(crate) site: Site,
+    pub(crate) machine: Machine,
 }
 
-impl Place {
+impl Fixture {
     /// A cluster whose pods run.
     pub(crate) async fn new() -> Option<Self> {
         Self::of(Cluster::builder(), &rules(ROLES)).await
@@ -81,15 +81,15 @@ impl Place {
         if !rules.is_empty() {
             cluster.grant(LAUNCHER, &runs, rules).await.unwrap();
         }
-        let place = Self {
+        let fixture = Self {
             cluster,
             runs,
             rules: rules.to_vec(),
             is_refused: rules.is_empty(),
-            site: site(),
+            machine: machine(),
         };
-        place.image_that_first("");
-        Some(place)
+        fixture.image_that_first("");
+        Some(fixture)
     }
 
     /// For a journey in which the launcher has fewer rights than it would use.
@@ -110,7 +110,7 @@ impl Place {
 
     pub(crate) fn program_that_first(&self, words: &str) -> PathBuf {
         // In a script, since the pod has its own `/tmp`, and a path in a variable would be one of the pod.
-        let shared = self.site.data_dir();
+        let shared = self.machine.data_dir();
         self.program(&format!(
             "export {}='{}'\n{words}",
             env::DATA_DIR,
@@ -124,7 +124,7 @@ impl Place {
     }
 
     fn program(&self, words: &str) -> PathBuf {
-        let path = self.site.scratch("image");
+        let path = self.machine.scratch("image");
         let script = format!(
             "#!/bin/sh\nexport {}={REPORT_KEY} {}=installed\n{words}\nexec '{}'\n",
             env::REPORT_KEY,
@@ -132,7 +132,7 @@ impl Place {
             env!("CARGO_BIN_EXE_executor_under_test"),
         );
         // Renamed over the old one, which may be running.
-        let new = self.site.scratch("image.new");
+        let new = self.machine.scratch("image.new");
         fs::write(&new, script).unwrap();
         fs::set_permissions(&new, fs::Permissions::from_mode(0o755)).unwrap();
         fs::rename(new, &path).unwrap();
@@ -157,7 +157,7 @@ impl Place {
         Launcher::start(&mut command)
     }
 
-    /// The launcher with these arguments and the configuration of this place.
+    /// The launcher with these arguments and the configuration of this fixture.
     pub(crate) fn command(&self, args: &[&str]) -> Command {
         let kubeconfig = self.cluster.kubeconfig_file(LAUNCHER, &self.runs);
         let mut command = Command::new(env!("CARGO_BIN_EXE_launcher_under_test"));
@@ -165,7 +165,7 @@ impl Place {
             .args(args)
             .env_clear()
             .env("PATH", std::env::var_os("PATH").unwrap())
-            .env("HOME", self.site.scratch("home"))
+            .env("HOME", self.machine.scratch("home"))
             .env("KUBECONFIG", kubeconfig.unwrap())
             .env("ExecutorEphemeralNamespace", &self.runs)
             .env("ExecutorEphemeralImage", IMAGE)
@@ -195,7 +195,7 @@ impl Place {
         let doomed = self.serve();
         let faults = self.cluster.faults();
         faults.next_of(LAUNCHER, 1, "create", "secrets", Fault::Hang);
-        let delivery = tokio::spawn(post_all(vec![(doomed.door(), plan.clone())]));
+        let delivery = tokio::spawn(post_all(vec![(doomed.endpoint(), plan.clone())]));
         let there = |state: &State| state.job(&name(&plan)).map(drop);
         self.until("the Job is there", there).await;
         doomed.crash();
@@ -245,7 +245,7 @@ impl Place {
     }
 }
 
-impl Drop for Place {
+impl Drop for Fixture {
     /// At the end of every journey, so that none forgets to ask.
     fn drop(&mut self) {
         if std::thread::panicking() || self.is_refused {
@@ -326,12 +326,12 @@ fn unix_time() -> u64 {
 /// A launcher that serves; killed when dropped.
 pub(crate) struct Launcher {
     pub(crate) running: Running,
-    door: Door,
+    endpoint: Endpoint,
 }
 
 /// Where a launcher takes dispatches. Outlives it, as the platform's knowledge of the address does.
 #[derive(Clone)]
-pub(crate) struct Door {
+pub(crate) struct Endpoint {
     pub(crate) address: String,
     client: reqwest::Client,
 }
@@ -340,17 +340,17 @@ impl Launcher {
     pub(crate) fn start(command: &mut Command) -> Self {
         let running = Running::start(command);
         let line = running.line_with(Stream::Stderr, "\"listening\"");
-        let door = Door::announced(&line);
-        Self { running, door }
+        let endpoint = Endpoint::announced(&line);
+        Self { running, endpoint }
     }
 
-    pub(crate) fn door(&self) -> Door {
-        self.door.clone()
+    pub(crate) fn endpoint(&self) -> Endpoint {
+        self.endpoint.clone()
     }
 
     /// Posts a dispatch that must be accepted.
     async fn accept(&self, job: &JobData) {
-        assert_eq!(self.door.post(job).await.unwrap(), 202, "{}", name(job));
+        assert_eq!(self.endpoint.post(job).await.unwrap(), 202, "{}", name(job));
     }
 
     /// The process, to be waited for.
@@ -365,7 +365,7 @@ impl Launcher {
     }
 }
 
-impl Door {
+impl Endpoint {
     /// Of the launcher that says in this line of its log where it listens.
     fn announced(line: &str) -> Self {
         let line: Value = serde_json::from_str(line).unwrap();
@@ -403,13 +403,13 @@ impl Door {
 }
 
 /// Delivers every job to one of the doors, and again as the platform does with what is for later, until all are accepted.
-async fn deliver_all(doors: &[Door], jobs: &[JobData]) {
+async fn deliver_all(doors: &[Endpoint], jobs: &[JobData]) {
     let until = Instant::now() + PATIENCE;
     let mut left = jobs.to_vec();
     while !left.is_empty() {
         assert!(Instant::now() < until, "{} are never accepted", left.len());
         let posts = left.iter().zip(doors.iter().cycle());
-        let posts = posts.map(|(job, door)| (door.clone(), job.clone()));
+        let posts = posts.map(|(job, endpoint)| (endpoint.clone(), job.clone()));
         let answers = post_all(posts.collect()).await;
         for answer in &answers {
             assert!(matches!(answer, Some(202 | 503)), "{answers:?}");
@@ -419,11 +419,11 @@ async fn deliver_all(doors: &[Door], jobs: &[JobData]) {
     }
 }
 
-/// Posts every job to a door at the same time.
-async fn post_all(posts: Vec<(Door, JobData)>) -> Vec<Option<u16>> {
+/// Posts every job to an endpoint at the same time.
+async fn post_all(posts: Vec<(Endpoint, JobData)>) -> Vec<Option<u16>> {
     let tasks: Vec<_> = posts
         .into_iter()
-        .map(|(door, job)| tokio::spawn(async move { door.post(&job).await.ok() }))
+        .map(|(endpoint, job)| tokio::spawn(async move { endpoint.post(&job).await.ok() }))
         .collect();
     let mut answers = Vec::new();
     for task in tasks {

@@ -2,7 +2,7 @@
 
 use std::fs::File;
 
-use integration_tests::laptop::{events, plain};
+use integration_tests::laptop::plain;
 use integration_tests::process::Stream;
 use integration_tests::repository::ROOT_MODULE;
 use integration_tests::{Finished, Laptop, Repository, fifo, job};
@@ -33,7 +33,8 @@ fn gated() -> Laptop {
 }
 
 fn statuses(finished: &Finished) -> Vec<String> {
-    events(finished)
+    finished
+        .events()
         .iter()
         .filter_map(|event| Some(event["status"].as_str()?.to_owned()))
         .collect()
@@ -70,7 +71,7 @@ fn a_folder_is_applied_then_unchanged_then_destroyed() {
 fn nothing_is_written_into_the_folder() {
     let laptop = laptop(ROOT_MODULE);
     expect(laptop.run(&["run", "stack", "--auto-approve"]), 0);
-    let files = integration_tests::site::files_below(&laptop.home().join("stack"));
+    let files = integration_tests::machine::files_below(&laptop.home().join("stack"));
     assert_eq!(files, [laptop.home().join("stack/main.tf")]);
 }
 
@@ -89,7 +90,7 @@ fn json_output_is_one_event_a_line_from_start_to_end() {
         laptop.run(&["run", "stack", "--auto-approve", "--output", "json"]),
         0,
     );
-    let events = events(&finished);
+    let events = finished.events();
     assert_eq!(events.first().unwrap()["type"], "run_started");
     let last = events.last().unwrap();
     assert_eq!(
@@ -174,7 +175,7 @@ fn ctrl_c_in_an_apply_saves_the_state_and_exits_130() {
 #[test]
 fn ctrl_c_on_a_terminal_reaches_the_launcher_once() {
     let laptop = gated();
-    let mut running = laptop.on_terminal(&["run", "stack", "--auto-approve"], &[]);
+    let mut running = laptop.on_terminal(&["run", "stack", "--auto-approve"]);
     running.wait_for(Stream::Stdout, "at-the-gate");
     running.write("\x03");
     let finished = expect(running.wait(), 130);
@@ -192,7 +193,7 @@ fn a_terminal_is_asked_before_anything_is_applied() {
         ("no\n", vec![], "Not applied"),
     ] {
         let laptop = laptop(ROOT_MODULE);
-        let mut running = laptop.on_terminal(&["run", "stack"], &[]);
+        let mut running = laptop.on_terminal(&["run", "stack"]);
         running.wait_for(Stream::Stdout, "Apply");
         running.write(answer);
         let finished = expect(running.wait(), 0);
@@ -226,7 +227,8 @@ fn variables_come_from_files_and_the_command_line() {
         ]),
         0,
     );
-    let outputs = events(&finished)
+    let outputs = finished
+        .events()
         .into_iter()
         .rfind(|event| event["type"] == "outputs")
         .unwrap();
@@ -266,7 +268,7 @@ fn only_named_variables_of_the_callers_environment_reach_the_tool() {
 }
 
 #[test]
-fn modules_beside_the_folder_come_along() {
+fn modules_beside_the_folder_are_packed_too() {
     let laptop = laptop("module \"m\" {\n  source = \"../shared/m\"\n}\n");
     laptop.write(
         "shared/m/main.tf",
@@ -277,14 +279,14 @@ fn modules_beside_the_folder_come_along() {
 }
 
 #[test]
-fn a_failing_plan_says_so_in_the_exit_code() {
+fn a_failing_plan_has_its_exit_code() {
     let laptop = laptop("resource {\n");
     let finished = expect(laptop.run(&["run", "stack", "--auto-approve"]), 1);
     assert!(finished.stdout.contains("main.tf"), "{finished}");
 }
 
 #[test]
-fn two_runs_of_one_folder_take_turns_or_say_why_not() {
+fn a_second_run_of_a_folder_in_use_is_refused() {
     let laptop = gated();
     let first =
         integration_tests::Running::start(&mut laptop.command(&["run", "stack", "--auto-approve"]));
@@ -348,7 +350,7 @@ fn a_variable_that_is_blank_is_one_that_is_not_set() {
 }
 
 #[test]
-fn an_answer_that_cannot_be_written_is_an_error_and_one_that_nobody_reads_is_not() {
+fn output_to_a_full_disk_is_an_error_and_a_closed_pipe_is_not() {
     let laptop = laptop("");
     let completions = || laptop.command(&["completions", "bash"]);
     let full = File::options().write(true).open("/dev/full").unwrap();

@@ -8,15 +8,15 @@ use anyhow::Context as _;
 use integration_tests::process::Stream;
 use integration_tests::{FakeTool, Repository, fifo, job};
 use job_contract::keys::local_backend_state;
-use job_contract::report::{StateStanding, StopReason};
+use job_contract::report::{StateStatus, StopReason};
 use job_contract::{StepType, env};
 use test_peers::skips::needed;
 
-use crate::site;
+use crate::machine;
 
 /// An apply that makes something, runs `then` and ends when it is interrupted.
-fn stuck(site: &integration_tests::Site, then: &str) -> FakeTool {
-    let state = site
+fn stuck(machine: &integration_tests::Machine, then: &str) -> FakeTool {
+    let state = machine
         .data_dir()
         .join(local_backend_state(job::ORGANIZATION, job::WORKSPACE));
     FakeTool::new().on(
@@ -35,11 +35,11 @@ sleep 1000 & while :; do wait; done"#,
 /// its apply is the machine's affair.
 fn interrupted_for(reason: StopReason, setting: &str, words: impl Fn(u64) -> String) {
     let at_work = [4, 8, 16, 32].into_iter().any(|seconds| {
-        let (site, repository) = (site(), Repository::fixture());
-        let tool = stuck(&site, "true");
+        let (machine, repository) = (machine(), Repository::fixture());
+        let tool = stuck(&machine, "true");
         let apply = job::step(StepType::Apply, &repository);
-        site.queue(&[&apply]);
-        let outcome = site
+        machine.queue(&[&apply]);
+        let outcome = machine
             .executor(&apply)
             .env("PATH", tool.path())
             .env(setting, seconds.to_string())
@@ -59,14 +59,14 @@ fn interrupted_for(reason: StopReason, setting: &str, words: impl Fn(u64) -> Str
             "INT\n",
             "one interrupt and no more"
         );
-        assert_eq!(site.statuses(&apply), ("failed".into(), "failed".into()));
+        assert_eq!(machine.statuses(&apply), ("failed".into(), "failed".into()));
         assert_eq!(
-            site.record(&apply).history.len(),
+            machine.record(&apply).history.len(),
             1,
             "state was not kept\n{outcome}"
         );
         assert!(
-            site.step_output(&apply).contains("interrupted"),
+            machine.step_output(&apply).contains("interrupted"),
             "{outcome}"
         );
         assert!(outcome.left_behind.is_empty(), "{outcome}");
@@ -78,14 +78,14 @@ fn interrupted_for(reason: StopReason, setting: &str, words: impl Fn(u64) -> Str
 #[test]
 fn a_run_that_is_not_done_by_its_deadline_is_interrupted_and_its_state_kept() {
     interrupted_for(StopReason::Deadline, env::DEADLINE_SECONDS, |seconds| {
-        format!("it was not done within {seconds}s")
+        format!("it did not end within {seconds}s")
     });
 }
 
 #[test]
 fn a_run_that_falls_silent_is_interrupted_and_its_state_kept() {
     interrupted_for(StopReason::Silence, env::SILENCE_SECONDS, |seconds| {
-        format!("nothing was heard of it for {seconds}s")
+        format!("its log had no new line for {seconds}s")
     });
 }
 
@@ -203,17 +203,17 @@ fn a_tool_that_fills_its_memory_is_interrupted_before_the_kernel_kills_it() {
     let Some(group) = MemoryGroup::of(160) else {
         return;
     };
-    let (site, repository) = (site(), Repository::fixture());
-    let gate = fifo(site.scratch("gate"));
+    let (machine, repository) = (machine(), Repository::fixture());
+    let gate = fifo(machine.scratch("gate"));
     let fills = format!(
         "{}fill 74; read -r _ < '{}'; fill 82",
         group.filler(),
         gate.display()
     );
-    let tool = stuck(&site, &fills);
+    let tool = stuck(&machine, &fills);
     let apply = job::step(StepType::Apply, &repository);
-    site.queue(&[&apply]);
-    let run = site
+    machine.queue(&[&apply]);
+    let run = machine
         .executor(&apply)
         .env("PATH", tool.path())
         .wrapped_in(&["sh", "-c", &group.entrance(), "sh"])
@@ -234,11 +234,11 @@ fn a_tool_that_fills_its_memory_is_interrupted_before_the_kernel_kills_it() {
     assert!(warned < stopped, "{outcome}");
     assert!(log.contains(&format!("of {} MiB", group.mib)), "{outcome}");
     assert_eq!(
-        site.record(&apply).history.len(),
+        machine.record(&apply).history.len(),
         1,
         "state was not kept\n{outcome}"
     );
-    assert_eq!(site.statuses(&apply), ("failed".into(), "failed".into()));
+    assert_eq!(machine.statuses(&apply), ("failed".into(), "failed".into()));
 }
 
 #[test]
@@ -246,8 +246,8 @@ fn the_real_tool_is_interrupted_in_a_full_memory_and_saves_its_state() {
     let Some(group) = MemoryGroup::of(400) else {
         return;
     };
-    let site = site();
-    let fills = site.scratch("fills.sh");
+    let machine = machine();
+    let fills = machine.scratch("fills.sh");
     let script = group.filler() + "fill 84\nwhile :; do sleep 0.1; done\n";
     fs::write(&fills, script).unwrap();
     let repository = Repository::module(&format!(
@@ -257,8 +257,8 @@ fn the_real_tool_is_interrupted_in_a_full_memory_and_saves_its_state() {
         fills.display()
     ));
     let apply = job::step(StepType::Apply, &repository);
-    site.queue(&[&apply]);
-    let outcome = site
+    machine.queue(&[&apply]);
+    let outcome = machine
         .executor(&apply)
         .wrapped_in(&["sh", "-c", &group.entrance(), "sh"])
         .run()
@@ -266,14 +266,14 @@ fn the_real_tool_is_interrupted_in_a_full_memory_and_saves_its_state() {
 
     let report = outcome.report();
     assert_eq!(report.stopped, Some(StopReason::Memory), "{outcome}");
-    assert_eq!(report.state, Some(StateStanding::Stored), "{outcome}");
+    assert_eq!(report.state, Some(StateStatus::Stored), "{outcome}");
     assert_eq!(report.progress.as_ref().unwrap().applied, 1, "{outcome}");
     assert_eq!(
         outcome.log().matches("Interrupt received").count(),
         1,
         "{outcome}"
     );
-    let resources = site.resources(&apply);
+    let resources = machine.resources(&apply);
     assert!(resources.contains(&"terraform_data.first".to_owned()));
-    assert_eq!(site.record(&apply).history.len(), 1, "{outcome}");
+    assert_eq!(machine.record(&apply).history.len(), 1, "{outcome}");
 }

@@ -5,29 +5,29 @@ use std::fs;
 use integration_tests::{FakeTool, Repository, job};
 use job_contract::keys::ObjectKey;
 
-use crate::site;
+use crate::machine;
 
 #[test]
-fn what_was_written_before_the_executor_came_stays_at_the_head() {
-    let (site, repository) = (site(), Repository::fixture());
+fn lines_written_before_the_executor_stay_at_the_start() {
+    let (machine, repository) = (machine(), Repository::fixture());
     let job = job::scripts(&repository, vec![job::bash(1, "echo from the script")]);
     let key = ObjectKey::step_output(&job.organization_id, &job.job_id, &job.step_id);
-    let path = site
+    let path = machine
         .data_dir()
         .join(key.area.local_folder())
         .join(&key.path);
     fs::create_dir_all(path.parent().unwrap()).unwrap();
     fs::write(&path, "waiting for a node").unwrap();
-    site.queue(&[&job]);
-    site.run(&job).expect_code(0);
-    let stored = site.step_output(&job);
+    machine.queue(&[&job]);
+    machine.run(&job).expect_code(0);
+    let stored = machine.step_output(&job);
     assert!(stored.starts_with("waiting for a node\n"), "{stored}");
     assert!(stored.contains("from the script"), "{stored}");
 }
 
 #[test]
 fn output_of_odd_shapes_passes_through() {
-    let (site, repository) = (site(), Repository::fixture());
+    let (machine, repository) = (machine(), Repository::fixture());
     let job = job::scripts(
         &repository,
         vec![job::bash(
@@ -35,8 +35,8 @@ fn output_of_odd_shapes_passes_through() {
             "printf 'no newline at the end'; printf '\\xff\\xfe not utf-8\\n' >&2; head -c 300000 /dev/zero | tr '\\0' x; echo; printf 'carriage\\rreturn\\n'; printf 'last words'",
         )],
     );
-    site.queue(&[&job]);
-    let outcome = site.run(&job).expect_code(0);
+    machine.queue(&[&job]);
+    let outcome = machine.run(&job).expect_code(0);
     let log = outcome.log();
     assert!(log.contains("not utf-8"), "{}", &log[..200.min(log.len())]);
     // Names of folders in other lines are random.
@@ -47,14 +47,14 @@ fn output_of_odd_shapes_passes_through() {
 
 #[test]
 fn events_become_their_messages_and_other_lines_stay() {
-    let (site, repository) = (site(), Repository::fixture());
+    let (machine, repository) = (machine(), Repository::fixture());
     let tool = FakeTool::new().on(
         "plan",
         r#"echo '{"@level":"info","@message":"from an event","type":"version"}'; echo 'not json {'; echo '{"@message":42}'; echo '{"type":"log"}'; echo plan > "$out"; exit 2"#,
     );
     let plan = job::plan(&repository);
-    site.queue(&[&plan]);
-    let outcome = site
+    machine.queue(&[&plan]);
+    let outcome = machine
         .executor(&plan)
         .env("PATH", tool.path())
         .run()
@@ -66,12 +66,12 @@ fn events_become_their_messages_and_other_lines_stay() {
 }
 
 #[test]
-fn the_log_goes_to_a_file_too_when_asked() {
-    let (site, repository) = (site(), Repository::fixture());
+fn the_log_is_written_to_a_file_too_if_configured() {
+    let (machine, repository) = (machine(), Repository::fixture());
     let plan = job::plan(&repository);
-    site.queue(&[&plan]);
-    let file = site.scratch("copy.log");
-    let outcome = site
+    machine.queue(&[&plan]);
+    let file = machine.scratch("copy.log");
+    let outcome = machine
         .executor(&plan)
         .env(job_contract::env::LOG_FILE, &file)
         .run()
@@ -81,13 +81,13 @@ fn the_log_goes_to_a_file_too_when_asked() {
 
 /// The limit on file sizes makes the kernel behave as it does when a disk is full.
 #[test]
-fn a_run_whose_disk_is_full_is_shown_to_its_end_and_its_stored_log_says_what_it_lacks() {
+fn a_run_with_a_full_disk_is_shown_to_its_end_and_its_stored_log_names_the_gap() {
     const LINES: usize = 60_000;
-    let (site, repository) = (site(), Repository::fixture());
+    let (machine, repository) = (machine(), Repository::fixture());
     let script = format!("seq -f 'line %.0f of many' 1 {LINES}; echo last words");
     let job = job::scripts(&repository, vec![job::bash(1, &script)]);
-    site.queue(&[&job]);
-    let outcome = site
+    machine.queue(&[&job]);
+    let outcome = machine
         .executor(&job)
         .wrapped_in(&["bash", "-c", "trap '' XFSZ; ulimit -f 400; exec \"$0\""])
         .run()
@@ -98,7 +98,7 @@ fn a_run_whose_disk_is_full_is_shown_to_its_end_and_its_stored_log_says_what_it_
     assert!(numbered.map(|line| (*line).to_owned()).eq(expected));
     assert!(outcome.log().contains("last words"));
 
-    let stored = site.step_output(&job);
+    let stored = machine.step_output(&job);
     let (before, after) = stored
         .split_once("[mayfly] log lines missing here: ")
         .unwrap_or_else(|| panic!("nothing is missing in {} bytes", stored.len()));

@@ -64,11 +64,11 @@ mod tools;
 mod variables;
 mod workflows;
 
-use integration_tests::{Laptop, Site};
+use integration_tests::{Laptop, Machine};
 
 /// A fresh data directory whose runs use the executor of this build.
-fn site() -> Site {
-    Site::new(env!("CARGO_BIN_EXE_executor_under_test"))
+fn machine() -> Machine {
+    Machine::new(env!("CARGO_BIN_EXE_executor_under_test"))
 }
 
 /// A fresh home and folder for the launcher of this build.

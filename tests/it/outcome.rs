@@ -3,15 +3,15 @@
 use std::net::TcpListener;
 use std::time::{Duration, Instant};
 
-use integration_tests::{FakeTool, Outcome, Repository, Site, job};
+use integration_tests::{FakeTool, Machine, Outcome, Repository, job};
 use job_contract::keys::ObjectKey;
 use job_contract::{JobData, StepType, env};
 use nix::sys::signal::Signal;
 
-use crate::site;
+use crate::machine;
 
-fn run_with(site: &Site, tool: &FakeTool, job: &JobData) -> Outcome {
-    site.executor(job).env("PATH", tool.path()).run()
+fn run_with(machine: &Machine, tool: &FakeTool, job: &JobData) -> Outcome {
+    machine.executor(job).env("PATH", tool.path()).run()
 }
 
 #[test]
@@ -25,36 +25,36 @@ fn a_plan_that_ends_in_any_odd_way_has_failed() {
         "kill -KILL $$",
         "kill -SEGV $$",
     ] {
-        let (site, tool) = (site(), FakeTool::new().on("plan", ending));
+        let (machine, tool) = (machine(), FakeTool::new().on("plan", ending));
         let plan = job::plan(&repository);
-        site.queue(&[&plan, &job::apply_after(&plan)]);
+        machine.queue(&[&plan, &job::apply_after(&plan)]);
 
-        let outcome = run_with(&site, &tool, &plan).expect_code(1);
+        let outcome = run_with(&machine, &tool, &plan).expect_code(1);
 
-        let record = site.record(&plan);
+        let record = machine.record(&plan);
         assert_eq!(
-            site.statuses(&plan),
+            machine.statuses(&plan),
             ("failed".into(), "failed".into()),
             "{ending}: {outcome}"
         );
         assert!(record.plan_changes, "{ending}");
         assert_eq!(record.terraform_plan.unwrap_or_default(), "", "{ending}");
-        assert!(!site.plan_file(&plan).exists(), "{ending}");
+        assert!(!machine.plan_file(&plan).exists(), "{ending}");
     }
 }
 
 #[test]
 fn changes_without_a_plan_file_are_no_plan() {
-    let (site, tool, repository) = (
-        site(),
+    let (machine, tool, repository) = (
+        machine(),
         FakeTool::new().on("plan", "exit 2"),
         Repository::fixture(),
     );
     let plan = job::plan(&repository);
-    site.queue(&[&plan, &job::apply_after(&plan)]);
-    let outcome = run_with(&site, &tool, &plan);
+    machine.queue(&[&plan, &job::apply_after(&plan)]);
+    let outcome = run_with(&machine, &tool, &plan);
     assert_ne!(outcome.code(), 0, "{outcome}");
-    assert_eq!(site.statuses(&plan).0, "failed");
+    assert_eq!(machine.statuses(&plan).0, "failed");
 }
 
 #[test]
@@ -67,17 +67,17 @@ fn ignored_errors_follow_the_table() {
         (StepType::Destroy, "destroy", "failed", "failed"),
     ];
     for (step_type, subcommand, step, status) in rows {
-        let (site, tool) = (site(), FakeTool::new().on(subcommand, "exit 1"));
+        let (machine, tool) = (machine(), FakeTool::new().on(subcommand, "exit 1"));
         let job = JobData {
             ignore_error: true,
             on_failure_list: vec![job::bash(1, "echo on-failure-ran")],
             command_list: vec![job::after(job::bash(1, "echo after-ran"))],
             ..job::step(step_type, &repository)
         };
-        site.queue(&[&job]);
-        let outcome = run_with(&site, &tool, &job);
+        machine.queue(&[&job]);
+        let outcome = run_with(&machine, &tool, &job);
         assert_eq!(
-            site.statuses(&job),
+            machine.statuses(&job),
             (status.into(), step.into()),
             "{subcommand}: {outcome}"
         );
@@ -96,20 +96,20 @@ fn ignored_errors_follow_the_table() {
 
 #[test]
 fn a_reported_failure_exits_0_unless_the_outcome_is_asked_for() {
-    let (site, tool, repository) = (
-        site(),
+    let (machine, tool, repository) = (
+        machine(),
         FakeTool::new().on("plan", "exit 1"),
         Repository::fixture(),
     );
     let plan = job::plan(&repository);
-    site.queue(&[&plan]);
-    let outcome = site
+    machine.queue(&[&plan]);
+    let outcome = machine
         .executor(&plan)
         .without(job_contract::env::OUTCOME_EXIT_CODE)
         .env("PATH", tool.path())
         .run()
         .expect_code(0);
-    assert_eq!(site.statuses(&plan), ("failed".into(), "failed".into()));
+    assert_eq!(machine.statuses(&plan), ("failed".into(), "failed".into()));
     assert_eq!(outcome.report().outcome, 1);
 }
 
@@ -117,7 +117,7 @@ fn a_reported_failure_exits_0_unless_the_outcome_is_asked_for() {
 fn nothing_is_left_in_the_work_folder_whatever_happened() {
     let repository = Repository::fixture();
     for ending in ["exit 1", "echo plan > \"$out\"; exit 2"] {
-        let (site, tool) = (site(), FakeTool::new().on("plan", ending));
+        let (machine, tool) = (machine(), FakeTool::new().on("plan", ending));
         let plan = JobData {
             command_list: vec![job::before(job::bash(
                 1,
@@ -125,8 +125,8 @@ fn nothing_is_left_in_the_work_folder_whatever_happened() {
             ))],
             ..job::plan(&repository)
         };
-        site.queue(&[&plan]);
-        let outcome = run_with(&site, &tool, &plan);
+        machine.queue(&[&plan]);
+        let outcome = run_with(&machine, &tool, &plan);
         assert_eq!(
             outcome.left_behind,
             <[std::path::PathBuf; 0]>::default(),
@@ -137,10 +137,10 @@ fn nothing_is_left_in_the_work_folder_whatever_happened() {
 
 #[test]
 fn phases_are_announced_and_timed() {
-    let (site, repository) = (site(), Repository::fixture());
+    let (machine, repository) = (machine(), Repository::fixture());
     let plan = job::plan(&repository);
-    site.queue(&[&plan]);
-    let outcome = site.run(&plan).expect_code(0);
+    machine.queue(&[&plan]);
+    let outcome = machine.run(&plan).expect_code(0);
     let names: Vec<_> = outcome
         .report()
         .phases
@@ -166,11 +166,11 @@ fn phases_are_announced_and_timed() {
 
 #[test]
 fn an_outcome_is_reported_even_when_the_log_cannot_be_stored() {
-    let (site, repository) = (site(), Repository::fixture());
+    let (machine, repository) = (machine(), Repository::fixture());
     let apply = job::step(StepType::Apply, &repository);
-    site.queue(&[&apply]);
+    machine.queue(&[&apply]);
     // A file where the folder of step outputs would be: storing fails as it would on a full disk.
-    let outputs = site.object(&ObjectKey::step_output(
+    let outputs = machine.object(&ObjectKey::step_output(
         &apply.organization_id,
         &apply.job_id,
         &apply.step_id,
@@ -179,16 +179,16 @@ fn an_outcome_is_reported_even_when_the_log_cannot_be_stored() {
     std::fs::create_dir_all(organization.parent().unwrap()).unwrap();
     std::fs::write(organization, "in the way").unwrap();
 
-    let outcome = site.run(&apply).expect_code(1);
+    let outcome = machine.run(&apply).expect_code(1);
 
     assert!(outcome.error().contains("could not store"), "{outcome}");
     assert_eq!(
-        site.statuses(&apply),
+        machine.statuses(&apply),
         ("completed".into(), "completed".into()),
         "{outcome}"
     );
     assert!(
-        !site.resources(&apply).is_empty(),
+        !machine.resources(&apply).is_empty(),
         "the state is kept: {outcome}"
     );
 }
@@ -198,11 +198,11 @@ fn an_outcome_is_reported_even_when_the_log_cannot_be_stored() {
 fn an_outcome_is_reported_although_the_store_never_answers() {
     // Long enough for what is left of it for the report to be enough on a busy machine.
     let grace = Duration::from_secs(20);
-    let (site, repository) = (site(), Repository::fixture());
+    let (machine, repository) = (machine(), Repository::fixture());
     let scripts = job::scripts(&repository, vec![job::bash(1, "echo the-work-is-done")]);
-    site.queue(&[&scripts]);
+    machine.queue(&[&scripts]);
     let silent = TcpListener::bind("127.0.0.1:0").unwrap();
-    let running = site
+    let running = machine
         .executor(&scripts)
         .env(env::STATE_TYPE, "AwsTerraformStateImpl")
         .env(env::AWS_BUCKET, "bucket")
@@ -222,7 +222,7 @@ fn an_outcome_is_reported_although_the_store_never_answers() {
     assert!(asked_to_stop.elapsed() < grace, "{outcome}");
     drop(connection);
     assert_eq!(
-        site.statuses(&scripts).1,
+        machine.statuses(&scripts).1,
         "completed",
         "the work was done: {outcome}"
     );
@@ -231,23 +231,23 @@ fn an_outcome_is_reported_although_the_store_never_answers() {
 
 #[test]
 fn an_apply_whose_state_could_not_be_copied_is_still_an_apply() {
-    let (site, repository) = (site(), Repository::fixture());
+    let (machine, repository) = (machine(), Repository::fixture());
     let apply = job::step(StepType::Apply, &repository);
-    site.queue(&[&apply]);
+    machine.queue(&[&apply]);
     let copy = ObjectKey::state_json(&apply.organization_id, &apply.workspace_id, "any");
-    let folder = site.object(&copy).parent().unwrap().to_owned();
+    let folder = machine.object(&copy).parent().unwrap().to_owned();
     std::fs::create_dir_all(folder.parent().unwrap()).unwrap();
     std::fs::write(&folder, "in the way").unwrap();
 
-    let outcome = site.run(&apply).expect_code(0);
+    let outcome = machine.run(&apply).expect_code(0);
 
     assert_eq!(
-        site.statuses(&apply),
+        machine.statuses(&apply),
         ("completed".into(), "completed".into()),
         "{outcome}"
     );
-    assert_eq!(site.resources(&apply), ["terraform_data.greeting"]);
+    assert_eq!(machine.resources(&apply), ["terraform_data.greeting"]);
     assert!(outcome.error().contains("could not"), "{outcome}");
-    let log = site.step_output(&apply);
+    let log = machine.step_output(&apply);
     assert!(log.contains("Only the copy"), "{log}");
 }

@@ -8,7 +8,7 @@ use job_contract::status::JobStatus;
 use job_contract::{JobData, StepType, Tool, env};
 use serde_json::json;
 
-use crate::site;
+use crate::machine;
 
 with_both_tools! {
     a_plan_without_changes_completes_the_job,
@@ -20,21 +20,22 @@ with_both_tools! {
 }
 
 fn a_plan_without_changes_completes_the_job(tool: Tool) {
-    let (site, repository) = (site(), Repository::module("locals { nothing = true }\n"));
+    let (machine, repository) = (machine(), Repository::module("locals { nothing = true }\n"));
     let plan = job::plan_by(tool, &repository);
     let apply = job::apply_after(&plan);
-    site.queue(&[&plan, &apply]);
+    machine.queue(&[&plan, &apply]);
 
-    let outcome = site.run(&plan).expect_code(0);
+    let outcome = machine.run(&plan).expect_code(0);
 
     assert_eq!(
-        site.statuses(&plan),
+        machine.statuses(&plan),
         ("completed".into(), "completed".into())
     );
-    assert!(!site.record(&plan).plan_changes);
-    assert_eq!(site.statuses(&apply).1, "notExecuted");
+    assert!(!machine.record(&plan).plan_changes);
+    assert_eq!(machine.statuses(&apply).1, "notExecuted");
     assert!(
-        site.step_output(&plan)
+        machine
+            .step_output(&plan)
             .contains("No changes. Your infrastructure matches the configuration."),
         "{outcome}"
     );
@@ -47,46 +48,49 @@ fn a_plan_without_changes_completes_the_job(tool: Tool) {
 }
 
 fn a_plan_with_changes_waits_for_its_apply(tool: Tool) {
-    let (site, repository) = (site(), Repository::fixture());
+    let (machine, repository) = (machine(), Repository::fixture());
     let plan = job::plan_by(tool, &repository);
-    site.queue(&[&plan, &job::apply_after(&plan)]);
+    machine.queue(&[&plan, &job::apply_after(&plan)]);
 
-    let outcome = site.run(&plan).expect_code(0);
+    let outcome = machine.run(&plan).expect_code(0);
 
-    let record = site.record(&plan);
-    assert_eq!(site.statuses(&plan), ("pending".into(), "completed".into()));
+    let record = machine.record(&plan);
+    assert_eq!(
+        machine.statuses(&plan),
+        ("pending".into(), "completed".into())
+    );
     assert!(record.plan_changes);
     assert_eq!(record.commit_id, Some(repository.head()));
     assert_eq!(
         record.terraform_plan.as_deref(),
-        site.plan_file(&plan).to_str()
+        machine.plan_file(&plan).to_str()
     );
-    assert!(site.plan_file(&plan).metadata().unwrap().len() > 0);
+    assert!(machine.plan_file(&plan).metadata().unwrap().len() > 0);
     assert_eq!(outcome.report().changes.unwrap().add, 1);
     assert_eq!(outcome.report().commit_id, record.commit_id);
 }
 
 #[test]
 fn the_only_step_of_a_template_completes_the_job_with_changes() {
-    let (site, repository) = (site(), Repository::fixture());
+    let (machine, repository) = (machine(), Repository::fixture());
     let plan = job::plan(&repository);
-    site.queue(&[&plan]);
-    site.run(&plan).expect_code(0);
+    machine.queue(&[&plan]);
+    machine.run(&plan).expect_code(0);
     assert_eq!(
-        site.statuses(&plan),
+        machine.statuses(&plan),
         ("completed".into(), "completed".into())
     );
-    assert!(site.record(&plan).plan_changes);
+    assert!(machine.record(&plan).plan_changes);
 }
 
 fn the_log_at_rest_is_the_log_as_it_ran(tool: Tool) {
-    let (site, repository) = (site(), Repository::fixture());
+    let (machine, repository) = (machine(), Repository::fixture());
     let plan = job::plan_by(tool, &repository);
-    site.queue(&[&plan]);
+    machine.queue(&[&plan]);
 
-    let outcome = site.run(&plan).expect_code(0);
+    let outcome = machine.run(&plan).expect_code(0);
 
-    let stored = site.step_output(&plan);
+    let stored = machine.step_output(&plan);
     assert_eq!(stored, outcome.log());
     let step = format!("Initializing Terrakube Job 412 Step {}", plan.step_id);
     let init = format!("Running {} Init: ", tool.banner());
@@ -112,12 +116,12 @@ fn the_log_at_rest_is_the_log_as_it_ran(tool: Tool) {
 }
 
 fn a_plan_leaves_its_changes_in_the_job_context(tool: Tool) {
-    let (site, repository) = (site(), Repository::fixture());
+    let (machine, repository) = (machine(), Repository::fixture());
     let plan = job::plan_by(tool, &repository);
-    site.queue(&[&plan]);
-    site.run(&plan).expect_code(0);
+    machine.queue(&[&plan]);
+    machine.run(&plan).expect_code(0);
 
-    let context = site.context(&plan);
+    let context = machine.context(&plan);
     let change = &context["planStructuredOutput"][&plan.step_id][0];
     assert_eq!(change["address"], "terraform_data.greeting[0]");
     assert_eq!(change["action"], "create");
@@ -147,11 +151,11 @@ fn a_folder_a_tag_and_a_pinned_commit_are_honoured() {
         ..job::plan(&repository)
     };
     for plan in [in_folder, pinned] {
-        let site = site();
-        site.queue(&[&plan]);
-        site.run(&plan).expect_code(0);
+        let machine = machine();
+        machine.queue(&[&plan]);
+        machine.run(&plan).expect_code(0);
         assert_eq!(
-            site.record(&plan).commit_id.as_deref(),
+            machine.record(&plan).commit_id.as_deref(),
             Some(first.as_str())
         );
     }
@@ -163,7 +167,7 @@ fn init_stays_quiet_for_command_line_runs_unless_it_fails(tool: Tool) {
         ..job::plan_by(tool, repository)
     };
     let fine = Repository::fixture();
-    let ran = site();
+    let ran = machine();
     ran.queue(&[&quiet(&fine)]);
     let outcome = ran.run(&quiet(&fine)).expect_code(0);
     assert!(!outcome.log().contains(" Init: "), "{outcome}");
@@ -174,7 +178,7 @@ fn init_stays_quiet_for_command_line_runs_unless_it_fails(tool: Tool) {
     assert!(outcome.log().contains(" PLAN"), "{outcome}");
 
     let broken = Repository::module("module \"m\" {\n  source = \"./missing\"\n}\n");
-    let failed = site();
+    let failed = machine();
     failed.queue(&[&quiet(&broken)]);
     let outcome = failed.run(&quiet(&broken)).expect_code(1);
     assert!(
@@ -184,56 +188,65 @@ fn init_stays_quiet_for_command_line_runs_unless_it_fails(tool: Tool) {
 }
 
 fn a_user_backend_is_replaced_by_the_stores(tool: Tool) {
-    let (site, repository) = (
-        site(),
+    let (machine, repository) = (
+        machine(),
         Repository::module(
             "terraform {\n  backend \"local\" {\n    path = \"elsewhere.tfstate\"\n  }\n}\nresource \"terraform_data\" \"a\" {}\n",
         ),
     );
     let apply = job::step_by(tool, StepType::Apply, &repository);
-    site.queue(&[&apply]);
-    site.run(&apply).expect_code(0);
-    assert_eq!(site.resources(&apply), ["terraform_data.a"]);
+    machine.queue(&[&apply]);
+    machine.run(&apply).expect_code(0);
+    assert_eq!(machine.resources(&apply), ["terraform_data.a"]);
 }
 
 #[test]
 fn a_plan_that_is_dispatched_again_after_its_end_is_not_made_again() {
-    let (site, repository) = (site(), Repository::fixture());
+    let (machine, repository) = (machine(), Repository::fixture());
     let plan = job::plan(&repository);
-    site.queue(&[&plan, &job::apply_after(&plan)]);
-    site.run(&plan).expect_code(0);
-    let reviewed = fs::read(site.plan_file(&plan)).unwrap();
+    machine.queue(&[&plan, &job::apply_after(&plan)]);
+    machine.run(&plan).expect_code(0);
+    let reviewed = fs::read(machine.plan_file(&plan)).unwrap();
 
     // The job waits for its apply, whose dispatch is on record.
-    site.set_status(&plan, JobStatus::Queue);
-    let again = site.run(&plan).expect_code(0);
+    machine.set_status(&plan, JobStatus::Queue);
+    let again = machine.run(&plan).expect_code(0);
     assert!(again.error().contains("has already ended"), "{again}");
-    let under_stock = site.executor(&plan).without(env::OUTCOME_EXIT_CODE).run();
+    let under_stock = machine
+        .executor(&plan)
+        .without(env::OUTCOME_EXIT_CODE)
+        .run();
     let under_stock = under_stock.expect_code(0);
     for outcome in [again, under_stock] {
         assert!(!outcome.log().contains("PLAN"), "{outcome}");
     }
-    assert_eq!(site.statuses(&plan), ("queue".into(), "completed".into()));
-    assert!(fs::read(site.plan_file(&plan)).unwrap() == reviewed);
+    assert_eq!(
+        machine.statuses(&plan),
+        ("queue".into(), "completed".into())
+    );
+    assert!(fs::read(machine.plan_file(&plan)).unwrap() == reviewed);
 }
 
 #[test]
 fn of_two_plans_at_once_the_first_to_be_reported_is_the_one_that_is_kept() {
-    let (site, repository) = (site(), Repository::fixture());
+    let (machine, repository) = (machine(), Repository::fixture());
     let plan = job::plan(&repository);
-    site.queue(&[&plan, &job::apply_after(&plan)]);
-    let gate = fifo(site.scratch("gate"));
+    machine.queue(&[&plan, &job::apply_after(&plan)]);
+    let gate = fifo(machine.scratch("gate"));
     let words = format!("echo at-the-gate; cat {}", gate.display());
     let slow = JobData {
         command_list: vec![job::before(job::bash(1, &words))],
         ..plan.clone()
     };
-    let slow = site.executor(&slow).start();
+    let slow = machine.executor(&slow).start();
     slow.running.wait_for(Stream::Stdout, "at-the-gate");
-    site.run(&plan).expect_code(0);
-    let reviewed = fs::read(site.plan_file(&plan)).unwrap();
+    machine.run(&plan).expect_code(0);
+    let reviewed = fs::read(machine.plan_file(&plan)).unwrap();
     fs::write(&gate, "open\n").unwrap();
     slow.wait().expect_code(0);
-    assert!(fs::read(site.plan_file(&plan)).unwrap() == reviewed);
-    assert_eq!(site.statuses(&plan), ("pending".into(), "completed".into()));
+    assert!(fs::read(machine.plan_file(&plan)).unwrap() == reviewed);
+    assert_eq!(
+        machine.statuses(&plan),
+        ("pending".into(), "completed".into())
+    );
 }

@@ -1,4 +1,4 @@
-//! The hub as a process, with the test platform, and a small client in the place of agents and executors.
+//! The hub as a process, with the test platform, and a small client in the fixture of agents and executors.
 
 mod agent;
 mod agent_in_cluster;
@@ -6,7 +6,7 @@ mod agent_stops;
 mod client;
 mod crashes;
 mod endings;
+mod fixture;
 mod identity;
-mod place;
 mod relay;
 mod runs;

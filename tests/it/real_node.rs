@@ -26,6 +26,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 use test_chart::programs::{helm_with, output};
+use test_chart::values::merge;
 use test_node::network::LOOPBACK_ADDRESS;
 use test_node::{Folder, REGISTRY, TAG};
 use test_peers::git_http::{self, GitHttpOptions};
@@ -52,14 +53,14 @@ enum Turn {
 }
 
 /// The cluster, and a namespace of this test in it.
-struct Place {
+struct Fixture {
     node: Folder,
     client: Client,
     namespace: String,
     _turn: Turn,
 }
 
-impl Place {
+impl Fixture {
     /// A namespace with the Secrets a release needs. `None` where there is no node.
     async fn new(has_node_for_itself: bool) -> Option<Self> {
         let absent = "there is no node: `cargo xtask test node` starts one";
@@ -156,7 +157,7 @@ impl Place {
 
 /// A release of the chart, the platform that dispatches to it, and all that both need.
 struct Stage {
-    place: Place,
+    fixture: Fixture,
     platform: Platform,
     store: S3,
     values: Value,
@@ -168,16 +169,16 @@ struct Stage {
 impl Stage {
     /// Installs the chart with values over the usual ones. `None` where there is no node.
     async fn with(over: Value) -> Option<Self> {
-        Self::at(Place::new(false).await?, over).await
+        Some(Self::at(Fixture::new(false).await?, over).await)
     }
 
-    async fn at(place: Place, over: Value) -> Option<Self> {
-        let stage = Self::prepare(place, over).await;
+    async fn at(fixture: Fixture, over: Value) -> Self {
+        let stage = Self::prepare(fixture, over).await;
         stage.install().await;
-        Some(stage)
+        stage
     }
 
-    async fn prepare(place: Place, over: Value) -> Self {
+    async fn prepare(fixture: Fixture, over: Value) -> Self {
         // Pods are no part of this machine for it.
         let open = redis::Options::default().set("protected-mode", "no");
         let redis = RedisServer::with(open).unwrap();
@@ -225,14 +226,14 @@ impl Stage {
         let secret =
             |name: &str, data: Value| json!({"metadata": {"name": name}, "stringData": data});
         let internal = json!({"InternalSecret": platform.secret()});
-        place.create::<Secret>(secret("internal", internal)).await;
+        fixture.create::<Secret>(secret("internal", internal)).await;
         let keys = json!({
             "AwsTerraformStateAccessKey": store.access_key(),
             "AwsTerraformStateSecretKey": store.secret_key(),
         });
-        place.create::<Secret>(secret("store", keys)).await;
+        fixture.create::<Secret>(secret("store", keys)).await;
         Self {
-            place,
+            fixture,
             platform,
             store,
             values,
@@ -244,18 +245,18 @@ impl Stage {
     /// Returns when the Deployment is ready and the platform dispatches to its Service.
     async fn install(&self) {
         let values = self
-            .place
+            .fixture
             .node
-            .path(&format!("{}.json", self.place.namespace));
+            .path(&format!("{}.json", self.fixture.namespace));
         fs::write(&values, self.values.to_string()).unwrap();
         let (chart, values) = (test_chart::chart(), values.display().to_string());
         let chart = chart.to_str().unwrap();
         let install = ["install", "mayfly", chart, "--values", &values];
-        self.place
+        self.fixture
             .helm(&[&install as &[&str], &["--wait", "--timeout", "2m"]].concat());
-        let service = self.place.all::<Service>().get("mayfly").await.unwrap();
+        let service = self.fixture.all::<Service>().get("mayfly").await.unwrap();
         let address = service.spec.unwrap().cluster_ip.unwrap();
-        let (hosts, namespace) = (self.place.node.hosts(), &self.place.namespace);
+        let (hosts, namespace) = (self.fixture.node.hosts(), &self.fixture.namespace);
         let line = format!("{address} mayfly.{namespace}.svc.cluster.local\n");
         fs::write(hosts.join(namespace), line).unwrap();
         self.platform
@@ -291,7 +292,7 @@ impl Stage {
 
     /// The pods of a Kubernetes Job.
     async fn pods_of(&self, name: &str) -> Vec<Pod> {
-        let pods = self.place.list::<Pod>().await.into_iter();
+        let pods = self.fixture.list::<Pod>().await.into_iter();
         let is_owned = |pod: &Pod| {
             pod.owner_references()
                 .iter()
@@ -312,7 +313,7 @@ impl Stage {
     async fn verdict(&self, job: u32, kind: &str) -> (Verdict, String) {
         let name = self.name(job, kind);
         let look = async || {
-            let found = self.place.all::<Job>().get_opt(&name).await.unwrap()?;
+            let found = self.fixture.all::<Job>().get_opt(&name).await.unwrap()?;
             let known = [annotations::VERDICT, annotations::REPORTED_AT];
             let noted = found.annotations();
             known
@@ -320,11 +321,11 @@ impl Stage {
                 .any(|name| noted.contains_key(*name))
                 .then_some(())
         };
-        self.place.until("the verdict is recorded", look).await;
+        self.fixture.until("the verdict is recorded", look).await;
         let key = ReportKey::parse(&self.platform.secret()).unwrap();
-        let client = self.place.client.clone();
+        let client = self.fixture.client.clone();
         let library =
-            Cluster::from_client(client, &self.place.namespace).with_report_key(Some(key));
+            Cluster::from_client(client, &self.fixture.namespace).with_report_key(Some(key));
         let verdict = library.explain(&name).await.unwrap().verdict.unwrap();
         (verdict, self.output(job, kind))
     }
@@ -363,16 +364,4 @@ fn provisioned(words: &str) -> Repository {
     Repository::module(&format!(
         "resource \"terraform_data\" \"a\" {{\n  provisioner \"local-exec\" {{\n    command = {words:?}\n  }}\n}}\n"
     ))
-}
-
-/// Values over values, as Helm lays them.
-fn merge(values: &mut Value, over: Value) {
-    match (values, over) {
-        (Value::Object(values), Value::Object(over)) => {
-            for (key, value) in over {
-                merge(values.entry(key).or_insert(Value::Null), value);
-            }
-        }
-        (values, over) => *values = over,
-    }
 }

@@ -5,11 +5,11 @@ use std::os::unix::fs::symlink;
 use std::path::Path;
 
 use integration_tests::job::{after, bash, before, before_init};
-use integration_tests::process::comes_to_an_end;
+use integration_tests::process::ends;
 use integration_tests::{FakeTool, Repository, job};
 use job_contract::{Command, JobData};
 
-use crate::site;
+use crate::machine;
 
 fn groovy(script: &str) -> Command {
     Command {
@@ -32,7 +32,7 @@ fn assert_order(log: &str, texts: &[&str]) {
 
 #[test]
 fn scripts_run_by_priority_and_equal_priorities_in_the_order_given() {
-    let (site, repository) = (site(), Repository::fixture());
+    let (machine, repository) = (machine(), Repository::fixture());
     let job = job::scripts(
         &repository,
         vec![
@@ -42,25 +42,25 @@ fn scripts_run_by_priority_and_equal_priorities_in_the_order_given() {
             bash(-1, "echo first; pwd; ls"),
         ],
     );
-    site.queue(&[&job]);
-    let outcome = site.run(&job).expect_code(0);
+    machine.queue(&[&job]);
+    let outcome = machine.run(&job).expect_code(0);
     assert_order(
         outcome.log(),
         &["first", "main.tf", "second", "third", "fourth"],
     );
     assert_eq!(
-        site.statuses(&job),
+        machine.statuses(&job),
         ("completed".into(), "completed".into())
     );
     assert_order(
-        &site.step_output(&job),
+        &machine.step_output(&job),
         &["first", "second", "third", "fourth"],
     );
 }
 
 #[test]
 fn a_failing_script_stops_the_step() {
-    let (site, repository) = (site(), Repository::fixture());
+    let (machine, repository) = (machine(), Repository::fixture());
     let job = job::scripts(
         &repository,
         vec![
@@ -68,28 +68,28 @@ fn a_failing_script_stops_the_step() {
             bash(2, "echo not-reached"),
         ],
     );
-    site.queue(&[&job]);
-    let outcome = site.run(&job).expect_code(1);
+    machine.queue(&[&job]);
+    let outcome = machine.run(&job).expect_code(1);
     assert_order(outcome.log(), &["before-it", "Script Exit Code ==>7"]);
     assert!(!outcome.log().contains("not-reached"), "{outcome}");
-    assert_eq!(site.statuses(&job), ("failed".into(), "failed".into()));
+    assert_eq!(machine.statuses(&job), ("failed".into(), "failed".into()));
 }
 
 #[test]
 fn an_approval_without_commands_succeeds_at_once() {
-    let (site, repository) = (site(), Repository::fixture());
+    let (machine, repository) = (machine(), Repository::fixture());
     let job = job::step(job_contract::StepType::Approval, &repository);
-    site.queue(&[&job]);
-    site.run(&job).expect_code(0);
+    machine.queue(&[&job]);
+    machine.run(&job).expect_code(0);
     assert_eq!(
-        site.statuses(&job),
+        machine.statuses(&job),
         ("completed".into(), "completed".into())
     );
 }
 
 #[test]
 fn scripts_of_a_plan_run_around_it_in_its_folder() {
-    let (site, repository) = (site(), Repository::fixture());
+    let (machine, repository) = (machine(), Repository::fixture());
     let plan = JobData {
         folder: Some("/stacks/app".into()),
         command_list: vec![
@@ -106,8 +106,8 @@ fn scripts_of_a_plan_run_around_it_in_its_folder() {
         on_failure_list: vec![bash(1, "echo on-failure")],
         ..job::plan(&repository)
     };
-    site.queue(&[&plan]);
-    let outcome = site.run(&plan).expect_code(0);
+    machine.queue(&[&plan]);
+    let outcome = machine.run(&plan).expect_code(0);
     assert_order(
         outcome.log(),
         &[
@@ -133,15 +133,15 @@ fn scripts_of_a_plan_run_around_it_in_its_folder() {
 fn a_failure_before_the_operation_runs_only_the_failure_scripts() {
     let repository = Repository::fixture();
     for command in [before_init(bash(1, "exit 1")), before(bash(1, "exit 1"))] {
-        let site = site();
+        let machine = machine();
         let tool = FakeTool::new();
         let plan = JobData {
             command_list: vec![command, after(bash(1, "echo after-it"))],
             on_failure_list: vec![bash(2, "echo repaired"), bash(1, "echo looked")],
             ..job::plan(&repository)
         };
-        site.queue(&[&plan]);
-        let outcome = site
+        machine.queue(&[&plan]);
+        let outcome = machine
             .executor(&plan)
             .env("PATH", tool.path())
             .run()
@@ -149,27 +149,27 @@ fn a_failure_before_the_operation_runs_only_the_failure_scripts() {
         assert_order(outcome.log(), &["looked", "repaired"]);
         assert!(!outcome.log().contains("after-it"), "{outcome}");
         assert!(!tool.was_called("plan"), "{outcome}");
-        assert_eq!(site.statuses(&plan), ("failed".into(), "failed".into()));
+        assert_eq!(machine.statuses(&plan), ("failed".into(), "failed".into()));
     }
 }
 
 #[test]
 fn a_failing_script_after_a_plan_fails_the_step_and_the_plan_is_recorded() {
-    let (site, repository) = (site(), Repository::fixture());
+    let (machine, repository) = (machine(), Repository::fixture());
     let plan = JobData {
         command_list: vec![after(bash(1, "exit 1"))],
         ..job::plan(&repository)
     };
-    site.queue(&[&plan, &job::apply_after(&plan)]);
-    site.run(&plan).expect_code(1);
-    assert_eq!(site.statuses(&plan), ("failed".into(), "failed".into()));
-    let reference = site.record(&plan).terraform_plan.unwrap();
+    machine.queue(&[&plan, &job::apply_after(&plan)]);
+    machine.run(&plan).expect_code(1);
+    assert_eq!(machine.statuses(&plan), ("failed".into(), "failed".into()));
+    let reference = machine.record(&plan).terraform_plan.unwrap();
     assert!(Path::new(&reference).is_file(), "{reference}");
 }
 
 #[test]
-fn a_script_hands_variables_to_what_follows() {
-    let (site, repository) = (site(), Repository::fixture());
+fn a_script_passes_variables_to_later_commands() {
+    let (machine, repository) = (machine(), Repository::fixture());
     let plan = JobData {
         command_list: vec![
             before_init(bash(
@@ -180,14 +180,14 @@ fn a_script_hands_variables_to_what_follows() {
         ],
         ..job::plan(&repository)
     };
-    site.queue(&[&plan]);
-    let outcome = site.run(&plan).expect_code(0);
+    machine.queue(&[&plan]);
+    let outcome = machine.run(&plan).expect_code(0);
     assert_order(outcome.log(), &["got [x = y] []", "a=b&c=d 0"]);
 }
 
 #[test]
 fn scripts_see_the_environment_of_the_contract() {
-    let (site, repository) = (site(), Repository::fixture());
+    let (machine, repository) = (machine(), Repository::fixture());
     let script = r#"
 for name in workingDirectory terrakubeEnv organizationId workspaceId jobId stepId terraformVersion source branch \
   vcsType accessToken terraformOutput terrakubeApi workspaceName FROM_ENV region bashToolsDirectory terrakubeToolsRepository; do
@@ -207,8 +207,8 @@ command -v terraform >/dev/null && echo has-tool
     job.environment_variables
         .insert("PATH".into(), "/nowhere".into());
     job.variables.insert("region".into(), "eu-west-1".into());
-    site.queue(&[&job]);
-    let outcome = site
+    machine.queue(&[&job]);
+    let outcome = machine
         .executor(&job)
         .env(
             job_contract::env::PUBLIC_API_URL,
@@ -247,7 +247,7 @@ command -v terraform >/dev/null && echo has-tool
 
 #[test]
 fn scripts_after_an_apply_see_its_outputs() {
-    let (site, repository) = (site(), Repository::fixture());
+    let (machine, repository) = (machine(), Repository::fixture());
     let apply = JobData {
         command_list: vec![after(bash(
             1,
@@ -255,14 +255,14 @@ fn scripts_after_an_apply_see_its_outputs() {
         ))],
         ..job::step(job_contract::StepType::Apply, &repository)
     };
-    site.queue(&[&apply]);
-    let outcome = site.run(&apply).expect_code(0);
+    machine.queue(&[&apply]);
+    let outcome = machine.run(&apply).expect_code(0);
     assert!(outcome.log().contains("\"value\":\"hello\""), "{outcome}");
 }
 
 #[test]
 fn a_verbose_script_is_shown_with_its_source() {
-    let (site, repository) = (site(), Repository::fixture());
+    let (machine, repository) = (machine(), Repository::fixture());
     let job = job::scripts(
         &repository,
         vec![Command {
@@ -270,8 +270,8 @@ fn a_verbose_script_is_shown_with_its_source() {
             ..bash(3, "echo $((40 + 2))")
         }],
     );
-    site.queue(&[&job]);
-    let outcome = site.run(&job).expect_code(0);
+    machine.queue(&[&job]);
+    let outcome = machine.run(&job).expect_code(0);
     assert_order(
         outcome.log(),
         &[
@@ -288,14 +288,14 @@ fn a_verbose_script_is_shown_with_its_source() {
 
 #[test]
 fn groovy_scripts_run_where_groovy_is() {
-    let (site, repository) = (site(), Repository::fixture());
+    let (machine, repository) = (machine(), Repository::fixture());
     let script =
         r#"println "job " + jobId + " in " + new File(workingDirectory).exists() + " " + FROM_ENV"#;
     let mut job = job::scripts(&repository, vec![groovy(script)]);
     job.environment_variables
         .insert("FROM_ENV".into(), "marked".into());
-    site.queue(&[&job]);
-    let outcome = site.run(&job).expect_code(0);
+    machine.queue(&[&job]);
+    let outcome = machine.run(&job).expect_code(0);
     assert!(
         outcome.log().contains("job 412 in true marked"),
         "{outcome}"
@@ -303,14 +303,14 @@ fn groovy_scripts_run_where_groovy_is() {
 }
 
 #[test]
-fn groovy_scripts_fail_early_and_in_words_where_it_is_not() {
-    let (site, repository) = (site(), Repository::fixture());
-    let programs = site.scratch("programs");
+fn without_groovy_its_scripts_fail_early_with_an_error() {
+    let (machine, repository) = (machine(), Repository::fixture());
+    let programs = machine.scratch("programs");
     fs::create_dir(&programs).unwrap();
     for program in ["git", "bash", "sh", "env", "terraform", "cat", "rm"] {
         symlink(which::which(program).unwrap(), programs.join(program)).unwrap();
     }
-    let marker = site.scratch("ran");
+    let marker = machine.scratch("ran");
     let plan = JobData {
         command_list: vec![
             before_init(bash(0, &format!("touch {}", marker.display()))),
@@ -318,8 +318,8 @@ fn groovy_scripts_fail_early_and_in_words_where_it_is_not() {
         ],
         ..job::plan(&repository)
     };
-    site.queue(&[&plan]);
-    let outcome = site.executor(&plan).env("PATH", &programs).run();
+    machine.queue(&[&plan]);
+    let outcome = machine.executor(&plan).env("PATH", &programs).run();
     assert_ne!(outcome.code(), 0, "{outcome}");
     assert!(
         outcome.error().to_lowercase().contains("groovy"),
@@ -329,12 +329,12 @@ fn groovy_scripts_fail_early_and_in_words_where_it_is_not() {
         !marker.exists(),
         "something ran before the refusal\n{outcome}"
     );
-    assert_eq!(site.statuses(&plan), ("failed".into(), "failed".into()));
+    assert_eq!(machine.statuses(&plan), ("failed".into(), "failed".into()));
 }
 
 #[test]
 fn a_command_without_a_runtime_is_refused() {
-    let (site, repository) = (site(), Repository::fixture());
+    let (machine, repository) = (machine(), Repository::fixture());
     let job = job::scripts(
         &repository,
         vec![Command {
@@ -342,30 +342,27 @@ fn a_command_without_a_runtime_is_refused() {
             ..bash(1, "echo ran")
         }],
     );
-    site.queue(&[&job]);
-    let outcome = site.run(&job);
+    machine.queue(&[&job]);
+    let outcome = machine.run(&job);
     assert_ne!(outcome.code(), 0, "{outcome}");
     assert!(outcome.error().contains("runtime"), "{outcome}");
-    assert_eq!(site.statuses(&job).0, "failed");
+    assert_eq!(machine.statuses(&job).0, "failed");
 }
 
 #[test]
 fn a_process_left_in_the_background_does_not_hold_the_run() {
-    let (site, repository) = (site(), Repository::fixture());
-    let fifo = site.scratch("never-written");
+    let (machine, repository) = (machine(), Repository::fixture());
+    let fifo = machine.scratch("never-written");
     let script = format!("mkfifo {0}; cat {0} & echo left $!", fifo.display());
     let job = job::scripts(&repository, vec![bash(1, &script)]);
-    site.queue(&[&job]);
-    let outcome = site.run(&job).expect_code(0);
+    machine.queue(&[&job]);
+    let outcome = machine.run(&job).expect_code(0);
     let pid = outcome
         .log()
         .lines()
         .find_map(|line| line.strip_prefix("left "))
         .unwrap_or_else(|| panic!("{outcome}"));
-    assert!(
-        comes_to_an_end(pid),
-        "process {pid} outlived the run\n{outcome}"
-    );
+    assert!(ends(pid), "process {pid} outlived the run\n{outcome}");
 }
 
 /// The file through which scripts export variables may be anything once they have run.
@@ -379,13 +376,13 @@ fn a_file_of_exported_variables_that_cannot_be_read_fails_the_step_at_once() {
             "it has 10737418240 bytes, and the limit is 4194304",
         ),
     ] {
-        let (site, repository) = (site(), Repository::fixture());
+        let (machine, repository) = (machine(), Repository::fixture());
         let job = job::scripts(
             &repository,
             vec![bash(1, make), bash(2, "echo not-reached")],
         );
-        site.queue(&[&job]);
-        let outcome = site.run(&job).expect_code(1);
+        machine.queue(&[&job]);
+        let outcome = machine.run(&job).expect_code(1);
         assert!(
             outcome.error().contains("/.terrakube_temp_env`: "),
             "{outcome}"

@@ -6,14 +6,14 @@ use std::os::unix::fs::MetadataExt as _;
 use std::os::unix::process::ExitStatusExt as _;
 use std::process::Command;
 
+use integration_tests::machine::{files_below, give_away};
 use integration_tests::process::Stream;
-use integration_tests::site::{files_below, give_away};
-use integration_tests::{Outcome, Repository, Site, job};
+use integration_tests::{Machine, Outcome, Repository, job};
 use job_contract::{JobData, StepType, env};
 use nix::sys::signal::Signal;
 use nix::unistd::Pid;
 
-use crate::site;
+use crate::machine;
 
 const TOKEN: &str = "ghs_planted0token1for2the3clone";
 const INTERNAL: &str = "cGxhbnRlZC1pbnRlcm5hbC1zZWNyZXQtMTIzNDU2Nzg5MDEyMzQ1Njc4OTA";
@@ -36,12 +36,12 @@ fn secrets() -> Vec<&'static str> {
 }
 
 #[track_caller]
-fn assert_unseen(site: &Site, outcome: &Outcome, job_data: &str) {
+fn assert_unseen(machine: &Machine, outcome: &Outcome, job_data: &str) {
     let mut places = vec![(
         "the executor's streams and report".to_owned(),
         outcome.to_string(),
     )];
-    for path in files_below(site.folder()) {
+    for path in files_below(machine.folder()) {
         let text = String::from_utf8_lossy(&fs::read(&path).unwrap()).into_owned();
         places.push((path.display().to_string(), text));
     }
@@ -55,8 +55,8 @@ fn assert_unseen(site: &Site, outcome: &Outcome, job_data: &str) {
 
 #[test]
 fn the_tool_sees_its_own_variables_and_nothing_of_ours() {
-    let (site, repository) = (
-        site(),
+    let (machine, repository) = (
+        machine(),
         Repository::module(
             "resource \"terraform_data\" \"a\" {\n  provisioner \"local-exec\" {\n    command = \"env\"\n  }\n}\n",
         ),
@@ -65,9 +65,9 @@ fn the_tool_sees_its_own_variables_and_nothing_of_ours() {
     apply
         .environment_variables
         .insert("OWN_VARIABLE".into(), "own".into());
-    site.queue(&[&apply]);
+    machine.queue(&[&apply]);
     let data = job_contract::encoding::encode(&apply);
-    let outcome = site
+    let outcome = machine
         .executor(&apply)
         .env(env::INTERNAL_SECRET, INTERNAL)
         .env("UNLISTED", "unlisted-value")
@@ -86,15 +86,15 @@ fn the_tool_sees_its_own_variables_and_nothing_of_ours() {
     ] {
         assert!(!outcome.log().contains(text), "{text}\n{outcome}");
     }
-    assert_unseen(&site, &outcome, &data);
+    assert_unseen(&machine, &outcome, &data);
 }
 
 #[test]
 fn names_may_be_forwarded_by_configuration_but_never_secrets() {
-    let (site, repository) = (site(), Repository::fixture());
+    let (machine, repository) = (machine(), Repository::fixture());
     let job = job::scripts(&repository, vec![job::bash(1, "env")]);
-    site.queue(&[&job]);
-    let outcome = site
+    machine.queue(&[&job]);
+    let outcome = machine
         .executor(&job)
         .env("CORPORATE_CA", "/etc/ca.pem")
         .env(env::INTERNAL_SECRET, INTERNAL)
@@ -109,7 +109,7 @@ fn names_may_be_forwarded_by_configuration_but_never_secrets() {
 
 #[test]
 fn a_user_process_cannot_read_the_executors_environment() {
-    let (site, repository) = (site(), Repository::fixture());
+    let (machine, repository) = (machine(), Repository::fixture());
     let job = entrusted(job::scripts(
         &repository,
         vec![job::bash(
@@ -119,8 +119,8 @@ fn a_user_process_cannot_read_the_executors_environment() {
              ls /proc/$$/fd >/dev/null || echo readable: nothing at all; echo tried $(id -u)",
         )],
     ));
-    site.queue(&[&job]);
-    let run = site.executor(&job).env(env::INTERNAL_SECRET, INTERNAL);
+    machine.queue(&[&job]);
+    let run = machine.executor(&job).env(env::INTERNAL_SECRET, INTERNAL);
     let outcome = if nix::unistd::geteuid().is_root() {
         // Root may read anything; a pod's user may not.
         repository.give_to(65534);
@@ -135,16 +135,16 @@ fn a_user_process_cannot_read_the_executors_environment() {
 
 /// The C library's resolver reads these in whatever process has them: at work there must be none that has.
 #[test]
-fn no_variable_says_where_the_executor_sends_its_requests() {
+fn no_workspace_variable_changes_where_the_executor_sends_its_requests() {
     assert!(
         nix::unistd::geteuid().is_root(),
         "only root may look into an executor: run this test as root"
     );
-    let (site, repository) = (site(), Repository::fixture());
+    let (machine, repository) = (machine(), Repository::fixture());
     let script = "echo at-the-gate; read -r < /dev/tcp/127.0.0.1/9 || sleep 600";
     let job = job::scripts(&repository, vec![job::bash(1, script)]);
-    site.queue(&[&job]);
-    let executor = site
+    machine.queue(&[&job]);
+    let executor = machine
         .executor(&job)
         .env("LOCALDOMAIN", "attacker.example")
         .env("RES_OPTIONS", "ndots:15")
@@ -184,12 +184,12 @@ fn most_of_a_dump(pid: Pid) -> String {
 
 #[test]
 fn a_crash_of_the_executor_or_of_what_it_starts_leaves_no_memory_on_disk() {
-    let (site, repository) = (site(), Repository::fixture());
+    let (machine, repository) = (machine(), Repository::fixture());
     let script =
         "ulimit -Sc; ulimit -Hc; echo at-the-gate; read -r < /dev/tcp/127.0.0.1/9 || sleep 600";
     let job = entrusted(job::scripts(&repository, vec![job::bash(1, script)]));
-    site.queue(&[&job]);
-    let executor = site.executor(&job).wrapped_in(&DUMPING).start();
+    machine.queue(&[&job]);
+    let executor = machine.executor(&job).wrapped_in(&DUMPING).start();
     executor.running.wait_for(Stream::Stdout, "at-the-gate");
     assert_eq!(most_of_a_dump(executor.running.pid()), "0 0");
     executor.running.signal(Signal::SIGABRT);
@@ -198,21 +198,21 @@ fn a_crash_of_the_executor_or_of_what_it_starts_leaves_no_memory_on_disk() {
     assert_eq!(status.signal(), Some(Signal::SIGABRT as i32), "{outcome}");
     assert!(!status.core_dumped());
     assert!(outcome.log().contains("0\n0\nat-the-gate"), "{outcome}");
-    assert_unseen(&site, &outcome, &job_contract::encoding::encode(&job));
+    assert_unseen(&machine, &outcome, &job_contract::encoding::encode(&job));
 }
 
 #[test]
 fn a_launcher_that_serves_keeps_its_memory_and_its_environment_to_itself() {
     // Of the client there is in the handle of a launcher.
     let _ = rustls::crypto::ring::default_provider().install_default();
-    let site = site();
-    let program = site.scratch("launcher");
+    let machine = machine();
+    let program = machine.scratch("launcher");
     fs::copy(env!("CARGO_BIN_EXE_launcher_under_test"), &program).unwrap();
     let mut command = Command::new(DUMPING[0]);
     command.args(&DUMPING[1..]);
     if nix::unistd::geteuid().is_root() {
         // What root's processes show belongs to root in any case.
-        give_away(site.folder(), 65534);
+        give_away(machine.folder(), 65534);
         command.args([
             "setpriv",
             "--reuid=65534",
@@ -225,8 +225,8 @@ fn a_launcher_that_serves_keeps_its_memory_and_its_environment_to_itself() {
         .args(["serve", "--target", "process"])
         .env_clear()
         .env("PATH", std::env::var_os("PATH").unwrap())
-        .env("HOME", site.scratch("home"))
-        .env(env::DATA_DIR, site.data_dir())
+        .env("HOME", machine.scratch("home"))
+        .env(env::DATA_DIR, machine.data_dir())
         .env(env::LISTEN, "127.0.0.1:0")
         .env(env::LOG_FORMAT, "json")
         .env(env::INTERNAL_SECRET, INTERNAL);
@@ -251,8 +251,8 @@ fn scripts_and_tools_inherit_no_open_file_of_the_executor() {
     let show = "ls -l /proc/self/fd | sed -n 's/.* -> /open: /p'";
     // Which an executor in a pod does not inherit itself.
     let alone = "for fd in /proc/$$/fd/*; do fd=${fd##*/}; if [ $fd -gt 2 ]; then eval \"exec $fd>&-\"; fi; done; exec \"$0\"";
-    let (site, repository) = (
-        site(),
+    let (machine, repository) = (
+        machine(),
         Repository::module(&format!(
             "resource \"terraform_data\" \"a\" {{\n  provisioner \"local-exec\" {{\n    command = \"{show}\"\n  }}\n}}\n",
         )),
@@ -261,8 +261,8 @@ fn scripts_and_tools_inherit_no_open_file_of_the_executor() {
         command_list: vec![job::after(job::bash(1, show))],
         ..job::step(StepType::Apply, &repository)
     };
-    site.queue(&[&apply]);
-    let executor = site.executor(&apply).wrapped_in(&["bash", "-c", alone]);
+    machine.queue(&[&apply]);
+    let executor = machine.executor(&apply).wrapped_in(&["bash", "-c", alone]);
     let outcome = executor.run().expect_code(0);
     let lines = outcome.log().lines().filter(|line| !line.contains("sed "));
     let open = lines.filter_map(|line| line.split_once("open: "));
@@ -280,8 +280,8 @@ fn scripts_and_tools_inherit_no_open_file_of_the_executor() {
 
 #[test]
 fn sensitive_values_stay_out_of_what_is_kept_beside_the_state() {
-    let (site, repository) = (
-        site(),
+    let (machine, repository) = (
+        machine(),
         Repository::module(
             "variable \"password\" {\n  type      = string\n  sensitive = true\n}\nresource \"terraform_data\" \"a\" {\n  input = var.password\n}\noutput \"password\" {\n  value     = var.password\n  sensitive = true\n}\n",
         ),
@@ -291,16 +291,16 @@ fn sensitive_values_stay_out_of_what_is_kept_beside_the_state() {
         ..job::plan(&repository)
     };
     let apply = job::apply_after(&plan);
-    site.queue(&[&plan, &apply]);
+    machine.queue(&[&plan, &apply]);
     for step in [&plan, &apply] {
-        let outcome = site.run(step).expect_code(0);
+        let outcome = machine.run(step).expect_code(0);
         assert!(
             !outcome.to_string().contains("planted-variable-value"),
             "{outcome}"
         );
-        assert!(!site.step_output(step).contains("planted-variable-value"));
+        assert!(!machine.step_output(step).contains("planted-variable-value"));
     }
-    let context = serde_json::to_string(&site.context(&plan)).unwrap();
+    let context = serde_json::to_string(&machine.context(&plan)).unwrap();
     assert!(context.contains("terraform_data.a"), "{context}");
     assert!(!context.contains("planted-variable-value"), "{context}");
 }
@@ -308,18 +308,18 @@ fn sensitive_values_stay_out_of_what_is_kept_beside_the_state() {
 #[test]
 fn stored_files_belong_to_their_owner_alone() {
     use std::os::unix::fs::PermissionsExt as _;
-    let (site, repository) = (site(), Repository::fixture());
+    let (machine, repository) = (machine(), Repository::fixture());
     let plan = job::plan(&repository);
     let apply = job::apply_after(&plan);
-    site.queue(&[&plan, &apply]);
-    site.run(&plan).expect_code(0);
-    site.run(&apply).expect_code(0);
-    let files = files_below(&site.data_dir());
+    machine.queue(&[&plan, &apply]);
+    machine.run(&plan).expect_code(0);
+    machine.run(&apply).expect_code(0);
+    let files = files_below(&machine.data_dir());
     assert!(files.len() > 5, "{files:?}");
     for file in files {
         let exposed = (1..)
             .map_while(|depth| file.ancestors().nth(depth))
-            .take_while(|folder| folder.starts_with(site.data_dir()))
+            .take_while(|folder| folder.starts_with(machine.data_dir()))
             .chain([file.as_path()])
             .all(|path| path.metadata().unwrap().permissions().mode() & 0o007 != 0);
         assert!(!exposed, "{} can be read by anyone", file.display());

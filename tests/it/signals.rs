@@ -4,18 +4,18 @@ use std::fs::{self, File, FileTimes};
 use std::os::unix::fs::{PermissionsExt as _, symlink};
 use std::time::{Duration, Instant, UNIX_EPOCH};
 
-use integration_tests::process::{Stream, comes_to_an_end};
+use integration_tests::process::{Stream, ends};
 use integration_tests::{FakeTool, Repository, fifo, job};
 use job_contract::keys::local_backend_state;
 use job_contract::{JobData, StepType, env};
 use nix::sys::signal::Signal;
 
-use crate::site;
+use crate::machine;
 
 #[test]
-fn a_deaf_tool_and_its_children_are_killed_at_the_end_of_the_grace_period() {
-    let (site, repository) = (site(), Repository::fixture());
-    let state = site
+fn a_tool_that_ignores_interrupts_and_its_children_are_killed_at_the_end_of_the_grace_period() {
+    let (machine, repository) = (machine(), Repository::fixture());
+    let state = machine
         .data_dir()
         .join(local_backend_state(job::ORGANIZATION, job::WORKSPACE));
     let script = format!(
@@ -27,8 +27,8 @@ while :; do wait; done"#,
     );
     let tool = FakeTool::new().on("apply", &script);
     let apply = job::step(StepType::Apply, &repository);
-    site.queue(&[&apply]);
-    let run = site
+    machine.queue(&[&apply]);
+    let run = machine
         .executor(&apply)
         .env("PATH", tool.path())
         .env(env::GRACE_PERIOD_SECONDS, "10")
@@ -40,24 +40,21 @@ while :; do wait; done"#,
 
     for name in ["child", "self"] {
         let pid = fs::read_to_string(tool.file(name)).unwrap();
-        assert!(
-            comes_to_an_end(pid.trim()),
-            "{name} is still alive\n{outcome}"
-        );
+        assert!(ends(pid.trim()), "{name} is still alive\n{outcome}");
     }
     assert_eq!(
         fs::read_to_string(tool.file("signals")).unwrap(),
         "INT\n",
         "one interrupt and no more"
     );
-    assert_eq!(site.statuses(&apply), ("failed".into(), "failed".into()));
-    assert_eq!(site.record(&apply).history.len(), 1, "{outcome}");
+    assert_eq!(machine.statuses(&apply), ("failed".into(), "failed".into()));
+    assert_eq!(machine.record(&apply).history.len(), 1, "{outcome}");
 }
 
 #[test]
 fn a_signal_during_a_script_ends_the_run_before_the_tool() {
-    let (site, repository, tool) = (site(), Repository::fixture(), FakeTool::new());
-    let fifo = site.scratch("gate");
+    let (machine, repository, tool) = (machine(), Repository::fixture(), FakeTool::new());
+    let fifo = machine.scratch("gate");
     let apply = JobData {
         command_list: vec![job::before(job::bash(
             1,
@@ -65,8 +62,8 @@ fn a_signal_during_a_script_ends_the_run_before_the_tool() {
         ))],
         ..job::step(StepType::Apply, &repository)
     };
-    site.queue(&[&apply]);
-    let run = site
+    machine.queue(&[&apply]);
+    let run = machine
         .executor(&apply)
         .env("PATH", tool.path())
         .env(env::GRACE_PERIOD_SECONDS, "10")
@@ -75,20 +72,20 @@ fn a_signal_during_a_script_ends_the_run_before_the_tool() {
     run.running.signal(Signal::SIGTERM);
     let outcome = run.wait().expect_code(143);
     assert!(!tool.was_called("apply"), "{outcome}");
-    assert_eq!(site.statuses(&apply), ("failed".into(), "failed".into()));
+    assert_eq!(machine.statuses(&apply), ("failed".into(), "failed".into()));
 }
 
 #[test]
 fn a_signal_while_files_of_the_repository_are_read_ends_the_run_without_waiting_for_them() {
-    let (site, repository, tool) = (site(), Repository::fixture(), FakeTool::new());
+    let (machine, repository, tool) = (machine(), Repository::fixture(), FakeTool::new());
     // Under so many names that reading them all would take an hour.
-    let large = site.scratch("large.tf");
+    let large = machine.scratch("large.tf");
     let values = (0..100_000).map(|n| format!("  value_{n} = [{n}]\n"));
     let text = format!("locals {{\n{}}}\n", values.collect::<String>());
     fs::write(&large, text).unwrap();
     let never = FileTimes::new().set_accessed(UNIX_EPOCH);
     File::open(&large).unwrap().set_times(never).unwrap();
-    let links = site.scratch("links");
+    let links = machine.scratch("links");
     fs::create_dir(&links).unwrap();
     for n in 0..5000 {
         symlink(&large, links.join(format!("large-{n}.tf"))).unwrap();
@@ -99,8 +96,8 @@ fn a_signal_while_files_of_the_repository_are_read_ends_the_run_without_waiting_
         variables: [("greeting".to_owned(), "hey".into())].into(),
         ..job::step(StepType::Apply, &repository)
     };
-    site.queue(&[&apply]);
-    let run = site.executor(&apply).env("PATH", tool.path()).start();
+    machine.queue(&[&apply]);
+    let run = machine.executor(&apply).env("PATH", tool.path()).start();
     let begun = Instant::now();
     while fs::metadata(&large).unwrap().accessed().unwrap() == UNIX_EPOCH {
         assert!(
@@ -112,16 +109,16 @@ fn a_signal_while_files_of_the_repository_are_read_ends_the_run_without_waiting_
     run.running.signal(Signal::SIGTERM);
     let outcome = run.wait().expect_code(143);
     assert!(!tool.was_called("init"), "{outcome}");
-    assert_eq!(site.statuses(&apply), ("failed".into(), "failed".into()));
+    assert_eq!(machine.statuses(&apply), ("failed".into(), "failed".into()));
     assert_eq!(outcome.report().outcome, 143, "{outcome}");
 }
 
 #[test]
 fn an_executor_stopped_before_its_claim_leaves_the_step_to_the_next() {
-    let (site, repository) = (site(), Repository::fixture());
-    let bin = site.scratch("bin");
+    let (machine, repository) = (machine(), Repository::fixture());
+    let bin = machine.scratch("bin");
     fs::create_dir(&bin).unwrap();
-    let (git, gate) = (bin.join("git"), fifo(site.scratch("gate")));
+    let (git, gate) = (bin.join("git"), fifo(machine.scratch("gate")));
     // The first fetch says that it has begun, and never ends.
     let script = format!(
         "#!/bin/sh\nif mkdir '{0}/tried' 2>/dev/null; then echo begun > '{1}'; exec sleep 1000; fi\nPATH=\"${{PATH#*:}}\" exec git \"$@\"\n",
@@ -132,39 +129,46 @@ fn an_executor_stopped_before_its_claim_leaves_the_step_to_the_next() {
     fs::set_permissions(&git, fs::Permissions::from_mode(0o755)).unwrap();
     let path = format!("{}:{}", bin.display(), std::env::var("PATH").unwrap());
     let plan = job::plan(&repository);
-    site.queue(&[&plan, &job::apply_after(&plan)]);
+    machine.queue(&[&plan, &job::apply_after(&plan)]);
 
-    let run = site.executor(&plan).env("PATH", &path).start();
+    let run = machine.executor(&plan).env("PATH", &path).start();
     assert_eq!(fs::read_to_string(&gate).unwrap(), "begun\n");
     run.running.signal(Signal::SIGTERM);
     let outcome = run.wait().expect_code(75);
 
-    assert_eq!(site.statuses(&plan), ("queue".into(), "pending".into()));
+    assert_eq!(machine.statuses(&plan), ("queue".into(), "pending".into()));
     assert!(outcome.report().unreported, "{outcome}");
     assert!(outcome.error().contains("signal 15"), "{outcome}");
-    assert!(!site.data_dir().join("platform/claims").exists());
-    site.executor(&plan).env("PATH", &path).run().expect_code(0);
-    assert_eq!(site.statuses(&plan), ("pending".into(), "completed".into()));
+    assert!(!machine.data_dir().join("platform/claims").exists());
+    machine
+        .executor(&plan)
+        .env("PATH", &path)
+        .run()
+        .expect_code(0);
+    assert_eq!(
+        machine.statuses(&plan),
+        ("pending".into(), "completed".into())
+    );
 }
 
 #[test]
 fn a_signalled_plan_is_no_plan() {
-    let (site, repository) = (site(), Repository::fixture());
-    let fifo = site.scratch("gate");
+    let (machine, repository) = (machine(), Repository::fixture());
+    let fifo = machine.scratch("gate");
     let tool = FakeTool::new().on(
         "plan",
         &format!("echo plan > \"$out\"; mkfifo {0}; trap 'exit 1' INT; echo planning; read -r line <> {0} & wait", fifo.display()),
     );
     let plan = job::plan(&repository);
-    site.queue(&[&plan, &job::apply_after(&plan)]);
-    let run = site.executor(&plan).env("PATH", tool.path()).start();
+    machine.queue(&[&plan, &job::apply_after(&plan)]);
+    let run = machine.executor(&plan).env("PATH", tool.path()).start();
     run.running.wait_for(Stream::Stdout, "planning");
     run.running.signal(Signal::SIGTERM);
     let outcome = run.wait().expect_code(143);
     assert_eq!(
-        site.statuses(&plan),
+        machine.statuses(&plan),
         ("failed".into(), "failed".into()),
         "{outcome}"
     );
-    assert_eq!(site.record(&plan).terraform_plan.unwrap_or_default(), "");
+    assert_eq!(machine.record(&plan).terraform_plan.unwrap_or_default(), "");
 }

@@ -6,13 +6,13 @@ use integration_tests::{Repository, job};
 use job_contract::{JobData, env};
 use test_peers::sshd::Sshd;
 
-use crate::site;
+use crate::machine;
 
 #[test]
 fn a_repository_is_fetched_over_ssh_with_the_runs_key() {
-    let (site, repository) = (site(), Repository::fixture());
+    let (machine, repository) = (machine(), Repository::fixture());
     let server = Sshd::start().unwrap();
-    let known_hosts = site.scratch("known_hosts");
+    let known_hosts = machine.scratch("known_hosts");
     fs::write(&known_hosts, server.known_hosts_line().unwrap()).unwrap();
     let plan = JobData {
         source: Some(server.url(repository.path())),
@@ -20,12 +20,12 @@ fn a_repository_is_fetched_over_ssh_with_the_runs_key() {
         access_token: Some(server.client_key().unwrap()),
         ..job::plan(&repository)
     };
-    site.queue(&[&plan]);
-    let outcome = site
+    machine.queue(&[&plan]);
+    let outcome = machine
         .executor(&plan)
         .env(env::SSH_KNOWN_HOSTS, &known_hosts)
         .run();
     assert_eq!(outcome.code(), 0, "{outcome}\n{}", server.log());
-    assert_eq!(site.record(&plan).commit_id, Some(repository.head()));
+    assert_eq!(machine.record(&plan).commit_id, Some(repository.head()));
     assert!(outcome.left_behind.is_empty(), "{outcome}");
 }

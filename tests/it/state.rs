@@ -14,11 +14,11 @@ use std::path::PathBuf;
 use artifact_store::{
     Handover, HttpUrl, S3Credentials, S3Settings, StaticKeys, Store, StoreSettings,
 };
+use integration_tests::machine::{ExecutorRun, RunningExecutor};
 use integration_tests::process::Stream;
-use integration_tests::site::{ExecutorRun, RunningExecutor};
-use integration_tests::{Outcome, Repository, Site, fifo, job};
+use integration_tests::{Machine, Outcome, Repository, fifo, job};
 use job_contract::keys::ObjectKey;
-use job_contract::report::StateStanding;
+use job_contract::report::StateStatus;
 use job_contract::{JobData, Tool, env};
 use nix::unistd::Pid;
 use secrecy::SecretString;
@@ -27,12 +27,12 @@ use test_peers::http_proxy::HttpProxy;
 use test_peers::s3::{self, S3};
 use url::Url;
 
-use crate::site;
+use crate::machine;
 
-/// A bucket in which the tool locks its state, behind a door.
+/// A bucket in which the tool locks its state, behind an endpoint.
 struct Bucket {
     _server: S3,
-    door: HttpProxy,
+    endpoint: HttpProxy,
     store: Store,
 }
 
@@ -57,18 +57,19 @@ impl Bucket {
             use_lockfile: true,
         }));
         Self {
-            door: HttpProxy::to(server.address(), &host).unwrap(),
+            endpoint: HttpProxy::to(server.address(), &host).unwrap(),
             store: store.unwrap(),
             _server: server,
         }
     }
 
-    fn executor<'s>(&self, site: &'s Site, job: &JobData) -> ExecutorRun<'s> {
-        site.executor(job)
+    fn executor<'s>(&self, machine: &'s Machine, job: &JobData) -> ExecutorRun<'s> {
+        machine
+            .executor(job)
             .env(env::STATE_TYPE, "AwsTerraformStateImpl")
             .env(env::AWS_BUCKET, s3::BUCKET)
             .env(env::AWS_REGION, s3::REGION)
-            .env(env::AWS_ENDPOINT, self.door.url())
+            .env(env::AWS_ENDPOINT, self.endpoint.url())
             .env(env::AWS_ACCESS_KEY, "key")
             .env(env::AWS_SECRET_KEY, "secret-of-the-store")
             .env(env::AWS_USE_LOCKFILE, "true")
@@ -135,17 +136,17 @@ struct Gate {
 const AT_THE_GATE: &str = "at-the-gate tool-";
 
 impl Gate {
-    fn new(site: &Site) -> Self {
-        Self::that(site, "")
+    fn new(machine: &Machine) -> Self {
+        Self::that(machine, "")
     }
 
     /// The provisioner of the second resource is that of its end.
-    fn at_the_end(site: &Site) -> Self {
-        Self::that(site, "    when = destroy\n")
+    fn at_the_end(machine: &Machine) -> Self {
+        Self::that(machine, "    when = destroy\n")
     }
 
-    fn that(site: &Site, when: &str) -> Self {
-        let fifo = fifo(site.scratch("gate"));
+    fn that(machine: &Machine, when: &str) -> Self {
+        let fifo = fifo(machine.scratch("gate"));
         let module = format!(
             "resource \"terraform_data\" \"first\" {{\n  input = \"made\"\n}}\nresource \"terraform_data\" \
              \"second\" {{\n  depends_on = [terraform_data.first]\n  provisioner \"local-exec\" {{\n{when}    \
@@ -174,7 +175,7 @@ fn tool_at_the_gate(run: &RunningExecutor) -> Pid {
 /// An apply that comes to its gate.
 struct Journey {
     bucket: Bucket,
-    site: Site,
+    machine: Machine,
     gate: Gate,
     apply: JobData,
 }
@@ -191,27 +192,27 @@ impl Journey {
     }
 
     fn that(tool: Tool, is_planned: bool) -> Self {
-        let (bucket, site) = (Bucket::new(), site());
-        let gate = Gate::new(&site);
+        let (bucket, machine) = (Bucket::new(), machine());
+        let gate = Gate::new(&machine);
         let plan = job::plan_by(tool, &gate.repository);
         let apply = job::apply_after(&plan);
         if is_planned {
-            site.queue(&[&plan, &apply]);
-            bucket.executor(&site, &plan).run().expect_code(0);
+            machine.queue(&[&plan, &apply]);
+            bucket.executor(&machine, &plan).run().expect_code(0);
             assert!(bucket.lock().is_none(), "a plan gives its lock back");
         } else {
-            site.queue(&[&apply]);
+            machine.queue(&[&apply]);
         }
         Self {
             bucket,
-            site,
+            machine,
             gate,
             apply,
         }
     }
 
     fn executor(&self) -> ExecutorRun<'_> {
-        self.bucket.executor(&self.site, &self.apply)
+        self.bucket.executor(&self.machine, &self.apply)
     }
 
     /// What holds however the tool was interrupted in the middle and saved its state itself.
@@ -222,7 +223,7 @@ impl Journey {
         assert!(!resources.contains(&"third".to_owned()), "{outcome}");
         self.assert_published(outcome);
         let report = outcome.report();
-        assert_eq!(report.state, Some(StateStanding::Stored), "{outcome}");
+        assert_eq!(report.state, Some(StateStatus::Stored), "{outcome}");
         let progress = report.progress.as_ref().expect("an account");
         assert_eq!((progress.applied, progress.not_begun), (1, Some(1)));
         let middle = [&*progress.failed, &*progress.unfinished].concat();
@@ -240,8 +241,8 @@ impl Journey {
     /// The tool could not store the state of what it had made; it is stored, and published.
     #[track_caller]
     fn assert_rescued(&self, outcome: &Outcome) {
-        let standing = outcome.report().state;
-        assert_eq!(standing, Some(StateStanding::Rescued), "{outcome}");
+        let status = outcome.report().state;
+        assert_eq!(status, Some(StateStatus::Rescued), "{outcome}");
         assert_eq!(self.bucket.resources().len(), 3, "{outcome}");
         self.assert_published(outcome);
     }
@@ -250,7 +251,7 @@ impl Journey {
     #[track_caller]
     fn assert_published(&self, outcome: &Outcome) {
         assert!(self.bucket.lock().is_none(), "still locked: {outcome}");
-        let history = self.site.record(&self.apply).history;
+        let history = self.machine.record(&self.apply).history;
         assert_eq!(history.len(), 1, "{outcome}");
         let state = self.bucket.state().unwrap();
         assert_eq!(history[0].serial, state["serial"].as_u64().unwrap());

@@ -10,8 +10,8 @@ use artifact_store::{
 };
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
-use integration_tests::site::{ExecutorRun, files_below};
-use integration_tests::{FakeTool, Outcome, Repository, Site, job};
+use integration_tests::machine::{ExecutorRun, files_below};
+use integration_tests::{FakeTool, Machine, Outcome, Repository, job};
 use job_contract::keys::{Area, ObjectKey, PLAN_FILE};
 use job_contract::{JobData, env};
 use secrecy::SecretString;
@@ -23,7 +23,7 @@ use test_peers::gcs::{self, Gcs};
 use test_peers::s3::{self, S3};
 use url::Url;
 
-use crate::site;
+use crate::machine;
 
 const MODULE: &str = "resource \"terraform_data\" \"kept\" {\n  input = \"in the store\"\n}\n\
                       output \"kept\" {\n  value = terraform_data.kept.output\n}\n";
@@ -34,7 +34,7 @@ const LOOK_AROUND: &str = "cp -a . \"$LOOK\"; terraform state list > \"$LOOK/lis
                            \"${GOOGLE_BACKEND_CREDENTIALS:-/dev/null}\"";
 
 /// A store as the executor is told of it, and as the test looks into it.
-struct Place {
+struct Fixture {
     environment: Vec<(&'static str, String)>,
     /// Variables of the run itself.
     variables: Vec<(&'static str, &'static str)>,
@@ -48,16 +48,16 @@ struct Place {
 }
 
 struct Journey<'p> {
-    place: &'p Place,
-    site: Site,
+    fixture: &'p Fixture,
+    machine: Machine,
     look: TempDir,
 }
 
 impl<'p> Journey<'p> {
-    fn new(place: &'p Place) -> Self {
+    fn new(fixture: &'p Fixture) -> Self {
         Self {
-            place,
-            site: site(),
+            fixture,
+            machine: machine(),
             look: tempfile::tempdir().unwrap(),
         }
     }
@@ -68,7 +68,7 @@ impl<'p> Journey<'p> {
             ..job::plan(repository)
         };
         let look = ("LOOK", self.look.path().to_str().unwrap());
-        for (name, value) in self.place.variables.iter().chain([&look]) {
+        for (name, value) in self.fixture.variables.iter().chain([&look]) {
             plan.environment_variables
                 .insert((*name).to_owned(), (*value).to_owned());
         }
@@ -76,9 +76,9 @@ impl<'p> Journey<'p> {
     }
 
     fn executor(&self, job: &JobData) -> ExecutorRun<'_> {
-        let start = self.site.executor(job);
-        let place = &self.place.environment;
-        place
+        let start = self.machine.executor(job);
+        let fixture = &self.fixture.environment;
+        fixture
             .iter()
             .fold(start, |run, (name, value)| run.env(name, value))
     }
@@ -92,7 +92,7 @@ impl<'p> Journey<'p> {
             .enable_all()
             .build()
             .unwrap();
-        let read = runtime.block_on(self.place.store.read(key)).unwrap();
+        let read = runtime.block_on(self.fixture.store.read(key)).unwrap();
         read.map(|bytes| bytes.to_vec())
     }
 
@@ -106,7 +106,7 @@ impl<'p> Journey<'p> {
         for path in files_below(self.look.path()) {
             places.push((path.display().to_string(), text_of(&path)));
         }
-        for secret in &self.place.secrets {
+        for secret in &self.fixture.secrets {
             for (name, text) in &places {
                 assert!(!text.contains(secret), "{secret} lies in {name}");
             }
@@ -128,11 +128,11 @@ fn text_of(path: &Path) -> String {
 
 /// The default template: what was planned is applied, by another process, and everything lies where the platform
 /// looks for it.
-fn plans_and_applies(place: &Place) -> TempDir {
-    let (journey, repository) = (Journey::new(place), Repository::module(MODULE));
+fn plans_and_applies(fixture: &Fixture) -> TempDir {
+    let (journey, repository) = (Journey::new(fixture), Repository::module(MODULE));
     let plan = journey.plan(&repository);
     let apply = job::apply_after(&plan);
-    journey.site.queue(&[&plan, &apply]);
+    journey.machine.queue(&[&plan, &apply]);
 
     let outcome = journey.run(&plan);
     let key = ObjectKey::plan(
@@ -141,8 +141,8 @@ fn plans_and_applies(place: &Place) -> TempDir {
         &plan.job_id,
         &plan.step_id,
     );
-    let reference = journey.site.record(&plan).terraform_plan;
-    assert_eq!(reference, Some(format!("{}{}", place.address, key.path)));
+    let reference = journey.machine.record(&plan).terraform_plan;
+    assert_eq!(reference, Some(format!("{}{}", fixture.address, key.path)));
     assert!(journey.read(&key).unwrap().starts_with(b"PK"));
     journey.assert_no_secret_lies_about(&outcome);
     // There would have been something to find.
@@ -156,7 +156,7 @@ fn plans_and_applies(place: &Place) -> TempDir {
 
     let outcome = journey.run(&apply);
     assert_eq!(
-        journey.site.statuses(&apply),
+        journey.machine.statuses(&apply),
         ("completed".into(), "completed".into())
     );
     journey.assert_no_secret_lies_about(&outcome);
@@ -174,15 +174,15 @@ fn plans_and_applies(place: &Place) -> TempDir {
 }
 
 fn publishes_its_state(journey: &Journey<'_>, apply: &JobData) {
-    let current = journey.state(&journey.place.state);
+    let current = journey.state(&journey.fixture.state);
     assert_eq!(current["outputs"]["kept"]["value"], "in the store");
-    let record = journey.site.record(apply);
+    let record = journey.machine.record(apply);
     let published = record.history.last().unwrap();
     assert_eq!(published.serial, current["serial"].as_u64().unwrap());
     assert_eq!(published.lineage, current["lineage"].as_str().unwrap());
     let path = published
         .output
-        .strip_prefix(&journey.place.address)
+        .strip_prefix(&journey.fixture.address)
         .unwrap_or_else(|| panic!("{}", published.output));
     let rendered = ObjectKey {
         area: Area::State,
@@ -210,10 +210,10 @@ fn open(settings: &StoreSettings) -> Store {
 }
 
 /// The bucket on a service of its own, with keys.
-fn s3_with_keys(server: &S3) -> Place {
+fn s3_with_keys(server: &S3) -> Fixture {
     let url = server.url();
     let keys = [server.access_key(), server.secret_key()];
-    Place {
+    Fixture {
         environment: vec![
             (env::STATE_TYPE, "AwsTerraformStateImpl".to_owned()),
             (env::AWS_BUCKET, s3::BUCKET.to_owned()),
@@ -262,11 +262,11 @@ fn s3_by_another_service_keeps_a_whole_job() {
 #[test]
 fn s3_with_keys_in_the_backend_file_works_as_in_the_stock_executor() {
     let server = S3::start().unwrap();
-    let mut place = s3_with_keys(&server);
+    let mut fixture = s3_with_keys(&server);
     let include = (env::AWS_INCLUDE_BACKEND_KEYS, "true".to_owned());
-    place.environment.push(include);
-    let secret = place.secrets.remove(0);
-    let seen = plans_and_applies(&place);
+    fixture.environment.push(include);
+    let secret = fixture.secrets.remove(0);
+    let seen = plans_and_applies(&fixture);
     // Which shows that the other tests look in the right places.
     for file in [
         "aws_backend_override.tf",
@@ -281,8 +281,8 @@ fn s3_with_keys_in_the_backend_file_works_as_in_the_stock_executor() {
 #[test]
 fn what_was_reviewed_is_applied_by_a_pod_that_shares_only_the_store_with_the_planning_one() {
     let server = S3::start().unwrap();
-    let place = s3_with_keys(&server);
-    let (planning, applying) = (Journey::new(&place), Journey::new(&place));
+    let fixture = s3_with_keys(&server);
+    let (planning, applying) = (Journey::new(&fixture), Journey::new(&fixture));
     let module = "variable \"n\" {}\nresource \"terraform_data\" \"n\" {\n  input = var.n\n}\n\
                   output \"n\" {\n  value = terraform_data.n.output\n}\n";
     let repository = Repository::module(module);
@@ -294,17 +294,17 @@ fn what_was_reviewed_is_applied_by_a_pod_that_shares_only_the_store_with_the_pla
     planning.run(&plan);
     let apply = with("5", job::apply_after(&plan));
     applying.run(&apply);
-    assert_eq!(applying.state(&place.state)["outputs"]["n"]["value"], "3");
+    assert_eq!(applying.state(&fixture.state)["outputs"]["n"]["value"], "3");
 
     // A job whose plan is gone is not applied without one.
     let note = ObjectKey::plan_record(&plan.organization_id, &plan.workspace_id, &plan.job_id);
     let text = String::from_utf8(applying.read(&note).unwrap()).unwrap();
     assert!(text.contains(&plan.step_id), "{text}");
     let tool = FakeTool::new().on("plan", "exit 1");
-    let again = Journey::new(&place);
+    let again = Journey::new(&fixture);
     let failing = again.executor(&plan).env("PATH", tool.path());
     failing.run().expect_code(1);
-    let refused = Journey::new(&place).executor(&apply).run().expect_code(1);
+    let refused = Journey::new(&fixture).executor(&apply).run().expect_code(1);
     assert!(
         refused.to_string().contains("the job has a reviewed plan"),
         "{refused}"
@@ -327,8 +327,8 @@ fn s3_by_role_keeps_a_whole_job() {
     let folder = tempfile::tempdir().unwrap();
     let token = folder.path().join("token");
     fs::write(&token, "identity-of-the-pod").unwrap();
-    let mut place = s3_with_keys(&server);
-    place.environment = vec![
+    let mut fixture = s3_with_keys(&server);
+    fixture.environment = vec![
         (env::STATE_TYPE, "AwsTerraformStateImpl".to_owned()),
         (env::AWS_BUCKET, s3::BUCKET.to_owned()),
         (env::AWS_REGION, s3::REGION.to_owned()),
@@ -339,11 +339,11 @@ fn s3_by_role_keeps_a_whole_job() {
         ),
         ("AWS_WEB_IDENTITY_TOKEN_FILE", token.display().to_string()),
     ];
-    place.environment.extend(clouds.environment());
+    fixture.environment.extend(clouds.environment());
     // Keys of the run would come before the role, for the tool's backend as well.
-    place.variables.clear();
-    place.address = format!("https://{}/tfstate/", hosts[0]);
-    plans_and_applies(&place);
+    fixture.variables.clear();
+    fixture.address = format!("https://{}/tfstate/", hosts[0]);
+    plans_and_applies(&fixture);
     let asked = clouds.asked();
     for host in hosts {
         assert!(asked.contains(&host), "{asked:?}");
@@ -363,7 +363,7 @@ fn azure_keeps_a_whole_job() {
         (env::AZURE_RESOURCE_GROUP, "group".to_owned()),
     ];
     environment.extend(clouds.environment());
-    let place = Place {
+    let fixture = Fixture {
         environment,
         variables: Vec::new(),
         secrets: vec![azurite::ACCOUNT_KEY.to_owned()],
@@ -381,9 +381,9 @@ fn azure_keeps_a_whole_job() {
     // The operator makes the container of states.
     let runtime = tokio::runtime::Runtime::new().unwrap();
     let key = ObjectKey::state_raw("o", "w", "made");
-    let made = place.store.put(&key, "x");
+    let made = fixture.store.put(&key, "x");
     runtime.block_on(made).unwrap();
-    plans_and_applies(&place);
+    plans_and_applies(&fixture);
 }
 
 #[test]
@@ -400,7 +400,7 @@ fn gcs_keeps_a_whole_job() {
     environment.extend(clouds.environment());
     let key: Value = serde_json::from_str(&account).unwrap();
     let private_key = key["private_key"].as_str().unwrap();
-    plans_and_applies(&Place {
+    plans_and_applies(&Fixture {
         environment,
         variables: Vec::new(),
         secrets: vec![private_key.lines().nth(1).unwrap().to_owned()],
@@ -419,14 +419,14 @@ fn gcs_keeps_a_whole_job() {
 }
 
 #[test]
-fn a_store_that_refuses_its_credentials_is_told_by_the_names_of_its_settings() {
+fn the_error_of_a_store_that_refuses_credentials_names_their_settings() {
     let server = S3::start().unwrap();
-    let place = s3_with_keys(&server);
-    let (site, repository) = (site(), Repository::module(MODULE));
+    let fixture = s3_with_keys(&server);
+    let (machine, repository) = (machine(), Repository::module(MODULE));
     let scripts = job::scripts(&repository, vec![job::bash(1, "true")]);
-    site.queue(&[&scripts]);
-    let start = site.executor(&scripts);
-    let settings = place.environment.iter();
+    machine.queue(&[&scripts]);
+    let start = machine.executor(&scripts);
+    let settings = fixture.environment.iter();
     let run = settings.fold(start, |run, (name, value)| run.env(name, value));
     let outcome = run.env(env::AWS_SECRET_KEY, "wrong-secret").run();
     assert_ne!(outcome.code(), 0, "{outcome}");

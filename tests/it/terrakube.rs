@@ -17,7 +17,7 @@ use std::process::Command;
 use std::sync::Mutex;
 use std::time::Duration;
 
-use integration_tests::{Repository, Site, fifo};
+use integration_tests::{Machine, Repository, fifo};
 use job_contract::env;
 use k8s_openapi::ByteString;
 use k8s_openapi::api::core::v1::Secret;
@@ -30,8 +30,8 @@ use test_platform::{
     Actor, Builder, Flow, Job, NewJob, Outputs, Platform, Status, Variable, Workspace,
 };
 
-use crate::in_cluster::{Launcher, PATIENCE, Place};
-use crate::site;
+use crate::in_cluster::{Fixture, Launcher, PATIENCE};
+use crate::machine;
 
 /// Name of the Secret every pod of a stock installation gets its settings from.
 const SETTINGS: &str = "terrakube-executor-secrets";
@@ -44,7 +44,7 @@ type Settings = BTreeMap<String, String>;
 struct Stage {
     platform: Platform,
     redis: Option<RedisServer>,
-    ground: Ground,
+    run_target: RunTarget,
     /// Settings that extend or replace the usual ones.
     more: Settings,
     /// Repositories must exist while runs may fetch them.
@@ -52,16 +52,16 @@ struct Stage {
 }
 
 /// Where runs happen.
-enum Ground {
-    Cluster(Box<Place>),
-    Machine(Site),
+enum RunTarget {
+    Cluster(Box<Fixture>),
+    Machine(Machine),
 }
 
-impl Ground {
-    fn site(&self) -> &Site {
+impl RunTarget {
+    fn machine(&self) -> &Machine {
         match self {
-            Self::Cluster(place) => &place.site,
-            Self::Machine(site) => site,
+            Self::Cluster(fixture) => &fixture.machine,
+            Self::Machine(machine) => machine,
         }
     }
 }
@@ -69,37 +69,37 @@ impl Ground {
 impl Stage {
     /// Runs are Jobs in a cluster.
     async fn in_cluster() -> Option<Self> {
-        let ground = Ground::Cluster(Box::new(Place::new().await?));
-        Some(Self::on(ground, Platform::builder()).await)
+        let run_target = RunTarget::Cluster(Box::new(Fixture::new().await?));
+        Some(Self::on(run_target, Platform::builder()).await)
     }
 
     /// Runs are processes of this machine.
     async fn on_this_machine() -> Self {
-        Self::on(Ground::Machine(site()), Platform::builder()).await
+        Self::on(RunTarget::Machine(machine()), Platform::builder()).await
     }
 
     /// A platform like this, with a Redis of its own.
-    async fn on(ground: Ground, platform: Builder) -> Self {
+    async fn on(run_target: RunTarget, platform: Builder) -> Self {
         let redis = RedisServer::start().unwrap();
         let platform = platform.redis(&format!("redis://{}", redis.address()));
-        Self::of(ground, platform, Some(redis)).await
+        Self::of(run_target, platform, Some(redis)).await
     }
 
-    async fn without_redis(ground: Ground) -> Self {
-        Self::of(ground, Platform::builder(), None).await
+    async fn without_redis(run_target: RunTarget) -> Self {
+        Self::of(run_target, Platform::builder(), None).await
     }
 
-    async fn of(ground: Ground, platform: Builder, redis: Option<RedisServer>) -> Self {
-        Self::with(ground, platform, redis, Settings::new()).await
+    async fn of(run_target: RunTarget, platform: Builder, redis: Option<RedisServer>) -> Self {
+        Self::with(run_target, platform, redis, Settings::new()).await
     }
 
     async fn with(
-        ground: Ground,
+        run_target: RunTarget,
         platform: Builder,
         redis: Option<RedisServer>,
         more: Settings,
     ) -> Self {
-        let outputs = ground.site().data_dir().join("local/output");
+        let outputs = run_target.machine().data_dir().join("local/output");
         let platform = platform
             .outputs(Outputs::folder(&outputs))
             .start()
@@ -108,26 +108,26 @@ impl Stage {
         let stage = Self {
             platform,
             redis,
-            ground,
+            run_target,
             more,
             repositories: Mutex::default(),
         };
-        if let Ground::Cluster(place) = &stage.ground {
-            place.image_that_first(&quick());
-            stage.make_settings_secret(place).await;
+        if let RunTarget::Cluster(fixture) = &stage.run_target {
+            fixture.image_that_first(&quick());
+            stage.make_settings_secret(fixture).await;
         }
         stage
     }
 
-    fn site(&self) -> &Site {
-        self.ground.site()
+    fn machine(&self) -> &Machine {
+        self.run_target.machine()
     }
 
     /// The cluster. Fails without one.
-    fn place(&self) -> &Place {
-        match &self.ground {
-            Ground::Cluster(place) => place,
-            Ground::Machine(_) => panic!("this stage has no cluster"),
+    fn fixture(&self) -> &Fixture {
+        match &self.run_target {
+            RunTarget::Cluster(fixture) => fixture,
+            RunTarget::Machine(_) => panic!("this stage has no cluster"),
         }
     }
 
@@ -156,13 +156,13 @@ impl Stage {
         settings
     }
 
-    async fn make_settings_secret(&self, place: &Place) {
+    async fn make_settings_secret(&self, fixture: &Fixture) {
         let mut secret = Secret::default();
         secret.metadata.name = Some(SETTINGS.to_owned());
         let bytes = |(name, value): (String, String)| (name, ByteString(value.into_bytes()));
         secret.data = Some(self.settings().into_iter().map(bytes).collect());
-        let client = place.cluster.client(ADMIN).unwrap();
-        let secrets = Api::<Secret>::namespaced(client, &place.runs);
+        let client = fixture.cluster.client(ADMIN).unwrap();
+        let secrets = Api::<Secret>::namespaced(client, &fixture.runs);
         secrets
             .create(&PostParams::default(), &secret)
             .await
@@ -179,26 +179,26 @@ impl Stage {
         settings.insert(env::ENV_SECRETS.to_owned(), SETTINGS.to_owned());
         settings.insert(
             env::DATA_DIR.to_owned(),
-            self.site().data_dir().display().to_string(),
+            self.machine().data_dir().display().to_string(),
         );
         settings.extend(
             more.iter()
                 .map(|(name, value)| ((*name).to_owned(), (*value).to_owned())),
         );
-        let launcher = match &self.ground {
-            Ground::Cluster(place) => {
+        let launcher = match &self.run_target {
+            RunTarget::Cluster(fixture) => {
                 let settings: Vec<_> = settings
                     .iter()
                     .map(|(name, value)| (name.as_str(), value.as_str()))
                     .collect();
-                place.serve_with(&settings)
+                fixture.serve_with(&settings)
             }
-            Ground::Machine(site) => Launcher::start(
+            RunTarget::Machine(machine) => Launcher::start(
                 Command::new(env!("CARGO_BIN_EXE_launcher_under_test"))
                     .args(["serve", "--target", "process"])
                     .env_clear()
                     .env("PATH", std::env::var_os("PATH").unwrap())
-                    .env("HOME", site.scratch("home"))
+                    .env("HOME", machine.scratch("home"))
                     .env(env::LISTEN, "127.0.0.1:0")
                     .env(env::LOG_FORMAT, "json")
                     .env(env::TOOL_SELECTION, "installed")
@@ -206,7 +206,7 @@ impl Stage {
                     .envs(settings),
             ),
         };
-        let address = launcher.door().address;
+        let address = launcher.endpoint().address;
         self.platform
             .dispatch_to(&format!("http://{address}/api/v1/terraform-rs"));
         launcher
@@ -248,7 +248,7 @@ impl Stage {
         let workspace = self.platform.job(job).workspace;
         let path =
             job_contract::keys::local_backend_state(&self.platform.organization(), &workspace);
-        let text = fs::read(self.site().data_dir().join(path)).unwrap_or_default();
+        let text = fs::read(self.machine().data_dir().join(path)).unwrap_or_default();
         serde_json::from_slice(&text).unwrap_or_default()
     }
 
@@ -295,8 +295,8 @@ struct Gate(PathBuf);
 impl Gate {
     const SAID: [&str; 2] = ["at-the-gate", "past-the-gate"];
 
-    fn new(site: &Site) -> Self {
-        Self(fifo(site.scratch("gate")))
+    fn new(machine: &Machine) -> Self {
+        Self(fifo(machine.scratch("gate")))
     }
 
     /// Shell commands that print a line, wait at the gate, and print another line.

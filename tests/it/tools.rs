@@ -8,19 +8,19 @@ use std::fmt::Write as _;
 use std::fs;
 use std::path::PathBuf;
 
-use integration_tests::site::ExecutorRun;
-use integration_tests::{Outcome, Repository, Site, job};
+use integration_tests::machine::ExecutorRun;
+use integration_tests::{Machine, Outcome, Repository, job};
 use job_contract::{JobData, StepType, Tool};
 use test_peers::{providers, skips};
 
-use crate::site;
+use crate::machine;
 
 /// No such host is ever asked: its providers are in the mirror.
 const HOST: &str = "providers.example.test";
 
-/// A site whose tool installs providers from a filesystem mirror.
+/// A machine whose tool installs providers from a filesystem mirror.
 struct Mirrored {
-    site: Site,
+    machine: Machine,
     tool: Tool,
 }
 
@@ -29,28 +29,30 @@ impl Mirrored {
     #[track_caller]
     fn new(tool: Tool) -> Option<Self> {
         skips::needed(providers::present())?;
-        let site = site();
-        let mirror = site.scratch("mirror");
+        let machine = machine();
+        let mirror = machine.scratch("mirror");
         providers::mirror(&mirror, HOST).unwrap();
         let config = format!(
             "provider_installation {{\n  filesystem_mirror {{\n    path = \"{}\"\n  }}\n}}\n",
             mirror.display()
         );
-        fs::write(site.scratch("config.tfrc"), config).unwrap();
-        Some(Self { site, tool })
+        fs::write(machine.scratch("config.tfrc"), config).unwrap();
+        Some(Self { machine, tool })
     }
 
     /// Plan and apply of a new job.
     fn steps(&self, repository: &Repository, job_id: &str) -> (JobData, JobData) {
         let plan = job::in_job(&job::plan_by(self.tool, repository), job_id);
         let apply = job::apply_after(&plan);
-        self.site.queue(&[&plan, &apply]);
+        self.machine.queue(&[&plan, &apply]);
         (plan, apply)
     }
 
     fn executor(&self, step: &JobData) -> ExecutorRun<'_> {
-        let config = self.site.scratch("config.tfrc");
-        self.site.executor(step).env("TF_CLI_CONFIG_FILE", config)
+        let config = self.machine.scratch("config.tfrc");
+        self.machine
+            .executor(step)
+            .env("TF_CLI_CONFIG_FILE", config)
     }
 
     #[track_caller]
@@ -68,7 +70,7 @@ impl Mirrored {
 
     /// A file that a resource may write.
     fn file(&self, name: &str) -> PathBuf {
-        self.site.scratch(name)
+        self.machine.scratch(name)
     }
 }
 

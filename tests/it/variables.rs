@@ -1,10 +1,10 @@
 //! Input variables: the text as typed, parsed by the declared type, seen by no process list and no work tree.
 
-use integration_tests::{Repository, Site, job};
+use integration_tests::{Machine, Repository, job};
 use job_contract::{JobData, StepType, env};
 use serde_json::{Value, json};
 
-use crate::site;
+use crate::machine;
 
 const TYPED: &str = r#"
 variable "text" { type = string }
@@ -22,7 +22,7 @@ output "all" {
 }
 "#;
 
-fn apply_with(site: &Site, repository: &Repository, variables: &[(&str, &str)]) -> JobData {
+fn apply_with(machine: &Machine, repository: &Repository, variables: &[(&str, &str)]) -> JobData {
     let apply = JobData {
         variables: variables
             .iter()
@@ -30,16 +30,16 @@ fn apply_with(site: &Site, repository: &Repository, variables: &[(&str, &str)]) 
             .collect(),
         ..job::step(StepType::Apply, repository)
     };
-    site.queue(&[&apply]);
-    site.run(&apply).expect_code(0);
+    machine.queue(&[&apply]);
+    machine.run(&apply).expect_code(0);
     apply
 }
 
 #[test]
 fn each_type_reads_its_text() {
-    let (site, repository) = (site(), Repository::module(TYPED));
+    let (machine, repository) = (machine(), Repository::module(TYPED));
     let apply = apply_with(
-        &site,
+        &machine,
         &repository,
         &[
             ("text", "[\"no list\"]"),
@@ -51,7 +51,7 @@ fn each_type_reads_its_text() {
             ("untyped", "[1, 2]"),
         ],
     );
-    let all = site.output(&apply, "all");
+    let all = machine.output(&apply, "all");
     assert_eq!(all["text"], "[\"no list\"]");
     assert_eq!(all["count_of"], 3);
     assert_eq!(all["flag"], true);
@@ -82,9 +82,9 @@ fn text_arrives_as_typed() {
         "\u{e9}\u{1f600}\u{2028}",
         "<<EOT",
     ] {
-        let site = site();
-        let apply = apply_with(&site, &repository, &[("text", text)]);
-        assert_eq!(site.output(&apply, "text"), text, "{text:?}");
+        let machine = machine();
+        let apply = apply_with(&machine, &repository, &[("text", text)]);
+        assert_eq!(machine.output(&apply, "text"), text, "{text:?}");
     }
 }
 
@@ -93,14 +93,14 @@ fn awkward_text_inside_collections_arrives_too() {
     let repository = Repository::module(
         "variable \"map\" {\n  type = map(string)\n}\noutput \"map\" {\n  value = var.map\n}\n",
     );
-    let site = site();
+    let machine = machine();
     let apply = apply_with(
-        &site,
+        &machine,
         &repository,
         &[("map", r#"{ "a=b" = "x=\"y\"", c = "$${z}\n" }"#)],
     );
     assert_eq!(
-        site.output(&apply, "map"),
+        machine.output(&apply, "map"),
         json!({"a=b": "x=\"y\"", "c": "${z}\n"})
     );
 }
@@ -119,29 +119,29 @@ fn the_runs_variables_win_over_files_in_the_repository() {
         ("zzzz.auto.tfvars", "b = \"auto\"\n"),
         ("zzzz.auto.tfvars.json", "{\"b\": \"auto-json\"}"),
     ]);
-    let site = site();
-    let apply = apply_with(&site, &repository, &[("a", "run"), ("b", "run")]);
-    assert_eq!(site.output(&apply, "all"), json!(["run", "run", "file"]));
+    let machine = machine();
+    let apply = apply_with(&machine, &repository, &[("a", "run"), ("b", "run")]);
+    assert_eq!(machine.output(&apply, "all"), json!(["run", "run", "file"]));
 }
 
 #[test]
 fn a_variable_the_module_does_not_declare_stops_nothing() {
     // A platform hands organization-wide variables to every workspace.
-    let (site, repository) = (site(), Repository::fixture());
+    let (machine, repository) = (machine(), Repository::fixture());
     let apply = apply_with(
-        &site,
+        &machine,
         &repository,
         &[("undeclared", "x"), ("greeting", "hey")],
     );
-    assert_eq!(site.output(&apply, "greeting"), "hey");
+    assert_eq!(machine.output(&apply, "greeting"), "hey");
 }
 
 #[test]
-fn settings_of_the_executor_that_a_workspace_names_have_no_effect_and_the_log_says_so() {
+fn executor_settings_of_a_workspace_have_no_effect_and_are_named_in_the_log() {
     let repository =
         Repository::module("variable \"seen\" {}\noutput \"seen\" {\n  value = var.seen\n}\n");
-    let site = site();
-    let elsewhere = site.scratch("elsewhere");
+    let machine = machine();
+    let elsewhere = machine.scratch("elsewhere");
     let extra = format!(
         "{}={};{}=true;TF_VAR_seen=by-the-tool",
         env::DATA_DIR,
@@ -151,9 +151,9 @@ fn settings_of_the_executor_that_a_workspace_names_have_no_effect_and_the_log_sa
     let mut apply = job::step(StepType::Apply, &repository);
     let variables = &mut apply.environment_variables;
     variables.insert(env::EPHEMERAL_ENV.to_owned(), extra);
-    site.queue(&[&apply]);
-    let outcome = site.run(&apply).expect_code(0);
-    let output = site.step_output(&apply);
+    machine.queue(&[&apply]);
+    let outcome = machine.run(&apply).expect_code(0);
+    let output = machine.step_output(&apply);
     for name in [env::DATA_DIR, env::COLOR_OUTPUT] {
         let line = format!(
             "`{}` names `{name}`, a setting of the executor, where it has no effect",
@@ -166,26 +166,26 @@ fn settings_of_the_executor_that_a_workspace_names_have_no_effect_and_the_log_sa
         !elsewhere.exists() && !output.contains('\u{1b}'),
         "{outcome}"
     );
-    assert_eq!(site.output(&apply, "seen"), "by-the-tool");
+    assert_eq!(machine.output(&apply, "seen"), "by-the-tool");
 }
 
 #[test]
-fn a_variable_of_the_wrong_type_fails_the_plan_in_the_tools_words() {
-    let (site, repository) = (site(), Repository::fixture());
+fn a_variable_of_the_wrong_type_fails_the_plan_with_the_tools_message() {
+    let (machine, repository) = (machine(), Repository::fixture());
     let plan = JobData {
         variables: [("replicas".to_owned(), "many".into())].into(),
         ..job::plan(&repository)
     };
-    site.queue(&[&plan]);
-    let outcome = site.run(&plan).expect_code(1);
+    machine.queue(&[&plan]);
+    let outcome = machine.run(&plan).expect_code(1);
     assert!(outcome.log().contains("replicas"), "{outcome}");
-    assert_eq!(site.statuses(&plan), ("failed".into(), "failed".into()));
+    assert_eq!(machine.statuses(&plan), ("failed".into(), "failed".into()));
 }
 
 #[test]
 fn variables_are_in_no_command_line_and_in_no_file_of_the_work_tree() {
-    let (site, repository) = (
-        site(),
+    let (machine, repository) = (
+        machine(),
         Repository::module(
             "variable \"secret\" {\n  type      = string\n  sensitive = true\n}\nresource \"terraform_data\" \"a\" {\n  provisioner \"local-exec\" {\n    command = \"cat /proc/$PPID/cmdline | tr '\\\\0' ' '; grep -rl --exclude-dir=.git hunter[2]000 . && echo FOUND; true\"\n  }\n}\n",
         ),
@@ -194,8 +194,8 @@ fn variables_are_in_no_command_line_and_in_no_file_of_the_work_tree() {
         variables: [("secret".to_owned(), "hunter2000".into())].into(),
         ..job::step(StepType::Apply, &repository)
     };
-    site.queue(&[&apply]);
-    let outcome = site.run(&apply).expect_code(0);
+    machine.queue(&[&apply]);
+    let outcome = machine.run(&apply).expect_code(0);
     assert!(
         outcome.log().contains("-auto-approve"),
         "the command line was not shown\n{outcome}"
@@ -205,9 +205,9 @@ fn variables_are_in_no_command_line_and_in_no_file_of_the_work_tree() {
 }
 
 #[test]
-fn the_array_form_says_which_values_are_expressions() {
-    let (site, repository) = (
-        site(),
+fn the_array_form_marks_values_that_are_expressions() {
+    let (machine, repository) = (
+        machine(),
         Repository::module(
             "variable \"a\" {}\nvariable \"b\" {}\noutput \"all\" {\n  value = [var.a, var.b]\n}\n",
         ),
@@ -219,9 +219,10 @@ fn the_array_form_says_which_values_are_expressions() {
         {"key": "b", "value": "[1]", "hcl": false},
         {"key": "undeclared", "value": Value::Null},
     ]);
-    site.queue(&[&apply]);
-    site.executor_with_data(Some(&document.to_string()))
+    machine.queue(&[&apply]);
+    machine
+        .executor_with_data(Some(&document.to_string()))
         .run()
         .expect_code(0);
-    assert_eq!(site.output(&apply, "all"), json!([[1], "[1]"]));
+    assert_eq!(machine.output(&apply, "all"), json!([[1], "[1]"]));
 }

@@ -83,6 +83,7 @@ fn every_action_is_named_by_a_commit_and_its_version_stands_beside() {
 
 #[test]
 fn a_job_has_the_rights_it_names_and_no_others() {
+    let mut checkouts = 0;
     for (path, _, workflow) in workflows() {
         let nothing = workflow["permissions"].as_object().unwrap();
         assert!(nothing.is_empty(), "{}", path.display());
@@ -118,25 +119,31 @@ fn a_job_has_the_rights_it_names_and_no_others() {
                     "{}",
                     path.display()
                 );
+                checkouts += 1;
             }
         }
     }
+    assert!(checkouts > 0, "no job checks anything out");
 }
 
 #[test]
 fn scripts_are_sound_and_no_expression_is_pasted_into_them() {
+    let mut seen = 0;
     for (path, _, workflow) in workflows() {
         for script in steps(&workflow).filter_map(|step| step["run"].as_str()) {
             assert!(!script.contains("${{"), "{}: {script}", path.display());
             let mut bash = Command::new("bash");
             let checked = Running::start(bash.args(["-n", "-c", script])).wait();
             assert_eq!(checked.code(), 0, "{}: {checked}", path.display());
+            seen += 1;
         }
     }
+    assert!(seen > 0, "no workflow runs a script");
 }
 
 #[test]
-fn the_order_of_jobs_and_what_they_hand_on_is_sound() {
+fn every_need_of_a_workflow_job_names_a_job_and_its_outputs() {
+    let mut seen = 0;
     for (path, text, workflow) in workflows() {
         let names: BTreeSet<_> = jobs(&workflow).map(|(name, _)| name.clone()).collect();
         for (name, job) in jobs(&workflow) {
@@ -155,10 +162,12 @@ fn the_order_of_jobs_and_what_they_hand_on_is_sound() {
                 assert!(needs.iter().any(|need| need == needed), "{name}: {needed}");
                 let outputs = &workflow["jobs"][needed]["outputs"];
                 assert!(outputs[output].is_string(), "{name}: {needed}.{output}");
+                seen += 1;
             }
         }
         assert!(!text.contains('\t'), "{}", path.display());
     }
+    assert!(seen > 0, "no job uses an output of another");
 }
 
 /// What has a name or a signature was tested: the release calls the tests of its own commit, and waits for them.
@@ -205,7 +214,7 @@ fn nothing_is_published_before_the_tests_have_passed() {
 
 /// What the release hands to the build exists there, and the build is of the toolchain everybody uses.
 #[test]
-fn the_release_and_the_dockerfile_speak_of_the_same_things() {
+fn the_release_builds_the_targets_of_the_dockerfile_with_its_arguments() {
     let root = images::workspace_root();
     let dockerfile = fs::read_to_string(root.join("images/Dockerfile")).unwrap();
     let words = |prefix: &str, end: &[char]| -> BTreeSet<String> {

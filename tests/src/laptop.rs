@@ -7,8 +7,8 @@ use std::process::Command;
 use serde_json::Value;
 use tempfile::TempDir;
 
-use crate::process::{Finished, Running};
-use crate::site::files_below;
+use crate::machine::files_below;
+use crate::process::{self, Finished, Running};
 
 /// A home that dies with its test.
 #[derive(Debug)]
@@ -55,6 +55,8 @@ impl Laptop {
             .env("PATH", std::env::var_os("PATH").unwrap_or_default())
             .env("HOME", self.home())
             .env("LANG", "C.UTF-8")
+            .env("TERM", "xterm-256color")
+            .env("SHELL", "/bin/sh")
             .env("TMPDIR", self.home());
     }
 
@@ -63,28 +65,11 @@ impl Laptop {
         Running::start(&mut self.command(args)).wait()
     }
 
-    /// Starts `api-launcher` on a terminal of its own, with this environment besides; what is typed goes through
-    /// [`Running::write`], where `\x03` is Ctrl-C.
-    pub fn on_terminal(&self, args: &[&str], environment: &[(&str, &str)]) -> Running {
-        let line = std::iter::once(self.launcher.to_str().unwrap())
-            .chain(args.iter().copied())
-            .map(|word| format!("'{word}'"))
-            .collect::<Vec<_>>()
-            .join(" ");
-        let mut command = Command::new("script");
-        command.args([
-            "--quiet",
-            "--return",
-            "--flush",
-            "--command",
-            &line,
-            "/dev/null",
-        ]);
+    /// Starts `api-launcher` on a terminal of its own.
+    pub fn on_terminal(&self, args: &[&str]) -> Running {
+        let launcher = self.launcher.to_str().unwrap();
+        let mut command = process::on_terminal(launcher, args.iter().copied());
         self.at_home(&mut command);
-        command
-            .env("TERM", "xterm-256color")
-            .env("SHELL", "/bin/sh");
-        command.envs(environment.iter().copied());
         Running::start_interactive(&mut command)
     }
 
@@ -105,18 +90,6 @@ impl Laptop {
             .map(|resource| resource["name"].as_str().unwrap().to_owned())
             .collect()
     }
-}
-
-/// The events of a run with `--output json`; fails unless every line is one.
-pub fn events(finished: &Finished) -> Vec<Value> {
-    finished
-        .stdout
-        .lines()
-        .map(|line| {
-            serde_json::from_str(line)
-                .unwrap_or_else(|error| panic!("{line:?} is no event: {error}\n{finished}"))
-        })
-        .collect()
 }
 
 /// The text without what colours it and moves the cursor.

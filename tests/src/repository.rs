@@ -6,7 +6,7 @@ use std::process::Command;
 
 use tempfile::TempDir;
 
-use crate::site::give_away;
+use crate::machine::give_away;
 
 /// Root module of [`Repository::fixture`]: three variables, one resource, two outputs.
 pub const ROOT_MODULE: &str = r#"

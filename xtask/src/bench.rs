@@ -1,5 +1,5 @@
-//! `cargo xtask bench`: Mayfly measured against floors taken in the same run, so that numbers from different
-//! machines can be compared.
+//! `cargo xtask bench`: measures Mayfly and compares it with baselines from the same run, so that numbers of different machines
+//! are comparable.
 
 mod executor;
 mod first_run;
@@ -22,13 +22,13 @@ const MEGABYTE: f64 = 1_000_000.0;
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
-    /// How often each side of a comparison runs
+    /// Number of runs of each side of a comparison
     #[arg(long, default_value_t = 15)]
     runs: usize,
-    /// Fail when a goal is missed
+    /// Fail if a goal is missed
     #[arg(long)]
     check: bool,
-    /// How to print the results
+    /// Format of the results
     #[arg(long, value_enum, default_value = "text")]
     output: Output,
     /// Measure only these
@@ -44,19 +44,19 @@ enum Output {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 enum Subject {
-    /// Wall time of plan and apply over the bare tool's
+    /// Wall time of plan and apply, divided by the time of the tool without Mayfly
     Pipeline,
-    /// Wall time of `api-launcher run` on `examples/hello` over the bare tool's commands
+    /// Wall time of `api-launcher run` on `examples/hello`, divided by the time of the same commands of the tool
     Run,
     /// Size of the executor binary
     Size,
     /// Peak memory of the executor with 100 MB of tool output
     Memory,
-    /// Lines per second through the log path, over copying the same bytes
+    /// Lines per second through the log path, compared with copying the same bytes
     Log,
-    /// From a dispatch to its Job, and launches per second, over bare creates of the same objects
+    /// Time from a dispatch to its Job, and launches per second, compared with only creating the same objects
     Launches,
-    /// Time of the README's first command on a fresh clone, and the crates it spends it on
+    /// Time of the README's first command on a fresh clone, and the crates that take most of it
     FirstRun,
     /// Memory with 10,000 live Jobs watched, and time from a pod's status to its verdict
     Watching,
@@ -107,7 +107,8 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode> {
     })
 }
 
-/// The stage of CI: what does not depend on the machine's load is held against its goal, what needs no other build is shown.
+/// The stage of CI. Checks the goals of measurements that do not depend on the machine's load. Prints the others that need no
+/// additional build.
 pub(crate) fn stage() -> Result<()> {
     let judged = vec![Subject::Memory];
     let shown = vec![Subject::Size, Subject::Pipeline, Subject::FirstRun];
@@ -123,7 +124,7 @@ pub(crate) fn stage() -> Result<()> {
     Ok(())
 }
 
-/// Builds one target as for an image, statically, and returns the folder of the binaries.
+/// Builds one target statically, as for an image, and returns the folder of the binaries.
 fn build(what: &[&str]) -> Result<PathBuf> {
     let mut command = cargo();
     command
@@ -135,7 +136,7 @@ fn build(what: &[&str]) -> Result<PathBuf> {
     Ok(target_directory()?.join("dist"))
 }
 
-/// Results alone go to stdout, so that `--output json` can be piped.
+/// Runs a stage with its output on stderr. Only results go to stdout, so that `--output json` can be piped.
 fn run_stage_quietly(command: &mut Command) -> Result<()> {
     let line = command_line(command);
     complain(&format!("==> {line}"));
@@ -164,7 +165,7 @@ fn cargo() -> Command {
     command
 }
 
-/// The binary as an image would carry it, without symbols.
+/// The size of the binary as in an image, without symbols.
 fn size(binary: &std::path::Path) -> Result<Measurement> {
     let folder = tempfile::tempdir()?;
     let stripped = folder.path().join("executor");

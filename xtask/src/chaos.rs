@@ -1,5 +1,5 @@
-//! `cargo xtask chaos`: a journey of any length. Makes sure of what it needs, builds it, and hands its options on, and a control
-//! plane with them.
+//! `cargo xtask chaos`: a chaos journey of any length. Checks the needed programs, builds the journey, starts a control plane,
+//! and passes the options on.
 
 use std::ffi::OsString;
 use std::process::{Command, ExitCode};
@@ -7,15 +7,16 @@ use std::process::{Command, ExitCode};
 use anyhow::{Context as _, Result, ensure};
 
 use crate::cluster::{self, ControlPlane};
+use crate::setup::kubernetes::Release;
 use crate::setup::{self, Purpose};
 use crate::suite::cargo;
 use crate::terminal::{command_line, complain};
 
-/// The options are the journey's own, its help among them: they stand in `tests/chaos/src/main.rs` alone.
+/// The journey defines its options and its help in `tests/chaos/src/main.rs`.
 #[derive(Debug, clap::Args)]
 #[command(disable_help_flag = true)]
 pub(crate) struct Args {
-    /// Skip making sure of the programs it uses; comes first
+    /// Do not check the needed programs; must be the first option
     #[arg(long)]
     no_setup: bool,
     /// Options of the journey; `--help` lists them
@@ -28,8 +29,8 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode> {
         setup::ensure(&[Purpose::Tests])?;
     }
     let mut command = command(&args.options);
-    let plane = if travels(&args.options) {
-        let Some(plane) = ControlPlane::start("chaos", build)? else {
+    let plane = if starts_journey(&args.options) {
+        let Some(plane) = ControlPlane::start("chaos", Release::NEWEST, build)? else {
             return Ok(ExitCode::SUCCESS);
         };
         command.envs(cluster::environment(&plane.kubeconfig));
@@ -39,7 +40,7 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode> {
     };
     complain(&format!("==> {}", command_line(&command)));
     let status = command.status().context("could not start cargo")?;
-    drop(plane);
+    plane.map_or(Ok(()), ControlPlane::end)?;
     Ok(if status.success() {
         ExitCode::SUCCESS
     } else {
@@ -47,17 +48,17 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode> {
     })
 }
 
-/// Whether a journey is made, and not only spoken of.
-fn travels(options: &[OsString]) -> bool {
-    let speaks = |option: &OsString| {
+/// Whether these options start a journey. Help and a dry run do not.
+fn starts_journey(options: &[OsString]) -> bool {
+    let only_prints = |option: &OsString| {
         ["--dry-run", "--help", "-h"]
             .iter()
             .any(|word| option == word)
     };
-    !options.iter().any(speaks)
+    !options.iter().any(only_prints)
 }
 
-/// With the journey, so that both are built of the same crates.
+/// Builds the control plane together with the journey, so that both use the same crates.
 fn build() -> Result<()> {
     let mut build = cargo(["build", "--quiet", "--locked", "--bins"]);
     build.args(["--package", "test-chaos", "--package", "test-cluster"]);
@@ -66,7 +67,7 @@ fn build() -> Result<()> {
     Ok(())
 }
 
-/// The summary alone goes to stdout, so that `--output json` can be piped.
+/// The command of the journey. Only the summary goes to stdout, so that `--output json` can be piped.
 fn command(options: &[OsString]) -> Command {
     let mut command = cargo(["run", "--quiet", "--locked", "--package", "test-chaos"]);
     command.args(["--bin", "chaos", "--"]).args(options);
@@ -96,12 +97,12 @@ mod tests {
 
     #[test]
     fn a_control_plane_is_for_journeys_that_are_made() {
-        let travels = |options: &[&str]| {
+        let starts_journey = |options: &[&str]| {
             let options: Vec<OsString> = options.iter().map(OsString::from).collect();
-            super::travels(&options)
+            super::starts_journey(&options)
         };
-        assert!(travels(&["--seed", "7"]));
-        assert!(!travels(&["--seed", "7", "--dry-run"]));
-        assert!(!travels(&["--help"]));
+        assert!(starts_journey(&["--seed", "7"]));
+        assert!(!starts_journey(&["--seed", "7", "--dry-run"]));
+        assert!(!starts_journey(&["--help"]));
     }
 }

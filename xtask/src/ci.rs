@@ -1,5 +1,5 @@
-//! `cargo xtask ci`: what must hold besides unit tests and journeys, in named stages. `.ci/run` is `cargo xtask test`,
-//! then all of them.
+//! `cargo xtask ci`: the checks besides unit tests and journeys, in named stages. `.ci/run` runs `cargo xtask test` and then
+//! all stages.
 
 use std::process::{Command, ExitCode};
 use std::time::Instant;
@@ -8,15 +8,27 @@ use anyhow::Result;
 use clap::ValueEnum;
 
 use crate::cluster::unless_skipped;
+use crate::setup::kubernetes::Release;
 use crate::setup::{self, Purpose, unittest};
 use crate::staged::Staged;
 use crate::suite::cargo;
 use crate::terminal::{complain, run_stage, say};
 use crate::{bench, fuzz, workspace_root};
 
+/// Where tests depend on the Job controller, events, deletion, times to live, suspension, admission or the kinds of the API
+/// server. What the others do with Kubernetes, these do too.
+const ON_OLDEST: [&str; 6] = [
+    "in_cluster::chart",
+    "in_cluster::disruptions",
+    "in_cluster::endings",
+    "in_cluster::rights",
+    "in_cluster::settings",
+    "in_cluster::verdicts",
+];
+
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
-    /// Which stages; all of them unless named
+    /// The stages to run [default: all]
     #[arg(value_enum)]
     stages: Vec<Stage>,
 }
@@ -25,21 +37,23 @@ pub(crate) struct Args {
 enum Stage {
     /// Formatting, lints, dependencies, examples in the documentation
     Lint,
-    /// Every fuzz target for seconds
+    /// Every fuzz target, for a few seconds each
     Fuzz,
-    /// The chart under a real Helm, and what it installs
+    /// The chart with a real Helm, and the objects that it installs
     Chart,
     /// The tests that need a cluster, with the control plane of Kubernetes
     Cluster,
+    /// The tests that depend on what Kubernetes does, with the oldest control plane that the chart supports
+    Oldest,
     /// The journeys of the tool, with OpenTofu, Terraform and providers
     Tools,
     /// Both images, built and started; needs root
     Images,
     /// Both images on a node with a real kubelet; needs root
     Node,
-    /// A short journey in which everything fails once
+    /// A short journey in which every peer fails once
     Chaos,
-    /// Measurements against their floors and goals
+    /// Measurements, compared with their baselines and goals
     Bench,
 }
 
@@ -90,6 +104,7 @@ impl Stage {
             Self::Fuzz => fuzz::short(),
             Self::Chart => chart(),
             Self::Cluster => Staged::Cluster.run(&[]),
+            Self::Oldest => Staged::Cluster.run_on(Release::OLDEST, &ON_OLDEST),
             Self::Tools => tools(),
             Self::Images => Staged::Images.run(&[]),
             Self::Node => Staged::Node.run(&[]),
@@ -100,16 +115,18 @@ impl Stage {
 
     fn needs(self) -> &'static [Purpose] {
         match self {
-            // Clippy compiles the engine of the fuzz targets too.
+            // Clippy also compiles the engine of the fuzz targets.
             Self::Lint | Self::Fuzz => &[Purpose::Fuzz],
-            Self::Chart | Self::Cluster | Self::Node => &[Purpose::Tests, Purpose::Chart],
+            Self::Chart | Self::Cluster | Self::Oldest | Self::Node => {
+                &[Purpose::Tests, Purpose::Chart]
+            }
             Self::Images => &[Purpose::Tests, Purpose::Images],
             Self::Tools | Self::Chaos | Self::Bench => &[Purpose::Tests],
         }
     }
 }
 
-/// The chart's own suites, and the tests of it that need no cluster.
+/// The chart's own suites, and its tests that need no cluster.
 fn chart() -> Result<()> {
     let program = unless_skipped("suites of the chart", unittest::program());
     let suites = program.and_then(|program| match program {
@@ -121,17 +138,17 @@ fn chart() -> Result<()> {
         ),
         None => Ok(()),
     });
-    // One failure tells less than all of them.
+    // Both run even if the first fails, so that all failures are reported.
     Staged::Chart.run(&[]).and(suites)
 }
 
-/// Outside CI, tests for which a program cannot be had are skipped one by one, and say so.
+/// Outside CI, each test whose program is missing is skipped and reported.
 fn tools() -> Result<()> {
     unless_skipped("some tests of the tools", setup::opentofu::ensure())?;
     Staged::Tools.run(&[])
 }
 
-/// Warnings are refused through clippy's arguments: `RUSTFLAGS` would compile the dependencies again.
+/// Denies warnings with clippy's arguments, because `RUSTFLAGS` would compile the dependencies again.
 fn lint() -> Result<()> {
     run_stage("formatting", &mut cargo(["fmt", "--all", "--check"]))?;
     let clippy = |what: &[&str]| {
@@ -149,7 +166,7 @@ fn lint() -> Result<()> {
         &mut cargo(["test", "--quiet", "--workspace", "--locked", "--doc"]),
     )?;
     if which::which("cargo-deny").is_ok() {
-        // Advisories need the network and change by the day; CI asks for them apart.
+        // Advisories need the network and change every day, so CI checks them separately.
         run_stage(
             "dependencies",
             &mut cargo(["deny", "check", "bans", "licenses", "sources"]),

@@ -1,5 +1,4 @@
-//! The control plane of Kubernetes beside a run of tests. Knows how one is started and handed to them; knows nothing of what the
-//! tests do there.
+//! Starts a control plane of Kubernetes for tests. Knows how to start it and pass it on, but not what the tests do.
 
 use std::env;
 use std::io::{BufRead as _, BufReader};
@@ -8,22 +7,22 @@ use std::process::{Child, ChildStdin, Command, Stdio};
 
 use anyhow::{Context as _, Result, ensure};
 
-use crate::setup::kubernetes;
+use crate::setup::kubernetes::Release;
 use crate::target_folder;
-use crate::terminal::complain;
+use crate::terminal::{complain, say};
 
-/// Names the kubeconfig of the cluster in which tests run (`test_cluster::kubeconfig`).
+/// The variable with the kubeconfig of the cluster in which tests run (`test_cluster::kubeconfig`).
 const CLUSTER: &str = "MAYFLY_TEST_CLUSTER";
 
-/// What has a cluster in its environment.
+/// The environment that names a cluster.
 pub(crate) type Environment<'a> = [(&'static str, &'a str); 1];
 
-/// With this in their environment, processes find the cluster of a kubeconfig.
+/// The environment with which processes find the cluster of a kubeconfig.
 pub(crate) fn environment(kubeconfig: &str) -> Environment<'_> {
     [(CLUSTER, kubeconfig)]
 }
 
-/// The kubeconfig `KUBECONFIG` names, or `kubectl` would use.
+/// The kubeconfig that `KUBECONFIG` names, or else the default of `kubectl`.
 pub(crate) fn existing() -> Result<String> {
     let set = |name| env::var_os(name).filter(|value| !value.is_empty());
     let kubeconfig = match set("KUBECONFIG") {
@@ -39,7 +38,7 @@ pub(crate) fn existing() -> Result<String> {
     Ok(kubeconfig.canonicalize()?.display().to_string())
 }
 
-/// What tests need, or nothing if they are skipped without it. In CI nothing is skipped.
+/// Returns what tests need. Outside CI, `None` if it is missing: the tests are then skipped.
 pub(crate) fn unless_skipped<T>(what: &str, needed: Result<T>) -> Result<Option<T>> {
     match needed {
         Ok(needed) => Ok(Some(needed)),
@@ -51,21 +50,30 @@ pub(crate) fn unless_skipped<T>(what: &str, needed: Result<T>) -> Result<Option<
     }
 }
 
-/// A running control plane; it ends with this value.
+/// A running control plane. Dropping it stops it.
 pub(crate) struct ControlPlane {
     process: Child,
-    /// Its end is the control plane's.
+    /// The control plane stops when this input is closed.
     input: Option<ChildStdin>,
     pub(crate) kubeconfig: String,
 }
 
 impl ControlPlane {
-    /// Starts one, once `build` has built `control-plane`. Nothing where `what` is skipped for want of its programs.
-    pub(crate) fn start(what: &str, build: impl FnOnce() -> Result<()>) -> Result<Option<Self>> {
-        let Some(programs) = unless_skipped(what, kubernetes::programs())? else {
+    /// Starts a control plane of `release` after `build` has built `control-plane`. `None` if `what` is skipped because a program
+    /// is missing.
+    pub(crate) fn start(
+        what: &str,
+        release: Release,
+        build: impl FnOnce() -> Result<()>,
+    ) -> Result<Option<Self>> {
+        let Some(programs) = unless_skipped(what, release.programs())? else {
             return Ok(None);
         };
         build()?;
+        say(&format!(
+            "\n==> control plane: Kubernetes {}",
+            release.minor()
+        ));
         let mut process = Command::new(target_folder().join("debug/control-plane"))
             .args(programs)
             .stdin(Stdio::piped())
@@ -84,16 +92,29 @@ impl ControlPlane {
         line.trim_end().clone_into(&mut plane.kubeconfig);
         ensure!(
             !plane.kubeconfig.is_empty(),
-            "the control plane did not start; it has said why"
+            "the control plane did not start; the cause is in its output above"
         );
         Ok(Some(plane))
+    }
+}
+
+impl ControlPlane {
+    /// Ends it. Fails if one of its programs ended before.
+    pub(crate) fn end(mut self) -> Result<()> {
+        drop(self.input.take());
+        let status = self.process.wait()?;
+        ensure!(
+            status.success(),
+            "the control plane ended before its tests ({status}); it has said why"
+        );
+        Ok(())
     }
 }
 
 impl Drop for ControlPlane {
     fn drop(&mut self) {
         drop(self.input.take());
-        // It ends by itself now.
+        // The closed input ends the process.
         let _ = self.process.wait();
     }
 }

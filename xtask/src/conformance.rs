@@ -1,5 +1,5 @@
-//! `cargo xtask conformance`: builds the journeys against a live Terrakube, and becomes them, so that a signal reaches them
-//! and nothing else, and they can remove what they have made.
+//! `cargo xtask conformance`: builds the journeys for a live Terrakube and replaces itself with them. So a signal reaches only
+//! the journeys, and they can remove what they have created.
 
 use std::ffi::OsString;
 use std::os::unix::process::CommandExt as _;
@@ -9,7 +9,7 @@ use anyhow::{Context as _, Result};
 
 use crate::workspace_root;
 
-/// The options are the journeys' own, their help among them: they stand in `tests/conformance/src/main.rs` alone.
+/// The journeys define their options and their help in `tests/conformance/src/main.rs`.
 #[derive(Debug, clap::Args)]
 #[command(disable_help_flag = true)]
 pub(crate) struct Args {
@@ -23,7 +23,7 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode> {
     Err(error).context("could not start cargo")
 }
 
-/// Stays in the caller's folder, for `--token-file` may be named from there.
+/// The command of the journeys. It stays in the caller's folder, because `--token-file` may be relative to it.
 fn command(options: &[OsString]) -> Command {
     let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
     command.args(["run", "--quiet", "--locked", "--manifest-path"]);
@@ -46,7 +46,7 @@ mod tests {
     }
 
     #[test]
-    fn options_are_handed_on_as_they_are() {
+    fn options_are_passed_on_unchanged() {
         let asked = [
             "conformance",
             "--api",

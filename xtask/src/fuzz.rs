@@ -1,10 +1,9 @@
-//! `cargo xtask fuzz`: every reader of what others wrote, against input that no test author thought of. The targets and the
-//! inputs they start from are in `fuzz`; the engine is linked into them. Knows how they are built and run; knows
-//! nothing of what they read.
+//! `cargo xtask fuzz`: gives random input to every reader of foreign data. The targets and their seeds are in `fuzz`; the
+//! engine is linked into the targets. This module knows how to build and run them, but not what they read.
 //!
-//! The short run, the stage `cargo xtask ci fuzz`, reports coverage from Mayfly's own crates only, so that everything
-//! below them is what the tests have compiled already. The long one builds all of it anew, optimised, and with an
-//! address sanitizer where there is a toolchain for it.
+//! The short run is the stage `cargo xtask ci fuzz`. It measures coverage only in Mayfly's own crates, so that it can use the
+//! dependencies that the tests have compiled. The long run builds everything again, optimised, and with an address sanitizer
+//! if there is a nightly toolchain.
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -23,13 +22,13 @@ use serde_json::Value;
 use crate::terminal::{command_line, run_stage, say};
 use crate::workspace_root;
 
-/// What each target of the short run is given, whichever comes first. The same inputs every time, as far as what is tried
-/// does the same every time, which a map with an order of chance does not, and unless the time is what comes first.
+/// The limits of each target in the short run; the first one that is reached ends the target. The inputs are the same in each
+/// run, unless the time limit is reached first, or the code under test is not deterministic, as with the order of a hash map.
 const SHORT_RUNS: u32 = 10_000;
 const SHORT_TIME: Duration = Duration::from_secs(5);
-/// One input may take this long and need this much, of which the program itself is a good part.
+/// The limits of time and memory for one input. The program itself needs a large part of the memory.
 const LIMITS: [&str; 2] = ["-timeout=20", "-rss_limit_mb=2048"];
-/// Those of cargo-fuzz.
+/// The coverage flags of cargo-fuzz.
 const COVERAGE: &str = "--cfg fuzzing -Cpasses=sancov-module -Cllvm-args=-sanitizer-coverage-level=4 \
     -Cllvm-args=-sanitizer-coverage-inline-8bit-counters -Cllvm-args=-sanitizer-coverage-pc-table \
     -Cllvm-args=-sanitizer-coverage-trace-compares -Ccodegen-units=1";
@@ -37,21 +36,21 @@ pub(crate) const PACKAGE: &str = "mayfly-fuzz";
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
-    /// Files of `fuzz/fuzz_targets`, without `.rs`; all of them unless named
+    /// Names of files in `fuzz/fuzz_targets`, without `.rs` [default: all]
     targets: Vec<String>,
-    /// The run of `cargo xtask ci fuzz`: seconds instead of minutes, and built without delay
+    /// The run of `cargo xtask ci fuzz`: seconds instead of minutes, and with a fast build
     #[arg(long, conflicts_with_all = ["time", "keep"])]
     short: bool,
-    /// How long each target runs
+    /// Running time of each target
     #[arg(long, value_name = "DURATION", default_value = "10m", value_parser = humantime::parse_duration)]
     time: Duration,
-    /// How many targets run at the same time [default: as many as there are processors]
+    /// Number of targets that run at the same time [default: the number of processors]
     #[arg(long, value_name = "N")]
     jobs: Option<NonZeroUsize>,
-    /// Afterwards, copy the inputs that reach code no seed reaches into `fuzz/corpus`
+    /// Afterwards, copy the inputs that reach new code to `fuzz/corpus`
     #[arg(long)]
     keep: bool,
-    /// Only give this file to the one target named, as after a find
+    /// Run one target with only this file, for example to repeat a failure
     #[arg(long, value_name = "FILE", conflicts_with_all = ["jobs", "keep"])]
     input: Option<PathBuf>,
 }
@@ -71,7 +70,7 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// The short run of all targets: every seed, and a fixed number of inputs made from them.
+/// The short run of all targets: every seed, and a fixed number of inputs that are generated from the seeds.
 pub(crate) fn short() -> Result<()> {
     let all = targets()?;
     run_short(&build_beside_tests(&all)?, &all, None)
@@ -79,14 +78,14 @@ pub(crate) fn short() -> Result<()> {
 
 fn replay(programs: &Programs, chosen: &[String], input: &Path) -> Result<()> {
     let [target] = chosen else {
-        bail!("`--input` needs the one target that reads the file");
+        bail!("`--input` needs exactly one target");
     };
     let mut command = Command::new(program(programs, target)?);
     run_stage(target, command.arg(input).args(LIMITS))
 }
 
 fn run_short(programs: &Programs, chosen: &[String], jobs: Option<NonZeroUsize>) -> Result<()> {
-    // New inputs are not kept: what is in the repository was chosen.
+    // New inputs are not kept, because the seeds in the repository are selected by hand.
     let found = tempfile::tempdir().context("no folder for temporary files")?;
     let limits = Limits {
         runs: Some(SHORT_RUNS),
@@ -143,7 +142,7 @@ fn program<'p>(programs: &'p Programs, target: &str) -> Result<&'p Path> {
     path.with_context(|| format!("`{target}` is not listed in fuzz/Cargo.toml"))
 }
 
-/// As tests of the whole workspace, whose dependencies they share to the last feature.
+/// Builds the targets like tests of the workspace, so that they share all dependencies and features.
 fn build_beside_tests(targets: &[String]) -> Result<Programs> {
     let mut cargo = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
     cargo
@@ -163,14 +162,14 @@ fn build_everything() -> Result<Programs> {
         cargo.args(["run", "nightly", "cargo"]);
         (cargo, host, format!("{COVERAGE} -Zsanitizer=address"))
     } else {
-        say("no nightly toolchain: without address sanitizer");
+        say("there is no nightly toolchain, so the address sanitizer is off");
         let host = host_of(Command::new("rustc").arg("-vV")).context("`rustc` does not answer")?;
         let cargo = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
         (cargo, host, COVERAGE.to_owned())
     };
     cargo
         .args(["build", "--locked", "--package", PACKAGE, "--bins"])
-        // A target that is named keeps the flags away from build scripts.
+        // With `--target`, the flags do not apply to build scripts.
         .args(["--profile", "fuzz", "--target", &host])
         .arg("--target-dir")
         .arg(workspace_root().join("target/fuzz"))
@@ -185,7 +184,7 @@ fn host_of(rustc: &mut Command) -> Option<String> {
     output.status.success().then(|| host.to_owned())
 }
 
-/// Runs cargo and reads from its messages where the programs are.
+/// Runs cargo and reads the paths of the programs from its messages.
 fn build(cargo: &mut Command) -> Result<Programs> {
     cargo
         .arg("--message-format=json-render-diagnostics")
@@ -222,8 +221,8 @@ struct Limits {
     time: Duration,
 }
 
-/// Runs the targets, a few at a time, and fails with the names of those that found something. `found` takes what
-/// reaches new code, a folder for each target.
+/// Runs the targets, a few at a time, and fails with the names of the targets that failed. Inputs that reach new code go to
+/// `found`, in a folder for each target.
 fn run_all(
     programs: &Programs,
     targets: &[String],
@@ -277,7 +276,7 @@ fn run_one(programs: &Programs, target: &str, limits: &Limits, found: &Path) -> 
     }
     let mut prefix = OsString::from("-artifact_prefix=");
     prefix.push(artifacts.join(""));
-    // What a target that breaks off leaves behind goes with this folder.
+    // The files of an aborted target are removed with this folder.
     let temporary = tempfile::tempdir().context("no folder for temporary files")?;
     let mut command = Command::new(program(programs, target)?);
     command
@@ -300,8 +299,7 @@ fn run_one(programs: &Programs, target: &str, limits: &Limits, found: &Path) -> 
     )
 }
 
-/// The option that names the files of a folder by their names, whatever order they have on the disk: what is made from
-/// them depends on it.
+/// The option that lists the files of a folder, sorted by name. The generated inputs depend on the order of the seeds.
 fn in_order(seeds: &Path) -> Result<String> {
     let mut files = Vec::new();
     for entry in fs::read_dir(seeds).context("no seeds")? {
@@ -311,7 +309,7 @@ fn in_order(seeds: &Path) -> Result<String> {
     Ok(format!("-seed_inputs={}", files.join(",")))
 }
 
-/// The result of a target, from the engine's output. `again` is the command that runs the same target.
+/// The result of a target from the engine's output. `again` is the command that runs the target again.
 fn judge(again: &str, passed: bool, log: &str) -> Result<String> {
     if !passed {
         let artifact = log
@@ -319,13 +317,13 @@ fn judge(again: &str, passed: bool, log: &str) -> Result<String> {
             .find_map(|line| line.split_once("Test unit written to "))
             .map(|(_, path)| path);
         let hint = artifact
-            .map(|path| format!("\n  once more: {again} --input {path}"))
+            .map(|path| format!("\n  to repeat: {again} --input {path}"))
             .unwrap_or_default();
         bail!("{}{hint}", fault(log));
     }
     let reached = after(log, " cov: ").unwrap_or(0);
     if reached == 0 {
-        bail!("its code does not report what is reached, so nothing was learned from any input");
+        bail!("the code of the target reports no coverage, so no input was useful");
     }
     let runs = after(log, "number_of_executed_units: ").unwrap_or(0);
     let new = after(log, "new_units_added: ").unwrap_or(0);
@@ -334,7 +332,7 @@ fn judge(again: &str, passed: bool, log: &str) -> Result<String> {
     ))
 }
 
-/// The part of a log that tells what went wrong: from the panic or the engine's error to the stack.
+/// The part of a log with the failure: from the panic or the engine's error to the stack.
 fn fault(log: &str) -> String {
     let lines: Vec<_> = log.lines().collect();
     let first = lines
@@ -350,7 +348,7 @@ fn fault(log: &str) -> String {
     told.join("\n  ")
 }
 
-/// The last number behind `label`.
+/// The last number after `label`.
 fn after(log: &str, label: &str) -> Option<u64> {
     let (_, rest) = log.rsplit_once(label)?;
     let digits = rest.trim_start();
@@ -388,7 +386,7 @@ mod tests {
     }
 
     #[test]
-    fn a_find_is_told_with_the_way_to_see_it_again() {
+    fn a_finding_is_shown_with_the_command_to_repeat_it() {
         let log = "INFO: Seed: 1\n\nthread '<unnamed>' (7) panicked at fuzz/fuzz_targets/pairs.rs:12:5:\n\
                    no\nstack backtrace:\n   0: rust\nartifact_prefix='x/'; Test unit written to x/crash-1\n";
         let told = judge("cargo xtask fuzz pairs", false, log)
@@ -397,7 +395,7 @@ mod tests {
         assert_eq!(
             told,
             "thread '<unnamed>' (7) panicked at fuzz/fuzz_targets/pairs.rs:12:5:\n  no\n  \
-             once more: cargo xtask fuzz pairs --input x/crash-1"
+             to repeat: cargo xtask fuzz pairs --input x/crash-1"
         );
     }
 

@@ -1,4 +1,4 @@
-//! `cargo xtask image`: the images, built without a daemon; and `cargo xtask bill`: the lists of software in them.
+//! `cargo xtask image` builds the images without a daemon. `cargo xtask sbom` writes the lists of software in them.
 
 use std::fs;
 use std::path::PathBuf;
@@ -7,8 +7,8 @@ use std::process::ExitCode;
 use anyhow::{Context as _, Result, bail};
 use images::Program;
 use images::base::Base;
-use images::bill::Bill;
 use images::builder::{Build, Builder};
+use images::sbom::Sbom;
 
 use crate::setup;
 use crate::terminal::{run_stage, say};
@@ -17,8 +17,8 @@ use crate::terminal::{run_stage, say};
 const BASE: &str = "localhost/mayfly-base";
 
 #[derive(Debug, clap::Args)]
-pub(crate) struct BillArgs {
-    /// Folder to lay the lists out in, as the images take them
+pub(crate) struct SbomArgs {
+    /// Folder for the lists, in the layout of the images
     #[arg(long, default_value = "target/images/programs")]
     output: PathBuf,
 }
@@ -35,39 +35,39 @@ pub(crate) struct Args {
     /// Which image to build
     #[arg(long, value_enum, default_value = "all")]
     target: Target,
-    /// Folder of programs built already; otherwise they are built in the image's own build stage
+    /// Folder of programs that were built before; without it, the image's build stage builds them
     #[arg(long, value_name = "FOLDER")]
     binaries: Option<PathBuf>,
-    /// Base image in place of Debian's own; `packages` is one made here of Debian packages
+    /// Base image instead of Debian's own; `packages` creates one from Debian packages
     #[arg(long, value_name = "IMAGE")]
     base: Option<String>,
-    /// What the executor's image carries beside: `groovy`, `aws-cli`, `azure-cli`, joined by commas
+    /// Additional software in the executor's image: comma list of `groovy`, `aws-cli`, `azure-cli`
     #[arg(long, default_value = "", hide_default_value = true)]
     extras: String,
-    /// Registry and path the images are named for: `registry.example.com/team`
+    /// Registry and path in the names of the images: `registry.example.com/team`
     #[arg(long, value_name = "REGISTRY", default_value = "localhost")]
     registry: String,
-    /// Every time in the images, in seconds since 1970
+    /// The value of all times in the images, in seconds since 1970
     #[arg(long, env = "SOURCE_DATE_EPOCH", default_value_t = 0)]
     epoch: u64,
-    /// Folder of the OCI layouts, and of the builder's storage
+    /// Folder for the OCI layouts and for the builder's storage
     #[arg(long, default_value = "target/images")]
     output: PathBuf,
 }
 
-/// Writes the lists of both programs.
-pub(crate) fn bill(args: &BillArgs) -> Result<ExitCode> {
+/// Writes the SBOM and the licences of both programs.
+pub(crate) fn sbom(args: &SbomArgs) -> Result<ExitCode> {
     for program in Program::ALL {
-        Bill::of(program)?.write(&args.output.join(program.name()))?;
+        Sbom::of(program)?.write(&args.output.join(program.name()))?;
     }
     say(&format!("lists of software: {}", args.output.display()));
     Ok(ExitCode::SUCCESS)
 }
 
-/// Builds the images and says how large they are.
+/// Builds the images and prints their sizes.
 pub(crate) fn run(args: &Args) -> Result<ExitCode> {
     fs::create_dir_all(&args.output)
-        .with_context(|| format!("could not make `{}`", args.output.display()))?;
+        .with_context(|| format!("could not create `{}`", args.output.display()))?;
     let output = fs::canonicalize(&args.output)
         .with_context(|| format!("could not find `{}`", args.output.display()))?;
     let builder = Builder::in_folder(output.join("storage"));
@@ -92,7 +92,7 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode> {
                 let binary = folder.join(program.name());
                 if images::takes_libraries(&binary)? {
                     bail!(
-                        "`{0}` takes libraries from the image; link it statically: cargo rustc --profile dist -p {1} --bin {1} \
+                        "`{0}` needs libraries in the image; link it statically: cargo rustc --profile dist -p {1} --bin {1} \
                          -- -C target-feature=+crt-static",
                         binary.display(),
                         program.name()

@@ -1,5 +1,5 @@
-//! `cargo xtask`: what a contributor and CI run. Knows how to call cargo and the programs under test; knows
-//! nothing of how they work inside.
+//! `cargo xtask`: the commands of contributors and CI. Knows how to call cargo and the programs under test, but not how they
+//! work.
 
 mod bench;
 mod chaos;
@@ -31,24 +31,24 @@ struct Args {
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// Make sure of the programs the tests use: installs Debian packages when root, else names what is missing
+    /// Check the programs that the tests need: as root, install missing Debian packages, else list what is missing
     Setup(setup::Args),
     /// Build everything, and run unit tests and journeys
     Test(test::Args),
-    /// Run what else CI checks, in named stages
+    /// Run the other checks of CI, in named stages
     Ci(ci::Args),
-    /// Measure Mayfly against its floors: the bare tool, plain copying, the size and memory goals
+    /// Measure Mayfly and compare it with its baselines: the tool without Mayfly, plain copying, the goals of size and memory
     Bench(bench::Args),
-    /// Many runs while their peers fail, and the check of their outcomes
+    /// Start many runs while their peers fail, and check their outcomes
     Chaos(chaos::Args),
-    /// Journeys against any live Terrakube, through its public API, and what holds of them
+    /// Run journeys on a live Terrakube through its public API, and check their outcomes
     Conformance(conformance::Args),
-    /// Give hostile input to every reader of foreign data, for as long as you like; finds go to `fuzz/artifacts`
+    /// Give hostile input to every reader of foreign data; inputs that fail are written to `fuzz/artifacts`
     Fuzz(fuzz::Args),
     /// Build the container images without a daemon
     Image(image::Args),
     /// Write the SBOM and the list of licences of both programs
-    Bill(image::BillArgs),
+    Sbom(image::SbomArgs),
 }
 
 fn main() -> ExitCode {
@@ -61,7 +61,7 @@ fn main() -> ExitCode {
         Command::Conformance(args) => conformance::run(&args),
         Command::Fuzz(args) => fuzz::run(&args),
         Command::Image(args) => image::run(&args),
-        Command::Bill(args) => image::bill(&args),
+        Command::Sbom(args) => image::sbom(&args),
     };
     match outcome {
         Ok(code) => code,
@@ -72,14 +72,14 @@ fn main() -> ExitCode {
     }
 }
 
-/// Root of the workspace, wherever the command was called from.
+/// Root of the workspace.
 fn workspace_root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR"))
         .parent()
-        .expect("xtask lies in the workspace root")
+        .expect("xtask is in the workspace root")
 }
 
-/// Folder of what cargo builds.
+/// Cargo's target folder.
 fn target_folder() -> PathBuf {
     std::env::var_os("CARGO_TARGET_DIR")
         .map_or_else(|| workspace_root().join("target"), PathBuf::from)

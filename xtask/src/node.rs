@@ -1,5 +1,5 @@
-//! `cargo xtask test node`: the journeys on a node with a real kubelet. Knows what that needs, and what it leaves on this
-//! machine; knows nothing of how the node is started (`tests/node`) and of what the journeys do there.
+//! `cargo xtask test node`: the journeys on a node with a real kubelet. Knows what a node needs and leaves on this machine, but
+//! not how it is started (`tests/node`) or what the journeys do.
 
 use std::fs;
 use std::io;
@@ -9,16 +9,17 @@ use std::process::Command;
 use anyhow::{Context as _, Result, ensure};
 
 use crate::cluster::unless_skipped;
-use crate::setup::{self, Purpose, kubernetes};
+use crate::setup::kubernetes::Release;
+use crate::setup::{self, Purpose};
 use crate::suite;
 use crate::target_folder;
 
-/// What the names of its tests contain.
+/// The part that the names of its tests contain.
 pub(crate) const TESTS: &str = "real_node::";
-/// So the folder and the control groups of a node begin, before the number of the process that started it.
+/// Prefix of a node's folder and control groups. The id of the process that started the node follows.
 const NAME: &str = "mayfly-node-";
 const CONTROL_GROUPS: &str = "/sys/fs/cgroup";
-/// Ends with everything that was started below it, even where this process is killed.
+/// Namespaces for the node. All processes in them end with the first one, also if this process is killed.
 const NAMESPACES: [&str; 7] = [
     "--mount",
     "--net",
@@ -28,10 +29,10 @@ const NAMESPACES: [&str; 7] = [
     "--mount-proc",
     "--propagation=private",
 ];
-/// The first process of a namespace must wait for all processes that lose their parents, as shells do.
+/// The first process of the namespace: a shell, because it must reap processes without a parent.
 const FIRST: &str = "\"$@\"; exit $?";
 
-/// Runs the tests with a node of their own, which ends with them.
+/// Runs the tests with their own node, and stops it after them.
 pub(crate) fn run(only: &[&str]) -> Result<()> {
     let Some(programs) = unless_skipped("node", programs())? else {
         return Ok(());
@@ -44,7 +45,7 @@ pub(crate) fn run(only: &[&str]) -> Result<()> {
     let folder = nodes.join(format!("{NAME}{own}"));
     let temporary = folder.join("tmp");
     fs::create_dir_all(&temporary)
-        .with_context(|| format!("could not make `{}`", temporary.display()))?;
+        .with_context(|| format!("could not create `{}`", temporary.display()))?;
     let node = || {
         let mut command = Command::new("unshare");
         command
@@ -62,19 +63,20 @@ pub(crate) fn run(only: &[&str]) -> Result<()> {
     outcome.and(removed)
 }
 
-/// In the order of `real_node`'s arguments.
+/// The programs of a node, in the order of `real_node`'s arguments.
 fn programs() -> Result<Vec<PathBuf>> {
     ensure!(
         nix::unistd::geteuid().is_root(),
-        "a kubelet makes control groups and mounts, which only root may: run this as root"
+        "a kubelet creates control groups and mounts, which needs root: run this as root"
     );
     setup::ensure(&[Purpose::Images, Purpose::Node])?;
-    let mut programs = kubernetes::programs()?;
-    programs.extend(kubernetes::programs_of_nodes()?);
+    let mut programs = Release::NEWEST.programs()?;
+    programs.extend(Release::NEWEST.programs_of_nodes()?);
     Ok(programs)
 }
 
-/// Removes what nodes have left that were started by processes like that. Their processes, mounts and networks are gone.
+/// Removes the folders and control groups of ended nodes. `of` selects the processes that started the nodes. The nodes' own
+/// processes, mounts and networks do not exist any more.
 fn remove_remains(nodes: &Path, of: impl Fn(&str) -> bool) -> Result<()> {
     let is_left = |path: &Path| {
         let name = path.file_name().and_then(|name| name.to_str());
@@ -82,7 +84,7 @@ fn remove_remains(nodes: &Path, of: impl Fn(&str) -> bool) -> Result<()> {
             .is_some_and(&of)
     };
     let mut groups = folders_in(Path::new(CONTROL_GROUPS))?;
-    // Where there is one hierarchy, and where there are several.
+    // Control groups have one hierarchy (v2) or several (v1).
     groups.push(PathBuf::from(CONTROL_GROUPS));
     for hierarchy in groups {
         for group in folders_in(&hierarchy)?.iter().filter(|path| is_left(path)) {
@@ -97,7 +99,7 @@ fn remove_remains(nodes: &Path, of: impl Fn(&str) -> bool) -> Result<()> {
     Ok(())
 }
 
-/// A control group is removed without its files, and after those below it.
+/// Removes a control group after the groups below it. The kernel removes its files.
 fn remove_groups(group: &Path) -> io::Result<()> {
     for below in folders_in(group)? {
         remove_groups(&below)?;

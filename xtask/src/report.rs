@@ -1,8 +1,8 @@
-//! Measurements against goals, as a table for people and as JSON.
+//! Prints measurements and their goals, as a table or as JSON.
 
 use serde_json::{Value, json};
 
-/// One measured number and what it is held to.
+/// One measured number and its goal.
 #[derive(Debug)]
 pub(crate) struct Measurement {
     pub(crate) name: &'static str,
@@ -10,7 +10,7 @@ pub(crate) struct Measurement {
     /// `ratio`, `MB`, `s` or `lines/s`.
     pub(crate) unit: &'static str,
     pub(crate) goal: Option<Goal>,
-    /// How the number came about.
+    /// How the number was measured.
     pub(crate) detail: String,
 }
 
@@ -21,7 +21,7 @@ pub(crate) enum Goal {
 }
 
 impl Measurement {
-    /// Whether the goal is met; a number without a goal cannot miss it.
+    /// Whether the goal is met. A number without a goal always meets it.
     pub(crate) fn met(&self) -> bool {
         match self.goal {
             None => true,
@@ -113,12 +113,12 @@ pub(crate) fn median(samples: &[f64]) -> f64 {
     }
 }
 
-/// The middle half of the samples: what is less and what is more than usual.
+/// The first and the third quartile of the samples.
 pub(crate) fn spread(samples: &[f64]) -> String {
     let mut sorted = samples.to_vec();
     sorted.sort_by(f64::total_cmp);
     let (low, high) = sorted.split_at(sorted.len() / 2);
-    // An odd one in the middle belongs to both halves.
+    // A sample in the middle belongs to both halves.
     let low = &sorted[..high.len().max(low.len())];
     format!("{} to {}", number(median(low)), number(median(high)))
 }

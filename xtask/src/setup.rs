@@ -1,7 +1,8 @@
-//! The programs the tests run against. Everything the default suite needs is either here or built by cargo.
+//! Checks and installs the programs that the tests use. Cargo builds everything else that the default suite needs.
 
 pub(crate) mod kubernetes;
 pub(crate) mod opentofu;
+pub(crate) mod operator;
 mod program;
 mod servers;
 pub(crate) mod unittest;
@@ -11,16 +12,16 @@ use std::process::{Command, ExitCode, Stdio};
 
 use anyhow::{Result, bail};
 
-use crate::terminal::{PAUSES, insist, run_stage, say};
+use crate::terminal::{PAUSES, run_stage, say, with_retries};
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
-    /// Only name what is missing; install nothing
+    /// Only list what is missing; install nothing
     #[arg(long)]
     check: bool,
 }
 
-/// What needs a program.
+/// The purpose of a program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Purpose {
     /// Unit tests and journeys.
@@ -45,13 +46,13 @@ impl Purpose {
     ];
 }
 
-/// One program and what it is needed for.
+/// One program and its purpose.
 struct Need {
     program: &'static str,
     purpose: Purpose,
-    /// Debian packages that bring it; empty when Debian has none.
+    /// Debian packages with the program; empty if there is none.
     packages: &'static [&'static str],
-    /// How to get it where there is no such package.
+    /// How to get the program without a Debian package.
     elsewhere: &'static str,
     present: fn() -> bool,
 }
@@ -138,7 +139,7 @@ const NEEDS: &[Need] = &[
         present: || works("groovy", &["--version"]),
     },
     Need {
-        // Runs an S3 service, and brings one of Google Cloud Storage, Helm and a scan of manifests.
+        // Runs an S3 service, and installs a Google Cloud Storage service, Helm and a scanner of manifests.
         program: "python3 with venv",
         purpose: Purpose::Tests,
         packages: &["python3", "python3-venv"],
@@ -169,7 +170,7 @@ const NEEDS: &[Need] = &[
         present: || works("buildah", &["--version"]),
     },
     Need {
-        // Starts them as a node would.
+        // Starts images as a node would.
         program: "runc",
         purpose: Purpose::Images,
         packages: &["runc"],
@@ -177,7 +178,7 @@ const NEEDS: &[Need] = &[
         present: || works("runc", &["--version"]),
     },
     Need {
-        // Imports them as the documents say.
+        // Imports images as the documentation says.
         program: "containerd",
         purpose: Purpose::Images,
         packages: &["containerd"],
@@ -185,7 +186,7 @@ const NEEDS: &[Need] = &[
         present: || works("containerd", &["--version"]),
     },
     Need {
-        // Makes a base image of Debian packages.
+        // Creates a base image of Debian packages.
         program: "mmdebstrap",
         purpose: Purpose::Images,
         packages: &["mmdebstrap"],
@@ -208,7 +209,7 @@ const NEEDS: &[Need] = &[
         present: || Path::new("/usr/lib/cni/bridge").exists(),
     },
     Need {
-        // Leads what is sent to Services to their pods.
+        // Routes requests to Services to their pods.
         program: "iptables",
         purpose: Purpose::Node,
         packages: &["iptables"],
@@ -223,7 +224,7 @@ const NEEDS: &[Need] = &[
         present: || is_installed("ip"),
     },
     Need {
-        // Tells pods the addresses of Services.
+        // Resolves the names of Services for pods.
         program: "dnsmasq",
         purpose: Purpose::Node,
         packages: &["dnsmasq-base"],
@@ -251,17 +252,17 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode> {
         refuse_missing(&missing(&Purpose::ALL))?;
         if !servers::are_installed() {
             bail!(
-                "object stores or chart tools the tests need are not here: run `cargo xtask setup`"
+                "object stores or chart tools that the tests need are missing: run `cargo xtask setup`"
             );
         }
     } else {
         ensure(&Purpose::ALL)?;
     }
-    say("setup: everything the tests need is here");
+    say("setup: all programs that the tests need are installed");
     Ok(ExitCode::SUCCESS)
 }
 
-/// Installs what is missing where that is possible, and fails naming what is not there.
+/// Installs missing programs if possible. The error lists the programs that are still missing.
 pub(crate) fn ensure(purposes: &[Purpose]) -> Result<()> {
     let absent = missing(purposes);
     let packages = packages_for(&absent);
@@ -274,7 +275,7 @@ pub(crate) fn ensure(purposes: &[Purpose]) -> Result<()> {
     servers::install(purposes)
 }
 
-/// Makes the base image where it is not there.
+/// Creates the base image if it does not exist.
 pub(crate) fn ensure_base() -> Result<()> {
     servers::install_base()
 }
@@ -310,12 +311,12 @@ fn refuse_missing(absent: &[&Need]) -> Result<()> {
         })
         .collect();
     bail!(
-        "the tests need programs that are not here: {}",
+        "the tests need programs that are missing: {}",
         list.join(", ")
     )
 }
 
-/// The package index is refreshed only when installing from the one at hand fails.
+/// Installs Debian packages. The package index is refreshed only if the installation fails with the current one.
 fn install(packages: &[&str]) -> Result<()> {
     let apt = |args: &[&str]| {
         let mut command = Command::new("apt-get");
@@ -331,7 +332,7 @@ fn install(packages: &[&str]) -> Result<()> {
     if run_stage("packages", apt(&arguments).stderr(Stdio::null())).is_ok() {
         return Ok(());
     }
-    insist(&PAUSES, || {
+    with_retries(&PAUSES, || {
         run_stage("package index", &mut apt(&["update"]))?;
         run_stage("packages", &mut apt(&arguments))
     })
@@ -347,7 +348,7 @@ fn works(program: &str, args: &[&str]) -> bool {
         .is_ok_and(|status| status.success())
 }
 
-/// On `PATH`, or where system daemons live, which a user's `PATH` often leaves out.
+/// Whether a program is on `PATH`, or in a folder of system daemons, which a user's `PATH` often lacks.
 fn is_installed(program: &str) -> bool {
     which::which(program).is_ok()
         || ["/usr/sbin", "/usr/local/sbin", "/sbin"]
@@ -377,7 +378,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_missing_is_named_in_one_line_with_a_way_to_get_it() {
+    fn missing_programs_are_named_in_one_line_with_the_command_to_install_them() {
         let needs: Vec<_> = NEEDS
             .iter()
             .filter(|need| ["terraform", "sshd"].contains(&need.program))

@@ -1,13 +1,15 @@
-//! Which tests are left to a stage of `cargo xtask ci`: those with its word in their names. A test whose name has several words
-//! belongs to the first of them, so that each test is run once.
+//! Selects the tests of the stages of `cargo xtask ci`: a stage runs the tests that have its word in their names. A test with
+//! several words belongs to the first stage, so that each test runs once.
 
 use anyhow::Result;
 
-use crate::cluster::{self, ControlPlane};
+use crate::cluster::{self, ControlPlane, unless_skipped};
 use crate::node;
+use crate::setup::kubernetes::Release;
+use crate::setup::operator;
 use crate::suite::{self, run_tests};
 
-/// What the names of a stage's tests contain.
+/// A stage. Its word is a part of the names of its tests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Staged {
     Images,
@@ -19,7 +21,7 @@ pub(crate) enum Staged {
 }
 
 impl Staged {
-    /// In the order in which they claim tests.
+    /// The stages in the order in which they select tests.
     const ALL: [Self; 6] = [
         Self::Images,
         Self::Node,
@@ -40,36 +42,47 @@ impl Staged {
         }
     }
 
-    /// The words of those who claim tests before.
+    /// The words of the stages that select tests before this one.
     fn before(self) -> Vec<&'static str> {
         let before = Self::ALL.into_iter().take_while(|other| *other != self);
         before.map(Self::word).collect()
     }
 
-    /// Whether its tests are beside a control plane.
+    /// Whether its tests need a control plane.
     const fn has_cluster(self) -> bool {
         matches!(self, Self::Images | Self::Cluster | Self::Chaos)
     }
 
-    /// Runs its tests, or those of them that are named. Without programs for a control plane those that need it are skipped.
+    /// Runs the tests of the stage, or only the `named` ones. Tests that need a control plane are skipped if its programs are
+    /// missing.
     pub(crate) fn run(self, named: &[&str]) -> Result<()> {
+        self.run_on(Release::NEWEST, named)
+    }
+
+    /// The same on a release of Kubernetes.
+    pub(crate) fn run_on(self, release: Release, named: &[&str]) -> Result<()> {
         if self == Self::Node {
             return node::run(named);
         }
+        if self == Self::Cluster {
+            unless_skipped("monitors of the chart", operator::ensure())?;
+        }
         let plane = if self.has_cluster() {
-            ControlPlane::start(self.word(), || suite::build("control plane"))?
+            ControlPlane::start(self.word(), release, || suite::build("control plane"))?
         } else {
             None
         };
-        self.run_in(plane.as_ref().map(|plane| plane.kubeconfig.as_str()), named)
+        let kubeconfig = plane.as_ref().map(|plane| plane.kubeconfig.as_str());
+        let outcome = self.run_in(kubeconfig, named);
+        plane.map_or(Ok(()), ControlPlane::end).and(outcome)
     }
 
-    /// Runs its tests, or those of them that are named, in the cluster of a kubeconfig.
+    /// Runs the tests of the stage, or only the `named` ones, in the cluster of a kubeconfig.
     pub(crate) fn run_in(self, kubeconfig: Option<&str>, named: &[&str]) -> Result<()> {
         let own = [self.word()];
         let only = if named.is_empty() { &own } else { named };
         let environment = kubeconfig.map(cluster::environment);
-        // Those in a cluster and those of the tools wait far more than they compute.
+        // The tests in a cluster and the tests of the tools mostly wait.
         let waits = matches!(self, Self::Cluster | Self::Tools);
         run_tests(
             only,
@@ -80,7 +93,7 @@ impl Staged {
     }
 }
 
-/// The words of all tests that are left to a stage.
+/// The words of all stages.
 pub(crate) fn words() -> [&'static str; 6] {
     Staged::ALL.map(Staged::word)
 }
@@ -89,7 +102,7 @@ pub(crate) fn words() -> [&'static str; 6] {
 mod tests {
     use super::*;
 
-    /// Whatever words a name has, one stage or the suite runs the test, and no second one.
+    /// Exactly one stage, or the suite, runs each test.
     #[test]
     fn each_test_is_run_once() {
         for some in 0..1 << Staged::ALL.len() {

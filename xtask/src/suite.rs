@@ -1,6 +1,6 @@
-//! How unit tests and journeys are run. Knows nothing of the stages that do.
+//! Runs unit tests and journeys. Knows nothing of the stages.
 //!
-//! Tests use the default profile and features of the whole workspace, so dependencies are compiled once.
+//! Tests use the default profile and the features of the whole workspace, so dependencies are compiled once.
 
 use std::ffi::OsStr;
 use std::process::Command;
@@ -11,15 +11,16 @@ use anyhow::Result;
 use crate::terminal::{run_stage, say};
 use crate::{fuzz, workspace_root};
 
-/// Names the file to which tests write that they are skipped (`test_peers::skips`).
+/// The variable with the file to which skipped tests write (`test_peers::skips`).
 const SKIPS: &str = "MAYFLY_TEST_SKIPS";
-/// Tests that measure how fast a fault is named: nothing else may run beside them. `.config/nextest.toml` has them too.
+/// Tests that measure how fast an error is reported. No other test may run at the same time. `.config/nextest.toml` lists them
+/// too.
 const ALONE: [&str; 2] = ["failure::", "wrong_inputs"];
-/// Journeys wait for processes far more than they compute.
+/// Journeys mostly wait for processes, so more threads than processors are useful.
 const THREADS: usize = 4;
 
-/// Runs the tests whose names contain one of the words of `only`, or all of them without any, but none with a word of `but`.
-/// `environment` is added to theirs. `waits` is said of those in `only` that wait far more than they compute.
+/// Runs the tests whose names contain one of the words of `only`, or all tests if it is empty. Tests with a word of `but` do
+/// not run. `environment` is added to the tests' environment. `waits` means that the tests of `only` mostly wait.
 pub(crate) fn run_tests(
     only: &[&str],
     but: &[&str],
@@ -35,7 +36,7 @@ pub(crate) fn run_tests(
     run_commands(commands, environment)
 }
 
-/// Runs the tests whose names contain one of the words, each command of them beside what is started for it.
+/// Runs the tests whose names contain one of the words. Each command runs under the command that `beside` returns.
 pub(crate) fn run_tests_under(beside: impl Fn() -> Command, only: &[&str]) -> Result<()> {
     let threads = processors().max(THREADS);
     let commands = test_commands(only, &[], has_nextest(), threads).into_iter();
@@ -56,7 +57,7 @@ pub(crate) fn run_tests_under(beside: impl Fn() -> Command, only: &[&str]) -> Re
     run_commands(commands.collect(), &[])
 }
 
-/// Builds all that the tests are, as they are built: any other choice is compiled for it alone.
+/// Builds all tests with the options with which they run. With other options, they would be compiled again.
 pub(crate) fn build(stage: &str) -> Result<()> {
     let mut command = cargo(["test", "--workspace", "--exclude", fuzz::PACKAGE]);
     run_stage(
@@ -78,7 +79,7 @@ fn run_commands(commands: Vec<Command>, environment: &[(&str, &str)]) -> Result<
     let mut outcome = Ok(());
     for mut command in commands {
         command.envs(environment.iter().copied());
-        // One failure tells less than all of them.
+        // All commands run even if one fails, so that all failures are reported.
         outcome = outcome.and(run_stage("tests", command.env(SKIPS, skips.path())));
     }
     say(&skipped(&std::fs::read_to_string(skips.path())?));
@@ -97,7 +98,7 @@ fn skipped(lines: &str) -> String {
     told
 }
 
-/// Each test is run by one of the commands; those that are named in as many threads.
+/// The commands that run the tests. Each test runs in one of them. `named` is the number of threads for the tests of `only`.
 fn test_commands(only: &[&str], but: &[&str], nextest: bool, named: usize) -> Vec<Command> {
     if nextest {
         return vec![with_words(
@@ -110,7 +111,7 @@ fn test_commands(only: &[&str], but: &[&str], nextest: bool, named: usize) -> Ve
         let mut command = cargo(["test", "--workspace", "--locked", "--all-targets"]);
         // `--all-targets` would start the fuzz targets without a limit.
         command.args(["--exclude", fuzz::PACKAGE]);
-        // As the settings of nextest say: one failure tells less than all of them.
+        // All tests run even if one fails, as in the settings of nextest.
         command.args(["--no-fail-fast", "--"]);
         command.arg(format!("--test-threads={threads}"));
         command
@@ -135,8 +136,8 @@ fn with_words(mut command: Command, only: &[&str], but: &[&str]) -> Command {
 pub(crate) fn cargo<I: IntoIterator<Item: AsRef<OsStr>>>(args: I) -> Command {
     let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
     command.args(args).current_dir(workspace_root());
-    // The cargo that started this has set them. A crate whose build script looks at them would be compiled anew, and again when
-    // somebody calls cargo without this.
+    // The cargo that started this process has set these variables. A build script that reads them would compile its crate
+    // again, and once more in a direct call of cargo.
     for (name, _) in std::env::vars_os() {
         let of_package = |name: &str| {
             ["CARGO_PKG_", "CARGO_MANIFEST_"]
@@ -161,8 +162,8 @@ mod tests {
     }
 
     #[test]
-    fn cargo_is_called_as_by_hand() {
-        // Cargo has set it for this test.
+    fn cargo_is_called_as_on_the_command_line() {
+        // Cargo has set this variable for this test.
         let command = cargo(["test"]);
         let mut removed = command.get_envs().filter(|(_, value)| value.is_none());
         assert!(removed.any(|(name, _)| name == "CARGO_MANIFEST_DIR"));
@@ -194,7 +195,7 @@ mod tests {
     }
 
     #[test]
-    fn nextest_has_the_same_words() {
+    fn nextest_gets_the_same_arguments() {
         let lines = lines(&["plan"], &["chart::"], true);
         assert_eq!(lines.len(), 1);
         assert!(lines[0].ends_with(" -- plan --skip chart::"), "{lines:?}");

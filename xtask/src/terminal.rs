@@ -1,4 +1,4 @@
-//! Talking to the person who called: what is run, how long it took.
+//! Prints the commands that run, and how long they take.
 
 use std::io;
 use std::process::Command;
@@ -7,17 +7,23 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail};
 
-#[expect(clippy::print_stdout, reason = "the one place that writes to stdout")]
+#[expect(
+    clippy::print_stdout,
+    reason = "the only function that writes to stdout"
+)]
 pub(crate) fn say(text: &str) {
     println!("{text}");
 }
 
-#[expect(clippy::print_stderr, reason = "the one place that writes to stderr")]
+#[expect(
+    clippy::print_stderr,
+    reason = "the only function that writes to stderr"
+)]
 pub(crate) fn complain(text: &str) {
     eprintln!("{text}");
 }
 
-/// Runs a command with its output in view, and fails with its text when it does.
+/// Runs a command and shows its output. The error has the command line.
 pub(crate) fn run_stage(name: &str, command: &mut Command) -> Result<()> {
     let line = command_line(command);
     say(&format!("\n==> {name}: {line}"));
@@ -33,18 +39,18 @@ pub(crate) fn run_stage(name: &str, command: &mut Command) -> Result<()> {
     Ok(())
 }
 
-/// How long what is elsewhere is left alone before it is asked again.
+/// The pauses before a failed download is repeated.
 pub(crate) const PAUSES: [Duration; 2] = [Duration::from_secs(5), Duration::from_secs(30)];
 
-/// Does what needs an archive or a registry, and does it again where that fails: what does not answer now may in a moment. A
-/// program or a file that is not there will not come by itself.
-pub(crate) fn insist(pauses: &[Duration], attempt: impl Fn() -> Result<()>) -> Result<()> {
+/// Repeats an attempt that needs a server, because a failed server may answer a little later. A missing program or file is
+/// not retried.
+pub(crate) fn with_retries(pauses: &[Duration], attempt: impl Fn() -> Result<()>) -> Result<()> {
     for pause in pauses {
         let Err(error) = attempt() else { return Ok(()) };
         if is_absence(&error) {
             return Err(error);
         }
-        complain(&format!("{error:#}; once more in {} s", pause.as_secs()));
+        complain(&format!("{error:#}; retrying in {} s", pause.as_secs()));
         thread::sleep(*pause);
     }
     attempt()
@@ -57,7 +63,7 @@ fn is_absence(error: &anyhow::Error) -> bool {
     causes.any(|cause| cause.kind() == io::ErrorKind::NotFound)
 }
 
-/// The command as someone could type it.
+/// The command as a line for a shell.
 pub(crate) fn command_line(command: &Command) -> String {
     std::iter::once(command.get_program())
         .chain(command.get_args())
@@ -98,7 +104,7 @@ mod tests {
                 ensure!(tried.get() > failures, "no answer");
                 Ok(())
             };
-            assert_eq!(insist(&pauses, attempt).is_ok(), works, "{failures}");
+            assert_eq!(with_retries(&pauses, attempt).is_ok(), works, "{failures}");
             assert_eq!(tried.get(), 3.min(failures + 1));
         }
     }
@@ -110,7 +116,7 @@ mod tests {
             tried.set(tried.get() + 1);
             run_stage("no", &mut Command::new("/nonexistent/program"))
         };
-        let error = insist(&[Duration::from_hours(1)], attempt).unwrap_err();
+        let error = with_retries(&[Duration::from_hours(1)], attempt).unwrap_err();
         assert_eq!(tried.get(), 1);
         assert!(
             error.to_string().contains("/nonexistent/program"),

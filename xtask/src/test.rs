@@ -1,10 +1,11 @@
-//! `cargo xtask test`: unit tests and journeys, but those that are left to the stages of `cargo xtask ci`.
+//! `cargo xtask test`: unit tests and journeys, without the tests that the stages of `cargo xtask ci` run.
 
 use std::process::ExitCode;
 use std::time::Instant;
 
 use anyhow::{Result, bail};
 
+use crate::setup::kubernetes::Release;
 use crate::setup::{self, Purpose};
 use crate::staged::Staged;
 use crate::suite::run_tests;
@@ -13,16 +14,19 @@ use crate::{cluster, staged};
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
-    /// Skip making sure of the programs the tests use
+    /// Do not check the programs that the tests need
     #[arg(long)]
     no_setup: bool,
     /// Run the tests that need a cluster, or those on a real node
     #[arg(value_enum)]
     part: Option<Part>,
-    /// In the one `KUBECONFIG` names, instead of a control plane of their own
+    /// Use the cluster of `KUBECONFIG` instead of a new control plane
     #[arg(long, requires = "part")]
     existing: bool,
-    /// Run only tests whose names contain one of these, those of the stages of `cargo xtask ci` among them
+    /// Use the release of Kubernetes with this minor instead of the newest
+    #[arg(long, value_name = "MINOR", value_parser = Release::of, requires = "part", conflicts_with = "existing")]
+    kubernetes: Option<Release>,
+    /// Run only tests whose names contain one of these, also the tests of the stages of `cargo xtask ci`
     #[arg(last = true)]
     filters: Vec<String>,
 }
@@ -38,7 +42,7 @@ enum Part {
 pub(crate) fn run(args: &Args) -> Result<ExitCode> {
     let started = Instant::now();
     if !args.no_setup {
-        // The chart is among what is installed in a cluster.
+        // The tests install the chart in a cluster.
         let needed: &[Purpose] = match args.part {
             Some(_) => &[Purpose::Tests, Purpose::Chart],
             None => &[Purpose::Tests],
@@ -50,9 +54,15 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode> {
         Some(Part::Cluster) if args.existing => {
             Staged::Cluster.run_in(Some(&cluster::existing()?), &filters)?;
         }
-        Some(Part::Cluster) => Staged::Cluster.run(&filters)?,
+        Some(Part::Cluster) => {
+            let release = args.kubernetes.unwrap_or(Release::NEWEST);
+            Staged::Cluster.run_on(release, &filters)?;
+        }
+        Some(Part::Node) if args.kubernetes.is_some() => {
+            bail!("the node is of the newest release: leave out `--kubernetes`")
+        }
         Some(Part::Node) if args.existing => {
-            bail!("the node is always its own: leave out `--existing`")
+            bail!("the tests always start their own node: leave out `--existing`")
         }
         Some(Part::Node) => Staged::Node.run(&filters)?,
         None if filters.is_empty() => run_tests(&[], &staged::words(), &[], false)?,

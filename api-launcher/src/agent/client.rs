@@ -84,7 +84,7 @@ impl HubClient {
         registration: &Registration,
     ) -> Result<Registered, Failure> {
         let call = Call::post(path::REGISTER).with_key(key);
-        self.ask(call, registration).await
+        self.request_json(call, registration).await
     }
 
     /// Says that this process lives.
@@ -94,7 +94,7 @@ impl HubClient {
         heartbeat: &InstanceHeartbeat,
     ) -> Result<InstanceOrders, Failure> {
         let path = path::instance_heartbeat(instance);
-        self.ask(Call::post(&path), heartbeat).await
+        self.request_json(Call::post(&path), heartbeat).await
     }
 
     /// Waits for a task. What the agent holds differs from request to request, so that none is a repetition.
@@ -104,7 +104,7 @@ impl HubClient {
     ) -> Result<Option<LeasedTask>, Failure> {
         let mut call = Call::post(path::REQUEST_TASK).with_key(Uuid::new_v4());
         call.timeout += Duration::from_secs(request.wait_seconds.into());
-        self.tell(call, request).await
+        self.request(call, request).await
     }
 
     /// Says something about a lease. An agent that has found the lease has no token of it, and uses that of the pool.
@@ -119,7 +119,7 @@ impl HubClient {
         let path = path::lease(lease.task, lease.lease, call);
         let mut call = Call::post(&path).with_key(key);
         call.token = token;
-        self.ask(call, body).await
+        self.request_json(call, body).await
     }
 
     /// Removes this process from the list of agents.
@@ -147,16 +147,16 @@ impl HubClient {
         (contact.last.elapsed(), contact.problem.clone())
     }
 
-    async fn ask<T: DeserializeOwned>(
+    async fn request_json<T: DeserializeOwned>(
         &self,
         call: Call<'_>,
         body: &impl Serialize,
     ) -> Result<T, Failure> {
-        let answer = self.tell(call, body).await?;
+        let answer = self.request(call, body).await?;
         answer.ok_or_else(|| Failure::Unreachable("the answer has no body".to_owned()))
     }
 
-    async fn tell<T: DeserializeOwned>(
+    async fn request<T: DeserializeOwned>(
         &self,
         call: Call<'_>,
         body: &impl Serialize,

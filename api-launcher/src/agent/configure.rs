@@ -11,7 +11,7 @@ use clap::parser::ValueSource;
 use clap::{ArgMatches, Args, Command, FromArgMatches, ValueHint};
 use console::Term;
 use job_contract::{Exit, env};
-use runtime::setting::{SettingProblem, present};
+use runtime::setting::{SettingError, present};
 
 use super::config::args::{OPTIONS, SettingsArgs};
 use super::config::file::{self, FileValues};
@@ -82,8 +82,8 @@ pub(crate) fn run(args: &ConfigureArgs) -> u8 {
     }
     values.extend(token.map(|token| ("token", token)));
     let content = render(&values);
-    if let Err(problems) = check(&content) {
-        return refuse(&problems);
+    if let Err(errors) = check(&content) {
+        return refuse(&errors);
     }
     match write(&args.config, &content, args.force) {
         Ok(()) => {
@@ -93,11 +93,11 @@ pub(crate) fn run(args: &ConfigureArgs) -> u8 {
         }
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
             let text = "exists; --force writes over it".to_owned();
-            refuse(&[SettingProblem::new(args.config.display().to_string(), text)])
+            refuse(&[SettingError::new(args.config.display().to_string(), text)])
         }
         Err(error) => {
             let text = format!("cannot be written: {error}");
-            refuse(&[SettingProblem::new(args.config.display().to_string(), text)])
+            refuse(&[SettingError::new(args.config.display().to_string(), text)])
         }
     }
 }
@@ -125,9 +125,9 @@ fn render(values: &[(&str, String)]) -> String {
 }
 
 /// Whether an agent would accept the file.
-fn check(content: &str) -> Result<(), Vec<SettingProblem>> {
+fn check(content: &str) -> Result<(), Vec<SettingError>> {
     let values = FileValues::parse(PathBuf::from(file::NAME), content);
-    let values = values.map_err(|problem| vec![problem])?;
+    let values = values.map_err(|error| vec![error])?;
     let kubernetes = KubernetesArgs::default();
     SettingsArgs::default()
         .resolve(Some(values), None, &kubernetes)

@@ -76,7 +76,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_second_run_of_a_workspace_is_told_who_holds_it() {
+    fn the_error_of_a_second_run_names_the_run_that_holds_the_workspace() {
         let temp = tempfile::tempdir().unwrap();
         let path = temp.path().join("locks/ws.lock");
         let first = WorkspaceLock::take(&path).unwrap();

@@ -64,9 +64,9 @@ pub(crate) struct Fallback {
 
 /// Why the persistent executor gave no answer.
 #[derive(Debug, thiserror::Error)]
-#[error("the persistent executor {problem}")]
+#[error("the persistent executor {reason}")]
 pub(crate) struct ForwardError {
-    problem: &'static str,
+    reason: &'static str,
 }
 
 impl Fallback {
@@ -94,7 +94,7 @@ impl Fallback {
             }
         }
         request.send().await.map_err(|error| ForwardError {
-            problem: if error.is_connect() {
+            reason: if error.is_connect() {
                 "cannot be reached"
             } else if error.is_timeout() {
                 "did not answer in time"

@@ -154,7 +154,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_what_may_pass_by_itself_may_come_again() {
+    fn only_temporary_failures_ask_for_another_dispatch() {
         for (error, status) in [
             (
                 RequestError::Unauthorized(AuthError::Missing),

@@ -132,13 +132,13 @@ fn authorize(state: &AppState, headers: &HeaderMap) -> Result<(), RequestError> 
 /// The message says where, and never quotes: most of a document can be secret.
 fn parse(body: Vec<u8>) -> Result<Document, RequestError> {
     Document::from_json(body).map_err(|error| {
-        let problem = match error.classify() {
+        let reason = match error.classify() {
             Category::Eof => "it ends too early",
             Category::Data => "a property has the wrong type",
             Category::Syntax | Category::Io => "it is not valid JSON",
         };
         RequestError::Invalid(format!(
-            "the body is not a job document: {problem} at line {} column {}",
+            "the body is not a job document: {reason} at line {} column {}",
             error.line(),
             error.column()
         ))

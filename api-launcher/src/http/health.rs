@@ -28,11 +28,11 @@ pub(super) async fn readiness(State(state): State<AppState>) -> Response {
     };
     match target.and(hub) {
         Readiness::Ready => status(StatusCode::OK, "UP"),
-        // A launcher that is not ready gets no dispatch, and then cannot report the problem to the platform.
-        Readiness::Impaired(problem) => explained(StatusCode::OK, "UP", &problem),
-        Readiness::NotReady(problem) => {
-            tracing::warn!(reason = problem, "not ready");
-            explained(StatusCode::SERVICE_UNAVAILABLE, "DOWN", &problem)
+        // A launcher that is not ready gets no dispatch, and then cannot report the reason to the platform.
+        Readiness::Impaired(reason) => explained(StatusCode::OK, "UP", &reason),
+        Readiness::NotReady(reason) => {
+            tracing::warn!(reason, "not ready");
+            explained(StatusCode::SERVICE_UNAVAILABLE, "DOWN", &reason)
         }
     }
 }
@@ -49,11 +49,8 @@ pub(super) async fn prometheus(State(state): State<AppState>) -> Response {
     response
 }
 
-fn explained(code: StatusCode, word: &str, problem: &str) -> Response {
-    json_body(
-        code,
-        json!({"status": word, "problem": problem}).to_string(),
-    )
+fn explained(code: StatusCode, word: &str, reason: &str) -> Response {
+    json_body(code, json!({"status": word, "problem": reason}).to_string())
 }
 
 fn status(code: StatusCode, word: &str) -> Response {

@@ -4,7 +4,7 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 
 use clap::Args;
 use job_contract::env;
-use runtime::setting::{ReadSetting as _, Setting, SettingProblem, SettingValue, choice, present};
+use runtime::setting::{ReadSetting as _, Setting, SettingError, SettingValue, choice, present};
 
 use super::auth::InternalSecret;
 
@@ -56,30 +56,26 @@ impl HttpArgs {
     /// Returns the settings. `secret` is the text of `InternalSecret`.
     pub(crate) fn resolve(
         &self,
-        problems: &mut Vec<SettingProblem>,
+        errors: &mut Vec<SettingError>,
         secret: Option<&str>,
     ) -> HttpSettings {
-        let open = self.allow_unauthenticated.read(problems);
+        let open = self.allow_unauthenticated.read(errors);
         let open = open.unwrap_or(Unauthenticated::No);
         HttpSettings {
-            secret: resolve_secret(problems, secret, open),
-            listen: self.resolve_listen(problems, open),
+            secret: resolve_secret(errors, secret, open),
+            listen: self.resolve_listen(errors, open),
         }
     }
 
-    fn resolve_listen(
-        &self,
-        problems: &mut Vec<SettingProblem>,
-        open: Unauthenticated,
-    ) -> SocketAddr {
+    fn resolve_listen(&self, errors: &mut Vec<SettingError>, open: Unauthenticated) -> SocketAddr {
         let ip = match open {
             Unauthenticated::Loopback => Ipv4Addr::LOCALHOST,
             _ => Ipv4Addr::UNSPECIFIED,
         };
-        let listen = self.listen.read(problems);
+        let listen = self.listen.read(errors);
         let listen = listen.unwrap_or(SocketAddr::new(IpAddr::V4(ip), PORT));
         if open == Unauthenticated::Loopback && !listen.ip().is_loopback() {
-            problems.push(SettingProblem::new(
+            errors.push(SettingError::new(
                 env::ALLOW_UNAUTHENTICATED,
                 format!(
                     "is `true`, which is for loopback addresses, but {} is `{listen}`; \
@@ -93,7 +89,7 @@ impl HttpArgs {
 }
 
 fn resolve_secret(
-    problems: &mut Vec<SettingProblem>,
+    errors: &mut Vec<SettingError>,
     secret: Option<&str>,
     open: Unauthenticated,
 ) -> Option<InternalSecret> {
@@ -108,6 +104,6 @@ fn resolve_secret(
             env::ALLOW_UNAUTHENTICATED
         ),
     };
-    problems.push(SettingProblem::new(env::INTERNAL_SECRET, text));
+    errors.push(SettingError::new(env::INTERNAL_SECRET, text));
     None
 }

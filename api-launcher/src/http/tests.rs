@@ -164,7 +164,7 @@ async fn concurrent_deliveries_of_one_pair_are_all_accepted_and_kept_once() {
     "signature does not match"
 )]
 #[tokio::test]
-async fn whoever_is_not_the_platform_is_told_so(
+async fn requests_without_the_platforms_token_are_refused(
     #[case] authorization: Option<&str>,
     #[case] expected: &str,
 ) {
@@ -224,8 +224,8 @@ async fn nothing_is_accepted_that_cannot_be_kept() {
     let health = service.get("/actuator/health/readiness").await;
     assert_eq!(health.status, StatusCode::SERVICE_UNAVAILABLE);
     assert_eq!(health.json()["status"], "DOWN");
-    let problem = health.json()["problem"].to_string();
-    assert!(problem.contains("No such file"), "{problem}");
+    let reason = health.json()["problem"].to_string();
+    assert!(reason.contains("No such file"), "{reason}");
     let alive = service.get("/actuator/health/liveness").await;
     assert_eq!(alive.status, StatusCode::OK);
 

@@ -144,9 +144,9 @@ mod tests {
     #[case("c2hvcnQ=", "has a key that holds 5 bytes")]
     #[case("no-base64!", "has a key that is not base64")]
     fn what_is_no_key_is_refused_and_not_quoted(#[case] text: &str, #[case] expected: &str) {
-        let problems = JobTokenKeys::parse(text).unwrap_err();
-        assert!(problems[0].starts_with(expected), "{problems:?}");
-        assert!(!problems[0].contains("no-base64!"));
+        let errors = JobTokenKeys::parse(text).unwrap_err();
+        assert!(errors[0].starts_with(expected), "{errors:?}");
+        assert!(!errors[0].contains("no-base64!"));
     }
 
     #[test]

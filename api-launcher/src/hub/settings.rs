@@ -7,7 +7,7 @@ use std::time::Duration;
 use clap::{Args, ValueHint};
 use job_contract::env;
 use pool_store::Rules;
-use runtime::setting::{ReadSetting as _, Seconds, Setting, SettingProblem};
+use runtime::setting::{ReadSetting as _, Seconds, Setting, SettingError};
 use secrecy::{ExposeSecret as _, SecretString};
 
 use super::job_token_keys::{JobTokenKeys, KeySource};
@@ -97,24 +97,24 @@ impl HubArgs {
     /// Returns the settings, or `None` without pools or if one of them is invalid.
     pub(crate) fn resolve(
         &self,
-        problems: &mut Vec<SettingProblem>,
+        errors: &mut Vec<SettingError>,
         data: &DataDirArgs,
         platform: &PlatformArgs,
     ) -> Option<HubSettings> {
         let file = self.pools.as_deref()?;
         let mut wrong = |variable: &str, texts: Vec<String>| {
-            problems.extend(texts.into_iter().map(|text| {
+            errors.extend(texts.into_iter().map(|text| {
                 let text = format!("is `{}`: {text}", file.display());
-                SettingProblem::new(variable, text)
+                SettingError::new(variable, text)
             }));
         };
         let pools = WatchedFile::open(file, pools::parse)
             .map_err(|texts| wrong(env::POOLS_FILE, texts))
             .ok();
-        let store = self.resolve_store(problems, data);
-        let keys = self.resolve_keys(problems, store.as_ref());
-        let rules = self.resolve_rules(problems);
-        let platform = resolve_platform(problems, data, platform);
+        let store = self.resolve_store(errors, data);
+        let keys = self.resolve_keys(errors, store.as_ref());
+        let rules = self.resolve_rules(errors);
+        let platform = resolve_platform(errors, data, platform);
         Some(HubSettings {
             rules,
             pools: pools?,
@@ -126,10 +126,10 @@ impl HubArgs {
 
     fn resolve_store(
         &self,
-        problems: &mut Vec<SettingProblem>,
+        errors: &mut Vec<SettingError>,
         data: &DataDirArgs,
     ) -> Option<StoreUrl> {
-        if let Some(url) = self.pool_store.read(problems) {
+        if let Some(url) = self.pool_store.read(errors) {
             return Some(StoreUrl(url));
         }
         match data.locate() {
@@ -139,16 +139,16 @@ impl HubArgs {
             }
             Err(error) => {
                 let text = format!("is needed for the database of pools: {error}");
-                problems.push(SettingProblem::new(env::DATA_DIR, text));
+                errors.push(SettingError::new(env::DATA_DIR, text));
                 None
             }
         }
     }
 
-    fn resolve_rules(&self, problems: &mut Vec<SettingProblem>) -> Rules {
+    fn resolve_rules(&self, errors: &mut Vec<SettingError>) -> Rules {
         let usual = Rules::default();
         let mut seconds = |setting: &Option<Setting<Seconds>>, default| {
-            setting.read(problems).map_or(default, |Seconds(time)| time)
+            setting.read(errors).map_or(default, |Seconds(time)| time)
         };
         let lost_after = seconds(&self.pool_lost_seconds, usual.lost_after);
         let queue_timeout = seconds(&self.pool_queue_seconds, usual.queue_timeout);
@@ -158,7 +158,7 @@ impl HubArgs {
                 queue_timeout.as_secs(),
                 LONGEST_QUEUE.as_secs()
             );
-            problems.push(SettingProblem::new(env::POOL_QUEUE_SECONDS, text));
+            errors.push(SettingError::new(env::POOL_QUEUE_SECONDS, text));
         }
         Rules {
             orphaned_after: usual.orphaned_after.min(lost_after / 2),
@@ -170,13 +170,13 @@ impl HubArgs {
 
     fn resolve_keys(
         &self,
-        problems: &mut Vec<SettingProblem>,
+        errors: &mut Vec<SettingError>,
         store: Option<&StoreUrl>,
     ) -> Option<KeySetting> {
-        let given = self.job_token_keys.read(problems);
+        let given = self.job_token_keys.read(errors);
         let mut wrong = |variable: &str, texts: Vec<String>| {
-            let problem = |text| SettingProblem::new(variable, text);
-            problems.extend(texts.into_iter().map(problem));
+            let error = |text| SettingError::new(variable, text);
+            errors.extend(texts.into_iter().map(error));
         };
         match (given, self.job_token_keys_file.as_deref()) {
             (Some(_), Some(_)) => {
@@ -207,16 +207,16 @@ impl HubArgs {
 }
 
 fn resolve_platform(
-    problems: &mut Vec<SettingProblem>,
+    errors: &mut Vec<SettingError>,
     data: &DataDirArgs,
     platform: &PlatformArgs,
 ) -> Option<PlatformSettings> {
     if !platform.terrakube.is_set() {
         let text = "is not set: a hub reports the runs of pools to the platform";
-        problems.push(SettingProblem::new(env::API_URL, text));
+        errors.push(SettingError::new(env::API_URL, text));
         return None;
     }
-    platform.resolve(problems, data.given())
+    platform.resolve(errors, data.given())
 }
 
 #[cfg(test)]
@@ -229,9 +229,9 @@ mod tests {
 
     const KEY: &str = "MDEyMzQ1Njc4OWFiY2RlZjAxMjM0NTY3ODlhYmNkZWY=";
 
-    struct Place(tempfile::TempDir);
+    struct Fixture(tempfile::TempDir);
 
-    impl Place {
+    impl Fixture {
         fn new(pools: &str) -> Self {
             let folder = tempfile::tempdir().unwrap();
             fs::write(folder.path().join("pools.yaml"), pools).unwrap();
@@ -250,9 +250,9 @@ mod tests {
             let data = DataDirArgs {
                 data_dir: Some(self.0.path().join("data")),
             };
-            let mut problems = Vec::new();
-            let settings = args.resolve(&mut problems, &data, &from_variables(platform));
-            settings.ok_or_else(|| problems.iter().map(ToString::to_string).collect())
+            let mut errors = Vec::new();
+            let settings = args.resolve(&mut errors, &data, &from_variables(platform));
+            settings.ok_or_else(|| errors.iter().map(ToString::to_string).collect())
         }
     }
 
@@ -264,9 +264,9 @@ mod tests {
 
     #[test]
     fn a_file_of_pools_and_a_platform_are_all_it_needs() {
-        let place = Place::new("pools: {eu: {organizations: [a]}}");
-        let settings = place.resolve(&[], PLATFORM).unwrap();
-        let database = place.0.path().join("data/launcher/pools/pools.db");
+        let fixture = Fixture::new("pools: {eu: {organizations: [a]}}");
+        let settings = fixture.resolve(&[], PLATFORM).unwrap();
+        let database = fixture.0.path().join("data/launcher/pools/pools.db");
         assert_eq!(settings.store.file(), Some(database.as_path()));
         let KeySetting::Beside(key) = settings.keys else {
             panic!("a key is made")
@@ -282,8 +282,8 @@ mod tests {
 
     #[test]
     fn problems_of_all_parts_are_told_at_once_and_no_secret_with_them() {
-        let place = Place::new("pools: {eu: {}}");
-        let problems = place
+        let fixture = Fixture::new("pools: {eu: {}}");
+        let errors = fixture
             .resolve(
                 &[
                     (env::POOL_STORE, "postgres://hub:hunter2@db/pools"),
@@ -292,26 +292,26 @@ mod tests {
                 &[],
             )
             .unwrap_err();
-        assert_eq!(problems.len(), 3, "{problems:#?}");
-        assert!(problems[0].contains("pools.eu.organizations must be a list"));
-        assert!(problems[1].starts_with("`MAYFLY_JOB_TOKEN_KEYS` has a key"));
-        assert!(problems[2].starts_with("`AzBuilderApiUrl` is not set"));
-        assert!(!problems.concat().contains("hunter2"));
+        assert_eq!(errors.len(), 3, "{errors:#?}");
+        assert!(errors[0].contains("pools.eu.organizations must be a list"));
+        assert!(errors[1].starts_with("`MAYFLY_JOB_TOKEN_KEYS` has a key"));
+        assert!(errors[2].starts_with("`AzBuilderApiUrl` is not set"));
+        assert!(!errors.concat().contains("hunter2"));
     }
 
     #[test]
     fn hubs_that_share_a_database_must_share_the_keys() {
-        let place = Place::new("pools: {eu: {organizations: [a]}}");
+        let fixture = Fixture::new("pools: {eu: {organizations: [a]}}");
         let shared = (env::POOL_STORE, "postgres://db/pools");
-        let problems = place.resolve(&[shared], PLATFORM).unwrap_err();
-        assert!(problems[0].contains("share the keys"), "{problems:?}");
-        let settings = place
+        let errors = fixture.resolve(&[shared], PLATFORM).unwrap_err();
+        assert!(errors[0].contains("share the keys"), "{errors:?}");
+        let settings = fixture
             .resolve(&[shared, (env::JOB_TOKEN_KEYS, KEY)], PLATFORM)
             .unwrap();
         assert_eq!(settings.store.file(), None);
         assert!(!format!("{settings:?}").contains("postgres"));
         let both = [(env::JOB_TOKEN_KEYS, KEY), (env::JOB_TOKEN_KEYS_FILE, "x")];
-        let problems = place.resolve(&both, PLATFORM).unwrap_err();
-        assert!(problems[0].contains("set one"), "{problems:?}");
+        let errors = fixture.resolve(&both, PLATFORM).unwrap_err();
+        assert!(errors[0].contains("set one"), "{errors:?}");
     }
 }

@@ -93,8 +93,8 @@ impl<T> WatchedFile<T> {
                 info!(file = %self.path.display(), "the new content of a file counts");
                 self.changes.send_replace(());
             }
-            Err(problems) => {
-                let problem = format!("`{}` {}", self.path.display(), problems.join("; "));
+            Err(errors) => {
+                let problem = format!("`{}` {}", self.path.display(), errors.join("; "));
                 warn!(problem, "the last good content of a file counts");
                 seen.wrong = Some(problem);
             }

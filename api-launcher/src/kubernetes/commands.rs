@@ -298,7 +298,7 @@ mod tests {
 
     /// Whose Job is gone, and which may have left events.
     #[tokio::test]
-    async fn a_run_that_is_not_found_is_told_apart_from_one_that_may_not_be_looked_for() {
+    async fn a_run_that_is_not_found_differs_from_one_that_may_not_be_read() {
         let (mut out, ..) = output(false);
         let unknown = explain::explain("77", &cluster("runs"), &mut out).await;
         let unknown = unknown.unwrap_err();
@@ -317,7 +317,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn cancelling_says_what_it_did_and_asks_when_several_are_meant() {
+    async fn cancelling_prints_what_it_did_and_asks_which_of_several_runs_is_meant() {
         let (mut out, shown, _) = output(false);
         cancel::cancel(&cancel_args("job-42-a"), &cluster("runs"), &mut out)
             .await

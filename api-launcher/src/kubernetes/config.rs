@@ -1,5 +1,5 @@
 //! The settings of Jobs, from options and environment. Terrakube's names keep their meaning; Mayfly's start with `MAYFLY_`.
-//! [`DeploymentArgs::resolve`] parses all values and finds every problem before it reports any.
+//! [`DeploymentArgs::resolve`] parses all values and finds every error before it reports any.
 
 mod args;
 mod java_options;
@@ -10,15 +10,15 @@ use std::fs;
 use std::path::PathBuf;
 
 use job_contract::env;
-use runtime::setting::{ReadSetting, SettingProblem};
+use runtime::setting::{ReadSetting, SettingError};
 
 use crate::kubernetes::manifest::deployment::DEFAULT_IMAGE;
+use crate::kubernetes::manifest::error::{ErrorList, ManifestError, Origin, quote};
 use crate::kubernetes::manifest::grace_period::MIN_GRACE_SECONDS;
 use crate::kubernetes::manifest::overlay::Overlay;
 use crate::kubernetes::manifest::overrides::{self, Names, Overrides};
 use crate::kubernetes::manifest::pairs::{parse_list, parse_pairs};
 use crate::kubernetes::manifest::policy::Policy;
-use crate::kubernetes::manifest::problem::{Fault, Problem, Problems, quote};
 use crate::kubernetes::manifest::quantity::SLIP;
 use crate::kubernetes::manifest::{self, check};
 
@@ -26,17 +26,17 @@ pub use self::args::{DefaultsArgs, DeploymentArgs};
 use self::values::{Namespace, PullPolicy};
 pub use crate::kubernetes::manifest::Deployment;
 
-impl From<&Problem> for SettingProblem {
-    fn from(problem: &Problem) -> Self {
-        Self::new(problem.subject.as_str(), problem.rule.as_str())
+impl From<&ManifestError> for SettingError {
+    fn from(error: &ManifestError) -> Self {
+        Self::new(error.subject.as_str(), error.rule.as_str())
     }
 }
 
 impl DeploymentArgs {
     /// Looks at every setting. Reads the two files some of them name, and nothing else. `api_url` is the platform's API
     /// as the launcher knows it.
-    pub fn resolve(&self, api_url: Option<&str>) -> Result<Deployment, Vec<Problem>> {
-        let mut found = Problems::new(Fault::Deployment);
+    pub fn resolve(&self, api_url: Option<&str>) -> Result<Deployment, Vec<ManifestError>> {
+        let mut found = ErrorList::new(Origin::Deployment);
         let mut deployment = Deployment {
             reports_to_platform: api_url.is_some_and(|url| !url.trim().is_empty()),
             ..Deployment::default()
@@ -49,24 +49,24 @@ impl DeploymentArgs {
         let (defaults, unreadable) = overrides::read(
             &self.defaults.variables(),
             Names::DEPLOYMENT,
-            Fault::Deployment,
+            Origin::Deployment,
         );
         let below = self.platform_defaults(&mut found);
         deployment.defaults = defaults.over(below);
-        let mut problems = found.into_vec();
-        problems.extend(unreadable);
-        if problems.is_empty() {
+        let mut errors = found.into_vec();
+        errors.extend(unreadable);
+        if errors.is_empty() {
             // What only shows when the settings meet, in every run alike.
-            problems.extend(manifest::trial(&deployment));
+            errors.extend(manifest::trial(&deployment));
         }
-        if problems.is_empty() {
+        if errors.is_empty() {
             Ok(deployment)
         } else {
-            Err(problems)
+            Err(errors)
         }
     }
 
-    fn resolve_objects(&self, deployment: &mut Deployment, found: &mut Problems) {
+    fn resolve_objects(&self, deployment: &mut Deployment, found: &mut ErrorList) {
         if let Some(Namespace(namespace)) = read(found, &self.namespace) {
             deployment.namespace = namespace;
         }
@@ -107,7 +107,7 @@ impl DeploymentArgs {
         }
     }
 
-    fn resolve_image(&self, deployment: &mut Deployment, found: &mut Problems) {
+    fn resolve_image(&self, deployment: &mut Deployment, found: &mut ErrorList) {
         deployment.image =
             read(found, &self.image).map_or_else(|| DEFAULT_IMAGE.to_owned(), |image| image.0);
         deployment.executor_kind = read(found, &self.executor_kind).unwrap_or_default();
@@ -117,7 +117,7 @@ impl DeploymentArgs {
         }
     }
 
-    fn resolve_times(&self, deployment: &mut Deployment, found: &mut Problems) {
+    fn resolve_times(&self, deployment: &mut Deployment, found: &mut ErrorList) {
         let deadline = read(found, &self.active_deadline_seconds).map(|seconds| seconds.0);
         let ttl = read(found, &self.ttl_seconds_after_finished).map(|seconds| seconds.0);
         let backoff = read(found, &self.backoff_limit).map(|limit| limit.0);
@@ -125,14 +125,11 @@ impl DeploymentArgs {
         let apply_grace = read(found, &self.apply_grace_period_seconds).map(|seconds| seconds.0);
         // Stock launchers take any number, so that one is no reason not to start.
         if let Some(short) = grace.filter(|grace| *grace < MIN_GRACE_SECONDS) {
-            deployment.warnings.push(Problem {
-                subject: env::TERMINATION_GRACE_PERIOD_SECONDS.to_owned(),
-                rule: format!(
-                    "is {short}, and {MIN_GRACE_SECONDS} counts instead: the executor needs so many seconds to stop and \
-                     save"
-                ),
-                fault: Fault::Deployment,
-            });
+            deployment.warnings.push(format!(
+                "`{}` is {short}, and {MIN_GRACE_SECONDS} counts instead: the executor needs so many seconds to stop and \
+                 save",
+                env::TERMINATION_GRACE_PERIOD_SECONDS
+            ));
         }
         let grace = grace.map(|grace| grace.max(MIN_GRACE_SECONDS));
         deployment.records = read(found, &self.records).and_then(|records| records.0);
@@ -154,29 +151,31 @@ impl DeploymentArgs {
         }
     }
 
-    fn resolve_job_data(&self, deployment: &mut Deployment, found: &mut Problems) {
+    fn resolve_job_data(&self, deployment: &mut Deployment, found: &mut ErrorList) {
         deployment.job_data_mode = read(found, &self.job_data_mode).unwrap_or_default();
         deployment.job_data_compression =
             read(found, &self.job_data_compression).unwrap_or_default();
         deployment.plugin_cache = read(found, &self.plugin_cache).unwrap_or_default();
     }
 
-    fn resolve_files(&self, deployment: &mut Deployment, found: &mut Problems) {
-        if let Some(text) = read_file(found, env::POLICY_FILE, &self.policy_file) {
+    fn resolve_files(&self, deployment: &mut Deployment, found: &mut ErrorList) {
+        let name = self.policy_file.name(env::POLICY_FILE);
+        if let Some(text) = read_file(found, name, &self.policy_file) {
             let policy = serde_saphyr::from_str::<Option<Policy>>(&text).map_err(|error| {
                 let error = error.to_string();
                 format!("is no policy: {}", error.lines().next().unwrap_or_default())
             });
-            if let Some(policy) = found.keep(env::POLICY_FILE, policy) {
+            if let Some(policy) = found.keep(name, policy) {
                 deployment.policy = policy.unwrap_or_default();
             }
         }
-        if let Some(text) = read_file(found, env::POD_TEMPLATE_FILE, &self.pod_template_file) {
+        let name = self.pod_template_file.name(env::POD_TEMPLATE_FILE);
+        if let Some(text) = read_file(found, name, &self.pod_template_file) {
             match Overlay::parse(&text) {
                 Ok(overlay) => deployment.overlay = Some(overlay),
                 Err(errors) => {
                     for error in errors {
-                        found.add(env::POD_TEMPLATE_FILE, error.to_string());
+                        found.add(name, error.to_string());
                     }
                 }
             }
@@ -184,7 +183,7 @@ impl DeploymentArgs {
     }
 
     /// What Terrakube's own names say of settings a workspace can override.
-    fn platform_defaults(&self, found: &mut Problems) -> Overrides {
+    fn platform_defaults(&self, found: &mut ErrorList) -> Overrides {
         let mut defaults = Overrides::default();
         if let Some(text) = filled(self.pod_annotations.as_ref()) {
             let annotations = annotations(text);
@@ -225,16 +224,20 @@ fn filled(value: Option<&String>) -> Option<&str> {
 }
 
 /// Returns the value of a setting, or `None` if it is not set or wrong.
-fn read<T>(found: &mut Problems, setting: &impl ReadSetting<T>) -> Option<T> {
+fn read<T>(found: &mut ErrorList, setting: &impl ReadSetting<T>) -> Option<T> {
     let mut wrong = Vec::new();
     let value = setting.read(&mut wrong);
-    for problem in wrong {
-        found.add(&problem.variable, problem.text);
+    for error in wrong {
+        found.add(&error.variable, error.text);
     }
     value
 }
 
-fn read_file(found: &mut Problems, name: &str, path: &impl ReadSetting<PathBuf>) -> Option<String> {
+fn read_file(
+    found: &mut ErrorList,
+    name: &str,
+    path: &impl ReadSetting<PathBuf>,
+) -> Option<String> {
     let path = read(found, path)?;
     let text = fs::read_to_string(&path)
         .map_err(|error| format!("names `{}`, which cannot be read: {error}", path.display()));

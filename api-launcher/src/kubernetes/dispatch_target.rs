@@ -111,7 +111,7 @@ impl KubernetesTarget {
             None => cluster,
         };
         let metrics = metrics.for_cluster();
-        let barrier = Arc::new(Barrier::new(barrier::PATIENCE, metrics.clone()));
+        let barrier = Arc::new(Barrier::new(barrier::FAILURE_TIMEOUT, metrics.clone()));
         let readiness = ReadinessProbe::new(
             cluster.clone(),
             Arc::clone(&barrier),

@@ -7,6 +7,7 @@ pub(crate) mod check;
 mod container;
 pub mod deployment;
 mod environment;
+pub mod error;
 pub mod executor_kind;
 pub mod grace_period;
 pub mod image;
@@ -18,7 +19,6 @@ pub mod overrides;
 pub mod pod;
 pub mod pod_security;
 pub mod policy;
-pub mod problem;
 pub mod quantity;
 pub mod references;
 mod second_pod;
@@ -39,12 +39,12 @@ use serde_json::{Value, json};
 pub use job_contract::pairs;
 
 pub use self::deployment::Deployment;
-pub use self::problem::{Fault, ManifestErrors, Problem};
+pub use self::error::{ManifestError, ManifestErrors, Origin};
 
+use self::error::ErrorList;
 use self::executor_kind::ExecutorKind;
 use self::job_data::Transport;
 use self::overrides::{Names, Overrides};
-use self::problem::Problems;
 use self::references::References;
 
 /// The objects of one run, complete but for what only the cluster knows: the Secret's owner is the Job's UID. The Secret
@@ -162,10 +162,10 @@ impl Manifest {
 
 /// Builds the objects of a step, or says everything that is wrong with what its workspace asked for.
 pub fn build(job: &Document, deployment: &Deployment) -> Result<Manifest, ManifestErrors> {
-    let mut job_problems = Problems::new(Fault::Run);
-    let step_type = check_job(job, &mut job_problems);
-    let mut problems = job_problems.into_vec();
-    let request = Request::read(job, deployment, &mut problems);
+    let mut job_errors = ErrorList::new(Origin::Run);
+    let step_type = check_job(job, &mut job_errors);
+    let mut errors = job_errors.into_vec();
+    let request = Request::read(job, deployment, &mut errors);
     let transport = Transport::choose(
         job,
         request.kind,
@@ -173,10 +173,10 @@ pub fn build(job: &Document, deployment: &Deployment) -> Result<Manifest, Manife
         deployment.job_data_compression,
     );
     let (transport, step_type) = match (transport, step_type) {
-        (Ok(transport), Some(step_type)) if problems.is_empty() => (transport, step_type),
+        (Ok(transport), Some(step_type)) if errors.is_empty() => (transport, step_type),
         (transport, _) => {
-            problems.extend(transport.err());
-            return Err(ManifestErrors::new(problems));
+            errors.extend(transport.err());
+            return Err(ManifestErrors::new(errors));
         }
     };
     assemble(job, deployment, request, transport, step_type)
@@ -193,14 +193,14 @@ struct Request {
 }
 
 impl Request {
-    fn read(job: &JobData, deployment: &Deployment, problems: &mut Vec<Problem>) -> Self {
+    fn read(job: &JobData, deployment: &Deployment, errors: &mut Vec<ManifestError>) -> Self {
         let (mut requested, unreadable) =
-            overrides::read(&job.environment_variables, Names::WORKSPACE, Fault::Run);
-        problems.extend(unreadable);
-        problems.extend(deployment.policy.refusals(&requested));
+            overrides::read(&job.environment_variables, Names::WORKSPACE, Origin::Run);
+        errors.extend(unreadable);
+        errors.extend(deployment.policy.refusals(&requested));
         let merged = requested.clone().over(deployment.defaults.clone());
         let kind = deployment.executor_kind_of(&merged);
-        problems.extend(implied(&requested, &merged, deployment));
+        errors.extend(implied(&requested, &merged, deployment));
         let (env, notes) = environment::of_container(
             std::mem::take(&mut requested.env),
             kind,
@@ -231,7 +231,7 @@ fn assemble(
     } = request;
     let name = names::job_name(&job.job_id, &job.step_id);
     let labels = all_labels(job, step_type, &merged);
-    let (template, records) = pod::template(&pod::Ingredients {
+    let (template, records) = pod::template(&pod::PodInput {
         deployment,
         kind,
         requested: &requested,
@@ -265,21 +265,21 @@ fn assemble(
 }
 
 /// What would be wrong with every run of this deployment: what only shows when its settings meet.
-pub fn trial(deployment: &Deployment) -> Vec<Problem> {
+pub fn trial(deployment: &Deployment) -> Vec<ManifestError> {
     let run = match any_run(deployment) {
         Ok(run) => run,
-        Err(errors) => return errors.problems().to_vec(),
+        Err(errors) => return errors.errors().to_vec(),
     };
-    let mut problems = Problems::new(Fault::Deployment);
+    let mut errors = ErrorList::new(Origin::Deployment);
     let honoured = run.job.spec.and_then(|spec| spec.backoff_limit);
     if let Some(limit) = deployment
         .backoff_limit
         .filter(|limit| honoured != Some(*limit))
     {
         let kind = deployment.executor_kind_of(&deployment.defaults);
-        problems.add(env::BACKOFF_LIMIT, second_pod::refusal(limit, kind));
+        errors.add(env::BACKOFF_LIMIT, second_pod::refusal(limit, kind));
     }
-    problems.into_vec()
+    errors.into_vec()
 }
 
 /// What runs of this deployment refer to, as long as their workspaces ask for nothing more.
@@ -303,9 +303,9 @@ fn any_run(deployment: &Deployment) -> Result<Manifest, ManifestErrors> {
 }
 
 /// The ids become labels, so they must be more than path segments.
-fn check_job(job: &JobData, problems: &mut Problems) -> Option<StepType> {
+fn check_job(job: &JobData, errors: &mut ErrorList) -> Option<StepType> {
     if let Err(error) = job.validate() {
-        problems.add("job data", format!("cannot be used: {error}"));
+        errors.add("job data", format!("cannot be used: {error}"));
         return None;
     }
     for (field, value) in [
@@ -315,7 +315,7 @@ fn check_job(job: &JobData, problems: &mut Problems) -> Option<StepType> {
         ("stepId", &job.step_id),
     ] {
         if let Err(rule) = check::label_value(value) {
-            problems.add(field, rule);
+            errors.add(field, rule);
         }
     }
     job.step_type().ok()
@@ -323,8 +323,12 @@ fn check_job(job: &JobData, problems: &mut Problems) -> Option<StepType> {
 
 /// What follows from settings of both levels together: names that are allowed only by being said, and mounts
 /// that meet at one path.
-fn implied(requested: &Overrides, merged: &Overrides, deployment: &Deployment) -> Vec<Problem> {
-    let mut problems = Problems::new(Fault::Run);
+fn implied(
+    requested: &Overrides,
+    merged: &Overrides,
+    deployment: &Deployment,
+) -> Vec<ManifestError> {
+    let mut errors = ErrorList::new(Origin::Run);
     if requested.plugin_cache_dir.is_some()
         && deployment.plugin_cache == deployment::PluginCache::Claim
     {
@@ -332,7 +336,7 @@ fn implied(requested: &Overrides, merged: &Overrides, deployment: &Deployment) -
         let by_operator = deployment.defaults.plugin_cache_claim.as_deref() == Some(claim);
         let by_name = requested.plugin_cache_claim.is_some();
         if !by_operator && !by_name && !deployment.policy.persistent_volume_claims.allow(claim) {
-            problems.add(
+            errors.add(
                 env::PLUGIN_CACHE_DIR,
                 format!(
                     "asks for the claim `{claim}`, which the policy's `persistentVolumeClaims` does not allow"
@@ -344,7 +348,7 @@ fn implied(requested: &Overrides, merged: &Overrides, deployment: &Deployment) -
     let cache_path = merged.plugin_cache_dir.as_deref();
     if merged.config_map.is_some() && cache_path.is_some_and(|at| check::meet(at, config_map_path))
     {
-        problems.add(
+        errors.add(
             env::EPHEMERAL_CONFIG_MAP_PATH,
             "must stay clear of the path of the plugin cache",
         );
@@ -359,14 +363,14 @@ fn implied(requested: &Overrides, merged: &Overrides, deployment: &Deployment) -
             (env::EPHEMERAL_CONFIG_MAP_PATH, config_map),
         ] {
             if let Some(mounted) = path.and_then(|path| overlay.mount_meeting(path)) {
-                problems.add(
+                errors.add(
                     variable,
                     format!("must stay clear of `{mounted}`, which the deployment mounts"),
                 );
             }
         }
     }
-    problems.into_vec()
+    errors.into_vec()
 }
 
 /// Ours last, so that they replace other values of these keys.
@@ -392,14 +396,14 @@ fn check_template(
     template: &PodTemplateSpec,
     deployment: &Deployment,
 ) -> Result<(), ManifestErrors> {
-    let mut problems = Problems::new(Fault::Deployment);
+    let mut errors = ErrorList::new(Origin::Deployment);
     let spec = template.spec.clone().unwrap_or_default();
     let subject = match deployment.overlay {
         Some(_) => env::POD_TEMPLATE_FILE,
         None => env::EPHEMERAL_POD_SECURITY,
     };
     for violation in pod_security::violations(&spec, deployment.policy.pod_security) {
-        problems.add(
+        errors.add(
             subject,
             format!(
                 "breaks the policy's `podSecurity: {}`: {violation}",
@@ -413,7 +417,7 @@ fn check_template(
         let level = deployment.policy.pod_security;
         if let Some(rule) = pod_security::annotation_rule(key, value, level) {
             let of_default = deployment.defaults.pod_annotations.contains_key(key);
-            problems.add(
+            errors.add(
                 if of_default { env::EPHEMERAL_POD_ANNOTATIONS } else { subject },
                 format!("has the annotation `{key}`, which {rule} by the policy's `podSecurity: {level}`"),
             );
@@ -422,16 +426,16 @@ fn check_template(
     let deadline = deployment.active_deadline_seconds;
     let grace = spec.termination_grace_period_seconds.unwrap_or_default();
     if grace >= deadline {
-        problems.add(
+        errors.add(
             env::ACTIVE_DEADLINE_SECONDS,
             format!("is {deadline} s and must be longer than the grace period of {grace} s"),
         );
     } else {
         for violation in grace_period::violations(&spec) {
-            problems.add(subject, violation);
+            errors.add(subject, violation);
         }
     }
-    ManifestErrors::check(problems.into_vec())
+    ManifestErrors::check(errors.into_vec())
 }
 
 fn job_spec(deployment: &Deployment, template: PodTemplateSpec, backoff_limit: i32) -> JobSpec {

@@ -55,8 +55,8 @@ pub fn run(args: &RenderArgs) -> Exit {
 
 fn render(args: &RenderArgs) -> Result<String, (Exit, Vec<String>)> {
     let deployment = args.deployment.resolve(args.api_url.as_deref());
-    let deployment = deployment.map_err(|problems| {
-        let lines = problems.iter().map(ToString::to_string).collect();
+    let deployment = deployment.map_err(|errors| {
+        let lines = errors.iter().map(ToString::to_string).collect();
         (Exit::BadConfiguration, lines)
     })?;
     for warning in &deployment.warnings {
@@ -65,7 +65,7 @@ fn render(args: &RenderArgs) -> Result<String, (Exit, Vec<String>)> {
     }
     let job = document::read(&args.file).map_err(|error| (error.exit(), vec![chain(&error)]))?;
     let manifest = manifest::build(&job, &deployment).map_err(|errors| {
-        let lines = errors.problems().iter().map(ToString::to_string);
+        let lines = errors.errors().iter().map(ToString::to_string);
         (errors.exit(), lines.collect())
     })?;
     for note in &manifest.notes {
@@ -123,7 +123,7 @@ mod tests {
     }
 
     #[test]
-    fn yaml_and_json_say_the_same() {
+    fn yaml_and_json_have_the_same_content() {
         let yaml = rendered(JOB, Format::Yaml, DeploymentArgs::default()).unwrap();
         let json = rendered(JOB, Format::Json, DeploymentArgs::default()).unwrap();
         let from_yaml: Value = serde_saphyr::from_str(&yaml).unwrap();

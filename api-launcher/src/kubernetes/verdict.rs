@@ -56,7 +56,8 @@ pub fn observe(
 ) -> Observation {
     let run = RunObjects { job, pods, events };
     if terminal(job).is_some() {
-        return Observation::Ended(Box::new(run_end::ended(&run)));
+        let stopping = unfinished::stopped_at_deadline(&run, now);
+        return stopping.unwrap_or_else(|| Observation::Ended(Box::new(run_end::ended(&run))));
     }
     unfinished::unfinished(&run, now, timeouts)
 }

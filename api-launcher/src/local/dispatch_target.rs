@@ -324,10 +324,10 @@ impl Inner {
     /// Stops the heartbeat of a run if the platform has not taken its end in time. Then the platform is free to end the job
     /// itself.
     fn stop_late_heartbeat(&self, key: &RunKey) {
-        let patience = self.reporter.report_patience();
+        let timeout = self.reporter.report_patience();
         let mut beats = self.beats();
         let ended = beats.get(key).and_then(|kept| kept.ended);
-        if ended.is_some_and(|ended| ended.elapsed() >= patience) {
+        if ended.is_some_and(|ended| ended.elapsed() >= timeout) {
             beats.remove(key);
             warn!(run = %key, "the platform does not accept the report of its end: its heartbeat is stopped");
         }

@@ -3,11 +3,11 @@
 use std::path::Path;
 use std::time::Duration;
 
-use job_contract::report::{FinalReport, Untold};
-use job_contract::settlement::{self, Ending, Settlement};
+use job_contract::final_statuses::{Ending, FinalStatuses};
+use job_contract::report::{FinalReport, UnreportedStep};
 use job_contract::status::{JobStatus, StepStatus};
 use job_contract::{JobData, StepType, chain};
-use platform::{Outcome, PlanReference, Start, StartPermission, StepRef, StepView};
+use platform::{Outcome, PlanReference, StartPermission, StartReport, StepRef, StepView};
 use runtime::Deadline;
 use tracing::{info, warn};
 
@@ -107,15 +107,15 @@ impl dyn PlatformReporter + '_ {
         if !view.half_reported {
             return Ok(());
         }
-        let settlement = settlement_of_job(step, &view);
+        let statuses = statuses_of_job(step, &view);
         warn!(
             job_id = step.job_id,
             step_id = step.step_id,
-            job_status = %settlement.job,
+            job_status = %statuses.job,
             "the report of a step did not reach its job and is finished"
         );
         let loses_its_plan =
-            settlement.job == JobStatus::Failed && settlement.step == StepStatus::Completed;
+            statuses.job == JobStatus::Failed && statuses.step == StepStatus::Completed;
         if loses_its_plan
             && let Err(error) = self
                 .write_output(step, LOST_PLAN, LogSource::Live(None))
@@ -129,7 +129,7 @@ impl dyn PlatformReporter + '_ {
             );
         }
         // The step has its outcome already, so the report says nothing about it.
-        self.send_outcome(step, &outcome(settlement)).await
+        self.send_outcome(step, &outcome(statuses)).await
     }
 
     /// Reports a step that has nothing to run: first that it runs, then that it is complete (contract 2.9). If the step
@@ -138,8 +138,8 @@ impl dyn PlatformReporter + '_ {
         let step = StepRef::of(job);
         let view = match self.platform().start_permission(&step).await? {
             StartPermission::Granted(view) => view,
-            StartPermission::Over(_) => return self.mark_not_executed(&step),
-            StartPermission::Settled(_) => return self.finish_report(&step).await,
+            StartPermission::JobEnded(_) => return self.mark_not_executed(&step),
+            StartPermission::StepEnded(_) => return self.finish_report(&step).await,
             StartPermission::NotDispatched(status) => {
                 return Err(ReportError::NotDispatched(status));
             }
@@ -166,10 +166,10 @@ impl dyn PlatformReporter + '_ {
                 output.as_deref().unwrap_or_default(),
             )
             .await?;
-        if let Start::Over(_) = started {
+        if let StartReport::Ended(_) = started {
             return Ok(());
         }
-        let settlement = settlement::settle(
+        let statuses = FinalStatuses::of(
             type_of(&step),
             Ending::Success,
             true,
@@ -179,7 +179,7 @@ impl dyn PlatformReporter + '_ {
         let outcome = Outcome {
             output,
             commit_id,
-            ..outcome(settlement)
+            ..outcome(statuses)
         };
         self.send_outcome(&step, &outcome).await
     }
@@ -212,11 +212,11 @@ impl dyn PlatformReporter + '_ {
                 "the reason of a failure could not be written into the run's live log"
             );
         }
-        let settlement = settlement::settle(type_of(step), Ending::NotReached, true, false, 1);
+        let statuses = FinalStatuses::of(type_of(step), Ending::NotReached, true, false, 1);
         let outcome = Outcome {
             output,
             note: Some(reason.to_owned()),
-            ..outcome(settlement)
+            ..outcome(statuses)
         };
         self.send_outcome(step, &outcome).await
     }
@@ -230,11 +230,11 @@ impl dyn PlatformReporter + '_ {
     ) -> Result<(), ReportError> {
         let kind = type_of(step);
         let is_plan = matches!(kind, StepType::Plan | StepType::PlanDestroy);
-        let unreported = match &report.untold {
+        let unreported = match &report.unreported_step {
             Some(unreported) => unreported.clone(),
             None if is_plan => return self.fail_step(step, UNREPORTED_PLAN, source).await,
             // Every success of another step is reported like this.
-            None => Untold {
+            None => UnreportedStep {
                 ending: Ending::Success,
                 after_ok: true,
                 ignore_error: false,
@@ -242,7 +242,7 @@ impl dyn PlatformReporter + '_ {
             },
         };
         let view = self.step_view(step).await?;
-        let settlement = settlement::settle(
+        let statuses = FinalStatuses::of(
             kind,
             unreported.ending,
             unreported.after_ok,
@@ -251,7 +251,7 @@ impl dyn PlatformReporter + '_ {
         );
         let plan = match unreported.plan {
             Some(address) if is_plan => PlanReference::Set(address),
-            None if is_plan && settlement.job == JobStatus::Pending => {
+            None if is_plan && statuses.job == JobStatus::Pending => {
                 return self.fail_step(step, LOST_PLAN, source).await;
             }
             None if is_plan => PlanReference::Clear,
@@ -261,7 +261,7 @@ impl dyn PlatformReporter + '_ {
             output: self.write_output(step, sentence, source).await?,
             plan,
             commit_id: report.commit_id.clone(),
-            ..outcome(settlement)
+            ..outcome(statuses)
         };
         self.send_outcome(step, &outcome).await
     }
@@ -310,9 +310,9 @@ impl dyn PlatformReporter + '_ {
 }
 
 /// An outcome without anything that is not always known.
-const fn outcome(settlement: Settlement) -> Outcome {
+const fn outcome(statuses: FinalStatuses) -> Outcome {
     Outcome {
-        settlement,
+        statuses,
         output: None,
         note: None,
         plan: PlanReference::Keep,
@@ -326,22 +326,22 @@ fn type_of(step: &StepRef) -> StepType {
 }
 
 /// Returns the outcome of the job if only the outcome of its step is known.
-fn settlement_of_job(step: &StepRef, view: &StepView) -> Settlement {
+fn statuses_of_job(step: &StepRef, view: &StepView) -> FinalStatuses {
     let kind = type_of(step);
     let ending = match (view.step, kind) {
         (Some(StepStatus::Completed), StepType::Plan | StepType::PlanDestroy) => Ending::Changes,
         (Some(StepStatus::Completed), _) => Ending::Success,
         _ => Ending::NotReached,
     };
-    let settlement = settlement::settle(kind, ending, true, false, view.template_steps);
+    let statuses = FinalStatuses::of(kind, ending, true, false, view.template_steps);
     if ending == Ending::Changes
-        && settlement.job == JobStatus::Pending
+        && statuses.job == JobStatus::Pending
         && view.terraform_plan.is_none()
     {
-        return Settlement {
+        return FinalStatuses {
             job: JobStatus::Failed,
-            ..settlement
+            ..statuses
         };
     }
-    settlement
+    statuses
 }

@@ -4,13 +4,13 @@
 use std::path::Path;
 use std::time::Duration;
 
-use artifact_store::{Limits, Store, StoreArgs, StoreError, StoreSettings};
+use artifact_store::{RequestTiming, Store, StoreArgs, StoreError, StoreSettings};
 use clap::Args;
 use platform::heartbeat::HeartbeatError;
 use platform::redis::{Redis, RedisArgs, RedisConfig};
 use platform::terrakube::{Terrakube, TerrakubeArgs, TerrakubeConfig, TerrakubeError};
 
-use runtime::setting::SettingProblem;
+use runtime::setting::SettingError;
 
 use super::TerrakubeReporter;
 
@@ -49,23 +49,23 @@ impl PlatformArgs {
     /// Returns `None` without an address of the platform's API. The other settings are not read then.
     pub(crate) fn resolve(
         &self,
-        problems: &mut Vec<SettingProblem>,
+        errors: &mut Vec<SettingError>,
         data_dir: Option<&Path>,
     ) -> Option<PlatformSettings> {
         let terrakube = match self.terrakube.resolve() {
             Ok(None) => return None,
             Ok(terrakube) => terrakube,
             Err(wrong) => {
-                problems.extend(wrong);
+                errors.extend(wrong);
                 None
             }
         };
         // All settings are read before one of them ends this.
         let redis = self.redis.resolve().unwrap_or_else(|wrong| {
-            problems.extend(wrong);
+            errors.extend(wrong);
             None
         });
-        let outputs = self.resolve_outputs(problems, data_dir);
+        let outputs = self.resolve_outputs(errors, data_dir);
         Some(PlatformSettings {
             terrakube: terrakube?,
             redis,
@@ -76,16 +76,14 @@ impl PlatformArgs {
     /// A store on this machine is the platform's only if a setting names the shared folder.
     fn resolve_outputs(
         &self,
-        problems: &mut Vec<SettingProblem>,
+        errors: &mut Vec<SettingError>,
         data_dir: Option<&Path>,
     ) -> Option<StoreSettings> {
         if data_dir.is_none() && self.store.is_local() {
             return None;
         }
         let settings = self.store.resolve(data_dir.unwrap_or(Path::new("")));
-        settings
-            .map_err(|error| problems.extend(error.problems))
-            .ok()
+        settings.map_err(|error| errors.extend(error.errors)).ok()
     }
 }
 
@@ -93,11 +91,11 @@ impl PlatformSettings {
     /// Creates the reporter. It sends no request yet.
     pub(crate) fn open(self) -> Result<TerrakubeReporter, PlatformSetupError> {
         // A store that fails must not delay other runs: outputs are changed one after the other.
-        let limits = Limits {
+        let timing = RequestTiming {
             retry_for: Duration::from_secs(30),
-            ..Limits::default()
+            ..RequestTiming::default()
         };
-        let open = |settings| Store::open_with(settings, &limits);
+        let open = |settings| Store::open_with(settings, &timing);
         let outputs = self.outputs.as_ref().map(open).transpose()?;
         let redis = self.redis.map(Redis::new);
         let terrakube = Terrakube::new(self.terrakube, redis.clone())?;
@@ -124,17 +122,17 @@ mod tests {
 
     #[test]
     fn an_address_is_all_it_needs_and_without_one_nothing_is_read() {
-        let mut problems = Vec::new();
-        let settings = args(&[]).resolve(&mut problems, None).unwrap();
-        assert!(problems.is_empty(), "{problems:?}");
+        let mut errors = Vec::new();
+        let settings = args(&[]).resolve(&mut errors, None).unwrap();
+        assert!(errors.is_empty(), "{errors:?}");
         assert!(settings.redis.is_none() && settings.outputs.is_none());
         let nowhere = args(&[(env::API_URL, ""), (env::REDIS_PORT, "no port")]);
-        assert!(nowhere.resolve(&mut problems, None).is_none());
-        assert!(problems.is_empty(), "{problems:?}");
+        assert!(nowhere.resolve(&mut errors, None).is_none());
+        assert!(errors.is_empty(), "{errors:?}");
     }
 
     #[test]
-    fn problems_of_all_its_parts_are_told_at_once() {
+    fn errors_of_all_its_parts_are_reported_at_once() {
         let wrong = args(&[
             (env::ENABLE_SECURITY, ""),
             (env::REDIS_HOSTNAME, "redis"),
@@ -143,12 +141,9 @@ mod tests {
             (env::AWS_REGION, "eu-central-1"),
             (env::AWS_ENABLE_ROLE_AUTH, "true"),
         ]);
-        let mut problems = Vec::new();
-        assert!(wrong.resolve(&mut problems, None).is_none());
-        let names: Vec<_> = problems
-            .iter()
-            .map(|problem| problem.variable.as_str())
-            .collect();
+        let mut errors = Vec::new();
+        assert!(wrong.resolve(&mut errors, None).is_none());
+        let names: Vec<_> = errors.iter().map(|error| error.variable.as_str()).collect();
         assert_eq!(
             names,
             [env::INTERNAL_SECRET, env::REDIS_PORT, env::AWS_BUCKET]

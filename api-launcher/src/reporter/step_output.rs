@@ -279,9 +279,7 @@ mod tests {
     #[case::alone("one\ntwo\n")]
     #[case::behind_reasons_for_waiting("waits\none\ntwo\n")]
     #[case::cut_in_a_line("one\ntw")]
-    fn a_log_that_is_stored_is_not_stored_again_with_a_verdict_in_other_words(
-        #[case] printed: &str,
-    ) {
+    fn a_stored_log_is_not_stored_again_with_another_text_of_the_verdict(#[case] printed: &str) {
         let folder = tempfile::tempdir().unwrap();
         let (output, log) = (folder.path().join("output"), folder.path().join("log"));
         fs::write(&log, printed.trim_start_matches("waits\n")).unwrap();

@@ -8,7 +8,7 @@ use futures_util::FutureExt as _;
 use futures_util::future::BoxFuture;
 use job_contract::status::{JobStatus, StepStatus};
 use job_contract::{JobData, chain};
-use platform::heartbeat::{self, HeartbeatError, Heartbeats, Sign};
+use platform::heartbeat::{self, HeartbeatError, HeartbeatState, Heartbeats};
 use platform::redis::Redis;
 use platform::sinks::JobStream;
 use platform::terrakube::Terrakube;
@@ -66,7 +66,7 @@ impl TerrakubeReporter {
                     .report_failure(&step, &rejection_text(reason), None)
                     .await
             }
-            StartPermission::Over(_) | StartPermission::Settled(_) => Ok(()),
+            StartPermission::JobEnded(_) | StartPermission::StepEnded(_) => Ok(()),
             StartPermission::NotDispatched(status) => Err(ReportError::NotDispatched(status)),
         }
     }
@@ -103,10 +103,10 @@ impl PlatformReporter for TerrakubeReporter {
         self.heartbeats.as_ref()
     }
 
-    fn executor_sign<'a>(&'a self, job_id: &'a str) -> BoxFuture<'a, Option<Sign>> {
+    fn heartbeat_state<'a>(&'a self, job_id: &'a str) -> BoxFuture<'a, Option<HeartbeatState>> {
         async move {
             let redis = self.redis.as_ref()?;
-            match heartbeat::sign_of(redis, job_id).await {
+            match heartbeat::heartbeat_state(redis, job_id).await {
                 Ok(sign) => Some(sign),
                 Err(error) => {
                     debug!(
@@ -226,7 +226,7 @@ impl PlatformReporter for TerrakubeReporter {
             // Terrakube deletes the live log when it records the dispatch, so nothing is written before.
             match self.platform.start_permission(step).await? {
                 StartPermission::Granted(_) => self.write_live_log(step, line).await,
-                StartPermission::Over(_) | StartPermission::Settled(_) => Ok(()),
+                StartPermission::JobEnded(_) | StartPermission::StepEnded(_) => Ok(()),
                 StartPermission::NotDispatched(status) => Err(ReportError::NotDispatched(status)),
             }
         }

@@ -9,8 +9,8 @@ use test_platform::{Flow, NewJob, Platform, Status, Workspace};
 use url::Url;
 
 use artifact_store::Store;
-use job_contract::report::{FinalReport, Untold};
-use job_contract::settlement::Ending;
+use job_contract::final_statuses::Ending;
+use job_contract::report::{FinalReport, UnreportedStep};
 use platform::terrakube::Terrakube;
 
 use super::*;
@@ -105,7 +105,7 @@ async fn an_approval_delivered_again_after_its_end_does_not_disturb_the_step_tha
 }
 
 #[tokio::test]
-async fn an_approval_whose_launcher_died_between_step_and_job_is_told_of_the_job_alone() {
+async fn after_a_crash_between_the_reports_of_step_and_job_the_job_alone_is_reported() {
     let (reporter, api) = reporter(Known {
         job: "running",
         output: Some(""),
@@ -130,7 +130,7 @@ async fn an_approval_whose_launcher_died_between_step_and_job_is_told_of_the_job
 // The path of the plan is lost. The next step would apply nothing, or a plan that was not reviewed.
 #[case::a_plan_is_lost("plan", "terraformPlan", "completed", "failed")]
 #[tokio::test]
-async fn the_job_of_a_step_that_was_told_alone_is_told_too(
+async fn the_job_of_a_step_that_was_reported_alone_is_reported_too(
     #[case] id: &str,
     #[case] step_type: &str,
     #[case] status: &'static str,
@@ -164,7 +164,7 @@ async fn the_job_of_a_step_that_was_told_alone_is_told_too(
 #[case::the_next_step_is_about_to_say_that_it_runs("running", Some(""), ["completed", "pending", "pending"])]
 #[case::the_job_was_cancelled("cancelled", None, ["completed", "cancelled", "cancelled"])]
 #[tokio::test]
-async fn a_job_that_was_told_hears_nothing_more(
+async fn a_job_that_was_reported_is_not_reported_again(
     #[case] job: &'static str,
     #[case] output: Option<&'static str>,
     #[case] steps: [&'static str; 3],
@@ -184,7 +184,7 @@ async fn a_job_that_was_told_hears_nothing_more(
 }
 
 #[tokio::test]
-async fn a_failure_told_for_an_executor_leaves_the_recorded_commit_alone() {
+async fn a_failure_reported_for_an_executor_keeps_the_recorded_commit() {
     let (reporter, api) = reporter(Known {
         job: "running",
         output: None,
@@ -207,7 +207,7 @@ fn unreported(ending: Ending, ignore_error: bool, plan: Option<&str>) -> FinalRe
     FinalReport {
         unreported: true,
         commit_id: Some("abc".to_owned()),
-        untold: Some(Untold {
+        unreported_step: Some(UnreportedStep {
             ending,
             after_ok: true,
             ignore_error,
@@ -265,7 +265,7 @@ const PLAN: &str = "https://store/tfstate/org/ws/412/plan";
 )]
 #[case::without_a_word_how(FinalReport { unreported: true, ..FinalReport::default() }, "failed", "failed", Value::Null)]
 #[tokio::test]
-async fn a_plan_is_told_as_it_ended_though_its_executor_could_not(
+async fn the_launcher_reports_a_plan_whose_executor_could_not(
     #[case] report: FinalReport,
     #[case] step_status: &str,
     #[case] job_status: &str,
@@ -310,7 +310,7 @@ async fn a_plan_is_told_as_it_ended_though_its_executor_could_not(
 
 /// The job's half failed after a verdict was given without what the container had.
 #[tokio::test]
-async fn a_log_that_comes_after_the_verdict_stands_before_it() {
+async fn a_log_that_arrives_after_the_verdict_is_stored_before_it() {
     let (mut reporter, api) = reporter(Known {
         job: "failed",
         output: None,

@@ -1,11 +1,11 @@
 //! The options of `api-launcher serve`. The parts of the service define their own options beside what they
-//! configure; this module composes them. It finds every problem before it reports any.
+//! configure; this module composes them. It finds every error before it reports any.
 
 use std::time::Duration;
 
 use clap::Args;
 use job_contract::env;
-use runtime::setting::{ReadSetting as _, Setting, SettingProblem, SettingValue, choice};
+use runtime::setting::{ReadSetting as _, Setting, SettingError, SettingValue, choice};
 use runtime::telemetry::LogFormat;
 use tracing_subscriber::EnvFilter;
 
@@ -144,53 +144,53 @@ pub(crate) struct Settings {
 
 impl TelemetryArgs {
     /// Format and filter, with what is wrong about them.
-    pub(crate) fn resolve(&self) -> Result<(LogFormat, EnvFilter), Vec<SettingProblem>> {
-        let mut problems = Vec::new();
-        let format = self.log_format.read(&mut problems);
-        let directives = self.log_filter.read(&mut problems);
+    pub(crate) fn resolve(&self) -> Result<(LogFormat, EnvFilter), Vec<SettingError>> {
+        let mut errors = Vec::new();
+        let format = self.log_format.read(&mut errors);
+        let directives = self.log_filter.read(&mut errors);
         let filter = EnvFilter::try_new(directives.as_deref().unwrap_or("info"));
         if filter.is_err() {
             let text = "holds no `tracing` directives";
-            problems.push(SettingProblem::new(env::LOG_FILTER, text));
+            errors.push(SettingError::new(env::LOG_FILTER, text));
         }
         match filter {
-            Ok(filter) if problems.is_empty() => {
+            Ok(filter) if errors.is_empty() => {
                 Ok((format.unwrap_or_else(LogFormat::detect), filter))
             }
-            _ => Err(problems),
+            _ => Err(errors),
         }
     }
 }
 
 impl ServeArgs {
     /// Returns the settings, or everything that is invalid. `secret` is the text of `InternalSecret`.
-    pub(crate) fn resolve(&self, secret: Option<&str>) -> Result<Settings, Vec<SettingProblem>> {
-        let problems = &mut Vec::new();
-        let target = self.target.read(problems);
+    pub(crate) fn resolve(&self, secret: Option<&str>) -> Result<Settings, Vec<SettingError>> {
+        let errors = &mut Vec::new();
+        let target = self.target.read(errors);
         let target = target.unwrap_or(TargetName::Kubernetes);
-        let http = self.http.resolve(problems, secret);
-        let (drain, shutdown) = self.resolve_stopping(problems, target);
+        let http = self.http.resolve(errors, secret);
+        let (drain, shutdown) = self.resolve_stopping(errors, target);
         let target = match target {
             TargetName::Kubernetes => self
                 .kubernetes
-                .resolve(problems, &self.data, &self.platform)
+                .resolve(errors, &self.data, &self.platform)
                 .map(|settings| TargetSettings::Kubernetes(Box::new(settings))),
             TargetName::Process => self
                 .process
-                .resolve(problems, &self.data, &self.platform)
+                .resolve(errors, &self.data, &self.platform)
                 .map(TargetSettings::Process),
             TargetName::None => {
                 if self.hub.pools.is_none() {
                     let text = format!("is not set, but {} is `none`", env::TARGET);
-                    problems.push(SettingProblem::new(env::POOLS_FILE, text));
+                    errors.push(SettingError::new(env::POOLS_FILE, text));
                 }
                 Some(TargetSettings::None)
             }
         };
-        let hub = self.hub.resolve(problems, &self.data, &self.platform);
-        let routing = self.routing.resolve(problems);
+        let hub = self.hub.resolve(errors, &self.data, &self.platform);
+        let routing = self.routing.resolve(errors);
         match (target, routing) {
-            (Some(target), Some(routing)) if problems.is_empty() => Ok(Settings {
+            (Some(target), Some(routing)) if errors.is_empty() => Ok(Settings {
                 http,
                 target,
                 hub: hub.map(Box::new),
@@ -198,25 +198,25 @@ impl ServeArgs {
                 drain,
                 shutdown,
             }),
-            _ => Err(without_repetitions(problems)),
+            _ => Err(without_repetitions(errors)),
         }
     }
 
     /// How long dispatches are still accepted, and how long stopping may take in all.
     fn resolve_stopping(
         &self,
-        problems: &mut Vec<SettingProblem>,
+        errors: &mut Vec<SettingError>,
         target: TargetName,
     ) -> (Duration, Duration) {
-        let drain = self.drain_seconds.read(problems);
-        let all = self.shutdown_seconds.read(problems);
+        let drain = self.drain_seconds.read(errors);
+        let all = self.shutdown_seconds.read(errors);
         let all = all.unwrap_or(SHUTDOWN_SECONDS);
         if let Some(drain) = drain.filter(|drain| *drain > 0 && *drain >= all) {
             let text = format!(
                 "is `{drain}`, which leaves open requests no time: {} is {all}",
                 env::SHUTDOWN_SECONDS
             );
-            problems.push(SettingProblem::new(env::DRAIN_SECONDS, text));
+            errors.push(SettingError::new(env::DRAIN_SECONDS, text));
         }
         let drain = drain.unwrap_or(match target {
             TargetName::Kubernetes | TargetName::None => DRAIN_SECONDS.min(all / 2),
@@ -227,15 +227,15 @@ impl ServeArgs {
     }
 }
 
-/// Target and hub read the settings of the platform.
-fn without_repetitions(problems: &[SettingProblem]) -> Vec<SettingProblem> {
-    let mut told: Vec<SettingProblem> = Vec::new();
-    for problem in problems {
-        if !told.contains(problem) {
-            told.push(problem.clone());
+/// Target and hub both read the settings of the platform, so they report the same errors.
+fn without_repetitions(errors: &[SettingError]) -> Vec<SettingError> {
+    let mut distinct: Vec<SettingError> = Vec::new();
+    for error in errors {
+        if !distinct.contains(error) {
+            distinct.push(error.clone());
         }
     }
-    told
+    distinct
 }
 
 #[cfg(test)]
@@ -255,7 +255,7 @@ mod tests {
     }
 
     #[test]
-    fn every_problem_is_told_at_once_and_named() {
+    fn all_errors_are_reported_at_once_with_their_names() {
         let args: ServeArgs = from_variables(&[
             (env::LISTEN, "nowhere"),
             (env::TARGET, "process"),
@@ -267,11 +267,8 @@ mod tests {
             (env::ROUTE_STRICT, "maybe"),
             (env::PERSISTENT_EXECUTOR_URL, "ftp://executor"),
         ]);
-        let problems = args.resolve(Some("hunter2")).unwrap_err();
-        let mut names: Vec<_> = problems
-            .iter()
-            .map(|problem| problem.variable.as_str())
-            .collect();
+        let errors = args.resolve(Some("hunter2")).unwrap_err();
+        let mut names: Vec<_> = errors.iter().map(|error| error.variable.as_str()).collect();
         names.sort_unstable();
         assert_eq!(
             names,
@@ -286,7 +283,7 @@ mod tests {
                 "MAYFLY_SHUTDOWN_SECONDS",
             ]
         );
-        let all: String = problems.iter().map(ToString::to_string).collect();
+        let all: String = errors.iter().map(ToString::to_string).collect();
         assert!(!all.contains("hunter2"), "{all}");
     }
 
@@ -295,7 +292,7 @@ mod tests {
     #[case("true", Some("[::1]:0"), "[::1]:0")]
     #[case("everywhere", None, "0.0.0.0:8090")]
     #[case("everywhere", Some("10.0.0.1:80"), "10.0.0.1:80")]
-    fn without_a_secret_it_listens_where_it_is_told_to(
+    fn without_a_secret_it_listens_on_the_configured_address(
         #[case] open: &str,
         #[case] listen: Option<&str>,
         #[case] expected: &str,
@@ -315,17 +312,17 @@ mod tests {
             (env::ALLOW_UNAUTHENTICATED, "true"),
             (env::LISTEN, "0.0.0.0:8090"),
         ]);
-        let problems = args.resolve(None).unwrap_err();
-        assert_eq!(problems[0].variable, "MAYFLY_ALLOW_UNAUTHENTICATED");
+        let errors = args.resolve(None).unwrap_err();
+        assert_eq!(errors[0].variable, "MAYFLY_ALLOW_UNAUTHENTICATED");
     }
 
     #[test]
-    fn a_target_brings_its_own_settings_and_problems() {
+    fn a_target_brings_its_own_settings_and_errors() {
         let args = |target| -> ServeArgs {
             from_variables(&[(env::TARGET, target), (env::IMAGE_PULL_POLICY, "Sometimes")])
         };
-        let problems = args("moon").resolve(Some(SECRET)).unwrap_err();
-        let names: Vec<_> = problems.iter().map(|p| p.variable.as_str()).collect();
+        let errors = args("moon").resolve(Some(SECRET)).unwrap_err();
+        let names: Vec<_> = errors.iter().map(|p| p.variable.as_str()).collect();
         assert_eq!(names, ["MAYFLY_TARGET", "MAYFLY_IMAGE_PULL_POLICY"]);
         let settings = args("process").resolve(Some(SECRET)).unwrap();
         assert!(matches!(settings.target, TargetSettings::Process(_)));
@@ -357,20 +354,20 @@ mod tests {
     #[test]
     fn a_drain_that_leaves_no_time_for_open_requests_is_refused() {
         let args: ServeArgs = from_variables(&[(env::DRAIN_SECONDS, "25")]);
-        let problems = args.resolve(Some(SECRET)).unwrap_err();
-        assert_eq!(problems[0].variable, "MAYFLY_DRAIN_SECONDS");
+        let errors = args.resolve(Some(SECRET)).unwrap_err();
+        assert_eq!(errors[0].variable, "MAYFLY_DRAIN_SECONDS");
         assert!(
-            problems[0].text.contains("MAYFLY_SHUTDOWN_SECONDS is 25"),
+            errors[0].text.contains("MAYFLY_SHUTDOWN_SECONDS is 25"),
             "{}",
-            problems[0]
+            errors[0]
         );
     }
 
     #[test]
     fn a_launcher_without_a_target_needs_pools() {
         let args: ServeArgs = from_variables(&[(env::TARGET, "none")]);
-        let problems = args.resolve(Some(SECRET)).unwrap_err();
-        assert_eq!(problems[0].variable, "MAYFLY_POOLS_FILE");
+        let errors = args.resolve(Some(SECRET)).unwrap_err();
+        assert_eq!(errors[0].variable, "MAYFLY_POOLS_FILE");
     }
 
     #[test]
@@ -384,15 +381,15 @@ mod tests {
             (env::INTERNAL_SECRET, SECRET),
         ]);
         args.hub.pools = Some(file);
-        let problems = args.resolve(Some(SECRET)).unwrap_err();
-        let names: Vec<_> = problems.iter().map(|p| p.variable.as_str()).collect();
+        let errors = args.resolve(Some(SECRET)).unwrap_err();
+        let names: Vec<_> = errors.iter().map(|p| p.variable.as_str()).collect();
         assert_eq!(names, ["TerrakubeApiUrl"]);
     }
 
     #[test]
     fn routing_by_flag_needs_a_persistent_executor() {
         let args: ServeArgs = from_variables(&[(env::ROUTE, "flag")]);
-        let problems = args.resolve(Some(SECRET)).unwrap_err();
-        assert_eq!(problems[0].variable, "MAYFLY_PERSISTENT_EXECUTOR_URL");
+        let errors = args.resolve(Some(SECRET)).unwrap_err();
+        assert_eq!(errors[0].variable, "MAYFLY_PERSISTENT_EXECUTOR_URL");
     }
 }

@@ -1,12 +1,11 @@
 //! `run -f`: one document, one step.
 
 use std::fs;
-use std::io::Write as _;
-use std::process::Stdio;
 
 use serde_json::json;
+use test_peers::process::Running;
 
-use crate::harness::{Bench, Process};
+use crate::harness::Fixture;
 
 const WORKS: &str = r#"
 [[ $type == terraformApply ]] && cp "$MAYFLY_DATA_DIR/platform/jobs/$job_id.json" "$MAYFLY_DATA_DIR/seen"
@@ -26,13 +25,13 @@ fn document(step_type: &str, step: &str) -> String {
 
 #[test]
 fn a_document_keeps_its_ids_and_takes_what_the_options_add() {
-    let bench = Bench::new(WORKS);
-    fs::write(bench.path("job.json"), document("terraformPlan", "s1")).unwrap();
-    let done = bench.run(
+    let fixture = Fixture::new(WORKS);
+    fs::write(fixture.path("job.json"), document("terraformPlan", "s1")).unwrap();
+    let done = fixture.run(
         "-f job.json --var region=b --env STAGE=prod --env HOME --tool tofu --tool-version 1.10",
     );
     assert_eq!(done.code(), 0, "{}", done.stderr);
-    let job: serde_json::Value = serde_json::from_str(&bench.read("job")).unwrap();
+    let job: serde_json::Value = serde_json::from_str(&fixture.read("job")).unwrap();
     assert_eq!(
         (&job["jobId"], &job["stepId"]),
         (&json!("412"), &json!("s1"))
@@ -44,25 +43,25 @@ fn a_document_keeps_its_ids_and_takes_what_the_options_add() {
         (&job["tofu"], &job["terraformVersion"]),
         (&json!(true), &json!("1.10"))
     );
-    assert_eq!(bench.record("412")["steps"][0]["id"], "s1");
+    assert_eq!(fixture.record("412")["steps"][0]["id"], "s1");
 }
 
 #[test]
 fn an_apply_document_finds_the_record_its_plan_left() {
-    let bench = Bench::new(WORKS);
-    fs::write(bench.path("plan.json"), document("terraformPlan", "s1")).unwrap();
-    fs::write(bench.path("apply.json"), document("terraformApply", "s2")).unwrap();
-    assert_eq!(bench.run("-f plan.json").code(), 0);
-    let mut record = bench.record("412");
+    let fixture = Fixture::new(WORKS);
+    fs::write(fixture.path("plan.json"), document("terraformPlan", "s1")).unwrap();
+    fs::write(fixture.path("apply.json"), document("terraformApply", "s2")).unwrap();
+    assert_eq!(fixture.run("-f plan.json").code(), 0);
+    let mut record = fixture.record("412");
     record["terraformPlan"] = json!("/stored/plan");
     fs::write(
-        bench.data().join("platform/jobs/412.json"),
+        fixture.data().join("platform/jobs/412.json"),
         record.to_string(),
     )
     .unwrap();
 
-    assert_eq!(bench.run("-f apply.json").code(), 0);
-    let seen: serde_json::Value = serde_json::from_str(&bench.read("seen")).unwrap();
+    assert_eq!(fixture.run("-f apply.json").code(), 0);
+    let seen: serde_json::Value = serde_json::from_str(&fixture.read("seen")).unwrap();
     assert_eq!(seen["terraformPlan"], "/stored/plan");
     assert_eq!(seen["status"], "queue");
     assert_eq!(seen["steps"][0]["status"], "completed");
@@ -74,27 +73,22 @@ fn an_apply_document_finds_the_record_its_plan_left() {
 
 #[test]
 fn a_document_may_come_from_standard_input() {
-    let bench = Bench::new(WORKS);
-    let mut command = bench.launcher("-f -");
-    let mut child = command.stdin(Stdio::piped()).spawn().unwrap();
-    let mut stdin = child.stdin.take().unwrap();
-    stdin
-        .write_all(document("customScripts", "s1").as_bytes())
-        .unwrap();
-    drop(stdin);
-    let output = child.wait_with_output().unwrap();
-    assert_eq!(output.status.code(), Some(0));
-    assert_eq!(bench.read("started"), "customScripts\n");
+    let fixture = Fixture::new(WORKS);
+    let mut run = Running::start_interactive(&mut fixture.launcher("-f -"));
+    run.write(&document("customScripts", "s1"));
+    run.close_input();
+    assert_eq!(run.wait().code(), 0);
+    assert_eq!(fixture.read("started"), "customScripts\n");
 }
 
 #[test]
 fn what_cannot_be_decoded_is_located_and_not_quoted() {
-    let bench = Bench::new(WORKS);
+    let fixture = Fixture::new(WORKS);
     let broken = "{\n  \"accessToken\": \"hunter2\",\n  \"tofu\": \"hunter2\"\n}";
-    fs::write(bench.path("job.json"), broken).unwrap();
-    let done = Process::spawn(&mut bench.launcher("-f job.json")).finish();
+    fs::write(fixture.path("job.json"), broken).unwrap();
+    let done = fixture.run("-f job.json");
     assert_eq!(done.code(), 65);
     assert!(done.stderr.contains("line 3"), "{}", done.stderr);
     assert!(!done.stderr.contains("hunter2"), "{}", done.stderr);
-    assert_eq!(bench.read("started"), "");
+    assert_eq!(fixture.read("started"), "");
 }

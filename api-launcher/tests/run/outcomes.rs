@@ -6,8 +6,9 @@ use std::process::{Command, Stdio};
 
 use rstest::rstest;
 use serde_json::{Value, json};
+use test_peers::process::Running;
 
-use crate::harness::{Bench, Process, names_in};
+use crate::harness::{Fixture, names_in};
 
 /// Plans one change and applies it.
 const CHANGES: &str = r#"
@@ -31,34 +32,34 @@ const NO_CHANGES: &str = "echo 'No changes.'; record completed completed false";
 
 #[test]
 fn an_approved_run_plans_and_applies_in_two_executors_from_one_snapshot() {
-    let bench = Bench::new(CHANGES);
-    let done = bench.run("stack --auto-approve");
+    let fixture = Fixture::new(CHANGES);
+    let done = fixture.run("stack --auto-approve");
     assert_eq!(done.code(), 0, "{}{}", done.stdout, done.stderr);
-    assert_eq!(bench.read("started"), "terraformPlan\nterraformApply\n");
+    assert_eq!(fixture.read("started"), "terraformPlan\nterraformApply\n");
     assert_eq!(
-        names_in(&bench.data().join("content-terraformPlan")),
+        names_in(&fixture.data().join("content-terraformPlan")),
         ["main.tf"]
     );
     assert_eq!(
-        fs::read(bench.data().join("content-terraformPlan")).unwrap(),
-        fs::read(bench.data().join("content-terraformApply")).unwrap()
+        fs::read(fixture.data().join("content-terraformPlan")).unwrap(),
+        fs::read(fixture.data().join("content-terraformApply")).unwrap()
     );
     assert!(done.stdout.contains("Plan: 1 to add\n"), "{}", done.stdout);
     assert!(done.stdout.contains("Applied: +1 ~0 -0"), "{}", done.stdout);
     assert!(done.stdout.contains("a = \"x\""), "{}", done.stdout);
     assert_eq!(done.stderr, "warning: one thing\na panic\n");
-    assert_eq!(bench.leftovers(), [] as [std::path::PathBuf; 0]);
+    assert_eq!(fixture.leftovers(), [] as [std::path::PathBuf; 0]);
 }
 
 #[test]
 fn piped_output_is_plain_lines() {
-    let bench = Bench::new(CHANGES);
-    let done = bench.run("stack --auto-approve");
+    let fixture = Fixture::new(CHANGES);
+    let done = fixture.run("stack --auto-approve");
     for text in [&done.stdout, &done.stderr] {
         assert!(!text.contains(['\u{1b}', '\r']), "{text:?}");
         assert!(!text.contains("hunter2"), "{text}");
     }
-    let plan = bench.read("environment-terraformPlan");
+    let plan = fixture.read("environment-terraformPlan");
     assert!(
         plan.contains("TerrakubeEnableColorOutput=false\n"),
         "{plan}"
@@ -68,39 +69,39 @@ fn piped_output_is_plain_lines() {
 
 #[test]
 fn colours_can_be_asked_for_and_are_asked_of_the_tool() {
-    let bench = Bench::new(CHANGES);
-    let done = bench.run("stack --plan-only --color always");
+    let fixture = Fixture::new(CHANGES);
+    let done = fixture.run("stack --plan-only --color always");
     assert!(done.stdout.contains("\u{1b}[1mPlan: 1 to add\u{1b}[0m"));
-    let plan = bench.read("environment-terraformPlan");
+    let plan = fixture.read("environment-terraformPlan");
     assert!(plan.contains("TerrakubeEnableColorOutput=true\n"), "{plan}");
 }
 
 #[test]
 fn without_a_terminal_nothing_is_applied_unasked() {
-    let bench = Bench::new(CHANGES);
-    let done = bench.run("stack");
+    let fixture = Fixture::new(CHANGES);
+    let done = fixture.run("stack");
     assert_eq!(done.code(), 0);
-    assert_eq!(bench.read("started"), "terraformPlan\n");
+    assert_eq!(fixture.read("started"), "terraformPlan\n");
     assert!(done.stdout.contains("Planned, not applied: +1 ~0 -0"));
     assert!(done.stdout.contains("--auto-approve"), "{}", done.stdout);
 }
 
 #[test]
 fn a_plan_without_changes_ends_the_run() {
-    let bench = Bench::new(NO_CHANGES);
-    let done = bench.run("stack --auto-approve");
+    let fixture = Fixture::new(NO_CHANGES);
+    let done = fixture.run("stack --auto-approve");
     assert_eq!(done.code(), 0);
-    assert_eq!(bench.read("started"), "terraformPlan\n");
+    assert_eq!(fixture.read("started"), "terraformPlan\n");
     assert!(done.stdout.contains("No changes in "), "{}", done.stdout);
 }
 
 #[test]
 fn a_destroy_is_a_plan_and_its_apply() {
-    let bench = Bench::new(CHANGES);
-    let done = bench.run("stack --destroy --auto-approve");
+    let fixture = Fixture::new(CHANGES);
+    let done = fixture.run("stack --destroy --auto-approve");
     assert_eq!(done.code(), 0);
     assert_eq!(
-        bench.read("started"),
+        fixture.read("started"),
         "terraformPlanDestroy\nterraformApply\n"
     );
     assert!(done.stdout.contains("Destroyed: "), "{}", done.stdout);
@@ -120,27 +121,27 @@ fn a_destroy_is_a_plan_and_its_apply() {
 #[case("exit 0", 2, "without a report")]
 #[case("kill -KILL $$", 137, "ended by SIGKILL")]
 fn the_executors_end_is_the_runs(#[case] scenario: &str, #[case] code: i32, #[case] words: &str) {
-    let bench = Bench::new(scenario);
-    let done = bench.run("stack --auto-approve");
+    let fixture = Fixture::new(scenario);
+    let done = fixture.run("stack --auto-approve");
     assert_eq!(done.code(), code, "{}", done.stderr);
     assert!(done.stderr.contains(words), "{}", done.stderr);
-    assert_eq!(bench.read("started"), "terraformPlan\n");
-    assert!(bench.leftovers().is_empty());
+    assert_eq!(fixture.read("started"), "terraformPlan\n");
+    assert!(fixture.leftovers().is_empty());
 }
 
 #[test]
-fn an_executor_that_dies_does_not_leave_its_job_running() {
-    let bench = Bench::new("record running running false; kill -KILL $$");
-    bench.run("stack");
-    let record = bench.record("1");
+fn the_job_of_a_killed_executor_does_not_stay_running() {
+    let fixture = Fixture::new("record running running false; kill -KILL $$");
+    fixture.run("stack");
+    let record = fixture.record("1");
     assert_eq!(record["status"], "failed");
     assert_eq!(record["steps"][0]["status"], "failed");
 }
 
 #[test]
 fn json_output_is_events_and_nothing_else() {
-    let bench = Bench::new(CHANGES);
-    let done = bench.run("stack --auto-approve --output json --color always");
+    let fixture = Fixture::new(CHANGES);
+    let done = fixture.run("stack --auto-approve --output json --color always");
     let events = done.events();
     let names: Vec<&str> = events
         .iter()
@@ -183,8 +184,8 @@ fn json_output_is_events_and_nothing_else() {
 
 #[test]
 fn a_run_that_cannot_start_still_ends_with_an_event() {
-    let bench = Bench::new("");
-    let done = bench.run("absent --output json");
+    let fixture = Fixture::new("");
+    let done = fixture.run("absent --output json");
     assert_eq!(done.code(), 64);
     let events = done.events();
     assert_eq!(events.len(), 1);
@@ -209,10 +210,10 @@ fn bad_input_is_named_and_nothing_is_created(
     #[case] code: i32,
     #[case] expected: &str,
 ) {
-    let bench = Bench::new("");
-    fs::create_dir(bench.path("empty")).unwrap();
-    let data = bench.path("untouched");
-    let done = Process::spawn(bench.launcher(words).env("MAYFLY_DATA_DIR", &data)).finish();
+    let fixture = Fixture::new("");
+    fs::create_dir(fixture.path("empty")).unwrap();
+    let data = fixture.path("untouched");
+    let done = Running::start(fixture.launcher(words).env("MAYFLY_DATA_DIR", &data)).wait();
     assert_eq!(done.code(), code, "{}", done.stderr);
     assert!(done.stderr.contains(expected), "{}", done.stderr);
     assert_eq!(done.stdout, "");
@@ -226,23 +227,19 @@ fn bad_input_is_named_and_nothing_is_created(
 #[case("program")]
 #[case("text/program")]
 fn an_executor_that_is_no_program_is_named(#[case] path: &str) {
-    let bench = Bench::new("");
-    fs::write(bench.path("text"), "no program").unwrap();
-    fs::write(bench.path("program"), "\u{0}no program").unwrap();
-    fs::set_permissions(bench.path("program"), Permissions::from_mode(0o700)).unwrap();
+    let fixture = Fixture::new("");
+    fs::write(fixture.path("text"), "no program").unwrap();
+    fs::write(fixture.path("program"), "\u{0}no program").unwrap();
+    fs::set_permissions(fixture.path("program"), Permissions::from_mode(0o700)).unwrap();
     let path = format!("./{path}");
-    let by_option = bench.run(&format!("stack --executor {path}"));
-    let by_variable = bench
-        .launcher("stack")
-        .env("MAYFLY_EXECUTOR", &path)
-        .output();
-    let by_variable = by_variable.unwrap();
-    let told = String::from_utf8(by_variable.stderr).unwrap();
-    assert_eq!(by_variable.status.code(), Some(64), "{told}");
-    assert_eq!(by_option.code(), 64, "{}", by_option.stderr);
-    assert_eq!(by_option.stderr, told);
-    assert!(told.contains(&format!("`{path}`")), "{told}");
-    assert!(told.contains("hint: name a program"), "{told}");
+    let by_option = fixture.run(&format!("stack --executor {path}"));
+    let mut launcher = fixture.launcher("stack");
+    let by_variable = Running::start(launcher.env("MAYFLY_EXECUTOR", &path)).wait();
+    assert_eq!((by_option.code(), by_variable.code()), (64, 64));
+    assert_eq!(by_option.stderr, by_variable.stderr);
+    for words in [&format!("`{path}`"), "hint: name a program"] {
+        assert!(by_option.stderr.contains(words), "{by_option}");
+    }
 }
 
 #[rstest]
@@ -255,16 +252,16 @@ fn a_data_directory_that_cannot_be_is_named_with_what_to_do(
     #[case] cause: &str,
     #[values("run", "serve", "serve in a cluster")] command: &str,
 ) {
-    let bench = Bench::new("");
-    fs::write(bench.path("text"), "no folder").unwrap();
-    std::os::unix::fs::symlink("nowhere/at/all", bench.path("dangling")).unwrap();
+    let fixture = Fixture::new("");
+    fs::write(fixture.path("text"), "no folder").unwrap();
+    std::os::unix::fs::symlink("nowhere/at/all", fixture.path("dangling")).unwrap();
     let kubeconfig = "apiVersion: v1\nkind: Config\ncurrent-context: a\n\
         clusters: [{name: a, cluster: {server: 'http://127.0.0.1:1'}}]\n\
         contexts: [{name: a, context: {cluster: a, user: a}}]\nusers: [{name: a, user: {token: a}}]\n";
-    fs::write(bench.path("kubeconfig"), kubeconfig).unwrap();
-    let place = bench.path(place);
+    fs::write(fixture.path("kubeconfig"), kubeconfig).unwrap();
+    let place = fixture.path(place);
     let mut launcher = match command {
-        "run" => bench.launcher("stack"),
+        "run" => fixture.launcher("stack"),
         serve => {
             let target = if serve == "serve" {
                 "process"
@@ -274,7 +271,7 @@ fn a_data_directory_that_cannot_be_is_named_with_what_to_do(
             let mut launcher = Command::new(env!("CARGO_BIN_EXE_api-launcher"));
             launcher
                 .args(["serve", "--target", target])
-                .env("KUBECONFIG", bench.path("kubeconfig"))
+                .env("KUBECONFIG", fixture.path("kubeconfig"))
                 .env("MAYFLY_ALLOW_UNAUTHENTICATED", "true")
                 .env("MAYFLY_LISTEN", "127.0.0.1:0");
             launcher
@@ -300,14 +297,14 @@ fn a_data_directory_that_cannot_be_is_named_with_what_to_do(
 }
 
 #[test]
-fn variable_files_go_along_under_names_read_last() {
-    let bench = Bench::new(CHANGES);
-    fs::write(bench.path("prod.tfvars"), "a = 1").unwrap();
-    fs::write(bench.path("more.tfvars.json"), "{}").unwrap();
-    let done = bench.run("stack --var-file prod.tfvars --var-file more.tfvars.json");
+fn variable_files_are_added_under_names_that_the_tool_reads_last() {
+    let fixture = Fixture::new(CHANGES);
+    fs::write(fixture.path("prod.tfvars"), "a = 1").unwrap();
+    fs::write(fixture.path("more.tfvars.json"), "{}").unwrap();
+    let done = fixture.run("stack --var-file prod.tfvars --var-file more.tfvars.json");
     assert_eq!(done.code(), 0, "{}", done.stderr);
     assert_eq!(
-        names_in(&bench.data().join("content-terraformPlan")),
+        names_in(&fixture.data().join("content-terraformPlan")),
         [
             "main.tf",
             "zz_mayfly_0000_prod.auto.tfvars",
@@ -318,21 +315,22 @@ fn variable_files_go_along_under_names_read_last() {
 
 #[test]
 fn a_state_file_in_the_folder_is_pointed_out() {
-    let bench = Bench::new(NO_CHANGES);
-    fs::write(bench.path("stack/terraform.tfstate"), "{}").unwrap();
-    let done = bench.run("stack");
+    let fixture = Fixture::new(NO_CHANGES);
+    fs::write(fixture.path("stack/terraform.tfstate"), "{}").unwrap();
+    let done = fixture.run("stack");
     assert!(done.stderr.contains("terraform.tfstate"), "{}", done.stderr);
     assert!(done.stderr.contains("local/backend/"), "{}", done.stderr);
 }
 
 #[test]
-fn the_run_goes_on_when_nobody_reads_its_output_any_more() {
-    let bench = Bench::new(&format!(
+fn the_run_continues_when_its_output_is_closed() {
+    let fixture = Fixture::new(&format!(
         "for n in $(seq 20000); do echo \"line $n\"; done\n{CHANGES}"
     ));
-    let mut command = bench.launcher("stack --auto-approve");
-    let mut child = command.stderr(Stdio::null()).spawn().unwrap();
+    let mut command = fixture.launcher("stack --auto-approve");
+    command.stdout(Stdio::piped()).stderr(Stdio::null());
+    let mut child = command.spawn().unwrap();
     drop(child.stdout.take());
     assert_eq!(child.wait().unwrap().code(), Some(0));
-    assert_eq!(bench.read("started"), "terraformPlan\nterraformApply\n");
+    assert_eq!(fixture.read("started"), "terraformPlan\nterraformApply\n");
 }

@@ -1,13 +1,12 @@
 //! Stopping a run, once and twice; and two runs at once.
 
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
-use nix::errno::Errno;
 use nix::sys::signal::{Signal, kill};
-use nix::unistd::Pid;
 use rstest::rstest;
+use test_peers::process::{Stream, ends};
 
-use crate::harness::Bench;
+use crate::harness::Fixture;
 
 /// Stops when asked, after storing the state.
 const GRACEFUL: &str = r"
@@ -34,11 +33,11 @@ wait_for_signal
 #[case(Signal::SIGTERM, 143)]
 #[case(Signal::SIGHUP, 129)]
 fn one_signal_lets_the_executor_finish(#[case] signal: Signal, #[case] code: i32) {
-    let bench = Bench::new(GRACEFUL);
-    let mut run = bench.start("stack --auto-approve");
-    run.wait_for("working");
+    let fixture = Fixture::new(GRACEFUL);
+    let run = fixture.start("stack --auto-approve");
+    run.wait_for(Stream::Stdout, "working");
     run.signal(signal);
-    let done = run.finish();
+    let done = run.wait();
     assert_eq!(done.code(), code, "{}", done.stderr);
     assert!(done.stdout.contains("stored the state"), "{}", done.stdout);
     assert!(!done.stdout.contains("reached me"), "{}", done.stdout);
@@ -47,63 +46,49 @@ fn one_signal_lets_the_executor_finish(#[case] signal: Signal, #[case] code: i32
         "{}",
         done.stderr
     );
-    assert_eq!(bench.read("started"), "terraformPlan\n");
-    assert!(bench.leftovers().is_empty());
-}
-
-/// Ended, or a zombie until whoever adopts it has looked. The kernel takes a moment to end what it has killed.
-fn ends(pid: Pid) -> bool {
-    let deadline = Instant::now() + Duration::from_secs(5);
-    while Instant::now() < deadline {
-        let zombie = std::fs::read_to_string(format!("/proc/{pid}/stat"))
-            .is_ok_and(|stat| stat.contains(") Z "));
-        if zombie || kill(pid, None) == Err(Errno::ESRCH) {
-            return true;
-        }
-        std::thread::yield_now();
-    }
-    false
+    assert_eq!(fixture.read("started"), "terraformPlan\n");
+    assert!(fixture.leftovers().is_empty());
 }
 
 #[test]
-fn a_second_signal_kills_the_executor_and_says_what_that_risks() {
-    let bench = Bench::new(STUBBORN);
-    let mut run = bench.start("stack --auto-approve");
-    run.wait_for("working");
+fn a_second_signal_kills_the_executor_and_names_the_risk() {
+    let fixture = Fixture::new(STUBBORN);
+    let run = fixture.start("stack --auto-approve");
+    run.wait_for(Stream::Stdout, "working");
     run.signal(Signal::SIGINT);
-    run.wait_for("not yet");
+    run.wait_for(Stream::Stdout, "not yet");
     run.signal(Signal::SIGINT);
-    let done = run.finish();
+    let done = run.wait();
     assert_eq!(done.code(), 130, "{}", done.stderr);
     assert!(
         done.stderr.contains("may exist without being in the state"),
         "{}",
         done.stderr
     );
-    assert!(ends(bench.noted_pid()), "its tool still runs");
-    assert!(bench.leftovers().is_empty());
+    assert!(ends(fixture.noted_pid()), "its tool still runs");
+    assert!(fixture.leftovers().is_empty());
 }
 
 #[test]
 fn a_plan_that_finishes_after_the_signal_is_not_applied() {
-    let bench = Bench::new(
+    let fixture = Fixture::new(
         "trap 'record pending completed true; exit 0' TERM\necho working\nwait_for_signal",
     );
-    let mut run = bench.start("stack --auto-approve");
-    run.wait_for("working");
+    let run = fixture.start("stack --auto-approve");
+    run.wait_for(Stream::Stdout, "working");
     run.signal(Signal::SIGINT);
-    let done = run.finish();
+    let done = run.wait();
     assert_eq!(done.code(), 130, "{}", done.stderr);
-    assert_eq!(bench.read("started"), "terraformPlan\n");
-    assert_eq!(bench.record("1")["status"], "cancelled");
+    assert_eq!(fixture.read("started"), "terraformPlan\n");
+    assert_eq!(fixture.record("1")["status"], "cancelled");
 }
 
 #[test]
-fn a_second_run_of_the_folder_is_sent_away_and_one_of_another_is_not() {
-    let bench = Bench::new(GRACEFUL);
-    let mut first = bench.start("stack");
-    first.wait_for("working");
-    let second = bench.run("./stack/../stack --output json");
+fn a_second_run_of_a_folder_is_refused_and_one_of_another_folder_is_not() {
+    let fixture = Fixture::new(GRACEFUL);
+    let first = fixture.start("stack");
+    first.wait_for(Stream::Stdout, "working");
+    let second = fixture.run("./stack/../stack --output json");
     assert_eq!(second.code(), 75);
     assert!(
         second.stdout.contains("in progress (process"),
@@ -111,37 +96,37 @@ fn a_second_run_of_the_folder_is_sent_away_and_one_of_another_is_not() {
         second.stdout
     );
 
-    std::fs::create_dir(bench.path("other")).unwrap();
-    std::fs::write(bench.path("other/main.tf"), "").unwrap();
-    let mut third = bench.start("other");
-    third.wait_for("working");
+    std::fs::create_dir(fixture.path("other")).unwrap();
+    std::fs::write(fixture.path("other/main.tf"), "").unwrap();
+    let third = fixture.start("other");
+    third.wait_for(Stream::Stdout, "working");
     for run in [&first, &third] {
         run.signal(Signal::SIGTERM);
     }
-    assert_eq!((first.finish().code(), third.finish().code()), (143, 143));
+    assert_eq!((first.wait().code(), third.wait().code()), (143, 143));
 }
 
 #[test]
-fn what_an_executor_that_is_killed_leaves_at_work_is_killed_wherever_it_went() {
-    let bench = Bench::new(
+fn processes_of_a_killed_executor_are_killed_in_every_session() {
+    let fixture = Fixture::new(
         "setsid --fork bash -c 'trap \"\" TERM; cd /; echo $$ >\"$1\"; while :; do sleep 1; done' \
          _ \"$MAYFLY_DATA_DIR/pid\" </dev/null >/dev/null 2>&1\n\
          until [[ -s $MAYFLY_DATA_DIR/pid ]]; do :; done\nkill -KILL $$",
     );
-    let done = bench.run("stack");
+    let done = fixture.run("stack");
     assert_eq!(done.code(), 137, "{}", done.stderr);
-    assert!(ends(bench.noted_pid()), "it goes on");
+    assert!(ends(fixture.noted_pid()), "it goes on");
 }
 
 #[test]
 fn a_child_that_keeps_the_streams_open_does_not_hold_the_run_up() {
-    let bench = Bench::new(
+    let fixture = Fixture::new(
         "record completed completed false\n\
          { trap '' TERM; exec {never}<> <(:); read -r -t 150 -u \"$never\"; } &\n\
          echo $! >\"$MAYFLY_DATA_DIR/pid\"; exit 0",
     );
     let started = Instant::now();
-    assert_eq!(bench.run("stack").code(), 0);
+    assert_eq!(fixture.run("stack").code(), 0);
     assert!(started.elapsed().as_secs() < 100, "{:?}", started.elapsed());
-    kill(bench.noted_pid(), Signal::SIGKILL).unwrap();
+    kill(fixture.noted_pid(), Signal::SIGKILL).unwrap();
 }

@@ -1,8 +1,8 @@
 //! The same run on a terminal: colours, a live line, and the question.
 
-use nix::sys::signal::Signal;
+use test_peers::process::{Running, Stream};
 
-use crate::harness::{Bench, Process, Pty};
+use crate::harness::Fixture;
 
 const CHANGES: &str = r#"
 case $type in
@@ -19,22 +19,21 @@ esac
 
 #[test]
 fn a_yes_applies_the_plan() {
-    let bench = Bench::new(CHANGES);
-    let pty = Pty::open();
-    let mut run = Process::on_terminal(&mut bench.launcher("stack"), &pty);
-    run.wait_for("Apply these changes?");
-    pty.type_line("yes");
-    run.wait_for("Applied");
-    let done = run.end();
+    let fixture = Fixture::new(CHANGES);
+    let mut run = Running::start_interactive(&mut fixture.on_terminal("stack"));
+    run.wait_for(Stream::Stdout, "Apply these changes?");
+    run.write("yes\n");
+    run.wait_for(Stream::Stdout, "Applied");
+    let done = run.wait();
     assert_eq!(done.code(), 0);
-    assert_eq!(bench.read("started"), "terraformPlan\nterraformApply\n");
+    assert_eq!(fixture.read("started"), "terraformPlan\nterraformApply\n");
     assert!(
         done.stdout.contains("\u{1b}[32mPlan: 1 to add"),
         "{}",
         done.stdout
     );
     assert!(
-        bench
+        fixture
             .read("environment-terraformPlan")
             .contains("TerrakubeEnableColorOutput=true\n")
     );
@@ -42,40 +41,37 @@ fn a_yes_applies_the_plan() {
 
 #[test]
 fn anything_else_does_not() {
-    let bench = Bench::new(CHANGES);
-    let pty = Pty::open();
-    let mut run = Process::on_terminal(&mut bench.launcher("stack"), &pty);
-    run.wait_for("Apply these changes?");
-    pty.type_line("");
-    run.wait_for("Not applied");
-    assert_eq!(run.end().code(), 0);
-    assert_eq!(bench.read("started"), "terraformPlan\n");
-    let record = bench.record("1");
+    let fixture = Fixture::new(CHANGES);
+    let mut run = Running::start_interactive(&mut fixture.on_terminal("stack"));
+    run.wait_for(Stream::Stdout, "Apply these changes?");
+    run.write("\n");
+    run.wait_for(Stream::Stdout, "Not applied");
+    assert_eq!(run.wait().code(), 0);
+    assert_eq!(fixture.read("started"), "terraformPlan\n");
+    let record = fixture.record("1");
     assert_eq!(record["status"], "rejected");
     assert_eq!(record["steps"][1]["status"], "notExecuted");
 }
 
 #[test]
 fn an_interrupt_at_the_question_applies_nothing() {
-    let bench = Bench::new(CHANGES);
-    let pty = Pty::open();
-    let mut run = Process::on_terminal(&mut bench.launcher("stack"), &pty);
-    run.wait_for("Apply these changes?");
-    run.signal(Signal::SIGINT);
-    run.wait_for("nothing was applied");
-    assert_eq!(run.end().code(), 130);
-    assert_eq!(bench.read("started"), "terraformPlan\n");
-    assert!(bench.leftovers().is_empty());
+    let fixture = Fixture::new(CHANGES);
+    let mut run = Running::start_interactive(&mut fixture.on_terminal("stack"));
+    run.wait_for(Stream::Stdout, "Apply these changes?");
+    run.write("\x03");
+    run.wait_for(Stream::Stdout, "nothing was applied");
+    assert_eq!(run.wait().code(), 130);
+    assert_eq!(fixture.read("started"), "terraformPlan\n");
+    assert!(fixture.leftovers().is_empty());
 }
 
 #[test]
 fn no_color_keeps_the_live_line_and_drops_the_colours() {
-    let bench = Bench::new(CHANGES);
-    let pty = Pty::open();
-    let mut command = bench.launcher("stack --plan-only");
-    let mut run = Process::on_terminal(command.env("NO_COLOR", "1"), &pty);
-    run.wait_for("Planned");
-    let done = run.end();
+    let fixture = Fixture::new(CHANGES);
+    let mut command = fixture.on_terminal("stack --plan-only");
+    let run = Running::start_interactive(command.env("NO_COLOR", "1"));
+    run.wait_for(Stream::Stdout, "Planned");
+    let done = run.wait();
     assert_eq!(done.code(), 0);
     assert!(
         !done.stdout.contains("\u{1b}[32m") && !done.stdout.contains("\u{1b}[1m"),

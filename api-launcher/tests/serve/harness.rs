@@ -1,26 +1,24 @@
 //! A data directory, a git repository, and launchers over them.
 
 use std::fs;
-use std::io::{BufRead as _, BufReader};
 use std::path::PathBuf;
-use std::process::{Child, Command, ExitStatus, Stdio};
+use std::process::{Command, ExitStatus};
 use std::sync::mpsc;
 use std::thread;
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use base64::Engine as _;
 use job_contract::JobData;
 use job_contract::status::StepStatus;
 use jsonwebtoken::{Algorithm, EncodingKey, Header};
-use nix::sys::signal::{Signal, kill};
+use nix::sys::signal::Signal;
 use nix::unistd::Pid;
 use platform::local::{JobRecord, LocalPlatform};
 use platform::{Claim, Holder};
 use platform::{Platform, StepRef};
 use serde_json::{Value, json};
+use test_peers::process::{DEADLINE, Running, Stream};
 
-/// Generous: a busy machine is slow, and nothing waits this long unless it is broken.
-const PATIENCE: Duration = Duration::from_secs(90);
 const SECRET: [u8; 64] = [0xfb; 64];
 const MODULE: &str = r#"
 resource "terraform_data" "greeting" {
@@ -32,20 +30,20 @@ output "greeting" {
 "#;
 
 /// A place for launchers, one after the other.
-pub(crate) struct Place {
+pub(crate) struct Fixture {
     temp: tempfile::TempDir,
 }
 
-impl Place {
+impl Fixture {
     pub(crate) fn new() -> Self {
         // Some tests have no other client than the one this serves.
         let _ = rustls::crypto::ring::default_provider().install_default();
         let temp = tempfile::tempdir().unwrap();
-        let place = Self { temp };
+        let fixture = Self { temp };
         for folder in ["data", "repository"] {
-            fs::create_dir(place.path(folder)).unwrap();
+            fs::create_dir(fixture.path(folder)).unwrap();
         }
-        fs::write(place.path("repository/main.tf"), MODULE).unwrap();
+        fs::write(fixture.path("repository/main.tf"), MODULE).unwrap();
         for words in [
             "init --quiet --initial-branch=main",
             "add --all",
@@ -53,13 +51,13 @@ impl Place {
         ] {
             let status = Command::new("git")
                 .args(words.split_whitespace())
-                .current_dir(place.path("repository"))
+                .current_dir(fixture.path("repository"))
                 .env("GIT_CONFIG_GLOBAL", "/dev/null")
                 .env("GIT_CONFIG_NOSYSTEM", "1")
                 .status();
             assert!(status.unwrap().success(), "git {words}");
         }
-        place
+        fixture
     }
 
     pub(crate) fn path(&self, name: &str) -> PathBuf {
@@ -82,10 +80,7 @@ impl Place {
             .env("MAYFLY_LISTEN", "127.0.0.1:0")
             .env("MAYFLY_DATA_DIR", self.data())
             .env("MAYFLY_CONCURRENCY", "4")
-            .envs(settings.iter().copied())
-            .stdin(Stdio::null())
-            .stdout(Stdio::null())
-            .stderr(Stdio::piped());
+            .envs(settings.iter().copied());
         Launcher::start(&mut command)
     }
 
@@ -177,7 +172,7 @@ impl Place {
         let path = self
             .data()
             .join(format!("launcher/queue/runs/{job}_step/log"));
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + DEADLINE;
         while !fs::read_to_string(&path).is_ok_and(|log| log.contains(text)) {
             assert!(
                 Instant::now() < deadline,
@@ -227,7 +222,7 @@ impl Barrier {
         let (send, reached) = mpsc::channel();
         let path = self.path.clone();
         thread::spawn(move || send.send(fs::read_to_string(path)));
-        let text = reached.recv_timeout(PATIENCE).expect("no script came");
+        let text = reached.recv_timeout(DEADLINE).expect("no script came");
         assert_eq!(text.unwrap(), "here\n");
     }
 
@@ -255,31 +250,16 @@ pub(crate) fn token() -> String {
 
 /// A launcher that serves.
 pub(crate) struct Launcher {
-    child: Child,
-    lines: mpsc::Receiver<Value>,
-    seen: Vec<Value>,
+    running: Running,
     address: String,
     client: reqwest::Client,
 }
 
 impl Launcher {
     fn start(command: &mut Command) -> Self {
-        let mut child = command.spawn().unwrap();
-        let stderr = BufReader::new(child.stderr.take().unwrap());
-        let (send, lines) = mpsc::channel();
-        thread::spawn(move || {
-            for line in stderr.lines().map_while(Result::ok) {
-                let line =
-                    serde_json::from_str(&line).unwrap_or_else(|_| json!({ "message": line }));
-                if send.send(line).is_err() {
-                    return;
-                }
-            }
-        });
+        // Executors end with a launcher that is asked to stop.
         let mut launcher = Self {
-            child,
-            lines,
-            seen: Vec::new(),
+            running: Running::start(command).terminated_when_dropped(),
             address: String::new(),
             client: reqwest::Client::builder().no_proxy().build().unwrap(),
         };
@@ -293,38 +273,27 @@ impl Launcher {
     }
 
     /// The first line of the log with that message that fits.
-    pub(crate) fn wait_for(&mut self, message: &str, fits: impl Fn(&Value) -> bool) -> Value {
-        let mut next = 0;
-        loop {
-            while let Some(line) = self.seen.get(next) {
-                if line["message"] == message && fits(line) {
-                    return line.clone();
-                }
-                next += 1;
-            }
-            match self.lines.recv_timeout(PATIENCE) {
-                Ok(line) => self.seen.push(line),
-                Err(error) => panic!("no {message:?}: {error}, but {:#?}", self.seen),
-            }
-        }
+    pub(crate) fn wait_for(&self, message: &str, fits: impl Fn(&Value) -> bool) -> Value {
+        self.running.find_line(Stream::Stderr, message, |line| {
+            Some(parsed(line)).filter(|line| line["message"] == message && fits(line))
+        })
     }
 
-    pub(crate) fn wait_for_end(&mut self, job: usize, step: &str) {
+    pub(crate) fn wait_for_end(&self, job: usize, step: &str) {
         let run = format!("{job}_{step}");
         self.wait_for("a run has ended", |line| line["run"] == run.as_str());
     }
 
     /// How many lines so far have that message.
-    pub(crate) fn count(&mut self, message: &str) -> usize {
-        self.seen.extend(self.lines.try_iter());
-        let fits = |line: &&Value| line["message"] == message;
-        self.seen.iter().filter(fits).count()
+    pub(crate) fn count(&self, message: &str) -> usize {
+        let log = self.log();
+        let lines = log.lines().map(parsed);
+        lines.filter(|line| line["message"] == message).count()
     }
 
-    /// Everything the launcher has said so far.
-    pub(crate) fn log(&mut self) -> String {
-        self.seen.extend(self.lines.try_iter());
-        self.seen.iter().map(Value::to_string).collect()
+    /// What the launcher has logged so far.
+    pub(crate) fn log(&self) -> String {
+        self.running.text(Stream::Stderr)
     }
 
     pub(crate) fn url(&self, path: &str) -> String {
@@ -352,26 +321,21 @@ impl Launcher {
     }
 
     pub(crate) fn signal(&self, signal: Signal) {
-        kill(Pid::from_raw(self.child.id().cast_signed()), signal).unwrap();
+        self.running.signal(signal);
     }
 
     /// Kills it as a crash would, with everything it is doing.
-    pub(crate) fn crash(mut self) {
-        self.child.kill().unwrap();
-        self.child.wait().unwrap();
+    pub(crate) fn crash(self) {
+        self.signal(Signal::SIGKILL);
+        self.running.wait();
     }
 
-    pub(crate) fn end(mut self) -> ExitStatus {
-        self.child.wait().unwrap()
+    pub(crate) fn end(self) -> ExitStatus {
+        self.running.wait().status
     }
 }
 
-/// Nothing a test starts outlives it: what still runs is asked to stop, executors first.
-impl Drop for Launcher {
-    fn drop(&mut self) {
-        if matches!(self.child.try_wait(), Ok(None)) {
-            self.signal(Signal::SIGTERM);
-            let _ = self.child.wait();
-        }
-    }
+/// A line of the log. What is no JSON is a message.
+fn parsed(line: &str) -> Value {
+    serde_json::from_str(line).unwrap_or_else(|_| json!({ "message": line }))
 }

@@ -6,28 +6,30 @@ use std::os::unix::fs::PermissionsExt as _;
 use job_contract::status::{JobStatus, StepStatus};
 use nix::sys::signal::Signal;
 
-use crate::harness::{Place, step_ref};
+use crate::harness::{Fixture, step_ref};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_plan_and_its_apply_run_to_completed() {
-    let place = Place::new();
-    let mut launcher = place.serve(&[]);
-    let mut plan = place.job(7, "plan", "terraformPlan");
+    let fixture = Fixture::new();
+    let launcher = fixture.serve(&[]);
+    let mut plan = fixture.job(7, "plan", "terraformPlan");
     plan["variables"]["password"] = "hunter2".into();
     launcher.post(&plan).await;
     launcher.wait_for_end(7, "plan");
-    assert_eq!(place.step_status(7, "plan"), StepStatus::Completed);
+    assert_eq!(fixture.step_status(7, "plan"), StepStatus::Completed);
     launcher
-        .post(&place.job(7, "apply", "terraformApply"))
+        .post(&fixture.job(7, "apply", "terraformApply"))
         .await;
     launcher.wait_for_end(7, "apply");
 
-    let record = place.record(7);
+    let record = fixture.record(7);
     assert_eq!(record.status, JobStatus::Completed, "{record:#?}");
-    let state = place.data().join("local/backend/org/ws/terraform.tfstate");
+    let state = fixture
+        .data()
+        .join("local/backend/org/ws/terraform.tfstate");
     assert!(fs::read_to_string(state).unwrap().contains("hello"));
-    assert!(place.output(7, "apply").contains("Apply complete!"));
-    assert_eq!(place.leftovers(), Vec::<std::path::PathBuf>::new());
+    assert!(fixture.output(7, "apply").contains("Apply complete!"));
+    assert_eq!(fixture.leftovers(), Vec::<std::path::PathBuf>::new());
     assert!(!launcher.log().contains("hunter2"));
     let metrics = launcher.get("/metrics").await;
     for line in [
@@ -41,28 +43,28 @@ async fn a_plan_and_its_apply_run_to_completed() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn twenty_concurrent_duplicates_are_one_run() {
-    let place = Place::new();
-    let mut launcher = place.serve(&[]);
-    let job = place.script(1, "");
+    let fixture = Fixture::new();
+    let launcher = fixture.serve(&[]);
+    let job = fixture.script(1, "");
     futures_util::future::join_all((0..20).map(|_| launcher.post(&job))).await;
     launcher.wait_for_end(1, "step");
     launcher.post(&job).await;
     // Whatever was queued behind would have started before this one ends.
-    launcher.post(&place.script(2, "")).await;
+    launcher.post(&fixture.script(2, "")).await;
     launcher.wait_for_end(2, "step");
     assert_eq!(launcher.count("started an executor"), 2);
-    assert_eq!(place.times_run(1), 1);
+    assert_eq!(fixture.times_run(1), 1);
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn the_oldest_waiting_run_is_next() {
-    let place = Place::new();
-    let mut launcher = place.serve(&[("MAYFLY_CONCURRENCY", "1")]);
-    let barrier = place.barrier("barrier");
-    launcher.post(&place.script(9, &barrier.wait())).await;
+    let fixture = Fixture::new();
+    let launcher = fixture.serve(&[("MAYFLY_CONCURRENCY", "1")]);
+    let barrier = fixture.barrier("barrier");
+    launcher.post(&fixture.script(9, &barrier.wait())).await;
     barrier.reached();
     for job in [3, 1, 2] {
-        launcher.post(&place.script(job, "")).await;
+        launcher.post(&fixture.script(job, "")).await;
     }
     assert_eq!(
         launcher.get("/actuator/health/readiness").await,
@@ -72,67 +74,70 @@ async fn the_oldest_waiting_run_is_next() {
     for job in [3, 1, 2] {
         launcher.wait_for_end(job, "step");
     }
-    let ledger = fs::read_to_string(place.path("ledger")).unwrap();
+    let ledger = fs::read_to_string(fixture.path("ledger")).unwrap();
     assert_eq!(ledger, "9\n3\n1\n2\n");
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_cancelled_job_stops_whether_it_runs_or_waits() {
-    let place = Place::new();
-    let mut launcher = place.serve(&[("MAYFLY_CONCURRENCY", "1")]);
-    let barrier = place.barrier("barrier");
-    let running = place.script(1, &barrier.wait());
+    let fixture = Fixture::new();
+    let launcher = fixture.serve(&[("MAYFLY_CONCURRENCY", "1")]);
+    let barrier = fixture.barrier("barrier");
+    let running = fixture.script(1, &barrier.wait());
     launcher.post(&running).await;
     barrier.reached();
-    let waiting = place.script(2, "");
+    let waiting = fixture.script(2, "");
     launcher.post(&waiting).await;
     for job in [&waiting, &running] {
         let cancel = |record: &mut platform::local::JobRecord| {
             record.status = JobStatus::Cancelled;
         };
-        place.platform().update_job(&step_ref(job), cancel).unwrap();
+        fixture
+            .platform()
+            .update_job(&step_ref(job), cancel)
+            .unwrap();
     }
     launcher.wait_for_end(1, "step");
     launcher.wait_for_end(2, "step");
-    assert_eq!(place.record(1).status, JobStatus::Cancelled);
-    assert_eq!(place.step_status(1, "step"), StepStatus::Failed);
-    assert_eq!(place.record(2).status, JobStatus::Cancelled);
-    assert_eq!(place.step_status(2, "step"), StepStatus::Cancelled);
-    assert_eq!(place.times_run(2), 0);
+    assert_eq!(fixture.record(1).status, JobStatus::Cancelled);
+    assert_eq!(fixture.step_status(1, "step"), StepStatus::Failed);
+    assert_eq!(fixture.record(2).status, JobStatus::Cancelled);
+    assert_eq!(fixture.step_status(2, "step"), StepStatus::Cancelled);
+    assert_eq!(fixture.times_run(2), 0);
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn stopping_interrupts_what_runs_and_keeps_what_waits() {
-    let place = Place::new();
-    let mut launcher = place.serve(&[("MAYFLY_CONCURRENCY", "1")]);
-    let barrier = place.barrier("barrier");
-    launcher.post(&place.script(1, &barrier.wait())).await;
+    let fixture = Fixture::new();
+    let launcher = fixture.serve(&[("MAYFLY_CONCURRENCY", "1")]);
+    let barrier = fixture.barrier("barrier");
+    launcher.post(&fixture.script(1, &barrier.wait())).await;
     barrier.reached();
-    launcher.post(&place.script(2, "")).await;
+    launcher.post(&fixture.script(2, "")).await;
     launcher.signal(Signal::SIGTERM);
     launcher.wait_for("stopped", |_| true);
     assert!(launcher.end().success());
-    assert_eq!(place.step_status(1, "step"), StepStatus::Failed);
-    assert_eq!(place.times_run(2), 0);
+    assert_eq!(fixture.step_status(1, "step"), StepStatus::Failed);
+    assert_eq!(fixture.times_run(2), 0);
 
-    let mut launcher = place.serve(&[]);
+    let launcher = fixture.serve(&[]);
     launcher.wait_for_end(2, "step");
-    assert_eq!(place.step_status(2, "step"), StepStatus::Completed);
-    assert_eq!(place.times_run(1), 1);
+    assert_eq!(fixture.step_status(2, "step"), StepStatus::Completed);
+    assert_eq!(fixture.times_run(1), 1);
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn an_executor_that_cannot_start_fails_its_step_with_the_reason() {
-    let place = Place::new();
+    let fixture = Fixture::new();
     // A program by the look of it, as the launcher asks for.
-    let executor = place.path("executor");
+    let executor = fixture.path("executor");
     fs::write(&executor, "#!/nonexistent/interpreter\n").unwrap();
     fs::set_permissions(&executor, Permissions::from_mode(0o755)).unwrap();
-    let mut launcher = place.serve(&[("MAYFLY_EXECUTOR", executor.to_str().unwrap())]);
-    launcher.post(&place.script(1, "")).await;
+    let launcher = fixture.serve(&[("MAYFLY_EXECUTOR", executor.to_str().unwrap())]);
+    launcher.post(&fixture.script(1, "")).await;
     launcher.wait_for_end(1, "step");
-    assert_eq!(place.record(1).status, JobStatus::Failed);
-    assert!(place.output(1, "step").contains("could not be started"));
+    assert_eq!(fixture.record(1).status, JobStatus::Failed);
+    assert!(fixture.output(1, "step").contains("could not be started"));
     let metrics = launcher.get("/metrics").await;
     assert!(
         metrics.contains("mayfly_executor_start_failures_total 1"),

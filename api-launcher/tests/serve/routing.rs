@@ -4,7 +4,7 @@ use serde_json::json;
 use test_peers::http::{Response, Server};
 use test_peers::port::Port;
 
-use crate::harness::Place;
+use crate::harness::Fixture;
 
 /// A persistent executor with an answer of its own, and the URL for dispatches.
 fn persistent_executor() -> (Server, String) {
@@ -16,14 +16,14 @@ fn persistent_executor() -> (Server, String) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn workspaces_without_the_flag_go_on_unchanged_and_so_does_the_answer() {
-    let place = Place::new();
+async fn dispatches_without_the_flag_and_their_responses_are_forwarded_unchanged() {
+    let fixture = Fixture::new();
     let (executor, url) = persistent_executor();
-    let mut launcher = place.serve(&[
+    let launcher = fixture.serve(&[
         ("MAYFLY_ROUTE", "flag"),
         ("MAYFLY_PERSISTENT_EXECUTOR_URL", &url),
     ]);
-    let plain = place.job(1, "step", "terraformPlan");
+    let plain = fixture.job(1, "step", "terraformPlan");
     // White space and order are the sender's business.
     let body = format!(" {}\n", serde_json::to_string_pretty(&plain).unwrap());
     let request = launcher.request(&plain).body(body.clone()).build().unwrap();
@@ -38,24 +38,24 @@ async fn workspaces_without_the_flag_go_on_unchanged_and_so_does_the_answer() {
     assert_eq!(received.header("authorization"), token.to_str().ok());
     assert_eq!(received.header("content-type"), Some("application/json"));
 
-    let mut flagged = place.script(2, "");
+    let mut flagged = fixture.script(2, "");
     flagged["environmentVariables"] = json!({"TERRAKUBE_ENABLE_EPHEMERAL_EXECUTOR": "false"});
     launcher.post(&flagged).await;
     launcher.wait_for_end(2, "step");
-    assert_eq!(place.times_run(2), 1);
+    assert_eq!(fixture.times_run(2), 1);
     assert_eq!(executor.requests().len(), 1);
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_strict_flag_may_say_no() {
-    let place = Place::new();
+async fn with_strict_routing_a_flag_of_false_is_forwarded() {
+    let fixture = Fixture::new();
     let (executor, url) = persistent_executor();
-    let launcher = place.serve(&[
+    let launcher = fixture.serve(&[
         ("MAYFLY_ROUTE", "flag"),
         ("MAYFLY_ROUTE_STRICT", "true"),
         ("MAYFLY_PERSISTENT_EXECUTOR_URL", &url),
     ]);
-    let mut job = place.job(1, "step", "terraformPlan");
+    let mut job = fixture.job(1, "step", "terraformPlan");
     job["environmentVariables"] = json!({"TERRAKUBE_ENABLE_EPHEMERAL_EXECUTOR": "false"});
     let answer = launcher.request(&job).send().await.unwrap();
     assert_eq!(answer.status(), 418);
@@ -63,16 +63,16 @@ async fn a_strict_flag_may_say_no() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_persistent_executor_that_is_away_means_later() {
-    let place = Place::new();
+async fn an_unreachable_persistent_executor_gives_status_503() {
+    let fixture = Fixture::new();
     // Kept, so that nobody listens on it.
     let port = Port::take().unwrap();
     let url = format!("http://{}/", port.address());
-    let launcher = place.serve(&[
+    let launcher = fixture.serve(&[
         ("MAYFLY_ROUTE", "flag"),
         ("MAYFLY_PERSISTENT_EXECUTOR_URL", &url),
     ]);
-    let job = place.job(1, "step", "terraformPlan");
+    let job = fixture.job(1, "step", "terraformPlan");
     let answer = launcher.request(&job).send().await.unwrap();
     assert_eq!(answer.status(), 503);
     assert!(answer.text().await.unwrap().contains("cannot be reached"));

@@ -1,4 +1,4 @@
-//! Azure Blob Storage. Every area is a container of its own, made when it is missing (contract 6.2).
+//! Azure Blob Storage. Each area has its own container, which is created if it is missing (contract 6.2).
 
 use std::path::Path;
 use std::sync::Arc;
@@ -19,7 +19,7 @@ use crate::backend::BackendSettings;
 use crate::digest::Digest;
 use crate::error::{Answer, StoreError};
 use crate::reference::{ObjectUrl, address, key_of};
-use crate::remote::{Limits, Place, Remote, check_tls, client_error, found};
+use crate::remote::{BucketInfo, Remote, RequestTiming, check_tls, client_error, found};
 use crate::retry::Health;
 use crate::service::ObjectService;
 use crate::settings::AzureSettings;
@@ -28,21 +28,24 @@ const SERVICE: &str = "Azure Blob Storage";
 const CREDENTIAL_SETTINGS: &str =
     "`AzureTerraformStateStorageAccountName` and `AzureTerraformStateStorageAccessKey`";
 
-/// An account.
+/// A storage account.
 #[derive(Clone, Debug)]
 pub(crate) struct Azure {
     state: Remote,
     output: Remote,
     settings: AzureSettings,
     http: HttpClient,
-    limits: Limits,
+    timing: RequestTiming,
 }
 
 impl Azure {
-    pub(crate) fn open(settings: &AzureSettings, limits: &Limits) -> Result<Self, StoreError> {
+    pub(crate) fn open(
+        settings: &AzureSettings,
+        timing: &RequestTiming,
+    ) -> Result<Self, StoreError> {
         check_tls(SERVICE)?;
-        let options = limits.client_options(settings.endpoint.scheme() == "http");
-        let connector = limits.connector(SERVICE);
+        let options = timing.client_options(settings.endpoint.scheme() == "http");
+        let connector = timing.connector(SERVICE);
         let fail = |error| client_error(SERVICE, &error);
         let container = |area: Area| {
             let client = MicrosoftAzureBuilder::new()
@@ -51,16 +54,16 @@ impl Azure {
                 .with_container_name(area.bucket_prefix())
                 .with_endpoint(settings.endpoint.as_str().trim_end_matches('/').to_owned())
                 .with_client_options(options.clone())
-                .with_retry(limits.retry_config())
+                .with_retry(timing.retry_config())
                 .with_http_connector(connector.clone())
                 .build()
                 .map_err(fail)?;
             Ok(Remote {
                 client: Arc::new(client),
-                place: Place {
+                bucket: BucketInfo {
                     service: SERVICE,
-                    bucket: area.bucket_prefix().to_owned(),
-                    bucket_setting: env::AZURE_ACCOUNT,
+                    name: area.bucket_prefix().to_owned(),
+                    setting: env::AZURE_ACCOUNT,
                     credential_settings: CREDENTIAL_SETTINGS,
                 },
                 health: connector.health.clone(),
@@ -71,7 +74,7 @@ impl Azure {
             output: container(Area::Output)?,
             settings: settings.clone(),
             http: connector.connect(&options).map_err(fail)?,
-            limits: limits.clone(),
+            timing: timing.clone(),
         })
     }
 
@@ -82,7 +85,7 @@ impl Azure {
         }
     }
 
-    /// The stock client writes the slashes of a blob's name as `%2F`; decoded, both forms are the same.
+    /// The stock client writes the slashes of a blob's name as `%2F`. Decoded, both spellings are the same.
     fn key_behind(&self, reference: &str) -> Option<ObjectKey> {
         let url = ObjectUrl::parse(reference)?;
         let account = ObjectUrl::of(&self.settings.endpoint)?;
@@ -92,29 +95,29 @@ impl Azure {
             .find_map(key_of)
     }
 
-    /// Makes a container, unless another run was faster.
-    async fn make(&self, area: Area) -> Result<(), StoreError> {
+    /// Creates a container. It is no error if another run created it first.
+    async fn create_container(&self, area: Area) -> Result<(), StoreError> {
         let backoff = ExponentialBuilder::default()
             .with_jitter()
-            .with_min_delay(self.limits.first_pause)
-            .with_max_delay(self.limits.longest_pause)
+            .with_min_delay(self.timing.first_pause)
+            .with_max_delay(self.timing.longest_pause)
             .without_max_times()
-            .with_total_delay(Some(self.limits.retry_for));
-        (|| self.try_make(area))
+            .with_total_delay(Some(self.timing.retry_for));
+        (|| self.try_create_container(area))
             .retry(backoff)
             .when(|error| matches!(error, StoreError::Unavailable { .. }))
             .await
     }
 
-    async fn try_make(&self, area: Area) -> Result<(), StoreError> {
+    async fn try_create_container(&self, area: Area) -> Result<(), StoreError> {
         let container = area.bucket_prefix();
         let unavailable = |source| StoreError::Unavailable {
             service: SERVICE,
-            action: "make the container",
+            action: "create the container",
             object: container.to_owned(),
             source,
         };
-        let request = self.request_to_make(container)?;
+        let request = self.creation_request(container)?;
         let sent = self.http.execute(request).await;
         let status = sent
             .map_err(|error| unavailable(Answer::of(&error)))?
@@ -131,7 +134,7 @@ impl Azure {
         }
     }
 
-    fn request_to_make(&self, container: &str) -> Result<HttpRequest, StoreError> {
+    fn creation_request(&self, container: &str) -> Result<HttpRequest, StoreError> {
         let fail = |error: object_store::Error| client_error(SERVICE, &error);
         let address = address(&self.settings.endpoint, container);
         let mut url = Url::parse(&address).expect("an address below an address");
@@ -169,7 +172,7 @@ impl ObjectService for Azure {
         let container = self.container(key.area);
         match container.put(&key.path, bytes.clone()).await {
             Err(StoreError::NoBucket { .. }) => {
-                self.make(key.area).await?;
+                self.create_container(key.area).await?;
                 container.put(&key.path, bytes).await
             }
             stored => stored,
@@ -180,7 +183,7 @@ impl ObjectService for Azure {
         let container = self.container(key.area);
         match container.put_file(&key.path, source).await {
             Err(StoreError::NoBucket { .. }) => {
-                self.make(key.area).await?;
+                self.create_container(key.area).await?;
                 container.put_file(&key.path, source).await
             }
             stored => stored,
@@ -190,7 +193,7 @@ impl ObjectService for Azure {
     async fn fetch(&self, reference: &str, target: &Path) -> Result<Digest, StoreError> {
         let key = found(self.key_behind(reference), reference)?;
         let fetched = self.container(key.area).fetch(&key.path, target).await;
-        fetched.map_err(|error| nothing_yet(error, &key))
+        fetched.map_err(|error| missing_container_is_missing_object(error, &key))
     }
 
     async fn read(&self, key: &ObjectKey) -> Result<Option<Bytes>, StoreError> {
@@ -217,8 +220,8 @@ impl ObjectService for Azure {
     }
 }
 
-/// A container that was never made holds nothing.
-fn nothing_yet(error: StoreError, key: &ObjectKey) -> StoreError {
+/// An object of a missing container is a missing object.
+fn missing_container_is_missing_object(error: StoreError, key: &ObjectKey) -> StoreError {
     match error {
         StoreError::NoBucket { .. } => StoreError::Missing {
             object: key.in_bucket(),

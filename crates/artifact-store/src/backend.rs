@@ -1,5 +1,5 @@
-//! What the tool needs to know to keep a workspace's state in the same store. The executor passes it to
-//! the tool (contract 6.1).
+//! The settings with which the tool keeps a workspace's state in the same store. The executor passes them to the tool
+//! (contract 6.1).
 
 use std::path::PathBuf;
 
@@ -15,11 +15,11 @@ pub struct StaticKeys {
 /// How the backend gets the store's credentials.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Handover {
-    /// Outside the work tree, and so outside the plan, which keeps a copy of the backend's arguments.
+    /// Outside the work tree. A plan keeps a copy of the backend's arguments, so this also keeps them out of the plan.
     Outside,
     /// In the backend file, as the stock executor does it.
     InFile,
-    /// Not at all: the tool finds credentials itself.
+    /// The backend gets none: the tool finds credentials itself.
     Omitted,
 }
 
@@ -33,14 +33,14 @@ pub enum BackendSettings {
         bucket: String,
         region: String,
         key: String,
-        /// None with role authentication.
+        /// `None` with role authentication.
         keys: Option<StaticKeys>,
         handover: Handover,
         use_lockfile: bool,
-        /// Another service than AWS.
+        /// The address of a service other than AWS.
         endpoint: Option<String>,
     },
-    /// A blob in the container that is set for states.
+    /// A blob in the configured container for states.
     Azurerm {
         resource_group: Option<String>,
         account: String,

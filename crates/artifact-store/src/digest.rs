@@ -18,7 +18,7 @@ pub struct Digest {
 }
 
 impl Digest {
-    /// Reads a file through.
+    /// The digest of a file.
     pub fn of(path: &Path) -> io::Result<Self> {
         let mut file = regular_file::open(path)?;
         let mut hasher = Hasher::default();
@@ -34,7 +34,7 @@ impl Digest {
     }
 }
 
-/// Computes a [`Digest`] of content that passes by.
+/// Computes a [`Digest`] of content in chunks.
 #[derive(Debug, Default)]
 pub(crate) struct Hasher {
     size_bytes: u64,

@@ -1,4 +1,4 @@
-//! What can go wrong with a store, told without what a service sends along: its answers may echo credentials.
+//! Errors of a store. They leave out what a service echoes, because that may hold credentials.
 
 use std::error::Error;
 use std::io;
@@ -6,10 +6,10 @@ use std::path::{Path, PathBuf};
 
 use job_contract::chain;
 
-/// An artifact that could not be stored or fetched.
+/// Why an artifact could not be stored or fetched.
 #[derive(Debug, thiserror::Error)]
 pub enum StoreError {
-    /// A file of the local store could not be written; a full disk ends here.
+    /// A file of the local store could not be written, for example because the disk is full.
     #[error("could not store `{}`", path.display())]
     WriteFile {
         path: PathBuf,
@@ -23,15 +23,15 @@ pub enum StoreError {
         #[source]
         source: io::Error,
     },
-    /// What is to be stored cannot be read.
-    #[error("could not read `{}`, which is to be stored", path.display())]
+    /// The file to store cannot be read.
+    #[error("could not read the file `{}` to store it", path.display())]
     Source {
         path: PathBuf,
         #[source]
         source: io::Error,
     },
-    /// What was fetched cannot be written.
-    #[error("could not write `{}`, which is to hold a fetched object", path.display())]
+    /// The target file of a fetch cannot be written.
+    #[error("could not write a fetched object to `{}`", path.display())]
     Target {
         path: PathBuf,
         #[source]
@@ -43,31 +43,31 @@ pub enum StoreError {
     /// There is no such object.
     #[error("`{object}` does not exist")]
     Missing { object: String },
-    /// Larger than what may be held in memory.
-    #[error("`{object}` has {bytes} bytes, and at most {limit} are read into memory")]
+    /// The object is larger than the limit for objects in memory.
+    #[error("`{object}` has {bytes} bytes; at most {limit} are read into memory")]
     TooLarge {
         object: String,
         bytes: u64,
         limit: u64,
     },
     /// There is no such bucket.
-    #[error("{service} has no bucket `{bucket}`, which `{setting}` names")]
+    #[error("{service} has no bucket `{bucket}`, the value of `{setting}`")]
     NoBucket {
         service: &'static str,
         bucket: String,
         setting: &'static str,
     },
-    /// The credentials are wrong, or not enough.
+    /// The credentials are wrong, or lack a permission.
     #[error("{service} refused access to `{object}` with the credentials of {settings}")]
     Refused {
         service: &'static str,
         object: String,
-        /// Names of the settings they come from.
+        /// Names of the settings that hold the credentials.
         settings: &'static str,
         #[source]
         source: Answer,
     },
-    /// The service cannot be reached, fails, or broke off, and went on doing so.
+    /// The service cannot be reached, fails or closes connections, also after retries.
     #[error("{service} could not {action} `{object}`")]
     Unavailable {
         service: &'static str,
@@ -76,7 +76,7 @@ pub enum StoreError {
         #[source]
         source: Answer,
     },
-    /// The settings are well-formed and yet no client can be made of them.
+    /// No client can be built from the settings, although they are well-formed.
     #[error("could not set up the client of {service}")]
     Client {
         service: &'static str,
@@ -101,7 +101,7 @@ impl StoreError {
         Self::Target { path, source }
     }
 
-    /// What to do about it.
+    /// The next step for the operator.
     pub fn hint(&self) -> Option<String> {
         Some(match self {
             Self::WriteFile { .. } | Self::Target { .. } => {
@@ -109,10 +109,10 @@ impl StoreError {
                     .to_owned()
             }
             Self::NoBucket { setting, .. } => {
-                format!("make the bucket, or correct `{setting}`")
+                format!("create the bucket, or correct `{setting}`")
             }
             Self::Refused { settings, .. } => {
-                format!("check {settings}, and what they may do in the bucket")
+                format!("check {settings}, and their permissions on the bucket")
             }
             Self::Unavailable { .. } => {
                 "check the address of the store, the network and the proxy settings".to_owned()
@@ -127,12 +127,12 @@ impl StoreError {
     }
 }
 
-/// What a service, or the way to it, said: one line, cut short, without the parts that may hold credentials.
+/// The error text of a service or of the network: one short line, without the parts that may hold credentials.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
 pub struct Answer(String);
 
-/// Longest text kept of an answer that has no code.
+/// The longest text that is kept of an answer without a code.
 const ANSWER_CHARS: usize = 300;
 
 impl Answer {
@@ -152,14 +152,14 @@ impl Answer {
     }
 }
 
-/// Text of the first XML element of this name: all three services answer in XML.
+/// Text of the first XML element of this name. All three services answer in XML.
 fn element<'t>(text: &'t str, name: &str) -> Option<&'t str> {
     let (_, rest) = text.split_once(&format!("<{name}>"))?;
     let (content, _) = rest.split_once(&format!("</{name}>"))?;
     Some(content.trim()).filter(|content| !content.is_empty())
 }
 
-/// Status and what follows it; a page of a proxy says less than its status.
+/// The status and the text after it. An HTML page of a proxy is left out: the status says more.
 fn status(text: &str) -> Option<&str> {
     let (_, answer) = text.split_once("status code: ")?;
     Some(
@@ -178,7 +178,7 @@ fn line(text: &str) -> String {
     }
 }
 
-/// Codes by which services say that credentials are no good, whatever the status beside them.
+/// Error codes for wrong credentials, independent of the HTTP status.
 const CREDENTIAL_CODES: &[&str] = &[
     "AccessDenied",
     "AuthenticationFailed",
@@ -190,10 +190,10 @@ const CREDENTIAL_CODES: &[&str] = &[
     "SignatureDoesNotMatch",
 ];
 
-/// Codes by which they say that the bucket itself is not there.
+/// Error codes for a missing bucket.
 const BUCKET_CODES: &[&str] = &["NoSuchBucket", "ContainerNotFound"];
 
-/// What an error of the client means.
+/// The kind of an error of the client.
 pub(crate) enum Meaning {
     Refused,
     NoBucket,

@@ -15,14 +15,14 @@ use crate::backend::BackendSettings;
 use crate::digest::Digest;
 use crate::error::StoreError;
 use crate::reference::{ObjectUrl, address, key_of};
-use crate::remote::{Limits, Place, Remote, check_tls, client_error, found};
+use crate::remote::{BucketInfo, Remote, RequestTiming, check_tls, client_error, found};
 use crate::retry::Health;
 use crate::service::ObjectService;
 use crate::settings::GcsSettings;
 
 const SERVICE: &str = "Google Cloud Storage";
 
-/// The host references name; people open it in a browser, the API and its executors only look at the path.
+/// The host in references. People open it in a browser; the API and its executors use only the path.
 const REFERENCE_BASE: &str = "https://storage.cloud.google.com";
 
 /// A bucket.
@@ -34,24 +34,24 @@ pub(crate) struct Gcs {
 }
 
 impl Gcs {
-    pub(crate) fn open(settings: &GcsSettings, limits: &Limits) -> Result<Self, StoreError> {
+    pub(crate) fn open(settings: &GcsSettings, timing: &RequestTiming) -> Result<Self, StoreError> {
         check_tls(SERVICE)?;
         let allow_http = settings.endpoint.scheme() == "http";
-        let connector = limits.connector(SERVICE);
+        let connector = timing.connector(SERVICE);
         let health = connector.health.clone();
         let client = GoogleCloudStorageBuilder::new()
             .with_bucket_name(&settings.bucket)
             .with_service_account_key(settings.credentials.expose_secret())
             .with_base_url(settings.endpoint.as_str().trim_end_matches('/'))
-            .with_client_options(limits.client_options(allow_http))
-            .with_retry(limits.retry_config())
+            .with_client_options(timing.client_options(allow_http))
+            .with_retry(timing.retry_config())
             .with_http_connector(connector)
             .build()
             .map_err(|error| client_error(SERVICE, &error))?;
-        let place = Place {
+        let bucket = BucketInfo {
             service: SERVICE,
-            bucket: settings.bucket.clone(),
-            bucket_setting: env::GCP_BUCKET,
+            name: settings.bucket.clone(),
+            setting: env::GCP_BUCKET,
             credential_settings: "`GcpTerraformStateCredentials`",
         };
         let host = Url::parse(REFERENCE_BASE).expect("an address");
@@ -59,7 +59,7 @@ impl Gcs {
         Ok(Self {
             remote: Remote {
                 client: Arc::new(client),
-                place,
+                bucket,
                 health,
             },
             settings: settings.clone(),
@@ -67,7 +67,7 @@ impl Gcs {
         })
     }
 
-    /// Whatever the host, the bucket begins the path.
+    /// The path begins with the bucket for every host.
     fn key_behind(&self, reference: &str) -> Option<ObjectKey> {
         let url = ObjectUrl::parse(reference)?;
         let name = url.path.strip_prefix(&self.settings.bucket)?;

@@ -1,7 +1,7 @@
-//! Where plans, states and step output are kept (contract 6): a folder, S3, Azure Blob Storage or GCS.
+//! The artifact store for plans, states and step output (contract 6): a folder, S3, Azure Blob Storage or GCS.
 //!
-//! Knows the object keys of `job-contract` and the protocol of each service; nothing of the tool that makes the
-//! objects, nor of the platform that reads them. Content passes in bounded memory, whatever its size.
+//! This crate knows the object keys of `job-contract` and the protocol of each service. It knows nothing of the tool that
+//! makes the objects, nor of the platform that reads them. Memory is bounded for objects of any size.
 
 mod azure;
 mod backend;
@@ -34,7 +34,7 @@ use service::ObjectService;
 pub use backend::{BackendSettings, Handover, StaticKeys};
 pub use digest::{Digest, hex};
 pub use error::StoreError;
-pub use remote::Limits;
+pub use remote::RequestTiming;
 pub use runtime::setting::HttpUrl;
 pub use settings::{
     AzureSettings, GcsSettings, S3Credentials, S3Settings, StoreArgs, StoreConfigError, StoreKind,
@@ -58,28 +58,28 @@ impl Store {
         }
     }
 
-    /// Opens the store that is configured. Nothing is asked of a service yet.
+    /// Opens the configured store. It sends no request yet.
     pub fn open(settings: &StoreSettings) -> Result<Self, StoreError> {
-        Self::open_with(settings, &Limits::default())
+        Self::open_with(settings, &RequestTiming::default())
     }
 
-    /// Opens it with other limits than the usual ones.
-    pub fn open_with(settings: &StoreSettings, limits: &Limits) -> Result<Self, StoreError> {
+    /// Opens the configured store with other timeouts and retries than the default.
+    pub fn open_with(settings: &StoreSettings, timing: &RequestTiming) -> Result<Self, StoreError> {
         let service: Arc<dyn ObjectService> = match settings {
             StoreSettings::Local { data_dir } => return Ok(Self::local(data_dir)),
-            StoreSettings::S3(settings) => Arc::new(S3::open(settings, limits)?),
-            StoreSettings::Azure(settings) => Arc::new(Azure::open(settings, limits)?),
-            StoreSettings::Gcs(settings) => Arc::new(Gcs::open(settings, limits)?),
+            StoreSettings::S3(settings) => Arc::new(S3::open(settings, timing)?),
+            StoreSettings::Azure(settings) => Arc::new(Azure::open(settings, timing)?),
+            StoreSettings::Gcs(settings) => Arc::new(Gcs::open(settings, timing)?),
         };
         Ok(Self { service })
     }
 
-    /// The reference under which an object is known to the platform; it need not exist yet.
+    /// The reference by which the platform knows an object. The object need not exist yet.
     pub fn reference(&self, key: &ObjectKey) -> String {
         self.service.reference(key)
     }
 
-    /// Stores bytes, over whatever was there, and returns the object's reference.
+    /// Stores bytes and returns the object's reference. An existing object is replaced.
     pub async fn put(
         &self,
         key: &ObjectKey,
@@ -89,36 +89,36 @@ impl Store {
         Ok(self.reference(key))
     }
 
-    /// Stores a file's content, over whatever was there, and returns the object's reference.
+    /// Stores a file's content and returns the object's reference. An existing object is replaced.
     pub async fn put_file(&self, key: &ObjectKey, source: &Path) -> Result<String, StoreError> {
         self.service.put_file(key, source).await?;
         Ok(self.reference(key))
     }
 
-    /// Copies the object behind a reference into a new file, private to its owner, and returns its size and
-    /// digest. Whether an object without content is acceptable is for the caller to say; one that does not exist
-    /// is [`StoreError::Missing`]. After an error there is no file.
+    /// Copies the object of a reference into a new file, private to its owner, and returns its size and digest.
+    /// An empty object is no error; an object that does not exist is [`StoreError::Missing`]. After an error there
+    /// is no file.
     pub async fn fetch(&self, reference: &str, target: &Path) -> Result<Digest, StoreError> {
         self.service.fetch(reference, target).await
     }
 
-    /// Content of an object; `None` when there is none. One of more than [`READ_BYTES`] is
-    /// [`StoreError::TooLarge`]: what may be large is fetched into a file.
+    /// Reads an object; `None` if it does not exist. An object of more than [`READ_BYTES`] is
+    /// [`StoreError::TooLarge`]: use [`Self::fetch`] for objects that may be large.
     pub async fn read(&self, key: &ObjectKey) -> Result<Option<Bytes>, StoreError> {
         self.service.read(key).await
     }
 
-    /// Where the tool's own backend keeps the state of a workspace, and how it gets there.
+    /// Where the tool's own backend keeps the state of a workspace, and how the backend gets its credentials.
     pub fn backend(&self, organization: &str, workspace: &str) -> BackendSettings {
         self.service.backend(organization, workspace)
     }
 
-    /// What is wrong with the service at the moment, for as long as requests are repeated. `None` for a folder.
+    /// A watch on what is wrong with the service while requests are repeated. `None` for a folder.
     pub fn trouble(&self) -> Option<watch::Receiver<Option<String>>> {
         self.service.health().map(Health::watch)
     }
 
-    /// What must never appear in a log: the credentials this store was opened with.
+    /// The credentials of this store, which must never appear in a log.
     pub fn secrets(&self) -> Vec<SecretString> {
         self.service.secrets()
     }

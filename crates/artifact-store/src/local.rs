@@ -1,5 +1,5 @@
-//! The store that is a folder: files below the data directory, written whole or not at all and readable by their
-//! owner alone, because plans and states hold secrets.
+//! The local store: files below the data directory. A file is written completely or not at all. Only its owner can read
+//! it, because plans and states hold secrets.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read as _, Write as _};
@@ -68,7 +68,7 @@ impl Local {
         copied
     }
 
-    /// A reference is a path; it must lie below this store, so that a record cannot name any other file.
+    /// A reference is a path. It must be below this store, so that a record cannot name another file.
     fn resolve(&self, reference: &str) -> Result<PathBuf, StoreError> {
         let path = Path::new(reference);
         let canonical = |path: &Path| match path.canonicalize() {
@@ -136,7 +136,7 @@ impl ObjectService for Local {
     }
 }
 
-/// What is in a file, or the size of one that is too large.
+/// Reads a file; for a file that is too large, returns its size as the inner error.
 fn read_whole(path: &Path) -> io::Result<Result<Vec<u8>, u64>> {
     let file = File::open(path)?;
     let size = file.metadata()?.len();
@@ -148,7 +148,7 @@ fn read_whole(path: &Path) -> io::Result<Result<Vec<u8>, u64>> {
     Ok(Ok(bytes))
 }
 
-/// A new file for its owner alone.
+/// Creates a file that only its owner can read.
 pub(crate) fn create_private(path: &Path) -> io::Result<File> {
     OpenOptions::new()
         .write(true)
@@ -157,10 +157,10 @@ pub(crate) fn create_private(path: &Path) -> io::Result<File> {
         .open(path)
 }
 
-/// Removes what an aborted copy left: half an object must not be taken for one.
+/// Removes the file of an aborted copy, so that half an object is never used as an object.
 pub(crate) fn discard(path: &Path) {
     if let Err(error) = fs::remove_file(path) {
-        tracing::warn!(%error, path = %path.display(), "an incomplete file could not be removed");
+        tracing::warn!(%error, path = %path.display(), "could not remove an incomplete file");
     }
 }
 
@@ -222,7 +222,7 @@ fn copy_digesting(source: &mut File, target: &mut File) -> Result<Digest, CopyEr
     }
 }
 
-/// Disks are waited for on a thread of their own.
+/// Runs blocking file operations on a thread of their own.
 async fn blocking<T: Send + 'static>(
     work: impl FnOnce() -> Result<T, StoreError> + Send + 'static,
 ) -> Result<T, StoreError> {
@@ -230,7 +230,7 @@ async fn blocking<T: Send + 'static>(
         Ok(result) => result,
         Err(error) => match error.try_into_panic() {
             Ok(panic) => std::panic::resume_unwind(panic),
-            // The runtime is going down, and this future with it.
+            // The runtime shuts down and drops this future.
             Err(_) => std::future::pending().await,
         },
     }
@@ -246,7 +246,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn objects_come_back_as_they_were_and_are_private() {
+    async fn objects_are_read_back_unchanged_and_are_private() {
         let folder = tempfile::tempdir().unwrap();
         let store = Local::new(folder.path());
         let key = ObjectKey::plan("o", "w", "1", "s");
@@ -309,7 +309,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_is_too_large_for_memory_is_said_to_be() {
+    async fn an_object_too_large_for_memory_is_an_error() {
         let folder = tempfile::tempdir().unwrap();
         let store = Local::new(folder.path());
         let key = ObjectKey::step_output("o", "1", "s");

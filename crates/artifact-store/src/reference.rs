@@ -1,14 +1,14 @@
-//! Addresses of objects, ours and those the stock executor writes (contract 6.2).
+//! Addresses of objects: those that Mayfly writes and those of the stock executor (contract 6.2).
 
 use job_contract::keys::{Area, ObjectKey};
 use percent_encoding::percent_decode_str;
 use url::Url;
 
-/// An address taken apart.
+/// The parts of an object's address.
 #[derive(Debug)]
 pub(crate) struct ObjectUrl {
     pub(crate) host: String,
-    /// Decoded, without the slash it begins with.
+    /// Percent-decoded, without the leading slash.
     pub(crate) path: String,
 }
 
@@ -26,7 +26,7 @@ impl ObjectUrl {
         })
     }
 
-    /// What follows the address of a container of objects.
+    /// The path below the address of a bucket or container.
     pub(crate) fn below(&self, base: &Self) -> Option<&str> {
         if self.host != base.host {
             return None;
@@ -38,7 +38,7 @@ impl ObjectUrl {
     }
 }
 
-/// The object of a name that begins with its area, as in a bucket.
+/// The key of an object's name in a bucket. The name begins with an area.
 pub(crate) fn key_of(name: &str) -> Option<ObjectKey> {
     Area::ALL.into_iter().find_map(|area| {
         let path = name.strip_prefix(area.bucket_prefix())?.strip_prefix('/')?;
@@ -52,7 +52,7 @@ pub(crate) fn key_of(name: &str) -> Option<ObjectKey> {
     })
 }
 
-/// Address of an object: the address of its container, and its name.
+/// Address of an object from the address of its container and its name.
 pub(crate) fn address(base: &Url, name: &str) -> String {
     let mut url = base.clone();
     url.path_segments_mut()
@@ -67,7 +67,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_are_told_apart_from_what_only_looks_like_them() {
+    fn references_differ_from_texts_that_only_resemble_them() {
         let key = key_of("tfstate/o/w/1/s/terraformLibrary.tfPlan").unwrap();
         assert_eq!(key, ObjectKey::plan("o", "w", "1", "s"));
         assert_eq!(

@@ -1,4 +1,4 @@
-//! One container of objects on a service: bytes in and out, in bounded memory, with time-outs and retries.
+//! One bucket or container of a service: reads and writes objects in bounded memory, with timeouts and retries.
 
 use std::io::{self, Write as _};
 use std::path::Path;
@@ -26,19 +26,19 @@ use runtime::regular_file;
 
 /// Objects up to this size are stored with one request, larger ones in parts of it.
 const PART_BYTES: usize = 8 * 1024 * 1024;
-/// Parts on their way at a time; with the one being read they are all that is held in memory.
+/// So many parts are sent at a time. Memory holds these and the part that is being read.
 const PARTS_IN_FLIGHT: usize = 3;
-/// How long the parts of a failed upload are tidied away at most.
+/// The longest time to delete the parts of a failed upload.
 const ABORT_TIME: Duration = Duration::from_secs(5);
 
-/// How patient a client is.
+/// Timeouts and retries of the requests to a service.
 #[derive(Clone, Debug)]
-pub struct Limits {
-    pub connect: Duration,
-    /// Longest silence of a service that is sending.
-    pub idle: Duration,
-    /// One request with its content. A download that takes longer continues where it was.
-    pub request: Duration,
+pub struct RequestTiming {
+    pub connect_timeout: Duration,
+    /// The longest time without data while the service sends a response.
+    pub read_timeout: Duration,
+    /// For one request with its content. A download that takes longer continues at the same place.
+    pub request_timeout: Duration,
     /// How long a request is repeated after its first failure.
     pub retry_for: Duration,
     /// The first pause between two attempts. The next ones grow at random.
@@ -46,13 +46,13 @@ pub struct Limits {
     pub longest_pause: Duration,
 }
 
-impl Default for Limits {
+impl Default for RequestTiming {
     fn default() -> Self {
         Self {
-            connect: Duration::from_secs(10),
-            idle: Duration::from_secs(30),
-            request: Duration::from_mins(5),
-            // Repeated requests are signed as of their first attempt, and services take no old signature.
+            connect_timeout: Duration::from_secs(10),
+            read_timeout: Duration::from_secs(30),
+            request_timeout: Duration::from_mins(5),
+            // A repeated request keeps the signature of its first attempt. Services refuse an old signature.
             retry_for: Duration::from_mins(5),
             first_pause: Duration::from_millis(100),
             longest_pause: Duration::from_secs(15),
@@ -60,14 +60,14 @@ impl Default for Limits {
     }
 }
 
-impl Limits {
+impl RequestTiming {
     pub(crate) fn client_options(&self, allow_http: bool) -> ClientOptions {
         let agent = concat!("mayfly/", env!("CARGO_PKG_VERSION"));
         ClientOptions::new()
             .with_user_agent(HeaderValue::from_static(agent))
-            .with_connect_timeout(self.connect)
-            .with_read_timeout(self.idle)
-            .with_timeout(self.request)
+            .with_connect_timeout(self.connect_timeout)
+            .with_read_timeout(self.read_timeout)
+            .with_timeout(self.request_timeout)
             .with_allow_http(allow_http)
     }
 
@@ -78,7 +78,7 @@ impl Limits {
                 max_backoff: self.longest_pause,
                 base: 2.,
             },
-            // A number of attempts says nothing about how long a service may be away.
+            // The time limits retries, not their number.
             max_retries: usize::MAX,
             retry_timeout: self.retry_for,
         }
@@ -93,23 +93,22 @@ impl Limits {
     }
 }
 
-/// How a container is called in messages.
+/// A bucket or container, as messages name it.
 #[derive(Clone, Debug)]
-pub(crate) struct Place {
+pub(crate) struct BucketInfo {
     pub(crate) service: &'static str,
-    /// Bucket, or container.
-    pub(crate) bucket: String,
-    /// The setting that names it.
-    pub(crate) bucket_setting: &'static str,
+    pub(crate) name: String,
+    /// The setting that names the bucket.
+    pub(crate) setting: &'static str,
     /// The settings that hold the credentials.
     pub(crate) credential_settings: &'static str,
 }
 
-/// A container of objects.
+/// The client of one bucket or container.
 #[derive(Clone, Debug)]
 pub(crate) struct Remote {
     pub(crate) client: Arc<dyn ObjectStore>,
-    pub(crate) place: Place,
+    pub(crate) bucket: BucketInfo,
     pub(crate) health: Health,
 }
 
@@ -154,7 +153,7 @@ impl Remote {
             let mut content = found.into_stream();
             while let Some(chunk) = content.try_next().await.map_err(failed)? {
                 hasher.update(&chunk);
-                // One chunk is what the socket had: writing it takes microseconds, handing it to another
+                // A chunk has the size of one read from the socket. To write it takes microseconds; another
                 // thread would take longer.
                 let written = file.write_all(&chunk);
                 written.map_err(|source| StoreError::target(target, source))?;
@@ -175,7 +174,7 @@ impl Remote {
             let bytes = found.meta.size;
             if bytes > READ_BYTES {
                 return Err(StoreError::TooLarge {
-                    object: format!("{}/{name}", self.place.bucket),
+                    object: format!("{}/{name}", self.bucket.name),
                     bytes,
                     limit: READ_BYTES,
                 });
@@ -190,20 +189,20 @@ impl Remote {
     }
 
     fn failed(&self, action: &'static str, name: &str, error: &object_store::Error) -> StoreError {
-        let service = self.place.service;
-        let object = format!("{}/{name}", self.place.bucket);
+        let service = self.bucket.service;
+        let object = format!("{}/{name}", self.bucket.name);
         match (meaning(error), action) {
             (Meaning::Refused, _) => StoreError::Refused {
                 service,
                 object,
-                settings: self.place.credential_settings,
+                settings: self.bucket.credential_settings,
                 source: Answer::of(error),
             },
-            // Only a bucket can be missing where an object is written.
+            // A write creates the object, so only the bucket can be missing.
             (Meaning::NoBucket, _) | (Meaning::Missing, "store") => StoreError::NoBucket {
                 service,
-                bucket: self.place.bucket.clone(),
-                setting: self.place.bucket_setting,
+                bucket: self.bucket.name.clone(),
+                setting: self.bucket.setting,
             },
             (Meaning::Missing, _) => StoreError::Missing { object },
             (Meaning::Unavailable, _) => StoreError::Unavailable {
@@ -216,7 +215,7 @@ impl Remote {
     }
 }
 
-/// The program chooses who does its cryptography; a client built before that panics.
+/// Checks that the program has installed a TLS provider. Without one, building a client panics.
 pub(crate) fn check_tls(service: &'static str) -> Result<(), StoreError> {
     match rustls::crypto::CryptoProvider::get_default() {
         Some(_) => Ok(()),
@@ -234,7 +233,7 @@ pub(crate) fn client_error(service: &'static str, error: &object_store::Error) -
     }
 }
 
-/// Names come from job data and references; one that no object can have names none of ours.
+/// Names come from job data and references. A name that no object can have is in no store of ours.
 fn location(name: &str) -> Result<Location, StoreError> {
     Location::parse(name).map_err(|_| StoreError::Foreign {
         reference: name.to_owned(),
@@ -247,12 +246,12 @@ pub(crate) fn foreign(reference: &str) -> StoreError {
     }
 }
 
-/// The key a reference must have led to.
+/// The key of a reference, or an error if the reference is not in this store.
 pub(crate) fn found(key: Option<ObjectKey>, reference: &str) -> Result<ObjectKey, StoreError> {
     key.ok_or_else(|| foreign(reference))
 }
 
-/// A file read part by part.
+/// A file that is read in parts.
 struct Source<'p> {
     path: &'p Path,
     file: File,
@@ -269,7 +268,7 @@ impl<'p> Source<'p> {
         }
     }
 
-    /// The next part; only the last is shorter than the others, and nothing follows an empty one.
+    /// The next part. Only the last part may be shorter, or empty.
     async fn part(&mut self) -> Result<Bytes, StoreError> {
         let mut part = Vec::new();
         (&mut self.file)
@@ -314,14 +313,13 @@ async fn send_parts(
     Ok(())
 }
 
-/// Parts of an upload that failed cost money until they are removed. The failure itself matters more: a service
-/// that is gone is not waited for.
+/// Deletes the parts of a failed upload, because they cost money. If the service does not respond in time, the parts stay.
 async fn abandon(upload: &mut dyn MultipartUpload) {
     match tokio::time::timeout(ABORT_TIME, upload.abort()).await {
         Ok(Ok(())) => {}
         Ok(Err(error)) => {
-            tracing::warn!(error = %Answer::of(&error), "parts of a failed upload were left behind");
+            tracing::warn!(error = %Answer::of(&error), "could not delete the parts of a failed upload");
         }
-        Err(_) => tracing::warn!("parts of a failed upload were left behind"),
+        Err(_) => tracing::warn!("could not delete the parts of a failed upload"),
     }
 }

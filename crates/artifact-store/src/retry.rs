@@ -1,5 +1,5 @@
-//! Requests to a service that fails for a while. The client repeats them. This module delays a repetition for as long as the
-//! service asks with `Retry-After`, and says when the service begins and stops to fail.
+//! Watches the requests to a service. The client of `object_store` repeats failed requests. This module delays a repetition
+//! for the time in `Retry-After`, and reports when the service begins and stops to fail.
 
 use std::time::{Duration, SystemTime};
 
@@ -29,12 +29,12 @@ impl Health {
     }
 }
 
-/// Makes clients that tell how the service is.
+/// Creates HTTP clients that record the state of the service.
 #[derive(Clone, Debug)]
 pub(crate) struct Connector {
     pub(crate) service: &'static str,
     pub(crate) health: Health,
-    /// No pause is longer, whatever the service asks for.
+    /// The longest pause, even if `Retry-After` asks for more.
     pub(crate) longest_pause: Duration,
 }
 
@@ -76,14 +76,14 @@ impl HttpService for Watched {
             Err(error) => health.set(Some(match error.kind() {
                 HttpErrorKind::Connect => format!("{service} cannot be reached"),
                 HttpErrorKind::Timeout => format!("{service} does not answer in time"),
-                _ => format!("{service} breaks off the connection"),
+                _ => format!("{service} closed the connection"),
             })),
         }
         answer
     }
 }
 
-/// The value of `Retry-After`: seconds, or a date.
+/// The pause in a `Retry-After` header: seconds, or a date.
 fn asked_pause(value: &str) -> Option<Duration> {
     if let Ok(seconds) = value.trim().parse() {
         return Some(Duration::from_secs(seconds));
@@ -108,7 +108,7 @@ mod tests {
     }
 
     #[test]
-    fn watchers_learn_when_trouble_begins_and_ends() {
+    fn observers_are_notified_when_failures_begin_and_end() {
         let health = Health::default();
         let mut watch = health.watch();
         for text in ["one", "two"] {

@@ -1,4 +1,4 @@
-//! S3 and services that speak like it.
+//! S3 and compatible services.
 
 use std::path::Path;
 
@@ -14,7 +14,7 @@ use crate::backend::BackendSettings;
 use crate::digest::Digest;
 use crate::error::StoreError;
 use crate::reference::{ObjectUrl, address, key_of};
-use crate::remote::{Limits, Place, Remote, check_tls, client_error, found};
+use crate::remote::{BucketInfo, Remote, RequestTiming, check_tls, client_error, found};
 use crate::retry::Health;
 use crate::service::ObjectService;
 use crate::settings::{S3Credentials, S3Settings};
@@ -22,7 +22,7 @@ use std::sync::Arc;
 
 const SERVICE: &str = "S3";
 
-/// Region that requests to another service than AWS are signed for (contract 6.5).
+/// The region in the signature of requests to a service other than AWS (contract 6.5).
 const ANY_REGION: &str = "auto";
 
 /// A bucket.
@@ -35,48 +35,48 @@ pub(crate) struct S3 {
 }
 
 impl S3 {
-    pub(crate) fn open(settings: &S3Settings, limits: &Limits) -> Result<Self, StoreError> {
+    pub(crate) fn open(settings: &S3Settings, timing: &RequestTiming) -> Result<Self, StoreError> {
         check_tls(SERVICE)?;
-        let Bucket {
+        let BucketAddress {
             service,
             base,
             is_host,
-        } = Bucket::of(settings);
+        } = BucketAddress::of(settings);
         let endpoint = if is_host { &base } else { &service };
-        let connector = limits.connector(SERVICE);
+        let connector = timing.connector(SERVICE);
         let health = connector.health.clone();
         let builder = AmazonS3Builder::new()
             .with_bucket_name(&settings.bucket)
             .with_region(signing_region(settings))
             .with_endpoint(endpoint.as_str().trim_end_matches('/'))
             .with_virtual_hosted_style_request(is_host)
-            .with_client_options(limits.client_options(endpoint.scheme() == "http"))
-            .with_retry(limits.retry_config())
+            .with_client_options(timing.client_options(endpoint.scheme() == "http"))
+            .with_retry(timing.retry_config())
             .with_http_connector(connector);
         let builder = match &settings.credentials {
             S3Credentials::Keys(keys) => builder
                 .with_access_key_id(keys.access_key.expose_secret())
                 .with_secret_access_key(keys.secret_key.expose_secret()),
-            S3Credentials::Role => ambient(builder, |name| std::env::var(name).ok()),
+            S3Credentials::Role => ambient_credentials(builder, |name| std::env::var(name).ok()),
         };
         let client = builder
             .build()
             .map_err(|error| client_error(SERVICE, &error))?;
-        let place = Place {
+        let bucket = BucketInfo {
             service: SERVICE,
-            bucket: settings.bucket.clone(),
-            bucket_setting: env::AWS_BUCKET,
+            name: settings.bucket.clone(),
+            setting: env::AWS_BUCKET,
             credential_settings: match settings.credentials {
                 S3Credentials::Keys(_) => {
                     "`AwsTerraformStateAccessKey` and `AwsTerraformStateSecretKey`"
                 }
-                S3Credentials::Role => "the role `AwsEnableRoleAuth` makes it use",
+                S3Credentials::Role => "the role, because `AwsEnableRoleAuth` is `true`",
             },
         };
         Ok(Self {
             remote: Remote {
                 client: Arc::new(client),
-                place,
+                bucket,
                 health,
             },
             settings: settings.clone(),
@@ -84,9 +84,9 @@ impl S3 {
         })
     }
 
-    /// References are addresses in any style: the stock executor's client chooses its own, and a service may be
-    /// known under several hosts. A bucket that is named like an area makes the same text mean different things,
-    /// so the readings are tried from the most certain to the stock one, which looks for an area anywhere.
+    /// A reference is an address in any style: the stock executor's client chooses its own, and a service may have
+    /// several hosts. If a bucket is named like an area, the same text has several meanings. So the readings are
+    /// tried from the most certain one to the stock one, which looks for an area anywhere.
     fn key_behind(&self, reference: &str) -> Option<ObjectKey> {
         let url = ObjectUrl::parse(reference)?;
         let base = ObjectUrl::of(&self.base)?;
@@ -161,15 +161,15 @@ impl ObjectService for S3 {
     }
 }
 
-/// Where a bucket is addressed.
-struct Bucket {
+/// The address of a bucket.
+struct BucketAddress {
     service: Url,
     base: Url,
     /// Whether the bucket's name is part of the host's.
     is_host: bool,
 }
 
-impl Bucket {
+impl BucketAddress {
     fn of(settings: &S3Settings) -> Self {
         let bucket = &settings.bucket;
         // With role authentication the stock client knows no endpoint (contract 6.5).
@@ -200,7 +200,7 @@ impl Bucket {
     }
 }
 
-/// Whether a certificate of AWS covers the host this bucket would have.
+/// Whether the certificates of AWS cover the host name of this bucket.
 fn fits_in_host(bucket: &str) -> bool {
     bucket
         .bytes()
@@ -214,9 +214,12 @@ fn signing_region(settings: &S3Settings) -> &str {
     }
 }
 
-/// What the clouds' webhooks and the operator's environment offer: keys, a web identity (IRSA), the credentials
-/// endpoint of ECS, the pod identity of EKS; without any of them the machine's metadata service is asked.
-fn ambient(builder: AmazonS3Builder, own: impl Fn(&str) -> Option<String>) -> AmazonS3Builder {
+/// Adds the credentials that the environment offers: keys, a web identity (IRSA), the credentials endpoint of ECS, or the
+/// pod identity of EKS. Without any of them the client asks the machine's metadata service.
+fn ambient_credentials(
+    builder: AmazonS3Builder,
+    own: impl Fn(&str) -> Option<String>,
+) -> AmazonS3Builder {
     use AmazonS3ConfigKey as K;
     [
         ("AWS_ACCESS_KEY_ID", K::AccessKeyId),
@@ -271,7 +274,7 @@ mod tests {
             handover: Handover::Outside,
             use_lockfile: false,
         };
-        S3::open(&settings, &Limits::default()).unwrap()
+        S3::open(&settings, &RequestTiming::default()).unwrap()
     }
 
     fn plan() -> ObjectKey {
@@ -341,7 +344,7 @@ mod tests {
         let mut settings = store("b", MINIO).settings;
         settings.credentials = S3Credentials::Role;
         assert_eq!(signing_region(&settings), "eu-central-1");
-        let store = S3::open(&settings, &Limits::default()).unwrap();
+        let store = S3::open(&settings, &RequestTiming::default()).unwrap();
         assert!(
             store
                 .reference(&plan())

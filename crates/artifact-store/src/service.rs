@@ -1,5 +1,5 @@
-//! What a kind of store can do. A new kind implements this, has its settings in [`crate::settings`], and tells the tool's
-//! backend in [`crate::backend`] where it keeps states.
+//! The interface of a kind of store. A new kind implements [`ObjectService`], adds its settings to [`crate::settings`], and
+//! adds a variant to [`BackendSettings`] for the tool's own backend.
 
 use std::fmt::Debug;
 use std::path::Path;
@@ -17,30 +17,30 @@ use crate::retry::Health;
 /// One kind of store.
 #[async_trait]
 pub(crate) trait ObjectService: Debug + Send + Sync {
-    /// The reference under which an object is known to the platform.
+    /// The reference by which the platform knows an object.
     fn reference(&self, key: &ObjectKey) -> String;
 
-    /// Stores bytes, over whatever was there.
+    /// Stores bytes. An existing object is replaced.
     async fn put(&self, key: &ObjectKey, bytes: Bytes) -> Result<(), StoreError>;
 
-    /// Stores a file's content, over whatever was there.
+    /// Stores a file's content. An existing object is replaced.
     async fn put_file(&self, key: &ObjectKey, source: &Path) -> Result<(), StoreError>;
 
-    /// Copies the object behind a reference into a new file.
+    /// Copies the object of a reference into a new file.
     async fn fetch(&self, reference: &str, target: &Path) -> Result<Digest, StoreError>;
 
-    /// Content of an object; `None` when there is none.
+    /// Reads an object; `None` if it does not exist.
     async fn read(&self, key: &ObjectKey) -> Result<Option<Bytes>, StoreError>;
 
     /// Where the tool's own backend keeps the state of a workspace.
     fn backend(&self, organization: &str, workspace: &str) -> BackendSettings;
 
-    /// How the service is, where it is on a network.
+    /// The state of the service, if it is reached over a network.
     fn health(&self) -> Option<&Health> {
         None
     }
 
-    /// The credentials it was opened with.
+    /// The credentials of the store.
     fn secrets(&self) -> Vec<SecretString> {
         Vec::new()
     }

@@ -1,4 +1,4 @@
-//! The settings of the store, under the names the stock executor reads (contract 10.1).
+//! The settings of the store, under the names that the stock executor reads (contract 10.1).
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -7,7 +7,7 @@ use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use clap::Args;
 use job_contract::env;
-use runtime::setting::{HttpUrl, ReadSetting as _, Setting, SettingProblem, SettingValue};
+use runtime::setting::{HttpUrl, ReadSetting as _, Setting, SettingError, SettingValue};
 use secrecy::{ExposeSecret as _, SecretString};
 use serde::Deserialize;
 use url::Url;
@@ -26,7 +26,7 @@ pub enum StoreKind {
 impl StoreKind {
     const ALL: [Self; 4] = [Self::Local, Self::S3, Self::Azure, Self::Gcs];
 
-    /// How `TerraformStateType` spells it.
+    /// The value of `TerraformStateType`.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Local => "LocalTerraformStateImpl",
@@ -36,7 +36,7 @@ impl StoreKind {
         }
     }
 
-    /// What people call it instead.
+    /// Other names that people use.
     const fn aliases(self) -> &'static [&'static str] {
         match self {
             Self::Local => &["local", "file"],
@@ -46,7 +46,7 @@ impl StoreKind {
         }
     }
 
-    /// The kind a wrong spelling most likely means.
+    /// The most likely kind for a wrong spelling.
     fn guess(text: &str) -> Option<Self> {
         let text = text.to_ascii_lowercase();
         let means = |kind: &Self| kind.aliases().iter().any(|alias| text.starts_with(alias));
@@ -77,7 +77,7 @@ impl SettingValue for Handover {
     }
 }
 
-/// A name that a service gave, narrow enough for hosts and paths.
+/// Defines names of a service that are safe in host names and paths.
 macro_rules! service_names {
     ($($(#[$doc:meta])* $name:ident($is_sound:expr);)*) => {$(
         $(#[$doc])*
@@ -90,7 +90,7 @@ macro_rules! service_names {
                 if is_sound(text) {
                     Ok(Self(text.to_owned()))
                 } else {
-                    Err(format!("is `{text}`, which the service cannot have given"))
+                    Err(format!("is `{text}`, which is no valid name"))
                 }
             }
         }
@@ -98,24 +98,24 @@ macro_rules! service_names {
 }
 
 service_names! {
-    /// Of a bucket or a container. Wider than any service's own rules.
+    /// Name of a bucket or a container. Wider than the rules of each service.
     BucketName(|text| {
         let sound = |byte: u8| byte.is_ascii_alphanumeric() || b"-._".contains(&byte);
         text.len() <= 222 && text.bytes().all(sound) && !matches!(text, "." | "..")
     });
-    /// Of a region.
+    /// Name of a region.
     Region(|text| {
         let sound = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'-';
         text.len() <= 63 && text.bytes().all(sound)
     });
-    /// Of a storage account.
+    /// Name of a storage account.
     AccountName(|text| {
         let sound = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit();
         (3..=24).contains(&text.len()) && text.bytes().all(sound)
     });
 }
 
-/// Settings of the store, as they are written. [`StoreArgs::resolve`] says what is wrong with them.
+/// Settings of the store as text. [`StoreArgs::resolve`] checks them.
 #[derive(Args, Clone, Default)]
 #[command(next_help_heading = "Storage")]
 pub struct StoreArgs {
@@ -135,7 +135,7 @@ pub struct StoreArgs {
     /// Secret access key.
     #[arg(long, env = env::AWS_SECRET_KEY, hide_env_values = true, hide = true)]
     pub aws_secret_key: Option<Setting<SecretString>>,
-    /// Address of another S3 service than AWS.
+    /// Address of an S3 service other than AWS.
     #[arg(long, env = env::AWS_ENDPOINT)]
     pub aws_endpoint: Option<Setting<HttpUrl>>,
     /// `true` takes credentials from the environment of the process or the machine instead of keys.
@@ -175,7 +175,7 @@ pub struct StoreArgs {
     pub gcp_credentials: Option<Setting<SecretString>>,
 }
 
-/// Only what is no credential is shown.
+/// Shows no credentials.
 impl fmt::Debug for StoreArgs {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("StoreArgs")
@@ -190,7 +190,7 @@ impl fmt::Debug for StoreArgs {
     }
 }
 
-/// A store that can be opened.
+/// The checked settings of a store.
 #[derive(Clone, Debug)]
 pub enum StoreSettings {
     Local { data_dir: PathBuf },
@@ -204,18 +204,18 @@ pub enum StoreSettings {
 pub struct S3Settings {
     pub bucket: String,
     pub region: String,
-    /// The tool's backend gets it as it was written.
+    /// The tool's backend gets the text as the operator wrote it.
     pub endpoint: Option<HttpUrl>,
     pub credentials: S3Credentials,
     pub handover: Handover,
     pub use_lockfile: bool,
 }
 
-/// What opens the bucket.
+/// The credentials for a bucket.
 #[derive(Clone, Debug)]
 pub enum S3Credentials {
     Keys(StaticKeys),
-    /// Whatever the process finds around it.
+    /// The process finds credentials in its environment.
     Role,
 }
 
@@ -243,24 +243,24 @@ pub struct GcsSettings {
     pub endpoint: Url,
 }
 
-/// Everything that is wrong with the settings of the store. Values of credentials are not repeated.
+/// All problems of the store's settings. Values of credentials are left out.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("the store cannot be used: {}", list(problems))]
+#[error("the store cannot be used: {}", list(errors))]
 pub struct StoreConfigError {
-    pub problems: Vec<SettingProblem>,
+    pub errors: Vec<SettingError>,
 }
 
-fn list(problems: &[SettingProblem]) -> String {
-    let texts: Vec<_> = problems.iter().map(SettingProblem::to_string).collect();
+fn list(errors: &[SettingError]) -> String {
+    let texts: Vec<_> = errors.iter().map(SettingError::to_string).collect();
     texts.join("; ")
 }
 
 impl StoreConfigError {
-    /// What to do about it.
+    /// The next step for the operator.
     pub fn hint(&self) -> String {
-        let problems = self.problems.iter();
-        let names: Vec<_> = problems
-            .map(|problem| format!("`{}`", problem.variable))
+        let errors = self.errors.iter();
+        let names: Vec<_> = errors
+            .map(|error| format!("`{}`", error.variable))
             .collect();
         format!("set in the environment: {}", names.join(", "))
     }
@@ -275,37 +275,38 @@ impl StoreArgs {
         }
     }
 
-    /// The store these settings describe, or all that is wrong with them.
+    /// The checked settings, or all their problems.
     pub fn resolve(&self, data_dir: &Path) -> Result<StoreSettings, StoreConfigError> {
-        let mut problems = Vec::new();
-        let kind = self.state_type.read(&mut problems);
+        let mut errors = Vec::new();
+        let kind = self.state_type.read(&mut errors);
         let settings = match kind.unwrap_or(StoreKind::Local) {
             StoreKind::Local => Some(StoreSettings::Local {
                 data_dir: data_dir.to_owned(),
             }),
-            StoreKind::S3 => self.s3(&mut problems).map(StoreSettings::S3),
-            StoreKind::Azure => self.azure(&mut problems).map(StoreSettings::Azure),
-            StoreKind::Gcs => self.gcs(&mut problems).map(StoreSettings::Gcs),
+            StoreKind::S3 => self.s3(&mut errors).map(StoreSettings::S3),
+            StoreKind::Azure => self.azure(&mut errors).map(StoreSettings::Azure),
+            StoreKind::Gcs => self.gcs(&mut errors).map(StoreSettings::Gcs),
         };
         settings
-            .filter(|_| problems.is_empty())
-            .ok_or(StoreConfigError { problems })
+            .filter(|_| errors.is_empty())
+            .ok_or(StoreConfigError { errors })
     }
 
-    /// Every setting is read before the first absence ends it, here and below: all problems are reported at once.
-    fn s3(&self, problems: &mut Vec<SettingProblem>) -> Option<S3Settings> {
-        let role = self.aws_enable_role_auth.read(problems);
-        let include_keys = self.aws_include_backend_keys.read(problems);
-        let handover = self.handover(problems);
-        let use_lockfile = self.aws_use_lockfile.read(problems);
-        let bucket = self.aws_bucket.require(env::AWS_BUCKET, problems);
-        let region = self.aws_region.require(env::AWS_REGION, problems);
-        let endpoint = self.aws_endpoint.read(problems);
+    /// Reads every setting before the first missing one ends the function, so that all errors are reported at once. The
+    /// other kinds do the same.
+    fn s3(&self, errors: &mut Vec<SettingError>) -> Option<S3Settings> {
+        let role = self.aws_enable_role_auth.read(errors);
+        let include_keys = self.aws_include_backend_keys.read(errors);
+        let handover = self.handover(errors);
+        let use_lockfile = self.aws_use_lockfile.read(errors);
+        let bucket = self.aws_bucket.require(env::AWS_BUCKET, errors);
+        let region = self.aws_region.require(env::AWS_REGION, errors);
+        let endpoint = self.aws_endpoint.read(errors);
         let credentials = if role == Some(true) {
             Some(S3Credentials::Role)
         } else {
-            let access = self.aws_access_key.require(env::AWS_ACCESS_KEY, problems);
-            let secret = self.aws_secret_key.require(env::AWS_SECRET_KEY, problems);
+            let access = self.aws_access_key.require(env::AWS_ACCESS_KEY, errors);
+            let secret = self.aws_secret_key.require(env::AWS_SECRET_KEY, errors);
             access.zip(secret).map(|(access_key, secret_key)| {
                 S3Credentials::Keys(StaticKeys {
                     access_key,
@@ -327,24 +328,22 @@ impl StoreArgs {
         })
     }
 
-    fn handover(&self, problems: &mut Vec<SettingProblem>) -> Handover {
-        let handover = self.backend_credentials.read(problems);
+    fn handover(&self, errors: &mut Vec<SettingError>) -> Handover {
+        let handover = self.backend_credentials.read(errors);
         handover.unwrap_or(Handover::Outside)
     }
 
-    fn azure(&self, problems: &mut Vec<SettingProblem>) -> Option<AzureSettings> {
-        let handover = self.handover(problems);
-        let account = self.azure_account.require(env::AZURE_ACCOUNT, problems);
-        let container = self.azure_container.require(env::AZURE_CONTAINER, problems);
-        let access_key = self
-            .azure_access_key
-            .require(env::AZURE_ACCESS_KEY, problems);
+    fn azure(&self, errors: &mut Vec<SettingError>) -> Option<AzureSettings> {
+        let handover = self.handover(errors);
+        let account = self.azure_account.require(env::AZURE_ACCOUNT, errors);
+        let container = self.azure_container.require(env::AZURE_CONTAINER, errors);
+        let access_key = self.azure_access_key.require(env::AZURE_ACCESS_KEY, errors);
         let is_base64 = |key: &SecretString| STANDARD.decode(key.expose_secret()).is_ok();
         if access_key.as_ref().is_some_and(|key| !is_base64(key)) {
             let text = "is not base64, as account keys are";
-            problems.push(SettingProblem::new(env::AZURE_ACCESS_KEY, text));
+            errors.push(SettingError::new(env::AZURE_ACCESS_KEY, text));
         }
-        let resource_group = self.azure_resource_group.read(problems);
+        let resource_group = self.azure_resource_group.read(errors);
         let AccountName(account) = account?;
         let endpoint = format!("https://{account}.blob.core.windows.net");
         Some(AzureSettings {
@@ -357,15 +356,13 @@ impl StoreArgs {
         })
     }
 
-    fn gcs(&self, problems: &mut Vec<SettingProblem>) -> Option<GcsSettings> {
-        let handover = self.handover(problems);
-        let bucket = self.gcp_bucket.require(env::GCP_BUCKET, problems);
-        let credentials = self
-            .gcp_credentials
-            .require(env::GCP_CREDENTIALS, problems)?;
+    fn gcs(&self, errors: &mut Vec<SettingError>) -> Option<GcsSettings> {
+        let handover = self.handover(errors);
+        let bucket = self.gcp_bucket.require(env::GCP_BUCKET, errors);
+        let credentials = self.gcp_credentials.require(env::GCP_CREDENTIALS, errors)?;
         let Some(credentials) = service_account(credentials.expose_secret()) else {
             let text = "is not base64 of a service account's JSON key";
-            problems.push(SettingProblem::new(env::GCP_CREDENTIALS, text));
+            errors.push(SettingError::new(env::GCP_CREDENTIALS, text));
             return None;
         };
         Some(GcsSettings {
@@ -377,7 +374,7 @@ impl StoreArgs {
     }
 }
 
-/// The parts without which a key signs nothing.
+/// The fields that a service account's key needs for signing.
 #[derive(Deserialize)]
 struct ServiceAccount {
     #[serde(rename = "client_email")]
@@ -386,7 +383,7 @@ struct ServiceAccount {
     _private_key: String,
 }
 
-/// The JSON in a setting that may be broken over lines.
+/// Decodes the JSON of a service account. Its base64 text may have line breaks.
 fn service_account(text: &str) -> Option<String> {
     let compact: String = text.split_whitespace().collect();
     let json = String::from_utf8(STANDARD.decode(compact).ok()?).ok()?;

@@ -1,4 +1,4 @@
-//! The same artifacts on real servers of every protocol, and on servers that misbehave.
+//! Stores the same artifacts on real servers of every protocol, and on servers that misbehave.
 
 #![allow(
     clippy::unwrap_used,
@@ -12,8 +12,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use artifact_store::{
-    AzureSettings, Digest, GcsSettings, Handover, HttpUrl, Limits, S3Credentials, S3Settings,
-    StaticKeys, Store, StoreError, StoreSettings,
+    AzureSettings, Digest, GcsSettings, Handover, HttpUrl, RequestTiming, S3Credentials,
+    S3Settings, StaticKeys, Store, StoreError, StoreSettings,
 };
 use bytes::Bytes;
 use job_contract::keys::ObjectKey;
@@ -25,14 +25,14 @@ use test_peers::http::{Request, Response, Server};
 use test_peers::s3::{self, S3};
 use url::Url;
 
-/// More than two parts, and not a whole number of them.
+/// More than two parts, and no multiple of a part.
 const LARGE: usize = 19 * 1024 * 1024 + 7;
 
-fn limits() -> Limits {
-    Limits {
-        connect: Duration::from_secs(5),
-        idle: Duration::from_secs(10),
-        request: Duration::from_mins(1),
+fn timing() -> RequestTiming {
+    RequestTiming {
+        connect_timeout: Duration::from_secs(5),
+        read_timeout: Duration::from_secs(10),
+        request_timeout: Duration::from_mins(1),
         retry_for: Duration::from_secs(1),
         first_pause: Duration::from_millis(10),
         longest_pause: Duration::from_millis(100),
@@ -40,13 +40,13 @@ fn limits() -> Limits {
 }
 
 fn open(settings: StoreSettings) -> Store {
-    open_with(settings, &limits())
+    open_with(settings, &timing())
 }
 
-fn open_with(settings: StoreSettings, limits: &Limits) -> Store {
+fn open_with(settings: StoreSettings, timing: &RequestTiming) -> Store {
     // A second installation leaves the first in force.
     let _ = rustls::crypto::ring::default_provider().install_default();
-    Store::open_with(&settings, limits).unwrap()
+    Store::open_with(&settings, timing).unwrap()
 }
 
 fn s3_at(url: &str, bucket: &str, access_key: &str, secret_key: &str) -> StoreSettings {
@@ -99,12 +99,12 @@ fn gcs_account_at(server: &Gcs, bucket: &str, url: &str) -> StoreSettings {
     })
 }
 
-/// What every store has to do.
+/// Checks what every store must do.
 async fn keeps_what_it_is_given(store: &Store) {
     let folder = tempfile::tempdir().unwrap();
     small_objects_come_back(store, &folder).await;
     large_files_come_back(store, &folder).await;
-    what_is_missing_or_empty_is_told_apart(store, &folder).await;
+    missing_and_empty_objects_differ(store, &folder).await;
 }
 
 async fn small_objects_come_back(store: &Store, folder: &TempDir) {
@@ -130,12 +130,12 @@ async fn large_files_come_back(store: &Store, folder: &TempDir) {
     let digest = store.fetch(&reference, &target).await.unwrap();
     assert_eq!(digest, Digest::of(&source).unwrap());
     assert!(fs::read(&target).unwrap() == content);
-    // A target that is there is somebody else's.
+    // A fetch never overwrites an existing file.
     let again = store.fetch(&reference, &target).await;
     assert!(matches!(again, Err(StoreError::Target { .. })), "{again:?}");
 }
 
-async fn what_is_missing_or_empty_is_told_apart(store: &Store, folder: &TempDir) {
+async fn missing_and_empty_objects_differ(store: &Store, folder: &TempDir) {
     let target = folder.path().join("nothing");
     let missing = store.reference(&ObjectKey::plan("o", "w", "1", "never"));
     let error = store.fetch(&missing, &target).await.unwrap_err();
@@ -209,14 +209,14 @@ async fn gcs_keeps_what_it_is_given() {
     let store = open(gcs_at(&server, gcs::BUCKET));
     let folder = tempfile::tempdir().unwrap();
     small_objects_come_back(&store, &folder).await;
-    what_is_missing_or_empty_is_told_apart(&store, &folder).await;
+    missing_and_empty_objects_differ(&store, &folder).await;
     assert_eq!(
         store.reference(&ObjectKey::plan("o", "w", "1", "s")),
         "https://storage.cloud.google.com/states/tfstate/o/w/1/s/terraformLibrary.tfPlan"
     );
 }
 
-/// Its uploads in parts are those of S3 to the letter, and the server of its own protocol knows none.
+/// Uploads in parts to GCS use the protocol of S3. The GCS test server has no such uploads, so the S3 server takes them.
 #[tokio::test]
 async fn gcs_sends_large_files_in_parts() {
     let (account, server) = (Gcs::start().unwrap(), S3::start_open().unwrap());
@@ -225,7 +225,7 @@ async fn gcs_sends_large_files_in_parts() {
     assert!(server.log().contains("partNumber=3"), "{}", server.log());
 }
 
-/// Fails unless both reading and writing are refused by the names of these settings, without their values.
+/// Checks that reads and writes are refused, and that the error has the names of these settings but no values.
 async fn is_refused(store: &Store, settings: &[&str], secret: &str) {
     let key = ObjectKey::step_output("o", "1", "s");
     let written = store.put(&key, "x").await.map(drop);
@@ -241,7 +241,7 @@ async fn is_refused(store: &Store, settings: &[&str], secret: &str) {
 }
 
 #[tokio::test]
-async fn wrong_credentials_are_told_by_the_names_of_their_settings() {
+async fn the_error_of_wrong_credentials_names_their_settings() {
     let server = S3::start().unwrap();
     let keys = ["AwsTerraformStateAccessKey", "AwsTerraformStateSecretKey"];
     let url = server.url();
@@ -268,7 +268,7 @@ async fn wrong_credentials_are_told_by_the_names_of_their_settings() {
 }
 
 #[tokio::test]
-async fn a_missing_bucket_is_told_by_the_name_of_its_setting() {
+async fn the_error_of_a_missing_bucket_names_its_setting() {
     let server = S3::start().unwrap();
     let settings = s3_at(
         &server.url(),
@@ -300,7 +300,7 @@ fn s3_that(answers: impl Fn(&Request) -> Response + Send + Sync + 'static) -> (S
     (server, open(settings))
 }
 
-/// Refuses so many requests with this answer.
+/// Answers the first `times` requests with `refusal`.
 fn refuses(times: usize, refusal: Response) -> impl Fn(&Request) -> Response + Send + Sync {
     let failures = AtomicUsize::new(times);
     move |_| {
@@ -319,13 +319,13 @@ fn slow_down() -> Response {
 #[tokio::test]
 async fn time_and_not_a_number_limits_how_often_a_service_is_asked() {
     let server = Server::start(refuses(40, slow_down())).unwrap();
-    let limits = Limits {
+    let timing = RequestTiming {
         retry_for: Duration::from_mins(1),
         first_pause: Duration::from_millis(1),
         longest_pause: Duration::from_millis(3),
-        ..limits()
+        ..timing()
     };
-    let store = open_with(s3_at(&server.url(), "b", "AKIA", "hunter2"), &limits);
+    let store = open_with(s3_at(&server.url(), "b", "AKIA", "hunter2"), &timing);
     let mut trouble = store.trouble().unwrap();
     let learn = async {
         let begins = trouble.wait_for(Option::is_some).await.unwrap();
@@ -344,11 +344,11 @@ async fn time_and_not_a_number_limits_how_often_a_service_is_asked() {
 #[tokio::test]
 async fn a_service_is_not_asked_sooner_than_it_wants() {
     let server = Server::start(refuses(1, slow_down().with_header("Retry-After", "2"))).unwrap();
-    let limits = Limits {
+    let timing = RequestTiming {
         retry_for: Duration::from_mins(1),
-        ..limits()
+        ..timing()
     };
-    let store = open_with(s3_at(&server.url(), "b", "AKIA", "hunter2"), &limits);
+    let store = open_with(s3_at(&server.url(), "b", "AKIA", "hunter2"), &timing);
     let start = Instant::now();
     let key = ObjectKey::step_output("o", "1", "s");
     store.put(&key, "x").await.unwrap();
@@ -357,7 +357,7 @@ async fn a_service_is_not_asked_sooner_than_it_wants() {
 }
 
 #[tokio::test]
-async fn a_service_that_keeps_failing_is_told_with_what_it_says() {
+async fn the_error_of_a_failing_service_has_its_message() {
     let (server, store) = s3_that(|_| {
         Response::new(
             500,
@@ -375,15 +375,15 @@ async fn a_service_that_keeps_failing_is_told_with_what_it_says() {
 
 #[tokio::test]
 async fn a_service_that_falls_silent_is_not_waited_for_without_end() {
-    // Accepted by the kernel, answered by nobody.
+    // The kernel accepts connections, but no program answers them.
     let silent = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let url = format!("http://{}", silent.local_addr().unwrap());
-    let limits = Limits {
-        idle: Duration::from_millis(300),
-        request: Duration::from_millis(600),
-        ..limits()
+    let timing = RequestTiming {
+        read_timeout: Duration::from_millis(300),
+        request_timeout: Duration::from_millis(600),
+        ..timing()
     };
-    let store = open_with(s3_at(&url, "b", "AKIA", "hunter2"), &limits);
+    let store = open_with(s3_at(&url, "b", "AKIA", "hunter2"), &timing);
     let key = ObjectKey::step_output("o", "1", "s");
     let error = store.put(&key, "x").await.unwrap_err();
     assert!(matches!(error, StoreError::Unavailable { .. }), "{error:?}");
@@ -439,7 +439,7 @@ async fn half_a_download_is_no_file() {
 }
 
 #[tokio::test]
-async fn what_is_too_large_for_memory_is_said_to_be_before_it_is_read() {
+async fn an_object_too_large_for_memory_is_refused_before_it_is_read() {
     let body = vec![b'x'; usize::try_from(artifact_store::READ_BYTES).unwrap() + 1];
     let (_server, store) = s3_that(move |_| {
         Response::new(200, body.clone())

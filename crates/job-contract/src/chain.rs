@@ -2,8 +2,7 @@
 
 use std::error::Error;
 
-/// An error and its causes, outermost first. Libraries repeat their sources in their messages, so what has been said
-/// is not said again.
+/// An error and its causes, outermost first. Libraries repeat their sources in their messages, so repeated texts are left out.
 pub fn chain(error: &dyn Error) -> String {
     let mut text = error.to_string();
     let mut cause = error.source();
@@ -29,7 +28,7 @@ mod tests {
     struct Outer(#[source] io::Error);
 
     #[test]
-    fn causes_are_told_outermost_first_and_nothing_twice() {
+    fn causes_are_listed_outermost_first_and_once() {
         assert_eq!(
             chain(&Outer(io::Error::other("disk full"))),
             "could not read `x`: disk full"

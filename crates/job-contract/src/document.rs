@@ -1,5 +1,5 @@
-//! A job document as it was received, and what it says. Launchers hand on the received bytes: what they do not know
-//! reaches the executor all the same.
+//! A job document with its received bytes. The launcher passes these bytes on, so that properties it does not know reach the
+//! executor.
 
 use std::fmt;
 use std::ops::Deref;
@@ -9,10 +9,10 @@ use base64::engine::general_purpose::STANDARD;
 
 use crate::job::JobData;
 
-/// Job documents are small and short-lived: the default trades little size for little time.
+/// The default level. Job documents are small and short-lived, so a higher level has no use.
 const ZSTD_LEVEL: i32 = 3;
 
-/// The JSON of a job document, and the job it describes.
+/// The JSON of a job document, and its job.
 #[derive(Clone, PartialEq)]
 pub struct Document {
     json: Vec<u8>,
@@ -23,13 +23,13 @@ impl Document {
     /// Reads a document and keeps its bytes.
     ///
     /// # Errors
-    /// Says where the bytes are no job document. The message may quote the document, so only its place may be shown.
+    /// The bytes are no job document. The message may quote the document, so callers may show only its position.
     pub fn from_json(json: Vec<u8>) -> Result<Self, serde_json::Error> {
         let job = serde_json::from_slice(&json)?;
         Ok(Self { json, job })
     }
 
-    /// The document of a job that this program describes itself.
+    /// Writes the document of a job.
     #[must_use]
     pub fn written(job: &JobData) -> Self {
         let json = serde_json::to_vec(job);
@@ -39,7 +39,7 @@ impl Document {
         }
     }
 
-    /// The bytes, as they were received.
+    /// The received bytes.
     #[must_use]
     pub fn json(&self) -> &[u8] {
         &self.json
@@ -51,13 +51,13 @@ impl Document {
         self.job
     }
 
-    /// The form that every executor release reads: standard base64 on one line.
+    /// Encodes the document as every executor release reads it: standard base64 on one line.
     #[must_use]
     pub fn encode(&self) -> String {
         STANDARD.encode(&self.json)
     }
 
-    /// The same of compressed bytes; only Mayfly's executor reads it.
+    /// Compresses and encodes the document. Only Mayfly's executor reads the result.
     ///
     /// # Errors
     /// Fails only when the compressor cannot allocate.
@@ -74,7 +74,7 @@ impl Deref for Document {
     }
 }
 
-/// Shows which job this is, and nothing that could be a secret.
+/// Shows the ids of the job, but no value that could be a secret.
 impl fmt::Debug for Document {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         fmt::Debug::fmt(&self.job, f)

@@ -1,7 +1,6 @@
-//! How a job document travels: base64 of JSON, optionally zstd-compressed in between, in one environment variable or in
-//! several.
+//! Encodes and decodes job documents: base64 of JSON, or of JSON compressed with zstd, in one or several environment variables.
 //!
-//! Errors say what is wrong and where. They never quote the document: most of its fields can be secret.
+//! Errors name the problem and its position. They never quote the document, because most of its fields can be secret.
 
 use std::io::Read;
 
@@ -13,23 +12,23 @@ use crate::document::Document;
 use crate::env;
 use crate::job::JobData;
 
-/// Largest document that is decoded, compressed or not; far above anything a platform sends (contract 1.6),
-/// and low enough that a decompression bomb cannot exhaust a pod.
+/// The largest document that is decoded, compressed or not. It is much larger than any document of a platform (contract 1.6),
+/// and small enough that a decompression bomb cannot exhaust a pod.
 pub const MAX_DOCUMENT_BYTES: usize = 32 * 1024 * 1024;
 
-/// Most encoded job data that travel in the environment: as much as a Secret holds, and half of what Linux takes of
-/// arguments and environment together where the stack has its usual limit of 8 MiB.
+/// The largest encoded job data in the environment. It is the largest content of a Secret. It is half of the limit that Linux
+/// has for arguments and environment together, if the stack has its usual limit of 8 MiB.
 pub const MAX_ENVIRONMENT_BYTES: usize = 1024 * 1024;
 
 const ZSTD_MAGIC: [u8; 4] = [0x28, 0xb5, 0x2f, 0xfd];
 
-/// Why a text is no job document.
+/// Why a text cannot be decoded.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub enum DecodeError {
-    /// Nothing but white space.
+    /// The text has only white space.
     #[error("the job data is empty")]
     Empty,
-    /// A character outside both base64 alphabets, or a length no base64 text has.
+    /// A character outside both base64 alphabets, or an invalid length.
     #[error("the job data is not base64: {reason}")]
     NotBase64 { reason: String },
     /// A zstd frame that does not decompress.
@@ -41,21 +40,21 @@ pub enum DecodeError {
     /// Not UTF-8.
     #[error("the job data is not UTF-8 text at byte {offset}")]
     NotText { offset: usize },
-    /// Not a JSON document of the contract's shape.
-    #[error("the job data is not a job document: {problem} at line {line} column {column}")]
+    /// Not a JSON document as in the contract.
+    #[error("the job data is not a job document: {reason} at line {line} column {column}")]
     NotJobData {
-        problem: &'static str,
+        reason: &'static str,
         line: usize,
         column: usize,
     },
 }
 
-/// Encodes a document the way every executor release reads it: standard base64 on one line.
+/// Encodes a document as every executor release reads it: standard base64 on one line.
 pub fn encode(job: &JobData) -> String {
     Document::written(job).encode()
 }
 
-/// The variables that carry encoded job data, in their order. None is longer than Linux accepts (contract 1.6).
+/// The variables of encoded job data, in their order. None is longer than Linux accepts (contract 1.6).
 pub fn variables(encoded: &str) -> Vec<(String, &str)> {
     let mut variables = Vec::new();
     let mut rest = encoded;
@@ -71,8 +70,8 @@ pub fn variables(encoded: &str) -> Vec<(String, &str)> {
     }
 }
 
-/// Decodes job data: base64 in the standard or the URL-safe alphabet, padded or not, on one line or many,
-/// of a JSON document or of a zstd frame around one; or the JSON document as it is.
+/// Decodes job data: a JSON document, or base64 of a JSON document or of its zstd frame. Base64 may use the standard or the
+/// URL-safe alphabet, with or without padding and line breaks.
 pub fn decode(text: &[u8]) -> Result<JobData, DecodeError> {
     document(text).map(Document::into_job)
 }
@@ -84,7 +83,7 @@ pub fn document(text: &[u8]) -> Result<Document, DecodeError> {
         offset: e.valid_up_to(),
     })?;
     Document::from_json(json).map_err(|e| DecodeError::NotJobData {
-        problem: match e.classify() {
+        reason: match e.classify() {
             serde_json::error::Category::Eof => "it ends too early",
             serde_json::error::Category::Data => "a property has the wrong type",
             serde_json::error::Category::Syntax | serde_json::error::Category::Io => {
@@ -96,8 +95,7 @@ pub fn document(text: &[u8]) -> Result<Document, DecodeError> {
     })
 }
 
-/// Whose job data this is, where it cannot be decoded but still says so: a document with nothing but its ids and its
-/// type (contract 11.2).
+/// The ids and the type of a document that cannot be decoded otherwise, if it has them (contract 11.2).
 pub fn identify(text: &[u8]) -> Option<JobData> {
     let document = unwrap_document(text).ok()?;
     let document: serde_json::Value = serde_json::from_slice(&document).ok()?;
@@ -135,7 +133,7 @@ fn decode_base64(text: &[u8]) -> Result<Vec<u8>, DecodeError> {
         GeneralPurposeConfig::new().with_decode_padding_mode(DecodePaddingMode::Indifferent);
     const LENIENT: GeneralPurpose = GeneralPurpose::new(&alphabet::STANDARD, ANY_PADDING);
 
-    let folded: Vec<u8> = text
+    let standard: Vec<u8> = text
         .iter()
         .filter(|byte| !byte.is_ascii_whitespace())
         .map(|byte| match byte {
@@ -145,7 +143,7 @@ fn decode_base64(text: &[u8]) -> Result<Vec<u8>, DecodeError> {
         })
         .collect();
     LENIENT
-        .decode(folded)
+        .decode(standard)
         .map_err(|error| DecodeError::NotBase64 {
             reason: match error {
                 base64::DecodeError::InvalidByte(offset, _) => {
@@ -233,7 +231,7 @@ mod tests {
         assert_eq!(
             error,
             DecodeError::NotJobData {
-                problem: "a property has the wrong type",
+                reason: "a property has the wrong type",
                 line: 1,
                 column: 44
             }

@@ -1,27 +1,27 @@
-//! Every environment name either program reads or sets, in one file.
+//! All environment names that one of the programs reads or sets.
 //!
-//! Names in Terrakube's own spelling mean what they mean there (contract 10.1); ours start with `MAYFLY_`.
+//! Names in Terrakube's spelling have the same meaning there (contract 10.1). Mayfly's own names start with `MAYFLY_`.
 
 /// `true` selects batch mode: one step, then exit. Contract 10.1.
 pub const BATCH: &str = "EphemeralFlagBatch";
 /// The encoded job document, or its first part: see [`job_data_part`]. Contract 1.1.
 pub const JOB_DATA: &str = "EphemeralJobData";
-/// Path of a file holding the encoded job document, for people who start an executor themselves.
+/// Path of a file with the encoded job document, for people who start an executor themselves.
 pub const JOB_DATA_FILE: &str = "EphemeralJobDataFile";
 
 /// Where plans, state and step output are stored. Contract 6.
 pub const STATE_TYPE: &str = "TerraformStateType";
-/// Storage account of the Azure store. Contract 6.5, like the next settings.
+/// Storage account of the Azure store. Contract 6.5, also for the next settings.
 pub const AZURE_ACCOUNT: &str = "AzureTerraformStateStorageAccountName";
 /// Resource group of the account, for the backend.
 pub const AZURE_RESOURCE_GROUP: &str = "AzureTerraformStateResourceGroup";
-/// Container of backend states; everything else is in containers with fixed names.
+/// Container of backend states. All other objects are in containers with fixed names.
 pub const AZURE_CONTAINER: &str = "AzureTerraformStateStorageContainerName";
 /// Key of the account.
 pub const AZURE_ACCESS_KEY: &str = "AzureTerraformStateStorageAccessKey";
 /// Access key id of the S3 store.
 pub const AWS_ACCESS_KEY: &str = "AwsTerraformStateAccessKey";
-/// Its secret.
+/// Secret access key of the S3 store.
 pub const AWS_SECRET_KEY: &str = "AwsTerraformStateSecretKey";
 /// Bucket of the S3 store.
 pub const AWS_BUCKET: &str = "AwsTerraformStateBucketName";
@@ -31,7 +31,7 @@ pub const AWS_REGION: &str = "AwsTerraformStateRegion";
 pub const AWS_ENDPOINT: &str = "AwsEndpoint";
 /// `true` writes the keys into the backend file, `false` leaves the tool to find its own.
 pub const AWS_INCLUDE_BACKEND_KEYS: &str = "AwsIncludeBackendKeys";
-/// `true` takes credentials from the surroundings of the process instead of keys.
+/// `true` takes credentials from the environment of the process or the machine instead of keys.
 pub const AWS_ENABLE_ROLE_AUTH: &str = "AwsEnableRoleAuth";
 /// `true` locks states with objects in the bucket.
 pub const AWS_USE_LOCKFILE: &str = "AwsUseLockfile";
@@ -41,7 +41,7 @@ pub const BACKEND_CREDENTIALS: &str = "MAYFLY_BACKEND_CREDENTIALS";
 pub const GCP_CREDENTIALS: &str = "GcpTerraformStateCredentials";
 /// Bucket of the GCS store.
 pub const GCP_BUCKET: &str = "GcpTerraformStateBucketName";
-/// Project of the bucket; its name identifies it without.
+/// Project of the bucket. It is not needed, because the name identifies the bucket.
 pub const GCP_PROJECT: &str = "GcpTerraformStateProjectId";
 /// `true` suppresses every status report. Contract 5.3.
 pub const DISABLE_ACKNOWLEDGE: &str = "ExecutorFlagDisableAcknowledge";
@@ -51,13 +51,13 @@ pub const COLOR_OUTPUT: &str = "TerrakubeEnableColorOutput";
 pub const TERRAFORM_RELEASES_URL: &str = "CustomTerraformReleasesUrl";
 /// Base URL of the platform's API; its `/tofu/index.json` lists OpenTofu releases. Contract 9.1.
 pub const API_URL: &str = "AzBuilderApiUrl";
-/// Public base URL of the platform's API, handed to scripts as `terrakubeApi`. Contract 4.4.
+/// Public base URL of the platform's API, which scripts get as `terrakubeApi`. Contract 4.4.
 pub const PUBLIC_API_URL: &str = "TerrakubeApiUrl";
 /// Shared secret of the platform. Never reaches a tool or a script.
 pub const INTERNAL_SECRET: &str = "InternalSecret";
 /// `false` for a platform that checks no tokens. Contract 10.1.
 pub const ENABLE_SECURITY: &str = "TerrakubeEnableSecurity";
-/// Host, and port where it has one, of the platform's module registry. Contract 8.7.
+/// Host and optional port of the platform's module registry. Contract 8.7.
 pub const REGISTRY_DOMAIN: &str = "TerrakubeRegistryDomain";
 /// Extension repository cloned for scripts, and its branch. Contract 4.4.
 pub const TOOLS_REPOSITORY: &str = "TerrakubeToolsRepository";
@@ -72,33 +72,33 @@ pub const LEASE_TOKEN: &str = "MAYFLY_LEASE_TOKEN";
 
 /// `true` sends the log through the platform's API instead of Redis. Contract 7.7.
 pub const LOG_VIA_API: &str = "LogViaApi";
-/// Limit of what one step adds to the live log, in bytes.
+/// How many bytes one step may add to the live log.
 pub const LIVE_LOG_MAX_BYTES: &str = "MAYFLY_LIVE_LOG_MAX_BYTES";
-/// Host of Redis; without it, and without nodes of a cluster or sentinels, there is no Redis. Contract 7.2.
+/// Host of Redis. Without it, without nodes of a cluster and without sentinels there is no Redis. Contract 7.2.
 pub const REDIS_HOSTNAME: &str = "TerrakubeRedisHostname";
 /// Port of Redis.
 pub const REDIS_PORT: &str = "TerrakubeRedisPort";
-/// User of Redis, where it has users.
+/// User of Redis.
 pub const REDIS_USERNAME: &str = "TerrakubeRedisUsername";
 /// Password of Redis. Never reaches a tool or a script.
 pub const REDIS_PASSWORD: &str = "TerrakubeRedisPassword";
 /// `true` uses TLS for Redis.
 pub const REDIS_SSL: &str = "TerrakubeRedisSSL";
-/// Java's trust store for Redis. A PEM file is taken, a keystore refused with what to do instead.
+/// Java's trust store for Redis. A PEM file is accepted. A keystore is refused with a hint.
 pub const REDIS_TRUSTSTORE_PATH: &str = "TerrakubeRedisTruststorePath";
 /// Password of the trust store; PEM files have none.
 pub const REDIS_TRUSTSTORE_PASSWORD: &str = "TerrakubeRedisTruststorePassword";
-/// Milliseconds one command may take.
+/// Timeout of one command in milliseconds.
 pub const REDIS_TIMEOUT: &str = "TerrakubeRedisTimeout";
 /// Comma list of `host:port`: nodes of a cluster. Wins over sentinels and over one host.
 pub const REDIS_CLUSTER_NODES: &str = "TerrakubeRedisClusterNodes";
-/// How often a command may be sent on from one node of a cluster to another.
+/// How many redirections between nodes of a cluster a command may take.
 pub const REDIS_CLUSTER_MAX_REDIRECTS: &str = "TerrakubeRedisClusterMaxRedirects";
 /// Name of the Redis server in the settings of the sentinels.
 pub const REDIS_SENTINEL_MASTER: &str = "TerrakubeRedisSentinelMaster";
 /// Comma list of `host:port`: sentinels. Wins over one host.
 pub const REDIS_SENTINEL_NODES: &str = "TerrakubeRedisSentinelNodes";
-/// User for the sentinels, and for Redis where it has none of its own.
+/// User for the sentinels, and for Redis if it has none of its own.
 pub const REDIS_SENTINEL_USERNAME: &str = "TerrakubeRedisSentinelUsername";
 /// See [`REDIS_SENTINEL_USERNAME`].
 pub const REDIS_SENTINEL_PASSWORD: &str = "TerrakubeRedisSentinelPassword";
@@ -107,18 +107,18 @@ pub const REDIS_CA_FILE: &str = "MAYFLY_REDIS_CA_FILE";
 
 /// Root of the local file store, the local platform's records and the tool cache.
 pub const DATA_DIR: &str = "MAYFLY_DATA_DIR";
-/// Executor binary `api-launcher run` starts instead of the one it contains.
+/// Executor binary that `api-launcher run` starts instead of the one it contains.
 pub const EXECUTOR: &str = "MAYFLY_EXECUTOR";
-/// Folder for the run's workspace and its generated credentials, removed when the run ends.
+/// Folder for the run's workspace and its generated credentials. It is removed at the end of the run.
 pub const WORK_DIR: &str = "MAYFLY_WORK_DIR";
 /// Folder for the work trees of workspaces, each at a path that is the same in all steps. Executors that share it take turns
 /// in a workspace.
 pub const CHECKOUT_DIR: &str = "MAYFLY_CHECKOUT_DIR";
-/// Passed on to everything a run starts. By it, the launcher finds processes that outlive the executor.
+/// The mark of a run, which all its processes inherit. The launcher uses it to find processes that outlive the executor.
 pub const RUN_MARK: &str = "MAYFLY_RUN_MARK";
 /// Folder of installed tools, shared by many executors.
 pub const TOOL_CACHE_DIR: &str = "MAYFLY_TOOL_CACHE_DIR";
-/// `installed` prefers a tool that is already there, `newest` the greatest release that satisfies the range.
+/// `installed` prefers an installed tool, `newest` the greatest release that satisfies the range.
 pub const TOOL_SELECTION: &str = "MAYFLY_TOOL_SELECTION";
 /// Index of OpenTofu releases; wins over the platform's.
 pub const TOFU_RELEASES_URL: &str = "MAYFLY_TOFU_RELEASES_URL";
@@ -126,7 +126,7 @@ pub const TOFU_RELEASES_URL: &str = "MAYFLY_TOFU_RELEASES_URL";
 pub const RELEASE_MIRROR_URL: &str = "MAYFLY_RELEASE_MIRROR_URL";
 /// File of OpenPGP keys, armoured or binary, trusted beside the built-in ones for release signatures.
 pub const RELEASE_KEYS_FILE: &str = "MAYFLY_RELEASE_KEYS_FILE";
-/// `required` refuses a release without a valid signature, `offered` checks one where it exists.
+/// `required` refuses a release without a valid signature, `offered` checks a signature if there is one.
 pub const RELEASE_SIGNATURES: &str = "MAYFLY_RELEASE_SIGNATURES";
 /// `known_hosts` file; when set, SSH server keys are verified against it.
 pub const SSH_KNOWN_HOSTS: &str = "MAYFLY_SSH_KNOWN_HOSTS_FILE";
@@ -134,26 +134,27 @@ pub const SSH_KNOWN_HOSTS: &str = "MAYFLY_SSH_KNOWN_HOSTS_FILE";
 pub const ARCHIVE_MAX_BYTES: &str = "MAYFLY_ARCHIVE_MAX_BYTES";
 /// Largest number of entries in fetched content.
 pub const ARCHIVE_MAX_ENTRIES: &str = "MAYFLY_ARCHIVE_MAX_ENTRIES";
-/// `true` puts the outcome in the exit code ([`crate::Exit`]) instead of 0 for every reported outcome.
+/// `true` makes the exit code the outcome ([`crate::Exit`]), instead of 0 for every reported outcome.
 pub const OUTCOME_EXIT_CODE: &str = "MAYFLY_OUTCOME_EXIT_CODE";
-/// Seconds between the first SIGTERM and the SIGKILL that follows it; the pod's grace period.
+/// Seconds between the first SIGTERM and SIGKILL: the pod's grace period.
 pub const GRACE_PERIOD_SECONDS: &str = "MAYFLY_GRACE_PERIOD_SECONDS";
 /// Minutes a run may take, counted from the executor's start.
 pub const MAX_DURATION_MINUTES: &str = "ExecutorJobMaxDurationMinutes";
-/// The same limit in seconds; overrides the minutes; 0 means no limit. The launcher sets it ahead of the Job's own deadline.
+/// The same limit in seconds. It overrides the minutes, and 0 means no limit. The launcher sets it to end before the Job's own
+/// deadline.
 pub const DEADLINE_SECONDS: &str = "MAYFLY_DEADLINE_SECONDS";
 /// Seconds a run may be silent before it is stopped; 0 means no limit.
 pub const SILENCE_SECONDS: &str = "MAYFLY_SILENCE_SECONDS";
-/// Share of the memory limit, in hundredths, at which the tool is interrupted; 0 means never.
+/// Percentage of the memory limit at which the tool is interrupted; 0 means never.
 pub const MEMORY_STOP_PERCENT: &str = "MAYFLY_MEMORY_STOP_PERCENT";
 /// Where the final report is written; Kubernetes shows it as the container's termination message.
 pub const TERMINATION_LOG: &str = "MAYFLY_TERMINATION_LOG";
-/// `true` runs what comes with policies without evaluating them. Contract 13.1.
+/// `true` runs steps with policies without evaluating the policies. Contract 13.1.
 pub const IGNORE_POLICIES: &str = "MAYFLY_IGNORE_POLICIES";
-/// Key that proves a final report genuine, base64 of 32 bytes or more; without it, the one that follows from
+/// Key that proves that a final report is genuine, base64 of 32 bytes or more. Without it, the key is derived from
 /// [`INTERNAL_SECRET`]. Never reaches a tool or a script.
 pub const REPORT_KEY: &str = "MAYFLY_REPORT_KEY";
-/// `true` lets an apply use a plan that no plan step of Mayfly has left a record of.
+/// `true` lets an apply use a plan without a record of Mayfly's plan step.
 pub const MIXED_FLEET: &str = "MAYFLY_MIXED_FLEET";
 /// Extra names, comma-separated, that tools and scripts inherit from the executor's environment.
 pub const ENV_FORWARD: &str = "MAYFLY_ENV_FORWARD";
@@ -163,11 +164,11 @@ pub const LOG_FILE: &str = "MAYFLY_LOG_FILE";
 pub const LOG_FORMAT: &str = "MAYFLY_LOG_FORMAT";
 /// Filter of the program's own diagnostics, in `tracing` directives.
 pub const LOG_FILTER: &str = "MAYFLY_LOG";
-/// How many seconds an executor waits for the platform to record the dispatch it was started by.
+/// How many seconds an executor waits until the platform has recorded its dispatch.
 pub const DISPATCH_WAIT_SECONDS: &str = "MAYFLY_DISPATCH_WAIT_SECONDS";
-/// How often, in seconds, an executor asks whether its job was cancelled; up to twice that long between two questions.
+/// Seconds between two checks whether the job was cancelled. A pause may take up to twice as long.
 pub const STATUS_POLL_SECONDS: &str = "MAYFLY_STATUS_POLL_SECONDS";
-/// How many seconds a final report is tried while the platform does not answer.
+/// How many seconds the final report is retried while the platform does not answer.
 pub const REPORT_PATIENCE_SECONDS: &str = "MAYFLY_REPORT_PATIENCE_SECONDS";
 /// `platform`, `shared` or `pod`: where the record of a step is kept ([`crate::Records`]).
 pub const RECORDS: &str = "MAYFLY_RECORDS";
@@ -176,23 +177,23 @@ pub const POD_NAME: &str = "MAYFLY_POD_NAME";
 /// See [`POD_NAME`].
 pub const POD_UID: &str = "MAYFLY_POD_UID";
 
-/// Address the launcher's HTTP service listens on.
+/// Listen address of the launcher's HTTP service.
 pub const LISTEN: &str = "MAYFLY_LISTEN";
 /// Where accepted steps run: `process` starts executors on the launcher's own machine.
 pub const TARGET: &str = "MAYFLY_TARGET";
 /// How many executors the `process` target runs at a time.
 pub const CONCURRENCY: &str = "MAYFLY_CONCURRENCY";
-/// `true` turns the check of tokens off on a loopback address, `everywhere` on any address.
+/// `true` disables the check of tokens on a loopback address, `everywhere` on any address.
 pub const ALLOW_UNAUTHENTICATED: &str = "MAYFLY_ALLOW_UNAUTHENTICATED";
-/// `all` launches every dispatch, `flag` only those of workspaces that ask for it.
+/// `all` launches every dispatch, `flag` only those of workspaces with the flag.
 pub const ROUTE: &str = "MAYFLY_ROUTE";
-/// `true` reads the values `0`, `false` and `off` of the workspace's flag as absence.
+/// `true` treats the values `0`, `false` and `off` of the workspace's flag as a missing flag.
 pub const ROUTE_STRICT: &str = "MAYFLY_ROUTE_STRICT";
 /// Full URL of the executor that gets the dispatches of workspaces without the flag.
 pub const PERSISTENT_EXECUTOR_URL: &str = "MAYFLY_PERSISTENT_EXECUTOR_URL";
-/// Seconds the launcher takes at most to stop.
+/// The longest time in which the launcher stops, in seconds.
 pub const SHUTDOWN_SECONDS: &str = "MAYFLY_SHUTDOWN_SECONDS";
-/// Seconds in which a stopping launcher still accepts dispatches, although it is no longer ready.
+/// Seconds for which a stopping launcher still accepts dispatches, although it is no longer ready.
 pub const DRAIN_SECONDS: &str = "MAYFLY_DRAIN_SECONDS";
 /// YAML file of the pools whose agents take runs from the launcher.
 pub const POOLS_FILE: &str = "MAYFLY_POOLS_FILE";
@@ -208,31 +209,31 @@ pub const POOL_LOST_SECONDS: &str = "MAYFLY_POOL_LOST_SECONDS";
 pub const POOL_QUEUE_SECONDS: &str = "MAYFLY_POOL_QUEUE_SECONDS";
 /// What a stopping launcher does with executors on its machine: `interrupt` or `leave`.
 pub const RUNS_ON_STOP: &str = "MAYFLY_RUNS_ON_STOP";
-/// How many Jobs are released and not over at a time; 0 means no limit.
+/// How many released Jobs may run at a time; 0 means no limit.
 pub const MAX_JOBS_IN_FLIGHT: &str = "MAYFLY_MAX_JOBS_IN_FLIGHT";
-/// How many Jobs that completed are kept beside their time to live.
+/// How many completed Jobs are kept within their time to live.
 pub const HISTORY_SUCCEEDED: &str = "MAYFLY_HISTORY_SUCCEEDED";
-/// How many Jobs that failed are kept beside their time to live.
+/// How many failed Jobs are kept within their time to live.
 pub const HISTORY_FAILED: &str = "MAYFLY_HISTORY_FAILED";
-/// Seconds without a pod after which a released run says that it waits for one.
+/// Seconds without a pod after which the log of a released run says that the run waits for one.
 pub const NO_POD_EXPLAIN_SECONDS: &str = "MAYFLY_NO_POD_EXPLAIN_SECONDS";
-/// Seconds without a pod after which a released run is given up.
+/// Seconds without a pod after which the launcher gives up a released run.
 pub const NO_POD_SECONDS: &str = "MAYFLY_NO_POD_SECONDS";
-/// Seconds without a node after which a run is given up.
+/// Seconds without a node after which the launcher gives up a run.
 pub const UNSCHEDULABLE_SECONDS: &str = "MAYFLY_UNSCHEDULABLE_SECONDS";
-/// Seconds without image or configuration after which a run is given up.
+/// Seconds without image or configuration after which the launcher gives up a run.
 pub const CONTAINER_ERROR_SECONDS: &str = "MAYFLY_CONTAINER_ERROR_SECONDS";
-/// Seconds from a node to the executor's start after which a run is given up.
+/// Seconds from a node to the executor's start after which the launcher gives up a run.
 pub const START_SECONDS: &str = "MAYFLY_START_SECONDS";
-/// Seconds a container beside the executor may outlive it.
+/// How many seconds other containers of the pod may outlive the executor.
 pub const LINGER_SECONDS: &str = "MAYFLY_LINGER_SECONDS";
-/// Seconds after which a Job that never got its job data is removed.
+/// Seconds after which the launcher removes a Job without job data.
 pub const INCOMPLETE_SECONDS: &str = "MAYFLY_INCOMPLETE_SECONDS";
 /// Seconds after which a verdict that could not be reported is reported again.
 pub const REPORT_RETRY_SECONDS: &str = "MAYFLY_REPORT_RETRY_SECONDS";
 /// Requests a second to the Kubernetes API; unset leaves it to the API server.
 pub const KUBE_REQUESTS_PER_SECOND: &str = "MAYFLY_KUBE_REQUESTS_PER_SECOND";
-/// Requests that may be made at once before that rate counts.
+/// How many requests may exceed that rate in a burst.
 pub const KUBE_BURST: &str = "MAYFLY_KUBE_BURST";
 /// Name of the Lease of the replica that watches.
 pub const LEASE_NAME: &str = "MAYFLY_LEASE_NAME";
@@ -255,11 +256,11 @@ pub const EPHEMERAL_ANNOTATIONS: &str = "EPHEMERAL_CONFIG_ANNOTATIONS";
 pub const EPHEMERAL_POD_ANNOTATIONS: &str = "EPHEMERAL_CONFIG_POD_ANNOTATIONS";
 /// Pairs: labels of the Job and its pod.
 pub const EPHEMERAL_LABELS: &str = "EPHEMERAL_CONFIG_LABELS";
-/// A `ConfigMap` that is mounted.
+/// A `ConfigMap` to mount.
 pub const EPHEMERAL_CONFIG_MAP: &str = "EPHEMERAL_CONFIG_MAP_NAME";
-/// Where it is mounted.
+/// The mount path of the `ConfigMap`.
 pub const EPHEMERAL_CONFIG_MAP_PATH: &str = "EPHEMERAL_CONFIG_MAP_MOUNT_PATH";
-/// So begin, in the executor's own environment, the names of variables that are for the tool and scripts alone.
+/// Prefix of variables in the executor's environment that are only for the tool and scripts.
 pub const FOR_CHILDREN_PREFIX: &str = "MAYFLY_RUN_ENV_";
 /// Comma list of `ConfigMap`s that become environment.
 pub const EPHEMERAL_ENV_CONFIG_MAPS: &str = "EPHEMERAL_CONFIG_ENVFROM_CONFIG_MAP";
@@ -281,11 +282,11 @@ pub const EPHEMERAL_STORAGE_REQUEST: &str = "EPHEMERAL_STORAGE_REQUEST";
 pub const EPHEMERAL_STORAGE_LIMIT: &str = "EPHEMERAL_STORAGE_LIMIT";
 /// Pairs: extra environment of the container.
 pub const EPHEMERAL_ENV: &str = "EPHEMERAL_JOB_ENV_VARS";
-/// Another executor image for this workspace. Ours; refused unless the policy names its registry.
+/// Another executor image for this workspace. Mayfly's own; refused unless the policy names its registry.
 pub const EPHEMERAL_IMAGE: &str = "EPHEMERAL_CONFIG_IMAGE";
-/// Where the tool keeps providers; on a workspace it also mounts the claim there.
+/// Folder of the tool for providers. On a workspace it also mounts the volume claim there.
 pub const PLUGIN_CACHE_DIR: &str = "TF_PLUGIN_CACHE_DIR";
-/// The claim of the plugin cache.
+/// The `PersistentVolumeClaim` of the plugin cache.
 pub const PLUGIN_CACHE_CLAIM: &str = "PVC_CLAIM_NAME";
 
 // Settings of the launcher for the Jobs it makes. Contract 3.1, 13.1.
@@ -308,17 +309,17 @@ pub const BACKOFF_LIMIT: &str = "ExecutorEphemeralBackoffLimit";
 pub const TERMINATION_GRACE_PERIOD_SECONDS: &str = "ExecutorEphemeralTerminationGracePeriodSeconds";
 /// `ttlSecondsAfterFinished` of Jobs.
 pub const TTL_SECONDS_AFTER_FINISHED: &str = "ExecutorEphemeralTtlSecondsAfterFinished";
-/// Read for node selectors alone.
+/// Read only for node selectors.
 pub const JAVA_TOOL_OPTIONS: &str = "JAVA_TOOL_OPTIONS";
-/// Grace period of steps that change infrastructure; wins over the one for every type.
+/// Grace period of steps that change infrastructure. It overrides the one for every type of step.
 pub const APPLY_GRACE_PERIOD_SECONDS: &str = "MAYFLY_APPLY_GRACE_PERIOD_SECONDS";
 /// `secret` or `env`: how the job document reaches the pod.
 pub const JOB_DATA_MODE: &str = "MAYFLY_JOB_DATA_MODE";
 /// `auto`, `on` or `off`: whether a document that is too large may be compressed.
 pub const JOB_DATA_COMPRESSION: &str = "MAYFLY_JOB_DATA_COMPRESSION";
-/// `mayfly`, `stock` or `auto`: which executor the image holds.
+/// `mayfly`, `stock` or `auto`: the executor in the image.
 pub const EXECUTOR_KIND: &str = "MAYFLY_EXECUTOR_KIND";
-/// Registry, or registry and path, that images are pulled from instead of their own.
+/// Registry, or registry and path, that replaces the registry of images.
 pub const IMAGE_REGISTRY: &str = "MAYFLY_IMAGE_REGISTRY";
 /// Comma list of pull secrets.
 pub const IMAGE_PULL_SECRETS: &str = "MAYFLY_IMAGE_PULL_SECRETS";
@@ -328,15 +329,15 @@ pub const IMAGE_PULL_POLICY: &str = "MAYFLY_IMAGE_PULL_POLICY";
 pub const PRIORITY_CLASS: &str = "MAYFLY_PRIORITY_CLASS";
 /// YAML or JSON file: a pod template that is merged over the built one.
 pub const POD_TEMPLATE_FILE: &str = "MAYFLY_POD_TEMPLATE_FILE";
-/// YAML or JSON file: what workspaces may override.
+/// YAML or JSON file: the policy of workspace overrides.
 pub const POLICY_FILE: &str = "MAYFLY_POLICY_FILE";
-/// `claim` or `empty-dir`: what is mounted where the plugin cache is asked for.
+/// `claim` or `empty-dir`: the volume that is mounted as plugin cache.
 pub const PLUGIN_CACHE: &str = "MAYFLY_PLUGIN_CACHE";
 /// Mounts the plugin cache for every workspace; the launcher's counterpart of [`PLUGIN_CACHE_DIR`].
 pub const DEPLOYMENT_PLUGIN_CACHE_DIR: &str = "MAYFLY_PLUGIN_CACHE_DIR";
 /// The launcher's counterpart of [`PLUGIN_CACHE_CLAIM`].
 pub const DEPLOYMENT_PLUGIN_CACHE_CLAIM: &str = "MAYFLY_PLUGIN_CACHE_CLAIM";
-/// Size of the volume runs work in.
+/// Size of the volume for a run's work folder.
 pub const WORK_SIZE_LIMIT: &str = "MAYFLY_WORK_SIZE_LIMIT";
 /// Size of the volume of temporary files.
 pub const TMP_SIZE_LIMIT: &str = "MAYFLY_TMP_SIZE_LIMIT";
@@ -359,13 +360,13 @@ pub const AGENT_SLOTS: &str = "MAYFLY_AGENT_SLOTS";
 pub const AGENT_DEPLOY_TARGET: &str = "MAYFLY_AGENT_DEPLOY_TARGET";
 /// `true` ends the agent with its first task.
 pub const AGENT_SINGLE_RUN: &str = "MAYFLY_AGENT_SINGLE_RUN";
-/// An agent without a run for so many seconds ends.
+/// Seconds without a run after which an agent ends.
 pub const AGENT_IDLE_TIMEOUT: &str = "MAYFLY_AGENT_IDLE_TIMEOUT";
 /// What happens to the runs when an agent stops.
 pub const AGENT_ON_STOP: &str = "MAYFLY_AGENT_ON_STOP";
 /// How long an agent that stops waits for its runs, in seconds.
 pub const AGENT_DRAIN_TIMEOUT: &str = "MAYFLY_AGENT_DRAIN_TIMEOUT";
-/// How long it waits after it has asked them to stop, in seconds.
+/// How long it then waits after it has interrupted them, in seconds.
 pub const AGENT_GRACE_TIMEOUT: &str = "MAYFLY_AGENT_GRACE_TIMEOUT";
 /// Whether a stopped agent leaves the list of its pool at once.
 pub const AGENT_DISCONNECT_ON_STOP: &str = "MAYFLY_AGENT_DISCONNECT_ON_STOP";
@@ -373,13 +374,13 @@ pub const AGENT_DISCONNECT_ON_STOP: &str = "MAYFLY_AGENT_DISCONNECT_ON_STOP";
 pub const AGENT_ENV_FORWARD_ALLOWLIST: &str = "MAYFLY_AGENT_ENV_FORWARD_ALLOWLIST";
 /// Where an agent keeps runs that are processes.
 pub const AGENT_WORKING_DIRECTORY: &str = "MAYFLY_AGENT_WORKING_DIRECTORY";
-/// Where an agent answers health checks.
+/// Address on which an agent answers health checks.
 pub const AGENT_LISTEN: &str = "MAYFLY_AGENT_LISTEN";
 
-/// Largest environment string Linux accepts at `execve`, name, `=` and NUL included (`MAX_ARG_STRLEN`).
+/// The largest environment string that Linux accepts at `execve`, with name, `=` and NUL (`MAX_ARG_STRLEN`).
 pub const MAX_ENV_STRING_BYTES: usize = 131_072;
 
-/// The variable of a part of job data that are too large for one: `EphemeralJobData`, `EphemeralJobData_1` and so on.
+/// The variable of a part of job data: `EphemeralJobData`, `EphemeralJobData_1` and so on. Large job data has several parts.
 #[must_use]
 pub fn job_data_part(index: usize) -> String {
     match index {
@@ -388,7 +389,7 @@ pub fn job_data_part(index: usize) -> String {
     }
 }
 
-/// Whether the variable holds job data, a part of them, or the file they are in.
+/// Whether the variable contains job data, a part of it, or the path of its file.
 #[must_use]
 pub fn is_job_data(name: &str) -> bool {
     name == JOB_DATA_FILE

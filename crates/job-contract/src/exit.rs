@@ -1,15 +1,14 @@
-//! The executor's exit codes, in one table.
+//! The executor's exit codes.
 
 use std::fmt;
 
-/// How an executor process ended, as its exit code.
+/// The exit code of an executor process.
 ///
-/// Under a launcher that repeats failed pods, an outcome that has been reported must not look like a failed
-/// pod (contract 11.1): [`Exit::Done`] is then used for every reported outcome, unless
-/// [`crate::env::OUTCOME_EXIT_CODE`] asks for the outcome itself.
+/// If the launcher repeats failed pods, a reported outcome must not look like a failed pod (contract 11.1). So the code is
+/// [`Exit::Done`] for every reported outcome, unless [`crate::env::OUTCOME_EXIT_CODE`] asks for the outcome itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Exit {
-    /// 0: the step did what it was asked to do.
+    /// 0: the step succeeded.
     Done,
     /// 1: the tool or a script failed.
     StepFailed,
@@ -17,9 +16,9 @@ pub enum Exit {
     Defect,
     /// 64: the executor's own configuration cannot be used.
     BadConfiguration,
-    /// 65: the job data is absent, cannot be decoded, or asks for something that does not exist.
+    /// 65: the job data is missing, cannot be decoded, or names something that does not exist.
     BadJobData,
-    /// 75: infrastructure failed before the step was claimed; starting it again is safe.
+    /// 75: infrastructure failed before the step was claimed. It is safe to start the step again.
     Infrastructure,
     /// 76: another executor holds the claim on this step.
     Claimed,
@@ -42,7 +41,7 @@ impl Exit {
         }
     }
 
-    /// The meaning of an exit code, or `None` for a code no executor ends with.
+    /// The meaning of an exit code. `None` for a code that no executor uses.
     pub const fn from_code(code: i32) -> Option<Self> {
         Some(match code {
             0 => Self::Done,

@@ -1,9 +1,8 @@
 //! The job document: one dispatch, one step (contract 1).
 //!
-//! Reading is lenient as contract 1.5 asks: unknown properties are ignored, missing and null ones take their
-//! defaults, and `variables` may be an object or an array of `{key, value, hcl}`. Whether a document makes
-//! sense is a second question, answered by [`JobData::validate`], so that a half-usable document can still say
-//! which job and step it belongs to.
+//! Parsing is lenient (contract 1.5): unknown properties are ignored, missing and null ones get their defaults, and
+//! `variables` may be an object or an array of `{key, value, hcl}`. [`JobData::validate`] is a separate check, so that the job
+//! and the step of an invalid document are known.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -26,7 +25,7 @@ pub struct JobData {
     /// Scripts run when the operation fails.
     #[serde(deserialize_with = "null_as_default")]
     pub on_failure_list: Vec<Command>,
-    /// What to do, in the platform's words; read it through [`JobData::step_type`].
+    /// Type of the step on the wire; use [`JobData::step_type`].
     #[serde(rename = "type")]
     pub step_type: Option<String>,
     /// Organization, a UUID.
@@ -61,7 +60,7 @@ pub struct JobData {
     /// `true` adds `-refresh-only`.
     #[serde(deserialize_with = "null_as_default")]
     pub refresh_only: bool,
-    /// `false` for CLI-driven runs, whose init output stays quiet unless it fails.
+    /// `false` for CLI-driven runs. Their init prints output only if it fails.
     #[serde(deserialize_with = "null_as_default")]
     pub show_header: bool,
     /// Contract 4.6.
@@ -182,7 +181,7 @@ impl JobData {
             .filter(|id| !id.is_empty() && *id != NO_COMMIT)
     }
 
-    /// Checks what every step needs, and reports the first thing that is missing or out of shape.
+    /// Checks the properties that every step needs, and reports the first problem.
     pub fn validate(&self) -> Result<(), JobDataError> {
         self.step_type()?;
         for (field, value) in [
@@ -207,7 +206,7 @@ impl JobData {
     }
 }
 
-/// Ids become file names and object keys, so they must be one plain segment.
+/// Whether an id is one plain path segment. Ids become file names and object keys.
 fn is_path_segment(id: &str) -> bool {
     id.len() <= 128
         && id != "."
@@ -217,7 +216,7 @@ fn is_path_segment(id: &str) -> bool {
             .all(|b| b.is_ascii_alphanumeric() || b"-_.".contains(&b))
 }
 
-/// A piece of the document inside a message: short, and on one line.
+/// A value of the document for a message: short, and on one line.
 fn shown(text: &str) -> String {
     const LONGEST: usize = 60;
     let mut shown: String = text
@@ -231,10 +230,10 @@ fn shown(text: &str) -> String {
     shown
 }
 
-/// What is wrong with a job document. Messages name fields, never values that could be secret.
+/// The problem of a job document. Messages name fields, never values that could be secret.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub enum JobDataError {
-    /// A property every step needs is absent.
+    /// A property that every step needs is missing.
     #[error("`{field}` is missing from the job data")]
     Missing { field: &'static str },
     /// An id is no plain path segment.
@@ -286,7 +285,7 @@ impl StepType {
         Self::NAMES[self as usize]
     }
 
-    /// The type with that name, letter for letter.
+    /// The type with exactly that name.
     pub fn parse(name: &str) -> Option<Self> {
         [
             Self::Plan,
@@ -301,7 +300,7 @@ impl StepType {
         .find(|step_type| step_type.name() == name)
     }
 
-    /// Whether the step can change infrastructure by itself, and so must run at most once.
+    /// Whether the step can change infrastructure by itself. Such a step must run at most once.
     pub const fn changes_infrastructure(self) -> bool {
         matches!(self, Self::Apply | Self::Destroy)
     }
@@ -341,7 +340,7 @@ impl Tool {
         }
     }
 
-    /// The word used in banners (contract 7.6).
+    /// The name in banners (contract 7.6).
     pub const fn banner(self) -> &'static str {
         match self {
             Self::Terraform => "Terraform",
@@ -363,7 +362,7 @@ impl fmt::Display for Tool {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct Command {
-    /// `BASH` or `GROOVY`; null is refused when the command is about to run.
+    /// `BASH` or `GROOVY`. Null is refused when the command runs.
     pub runtime: Option<String>,
     /// Full text of the script.
     #[serde(deserialize_with = "null_as_default")]
@@ -380,13 +379,13 @@ pub struct Command {
     /// Prints a banner with the script's source around it.
     #[serde(deserialize_with = "null_as_default")]
     pub verbose: bool,
-    /// Runs before init; wins over `before`.
+    /// Runs before init; overrides `before`.
     #[serde(deserialize_with = "null_as_default")]
     pub before_init: bool,
 }
 
 impl Command {
-    /// What interprets the script, if it is something that exists.
+    /// The interpreter of the script, if it is known.
     pub fn runtime(&self) -> Option<Runtime> {
         match self.runtime.as_deref() {
             Some("BASH") => Some(Runtime::Bash),
@@ -405,13 +404,13 @@ pub enum Runtime {
     Groovy,
 }
 
-/// An input variable as it travels.
+/// An input variable.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Variable {
-    /// The text as typed. May be secret.
+    /// The text as the user typed it. May be secret.
     pub value: String,
-    /// `Some` in the array form of newer releases: an expression, or a literal string. `None` leaves the
-    /// decision to the declared type (contract 8.8).
+    /// Whether the value is an expression or a literal string; only in the array of newer releases. With `None`, the declared
+    /// type decides (contract 8.8).
     pub hcl: Option<bool>,
 }
 
@@ -432,7 +431,7 @@ impl From<&str> for Variable {
     }
 }
 
-/// An object of strings, which every release reads, or with flags the array of newer releases.
+/// Writes an object of strings, which every release reads. With `hcl` flags, writes the array of newer releases.
 fn write_variables<S: serde::Serializer>(
     variables: &BTreeMap<String, Variable>,
     serializer: S,
@@ -462,7 +461,7 @@ where
     Ok(Option::<T>::deserialize(deserializer)?.unwrap_or_default())
 }
 
-/// A string, or a number where other senders write one.
+/// A string. Some senders write a number.
 fn text<'de, D: Deserializer<'de>>(deserializer: D) -> Result<String, D::Error> {
     Ok(scalar_text(Value::deserialize(deserializer)?).unwrap_or_default())
 }

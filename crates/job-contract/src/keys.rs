@@ -1,10 +1,10 @@
-//! Where artifacts lie. The API reads the same objects with its own storage code, so these names are part of
-//! the wire (contract 6).
+//! Names of stored artifacts. The API reads the same objects with its own code, so these names are part of the wire format
+//! (contract 6).
 
 /// File name of a stored plan, in the working directory and in every store.
 pub const PLAN_FILE: &str = "terraformLibrary.tfPlan";
 
-/// File name of what a plan step notes of its plan beside it.
+/// File name of a plan step's record about its plan.
 const PLAN_RECORD_FILE: &str = "mayflyPlan.json";
 
 /// File name of a workspace's current state.
@@ -54,7 +54,7 @@ impl ObjectKey {
         Self { area, path }
     }
 
-    /// Current state of a workspace, where the tool's backend keeps it. Contract 6.1.
+    /// Current state of a workspace, in the tool's backend. Contract 6.1.
     pub fn backend_state(organization: &str, workspace: &str) -> Self {
         Self::new(
             Area::State,
@@ -70,7 +70,7 @@ impl ObjectKey {
         )
     }
 
-    /// What is known of the plan that a job's apply uses. Contract 6.2.
+    /// The record about the plan that a job's apply uses. Contract 6.2.
     pub fn plan_record(organization: &str, workspace: &str, job: &str) -> Self {
         Self::new(
             Area::State,
@@ -86,7 +86,7 @@ impl ObjectKey {
         )
     }
 
-    /// State as the backend holds it, under the same name. Contract 6.4.
+    /// State as the backend stores it, under the same name. Contract 6.4.
     pub fn state_raw(organization: &str, workspace: &str, name: &str) -> Self {
         Self::new(
             Area::State,
@@ -94,7 +94,7 @@ impl ObjectKey {
         )
     }
 
-    /// Log of a step at rest. Contract 6.3.
+    /// Stored log of a step. Contract 6.3.
     pub fn step_output(organization: &str, job: &str, step: &str) -> Self {
         Self::new(
             Area::Output,
@@ -102,7 +102,7 @@ impl ObjectKey {
         )
     }
 
-    /// Name of the object in a bucket that holds every area.
+    /// Name of the object in a bucket with all areas.
     pub fn in_bucket(&self) -> String {
         format!("{}/{}", self.area.bucket_prefix(), self.path)
     }

@@ -1,15 +1,15 @@
-//! What `api-launcher` and `executor` agree on, and nothing else: the job document and its encodings,
-//! environment names, statuses and outcomes, exit codes, object keys, and the records the two programs
-//! exchange; and how both tell an error. No clock, no randomness, no I/O: every function here is a pure translation.
+//! The contract between `api-launcher` and `executor`: the job document and its encodings, environment names, statuses and
+//! outcomes, exit codes, object keys, reports, and the format of errors. All functions are pure: no clock, no randomness, no
+//! I/O.
 //!
-//! The wire is Terrakube's; sections named in the documentation of items ("contract 4.6") are those of
-//! `docs/job-contract.md`.
+//! The wire format is Terrakube's. "contract 4.6" in the documentation of items is section 4.6 of `docs/job-contract.md`.
 
 pub mod chain;
 pub mod document;
 pub mod encoding;
 pub mod env;
 pub mod exit;
+pub mod final_statuses;
 pub mod job;
 pub mod keys;
 pub mod pairs;
@@ -17,7 +17,6 @@ pub mod progress;
 pub mod records;
 pub mod report;
 pub mod secret;
-pub mod settlement;
 pub mod status;
 
 pub use chain::chain;

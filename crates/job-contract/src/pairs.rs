@@ -1,10 +1,9 @@
-//! The two list grammars of Terrakube's variables: pairs (contract 3.4) and comma lists. Knows nothing of what
-//! the pairs mean.
+//! Parses the two kinds of lists in Terrakube's variables: pairs (contract 3.4) and comma lists. Does not know their meaning.
 
 use std::collections::BTreeMap;
 
-/// Reads `key=value;key=value`: blank segments are skipped, each one is split at its first `=`, both sides are
-/// trimmed, a key without `=` has an empty value, and the last of equal keys wins.
+/// Reads `key=value;key=value`. Blank segments are skipped. A segment is split at its first `=`, and both sides are trimmed.
+/// A key without `=` has an empty value. The last of equal keys wins.
 pub fn parse_pairs(text: &str) -> BTreeMap<String, String> {
     text.split(';')
         .map(str::trim)
@@ -16,7 +15,7 @@ pub fn parse_pairs(text: &str) -> BTreeMap<String, String> {
         .collect()
 }
 
-/// Reads `a, b,,c`: elements are trimmed, empty ones dropped, a repeated one kept once, and order is kept.
+/// Reads `a, b,,c`. Elements are trimmed, and empty and repeated ones are dropped. The order is kept.
 pub fn parse_list(text: &str) -> Vec<String> {
     let mut list: Vec<String> = Vec::new();
     for element in text.split(',').map(str::trim).filter(|e| !e.is_empty()) {

@@ -1,5 +1,5 @@
-//! Progress of a step, as the executor announces it on stderr among its diagnostics and as the
-//! launcher reads it back. In a pod these lines are ordinary structured logs.
+//! Progress of a step. The executor writes it to its diagnostics on stderr, and the launcher reads it. In a pod these lines are
+//! ordinary structured logs.
 
 use std::fmt;
 
@@ -8,11 +8,11 @@ use serde::{Deserialize, Serialize};
 /// `target` of the diagnostics that carry a [`Progress`].
 pub const TARGET: &str = "mayfly::progress";
 
-/// A part of the step that takes time of its own.
+/// A timed part of a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Phase {
-    /// Fetch the source and lay out the workspace.
+    /// Fetch the source and prepare the workspace.
     Workspace,
     /// Find, or download and verify, the tool.
     Tool,
@@ -28,9 +28,9 @@ pub enum Phase {
     Destroy,
     /// The commands of a `customScripts` or `approval` step.
     Scripts,
-    /// State, its history and the outputs.
+    /// Store the state, its history and the outputs.
     State,
-    /// Render the plan for people and for machines.
+    /// Render the plan as text and as JSON.
     Show,
     /// Scripts after a failure.
     OnFailure,
@@ -43,7 +43,7 @@ pub enum Phase {
 }
 
 impl Phase {
-    /// The word on the wire.
+    /// The name on the wire.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Workspace => "workspace",
@@ -65,7 +65,7 @@ impl Phase {
         }
     }
 
-    /// Word for people, as it stands after "running".
+    /// The name in messages, as the object of "running".
     pub const fn label(self) -> &'static str {
         match self {
             Self::Workspace => "workspace",
@@ -94,24 +94,24 @@ impl fmt::Display for Phase {
     }
 }
 
-/// One diagnostic of the executor in `json` format, as far as a reader needs it. Unknown fields are ignored.
+/// The fields of an executor's diagnostic in `json` format that readers need. Unknown fields are ignored.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Diagnostic {
     /// `ERROR`, `WARN`, `INFO`, `DEBUG` or `TRACE`.
     pub level: String,
-    /// The sentence.
+    /// The text.
     #[serde(default)]
     pub message: String,
     /// Module, or [`TARGET`] for progress.
     #[serde(default)]
     pub target: String,
-    /// Which progress this is; absent for other diagnostics.
+    /// The kind of progress; absent in other diagnostics.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub event: Option<Progress>,
-    /// The phase an event speaks of.
+    /// The phase of an event.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub phase: Option<Phase>,
-    /// How long a finished phase took.
+    /// Duration of a finished phase.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub duration_ms: Option<u64>,
     /// Whether a finished phase succeeded.
@@ -120,13 +120,13 @@ pub struct Diagnostic {
 }
 
 impl Diagnostic {
-    /// Reads one line of the executor's stderr; `None` for a line that is no diagnostic.
+    /// Reads one line of the executor's stderr. `None` if the line is no diagnostic.
     pub fn parse(line: &str) -> Option<Self> {
         serde_json::from_str(line).ok()
     }
 }
 
-/// What a progress diagnostic announces.
+/// The kind of a progress diagnostic.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Progress {
@@ -135,7 +135,7 @@ pub enum Progress {
 }
 
 impl Progress {
-    /// The word in the `event` field.
+    /// The value of the `event` field.
     pub const fn name(self) -> &'static str {
         match self {
             Self::PhaseStarted => "phase_started",

@@ -1,13 +1,13 @@
-//! Where the record of a step is kept, its claim above all (contract 11.1).
+//! Where the record of a step with its claim is kept (contract 11.1).
 
-/// Who keeps the record of a step.
+/// Where the record of a step is kept.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Records {
-    /// The platform, and its Redis where it has one.
+    /// On the platform, and in its Redis if there is one.
     Platform,
-    /// A data folder that all pods share.
+    /// In a data folder that all pods share.
     Shared,
-    /// A data folder of this pod alone, which ends with it.
+    /// In a data folder of this pod, which is deleted with the pod.
     Pod,
 }
 
@@ -24,7 +24,7 @@ impl Records {
         Self::ALL[self as usize].0
     }
 
-    /// The one with that name, in any case.
+    /// The variant with that name. Upper and lower case are equal.
     #[must_use]
     pub fn parse(text: &str) -> Option<Self> {
         Self::ALL
@@ -33,7 +33,7 @@ impl Records {
             .map(|(_, records)| records)
     }
 
-    /// Whether the next pod of a step finds the claim of the pod before it.
+    /// Whether the next pod of a step finds the claim of the previous pod.
     #[must_use]
     pub const fn outlive_the_pod(self) -> bool {
         !matches!(self, Self::Pod)

@@ -1,5 +1,5 @@
-//! The executor's final report: what it leaves for the launcher, also as the container's
-//! termination message, so that `kubectl describe` is enough.
+//! The executor's final report for the launcher. It is also the container's termination message, so that
+//! `kubectl describe` shows it.
 
 mod key;
 mod message;
@@ -7,9 +7,9 @@ mod message;
 use serde::{Deserialize, Serialize};
 
 use crate::exit::Exit;
+use crate::final_statuses::Ending;
 use crate::job::Tool;
 use crate::progress::Phase;
-use crate::settlement::Ending;
 
 pub use key::ReportKey;
 pub use message::MAX_TERMINATION_MESSAGE_BYTES;
@@ -18,109 +18,109 @@ pub use message::MAX_TERMINATION_MESSAGE_BYTES;
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct FinalReport {
-    /// Job of the step; empty when the job data could not be decoded.
+    /// Id of the job; empty if the job data could not be decoded.
     pub job_id: String,
-    /// The step; empty likewise.
+    /// Id of the step; empty if the job data could not be decoded.
     pub step_id: String,
     /// Type of the step on the wire.
     #[serde(rename = "type", skip_serializing_if = "Option::is_none")]
     pub step_type: Option<String>,
-    /// [`crate::Exit`] code of the outcome, whatever the process itself ends with.
+    /// [`crate::Exit`] code of the outcome. The process itself may end with another code.
     pub outcome: u8,
-    /// What went wrong, in one sentence without secrets.
+    /// The error, in one sentence without secrets.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub error: Option<String>,
-    /// What to do about it.
+    /// The next step for the user.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub hint: Option<String>,
-    /// Why the step was stopped before it was done, if it was.
+    /// Why the step was stopped before its end, if it was.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub stopped: Option<StopReason>,
     /// The tool that ran.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub tool: Option<ToolRecord>,
-    /// Commit that was checked out.
+    /// The checked-out commit.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub commit_id: Option<String>,
     /// Counts of a plan, apply or destroy.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub changes: Option<ChangeCounts>,
-    /// How far an apply or a destroy came that did not end well.
+    /// Progress of an apply or a destroy that failed.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub progress: Option<ApplyProgress>,
-    /// Where the state of an apply or a destroy is.
+    /// Where the state is after an apply or a destroy.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub state: Option<StateStanding>,
-    /// The lock on the state that stood in the way, or that was left behind.
+    pub state: Option<StateStatus>,
+    /// The lock on the state that stopped the step, or that the step could not release.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub lock: Option<StateLock>,
-    /// Durations, in the order the phases ran.
+    /// Durations of the phases, in the order in which they ran.
     pub phases: Vec<PhaseTiming>,
-    /// Lines of the run's log that never reached every sink; 0 unless something was lost.
+    /// The number of log lines that at least one sink did not get.
     #[serde(skip_serializing_if = "is_zero")]
     pub lost_log_lines: u64,
-    /// The executor did not report to the platform: the launcher has to, unless the step is tried again.
+    /// The executor did not report to the platform. The launcher must report, unless the step runs again.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub unreported: bool,
-    /// What the launcher has to report of a step that was done and not reported.
+    /// The data for the launcher's report of a step that was done but not reported.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub untold: Option<Untold>,
+    pub unreported_step: Option<UnreportedStep>,
     /// The process that wrote the report.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub author: Option<Author>,
 }
 
-/// The process that wrote a report. The launcher compares it with what else it knows of the
-/// process, so that it never takes a report for that of another run.
+/// The process that wrote a report. The launcher compares it with the pod or process it watches, so that it never uses the
+/// report of another run.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Author {
-    /// UID of its pod; on one machine, the mark of its run.
+    /// UID of the pod; on one machine, the mark of the run.
     pub run: String,
-    /// The code it ends with.
+    /// The exit code of the process.
     pub exit_code: u8,
 }
 
 #[expect(
     clippy::trivially_copy_pass_by_ref,
-    reason = "the signature serde asks for"
+    reason = "serde requires this signature"
 )]
 const fn is_zero(n: &u64) -> bool {
     *n == 0
 }
 
 impl FinalReport {
-    /// Whether the step was done, and the platform was not told.
+    /// Whether the step was done but not reported to the platform.
     pub const fn is_unreported_success(&self) -> bool {
         self.unreported && self.outcome == Exit::Done.code()
     }
 }
 
-/// What [`crate::settlement::settle`] has to know of a step, and what it leaves behind.
+/// What [`crate::final_statuses::FinalStatuses::of`] has to know of a step, and what it leaves behind.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub struct Untold {
+pub struct UnreportedStep {
     pub ending: Ending,
     pub after_ok: bool,
     pub ignore_error: bool,
-    /// Where the plan is that was stored.
+    /// Address of the stored plan.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub plan: Option<String>,
 }
 
-/// Why an executor stopped a step before it was done.
+/// Why an executor stopped a step before its end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub enum StopReason {
-    /// A signal told the executor to end.
+    /// The executor got a signal.
     Signal,
     /// The platform's job was cancelled.
     Cancelled,
-    /// The run's own time was up.
+    /// The deadline of the run passed.
     Deadline,
-    /// Nothing was written to the log for too long.
+    /// The run wrote nothing to its log for too long.
     Silence,
-    /// Memory was about to run out.
+    /// The memory limit was almost reached.
     Memory,
 }
 
@@ -133,7 +133,7 @@ pub struct ToolRecord {
     pub version: String,
 }
 
-/// How many resources an operation creates, changes and removes.
+/// How many resources an operation creates, changes, removes, imports and forgets.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct ChangeCounts {
@@ -142,46 +142,53 @@ pub struct ChangeCounts {
     #[serde(rename = "destroy")]
     pub remove: u64,
     pub import: u64,
+    /// Resources that are removed from the state and not destroyed. Only OpenTofu counts them.
+    #[serde(skip_serializing_if = "is_zero")]
+    pub forget: u64,
 }
 
 impl ChangeCounts {
-    /// Whether nothing is created, changed, removed or imported.
+    /// Whether nothing is created, changed, removed, imported or forgotten.
     pub const fn is_empty(&self) -> bool {
-        self.add == 0 && self.change == 0 && self.remove == 0 && self.import == 0
+        self.add == 0
+            && self.change == 0
+            && self.remove == 0
+            && self.import == 0
+            && self.forget == 0
     }
 }
 
-/// How far an apply or a destroy came.
+/// Progress of an apply or a destroy.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct ApplyProgress {
-    /// Changes that were made.
+    /// Number of completed changes.
     pub applied: u64,
     /// Addresses of resources whose change failed; the first [`ApplyProgress::MAX_ADDRESSES`].
     pub failed: Vec<String>,
-    /// Addresses whose change had begun and of whose end nothing is known; as many.
+    /// Addresses of resources whose change began but has no known end; the first [`ApplyProgress::MAX_ADDRESSES`].
     pub unfinished: Vec<String>,
-    /// Changes that were planned and not begun; `None` where the plan is not known.
+    /// Number of planned changes that did not begin; `None` if the plan is not known.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub not_begun: Option<u64>,
 }
 
 impl ApplyProgress {
-    /// More addresses than this are only counted in the log.
+    /// The longest list of addresses. The log only counts the rest.
     pub const MAX_ADDRESSES: usize = 10;
 }
 
 /// Where the state is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub enum StateStanding {
+pub enum StateStatus {
     /// The tool stored it.
     Stored,
-    /// The tool could not store it and left `errored.tfstate`, which was pushed.
+    /// The tool could not store it and wrote `errored.tfstate`, which the executor pushed.
     Rescued,
     /// `errored.tfstate` could not be pushed and is kept in the artifact store.
     Kept,
-    /// Whether the backend has it is not known, or it certainly lacks something.
+    /// The backend may not have it, or it is incomplete.
     Unknown,
 }
 
@@ -192,32 +199,32 @@ pub struct StateLock {
     pub id: String,
     /// `user@host`; in a pod the host is the pod's name.
     pub who: String,
-    /// What its holder does, such as `OperationTypeApply`.
+    /// The operation of its holder, such as `OperationTypeApply`.
     pub operation: String,
-    /// When it was taken, as the tool writes it.
+    /// Time of the lock, as the tool writes it.
     pub created: String,
-    /// Where the state is, if the backend says so.
+    /// Address of the state, if the backend says it.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub path: String,
-    pub standing: LockStanding,
+    pub status: LockStatus,
 }
 
 impl StateLock {
-    /// The host it was taken on: a pod's name when its holder was a pod.
+    /// The host of its holder. For a pod, the pod's name.
     pub fn host(&self) -> Option<&str> {
         self.who.rsplit_once('@').map(|(_, host)| host)
     }
 }
 
-/// Whose a lock is, and whether it was released.
+/// The owner of a lock, and whether it was released.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub enum LockStanding {
-    /// Of another run or person: the step did not run, or its state could not be pushed, because of it.
+pub enum LockStatus {
+    /// Another run or a person holds it. Because of it, the step did not run, or its state could not be pushed.
     InTheWay,
-    /// This step's own, whose tool died with it; the executor released it.
+    /// This step held it when its tool died. The executor released it.
     Released,
-    /// This step's own, and it could not be released.
+    /// This step held it, and the executor could not release it.
     LeftBehind,
 }
 

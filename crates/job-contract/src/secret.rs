@@ -1,14 +1,14 @@
-//! How the platform's secret is written.
+//! Decodes the platform's secret.
 
 use base64::Engine as _;
 use base64::alphabet;
 use base64::engine::{DecodePaddingMode, GeneralPurpose, GeneralPurposeConfig};
 
-/// What HS256 asks for; the platform refuses to sign its own tokens with less.
+/// The shortest key for HS256. The platform refuses to sign its own tokens with a shorter one.
 const MIN_BYTES: usize = 32;
 
-/// Accepts what the decoder of the platform accepts: Java ignores the bits of the last character that belong to no
-/// byte, and does not ask for padding.
+/// Accepts the same texts as the platform's decoder. Java ignores the last character's bits that belong to no byte, and does
+/// not require padding.
 pub const AS_JAVA: GeneralPurposeConfig = GeneralPurposeConfig::new()
     .with_decode_padding_mode(DecodePaddingMode::Indifferent)
     .with_decode_allow_trailing_bits(true);
@@ -20,16 +20,16 @@ pub enum SecretError {
     /// Not base64 in either alphabet.
     #[error("is not base64")]
     NotBase64,
-    /// So short that it could be found by trying.
+    /// The secret is so short that an attacker could guess it.
     #[error("holds {found} bytes, at least {MIN_BYTES} are needed")]
     TooShort {
-        /// What it holds.
+        /// Number of bytes in the secret.
         found: usize,
     },
 }
 
-/// The bytes of a secret. It is base64 in the URL-safe or the standard alphabet, padded or not, because the platform's chart
-/// writes the standard alphabet although the platform itself reads the other.
+/// The bytes of a secret. The text is base64 in the URL-safe or the standard alphabet, with or without padding: the platform
+/// reads the URL-safe one, but its chart writes the standard one.
 pub fn decode(text: &str) -> Result<Vec<u8>, SecretError> {
     let url_safe = text
         .trim()

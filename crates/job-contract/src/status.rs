@@ -4,7 +4,7 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-/// Status of a job. Statuses of other releases are kept as they are.
+/// Status of a job. Unknown statuses of other releases are kept.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub enum JobStatus {
@@ -23,8 +23,8 @@ pub enum JobStatus {
 }
 
 impl JobStatus {
-    /// Whether nothing may be run or reported for the job any more. `rejected` is not among them: an
-    /// `onReject` dispatch runs with it (contract 2.5).
+    /// Whether the job has ended, so that nothing may run or be reported. `rejected` is not such a status: an `onReject`
+    /// dispatch runs with it (contract 2.5).
     pub const fn is_over(&self) -> bool {
         matches!(
             self,
@@ -68,7 +68,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn statuses_read_and_write_the_platforms_words() {
+    fn statuses_have_the_platforms_names() {
         for (status, word) in [
             (JobStatus::WaitingApproval, "waitingApproval"),
             (JobStatus::NoChanges, "noChanges"),

@@ -1,8 +1,8 @@
-//! How the job context is changed: by patches, merged into whatever others have written (contract 6.6).
+//! Merges patches into the job context, which others write too (contract 6.6).
 
 use serde_json::{Map, Value};
 
-/// Objects are merged key by key, everything else is replaced.
+/// Merges objects key by key, and replaces all other values.
 pub fn merge(target: &mut Map<String, Value>, patch: &Map<String, Value>) {
     for (key, value) in patch {
         match (target.get_mut(key), value) {

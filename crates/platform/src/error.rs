@@ -1,4 +1,4 @@
-//! Why a platform could not be asked or told something, and what to do about it.
+//! Errors of requests to a platform, with the next step.
 
 use std::path::PathBuf;
 
@@ -7,7 +7,7 @@ use runtime::setting::is_wrong_place;
 
 use crate::terrakube::TerrakubeError;
 
-/// Why the platform could not be asked or told something.
+/// Why a request to the platform failed.
 #[derive(Debug, thiserror::Error)]
 pub enum PlatformError {
     /// A record of the local platform could not be read or written.
@@ -18,20 +18,20 @@ pub enum PlatformError {
         #[source]
         source: std::io::Error,
     },
-    /// A record of the local platform is no document of ours.
+    /// A record of the local platform is not in Mayfly's format.
     #[error("`{}` is not a record of this program", path.display())]
     Corrupt {
         path: PathBuf,
         #[source]
         source: serde_json::Error,
     },
-    /// Terrakube's API did not do what it was asked to.
+    /// A request to Terrakube's API failed.
     #[error(transparent)]
     Terrakube(#[from] TerrakubeError),
 }
 
 impl PlatformError {
-    /// The exit code when this keeps a step from being started.
+    /// The exit code if the error prevents the start of a step.
     pub fn exit(&self) -> Exit {
         match self {
             Self::Record { source, .. } if is_wrong_place(source) => Exit::BadConfiguration,
@@ -40,11 +40,11 @@ impl PlatformError {
         }
     }
 
-    /// What to do about it.
+    /// The next step for the operator.
     pub fn hint(&self) -> Option<String> {
         match self {
             Self::Record { source, .. } if is_wrong_place(source) => Some(format!(
-                "`{}` names a folder this user can write in",
+                "set `{}` to a folder in which this user can write",
                 env::DATA_DIR
             )),
             Self::Record { .. } | Self::Corrupt { .. } => None,

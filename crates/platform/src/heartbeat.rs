@@ -1,10 +1,11 @@
-//! Signs of life in Redis, by which the platform knows that a job has not been lost (contract 2.6): from a thread of
-//! their own with a runtime of its own, which no run and no other task can starve (W-44). Redis may be away for as
-//! long as it likes; no task waits for a heartbeat.
+//! Heartbeats in Redis, by which the platform knows that a job is not lost (contract 2.6).
 //!
-//! The launcher keeps a job alive until the job's executor does, and not beside it: who beats for a dead executor hides
-//! its death. The platform only looks whether the key is there, so that the launcher writes a value of its own into it,
-//! and knows by any other that the executor has taken over.
+//! A thread with its own runtime sends them, so no run and no other task can delay them (W-44). No task waits for a
+//! heartbeat, so Redis may be unreachable for any time.
+//!
+//! The launcher sends heartbeats for a job until the job's executor sends its own. It never sends them beside the executor:
+//! that would hide that the executor is dead. The platform only checks that the key exists. So the launcher writes a value
+//! of its own, and any other value shows that the executor has taken over.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -22,45 +23,45 @@ use tracing::{debug, info, warn};
 use crate::java;
 use crate::redis::{Redis, RedisError};
 
-/// How long a sign of life is valid. The platform's own programs use the same.
+/// How long a heartbeat is valid. The platform's own programs use the same time.
 pub const EXPIRY: Duration = Duration::from_secs(45);
-/// Leaves time for three attempts within [`EXPIRY`]; the contract asks for 15 s at most.
+/// The time between two heartbeats. Three attempts fit in [`EXPIRY`]. The contract asks for at most 15 s.
 pub const INTERVAL: Duration = Duration::from_secs(10);
-/// After a failure.
+/// The pause after a failure.
 const RETRY: Duration = Duration::from_secs(2);
 /// How long one attempt may take.
-const PATIENCE: Duration = Duration::from_secs(5);
-/// How long the end waits for the last key to be removed.
-const FAREWELL: Duration = Duration::from_secs(2);
-/// How many commands are under way at a time.
+const ATTEMPT_TIMEOUT: Duration = Duration::from_secs(5);
+/// How long the end of a heartbeat waits until its key is removed.
+const REMOVAL_TIMEOUT: Duration = Duration::from_secs(2);
+/// How many commands are sent at the same time.
 const AT_ONCE: usize = 64;
-/// What an executor writes, as a stock one does.
+/// The value that an executor writes. A stock executor writes the same.
 const EXECUTOR: &str = "1";
-/// What a launcher writes.
+/// The value that a launcher writes.
 const LAUNCHER: &str = "launcher";
 
-/// Who has written the last sign of life of a job.
+/// Which process wrote the last heartbeat of a job.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Sign {
-    /// No process, for [`EXPIRY`] at least.
-    Nobody,
-    /// A launcher, which says nothing of the executor.
-    Launcher,
+pub enum HeartbeatState {
+    /// No process has written one for at least [`EXPIRY`].
+    Missing,
+    /// A launcher. This says nothing about the executor.
+    FromLauncher,
     /// The executor.
-    Executor,
+    FromExecutor,
 }
 
-/// Whose the sign of life is that a job has at the moment.
-pub async fn sign_of(redis: &Redis, job_id: &str) -> Result<Sign, RedisError> {
+/// Reads which process wrote the current heartbeat of a job.
+pub async fn heartbeat_state(redis: &Redis, job_id: &str) -> Result<HeartbeatState, RedisError> {
     let value = redis.get(&key(job_id)).await?;
     Ok(match value {
-        None => Sign::Nobody,
-        Some(value) if value == java::encode(LAUNCHER) => Sign::Launcher,
-        Some(_) => Sign::Executor,
+        None => HeartbeatState::Missing,
+        Some(value) if value == java::encode(LAUNCHER) => HeartbeatState::FromLauncher,
+        Some(_) => HeartbeatState::FromExecutor,
     })
 }
 
-/// Why there is no heartbeat.
+/// Why the heartbeats could not start.
 #[derive(Debug, thiserror::Error)]
 #[error("could not start the heartbeat's thread")]
 pub struct HeartbeatError {
@@ -69,7 +70,7 @@ pub struct HeartbeatError {
 }
 
 impl HeartbeatError {
-    /// Whose fault it is: the machine's.
+    /// The exit code. The machine is the cause.
     pub const fn exit(&self) -> Exit {
         Exit::Infrastructure
     }
@@ -88,7 +89,7 @@ pub struct Heartbeat {
 }
 
 impl Heartbeat {
-    /// Begins to beat, at once.
+    /// Starts the heartbeat and sends the first one at once.
     pub fn start(redis: &Redis, job_id: &str) -> Result<Self, HeartbeatError> {
         let heartbeats = Heartbeats::writing(redis, EXECUTOR)?;
         let beat = heartbeats.beat(job_id);
@@ -98,39 +99,41 @@ impl Heartbeat {
         })
     }
 
-    /// Ends it and removes its key, unless Redis takes longer than two seconds. Dropping does the same, and blocks.
+    /// Ends the heartbeat and removes its key, unless Redis needs more than two seconds. Dropping does the same, but
+    /// blocks.
     pub async fn stop(mut self) {
-        if let Some(gone) = self.heartbeats.send_end(AtTheEnd::Remove) {
-            // Late or never: the key expires by itself.
-            let _ = timeout(FAREWELL, gone).await;
+        if let Some(gone) = self.heartbeats.send_end(KeyAtEnd::Remove) {
+            // If that fails, the key expires by itself.
+            let _ = timeout(REMOVAL_TIMEOUT, gone).await;
         }
     }
 
-    /// Ends it and lets its key expire: another process may beat for the same job.
+    /// Ends the heartbeat and lets its key expire, because another process may send heartbeats for the same job.
     pub fn leave(mut self) {
-        let _ = self.heartbeats.send_end(AtTheEnd::LetExpire);
+        let _ = self.heartbeats.send_end(KeyAtEnd::LetExpire);
     }
 }
 
 impl Drop for Heartbeat {
     fn drop(&mut self) {
-        if let Some(gone) = self.heartbeats.send_end(AtTheEnd::Remove) {
+        if let Some(gone) = self.heartbeats.send_end(KeyAtEnd::Remove) {
             wait_blocking(gone);
         }
     }
 }
 
-/// A launcher's heartbeats for many jobs, from one thread.
+/// A launcher's heartbeats for many jobs, sent by one thread.
 ///
-/// Dropping it ends them all; their keys expire by themselves, because other processes may beat for the same jobs.
+/// Dropping it ends them all. Their keys expire by themselves, because other processes may send heartbeats for the same
+/// jobs.
 #[derive(Debug)]
 pub struct Heartbeats {
     orders: UnboundedSender<Order>,
     gone: Option<oneshot::Receiver<()>>,
 }
 
-/// One reason to beat for a job. Dropping the last one of a job ends its heartbeat; the key expires by itself, because
-/// the executor of the job may beat for it too.
+/// One reason to send heartbeats for a job. Dropping the last reason of a job ends its heartbeats. The key expires by
+/// itself, because the job's executor may send heartbeats too.
 #[derive(Debug)]
 pub struct Beat {
     job_id: String,
@@ -149,42 +152,42 @@ impl Drop for Beat {
 enum Order {
     Hold(String, Reason),
     Release(String, Reason),
-    End(AtTheEnd),
+    End(KeyAtEnd),
 }
 
-/// Why a job is kept alive.
+/// Why the launcher sends heartbeats for a job.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Reason {
-    /// It has no executor that could do it.
+    /// The job has no executor yet that could send them.
     NoExecutor,
-    /// Its executor is about to do it, and has time for that until then.
+    /// The job's executor starts. It must send its first heartbeat before this time.
     Until(Instant),
 }
 
-/// The reasons to beat for one job.
+/// The reasons to send heartbeats for one job.
 #[derive(Debug, Default)]
 struct Held {
     reasons: Vec<Reason>,
-    /// Its executor has been seen to beat, and is not beaten for again.
+    /// The executor has sent a heartbeat, so the launcher sends no more for it.
     taken_over: bool,
 }
 
-/// How one beat is made.
+/// How one heartbeat is written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Manner {
-    /// Any earlier writer of the key.
+enum WriteMode {
+    /// Over the value of any earlier writer.
     Overwrite,
-    /// Not over what the executor has written.
-    Yield,
+    /// Only if the value is not the executor's.
+    UnlessExecutor,
 }
 
 impl Held {
-    fn manner(&self, now: Instant) -> Option<Manner> {
+    fn mode(&self, now: Instant) -> Option<WriteMode> {
         if self.reasons.contains(&Reason::NoExecutor) {
-            return Some(Manner::Overwrite);
+            return Some(WriteMode::Overwrite);
         }
         let waits = |reason: &Reason| matches!(reason, Reason::Until(until) if *until > now);
-        (!self.taken_over && self.reasons.iter().any(waits)).then_some(Manner::Yield)
+        (!self.taken_over && self.reasons.iter().any(waits)).then_some(WriteMode::UnlessExecutor)
     }
 
     fn hold(&mut self, reason: Reason) {
@@ -202,7 +205,7 @@ impl Held {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum AtTheEnd {
+enum KeyAtEnd {
     Remove,
     LetExpire,
 }
@@ -234,13 +237,13 @@ impl Heartbeats {
         })
     }
 
-    /// Beats for a job that has no running executor, from now on and as long as what is returned lives.
+    /// Sends heartbeats for a job without a running executor until the returned value is dropped.
     pub fn beat(&self, job_id: &str) -> Beat {
         self.hold(job_id, Reason::NoExecutor)
     }
 
-    /// Beats for a job whose executor is about to, as long as what is returned lives: until the executor has been seen to
-    /// beat, and for that time at most. After that it is the executor's own, whatever becomes of that.
+    /// Sends heartbeats for a job whose executor starts. Ends with the executor's first heartbeat, after `within`, or when
+    /// the returned value is dropped. After that only the executor sends them.
     pub fn beat_until_taken_over(&self, job_id: &str, within: Duration) -> Beat {
         self.hold(job_id, Reason::Until(Instant::now() + within))
     }
@@ -254,7 +257,7 @@ impl Heartbeats {
         }
     }
 
-    fn send_end(&mut self, end: AtTheEnd) -> Option<oneshot::Receiver<()>> {
+    fn send_end(&mut self, end: KeyAtEnd) -> Option<oneshot::Receiver<()>> {
         let gone = self.gone.take()?;
         let _ = self.orders.send(Order::End(end));
         Some(gone)
@@ -263,12 +266,12 @@ impl Heartbeats {
 
 impl Drop for Heartbeats {
     fn drop(&mut self) {
-        // The thread ends by itself; nothing is left to be waited for.
-        let _ = self.send_end(AtTheEnd::LetExpire);
+        // The thread ends by itself, so this does not wait.
+        let _ = self.send_end(KeyAtEnd::LetExpire);
     }
 }
 
-/// In a destructor, which may run inside a runtime and must not depend on it.
+/// Waits in a destructor, which may run inside a runtime and must not depend on it.
 fn wait_blocking(gone: oneshot::Receiver<()>) {
     let (tell, told) = std_mpsc::channel();
     let waiter = thread::Builder::new().spawn(move || {
@@ -276,17 +279,17 @@ fn wait_blocking(gone: oneshot::Receiver<()>) {
         let _ = tell.send(());
     });
     if waiter.is_ok() {
-        let _ = told.recv_timeout(FAREWELL);
+        let _ = told.recv_timeout(REMOVAL_TIMEOUT);
     }
 }
 
 async fn beat(redis: &Redis, value: &str, mut orders: UnboundedReceiver<Order>) {
     let mut jobs: BTreeMap<String, Held> = BTreeMap::new();
-    let mut state = State::Fine;
+    let mut state = State::Working;
     let mut next = Instant::now();
     loop {
         let order = tokio::select! {
-            order = orders.recv() => Some(order.unwrap_or(Order::End(AtTheEnd::LetExpire))),
+            order = orders.recv() => Some(order.unwrap_or(Order::End(KeyAtEnd::LetExpire))),
             () = sleep_until(next), if !jobs.is_empty() => None,
         };
         match order {
@@ -295,15 +298,15 @@ async fn beat(redis: &Redis, value: &str, mut orders: UnboundedReceiver<Order>) 
                     next = Instant::now() + INTERVAL;
                 }
                 let held = jobs.entry(job.clone()).or_default();
-                let before = held.manner(Instant::now());
+                let before = held.mode(Instant::now());
                 held.hold(reason);
-                let now = held.manner(Instant::now());
-                let Some(manner) = now.filter(|_| now != before) else {
+                let now = held.mode(Instant::now());
+                let Some(mode) = now.filter(|_| now != before) else {
                     continue;
                 };
-                // While Redis is away, a new job waits for the next attempt, not everybody for the new job.
+                // While Redis is unreachable, a new job waits for the next attempt. So the other jobs need not wait for it.
                 if state == State::Failing
-                    || !beat_for(redis, value, &[(job, manner)], &mut jobs, &mut state).await
+                    || !beat_for(redis, value, &[(job, mode)], &mut jobs, &mut state).await
                 {
                     next = next.min(Instant::now() + RETRY);
                 }
@@ -317,7 +320,7 @@ async fn beat(redis: &Redis, value: &str, mut orders: UnboundedReceiver<Order>) 
                 }
             }
             Some(Order::End(end)) => {
-                if end == AtTheEnd::Remove {
+                if end == KeyAtEnd::Remove {
                     remove(redis, jobs.into_keys()).await;
                 }
                 return;
@@ -326,7 +329,7 @@ async fn beat(redis: &Redis, value: &str, mut orders: UnboundedReceiver<Order>) 
                 let started = Instant::now();
                 let all: Vec<_> = jobs
                     .iter()
-                    .filter_map(|(job, held)| Some((job.clone(), held.manner(started)?)))
+                    .filter_map(|(job, held)| Some((job.clone(), held.mode(started)?)))
                     .collect();
                 next = if beat_for(redis, value, &all, &mut jobs, &mut state).await {
                     started + INTERVAL
@@ -340,28 +343,27 @@ async fn beat(redis: &Redis, value: &str, mut orders: UnboundedReceiver<Order>) 
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum State {
-    Fine,
+    Working,
     Failing,
 }
 
-/// Returns whether all have a sign of life now. Gives up at the first that cannot be written: what keeps it from
-/// Redis keeps the others too.
+/// Returns whether all jobs have a heartbeat now. Stops at the first failure: its cause in Redis affects the others too.
 async fn beat_for(
     redis: &Redis,
     value: &str,
-    due: &[(String, Manner)],
+    due: &[(String, WriteMode)],
     jobs: &mut BTreeMap<String, Held>,
     state: &mut State,
 ) -> bool {
     for some in due.chunks(AT_ONCE) {
         let beats = some
             .iter()
-            .map(|(job, manner)| beat_once(redis, value, job, *manner));
+            .map(|(job, mode)| beat_once(redis, value, job, *mode));
         let mut failure = None;
         for ((job, _), beat) in some.iter().zip(join_all(beats).await) {
             match beat {
-                Ok(Wrote::Yes) => {}
-                Ok(Wrote::TheExecutorHad) => {
+                Ok(Written::ByUs) => {}
+                Ok(Written::ByExecutor) => {
                     if let Some(held) = jobs.get_mut(job) {
                         held.taken_over = true;
                     }
@@ -370,46 +372,48 @@ async fn beat_for(
             }
         }
         if let Some(failure) = failure {
-            if *state == State::Fine {
-                warn!(error = %failure, "heartbeats do not reach Redis, trying again");
+            if *state == State::Working {
+                warn!(error = %failure, "could not write heartbeats to Redis, retrying");
             } else {
-                debug!(error = %failure, "heartbeats do not reach Redis yet");
+                debug!(error = %failure, "could not write heartbeats to Redis, still retrying");
             }
             *state = State::Failing;
             return false;
         }
     }
     if *state == State::Failing && !due.is_empty() {
-        info!("heartbeats reach Redis again");
-        *state = State::Fine;
+        info!("Redis takes heartbeats again");
+        *state = State::Working;
     }
     true
 }
 
-/// Whether a beat was needed.
-enum Wrote {
-    Yes,
-    TheExecutorHad,
+/// Which process wrote the current heartbeat.
+enum Written {
+    ByUs,
+    ByExecutor,
 }
 
 async fn beat_once(
     redis: &Redis,
     value: &str,
     job_id: &str,
-    manner: Manner,
-) -> Result<Wrote, String> {
+    mode: WriteMode,
+) -> Result<Written, String> {
     let (key, value) = (key(job_id), java::encode(value));
     let beat = async {
-        // What the executor writes between the two is seen the next time: it writes more often than a key expires.
-        if manner == Manner::Yield && sign_of(redis, job_id).await? == Sign::Executor {
-            return Ok(Wrote::TheExecutorHad);
+        // If the executor writes between the two commands, the next round sees it: it writes more often than a key expires.
+        if mode == WriteMode::UnlessExecutor
+            && heartbeat_state(redis, job_id).await? == HeartbeatState::FromExecutor
+        {
+            return Ok(Written::ByExecutor);
         }
         redis.set(&key, &value, EXPIRY).await?;
-        Ok::<_, RedisError>(Wrote::Yes)
+        Ok::<_, RedisError>(Written::ByUs)
     };
-    match timeout(PATIENCE, beat).await {
+    match timeout(ATTEMPT_TIMEOUT, beat).await {
         Ok(result) => result.map_err(|error| chain(&error)),
-        Err(_) => Err(format!("no answer within {} s", PATIENCE.as_secs())),
+        Err(_) => Err(format!("no answer within {} s", ATTEMPT_TIMEOUT.as_secs())),
     }
 }
 
@@ -417,7 +421,7 @@ async fn remove(redis: &Redis, jobs: impl Iterator<Item = String>) {
     for job in jobs {
         let removed: Result<(), RedisError> = redis.delete(&key(&job)).await;
         if let Err(error) = removed {
-            debug!(job, error = %chain(&error), "a heartbeat's key is left to expire");
+            debug!(job, error = %chain(&error), "could not remove the key of a heartbeat; it expires");
             return;
         }
     }

@@ -1,5 +1,5 @@
-//! Strings as Java serialises them: how the platform writes keys, fields and values in Redis (contract 7.2). Knows
-//! neither Redis nor what the strings mean.
+//! Reads and writes strings in Java's serialisation, in which the platform writes keys, fields and values in Redis
+//! (contract 7.2). Knows neither Redis nor what the strings mean.
 
 /// Magic and version of every serialised stream.
 const HEADER: [u8; 4] = [0xac, 0xed, 0x00, 0x05];
@@ -11,27 +11,27 @@ const LONG: u8 = 0x7c;
 /// Why bytes are not one serialised string.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum JavaStringError {
-    /// No serialised object at all.
+    /// The bytes are no serialised object.
     #[error("does not begin like a serialised Java object")]
     NotSerialised,
-    /// Another object than a string.
-    #[error("holds something else than a string (type code {code:#04x})")]
+    /// The object is not a string.
+    #[error("contains another object than a string (type code {code:#04x})")]
     NotAString {
-        /// How Java names the kind of object.
+        /// Java's code for the type of object.
         code: u8,
     },
-    /// Fewer or more bytes than it announces.
+    /// The text has fewer or more bytes than its header says.
     #[error("announces {announced} bytes and has {found}")]
     Length {
-        /// Length in its head.
+        /// Length in the header.
         announced: u64,
-        /// Length of what follows.
+        /// Number of bytes after the header.
         found: usize,
     },
-    /// Not the UTF-8 that Java writes.
+    /// The text is not in Java's modified UTF-8.
     #[error("is not modified UTF-8 at byte {at}")]
     Malformed {
-        /// Where, from the beginning of the text.
+        /// Offset from the beginning of the text.
         at: usize,
     },
 }
@@ -49,7 +49,7 @@ pub fn encode(text: &str) -> Vec<u8> {
         bytes.extend_from_slice(&(length as u64).to_be_bytes());
     }
     if length == text.len() {
-        // Nothing in it that Java writes differently.
+        // Java writes this text as plain UTF-8.
         bytes.extend_from_slice(text.as_bytes());
     } else {
         push_modified(text, &mut bytes);
@@ -57,8 +57,7 @@ pub fn encode(text: &str) -> Vec<u8> {
     bytes
 }
 
-/// Reads a serialised string. Halves of surrogate pairs that stand alone, which Java has and Rust has not, become
-/// U+FFFD.
+/// Reads a serialised string. Java allows unpaired surrogates and Rust does not, so each becomes U+FFFD.
 pub fn decode(bytes: &[u8]) -> Result<String, JavaStringError> {
     let body = bytes
         .strip_prefix(&HEADER)
@@ -101,7 +100,8 @@ fn modified_len(text: &str) -> usize {
         .sum()
 }
 
-/// U+0000 takes two bytes, so that none is zero, and what lies beyond 16 bits is written as two surrogates of three.
+/// Appends a text in modified UTF-8. U+0000 takes two bytes, so that no byte is zero. A character of more than 16 bits is
+/// written as two surrogates of three bytes each.
 fn push_modified(text: &str, bytes: &mut Vec<u8>) {
     let mut buffer = [0; 4];
     for c in text.chars() {
@@ -121,7 +121,7 @@ fn push_modified(text: &str, bytes: &mut Vec<u8>) {
     }
 }
 
-/// The 16-bit units of a text, read as leniently as Java reads them.
+/// The 16-bit units of a text. As lenient as Java.
 fn utf16_units(text: &[u8]) -> Result<Vec<u16>, JavaStringError> {
     let mut units = Vec::with_capacity(text.len());
     let mut at = 0;
@@ -191,7 +191,7 @@ mod tests {
         assert_eq!(hex(&long[..13]), "aced00057c0000000000011170");
         assert_eq!(long.len(), 70_013);
         assert!(long[13..].iter().all(|byte| *byte == 0x61));
-        // Six bytes each, so the length of the encoded text decides, not that of the string.
+        // Each takes six bytes, so the length of the encoded text decides, not the length of the string.
         let emoji = "😀".repeat(10_923);
         assert_eq!(encode(&emoji)[4], LONG);
         assert_eq!(decode(&encode(&emoji)), Ok(emoji));

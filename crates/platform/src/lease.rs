@@ -46,7 +46,7 @@ pub(crate) struct Lease(Arc<Inner>);
 #[derive(Debug)]
 struct Inner {
     hub: Hub,
-    standing: watch::Sender<Standing>,
+    status: watch::Sender<LeaseStatus>,
     /// The claim, once it is granted.
     accepted: OnceLock<wire::Acceptance>,
     heartbeat: Mutex<Option<Heartbeat>>,
@@ -54,7 +54,7 @@ struct Inner {
 
 /// Where a lease stands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Standing {
+enum LeaseStatus {
     Held,
     /// The run is to stop.
     CancelRequested,
@@ -86,7 +86,7 @@ impl Lease {
     pub(crate) fn new(config: LeaseConfig) -> Result<Self, TerrakubeError> {
         Ok(Self(Arc::new(Inner {
             hub: Hub::new(config)?,
-            standing: watch::channel(Standing::Held).0,
+            status: watch::channel(LeaseStatus::Held).0,
             accepted: OnceLock::new(),
             heartbeat: Mutex::default(),
         })))
@@ -104,16 +104,16 @@ impl Lease {
         let hub = &self.0.hub;
         let call = hub.call(LeaseCall::Accept, &acceptance);
         let deadline = Deadline::after(ACCEPT_PATIENCE);
-        let lease: wire::Lease = match hub.client.ask(&call, &deadline).await {
+        let lease: wire::Lease = match hub.client.request_json(&call, &deadline).await {
             Ok(lease) => lease,
             Err(error) => return error.lost_lease().map(Claim::Refused).ok_or(error),
         };
         let acceptance = self.0.accepted.get_or_init(|| acceptance);
-        heartbeat::learn(&lease, &hub.config.token, &self.0.standing);
+        heartbeat::learn(&lease, &hub.config.token, &self.0.status);
         let mut heartbeat = self.heartbeat();
         if heartbeat.is_none() {
-            let standing = self.0.standing.clone();
-            *heartbeat = Heartbeat::start(hub.config.clone(), &lease, acceptance.clone(), standing)
+            let status = self.0.status.clone();
+            *heartbeat = Heartbeat::start(hub.config.clone(), &lease, acceptance.clone(), status)
                 .inspect_err(|error| warn!(error = chain(error), "the run has no heartbeat"))
                 .ok();
         }
@@ -122,14 +122,14 @@ impl Lease {
 
     /// Whether the hub has given the run up: its statuses are not this executor's any more.
     pub(crate) fn is_lost(&self) -> bool {
-        *self.0.standing.borrow() == Standing::Lost
+        *self.0.status.borrow() == LeaseStatus::Lost
     }
 
     /// Returns once the hub wants the run to stop, or has given it up.
     pub(crate) async fn stopped(&self) -> JobStatus {
-        let mut standing = self.0.standing.subscribe();
+        let mut status = self.0.status.subscribe();
         // The sender lives as long as `self`.
-        let _ = standing.wait_for(|now| *now != Standing::Held).await;
+        let _ = status.wait_for(|now| *now != LeaseStatus::Held).await;
         if self.is_lost() {
             JobStatus::Failed
         } else {
@@ -160,9 +160,12 @@ impl Lease {
         };
         let hub = &self.0.hub;
         let call = hub.call(call, &body);
-        let told = hub.client.ask::<wire::Ended>(&call, deadline).await;
+        let ended = hub
+            .client
+            .request_json::<wire::Ended>(&call, deadline)
+            .await;
         drop(self.heartbeat().take());
-        match told {
+        match ended {
             Ok(_) => Ok(()),
             Err(error) => match error.lost_lease() {
                 Some(why) => {

@@ -1,5 +1,5 @@
-//! How both programs speak to the platform that ordered a run: where the job stands, claims, status reports, job context,
-//! state history, heartbeats and the live log. Knows neither Kubernetes nor how Terraform is run.
+//! The clients with which both programs use the platform: step views, claims, status reports, job context, state history,
+//! heartbeats and the live log. This crate knows neither Kubernetes nor how Terraform is run.
 
 pub mod context;
 mod error;
@@ -18,6 +18,6 @@ pub mod terrakube;
 pub use error::PlatformError;
 pub use platform::Platform;
 pub use step::{
-    Claim, History, Holder, Outcome, PlanReference, RunEnd, RunResult, Start, StartPermission,
-    StepRef, StepView,
+    Claim, History, Holder, Outcome, PlanReference, RunEnd, RunResult, StartPermission,
+    StartReport, StepRef, StepView,
 };

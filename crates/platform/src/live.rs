@@ -1,6 +1,7 @@
-//! The live picture of a plan or an apply in Redis (contract 7.4): the latest state wins, at most once a second, off
-//! the path of the tool's output, in a stream that expires (W-24). Losing one is no fault: the job context has the
-//! whole list in the end.
+//! Publishes the live view of a plan or an apply to Redis (contract 7.4).
+//!
+//! A task of its own writes the latest state, at most once a second, to a stream that expires (W-24). A lost state is no
+//! error: the job context has all changes in the end.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,18 +15,18 @@ use tokio::time::{Instant, sleep_until, timeout_at};
 use tracing::{debug, warn};
 
 use crate::java;
-use crate::redis::{Entry, Redis, Retention};
+use crate::redis::{Redis, Retention, StreamEntry};
 
-/// How often at most.
+/// The shortest time between two states.
 const INTERVAL: Duration = Duration::from_secs(1);
-/// Each entry is the whole picture, so readers need the newest ones alone.
+/// Each entry has the whole state, so readers need only the newest ones.
 const ENTRIES: u64 = 20;
-/// As long as the platform lets a job live.
+/// The longest time that the platform lets a job run.
 const EXPIRY: Duration = Duration::from_hours(6);
-/// More than this is not for a live picture.
+/// The largest state that is published.
 const MAX_BYTES: usize = 8 * 1024 * 1024;
 
-/// Which operation is seen. A destroy is an apply to its readers.
+/// The operation. Readers see a destroy as an apply.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum LivePhase {
@@ -33,28 +34,28 @@ pub enum LivePhase {
     Apply,
 }
 
-/// One picture.
+/// The state of an operation.
 #[derive(Clone, Debug, PartialEq)]
 pub struct LiveState {
     pub phase: LivePhase,
-    /// Changes as in the job context.
+    /// Changes, written as in the job context.
     pub changes: Vec<Value>,
     /// Diagnostics that belong to no change.
     pub diagnostics: Vec<Value>,
 }
 
-/// Publishes pictures of one step.
+/// Publishes the live view of one step.
 #[derive(Debug)]
-pub struct LiveStream {
+pub struct LiveViewPublisher {
     latest: watch::Sender<Option<Arc<LiveState>>>,
     publisher: JoinHandle<()>,
 }
 
-impl LiveStream {
-    /// Starts to publish, from a task of the present runtime.
+impl LiveViewPublisher {
+    /// Starts the publishing task in the current runtime.
     pub fn start(redis: Redis, job_id: &str, step_id: &str) -> Self {
-        let (latest, pictures) = watch::channel(None);
-        let stream = Stream {
+        let (latest, states) = watch::channel(None);
+        let publisher_task = PublisherTask {
             redis,
             key: java::encode(&format!("{job_id}-context")),
             job_id: job_id.to_owned(),
@@ -62,16 +63,16 @@ impl LiveStream {
         };
         Self {
             latest,
-            publisher: tokio::spawn(stream.publish_all(pictures)),
+            publisher: tokio::spawn(publisher_task.publish_all(states)),
         }
     }
 
-    /// The picture is this now. Never waits.
+    /// Replaces the state to publish. Never waits.
     pub fn publish(&self, state: LiveState) {
         self.latest.send_replace(Some(Arc::new(state)));
     }
 
-    /// Publishes the last picture, if that is possible within `limit`, and ends.
+    /// Publishes the last state if that takes no longer than `limit`, and ends.
     pub async fn finish(self, limit: Duration) {
         let Self { latest, publisher } = self;
         drop(latest);
@@ -87,24 +88,25 @@ impl LiveStream {
     }
 }
 
-struct Stream {
+struct PublisherTask {
     redis: Redis,
     key: Vec<u8>,
     job_id: String,
     step_id: String,
 }
 
-impl Stream {
-    async fn publish_all(self, mut pictures: watch::Receiver<Option<Arc<LiveState>>>) {
+impl PublisherTask {
+    async fn publish_all(self, mut states: watch::Receiver<Option<Arc<LiveState>>>) {
         let mut failing = false;
         let mut due = Instant::now();
-        // The end does not wait for its turn: `changed` fails once the sender is gone and its last value is seen.
-        while pictures.changed().await.is_ok() {
+        // The last state does not wait for the interval. `changed` fails when the sender is dropped and its last value was
+        // seen.
+        while states.changed().await.is_ok() {
             tokio::select! {
                 () = sleep_until(due) => {}
-                () = closed(&pictures) => {}
+                () = closed(&states) => {}
             }
-            let Some(state) = pictures.borrow_and_update().clone() else {
+            let Some(state) = states.borrow_and_update().clone() else {
                 continue;
             };
             due = Instant::now() + INTERVAL;
@@ -126,7 +128,7 @@ impl Stream {
             return Err(format!("it takes {} bytes", output.len()));
         }
         let field = |name: &str, value: &str| (java::encode(name), java::encode(value));
-        let entry = Entry(vec![
+        let entry = StreamEntry(vec![
             field("jobId", &self.job_id),
             field("stepId", &self.step_id),
             field("output", &output),
@@ -153,8 +155,8 @@ impl Stream {
     }
 }
 
-/// Waits until no more pictures will come.
-async fn closed(pictures: &watch::Receiver<Option<Arc<LiveState>>>) {
-    let mut pictures = pictures.clone();
-    while pictures.changed().await.is_ok() {}
+/// Waits until the sender is dropped.
+async fn closed(states: &watch::Receiver<Option<Arc<LiveState>>>) {
+    let mut states = states.clone();
+    while states.changed().await.is_ok() {}
 }

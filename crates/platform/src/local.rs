@@ -1,8 +1,8 @@
-//! The platform on one machine: a record per job in the data directory, holding what Terrakube's API would.
+//! The platform on one machine: one record per job in the data directory, with the data that Terrakube's API would have.
 //!
-//! `api-launcher run` creates the record and reads it; executors report into it. Every change is
-//! read-modify-write under a lock file and lands by rename, so a reader sees a whole record at any time and a
-//! crash leaves the one before.
+//! `api-launcher run` creates the record and reads it; executors write their reports to it. A change takes a lock file,
+//! reads the record, and replaces it by rename. So a reader always sees a complete record, and a crash leaves the previous
+//! one.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write as _};
@@ -19,23 +19,23 @@ use serde_json::{Map, Value};
 
 use crate::context::merge;
 use crate::{
-    Claim, History, Holder, Outcome, PlanReference, PlatformError, Start, StepRef, StepView,
+    Claim, History, Holder, Outcome, PlanReference, PlatformError, StartReport, StepRef, StepView,
 };
 
-/// What the platform knows of one job.
+/// The platform's record of one job.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct JobRecord {
     pub organization_id: String,
     pub workspace_id: String,
     pub status: JobStatus,
-    /// Whether the plan found something to do.
+    /// Whether the plan found changes.
     #[serde(default)]
     pub plan_changes: bool,
-    /// Where the job's plan is stored.
+    /// Address of the job's plan.
     #[serde(default)]
     pub terraform_plan: Option<String>,
-    /// Commit the last step ran on.
+    /// Commit of the last step.
     #[serde(default)]
     pub commit_id: Option<String>,
     /// The template's steps, in order.
@@ -45,7 +45,7 @@ pub struct JobRecord {
     pub history: Vec<History>,
 }
 
-/// What the platform knows of one step.
+/// The platform's record of one step.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct StepRecord {
@@ -54,13 +54,13 @@ pub struct StepRecord {
     #[serde(rename = "type")]
     pub step_type: String,
     pub status: StepStatus,
-    /// Where the step's log is stored.
+    /// Address of the step's log.
     #[serde(default)]
     pub output: Option<String>,
 }
 
 impl JobRecord {
-    /// A job that has just been queued, with these steps still to run.
+    /// A queued job with these pending steps.
     pub fn queued(organization_id: &str, workspace_id: &str, steps: Vec<StepRecord>) -> Self {
         Self {
             organization_id: organization_id.to_owned(),
@@ -79,7 +79,7 @@ impl JobRecord {
         self.steps.iter().find(|step| step.id == id)
     }
 
-    /// The step with that id, added when the template did not foresee it.
+    /// The step with that id. A step that is not in the template is added.
     fn step_mut(&mut self, step: &StepRef) -> &mut StepRecord {
         let index = self
             .steps
@@ -113,7 +113,7 @@ pub struct LocalPlatform {
 }
 
 impl LocalPlatform {
-    /// The platform whose records are in `data_dir`. Nothing is touched yet.
+    /// The platform with its records in `data_dir`. It reads and writes nothing yet.
     pub fn new(data_dir: impl Into<PathBuf>) -> Self {
         Self {
             data_dir: data_dir.into(),
@@ -125,7 +125,7 @@ impl LocalPlatform {
         read_json(&self.job_path(job_id))
     }
 
-    /// Creates the record of a job, or changes the one there is.
+    /// Creates or replaces the record of a job.
     pub fn put_job(&self, job_id: &str, record: &JobRecord) -> Result<(), PlatformError> {
         let path = self.job_path(job_id);
         let _lock = lock(&path)?;
@@ -167,7 +167,7 @@ impl LocalPlatform {
             template_steps: record.steps.len().max(1),
             terraform_plan: record.terraform_plan.filter(|plan| !plan.is_empty()),
             status: record.status,
-            // Both halves are one write.
+            // One write reports step and job.
             half_reported: false,
         })
     }
@@ -177,8 +177,8 @@ impl LocalPlatform {
         read_json(&self.claim_path(step))
     }
 
-    /// The claim appears whole or not at all: its text is written aside and linked to its name, which fails
-    /// when the name is taken.
+    /// The claim appears completely or not at all: it is written to a temporary file, which is then linked to its name. The
+    /// link fails if the name exists.
     pub(crate) fn claim(&self, step: &StepRef, holder: &Holder) -> Result<Claim, PlatformError> {
         let path = self.claim_path(step);
         let fail = |action| {
@@ -213,8 +213,8 @@ impl LocalPlatform {
         step: &StepRef,
         commit: &str,
         output: &str,
-    ) -> Result<Start, PlatformError> {
-        let mut start = Start::Told;
+    ) -> Result<StartReport, PlatformError> {
+        let mut start = StartReport::Accepted;
         self.update_job(step, |record| {
             let known = record.step(&step.step_id).map(|known| known.status);
             let ended = !matches!(
@@ -222,7 +222,7 @@ impl LocalPlatform {
                 None | Some(StepStatus::Pending | StepStatus::Running)
             );
             if record.status.is_over() || ended && record.status != JobStatus::Rejected {
-                start = Start::Over(record.status.clone());
+                start = StartReport::Ended(record.status.clone());
                 return;
             }
             if record.status != JobStatus::Rejected {
@@ -247,14 +247,14 @@ impl LocalPlatform {
             known.status = if rejected {
                 StepStatus::Failed
             } else {
-                outcome.settlement.step
+                outcome.statuses.step
             };
             known.output.clone_from(&outcome.output);
             if rejected || record.status == JobStatus::Cancelled {
                 return;
             }
-            record.status = outcome.settlement.job.clone();
-            record.plan_changes = outcome.settlement.plan_changes;
+            record.status = outcome.statuses.job.clone();
+            record.plan_changes = outcome.statuses.plan_changes;
             if outcome.commit_id.is_some() {
                 record.commit_id.clone_from(&outcome.commit_id);
             }
@@ -312,7 +312,7 @@ impl LocalPlatform {
 }
 
 impl JobRecord {
-    /// A job is `pending` for its next step; without one the platform completes it (contract 2.8).
+    /// Completes a job that is `pending` but has no next step (contract 2.8).
     fn complete_when_done(&mut self) {
         let waiting = self
             .steps
@@ -354,12 +354,12 @@ fn read_json<T: DeserializeOwned>(path: &Path) -> Result<Option<T>, PlatformErro
         })
 }
 
-/// Whether a write must have reached the disk before the call returns.
+/// Whether a write must be on disk before the call returns.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Durability {
-    /// What the platform decides by.
+    /// For records on which the platform decides.
     Synced,
-    /// What it only shows; rename keeps it whole.
+    /// For records that are only shown. The rename keeps them complete.
     Eventual,
 }
 
@@ -388,7 +388,7 @@ fn write_json<T: Serialize>(
     })
 }
 
-/// Serialises writers of one record; readers need no lock.
+/// Locks a record for writing. Readers need no lock.
 fn lock(path: &Path) -> Result<Flock<File>, PlatformError> {
     let lock_path = path.with_extension("lock");
     let open = || {
@@ -408,11 +408,11 @@ fn lock(path: &Path) -> Result<Flock<File>, PlatformError> {
     })
 }
 
-/// The folder of `path`, made for its owner alone: records name what was planned and applied.
+/// Creates the folder of `path`, private to its owner because records contain what was planned and applied.
 fn private_parent(path: &Path) -> io::Result<&Path> {
     let folder = path
         .parent()
-        .expect("every record lies below the data directory");
+        .expect("every record is below the data directory");
     fs::DirBuilder::new()
         .recursive(true)
         .mode(0o700)
@@ -427,7 +427,7 @@ fn sync_folder(folder: &Path) -> io::Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use job_contract::settlement::{self, Ending};
+    use job_contract::final_statuses::{Ending, FinalStatuses};
     use serde_json::json;
     use std::sync::Barrier;
     use std::thread;
@@ -462,7 +462,7 @@ mod tests {
 
     fn outcome(step_type: StepType, ending: Ending, plan: PlanReference) -> Outcome {
         Outcome {
-            settlement: settlement::settle(step_type, ending, true, false, 2),
+            statuses: FinalStatuses::of(step_type, ending, true, false, 2),
             output: Some("log".into()),
             note: None,
             plan,
@@ -471,7 +471,7 @@ mod tests {
     }
 
     #[test]
-    fn plan_and_apply_walk_the_record_to_completed() {
+    fn plan_and_apply_bring_the_record_to_completed() {
         let folder = tempfile::tempdir().unwrap();
         let platform = LocalPlatform::new(folder.path());
         two_steps(&platform);

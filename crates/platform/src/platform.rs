@@ -1,4 +1,4 @@
-//! The platform as the executor sees it, whichever one it is.
+//! The platform as the executor sees it: Terrakube or the records of one machine.
 
 use std::time::Duration;
 
@@ -10,11 +10,11 @@ use serde_json::{Map, Value};
 use crate::error::PlatformError;
 use crate::local::LocalPlatform;
 use crate::step::{
-    Claim, History, Holder, Outcome, RunEnd, Start, StartPermission, StepRef, StepView,
+    Claim, History, Holder, Outcome, RunEnd, StartPermission, StartReport, StepRef, StepView,
 };
 use crate::terrakube::Terrakube;
 
-/// A platform. Closed set: every executor speaks to exactly one.
+/// A platform. Each executor uses exactly one.
 #[derive(Clone, Debug)]
 pub enum Platform {
     /// Files on this machine.
@@ -23,12 +23,12 @@ pub enum Platform {
     Terrakube(Terrakube),
 }
 
-/// How often the local platform's record is looked at for a cancellation.
+/// How often the local platform's record is checked for a cancellation.
 const LOCAL_POLL: Duration = Duration::from_secs(2);
 
 impl Platform {
-    /// Whether the step may run, once the platform knows that it was dispatched. Nothing may be written to the run's
-    /// log or reported before.
+    /// Whether the step may run. Waits until the platform has recorded the dispatch. The caller must not write to the
+    /// run's log or send a report before.
     pub async fn start_permission(&self, step: &StepRef) -> Result<StartPermission, PlatformError> {
         match self {
             Self::Local(local) => {
@@ -36,8 +36,10 @@ impl Platform {
                 let rejected = view.status == JobStatus::Rejected
                     && step.step_type != StepType::Approval.name();
                 Ok(match view.outcome() {
-                    _ if view.status.is_over() || rejected => StartPermission::Over(view.status),
-                    Some(outcome) => StartPermission::Settled(outcome),
+                    _ if view.status.is_over() || rejected => {
+                        StartPermission::JobEnded(view.status)
+                    }
+                    Some(outcome) => StartPermission::StepEnded(outcome),
                     None => StartPermission::Granted(view),
                 })
             }
@@ -57,12 +59,12 @@ impl Platform {
         }
     }
 
-    /// Returns once the job was cancelled or failed, which has the same effect.
+    /// Returns when the job was cancelled, or failed, which has the same effect.
     pub async fn cancelled(&self, step: &StepRef) -> JobStatus {
         match self {
             Self::Local(local) => loop {
                 tokio::time::sleep(LOCAL_POLL).await;
-                // A record that cannot be read has cancelled nothing.
+                // A record that cannot be read does not cancel the job.
                 if let Ok(StepView {
                     status: status @ (JobStatus::Cancelled | JobStatus::Failed),
                     ..
@@ -75,7 +77,7 @@ impl Platform {
         }
     }
 
-    /// Claims the step for `holder`, atomically: of all who ask, one is granted it, for ever.
+    /// Claims the step for `holder`, atomically: exactly one claimant gets the step, for ever.
     pub async fn claim(&self, step: &StepRef, holder: &Holder) -> Result<Claim, PlatformError> {
         match self {
             Self::Local(local) => local.claim(step, holder),
@@ -83,7 +85,7 @@ impl Platform {
         }
     }
 
-    /// Whether a hub has given the step to this executor alone: then nothing is written before the claim.
+    /// Whether the executor has a lease of a hub on the step. It then writes nothing before the claim.
     pub fn is_leased(&self) -> bool {
         match self {
             Self::Local(_) => false,
@@ -91,7 +93,7 @@ impl Platform {
         }
     }
 
-    /// Tells a hub that the run is over, if one has given it and the claim was granted.
+    /// Reports the end of the run to the hub. Without a lease, or without a granted claim, it does nothing.
     pub async fn end(&self, end: &RunEnd, deadline: &Deadline) -> Result<(), PlatformError> {
         match self {
             Self::Local(_) => Ok(()),
@@ -99,7 +101,7 @@ impl Platform {
         }
     }
 
-    /// How the platform's records name the output of a step that is `stored` there.
+    /// The address in the platform's records for a step output that is `stored` there.
     pub fn step_output(&self, step: &StepRef, stored: String) -> String {
         match self {
             Self::Local(_) => stored,
@@ -107,7 +109,7 @@ impl Platform {
         }
     }
 
-    /// How the platform's records name the state of that name that is `stored` there.
+    /// The address in the platform's records for the state `name` that is `stored` there.
     pub fn state_output(&self, step: &StepRef, name: &str, stored: String) -> String {
         match self {
             Self::Local(_) => stored,
@@ -115,7 +117,7 @@ impl Platform {
         }
     }
 
-    /// Where the content of a CLI-driven run is, if the job says so (contract 8.6).
+    /// The address of the content of a CLI-driven run, if the job has one (contract 8.6).
     pub async fn override_source(&self, step: &StepRef) -> Result<Option<String>, PlatformError> {
         match self {
             Self::Local(_) => Ok(None),
@@ -129,7 +131,7 @@ impl Platform {
         step: &StepRef,
         commit_id: &str,
         output: &str,
-    ) -> Result<Start, PlatformError> {
+    ) -> Result<StartReport, PlatformError> {
         match self {
             Self::Local(local) => local.report_running(step, commit_id, output),
             Self::Terrakube(terrakube) => {
@@ -153,7 +155,7 @@ impl Platform {
         }
     }
 
-    /// The job's context document; empty when there is none.
+    /// The job context; empty if the job has none.
     pub async fn context(&self, step: &StepRef) -> Result<Map<String, Value>, PlatformError> {
         match self {
             Self::Local(local) => local.context(&step.job_id),
@@ -161,8 +163,7 @@ impl Platform {
         }
     }
 
-    /// Merges `patch` into the job's context, object by object; what the patch does not name stays
-    /// (contract 6.6).
+    /// Merges `patch` into the job context, object by object. Keys that the patch does not name stay (contract 6.6).
     pub async fn merge_context(
         &self,
         step: &StepRef,

@@ -1,6 +1,5 @@
-//! Redis as the platform uses it: streams, keys that expire, and messages. Connects when it is first needed and again
-//! after every loss; every call ends within a bounded time. Knows how Redis is set up (one host, sentinels, a
-//! cluster), not what is kept in it.
+//! The Redis client: streams, keys that expire, and messages. It connects at the first call and again after each lost
+//! connection. Every call has a timeout. The client knows one host, sentinels and clusters, but not what is stored.
 
 mod args;
 mod connection;
@@ -17,7 +16,7 @@ use self::args::{Node, Topology};
 pub use self::args::{Nodes, RedisArgs, RedisConfig};
 use self::connection::{Connections, Lease};
 
-/// Why Redis did not do what it was asked for.
+/// Why a call of Redis failed.
 #[derive(Debug, thiserror::Error)]
 pub enum RedisError {
     /// No connection.
@@ -31,45 +30,46 @@ pub enum RedisError {
     /// No sentinel names a server.
     #[error("no sentinel names the server of `{master}`")]
     NoMaster {
-        /// Name it is watched by.
+        /// The name of the server in the settings of the sentinels.
         master: String,
-        /// What the last one answered, if any answered anything.
+        /// The error of the last sentinel, if one answered with an error.
         #[source]
         source: Option<redis::RedisError>,
     },
-    /// No answer in time. It may have been done.
+    /// No answer in time. Redis may have executed the command.
     #[error("Redis did not {action} within {} ms", limit.as_millis())]
     Timeout {
-        /// What was asked for.
+        /// The command, as a verb phrase.
         action: &'static str,
-        /// How long it had.
+        /// The timeout.
         limit: Duration,
     },
-    /// A refusal, or a connection lost while waiting for the answer: then it may have been done.
+    /// Redis refused the command, or the connection was lost before the answer. In the second case Redis may have
+    /// executed it.
     #[error("Redis could not {action}")]
     Command {
-        /// What was asked for.
+        /// The command, as a verb phrase.
         action: &'static str,
         #[source]
         source: redis::RedisError,
     },
-    /// The nodes of a cluster send each other's commands around.
+    /// The nodes of a cluster redirected the command too often.
     #[error("Redis could not {action}: more than {redirects} redirections")]
     Redirects {
-        /// What was asked for.
+        /// The command, as a verb phrase.
         action: &'static str,
-        /// How many were followed.
+        /// How many redirections were followed.
         redirects: u32,
     },
 }
 
 impl RedisError {
-    /// Whose fault it is: Redis', or of the network before it.
+    /// The exit code. Redis or the network is the cause.
     pub const fn exit(&self) -> Exit {
         Exit::Infrastructure
     }
 
-    /// Whether the connection is of no use any more.
+    /// Whether the connection cannot be used any more.
     fn ends_connection(&self) -> bool {
         match self {
             Self::Timeout { .. } => true,
@@ -78,7 +78,7 @@ impl RedisError {
                     || source.is_io_error()
                     || matches!(
                         source.kind(),
-                        // After a failover the old server only follows the new one.
+                        // After a failover the old server is a read-only replica.
                         ErrorKind::Server(ServerErrorKind::ReadOnly | ServerErrorKind::MasterDown)
                     )
                     || is_aborted_by(source, ServerErrorKind::ReadOnly)
@@ -88,41 +88,41 @@ impl RedisError {
     }
 }
 
-/// Name and value.
+/// Name and value of a field.
 pub type Field = (Vec<u8>, Vec<u8>);
 
 /// One entry of a stream: its fields in order.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Entry(pub Vec<Field>);
+pub struct StreamEntry(pub Vec<Field>);
 
-/// An entry with the id the server gave it.
+/// An entry with its id on the server.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StoredEntry {
-    /// Two numbers with a hyphen between them, growing.
+    /// Two numbers with a hyphen between them. Later entries have greater ids.
     pub id: String,
     /// Names and values.
-    pub entry: Entry,
+    pub entry: StreamEntry,
 }
 
-/// What becomes of a stream when entries are added to it.
+/// How much of a stream is kept after entries are added.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Retention {
     /// About how many entries are kept, the newest ones.
     pub entries: Option<u64>,
-    /// How long the stream outlives its last entry.
+    /// How long the stream is kept after its last entry.
     pub expiry: Option<Duration>,
 }
 
-/// Answer to an attempt to take a key.
+/// The result of [`Redis::take`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Taken {
-    /// It holds our value now.
+    /// The key has our value now.
     Ours,
-    /// It holds this value.
+    /// The key has this other value.
     Held(Vec<u8>),
 }
 
-/// Whether a command that may have been executed may be sent again.
+/// Whether a command may be sent again if Redis may have executed it already.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Repeat {
     Yes,
@@ -149,7 +149,7 @@ impl fmt::Debug for Redis {
 }
 
 impl Redis {
-    /// Nothing is connected yet.
+    /// A client that does not connect yet.
     pub fn new(config: RedisConfig) -> Self {
         Self::over(Arc::new(config))
     }
@@ -161,18 +161,18 @@ impl Redis {
         }
     }
 
-    /// The same Redis over connections of its own.
+    /// A client of the same Redis with its own connections.
     #[must_use]
     pub fn separate(&self) -> Self {
         Self::over(Arc::clone(&self.config))
     }
 
-    /// How long a call takes at most.
+    /// The longest time of a call.
     pub fn timeout(&self) -> Duration {
         self.config.timeout
     }
 
-    /// For messages: hosts and ports.
+    /// Hosts and ports, for messages.
     pub fn address(&self) -> String {
         let list = |nodes: &[Node]| {
             let nodes: Vec<_> = nodes.iter().map(ToString::to_string).collect();
@@ -185,20 +185,20 @@ impl Redis {
         }
     }
 
-    /// Whether it answers.
+    /// Checks that Redis answers.
     pub async fn ping(&self) -> Result<(), RedisError> {
         let command = redis::cmd("PING");
         self.run("answer a ping", None, &command, Repeat::Yes).await
     }
 
-    /// Adds entries to the end of a stream, in order, all or none, and returns their ids.
+    /// Adds entries to the end of a stream in one transaction, and returns their ids.
     ///
     /// # Errors
-    /// After [`RedisError::Timeout`] and [`RedisError::Command`] it is not known whether they were added.
+    /// After [`RedisError::Timeout`] and [`RedisError::Command`] the entries may have been added.
     pub async fn append(
         &self,
         stream: &[u8],
-        entries: &[Entry],
+        entries: &[StreamEntry],
         retention: Retention,
     ) -> Result<Vec<String>, RedisError> {
         if entries.is_empty() {
@@ -206,7 +206,7 @@ impl Redis {
         }
         let mut pipeline = redis::pipe();
         pipeline.atomic();
-        for Entry(fields) in entries {
+        for StreamEntry(fields) in entries {
             let command = pipeline.cmd("XADD").arg(stream);
             if let Some(entries) = retention.entries {
                 command.arg("MAXLEN").arg("~").arg(entries);
@@ -226,8 +226,7 @@ impl Redis {
         self.run_all("append to a stream", stream, &pipeline).await
     }
 
-    /// Makes a group of readers that begins behind the stream's last entry, and the stream if there is none. Nothing
-    /// happens when the group is there.
+    /// Creates a consumer group after the stream's last entry, and the stream if there is none. An existing group stays.
     pub async fn create_group(&self, stream: &[u8], group: &str) -> Result<(), RedisError> {
         let mut command = redis::cmd("XGROUP");
         command
@@ -238,7 +237,7 @@ impl Redis {
             .arg("MKSTREAM");
         let created: Result<Value, _> = self
             .run(
-                "create a group of readers",
+                "create a consumer group",
                 Some(stream),
                 &command,
                 Repeat::Yes,
@@ -258,7 +257,7 @@ impl Redis {
         Ok(entries.into_iter().next().map(|entry| entry.id))
     }
 
-    /// The next entries of a stream behind the one with this id; from the beginning when there is no id.
+    /// The entries of a stream after the one with this id. Without an id, from the beginning.
     pub async fn entries_after(
         &self,
         stream: &[u8],
@@ -271,7 +270,7 @@ impl Redis {
             .arg(id.unwrap_or("-"))
             .arg("+")
             .arg("COUNT")
-            // Servers before 6.2 cannot be asked to leave the first one out.
+            // Redis before 6.2 has no exclusive ranges, so the first entry is read too.
             .arg(count + usize::from(id.is_some()));
         let mut entries = self.entries(stream, &command).await?;
         entries.retain(|entry| Some(entry.id.as_str()) != id);
@@ -286,7 +285,7 @@ impl Redis {
             .into_iter()
             .map(|(id, fields)| StoredEntry {
                 id,
-                entry: Entry(fields),
+                entry: StreamEntry(fields),
             })
             .collect())
     }
@@ -303,8 +302,8 @@ impl Redis {
             .await
     }
 
-    /// Sets a key that is not there, for all callers at once: one of them takes it. A caller that asks again
-    /// with the value it took the key with still has the key.
+    /// Sets a key if it does not exist. This is atomic: of all callers, one takes the key. A caller that repeats the call with
+    /// the same value still has the key.
     pub async fn take(
         &self,
         key: &[u8],
@@ -328,13 +327,13 @@ impl Redis {
             match self.get(key).await? {
                 Some(held) if held == value => return Ok(Taken::Ours),
                 Some(held) => return Ok(Taken::Held(held)),
-                // It expired between the two questions.
+                // The key expired between the two commands.
                 None => {}
             }
         }
     }
 
-    /// What a key holds.
+    /// The value of a key.
     pub async fn get(&self, key: &[u8]) -> Result<Option<Vec<u8>>, RedisError> {
         let mut command = redis::cmd("GET");
         command.arg(key);
@@ -342,7 +341,7 @@ impl Redis {
             .await
     }
 
-    /// Removes a key, if it is there.
+    /// Removes a key if it exists.
     pub async fn delete(&self, key: &[u8]) -> Result<(), RedisError> {
         let mut command = redis::cmd("DEL");
         command.arg(key);
@@ -351,7 +350,7 @@ impl Redis {
             .map(|_: u64| ())
     }
 
-    /// Lets a key expire. Returns whether it is there.
+    /// Sets the expiry of a key. Returns whether the key exists.
     pub async fn expire(&self, key: &[u8], expiry: Duration) -> Result<bool, RedisError> {
         let mut command = redis::cmd("EXPIRE");
         command.arg(key).arg(expiry.as_secs().max(1));
@@ -359,7 +358,7 @@ impl Redis {
             .await
     }
 
-    /// Tells everybody who listens to a channel.
+    /// Publishes a message on a channel.
     pub async fn publish(&self, channel: &str, message: &[u8]) -> Result<(), RedisError> {
         let mut command = redis::cmd("PUBLISH");
         command.arg(channel).arg(message);
@@ -411,7 +410,7 @@ impl Redis {
         let attempts = async {
             let first = self.attempt(action, key, request, &mut used).await;
             match first {
-                // A connection that was idle for long is found lost only when it is used.
+                // The loss of an idle connection shows only at the next command.
                 Err(RedisError::Command { source, .. })
                     if repeat == Repeat::Yes && source.is_connection_dropped() =>
                 {
@@ -474,7 +473,7 @@ impl Redis {
     }
 }
 
-/// What is sent at once.
+/// What is sent in one request.
 #[derive(Clone, Copy)]
 enum Request<'a> {
     One(&'a Cmd),
@@ -492,15 +491,15 @@ impl Request<'_> {
                 Ok(values.into_iter().next().unwrap_or(Value::Nil))
             }
             Self::One(command) => command.query_async(connection).await,
-            // While its slot moves, a key takes no transactions. Callers retry.
+            // While the slot of a key moves, the cluster refuses transactions on it. Callers retry.
             Self::All(pipeline) => pipeline.query_async(connection).await,
         }
     }
 }
 
-/// Where else a node of a cluster sends us. Nothing was executed.
+/// A redirection by a node of a cluster. The node has not executed the command.
 struct Redirect {
-    /// For good, or only this once.
+    /// The moved slot. `None` redirects only this command.
     slot: Option<u16>,
     node: Node,
 }
@@ -515,8 +514,8 @@ impl Redirect {
             _ => return None,
         };
         let (slot, address) = error.details()?.split_once(' ')?;
-        // The port is behind the last colon, also of an IPv6 address without brackets. A node that does not know
-        // its own name means the host it was asked at.
+        // The port follows the last colon, also in an IPv6 address without brackets. An empty host means the host of the
+        // node that answered.
         let (host, port) = address.trim().rsplit_once(':')?;
         let host = match host.trim_matches(['[', ']']) {
             "" => asked.host.clone(),

@@ -1,21 +1,20 @@
-//! The key of final reports, as both programs find it in their environments.
+//! Finds the key of final reports in the environment of both programs.
 
 use job_contract::env;
 use job_contract::report::ReportKey;
 
-use runtime::setting::{SettingProblem, present};
+use runtime::setting::{SettingError, present};
 
-/// The key that the environment has: the one that is given for reports alone, or else the one that follows from the
-/// platform's secret. `None` where there is neither. The client of the platform reports a
-/// secret that cannot be used.
+/// Returns the key that is set for reports, or else the key that is derived from the platform's secret. `None` without
+/// both. The client of the platform reports a secret that cannot be used, so this function does not.
 pub fn from_lookup(
     lookup: impl Fn(&str) -> Option<String>,
-) -> Result<Option<ReportKey>, SettingProblem> {
+) -> Result<Option<ReportKey>, SettingError> {
     let given = lookup(env::REPORT_KEY);
     if let Some(key) = present(given.as_deref()) {
         return match ReportKey::parse(key) {
             Ok(key) => Ok(Some(key)),
-            Err(error) => Err(SettingProblem::new(env::REPORT_KEY, error.to_string())),
+            Err(error) => Err(SettingError::new(env::REPORT_KEY, error.to_string())),
         };
     }
     let secret = lookup(env::INTERNAL_SECRET);
@@ -29,7 +28,7 @@ mod tests {
     const SECRET: &str = "MDEyMzQ1Njc4OWFiY2RlZjAxMjM0NTY3ODlhYmNkZWY=";
     const OTHER: &str = "ZmVkY2JhOTg3NjU0MzIxMGZlZGNiYTk4NzY1NDMyMTA=";
 
-    fn key(pairs: &[(&str, &str)]) -> Result<Option<ReportKey>, SettingProblem> {
+    fn key(pairs: &[(&str, &str)]) -> Result<Option<ReportKey>, SettingError> {
         from_lookup(|name| {
             let known = pairs.iter().find(|(known, _)| *known == name);
             known.map(|(_, value)| (*value).to_owned())
@@ -50,9 +49,9 @@ mod tests {
 
     #[test]
     fn a_key_that_cannot_be_used_is_named_and_not_quoted() {
-        let problem = key(&[(env::REPORT_KEY, "c2hvcnQ")]).unwrap_err();
+        let error = key(&[(env::REPORT_KEY, "c2hvcnQ")]).unwrap_err();
         assert_eq!(
-            problem.to_string(),
+            error.to_string(),
             "`MAYFLY_REPORT_KEY` holds 5 bytes, at least 32 are needed"
         );
     }

@@ -1,13 +1,13 @@
-//! What a platform is asked and told about a step: whether it may run, who has claimed it, and how it ended.
+//! The types of requests to a platform about a step: start permission, claim, statuses and outcome.
 
 use std::fmt;
 
 use job_contract::JobData;
-use job_contract::settlement::Settlement;
+use job_contract::final_statuses::FinalStatuses;
 use job_contract::status::{JobStatus, StepStatus};
 use serde::{Deserialize, Serialize};
 
-/// Which step a call speaks of.
+/// The ids of a step.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StepRef {
     pub organization_id: String,
@@ -19,7 +19,7 @@ pub struct StepRef {
 }
 
 impl StepRef {
-    /// The step a job document speaks of.
+    /// The step of a job document.
     pub fn of(job: &JobData) -> Self {
         Self {
             organization_id: job.organization_id.clone(),
@@ -34,51 +34,51 @@ impl StepRef {
 /// Whether a step may run.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum StartPermission {
-    /// It may.
+    /// The step may run.
     Granted(StepView),
-    /// Its job is over, with that status.
-    Over(JobStatus),
-    /// The step has an outcome, though its job continues: a dispatch that came late.
-    Settled(StepStatus),
-    /// The platform never recorded the dispatch, and will probably repeat it: this one is not to touch the job.
+    /// The job has ended with this status.
+    JobEnded(JobStatus),
+    /// The step has an outcome, but its job continues: the dispatch came late.
+    StepEnded(StepStatus),
+    /// The platform has not recorded the dispatch, and will probably repeat it. This executor must not change the job.
     NotDispatched(JobStatus),
 }
 
-/// Answer to the report that a step runs.
+/// The answer to the report that a step runs.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Start {
-    /// The platform knows.
-    Told,
-    /// The job, which has that status, or the step itself ended meanwhile: the step is not to run.
-    Over(JobStatus),
+pub enum StartReport {
+    /// The platform has recorded the start.
+    Accepted,
+    /// The step or its job has ended meanwhile, so the step must not run. Has the status of the job.
+    Ended(JobStatus),
 }
 
-/// What the platform says about a step.
+/// What the platform's records say about a step.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StepView {
     /// Status of the job.
     pub status: JobStatus,
-    /// Status of the step, as far as the platform knows it.
+    /// Status of the step, if the platform knows it.
     pub step: Option<StepStatus>,
     /// How many steps the job's template has.
     pub template_steps: usize,
     /// Where the job's plan is stored.
     pub terraform_plan: Option<String>,
-    /// Whether a plan step of this job has completed, so that an apply must use its plan.
+    /// Whether a plan step of this job has completed. If so, an apply must use its plan.
     pub planned: bool,
-    /// The step has an outcome and its job still runs, with no other running step and without the outcome of this
-    /// one: the report was interrupted between the two.
+    /// Whether a report was interrupted: the step has an outcome, but the running job lacks it and has no other running
+    /// step.
     pub half_reported: bool,
 }
 
 impl StepView {
-    /// How the step ended. Scripts of a rejected job come for a step that is over, and run all the same.
+    /// The status with which the step ended. `None` for a rejected job: its scripts run for a step that has ended.
     pub fn outcome(&self) -> Option<StepStatus> {
         let outcome = self.step?;
         (self.step_has_ended() && self.status != JobStatus::Rejected).then_some(outcome)
     }
 
-    /// Whether the step has an outcome, from any reporter.
+    /// Whether the step has an outcome from any reporter.
     pub const fn step_has_ended(&self) -> bool {
         !matches!(
             self.step,
@@ -91,16 +91,16 @@ impl StepView {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Holder {
-    /// Name of the pod, or of the host where there is none.
+    /// Name of the pod; without a pod, name of the host.
     pub pod: String,
-    /// UID of the pod, or another identity no second executor has.
+    /// UID of the pod, or another id that is unique to the executor.
     pub uid: String,
-    /// When the claim was taken, RFC 3339.
+    /// When the holder took the claim, RFC 3339.
     pub since: String,
 }
 
 impl Holder {
-    /// A holder of which nothing else is known.
+    /// A holder without known details.
     pub fn unknown() -> Self {
         Self {
             pod: "unknown".to_owned(),
@@ -116,12 +116,12 @@ impl fmt::Display for Holder {
     }
 }
 
-/// Answer to an attempt to claim a step.
+/// The answer to an attempt to claim a step.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Claim {
-    /// The step is ours.
+    /// The caller has the claim.
     Granted,
-    /// An executor holds it, or held it.
+    /// Another executor holds the claim, or held it.
     Held(Holder),
     /// It is not ours, for this reason, and not to be run whatever it does.
     Refused(String),
@@ -152,9 +152,9 @@ pub enum RunResult {
 /// What happens to the job's reference to its plan (contract 5.4).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum PlanReference {
-    /// It stays as it is.
+    /// It does not change.
     Keep,
-    /// A plan succeeded and is stored there.
+    /// A plan succeeded and is stored at this address.
     Set(String),
     /// A plan failed.
     Clear,
@@ -164,14 +164,14 @@ pub enum PlanReference {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Outcome {
     /// Statuses of step and job.
-    pub settlement: Settlement,
-    /// Where the step's output is.
+    pub statuses: FinalStatuses,
+    /// Address of the step's output.
     pub output: Option<String>,
-    /// Why it ended so, in a sentence for a platform that has no output to show.
+    /// One sentence with the cause, for a platform that has no output to show.
     pub note: Option<String>,
     /// The plan reference.
     pub plan: PlanReference,
-    /// Commit the step ran on, empty when the workspace could not be prepared; `None` leaves what is on record.
+    /// Commit of the step; empty if the workspace could not be prepared. `None` keeps the recorded one.
     pub commit_id: Option<String>,
 }
 
@@ -179,9 +179,9 @@ pub struct Outcome {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct History {
-    /// Where the state's JSON is.
+    /// Address of the state's JSON.
     pub output: String,
-    /// Job that published it.
+    /// Job that published the state.
     pub job_reference: String,
     /// Serial of the raw state.
     pub serial: u64,

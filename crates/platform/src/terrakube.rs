@@ -1,6 +1,6 @@
-//! Terrakube's API as the executor and the launcher use it: where a step stands, who runs it, how it goes and how it
-//! ended, the job context, published states (contract 5). Knows neither Kubernetes nor how Terraform is run, and never
-//! shows a token to anything but the configured addresses.
+//! The client of Terrakube's API for executor and launcher: step views, claims, status reports, the job context and
+//! published states (contract 5). It knows neither Kubernetes nor how Terraform is run. It sends tokens only to the
+//! configured addresses.
 
 pub mod args;
 mod claims;
@@ -35,10 +35,10 @@ pub use args::{TerrakubeArgs, TerrakubeConfig};
 pub use error::TerrakubeError;
 pub use token::TokenSource;
 
-/// How long ordinary calls are tried: long enough for the API to be restarted.
-const ORDINARY: Duration = Duration::from_mins(1);
-/// How long a record is looked for before it is reported again.
-const LOOK: Duration = Duration::from_secs(30);
+/// How long most calls are retried: long enough for a restart of the API.
+const CALL_TIMEOUT: Duration = Duration::from_mins(1);
+/// How long the lookup of a record is retried before the record is sent again.
+const LOOKUP_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Terrakube's API. Clones share the connection.
 #[derive(Clone, Debug)]
@@ -49,15 +49,15 @@ struct Inner {
     config: TerrakubeConfig,
     client: Client,
     pace: Pace,
-    /// Where claims are atomic, unless a hub holds them.
+    /// Claims in Redis are atomic. A lease takes precedence: its hub keeps the claim.
     redis: Option<Redis>,
     lease: Option<Lease>,
-    /// Merging is reading and writing: our own merges must not overtake one another.
+    /// A merge reads and writes, so this process must not run two merges at once.
     merging: tokio::sync::Mutex<()>,
 }
 
 impl Terrakube {
-    /// The platform at those addresses, and the Redis that belongs to it. Nothing is sent yet.
+    /// A client for the platform at these addresses, and for its Redis. It sends no request yet.
     pub fn new(config: TerrakubeConfig, redis: Option<Redis>) -> Result<Self, TerrakubeError> {
         Self::with_pace(config, redis, Pace::USUAL)
     }
@@ -77,7 +77,7 @@ impl Terrakube {
         })))
     }
 
-    /// How the API is reached.
+    /// The settings of the client.
     pub fn config(&self) -> &TerrakubeConfig {
         &self.0.config
     }
@@ -122,14 +122,14 @@ impl Terrakube {
         self.public(&path)
     }
 
-    /// Where the content of a CLI-driven run is (contract 8.6); `None` when the job names nothing.
+    /// The address of the content of a CLI-driven run (contract 8.6). `None` if the job has none.
     pub async fn override_source(&self, step: &StepRef) -> Result<Option<String>, TerrakubeError> {
-        let document = self.job(step, &Deadline::after(ORDINARY)).await?;
+        let document = self.job(step, &Deadline::after(CALL_TIMEOUT)).await?;
         Ok(document.into_job().override_source)
     }
 
-    /// Records a published state. An attempt whose answer was lost may have succeeded, so that nobody tells it again
-    /// before having looked.
+    /// Records a published state. An attempt whose answer was lost may have succeeded. So the records are read before the
+    /// state is sent again.
     pub async fn record_history(
         &self,
         step: &StepRef,
@@ -143,34 +143,34 @@ impl Terrakube {
         let call = Call::new(Method::POST, self.history_url(step), JSON_API)
             .body(&Change::new("history", &history));
         let mut retry = self.0.client.retry(deadline);
-        while let Err(error) = self.0.client.once(&call, deadline).await {
+        while let Err(error) = self.0.client.request_once(&call, deadline).await {
             retry.after(error).await?;
             match self.has_record(step, &history, deadline).await {
                 Ok(true) => return Ok(()),
                 Ok(false) => {}
-                // Twice on record is better than not at all.
+                // A state that is recorded twice is better than one that is not recorded.
                 Err(error) => debug!(
                     error = chain(&error),
-                    "whether the state is on record cannot be read"
+                    "could not read whether the state is recorded"
                 ),
             }
         }
         Ok(())
     }
 
-    /// Whether the state is among the records of its job.
+    /// Whether the records of the job contain the state.
     async fn has_record(
         &self,
         step: &StepRef,
         history: &History,
         deadline: &Deadline,
     ) -> Result<bool, TerrakubeError> {
-        let deadline = deadline.at_most(LOOK);
+        let deadline = deadline.at_most(LOOKUP_TIMEOUT);
         let mut url = self.history_url(step);
         url.query_pairs_mut()
             .append_pair("filter[history]", &of_job(&history.job_reference));
         let call = Call::new(Method::GET, url, JSON_API);
-        let known: HistoryDocument = self.0.client.ask(&call, &deadline).await?;
+        let known: HistoryDocument = self.0.client.request_json(&call, &deadline).await?;
         Ok(known.outputs().any(|output| output == history.output))
     }
 
@@ -188,7 +188,7 @@ impl Terrakube {
         let mut url = self.job_url(step);
         url.set_query(Some("include=step"));
         let call = Call::new(Method::GET, url, JSON_API);
-        self.0.client.ask(&call, deadline).await
+        self.0.client.request_json(&call, deadline).await
     }
 
     fn job_url(&self, step: &StepRef) -> Url {
@@ -221,7 +221,7 @@ fn of_job(reference: &str) -> String {
     format!("jobReference=='{quoted}'")
 }
 
-/// Ids are encoded on the way, so that none can lead elsewhere.
+/// Appends encoded path segments to an address, so that no id can change the path.
 pub(crate) fn extended(base: &Url, path: &[&str]) -> Url {
     let mut url = base.clone();
     url.path_segments_mut()

@@ -2,10 +2,10 @@
 
 mod agents;
 pub(crate) mod failpoint;
+mod fixture;
 mod kill;
 mod leases;
 mod many;
 mod platform;
 mod recovery;
-mod site;
 mod views;

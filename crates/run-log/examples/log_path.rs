@@ -1,8 +1,8 @@
-//! Measures the log path: lines of 80 bytes through redaction (20 secrets loaded), the spool and a file sink; and how
-//! long a redactor takes to learn a megabyte of secrets.
+//! Measures the log path: lines of 80 bytes go through redaction with 20 secrets, the spool and a file sink. Also measures
+//! how long a redactor takes to index a megabyte of secrets.
 //!
-//! `log_path [LINES [FOLDER]]` prints one JSON document. Its rates are wall-clock time from the first write to the
-//! end of delivery; `taskset -c 0` shows what one core does.
+//! `log_path [LINES [FOLDER]]` prints one JSON document. Its rates use the wall-clock time from the first write to the end of
+//! delivery. With `taskset -c 0` they show the rate of one core.
 
 use std::fmt::Write as _;
 use std::io::{self, Write as _};
@@ -13,7 +13,7 @@ use run_log::{FileSink, LogConfig, Redactor, RunLog};
 
 const LINE_BYTES: usize = 80;
 const CHUNK_BYTES: usize = 64 * 1024;
-/// One line in so many holds a secret.
+/// One line in so many contains a secret.
 const SECRET_EVERY: usize = 1000;
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -78,7 +78,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     Ok(())
 }
 
-/// How long it takes until a megabyte of secrets can be masked, and how much memory.
+/// Time and memory to index a megabyte of secrets.
 fn learn_a_megabyte() -> io::Result<(Duration, u64)> {
     let mut left = 1_000_000;
     let secrets = (0..).map(|number| format!("{}/+ {}", secret(number), secret(number + 7)));
@@ -97,7 +97,7 @@ fn learn_a_megabyte() -> io::Result<(Duration, u64)> {
     Ok((took, growth))
 }
 
-/// Different in every character, like a generated token.
+/// A secret like a generated token: all characters differ.
 fn secret(number: usize) -> String {
     let mut seed = number as u64 + 1;
     let mut secret = String::from("s_");
@@ -108,7 +108,7 @@ fn secret(number: usize) -> String {
     secret
 }
 
-/// About a megabyte of what an apply prints.
+/// About a megabyte of text like the output of an apply.
 fn output(secrets: &[String]) -> Vec<u8> {
     let mut output = Vec::new();
     for number in 0..13_000 {

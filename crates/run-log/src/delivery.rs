@@ -1,5 +1,5 @@
-//! Brings the log to one sink, in order and once, at the sink's own pace: from the spool, again after errors,
-//! until everything is delivered, the deadline passes, or the reader is gone.
+//! Delivers the log to one sink, in order and once. It reads the spool, retries after errors, and ends when everything is
+//! delivered, when the deadline passes, or when the reader is closed.
 
 use std::fs::File;
 use std::io;
@@ -14,12 +14,12 @@ use super::lines::{count_lines, whole_lines_len};
 use super::sink::{Batch, Sink, SinkError};
 use super::spool::missing_lines_notice;
 
-/// How much is read from the spool at a time; more only for a single longer line.
+/// How much is read from the spool at a time. Only a single longer line takes more.
 const BATCH_BYTES: usize = 64 * 1024;
 const FIRST_PAUSE: Duration = Duration::from_millis(50);
 const LONGEST_PAUSE: Duration = Duration::from_secs(5);
 
-/// Works until there is nothing left to do for this sink.
+/// Delivers until nothing is left to do for this sink.
 pub(super) fn deliver_all(sink: Box<dyn Sink>, feed: &Feed, spool: &File) {
     let mut delivery = Delivery {
         name: sink.name(),
@@ -45,7 +45,7 @@ pub(super) fn deliver_all(sink: Box<dyn Sink>, feed: &Feed, spool: &File) {
     }
 }
 
-/// Whether text is part of the run's log, or said about it.
+/// Whether text is part of the run's log, or a notice about it.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Counted {
     Yes,
@@ -90,7 +90,7 @@ impl Delivery<'_> {
                 }
                 Err(SinkError::Gone(error)) => {
                     warn!(sink = %self.name, line = self.next_line, %error,
-                        "this sink of the run's log has no reader any more");
+                        "the reader of this sink of the run's log is closed");
                     self.feed.note_error(&error);
                     self.feed.close();
                     return false;
@@ -101,7 +101,7 @@ impl Delivery<'_> {
     }
 
     fn tell_lost(&mut self, lines: u64) -> bool {
-        let notice = missing_lines_notice(lines, "the disk is full and this sink too slow");
+        let notice = missing_lines_notice(lines, "the disk is full and this sink is too slow");
         let go_on = self.hand_over(notice.as_bytes(), Counted::No);
         self.next_line += lines;
         self.feed.pass_lost(lines);
@@ -112,7 +112,7 @@ impl Delivery<'_> {
         if !self.failing {
             self.failing = true;
             warn!(sink = %self.name, line = self.next_line, %error,
-                "a sink of the run's log is not available, trying again until the run ends");
+                "a sink of the run's log is not available, retrying until the run ends");
         }
         self.feed.note_error(error);
         let pause = self.pause;
@@ -140,11 +140,11 @@ fn read_lines(spool: &File, range: Range<u64>, buffer: &mut Vec<u8>) -> io::Resu
         spool.read_exact_at(buffer, range.start)?;
         match whole_lines_len(buffer) {
             0 if wanted < available => wanted = available.min(wanted * 2),
-            // Cannot be; what is there goes out as it is rather than never.
+            // This cannot happen, because the range ends with a line. The text is delivered all the same.
             0 => return Ok(()),
             length => {
                 buffer.truncate(length);
-                // One endless line must not be paid for until the end of the run.
+                // Frees the memory of a very long line before the end of the run.
                 buffer.shrink_to(BATCH_BYTES);
                 return Ok(());
             }

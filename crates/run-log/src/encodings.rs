@@ -1,4 +1,4 @@
-//! The ways in which tools print a text. Pure. Which texts are secret is decided elsewhere.
+//! The encodings in which tools print a text. Pure. Other modules decide which texts are secret.
 
 use std::borrow::Cow;
 use std::fmt::Write as _;
@@ -7,17 +7,17 @@ use base64::Engine as _;
 use base64::engine::GeneralPurpose;
 use base64::engine::general_purpose::{STANDARD, STANDARD_NO_PAD, URL_SAFE, URL_SAFE_NO_PAD};
 
-/// Prints a text in one way. The result is borrowed if it is the text itself.
+/// Encodes a text. The result is borrowed if the text does not change.
 pub(super) type Encoding = fn(&str) -> Cow<'_, str>;
 
-/// Encodings that keep most characters. The lines of a text can be looked for in them.
-pub(super) const READABLE: &[Encoding] = &[
+/// Encodings that keep most characters. Single lines of a secret can be found in them.
+pub(super) const TEXT_ENCODINGS: &[Encoding] = &[
     as_it_is,
     json,
     json_html_safe,
     json_ascii,
     hcl,
-    // A document that was made with `jsonencode`, in a string that Terraform shows, or in another document.
+    // A document from `jsonencode`, in a string that Terraform shows, or in another document.
     |text| nested(text, json_html_safe, hcl),
     |text| nested(text, json, json),
     // The same documents as values of variables, as shells show them.
@@ -33,9 +33,9 @@ pub(super) const READABLE: &[Encoding] = &[
     // JavaScript's `encodeURIComponent`.
     |text| percent(text, "-_.~!'()*", UPPER_HEX),
     // Forms: Go and Terraform, and then browsers and Java.
-    |text| form(text, "-_.~", UPPER_HEX),
-    |text| form(text, "-_.~", LOWER_HEX),
-    |text| form(text, "-_.*", UPPER_HEX),
+    |text| form_urlencoded(text, "-_.~", UPPER_HEX),
+    |text| form_urlencoded(text, "-_.~", LOWER_HEX),
+    |text| form_urlencoded(text, "-_.*", UPPER_HEX),
     // Shells, in single quotes, in double quotes, as `printf %q` and as `$'…'`, with and without UTF-8.
     single_quoted,
     |text| replaced(text, '\'', r#"'"'"'"#),
@@ -49,8 +49,8 @@ pub(super) const READABLE: &[Encoding] = &[
     |text| ansi_quoted(text, |c| !c.is_ascii()),
 ];
 
-/// Encodings that change every character. Tools break their output into lines anywhere.
-pub(super) const OPAQUE: &[Encoding] = &[
+/// Encodings that change every character: base64 and hexadecimal. Tools may break their output into lines at any place.
+pub(super) const BINARY_ENCODINGS: &[Encoding] = &[
     |text| STANDARD.encode(text).into(),
     |text| STANDARD_NO_PAD.encode(text).into(),
     |text| embedded_base64(&STANDARD_NO_PAD, 0, text),
@@ -65,8 +65,8 @@ pub(super) const OPAQUE: &[Encoding] = &[
     |text| hex(text, UPPER_HEX),
 ];
 
-/// Whether base64 of both alphabets, and with them hexadecimal numbers, can contain this byte.
-pub(super) fn is_opaque(byte: u8) -> bool {
+/// Whether base64 of either alphabet, or a hexadecimal number, can contain this byte.
+pub(super) fn is_base64_or_hex(byte: u8) -> bool {
     byte.is_ascii_alphanumeric() || b"+/-_=".contains(&byte)
 }
 
@@ -94,7 +94,7 @@ fn json_html_safe(text: &str) -> Cow<'_, str> {
     unicode_escaped(json(text), |c| "<>&\u{2028}\u{2029}".contains(c))
 }
 
-/// JSON as Python writes it: nothing but ASCII.
+/// JSON as Python writes it: only ASCII.
 fn json_ascii(text: &str) -> Cow<'_, str> {
     unicode_escaped(json(text), |c| c >= '\u{7f}')
 }
@@ -129,8 +129,8 @@ fn json_in_json(text: &str) -> Cow<'_, str> {
     nested(text, json_html_safe, json)
 }
 
-/// As `echo` of dash prints it, which is `sh` on Debian and what `local-exec` runs: it interprets what follows a backslash.
-/// The result may have several lines. It is borrowed if there is no backslash.
+/// The text as `echo` of dash prints it. Dash is `sh` on Debian, which `local-exec` runs. Its `echo` interprets backslash
+/// escapes. The result may have several lines. It is borrowed if the text has no backslash.
 pub(super) fn echoed(text: &str) -> Cow<'_, str> {
     if !text.contains('\\') {
         return text.into();
@@ -147,7 +147,7 @@ pub(super) fn echoed(text: &str) -> Cow<'_, str> {
         match c {
             'a' => printed.push('\u{7}'),
             'b' => printed.push('\u{8}'),
-            // Nothing is printed behind it.
+            // `\c` ends the output.
             'c' => return printed.into(),
             'e' => printed.push('\u{1b}'),
             'f' => printed.push('\u{c}'),
@@ -164,7 +164,7 @@ pub(super) fn echoed(text: &str) -> Cow<'_, str> {
                     .count();
                 let code = u32::from_str_radix(&after[..length], 8).unwrap_or_default();
                 let byte = u8::try_from(code & 0xff).unwrap_or_default();
-                // The log shows what is no text as such.
+                // The log shows bytes that are not text as replacement characters.
                 printed.push(if byte.is_ascii() {
                     char::from(byte)
                 } else {
@@ -211,7 +211,7 @@ fn percent<'a>(text: &'a str, kept: &str, digits: &[u8; 16]) -> Cow<'a, str> {
     encoded.into()
 }
 
-fn form<'a>(text: &'a str, kept: &str, digits: &[u8; 16]) -> Cow<'a, str> {
+fn form_urlencoded<'a>(text: &'a str, kept: &str, digits: &[u8; 16]) -> Cow<'a, str> {
     match percent(text, kept, digits) {
         Cow::Owned(encoded) if text.contains(' ') => encoded.replace("%20", "+").into(),
         encoded => encoded,
@@ -281,7 +281,7 @@ fn hex_digits(byte: u8, digits: &[u8; 16]) -> [char; 2] {
     [byte >> 4, byte & 15].map(|digit| char::from(digits[usize::from(digit)]))
 }
 
-/// The characters that depend on nothing but the text if it begins `lead` bytes (modulo 3) into a longer text.
+/// The base64 characters that depend only on the text, if it begins `lead` bytes (modulo 3) after the start of a longer text.
 fn embedded_base64<'a>(engine: &GeneralPurpose, lead: usize, text: &str) -> Cow<'a, str> {
     let mut plain = vec![0; lead];
     plain.extend_from_slice(text.as_bytes());

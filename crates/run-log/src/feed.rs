@@ -1,25 +1,25 @@
-//! What one sink has still to deliver: ranges of the spool while that works, text in memory while it does not.
-//! Keeps its result. Knows neither files nor sinks.
+//! The queue of one sink: ranges of the spool, or text in memory while the spool cannot grow. It also keeps the result of
+//! the sink. It knows neither files nor sinks.
 
 use std::collections::VecDeque;
 use std::ops::Range;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-/// How much text waits in memory for a sink when it cannot wait on disk.
+/// How much text waits in memory for a sink if it cannot wait on disk.
 const DIRECT_BYTES: usize = 512 * 1024;
-/// How long the run waits for a sink that is about to lose lines because of a full disk, before it is taken as
-/// too slow. It gets this time again after it has caught up.
-const PATIENCE: Duration = Duration::from_secs(1);
+/// How long the run waits for a sink that would lose lines because the disk is full. After that the sink counts as too slow.
+/// It gets this time again when it has caught up.
+const WAIT_LIMIT: Duration = Duration::from_secs(1);
 
-/// The next thing for a sink to do.
+/// The next work of a sink.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Segment {
     /// These bytes of the spool.
     Spooled(Range<u64>),
-    /// This text, from a position on.
+    /// This text, from position `at` on.
     Direct { text: Arc<[u8]>, at: usize },
-    /// So many lines were neither spooled nor taken in time.
+    /// So many lines were neither spooled nor accepted in time.
     Lost(u64),
 }
 
@@ -35,9 +35,9 @@ struct State {
     queue: VecDeque<Segment>,
     direct_bytes: usize,
     too_slow: bool,
-    /// Nothing will be added.
+    /// Nothing more will be added.
     ended: bool,
-    /// The sink has no receiver.
+    /// The sink accepts nothing more.
     closed: bool,
     deadline: Option<Instant>,
     /// Ends the wait for a sink that has failed from the beginning.
@@ -56,11 +56,11 @@ impl State {
 
 impl Feed {
     fn state(&self) -> MutexGuard<'_, State> {
-        // The state is consistent between any two statements, so a panic elsewhere does not spoil it.
+        // The state is consistent after each statement, so it can be used after a panic of another thread.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The spool has grown by this range.
+    /// Adds a new range of the spool.
     pub(super) fn add_spooled(&self, range: Range<u64>) {
         let mut state = self.state();
         if state.closed {
@@ -73,7 +73,7 @@ impl Feed {
         self.changed.notify_all();
     }
 
-    /// The spool cannot take this text; it goes to the sink directly, if that keeps up.
+    /// Adds text that the spool could not store. It is lost if the sink is too slow.
     pub(super) fn add_direct(&self, text: &Arc<[u8]>, lines: u64) {
         let must_wait = |state: &State| {
             state.direct_bytes > 0 && state.direct_bytes + text.len() > DIRECT_BYTES
@@ -82,7 +82,7 @@ impl Feed {
         if !state.too_slow && must_wait(&state) {
             state = self
                 .changed
-                .wait_timeout_while(state, PATIENCE, |state| {
+                .wait_timeout_while(state, WAIT_LIMIT, |state| {
                     must_wait(state) && !state.is_over()
                 })
                 .map_or_else(|poisoned| poisoned.into_inner().0, |(state, _)| state);
@@ -106,24 +106,24 @@ impl Feed {
         self.changed.notify_all();
     }
 
-    /// Nothing more will come.
+    /// Marks the end of the log.
     pub(super) fn end(&self) {
         self.state().ended = true;
         self.changed.notify_all();
     }
 
-    /// What is not delivered by then is lost. Wakes a sink that pauses after an error.
+    /// Sets the time after which undelivered lines are lost. Wakes a sink that pauses after an error.
     pub(super) fn set_deadline(&self, deadline: Instant) {
         self.state().deadline = Some(deadline);
         self.changed.notify_all();
     }
 
-    /// A sink that has failed from the beginning is given up sooner than one that has ever worked.
+    /// Sets an earlier deadline for a sink that has never accepted a line.
     pub(super) fn set_first_deadline(&self, deadline: Instant) {
         self.state().first_deadline = Some(deadline);
     }
 
-    /// Waits for something to do. `None`: there will be nothing, or it is too late, or there is no reader.
+    /// Waits for the next work. `None` at the end of the log, after the deadline, and if the sink accepts nothing more.
     pub(super) fn next(&self) -> Option<Segment> {
         let mut state = self.state();
         loop {
@@ -144,7 +144,7 @@ impl Feed {
         }
     }
 
-    /// So much of the segment that came from [`Feed::next`] was delivered.
+    /// Removes the delivered part of the segment that [`Feed::next`] returned.
     pub(super) fn advance(&self, bytes: usize, lines: u64) {
         let mut state = self.state();
         state.delivered += lines;
@@ -167,7 +167,7 @@ impl Feed {
         }
     }
 
-    /// The sink was told of so many lost lines; more may have come to the same place meanwhile.
+    /// Removes lost lines of which the sink has a notice. More lines may have been lost at the same place meanwhile.
     pub(super) fn pass_lost(&self, lines: u64) {
         let mut state = self.state();
         if let Some(Segment::Lost(lost)) = state.queue.front_mut() {
@@ -178,12 +178,12 @@ impl Feed {
         }
     }
 
-    /// Notes why a delivery failed.
+    /// Records why a delivery failed.
     pub(super) fn note_error(&self, error: &dyn std::error::Error) {
         self.state().last_error = Some(error.to_string());
     }
 
-    /// Waits before another attempt: shorter when the end is announced meanwhile. Returns whether there is one.
+    /// Waits before another attempt; shorter if a deadline is set meanwhile. Returns whether another attempt may follow.
     pub(super) fn pause(&self, pause: Duration) -> bool {
         let state = self.state();
         let known = state.deadline;
@@ -204,7 +204,7 @@ impl Feed {
         self.state().is_over()
     }
 
-    /// Nothing more can be delivered, nor needs to be kept.
+    /// Drops all work, because the sink accepts nothing more.
     pub(super) fn close(&self) {
         let mut state = self.state();
         state.closed = true;
@@ -241,7 +241,7 @@ mod tests {
     }
 
     #[test]
-    fn a_sink_too_slow_for_a_full_disk_loses_lines_it_is_told_of_in_their_place() {
+    fn a_slow_sink_on_a_full_disk_gets_a_note_in_place_of_lost_lines() {
         let feed = Feed::default();
         feed.add_direct(&text(DIRECT_BYTES), 7);
         feed.add_direct(&text(10), 10);

@@ -7,7 +7,7 @@ use std::path::PathBuf;
 
 use crate::{Batch, Sink, SinkError};
 
-/// Appends to a file that is opened when there is something to write.
+/// Appends to a file, which is opened for the first write.
 #[derive(Debug)]
 pub struct FileSink {
     path: PathBuf,
@@ -15,7 +15,7 @@ pub struct FileSink {
 }
 
 impl FileSink {
-    /// The file is created 0600, with the first text.
+    /// A sink for this file. The first write creates it with mode 0600.
     pub const fn new(path: PathBuf) -> Self {
         Self { path, file: None }
     }
@@ -49,7 +49,7 @@ impl Sink for FileSink {
 
     fn deliver(&mut self, batch: Batch<'_>) -> Result<usize, SinkError> {
         self.append(batch.text).map_err(|error| {
-            // A folder may be mounted again under the same name; the next attempt opens it anew.
+            // A folder may be mounted again at the same path, so the next attempt opens the file again.
             self.file = None;
             SinkError::Unavailable(error)
         })

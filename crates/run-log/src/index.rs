@@ -1,15 +1,17 @@
-//! An index of the encoded forms of many texts. Its size is proportional to the number of forms and not to their
-//! lengths: it keeps the first bytes of each form and encodes the text again when a place in a log begins with them.
+//! An index of search patterns. A pattern is a text in one encoding.
+//!
+//! The size of the index is proportional to the number of patterns, not to their lengths. It keeps only the first bytes of
+//! each pattern. When these are found in a log, the index encodes the text again to compare the rest.
 
 use std::borrow::Cow;
 use std::ops::Range;
 
 use super::encodings::Encoding;
 
-/// No form is shorter. Shorter texts are part of ordinary words and numbers.
-pub(super) const MIN_FORM_BYTES: usize = 4;
-/// Bits of the filter for each form, so that the filter rarely passes a place where no form begins.
-const FILTER_BITS_PER_FORM: usize = 16;
+/// The shortest pattern. Shorter texts are part of ordinary words and numbers.
+pub(super) const MIN_PATTERN_BYTES: usize = 4;
+/// Bits of the filter for each pattern. With so many, the filter rarely passes a place at which no pattern begins.
+const FILTER_BITS_PER_PATTERN: usize = 16;
 
 /// Many texts in one string.
 #[derive(Debug, Default)]
@@ -42,27 +44,27 @@ impl<'a> FromIterator<&'a str> for Texts {
     }
 }
 
-/// Texts in these encodings, in alphabetical order. Callers pass the same texts to every method.
+/// The patterns of some texts, in alphabetical order. Callers must pass the same texts to every method.
 #[derive(Debug)]
 pub(super) struct Index {
     encodings: &'static [Encoding],
-    forms: Vec<Form>,
-    /// Has a bit for the first [`MIN_FORM_BYTES`] of every form.
+    patterns: Vec<Pattern>,
+    /// Has a bit for the first [`MIN_PATTERN_BYTES`] of every pattern.
     filter: Vec<u64>,
-    /// Bytes of the longest form.
+    /// Bytes of the longest pattern.
     longest: usize,
 }
 
 #[derive(Clone, Copy, Debug)]
-struct Form {
-    /// The first bytes as a number that is ordered like them.
+struct Pattern {
+    /// The first bytes as a number with the same order.
     anchor: u64,
     /// Number of the text, times the number of encodings, plus the encoding.
     id: usize,
 }
 
-impl Form {
-    fn first(self) -> [u8; MIN_FORM_BYTES] {
+impl Pattern {
+    fn first(self) -> [u8; MIN_PATTERN_BYTES] {
         let [a, b, c, d, ..] = self.anchor.to_be_bytes();
         [a, b, c, d]
     }
@@ -72,44 +74,49 @@ impl Index {
     pub(super) fn new(encodings: &'static [Encoding], texts: &Texts) -> Self {
         let mut index = Self {
             encodings,
-            forms: Vec::new(),
+            patterns: Vec::new(),
             filter: Vec::new(),
             longest: 0,
         };
         for (number, text) in texts.iter().enumerate() {
             index.add(number, text);
         }
-        index.forms.sort_unstable_by_key(|form| form.anchor);
-        let mut forms = std::mem::take(&mut index.forms);
-        for same in forms.chunk_by_mut(|one, other| one.anchor == other.anchor) {
+        index
+            .patterns
+            .sort_unstable_by_key(|pattern| pattern.anchor);
+        let mut patterns = std::mem::take(&mut index.patterns);
+        for same in patterns.chunk_by_mut(|one, other| one.anchor == other.anchor) {
             if same.len() > 1 {
-                same.sort_by_cached_key(|form| index.text(*form, texts).into_owned());
+                same.sort_by_cached_key(|pattern| index.text(*pattern, texts).into_owned());
             }
         }
-        let words = (forms.len() * FILTER_BITS_PER_FORM / 64).next_power_of_two();
+        let words = (patterns.len() * FILTER_BITS_PER_PATTERN / 64).next_power_of_two();
         index.filter = vec![0; words];
-        for form in &forms {
-            let (word, bit) = slot(words, form.first());
+        for pattern in &patterns {
+            let (word, bit) = slot(words, pattern.first());
             index.filter[word] |= bit;
         }
-        index.forms = forms;
+        index.patterns = patterns;
         index
     }
 
     fn add(&mut self, number: usize, text: &str) {
         let mut seen = Vec::with_capacity(self.encodings.len());
         for (way, encoding) in self.encodings.iter().enumerate() {
-            let form = encoding(text);
-            // A form of several lines is never seen, because logs are read line by line.
-            if form.len() < MIN_FORM_BYTES || form.contains('\n') || seen.contains(&form) {
+            let pattern = encoding(text);
+            // A pattern of several lines is never found, because logs are read line by line.
+            if pattern.len() < MIN_PATTERN_BYTES
+                || pattern.contains('\n')
+                || seen.contains(&pattern)
+            {
                 continue;
             }
-            self.forms.push(Form {
-                anchor: anchor(form.as_bytes()),
+            self.patterns.push(Pattern {
+                anchor: anchor(pattern.as_bytes()),
                 id: number * self.encodings.len() + way,
             });
-            self.longest = self.longest.max(form.len());
-            seen.push(form);
+            self.longest = self.longest.max(pattern.len());
+            seen.push(pattern);
         }
     }
 
@@ -118,53 +125,58 @@ impl Index {
     }
 
     #[cfg(test)]
-    pub(super) fn forms(&self) -> usize {
-        self.forms.len()
+    pub(super) fn patterns(&self) -> usize {
+        self.patterns.len()
     }
 
-    fn text<'a>(&self, form: Form, texts: &'a Texts) -> Cow<'a, str> {
+    fn text<'a>(&self, pattern: Pattern, texts: &'a Texts) -> Cow<'a, str> {
         let count = self.encodings.len();
-        self.encodings[form.id % count](texts.get(form.id / count))
+        self.encodings[pattern.id % count](texts.get(pattern.id / count))
     }
 
-    /// Where in `log` a form may begin.
-    pub(super) fn places<'a>(&'a self, log: &'a [u8]) -> impl Iterator<Item = usize> + 'a {
+    /// The places in `log` at which a pattern may begin.
+    pub(super) fn candidates<'a>(&'a self, log: &'a [u8]) -> impl Iterator<Item = usize> + 'a {
         let words = self.filter.len();
-        let starts = log.windows(MIN_FORM_BYTES).enumerate();
+        let starts = log.windows(MIN_PATTERN_BYTES).enumerate();
         starts.filter_map(move |(at, first)| {
             let (word, bit) = slot(words, [first[0], first[1], first[2], first[3]]);
             (self.filter[word] & bit != 0).then_some(at)
         })
     }
 
-    /// How long the longest form is that `log` begins with.
-    pub(super) fn form_at(&self, mut log: &[u8], texts: &Texts) -> Option<usize> {
+    /// The length of the longest pattern with which `log` begins.
+    pub(super) fn pattern_at(&self, mut log: &[u8], texts: &Texts) -> Option<usize> {
         loop {
-            // No form before this one has more in common with the log.
-            let last = self.forms[..self.count_until(log, texts)].last()?;
+            // No earlier pattern has a longer common prefix with the log.
+            let last = self.patterns[..self.count_until(log, texts)].last()?;
             if !log.starts_with(&last.first()) {
                 return None;
             }
-            let form = self.text(*last, texts);
-            let common = form.bytes().zip(log).take_while(|(a, b)| a == *b).count();
-            if common == form.len() {
+            let pattern = self.text(*last, texts);
+            let common = pattern
+                .bytes()
+                .zip(log)
+                .take_while(|(a, b)| a == *b)
+                .count();
+            if common == pattern.len() {
                 return Some(common);
             }
             log = &log[..common];
         }
     }
 
-    /// Whether a form begins with `log` and does not end there.
-    pub(super) fn goes_on_behind(&self, log: &[u8], texts: &Texts) -> bool {
-        let next = self.forms.get(self.count_until(log, texts));
-        next.is_some_and(|form| self.text(*form, texts).as_bytes().starts_with(log))
+    /// Whether `log` is the beginning of a longer pattern.
+    pub(super) fn is_pattern_prefix(&self, log: &[u8], texts: &Texts) -> bool {
+        let next = self.patterns.get(self.count_until(log, texts));
+        next.is_some_and(|pattern| self.text(*pattern, texts).as_bytes().starts_with(log))
     }
 
-    /// How many forms stand before `log` in alphabetical order, or are equal to it.
+    /// The number of patterns that are equal to `log` or before it in alphabetical order.
     fn count_until(&self, log: &[u8], texts: &Texts) -> usize {
         let first = anchor(log);
-        self.forms.partition_point(|form| {
-            form.anchor < first || form.anchor == first && self.text(*form, texts).as_bytes() <= log
+        self.patterns.partition_point(|pattern| {
+            pattern.anchor < first
+                || pattern.anchor == first && self.text(*pattern, texts).as_bytes() <= log
         })
     }
 }
@@ -176,7 +188,7 @@ fn anchor(text: &[u8]) -> u64 {
     u64::from_be_bytes(first)
 }
 
-fn slot(words: usize, first: [u8; MIN_FORM_BYTES]) -> (usize, u64) {
+fn slot(words: usize, first: [u8; MIN_PATTERN_BYTES]) -> (usize, u64) {
     let mixed = u64::from(u32::from_le_bytes(first)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
     let word = usize::try_from(mixed >> 32).unwrap_or(0) & (words - 1);
     (word, 1 << ((mixed >> 26) & 63))
@@ -199,27 +211,27 @@ mod tests {
     #[test]
     fn an_empty_index_finds_nothing() {
         let (index, texts) = indexed(&[]);
-        assert_eq!(index.places(b"a log of some length").count(), 0);
-        assert_eq!(index.form_at(b"abcd", &texts), None);
-        assert!(!index.goes_on_behind(b"abcd", &texts));
+        assert_eq!(index.candidates(b"a log of some length").count(), 0);
+        assert_eq!(index.pattern_at(b"abcd", &texts), None);
+        assert!(!index.is_pattern_prefix(b"abcd", &texts));
     }
 
     proptest! {
-        /// Few letters, so that many texts begin alike.
+        /// The texts have few letters, so that many have the same beginning.
         #[test]
         fn an_index_finds_what_a_plain_search_finds(
             texts in proptest::collection::vec("[ab]{4,14}", 0..40),
             log in "[ab]{0,20}",
         ) {
             let (index, all) = indexed(&texts);
-            let places: Vec<_> = index.places(log.as_bytes()).collect();
+            let candidates: Vec<_> = index.candidates(log.as_bytes()).collect();
             for at in 0..log.len() {
                 let rest = &log[at..];
                 let whole = texts.iter().filter(|text| rest.starts_with(*text)).map(String::len).max();
-                prop_assert!(whole.is_none() || places.contains(&at));
-                prop_assert_eq!(index.form_at(rest.as_bytes(), &all), whole);
+                prop_assert!(whole.is_none() || candidates.contains(&at));
+                prop_assert_eq!(index.pattern_at(rest.as_bytes(), &all), whole);
                 let part = texts.iter().any(|text| text.len() > rest.len() && text.starts_with(rest));
-                prop_assert_eq!(index.goes_on_behind(rest.as_bytes(), &all), part);
+                prop_assert_eq!(index.is_pattern_prefix(rest.as_bytes(), &all), part);
             }
         }
     }

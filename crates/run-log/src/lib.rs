@@ -1,14 +1,15 @@
-//! The run's log: one path from the tool's bytes to every place the log is kept or watched.
+//! The run log, from the bytes of the tool to all sinks:
 //!
 //! bytes → lines → redaction → spool on disk → sinks
 //!
-//! Writers assemble and redact whole chunks where they are called, and hand them to one thread that appends to the
-//! spool. Each sink has a thread of its own that reads the spool from its own position, so that memory stays small
-//! however far a sink is behind, and a sink that is away delays no writer. Writers wait for the disk, never for a
-//! sink. Threads rather than tasks: all of them block (on disks, pipes, terminals), some for as long as they
-//! please, and a blocked thread of the runtime's pool would keep the runtime from shutting down.
+//! Writers split their bytes into lines and redact them in the caller's task. One thread appends the lines to the spool.
+//! Each sink has its own thread that reads the spool from its own position. So memory stays small if a sink is far behind,
+//! and a sink that fails delays no writer. Writers wait for the disk, never for a sink.
 //!
-//! Nothing here knows what is written, or why.
+//! All of this blocks on disks, pipes and terminals, sometimes without limit. So it uses threads: a blocked thread of the
+//! runtime's pool would prevent the runtime's shutdown.
+//!
+//! This crate does not know what is written, or why.
 
 mod delivery;
 mod encodings;
@@ -20,11 +21,11 @@ mod lines;
 mod redact;
 mod secrets;
 mod sink;
+mod split_secrets;
 mod spool;
 mod stdout;
 #[cfg(test)]
 mod tests;
-mod wrapped;
 
 use std::fmt;
 use std::fs::File;
@@ -53,28 +54,28 @@ pub use self::secrets::{secrets_in, secrets_of};
 pub use self::sink::{Batch, Sink, SinkError};
 pub use self::stdout::StdoutSink;
 
-/// How much of a chunk is worked on at a time.
+/// The largest part of a chunk that is processed at a time.
 const CHUNK_BYTES: usize = 64 * 1024;
-/// How many bytes may be on their way to the spool.
+/// How many bytes may wait for the spool.
 const IN_FLIGHT_BYTES: usize = 512 * 1024;
-/// How long the end of a run waits for a sink that has never taken anything.
+/// How long the end of a run waits for a sink that has never accepted a line.
 const FIRST_DELIVERY: Duration = Duration::from_secs(10);
-/// How soon a thread that waits for a reader notices that time is up.
+/// How often a thread that waits for a reader checks its deadline.
 pub const POLL_INTERVAL: Duration = Duration::from_millis(100);
 
-/// Where a log is spooled, and its limits.
+/// The folder and the limits of a log.
 #[derive(Clone, Debug)]
 pub struct LogConfig {
     /// Existing folder, private to the run.
     pub spool_dir: PathBuf,
     /// Longer lines are split.
     pub max_line_bytes: usize,
-    /// Beyond this the spool does not grow. Lines still reach sinks that keep up.
+    /// The largest size of the spool. Later lines reach only sinks that are fast enough.
     pub max_spool_bytes: u64,
 }
 
 impl LogConfig {
-    /// The usual limits: lines of 1 MiB, 2 GiB in all.
+    /// The default limits: 1 MiB for a line, 2 GiB for the log.
     pub fn new(spool_dir: impl Into<PathBuf>) -> Self {
         Self {
             spool_dir: spool_dir.into(),
@@ -87,20 +88,20 @@ impl LogConfig {
 /// Why a log could not be started.
 #[derive(Debug, thiserror::Error)]
 pub enum LogError {
-    /// The spool's folder takes no file.
+    /// The spool's file could not be created.
     #[error("could not create the run's log in `{}`", folder.display())]
     Spool {
         folder: PathBuf,
         #[source]
         source: io::Error,
     },
-    /// A sink cannot even be tried.
+    /// A sink could not be opened.
     #[error("could not open a sink of the run's log")]
     Sink {
         #[source]
         source: io::Error,
     },
-    /// The system gives no more threads.
+    /// The system could not start a thread.
     #[error("could not start a thread for the run's log")]
     Thread {
         #[source]
@@ -109,7 +110,7 @@ pub enum LogError {
 }
 
 impl LogError {
-    /// Whose fault it is: in all cases the machine's.
+    /// The exit code. The machine is the cause in all cases.
     pub const fn exit(&self) -> Exit {
         Exit::Infrastructure
     }
@@ -120,14 +121,14 @@ impl LogError {
 pub struct LogSummary {
     /// Lines written.
     pub lines: u64,
-    /// The log on disk, complete unless it says otherwise.
+    /// The log on disk, with the number of missing lines.
     pub spool: SpoolSummary,
-    /// In the order in which the sinks were given.
+    /// One for each sink, in the order of [`RunLog::start`].
     pub sinks: Vec<SinkSummary>,
 }
 
 impl LogSummary {
-    /// Whether every line is everywhere.
+    /// Whether the spool and all sinks have every line.
     pub fn is_complete(&self) -> bool {
         self.spool.missing == 0 && self.sinks.iter().all(|sink| sink.lost == 0)
     }
@@ -142,22 +143,22 @@ pub struct SpoolSummary {
     pub bytes: u64,
     /// Lines of the log in it.
     pub lines: u64,
-    /// Lines of the log that are not, for want of room. A line of the file says so in their place.
+    /// Lines that are missing because the disk or the limit was full. A notice replaces them in the file.
     pub missing: u64,
-    /// Why it could not grow.
+    /// Why the file could not grow.
     pub last_error: Option<String>,
 }
 
 /// The result of a log at one sink.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SinkSummary {
-    /// `stdout`, a path, or where the platform keeps it.
+    /// `stdout`, a path, or the address on the platform.
     pub name: String,
     /// Lines that arrived completely, and those beyond the limit of a limited sink.
     pub delivered: u64,
-    /// Lines that did not.
+    /// Lines that did not arrive.
     pub lost: u64,
-    /// The last thing that went wrong, even if a later attempt succeeded.
+    /// The last error, even if a later attempt succeeded.
     pub last_error: Option<String>,
 }
 
@@ -168,7 +169,7 @@ pub struct RunLog {
     spool_path: PathBuf,
     spool_summary: Arc<Mutex<SpoolSummary>>,
     spool_ended: oneshot::Receiver<()>,
-    /// What sinks read from.
+    /// The file from which sinks read.
     spooled: Arc<File>,
     sinks: Mutex<Vec<RunningSink>>,
 }
@@ -180,21 +181,22 @@ struct RunningSink {
     ended: oneshot::Receiver<()>,
 }
 
-/// What writers need.
+/// The state that all writers share.
 #[derive(Debug)]
 struct Shared {
     redactor: RwLock<Arc<Redactor>>,
     commands: UnboundedSender<Command>,
-    /// The queue itself has no bound, so that a writer that is dropped can still send its last line.
+    /// Limits the bytes in the queue. The queue itself has no limit, so that a writer can send its last line when it is
+    /// dropped.
     room: Arc<Semaphore>,
     written: AtomicU64,
-    /// Writes, of whatever size.
-    heard: AtomicU64,
+    /// Number of writes.
+    writes: AtomicU64,
     max_line_bytes: usize,
 }
 
 impl RunLog {
-    /// Starts a log. Sinks that do not work yet are no error; they are tried until the end.
+    /// Starts a log. A sink that does not work yet is no error: it is retried until the end.
     pub fn start(
         config: LogConfig,
         redactor: Redactor,
@@ -234,7 +236,7 @@ impl RunLog {
                 commands,
                 room,
                 written: AtomicU64::new(0),
-                heard: AtomicU64::new(0),
+                writes: AtomicU64::new(0),
                 max_line_bytes,
             }),
             spool_path,
@@ -245,8 +247,7 @@ impl RunLog {
         })
     }
 
-    /// Adds a sink to a log that has begun. It gets the log from its beginning, also what was written while it was not
-    /// to be told yet.
+    /// Adds a sink to a running log. The sink gets the log from its beginning.
     pub fn attach(&self, sink: Box<dyn Sink>) -> Result<(), LogError> {
         let sink = RunningSink::start(sink, &self.spooled)?;
         let _ = self
@@ -260,7 +261,7 @@ impl RunLog {
         Ok(())
     }
 
-    /// Another way into the log, for one stream of bytes.
+    /// A new writer, for one stream of bytes.
     pub fn writer(&self) -> LogWriter {
         LogWriter::new(Arc::clone(&self.shared))
     }
@@ -275,12 +276,12 @@ impl RunLog {
         *redactor = Arc::new(redactor.with(secrets));
     }
 
-    /// The redactor as it is now, for what leaves the run by other ways than the log.
+    /// The current redactor, for output that is not part of the log.
     pub fn redactor(&self) -> Arc<Redactor> {
         self.shared.redactor()
     }
 
-    /// Whether something is heard of the run: a number that grows with every write.
+    /// A counter of the log's writes.
     pub fn pulse(&self) -> Pulse {
         Pulse {
             shared: Arc::clone(&self.shared),
@@ -292,13 +293,13 @@ impl RunLog {
         &self.spool_path
     }
 
-    /// Delivers everything written so far and says what became of it. Writers must have been closed before; what
-    /// they write later is dropped. Lines that are not delivered within `deadline` are counted as lost.
+    /// Delivers everything written so far and returns the result. Close all writers first: later lines are dropped. Lines
+    /// that are not delivered within `deadline` count as lost.
     pub async fn finish(self, deadline: Duration) -> LogSummary {
         self.finish_within(&Deadline::after(deadline)).await
     }
 
-    /// The same for as long as `until` is ahead, which may move closer meanwhile.
+    /// Like [`Self::finish`], with a deadline that may become earlier meanwhile.
     pub async fn finish_within(self, until: &Deadline) -> LogSummary {
         let (shared, spool_ended) = (self.shared, self.spool_ended);
         let running = self
@@ -315,7 +316,7 @@ impl RunLog {
             for feed in &feeds {
                 feed.set_deadline(Instant::now());
             }
-            // Threads watch the deadline themselves; those that are stuck in the system are left behind.
+            // Threads check the deadline themselves. A thread that blocks in a system call is abandoned.
             tokio::time::sleep(5 * POLL_INTERVAL).await;
             given_up.cancel();
             std::future::pending::<()>().await;
@@ -337,7 +338,7 @@ impl RunLog {
         let (written, sinks) = tokio::select! {
             biased;
             delivered = deliver => delivered,
-            () = watch => unreachable!("whoever watches waits for ever"),
+            () = watch => unreachable!("the watch never ends"),
         };
         let spool = self
             .spool_summary
@@ -355,7 +356,7 @@ impl RunLog {
     }
 }
 
-/// Counts what is written to a log, so that silence is noticed.
+/// Counts the writes to a log, so that a silent run is noticed.
 #[derive(Clone, Debug)]
 pub struct Pulse {
     shared: Arc<Shared>,
@@ -364,7 +365,7 @@ pub struct Pulse {
 impl Pulse {
     /// Writes so far.
     pub fn count(&self) -> u64 {
-        self.shared.heard.load(Ordering::Relaxed)
+        self.shared.writes.load(Ordering::Relaxed)
     }
 }
 
@@ -403,7 +404,7 @@ impl RunningSink {
     }
 }
 
-/// The receiver gets a message when the thread ends, also after a panic.
+/// Starts a thread. The receiver ends when the thread ends, also after a panic.
 fn start_thread(
     name: &str,
     work: impl FnOnce() + Send + 'static,
@@ -449,10 +450,10 @@ impl Shared {
     }
 }
 
-/// A way into a run's log. Clones share the log and nothing else: each has its own unfinished line, and lines of
-/// several writers never mix.
+/// A writer of a run's log. Clones share only the log. Each has its own unfinished line, so lines of several writers never
+/// mix.
 ///
-/// Dropping a writer is as good as closing it.
+/// Dropping a writer closes it.
 pub struct LogWriter {
     shared: Arc<Shared>,
     lines: LineBuffer,
@@ -476,19 +477,19 @@ impl LogWriter {
         Self { shared, lines }
     }
 
-    /// Writes a line, or several if there are newlines in it; independent of what [`LogWriter::write`] has begun.
+    /// Writes one line, or several if the text has newlines. Independent of an unfinished line of [`LogWriter::write`].
     pub async fn line(&self, text: &str) {
         let mut lines = self.clone();
         lines.write(text.as_bytes()).await;
         lines.write(b"\n").await;
     }
 
-    /// Writes bytes as they come. Waits for the disk when that is slower, never for a sink.
+    /// Writes bytes. Waits for a slow disk, never for a sink.
     ///
     /// # Caveats
-    /// When the future is dropped before it is done, it is not known how much of the chunk was written.
+    /// If the future is dropped before its end, an unknown part of the chunk is written.
     pub async fn write(&mut self, chunk: &[u8]) {
-        self.shared.heard.fetch_add(1, Ordering::Relaxed);
+        self.shared.writes.fetch_add(1, Ordering::Relaxed);
         for piece in chunk.chunks(CHUNK_BYTES) {
             let Some(granted) = self.shared.grant(piece.len()).await else {
                 return;

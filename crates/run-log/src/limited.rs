@@ -1,11 +1,11 @@
-//! Limits how much of a log a sink gets. The live log is kept in a Redis that all runs share, and one run must not fill it.
+//! Limits how much of a log a sink gets. All runs share the Redis with the live log, and one run must not fill it.
 
 use crate::{Batch, Sink, SinkError};
 
-/// What a line takes in Redis beside its text, about.
+/// About how many bytes a line takes in Redis in addition to its text.
 const LINE_BYTES: u64 = 128;
 
-/// A sink that gets the beginning of a log, and then a line that says where the rest is.
+/// Passes the beginning of a log to a sink, and then one line that says where the rest is.
 #[derive(Debug)]
 pub struct LimitedSink {
     sink: Box<dyn Sink>,
@@ -15,7 +15,7 @@ pub struct LimitedSink {
 }
 
 impl LimitedSink {
-    /// `max_bytes` counts the bytes of the lines, and 128 more for each.
+    /// Limits a sink to `max_bytes`. Each line counts with its bytes plus 128.
     pub const fn new(sink: Box<dyn Sink>, max_bytes: u64) -> Self {
         Self {
             sink,
@@ -31,7 +31,7 @@ impl Sink for LimitedSink {
         self.sink.name()
     }
 
-    /// Text beyond the limit counts as taken.
+    /// Text beyond the limit counts as accepted.
     fn deliver(&mut self, batch: Batch<'_>) -> Result<usize, SinkError> {
         if self.is_full {
             return Ok(batch.text.len());
@@ -50,7 +50,7 @@ impl Sink for LimitedSink {
                  is stored as the output of this step when the step ends.\n",
                 self.max_bytes
             );
-            // It takes the number of the first line that is left out, so that an attempt in doubt is not repeated.
+            // The notice has the number of the first omitted line. So the sink recognises it if it is sent again.
             self.sink.deliver(Batch {
                 text: notice.as_bytes(),
                 ..batch

@@ -1,25 +1,25 @@
-//! Turns a stream of bytes into whole, redacted lines of valid UTF-8. No I/O.
+//! Turns a stream of bytes into complete, redacted lines of valid UTF-8. No I/O.
 //!
-//! Lines end at `\n` or `\r\n`. A lone `\r` stays inside its line: it is how progress bars draw over themselves,
-//! the stored text should look in a terminal as the output did, and one line per frame would bury the log.
+//! Lines end at `\n` or `\r\n`. A single `\r` stays inside its line: progress bars use it to overwrite themselves. So the
+//! stored text looks in a terminal like the output, and a progress bar takes one line.
 
 use super::redact::Redactor;
-use super::wrapped::Wrapped;
+use super::split_secrets::SplitSecrets;
 
-/// How much of an unfinished line is kept before it is redacted bit by bit; beyond that, only as much as a secret
-/// at the end needs.
+/// How much of an unfinished line is kept before it is redacted in parts. After that, only as much is kept as a secret at the
+/// end may need.
 const UNFINISHED_BYTES: usize = 64 * 1024;
 
-/// What one writer has received and not yet passed on.
+/// The bytes of one writer that are not yet passed on.
 #[derive(Debug)]
 pub(super) struct LineBuffer {
-    /// The unfinished line as it came, from `redacted` on. What precedes is kept because a secret may reach from
-    /// there into what follows.
+    /// The received bytes of the unfinished line. `redacted` is the length of the part that is redacted already. That part is
+    /// kept because a secret may continue after it.
     raw: Vec<u8>,
     redacted: usize,
-    /// The beginning of an unfinished line that is too long to be kept back, without secrets.
-    beginning: Vec<u8>,
-    wrapped: Wrapped,
+    /// The redacted part of an unfinished line that is too long to be held back.
+    redacted_start: Vec<u8>,
+    split: SplitSecrets,
     max_line_bytes: usize,
 }
 
@@ -28,14 +28,14 @@ impl LineBuffer {
         Self {
             raw: Vec::new(),
             redacted: 0,
-            beginning: Vec::new(),
-            wrapped: Wrapped::default(),
-            // A character must fit, or splitting would never end.
+            redacted_start: Vec::new(),
+            split: SplitSecrets::default(),
+            // One character must fit, or the split would never end.
             max_line_bytes: max_line_bytes.max(4),
         }
     }
 
-    /// Appends all lines that `chunk` completes to `out`, each with a newline.
+    /// Appends to `out` all lines that `chunk` completes, each with a newline.
     pub(super) fn push(&mut self, chunk: &[u8], redactor: &Redactor, out: &mut Vec<u8>) {
         let Some(last) = chunk.iter().rposition(|byte| *byte == b'\n') else {
             self.hold(chunk, redactor, out);
@@ -57,13 +57,13 @@ impl LineBuffer {
         if self.is_empty() {
             return;
         }
-        let wrapped = Some(&mut self.wrapped);
+        let split = Some(&mut self.split);
         let range = self.redacted..self.raw.len();
-        redactor.mask_range(&self.raw, range, wrapped, &mut self.beginning);
-        if self.beginning.last() == Some(&b'\r') {
-            self.beginning.pop();
+        redactor.mask_range(&self.raw, range, split, &mut self.redacted_start);
+        if self.redacted_start.last() == Some(&b'\r') {
+            self.redacted_start.pop();
         }
-        let mut line = std::mem::take(&mut self.beginning);
+        let mut line = std::mem::take(&mut self.redacted_start);
         line.push(b'\n');
         self.emit(&line, out);
         self.raw.clear();
@@ -71,20 +71,20 @@ impl LineBuffer {
     }
 
     pub(super) fn is_empty(&self) -> bool {
-        self.raw.is_empty() && self.beginning.is_empty()
+        self.raw.is_empty() && self.redacted_start.is_empty()
     }
 
     fn whole_lines(&mut self, lines: &[u8], redactor: &Redactor, out: &mut Vec<u8>) {
         let start = out.len();
-        let wrapped = Some(&mut self.wrapped);
-        redactor.mask_range(lines, 0..lines.len(), wrapped, out);
+        let split = Some(&mut self.split);
+        redactor.mask_range(lines, 0..lines.len(), split, out);
         if lines.contains(&b'\r') {
             remove_carriage_returns(out, start);
         }
-        self.make_presentable(out, start);
+        self.replace_and_split(out, start);
     }
 
-    /// Keeps the beginning of a line whose end has not come yet.
+    /// Keeps the beginning of an unfinished line.
     fn hold(&mut self, text: &[u8], redactor: &Redactor, out: &mut Vec<u8>) {
         self.raw.extend_from_slice(text);
         let reach = redactor.longest().saturating_sub(1);
@@ -93,16 +93,21 @@ impl LineBuffer {
         }
         let end = char_boundary(&self.raw, self.raw.len() - reach);
         if end > self.redacted {
-            redactor.mask_range(&self.raw, self.redacted..end, None, &mut self.beginning);
+            redactor.mask_range(
+                &self.raw,
+                self.redacted..end,
+                None,
+                &mut self.redacted_start,
+            );
             self.redacted = end;
         }
         let superfluous = self.redacted.saturating_sub(reach);
         self.raw.drain(..superfluous);
         self.redacted -= superfluous;
-        while self.beginning.len() > self.max_line_bytes {
-            let cut = char_boundary(&self.beginning, self.max_line_bytes);
-            let rest = self.beginning.split_off(cut);
-            let mut line = std::mem::replace(&mut self.beginning, rest);
+        while self.redacted_start.len() > self.max_line_bytes {
+            let cut = char_boundary(&self.redacted_start, self.max_line_bytes);
+            let rest = self.redacted_start.split_off(cut);
+            let mut line = std::mem::replace(&mut self.redacted_start, rest);
             line.push(b'\n');
             self.emit(&line, out);
         }
@@ -111,11 +116,11 @@ impl LineBuffer {
     fn emit(&self, line: &[u8], out: &mut Vec<u8>) {
         let start = out.len();
         out.extend_from_slice(line);
-        self.make_presentable(out, start);
+        self.replace_and_split(out, start);
     }
 
-    /// Replaces what is not UTF-8 and splits what is too long, in the lines behind `start`.
-    fn make_presentable(&self, out: &mut Vec<u8>, start: usize) {
+    /// Replaces invalid UTF-8 and splits long lines after `start`.
+    fn replace_and_split(&self, out: &mut Vec<u8>, start: usize) {
         if std::str::from_utf8(&out[start..]).is_err() {
             let repaired = String::from_utf8_lossy(&out[start..]).into_owned();
             out.truncate(start);
@@ -141,9 +146,9 @@ impl LineBuffer {
     }
 }
 
-/// Number of lines in a text of whole lines.
+/// Number of lines in a text of complete lines.
 pub(super) fn count_lines(text: &[u8]) -> u64 {
-    // Eight bits at a time vectorise; one wide sum does not.
+    // A sum of 8 bits is vectorised; one wide sum is not.
     text.chunks(255)
         .map(|part| {
             let newlines: u8 = part.iter().map(|byte| u8::from(*byte == b'\n')).sum();
@@ -152,7 +157,7 @@ pub(super) fn count_lines(text: &[u8]) -> u64 {
         .sum()
 }
 
-/// How much of the text is whole lines.
+/// The length of the complete lines at the beginning of a text.
 pub fn whole_lines_len(text: &[u8]) -> usize {
     text.iter()
         .rposition(|byte| *byte == b'\n')
@@ -165,7 +170,7 @@ fn line_end(text: &[u8]) -> usize {
         .expect("the text ends with a newline")
 }
 
-/// Turns `\r\n` into `\n` behind `start`.
+/// Turns `\r\n` into `\n` after `start`.
 fn remove_carriage_returns(out: &mut Vec<u8>, start: usize) {
     let lines = out.split_off(start);
     for line in lines.split_inclusive(|byte| *byte == b'\n') {
@@ -179,7 +184,7 @@ fn remove_carriage_returns(out: &mut Vec<u8>, start: usize) {
     }
 }
 
-/// The last place at or before `at` where no character is cut; `at` itself in bytes that are no UTF-8.
+/// The last position at or before `at` that cuts no character. In bytes that are not UTF-8, `at` itself.
 pub fn char_boundary(text: &[u8], at: usize) -> usize {
     let is_continuation = |at: usize| text.get(at).is_some_and(|byte| byte & 0xc0 == 0x80);
     (at.saturating_sub(3)..=at)
@@ -248,7 +253,7 @@ mod tests {
             buffer.push(&[b'x'; 10_000], &Redactor::new(["hunter22"]), &mut out);
             length += out.len();
             out.clear();
-            assert!(buffer.raw.len() + buffer.beginning.len() < 1_300_000);
+            assert!(buffer.raw.len() + buffer.redacted_start.len() < 1_300_000);
         }
         assert!(length > 8_000_000);
     }
@@ -310,8 +315,7 @@ mod tests {
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(32))]
 
-        /// Lines beyond what is kept back are redacted bit by bit: wherever the bits end, secrets are masked and
-        /// everything else stays.
+        /// Long lines are redacted in parts. Secrets are masked at every boundary of parts, and all other text stays.
         #[test]
         fn secrets_in_endless_lines_are_masked_wherever_the_line_is_cut(
             gaps in proptest::collection::vec(0usize..40_000, 1..10),

@@ -1,5 +1,5 @@
-//! Masks known secrets in text, in every encoding they are likely to be printed in. Knows the values; where they
-//! come from, and what becomes of the text, is decided elsewhere.
+//! Masks known secrets in text, in every encoding in which tools are likely to print them. Knows only the values, not their
+//! origin or the use of the text.
 
 use std::borrow::Cow;
 use std::collections::BTreeSet;
@@ -10,31 +10,34 @@ use std::sync::Arc;
 use icu_normalizer::ComposingNormalizerBorrowed;
 use serde_json::Value;
 
-use super::encodings::{OPAQUE, READABLE, echoed};
-use super::index::{Index, MIN_FORM_BYTES, Texts};
-use super::wrapped::Wrapped;
+use super::encodings::{BINARY_ENCODINGS, TEXT_ENCODINGS, echoed};
+use super::index::{Index, MIN_PATTERN_BYTES, Texts};
+use super::split_secrets::SplitSecrets;
 
 /// The text in place of a secret.
 pub const MASK: &str = "***";
 
-/// Shorter lines of a value of several lines are left alone: `key:` and `EOF` are lines too.
+/// Shorter lines of a multi-line value are not masked, because `key:` and `EOF` are lines too.
 const MIN_LINE_BYTES: usize = 6;
-/// Larger values are masked piece by piece, which bounds how much of an endless line must be held back.
+/// The largest piece of a value. Larger values are masked in pieces. This limits how much of an endless line must be held
+/// back.
 const PIECE_BYTES: usize = 4096;
 
-/// The known secrets, ready to be looked for.
+/// Finds and masks the known secrets.
 ///
-/// Values of several lines are masked line by line, and texts shorter than four bytes never. The values are kept
-/// in memory as long as the redactor: they are what it looks for. Memory and time grow in proportion to the values, and
-/// adding secrets one by one costs a logarithm more than adding all at once.
+/// Multi-line values are masked line by line. Texts shorter than four bytes are never masked. The redactor keeps the values
+/// in memory, because it searches for them. Memory and time are proportional to the values. To add secrets one by one costs
+/// a logarithmic factor more than to add all at once.
 ///
 /// # Caveats
-/// Not found: secrets with colour codes between their characters, secrets that Terraform breaks at a space where a line of
-/// an error message is full, secrets in encodings within encodings, and encodings
-/// that depend on more than the secret, such as compression.
+/// It does not find:
+/// - secrets with colour codes between their characters;
+/// - secrets that Terraform breaks at a space, to fit an error message into its line length;
+/// - secrets in encodings within encodings, except for the listed ones;
+/// - encodings that depend on more than the secret, such as compression.
 #[derive(Clone, Default)]
 pub struct Redactor {
-    /// Each holds more bytes than the next.
+    /// Each has more bytes than the next.
     layers: Vec<Arc<Layer>>,
 }
 
@@ -52,12 +55,14 @@ struct Layer {
     values: BTreeSet<Box<str>>,
     /// Bytes of all values.
     bytes: usize,
-    /// Values and pieces of values.
+    /// Values, in pieces if they are large.
     whole: Texts,
-    opaque: Index,
-    /// The same, the lines of values of several lines, and the lines that `echo` makes of a value.
+    /// Finds `whole` in binary encodings.
+    binary: Index,
+    /// The texts of `whole`, the lines of multi-line values, and the lines that `echo` prints for a value.
     parts: Texts,
-    readable: Index,
+    /// Finds `parts` in text encodings.
+    text: Index,
 }
 
 impl Layer {
@@ -80,8 +85,8 @@ impl Layer {
         let parts = whole.iter().chain(parts).collect();
         Self {
             bytes: values.iter().map(|value| value.len()).sum(),
-            opaque: Index::new(OPAQUE, &whole),
-            readable: Index::new(READABLE, &parts),
+            binary: Index::new(BINARY_ENCODINGS, &whole),
+            text: Index::new(TEXT_ENCODINGS, &parts),
             values,
             whole,
             parts,
@@ -89,7 +94,7 @@ impl Layer {
     }
 
     fn indexes(&self) -> [(&Index, &Texts); 2] {
-        [(&self.readable, &self.parts), (&self.opaque, &self.whole)]
+        [(&self.text, &self.parts), (&self.binary, &self.whole)]
     }
 }
 
@@ -106,7 +111,7 @@ impl Redactor {
         let mut bytes = 0;
         let mut add = |value: &str| {
             let is_known = |layer: &Arc<Layer>| layer.values.contains(value);
-            if value.len() >= MIN_FORM_BYTES
+            if value.len() >= MIN_PATTERN_BYTES
                 && !self.layers.iter().any(is_known)
                 && values.insert(value.into())
             {
@@ -116,7 +121,7 @@ impl Redactor {
         for secret in secrets {
             let secret = secret.as_ref().trim();
             add(secret);
-            // As Terraform has all texts.
+            // Terraform normalises all texts to NFC.
             if let Cow::Owned(composed) = ComposingNormalizerBorrowed::new_nfc().normalize(secret) {
                 add(&composed);
             }
@@ -125,7 +130,7 @@ impl Redactor {
         if values.is_empty() {
             return Self { layers };
         }
-        // A value moves to another layer only if that is at least twice as large as its own was.
+        // A value moves only to a layer that is at least twice as large. So it moves a logarithmic number of times.
         while let Some(layer) = layers.pop_if(|layer| layer.bytes <= bytes) {
             bytes += layer.bytes;
             values.extend(layer.values.iter().cloned());
@@ -134,9 +139,9 @@ impl Redactor {
         Self { layers }
     }
 
-    /// The text without secrets; borrowed when there were none.
+    /// Masks secrets in a text. The result is borrowed if the text has none.
     pub fn redact<'a>(&self, text: &'a str) -> Cow<'a, str> {
-        let found = self.find(text.as_bytes(), Some(&mut Wrapped::default()));
+        let found = self.find(text.as_bytes(), Some(&mut SplitSecrets::default()));
         if found.is_empty() {
             return Cow::Borrowed(text);
         }
@@ -151,7 +156,7 @@ impl Redactor {
         Cow::Owned(masked)
     }
 
-    /// Masks secrets in all strings of a document, names of members included.
+    /// Masks secrets in all strings of a document, also in names of members.
     pub fn redact_json(&self, value: &mut Value) {
         match value {
             Value::String(text) => {
@@ -176,26 +181,26 @@ impl Redactor {
         }
     }
 
-    /// How many bytes the longest text looked for has: a secret that begins in front of a byte ends less than
-    /// this many bytes behind it.
+    /// The length of the longest pattern, in bytes. A secret that begins before a byte ends less than this many bytes after
+    /// it.
     pub(super) fn longest(&self) -> usize {
         let layers = self.layers.iter();
         let longest = layers.flat_map(|layer| layer.indexes().map(|(index, _)| index.longest()));
         longest.max().unwrap_or_default()
     }
 
-    /// Appends `text[range]` to `out` without secrets, with regard to what stands around the range. A secret that
-    /// reaches into the range from before it is taken as masked already. If the range ends with the end of a line, `wrapped`
-    /// is what earlier lines ended with.
+    /// Appends `text[range]` to `out` without secrets. The text around the range is searched too. A secret that begins
+    /// before the range counts as masked already. `split` has the state of earlier lines; it is set if the range ends with
+    /// the end of a line.
     pub(super) fn mask_range(
         &self,
         text: &[u8],
         range: Range<usize>,
-        wrapped: Option<&mut Wrapped>,
+        split: Option<&mut SplitSecrets>,
         out: &mut Vec<u8>,
     ) {
         let mut at = range.start;
-        for secret in self.find(text, wrapped) {
+        for secret in self.find(text, split) {
             if secret.end <= range.start {
                 continue;
             }
@@ -213,25 +218,25 @@ impl Redactor {
         }
     }
 
-    /// Where secrets stand, in order and apart from each other. Forms are UTF-8 and a valid sequence is found
-    /// only where it begins, so the bounds never cut a character. Of secrets that overlap nothing is left.
-    fn find(&self, text: &[u8], wrapped: Option<&mut Wrapped>) -> Vec<Range<usize>> {
+    /// The ranges of secrets, in order and without overlap: overlapping secrets become one range. Patterns are UTF-8, so a
+    /// range never cuts a character.
+    fn find(&self, text: &[u8], split: Option<&mut SplitSecrets>) -> Vec<Range<usize>> {
         let mut found: Vec<Range<usize>> = Vec::new();
         for layer in &self.layers {
             for (index, texts) in layer.indexes() {
-                for at in index.places(text) {
-                    if let Some(length) = index.form_at(&text[at..], texts) {
+                for at in index.candidates(text) {
+                    if let Some(length) = index.pattern_at(&text[at..], texts) {
                         found.push(at..at + length);
                     }
                 }
             }
         }
-        if let Some(wrapped) = wrapped.filter(|_| !self.layers.is_empty()) {
+        if let Some(split) = split.filter(|_| !self.layers.is_empty()) {
             let layers = self.layers.iter();
-            let indexes: Vec<_> = layers.map(|layer| (&layer.opaque, &layer.whole)).collect();
+            let indexes: Vec<_> = layers.map(|layer| (&layer.binary, &layer.whole)).collect();
             let mut start = 0;
             for line in text.split_inclusive(|byte| *byte == b'\n') {
-                wrapped.find(line, &indexes, |part| {
+                split.find(line, &indexes, |part| {
                     found.push(start + part.start..start + part.end);
                 });
                 start += line.len();
@@ -249,19 +254,20 @@ impl Redactor {
     }
 }
 
-/// For some tool a line ends here. Terraform breaks the text of an error also at tabs and spaces; a value is not split at its
-/// spaces, because its words stand in ordinary text too.
+/// Whether some tool breaks lines at this character. Terraform also breaks error texts at tabs and spaces. A value is not
+/// split at its spaces, because ordinary text has its words too.
 fn ends_line(c: char) -> bool {
     matches!(c, '\t'..='\r' | '\u{85}' | '\u{2028}' | '\u{2029}')
 }
 
-/// The lines worth masking, without indentation, for tools print values of several lines indented.
+/// The lines of a value that are masked. They are trimmed, because tools indent multi-line values.
 fn lines(text: &str) -> impl Iterator<Item = &str> {
     let lines = text.split(ends_line).map(str::trim);
     lines.filter(|line| line.len() >= MIN_LINE_BYTES)
 }
 
-/// A text in pieces. The last one is taken from the end, so that it is never too short to be masked.
+/// Splits a text into pieces. The last piece is always full: it overlaps the one before, so that it is never too short to be
+/// masked.
 fn pieces(text: &str) -> impl Iterator<Item = &str> {
     let mut rest = Some(text);
     std::iter::from_fn(move || {
@@ -292,7 +298,7 @@ mod tests {
 
     use super::*;
 
-    /// Holds every kind of character an encoding treats on its own.
+    /// A secret with every kind of character that an encoding treats differently.
     const AWKWARD: &str = "p\u{e4}ss w\"or'd/$1+2&3?<4>~(%7B)`\\n\t!=";
 
     #[rstest]
@@ -331,7 +337,7 @@ mod tests {
                 .unwrap();
             let shown = String::from_utf8_lossy(&output.stdout);
             let redactor = Redactor::new([&secret]);
-            // Some tools end a line where the cursor goes back, and Terraform breaks the text of an error at a tab.
+            // Some tools end a line at `\r`, and Terraform breaks error texts at tabs.
             for line in shown.split(['\n', '\r', '\t']) {
                 let masked = redactor.redact(line);
                 assert!(!masked.contains("horse"), "{letter}: {masked}");
@@ -396,7 +402,7 @@ mod tests {
         assert_eq!(redactor.redact(&format!("<{secret}>")), "<***>");
         let document = json!({ "a": secret }).to_string();
         assert_eq!(redactor.redact(&document), r#"{"a":"***"}"#);
-        // Bits that two pieces share belong to neither.
+        // Two pieces share the bits of one base64 character, which is part of neither.
         assert!(redactor.redact(&STANDARD.encode(&secret)).len() < 64);
     }
 
@@ -446,10 +452,10 @@ mod tests {
     }
 
     impl Redactor {
-        fn forms(&self) -> usize {
+        fn patterns(&self) -> usize {
             let layers = self.layers.iter();
             layers
-                .flat_map(|layer| layer.indexes().map(|(index, _)| index.forms()))
+                .flat_map(|layer| layer.indexes().map(|(index, _)| index.patterns()))
                 .sum()
         }
     }
@@ -458,8 +464,8 @@ mod tests {
     fn the_index_grows_with_the_number_of_forms_and_not_with_their_lengths() {
         let (short, long) = ("Ab1+".repeat(10), "Ab1+".repeat(901));
         let (short, long) = (Redactor::new([short]), Redactor::new([long]));
-        assert_eq!(short.forms(), long.forms());
-        assert!(short.forms() <= READABLE.len() + OPAQUE.len());
+        assert_eq!(short.patterns(), long.patterns());
+        assert!(short.patterns() <= TEXT_ENCODINGS.len() + BINARY_ENCODINGS.len());
     }
 
     #[test]
@@ -479,7 +485,7 @@ mod tests {
                 .sum::<usize>();
         }
         let bytes: usize = redactor.layers.iter().map(|layer| layer.bytes).sum();
-        // The logarithm of what there is in all to the smallest.
+        // The logarithm of the total size divided by the smallest size.
         assert!(built < 12 * bytes, "{built} bytes were indexed for {bytes}");
         assert!(redactor.layers.len() < 12);
         let all = Redactor::new(&values);
@@ -514,13 +520,13 @@ mod tests {
         ) {
             let redactor = Redactor::new(&secrets);
             let texts = redactor.layers.iter().flat_map(|layer| layer.parts.iter());
-            let mut forms = texts.flat_map(|text| READABLE.iter().chain(OPAQUE).map(move |form| form(text)));
-            prop_assume!(!forms.any(|form| text.contains(&*form)));
+            let mut patterns = texts.flat_map(|text| TEXT_ENCODINGS.iter().chain(BINARY_ENCODINGS).map(move |encoding| encoding(text)));
+            prop_assume!(!patterns.any(|pattern| text.contains(&*pattern)));
             prop_assert_eq!(redactor.redact(&text), text.as_str());
         }
 
-        /// What is left of a base64 text is what encodes its surroundings, and at most one character on either
-        /// side that they share with the secret.
+        /// Outside the mask, only the base64 of the surroundings is left, and at most one character on each side that
+        /// encodes both surroundings and secret.
         #[test]
         fn embedded_base64_is_masked_at_every_alignment(
             secret in "[ -)+-~]{8,60}",

@@ -1,21 +1,23 @@
-//! Which values of a job are secret. Pure.
+//! Finds the secret values of a job. Pure.
 //!
-//! The platform does not say which variables are sensitive, so their names and shapes decide. Two errors are
-//! possible, and both matter: a secret that is shown, and a log in which every `true` and `prod` is masked.
-//! Words that name nothing but secrets (`TOKEN`, `PASSWORD`) make any value secret that is not a plain word or a
-//! small number; words with other uses (`KEY`, `AUTH`) only values that look as if a generator made them.
+//! The platform does not say which variables are sensitive, so this module decides by name and format. Two errors are
+//! possible, and both matter: a visible secret, and a log in which every `true` and `prod` is masked.
+//!
+//! - Words that are used only for secrets (`TOKEN`, `PASSWORD`) make every value secret, except plain words and small
+//!   numbers.
+//! - Words with other uses (`KEY`, `AUTH`) make only values secret that look generated.
 
 use job_contract::JobData;
 use serde_json::Value;
 
 /// Shorter values are part of ordinary words.
 const MIN_CHARS: usize = 4;
-/// Below this, a value must mix letters with something else to be more than a word.
+/// A shorter value counts as a word if it has only letters.
 const MIN_WORD_CHARS: usize = 6;
-/// Below this, digits alone are a number.
+/// A shorter value of digits counts as a number.
 const MIN_DIGITS: usize = 8;
 
-/// Found in a name with separators and case removed, they make it secret.
+/// A name is secret if it contains one of these, without separators and in upper case.
 const SECRET_WORDS: &[&str] = &[
     "TOKEN",
     "SECRET",
@@ -36,7 +38,7 @@ const SECRET_WORDS: &[&str] = &[
     "SHAREDKEY",
     "CONNECTIONSTRING",
 ];
-/// The same, but only as whole words: they are parts of others.
+/// A name is secret if it has one of these as a whole word. They are parts of other words.
 const SECRET_WHOLE_WORDS: &[&str] = &["PASS", "PWD", "SAS", "JWT", "PAT", "AUTHORIZATION"];
 /// Whole words that make a name secret if the value looks generated.
 const DOUBTFUL_WORDS: &[&str] = &[
@@ -48,7 +50,7 @@ const DOUBTFUL_WORDS: &[&str] = &[
     "SIGNATURE",
     "COOKIE",
 ];
-/// As the last word they say that the value only tells where or what the secret is.
+/// As the last word of a name, these mean that the value only names or locates the secret.
 const QUALIFIERS: &[&str] = &[
     "FILE",
     "PATH",
@@ -78,17 +80,17 @@ const QUALIFIERS: &[&str] = &[
     "COUNT",
     "ROTATION",
 ];
-/// Secret in spite of their last word: contract 1.4 puts the documents themselves into the first two, the next is
-/// half of a login at Vault, the last is no secret but worth nothing to a reader and much to an attacker.
+/// Names that are secret in spite of their last word. The first two have whole documents as values (contract 1.4). The next is
+/// half of a login at Vault. The last is no secret, but only attackers can use it.
 const SECRET_DESPITE_QUALIFIER: &[&str] = &[
     "TERRAKUBEAWSCREDENTIALSFILE",
     "TERRAKUBEGCPCREDENTIALSFILE",
     "SECRETID",
     "ACCESSKEYID",
 ];
-/// Names of ordinary things that hold a secret word.
+/// Names that contain a secret word but are not secret.
 const NEVER_SECRET: &[&str] = &["PWD", "OLDPWD"];
-/// Members of credential documents that are the same for everybody.
+/// Public members of credential documents.
 const PUBLIC_MEMBERS: &[&str] = &[
     "type",
     "project_id",
@@ -128,7 +130,7 @@ const PLAIN_WORDS: &[&str] = &[
     "admin",
     "administrator",
 ];
-/// How the tokens of well-known issuers begin.
+/// The prefixes of tokens of well-known issuers.
 const TOKEN_PREFIXES: &[&str] = &[
     "ghp_",
     "gho_",
@@ -148,8 +150,8 @@ const TOKEN_PREFIXES: &[&str] = &[
     "ASIA",
 ];
 
-/// Every secret in the job data: credentials of the source, keys, and variables that speak of secrets. Scripts may
-/// hold secrets too, but nothing says where.
+/// All secrets in the job data: credentials of the source, keys, and secret variables. Secrets inside scripts cannot be
+/// recognised.
 pub fn secrets_of(job: &JobData) -> Vec<String> {
     let mut found = Vec::new();
     for secret in [&job.access_token, &job.module_ssh_key]
@@ -172,7 +174,7 @@ pub fn secrets_of(job: &JobData) -> Vec<String> {
     found
 }
 
-/// The secrets in one variable, for those that become known during the run.
+/// The secrets in one variable, for variables that become known during the run.
 pub fn secrets_in(name: &str, value: &str) -> Vec<String> {
     let mut found = Vec::new();
     add_variable(name, value, &mut found);
@@ -198,7 +200,7 @@ fn is_secret(name: &str, value: &str) -> bool {
     }
 }
 
-/// JSON objects and arrays; HCL expressions are opaque.
+/// Parses JSON objects and arrays. HCL expressions are not parsed.
 fn document(value: &str) -> Option<Value> {
     let value = value.trim();
     if !value.starts_with(['{', '[']) {
@@ -233,8 +235,7 @@ fn add_members(value: &Value, is_secret: bool, found: &mut Vec<String>) {
     }
 }
 
-/// Secrets that show by their shape: known tokens and keys, logins in URLs, and members of connection strings and
-/// queries.
+/// Finds secrets by their format: known tokens and keys, logins in URLs, and parameters of connection strings and queries.
 fn add_parts(value: &str, found: &mut Vec<String>) {
     let text = value.trim();
     if is_token(text) || (text.contains("-----BEGIN ") && text.contains("PRIVATE KEY-----")) {
@@ -242,7 +243,7 @@ fn add_parts(value: &str, found: &mut Vec<String>) {
         return;
     }
     if let Some(login) = url_login(text) {
-        // A login without a password is a token, unless it is the user name every git server has.
+        // A login without a password is a token, unless it is the common user name of git servers.
         let secret =
             login.split_once(':').map_or(
                 login,
@@ -311,7 +312,7 @@ fn is_worth_masking(value: &str) -> bool {
         || PLAIN_WORDS.contains(&value.to_ascii_lowercase().as_str()))
 }
 
-/// Not a word, a path, an address or a list.
+/// Whether a value is not a word, path, address or list.
 fn looks_generated(value: &str) -> bool {
     let value = value.trim();
     value.len() >= 8
@@ -359,7 +360,7 @@ fn speaks_of_secret(name: &str) -> Speaks {
     }
 }
 
-/// `dbPassword`, `db-password` and `DB_PASSWORD` are the same two words.
+/// Splits a name into words. `dbPassword`, `db-password` and `DB_PASSWORD` have the same two words.
 fn words(name: &str) -> Vec<String> {
     let mut words = vec![String::new()];
     let mut after_lower = false;
@@ -401,7 +402,7 @@ mod tests {
     #[case("wireguard_key", "cGFzc3dvcmQ1MjM0NQ==")]
     #[case("basic_auth", "user:pa55word")]
     #[case("storage_sas", "?sv=2020&sig=abcDEF%3D")]
-    fn values_of_names_that_speak_of_secrets_are_secret(#[case] name: &str, #[case] value: &str) {
+    fn values_with_names_of_secrets_are_secret(#[case] name: &str, #[case] value: &str) {
         assert!(
             secrets_in(name, value).iter().any(|found| found == value),
             "{name}"
@@ -443,14 +444,17 @@ mod tests {
     #[case("https://git.example.test/acme/network.git", &[])]
     #[case("Server=db;User=sa;Password=hunter22!;Encrypt=true", &["hunter22!"])]
     #[case("eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxIn0.c2lnbmF0dXJl", &["eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxIn0.c2lnbmF0dXJl"])]
-    fn shapes_tell_secrets_under_ordinary_names(#[case] value: &str, #[case] secrets: &[&str]) {
+    fn secrets_under_ordinary_names_are_found_by_their_shape(
+        #[case] value: &str,
+        #[case] secrets: &[&str],
+    ) {
         let mut found = secrets_in("ordinary", value);
         found.dedup();
         assert_eq!(found, secrets);
     }
 
     #[test]
-    fn string_leaves_of_credential_documents_are_secret_except_what_everybody_knows() {
+    fn strings_in_credential_documents_are_secret_except_public_ones() {
         let document = r#"{"type":"service_account","private_key":"-----BEGIN PRIVATE KEY-----\nMIIE\n",
             "client_email":"ci@acme.example.test","auth_uri":"https://accounts.example.test/auth","n":1}"#;
         let found = secrets_in("GOOGLE_CREDENTIALS", document);

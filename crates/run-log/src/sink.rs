@@ -1,37 +1,37 @@
-//! What a sink is to the log: something that takes text in order, or says why it cannot.
+//! The interface of a sink: it accepts text in order, or returns why it cannot.
 //!
-//! Each sink has a thread of its own, so that it may block, or drive an asynchronous client with a runtime handle
-//! of its own, without any other sink or the run noticing.
+//! Each sink has its own thread, so it may block, or use an asynchronous client with its own runtime. This delays neither
+//! the run nor other sinks.
 
 use std::fmt;
 use std::io;
 
-/// Text on its way to a sink.
+/// Text for a sink.
 #[derive(Clone, Copy, Debug)]
 pub struct Batch<'a> {
-    /// Redacted UTF-8 up to the end of a line. It begins within a line only where the sink itself stopped.
+    /// Redacted UTF-8 that ends with a line. It begins within a line only if the sink accepted a part of that line before.
     pub text: &'a [u8],
-    /// Number of the first line in the run, from 1 on; the number of lost lines is skipped. A line keeps its
-    /// number however often it is tried, so sinks that cannot know what arrived can tell repetitions.
+    /// Number of the first line in the run, from 1 on. Lost lines have numbers too. A repeated line keeps its number, so a
+    /// sink can recognise repetitions.
     pub first_line: u64,
 }
 
-/// Why a sink took nothing.
+/// Why a sink accepted nothing.
 #[derive(Debug)]
 pub enum SinkError {
-    /// The reader is slow; no fault. Returned after at most [`POLL_INTERVAL`](crate::POLL_INTERVAL).
+    /// The reader is slow, which is no error. Returned after at most [`POLL_INTERVAL`](crate::POLL_INTERVAL).
     Busy,
-    /// Worth trying again, after a pause.
+    /// A retry after a pause may succeed.
     Unavailable(io::Error),
-    /// The receiver is gone.
+    /// The receiver does not exist any more.
     Gone(io::Error),
 }
 
-/// A place where a run's log goes.
+/// A destination of a run's log.
 pub trait Sink: fmt::Debug + Send {
-    /// For messages.
+    /// The name in messages.
     fn name(&self) -> String;
 
-    /// Takes the beginning of a batch and returns how many bytes that was, at least one.
+    /// Accepts the beginning of a batch and returns its length in bytes, at least one.
     fn deliver(&mut self, batch: Batch<'_>) -> Result<usize, SinkError>;
 }

@@ -1,5 +1,5 @@
-//! The log on disk: appended to by one thread, read by the sinks at their own pace, stored as the step's output in
-//! the end. When it cannot grow, lines go to the sinks directly and their absence is counted and said.
+//! The log on disk. One thread appends to it, and each sink reads it at its own speed. At the end it is stored as the step's
+//! output. If it cannot grow, lines go directly to the sinks, and a notice in the file has the number of missing lines.
 
 use std::fs::{self, File, OpenOptions};
 use std::io;
@@ -18,29 +18,30 @@ use super::lines::{count_lines, whole_lines_len};
 
 /// Name of the log in its folder.
 const FILE_NAME: &str = "run.log";
-/// What is held behind the log for the line that says what is missing.
+/// The space that is reserved after the log for the notice of missing lines.
 const NOTICE_BYTES: u64 = 4096;
-/// How much more is held at a time, so that small writes ask the disk for nothing.
+/// How much more space is reserved at a time, so that small writes need no new space.
 const HOLD_BYTES: usize = 64 * 1024;
-/// Empty lines: harmless to readers of the file before it is truncated, and not a hole for a file system.
+/// The content of reserved space: empty lines. They do not disturb readers of the file, and a file system does not store them
+/// as a hole.
 static BLANK: [u8; HOLD_BYTES] = [b'\n'; HOLD_BYTES];
-/// Small chunks that wait together are written together.
+/// Small chunks in the queue are written together, up to this size.
 const WRITE_BYTES: usize = 64 * 1024;
-/// How soon a full disk is tried again.
+/// The pause before a write to a full disk is retried.
 const RETRY_AFTER: Duration = Duration::from_secs(1);
 
-/// What writers ask of the spool's thread.
+/// A command for the spool's thread.
 #[derive(Debug)]
 pub(super) enum Command {
-    /// Redacted whole lines, and how much room they were granted.
+    /// Append complete, redacted lines, and free the `granted` bytes of the queue.
     Append { text: Vec<u8>, granted: usize },
     /// Feed another sink, from the beginning.
     Feed(Arc<Feed>),
-    /// Take what has been sent so far, then end.
+    /// Execute the commands that were sent so far, then end.
     Finish,
 }
 
-/// The line that stands where lines are missing.
+/// The notice that replaces missing lines.
 pub(super) fn missing_lines_notice(lines: u64, why: &str) -> String {
     format!("[mayfly] log lines missing here: {lines} ({why})\n")
 }
@@ -50,10 +51,9 @@ pub(super) fn missing_lines_notice(lines: u64, why: &str) -> String {
 pub(super) struct Spool {
     path: PathBuf,
     file: Arc<File>,
-    /// Where the log ends.
+    /// The length of the log.
     length: u64,
-    /// Where the file ends until the log does. A disk that gave this room has it, however full it is, for text that
-    /// is written over the blanks there.
+    /// The length of the file with the reserved space. Text that overwrites reserved space fits also on a full disk.
     held: u64,
     max_bytes: u64,
     gap: Option<Gap>,
@@ -61,16 +61,16 @@ pub(super) struct Spool {
     summary: Arc<Mutex<SpoolSummary>>,
 }
 
-/// Lines the file lacks at its present end.
+/// Lines that are missing at the current end of the file.
 #[derive(Debug)]
 struct Gap {
     lines: u64,
     why: String,
-    /// `None` when waiting cannot help.
+    /// `None` if a retry cannot help.
     retry_at: Option<Instant>,
 }
 
-/// Writers must not wait for a thread that is gone, even if it panicked.
+/// Closes the semaphore, so that writers do not wait for a thread that has ended, also after a panic.
 struct CloseOnDrop<'a>(&'a Semaphore);
 
 impl Drop for CloseOnDrop<'_> {
@@ -80,19 +80,19 @@ impl Drop for CloseOnDrop<'_> {
 }
 
 impl Spool {
-    /// Starts a new log, replacing one that is there.
+    /// Creates a new log. An existing one is replaced.
     pub(super) fn create(folder: &Path, max_bytes: u64) -> io::Result<Self> {
         let path = folder.join(FILE_NAME);
         let file = create_private(&path)?;
         let mut spool = Self::over(path, file, max_bytes);
-        // Room is a comfort: a disk that is full already shall not keep the log from the sinks.
+        // Reserved space is optional: a full disk must not prevent delivery to the sinks.
         if let Err(error) = spool.hold(0) {
             warn!(%error, "could not reserve disk space for the run's log");
         }
         Ok(spool)
     }
 
-    /// Over a file that is open for reading and writing, and empty.
+    /// A spool in an empty file that is open for reading and writing.
     pub(super) fn over(path: PathBuf, file: File, max_bytes: u64) -> Self {
         let summary = SpoolSummary {
             path: path.clone(),
@@ -122,7 +122,7 @@ impl Spool {
         Arc::clone(&self.summary)
     }
 
-    /// Another sink to be fed. One that joins later gets what the others have had, as far as it is on disk.
+    /// Adds a sink. A sink that is added later gets the earlier lines that are on disk.
     pub(super) fn feed(&mut self, feed: Arc<Feed>) {
         if self.length > 0 {
             feed.add_spooled(0..self.length);
@@ -130,7 +130,7 @@ impl Spool {
         self.feeds.push(feed);
     }
 
-    /// Takes what writers send until they are done.
+    /// Executes commands until the end of the log.
     pub(super) fn run(mut self, mut commands: UnboundedReceiver<Command>, room: &Semaphore) {
         let closed_at_the_end = CloseOnDrop(room);
         while let Some(command) = commands.blocking_recv() {
@@ -141,7 +141,7 @@ impl Spool {
                     continue;
                 }
                 Command::Finish => {
-                    // Whatever was sent before this is still received.
+                    // Commands that were sent before are still received.
                     commands.close();
                     continue;
                 }
@@ -155,7 +155,7 @@ impl Spool {
                         text.extend_from_slice(&more);
                         granted += also;
                     }
-                    // It gets what is already on disk first, and then this text like all others.
+                    // The new sink first gets the lines on disk, and then this text like all other sinks.
                     Ok(Command::Feed(feed)) => self.feed(feed),
                     Ok(Command::Finish) => commands.close(),
                     Err(_) => break,
@@ -168,7 +168,7 @@ impl Spool {
         self.finish();
     }
 
-    /// Keeps whole lines, on disk or on their way to the sinks.
+    /// Appends complete lines to the disk, or passes them directly to the sinks.
     fn append(&mut self, text: &[u8]) {
         let kept = self.keep(text);
         if kept > 0 {
@@ -194,8 +194,8 @@ impl Spool {
         }
     }
 
-    /// Writes as many whole lines as the disk takes, behind a line about those that are missing. When that is none, the
-    /// gap stays open, or opens.
+    /// Writes as many complete lines as fit on the disk, after the notice of an open gap. If none fits, the gap stays open,
+    /// or a new one opens.
     fn keep(&mut self, text: &[u8]) -> usize {
         let Some(gap) = self.gap.take() else {
             return self.keep_here(text);
@@ -205,7 +205,7 @@ impl Spool {
             return 0;
         }
         let before = self.length;
-        // The sinks have these lines and are not told.
+        // The sinks have these lines, so they get no notice.
         let kept = if self.write_notice(&gap) {
             self.keep_here(text)
         } else {
@@ -223,7 +223,7 @@ impl Spool {
         kept
     }
 
-    /// Writes as many whole lines as there is room for, and opens a gap when these are not all.
+    /// Writes as many complete lines as fit, and opens a gap if some do not fit.
     fn keep_here(&mut self, text: &[u8]) -> usize {
         let allowed = self.max_bytes.saturating_sub(self.length + NOTICE_BYTES);
         let refused = self.hold(allowed.min(text.len() as u64)).err();
@@ -244,8 +244,8 @@ impl Spool {
         kept
     }
 
-    /// Has the disk give room for this much text, and for the line about what is missing behind it. When it does not
-    /// give all of that, it may have given some.
+    /// Reserves space for so much text and for the notice of missing lines after it. After an error, a part of the space may
+    /// be reserved.
     fn hold(&mut self, bytes: u64) -> io::Result<()> {
         let wanted = self.length + bytes + NOTICE_BYTES;
         if wanted <= self.held {
@@ -272,7 +272,7 @@ impl Spool {
     }
 
     fn open_gap(&mut self, why: String, retry_at: Option<Instant>) {
-        warn!(why, path = %self.path.display(), "the run's log on disk cannot grow, lines go to its sinks only");
+        warn!(why, path = %self.path.display(), "the run's log on disk cannot grow; lines go only to its sinks");
         self.update(|summary| summary.last_error = Some(why.clone()));
         self.gap = Some(Gap {
             lines: 0,
@@ -281,14 +281,14 @@ impl Spool {
         });
     }
 
-    /// Says how many lines are missing.
+    /// Writes the notice of missing lines.
     fn write_notice(&mut self, gap: &Gap) -> bool {
         let notice = missing_lines_notice(gap.lines, &gap.why);
         self.write(notice.as_bytes()).1.is_none()
     }
 
-    /// Writes at the end of the log, and returns how much of the whole lines at the beginning is there now. What is
-    /// behind them is written over, or cut off in the end.
+    /// Writes at the end of the log, and returns the length of the complete lines that were written. A partial line after them
+    /// is overwritten later, or cut off at the end.
     fn write(&mut self, text: &[u8]) -> (usize, Option<io::Error>) {
         let (written, error) = self.write_at(text, self.length);
         let kept = whole_lines_len(&text[..written]);
@@ -299,7 +299,7 @@ impl Spool {
         (kept, error)
     }
 
-    /// Writes until everything is written or something is in the way, and returns how far it came.
+    /// Writes until the end of the text or an error, and returns the number of written bytes.
     fn write_at(&self, text: &[u8], at: u64) -> (usize, Option<io::Error>) {
         let mut written = 0;
         while written < text.len() {
@@ -317,7 +317,7 @@ impl Spool {
         if let Some(gap) = self.gap.take()
             && !self.write_notice(&gap)
         {
-            warn!(path = %self.path.display(), "could not note the missing lines in the run's log on disk");
+            warn!(path = %self.path.display(), "could not write the notice of missing lines to the run's log on disk");
         }
         for feed in &self.feeds {
             feed.end();
@@ -329,7 +329,7 @@ impl Spool {
     }
 }
 
-/// The file ends where the log does, whatever made it end.
+/// Truncates the file to the length of the log, also after a panic.
 impl Drop for Spool {
     fn drop(&mut self) {
         if let Err(error) = self.file.set_len(self.length) {
@@ -338,7 +338,7 @@ impl Drop for Spool {
     }
 }
 
-/// Removes what is there first, so that neither its mode nor a link planted there matters.
+/// Creates a private file. An existing file is removed first, so that its mode or a planted link has no effect.
 fn create_private(path: &Path) -> io::Result<File> {
     match fs::remove_file(path) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),

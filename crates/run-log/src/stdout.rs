@@ -1,5 +1,4 @@
-//! Standard output as a sink of the run's log: its reader may be slow or gone, and neither may hold up the
-//! run.
+//! Standard output as a sink of the run's log. A slow or closed reader must not delay the run.
 
 use std::fs::File;
 use std::io::{self, Write as _};
@@ -10,15 +9,15 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
 use crate::{Batch, LogError, POLL_INTERVAL, Sink, SinkError};
 
-/// What a pipe that is ready takes without blocking (`PIPE_BUF` of Linux). The descriptor is shared with other
-/// processes, so it is not ours to make non-blocking.
+/// How much a ready pipe accepts without blocking (`PIPE_BUF` of Linux). Other processes share the descriptor, so it cannot be
+/// made non-blocking.
 const READY_BYTES: usize = 4096;
 
-/// Writes to a descriptor, only ever as much as it takes at once.
+/// Writes to a descriptor without blocking.
 #[derive(Debug)]
 pub struct StdoutSink {
     output: File,
-    /// Regular files never keep a writer waiting.
+    /// The largest write. A write to a regular file never blocks, so it has no limit.
     at_most: usize,
 }
 
@@ -30,7 +29,7 @@ impl StdoutSink {
         Ok(Self::over(output))
     }
 
-    /// Takes the descriptor itself, without the buffer and the lock of the standard library.
+    /// Writes to the descriptor itself, without the buffer and the lock of the standard library.
     pub(super) fn over(output: OwnedFd) -> Self {
         let output = File::from(output);
         let is_file = output.metadata().is_ok_and(|metadata| metadata.is_file());
@@ -40,7 +39,7 @@ impl StdoutSink {
         }
     }
 
-    /// Anything but silence is ready: what is wrong shows when writing.
+    /// Waits until the descriptor is ready. An error on it counts as ready, because the write returns the error.
     fn wait_until_ready(&self) -> Result<(), SinkError> {
         let timeout = PollTimeout::try_from(POLL_INTERVAL).unwrap_or(PollTimeout::MAX);
         let mut output = [PollFd::new(self.output.as_fd(), PollFlags::POLLOUT)];
@@ -68,7 +67,7 @@ impl Sink for StdoutSink {
                     SinkError::Gone(error)
                 }
                 _ if error.raw_os_error() == Some(Errno::EBADF as i32) => SinkError::Gone(error),
-                // A terminal that went away.
+                // The terminal was closed.
                 _ if error.raw_os_error() == Some(Errno::EIO as i32) => SinkError::Gone(error),
                 _ => SinkError::Unavailable(error),
             }),

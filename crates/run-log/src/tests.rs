@@ -1,4 +1,4 @@
-//! The whole path with real files, pipes and full disks.
+//! Tests the whole log path with real files, pipes and full disks.
 
 mod shapes;
 
@@ -15,9 +15,9 @@ use tempfile::TempDir;
 
 use super::*;
 
-/// Longer than anything here takes, so that a hang fails.
+/// Longer than any of these tests takes, so that a hang fails.
 const LONG: Duration = Duration::from_mins(1);
-/// More than a pipe and all queues hold.
+/// More than a pipe and all queues can hold.
 const MANY_LINES: u64 = 60_000;
 
 fn start(folder: &TempDir, max_spool_bytes: u64, sinks: Vec<Box<dyn Sink>>) -> RunLog {
@@ -75,7 +75,7 @@ async fn write(log: &RunLog, text: &str) {
         .expect("writers never wait for sinks");
 }
 
-/// Waits until that holds of what a sink has delivered and of its last error.
+/// Waits until the condition holds for the delivered lines and the last error of a sink.
 async fn until(log: &RunLog, sink: usize, holds: impl Fn(u64, Option<String>) -> bool) {
     let feed = Arc::clone(&log.sinks.lock().unwrap()[sink].feed);
     let waiting = async {
@@ -123,7 +123,7 @@ async fn everything_written_is_in_the_spool_and_at_every_sink_without_secrets() 
 }
 
 #[tokio::test]
-async fn the_public_way_in_starts_a_log_over_configured_sinks() {
+async fn the_public_constructor_starts_a_log_with_the_configured_sinks() {
     let folder = TempDir::new().unwrap();
     let path = folder.path().join("copy.log");
     let log = RunLog::start(
@@ -197,7 +197,7 @@ async fn what_a_reader_did_not_take_by_the_deadline_is_counted_to_the_line() {
 }
 
 #[tokio::test]
-async fn a_reader_that_goes_away_costs_only_its_own_lines() {
+async fn a_reader_that_closes_loses_only_its_own_lines() {
     let folder = TempDir::new().unwrap();
     let (reader, pipe) = pipe_sink();
     let log = start(
@@ -225,7 +225,7 @@ async fn a_reader_that_goes_away_costs_only_its_own_lines() {
 }
 
 #[tokio::test]
-async fn a_descriptor_somebody_made_non_blocking_gets_everything() {
+async fn a_non_blocking_descriptor_gets_everything() {
     let folder = TempDir::new().unwrap();
     let (reader, writer) = io::pipe().unwrap();
     fcntl(&writer, FcntlArg::F_SETFL(OFlag::O_NONBLOCK)).unwrap();
@@ -238,7 +238,7 @@ async fn a_descriptor_somebody_made_non_blocking_gets_everything() {
 }
 
 #[tokio::test]
-async fn a_sink_that_comes_back_gets_everything_once_and_in_order() {
+async fn a_sink_that_works_again_gets_everything_once_and_in_order() {
     let folder = TempDir::new().unwrap();
     let log = start(&folder, u64::MAX, vec![file_sink(&folder, "away/sink.log")]);
     let text = numbered_lines(MANY_LINES);
@@ -250,7 +250,7 @@ async fn a_sink_that_comes_back_gets_everything_once_and_in_order() {
 }
 
 #[tokio::test]
-async fn a_sink_that_never_works_loses_everything_by_the_deadline_and_says_why() {
+async fn a_sink_that_never_works_loses_everything_by_the_deadline_and_reports_the_reason() {
     let folder = TempDir::new().unwrap();
     let full = Box::new(FileSink::new("/dev/full".into()));
     let log = start(
@@ -431,7 +431,7 @@ async fn with_a_full_disk_a_reader_too_slow_learns_how_much_it_missed() {
         let notice = notice
             .strip_prefix("[mayfly] log lines missing here: ")
             .unwrap();
-        let count = notice.strip_suffix(" (the disk is full and this sink too slow)");
+        let count = notice.strip_suffix(" (the disk is full and this sink is too slow)");
         count.unwrap().parse::<u64>().unwrap()
     });
     assert!(!notices.is_empty());
@@ -465,8 +465,7 @@ fn is_own_process(test: &str) -> bool {
     std::env::var("MAYFLY_TEST_IN_OWN_PROCESS").is_ok_and(|name| name == test)
 }
 
-/// The limit on file sizes makes the kernel behave as it does when a disk fills up: a write is cut short, the next
-/// one fails.
+/// With the limit on file sizes the kernel behaves as with a full disk: one write is cut short, and the next one fails.
 #[tokio::test]
 async fn a_disk_that_fills_up_keeps_whole_lines_and_the_rest_goes_to_the_sinks() {
     const TEST: &str = "a_disk_that_fills_up_keeps_whole_lines_and_the_rest_goes_to_the_sinks";
@@ -509,7 +508,7 @@ fn wherever_a_disk_is_full_the_log_on_it_ends_with_what_it_lacks() {
     }
     let (_, most) = getrlimit(Resource::RLIMIT_FSIZE).unwrap();
     setrlimit(Resource::RLIMIT_FSIZE, ROOM as u64, most).unwrap();
-    // No divisor of what is held, nor of a line.
+    // Neither the reserved space nor a line is a multiple of this.
     for left in (0..10_000).step_by(23) {
         let folder = TempDir::new().unwrap();
         let fills =
@@ -549,7 +548,7 @@ async fn a_disk_with_room_again_goes_on_behind_a_line_about_what_is_missing() {
     let log = start(&folder, u64::MAX, vec![pipe]);
     let (_, most) = getrlimit(Resource::RLIMIT_FSIZE).unwrap();
     setrlimit(Resource::RLIMIT_FSIZE, 100_000, most).unwrap();
-    // More than can be on its way to the disk, so it was found full when this is done.
+    // More than the queue can hold, so the spool has found the disk full when this is done.
     write(&log, &numbered_lines(MANY_LINES)).await;
     setrlimit(Resource::RLIMIT_FSIZE, most, most).unwrap();
     let started = Instant::now();
@@ -601,7 +600,7 @@ async fn a_hundred_megabytes_pass_unchanged_in_little_memory() {
     for _ in 0..PASSES {
         write(&log, &text).await;
     }
-    // The pipe is a hundred megabytes behind.
+    // The reader of the pipe is a hundred megabytes behind.
     let (piped, sunk) = (compare(reader, &expected), folder.path().join("sink.log"));
     let summary = log.finish(LONG).await;
     let growth = peak_memory_kib() - before;
@@ -622,7 +621,7 @@ fn a_megabyte_of_secrets_takes_little_memory_and_time() {
         in_own_process(TEST, "");
         return;
     }
-    // Tokens, and keys of many lines, as many of each.
+    // Half of the values are tokens, the other half are keys of many lines.
     let line =
         |number: u64| format!("{:016x}", number.wrapping_mul(0x9e37_79b9_7f4a_7c15)).repeat(4);
     let values = |bytes: u64| -> Vec<String> {
@@ -658,7 +657,7 @@ fn processor_time() -> Duration {
     Duration::from_micros(u64::try_from(time.num_microseconds()).unwrap())
 }
 
-/// How often the expected text came, and nothing else.
+/// Checks that the output is the expected text and returns how often it came.
 fn compare(mut reader: impl io::Read + Send + 'static, expected: &str) -> thread::JoinHandle<u64> {
     let expected = expected.as_bytes().to_vec();
     thread::spawn(move || {

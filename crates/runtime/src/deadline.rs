@@ -1,4 +1,4 @@
-//! When waiting for a peer ends. It ends sooner after a stop order: the process needs the time that is left for other work.
+//! Deadlines for waiting on a peer. A stop order shortens them, because the process needs the rest of its time for other work.
 
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
@@ -6,7 +6,7 @@ use std::time::Duration;
 use tokio::time::{Instant, sleep_until};
 use tokio_util::sync::CancellationToken;
 
-/// The moment at which attempts end. Clones share it.
+/// The time at which attempts end. Clones share it.
 #[derive(Clone, Debug)]
 pub struct Deadline {
     until: Instant,
@@ -22,9 +22,9 @@ struct Hurry {
 }
 
 impl Deadline {
-    /// That long from now.
+    /// A deadline after that time from now.
     pub fn after(time: Duration) -> Self {
-        // Beyond any run, and far from where the clock's arithmetic ends.
+        // Longer than any run, and short enough that the clock cannot overflow.
         const LONGEST: Duration = Duration::from_hours(365 * 24);
         Self {
             until: Instant::now() + time.min(LONGEST),
@@ -32,7 +32,7 @@ impl Deadline {
         }
     }
 
-    /// The same, but at most that long from now.
+    /// The same deadline, but not later than that time from now.
     #[must_use]
     pub fn at_most(&self, time: Duration) -> Self {
         Self {
@@ -41,7 +41,7 @@ impl Deadline {
         }
     }
 
-    /// The same, but at most `left` after `order` is given.
+    /// The same deadline, but not later than `left` after `order`.
     #[must_use]
     pub fn hurried_by(self, order: CancellationToken, left: Duration) -> Self {
         Self {
@@ -54,7 +54,7 @@ impl Deadline {
         }
     }
 
-    /// Whether it has passed. Ask before you begin something.
+    /// Whether the deadline has passed. Check it before you begin new work.
     pub fn is_over(&self) -> bool {
         let now = Instant::now();
         let hurry = self.hurry.as_ref();
@@ -62,7 +62,7 @@ impl Deadline {
         self.until <= now || hurried.is_some_and(|until| *until <= now)
     }
 
-    /// Returns when it passes.
+    /// Returns when the deadline passes.
     pub async fn over(&self) {
         let Some(hurry) = &self.hurry else {
             return sleep_until(self.until).await;
@@ -83,7 +83,7 @@ mod tests {
     use super::*;
 
     #[tokio::test(start_paused = true)]
-    async fn a_deadline_passes_when_it_says() {
+    async fn a_deadline_passes_at_its_time() {
         let start = Instant::now();
         Deadline::after(Duration::from_mins(10)).over().await;
         assert_eq!(start.elapsed().as_secs(), 600);

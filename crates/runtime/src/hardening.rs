@@ -1,11 +1,11 @@
-//! What the process does to keep its environment and memory to itself.
+//! Protects the environment and the memory of the process from other processes.
 
 use nix::errno::Errno;
 use nix::sys::prctl;
 use nix::sys::resource::{Resource, setrlimit};
 use tracing::warn;
 
-/// What hardening could not do. Kept until it can be logged: hardening comes before everything, also before diagnostics.
+/// The errors of hardening. They are logged later, because hardening comes before the setup of diagnostics.
 #[derive(Debug)]
 #[must_use]
 pub struct Hardened {
@@ -13,8 +13,8 @@ pub struct Hardened {
     core_files: Result<(), Errno>,
 }
 
-/// Makes the process non-dumpable and without core files, so that neither `/proc/<pid>` nor a crash gives the
-/// job data away to what runs beside it under the same user (design: nothing of ours in the user's process).
+/// Makes the process non-dumpable and disables core files. So processes of the same user cannot read the job data from
+/// `/proc/<pid>` or from a crash.
 pub fn process() -> Hardened {
     Hardened {
         dumpable: prctl::set_dumpable(false),
@@ -23,13 +23,13 @@ pub fn process() -> Hardened {
 }
 
 impl Hardened {
-    /// Says what could not be done.
+    /// Logs the errors.
     pub fn report(self) {
         if let Err(error) = self.dumpable {
             warn!(%error, "could not make the process non-dumpable");
         }
         if let Err(error) = self.core_files {
-            warn!(%error, "could not turn core files off");
+            warn!(%error, "could not disable core files");
         }
     }
 }

@@ -1,5 +1,5 @@
-//! What each process of Mayfly needs, whatever it does: diagnostics on stderr, hardening, settings, deadlines and files that
-//! belong to their owner alone. Knows neither runs nor platforms nor Kubernetes.
+//! Basic services of all Mayfly processes: diagnostics on stderr, hardening, settings, deadlines and private files. Knows
+//! neither runs nor platforms nor Kubernetes.
 
 pub mod deadline;
 pub mod hardening;

@@ -1,11 +1,11 @@
-//! Folders that belong to their owner alone.
+//! Folders that only their owner can use.
 
 use std::fs;
 use std::io;
 use std::os::unix::fs::DirBuilderExt as _;
 use std::path::Path;
 
-/// Makes a folder and its parents for their owner alone.
+/// Creates a folder and its parents with access only for the owner.
 pub fn private_folder(folder: &Path) -> io::Result<&Path> {
     fs::DirBuilder::new()
         .recursive(true)

@@ -1,5 +1,5 @@
-//! Opens and reads files that the user's code can replace at any time, by a FIFO, a link to a device, or terabytes of
-//! holes. Neither opening nor reading blocks, and only regular files are read.
+//! Opens and reads files that the user's code can replace at any time, by a FIFO, a link to a device, or a sparse file of
+//! terabytes. Neither opening nor reading blocks, and only regular files are read.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read as _};
@@ -8,11 +8,11 @@ use std::path::Path;
 
 use nix::fcntl::OFlag;
 
-/// Opens a regular file for reading, through links. Anything else is an error that says what it is.
+/// Opens a regular file for reading and follows links. For other kinds of files, the error names the kind.
 pub fn open(path: &Path) -> io::Result<File> {
     let file = OpenOptions::new()
         .read(true)
-        // Otherwise opening a FIFO waits for a writer, and opening a terminal makes it ours.
+        // Otherwise opening a FIFO waits for a writer, and opening a terminal makes it the controlling terminal.
         .custom_flags((OFlag::O_NONBLOCK | OFlag::O_NOCTTY).bits())
         .open(path)?;
     let kind = file.metadata()?.file_type();
@@ -34,8 +34,8 @@ pub fn open(path: &Path) -> io::Result<File> {
 
 /// The content of a regular file of at most `limit` bytes.
 ///
-/// No more is read than the file's size says. So the files of `/proc` are empty here: user code that puts a link to one
-/// in the place of a file does not get to see, by way of this process, what only this process may read.
+/// Reads at most the file's size, so files of `/proc` are empty here. So user code cannot replace a file with a link to
+/// `/proc` to read, through this process, data that only this process may read.
 pub fn read(path: &Path, limit: u64) -> io::Result<Vec<u8>> {
     let (file, size) = open_limited(path, limit)?;
     let mut content = Vec::new();
@@ -80,7 +80,7 @@ mod tests {
 
     const LIMIT: u64 = 1024;
 
-    /// What reading a file says, which is nothing if it waits.
+    /// The error of reading a file. The test fails if the read blocks.
     fn refusal(path: &Path) -> String {
         let (said, hear) = mpsc::channel();
         let path = path.to_owned();

@@ -1,5 +1,5 @@
-//! Settings that have their type where they are declared. A wrong value does not end the parsing: it is kept, with what
-//! is wrong, so that one start reports every problem. Knows clap and no setting.
+//! Typed settings. A wrong value does not end the parsing: it is kept with its error, so that one start reports all errors.
+//! Knows clap, but no single setting.
 //!
 //! A program declares `Option<Setting<T>>` options, `T` being a [`SettingValue`], and reads each with
 //! [`ReadSetting::read`] or [`ReadSetting::require`].
@@ -19,17 +19,17 @@ use nix::errno::Errno;
 
 pub use value::{HttpUrl, Milliseconds, Seconds, SettingValue, choice, unexpected};
 
-/// What is wrong with one setting.
+/// The problem of one setting.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct SettingProblem {
-    /// Its variable, or the flag that set it.
+pub struct SettingError {
+    /// The variable of the setting, or the flag that set it.
     pub variable: String,
-    /// What is wrong, as the end of a sentence that begins with the variable. Never quotes a secret.
+    /// The end of a sentence that begins with the variable. Never quotes a secret.
     pub text: String,
 }
 
-impl SettingProblem {
-    /// A problem of the setting with this name.
+impl SettingError {
+    /// An error of the setting with this name.
     pub fn new(variable: impl Into<String>, text: impl Into<String>) -> Self {
         Self {
             variable: variable.into(),
@@ -38,46 +38,51 @@ impl SettingProblem {
     }
 }
 
-impl fmt::Display for SettingProblem {
+impl fmt::Display for SettingError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "`{}` {}", self.variable, self.text)
     }
 }
 
-/// A setting as it was given: a value, a blank, or a text that is no value. A blank counts as not set, because charts write
-/// empty values for what is not set. So does `${NAME}` for the variable `NAME`, which stock deployments leave (contract
+/// A setting: a value, a blank, or an invalid text. A blank counts as not set, because charts write empty values for unset
+/// settings. `${NAME}` for the variable `NAME` counts as not set too: stock deployments have such placeholders (contract
 /// 10.1).
 #[derive(Clone, Debug)]
-pub struct Setting<T>(Result<Option<T>, SettingProblem>);
+pub struct Setting<T> {
+    /// Its variable, or the flag that set it. Empty if a program made it for itself.
+    name: String,
+    value: Result<Option<T>, String>,
+}
 
 impl<T: SettingValue> Setting<T> {
     fn parse(name: String, variable: &OsStr, text: &OsStr) -> Self {
         let Some(text) = text.to_str() else {
-            return Self(Err(SettingProblem::new(
-                name,
-                "is not UTF-8 text, as every setting must be",
-            )));
+            let value = Err("is not UTF-8 text, as every setting must be".to_owned());
+            return Self { name, value };
         };
         let text = text.trim();
         let placeholder = text
             .strip_prefix("${")
             .and_then(|rest| rest.strip_suffix('}'));
         if text.is_empty() || placeholder.is_some_and(|inner| *inner == *variable) {
-            return Self(Ok(None));
+            return Self {
+                name,
+                value: Ok(None),
+            };
         }
-        let value = T::parse(text).map_err(|problem| SettingProblem::new(name, problem));
-        Self(value.map(Some))
+        let value = T::parse(text).map(Some);
+        Self { name, value }
     }
 }
 
 impl<T: SettingValue> Setting<T> {
-    /// A setting that was found elsewhere than among options and variables. Problems name it so.
+    /// A setting from another source than options and variables. Errors use this name.
     pub fn named(name: impl Into<String>, text: &str) -> Self {
         Self::parse(name.into(), OsStr::new(""), OsStr::new(text))
     }
 }
 
-/// A setting that has no name, as programs make them for themselves.
+/// A setting without a name, for programs that set it themselves.
 impl<T: SettingValue> From<&str> for Setting<T> {
     fn from(text: &str) -> Self {
         Self::parse(String::new(), OsStr::new(""), text.as_ref())
@@ -90,46 +95,55 @@ impl<T: SettingValue> From<String> for Setting<T> {
     }
 }
 
-/// Reads settings, and keeps the problems of those that are wrong.
+/// Reads settings and collects their errors.
 pub trait ReadSetting<T> {
-    /// The value, `None` if it is not set or wrong.
-    fn read(&self, problems: &mut Vec<SettingProblem>) -> Option<T>;
+    /// The value. `None` if the setting is not set or wrong.
+    fn read(&self, errors: &mut Vec<SettingError>) -> Option<T>;
 
-    /// The value of a setting that must be set. `variable` names it if it is not.
-    fn require(&self, variable: &'static str, problems: &mut Vec<SettingProblem>) -> Option<T>;
+    /// The value of a setting that must be set. `variable` is its name in the error if it is missing.
+    fn require(&self, variable: &'static str, errors: &mut Vec<SettingError>) -> Option<T>;
 
-    /// The value, where another place reports the problem.
+    /// The name for errors: the flag that set it, else the variable.
+    fn name<'a>(&'a self, variable: &'a str) -> &'a str;
+
+    /// The value. Does not report an error; another caller does.
     fn get(&self) -> Option<&T>;
 
-    /// Whether there is something in it, right or wrong.
+    /// Whether the setting is set, also to a wrong value.
     fn is_set(&self) -> bool;
 }
 
 impl<T: Clone> ReadSetting<T> for Option<Setting<T>> {
-    fn read(&self, problems: &mut Vec<SettingProblem>) -> Option<T> {
-        match &self.as_ref()?.0 {
+    fn read(&self, errors: &mut Vec<SettingError>) -> Option<T> {
+        let setting = self.as_ref()?;
+        match &setting.value {
             Ok(value) => value.clone(),
-            Err(problem) => {
-                problems.push(problem.clone());
+            Err(text) => {
+                errors.push(SettingError::new(&setting.name, text));
                 None
             }
         }
     }
 
-    fn require(&self, variable: &'static str, problems: &mut Vec<SettingProblem>) -> Option<T> {
+    fn require(&self, variable: &'static str, errors: &mut Vec<SettingError>) -> Option<T> {
         if !self.is_set() {
-            problems.push(SettingProblem::new(variable, "is not set"));
+            errors.push(SettingError::new(variable, "is not set"));
         }
-        self.read(problems)
+        self.read(errors)
+    }
+
+    fn name<'a>(&'a self, variable: &'a str) -> &'a str {
+        let name = self.as_ref().map(|setting| setting.name.as_str());
+        name.filter(|name| !name.is_empty()).unwrap_or(variable)
     }
 
     fn get(&self) -> Option<&T> {
-        self.as_ref()?.0.as_ref().ok()?.as_ref()
+        self.as_ref()?.value.as_ref().ok()?.as_ref()
     }
 
     fn is_set(&self) -> bool {
         self.as_ref()
-            .is_some_and(|setting| !matches!(setting.0, Ok(None)))
+            .is_some_and(|setting| !matches!(setting.value, Ok(None)))
     }
 }
 
@@ -182,7 +196,7 @@ impl<T: SettingValue> TypedValueParser for SettingParser<T> {
     }
 }
 
-/// The settings that these variables give, whatever is in the environment. For tests.
+/// The settings from these variables, without the environment. For tests.
 ///
 /// # Panics
 /// If there is no setting with one of these variables, or an option that is no [`Setting`] takes no such value.
@@ -195,7 +209,7 @@ pub fn from_variables<A: Args>(variables: &[(&str, &str)]) -> A {
         let arg = args.find(is_it);
         let id = arg.map(|arg| arg.get_id().clone());
         let id = id.expect("a setting has this variable");
-        // clap keeps nothing that a test owns.
+        // clap needs texts that live as long as the program.
         let (variable, value) = [*variable, *value]
             .map(|text| &*text.to_owned().leak())
             .into();
@@ -205,13 +219,13 @@ pub fn from_variables<A: Args>(variables: &[(&str, &str)]) -> A {
     A::from_arg_matches(&matches).expect("any text is taken")
 }
 
-/// The text of a setting, unless it is blank: a chart writes empty values for what is not set.
+/// The text of a setting, unless it is blank: charts write empty values for unset settings.
 pub fn present(text: Option<&str>) -> Option<&str> {
     text.map(str::trim).filter(|text| !text.is_empty())
 }
 
-/// Whether what went wrong with a path is the setting's fault: it names what is not there, what is of another kind, or what
-/// this user may not use. Trying again does not help, as it may after an error of the disk.
+/// Whether the setting caused an error of its path: the path does not exist, is of another kind, or is not accessible for this
+/// user. A retry does not help, as it may after an error of the disk.
 pub fn is_wrong_place(error: &io::Error) -> bool {
     use io::ErrorKind as Kind;
     let kind = matches!(
@@ -224,13 +238,13 @@ pub fn is_wrong_place(error: &io::Error) -> bool {
             | Kind::ReadOnlyFilesystem
             | Kind::InvalidFilename
     );
-    // These two have no kind.
+    // These two error numbers have no `ErrorKind`.
     let number = error.raw_os_error().map(Errno::from_raw);
     kind || matches!(number, Some(Errno::ELOOP | Errno::ENOEXEC))
 }
 
-/// Reads a command line, the program's name included, over the environment. Of the options that are `meant`, a variable
-/// that is blank counts as not set: like [`present`], for what is no text, or means something when it is blank.
+/// Parses a command line with the program's name, and the environment. A blank variable counts as not set for the options that
+/// `meant` selects: options that are not [`Setting`]s, or for which a blank has a meaning.
 pub fn parse_over_environment<P: Parser>(
     args: impl IntoIterator<Item = OsString>,
     meant: fn(&Arg) -> bool,
@@ -239,13 +253,13 @@ pub fn parse_over_environment<P: Parser>(
     let command = without_blank_variables(P::command(), meant);
     match command.try_get_matches_from(&args) {
         Ok(matches) => P::from_arg_matches(&matches),
-        // Help names every variable, the blank ones too.
+        // Help names every variable, also blank ones.
         Err(help) if !help.use_stderr() => P::try_parse_from(args),
         Err(usage) => Err(usage),
     }
 }
 
-/// The command, and those it has, without the variables that are blank, of the options that are meant.
+/// The command and its subcommands, without the blank variables of the selected options.
 fn without_blank_variables(command: Command, meant: fn(&Arg) -> bool) -> Command {
     let blank = |argument: &Arg| {
         let value = argument.get_env().and_then(env::var_os);
@@ -283,10 +297,10 @@ mod tests {
     }
 
     fn port(text: &str) -> (Option<u16>, Vec<String>) {
-        let mut problems = Vec::new();
+        let mut errors = Vec::new();
         let settings: Settings = from_variables(&[("PORT", text)]);
-        let port = settings.port.require("PORT", &mut problems);
-        (port, problems.iter().map(ToString::to_string).collect())
+        let port = settings.port.require("PORT", &mut errors);
+        (port, errors.iter().map(ToString::to_string).collect())
     }
 
     #[test]
@@ -300,22 +314,22 @@ mod tests {
     }
 
     #[test]
-    fn a_problem_names_where_the_value_came_from() {
+    fn an_error_names_where_the_value_came_from() {
         let not_text = OsStr::from_bytes(b"\xff").to_owned();
         let args = ["x", "--port", "many", "--name"].map(OsString::from);
         let parsed = Program::parse_from(args.into_iter().chain([not_text]));
-        let mut problems = Vec::new();
-        assert_eq!(parsed.settings.port.read(&mut problems), None);
-        assert_eq!(parsed.settings.name.read(&mut problems), None);
-        assert_eq!(problems[0].variable, "--port");
+        let mut errors = Vec::new();
+        assert_eq!(parsed.settings.port.read(&mut errors), None);
+        assert_eq!(parsed.settings.name.read(&mut errors), None);
+        assert_eq!(errors[0].variable, "--port");
         assert_eq!(
-            problems[1].to_string(),
+            errors[1].to_string(),
             "`--name` is not UTF-8 text, as every setting must be"
         );
     }
 
     #[test]
-    fn a_place_that_cannot_serve_is_told_from_a_machine_that_is_in_trouble() {
+    fn a_wrong_path_differs_from_a_failing_machine() {
         use Errno::{
             EACCES, EEXIST, EINTR, EIO, EISDIR, ELOOP, EMFILE, ENAMETOOLONG, ENOENT, ENOEXEC,
             ENOSPC, ENOTDIR, EPERM, EROFS, ESTALE,

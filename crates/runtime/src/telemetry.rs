@@ -1,4 +1,4 @@
-//! Diagnostics on stderr. The log of a run is another stream and never mixed with them.
+//! Diagnostics on stderr. The log of a run is a separate stream.
 
 use std::io::{self, IsTerminal as _, Write as _};
 use std::panic;
@@ -18,7 +18,7 @@ pub enum LogFormat {
 }
 
 impl LogFormat {
-    /// What suits where stderr goes.
+    /// The format that fits stderr: text for a terminal, else JSON.
     pub fn detect() -> Self {
         if io::stderr().is_terminal() {
             Self::Text
@@ -39,7 +39,7 @@ impl SettingValue for LogFormat {
     }
 }
 
-/// Installs the subscriber. A second installation, as in a test, leaves the first in force.
+/// Installs the subscriber. A second installation, as in tests, has no effect.
 pub fn subscribe(format: LogFormat, filter: EnvFilter) {
     let builder = tracing_subscriber::fmt()
         .with_env_filter(filter)
@@ -58,7 +58,7 @@ pub fn subscribe(format: LogFormat, filter: EnvFilter) {
     };
 }
 
-/// From here on a panic of the program tells its place and keeps its message to itself: that can quote data.
+/// Installs a panic hook that logs the place of a panic without its message, which can quote data.
 pub fn name_panics(program: &'static str) {
     panic::set_hook(Box::new(move |panic| {
         let place = panic.location().map(ToString::to_string);
@@ -69,7 +69,7 @@ pub fn name_panics(program: &'static str) {
                 "a defect of {program}: please report it with this place"
             );
         } else {
-            // Without stderr there is no place to report this.
+            // If stderr fails, the panic cannot be reported.
             let _ = writeln!(
                 io::stderr(),
                 "error: a defect of {program} at {place}: please report it with this place"
@@ -98,7 +98,7 @@ mod tests {
     }
 
     #[test]
-    fn a_panic_tells_its_place_and_not_its_message() {
+    fn a_panic_is_logged_with_its_location_and_without_its_message() {
         let written = Written::default();
         let sink = written.clone();
         let subscriber = tracing_subscriber::fmt()

@@ -1,13 +1,13 @@
-//! Applies or destroys: runs the tool, and then saves the state, whatever happened. Both change infrastructure in the same
-//! way, and differ in the tool's command line.
+//! Applies or destroys: runs the tool, and then saves the state, whatever the result. Apply and destroy change
+//! infrastructure in the same way. Only the command lines of the tool differ.
 //!
-//! `save_state` knows how a state is saved.
+//! How a state is saved is the subject of `save_state`.
 
 use std::time::SystemTime;
 
+use job_contract::final_statuses::Ending;
 use job_contract::keys::PLAN_FILE;
 use job_contract::progress::Phase;
-use job_contract::settlement::Ending;
 use platform::live::LivePhase;
 use serde_json::{Map, Value, json};
 
@@ -22,15 +22,15 @@ use crate::process::Completion;
 use crate::terraform::raw_state::RawState;
 use crate::terraform::structured::Structured;
 
-/// What the tool did.
+/// The result of the tool.
 struct Applied {
     done: Completion,
     structured: Structured,
-    /// The plan for people, where they have not just read it.
+    /// The plan for people, unless the user has just read it.
     rendered_plan: Option<Vec<u8>>,
 }
 
-/// Applies the changes, or destroys. What went wrong is part of the result.
+/// Applies the changes, or destroys. An error is part of the result.
 pub(crate) async fn apply_changes(
     context: &OperationContext<'_, '_>,
     env: &ChildEnv,
@@ -51,7 +51,7 @@ async fn apply_and_save(
     let events = &context.terraform.events;
     let errored_before = errored_state_time(&prepared.working_dir);
     if let Some(plan) = &prepared.plan {
-        plan.place(&prepared.working_dir.join(PLAN_FILE))?;
+        plan.copy_to(&prepared.working_dir.join(PLAN_FILE))?;
     }
     let live_view = LiveView::start(run, events.clone(), LivePhase::Apply);
     let applied = run
@@ -62,7 +62,7 @@ async fn apply_and_save(
             |applied| matches!(applied, Ok(applied) if applied.done.ended.is_success()),
         )
         .await;
-    // From here on something may have been changed: the state is saved before any error is looked at.
+    // The tool may have changed something. So the state is saved before any error is handled.
     let done = applied.as_ref().ok().map(|applied| applied.done);
     let end = ApplyEnd {
         success: done.is_some_and(|done| done.ended.is_success()),
@@ -76,8 +76,8 @@ async fn apply_and_save(
         .filter(|_| !end.success)
         .map(|done| format!("the tool ended with {}", done.ended));
     let applied = applied?;
-    // The tool has stored the state where it belongs, or it would not have succeeded. An outcome of `failed` would
-    // have people repeat what is done.
+    // The tool has stored the state, or it would not have succeeded. With an outcome of `failed`, users would repeat
+    // the apply.
     result.error = missing.filter(|_| end.success);
     if end.success {
         result.ending = Ending::Success;
@@ -86,7 +86,7 @@ async fn apply_and_save(
     Ok(())
 }
 
-/// Shows what was done, in the run's log and in the job context.
+/// Shows the changes in the run's log and in the job context.
 async fn show_results(
     context: &OperationContext<'_, '_>,
     applied: Applied,
@@ -96,7 +96,9 @@ async fn show_results(
 ) {
     let run = context.run;
     let success = applied.done.ended.is_success();
-    context.log_unusual_end(applied.done).await;
+    context
+        .log_unusual_end(applied.done, &mut result.details)
+        .await;
     if success && let Some(plan) = applied.rendered_plan {
         run.log_output(&plan).await;
     }
@@ -121,8 +123,8 @@ async fn show_results(
     result.changes = structured.counts();
 }
 
-/// Saves the state, and adds the result. If the lock of another run kept the tool from doing anything,
-/// there is nothing to save: the state is that run's.
+/// Saves the state, and adds the result. If the lock of another run blocked the tool, there is nothing to save, because
+/// the state is that run's.
 async fn save(
     context: &OperationContext<'_, '_>,
     env: &ChildEnv,
@@ -131,7 +133,7 @@ async fn save(
 ) -> (Option<PublishedState>, Option<StepError>) {
     let run = context.run;
     let details = &mut result.details;
-    if !end.progress.has_begun() && release_lock::note_lock_in_the_way(context, details) {
+    if !end.progress.has_begun() && release_lock::record_blocking_lock(context, details) {
         return (None, None);
     }
     let save = save_state(run, &context.terraform, env, end);
@@ -139,11 +141,11 @@ async fn save(
         .timer
         .time(Phase::State, save, |saved| saved.missing.is_none())
         .await;
-    let (standing, sentence, hint) = match saved.outcome {
-        Some(outcome) => (Some(outcome.standing), Some(outcome.sentence), outcome.hint),
+    let (status, sentence, hint) = match saved.outcome {
+        Some(outcome) => (Some(outcome.status), Some(outcome.sentence), outcome.hint),
         None => (None, None, None),
     };
-    details.state = standing;
+    details.state = status;
     details.lock = saved.lock;
     details.hint = hint;
     if !end.success {
@@ -181,8 +183,8 @@ async fn run_tool(
         });
     }
     let planned = planned_changes(context).await;
-    // The plan is rendered beside the apply: it only reads the file. Who sees plan and apply in one stream, as
-    // CLI-driven runs do, has just read it.
+    // The plan is rendered in parallel with the apply, which is safe because rendering only reads the file. CLI-driven
+    // runs do not need it: their users see plan and apply in one stream, and have just read the plan.
     let rendered_plan = async {
         if run.job.show_header {
             terraform.show_plan(env).await
@@ -200,7 +202,7 @@ async fn run_tool(
     })
 }
 
-/// The changes of the job's one plan, still to be done.
+/// The changes of the job's only plan, all still to be made.
 async fn planned_changes(context: &OperationContext<'_, '_>) -> Structured {
     let job_context = context.run.job_context().await;
     match job_context

@@ -1,6 +1,6 @@
-//! Asks the platform whether the step may start, and opens the live log to those who follow it.
+//! Asks the platform whether the step may start, and opens the live log.
 //!
-//! Knows nothing of what the step does.
+//! This module knows nothing of the step's work.
 
 use job_contract::Exit;
 use job_contract::status::JobStatus;
@@ -11,19 +11,21 @@ use crate::context::RunContext;
 use crate::error::StepError;
 use crate::step_result::StepResult;
 
-/// What follows from the platform's answer.
+/// The decision that follows from the platform's answer.
 pub(crate) enum StartDecision {
     Start(StepView),
     DoNotStart(Box<StepResult>),
 }
 
-/// Waits for the platform's answer. Nothing may be written into the live log before (contract 2.5).
+/// Waits for the platform's answer. Before that, the live log must stay empty (contract 2.5).
 pub(crate) async fn ask_permission(run: &RunContext<'_>) -> Result<StartDecision, StepError> {
     let permission = async { Ok(run.connections.platform.start_permission(&run.step).await?) };
     let view = match run.unless_stopped(permission).await? {
         StartPermission::Granted(view) => view,
-        StartPermission::Over(status) => return Ok(do_not_start(job_is_over(run, &status).await)),
-        StartPermission::Settled(_) => {
+        StartPermission::JobEnded(status) => {
+            return Ok(do_not_start(job_is_over(run, &status).await));
+        }
+        StartPermission::StepEnded(_) => {
             return Ok(do_not_start(StepResult::already_ended(&run.step)));
         }
         StartPermission::NotDispatched(status) => {
@@ -38,11 +40,11 @@ fn do_not_start(result: StepResult) -> StartDecision {
     StartDecision::DoNotStart(Box::new(result))
 }
 
-/// The platform repeats the dispatch. A launcher that knows this one already starts it again when it is told so; any
-/// other starts another executor.
+/// Ends without a run, because the platform repeats the dispatch. Mayfly's launcher then starts this dispatch again.
+/// Any other launcher starts another executor.
 fn not_dispatched(run: &RunContext<'_>, status: &JobStatus) -> StepResult {
     let text = format!(
-        "the platform has not recorded the dispatch, the job is {status}: nothing is run until it does"
+        "the platform has not recorded the dispatch, and the job is {status}: the step is not run"
     );
     warn!("{text}");
     let exit = if run.config.run.outcome_exit_code {
@@ -53,10 +55,10 @@ fn not_dispatched(run: &RunContext<'_>, status: &JobStatus) -> StepResult {
     StepResult::not_run(exit, text)
 }
 
-/// A job that ended meanwhile is not run, and neither is a step that has an outcome in a job that continues.
+/// Ends without a run: the job has ended meanwhile, or it continues and the step already has an outcome.
 pub(crate) async fn job_is_over(run: &RunContext<'_>, status: &JobStatus) -> StepResult {
     if status.is_over() || *status == JobStatus::Rejected {
-        let text = format!("the job is already {status}: nothing is run");
+        let text = format!("the job is already {status}: the step is not run");
         warn!("{text}");
         run.log.writer().line(&text).await;
         return StepResult::not_run(Exit::Done, text);

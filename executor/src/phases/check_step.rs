@@ -1,6 +1,6 @@
-//! Refuses a step that cannot run as it asks, before anything of it is fetched.
+//! Refuses a step that cannot run as configured, before anything is fetched.
 //!
-//! Reads job data and settings. Knows nothing of the platform and of the workspace.
+//! It reads job data and settings. It knows nothing of the platform and of the workspace.
 
 use job_contract::{Exit, StepType, env};
 use tracing::warn;
@@ -10,13 +10,13 @@ use crate::context::RunContext;
 use crate::error::StepError;
 use crate::scripts;
 
-/// Refuses a step that cannot be run as it asks.
+/// Refuses a step that cannot run as configured.
 pub(crate) async fn check_step(run: &RunContext<'_>) -> Result<(), StepError> {
     scripts::check(&run.job, &run.env.path())?;
-    for name in child_env::without_effect(&run.job) {
+    for name in child_env::ineffective_variables(&run.job) {
         let text = format!(
-            "`{}` names `{name}`, a setting of the executor, where it has no effect: what stands there reaches the tool \
-             and scripts alone.",
+            "`{}` names `{name}`, a setting of the executor, where it has no effect. Only the tool and scripts get its \
+             value.",
             env::EPHEMERAL_ENV
         );
         run.log.writer().line(&text).await;
@@ -31,8 +31,8 @@ pub(crate) async fn check_step(run: &RunContext<'_>) -> Result<(), StepError> {
     refuse_policies(run).await
 }
 
-/// Policies are not evaluated here. A plan that comes with some would pass over a mandatory one, so that it is not made,
-/// unless the operator says so. A workspace's own variables are not the operator's word.
+/// Mayfly does not evaluate policies. A plan that comes with policies would skip a mandatory one. So the step fails,
+/// unless the operator permits such plans. A workspace's own variables cannot give this permission.
 async fn refuse_policies(run: &RunContext<'_>) -> Result<(), StepError> {
     let what = match run.step_type {
         StepType::Plan | StepType::PlanDestroy if run.job.has_policies() => {
@@ -58,10 +58,10 @@ async fn refuse_policies(run: &RunContext<'_>) -> Result<(), StepError> {
 fn policies_not_evaluated(what: &str) -> StepError {
     let hint = format!(
         "run the workspace with an executor that evaluates policies, or have the operator set `{}=true` on this one, \
-         which passes over all of them",
+         which skips all policies",
         env::IGNORE_POLICIES
     );
-    let problem = format!("{what}, and this executor does not evaluate policies: nothing was run");
-    // The document is valid. The setting it refers to forbids the step.
-    StepError::new(Exit::StepFailed, problem).with_hint(hint)
+    let error = format!("{what}, and this executor does not evaluate policies: nothing was run");
+    // The document is valid. Its setting forbids the step.
+    StepError::new(Exit::StepFailed, error).with_hint(hint)
 }

@@ -1,12 +1,12 @@
-//! Claims the step, and reports that it runs. Nothing before the claim changes anything.
+//! Claims the step, and reports that it runs. Before the claim, the executor changes nothing.
 //!
-//! Knows nothing of what the step does, except whether it can change something.
+//! This module knows nothing of the step's work, except whether it can change something.
 
 use std::time::SystemTime;
 
 use job_contract::progress::Phase;
 use job_contract::{Exit, JobData, chain};
-use platform::{Claim, Holder, Platform, PlatformError, Start, StepRef};
+use platform::{Claim, Holder, Platform, PlatformError, StartReport, StepRef};
 use tracing::{info, warn};
 use uuid::Uuid;
 
@@ -18,7 +18,7 @@ use crate::running_report::RunningReport;
 use crate::step_result::StepResult;
 use crate::workspace::Workspace;
 
-/// Takes the claim on the step and reports it running. `Some` if this executor must not run it.
+/// Takes the claim on the step and reports that it runs. Returns `Some` if this executor must not run it.
 pub(crate) async fn claim_step(
     run: &RunContext<'_>,
     workspace: &Workspace,
@@ -43,7 +43,7 @@ pub(crate) async fn claim_step(
             return Ok(Some(result));
         }
         Claim::Held(holder) => {
-            // Its outcome may be under review already, and what it stored must stay what was reviewed.
+            // Its outcome may be under review already, and the reviewed artifacts must stay unchanged.
             let deadline = run.deadline();
             let view = run
                 .connections
@@ -70,7 +70,7 @@ pub(crate) async fn claim_step(
     Ok(report_running(run, workspace).await)
 }
 
-/// Reports that the step runs. `Some` if its job is over.
+/// Reports that the step runs. Returns `Some` if its job is over.
 async fn report_running(run: &RunContext<'_>, workspace: &Workspace) -> Option<StepResult> {
     let stored = run.store.reference(&output_key(&run.job));
     let output = run.connections.platform.step_output(&run.step, stored);
@@ -81,9 +81,9 @@ async fn report_running(run: &RunContext<'_>, workspace: &Workspace) -> Option<S
         output,
     };
     match running.send().await {
-        Ok(Start::Told) => {}
-        Ok(Start::Over(status)) => return Some(job_is_over(run, &status).await),
-        // The step is claimed: if this process gave up now, no other could run it.
+        Ok(StartReport::Accepted) => {}
+        Ok(StartReport::Ended(status)) => return Some(job_is_over(run, &status).await),
+        // The step is claimed. If this process gave up now, no other executor could run the step.
         Err(error) => {
             warn!(
                 error = chain(&error),
@@ -95,7 +95,7 @@ async fn report_running(run: &RunContext<'_>, workspace: &Workspace) -> Option<S
     None
 }
 
-/// Whether the step must not be run twice. A step of an unknown type may change something.
+/// Whether the step must not run twice. A step of an unknown type may change something.
 fn changes_something(job: &JobData) -> bool {
     match job.step_type() {
         Ok(step_type) if step_type.uses_tool() => step_type.changes_infrastructure(),
@@ -104,8 +104,8 @@ fn changes_something(job: &JobData) -> bool {
     }
 }
 
-/// Claims a step that fails before it is begun, so that its failure may be reported. `Some` if another executor holds the
-/// claim: it may be in the middle of the step, and reports it.
+/// Claims a step that failed before its start, so that this executor may report the failure. Returns `Some` if another
+/// executor holds the claim: that one may be running the step, and reports it.
 pub(crate) async fn claim_to_report(
     platform: &Platform,
     config: &Config,

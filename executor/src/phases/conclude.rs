@@ -1,6 +1,6 @@
 //! The last phase of every run: delivers and stores the log, reports the outcome, and removes the workspace.
 //!
-//! Knows how a step ended, and not why.
+//! This module knows how a step ended, but not why.
 
 use std::fs::File;
 use std::io::{self, Read as _, Seek as _, SeekFrom, Write as _};
@@ -8,9 +8,9 @@ use std::path::Path;
 use std::time::Duration;
 
 use artifact_store::{Store, StoreError};
+use job_contract::final_statuses::FinalStatuses;
 use job_contract::progress::Phase;
 use job_contract::report::FinalReport;
-use job_contract::settlement;
 use job_contract::{Exit, JobData, chain};
 use platform::{Outcome, Platform, StepRef};
 use runtime::Deadline;
@@ -21,19 +21,19 @@ use crate::connections::Connections;
 use crate::context::{RunContext, output_key};
 use crate::error::StepError;
 use crate::final_report::{FinishedRun, identify};
-use crate::running_report::LAST_ATTEMPT;
+use crate::running_report::LAST_ATTEMPT_TIMEOUT;
 use crate::step_result::StepResult;
 use crate::stop::{Budget, Stop};
 
-/// How long sinks may take to receive the rest of the log.
-const LOG_FLUSH: Duration = Duration::from_mins(1);
-/// How long the store may take for the log: longer than its client repeats a request, so that the client can say why it
-/// gave up.
-const LOG_STORE: Duration = Duration::from_mins(6);
-/// How long the last lines of a log can be read before the platform deletes it.
+/// Timeout of the sinks for the rest of the log.
+const LOG_FLUSH_TIMEOUT: Duration = Duration::from_mins(1);
+/// Timeout of the store for the log. It is longer than the retries of the store's client, so that the client can report
+/// why it gave up.
+const LOG_STORE_TIMEOUT: Duration = Duration::from_mins(6);
+/// The time that readers have for the last lines of a log before the platform deletes it.
 const READING_TIME: Duration = Duration::from_secs(3);
 
-/// Ends a run: delivers and stores its log, reports the outcome, and leaves nothing behind.
+/// Ends a run: delivers and stores its log, reports the outcome, and removes its folders.
 pub(crate) async fn conclude(mut run: RunContext<'_>, mut result: StepResult) -> FinishedRun {
     let repeated_report = run.repeated_report.take();
     let RunContext {
@@ -44,8 +44,8 @@ pub(crate) async fn conclude(mut run: RunContext<'_>, mut result: StepResult) ->
         budget,
         ..
     } = run;
-    let flush = stop.deadline(LOG_FLUSH, budget.flush);
-    let last_attempt = stop.deadline(LAST_ATTEMPT, budget.flush);
+    let flush = stop.deadline(LOG_FLUSH_TIMEOUT, budget.flush);
+    let last_attempt = stop.deadline(LAST_ATTEMPT_TIMEOUT, budget.flush);
     let end_repetition = async {
         if let Some(repeated_report) = repeated_report {
             repeated_report.end(&last_attempt).await;
@@ -81,7 +81,7 @@ pub(crate) async fn conclude(mut run: RunContext<'_>, mut result: StepResult) ->
             "the workspace could not be removed"
         );
     }
-    // The outcome of a claimed step is its holder's to report. That of a job that is over is known.
+    // The holder of a claim reports the outcome of the step. The outcome of a job that is over is known already.
     let is_reported = delivered.is_ok() && (result.must_report || result.exit == Exit::Done);
     let lost = summary.sinks.iter().map(|sink| sink.lost).max();
     FinishedRun {
@@ -103,7 +103,7 @@ fn final_report(job: &JobData, result: StepResult, reported: bool) -> FinalRepor
     FinalReport {
         outcome: result.exit.code(),
         unreported: !reported,
-        untold: outcome_for_others,
+        unreported_step: outcome_for_others,
         error: result.error,
         hint: result.hint,
         stopped: result.stopped,
@@ -117,7 +117,7 @@ fn final_report(job: &JobData, result: StepResult, reported: bool) -> FinalRepor
     }
 }
 
-/// The remote client of CLI-driven runs reads the live log alone, which the platform deletes soon after the final
+/// The remote client of CLI-driven runs reads only the live log. The platform deletes the live log soon after the final
 /// status (contract 7.5).
 fn reading_time(connections: &Connections, job: &JobData, stop: &Stop) -> Duration {
     let is_read = job.is_remote_content() && connections.live_log(job).is_some();
@@ -137,26 +137,28 @@ struct Reporter<'r> {
     store: &'r Store,
     stop: &'r Stop,
     budget: Budget,
-    /// As the platform said at the beginning, if it was asked.
+    /// From the step view at the start of the run, if there is one.
     template_steps: Option<usize>,
     reading_time: Duration,
 }
 
 impl Reporter<'_> {
     async fn report(&self, result: &StepResult, log: &Path) -> Result<(), StepError> {
-        // The log of a step another pod holds is that pod's to store.
+        // If another pod holds the step, that pod stores the log.
         if !result.must_report && result.exit != Exit::Infrastructure {
             return Ok(());
         }
-        // The outcome matters more than the log: it is reported even when the log could not be stored.
-        let (output, ()) =
-            tokio::join!(self.log_in_time(log), tokio::time::sleep(self.reading_time));
+        // The outcome matters more than the log. So the outcome is reported even if the log could not be stored.
+        let (output, ()) = tokio::join!(
+            self.store_log_in_time(log),
+            tokio::time::sleep(self.reading_time)
+        );
         if !result.must_report {
             return output.map(drop);
         }
         self.record_history(result).await;
         if !self.config.run.disable_acknowledge {
-            // Only now, so that nothing before it is taken from it.
+            // The deadline starts now, so that the steps before do not use up its time.
             let deadline = self.connections.deadline(self.stop, self.budget.report);
             let outcome = self
                 .outcome(result, output.as_ref().ok(), &deadline)
@@ -169,8 +171,8 @@ impl Reporter<'_> {
         Ok(())
     }
 
-    async fn log_in_time(&self, log: &Path) -> Result<String, StepError> {
-        let deadline = self.stop.deadline(LOG_STORE, self.budget.log);
+    async fn store_log_in_time(&self, log: &Path) -> Result<String, StepError> {
+        let deadline = self.stop.deadline(LOG_STORE_TIMEOUT, self.budget.log);
         tokio::select! {
             biased;
             stored = self.store_log(log) => stored,
@@ -178,8 +180,8 @@ impl Reporter<'_> {
         }
     }
 
-    /// Stores the log behind what stands there already: why the step waited, and what an attempt before this one
-    /// said. Where that cannot be read, this log is worth more.
+    /// Appends the log to the one that is already stored: why the step waited, and the log of earlier attempts. If the
+    /// stored log cannot be read, it is replaced, because this log is worth more.
     async fn store_log(&self, log: &Path) -> Result<String, StepError> {
         let key = output_key(self.job);
         let whole = log.with_extension("whole");
@@ -190,7 +192,7 @@ impl Reporter<'_> {
             Err(error) => {
                 error!(
                     error = chain(&error),
-                    "the beginning of the stored log is lost"
+                    "the earlier log cannot be read, and is replaced"
                 );
                 return Ok(self.store.put_file(&key, log).await?);
             }
@@ -200,7 +202,7 @@ impl Reporter<'_> {
         Ok(self.store.put_file(&key, &whole).await?)
     }
 
-    /// The state is where it belongs; a record that is missing takes nothing from how the step ended.
+    /// An error is only logged: the state is stored, and a missing record does not change the outcome of the step.
     async fn record_history(&self, result: &StepResult) {
         let Some(history) = &result.history else {
             return;
@@ -225,9 +227,9 @@ impl Reporter<'_> {
         deadline: &Deadline,
     ) -> Result<Outcome, StepError> {
         let step_type = self.job.step_type()?;
-        let settle = |template_steps| {
+        let statuses_with = |template_steps| {
             let (ending, after_ok) = (result.ending, result.after_ok);
-            settlement::settle(
+            FinalStatuses::of(
                 step_type,
                 ending,
                 after_ok,
@@ -235,17 +237,17 @@ impl Reporter<'_> {
                 template_steps,
             )
         };
-        let settlement = match self.template_steps {
-            Some(steps) => settle(steps),
+        let statuses = match self.template_steps {
+            Some(steps) => statuses_with(steps),
             // Most endings do not depend on the template.
-            None if settle(1) == settle(2) => settle(1),
+            None if statuses_with(1) == statuses_with(2) => statuses_with(1),
             None => {
                 let view = self.platform.step_view(self.step, deadline).await?;
-                settle(view.template_steps)
+                statuses_with(view.template_steps)
             }
         };
         Ok(Outcome {
-            settlement,
+            statuses,
             output: output.map(|stored| self.platform.step_output(self.step, stored.clone())),
             note: result.error.clone(),
             plan: result.plan.clone(),
@@ -254,7 +256,7 @@ impl Reporter<'_> {
     }
 }
 
-/// Adds `log` to what `whole` holds, which need not end with a line break.
+/// Appends `log` to `whole`, which may lack a final line break.
 fn append(log: &Path, whole: &Path) -> io::Result<()> {
     let mut file = File::options().read(true).append(true).open(whole)?;
     if file.metadata()?.len() > 0 {
@@ -275,7 +277,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_was_there_before_stays_and_ends_its_line() {
+    fn an_earlier_log_stays_and_its_last_line_is_ended() {
         let folder = tempfile::tempdir().unwrap();
         let log = folder.path().join("log");
         fs::write(&log, "planned\n").unwrap();

@@ -1,6 +1,6 @@
 //! Fetches the plan that an apply must use.
 //!
-//! Collects the facts about the job's plan. `stored_plan` decides which plan may be used.
+//! This phase collects the facts about the job's plan. `stored_plan` decides which plan may be used.
 
 use job_contract::StepType;
 use platform::StepView;
@@ -8,9 +8,9 @@ use serde_json::Map;
 
 use crate::context::RunContext;
 use crate::error::StepError;
-use crate::stored_plan::{Handover, ReviewedPlan};
+use crate::stored_plan::{PlanFetcher, ReviewedPlan};
 
-/// The plan of the job; `None` where the step is no apply, or the job was not planned.
+/// The plan of the job; `None` if the step is no apply, or if the job has no plan.
 pub(crate) async fn fetch_plan(
     run: &RunContext<'_>,
     view: &StepView,
@@ -24,14 +24,14 @@ pub(crate) async fn fetch_plan(
     } else {
         Map::new()
     };
-    let handover = Handover {
+    let fetcher = PlanFetcher {
         job: &run.job,
         view,
         context: &context,
         store: &run.store,
         private: run.layout.private(),
-        on_record: !run.connections.is_local(),
+        platform_keeps_records: !run.connections.is_local(),
         mixed_fleet: run.config.run.mixed_fleet,
     };
-    Ok(handover.fetch().await?)
+    Ok(fetcher.fetch().await?)
 }

@@ -1,10 +1,11 @@
 //! Initialises the working directory: the backend override, the variables file and `init` itself.
 //!
-//! Knows nothing of the operation that follows.
+//! This phase knows nothing of the operation that follows.
 
 use std::path::PathBuf;
 
 use artifact_store::BackendSettings;
+use job_contract::Exit;
 use job_contract::progress::Phase;
 use platform::terrakube::token;
 use runtime::private_file::private_folder;
@@ -12,13 +13,14 @@ use secrecy::ExposeSecret as _;
 
 use crate::child_env::ChildEnv;
 use crate::error::StepError;
-use crate::operation::OperationContext;
-use crate::process::{Capture, ToLog};
+use crate::operation::{OperationContext, memory_exceeded};
+use crate::process::{Capture, Completion, ToLog};
+use crate::stop::MEMORY_HINT;
 use crate::terraform::backend::{self, BackendAccess};
-use crate::terraform::credentials::{self, HostToken, Offer};
+use crate::terraform::credentials::{self, HostToken, TokenFile};
 use crate::terraform::variables::{self, Declarations};
 
-/// Output of a quiet init that is kept for the case that it fails.
+/// How much output of a quiet init is kept, to show it if init fails.
 const QUIET_INIT_BYTES: usize = 4 * 1024 * 1024;
 
 /// Writes the backend override into the working directory.
@@ -43,7 +45,8 @@ pub(crate) fn write_backend(
     )?)
 }
 
-/// Writes the variables file. Scripts before init may still write configuration, so the declarations are read only now.
+/// Writes the variables file. Scripts before init may still write configuration, so the declarations are read after
+/// them.
 pub(crate) async fn write_variables(
     context: &OperationContext<'_, '_>,
 ) -> Result<Option<PathBuf>, StepError> {
@@ -53,7 +56,7 @@ pub(crate) async fn write_variables(
         variables::check(&dir, tool)?;
         return Ok(None);
     }
-    // Large files take their time. A stop order does not wait for them.
+    // Large files take a while, and a stop order must not wait for them.
     let reading = tokio::task::spawn_blocking(move || Declarations::read(&dir, tool));
     let declarations = tokio::select! {
         biased;
@@ -70,14 +73,14 @@ pub(crate) async fn write_variables(
     Ok(Some(path))
 }
 
-/// Runs `init`; false when it failed and has said why. It is the one command that may show the platform a token. Whatever
-/// becomes of it, the token is gone afterwards.
+/// Runs `init`; false if it failed and has logged the reason. Only this command gets the platform's token. The token is
+/// removed afterwards in any case.
 pub(crate) async fn init(
     context: &OperationContext<'_, '_>,
     env: &ChildEnv,
 ) -> Result<bool, StepError> {
     let mut env = env.clone();
-    let token = offer_token(context, &mut env)?;
+    let token = write_token(context, &mut env)?;
     let init = context
         .run
         .timer
@@ -85,7 +88,7 @@ pub(crate) async fn init(
             matches!(done, Ok(true))
         });
     let done = init.await;
-    token.withdraw()?;
+    token.remove()?;
     let connections = &context.run.connections;
     let hosts = connections.tool_hosts().join(", ");
     if matches!(done, Ok(false)) && connections.withholds_tokens() {
@@ -97,7 +100,10 @@ pub(crate) async fn init(
     done
 }
 
-fn offer_token(context: &OperationContext<'_, '_>, env: &mut ChildEnv) -> Result<Offer, StepError> {
+fn write_token(
+    context: &OperationContext<'_, '_>,
+    env: &mut ChildEnv,
+) -> Result<TokenFile, StepError> {
     let run = context.run;
     let hosts = run.connections.tool_hosts();
     let token = run
@@ -105,7 +111,7 @@ fn offer_token(context: &OperationContext<'_, '_>, env: &mut ChildEnv) -> Result
         .tokens()
         .and_then(|tokens| tokens.mint_for_workspace(token::INIT, &run.job.workspace_id));
     let Some(token) = token.filter(|_| !hosts.is_empty()) else {
-        return Ok(Offer::none());
+        return Ok(TokenFile::none());
     };
     run.log.add_secrets([token.expose_secret()]);
     let access = HostToken {
@@ -115,7 +121,7 @@ fn offer_token(context: &OperationContext<'_, '_>, env: &mut ChildEnv) -> Result
         home: &run.folders.home,
         private: run.layout.private(),
     };
-    credentials::offer(&access, env)
+    credentials::write_token_file(&access, env)
 }
 
 async fn run_init(context: &OperationContext<'_, '_>, env: &ChildEnv) -> Result<bool, StepError> {
@@ -127,12 +133,19 @@ async fn run_init(context: &OperationContext<'_, '_>, env: &ChildEnv) -> Result<
         let mut consumer = ToLog(run.log.writer());
         let done = context.terraform.init(env, ssh, &mut consumer).await;
         consumer.0.close().await;
-        return Ok(done?.ended.is_success());
+        return init_end(context, done?);
     }
     let mut capture = Capture::up_to(QUIET_INIT_BYTES);
     let done = context.terraform.init(env, ssh, &mut capture).await?;
     if !done.ended.is_success() {
         run.log_output(&capture.bytes).await;
     }
-    Ok(done.ended.is_success())
+    init_end(context, done)
+}
+
+fn init_end(context: &OperationContext<'_, '_>, done: Completion) -> Result<bool, StepError> {
+    match memory_exceeded(done, &context.run.oom_kills) {
+        Some(text) => Err(StepError::new(Exit::StepFailed, text).with_hint(MEMORY_HINT.to_owned())),
+        None => Ok(done.ended.is_success()),
+    }
 }

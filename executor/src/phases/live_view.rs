@@ -1,13 +1,14 @@
-//! Shows an operation while it runs: in the job context and in the live stream, beside the operation, once a second at most
-//! (contract 6.6, W-22). What does not get through is shown with the next update. The operation itself publishes the last.
+//! Shows an operation while it runs, in the job context and in the live stream. It does so in parallel with the
+//! operation, at most once a second (contract 6.6, W-22). If an update fails, the next one contains its changes. The
+//! operation itself publishes the last update.
 //!
-//! Knows the tool's events, not what they lead to.
+//! This module knows the tool's events, but not their effect.
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use job_contract::chain;
-use platform::live::{LivePhase, LiveState, LiveStream};
+use platform::live::{LivePhase, LiveState, LiveViewPublisher};
 use platform::{Platform, StepRef};
 use run_log::Redactor;
 use serde_json::{Map, Value, json};
@@ -20,21 +21,21 @@ use crate::context::RunContext;
 use crate::terraform::event_state::EventState;
 use crate::terraform::structured::Structured;
 
-/// How often at most.
-const INTERVAL: Duration = Duration::from_secs(1);
-/// How long the end of an operation waits for a picture that is under way.
-const LAST_UPDATE: Duration = Duration::from_secs(5);
+/// The minimum time between two updates.
+const MIN_INTERVAL: Duration = Duration::from_secs(1);
+/// How long the end of an operation waits for an update in progress.
+const LAST_UPDATE_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// The view of one operation, from its beginning to its end.
+/// The live view of one operation, from its beginning to its end.
 #[derive(Debug)]
 pub(crate) struct LiveView {
     phase: LivePhase,
     done: CancellationToken,
-    /// Gives the live stream back when it is done.
-    task: Option<AbortOnDropHandle<Option<LiveStream>>>,
+    /// It returns the live stream when it has ended.
+    task: Option<AbortOnDropHandle<Option<LiveViewPublisher>>>,
 }
 
-/// What belongs to the phases.
+/// The key of the job context for this phase.
 const fn context_key(phase: LivePhase) -> &'static str {
     match phase {
         LivePhase::Plan => "planStructuredOutput",
@@ -57,7 +58,7 @@ fn context_patch(
     .collect()
 }
 
-/// The patch without secrets.
+/// Removes the secrets from the patch.
 fn redacted(redactor: &Redactor, patch: Map<String, Value>) -> Map<String, Value> {
     let mut patch = Value::Object(patch);
     redactor.redact_json(&mut patch);
@@ -68,14 +69,14 @@ fn redacted(redactor: &Redactor, patch: Map<String, Value>) -> Map<String, Value
 }
 
 impl LiveView {
-    /// Begins to show the state of the events. A platform of files is not read before the end.
+    /// Starts to show the state of the events. With a platform of files there is no update before the end.
     pub(crate) fn start(run: &RunContext<'_>, events: EventState, phase: LivePhase) -> Self {
-        let live = run.connections.live_picture(&run.job);
+        let live = run.connections.live_view_publisher(&run.job);
         let done = CancellationToken::new();
-        let is_watched =
+        let needs_updates =
             live.is_some() || matches!(run.connections.platform, Platform::Terrakube(_));
-        let task = is_watched.then(|| {
-            let show = Show {
+        let task = needs_updates.then(|| {
+            let show = Publisher {
                 live,
                 phase,
                 events,
@@ -94,8 +95,8 @@ impl LiveView {
         context_patch(self.phase, step_id, changes, diagnostics)
     }
 
-    /// Ends the view, and leaves the results of the step in the job context, in one update: the changes, the diagnostics,
-    /// and the `additions` of this kind of step. A convenience: without it the platform shows the log.
+    /// Ends the view. One update of the job context contains the results of the step: the changes, the diagnostics, and
+    /// the `additions` of this kind of step. An error is only logged, because the platform still shows the log.
     pub(crate) async fn publish(
         self,
         run: &RunContext<'_>,
@@ -112,28 +113,28 @@ impl LiveView {
             self.finish(&redactor, changes, diagnostics).await;
             run.connections.platform.merge_context(step, &patch).await
         };
-        // What is left after that belongs to the log and the report.
+        // The time after that is reserved for the log and the report.
         let deadline = run.while_saving(Duration::MAX);
         let published = tokio::select! {
             biased;
             published = publish => published.map_err(|error| chain(&error)),
-            () = deadline.over() => Err("there was no time left for it".to_owned()),
+            () = deadline.over() => Err("the time for saving is over".to_owned()),
         };
         if let Err(error) = published {
             warn!(error, "the job context could not be updated");
         }
     }
 
-    /// Ends with this last picture. One that is under way and takes too long is dropped with its task.
+    /// Ends with this last update. An update in progress that takes too long is dropped with its task.
     async fn finish(self, redactor: &Redactor, changes: Value, diagnostics: Value) {
         self.done.cancel();
         let Some(task) = self.task else {
             return;
         };
-        match timeout(LAST_UPDATE, task).await {
+        match timeout(LAST_UPDATE_TIMEOUT, task).await {
             Ok(Ok(Some(live))) => {
                 live.publish(state(self.phase, redactor, changes, diagnostics));
-                live.finish(LAST_UPDATE).await;
+                live.finish(LAST_UPDATE_TIMEOUT).await;
             }
             Ok(Ok(None)) => {}
             Ok(Err(error)) => warn!(%error, "the view of the run ended because of a defect"),
@@ -157,8 +158,8 @@ fn state(phase: LivePhase, redactor: &Redactor, changes: Value, diagnostics: Val
     }
 }
 
-struct Show {
-    live: Option<LiveStream>,
+struct Publisher {
+    live: Option<LiveViewPublisher>,
     phase: LivePhase,
     events: EventState,
     platform: Platform,
@@ -167,8 +168,8 @@ struct Show {
     failing: bool,
 }
 
-impl Show {
-    async fn until(mut self, done: CancellationToken) -> Option<LiveStream> {
+impl Publisher {
+    async fn until(mut self, done: CancellationToken) -> Option<LiveViewPublisher> {
         loop {
             tokio::select! {
                 biased;
@@ -178,13 +179,13 @@ impl Show {
             self.show().await;
             tokio::select! {
                 () = done.cancelled() => return self.live,
-                () = sleep(INTERVAL) => {}
+                () = sleep(MIN_INTERVAL) => {}
             }
         }
     }
 
     async fn show(&mut self) {
-        let (changes, diagnostics) = self.events.picture();
+        let (changes, diagnostics) = self.events.snapshot();
         if let Some(live) = &self.live {
             let state = state(
                 self.phase,
@@ -203,7 +204,7 @@ impl Show {
                 self.failing = true;
                 warn!(
                     error = chain(&error),
-                    "the job context could not be updated, the next view is tried again"
+                    "the job context could not be updated, trying again with the next update"
                 );
             }
         }

@@ -1,6 +1,6 @@
-//! Plans: runs the tool, stores the plan it made and shows it.
+//! Plans: runs the tool, stores its plan and shows it.
 //!
-//! `stored_plan` knows how a plan is stored.
+//! How a plan is stored is the subject of `stored_plan`.
 
 use std::pin::pin;
 use std::time::{Duration, SystemTime};
@@ -8,9 +8,9 @@ use std::time::{Duration, SystemTime};
 use artifact_store::Digest;
 use futures_util::future::{Either, maybe_done, select};
 use job_contract::chain;
+use job_contract::final_statuses::Ending;
 use job_contract::keys::PLAN_FILE;
 use job_contract::progress::Phase;
-use job_contract::settlement::Ending;
 use platform::live::LivePhase;
 use runtime::Deadline;
 use serde_json::{Value, json};
@@ -26,17 +26,17 @@ use crate::process::{Completion, Ended};
 use crate::stored_plan::{self, NewPlan, PlanRecord};
 use crate::terraform::structured::Structured;
 
-/// How long the platform may take for what the plan does not depend on.
-const VIEW_TIME: Duration = Duration::from_secs(10);
+/// Timeout for answers of the platform that the plan does not depend on.
+const VIEW_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// A plan as the tool shows it.
+/// A plan as the tool renders it.
 #[derive(Default)]
 struct RenderedPlan {
-    people: Option<Vec<u8>>,
-    machines: Option<Value>,
+    text: Option<Vec<u8>>,
+    json: Option<Value>,
 }
 
-/// Plans the changes. What went wrong is part of the result.
+/// Plans the changes. An error is part of the result.
 pub(crate) async fn plan_changes(
     context: &OperationContext<'_, '_>,
     destroy: bool,
@@ -57,7 +57,7 @@ async fn plan_and_store(
 ) -> Result<(), StepError> {
     let run = context.run;
     if run.connections.is_local() {
-        // Whatever becomes of the plan: an apply of this job is not to go ahead without one.
+        // The note is written before the plan. If the plan fails, it prevents an apply of this job without a plan.
         run.stored(stored_plan::note(&run.store, &run.job, None))
             .await?;
     }
@@ -89,7 +89,7 @@ async fn plan_and_store(
     Ok(())
 }
 
-/// Runs the tool, and looks after the lock on the state if the tool did not.
+/// Runs the tool, and releases the lock on the state if the tool left it.
 async fn run_plan(
     context: &OperationContext<'_, '_>,
     destroy: bool,
@@ -108,14 +108,14 @@ async fn run_plan(
         .await;
     let done = planned.as_ref().ok().map(|(done, _)| *done);
     let details = &mut result.details;
-    if !release_lock::note_lock_in_the_way(context, details)
+    if !release_lock::record_blocking_lock(context, details)
         && let Some(tool) = release_lock::find_tool_with_lock(context, started, done)
     {
-        details.lock = release_lock::release_left_lock(run, terraform, env, &tool).await;
+        details.lock = release_lock::release_leftover_lock(run, terraform, env, &tool).await;
         release_lock::add_unlock_hint(context, details);
     }
     let (done, structured) = planned?;
-    context.log_unusual_end(done).await;
+    context.log_unusual_end(done, details).await;
     Ok((plan_ending(done), structured))
 }
 
@@ -128,24 +128,24 @@ fn plan_ending(done: Completion) -> Ending {
     }
 }
 
-/// Whether another executor has reported the step. A plan may be repeated while that one still makes it. Once that one has
-/// reported, its plan is the one that is reviewed, and must not be replaced.
+/// Whether another executor has reported the step. A plan may be repeated while the other executor still makes its own.
+/// Once the other has reported, its plan is under review, and must not be replaced.
 async fn step_has_ended(run: &RunContext<'_>) -> bool {
-    let deadline = Deadline::after(VIEW_TIME);
+    let deadline = Deadline::after(VIEW_TIMEOUT);
     let view = run.connections.platform.step_view(&run.step, &deadline);
     match view.await {
         Ok(view) => view.step_has_ended() && !view.status.is_over(),
         Err(error) => {
             warn!(
                 error = chain(&error),
-                "the platform cannot be asked whether the plan is still awaited"
+                "the platform did not report whether the step has already ended"
             );
             false
         }
     }
 }
 
-/// The tool only reads the plan, so that it can do so while the plan is on its way to the store.
+/// Rendering only reads the plan, so it runs in parallel with the upload.
 async fn store_and_show(
     context: &OperationContext<'_, '_>,
     env: &ChildEnv,
@@ -164,11 +164,11 @@ async fn store_and_show(
     let show = async {
         rendered.as_mut().await;
         let rendered = rendered.as_mut().take_output();
-        let RenderedPlan { people, machines } = rendered.transpose()?.unwrap_or_default();
-        if let Some(people) = people {
-            run.log_output(&people).await;
+        let RenderedPlan { text, json } = rendered.transpose()?.unwrap_or_default();
+        if let Some(text) = text {
+            run.log_output(&text).await;
         }
-        if let Some(plan) = machines {
+        if let Some(plan) = json {
             structured.complete_from_plan(&plan);
         }
         Ok::<_, StepError>(())
@@ -177,7 +177,7 @@ async fn store_and_show(
     Ok(stored)
 }
 
-/// The plan is stored before any script that follows could touch it: what was planned is what is kept.
+/// Stores the plan before any later script can change it, so that the stored plan is the one that the tool made.
 async fn store_plan(context: &OperationContext<'_, '_>) -> Result<PlanRecord, StepError> {
     let (run, prepared) = (context.run, context.prepared);
     let file = prepared.working_dir.join(PLAN_FILE);
@@ -192,17 +192,17 @@ async fn store_plan(context: &OperationContext<'_, '_>) -> Result<PlanRecord, St
         .await
 }
 
-/// Both renderings at once: each is a process of the tool that only reads the plan.
+/// Both renderings run at the same time: each is a process of the tool that only reads the plan.
 async fn render_plan(
     context: &OperationContext<'_, '_>,
     env: &ChildEnv,
 ) -> Result<RenderedPlan, StepError> {
-    let (people, machines) = tokio::join!(
+    let (text, json) = tokio::join!(
         context.terraform.show_plan(env),
         context.terraform.show_plan_json(env)
     );
-    let people = people?;
-    let machines = match machines?.map(|text| serde_json::from_slice(&text)) {
+    let text = text?;
+    let json = match json?.map(|text| serde_json::from_slice(&text)) {
         Some(Ok(plan)) => Some(plan),
         Some(Err(error)) => {
             warn!(%error, "the tool's JSON rendering of the plan is not usable");
@@ -213,5 +213,5 @@ async fn render_plan(
             None
         }
     };
-    Ok(RenderedPlan { people, machines })
+    Ok(RenderedPlan { text, json })
 }

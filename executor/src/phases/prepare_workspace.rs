@@ -1,6 +1,6 @@
 //! Prepares the workspace of the step: waits for its folder, and fetches the sources and the extension repository.
 //!
-//! Turns job and settings into a request. `workspace` knows how sources are fetched.
+//! This phase turns job and settings into a request. `workspace` knows how sources are fetched.
 
 use std::borrow::Cow;
 use std::path::PathBuf;
@@ -18,7 +18,7 @@ use crate::workspace::{
     self, ArchiveLimits, AzureEnvironment, Workspace, WorkspaceConfig, WorkspaceError,
 };
 
-/// How often a step looks whether the folder of its workspace is free, and from when on it says that it waits.
+/// How often a step checks whether the folder of its workspace is free, and after how long it logs that it waits.
 const TURN_POLL: Duration = Duration::from_millis(200);
 const TURN_ANNOUNCED_AFTER: Duration = Duration::from_secs(1);
 
@@ -51,7 +51,8 @@ pub(crate) async fn prepare_workspace(run: &RunContext<'_>) -> Result<Workspace,
     Ok(workspace)
 }
 
-/// Clones the operator's extension repository for a step with scripts. Scripts that do not need it run without it.
+/// Clones the operator's extension repository for a step with scripts. If it fails, scripts run without it, because
+/// they may not need it.
 async fn clone_tools_repository(
     run: &RunContext<'_>,
     workspace: &Workspace,
@@ -86,8 +87,8 @@ async fn clone_tools_repository(
     Ok(())
 }
 
-/// Waits until no other step of the workspace works in the folder that both would use. That is the case on one machine
-/// only: a pod has its folder for itself.
+/// Waits until no other step of the workspace uses the shared folder. A wait happens on one machine only: a pod has a
+/// folder of its own.
 async fn wait_for_turn(run: &RunContext<'_>) -> Result<(), StepError> {
     let holder = format!("job {}, step {}", run.job.job_id, run.job.step_id);
     let (began, mut announced) = (Instant::now(), false);
@@ -98,7 +99,7 @@ async fn wait_for_turn(run: &RunContext<'_>) -> Result<(), StepError> {
             Ok(false) => {}
             Err(error) => return Err(log_workspace_error(run, error).await),
         }
-        // A step that has just reported its end is about to leave.
+        // A step that has just reported its end will release the folder soon.
         if !announced && began.elapsed() >= TURN_ANNOUNCED_AFTER {
             announced = true;
             let text = format!(
@@ -124,13 +125,13 @@ pub(crate) async fn working_dir(
     }
 }
 
-/// Says in the run's log that there is no workspace (contract 4.1).
+/// Reports in the run's log that there is no workspace (contract 4.1).
 async fn log_workspace_error(run: &RunContext<'_>, error: WorkspaceError) -> StepError {
     run.log.writer().line("Failed to prepare work dir").await;
     error.into()
 }
 
-/// Ends with the wait, also when a stop order ends that.
+/// Clears the flag when the wait ends, also after a stop order.
 struct Waiting<'w>(&'w AtomicBool);
 
 impl<'w> Waiting<'w> {
@@ -146,8 +147,8 @@ impl Drop for Waiting<'_> {
     }
 }
 
-/// The job with the content it is run on: of CLI-driven runs the platform knows it, and where it does not, the document
-/// does (W-33).
+/// The job with its content. For CLI-driven runs, the platform knows the content; otherwise the document names it
+/// (W-33).
 async fn with_content<'r>(run: &'r RunContext<'_>) -> Result<Cow<'r, JobData>, StepError> {
     if !run.job.is_remote_content() {
         return Ok(Cow::Borrowed(&run.job));

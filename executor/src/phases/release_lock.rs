@@ -6,7 +6,7 @@ use std::time::SystemTime;
 
 use job_contract::keys::PLAN_FILE;
 use job_contract::progress::Phase;
-use job_contract::report::{LockStanding, StateLock};
+use job_contract::report::{LockStatus, StateLock};
 use job_contract::{Tool, chain};
 use tracing::{info, warn};
 
@@ -18,8 +18,8 @@ use crate::step_result::{OperationDetails, join_present};
 use crate::terraform::Terraform;
 use crate::terraform::lock_error::EndedTool;
 
-/// The tool's process if it may have left its lock: it died, its end was not seen, or it said so. Whatever else ends has
-/// released its lock.
+/// The tool's process if it may have left its lock: it died, its end was not observed, or its output said so. A tool
+/// that ends in another way has released its lock.
 pub(crate) fn find_tool_with_lock(
     context: &OperationContext<'_, '_>,
     started: SystemTime,
@@ -28,7 +28,7 @@ pub(crate) fn find_tool_with_lock(
     let (run, terraform) = (context.run, &context.terraform);
     let phase = context.prepared.operation.phase();
     let has_released = match done.map(|done| done.ended) {
-        // A tool that crashes ends with the same code.
+        // A tool that crashes ends with the same exit code.
         Some(Ended::Code(2)) => {
             phase == Phase::Plan && terraform.working_dir.join(PLAN_FILE).exists()
         }
@@ -44,22 +44,22 @@ pub(crate) fn find_tool_with_lock(
             Phase::Plan => "OperationTypePlan",
             _ => "OperationTypeApply",
         },
-        // Pods on the network of their node share its name instead.
-        host_is_ours_alone: run.config.run.pod_name.as_ref() == Some(&host),
+        // The check fails for pods in the node's network: their host name is that of the node.
+        host_is_unique: run.config.run.pod_name.as_ref() == Some(&host),
         host,
         started,
-        held: terraform.events.progress().locked_by(),
+        held_at: terraform.events.progress().lock_held_at(),
     })
 }
 
-/// Looks for the lock the tool left and releases it. Whatever had to be read from the state has been read.
-pub(crate) async fn release_left_lock(
+/// Finds and releases the lock that the tool left. The caller has read everything it needs from the state.
+pub(crate) async fn release_leftover_lock(
     run: &RunContext<'_>,
     terraform: &Terraform<'_>,
     env: &ChildEnv,
     tool: &EndedTool,
 ) -> Option<StateLock> {
-    let probe = terraform.touch_lock(env).await;
+    let probe = terraform.probe_lock(env).await;
     let lock = match &probe {
         Ok(output) if output.ok => return None,
         Ok(output) => output.lock(),
@@ -88,7 +88,7 @@ pub(crate) async fn release_left_lock(
     None
 }
 
-/// Releases a lock if it certainly was the dead process's own. No other lock is ever touched.
+/// Releases a lock only if the dead process certainly held it. It never touches any other lock.
 pub(crate) async fn release_own_lock(
     run: &RunContext<'_>,
     terraform: &Terraform<'_>,
@@ -108,7 +108,7 @@ pub(crate) async fn release_own_lock(
                 );
                 run.log.writer().line(&text).await;
                 return StateLock {
-                    standing: LockStanding::Released,
+                    status: LockStatus::Released,
                     ..lock
                 };
             }
@@ -119,17 +119,17 @@ pub(crate) async fn release_own_lock(
     let text = format!("The state is still locked {}.", describe(&lock));
     run.log_failure(&text).await;
     StateLock {
-        standing: LockStanding::LeftBehind,
+        status: LockStatus::LeftBehind,
         ..lock
     }
 }
 
-/// Notes the lock of another run or person that stopped the tool, if there was one: nothing was changed then.
-pub(crate) fn note_lock_in_the_way(
+/// Records the lock of another run or person if it blocked the tool. Then the tool changed nothing.
+pub(crate) fn record_blocking_lock(
     context: &OperationContext<'_, '_>,
     details: &mut OperationDetails,
 ) -> bool {
-    let Some(lock) = context.terraform.events.locks().in_the_way() else {
+    let Some(lock) = context.terraform.events.locks().blocking() else {
         return false;
     };
     details.sentence = Some(format!(
@@ -141,16 +141,16 @@ pub(crate) fn note_lock_in_the_way(
     true
 }
 
-/// Adds to the hint what to do about the lock.
+/// Adds advice about the lock to the hint.
 pub(crate) fn add_unlock_hint(context: &OperationContext<'_, '_>, details: &mut OperationDetails) {
     let lock = details.lock.as_ref();
     let advice = lock.and_then(|lock| unlock_hint(lock, context.run.job.tool()));
     details.hint = join_present([details.hint.take(), advice], "; ");
 }
 
-/// By whom and since when, for people.
+/// The holder and the age of a lock, for people.
 fn describe(lock: &StateLock) -> String {
-    // Fractions of seconds are of no use to them.
+    // People do not need fractions of seconds.
     let since = lock.created.split('.').next().unwrap_or_default();
     let since = since.trim_end_matches(" +0000 UTC").trim_end_matches('Z');
     format!(
@@ -159,16 +159,16 @@ fn describe(lock: &StateLock) -> String {
     )
 }
 
-/// What to do about a lock that stands.
+/// Advice about a lock that was not released.
 fn unlock_hint(lock: &StateLock, tool: Tool) -> Option<String> {
     let unlock = format!("`{} force-unlock {}`", tool.binary(), lock.id);
-    match lock.standing {
-        LockStanding::InTheWay => Some(format!(
-            "wait until the run that holds the lock has ended; if there is none any more, release the lock with {unlock}"
+    match lock.status {
+        LockStatus::InTheWay => Some(format!(
+            "wait until the run that holds the lock has ended; if that run no longer exists, release the lock with {unlock}"
         )),
-        LockStanding::LeftBehind => Some(format!(
+        LockStatus::LeftBehind => Some(format!(
             "once nothing else runs on this workspace, release the lock with {unlock}"
         )),
-        LockStanding::Released => None,
+        LockStatus::Released => None,
     }
 }

@@ -1,9 +1,9 @@
-//! Reports a run that could not be opened, as far as that is possible.
+//! Reports a run that could not be opened, if possible.
 //!
-//! Works without a run context, because that is what could not be made.
+//! It works without a run context, because that could not be created.
 
+use job_contract::final_statuses::{Ending, FinalStatuses};
 use job_contract::report::FinalReport;
-use job_contract::settlement::{self, Ending};
 use job_contract::{Exit, JobData, StepType, chain};
 use platform::{Outcome, PlanReference, PlatformError, StartPermission, StepRef};
 use tracing::error;
@@ -23,7 +23,7 @@ pub(crate) fn end_unreported(job: &JobData, failure: &StepError) -> FinishedRun 
     finish(job, result, false)
 }
 
-/// Ends a run that could not be opened, and reports it if the document says which step it is.
+/// Ends a run that could not be opened. It reports the run if the document identifies the step.
 pub(crate) async fn reject_run(
     config: &Config,
     connections: &Connections,
@@ -47,8 +47,8 @@ pub(crate) async fn reject_run(
     }
 }
 
-/// The platform takes reports once it has recorded the dispatch, and none of a job that is over. `Some` if another executor
-/// reports the step.
+/// Waits until the platform accepts a report: the dispatch must be recorded, and the job must not be over. Returns
+/// `Some` if another executor reports the step.
 async fn report_rejection(
     config: &Config,
     connections: &Connections,
@@ -68,7 +68,7 @@ async fn report_rejection(
         return Ok(Some(not_run));
     }
     let outcome = Outcome {
-        settlement: settlement::settle(StepType::Approval, Ending::NotReached, true, false, 1),
+        statuses: FinalStatuses::of(StepType::Approval, Ending::NotReached, true, false, 1),
         output: None,
         note,
         plan: PlanReference::Keep,
@@ -102,7 +102,7 @@ fn finish(job: &JobData, result: StepResult, reported: bool) -> FinishedRun {
     FinishedRun { report, reported }
 }
 
-/// Whether a document that is not usable at least says which step it is.
+/// Whether an unusable document at least identifies the step.
 fn is_addressable(job: &JobData) -> bool {
     let plain = JobData {
         step_type: Some(StepType::Approval.name().to_owned()),

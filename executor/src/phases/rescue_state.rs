@@ -1,7 +1,7 @@
-//! Stores a state that the tool could not store itself: pushes it, keeps a copy in the artifact store, and saves it in the
-//! data directory if no other place takes it.
+//! Rescues a state that the tool could not store itself. It pushes the state, and keeps a copy in the artifact store.
+//! If both fail, it saves the state in the data directory.
 //!
-//! Knows nothing of what else is done with a state.
+//! It knows nothing of other work with states.
 
 use std::fs;
 use std::io;
@@ -12,7 +12,7 @@ use artifact_store::StoreError;
 use bytes::Bytes;
 use job_contract::chain;
 use job_contract::keys::ObjectKey;
-use job_contract::report::{LockStanding, StateLock, StateStanding};
+use job_contract::report::{LockStatus, StateLock, StateStatus};
 use runtime::private_file::private_folder;
 use runtime::regular_file;
 use tokio::time::{Instant, sleep};
@@ -27,33 +27,34 @@ use crate::terraform::raw_state::{MAX_DOCUMENT_BYTES, RawState};
 use crate::terraform::{ErroredState, Terraform};
 use crate::workspace::write_private_file;
 
-/// The tool's last resort when it could not store the state.
+/// The file that the tool writes if it cannot store the state.
 const ERRORED_STATE: &str = "errored.tfstate";
-/// How long a place for such a state is looked for: a store that is away for minutes may come back.
-const RESCUE: Duration = Duration::from_mins(10);
-/// The same once a copy of it is kept: with the old state in its place, the next run makes things a second time.
-const RESCUE_OF_KEPT: Duration = Duration::from_mins(2);
-/// The first pause between two attempts; each is twice as long as the one before.
+/// How long the rescue retries. A store may be unreachable for minutes.
+const RESCUE_TIMEOUT: Duration = Duration::from_mins(10);
+/// How long it retries once a copy is kept. Retries matter still: with the old state in the backend, the next run would
+/// create the resources a second time.
+const RESCUE_TIMEOUT_WITH_COPY: Duration = Duration::from_mins(2);
+/// The first pause between two attempts; each later one doubles.
 const FIRST_PAUSE: Duration = Duration::from_secs(1);
 const LONGEST_PAUSE: Duration = Duration::from_secs(30);
 
 /// Where a state is, for the report and for people.
 #[derive(Debug)]
 pub(crate) struct StateOutcome {
-    pub(crate) standing: StateStanding,
-    /// The standing as part of a sentence.
+    pub(crate) status: StateStatus,
+    /// The status as a part of a sentence.
     pub(crate) sentence: String,
     pub(crate) hint: Option<String>,
 }
 
-/// When the tool's last resort was written, if it is there.
+/// When the tool wrote `errored.tfstate`, if the file exists.
 pub(crate) fn errored_state_time(working_dir: &Path) -> Option<SystemTime> {
     let file = fs::metadata(working_dir.join(ERRORED_STATE)).ok()?;
     file.is_file().then(|| file.modified().ok())?
 }
 
-/// The state the tool could not store. `before` is the time of a file that was there before: it may be part of the content.
-/// What the tool printed is all of the state, which the file need not be then.
+/// The state that the tool could not store. `before` is the time of an older file with this name, which may belong to
+/// the content. A printed state wins, because it is complete, and the file may not be.
 pub(crate) fn find_errored_state(
     working_dir: &Path,
     before: Option<SystemTime>,
@@ -69,7 +70,7 @@ pub(crate) fn find_errored_state(
 /// One attempt to push the state.
 enum Push {
     Stored,
-    /// With the lock that was in the way.
+    /// The lock that blocked the push, if there was one.
     Failed(Option<StateLock>),
 }
 
@@ -79,24 +80,24 @@ pub(crate) struct Rescue<'r, 'c> {
     pub(crate) run: &'r RunContext<'c>,
     pub(crate) terraform: &'r Terraform<'r>,
     pub(crate) env: &'r ChildEnv,
-    /// Of the tool, if it may have left its lock.
+    /// The tool's process, if it may have left its lock.
     pub(crate) tool: Option<&'r EndedTool>,
     pub(crate) errored: ErroredState,
 }
 
-/// How far a rescue has come.
+/// The progress of a rescue.
 #[derive(Debug)]
 struct RescueProgress {
-    begun: Instant,
+    started: Instant,
     is_first: bool,
-    /// Where a copy is kept, or why none is.
+    /// Where a copy is kept, or why there is none.
     kept: Option<Result<String, StoreError>>,
     lock: Option<StateLock>,
 }
 
 impl Rescue<'_, '_> {
-    /// Pushes the state until it is stored or time is up. A copy is no state: pushing is not given up as long as there is
-    /// time. Returns the lock that was in the way, too.
+    /// Pushes the state until it is stored or time is up. Pushing continues after a copy is kept, because a copy does
+    /// not replace the state. Also returns the lock that blocked a push.
     pub(crate) async fn run(self) -> (StateOutcome, Option<StateLock>) {
         self.log(match self.errored {
             ErroredState::File(_) => {
@@ -108,13 +109,13 @@ impl Rescue<'_, '_> {
         })
         .await;
         let mut progress = RescueProgress {
-            begun: Instant::now(),
+            started: Instant::now(),
             is_first: true,
             kept: None,
             lock: None,
         };
         let outcome = self.push_until_stored(&mut progress).await;
-        if outcome.standing != StateStanding::Rescued {
+        if outcome.status != StateStatus::Rescued {
             let texts = [Some(&outcome.sentence), outcome.hint.as_ref()];
             for text in texts.into_iter().flatten() {
                 let text = format!("{}.", capitalised(text));
@@ -131,7 +132,7 @@ impl Rescue<'_, '_> {
                 Push::Stored => {
                     self.log("The state is stored.").await;
                     return StateOutcome {
-                        standing: StateStanding::Rescued,
+                        status: StateStatus::Rescued,
                         sentence: "the state was rescued and is stored".into(),
                         hint: None,
                     };
@@ -142,7 +143,7 @@ impl Rescue<'_, '_> {
                 self.keep_copy(progress).await;
             }
             progress.is_first = false;
-            // Only now that there are two of it.
+            // The lock is released only after a copy is kept.
             if self.release_lock(lock, progress).await {
                 continue;
             }
@@ -172,7 +173,7 @@ impl Rescue<'_, '_> {
 
     async fn keep_copy(&self, progress: &mut RescueProgress) {
         let run = self.run;
-        let deadline = run.while_saving(RESCUE.saturating_sub(progress.begun.elapsed()));
+        let deadline = run.while_saving(RESCUE_TIMEOUT.saturating_sub(progress.started.elapsed()));
         tokio::select! {
             biased;
             kept = self.store_copy() => progress.kept = Some(kept),
@@ -198,7 +199,7 @@ impl Rescue<'_, '_> {
         }
     }
 
-    /// Releases the first lock that is in the way if it was the tool's own; true if it did.
+    /// Releases the first blocking lock if it was the tool's own. Returns whether it did.
     async fn release_lock(&self, lock: Option<StateLock>, progress: &mut RescueProgress) -> bool {
         let (Some(lock), None) = (lock, &progress.lock) else {
             return false;
@@ -209,26 +210,26 @@ impl Rescue<'_, '_> {
             }
             None => lock,
         };
-        let is_released = lock.standing == LockStanding::Released;
+        let is_released = lock.status == LockStatus::Released;
         progress.lock = Some(lock);
         is_released
     }
 
-    /// A copy leaves time to publish what there is.
+    /// With a copy, the wait ends earlier, so that there is time to publish.
     async fn time_is_up(&self, progress: &RescueProgress) {
         let run = self.run;
         let (limit, until) = match &progress.kept {
-            Some(Ok(_)) => (RESCUE_OF_KEPT, run.budget.push),
-            _ => (RESCUE, run.budget.saving),
+            Some(Ok(_)) => (RESCUE_TIMEOUT_WITH_COPY, run.budget.push),
+            _ => (RESCUE_TIMEOUT, run.budget.saving),
         };
-        let limit = limit.saturating_sub(progress.begun.elapsed());
+        let limit = limit.saturating_sub(progress.started.elapsed());
         run.stop.deadline(limit, until).over().await;
     }
 
     fn give_up(&self, kept: Option<Result<String, StoreError>>) -> StateOutcome {
         match kept {
             Some(Ok(kept)) => StateOutcome {
-                standing: StateStanding::Kept,
+                status: StateStatus::Kept,
                 sentence: format!("the state could not be stored and is kept in {kept}"),
                 hint: Some(self.restore_hint(&kept)),
             },
@@ -237,8 +238,8 @@ impl Rescue<'_, '_> {
         }
     }
 
-    /// The last resort: the data directory, because the launcher removes the work folder after the run; else the work folder.
-    /// In a pod both last as long as the pod.
+    /// Saves the state in the data directory, because the launcher removes the work folder after the run. If that
+    /// fails, it uses the work folder. In a pod both last as long as the pod.
     fn save_on_disk(&self, error: Option<StepError>) -> StateOutcome {
         let (run, job) = (self.run, &self.run.job);
         let name = format!("errored-{}-{}.tfstate", job.job_id, job.step_id);
@@ -254,8 +255,8 @@ impl Rescue<'_, '_> {
             }
             Ok::<_, io::Error>(path)
         };
-        let lasting = run.folders.data.join("errored");
-        let (place, hint) = match save(&lasting).or_else(|_| save(&run.folders.work)) {
+        let data_folder = run.folders.data.join("errored");
+        let (location, hint) = match save(&data_folder).or_else(|_| save(&run.folders.work)) {
             Ok(path) => {
                 let path = path.display().to_string();
                 (format!(" and is in {path}"), Some(self.restore_hint(&path)))
@@ -270,17 +271,17 @@ impl Rescue<'_, '_> {
             .map(|error| format!(": {error}"))
             .unwrap_or_default();
         StateOutcome {
-            standing: StateStanding::Unknown,
-            sentence: format!("the state could neither be stored nor kept{place}{reason}"),
+            status: StateStatus::Unknown,
+            sentence: format!("the state could neither be stored nor kept{location}{reason}"),
             hint: hint.or_else(|| error.and_then(|error| error.hint())),
         }
     }
 
-    /// How a person stores the state.
+    /// How a person can store the state.
     fn restore_hint(&self, from: &str) -> String {
         let tool = self.run.job.tool().binary();
         if self.is_encrypted() {
-            // `state push` reads its file without a key.
+            // `state push` reads its file without the encryption key.
             return format!(
                 "`{tool} state push` does not read an encrypted state: before the next run, replace the state in the backend \
                  with the file that is in {from}"

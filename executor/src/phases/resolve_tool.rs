@@ -1,6 +1,6 @@
 //! Finds or installs the tool of the step.
 //!
-//! Turns the settings into a request. `tool` knows how a tool is found.
+//! This phase turns the settings into a request. `tool` knows how a tool is found.
 
 use tracing::{info, warn};
 
@@ -32,7 +32,7 @@ pub(crate) async fn resolve_tool(
     Ok(resolved)
 }
 
-/// Script steps get the tool on their `PATH` where it can be had (W-25); many do not need it.
+/// Script steps get the tool on their `PATH` if it is available (W-25). Many do not need it.
 pub(crate) async fn resolve_optional_tool(run: &RunContext<'_>) -> Option<ResolvedTool> {
     let resolved = Box::pin(resolve_tool(run, &run.job.terraform_version));
     match run.unless_stopped(resolved).await {

@@ -4,8 +4,8 @@
 
 use std::path::Path;
 
+use job_contract::final_statuses::Ending;
 use job_contract::progress::Phase;
-use job_contract::settlement::Ending;
 use job_contract::{Command, Exit};
 
 use crate::child_env::ChildEnv;
@@ -17,7 +17,7 @@ use crate::step_result::StepResult;
 use crate::tool::ResolvedTool;
 use crate::workspace::Workspace;
 
-/// Runs the scripts of a phase around the operation; false when one failed and has said why.
+/// Runs the scripts of a phase around the operation; false if one failed and has logged the reason.
 pub(crate) async fn run_scripts(
     context: &OperationContext<'_, '_>,
     phase: Phase,
@@ -32,7 +32,7 @@ pub(crate) async fn run_scripts(
     };
     let commands = scripts::select(commands, phase);
     if commands.is_empty() {
-        // A stop order between two phases keeps the next one from starting.
+        // After a stop order, no further phase starts.
         return Ok(run.stop.given().is_none() || phase == Phase::After);
     }
     let scripts = scripts_in(run, &prepared.working_dir, Some(&prepared.tool));

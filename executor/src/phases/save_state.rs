@@ -1,8 +1,8 @@
-//! Saves the state after an apply or a destroy, whatever became of it (contract 6.4): what the tool could not store is
-//! rescued, a copy, its rendering and a history record are published, and a lock the tool died with is released.
-//! State never goes to the log.
+//! Saves the state after an apply or a destroy, whatever the result (contract 6.4). It rescues a state that the tool
+//! could not store. It publishes a copy, its rendering and a history record. It releases a lock that the tool left when
+//! it died. State never appears in the log.
 //!
-//! Knows nothing of how the operation ran, except how it ended.
+//! This module knows nothing of the operation except how it ended.
 
 use std::collections::HashSet;
 use std::io;
@@ -11,7 +11,7 @@ use std::time::SystemTime;
 use artifact_store::{BackendSettings, hex};
 use bytes::Bytes;
 use job_contract::keys::ObjectKey;
-use job_contract::report::{ApplyProgress, StateLock, StateStanding};
+use job_contract::report::{ApplyProgress, StateLock, StateStatus};
 use md5::{Digest as _, Md5};
 use platform::History;
 use runtime::regular_file;
@@ -22,7 +22,7 @@ use uuid::Uuid;
 use crate::child_env::ChildEnv;
 use crate::context::RunContext;
 use crate::error::StepError;
-use crate::phases::release_lock::release_left_lock;
+use crate::phases::release_lock::release_leftover_lock;
 use crate::phases::rescue_state::{Rescue, StateOutcome, find_errored_state};
 use crate::terraform::Terraform;
 use crate::terraform::lock_error::EndedTool;
@@ -30,16 +30,16 @@ use crate::terraform::progress::Progress;
 use crate::terraform::raw_state::{MAX_DOCUMENT_BYTES, RawState};
 use crate::terraform::structured::addresses;
 
-/// How an apply or a destroy ended, as far as the state depends on it.
+/// The end of an apply or a destroy, as far as the state depends on it.
 #[derive(Debug)]
 pub(crate) struct ApplyEnd {
     pub(crate) success: bool,
     pub(crate) progress: Progress,
-    /// The tool, if it may have left its lock.
+    /// The tool's process, if it may have left its lock.
     pub(crate) tool_with_lock: Option<EndedTool>,
-    /// When `errored.tfstate` was written, if there was one before.
+    /// When `errored.tfstate` was written, if it existed before the operation.
     pub(crate) errored_before: Option<SystemTime>,
-    /// The state the tool printed because it could not write that file.
+    /// The state that the tool printed because it could not write that file.
     pub(crate) printed_state: Option<Bytes>,
 }
 
@@ -47,7 +47,7 @@ pub(crate) struct ApplyEnd {
 #[derive(Debug)]
 pub(crate) struct SavedState {
     pub(crate) published: Option<PublishedState>,
-    /// Why the copy of a state that is stored is missing.
+    /// Why there is no copy of a stored state.
     pub(crate) missing: Option<StepError>,
     pub(crate) outcome: Option<StateOutcome>,
     pub(crate) lock: Option<StateLock>,
@@ -56,24 +56,25 @@ pub(crate) struct SavedState {
 /// A published state.
 #[derive(Debug)]
 pub(crate) struct PublishedState {
-    /// The raw state, as far as it is understood.
+    /// The raw state, if it could be parsed.
     pub(crate) raw: Option<RawState>,
-    /// The state for machines.
+    /// The state as JSON.
     pub(crate) json: Option<Value>,
-    /// What the platform is to record of it.
+    /// The record of the state for the platform.
     pub(crate) history: Option<History>,
 }
 
 /// Why no copy of the state is published.
 #[derive(Debug)]
 enum PublishError {
-    /// The state could not be read back, so that nothing is known of it.
+    /// The state could not be read back, so its content is unknown.
     Unread(StepError),
-    /// The state is there, and the artifact store did not take the copy.
+    /// The state exists, but the artifact store did not accept the copy.
     NotCopied(StepError),
 }
 
-/// Saves the state, if there is one. The lock is released last: until then no other run writes what is read here.
+/// Saves the state, if there is one. The lock is released last, so that no other run changes the state before it is
+/// read here.
 pub(crate) async fn save_state(
     run: &RunContext<'_>,
     terraform: &Terraform<'_>,
@@ -97,10 +98,10 @@ pub(crate) async fn save_state(
     };
     let published = publish(run, terraform, env).await;
     let lock = match (lock, &end.tool_with_lock) {
-        (None, Some(tool)) => release_left_lock(run, terraform, env, tool).await,
+        (None, Some(tool)) => release_leftover_lock(run, terraform, env, tool).await,
         (lock, _) => lock,
     };
-    let outcome = rescued.or_else(|| judge_stored_state(end, &published));
+    let outcome = rescued.or_else(|| describe_stored_state(end, &published));
     let (published, missing) = match published {
         Ok(published) => (published, None),
         Err(PublishError::Unread(error) | PublishError::NotCopied(error)) => (None, Some(error)),
@@ -114,13 +115,13 @@ pub(crate) async fn save_state(
 }
 
 /// Where a state is that the tool stored itself. `None` if there was nothing to store.
-fn judge_stored_state(
+fn describe_stored_state(
     end: &ApplyEnd,
     published: &Result<Option<PublishedState>, PublishError>,
 ) -> Option<StateOutcome> {
-    let of = |standing, sentence: String, hint| {
+    let of = |status, sentence: String, hint| {
         Some(StateOutcome {
-            standing,
+            status,
             sentence,
             hint,
         })
@@ -132,40 +133,36 @@ fn judge_stored_state(
             named.push_str(", \u{2026}");
         }
         return of(
-            StateStanding::Unknown,
+            StateStatus::Unknown,
             format!("the state does not contain the last changes: {named}"),
             Some("import these resources, or the next apply creates them a second time".into()),
         );
     }
     match published {
-        Ok(Some(_)) => of(StateStanding::Stored, "the state is stored".into(), None),
-        // It would not have succeeded otherwise.
-        _ if end.success => of(StateStanding::Stored, "the state is stored".into(), None),
+        Ok(Some(_)) => of(StateStatus::Stored, "the state is stored".into(), None),
+        // The tool succeeds only after it has stored the state.
+        _ if end.success => of(StateStatus::Stored, "the state is stored".into(), None),
         Err(PublishError::NotCopied(error)) => of(
-            StateStanding::Stored,
+            StateStatus::Stored,
             format!("the state is stored, but no copy of it is published: {error}"),
             error.hint(),
         ),
         _ if !end.progress.has_begun() => None,
-        Ok(None) => of(
-            StateStanding::Unknown,
-            "there is no state of it".into(),
-            None,
-        ),
+        Ok(None) => of(StateStatus::Unknown, "there is no state".into(), None),
         Err(PublishError::Unread(error)) => of(
-            StateStanding::Unknown,
-            format!("whether the state is stored is not known: {error}"),
+            StateStatus::Unknown,
+            format!("it is not known whether the state is stored: {error}"),
             error.hint(),
         ),
     }
 }
 
-/// Addresses of objects that were made, and that the state does not hold.
+/// Addresses of objects that were created, but are missing in the state.
 fn find_lost_changes(
     end: &ApplyEnd,
     published: &Result<Option<PublishedState>, PublishError>,
 ) -> Vec<String> {
-    // A tool that is killed may not have stored its last changes yet, and one that fails may not have been able to.
+    // A killed tool may not have stored its last changes, and a failed one may have been unable to.
     match published {
         Ok(Some(PublishedState {
             json: Some(json), ..
@@ -179,7 +176,7 @@ fn find_lost_changes(
     }
 }
 
-/// Publishes copies; `None` when there is no state.
+/// Publishes copies; `None` if there is no state.
 async fn publish(
     run: &RunContext<'_>,
     terraform: &Terraform<'_>,
@@ -232,9 +229,9 @@ async fn publish(
     }))
 }
 
-/// The local backend's file is read as it is, which works even when the tool does not. Any other backend is asked
-/// through the tool. So is the local one if the state is encrypted, or is that of a CLI workspace other than the default,
-/// which is elsewhere.
+/// Reads the state. The local backend's file is read directly, which works even if the tool does not. The tool reads
+/// the state of any other backend. It also reads an encrypted local state. The local state of a CLI workspace other than
+/// the default has another path, so the tool reads it too.
 async fn raw_state(
     run: &RunContext<'_>,
     terraform: &Terraform<'_>,
@@ -259,7 +256,7 @@ async fn raw_state(
                 }
             }
         }
-        // What a failed `state pull` prints is no state (W-40).
+        // The output of a failed `state pull` is not a state (W-40).
         _ => {
             let state = terraform.state_pull(env).await?;
             Some(state.ok_or_else(|| {
@@ -281,9 +278,9 @@ mod tests {
     use super::*;
     use serde_json::json;
 
-    /// Its last words may have said so in a way that is not understood.
+    /// The tool may have reported a failure to store in a form that is not recognised.
     #[test]
-    fn a_state_that_lacks_what_was_made_is_not_called_stored() {
+    fn a_state_without_a_created_object_does_not_count_as_stored() {
         let mut progress = Progress::default();
         progress.line("terraform_data.made: Creating...");
         progress.line("terraform_data.made: Creation complete after 0s [id=1]");
@@ -294,7 +291,7 @@ mod tests {
             errored_before: None,
             printed_state: None,
         };
-        let standing = |addresses: &[&str]| {
+        let status = |addresses: &[&str]| {
             let resources: Vec<_> = addresses
                 .iter()
                 .map(|address| json!({"address": address}))
@@ -304,11 +301,11 @@ mod tests {
                 json: Some(json!({"values": {"root_module": {"resources": resources}}})),
                 history: None,
             };
-            let outcome = judge_stored_state(&end, &Ok(Some(published)));
-            outcome.map(|outcome| outcome.standing)
+            let outcome = describe_stored_state(&end, &Ok(Some(published)));
+            outcome.map(|outcome| outcome.status)
         };
-        let stored = standing(&["terraform_data.made"]);
-        assert_eq!(stored, Some(StateStanding::Stored));
-        assert_eq!(standing(&[]), Some(StateStanding::Unknown));
+        let stored = status(&["terraform_data.made"]);
+        assert_eq!(stored, Some(StateStatus::Stored));
+        assert_eq!(status(&[]), Some(StateStatus::Unknown));
     }
 }

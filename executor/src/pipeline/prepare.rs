@@ -1,6 +1,6 @@
-//! The order of the phases that may be repeated freely, and the claim that ends them.
+//! The order of the phases before the claim, which may be repeated freely, and of the claim.
 //!
-//! Knows the phases by name alone.
+//! This module knows the phases by name only.
 
 use job_contract::progress::Phase;
 use platform::StepView;
@@ -17,11 +17,11 @@ use crate::step_result::StepResult;
 use crate::tool::ResolvedTool;
 use crate::workspace::Workspace;
 
-/// What a step is prepared for.
+/// The prepared work of a step.
 pub(crate) enum PreparedStep {
     Operation(Box<PreparedOperation>),
     Scripts(Box<Workspace>, Option<ResolvedTool>),
-    /// This executor must not run it.
+    /// This executor must not run the step.
     NotRun(Box<StepResult>),
 }
 
@@ -63,7 +63,7 @@ async fn prepare_operation(
 ) -> Result<PreparedOperation, StepError> {
     let working_dir = working_dir(run, &workspace).await?;
     let plan = fetch_plan(run, view).await?;
-    // A plan is applied by the version that made it.
+    // A plan must be applied by the version that made it.
     let pinned = plan
         .as_ref()
         .and_then(|plan| plan.record.as_ref())

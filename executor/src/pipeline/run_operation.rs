@@ -1,11 +1,11 @@
 //! The order of the phases of plan, apply and destroy (contract 4.3), between a prepared workspace and a step result.
 //!
-//! Knows the phases by name alone.
+//! This module knows the phases by name only.
 
 use job_contract::Exit;
+use job_contract::final_statuses::{Ending, FinalStatuses, FollowingScripts};
 use job_contract::progress::Phase;
 use job_contract::report::ToolRecord;
-use job_contract::settlement::{self, Ending};
 use job_contract::status::StepStatus;
 use platform::PlanReference;
 use tracing::warn;
@@ -20,7 +20,7 @@ use crate::phases::plan_changes::plan_changes;
 use crate::phases::run_scripts::run_scripts;
 use crate::step_result::StepResult;
 
-/// Runs the operation of the step. Whatever fails in it, a panic too, ends in a result.
+/// Runs the operation of the step. Every failure, also a panic, becomes a result.
 pub(crate) async fn run_operation(
     run: &RunContext<'_>,
     prepared: &PreparedOperation,
@@ -40,7 +40,7 @@ pub(crate) async fn run_operation(
         .or_stopped(&run.stop)
         .with_details(&run.log.redactor());
     if let (Some(_), Some((error, hint))) = (result.stopped, cause) {
-        // It may have failed for a reason of its own before it was stopped.
+        // It may have failed for another reason before the stop order.
         run.log_error(Some(&error), hint.as_deref()).await;
     }
     run.log_error(result.error.as_deref(), result.hint.as_deref())
@@ -48,7 +48,7 @@ pub(crate) async fn run_operation(
     result
 }
 
-/// Runs the phases. The scripts that follow a failure still run, and what was changed is still published.
+/// Runs the phases. After a failure, later scripts still run, and changes are still published.
 async fn run_phases(run: &RunContext<'_>, prepared: &PreparedOperation) -> OperationResult {
     let mut env = run.env.clone();
     for (name, value) in &prepared.workspace.environment {
@@ -72,7 +72,7 @@ async fn run_phases(run: &RunContext<'_>, prepared: &PreparedOperation) -> Opera
     result
 }
 
-/// Everything before the operation; false when something failed and has said why.
+/// Runs everything before the operation; false if something failed and has logged the reason.
 async fn run_phases_before(
     context: &mut OperationContext<'_, '_>,
     env: &mut ChildEnv,
@@ -81,32 +81,32 @@ async fn run_phases_before(
         return Ok(false);
     }
     let access = write_backend(context, env)?;
-    access.offer(env)?;
+    access.provide(env)?;
     context.terraform.variables = write_variables(context).await?;
     if !init(context, env).await? {
         return Ok(false);
     }
     let before = run_scripts(context, Phase::Before, env, "").await;
-    access.offer(env)?;
+    access.provide(env)?;
     before
 }
 
-/// Scripts after the operation, as its end asks for.
+/// Runs the scripts that follow this end of the operation.
 async fn run_phases_after(
     context: &OperationContext<'_, '_>,
     result: &mut OperationResult,
     env: &mut ChildEnv,
 ) {
     let run = context.run;
-    let aftermath = settlement::aftermath(run.step_type, result.ending, run.job.ignore_error);
+    let scripts = FollowingScripts::of(run.step_type, result.ending, run.job.ignore_error);
     let outputs = &result.terraform_output;
-    if aftermath.on_failure {
+    if scripts.on_failure {
         match run_scripts(context, Phase::OnFailure, env, outputs).await {
             Ok(_) => {}
             Err(error) => warn!(%error, "the scripts on failure could not be run"),
         }
     }
-    if aftermath.after {
+    if scripts.after {
         match run_scripts(context, Phase::After, env, outputs).await {
             Ok(ok) => result.after_ok = ok,
             Err(error) => {
@@ -128,18 +128,19 @@ fn step_result(
     prepared: &PreparedOperation,
     done: OperationResult,
 ) -> StepResult {
-    // Whether the step failed does not depend on the template, only what becomes of the job does.
-    let settlement = settlement::settle(
+    // The template decides only about the job, not whether the step failed. So the number of its steps does not matter
+    // here.
+    let statuses = FinalStatuses::of(
         run.step_type,
         done.ending,
         done.after_ok,
         run.job.ignore_error,
         2,
     );
-    let failed = settlement.step == StepStatus::Failed;
+    let failed = statuses.step == StepStatus::Failed;
     let is_plan = matches!(prepared.operation, Operation::Plan { .. });
     StepResult {
-        // What fails after the claim is the step's own failure, unless the executor is wrong.
+        // A failure after the claim is the step's own failure, unless it is a defect of the executor.
         exit: match &done.error {
             Some(error) if error.exit() == Exit::Defect => Exit::Defect,
             _ if failed => Exit::StepFailed,
@@ -150,7 +151,8 @@ fn step_result(
         changes: done.changes,
         history: done.history,
         plan: match done.plan {
-            // A plan whose after-scripts failed is recorded for people. Its job has failed, so no step can apply it.
+            // The plan of a step with failed after-scripts is recorded for people. Its job has failed, so no step can
+            // apply it.
             Some(reference) if !failed || !done.after_ok => PlanReference::Set(reference),
             _ if is_plan => PlanReference::Clear,
             _ => PlanReference::Keep,

@@ -1,5 +1,5 @@
-//! Groovy scripts, through an external `groovy` where there is one. The platform runs them inside its JVM with
-//! variables bound; a small driver script binds the same ones here, except the Java API client.
+//! Groovy scripts, which an external `groovy` runs if it is installed. The platform runs them inside its JVM, with
+//! variables bound. A small driver script binds the same variables here, except the Java API client.
 
 use std::collections::BTreeMap;
 use std::ffi::{OsStr, OsString};
@@ -13,7 +13,7 @@ use super::{ScriptError, Scripts, TOOLS_REPOSITORY};
 use crate::process::Invocation;
 use crate::workspace::write_private_file;
 
-/// Binds every variable, runs the script, and prints what it wrote to `terrakubeOutput`.
+/// Binds every variable, runs the script, and prints the text that the script wrote to `terrakubeOutput`.
 const DRIVER: &str = r#"
 def bindings = new groovy.json.JsonSlurper().parse(new File(args[0]))
 def output = new ByteArrayOutputStream()
@@ -29,7 +29,7 @@ try {
 }
 "#;
 
-/// The `groovy` on `path`.
+/// Finds `groovy` on `path`.
 pub(super) fn find(path: &OsStr) -> Option<PathBuf> {
     which::which_in("groovy", Some(path), "/").ok()
 }

@@ -1,4 +1,4 @@
-//! Command lines of the tool, built from data (contract 4.5). Values of variables are never among them.
+//! Command lines of the tool, built from data (contract 4.5). They never contain values of variables.
 
 use std::ffi::OsString;
 use std::path::Path;
@@ -7,10 +7,10 @@ use job_contract::Tool;
 use job_contract::keys::PLAN_FILE;
 use semver::Version;
 
-/// What distinguishes one plan, apply or destroy from another.
+/// The options of one plan, apply or destroy.
 #[derive(Clone, Copy, Debug)]
 pub struct Options<'a> {
-    /// The tool's version as resolved, never as asked for (W-35).
+    /// The resolved version of the tool, not the requested range (W-35).
     pub version: &'a Version,
     /// `false` adds `-refresh=false`.
     pub refresh: bool,
@@ -20,7 +20,7 @@ pub struct Options<'a> {
     pub variables: Option<&'a Path>,
 }
 
-/// Whether operations of this version speak JSON.
+/// Whether operations of this version write JSON.
 pub fn speaks_json(version: &Version) -> bool {
     *version > Version::new(0, 15, 2)
 }
@@ -75,8 +75,8 @@ pub fn apply_plan(version: &Version) -> Vec<OsString> {
     args
 }
 
-/// `apply` without a plan, for templates that have no plan step. Plain text: there is no reviewed plan whose
-/// entries structured output could update, and the tool's own rendering is the only one there is.
+/// `apply` without a plan, for templates that have no plan step. It prints plain text: without a reviewed plan, there
+/// are no entries that structured output could update. So the tool's own rendering is the only one.
 pub fn apply_direct(options: Options<'_>, color: bool) -> Vec<OsString> {
     let mut args = command("apply");
     args.extend(no_color(color));
@@ -98,7 +98,7 @@ pub fn destroy(options: Options<'_>) -> Vec<OsString> {
     if speaks_json(options.version) {
         args.push("-json".into());
     }
-    // Before 0.15 `-force` was the only spelling.
+    // Before 0.15, `-force` was the only spelling.
     let approve = if *options.version < Version::new(0, 15, 0) {
         "-force"
     } else {
@@ -138,18 +138,18 @@ pub fn state_pull() -> Vec<OsString> {
     ["state", "pull"].map(OsString::from).into()
 }
 
-/// Writes a state file the tool could not store itself.
+/// Pushes a state file that the tool could not store itself.
 pub fn state_push(file: &Path) -> Vec<OsString> {
     vec!["state".into(), "push".into(), file.into()]
 }
 
-/// Writes a state that is read from stdin.
+/// Pushes a state from stdin.
 pub fn state_push_input() -> Vec<OsString> {
     ["state", "push", "-"].map(OsString::from).into()
 }
 
-/// Takes the lock on the state and gives it back: nothing has that address, and nothing is changed.
-pub fn touch_lock() -> Vec<OsString> {
+/// Takes the lock on the state and releases it. No resource has this address, so nothing changes.
+pub fn probe_lock() -> Vec<OsString> {
     [
         "untaint",
         "-no-color",
@@ -160,9 +160,9 @@ pub fn touch_lock() -> Vec<OsString> {
     .into()
 }
 
-/// Releases the lock of that id.
+/// Releases the lock with that id.
 pub fn force_unlock(id: &str) -> Vec<OsString> {
-    // The flags end where the id begins: it is the backend's text.
+    // `--` ends the flags, because the id is text from the backend.
     ["force-unlock", "-force", "--", id]
         .map(OsString::from)
         .into()

@@ -1,6 +1,6 @@
-//! The backend override file (contract 6.1): whatever backend a configuration names, its state is kept where the
-//! platform looks for it. And the credentials of that place, which stay out of the work tree and of the plan
-//! where the tool allows it (docs/decisions/0009-backend-credentials.md).
+//! The backend override file (contract 6.1). It replaces the backend of the configuration, so that the state is where
+//! the platform expects it. The module also provides the backend's credentials. If the tool permits it, they stay out
+//! of the work tree and of the plan (docs/decisions/0009-backend-credentials.md).
 
 use std::fmt::Write as _;
 use std::io;
@@ -15,19 +15,19 @@ use crate::child_env::{ChildEnv, ChildEnvError};
 use crate::error::{DISK_HINT, StepError};
 use crate::workspace::write_private_file;
 
-/// Profile under which the tool finds the keys of the bucket; nothing else uses that name.
+/// The profile with the keys of the bucket. No other code uses this name.
 const AWS_PROFILE: &str = "mayfly-state";
 const AWS_CREDENTIALS: &str = "AWS_SHARED_CREDENTIALS_FILE";
 const MAX_CREDENTIALS_BYTES: u64 = 1 << 20;
 const AZURE_KEY: &str = "ARM_ACCESS_KEY";
 const GCS_CREDENTIALS: &str = "GOOGLE_BACKEND_CREDENTIALS";
-/// Where the stock executor puts the service account, beside the configuration.
+/// The file of the service account, in the folder where the stock executor puts it.
 const GCS_FILE: &str = "GCP_CREDENTIALS_FILE.json";
 
-/// From here on the backend prefers a profile it is given over keys in the environment, and takes its endpoints
-/// as a block.
+/// From this version on, the backend prefers its configured profile over keys in the environment, and expects its
+/// endpoints as a block.
 const NEW_S3: Version = Version::new(1, 6, 0);
-/// From here on states can be locked with objects in the bucket.
+/// From this version on, states can be locked with objects in the bucket.
 const LOCKFILE: Version = Version::new(1, 10, 0);
 
 /// A backend that could not be set up.
@@ -47,7 +47,7 @@ pub enum BackendError {
         #[source]
         source: io::Error,
     },
-    /// What the tool is to find in its environment does not fit there.
+    /// The credentials do not fit into an environment variable.
     #[error(transparent)]
     Env(#[from] ChildEnvError),
 }
@@ -58,7 +58,7 @@ impl From<BackendError> for StepError {
     }
 }
 
-/// What the tool has to find in its environment to use the backend.
+/// The credentials that the tool needs in its environment to use the backend.
 #[derive(Debug)]
 pub struct BackendAccess {
     private: PathBuf,
@@ -67,14 +67,14 @@ pub struct BackendAccess {
 
 #[derive(Debug)]
 enum Credentials {
-    /// In the file, or for the tool to find.
+    /// The override file holds the credentials, or the tool finds them itself.
     Nothing,
     Aws(StaticKeys),
     Azure(SecretString),
     Gcs(SecretString),
 }
 
-/// Writes the override into the working directory. Generated credentials go below `private`.
+/// Writes the override into the working directory. Generated credentials are written below `private`.
 pub fn write(
     settings: &BackendSettings,
     version: &Version,
@@ -93,9 +93,9 @@ pub fn write(
 }
 
 impl BackendAccess {
-    /// Sets what the tool needs. Scripts that use the tool in the initialised directory need it too, and may
-    /// change it: it is set anew after they ran.
-    pub fn offer(&self, env: &mut ChildEnv) -> Result<(), BackendError> {
+    /// Sets the variables that the tool needs. Scripts that use the tool in the initialised directory need them too.
+    /// Scripts may change them, so they are set again after scripts.
+    pub fn provide(&self, env: &mut ChildEnv) -> Result<(), BackendError> {
         match &self.credentials {
             Credentials::Nothing => {}
             Credentials::Azure(key) => env.set(AZURE_KEY, key.expose_secret())?,
@@ -115,26 +115,30 @@ impl BackendAccess {
     }
 }
 
-/// The user's own credentials file, which ours takes the place of, and our profile behind it.
-fn aws_credentials(keys: &StaticKeys, env: &ChildEnv, ours: &Path) -> Result<String, BackendError> {
+/// The user's own credentials file, with the executor's profile appended. The result replaces that file for the tool.
+fn aws_credentials(
+    keys: &StaticKeys,
+    env: &ChildEnv,
+    executor_file: &Path,
+) -> Result<String, BackendError> {
     let named = env.get(AWS_CREDENTIALS).map(PathBuf::from);
     let default = || Some(Path::new(env.get("HOME")?).join(".aws/credentials"));
-    let theirs = named.filter(|path| path != ours).or_else(default);
-    let own = match theirs.map(|path| (regular_file::read_text(&path, MAX_CREDENTIALS_BYTES), path))
-    {
-        None => String::new(),
-        Some((Ok(text), _)) => text,
-        Some((Err(error), _)) if error.kind() == io::ErrorKind::NotFound => String::new(),
-        Some((Err(source), path)) => return Err(BackendError::Read { path, source }),
-    };
+    let user_file = named.filter(|path| path != executor_file).or_else(default);
+    let user_text =
+        match user_file.map(|path| (regular_file::read_text(&path, MAX_CREDENTIALS_BYTES), path)) {
+            None => String::new(),
+            Some((Ok(text), _)) => text,
+            Some((Err(error), _)) if error.kind() == io::ErrorKind::NotFound => String::new(),
+            Some((Err(source), path)) => return Err(BackendError::Read { path, source }),
+        };
     Ok(format!(
-        "{own}\n[{AWS_PROFILE}]\naws_access_key_id = {}\naws_secret_access_key = {}\n",
+        "{user_text}\n[{AWS_PROFILE}]\naws_access_key_id = {}\naws_secret_access_key = {}\n",
         keys.access_key.expose_secret(),
         keys.secret_key.expose_secret()
     ))
 }
 
-/// What is to be written, and what is to be offered.
+/// The files to write, and the credentials for the environment.
 struct Override {
     files: Vec<(&'static str, String)>,
     credentials: Credentials,
@@ -142,7 +146,7 @@ struct Override {
 
 impl Override {
     fn of(settings: &BackendSettings, version: &Version, env: &ChildEnv) -> Self {
-        // A run that sets the variable itself may need it for something else, so it keeps it.
+        // The run may need its own value of the variable for something else, so it keeps that value.
         let outside = |handover: Handover, name: &str| {
             handover == Handover::Outside && env.get(name).is_none()
         };
@@ -157,7 +161,7 @@ impl Override {
                 credentials: Credentials::Nothing,
             },
             BackendSettings::S3 { keys, handover, .. } => {
-                // Older backends take keys of the environment, which are the provider's, before any profile.
+                // Older backends prefer keys in the environment, which belong to the provider, over any profile.
                 let handover = match handover {
                     Handover::Outside if *version < NEW_S3 => Handover::InFile,
                     handover => *handover,
@@ -182,7 +186,7 @@ impl Override {
     }
 }
 
-/// With `outside`, the key is for the tool to find.
+/// With `outside`, the tool gets the key from its environment.
 fn azure(settings: &BackendSettings, outside: bool) -> Override {
     let BackendSettings::Azurerm {
         resource_group,
@@ -212,7 +216,7 @@ fn azure(settings: &BackendSettings, outside: bool) -> Override {
     }
 }
 
-/// With `outside`, the service account is for the tool to find.
+/// With `outside`, the tool gets the service account from its environment.
 fn gcs(settings: &BackendSettings, outside: bool) -> Override {
     let BackendSettings::Gcs {
         bucket,
@@ -319,7 +323,7 @@ impl Block {
     }
 }
 
-/// A string literal of the tool's language: nothing in the value is an expression or ends the string.
+/// A string literal of the tool's language. It escapes the value, so that no part is an expression or ends the string.
 fn quoted(value: &str) -> String {
     let mut text = String::from("\"");
     let mut rest = value.chars().peekable();
@@ -344,7 +348,7 @@ fn quoted(value: &str) -> String {
     text
 }
 
-/// Replaces whatever has that name, a link too, by a file for this user alone.
+/// Replaces any file or link of that name by a file that only this user can read.
 fn write_private(path: &Path, content: &str) -> Result<(), BackendError> {
     write_private_file(path, content.as_bytes()).map_err(|source| BackendError::Write {
         path: path.to_owned(),

@@ -1,6 +1,6 @@
-//! What `init` shows to the platform's registry of modules and providers (contract 8.7): a token in a file of its own
-//! beside the work tree. The file exists while `init` runs, so that neither the tool's providers nor scripts find it. A
-//! configuration file of the operator comes first and stays in force.
+//! The token that `init` sends to the platform's registry of modules and providers (contract 8.7). It is in a file of
+//! its own outside the work tree. The file exists only while `init` runs, so that neither the tool's providers nor
+//! scripts find it. The operator's configuration file comes first and stays valid.
 
 use std::fmt::Write as _;
 use std::fs;
@@ -16,55 +16,58 @@ use crate::child_env::ChildEnv;
 use crate::error::StepError;
 use crate::workspace::write_private_file;
 
-/// By which the tool finds its configuration file.
+/// The variable that names the tool's configuration file.
 const CONFIG_FILE: &str = "TF_CLI_CONFIG_FILE";
 const FILE_NAME: &str = "platform.tfrc";
 const MAX_CONFIGURATION_BYTES: u64 = 1 << 20;
 
-/// The file, for as long as it may exist.
+/// The file with the token. It is removed on drop.
 #[derive(Debug)]
-#[must_use = "the token lies there until the file is withdrawn"]
-pub struct Offer(Option<PathBuf>);
+#[must_use = "the token stays on disk until the file is removed"]
+pub struct TokenFile(Option<PathBuf>);
 
-/// A token for the tool, and where it belongs.
+/// A token for the tool, and the hosts that accept it.
 #[derive(Debug)]
 pub struct HostToken<'t> {
-    /// Hosts the tool may show the token to.
+    /// Hosts that the tool may send the token to.
     pub hosts: &'t [String],
     pub token: &'t SecretString,
     pub tool: Tool,
-    /// Where the tool looks for the configuration of the operator.
+    /// The folder of the operator's configuration file.
     pub home: &'t Path,
     /// A folder that no other user can read.
     pub private: &'t Path,
 }
 
-/// Writes the file and names it in the environment of `init`, unless another one is named there.
-pub fn offer(access: &HostToken<'_>, env: &mut ChildEnv) -> Result<Offer, StepError> {
+/// Writes the file and sets its path in the environment of `init`, unless the path of another file is set.
+pub fn write_token_file(
+    access: &HostToken<'_>,
+    env: &mut ChildEnv,
+) -> Result<TokenFile, StepError> {
     if env.get(CONFIG_FILE).is_some() {
         info!("`{CONFIG_FILE}` is set: the tool gets no token for the platform");
-        return Ok(Offer::none());
+        return Ok(TokenFile::none());
     }
     let own = own_configuration(access.home, access.tool);
     let text = configuration(&own, access.hosts, access.token.expose_secret());
     let path = access.private.join(FILE_NAME);
-    // Also a part of the file is removed.
-    let offer = Offer(Some(path.clone()));
+    // It is created first, so that a partly written file is removed too.
+    let file = TokenFile(Some(path.clone()));
     write_private_file(&path, text.as_bytes()).map_err(|source| {
         StepError::work_folder("could not write the credentials file", &path, source)
     })?;
     env.set(CONFIG_FILE, &path.to_string_lossy())?;
-    Ok(offer)
+    Ok(file)
 }
 
-impl Offer {
+impl TokenFile {
     /// No file.
     pub const fn none() -> Self {
         Self(None)
     }
 
-    /// Removes the file. Nothing more of the step may run while it is there.
-    pub fn withdraw(mut self) -> Result<(), StepError> {
+    /// Removes the file. No other part of the step may run before that.
+    pub fn remove(mut self) -> Result<(), StepError> {
         let Some(path) = self.0.take() else {
             return Ok(());
         };
@@ -74,8 +77,8 @@ impl Offer {
     }
 }
 
-/// For an `init` that panicked or was given up.
-impl Drop for Offer {
+/// Removes the file after an `init` that panicked or was cancelled.
+impl Drop for TokenFile {
     fn drop(&mut self) {
         let Some(path) = &self.0 else { return };
         match fs::remove_file(path) {
@@ -87,7 +90,7 @@ impl Drop for Offer {
     }
 }
 
-/// What the tool would have read, had its file not been named.
+/// The configuration that the tool would read without the variable.
 fn own_configuration(home: &Path, tool: Tool) -> String {
     let names: &[&str] = match tool {
         Tool::Terraform => &[".terraformrc"],
@@ -106,7 +109,7 @@ fn own_configuration(home: &Path, tool: Tool) -> String {
     String::new()
 }
 
-/// `own`, and the credentials for those hosts that it has none for.
+/// `own`, plus credentials for those hosts that it has none for.
 fn configuration(own: &str, hosts: &[String], token: &str) -> String {
     let mut text = own.to_owned();
     if !text.is_empty() && !text.ends_with('\n') {
@@ -114,7 +117,10 @@ fn configuration(own: &str, hosts: &[String], token: &str) -> String {
     }
     for host in hosts {
         if !is_host(host) {
-            warn!(host, "the tool gets no token for what is not a host");
+            warn!(
+                host,
+                "the tool gets no token for this name, because it is not a host"
+            );
             continue;
         }
         if own.contains(&format!("credentials \"{host}\"")) {
@@ -139,18 +145,18 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_file_is_gone_once_it_is_withdrawn_or_given_up() {
+    fn the_file_is_removed_once_it_is_withdrawn_or_dropped() {
         let private = tempfile::tempdir().unwrap();
         let path = private.path().join(FILE_NAME);
         fs::write(&path, "token").unwrap();
-        Offer(Some(path.clone())).withdraw().unwrap();
+        TokenFile(Some(path.clone())).remove().unwrap();
         assert!(!path.exists());
         fs::write(&path, "token").unwrap();
-        drop(Offer(Some(path.clone())));
+        drop(TokenFile(Some(path.clone())));
         assert!(!path.exists());
-        // If it cannot be removed, the step must not continue.
+        // If the file cannot be removed, the step must not continue.
         fs::create_dir(&path).unwrap();
-        assert!(Offer(Some(path)).withdraw().is_err());
+        assert!(TokenFile(Some(path)).remove().is_err());
     }
 
     #[test]
@@ -167,7 +173,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_operator_configured_stays() {
+    fn the_configuration_of_the_operator_stays() {
         let own = "plugin_cache_dir = \"/cache\"\ncredentials \"api.example.test\" {\n  token = \"own\"\n}";
         let hosts = [
             "registry.example.test".to_owned(),
@@ -179,13 +185,13 @@ mod tests {
     }
 
     #[test]
-    fn a_host_cannot_break_out_of_its_quotes() {
+    fn a_host_cannot_end_its_quotes() {
         let hosts = ["evil\" {}".to_owned(), String::new()];
         assert_eq!(configuration("", &hosts, "t"), "");
     }
 
     #[test]
-    fn opentofu_has_a_file_of_its_own() {
+    fn opentofu_has_its_own_file() {
         let home = tempfile::tempdir().unwrap();
         fs::write(home.path().join(".terraformrc"), "terraform").unwrap();
         assert_eq!(own_configuration(home.path(), Tool::OpenTofu), "terraform");

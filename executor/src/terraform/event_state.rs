@@ -1,5 +1,5 @@
-//! What the tool's events have said so far of the operation that runs. The reader of the tool's output writes it, without
-//! waiting; the publisher reads it at any time.
+//! The state of the running operation, from the tool's events. The reader of the tool's output updates it without
+//! blocking. The publisher reads it at any time.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -11,7 +11,7 @@ use crate::terraform::lock_error::{LockWatch, without_colours};
 use crate::terraform::progress::Progress;
 use crate::terraform::structured::Structured;
 
-/// The events of one operation, summed up. Clones share it.
+/// The combined events of one operation. Clones share it.
 #[derive(Clone, Debug, Default)]
 pub struct EventState(Arc<Inner>);
 
@@ -39,7 +39,7 @@ impl EventState {
         self.0.changed.notify_one();
     }
 
-    /// Takes one event of the tool.
+    /// Processes one event of the tool.
     pub fn event(&self, event: &Value) {
         let mut summary = self.lock();
         summary.structured.event(event);
@@ -49,7 +49,7 @@ impl EventState {
         self.0.changed.notify_one();
     }
 
-    /// Takes one line of a tool that speaks no JSON.
+    /// Processes one line of a tool that writes no JSON.
     pub fn line(&self, line: &[u8]) {
         let line = without_colours(&String::from_utf8_lossy(line));
         let mut summary = self.lock();
@@ -57,38 +57,38 @@ impl EventState {
         summary.lock.line(&line);
     }
 
-    /// Takes the state the tool printed because no disk took it.
+    /// Keeps the state that the tool printed because no disk accepted it.
     pub fn state(&self, state: Bytes) {
         self.lock().state = Some(state);
     }
 
-    /// The state the tool printed, if it did.
+    /// The printed state, if there is one.
     pub fn printed_state(&self) -> Option<Bytes> {
         self.lock().state.clone()
     }
 
-    /// The changes at the end; none are left.
+    /// Removes and returns the changes at the end of the operation.
     pub fn take(&self) -> Structured {
         std::mem::take(&mut self.lock().structured)
     }
 
-    /// How far the operation came.
+    /// The progress of the operation.
     pub fn progress(&self) -> Progress {
         self.lock().progress.clone()
     }
 
-    /// What the tool said of locks.
+    /// The locks that the tool reported.
     pub fn locks(&self) -> LockWatch {
         self.lock().lock.clone()
     }
 
-    /// Returns once something has changed since the last time.
+    /// Waits for the next change.
     pub async fn changed(&self) {
         self.0.changed.notified().await;
     }
 
-    /// Changes and diagnostics as they are now.
-    pub fn picture(&self) -> (Value, Value) {
+    /// The current changes and diagnostics.
+    pub fn snapshot(&self) -> (Value, Value) {
         let summary = self.lock();
         (
             summary.structured.changes(),
@@ -97,7 +97,7 @@ impl EventState {
     }
 
     fn lock(&self) -> MutexGuard<'_, Summary> {
-        // An event that panicked has at worst counted too little.
+        // If an update panicked, at worst an event is missing in the counts.
         self.0
             .summary
             .lock()

@@ -1,5 +1,5 @@
-//! Reads the tool's JSON stream: every event becomes its lines in the run's log and its effect on the
-//! structured output (contract 7.6, Appendix B).
+//! Reads the tool's JSON stream. Every event becomes lines in the run's log, and updates the structured output
+//! (contract 7.6, Appendix B).
 
 use std::fmt::Write as _;
 
@@ -12,14 +12,14 @@ use crate::process::Consumer;
 use crate::terraform::event_state::EventState;
 use crate::terraform::raw_state::{MAX_DOCUMENT_BYTES, RawState};
 
-/// Longest event that is parsed. Larger ones would be held in memory whole; none is known to come near.
+/// The longest event that is parsed, because an event is held in memory. Known events are much smaller.
 const MAX_EVENT_BYTES: usize = 16 * 1024 * 1024;
 
-/// Message of the event with which the tool prints a state that no disk took.
+/// Message of the event in which the tool prints a state that no disk accepted.
 const STATE_PRINTED: &str = "Emergency state dump";
-/// How such a state begins where the tool speaks no JSON: Terraform's, in many lines.
+/// The beginning of such a state without JSON events. Terraform prints many lines.
 const STATE_BEGINS: &[u8] = b"{\n  \"version\": ";
-/// OpenTofu's, in one line, plain and encrypted.
+/// OpenTofu prints one line, plain or encrypted.
 const STATE_LINE_BEGINS: [&[u8]; 2] = [b"{\"version\":", b"{\"serial\":"];
 
 /// Consumes the stream of one operation.
@@ -27,15 +27,15 @@ const STATE_LINE_BEGINS: [&[u8]; 2] = [b"{\"version\":", b"{\"serial\":"];
 pub struct EventStream {
     log: LogWriter,
     partial: Vec<u8>,
-    /// An over-long line is passed on as it comes, up to its end.
+    /// The rest of an over-long line goes to the log unchanged.
     overflowing: bool,
-    /// Lines for people that may be a state, from its first one on.
+    /// Plain lines that may be a state, from its first line on.
     state: Vec<u8>,
     events: EventState,
 }
 
 impl EventStream {
-    /// Writes to `log`, and counts the events in `events`.
+    /// Writes to `log`, and updates `events`.
     pub const fn new(log: LogWriter, events: EventState) -> Self {
         Self {
             log,
@@ -46,7 +46,7 @@ impl EventStream {
         }
     }
 
-    /// Ends the stream: an unterminated last line counts too.
+    /// Ends the stream. An unterminated last line counts too.
     pub async fn finish(mut self) {
         if !self.partial.is_empty() {
             let line = std::mem::take(&mut self.partial);
@@ -54,7 +54,7 @@ impl EventStream {
             self.line(&line, &mut text);
             self.log.write(&text).await;
         }
-        // Half a state has no use, and does not belong into a log.
+        // A part of a state is useless, and a state must not be in a log.
         if !self.state.starts_with(STATE_BEGINS) {
             self.log.write(&self.state).await;
         }
@@ -82,17 +82,18 @@ impl EventStream {
         }
     }
 
-    /// A state is kept in the event state. What turns out to be none goes to the log as it is.
+    /// Keeps a printed state in the event state. Lines that turn out to be something else go to the log unchanged.
     fn state_line(&mut self, line: &[u8], text: &mut Vec<u8>) {
         self.state.extend_from_slice(line);
         self.state.push(b'\n');
         let begun = &self.state[..self.state.len().min(STATE_BEGINS.len())];
-        let may_be_one = STATE_BEGINS.starts_with(begun) && self.state.len() <= MAX_DOCUMENT_BYTES;
-        if may_be_one && line != b"}" {
+        let may_be_state =
+            STATE_BEGINS.starts_with(begun) && self.state.len() <= MAX_DOCUMENT_BYTES;
+        if may_be_state && line != b"}" {
             return;
         }
         let state = std::mem::take(&mut self.state);
-        if may_be_one && RawState::parse(&state).is_some_and(|state| !state.lineage.is_empty()) {
+        if may_be_state && RawState::parse(&state).is_some_and(|state| !state.lineage.is_empty()) {
             self.events.state(state.into());
         } else {
             text.extend_from_slice(&state);
@@ -100,7 +101,7 @@ impl EventStream {
     }
 }
 
-/// Whether a line is a whole state, as OpenTofu prints it.
+/// Whether a line is a whole state in OpenTofu's format.
 fn is_state_line(line: &[u8]) -> bool {
     STATE_LINE_BEGINS
         .iter()
@@ -108,7 +109,7 @@ fn is_state_line(line: &[u8]) -> bool {
         && RawState::parse(line).is_some_and(|state| !state.lineage.is_empty())
 }
 
-/// The state in an event that holds one, to the letter: numbers in it may be larger than any we could read.
+/// The state in an event, byte for byte: a parser could round large numbers.
 fn printed_state(event: &Value, line: &[u8]) -> Option<Bytes> {
     const KEY: &[u8] = b"\"state\":";
     if event["@message"] != STATE_PRINTED || !event["state"].is_object() {
@@ -121,7 +122,7 @@ fn printed_state(event: &Value, line: &[u8]) -> Option<Bytes> {
     Some(Bytes::copy_from_slice(&rest[..values.byte_offset()]))
 }
 
-/// How much of an event is held whole. Its message is among the first of its properties.
+/// How many bytes of an event are kept. The message is among the first properties of an event.
 fn limit(partial: &[u8]) -> usize {
     let beginning = String::from_utf8_lossy(&partial[..partial.len().min(256)]);
     let is_state = |begin: &&[u8]| partial.starts_with(begin);
@@ -162,8 +163,8 @@ fn trim_end(line: &[u8]) -> &[u8] {
     line.strip_suffix(b"\r").unwrap_or(line)
 }
 
-/// What people read of an event. The message of a diagnostic is only its title; the rest of what the tool
-/// would print without `-json` is added.
+/// The text of an event for people. The message of a diagnostic is only its title, so the other text of the tool's
+/// plain output is added.
 pub fn console_text(event: &Value) -> Option<String> {
     let message = event["@message"].as_str();
     if event["type"] == "diagnostic" && event["diagnostic"].is_object() {
@@ -231,7 +232,7 @@ mod tests {
     use serde_json::json;
 
     #[test]
-    fn only_a_state_is_taken_for_one() {
+    fn only_a_real_state_counts_as_a_state() {
         for state in [
             r#"{"version":4,"serial":1,"lineage":"l","outputs":{},"resources":[]}"#,
             r#"{"serial":1,"lineage":"l","meta":{},"encrypted_data":"x","encryption_version":"v0"}"#,
@@ -248,7 +249,7 @@ mod tests {
     }
 
     #[test]
-    fn an_event_is_its_message() {
+    fn an_event_is_shown_as_its_message() {
         assert_eq!(
             console_text(&json!({"@message": "Apply complete!", "type": "x"})).unwrap(),
             "Apply complete!"
@@ -258,7 +259,7 @@ mod tests {
     }
 
     #[test]
-    fn a_diagnostic_says_where_and_why() {
+    fn a_diagnostic_has_its_location_and_its_reason() {
         let event = json!({"@message": "Error: Unsupported argument", "type": "diagnostic", "diagnostic": {
             "severity": "error", "summary": "Unsupported argument", "detail": "No such argument.",
             "address": "terraform_data.x",

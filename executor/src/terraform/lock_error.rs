@@ -1,32 +1,32 @@
-//! The lock that an error of the tool names: the block `Lock Info:`, and which process held that lock.
+//! The lock in an error of the tool: the block `Lock Info:`, and the process that held that lock.
 
 use std::time::SystemTime;
 
-use job_contract::report::{LockStanding, StateLock};
+use job_contract::report::{LockStatus, StateLock};
 use serde_json::Value;
 
-/// Titles of the two errors that carry such a block.
+/// Titles of the two errors that contain such a block.
 const ACQUIRING: &str = "Error acquiring the state lock";
 const RELEASING: &str = "Error releasing the state lock";
 
-/// Looks for locks in what the tool says.
+/// Finds locks in the tool's output.
 #[derive(Clone, Debug, Default)]
 pub struct LockWatch {
-    title: Option<Trouble>,
+    title: Option<LockErrorKind>,
     position: Position,
     block: Option<Block>,
-    in_the_way: Option<StateLock>,
+    blocking: Option<StateLock>,
     unreleased: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Trouble {
+enum LockErrorKind {
     Acquiring,
     Releasing,
 }
 
-impl Trouble {
-    fn titled(title: &str) -> Option<Self> {
+impl LockErrorKind {
+    fn from_title(title: &str) -> Option<Self> {
         match title {
             ACQUIRING => Some(Self::Acquiring),
             RELEASING => Some(Self::Releasing),
@@ -35,14 +35,14 @@ impl Trouble {
     }
 }
 
-/// Where in the rendering for people the next line stands: only the first line of a diagnostic is its title. What comes
-/// later may quote another tool's.
+/// The position of the next line in the plain output. Only the first line of a diagnostic is its title. Later lines may
+/// quote a diagnostic of another tool.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 enum Position {
-    /// At the beginning, or behind an empty line: a diagnostic without a box may begin.
+    /// At the beginning, or after an empty line. A diagnostic without a box may begin.
     #[default]
     Beginning,
-    /// Behind the upper edge of a box.
+    /// After the upper edge of a box.
     BoxOpened,
     Inside,
 }
@@ -57,7 +57,7 @@ struct Block {
 }
 
 impl LockWatch {
-    /// Takes one event of the JSON stream: only what the tool itself diagnoses counts.
+    /// Processes one event of the JSON stream. Only the tool's own diagnostics count.
     pub fn event(&mut self, event: &Value) {
         let diagnostic = &event["diagnostic"];
         let (Some("error"), Some(summary)) = (
@@ -73,7 +73,7 @@ impl LockWatch {
         self.end();
     }
 
-    /// Takes one line of an error for people, without colours.
+    /// Processes one line of a plain error, without colours.
     pub fn line(&mut self, line: &str) {
         let in_box = line.strip_prefix('│');
         let text = in_box.unwrap_or(line).trim_end_matches('╵').trim();
@@ -98,8 +98,8 @@ impl LockWatch {
 
     fn begin(&mut self, title: &str) {
         self.end();
-        self.title = Trouble::titled(title);
-        self.unreleased |= self.title == Some(Trouble::Releasing);
+        self.title = LockErrorKind::from_title(title);
+        self.unreleased |= self.title == Some(LockErrorKind::Releasing);
     }
 
     fn end(&mut self) {
@@ -130,40 +130,40 @@ impl LockWatch {
         let Some(block) = self.block.take().filter(|block| !block.id.is_empty()) else {
             return;
         };
-        if self.title == Some(Trouble::Acquiring) {
-            self.in_the_way = Some(StateLock {
+        if self.title == Some(LockErrorKind::Acquiring) {
+            self.blocking = Some(StateLock {
                 id: block.id,
                 who: block.who,
                 operation: block.operation,
                 created: block.created,
                 path: block.path,
-                standing: LockStanding::InTheWay,
+                status: LockStatus::InTheWay,
             });
         }
     }
 
-    /// The lock the tool met.
-    pub fn in_the_way(mut self) -> Option<StateLock> {
+    /// The lock that blocked the tool.
+    pub fn blocking(mut self) -> Option<StateLock> {
         self.end_of_block();
-        self.in_the_way
+        self.blocking
     }
 
-    /// Whether the tool said that it could not give its own lock back.
+    /// Whether the tool reported that it could not release its own lock.
     pub const fn is_unreleased(&self) -> bool {
         self.unreleased
     }
 }
 
-/// The lock that an error for people names.
+/// The lock in a plain error.
 pub fn find_lock(text: &[u8]) -> Option<StateLock> {
     let mut watch = LockWatch::default();
     for line in String::from_utf8_lossy(text).lines() {
         watch.line(&without_colours(line));
     }
-    watch.in_the_way()
+    watch.blocking()
 }
 
-/// A line without the escape sequences that colour it.
+/// Removes the escape sequences for colours from a line.
 pub fn without_colours(line: &str) -> String {
     let mut plain = String::with_capacity(line.len());
     let mut rest = line;
@@ -177,24 +177,24 @@ pub fn without_colours(line: &str) -> String {
     plain
 }
 
-/// A process of the tool that has ended: the facts that decide whether a lock was its own.
+/// A process of the tool that has ended: the facts that show whether a lock was its own.
 #[derive(Clone, Debug)]
 pub struct EndedTool {
-    /// As the tool names what it did.
+    /// The tool's name for its operation.
     pub operation: &'static str,
     pub host: String,
-    /// Whether no other host ever has that name, as with a pod.
-    pub host_is_ours_alone: bool,
-    /// Before the process began.
+    /// Whether no other host can have that name, as with a pod.
+    pub host_is_unique: bool,
+    /// A time before the process began.
     pub started: SystemTime,
-    /// When it certainly held the lock.
-    pub held: Option<SystemTime>,
+    /// A time at which it certainly held the lock.
+    pub held_at: Option<SystemTime>,
 }
 
 impl EndedTool {
-    /// Whether that process took this lock, and no other process did. A state has one lock at a time. So a lock that was
-    /// taken after the process began, and not after the process held one, is the lock it held. If no other host has the
-    /// name, it is enough that the lock was taken there after the process began.
+    /// Whether that process certainly took this lock. A state has one lock at a time. So the lock is its own if it was
+    /// created after the process began, and not after the process held a lock. If no other host has the name, it is
+    /// enough that the lock was created there after the process began.
     pub fn certainly_held(&self, lock: &StateLock) -> bool {
         let Some(created) = instant(&lock.created) else {
             return false;
@@ -202,7 +202,7 @@ impl EndedTool {
         lock.host() == Some(&self.host)
             && lock.operation == self.operation
             && created >= self.started
-            && (self.host_is_ours_alone || self.held.is_some_and(|held| created <= held))
+            && (self.host_is_unique || self.held_at.is_some_and(|held_at| created <= held_at))
     }
 
     /// Whether that process may have taken this lock.
@@ -236,7 +236,7 @@ mod tests {
             operation: "OperationTypeApply".into(),
             created: "2026-11-21 17:57:55.44851567 +0000 UTC".into(),
             path: "states/o/w/terraform.tfstate".into(),
-            standing: LockStanding::InTheWay,
+            status: LockStatus::InTheWay,
         }
     }
 
@@ -249,7 +249,7 @@ mod tests {
     fn a_lock_is_read_from_both_renderings() {
         let mut watch = LockWatch::default();
         watch.event(&event("Error acquiring the state lock"));
-        assert_eq!(watch.in_the_way(), Some(lock()));
+        assert_eq!(watch.blocking(), Some(lock()));
 
         let boxed: Vec<String> = DETAIL
             .lines()
@@ -274,17 +274,17 @@ mod tests {
             &json!({"type": "provision_progress", "@message": DETAIL, "hook": {"output": DETAIL}}),
         );
         assert!(!watch.is_unreleased());
-        assert_eq!(watch.in_the_way(), None);
+        assert_eq!(watch.blocking(), None);
         let mut watch = LockWatch::default();
         watch.event(&event("Error releasing the state lock"));
         assert!(watch.is_unreleased());
-        assert_eq!(watch.in_the_way(), None);
+        assert_eq!(watch.blocking(), None);
         assert_eq!(find_lock(DETAIL.as_bytes()), None);
     }
 
-    /// As of a data source or a provisioner that runs the tool on another state.
+    /// For example, a data source or a provisioner that runs the tool on another state.
     #[test]
-    fn a_lock_that_an_error_quotes_is_not_this_states() {
+    fn a_lock_in_a_quoted_error_does_not_count() {
         for title in [ACQUIRING, RELEASING] {
             let quoted = format!("It said:\nError: {title}\n\n{DETAIL}");
             let mut watch = LockWatch::default();
@@ -294,7 +294,7 @@ mod tests {
                     "detail": quoted}}),
             );
             assert!(!watch.is_unreleased(), "{title}");
-            assert_eq!(watch.in_the_way(), None);
+            assert_eq!(watch.blocking(), None);
 
             let boxed: Vec<String> = quoted.lines().map(|line| format!("│ {line}")).collect();
             let boxed = boxed.join("\n");
@@ -306,13 +306,13 @@ mod tests {
                     watch.line(line);
                 }
                 assert!(!watch.is_unreleased(), "{text}");
-                assert_eq!(watch.in_the_way(), None, "{text}");
+                assert_eq!(watch.blocking(), None, "{text}");
             }
         }
     }
 
     #[test]
-    fn a_lock_is_read_from_an_error_behind_another() {
+    fn a_lock_is_read_from_a_second_error() {
         let first = "Error: no\n\nIt did not work.\n";
         let plain = format!("\n{first}\nError: {ACQUIRING}\n\n{DETAIL}\n");
         let boxed = DETAIL.replace('\n', "\n│ ");
@@ -329,9 +329,9 @@ mod tests {
         let tool = EndedTool {
             operation: "OperationTypeApply",
             host: "pod-1".into(),
-            host_is_ours_alone: false,
+            host_is_unique: false,
             started: created - second,
-            held: Some(created + second),
+            held_at: Some(created + second),
         };
         assert!(tool.certainly_held(&lock()));
         let other = |change: fn(&mut EndedTool)| {
@@ -343,16 +343,14 @@ mod tests {
             |it| it.host = "pod-2".into(),
             |it| it.operation = "OperationTypePlan",
             |it| it.started += Duration::from_secs(2),
-            |it| it.held = None,
-            // Another process took it after ours had been released.
-            |it| it.held = Some(it.started),
+            |it| it.held_at = None,
+            // Another process took it after this tool's lock had been released.
+            |it| it.held_at = Some(it.started),
         ];
         for doubt in doubts {
             assert!(!other(doubt).certainly_held(&lock()));
         }
-        assert!(
-            other(|it| (it.held, it.host_is_ours_alone) = (None, true)).certainly_held(&lock())
-        );
+        assert!(other(|it| (it.held_at, it.host_is_unique) = (None, true)).certainly_held(&lock()));
         let undated = StateLock {
             created: "yesterday".into(),
             ..lock()

@@ -1,6 +1,6 @@
-//! How far an operation came: which changes were planned, begun, made and failed, and since when the tool must have
-//! held the lock on its state. Told by the tool's JSON events, or by its lines where it speaks no JSON. Values never
-//! enter it, only addresses.
+//! The progress of an operation: which changes were planned, begun, made and failed, and since when the tool must have
+//! held the lock on its state. The sources are the tool's JSON events, or the lines of a tool without JSON. The
+//! progress contains only addresses, never values.
 
 use std::collections::HashMap;
 use std::time::SystemTime;
@@ -8,28 +8,28 @@ use std::time::SystemTime;
 use job_contract::report::ApplyProgress;
 use serde_json::Value;
 
-/// The account of one operation's changes.
+/// The progress of one operation's changes.
 #[derive(Clone, Debug, Default)]
 pub struct Progress {
-    /// In the order they were first heard of.
+    /// In the order of their first event.
     changes: Vec<Change>,
     by_address: HashMap<String, usize>,
-    /// Whether changes were announced before they were begun: only then is it known how many there are.
+    /// Whether changes were announced before they began. Only then is their number known.
     announced: bool,
-    /// Plans are made, and changes begun, only under the lock.
-    locked_by: Option<SystemTime>,
-    /// The last diagnostic in lines was an error, so an address that follows is where.
+    /// A time at which the tool held the lock: it plans, and begins changes, only under the lock.
+    lock_held_at: Option<SystemTime>,
+    /// The last plain diagnostic was an error, so a following address names the failed resource.
     in_error: bool,
 }
 
 #[derive(Clone, Debug)]
 struct Change {
     address: String,
-    standing: ChangeState,
-    /// A replacement is two operations of the tool on one address.
+    state: ChangeState,
+    /// A replacement is two operations on one address.
     operations_left: u8,
-    /// Whether something is there once it is made.
-    leaves: bool,
+    /// Whether the object exists after the change.
+    exists_after: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -40,7 +40,7 @@ enum ChangeState {
     Failed,
 }
 
-/// What the tool writes when it begins an operation and when it has ended it, and whether something is there then.
+/// The tool's lines at the beginning and the end of an operation, and whether the object exists then.
 const BEGINNINGS: [(&str, bool); 3] = [
     (": Creating...", true),
     (": Modifying...", true),
@@ -51,7 +51,7 @@ const ENDS: [(&str, bool); 3] = [
     (": Modifications complete after", true),
     (": Destruction complete after", false),
 ];
-/// How a plan for people announces a change, and how many operations that is.
+/// The words of a plain plan for a change, and the number of its operations.
 const ANNOUNCEMENTS: [(&str, u8); 6] = [
     (" is tainted, so must be replaced", 2),
     (" must be replaced", 2),
@@ -62,11 +62,11 @@ const ANNOUNCEMENTS: [(&str, u8); 6] = [
 ];
 
 impl Progress {
-    /// Takes one event of the JSON stream.
+    /// Processes one event of the JSON stream.
     pub fn event(&mut self, event: &Value) {
         match event["type"].as_str().unwrap_or_default() {
             "planned_change" => {
-                self.locked();
+                self.record_lock();
                 let change = &event["change"];
                 let operations = match change["action"].as_str() {
                     Some("create" | "update" | "delete") => 1,
@@ -78,12 +78,12 @@ impl Progress {
                 }
             }
             kind @ ("apply_start" | "apply_complete" | "apply_errored") => {
-                self.locked();
+                self.record_lock();
                 let hook = &event["hook"];
-                let leaves = match hook["action"].as_str() {
+                let exists_after = match hook["action"].as_str() {
                     Some("create" | "update") => true,
                     Some("delete") => false,
-                    // Data is read, which changes nothing.
+                    // Reading data changes nothing.
                     _ => return,
                 };
                 let Some(address) = hook["resource"]["addr"].as_str() else {
@@ -91,18 +91,18 @@ impl Progress {
                 };
                 match kind {
                     "apply_start" => self.begun(address),
-                    "apply_complete" => self.made(address, leaves),
+                    "apply_complete" => self.made(address, exists_after),
                     _ => self.failed(address),
                 }
             }
-            "refresh_start" | "change_summary" => self.locked(),
+            "refresh_start" | "change_summary" => self.record_lock(),
             _ => {}
         }
     }
 
-    /// Takes one line of the rendering for people, without colours.
+    /// Processes one line of the plain output, without colours.
     pub fn line(&mut self, line: &str) {
-        // The values of a plan stand deeper than what it announces, and what is done is not indented at all.
+        // A plan's announcements have less indentation than its values. Lines about an apply have none.
         let announced = line.strip_prefix("  # ");
         let is_indented = line.starts_with(char::is_whitespace);
         let line = line.trim_matches(|c: char| c.is_whitespace() || "│╷╵".contains(c));
@@ -111,14 +111,14 @@ impl Progress {
                 .iter()
                 .find_map(|(words, operations)| Some((announced.rfind(words)?, *operations)));
             if let Some((end, operations)) = found {
-                self.locked();
+                self.record_lock();
                 self.planned(&announced[..end], operations);
             }
-        } else if !is_indented && let Some((address, _)) = spoken_of(line, &BEGINNINGS) {
-            self.locked();
+        } else if !is_indented && let Some((address, _)) = find_address(line, &BEGINNINGS) {
+            self.record_lock();
             self.begun(address);
-        } else if !is_indented && let Some((address, leaves)) = spoken_of(line, &ENDS) {
-            self.made(address, leaves);
+        } else if !is_indented && let Some((address, exists_after)) = find_address(line, &ENDS) {
+            self.made(address, exists_after);
         } else if line.starts_with("Error: ") {
             self.in_error = true;
         } else if line.starts_with("Warning: ") {
@@ -127,28 +127,28 @@ impl Progress {
             .strip_prefix("with ")
             .and_then(|rest| rest.strip_suffix(','))
             && self.in_error
-            && self.standing(address) == Some(ChangeState::Begun)
+            && self.state_of(address) == Some(ChangeState::Begun)
         {
             self.failed(address);
         } else if !is_indented
             && (line.ends_with(": Refreshing state...") || line.starts_with("Plan: "))
         {
-            self.locked();
+            self.record_lock();
         }
     }
 
-    /// When it was first certain that the tool held the lock on the state, if it ever was.
-    pub const fn locked_by(&self) -> Option<SystemTime> {
-        self.locked_by
+    /// When the tool first certainly held the lock on the state, if it ever did.
+    pub const fn lock_held_at(&self) -> Option<SystemTime> {
+        self.lock_held_at
     }
 
-    /// Whether anything may have been changed.
+    /// Whether something may have been changed.
     pub fn has_begun(&self) -> bool {
-        let begun = |change: &Change| change.standing != ChangeState::Planned;
+        let begun = |change: &Change| change.state != ChangeState::Planned;
         self.changes.iter().any(begun)
     }
 
-    /// The account for a report.
+    /// The progress for the final report.
     pub fn report(&self) -> ApplyProgress {
         let planned = self.count(ChangeState::Planned);
         ApplyProgress {
@@ -159,7 +159,7 @@ impl Progress {
         }
     }
 
-    /// The account as part of a sentence.
+    /// The progress as a part of a sentence.
     pub fn sentence(&self) -> String {
         if !self.has_begun() {
             return match self.count(ChangeState::Planned) {
@@ -174,18 +174,18 @@ impl Progress {
             format!(" change{}", if made == 1 { "" } else { "s" })
         };
         let mut parts = vec![format!("{made}{of_all} {} made", were(made))];
-        for (standing, verb) in [
+        for (state, verb) in [
             (ChangeState::Failed, "failed"),
             (ChangeState::Begun, "in progress"),
         ] {
-            let count = self.count(standing);
+            let count = self.count(state);
             if count > 0 {
-                let verb = if standing == ChangeState::Failed {
+                let verb = if state == ChangeState::Failed {
                     verb.to_owned()
                 } else {
                     format!("{} {verb}", were(count))
                 };
-                let mut named = self.addresses(standing).join(", ");
+                let mut named = self.addresses(state).join(", ");
                 if count > ApplyProgress::MAX_ADDRESSES as u64 {
                     named.push_str(", \u{2026}");
                 }
@@ -199,43 +199,43 @@ impl Progress {
         parts.join(", ")
     }
 
-    /// Addresses of which something was made that is not among these.
-    pub fn missing_from(&self, known: impl Fn(&str) -> bool) -> Vec<String> {
+    /// Addresses of created objects for which `known` is false.
+    pub fn missing_from(&self, exists: impl Fn(&str) -> bool) -> Vec<String> {
         self.changes
             .iter()
-            .filter(|change| change.standing == ChangeState::Made && change.leaves)
-            .filter(|change| !known(&change.address))
+            .filter(|change| change.state == ChangeState::Made && change.exists_after)
+            .filter(|change| !exists(&change.address))
             .map(|change| change.address.clone())
             .collect()
     }
 
-    fn locked(&mut self) {
-        self.locked_by.get_or_insert_with(SystemTime::now);
+    fn record_lock(&mut self) {
+        self.lock_held_at.get_or_insert_with(SystemTime::now);
     }
 
     fn planned(&mut self, address: &str, operations: u8) {
         self.announced = true;
         let change = self.change(address);
-        if change.standing == ChangeState::Planned {
+        if change.state == ChangeState::Planned {
             change.operations_left = operations;
         }
     }
 
     fn begun(&mut self, address: &str) {
-        self.change(address).standing = ChangeState::Begun;
+        self.change(address).state = ChangeState::Begun;
     }
 
-    fn made(&mut self, address: &str, leaves: bool) {
+    fn made(&mut self, address: &str, exists_after: bool) {
         let change = self.change(address);
         change.operations_left = change.operations_left.saturating_sub(1);
-        change.leaves |= leaves;
+        change.exists_after |= exists_after;
         if change.operations_left == 0 {
-            change.standing = ChangeState::Made;
+            change.state = ChangeState::Made;
         }
     }
 
     fn failed(&mut self, address: &str) {
-        self.change(address).standing = ChangeState::Failed;
+        self.change(address).state = ChangeState::Failed;
     }
 
     fn change(&mut self, address: &str) -> &mut Change {
@@ -245,29 +245,29 @@ impl Progress {
             .or_insert_with(|| {
                 self.changes.push(Change {
                     address: address.to_owned(),
-                    standing: ChangeState::Planned,
+                    state: ChangeState::Planned,
                     operations_left: 1,
-                    leaves: false,
+                    exists_after: false,
                 });
                 self.changes.len() - 1
             });
         &mut self.changes[index]
     }
 
-    fn standing(&self, address: &str) -> Option<ChangeState> {
+    fn state_of(&self, address: &str) -> Option<ChangeState> {
         let index = *self.by_address.get(address)?;
-        Some(self.changes[index].standing)
+        Some(self.changes[index].state)
     }
 
-    fn count(&self, standing: ChangeState) -> u64 {
+    fn count(&self, state: ChangeState) -> u64 {
         let changes = self.changes.iter();
-        changes.filter(|change| change.standing == standing).count() as u64
+        changes.filter(|change| change.state == state).count() as u64
     }
 
-    fn addresses(&self, standing: ChangeState) -> Vec<String> {
+    fn addresses(&self, state: ChangeState) -> Vec<String> {
         self.changes
             .iter()
-            .filter(|change| change.standing == standing)
+            .filter(|change| change.state == state)
             .take(ApplyProgress::MAX_ADDRESSES)
             .map(|change| change.address.clone())
             .collect()
@@ -278,13 +278,13 @@ const fn were(count: u64) -> &'static str {
     if count == 1 { "was" } else { "were" }
 }
 
-/// The address before one of these phrases. What a provisioner writes comes behind its resource's address and its own
-/// name in parentheses, and so does what is deposed.
-fn spoken_of<'l>(line: &'l str, phrases: &[(&str, bool)]) -> Option<(&'l str, bool)> {
-    phrases.iter().find_map(|(phrase, leaves)| {
+/// The address before one of these phrases. The output of a provisioner has its resource's address and its own name in
+/// parentheses before the phrase, so it does not match. Neither does a deposed object.
+fn find_address<'l>(line: &'l str, phrases: &[(&str, bool)]) -> Option<(&'l str, bool)> {
+    phrases.iter().find_map(|(phrase, exists_after)| {
         let address = &line[..line.find(phrase)?];
         let plain = address.split('[').next().unwrap_or_default();
-        (!plain.is_empty() && !plain.contains(' ')).then_some((address, *leaves))
+        (!plain.is_empty() && !plain.contains(' ')).then_some((address, *exists_after))
     })
 }
 
@@ -310,7 +310,7 @@ mod tests {
     }
 
     #[test]
-    fn every_change_is_made_failed_in_progress_or_not_begun() {
+    fn every_change_has_one_of_four_states() {
         let progress = progress_after(&[
             planned("a.made", "create"),
             planned("a.failed", "update"),
@@ -338,13 +338,17 @@ mod tests {
             progress.sentence(),
             "1 of 4 changes was made, 1 failed (a.failed), 1 was in progress (a.late), 1 was not begun"
         );
-        assert!(progress.locked_by().is_some());
+        assert!(progress.lock_held_at().is_some());
         assert_eq!(progress.missing_from(|_| false), ["a.made"]);
-        assert!(progress.missing_from(|known| known == "a.made").is_empty());
+        assert!(
+            progress
+                .missing_from(|address| address == "a.made")
+                .is_empty()
+        );
     }
 
     #[test]
-    fn a_replacement_is_made_once_both_its_halves_are() {
+    fn a_replacement_is_made_after_both_its_operations() {
         let mut progress = progress_after(&[
             planned("a.x", "replace"),
             hook("apply_start", "a.x", "delete"),
@@ -357,16 +361,16 @@ mod tests {
     }
 
     #[test]
-    fn nothing_begun_is_nothing_changed() {
+    fn without_a_begun_change_nothing_has_changed() {
         assert_eq!(Progress::default().sentence(), "no change was begun");
-        assert!(Progress::default().locked_by().is_none());
+        assert!(Progress::default().lock_held_at().is_none());
         let planned = progress_after(&[planned("a.x", "create"), planned("a.y", "create")]);
         assert_eq!(planned.sentence(), "none of 2 changes was begun");
         assert!(!planned.has_begun());
     }
 
     #[test]
-    fn what_was_never_announced_has_no_number() {
+    fn changes_without_a_plan_have_no_total() {
         let progress = progress_after(&[
             hook("apply_start", "a.x", "create"),
             hook("apply_complete", "a.x", "create"),
@@ -380,7 +384,7 @@ mod tests {
     }
 
     #[test]
-    fn a_value_in_a_plan_for_people_announces_and_does_nothing() {
+    fn a_value_in_a_plain_plan_is_no_change() {
         let mut progress = Progress::default();
         for line in [
             "  # a.x will be created",
@@ -399,7 +403,7 @@ mod tests {
     }
 
     #[test]
-    fn lines_for_people_tell_the_same() {
+    fn text_lines_have_the_same_content() {
         let mut progress = Progress::default();
         for line in [
             "  # a.made will be created",

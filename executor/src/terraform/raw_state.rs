@@ -6,7 +6,7 @@ use serde::de::IgnoredAny;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
-/// Largest JSON document read from the tool into memory: plans of thousands of resources stay far below it.
+/// The largest JSON document of the tool that is read into memory. Plans of thousands of resources are much smaller.
 pub(crate) const MAX_DOCUMENT_BYTES: usize = 512 * 1024 * 1024;
 
 /// Parts of a state file (format version 4).
@@ -34,12 +34,12 @@ pub struct Output {
 }
 
 impl RawState {
-    /// Reads a state file; `None` when it is empty or no state.
+    /// Parses a state file; `None` if it is empty or not a state.
     pub fn parse(bytes: &[u8]) -> Option<Self> {
         serde_json::from_slice(bytes).ok()
     }
 
-    /// Whether OpenTofu encrypted it: outputs and resources can only be read by the tool.
+    /// Whether OpenTofu encrypted it. Then only the tool can read outputs and resources.
     pub const fn is_encrypted(&self) -> bool {
         self.encrypted_data.is_some()
     }
@@ -49,7 +49,7 @@ impl RawState {
         json!(self.outputs)
     }
 
-    /// The outputs for the job context: sorted by name, sensitive values withheld (contract 6.6).
+    /// The outputs for the job context: sorted by name, without sensitive values (contract 6.6).
     pub fn outputs_for_context(&self) -> Value {
         let entry = |(name, output): (&String, &Output)| {
             let mut entry = Map::new();
@@ -69,7 +69,7 @@ impl RawState {
         self.outputs.iter().map(entry).collect()
     }
 
-    /// The outputs for people, one `name = value` each (contract 7.6).
+    /// The outputs for people: one line `name = value` each (contract 7.6).
     pub fn outputs_text(&self) -> Vec<String> {
         let line = |(name, output): (&String, &Output)| {
             if output.sensitive {
@@ -111,7 +111,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_state_is_none() {
+    fn other_documents_are_no_state() {
         assert!(RawState::parse(b"").is_none());
         assert!(RawState::parse(b"Error: no state").is_none());
     }

@@ -1,12 +1,12 @@
-//! Structured plan and apply output: the list of changes a user interface shows, kept from the tool's JSON
-//! events and completed from its `show` (contract 6.6 and Appendix B). Sensitive values never enter it.
+//! Structured plan and apply output: the list of changes that a user interface shows. The tool's JSON events update it,
+//! and the output of `show` completes it (contract 6.6 and Appendix B). It never contains sensitive values.
 
 use std::collections::{HashMap, HashSet};
 
 use job_contract::report::ChangeCounts;
 use serde_json::{Map, Value, json};
 
-/// Changes by address, in the order they were first heard of, and diagnostics without an address.
+/// Changes by address, in the order of their first event, and diagnostics without an address.
 #[derive(Clone, Debug, Default)]
 pub struct Structured {
     changes: Vec<Map<String, Value>>,
@@ -16,7 +16,7 @@ pub struct Structured {
 }
 
 impl Structured {
-    /// The list an apply starts from: the plan's changes, all still to be done.
+    /// The initial list of an apply: the plan's changes, all still to be made.
     pub fn seeded(plan: &Value) -> Self {
         let mut seeded = Self::default();
         for change in plan
@@ -41,7 +41,7 @@ impl Structured {
         seeded
     }
 
-    /// The changes as the context holds them.
+    /// The changes in the format of the job context.
     pub fn changes(&self) -> Value {
         let visible = |change: &Map<String, Value>| {
             let mut change = change.clone();
@@ -61,7 +61,7 @@ impl Structured {
         self.counts
     }
 
-    /// Counts of the changes themselves, for a plan whose summary was never heard.
+    /// Counts from the changes themselves, for a plan without a summary.
     pub fn counted(&self) -> ChangeCounts {
         let mut counts = ChangeCounts::default();
         for change in &self.changes {
@@ -74,13 +74,16 @@ impl Structured {
                     counts.remove += 1;
                 }
                 Some("import") => counts.import += 1,
+                Some("unknown") if change.get("actions") == Some(&json!(["forget"])) => {
+                    counts.forget += 1;
+                }
                 _ => {}
             }
         }
         counts
     }
 
-    /// Takes one event of the JSON stream.
+    /// Processes one event of the JSON stream.
     pub fn event(&mut self, event: &Value) {
         let kind = event["type"].as_str().unwrap_or_default();
         match kind {
@@ -110,7 +113,7 @@ impl Structured {
             if let Some(actions) = change["action"].as_str().and_then(actions) {
                 entry.insert("actions".into(), json!(actions));
             }
-            // The word for what is forgotten is not one that user interfaces know.
+            // User interfaces do not know the event's word for a forgotten resource.
             if change["action"] == "remove" {
                 entry.insert("action".into(), json!("unknown"));
             } else {
@@ -192,8 +195,8 @@ impl Structured {
         }
     }
 
-    /// Completes the list from the plan's own JSON: what it says wins, what only the events know stays. It adds nothing
-    /// about resources without anything to do, so that of these the list has what the events told, if they told anything.
+    /// Completes the list from the plan's own JSON, which takes precedence. Properties that only events contain stay.
+    /// The plan's entries without an action are skipped, so that such resources keep what the events contained.
     pub fn complete_from_plan(&mut self, plan: &Value) {
         for resource in plan["resource_changes"].as_array().into_iter().flatten() {
             let Some(address) = resource["address"].as_str() else {
@@ -205,9 +208,10 @@ impl Structured {
         }
     }
 
-    /// Completes an apply from the new state: values unknown to the plan are filled in unless plan or state calls them
-    /// sensitive. After one that did `all` of it, what is there has been applied, and so has what was forgotten. The tool
-    /// reports neither of these, nor what was only moved or imported.
+    /// Completes an apply from the new state. It fills in values that were unknown in the plan, unless the plan or the
+    /// state marks them as sensitive. With `all`, the apply was complete, so open changes in the state, and forgotten
+    /// resources, are set to applied. The tool reports no event for them, nor for resources that were only moved or
+    /// imported.
     pub fn complete_from_state(&mut self, state: &Value, all: bool) {
         let mut resources = HashMap::new();
         collect_resources(&state["values"]["root_module"], &mut resources);
@@ -246,7 +250,7 @@ impl Structured {
     }
 }
 
-/// Updates a change by a hook of a refresh, an apply or a provisioner.
+/// Updates a change with a hook of a refresh, an apply or a provisioner.
 fn operation_hook(entry: &mut Map<String, Value>, kind: &str, hook: &Value) {
     match kind {
         "refresh_start" => {
@@ -290,7 +294,7 @@ fn operation_hook(entry: &mut Map<String, Value>, kind: &str, hook: &Value) {
     }
 }
 
-/// Updates a change by a hook of an ephemeral resource.
+/// Updates a change with a hook of an ephemeral resource.
 fn ephemeral_hook(entry: &mut Map<String, Value>, kind: &str, hook: &Value) {
     let (status, begins) = match (kind, ephemeral_phase(hook)) {
         ("ephemeral_op_start" | "ephemeral_action_started", "close") => ("ephemeral-closing", true),
@@ -315,33 +319,34 @@ fn set(entry: &mut Map<String, Value>, key: &str, value: &Value) {
     }
 }
 
-/// `change_summary` says `remove`; the counts are written the way people read them.
+/// `change_summary` uses `remove`, but the counts use `destroy`.
 fn rename_remove(changes: &Value) -> Value {
     json!({
         "add": changes["add"].as_u64().unwrap_or(0),
         "change": changes["change"].as_u64().unwrap_or(0),
         "destroy": changes["remove"].as_u64().unwrap_or(0),
         "import": changes["import"].as_u64().unwrap_or(0),
+        "forget": changes["forget"].as_u64().unwrap_or(0),
     })
 }
 
-/// `open`, `renew` or `close`; OpenTofu says it in prose.
+/// `open`, `renew` or `close`; OpenTofu writes a phrase instead.
 fn ephemeral_phase(hook: &Value) -> &'static str {
-    let said = hook["action"]
+    let phrase = hook["action"]
         .as_str()
         .or_else(|| hook["Msg"].as_str())
         .unwrap_or_default()
         .to_ascii_lowercase();
-    if said.starts_with("clos") {
+    if phrase.starts_with("clos") {
         "close"
-    } else if said.starts_with("renew") {
+    } else if phrase.starts_with("renew") {
         "renew"
     } else {
         "open"
     }
 }
 
-/// One entry of `resource_changes` as a change.
+/// Converts one entry of `resource_changes` into a change.
 fn planned_entry(resource: &Value) -> Map<String, Value> {
     let change = &resource["change"];
     let mut entry = Map::new();
@@ -367,7 +372,7 @@ fn planned_entry(resource: &Value) -> Map<String, Value> {
         ),
     ] {
         let mut marks = marks.clone();
-        // The output of `terraform_data` is its input, but carries no mark of its own.
+        // The output of `terraform_data` is its input, but has no mark of its own.
         if let (true, Some(marks)) = (whole_input, marks.as_object_mut())
             && let Some(input) = marks.get("input").cloned()
         {
@@ -384,7 +389,7 @@ fn planned_entry(resource: &Value) -> Map<String, Value> {
     entry
 }
 
-/// The actions behind the word an event has for them, where there is no doubt about their order.
+/// The actions for the event's word, if their order is certain.
 fn actions(word: &str) -> Option<Vec<&str>> {
     match word {
         "create" | "read" | "update" | "delete" => Some(vec![word]),
@@ -412,7 +417,7 @@ fn normal_action(change: &Value) -> &'static str {
     }
 }
 
-/// `value` with every part that `marks` calls sensitive replaced by null.
+/// `value`, with null for every part that `marks` calls sensitive.
 fn without_sensitive(value: &Value, marks: &Value) -> Value {
     match (value, marks) {
         (_, Value::Bool(true)) => Value::Null,
@@ -435,7 +440,7 @@ fn without_sensitive(value: &Value, marks: &Value) -> Value {
     }
 }
 
-/// Which attributes differ in a value that is sensitive on either side; the values themselves stay out.
+/// Which attributes with a sensitive value differ. The values themselves are left out.
 fn changed_sensitive(change: &Value) -> Map<String, Value> {
     let marked = |side: &str, key: &str| match &change[side] {
         Value::Bool(all) => *all,
@@ -460,7 +465,7 @@ fn holds_true(marks: &Value) -> bool {
     }
 }
 
-/// Addresses of everything in a state for machines.
+/// Addresses of all resources in a state as JSON.
 pub fn addresses(state: &Value) -> HashSet<&str> {
     let mut resources = HashMap::new();
     collect_resources(&state["values"]["root_module"], &mut resources);
@@ -504,7 +509,7 @@ fn fill_unknown(change: &mut Map<String, Value>, resource: &Value) {
     change.insert("afterUnknown".into(), Value::Object(unknown));
 }
 
-/// Marks of the same shape, none of them set.
+/// Marks of the same shape, all false.
 fn all_false(marks: &Value) -> Value {
     match marks {
         Value::Object(parts) => parts
@@ -518,307 +523,4 @@ fn all_false(marks: &Value) -> Value {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    /// The tool announces these again before an apply, and then says nothing more of them.
-    #[test]
-    fn what_is_moved_imported_or_forgotten_is_applied_with_the_rest() {
-        let announced = |address: &str, action: &str| json!({"type": "planned_change", "change": {"resource": {"addr": address}, "action": action}});
-        let events = [
-            announced("a.moved", "move"),
-            announced("a.imported", "import"),
-            announced("a.forgotten", "remove"),
-            announced("a.gone", "create"),
-        ];
-        let state = json!({"values": {"root_module": {"resources": [
-            {"address": "a.moved"}, {"address": "a.imported"},
-        ]}}});
-        for (all, expected) in [
-            (true, ["applied", "applied", "applied", "planned"]),
-            (false, ["planned"; 4]),
-        ] {
-            let mut structured = after(&events);
-            structured.complete_from_state(&state, all);
-            let changes = structured.changes();
-            let statuses: Vec<_> = (0..4).map(|at| changes[at]["status"].clone()).collect();
-            assert_eq!(statuses, expected, "{changes}");
-            assert_eq!(changes[2]["action"], "unknown", "{changes}");
-            assert_eq!(changes[2]["actions"], json!(["forget"]), "{changes}");
-        }
-    }
-
-    fn after(events: &[Value]) -> Structured {
-        let mut structured = Structured::default();
-        for event in events {
-            structured.event(event);
-        }
-        structured
-    }
-
-    fn hook(kind: &str, extra: &Value) -> Value {
-        let mut hook = json!({"resource": {"addr": "a.b"}});
-        hook.as_object_mut()
-            .unwrap()
-            .extend(extra.as_object().unwrap().clone());
-        json!({"type": kind, "hook": hook})
-    }
-
-    #[test]
-    fn events_follow_appendix_b() {
-        let none = json!({});
-        let steps = [
-            (
-                json!({"type": "planned_change", "change": {"resource": {"addr": "a.b"}, "action": "update"}}),
-                "planned",
-            ),
-            (hook("refresh_start", &none), "refreshing"),
-            (hook("refresh_complete", &none), "planned"),
-            (hook("apply_start", &none), "applying"),
-            (
-                hook("apply_progress", &json!({"elapsed_seconds": 10})),
-                "applying",
-            ),
-            (
-                hook("provision_start", &json!({"provisioner": "local-exec"})),
-                "applying",
-            ),
-            (
-                hook("provision_progress", &json!({"output": "hi"})),
-                "applying",
-            ),
-            (hook("provision_complete", &none), "applying"),
-            (
-                hook("apply_complete", &json!({"elapsed_seconds": 12})),
-                "applied",
-            ),
-        ];
-        let mut structured = Structured::default();
-        for (event, status) in &steps {
-            structured.event(event);
-            assert_eq!(structured.changes()[0]["status"], *status, "{event}");
-        }
-        assert_eq!(
-            structured.changes(),
-            json!([{"address": "a.b", "action": "update", "actions": ["update"], "status": "applied",
-                    "elapsedSeconds": 12, "provisionerOutput": ["hi"]}])
-        );
-    }
-
-    #[test]
-    fn ephemeral_operations_are_told_apart_in_both_dialects() {
-        let cases = [
-            (
-                "ephemeral_op_start",
-                json!({"action": "open"}),
-                "ephemeral-opening",
-            ),
-            (
-                "ephemeral_op_start",
-                json!({"action": "close"}),
-                "ephemeral-closing",
-            ),
-            (
-                "ephemeral_action_started",
-                json!({"Msg": "Closing..."}),
-                "ephemeral-closing",
-            ),
-            (
-                "ephemeral_op_complete",
-                json!({"action": "renew"}),
-                "ephemeral-renewed",
-            ),
-            (
-                "ephemeral_action_complete",
-                json!({"Msg": "Renewed"}),
-                "ephemeral-renewed",
-            ),
-            (
-                "ephemeral_op_complete",
-                json!({"action": "open"}),
-                "applied",
-            ),
-            ("ephemeral_op_errored", json!({}), "ephemeral-errored"),
-        ];
-        for (kind, extra, status) in cases {
-            assert_eq!(
-                after(&[hook(kind, &extra)]).changes()[0]["status"],
-                status,
-                "{kind} {extra}"
-            );
-        }
-    }
-
-    #[test]
-    fn diagnostics_go_to_their_resource_or_to_the_job() {
-        let diagnostic = |address: Value| {
-            json!({"type": "diagnostic", "diagnostic": {"severity": "error", "summary": "no", "detail": "d",
-                   "address": address, "range": {"filename": "main.tf", "start": {"line": 3}}}})
-        };
-        let structured = after(&[diagnostic(json!("a.b")), diagnostic(Value::Null)]);
-        let kept =
-            json!([{"severity": "error", "summary": "no", "detail": "d", "location": "main.tf:3"}]);
-        assert_eq!(structured.diagnostics(), kept);
-        assert_eq!(structured.changes()[0]["diagnostics"], kept);
-        assert_eq!(structured.changes()[0]["status"], "errored");
-    }
-
-    #[test]
-    fn a_plan_replaces_what_events_guessed_and_hides_what_is_sensitive() {
-        let mut structured = after(&[
-            json!({"type": "planned_change", "change": {"resource": {"addr": "terraform_data.x"}, "action": "create"}}),
-            json!({"type": "refresh_start", "hook": {"resource": {"addr": "terraform_data.same"}}}),
-            json!({"type": "change_summary", "changes": {"add": 2, "change": 0, "remove": 1, "import": 0}}),
-        ]);
-        structured.complete_from_plan(&json!({"resource_changes": [
-            {"address": "terraform_data.x", "type": "terraform_data", "name": "x", "change": {
-                "actions": ["delete", "create"],
-                "before": {"input": "old-secret", "output": "old-secret", "id": "1"}, "before_sensitive": {"input": true},
-                "after": {"input": "new-secret", "keep": {"a": 1}}, "after_sensitive": {"input": true},
-                "after_unknown": {"id": true, "output": true}}},
-            {"address": "terraform_data.same", "type": "terraform_data", "name": "same",
-             "change": {"actions": ["no-op"], "before": {}, "after": {}}},
-            {"address": "terraform_data.in", "type": "terraform_data", "name": "in",
-             "change": {"actions": ["no-op"], "importing": {"id": "i"}, "before": {}, "after": {}}},
-        ]}));
-        let changes = structured.changes();
-        assert!(!changes.to_string().contains("secret"), "{changes}");
-        assert_eq!(changes[0]["action"], "replace");
-        assert_eq!(changes[0]["status"], "planned");
-        assert_eq!(changes[0]["after"]["keep"]["a"], 1);
-        assert_eq!(changes[0]["changedSensitive"], json!({"input": true}));
-        assert_eq!(
-            changes[1],
-            json!({"address": "terraform_data.same", "action": "no-op", "status": "refreshing"})
-        );
-        assert_eq!(changes[2]["action"], "import");
-        assert_eq!(changes.as_array().unwrap().len(), 3);
-        let counts = ChangeCounts {
-            add: 2,
-            change: 0,
-            remove: 1,
-            import: 0,
-        };
-        assert_eq!(structured.counts(), Some(counts));
-        assert_eq!(
-            structured.counted(),
-            ChangeCounts {
-                add: 1,
-                change: 0,
-                remove: 1,
-                import: 1
-            }
-        );
-    }
-
-    /// What a stock executor left in the context for the same plans, applies and destroys of `examples/hello`.
-    mod as_the_stock_executor_does {
-        use super::*;
-
-        fn resource(kind: &str, address: &str) -> Value {
-            json!({"type": kind, "hook": {"resource": {"addr": address}}})
-        }
-
-        #[test]
-        fn unchanged_resources_stay_as_the_events_told_of_them() {
-            let address = "terraform_data.greeting[\"french\"]";
-            let mut structured = after(&[
-                resource("refresh_start", address),
-                resource("refresh_complete", address),
-            ]);
-            structured.complete_from_plan(&json!({"resource_changes": [
-                {"address": address, "type": "terraform_data", "name": "greeting", "index": "french",
-                 "change": {"actions": ["no-op"], "before": {"input": "Bonjour, world!"},
-                            "after": {"input": "Bonjour, world!"}, "after_unknown": {},
-                            "before_sensitive": {}, "after_sensitive": {}}},
-                {"address": "terraform_data.unheard", "type": "terraform_data", "name": "unheard",
-                 "change": {"actions": ["no-op"], "before": {}, "after": {}}}]}));
-            assert_eq!(
-                structured.changes(),
-                json!([{"address": address, "action": "no-op", "status": "pending"}])
-            );
-            assert_eq!(structured.counted(), ChangeCounts::default());
-        }
-
-        #[test]
-        fn what_an_apply_made_known_is_unknown_no_more() {
-            let address = "terraform_data.fingerprint";
-            let mut planned = after(&[]);
-            planned.complete_from_plan(&json!({"resource_changes": [
-                {"address": address, "mode": "managed", "type": "terraform_data", "name": "fingerprint",
-                 "change": {"actions": ["create"], "before": null,
-                            "after": {"input": null, "output": null, "triggers_replace": [null, null]},
-                            "after_unknown": {"id": true, "triggers_replace": [true, true]},
-                            "before_sensitive": false,
-                            "after_sensitive": {"triggers_replace": [false, false]}}}]}));
-            let mut entry = json!(
-                {"afterSensitive": {"triggers_replace": [false, false]}, "address": address,
-                 "moduleAddress": null, "afterUnknown": {"id": true, "triggers_replace": [true, true]},
-                 "before": null, "action": "create", "resourceName": "fingerprint",
-                 "after": {"output": null, "input": null, "triggers_replace": [null, null]},
-                 "beforeSensitive": false, "actions": ["create"], "resourceType": "terraform_data"});
-            assert_eq!(planned.changes(), json!([entry]));
-
-            let mut applied = Structured::seeded(&planned.changes());
-            applied.event(&resource("apply_start", address));
-            applied.event(
-                &json!({"type": "apply_complete", "hook": {"resource": {"addr": address}, "elapsed_seconds": 0}}),
-            );
-            applied.complete_from_state(
-                &json!({"values": {"root_module": {"resources": [
-                    {"address": address, "sensitive_values": {"triggers_replace": [false, false]},
-                     "values": {"id": "f00f55a0-ea6e-31b2-e241-1584ea76a5e2", "input": null, "output": null,
-                                "triggers_replace": ["Hi, Ann!", "Hola, Ann!"]}}]}}}),
-                true,
-            );
-            entry["afterUnknown"] = json!({"id": false, "triggers_replace": [false, false]});
-            entry["after"] = json!({"output": null, "input": null, "triggers_replace": ["Hi, Ann!", "Hola, Ann!"],
-                                    "id": "f00f55a0-ea6e-31b2-e241-1584ea76a5e2"});
-            entry["elapsedSeconds"] = json!(0);
-            entry["status"] = json!("applied");
-            assert_eq!(applied.changes(), json!([entry]));
-        }
-    }
-
-    /// The stock executor tells nothing of a destroy without a plan. Its plans to destroy have these properties.
-    #[test]
-    fn a_destroy_without_a_plan_is_told_as_completely_as_its_events_allow() {
-        let address = "terraform_data.greeting[\"german\"]";
-        let structured = after(&[
-            json!({"type": "planned_change", "change": {"action": "delete", "resource": {
-                "addr": address, "module": "", "resource": "terraform_data.greeting[\"german\"]",
-                "implied_provider": "terraform", "resource_type": "terraform_data",
-                "resource_name": "greeting", "resource_key": "german"}}}),
-            json!({"type": "apply_complete", "hook": {"resource": {"addr": address}, "elapsed_seconds": 0}}),
-        ]);
-        assert_eq!(
-            structured.changes(),
-            json!([{"address": address, "moduleAddress": null, "resourceType": "terraform_data",
-                    "resourceName": "greeting", "action": "delete", "actions": ["delete"],
-                    "elapsedSeconds": 0, "status": "applied"}])
-        );
-    }
-
-    #[test]
-    fn an_apply_starts_from_the_plan_and_ends_with_the_state() {
-        let plan = json!([
-            {"address": "a.x", "action": "create", "status": "planned", "after": {"n": 1},
-             "afterUnknown": {"id": true, "token": true, "deep": {"a": true}}, "afterSensitive": {"token": true}},
-            {"address": "a.gone", "action": "delete", "status": "planned"},
-            {"address": "a.eph", "action": "ephemeral", "status": "applied"},
-        ]);
-        let mut structured = Structured::seeded(&plan);
-        assert_eq!(structured.changes()[0]["status"], "pending");
-        assert_eq!(structured.changes()[2]["status"], "applied");
-        structured.complete_from_state(&json!({"values": {"root_module": {"child_modules": [{"resources": [
-            {"address": "a.x", "values": {"n": 1, "id": "i-1", "token": "hunter2", "deep": {"a": "hunter3"}},
-             "sensitive_values": {"deep": {"a": true}}}]}]}}}), true);
-        let changes = structured.changes();
-        assert_eq!(changes[0]["status"], "applied");
-        assert_eq!(
-            changes[0]["after"],
-            json!({"n": 1, "id": "i-1", "token": null, "deep": {"a": null}})
-        );
-        assert_eq!(changes[1]["status"], "pending");
-    }
-}
+mod tests;

@@ -1,8 +1,8 @@
-//! Input variables as a definitions file: out of the command line, out of the work tree, and above every
-//! `*.tfvars` of the repository, as `-var` would be (contract 4.5, W-28).
+//! Input variables as a definitions file. The file keeps values out of the command line and of the work tree. It
+//! overrides every `*.tfvars` of the repository, as `-var` would (contract 4.5, W-28).
 //!
-//! A value travels as text. What it means depends on the declared type, exactly as for `-var`: literal for
-//! primitive types and for none, an expression for all others. That is the one thing read from configurations.
+//! A value is text. As with `-var`, its meaning depends on the declared type: it is literal for primitive types and
+//! without a type, and an expression for all other types. Only this type is read from configurations.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -24,7 +24,7 @@ const FILE_NAME: &str = "variables.tfvars";
 /// The largest configuration file that is read. Generated ones have some megabytes.
 const MAX_FILE_BYTES: u64 = 16 << 20;
 
-/// What the text of a variable means.
+/// How the text of a variable is interpreted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     /// The string itself.
@@ -37,11 +37,11 @@ pub enum Kind {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Declarations {
     kinds: BTreeMap<String, Kind>,
-    /// Whether every file could be read, so that an unknown name is really undeclared.
+    /// Whether every file could be read. Only then is an unknown name certainly undeclared.
     complete: bool,
 }
 
-/// Why the variables could not be handed over. Values are never quoted.
+/// Why the definitions file could not be written. Values are never quoted.
 #[derive(Debug, thiserror::Error)]
 pub enum VariablesError {
     /// The root module's folder could not be read.
@@ -51,7 +51,7 @@ pub enum VariablesError {
         #[source]
         source: io::Error,
     },
-    /// A configuration file that the tool could not read either, or not in any useful time.
+    /// A configuration file that the tool could not read either, or not in reasonable time.
     #[error("could not read the configuration file `{}`", path.display())]
     File {
         path: PathBuf,
@@ -61,7 +61,7 @@ pub enum VariablesError {
     /// No variable can have this name.
     #[error("variable name `{}` is not an identifier", name.escape_debug())]
     BadName { name: String },
-    /// A value of a variable with a complex type that is no expression.
+    /// The value of a variable with a complex type is not an expression.
     #[error(
         "the value of variable `{name}` is not a valid expression, and its declared type is not a plain string, number or bool"
     )]
@@ -88,7 +88,7 @@ impl Declarations {
                 Err(source) => return Err(VariablesError::File { path, source }),
             };
             let added = text.and_then(|text| declarations.add(&text, syntax));
-            // The tool reports the file's faults better than we could.
+            // The tool reports errors in the file better than the executor could.
             declarations.complete &= added.is_some();
         }
         Ok(declarations)
@@ -114,7 +114,7 @@ impl Declarations {
             {
                 None => Kind::Literal,
                 Some(Expression::Variable(name)) => Kind::of_type(name.as_str()),
-                // Terraform 0.11 wrote the type as a string.
+                // Terraform 0.11 writes the type as a string.
                 Some(Expression::String(name)) => Kind::of_type(name.as_str()),
                 Some(_) => Kind::Expression,
             };
@@ -143,15 +143,15 @@ impl Declarations {
 
     /// Names among `variables` that the root module certainly does not declare.
     pub fn undeclared<'v>(&self, variables: &'v BTreeMap<String, Variable>) -> Vec<&'v str> {
-        let unknown = |name: &&str| self.complete && !self.kinds.contains_key(*name);
+        let is_undeclared = |name: &&str| self.complete && !self.kinds.contains_key(*name);
         variables
             .keys()
             .map(String::as_str)
-            .filter(unknown)
+            .filter(is_undeclared)
             .collect()
     }
 
-    /// The definitions file for `variables`. Undeclared ones are left out: they mean nothing to this module.
+    /// The definitions file for `variables`. It leaves out undeclared ones, which this module does not use.
     pub fn definitions(
         &self,
         variables: &BTreeMap<String, Variable>,
@@ -168,7 +168,7 @@ impl Declarations {
                 Kind::Literal => writeln!(text, "{name} = {}", quote(&variable.value)),
                 Kind::Expression => {
                     let value = variable.value.trim();
-                    // A whole expression and nothing after it: the text cannot define other variables.
+                    // The whole text is one expression, so it cannot define other variables.
                     if value.parse::<Expression>().is_err() {
                         return Err(VariablesError::NotAnExpression { name: name.clone() });
                     }
@@ -198,7 +198,7 @@ impl Declarations {
     }
 }
 
-/// Refuses a root module with a file that the tool would wait for, or read until its memory is full.
+/// Refuses a root module with a file that would block the tool or fill its memory.
 pub fn check(dir: &Path, tool: Tool) -> Result<(), VariablesError> {
     for (path, _) in configuration_files(dir, tool)? {
         match regular_file::check(&path, MAX_FILE_BYTES) {
@@ -211,7 +211,7 @@ pub fn check(dir: &Path, tool: Tool) -> Result<(), VariablesError> {
     Ok(())
 }
 
-/// Whether the tool says what is wrong with a file at once, and says it better than we could.
+/// Whether the tool itself reports the error at once, and better than the executor could.
 fn is_for_the_tool(error: &io::Error) -> bool {
     matches!(
         error.kind(),
@@ -219,7 +219,7 @@ fn is_for_the_tool(error: &io::Error) -> bool {
     )
 }
 
-/// The files of the root module. The tool, too, leaves out folders.
+/// The files of the root module, without folders. The tool leaves out folders too.
 fn configuration_files(dir: &Path, tool: Tool) -> Result<Vec<(PathBuf, Syntax)>, VariablesError> {
     let unreadable = |source| VariablesError::Unreadable {
         dir: dir.to_owned(),
@@ -265,7 +265,7 @@ impl Syntax {
         if name.starts_with('.') || name.ends_with('~') {
             return None;
         }
-        // Everything behind the first dot: `main.tf.json` is not a `.json` file of any other kind.
+        // The suffix starts at the first dot, because `.tf.json` has two parts.
         let suffix = name.split_once('.')?.1;
         let (suffix, syntax) = match suffix.strip_suffix(".json") {
             Some(suffix) => (suffix, Self::Json),
@@ -284,7 +284,7 @@ fn is_identifier(name: &str) -> bool {
         && chars.all(|c| c.is_alphanumeric() || c == '_' || c == '-')
 }
 
-/// A quoted template that means exactly `text`.
+/// A quoted template with exactly the value `text`.
 fn quote(text: &str) -> String {
     let mut quoted = String::with_capacity(text.len() + 2);
     quoted.push('"');
@@ -336,7 +336,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_the_tool_would_wait_for_is_refused_by_name() {
+    fn a_file_that_would_block_the_tool_is_refused_by_name() {
         use nix::sys::stat::Mode;
         let folder = tempfile::tempdir().unwrap();
         let bad = folder.path().join("bad.tf");
@@ -356,7 +356,7 @@ mod tests {
         refuse();
         fs::File::create(&bad).unwrap().set_len(10 << 30).unwrap();
         refuse();
-        // What the tool leaves out, or says itself.
+        // The tool leaves these out, or reports them itself.
         fs::create_dir(&bad).unwrap();
         std::os::unix::fs::symlink("absent", folder.path().join("dangling.tf")).unwrap();
         check(folder.path(), Tool::Terraform).unwrap();
@@ -365,7 +365,7 @@ mod tests {
     }
 
     #[test]
-    fn text_means_what_the_declared_type_says() {
+    fn the_declared_type_decides_how_a_text_is_read() {
         let definitions = declarations(MODULE)
             .definitions(&variables(&[
                 ("plain", "[1]"),
@@ -402,7 +402,7 @@ mod tests {
     }
 
     #[test]
-    fn the_hcl_flag_of_newer_releases_decides_where_it_is_given() {
+    fn the_hcl_flag_of_newer_releases_takes_precedence() {
         let one = |hcl| {
             BTreeMap::from([(
                 "tags".to_owned(),
@@ -424,7 +424,7 @@ mod tests {
     }
 
     #[test]
-    fn undeclared_variables_are_left_out_when_all_files_could_be_read() {
+    fn undeclared_variables_are_left_out_if_all_files_could_be_read() {
         let given = variables(&[("elsewhere", "x"), ("text", "y")]);
         let declared = declarations(MODULE);
         assert_eq!(declared.undeclared(&given), ["elsewhere"]);

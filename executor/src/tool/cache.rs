@@ -1,8 +1,8 @@
 //! The tool cache on disk, shared by any number of executors.
 //!
-//! A binary appears by one rename under a per-version lock, so what is there is whole. Where everything
-//! wanted is there, nothing is written: a read-only cache works. Layout (contract 9.3):
-//! `terraform/<version>/terraform` and `tofu/v<version>/tofu`.
+//! A binary appears by one rename under a per-version lock, so a visible binary is complete. If all wanted tools are
+//! present, nothing is written, so a read-only cache works. Layout (contract 9.3): `terraform/<version>/terraform` and
+//! `tofu/v<version>/tofu`.
 
 use std::{
     fs::{self, File, TryLockError},
@@ -19,13 +19,13 @@ use tempfile::NamedTempFile;
 use super::error::{ArchiveError, ToolError};
 
 const LOCK: &str = ".lock";
-/// Names of unfinished files start with this; the next install of the same version removes them.
+/// The prefix of unfinished files. The next install of the same version removes them.
 const UNFINISHED: &str = ".unfinished-";
 const MAX_BINARY_MIB: u64 = 512;
-/// How often a taken lock is tried again. Waiting in the kernel could not be cancelled.
+/// How often the executor tries to take a held lock. A wait in the kernel could not be cancelled.
 const LOCK_POLL: Duration = Duration::from_millis(100);
 
-/// The place of one version in the cache.
+/// The folder of one version in the cache.
 #[derive(Debug, Clone)]
 pub(crate) struct Slot {
     directory: PathBuf,
@@ -44,7 +44,7 @@ impl Slot {
         }
     }
 
-    /// The binary, when it is there.
+    /// The binary, if it is installed.
     pub(crate) fn installed(&self) -> Option<PathBuf> {
         let path = self.directory.join(self.binary);
         let metadata = fs::metadata(&path).ok()?;
@@ -53,7 +53,7 @@ impl Slot {
         usable.then_some(path)
     }
 
-    /// Waits until no other executor is installing this version; `waiting` is called once if one is.
+    /// Waits until no other executor installs this version. If one does, `waiting` is called once.
     pub(crate) async fn lock(&self, waiting: impl FnOnce()) -> Result<Lock, ToolError> {
         fs::create_dir_all(&self.directory)
             .map_err(|error| ToolError::cache(&self.directory, error))?;
@@ -79,20 +79,20 @@ impl Slot {
         }
     }
 
-    /// Removes what installs that never finished left. The caller holds the lock, so none is under way.
+    /// Removes files of unfinished installs. The caller holds the lock, so no install is in progress.
     pub(crate) fn sweep(&self, _lock: &Lock) {
         let Ok(entries) = fs::read_dir(&self.directory) else {
             return;
         };
         for entry in entries.flatten() {
             if entry.file_name().to_string_lossy().starts_with(UNFINISHED) {
-                // What cannot be removed costs space only.
+                // A file that cannot be removed only costs space.
                 let _ = fs::remove_file(entry.path());
             }
         }
     }
 
-    /// A file on the same file system, removed unless it is kept.
+    /// A temporary file on the same file system.
     pub(crate) fn unfinished(&self) -> Result<NamedTempFile, ToolError> {
         tempfile::Builder::new()
             .prefix(UNFINISHED)
@@ -100,7 +100,7 @@ impl Slot {
             .map_err(|error| ToolError::cache(&self.directory, error))
     }
 
-    /// Unpacks the tool's binary from a verified archive and makes it visible. Blocks.
+    /// Unpacks the tool's binary from a verified archive, and makes it visible. Blocks.
     pub(crate) fn install(&self, archive: &File, shown_url: &str) -> Result<PathBuf, ToolError> {
         let broken = |source| ToolError::Archive {
             url: shown_url.to_owned(),
@@ -108,7 +108,7 @@ impl Slot {
         };
         let mut zip = zip::ZipArchive::new(archive)
             .map_err(|error| broken(ArchiveError::Unreadable(error)))?;
-        // Only the entry of exactly this name is read; names never become paths.
+        // Only the entry with exactly this name is read, and names never become paths.
         let mut entry = match zip.by_name(self.binary) {
             Ok(entry) if entry.is_file() => entry,
             Ok(_) | Err(zip::result::ZipError::FileNotFound) => {
@@ -130,8 +130,8 @@ impl Slot {
     }
 }
 
-/// Puts the binary of an archive that is at hand into the cache. The archive is not verified here: the caller
-/// verifies checksum and signature of what it fetched. Hostile archives are fuzz inputs. Blocks.
+/// Puts the binary of a local archive into the cache. The caller verifies checksum and signature first, because this
+/// function does not. Hostile archives are fuzz inputs. Blocks.
 pub fn install_archive(
     cache: &Path,
     tool: Tool,
@@ -141,10 +141,10 @@ pub fn install_archive(
     let slot = Slot::new(cache, tool, version);
     fs::create_dir_all(&slot.directory)
         .map_err(|error| ToolError::cache(&slot.directory, error))?;
-    slot.install(archive, "an archive at hand")
+    slot.install(archive, "a local archive")
 }
 
-/// Held while a version is installed; released when dropped, and by the kernel if the process dies.
+/// The lock of an install. Dropping it releases it, and so does the kernel if the process dies.
 #[derive(Debug)]
 pub(crate) struct Lock {
     _file: File,
@@ -176,7 +176,7 @@ enum CopyError {
     Write(io::Error),
 }
 
-/// `io::copy` that knows which side failed, with a limit that no header can talk away.
+/// Like `io::copy`, but it reports which side failed, and its limit does not depend on headers.
 fn copy(from: &mut impl io::Read, to: &mut impl io::Write) -> Result<(), CopyError> {
     let limit = MAX_BINARY_MIB << 20;
     let mut from = from.take(limit + 1);
@@ -199,12 +199,12 @@ fn copy(from: &mut impl io::Read, to: &mut impl io::Write) -> Result<(), CopyErr
     }
 }
 
-/// Whole and executable first, visible last; the renames of a crash-safe install need both syncs.
+/// Makes the file complete and executable before it becomes visible. A crash-safe rename needs both syncs.
 fn publish(file: NamedTempFile, path: &Path) -> io::Result<()> {
     file.as_file()
         .set_permissions(fs::Permissions::from_mode(0o755))?;
     file.as_file().sync_all()?;
-    // Closed before it gets its name: a file open for writing cannot be executed.
+    // It is closed before the rename, because a file that is open for writing cannot be executed.
     file.into_temp_path().persist(path)?;
     if let Some(directory) = path.parent() {
         File::open(directory)?.sync_all()?;

@@ -82,14 +82,15 @@ impl Resolver<'_> {
                 url: shown,
                 source,
             })?);
-            next = after.filter(|_| !self.is_settled(&releases));
+            next = after.filter(|_| !self.is_decided(&releases));
         }
         Ok(releases)
     }
 
-    /// Whether older pages of the index cannot change the choice. The newest releases come first, but patches
-    /// of older lines are among them: only the greatest of all, or the very version asked for, settles it.
-    fn is_settled(&self, releases: &[Release]) -> bool {
+    /// Whether older pages of the index cannot change the choice. The newest releases come first, but patches of older
+    /// lines are among them. So the search ends only with the greatest version of all, or with the exact version that
+    /// was requested.
+    fn is_decided(&self, releases: &[Release]) -> bool {
         if self.range.exact().is_some() {
             return releases
                 .iter()
@@ -103,7 +104,7 @@ impl Resolver<'_> {
             .is_some_and(|greatest| self.range.matches(greatest))
     }
 
-    /// Puts a release into the cache, unless another executor is faster.
+    /// Puts a release into the cache, unless another executor has installed it meanwhile.
     pub(super) async fn download(
         &self,
         (version, files): (Version, Files),
@@ -142,7 +143,7 @@ impl Resolver<'_> {
         Ok(self.found(version, path, Origin::Download))
     }
 
-    /// The archive's SHA-256 as its publisher lists it, the list's signature checked.
+    /// The archive's SHA-256 from its publisher's list, after the list's signature was checked.
     async fn expected_digest(&self, fetcher: &Fetcher, files: &Files) -> Result<String, ToolError> {
         let url = Shown(&files.checksums).to_string();
         let checksums = match fetcher.bytes(&files.checksums, MAX_SMALL_FILE).await {
@@ -159,7 +160,8 @@ impl Resolver<'_> {
             .ok_or(ToolError::ChecksumUnlisted { url, archive })
     }
 
-    /// One good signature by a trusted key is enough; a bad one is the end whatever else there is.
+    /// One valid signature by a trusted key is enough. An invalid signature before it is an error. A signature by an
+    /// unknown key is not, if a valid one follows.
     async fn check_signatures(
         &self,
         fetcher: &Fetcher,
@@ -209,7 +211,7 @@ impl Resolver<'_> {
     }
 }
 
-/// Checks and unpacks an archive. What is hashed is the file that is then unpacked, as it is on disk.
+/// Checks and unpacks an archive. The digest is that of the file on disk, which is then unpacked.
 async fn unpack(
     slot: Slot,
     lock: Lock,
@@ -219,7 +221,7 @@ async fn unpack(
 ) -> Result<PathBuf, ToolError> {
     let url = Shown(url).to_string();
     blocking("unpack the archive", move || {
-        // Here the lock outlives a caller that gives up.
+        // The task holds the lock, so that the lock outlives a cancelled caller.
         let _lock = lock;
         let actual = verify::file_digest(archive.as_file())
             .map_err(|error| ToolError::cache(archive.path(), error))?;

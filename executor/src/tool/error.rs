@@ -1,4 +1,4 @@
-//! Why no tool could be had, who can do something about it, and what to do about it.
+//! Why no tool was found, the kind of the error, and a hint.
 
 use std::{io, path::PathBuf};
 
@@ -24,7 +24,7 @@ pub enum ToolError {
     NoMatch {
         tool: Tool,
         range: String,
-        /// The greatest stable release the index offers.
+        /// The greatest stable release in the index.
         newest: Option<Version>,
         index: String,
     },
@@ -75,7 +75,7 @@ pub enum ToolError {
     Cache { path: PathBuf, source: io::Error },
     #[error("no TLS provider was installed before resolving a tool")]
     NoTlsProvider,
-    #[error("the task to {task} broke off")]
+    #[error("the task to {task} ended unexpectedly")]
     Task {
         task: &'static str,
         source: tokio::task::JoinError,
@@ -101,7 +101,7 @@ pub enum FetchError {
     Unreachable { url: String, source: reqwest::Error },
     #[error("`{url}` answered {status}")]
     Status { url: String, status: StatusCode },
-    #[error("the download of `{url}` broke off")]
+    #[error("the download of `{url}` was interrupted")]
     Interrupted { url: String, source: reqwest::Error },
     #[error("`{url}` is larger than {limit_mib} MiB")]
     TooLarge { url: String, limit_mib: u64 },
@@ -110,7 +110,7 @@ pub enum FetchError {
 }
 
 impl FetchError {
-    /// Whether the release server could not be used at all, as opposed to having said no.
+    /// Whether the release server was unusable, and did not refuse the request.
     pub(crate) fn is_transient(&self) -> bool {
         match self {
             Self::Unreachable { source, .. } => !source.is_redirect() && !source.is_builder(),
@@ -139,19 +139,19 @@ impl FetchError {
             Self::Status { status, .. }
                 if matches!(*status, StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN) =>
             {
-                "the server wants credentials, or refuses those in the address".into()
+                "the server requires credentials, or refuses those in the address".into()
             }
             Self::Status { status, .. } if *status == StatusCode::TOO_MANY_REQUESTS => {
                 "the server limits requests; use a mirror or an index that caches".into()
             }
-            Self::Status { .. } => "the server is out of order; try again later".into(),
+            Self::Status { .. } => "the server reports an error; try again later".into(),
             Self::TooLarge { .. } => "no release is that large; check the address".into(),
             Self::Client(_) => return None,
         })
     }
 }
 
-/// Why an archive whose checksum is right still holds no usable binary.
+/// Why an archive with the right checksum contains no usable binary.
 #[derive(Debug, thiserror::Error)]
 pub enum ArchiveError {
     #[error("not a readable zip archive")]
@@ -165,7 +165,7 @@ pub enum ArchiveError {
 }
 
 impl ToolError {
-    /// Who can do something about it.
+    /// The kind of the error, which decides about retries.
     pub fn kind(&self) -> ErrorKind {
         match self {
             Self::Range(_) | Self::NoMatch { .. } | Self::NoBuild { .. } => ErrorKind::User,
@@ -176,10 +176,11 @@ impl ToolError {
         }
     }
 
-    /// Whether a setting, or the lack of one, names a place that cannot serve. Another executor would find the same.
+    /// Whether the cause is a wrong or missing setting. Another executor would have the same error.
     pub fn is_wrong_setting(&self) -> bool {
         match self {
-            // Tried for long enough: what is missing is a way to the releases, or the version on the image.
+            // The retries are over. So the cause is a missing route to the releases, or the missing version in the
+            // image.
             Self::Index { source, .. } => source.is_transient(),
             Self::Fetch(source @ FetchError::Unreachable { .. }) => source.is_transient(),
             Self::CacheNotWritable { .. } | Self::ExtraKeys { .. } => true,
@@ -188,7 +189,7 @@ impl ToolError {
         }
     }
 
-    /// What can be done about it, when there is something.
+    /// The hint for users, if there is one.
     pub fn hint(&self) -> Option<String> {
         Some(match self {
             Self::Range(_) => format!("valid ranges look like {EXAMPLES}"),
@@ -201,10 +202,10 @@ impl ToolError {
             }
             Self::Index { source, .. } | Self::Fetch(source) => return source.hint(),
             Self::IndexFormat { .. } => {
-                "check its address; a proxy or a login page may have answered in its place".into()
+                "check its address; a proxy or a login page may have answered instead".into()
             }
             Self::ChecksumsMissing { .. } => {
-                "a mirror must carry each release's SHA256SUMS beside its archives".into()
+                "a mirror must have each release's SHA256SUMS in the folder of its archives".into()
             }
             Self::ChecksumUnlisted { .. } | Self::ChecksumMismatch { .. } => {
                 "the mirror or a proxy serves a changed or incomplete file; nothing was installed"
@@ -216,7 +217,7 @@ impl ToolError {
             Self::Signature { source, .. } => source.hint(),
             Self::ExtraKeys { .. } => "the file must hold OpenPGP public keys".into(),
             Self::Archive { .. } => {
-                "the release carries this checksum, so it is published broken; choose another version"
+                "the file has the published checksum, so the release itself is broken; choose another version"
                     .into()
             }
             Self::CacheFull { .. } => {
@@ -234,7 +235,7 @@ impl ToolError {
         })
     }
 
-    /// An I/O error in the cache, told apart by what must be done about it.
+    /// Classifies an I/O error in the cache by its remedy.
     pub(crate) fn cache(path: impl Into<PathBuf>, source: io::Error) -> Self {
         let path = path.into();
         match source.kind() {

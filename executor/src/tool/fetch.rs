@@ -1,6 +1,6 @@
-//! HTTP for release files: limits, time-outs, a few retries, and addresses fit to be shown.
+//! HTTP for release files, with limits, timeouts and a few retries. It also formats addresses for messages.
 //!
-//! Knows nothing of versions or archives. Proxies come from the environment.
+//! This module knows nothing of versions or archives. Proxies come from the environment.
 
 use std::{
     error::Error,
@@ -16,25 +16,25 @@ use url::Url;
 
 use super::error::{FetchError, ToolError};
 
-/// How long requests to a server that cannot be used are repeated. With the last attempt this is less than 30 seconds,
-/// both where connections are refused and where packets are dropped.
+/// How long requests to an unusable server are repeated. Including the last attempt, this takes less than 30 seconds,
+/// both if connections are refused and if packets are dropped.
 pub(crate) const RETRY_FOR: Duration = Duration::from_secs(15);
 const MAX_RETRY_DELAY: Duration = Duration::from_secs(5);
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
-/// Longest silence of a server; a slow but steady download may take as long as it needs.
+/// The longest silence of a server. A slow but steady download may take any time.
 const IDLE_TIMEOUT: Duration = Duration::from_secs(20);
 const MAX_REDIRECTS: usize = 10;
-/// Of a download that broke off.
+/// Retries of an interrupted download.
 const RETRIES: usize = 3;
 
-/// An address as messages show it: without credentials, query and fragment, all of which can hold secrets.
+/// An address for messages: without credentials, query and fragment, because all of them can hold secrets.
 pub(crate) struct Shown<'a>(pub(crate) &'a Url);
 
 impl fmt::Display for Shown<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut url = self.0.clone();
         if !url.username().is_empty() || url.password().is_some() {
-            // Neither fails for an address that had credentials to begin with.
+            // Neither call fails for an address that had credentials.
             let _ = url.set_password(None);
             let _ = url.set_username("***");
         }
@@ -61,12 +61,12 @@ pub(crate) struct Fetcher {
 
 impl Fetcher {
     pub(crate) fn new(retry_for: Duration) -> Result<Self, ToolError> {
-        // Building a client without one panics.
+        // Without a provider, building a client panics.
         if rustls::crypto::CryptoProvider::get_default().is_none() {
             return Err(ToolError::NoTlsProvider);
         }
         let client = Client::builder()
-            // GitHub answers 403 to requests that do not say who asks.
+            // GitHub answers 403 to requests without a user agent.
             .user_agent(concat!("mayfly/", env!("CARGO_PKG_VERSION")))
             .connect_timeout(CONNECT_TIMEOUT)
             .read_timeout(IDLE_TIMEOUT)
@@ -76,12 +76,12 @@ impl Fetcher {
         Ok(Self { client, retry_for })
     }
 
-    /// A small file, whole.
+    /// Fetches a small file into memory.
     pub(crate) async fn bytes(&self, url: &Url, limit: u64) -> Result<Vec<u8>, FetchError> {
         Ok(self.page(url, limit).await?.0)
     }
 
-    /// A page of a listing, and where the next one is (`Link: <…>; rel="next"`).
+    /// Fetches a page of a listing, and the address of the next one (`Link: <…>; rel="next"`).
     pub(crate) async fn page(
         &self,
         url: &Url,
@@ -94,7 +94,7 @@ impl Fetcher {
             .await
     }
 
-    /// A small file, or `None` where the server has none.
+    /// Fetches a small file, or returns `None` if the server has none.
     pub(crate) async fn bytes_if_any(
         &self,
         url: &Url,
@@ -102,7 +102,7 @@ impl Fetcher {
     ) -> Result<Option<Vec<u8>>, FetchError> {
         match self.bytes(url, limit).await {
             Ok(bytes) => Ok(Some(bytes)),
-            // Object stores answer 403 for what does not exist when listing is not allowed.
+            // Without the permission to list, object stores answer 403 for missing objects.
             Err(FetchError::Status {
                 status: StatusCode::NOT_FOUND | StatusCode::GONE | StatusCode::FORBIDDEN,
                 ..
@@ -111,7 +111,7 @@ impl Fetcher {
         }
     }
 
-    /// A large file into `file`, which is at `path`.
+    /// Fetches a large file into `file`, which is at `path`.
     pub(crate) async fn file(
         &self,
         url: &Url,
@@ -121,7 +121,7 @@ impl Fetcher {
     ) -> Result<(), ToolError> {
         let began = Instant::now();
         let again = |error: &ToolError| match error {
-            // However long it took until then, the server is there.
+            // The server answered, so retries do not depend on the time until then.
             ToolError::Fetch(FetchError::Interrupted { .. }) => true,
             ToolError::Fetch(error) => error.is_transient() && began.elapsed() < self.retry_for,
             _ => false,
@@ -152,15 +152,15 @@ impl Fetcher {
     ) -> Result<(), ToolError> {
         let mut response = self.get(url, limit).await?;
         let cache = |error| ToolError::cache(path, error);
-        // An attempt before this one may have left its part.
+        // An earlier attempt may have left partial content.
         file.set_len(0).map_err(cache)?;
         file.seek(SeekFrom::Start(0)).map_err(cache)?;
         let mut size = 0;
         while let Some(chunk) = next_chunk(url, &mut response).await? {
             size += chunk.len() as u64;
             within(url, size, limit)?;
-            // One chunk is what the socket had: writing it takes microseconds, handing it to another
-            // thread would take longer.
+            // A chunk is the content of the socket's buffer. Writing it takes microseconds, which is less than a switch
+            // to another thread.
             file.write_all(&chunk).map_err(cache)?;
         }
         Ok(())
@@ -170,7 +170,7 @@ impl Fetcher {
         let response = self.client.get(url.clone()).send().await.map_err(|error| {
             FetchError::Unreachable {
                 url: Shown(url).to_string(),
-                // The client's own text would show the address with its credentials.
+                // The client's own text would contain the address with its credentials.
                 source: error.without_url(),
             }
         })?;
@@ -244,7 +244,7 @@ impl fmt::Display for RedirectError {
 
 impl Error for RedirectError {}
 
-/// The next page of a listing. One on another host is ignored: an index is believed for itself only.
+/// The next page of a listing. A page on another host is ignored, because an index is trusted only for its own host.
 fn next_page(url: &Url, response: &Response) -> Option<Url> {
     let links = response.headers().get(header::LINK)?.to_str().ok()?;
     let target = links.split(',').find_map(|link| {
@@ -268,7 +268,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn addresses_are_shown_without_what_may_be_secret() {
+    fn addresses_are_shown_without_possible_secrets() {
         let shown = |text: &str| Shown(&Url::parse(text).unwrap()).to_string();
         assert_eq!(
             shown("https://bob:hunter2@mirror.test:8443/a/b.zip?sig=hunter2#hunter2"),

@@ -1,6 +1,6 @@
 //! Release indexes: which versions are published, and where their files are (contract 9.1).
 //!
-//! Pure: bytes in, releases out.
+//! This module does no I/O: it parses bytes into releases.
 
 use std::{collections::HashMap, env::consts, fmt};
 
@@ -11,7 +11,7 @@ use url::Url;
 
 use super::verify::HASHICORP_SHORT_ID;
 
-/// Operating system and architecture, in the words of the release indexes.
+/// Operating system and architecture, as the release indexes name them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Platform {
     os: &'static str,
@@ -23,11 +23,11 @@ impl Platform {
         Self { os, arch }
     }
 
-    /// The one this executor was built for.
+    /// The platform of this executor's build.
     pub(crate) fn current() -> Self {
         let os = match consts::OS {
             "macos" => "darwin",
-            // `linux` and `windows` are called the same.
+            // The names of `linux` and `windows` are the same.
             os => os,
         };
         let arch = match consts::ARCH {
@@ -50,21 +50,21 @@ impl fmt::Display for Platform {
 #[derive(Debug, Clone)]
 pub(crate) struct Release {
     pub(crate) version: Version,
-    /// Absent when it is not published for the platform asked for.
+    /// Absent if it is not published for the requested platform.
     pub(crate) files: Option<Files>,
 }
 
-/// Where the files of one release are.
+/// The addresses of the files of one release.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Files {
     pub(crate) archive: Url,
     pub(crate) checksums: Url,
-    /// In the order they are tried. Which of them exist is not known beforehand.
+    /// In the order in which they are tried. Some of them may not exist.
     pub(crate) signatures: Vec<Url>,
 }
 
 impl Files {
-    /// The same files on a mirror: its scheme, host, port, credentials and path prefix, then the old path.
+    /// The same files on a mirror: the mirror's scheme, host, port, credentials and path prefix, then the old path.
     pub(crate) fn on(self, mirror: &Url) -> Self {
         let moved = |url: Url| {
             let mut moved = mirror.clone();
@@ -89,7 +89,7 @@ pub(crate) fn file_name(url: &Url) -> &str {
     url.path().rsplit('/').next().unwrap_or_default()
 }
 
-/// Reads an index that came from `base`. Entries whose version is not a semantic one are left out.
+/// Parses an index from `base`. Entries without a semantic version are left out.
 pub(crate) fn parse(
     tool: Tool,
     bytes: &[u8],
@@ -162,8 +162,8 @@ fn terraform_files(
         None => beside(&archive, &format!("terraform_{version}_SHA256SUMS")),
     };
     let sums = file_name(&checksums);
-    // HashiCorp offers the signature of its present key under that key's id; the plain name comes second
-    // because a release made under an older key may still have that key's signature there.
+    // HashiCorp offers the signature of its present key under that key's id. The plain name comes second: for a release
+    // under an older key, it may hold that key's signature.
     let mut names = vec![
         format!("{sums}.{HASHICORP_SHORT_ID}.sig"),
         format!("{sums}.sig"),
@@ -229,7 +229,7 @@ fn tofu_files(
     };
     let archive = asset(&format!("tofu_{version}_{platform}.zip"))?;
     let sums = format!("tofu_{version}_SHA256SUMS");
-    // `.sig` beside it is a cosign signature, which is another matter.
+    // The `.sig` file is a cosign signature, which is not used here.
     let signature = format!("{sums}.gpgsig");
     Some(Files {
         checksums: asset(&sums).unwrap_or_else(|| beside(&archive, &sums)),
@@ -285,7 +285,7 @@ mod tests {
         "not-a-version":{"builds":[]}}}"#;
 
     #[test]
-    fn terraform_files_stand_beside_the_archive() {
+    fn terraform_files_are_in_the_folder_of_the_archive() {
         let release = only(
             Tool::Terraform,
             TERRAFORM,
@@ -315,7 +315,7 @@ mod tests {
     }
 
     #[test]
-    fn a_mirrors_index_may_leave_addresses_out() {
+    fn the_index_of_a_mirror_may_omit_addresses() {
         let json = r#"{"versions":{"1.9.8":{"builds":[
             {"os":"linux","arch":"amd64","filename":"terraform_1.9.8_linux_amd64.zip"}]}}}"#;
         let base = "https://mirror.test/hashicorp/terraform/index.json";
@@ -372,7 +372,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_index_is_an_error() {
+    fn other_documents_are_an_error() {
         for (tool, text) in [
             (Tool::Terraform, "<html>log in</html>"),
             (Tool::Terraform, "[]"),

@@ -1,7 +1,7 @@
-//! The version of a binary found on PATH, asked of the binary itself and remembered.
+//! The version of a binary on PATH, which the binary itself reports. The answer is cached.
 //!
-//! Starting the tool takes tens of milliseconds, a good part of a small run, so the answer is kept in the
-//! cache directory for as long as the file stays the same.
+//! Starting the tool takes tens of milliseconds, much of a small run. So the cache directory keeps the answer while the
+//! file stays the same.
 
 use std::{
     collections::BTreeMap,
@@ -21,27 +21,27 @@ use tokio::process::Command;
 use crate::reaper;
 
 const TIME_LIMIT: Duration = Duration::from_secs(10);
-const MEMORY: &str = "probe.json";
-const MAX_MEMORY_BYTES: u64 = 1 << 20;
+const CACHE_FILE: &str = "probe.json";
+const MAX_CACHE_BYTES: u64 = 1 << 20;
 
-/// Version managers put a small script or proxy on PATH, which picks a version by working directory and
-/// environment; what it said once says nothing about the next time. The tools are far larger.
-const SMALLEST_TOOL: u64 = 16 << 20;
+/// The minimum size of a binary whose answer is cached. Version managers put a small script or proxy on PATH, whose
+/// version depends on the working directory and the environment. The real tools are far larger.
+const MIN_TOOL_BYTES: u64 = 16 << 20;
 
-/// Why a binary did not tell its version.
+/// Why a binary did not report its version.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum ProbeError {
     #[error("could not start it")]
     Start(#[source] io::Error),
     #[error("it did not answer within {} seconds", TIME_LIMIT.as_secs())]
-    Silent,
+    TimedOut,
     #[error("it ended with {0}")]
     Failed(std::process::ExitStatus),
     #[error("its answer to `version -json` is not understood")]
     Answer(#[source] serde_json::Error),
 }
 
-/// What identifies one state of one file.
+/// The identity of one version of one file.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 struct Identity {
     size: u64,
@@ -51,14 +51,14 @@ struct Identity {
 }
 
 #[derive(Debug, Serialize, Deserialize)]
-struct Remembered {
+struct CachedVersion {
     identity: Identity,
     version: Version,
 }
 
-type Memory = BTreeMap<PathBuf, Remembered>;
+type VersionCache = BTreeMap<PathBuf, CachedVersion>;
 
-/// The version of `binary`, from memory or by asking.
+/// The version of `binary`, from the cache or from the binary.
 pub(crate) async fn version(binary: &Path, cache_dir: &Path) -> Result<Version, ProbeError> {
     let file = fs::canonicalize(binary).map_err(ProbeError::Start)?;
     let metadata = fs::metadata(&file).map_err(ProbeError::Start)?;
@@ -69,23 +69,23 @@ pub(crate) async fn version(binary: &Path, cache_dir: &Path) -> Result<Version, 
         inode: metadata.ino(),
         device: metadata.dev(),
     };
-    let memory = cache_dir.join(MEMORY);
-    let mut known = read(&memory);
-    if let Some(found) = known.get(&file)
+    let cache_file = cache_dir.join(CACHE_FILE);
+    let mut cache = read(&cache_file);
+    if let Some(found) = cache.get(&file)
         && found.identity == identity
     {
         return Ok(found.version.clone());
     }
-    let version = ask(binary).await?;
-    if identity.size >= SMALLEST_TOOL {
-        known.insert(
+    let version = query_version(binary).await?;
+    if identity.size >= MIN_TOOL_BYTES {
+        cache.insert(
             file,
-            Remembered {
+            CachedVersion {
                 identity,
                 version: version.clone(),
             },
         );
-        if let Err(error) = write(&memory, &known) {
+        if let Err(error) = write(&cache_file, &cache) {
             tracing::debug!(%error, "could not remember the version of the tool on PATH");
         }
     }
@@ -94,16 +94,16 @@ pub(crate) async fn version(binary: &Path, cache_dir: &Path) -> Result<Version, 
 
 #[derive(Deserialize)]
 struct Answer {
-    // OpenTofu kept the name.
+    // OpenTofu uses the same name.
     terraform_version: Version,
 }
 
-async fn ask(binary: &Path) -> Result<Version, ProbeError> {
+async fn query_version(binary: &Path) -> Result<Version, ProbeError> {
     let mut command = Command::new(binary);
     command
         .args(["version", "-json"])
         .env_clear()
-        // No call home, and no configuration file of the user's: only the version is asked for.
+        // The command only prints the version. So it needs no network call and no user's configuration file.
         .env("CHECKPOINT_DISABLE", "1")
         .env("TF_CLI_CONFIG_FILE", "/dev/null")
         .current_dir("/")
@@ -114,7 +114,7 @@ async fn ask(binary: &Path) -> Result<Version, ProbeError> {
     let child = reaper::spawn(&mut command).map_err(ProbeError::Start)?;
     let output = tokio::time::timeout(TIME_LIMIT, child.wait_with_output())
         .await
-        .map_err(|_| ProbeError::Silent)?
+        .map_err(|_| ProbeError::TimedOut)?
         .map_err(ProbeError::Start)?;
     if !output.status.success() {
         return Err(ProbeError::Failed(output.status));
@@ -123,22 +123,22 @@ async fn ask(binary: &Path) -> Result<Version, ProbeError> {
     Ok(answer.terraform_version)
 }
 
-/// Whatever is wrong with the memory, it is only a memory.
-fn read(path: &Path) -> Memory {
-    regular_file::read(path, MAX_MEMORY_BYTES)
+/// Any error counts as an empty cache, because the version can be asked for again.
+fn read(path: &Path) -> VersionCache {
+    regular_file::read(path, MAX_CACHE_BYTES)
         .ok()
         .and_then(|bytes| serde_json::from_slice(&bytes).ok())
         .unwrap_or_default()
 }
 
-/// Replaces the memory in one step. Two processes writing at once lose one answer, which is asked for again.
-fn write(path: &Path, known: &Memory) -> io::Result<()> {
+/// Replaces the cache file atomically. If two processes write at once, one answer is lost, and asked for again.
+fn write(path: &Path, cache: &VersionCache) -> io::Result<()> {
     let directory = path.parent().unwrap_or(Path::new("."));
     fs::create_dir_all(directory)?;
     let mut file = tempfile::Builder::new()
         .prefix(".probe-")
         .tempfile_in(directory)?;
-    file.write_all(&serde_json::to_vec(known)?)?;
+    file.write_all(&serde_json::to_vec(cache)?)?;
     file.persist(path)?;
     Ok(())
 }

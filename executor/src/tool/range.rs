@@ -1,21 +1,21 @@
 //! Version ranges of job data, as the platform understands them (contract 9.2).
 //!
-//! The semantics are npm's with the quirks of the library the stock executor uses: `~> 1.9` stays below
-//! 1.10, `> 1.12` starts at 1.13, and a pre-release is only considered where the range names one of the
-//! same x.y.z. Two things are mended: a comma joins comparators, and `[1.5,1.8)` honours both bounds.
-//! Knows nothing of indexes, caches or binaries.
+//! The semantics are npm's, with the quirks of the stock executor's library. `~> 1.9` stays below 1.10, and `> 1.12`
+//! starts at 1.13. A pre-release only counts if the range names one of the same x.y.z. There are two corrections: a
+//! comma joins comparators, and `[1.5,1.8)` respects both bounds. This module knows nothing of indexes, caches or
+//! binaries.
 
 use std::fmt;
 
 use semver::{Prerelease, Version};
 
-/// Longer texts are refused: no honest range needs them, and they end up in messages.
+/// Longer texts are refused: no real range is longer, and ranges appear in messages.
 const MAX_TEXT: usize = 256;
 
-/// What a hint shows as accepted.
+/// Examples of valid ranges, for hints.
 pub(crate) const EXAMPLES: &str = "`1.9.8`, `1.9`, `~1.9`, `^1.5`, `>=1.5, <1.8`, `1.5.7 || 1.6.6`, `1.5.0 - 1.8.0`, `[1.5,1.8)` or `latest`";
 
-/// A text that is no version range.
+/// A text that is not a version range.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("`{text}` is not a version range: {reason}")]
 pub struct RangeError {
@@ -23,7 +23,7 @@ pub struct RangeError {
     reason: String,
 }
 
-/// A parsed version range; what it accepts is asked with [`Range::matches`].
+/// A parsed version range. [`Range::matches`] checks versions against it.
 #[derive(Debug, Clone)]
 pub struct Range {
     text: String,
@@ -31,7 +31,7 @@ pub struct Range {
 }
 
 impl Range {
-    /// Reads a range as the platform writes it.
+    /// Parses a range in the platform's format.
     pub fn parse(text: &str) -> Result<Self, RangeError> {
         let text = text.trim();
         let fail = |reason: String| RangeError {
@@ -56,14 +56,14 @@ impl Range {
         })
     }
 
-    /// Whether `version` satisfies this range. Build metadata plays no part.
+    /// Whether `version` satisfies this range. Build metadata is ignored.
     pub fn matches(&self, version: &Version) -> bool {
         self.alternatives
             .iter()
             .any(|alternative| alternative.matches(version))
     }
 
-    /// The one version this range accepts, when it is written as a single full version.
+    /// The only version that this range accepts, if it is written as one full version.
     pub fn exact(&self) -> Option<&Version> {
         match self.alternatives.as_slice() {
             [only] => match only.comparators.as_slice() {
@@ -85,11 +85,11 @@ impl fmt::Display for Range {
     }
 }
 
-/// Comparators that hold together; without any, every stable version does.
+/// Comparators that must all be true. Without any, every stable version matches.
 #[derive(Debug, Clone, Default)]
 struct Alternative {
     comparators: Vec<Comparator>,
-    /// The x.y.z of the pre-releases the text names; only theirs are considered.
+    /// The x.y.z of the pre-releases in the text. Other pre-releases do not count.
     prereleases: Vec<(u64, u64, u64)>,
 }
 
@@ -128,7 +128,7 @@ impl Comparator {
     }
 }
 
-/// A version as written: `1`, `1.9`, `1.9.x` or a full one.
+/// A version in a range: `1`, `1.9`, `1.9.x` or a full one.
 #[derive(Debug, Clone)]
 enum Partial {
     Major(u64),
@@ -137,7 +137,7 @@ enum Partial {
 }
 
 impl Partial {
-    /// The smallest version the text covers.
+    /// The smallest version that the text covers.
     fn floor(&self) -> Version {
         match self {
             Self::Major(major) => Version::new(*major, 0, 0),
@@ -146,7 +146,7 @@ impl Partial {
         }
     }
 
-    /// The first version past all that the text covers; `None` for a full version.
+    /// The first version above the range of the text; `None` for a full version.
     fn next(&self) -> Option<Version> {
         match self {
             Self::Major(major) => Some(Version::new(major.saturating_add(1), 0, 0)),
@@ -155,7 +155,7 @@ impl Partial {
         }
     }
 
-    /// Where `~` ends.
+    /// The upper bound of `~`.
     fn tilde_end(&self) -> Version {
         self.next().unwrap_or_else(|| {
             let floor = self.floor();
@@ -163,7 +163,7 @@ impl Partial {
         })
     }
 
-    /// Where `^` ends: before the left-most written part that is not zero changes.
+    /// The upper bound of `^`: the next version in which the first non-zero part changes.
     fn caret_end(&self) -> Version {
         let floor = self.floor();
         match self {
@@ -176,7 +176,7 @@ impl Partial {
     }
 }
 
-/// The bound "before `version` and before its pre-releases", as npm closes the ranges it expands.
+/// The bound "before `version` and before its pre-releases", as npm closes its expanded ranges.
 fn before(mut version: Version) -> Comparator {
     version.pre = Prerelease::new("0").expect("`0` is a valid pre-release");
     Comparator(Operator::Less, version)
@@ -186,10 +186,10 @@ fn at_least(version: Version) -> Comparator {
     Comparator(Operator::GreaterOrEqual, version)
 }
 
-/// Longer ones first. `~>` is npm's `~` here, not Terraform's own pessimistic operator.
+/// Longer ones come first. `~>` is npm's `~` here, not Terraform's own pessimistic operator.
 const OPERATORS: [&str; 8] = ["~>", "~", "^", ">=", "<=", ">", "<", "="];
 
-/// Reads one alternative, left to right.
+/// Parses one alternative, left to right.
 struct Parser<'a> {
     rest: &'a str,
     found: Alternative,
@@ -213,7 +213,7 @@ impl<'a> Parser<'a> {
             } else {
                 self.comparator()?;
             }
-            // A comma joins as white space does; the stock executor forgets what stands before it.
+            // A comma joins like white space. The stock executor ignores everything before the comma.
             self.skip_space();
             let comma = self.eat(",");
             self.skip_space();
@@ -262,7 +262,8 @@ impl<'a> Parser<'a> {
         Ok(())
     }
 
-    /// `[1.5,1.8)`: the same as the comparators `>=1.5 <1.8`, with `]` and `[` turned outwards also open.
+    /// `[1.5,1.8)`: the same as the comparators `>=1.5 <1.8`. `]` as the first and `[` as the last bracket also mean
+    /// open bounds.
     fn interval(&mut self) -> Result<(), String> {
         let closed_below = self.eat("[");
         if !closed_below {
@@ -372,7 +373,7 @@ impl<'a> Parser<'a> {
         }
     }
 
-    /// The hyphen of `1.5.0 - 1.8.0` stands between spaces; any other belongs to a pre-release.
+    /// The hyphen of `1.5.0 - 1.8.0` is between spaces. Any other hyphen belongs to a pre-release.
     fn eat_hyphen(&mut self) -> bool {
         let trimmed = self.rest.trim_start();
         let spaced = trimmed.len() < self.rest.len();
@@ -440,7 +441,7 @@ fn parse_number(part: &str, word: &str) -> Result<Option<u64>, String> {
         .map_err(|_| format!("`{}` is not a version", shown(word)))
 }
 
-/// Text for a message: short, on one line.
+/// A short text on one line, for messages.
 fn shown(text: &str) -> String {
     const LIMIT: usize = 80;
     let mut shown: String = text

@@ -1,4 +1,4 @@
-//! The resolver against a release server, with the real Terraform where the binary matters.
+//! The resolver with a release server, and with the real Terraform if the binary matters.
 
 mod server;
 
@@ -23,17 +23,17 @@ const TOFU_INDEX: &str = "/tofu/index.json";
 const LIMIT: Duration = Duration::from_mins(1);
 
 /// A release server, a cache, and a publisher whose key is trusted.
-struct World {
+struct Fixture {
     server: Server,
     directory: TempDir,
     signer: Signer,
     config: ToolConfig,
-    said: Arc<Mutex<Vec<String>>>,
+    messages: Arc<Mutex<Vec<String>>>,
 }
 
-impl World {
+impl Fixture {
     async fn new() -> Self {
-        // Another test of this process may have been first.
+        // It fails if another test of this process was first.
         let _ = rustls::crypto::ring::default_provider().install_default();
         let server = Server::start().await;
         let directory = TempDir::new().unwrap();
@@ -56,19 +56,19 @@ impl World {
             directory,
             signer,
             config,
-            said: Arc::default(),
+            messages: Arc::default(),
         }
     }
 
-    /// A world with one Terraform release for each of `versions`.
+    /// A setup with one Terraform release for each of `versions`.
     async fn with(versions: &[&str]) -> Self {
-        let world = Self::new().await;
+        let fixture = Self::new().await;
         let releases: Vec<_> = versions
             .iter()
-            .map(|version| world.release(version).serve(&world.server))
+            .map(|version| fixture.release(version).serve(&fixture.server))
             .collect();
-        world.index(&releases);
-        world
+        fixture.index(&releases);
+        fixture
     }
 
     fn release(&self, version: &str) -> Publication {
@@ -98,22 +98,22 @@ impl World {
     }
 
     async fn resolve_tool(&self, tool: Tool, range: &str) -> Result<ResolvedTool, ToolError> {
-        let said = Arc::clone(&self.said);
-        let notify = move |line: &str| said.lock().unwrap().push(line.to_owned());
+        let messages = Arc::clone(&self.messages);
+        let notify = move |line: &str| messages.lock().unwrap().push(line.to_owned());
         tokio::time::timeout(LIMIT, resolve(tool, range, &self.config, &notify))
             .await
             .expect("resolving takes no minute")
     }
 
-    fn said(&self) -> String {
-        self.said.lock().unwrap().join("\n")
+    fn messages(&self) -> String {
+        self.messages.lock().unwrap().join("\n")
     }
 
     fn slot(&self, version: &str) -> PathBuf {
         self.config.cache_dir.join("terraform").join(version)
     }
 
-    /// Puts a tool on the PATH that is searched.
+    /// Puts a tool on the searched PATH.
     fn put_on_path(&mut self, content: &str) -> PathBuf {
         let directory = self.directory.path().join("bin");
         fs::create_dir_all(&directory).unwrap();
@@ -124,13 +124,13 @@ impl World {
     }
 }
 
-/// A stand-in for a tool, for what needs no real one.
+/// A fake tool, for tests that need no real one.
 fn script(version: &str) -> String {
     format!("#!/bin/sh\necho '{{\"terraform_version\":\"{version}\"}}'\n")
 }
 
-/// Written by another process: a file this one has open for writing while some thread forks cannot be
-/// executed until the child has gone its way.
+/// Another process writes the file. A file that this process has open for writing cannot be executed while a forked
+/// child has not yet called `exec`.
 fn write_executable(path: &Path, content: &str) {
     let source = path.with_extension("source");
     fs::write(&source, content).unwrap();
@@ -153,7 +153,7 @@ fn real_terraform() -> PathBuf {
     which::which("terraform").expect("`terraform` is not on PATH; install it to run this test")
 }
 
-fn version_said_by(binary: &Path) -> String {
+fn reported_version(binary: &Path) -> String {
     let output = Command::new(binary)
         .args(["version", "-json"])
         .env("CHECKPOINT_DISABLE", "1")
@@ -166,98 +166,104 @@ fn version_said_by(binary: &Path) -> String {
 #[tokio::test(flavor = "multi_thread")]
 async fn the_real_terraform_is_downloaded_verified_and_runs() {
     let real = real_terraform();
-    let version = version_said_by(&real);
-    let world = World::new().await;
+    let version = reported_version(&real);
+    let fixture = Fixture::new().await;
     let archive = zip(&[("terraform", &fs::read(&real).unwrap())]);
-    let release =
-        Publication::new("terraform", &version, archive, Some(&world.signer)).serve(&world.server);
-    world.index(&[release]);
+    let release = Publication::new("terraform", &version, archive, Some(&fixture.signer))
+        .serve(&fixture.server);
+    fixture.index(&[release]);
 
-    let found = world.resolve("latest").await.unwrap();
+    let found = fixture.resolve("latest").await.unwrap();
     assert_eq!(found.origin, Origin::Download);
     assert_eq!(found.version.to_string(), version);
-    assert_eq!(found.path, world.slot(&version).join("terraform"));
-    assert_eq!(version_said_by(&found.path), version);
-    assert_eq!(names(&world.slot(&version)), [".lock", "terraform"]);
+    assert_eq!(found.path, fixture.slot(&version).join("terraform"));
+    assert_eq!(reported_version(&found.path), version);
+    assert_eq!(names(&fixture.slot(&version)), [".lock", "terraform"]);
     let mode = fs::metadata(&found.path).unwrap().permissions().mode();
     assert_eq!(mode & 0o777, 0o755);
     assert!(
-        world.said().starts_with(&format!(
+        fixture.messages().starts_with(&format!(
             "downloading Terraform {version} from http://127.0.0.1"
         )),
         "{}",
-        world.said()
+        fixture.messages()
     );
 
-    let again = world.resolve("latest").await.unwrap();
+    let again = fixture.resolve("latest").await.unwrap();
     assert_eq!(again.origin, Origin::Cache);
-    assert_eq!(world.server.requests(".zip"), 1);
+    assert_eq!(fixture.server.requests(".zip"), 1);
 }
 
 #[tokio::test]
-async fn the_real_terraform_on_path_is_asked_once() {
+async fn the_version_of_the_real_terraform_on_path_is_queried_once() {
     let real = real_terraform();
-    let version = version_said_by(&real);
-    let mut world = World::with(&[]).await;
-    world.config.path = real.parent().unwrap().as_os_str().to_owned();
-    let found = world.resolve(&version).await.unwrap();
+    let version = reported_version(&real);
+    let mut fixture = Fixture::with(&[]).await;
+    fixture.config.path = real.parent().unwrap().as_os_str().to_owned();
+    let found = fixture.resolve(&version).await.unwrap();
     assert_eq!(found.origin, Origin::Path);
     assert_eq!(found.path, real);
 
-    // A changed memory shows in the answer, so the binary was not asked again.
-    let memory = world.config.cache_dir.join("probe.json");
-    let remembered = fs::read_to_string(&memory).unwrap();
-    fs::write(&memory, remembered.replace(&version, "1.2.3")).unwrap();
-    assert_eq!(world.resolve("1.2.3").await.unwrap().origin, Origin::Path);
-    // A memory of another state of the file, or a broken one, is not believed.
-    let outdated = remembered
+    // A changed cache entry appears in the answer, so the binary was not asked again.
+    let cache_file = fixture.config.cache_dir.join("probe.json");
+    let cached = fs::read_to_string(&cache_file).unwrap();
+    fs::write(&cache_file, cached.replace(&version, "1.2.3")).unwrap();
+    assert_eq!(fixture.resolve("1.2.3").await.unwrap().origin, Origin::Path);
+    // An entry for another version of the file, or a broken cache file, is ignored.
+    let outdated = cached
         .replace(&version, "1.2.3")
         .replace("\"size\":", "\"size\":1");
-    for useless in [outdated, "{".into()] {
-        fs::write(&memory, useless).unwrap();
-        assert_eq!(world.resolve(&version).await.unwrap().origin, Origin::Path);
+    for unusable in [outdated, "{".into()] {
+        fs::write(&cache_file, unusable).unwrap();
+        assert_eq!(
+            fixture.resolve(&version).await.unwrap().origin,
+            Origin::Path
+        );
     }
-    assert_eq!(world.server.requests(""), 0);
+    assert_eq!(fixture.server.requests(""), 0);
 }
 
 #[tokio::test]
 async fn installed_prefers_path_then_cache_then_the_index() {
-    let mut world = World::with(&["1.9.8", "1.9.9", "1.10.0", "1.11.0-rc1"]).await;
-    world.resolve("1.9.8").await.unwrap();
-    let binary = world.put_on_path(&script("1.9.7"));
+    let mut fixture = Fixture::with(&["1.9.8", "1.9.9", "1.10.0", "1.11.0-rc1"]).await;
+    fixture.resolve("1.9.8").await.unwrap();
+    let binary = fixture.put_on_path(&script("1.9.7"));
 
-    let found = world.resolve("~1.9").await.unwrap();
+    let found = fixture.resolve("~1.9").await.unwrap();
     assert_eq!((found.origin, found.path), (Origin::Path, binary));
-    let found = world.resolve(">=1.9.8").await.unwrap();
+    let found = fixture.resolve(">=1.9.8").await.unwrap();
     assert_eq!(
         (found.origin, found.version.to_string().as_str()),
         (Origin::Cache, "1.9.8")
     );
-    let found = world.resolve(">1.9.8").await.unwrap();
+    let found = fixture.resolve(">1.9.8").await.unwrap();
     assert_eq!(
         (found.origin, found.version.to_string().as_str()),
         (Origin::Download, "1.10.0")
     );
-    // A script may be a version manager's: what it says is not remembered.
-    assert!(!world.config.cache_dir.join("probe.json").exists());
+    // A script may be a version manager's, so its answer is not cached.
+    assert!(!fixture.config.cache_dir.join("probe.json").exists());
 }
 
 #[tokio::test]
-async fn newest_takes_the_greatest_published_and_reuses_a_copy_of_it() {
-    let mut world = World::with(&["1.9.8", "1.9.9"]).await;
-    world.config.selection = Selection::Newest;
-    world.put_on_path(&script("1.9.8"));
-    let found = world.resolve("~1.9").await.unwrap();
+async fn newest_uses_the_greatest_published_version_and_reuses_its_copy() {
+    let mut fixture = Fixture::with(&["1.9.8", "1.9.9"]).await;
+    fixture.config.selection = Selection::Newest;
+    fixture.put_on_path(&script("1.9.8"));
+    let found = fixture.resolve("~1.9").await.unwrap();
     assert_eq!(
         (found.origin, found.version.to_string().as_str()),
         (Origin::Download, "1.9.9")
     );
-    assert_eq!(world.resolve("~1.9").await.unwrap().origin, Origin::Cache);
-    assert_eq!(world.resolve("<1.9.9").await.unwrap().origin, Origin::Path);
-    assert_eq!(world.server.requests(TERRAFORM_INDEX), 3);
-    // An exact version needs no index when it is at hand.
-    world.resolve("1.9.9").await.unwrap();
-    assert_eq!(world.server.requests(TERRAFORM_INDEX), 3);
+    assert_eq!(fixture.resolve("~1.9").await.unwrap().origin, Origin::Cache);
+    assert_eq!(
+        fixture.resolve("<1.9.9").await.unwrap().origin,
+        Origin::Path
+    );
+    assert_eq!(fixture.server.requests(TERRAFORM_INDEX), 3);
+    // An exact version that is installed needs no index.
+    fixture.resolve("1.9.9").await.unwrap();
+    assert_eq!(fixture.server.requests(TERRAFORM_INDEX), 3);
 }
 
 #[rstest]
@@ -265,34 +271,38 @@ async fn newest_takes_the_greatest_published_and_reuses_a_copy_of_it() {
 #[case(Reply::Status(404))]
 #[case(Reply::body("<html>log in</html>"))]
 #[tokio::test]
-async fn newest_falls_back_to_what_is_installed(#[case] reply: Reply) {
-    let mut world = World::with(&[]).await;
-    world.server.set(TERRAFORM_INDEX, reply);
-    world.config.selection = Selection::Newest;
-    world.resolve("~1.9").await.unwrap_err();
-    world.put_on_path(&script("1.9.8"));
-    let found = world.resolve("~1.9").await.unwrap();
+async fn newest_falls_back_to_an_installed_tool(#[case] reply: Reply) {
+    let mut fixture = Fixture::with(&[]).await;
+    fixture.server.set(TERRAFORM_INDEX, reply);
+    fixture.config.selection = Selection::Newest;
+    fixture.resolve("~1.9").await.unwrap_err();
+    fixture.put_on_path(&script("1.9.8"));
+    let found = fixture.resolve("~1.9").await.unwrap();
     assert_eq!(found.origin, Origin::Path);
-    assert!(world.said().contains("warning: "), "{}", world.said());
+    assert!(
+        fixture.messages().contains("warning: "),
+        "{}",
+        fixture.messages()
+    );
 }
 
 #[tokio::test]
-async fn a_binary_that_does_not_answer_is_passed_over() {
-    let mut world = World::with(&["1.9.8"]).await;
-    world.put_on_path("#!/bin/sh\nexit 3\n");
-    let found = world.resolve("1.9.8").await.unwrap();
+async fn a_binary_that_does_not_answer_is_skipped() {
+    let mut fixture = Fixture::with(&["1.9.8"]).await;
+    fixture.put_on_path("#!/bin/sh\nexit 3\n");
+    let found = fixture.resolve("1.9.8").await.unwrap();
     assert_eq!(found.origin, Origin::Download);
     assert!(
-        world.said().contains("warning: ignoring"),
+        fixture.messages().contains("warning: ignoring"),
         "{}",
-        world.said()
+        fixture.messages()
     );
 }
 
 #[tokio::test]
 async fn relative_entries_of_path_are_not_searched() {
-    let mut world = World::with(&["1.9.8"]).await;
-    let binary = world.put_on_path(&script("1.9.8"));
+    let mut fixture = Fixture::with(&["1.9.8"]).await;
+    let binary = fixture.put_on_path(&script("1.9.8"));
     let up: PathBuf = std::env::current_dir()
         .unwrap()
         .components()
@@ -301,21 +311,21 @@ async fn relative_entries_of_path_are_not_searched() {
         .collect();
     let relative = up.join(binary.parent().unwrap().strip_prefix("/").unwrap());
     assert!(relative.join("terraform").exists());
-    world.config.path = relative.into_os_string();
+    fixture.config.path = relative.into_os_string();
     assert_eq!(
-        world.resolve("1.9.8").await.unwrap().origin,
+        fixture.resolve("1.9.8").await.unwrap().origin,
         Origin::Download
     );
 }
 
 #[tokio::test]
 async fn tofu_is_found_on_the_second_page_of_its_index() {
-    let world = World::new().await;
+    let fixture = Fixture::new().await;
     let release = |version: &str| {
         let archive = zip(&[("tofu", script(version).as_bytes())]);
-        Publication::new("tofu", version, archive, Some(&world.signer)).serve(&world.server)
+        Publication::new("tofu", version, archive, Some(&fixture.signer)).serve(&fixture.server)
     };
-    let origin = world.server.url("");
+    let origin = fixture.server.url("");
     let first = serde_json::json!([
         release("1.10.0").tofu_entry(&origin),
         release("1.10.0-rc1").tofu_entry(&origin),
@@ -323,24 +333,24 @@ async fn tofu_is_found_on_the_second_page_of_its_index() {
     ]);
     let second = serde_json::json!([release("1.8.7").tofu_entry(&origin)]);
     let next = format!("{TOFU_INDEX}?page=2");
-    world.server.set(
+    fixture.server.set(
         TOFU_INDEX,
         Reply::Page(Arc::new(first.to_string().into()), next.clone()),
     );
-    world.server.set(&next, Reply::body(second.to_string()));
+    fixture.server.set(&next, Reply::body(second.to_string()));
 
-    let found = world.resolve_tool(Tool::OpenTofu, "~1.8").await.unwrap();
-    let expected = world.config.cache_dir.join("tofu/v1.8.7/tofu");
+    let found = fixture.resolve_tool(Tool::OpenTofu, "~1.8").await.unwrap();
+    let expected = fixture.config.cache_dir.join("tofu/v1.8.7/tofu");
     assert_eq!((found.origin, found.path), (Origin::Download, expected));
-    let found = world
+    let found = fixture
         .resolve_tool(Tool::OpenTofu, "1.10.0-rc1")
         .await
         .unwrap();
     assert_eq!(found.version.to_string(), "1.10.0-rc1");
-    // The first page settles what is newest.
-    assert_eq!(world.server.requests("page=2"), 1);
+    // The first page decides which version is the newest.
+    assert_eq!(fixture.server.requests("page=2"), 1);
     assert_eq!(
-        world
+        fixture
             .resolve_tool(Tool::OpenTofu, "v1.10.0-rc1")
             .await
             .unwrap()
@@ -351,12 +361,14 @@ async fn tofu_is_found_on_the_second_page_of_its_index() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn executors_sharing_a_cache_download_once() {
-    let world = Arc::new(World::with(&["1.9.8"]).await);
-    let children: Vec<_> = (0..2).map(|_| resolve_in_another_process(&world)).collect();
+    let fixture = Arc::new(Fixture::with(&["1.9.8"]).await);
+    let children: Vec<_> = (0..2)
+        .map(|_| resolve_in_another_process(&fixture))
+        .collect();
     let tasks: Vec<_> = (0..8)
         .map(|_| {
-            let world = Arc::clone(&world);
-            tokio::spawn(async move { world.resolve("~1.9").await.unwrap().origin })
+            let fixture = Arc::clone(&fixture);
+            tokio::spawn(async move { fixture.resolve("~1.9").await.unwrap().origin })
         })
         .collect();
     let mut downloads = 0;
@@ -373,20 +385,20 @@ async fn executors_sharing_a_cache_download_once() {
         downloads += usize::from(text.contains("origin: Download"));
     }
     assert_eq!(downloads, 1);
-    assert_eq!(world.server.requests(".zip"), 1);
+    assert_eq!(fixture.server.requests(".zip"), 1);
 }
 
 const OTHER_CACHE: &str = "MAYFLY_TEST_CACHE";
 const OTHER_INDEX: &str = "MAYFLY_TEST_INDEX";
 const OTHER_KEYS: &str = "MAYFLY_TEST_KEYS";
 
-fn resolve_in_another_process(world: &World) -> std::process::Child {
+fn resolve_in_another_process(fixture: &Fixture) -> std::process::Child {
     Command::new(std::env::current_exe().unwrap())
         .args(["--exact", "tool::tests::another_process"])
         .args(["--ignored", "--nocapture"])
-        .env(OTHER_CACHE, &world.config.cache_dir)
-        .env(OTHER_INDEX, world.config.terraform_index.as_str())
-        .env(OTHER_KEYS, world.config.extra_keys.as_ref().unwrap())
+        .env(OTHER_CACHE, &fixture.config.cache_dir)
+        .env(OTHER_INDEX, fixture.config.terraform_index.as_str())
+        .env(OTHER_KEYS, fixture.config.extra_keys.as_ref().unwrap())
         .stdout(Stdio::piped())
         .stderr(Stdio::null())
         .spawn()
@@ -399,45 +411,45 @@ async fn another_process() {
     let Ok(cache) = std::env::var(OTHER_CACHE) else {
         return;
     };
-    let mut world = World::new().await;
-    world.config.cache_dir = cache.into();
-    world.config.terraform_index = std::env::var(OTHER_INDEX).unwrap().parse().unwrap();
-    world.config.extra_keys = Some(std::env::var(OTHER_KEYS).unwrap().into());
-    let found = world.resolve("~1.9").await.unwrap();
+    let mut fixture = Fixture::new().await;
+    fixture.config.cache_dir = cache.into();
+    fixture.config.terraform_index = std::env::var(OTHER_INDEX).unwrap().parse().unwrap();
+    fixture.config.extra_keys = Some(std::env::var(OTHER_KEYS).unwrap().into());
+    let found = fixture.resolve("~1.9").await.unwrap();
     println!("origin: {:?}", found.origin);
 }
 
 #[tokio::test]
 async fn a_cache_with_the_tool_is_only_read() {
-    let world = World::with(&["1.9.8"]).await;
-    let found = world.resolve("1.9.8").await.unwrap();
-    let lock = world.slot("1.9.8").join(".lock");
+    let fixture = Fixture::with(&["1.9.8"]).await;
+    let found = fixture.resolve("1.9.8").await.unwrap();
+    let lock = fixture.slot("1.9.8").join(".lock");
     fs::remove_file(&lock).unwrap();
-    let before = fs::metadata(world.slot("1.9.8"))
+    let before = fs::metadata(fixture.slot("1.9.8"))
         .unwrap()
         .modified()
         .unwrap();
-    let again = world.resolve("~1.9").await.unwrap();
+    let again = fixture.resolve("~1.9").await.unwrap();
     assert_eq!((again.origin, again.path), (Origin::Cache, found.path));
-    let after = fs::metadata(world.slot("1.9.8"))
+    let after = fs::metadata(fixture.slot("1.9.8"))
         .unwrap()
         .modified()
         .unwrap();
     assert_eq!(before, after);
-    assert_eq!(names(&world.config.cache_dir), ["terraform"]);
+    assert_eq!(names(&fixture.config.cache_dir), ["terraform"]);
 }
 
 #[tokio::test]
-async fn what_a_crash_left_is_never_used_and_swept_by_the_next_install() {
-    let world = World::with(&["1.9.8"]).await;
-    let slot = world.slot("1.9.8");
+async fn files_of_a_crash_are_never_used_and_the_next_install_removes_them() {
+    let fixture = Fixture::with(&["1.9.8"]).await;
+    let slot = fixture.slot("1.9.8");
     fs::create_dir_all(&slot).unwrap();
     for leftover in [".unfinished-a", ".unfinished-b"] {
         write_executable(&slot.join(leftover), &script("1.9.8")[..10]);
     }
-    // Neither an empty file nor one that may not be executed counts as installed.
+    // An empty file, or one that is not executable, does not count as installed.
     fs::write(slot.join("terraform"), "").unwrap();
-    let found = world.resolve("1.9.8").await.unwrap();
+    let found = fixture.resolve("1.9.8").await.unwrap();
     assert_eq!(found.origin, Origin::Download);
     assert_eq!(names(&slot), [".lock", "terraform"]);
     assert_eq!(fs::read_to_string(found.path).unwrap(), script("1.9.8"));
@@ -445,42 +457,42 @@ async fn what_a_crash_left_is_never_used_and_swept_by_the_next_install() {
 
 #[tokio::test]
 async fn a_dropped_resolve_leaves_neither_files_nor_a_lock() {
-    let world = World::new().await;
-    let release = world.release("1.9.8").serve(&world.server);
+    let fixture = Fixture::new().await;
+    let release = fixture.release("1.9.8").serve(&fixture.server);
     let path = release.archive_path();
-    world
+    fixture
         .server
         .set(&path, Reply::Stalled(Arc::new(release.archive.clone())));
-    world.index(std::slice::from_ref(&release));
+    fixture.index(std::slice::from_ref(&release));
     tokio::select! {
-        _ = world.resolve("1.9.8") => panic!("the download cannot end"),
-        () = world.server.stalled.notified() => {}
+        _ = fixture.resolve("1.9.8") => panic!("the download cannot end"),
+        () = fixture.server.stalled.notified() => {}
     }
-    assert_eq!(names(&world.slot("1.9.8")), [".lock"]);
-    world.server.set(&path, Reply::body(release.archive));
+    assert_eq!(names(&fixture.slot("1.9.8")), [".lock"]);
+    fixture.server.set(&path, Reply::body(release.archive));
     assert_eq!(
-        world.resolve("1.9.8").await.unwrap().origin,
+        fixture.resolve("1.9.8").await.unwrap().origin,
         Origin::Download
     );
 }
 
-/// Resolves 1.9.8 as `spoil` left it, and checks that nothing was installed.
-async fn refusal(world: &World, spoil: impl FnOnce(&mut Publication)) -> ToolError {
-    let mut release = world.release("1.9.8");
+/// Resolves 1.9.8 after `spoil` has changed it, and checks that nothing was installed.
+async fn refusal(fixture: &Fixture, spoil: impl FnOnce(&mut Publication)) -> ToolError {
+    let mut release = fixture.release("1.9.8");
     spoil(&mut release);
-    let release = release.serve(&world.server);
-    world.index(&[release]);
-    let error = world.resolve("1.9.8").await.unwrap_err();
-    assert_eq!(names(&world.slot("1.9.8")), [".lock"], "{error}");
+    let release = release.serve(&fixture.server);
+    fixture.index(&[release]);
+    let error = fixture.resolve("1.9.8").await.unwrap_err();
+    assert_eq!(names(&fixture.slot("1.9.8")), [".lock"], "{error}");
     assert!(error.hint().is_some(), "{error}");
     assert_eq!(error.kind(), ErrorKind::Infrastructure);
     error
 }
 
 #[tokio::test]
-async fn an_archive_other_than_listed_is_refused() {
-    let world = World::new().await;
-    let error = refusal(&world, |release| release.archive[40] ^= 1).await;
+async fn an_archive_with_another_checksum_is_refused() {
+    let fixture = Fixture::new().await;
+    let error = refusal(&fixture, |release| release.archive[40] ^= 1).await;
     assert!(
         matches!(error, ToolError::ChecksumMismatch { .. }),
         "{error:?}"
@@ -489,9 +501,9 @@ async fn an_archive_other_than_listed_is_refused() {
 
 #[tokio::test]
 async fn an_unlisted_archive_is_not_even_downloaded() {
-    let mut world = World::new().await;
-    world.config.signatures = SignaturePolicy::Offered;
-    let error = refusal(&world, |release| {
+    let mut fixture = Fixture::new().await;
+    fixture.config.signatures = SignaturePolicy::Offered;
+    let error = refusal(&fixture, |release| {
         release.sums = format!("{}  other.zip\n", "0".repeat(64)).into_bytes();
         release.signature = None;
     })
@@ -500,19 +512,19 @@ async fn an_unlisted_archive_is_not_even_downloaded() {
         matches!(error, ToolError::ChecksumUnlisted { .. }),
         "{error:?}"
     );
-    assert_eq!(world.server.requests(".zip"), 0);
+    assert_eq!(fixture.server.requests(".zip"), 0);
 }
 
 #[tokio::test]
 async fn missing_checksums_are_refused() {
-    let world = World::new().await;
-    let release = world.release("1.9.8").serve(&world.server);
-    world.server.set(
+    let fixture = Fixture::new().await;
+    let release = fixture.release("1.9.8").serve(&fixture.server);
+    fixture.server.set(
         &release.path("terraform_1.9.8_SHA256SUMS"),
         Reply::Status(404),
     );
-    world.index(&[release]);
-    let error = world.resolve("1.9.8").await.unwrap_err();
+    fixture.index(&[release]);
+    let error = fixture.resolve("1.9.8").await.unwrap_err();
     assert!(
         matches!(error, ToolError::ChecksumsMissing { .. }),
         "{error:?}"
@@ -523,24 +535,24 @@ async fn missing_checksums_are_refused() {
 #[case(SignaturePolicy::Offered)]
 #[case(SignaturePolicy::Required)]
 #[tokio::test]
-async fn a_bad_signature_is_refused_whatever_the_policy(#[case] policy: SignaturePolicy) {
-    let mut world = World::new().await;
-    world.config.signatures = policy;
-    let other = world.signer.sign(b"another document");
-    let error = refusal(&world, |release| release.signature = Some(other)).await;
+async fn a_bad_signature_is_refused_under_every_policy(#[case] policy: SignaturePolicy) {
+    let mut fixture = Fixture::new().await;
+    fixture.config.signatures = policy;
+    let other = fixture.signer.sign(b"another document");
+    let error = refusal(&fixture, |release| release.signature = Some(other)).await;
     let ToolError::Signature { source, .. } = &error else {
         panic!("{error:?}");
     };
     assert!(matches!(source, SignatureError::Bad(_)), "{error:?}");
-    assert_eq!(world.server.requests(".zip"), 0);
+    assert_eq!(fixture.server.requests(".zip"), 0);
 }
 
 #[tokio::test]
-async fn a_strangers_signature_is_refused() {
-    let mut world = World::new().await;
-    world.config.signatures = SignaturePolicy::Offered;
+async fn a_signature_of_an_unknown_key_is_refused() {
+    let mut fixture = Fixture::new().await;
+    fixture.config.signatures = SignaturePolicy::Offered;
     let stranger = Signer::new();
-    let error = refusal(&world, |release| {
+    let error = refusal(&fixture, |release| {
         release.signature = Some(stranger.sign(&release.sums));
     })
     .await;
@@ -554,39 +566,39 @@ async fn a_strangers_signature_is_refused() {
 }
 
 #[tokio::test]
-async fn an_unsigned_release_is_refused_only_where_signatures_are_required() {
-    let mut world = World::new().await;
-    let error = refusal(&world, |release| release.signature = None).await;
+async fn an_unsigned_release_is_refused_only_if_signatures_are_required() {
+    let mut fixture = Fixture::new().await;
+    let error = refusal(&fixture, |release| release.signature = None).await;
     assert!(
         matches!(error, ToolError::SignatureMissing { .. }),
         "{error:?}"
     );
-    world.config.signatures = SignaturePolicy::Offered;
+    fixture.config.signatures = SignaturePolicy::Offered;
     assert_eq!(
-        world.resolve("1.9.8").await.unwrap().origin,
+        fixture.resolve("1.9.8").await.unwrap().origin,
         Origin::Download
     );
 }
 
 #[tokio::test]
-async fn signatures_that_cannot_be_fetched_are_not_taken_for_absent() {
-    let mut world = World::new().await;
-    world.config.signatures = SignaturePolicy::Offered;
-    let release = world.release("1.9.8").serve(&world.server);
-    world.server.set(
+async fn signatures_that_cannot_be_fetched_do_not_count_as_absent() {
+    let mut fixture = Fixture::new().await;
+    fixture.config.signatures = SignaturePolicy::Offered;
+    let release = fixture.release("1.9.8").serve(&fixture.server);
+    fixture.server.set(
         &release.path("terraform_1.9.8_SHA256SUMS.72D7468F.sig"),
         Reply::Status(500),
     );
-    world.index(&[release]);
-    let error = world.resolve("1.9.8").await.unwrap_err();
+    fixture.index(&[release]);
+    let error = fixture.resolve("1.9.8").await.unwrap_err();
     assert!(matches!(error, ToolError::Fetch(_)), "{error:?}");
 }
 
 #[tokio::test]
 async fn unreadable_extra_keys_are_named() {
-    let world = World::new().await;
-    fs::write(world.config.extra_keys.as_ref().unwrap(), "not a key").unwrap();
-    let error = refusal(&world, |_| {}).await;
+    let fixture = Fixture::new().await;
+    fs::write(fixture.config.extra_keys.as_ref().unwrap(), "not a key").unwrap();
+    let error = refusal(&fixture, |_| {}).await;
     assert!(error.to_string().contains("keys.asc"), "{error}");
 }
 
@@ -598,9 +610,9 @@ async fn unreadable_extra_keys_are_named() {
 #[case::no_zip(b"<html>".to_vec())]
 #[tokio::test]
 async fn an_archive_without_the_binary_is_refused(#[case] archive: Vec<u8>) {
-    let world = World::new().await;
-    let signed = Publication::new("terraform", "1.9.8", archive, Some(&world.signer));
-    let error = refusal(&world, |release| *release = signed).await;
+    let fixture = Fixture::new().await;
+    let signed = Publication::new("terraform", "1.9.8", archive, Some(&fixture.signer));
+    let error = refusal(&fixture, |release| *release = signed).await;
     assert!(matches!(error, ToolError::Archive { .. }), "{error:?}");
 }
 
@@ -614,116 +626,117 @@ async fn a_link_in_place_of_the_binary_is_refused() {
     )
     .unwrap();
     let archive = zip.finish().unwrap().into_inner();
-    let world = World::new().await;
-    let signed = Publication::new("terraform", "1.9.8", archive, Some(&world.signer));
-    let error = refusal(&world, |release| *release = signed).await;
+    let fixture = Fixture::new().await;
+    let signed = Publication::new("terraform", "1.9.8", archive, Some(&fixture.signer));
+    let error = refusal(&fixture, |release| *release = signed).await;
     assert!(matches!(error, ToolError::Archive { .. }), "{error:?}");
 }
 
 #[tokio::test]
-async fn passing_troubles_are_tried_again() {
-    let world = World::new().await;
-    let release = world.release("1.9.8").serve(&world.server);
+async fn transient_failures_are_retried() {
+    let fixture = Fixture::new().await;
+    let release = fixture.release("1.9.8").serve(&fixture.server);
     let archive = Arc::new(release.archive.clone());
-    world.server.set_sequence(
+    fixture.server.set_sequence(
         &release.archive_path(),
         vec![
             Reply::Truncated(Arc::clone(&archive)),
             Reply::Status(502),
-            Reply::Redirect(world.server.url("/elsewhere")),
+            Reply::Redirect(fixture.server.url("/elsewhere")),
         ],
     );
-    world.server.set("/elsewhere", Reply::Body(archive));
-    world.index(&[release]);
-    world.resolve("1.9.8").await.unwrap();
-    assert_eq!(world.server.requests(".zip"), 3);
+    fixture.server.set("/elsewhere", Reply::Body(archive));
+    fixture.index(&[release]);
+    fixture.resolve("1.9.8").await.unwrap();
+    assert_eq!(fixture.server.requests(".zip"), 3);
 }
 
-/// A release index that no connection reaches: refused, or accepted by the kernel and never answered.
+/// A release index that no connection reaches: it refuses connections, or the kernel accepts them and no process
+/// answers.
 #[rstest]
 #[case::refused(false)]
 #[case::silent(true)]
 #[tokio::test]
-async fn an_index_out_of_reach_is_given_up_in_time_and_needs_a_person(#[case] silent: bool) {
-    let mut world = World::new().await;
-    world.config.retry_for = RETRY_FOR;
+async fn an_unreachable_index_fails_in_time_and_is_a_wrong_setting(#[case] silent: bool) {
+    let mut fixture = Fixture::new().await;
+    fixture.config.retry_for = RETRY_FOR;
     let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap();
     let _listening = silent.then_some(listener);
-    world.config.terraform_index = format!("http://{address}/index.json").parse().unwrap();
+    fixture.config.terraform_index = format!("http://{address}/index.json").parse().unwrap();
     let began = std::time::Instant::now();
-    let error = world.resolve("1.9.8").await.unwrap_err();
+    let error = fixture.resolve("1.9.8").await.unwrap_err();
     let took = began.elapsed();
     assert!(took >= Duration::from_secs(15), "given up after {took:?}");
     assert!(took < Duration::from_secs(30), "given up after {took:?}");
     let failure = crate::error::StepError::from(error);
     assert_eq!(failure.exit(), job_contract::Exit::BadConfiguration);
-    let story = failure.to_string();
+    let text = failure.to_string();
     assert!(
-        story.contains(&format!("could not reach `http://{address}/index.json`")),
-        "{story}"
+        text.contains(&format!("could not reach `http://{address}/index.json`")),
+        "{text}"
     );
 
-    // Where something else serves, the index is not asked at all.
-    let binary = world.put_on_path(&script("1.9.8"));
-    assert_eq!(world.resolve("1.9.8").await.unwrap().path, binary);
+    // If another source has the tool, the index gets no request.
+    let binary = fixture.put_on_path(&script("1.9.8"));
+    assert_eq!(fixture.resolve("1.9.8").await.unwrap().path, binary);
 }
 
 #[tokio::test]
-async fn a_download_server_out_of_reach_is_no_reason_for_another_executor() {
-    let mut world = World::with(&["1.9.8"]).await;
-    world.config.mirror = Some("http://127.0.0.1:1".parse().unwrap());
-    let failure = crate::error::StepError::from(world.resolve("1.9.8").await.unwrap_err());
+async fn an_unreachable_download_server_is_a_wrong_setting() {
+    let mut fixture = Fixture::with(&["1.9.8"]).await;
+    fixture.config.mirror = Some("http://127.0.0.1:1".parse().unwrap());
+    let failure = crate::error::StepError::from(fixture.resolve("1.9.8").await.unwrap_err());
     assert_eq!(failure.exit(), job_contract::Exit::BadConfiguration);
 }
 
 #[tokio::test]
-async fn a_download_that_always_breaks_off_is_an_error() {
-    let world = World::new().await;
-    let release = world.release("1.9.8").serve(&world.server);
-    world.server.set(
+async fn a_download_that_is_always_interrupted_is_an_error() {
+    let fixture = Fixture::new().await;
+    let release = fixture.release("1.9.8").serve(&fixture.server);
+    fixture.server.set(
         &release.archive_path(),
         Reply::Truncated(Arc::new(release.archive.clone())),
     );
-    world.index(&[release]);
-    let error = world.resolve("1.9.8").await.unwrap_err();
+    fixture.index(&[release]);
+    let error = fixture.resolve("1.9.8").await.unwrap_err();
     assert!(
         matches!(&error, ToolError::Fetch(FetchError::Interrupted { .. })),
         "{error:?}"
     );
-    assert_eq!(names(&world.slot("1.9.8")), [".lock"]);
+    assert_eq!(names(&fixture.slot("1.9.8")), [".lock"]);
 }
 
 #[tokio::test]
-async fn each_way_to_find_nothing_says_so_and_what_to_do() {
-    let mut world = World::with(&["1.9.8", "1.11.0-rc1"]).await;
+async fn each_failed_search_names_its_cause_and_the_next_step() {
+    let mut fixture = Fixture::with(&["1.9.8", "1.11.0-rc1"]).await;
     let cases = [
         ("abc", ErrorKind::User, "`abc` is not a version range"),
         ("^2", ErrorKind::User, "no Terraform release satisfies `^2`"),
     ];
     for (range, kind, message) in cases {
-        let error = world.resolve(range).await.unwrap_err();
+        let error = fixture.resolve(range).await.unwrap_err();
         assert_eq!(error.kind(), kind);
         assert!(error.to_string().starts_with(message), "{error}");
     }
-    let hint = world.resolve("^2").await.unwrap_err().hint().unwrap();
+    let hint = fixture.resolve("^2").await.unwrap_err().hint().unwrap();
     assert!(hint.ends_with("is 1.9.8"), "{hint}");
 
-    let mut entry = world.release("3.0.0").terraform_entry("http://x.test");
+    let mut entry = fixture.release("3.0.0").terraform_entry("http://x.test");
     entry["builds"].as_array_mut().unwrap().truncate(1);
     let index = serde_json::json!({"versions": {"3.0.0": entry}});
-    world
+    fixture
         .server
         .set(TERRAFORM_INDEX, Reply::body(index.to_string()));
-    let error = world.resolve("3.0.0").await.unwrap_err();
+    let error = fixture.resolve("3.0.0").await.unwrap_err();
     assert!(matches!(error, ToolError::NoBuild { .. }), "{error:?}");
 
-    world.server.set(TERRAFORM_INDEX, Reply::body("<html>"));
-    let error = world.resolve("3.0.0").await.unwrap_err();
+    fixture.server.set(TERRAFORM_INDEX, Reply::body("<html>"));
+    let error = fixture.resolve("3.0.0").await.unwrap_err();
     assert!(matches!(error, ToolError::IndexFormat { .. }), "{error:?}");
 
-    world.config.terraform_index = "http://127.0.0.1:1/index.json".parse().unwrap();
-    let error = world.resolve("3.0.0").await.unwrap_err();
+    fixture.config.terraform_index = "http://127.0.0.1:1/index.json".parse().unwrap();
+    let error = fixture.resolve("3.0.0").await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Infrastructure);
     let hint = error.hint().unwrap();
     assert!(hint.contains("executor's image"), "{hint}");
@@ -731,28 +744,28 @@ async fn each_way_to_find_nothing_says_so_and_what_to_do() {
 }
 
 #[tokio::test]
-async fn a_mirror_serves_what_the_index_names_elsewhere_and_its_password_stays_secret() {
-    let mut world = World::new().await;
-    let release = world.release("1.9.8").serve(&world.server);
+async fn a_mirror_replaces_the_addresses_of_the_index_and_its_password_stays_secret() {
+    let mut fixture = Fixture::new().await;
+    let release = fixture.release("1.9.8").serve(&fixture.server);
     let archive = release.archive_path();
-    world.index_at("https://releases.invalid", &[release]);
-    let mut mirror: Url = world.server.url("/").parse().unwrap();
+    fixture.index_at("https://releases.invalid", &[release]);
+    let mut mirror: Url = fixture.server.url("/").parse().unwrap();
     mirror.set_username("bob").unwrap();
     mirror.set_password(Some("hunter2")).unwrap();
-    world.config.mirror = Some(mirror);
-    let found = world.resolve("1.9.8").await.unwrap();
+    fixture.config.mirror = Some(mirror);
+    let found = fixture.resolve("1.9.8").await.unwrap();
     assert_eq!(found.origin, Origin::Download);
 
     fs::remove_file(found.path).unwrap();
-    world.server.set(&archive, Reply::Status(403));
-    let error = world.resolve("1.9.8").await.unwrap_err();
+    fixture.server.set(&archive, Reply::Status(403));
+    let error = fixture.resolve("1.9.8").await.unwrap_err();
     let everything = format!(
         "{} {:?} {:?} {:?} {}",
         chain(&error),
         error,
         error.hint(),
-        world.config,
-        world.said()
+        fixture.config,
+        fixture.messages()
     );
     assert!(everything.contains("***@"), "{everything}");
     assert!(!everything.contains("hunter2"), "{everything}");
@@ -761,17 +774,17 @@ async fn a_mirror_serves_what_the_index_names_elsewhere_and_its_password_stays_s
 
 #[tokio::test]
 async fn a_cache_that_cannot_be_written_is_named() {
-    let mut world = World::with(&["1.9.8"]).await;
-    let file = world.directory.path().join("file");
+    let mut fixture = Fixture::with(&["1.9.8"]).await;
+    let file = fixture.directory.path().join("file");
     fs::write(&file, "").unwrap();
-    world.config.cache_dir = file;
-    let error = world.resolve("1.9.8").await.unwrap_err();
+    fixture.config.cache_dir = file;
+    let error = fixture.resolve("1.9.8").await.unwrap_err();
     assert!(matches!(error, ToolError::Cache { .. }), "{error:?}");
     assert!(error.to_string().contains("/file"), "{error}");
 }
 
 #[test]
-fn troubles_of_the_cache_are_told_apart() {
+fn failures_of_the_cache_have_errors_of_their_own() {
     let of = |kind: io::ErrorKind| ToolError::cache("/cache", kind.into());
     for (kind, message) in [
         (io::ErrorKind::StorageFull, "the tool cache is full"),
@@ -791,7 +804,7 @@ fn troubles_of_the_cache_are_told_apart() {
 }
 
 #[test]
-fn choices_are_read_and_written_alike() {
+fn choices_are_parsed_and_displayed_with_the_same_words() {
     for selection in [Selection::Installed, Selection::Newest] {
         assert_eq!(selection.to_string().parse(), Ok(selection));
     }

@@ -1,6 +1,6 @@
-//! Whether a release is what its publisher made: checksum lists and the OpenPGP signatures over them.
+//! Checks that a release comes from its publisher: checksum lists, and the OpenPGP signatures over them.
 //!
-//! Bytes in, verdict out; where the bytes come from is not known here.
+//! The input is bytes. This module does not know their source.
 
 use std::{
     fmt::Write as _,
@@ -26,7 +26,7 @@ const HASHICORP: &str = include_str!("keys/hashicorp.asc");
 /// <https://get.opentofu.org/opentofu.asc>.
 const OPENTOFU: &str = include_str!("keys/opentofu.asc");
 
-/// Short id of HashiCorp's key, which is part of the name of one of its signature files.
+/// Short id of HashiCorp's key. The name of one of its signature files contains it.
 pub(crate) const HASHICORP_SHORT_ID: &str = "72D7468F";
 
 /// Why a signature was not accepted.
@@ -60,18 +60,17 @@ impl SignatureError {
     }
 }
 
-/// Keys whose signatures are believed.
+/// Keys whose signatures are trusted.
 ///
-/// That a key has expired since is no reason to refuse it: the keys are pinned here or by the operator, and
-/// old releases keep the signatures they were published with, made by subkeys that ended years ago.
-/// A revoked key is refused.
+/// A key that has expired since is still accepted. The keys are pinned here or by the operator, and old releases keep
+/// their signatures by subkeys that expired years ago. A revoked key is refused.
 #[derive(Debug)]
 pub(crate) struct Keyring {
     certificates: Vec<SignedPublicKey>,
 }
 
 impl Keyring {
-    /// The publisher's keys. One publisher is never believed about the other's tool.
+    /// The publisher's keys. A publisher is not trusted for the other's tool.
     pub(crate) fn publisher(tool: Tool) -> Self {
         let armoured = match tool {
             Tool::Terraform => HASHICORP,
@@ -91,7 +90,8 @@ impl Keyring {
 
     /// Checks a detached signature, armoured or binary, over `document`.
     ///
-    /// Of several signatures in one file, one by a trusted key suffices, but none by a trusted key may be bad.
+    /// If one file has several signatures, one by a trusted key is enough. But all signatures by trusted keys must be
+    /// valid.
     pub(crate) fn check(&self, document: &[u8], signature: &[u8]) -> Result<(), SignatureError> {
         let (signatures, _) =
             DetachedSignature::from_reader_many(signature).map_err(SignatureError::Unreadable)?;
@@ -137,7 +137,7 @@ impl Keyring {
     }
 }
 
-/// `None` when no key of this certificate that may sign is the signer.
+/// `None` if the signer is none of this certificate's keys that may sign.
 fn check_with(
     certificate: &SignedPublicKey,
     document: &[u8],
@@ -167,7 +167,7 @@ fn check_with(
     verdict
 }
 
-/// The primary key certifies; it may also sign files when its own certifications say so, or say nothing.
+/// The primary key certifies. It may also sign files, if its own certifications permit that or contain no rule.
 fn primary_may_sign(certificate: &SignedPublicKey) -> bool {
     let primary = &certificate.primary_key;
     let mut flags = certificate
@@ -187,7 +187,7 @@ fn primary_may_sign(certificate: &SignedPublicKey) -> bool {
     flags.peek().is_none() || flags.any(|flags| flags.sign())
 }
 
-/// A subkey may sign when the primary key says so, it agrees, and the primary key has not taken it back.
+/// A subkey may sign if the primary key permits it, the subkey agrees, and the primary key has not revoked it.
 fn subkey_may_sign(certificate: &SignedPublicKey, subkey: &SignedPublicSubKey) -> bool {
     let primary = &certificate.primary_key;
     let own = |signature: &&Signature| {
@@ -260,7 +260,7 @@ fn signer(signature: &Signature) -> String {
 pub(crate) fn listed_digest(document: &str, file: &str) -> Option<String> {
     document.lines().find_map(|line| {
         let (digest, name) = line.split_once(char::is_whitespace)?;
-        // A `*` marks a file hashed in binary mode.
+        // A `*` marks a file that was hashed in binary mode.
         let name = name.trim();
         let is_digest = digest.len() == 64 && digest.bytes().all(|b| b.is_ascii_hexdigit());
         (is_digest && name.strip_prefix('*').unwrap_or(name) == file)
@@ -268,7 +268,7 @@ pub(crate) fn listed_digest(document: &str, file: &str) -> Option<String> {
     })
 }
 
-/// The SHA-256 of a file from its beginning, in lower case. Blocks.
+/// The SHA-256 of a whole file, in lower case. Blocks.
 pub(crate) fn file_digest(mut file: &fs::File) -> io::Result<String> {
     file.seek(SeekFrom::Start(0))?;
     let mut digest = Sha256::new();

@@ -1,8 +1,8 @@
-//! Unpacks a gzip-compressed tar archive from an untrusted source. Does not know the source.
+//! Unpacks a gzip-compressed tar archive from an untrusted source. This module does not know the source.
 //!
-//! Nothing is ever written outside the target: names are taken apart into plain components, a folder on the way is
-//! used only if it is a real folder, files are always created anew, and links are kept only if they lead back
-//! into the target. The target must be an empty folder that no other process writes to meanwhile.
+//! Nothing is ever written outside the target. Names are split into plain components. A folder on the path must be a
+//! real folder, and files are always new. A link is kept only if it leads into the target. The target must be an empty
+//! folder, and no other process may write to it meanwhile.
 
 use std::cell::Cell;
 use std::collections::HashSet;
@@ -23,9 +23,9 @@ use super::ErrorKind;
 /// How much content may be unpacked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ArchiveLimits {
-    /// Bytes of all files together; a download is held to it too.
+    /// Limit of bytes of all files together, and of the download.
     pub max_bytes: u64,
-    /// Files, folders and links together, folders that are only named on the way to others included.
+    /// Limit of files, folders and links together. It includes folders that only occur in paths of other entries.
     pub max_entries: u64,
 }
 
@@ -38,17 +38,17 @@ impl Default for ArchiveLimits {
     }
 }
 
-/// What was unpacked.
+/// The counts of unpacked content.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Unpacked {
     pub entries: u64,
     pub bytes: u64,
 }
 
-/// Why an archive was not unpacked.
+/// Why an archive could not be unpacked.
 #[derive(Debug, thiserror::Error)]
 pub enum ArchiveError {
-    /// Not gzip at all.
+    /// It is not gzip.
     #[error("the content is not a gzip-compressed tar archive")]
     NotGzip,
     /// It ends in the middle.
@@ -63,7 +63,7 @@ pub enum ArchiveError {
     /// More entries than allowed.
     #[error("the archive has more than {limit} entries")]
     TooManyEntries { limit: u64 },
-    /// An entry that is not written, and why.
+    /// An entry was refused.
     #[error("the archive entry `{entry}` is not accepted: {reason}")]
     Refused { entry: String, reason: Refusal },
     /// The target could not be written.
@@ -78,7 +78,7 @@ pub enum ArchiveError {
     Stopped,
 }
 
-/// Why an entry is not accepted.
+/// Why an entry was refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Refusal {
     /// `/etc/passwd`
@@ -87,25 +87,25 @@ pub enum Refusal {
     /// `a/../../b`
     #[error("its path contains `..`")]
     Parent,
-    /// Longer than a file system takes.
+    /// Longer than file systems allow.
     #[error("its path is too long")]
     TooLong,
-    /// Nothing, or nothing but `.`, for something that is no folder; or a NUL.
+    /// The path is empty or `.` although the entry is no folder, or it contains NUL.
     #[error("its path is no file name")]
     NoName,
     /// A folder on its path is a link or a file.
     #[error("a part of its path is not a folder")]
     NotAFolder,
     /// It would replace a folder.
-    #[error("a folder of this name is there already")]
+    #[error("a folder of this name exists already")]
     ReplacesFolder,
     /// A link that leads out of the archive.
     #[error("it links to a place outside the archive")]
     OutwardLink,
-    /// A hard link to what is no file of this archive.
+    /// A hard link to something else than a file of this archive.
     #[error("it links to a file that is not in the archive")]
     DanglingHardLink,
-    /// Devices, FIFOs and what is unknown.
+    /// Devices, FIFOs and unknown kinds.
     #[error("it is neither a file, a folder nor a link")]
     Kind,
 }
@@ -130,17 +130,17 @@ impl ArchiveError {
                 "exclude what the run does not need with `.terraformignore`, or raise the limit of the executor"
             }
             Self::Refused { .. } => "pack plain files, folders and links within the configuration",
-            Self::Write { .. } => "check the space left on the work dir",
+            Self::Write { .. } => "check the free space of the work directory",
             Self::Stopped => return None,
         };
         Some(hint.to_owned())
     }
 }
 
-/// Linux's `PATH_MAX` and `NAME_MAX`, less room for the target itself.
+/// Linux's `PATH_MAX` and `NAME_MAX`, minus space for the target's own path.
 const MAX_PATH_BYTES: usize = 3072;
 const MAX_NAME_BYTES: usize = 255;
-/// Long names and extended headers are held in memory by the reader, so they are held to this.
+/// The limit of long names and extended headers, because the reader holds them in memory.
 const MAX_METADATA_BYTES: u64 = 1024 * 1024;
 const COPY_BYTES: usize = 64 * 1024;
 
@@ -171,7 +171,7 @@ pub fn unpack(
         stop,
         allowance,
         folders: HashSet::new(),
-        implied: 0,
+        implied_folders: 0,
         unpacked: Unpacked::default(),
     };
     for entry in archive.entries().map_err(read_error)? {
@@ -182,8 +182,8 @@ pub fn unpack(
     Ok(total)
 }
 
-/// Reads on after the end of the tar archive, so that a cut or damaged gzip trailer is noticed. Padding is short;
-/// longer ones are not handled here.
+/// Reads to the end of the gzip stream, so that a truncated or damaged trailer is noticed. It stops if the padding is
+/// longer than usual.
 fn drain(rest: &mut impl Read) -> Result<(), ArchiveError> {
     let mut buffer = [0; 8192];
     loop {
@@ -202,10 +202,10 @@ struct Unpacker<'a> {
     stop: &'a AtomicBool,
     /// See [`Metered`].
     allowance: Rc<Cell<u64>>,
-    /// Folders known to be real ones; they are never replaced.
+    /// Folders that are known to be real. They are never replaced.
     folders: HashSet<PathBuf>,
-    /// How many folders were made that had no entry yet.
-    implied: u64,
+    /// The number of folders that were created without an entry of their own.
+    implied_folders: u64,
     unpacked: Unpacked,
 }
 
@@ -215,7 +215,7 @@ impl Unpacker<'_> {
         self.check_entries()?;
         let kind = entry.header().entry_type();
         if kind == EntryType::XGlobalHeader {
-            // `git archive` begins with one; the reader hands its content over instead of using it.
+            // `git archive` begins with such an entry. The reader passes its content on and does not use it.
             self.allowance.set(MAX_METADATA_BYTES);
             return Ok(());
         }
@@ -224,18 +224,18 @@ impl Unpacker<'_> {
         let path = entry_name.path()?;
         match kind {
             EntryType::Directory => self.folder(&path).map_err(|e| entry_name.at(e))?,
-            // Archives from before there were folder entries mark folders by their name.
+            // Very old archives have no folder entries, and mark folders by their names.
             EntryType::Regular if name.ends_with(b"/") => {
                 self.folder(&path).map_err(|e| entry_name.at(e))?;
             }
             EntryType::Regular | EntryType::Continuous | EntryType::GNUSparse => {
-                self.make_room(&path).map_err(|e| entry_name.at(e))?;
+                self.clear_path(&path).map_err(|e| entry_name.at(e))?;
                 self.file(&mut entry, &path, &entry_name)?;
             }
             EntryType::Symlink => {
                 let text = entry.link_name_bytes().unwrap_or_default().into_owned();
                 let link = inner_link(&path, &text).map_err(|e| entry_name.refuse(e))?;
-                self.make_room(&path).map_err(|e| entry_name.at(e))?;
+                self.clear_path(&path).map_err(|e| entry_name.at(e))?;
                 symlink(link, self.target.join(&path)).map_err(|e| entry_name.at(e.into()))?;
             }
             EntryType::Link => {
@@ -250,14 +250,14 @@ impl Unpacker<'_> {
 
     fn check_entries(&self) -> Result<(), TooManyEntries> {
         let limit = self.limits.max_entries;
-        if self.unpacked.entries + self.implied > limit {
+        if self.unpacked.entries + self.implied_folders > limit {
             return Err(TooManyEntries { limit });
         }
         Ok(())
     }
 
-    /// Makes a folder and those above it, each of which must be new or a real folder.
-    fn folder(&mut self, path: &Path) -> Result<(), Problem> {
+    /// Creates a folder and its parents. Each of them must be new or a real folder.
+    fn folder(&mut self, path: &Path) -> Result<(), EntryError> {
         if path.as_os_str().is_empty() || self.folders.contains(path) {
             return Ok(());
         }
@@ -275,21 +275,21 @@ impl Unpacker<'_> {
         Ok(())
     }
 
-    /// One path of 3 KB can name more folders than an honest archive has.
-    fn folders_above(&mut self, path: &Path) -> Result<(), Problem> {
+    /// These folders count, because one path of 3 KB can contain more folders than a real archive has.
+    fn folders_above(&mut self, path: &Path) -> Result<(), EntryError> {
         let Some(parent) = path.parent() else {
             return Ok(());
         };
         if parent.as_os_str().is_empty() || self.folders.contains(parent) {
             return Ok(());
         }
-        self.implied += 1;
+        self.implied_folders += 1;
         self.check_entries()?;
         self.folder(parent)
     }
 
-    /// Makes the folders above `path` and removes an earlier file or link of that name: the last entry counts.
-    fn make_room(&mut self, path: &Path) -> Result<(), Problem> {
+    /// Creates the folders above `path`, and removes an earlier file or link of that name: the last entry counts.
+    fn clear_path(&mut self, path: &Path) -> Result<(), EntryError> {
         if path.as_os_str().is_empty() {
             return Err(Refusal::NoName.into());
         }
@@ -317,7 +317,7 @@ impl Unpacker<'_> {
             .map_err(|e| entry_name.at(e.into()))?;
         self.allowance.set(u64::MAX);
         let mut buffer = vec![0; COPY_BYTES];
-        let mut left = entry.size();
+        let mut remaining = entry.size();
         loop {
             if self.stop.load(Ordering::Relaxed) {
                 return Err(ArchiveError::Stopped);
@@ -326,7 +326,7 @@ impl Unpacker<'_> {
             if read == 0 {
                 break;
             }
-            left = left.saturating_sub(read as u64);
+            remaining = remaining.saturating_sub(read as u64);
             self.unpacked.bytes += read as u64;
             if self.unpacked.bytes > self.limits.max_bytes {
                 return Err(self.too_many_bytes());
@@ -334,15 +334,15 @@ impl Unpacker<'_> {
             file.write_all(&buffer[..read])
                 .map_err(|e| entry_name.at(e.into()))?;
         }
-        // The reader takes the end of the archive for the end of the entry.
-        if left > 0 {
+        // The reader treats the end of the archive as the end of the entry.
+        if remaining > 0 {
             return Err(ArchiveError::Truncated);
         }
         Ok(())
     }
 
-    /// A second name for a file this archive brought; its path is counted from the archive's root.
-    fn hard_link(&mut self, path: &Path, link: &[u8]) -> Result<(), Problem> {
+    /// A hard link to a file of this archive. The link's path starts at the archive's root.
+    fn hard_link(&mut self, path: &Path, link: &[u8]) -> Result<(), EntryError> {
         let existing = plain_path(link).map_err(|_| Refusal::OutwardLink)?;
         if existing == path {
             return Err(Refusal::DanglingHardLink.into());
@@ -357,7 +357,7 @@ impl Unpacker<'_> {
         if !fs::symlink_metadata(&full).is_ok_and(|found| found.is_file()) {
             return Err(Refusal::DanglingHardLink.into());
         }
-        self.make_room(path)?;
+        self.clear_path(path)?;
         Ok(fs::hard_link(full, self.target.join(path))?)
     }
 
@@ -368,14 +368,14 @@ impl Unpacker<'_> {
     }
 }
 
-/// Why one entry failed, before it is known by name.
-enum Problem {
+/// Why one entry failed, without its name.
+enum EntryError {
     Refused(Refusal),
     Io(io::Error),
     TooMany(TooManyEntries),
 }
 
-/// One entry or folder beyond the limit.
+/// The number of entries and folders is over the limit.
 struct TooManyEntries {
     limit: u64,
 }
@@ -386,25 +386,25 @@ impl From<TooManyEntries> for ArchiveError {
     }
 }
 
-impl From<TooManyEntries> for Problem {
+impl From<TooManyEntries> for EntryError {
     fn from(error: TooManyEntries) -> Self {
         Self::TooMany(error)
     }
 }
 
-impl From<Refusal> for Problem {
+impl From<Refusal> for EntryError {
     fn from(reason: Refusal) -> Self {
         Self::Refused(reason)
     }
 }
 
-impl From<io::Error> for Problem {
+impl From<io::Error> for EntryError {
     fn from(error: io::Error) -> Self {
         Self::Io(error)
     }
 }
 
-/// An entry's own words about where it belongs.
+/// The name of an entry, from its header.
 struct EntryName<'a> {
     name: &'a [u8],
     kind: EntryType,
@@ -413,7 +413,7 @@ struct EntryName<'a> {
 impl EntryName<'_> {
     fn path(&self) -> Result<PathBuf, ArchiveError> {
         let path = plain_path(self.name).map_err(|reason| self.refuse(reason))?;
-        // The folder itself may be listed, as `./`.
+        // The target folder itself may have an entry, `./`.
         if path.as_os_str().is_empty() && self.kind != EntryType::Directory {
             return Err(self.refuse(Refusal::NoName));
         }
@@ -433,14 +433,14 @@ impl EntryName<'_> {
         }
     }
 
-    fn at(&self, problem: Problem) -> ArchiveError {
-        match problem {
-            Problem::Refused(reason) => self.refuse(reason),
-            Problem::Io(source) => ArchiveError::Write {
+    fn at(&self, error: EntryError) -> ArchiveError {
+        match error {
+            EntryError::Refused(reason) => self.refuse(reason),
+            EntryError::Io(source) => ArchiveError::Write {
                 entry: self.display(),
                 source,
             },
-            Problem::TooMany(error) => error.into(),
+            EntryError::TooMany(error) => error.into(),
         }
     }
 }
@@ -453,7 +453,7 @@ fn create_file(path: &Path, executable: bool) -> io::Result<File> {
         .open(path)
 }
 
-/// Takes a name apart into components that only ever lead further down.
+/// Splits a name into components that only lead further down.
 fn plain_path(name: &[u8]) -> Result<PathBuf, Refusal> {
     if name.contains(&0) {
         return Err(Refusal::NoName);
@@ -476,8 +476,8 @@ fn plain_path(name: &[u8]) -> Result<PathBuf, Refusal> {
 
 /// The target of a symbolic link at `path`, if it stays inside.
 ///
-/// The result has `..` only in front. The link's own folder is a real one, so these lead up real folders, and what
-/// follows leads down, through links for which the same holds: no chain of such links leaves the root.
+/// The result has `..` only at the front. The link's own folder is real, so each `..` leads to a real folder. The other
+/// components lead down, through links with the same property. So no chain of such links leaves the root.
 fn inner_link(path: &Path, link: &[u8]) -> Result<PathBuf, Refusal> {
     if link.is_empty() || link.contains(&0) {
         return Err(Refusal::NoName);
@@ -515,7 +515,7 @@ fn inner_link(path: &Path, link: &[u8]) -> Result<PathBuf, Refusal> {
 
 const GZIP_MAGIC: [u8; 2] = [0x1f, 0x8b];
 
-/// The members of a gzip file one after the other; whatever follows the last one is ignored, as gzip itself does.
+/// The members of a gzip file, one after the other. Everything after the last one is ignored, as in gzip.
 struct Members<R: BufRead> {
     current: Option<GzDecoder<R>>,
 }
@@ -546,8 +546,8 @@ impl<R: BufRead> Read for Members<R> {
     }
 }
 
-/// Stops the reader of tar headers from taking an endless name or header into memory: what it reads between two
-/// entries comes out of an allowance.
+/// Keeps the reader of tar headers from loading an endless name or header into memory. The bytes that it reads between
+/// two entries reduce an allowance.
 struct Metered<R> {
     inner: R,
     allowance: Rc<Cell<u64>>,
@@ -560,12 +560,12 @@ struct MetadataTooLarge;
 impl<R: Read> Read for Metered<R> {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         let read = self.inner.read(buffer)?;
-        let left = self
+        let remaining = self
             .allowance
             .get()
             .checked_sub(read as u64)
             .ok_or_else(|| io::Error::new(io::ErrorKind::InvalidData, MetadataTooLarge))?;
-        self.allowance.set(left);
+        self.allowance.set(remaining);
         Ok(read)
     }
 }

@@ -1,5 +1,5 @@
-//! Tokens for Azure DevOps from whatever identity the executor runs under: client secret, workload identity or
-//! managed identity, in this order (contract 8.2, `AZURE_SP_MI`). Knows nothing of git.
+//! Tokens for Azure DevOps from the executor's own identity: client secret, workload identity or managed identity, in
+//! this order (contract 8.2, `AZURE_SP_MI`). This module knows nothing of git.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -14,7 +14,7 @@ use url::form_urlencoded::Serializer;
 use super::ErrorKind;
 use super::http::{ProxySettings, direct_client};
 
-/// The application id of Azure DevOps, the same in every tenant.
+/// The application id of Azure DevOps. It is the same in every tenant.
 const DEVOPS: &str = "499b84ac-1321-427f-aa17-267ca6975798";
 const PUBLIC_AUTHORITY: &str = "https://login.microsoftonline.com";
 const METADATA_ENDPOINT: &str = "http://169.254.169.254";
@@ -23,7 +23,7 @@ const ASSERTION_TYPE: &str = "urn:ietf:params:oauth:client-assertion-type:jwt-be
 /// Outside Azure the metadata address does not answer. Inside, it is the next hop.
 const METADATA_CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// The variables Azure's own libraries read, as the executor found them.
+/// The variables of Azure's own libraries, from the executor's environment.
 #[derive(Clone, Debug, Default)]
 pub struct AzureEnvironment {
     /// `AZURE_TENANT_ID`
@@ -165,7 +165,7 @@ impl AzureEnvironment {
     }
 }
 
-/// Which identity was asked for a token.
+/// The identity that requested a token.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Identity {
     /// A service principal with a client secret.
@@ -189,7 +189,7 @@ impl std::fmt::Display for Identity {
 /// Why there is no token.
 #[derive(Debug, thiserror::Error)]
 pub enum AzureError {
-    /// Nothing in the environment names an identity, and there is no metadata service.
+    /// The environment contains no identity, and there is no metadata service.
     #[error("the environment names no Azure identity and no metadata service answers")]
     NoIdentity {
         #[source]
@@ -205,14 +205,14 @@ pub enum AzureError {
     /// A configured address is no URL.
     #[error("`{address}` is not the address of an Azure token service")]
     BadAddress { address: String },
-    /// The service refused.
+    /// The service refused the request.
     #[error("the {identity} was refused with status {status}: {detail}")]
     Refused {
         identity: Identity,
         status: StatusCode,
         detail: String,
     },
-    /// The service could not be asked.
+    /// The service could not be reached.
     #[error("the token service for the {identity} could not be reached")]
     Unreachable {
         identity: Identity,
@@ -247,7 +247,7 @@ impl AzureError {
         }
     }
 
-    /// Services of managed identities ask to be called again while they start.
+    /// While a service of managed identities starts, it asks clients to retry.
     fn is_transient(&self) -> bool {
         match self {
             Self::Refused { status, .. } => {
@@ -257,7 +257,7 @@ impl AzureError {
                         StatusCode::TOO_MANY_REQUESTS | StatusCode::GONE | StatusCode::NOT_FOUND
                     )
             }
-            // A refused connection is final: outside Azure, nothing listens at the metadata address.
+            // A refused connection is final: outside Azure, no service listens at the metadata address.
             Self::Unreachable { source, .. } => !source.is_connect() && !source.is_decode(),
             _ => false,
         }
@@ -308,7 +308,7 @@ async fn request_token(
         .await
 }
 
-/// The first line says what is wrong, the ones after it are trace ids.
+/// The first line describes the error. The lines after it are trace ids.
 fn describe(error: &ErrorAnswer) -> String {
     let description = error.error_description.lines().next().unwrap_or_default();
     match (error.error.as_str(), description) {
@@ -331,7 +331,7 @@ fn parse_url(text: &str) -> Result<Url, AzureError> {
     Url::parse(&with_scheme).map_err(|_| bad())
 }
 
-/// Without the URL: a query or an endpoint path may be worth hiding, and the identity says which service it was.
+/// Omits the URL, because a query or an endpoint path may be secret. The identity already tells which service it was.
 fn unreachable(identity: Identity, source: reqwest::Error) -> AzureError {
     AzureError::Unreachable {
         identity,

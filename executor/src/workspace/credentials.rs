@@ -1,4 +1,4 @@
-//! Which credential a kind of VCS connection means (contract 8.2). Knows nothing of how git is given it.
+//! Selects the credential for a kind of VCS connection (contract 8.2). This module does not know how git gets it.
 
 use secrecy::{ExposeSecret as _, SecretString};
 
@@ -9,9 +9,9 @@ use super::http::ProxySettings;
 /// How git authenticates.
 #[derive(Clone, Debug)]
 pub(super) enum Credential {
-    /// Not at all.
+    /// No credentials.
     Anonymous,
-    /// User name and password over HTTP; either may be the secret.
+    /// User name and password over HTTP. Either may be the secret.
     Basic {
         username: SecretString,
         password: SecretString,
@@ -20,7 +20,7 @@ pub(super) enum Credential {
     SshKey(SecretString),
 }
 
-/// The fields of the job data, or of the tools repository's settings, that decide it.
+/// The fields of the job data, or of the tools repository's settings, that select the credential.
 #[derive(Clone, Copy, Default)]
 pub(super) struct VcsAccess<'a> {
     pub(super) vcs_type: &'a str,
@@ -31,16 +31,16 @@ pub(super) struct VcsAccess<'a> {
 /// Why there is no credential.
 #[derive(Debug, thiserror::Error)]
 pub enum CredentialError {
-    /// A connection that needs a token came without one.
+    /// A connection that needs a token has none.
     #[error("the job data holds no access token for the VCS connection of type `{vcs_type}`")]
     NoToken { vcs_type: String },
-    /// An SSH connection came without its key.
+    /// An SSH connection has no key.
     #[error("the job data holds no private key for the SSH connection `{vcs_type}`")]
     NoKey { vcs_type: String },
-    /// A line break would end the credential early and start another one.
+    /// The credential contains a line break, which would end it early and start another one.
     #[error("the access token for the VCS connection of type `{vcs_type}` holds a line break")]
     BadToken { vcs_type: String },
-    /// The token is to be fetched, and was not given.
+    /// The token had to be fetched, and the request failed.
     #[error("could not acquire a token for Azure DevOps")]
     Azure(#[source] AzureError),
 }
@@ -71,7 +71,7 @@ impl CredentialError {
 const SSH: &str = "SSH";
 
 impl VcsAccess<'_> {
-    /// Whether the connection is one by SSH key.
+    /// Whether the connection uses an SSH key.
     pub(super) fn is_ssh(&self) -> bool {
         self.vcs_type == SSH || self.vcs_type.starts_with("SSH~")
     }
@@ -128,7 +128,7 @@ fn basic(username: SecretString, password: SecretString) -> Credential {
 }
 
 impl Credential {
-    /// The values that must not be shown.
+    /// The secret values.
     pub(super) fn secrets(&self) -> Vec<SecretString> {
         match self {
             Self::Anonymous => Vec::new(),

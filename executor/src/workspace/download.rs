@@ -1,5 +1,5 @@
-//! Fetches the tarball of a run without repository (contract 8.6). Decides which server may see the platform's
-//! token, and knows nothing of what is in the tarball.
+//! Fetches the tarball of a run without repository (contract 8.6). This module decides which servers get the platform's
+//! token. It knows nothing of the tarball's content.
 
 use std::fmt;
 use std::fs::File;
@@ -18,21 +18,21 @@ use super::ErrorKind;
 use super::http::ProxySettings;
 use super::source::{SourceError, display_address, local_path};
 
-/// The platform's token for tarballs, and who may see it.
+/// The platform's token for tarballs, and the servers that may get it.
 #[derive(Clone)]
 pub struct ContentToken {
     /// Schemes, hosts and ports of the platform's API.
     pub origins: Vec<Origin>,
-    /// Where requests to the platform go instead, if a hub relays them.
+    /// The relay for requests to the platform, if there is one.
     pub relay: Option<Relay>,
-    /// Adds the token to one request: it lives for a minute, and a download may be tried for longer.
+    /// Adds the token to one request. A token is valid for a minute, but retries of a download may take longer.
     pub authorize: Arc<dyn Fn(RequestBuilder) -> RequestBuilder + Send + Sync>,
 }
 
 /// A hub that relays requests to the platform.
 #[derive(Clone, Debug)]
 pub struct Relay {
-    /// The platform's address as job data have it.
+    /// The platform's address in job data.
     pub public: Url,
     /// The address of the relay.
     pub base: Url,
@@ -47,7 +47,7 @@ impl fmt::Debug for ContentToken {
 }
 
 impl ContentToken {
-    /// Whether `url` is the platform's own.
+    /// Whether `url` is an address of the platform.
     pub(super) fn is_for(&self, url: &Url) -> bool {
         self.origins.contains(&url.origin())
     }
@@ -72,10 +72,10 @@ impl Relay {
     }
 }
 
-/// Why there is no tarball. Addresses are shown without userinfo and query.
+/// Why there is no tarball. Addresses are displayed without userinfo and query.
 #[derive(Debug, thiserror::Error)]
 pub enum DownloadError {
-    /// The address is none.
+    /// The address is invalid.
     #[error(transparent)]
     Source(#[from] SourceError),
     /// A local tarball cannot be opened.
@@ -85,20 +85,20 @@ pub enum DownloadError {
         #[source]
         source: io::Error,
     },
-    /// The HTTP client cannot be set up, for example for a malformed proxy.
+    /// The HTTP client cannot be set up, for example because a proxy's address is malformed.
     #[error("could not set up the HTTP client")]
     Client(#[source] reqwest::Error),
-    /// No answer, or one that breaks off.
+    /// There is no answer, or an incomplete one.
     #[error("could not download the content from `{address}`")]
     Transfer {
         address: String,
         #[source]
         source: reqwest::Error,
     },
-    /// An answer that is not the content.
+    /// The answer is not the content.
     #[error("`{address}` answered {status} instead of the content")]
     Status { address: String, status: StatusCode },
-    /// Redirected in circles, or to nowhere.
+    /// The redirects form a circle, or have no valid target.
     #[error("`{address}` redirects too often or to no valid address")]
     Redirect { address: String },
     /// Larger than the limit.
@@ -140,7 +140,7 @@ impl DownloadError {
             Self::TooLarge { .. } => {
                 "exclude what the run does not need with `.terraformignore`, or raise the limit of the executor"
             }
-            Self::Keep(_) => "check the space left on the work dir",
+            Self::Keep(_) => "check the free space of the work directory",
             Self::Client(_) => "check the proxy variables of the executor",
             Self::Open { .. } | Self::Redirect { .. } => return None,
         };
@@ -164,12 +164,12 @@ impl DownloadError {
 
 const MAX_REDIRECTS: usize = 10;
 
-/// What the download needs besides the address.
+/// The inputs of the download, besides the address.
 pub(super) struct Download<'a> {
     pub(super) token: Option<&'a ContentToken>,
     pub(super) proxies: &'a ProxySettings,
     pub(super) max_bytes: u64,
-    /// Where the tarball is kept, as a file without a name.
+    /// The folder of the unnamed file that holds the tarball.
     pub(super) folder: &'a Path,
 }
 
@@ -225,7 +225,7 @@ impl Download<'_> {
         Ok(file)
     }
 
-    /// Follows redirects by hand: each hop decides anew whether it may see the token.
+    /// Follows redirects itself, and decides for each of them whether its target may get the token.
     async fn follow(&self, client: &Client, start: &Url) -> Result<Response, DownloadError> {
         let mut url = start.clone();
         for _ in 0..=MAX_REDIRECTS {
@@ -261,9 +261,9 @@ fn open_local(path: PathBuf) -> Result<File, DownloadError> {
 }
 
 fn parse_url(address: &str) -> Result<Url, SourceError> {
-    let malformed = |problem| SourceError::Malformed {
+    let malformed = |reason| SourceError::Malformed {
         address: display_address(address),
-        problem,
+        reason,
     };
     let url = Url::parse(address).map_err(|_| malformed("it is not a valid URL"))?;
     match url.scheme() {

@@ -1,5 +1,5 @@
-//! Dynamic credentials of cloud providers (contract 8.8): the files behind them, outside the work tree, and the
-//! environment that points at them. Knows no cloud.
+//! Dynamic credentials of cloud providers (contract 8.8): their files outside the work tree, and the environment
+//! variables that name these files. This module does not depend on any cloud.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -18,11 +18,11 @@ const GCP_TOKEN_FILE: &str = "terrakube_dynamic_credentials.json";
 const GCP_CONFIG: &str = "TERRAKUBE_GCP_CREDENTIALS_CONFIG_FILE";
 const GCP_CONFIG_FILE: &str = "terrakube_config_dynamic_credentials.json";
 const GCP_VARIABLE: &str = "GOOGLE_APPLICATION_CREDENTIALS";
-/// What the platform writes where the configuration names the folder of the token.
+/// The platform's placeholder for the folder of the token in the configuration.
 const FOLDER_PLACEHOLDER: &str = "${WORKSPACE_DIRECTORY}";
 
-/// Writes the credential files a run's environment brings and returns the variables that name them. They
-/// override values of the user.
+/// Writes the credential files from a run's environment, and returns the variables that name them. These override the
+/// user's values.
 pub(super) fn write_credentials(
     environment: &BTreeMap<String, String>,
     private: &Path,
@@ -50,7 +50,7 @@ pub(super) fn write_credentials(
     Ok(variables)
 }
 
-/// The path as the inside of a JSON string, which is where the placeholder stands.
+/// The path, escaped for the inside of a JSON string, where the placeholder is.
 fn within_json(path: &Path) -> String {
     let quoted = serde_json::Value::from(path.to_string_lossy()).to_string();
     quoted[1..quoted.len() - 1].to_owned()
@@ -101,7 +101,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_given_writes_nothing() {
+    fn without_credentials_nothing_is_written() {
         let private = tempfile::tempdir().unwrap();
         let given = environment(&[(AWS_TOKEN, ""), ("ARM_OIDC_TOKEN", "x")]);
         assert!(

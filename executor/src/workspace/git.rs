@@ -1,9 +1,9 @@
-//! Every git process of the executor starts here: one place that decides what git may see, may speak to, and is
-//! told about credentials. Knows nothing of job data.
+//! Starts every git process of the executor. So one place decides which environment, protocols and credentials git
+//! gets. This module knows nothing of job data.
 //!
-//! Credentials reach git through a helper that reads a private file and is bound to the scheme, host and port of
-//! the source, so that a submodule or a redirect elsewhere never receives them. They are in no argument, in no
-//! file of the work tree, and gone when the `Git` value is dropped.
+//! git gets credentials from a helper that reads a private file. The helper is bound to the scheme, host and port of
+//! the source, so submodules and redirects to other hosts never get them. Credentials are in no argument and in no file
+//! of the work tree. They are removed when the `Git` value is dropped.
 
 mod failure;
 mod process;
@@ -27,17 +27,16 @@ use super::source::{Source, Transport, Userinfo};
 use super::ssh::{key_file_content, shell_quote, ssh_command};
 use super::{ErrorKind, WorkspaceConfig};
 
-/// Seconds without a single byte after which an HTTP transfer is given up. Servers that are busy packing send
-/// keep-alives more often than that.
+/// Seconds without a byte after which an HTTP transfer ends. Servers that are busy packing send keep-alives more often.
 const STALLED_AFTER_SECONDS: u32 = 120;
 
-/// Why git did not do what was asked.
+/// Why a git operation failed.
 #[derive(Debug, thiserror::Error)]
 pub enum GitError {
     /// No `git` on the path.
     #[error("`git` is not installed or not on PATH")]
     NotInstalled,
-    /// `git` is there and does not start, or its output breaks off.
+    /// `git` is installed but does not start, or its output is incomplete.
     #[error("could not run `git`")]
     Start(#[source] io::Error),
     /// The private files of the session could not be written.
@@ -56,7 +55,7 @@ pub enum GitError {
         repository: String,
         reference: String,
     },
-    /// The commit cannot be reached from the reference, or not at all.
+    /// The commit does not exist, or is not reachable from the reference.
     #[error("the commit `{commit}` was not found in `{repository}`")]
     NoCommit { repository: String, commit: String },
 }
@@ -87,7 +86,7 @@ impl GitError {
         matches!(self, Self::Failed { failure, .. } if *failure == kind)
     }
 
-    /// Whether asking the same server for something else cannot help.
+    /// Whether another request to the same server would fail as well.
     fn concerns_the_connection(&self) -> bool {
         match self {
             Self::Failed { failure, .. } => {
@@ -98,18 +97,18 @@ impl GitError {
     }
 }
 
-/// Git as one source needs it.
+/// Git with the settings for one source.
 pub(super) struct Git<'a> {
     config: &'a WorkspaceConfig,
     source: &'a Source,
     ssh_command: String,
     secrets: Vec<SecretString>,
-    /// Git's only configuration file, the credential and the key; removed on drop.
+    /// Git's only configuration file, the credential and the key. Dropping it removes them.
     session: TempDir,
 }
 
 impl<'a> Git<'a> {
-    /// Writes what git needs for `source` into a folder of its own below `private`.
+    /// Writes git's files for `source` into a new folder below `private`.
     pub(super) fn open(
         config: &'a WorkspaceConfig,
         private: &Path,
@@ -141,8 +140,8 @@ impl<'a> Git<'a> {
         })
     }
 
-    /// Clones one reference without its history, and checks nothing out. A branch wins over a tag of the same
-    /// name; without a name it is what the server's HEAD points to.
+    /// Clones one reference without its history, and checks nothing out. A branch wins over a tag of the same name.
+    /// Without a name, it clones the server's HEAD.
     pub(super) async fn clone(&self, reference: &str, target: &Path) -> Result<(), GitError> {
         let mut args = arguments(&[
             "clone",
@@ -167,7 +166,7 @@ impl<'a> Git<'a> {
         }
     }
 
-    /// Checks out what [`Git::clone`] fetched and returns its commit.
+    /// Checks out the reference that [`Git::clone`] fetched, and returns its commit.
     pub(super) async fn check_out_head(&self, repository: &Path) -> Result<String, GitError> {
         self.check_out(repository, "HEAD", false).await?;
         let args = arguments(&["rev-parse", "HEAD"]);
@@ -177,7 +176,8 @@ impl<'a> Git<'a> {
         Ok(finished.stdout.trim().to_owned())
     }
 
-    /// Checks out `commit`, fetching it alone if the server allows that and the reference's whole history if not.
+    /// Checks out `commit`. If the server permits it, only this commit is fetched, otherwise the reference's whole
+    /// history.
     pub(super) async fn check_out_commit(
         &self,
         repository: &Path,
@@ -196,14 +196,14 @@ impl<'a> Git<'a> {
                 return Err(not_found());
             }
             if fetched && !self.has_commit(repository, commit).await? {
-                // A name: it has no other name here than the one fetch gives.
+                // It is a name. The clone has no reference for it except `FETCH_HEAD`.
                 return self.check_out(repository, "FETCH_HEAD", true).await;
             }
         }
         self.check_out(repository, commit, true).await
     }
 
-    /// Fetches the submodules, without history where the server allows it.
+    /// Fetches the submodules, without history if the server permits that.
     pub(super) async fn update_submodules(&self, repository: &Path) -> Result<(), GitError> {
         const ACTION: &str = "fetch the submodules of";
         let update = ["submodule", "--quiet", "update", "--init", "--recursive"];
@@ -250,7 +250,7 @@ impl<'a> Git<'a> {
         Ok(self.execute(Some(repository), &args).await?.success)
     }
 
-    /// Whether the server gave out exactly this commit or name.
+    /// Fetches exactly this commit or name. Returns whether the server permitted it.
     async fn fetch_alone(&self, repository: &Path, commit: &str) -> Result<bool, GitError> {
         let args = arguments(&["fetch", "--quiet", "--depth=1", "origin", commit]);
         self.try_fetch(repository, &args).await
@@ -258,7 +258,7 @@ impl<'a> Git<'a> {
 
     async fn deepen_until(&self, repository: &Path, commit: &str) -> Result<bool, GitError> {
         let args = arguments(&["fetch", "--quiet", "--unshallow", "origin"]);
-        // A repository of a single commit is complete already, and git says so with an error.
+        // A repository with a single commit is complete already, which git reports as an error.
         self.try_fetch(repository, &args).await?;
         self.has_commit(repository, commit).await
     }
@@ -268,7 +268,7 @@ impl<'a> Git<'a> {
             Ok(_) => Ok(true),
             Err(error) if error.concerns_the_connection() => Err(error),
             Err(error) => {
-                tracing::debug!(%error, "the server does not give this out");
+                tracing::debug!(%error, "the server does not permit fetching this");
                 Ok(false)
             }
         }
@@ -313,7 +313,7 @@ impl<'a> Git<'a> {
         })
     }
 
-    /// The only place a git command is built.
+    /// Builds every git command.
     fn command(&self, repository: Option<&Path>, args: &[OsString]) -> Command {
         let mut command = Command::new("git");
         if let Some(repository) = repository {
@@ -349,7 +349,7 @@ impl<'a> Git<'a> {
         command
     }
 
-    /// Git's HTTP library reads a variable of its own; a bundle meant for everybody is meant for git too.
+    /// Git's HTTP library reads a variable of its own. A CA bundle for all programs applies to git too.
     fn ca_bundle(&self) -> Option<&OsStr> {
         let value = |name: &str| {
             let found = self.config.environment.iter().find(|(key, _)| key == name);
@@ -363,7 +363,7 @@ const CONFIG_FILE: &str = "config";
 const CREDENTIAL_FILE: &str = "credential";
 const KEY_FILE: &str = "key";
 
-/// Writes git's configuration, and the credential or key beside it.
+/// Writes git's configuration, and the credential or key.
 fn write_session(
     private: &Path,
     source: &Source,
@@ -411,7 +411,7 @@ fn render_config(transport: &Transport, helper: Option<(&str, &Path)>) -> String
          [http]\n\tlowSpeedLimit = 1\n\tlowSpeedTime = {STALLED_AFTER_SECONDS}\n"
     );
     if *transport == Transport::File {
-        // The repository may belong to another user. It was named by address, and only its objects are read.
+        // The repository may belong to another user. That is safe, because git only reads its objects.
         config.push_str("[safe]\n\tdirectory = *\n");
     }
     if let Some((origin, file)) = helper {
@@ -429,15 +429,15 @@ fn render_config(transport: &Transport, helper: Option<(&str, &Path)>) -> String
     config
 }
 
-/// The inside of a quoted value or section name of a git configuration file.
+/// Escapes the inside of a quoted value or section name of a git configuration file.
 fn config_quote(text: &str) -> String {
     text.replace('\\', r"\\")
         .replace('"', "\\\"")
         .replace('\n', "\\n")
 }
 
-/// What git may speak. Repositories from elsewhere have no say over files of this machine, so `file` is allowed
-/// to submodules only where the source itself is a file.
+/// The protocols that git may use. A remote repository must not read files of this machine. So submodules may use
+/// `file` only if the source itself is a file.
 fn allowed_protocols(transport: &Transport) -> &'static str {
     match transport {
         Transport::File => "file:http:https:ssh",
@@ -445,7 +445,7 @@ fn allowed_protocols(transport: &Transport) -> &'static str {
     }
 }
 
-/// Whether a text can stand where git expects a commit or a name, and nothing else: no option, no refspec.
+/// Whether git can only interpret a text as a commit or a name, not as an option or a refspec.
 fn is_plain_revision(text: &str) -> bool {
     !text.starts_with(['-', '+', '/'])
         && !text.contains("..")

@@ -1,5 +1,5 @@
-//! HTTP clients of the workspace, with proxies as the run's environment names them instead of the process's own.
-//! Knows nothing of what is requested.
+//! HTTP clients of the workspace. They use the proxies of the run's environment, not those of the process. This module
+//! knows nothing of the requests.
 
 use std::ffi::OsString;
 use std::time::Duration;
@@ -7,12 +7,12 @@ use std::time::Duration;
 use reqwest::redirect::Policy;
 use reqwest::{Client, ClientBuilder, NoProxy, Proxy};
 
-/// How long a server may take to accept a connection.
+/// Timeout of a server for accepting a connection.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(20);
-/// How long a server may stay silent in the middle of an answer.
+/// Timeout of a server for the next bytes of an answer.
 const READ_TIMEOUT: Duration = Duration::from_mins(1);
 
-/// The proxies to use, as curl's variables name them.
+/// The proxies, from curl's variables.
 #[derive(Clone, Debug, Default)]
 pub(super) struct ProxySettings {
     http: Option<String>,
@@ -39,7 +39,8 @@ impl ProxySettings {
         }
     }
 
-    /// A client that uses these proxies. It follows no redirects: who may see a token is decided hop by hop.
+    /// A client that uses these proxies. It follows no redirects, because the caller decides for each redirect about
+    /// the token.
     pub(super) fn client(&self) -> reqwest::Result<Client> {
         let exempt = self.none_for.as_deref().and_then(NoProxy::from_string);
         let mut builder = base_client();
@@ -53,7 +54,7 @@ impl ProxySettings {
     }
 }
 
-/// A client for addresses on this machine or link, which no proxy reaches.
+/// A client for addresses on this machine or link, without a proxy.
 pub(super) fn direct_client(connect_timeout: Duration) -> reqwest::Result<Client> {
     base_client().connect_timeout(connect_timeout).build()
 }

@@ -1,9 +1,9 @@
-//! The folders of one run: where they are, who may read them, and how they go away again. Knows nothing of what the other
-//! modules put into them.
+//! The folders of one run: their paths, their permissions, and their removal. This module knows nothing of the files
+//! that others put into them.
 //!
-//! The work tree of a workspace has the same path in all its steps: configurations may keep absolute paths, such as
-//! `abspath(path.module)`, in plans and states, and an apply must find what its plan said. So executors that share a folder
-//! take turns, by a lock that the kernel releases when its holder dies. Everything else has a folder of the run's own.
+//! The work tree of a workspace has the same path in all its steps. Configurations may keep absolute paths, such as
+//! `abspath(path.module)`, in plans and states, and an apply must find the paths of its plan. So executors that share a
+//! folder take turns, with a lock that the kernel releases when its holder dies. All other folders belong to one run.
 
 use std::fs::{self, DirBuilder, File, OpenOptions, Permissions, TryLockError};
 use std::io::{self, Write as _};
@@ -19,28 +19,28 @@ use super::{WorkspaceError, io_error};
 
 const OWNER_ONLY_DIR: u32 = 0o700;
 const OWNER_ONLY_FILE: u32 = 0o600;
-/// A process that is just being killed may still add files while they are removed.
+/// A process that is being killed may still add files during the removal.
 const REMOVE_ATTEMPTS: u32 = 4;
 const RUN_PREFIX: &str = "run-";
 const TREE_LOCK: &str = "lock";
-/// More than the name of a holder needs.
+/// Larger than any holder's name.
 const MAX_HOLDER_BYTES: u64 = 512;
 
-/// Where the folders of a run are made.
+/// The parent folders of a run's folders.
 #[derive(Clone, Copy, Debug)]
-pub struct Site<'p> {
-    /// For what belongs to this run alone.
+pub struct LayoutConfig<'p> {
+    /// The parent of folders that belong to this run alone.
     pub work_dir: &'p Path,
-    /// For the work trees of workspaces.
+    /// The parent of the work trees of workspaces.
     pub checkouts: &'p Path,
-    /// Of the organization and the workspace together.
+    /// Identifies the organization and the workspace.
     pub name: &'p str,
 }
 
 /// The folders of one run, 0700.
 ///
-/// They are removed by [`Layout::remove`], or as well as can be when the value is dropped. What a killed executor left is
-/// removed by the next one.
+/// [`Layout::remove`] removes them. Dropping the value removes them too, but only logs errors. The next executor
+/// removes the folders of a killed one.
 #[derive(Debug)]
 pub struct Layout {
     root: PathBuf,
@@ -48,19 +48,19 @@ pub struct Layout {
     spool: PathBuf,
     checkout: PathBuf,
     checkout_lock: PathBuf,
-    /// While it is locked, the work tree is this run's.
+    /// The work tree belongs to this run while this file is locked.
     turn: OnceLock<File>,
-    /// The run's own folder, locked as long as the run is at work.
-    _alive: Option<File>,
+    /// The run's own folder. It is locked for the whole run.
+    _root_lock: Option<File>,
 }
 
 impl Layout {
-    /// Makes the run's own folders, and the folders they are in if these are missing. The work tree is made when it is
-    /// this run's turn.
-    pub fn create(site: Site<'_>) -> Result<Self, WorkspaceError> {
-        let work_dir = made(site.work_dir)?;
-        let checkouts = made(site.checkouts)?;
-        // Sweeping and creating exclude each other, so that no folder is seen without its lock.
+    /// Creates the run's own folders, and their parents if these are missing. The work tree is created when it is this
+    /// run's turn.
+    pub fn create(config: LayoutConfig<'_>) -> Result<Self, WorkspaceError> {
+        let work_dir = create_folder(config.work_dir)?;
+        let checkouts = create_folder(config.checkouts)?;
+        // The lock covers sweeping and creating, so that a new folder is never found without its lock.
         let _area_lock = lock_folder(&work_dir);
         sweep_runs(&work_dir);
         sweep_trees(&checkouts);
@@ -73,10 +73,10 @@ impl Layout {
         let layout = Self {
             private: root.join("private"),
             spool: root.join("spool"),
-            checkout: checkouts.join(site.name),
-            checkout_lock: checkouts.join(format!("{}.{TREE_LOCK}", site.name)),
+            checkout: checkouts.join(config.name),
+            checkout_lock: checkouts.join(format!("{}.{TREE_LOCK}", config.name)),
             turn: OnceLock::new(),
-            _alive: lock_folder(&root),
+            _root_lock: lock_folder(&root),
             root,
         };
         for folder in [&layout.private, &layout.spool] {
@@ -85,7 +85,7 @@ impl Layout {
         Ok(layout)
     }
 
-    /// Makes the work tree this run's, empty, unless another run has it. `holder` tells others whose it is.
+    /// Takes the work tree for this run, and empties it, unless another run holds it. Other runs read `holder`.
     pub fn try_take_turn(&self, holder: &str) -> Result<bool, WorkspaceError> {
         let path = &self.checkout_lock;
         let Some(mut lock) = try_lock(path).map_err(io_error("lock", path))? else {
@@ -96,12 +96,12 @@ impl Layout {
         lock.set_len(0)
             .and_then(|()| lock.write_all(holder.as_bytes()))
             .map_err(io_error("write", path))?;
-        // A run takes its turn once; a second lock would be released here.
+        // A run takes its turn only once. A second lock would be released here.
         let _ = self.turn.set(lock);
         Ok(true)
     }
 
-    /// Whose the work tree is, as the holder wrote it.
+    /// The holder of the work tree, as the holder wrote it.
     pub fn holder(&self) -> String {
         regular_file::read_text(&self.checkout_lock, MAX_HOLDER_BYTES)
             .unwrap_or_default()
@@ -110,27 +110,27 @@ impl Layout {
             .collect()
     }
 
-    /// The clone root: work tree or unpacked content, readable by the user's code.
+    /// The clone root: work tree or unpacked content. The user's code can read it.
     pub fn checkout(&self) -> &Path {
         &self.checkout
     }
 
-    /// Generated secrets.
+    /// The folder of generated secrets.
     pub fn private(&self) -> &Path {
         &self.private
     }
 
-    /// The log spool.
+    /// The folder of the log spool.
     pub fn spool(&self) -> &Path {
         &self.spool
     }
 
-    /// Removes everything, also read-only files a tool left. Nothing to remove is no error.
+    /// Removes all folders, including read-only files of a tool. Missing folders are no error.
     pub fn remove(mut self) -> Result<(), WorkspaceError> {
         self.clear()
     }
 
-    /// Once only: the work tree may be another run's afterwards.
+    /// This has an effect only once, because another run may hold the work tree afterwards.
     fn clear(&mut self) -> Result<(), WorkspaceError> {
         let tree = match self.turn.take() {
             None => Ok(()),
@@ -152,13 +152,13 @@ impl Drop for Layout {
     }
 }
 
-/// A folder that is there, in one spelling, so that paths can be compared with canonical ones.
-fn made(folder: &Path) -> Result<PathBuf, WorkspaceError> {
+/// Creates a folder, and returns its canonical path, so that it can be compared with other canonical paths.
+fn create_folder(folder: &Path) -> Result<PathBuf, WorkspaceError> {
     create_private_dir(folder).map_err(io_error("create the folder", folder))?;
     fs::canonicalize(folder).map_err(io_error("find", folder))
 }
 
-/// Locks a folder itself, for as long as the file is open. Where the file system has no locks, nothing is swept.
+/// Locks a folder itself while the file is open. Without locks in the file system, no folder is swept.
 fn lock_folder(folder: &Path) -> Option<File> {
     let locked = File::open(folder).and_then(|file| file.lock().map(|()| file));
     locked
@@ -178,8 +178,8 @@ fn open_lock(path: &Path) -> io::Result<File> {
         .open(path)
 }
 
-/// The file of this path, locked; `None` while another process has it. A file that its last holder removed is locked by
-/// nobody who looks for it, so the path is opened anew then.
+/// Opens and locks the file; `None` while another process holds the lock. The last holder may have removed the file
+/// meanwhile. A lock on a removed file excludes no other process, so the path is then opened again.
 fn try_lock(path: &Path) -> io::Result<Option<File>> {
     loop {
         let file = open_lock(path)?;
@@ -188,9 +188,9 @@ fn try_lock(path: &Path) -> io::Result<Option<File>> {
             Err(TryLockError::WouldBlock) => return Ok(None),
             Err(TryLockError::Error(error)) => return Err(error),
         }
-        let ours = file.metadata()?;
+        let opened = file.metadata()?;
         match fs::symlink_metadata(path) {
-            Ok(there) if (there.dev(), there.ino()) == (ours.dev(), ours.ino()) => {
+            Ok(current) if (current.dev(), current.ino()) == (opened.dev(), opened.ino()) => {
                 return Ok(Some(file));
             }
             Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
@@ -199,7 +199,7 @@ fn try_lock(path: &Path) -> io::Result<Option<File>> {
     }
 }
 
-/// Removes the folders of runs that are gone. What cannot be removed does not stop this run.
+/// Removes the folders of runs that have ended. An error does not stop this run.
 fn sweep_runs(work_dir: &Path) {
     for entry in fs::read_dir(work_dir).into_iter().flatten().flatten() {
         let path = entry.path();
@@ -208,12 +208,12 @@ fn sweep_runs(work_dir: &Path) {
             && let Ok(folder) = File::open(&path)
             && folder.try_lock().is_ok()
         {
-            note(&path, remove_tree(&path));
+            log_removal(&path, remove_tree(&path));
         }
     }
 }
 
-/// Removes the work trees of runs that are gone.
+/// Removes the work trees of runs that have ended.
 fn sweep_trees(checkouts: &Path) {
     for entry in fs::read_dir(checkouts).into_iter().flatten().flatten() {
         let lock = entry.path();
@@ -221,7 +221,7 @@ fn sweep_trees(checkouts: &Path) {
             && let Ok(Some(_held)) = try_lock(&lock)
         {
             let tree = lock.with_extension("");
-            note(
+            log_removal(
                 &tree,
                 remove_tree(&tree).and_then(|()| remove_file_if_present(&lock)),
             );
@@ -229,13 +229,13 @@ fn sweep_trees(checkouts: &Path) {
     }
 }
 
-fn note(path: &Path, removed: io::Result<()>) {
+fn log_removal(path: &Path, removed: io::Result<()>) {
     if let Err(error) = removed {
-        tracing::warn!(%error, path = %path.display(), "could not remove what a killed executor left");
+        tracing::warn!(%error, path = %path.display(), "could not remove the files of a killed executor");
     }
 }
 
-/// Creates `path` and what is missing above it, for this user alone.
+/// Creates `path` and its missing parents, for this user alone.
 pub(super) fn create_private_dir(path: &Path) -> io::Result<()> {
     DirBuilder::new()
         .recursive(true)
@@ -243,7 +243,7 @@ pub(super) fn create_private_dir(path: &Path) -> io::Result<()> {
         .create(path)
 }
 
-/// Writes a file only this user can read. An earlier file of that name is replaced, never written through.
+/// Writes a file that only this user can read. It replaces an earlier file or link of that name.
 pub(crate) fn write_private_file(path: &Path, content: &[u8]) -> io::Result<()> {
     if let Some(parent) = path.parent() {
         create_private_dir(parent)?;
@@ -257,7 +257,7 @@ pub(crate) fn write_private_file(path: &Path, content: &[u8]) -> io::Result<()> 
         .write_all(content)
 }
 
-/// Removes a file or link; none being there is fine.
+/// Removes a file or link. A missing one is no error.
 pub(super) fn remove_file_if_present(path: &Path) -> io::Result<()> {
     match fs::remove_file(path) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
@@ -265,7 +265,7 @@ pub(super) fn remove_file_if_present(path: &Path) -> io::Result<()> {
     }
 }
 
-/// Removes a whole tree, read-only folders in it included; none being there is fine.
+/// Removes a whole tree, including read-only folders. A missing one is no error.
 pub(super) fn remove_tree(path: &Path) -> io::Result<()> {
     let mut attempt = 1;
     loop {
@@ -283,7 +283,8 @@ pub(super) fn remove_tree(path: &Path) -> io::Result<()> {
     }
 }
 
-/// Makes every folder of a tree writable for its owner: files go by the permissions of the folder they are in.
+/// Makes every folder of a tree writable for its owner, because the permissions of a folder decide about removing its
+/// files.
 fn open_folders(path: &Path) -> io::Result<()> {
     let kind = fs::symlink_metadata(path)?.file_type();
     if !kind.is_dir() {
@@ -308,7 +309,7 @@ mod tests {
     }
 
     fn layout_of(work: &Path, name: &str) -> Layout {
-        Layout::create(Site {
+        Layout::create(LayoutConfig {
             work_dir: work,
             checkouts: &work.join("workspaces"),
             name,
@@ -337,7 +338,7 @@ mod tests {
     }
 
     #[test]
-    fn runs_of_one_workspace_take_turns_in_one_tree_and_share_nothing_else() {
+    fn runs_of_one_workspace_share_only_the_tree_and_take_turns() {
         let work = tempfile::tempdir().unwrap();
         let first = layout(work.path());
         let second = layout(work.path());
@@ -348,7 +349,7 @@ mod tests {
         assert!(!second.try_take_turn("job 2, step b").unwrap());
         assert_eq!(second.holder(), "job 1, step a");
 
-        // A run of another workspace comes and goes meanwhile.
+        // Meanwhile a run of another workspace starts and ends.
         let other = layout_of(work.path(), "o_other");
         assert!(other.try_take_turn("").unwrap());
         other.remove().unwrap();
@@ -368,7 +369,7 @@ mod tests {
     }
 
     #[test]
-    fn one_that_never_had_its_turn_leaves_the_tree_alone() {
+    fn a_run_without_its_turn_leaves_the_tree_unchanged() {
         let work = tempfile::tempdir().unwrap();
         let first = layout(work.path());
         assert!(first.try_take_turn("").unwrap());
@@ -378,29 +379,29 @@ mod tests {
 
     /// No process holds the lock of the files of a killed executor.
     #[test]
-    fn what_a_killed_executor_left_goes_with_the_next_start() {
+    fn the_next_start_removes_what_a_killed_executor_left() {
         let work = tempfile::tempdir().unwrap();
-        let left = [
+        let leftovers = [
             work.path().join("run-killed"),
             work.path().join("workspaces/o_killed"),
         ];
-        for folder in &left {
+        for folder in &leftovers {
             create_private_dir(&folder.join("private")).unwrap();
             fs::write(folder.join("private/token"), "secret").unwrap();
         }
         fs::write(work.path().join("workspaces/o_killed.lock"), "job 1").unwrap();
         let next = layout(work.path());
-        for folder in left {
+        for folder in leftovers {
             assert!(!folder.exists(), "{}", folder.display());
         }
-        // In its own workspace even without a lock.
+        // Old files in the run's own workspace are removed even without a lock file.
         create_private_dir(&next.checkout().join("old")).unwrap();
         assert!(next.try_take_turn("").unwrap());
         assert_eq!(fs::read_dir(next.checkout()).unwrap().count(), 0);
     }
 
     #[test]
-    fn removal_takes_read_only_trees_and_leaves_what_links_point_to() {
+    fn removal_includes_read_only_trees_but_not_the_targets_of_links() {
         let work = tempfile::tempdir().unwrap();
         let kept = work.path().join("kept");
         fs::create_dir(&kept).unwrap();
@@ -420,7 +421,7 @@ mod tests {
         assert!(kept.join("file").exists());
     }
 
-    // Root may remove from read-only folders, so the step that needs permissions is shown on its own.
+    // Root may remove files from read-only folders. So the step that needs permissions is tested separately.
     #[test]
     fn read_only_folders_are_opened_before_the_second_attempt() {
         let work = tempfile::tempdir().unwrap();

@@ -1,5 +1,5 @@
-//! Where content comes from: reads the address in the job data and splits it into an address without any
-//! credential and the credential. Knows neither git nor HTTP clients.
+//! The source of the content: splits the address in the job data into an address without credentials, and the
+//! credentials. This module knows neither git nor HTTP clients.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -7,28 +7,28 @@ use std::path::{Path, PathBuf};
 use secrecy::{ExposeSecret as _, SecretString};
 use url::Url;
 
-/// A git address without credentials, and what came with it.
+/// A git address without credentials, and the credentials from it.
 #[derive(Clone, Debug)]
 pub(super) struct Source {
-    /// What git is given.
+    /// The address for git.
     pub(super) address: String,
     pub(super) transport: Transport,
-    /// User and password or token written into the address.
+    /// User and password, or a token, from the address.
     pub(super) userinfo: Option<Userinfo>,
 }
 
-/// How a git address is reached.
+/// The transport of a git address.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Transport {
     File,
-    /// The scheme, host and port that may see credentials.
+    /// The scheme, host and port that may get credentials.
     Http {
         origin: String,
     },
     Ssh,
 }
 
-/// Either part may be the secret: a lone token is written as the user name.
+/// Either part may be the secret: a single token is written as the user name.
 #[derive(Clone, Debug)]
 pub(super) struct Userinfo {
     pub(super) username: SecretString,
@@ -39,15 +39,15 @@ pub(super) struct Userinfo {
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub enum SourceError {
     /// Null or empty.
-    #[error("the job data names no `source`")]
+    #[error("the job data has no `source`")]
     Missing,
     /// Not an address of any accepted form.
-    #[error("the source `{address}` is not a usable address: {problem}")]
+    #[error("the source `{address}` is not a usable address: {reason}")]
     Malformed {
         address: String,
-        problem: &'static str,
+        reason: &'static str,
     },
-    /// A transport that could run programs or is not spoken here.
+    /// A transport that could run programs, or is not supported.
     #[error("the source `{address}` uses the transport `{transport}`, which is not accepted")]
     Transport { address: String, transport: String },
 }
@@ -64,12 +64,12 @@ impl SourceError {
 }
 
 impl Source {
-    /// Reads an address of any accepted form: URL, scp-like, or absolute path.
+    /// Parses an address of any accepted form: URL, scp-like, or absolute path.
     pub(super) fn parse(text: &str) -> Result<Self, SourceError> {
         let text = text.trim();
-        let malformed = |problem| SourceError::Malformed {
+        let malformed = |reason| SourceError::Malformed {
             address: display_address(text),
-            problem,
+            reason,
         };
         if text.is_empty() {
             return Err(SourceError::Missing);
@@ -112,9 +112,9 @@ impl Source {
     }
 
     fn from_url(text: &str, scheme: &str, rest: &str) -> Result<Self, SourceError> {
-        let malformed = |problem| SourceError::Malformed {
+        let malformed = |reason| SourceError::Malformed {
             address: display_address(text),
-            problem,
+            reason,
         };
         let scheme = scheme.to_ascii_lowercase();
         let (userinfo, bare) = split_userinfo(rest);
@@ -158,7 +158,7 @@ impl Source {
     }
 }
 
-/// Shows the address as people know it: without query, which may be signed.
+/// Formats the address without its query, which may contain a signature.
 impl fmt::Display for Source {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&display_address(&self.address))
@@ -174,7 +174,7 @@ impl Userinfo {
         }
     }
 
-    /// What of it must not be shown. Names too short to be a token are left alone: they occur in any text.
+    /// The secret parts. Names that are too short for a token are left out, because they occur in any text.
     pub(super) fn secrets(&self) -> Vec<SecretString> {
         const SHORTEST_TOKEN: usize = 8;
         let mut secrets = vec![self.password.clone()];
@@ -189,7 +189,7 @@ impl Userinfo {
     }
 }
 
-/// An address without userinfo, query and fragment, for people to read.
+/// An address without userinfo, query and fragment, for messages.
 pub(super) fn display_address(address: &str) -> String {
     let shown = address.split(['?', '#']).next().unwrap_or(address);
     mask_userinfo(shown)
@@ -206,7 +206,7 @@ pub(super) fn local_path(text: &str) -> Option<PathBuf> {
         .flatten()
 }
 
-/// Replaces the userinfo of every URL in a text; a lone user name of an SSH address stays.
+/// Replaces the userinfo of every URL in a text. A user name alone in an SSH address stays.
 pub(super) fn mask_userinfo(text: &str) -> String {
     let mut masked = String::with_capacity(text.len());
     let mut rest = text;
@@ -235,7 +235,7 @@ pub(super) fn mask_userinfo(text: &str) -> String {
     masked
 }
 
-/// Splits what follows `://` into the userinfo and the rest.
+/// Splits the text after `://` into the userinfo and the rest.
 fn split_userinfo(rest: &str) -> (Option<&str>, String) {
     let end = rest.find(['/', '?', '#']).unwrap_or(rest.len());
     let (authority, tail) = rest.split_at(end);
@@ -252,7 +252,7 @@ fn is_scheme(text: &str) -> bool {
             .all(|b| b.is_ascii_alphanumeric() || b"+-.".contains(&b))
 }
 
-/// `[user@]host:path`, as ssh and git know it.
+/// `[user@]host:path`, as in ssh and git.
 fn is_scp_like(text: &str) -> bool {
     let split = if text.contains('[') {
         text.split_once("]:")
@@ -383,7 +383,7 @@ mod tests {
     }
 
     #[test]
-    fn userinfo_is_masked_wherever_it_stands() {
+    fn userinfo_is_masked_anywhere_in_a_text() {
         assert_eq!(
             mask_userinfo("unable to access 'https://u:p@h/x': see http://t@h2 and ssh://git@h3/y"),
             "unable to access 'https://***@h/x': see http://***@h2 and ssh://git@h3/y"

@@ -1,4 +1,4 @@
-//! How git uses SSH: key files and the value of `GIT_SSH_COMMAND` (contract 8.9). Runs nothing.
+//! How git uses SSH: key files and the value of `GIT_SSH_COMMAND` (contract 8.9). This module runs nothing.
 
 use std::fmt::Write as _;
 use std::path::Path;
@@ -8,11 +8,10 @@ use secrecy::{ExposeSecret as _, SecretString};
 
 use super::credentials::VcsAccess;
 
-/// Seconds until a server that does not answer is given up.
+/// Timeout in seconds for a connection to a server.
 const CONNECT_TIMEOUT_SECONDS: u32 = 30;
 
-/// The private key the modules of a run are fetched with: the workspace's module key, else the key its
-/// repository is fetched with.
+/// The private key for fetching modules: the workspace's module key, else the key of its repository.
 pub(super) fn module_key(job: &JobData, access: VcsAccess<'_>) -> Option<SecretString> {
     let present = |key: &str| !key.trim().is_empty();
     let module = job.module_ssh_key.as_deref().filter(|key| present(key));
@@ -20,7 +19,7 @@ pub(super) fn module_key(job: &JobData, access: VcsAccess<'_>) -> Option<SecretS
     module.or(clone).map(Into::into)
 }
 
-/// A private key as OpenSSH insists on it: Unix line ends, and one at the very end.
+/// A private key in the format that OpenSSH requires: Unix line ends, and one at the very end.
 pub(super) fn key_file_content(key: &SecretString) -> SecretString {
     let mut text = key
         .expose_secret()
@@ -31,7 +30,7 @@ pub(super) fn key_file_content(key: &SecretString) -> SecretString {
     text.trim_start().into()
 }
 
-/// The value of `GIT_SSH_COMMAND`: nothing of the machine's own SSH configuration, nothing interactive.
+/// The value of `GIT_SSH_COMMAND`. It excludes the machine's own SSH configuration and interactive prompts.
 pub(super) fn ssh_command(key: Option<&Path>, known_hosts: Option<&Path>) -> String {
     let mut command = "ssh -F /dev/null".to_owned();
     if let Some(key) = key {
@@ -45,7 +44,7 @@ pub(super) fn ssh_command(key: Option<&Path>, known_hosts: Option<&Path>) -> Str
     );
     match known_hosts {
         Some(file) => {
-            // Quoted once for ssh, which splits the value at spaces, and once for the shell.
+            // It is quoted twice: for ssh, which splits the value at spaces, and for the shell.
             let option = format!("UserKnownHostsFile=\"{}\"", file.to_string_lossy());
             let _ = write!(
                 command,
@@ -60,7 +59,7 @@ pub(super) fn ssh_command(key: Option<&Path>, known_hosts: Option<&Path>) -> Str
     command
 }
 
-/// One word for a POSIX shell, whatever it holds.
+/// Quotes any text as one word for a POSIX shell.
 pub(super) fn shell_quote(text: &str) -> String {
     format!("'{}'", text.replace('\'', r"'\''"))
 }

@@ -1,4 +1,4 @@
-//! The workspace against real peers: git over file, HTTP(S) and SSH, and HTTP servers for everything else.
+//! The workspace with real peers: git over file, HTTP(S) and SSH, and HTTP servers for everything else.
 
 mod clones;
 mod content;

@@ -223,11 +223,6 @@ matchExpressions:
 {{- end -}}
 {{- end -}}
 
-{{/* Admission policies are stable from 1.30; before, an operator must enable the beta. */}}
-{{- define "mayfly.admissionApiVersion" -}}
-{{- semverCompare ">=1.30.0-0" .Capabilities.KubeVersion.Version | ternary "admissionregistration.k8s.io/v1" "admissionregistration.k8s.io/v1beta1" -}}
-{{- end -}}
-
 {{/* TLS */}}
 
 {{/* Where the authorities lie in a pod; empty without any. */}}

@@ -92,9 +92,6 @@
 {{- end -}}
 {{- end -}}
 {{- end -}}
-{{- if and $executor.sidecars (semverCompare "<1.29.0-0" .Capabilities.KubeVersion.Version) -}}
-{{- fail "executor.sidecars: need Kubernetes 1.29, which ends them with the executor" -}}
-{{- end -}}
 {{- with $values.persistence -}}
 {{- if and .cache.enabled .cache.hostPath (ne (default "restricted" $executor.policy.podSecurity) "privileged") -}}
 {{- fail "persistence.cache.hostPath: needs executor.policy.podSecurity `privileged`; a claim does not" -}}

@@ -9,18 +9,18 @@ use std::fmt;
 /// How a job or a step can end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Ending {
-    /// It is done.
+    /// It succeeded.
     Completed,
     /// It failed.
     Failed,
-    /// A person ended it.
+    /// A person cancelled it.
     Cancelled,
     /// It did not start.
     NotExecuted,
 }
 
 impl Ending {
-    /// As it is called in reports.
+    /// Its name in reports.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Completed => "completed",
@@ -34,9 +34,9 @@ impl Ending {
 /// A numbered line of a phase of a run.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Line {
-    /// What printed it.
+    /// The phase that printed it.
     pub phase: String,
-    /// Its number there, from 1.
+    /// Its number in the phase, from 1.
     pub number: u32,
 }
 
@@ -59,104 +59,103 @@ impl fmt::Display for Line {
 /// One step of a job.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Step {
-    /// What the platform calls it.
+    /// Its name on the platform.
     pub name: String,
     /// Whether a dispatch of it was accepted.
     pub accepted: bool,
-    /// Every time it got an outcome, in order.
+    /// All its outcomes, in order.
     pub endings: Vec<Ending>,
-    /// The lines it prints when nothing stops it.
+    /// The lines that it prints if it is not stopped.
     pub script: Vec<Line>,
-    /// Whether it prints them all unless it is stopped, even when it fails.
+    /// Whether it prints all lines also if it fails.
     pub prints_all: bool,
-    /// What each of its containers wrote.
+    /// The lines that each of its containers printed.
     pub printed: Vec<Vec<Line>>,
     /// The lines of its stored output.
     pub stored: Option<Vec<Line>>,
 }
 
-/// A state as the store holds it.
+/// A state in the store.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct State {
-    /// Counts the writes.
+    /// Serial number; each write increases it.
     pub serial: u64,
-    /// One for the life of a state.
+    /// Id that stays the same for the whole life of a state.
     pub lineage: String,
     /// Names of its resources.
     pub resources: BTreeSet<String>,
 }
 
-/// A state as the platform has it on record.
+/// The platform's record of a state.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Published {
-    /// Its number of writes.
+    /// Serial number of the state.
     pub serial: u64,
-    /// Whether the store has it, readable, with that number.
+    /// Whether the store has a readable state with this serial number.
     pub stored: bool,
 }
 
-/// A state lock that no process holds any more.
+/// A state lock without a process that holds it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Lock {
-    /// As the store has it.
+    /// The content of the lock in the store.
     pub info: String,
-    /// Whether a stored output names it by its id.
-    pub told: bool,
-    /// Whether the store was away while the run was under way, without which it could have been released.
-    pub store_was_away: bool,
+    /// Whether a stored output contains its id.
+    pub reported: bool,
+    /// Whether the store failed during the run, so that the lock could not be released.
+    pub store_failed: bool,
 }
 
 /// One job.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Job {
-    /// What the platform calls it.
+    /// Its name on the platform.
     pub name: String,
-    /// Every time it got an outcome, in order.
+    /// All its outcomes, in order.
     pub endings: Vec<Ending>,
-    /// The outcomes it may have.
+    /// The outcomes that it may have.
     pub permitted: BTreeSet<Ending>,
     /// Its steps, in order.
     pub steps: Vec<Step>,
     /// Whether a completed job must have published a state.
     pub publishes: bool,
-    /// The states it published.
+    /// The states that it published.
     pub published: Vec<Published>,
 }
 
 /// One run of the schedule: a workspace and its jobs.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Run {
-    /// As the schedule has it.
+    /// Its name in the schedule.
     pub name: String,
     /// Whether the scheduled fault happened.
     pub fault_happened: bool,
     /// Its jobs, in order.
     pub jobs: Vec<Job>,
-    /// How often a process of the tool began each operation that changes something, and scripts their work.
+    /// How often each changing operation of the tool, and each script, began.
     pub begun: BTreeMap<String, u32>,
-    /// Every version of the workspace's state, the oldest first; none for one that cannot be read, and for each time it
-    /// was deleted.
+    /// Every version of the workspace's state, oldest first. `None` for a version that cannot be read, and for a deletion.
     pub versions: Vec<Option<State>>,
-    /// Resources the tool made to the end and was not killed after.
+    /// Resources that a tool created completely. A tool that was killed later does not count.
     pub made: BTreeSet<String>,
-    /// Resources the tool removed to the end and was not killed after.
+    /// Resources that a tool removed completely. A tool that was killed later does not count.
     pub removed: BTreeSet<String>,
-    /// The lock of the state that was left although no tool was killed.
+    /// The lock that is left on the state although no tool was killed.
     pub left_lock: Option<Lock>,
-    /// Answers to requests that the launcher had to refuse and accepted.
+    /// Answers that accepted requests which the launcher must refuse.
     pub accepted_bad: Vec<String>,
 }
 
-/// Everything there is to know.
+/// All facts about a journey.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Facts {
     /// The runs.
     pub runs: Vec<Run>,
-    /// What is still in the namespace of the runs, as kind and name.
+    /// Objects that are left in the namespace of the runs, as kind and name.
     pub left: Vec<String>,
-    /// Requests to the API server that were refused for want of a right.
+    /// Requests that the API server refused because a right was missing.
     pub denied: Vec<String>,
-    /// Rules of the platform that were broken.
+    /// Broken rules of the platform's contract.
     pub broken: Vec<String>,
 }
 
@@ -169,29 +168,29 @@ pub enum Kind {
     NoOutcome,
     /// An accepted run has more than one outcome.
     SecondOutcome,
-    /// A run has an outcome that nothing explains.
+    /// A run has an outcome without an explanation.
     WrongOutcome,
     /// Something that changes infrastructure ran twice.
     RanTwice,
-    /// A run is done whose tool never ran.
+    /// A run completed, but its tool never ran.
     NeverRan,
-    /// What the tool did is not in the state.
+    /// The state lacks a change of the tool.
     StateMissing,
     /// A state was replaced by an older or another one, or deleted.
     StateLost,
-    /// A state is not on record, or the store does not have what is.
+    /// The platform has no record of a state, or the store lacks a recorded state.
     NotPublished,
-    /// A state is on record more than once.
+    /// The platform has more than one record of a state.
     RecordedTwice,
-    /// A state lock was left without a reason, or no output names it.
+    /// A state lock is left without a reason, or no output contains its id.
     Locked,
-    /// A line is not in the stored output.
+    /// The stored output lacks a line.
     LineMissing,
-    /// A line is there more than once, or before another that was printed earlier.
+    /// The stored output has a line twice or in the wrong order.
     LineMisplaced,
-    /// Something is left in the cluster.
+    /// An object is left in the cluster.
     Leftover,
-    /// A request that must be refused was accepted.
+    /// The launcher accepted a request that it must refuse.
     BadAccepted,
     /// A right was missing.
     Denied,
@@ -201,23 +200,23 @@ pub enum Kind {
 
 /// One violation.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Discrepancy {
-    /// What it is.
+pub struct Violation {
+    /// The broken rule.
     pub kind: Kind,
-    /// Which run, job and step, or which object.
+    /// The run, job and step, or the object.
     pub of: String,
-    /// What was found.
+    /// The wrong fact.
     pub detail: String,
 }
 
-impl fmt::Display for Discrepancy {
+impl fmt::Display for Violation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{:?}: {}: {}", self.kind, self.of, self.detail)
     }
 }
 
 /// Checks all rules, and returns every violation.
-pub fn check(facts: &Facts) -> Vec<Discrepancy> {
+pub fn check(facts: &Facts) -> Vec<Violation> {
     let mut found = Findings::default();
     for run in &facts.runs {
         found.run(run);
@@ -228,18 +227,18 @@ pub fn check(facts: &Facts) -> Vec<Discrepancy> {
         (Kind::RuleBroken, &facts.broken),
     ] {
         for one in all {
-            found.add(kind, "the whole", one.clone());
+            found.add(kind, "the whole journey", one.clone());
         }
     }
     found.0
 }
 
 #[derive(Default)]
-struct Findings(Vec<Discrepancy>);
+struct Findings(Vec<Violation>);
 
 impl Findings {
     fn add(&mut self, kind: Kind, of: &str, detail: impl Into<String>) {
-        self.0.push(Discrepancy {
+        self.0.push(Violation {
             kind,
             of: of.to_owned(),
             detail: detail.into(),
@@ -251,7 +250,7 @@ impl Findings {
             self.add(
                 Kind::FaultMissed,
                 &run.name,
-                "what was scheduled did not happen",
+                "the scheduled fault did not happen",
             );
         }
         for job in &run.jobs {
@@ -276,15 +275,11 @@ impl Findings {
             .filter(|(what, _)| what.starts_with("tool "));
         let begun: u32 = tools.map(|(_, times)| times).sum();
         if u32::try_from(done.count()).unwrap_or(u32::MAX) > begun {
-            self.add(
-                Kind::NeverRan,
-                &run.name,
-                "it is completed, and no tool ran",
-            );
+            self.add(Kind::NeverRan, &run.name, "it completed, but no tool ran");
         }
         self.state(run);
         if let Some(lock) = &run.left_lock
-            && !(lock.told && lock.store_was_away)
+            && !(lock.reported && lock.store_failed)
         {
             self.add(Kind::Locked, &run.name, lock.info.clone());
         }
@@ -314,7 +309,7 @@ impl Findings {
 
     fn outcome(&mut self, of: &str, endings: &[Ending]) {
         match endings {
-            [] => self.add(Kind::NoOutcome, of, "it never ended"),
+            [] => self.add(Kind::NoOutcome, of, "it has no outcome"),
             [_] => {}
             all => {
                 let all: Vec<_> = all.iter().map(|ending| ending.name()).collect();
@@ -327,7 +322,7 @@ impl Findings {
         let completed = job.endings.last() == Some(&Ending::Completed);
         let serials: BTreeSet<u64> = job.published.iter().map(|one| one.serial).collect();
         if job.publishes && completed && serials.len() != 1 {
-            let detail = format!("{} states are on record", serials.len());
+            let detail = format!("{} states are recorded", serials.len());
             self.add(Kind::NotPublished, of, detail);
         }
         if job.published.len() > serials.len() {
@@ -352,7 +347,7 @@ impl Findings {
         for line in stored {
             let place = step.script.iter().position(|other| other == line);
             if !seen.insert(line) {
-                self.add(Kind::LineMisplaced, of, format!("{line} is there twice"));
+                self.add(Kind::LineMisplaced, of, format!("{line} appears twice"));
             } else if place.is_none() || place < last {
                 self.add(Kind::LineMisplaced, of, format!("{line} is out of order"));
             }
@@ -385,7 +380,7 @@ impl Findings {
                     "it was deleted or cannot be read",
                 ),
                 (Some(old), Some(new)) if new.lineage != old.lineage => {
-                    self.add(Kind::StateLost, &run.name, "another one took its place");
+                    self.add(Kind::StateLost, &run.name, "it was replaced by another one");
                 }
                 (Some(old), Some(new)) if new.serial < old.serial => {
                     let detail = format!("{} was replaced by {}", old.serial, new.serial);
@@ -399,12 +394,12 @@ impl Findings {
         let now = before.map_or(&none, |state| &state.resources);
         for resource in run.made.difference(&run.removed) {
             if !now.contains(resource) {
-                let detail = format!("`{resource}` was made and is not in it");
+                let detail = format!("`{resource}` was created but is not in the state");
                 self.add(Kind::StateMissing, &run.name, detail);
             }
         }
         for resource in run.removed.intersection(now) {
-            let detail = format!("`{resource}` was removed and is in it");
+            let detail = format!("`{resource}` was removed but is in the state");
             self.add(Kind::StateMissing, &run.name, detail);
         }
     }
@@ -430,7 +425,7 @@ mod tests {
         }
     }
 
-    /// A run as it should be: one apply that is done.
+    /// Facts without a violation: one completed apply.
     fn good() -> Facts {
         let step = Step {
             name: "apply".to_owned(),
@@ -506,7 +501,7 @@ mod tests {
         assert_eq!(with_step(|step| step.endings.clear()), [Kind::NoOutcome]);
         let none = with_job(|job| job.endings.clear());
         assert!(none.contains(&Kind::NoOutcome), "{none:?}");
-        // One that was never dispatched need not have ended.
+        // A step that was never dispatched needs no outcome.
         let not_sent = with_step(|step| {
             step.endings.clear();
             step.accepted = false;
@@ -539,7 +534,7 @@ mod tests {
             run.begun.insert("tool apply".to_owned(), 2);
         });
         assert_eq!(twice, [Kind::RanTwice]);
-        // What it is to run did, by whatever it was started.
+        // Its scripts ran, but not the tool.
         let never = with_run(|run| {
             run.begun.remove("tool apply");
         });
@@ -590,14 +585,14 @@ mod tests {
     }
 
     #[test]
-    fn a_lock_that_was_left_without_a_reason_or_without_a_word_is_found() {
-        let left = |told, store_was_away| {
+    fn a_lock_left_without_a_reason_or_a_message_is_found() {
+        let left = |reported, store_failed| {
             let info = "07ce11eb".to_owned();
             with_run(move |run| {
                 run.left_lock = Some(Lock {
                     info,
-                    told,
-                    store_was_away,
+                    reported,
+                    store_failed,
                 });
             })
         };
@@ -616,7 +611,7 @@ mod tests {
             assert_eq!(missing, [Kind::LineMissing], "{at}");
         }
         assert_eq!(with_step(|step| step.stored = None), [Kind::LineMissing]);
-        // No container printed it. A completed step still owes it.
+        // No container printed the line. A completed step must have it all the same.
         let never = with_step(|step| {
             step.printed.clear();
             step.stored.as_mut().unwrap().pop();

@@ -11,7 +11,7 @@ use test_peers::terraform;
 use test_platform::{Records, Status};
 
 use crate::check::{Ending, Facts, Job, Line, Lock, Published, Run, State, Step};
-use crate::journey::Driven;
+use crate::journey::FinishedRun;
 use crate::peers::{LAUNCHER, LINES, Peers};
 use crate::schedule::Kind;
 
@@ -34,14 +34,14 @@ pub(crate) fn dump(peers: &Peers, folder: &Path) -> Result<()> {
 }
 
 /// The evidence of a run with a violation: step outputs, final reports of its executors, and log lines of the launchers.
-pub(crate) fn evidence(peers: &Peers, driven: &Driven) -> Result<String> {
+pub(crate) fn evidence(peers: &Peers, finished: &FinishedRun) -> Result<String> {
     let records = peers.platform.records();
-    let mut text = format!("{}, with {:?}\n", driven.run, driven.outages);
+    let mut text = format!("{}, with {:?}\n", finished.run, finished.outages);
     let mut part = |title: &str, content: &str| {
         // Writing to a string does not fail.
         let _ = writeln!(text, "--- {title}\n{}", content.trim_end());
     };
-    for id in &driven.jobs {
+    for id in &finished.jobs {
         for step in &records.job(*id).steps {
             let title = format!("output of job {id}, {}: {}", step.flow.kind, step.status);
             let stored = output(peers, &records, *id, &step.id)?;
@@ -58,7 +58,7 @@ pub(crate) fn evidence(peers: &Peers, driven: &Driven) -> Result<String> {
     Ok(text)
 }
 
-/// The termination messages that name this job, also of pods that are gone.
+/// The termination messages with this job's id, also of deleted pods.
 fn final_reports(nodes: &Path, job: u32) -> Result<Vec<String>> {
     let named = format!("\"jobId\":\"{job}\"");
     let mut reports = Vec::new();
@@ -80,7 +80,7 @@ fn final_reports(nodes: &Path, job: u32) -> Result<Vec<String>> {
     Ok(reports)
 }
 
-/// Lines of all launchers' logs that name this job or its Jobs.
+/// Lines of all launchers' logs about this job or its Jobs.
 fn launcher_lines(folder: &Path, job: u32) -> Result<String> {
     let names = [format!("\"job_id\":\"{job}\""), format!("job-{job}-")];
     let mut lines = String::new();
@@ -100,8 +100,8 @@ fn launcher_lines(folder: &Path, job: u32) -> Result<String> {
     Ok(lines)
 }
 
-/// Collects the facts of these runs, without the objects that are left in the cluster.
-pub(crate) async fn collect(peers: &Peers, driven: &[Driven]) -> Result<Facts> {
+/// Collects the facts about these runs. The objects that are left in the cluster are added later.
+pub(crate) async fn collect(peers: &Peers, finished: &[FinishedRun]) -> Result<Facts> {
     peers.platform.look_back().await;
     let records = peers.platform.records();
     let printed = printed(peers);
@@ -113,8 +113,8 @@ pub(crate) async fn collect(peers: &Peers, driven: &[Driven]) -> Result<Facts> {
         .collect();
     let violations = peers.platform.ledger().violations;
     let mut runs = Vec::new();
-    for driven in driven {
-        runs.push(run(peers, driven, &records, &printed)?);
+    for finished in finished {
+        runs.push(run(peers, finished, &records, &printed)?);
     }
     Ok(Facts {
         runs,
@@ -141,9 +141,9 @@ fn printed(peers: &Peers) -> Printed {
     printed
 }
 
-/// Numbered lines in a text, with the runs they are of. Where the tool cuts a line of a provisioner is its own affair; a
-/// byte that is lost, or a line cut by anything else, is not. A tool that fails says again what its provisioner had
-/// printed; that is no second line.
+/// The numbered lines in a text, with their runs. The tool may cut lines of provisioners, so cut lines are joined. A line that
+/// lost a byte, or that something else has cut, does not count. A failed tool repeats the output of its provisioner; repeated
+/// lines do not count twice.
 pub(crate) fn marks(text: &str) -> Vec<(u32, Line)> {
     let mark = |line: &str| {
         let (before, rest) = line.rsplit_once("mark/")?;
@@ -163,33 +163,33 @@ pub(crate) fn marks(text: &str) -> Vec<(u32, Line)> {
     text.lines().filter_map(mark).collect()
 }
 
-fn run(peers: &Peers, driven: &Driven, records: &Records, printed: &Printed) -> Result<Run> {
-    let number = driven.run.number;
+fn run(peers: &Peers, finished: &FinishedRun, records: &Records, printed: &Printed) -> Result<Run> {
+    let number = finished.run.number;
     let journal = peers.journal(number);
     let mut run = Run {
-        name: driven.run.to_string(),
-        fault_happened: driven.fault_happened || driven.failed_before_fault(records),
+        name: finished.run.to_string(),
+        fault_happened: finished.fault_happened || finished.failed_before_fault(records),
         begun: begun(&journal),
-        accepted_bad: driven.accepted_bad.clone(),
+        accepted_bad: finished.accepted_bad.clone(),
         ..Run::default()
     };
-    if driven.run.kind == Kind::BadData {
+    if finished.run.kind == Kind::BadData {
         return Ok(run);
     }
-    let base = format!("tfstate/{}/{}", records.organization, driven.workspace);
+    let base = format!("tfstate/{}/{}", records.organization, finished.workspace);
     let key = format!("{base}/terraform.tfstate");
     let (versions, deletions) = peers.store.versions(&key)?;
     run.versions = versions.iter().map(|version| state(version)).collect();
     run.versions.extend((0..deletions).map(|_| None));
     let of_container = printed.get(&number).cloned().unwrap_or_default();
-    for id in &driven.jobs {
+    for id in &finished.jobs {
         run.jobs
-            .push(job(peers, driven, *id, records, &of_container)?);
-        if driven.tool_was_killed(*id) {
+            .push(job(peers, finished, *id, records, &of_container)?);
+        if finished.tool_was_killed(*id) {
             continue;
         }
         let done = |phase: &str| journal.iter().any(|line| *line == format!("end {phase}"));
-        let is_destroy = driven.run.kind == Kind::Destroy && driven.jobs.last() == Some(id);
+        let is_destroy = finished.run.kind == Kind::Destroy && finished.jobs.last() == Some(id);
         let completed = records.job(*id).status == Status::Completed;
         for (phase, resource) in [("first", "first"), ("second", "second")] {
             if done(phase) && !is_destroy {
@@ -200,27 +200,30 @@ fn run(peers: &Peers, driven: &Driven, records: &Records, printed: &Printed) -> 
             }
         }
     }
-    let killed = driven.jobs.iter().any(|job| driven.tool_was_killed(*job));
+    let killed = finished
+        .jobs
+        .iter()
+        .any(|job| finished.tool_was_killed(*job));
     if !killed && let Some(lock) = peers.store.object(&format!("{key}.tflock"))? {
         let lock: Value = serde_json::from_str(&lock).unwrap_or_default();
         let id = lock["ID"].as_str().unwrap_or_default();
-        let mut told = false;
-        for output in outputs(peers, driven, records)? {
-            told |= !id.is_empty() && output.contains(id);
+        let mut reported = false;
+        for output in outputs(peers, finished, records)? {
+            reported |= !id.is_empty() && output.contains(id);
         }
         run.left_lock = Some(Lock {
             info: lock.to_string(),
-            told,
-            store_was_away: driven.outages.store_was_away,
+            reported,
+            store_failed: finished.outages.store_failed,
         });
     }
     Ok(run)
 }
 
 /// Stored outputs of a run.
-fn outputs(peers: &Peers, driven: &Driven, records: &Records) -> Result<Vec<String>> {
+fn outputs(peers: &Peers, finished: &FinishedRun, records: &Records) -> Result<Vec<String>> {
     let mut outputs = Vec::new();
-    for job in &driven.jobs {
+    for job in &finished.jobs {
         for step in &records.job(*job).steps {
             outputs.extend(output(peers, records, *job, &step.id)?);
         }
@@ -234,7 +237,7 @@ fn output(peers: &Peers, records: &Records, job: u32, step: &str) -> Result<Opti
     Ok(peers.store.object(&key)?)
 }
 
-/// How often the tool began what changes something, and what it runs, by what the journal calls it.
+/// How often each changing operation of the tool, and each script, began. The keys are lines of the journal.
 fn begun(journal: &[String]) -> BTreeMap<String, u32> {
     let mut begun = BTreeMap::new();
     for line in journal {
@@ -261,7 +264,7 @@ fn state(text: &str) -> Option<State> {
 
 fn job(
     peers: &Peers,
-    driven: &Driven,
+    finished: &FinishedRun,
     id: u32,
     records: &Records,
     of_container: &[Vec<Line>],
@@ -270,14 +273,14 @@ fn job(
     let mut steps = Vec::new();
     for step in &record.steps {
         let stored = output(peers, records, id, &step.id)?;
-        let script = script(driven.run.kind, &step.flow.kind);
+        let script = script(finished.run.kind, &step.flow.kind);
         let printed: Vec<Vec<Line>> = of_container
             .iter()
             .map(|lines| {
                 let ours = lines.iter().filter(|line| script.contains(line));
                 ours.cloned().collect()
             })
-            .filter(|lines: &Vec<Line>| !lines.is_empty() && !driven.log_is_gone(id))
+            .filter(|lines: &Vec<Line>| !lines.is_empty() && !finished.log_is_lost(id))
             .collect();
         let accepted = records
             .transitions
@@ -288,7 +291,7 @@ fn job(
             name: step.flow.kind.clone(),
             accepted,
             endings: endings(records, id, Some(step.flow.number)),
-            prints_all: driven.prints_all_although_it_fails(),
+            prints_all: finished.prints_all_lines_if_it_fails(),
             script,
             printed,
             stored: stored.map(|text| {
@@ -305,9 +308,9 @@ fn job(
     Ok(Job {
         name: format!("job {id}"),
         endings: endings(records, id, None),
-        permitted: driven.permitted(id),
+        permitted: finished.permitted(id),
         steps,
-        publishes: !matches!(driven.run.kind, Kind::Scripts | Kind::FailingPlan),
+        publishes: !matches!(finished.run.kind, Kind::Scripts | Kind::FailingPlan),
         published,
     })
 }
@@ -348,14 +351,14 @@ fn script(kind: Kind, step: &str) -> Vec<Line> {
     phases.iter().flat_map(lines).collect()
 }
 
-/// Whether the store has what the platform was told of a state, under the address it was told.
+/// Whether the store has the state of a platform's record, under the recorded address.
 fn publication(
     peers: &Peers,
     organization: &str,
     history: &test_platform::History,
 ) -> Result<Published> {
     let serial = u64::try_from(history.serial).unwrap_or_default();
-    // The platform's own address of it; the store has it under the same name.
+    // The address is the platform's own. The store uses the same name.
     let name = history.output.rsplit_once("/state/");
     let name = name.and_then(|(_, name)| name.strip_suffix(".json"));
     let stored = match name {
@@ -416,7 +419,7 @@ mod tests {
     }
 
     #[test]
-    fn a_state_is_told_by_its_number_and_resources() {
+    fn a_state_is_read_with_its_serial_and_resources() {
         let text = r#"{"serial": 4, "lineage": "x", "resources": [{"name": "first"}]}"#;
         let state = state(text).unwrap();
         assert_eq!((state.serial, state.resources.len()), (4, 1));

@@ -16,10 +16,10 @@ use test_platform::{Effect, Fault as PlatformFault};
 use crate::check::Line;
 use crate::facts::marks;
 use crate::peers::{Gate, LAUNCHER, LINES, Peers, until};
-use crate::schedule::{Fault, Moment, Run};
+use crate::schedule::{Fault, InjectionPoint, Run};
 
-/// How long a run may take to reach the point of its fault. If another run's fault prevents its release, it waits half a
-/// minute for a watching launcher, and again for each launcher that is killed in that time.
+/// How long a run may take to reach the point of its fault. If another run's fault delays its release, it waits half a minute
+/// for a launcher that watches, and again for each launcher that is killed meanwhile.
 const ARRIVAL: Duration = Duration::from_mins(4);
 /// How long a pod may take to end after its fault.
 const END: Duration = Duration::from_mins(1);
@@ -29,7 +29,7 @@ const WORK: Duration = Duration::from_mins(1);
 const REMOVAL: Duration = Duration::from_mins(2);
 /// The method of reports. Executors send requests of other methods all the time.
 const REPORT: &str = "PATCH";
-/// How long a slow peer takes.
+/// How long a slow peer takes to answer.
 const SLOW: Duration = Duration::from_secs(3);
 
 /// The job that gets a fault.
@@ -37,12 +37,12 @@ const SLOW: Duration = Duration::from_secs(3);
 pub(crate) struct Target {
     pub(crate) run: Run,
     pub(crate) job: u32,
-    /// Name of the phase in which the run can be held.
+    /// Name of the phase in which the run can be stopped.
     pub(crate) phase: &'static str,
 }
 
 impl Peers {
-    /// Orders the faults that must be ready before the job exists. The guard excludes other faults of the API server.
+    /// Prepares the faults that must be ready before the job exists. The guard prevents other faults of the API server.
     pub(crate) async fn before_dispatch(
         &self,
         fault: Fault,
@@ -73,22 +73,22 @@ impl Peers {
 
     /// Injects a fault into a started job. Returns whether the fault happened as scheduled.
     pub(crate) async fn inject(&self, fault: Fault, target: Target) -> Result<bool> {
-        let fault_happened = match fault.moment() {
-            Moment::Dispatch => self.inject_at_dispatch(fault, target).await?,
-            Moment::Fetch => {
+        let fault_happened = match fault.injection_point() {
+            InjectionPoint::Dispatch => self.inject_at_dispatch(fault, target).await?,
+            InjectionPoint::Fetch => {
                 let arrived = self.until_held(target, Gate::Fetch).await;
                 let fault_happened = arrived && self.inject_before_claim(fault, target).await?;
                 self.release(target.run.number, Gate::Fetch);
                 fault_happened
             }
-            Moment::Work | Moment::Report => {
+            InjectionPoint::Work | InjectionPoint::Report => {
                 let arrived = self.until_held(target, Gate::Work).await;
                 let arrived = arrived && self.until_printed(target).await;
                 let fault_happened = arrived && self.inject_at_work(fault, target).await?;
                 self.release(target.run.number, Gate::Work);
                 fault_happened
             }
-            Moment::After => {
+            InjectionPoint::After => {
                 self.until_over(target.job).await
                     && self.until_job_is_gone(target).await?
                     && self.deliver_again(target.job, 2).await?
@@ -184,7 +184,7 @@ impl Peers {
                 redis.kill();
                 let worked = self.finish_work(target).await;
                 redis.restart()?;
-                self.redis_has_lost_data();
+                self.record_redis_data_loss();
                 Ok(worked)
             }
             Fault::RedisFrozen => {
@@ -195,7 +195,7 @@ impl Peers {
                 Ok(worked)
             }
             Fault::KilledAtReport => self.kill_at_report(target).await,
-            _ if fault.takes_the_store() => self.inject_into_store(fault, target).await,
+            _ if fault.disturbs_store() => self.inject_into_store(fault, target).await,
             Fault::ApiErrors | Fault::ApiHangs | Fault::WatchesCut => {
                 self.inject_into_api_server(fault, target).await
             }
@@ -244,7 +244,7 @@ impl Peers {
         };
         if fault == Fault::PlatformAway {
             self.platform.go_down().await;
-            // The executor reports when its work is done, while the platform is away.
+            // The executor reports after its work, while the platform is unreachable.
             let worked = self.finish_work(target).await;
             self.platform.come_up().await;
             return Ok(worked);
@@ -267,14 +267,14 @@ impl Peers {
         Ok(over && happened)
     }
 
-    /// The container is killed once the platform has refused its report.
+    /// Kills the container after the platform has refused its report.
     async fn kill_at_report(&self, target: Target) -> Result<bool> {
         let Some(pod) = self.pod_at_work(target.job).await else {
             return Ok(false);
         };
         let _lock = self.locks.platform.lock().await;
         let since = Instant::now();
-        // The job itself, and its steps.
+        // The paths of the job and of its steps.
         for end in ["$", "/"] {
             let path = format!("/job/{}{end}", target.job);
             self.platform
@@ -298,7 +298,7 @@ impl Peers {
     async fn inject_into_store(&self, fault: Fault, target: Target) -> Result<bool> {
         let _lock = self.locks.store.lock().await;
         let before = self.store_proxy.troubled();
-        self.store_goes();
+        self.begin_store_outage();
         match fault {
             Fault::StoreRefuses => self.store_proxy.next(5, Trouble::Refuse),
             Fault::StoreSlow => self.store_proxy.next(4, Trouble::Stall(SLOW)),
@@ -311,7 +311,7 @@ impl Peers {
         self.release(target.run.number, Gate::Work);
         let over = self.until_over(target.job).await;
         let fault_happened = over && self.store_proxy.troubled() > before;
-        self.store_returns();
+        self.end_store_outage();
         Ok(fault_happened)
     }
 
@@ -319,7 +319,7 @@ impl Peers {
         let _lock = self.locks.api.lock().await;
         let faults = self.cluster.faults();
         match fault {
-            // The API server answers 410: what the launchers have seen is too old, and they list again.
+            // The API server answers 410, because the launchers' resource versions are too old. So they list again.
             Fault::WatchesCut => {
                 faults.next_of(LAUNCHER, 4, "watch", "*", ApiFault::Expired);
             }
@@ -389,7 +389,7 @@ impl Peers {
                 .bearer_auth(self.platform.dispatch_token())
                 .header("content-type", "application/json")
                 .body(body.to_owned());
-            // Without a launcher the request is not accepted either.
+            // If no launcher answers, the request is not accepted either.
             if let Ok(answer) = post.send().await
                 && answer.status().is_success()
             {

@@ -17,11 +17,11 @@ use crate::check::{Ending, check};
 use crate::facts;
 use crate::faults::Target;
 use crate::peers::{Gate, Outages, Peers, SETTINGS};
-use crate::schedule::{Fault, Kind, Moment, Run, schedule};
+use crate::schedule::{Fault, InjectionPoint, Kind, Run, schedule};
 use crate::summary::Summary;
 
-/// How long the launchers may take after the last run: for leases, reports and the removal of Jobs.
-const SETTLE: Duration = Duration::from_secs(150);
+/// How long the launchers may need after the last run for leases, reports and the removal of Jobs.
+const CLEANUP_TIMEOUT: Duration = Duration::from_secs(150);
 
 /// Options of a journey.
 #[derive(Clone, Debug)]
@@ -61,9 +61,9 @@ impl Options {
     }
 }
 
-/// A finished run, as its driver saw it.
+/// A finished run.
 #[derive(Clone, Debug)]
-pub(crate) struct Driven {
+pub(crate) struct FinishedRun {
     pub(crate) run: Run,
     pub(crate) workspace: String,
     /// The platform's jobs, in order. The last one got the fault.
@@ -73,7 +73,7 @@ pub(crate) struct Driven {
     pub(crate) accepted_bad: Vec<String>,
 }
 
-impl Driven {
+impl FinishedRun {
     /// The outcomes a job of the run may have.
     pub(crate) fn permitted(&self, job: u32) -> BTreeSet<Ending> {
         let is_last = self.jobs.last() == Some(&job);
@@ -88,31 +88,31 @@ impl Driven {
             Some(fault) if fault.ends() => [Ending::Failed].into(),
             _ => [own].into(),
         };
-        // The tool fails when its own timeout ends.
-        if self.outages.store_was_away {
+        // If the store fails for too long, the timeout of the tool passes and the tool fails.
+        if self.outages.store_failed {
             permitted.insert(Ending::Failed);
         }
         permitted
     }
 
-    /// Whether the output of the job's containers is lost: Redis lost the live log, and the container log went with its
-    /// node or pod.
-    pub(crate) fn log_is_gone(&self, job: u32) -> bool {
+    /// Whether the output of the job's containers is lost: Redis has lost the live log, and the container log was deleted
+    /// with its node or pod.
+    pub(crate) fn log_is_lost(&self, job: u32) -> bool {
         let goes = matches!(self.run.fault, Some(Fault::NodeLost | Fault::Deleted));
         self.jobs.last() == Some(&job) && goes && self.outages.redis_lost_data
     }
 
-    /// Whether the run failed without the store before it reached the point of its fault.
+    /// Whether the run failed because of the store before it reached the point of its fault.
     pub(crate) fn failed_before_fault(&self, records: &Records) -> bool {
         let last = self.jobs.last().map(|job| records.job(*job).status);
-        self.outages.store_was_away && last == Some(Status::Failed)
+        self.outages.store_failed && last == Some(Status::Failed)
     }
 
-    /// Whether a failed step of the run has printed all its lines: its own failure comes last. Without the store the tool
-    /// fails earlier, perhaps in `init`.
-    pub(crate) fn prints_all_although_it_fails(&self) -> bool {
+    /// Whether a failed step of the run has printed all its lines, because its own failure comes last. Without the store, the
+    /// tool fails earlier, perhaps in `init`.
+    pub(crate) fn prints_all_lines_if_it_fails(&self) -> bool {
         let is_ended = self.run.fault.is_some_and(Fault::ends);
-        self.run.kind == Kind::FailingApply && !is_ended && !self.outages.store_was_away
+        self.run.kind == Kind::FailingApply && !is_ended && !self.outages.store_failed
     }
 
     /// Whether the job's tool was killed.
@@ -121,91 +121,115 @@ impl Driven {
     }
 }
 
-/// Makes a journey in the cluster of a kubeconfig. `tell` gets a line for every finished run.
+/// Makes a journey in the cluster of a kubeconfig. `print` gets a line for every finished run.
 ///
 /// # Errors
-/// Fails when the journey cannot be made. Violations are in the summary.
+/// The journey could not be made. Violations are no error: the summary lists them.
 pub async fn run_journey(
     options: &Options,
     kubeconfig: &Path,
-    tell: impl Fn(&str),
+    print: impl Fn(&str),
 ) -> Result<Summary> {
     let began = Instant::now();
     let runs = options.schedule();
     let peers = Arc::new(Peers::start(&options.program, kubeconfig).await?);
     let places = Arc::new(Semaphore::new(options.at_once));
     let mut tasks = JoinSet::new();
-    let mut driven = Vec::new();
+    let mut finished = Vec::new();
     for run in &runs {
         let place = Arc::clone(&places).acquire_owned().await?;
         let (shared, run) = (Arc::clone(&peers), *run);
         tasks.spawn(async move {
-            let driven = drive(&shared, run).await;
+            let finished = make_run(&shared, run).await;
             drop(shared);
             drop(place);
-            driven.with_context(|| run.to_string())
+            finished.with_context(|| run.to_string())
         });
         while let Some(done) = tasks.try_join_next() {
-            driven.push(over(done??, &peers, runs.len(), driven.len(), &tell));
+            finished.push(report_finished(
+                done??,
+                &peers,
+                runs.len(),
+                finished.len(),
+                &print,
+            ));
         }
     }
     while let Some(done) = tasks.join_next().await {
-        driven.push(over(done??, &peers, runs.len(), driven.len(), &tell));
+        finished.push(report_finished(
+            done??,
+            &peers,
+            runs.len(),
+            finished.len(),
+            &print,
+        ));
     }
-    driven.sort_by_key(|driven| driven.run.number);
-    let left = settle(&peers).await?;
-    let mut facts = facts::collect(&peers, &driven).await?;
+    finished.sort_by_key(|finished| finished.run.number);
+    let left = wait_for_cleanup(&peers).await?;
+    let mut facts = facts::collect(&peers, &finished).await?;
     facts.left = left;
     let found = check(&facts);
     let started = peers.launchers.lock().await.started();
-    let mut summary = Summary::new(options, &facts, &driven, found, started, began.elapsed());
-    for driven in &driven {
-        if summary.concerns(driven) {
-            summary.evidence.push(facts::evidence(&peers, driven)?);
+    let mut summary = Summary::new(options, &facts, &finished, found, started, began.elapsed());
+    for finished in &finished {
+        if summary.concerns(finished) {
+            summary.evidence.push(facts::evidence(&peers, finished)?);
         }
     }
     if options.keep {
         facts::dump(&peers, peers.folder())?;
         if let Some(peers) = Arc::into_inner(peers) {
-            tell(&format!("kept in {}", peers.keep().display()));
+            print(&format!("kept in {}", peers.keep().display()));
         }
     }
     Ok(summary)
 }
 
-fn over(driven: Driven, peers: &Peers, all: usize, before: usize, tell: &impl Fn(&str)) -> Driven {
-    let statuses: Vec<String> = driven
+fn report_finished(
+    finished: FinishedRun,
+    peers: &Peers,
+    all: usize,
+    before: usize,
+    print: &impl Fn(&str),
+) -> FinishedRun {
+    let statuses: Vec<String> = finished
         .jobs
         .iter()
         .map(|job| peers.platform.job(*job).status.to_string())
         .collect();
-    let missed = if driven.fault_happened {
+    let missed = if finished.fault_happened {
         ""
     } else {
         ", FAULT MISSED"
     };
     let number = before + 1;
     let seconds = peers.age().as_secs();
-    tell(&format!(
+    print(&format!(
         "{seconds:>4} s [{number}/{all}] {}: {}{missed}",
-        driven.run,
+        finished.run,
         statuses.join(", ")
     ));
-    driven
+    finished
 }
 
-/// Ends all faults, waits until the objects of the runs are gone, and returns those that are left.
-async fn settle(peers: &Peers) -> Result<Vec<String>> {
+/// Ends all faults, waits until the objects of the runs are removed, and returns the objects that are left.
+async fn wait_for_cleanup(peers: &Peers) -> Result<Vec<String>> {
     peers.cluster.faults().clear();
     peers.platform.clear_faults();
     peers.store_proxy.clear();
     peers.start_launchers().await?;
-    let nothing = |state: &State| left(state).is_empty().then_some(());
-    let settled = peers.cluster.wait_for(&peers.runs, SETTLE, nothing).await;
-    Ok(settled.err().map(|state| left(&state)).unwrap_or_default())
+    let nothing = |state: &State| remaining_objects(state).is_empty().then_some(());
+    let cleaned = peers
+        .cluster
+        .wait_for(&peers.runs, CLEANUP_TIMEOUT, nothing)
+        .await;
+    Ok(cleaned
+        .err()
+        .map(|state| remaining_objects(&state))
+        .unwrap_or_default())
 }
 
-fn left(state: &State) -> Vec<String> {
+fn remaining_objects(state: &State) -> Vec<String> {
     let name = |name: &Option<String>| name.clone().unwrap_or_default();
     let jobs = state
         .jobs
@@ -225,8 +249,8 @@ fn left(state: &State) -> Vec<String> {
 }
 
 /// Makes one run.
-async fn drive(peers: &Peers, run: Run) -> Result<Driven> {
-    let mut driven = Driven {
+async fn make_run(peers: &Peers, run: Run) -> Result<FinishedRun> {
+    let mut finished = FinishedRun {
         run,
         workspace: String::new(),
         jobs: Vec::new(),
@@ -235,31 +259,33 @@ async fn drive(peers: &Peers, run: Run) -> Result<Driven> {
         accepted_bad: Vec::new(),
     };
     if run.kind == Kind::BadData {
-        driven.accepted_bad = peers.post_bad_data(run.number).await?;
-        return Ok(driven);
+        finished.accepted_bad = peers.post_bad_data(run.number).await?;
+        return Ok(finished);
     }
     peers.begin(run.number);
-    driven.workspace = peers.platform.workspace(workspace(peers, run)?);
+    finished.workspace = peers.platform.workspace(workspace(peers, run)?);
     if run.kind == Kind::Destroy {
         let made = peers.platform.start_job(NewJob::new(
-            &driven.workspace,
+            &finished.workspace,
             vec![Flow::new("terraformApply", 100)],
         ));
-        driven.jobs.push(made);
+        finished.jobs.push(made);
         peers.until_over(made).await;
     }
-    match run.fault.map(Fault::moment) {
-        Some(Moment::Fetch) => peers.hold(run.number, Gate::Fetch)?,
-        Some(Moment::Work | Moment::Report) => peers.hold(run.number, Gate::Work)?,
+    match run.fault.map(Fault::injection_point) {
+        Some(InjectionPoint::Fetch) => peers.hold(run.number, Gate::Fetch)?,
+        Some(InjectionPoint::Work | InjectionPoint::Report) => {
+            peers.hold(run.number, Gate::Work)?;
+        }
         _ => {}
     }
     let guard = match run.fault {
         Some(fault) => peers.before_dispatch(fault).await,
         None => None,
     };
-    let new = NewJob::new(&driven.workspace, template(peers, run));
+    let new = NewJob::new(&finished.workspace, template(peers, run));
     let job = peers.platform.start_job(new);
-    driven.jobs.push(job);
+    finished.jobs.push(job);
     let target = Target {
         run,
         job,
@@ -278,21 +304,21 @@ async fn drive(peers: &Peers, run: Run) -> Result<Driven> {
         },
         approve(peers, run, job)
     );
-    driven.fault_happened = fault_happened?;
+    finished.fault_happened = fault_happened?;
     drop(guard);
     peers.until_over(job).await;
-    driven.outages = peers.end(run.number);
-    Ok(driven)
+    finished.outages = peers.end(run.number);
+    Ok(finished)
 }
 
-/// A person looks at the plan and approves.
+/// Approves the plan, as a person does.
 async fn approve(peers: &Peers, run: Run, job: u32) {
     if run.kind != Kind::Approved {
         return;
     }
     let status = || peers.platform.job(job).status;
     let waits = || status() == Status::WaitingApproval || status().is_terminal();
-    crate::peers::until(SETTLE, waits).await;
+    crate::peers::until(CLEANUP_TIMEOUT, waits).await;
     if status() == Status::WaitingApproval {
         peers.platform.approve(job).await;
     }
@@ -341,8 +367,8 @@ fn template(peers: &Peers, run: Run) -> Vec<Flow> {
 mod tests {
     use super::*;
 
-    fn failing_apply(fault: Option<Fault>, store_was_away: bool) -> Driven {
-        Driven {
+    fn failing_apply(fault: Option<Fault>, store_failed: bool) -> FinishedRun {
+        FinishedRun {
             run: Run {
                 number: 18,
                 kind: Kind::FailingApply,
@@ -352,7 +378,7 @@ mod tests {
             jobs: vec![1],
             fault_happened: true,
             outages: Outages {
-                store_was_away,
+                store_failed,
                 ..Outages::default()
             },
             accepted_bad: Vec::new(),
@@ -361,10 +387,10 @@ mod tests {
 
     #[test]
     fn an_apply_that_fails_owes_all_lines_unless_something_else_failed_it_before() {
-        assert!(failing_apply(None, false).prints_all_although_it_fails());
+        assert!(failing_apply(None, false).prints_all_lines_if_it_fails());
         let without_store = failing_apply(None, true);
         assert_eq!(without_store.permitted(1), [Ending::Failed].into());
-        assert!(!without_store.prints_all_although_it_fails());
-        assert!(!failing_apply(Some(Fault::Evicted), false).prints_all_although_it_fails());
+        assert!(!without_store.prints_all_lines_if_it_fails());
+        assert!(!failing_apply(Some(Fault::Evicted), false).prints_all_lines_if_it_fails());
     }
 }

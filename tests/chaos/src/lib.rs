@@ -7,7 +7,7 @@
 #![allow(
     clippy::panic,
     clippy::unwrap_used,
-    reason = "a harness ends by panicking when it cannot go on, with all there is to know about it"
+    reason = "if the harness cannot continue, it panics with all details"
 )]
 
 pub mod check;

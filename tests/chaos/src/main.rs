@@ -1,5 +1,5 @@
-//! `chaos`: makes a journey and prints its summary. Started under the name of one of Mayfly's programs, it is that program,
-//! so that a journey needs no other build.
+//! `chaos`: makes a journey and prints its summary. If its file name is one of Mayfly's programs, it is that program, so that a
+//! journey needs no other build.
 
 #![allow(
     clippy::print_stdout,
@@ -14,29 +14,29 @@ use anyhow::{Context as _, Result};
 use clap::Parser;
 use test_chaos::journey::{Options, run_journey};
 
-/// Makes many runs while their peers fail, and checks what must hold afterwards.
+/// Makes many runs while their peers fail, and checks the rules afterwards.
 #[derive(Debug, Parser)]
 #[command(name = "chaos")]
 struct Args {
-    /// Decides what is run and what happens to it
+    /// Seed of the runs and faults
     #[arg(long, default_value_t = 1)]
     seed: u64,
-    /// How many runs
+    /// Number of runs
     #[arg(long, default_value_t = 200)]
     runs: u32,
-    /// How many runs at a time
+    /// Number of runs at the same time
     #[arg(long, default_value_t = 8)]
     at_once: usize,
-    /// Only this run of the schedule
+    /// Make only this run of the schedule
     #[arg(long, value_name = "RUN")]
     only: Option<u32>,
-    /// Print what would be run and what would happen to it
+    /// Print the runs and their faults without making them
     #[arg(long)]
     dry_run: bool,
-    /// Leave journals, outputs and logs where they are, and say where
+    /// Keep journals, outputs and logs, and print their folder
     #[arg(long)]
     keep: bool,
-    /// How to print the summary
+    /// Format of the summary
     #[arg(long, value_enum, default_value = "text")]
     output: Output,
 }

@@ -27,7 +27,7 @@ use test_platform::{Outputs, Platform};
 
 /// Name of the launchers in the cluster.
 pub(crate) const LAUNCHER: &str = "launcher";
-/// The only Secret that is there before any run.
+/// The only Secret that exists before the first run.
 pub(crate) const SETTINGS: &str = "terrakube-executor-secrets";
 const IMAGE: &str = "registry.example.test/mayfly-executor:1";
 const ROLES: &str = include_str!("../../../rbac/launcher.yaml");
@@ -53,20 +53,20 @@ pub(crate) struct Peers {
     pub(crate) platform: Platform,
     pub(crate) redis: tokio::sync::Mutex<RedisServer>,
     pub(crate) store: std::sync::Arc<S3>,
-    /// Between executors and the store.
+    /// The proxy between executors and the store.
     pub(crate) store_proxy: Proxy,
-    /// The address both launchers share.
+    /// The proxy with the common address of both launchers.
     pub(crate) launcher_proxy: Proxy,
     pub(crate) launchers: tokio::sync::Mutex<Launchers>,
     pub(crate) client: reqwest::Client,
-    /// Held while a peer has a fault.
+    /// Locked while a peer has a fault.
     pub(crate) locks: Locks,
-    /// Unfinished runs, and the outages since they began.
+    /// Unfinished runs, and the outages since their start.
     under_way: Mutex<BTreeMap<u32, Outages>>,
-    store_away: AtomicUsize,
+    store_outages: AtomicUsize,
 }
 
-/// Each peer has one fault at a time.
+/// Locks with which each peer has only one fault at a time.
 #[derive(Debug, Default)]
 pub(crate) struct Locks {
     pub(crate) platform: tokio::sync::Mutex<()>,
@@ -75,14 +75,14 @@ pub(crate) struct Locks {
     pub(crate) launchers: tokio::sync::Mutex<()>,
 }
 
-/// Outages during a run, whichever run had the fault.
+/// Outages during a run, from faults of any run.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Outages {
-    pub(crate) store_was_away: bool,
+    pub(crate) store_failed: bool,
     pub(crate) redis_lost_data: bool,
 }
 
-/// A point at which a run can be held.
+/// A point at which a run can be stopped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Gate {
     Fetch,
@@ -99,12 +99,12 @@ impl Gate {
 }
 
 impl Peers {
-    /// Starts everything beside a control plane. `program` is launcher and executor, by the name it is started with.
+    /// Starts all peers, except the control plane. `program` is launcher or executor, depending on its name.
     pub(crate) async fn start(program: &Path, kubeconfig: &Path) -> Result<Self> {
-        // The client of this process; an earlier one stays.
+        // A TLS provider for the clients of this process. An earlier one stays.
         let _ = rustls::crypto::ring::default_provider().install_default();
         let folder = tempfile::tempdir()?;
-        lay_out(folder.path(), program)?;
+        write_files(folder.path(), program)?;
         let cluster = Cluster::builder().start(kubeconfig).await?;
         let runs = cluster.fresh_namespace("runs").await?;
         cluster.grant(LAUNCHER, &runs, &rules()?).await?;
@@ -157,7 +157,7 @@ impl Peers {
                 .build()?,
             locks: Locks::default(),
             under_way: Mutex::default(),
-            store_away: AtomicUsize::new(0),
+            store_outages: AtomicUsize::new(0),
         };
         peers.start_launchers().await?;
         Ok(peers)
@@ -233,11 +233,11 @@ impl Peers {
         list.map(|list| list.items).unwrap_or_default()
     }
 
-    /// A run begins.
+    /// Begins a run.
     pub(crate) fn begin(&self, run: u32) {
         let mut under_way = lock(&self.under_way);
         let outages = Outages {
-            store_was_away: self.store_away.load(Ordering::SeqCst) > 0,
+            store_failed: self.store_outages.load(Ordering::SeqCst) > 0,
             ..Outages::default()
         };
         under_way.insert(run, outages);
@@ -248,25 +248,25 @@ impl Peers {
         lock(&self.under_way).remove(&run).unwrap_or_default()
     }
 
-    /// Notes for all unfinished runs that Redis has lost its data.
-    pub(crate) fn redis_has_lost_data(&self) {
+    /// Records for all unfinished runs that Redis has lost its data.
+    pub(crate) fn record_redis_data_loss(&self) {
         for outages in lock(&self.under_way).values_mut() {
             outages.redis_lost_data = true;
         }
     }
 
-    /// Notes for unfinished and new runs that the store is away.
-    pub(crate) fn store_goes(&self) {
-        self.store_away.fetch_add(1, Ordering::SeqCst);
+    /// Records for unfinished and new runs that the store fails.
+    pub(crate) fn begin_store_outage(&self) {
+        self.store_outages.fetch_add(1, Ordering::SeqCst);
         for outages in lock(&self.under_way).values_mut() {
-            outages.store_was_away = true;
+            outages.store_failed = true;
         }
     }
 
-    /// Notes that the store is back.
-    pub(crate) fn store_returns(&self) {
+    /// Ends an outage of the store.
+    pub(crate) fn end_store_outage(&self) {
         self.store_proxy.clear();
-        self.store_away.fetch_sub(1, Ordering::SeqCst);
+        self.store_outages.fetch_sub(1, Ordering::SeqCst);
     }
 
     /// Starts missing launchers, and points the proxy to them.
@@ -317,7 +317,7 @@ impl Launchers {
     /// Kills one as a crash does.
     pub(crate) fn kill(&mut self, replica: usize) {
         if let Some(mut launcher) = self.running.remove(&(replica % Self::REPLICAS)) {
-            // It is gone either way.
+            // An error means that the process has ended already.
             let _ = launcher.process.kill();
             let _ = launcher.process.wait();
         }
@@ -393,7 +393,7 @@ impl Drop for Launcher {
     }
 }
 
-/// Where a launcher says that it listens.
+/// The listen address in a launcher's log.
 fn address_in(log: &str) -> Option<SocketAddr> {
     let mut lines = log.split_inclusive('\n');
     let line = lines.find(|line| line.ends_with('\n') && line.contains("\"listening\""))?;
@@ -456,7 +456,7 @@ async fn make_settings_secret(
 }
 
 /// Programs, repository and scripts of a journey.
-fn lay_out(base: &Path, program: &Path) -> Result<()> {
+fn write_files(base: &Path, program: &Path) -> Result<()> {
     for folder in [
         "bin",
         "data",
@@ -484,7 +484,7 @@ fn lay_out(base: &Path, program: &Path) -> Result<()> {
             env::STATUS_POLL_SECONDS,
         ),
     )?;
-    // A wrapper of the tool notes every apply and destroy that begins.
+    // A wrapper of the tool writes the start of every apply and destroy to the journal.
     let tool = which::which("terraform").context("`terraform` is missing: cargo xtask setup")?;
     write_script(
         &base.join("bin/terraform"),
@@ -510,7 +510,7 @@ fn lay_out(base: &Path, program: &Path) -> Result<()> {
     repository(base, &git)
 }
 
-/// A script that prints lines, stops at the gate, prints more lines, and notes its begin and end.
+/// A script that prints lines, stops at the gate, and prints more lines. It writes its begin and end to the journal.
 fn work_script(base: &Path) -> String {
     let here = base.display();
     format!(

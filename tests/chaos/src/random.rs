@@ -1,6 +1,6 @@
 //! Random choices that a seed repeats on every machine.
 
-/// `SplitMix64`. Its whole state is a number that people can type.
+/// `SplitMix64`. Its state is one number, so people can type it as a seed.
 #[derive(Clone, Debug)]
 pub(crate) struct Random(u64);
 

@@ -20,13 +20,13 @@ pub enum Kind {
     Destroy,
     /// One step of scripts.
     Scripts,
-    /// A plan of a module that is wrong.
+    /// A plan of an invalid module.
     FailingPlan,
-    /// An apply one of whose resources fails.
+    /// An apply with a resource that fails.
     FailingApply,
     /// A setting that the launcher's rules refuse.
     BadSetting,
-    /// A folder that is not there.
+    /// A folder that does not exist.
     BadFolder,
     /// A request to the launcher without valid job data.
     BadData,
@@ -47,8 +47,8 @@ impl Kind {
         Self::BadData,
     ];
 
-    /// Kinds that can have a fault. Frequent ones occur more than once.
-    const AT_WORK: [Self; 9] = [
+    /// Kinds that can have a fault. Frequent kinds are listed more than once.
+    const WITH_FAULTS: [Self; 9] = [
         Self::Apply,
         Self::Apply,
         Self::Apply,
@@ -79,16 +79,16 @@ impl Kind {
 
 /// The point of a run at which its fault happens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Moment {
-    /// While its dispatch becomes a Job.
+pub enum InjectionPoint {
+    /// While the launcher turns the dispatch into a Job.
     Dispatch,
-    /// While its first executor fetches the source: nothing is claimed.
+    /// While the first executor fetches the source, before it claims the step.
     Fetch,
-    /// In the middle of what it does.
+    /// While the tool or a script works.
     Work,
-    /// While its executor tries to report.
+    /// While the executor reports.
     Report,
-    /// When it is over.
+    /// After the end of the run.
     After,
 }
 
@@ -97,15 +97,15 @@ pub enum Moment {
 pub enum Fault {
     /// The API server answers the dispatch with 429, 500, 503 and lost connections.
     ApiAtDispatch,
-    /// Both launchers are killed between Job and Secret.
+    /// Both launchers are killed after the Job and before the Secret is created.
     LaunchersAtDispatch,
-    /// The dispatch comes many times at both launchers.
+    /// Both launchers get the dispatch many times.
     DuplicatesAtDispatch,
     /// The pod is evicted.
     EvictedEarly,
     /// The pod's node is lost.
     NodeLostEarly,
-    /// The pod is preempted, with its grace.
+    /// The pod is preempted, with its grace period.
     PreemptedEarly,
     /// One launcher is killed.
     LauncherEarly,
@@ -115,17 +115,17 @@ pub enum Fault {
     Evicted,
     /// The pod's node is lost.
     NodeLost,
-    /// The pod is deleted without grace.
+    /// The pod is deleted without a grace period.
     Deleted,
-    /// The node is drained: the pod is deleted with its grace.
+    /// The node is drained: the pod is deleted with its grace period.
     Drained,
     /// One launcher is killed.
     Launcher,
     /// Both launchers are killed.
     Launchers,
-    /// The dispatch comes again, at both launchers.
+    /// Both launchers get the dispatch again.
     Duplicates,
-    /// Redis is killed, and comes back empty.
+    /// Redis is killed, and starts again without its data.
     RedisRestarted,
     /// Redis does not answer for a while.
     RedisFrozen,
@@ -133,27 +133,27 @@ pub enum Fault {
     PlatformErrors,
     /// Answers of the platform are lost.
     PlatformCuts,
-    /// The platform takes seconds.
+    /// The platform takes seconds to answer.
     PlatformSlow,
-    /// The platform is away until the work is done.
+    /// The platform is unreachable until the work is done.
     PlatformAway,
-    /// The object store takes no connection.
+    /// The object store refuses connections.
     StoreRefuses,
-    /// The object store takes seconds.
+    /// The object store takes seconds to answer.
     StoreSlow,
-    /// The object store's answers break off.
+    /// The object store's answers are cut off.
     StoreCuts,
     /// The API server answers 429, 500 and 503.
     ApiErrors,
     /// Requests to the API server hang.
     ApiHangs,
-    /// Watches break off, and what they followed is forgotten: `410 Gone`.
+    /// Watches are cut off, and the API server answers `410 Gone` to new ones.
     WatchesCut,
-    /// A person cancels.
+    /// A person cancels the job.
     Cancel,
-    /// The container is killed while the platform takes no report.
+    /// The container is killed while the platform refuses its report.
     KilledAtReport,
-    /// The dispatch comes again when the run is over and its Job is gone.
+    /// The launchers get the dispatch again after the run has ended and its Job was removed.
     LateDuplicates,
 }
 
@@ -228,24 +228,24 @@ impl Fault {
         }
     }
 
-    /// When it happens.
-    pub const fn moment(self) -> Moment {
+    /// The point of the run at which the fault happens.
+    pub const fn injection_point(self) -> InjectionPoint {
         match self {
             Self::ApiAtDispatch | Self::LaunchersAtDispatch | Self::DuplicatesAtDispatch => {
-                Moment::Dispatch
+                InjectionPoint::Dispatch
             }
             Self::EvictedEarly
             | Self::NodeLostEarly
             | Self::PreemptedEarly
-            | Self::LauncherEarly => Moment::Fetch,
-            Self::KilledAtReport => Moment::Report,
-            Self::LateDuplicates => Moment::After,
-            _ => Moment::Work,
+            | Self::LauncherEarly => InjectionPoint::Fetch,
+            Self::KilledAtReport => InjectionPoint::Report,
+            Self::LateDuplicates => InjectionPoint::After,
+            _ => InjectionPoint::Work,
         }
     }
 
-    /// Whether it kills the run's tool. An executor that is killed while it reports has no tool any more: the state is
-    /// written, and the lock released.
+    /// Whether it kills the run's tool. If an executor is killed while it reports, its tool has ended: it has written the
+    /// state and released the lock.
     pub const fn kills_the_tool(self) -> bool {
         matches!(
             self,
@@ -253,13 +253,13 @@ impl Fault {
         )
     }
 
-    /// Whether the run ends because of it.
+    /// Whether the fault ends the run.
     pub const fn ends(self) -> bool {
         self.kills_the_tool() || matches!(self, Self::Drained | Self::Cancel | Self::KilledAtReport)
     }
 
-    /// Whether unfinished runs may fail because the store is away.
-    pub const fn takes_the_store(self) -> bool {
+    /// Whether the fault disturbs the store, so that unfinished runs may fail.
+    pub const fn disturbs_store(self) -> bool {
         matches!(self, Self::StoreRefuses | Self::StoreSlow | Self::StoreCuts)
     }
 }
@@ -267,11 +267,11 @@ impl Fault {
 /// One run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Run {
-    /// Its place in the schedule, from 1.
+    /// Its position in the schedule, from 1.
     pub number: u32,
-    /// What it is.
+    /// Its kind.
     pub kind: Kind,
-    /// What happens to it.
+    /// Its fault.
     pub fault: Option<Fault>,
 }
 
@@ -289,7 +289,7 @@ impl fmt::Display for Run {
 
 /// The runs of a seed, in the order they start.
 ///
-/// Every fault and every kind comes once before any comes again, as far as there are runs enough.
+/// Every fault and every kind occurs once before one occurs again, if there are enough runs.
 pub fn schedule(seed: u64, runs: u32) -> Vec<Run> {
     let mut random = Random::new(seed);
     let mut all: Vec<(Kind, Option<Fault>)> = Vec::new();
@@ -309,7 +309,7 @@ pub fn schedule(seed: u64, runs: u32) -> Vec<Run> {
         }
         // Some runs have no fault. They must not notice the faults of others.
         for _ in 0..round.len() / 8 {
-            round.push((random.pick(&Kind::AT_WORK), None));
+            round.push((random.pick(&Kind::WITH_FAULTS), None));
         }
         random.shuffle(&mut round);
         all.extend(round);
@@ -327,11 +327,11 @@ pub fn schedule(seed: u64, runs: u32) -> Vec<Run> {
 
 fn kind_for(fault: Fault, random: &mut Random) -> Kind {
     match fault {
-        // Their states show whether they ran twice.
+        // The state of these kinds shows whether they ran twice.
         Fault::KilledAtReport | Fault::LateDuplicates => {
             random.pick(&[Kind::Apply, Kind::PlanApply])
         }
-        _ => random.pick(&Kind::AT_WORK),
+        _ => random.pick(&Kind::WITH_FAULTS),
     }
 }
 
@@ -348,7 +348,7 @@ mod tests {
     }
 
     #[test]
-    fn every_fault_and_every_kind_comes_once_before_any_comes_again() {
+    fn every_fault_and_every_kind_occurs_before_any_occurs_twice() {
         for seed in 0..50 {
             // The longest possible round: every fault, every kind, and runs without a fault.
             let runs = schedule(seed, 45);
@@ -362,7 +362,7 @@ mod tests {
     #[test]
     fn only_kinds_at_work_have_faults() {
         for run in schedule(5, 200) {
-            let at_work = Kind::AT_WORK.contains(&run.kind);
+            let at_work = Kind::WITH_FAULTS.contains(&run.kind);
             assert!(run.fault.is_none() || at_work, "{run}");
         }
     }

@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 
-use crate::check::{Discrepancy, Ending, Facts};
-use crate::journey::{Driven, Options};
+use crate::check::{Ending, Facts, Violation};
+use crate::journey::{FinishedRun, Options};
 
 /// Runs, faults and violations of a journey.
 #[derive(Clone, Debug)]
@@ -16,7 +16,7 @@ pub struct Summary {
     pub seed: u64,
     /// The runs of the schedule.
     pub runs: u32,
-    /// Jobs of the platform, by how they ended.
+    /// Number of the platform's jobs with each outcome.
     pub outcomes: BTreeMap<&'static str, u32>,
     /// Number of runs with each fault.
     pub faults: BTreeMap<&'static str, u32>,
@@ -31,7 +31,7 @@ pub struct Summary {
     /// Launchers started, the first two included.
     pub launchers: u32,
     /// The violations.
-    pub found: Vec<Discrepancy>,
+    pub found: Vec<Violation>,
     /// Evidence of each run with a violation.
     pub evidence: Vec<String>,
     /// Duration of the journey.
@@ -42,14 +42,14 @@ impl Summary {
     pub(crate) fn new(
         options: &Options,
         facts: &Facts,
-        driven: &[Driven],
-        found: Vec<Discrepancy>,
+        finished: &[FinishedRun],
+        found: Vec<Violation>,
         launchers: u32,
         took: Duration,
     ) -> Self {
         let mut summary = Self {
             seed: options.seed,
-            runs: u32::try_from(driven.len()).unwrap_or(u32::MAX),
+            runs: u32::try_from(finished.len()).unwrap_or(u32::MAX),
             outcomes: BTreeMap::new(),
             faults: BTreeMap::new(),
             kinds: BTreeMap::new(),
@@ -61,9 +61,9 @@ impl Summary {
             evidence: Vec::new(),
             took,
         };
-        for driven in driven {
-            *summary.kinds.entry(driven.run.kind.name()).or_default() += 1;
-            let fault = driven.run.fault.map_or("no fault", |fault| fault.name());
+        for finished in finished {
+            *summary.kinds.entry(finished.run.kind.name()).or_default() += 1;
+            let fault = finished.run.fault.map_or("no fault", |fault| fault.name());
             *summary.faults.entry(fault).or_default() += 1;
         }
         for run in &facts.runs {
@@ -92,8 +92,8 @@ impl Summary {
     }
 
     /// Whether this run has a violation.
-    pub(crate) fn concerns(&self, driven: &Driven) -> bool {
-        let name = driven.run.to_string();
+    pub(crate) fn concerns(&self, finished: &FinishedRun) -> bool {
+        let name = finished.run.to_string();
         self.found.iter().any(|found| found.of.starts_with(&name))
     }
 

@@ -36,6 +36,15 @@ pub fn promtool() -> Command {
     })
 }
 
+/// The definitions of the Prometheus operator's kinds, where `cargo xtask test cluster` has linked them.
+pub fn operator() -> Result<PathBuf, &'static str> {
+    let folder = installed("prometheus-operator");
+    let found = folder.is_dir().then_some(folder);
+    found.ok_or(
+        "no definitions of the Prometheus operator's kinds: `cargo xtask test cluster` gets them",
+    )
+}
+
 fn installed(path: &str) -> PathBuf {
     let target = std::env::var_os("CARGO_TARGET_DIR")
         .map_or_else(|| crate::root().join("target"), PathBuf::from);

@@ -21,6 +21,18 @@ pub fn rows() -> Result<Vec<Row>, String> {
     read(&text)
 }
 
+/// Values over values, as Helm lays them.
+pub fn merge(values: &mut Value, over: Value) {
+    match (values, over) {
+        (Value::Object(values), Value::Object(over)) => {
+            for (key, value) in over {
+                merge(values.entry(key).or_insert(Value::Null), value);
+            }
+        }
+        (values, over) => *values = over,
+    }
+}
+
 /// Reads a file of values.
 pub fn read(text: &str) -> Result<Vec<Row>, String> {
     let values: Value = serde_saphyr::from_str(text).map_err(|error| error.to_string())?;

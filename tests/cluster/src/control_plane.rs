@@ -8,7 +8,6 @@ use std::fs;
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, TcpListener};
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use base64::Engine as _;
@@ -17,6 +16,8 @@ use kube::{Client, Config};
 use rcgen::KeyPair;
 use serde_json::json;
 use tempfile::TempDir;
+
+use crate::processes::{EndedProgram, Processes};
 
 /// How long etcd and the API server may take to be ready, on a busy machine.
 const START: Duration = Duration::from_mins(2);
@@ -49,12 +50,15 @@ pub enum ControlPlaneError {
     /// A client could not be made.
     #[error("no client for the API server")]
     Client(#[from] kube::Error),
-    /// It ended, or never said that it is ready.
-    #[error("the API server was not ready in time, its log ends: {log}")]
+    /// It never said that it is ready.
+    #[error("the API server was not ready in time, the logs end: {log}")]
     NotReady {
-        /// The last of what it wrote.
+        /// The last lines of all programs.
         log: String,
     },
+    /// A program ended.
+    #[error(transparent)]
+    Ended(#[from] EndedProgram),
 }
 
 /// The programs of a control plane.
@@ -71,8 +75,7 @@ pub struct Programs {
 /// A running control plane.
 #[derive(Debug)]
 pub struct ControlPlane {
-    /// In the order in which they were started.
-    processes: Vec<Child>,
+    processes: Processes,
     address: IpAddr,
     url: String,
     token: String,
@@ -92,8 +95,8 @@ impl ControlPlane {
         let mut tries = 1;
         loop {
             match Self::start_once(programs, address).await {
-                Err(ControlPlaneError::NotReady { log })
-                    if log.contains("address already in use") && tries < TRIES =>
+                Err(ControlPlaneError::Ended(program))
+                    if program.log.contains("address already in use") && tries < TRIES =>
                 {
                     tries += 1;
                 }
@@ -106,13 +109,14 @@ impl ControlPlane {
         let names = [&address.to_string(), "localhost", KUBERNETES].map(str::to_owned);
         let signed = rcgen::generate_simple_self_signed(names)?;
         let [etcd, peer, port] = free_ports()?;
+        let dir = tempfile::tempdir()?;
         let mut plane = Self {
-            processes: Vec::new(),
+            processes: Processes::new(dir.path().to_owned()),
             address,
             url: format!("https://{address}:{port}"),
             token: uuid::Uuid::new_v4().simple().to_string(),
             certificate: signed.cert,
-            dir: tempfile::tempdir()?,
+            dir,
         };
         let (client_url, peer_url) = (
             format!("http://127.0.0.1:{etcd}"),
@@ -210,24 +214,20 @@ impl ControlPlane {
     }
 
     fn spawn(&mut self, program: &Path, flags: &[(&str, String)]) -> Result<(), ControlPlaneError> {
-        let name = program.file_name().unwrap_or_default().to_string_lossy();
-        let log = fs::File::create(self.file(&format!("{name}.log")))?;
-        let process = Command::new(program)
-            .args(
-                flags
-                    .iter()
-                    .map(|(flag, value)| format!("--{flag}={value}")),
-            )
-            .stdin(Stdio::null())
-            .stdout(log.try_clone()?)
-            .stderr(log)
-            .spawn()
+        self.processes
+            .start(program, flags)
             .map_err(|source| ControlPlaneError::Program {
                 program: program.to_owned(),
                 source,
-            })?;
-        self.processes.push(process);
-        Ok(())
+            })
+    }
+
+    /// Waits until one of its programs ends, which none does by itself.
+    pub async fn ended(&mut self) -> ControlPlaneError {
+        match self.processes.until_ended().await {
+            Ok(program) => program.into(),
+            Err(error) => error.into(),
+        }
     }
 
     /// How the one who may do everything gets in.
@@ -269,34 +269,14 @@ impl ControlPlane {
             {
                 return Ok(());
             }
-            let mut ended = false;
-            for process in &mut self.processes {
-                ended |= process.try_wait()?.is_some();
+            if let Some(ended) = self.processes.ended()? {
+                return Err(ended.into());
             }
-            if ended || Instant::now() > until {
-                return Err(ControlPlaneError::NotReady { log: self.log() });
+            if Instant::now() > until {
+                let log = self.processes.logs();
+                return Err(ControlPlaneError::NotReady { log });
             }
             tokio::time::sleep(POLL).await;
-        }
-    }
-
-    /// The last that each program wrote.
-    fn log(&self) -> String {
-        let ends = ["etcd.log", "kube-apiserver.log"].map(|name| {
-            let log = fs::read_to_string(self.file(name)).unwrap_or_default();
-            let lines: Vec<&str> = log.lines().collect();
-            lines[lines.len().saturating_sub(8)..].join("\n")
-        });
-        ends.join("\n")
-    }
-}
-
-impl Drop for ControlPlane {
-    fn drop(&mut self) {
-        while let Some(mut process) = self.processes.pop() {
-            // One that has ended already needs no end.
-            let _ = process.kill();
-            let _ = process.wait();
         }
     }
 }

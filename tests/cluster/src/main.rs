@@ -1,4 +1,4 @@
-//! A control plane that ends with its standard input, or when it is told to. It prints the path of a kubeconfig once it takes
+//! A control plane that ends with its standard input, on SIGTERM, or when one of its programs ends. It prints the path of a kubeconfig once it takes
 //! requests.
 
 use std::error::Error;
@@ -22,7 +22,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
         signal(SignalKind::terminate())?,
         signal(SignalKind::interrupt())?,
     );
-    let plane = ControlPlane::start(&Programs {
+    let mut plane = ControlPlane::start(&Programs {
         etcd,
         api_server,
         controllers: Some([manager, scheduler]),
@@ -31,13 +31,18 @@ async fn main() -> Result<(), Box<dyn Error>> {
     let kubeconfig = plane.kubeconfig_file("default")?;
     writeln!(io::stdout(), "{}", kubeconfig.display())?;
     // Nothing is read. The parent holds the other end for as long as it needs the control plane.
-    let ended = tokio::task::spawn_blocking(|| io::stdin().lock().lines().for_each(drop));
-    tokio::select! {
-        _ = ended => {}
-        _ = terminated.recv() => {}
-        _ = interrupted.recv() => {}
-    }
+    let input_ended = tokio::task::spawn_blocking(|| io::stdin().lock().lines().for_each(drop));
+    // Without one of its programs, tests would wait until they time out. They fail at once without all.
+    let failure = tokio::select! {
+        _ = input_ended => None,
+        _ = terminated.recv() => None,
+        _ = interrupted.recv() => None,
+        failure = plane.ended() => Some(failure),
+    };
     drop(plane);
+    if let Some(failure) = &failure {
+        writeln!(io::stderr(), "error: {failure}")?;
+    }
     // The thread that reads the input would be waited for.
-    std::process::exit(0)
+    std::process::exit(failure.is_some().into())
 }

@@ -13,6 +13,7 @@ use k8s_openapi::api::admissionregistration::v1::{
 use k8s_openapi::api::core::v1::{
     Namespace, Node, PersistentVolume, PersistentVolumeClaim, Pod, ResourceQuota,
 };
+use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use kube::api::{
     ApiResource, DeleteParams, DynamicObject, GroupVersionKind, ListParams, PostParams,
 };
@@ -252,5 +253,7 @@ pub(crate) async fn remove(client: &Client, namespaces: Vec<String>, id: &str) {
             let _ = all.delete_collection(&at_last, &ours).await;
         )*};
     }
-    remove_all!(Node PersistentVolume ValidatingAdmissionPolicyBinding ValidatingAdmissionPolicy);
+    remove_all!(
+        Node PersistentVolume ValidatingAdmissionPolicyBinding ValidatingAdmissionPolicy CustomResourceDefinition
+    );
 }

@@ -125,7 +125,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_refusal_is_explained_in_the_platforms_words() {
+    fn a_refusal_has_the_platforms_message() {
         let body = br#"{"errors":[{"detail":"CreatePermission Denied"}]}"#;
         assert_eq!(explanation(body), "CreatePermission Denied");
         assert_eq!(explanation(b"<html>no</html>"), "<html>no</html>");

@@ -223,7 +223,7 @@ mod tests {
     }
 
     #[test]
-    fn somebody_elses_organization_needs_a_repository_and_gets_no_rights() {
+    fn an_existing_organization_needs_a_repository_and_gets_no_rights() {
         assert!(parse(&["--organization", "acme"]).is_err());
         let both = [
             "--organization",

@@ -44,11 +44,11 @@ impl Record {
 
     /// Notes how long a job took to stand where it was awaited.
     pub(crate) fn job(&mut self, name: &str, job: &Job, took: Duration) {
-        let (id, standing, seconds) = (&job.id, job.standing(), rounded(took));
+        let (id, statuses, seconds) = (&job.id, job.statuses(), rounded(took));
         self.say(&format!(
-            "  {seconds:>5.1} s {name}: job {id} is {standing}"
+            "  {seconds:>5.1} s {name}: job {id} is {statuses}"
         ));
-        let job = json!({"name": name, "id": id, "standing": standing, "seconds": seconds});
+        let job = json!({"name": name, "id": id, "statuses": statuses, "seconds": seconds});
         self.jobs.push(job);
     }
 
@@ -130,7 +130,7 @@ mod tests {
     }
 
     #[test]
-    fn a_failure_says_what_was_found_and_fails_everything() {
+    fn a_failure_has_its_finding_and_fails_the_report() {
         let mut record = Record::new("plan", Output::Json);
         record.check("the status", false, || "failed".into());
         record.end(Err(anyhow!("no answer")));
@@ -143,7 +143,7 @@ mod tests {
     }
 
     #[test]
-    fn trouble_beside_the_scenarios_fails_everything() {
+    fn an_error_outside_the_scenarios_fails_the_report() {
         assert_eq!(
             as_json(&[], &["left an organization".into()])["passed"],
             false

@@ -133,8 +133,8 @@ impl Scene<'_> {
         let word = &state["values"]["outputs"]["word"]["value"];
         self.equal("the state version holds the output", word, WORD);
 
-        let standing = "completed: completed, notExecuted";
-        let again = self.job("unchanged", &plan_and_apply(), standing).await?;
+        let statuses = "completed: completed, notExecuted";
+        let again = self.job("unchanged", &plan_and_apply(), statuses).await?;
         self.says(&again, 0, "No changes.").await?;
         let changes = &again.attributes["planChanges"];
         self.equal("the job says that there are none", changes, false);
@@ -202,8 +202,8 @@ impl Scene<'_> {
         self.states(&[]).await?;
         self.decide(&job, "approved").await?;
         let approved = Instant::now();
-        let standing = "completed: completed, completed, completed";
-        let job = self.stage.until_it_is(job, standing).await?;
+        let statuses = "completed: completed, completed, completed";
+        let job = self.stage.until_it_is(job, statuses).await?;
         self.record.job("approved apply", &job, approved.elapsed());
         self.says(&job, 2, APPLIED).await?;
         self.states(&[&job]).await.map(drop)
@@ -213,8 +213,8 @@ impl Scene<'_> {
         let job = self.waiting_for_approval().await?;
         self.decide(&job, "rejected").await?;
         let rejected = Instant::now();
-        let standing = "rejected: completed, failed, failed";
-        let job = self.stage.until_it_is(job, standing).await?;
+        let statuses = "rejected: completed, failed, failed";
+        let job = self.stage.until_it_is(job, statuses).await?;
         self.record.job("rejected apply", &job, rejected.elapsed());
         self.states(&[]).await.map(drop)
     }
@@ -290,9 +290,9 @@ impl Scene<'_> {
 
     /// Plan and apply, with what always holds of them.
     async fn applied(&mut self) -> Result<Job> {
-        let standing = "completed: completed, completed";
+        let statuses = "completed: completed, completed";
         let job = self
-            .job("plan and apply", &plan_and_apply(), standing)
+            .job("plan and apply", &plan_and_apply(), statuses)
             .await?;
         self.says(&job, 0, PLANNED).await?;
         self.says(&job, 1, APPLIED).await?;
@@ -305,14 +305,14 @@ impl Scene<'_> {
             .zip(kinds)
             .map(|(number, kind)| step(number * 100, kind))
             .collect();
-        let standing = "waitingApproval: completed, pending, pending";
-        self.job("plan", &flow, standing).await
+        let statuses = "waitingApproval: completed, pending, pending";
+        self.job("plan", &flow, statuses).await
     }
 
     /// Runs a job until it and its steps are as told, and notes how long that took.
-    async fn job(&mut self, name: &str, flow: &Value, standing: &str) -> Result<Job> {
+    async fn job(&mut self, name: &str, flow: &Value, statuses: &str) -> Result<Job> {
         let job = self.stage.job(&self.workspace, flow).await?;
-        let job = self.stage.until_it_is(job, standing).await;
+        let job = self.stage.until_it_is(job, statuses).await;
         let job = job.with_context(|| name.to_owned())?;
         self.record.job(name, &job, job.posted.elapsed());
         Ok(job)
@@ -463,14 +463,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_lines_of_the_module_are_told_from_the_command_that_prints_them() {
+    fn the_lines_of_the_module_differ_from_the_command_that_prints_them() {
         let text = "Executing: echo \"numbered line $i.\"\nx (local-exec): numbered line 1.\nx (local-exec): numbered line 2.\n";
         assert_eq!(numbered(text), [1, 2]);
         assert!(numbered("nothing").is_empty());
     }
 
     #[test]
-    fn colours_hide_no_words() {
+    fn text_is_found_between_colour_codes() {
         assert_eq!(plain("\u{1b}[1mPlan:\u{1b}[0m 2 to add"), "Plan: 2 to add");
         assert_eq!(plain("no colours"), "no colours");
     }

@@ -65,18 +65,21 @@ impl Job {
         self.attributes["status"].as_str().unwrap_or("unknown")
     }
 
-    fn statuses(&self) -> Vec<&str> {
+    fn step_statuses(&self) -> Vec<&str> {
         self.steps.iter().map(|step| step.status.as_str()).collect()
     }
 
     /// Its status and those of its steps: `completed: completed, notExecuted`.
-    pub(crate) fn standing(&self) -> String {
-        format!("{}: {}", self.status(), self.statuses().join(", "))
+    pub(crate) fn statuses(&self) -> String {
+        format!("{}: {}", self.status(), self.step_statuses().join(", "))
     }
 
     fn is_settled(&self) -> bool {
         let open = ["pending", "queue", "running"];
-        !self.statuses().iter().any(|status| open.contains(status))
+        !self
+            .step_statuses()
+            .iter()
+            .any(|status| open.contains(status))
     }
 }
 
@@ -244,9 +247,9 @@ impl<'a> Stage<'a> {
                 limit = limit.min(ended + patience);
             }
             if Instant::now() > limit {
-                let (id, standing) = (&job.id, job.standing());
+                let (id, statuses) = (&job.id, job.statuses());
                 let last = self.last_words(&job).await;
-                bail!("waited for `{what}`, but job {id} is `{standing}`; {last}");
+                bail!("waited for `{what}`, but job {id} is `{statuses}`; {last}");
             }
             tokio::time::sleep(POLL).await;
         }
@@ -257,8 +260,8 @@ impl<'a> Stage<'a> {
     }
 
     /// Waits until a job and its steps have these statuses.
-    pub(crate) async fn until_it_is(&self, job: Job, standing: &str) -> Result<Job> {
-        self.until(job, standing, |job| job.standing() == standing)
+    pub(crate) async fn until_it_is(&self, job: Job, statuses: &str) -> Result<Job> {
+        self.until(job, statuses, |job| job.statuses() == statuses)
             .await
     }
 
@@ -444,9 +447,9 @@ mod tests {
         });
         let job = job_in(&answer, "7".into(), Instant::now());
         assert_eq!(job.id, "7");
-        assert_eq!(job.standing(), "queue: completed, pending");
+        assert_eq!(job.statuses(), "queue: completed, pending");
         let bare = job_in(&json!({}), "7".into(), Instant::now());
-        assert_eq!(bare.standing(), "unknown: ");
+        assert_eq!(bare.statuses(), "unknown: ");
     }
 
     #[test]

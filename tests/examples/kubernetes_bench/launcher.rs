@@ -7,7 +7,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use anyhow::{Context as _, Result, ensure};
 use base64::Engine as _;
 use integration_tests::process::{Running, Stream};
-use integration_tests::{Site, process};
+use integration_tests::{Machine, process};
 use job_contract::{JobData, env};
 use jsonwebtoken::{Algorithm, EncodingKey, Header};
 use serde_json::{Value, json};
@@ -21,19 +21,19 @@ const SECRET: [u8; 64] = [0xfb; 64];
 pub(crate) enum Reports {
     /// Its log alone: nothing on disk slows a dispatch down.
     Nowhere,
-    /// The local platform of the site.
-    ToSite,
+    /// The local platform of the machine.
+    ToRecords,
 }
 
 /// A launcher; killed when dropped.
 pub(crate) struct Launcher {
     pub(crate) running: Running,
-    door: Door,
+    endpoint: Endpoint,
 }
 
 /// Where it takes dispatches.
 #[derive(Clone)]
-pub(crate) struct Door {
+pub(crate) struct Endpoint {
     url: String,
     token: String,
     client: reqwest::Client,
@@ -44,19 +44,19 @@ impl Launcher {
     pub(crate) fn start(
         program: &str,
         server: &ApiServer,
-        site: &Site,
+        machine: &Machine,
         reports: Reports,
     ) -> Result<Self> {
         let secret = base64::engine::general_purpose::STANDARD.encode(SECRET);
         let mut command = Command::new(program);
         command.env_clear();
-        if reports == Reports::ToSite {
-            command.env(env::DATA_DIR, site.data_dir());
+        if reports == Reports::ToRecords {
+            command.env(env::DATA_DIR, machine.data_dir());
         }
         let running = Running::start(
             command
                 .args(["serve", "--target", "kubernetes"])
-                .env("HOME", site.scratch("home"))
+                .env("HOME", machine.scratch("home"))
                 .env("KUBECONFIG", &server.kubeconfig)
                 .env(env::INTERNAL_SECRET, secret)
                 .env(env::LISTEN, "127.0.0.1:0")
@@ -70,7 +70,7 @@ impl Launcher {
             .context("the launcher did not say where it listens")?;
         Ok(Self {
             running,
-            door: Door {
+            endpoint: Endpoint {
                 url: format!("http://{address}/api/v1/terraform-rs"),
                 token: token()?,
                 client: reqwest::Client::builder()
@@ -81,8 +81,8 @@ impl Launcher {
         })
     }
 
-    pub(crate) fn door(&self) -> Door {
-        self.door.clone()
+    pub(crate) fn endpoint(&self) -> Endpoint {
+        self.endpoint.clone()
     }
 
     /// A memory figure of the kernel, in bytes: `VmRSS` is resident now, `VmHWM` is the most that ever was.
@@ -95,7 +95,7 @@ impl Launcher {
     }
 }
 
-impl Door {
+impl Endpoint {
     /// Posts a dispatch, which must be accepted.
     pub(crate) async fn post(&self, job: &JobData) -> Result<()> {
         let request = self

@@ -6,12 +6,12 @@ use std::time::{Duration, Instant};
 
 use anyhow::Result;
 use api_launcher::kubernetes::manifest::Manifest;
-use integration_tests::{Site, job};
+use integration_tests::{Machine, job};
 use job_contract::JobData;
 use serde_json::{Value, json};
 use tokio::sync::Semaphore;
 
-use crate::launcher::{Door, Launcher, Reports};
+use crate::launcher::{Endpoint, Launcher, Reports};
 use crate::runs::{self, Bare};
 use crate::server::{ApiServer, BARE, RUNS};
 use crate::sight::Sight;
@@ -24,7 +24,7 @@ const AT_ONCE: usize = 16;
 struct Bench {
     /// Lives as long as the bench.
     _launcher: Launcher,
-    door: Door,
+    endpoint: Endpoint,
     bare: Bare,
     ours: Sight,
     theirs: Sight,
@@ -35,11 +35,11 @@ struct Bench {
 
 pub(crate) async fn measure(server: [&str; 2], program: &str, runs: usize) -> Result<Value> {
     let server = ApiServer::start(server).await?;
-    let site = Site::new("");
+    let machine = Machine::new("");
     let client = server.client().await?;
-    let launcher = Launcher::start(program, &server, &site, Reports::Nowhere)?;
+    let launcher = Launcher::start(program, &server, &machine, Reports::Nowhere)?;
     let mut bench = Bench {
-        door: launcher.door(),
+        endpoint: launcher.endpoint(),
         _launcher: launcher,
         bare: Bare::new(client.clone()),
         ours: Sight::of(client.clone(), RUNS, runs::is_released).await?,
@@ -84,7 +84,7 @@ impl Bench {
         let job = self.jobs(1).remove(0);
         let name = runs::name(&job);
         let begun = Instant::now();
-        self.door.post(&job).await?;
+        self.endpoint.post(&job).await?;
         let answered = begun.elapsed();
         let seen = self.ours.when(&name).await?;
         Ok((seconds(seen - begun), seconds(answered)))
@@ -104,10 +104,10 @@ impl Bench {
         let jobs = self.jobs(BURST);
         let names: Vec<_> = jobs.iter().map(runs::name).collect();
         let begun = Instant::now();
-        let door = self.door.clone();
+        let endpoint = self.endpoint.clone();
         at_once(jobs, move |job| {
-            let door = door.clone();
-            async move { door.post(&job).await }
+            let endpoint = endpoint.clone();
+            async move { endpoint.post(&job).await }
         })
         .await?;
         rate(begun, &names, &mut self.ours).await

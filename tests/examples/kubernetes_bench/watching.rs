@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use anyhow::{Context as _, Result, ensure};
 use integration_tests::process::Stream;
-use integration_tests::{Site, job};
+use integration_tests::{Machine, job};
 use job_contract::JobData;
 use k8s_openapi::api::batch::v1::Job;
 use k8s_openapi::api::core::v1::Pod;
@@ -31,7 +31,7 @@ pub(crate) async fn measure(
         "too few Jobs for {runs} measurements of each kind"
     );
     let server = ApiServer::start(server).await?;
-    let site = Site::new("");
+    let machine = Machine::new("");
     let field = Field::new(server.client().await?);
     let step = runs::step();
     let jobs: Vec<JobData> = (1..=count)
@@ -41,7 +41,7 @@ pub(crate) async fn measure(
     let (ending, others) = jobs.split_at(runs);
     let (sticking, _) = others.split_at(runs);
     for job in ending.iter().chain(sticking) {
-        site.queue(&[job]);
+        machine.queue(&[job]);
     }
     let populate = field.clone();
     at_once(jobs.clone(), move |job| {
@@ -52,7 +52,7 @@ pub(crate) async fn measure(
     let last = job::in_job(&step, &(count + 1).to_string());
     field.unschedulable_run(&last).await?;
 
-    let launcher = Launcher::start(program, &server, &site, Reports::ToSite)?;
+    let launcher = Launcher::start(program, &server, &machine, Reports::ToRecords)?;
     // Runs are judged once all of them are listed.
     told(&launcher, &last);
     let (resident, peak) = (launcher.memory("VmRSS")?, launcher.memory("VmHWM")?);
@@ -65,9 +65,10 @@ pub(crate) async fn measure(
         let seen = reported.when(&runs::name(ending)).await?;
         verdicts.push((seen - begun).as_secs_f64());
         ensure!(
-            site.statuses(ending).1 == "failed" && site.step_output(ending).contains("memory"),
+            machine.statuses(ending).1 == "failed"
+                && machine.step_output(ending).contains("memory"),
             "the platform was told {:?}",
-            site.statuses(ending)
+            machine.statuses(ending)
         );
 
         let begun = Instant::now();

@@ -25,12 +25,13 @@ use kube::core::{ApiResource, GroupVersionKind};
 use kube::{Api, ResourceExt};
 use serde_json::{Value, json};
 use test_chart::programs::{helm_with, output, told};
+use test_chart::values::merge;
 use test_chart::{Document, Release, values_files};
 use test_cluster::{ADMIN, Cluster, State};
 use test_peers::port::Port;
 
 use super::rights::everything_it_does;
-use super::{Door, LAUNCHER, PATIENCE, Place, SECRET};
+use super::{Endpoint, Fixture, LAUNCHER, PATIENCE, SECRET};
 use crate::chart::{deployments, launchers_rights, singles, values, variable};
 
 #[tokio::test(flavor = "multi_thread")]
@@ -40,7 +41,7 @@ async fn everything_the_launcher_does_uses_each_right_the_chart_grants_and_no_ot
         for (_, rules) in launchers_rights(&values(name)) {
             // Launchers with the same rights need no further proof.
             if done.insert(singles(&rules)) {
-                everything_it_does(or_skip!(Place::of(Cluster::builder(), &rules).await)).await;
+                everything_it_does(or_skip!(Fixture::of(Cluster::builder(), &rules).await)).await;
             }
         }
     }
@@ -63,8 +64,8 @@ fn environment(
             .iter()
             .find(|volume| volume["name"] == name)
             .unwrap();
-        let place = folder.join(name);
-        fs::create_dir_all(&place).unwrap();
+        let folder = folder.join(name);
+        fs::create_dir_all(&folder).unwrap();
         let map = documents.iter().find(|document| {
             document.kind() == "ConfigMap"
                 && document.value["metadata"]["name"] == volume["configMap"]["name"]
@@ -79,9 +80,9 @@ fn environment(
             let Some(map) = map else { continue };
             let text = map.value["data"][item["key"].as_str().unwrap()].as_str();
             let text = text.unwrap_or_else(|| panic!("{map} has no {}", item["key"]));
-            fs::write(place.join(item["path"].as_str().unwrap()), text).unwrap();
+            fs::write(folder.join(item["path"].as_str().unwrap()), text).unwrap();
         }
-        mounts.push((mount["mountPath"].as_str().unwrap().to_owned(), place));
+        mounts.push((mount["mountPath"].as_str().unwrap().to_owned(), folder));
     }
     let variables = container["env"].as_array().unwrap().iter();
     variables
@@ -93,8 +94,8 @@ fn environment(
             let mount = mounts
                 .iter()
                 .find(|(path, _)| value.starts_with(&format!("{path}/")));
-            let value = mount.map_or(value.clone(), |(path, place)| {
-                value.replacen(path, place.to_str().unwrap(), 1)
+            let value = mount.map_or(value.clone(), |(path, fixture)| {
+                value.replacen(path, fixture.to_str().unwrap(), 1)
             });
             (variable["name"].as_str().unwrap().to_owned(), value)
         })
@@ -120,7 +121,7 @@ fn rendered(documents: &[Document], deployment: &Document, job: &JobData) -> Vec
 
 /// A release in a cluster.
 struct Installed {
-    place: Place,
+    fixture: Fixture,
     /// What it is installed with.
     values: Value,
     documents: Vec<Document>,
@@ -150,12 +151,12 @@ impl Installed {
         let mut release = Release::new().set(values.clone());
         let rights = launchers_rights(&release.documents());
         assert_eq!(rights.len(), 1);
-        let place = Place::of(Cluster::builder(), &rights[0].1).await?;
+        let fixture = Fixture::of(Cluster::builder(), &rights[0].1).await?;
         // The namespace is known only now, and changes no rule.
-        place.runs.clone_into(&mut release.namespace);
+        fixture.runs.clone_into(&mut release.namespace);
         let documents = release.documents();
         let installed = Self {
-            place,
+            fixture,
             values,
             documents,
             port,
@@ -178,7 +179,7 @@ impl Installed {
 
     /// Where objects of a document's kind are.
     fn api_of(&self, document: &Document) -> Api<DynamicObject> {
-        let client = self.place.cluster.client(ADMIN).unwrap();
+        let client = self.fixture.cluster.client(ADMIN).unwrap();
         let version = document.text_at("/apiVersion");
         let (group, version) = version.split_once('/').unwrap_or(("", version));
         let kind = GroupVersionKind::gvk(group, version, document.kind());
@@ -189,9 +190,9 @@ impl Installed {
     /// What Helm says as it does this to the release.
     async fn helm(&self, arguments: &[&str]) -> String {
         let kubeconfig = self
-            .place
+            .fixture
             .cluster
-            .kubeconfig_file(ADMIN, &self.place.runs)
+            .kubeconfig_file(ADMIN, &self.fixture.runs)
             .unwrap();
         let done = output(helm_with(arguments).arg("--kubeconfig").arg(kubeconfig));
         let [said, complained] =
@@ -234,8 +235,8 @@ impl Installed {
             "stringData": {"InternalSecret": secret},
         }))
         .unwrap();
-        let client = self.place.cluster.client(ADMIN).unwrap();
-        let secrets = Api::<Secret>::namespaced(client, &self.place.runs);
+        let client = self.fixture.cluster.client(ADMIN).unwrap();
+        let secrets = Api::<Secret>::namespaced(client, &self.fixture.runs);
         secrets
             .create(&PostParams::default(), &secret)
             .await
@@ -245,17 +246,17 @@ impl Installed {
             .iter()
             .filter(|document| document.kind() == "PersistentVolumeClaim");
         for claim in claims {
-            let cluster = &self.place.cluster;
+            let cluster = &self.fixture.cluster;
             let folder = cluster.claim_dir(claim.namespace(), claim.name());
             fs::create_dir_all(folder.parent().unwrap()).unwrap();
-            symlink(self.place.site.data_dir(), folder).unwrap();
+            symlink(self.fixture.machine.data_dir(), folder).unwrap();
         }
     }
 
     fn put_images(&self) {
-        let (place, cluster) = (&self.place, &self.place.cluster);
-        let kubeconfig = cluster.kubeconfig_file(LAUNCHER, &place.runs).unwrap();
-        let launcher = place.site.scratch("launcher");
+        let (fixture, cluster) = (&self.fixture, &self.fixture.cluster);
+        let kubeconfig = cluster.kubeconfig_file(LAUNCHER, &fixture.runs).unwrap();
+        let launcher = fixture.machine.scratch("launcher");
         // In a script, since the pod has its own `/tmp`, and a path in a variable would be one of the pod. In a cluster the
         // account's token is where the client looks for it.
         let script = format!(
@@ -291,7 +292,10 @@ impl Installed {
     }
 
     fn pods(&self) -> Api<Pod> {
-        Api::namespaced(self.place.cluster.client(ADMIN).unwrap(), &self.place.runs)
+        Api::namespaced(
+            self.fixture.cluster.client(ADMIN).unwrap(),
+            &self.fixture.runs,
+        )
     }
 
     /// Makes a pod, with the addresses of Services resolved as a cluster's DNS would.
@@ -318,6 +322,7 @@ impl Installed {
     fn assert_leads_to_the_launcher(&self, service: &Document) {
         let template = &self.deployment().value["spec"]["template"];
         let selector = service.value["spec"]["selector"].as_object().unwrap();
+        assert!(!selector.is_empty(), "{service}");
         for (key, value) in selector {
             assert_eq!(template["metadata"]["labels"][key], *value, "{service}");
         }
@@ -337,13 +342,13 @@ impl Installed {
             let pod = pods.find(|pod| !pod.owner_references().is_empty())?;
             Some(pod.name_any())
         };
-        self.place.until("the Deployment has a pod", owned).await
+        self.fixture.until("the Deployment has a pod", owned).await
     }
 
-    /// The launcher's pod once it is ready, and its door.
-    async fn launch(&self) -> (String, Door) {
+    /// The launcher's pod once it is ready, and its endpoint.
+    async fn launch(&self) -> (String, Endpoint) {
         let name = self.pod_of_launcher().await;
-        let door = Door {
+        let endpoint = Endpoint {
             address: self.port.address().to_string(),
             client: reqwest::Client::builder()
                 .no_proxy()
@@ -352,11 +357,11 @@ impl Installed {
                 .unwrap(),
         };
         let until = Instant::now() + PATIENCE;
-        let url = format!("http://{}/actuator/health/readiness", door.address);
+        let url = format!("http://{}/actuator/health/readiness", endpoint.address);
         loop {
-            let answer = door.client.get(&url).send().await;
+            let answer = endpoint.client.get(&url).send().await;
             if answer.as_ref().is_ok_and(|answer| answer.status() == 200) {
-                return (name, door);
+                return (name, endpoint);
             }
             assert!(
                 Instant::now() < until,
@@ -390,22 +395,10 @@ impl Installed {
                 .contains(&phase.as_str())
                 .then_some(phase)
         };
-        let phase = self.place.until(&format!("{name} ends"), phase).await;
+        let phase = self.fixture.until(&format!("{name} ends"), phase).await;
         let log = self.log(&name, container).await;
         assert_eq!(phase, "Succeeded", "{name}: {log}");
         log
-    }
-}
-
-/// Values over values, as Helm lays them.
-fn merge(values: &mut Value, over: Value) {
-    match (values, over) {
-        (Value::Object(values), Value::Object(over)) => {
-            for (key, value) in over {
-                merge(values.entry(key).or_insert(Value::Null), value);
-            }
-        }
-        (values, over) => *values = over,
     }
 }
 
@@ -416,17 +409,20 @@ async fn an_installed_launcher_runs_what_is_dispatched_to_it() {
     let canary = canary(&repository);
     let over = json!({"tests": {"canary": {"enabled": true, "jobData": canary}}});
     let installed = or_skip!(Installed::with(over).await);
-    let place = &installed.place;
+    let fixture = &installed.fixture;
     let apply = job::apply_after(&plan);
-    place.site.queue(&[&plan, &apply]);
+    fixture.machine.queue(&[&plan, &apply]);
 
-    let (launcher, door) = installed.launch().await;
-    assert_eq!(door.post(&plan).await.unwrap(), 202);
-    place.until_over(&plan, "Complete").await;
-    assert!(place.site.record(&plan).plan_changes);
-    assert_eq!(door.post(&apply).await.unwrap(), 202);
-    place.until_over(&apply, "Complete").await;
-    assert_eq!(place.site.resources(&apply), ["terraform_data.greeting"]);
+    let (launcher, endpoint) = installed.launch().await;
+    assert_eq!(endpoint.post(&plan).await.unwrap(), 202);
+    fixture.until_over(&plan, "Complete").await;
+    assert!(fixture.machine.record(&plan).plan_changes);
+    assert_eq!(endpoint.post(&apply).await.unwrap(), 202);
+    fixture.until_over(&apply, "Complete").await;
+    assert_eq!(
+        fixture.machine.resources(&apply),
+        ["terraform_data.greeting"]
+    );
 
     let said = installed.tested("-test-http").await;
     assert!(said.contains("readiness: 200"), "{said}");
@@ -436,7 +432,7 @@ async fn an_installed_launcher_runs_what_is_dispatched_to_it() {
     assert!(said.contains("the canary sings"), "{said}");
 
     // What it made is what the API knows, and restricted.
-    let state = place.state().await;
+    let state = fixture.state().await;
     assert_eq!(state.jobs.len(), 3);
     for pod in &state.pods {
         let spec = pod.spec.clone().unwrap();
@@ -465,7 +461,7 @@ async fn an_installed_launcher_runs_what_is_dispatched_to_it() {
             .all(|pod| pod.name_any() != launcher)
             .then_some(())
     };
-    place.until("the launcher is gone", gone).await;
+    fixture.until("the launcher is gone", gone).await;
     assert!(started.elapsed().as_secs() < grace.unwrap());
 }
 
@@ -533,7 +529,7 @@ async fn helm_itself_installs_tests_changes_and_removes_a_release_and_leaves_not
     let pods = ["Pod mayfly-test-canary", "Pod mayfly-test-rights"].map(str::to_owned);
     let tested: BTreeSet<String> = wanted.iter().cloned().chain(pods.clone()).collect();
     assert_eq!(installed.there().await, tested);
-    let state = installed.place.state().await;
+    let state = installed.fixture.state().await;
     assert_eq!(state.jobs.len(), 1, "{:?}", state.jobs);
 
     let deployment = installed.deployment();
@@ -575,7 +571,7 @@ async fn helm_itself_installs_tests_changes_and_removes_a_release_and_leaves_not
     // Helm keeps the pods of tests, for their logs.
     assert_eq!(installed.there().await, claims.chain(pods).collect());
     // Nor does Helm's own record stay, and what ran goes on by itself.
-    let state = installed.place.state().await;
+    let state = installed.fixture.state().await;
     let of_helm = |secret: &Secret| secret.type_.as_deref() == Some("helm.sh/release.v1");
     assert!(!state.secrets.iter().any(of_helm), "{:?}", state.secrets);
     assert_eq!(state.jobs.len(), 1);
@@ -612,9 +608,9 @@ async fn alerts_and_dashboard_ask_for_what_the_launcher_counts() {
         .with(&test_chart::chart().join("ci/default-values.yaml"))
         .set(json!({"metrics": {"prometheusRule": {"enabled": true}, "dashboards": {"enabled": true}}}))
         .documents();
-    let (_, door) = installed.launch().await;
-    let url = format!("http://{}/metrics", door.address);
-    let text = door
+    let (_, endpoint) = installed.launch().await;
+    let url = format!("http://{}/metrics", endpoint.address);
+    let text = endpoint
         .client
         .get(url)
         .send()
@@ -656,9 +652,12 @@ async fn alerts_and_dashboard_ask_for_what_the_launcher_counts() {
     assert!(unknown.is_empty(), "{unknown:?} of {counted:?}");
 }
 
-/// A command of Helm with the chart and a file of values, for the namespace of runs of a place.
-fn helm_for(place: &Place, verb: &str, values: &Path) -> Command {
-    let kubeconfig = place.cluster.kubeconfig_file(ADMIN, &place.runs).unwrap();
+/// A command of Helm with the chart and a file of values, for the namespace of runs of a fixture.
+fn helm_for(fixture: &Fixture, verb: &str, values: &Path) -> Command {
+    let kubeconfig = fixture
+        .cluster
+        .kubeconfig_file(ADMIN, &fixture.runs)
+        .unwrap();
     let mut command = helm_with([verb, "mayfly"]);
     command
         .arg(test_chart::chart())
@@ -670,11 +669,11 @@ fn helm_for(place: &Place, verb: &str, values: &Path) -> Command {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn whoever_installs_is_told_addresses_that_are_there() {
-    let place = or_skip!(Place::new().await);
+async fn the_notes_of_the_chart_name_addresses_that_exist() {
+    let fixture = or_skip!(Fixture::new().await);
     let mut seen = 0;
     for (name, file) in values_files() {
-        let mut install = helm_for(&place, "install", &file);
+        let mut install = helm_for(&fixture, "install", &file);
         install.arg("--dry-run=client");
         // The cluster has no kinds of the Prometheus operator, and no note speaks of them.
         for kind in ["serviceMonitor", "podMonitor", "prometheusRule"] {
@@ -683,7 +682,7 @@ async fn whoever_installs_is_told_addresses_that_are_there() {
         let notes = told(&mut install);
         let (_, notes) = notes.split_once("\nNOTES:\n").unwrap();
         let mut release = Release::new().with(&file);
-        place.runs.clone_into(&mut release.namespace);
+        fixture.runs.clone_into(&mut release.namespace);
         let documents = release.documents();
         for service in documents
             .iter()

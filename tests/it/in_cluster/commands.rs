@@ -12,9 +12,9 @@ use serde_json::{Value, json};
 use test_cluster::{Cluster, Rule, State};
 
 use super::endings::{begun, endless};
-use super::{IMAGE, LAUNCHER, Place, ROLES, name, rules};
+use super::{Fixture, IMAGE, LAUNCHER, ROLES, name, rules};
 
-impl Place {
+impl Fixture {
     /// What a command comes to.
     fn run(&self, args: &[&str]) -> Finished {
         Running::start(&mut self.command(args)).wait()
@@ -36,7 +36,7 @@ impl Place {
 
     /// The document of a step, as a file.
     pub(super) fn document(&self, job: &JobData) -> String {
-        let path = self.site.scratch(&format!("{}.json", job.step_id));
+        let path = self.machine.scratch(&format!("{}.json", job.step_id));
         fs::write(&path, serde_json::to_vec(job).unwrap()).unwrap();
         path.to_str().unwrap().to_owned()
     }
@@ -78,34 +78,34 @@ fn assert_refused(finished: &Finished, code: i32, words: &[&str]) {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_run_is_launched_followed_and_looked_at_afterwards() {
-    let (place, repository) = (or_skip!(Place::new().await), Repository::fixture());
+    let (fixture, repository) = (or_skip!(Fixture::new().await), Repository::fixture());
     let plan = job::plan(&repository);
     let name = name(&plan);
-    place.site.queue(&[&plan]);
-    let document = place.document(&plan);
+    fixture.machine.queue(&[&plan]);
+    let document = fixture.document(&plan);
 
-    let followed = place.run(&["launch", "-f", &document, "--follow"]);
+    let followed = fixture.run(&["launch", "-f", &document, "--follow"]);
     assert_eq!(followed.code(), 0, "{followed}");
     assert!(followed.stdout.contains("Plan: 1 to add"), "{followed}");
     assert!(!followed.stdout.contains("\"target\""), "{followed}");
     assert!(followed.stderr.contains(&name), "{followed}");
     assert_eq!(
-        place.site.statuses(&plan),
+        fixture.machine.statuses(&plan),
         ("completed".into(), "completed".into())
     );
-    place.until_over(&plan, "Complete").await;
+    fixture.until_over(&plan, "Complete").await;
 
-    let again = place.run(&["launch", "-f", &document, "--wait"]);
+    let again = fixture.run(&["launch", "-f", &document, "--wait"]);
     assert_eq!(again.code(), 0, "{again}");
     assert!(again.stderr.contains("was launched before"), "{again}");
     assert_eq!(again.stdout, "");
-    assert_eq!(place.jobs_created(), 1);
+    assert_eq!(fixture.jobs_created(), 1);
 
     // Each of its names means the run, and its log ends by itself.
     for word in [&plan.job_id, &format!("{}/{}", plan.job_id, plan.step_id)] {
-        assert_eq!(place.told(&["logs", word, "-f"]), followed.stdout);
+        assert_eq!(fixture.told(&["logs", word, "-f"]), followed.stdout);
     }
-    let lines = place.told(&["logs", &name, "-o", "json"]);
+    let lines = fixture.told(&["logs", &name, "-o", "json"]);
     let lines: Vec<Value> = lines
         .lines()
         .map(|line| serde_json::from_str(line).unwrap())
@@ -113,40 +113,40 @@ async fn a_run_is_launched_followed_and_looked_at_afterwards() {
     assert!(lines.iter().all(|line| line["text"].is_string()));
     assert!(lines.len() > followed.stdout.lines().count());
 
-    let table = place.told(&["list"]);
+    let table = fixture.told(&["list"]);
     let rows: Vec<&str> = table.lines().collect();
     assert_eq!(rows.len(), 2, "{table}");
     assert!(rows[1].starts_with(&name) && rows[1].contains("completed"));
-    let run = &place.json(&["list"])["runs"][0];
+    let run = &fixture.json(&["list"])["runs"][0];
     assert_eq!(
         (&run["name"], &run["state"], &run["verdict"]),
         (&json!(name), &json!("completed"), &json!("completed"))
     );
 
-    let text = place.told(&["explain", &name]);
+    let text = fixture.told(&["explain", &name]);
     for words in ["completed", "Timeline", "accepted", "init", "plan", "ended"] {
         assert!(text.contains(words), "no {words:?} in {text}");
     }
-    let told = place.json(&["explain", &name]);
+    let told = fixture.json(&["explain", &name]);
     assert_eq!(told["verdict"]["outcome"], 0);
     let timeline = told["timeline"].as_array().unwrap();
     assert_eq!(timeline[0]["what"], "accepted");
     assert!(timeline.iter().any(|moment| moment["isPhase"] == true));
 
-    let result = &place.json(&["cancel", &name])["result"];
+    let result = &fixture.json(&["cancel", &name])["result"];
     assert_eq!(result, "already_over");
-    assert!(place.state().await.job(&name).is_some());
+    assert!(fixture.state().await.job(&name).is_some());
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_outcome_of_a_run_is_the_exit_code_of_whoever_waits_for_it() {
-    let place = or_skip!(Place::new().await);
+async fn the_outcome_of_a_run_is_the_exit_code_of_the_command_that_waits() {
+    let fixture = or_skip!(Fixture::new().await);
     let repository = Repository::module("output \"a\" {\n  value = nothing.such\n}\n");
     let plan = job::plan(&repository);
-    place.site.queue(&[&plan]);
-    let document = place.document(&plan);
+    fixture.machine.queue(&[&plan]);
+    let document = fixture.document(&plan);
 
-    let waited = place.run(&["launch", "-f", &document, "--wait", "-o", "json"]);
+    let waited = fixture.run(&["launch", "-f", &document, "--wait", "-o", "json"]);
     assert_eq!(waited.code(), 1, "{waited}");
     let events: Vec<Value> = waited
         .stdout
@@ -161,121 +161,121 @@ async fn the_outcome_of_a_run_is_the_exit_code_of_whoever_waits_for_it() {
         (&verdict["kind"], &verdict["outcome"]),
         (&json!("step_failed"), &json!(1))
     );
-    let explained = place.told(&["explain", &plan.job_id]);
+    let explained = fixture.told(&["explain", &plan.job_id]);
     assert!(explained.contains("step_failed"), "{explained}");
     assert!(explained.contains(verdict["sentence"].as_str().unwrap()));
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_run_is_cancelled_at_each_stage() {
-    let place = or_skip!(Place::new().await);
-    let (_repository, apply) = endless(&place);
+    let fixture = or_skip!(Fixture::new().await);
+    let (_repository, apply) = endless(&fixture);
     let mut nowhere = job::in_job(&apply, "413");
     let selector = "EPHEMERAL_CONFIG_NODE_SELECTOR_TAGS".to_owned();
     nowhere
         .environment_variables
         .insert(selector, "disk=ssd".to_owned());
 
-    place.told(&["launch", "-f", &place.document(&nowhere)]);
+    fixture.told(&["launch", "-f", &fixture.document(&nowhere)]);
     let waits = |state: &State| {
         let pods = state.pods_of(&name(&nowhere)).len();
         (pods == 1).then_some(())
     };
-    place.until("the run waits", waits).await;
-    let told = place.told(&["cancel", "413"]);
+    fixture.until("the run waits", waits).await;
+    let told = fixture.told(&["cancel", "413"]);
     assert!(told.contains("before its executor started"), "{told}");
-    place.until_gone(&nowhere).await;
+    fixture.until_gone(&nowhere).await;
     let secrets = |state: &State| state.secrets.is_empty().then_some(());
-    place.until("its job data is gone", secrets).await;
+    fixture.until("its job data is gone", secrets).await;
 
-    let document = place.document(&apply);
-    let following = Running::start(&mut place.command(&["launch", "-f", &document, "--follow"]));
-    place.pod_at_work(&apply, || begun(&place) == 1).await;
-    let result = &place.json(&["cancel", &apply.job_id])["result"];
+    let document = fixture.document(&apply);
+    let following = Running::start(&mut fixture.command(&["launch", "-f", &document, "--follow"]));
+    fixture.pod_at_work(&apply, || begun(&fixture) == 1).await;
+    let result = &fixture.json(&["cancel", &apply.job_id])["result"];
     assert_eq!(result, "stopping");
-    place.until_gone(&apply).await;
+    fixture.until_gone(&apply).await;
     // A command that followed the run shows it and ends as an interrupted run does.
     let followed = following.wait();
     assert_eq!(followed.code(), 143, "{followed}");
-    assert_eq!(begun(&place), 1);
+    assert_eq!(begun(&fixture), 1);
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn ctrl_c_ends_the_following_and_not_the_run() {
-    let place = or_skip!(Place::new().await);
-    let (_repository, apply) = endless(&place);
-    let document = place.document(&apply);
-    let following = Running::start(&mut place.command(&["launch", "-f", &document, "--follow"]));
-    let pod = place.pod_at_work(&apply, || begun(&place) == 1).await;
+    let fixture = or_skip!(Fixture::new().await);
+    let (_repository, apply) = endless(&fixture);
+    let document = fixture.document(&apply);
+    let following = Running::start(&mut fixture.command(&["launch", "-f", &document, "--follow"]));
+    let pod = fixture.pod_at_work(&apply, || begun(&fixture) == 1).await;
     following.wait_for(Stream::Stdout, "terraform_data.a");
     following.signal(Signal::SIGINT);
     let followed = following.wait();
     assert_eq!(followed.code(), 130, "{followed}");
     assert!(followed.stderr.contains("The run goes on."), "{followed}");
-    let run = &place.json(&["list"])["runs"][0];
+    let run = &fixture.json(&["list"])["runs"][0];
     assert_eq!(run["state"], "running");
     assert_eq!(run["pod"], json!(pod.metadata.name));
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn what_is_meant_must_be_there_and_be_one_run() {
-    let place = or_skip!(Place::without_pods().await);
+    let fixture = or_skip!(Fixture::without_pods().await);
     let plan = job::plan(&Repository::fixture());
     let apply = job::apply_after(&plan);
     for job in [&plan, &apply] {
-        place.told(&["launch", "-f", &place.document(job)]);
+        fixture.told(&["launch", "-f", &fixture.document(job)]);
     }
     for command in ["logs", "explain", "cancel"] {
-        let unknown = place.run(&[command, "999"]);
+        let unknown = fixture.run(&[command, "999"]);
         assert_refused(
             &unknown,
             64,
-            &["no run `999`", &place.runs, "api-launcher list"],
+            &["no run `999`", &fixture.runs, "api-launcher list"],
         );
         if command != "explain" {
-            let ambiguous = place.run(&[command, &plan.job_id, "-o", "json"]);
+            let ambiguous = fixture.run(&[command, &plan.job_id, "-o", "json"]);
             assert_refused(&ambiguous, 64, &[&name(&plan), &name(&apply)]);
         }
     }
-    let explained = place.told(&["explain", &plan.job_id]);
+    let explained = fixture.told(&["explain", &plan.job_id]);
     for (step, job) in [("plan", &plan), ("apply", &apply)] {
         let title = format!("Run {}, {step} step {}", job.job_id, job.step_id);
         assert!(explained.contains(&title), "no {title:?} in {explained}");
     }
-    let explained = place.json(&["explain", &plan.job_id]);
+    let explained = fixture.json(&["explain", &plan.job_id]);
     let steps = [&explained, &explained["earlierSteps"][0]].map(|step| step["stepType"].clone());
     assert!(steps.contains(&json!("plan")) && steps.contains(&json!("apply")));
     assert_eq!(
-        place.state().await.jobs.len(),
+        fixture.state().await.jobs.len(),
         2,
         "a word that may mean several runs cancels none"
     );
 
-    let broken = place.site.scratch("broken.json");
+    let broken = fixture.machine.scratch("broken.json");
     fs::write(&broken, "{").unwrap();
-    let refused = place.run(&["launch", "-f", broken.to_str().unwrap()]);
+    let refused = fixture.run(&["launch", "-f", broken.to_str().unwrap()]);
     assert_refused(&refused, 65, &["broken.json"]);
-    let refused = place.run(&["launch", "-f", "/nowhere/job.json"]);
+    let refused = fixture.run(&["launch", "-f", "/nowhere/job.json"]);
     assert_refused(&refused, 64, &["/nowhere/job.json"]);
     let mut wrong = plan.clone();
     let memory = "EPHEMERAL_MEMORY_LIMIT".to_owned();
     wrong.environment_variables.insert(memory, "lots".into());
-    let refused = place.run(&["launch", "-f", &place.document(&wrong)]);
+    let refused = fixture.run(&["launch", "-f", &fixture.document(&wrong)]);
     assert_refused(&refused, 65, &["EPHEMERAL_MEMORY_LIMIT"]);
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_cluster_that_is_not_there_is_named_with_a_way_out() {
-    let place = or_skip!(Place::without_pods().await);
-    let document = place.document(&job::plan(&Repository::fixture()));
-    let away = place.site.scratch("away");
-    let kubeconfig = place
+async fn the_error_of_an_unreachable_cluster_names_it_and_the_next_step() {
+    let fixture = or_skip!(Fixture::without_pods().await);
+    let document = fixture.document(&job::plan(&Repository::fixture()));
+    let away = fixture.machine.scratch("away");
+    let kubeconfig = fixture
         .cluster
-        .kubeconfig_file(LAUNCHER, &place.runs)
+        .kubeconfig_file(LAUNCHER, &fixture.runs)
         .unwrap();
     let text = fs::read_to_string(&kubeconfig).unwrap();
     // Nothing serves TCP port multiplexing any more.
-    let text = text.replace(&place.cluster.url(), "http://127.0.0.1:1");
+    let text = text.replace(&fixture.cluster.url(), "http://127.0.0.1:1");
     fs::write(&away, text).unwrap();
     let away = away.to_str().unwrap();
     for words in [
@@ -285,25 +285,25 @@ async fn a_cluster_that_is_not_there_is_named_with_a_way_out() {
         &["cancel", "1"],
         &["launch", "-f", &document],
     ] {
-        let lost = place.run(&[words, &["--kubeconfig", away]].concat());
+        let lost = fixture.run(&[words, &["--kubeconfig", away]].concat());
         assert_refused(&lost, 75, &["KUBECONFIG"]);
-        let wrong = place.run(&[words, &["--context", "nowhere"]].concat());
+        let wrong = fixture.run(&[words, &["--context", "nowhere"]].concat());
         assert_refused(&wrong, 64, &["nowhere", "get-contexts"]);
-        let wrong = place.run(&[words, &["--kubeconfig", "/nowhere"]].concat());
+        let wrong = fixture.run(&[words, &["--kubeconfig", "/nowhere"]].concat());
         assert_refused(&wrong, 64, &["the kubeconfig `/nowhere`: No such file"]);
         if words[0] != "launch" {
-            let wrong = place.run(&[words, &["--namespace", "a/../b"]].concat());
+            let wrong = fixture.run(&[words, &["--namespace", "a/../b"]].concat());
             assert_refused(&wrong, 64, &["`ExecutorEphemeralNamespace` must be"]);
         }
     }
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_check_finds_everything_in_place_or_says_how_to_mend_it() {
+async fn a_check_passes_or_prints_a_fix_for_each_failure() {
     // It may look at everything, so that what it does not find is not there.
     let parts = Cluster::builder().without_kubelet();
-    let place = or_skip!(Place::of(parts, &[]).await);
-    let told = place.told(&["check"]);
+    let fixture = or_skip!(Fixture::of(parts, &[]).await);
+    let told = fixture.told(&["check"]);
     // No registry is asked, which is said.
     assert!(
         told.contains("Nothing is missing; 1 could not be checked."),
@@ -311,10 +311,10 @@ async fn a_check_finds_everything_in_place_or_says_how_to_mend_it() {
     );
     assert_eq!(told.matches("fix:").count(), 1, "{told}");
     assert!(told.contains("fix: ask the registry: `skopeo"), "{told}");
-    assert_eq!(place.json(&["check"])["ok"], true);
+    assert_eq!(fixture.json(&["check"])["ok"], true);
 
     let failing = |args: &[&str]| -> Value {
-        let finished = place.run(&[&["check", "-o", "json"], args].concat());
+        let finished = fixture.run(&[&["check", "-o", "json"], args].concat());
         assert_eq!(finished.code(), 64, "{finished}");
         let told: Value = serde_json::from_str(&finished.stdout).unwrap();
         assert_eq!(told["ok"], false);
@@ -339,16 +339,16 @@ async fn a_check_finds_everything_in_place_or_says_how_to_mend_it() {
         let failed = failing(&args);
         assert_eq!(subjects(&failed), [subject]);
     }
-    let refused = place.run(&["check", "--image", "Registry/UPPER"]);
+    let refused = fixture.run(&["check", "--image", "Registry/UPPER"]);
     assert_refused(&refused, 64, &["--image"]);
-    place.config_map("settings").await;
-    place.told(&["check", "--env-config-maps", "settings"]);
+    fixture.config_map("settings").await;
+    fixture.told(&["check", "--env-config-maps", "settings"]);
 
     // Each right that is missing is found, and no other.
     for missing in RIGHTS {
         let others = RIGHTS.iter().filter(|right| *right != missing);
         let rules: Vec<_> = others.map(rule).collect();
-        let (cluster, runs) = (&place.cluster, &place.runs);
+        let (cluster, runs) = (&fixture.cluster, &fixture.runs);
         cluster.revoke(LAUNCHER).await.unwrap();
         cluster.grant(LAUNCHER, runs, &rules).await.unwrap();
         let failed = failing(&[]);
@@ -364,9 +364,9 @@ async fn a_check_finds_everything_in_place_or_says_how_to_mend_it() {
     }
 
     // The Role is for one Lease.
-    place.cluster.revoke(LAUNCHER).await.unwrap();
+    fixture.cluster.revoke(LAUNCHER).await.unwrap();
     let one = rules(ROLES);
-    let granted = place.cluster.grant(LAUNCHER, &place.runs, &one);
+    let granted = fixture.cluster.grant(LAUNCHER, &fixture.runs, &one);
     granted.await.unwrap();
     let failed = failing(&["--lease-name", "another"]);
     let denied =
@@ -374,7 +374,7 @@ async fn a_check_finds_everything_in_place_or_says_how_to_mend_it() {
     assert_eq!(subjects(&failed), denied);
 
     // What the Role does not let it read is no fault, and can be looked at otherwise.
-    let told = place.told(&["check", "--env-config-maps", "settings"]);
+    let told = fixture.told(&["check", "--env-config-maps", "settings"]);
     assert!(told.contains("2 could not be checked"), "{told}");
     // No registry was asked.
     assert!(told.contains(&format!("?  image {IMAGE}")), "{told}");
@@ -382,19 +382,19 @@ async fn a_check_finds_everything_in_place_or_says_how_to_mend_it() {
         told.contains("not checked: whether the registry has it"),
         "{told}"
     );
-    let look = format!("kubectl get -n {} configmap settings", place.runs);
+    let look = format!("kubectl get -n {} configmap settings", fixture.runs);
     assert!(told.contains(&look), "{told}");
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn colours_are_for_terminals_and_only_when_wanted() {
-    let place = or_skip!(Place::without_pods().await);
+    let fixture = or_skip!(Fixture::without_pods().await);
     let plan = job::step(StepType::Plan, &Repository::fixture());
-    place.told(&["launch", "-f", &place.document(&plan)]);
+    fixture.told(&["launch", "-f", &fixture.document(&plan)]);
     for command in [&["list"][..], &["check"], &["explain", &plan.job_id]] {
-        let piped = place.told(command);
+        let piped = fixture.told(command);
         assert!(!piped.contains('\u{1b}'), "{piped:?}");
-        let forced = place.told(&[command, &["--color", "always"]].concat());
+        let forced = fixture.told(&[command, &["--color", "always"]].concat());
         assert!(forced.contains('\u{1b}'), "{forced:?}");
     }
 }

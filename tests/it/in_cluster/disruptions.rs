@@ -12,13 +12,13 @@ use kube::api::{EvictParams, PostParams};
 use serde_json::{Value, json};
 use test_cluster::ADMIN;
 
-use super::{Place, name};
+use super::{Fixture, name};
 
-impl Place {
+impl Fixture {
     /// An image whose first executor gets no further than fetching the source: `begun` appears, and the fetch
     /// never ends. Later ones do their work.
     fn image_that_hangs_once(&self) -> std::path::PathBuf {
-        let (bin, begun) = (self.site.scratch("bin"), self.site.scratch("begun"));
+        let (bin, begun) = (self.machine.scratch("bin"), self.machine.scratch("begun"));
         fs::create_dir(&bin).unwrap();
         let script = format!(
             "#!/bin/sh\nif ! test -e '{0}'; then : > '{0}'; exec sleep 1000; fi\nPATH=\"${{PATH#*:}}\" exec git \"$@\"\n",
@@ -43,46 +43,48 @@ impl Place {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_run_preempted_before_its_claim_is_run_by_another_pod() {
-    let (place, repository) = (or_skip!(Place::new().await), Repository::fixture());
-    let begun = place.image_that_hangs_once();
+    let (fixture, repository) = (or_skip!(Fixture::new().await), Repository::fixture());
+    let begun = fixture.image_that_hangs_once();
     let apply = job::step(StepType::Apply, &repository);
-    place.site.queue(&[&apply]);
-    let launcher = place.serve_reporting();
+    fixture.machine.queue(&[&apply]);
+    let launcher = fixture.serve_reporting();
     launcher.accept(&apply).await;
-    let pod = place.first_pod(&name(&apply), || begun.exists()).await;
-    place.cluster.preempt(&pod).await.unwrap();
-    place.until_over(&apply, "Complete").await;
+    let pod = fixture.first_pod(&name(&apply), || begun.exists()).await;
+    fixture.cluster.preempt(&pod).await.unwrap();
+    fixture.until_over(&apply, "Complete").await;
     assert_eq!(
-        place.site.statuses(&apply),
+        fixture.machine.statuses(&apply),
         ("completed".into(), "completed".into())
     );
-    let explanation = place.library().explain(&name(&apply)).await.unwrap();
+    let explanation = fixture.library().explain(&name(&apply)).await.unwrap();
     assert_eq!(explanation.verdict.unwrap().kind, VerdictKind::Completed);
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn what_a_run_waited_for_stays_in_its_log() {
-    let (place, repository) = (or_skip!(Place::new().await), Repository::fixture());
+    let (fixture, repository) = (or_skip!(Fixture::new().await), Repository::fixture());
     let image = "registry.example.test/late:1";
-    let data = place.site.data_dir();
+    let data = fixture.machine.data_dir();
     let settings = [
         ("ExecutorEphemeralImage", image),
         (env::DATA_DIR, data.to_str().unwrap()),
     ];
-    let launcher = place.serve_with(&settings);
+    let launcher = fixture.serve_with(&settings);
     let plan = job::plan(&repository);
-    place.site.queue(&[&plan]);
+    fixture.machine.queue(&[&plan]);
     launcher.accept(&plan).await;
     let said = |text: &str| text.contains("late:1");
-    place
+    fixture
         .until("the reason is in the log", |_| {
-            let output = place.site.output_if_any(&plan)?;
+            let output = fixture.machine.output_if_any(&plan)?;
             said(&output).then_some(())
         })
         .await;
-    place.cluster.image(image, &place.program_that_first(""));
-    place.until_over(&plan, "Complete").await;
-    let stored = place.site.step_output(&plan);
+    fixture
+        .cluster
+        .image(image, &fixture.program_that_first(""));
+    fixture.until_over(&plan, "Complete").await;
+    let stored = fixture.machine.step_output(&plan);
     let (head, rest) = stored.split_once('\n').unwrap();
     assert!(said(head), "{stored}");
     assert!(
@@ -93,60 +95,60 @@ async fn what_a_run_waited_for_stays_in_its_log() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_run_evicted_without_grace_before_its_claim_is_run_by_another_pod() {
-    let (place, repository) = (or_skip!(Place::new().await), Repository::fixture());
-    let begun = place.image_that_hangs_once();
+    let (fixture, repository) = (or_skip!(Fixture::new().await), Repository::fixture());
+    let begun = fixture.image_that_hangs_once();
     let plan = job::plan(&repository);
-    place.site.queue(&[&plan]);
-    let launcher = place.serve_reporting();
+    fixture.machine.queue(&[&plan]);
+    let launcher = fixture.serve_reporting();
     launcher.accept(&plan).await;
-    let pod = place.first_pod(&name(&plan), || begun.exists()).await;
-    place.cluster.lose_node(&pod).await.unwrap();
-    place.cluster.remove_node_of(&pod).await.unwrap();
-    place.until_over(&plan, "Complete").await;
-    let statuses = place.site.statuses(&plan);
+    let pod = fixture.first_pod(&name(&plan), || begun.exists()).await;
+    fixture.cluster.lose_node(&pod).await.unwrap();
+    fixture.cluster.remove_node_of(&pod).await.unwrap();
+    fixture.until_over(&plan, "Complete").await;
+    let statuses = fixture.machine.statuses(&plan);
     assert_eq!(statuses.1, "completed");
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_run_preempted_at_work_says_so_when_its_pod_is_gone() {
-    let place = or_skip!(Place::new().await);
-    let (_repository, apply) = super::endings::endless(&place);
-    let launcher = place.serve_reporting();
+async fn the_verdict_of_a_preempted_run_names_the_preemption_after_its_pod_is_deleted() {
+    let fixture = or_skip!(Fixture::new().await);
+    let (_repository, apply) = super::endings::endless(&fixture);
+    let launcher = fixture.serve_reporting();
     launcher.accept(&apply).await;
-    let at_work = || super::endings::begun(&place) == 1;
-    let pod = place.first_pod(&name(&apply), at_work).await;
-    place.cluster.preempt(&pod).await.unwrap();
-    place.until_over(&apply, "Failed").await;
+    let at_work = || super::endings::begun(&fixture) == 1;
+    let pod = fixture.first_pod(&name(&apply), at_work).await;
+    fixture.cluster.preempt(&pod).await.unwrap();
+    fixture.until_over(&apply, "Failed").await;
     let run = name(&apply);
-    place
+    fixture
         .until("the pod is gone", |state| {
             state.pods_of(&run).is_empty().then_some(())
         })
         .await;
     // At once, whether or not the watcher has written it down.
-    let explanation = place.library().explain(&run).await.unwrap();
+    let explanation = fixture.library().explain(&run).await.unwrap();
     assert_ne!(explanation.verdict.unwrap().kind, VerdictKind::Lost);
-    place
+    fixture
         .until("the verdict is on the Job", |state| {
             let job = state.job(&run)?;
             let annotations = job.metadata.annotations.as_ref()?;
             annotations.contains_key("mayfly.dev/verdict").then_some(())
         })
         .await;
-    let explanation = place.library().explain(&run).await.unwrap();
+    let explanation = fixture.library().explain(&run).await.unwrap();
     assert_eq!(explanation.verdict.unwrap().kind, VerdictKind::Preempted);
     assert_eq!(
-        place.site.statuses(&apply),
+        fixture.machine.statuses(&apply),
         ("failed".into(), "failed".into())
     );
-    assert_eq!(super::endings::begun(&place), 1);
+    assert_eq!(super::endings::begun(&fixture), 1);
 }
 
 /// As `kubectl drain` does it: through the eviction API, with the pod's own grace.
 #[tokio::test(flavor = "multi_thread")]
-async fn an_apply_on_a_node_that_is_drained_saves_its_state_and_says_how_far_it_came() {
-    let place = or_skip!(Place::new().await);
-    let begun = place.site.scratch("begun");
+async fn an_apply_on_a_drained_node_saves_its_state_and_reports_its_changes() {
+    let fixture = or_skip!(Fixture::new().await);
+    let begun = fixture.machine.scratch("begun");
     let repository = Repository::module(&format!(
         "resource \"terraform_data\" \"first\" {{}}\nresource \"terraform_data\" \"second\" {{\n  depends_on = \
          [terraform_data.first]\n  provisioner \"local-exec\" {{\n    command = \"touch {}; exec sleep 1000\"\n  \
@@ -154,20 +156,20 @@ async fn an_apply_on_a_node_that_is_drained_saves_its_state_and_says_how_far_it_
         begun.display()
     ));
     let apply = job::step(StepType::Apply, &repository);
-    place.site.queue(&[&apply]);
-    let launcher = place.serve_reporting();
+    fixture.machine.queue(&[&apply]);
+    let launcher = fixture.serve_reporting();
     launcher.accept(&apply).await;
-    let pod = place.first_pod(&name(&apply), || begun.exists()).await;
-    let pods = Api::<Pod>::namespaced(place.cluster.client(ADMIN).unwrap(), &place.runs);
+    let pod = fixture.first_pod(&name(&apply), || begun.exists()).await;
+    let pods = Api::<Pod>::namespaced(fixture.cluster.client(ADMIN).unwrap(), &fixture.runs);
     let pod = pod.metadata.name.unwrap();
     pods.evict(&pod, &EvictParams::default()).await.unwrap();
-    place.until_over(&apply, "Failed").await;
+    fixture.until_over(&apply, "Failed").await;
 
-    let resources = place.site.resources(&apply);
+    let resources = fixture.machine.resources(&apply);
     assert!(resources.contains(&"terraform_data.first".to_owned()));
     assert!(!resources.contains(&"terraform_data.third".to_owned()));
-    assert_eq!(place.site.record(&apply).history.len(), 1);
-    let output = place.site.step_output(&apply);
+    assert_eq!(fixture.machine.record(&apply).history.len(), 1);
+    let output = fixture.machine.step_output(&apply);
     assert_eq!(output.matches("Interrupt received").count(), 1, "{output}");
     for words in [
         "stopped by signal 15 before it was done: 1 of 3 changes was made",
@@ -180,9 +182,9 @@ async fn an_apply_on_a_node_that_is_drained_saves_its_state_and_says_how_far_it_
 /// The second pod would find its own data folder empty, and apply again what the first has applied.
 #[tokio::test(flavor = "multi_thread")]
 async fn an_apply_whose_claim_ends_with_its_pod_is_never_begun_again() {
-    let place = or_skip!(Place::new().await);
-    place.image_that_shares_nothing();
-    let ledger = place.site.scratch("ledger");
+    let fixture = or_skip!(Fixture::new().await);
+    fixture.image_that_shares_nothing();
+    let ledger = fixture.machine.scratch("ledger");
     // The executor is stopped, so that it neither saves nor reports anything.
     let repository = Repository::module(&format!(
         "resource \"terraform_data\" \"a\" {{\n  provisioner \"local-exec\" {{\n    command = \"kill -STOP $(cut -d' ' \
@@ -190,12 +192,12 @@ async fn an_apply_whose_claim_ends_with_its_pod_is_never_begun_again() {
         ledger.display()
     ));
     let apply = job::step(StepType::Apply, &repository);
-    let launcher = place.serve_with(&[(env::RECORDS, "pod")]);
+    let launcher = fixture.serve_with(&[(env::RECORDS, "pod")]);
     launcher.accept(&apply).await;
     let run = name(&apply);
-    let at_work = || super::endings::begun(&place) == 1;
-    let pod = place.first_pod(&run, at_work).await;
-    let pods = Api::<Pod>::namespaced(place.cluster.client(ADMIN).unwrap(), &place.runs);
+    let at_work = || super::endings::begun(&fixture) == 1;
+    let pod = fixture.first_pod(&run, at_work).await;
+    let pods = Api::<Pod>::namespaced(fixture.cluster.client(ADMIN).unwrap(), &fixture.runs);
     let (pod, at_once) = (pod.metadata.name.unwrap(), PostParams::default());
     // The client's own eviction misspells the options of the deletion, and so loses them.
     let eviction = json!({
@@ -207,10 +209,10 @@ async fn an_apply_whose_claim_ends_with_its_pod_is_never_begun_again() {
         .await
         .unwrap();
     assert_eq!(evicted["status"], "Success");
-    place.until_over(&apply, "Failed").await;
-    assert_eq!(super::endings::begun(&place), 1);
-    place.until_recorded(&apply).await;
-    let verdict = place
+    fixture.until_over(&apply, "Failed").await;
+    assert_eq!(super::endings::begun(&fixture), 1);
+    fixture.until_recorded(&apply).await;
+    let verdict = fixture
         .library()
         .explain(&run)
         .await
@@ -222,14 +224,14 @@ async fn an_apply_whose_claim_ends_with_its_pod_is_never_begun_again() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_executor_without_a_place_for_records_says_which_setting_is_missing() {
-    let place = or_skip!(Place::new().await);
-    place.image_that_shares_nothing();
+async fn an_executor_without_records_names_the_missing_setting() {
+    let fixture = or_skip!(Fixture::new().await);
+    fixture.image_that_shares_nothing();
     let apply = job::step(StepType::Apply, &Repository::fixture());
-    let launcher = place.serve_with(&[(env::RECORDS, "")]);
+    let launcher = fixture.serve_with(&[(env::RECORDS, "")]);
     launcher.accept(&apply).await;
-    place.until_over(&apply, "Failed").await;
-    let explanation = place.library().explain(&name(&apply)).await.unwrap();
+    fixture.until_over(&apply, "Failed").await;
+    let explanation = fixture.library().explain(&name(&apply)).await.unwrap();
     let verdict = explanation.verdict.unwrap();
     assert_eq!(verdict.outcome, Exit::BadConfiguration, "{verdict:?}");
     assert!(format!("{verdict:?}").contains(env::API_URL), "{verdict:?}");

@@ -14,9 +14,9 @@ use kube::api::{DeleteParams, PostParams};
 use test_cluster::{ADMIN, Fault, State};
 use test_peers::terraform;
 
-use super::{LAUNCHER, Launcher, PATIENCE, Place, name};
+use super::{Fixture, LAUNCHER, Launcher, PATIENCE, name};
 
-impl Place {
+impl Fixture {
     /// What a launcher would say of runs.
     pub(super) fn library(&self) -> Cluster {
         Cluster::from_client(self.cluster.client(LAUNCHER).unwrap(), &self.runs)
@@ -71,7 +71,7 @@ impl Place {
     }
 
     pub(super) fn serve_reporting_with(&self, settings: &[(&str, &str)]) -> Launcher {
-        let data = self.site.data_dir();
+        let data = self.machine.data_dir();
         let reporting = [(env::DATA_DIR, data.to_str().unwrap())];
         self.serve_with(&[&reporting, settings].concat())
     }
@@ -79,8 +79,8 @@ impl Place {
     /// Returns when the platform knows that the step failed, and why.
     pub(super) async fn until_reported(&self, job: &JobData, words: &str) {
         let failed = |_: &State| {
-            let (_, step) = self.site.statuses(job);
-            let told = || self.site.step_output(job).contains(words);
+            let (_, step) = self.machine.statuses(job);
+            let told = || self.machine.step_output(job).contains(words);
             (step == "failed" && told()).then_some(())
         };
         self.until("the platform is told", failed).await;
@@ -102,7 +102,7 @@ impl Place {
         let library = self.library();
         let said = async {
             loop {
-                let target = self.site.scratch("seen");
+                let target = self.machine.scratch("seen");
                 library.save_log(&name(job), &target).await.unwrap();
                 let printed = numbers(&fs::read_to_string(&target).unwrap());
                 if printed.last() == Some(&number) {
@@ -124,169 +124,171 @@ impl Place {
 }
 
 /// An apply that notes in a file that it began, and then takes very long.
-pub(super) fn endless(place: &Place) -> (Repository, JobData) {
-    let ledger = place.site.scratch("ledger");
+pub(super) fn endless(fixture: &Fixture) -> (Repository, JobData) {
+    let ledger = fixture.machine.scratch("ledger");
     let module = format!(
         "resource \"terraform_data\" \"a\" {{\n  provisioner \"local-exec\" {{\n    command = \"echo begun >> {}; sleep 600\"\n  }}\n}}\n",
         ledger.display()
     );
     let repository = Repository::module(&module);
     let apply = job::step(StepType::Apply, &repository);
-    place.site.queue(&[&apply]);
+    fixture.machine.queue(&[&apply]);
     (repository, apply)
 }
 
-pub(super) fn begun(place: &Place) -> usize {
-    let ledger = fs::read_to_string(place.site.scratch("ledger")).unwrap_or_default();
+pub(super) fn begun(fixture: &Fixture) -> usize {
+    let ledger = fs::read_to_string(fixture.machine.scratch("ledger")).unwrap_or_default();
     ledger.lines().count()
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_a_run_waits_for_is_said_and_it_goes_on_once_that_is_there() {
-    let (place, repository) = (or_skip!(Place::new().await), Repository::fixture());
+async fn a_waiting_run_shows_what_it_waits_for_and_continues_once_that_exists() {
+    let (fixture, repository) = (or_skip!(Fixture::new().await), Repository::fixture());
     let settings = [
         ("ExecutorEphemeralImage", "registry.example.test/missing:1"),
         ("ExecutorEphemeralConfigMap", "settings"),
     ];
-    let launcher = place.serve_with(&settings);
+    let launcher = fixture.serve_with(&settings);
     let mut plan = job::plan(&repository);
     let selector = "EPHEMERAL_CONFIG_NODE_SELECTOR_TAGS".to_owned();
     plan.environment_variables
         .insert(selector, "disk=ssd".to_owned());
-    place.site.queue(&[&plan]);
+    fixture.machine.queue(&[&plan]);
     launcher.accept(&plan).await;
 
-    place.until_waiting(&plan, WaitReason::Node, "node").await;
-    place.cluster.nodes().set(test_cluster::Node {
+    fixture.until_waiting(&plan, WaitReason::Node, "node").await;
+    fixture.cluster.nodes().set(test_cluster::Node {
         name: "node-2".to_owned(),
         labels: [("disk".to_owned(), "ssd".to_owned())].into(),
     });
-    place
+    fixture
         .until_waiting(&plan, WaitReason::Image, "missing:1")
         .await;
-    place.cluster.image(
+    fixture.cluster.image(
         "registry.example.test/missing:1",
-        &place.program_that_first(""),
+        &fixture.program_that_first(""),
     );
-    place
+    fixture
         .until_waiting(&plan, WaitReason::Config, "settings")
         .await;
-    place.config_map("settings").await;
-    place.until_over(&plan, "Complete").await;
-    assert_eq!(place.verdict(&plan).await, VerdictKind::Completed);
+    fixture.config_map("settings").await;
+    fixture.until_over(&plan, "Complete").await;
+    assert_eq!(fixture.verdict(&plan).await, VerdictKind::Completed);
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn an_apply_killed_for_its_memory_ends_and_is_not_run_again() {
-    let place = or_skip!(Place::new().await);
-    let (_repository, apply) = endless(&place);
-    let launcher = place.serve_reporting();
+    let fixture = or_skip!(Fixture::new().await);
+    let (_repository, apply) = endless(&fixture);
+    let launcher = fixture.serve_reporting();
     launcher.accept(&apply).await;
-    let pod = place.pod_at_work(&apply, || begun(&place) == 1).await;
-    assert!(place.cluster.oom_kill(&pod));
-    place.until_over(&apply, "Failed").await;
-    assert_eq!(place.verdict(&apply).await, VerdictKind::OomKilled);
-    place.until_reported(&apply, "memory").await;
-    assert_eq!(begun(&place), 1);
+    let pod = fixture.pod_at_work(&apply, || begun(&fixture) == 1).await;
+    assert!(fixture.cluster.oom_kill(&pod));
+    fixture.until_over(&apply, "Failed").await;
+    assert_eq!(fixture.verdict(&apply).await, VerdictKind::OomKilled);
+    fixture.until_reported(&apply, "memory").await;
+    assert_eq!(begun(&fixture), 1);
 }
 
 /// `kubectl delete pod`.
 #[tokio::test(flavor = "multi_thread")]
-async fn an_apply_whose_pod_somebody_deletes_says_so() {
-    let place = or_skip!(Place::new().await);
-    let (_repository, apply) = endless(&place);
-    let launcher = place.serve_reporting();
+async fn the_verdict_of_an_apply_whose_pod_is_deleted_names_the_deletion() {
+    let fixture = or_skip!(Fixture::new().await);
+    let (_repository, apply) = endless(&fixture);
+    let launcher = fixture.serve_reporting();
     launcher.accept(&apply).await;
-    let pod = place.pod_at_work(&apply, || begun(&place) == 1).await;
-    let pods = Api::<Pod>::namespaced(place.cluster.client(ADMIN).unwrap(), &place.runs);
+    let pod = fixture.pod_at_work(&apply, || begun(&fixture) == 1).await;
+    let pods = Api::<Pod>::namespaced(fixture.cluster.client(ADMIN).unwrap(), &fixture.runs);
     let pod = pod.metadata.name.unwrap();
     pods.delete(&pod, &DeleteParams::default()).await.unwrap();
-    place.until_over(&apply, "Failed").await;
-    place.until_recorded(&apply).await;
-    assert_eq!(place.verdict(&apply).await, VerdictKind::Deleted);
-    assert_eq!(begun(&place), 1);
-    let explained = place.json(&["explain", &name(&apply)]);
+    fixture.until_over(&apply, "Failed").await;
+    fixture.until_recorded(&apply).await;
+    assert_eq!(fixture.verdict(&apply).await, VerdictKind::Deleted);
+    assert_eq!(begun(&fixture), 1);
+    let explained = fixture.json(&["explain", &name(&apply)]);
     assert_eq!(explained["pods"][0]["name"], pod.as_str());
     assert_eq!(explained["pods"][0]["started"], true);
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_apply_whose_node_was_restarted_says_so_and_is_not_run_again() {
-    let place = or_skip!(Place::new().await);
-    let (_repository, apply) = endless(&place);
-    let launcher = place.serve_reporting();
+async fn the_verdict_of_an_apply_on_a_restarted_node_names_the_restart() {
+    let fixture = or_skip!(Fixture::new().await);
+    let (_repository, apply) = endless(&fixture);
+    let launcher = fixture.serve_reporting();
     launcher.accept(&apply).await;
-    let pod = place.pod_at_work(&apply, || begun(&place) == 1).await;
-    assert!(place.cluster.reboot(&pod));
-    place.until_over(&apply, "Failed").await;
-    assert_eq!(place.verdict(&apply).await, VerdictKind::NodeLost);
-    place
+    let pod = fixture.pod_at_work(&apply, || begun(&fixture) == 1).await;
+    assert!(fixture.cluster.reboot(&pod));
+    fixture.until_over(&apply, "Failed").await;
+    assert_eq!(fixture.verdict(&apply).await, VerdictKind::NodeLost);
+    fixture
         .until_reported(&apply, "was restarted while the executor ran")
         .await;
-    place.until_reported(&apply, "plan again").await;
-    assert_eq!(begun(&place), 1);
+    fixture.until_reported(&apply, "plan again").await;
+    assert_eq!(begun(&fixture), 1);
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn an_apply_evicted_at_work_is_not_run_again() {
-    let place = or_skip!(Place::new().await);
-    let (_repository, apply) = endless(&place);
-    let launcher = place.serve_reporting();
+    let fixture = or_skip!(Fixture::new().await);
+    let (_repository, apply) = endless(&fixture);
+    let launcher = fixture.serve_reporting();
     launcher.accept(&apply).await;
-    let pod = place.pod_at_work(&apply, || begun(&place) == 1).await;
-    assert!(place.cluster.evict(&pod));
-    place.until_over(&apply, "Failed").await;
-    assert_eq!(place.verdict(&apply).await, VerdictKind::Evicted);
-    place.until_reported(&apply, "evicted").await;
-    assert_eq!(begun(&place), 1);
+    let pod = fixture.pod_at_work(&apply, || begun(&fixture) == 1).await;
+    assert!(fixture.cluster.evict(&pod));
+    fixture.until_over(&apply, "Failed").await;
+    assert_eq!(fixture.verdict(&apply).await, VerdictKind::Evicted);
+    fixture.until_reported(&apply, "evicted").await;
+    assert_eq!(begun(&fixture), 1);
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_pod_evicted_before_its_image_was_there_is_replaced() {
-    let (place, repository) = (or_skip!(Place::new().await), Repository::fixture());
+    let (fixture, repository) = (or_skip!(Fixture::new().await), Repository::fixture());
     let other = "registry.example.test/mayfly-executor-late:1";
-    let launcher = place.serve_with(&[("ExecutorEphemeralImage", other)]);
+    let launcher = fixture.serve_with(&[("ExecutorEphemeralImage", other)]);
     let plan = job::plan(&repository);
-    place.site.queue(&[&plan]);
+    fixture.machine.queue(&[&plan]);
     launcher.accept(&plan).await;
-    place
+    fixture
         .until_waiting(&plan, WaitReason::Image, "late:1")
         .await;
-    let pod = place.state().await.pods[0].clone();
-    assert!(place.cluster.evict(&pod));
-    place.cluster.image(other, &place.program_that_first(""));
-    place.until_over(&plan, "Complete").await;
-    assert_eq!(place.state().await.pods_of(&name(&plan)).len(), 2);
-    assert_eq!(place.verdict(&plan).await, VerdictKind::Completed);
+    let pod = fixture.state().await.pods[0].clone();
+    assert!(fixture.cluster.evict(&pod));
+    fixture
+        .cluster
+        .image(other, &fixture.program_that_first(""));
+    fixture.until_over(&plan, "Complete").await;
+    assert_eq!(fixture.state().await.pods_of(&name(&plan)).len(), 2);
+    assert_eq!(fixture.verdict(&plan).await, VerdictKind::Completed);
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn an_executor_that_started_nothing_is_tried_again() {
-    let (place, repository) = (or_skip!(Place::new().await), Repository::fixture());
-    let tried = place.site.scratch("tried");
+    let (fixture, repository) = (or_skip!(Fixture::new().await), Repository::fixture());
+    let tried = fixture.machine.scratch("tried");
     let tried = tried.display();
-    place.image_that_first(&format!(
+    fixture.image_that_first(&format!(
         "if ! test -e '{tried}'; then : > '{tried}'; exit 75; fi"
     ));
     let plan = job::plan(&repository);
-    place.site.queue(&[&plan]);
-    let launcher = place.serve();
+    fixture.machine.queue(&[&plan]);
+    let launcher = fixture.serve();
     launcher.accept(&plan).await;
-    place.until_over(&plan, "Complete").await;
-    assert_eq!(place.state().await.pods_of(&name(&plan)).len(), 2);
-    assert_eq!(place.verdict(&plan).await, VerdictKind::Completed);
+    fixture.until_over(&plan, "Complete").await;
+    assert_eq!(fixture.state().await.pods_of(&name(&plan)).len(), 2);
+    assert_eq!(fixture.verdict(&plan).await, VerdictKind::Completed);
 }
 
 /// An apply that prints as many lines, and then takes very long.
-fn talkative(place: &Place, lines: usize) -> (Repository, JobData) {
-    let ledger = place.site.scratch("ledger");
+fn talkative(fixture: &Fixture, lines: usize) -> (Repository, JobData) {
+    let ledger = fixture.machine.scratch("ledger");
     let module = format!(
         "resource \"terraform_data\" \"a\" {{\n  provisioner \"local-exec\" {{\n    command = \"seq -f 'numbered-%g.' 1 {lines}; echo begun >> {}; sleep 600\"\n  }}\n}}\n",
         ledger.display()
     );
     let repository = Repository::module(&module);
     let apply = job::step(StepType::Apply, &repository);
-    place.site.queue(&[&apply]);
+    fixture.machine.queue(&[&apply]);
     (repository, apply)
 }
 
@@ -305,15 +307,15 @@ fn numbers(output: &str) -> Vec<usize> {
 /// There is no Redis and nothing was stored: the container has it all.
 #[tokio::test(flavor = "multi_thread")]
 async fn what_a_killed_executor_had_printed_is_in_the_output_of_its_step_once_and_in_order() {
-    let place = or_skip!(Place::new().await);
-    let (_repository, apply) = talkative(&place, 3000);
-    let launcher = place.serve_reporting();
+    let fixture = or_skip!(Fixture::new().await);
+    let (_repository, apply) = talkative(&fixture, 3000);
+    let launcher = fixture.serve_reporting();
     launcher.accept(&apply).await;
-    let pod = place.pod_at_work(&apply, || begun(&place) == 1).await;
-    place.until_printed(&apply, 3000).await;
-    assert!(place.cluster.oom_kill(&pod));
-    place.until_reported(&apply, "memory").await;
-    let output = place.site.step_output(&apply);
+    let pod = fixture.pod_at_work(&apply, || begun(&fixture) == 1).await;
+    fixture.until_printed(&apply, 3000).await;
+    assert!(fixture.cluster.oom_kill(&pod));
+    fixture.until_reported(&apply, "memory").await;
+    let output = fixture.machine.step_output(&apply);
     let expected: Vec<usize> = (1..=3000).collect();
     assert_eq!(numbers(&output), expected);
     assert!(!output.contains("\"target\":"), "messages of the executor");
@@ -324,48 +326,48 @@ async fn what_a_killed_executor_had_printed_is_in_the_output_of_its_step_once_an
 /// More refusals than one look at the log takes.
 #[tokio::test(flavor = "multi_thread")]
 async fn the_log_of_a_killed_executor_is_asked_for_again_while_the_cluster_cannot_answer() {
-    let place = or_skip!(Place::new().await);
-    let (_repository, apply) = talkative(&place, 300);
-    let launcher = place.serve_reporting();
+    let fixture = or_skip!(Fixture::new().await);
+    let (_repository, apply) = talkative(&fixture, 300);
+    let launcher = fixture.serve_reporting();
     launcher.accept(&apply).await;
-    let pod = place.pod_at_work(&apply, || begun(&place) == 1).await;
-    place.until_printed(&apply, 300).await;
-    place
+    let pod = fixture.pod_at_work(&apply, || begun(&fixture) == 1).await;
+    fixture.until_printed(&apply, 300).await;
+    fixture
         .cluster
         .faults()
         .next_of(LAUNCHER, 12, "get", "pods/log", Fault::Unavailable);
-    assert!(place.cluster.oom_kill(&pod));
-    place.until_reported(&apply, "memory").await;
+    assert!(fixture.cluster.oom_kill(&pod));
+    fixture.until_reported(&apply, "memory").await;
     let expected: Vec<usize> = (1..=300).collect();
-    assert_eq!(numbers(&place.site.step_output(&apply)), expected);
-    assert_eq!(place.site.statuses(&apply).1, "failed");
+    assert_eq!(numbers(&fixture.machine.step_output(&apply)), expected);
+    assert_eq!(fixture.machine.statuses(&apply).1, "failed");
 }
 
 /// A file stands where the outputs are stored.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_log_that_no_store_took_is_stored_by_the_launcher_once_one_does() {
-    let place = or_skip!(Place::new().await);
+    let fixture = or_skip!(Fixture::new().await);
     let module = "resource \"terraform_data\" \"a\" {\n  provisioner \"local-exec\" {\n    command = \"seq -f 'numbered-%g.' 1 50\"\n  }\n}\n";
     let repository = Repository::module(module);
     let apply = job::step(StepType::Apply, &repository);
-    place.site.queue(&[&apply]);
-    let outputs = place.site.data_dir().join("local/output");
+    fixture.machine.queue(&[&apply]);
+    let outputs = fixture.machine.data_dir().join("local/output");
     let _ = fs::remove_dir_all(&outputs);
     fs::create_dir_all(outputs.parent().unwrap()).unwrap();
     fs::write(&outputs, "in the way").unwrap();
-    let launcher = place.serve_reporting();
+    let launcher = fixture.serve_reporting();
     launcher.accept(&apply).await;
-    place.until_over(&apply, "Failed").await;
+    fixture.until_over(&apply, "Failed").await;
     fs::remove_file(&outputs).unwrap();
-    place
+    fixture
         .until("the log is stored", |_| {
-            let output = place.site.output_if_any(&apply)?;
+            let output = fixture.machine.output_if_any(&apply)?;
             (numbers(&output).len() == 50).then_some(())
         })
         .await;
     // The executor had reported the end of the step, and the launcher does not contradict it.
     assert_eq!(
-        place.site.statuses(&apply),
+        fixture.machine.statuses(&apply),
         ("completed".into(), "completed".into())
     );
 }

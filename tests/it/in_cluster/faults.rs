@@ -3,7 +3,7 @@
 use integration_tests::{Repository, job};
 use test_cluster::Fault;
 
-use super::{LAUNCHER, Launcher, Place, deliver_all, many};
+use super::{Fixture, LAUNCHER, Launcher, deliver_all, many};
 
 /// More than a launcher tries within one delivery.
 const LONG: usize = 20;
@@ -12,57 +12,57 @@ const STEPS: [(&str, &str); 3] = [("create", "jobs"), ("create", "secrets"), ("p
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_lost_answer_at_any_step_is_made_up_for_within_the_delivery() {
-    let place = or_skip!(Place::without_pods().await);
-    let launcher = place.serve();
+    let fixture = or_skip!(Fixture::without_pods().await);
+    let launcher = fixture.serve();
     let jobs = many(&job::plan(&Repository::fixture()), 2 * STEPS.len());
     let mut next = jobs.iter();
     for (verb, resource) in STEPS {
         for fault in [Fault::DropAfter, Fault::DropBefore] {
-            place
+            fixture
                 .cluster
                 .faults()
                 .next_of(LAUNCHER, 1, verb, resource, fault);
             launcher.accept(next.next().unwrap()).await;
         }
     }
-    place.assert_exactly_one_each(&jobs).await;
+    fixture.assert_exactly_one_each(&jobs).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_dispatch_given_up_at_any_step_is_completed_by_the_next_delivery() {
-    let place = or_skip!(Place::without_pods().await);
-    let launcher = place.serve();
+    let fixture = or_skip!(Fixture::without_pods().await);
+    let launcher = fixture.serve();
     // The third step comes after the answer.
     let steps = &STEPS[..2];
     let jobs = many(&job::plan(&Repository::fixture()), steps.len());
     for (job, (verb, resource)) in jobs.iter().zip(steps) {
-        let faults = place.cluster.faults();
+        let faults = fixture.cluster.faults();
         faults.next_of(LAUNCHER, LONG, verb, resource, Fault::InternalError);
-        let refused = launcher.door().post(job).await.unwrap();
+        let refused = launcher.endpoint().post(job).await.unwrap();
         assert_eq!(refused, 503, "{verb} {resource}");
         faults.clear();
         launcher.accept(job).await;
     }
-    place.assert_exactly_one_each(&jobs).await;
-    assert_eq!(place.jobs_created(), jobs.len());
+    fixture.assert_exactly_one_each(&jobs).await;
+    assert_eq!(fixture.jobs_created(), jobs.len());
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_run_whose_release_failed_is_released_by_whoever_watches() {
-    let place = or_skip!(Place::without_pods().await);
-    let launcher = place.serve();
+async fn a_run_whose_release_failed_is_released_by_the_watcher() {
+    let fixture = or_skip!(Fixture::without_pods().await);
+    let launcher = fixture.serve();
     let plan = job::plan(&Repository::fixture());
-    let faults = place.cluster.faults();
+    let faults = fixture.cluster.faults();
     // As often as the delivery tries, and the watcher once more.
     faults.next_of(LAUNCHER, 5, "patch", "jobs", Fault::InternalError);
     launcher.accept(&plan).await;
-    place.assert_exactly_one_each(&[plan]).await;
+    fixture.assert_exactly_one_each(&[plan]).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_api_server_in_trouble_loses_and_doubles_nothing() {
-    let place = or_skip!(Place::without_pods().await);
-    let replicas = [place.serve(), place.serve()];
+async fn a_failing_api_server_loses_and_doubles_no_run() {
+    let fixture = or_skip!(Fixture::without_pods().await);
+    let replicas = [fixture.serve(), fixture.serve()];
     let jobs = many(&job::plan(&Repository::fixture()), 12);
     for fault in [
         Fault::TooManyRequests(1),
@@ -70,13 +70,13 @@ async fn an_api_server_in_trouble_loses_and_doubles_nothing() {
         Fault::Unavailable,
         Fault::DropAfter,
     ] {
-        place
+        fixture
             .cluster
             .faults()
             .next_of(LAUNCHER, LONG, "*", "*", fault);
     }
     // Each round uses up faults, so there is a last one.
-    let doors = replicas.each_ref().map(Launcher::door);
+    let doors = replicas.each_ref().map(Launcher::endpoint);
     deliver_all(&doors, &jobs).await;
-    place.assert_exactly_one_each(&jobs).await;
+    fixture.assert_exactly_one_each(&jobs).await;
 }

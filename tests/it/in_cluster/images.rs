@@ -9,11 +9,11 @@ use std::process::Command;
 use base64::Engine as _;
 use images::Program;
 use images::base::Base;
-use images::bill::{Bill, DOC_DIR, LICENCES, SBOM};
 use images::builder::{Build, Builder, Image};
+use images::sbom::{DOC_DIR, LICENCES_FILE, SBOM_FILE, Sbom};
 use integration_tests::container::{Container, RunningContainer};
+use integration_tests::machine::{files_below, give_away};
 use integration_tests::process::Stream;
-use integration_tests::site::{files_below, give_away};
 use integration_tests::{Finished, Repository, Running, job};
 use job_contract::{JobData, env};
 use k8s_openapi::api::core::v1::{EnvVar, PodSpec};
@@ -22,7 +22,7 @@ use serde_json::Value;
 use tempfile::TempDir;
 use test_cluster::{Cluster, State};
 
-use super::{Door, LAUNCHER, Place, ROLES, SECRET, job_data, name, rules};
+use super::{Endpoint, Fixture, LAUNCHER, ROLES, SECRET, job_data, name, rules};
 
 /// Name of the imported base.
 const BASE: &str = "localhost/base";
@@ -169,19 +169,19 @@ fn tell_size(program: Program, image: &Image, root: &Path) {
 }
 
 /// A launcher's container that serves, and where it takes dispatches.
-fn serve(place: &Place, (root, image): &(PathBuf, Image)) -> (RunningContainer, Door) {
-    let kubeconfig = place
+fn serve(fixture: &Fixture, (root, image): &(PathBuf, Image)) -> (RunningContainer, Endpoint) {
+    let kubeconfig = fixture
         .cluster
-        .kubeconfig_file(LAUNCHER, &place.runs)
+        .kubeconfig_file(LAUNCHER, &fixture.runs)
         .unwrap();
-    let readable = place.site.scratch("kubeconfig");
+    let readable = fixture.machine.scratch("kubeconfig");
     fs::copy(kubeconfig, &readable).unwrap();
     fs::set_permissions(&readable, fs::Permissions::from_mode(0o644)).unwrap();
     let secret = base64::engine::general_purpose::STANDARD.encode(SECRET);
     let container = Container::of(root, &image.config)
         .bind(&readable, "/etc/kubeconfig", &["ro"])
         .env("KUBECONFIG", "/etc/kubeconfig")
-        .env("ExecutorEphemeralNamespace", &place.runs)
+        .env("ExecutorEphemeralNamespace", &fixture.runs)
         .env("ExecutorEphemeralSecret", "")
         .env(env::INTERNAL_SECRET, &secret)
         .env(env::LISTEN, "127.0.0.1:0")
@@ -190,12 +190,17 @@ fn serve(place: &Place, (root, image): &(PathBuf, Image)) -> (RunningContainer, 
     let line = container
         .running()
         .line_with(Stream::Stderr, "\"listening\"");
-    let door = Door::announced(&line);
-    (container, door)
+    let endpoint = Endpoint::announced(&line);
+    (container, endpoint)
 }
 
 /// The executor's container as its Job says: environment, volumes and user.
-fn run_pod(place: &Place, (root, image): &(PathBuf, Image), pod: &Pod, source: &Path) -> Finished {
+fn run_pod(
+    fixture: &Fixture,
+    (root, image): &(PathBuf, Image),
+    pod: &Pod,
+    source: &Path,
+) -> Finished {
     let security = pod.spec.security_context.as_ref().unwrap();
     let user = [security.run_as_user, security.run_as_group].map(Option::unwrap);
     assert_eq!(
@@ -216,7 +221,7 @@ fn run_pod(place: &Place, (root, image): &(PathBuf, Image), pod: &Pod, source: &
         .bind(source, SOURCE, &["ro"])
         .bind(&tool, "/usr/local/bin/terraform", &["ro"])
         // The platform of this journey: records and plans in a folder.
-        .bind(&place.site.data_dir(), "/srv/data", &["rw"])
+        .bind(&fixture.machine.data_dir(), "/srv/data", &["rw"])
         .env(env::DATA_DIR, "/srv/data")
         .env(env::TOOL_SELECTION, "installed")
         .run()
@@ -245,10 +250,10 @@ struct Pod {
     job_data: String,
 }
 
-async fn pod_of(place: &Place, step: &JobData) -> Pod {
+async fn pod_of(fixture: &Fixture, step: &JobData) -> Pod {
     let name = name(step);
     let job = |state: &State| state.job(&name).cloned();
-    let job = place.until("the Job is made", job).await;
+    let job = fixture.until("the Job is made", job).await;
     let named = job_data(&job).unwrap();
     // The Secret comes after its Job, which owns it.
     let secret = |state: &State| {
@@ -256,7 +261,7 @@ async fn pod_of(place: &Place, step: &JobData) -> Pod {
         let secret = secrets.find(|secret| secret.metadata.name.as_deref() == Some(named));
         secret.cloned()
     };
-    let secret = place.until("the Secret is made", secret).await;
+    let secret = fixture.until("the Secret is made", secret).await;
     let spec = job.spec.unwrap().template.spec.unwrap();
     let data = secret.data.as_ref().unwrap()["job-data"].0.clone();
     let job_data = String::from_utf8(data).unwrap();
@@ -265,13 +270,13 @@ async fn pod_of(place: &Place, step: &JobData) -> Pod {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_step_dispatched_to_the_launchers_image_runs_in_the_executors_image() {
-    let place = or_skip!(Place::of(Cluster::builder().without_kubelet(), &rules(ROLES)).await);
+    let fixture = or_skip!(Fixture::of(Cluster::builder().without_kubelet(), &rules(ROLES)).await);
     let mut workshop = Workshop::open();
     let launcher = workshop.started(Program::Launcher);
     let executor = workshop.started(Program::Executor);
-    let (serving, door) = serve(&place, &launcher);
-    assert_eq!(door.get("/actuator/health/liveness").await, 200);
-    assert_eq!(door.get("/actuator/health/readiness").await, 200);
+    let (serving, endpoint) = serve(&fixture, &launcher);
+    assert_eq!(endpoint.get("/actuator/health/liveness").await, 200);
+    assert_eq!(endpoint.get("/actuator/health/readiness").await, 200);
 
     let good = Repository::fixture();
     let bad = Repository::module("output \"broken\" {\n  value = var.nowhere\n}\n");
@@ -282,17 +287,17 @@ async fn a_step_dispatched_to_the_launchers_image_runs_in_the_executors_image() 
             source: Some(format!("file://{SOURCE}")),
             ..job::in_job(&job::plan(repository), number)
         };
-        place.site.queue(&[&step]);
-        assert_eq!(door.post(&step).await.unwrap(), 202);
-        let pod = pod_of(&place, &step).await;
+        fixture.machine.queue(&[&step]);
+        assert_eq!(endpoint.post(&step).await.unwrap(), 202);
+        let pod = pod_of(&fixture, &step).await;
         repository.give_to(USER);
-        give_away(&place.site.data_dir(), USER);
+        give_away(&fixture.machine.data_dir(), USER);
 
-        let finished = run_pod(&place, &executor, &pod, repository.path());
+        let finished = run_pod(&fixture, &executor, &pod, repository.path());
 
         assert_eq!(finished.code(), code, "{finished}");
         assert!(finished.stdout.contains(shown), "{finished}");
-        assert_eq!(place.site.plan_file(&step).exists(), code == 0);
+        assert_eq!(fixture.machine.plan_file(&step).exists(), code == 0);
     }
 
     serving.running().signal(Signal::SIGTERM);
@@ -400,9 +405,9 @@ fn assert_says_its_licences(executor: &(PathBuf, Image)) {
     );
     assert_eq!((said.code(), said.stdout.as_str()), (0, ""), "{said}");
     let documents = executor.0.join(DOC_DIR);
-    let licences = fs::read_to_string(documents.join(LICENCES)).unwrap();
+    let licences = fs::read_to_string(documents.join(LICENCES_FILE)).unwrap();
     assert!(licences.contains("\nrustls "), "{licences}");
-    assert!(documents.join(SBOM).exists());
+    assert!(documents.join(SBOM_FILE).exists());
 }
 
 #[test]
@@ -436,8 +441,8 @@ fn extras_are_known_by_name_and_others_refused() {
 fn the_software_lists_follow_their_schema() {
     let folder = tempfile::tempdir().unwrap();
     for program in Program::ALL {
-        Bill::of(program).unwrap().write(folder.path()).unwrap();
-        let sbom = folder.path().join(DOC_DIR).join(SBOM);
+        Sbom::of(program).unwrap().write(folder.path()).unwrap();
+        let sbom = folder.path().join(DOC_DIR).join(SBOM_FILE);
         let check = "import sys\n\
             from cyclonedx.schema import SchemaVersion\n\
             from cyclonedx.validation.json import JsonStrictValidator\n\

@@ -7,36 +7,36 @@ use integration_tests::{Repository, job};
 use job_contract::{JobData, env};
 use test_cluster::{Fault, State};
 
-use super::{LAUNCHER, Place, deliver_all, job_data, many, name, post_all, suspended};
+use super::{Fixture, LAUNCHER, deliver_all, job_data, many, name, post_all, suspended};
 
 /// Jobs of a busy platform that comes back.
 const BURST: usize = 300;
 
 #[tokio::test(flavor = "multi_thread")]
 async fn concurrent_duplicates_at_two_replicas_make_one_job() {
-    let place = or_skip!(Place::without_pods().await);
+    let fixture = or_skip!(Fixture::without_pods().await);
     let plan = job::plan(&Repository::fixture());
-    let replicas = [place.serve(), place.serve()];
-    let posts = (0..20).map(|number| (replicas[number % 2].door(), plan.clone()));
+    let replicas = [fixture.serve(), fixture.serve()];
+    let posts = (0..20).map(|number| (replicas[number % 2].endpoint(), plan.clone()));
     let answers = post_all(posts.collect()).await;
     assert_eq!(answers, vec![Some(202); 20]);
-    place.assert_exactly_one_each(&[plan]).await;
-    assert_eq!(place.jobs_created(), 1);
+    fixture.assert_exactly_one_each(&[plan]).await;
+    assert_eq!(fixture.jobs_created(), 1);
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_replica_killed_in_a_burst_leaves_exactly_one_job_each() {
-    let place = or_skip!(Place::without_pods().await);
+    let fixture = or_skip!(Fixture::without_pods().await);
     let jobs = many(&job::plan(&Repository::fixture()), BURST);
-    let (doomed, other) = (place.serve(), place.serve());
+    let (doomed, other) = (fixture.serve(), fixture.serve());
     // Some deliveries hang between Job and Secret, so that the crash finds them there however fast the rest is.
-    place
+    fixture
         .cluster
         .faults()
         .next(20, "create", "secrets", Fault::Hang);
-    let posts = jobs.iter().map(|job| (doomed.door(), job.clone()));
+    let posts = jobs.iter().map(|job| (doomed.endpoint(), job.clone()));
     let burst = tokio::spawn(post_all(posts.collect()));
-    place
+    fixture
         .until("the burst is under way", |state| {
             (!state.secrets.is_empty()).then_some(())
         })
@@ -44,7 +44,7 @@ async fn a_replica_killed_in_a_burst_leaves_exactly_one_job_each() {
     doomed.crash();
     let answers = burst.await.unwrap();
     // What was accepted before the crash is in the cluster, whatever the platform does next.
-    let state = place.state().await;
+    let state = fixture.state().await;
     for (job, answer) in jobs.iter().zip(&answers) {
         let there = state.job(&name(job)).is_some();
         assert!(there || *answer != Some(202), "{} is lost", name(job));
@@ -54,38 +54,38 @@ async fn a_replica_killed_in_a_burst_leaves_exactly_one_job_each() {
         "the crash came after the burst: {answers:?}"
     );
 
-    let restarted = place.serve();
-    deliver_all(&[restarted.door(), other.door()], &jobs).await;
-    place.assert_exactly_one_each(&jobs).await;
-    assert_eq!(place.jobs_created(), BURST, "no Job was made twice");
+    let restarted = fixture.serve();
+    deliver_all(&[restarted.endpoint(), other.endpoint()], &jobs).await;
+    fixture.assert_exactly_one_each(&jobs).await;
+    assert_eq!(fixture.jobs_created(), BURST, "no Job was made twice");
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn what_a_killed_replica_had_accepted_is_released_without_another_delivery() {
-    let place = or_skip!(Place::without_pods().await);
+    let fixture = or_skip!(Fixture::without_pods().await);
     let jobs = many(&job::plan(&Repository::fixture()), 3);
-    let doomed = place.serve();
-    let faults = place.cluster.faults();
+    let doomed = fixture.serve();
+    let faults = fixture.cluster.faults();
     faults.next_of(LAUNCHER, 1000, "patch", "jobs", Fault::InternalError);
     for job in &jobs {
         doomed.accept(job).await;
     }
-    assert!(place.state().await.jobs.iter().all(suspended));
+    assert!(fixture.state().await.jobs.iter().all(suspended));
     doomed.crash();
     faults.clear();
-    let _other = place.serve();
-    place.assert_exactly_one_each(&jobs).await;
+    let _other = fixture.serve();
+    fixture.assert_exactly_one_each(&jobs).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_delivery_cut_between_job_and_secret_is_completed_by_the_next() {
-    let place = or_skip!(Place::without_pods().await);
-    let plan = place.cut_between_job_and_secret().await;
-    assert!(place.state().await.secrets.is_empty());
-    let other = place.serve();
+    let fixture = or_skip!(Fixture::without_pods().await);
+    let plan = fixture.cut_between_job_and_secret().await;
+    assert!(fixture.state().await.secrets.is_empty());
+    let other = fixture.serve();
     other.accept(&plan).await;
-    place.assert_exactly_one_each(&[plan]).await;
-    assert_eq!(place.jobs_created(), 1);
+    fixture.assert_exactly_one_each(&[plan]).await;
+    assert_eq!(fixture.jobs_created(), 1);
 }
 
 /// Documents of the platform, and one that no launcher would write so.
@@ -115,12 +115,12 @@ fn documents() -> Vec<String> {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn the_executor_receives_every_document_byte_for_byte() {
-    let place = or_skip!(Place::without_pods().await);
-    let launcher = place.serve();
-    let door = launcher.door();
+    let fixture = or_skip!(Fixture::without_pods().await);
+    let launcher = fixture.serve();
+    let endpoint = launcher.endpoint();
     for document in documents() {
         let job: JobData = serde_json::from_str(&document).unwrap();
-        let answer = door.post_text(document.clone()).await.unwrap();
+        let answer = endpoint.post_text(document.clone()).await.unwrap();
         assert_eq!(answer, 202, "{document}");
         let is_stored = |state: &State| {
             let secret = job_data(state.job(&name(&job))?)?;
@@ -128,7 +128,7 @@ async fn the_executor_receives_every_document_byte_for_byte() {
             let stored = secrets.find(|stored| stored.metadata.name.as_deref() == Some(secret))?;
             Some(stored.data.as_ref()?["job-data"].0.clone())
         };
-        let stored = place.until("the Secret is there", is_stored).await;
+        let stored = fixture.until("the Secret is there", is_stored).await;
         let received = base64::prelude::BASE64_STANDARD.decode(stored).unwrap();
         assert_eq!(String::from_utf8(received).unwrap(), document);
     }

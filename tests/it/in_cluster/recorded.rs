@@ -11,7 +11,7 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 use test_cluster::State;
 
-use super::{Door, Place, SECRET, job_data, name, unix_time};
+use super::{Endpoint, Fixture, SECRET, job_data, name, unix_time};
 
 /// The largest answer that the API reads: the default limit of its HTTP client.
 const MAX_ANSWER_BYTES: usize = 256 * 1024;
@@ -44,7 +44,7 @@ fn stock_job() -> Value {
 
 impl Dispatch {
     /// Sends it again, with the token of its time made now.
-    async fn send(&self, door: &Door) -> reqwest::Response {
+    async fn send(&self, endpoint: &Endpoint) -> reqwest::Response {
         let mut claims = self.claims.clone();
         let seconds = |name: &str| self.claims[name].as_u64().unwrap();
         let now = unix_time();
@@ -52,8 +52,8 @@ impl Dispatch {
         claims["exp"] = json!(now + seconds("exp") - seconds("iat"));
         let key = EncodingKey::from_secret(&SECRET);
         let token = jsonwebtoken::encode(&Header::new(Algorithm::HS256), &claims, &key).unwrap();
-        let url = format!("http://{}{}", door.address, self.path);
-        let mut request = door
+        let url = format!("http://{}{}", endpoint.address, self.path);
+        let mut request = endpoint
             .client
             .request(self.method.parse().unwrap(), url)
             .bearer_auth(token)
@@ -67,12 +67,12 @@ impl Dispatch {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn every_dispatch_of_a_stock_api_is_answered_as_it_needs_and_reaches_the_executor() {
-    let place = or_skip!(Place::without_pods().await);
-    let launcher = place.serve();
+    let fixture = or_skip!(Fixture::without_pods().await);
+    let launcher = fixture.serve();
     let dispatches = dispatches();
     assert_eq!(dispatches.len(), 33);
     for dispatch in &dispatches {
-        let answer = dispatch.send(&launcher.door()).await;
+        let answer = dispatch.send(&launcher.endpoint()).await;
         // Everything else fails the job.
         assert_eq!(answer.status(), 202, "{}", dispatch.body);
         assert_eq!(answer.headers()["content-type"], "application/json");
@@ -87,7 +87,7 @@ async fn every_dispatch_of_a_stock_api_is_answered_as_it_needs_and_reaches_the_e
             let stored = secrets.find(|stored| stored.metadata.name.as_deref() == Some(secret))?;
             Some(stored.data.as_ref()?["job-data"].0.clone())
         };
-        let received = place.until("the Secret is there", received).await;
+        let received = fixture.until("the Secret is there", received).await;
         let received = BASE64_STANDARD.decode(received).unwrap();
         assert_eq!(String::from_utf8(received).unwrap(), dispatch.body);
     }
@@ -101,8 +101,8 @@ async fn a_stock_executor_gets_the_pod_that_the_stock_api_gives_it() {
     let data = stock_container["env"][1]["value"].as_str().unwrap();
     let document = String::from_utf8(BASE64_STANDARD.decode(data).unwrap()).unwrap();
     let job: JobData = serde_json::from_str(&document).unwrap();
-    let place = or_skip!(Place::without_pods().await);
-    let launcher = place.serve_with(&[
+    let fixture = or_skip!(Fixture::without_pods().await);
+    let launcher = fixture.serve_with(&[
         (
             "ExecutorEphemeralImage",
             stock_container["image"].as_str().unwrap(),
@@ -110,10 +110,10 @@ async fn a_stock_executor_gets_the_pod_that_the_stock_api_gives_it() {
         ("ExecutorEphemeralSecret", "terrakube-executor-secrets"),
         ("MAYFLY_JOB_DATA_MODE", "env"),
     ]);
-    let answer = launcher.door().post_text(document).await.unwrap();
+    let answer = launcher.endpoint().post_text(document).await.unwrap();
     assert_eq!(answer, 202);
     let ours = |state: &State| state.job(&name(&job)).cloned();
-    let ours = place.until("the Job is there", ours).await;
+    let ours = fixture.until("the Job is there", ours).await;
     let ours = serde_json::to_value(ours).unwrap();
 
     let decided = [

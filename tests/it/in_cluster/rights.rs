@@ -12,11 +12,11 @@ use kube::api::{DeleteParams, PropagationPolicy};
 use nix::sys::signal::Signal;
 use test_cluster::{ADMIN, Cluster, State};
 
-use super::{PATIENCE, Place, name, rights, rules};
+use super::{Fixture, PATIENCE, name, rights, rules};
 
 const SEED: &str = include_str!("../../../rbac/seed.yaml");
 
-impl Place {
+impl Fixture {
     /// Deletes the Job of a run as `kubectl delete job --cascade=orphan` does.
     async fn orphan(&self, job: &JobData) {
         let jobs = Api::<Job>::namespaced(self.cluster.client(ADMIN).unwrap(), &self.runs);
@@ -33,34 +33,37 @@ impl Place {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn everything_the_launcher_does_uses_each_right_and_no_other() {
-    everything_it_does(or_skip!(Place::new().await)).await;
+    everything_it_does(or_skip!(Fixture::new().await)).await;
 }
 
 /// Fails when a right of the place is not used; that nothing else is, every place says at its end.
-pub(super) async fn everything_it_does(place: Place) {
+pub(super) async fn everything_it_does(fixture: Fixture) {
     let repository = Repository::fixture();
     let [plan, other, stuck] = ["11", "12", "13"].map(|id| {
         let job = job::plan(&repository);
         job::in_job(&job, id)
     });
-    place.site.queue(&[&plan]);
-    place.site.queue(&[&other]);
+    fixture.machine.queue(&[&plan]);
+    fixture.machine.queue(&[&other]);
 
-    place.told(&["check"]);
-    let launcher = place.serve();
-    assert_eq!(launcher.door().get("/actuator/health/readiness").await, 200);
+    fixture.told(&["check"]);
+    let launcher = fixture.serve();
+    assert_eq!(
+        launcher.endpoint().get("/actuator/health/readiness").await,
+        200
+    );
     launcher.accept(&plan).await;
     launcher.accept(&plan).await;
-    place.until_over(&plan, "Complete").await;
-    let log = place.told(&["launch", "--follow", "-f", &place.document(&other)]);
+    fixture.until_over(&plan, "Complete").await;
+    let log = fixture.told(&["launch", "--follow", "-f", &fixture.document(&other)]);
     assert!(log.contains("Plan:"), "{log}");
-    place.told(&["launch", "--wait", "-f", &place.document(&other)]);
-    let listed = place.told(&["list"]);
+    fixture.told(&["launch", "--wait", "-f", &fixture.document(&other)]);
+    let listed = fixture.told(&["list"]);
     assert!(listed.contains("11") && listed.contains("12"), "{listed}");
-    let log = place.told(&["logs", "11"]);
+    let log = fixture.told(&["logs", "11"]);
     assert!(log.contains("Plan:"), "{log}");
-    place.told(&["logs", "-f", "12"]);
-    place.told(&["explain", "11"]);
+    fixture.told(&["logs", "-f", "12"]);
+    fixture.told(&["explain", "11"]);
 
     // Job data that an earlier Job left does no harm, and the next run is cancelled before it starts.
     let mut stuck = stuck;
@@ -69,41 +72,41 @@ pub(super) async fn everything_it_does(place: Place) {
     variables.insert(nowhere.0.to_owned(), nowhere.1.to_owned());
     launcher.accept(&stuck).await;
     let job_data = async || {
-        let state = place.state().await;
+        let state = fixture.state().await;
         super::job_data(state.job(&name(&stuck)).unwrap()).map(str::to_owned)
     };
     let left = job_data().await;
-    place.orphan(&stuck).await;
+    fixture.orphan(&stuck).await;
     launcher.accept(&stuck).await;
     assert_ne!(job_data().await, left);
-    place.told(&["cancel", "13"]);
+    fixture.told(&["cancel", "13"]);
     let cancelled = |state: &State| state.job(&name(&stuck)).is_none().then_some(());
-    place.until("the run is cancelled", cancelled).await;
+    fixture.until("the run is cancelled", cancelled).await;
 
     // A launcher that stops releases the Lease.
     launcher.running.signal(Signal::SIGTERM);
     launcher.running.wait();
 
-    let asked = place.asked();
-    assert_eq!(asked.unused(&place.rules), Vec::<String>::new());
+    let asked = fixture.asked();
+    assert_eq!(asked.unused(&fixture.rules), Vec::<String>::new());
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_launcher_without_rights_puts_runs_off_and_then_fails_them() {
-    let place = or_skip!(Place::without_pods().await).where_it_is_refused();
-    place.cluster.revoke(super::LAUNCHER).await.unwrap();
+    let fixture = or_skip!(Fixture::without_pods().await).where_it_is_refused();
+    fixture.cluster.revoke(super::LAUNCHER).await.unwrap();
     let plan = job::plan(&Repository::fixture());
-    place.site.queue(&[&plan]);
-    let data_dir = place.site.data_dir();
-    let launcher = place.serve_with(&[(env::DATA_DIR, data_dir.to_str().unwrap())]);
-    let door = launcher.door();
-    assert_eq!(door.post(&plan).await.unwrap(), 503);
-    assert_eq!(door.get("/actuator/health/readiness").await, 503);
-    assert!(!place.site.record(&plan).status.is_over());
+    fixture.machine.queue(&[&plan]);
+    let data_dir = fixture.machine.data_dir();
+    let launcher = fixture.serve_with(&[(env::DATA_DIR, data_dir.to_str().unwrap())]);
+    let endpoint = launcher.endpoint();
+    assert_eq!(endpoint.post(&plan).await.unwrap(), 503);
+    assert_eq!(endpoint.get("/actuator/health/readiness").await, 503);
+    assert!(!fixture.machine.record(&plan).status.is_over());
 
     let until = Instant::now() + PATIENCE;
     let answer = loop {
-        match door.post(&plan).await.unwrap() {
+        match endpoint.post(&plan).await.unwrap() {
             503 => assert!(Instant::now() < until, "it is put off for ever"),
             answer => break answer,
         }
@@ -111,33 +114,36 @@ async fn a_launcher_without_rights_puts_runs_off_and_then_fails_them() {
     };
     // A platform on record is told so by the answer too.
     assert_eq!(answer, 400);
-    assert_eq!(place.site.record(&plan).status, JobStatus::Failed);
-    let output = place.site.step_output(&plan);
+    assert_eq!(fixture.machine.record(&plan).status, JobStatus::Failed);
+    let output = fixture.machine.step_output(&plan);
     assert!(output.contains("cannot create resource"), "{output}");
     // A launcher that is not ready gets no dispatch, and could fail none.
-    assert_eq!(door.get("/actuator/health/readiness").await, 200);
-    assert!(place.state().await.jobs.is_empty());
+    assert_eq!(endpoint.get("/actuator/health/readiness").await, 200);
+    assert!(fixture.state().await.jobs.is_empty());
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn with_job_data_in_the_environment_the_rights_of_the_documentation_carry_a_run() {
-    let place = or_skip!(Place::of(Cluster::builder(), &rules(SEED)).await);
+    let fixture = or_skip!(Fixture::of(Cluster::builder(), &rules(SEED)).await);
     // It looks for a Lease and for pods, and does without.
-    let place = place.where_it_is_refused();
+    let fixture = fixture.where_it_is_refused();
     let repository = Repository::fixture();
     let plan = job::plan(&repository);
-    place.site.queue(&[&plan]);
-    let launcher = place.serve_with(&[(env::JOB_DATA_MODE, "env")]);
+    fixture.machine.queue(&[&plan]);
+    let launcher = fixture.serve_with(&[(env::JOB_DATA_MODE, "env")]);
     launcher
         .running
         .wait_for(Stream::Stderr, "watches without one");
-    assert_eq!(launcher.door().get("/actuator/health/readiness").await, 200);
+    assert_eq!(
+        launcher.endpoint().get("/actuator/health/readiness").await,
+        200
+    );
     launcher.accept(&plan).await;
     launcher.accept(&plan).await;
-    place.until_over(&plan, "Complete").await;
-    assert!(place.site.record(&plan).plan_changes);
+    fixture.until_over(&plan, "Complete").await;
+    assert!(fixture.machine.record(&plan).plan_changes);
 
-    let asked = place.asked();
+    let asked = fixture.asked();
     let denied = rights(&asked.denied());
     assert!(
         denied.iter().all(|right| {
@@ -148,14 +154,14 @@ async fn with_job_data_in_the_environment_the_rights_of_the_documentation_carry_
         "{denied:?}"
     );
     // What is denied and what is beyond the Role is the same.
-    assert_eq!(rights(&asked.beyond(&place.rules)), denied);
-    assert!(place.state().await.secrets.is_empty());
+    assert_eq!(rights(&asked.beyond(&fixture.rules)), denied);
+    assert!(fixture.state().await.secrets.is_empty());
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn with_the_rights_of_the_documentation_failures_are_reported_and_cancelled_runs_stopped() {
-    let place = or_skip!(Place::of(Cluster::builder(), &rules(SEED)).await);
-    let place = place.where_it_is_refused();
+    let fixture = or_skip!(Fixture::of(Cluster::builder(), &rules(SEED)).await);
+    let fixture = fixture.where_it_is_refused();
     let repository = Repository::fixture();
     let [mut stuck, failing] = ["11", "12"].map(|id| {
         let job = job::plan(&repository);
@@ -164,10 +170,10 @@ async fn with_the_rights_of_the_documentation_failures_are_reported_and_cancelle
     let nowhere = ("EPHEMERAL_CONFIG_NODE_SELECTOR_TAGS", "disk=none");
     let variables = &mut stuck.environment_variables;
     variables.insert(nowhere.0.to_owned(), nowhere.1.to_owned());
-    place.site.queue(&[&stuck]);
-    place.site.queue(&[&failing]);
-    let data = place.site.data_dir();
-    let launcher = place.serve_with(&[
+    fixture.machine.queue(&[&stuck]);
+    fixture.machine.queue(&[&failing]);
+    let data = fixture.machine.data_dir();
+    let launcher = fixture.serve_with(&[
         (env::JOB_DATA_MODE, "env"),
         (env::DATA_DIR, data.to_str().unwrap()),
     ]);
@@ -175,13 +181,15 @@ async fn with_the_rights_of_the_documentation_failures_are_reported_and_cancelle
         .running
         .wait_for(Stream::Stderr, "judged by their Jobs alone");
     launcher.accept(&stuck).await;
-    place.site.set_status(&stuck, JobStatus::Cancelled);
+    fixture.machine.set_status(&stuck, JobStatus::Cancelled);
 
     // Its executor is killed before it can say anything.
-    place.image_that_first("kill -9 $$");
+    fixture.image_that_first("kill -9 $$");
     launcher.accept(&failing).await;
-    place.until_reported(&failing, "Job condition Failed").await;
+    fixture
+        .until_reported(&failing, "Job condition Failed")
+        .await;
 
     let stopped = |state: &State| state.job(&name(&stuck)).is_none().then_some(());
-    place.until("the cancelled run is stopped", stopped).await;
+    fixture.until("the cancelled run is stopped", stopped).await;
 }

@@ -5,14 +5,14 @@ use job_contract::JobData;
 use serde_json::json;
 use test_cluster::ADMIN;
 
-use super::{LAUNCHER, Place, name};
+use super::{Fixture, LAUNCHER, name};
 
 const TOKEN: &str = "ghs_planted0token1for2the3clone";
 const SENSITIVE: &str = "planted-sensitive-variable";
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_plan_and_its_apply_run_as_two_jobs() {
-    let (place, repository) = (or_skip!(Place::new().await), Repository::fixture());
+    let (fixture, repository) = (or_skip!(Fixture::new().await), Repository::fixture());
     let mut plan = job::plan(&repository);
     plan.variables.insert("greeting".into(), SENSITIVE.into());
     let plan = JobData {
@@ -20,33 +20,36 @@ async fn a_plan_and_its_apply_run_as_two_jobs() {
         ..plan
     };
     let apply = job::apply_after(&plan);
-    place.site.queue(&[&plan, &apply]);
-    let launcher = place.serve();
+    fixture.machine.queue(&[&plan, &apply]);
+    let launcher = fixture.serve();
 
     launcher.accept(&plan).await;
-    place.until_over(&plan, "Complete").await;
+    fixture.until_over(&plan, "Complete").await;
     assert_eq!(
-        place.site.statuses(&plan),
+        fixture.machine.statuses(&plan),
         ("pending".into(), "completed".into())
     );
-    assert!(place.site.record(&plan).plan_changes);
+    assert!(fixture.machine.record(&plan).plan_changes);
 
     launcher.accept(&apply).await;
-    place.until_over(&apply, "Complete").await;
+    fixture.until_over(&apply, "Complete").await;
     assert_eq!(
-        place.site.statuses(&apply),
+        fixture.machine.statuses(&apply),
         ("completed".into(), "completed".into())
     );
-    assert_eq!(place.site.resources(&apply), ["terraform_data.greeting"]);
-    assert_eq!(place.site.output(&apply, "greeting"), SENSITIVE);
+    assert_eq!(
+        fixture.machine.resources(&apply),
+        ["terraform_data.greeting"]
+    );
+    assert_eq!(fixture.machine.output(&apply, "greeting"), SENSITIVE);
 
     // Delivered again after its end, it is answered and nothing happens.
     launcher.accept(&apply).await;
-    place
+    fixture
         .assert_exactly_one_each(&[plan.clone(), apply.clone()])
         .await;
-    assert_eq!(place.jobs_created(), 2);
-    let state = place.state().await;
+    assert_eq!(fixture.jobs_created(), 2);
+    let state = fixture.state().await;
     assert_eq!(state.pods.len(), 2);
     let visible = json!([state.jobs, state.pods, state.events]).to_string();
     let encoded = job_contract::encoding::encode(&apply);
@@ -54,7 +57,7 @@ async fn a_plan_and_its_apply_run_as_two_jobs() {
         assert!(!visible.contains(secret), "{secret} is in {visible}");
     }
     assert!(state.job(&name(&plan)).is_some(), "{visible}");
-    let strangers: Vec<String> = place
+    let strangers: Vec<String> = fixture
         .cluster
         .recorded()
         .requests()

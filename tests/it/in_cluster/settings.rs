@@ -9,7 +9,7 @@ use k8s_openapi::api::coordination::v1::Lease;
 use kube::Api;
 use test_cluster::{ADMIN, Cluster};
 
-use super::{Place, ROLES, name, rules};
+use super::{Fixture, ROLES, name, rules};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn no_more_jobs_are_released_than_may_be_in_flight_and_the_lease_is_the_one_named() {
@@ -19,42 +19,42 @@ async fn no_more_jobs_are_released_than_may_be_in_flight_and_the_lease_is_the_on
         "resourceNames: [\"of-these-runs\"]",
     );
     assert_ne!(roles, ROLES);
-    let place = or_skip!(Place::of(Cluster::builder(), &rules(&roles)).await);
+    let fixture = or_skip!(Fixture::of(Cluster::builder(), &rules(&roles)).await);
     let repository = Repository::fixture();
-    let gate = fifo(place.site.scratch("gate"));
+    let gate = fifo(fixture.machine.scratch("gate"));
     let begun = gate.with_extension("begun");
     // The first of them waits at the gate.
-    place.image_that_first(&format!(
+    fixture.image_that_first(&format!(
         "if mkdir '{}' 2>/dev/null; then cat '{}'; fi",
         begun.display(),
         gate.display()
     ));
-    let launcher = place.serve_with(&[
+    let launcher = fixture.serve_with(&[
         (env::MAX_JOBS_IN_FLIGHT, "1"),
         (env::LEASE_NAME, "of-these-runs"),
     ]);
     let first = job::plan(&repository);
     let second = job::apply_after(&first);
-    place.site.queue(&[&first, &second]);
+    fixture.machine.queue(&[&first, &second]);
     launcher.accept(&first).await;
     let at_work = |_: &test_cluster::State| begun.exists().then_some(());
-    place.until("the first is at work", at_work).await;
+    fixture.until("the first is at work", at_work).await;
     launcher.accept(&second).await;
-    place.until_waiting_for_its_turn(&second).await;
-    let client = place.cluster.client(ADMIN).unwrap();
-    let leases = Api::<Lease>::namespaced(client, &place.runs);
+    fixture.until_waiting_for_its_turn(&second).await;
+    let client = fixture.cluster.client(ADMIN).unwrap();
+    let leases = Api::<Lease>::namespaced(client, &fixture.runs);
     leases.get("of-these-runs").await.unwrap();
 
     fs::write(&gate, "").unwrap();
-    place.until_over(&first, "Complete").await;
-    place.until_over(&second, "Complete").await;
+    fixture.until_over(&first, "Complete").await;
+    fixture.until_over(&second, "Complete").await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_run_no_node_takes_is_given_up_when_the_operator_says() {
-    let (place, repository) = (or_skip!(Place::new().await), Repository::fixture());
-    let data = place.site.data_dir();
-    let launcher = place.serve_with(&[
+async fn an_unschedulable_run_is_given_up_after_the_configured_time() {
+    let (fixture, repository) = (or_skip!(Fixture::new().await), Repository::fixture());
+    let data = fixture.machine.data_dir();
+    let launcher = fixture.serve_with(&[
         (env::UNSCHEDULABLE_SECONDS, "1"),
         (env::DATA_DIR, data.to_str().unwrap()),
     ]);
@@ -62,10 +62,10 @@ async fn a_run_no_node_takes_is_given_up_when_the_operator_says() {
     let selector = "EPHEMERAL_CONFIG_NODE_SELECTOR_TAGS".to_owned();
     plan.environment_variables
         .insert(selector, "disk=none".to_owned());
-    place.site.queue(&[&plan]);
+    fixture.machine.queue(&[&plan]);
     launcher.accept(&plan).await;
-    place.until_over(&plan, "Failed").await;
-    let explanation = place.library().explain(&name(&plan)).await.unwrap();
+    fixture.until_over(&plan, "Failed").await;
+    let explanation = fixture.library().explain(&name(&plan)).await.unwrap();
     let verdict = explanation.verdict.unwrap();
     assert_eq!(verdict.kind, VerdictKind::NeverScheduled);
     assert!(
@@ -73,20 +73,20 @@ async fn a_run_no_node_takes_is_given_up_when_the_operator_says() {
         "{}",
         verdict.sentence
     );
-    place.until_reported(&plan, "no node took the pod").await;
+    fixture.until_reported(&plan, "no node took the pod").await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_request_rate_holds_up_but_loses_nothing() {
-    let (place, repository) = (or_skip!(Place::new().await), Repository::fixture());
-    let launcher = place.serve_with(&[
+    let (fixture, repository) = (or_skip!(Fixture::new().await), Repository::fixture());
+    let launcher = fixture.serve_with(&[
         (env::KUBE_REQUESTS_PER_SECOND, "20"),
         (env::KUBE_BURST, "2"),
     ]);
     let jobs = super::many(&job::plan(&repository), 6);
     for job in &jobs {
-        place.site.queue(&[job]);
+        fixture.machine.queue(&[job]);
         launcher.accept(job).await;
     }
-    place.assert_exactly_one_each(&jobs).await;
+    fixture.assert_exactly_one_each(&jobs).await;
 }

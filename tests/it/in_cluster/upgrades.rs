@@ -13,7 +13,7 @@ use nix::sys::signal::Signal;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::task::JoinSet;
 
-use super::{Door, Launcher, PATIENCE, Place};
+use super::{Endpoint, Fixture, Launcher, PATIENCE};
 
 const RESTARTS: usize = 3;
 const SENDERS: usize = 4;
@@ -62,10 +62,10 @@ impl Balancer {
     }
 
     /// Leads to the launcher once it is ready, and no more some time after it is not.
-    async fn follow(&self, door: &Door) {
-        let address: SocketAddr = door.address.parse().unwrap();
+    async fn follow(&self, endpoint: &Endpoint) {
+        let address: SocketAddr = endpoint.address.parse().unwrap();
         let ready = async {
-            while !is_ready(door).await {
+            while !is_ready(endpoint).await {
                 tokio::time::sleep(PROBE).await;
             }
         };
@@ -73,9 +73,9 @@ impl Balancer {
             .await
             .expect("it becomes ready");
         self.routed.lock().unwrap().insert(address);
-        let (routed, door) = (Arc::clone(&self.routed), door.clone());
+        let (routed, endpoint) = (Arc::clone(&self.routed), endpoint.clone());
         tokio::spawn(async move {
-            while is_ready(&door).await {
+            while is_ready(&endpoint).await {
                 tokio::time::sleep(PROBE).await;
             }
             tokio::time::sleep(LATE).await;
@@ -84,9 +84,9 @@ impl Balancer {
     }
 }
 
-async fn is_ready(door: &Door) -> bool {
-    let url = format!("http://{}/actuator/health/readiness", door.address);
-    let answer = door.client.get(url).send().await;
+async fn is_ready(endpoint: &Endpoint) -> bool {
+    let url = format!("http://{}/actuator/health/readiness", endpoint.address);
+    let answer = endpoint.client.get(url).send().await;
     answer.is_ok_and(|answer| answer.status() == 200)
 }
 
@@ -98,20 +98,20 @@ struct Senders {
 }
 
 impl Senders {
-    fn start(door: &Door, step: &JobData) -> Self {
+    fn start(endpoint: &Endpoint, step: &JobData) -> Self {
         let posted = Arc::<Mutex<Vec<_>>>::default();
         let over = Arc::<AtomicBool>::default();
         let number = Arc::new(AtomicUsize::new(1000));
         let mut tasks = JoinSet::new();
         for _ in 0..SENDERS {
-            let (door, step) = (door.clone(), step.clone());
+            let (endpoint, step) = (endpoint.clone(), step.clone());
             let (posted, over) = (Arc::clone(&posted), Arc::clone(&over));
             let number = Arc::clone(&number);
             tasks.spawn(async move {
                 while !over.load(Ordering::SeqCst) {
                     let number = number.fetch_add(1, Ordering::SeqCst);
                     let step = job::in_job(&step, &number.to_string());
-                    let answer = match door.post(&step).await {
+                    let answer = match endpoint.post(&step).await {
                         Ok(status) => status.to_string(),
                         Err(error) => format!("{error:?}"),
                     };
@@ -143,27 +143,27 @@ impl Senders {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn three_restarts_under_load_lose_no_dispatch() {
-    let place = or_skip!(Place::without_pods().await);
+    let fixture = or_skip!(Fixture::without_pods().await);
     let serve = || -> Launcher {
         let settings = [(env::DRAIN_SECONDS, DRAIN_SECONDS)];
-        tokio::task::block_in_place(|| place.serve_with(&settings))
+        tokio::task::block_in_place(|| fixture.serve_with(&settings))
     };
     let balancer = Balancer::default();
     let mut launchers = Vec::new();
     for _ in 0..2 {
         let launcher = serve();
-        balancer.follow(&launcher.door()).await;
+        balancer.follow(&launcher.endpoint()).await;
         launchers.push(launcher);
     }
-    let door = Door {
+    let endpoint = Endpoint {
         address: balancer.listen().await.to_string(),
-        ..launchers[0].door()
+        ..launchers[0].endpoint()
     };
-    let senders = Senders::start(&door, &job::plan(&Repository::fixture()));
+    let senders = Senders::start(&endpoint, &job::plan(&Repository::fixture()));
 
     for _ in 0..RESTARTS {
         let next = serve();
-        balancer.follow(&next.door()).await;
+        balancer.follow(&next.endpoint()).await;
         launchers.push(next);
         let before = senders.count();
         let old = launchers.remove(0).into_running();
@@ -186,5 +186,5 @@ async fn three_restarts_under_load_lose_no_dispatch() {
         posted.len()
     );
     let jobs: Vec<_> = posted.into_iter().map(|(step, _)| step).collect();
-    place.assert_exactly_one_each(&jobs).await;
+    fixture.assert_exactly_one_each(&jobs).await;
 }

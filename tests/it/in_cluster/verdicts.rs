@@ -1,8 +1,10 @@
 //! Runs that cannot continue: what the platform and the launcher's commands show once their time is up.
 
+use std::fs;
+
 use job_contract::{JobData, env};
 use k8s_openapi::api::batch::v1::Job;
-use k8s_openapi::api::core::v1::Secret;
+use k8s_openapi::api::core::v1::{Pod, Secret};
 use kube::Api;
 use kube::api::{DeleteParams, Patch, PatchParams};
 use nix::sys::signal::Signal;
@@ -13,11 +15,11 @@ use api_launcher::kubernetes::verdict::WaitReason;
 use integration_tests::{Repository, job};
 
 use super::endings::{begun, endless};
-use super::{Launcher, Place, name};
+use super::{Fixture, Launcher, name};
 
 const NODE_SELECTOR: &str = "EPHEMERAL_CONFIG_NODE_SELECTOR_TAGS";
 
-impl Place {
+impl Fixture {
     /// Once it is said what a run waits for, however long that takes, another launcher comes that gives it up soon.
     async fn lose_patience(
         &self,
@@ -40,7 +42,7 @@ impl Place {
     }
 
     async fn dispatch(&self, launcher: &Launcher, job: JobData) -> JobData {
-        self.site.queue(&[&job]);
+        self.machine.queue(&[&job]);
         launcher.accept(&job).await;
         job
     }
@@ -68,7 +70,7 @@ impl Place {
         let sentence = verdict["sentence"].as_str().unwrap();
         let advice = verdict["advice"].as_str().unwrap();
         assert!(sentence.contains(words), "{verdict:#}");
-        let output = self.site.step_output(job);
+        let output = self.machine.step_output(job);
         assert!(
             output.contains(sentence) && output.contains(advice),
             "{output}"
@@ -78,7 +80,7 @@ impl Place {
         verdict
     }
 
-    /// As [`Place::until_told`] of a run that never began, whose Job Kubernetes is then rid of.
+    /// As [`Fixture::until_told`] of a run that never began, whose Job Kubernetes is then rid of.
     async fn until_given_up(&self, job: &JobData, kind: &str, words: &str) {
         let verdict = self.until_told(job, kind, words).await;
         assert_eq!(verdict["started"], false);
@@ -98,25 +100,25 @@ fn on_ssd(mut job: JobData) -> JobData {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_image_that_never_comes_ends_the_run() {
-    let place = or_skip!(Place::new().await);
+async fn an_image_that_cannot_be_pulled_ends_the_run() {
+    let fixture = or_skip!(Fixture::new().await);
     let missing = ("ExecutorEphemeralImage", "registry.example.test/missing:1");
-    let launcher = place.serve_reporting_with(&[missing, (env::CONTAINER_ERROR_SECONDS, "2")]);
-    let plan = place.dispatched(&launcher).await;
-    place
+    let launcher = fixture.serve_reporting_with(&[missing, (env::CONTAINER_ERROR_SECONDS, "2")]);
+    let plan = fixture.dispatched(&launcher).await;
+    fixture
         .until_given_up(&plan, "image_not_pulled", "missing:1")
         .await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_config_map_that_never_comes_ends_the_run() {
-    let place = or_skip!(Place::new().await);
-    let launcher = place.serve_reporting_with(&[
+async fn a_missing_config_map_ends_the_run() {
+    let fixture = or_skip!(Fixture::new().await);
+    let launcher = fixture.serve_reporting_with(&[
         ("ExecutorEphemeralConfigMap", "settings"),
         (env::CONTAINER_ERROR_SECONDS, "2"),
     ]);
-    let plan = place.dispatched(&launcher).await;
-    place
+    let plan = fixture.dispatched(&launcher).await;
+    fixture
         .until_given_up(&plan, "config_missing", "settings")
         .await;
 }
@@ -124,8 +126,8 @@ async fn a_config_map_that_never_comes_ends_the_run() {
 /// Neither can be mounted or scheduled; the limits on both are far longer than this test.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_volume_whose_source_does_not_exist_ends_the_run_as_fast_as_a_missing_setting() {
-    let place = or_skip!(Place::new().await);
-    let launcher = place.serve_reporting_with(&[(env::CONTAINER_ERROR_SECONDS, "2")]);
+    let fixture = or_skip!(Fixture::new().await);
+    let launcher = fixture.serve_reporting_with(&[(env::CONTAINER_ERROR_SECONDS, "2")]);
     let repository = Repository::fixture();
     for (job_id, setting, words) in [
         (
@@ -142,109 +144,111 @@ async fn a_volume_whose_source_does_not_exist_ends_the_run_as_fast_as_a_missing_
         let mut plan = job::in_job(&job::plan(&repository), job_id);
         let (name, value) = setting;
         plan.environment_variables.insert(name.into(), value.into());
-        let plan = place.dispatch(&launcher, plan).await;
-        place.until_given_up(&plan, "config_missing", words).await;
+        let plan = fixture.dispatch(&launcher, plan).await;
+        fixture.until_given_up(&plan, "config_missing", words).await;
     }
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_run_whose_job_data_was_deleted_ends_with_its_name() {
-    let place = or_skip!(Place::new().await);
-    let launcher = place.serve_reporting_with(&[(env::CONTAINER_ERROR_SECONDS, "2")]);
+    let fixture = or_skip!(Fixture::new().await);
+    let launcher = fixture.serve_reporting_with(&[(env::CONTAINER_ERROR_SECONDS, "2")]);
     let plan = on_ssd(job::plan(&Repository::fixture()));
-    let plan = place.dispatch(&launcher, plan).await;
-    place.until_waiting(&plan, WaitReason::Node, "node").await;
-    let client = place.cluster.client(ADMIN).unwrap();
-    let secrets = Api::<Secret>::namespaced(client, &place.runs);
+    let plan = fixture.dispatch(&launcher, plan).await;
+    fixture.until_waiting(&plan, WaitReason::Node, "node").await;
+    let client = fixture.cluster.client(ADMIN).unwrap();
+    let secrets = Api::<Secret>::namespaced(client, &fixture.runs);
     let params = DeleteParams::default();
-    let state = place.state().await;
+    let state = fixture.state().await;
     let job_data = super::job_data(state.job(&name(&plan)).unwrap()).unwrap();
     secrets.delete(job_data, &params).await.unwrap();
-    place.cluster.nodes().set(Node {
+    fixture.cluster.nodes().set(Node {
         name: "node-2".to_owned(),
         labels: [("disk".to_owned(), "ssd".to_owned())].into(),
     });
-    place
+    fixture
         .until_given_up(&plan, "config_missing", &name(&plan))
         .await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_run_no_node_takes_ends_in_the_words_of_the_scheduler() {
-    let place = or_skip!(Place::new().await);
-    let launcher = place.serve_reporting();
+async fn an_unschedulable_run_ends_with_the_schedulers_message() {
+    let fixture = or_skip!(Fixture::new().await);
+    let launcher = fixture.serve_reporting();
     let plan = on_ssd(job::plan(&Repository::fixture()));
-    let plan = place.dispatch(&launcher, plan).await;
+    let plan = fixture.dispatch(&launcher, plan).await;
     // A real scheduler counts the nodes of others too.
     let words = " nodes are available";
     let impatience = [(env::UNSCHEDULABLE_SECONDS, "1")];
-    let _launcher = place
+    let _launcher = fixture
         .lose_patience(launcher, &plan, (WaitReason::Node, words), &impatience)
         .await;
-    place.until_given_up(&plan, "never_scheduled", words).await;
+    fixture
+        .until_given_up(&plan, "never_scheduled", words)
+        .await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_pod_that_admission_refuses_ends_the_run_in_its_words() {
-    let place = or_skip!(Place::new().await);
+async fn a_pod_that_admission_denies_ends_the_run_with_its_message() {
+    let fixture = or_skip!(Fixture::new().await);
     let words = "runs need an owner";
-    let refused = place.cluster.refuse_pods(&place.runs, words);
+    let refused = fixture.cluster.refuse_pods(&fixture.runs, words);
     refused.await.unwrap();
-    let launcher = place.serve_reporting();
-    let plan = place.dispatched(&launcher).await;
+    let launcher = fixture.serve_reporting();
+    let plan = fixture.dispatched(&launcher).await;
     let impatience = [
         (env::NO_POD_EXPLAIN_SECONDS, "1"),
         (env::NO_POD_SECONDS, "1"),
     ];
-    let _launcher = place
+    let _launcher = fixture
         .lose_patience(launcher, &plan, (WaitReason::Admission, words), &impatience)
         .await;
-    place
+    fixture
         .until_given_up(&plan, "admission_refused", words)
         .await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_quota_is_waited_for_until_the_deadline() {
-    let place = or_skip!(Place::new().await);
-    place.cluster.allow_no_pod(&place.runs).await.unwrap();
+    let fixture = or_skip!(Fixture::new().await);
+    fixture.cluster.allow_no_pod(&fixture.runs).await.unwrap();
     // Longer than it takes to be told of the quota, and shorter than the run is waited for.
-    let launcher = place.serve_reporting_with(&[
+    let launcher = fixture.serve_reporting_with(&[
         (env::NO_POD_EXPLAIN_SECONDS, "1"),
         (env::NO_POD_SECONDS, "8"),
     ]);
-    let plan = place.dispatched(&launcher).await;
-    place
+    let plan = fixture.dispatched(&launcher).await;
+    fixture
         .until_waiting(&plan, WaitReason::Quota, "exceeded quota")
         .await;
     let noted = |_: &State| {
-        let (_, step) = place.site.statuses(&plan);
+        let (_, step) = fixture.machine.statuses(&plan);
         assert_eq!(step, "pending");
-        let explanation = place.json(&["explain", &name(&plan)]);
+        let explanation = fixture.json(&["explain", &name(&plan)]);
         let since: k8s_openapi::jiff::Timestamp =
             explanation["wait"]["since"].as_str()?.parse().ok()?;
         let waited = k8s_openapi::jiff::Timestamp::now().duration_since(since);
         (waited.as_secs() >= 10).then_some(())
     };
-    place.until("the run goes on waiting", noted).await;
-    place.end_soon(&plan).await;
-    place
+    fixture.until("the run goes on waiting", noted).await;
+    fixture.end_soon(&plan).await;
+    fixture
         .until_given_up(&plan, "quota_exceeded", "exceeded quota")
         .await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_run_at_work_that_exceeds_its_deadline_is_told_so() {
-    let place = or_skip!(Place::new().await);
-    let (_repository, apply) = endless(&place);
-    let launcher = place.serve_reporting();
+async fn the_verdict_of_a_run_over_its_deadline_names_the_deadline() {
+    let fixture = or_skip!(Fixture::new().await);
+    let (_repository, apply) = endless(&fixture);
+    let launcher = fixture.serve_reporting();
     launcher.accept(&apply).await;
-    place.pod_at_work(&apply, || begun(&place) == 1).await;
-    place.end_soon(&apply).await;
-    place.until_over(&apply, "Failed").await;
-    let over = |_: &State| (place.site.statuses(&apply).1 == "failed").then_some(());
-    place.until("the platform is told", over).await;
-    let verdict = &place.json(&["explain", &name(&apply)])["verdict"];
+    fixture.pod_at_work(&apply, || begun(&fixture) == 1).await;
+    fixture.end_soon(&apply).await;
+    fixture.until_over(&apply, "Failed").await;
+    let over = |_: &State| (fixture.machine.statuses(&apply).1 == "failed").then_some(());
+    fixture.until("the platform is told", over).await;
+    let verdict = &fixture.json(&["explain", &name(&apply)])["verdict"];
     assert_eq!(verdict["kind"], "deadline_exceeded", "{verdict:#}");
     let sentence = verdict["sentence"].as_str().unwrap();
     assert!(sentence.contains("deadline of 1 s"), "{sentence}");
@@ -252,26 +256,56 @@ async fn a_run_at_work_that_exceeds_its_deadline_is_told_so() {
         (&verdict["started"], &verdict["outcome"]),
         (&json!(true), &json!(143))
     );
-    assert_eq!(begun(&place), 1);
+    assert_eq!(begun(&fixture), 1);
+}
+
+/// Before Kubernetes 1.31, the Job has failed when its pod is told to end.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_run_at_its_deadline_is_over_when_its_pod_has_ended() {
+    let fixture = or_skip!(Fixture::new().await);
+    let gate = fixture.machine.scratch("gate");
+    fixture.image_that_first(&format!(
+        "trap : TERM; until [ -e '{}' ]; do sleep 0.1; done; exit 143",
+        gate.display()
+    ));
+    let launcher = fixture.serve_reporting();
+    let plan = fixture.dispatched(&launcher).await;
+    fixture.pod_at_work(&plan, || true).await;
+    fixture.end_soon(&plan).await;
+    let run = name(&plan);
+    let is_stopped = |state: &State| {
+        let mut conditions = ["Failed", "FailureTarget"].iter();
+        let is_failing = conditions.any(|condition| state.has_condition(&run, condition));
+        let is_going = |pod: &&Pod| pod.metadata.deletion_timestamp.is_some();
+        (is_failing && state.pods_of(&run).iter().any(is_going)).then_some(())
+    };
+    fixture.until("the pod is told to end", is_stopped).await;
+    let explained = fixture.json(&["explain", &run]);
+    assert_eq!(explained["verdict"], Value::Null, "{explained:#}");
+    assert_ne!(fixture.machine.statuses(&plan).1, "failed");
+    fs::write(gate, "").unwrap();
+    fixture
+        .until_told(&plan, "deadline_exceeded", "deadline of 1 s")
+        .await;
 }
 
 /// Whatever a run executes can write the termination message.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_report_that_anybody_could_have_written_is_shown_and_not_believed() {
-    let place = or_skip!(Place::new().await);
+async fn an_unsealed_report_is_shown_and_not_trusted() {
+    let fixture = or_skip!(Fixture::new().await);
     let forged = json!({
         "jobId": "1", "stepId": "another", "outcome": 0, "unreported": true, "error": "trust me",
-        "untold": {"ending": "changes", "afterOk": true, "ignoreError": false, "plan": "/tmp/forged"},
+        "unreported_step": {"ending": "changes", "afterOk": true, "ignoreError": false, "plan": "/tmp/forged"},
     });
-    place.image_that_first(&format!(
+    fixture.image_that_first(&format!(
         "printf '%s' '{forged}' > \"$MAYFLY_TERMINATION_LOG\"; exit 1"
     ));
-    let launcher = place.serve_reporting();
-    let plan = place.dispatched(&launcher).await;
-    let over = |_: &State| (place.site.statuses(&plan).1 == "failed").then_some(());
-    place.until("the step has failed", over).await;
-    assert_eq!(place.site.record(&plan).terraform_plan, None);
-    let verdict = &place.json(&["explain", &name(&plan)])["verdict"];
+    let launcher = fixture.serve_reporting();
+    let plan = fixture.dispatched(&launcher).await;
+    let over = |_: &State| (fixture.machine.statuses(&plan).1 == "failed").then_some(());
+    fixture.until("the step has failed", over).await;
+    assert_eq!(fixture.machine.record(&plan).terraform_plan, None);
+    let verdict = &fixture.json(&["explain", &name(&plan)])["verdict"];
     assert_eq!(verdict["kind"], "step_failed", "{verdict:#}");
     let evidence = verdict["evidence"].to_string();
     let words = "the pod left a message that could not be verified: trust me";
@@ -279,86 +313,86 @@ async fn a_report_that_anybody_could_have_written_is_shown_and_not_believed() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_apply_whose_node_is_lost_is_not_run_again_and_says_so() {
-    let place = or_skip!(Place::new().await);
-    let (_repository, apply) = endless(&place);
-    let launcher = place.serve_reporting();
+async fn the_verdict_of_an_apply_on_a_lost_node_names_the_node_and_it_is_not_run_again() {
+    let fixture = or_skip!(Fixture::new().await);
+    let (_repository, apply) = endless(&fixture);
+    let launcher = fixture.serve_reporting();
     launcher.accept(&apply).await;
-    let pod = place.pod_at_work(&apply, || begun(&place) == 1).await;
-    place.cluster.lose_node(&pod).await.unwrap();
-    place.cluster.remove_node_of(&pod).await.unwrap();
-    place.until_over(&apply, "Failed").await;
-    let verdict = place.until_told(&apply, "node_lost", "node-1").await;
+    let pod = fixture.pod_at_work(&apply, || begun(&fixture) == 1).await;
+    fixture.cluster.lose_node(&pod).await.unwrap();
+    fixture.cluster.remove_node_of(&pod).await.unwrap();
+    fixture.until_over(&apply, "Failed").await;
+    let verdict = fixture.until_told(&apply, "node_lost", "node-1").await;
     assert_eq!(verdict["started"], true);
-    assert_eq!(begun(&place), 1);
+    assert_eq!(begun(&fixture), 1);
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_job_that_somebody_deletes_ends_its_run_at_the_platform() {
-    let place = or_skip!(Place::without_pods().await);
-    let launcher = place.serve_reporting();
-    let plan = place.dispatched(&launcher).await;
+async fn a_deleted_job_ends_its_run_at_the_platform() {
+    let fixture = or_skip!(Fixture::without_pods().await);
+    let launcher = fixture.serve_reporting();
+    let plan = fixture.dispatched(&launcher).await;
     let released = |state: &State| {
         let job = state.job(&name(&plan))?;
         (!super::suspended(job)).then_some(())
     };
-    place.until("the run is released", released).await;
-    let jobs = place.jobs();
+    fixture.until("the run is released", released).await;
+    let jobs = fixture.jobs();
     let params = DeleteParams::background();
     jobs.delete(&name(&plan), &params).await.unwrap();
-    place
+    fixture
         .until_reported(&plan, "the run's Job was deleted before it had started")
         .await;
-    let output = place.site.step_output(&plan);
+    let output = fixture.machine.step_output(&plan);
     assert!(output.contains("start the run again"), "{output}");
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_job_whose_job_data_never_came_is_removed_after_its_time() {
-    let place = or_skip!(Place::without_pods().await);
-    let plan = place.cut_between_job_and_secret().await;
-    let other = place.serve_reporting_with(&[(env::INCOMPLETE_SECONDS, "20")]);
+async fn a_job_that_never_got_its_job_data_is_removed_after_a_timeout() {
+    let fixture = or_skip!(Fixture::without_pods().await);
+    let plan = fixture.cut_between_job_and_secret().await;
+    let other = fixture.serve_reporting_with(&[(env::INCOMPLETE_SECONDS, "20")]);
     let gone = |state: &State| state.job(&name(&plan)).is_none().then_some(());
-    place.until("the Job is removed", gone).await;
+    fixture.until("the Job is removed", gone).await;
     // That run was not accepted: the next delivery is the first.
-    place.dispatch(&other, plan.clone()).await;
-    place.assert_exactly_one_each(&[plan]).await;
-    assert_eq!(place.jobs_created(), 2);
+    fixture.dispatch(&other, plan.clone()).await;
+    fixture.assert_exactly_one_each(&[plan]).await;
+    assert_eq!(fixture.jobs_created(), 2);
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn an_ended_run_is_removed_when_its_time_to_live_is_over() {
-    let place = or_skip!(Place::new().await);
+    let fixture = or_skip!(Fixture::new().await);
     let repository = Repository::fixture();
-    let launcher = place.serve_reporting_with(&[(env::TTL_SECONDS_AFTER_FINISHED, "1")]);
-    let plan = place.dispatch(&launcher, job::plan(&repository)).await;
-    let completed = |_: &State| (place.site.statuses(&plan).1 == "completed").then_some(());
-    place.until("the step is completed", completed).await;
+    let launcher = fixture.serve_reporting_with(&[(env::TTL_SECONDS_AFTER_FINISHED, "1")]);
+    let plan = fixture.dispatch(&launcher, job::plan(&repository)).await;
+    let completed = |_: &State| (fixture.machine.statuses(&plan).1 == "completed").then_some(());
+    fixture.until("the step is completed", completed).await;
     let empty = |state: &State| {
         let left = state.jobs.len() + state.pods.len() + state.secrets.len();
         (left == 0).then_some(())
     };
-    place.until("nothing is left of it", empty).await;
-    assert_eq!(place.site.statuses(&plan).1, "completed");
-    let explained = place.told(&["explain", &plan.job_id]);
+    fixture.until("nothing is left of it", empty).await;
+    assert_eq!(fixture.machine.statuses(&plan).1, "completed");
+    let explained = fixture.told(&["explain", &plan.job_id]);
     assert!(explained.contains("completed"), "{explained}");
 }
 
 /// Its pod is gone and, after its time to live, the Job.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_run_of_which_only_events_are_left_is_still_explained() {
-    let place = or_skip!(Place::new().await);
-    let (_repository, apply) = super::endings::endless(&place);
-    let launcher = place.serve_reporting_with(&[(env::TTL_SECONDS_AFTER_FINISHED, "1")]);
+    let fixture = or_skip!(Fixture::new().await);
+    let (_repository, apply) = super::endings::endless(&fixture);
+    let launcher = fixture.serve_reporting_with(&[(env::TTL_SECONDS_AFTER_FINISHED, "1")]);
     launcher.accept(&apply).await;
-    let pod = place
-        .pod_at_work(&apply, || super::endings::begun(&place) == 1)
+    let pod = fixture
+        .pod_at_work(&apply, || super::endings::begun(&fixture) == 1)
         .await;
-    assert!(place.cluster.oom_kill(&pod));
+    assert!(fixture.cluster.oom_kill(&pod));
     let empty = |state: &State| (state.jobs.len() + state.pods.len() == 0).then_some(());
-    place.until("nothing is left of it", empty).await;
+    fixture.until("nothing is left of it", empty).await;
     for word in [apply.job_id.clone(), name(&apply)] {
-        let told = place.json(&["explain", &word]);
+        let told = fixture.json(&["explain", &word]);
         let verdict = &told["verdict"];
         assert_ne!(verdict["kind"], "completed", "{told:#}");
         assert_eq!(verdict["started"], true, "{told:#}");
@@ -375,16 +409,16 @@ async fn a_run_of_which_only_events_are_left_is_still_explained() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn no_more_ended_runs_are_kept_than_the_history_allows() {
-    let place = or_skip!(Place::new().await);
+    let fixture = or_skip!(Fixture::new().await);
     let repository = Repository::fixture();
-    let launcher = place.serve_reporting_with(&[(env::HISTORY_SUCCEEDED, "1")]);
-    let first = place.dispatch(&launcher, job::plan(&repository)).await;
-    place.until_over(&first, "Complete").await;
+    let launcher = fixture.serve_reporting_with(&[(env::HISTORY_SUCCEEDED, "1")]);
+    let first = fixture.dispatch(&launcher, job::plan(&repository)).await;
+    fixture.until_over(&first, "Complete").await;
     let second = job::in_job(&first, "413");
-    let second = place.dispatch(&launcher, second).await;
-    place.until_over(&second, "Complete").await;
+    let second = fixture.dispatch(&launcher, second).await;
+    fixture.until_over(&second, "Complete").await;
     let newest = |state: &State| state.job(&name(&first)).is_none().then_some(());
-    place.until("the older one is removed", newest).await;
-    assert!(place.state().await.job(&name(&second)).is_some());
-    assert_eq!(place.site.statuses(&first).1, "completed");
+    fixture.until("the older one is removed", newest).await;
+    assert!(fixture.state().await.job(&name(&second)).is_some());
+    assert_eq!(fixture.machine.statuses(&first).1, "completed");
 }

@@ -7,8 +7,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
+use integration_tests::machine::fifo;
 use integration_tests::process::Stream;
-use integration_tests::site::fifo;
 use integration_tests::{Repository, Running};
 use job_contract::env;
 use nix::sys::signal::{Signal, kill};
@@ -18,13 +18,13 @@ use test_platform::{Flow, NewJob, Status, Workspace};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream};
 
-use super::place::{Hub, Place};
+use super::fixture::{Fixture, Hub};
 use crate::in_cluster::PATIENCE;
 
 /// How soon a freed slot is used again, on a machine with nothing else to do at once.
 const PROMPT: Duration = Duration::from_secs(10);
 
-impl Place {
+impl Fixture {
     /// The agent `eu-1`, about to be started.
     pub(super) fn agent(&self, hub: &str) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_launcher_under_test"));
@@ -89,9 +89,9 @@ pub(super) struct Gate {
 }
 
 impl Gate {
-    pub(super) fn new(place: &Place) -> Self {
+    pub(super) fn new(fixture: &Fixture) -> Self {
         Self {
-            path: fifo(place.path("gate")),
+            path: fifo(fixture.path("gate")),
             repository: Repository::fixture(),
         }
     }
@@ -124,108 +124,110 @@ fn wait_for(agent: &Running, message: &str) {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_plan_and_its_apply_run_without_a_secret_of_the_platform() {
-    let place = Place::new().await;
-    let hub = place.serve();
-    let agent = place.start_agent(&hub);
+    let fixture = Fixture::new().await;
+    let hub = fixture.serve();
+    let agent = fixture.start_agent(&hub);
     let repository = Repository::fixture();
-    let workspace = place.platform.workspace(Workspace::new(&repository.url()));
+    let workspace = fixture
+        .platform
+        .workspace(Workspace::new(&repository.url()));
     let job = NewJob::new(&workspace, Flow::plan_apply());
-    let job = place.platform.start_job(job);
-    let job = place.platform.until_job(job, Status::Completed).await;
+    let job = fixture.platform.start_job(job);
+    let job = fixture.platform.until_job(job, Status::Completed).await;
     assert_eq!(job.step_statuses(), [Status::Completed; 2]);
-    let output = place.output(job.id);
+    let output = fixture.output(job.id);
     assert!(output.contains("1 to add"), "{output}");
     agent.signal(Signal::SIGTERM);
     let log = ends_with(agent, 0);
     assert!(
-        !log.contains(place.token.reveal()) && !log.contains("mfr_"),
+        !log.contains(fixture.token.reveal()) && !log.contains("mfr_"),
         "{log}"
     );
-    assert_eq!(place.runs(), Vec::<PathBuf>::new());
+    assert_eq!(fixture.runs(), Vec::<PathBuf>::new());
     hub.until_metric(r#"mayfly_pool_tasks{pool="eu",state="running"} 0"#)
         .await;
-    place.platform.assert_kept().await;
+    fixture.platform.assert_kept().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_run_that_ends_frees_its_slot_for_the_next() {
-    let place = Place::new().await;
-    let hub = place.serve();
-    let gate = Gate::new(&place);
-    let mut command = place.agent(&hub.url());
+    let fixture = Fixture::new().await;
+    let hub = fixture.serve();
+    let gate = Gate::new(&fixture);
+    let mut command = fixture.agent(&hub.url());
     let agent = Running::start(command.env("MAYFLY_AGENT_SLOTS", "1"));
-    let first = place.start_script(&gate);
-    place.platform.until_streamed(first, "at-the-gate").await;
-    let second = place.start_script(&gate);
+    let first = fixture.start_script(&gate);
+    fixture.platform.until_streamed(first, "at-the-gate").await;
+    let second = fixture.start_script(&gate);
     hub.until_metric(r#"mayfly_pool_tasks{pool="eu",state="available"} 1"#)
         .await;
-    assert_eq!(place.times_run(), 1);
+    assert_eq!(fixture.times_run(), 1);
     gate.open().await;
-    place.platform.until_job(first, Status::Completed).await;
+    fixture.platform.until_job(first, Status::Completed).await;
     let freed = Instant::now();
-    place.platform.until_streamed(second, "at-the-gate").await;
+    fixture.platform.until_streamed(second, "at-the-gate").await;
     assert!(freed.elapsed() < PROMPT, "{:?}", freed.elapsed());
     gate.open().await;
-    place.platform.until_job(second, Status::Completed).await;
+    fixture.platform.until_job(second, Status::Completed).await;
     drop(agent);
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_killed_agent_finds_its_run_again() {
-    let place = Place::new().await;
-    let hub = place.serve();
-    let gate = Gate::new(&place);
-    let agent = place.start_agent(&hub);
-    let job = place.start_script(&gate);
-    place.platform.until_streamed(job, "at-the-gate").await;
+    let fixture = Fixture::new().await;
+    let hub = fixture.serve();
+    let gate = Gate::new(&fixture);
+    let agent = fixture.start_agent(&hub);
+    let job = fixture.start_script(&gate);
+    fixture.platform.until_streamed(job, "at-the-gate").await;
     agent.signal(Signal::SIGKILL);
     drop(agent);
-    let agent = place.start_agent(&hub);
+    let agent = fixture.start_agent(&hub);
     wait_for(&agent, "found an executor of an earlier agent");
     gate.open().await;
-    place.platform.until_job(job, Status::Completed).await;
+    fixture.platform.until_job(job, Status::Completed).await;
     agent.signal(Signal::SIGTERM);
     ends_with(agent, 0);
-    assert_eq!((place.times_run(), place.runs().len()), (1, 0));
-    place.platform.assert_kept().await;
+    assert_eq!((fixture.times_run(), fixture.runs().len()), (1, 0));
+    fixture.platform.assert_kept().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_run_whose_executor_dies_while_no_agent_is_there_fails_once() {
-    let place = Place::new().await;
-    let hub = place.serve();
-    let gate = Gate::new(&place);
-    let agent = place.start_agent(&hub);
-    let job = place.start_script(&gate);
-    place.platform.until_streamed(job, "at-the-gate").await;
+    let fixture = Fixture::new().await;
+    let hub = fixture.serve();
+    let gate = Gate::new(&fixture);
+    let agent = fixture.start_agent(&hub);
+    let job = fixture.start_script(&gate);
+    fixture.platform.until_streamed(job, "at-the-gate").await;
     agent.signal(Signal::SIGKILL);
     drop(agent);
-    kill(place.executor(), Signal::SIGKILL).unwrap();
-    let agent = place.start_agent(&hub);
-    place.platform.until_job(job, Status::Failed).await;
+    kill(fixture.executor(), Signal::SIGKILL).unwrap();
+    let agent = fixture.start_agent(&hub);
+    fixture.platform.until_job(job, Status::Failed).await;
     agent.signal(Signal::SIGTERM);
     ends_with(agent, 0);
-    assert_eq!((place.times_run(), place.runs().len()), (1, 0));
+    assert_eq!((fixture.times_run(), fixture.runs().len()), (1, 0));
     hub.until_metric(r#"mayfly_pool_tasks{pool="eu",state="unreported"} 0"#)
         .await;
-    assert_eq!(place.reports(job, Status::Failed), 2);
+    assert_eq!(fixture.reports(job, Status::Failed), 2);
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_cancelled_run_stops_and_frees_its_slot() {
-    let place = Place::new().await;
-    let hub = place.serve();
-    let gate = Gate::new(&place);
-    let mut command = place.agent(&hub.url());
+    let fixture = Fixture::new().await;
+    let hub = fixture.serve();
+    let gate = Gate::new(&fixture);
+    let mut command = fixture.agent(&hub.url());
     let agent = Running::start(command.env("MAYFLY_AGENT_SLOTS", "1"));
-    let first = place.start_script(&gate);
-    place.platform.until_streamed(first, "at-the-gate").await;
-    place.platform.cancel(first).await;
-    let second = place.start_script(&gate);
-    place.platform.until_streamed(second, "at-the-gate").await;
+    let first = fixture.start_script(&gate);
+    fixture.platform.until_streamed(first, "at-the-gate").await;
+    fixture.platform.cancel(first).await;
+    let second = fixture.start_script(&gate);
+    fixture.platform.until_streamed(second, "at-the-gate").await;
     gate.open().await;
-    place.platform.until_job(second, Status::Completed).await;
-    place.platform.until_job(first, Status::Cancelled).await;
+    fixture.platform.until_job(second, Status::Completed).await;
+    fixture.platform.until_job(first, Status::Cancelled).await;
     drop(agent);
 }
 
@@ -272,17 +274,17 @@ async fn pass(client: TcpStream, server: TcpStream, lost: Arc<AtomicBool>) {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_task_whose_answer_was_lost_comes_again_and_runs_once() {
-    let place = Place::new().await;
-    let hub = place.serve();
+    let fixture = Fixture::new().await;
+    let hub = fixture.serve();
     let (proxy, is_lost) = losing_proxy(&hub).await;
-    let agent = Running::start(&mut place.agent(&proxy));
+    let agent = Running::start(&mut fixture.agent(&proxy));
     wait_for(&agent, "\"registered\"");
-    let gate = Gate::new(&place);
-    let job = place.start_script(&gate);
-    place.platform.until_streamed(job, "at-the-gate").await;
+    let gate = Gate::new(&fixture);
+    let job = fixture.start_script(&gate);
+    fixture.platform.until_streamed(job, "at-the-gate").await;
     assert!(is_lost.load(Ordering::SeqCst));
     gate.open().await;
-    place.platform.until_job(job, Status::Completed).await;
+    fixture.platform.until_job(job, Status::Completed).await;
     agent.signal(Signal::SIGTERM);
     let log = ends_with(agent, 0);
     let lines = log
@@ -293,5 +295,5 @@ async fn a_task_whose_answer_was_lost_comes_again_and_runs_once() {
         .collect();
     assert_eq!(taken.len(), 1, "{log}");
     assert_eq!(taken[0]["attempt"], 1);
-    assert_eq!(place.times_run(), 1);
+    assert_eq!(fixture.times_run(), 1);
 }

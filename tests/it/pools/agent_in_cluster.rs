@@ -8,25 +8,25 @@ use test_cluster::State;
 use test_platform::Status;
 
 use super::agent::{Gate, ends_with};
-use super::place::{Hub, Place};
-use crate::in_cluster::Place as ClusterPlace;
+use super::fixture::{Fixture, Hub};
+use crate::in_cluster::Fixture as ClusterFixture;
 
 /// Starts the agent `eu-1` beside its cluster.
-fn start(cluster: &ClusterPlace, place: &Place, hub: &Hub) -> Running {
+fn start(cluster: &ClusterFixture, fixture: &Fixture, hub: &Hub) -> Running {
     let mut command = cluster.command(&["agent", "--name", "eu-1"]);
     command
         .env("MAYFLY_AGENT_SERVICE_URL", hub.url())
-        .env("MAYFLY_AGENT_TOKEN", place.token.reveal())
+        .env("MAYFLY_AGENT_TOKEN", fixture.token.reveal())
         .env(env::LOG_FORMAT, "json");
     Running::start(&mut command)
 }
 
 /// Executors know the address that users know, and store states where the test looks.
-fn prepare(cluster: &ClusterPlace, place: &Place) {
+fn prepare(cluster: &ClusterFixture, fixture: &Fixture) {
     cluster.image_that_first(&format!(
         "export {}='{}' {}=LocalTerraformStateImpl {}=1",
         env::PUBLIC_API_URL,
-        place.platform.url(),
+        fixture.platform.url(),
         env::STATE_TYPE,
         env::STATUS_POLL_SECONDS,
     ));
@@ -39,16 +39,16 @@ fn one_job(state: &State) -> Option<String> {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_killed_agent_finds_its_job_again_and_no_token_is_in_it() {
-    let Some(cluster) = ClusterPlace::new().await else {
+    let Some(cluster) = ClusterFixture::new().await else {
         return;
     };
-    let place = Place::new().await;
-    let hub = place.serve();
-    prepare(&cluster, &place);
-    let agent = start(&cluster, &place, &hub);
-    let gate = Gate::new(&place);
-    let job = place.start_script(&gate);
-    place.platform.until_streamed(job, "at-the-gate").await;
+    let fixture = Fixture::new().await;
+    let hub = fixture.serve();
+    prepare(&cluster, &fixture);
+    let agent = start(&cluster, &fixture, &hub);
+    let gate = Gate::new(&fixture);
+    let job = fixture.start_script(&gate);
+    fixture.platform.until_streamed(job, "at-the-gate").await;
     let state = cluster.state().await;
     let text = serde_json::to_string(&state.jobs).unwrap();
     assert!(
@@ -57,31 +57,31 @@ async fn a_killed_agent_finds_its_job_again_and_no_token_is_in_it() {
     );
     agent.signal(Signal::SIGKILL);
     drop(agent);
-    let agent = start(&cluster, &place, &hub);
+    let agent = start(&cluster, &fixture, &hub);
     tokio::task::block_in_place(|| {
         agent.wait_for(Stream::Stderr, "found an executor of an earlier agent");
     });
     gate.open().await;
-    place.platform.until_job(job, Status::Completed).await;
+    fixture.platform.until_job(job, Status::Completed).await;
     hub.until_metric(r#"mayfly_pool_slots{pool="eu",state="busy"} 0"#)
         .await;
     agent.signal(Signal::SIGTERM);
     ends_with(agent, 0);
-    assert_eq!(place.times_run(), 1);
+    assert_eq!(fixture.times_run(), 1);
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_run_that_is_cancelled_before_its_pod_starts_leaves_no_job() {
-    let Some(cluster) = ClusterPlace::without_pods().await else {
+    let Some(cluster) = ClusterFixture::without_pods().await else {
         return;
     };
-    let place = Place::new().await;
-    let hub = place.serve();
-    let agent = start(&cluster, &place, &hub);
-    let gate = Gate::new(&place);
-    let job = place.start_script(&gate);
+    let fixture = Fixture::new().await;
+    let hub = fixture.serve();
+    let agent = start(&cluster, &fixture, &hub);
+    let gate = Gate::new(&fixture);
+    let job = fixture.start_script(&gate);
     cluster.until("the Job is there", one_job).await;
-    place.platform.cancel(job).await;
+    fixture.platform.cancel(job).await;
     let is_gone = |state: &State| state.jobs.is_empty().then_some(());
     cluster.until("the Job is gone", is_gone).await;
     hub.until_metric(r#"mayfly_pool_slots{pool="eu",state="busy"} 0"#)
@@ -91,24 +91,29 @@ async fn a_run_that_is_cancelled_before_its_pod_starts_leaves_no_job() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn an_executor_that_is_killed_for_its_memory_fails_its_step_with_the_verdict() {
-    let Some(cluster) = ClusterPlace::new().await else {
+    let Some(cluster) = ClusterFixture::new().await else {
         return;
     };
-    let place = Place::new().await;
-    let hub = place.serve();
-    prepare(&cluster, &place);
-    let agent = start(&cluster, &place, &hub);
-    let gate = Gate::new(&place);
-    let job = place.start_script(&gate);
-    place.platform.until_streamed(job, "at-the-gate").await;
+    let fixture = Fixture::new().await;
+    let hub = fixture.serve();
+    prepare(&cluster, &fixture);
+    let agent = start(&cluster, &fixture, &hub);
+    let gate = Gate::new(&fixture);
+    let job = fixture.start_script(&gate);
+    fixture.platform.until_streamed(job, "at-the-gate").await;
     let state = cluster.state().await;
     assert!(cluster.cluster.oom_kill(&state.pods[0]));
-    place.platform.until_job(job, Status::Failed).await;
-    let step = place.platform.job(job).step_of("customScripts").id.clone();
-    let output = place.platform.step_output(job, &step).unwrap_or_default();
+    fixture.platform.until_job(job, Status::Failed).await;
+    let step = fixture
+        .platform
+        .job(job)
+        .step_of("customScripts")
+        .id
+        .clone();
+    let output = fixture.platform.step_output(job, &step).unwrap_or_default();
     assert!(output.contains("memory"), "{output}");
     hub.until_metric(r#"mayfly_pool_slots{pool="eu",state="busy"} 0"#)
         .await;
-    assert_eq!(place.times_run(), 1);
+    assert_eq!(fixture.times_run(), 1);
     drop(agent);
 }

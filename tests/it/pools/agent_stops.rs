@@ -7,15 +7,15 @@ use pool_protocol::token::PoolToken;
 use test_platform::{Flow, NewJob, Status, Workspace};
 
 use super::agent::{Gate, ends_with};
-use super::place::{Hub, Place};
+use super::fixture::{Fixture, Hub};
 
 /// An agent with this mode, and its run at the gate.
-async fn at_the_gate(place: &Place, hub: &Hub, mode: &str) -> (Running, Gate, u32) {
-    let mut command = place.agent(&hub.url());
+async fn at_the_gate(fixture: &Fixture, hub: &Hub, mode: &str) -> (Running, Gate, u32) {
+    let mut command = fixture.agent(&hub.url());
     let agent = Running::start(command.env("MAYFLY_AGENT_ON_STOP", mode));
-    let gate = Gate::new(place);
-    let job = place.start_script(&gate);
-    place.platform.until_streamed(job, "at-the-gate").await;
+    let gate = Gate::new(fixture);
+    let job = fixture.start_script(&gate);
+    fixture.platform.until_streamed(job, "at-the-gate").await;
     (agent, gate, job)
 }
 
@@ -25,90 +25,97 @@ fn wait_for(agent: &Running, text: &str) {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn an_agent_that_drains_waits_for_its_run_and_is_never_offline() {
-    let place = Place::new().await;
-    let hub = place.serve();
-    let (agent, gate, job) = at_the_gate(&place, &hub, "drain").await;
+    let fixture = Fixture::new().await;
+    let hub = fixture.serve();
+    let (agent, gate, job) = at_the_gate(&fixture, &hub, "drain").await;
     agent.signal(Signal::SIGTERM);
     wait_for(&agent, "no task is taken any more");
-    let waiting = place.start_script(&gate);
+    let waiting = fixture.start_script(&gate);
     hub.until_metric(r#"mayfly_pool_tasks{pool="eu",state="available"} 1"#)
         .await;
     hub.until_metric(r#"mayfly_pool_agents{pool="eu",state="online"} 1"#)
         .await;
     gate.open().await;
-    place.platform.until_job(job, Status::Completed).await;
+    fixture.platform.until_job(job, Status::Completed).await;
     ends_with(agent, 0);
     // It has left the list, and what waited still waits.
     hub.until_metric(r#"mayfly_pool_agents{pool="eu",state="online"} 0"#)
         .await;
     hub.until_metric(r#"mayfly_pool_agents{pool="eu",state="offline"} 0"#)
         .await;
-    assert_eq!(place.times_run(), 1);
-    assert_eq!(place.platform.job(waiting).status, Status::Queue);
+    assert_eq!(fixture.times_run(), 1);
+    assert_eq!(fixture.platform.job(waiting).status, Status::Queue);
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_second_signal_asks_the_run_to_stop() {
-    let place = Place::new().await;
-    let hub = place.serve();
-    let (agent, _gate, job) = at_the_gate(&place, &hub, "drain").await;
+    let fixture = Fixture::new().await;
+    let hub = fixture.serve();
+    let (agent, _gate, job) = at_the_gate(&fixture, &hub, "drain").await;
     agent.signal(Signal::SIGTERM);
     wait_for(&agent, "\"mode\":\"Some(Drain)\"");
     agent.signal(Signal::SIGTERM);
     wait_for(&agent, "\"mode\":\"Some(Grace)\"");
-    place.platform.until_job(job, Status::Failed).await;
+    fixture.platform.until_job(job, Status::Failed).await;
     ends_with(agent, 0);
-    assert_eq!(place.runs().len(), 0);
+    assert_eq!(fixture.runs().len(), 0);
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn an_agent_that_is_forced_ends_its_run_and_says_so() {
-    let place = Place::new().await;
-    let hub = place.serve();
-    let (agent, _gate, job) = at_the_gate(&place, &hub, "force").await;
+    let fixture = Fixture::new().await;
+    let hub = fixture.serve();
+    let (agent, _gate, job) = at_the_gate(&fixture, &hub, "force").await;
     agent.signal(Signal::SIGTERM);
-    place.platform.until_job(job, Status::Failed).await;
+    fixture.platform.until_job(job, Status::Failed).await;
     ends_with(agent, 0);
-    let step = place.platform.job(job).step_of("customScripts").id.clone();
-    let output = place.platform.step_output(job, &step).unwrap_or_default();
+    let step = fixture
+        .platform
+        .job(job)
+        .step_of("customScripts")
+        .id
+        .clone();
+    let output = fixture.platform.step_output(job, &step).unwrap_or_default();
     assert!(output.contains("told to stop at once"), "{output}");
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn the_run_of_an_agent_that_detaches_goes_on() {
-    let place = Place::new().await;
-    let hub = place.serve();
-    let (agent, gate, job) = at_the_gate(&place, &hub, "detach").await;
+    let fixture = Fixture::new().await;
+    let hub = fixture.serve();
+    let (agent, gate, job) = at_the_gate(&fixture, &hub, "detach").await;
     agent.signal(Signal::SIGTERM);
     ends_with(agent, 0);
-    assert_eq!(place.runs().len(), 1);
+    assert_eq!(fixture.runs().len(), 1);
     gate.open().await;
-    place.platform.until_job(job, Status::Completed).await;
-    assert_eq!(place.times_run(), 1);
+    fixture.platform.until_job(job, Status::Completed).await;
+    assert_eq!(fixture.times_run(), 1);
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_single_run_that_fails_ends_its_agent_well() {
-    let place = Place::new().await;
-    let hub = place.serve();
-    let mut command = place.agent(&hub.url());
+    let fixture = Fixture::new().await;
+    let hub = fixture.serve();
+    let mut command = fixture.agent(&hub.url());
     let agent = Running::start(command.env("MAYFLY_AGENT_SINGLE_RUN", "true"));
     let repository = Repository::fixture();
-    let workspace = place.platform.workspace(Workspace::new(&repository.url()));
+    let workspace = fixture
+        .platform
+        .workspace(Workspace::new(&repository.url()));
     let fails = Flow::new("customScripts", 100).with_script("exit 3");
-    let job = place
+    let job = fixture
         .platform
         .start_job(NewJob::new(&workspace, vec![fails]));
-    place.platform.until_job(job, Status::Failed).await;
+    fixture.platform.until_job(job, Status::Failed).await;
     ends_with(agent, 0);
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn an_agent_for_a_single_run_ends_with_1_if_the_hub_rejects_it() {
-    let place = Place::new().await;
-    let hub = place.serve();
+    let fixture = Fixture::new().await;
+    let hub = fixture.serve();
     let unknown = PoolToken::new("eu".parse().unwrap());
-    let mut command = place.agent(&hub.url());
+    let mut command = fixture.agent(&hub.url());
     command
         .env("MAYFLY_AGENT_SINGLE_RUN", "true")
         .env("MAYFLY_AGENT_TOKEN", unknown.reveal());

@@ -6,26 +6,26 @@ use serde_json::json;
 use test_platform::Status;
 
 use super::client::executor_of;
-use super::place::Place;
+use super::fixture::Fixture;
 use super::runs::run_plan;
 
 #[tokio::test(flavor = "multi_thread")]
 async fn an_accepted_run_survives_every_kill_of_the_hub() {
-    let place = Place::new().await;
-    let hub = place.serve();
-    let job = place.dispatched_plan().await;
+    let fixture = Fixture::new().await;
+    let hub = fixture.serve();
+    let job = fixture.dispatched_plan().await;
     hub.crash();
 
-    let hub = place.serve();
-    let agent = place.client(&hub);
+    let hub = fixture.serve();
+    let agent = fixture.client(&hub);
     let instance = agent.register().await;
     let lease = agent.request(instance).await;
     assert_eq!(lease.task.job_id, job.to_string());
     hub.crash();
 
     // The instance has forgotten the lease, and gets it again.
-    let hub = place.serve();
-    let agent = place.client(&hub);
+    let hub = fixture.serve();
+    let agent = fixture.client(&hub);
     let again = agent.request(instance).await;
     assert_eq!(
         (again.lease_id, again.fencing_token, again.attempt),
@@ -35,8 +35,8 @@ async fn an_accepted_run_survives_every_kill_of_the_hub() {
     executor_of(&agent, &again).accept(&again, "pod").await.ok();
     hub.crash();
 
-    let hub = place.serve();
-    let agent = place.client(&hub);
+    let hub = fixture.serve();
+    let agent = fixture.client(&hub);
     let executor = executor_of(&agent, &lease);
     let beat = executor.beat(&lease, "pod").await.ok();
     assert_eq!(beat["state"], "RUNNING");
@@ -47,47 +47,47 @@ async fn an_accepted_run_survives_every_kill_of_the_hub() {
             .status,
         204
     );
-    run_plan(&place, &executor, &lease).await;
-    place.platform.until_job(job, Status::Completed).await;
-    assert_eq!(place.reports(job, Status::Completed), 2);
-    place.platform.assert_kept().await;
+    run_plan(&fixture, &executor, &lease).await;
+    fixture.platform.until_job(job, Status::Completed).await;
+    assert_eq!(fixture.reports(job, Status::Completed), 2);
+    fixture.platform.assert_kept().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn an_outcome_that_a_killed_hub_owes_is_reported_once() {
-    let place = Place::new().await;
-    let hub = place.serve();
-    let job = place.dispatched_plan().await;
-    let agent = place.client(&hub);
+    let fixture = Fixture::new().await;
+    let hub = fixture.serve();
+    let job = fixture.dispatched_plan().await;
+    let agent = fixture.client(&hub);
     let lease = agent.request(agent.register().await).await;
     executor_of(&agent, &lease).accept(&lease, "pod").await.ok();
-    place.platform.go_down().await;
+    fixture.platform.go_down().await;
     let end = json!({"exitCode": 137, "diagnostic": "the container was killed: out of memory"});
     agent.lease(&lease, LeaseCall::Fail, end.clone()).await.ok();
     hub.crash();
 
-    place.platform.come_up().await;
-    let hub = place.serve();
-    place.platform.until_job(job, Status::Failed).await;
+    fixture.platform.come_up().await;
+    let hub = fixture.serve();
+    fixture.platform.until_job(job, Status::Failed).await;
     hub.until_metric(r#"mayfly_pool_tasks{pool="eu",state="unreported"} 0"#)
         .await;
-    let output = place.output(job);
+    let output = fixture.output(job);
     assert!(output.contains("out of memory"), "{output}");
     // A repetition changes nothing.
-    place
+    fixture
         .client(&hub)
         .lease(&lease, LeaseCall::Fail, end)
         .await
         .ok();
-    assert_eq!(place.reports(job, Status::Failed), 2);
-    place.platform.assert_kept().await;
+    assert_eq!(fixture.reports(job, Status::Failed), 2);
+    fixture.platform.assert_kept().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_second_hub_on_the_same_file_does_not_start() {
-    let place = Place::new().await;
-    let hub = place.serve();
-    let second = Running::start(&mut place.command()).wait();
+    let fixture = Fixture::new().await;
+    let hub = fixture.serve();
+    let second = Running::start(&mut fixture.command()).wait();
     assert_eq!(second.code(), 64, "{second}");
     assert!(
         second.stderr.contains("another process uses the store"),

@@ -8,27 +8,27 @@ use serde_json::json;
 use test_platform::Status;
 
 use super::client::executor_of;
-use super::place::Place;
+use super::fixture::Fixture;
 use super::runs::change;
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_run_whose_agent_and_executor_are_lost_fails_once_and_its_executor_hears_it() {
-    let place = Place::new().await.with(env::POOL_LOST_SECONDS, "2");
-    let hub = place.serve();
-    let job = place.dispatched_plan().await;
-    let agent = place.client(&hub);
+    let fixture = Fixture::new().await.with(env::POOL_LOST_SECONDS, "2");
+    let hub = fixture.serve();
+    let job = fixture.dispatched_plan().await;
+    let agent = fixture.client(&hub);
     let lease = agent.request(agent.register().await).await;
     let executor = executor_of(&agent, &lease);
     executor.accept(&lease, "pod").await.ok();
 
-    place.platform.until_job(job, Status::Failed).await;
+    fixture.platform.until_job(job, Status::Failed).await;
     hub.until_metric(r#"mayfly_pool_lost_total{pool="eu"} 1"#)
         .await;
     hub.until_metric(r#"mayfly_pool_tasks{pool="eu",state="unreported"} 0"#)
         .await;
     // One of the job, and one of its step.
-    assert_eq!(place.reports(job, Status::Failed), 2);
-    let output = place.output(job);
+    assert_eq!(fixture.reports(job, Status::Failed), 2);
+    let output = fixture.output(job);
     assert!(output.contains("no word from"), "{output}");
 
     let beat = executor.beat(&lease, "pod").await;
@@ -42,49 +42,49 @@ async fn a_run_whose_agent_and_executor_are_lost_fails_once_and_its_executor_hea
         .relay(&lease, Method::PATCH, &step, Some(done))
         .await;
     assert_eq!(done.refused(), Code::TaskAlreadyTerminal);
-    place.platform.assert_kept().await;
+    fixture.platform.assert_kept().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_run_of_another_organization_fails_with_the_reason() {
-    let place = Place::new().await;
-    let hub = place.serve();
-    place.dispatch_to(&hub, "us");
-    let job = place.start_plan();
-    place.platform.until_job(job, Status::Failed).await;
-    let output = place.output(job);
+    let fixture = Fixture::new().await;
+    let hub = fixture.serve();
+    fixture.dispatch_to(&hub, "us");
+    let job = fixture.start_plan();
+    fixture.platform.until_job(job, Status::Failed).await;
+    let output = fixture.output(job);
     assert!(
         output.contains("pool `us` takes no runs of organization"),
         "{output}"
     );
 
-    let agent = place.client(&hub).with_token(&place.token_of_us());
+    let agent = fixture.client(&hub).with_token(&fixture.token_of_us());
     let answer = agent.try_request(agent.register().await, 1, &[]).await;
     assert_eq!(answer.status, 204, "{answer:?}");
-    place.platform.assert_kept().await;
+    fixture.platform.assert_kept().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_run_that_an_agent_cannot_start_fails_with_its_words() {
-    let place = Place::new().await;
-    let hub = place.serve();
-    let job = place.dispatched_plan().await;
-    let agent = place.client(&hub);
+    let fixture = Fixture::new().await;
+    let hub = fixture.serve();
+    let job = fixture.dispatched_plan().await;
+    let agent = fixture.client(&hub);
     let lease = agent.request(agent.register().await).await;
     let end = json!({"diagnostic": "the image does not exist", "verdict": "image"});
     let ended = agent.lease(&lease, LeaseCall::Fail, end).await.ok();
     assert_eq!(ended["state"], "FAILED");
-    place.platform.until_job(job, Status::Failed).await;
-    let output = place.output(job);
+    fixture.platform.until_job(job, Status::Failed).await;
+    let output = fixture.output(job);
     assert!(output.contains("the image does not exist"), "{output}");
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_run_that_its_agent_hands_back_is_given_out_again() {
-    let place = Place::new().await;
-    let hub = place.serve();
-    place.dispatched_plan().await;
-    let agent = place.client(&hub);
+    let fixture = Fixture::new().await;
+    let hub = fixture.serve();
+    fixture.dispatched_plan().await;
+    let agent = fixture.client(&hub);
     let instance = agent.register().await;
     let first = agent.request(instance).await;
     let decline = json!({"reason": "DRAINING", "diagnostic": "the agent stops"});

@@ -11,14 +11,14 @@ use reqwest::{Method, StatusCode};
 use serde_json::json;
 
 use super::client::executor_of;
-use super::place::Place;
+use super::fixture::Fixture;
 use super::runs::change;
 
 #[tokio::test(flavor = "multi_thread")]
 async fn an_old_client_learns_that_it_is_old_and_not_that_its_token_is_wrong() {
-    let place = Place::new().await;
-    let hub = place.serve();
-    let agent = place.client(&hub);
+    let fixture = Fixture::new().await;
+    let hub = fixture.serve();
+    let agent = fixture.client(&hub);
     let found = agent
         .plain(Method::GET, path::PROTOCOL)
         .send()
@@ -52,13 +52,13 @@ async fn an_old_client_learns_that_it_is_old_and_not_that_its_token_is_wrong() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn the_token_of_one_run_is_good_for_that_run_alone() {
-    let place = Place::new().await;
-    let hub = place.serve();
-    let agent = place.client(&hub);
+    let fixture = Fixture::new().await;
+    let hub = fixture.serve();
+    let agent = fixture.client(&hub);
     let instance = agent.register().await;
-    place.dispatched_plan().await;
+    fixture.dispatched_plan().await;
     let first = agent.request(instance).await;
-    place.dispatched_plan().await;
+    fixture.dispatched_plan().await;
     let answer = agent
         .try_request(instance, 50, &[first.lease_id])
         .await
@@ -91,7 +91,7 @@ async fn the_token_of_one_run_is_good_for_that_run_alone() {
     one.relay(&first, Method::GET, &mine, None).await.ok();
 
     // Nothing of it reached the platform.
-    let asked = place.platform.ledger();
+    let asked = fixture.platform.ledger();
     let about_other = |request: &&test_platform::Request| {
         request.path.starts_with("/context") && request.path.contains(&second.task.job_id)
     };
@@ -113,14 +113,14 @@ async fn the_token_of_one_run_is_good_for_that_run_alone() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn an_agent_sees_its_own_pool_alone_and_does_not_play_the_executor() {
-    let place = Place::new().await;
-    let hub = place.serve();
-    let agent = place.client(&hub);
+    let fixture = Fixture::new().await;
+    let hub = fixture.serve();
+    let agent = fixture.client(&hub);
     let instance = agent.register().await;
-    place.dispatched_plan().await;
+    fixture.dispatched_plan().await;
     let lease = agent.request(instance).await;
 
-    let stranger = agent.with_token(&place.token_of_us());
+    let stranger = agent.with_token(&fixture.token_of_us());
     let theirs = stranger.register().await;
     assert_eq!(stranger.try_request(theirs, 1, &[]).await.status, 204);
     assert_eq!(
@@ -150,9 +150,9 @@ async fn an_agent_sees_its_own_pool_alone_and_does_not_play_the_executor() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn two_installations_do_not_share_a_name() {
-    let place = Place::new().await;
-    let hub = place.serve();
-    let agent = place.client(&hub);
+    let fixture = Fixture::new().await;
+    let hub = fixture.serve();
+    let agent = fixture.client(&hub);
     let first = agent.register().await;
     let answer = agent.try_register("eu-1", "two").await;
     let text = answer.body["title"].as_str().unwrap().to_owned();
@@ -173,9 +173,9 @@ async fn two_installations_do_not_share_a_name() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn tokens_are_replaced_without_a_restart() {
-    let place = Place::new().await;
-    let hub = place.serve();
-    let old = place.client(&hub);
+    let fixture = Fixture::new().await;
+    let hub = fixture.serve();
+    let old = fixture.client(&hub);
     let token = PoolToken::new("eu".parse().unwrap());
     let new = old.with_token(token.reveal());
     assert_eq!(
@@ -183,7 +183,7 @@ async fn tokens_are_replaced_without_a_restart() {
         Code::ExecutorAuthenticationFailed
     );
 
-    place.write_pools(&[&place.token, &token]);
+    fixture.write_pools(&[&fixture.token, &token]);
     let instance = old.register().await;
     new.heartbeat(instance).await.ok();
     old.heartbeat(instance).await.ok();
@@ -191,7 +191,7 @@ async fn tokens_are_replaced_without_a_restart() {
     let waiting = tokio::spawn(async move { waiting.try_request(instance, 50, &[]).await });
     hub.until_metric("mayfly_pool_polls_waiting 1").await;
 
-    place.write_pools(&[&token]);
+    fixture.write_pools(&[&token]);
     // A request that waits ends by itself.
     let ended = waiting.await.unwrap();
     assert_eq!(ended.refused(), Code::ExecutorAuthenticationFailed);
@@ -201,7 +201,7 @@ async fn tokens_are_replaced_without_a_restart() {
     );
     new.heartbeat(instance).await.ok();
 
-    place.replace_pools("pools: [");
+    fixture.replace_pools("pools: [");
     new.heartbeat(instance).await.ok();
     let readiness = hub.get("/actuator/health/readiness").await;
     let readiness: serde_json::Value = serde_json::from_str(&readiness).unwrap();
@@ -214,9 +214,9 @@ async fn tokens_are_replaced_without_a_restart() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn requests_that_are_too_large_or_unreadable_are_refused() {
-    let place = Place::new().await;
-    let hub = place.serve();
-    let agent = place.client(&hub);
+    let fixture = Fixture::new().await;
+    let hub = fixture.serve();
+    let agent = fixture.client(&hub);
     let large = json!({"systemId": "x".repeat(600_000)});
     assert_eq!(
         agent.post(path::REGISTER, large).await.refused(),
@@ -241,7 +241,7 @@ async fn requests_that_are_too_large_or_unreadable_are_refused() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn the_line_that_comes_with_a_new_token_makes_it_good() {
-    let place = Place::new().await;
+    let fixture = Fixture::new().await;
     let made = Running::start(
         Command::new(env!("CARGO_BIN_EXE_launcher_under_test"))
             .args(["pool", "token", "new", "--pool", "asia"]),
@@ -254,11 +254,11 @@ async fn the_line_that_comes_with_a_new_token_makes_it_good() {
         .stderr
         .lines()
         .find(|line| line.trim().starts_with("- "));
-    place.replace_pools(&format!(
+    fixture.replace_pools(&format!(
         "pools:\n  asia:\n    organizations: ['*']\n    tokens:\n{}\n",
         line.unwrap()
     ));
-    let hub = place.serve();
-    let agent = place.client(&hub).with_token(token);
+    let hub = fixture.serve();
+    let agent = fixture.client(&hub).with_token(token);
     agent.register().await;
 }

@@ -7,20 +7,20 @@ use serde_json::{Value, json};
 use test_platform::{Effect, Fault, Flow, NewJob, Status, Workspace};
 
 use super::client::{Client, executor_of};
-use super::place::Place;
+use super::fixture::Fixture;
 
 /// The executor of a new lease, which has not accepted its task.
-async fn leased(place: &Place, agent: &Client) -> (Client, LeasedTask) {
-    place.dispatched_plan().await;
+async fn leased(fixture: &Fixture, agent: &Client) -> (Client, LeasedTask) {
+    fixture.dispatched_plan().await;
     let lease = agent.request(agent.register().await).await;
     (executor_of(agent, &lease), lease)
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn an_executor_reads_before_its_claim_and_writes_after_it() {
-    let place = Place::new().await;
-    let hub = place.serve();
-    let (executor, lease) = leased(&place, &place.client(&hub)).await;
+    let fixture = Fixture::new().await;
+    let hub = fixture.serve();
+    let (executor, lease) = leased(&fixture, &fixture.client(&hub)).await;
     let context = format!("/context/v1/{}", lease.task.job_id);
     let document = json!({"terrakubeUI": {"a": "b"}});
     let found = executor.relay(&lease, Method::GET, &context, None).await;
@@ -31,25 +31,29 @@ async fn an_executor_reads_before_its_claim_and_writes_after_it() {
     write().await.ok();
     let found = executor.relay(&lease, Method::GET, &context, None).await;
     assert_eq!(found.ok(), document);
-    place.platform.assert_kept().await;
+    fixture.platform.assert_kept().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn the_content_of_a_run_passes_and_that_of_another_does_not() {
-    let place = Place::new().await;
-    let hub = place.serve();
-    let [mine, other] = ["mine", "other"].map(|text| place.platform.upload(text.into()));
-    let workspace = place
+    let fixture = Fixture::new().await;
+    let hub = fixture.serve();
+    let [mine, other] = ["mine", "other"].map(|text| fixture.platform.upload(text.into()));
+    let workspace = fixture
         .platform
         .workspace(Workspace::new("https://git.example.test/a.git"));
     let job = NewJob::new(&workspace, Flow::only("terraformPlan")).from_upload(&mine);
-    let job = place.platform.start_job(job);
-    place.platform.until_job(job, Status::Queue).await;
-    let agent = place.client(&hub);
+    let job = fixture.platform.start_job(job);
+    fixture.platform.until_job(job, Status::Queue).await;
+    let agent = fixture.client(&hub);
     let lease = agent.request(agent.register().await).await;
     let executor = executor_of(&agent, &lease);
 
-    let below = |url: &str| url.strip_prefix(&place.platform.url()).unwrap().to_owned();
+    let below = |url: &str| {
+        url.strip_prefix(&fixture.platform.url())
+            .unwrap()
+            .to_owned()
+    };
     let found = executor
         .relay(&lease, Method::GET, &below(&mine), None)
         .await;
@@ -58,27 +62,27 @@ async fn the_content_of_a_run_passes_and_that_of_another_does_not() {
         .relay(&lease, Method::GET, &below(&other), None)
         .await;
     assert_eq!(refused.refused(), Code::ExecutorPoolForbidden);
-    place.platform.assert_kept().await;
+    fixture.platform.assert_kept().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn answers_of_the_platform_pass_as_they_are_and_its_absence_is_told() {
-    let place = Place::new().await;
-    let hub = place.serve();
-    let (executor, lease) = leased(&place, &place.client(&hub)).await;
+    let fixture = Fixture::new().await;
+    let hub = fixture.serve();
+    let (executor, lease) = leased(&fixture, &fixture.client(&hub)).await;
     let context = format!("/context/v1/{}", lease.task.job_id);
     let ask = || executor.relay(&lease, Method::GET, &context, None);
     for status in [404, 409, 500] {
         let fault = Fault::once("GET", &context, Effect::Status(status));
-        place.platform.fault(fault);
+        fixture.platform.fault(fault);
         assert_eq!(ask().await.status.as_u16(), status);
     }
     let elsewhere = Effect::Redirect("http://127.0.0.1:1/");
-    place
+    fixture
         .platform
         .fault(Fault::once("GET", &context, elsewhere));
     assert!(ask().await.status.is_redirection());
-    place
+    fixture
         .platform
         .fault(Fault::always("GET", &context, Effect::DropBefore));
     let answer = ask().await;
@@ -91,9 +95,9 @@ async fn answers_of_the_platform_pass_as_they_are_and_its_absence_is_told() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_log_that_is_too_large_for_one_request_is_refused_as_such() {
-    let place = Place::new().await;
-    let hub = place.serve();
-    let (executor, lease) = leased(&place, &place.client(&hub)).await;
+    let fixture = Fixture::new().await;
+    let hub = fixture.serve();
+    let (executor, lease) = leased(&fixture, &fixture.client(&hub)).await;
     executor.accept(&lease, "pod").await.ok();
     let line = json!({"jobId": 412, "stepId": lease.task.step_id, "lineNumber": 1,
         "output": "x".repeat(5 << 20)});
@@ -106,10 +110,10 @@ async fn a_log_that_is_too_large_for_one_request_is_refused_as_such() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_pool_with_another_boundary_has_no_relay() {
-    let place = Place::new().await;
-    let hub = place.serve();
-    let (executor, lease) = leased(&place, &place.client(&hub)).await;
-    place.replace_pools("pools: {eu: {organizations: ['*'], boundary: direct}}");
+    let fixture = Fixture::new().await;
+    let hub = fixture.serve();
+    let (executor, lease) = leased(&fixture, &fixture.client(&hub)).await;
+    fixture.replace_pools("pools: {eu: {organizations: ['*'], boundary: direct}}");
     let context = format!("/context/v1/{}", lease.task.job_id);
     let answer = executor.relay(&lease, Method::GET, &context, None).await;
     assert_eq!(answer.refused(), Code::ExecutorPoolForbidden);

@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use test_platform::Status;
 
 use super::client::{Client, executor_of};
-use super::place::Place;
+use super::fixture::Fixture;
 
 /// A second, on a machine with nothing else to do.
 const PROMPT: Duration = Duration::from_secs(5);
@@ -20,7 +20,7 @@ pub(super) fn change(kind: &str, id: &str, attributes: Value) -> Value {
 }
 
 /// Does the run of a lease as its executor: the claim, a line of the log, the reports, the end.
-pub(super) async fn run_plan(place: &Place, executor: &Client, lease: &LeasedTask) {
+pub(super) async fn run_plan(fixture: &Fixture, executor: &Client, lease: &LeasedTask) {
     executor.accept(lease, "pod").await.ok();
     let task = &lease.task;
     let job = format!(
@@ -30,7 +30,7 @@ pub(super) async fn run_plan(place: &Place, executor: &Client, lease: &LeasedTas
     let step = format!("{job}/step/{}", task.step_id);
     let output = format!(
         "{}/tfoutput/v1/organization/{}/job/{}/step/{}",
-        place.platform.url(),
+        fixture.platform.url(),
         task.organization_id,
         task.job_id,
         task.step_id
@@ -58,7 +58,7 @@ pub(super) async fn run_plan(place: &Place, executor: &Client, lease: &LeasedTas
     let line = json!({"jobId": task.job_id.parse::<u32>().unwrap(), "stepId": task.step_id,
         "lineNumber": 1, "output": "No changes."});
     say(Method::POST, "/logs", json!({"data": [line]})).await;
-    place.store_output(task);
+    fixture.store_output(task);
     let done = change(
         "step",
         &task.step_id,
@@ -75,16 +75,16 @@ pub(super) async fn run_plan(place: &Place, executor: &Client, lease: &LeasedTas
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_run_goes_from_its_dispatch_to_its_end_through_the_relay() {
-    let place = Place::new().await;
-    let hub = place.serve();
-    let job = place.dispatched_plan().await;
-    assert!(place.platform.heartbeat(job).await.is_some());
+    let fixture = Fixture::new().await;
+    let hub = fixture.serve();
+    let job = fixture.dispatched_plan().await;
+    assert!(fixture.platform.heartbeat(job).await.is_some());
 
-    let agent = place.client(&hub);
+    let agent = fixture.client(&hub);
     let instance = agent.register().await;
     let lease = agent.request(instance).await;
     let payload = lease.task.payload.clone().unwrap();
-    assert_eq!(payload, place.platform.job_data(job));
+    assert_eq!(payload, fixture.platform.job_data(job));
     assert_eq!(lease.task.kind, "terraformPlan");
     assert_eq!(lease.attempt, 1);
     let started = json!({"executor": "runs/job-412"});
@@ -94,25 +94,25 @@ async fn a_run_goes_from_its_dispatch_to_its_end_through_the_relay() {
     let executor = executor_of(&agent, &lease);
     let read = format!(
         "/api/v1/organization/{}/job/{job}?include=step",
-        place.platform.organization()
+        fixture.platform.organization()
     );
     let found = executor.relay(&lease, Method::GET, &read, None).await.ok();
     assert_eq!(found["data"]["attributes"]["status"], "queue");
-    run_plan(&place, &executor, &lease).await;
+    run_plan(&fixture, &executor, &lease).await;
 
-    place.platform.until_job(job, Status::Completed).await;
-    place.platform.until_streamed(job, "No changes.").await;
+    fixture.platform.until_job(job, Status::Completed).await;
+    fixture.platform.until_streamed(job, "No changes.").await;
     hub.until_metric(r#"mayfly_pool_tasks{pool="eu",state="running"} 0"#)
         .await;
-    place.platform.assert_kept().await;
+    fixture.platform.assert_kept().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn without_an_agent_the_log_says_so_and_a_new_agent_gets_the_run_at_once() {
-    let place = Place::new().await;
-    let hub = place.serve();
-    let job = place.dispatched_plan().await;
-    place
+    let fixture = Fixture::new().await;
+    let hub = fixture.serve();
+    let job = fixture.dispatched_plan().await;
+    fixture
         .platform
         .until_streamed(
             job,
@@ -120,24 +120,24 @@ async fn without_an_agent_the_log_says_so_and_a_new_agent_gets_the_run_at_once()
         )
         .await;
 
-    let agent = place.client(&hub);
+    let agent = fixture.client(&hub);
     let instance = agent.register().await;
     let asked = Instant::now();
     let lease = agent.request(instance).await;
     assert!(asked.elapsed() < PROMPT, "{:?}", asked.elapsed());
     assert_eq!(lease.task.job_id, job.to_string());
-    place.platform.assert_kept().await;
+    fixture.platform.assert_kept().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn an_agent_that_waits_gets_a_run_soon_after_its_dispatch() {
-    let place = Place::new().await;
-    let hub = place.serve();
-    let agent = place.client(&hub);
+    let fixture = Fixture::new().await;
+    let hub = fixture.serve();
+    let agent = fixture.client(&hub);
     let instance = agent.register().await;
     let waiting = tokio::spawn(async move { agent.request(instance).await });
     hub.until_metric("mayfly_pool_polls_waiting 1").await;
-    let job = place.dispatched_plan().await;
+    let job = fixture.dispatched_plan().await;
     let recorded = Instant::now();
     let lease = waiting.await.unwrap();
     assert!(recorded.elapsed() < PROMPT, "{:?}", recorded.elapsed());
@@ -146,28 +146,28 @@ async fn an_agent_that_waits_gets_a_run_soon_after_its_dispatch() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_run_that_is_cancelled_in_the_queue_is_never_given_out() {
-    let place = Place::new().await;
-    let hub = place.serve();
-    let job = place.dispatched_plan().await;
+    let fixture = Fixture::new().await;
+    let hub = fixture.serve();
+    let job = fixture.dispatched_plan().await;
     hub.until_metric(r#"mayfly_pool_tasks{pool="eu",state="available"} 1"#)
         .await;
-    place.platform.cancel(job).await;
+    fixture.platform.cancel(job).await;
     hub.until_metric(r#"mayfly_pool_tasks{pool="eu",state="available"} 0"#)
         .await;
 
-    let agent = place.client(&hub);
+    let agent = fixture.client(&hub);
     let instance = agent.register().await;
     let answer = agent.try_request(instance, 1, &[]).await;
     assert_eq!(answer.status, StatusCode::NO_CONTENT, "{answer:?}");
-    assert_eq!(place.platform.job(job).status, Status::Cancelled);
-    place.platform.assert_kept().await;
+    assert_eq!(fixture.platform.job(job).status, Status::Cancelled);
+    fixture.platform.assert_kept().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_waiting_request_ends_when_the_hub_stops() {
-    let place = Place::new().await;
-    let hub = place.serve();
-    let agent = place.client(&hub);
+    let fixture = Fixture::new().await;
+    let hub = fixture.serve();
+    let agent = fixture.client(&hub);
     let instance = agent.register().await;
     let waiting = tokio::spawn(async move { agent.try_request(instance, 50, &[]).await });
     hub.until_metric("mayfly_pool_polls_waiting 1").await;
@@ -180,14 +180,14 @@ async fn a_waiting_request_ends_when_the_hub_stops() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_dispatch_to_the_launcher_itself_is_refused_with_the_way_out() {
-    let place = Place::new().await;
-    let hub = place.serve();
-    place
+    let fixture = Fixture::new().await;
+    let hub = fixture.serve();
+    fixture
         .platform
         .dispatch_to(&format!("{}/api/v1/terraform-rs", hub.url()));
-    let job = place.start_plan();
-    place.platform.until_job(job, Status::Failed).await;
-    let token = place.platform.dispatch_token();
+    let job = fixture.start_plan();
+    fixture.platform.until_job(job, Status::Failed).await;
+    let token = fixture.platform.dispatch_token();
     let document = json!({"type": "terraformPlan", "organizationId": "o", "workspaceId": "w",
         "jobId": "1", "stepId": "s"});
     let post = |path: &str| {

@@ -31,7 +31,7 @@ fn greedy() -> Repository {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_tool_that_is_killed_for_its_memory_is_told_with_what_to_do() {
+async fn the_report_of_a_tool_killed_for_its_memory_has_advice() {
     let Some(stage) = Stage::with(limited()).await else {
         return;
     };
@@ -68,14 +68,14 @@ async fn a_step_that_completes_although_something_in_it_was_killed_for_memory_is
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_apply_that_is_evicted_or_whose_pod_is_deleted_says_so_and_is_not_run_again() {
+async fn the_verdict_of_an_evicted_apply_names_the_eviction_and_it_is_not_run_again() {
     let Some(stage) =
         Stage::with(json!({"executor": {"podDisruptionBudget": {"enabled": false}}})).await
     else {
         return;
     };
     let [evicted, deleted] = [(); 2].map(|()| stage.start(endless(), Flow::only(APPLY)));
-    let pods = stage.place.all::<Pod>();
+    let pods = stage.fixture.all::<Pod>();
     let pod = stage.at_work(evicted, APPLY).await;
     pods.evict(&pod, &EvictParams::default()).await.unwrap();
     let pod = stage.at_work(deleted, APPLY).await;
@@ -88,7 +88,7 @@ async fn an_apply_that_is_evicted_or_whose_pod_is_deleted_says_so_and_is_not_run
         assert_eq!(stage.times_begun(job, APPLY), 1);
         let name = stage.name(job, APPLY);
         let failed = stage
-            .place
+            .fixture
             .all::<Job>()
             .get(&name)
             .await
@@ -107,7 +107,7 @@ async fn the_charts_budget_keeps_an_apply_from_being_evicted() {
     };
     let job = stage.start(endless(), Flow::only(APPLY));
     let pod = stage.at_work(job, APPLY).await;
-    let pods = stage.place.all::<Pod>();
+    let pods = stage.fixture.all::<Pod>();
     let params = EvictParams::default();
     let asked = pods.evict(&pod, &params);
     // The client asks again and again while the answer is "not now".
@@ -168,11 +168,11 @@ async fn a_native_sidecar_that_ignores_its_end_does_not_keep_a_finished_run_runn
     );
     let name = stage.name(job, APPLY);
     let complete = async || {
-        let job = stage.place.all::<Job>().get(&name).await.unwrap();
+        let job = stage.fixture.all::<Job>().get(&name).await.unwrap();
         let mut conditions = job.status?.conditions?.into_iter();
         conditions
             .any(|condition| condition.type_ == "Complete" && condition.status == "True")
             .then_some(())
     };
-    stage.place.until("the Job is complete", complete).await;
+    stage.fixture.until("the Job is complete", complete).await;
 }

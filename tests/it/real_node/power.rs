@@ -4,22 +4,18 @@ use api_launcher::kubernetes::verdict::VerdictKind;
 use serde_json::json;
 use test_platform::{Flow, Status};
 
-use super::{Place, Stage, endless};
+use super::{Fixture, Stage, endless};
 
 const APPLY: &str = "terraformApply";
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_apply_whose_node_dies_and_comes_back_says_so_and_is_not_run_again() {
-    let Some(place) = Place::new(true).await else {
-        return;
-    };
-    let Some(stage) = Stage::at(place, json!({})).await else {
-        return;
-    };
+async fn the_verdict_of_an_apply_on_a_rebooted_node_names_the_reboot_and_it_is_not_run_again() {
+    let fixture = or_skip!(Fixture::new(true).await);
+    let stage = Stage::at(fixture, json!({})).await;
     let job = stage.start(endless(), Flow::only(APPLY));
     stage.at_work(job, APPLY).await;
-    stage.place.node.power_off().unwrap();
-    stage.place.node.power_on().unwrap();
+    stage.fixture.node.power_off().unwrap();
+    stage.fixture.node.power_on().unwrap();
     let verdict = stage.failed(job, APPLY, VerdictKind::NodeLost).await;
     let advice = verdict.advice.unwrap();
     assert!(advice.contains("plan again"), "{advice}");

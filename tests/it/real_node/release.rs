@@ -8,14 +8,14 @@ use k8s_openapi::api::rbac::v1::{Role, RoleBinding};
 use kube::ResourceExt as _;
 use serde_json::json;
 
-use super::{Place, Stage};
+use super::{Fixture, Stage};
 
 /// Names of what is there in a namespace, but what a cluster puts in every namespace.
-async fn there(place: &Place) -> Vec<String> {
+async fn there(fixture: &Fixture) -> Vec<String> {
     let mut found = Vec::new();
     macro_rules! add {
         ($($kind:ident)*) => {$(
-            let names = place.list::<$kind>().await.into_iter().map(|object| object.name_any());
+            let names = fixture.list::<$kind>().await.into_iter().map(|object| object.name_any());
             found.extend(names.map(|name| format!("{} {name}", stringify!($kind))));
         )*};
     }
@@ -27,17 +27,17 @@ async fn there(place: &Place) -> Vec<String> {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn helm_installs_tests_and_removes_a_release_and_leaves_nothing_but_tests() {
-    let Some(place) = Place::new(false).await else {
+    let Some(fixture) = Fixture::new(false).await else {
         return;
     };
     let canary = json!({"tests": {"canary": {"enabled": true}}});
-    let stage = Stage::prepare(place, canary).await;
-    let before = there(&stage.place).await;
+    let stage = Stage::prepare(fixture, canary).await;
+    let before = there(&stage.fixture).await;
     stage.install().await;
-    assert!(there(&stage.place).await.len() > before.len() + 10);
+    assert!(there(&stage.fixture).await.len() > before.len() + 10);
 
     let test = ["test", "mayfly", "--logs", "--timeout", "2m"];
-    let said = stage.place.helm(&test);
+    let said = stage.fixture.helm(&test);
     for words in [
         "GET /actuator/health/readiness: 200",
         "POST /api/v1/terraform-rs: 401",
@@ -53,7 +53,7 @@ async fn helm_installs_tests_and_removes_a_release_and_leaves_nothing_but_tests(
     );
 
     let remove = ["uninstall", "mayfly", "--wait", "--timeout", "2m"];
-    stage.place.helm(&remove);
+    stage.fixture.helm(&remove);
     let mut expected = before;
     // Helm keeps the pods of tests, for their logs; the canary's run ends with its time to live.
     for test in ["canary", "http", "rights"] {
@@ -62,9 +62,9 @@ async fn helm_installs_tests_and_removes_a_release_and_leaves_nothing_but_tests(
     expected.sort();
     let of_run = |name: &String| name.contains(" job-");
     stage
-        .place
+        .fixture
         .until("nothing of the release is left", async || {
-            let left = there(&stage.place).await;
+            let left = there(&stage.fixture).await;
             let mut left: Vec<_> = left.into_iter().filter(|name| !of_run(name)).collect();
             left.sort();
             (left == expected).then_some(())

@@ -32,7 +32,7 @@ async fn a_plan_and_an_apply_run_through_and_leave_nothing() {
         .platform
         .until_step(job, "terraformApply", Status::Running)
         .await;
-    let jobs = stage.place.list::<Job>().await;
+    let jobs = stage.fixture.list::<Job>().await;
     assert!(!jobs.is_empty());
     let specs = json!(jobs).to_string();
     let [access, secret] = [stage.store.access_key(), stage.store.secret_key()];
@@ -59,11 +59,11 @@ async fn a_plan_and_an_apply_run_through_and_leave_nothing() {
     // By its time to live, with everything it owns.
     let of_run = |name: String| name.starts_with("job-").then_some(name);
     stage
-        .place
+        .fixture
         .until("nothing is left of the runs", async || {
-            let jobs = stage.place.list::<Job>().await.into_iter();
-            let pods = stage.place.list::<Pod>().await.into_iter();
-            let secrets = stage.place.list::<Secret>().await.into_iter();
+            let jobs = stage.fixture.list::<Job>().await.into_iter();
+            let pods = stage.fixture.list::<Pod>().await.into_iter();
+            let secrets = stage.fixture.list::<Secret>().await.into_iter();
             let names = jobs.map(|job| job.name_any());
             let names = names.chain(pods.map(|pod| pod.name_any()));
             let names = names.chain(secrets.map(|secret| secret.name_any()));
@@ -87,13 +87,13 @@ async fn a_launcher_that_is_replaced_under_load_loses_no_run_and_doubles_none() 
     };
     let mut jobs: Vec<u32> = (0..3).map(|_| start()).collect();
     stage.platform.until_job(jobs[0], Status::Queue).await;
-    let launchers = stage.place.list::<Pod>().await.into_iter();
+    let launchers = stage.fixture.list::<Pod>().await.into_iter();
     let launchers: Vec<_> = launchers
         .map(|pod| pod.name_any())
         .filter(|name| name.starts_with("mayfly-"))
         .collect();
     assert_eq!(launchers.len(), 1, "{launchers:?}");
-    let pods = stage.place.all::<Pod>();
+    let pods = stage.fixture.all::<Pod>();
     // Without a chance to say goodbye.
     let at_once = DeleteParams::default().grace_period(0);
     pods.delete(&launchers[0], &at_once).await.unwrap();
@@ -104,7 +104,7 @@ async fn a_launcher_that_is_replaced_under_load_loses_no_run_and_doubles_none() 
         assert_eq!(stage.times_begun(job, "terraformApply"), 1);
         expected.insert(stage.name(job, "terraformApply"));
     }
-    let made = stage.place.list::<Job>().await;
+    let made = stage.fixture.list::<Job>().await;
     let made: BTreeSet<_> = made.iter().map(ResourceExt::name_any).collect();
     assert_eq!(made, expected);
     for name in &expected {

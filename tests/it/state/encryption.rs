@@ -4,7 +4,7 @@ mod tools {
     use integration_tests::job;
     use integration_tests::tool::program;
     use job_contract::keys::ObjectKey;
-    use job_contract::report::StateStanding;
+    use job_contract::report::StateStatus;
     use job_contract::{Tool, env};
     use nix::sys::signal::Signal;
     use test_peers::skips::needed;
@@ -13,7 +13,7 @@ mod tools {
 
     /// `tofu state push` reads its file without a key. The test restores the state as the hint says.
     #[test]
-    fn an_encrypted_state_the_backend_refuses_is_kept_with_the_way_to_restore_it() {
+    fn an_encrypted_state_that_the_backend_refuses_is_kept_with_a_restore_command() {
         let tool = Tool::OpenTofu;
         if needed(program(tool)).is_none() {
             return;
@@ -24,12 +24,12 @@ mod tools {
         let run = executor.start();
         tool_at_the_gate(&run);
         let (bucket, apply) = (&journey.bucket, &journey.apply);
-        bucket.door.refuse("PUT", is_state, usize::MAX);
+        bucket.endpoint.refuse("PUT", is_state, usize::MAX);
         run.running.signal(Signal::SIGTERM);
         let outcome = run.wait().expect_code(143);
 
         let report = outcome.report();
-        assert_eq!(report.state, Some(StateStanding::Kept), "{outcome}");
+        assert_eq!(report.state, Some(StateStatus::Kept), "{outcome}");
         let name = format!("errored-{}-{}", apply.job_id, apply.step_id);
         let kept = ObjectKey::state_raw(job::ORGANIZATION, job::WORKSPACE, &name);
         let state = bucket.read(&kept).expect("the state");
@@ -40,12 +40,15 @@ mod tools {
         assert!(hint.contains(words), "{hint}");
         assert!(outcome.log().contains(words), "{outcome}");
 
-        bucket.door.open();
+        bucket.endpoint.open();
         bucket.write(&state_key(), state.to_string());
         let plan = job::in_job(&job::plan_by(tool, &journey.gate.repository), "413");
         let plan = job::encrypted(&plan);
-        journey.site.queue(&[&plan]);
-        let outcome = bucket.executor(&journey.site, &plan).run().expect_code(0);
+        journey.machine.queue(&[&plan]);
+        let outcome = bucket
+            .executor(&journey.machine, &plan)
+            .run()
+            .expect_code(0);
         let is_made = |name: &str| {
             let words = format!("terraform_data.{name} will be created");
             outcome.log().contains(&words)

@@ -4,24 +4,24 @@ use std::time::{Duration, Instant};
 
 use integration_tests::job;
 use integration_tests::process::Stream;
-use job_contract::report::{StateStanding, StopReason};
+use job_contract::report::{StateStatus, StopReason};
 use job_contract::status::JobStatus;
 use job_contract::{StepType, Tool, env};
 use nix::sys::signal::{Signal, killpg};
 
 use super::{AT_THE_GATE, Bucket, Gate, Journey, assert_interrupted_once, tool_at_the_gate};
-use crate::site;
+use crate::machine;
 
 with_both_tools! {
-    an_apply_that_is_told_to_end_saves_its_state_and_says_how_far_it_came,
-    however_many_signals_come_the_tool_is_interrupted_once,
+    an_apply_that_gets_sigterm_saves_its_state_and_reports_its_changes,
+    the_tool_is_interrupted_once_however_many_signals_arrive,
     an_apply_that_is_not_done_by_its_deadline_saves_its_state,
     an_apply_whose_job_is_cancelled_saves_its_state,
     an_interrupted_destroy_keeps_what_it_has_not_destroyed,
-    an_executor_that_is_told_to_end_reports_in_time_though_the_store_holds_everything,
+    an_executor_that_gets_sigterm_reports_in_time_though_the_store_hangs,
 }
 
-fn an_apply_that_is_told_to_end_saves_its_state_and_says_how_far_it_came(tool: Tool) {
+fn an_apply_that_gets_sigterm_saves_its_state_and_reports_its_changes(tool: Tool) {
     let journey = Journey::planned(tool);
     let run = journey.executor().start();
     tool_at_the_gate(&run);
@@ -34,7 +34,7 @@ fn an_apply_that_is_told_to_end_saves_its_state_and_says_how_far_it_came(tool: T
 }
 
 /// As where the whole container gets the signal, and where a person sends it again.
-fn however_many_signals_come_the_tool_is_interrupted_once(tool: Tool) {
+fn the_tool_is_interrupted_once_however_many_signals_arrive(tool: Tool) {
     let journey = Journey::planned(tool);
     // A group of its own, as a container has, which the test is no part of.
     let run = journey.executor().wrapped_in(&["setsid"]).start();
@@ -71,7 +71,7 @@ fn an_apply_whose_job_is_cancelled_saves_its_state(tool: Tool) {
     let run = journey.executor().start();
     tool_at_the_gate(&run);
     journey
-        .site
+        .machine
         .set_status(&journey.apply, JobStatus::Cancelled);
     let outcome = run.wait();
     assert_eq!(outcome.report().stopped, Some(StopReason::Cancelled));
@@ -80,18 +80,18 @@ fn an_apply_whose_job_is_cancelled_saves_its_state(tool: Tool) {
 }
 
 fn an_interrupted_destroy_keeps_what_it_has_not_destroyed(tool: Tool) {
-    let (bucket, site) = (Bucket::new(), site());
-    let gate = Gate::at_the_end(&site);
+    let (bucket, machine) = (Bucket::new(), machine());
+    let gate = Gate::at_the_end(&machine);
     let apply = job::step_by(tool, StepType::Apply, &gate.repository);
-    site.queue(&[&apply]);
-    bucket.executor(&site, &apply).run().expect_code(0);
+    machine.queue(&[&apply]);
+    bucket.executor(&machine, &apply).run().expect_code(0);
     let destroy = job::in_job(
         &job::step_by(tool, StepType::Destroy, &gate.repository),
         "413",
     );
-    site.queue(&[&destroy]);
+    machine.queue(&[&destroy]);
 
-    let run = bucket.executor(&site, &destroy).start();
+    let run = bucket.executor(&machine, &destroy).start();
     tool_at_the_gate(&run);
     run.running.signal(Signal::SIGTERM);
     let outcome = run.wait().expect_code(143);
@@ -102,7 +102,7 @@ fn an_interrupted_destroy_keeps_what_it_has_not_destroyed(tool: Tool) {
     assert_eq!(resources, ["first", "second"], "{outcome}");
     assert!(bucket.lock().is_none(), "{outcome}");
     let report = outcome.report();
-    assert_eq!(report.state, Some(StateStanding::Stored), "{outcome}");
+    assert_eq!(report.state, Some(StateStatus::Stored), "{outcome}");
     let progress = report.progress.as_ref().unwrap();
     assert_eq!((progress.applied, progress.not_begun), (1, Some(1)));
     let words = "1 was not begun; the state is stored";
@@ -110,7 +110,7 @@ fn an_interrupted_destroy_keeps_what_it_has_not_destroyed(tool: Tool) {
 }
 
 /// It takes the copy of the state and the log, and never answers.
-fn an_executor_that_is_told_to_end_reports_in_time_though_the_store_holds_everything(tool: Tool) {
+fn an_executor_that_gets_sigterm_reports_in_time_though_the_store_hangs(tool: Tool) {
     let grace = Duration::from_secs(30);
     let journey = Journey::planned(tool);
     let executor = journey.executor();
@@ -118,9 +118,9 @@ fn an_executor_that_is_told_to_end_reports_in_time_though_the_store_holds_everyt
         .env(env::GRACE_PERIOD_SECONDS, grace.as_secs().to_string())
         .start();
     tool_at_the_gate(&run);
-    let door = &journey.bucket.door;
-    let copy = door.hold("PUT", |path| path.ends_with(".raw.json"));
-    let log = door.hold("PUT", |path| path.ends_with(".tfoutput"));
+    let endpoint = &journey.bucket.endpoint;
+    let copy = endpoint.hold("PUT", |path| path.ends_with(".raw.json"));
+    let log = endpoint.hold("PUT", |path| path.ends_with(".tfoutput"));
     let ordered = Instant::now();
     run.running.signal(Signal::SIGTERM);
     copy.wait();
@@ -129,11 +129,11 @@ fn an_executor_that_is_told_to_end_reports_in_time_though_the_store_holds_everyt
     log.wait();
     assert!(elapsed < grace, "{elapsed:?}: {outcome}");
     let report = outcome.report();
-    assert_eq!(report.state, Some(StateStanding::Stored), "{outcome}");
+    assert_eq!(report.state, Some(StateStatus::Stored), "{outcome}");
     let words = "no copy of it is published: the object store did not take it in time";
     assert!(outcome.error().contains(words), "{outcome}");
     assert_eq!(
-        journey.site.statuses(&journey.apply),
+        journey.machine.statuses(&journey.apply),
         ("failed".into(), "failed".into())
     );
 }

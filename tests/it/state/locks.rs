@@ -5,28 +5,28 @@ use std::os::unix::fs::PermissionsExt as _;
 use std::process::Command;
 use std::time::Instant;
 
-use integration_tests::process::{DEADLINE, Stream, comes_to_an_end};
+use integration_tests::process::{DEADLINE, Stream, ends};
 use integration_tests::tool::program;
 use integration_tests::{FakeTool, Repository, fifo, job};
-use job_contract::report::{LockStanding, StateLock, StateStanding, StopReason};
+use job_contract::report::{LockStatus, StateLock, StateStatus, StopReason};
 use job_contract::{StepType, Tool, env};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
 use super::{Bucket, Gate, Journey, lock_key, tool_at_the_gate};
-use crate::site;
+use crate::machine;
 
 with_both_tools! {
-    a_tool_that_dies_loses_its_lock_and_the_report_names_what_the_state_lacks,
-    a_tool_that_dies_leaves_in_a_local_state_what_it_has_written,
-    a_tool_that_is_deaf_is_killed_and_its_lock_released,
-    a_plan_that_dies_gives_its_lock_back,
+    the_lock_of_a_killed_tool_is_released_and_the_report_names_what_the_state_lacks,
+    a_killed_tool_leaves_in_a_local_state_what_it_has_written,
+    a_tool_that_ignores_interrupts_is_killed_and_its_lock_released,
+    the_lock_of_a_killed_plan_is_released,
     a_lock_of_another_run_is_named_with_its_holder_and_left_alone,
     a_lock_that_may_be_another_ones_is_left_alone_and_named,
 }
 
 /// The tool keeps a remote state in memory for up to twenty seconds; what it made in that time dies with it.
-fn a_tool_that_dies_loses_its_lock_and_the_report_names_what_the_state_lacks(tool: Tool) {
+fn the_lock_of_a_killed_tool_is_released_and_the_report_names_what_the_state_lacks(tool: Tool) {
     for signal in [Signal::SIGKILL, Signal::SIGSEGV] {
         let journey = Journey::planned(tool);
         let run = journey.executor().start();
@@ -38,10 +38,10 @@ fn a_tool_that_dies_loses_its_lock_and_the_report_names_what_the_state_lacks(too
         assert!(journey.bucket.lock().is_none(), "still locked: {outcome}");
         let report = outcome.report();
         let lock = report.lock.as_ref().expect("the lock");
-        assert_eq!(lock.standing, LockStanding::Released, "{outcome}");
+        assert_eq!(lock.status, LockStatus::Released, "{outcome}");
         assert_eq!(locked, lock.id.as_str());
         assert!(outcome.log().contains("It is released."), "{outcome}");
-        assert_eq!(report.state, Some(StateStanding::Unknown), "{outcome}");
+        assert_eq!(report.state, Some(StateStatus::Unknown), "{outcome}");
         let progress = report.progress.as_ref().unwrap();
         assert_eq!(progress.applied, 1, "{outcome}");
         assert_eq!(progress.unfinished, ["terraform_data.second"], "{outcome}");
@@ -54,13 +54,13 @@ fn a_tool_that_dies_loses_its_lock_and_the_report_names_what_the_state_lacks(too
     }
 }
 
-fn a_tool_that_dies_leaves_in_a_local_state_what_it_has_written(tool: Tool) {
-    let site = site();
-    let gate = Gate::new(&site);
+fn a_killed_tool_leaves_in_a_local_state_what_it_has_written(tool: Tool) {
+    let machine = machine();
+    let gate = Gate::new(&machine);
     // Without a plan, and so without events: its lines tell as much.
     let apply = job::step_by(tool, StepType::Apply, &gate.repository);
-    site.queue(&[&apply]);
-    let run = site.executor(&apply).start();
+    machine.queue(&[&apply]);
+    let run = machine.executor(&apply).start();
     kill(tool_at_the_gate(&run), Signal::SIGKILL).unwrap();
     let outcome = run.wait().expect_code(1);
     assert_eq!(outcome.report().lock, None, "{outcome}");
@@ -70,17 +70,17 @@ fn a_tool_that_dies_leaves_in_a_local_state_what_it_has_written(tool: Tool) {
         // It keeps this state in memory too, and the backend has none.
         let lost = "the state does not contain the last changes: terraform_data.first";
         assert_eq!(outcome.error(), format!("{progress}; {lost}"), "{outcome}");
-        assert_eq!(outcome.report().state, Some(StateStanding::Unknown));
+        assert_eq!(outcome.report().state, Some(StateStatus::Unknown));
         return;
     }
-    assert_eq!(site.resources(&apply), ["terraform_data.first"]);
-    assert_eq!(site.record(&apply).history.len(), 1, "{outcome}");
+    assert_eq!(machine.resources(&apply), ["terraform_data.first"]);
+    assert_eq!(machine.record(&apply).history.len(), 1, "{outcome}");
     let stored = format!("{progress}; the state is stored");
     assert_eq!(outcome.error(), stored, "{outcome}");
-    assert_eq!(outcome.report().state, Some(StateStanding::Stored));
+    assert_eq!(outcome.report().state, Some(StateStatus::Stored));
 }
 
-fn a_tool_that_is_deaf_is_killed_and_its_lock_released(tool: Tool) {
+fn a_tool_that_ignores_interrupts_is_killed_and_its_lock_released(tool: Tool) {
     let journey = Journey::planned(tool);
     let executor = journey.executor().env(env::GRACE_PERIOD_SECONDS, "30");
     let run = executor.start();
@@ -92,16 +92,16 @@ fn a_tool_that_is_deaf_is_killed_and_its_lock_released(tool: Tool) {
     assert!(outcome.log().contains("signal SIGKILL"), "{outcome}");
     assert!(journey.bucket.lock().is_none(), "still locked: {outcome}");
     let report = outcome.report();
-    let standing = report.lock.as_ref().map(|lock| lock.standing);
-    assert_eq!(standing, Some(LockStanding::Released), "{outcome}");
+    let status = report.lock.as_ref().map(|lock| lock.status);
+    assert_eq!(status, Some(LockStatus::Released), "{outcome}");
     assert_eq!(report.stopped, Some(StopReason::Signal));
     assert!(report.progress.is_some(), "{outcome}");
-    assert!(comes_to_an_end(&process.to_string()), "{outcome}");
+    assert!(ends(process), "{outcome}");
 }
 
-fn a_plan_that_dies_gives_its_lock_back(tool: Tool) {
-    let (bucket, site) = (Bucket::new(), site());
-    let fifo = fifo(site.scratch("gate"));
+fn the_lock_of_a_killed_plan_is_released(tool: Tool) {
+    let (bucket, machine) = (Bucket::new(), machine());
+    let fifo = fifo(machine.scratch("gate"));
     // Read while planning, under the lock.
     let repository = Repository::module(&format!(
         "data \"terraform_remote_state\" \"waits\" {{\n  backend = \"local\"\n  config = {{\n    path = \"{}\"\n  \
@@ -109,29 +109,29 @@ fn a_plan_that_dies_gives_its_lock_back(tool: Tool) {
         fifo.display()
     ));
     let plan = job::plan_by(tool, &repository);
-    site.queue(&[&plan]);
-    let run = bucket.executor(&site, &plan).start();
+    machine.queue(&[&plan]);
+    let run = bucket.executor(&machine, &plan).start();
     run.running.wait_for(Stream::Stdout, "Refreshing...");
     assert!(bucket.lock().is_some());
     let process = child_of(run.running.pid());
     kill(process, Signal::SIGKILL).unwrap();
     let outcome = run.wait().expect_code(1);
     assert!(bucket.lock().is_none(), "still locked: {outcome}");
-    let standing = outcome.report().lock.as_ref().map(|lock| lock.standing);
-    assert_eq!(standing, Some(LockStanding::Released), "{outcome}");
+    let status = outcome.report().lock.as_ref().map(|lock| lock.status);
+    assert_eq!(status, Some(LockStatus::Released), "{outcome}");
 }
 
 /// A crash ends with the code of a plan that has changes.
 #[test]
-fn a_plan_that_left_no_plan_is_followed_by_a_look_for_its_lock_and_one_that_fails_is_told() {
+fn after_a_plan_without_a_plan_file_its_lock_is_checked_and_a_failed_check_is_reported() {
     for (made, looked) in [("", true), ("echo plan > \"$out\"; ", false)] {
-        let (site, repository) = (site(), Repository::fixture());
+        let (machine, repository) = (machine(), Repository::fixture());
         let tool = FakeTool::new()
             .on("plan", &format!("{made}exit 2"))
             .on("untaint", "echo 'no route to the backend'; exit 1");
         let plan = job::plan(&repository);
-        site.queue(&[&plan]);
-        let outcome = site.executor(&plan).env("PATH", tool.path()).run();
+        machine.queue(&[&plan]);
+        let outcome = machine.executor(&plan).env("PATH", tool.path()).run();
         assert_eq!(tool.was_called("untaint"), looked, "{outcome}");
         for words in [
             "no route to the backend",
@@ -165,7 +165,7 @@ fn a_lock_of_another_run_is_named_with_its_holder_and_left_alone(tool: Tool) {
     let locked = holder.bucket.lock().expect("a lock");
     let id = locked["ID"].as_str().unwrap();
 
-    let site = site();
+    let machine = machine();
     let repository = Repository::fixture();
     // Each in a job of its own: a job whose plan has failed is not applied.
     for (job_id, step) in [
@@ -174,12 +174,16 @@ fn a_lock_of_another_run_is_named_with_its_holder_and_left_alone(tool: Tool) {
         ("13", StepType::Destroy),
     ] {
         let second = job::in_job(&job::step_by(tool, step, &repository), job_id);
-        site.queue(&[&second]);
-        let outcome = holder.bucket.executor(&site, &second).run().expect_code(1);
+        machine.queue(&[&second]);
+        let outcome = holder
+            .bucket
+            .executor(&machine, &second)
+            .run()
+            .expect_code(1);
 
         let lock = outcome.report().lock.clone().expect("the lock");
         let StateLock { who, operation, .. } = &lock;
-        assert_eq!(lock.standing, LockStanding::InTheWay, "{outcome}");
+        assert_eq!(lock.status, LockStatus::InTheWay, "{outcome}");
         assert_eq!(
             (lock.id.as_str(), &**who),
             (id, locked["Who"].as_str().unwrap())
@@ -191,7 +195,7 @@ fn a_lock_of_another_run_is_named_with_its_holder_and_left_alone(tool: Tool) {
         let unlock = format!("`{} force-unlock {id}`", tool.binary());
         assert!(outcome.report().hint.as_ref().unwrap().contains(&unlock));
         assert!(outcome.log().contains(&unlock), "{outcome}");
-        assert!(site.record(&second).history.is_empty(), "{outcome}");
+        assert!(machine.record(&second).history.is_empty(), "{outcome}");
         assert_eq!(holder.bucket.lock().as_ref(), Some(&locked), "{outcome}");
     }
     holder.gate.open();
@@ -202,10 +206,10 @@ fn a_lock_of_another_run_is_named_with_its_holder_and_left_alone(tool: Tool) {
 /// The tool dies before it has a lock, and another run on the same machine takes one meanwhile: all that can be seen
 /// of that lock would fit the tool as well.
 fn a_lock_that_may_be_another_ones_is_left_alone_and_named(tool: Tool) {
-    let (bucket, site, repository) = (Bucket::new(), site(), Repository::fixture());
+    let (bucket, machine, repository) = (Bucket::new(), machine(), Repository::fixture());
     let apply = job::step_by(tool, StepType::Apply, &repository);
-    site.queue(&[&apply]);
-    let bin = site.scratch("bin");
+    machine.queue(&[&apply]);
+    let bin = machine.scratch("bin");
     fs::create_dir(&bin).unwrap();
     let wrapper = bin.join(tool.binary());
     // Everything but the apply is done by the real tool.
@@ -218,7 +222,7 @@ fn a_lock_that_may_be_another_ones_is_left_alone_and_named(tool: Tool) {
     fs::write(&wrapper, script).unwrap();
     fs::set_permissions(&wrapper, fs::Permissions::from_mode(0o755)).unwrap();
     let path = format!("{}:{}", bin.display(), std::env::var("PATH").unwrap());
-    let run = bucket.executor(&site, &apply).env("PATH", path).start();
+    let run = bucket.executor(&machine, &apply).env("PATH", path).start();
     run.running.wait_for(Stream::Stdout, "before-the-lock");
     let host = nix::unistd::gethostname().unwrap().into_string().unwrap();
     let now = String::from_utf8(
@@ -238,7 +242,7 @@ fn a_lock_that_may_be_another_ones_is_left_alone_and_named(tool: Tool) {
 
     assert_eq!(bucket.lock(), Some(theirs), "{outcome}");
     let lock = outcome.report().lock.as_ref().expect("the lock");
-    assert_eq!(lock.standing, LockStanding::LeftBehind, "{outcome}");
+    assert_eq!(lock.status, LockStatus::LeftBehind, "{outcome}");
     let calls = fs::read_to_string(bin.join("calls")).unwrap();
     assert!(calls.contains("untaint"), "{calls}");
     assert!(!calls.contains("force-unlock"), "{calls}");

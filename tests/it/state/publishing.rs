@@ -11,30 +11,30 @@ use nix::fcntl::{Flock, FlockArg};
 use nix::sys::signal::Signal;
 
 use super::{Bucket, Journey, is_state, tool_at_the_gate};
-use crate::site;
+use crate::machine;
 
 with_both_tools! {
     a_store_that_fails_for_twenty_seconds_costs_time_and_nothing_else,
-    plans_and_states_are_whole_though_the_tool_talks_of_its_work,
+    plans_and_states_are_complete_though_the_tool_logs_in_between,
     an_executor_killed_while_it_saves_leaves_whole_objects_and_its_step_is_not_repeated,
-    an_executor_killed_before_it_could_tell_anybody_has_stored_everything_and_is_not_repeated,
-    an_address_that_holds_a_secret_is_told_without_it,
+    an_executor_killed_before_its_report_has_stored_everything_and_is_not_repeated,
+    an_address_that_contains_a_secret_is_shown_without_it,
 }
 
 fn a_store_that_fails_for_twenty_seconds_costs_time_and_nothing_else(tool: Tool) {
-    let (bucket, site, repository) = (Bucket::new(), site(), Repository::fixture());
+    let (bucket, machine, repository) = (Bucket::new(), machine(), Repository::fixture());
     let plan = job::plan_by(tool, &repository);
     let apply = job::apply_after(&plan);
-    site.queue(&[&plan, &apply]);
-    let door = &bucket.door;
+    machine.queue(&[&plan, &apply]);
+    let endpoint = &bucket.endpoint;
     let away = Duration::from_secs(20);
-    door.fail_for(
+    endpoint.fail_for(
         "PUT",
         |path| path.ends_with(job_contract::keys::PLAN_FILE),
         away,
     );
     let started = Instant::now();
-    let outcome = bucket.executor(&site, &plan).run().expect_code(0);
+    let outcome = bucket.executor(&machine, &plan).run().expect_code(0);
     assert!(started.elapsed() > away, "{outcome}");
     let log = outcome.log();
     let said = ["S3 answers 503", "The artifact store works again."];
@@ -44,21 +44,21 @@ fn a_store_that_fails_for_twenty_seconds_costs_time_and_nothing_else(tool: Tool)
         "{outcome}"
     );
 
-    door.fail_for(
+    endpoint.fail_for(
         "GET",
         |path| path.ends_with(job_contract::keys::PLAN_FILE),
         away / 4,
     );
-    door.fail_for("PUT", |path| path.ends_with(".raw.json"), away);
-    door.fail_for("PUT", |path| path.ends_with(".tfoutput"), away);
-    let outcome = bucket.executor(&site, &apply).run().expect_code(0);
-    let record = site.record(&apply);
+    endpoint.fail_for("PUT", |path| path.ends_with(".raw.json"), away);
+    endpoint.fail_for("PUT", |path| path.ends_with(".tfoutput"), away);
+    let outcome = bucket.executor(&machine, &apply).run().expect_code(0);
+    let record = machine.record(&apply);
     assert_eq!(record.history.len(), 1, "{outcome}");
     assert_eq!(
-        site.statuses(&apply),
+        machine.statuses(&apply),
         ("completed".into(), "completed".into())
     );
-    let copies = door
+    let copies = endpoint
         .asked("PUT")
         .into_iter()
         .filter(|path| path.ends_with(".raw.json"));
@@ -69,19 +69,19 @@ fn a_store_that_fails_for_twenty_seconds_costs_time_and_nothing_else(tool: Tool)
 }
 
 /// What it has to say of itself comes beside its documents, and is no part of them.
-fn plans_and_states_are_whole_though_the_tool_talks_of_its_work(tool: Tool) {
-    let (bucket, site, repository) = (Bucket::new(), site(), Repository::fixture());
+fn plans_and_states_are_complete_though_the_tool_logs_in_between(tool: Tool) {
+    let (bucket, machine, repository) = (Bucket::new(), machine(), Repository::fixture());
     let mut plan = job::plan_by(tool, &repository);
     plan.environment_variables
         .extend([("TF_LOG".to_owned(), "DEBUG".to_owned())]);
     let apply = job::apply_after(&plan);
-    site.queue(&[&plan, &apply]);
-    let outcome = bucket.executor(&site, &plan).run().expect_code(0);
+    machine.queue(&[&plan, &apply]);
+    let outcome = bucket.executor(&machine, &plan).run().expect_code(0);
     assert!(outcome.log().contains("[DEBUG]"), "{outcome}");
-    let change = &site.context(&plan)["planStructuredOutput"][&plan.step_id][0];
+    let change = &machine.context(&plan)["planStructuredOutput"][&plan.step_id][0];
     assert!(change["after"].is_object(), "{change}");
-    let outcome = bucket.executor(&site, &apply).run().expect_code(0);
-    let history = site.record(&apply).history;
+    let outcome = bucket.executor(&machine, &apply).run().expect_code(0);
+    let history = machine.record(&apply).history;
     let state = bucket.state().unwrap();
     assert_eq!(history[0].serial, state["serial"].as_u64().unwrap());
     assert_eq!(history[0].lineage, state["lineage"], "{outcome}");
@@ -94,25 +94,29 @@ fn plans_and_states_are_whole_though_the_tool_talks_of_its_work(tool: Tool) {
 /// Every object of the tail is held in turn, so that the executor is killed before it.
 fn an_executor_killed_while_it_saves_leaves_whole_objects_and_its_step_is_not_repeated(tool: Tool) {
     type Path = fn(&str) -> bool;
-    let moments: [(&str, &str, Path); 4] = [
-        ("reading the state", "GET", is_state),
-        ("the copy", "PUT", |path| path.ends_with(".raw.json")),
-        ("the rendering", "PUT", |path| {
-            path.contains("/state/") && !path.contains(".raw.")
-        }),
-        ("the log", "PUT", |path| path.ends_with(".tfoutput")),
+    // And how many copies of the state are stored by then.
+    let moments: [(&str, &str, Path, usize); 4] = [
+        ("reading the state", "GET", is_state, 0),
+        ("the copy", "PUT", |path| path.ends_with(".raw.json"), 0),
+        (
+            "the rendering",
+            "PUT",
+            |path| path.contains("/state/") && !path.contains(".raw."),
+            1,
+        ),
+        ("the log", "PUT", |path| path.ends_with(".tfoutput"), 2),
     ];
-    for (held, method, path) in moments {
+    for (held, method, path, copies) in moments {
         let journey = Journey::planned(tool);
         let run = journey.executor().start();
         tool_at_the_gate(&run);
-        let request = journey.bucket.door.hold(method, path);
+        let request = journey.bucket.endpoint.hold(method, path);
         journey.gate.open();
         request.wait();
         run.running.signal(Signal::SIGKILL);
         run.wait();
         drop(request);
-        journey.bucket.door.open();
+        journey.bucket.endpoint.open();
 
         assert_eq!(journey.bucket.resources().len(), 3, "{held}");
         assert!(journey.bucket.lock().is_none(), "{held}");
@@ -126,23 +130,23 @@ fn an_executor_killed_while_it_saves_leaves_whole_objects_and_its_step_is_not_re
             assert!(!second.log().contains(&banner), "{second}");
         }
         assert_eq!(journey.bucket.state().unwrap()["serial"], serial, "{held}");
-        for path in journey.bucket.door.asked("PUT") {
-            let Some((_, path)) = path.split_once("/tfstate/") else {
-                continue;
-            };
-            if path.contains("/state/") {
-                let path = path.to_owned();
-                let area = Area::State;
-                // What is there is a whole document.
-                journey.bucket.read(&ObjectKey { area, path });
-            }
-        }
+        let asked = journey.bucket.endpoint.asked("PUT");
+        let paths = asked
+            .iter()
+            .filter_map(|path| Some(path.split_once("/tfstate/")?.1.to_owned()));
+        let keys = paths
+            .filter(|path| path.contains("/state/"))
+            .map(|path| ObjectKey {
+                area: Area::State,
+                path,
+            });
+        // What is stored is a whole document.
+        let stored = keys.filter_map(|key| journey.bucket.read(&key));
+        assert_eq!(stored.count(), copies, "{held}: {asked:?}");
     }
 }
 
-fn an_executor_killed_before_it_could_tell_anybody_has_stored_everything_and_is_not_repeated(
-    tool: Tool,
-) {
+fn an_executor_killed_before_its_report_has_stored_everything_and_is_not_repeated(tool: Tool) {
     let journey = Journey::planned(tool);
     let run = journey.executor().start();
     tool_at_the_gate(&run);
@@ -152,7 +156,7 @@ fn an_executor_killed_before_it_could_tell_anybody_has_stored_everything_and_is_
         .write(true)
         .create(true)
         .truncate(false)
-        .open(journey.site.data_dir().join(record));
+        .open(journey.machine.data_dir().join(record));
     let record = Flock::lock(record.unwrap(), FlockArg::LockExclusive).unwrap();
     journey.gate.open();
     let output = ObjectKey::step_output(
@@ -171,14 +175,14 @@ fn an_executor_killed_before_it_could_tell_anybody_has_stored_everything_and_is_
     assert_eq!(journey.bucket.resources().len(), 3);
     let log = String::from_utf8(journey.bucket.bytes(&output).unwrap()).unwrap();
     assert!(log.contains("Apply complete! Resources: 3 added"), "{log}");
-    assert!(journey.site.record(&journey.apply).history.is_empty());
+    assert!(journey.machine.record(&journey.apply).history.is_empty());
     let again = journey.executor().run().expect_code(76);
     let banner = format!("Running {}", tool.banner());
     assert!(!again.log().contains(&banner), "{again}");
 }
 
-fn an_address_that_holds_a_secret_is_told_without_it(tool: Tool) {
-    let site = site();
+fn an_address_that_contains_a_secret_is_shown_without_it(tool: Tool) {
+    let machine = machine();
     let repository = Repository::module(
         "resource \"terraform_data\" \"x\" {\n  for_each = toset([\"hunter2000\"])\n  provisioner \"local-exec\" \
          {\n    command = \"exit 9\"\n  }\n}\n",
@@ -186,8 +190,8 @@ fn an_address_that_holds_a_secret_is_told_without_it(tool: Tool) {
     let mut apply = job::step_by(tool, StepType::Apply, &repository);
     let password = ("DB_PASSWORD".to_owned(), "hunter2000".to_owned());
     apply.environment_variables.extend([password]);
-    site.queue(&[&apply]);
-    let outcome = site.run(&apply).expect_code(1);
+    machine.queue(&[&apply]);
+    let outcome = machine.run(&apply).expect_code(1);
     let failed = &outcome.report().progress.as_ref().unwrap().failed;
     assert_eq!(failed.len(), 1, "{outcome}");
     assert!(failed[0].starts_with("terraform_data.x["), "{outcome}");

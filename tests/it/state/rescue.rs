@@ -5,30 +5,30 @@ use std::fs;
 use integration_tests::process::Stream;
 use integration_tests::{Repository, job};
 use job_contract::keys::ObjectKey;
-use job_contract::report::{LockStanding, StateStanding};
+use job_contract::report::{LockStatus, StateStatus};
 use job_contract::{StepType, Tool, env};
 use nix::sys::signal::{Signal, kill};
 use serde_json::Value;
 
 use super::{Journey, is_state, tool_at_the_gate};
-use crate::site;
+use crate::machine;
 
 with_both_tools! {
     a_state_the_backend_refused_is_pushed_again,
     a_state_that_is_kept_is_still_pushed_once_the_backend_takes_it,
-    a_state_the_backend_goes_on_refusing_is_kept_and_named,
+    a_state_that_the_backend_keeps_refusing_is_kept_and_named,
     a_state_that_can_be_put_nowhere_is_tried_until_it_can,
     a_state_that_can_be_put_nowhere_to_the_end_is_laid_aside_and_named,
     a_tool_killed_while_it_could_not_store_its_state_has_it_rescued_past_its_own_lock,
-    a_state_the_tool_could_only_say_is_stored_and_kept_out_of_the_log,
-    an_errored_state_that_came_with_the_content_is_never_pushed,
+    a_state_that_the_tool_could_only_print_is_stored_and_not_logged,
+    an_errored_state_in_the_content_is_never_pushed,
 }
 
 fn a_state_the_backend_refused_is_pushed_again(tool: Tool) {
     let journey = Journey::planned(tool);
     let run = journey.executor().start();
     tool_at_the_gate(&run);
-    journey.bucket.door.refuse("PUT", is_state, 1);
+    journey.bucket.endpoint.refuse("PUT", is_state, 1);
     journey.gate.open();
     let outcome = run.wait().expect_code(1);
     journey.assert_rescued(&outcome);
@@ -42,21 +42,21 @@ fn a_state_that_is_kept_is_still_pushed_once_the_backend_takes_it(tool: Tool) {
     let run = journey.executor().start();
     tool_at_the_gate(&run);
     // The tool's own attempt, and two of ours.
-    journey.bucket.door.refuse("PUT", is_state, 3);
+    journey.bucket.endpoint.refuse("PUT", is_state, 3);
     journey.gate.open();
     let outcome = run.wait().expect_code(1);
     assert!(outcome.log().contains("The state is kept in"), "{outcome}");
     journey.assert_rescued(&outcome);
 }
 
-fn a_state_the_backend_goes_on_refusing_is_kept_and_named(tool: Tool) {
+fn a_state_that_the_backend_keeps_refusing_is_kept_and_named(tool: Tool) {
     for stopped_before in [false, true] {
         let journey = Journey::planned(tool);
         let executor = journey.executor().env(env::GRACE_PERIOD_SECONDS, "20");
         let run = executor.start();
         tool_at_the_gate(&run);
-        let door = &journey.bucket.door;
-        door.refuse("PUT", is_state, usize::MAX);
+        let endpoint = &journey.bucket.endpoint;
+        endpoint.refuse("PUT", is_state, usize::MAX);
         if stopped_before {
             run.running.signal(Signal::SIGTERM);
         } else {
@@ -67,7 +67,7 @@ fn a_state_the_backend_goes_on_refusing_is_kept_and_named(tool: Tool) {
         }
         let outcome = run.wait().expect_code(143);
         let report = outcome.report();
-        assert_eq!(report.state, Some(StateStanding::Kept), "{outcome}");
+        assert_eq!(report.state, Some(StateStatus::Kept), "{outcome}");
         let name = format!("errored-{}-{}", journey.apply.job_id, journey.apply.step_id);
         let kept = ObjectKey::state_raw(job::ORGANIZATION, job::WORKSPACE, &name);
         let state = journey.bucket.read(&kept).expect("the state");
@@ -83,17 +83,17 @@ fn a_state_that_can_be_put_nowhere_is_tried_until_it_can(tool: Tool) {
     let journey = Journey::planned(tool);
     let run = journey.executor().start();
     tool_at_the_gate(&run);
-    journey.bucket.door.refuse("PUT", |_| true, usize::MAX);
+    journey.bucket.endpoint.refuse("PUT", |_| true, usize::MAX);
     journey.gate.open();
     run.running.wait_for(
         Stream::Stdout,
         "could neither be stored nor kept: trying again",
     );
-    journey.bucket.door.open();
+    journey.bucket.endpoint.open();
     let outcome = run.wait().expect_code(1);
     assert_eq!(
         outcome.report().state,
-        Some(StateStanding::Rescued),
+        Some(StateStatus::Rescued),
         "{outcome}"
     );
     assert_eq!(journey.bucket.resources().len(), 3, "{outcome}");
@@ -104,7 +104,7 @@ fn a_state_that_can_be_put_nowhere_to_the_end_is_laid_aside_and_named(tool: Tool
     let executor = journey.executor().env(env::GRACE_PERIOD_SECONDS, "10");
     let run = executor.start();
     tool_at_the_gate(&run);
-    journey.bucket.door.refuse("PUT", |_| true, usize::MAX);
+    journey.bucket.endpoint.refuse("PUT", |_| true, usize::MAX);
     journey.gate.open();
     run.running.wait_for(
         Stream::Stdout,
@@ -114,14 +114,14 @@ fn a_state_that_can_be_put_nowhere_to_the_end_is_laid_aside_and_named(tool: Tool
     let outcome = run.wait();
     assert_eq!(
         outcome.report().state,
-        Some(StateStanding::Unknown),
+        Some(StateStatus::Unknown),
         "{outcome}"
     );
     // The launcher removes what the executor leaves in its work folder.
     assert!(outcome.left_behind.is_empty(), "{outcome}");
-    let Journey { site, apply, .. } = &journey;
+    let Journey { machine, apply, .. } = &journey;
     let name = format!("errored-{}-{}.tfstate", apply.job_id, apply.step_id);
-    let aside = site.data_dir().join("errored").join(name);
+    let aside = machine.data_dir().join("errored").join(name);
     let state: Value = serde_json::from_slice(&fs::read(&aside).unwrap()).unwrap();
     assert_eq!(state["resources"].as_array().unwrap().len(), 3, "{outcome}");
     let aside = aside.to_str().unwrap();
@@ -134,10 +134,10 @@ fn a_tool_killed_while_it_could_not_store_its_state_has_it_rescued_past_its_own_
     let journey = Journey::planned(tool);
     let run = journey.executor().start();
     let process = tool_at_the_gate(&run);
-    journey.bucket.door.refuse("PUT", is_state, 1);
+    journey.bucket.endpoint.refuse("PUT", is_state, 1);
     let held = journey
         .bucket
-        .door
+        .endpoint
         .hold("DELETE", |path| path.ends_with(".tflock"));
     journey.gate.open();
     held.wait();
@@ -145,19 +145,19 @@ fn a_tool_killed_while_it_could_not_store_its_state_has_it_rescued_past_its_own_
     let outcome = run.wait().expect_code(1);
     drop(held);
     let report = outcome.report();
-    let standing = report.lock.as_ref().map(|lock| lock.standing);
-    assert_eq!(standing, Some(LockStanding::Released), "{outcome}");
+    let status = report.lock.as_ref().map(|lock| lock.status);
+    assert_eq!(status, Some(LockStatus::Released), "{outcome}");
     journey.assert_rescued(&outcome);
 }
 
 /// It has no room for its last resort, and says it instead.
-fn a_state_the_tool_could_only_say_is_stored_and_kept_out_of_the_log(tool: Tool) {
+fn a_state_that_the_tool_could_only_print_is_stored_and_not_logged(tool: Tool) {
     for journey in [Journey::planned(tool), Journey::unplanned(tool)] {
         let run = journey.executor().start();
         let process = tool_at_the_gate(&run);
         fs::create_dir(format!("/proc/{process}/cwd/errored.tfstate")).unwrap();
         // The tool's own attempt, and one of ours.
-        journey.bucket.door.refuse("PUT", is_state, 2);
+        journey.bucket.endpoint.refuse("PUT", is_state, 2);
         journey.gate.open();
         let outcome = run.wait().expect_code(1);
         assert!(outcome.log().contains("Failed to create local state file"));
@@ -166,14 +166,14 @@ fn a_state_the_tool_could_only_say_is_stored_and_kept_out_of_the_log(tool: Tool)
     }
 }
 
-fn an_errored_state_that_came_with_the_content_is_never_pushed(tool: Tool) {
-    let site = site();
+fn an_errored_state_in_the_content_is_never_pushed(tool: Tool) {
+    let machine = machine();
     let fails = "resource \"terraform_data\" \"a\" {\n  provisioner \"local-exec\" {\n    command = \"exit 9\"\n  }\n}\n";
     let errored = "{\"version\":4,\"serial\":99,\"lineage\":\"x\"}";
     let repository = Repository::with(&[("main.tf", fails), ("errored.tfstate", errored)]);
     let apply = job::step_by(tool, StepType::Apply, &repository);
-    site.queue(&[&apply]);
-    let outcome = site.run(&apply).expect_code(1);
-    assert_eq!(outcome.report().state, Some(StateStanding::Stored));
-    assert_ne!(site.state(&apply).unwrap()["lineage"], "x", "{outcome}");
+    machine.queue(&[&apply]);
+    let outcome = machine.run(&apply).expect_code(1);
+    assert_eq!(outcome.report().state, Some(StateStatus::Stored));
+    assert_ne!(machine.state(&apply).unwrap()["lineage"], "x", "{outcome}");
 }

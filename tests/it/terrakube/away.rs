@@ -9,8 +9,8 @@ use test_peers::redis::{Options, RedisServer};
 use test_peers::terraform;
 use test_platform::{Actor, Effect, Fault, Flow, Ledger, Platform, Records, Status};
 
-use super::{Gate, Ground, Stage};
-use crate::site;
+use super::{Gate, RunTarget, Stage};
+use crate::machine;
 
 /// Long enough for a heartbeat to be missed, and short for a test.
 const GRACE: Duration = Duration::from_secs(5);
@@ -29,8 +29,12 @@ impl Stage {
 #[tokio::test(flavor = "multi_thread")]
 async fn an_apply_that_ends_while_the_platform_is_away_is_delivered_once_it_is_back() {
     // A platform that fails what has no heartbeat, and that soon.
-    let stage = Stage::on(Ground::Machine(site()), Platform::builder().grace(GRACE)).await;
-    let gate = Gate::new(stage.site());
+    let stage = Stage::on(
+        RunTarget::Machine(machine()),
+        Platform::builder().grace(GRACE),
+    )
+    .await;
+    let gate = Gate::new(stage.machine());
     let _launcher = stage.serve();
     let platform = &stage.platform;
     let job = stage.start(gate.module(), Flow::only("terraformApply"));
@@ -73,7 +77,7 @@ async fn an_answer_that_is_lost_is_no_reason_to_report_twice() {
     let stage = Stage::on_this_machine().await;
     let _launcher = stage.serve();
     let platform = &stage.platform;
-    let gate = Gate::new(stage.site());
+    let gate = Gate::new(stage.machine());
     let lose_two = |path: &str| {
         for _ in 0..2 {
             platform.fault(Fault::once("PATCH", path, Effect::DropAfter));
@@ -109,8 +113,12 @@ async fn the_patience_for_a_report_is_minutes_and_can_be_set() {
     assert!(usual.report_patience >= Duration::from_mins(5), "{usual:?}");
 
     // Set to little, the executor gives up, and its launcher tells what it left in its report.
-    let stage = Stage::on(Ground::Machine(site()), Platform::builder().grace(GRACE)).await;
-    let gate = Gate::new(stage.site());
+    let stage = Stage::on(
+        RunTarget::Machine(machine()),
+        Platform::builder().grace(GRACE),
+    )
+    .await;
+    let gate = Gate::new(stage.machine());
     let _launcher = stage.serve_with(&[(env::REPORT_PATIENCE_SECONDS, "1")]);
     let platform = &stage.platform;
     let job = stage.start(gate.module(), Flow::only("terraformApply"));
@@ -159,11 +167,11 @@ async fn a_job_is_planned_and_applied_although_its_context_is_out_of_order() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_run_survives_a_redis_that_goes_and_comes_back_and_loses_no_line() {
+async fn a_run_survives_a_restart_of_redis_without_losing_a_line() {
     let keeping = RedisServer::with(Options::default().keeps()).unwrap();
     let platform = Platform::builder().redis(&format!("redis://{}", keeping.address()));
-    let mut stage = Stage::of(Ground::Machine(site()), platform, Some(keeping)).await;
-    let gate = Gate::new(stage.site());
+    let mut stage = Stage::of(RunTarget::Machine(machine()), platform, Some(keeping)).await;
+    let gate = Gate::new(stage.machine());
     let _launcher = stage.serve();
     let job = stage.start(gate.module(), Flow::only("terraformApply"));
     stage.platform.until_streamed(job, "at-the-gate").await;
@@ -191,7 +199,7 @@ async fn a_run_survives_a_redis_that_goes_and_comes_back_and_loses_no_line() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_run_ends_well_although_redis_stays_away() {
     let mut stage = Stage::on_this_machine().await;
-    let gate = Gate::new(stage.site());
+    let gate = Gate::new(stage.machine());
     let _launcher = stage.serve();
     let job = stage.start(gate.module(), Flow::plan_apply());
     stage.platform.until_streamed(job, "at-the-gate").await;

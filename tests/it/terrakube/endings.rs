@@ -5,13 +5,13 @@ use integration_tests::process::Stream;
 use job_contract::{encoding, env};
 use test_platform::{Effect, Fault, Flow, Native, Platform, Status, Variable};
 
-use super::{Gate, Ground, Stage};
-use crate::site;
+use super::{Gate, RunTarget, Stage};
+use crate::machine;
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_run_whose_job_was_removed_is_stopped_and_dropped() {
-    let stage = Stage::on(Ground::Machine(site()), Platform::builder()).await;
-    let gate = Gate::new(stage.site());
+    let stage = Stage::on(RunTarget::Machine(machine()), Platform::builder()).await;
+    let gate = Gate::new(stage.machine());
     let launcher = stage.serve_with(&[(env::STATUS_POLL_SECONDS, "1")]);
     let job = stage.start(gate.module(), Flow::only("terraformApply"));
     stage.platform.until_streamed(job, "at-the-gate").await;
@@ -32,10 +32,10 @@ async fn a_run_whose_job_was_removed_is_stopped_and_dropped() {
 
 /// As in the platform's own Jobs, whose container logs are not shown.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_setting_of_redis_that_cannot_be_used_is_told_through_the_api() {
+async fn an_unusable_redis_setting_is_reported_through_the_api() {
     let native = Native::new(|_| async { Ok(()) });
     let platform = Platform::builder().native(native);
-    let stage = Stage::of(Ground::Machine(site()), platform, None).await;
+    let stage = Stage::of(RunTarget::Machine(machine()), platform, None).await;
     stage.platform.edit(|records| {
         records
             .globals
@@ -44,11 +44,11 @@ async fn a_setting_of_redis_that_cannot_be_used_is_told_through_the_api() {
     let job = stage.start(Repository::fixture(), Flow::only("terraformApply"));
     stage.platform.until_job(job, Status::Queue).await;
     let data = serde_json::from_value(stage.platform.job_data(job)).unwrap();
-    let keystore = stage.site().scratch("truststore.jks");
+    let keystore = stage.machine().scratch("truststore.jks");
     std::fs::write(&keystore, b"\xfe\xed\xfe\xed\0\0\0\x02").unwrap();
 
     let run = stage
-        .site()
+        .machine()
         .executor_with_data(Some(&encoding::encode(&data)))
         .without(env::OUTCOME_EXIT_CODE)
         .env(env::REDIS_HOSTNAME, "127.0.0.1")

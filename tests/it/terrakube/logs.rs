@@ -6,16 +6,16 @@ use integration_tests::Repository;
 use job_contract::env;
 use test_platform::{Flow, NewJob, Platform, Status, Workspace};
 
-use super::{Gate, Ground, Stage};
-use crate::site;
+use super::{Gate, RunTarget, Stage};
+use crate::machine;
 
 #[tokio::test(flavor = "multi_thread")]
-async fn lines_go_through_the_platform_where_executors_reach_no_redis() {
+async fn lines_are_sent_to_the_platforms_api_if_executors_cannot_reach_redis() {
     // The platform has a Redis, and what it runs does not know of it.
     let redis = test_peers::redis::RedisServer::start().unwrap();
     let platform = Platform::builder().redis(&format!("redis://{}", redis.address()));
-    let stage = Stage::of(Ground::Machine(site()), platform, None).await;
-    let gate = Gate::new(stage.site());
+    let stage = Stage::of(RunTarget::Machine(machine()), platform, None).await;
+    let gate = Gate::new(stage.machine());
     let _launcher = stage.serve_with(&[(env::LOG_VIA_API, "true")]);
     let job = stage.start(gate.module(), Flow::plan_apply());
     stage.platform.until_streamed(job, "at-the-gate").await;
@@ -50,7 +50,7 @@ async fn lines_go_through_the_platform_where_executors_reach_no_redis() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_run_is_watched_live_as_text_and_as_a_picture() {
     let stage = Stage::on_this_machine().await;
-    let gate = Gate::new(stage.site());
+    let gate = Gate::new(stage.machine());
     let _launcher = stage.serve();
     let job = stage.start(gate.module(), Flow::only("terraformApply"));
     stage.platform.until_streamed(job, "at-the-gate").await;
@@ -95,7 +95,7 @@ async fn a_burst_of_100_megabytes_is_watched_and_stored_whole_in_little_memory()
     // Each is waited for by itself, since a slow machine takes its time for all of it.
     const PARTS: [usize; 3] = [3_333, 6_666, LINES];
     let stage = Stage::on_this_machine().await;
-    let gate = Gate::new(stage.site());
+    let gate = Gate::new(stage.machine());
     // The live log would end long before.
     let launcher = stage.serve_with(&[(env::LIVE_LOG_MAX_BYTES, "1000000000")]);
     let script = format!(

@@ -129,7 +129,7 @@ fn assert_alike(made: &[Call], recorded: &[Call]) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_platform_is_told_what_a_stock_executor_tells_it() {
+async fn the_platform_gets_the_reports_of_a_stock_executor() {
     let stage = Stage::on_this_machine().await;
     let _launcher = stage.serve();
     let platform = &stage.platform;

@@ -3,9 +3,9 @@
 use flate2::Compression;
 use flate2::write::GzEncoder;
 use integration_tests::hub::{LeasedStep, Task};
+use integration_tests::machine::files_below;
 use integration_tests::process::Stream;
 use integration_tests::repository::ROOT_MODULE;
-use integration_tests::site::files_below;
 use integration_tests::{ExecutorRun, Hub, Outcome, Repository};
 use job_contract::env;
 use pool_protocol::task::TaskState;
@@ -13,8 +13,8 @@ use pool_protocol::version::Versions;
 use test_peers::http::{Response, Server};
 use test_platform::{Actor, Flow, NewJob, Platform, Status, Workspace};
 
-use super::{Gate, Ground, Stage};
-use crate::site;
+use super::{Gate, RunTarget, Stage};
+use crate::machine;
 
 /// As users know the platform. Executors of a pool cannot reach it.
 const PUBLIC: &str = "https://terrakube.example.test";
@@ -27,8 +27,8 @@ struct Pool {
 
 impl Pool {
     async fn new() -> Self {
-        let ground = Ground::Machine(site());
-        let stage = Stage::of(ground, Platform::builder(), None).await;
+        let run_target = RunTarget::Machine(machine());
+        let stage = Stage::of(run_target, Platform::builder(), None).await;
         let hub = Hub::start(&stage.platform.url(), &stage.platform.secret());
         stage.platform.dispatch_to(&hub.dispatch_url());
         Self { stage, hub }
@@ -40,7 +40,7 @@ impl Pool {
 
     /// The executor of an agent.
     fn executor(&self, step: &LeasedStep) -> ExecutorRun<'_> {
-        let run = self.stage.site().executor(&step.data);
+        let run = self.stage.machine().executor(&step.data);
         run.env(env::LEASE_URL, &step.url)
             .env(env::LEASE_TOKEN, &step.token)
             .env(env::PUBLIC_API_URL, PUBLIC)
@@ -73,7 +73,7 @@ impl Pool {
     async fn at_the_gate(
         &self,
         gate: &Gate,
-    ) -> (u32, LeasedStep, integration_tests::site::RunningExecutor) {
+    ) -> (u32, LeasedStep, integration_tests::machine::RunningExecutor) {
         let job = self
             .stage
             .start(gate.module(), Flow::only("terraformApply"));
@@ -93,7 +93,7 @@ impl Pool {
     }
 }
 
-fn wait(executor: integration_tests::site::RunningExecutor) -> Outcome {
+fn wait(executor: integration_tests::machine::RunningExecutor) -> Outcome {
     tokio::task::block_in_place(|| executor.wait())
 }
 
@@ -126,7 +126,7 @@ async fn scripts_plan_and_apply_need_no_secret_of_the_platform_and_show_none_of_
         assert_ended(&pool.hub.task(step.lease), TaskState::Completed, 0);
         assert!(!outcome.to_string().contains(&step.token), "{outcome}");
         assert!(!outcome.log().contains(env::LEASE_TOKEN), "{outcome}");
-        for path in files_below(pool.stage.site().folder()) {
+        for path in files_below(pool.stage.machine().folder()) {
             let text = std::fs::read(&path).unwrap();
             let found = text
                 .windows(step.token.len())
@@ -251,7 +251,7 @@ async fn a_hub_of_other_versions_is_an_error_of_the_configuration_with_both() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_heartbeat_brings_the_order_to_stop_and_the_state_is_stored() {
     let pool = Pool::new().await;
-    let gate = Gate::new(pool.stage.site());
+    let gate = Gate::new(pool.stage.machine());
     let (job, step, executor) = pool.at_the_gate(&gate).await;
     pool.hub.cancel(step.lease);
     let outcome = wait(executor).expect_code(1);
@@ -277,7 +277,7 @@ async fn a_heartbeat_brings_the_order_to_stop_and_the_state_is_stored() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_cancellation_of_the_job_is_seen_through_the_relay() {
     let pool = Pool::new().await;
-    let gate = Gate::new(pool.stage.site());
+    let gate = Gate::new(pool.stage.machine());
     let (job, step, executor) = pool.at_the_gate(&gate).await;
     pool.platform().cancel(job).await;
     let outcome = wait(executor).expect_code(1);
@@ -292,7 +292,7 @@ async fn a_cancellation_of_the_job_is_seen_through_the_relay() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_run_that_the_hub_has_given_up_stores_its_state_and_leaves_all_statuses_alone() {
     let pool = Pool::new().await;
-    let gate = Gate::new(pool.stage.site());
+    let gate = Gate::new(pool.stage.machine());
     let (job, step, executor) = pool.at_the_gate(&gate).await;
     let before = pool.stage.history(job);
     pool.hub.give_up(step.lease);
@@ -314,7 +314,7 @@ async fn a_run_that_the_hub_has_given_up_stores_its_state_and_leaves_all_statuse
 #[tokio::test(flavor = "multi_thread")]
 async fn a_hub_that_is_away_during_an_apply_holds_nothing_up() {
     let mut pool = Pool::new().await;
-    let gate = Gate::new(pool.stage.site());
+    let gate = Gate::new(pool.stage.machine());
     let (job, step, executor) = pool.at_the_gate(&gate).await;
     pool.hub.go_down();
     let away = "heartbeats do not reach the hub";
@@ -350,7 +350,7 @@ async fn a_hub_that_is_away_during_an_apply_holds_nothing_up() {
 #[tokio::test(flavor = "multi_thread")]
 async fn pages_with_status_200_are_no_answers() {
     let pool = Pool::new().await;
-    let gate = Gate::new(pool.stage.site());
+    let gate = Gate::new(pool.stage.machine());
     let job = pool
         .stage
         .start(gate.module(), Flow::only("terraformApply"));
@@ -384,7 +384,7 @@ async fn pages_with_status_200_are_no_answers() {
 #[tokio::test(flavor = "multi_thread")]
 async fn with_the_platforms_secret_only_claim_heartbeats_and_end_go_to_the_hub() {
     let pool = Pool::new().await;
-    let gate = Gate::new(pool.stage.site());
+    let gate = Gate::new(pool.stage.machine());
     let job = pool
         .stage
         .start(gate.module(), Flow::only("terraformApply"));
@@ -407,10 +407,10 @@ async fn with_the_platforms_secret_only_claim_heartbeats_and_end_go_to_the_hub()
 
 #[test]
 fn a_lease_that_is_not_whole_is_an_error_of_the_configuration_that_is_named() {
-    let (site, repository) = (site(), Repository::fixture());
+    let (machine, repository) = (machine(), Repository::fixture());
     let job = integration_tests::job::plan(&repository);
     let hub = Server::start(|_| Response::new(500, "")).unwrap();
-    let outcome = site
+    let outcome = machine
         .executor(&job)
         .env(env::LEASE_URL, hub.url())
         .env(env::PUBLIC_API_URL, PUBLIC)

@@ -19,7 +19,7 @@ async fn the_default_template_runs_on_one_machine() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn nothing_needs_redis() {
-    let stage = Stage::without_redis(super::Ground::Machine(crate::site())).await;
+    let stage = Stage::without_redis(super::RunTarget::Machine(crate::machine())).await;
     let _launcher = stage.serve();
     default_template(&stage).await;
     stage.platform.assert_kept().await;
@@ -106,7 +106,7 @@ async fn scripts_of_a_step_and_of_a_rejection_run() {
     let stage = Stage::on_this_machine().await;
     let _launcher = stage.serve();
     let (platform, repository) = (&stage.platform, Repository::fixture());
-    let told = stage.site().scratch("told");
+    let told = stage.machine().scratch("told");
     let tell = |word: &str| format!("echo {word}-$STAGE >> {}", told.display());
     let template = vec![
         Flow::new("customScripts", 100).with_script(&tell("scripts")),
@@ -137,12 +137,15 @@ async fn scripts_of_a_step_and_of_a_rejection_run() {
 #[tokio::test(flavor = "multi_thread")]
 async fn the_tool_has_a_token_for_the_platform_while_init_runs_and_at_no_other_time() {
     let stage = Stage::on_this_machine().await;
-    let (notes, bin) = (stage.site().scratch("notes"), stage.site().scratch("bin"));
+    let (notes, bin) = (
+        stage.machine().scratch("notes"),
+        stage.machine().scratch("bin"),
+    );
     // The pattern does not match itself, since a script is kept in a file there too.
     let look = format!(
         "found=$(grep -rls 'credentials \"registry[.]example.test\"' '{}' | wc -l)\n\
          if grep -qs 'credentials \"registry[.]example.test\"' \"$TF_CLI_CONFIG_FILE\"; then given=given; else given=none; fi\n",
-        stage.site().data_dir().display()
+        stage.machine().data_dir().display()
     );
     let note = |who: &str| {
         format!(
@@ -187,6 +190,9 @@ async fn the_tool_has_a_token_for_the_platform_while_init_runs_and_at_no_other_t
     platform.until_job(job, Status::Completed).await;
 
     let notes = fs::read_to_string(&notes).unwrap();
+    for who in ["init ", "plan ", "apply ", "script "] {
+        assert!(notes.lines().any(|line| line.starts_with(who)), "{notes}");
+    }
     for line in notes.lines() {
         let expected = if line.starts_with("init ") {
             "given 1"

@@ -7,17 +7,17 @@ use integration_tests::process::Stream;
 use job_contract::env;
 use test_platform::{Effect, Fault, Flow, Platform, Records, Status};
 
-use super::{Gate, Ground, Stage};
-use crate::site;
+use super::{Gate, RunTarget, Stage};
+use crate::machine;
 
 /// How long the platform waits for a heartbeat: less than the wait for a turn takes here.
 const GRACE: Duration = Duration::from_secs(5);
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_run_that_waits_for_its_turn_on_one_machine_has_a_heartbeat() {
-    let ground = Ground::Machine(site());
-    let stage = Stage::on(ground, Platform::builder().grace(GRACE)).await;
-    let gate = Gate::new(stage.site());
+    let run_target = RunTarget::Machine(machine());
+    let stage = Stage::on(run_target, Platform::builder().grace(GRACE)).await;
+    let gate = Gate::new(stage.machine());
     let _launcher = stage.serve_with(&[(env::CONCURRENCY, "1")]);
     let first = stage.start(gate.module(), Flow::only("terraformApply"));
     stage.platform.until_streamed(first, "at-the-gate").await;
@@ -36,8 +36,8 @@ async fn a_run_that_waits_for_its_turn_on_one_machine_has_a_heartbeat() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_run_that_waits_for_its_turn_on_one_machine_is_not_started() {
-    let stage = Stage::on(Ground::Machine(site()), Platform::builder()).await;
-    let gate = Gate::new(stage.site());
+    let stage = Stage::on(RunTarget::Machine(machine()), Platform::builder()).await;
+    let gate = Gate::new(stage.machine());
     let _launcher = stage.serve_with(&[(env::CONCURRENCY, "1")]);
     let first = stage.start(gate.module(), Flow::only("terraformApply"));
     stage.platform.until_streamed(first, "at-the-gate").await;
@@ -59,8 +59,8 @@ async fn a_run_that_waits_for_its_turn_on_one_machine_is_not_started() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_run_survives_a_single_refusal_of_the_platform() {
-    let stage = Stage::on(Ground::Machine(site()), Platform::builder()).await;
-    let gate = Gate::new(stage.site());
+    let stage = Stage::on(RunTarget::Machine(machine()), Platform::builder()).await;
+    let gate = Gate::new(stage.machine());
     let launcher = stage.serve_with(&[(env::CONCURRENCY, "1")]);
     let first = stage.start(gate.module(), Flow::only("terraformApply"));
     stage.platform.until_streamed(first, "at-the-gate").await;

@@ -4,6 +4,7 @@ use std::fs;
 use std::path::PathBuf;
 
 use integration_tests::Repository;
+use job_contract::report::ChangeCounts;
 use job_contract::{JobData, Tool};
 use serde_json::json;
 
@@ -52,13 +53,13 @@ fn an_imported_resource_is_counted_and_kept(tool: Tool) {
     let (planned, applied) = (it.run(&plan), it.run(&apply));
     let changes = planned.report().changes.unwrap();
     assert_eq!((changes.import, changes.add), (1, 0), "{planned}");
-    let context = it.site.context(&apply);
+    let context = it.machine.context(&apply);
     let change = &context["planStructuredOutput"][&plan.step_id][0];
     assert_eq!(change["action"], "import", "{change}");
     assert_eq!(change["importing"]["id"], id, "{change}");
     let changes = applied.report().changes.unwrap();
     assert_eq!((changes.import, changes.add), (1, 0), "{applied}");
-    assert_eq!(it.site.output(&apply, "id"), id);
+    assert_eq!(it.machine.output(&apply, "id"), id);
 }
 
 fn a_moved_resource_keeps_its_identity(tool: Tool) {
@@ -71,7 +72,7 @@ fn a_moved_resource_keeps_its_identity(tool: Tool) {
         output("old")
     ));
     let (_, _, first) = it.apply(&repository, "21");
-    let id = it.site.output(&first, "id");
+    let id = it.machine.output(&first, "id");
     let moved = format!(
         "resource \"random_pet\" \"new\" {{}}\nmoved {{\n  from = random_pet.old\n  to   = random_pet.new\n}}\n{}",
         output("new")
@@ -86,10 +87,10 @@ fn a_moved_resource_keeps_its_identity(tool: Tool) {
         "{planned}"
     );
     // The job waits for the apply: only that moves it in the state.
-    assert!(it.site.record(&plan).plan_changes, "{planned}");
+    assert!(it.machine.record(&plan).plan_changes, "{planned}");
     it.run(&apply);
-    assert_eq!(it.site.resources(&apply), ["random_pet.new"]);
-    assert_eq!(it.site.output(&apply, "id"), id);
+    assert_eq!(it.machine.resources(&apply), ["random_pet.new"]);
+    assert_eq!(it.machine.output(&apply, "id"), id);
 }
 
 fn a_removed_resource_is_forgotten_and_not_destroyed(tool: Tool) {
@@ -103,10 +104,17 @@ fn a_removed_resource_is_forgotten_and_not_destroyed(tool: Tool) {
 
     let (plan, apply) = it.steps(&repository, "22");
     let (planned, applied) = (it.run(&plan), it.run(&apply));
-    assert!(planned.report().changes.unwrap().is_empty(), "{planned}");
-    assert!(it.site.resources(&apply).is_empty(), "{applied}");
+    let expected = ChangeCounts {
+        // Terraform does not count them.
+        forget: (tool == Tool::OpenTofu).into(),
+        ..ChangeCounts::default()
+    };
+    for outcome in [&planned, &applied] {
+        assert_eq!(outcome.report().changes, Some(expected), "{outcome}");
+    }
+    assert!(it.machine.resources(&apply).is_empty(), "{applied}");
     assert_eq!(fs::read_to_string(&note).unwrap(), "kept");
-    let context = it.site.context(&apply);
+    let context = it.machine.context(&apply);
     for (key, step, status) in [
         ("planStructuredOutput", &plan, "planned"),
         ("applyStructuredOutput", &apply, "applied"),
@@ -149,15 +157,15 @@ fn a_refresh_only_run_takes_what_changed_outside_into_the_state(tool: Tool) {
 
     let (plan, _) = it.steps(&repository, "22");
     let outcome = it.run(&refresh_only(&plan));
-    assert!(!it.site.record(&plan).plan_changes, "{outcome}");
+    assert!(!it.machine.record(&plan).plan_changes, "{outcome}");
 
     fs::remove_file(&note).unwrap();
     let (plan, apply) = it.steps(&repository, "23");
     let outcome = it.run(&refresh_only(&plan));
-    assert!(it.site.record(&plan).plan_changes, "{outcome}");
+    assert!(it.machine.record(&plan).plan_changes, "{outcome}");
     assert!(outcome.report().changes.unwrap().is_empty(), "{outcome}");
     it.run(&refresh_only(&apply));
-    assert!(it.site.resources(&apply).is_empty(), "{outcome}");
+    assert!(it.machine.resources(&apply).is_empty(), "{outcome}");
     assert!(!note.exists());
 }
 
@@ -173,7 +181,7 @@ fn only_targets_are_made(tool: Tool) {
     let outcome = it.run(&with_options(&plan, "-target=random_pet.first"));
     assert_eq!(outcome.report().changes.unwrap().add, 1, "{outcome}");
     it.run(&apply);
-    assert_eq!(it.site.resources(&apply), ["random_pet.first"]);
+    assert_eq!(it.machine.resources(&apply), ["random_pet.first"]);
 }
 
 fn a_replacement_is_counted_as_both(tool: Tool) {
@@ -183,7 +191,7 @@ fn a_replacement_is_counted_as_both(tool: Tool) {
     let repository = module(TWO_PETS);
     let (_, _, first) = it.apply(&repository, "21");
     let ids = |step: &JobData| {
-        let state = it.site.state(step).unwrap();
+        let state = it.machine.state(step).unwrap();
         let resources = state["resources"].as_array().unwrap().clone();
         resources
             .iter()
@@ -218,7 +226,7 @@ fn what_was_made_before_a_failure_is_kept_and_the_next_run_makes_the_rest(tool: 
     let (plan, apply) = it.steps(&repository, "21");
     it.run(&plan);
     let outcome = it.executor(&apply).run().expect_code(1);
-    assert_eq!(it.site.resources(&apply), ["random_pet.first"]);
+    assert_eq!(it.machine.resources(&apply), ["random_pet.first"]);
     let progress = outcome.report().progress.clone().expect("an account");
     assert_eq!(progress.applied, 1, "{outcome}");
     assert_eq!(progress.failed, ["local_file.note"], "{outcome}");
@@ -227,11 +235,11 @@ fn what_was_made_before_a_failure_is_kept_and_the_next_run_makes_the_rest(tool: 
         outcome.error().contains("1 of 3 changes was made"),
         "{outcome}"
     );
-    assert_eq!(it.site.record(&apply).history.len(), 1, "{outcome}");
+    assert_eq!(it.machine.record(&apply).history.len(), 1, "{outcome}");
 
     fs::remove_file(&folder).unwrap();
     let (planned, _, apply) = it.apply(&repository, "22");
     assert_eq!(planned.report().changes.unwrap().add, 2, "{planned}");
-    assert_eq!(it.site.resources(&apply).len(), 3);
+    assert_eq!(it.machine.resources(&apply).len(), 3);
     assert!(inside.exists());
 }

@@ -3,14 +3,14 @@
 use std::fs;
 use std::path::Path;
 
-use integration_tests::site::{ExecutorRun, files_below};
-use integration_tests::{Repository, Site, job};
+use integration_tests::machine::{ExecutorRun, files_below};
+use integration_tests::{Machine, Repository, job};
 use job_contract::{JobData, Tool};
 use test_peers::providers::{PROVIDERS, Registry, present};
 use test_peers::skips::needed;
 
 use super::{Mirrored, destroy_by, requirements};
-use crate::site;
+use crate::machine;
 
 with_both_tools! {
     a_module_of_five_providers_from_a_registry_lives_from_plan_to_destroy,
@@ -50,20 +50,25 @@ output \"key\" {{
 const SECRET: &str = "PRIVATE KEY";
 
 /// Plan, apply, a second plan and destroy.
-fn live<'s>(tool: Tool, site: &Site, host: &str, prepare: impl Fn(&JobData) -> ExecutorRun<'s>) {
-    let note = site.scratch("note");
+fn live<'s>(
+    tool: Tool,
+    machine: &Machine,
+    host: &str,
+    prepare: impl Fn(&JobData) -> ExecutorRun<'s>,
+) {
+    let note = machine.scratch("note");
     let repository = Repository::with(&[
         ("main.tf", &five_resources(&note)),
         ("versions.tf", &requirements(host)),
     ]);
     let plan = job::plan_by(tool, &repository);
     let apply = job::apply_after(&plan);
-    site.queue(&[&plan, &apply]);
+    machine.queue(&[&plan, &apply]);
     let outcome = prepare(&plan).run().expect_code(0);
     assert_eq!(outcome.report().changes.unwrap().add, 5, "{outcome}");
 
     let outcome = prepare(&apply).run().expect_code(0);
-    let mut resources = site.resources(&apply);
+    let mut resources = machine.resources(&apply);
     resources.sort();
     let all = [
         "local_file.note",
@@ -73,23 +78,23 @@ fn live<'s>(tool: Tool, site: &Site, host: &str, prepare: impl Fn(&JobData) -> E
         "tls_private_key.key",
     ];
     assert_eq!(resources, all, "{outcome}");
-    let name = site.output(&apply, "name");
+    let name = machine.output(&apply, "name");
     assert_eq!(fs::read_to_string(&note).unwrap(), name.as_str().unwrap());
-    let context = serde_json::to_string(&site.context(&apply)).unwrap();
+    let context = serde_json::to_string(&machine.context(&apply)).unwrap();
     assert!(!context.contains(SECRET), "{context}");
     assert!(!outcome.to_string().contains(SECRET), "{outcome}");
-    assert!(site.step_output(&apply).contains("key = <sensitive>"));
+    assert!(machine.step_output(&apply).contains("key = <sensitive>"));
 
     let again = job::in_job(&plan, "413");
-    site.queue(&[&again]);
+    machine.queue(&[&again]);
     let outcome = prepare(&again).run().expect_code(0);
-    assert!(!site.record(&again).plan_changes, "{outcome}");
+    assert!(!machine.record(&again).plan_changes, "{outcome}");
     assert!(outcome.report().changes.unwrap().is_empty(), "{outcome}");
 
     let destroy = destroy_by(tool, &repository, "414");
-    site.queue(&[&destroy]);
+    machine.queue(&[&destroy]);
     let outcome = prepare(&destroy).run().expect_code(0);
-    assert_eq!(site.resources(&destroy), <[String; 0]>::default());
+    assert_eq!(machine.resources(&destroy), <[String; 0]>::default());
     assert_eq!(outcome.report().changes.unwrap().remove, 5, "{outcome}");
     assert!(!note.exists(), "{outcome}");
 }
@@ -97,21 +102,23 @@ fn live<'s>(tool: Tool, site: &Site, host: &str, prepare: impl Fn(&JobData) -> E
 /// A registry, and what a tool needs to use it.
 struct Registered {
     registry: Registry,
-    site: Site,
+    machine: Machine,
 }
 
 impl Registered {
     #[track_caller]
     fn new() -> Option<Self> {
         needed(present())?;
-        let (registry, site) = (Registry::start().unwrap(), site());
-        fs::write(site.scratch("ca.pem"), registry.certificate()).unwrap();
-        Some(Self { registry, site })
+        let (registry, machine) = (Registry::start().unwrap(), machine());
+        fs::write(machine.scratch("ca.pem"), registry.certificate()).unwrap();
+        Some(Self { registry, machine })
     }
 
     fn executor(&self, step: &JobData) -> ExecutorRun<'_> {
-        let certificate = self.site.scratch("ca.pem");
-        self.site.executor(step).env("SSL_CERT_FILE", certificate)
+        let certificate = self.machine.scratch("ca.pem");
+        self.machine
+            .executor(step)
+            .env("SSL_CERT_FILE", certificate)
     }
 
     /// A module that needs one provider alone.
@@ -131,27 +138,27 @@ impl Registered {
         repository: &Repository,
         job_id: &str,
     ) -> ExecutorRun<'_> {
-        let cache = self.site.scratch("plugins");
+        let cache = self.machine.scratch("plugins");
         fs::create_dir_all(&cache).unwrap();
-        let kept = self.site.scratch("lock.hcl");
+        let kept = self.machine.scratch("lock.hcl");
         let keep = format!("cp .terraform.lock.hcl '{}'", kept.display());
         let plan = JobData {
             command_list: vec![job::before(job::bash(1, &keep))],
             ..job::in_job(&job::plan_by(tool, repository), job_id)
         };
-        self.site.queue(&[&plan]);
+        self.machine.queue(&[&plan]);
         self.executor(&plan).env("TF_PLUGIN_CACHE_DIR", cache)
     }
 
     fn lock_file(&self) -> String {
-        fs::read_to_string(self.site.scratch("lock.hcl")).unwrap()
+        fs::read_to_string(self.machine.scratch("lock.hcl")).unwrap()
     }
 }
 
 fn a_module_of_five_providers_from_a_registry_lives_from_plan_to_destroy(tool: Tool) {
     let Some(it) = Registered::new() else { return };
     let host = it.registry.host();
-    live(tool, &it.site, &host, |step| it.executor(step));
+    live(tool, &it.machine, &host, |step| it.executor(step));
     // Each of four steps has a work tree of its own, and no cache.
     assert_eq!(it.registry.downloads(), 4 * PROVIDERS.len());
 }
@@ -160,7 +167,7 @@ fn a_module_of_five_providers_from_a_mirror_lives_from_plan_to_destroy(tool: Too
     let Some(it) = Mirrored::new(tool) else {
         return;
     };
-    live(tool, &it.site, super::HOST, |step| it.executor(step));
+    live(tool, &it.machine, super::HOST, |step| it.executor(step));
 }
 
 fn a_lock_file_in_the_repository_lets_the_plugin_cache_be_used(tool: Tool) {
@@ -170,7 +177,7 @@ fn a_lock_file_in_the_repository_lets_the_plugin_cache_be_used(tool: Tool) {
         .run()
         .expect_code(0);
     assert_eq!(it.registry.downloads(), 1);
-    let cached = files_below(&it.site.scratch("plugins"));
+    let cached = files_below(&it.machine.scratch("plugins"));
     assert!(!cached.is_empty());
     let locked = it.lock_file();
     assert!(locked.contains("\"h1:"), "{locked}");
@@ -182,7 +189,7 @@ fn a_lock_file_in_the_repository_lets_the_plugin_cache_be_used(tool: Tool) {
         .expect_code(0);
     assert_eq!(it.registry.downloads(), 1, "{outcome}");
     assert_eq!(it.lock_file(), locked);
-    assert_eq!(files_below(&it.site.scratch("plugins")), cached);
+    assert_eq!(files_below(&it.machine.scratch("plugins")), cached);
 }
 
 fn a_provider_that_is_not_the_locked_one_is_refused(tool: Tool) {
@@ -213,8 +220,8 @@ fn a_registry_with_an_unknown_certificate_is_refused(tool: Tool) {
     let Some(it) = Registered::new() else { return };
     let repository = it.pet();
     let plan = job::plan_by(tool, &repository);
-    it.site.queue(&[&plan]);
-    let outcome = it.site.run(&plan).expect_code(1);
+    it.machine.queue(&[&plan]);
+    let outcome = it.machine.run(&plan).expect_code(1);
     assert!(outcome.log().contains("certificate"), "{outcome}");
     assert_eq!(it.registry.downloads(), 0);
 }

@@ -4,7 +4,7 @@ use std::fs;
 use std::path::PathBuf;
 
 use integration_tests::job;
-use integration_tests::site::files_below;
+use integration_tests::machine::files_below;
 use integration_tests::tool::program;
 use job_contract::Tool;
 use job_contract::keys::ObjectKey;
@@ -27,10 +27,10 @@ fn sensitive_values_are_in_no_log_and_marked_in_stored_outputs(tool: Tool) {
          nonsensitive(length(random_password.closed.result))\n}\n",
     );
     let (planned, applied, apply) = it.apply(&repository, "21");
-    let password = it.site.output(&apply, "closed");
+    let password = it.machine.output(&apply, "closed");
     let password = password.as_str().unwrap();
-    let context = serde_json::to_string(&it.site.context(&apply)).unwrap();
-    let record = format!("{:?}", it.site.record(&apply).history);
+    let context = serde_json::to_string(&it.machine.context(&apply)).unwrap();
+    let record = format!("{:?}", it.machine.record(&apply).history);
     for text in [
         &planned.to_string(),
         &applied.to_string(),
@@ -39,7 +39,7 @@ fn sensitive_values_are_in_no_log_and_marked_in_stored_outputs(tool: Tool) {
     ] {
         assert!(!text.contains(password), "{text}");
     }
-    let outputs = &it.site.context(&apply)["terraformOutputs"][&apply.step_id];
+    let outputs = &it.machine.context(&apply)["terraformOutputs"][&apply.step_id];
     assert_eq!(
         *outputs,
         json!([
@@ -47,7 +47,11 @@ fn sensitive_values_are_in_no_log_and_marked_in_stored_outputs(tool: Tool) {
             {"name": "open", "type": "number", "sensitive": false, "value": 24},
         ])
     );
-    assert!(it.site.step_output(&apply).contains("closed = <sensitive>"));
+    assert!(
+        it.machine
+            .step_output(&apply)
+            .contains("closed = <sensitive>")
+    );
 }
 
 /// OpenTofu encrypts what it writes. What the platform shows is read through OpenTofu, and is not encrypted.
@@ -65,26 +69,26 @@ fn an_encrypted_state_and_plan_are_used_and_stay_encrypted() {
     );
     let (plan, apply) = it.steps(&repository, "21");
     it.run(&job::encrypted(&plan));
-    let stored = fs::read(it.site.plan_file(&plan)).unwrap();
+    let stored = fs::read(it.machine.plan_file(&plan)).unwrap();
     // A plan that is not encrypted is a ZIP archive.
     assert!(!stored.starts_with(b"PK"));
     let outcome = it.run(&job::encrypted(&apply));
-    let state = it.site.state(&apply).unwrap();
+    let state = it.machine.state(&apply).unwrap();
     assert!(state["encrypted_data"].is_string(), "{outcome}");
     assert!(state.get("outputs").is_none(), "{outcome}");
 
-    let context = it.site.context(&apply);
+    let context = it.machine.context(&apply);
     let output = &context["terraformOutputs"][&apply.step_id][0];
     let name = output["value"].as_str().unwrap();
-    let history = it.site.record(&apply).history;
+    let history = it.machine.record(&apply).history;
     assert_eq!(history.len(), 1, "{outcome}");
     let copy = ObjectKey::state_raw(job::ORGANIZATION, job::WORKSPACE, &history[0].lineage);
-    let copies = it.site.object(&copy).parent().unwrap().to_owned();
+    let copies = it.machine.object(&copy).parent().unwrap().to_owned();
     let copies = files_below(&copies);
     let shows = |path: &PathBuf| fs::read_to_string(path).unwrap().contains(name);
     assert_eq!(copies.iter().filter(|path| shows(path)).count(), 2);
 
     let (plan, _) = it.steps(&repository, "22");
     let outcome = it.run(&job::encrypted(&plan));
-    assert!(!it.site.record(&plan).plan_changes, "{outcome}");
+    assert!(!it.machine.record(&plan).plan_changes, "{outcome}");
 }

@@ -79,7 +79,7 @@ pub async fn run(arguments: impl IntoIterator<Item = OsString>) -> Result<ExitCo
         Ok(())
     });
     let address: IpAddr = network::NODE_ADDRESS.parse()?;
-    let plane = ControlPlane::start_at(&programs, address).await?;
+    let mut plane = ControlPlane::start_at(&programs, address).await?;
     fs::copy(plane.kubeconfig_file("default")?, folder.kubeconfig())?;
     imported.await??;
     power.kubelet()?;
@@ -88,10 +88,13 @@ pub async fn run(arguments: impl IntoIterator<Item = OsString>) -> Result<ExitCo
     until_ready(&folder).await?;
     power.serve()?;
 
-    let status = Command::new(program)
-        .args(arguments)
-        .env(NODE, folder.path(""))
-        .status()?;
+    let mut tests = tokio::process::Command::new(program);
+    tests.args(arguments).env(NODE, folder.path(""));
+    let status = tokio::select! {
+        status = tests.status() => status?,
+        // The tests end with the namespaces of this process.
+        failure = plane.ended() => return Err(failure.into()),
+    };
     Ok(ExitCode::from(u8::from(!status.success())))
 }
 

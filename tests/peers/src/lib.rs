@@ -1,4 +1,5 @@
-//! Real peers that tests start on loopback, each on a free port, each stopped when its value is dropped.
+//! Real peers that tests start on loopback, each on a free port, each stopped when its value is dropped. And the programs
+//! under test as processes.
 
 pub mod azurite;
 pub mod clouds;
@@ -9,6 +10,7 @@ pub mod http;
 pub mod http_proxy;
 pub mod port;
 pub mod postgres;
+pub mod process;
 pub mod providers;
 pub mod proxy;
 pub mod redis;

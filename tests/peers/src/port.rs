@@ -47,7 +47,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_port_is_for_those_who_ask_for_it_and_for_nobody_else() {
+    fn a_taken_port_refuses_connections_and_is_not_given_out_again() {
         let port = Port::take().unwrap();
         let refused = || TcpStream::connect(port.address()).unwrap_err().kind();
         assert_eq!(refused(), io::ErrorKind::ConnectionRefused);

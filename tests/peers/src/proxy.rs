@@ -216,7 +216,7 @@ mod tests {
     }
 
     #[test]
-    fn connections_go_to_the_servers_in_turn_and_past_those_that_are_away() {
+    fn connections_go_to_available_servers_in_turn() {
         let (one, other) = (server("one"), server("other"));
         let proxy = Proxy::start(&[one.address(), other.address()]).unwrap();
         let mut answers = vec![get(&proxy).unwrap().1, get(&proxy).unwrap().1];

@@ -78,7 +78,7 @@ mod tests {
     }
 
     #[test]
-    fn in_ci_a_skip_is_an_error_that_says_what_is_missing() {
+    fn in_ci_a_skip_is_an_error_that_names_what_is_missing() {
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("skips");
         let error = note(
@@ -91,7 +91,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_there_is_handed_on() {
+    fn an_available_peer_is_returned() {
         assert_eq!(needed(Ok::<_, &str>(7)), Some(7));
     }
 }

@@ -19,7 +19,7 @@ use crate::faults::{Fault, Faults};
 use crate::ledger::{Actor, Ledger, Rule};
 use crate::records::{Job, NewJob, Records, Status, Workspace};
 use crate::server::Server;
-use crate::streams::{LogEntry, Place, Streams};
+use crate::streams::{LogEntry, StreamPosition, Streams};
 use crate::token::Secret;
 use crate::{scheduler, sweep};
 
@@ -523,10 +523,10 @@ impl Platform {
             }
         };
         let wait = async {
-            let (mut place, mut lines) = (Place::default(), Vec::new());
+            let (mut position, mut lines) = (StreamPosition::default(), Vec::new());
             loop {
                 let over = self.job(job).status.is_terminal();
-                lines.extend(self.news(job, &mut place).await);
+                lines.extend(self.news(job, &mut position).await);
                 if holds(&lines) {
                     return;
                 }
@@ -545,15 +545,15 @@ impl Platform {
         }
     }
 
-    /// The new entries of a job's stream since this place.
-    async fn news(&self, job: u32, place: &mut Place) -> Vec<LogEntry> {
-        let mut at = place.clone();
+    /// The new entries of a job's stream since this position.
+    async fn news(&self, job: u32, position: &mut StreamPosition) -> Vec<LogEntry> {
+        let mut at = position.clone();
         let found = self.on_runtime(job, |shared, job| async move {
             let news = shared.streams.news(job, &mut at).await?;
             Ok((news, at))
         });
         let (news, at) = found.await;
-        *place = at;
+        *position = at;
         news
     }
 

@@ -434,7 +434,7 @@ mod tests {
     }
 
     #[test]
-    fn the_oldest_job_that_can_go_goes_first_whatever_its_workspace() {
+    fn the_oldest_ready_job_runs_first_whatever_its_workspace() {
         let (mut records, jobs) = records(&["a", "a", "b"]);
         let may = |records: &Records| {
             let may = |job: &&u32| {

@@ -28,14 +28,14 @@ pub struct LogEntry {
 
 /// The position of a reader in a stream.
 #[derive(Debug, Clone)]
-pub(crate) struct Place {
+pub(crate) struct StreamPosition {
     /// Position in the current stream, in the form of Redis.
     from: String,
     /// Number of deleted entries that were read.
     gone: usize,
 }
 
-impl Default for Place {
+impl Default for StreamPosition {
     fn default() -> Self {
         Self {
             from: "-".to_owned(),
@@ -83,11 +83,15 @@ impl Streams {
 
     /// The current entries. Malformed entries are omitted, as in the API, and noted.
     pub(crate) async fn read(&self, job: u32) -> RedisResult<(Vec<LogEntry>, Findings)> {
-        self.read_on(job, &mut Place::default()).await
+        self.read_on(job, &mut StreamPosition::default()).await
     }
 
-    /// The entries after a place. The place moves behind them.
-    async fn read_on(&self, job: u32, place: &mut Place) -> RedisResult<(Vec<LogEntry>, Findings)> {
+    /// The entries after a position. The position moves behind them.
+    async fn read_on(
+        &self,
+        job: u32,
+        position: &mut StreamPosition,
+    ) -> RedisResult<(Vec<LogEntry>, Findings)> {
         let Some(client) = &self.redis else {
             let memory = lock(&self.memory).get(&job).cloned();
             return Ok((memory.unwrap_or_default(), Findings::new()));
@@ -97,7 +101,7 @@ impl Streams {
         loop {
             let page: Vec<(String, Vec<Vec<u8>>)> = cmd("XRANGE")
                 .arg(key(job))
-                .arg(&place.from)
+                .arg(&position.from)
                 .arg("+")
                 .arg("COUNT")
                 .arg(PAGE)
@@ -106,7 +110,7 @@ impl Streams {
             let Some((last, _)) = page.last() else {
                 return Ok((entries, findings));
             };
-            place.from = format!("({last}");
+            position.from = format!("({last}");
             for (id, pairs) in page {
                 match entry(job, &pairs) {
                     Ok(entry) => entries.push(entry),
@@ -137,16 +141,20 @@ impl Streams {
     }
 
     /// The entries since the last call. Some may be repeated, and without Redis all are.
-    pub(crate) async fn news(&self, job: u32, place: &mut Place) -> RedisResult<Vec<LogEntry>> {
+    pub(crate) async fn news(
+        &self,
+        job: u32,
+        position: &mut StreamPosition,
+    ) -> RedisResult<Vec<LogEntry>> {
         let _moving = self.moving.lock().await;
         let mut entries = {
             let gone = lock(&self.gone);
             let gone = gone.get(&job).map_or(&[][..], Vec::as_slice);
-            let new = gone[place.gone..].to_vec();
-            place.gone = gone.len();
+            let new = gone[position.gone..].to_vec();
+            position.gone = gone.len();
             new
         };
-        entries.extend(self.read_on(job, place).await?.0);
+        entries.extend(self.read_on(job, position).await?.0);
         Ok(entries)
     }
 

@@ -1,4 +1,4 @@
-//! One executor process with the environment of a pod, as the benchmarks start it.
+//! Starts an executor process with the environment of a pod, for benchmarks.
 
 use std::ffi::OsString;
 use std::fs;
@@ -10,7 +10,7 @@ use job_contract::keys::ObjectKey;
 use job_contract::report::FinalReport;
 use job_contract::{JobData, encoding, env};
 
-/// Ids of everything the benchmarks run; each run has a data directory of its own.
+/// The job data of all benchmarks. The ids can be equal, because each run has its own data directory.
 pub(super) fn job(step_type: job_contract::StepType, content: &Path) -> JobData {
     JobData {
         step_type: Some(step_type.name().to_owned()),
@@ -27,13 +27,13 @@ pub(super) fn job(step_type: job_contract::StepType, content: &Path) -> JobData 
     }
 }
 
-/// Where one executor keeps its things.
-pub(super) struct Place {
+/// The folders of one executor.
+pub(super) struct ExecutorFolders {
     pub(super) folder: PathBuf,
     pub(super) path: OsString,
 }
 
-impl Place {
+impl ExecutorFolders {
     pub(super) fn new(folder: PathBuf, path: OsString) -> Result<Self> {
         for name in ["data", "home", "work"] {
             fs::create_dir_all(folder.join(name))?;
@@ -79,7 +79,7 @@ impl Place {
         command
     }
 
-    /// Where the log of a step is kept.
+    /// The path of a step's log.
     pub(super) fn step_output(&self, job: &JobData) -> PathBuf {
         let key = ObjectKey::step_output(&job.organization_id, &job.job_id, &job.step_id);
         self.folder
@@ -88,10 +88,10 @@ impl Place {
             .join(key.path)
     }
 
-    /// Fails with the executor's own words unless it reports a step that succeeded.
+    /// Fails with the executor's final report if the step did not succeed.
     pub(super) fn ensure_done(&self, status: std::process::ExitStatus) -> Result<()> {
         let path = self.folder.join("termination");
-        let said = fs::read_to_string(&path).context("the executor left no final report")?;
+        let said = fs::read_to_string(&path).context("the executor wrote no final report")?;
         fs::remove_file(path)?;
         let report: FinalReport =
             serde_json::from_str(&said).with_context(|| format!("no final report: {said}"))?;

@@ -1,5 +1,5 @@
-//! The README's first command as a stranger has it: from a clone without a target directory to an applied plan. What
-//! cargo would download is here already.
+//! Measures the README's first command for a new user: from a clone without a target directory to an applied plan. Cargo's
+//! downloads are in the cache already.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -15,13 +15,13 @@ use crate::report::{Goal, Measurement};
 use crate::terminal::{command_line, complain};
 use crate::workspace_root;
 
-/// How many crates are named.
+/// How many crates are listed.
 const SHOWN: usize = 12;
 
 pub(super) fn measure() -> Result<Vec<Measurement>> {
     let target = super::target_directory()?;
     fs::create_dir_all(&target)?;
-    // Not among temporary files, which often lie in memory.
+    // The folder for temporary files is often in memory.
     let folder = tempfile::tempdir_in(target)?;
     let clone = folder.path().join("clone");
     let (started, before) = (Instant::now(), processor_seconds()?);
@@ -45,7 +45,7 @@ pub(super) fn measure() -> Result<Vec<Measurement>> {
     complain(&shown);
     ensure!(
         output.status.success() && shown.contains("Apply complete!"),
-        "the first command applied nothing ({})",
+        "the first command did not apply a plan ({})",
         output.status
     );
     let (wall, processor) = (
@@ -66,7 +66,7 @@ pub(super) fn measure() -> Result<Vec<Measurement>> {
             unit: "s",
             goal: Some(Goal::AtMost(240.0)),
             detail:
-                "from a clone of the last commit to an applied plan; the goal is of 2 processors"
+                "from a clone of the last commit to an applied plan; the goal is for 2 processors"
                     .to_owned(),
         },
         Measurement {
@@ -83,7 +83,7 @@ pub(super) fn measure() -> Result<Vec<Measurement>> {
     ])
 }
 
-/// The first command of the README, which also writes down how long each crate takes.
+/// The first command of the README, with the option to record the build time of each crate.
 fn command(readme: &str) -> Option<Command> {
     let line = readme
         .lines()
@@ -95,8 +95,8 @@ fn command(readme: &str) -> Option<Command> {
     Some(command)
 }
 
-/// Each crate with its seconds, build script and all, the longest first. They are of the clock: units that are compiled at
-/// the same time make each other slower.
+/// The build time of each crate with its build script in seconds, longest first. It is wall-clock time, so crates that are
+/// compiled at the same time slow each other down.
 fn crates(timings: &str) -> Result<Vec<(String, f64)>> {
     let (_, units) = timings
         .split_once("UNIT_DATA = ")
@@ -114,7 +114,7 @@ fn crates(timings: &str) -> Result<Vec<(String, f64)>> {
     Ok(crates)
 }
 
-/// Of all children that have ended, and theirs.
+/// The processor time of all ended child processes and their children.
 fn processor_seconds() -> Result<f64> {
     let usage = getrusage(UsageWho::RUSAGE_CHILDREN).context("no processor time")?;
     #[expect(clippy::cast_precision_loss, reason = "below 2^52")]

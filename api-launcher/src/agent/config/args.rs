@@ -9,7 +9,7 @@ use job_contract::env;
 use platform::report_key;
 use pool_protocol::id::AgentName;
 use runtime::setting::{
-    HttpUrl, ReadSetting as _, Setting, SettingProblem, SettingValue, choice, present,
+    HttpUrl, ReadSetting as _, Setting, SettingError, SettingValue, choice, present,
 };
 
 use super::file::{self, FileValues};
@@ -243,9 +243,9 @@ impl AgentArgs {
     }
 
     /// Returns the settings, or everything that is invalid.
-    pub(crate) fn resolve(&self) -> Result<Settings, Vec<SettingProblem>> {
+    pub(crate) fn resolve(&self) -> Result<Settings, Vec<SettingError>> {
         let file = file::find(self.config.as_deref(), &file::places());
-        let file = file.map_err(|problem| vec![problem])?;
+        let file = file.map_err(|error| vec![error])?;
         let token = std::env::var(env::AGENT_TOKEN).ok();
         self.settings
             .clone()
@@ -260,8 +260,8 @@ impl SettingsArgs {
         mut file: Option<FileValues>,
         token: Option<&str>,
         kubernetes: &KubernetesArgs,
-    ) -> Result<Settings, Vec<SettingProblem>> {
-        let problems = &mut Vec::new();
+    ) -> Result<Settings, Vec<SettingError>> {
+        let errors = &mut Vec::new();
         let in_environment =
             present(token).map(|token| (env::AGENT_TOKEN.to_owned(), token.to_owned()));
         let in_file = file
@@ -273,23 +273,20 @@ impl SettingsArgs {
             Some(file) => self.over(file),
             None => self,
         };
-        let token_file = this.token_file.read(problems);
+        let token_file = this.token_file.read(errors);
         let token = match (in_environment, in_file, token_file) {
             (None, _, Some(path)) if is_file_nearer => Some(PoolTokenSource::File(path)),
             (Some((name, text)), ..) | (None, Some((name, text)), _) => match token::check(&text) {
                 Ok(token) => Some(PoolTokenSource::Given(token)),
                 Err(error) => {
-                    problems.push(SettingProblem::new(
-                        name,
-                        format!("cannot be used: {error}"),
-                    ));
+                    errors.push(SettingError::new(name, format!("cannot be used: {error}")));
                     None
                 }
             },
             (None, None, Some(path)) => Some(PoolTokenSource::File(path)),
             (None, None, None) => {
                 let text = "is not set; a token of the pool is needed, or MAYFLY_AGENT_TOKEN_FILE";
-                problems.push(SettingProblem::new(env::AGENT_TOKEN, text));
+                errors.push(SettingError::new(env::AGENT_TOKEN, text));
                 None
             }
         };
@@ -297,14 +294,14 @@ impl SettingsArgs {
             && let Err(error) = source.read()
         {
             let text = format!("cannot be used: {error}");
-            problems.push(SettingProblem::new(env::AGENT_TOKEN_FILE, text));
+            errors.push(SettingError::new(env::AGENT_TOKEN_FILE, text));
         }
-        let agent = this.resolve_agent(problems);
-        let target = this.resolve_target(kubernetes, problems);
+        let agent = this.resolve_agent(errors);
+        let target = this.resolve_target(kubernetes, errors);
         let (Some(agent), Some(target), Some(token), []) =
-            (agent, target, token, problems.as_slice())
+            (agent, target, token, errors.as_slice())
         else {
-            return Err(std::mem::take(problems));
+            return Err(std::mem::take(errors));
         };
         Ok(Settings {
             agent,
@@ -315,8 +312,8 @@ impl SettingsArgs {
         })
     }
 
-    fn resolve_agent(&self, problems: &mut Vec<SettingProblem>) -> Option<AgentSettings> {
-        let service_url = self.service_url.require(env::AGENT_SERVICE_URL, problems);
+    fn resolve_agent(&self, errors: &mut Vec<SettingError>) -> Option<AgentSettings> {
+        let service_url = self.service_url.require(env::AGENT_SERVICE_URL, errors);
         if let Some(HttpUrl { url, .. }) = &service_url
             && (!url.username().is_empty()
                 || url.password().is_some()
@@ -324,31 +321,28 @@ impl SettingsArgs {
                 || url.fragment().is_some())
         {
             let text = "has a login, a query or a fragment, which an address of a hub has not";
-            problems.push(SettingProblem::new(env::AGENT_SERVICE_URL, text));
+            errors.push(SettingError::new(env::AGENT_SERVICE_URL, text));
         }
-        let name = self.name.read(problems).map(|Name(name)| name);
+        let name = self.name.read(errors).map(|Name(name)| name);
         let name = name.or_else(|| {
             let name = host_name();
             if name.is_none() && !self.name.is_set() {
                 let text = "is not set, and the name of this host cannot be used";
-                problems.push(SettingProblem::new(env::AGENT_NAME, text));
+                errors.push(SettingError::new(env::AGENT_NAME, text));
             }
             name
         });
-        let seconds = |setting: &Option<Setting<u64>>, default, problems: &mut _| {
-            Duration::from_secs(setting.read(problems).unwrap_or(default))
+        let seconds = |setting: &Option<Setting<u64>>, default, errors: &mut _| {
+            Duration::from_secs(setting.read(errors).unwrap_or(default))
         };
-        let slots = self
-            .slots
-            .read(problems)
-            .map_or(SLOTS, |Slots(slots)| slots);
-        let single_run = self.single_run.read(problems).unwrap_or(false);
-        let idle_timeout = seconds(&self.idle_timeout, 0, problems);
-        let on_stop = self.on_stop.read(problems);
-        let drain_timeout = seconds(&self.drain_timeout, DRAIN_SECONDS, problems);
-        let grace_timeout = seconds(&self.grace_timeout, GRACE_SECONDS, problems);
-        let disconnect_on_stop = self.disconnect_on_stop.read(problems).unwrap_or(true);
-        let listen = self.listen.read(problems);
+        let slots = self.slots.read(errors).map_or(SLOTS, |Slots(slots)| slots);
+        let single_run = self.single_run.read(errors).unwrap_or(false);
+        let idle_timeout = seconds(&self.idle_timeout, 0, errors);
+        let on_stop = self.on_stop.read(errors);
+        let drain_timeout = seconds(&self.drain_timeout, DRAIN_SECONDS, errors);
+        let grace_timeout = seconds(&self.grace_timeout, GRACE_SECONDS, errors);
+        let disconnect_on_stop = self.disconnect_on_stop.read(errors).unwrap_or(true);
+        let listen = self.listen.read(errors);
         Some(AgentSettings {
             service_url: service_url?.url,
             name: name?,
@@ -376,24 +370,24 @@ impl SettingsArgs {
     fn resolve_target(
         &self,
         kubernetes: &KubernetesArgs,
-        problems: &mut Vec<SettingProblem>,
+        errors: &mut Vec<SettingError>,
     ) -> Option<TargetSettings> {
-        let forwarded = self.env_forward_allowlist.read(problems);
+        let forwarded = self.env_forward_allowlist.read(errors);
         let forwarded = forwarded.map_or_else(Vec::new, |VariableNames(names)| names);
         let is_target_wrong = self.deploy_target.is_set() && self.deploy_target.get().is_none();
-        self.deploy_target.read(problems);
+        self.deploy_target.read(errors);
         if is_target_wrong {
             return None;
         }
         let report_key = report_key::from_lookup(|name| std::env::var(name).ok())
-            .map_err(|problem| problems.push(problem))
+            .map_err(|error| errors.push(error))
             .ok();
-        let data = self.working_directory.read(problems);
-        let executor = self.executor.read(problems);
+        let data = self.working_directory.read(errors);
+        let executor = self.executor.read(errors);
         match self.target() {
             TargetName::Kubernetes => {
                 let hub = self.service_url.get().map(|hub| hub.text.as_str());
-                let (deployment, cluster) = kubernetes.resolve_leased(hub, problems)?;
+                let (deployment, cluster) = kubernetes.resolve_leased(hub, errors)?;
                 let value = |name: String| Some((std::env::var(&name).ok()?, name));
                 let forwarded = forwarded.into_iter().filter_map(value);
                 Some(TargetSettings::Kubernetes(Box::new(KubernetesSettings {
@@ -405,7 +399,7 @@ impl SettingsArgs {
             }
             TargetName::Process => {
                 let mut keep = |variable: &str, text: String| {
-                    problems.push(SettingProblem::new(variable, text));
+                    errors.push(SettingError::new(variable, text));
                 };
                 let data = DataDir::locate(data.as_deref())
                     .map_err(|error| keep(env::AGENT_WORKING_DIRECTORY, error.to_string()))
@@ -461,7 +455,7 @@ mod tests {
         variables: &[(&str, &str)],
         token: Option<&str>,
         text: &str,
-    ) -> Result<Settings, Vec<SettingProblem>> {
+    ) -> Result<Settings, Vec<SettingError>> {
         let mut args: SettingsArgs = from_variables(variables);
         if !text.contains("deploy_target") {
             args.deploy_target = Some("process".into());
@@ -649,8 +643,8 @@ mod tests {
             ("MAYFLY_AGENT_NAME", "No Name"),
             ("MAYFLY_AGENT_LISTEN", "here"),
         ];
-        let problems = resolve(&variables, None, &text).unwrap_err();
-        let mut names: Vec<_> = problems.iter().map(|p| p.variable.as_str()).collect();
+        let errors = resolve(&variables, None, &text).unwrap_err();
+        let mut names: Vec<_> = errors.iter().map(|p| p.variable.as_str()).collect();
         names.sort_unstable();
         assert_eq!(
             names,
@@ -664,24 +658,20 @@ mod tests {
                 "token in /etc/mayfly-agent.yaml",
             ]
         );
-        let all: String = problems.iter().map(ToString::to_string).collect();
+        let all: String = errors.iter().map(ToString::to_string).collect();
         assert!(!all.contains("hunter2"), "{all}");
     }
 
     #[test]
     fn without_a_token_or_with_a_login_in_the_address_nothing_starts() {
-        let problems = resolve(&[HUB], None, "").unwrap_err();
-        assert_eq!(problems[0].variable, env::AGENT_TOKEN);
+        let errors = resolve(&[HUB], None, "").unwrap_err();
+        assert_eq!(errors[0].variable, env::AGENT_TOKEN);
         let hub = (
             "MAYFLY_AGENT_SERVICE_URL",
             "https://me:hunter2@hub.example.test",
         );
-        let problems = resolve(&[hub], Some("secret"), "").unwrap_err();
-        assert!(
-            !problems[0].to_string().contains("hunter2"),
-            "{}",
-            problems[0]
-        );
+        let errors = resolve(&[hub], Some("secret"), "").unwrap_err();
+        assert!(!errors[0].to_string().contains("hunter2"), "{}", errors[0]);
     }
 
     #[test]

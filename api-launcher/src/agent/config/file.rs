@@ -7,7 +7,7 @@ use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 
 use runtime::regular_file;
-use runtime::setting::SettingProblem;
+use runtime::setting::SettingError;
 use serde_json::Value;
 
 /// The name of the file.
@@ -52,11 +52,11 @@ pub(crate) fn places() -> Vec<PathBuf> {
 pub(crate) fn find(
     given: Option<&Path>,
     places: &[PathBuf],
-) -> Result<Option<FileValues>, SettingProblem> {
+) -> Result<Option<FileValues>, SettingError> {
     if let Some(path) = given {
         return match read(path)? {
             Some(values) => Ok(Some(values)),
-            None => Err(problem(path, "does not exist")),
+            None => Err(setting_error(path, "does not exist")),
         };
     }
     for place in places {
@@ -67,13 +67,13 @@ pub(crate) fn find(
     Ok(None)
 }
 
-fn problem(path: &Path, text: impl Into<String>) -> SettingProblem {
-    SettingProblem::new(path.display().to_string(), text)
+fn setting_error(path: &Path, text: impl Into<String>) -> SettingError {
+    SettingError::new(path.display().to_string(), text)
 }
 
 /// Reads a file. `None`: it does not exist.
-fn read(path: &Path) -> Result<Option<FileValues>, SettingProblem> {
-    let unreadable = |error: io::Error| problem(path, format!("cannot be read: {error}"));
+fn read(path: &Path) -> Result<Option<FileValues>, SettingError> {
+    let unreadable = |error: io::Error| setting_error(path, format!("cannot be read: {error}"));
     let mode = match path.metadata() {
         Ok(metadata) => metadata.permissions().mode(),
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
@@ -82,7 +82,7 @@ fn read(path: &Path) -> Result<Option<FileValues>, SettingProblem> {
     if mode & 0o002 != 0 {
         let text =
             "can be changed by every user of this machine: `chmod o-w` it, and check what it says";
-        return Err(problem(path, text));
+        return Err(setting_error(path, text));
     }
     let text = regular_file::read_text(path, MAX_BYTES).map_err(unreadable)?;
     let path = std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
@@ -122,8 +122,8 @@ fn parse(text: &str) -> Result<BTreeMap<String, String>, String> {
 
 impl FileValues {
     /// Reads the text of the file with this path.
-    pub(crate) fn parse(path: PathBuf, text: &str) -> Result<Self, SettingProblem> {
-        let values = parse(text).map_err(|text| problem(&path, text))?;
+    pub(crate) fn parse(path: PathBuf, text: &str) -> Result<Self, SettingError> {
+        let values = parse(text).map_err(|text| setting_error(&path, text))?;
         Ok(Self { path, values })
     }
 
@@ -132,7 +132,7 @@ impl FileValues {
         self.values.remove(key)
     }
 
-    /// How problems name a key of this file.
+    /// How errors name a key of this file.
     pub(crate) fn name_of(&self, key: &str) -> String {
         format!("{key} in {}", self.path.display())
     }

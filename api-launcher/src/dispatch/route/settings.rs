@@ -2,7 +2,7 @@
 
 use clap::Args;
 use job_contract::env;
-use runtime::setting::{HttpUrl, ReadSetting as _, Setting, SettingProblem, SettingValue, choice};
+use runtime::setting::{HttpUrl, ReadSetting as _, Setting, SettingError, SettingValue, choice};
 
 use super::{Fallback, Flag, Routing};
 
@@ -39,15 +39,15 @@ impl SettingValue for Route {
 
 impl RoutingArgs {
     /// Returns the routing, or `None` if one of its settings is invalid.
-    pub(crate) fn resolve(&self, problems: &mut Vec<SettingProblem>) -> Option<Routing> {
-        let route = self.route.read(problems).unwrap_or(Route::All);
-        let strict = self.route_strict.read(problems).unwrap_or(false);
-        let url = self.persistent_executor_url.read(problems);
+    pub(crate) fn resolve(&self, errors: &mut Vec<SettingError>) -> Option<Routing> {
+        let route = self.route.read(errors).unwrap_or(Route::All);
+        let strict = self.route_strict.read(errors).unwrap_or(false);
+        let url = self.persistent_executor_url.read(errors);
         if route == Route::All {
             return Some(Routing::All);
         }
         let mut reject = |text: String| {
-            problems.push(SettingProblem::new(env::PERSISTENT_EXECUTOR_URL, text));
+            errors.push(SettingError::new(env::PERSISTENT_EXECUTOR_URL, text));
         };
         let Some(HttpUrl { url, .. }) = url else {
             if !self.persistent_executor_url.is_set() {

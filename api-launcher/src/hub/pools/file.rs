@@ -19,10 +19,10 @@ pub(crate) fn parse(text: &str) -> Result<Pools, Vec<String>> {
         .map_err(|error| vec![format!("is no YAML: {}", first_line(&error.to_string()))])?;
     let mut reader = Reader::default();
     let pools = reader.pools(&file);
-    if reader.problems.is_empty() {
+    if reader.errors.is_empty() {
         Ok(pools)
     } else {
-        Err(reader.problems)
+        Err(reader.errors)
     }
 }
 
@@ -34,7 +34,7 @@ fn first_line(text: &str) -> &str {
 /// Collects what is wrong. A place is the way to a value: `pools.eu.tokens[0]`.
 #[derive(Default)]
 struct Reader {
-    problems: Vec<String>,
+    errors: Vec<String>,
 }
 
 impl Reader {
@@ -204,7 +204,7 @@ impl Reader {
 
     fn wrong(&mut self, place: &str, text: &str) {
         let place = if place.is_empty() { "the file" } else { place };
-        self.problems.push(format!("{place} {text}"));
+        self.errors.push(format!("{place} {text}"));
     }
 }
 
@@ -256,7 +256,7 @@ pools:
 
     #[test]
     fn everything_that_is_wrong_is_told_at_once() {
-        let problems = parse(
+        let errors = parse(
             r#"
 pool: {}
 pools:
@@ -288,8 +288,8 @@ pools:
             "pools.asia must have the keys",
         ] {
             assert!(
-                problems.iter().any(|problem| problem.starts_with(expected)),
-                "{expected}\n{problems:#?}"
+                errors.iter().any(|problem| problem.starts_with(expected)),
+                "{expected}\n{errors:#?}"
             );
         }
     }
@@ -306,12 +306,12 @@ pools:
 
     #[test]
     fn two_tokens_of_one_id_are_refused() {
-        let problems = parse(&format!(
+        let errors = parse(&format!(
             "pools: {{eu: {{organizations: [a], tokens: [{{id: a, sha256: {DIGEST}}}, {{id: a, sha256: {DIGEST}}}]}}}}"
         ))
         .unwrap_err();
         assert_eq!(
-            problems,
+            errors,
             ["pools.eu.tokens[1] has the id `a` of another token"]
         );
     }

@@ -401,7 +401,7 @@ mod tests {
 
     /// The kubelet lost the container together with the time at which it had started it.
     #[test]
-    fn an_executor_that_was_seen_at_work_began_whatever_is_said_of_it_later() {
+    fn an_executor_that_was_seen_running_has_begun_whatever_a_later_status_shows() {
         let running = pod(&json!({"running": {"startedAt": "2026-01-01T00:00:05Z"}}));
         let unknown =
             json!({"exitCode": 137, "reason": verdict::STATUS_UNKNOWN, "startedAt": null});
@@ -417,7 +417,7 @@ mod tests {
     }
 
     #[test]
-    fn of_a_pod_that_went_while_nobody_watched_it_is_not_known_whether_it_began() {
+    fn whether_a_pod_deleted_between_watches_has_begun_is_unknown() {
         let mut waits = pod(&json!({"waiting": {"reason": "ContainerCreating"}}));
         waits.status.as_mut().unwrap().phase = Some("Pending".to_owned());
         let mut pods = Pods::default();
@@ -429,7 +429,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pod_that_ended_and_then_went_was_not_ended_by_its_deletion() {
+    fn a_pod_that_ended_before_its_deletion_was_not_ended_by_it() {
         let ended = pod(&json!({"terminated": {"exitCode": 143, "reason": "Error",
             "startedAt": "2026-01-01T00:00:05Z", "finishedAt": "2026-01-01T00:00:09Z"}}));
         let mut pods = Pods::default();

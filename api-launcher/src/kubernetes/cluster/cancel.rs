@@ -88,7 +88,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn a_run_that_waits_for_its_turn_is_gone_with_its_job_data() {
+    async fn cancelling_a_held_run_removes_its_job_and_its_job_data() {
         let server = Server::start();
         let cluster = server.cluster().with_max_in_flight(1);
         cluster.submit(&objects("1", "a")).await.unwrap();

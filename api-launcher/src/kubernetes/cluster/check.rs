@@ -262,7 +262,7 @@ impl Cluster {
         let may = self.check_right(&reading, None, namespace).await.outcome == CheckOutcome::Ok;
         for name in names {
             if !may {
-                results.push(untold(kind.name, name, kind.namespace));
+                results.push(not_checked(kind.name, name, kind.namespace));
                 continue;
             }
             let found = self
@@ -317,12 +317,12 @@ fn presence(
             format!("not in {place}"),
             format!("create the {kind} `{name}` there, or take it out of the configuration"),
         ),
-        Err(error) if error.is_forbidden() => untold(kind, name, namespace),
+        Err(error) if error.is_forbidden() => not_checked(kind, name, namespace),
         Err(error) => CheckResult::unknown(subject, &error),
     }
 }
 
-fn untold(kind: &str, name: &str, namespace: Option<&str>) -> CheckResult {
+fn not_checked(kind: &str, name: &str, namespace: Option<&str>) -> CheckResult {
     let place = namespace.map_or_else(String::new, |namespace| format!(" -n {namespace}"));
     CheckResult {
         subject: format!("{kind} {name}"),

@@ -69,7 +69,7 @@ mod tests {
     }
 
     #[test]
-    fn a_difference_is_what_neither_the_way_nor_the_header_explains() {
+    fn a_clock_difference_leaves_out_latency_and_the_precision_of_the_header() {
         let of = |date, sent, received| ahead(at(date), at(sent), at(received)).as_millis();
         // The server's moment lies anywhere in the second of its date.
         assert_eq!(of(0, 999, 1_500), 0);

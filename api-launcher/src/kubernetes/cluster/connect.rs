@@ -343,7 +343,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn of_a_kubeconfig_that_is_broken_the_place_is_told_and_no_line() {
+    async fn the_error_of_a_broken_kubeconfig_names_the_position_and_quotes_no_line() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("config");
         for broken in [
@@ -365,7 +365,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_credential_that_cannot_be_used_is_told_without_what_it_is() {
+    async fn the_error_of_an_unusable_credential_does_not_contain_it() {
         let plugin = |script: &str| {
             format!(
                 "exec: {{apiVersion: client.authentication.k8s.io/v1, interactiveMode: Never, command: sh, \

@@ -197,7 +197,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_plugin_that_fails_when_its_credential_has_run_out_is_told_without_what_it_printed() {
+    async fn the_error_of_a_plugin_that_cannot_renew_a_credential_leaves_out_its_output() {
         let folder = tempfile::tempdir().unwrap();
         let (shell, script) = (folder.path().join("shell"), folder.path().join("script"));
         std::os::unix::fs::symlink("/bin/sh", &shell).unwrap();
@@ -282,7 +282,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn of_a_token_file_that_cannot_be_used_the_place_is_told() {
+    async fn the_error_of_an_unusable_token_file_names_its_path() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("token");
         fs::write(&path, format!("{SECRET}\n{SECRET}")).unwrap();

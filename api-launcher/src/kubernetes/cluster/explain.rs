@@ -439,8 +439,7 @@ mod tests {
 
     /// As after `cancel` and after the Job was deleted by others.
     #[test]
-    fn a_run_that_only_events_tell_of_is_started_again_by_nobody_who_does_not_know_that_it_never_began()
-     {
+    fn a_run_known_from_events_alone_is_not_advised_to_be_started_again() {
         let created = event("SuccessfulCreate", "Created pod: job-1-a-x", 1, &of_job());
         let started = event("Started", "Container started", 2, &of_executor());
         let key = || key_of("job-1-a").unwrap();
@@ -473,7 +472,7 @@ mod tests {
 
     /// A pod that the node stopped, and its replacement.
     #[test]
-    fn all_pods_of_a_run_are_told() {
+    fn all_pods_of_a_run_are_shown() {
         let job: Job = serde_json::from_value(json!({"metadata": {"name": "job-1-a", "uid": "j",
             "labels": {"mayfly.dev/step-type": "apply"}, "creationTimestamp": "2026-01-01T00:00:00Z"}}))
         .unwrap();

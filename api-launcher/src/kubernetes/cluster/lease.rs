@@ -527,7 +527,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_holder_that_went_silent_is_succeeded_whatever_its_clock_said() {
+    async fn a_holder_that_stops_renewing_is_replaced_whatever_its_clock_shows() {
         let server = Server::start();
         // Renewed, by a clock that is far ahead.
         server.put(
@@ -549,7 +549,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn who_cannot_have_the_lease_says_so_when_that_lasts_and_why() {
+    async fn a_replica_that_cannot_get_the_lease_for_long_logs_the_reason() {
         let server = Server::start();
         for (code, reason, state) in [
             (StatusCode::FORBIDDEN, "Forbidden", None),
@@ -603,7 +603,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_holder_whose_server_is_away_stops_its_work_and_hears_of_no_successor() {
+    async fn a_holder_that_cannot_reach_the_api_server_stops_its_work() {
         let server = Server::start();
         let away = Arc::new(AtomicBool::new(false));
         let is_away = Arc::clone(&away);
@@ -646,7 +646,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn who_watches_without_a_lease_gives_way_once_it_may_look_at_it() {
+    async fn a_watcher_without_a_lease_stops_once_it_may_read_the_lease() {
         let server = Server::start();
         let (at_work, successions) = <_>::default();
         let (cluster, refuses) = refusing(&server);

@@ -60,8 +60,8 @@ fn is_about(report: &FinalReport, (job_id, step_id): &(String, String)) -> bool 
 
 #[cfg(test)]
 mod tests {
-    use job_contract::report::Untold;
-    use job_contract::settlement::Ending;
+    use job_contract::final_statuses::Ending;
+    use job_contract::report::UnreportedStep;
     use rstest::rstest;
     use serde_json::json;
 
@@ -97,7 +97,7 @@ mod tests {
             job_id: "412".into(),
             step_id: "step".into(),
             unreported: true,
-            untold: Some(Untold {
+            unreported_step: Some(UnreportedStep {
                 ending: Ending::Changes,
                 after_ok: true,
                 ignore_error: false,
@@ -118,13 +118,13 @@ mod tests {
     }
 
     #[test]
-    fn the_executors_own_report_is_believed() {
+    fn the_executors_own_report_is_trusted() {
         let message = report().to_termination_message(Some(&key()));
         assert_eq!(believed(&message, Some(&key())), Some(report()));
         let of_nobody = FinalReport {
             job_id: String::new(),
             step_id: String::new(),
-            untold: None,
+            unreported_step: None,
             ..report()
         };
         let message = of_nobody.to_termination_message(Some(&key()));
@@ -138,7 +138,7 @@ mod tests {
     #[case::another_end(|report: &mut FinalReport| report.author.as_mut().unwrap().exit_code = 0)]
     #[case::another_job(|report: &mut FinalReport| report.job_id = "413".into())]
     #[case::another_step(|report: &mut FinalReport| report.step_id = "other".into())]
-    fn a_sealed_report_of_somebody_else_is_not_believed(#[case] change: fn(&mut FinalReport)) {
+    fn a_report_that_another_run_sealed_is_not_trusted(#[case] change: fn(&mut FinalReport)) {
         let mut report = report();
         change(&mut report);
         let message = report.to_termination_message(Some(&key()));
@@ -146,7 +146,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_not_sealed_or_cannot_be_checked_is_not_believed() {
+    fn an_unsealed_or_unverifiable_report_is_not_trusted() {
         let other = ReportKey::parse(&"+/+/".repeat(12)).unwrap();
         let sealed = report().to_termination_message(Some(&key()));
         assert_eq!(
@@ -161,7 +161,7 @@ mod tests {
     }
 
     #[test]
-    fn words_stay_as_they_are() {
+    fn a_termination_message_that_is_no_report_is_kept() {
         for words in ["", "Error: no such image", "panicked at {"] {
             let mut marked = pod(words);
             mark_unproven(&mut marked, Some(&key()));

@@ -278,7 +278,7 @@ fn view(key: RunKey, job: &Job, pods: &[Pod], now: Timestamp) -> RunView {
 #[cfg(test)]
 mod tests {
     use job_contract::Exit;
-    use job_contract::report::{FinalReport, LockStanding, StateLock};
+    use job_contract::report::{FinalReport, LockStatus, StateLock};
     use serde_json::{Value, json};
 
     use super::super::fake_server::Server;
@@ -313,7 +313,7 @@ mod tests {
             operation: "OperationTypeApply".into(),
             created: "2026-01-01".into(),
             path: String::new(),
-            standing: LockStanding::InTheWay,
+            status: LockStatus::InTheWay,
         };
         Verdict {
             kind: VerdictKind::StateLocked,

@@ -142,7 +142,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_missing_comes_with_its_fix() {
+    fn each_missing_object_is_listed_with_its_fix() {
         let results = [
             result("namespace runs", CheckOutcome::Ok, None),
             result(

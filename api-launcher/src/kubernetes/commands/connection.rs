@@ -10,7 +10,7 @@ use runtime::setting::present;
 use super::error::CommandError;
 use crate::kubernetes::cluster::{Access, Cluster};
 use crate::kubernetes::manifest::deployment::DEFAULT_NAMESPACE;
-use crate::kubernetes::manifest::{Fault, Problem, check};
+use crate::kubernetes::manifest::{ManifestError, Origin, check};
 
 /// How the cluster is reached.
 #[derive(Args, Clone, Debug, Default)]
@@ -32,11 +32,11 @@ impl AccessArgs {
             kubeconfig: self.kubeconfig.clone(),
         };
         let key = report_key::from_lookup(|name| std::env::var(name).ok());
-        let key = key.map_err(|problem| {
-            CommandError::Configuration(vec![Problem {
-                subject: problem.variable.clone(),
-                rule: problem.text,
-                fault: Fault::Deployment,
+        let key = key.map_err(|error| {
+            CommandError::Configuration(vec![ManifestError {
+                subject: error.variable.clone(),
+                rule: error.text,
+                origin: Origin::Deployment,
             }])
         })?;
         Ok(Cluster::connect_with(access).await?.with_report_key(key))
@@ -63,10 +63,10 @@ impl ClusterArgs {
     fn namespace(&self) -> Result<&str, CommandError> {
         let namespace = present(Some(&self.namespace)).unwrap_or(DEFAULT_NAMESPACE);
         check::dns_label(namespace).map_err(|rule| {
-            CommandError::Configuration(vec![Problem {
+            CommandError::Configuration(vec![ManifestError {
                 subject: env::NAMESPACE.to_owned(),
                 rule: rule.to_owned(),
-                fault: Fault::Deployment,
+                origin: Origin::Deployment,
             }])
         })?;
         Ok(namespace)

@@ -6,8 +6,8 @@ use job_contract::{Exit, chain};
 
 use crate::document::DocumentError;
 use crate::kubernetes::cluster::{ClusterError, ConnectError};
+use crate::kubernetes::manifest::ManifestError;
 use crate::kubernetes::manifest::ManifestErrors;
-use crate::kubernetes::manifest::Problem;
 
 const REACH: &str = "is the API server reachable? Set KUBECONFIG or pass --kubeconfig and --context; in a pod, the service \
     account must have its token mounted";
@@ -29,7 +29,7 @@ pub(super) enum CommandError {
         candidates: Vec<String>,
     },
     #[error("the configuration cannot be used")]
-    Configuration(Vec<Problem>),
+    Configuration(Vec<ManifestError>),
     #[error(transparent)]
     Document(#[from] DocumentError),
     #[error("the job document cannot be launched")]
@@ -62,8 +62,8 @@ impl CommandError {
     /// Everything there is to say, a line each.
     pub(super) fn lines(&self) -> Vec<String> {
         match self {
-            Self::Configuration(problems) => problems.iter().map(ToString::to_string).collect(),
-            Self::Manifest(errors) => errors.problems().iter().map(ToString::to_string).collect(),
+            Self::Configuration(errors) => errors.iter().map(ToString::to_string).collect(),
+            Self::Manifest(errors) => errors.errors().iter().map(ToString::to_string).collect(),
             _ => vec![chain(self)],
         }
     }

@@ -203,7 +203,7 @@ mod tests {
     }
 
     #[test]
-    fn a_waiting_run_says_what_for() {
+    fn a_waiting_run_is_explained_with_what_it_waits_for() {
         let wait = Wait {
             reason: WaitReason::Node,
             sentence: "No node takes the pod: insufficient cpu.".into(),

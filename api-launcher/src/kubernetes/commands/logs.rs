@@ -109,7 +109,7 @@ mod tests {
         r#"{"level":"info","msg":"a script"}"#,
         Some(r#"{"level":"info","msg":"a script"}"#)
     )]
-    fn lines_of_the_run_are_told_from_the_executors_own(
+    fn lines_of_the_run_differ_from_the_executors_diagnostics(
         #[case] line: &str,
         #[case] expected: Option<&str>,
     ) {

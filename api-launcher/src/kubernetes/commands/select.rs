@@ -100,7 +100,7 @@ mod tests {
     }
 
     #[test]
-    fn a_stranger_is_answered_with_what_was_looked_for() {
+    fn the_error_for_an_unknown_run_names_what_was_searched() {
         let error = choose("9", runs(), "ns").unwrap_err();
         assert_eq!(
             error.to_string(),

@@ -139,7 +139,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn a_timeline_shows_where_time_went() {
+    fn a_timeline_shows_the_duration_of_each_part() {
         insta::assert_snapshot!(draw(&timeline(), Paint { on: false }));
     }
 
@@ -151,7 +151,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn clocks_that_differ_draw_no_nonsense() {
+    fn clocks_that_differ_give_no_negative_bars() {
         let odd = [
             moment("accepted", 10, 0),
             moment("released", 3, 0),

@@ -1,10 +1,11 @@
-//! Settings as an operator makes them: by flag here, since tests share one environment.
+//! Settings as an operator makes them: by flag here where the name does not matter, since tests share one environment.
 
 use std::path::Path;
 
 use clap::{CommandFactory as _, Parser};
 use job_contract::Records;
 use rstest::rstest;
+use runtime::setting::from_variables;
 
 use super::*;
 
@@ -37,9 +38,9 @@ fn resolve(flags: &[&str]) -> Deployment {
     args(flags).resolve(None).unwrap()
 }
 
-fn problems(flags: &[&str]) -> Vec<String> {
-    let problems = args(flags).resolve(None).unwrap_err();
-    problems.iter().map(ToString::to_string).collect()
+fn errors(flags: &[&str]) -> Vec<String> {
+    let errors = args(flags).resolve(None).unwrap_err();
+    errors.iter().map(ToString::to_string).collect()
 }
 
 fn pairs(pairs: &[(&str, &str)]) -> BTreeMap<String, String> {
@@ -59,7 +60,7 @@ fn every_option_has_a_variable_and_the_line_is_consistent() {
 }
 
 #[test]
-fn nothing_said_gives_the_defaults_of_the_platform() {
+fn without_options_the_defaults_are_those_of_the_platform() {
     let deployment = resolve(&[]);
     assert_eq!(deployment, Deployment::default());
     assert_eq!(deployment.namespace, "terrakube");
@@ -104,7 +105,7 @@ fn lists_and_annotations_are_read_in_every_form() {
 }
 
 #[test]
-fn selectors_of_the_virtual_machine_give_way_to_the_plain_variable() {
+fn the_variable_overrides_node_selectors_in_java_options() {
     let java = "-Xmx1g -Dio.terrakube.executor.ephemeral.nodeSelector[kubernetes.io/os]=linux";
     let deployment = resolve(&["--java-tool-options", java]);
     assert_eq!(
@@ -125,18 +126,14 @@ fn a_grace_period_too_short_for_the_executor_is_raised_with_a_warning() {
         let [warning] = raised.warnings.as_slice() else {
             panic!("{:?}", raised.warnings);
         };
-        assert_eq!(warning.subject, env::TERMINATION_GRACE_PERIOD_SECONDS);
-        assert!(
-            warning
-                .rule
-                .starts_with(&format!("is {short}, and 30 counts")),
-            "{warning}"
+        let start = format!(
+            "`{}` is {short}, and 30 counts",
+            env::TERMINATION_GRACE_PERIOD_SECONDS
         );
+        assert!(warning.starts_with(&start), "{warning}");
     }
-    assert_eq!(
-        resolve(&["--termination-grace-period-seconds", "30"]).warnings,
-        []
-    );
+    let enough = resolve(&["--termination-grace-period-seconds", "30"]);
+    assert!(enough.warnings.is_empty(), "{:?}", enough.warnings);
 }
 
 #[test]
@@ -153,7 +150,7 @@ fn one_grace_period_counts_for_all_unless_apply_has_its_own() {
 }
 
 #[test]
-fn where_records_are_kept_is_said_or_follows_from_what_the_launcher_reports_to() {
+fn the_place_of_records_is_configured_or_follows_from_the_platform() {
     let shared = resolve(&["--records", "Shared", "--backoff-limit", "1"]);
     assert_eq!(
         (shared.records, shared.backoff_limit),
@@ -186,17 +183,15 @@ fn where_records_are_kept_is_said_or_follows_from_what_the_launcher_reports_to()
 #[case(&["--work-size-limit", "10GiB"])]
 #[case(&["--tmp-size-limit", "-1"])]
 fn a_wrong_value_is_named_by_its_flag(#[case] flags: &[&str]) {
-    let problems = problems(flags);
-    assert_eq!(problems.len(), 1, "{problems:?}");
+    let errors = errors(flags);
+    assert_eq!(errors.len(), 1, "{errors:?}");
     let name = format!("`{}` ", flags[0]);
-    assert!(problems[0].starts_with(&name), "{problems:?}");
+    assert!(errors[0].starts_with(&name), "{errors:?}");
 }
 
-/// Texts, files that cannot be read, and values that do not fit others.
+/// Texts, and values that do not fit others.
 #[rstest]
 #[case(&["--work-size-limit", "10"], env::WORK_SIZE_LIMIT)]
-#[case(&["--policy-file", "/does/not/exist"], env::POLICY_FILE)]
-#[case(&["--pod-template-file", "/does/not/exist"], env::POD_TEMPLATE_FILE)]
 #[case(&["--image-pull-secrets", "a,B"], env::IMAGE_PULL_SECRETS)]
 #[case(&["--env-secrets", "_"], env::ENV_SECRETS)]
 #[case(&["--env-config-maps", "a/b"], env::ENV_CONFIG_MAPS)]
@@ -212,15 +207,15 @@ fn a_wrong_value_is_named_by_its_flag(#[case] flags: &[&str]) {
 #[case(&["--executor-env", "EphemeralJobData=x"], env::EPHEMERAL_ENV)]
 #[case(&["--plugin-cache-dir", "x"], env::DEPLOYMENT_PLUGIN_CACHE_DIR)]
 fn a_wrong_setting_is_named_by_its_variable(#[case] flags: &[&str], #[case] variable: &str) {
-    let problems = problems(flags);
-    assert_eq!(problems.len(), 1, "{problems:?}");
+    let errors = errors(flags);
+    assert_eq!(errors.len(), 1, "{errors:?}");
     let name = format!("`{variable}` ");
-    assert!(problems[0].starts_with(&name), "{problems:?}");
+    assert!(errors[0].starts_with(&name), "{errors:?}");
 }
 
 #[test]
-fn every_problem_is_reported_at_once() {
-    let problems = problems(&[
+fn every_error_is_reported_at_once() {
+    let errors = errors(&[
         "--namespace",
         "A",
         "--image",
@@ -232,7 +227,7 @@ fn every_problem_is_reported_at_once() {
         "--job-data-mode",
         "z",
     ]);
-    assert_eq!(problems.len(), 5, "{problems:?}");
+    assert_eq!(errors.len(), 5, "{errors:?}");
 }
 
 fn file(text: &str) -> (tempfile::TempDir, String) {
@@ -261,23 +256,45 @@ fn policy_and_template_come_from_files() {
     );
 }
 
-#[test]
-fn broken_files_are_named_by_their_variable() {
-    let (_folder, policy) = file("serviceAcounts: []\n");
-    let (_other, template) = file("spec: {nodeSelektor: {}, restartPolicy: Always}\n");
-    let problems = problems(&["--policy-file", &policy, "--pod-template-file", &template]);
-    assert_eq!(problems.len(), 3, "{problems:?}");
+/// Missing, and with errors in them.
+#[rstest]
+#[case("--policy-file", env::POLICY_FILE, "serviceAcounts: []\n", 1)]
+#[case(
+    "--pod-template-file",
+    env::POD_TEMPLATE_FILE,
+    "spec: {nodeSelektor: {}, restartPolicy: Always}\n",
+    2
+)]
+fn unusable_files_are_named_by_the_flag_or_the_variable_that_was_given(
+    #[case] flag: &str,
+    #[case] variable: &str,
+    #[case] text: &str,
+    #[case] count: usize,
+) {
+    let (_folder, broken) = file(text);
+    for (path, count) in [("/does/not/exist", 1), (&broken, count)] {
+        let by_flag = errors(&[flag, path]);
+        let by_variable = from_variables::<DeploymentArgs>(&[(variable, path)]);
+        let by_variable: Vec<_> = by_variable.resolve(None).unwrap_err();
+        let by_variable: Vec<_> = by_variable.iter().map(ToString::to_string).collect();
+        for (errors, name) in [(by_flag, flag), (by_variable, variable)] {
+            assert_eq!(errors.len(), count, "{errors:?}");
+            let name = format!("`{name}` ");
+            let named = errors.iter().all(|error| error.starts_with(&name));
+            assert!(named, "{errors:?}");
+        }
+    }
 }
 
 #[test]
-fn settings_that_no_run_could_live_with_are_found_at_once() {
+fn settings_that_every_run_would_reject_are_found_at_start() {
     let (_folder, template) = file("spec: {hostNetwork: true, terminationGracePeriodSeconds: 5}\n");
-    let problems = problems(&["--pod-template-file", &template]);
-    assert_eq!(problems.len(), 2, "{problems:?}");
-    let problems = self::problems(&["--pod-security-context", "runAsUser=0"]);
+    let errors = errors(&["--pod-template-file", &template]);
+    assert_eq!(errors.len(), 2, "{errors:?}");
+    let errors = self::errors(&["--pod-security-context", "runAsUser=0"]);
     assert!(
-        problems[0].contains(env::EPHEMERAL_POD_SECURITY),
-        "{problems:?}"
+        errors[0].contains(env::EPHEMERAL_POD_SECURITY),
+        "{errors:?}"
     );
 }
 

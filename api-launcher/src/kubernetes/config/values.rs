@@ -4,9 +4,9 @@ use job_contract::Records;
 use runtime::setting::{SettingValue, choice, unexpected};
 
 use crate::kubernetes::manifest::deployment::PluginCache;
+use crate::kubernetes::manifest::error::quote;
 use crate::kubernetes::manifest::executor_kind::{ExecutorKind, ExecutorKindSetting};
 use crate::kubernetes::manifest::job_data::{Compression, Mode};
-use crate::kubernetes::manifest::problem::quote;
 use crate::kubernetes::manifest::quantity::Amount;
 use crate::kubernetes::manifest::{check, image};
 

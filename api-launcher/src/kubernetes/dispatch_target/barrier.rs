@@ -12,7 +12,7 @@ use tracing::{info, warn};
 use crate::metrics::Metrics;
 
 /// How long dispatches are delayed. The platform dispatches again after 30 seconds.
-pub(super) const PATIENCE: Duration = Duration::from_secs(30);
+pub(super) const FAILURE_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// What tried to use the cluster. A dispatch uses more rights than a probe, so a probe cannot show that a dispatch would
 /// succeed.
@@ -43,15 +43,15 @@ struct Failure {
 /// The barrier as this process sees it. Replicas do not share it.
 #[derive(Debug)]
 pub(super) struct Barrier {
-    patience: Duration,
+    timeout: Duration,
     metrics: Metrics,
     failure: Mutex<Option<Failure>>,
 }
 
 impl Barrier {
-    pub(super) const fn new(patience: Duration, metrics: Metrics) -> Self {
+    pub(super) const fn new(timeout: Duration, metrics: Metrics) -> Self {
         Self {
-            patience,
+            timeout,
             metrics,
             failure: Mutex::new(None),
         }
@@ -66,7 +66,7 @@ impl Barrier {
         } else {
             warn!(
                 reason,
-                seconds = self.patience.as_secs(),
+                seconds = self.timeout.as_secs(),
                 "the cluster lets no run start; if that lasts, runs are accepted and failed with this reason"
             );
             self.metrics.barred(true);
@@ -76,7 +76,7 @@ impl Barrier {
                 reason: reason.to_owned(),
             });
         }
-        state_of(failure.as_ref(), self.patience)
+        state_of(failure.as_ref(), self.timeout)
     }
 
     /// Records a success. It ends the barrier if the failure came from the same check or a lesser one.
@@ -90,14 +90,14 @@ impl Barrier {
 
     pub(super) fn state(&self) -> BarrierState {
         let failure = self.failure.lock().unwrap_or_else(PoisonError::into_inner);
-        state_of(failure.as_ref(), self.patience)
+        state_of(failure.as_ref(), self.timeout)
     }
 }
 
-fn state_of(failure: Option<&Failure>, patience: Duration) -> BarrierState {
+fn state_of(failure: Option<&Failure>, timeout: Duration) -> BarrierState {
     match failure {
         None => BarrierState::Open,
-        Some(failure) if failure.since.elapsed() < patience => {
+        Some(failure) if failure.since.elapsed() < timeout => {
             BarrierState::Delays(failure.reason.clone())
         }
         Some(failure) => BarrierState::Fails(failure.reason.clone()),
@@ -111,7 +111,7 @@ mod tests {
     #[test]
     fn runs_are_put_off_at_first_and_fail_when_it_lasts() {
         let metrics = Metrics::default().for_cluster();
-        let young = Barrier::new(PATIENCE, metrics.clone());
+        let young = Barrier::new(FAILURE_TIMEOUT, metrics.clone());
         assert_eq!(young.state(), BarrierState::Open);
         let reason = || "no right".to_owned();
         assert_eq!(
@@ -125,9 +125,9 @@ mod tests {
     }
 
     #[test]
-    fn only_who_does_as_much_finds_it_gone() {
+    fn a_successful_probe_does_not_clear_the_failure_of_a_dispatch() {
         let metrics = Metrics::default().for_cluster();
-        let barrier = Barrier::new(PATIENCE, metrics.clone());
+        let barrier = Barrier::new(FAILURE_TIMEOUT, metrics.clone());
         barrier.record_failure(CheckedBy::Dispatch, "no right to create Secrets");
         // A probe makes no Secret.
         barrier.record_success(CheckedBy::Probe);

@@ -13,7 +13,7 @@ use futures_util::FutureExt as _;
 use futures_util::future::BoxFuture;
 use job_contract::chain;
 use platform::StepRef;
-use platform::heartbeat::Sign;
+use platform::heartbeat::HeartbeatState;
 use tokio::sync::Semaphore;
 use tracing::{info, warn};
 
@@ -167,11 +167,11 @@ impl RunObserver for Observer {
             let Some(reporter) = &self.reporter else {
                 return Heartbeat::Unknown;
             };
-            match reporter.executor_sign(&run.job_id).await {
-                Some(Sign::Executor) => Heartbeat::Present,
-                Some(Sign::Nobody) => Heartbeat::Missing,
+            match reporter.heartbeat_state(&run.job_id).await {
+                Some(HeartbeatState::FromExecutor) => Heartbeat::Present,
+                Some(HeartbeatState::Missing) => Heartbeat::Missing,
                 // A launcher sends heartbeats only while the executor may not have begun to.
-                Some(Sign::Launcher) | None => Heartbeat::Unknown,
+                Some(HeartbeatState::FromLauncher) | None => Heartbeat::Unknown,
             }
         }
         .boxed()

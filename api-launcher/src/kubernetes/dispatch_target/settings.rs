@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use clap::Args;
 use job_contract::{Records, env};
-use runtime::setting::{ReadSetting as _, Setting, SettingProblem, SettingValue, unexpected};
+use runtime::setting::{ReadSetting as _, Setting, SettingError, SettingValue, unexpected};
 
 use crate::data::DataDirArgs;
 use crate::kubernetes::cluster::limit::RateLimit;
@@ -139,13 +139,13 @@ impl KubernetesArgs {
     /// Returns the settings of the target, or `None` if one of them is invalid.
     pub(crate) fn resolve(
         &self,
-        problems: &mut Vec<SettingProblem>,
+        errors: &mut Vec<SettingError>,
         data: &DataDirArgs,
         platform: &PlatformArgs,
     ) -> Option<KubernetesSettings> {
-        let cluster = self.resolve_cluster(problems);
+        let cluster = self.resolve_cluster(errors);
         let api_url = platform.terrakube.api_url();
-        let platform = platform.resolve(problems, data.given());
+        let platform = platform.resolve(errors, data.given());
         match self.deployment.resolve(api_url) {
             Ok(deployment) => Some(KubernetesSettings {
                 deployment,
@@ -154,104 +154,104 @@ impl KubernetesArgs {
                 data_dir: data.given().map(Path::to_owned),
             }),
             Err(wrong) => {
-                problems.extend(wrong.iter().map(SettingProblem::from));
+                errors.extend(wrong.iter().map(SettingError::from));
                 None
             }
         }
     }
 
-    /// Returns the settings of an agent. Its executors have leases of a hub, and no secret of the platform.
+    /// Returns the settings of an agent. Its executors have a lease of a hub and no secret of the platform.
     pub(crate) fn resolve_leased(
         &self,
         hub: Option<&str>,
-        problems: &mut Vec<SettingProblem>,
+        errors: &mut Vec<SettingError>,
     ) -> Option<(Deployment, ClusterSettings)> {
-        let cluster = self.resolve_cluster(problems);
+        let cluster = self.resolve_cluster(errors);
         let mut deployment = self
             .deployment
             .resolve(hub)
-            .map_err(|wrong| problems.extend(wrong.iter().map(SettingProblem::from)))
+            .map_err(|wrong| errors.extend(wrong.iter().map(SettingError::from)))
             .ok()?;
         if self.deployment.env_secrets.is_none() {
             deployment.env_secrets.clear();
         }
-        // The hub has the claims.
+        // The hub keeps the claims.
         deployment.records = Some(Records::Platform);
         if deployment.job_data_mode == Mode::Env {
             let text = "is `env`, but the token of a lease has to be in a Secret";
-            problems.push(SettingProblem::new(env::JOB_DATA_MODE, text));
+            errors.push(SettingError::new(env::JOB_DATA_MODE, text));
         }
         Some((deployment, cluster))
     }
 
-    fn resolve_cluster(&self, problems: &mut Vec<SettingProblem>) -> ClusterSettings {
+    fn resolve_cluster(&self, errors: &mut Vec<SettingError>) -> ClusterSettings {
         let default = ClusterSettings::default();
-        let max_in_flight = self.max_jobs_in_flight.read(problems);
-        let name = self.lease_name.read(problems);
-        let namespace = self.lease_namespace.read(problems);
+        let max_in_flight = self.max_jobs_in_flight.read(errors);
+        let name = self.lease_name.read(errors);
+        let namespace = self.lease_namespace.read(errors);
         let mut check = |variable, text: Option<&str>, rule: Rule| {
             if let Some(Err(broken)) = text.map(rule) {
-                problems.push(SettingProblem::new(variable, broken));
+                errors.push(SettingError::new(variable, broken));
             }
         };
         check(env::LEASE_NAME, name.as_deref(), check::object_name);
         check(env::LEASE_NAMESPACE, namespace.as_deref(), check::dns_label);
         ClusterSettings {
             max_in_flight: max_in_flight.unwrap_or(default.max_in_flight),
-            watch: self.resolve_watch(problems),
-            rate: self.resolve_rate(problems),
+            watch: self.resolve_watch(errors),
+            rate: self.resolve_rate(errors),
             lease_name: name.unwrap_or(default.lease_name),
             lease_namespace: namespace,
         }
     }
 
-    fn resolve_watch(&self, problems: &mut Vec<SettingProblem>) -> WatchSettings {
+    fn resolve_watch(&self, errors: &mut Vec<SettingError>) -> WatchSettings {
         let default = WatchSettings::default();
-        let timeouts = self.resolve_timeouts(problems, &default.timeouts);
+        let timeouts = self.resolve_timeouts(errors, &default.timeouts);
         let incomplete_after = self
             .incomplete_seconds
-            .read(problems)
+            .read(errors)
             .map(Duration::from_secs);
         let report_again = self
             .report_retry_seconds
-            .read(problems)
+            .read(errors)
             .map(Duration::from_secs);
         // A launcher that is alive needs a moment between the Job and its Secret.
         if incomplete_after.is_some_and(|after| after < MIN_INCOMPLETE) {
             let text = format!("is less than {} s", MIN_INCOMPLETE.as_secs());
-            problems.push(SettingProblem::new(env::INCOMPLETE_SECONDS, text));
+            errors.push(SettingError::new(env::INCOMPLETE_SECONDS, text));
         }
         if report_again.is_some_and(|again| again.is_zero()) {
             let text = "is 0, expected at least 1";
-            problems.push(SettingProblem::new(env::REPORT_RETRY_SECONDS, text));
+            errors.push(SettingError::new(env::REPORT_RETRY_SECONDS, text));
         }
         WatchSettings {
             selector: default.selector,
             timeouts,
-            history: self.resolve_history(problems, default.history),
+            history: self.resolve_history(errors, default.history),
             incomplete_after: incomplete_after.unwrap_or(default.incomplete_after),
             report_again: report_again.unwrap_or(default.report_again),
         }
     }
 
-    fn resolve_timeouts(&self, problems: &mut Vec<SettingProblem>, default: &Timeouts) -> Timeouts {
+    fn resolve_timeouts(&self, errors: &mut Vec<SettingError>, default: &Timeouts) -> Timeouts {
         let timeout = |seconds: Option<u64>, default| seconds.map_or(default, Duration::from_secs);
         let timeouts = Timeouts {
             no_pod_explain: timeout(
-                self.no_pod_explain_seconds.read(problems),
+                self.no_pod_explain_seconds.read(errors),
                 default.no_pod_explain,
             ),
-            no_pod: timeout(self.no_pod_seconds.read(problems), default.no_pod),
+            no_pod: timeout(self.no_pod_seconds.read(errors), default.no_pod),
             unschedulable: timeout(
-                self.unschedulable_seconds.read(problems),
+                self.unschedulable_seconds.read(errors),
                 default.unschedulable,
             ),
             container_error: timeout(
-                self.container_error_seconds.read(problems),
+                self.container_error_seconds.read(errors),
                 default.container_error,
             ),
-            start: timeout(self.start_seconds.read(problems), default.start),
-            linger: timeout(self.linger_seconds.read(problems), default.linger),
+            start: timeout(self.start_seconds.read(errors), default.start),
+            linger: timeout(self.linger_seconds.read(errors), default.linger),
         };
         let explain = self.no_pod_explain_seconds.get();
         if explain.is_some() && timeouts.no_pod_explain > timeouts.no_pod {
@@ -260,31 +260,31 @@ impl KubernetesArgs {
                 timeouts.no_pod.as_secs(),
                 env::NO_POD_SECONDS
             );
-            problems.push(SettingProblem::new(env::NO_POD_EXPLAIN_SECONDS, text));
+            errors.push(SettingError::new(env::NO_POD_EXPLAIN_SECONDS, text));
         }
         timeouts
     }
 
     fn resolve_history(
         &self,
-        problems: &mut Vec<SettingProblem>,
+        errors: &mut Vec<SettingError>,
         default: HistoryLimits,
     ) -> HistoryLimits {
-        let successful = self.history_succeeded.read(problems);
-        let failed = self.history_failed.read(problems);
+        let successful = self.history_succeeded.read(errors);
+        let failed = self.history_failed.read(errors);
         HistoryLimits {
             successful: successful.map_or(default.successful, |HistoryLimit(limit)| limit),
             failed: failed.map_or(default.failed, |HistoryLimit(limit)| limit),
         }
     }
 
-    fn resolve_rate(&self, problems: &mut Vec<SettingProblem>) -> Option<RateLimit> {
-        let rate = self.kube_requests_per_second.read(problems);
-        let burst = self.kube_burst.read(problems);
+    fn resolve_rate(&self, errors: &mut Vec<SettingError>) -> Option<RateLimit> {
+        let rate = self.kube_requests_per_second.read(errors);
+        let burst = self.kube_burst.read(errors);
         let Some(rate) = rate else {
             if burst.is_some() && !self.kube_requests_per_second.is_set() {
                 let text = format!("has no effect without {}", env::KUBE_REQUESTS_PER_SECOND);
-                problems.push(SettingProblem::new(env::KUBE_BURST, text));
+                errors.push(SettingError::new(env::KUBE_BURST, text));
             }
             return None;
         };
@@ -295,7 +295,7 @@ impl KubernetesArgs {
             } else {
                 env::KUBE_REQUESTS_PER_SECOND
             };
-            problems.push(SettingProblem::new(variable, "must be a number above 0"));
+            errors.push(SettingError::new(variable, "must be a number above 0"));
         }
         limit
     }
@@ -315,10 +315,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn nothing_said_leaves_the_usual() {
-        let mut problems = Vec::new();
-        let watching = KubernetesArgs::default().resolve_cluster(&mut problems);
-        assert!(problems.is_empty());
+    fn without_options_the_defaults_apply() {
+        let mut errors = Vec::new();
+        let watching = KubernetesArgs::default().resolve_cluster(&mut errors);
+        assert!(errors.is_empty());
         assert_eq!(watching.max_in_flight, 0);
         assert_eq!(watching.watch.timeouts, Timeouts::default());
         let history = watching.watch.history;
@@ -328,8 +328,8 @@ mod tests {
     }
 
     #[test]
-    fn what_is_said_counts() {
-        let mut problems = Vec::new();
+    fn options_replace_the_defaults() {
+        let mut errors = Vec::new();
         let args: KubernetesArgs = from_variables(&[
             (env::MAX_JOBS_IN_FLIGHT, "7"),
             (env::HISTORY_SUCCEEDED, "0"),
@@ -347,8 +347,8 @@ mod tests {
             (env::LEASE_NAME, "mine"),
             (env::LEASE_NAMESPACE, "mayfly"),
         ]);
-        let watching = args.resolve_cluster(&mut problems);
-        assert!(problems.is_empty(), "{problems:?}");
+        let watching = args.resolve_cluster(&mut errors);
+        assert!(errors.is_empty(), "{errors:?}");
         assert_eq!(watching.max_in_flight, 7);
         let timeouts = watching.watch.timeouts;
         let seconds = [
@@ -371,21 +371,21 @@ mod tests {
 
     #[test]
     fn every_ended_job_can_be_kept_for_its_time_to_live() {
-        let mut problems = Vec::new();
+        let mut errors = Vec::new();
         let args: KubernetesArgs = from_variables(&[
             (env::HISTORY_SUCCEEDED, "all"),
             (env::HISTORY_FAILED, "ALL"),
         ]);
         assert_eq!(
-            args.resolve_cluster(&mut problems).watch.history,
+            args.resolve_cluster(&mut errors).watch.history,
             HistoryLimits::NONE
         );
-        assert!(problems.is_empty(), "{problems:?}");
+        assert!(errors.is_empty(), "{errors:?}");
     }
 
     #[test]
-    fn every_problem_is_told_by_its_variable() {
-        let mut problems = Vec::new();
+    fn every_error_names_its_variable() {
+        let mut errors = Vec::new();
         let args: KubernetesArgs = from_variables(&[
             (env::MAX_JOBS_IN_FLIGHT, "-1"),
             (env::HISTORY_SUCCEEDED, "few"),
@@ -397,11 +397,8 @@ mod tests {
             (env::LEASE_NAME, "No Name"),
             (env::LEASE_NAMESPACE, "a.b"),
         ]);
-        args.resolve_cluster(&mut problems);
-        let mut names: Vec<&str> = problems
-            .iter()
-            .map(|problem| problem.variable.as_str())
-            .collect();
+        args.resolve_cluster(&mut errors);
+        let mut names: Vec<&str> = errors.iter().map(|error| error.variable.as_str()).collect();
         names.sort_unstable();
         assert_eq!(
             names,
@@ -417,9 +414,9 @@ mod tests {
                 "MAYFLY_START_SECONDS",
             ]
         );
-        let mut problems = Vec::new();
+        let mut errors = Vec::new();
         let args: KubernetesArgs = from_variables(&[(env::KUBE_BURST, "5")]);
-        assert!(args.resolve_cluster(&mut problems).rate.is_none());
-        assert_eq!(problems[0].variable, "MAYFLY_KUBE_BURST");
+        assert!(args.resolve_cluster(&mut errors).rate.is_none());
+        assert_eq!(errors[0].variable, "MAYFLY_KUBE_BURST");
     }
 }

@@ -91,7 +91,7 @@ fn hanging(speaks: bool, answer: Duration) -> KubernetesTarget {
 }
 
 #[tokio::test]
-async fn what_has_no_effect_is_told_in_the_runs_log() {
+async fn settings_without_effect_are_named_in_the_runs_log() {
     let folder = tempfile::tempdir().unwrap();
     let (mut target, _) = target(None);
     target.reporter = Some(Arc::new(LocalReporter::new(folder.path())));
@@ -204,7 +204,7 @@ fn with_reporter(
 }
 
 #[tokio::test]
-async fn a_refused_run_does_not_wait_on_record_and_says_why() {
+async fn a_refused_run_is_recorded_as_failed_with_the_reason() {
     let folder = tempfile::tempdir().unwrap();
     let reporter = on_record(folder.path());
     let target = with_reporter(None, &reporter);
@@ -378,7 +378,7 @@ async fn a_setting_that_breaks_a_rule_is_named_and_no_job_is_made() {
 }
 
 #[tokio::test]
-async fn a_run_that_came_before_is_accepted_though_a_setting_breaks_a_rule_now() {
+async fn a_run_accepted_earlier_is_accepted_again_though_a_setting_breaks_a_rule_now() {
     let folder = tempfile::tempdir().unwrap();
     for has_reporter in [false, true] {
         let (mut target, _) = target(None);

@@ -9,7 +9,6 @@ use super::job_data::{Compression, Mode};
 use super::overlay::Overlay;
 use super::overrides::{Overrides, Resources, Span};
 use super::policy::Policy;
-use super::problem::Problem;
 use super::quantity::Amount;
 
 /// The image used when none is configured: the executor of the same release.
@@ -63,7 +62,7 @@ pub struct Deployment {
     pub overlay: Option<Overlay>,
     pub policy: Policy,
     /// Settings that count otherwise than they were made.
-    pub warnings: Vec<Problem>,
+    pub warnings: Vec<String>,
 }
 
 /// What is mounted where a plugin cache is asked for.

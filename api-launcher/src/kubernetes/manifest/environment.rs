@@ -8,9 +8,9 @@ use std::collections::BTreeMap;
 
 use job_contract::env;
 
+use super::error::quote;
 use super::executor_kind::ExecutorKind;
 use super::policy::Patterns;
-use super::problem::quote;
 
 /// What reaches a stock executor unless the policy says otherwise: settings of the tool, and one of the executor's that
 /// decides about nothing but colours.
@@ -179,7 +179,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_left_out_is_told_by_its_name_alone() {
+    fn variables_that_are_left_out_are_named_without_their_values() {
         let requested = [("TerrakubeRedisSSL".to_owned(), "hunter2".to_owned())].into();
         let (kept, lines) = of_container(requested, ExecutorKind::Stock, None);
         assert_eq!(kept.len(), 0);

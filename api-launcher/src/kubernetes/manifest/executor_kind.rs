@@ -62,7 +62,10 @@ mod tests {
     #[case("azbuilder/executor:2.22.0", ExecutorKind::Stock)]
     #[case("acme/my-mayfly-executor", ExecutorKind::Stock)]
     #[case("Not An Image", ExecutorKind::Stock)]
-    fn the_last_part_of_the_repository_tells(#[case] image: &str, #[case] kind: ExecutorKind) {
+    fn the_last_part_of_the_repository_decides_the_kind(
+        #[case] image: &str,
+        #[case] kind: ExecutorKind,
+    ) {
         assert_eq!(ExecutorKindSetting::Auto.of(image), kind);
     }
 
@@ -87,7 +90,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_operator_says_counts_for_every_image() {
+    fn the_operators_setting_applies_to_every_image() {
         for kind in [ExecutorKind::Mayfly, ExecutorKind::Stock] {
             assert_eq!(ExecutorKindSetting::Always(kind).of(DEFAULT_IMAGE), kind);
             assert_eq!(ExecutorKindSetting::Always(kind).of("acme/other"), kind);

@@ -197,7 +197,7 @@ mod tests {
     }
 
     #[test]
-    fn a_word_the_runtime_takes_for_a_path_on_the_default_registry_is_no_registry() {
+    fn a_name_that_the_runtime_reads_as_a_path_is_no_registry() {
         for word in ["mirror", "mirror/", "mirror/team"] {
             let moved = Reference::parse("app").unwrap().in_registry(word);
             assert_eq!(Reference::parse(&moved).unwrap().origin().0, "docker.io");
@@ -210,7 +210,7 @@ mod tests {
     #[case("acme/executor:1", "docker.io", "docker.io/acme/executor")]
     #[case("ghcr.io/acme/executor:1", "ghcr.io", "ghcr.io/acme/executor")]
     #[case("r:5000/executor", "r:5000", "r:5000/executor")]
-    fn an_image_says_where_it_comes_from(
+    fn the_registry_of_an_image_is_found(
         #[case] image: &str,
         #[case] registry: &str,
         #[case] repository: &str,

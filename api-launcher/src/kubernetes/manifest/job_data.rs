@@ -2,8 +2,8 @@
 
 use job_contract::{Document, encoding, env};
 
+use super::error::{ManifestError, Origin};
 use super::executor_kind::ExecutorKind;
-use super::problem::{Fault, Problem};
 
 /// Where the document is kept.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -56,7 +56,7 @@ impl Transport {
         kind: ExecutorKind,
         mode: Mode,
         compression: Compression,
-    ) -> Result<Self, Problem> {
+    ) -> Result<Self, ManifestError> {
         let may_compress = match compression {
             Compression::Auto => kind == ExecutorKind::Mayfly,
             Compression::On => true,
@@ -71,10 +71,10 @@ impl Transport {
         if !may_compress {
             return Err(too_large(size, None, kind));
         }
-        let compressed = document.encode_compressed().map_err(|_| Problem {
+        let compressed = document.encode_compressed().map_err(|_| ManifestError {
             subject: env::JOB_DATA.to_owned(),
             rule: "could not be compressed for want of memory".to_owned(),
-            fault: Fault::Deployment,
+            origin: Origin::Deployment,
         })?;
         let parts = fit(&compressed, kind);
         parts
@@ -103,7 +103,7 @@ fn fit(encoded: &str, kind: ExecutorKind) -> Option<Vec<String>> {
     })
 }
 
-fn too_large(size: usize, compressed: Option<usize>, kind: ExecutorKind) -> Problem {
+fn too_large(size: usize, compressed: Option<usize>, kind: ExecutorKind) -> ManifestError {
     let compressed = compressed
         .map(|bytes| format!(" ({bytes} compressed)"))
         .unwrap_or_default();
@@ -114,10 +114,10 @@ fn too_large(size: usize, compressed: Option<usize>, kind: ExecutorKind) -> Prob
             env::MAX_ENV_STRING_BYTES - env::JOB_DATA.len() - 2
         ),
     };
-    Problem {
+    ManifestError {
         subject: env::JOB_DATA.to_owned(),
         rule: format!("is too large: {size} bytes encoded{compressed}, and {limit}"),
-        fault: Fault::Run,
+        origin: Origin::Run,
     }
 }
 
@@ -174,7 +174,7 @@ mod tests {
                 };
                 format!("{way} {form} {}", parts.len())
             }
-            Err(problem) => problem.to_string(),
+            Err(error) => error.to_string(),
         }
     }
 

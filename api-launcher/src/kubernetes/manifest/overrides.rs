@@ -9,8 +9,8 @@ use std::fmt;
 use job_contract::env;
 use k8s_openapi::api::core::v1::Toleration;
 
+use super::error::{ErrorList, ManifestError, Origin, quote};
 use super::pairs::{parse_list, parse_pairs};
-use super::problem::{Fault, Problem, Problems, quote};
 use super::quantity::{Amount, SLIP};
 use super::tolerations::parse_tolerations;
 use super::{check, labels};
@@ -137,11 +137,11 @@ impl Names {
 pub fn read(
     variables: &BTreeMap<String, String>,
     names: Names,
-    fault: Fault,
-) -> (Overrides, Vec<Problem>) {
+    origin: Origin,
+) -> (Overrides, Vec<ManifestError>) {
     let mut reader = Reader {
         variables,
-        problems: Problems::new(fault),
+        errors: ErrorList::new(origin),
     };
     let overrides = Overrides {
         node_selector: reader.node_selector(),
@@ -161,12 +161,12 @@ pub fn read(
         plugin_cache_claim: reader.object_name(names.plugin_cache_claim),
         image: reader.image(),
     };
-    (overrides, reader.problems.into_vec())
+    (overrides, reader.errors.into_vec())
 }
 
 struct Reader<'a> {
     variables: &'a BTreeMap<String, String>,
-    problems: Problems,
+    errors: ErrorList,
 }
 
 impl<'a> Reader<'a> {
@@ -196,7 +196,7 @@ impl<'a> Reader<'a> {
                     kept.insert(key, value);
                 }
                 Err(rule) => self
-                    .problems
+                    .errors
                     .add(name, format!("has a key {} that {rule}", quote(&key))),
             }
         }
@@ -231,7 +231,7 @@ impl<'a> Reader<'a> {
     fn annotations(&mut self, name: &str) -> BTreeMap<String, String> {
         let bytes: usize = self.text(name).map_or(0, str::len);
         if bytes > MAX_ANNOTATION_BYTES {
-            self.problems.add(
+            self.errors.add(
                 name,
                 format!("has {bytes} bytes, and annotations may have {MAX_ANNOTATION_BYTES}"),
             );
@@ -265,7 +265,7 @@ impl<'a> Reader<'a> {
             Ok(tolerations) => Some(tolerations),
             Err(errors) => {
                 for error in errors {
-                    self.problems.add(name, error.to_string());
+                    self.errors.add(name, error.to_string());
                 }
                 None
             }
@@ -274,7 +274,7 @@ impl<'a> Reader<'a> {
 
     fn object_name(&mut self, name: &str) -> Option<String> {
         let text = self.filled(name)?;
-        self.problems.keep(name, check::object_name(text))?;
+        self.errors.keep(name, check::object_name(text))?;
         Some(text.to_owned())
     }
 
@@ -282,7 +282,7 @@ impl<'a> Reader<'a> {
         let list = parse_list(self.text(name)?);
         for element in &list {
             if let Err(rule) = check::object_name(element) {
-                self.problems
+                self.errors
                     .add(name, format!("names {}, which {rule}", quote(element)));
             }
         }
@@ -291,12 +291,12 @@ impl<'a> Reader<'a> {
 
     fn mount_path(&mut self, name: &str) -> Option<String> {
         let text = self.filled(name)?;
-        self.problems.keep(name, check::mount_path(text))
+        self.errors.keep(name, check::mount_path(text))
     }
 
     fn image(&mut self) -> Option<String> {
         let text = self.filled(env::EPHEMERAL_IMAGE)?;
-        self.problems
+        self.errors
             .keep(env::EPHEMERAL_IMAGE, super::image::check(text))?;
         Some(text.to_owned())
     }
@@ -305,7 +305,7 @@ impl<'a> Reader<'a> {
         let text = self.filled(name)?;
         let amount = Amount::parse(text)
             .map_err(|error| format!("is {}, a quantity that {error}", quote(text)));
-        self.problems.keep(name, amount)
+        self.errors.keep(name, amount)
     }
 
     fn resources(&mut self) -> Resources {
@@ -317,7 +317,7 @@ impl<'a> Reader<'a> {
             if let (Some(request), Some(limit)) = (&span.request, &span.limit)
                 && request > limit
             {
-                self.problems.add(
+                self.errors.add(
                     names.0,
                     format!("is {request}, more than `{}`, {limit}", names.1),
                 );
@@ -334,7 +334,7 @@ impl<'a> Reader<'a> {
             (env::EPHEMERAL_STORAGE_LIMIT, &resources.ephemeral_storage),
         ] {
             if let Some(limit) = span.limit.as_ref().filter(|limit| limit.is_a_slip()) {
-                self.problems.add(name, format!("is {limit}, {SLIP}"));
+                self.errors.add(name, format!("is {limit}, {SLIP}"));
             }
         }
         resources
@@ -364,7 +364,7 @@ impl<'a> Reader<'a> {
                         .to_owned(),
                 ),
             };
-            self.key_problem(name, &key, result);
+            self.key_error(name, &key, result);
         }
         security
     }
@@ -392,14 +392,14 @@ impl<'a> Reader<'a> {
                         .to_owned(),
                 ),
             };
-            self.key_problem(name, &key, result);
+            self.key_error(name, &key, result);
         }
         security
     }
 
-    fn key_problem(&mut self, name: &str, key: &str, result: Result<(), String>) {
+    fn key_error(&mut self, name: &str, key: &str, result: Result<(), String>) {
         if let Err(rule) = result {
-            self.problems
+            self.errors
                 .add(name, format!("has a key {} that {rule}", quote(key)));
         }
     }

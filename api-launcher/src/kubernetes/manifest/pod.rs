@@ -45,7 +45,7 @@ const WAITS_SECONDS: i64 = 900 + 300;
 const USER: i64 = 1000;
 
 /// What the template is made from.
-pub(super) struct Ingredients<'a> {
+pub(super) struct PodInput<'a> {
     pub deployment: &'a Deployment,
     /// The executor in the run's image.
     pub kind: ExecutorKind,
@@ -62,7 +62,7 @@ pub(super) struct Ingredients<'a> {
 }
 
 /// Builds the template, and tells where its executor keeps its records.
-pub(super) fn template(from: &Ingredients<'_>) -> (PodTemplateSpec, Option<Records>) {
+pub(super) fn template(from: &PodInput<'_>) -> (PodTemplateSpec, Option<Records>) {
     let mut template = PodTemplateSpec {
         metadata: Some(ObjectMeta {
             annotations: Some(deployment::default_pod_annotations()),
@@ -95,7 +95,7 @@ pub(super) fn template(from: &Ingredients<'_>) -> (PodTemplateSpec, Option<Recor
     (template, records)
 }
 
-fn skeleton(from: &Ingredients<'_>) -> PodSpec {
+fn skeleton(from: &PodInput<'_>) -> PodSpec {
     let deployment = from.deployment;
     PodSpec {
         automount_service_account_token: Some(false),
@@ -129,7 +129,7 @@ fn skeleton(from: &Ingredients<'_>) -> PodSpec {
     }
 }
 
-fn executor(from: &Ingredients<'_>) -> Container {
+fn executor(from: &PodInput<'_>) -> Container {
     let deployment = from.deployment;
     let image = deployment.image_of(from.merged);
     Container {
@@ -176,7 +176,7 @@ pub(super) fn job_data_key(index: usize) -> String {
 }
 
 /// The variables of the job data.
-fn job_data(from: &Ingredients<'_>) -> Vec<EnvVar> {
+fn job_data(from: &PodInput<'_>) -> Vec<EnvVar> {
     match from.transport {
         Transport::Literal(parts) => parts
             .iter()
@@ -193,7 +193,7 @@ fn job_data(from: &Ingredients<'_>) -> Vec<EnvVar> {
 }
 
 /// Job data first, as the stock launcher has it, then what Mayfly's executor reads beside it.
-fn own_env(from: &Ingredients<'_>) -> Vec<EnvVar> {
+fn own_env(from: &PodInput<'_>) -> Vec<EnvVar> {
     let field = |path: &str| EnvVarSource {
         field_ref: Some(ObjectFieldSelector {
             field_path: path.to_owned(),
@@ -351,7 +351,7 @@ fn own_deadline(job_seconds: i64, grace_seconds: i64) -> i64 {
 }
 
 /// Fields that need both levels at once, and fields that cannot be changed.
-fn finish(template: &mut PodTemplateSpec, from: &Ingredients<'_>) {
+fn finish(template: &mut PodTemplateSpec, from: &PodInput<'_>) {
     let metadata = template.metadata.get_or_insert_default();
     metadata
         .labels
@@ -414,7 +414,7 @@ fn harden_others(spec: &mut PodSpec) {
 }
 
 /// Volumes of the run's own and their mounts: a `ConfigMap`, a plugin cache.
-fn extra_volumes(from: &Ingredients<'_>) -> (Vec<Volume>, Vec<VolumeMount>) {
+fn extra_volumes(from: &PodInput<'_>) -> (Vec<Volume>, Vec<VolumeMount>) {
     let mut volumes = Vec::new();
     let mut mounts = Vec::new();
     let mut add = |volume: Volume, path: &str| {

@@ -11,10 +11,10 @@ use serde::Deserialize;
 
 use self::defaults::{ANNOTATIONS, MOUNT_PATHS};
 pub use self::patterns::Patterns;
+use super::error::{ErrorList, ManifestError, Origin, quote};
 use super::image::Reference;
 use super::overrides::{Overrides, Span};
 use super::pod_security::Level;
-use super::problem::{Fault, Problem, Problems, quote};
 use super::quantity::Amount;
 
 /// The policy, as its file holds it. What it does not mention keeps its default.
@@ -88,8 +88,8 @@ const EVERY_TAINT: &str = ":Exists";
 
 impl Policy {
     /// What a workspace asks for and may not have.
-    pub fn refusals(&self, requested: &Overrides) -> Vec<Problem> {
-        let mut refusals = Refusals(Problems::new(Fault::Run));
+    pub fn refusals(&self, requested: &Overrides) -> Vec<ManifestError> {
+        let mut refusals = Refusals(ErrorList::new(Origin::Run));
         self.refuse_names(requested, &mut refusals);
         self.refuse_keys(requested, &mut refusals);
         self.refuse_paths(requested, &mut refusals);
@@ -212,7 +212,7 @@ impl Policy {
     }
 }
 
-struct Refusals(Problems);
+struct Refusals(ErrorList);
 
 impl Refusals {
     fn add(&mut self, variable: &str, name: &str, rule: &str) {

@@ -165,7 +165,7 @@ mod tests {
     const NONE: (Option<String>, Option<i32>) = (None, Some(0));
 
     #[test]
-    fn a_pod_whose_claims_nobody_vouches_for_is_not_replaced() {
+    fn a_pod_without_records_of_its_claims_is_not_replaced() {
         assert_eq!(told(&Deployment::default()), NONE);
     }
 
@@ -208,7 +208,7 @@ mod tests {
         None
     )]
     #[case("{name: TerrakubeRedisHostname, value: redis}", "emptyDir: {}", None)]
-    fn what_the_pod_template_gives_the_executor_tells(
+    fn the_environment_in_the_pod_template_decides_about_records(
         #[case] variable: &str,
         #[case] volume: &str,
         #[case] records: Option<Records>,
@@ -242,7 +242,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_operator_says_of_records_is_handed_on_and_counts() {
+    fn the_operators_setting_for_records_is_passed_on_and_applies() {
         for records in [Records::Platform, Records::Shared] {
             let deployment = Deployment {
                 records: Some(records),
@@ -259,7 +259,7 @@ mod tests {
     }
 
     #[test]
-    fn a_stock_executor_is_never_started_twice_and_is_told_nothing_of_records() {
+    fn a_stock_executor_is_never_started_twice_and_gets_no_setting_for_records() {
         let stock = Deployment {
             image: "azbuilder/executor:2.22.0".to_owned(),
             records: Some(Records::Platform),
@@ -284,12 +284,11 @@ mod tests {
             (limited(&ours, None), env::RECORDS),
             (limited("acme/executor:1", None), env::EXECUTOR_KIND),
         ] {
-            let problems: Vec<String> =
-                trial(&deployment).iter().map(ToString::to_string).collect();
-            assert_eq!(problems.len(), 1, "{problems:?}");
+            let errors: Vec<String> = trial(&deployment).iter().map(ToString::to_string).collect();
+            assert_eq!(errors.len(), 1, "{errors:?}");
             assert!(
-                problems[0].contains(env::BACKOFF_LIMIT) && problems[0].contains(reason),
-                "{problems:?}"
+                errors[0].contains(env::BACKOFF_LIMIT) && errors[0].contains(reason),
+                "{errors:?}"
             );
         }
         let never = Deployment {

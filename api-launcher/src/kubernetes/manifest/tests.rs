@@ -102,7 +102,7 @@ fn env_of<'a>(pod: &'a Value, name: &str) -> Option<&'a Value> {
 
 fn errors(deployment: &Deployment, variables: &[(&str, &str)]) -> Vec<String> {
     let errors = build(&job("terraformPlan", variables), deployment).unwrap_err();
-    errors.problems().iter().map(ToString::to_string).collect()
+    errors.errors().iter().map(ToString::to_string).collect()
 }
 
 fn deployment_with(variables: &[(&str, &str)]) -> Deployment {
@@ -110,8 +110,8 @@ fn deployment_with(variables: &[(&str, &str)]) -> Deployment {
         .iter()
         .map(|(name, value)| ((*name).to_owned(), (*value).to_owned()))
         .collect();
-    let (defaults, problems) = overrides::read(&variables, Names::DEPLOYMENT, Fault::Deployment);
-    assert_eq!(problems, []);
+    let (defaults, errors) = overrides::read(&variables, Names::DEPLOYMENT, Origin::Deployment);
+    assert_eq!(errors, []);
     Deployment {
         defaults,
         ..Deployment::default()
@@ -177,10 +177,7 @@ fn env_mode_makes_one_object_with_rights_on_jobs_alone() {
 #[case("approval", 60)]
 #[case("terraformApply", 300)]
 #[case("terraformDestroy", 300)]
-fn the_executor_is_told_the_grace_period_its_pod_has(
-    #[case] step_type: &str,
-    #[case] seconds: i64,
-) {
+fn the_executor_gets_the_grace_period_of_its_pod(#[case] step_type: &str, #[case] seconds: i64) {
     let manifest = build(&job(step_type, &[]), &Deployment::default()).unwrap();
     let pod = manifest.to_list()["items"][0]["spec"]["template"]["spec"].clone();
     assert_eq!(pod["terminationGracePeriodSeconds"], seconds);
@@ -374,7 +371,7 @@ fn a_workspaces_selector_replaces_the_deployments_and_a_blank_one_clears_it() {
 }
 
 #[test]
-fn the_workspace_comes_before_the_deployment_for_every_variable() {
+fn the_workspace_overrides_the_deployment_in_every_variable() {
     let defaults: Vec<(&str, &str)> = [
         (env::EPHEMERAL_TOLERATIONS, "other"),
         (env::EPHEMERAL_SERVICE_ACCOUNT, "other"),
@@ -441,7 +438,7 @@ fn the_deployment_counts_where_the_workspace_is_silent() {
 }
 
 #[test]
-fn the_lower_level_gives_way_when_a_request_and_a_limit_meet() {
+fn the_lower_level_is_changed_when_a_request_exceeds_a_limit() {
     let lifted = pod(
         &Deployment::default(),
         &[(env::EPHEMERAL_MEMORY_REQUEST, "4Gi")],
@@ -540,7 +537,7 @@ fn stock(deployment: Deployment) -> Deployment {
 }
 
 #[test]
-fn a_stock_executor_gets_what_is_harmless_and_the_run_is_told_of_the_rest() {
+fn a_stock_executor_gets_harmless_variables_and_the_run_log_names_the_others() {
     let deployment = stock(deployment_with(&[(env::EPHEMERAL_ENV, "TF_LOG=other;B=c")]));
     let requested =
         "TerrakubeEnableColorOutput=false;TerrakubeRedisSSL=false;LOCALDOMAIN=x;TF_LOG=debug";
@@ -557,7 +554,7 @@ fn a_stock_executor_gets_what_is_harmless_and_the_run_is_told_of_the_rest() {
 }
 
 #[test]
-fn a_limit_without_its_unit_is_told_which_unit_is_counted() {
+fn the_error_of_a_limit_without_unit_names_the_unit() {
     let limit = [(env::EPHEMERAL_MEMORY_LIMIT, "2048")];
     let errors = errors(&Deployment::default(), &limit);
     assert!(
@@ -584,12 +581,12 @@ fn annotations_of_the_deployment_keep_to_the_standard_too() {
         (overlay, env::POD_TEMPLATE_FILE),
     ] {
         let errors = build(&job("terraformPlan", &[]), &deployment).unwrap_err();
-        let problem = &errors.problems()[0];
+        let error = &errors.errors()[0];
         assert_eq!(
-            (problem.subject.as_str(), problem.fault),
-            (subject, Fault::Deployment)
+            (error.subject.as_str(), error.origin),
+            (subject, Origin::Deployment)
         );
-        assert!(problem.rule.contains(key), "{problem}");
+        assert!(error.rule.contains(key), "{error}");
         let open = Deployment {
             policy: serde_saphyr::from_str("podSecurity: privileged").unwrap(),
             ..deployment
@@ -684,7 +681,7 @@ fn annotations_larger_than_an_object_may_carry_are_refused() {
 }
 
 #[test]
-fn every_problem_is_reported_at_once() {
+fn every_error_is_reported_at_once() {
     let variables = [
         (env::EPHEMERAL_CPU_REQUEST, "lots"),
         (env::EPHEMERAL_TOLERATIONS, ":;a:b"),
@@ -693,7 +690,7 @@ fn every_problem_is_reported_at_once() {
         (env::EPHEMERAL_MEMORY_LIMIT, "1Gi"),
     ];
     let errors = build(&job("terraformPlan", &variables), &Deployment::default()).unwrap_err();
-    assert_eq!(errors.problems().len(), 5, "{errors}");
+    assert_eq!(errors.errors().len(), 5, "{errors}");
     assert_eq!(errors.exit(), job_contract::Exit::BadJobData);
 }
 
@@ -808,7 +805,7 @@ fn an_overlay_is_laid_over_by_name() {
 }
 
 #[test]
-fn defaults_give_way_to_an_overlays_amounts_too() {
+fn an_overlays_amounts_override_the_defaults() {
     let overlay = "spec: {containers: [{name: executor, resources: {limits: {memory: 256Mi}}}]}";
     let pod = pod(&with_overlay(overlay), &[]);
     assert_eq!(executor(&pod)["resources"]["requests"]["memory"], "256Mi");
@@ -862,7 +859,7 @@ fn an_overlay_cannot_go_below_the_policy(#[case] overlay: &str, #[case] named: &
     120,
     100
 )]
-fn the_executor_is_told_what_an_overlay_leaves_of_the_grace_period(
+fn the_executor_gets_the_grace_period_that_an_overlay_sets(
     #[case] overlay: &str,
     #[case] pods: i64,
     #[case] executors: i64,
@@ -932,7 +929,7 @@ fn a_manifest_does_not_show_its_data() {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(200))]
 
-    /// Whatever a workspace writes, the result is an object or a list of problems.
+    /// Whatever a workspace writes, the result is an object or a list of errors.
     #[test]
     fn no_variable_makes_the_builder_panic(
         index in 1..ALL_OPTIONS.len(),

@@ -5,7 +5,7 @@
 use k8s_openapi::api::core::v1::Toleration;
 
 use super::check;
-use super::problem::quote;
+use super::error::quote;
 
 /// Why an element is no toleration; a phrase that follows the name of the variable.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]

@@ -1,6 +1,6 @@
 //! What to do about a verdict, for a reader who knows Terraform and has a cluster's operator to ask.
 
-use job_contract::report::{ApplyProgress, FinalReport, StateLock, StateStanding};
+use job_contract::report::{ApplyProgress, FinalReport, StateLock, StateStatus};
 
 use super::kind::VerdictKind;
 use super::lock::{LockHolder, holder_in, put_holder, standing_lock};
@@ -49,11 +49,11 @@ pub(super) fn advice(verdict: &Verdict, holder: Option<&LockHolder>) -> Option<S
         parts.extend(left.or(next));
     }
     parts.extend(match report.state {
-        Some(StateStanding::Kept) => Some(
+        Some(StateStatus::Kept) => Some(
             "before anything else is applied, push the kept `errored.tfstate` (`state push`)"
                 .to_owned(),
         ),
-        Some(StateStanding::Unknown) => {
+        Some(StateStatus::Unknown) => {
             Some("compare the state with what is there before applying again".to_owned())
         }
         _ => None,

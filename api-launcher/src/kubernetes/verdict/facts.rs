@@ -419,7 +419,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_last_release_counts_whoever_made_it() {
+    fn the_latest_of_release_and_start_counts() {
         let released = |noted: Value, started: Value| {
             let job = json!({
                 "metadata": {"creationTimestamp": "2026-01-01T00:00:00Z",

@@ -32,7 +32,7 @@ pub enum VerdictKind {
     Cancelled,
     /// The executor stopped the tool before the kernel would have killed it for its memory.
     MemoryStop,
-    /// The executor stopped the tool because nothing was heard of it.
+    /// The executor stopped the tool because the tool had no output for too long.
     Silence,
     /// A lock of another run or person was on the state.
     StateLocked,

@@ -1,6 +1,6 @@
 //! The lock that is still on the state of a run, and who holds it.
 
-use job_contract::report::{FinalReport, LockStanding, StateLock};
+use job_contract::report::{FinalReport, LockStatus, StateLock};
 use k8s_openapi::api::core::v1::Pod;
 
 use super::evidence::Evidence;
@@ -72,7 +72,7 @@ pub(super) fn standing_lock(report: &FinalReport) -> Option<&StateLock> {
     report
         .lock
         .as_ref()
-        .filter(|lock| lock.standing != LockStanding::Released)
+        .filter(|lock| lock.status != LockStatus::Released)
 }
 
 /// Puts the holder of the lock into the evidence, in place of an earlier one.

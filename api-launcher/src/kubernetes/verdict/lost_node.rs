@@ -14,6 +14,11 @@ use super::{advice, facts, step_start};
 /// How long a pod may still be there after the time it is given to end. A node that answers has killed it by then.
 const OVERDUE: SignedDuration = SignedDuration::from_secs(30);
 
+/// When a pod is overdue that has to be gone at this time.
+pub(super) fn overdue(gone_by: Timestamp) -> Timestamp {
+    gone_by.checked_add(OVERDUE).unwrap_or(Timestamp::MAX)
+}
+
 /// A pod that seems to be at work, on a node that may be lost.
 #[derive(Clone, Copy, Debug)]
 pub struct Suspect<'p> {
@@ -34,7 +39,7 @@ pub fn suspect(pods: &[Pod]) -> Option<Suspect<'_>> {
     let found = Suspect {
         pod,
         unready: unready(pod),
-        overdue_from: deletion.map(|time| time.0.checked_add(OVERDUE).unwrap_or(Timestamp::MAX)),
+        overdue_from: deletion.map(|time| overdue(time.0)),
     };
     (found.unready.is_some() || found.overdue_from.is_some()).then_some(found)
 }
@@ -119,7 +124,7 @@ mod tests {
     }
 
     #[test]
-    fn a_node_is_suspected_by_what_its_kubelet_never_says() {
+    fn a_node_is_suspected_by_statuses_that_its_kubelet_never_sets() {
         assert!(is_unready("False", "True", Value::Null));
         assert!(is_unready("Unknown", "True", Value::Null));
         assert!(!is_unready("True", "True", Value::Null));

@@ -3,7 +3,7 @@
 use std::fmt::Write as _;
 
 use job_contract::Exit;
-use job_contract::report::{FinalReport, LockStanding, StateLock, StopReason};
+use job_contract::report::{FinalReport, LockStatus, StateLock, StopReason};
 use k8s_openapi::api::core::v1::{ContainerStateTerminated, Event, Pod};
 
 use super::evidence::Evidence;
@@ -70,7 +70,7 @@ pub(super) fn of_pod(pod: &Pod, events: &[Event]) -> PodEnd {
 fn spoken(pod: &Pod) -> Option<PodEnd> {
     let report = facts::final_report(pod)?;
     let exit = Exit::from_code(i32::from(report.outcome)).unwrap_or(Exit::Defect);
-    let in_the_way = |lock: &StateLock| lock.standing == LockStanding::InTheWay;
+    let in_the_way = |lock: &StateLock| lock.status == LockStatus::InTheWay;
     let kind = match exit {
         Exit::Done => VerdictKind::Completed,
         Exit::StepFailed => match report.stopped {

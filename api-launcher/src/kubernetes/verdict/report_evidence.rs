@@ -2,7 +2,7 @@
 
 use std::fmt::Write as _;
 
-use job_contract::report::{ApplyProgress, FinalReport, LockStanding, StateLock, StateStanding};
+use job_contract::report::{ApplyProgress, FinalReport, LockStatus, StateLock, StateStatus};
 
 use super::evidence::Evidence;
 
@@ -10,14 +10,14 @@ use super::evidence::Evidence;
 pub(super) fn evidence(report: &FinalReport) -> Vec<Evidence> {
     let changes = report.progress.as_ref().map(changes_text);
     let state = report.state.map(|state| match state {
-        StateStanding::Stored => "stored, and a copy is published",
-        StateStanding::Rescued => {
+        StateStatus::Stored => "stored, and a copy is published",
+        StateStatus::Rescued => {
             "the tool could not store it; what it left in `errored.tfstate` was stored in its place"
         }
-        StateStanding::Kept => {
+        StateStatus::Kept => {
             "the tool could not store it; what it left in `errored.tfstate` is kept in the artifact store"
         }
-        StateStanding::Unknown => "it is not known whether the backend has it",
+        StateStatus::Unknown => "it is not known whether the backend has it",
     });
     let lock = report.lock.as_ref().map(lock_text);
     [
@@ -51,10 +51,10 @@ fn changes_text(progress: &ApplyProgress) -> String {
 }
 
 fn lock_text(lock: &StateLock) -> String {
-    let standing = match lock.standing {
-        LockStanding::InTheWay => "it stood in the way",
-        LockStanding::Released => "its tool died with it, and the executor released it",
-        LockStanding::LeftBehind => "it is this run's own and could not be released",
+    let status = match lock.status {
+        LockStatus::InTheWay => "it stood in the way",
+        LockStatus::Released => "its tool died with it, and the executor released it",
+        LockStatus::LeftBehind => "it is this run's own and could not be released",
     };
     let path = if lock.path.is_empty() {
         String::new()
@@ -62,7 +62,7 @@ fn lock_text(lock: &StateLock) -> String {
         format!(" on `{}`", lock.path)
     };
     format!(
-        "{} of {} since {} ({}){path}: {standing}",
+        "{} of {} since {} ({}){path}: {status}",
         lock.id, lock.who, lock.created, lock.operation
     )
 }

@@ -162,7 +162,7 @@ fn a_termination_message_of_others_is_not_a_report(#[case] message: &str) {
 #[case::foreign(99, "Error", VerdictKind::Lost)]
 #[case::unknown_to_the_node(137, "ContainerStatusUnknown", VerdictKind::NodeLost)]
 #[case::no_such_binary(128, "StartError", VerdictKind::ConfigMissing)]
-fn a_silent_end_is_told_from_the_container(
+fn an_end_without_a_report_is_explained_from_the_container(
     #[case] code: i32,
     #[case] reason: &str,
     #[case] kind: VerdictKind,
@@ -199,7 +199,7 @@ fn a_deletion_that_the_kubelet_has_confirmed_explains_a_signal(
 
 /// The kernel killed the tool, and the executor survived it: so it is with control groups of version 1.
 #[test]
-fn a_step_that_failed_when_its_tool_was_out_of_memory_says_so_with_the_executors_words() {
+fn the_verdict_of_a_tool_out_of_memory_has_the_executors_error() {
     let report = REPORT.replace(r#""hint":"look at the log","#, "");
     let pod = pod(ended_container(1, "OOMKilled", &report));
     let verdict = end(see(&failed(), &[pod], &[], 60));
@@ -221,7 +221,7 @@ fn out_of_memory_names_the_limit() {
 }
 
 #[test]
-fn a_killed_executor_was_out_of_memory_only_if_the_kubelet_says_so() {
+fn a_killed_executor_was_out_of_memory_only_if_the_kubelet_reports_it() {
     let mut pod = pod(ended_container(137, "Error", ""));
     let limited = end(see(&failed(), std::slice::from_ref(&pod), &[], 60));
     assert_eq!(limited.kind, VerdictKind::Signalled);
@@ -276,7 +276,7 @@ fn a_disruption_is_named(#[case] reason: &str, #[case] kind: VerdictKind) {
 }
 
 #[test]
-fn an_executor_that_was_told_to_stop_does_not_hide_why() {
+fn the_report_of_a_stopped_executor_does_not_hide_the_cause() {
     let report = r#"{"jobId":"412","stepId":"7","outcome":143,"error":"stopped by SIGTERM"}"#;
     let mut state = ended_container(143, "Error", report);
     merge(
@@ -294,7 +294,7 @@ fn an_executor_that_was_told_to_stop_does_not_hide_why() {
 }
 
 #[test]
-fn a_deadline_is_told_with_its_length() {
+fn the_verdict_of_a_deadline_has_its_length() {
     let job = over("Failed", "DeadlineExceeded");
     let verdict = end(see(&job, &[], &[], 21_700));
     assert_eq!(verdict.kind, VerdictKind::DeadlineExceeded);
@@ -307,6 +307,34 @@ fn a_deadline_is_told_with_its_length() {
         VerdictKind::StepFailed,
         "the executor was done first"
     );
+}
+
+/// As it is before Kubernetes 1.31.
+#[test]
+fn a_job_that_failed_at_its_deadline_is_over_with_its_pod() {
+    let late = job(json!({"status": {"conditions": [
+        {"type": "Failed", "status": "True", "reason": "DeadlineExceeded", "lastTransitionTime": time(100)}]}}));
+    let running = |deletion: Option<i64>| {
+        pod(json!({
+            "metadata": {"deletionTimestamp": deletion.map(time)},
+            "status": {"phase": "Running", "containerStatuses": [{
+                "name": "executor", "image": "", "imageID": "", "ready": true, "restartCount": 0,
+                "state": {"running": {"startedAt": time(5)}}}]},
+        }))
+    };
+    for (deletion, overdue) in [(None, 130), (Some(400), 430)] {
+        let pods = [running(deletion)];
+        let held = wait(see(&late, &pods, &[], overdue - 1));
+        assert_eq!(
+            (held.reason, held.until),
+            (WaitReason::Stopping, Some(at(overdue)))
+        );
+        let verdict = end(see(&late, &pods, &[], overdue));
+        assert_eq!(verdict.kind, VerdictKind::DeadlineExceeded);
+    }
+    let ended = pod(ended_container(143, "Error", ""));
+    let verdict = end(see(&late, &[ended], &[], 101));
+    assert_eq!(verdict.kind, VerdictKind::DeadlineExceeded);
 }
 
 #[test]
@@ -362,7 +390,7 @@ fn a_deleted_job_whose_pod_may_not_be_looked_at_may_have_changed_something() {
 }
 
 #[test]
-fn the_last_pod_decides_and_earlier_ones_are_told() {
+fn the_last_pod_decides_and_earlier_ones_are_evidence() {
     let first = pod(ended_container(75, "Error", ""));
     let mut second = pod(ended_container(0, "Completed", r#"{"outcome":0}"#));
     second.metadata.uid = Some("p2".into());
@@ -419,7 +447,7 @@ fn a_pod_that_finds_the_step_begun_leaves_the_verdict_to_the_one_that_began_it()
 }
 
 #[test]
-fn a_disrupted_pod_that_had_begun_nothing_says_why_it_ended() {
+fn the_verdict_of_a_disrupted_pod_that_began_nothing_has_the_reason() {
     let stopped = r#"{"outcome":75,"error":"stopped by signal 15","unreported":true}"#;
     let verdict = end(see(&failed(), &[disrupted(75, stopped)], &[], 60));
     assert_eq!(
@@ -455,7 +483,7 @@ fn a_disrupted_pod_is_followed_by_another_while_that_is_safe(
 }
 
 #[test]
-fn a_job_that_is_seen_before_its_pod_is_no_job_whose_pod_is_gone() {
+fn a_job_that_is_seen_before_its_pod_has_not_lost_its_pod() {
     let counted = job(json!({"status": {"active": 1}}));
     let held = wait(see(&counted, &[], &[], 1));
     assert_eq!(held.reason, WaitReason::Pod);
@@ -495,7 +523,7 @@ fn started(uid: &str, path: &str) -> Event {
 }
 
 #[test]
-fn a_container_that_the_node_lost_had_begun_if_the_kubelet_said_that_it_started() {
+fn a_container_that_the_node_lost_had_begun_if_the_kubelet_reported_its_start() {
     let pod = pod(status_unknown());
     let begun = |events: &[Event]| {
         let verdict = end(see(&failed(), std::slice::from_ref(&pod), events, 60));
@@ -526,7 +554,7 @@ fn a_container_that_the_node_lost_had_begun_if_the_kubelet_said_that_it_started(
 #[case::killed(137, "Error", Begun::Yes)]
 #[case::foreign(99, "Error", Begun::Yes)]
 #[case::restarted_node(255, "Unknown", Begun::Yes)]
-fn what_an_executor_ended_with_tells_whether_the_step_began(
+fn the_exit_code_decides_whether_the_step_began(
     #[case] code: i32,
     #[case] reason: &str,
     #[case] begun: Begun,
@@ -578,7 +606,7 @@ fn a_replacement_that_never_ran_does_not_hide_the_pod_that_began(#[case] job: Jo
 #[case::started(json!({}), vec![started("p1", "spec.containers{executor}")], Begun::Yes)]
 #[case::late(json!({}), vec![], Begun::Unknown)]
 #[case::refused_before(json!({}), vec![event("FailedCreate", "exceeded quota: runs", 100)], Begun::No)]
-fn a_replacement_that_never_ran_says_nothing_of_a_pod_that_is_gone(
+fn a_replacement_that_never_ran_is_no_evidence_about_a_deleted_pod(
     #[case] status: Value,
     #[case] events: Vec<Event>,
     #[case] begun: Begun,
@@ -675,7 +703,7 @@ fn what_is_not_known_is_null_for_machines_and_stays_unknown_when_it_is_read_agai
 #[case::silent(143, "", Begun::Yes)]
 #[case::killed(137, "", Begun::Yes)]
 #[case::before_the_claim(75, "", Begun::No)]
-fn a_pod_that_somebody_deleted_says_so(
+fn the_verdict_of_a_deleted_pod_names_the_deletion(
     #[case] code: i32,
     #[case] message: &str,
     #[case] begun: Begun,
@@ -716,7 +744,7 @@ fn the_end_of_an_executor_is_not_hidden_by_a_later_deletion() {
 }
 
 #[test]
-fn a_failed_job_tells_of_a_pod_that_is_gone() {
+fn a_failed_job_is_evidence_of_a_deleted_pod() {
     let failed = |message: &str| {
         job(json!({"status": {"conditions": [
             {"type": "Failed", "status": "True", "reason": "PodFailurePolicy", "message": message}]}}))
@@ -873,7 +901,7 @@ fn a_suspended_job_waits_for_its_turn_without_limit() {
 }
 
 #[test]
-fn quota_is_waited_for_in_the_words_of_the_api_server() {
+fn the_wait_for_a_quota_has_the_message_of_the_api_server() {
     let words = "Error creating: pods \"job-412-7-abcde\" is forbidden: exceeded quota: runs, requested: pods=1, used: pods=10, limited: pods=10";
     let held = wait(see(
         &job(json!({})),
@@ -946,7 +974,7 @@ fn a_missing_pod_is_explained_then_failed() {
 }
 
 #[test]
-fn the_schedulers_words_reach_the_user_until_hope_is_lost() {
+fn the_schedulers_message_is_shown_until_the_run_is_given_up() {
     let words = "0/12 nodes are available: 12 Insufficient cpu.";
     let pod = pod(
         json!({"spec": {"nodeName": null}, "status": {"conditions": [
@@ -1075,7 +1103,7 @@ fn a_volume_whose_source_is_missing_has_thirty_seconds(#[case] words: &str) {
     "MountVolume.SetUp failed for volume \"x\" : failed to sync configmap cache: timed out waiting for the condition"
 )]
 #[case("MountVolume.SetUp failed for volume \"x\" : object \"runs\"/\"cli\" not registered")]
-fn a_volume_that_may_still_come_has_five_minutes(#[case] words: &str) {
+fn a_volume_that_may_still_be_mounted_has_five_minutes(#[case] words: &str) {
     let pod = waiting_container("ContainerCreating", "");
     let events = [event("FailedMount", words, 10)];
     let seen = |seconds| {
@@ -1092,7 +1120,7 @@ fn a_volume_that_may_still_come_has_five_minutes(#[case] words: &str) {
 
 /// Its image takes long; the complaint about a volume is still there.
 #[test]
-fn a_volume_that_came_later_is_no_reason_to_give_up() {
+fn a_volume_that_was_mounted_late_is_no_reason_to_give_up() {
     let pod = waiting_container("ContainerCreating", "");
     let mount = event(
         "FailedMount",
@@ -1163,7 +1191,7 @@ fn a_service_account_that_is_missing_has_thirty_seconds() {
 }
 
 #[test]
-fn a_sandbox_that_fails_is_told_as_such() {
+fn a_sandbox_that_fails_has_a_wait_of_its_own() {
     let pod = waiting_container("ContainerCreating", "");
     let events = [event(
         "FailedCreatePodSandBox",
@@ -1185,7 +1213,7 @@ fn a_pod_that_failed_before_it_did_anything_is_followed_by_another() {
 }
 
 #[test]
-fn events_are_asked_for_only_when_they_can_tell_something() {
+fn events_are_fetched_only_when_they_can_change_the_observation() {
     let spoken = see(
         &failed(),
         &[pod(ended_container(1, "Error", REPORT))],
@@ -1259,7 +1287,7 @@ fn facts_of(verdict: &Verdict, source: &str) -> Vec<String> {
 }
 
 #[test]
-fn a_verdict_says_what_was_changed_and_what_was_not_and_where_the_state_is() {
+fn a_verdict_has_the_changes_made_and_left_and_the_place_of_the_state() {
     let verdict = spoken(json!({
         "stopped": "signal", "outcome": 143, "error": "apply: stopped",
         "progress": {"applied": 3, "failed": ["aws_vpc.a"], "unfinished": ["aws_eip.b"], "notBegun": 2},
@@ -1284,10 +1312,10 @@ fn a_verdict_says_what_was_changed_and_what_was_not_and_where_the_state_is() {
 }
 
 const LOCKED: &str = r#"{"lock": {"id": "9db590f1", "who": "mayfly@job-9-1-abcde", "operation": "OperationTypeApply",
-    "created": "2026-01-01 00:00:00 UTC", "standing": "inTheWay"}}"#;
+    "created": "2026-01-01 00:00:00 UTC", "status": "inTheWay"}}"#;
 
 #[test]
-fn a_lock_in_the_way_is_the_verdict_with_whose_it_is_and_whether_that_pod_is_there() {
+fn a_state_lock_is_the_verdict_with_its_holder_and_whether_that_pod_exists() {
     let report: Value = serde_json::from_str(LOCKED).unwrap();
     let mut verdict = spoken(report);
     assert_eq!(verdict.kind, VerdictKind::StateLocked);
@@ -1334,7 +1362,7 @@ fn a_lock_in_the_way_is_the_verdict_with_whose_it_is_and_whether_that_pod_is_the
 }
 
 #[test]
-fn a_lock_of_a_pod_that_is_not_seen_here_may_be_held_elsewhere_and_nobody_is_told_to_break_it() {
+fn a_lock_of_an_unknown_pod_may_be_held_elsewhere_and_the_advice_is_not_to_break_it() {
     let mut verdict = spoken(serde_json::from_str(LOCKED).unwrap());
     verdict.tell_lock_holder(&LockHolder::of("job-9-1-abcde", "runs", None));
     let [told] = &facts_of(&verdict, "lock holder")[..] else {
@@ -1349,7 +1377,7 @@ fn a_lock_of_a_pod_that_is_not_seen_here_may_be_held_elsewhere_and_nobody_is_tol
 }
 
 #[test]
-fn an_error_beside_a_step_without_failure_is_told_as_it_is_unless_it_kept_the_report_back() {
+fn an_error_beside_a_successful_step_is_shown_unless_it_prevented_the_report() {
     let sentence = |unreported| {
         let error = "the job was cancelled before the step began";
         spoken(json!({"outcome": 0, "error": error, "unreported": unreported})).sentence
@@ -1362,9 +1390,9 @@ fn an_error_beside_a_step_without_failure_is_told_as_it_is_unless_it_kept_the_re
 }
 
 #[test]
-fn a_lock_that_was_given_back_needs_nobody() {
+fn a_released_lock_needs_no_advice() {
     let mut report: Value = serde_json::from_str(LOCKED).unwrap();
-    report["lock"]["standing"] = json!("released");
+    report["lock"]["status"] = json!("released");
     let verdict = spoken(report);
     assert_eq!(verdict.kind, VerdictKind::StepFailed);
     assert_eq!(facts_of(&verdict, "state lock").len(), 1);

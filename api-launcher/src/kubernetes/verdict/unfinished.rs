@@ -7,6 +7,7 @@ use k8s_openapi::jiff::Timestamp;
 
 use super::evidence::Evidence;
 use super::kind::VerdictKind;
+use super::lost_node::overdue;
 use super::model::{Observation, RunObjects, Timeouts, WaitReason};
 use super::pending_pod::pending;
 use super::pod_rejection::{PodRejection, pod_rejection};
@@ -51,6 +52,24 @@ fn stopping(job: &Job, limits: &WaitLimits<'_>) -> Observation {
         since.map_or(limits.now, |time| time.0),
         None,
     )
+}
+
+/// The wait for a pod that Kubernetes stops at the deadline of its Job. Before Kubernetes 1.31, the Job has failed by then. On a
+/// node that does not answer, the pod may never end.
+pub(super) fn stopped_at_deadline(run: &RunObjects<'_>, now: Timestamp) -> Option<Observation> {
+    let end = facts::terminal(run.job)?;
+    let pod = facts::newest(run.pods)?;
+    let is_at_work = facts::phase(pod) == "Running"
+        && facts::executor_state(pod).is_some_and(|state| state.running.is_some());
+    if end.reason.as_deref() != Some("DeadlineExceeded") || !is_at_work {
+        return None;
+    }
+    let since = end.last_transition_time.as_ref()?.0;
+    // Job and pods are watched apart: the deletion of the pod may be yet to be seen.
+    let deletion = pod.metadata.deletion_timestamp.as_ref();
+    let until = overdue(deletion.map_or(since, |time| time.0));
+    let sentence = "being stopped at its deadline";
+    (now < until).then(|| waiting(WaitReason::Stopping, sentence, since, Some(until)))
 }
 
 fn without_pod(run: &RunObjects<'_>, limits: &WaitLimits<'_>) -> Observation {

@@ -256,7 +256,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_stored_is_found_again_oldest_first_and_readable_by_nobody_else() {
+    fn stored_documents_are_found_oldest_first_and_are_private() {
         let (_temp, queue) = queue();
         for (job, at) in [(1, 30), (2, 10), (3, 20)] {
             let text = format!("{{\n\"jobId\":\"{job}\"}}");

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use clap::{Args, ValueHint};
 use job_contract::env;
-use runtime::setting::{ReadSetting as _, Setting, SettingProblem, SettingValue, choice};
+use runtime::setting::{ReadSetting as _, Setting, SettingError, SettingValue, choice};
 
 use crate::data::{DataDir, DataDirArgs};
 use crate::local::executor::Program;
@@ -60,14 +60,14 @@ impl ProcessArgs {
     /// Returns the settings of the target, or `None` if one of them is invalid.
     pub(crate) fn resolve(
         &self,
-        problems: &mut Vec<SettingProblem>,
+        errors: &mut Vec<SettingError>,
         data: &DataDirArgs,
         platform: &PlatformArgs,
     ) -> Option<ProcessSettings> {
-        let concurrency = self.concurrency.read(problems);
-        let on_stop = self.runs_on_stop.read(problems);
+        let concurrency = self.concurrency.read(errors);
+        let on_stop = self.runs_on_stop.read(errors);
         let mut reject = |variable: &str, text: String| {
-            problems.push(SettingProblem::new(variable, text));
+            errors.push(SettingError::new(variable, text));
         };
         let data = data
             .locate()
@@ -86,7 +86,7 @@ impl ProcessArgs {
         let program = Program::choose(self.executor.as_deref())
             .map_err(|error| reject(env::EXECUTOR, format!("is needed: {error}")));
         let data = data.ok().zip(program.ok());
-        let platform = platform.resolve(problems, data.as_ref().map(|(data, _)| data.path()));
+        let platform = platform.resolve(errors, data.as_ref().map(|(data, _)| data.path()));
         let (data, program) = data?;
         Some(ProcessSettings {
             data,

@@ -147,7 +147,7 @@ mod tests {
     }
 
     #[test]
-    fn descendants_are_found_through_others_and_strangers_are_not() {
+    fn indirect_descendants_are_found_and_unrelated_processes_are_not() {
         let process = |id, parent, group| Process { id, parent, group };
         let all = [
             process(40, 30, 40),

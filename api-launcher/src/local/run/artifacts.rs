@@ -145,7 +145,7 @@ mod tests {
     }
 
     #[test]
-    fn a_report_that_is_a_pipe_is_none_and_nobody_waits_for_it() {
+    fn a_report_that_is_a_pipe_is_ignored_without_waiting() {
         let temp = tempfile::tempdir().unwrap();
         let path = temp.path().join("report");
         nix::unistd::mkfifo(&path, nix::sys::stat::Mode::S_IRWXU).unwrap();

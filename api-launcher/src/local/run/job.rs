@@ -302,7 +302,7 @@ mod tests {
     }
 
     #[test]
-    fn a_document_stays_as_it_is_unless_an_option_says_otherwise() {
+    fn a_document_is_unchanged_without_options() {
         let json = br#"{"unknown": null, "variables": [{"key":"a","value":"[1]","hcl":true}] }"#;
         let document = Document::from_json(json.to_vec()).unwrap();
         let own = |_: &str| Err(VarError::NotPresent);

@@ -16,7 +16,7 @@ fn resolve(settings: &[(&str, &str)]) -> Result<StoreSettings, StoreConfigError>
     args(settings).resolve(Path::new("/data"))
 }
 
-fn problems(settings: &[(&str, &str)]) -> String {
+fn errors(settings: &[(&str, &str)]) -> String {
     resolve(settings).unwrap_err().to_string()
 }
 
@@ -44,8 +44,8 @@ fn the_local_store_needs_nothing() {
 }
 
 #[test]
-fn what_is_missing_or_wrong_is_told_at_once() {
-    let told = problems(&[
+fn all_missing_and_wrong_settings_are_reported_at_once() {
+    let told = errors(&[
         (env::STATE_TYPE, "AwsTerraformStateImpl"),
         (env::AWS_BUCKET, "no/bucket"),
         (env::AWS_USE_LOCKFILE, "perhaps"),
@@ -62,7 +62,7 @@ fn what_is_missing_or_wrong_is_told_at_once() {
         assert!(told.contains(name), "{told}");
     }
     assert!(!told.contains("SecretKey"), "{told}");
-    let azure = problems(&[
+    let azure = errors(&[
         (env::STATE_TYPE, "AzureTerraformStateImpl"),
         (env::AZURE_ACCESS_KEY, "!hunter2!"),
     ]);
@@ -70,7 +70,7 @@ fn what_is_missing_or_wrong_is_told_at_once() {
     assert!(azure.contains("`AzureTerraformStateStorageContainerName` is not set"));
     assert!(azure.contains("`AzureTerraformStateStorageAccessKey` is not base64"));
     assert!(!azure.contains("hunter2"), "{azure}");
-    let gcs = problems(&[
+    let gcs = errors(&[
         (env::STATE_TYPE, "GcpTerraformStateImpl"),
         (env::GCP_CREDENTIALS, &STANDARD.encode("{}")),
     ]);
@@ -79,12 +79,12 @@ fn what_is_missing_or_wrong_is_told_at_once() {
 }
 
 #[test]
-fn an_unknown_type_is_told_how_it_is_spelt() {
-    let told = problems(&[(env::STATE_TYPE, "AwsTerraformState")]);
+fn the_error_of_an_unknown_type_has_the_correct_spelling() {
+    let told = errors(&[(env::STATE_TYPE, "AwsTerraformState")]);
     assert!(told.contains("spelt `AwsTerraformStateImpl`"), "{told}");
-    let told = problems(&[(env::STATE_TYPE, "GCP")]);
+    let told = errors(&[(env::STATE_TYPE, "GCP")]);
     assert!(told.contains("spelt `GcpTerraformStateImpl`"), "{told}");
-    let told = problems(&[(env::STATE_TYPE, "nfs")]);
+    let told = errors(&[(env::STATE_TYPE, "nfs")]);
     for kind in StoreKind::ALL {
         assert!(told.contains(kind.name()), "{told}");
     }
@@ -99,7 +99,7 @@ fn placeholders_and_blanks_are_not_set() {
     ]);
     assert!(settings.endpoint.is_none());
     assert_eq!(settings.handover, Handover::Outside);
-    let told = problems(&[S3, &[(env::AWS_REGION, "${AwsTerraformStateRegion}")]].concat());
+    let told = errors(&[S3, &[(env::AWS_REGION, "${AwsTerraformStateRegion}")]].concat());
     assert!(told.contains("`AwsTerraformStateRegion` is not set"));
 }
 
@@ -116,7 +116,7 @@ fn keys_go_into_the_backend_file_only_when_they_are_asked_for_there() {
     );
     let role = (env::AWS_ENABLE_ROLE_AUTH, "true");
     assert_eq!(handover(&[role, (include, "true")]), Handover::Omitted);
-    let told = problems(&[S3, &[(own, "inside")]].concat());
+    let told = errors(&[S3, &[(own, "inside")]].concat());
     assert!(
         told.contains("`MAYFLY_BACKEND_CREDENTIALS` is `inside`, expected `outside` or `file`")
     );

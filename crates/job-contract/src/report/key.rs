@@ -1,5 +1,5 @@
-//! Proves that a report is genuine. What a run executes has the executor's user and can write the file that the
-//! report is written to. It does not have the key.
+//! Proves that a report is genuine. The tool and the scripts of a run have the executor's user, so they can write the
+//! report's file. But they do not have the key.
 
 use std::fmt;
 
@@ -11,15 +11,15 @@ use sha2::Sha256;
 use super::FinalReport;
 use crate::secret::{self, SecretError};
 
-/// Makes the key of reports another one than the secret that it comes from, which signs tokens as well.
+/// Input of the key derivation. With it, the key of reports differs from the platform's secret, which also signs tokens.
 const PURPOSE: &[u8] = b"mayfly final report 1";
-/// Stands before the name of a run whose key is made. No report begins like this.
+/// Prefix of a run's name when its key is derived. No report begins like this.
 const RUN_PURPOSE: &str = "mayfly run 1 ";
-/// What stands between the report and its code.
+/// The text between the report and its code.
 const MARK: &str = ",\"mac\":\"";
 const END: &str = "\"}";
 const CODE_BYTES: usize = 32;
-/// How much longer a report is with its code.
+/// How many bytes the code adds to a report.
 pub(super) const SEAL_BYTES: usize = MARK.len() + 2 * CODE_BYTES + END.len() - 1;
 
 type Code = Hmac<Sha256>;
@@ -35,14 +35,14 @@ impl fmt::Debug for ReportKey {
 }
 
 impl ReportKey {
-    /// The key that follows from a secret, written as [`secret::decode`] reads it.
+    /// Derives the key from a secret in the encoding of [`secret::decode`].
     pub fn parse(text: &str) -> Result<Self, SecretError> {
         let secret = secret::decode(text)?;
         Ok(Self(code(&secret, PURPOSE).finalize().into_bytes().into()))
     }
 
-    /// The secret for the executor of one run on the launcher's machine, which can seal no other run's reports with it. The
-    /// key of both is the one that follows from this text.
+    /// The secret for the executor of one run on the launcher's machine. It cannot seal reports of other runs. Executor and
+    /// launcher both derive the key from this text.
     pub fn secret_of_run(&self, run: &str) -> String {
         let text = format!("{RUN_PURPOSE}{run}");
         URL_SAFE_NO_PAD.encode(code(&self.0, text.as_bytes()).finalize().into_bytes())
@@ -64,8 +64,8 @@ impl ReportKey {
         sealed
     }
 
-    /// The report in a message that was sealed with this key; `None` for every other text. Whose report it is, its
-    /// [`super::Author`] tells.
+    /// The report in a message that was sealed with this key; `None` for all other texts. The caller must check its
+    /// [`super::Author`].
     pub fn open(&self, message: &str) -> Option<FinalReport> {
         let message = message.trim_end().strip_suffix(END)?;
         let (open, digits) = message.rsplit_once(MARK)?;
@@ -120,7 +120,7 @@ mod tests {
         let message = report().to_termination_message(Some(&key()));
         assert_eq!(key().open(&message), Some(report()));
         assert_eq!(key().open(&format!("{message}\n")), Some(report()));
-        // It stays a report for those who have no key.
+        // Readers without the key can still read the report.
         let read: FinalReport = serde_json::from_str(&message).unwrap();
         assert_eq!(read, report());
     }

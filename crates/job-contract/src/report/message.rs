@@ -1,26 +1,26 @@
-//! The report as a termination message. The kubelet cuts a message that is too long, and half a report is none. So every
-//! field has a budget, and the budgets together are less than the limit.
+//! The report as a termination message. The kubelet cuts a message that is too long, and half a report cannot be read. So every
+//! field has a limit, and the sum of the limits is less than the kubelet's limit.
 
 use super::key::SEAL_BYTES;
-use super::{ApplyProgress, Author, FinalReport, ReportKey, StateLock, ToolRecord, Untold};
+use super::{ApplyProgress, Author, FinalReport, ReportKey, StateLock, ToolRecord, UnreportedStep};
 
-/// Kubernetes keeps this much of a termination message.
+/// The longest termination message that Kubernetes keeps.
 pub const MAX_TERMINATION_MESSAGE_BYTES: usize = 4096;
 
-/// An id that is longer is none: see [`crate::JobData::validate`].
+/// The longest valid id: see [`crate::JobData::validate`].
 const ID: usize = 128;
-/// A longer address of a plan fits no record of the platform either.
+/// The longest address of a plan. A longer one does not fit in the platform's records either.
 const REFERENCE: usize = 1024;
-/// Short words: a step's type, a version, a commit.
+/// The longest word: a step's type, a version, a commit.
 const WORD: usize = 64;
-/// A short sentence: who holds a lock, and where.
+/// The longest phrase: the holder of a lock, or its path.
 const PHRASE: usize = 128;
-/// The most phases whose durations are reported. No step has as many.
+/// The most phases in a report. No step has as many.
 const PHASES: usize = 32;
 const ELLIPSIS: char = '\u{2026}';
 const ELLIPSIS_BYTES: usize = ELLIPSIS.len_utf8();
 
-/// How many bytes the longer texts may take, as JSON.
+/// The limits of longer texts, in bytes of JSON.
 #[derive(Clone, Copy)]
 struct Budget {
     error: usize,
@@ -31,14 +31,14 @@ struct Budget {
 }
 
 impl Budget {
-    /// No text of its own is too long; together they may be.
+    /// Each text may fill the message alone, so together they may be too long.
     const AMPLE: Self = Self {
         error: MAX_TERMINATION_MESSAGE_BYTES,
         hint: MAX_TERMINATION_MESSAGE_BYTES,
         addresses: MAX_TERMINATION_MESSAGE_BYTES,
         phases: PHASES,
     };
-    /// What fits whatever the other fields hold: all that is left is for the error.
+    /// Limits that always fit. The error gets the rest of the message.
     const LEAST: Self = Self {
         error: 0,
         hint: 200,
@@ -49,7 +49,7 @@ impl Budget {
 
 impl FinalReport {
     /// The report as a termination message: JSON of at most [`MAX_TERMINATION_MESSAGE_BYTES`] bytes, sealed if there is a
-    /// key. It takes no more than three encodings, whatever the report holds.
+    /// key. Encodes the report at most three times.
     pub fn to_termination_message(&self, key: Option<&ReportKey>) -> String {
         const LIMIT: usize = MAX_TERMINATION_MESSAGE_BYTES - SEAL_BYTES;
         let mut message = encode(&self.within(Budget::AMPLE));
@@ -68,18 +68,23 @@ impl FinalReport {
     }
 
     fn within(&self, budget: Budget) -> Self {
-        let untold = self.untold.as_ref().map(|untold| Untold {
-            ending: untold.ending,
-            after_ok: untold.after_ok,
-            ignore_error: untold.ignore_error,
-            plan: untold
-                .plan
-                .as_deref()
-                .and_then(|plan| whole(plan, REFERENCE)),
-        });
-        let plan = |untold: &Option<Untold>| untold.as_ref().is_some_and(|it| it.plan.is_some());
+        let unreported_step = self
+            .unreported_step
+            .as_ref()
+            .map(|unreported_step| UnreportedStep {
+                ending: unreported_step.ending,
+                after_ok: unreported_step.after_ok,
+                ignore_error: unreported_step.ignore_error,
+                plan: unreported_step
+                    .plan
+                    .as_deref()
+                    .and_then(|plan| whole(plan, REFERENCE)),
+            });
+        let plan = |unreported_step: &Option<UnreportedStep>| {
+            unreported_step.as_ref().is_some_and(|it| it.plan.is_some())
+        };
         let error = match &self.error {
-            None if plan(&self.untold) && !plan(&untold) => Some(
+            None if plan(&self.unreported_step) && !plan(&unreported_step) => Some(
                 "the address of the plan is too long for this report and was left out".to_owned(),
             ),
             error => error.as_deref().map(|error| cut(error, budget.error)),
@@ -111,12 +116,12 @@ impl FinalReport {
                 operation: cut(&lock.operation, WORD),
                 created: cut(&lock.created, WORD),
                 path: cut(&lock.path, PHRASE),
-                standing: lock.standing,
+                status: lock.status,
             }),
             phases: self.phases[..self.phases.len().min(budget.phases)].to_vec(),
             lost_log_lines: self.lost_log_lines,
             unreported: self.unreported,
-            untold,
+            unreported_step,
             author: self.author.as_ref().map(|author| Author {
                 run: whole(&author.run, PHRASE).unwrap_or_default(),
                 exit_code: author.exit_code,
@@ -129,7 +134,7 @@ fn encode(report: &FinalReport) -> String {
     serde_json::to_string(report).expect("a report has no failing serialiser")
 }
 
-/// How many bytes a character takes in JSON.
+/// The length of a character in JSON, in bytes.
 const fn encoded(c: char) -> usize {
     match c {
         '"' | '\\' | '\n' | '\r' | '\t' | '\u{8}' | '\u{c}' => 2,
@@ -138,8 +143,8 @@ const fn encoded(c: char) -> usize {
     }
 }
 
-/// Where a text has to end for it to take no more than `budget` bytes in JSON; `None` where all of it fits. Looks at no
-/// more of the text than that.
+/// The position at which a text must be cut to take at most `budget` bytes in JSON. `None` if all of it fits. Reads only this
+/// part of the text.
 fn end(text: &str, budget: usize) -> Option<usize> {
     let mut taken = 0;
     text.char_indices()
@@ -150,7 +155,7 @@ fn end(text: &str, budget: usize) -> Option<usize> {
         .map(|(at, _)| at)
 }
 
-/// The beginning of a text, with a sign that it is not all.
+/// Cuts a text to `budget` bytes, with an ellipsis at the end.
 fn cut(text: &str, budget: usize) -> String {
     if end(text, budget).is_none() {
         return text.to_owned();
@@ -159,12 +164,12 @@ fn cut(text: &str, budget: usize) -> String {
     format!("{}{ELLIPSIS}", &text[..keep])
 }
 
-/// A text that means nothing in part.
+/// The text if all of it fits; for texts that have no meaning if they are cut.
 fn whole(text: &str, budget: usize) -> Option<String> {
     end(text, budget).is_none().then(|| text.to_owned())
 }
 
-/// The first of a list, as many as fit, and one in any case.
+/// The first items of a list: as many as fit, but at least one.
 fn first(list: &[String], budget: usize) -> Vec<String> {
     let mut left = budget;
     let mut kept = Vec::new();
@@ -187,12 +192,13 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+    use crate::final_statuses::Ending;
     use crate::job::Tool;
     use crate::progress::Phase;
-    use crate::report::{ChangeCounts, LockStanding, PhaseTiming, StateStanding, StopReason};
-    use crate::settlement::Ending;
+    use crate::report::{ChangeCounts, LockStatus, PhaseTiming, StateStatus, StopReason};
 
-    /// Any text, and very long ones: of plain characters, of such as take six bytes in JSON, and of such as take four as they are.
+    /// Any text, and very long ones: of plain characters, of characters with six bytes in JSON, and of characters with four
+    /// bytes.
     fn text() -> impl Strategy<Value = String> {
         let long = |c: &'static str| (0_usize..40_000).prop_map(move |length| c.repeat(length));
         prop_oneof![
@@ -212,7 +218,7 @@ mod tests {
                 operation,
                 created,
                 path,
-                standing: LockStanding::LeftBehind,
+                status: LockStatus::LeftBehind,
             }
         })
     }
@@ -226,7 +232,7 @@ mod tests {
         })
     }
 
-    /// Everything is there, and every number as long as it can be.
+    /// A report with all fields, and with the longest numbers.
     fn report() -> impl Strategy<Value = FinalReport> {
         let words = (text(), text(), text(), text(), text(), text());
         let rest = (
@@ -245,7 +251,7 @@ mod tests {
             .prop_map(
                 |(
                     (step_type, error, hint, version, commit, run),
-                    (progress, lock, untold, phases),
+                    (progress, lock, unreported_step, phases),
                     job_id,
                     step_id,
                     outcome,
@@ -267,9 +273,10 @@ mod tests {
                         change: u64::MAX,
                         remove: u64::MAX,
                         import: u64::MAX,
+                        forget: u64::MAX,
                     }),
                     progress,
-                    state: Some(StateStanding::Unknown),
+                    state: Some(StateStatus::Unknown),
                     lock,
                     phases: vec![
                         PhaseTiming {
@@ -281,7 +288,7 @@ mod tests {
                     ],
                     lost_log_lines: u64::MAX,
                     unreported: true,
-                    untold: untold.map(|plan| Untold {
+                    unreported_step: unreported_step.map(|plan| UnreportedStep {
                         ending: Ending::NotReached,
                         after_ok: false,
                         ignore_error: false,
@@ -319,6 +326,7 @@ mod tests {
                 change: u64::MAX,
                 remove: u64::MAX,
                 import: u64::MAX,
+                forget: u64::MAX,
             }),
             progress: Some(ApplyProgress {
                 applied: u64::MAX,
@@ -326,19 +334,19 @@ mod tests {
                 unfinished: vec![text(); 20],
                 not_begun: Some(u64::MAX),
             }),
-            state: Some(StateStanding::Rescued),
+            state: Some(StateStatus::Rescued),
             lock: Some(StateLock {
                 id: text(),
                 who: text(),
                 operation: text(),
                 created: text(),
                 path: text(),
-                standing: LockStanding::LeftBehind,
+                status: LockStatus::LeftBehind,
             }),
             phases: Vec::new(),
             lost_log_lines: u64::MAX,
             unreported: true,
-            untold: Some(Untold {
+            unreported_step: Some(UnreportedStep {
                 ending: Ending::NotReached,
                 after_ok: false,
                 ignore_error: false,
@@ -352,7 +360,7 @@ mod tests {
     }
 
     #[test]
-    fn the_least_budgets_together_leave_room_for_a_cause() {
+    fn the_smallest_budgets_together_leave_space_for_a_cause() {
         let least = encode(&huge().within(Budget::LEAST)).len();
         let left = MAX_TERMINATION_MESSAGE_BYTES.checked_sub(least + SEAL_BYTES);
         assert!(
@@ -373,7 +381,7 @@ mod tests {
             prop_assert_eq!(&back.step_id, &report.step_id);
             prop_assert_eq!(back.outcome, report.outcome);
             prop_assert_eq!(back.unreported, report.unreported);
-            let plan = |report: &FinalReport| report.untold.clone().and_then(|untold| untold.plan);
+            let plan = |report: &FinalReport| report.unreported_step.clone().and_then(|unreported_step| unreported_step.plan);
             prop_assert!(plan(&back).is_none() || plan(&back) == plan(&report));
             let addresses = |report: &FinalReport| report.progress.clone().map(|done| done.failed.is_empty());
             prop_assert_eq!(addresses(&back), addresses(&report));
@@ -381,9 +389,9 @@ mod tests {
     }
 
     #[test]
-    fn a_plan_whose_address_does_not_fit_is_left_out_and_that_is_said() {
+    fn a_plan_whose_address_does_not_fit_is_left_out_with_a_note() {
         let report = FinalReport {
-            untold: Some(Untold {
+            unreported_step: Some(UnreportedStep {
                 ending: Ending::Changes,
                 after_ok: true,
                 ignore_error: false,
@@ -393,12 +401,12 @@ mod tests {
         };
         let message = report.to_termination_message(Some(&key()));
         let back = key().open(&message).unwrap();
-        assert_eq!(back.untold.unwrap().plan, None);
+        assert_eq!(back.unreported_step.unwrap().plan, None);
         assert!(back.error.unwrap().contains("address of the plan"));
     }
 
     #[test]
-    fn what_is_cut_says_so_and_the_cause_gets_what_room_there_is() {
+    fn cut_texts_are_marked_and_the_cause_gets_the_free_space() {
         let report = FinalReport {
             error: Some("\u{e9}\n".repeat(6000)),
             hint: Some("h".repeat(9000)),

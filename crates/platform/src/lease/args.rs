@@ -9,7 +9,7 @@ use secrecy::{ExposeSecret as _, SecretString};
 use super::token::JobToken;
 use crate::terrakube::args::base_url;
 use crate::terrakube::extended;
-use runtime::setting::{HttpUrl, ReadSetting as _, Setting, SettingProblem};
+use runtime::setting::{HttpUrl, ReadSetting as _, Setting, SettingError};
 
 /// The lease that a hub has given on the step.
 #[derive(Args, Clone, Debug, Default)]
@@ -59,24 +59,24 @@ impl LeaseArgs {
     }
 
     /// The lease, `None` when there is none, or everything that is wrong with the settings.
-    pub fn resolve(&self) -> Result<Option<LeaseConfig>, Vec<SettingProblem>> {
-        let mut problems = Vec::new();
+    pub fn resolve(&self) -> Result<Option<LeaseConfig>, Vec<SettingError>> {
+        let mut errors = Vec::new();
         if !self.is_set() && !self.lease_token.is_set() {
             return Ok(None);
         }
         let missing = |variable, other| {
-            SettingProblem::new(variable, format!("is not set, and `{other}` needs it"))
+            SettingError::new(variable, format!("is not set, and `{other}` needs it"))
         };
         let url = if self.is_set() {
-            base_url(env::LEASE_URL, self.lease_url.as_ref(), &mut problems)
+            base_url(env::LEASE_URL, self.lease_url.as_ref(), &mut errors)
         } else {
-            problems.push(missing(env::LEASE_URL, env::LEASE_TOKEN));
+            errors.push(missing(env::LEASE_URL, env::LEASE_TOKEN));
             None
         };
-        let token = self.lease_token.read(&mut problems);
+        let token = self.lease_token.read(&mut errors);
         match &token {
             None if !self.lease_token.is_set() => {
-                problems.push(missing(env::LEASE_TOKEN, env::LEASE_URL));
+                errors.push(missing(env::LEASE_TOKEN, env::LEASE_URL));
             }
             Some(token)
                 if !token
@@ -85,15 +85,15 @@ impl LeaseArgs {
                     .all(|byte| byte.is_ascii_graphic()) =>
             {
                 let text = "is no token of a lease: it must be printable ASCII without blanks";
-                problems.push(SettingProblem::new(env::LEASE_TOKEN, text));
+                errors.push(SettingError::new(env::LEASE_TOKEN, text));
             }
             _ => {}
         }
         match (url, token) {
-            (Some(url), Some(token)) if problems.is_empty() => {
+            (Some(url), Some(token)) if errors.is_empty() => {
                 Ok(Some(LeaseConfig::new(url, JobToken::new(token))))
             }
-            _ => Err(problems),
+            _ => Err(errors),
         }
     }
 }
@@ -110,7 +110,7 @@ mod tests {
 
     fn resolve(variables: &[(&str, &str)]) -> Result<Option<LeaseConfig>, Vec<String>> {
         let lease = from_variables::<LeaseArgs>(variables).resolve();
-        lease.map_err(|problems| problems.iter().map(ToString::to_string).collect())
+        lease.map_err(|errors| errors.iter().map(ToString::to_string).collect())
     }
 
     #[test]
@@ -139,8 +139,8 @@ mod tests {
     #[case(&[URL, (env::LEASE_TOKEN, "hunter2 x")], "`MAYFLY_LEASE_TOKEN` is no token of a lease: it must be printable ASCII without blanks")]
     fn a_wrong_setting_is_named_and_no_secret_with_it(
         #[case] variables: &[(&str, &str)],
-        #[case] problem: &str,
+        #[case] error: &str,
     ) {
-        assert_eq!(resolve(variables).unwrap_err(), [problem]);
+        assert_eq!(resolve(variables).unwrap_err(), [error]);
     }
 }

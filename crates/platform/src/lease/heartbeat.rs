@@ -12,7 +12,7 @@ use tokio::sync::{oneshot, watch};
 use tokio::time::{Instant, sleep_until};
 use tracing::{debug, info, warn};
 
-use super::{Hub, JobToken, LeaseConfig, PACE, Standing};
+use super::{Hub, JobToken, LeaseConfig, LeaseStatus, PACE};
 use crate::terrakube::client::LONGEST_RETRY_AFTER;
 use runtime::Deadline;
 
@@ -37,13 +37,13 @@ impl Heartbeat {
         hub: LeaseConfig,
         lease: &wire::Lease,
         acceptance: wire::Acceptance,
-        standing: watch::Sender<Standing>,
+        status: watch::Sender<LeaseStatus>,
     ) -> io::Result<Self> {
         let (alive, over) = oneshot::channel();
         let beat = Beat {
             acceptance,
             interval: interval(lease),
-            standing,
+            status,
         };
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_all()
@@ -75,13 +75,13 @@ fn interval(lease: &wire::Lease) -> Duration {
 }
 
 /// Uses what the hub says of the lease.
-pub(super) fn learn(lease: &wire::Lease, token: &JobToken, standing: &watch::Sender<Standing>) {
+pub(super) fn learn(lease: &wire::Lease, token: &JobToken, status: &watch::Sender<LeaseStatus>) {
     token.replace(&lease.job_token);
     if lease.cancel_requested {
-        standing.send_if_modified(|now| {
-            let is_news = *now == Standing::Held;
+        status.send_if_modified(|now| {
+            let is_news = *now == LeaseStatus::Held;
             if is_news {
-                *now = Standing::CancelRequested;
+                *now = LeaseStatus::CancelRequested;
             }
             is_news
         });
@@ -91,7 +91,7 @@ pub(super) fn learn(lease: &wire::Lease, token: &JobToken, standing: &watch::Sen
 struct Beat {
     acceptance: wire::Acceptance,
     interval: Duration,
-    standing: watch::Sender<Standing>,
+    status: watch::Sender<LeaseStatus>,
 }
 
 impl Beat {
@@ -105,9 +105,13 @@ impl Beat {
             kind = LeaseCall::Heartbeat;
             let deadline = Deadline::after(PATIENCE);
             let begun = Instant::now();
-            match hub.client.document::<wire::Lease>(&call, &deadline).await {
+            match hub
+                .client
+                .request_json_once::<wire::Lease>(&call, &deadline)
+                .await
+            {
                 Ok(lease) => {
-                    learn(&lease, &hub.config.token, &self.standing);
+                    learn(&lease, &hub.config.token, &self.status);
                     if failing.take().is_some() {
                         info!("heartbeats reach the hub again");
                     }
@@ -124,7 +128,7 @@ impl Beat {
                             why,
                             "the hub has given this run up: its statuses are left alone"
                         );
-                        self.standing.send_replace(Standing::Lost);
+                        self.status.send_replace(LeaseStatus::Lost);
                         return;
                     }
                     if failing.is_none() {

@@ -195,9 +195,9 @@ async fn the_wish_that_the_run_stops_and_the_loss_of_the_lease_are_heard() {
     assert_eq!(lease.stopped().await, JobStatus::Cancelled);
     assert!(!lease.is_lost());
     orders.send(problem(Code::TaskAlreadyTerminal)).unwrap();
-    let mut standing = lease.0.standing.subscribe();
-    standing
-        .wait_for(|now| *now == Standing::Lost)
+    let mut status = lease.0.status.subscribe();
+    status
+        .wait_for(|now| *now == LeaseStatus::Lost)
         .await
         .unwrap();
     assert_eq!(lease.stopped().await, JobStatus::Failed);

@@ -1,5 +1,5 @@
-//! The options that say where Redis is, and what they come to. All problems are found before any is reported, each
-//! named by its variable; no value of a secret is ever shown.
+//! The options of Redis and the settings that follow from them. All errors are reported at once, by the names of their
+//! variables and without values of secrets.
 
 use std::fmt;
 use std::fs;
@@ -10,29 +10,28 @@ use clap::Args;
 use job_contract::env;
 use secrecy::SecretString;
 
-use runtime::setting::{Milliseconds, ReadSetting as _, Setting, SettingProblem, SettingValue};
+use runtime::setting::{Milliseconds, ReadSetting as _, Setting, SettingError, SettingValue};
 
 const PORT: u16 = 6379;
-/// What the platform's own programs are configured with.
+/// The timeout of the platform's own programs.
 const TIMEOUT: Duration = Duration::from_secs(10);
-/// A heartbeat lives for 45 s; a command that takes longer than this could let it die.
+/// A heartbeat expires after 45 s. A command that takes longer than this timeout could let it expire.
 const LONGEST_TIMEOUT: Duration = Duration::from_secs(15);
-/// How often a command follows the nodes of a cluster unless something else is said; the platform's `0` means that
-/// its library decides, which takes five.
+/// The default number of redirections in a cluster. The platform's `0` means the default of its library, which is five.
 const MAX_REDIRECTS: u32 = 5;
 const PEM_MARK: &[u8] = b"-----BEGIN";
 
-/// Where Redis is. Nothing set means that there is none: runs then have no heartbeat and no live log.
+/// The options of Redis. If none is set, there is no Redis: runs then have no heartbeat and no live log.
 #[derive(Args, Clone, Default)]
 #[command(next_help_heading = "Redis")]
 pub struct RedisArgs {
-    /// Host of Redis [default: none, and no Redis].
+    /// Host of Redis [default: no Redis].
     #[arg(long, value_name = "HOST", env = env::REDIS_HOSTNAME)]
     pub redis_hostname: Option<Setting<String>>,
     /// Port of Redis [default: 6379].
     #[arg(long, value_name = "PORT", env = env::REDIS_PORT)]
     pub redis_port: Option<Setting<u16>>,
-    /// User, where Redis has users.
+    /// User of Redis.
     #[arg(long, value_name = "NAME", env = env::REDIS_USERNAME)]
     pub redis_username: Option<Setting<String>>,
     /// Password of Redis.
@@ -44,13 +43,14 @@ pub struct RedisArgs {
     /// PEM file with the certificate authorities for Redis [default: the system's].
     #[arg(long, value_name = "FILE", env = env::REDIS_CA_FILE)]
     pub redis_ca_file: Option<Setting<PathBuf>>,
-    /// Java's trust store. Only a PEM file can be read; for others name a PEM file as `--redis-ca-file`.
+    /// Trust store in the setting of the stock executor. Only a PEM file can be read; for a Java keystore, set
+    /// `--redis-ca-file` to a PEM file instead.
     #[arg(long, value_name = "FILE", env = env::REDIS_TRUSTSTORE_PATH)]
     pub redis_truststore_path: Option<Setting<PathBuf>>,
-    /// Password of Java's trust store; accepted and not needed.
+    /// Password of the trust store; accepted and not needed.
     #[arg(long, value_name = "PASSWORD", env = env::REDIS_TRUSTSTORE_PASSWORD, hide_env_values = true, hide = true)]
     pub redis_truststore_password: Option<Setting<SecretString>>,
-    /// Milliseconds one command may take, connecting included [default: 10000, at most 15000].
+    /// Timeout of one command with its connection, in milliseconds [default: 10000, at most 15000].
     #[arg(long, value_name = "MILLISECONDS", env = env::REDIS_TIMEOUT)]
     pub redis_timeout: Option<Setting<Milliseconds>>,
     /// Nodes of a cluster, `host:port`, comma-separated; wins over sentinels and over one host.
@@ -125,7 +125,7 @@ impl Node {
     }
 }
 
-/// Who to present oneself as.
+/// User and password.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Credentials {
     pub(super) username: Option<String>,
@@ -138,7 +138,7 @@ impl Credentials {
     }
 }
 
-/// How Redis is set up.
+/// The kind of Redis installation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Topology {
     Standalone(Node),
@@ -152,7 +152,7 @@ pub(super) enum Topology {
     },
 }
 
-/// Where Redis is, and how to connect to it.
+/// The checked settings of Redis.
 #[derive(Clone, Debug)]
 pub struct RedisConfig {
     pub(super) topology: Topology,
@@ -162,10 +162,10 @@ pub struct RedisConfig {
     pub(super) timeout: Duration,
 }
 
-/// What makes a certificate trusted.
+/// The certificate authorities that are trusted.
 #[derive(Clone, PartialEq, Eq)]
 pub(super) struct Tls {
-    /// PEM bundle; the system's authorities when there is none.
+    /// PEM bundle. `None` uses the system's authorities.
     pub(super) authorities: Option<Vec<u8>>,
 }
 
@@ -196,7 +196,7 @@ impl SettingValue for Nodes {
 }
 
 impl RedisArgs {
-    /// What must never be shown.
+    /// The values that must never be shown.
     pub fn secrets(&self) -> impl Iterator<Item = SecretString> {
         let passwords = [&self.redis_password, &self.redis_sentinel_password];
         passwords
@@ -204,26 +204,26 @@ impl RedisArgs {
             .filter_map(|password| password.get().cloned())
     }
 
-    /// Makes sense of all options at once. `None` when there is no Redis.
-    pub fn resolve(&self) -> Result<Option<RedisConfig>, Vec<SettingProblem>> {
-        let mut problems = Vec::new();
-        let topology = self.topology(&mut problems);
-        let tls = self.tls(&mut problems);
-        let timeout = self.redis_timeout.read(&mut problems);
+    /// Checks all options. `None` if there is no Redis.
+    pub fn resolve(&self) -> Result<Option<RedisConfig>, Vec<SettingError>> {
+        let mut errors = Vec::new();
+        let topology = self.topology(&mut errors);
+        let tls = self.tls(&mut errors);
+        let timeout = self.redis_timeout.read(&mut errors);
         let sentinel_credentials = Credentials {
-            username: self.redis_sentinel_username.read(&mut problems),
-            password: self.redis_sentinel_password.read(&mut problems),
+            username: self.redis_sentinel_username.read(&mut errors),
+            password: self.redis_sentinel_password.read(&mut errors),
         };
         let own = Credentials {
-            username: self.redis_username.read(&mut problems),
-            password: self.redis_password.read(&mut problems),
+            username: self.redis_username.read(&mut errors),
+            password: self.redis_password.read(&mut errors),
         };
-        if !problems.is_empty() {
-            return Err(problems);
+        if !errors.is_empty() {
+            return Err(errors);
         }
         let timeout = timeout.map(|Milliseconds(timeout)| timeout);
         Ok(topology.map(|topology| RedisConfig {
-            // The platform's own programs present the sentinels' credentials to Redis itself.
+            // The platform's own programs also use the sentinels' credentials for Redis itself.
             credentials: match topology {
                 Topology::Sentinel { .. } if own.is_empty() => sentinel_credentials.clone(),
                 _ => own,
@@ -238,9 +238,9 @@ impl RedisArgs {
         }))
     }
 
-    fn topology(&self, problems: &mut Vec<SettingProblem>) -> Option<Topology> {
-        let redirects = self.redis_cluster_max_redirects.read(problems);
-        if let Some(Nodes(seeds)) = self.redis_cluster_nodes.read(problems) {
+    fn topology(&self, errors: &mut Vec<SettingError>) -> Option<Topology> {
+        let redirects = self.redis_cluster_max_redirects.read(errors);
+        if let Some(Nodes(seeds)) = self.redis_cluster_nodes.read(errors) {
             return Some(Topology::Cluster {
                 seeds,
                 redirects: redirects
@@ -252,29 +252,29 @@ impl RedisArgs {
             let needs = |needed| format!("needs `{needed}`");
             if !self.redis_sentinel_master.is_set() {
                 let text = needs(env::REDIS_SENTINEL_MASTER);
-                problems.push(SettingProblem::new(env::REDIS_SENTINEL_NODES, text));
+                errors.push(SettingError::new(env::REDIS_SENTINEL_NODES, text));
             }
             if !self.redis_sentinel_nodes.is_set() {
                 let text = needs(env::REDIS_SENTINEL_NODES);
-                problems.push(SettingProblem::new(env::REDIS_SENTINEL_MASTER, text));
+                errors.push(SettingError::new(env::REDIS_SENTINEL_MASTER, text));
             }
-            let Nodes(sentinels) = self.redis_sentinel_nodes.read(problems)?;
-            let master = self.redis_sentinel_master.read(problems)?;
+            let Nodes(sentinels) = self.redis_sentinel_nodes.read(errors)?;
+            let master = self.redis_sentinel_master.read(errors)?;
             return Some(Topology::Sentinel { master, sentinels });
         }
-        let port = self.redis_port.read(problems).unwrap_or(PORT);
-        let host = self.redis_hostname.read(problems)?;
+        let port = self.redis_port.read(errors).unwrap_or(PORT);
+        let host = self.redis_hostname.read(errors)?;
         let host = host.trim_matches(['[', ']']).to_owned();
         Some(Topology::Standalone(Node { host, port }))
     }
 
-    fn tls(&self, problems: &mut Vec<SettingProblem>) -> Option<Tls> {
-        if self.redis_ssl.read(problems) != Some(true) {
+    fn tls(&self, errors: &mut Vec<SettingError>) -> Option<Tls> {
+        if self.redis_ssl.read(errors) != Some(true) {
             return None;
         }
-        let (variable, path) = match self.redis_ca_file.read(problems) {
+        let (variable, path) = match self.redis_ca_file.read(errors) {
             Some(path) => (env::REDIS_CA_FILE, path),
-            None => match self.redis_truststore_path.read(problems) {
+            None => match self.redis_truststore_path.read(errors) {
                 Some(path) => (env::REDIS_TRUSTSTORE_PATH, path),
                 None => return Some(Tls { authorities: None }),
             },
@@ -284,14 +284,14 @@ impl RedisArgs {
                 authorities: Some(pem),
             }),
             Err(text) => {
-                problems.push(SettingProblem::new(variable, text));
+                errors.push(SettingError::new(variable, text));
                 None
             }
         }
     }
 }
 
-/// The file, or what is wrong with it.
+/// Reads a PEM file, or returns the problem as text.
 fn read_pem(path: &Path) -> Result<Vec<u8>, String> {
     let shown = path.display();
     let bytes = fs::read(path).map_err(|error| format!("could not read `{shown}`: {error}"))?;
@@ -392,14 +392,14 @@ mod tests {
         assert_eq!(config.credentials.password.unwrap().expose_secret(), "own");
     }
 
-    fn problems(settings: &[(&str, &str)]) -> Vec<String> {
-        let problems = from_variables::<RedisArgs>(settings).resolve().unwrap_err();
-        problems.iter().map(ToString::to_string).collect()
+    fn errors(settings: &[(&str, &str)]) -> Vec<String> {
+        let errors = from_variables::<RedisArgs>(settings).resolve().unwrap_err();
+        errors.iter().map(ToString::to_string).collect()
     }
 
     #[test]
-    fn all_problems_are_told_at_once_by_their_variables() {
-        let told = problems(&[
+    fn all_errors_are_reported_at_once_with_their_variables() {
+        let told = errors(&[
             (env::REDIS_HOSTNAME, "redis"),
             (env::REDIS_PORT, "65536"),
             (env::REDIS_SSL, "yes"),
@@ -414,14 +414,14 @@ mod tests {
             ]
         );
         assert_eq!(
-            problems(&[(env::REDIS_SENTINEL_NODES, "a:b")]),
+            errors(&[(env::REDIS_SENTINEL_NODES, "a:b")]),
             [
                 "`TerrakubeRedisSentinelNodes` needs `TerrakubeRedisSentinelMaster`",
                 "`TerrakubeRedisSentinelNodes` has `a:b`, expected `host:port`",
             ]
         );
         assert_eq!(
-            problems(&[(env::REDIS_SENTINEL_MASTER, "m")]),
+            errors(&[(env::REDIS_SENTINEL_MASTER, "m")]),
             ["`TerrakubeRedisSentinelMaster` needs `TerrakubeRedisSentinelNodes`"]
         );
     }
@@ -448,17 +448,17 @@ mod tests {
             ("", &*keystore, env::REDIS_TRUSTSTORE_PATH),
             (&*keystore, "", env::REDIS_CA_FILE),
         ] {
-            let problem = tls("true", ours, javas).unwrap_err().remove(0);
-            assert_eq!(problem.variable, variable);
-            let text = problem.text;
+            let error = tls("true", ours, javas).unwrap_err().remove(0);
+            assert_eq!(error.variable, variable);
+            let text = error.text;
             assert!(text.contains("no certificate in PEM form"), "{text}");
             assert!(text.contains("keytool -exportcert -rfc"), "{text}");
             assert!(text.contains("MAYFLY_REDIS_CA_FILE"), "{text}");
             assert!(!text.contains("changeit"));
         }
-        // Without TLS it is not used.
+        // Without TLS the trust store is not used.
         assert!(tls("false", "", &keystore).unwrap().is_none());
-        // A bundle of ours wins over it, and so does a bundle in its place.
+        // A CA file wins over the trust store. A PEM file works in its place too.
         for (ours, javas) in [(&*bundle, &*keystore), ("", &*bundle)] {
             let tls = tls("TRUE", ours, javas).unwrap().unwrap();
             assert!(tls.authorities.is_some());

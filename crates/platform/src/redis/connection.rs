@@ -1,5 +1,5 @@
-//! Finds the server that answers for a key, and keeps connections to it: one host, the one sentinels name, or the
-//! nodes of a cluster. Knows neither commands nor what they are for.
+//! Finds the server for a key and keeps connections: to one host, to the server that the sentinels name, or to the nodes of
+//! a cluster. Knows neither commands nor their purpose.
 
 use std::collections::HashMap;
 
@@ -18,13 +18,13 @@ use super::args::{Credentials, Node, RedisConfig, Topology};
 /// Slots of a cluster.
 const SLOTS: u16 = 16_384;
 
-/// Open connections and what is known of who serves what.
+/// Open connections, and the servers of keys as far as they are known.
 #[derive(Debug, Default)]
 pub(super) struct Connections {
     open: HashMap<Node, Open>,
-    /// Whom the sentinels named.
+    /// The server that the sentinels named.
     master: Option<Node>,
-    /// Learned from redirections.
+    /// The nodes of slots, learned from redirections.
     slots: HashMap<u16, Node>,
     generation: u64,
 }
@@ -35,7 +35,7 @@ struct Open {
     generation: u64,
 }
 
-/// A connection on loan.
+/// A connection that a caller uses.
 #[derive(Clone, Debug)]
 pub(super) struct Lease {
     pub(super) connection: MultiplexedConnection,
@@ -44,7 +44,7 @@ pub(super) struct Lease {
 }
 
 impl Connections {
-    /// A connection to the node that is believed to serve `key`, or to any node if there is no key.
+    /// A connection to the node that probably serves `key`. Without a key, to any node.
     pub(super) async fn lease(
         &mut self,
         config: &RedisConfig,
@@ -68,7 +68,7 @@ impl Connections {
                     if lease.is_ok() {
                         return lease;
                     }
-                    // Another node may have taken over; the others will say so.
+                    // Another node may serve the slot now. The other nodes redirect to it.
                     self.slots.retain(|_, other| *other != node);
                 }
                 self.any_of(config, seeds).await
@@ -76,7 +76,7 @@ impl Connections {
         }
     }
 
-    /// A connection to the node that said it serves `slot`.
+    /// A connection to the node of a redirection, which serves `slot` from now on.
     pub(super) async fn follow(
         &mut self,
         config: &RedisConfig,
@@ -90,7 +90,7 @@ impl Connections {
         Ok(lease)
     }
 
-    /// The connection cannot be used any more, or its server is not what it was.
+    /// Drops a connection that cannot be used any more, or whose server has another role now.
     pub(super) fn discard(&mut self, lease: &Lease) {
         let is_it = |open: &Open| open.generation == lease.generation;
         if self.open.get(&lease.node).is_some_and(is_it) {
@@ -109,7 +109,7 @@ impl Connections {
             match self.open(config, seed).await {
                 Ok(lease) => return Ok(lease),
                 Err(error) => {
-                    debug!(node = %seed, %error, "a node of the cluster cannot be reached");
+                    debug!(node = %seed, %error, "could not connect to a node of the cluster");
                     last = Some(error);
                 }
             }
@@ -144,7 +144,7 @@ impl Connections {
     }
 }
 
-/// Asks one sentinel after the other.
+/// Asks the sentinels in order for the server.
 async fn find_master(
     config: &RedisConfig,
     master: &str,
@@ -154,9 +154,9 @@ async fn find_master(
     for sentinel in sentinels {
         match ask_sentinel(config, sentinel, master).await {
             Ok(Some((host, port))) => return Ok(Node { host, port }),
-            Ok(None) => debug!(%sentinel, master, "a sentinel does not know the name"),
+            Ok(None) => debug!(%sentinel, master, "a sentinel does not know the server's name"),
             Err(error) => {
-                debug!(%sentinel, %error, "a sentinel cannot be asked");
+                debug!(%sentinel, %error, "a sentinel did not answer");
                 last = Some(error);
             }
         }
@@ -175,10 +175,10 @@ async fn ask_sentinel(
     let credentials = &config.sentinel_credentials;
     let connected = connect(config, sentinel, credentials).await;
     let mut connection = match connected {
-        // The platform's settings do not say whether these credentials are meant for sentinels or for Redis, and
-        // a sentinel without a password refuses any.
+        // The platform's settings do not say whether these credentials are for sentinels or for Redis. A sentinel without a
+        // password refuses all credentials.
         Err(error) if !credentials.is_empty() && !error.is_io_error() => {
-            debug!(%sentinel, %error, "a sentinel refuses the credentials, asking without");
+            debug!(%sentinel, %error, "a sentinel refused the credentials, connecting without them");
             connect(config, sentinel, &Credentials::default()).await?
         }
         connected => connected?,
@@ -205,7 +205,7 @@ async fn connect(
             tls_params: None,
         },
     };
-    // Naming oneself to the server takes a right that restricted users do not have.
+    // Restricted users do not have the right to set the client's name.
     let mut settings = RedisConnectionInfo::default().set_skip_set_lib_name();
     if let Some(password) = &credentials.password {
         settings = settings.set_password(password.expose_secret());
@@ -235,8 +235,8 @@ async fn connect(
         .await
 }
 
-/// Which slot of a cluster a key belongs to: CRC-16 (XMODEM), modulo the number of slots. Keys here have no braces,
-/// which would restrict what is hashed; a slot that is wrong would cost a redirection and nothing else.
+/// The slot of a key in a cluster: CRC-16 (XMODEM) modulo the number of slots. Keys here have no braces, which would restrict
+/// what is hashed. A wrong slot would only cost a redirection.
 pub(super) fn slot_of(key: &[u8]) -> u16 {
     let crc = key.iter().fold(0_u16, |crc, byte| {
         (0..8).fold(crc ^ u16::from(*byte) << 8, |crc, _| {

@@ -1,5 +1,5 @@
-//! The platform's API as a sink of the run's log, for executors that do not reach Redis (contract 7.7): the API adds the
-//! lines to the same stream.
+//! Sends the live log to the platform's API, for executors that cannot reach Redis (contract 7.7). The API adds the lines to
+//! the same stream.
 
 use std::io;
 use std::thread;
@@ -15,19 +15,19 @@ use crate::terrakube::client::USER_AGENT;
 use crate::terrakube::{TokenSource, token};
 
 const MEDIA_TYPE: &str = "application/vnd.api+json";
-/// How long one request may take, connecting included.
+/// The timeout of one request with its connection.
 const TIMEOUT: Duration = Duration::from_secs(10);
-/// A few lines wait this long for more; a reader does not notice, the API does.
+/// How long a few lines wait for more. Readers do not notice it, and the API gets fewer requests.
 const INTERVAL: Duration = Duration::from_millis(500);
-/// No piece of a line is shorter than a character.
+/// A piece of a line has at least one character.
 const LONGEST_CHAR: usize = 4;
-/// So many bytes wait for nothing.
+/// So many bytes are sent without a wait.
 const ENOUGH: usize = 16 * 1024;
 
-/// Which API, and as whom.
+/// The API, and the step that writes.
 #[derive(Clone, Debug)]
 pub struct ApiLog {
-    /// Base address of the platform's API, as the executor reaches it.
+    /// Base address of the platform's API.
     pub base: Url,
     /// The job; all its steps share the stream.
     pub job_id: u32,
@@ -40,13 +40,13 @@ pub struct ApiLog {
 #[derive(Debug)]
 pub struct ApiSink {
     log: ApiLog,
-    /// Made by the thread that uses it, and dropped there: no other may.
+    /// The thread that uses the driver must also create and drop it.
     driver: Option<Driver>,
     is_set_up: bool,
     last_post: Option<Instant>,
-    /// The API, or a proxy before it, takes no more at a time.
+    /// The largest request that the API, or a proxy in front of it, accepts.
     most_bytes: usize,
-    /// How much of the next line has been posted, where it is too long to be posted at once.
+    /// How much of the next line has been posted, if the line is too long for one request.
     posted_of_line: usize,
 }
 
@@ -73,7 +73,7 @@ struct Line<'a> {
 
 impl Sink for ApiSink {
     fn name(&self) -> String {
-        // The address may hold a name and a password, its origin does not.
+        // The address may contain a user name and a password. Its origin does not.
         format!("api {}", self.log.base.origin().ascii_serialization())
     }
 
@@ -94,7 +94,7 @@ impl Sink for ApiSink {
 }
 
 impl ApiSink {
-    /// Nothing is asked of the API yet.
+    /// A sink that sends no request yet.
     pub fn new(log: ApiLog) -> Self {
         Self {
             log,
@@ -119,7 +119,7 @@ impl ApiSink {
             self.is_set_up = true;
         }
         let text = self.some_of(batch.text);
-        // All of it, unless it is a line that is too long.
+        // One request, except for a line that is too long.
         while self.posted_of_line < text.len() {
             let piece = self.piece_of(&text[self.posted_of_line..]);
             let body = self
@@ -137,13 +137,12 @@ impl ApiSink {
         Ok(text.len())
     }
 
-    /// As much as may be posted of one line, or of several that may be posted together. Pieces of a line have its
-    /// number, one after the other.
+    /// The part of one line, or of several lines, for the next request. All pieces of a line have its number.
     fn piece_of<'t>(&self, text: &'t [u8]) -> &'t [u8] {
         if text.len() <= self.most_bytes {
             return text;
         }
-        // The newline is no part of what is posted, and no piece of its own.
+        // The newline is not posted, so it is no piece of its own.
         let end = match text.len() - 1 {
             most if most <= self.most_bytes => text.len(),
             _ => char_boundary(text, self.most_bytes.max(LONGEST_CHAR).min(text.len())),
@@ -151,7 +150,7 @@ impl ApiSink {
         &text[..end]
     }
 
-    /// As many whole lines as may be posted, at least one.
+    /// As many complete lines as fit in a request, at least one.
     fn some_of<'t>(&self, text: &'t [u8]) -> &'t [u8] {
         if text.len() <= self.most_bytes {
             return text;
@@ -182,7 +181,7 @@ impl ApiSink {
         serde_json::to_vec(&document).map_err(io::Error::other)
     }
 
-    /// Below the base, whatever path that has.
+    /// An address below the base address.
     fn address(&self, path: &str) -> Url {
         let mut address = self.log.base.clone();
         if let Ok(mut segments) = address.path_segments_mut() {
@@ -230,7 +229,7 @@ impl Driver {
             client: Client::builder()
                 .timeout(TIMEOUT)
                 .user_agent(USER_AGENT)
-                // The token is for this API alone.
+                // A redirect would send the token to another address.
                 .redirect(reqwest::redirect::Policy::none())
                 .build()
                 .map_err(io::Error::other)?,

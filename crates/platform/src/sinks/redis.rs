@@ -1,8 +1,8 @@
-//! The stream in Redis from which people and the tool's remote client read a run's log while it runs (contract 7.3).
+//! Writes the live log to a stream in Redis. People and the tool's remote client read it during the run (contract 7.3).
 //!
-//! Lines are added in transactions, so that a batch is there as a whole or not at all. When the answer to one is lost,
-//! the stream itself says whether it arrived: our lines behind the last entry we know of carry their numbers. So
-//! nothing is lost and nothing doubled, as long as Redis keeps what it acknowledged.
+//! A batch of lines is one transaction, so Redis has all of it or nothing. If the answer is lost, the sink reads the stream
+//! after the last known entry: our lines there have their numbers. So no line is lost or written twice, as long as Redis
+//! keeps what it has acknowledged.
 
 use std::io;
 
@@ -11,17 +11,17 @@ use run_log::{Batch, Sink, SinkError};
 use tokio::runtime::Runtime;
 
 use crate::java;
-use crate::redis::{Entry, Field, Redis, RedisError, Retention, StoredEntry};
+use crate::redis::{Field, Redis, RedisError, Retention, StoredEntry, StreamEntry};
 
-/// Readers the platform makes; none of its programs reads through them, but they make the stream.
+/// The consumer groups of the platform. None of its programs reads through them, but their creation creates the stream.
 const GROUPS: [&str; 2] = ["CLI", "UI"];
-/// How much of the stream is looked through at a time for lines whose fate is unknown.
+/// How many entries are read at a time to find lines that may have been written.
 const LOOK_BACK: usize = 500;
 
-/// Which stream, and as whom.
+/// The stream, and the step that writes.
 #[derive(Clone, Debug)]
 pub struct RedisLog {
-    /// Where it is.
+    /// The Redis that has the stream.
     pub redis: Redis,
     /// The job; all its steps share the stream.
     pub job_id: String,
@@ -34,23 +34,23 @@ pub struct RedisLog {
 pub struct RedisSink {
     redis: Redis,
     stream: Stream,
-    /// Made by the thread that uses it, and dropped there: no other may.
+    /// The thread that uses the runtime must also create and drop it.
     runtime: Option<Runtime>,
     state: State,
 }
 
-/// What is known of the stream.
+/// What the sink knows about the end of the stream.
 #[derive(Debug)]
 enum State {
-    /// Not asked yet.
+    /// Nothing was read yet.
     Unknown,
-    /// We know its last entry, which is ours or was there before us.
+    /// The last entry is known.
     Known(Position),
-    /// Something may have been added behind it.
+    /// Our lines may have been added after this entry.
     InDoubt(Position),
 }
 
-/// Id of an entry; none is the beginning of the stream.
+/// Id of an entry. `None` is the beginning of the stream.
 type Position = Option<String>;
 
 impl Sink for RedisSink {
@@ -73,7 +73,7 @@ impl Sink for RedisSink {
 }
 
 impl RedisSink {
-    /// Nothing is asked of Redis yet.
+    /// A sink that does not connect yet.
     pub fn new(log: &RedisLog) -> Self {
         Self {
             redis: log.redis.separate(),
@@ -121,7 +121,7 @@ impl RedisSink {
         }
     }
 
-    /// Makes the groups and finds the end of the stream.
+    /// Creates the groups and finds the end of the stream.
     async fn open(&self) -> Result<Position, RedisError> {
         for group in GROUPS {
             self.redis.create_group(&self.stream.key, group).await?;
@@ -129,7 +129,7 @@ impl RedisSink {
         self.redis.last_id(&self.stream.key).await
     }
 
-    /// Where the stream ends for us, and how many lines from `first_line` on are there.
+    /// Returns the last entry, and how many lines from `first_line` on are in the stream.
     async fn look_back(
         &self,
         position: &Position,
@@ -156,8 +156,8 @@ impl RedisSink {
     }
 }
 
-/// The stream of a job's log for writers outside of the run, which write before the run's own log
-/// begins, or after it broke off.
+/// The stream of a job's log for other writers than the run, which write before the run's log begins or after it was
+/// interrupted.
 #[derive(Clone, Debug)]
 pub struct JobStream {
     redis: Redis,
@@ -165,7 +165,7 @@ pub struct JobStream {
 }
 
 impl JobStream {
-    /// The stream of a job, in the name of one of its steps. Nothing is asked of Redis yet.
+    /// The stream of a job. Its entries belong to one step. This does not connect yet.
     pub fn new(redis: &Redis, job_id: &str, step_id: &str) -> Self {
         Self {
             redis: redis.clone(),
@@ -173,7 +173,7 @@ impl JobStream {
         }
     }
 
-    /// Adds lines that are no part of the run's own log. They are numbered 0, so that they are not taken for its lines.
+    /// Adds lines that are not part of the run's log. They have the number 0, so that the run's sink ignores them.
     pub async fn remark(&self, text: &str) -> Result<(), RedisError> {
         let entries: Vec<_> = text
             .lines()
@@ -185,8 +185,7 @@ impl JobStream {
             .map(drop)
     }
 
-    /// What the step has written so far, as far as it is still there; at most the first `limit` bytes and the line in
-    /// which they end.
+    /// The lines of the step that are still in the stream: the first `limit` bytes, to the end of a line.
     pub async fn text(&self, limit: usize) -> Result<String, RedisError> {
         let (mut text, mut last) = (String::new(), None);
         while text.len() < limit {
@@ -205,7 +204,7 @@ impl JobStream {
     }
 }
 
-/// The stream of a job as one step writes it.
+/// The stream of a job with the entries of one step.
 #[derive(Clone, Debug)]
 struct Stream {
     key: Vec<u8>,
@@ -222,10 +221,10 @@ impl Stream {
         }
     }
 
-    /// Readers end lines themselves.
-    fn entry(&self, number: u64, line: &[u8]) -> Entry {
+    /// The entry of a line. Readers add the line break themselves.
+    fn entry(&self, number: u64, line: &[u8]) -> StreamEntry {
         let text = String::from_utf8_lossy(line.strip_suffix(b"\n").unwrap_or(line));
-        Entry(vec![
+        StreamEntry(vec![
             self.job_id.clone(),
             self.step_id.clone(),
             field("lineNumber", &number.to_string()),
@@ -244,7 +243,7 @@ impl Stream {
     }
 
     fn own_field(&self, entry: &StoredEntry, name: &str) -> Option<String> {
-        let Entry(fields) = &entry.entry;
+        let StreamEntry(fields) = &entry.entry;
         if !fields.contains(&self.step_id) {
             return None;
         }

@@ -1,5 +1,4 @@
-//! The settings by which a program finds Terrakube's API, under the stock names (contract 10.1). Both programs read
-//! them, so they are read in one place.
+//! The settings of the client of Terrakube's API, under the stock names (contract 10.1). Both programs use them.
 
 use std::time::Duration;
 
@@ -10,13 +9,13 @@ use secrecy::{ExposeSecret as _, SecretString};
 
 use super::token::TokenSource;
 use crate::lease::LeaseConfig;
-use runtime::setting::{HttpUrl, ReadSetting as _, Seconds, Setting, SettingProblem};
+use runtime::setting::{HttpUrl, ReadSetting as _, Seconds, Setting, SettingError};
 
 const DISPATCH_WAIT: Duration = Duration::from_secs(30);
 const STATUS_POLL: Duration = Duration::from_secs(5);
 const REPORT_PATIENCE: Duration = Duration::from_mins(10);
 
-/// Where the platform's API is, and how to use it.
+/// The options of the platform's API.
 #[derive(Args, Clone, Debug, Default)]
 #[command(next_help_heading = "Platform")]
 pub struct TerrakubeArgs {
@@ -46,7 +45,7 @@ pub struct TerrakubeArgs {
     pub report_patience_seconds: Option<Setting<Seconds>>,
 }
 
-/// How Terrakube's API is reached.
+/// The checked settings of Terrakube's API.
 #[derive(Clone, Debug)]
 pub struct TerrakubeConfig {
     /// Base URL of API calls.
@@ -55,13 +54,13 @@ pub struct TerrakubeConfig {
     pub public_url: Url,
     /// Host of the module registry.
     pub registry_domain: Option<String>,
-    /// What requests are signed with.
+    /// Signs requests.
     pub tokens: TokenSource,
     /// How long to wait for the platform to record a dispatch.
     pub dispatch_wait: Duration,
-    /// The shorter of the pauses between two questions whether a job was cancelled.
+    /// The shortest pause between two checks whether a job was cancelled.
     pub status_poll: Duration,
-    /// How long the final report is tried.
+    /// How long the final report is retried.
     pub report_patience: Duration,
     /// The lease on the step, where a hub has given one.
     pub lease: Option<LeaseConfig>,
@@ -75,63 +74,60 @@ impl TerrakubeConfig {
 }
 
 impl TerrakubeArgs {
-    /// Whether an API is named.
+    /// Whether the address of an API is set.
     pub fn is_set(&self) -> bool {
         self.api_url.is_set()
     }
 
-    /// Base URL of the API, as it was written.
+    /// Base URL of the API, as the operator wrote it.
     pub fn api_url(&self) -> Option<&str> {
         self.api_url.get().map(|url| url.text.as_str())
     }
 
-    /// Base URL of the API as users know it, as it was written.
+    /// Public base URL of the API, as the operator wrote it.
     pub fn public_url(&self) -> Option<&str> {
         self.public_api_url.get().map(|url| url.text.as_str())
     }
 
-    /// What must never be shown.
+    /// The values that must never be shown.
     pub fn secrets(&self) -> impl Iterator<Item = SecretString> {
         self.internal_secret.get().cloned().into_iter()
     }
 
-    /// The settings, `None` when no API is named, or everything that is wrong with them.
-    pub fn resolve(&self) -> Result<Option<TerrakubeConfig>, Vec<SettingProblem>> {
+    /// The checked settings, or all their errors. `None` if no API is set.
+    pub fn resolve(&self) -> Result<Option<TerrakubeConfig>, Vec<SettingError>> {
         if !self.is_set() {
             return Ok(None);
         }
         self.resolve_with(None).map(Some)
     }
 
-    /// The settings of an executor that has a lease. Its calls go to the API if one is named, else through the hub's relay.
-    pub fn resolve_leased(
-        &self,
-        lease: LeaseConfig,
-    ) -> Result<TerrakubeConfig, Vec<SettingProblem>> {
+    /// The settings of an executor with a lease. Its calls go to the API if one is set, otherwise through the hub's relay.
+    pub fn resolve_leased(&self, lease: LeaseConfig) -> Result<TerrakubeConfig, Vec<SettingError>> {
         self.resolve_with(Some(lease))
     }
 
     fn resolve_with(
         &self,
         lease: Option<LeaseConfig>,
-    ) -> Result<TerrakubeConfig, Vec<SettingProblem>> {
-        let problems = &mut Vec::new();
-        let seconds = |setting: &Option<Setting<Seconds>>, default, problems: &mut _| {
-            setting.read(problems).map_or(default, |Seconds(time)| time)
+    ) -> Result<TerrakubeConfig, Vec<SettingError>> {
+        let errors = &mut Vec::new();
+        let seconds = |setting: &Option<Setting<Seconds>>, default, errors: &mut _| {
+            setting.read(errors).map_or(default, |Seconds(time)| time)
         };
         let relay = lease.as_ref().filter(|_| !self.is_set());
         let api_url = match relay {
             Some(lease) => Some(lease.relay()),
-            None => base_url(env::API_URL, self.api_url.as_ref(), problems),
+            None => base_url(env::API_URL, self.api_url.as_ref(), errors),
         };
-        let public_url = base_url(env::PUBLIC_API_URL, self.public_api_url.as_ref(), problems);
-        let registry_domain = self.registry_domain.read(problems);
-        let dispatch_wait = seconds(&self.dispatch_wait_seconds, DISPATCH_WAIT, problems);
-        let status_poll = seconds(&self.status_poll_seconds, STATUS_POLL, problems);
-        let report_patience = seconds(&self.report_patience_seconds, REPORT_PATIENCE, problems);
+        let public_url = base_url(env::PUBLIC_API_URL, self.public_api_url.as_ref(), errors);
+        let registry_domain = self.registry_domain.read(errors);
+        let dispatch_wait = seconds(&self.dispatch_wait_seconds, DISPATCH_WAIT, errors);
+        let status_poll = seconds(&self.status_poll_seconds, STATUS_POLL, errors);
+        let report_patience = seconds(&self.report_patience_seconds, REPORT_PATIENCE, errors);
         let tokens = match relay {
             Some(lease) => Some(TokenSource::of_lease(lease.token.clone())),
-            None => self.tokens(problems),
+            None => self.tokens(errors),
         };
         let config = || {
             Some(TerrakubeConfig {
@@ -146,27 +142,27 @@ impl TerrakubeArgs {
             })
         };
         match config() {
-            Some(config) if problems.is_empty() => Ok(config),
-            _ => Err(std::mem::take(problems)),
+            Some(config) if errors.is_empty() => Ok(config),
+            _ => Err(std::mem::take(errors)),
         }
     }
 
-    fn tokens(&self, problems: &mut Vec<SettingProblem>) -> Option<TokenSource> {
-        if self.enable_security.read(problems) == Some(false) {
+    fn tokens(&self, errors: &mut Vec<SettingError>) -> Option<TokenSource> {
+        if self.enable_security.read(errors) == Some(false) {
             return Some(TokenSource::disabled());
         }
-        let mut problem = |text: String| {
-            problems.push(SettingProblem::new(env::INTERNAL_SECRET, text));
+        let mut reject = |text: String| {
+            errors.push(SettingError::new(env::INTERNAL_SECRET, text));
             None
         };
         let Some(secret) = self.internal_secret.get() else {
-            return problem(format!(
+            return reject(format!(
                 "is not set; without it the platform rejects every request, unless `{}` is false",
                 env::ENABLE_SECURITY
             ));
         };
         TokenSource::parse(secret.expose_secret())
-            .map_or_else(|error| problem(error.to_string()), Some)
+            .map_or_else(|error| reject(error.to_string()), Some)
     }
 }
 
@@ -174,18 +170,18 @@ impl TerrakubeArgs {
 pub(crate) fn base_url(
     variable: &'static str,
     setting: Option<&Setting<HttpUrl>>,
-    problems: &mut Vec<SettingProblem>,
+    errors: &mut Vec<SettingError>,
 ) -> Option<Url> {
-    let HttpUrl { url, .. } = setting.cloned().require(variable, problems)?;
+    let HttpUrl { url, .. } = setting.cloned().require(variable, errors)?;
     // Addresses are written into records and logs.
     let text = if !url.username().is_empty() || url.password().is_some() {
-        "holds credentials, which do not belong there"
+        "contains credentials, which are not allowed here"
     } else if url.query().is_some() || url.fragment().is_some() {
-        "is a base URL and takes no query"
+        "has a query or a fragment, which a base URL must not have"
     } else {
         return Some(url);
     };
-    problems.push(SettingProblem::new(variable, text));
+    errors.push(SettingError::new(variable, text));
     None
 }
 
@@ -212,7 +208,7 @@ mod tests {
     fn resolve(more: &[(&str, &str)]) -> Result<Option<TerrakubeConfig>, Vec<String>> {
         from_variables::<TerrakubeArgs>(&[USUAL, more].concat())
             .resolve()
-            .map_err(|problems| problems.iter().map(ToString::to_string).collect())
+            .map_err(|errors| errors.iter().map(ToString::to_string).collect())
     }
 
     #[test]
@@ -243,8 +239,8 @@ mod tests {
     }
 
     #[test]
-    fn everything_that_is_wrong_is_told_at_once_and_no_secret_with_it() {
-        let problems = resolve(&[
+    fn all_errors_are_reported_at_once_and_without_secrets() {
+        let errors = resolve(&[
             (env::API_URL, "ftp://api"),
             (env::PUBLIC_API_URL, "https://me:hunter2@api.example.test"),
             (env::INTERNAL_SECRET, "hunter2 hunter2"),
@@ -253,10 +249,10 @@ mod tests {
         ])
         .unwrap_err();
         assert_eq!(
-            problems,
+            errors,
             [
                 "`AzBuilderApiUrl` is not an http or https URL",
-                "`TerrakubeApiUrl` holds credentials, which do not belong there",
+                "`TerrakubeApiUrl` contains credentials, which are not allowed here",
                 "`MAYFLY_STATUS_POLL_SECONDS` is `0`, expected a number of seconds, 1 at least",
                 "`MAYFLY_REPORT_PATIENCE_SECONDS` is `soon`, expected a number of seconds, 1 at least",
                 "`InternalSecret` is not base64",
@@ -265,11 +261,11 @@ mod tests {
     }
 
     #[test]
-    fn a_forgotten_secret_is_named() {
-        let problems = resolve(&[(env::INTERNAL_SECRET, "")]).unwrap_err();
+    fn a_missing_secret_is_named() {
+        let errors = resolve(&[(env::INTERNAL_SECRET, "")]).unwrap_err();
         assert!(
-            problems[0].starts_with("`InternalSecret` is not set"),
-            "{problems:?}"
+            errors[0].starts_with("`InternalSecret` is not set"),
+            "{errors:?}"
         );
     }
 

@@ -1,10 +1,19 @@
-//! At most one executor runs a step that changes something (contract 11.1, W-01).
+//! Claims a step, so that at most one executor runs a step that changes something (contract 11.1, W-01).
 //!
-//! In Redis the claim is atomic. The step's status is asked in any case: it outlives a Redis that was emptied. Without a
-//! Redis, or while it does not answer, the job context holds the claim, and is asked by those Redis grants it. The
-//! platform cannot write a note only if there is none. So a note counts only if it was written promptly after a look that
-//! found no other. The writer waits for longer than that. Then it looks whose name the note has, and whether the step is
-//! still unclaimed. What cannot be read is no claim.
+//! 1. The executor reads the step's status. A running or ended step is claimed. The status outlives a Redis that was emptied.
+//! 2. With Redis, the executor takes the claim's key there. This is atomic: Redis grants it to one claimant.
+//! 3. The winner also reads the job context. If another executor has written a note there, the step is claimed. That
+//!    executor made its claim while Redis did not answer. A context that cannot be read has no note.
+//! 4. Without Redis, or while it does not answer, the executor writes a note to the job context. The platform has no write
+//!    that fails if a note exists. So the executor:
+//!    1. reads the context, and stops if it has a note;
+//!    2. writes its note within [`WRITE_LIMIT`] after the start of the read;
+//!    3. waits for [`OVERWRITE_WAIT`], which is longer: until then, each claimant that saw no note has written its own or
+//!       given up;
+//!    4. reads the note again, and continues only if the note is its own;
+//!    5. reads the step's status again, because another executor may have claimed the step in Redis.
+//!
+//! If a call of 4.1, 4.2 or 4.4 fails, the claim is uncertain, and the executor does not start the step.
 
 use std::time::Duration;
 
@@ -15,22 +24,23 @@ use serde_json::Value;
 use tokio::time::sleep;
 use tracing::warn;
 
-use super::context::Note;
-use super::{ORDINARY, Terrakube, TerrakubeError};
+use super::context::Insertion;
+use super::{CALL_TIMEOUT, Terrakube, TerrakubeError};
 use crate::lease::Lease;
 use crate::redis::{Redis, Taken};
 use crate::{Claim, Holder, StepRef, StepView};
 use runtime::Deadline;
 
-/// Longer than any job lives, with its waiting for an approval.
+/// How long a claim is kept in Redis: longer than any job, with its wait for an approval.
 const EXPIRY: Duration = Duration::from_hours(7 * 24);
 
-/// Key of the job context under which claims are noted, by step.
+/// The key of the job context for claims. Each step has its own note below it.
 const CONTEXT_KEY: &str = "mayflyClaims";
-/// The longest from looking whose note is there until one's own is known to be written.
-const PROMPT: Duration = Duration::from_secs(1);
-/// Longer than that by far, so that whoever looked before a note was written has given up, or written his own.
-const SETTLING: Duration = Duration::from_secs(2);
+/// The longest time from the start of the read until the note is written.
+const WRITE_LIMIT: Duration = Duration::from_secs(1);
+/// How long other claimants may overwrite a note. Much longer than [`WRITE_LIMIT`]: after it, each claimant that read the
+/// context before this note was written has written its own note or given up.
+const OVERWRITE_WAIT: Duration = Duration::from_secs(2);
 
 impl Terrakube {
     /// Claims the step for `holder`.
@@ -38,7 +48,7 @@ impl Terrakube {
         if let Some(lease) = &self.0.lease {
             return self.claim_by_lease(lease, step, holder).await;
         }
-        let view = self.step_view(step, &Deadline::after(ORDINARY)).await?;
+        let view = self.step_view(step, &Deadline::after(CALL_TIMEOUT)).await?;
         let redis = self.0.redis.as_ref();
         if is_taken(&view) {
             let known = match redis {
@@ -46,128 +56,133 @@ impl Terrakube {
                 None => None,
             };
             let known = match known {
-                None => self.named(step).await,
+                None => self.context_holder(step).await,
                 known => known,
             };
             return Ok(Claim::Held(known.unwrap_or_else(Holder::unknown)));
         }
         let Some(redis) = redis else {
-            return self.claim_by_note(step, holder, &view).await;
+            return self.claim_in_context(step, holder, &view).await;
         };
         let value = serde_json::to_vec(holder).expect("a holder has no failing serialiser");
         Ok(match redis.take(&key(step), &value, EXPIRY).await {
-            Ok(Taken::Ours) => self.unless_noted(step, holder, &view).await,
+            Ok(Taken::Ours) => self.check_context_claim(step, holder, &view).await,
             Ok(Taken::Held(value)) => Claim::Held(read(&value).unwrap_or_else(Holder::unknown)),
             Err(error) => {
                 warn!(
                     error = chain(&error),
                     "claiming the step in the job context"
                 );
-                self.claim_by_note(step, holder, &view).await?
+                self.claim_in_context(step, holder, &view).await?
             }
         })
     }
 
-    /// Claims the step at the hub, unless it was begun already: a hub that was restored may not know of it.
+    /// Claims the step at the hub. A hub whose store was restored may not know that the step has started, so the executor
+    /// first reads the step's status.
     async fn claim_by_lease(
         &self,
         lease: &Lease,
         step: &StepRef,
         holder: &Holder,
     ) -> Result<Claim, TerrakubeError> {
-        let view = match self.step_view(step, &Deadline::after(ORDINARY)).await {
+        let view = match self.step_view(step, &Deadline::after(CALL_TIMEOUT)).await {
             Ok(view) => view,
             Err(error) => return error.lost_lease().map(Claim::Refused).ok_or(error),
         };
         if is_taken(&view) && !is_repeatable(step) {
-            let text = "the platform says that the step was begun before";
+            let text = "according to the platform, the step has already started";
             return Ok(Claim::Refused(text.to_owned()));
         }
         lease.accept(holder).await
     }
 
-    /// Claims the step in the job context, unless it may be run twice, or belongs to a rejected job: the platform takes no
-    /// context of those (contract 6.6), so that their status has to do.
-    async fn claim_by_note(
+    /// Claims the step in the job context (step 4 of the module). A step that may run twice needs no claim. The platform takes
+    /// no context of a rejected job (contract 6.6), so there the status must be enough.
+    async fn claim_in_context(
         &self,
         step: &StepRef,
         holder: &Holder,
         view: &StepView,
     ) -> Result<Claim, TerrakubeError> {
-        if !takes_note(step, view) {
+        if !may_claim_in_context(step, view) {
             return Ok(Claim::Granted);
         }
         let value = serde_json::to_value(holder).expect("a holder has no failing serialiser");
-        let note = self.note(step, CONTEXT_KEY, &value, PROMPT).await;
-        match note.map_err(unclaimed)? {
-            Note::Ours => {}
-            Note::Anothers(other) => return Ok(Claim::Held(holder_of(other))),
+        let note = self
+            .insert_note(step, CONTEXT_KEY, &value, WRITE_LIMIT)
+            .await;
+        match note.map_err(uncertain)? {
+            Insertion::Inserted => {}
+            Insertion::Existing(other) => return Ok(Claim::Held(holder_of(other))),
         }
-        sleep(SETTLING).await;
-        let noted = self.noted(step).await.map_err(unclaimed)?;
+        sleep(OVERWRITE_WAIT).await;
+        let noted = self.context_claim(step).await.map_err(uncertain)?;
         match noted.map(holder_of) {
             Some(settled) if settled.uid == holder.uid => {}
             Some(other) => return Ok(Claim::Held(other)),
-            None => return Err(unclaimed(lost(step))),
+            None => return Err(uncertain(overwritten(step))),
         }
-        // Whoever claimed it in a Redis that answers no more has left no note, but has begun.
-        let view = self.step_view(step, &Deadline::after(ORDINARY)).await?;
+        // An executor that claimed the step in Redis before it failed has written no note, but has reported its start.
+        let view = self.step_view(step, &Deadline::after(CALL_TIMEOUT)).await?;
         if is_taken(&view) {
             return Ok(Claim::Held(Holder::unknown()));
         }
         Ok(Claim::Granted)
     }
 
-    /// The claim on a step that Redis has granted: whoever claimed it while Redis did not answer has left a note, and may
-    /// not have been able to say that it runs. Where the context is not to be had, nobody can have noted anything.
-    async fn unless_noted(&self, step: &StepRef, holder: &Holder, view: &StepView) -> Claim {
-        if !takes_note(step, view) {
+    /// Checks the job context after Redis has granted the claim (step 3 of the module). An executor that claimed the step
+    /// while Redis did not answer has left a note, but may not have reported its start. If the context cannot be read, it
+    /// is likely that no executor could write to it either.
+    async fn check_context_claim(&self, step: &StepRef, holder: &Holder, view: &StepView) -> Claim {
+        if !may_claim_in_context(step, view) {
             return Claim::Granted;
         }
-        match self.named(step).await {
+        match self.context_holder(step).await {
             Some(other) if other != *holder => Claim::Held(other),
             _ => Claim::Granted,
         }
     }
 
-    /// Who has claimed the step in the job context, as far as that can be told.
-    async fn named(&self, step: &StepRef) -> Option<Holder> {
-        let noted = self.noted(step).await;
-        let noted = noted.inspect_err(|error| warn!(%error, "claims could not be read"));
+    /// The holder of the claim in the job context. `None` if there is no claim or if the context cannot be read.
+    async fn context_holder(&self, step: &StepRef) -> Option<Holder> {
+        let noted = self.context_claim(step).await;
+        let noted =
+            noted.inspect_err(|error| warn!(%error, "could not read claims in the job context"));
         Some(holder_of(noted.ok()??))
     }
 
-    /// The note on the step in the job context.
-    async fn noted(&self, step: &StepRef) -> Result<Option<Value>, TerrakubeError> {
-        let mut context = self.brief_context(step).await?;
+    /// The claim on the step in the job context.
+    async fn context_claim(&self, step: &StepRef) -> Result<Option<Value>, TerrakubeError> {
+        let mut context = self.context_for_claim(step).await?;
         let notes = context.get_mut(CONTEXT_KEY);
         Ok(notes.and_then(|notes| notes.get_mut(&step.step_id).map(Value::take)))
     }
 }
 
-/// Whether claims on the step are noted: neither on one that may be run twice, nor in a job of which the platform takes no
-/// context.
-fn takes_note(step: &StepRef, view: &StepView) -> bool {
+/// Whether claims on the step are written to the job context. They are not if the step may run twice, or if the platform
+/// takes no context of the job.
+fn may_claim_in_context(step: &StepRef, view: &StepView) -> bool {
     !is_repeatable(step) && view.status != JobStatus::Rejected
 }
 
-/// Whether the step may be run twice.
+/// Whether the step may run twice.
 fn is_repeatable(step: &StepRef) -> bool {
     let kind = StepType::parse(&step.step_type);
     kind.is_some_and(|kind| kind.uses_tool() && !kind.changes_infrastructure())
 }
 
-/// A note that cannot be read still counts as a claim.
+/// The holder in a note. A note that cannot be decoded still counts as a claim.
 fn holder_of(note: Value) -> Holder {
     serde_json::from_value(note).unwrap_or_else(|_| Holder::unknown())
 }
 
-fn unclaimed(source: TerrakubeError) -> TerrakubeError {
-    TerrakubeError::Unclaimed(Box::new(source))
+fn uncertain(source: TerrakubeError) -> TerrakubeError {
+    TerrakubeError::ClaimUncertain(Box::new(source))
 }
 
-fn lost(step: &StepRef) -> TerrakubeError {
-    TerrakubeError::NoteLost {
+fn overwritten(step: &StepRef) -> TerrakubeError {
+    TerrakubeError::ClaimOverwritten {
         step_id: step.step_id.clone(),
     }
 }
@@ -176,7 +191,7 @@ fn lost(step: &StepRef) -> TerrakubeError {
 const fn is_taken(view: &StepView) -> bool {
     match view.step {
         Some(StepStatus::Running | StepStatus::Completed) => true,
-        // The platform ends the steps of a rejected job before it has the rejection's scripts run.
+        // The platform ends the steps of a rejected job before it dispatches the scripts of the rejection.
         Some(StepStatus::Failed | StepStatus::Cancelled | StepStatus::NotExecuted) => {
             !matches!(view.status, JobStatus::Rejected)
         }
@@ -188,13 +203,16 @@ async fn holder_in(redis: &Redis, step: &StepRef) -> Option<Holder> {
     match redis.get(&key(step)).await {
         Ok(value) => read(&value?),
         Err(error) => {
-            warn!(error = chain(&error), "it is not known who holds the step");
+            warn!(
+                error = chain(&error),
+                "could not read the holder of the step in Redis"
+            );
             None
         }
     }
 }
 
-/// Ours alone, so in plain text.
+/// The key of a claim. Only Mayfly uses it, so it is plain text.
 fn key(step: &StepRef) -> Vec<u8> {
     format!("mayfly:claim:{}:{}", step.job_id, step.step_id).into_bytes()
 }

@@ -1,5 +1,5 @@
-//! HTTP calls to the platform: signed, bounded in time and size, and tried again as long as that may help and
-//! a caller waits. Knows nothing of the content of the calls.
+//! HTTP calls to the platform: signed, with limits on time and size, and retried until the caller's deadline. Knows
+//! nothing of the content of the calls.
 
 use std::time::Duration;
 
@@ -19,7 +19,7 @@ use super::error::TerrakubeError;
 use super::token::TokenSource;
 use runtime::Deadline;
 
-/// Media type of JSON:API, asked for by the platform in every change.
+/// Media type of JSON:API, which the platform requires for changes.
 pub(super) const JSON_API: &str = "application/vnd.api+json";
 /// Media type of the job context, and of a hub.
 pub(crate) const JSON: &str = "application/json";
@@ -27,19 +27,19 @@ pub(crate) const JSON: &str = "application/json";
 /// How servers know Mayfly.
 pub(crate) const USER_AGENT: &str = concat!("mayfly/", env!("CARGO_PKG_VERSION"));
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
-/// The platform answers a change of a job only when it holds the job's row, for which it may wait a while.
-const CALL_TIMEOUT: Duration = Duration::from_mins(1);
-/// More is asked for by no platform that means to be asked again.
+/// The platform locks the job's row before it answers a change of a job, and may wait for that.
+const ATTEMPT_TIMEOUT: Duration = Duration::from_mins(1);
+/// The longest `Retry-After` that the client obeys.
 pub(crate) const LONGEST_RETRY_AFTER: Duration = Duration::from_mins(1);
-/// How much of an explanation is passed on.
+/// The longest part of an error text that goes into a message.
 const DETAIL_CHARS: usize = 300;
 
-/// How quickly failed calls are repeated.
+/// The pauses between repeated calls.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Pace {
     pub(crate) first_pause: Duration,
     pub(crate) longest_pause: Duration,
-    /// Between two questions whether a dispatch is recorded.
+    /// The pause between two checks whether a dispatch is recorded.
     pub(crate) dispatch_poll: Duration,
 }
 
@@ -67,9 +67,9 @@ pub(crate) struct Call {
     url: Url,
     media_type: &'static str,
     body: Option<Vec<u8>>,
-    /// How much of an answer is read.
+    /// The largest answer, in bytes.
     limit: usize,
-    /// How long the call's token is valid.
+    /// The lifetime of the call's token.
     lifetime: Duration,
     /// Names the call at a hub, which takes its repetition for the same.
     key: Option<Uuid>,
@@ -88,7 +88,7 @@ impl Call {
         }
     }
 
-    /// With a document to send.
+    /// Adds a document to send.
     pub(crate) fn body(mut self, document: &impl Serialize) -> Self {
         let body =
             serde_json::to_vec(document).expect("documents have string keys and plain values");
@@ -112,13 +112,13 @@ impl Call {
         self
     }
 
-    /// For messages.
+    /// The name of the call in messages.
     pub(super) fn name(&self) -> String {
         format!("{} {}", self.method, self.url)
     }
 }
 
-/// An HTTP client that shows the platform's tokens.
+/// An HTTP client that signs its requests with tokens.
 #[derive(Debug)]
 pub(crate) struct Client {
     http: reqwest::Client,
@@ -128,39 +128,39 @@ pub(crate) struct Client {
 
 impl Client {
     pub(crate) fn new(tokens: TokenSource, pace: Pace) -> Result<Self, TerrakubeError> {
-        // A token is for the address it was meant for, so no answer may send it elsewhere.
+        // A redirect would send the token to another address.
         let http = reqwest::Client::builder()
             .redirect(Policy::none())
             .connect_timeout(CONNECT_TIMEOUT)
-            .timeout(CALL_TIMEOUT)
+            .timeout(ATTEMPT_TIMEOUT)
             .user_agent(USER_AGENT)
             .build()
             .map_err(TerrakubeError::Client)?;
         Ok(Self { http, tokens, pace })
     }
 
-    /// Makes a call, again and again while that may help, and returns the document it is answered with.
-    pub(crate) async fn ask<T: DeserializeOwned>(
+    /// Sends a call with retries, and returns the document of the answer.
+    pub(crate) async fn request_json<T: DeserializeOwned>(
         &self,
         call: &Call,
         deadline: &Deadline,
     ) -> Result<T, TerrakubeError> {
         let mut retry = self.retry(deadline);
         loop {
-            match self.document(call, deadline).await {
+            match self.request_json_once(call, deadline).await {
                 Ok(document) => return Ok(document),
                 Err(error) => retry.after(error).await?,
             }
         }
     }
 
-    /// Makes a call once, and returns the document it is answered with.
-    pub(crate) async fn document<T: DeserializeOwned>(
+    /// Sends a call once, and returns the document of the answer.
+    pub(crate) async fn request_json_once<T: DeserializeOwned>(
         &self,
         call: &Call,
         deadline: &Deadline,
     ) -> Result<T, TerrakubeError> {
-        let answer = self.once(call, deadline).await?;
+        let answer = self.request_once(call, deadline).await?;
         serde_json::from_slice(&answer).map_err(|source| {
             let call_name = call.name();
             if call.key.is_some() {
@@ -173,28 +173,28 @@ impl Client {
         })
     }
 
-    /// Makes a call, again and again while that may help. What it is answered beside success does not matter.
-    pub(super) async fn tell(
+    /// Sends a call with retries, and returns the body of the answer.
+    pub(super) async fn request(
         &self,
         call: &Call,
         deadline: &Deadline,
     ) -> Result<Vec<u8>, TerrakubeError> {
         let mut retry = self.retry(deadline);
         loop {
-            match self.once(call, deadline).await {
+            match self.request_once(call, deadline).await {
                 Ok(answer) => return Ok(answer),
                 Err(error) => retry.after(error).await?,
             }
         }
     }
 
-    /// Makes a call once.
-    pub(super) async fn once(
+    /// Sends a call once.
+    pub(super) async fn request_once(
         &self,
         call: &Call,
         deadline: &Deadline,
     ) -> Result<Vec<u8>, TerrakubeError> {
-        // A request whose caller is gone could still be executed, so it is not sent.
+        // The platform could still execute a request after the caller's deadline, so it is not sent.
         if deadline.is_over() {
             return Err(TerrakubeError::OutOfTime { call: call.name() });
         }
@@ -288,7 +288,7 @@ impl Client {
     }
 }
 
-/// Attempts at one thing, further and further apart.
+/// Attempts of one call, with growing pauses.
 #[derive(Debug)]
 pub(super) struct Retry<'p> {
     pauses: ExponentialBackoff,
@@ -297,11 +297,10 @@ pub(super) struct Retry<'p> {
 }
 
 impl Retry<'_> {
-    /// Waits before the attempt after the one that failed so. Gives up with what went wrong when another would not
-    /// help, or its caller is gone.
+    /// Waits before the next attempt. Returns the error if a retry would not help, or if the deadline has passed.
     pub(super) async fn after(&mut self, error: TerrakubeError) -> Result<(), TerrakubeError> {
         if matches!(error, TerrakubeError::OutOfTime { .. }) {
-            // The last fault that was seen says more than that time is up.
+            // The last error says more than that the time is over.
             return Err(self.last.take().unwrap_or(error));
         }
         if !error.is_transient() {
@@ -310,7 +309,7 @@ impl Retry<'_> {
         if self.last.is_none() {
             warn!(
                 error = chain(&error),
-                "the platform is not available, trying again"
+                "the platform is not available, retrying"
             );
         }
         let pause = self.pauses.next().unwrap_or(LONGEST_RETRY_AFTER);
@@ -328,7 +327,7 @@ impl Retry<'_> {
     }
 }
 
-/// The time in seconds, which is what servers send; the form with a date is left to our own pace.
+/// The pause of a `Retry-After` header in seconds, as servers send it. A date is ignored.
 fn retry_after(headers: &HeaderMap) -> Option<Duration> {
     let seconds = headers
         .get(RETRY_AFTER)?
@@ -340,15 +339,16 @@ fn retry_after(headers: &HeaderMap) -> Option<Duration> {
     Some(Duration::from_secs(seconds))
 }
 
-/// Whether it is the page of a proxy, and not a document.
+/// Whether the body is no JSON, such as the page of a proxy.
 fn is_foreign(body: &[u8]) -> bool {
     !body.is_empty() && serde_json::from_slice::<IgnoredAny>(body).is_err()
 }
 
-/// The body of an answer that is no success. The failure itself is known: whatever does not arrive is not missed.
+/// The body of an error answer. Empty if it is too large.
 async fn explanation(mut answer: Response) -> Vec<u8> {
     const LIMIT: usize = 64 * 1024;
     let mut body = Vec::new();
+    // The failure itself is known, so an incomplete error text is no problem.
     while let Ok(Some(chunk)) = answer.chunk().await {
         body.extend_from_slice(&chunk);
         if body.len() > LIMIT {
@@ -409,8 +409,8 @@ mod tests {
         let client = Client::new(TokenSource::disabled(), Pace::USUAL).unwrap();
         let call = Call::new(Method::GET, Url::parse(&url).unwrap(), JSON);
         let deadline = Deadline::after(Duration::ZERO);
-        let told = client.tell(&call, &deadline).await;
-        assert!(matches!(told, Err(TerrakubeError::OutOfTime { .. })));
+        let result = client.request(&call, &deadline).await;
+        assert!(matches!(result, Err(TerrakubeError::OutOfTime { .. })));
         let called = server.accept().map(drop).map_err(|error| error.kind());
         assert_eq!(called, Err(io::ErrorKind::WouldBlock));
     }

@@ -1,4 +1,4 @@
-//! The job context: a document that the executor, the platform and users' scripts write in turn (contract 6.6).
+//! Reads and writes the job context, which the executor, the platform and users' scripts all write (contract 6.6).
 
 use std::time::Duration;
 
@@ -9,95 +9,96 @@ use tracing::debug;
 
 use super::client::{Call, JSON};
 use super::token::BRIEF;
-use super::{ORDINARY, Terrakube, TerrakubeError, extended};
+use super::{CALL_TIMEOUT, Terrakube, TerrakubeError, extended};
 use crate::StepRef;
 use crate::context::merge;
 use runtime::Deadline;
 
-/// Large plans make large documents.
+/// The largest document. Large plans make large documents.
 const LIMIT: usize = 64 * 1024 * 1024;
-/// What is merged is shown, not relied on; the next merge brings it again.
-const MERGE_PATIENCE: Duration = Duration::from_secs(15);
+/// How long a merge is retried. Users see the merged values, but no decision needs them, and the next merge repeats them.
+const MERGE_TIMEOUT: Duration = Duration::from_secs(15);
 
-/// The result of writing a note.
+/// The result of [`Terrakube::insert_note`].
 #[derive(Debug)]
-pub(super) enum Note {
-    /// It was written where there was none.
-    Ours,
-    /// There is one already.
-    Anothers(Value),
+pub(super) enum Insertion {
+    /// The note was written.
+    Inserted,
+    /// The context already has this note.
+    Existing(Value),
 }
 
 impl Terrakube {
-    /// The document; empty when there is none.
+    /// The document; empty if there is none.
     pub async fn context(&self, step: &StepRef) -> Result<Map<String, Value>, TerrakubeError> {
-        self.read_context(step, &Deadline::after(ORDINARY)).await
+        self.read_context(step, &Deadline::after(CALL_TIMEOUT))
+            .await
     }
 
-    /// Merges a patch into the document as it is now. The platform refuses documents of jobs that are over or gone
-    /// (404, 409), whose documents are no longer shown.
+    /// Merges a patch into the current document. The platform refuses documents of jobs that have ended or do not exist
+    /// (404, 409). Users no longer see those, so that is no error.
     pub async fn merge_context(
         &self,
         step: &StepRef,
         patch: &Map<String, Value>,
     ) -> Result<(), TerrakubeError> {
         let _one_at_a_time = self.0.merging.lock().await;
-        let deadline = Deadline::after(MERGE_PATIENCE);
+        let deadline = Deadline::after(MERGE_TIMEOUT);
         let mut context = self.read_context(step, &deadline).await?;
         merge(&mut context, patch);
         let call = self.context_call(Method::POST, step).body(&context);
-        match self.0.client.tell(&call, &deadline).await {
+        match self.0.client.request(&call, &deadline).await {
             Err(error) if error.means_no_such_job() => {
-                debug!(%error, "the platform takes no job context any more");
+                debug!(%error, "the platform no longer accepts a job context for this job");
                 Ok(())
             }
             other => other.map(drop),
         }
     }
 
-    /// Puts a note of a step under `key`, unless there is one. From looking to the acknowledged writing no more than
-    /// `prompt` goes by. A look that took too long is repeated; a writing that failed is not, for it may yet be done.
-    pub(super) async fn note(
+    /// Writes a note of a step under `key`, unless there is one. The read and the write take at most `limit` together. A read that took too long is repeated. A write that failed is not repeated, because the platform may
+    /// still execute it.
+    pub(super) async fn insert_note(
         &self,
         step: &StepRef,
         key: &str,
         note: &Value,
-        prompt: Duration,
-    ) -> Result<Note, TerrakubeError> {
+        limit: Duration,
+    ) -> Result<Insertion, TerrakubeError> {
         let _one_at_a_time = self.0.merging.lock().await;
-        let until = Instant::now() + MERGE_PATIENCE;
+        let until = Instant::now() + MERGE_TIMEOUT;
         loop {
-            let (start, deadline) = (Instant::now(), Deadline::after(prompt));
+            let (start, deadline) = (Instant::now(), Deadline::after(limit));
             let mut context = match self.read_context(step, &deadline).await {
                 Err(error) if error.may_pass() && Instant::now() < until => continue,
                 context => context?,
             };
             let known = context.get(key).and_then(|notes| notes.get(&step.step_id));
             if let Some(known) = known {
-                return Ok(Note::Anothers(known.clone()));
+                return Ok(Insertion::Existing(known.clone()));
             }
-            // The writing shall not fail for want of time.
-            if start.elapsed() > prompt / 2 && Instant::now() < until {
+            // Leaves enough time for the write.
+            if start.elapsed() > limit / 2 && Instant::now() < until {
                 continue;
             }
             let patch = json!({ key: { step.step_id.as_str(): note } });
             merge(&mut context, patch.as_object().expect("an object"));
             let call = self.context_call(Method::POST, step).body(&context);
-            self.0.client.once(&call, &deadline).await?;
-            return if start.elapsed() > prompt {
+            self.0.client.request_once(&call, &deadline).await?;
+            return if start.elapsed() > limit {
                 Err(TerrakubeError::OutOfTime { call: call.name() })
             } else {
-                Ok(Note::Ours)
+                Ok(Insertion::Inserted)
             };
         }
     }
 
-    /// The same for who can do without.
-    pub(super) async fn brief_context(
+    /// The document, with a short deadline.
+    pub(super) async fn context_for_claim(
         &self,
         step: &StepRef,
     ) -> Result<Map<String, Value>, TerrakubeError> {
-        self.read_context(step, &Deadline::after(MERGE_PATIENCE))
+        self.read_context(step, &Deadline::after(MERGE_TIMEOUT))
             .await
     }
 
@@ -107,7 +108,7 @@ impl Terrakube {
         deadline: &Deadline,
     ) -> Result<Map<String, Value>, TerrakubeError> {
         let call = self.context_call(Method::GET, step);
-        match self.0.client.ask(&call, deadline).await {
+        match self.0.client.request_json(&call, deadline).await {
             Err(TerrakubeError::Gone { .. }) => Ok(Map::new()),
             other => other,
         }

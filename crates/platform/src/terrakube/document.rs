@@ -1,5 +1,5 @@
-//! The JSON:API documents of the platform, as far as they matter here. Changes name only what they change: the platform
-//! keeps the rest, also if another client writes it meanwhile (W-30).
+//! The parts of the platform's JSON:API documents that Mayfly uses. A change contains only what it changes. So the platform
+//! keeps the rest, also if another client writes it at the same time (W-30).
 
 use job_contract::status::{JobStatus, StepStatus};
 use serde::{Deserialize, Deserializer, Serialize};
@@ -28,7 +28,7 @@ struct JobResource {
     relationships: Relationships,
 }
 
-/// What the platform says of a job.
+/// The platform's record of a job.
 #[derive(Debug, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) struct JobAttributes {
@@ -69,7 +69,7 @@ struct Included {
     attributes: Value,
 }
 
-/// What the platform says of a step.
+/// The platform's record of a step.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct KnownStep {
     pub(super) id: String,
@@ -130,14 +130,14 @@ struct HistoryAttributes {
 }
 
 impl HistoryDocument {
-    /// Where the states lie.
+    /// The addresses of the states.
     pub(super) fn outputs(&self) -> impl Iterator<Item = &str> + '_ {
         let records = self.data.iter();
         records.filter_map(|record| record.attributes.output.as_deref())
     }
 }
 
-/// A change of a resource, or a new one.
+/// A change of a resource, or a new resource.
 #[derive(Debug, Serialize)]
 pub(super) struct Change<'c, A> {
     data: ChangeData<'c, A>,
@@ -175,7 +175,7 @@ impl<'c, A> Change<'c, A> {
     }
 }
 
-/// What changes about a job.
+/// The changed attributes of a job.
 #[derive(Debug, Default, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) struct JobChange<'c> {
@@ -191,7 +191,7 @@ pub(super) struct JobChange<'c> {
     pub(super) commit_id: Option<&'c str>,
 }
 
-/// What changes about a step.
+/// The changed attributes of a step.
 #[derive(Debug, Default, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) struct StepChange<'c> {
@@ -203,14 +203,14 @@ pub(super) struct StepChange<'c> {
     pub(super) name: Option<&'c str>,
 }
 
-/// The beginning of a text that fits a column.
+/// Cuts a text to the width of a column.
 pub(crate) fn fitting(text: &str, width: usize) -> &str {
     text.char_indices()
         .nth(width)
         .map_or(text, |(end, _)| &text[..end])
 }
 
-/// Whether a text fits a column as it is.
+/// Whether a text fits in a column.
 pub(super) fn fits(text: &str, width: usize) -> bool {
     text.chars().nth(width).is_none()
 }

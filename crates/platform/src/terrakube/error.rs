@@ -1,4 +1,4 @@
-//! What can go wrong between a program and Terrakube's API, whose fault that is, and what to do about it.
+//! Errors of calls to Terrakube's API, with their exit codes and the next step.
 
 use std::time::Duration;
 
@@ -6,22 +6,22 @@ use job_contract::{Exit, env};
 use pool_protocol::problem::Code;
 use reqwest::StatusCode;
 
-/// A call that did not succeed. Calls are named by method and address, never with a token or their content.
+/// Why a call failed. Messages name a call by method and address, without token and content.
 #[derive(Debug, thiserror::Error)]
 pub enum TerrakubeError {
     /// The HTTP client cannot be set up, for example for a malformed proxy.
     #[error("could not set up the HTTP client")]
     Client(#[source] reqwest::Error),
-    /// No answer, or one that breaks off.
+    /// The platform sent no answer, or an incomplete one.
     #[error("no answer to `{call}`")]
     Transfer {
         /// Method and address.
         call: String,
-        /// Why; without the address.
+        /// The cause, without the address.
         #[source]
         source: reqwest::Error,
     },
-    /// The platform does not let us.
+    /// The platform denied access.
     #[error("the platform refused `{call}` with {status}")]
     Refused {
         /// Method and address.
@@ -29,85 +29,85 @@ pub enum TerrakubeError {
         /// 401 or 403.
         status: StatusCode,
     },
-    /// The job or record does not exist, or not any more.
+    /// The job or record does not exist, or was deleted.
     #[error("the platform does not know what `{call}` asks for")]
     Gone {
         /// Method and address.
         call: String,
     },
-    /// Another answer than success.
+    /// An answer with another status than success.
     #[error("`{call}` was answered {status}{detail}")]
     Status {
         /// Method and address.
         call: String,
         /// The answer's status.
         status: StatusCode,
-        /// What the answer says about it, after a colon; may be empty.
+        /// The error text of the answer, after a colon; may be empty.
         detail: String,
-        /// When to come back, where the answer says so.
+        /// The `Retry-After` of the answer.
         retry_after: Option<Duration>,
     },
-    /// The hub that has given the lease on the step does not do it.
+    /// The hub refused a call for the lease.
     #[error("the hub refused `{call}` with {status}: {detail}")]
     Hub {
         /// Method and address.
         call: String,
         /// The answer's status.
         status: StatusCode,
-        /// By which programs tell refusals apart.
+        /// The stable code of the refusal.
         code: Code,
-        /// What the hub says about it.
+        /// The error text of the hub.
         detail: String,
-        /// When to come back, where the answer says so.
+        /// The pause that the answer asks for.
         retry_after: Option<Duration>,
     },
-    /// An answer of something between: neither the hub's nor the platform's.
+    /// An answer that neither the hub nor the platform wrote, such as the page of a proxy.
     #[error(
-        "`{call}` was answered {status}, and not by the hub: something between answers in its place"
+        "`{call}` was answered with {status}, but not by the hub: a proxy or gateway answers instead"
     )]
     Foreign {
         /// Method and address.
         call: String,
         /// The answer's status.
         status: StatusCode,
-        /// When to come back, where the answer says so.
+        /// The pause that the answer asks for.
         retry_after: Option<Duration>,
     },
-    /// More than any document of the platform should hold.
+    /// The answer is larger than any document of the platform should be.
     #[error("the answer to `{call}` is larger than {limit} bytes")]
     TooLarge {
         /// Method and address.
         call: String,
-        /// How much is read.
+        /// The largest answer, in bytes.
         limit: usize,
     },
-    /// Not the document it should be.
-    #[error("the answer to `{call}` cannot be understood")]
+    /// The answer is not the expected document.
+    #[error("the answer to `{call}` is not the expected document")]
     Malformed {
         /// Method and address.
         call: String,
-        /// What is wrong with it.
+        /// The error of the JSON parser.
         #[source]
         source: serde_json::Error,
     },
-    /// A job of no steps, however often it is read.
-    #[error("the platform names no step of job {job_id}")]
+    /// The platform lists no steps for the job, also after several reads.
+    #[error("the platform lists no steps of job {job_id}")]
     NoSteps {
         /// The job.
         job_id: String,
     },
-    /// The time for the call is over, and not even one attempt ended.
+    /// The deadline passed before one attempt ended.
     #[error("there was no time left for `{call}`")]
     OutOfTime {
         /// Method and address.
         call: String,
     },
-    /// It is not certain that the step is ours alone; it has not been begun.
-    #[error("the step could not be claimed by a note in the job context, and is not begun")]
-    Unclaimed(#[source] Box<Self>),
-    /// Another writer of the job context, or the platform itself, overwrote what was written to it.
-    #[error("the note that was written about step {step_id} is missing")]
-    NoteLost {
+    /// It is not certain that the claim succeeded, so the step was not started.
+    #[error("could not claim the step in the job context; the step was not started")]
+    ClaimUncertain(#[source] Box<Self>),
+    /// Another writer of the job context, or the platform itself, overwrote the claim.
+    #[error("the claim on step {step_id} is missing in the job context after it was written")]
+    ClaimOverwritten {
         /// The step.
         step_id: String,
     },
@@ -126,7 +126,7 @@ impl TerrakubeError {
         }
     }
 
-    /// Why the lease is not this executor's any more, if it is not.
+    /// The reason why this executor has lost the lease, if it has.
     pub(crate) fn lost_lease(&self) -> Option<String> {
         match self {
             Self::Hub {
@@ -138,7 +138,7 @@ impl TerrakubeError {
         }
     }
 
-    /// Whether the hub does not know that the task was accepted, as one that was restored may not.
+    /// Whether the hub does not know that the task was accepted. This happens after its store was restored.
     pub(crate) const fn is_unaccepted(&self) -> bool {
         matches!(
             self,
@@ -149,7 +149,7 @@ impl TerrakubeError {
         )
     }
 
-    /// Whether trying again may help.
+    /// Whether a retry may help.
     pub(super) fn is_transient(&self) -> bool {
         match self {
             Self::Transfer { .. } | Self::Foreign { .. } => true,
@@ -168,12 +168,12 @@ impl TerrakubeError {
         }
     }
 
-    /// Whether it may not be so a little later.
+    /// Whether the same call may succeed a little later.
     pub(super) fn may_pass(&self) -> bool {
         self.is_transient() || matches!(self, Self::OutOfTime { .. })
     }
 
-    /// Whether the platform says that the job is gone, or takes nothing any more.
+    /// Whether the platform says that the job does not exist, or takes no more changes.
     pub(super) const fn means_no_such_job(&self) -> bool {
         matches!(
             self,
@@ -185,8 +185,8 @@ impl TerrakubeError {
         )
     }
 
-    /// Whether the platform refuses the request, and would refuse it again. A refused token does not count: that is an
-    /// error of the configuration, which the operator corrects.
+    /// Whether the platform would refuse the request again. A refused token does not count: the operator can correct the
+    /// configuration.
     pub fn is_final(&self) -> bool {
         match self {
             Self::Gone { .. } => true,
@@ -195,7 +195,7 @@ impl TerrakubeError {
         }
     }
 
-    /// When the platform asks us to come back.
+    /// The pause that the platform asks for.
     pub(crate) const fn retry_after(&self) -> Option<Duration> {
         match self {
             Self::Status { retry_after, .. }
@@ -205,7 +205,7 @@ impl TerrakubeError {
         }
     }
 
-    /// The exit code when this keeps a step from being started.
+    /// The exit code if the error prevents the start of a step.
     pub const fn exit(&self) -> Exit {
         match self {
             Self::Refused { .. }
@@ -217,7 +217,7 @@ impl TerrakubeError {
                 status: StatusCode::CONFLICT,
                 ..
             } => Exit::Claimed,
-            // The job of the step was deleted, and another attempt does not bring it back.
+            // The job was deleted, so a retry cannot help.
             Self::Gone { .. } => Exit::StepFailed,
             Self::Client(_)
             | Self::Transfer { .. }
@@ -228,18 +228,18 @@ impl TerrakubeError {
             | Self::Malformed { .. }
             | Self::NoSteps { .. }
             | Self::OutOfTime { .. }
-            | Self::Unclaimed(_)
-            | Self::NoteLost { .. } => Exit::Infrastructure,
+            | Self::ClaimUncertain(_)
+            | Self::ClaimOverwritten { .. } => Exit::Infrastructure,
         }
     }
 
-    /// What to do about it.
+    /// The next step for the operator.
     pub fn hint(&self) -> Option<String> {
         let (api, secret, lease) = (env::API_URL, env::INTERNAL_SECRET, env::LEASE_URL);
         Some(match self {
             Self::Client(_) => "check the proxy variables".to_owned(),
             Self::Transfer { .. } | Self::OutOfTime { .. } => format!(
-                "check that the address in `{api}` or `{lease}` is reachable from here, and the proxy variables and network policy"
+                "check that the address in `{api}` or `{lease}` is reachable from here; check the proxy variables and the network policy"
             ),
             Self::Foreign { .. } => format!(
                 "check that the address in `{lease}` is the hub's, and which proxy or gateway is before it"
@@ -255,15 +255,15 @@ impl TerrakubeError {
                 format!("the job was deleted, or the address in `{api}` is not the platform's")
             }
             Self::NoSteps { .. } => {
-                "start a new job: the platform has lost this one's steps, or does not show them"
+                "start a new job: the platform has lost the steps of this job, or does not show them"
                     .to_owned()
             }
             Self::Malformed { .. } => {
                 format!("check that the address in `{api}` is the platform's API")
             }
-            Self::Unclaimed(_) | Self::NoteLost { .. } => {
-                "the step may be started again; if it is said to be taken by this pod then, start a new job. With a Redis \
-                 that answers, no note is needed"
+            Self::ClaimUncertain(_) | Self::ClaimOverwritten { .. } => {
+                "start the step again; if this pod is then named as its holder, start a new job. A working Redis avoids \
+                 this error"
                     .to_owned()
             }
             Self::Status { .. } | Self::Hub { .. } | Self::TooLarge { .. } => return None,

@@ -1,13 +1,13 @@
-//! Reports a step to the platform: that it runs, and how it ended (contract 5.3, 5.4).
+//! Reports the start and the outcome of a step to the platform (contract 5.3, 5.4).
 //!
-//! A job that is over is not changed. So the job is read again before each attempt to change it: an
-//! attempt whose answer was lost may have succeeded, and the platform may have moved on to the next step since.
+//! A report never changes a job that has ended. So the job is read again before each attempt to change it: an attempt
+//! whose answer was lost may have succeeded, and the platform may have started the next step since.
 
 use std::borrow::Cow;
 use std::time::Duration;
 
 use job_contract::StepType;
-use job_contract::settlement::Settlement;
+use job_contract::final_statuses::FinalStatuses;
 use job_contract::status::{JobStatus, StepStatus};
 use tracing::{error, info, warn};
 
@@ -18,22 +18,22 @@ use super::document::{
 use super::step_view::has_ended;
 use super::{Terrakube, TerrakubeError};
 use crate::lease::Lease;
-use crate::{Outcome, PlanReference, Start, StepRef};
+use crate::{Outcome, PlanReference, StartReport, StepRef};
 use runtime::Deadline;
 
-/// The run waits for this report, and the final one says it all again.
-const START_PATIENCE: Duration = Duration::from_secs(30);
+/// The run waits for this report. The final report has all of its content too.
+const START_REPORT_TIMEOUT: Duration = Duration::from_secs(30);
 
 impl Terrakube {
-    /// Reports that the step runs, unless its job is not to be run any more, or the step has ended: setting it back
-    /// would have it reported, and its job changed, a second time.
+    /// Reports that the step runs, unless its job or the step itself has ended. If a step were set back to running, it
+    /// would be reported, and its job changed, a second time.
     pub async fn report_running(
         &self,
         step: &StepRef,
         commit_id: &str,
         output: &str,
-    ) -> Result<Start, TerrakubeError> {
-        let deadline = Deadline::after(START_PATIENCE);
+    ) -> Result<StartReport, TerrakubeError> {
+        let deadline = Deadline::after(START_REPORT_TIMEOUT);
         let found = self
             .change_job(step, &deadline, |document| {
                 may_start(document, step).then(|| JobChange {
@@ -47,7 +47,7 @@ impl Terrakube {
         let rejection =
             *status == JobStatus::Rejected && step.step_type == StepType::Approval.name();
         if !may_start(&found, step) && !rejection {
-            return Ok(Start::Over(status.clone()));
+            return Ok(StartReport::Ended(status.clone()));
         }
         let change = StepChange {
             status: Some(StepStatus::Running),
@@ -55,11 +55,11 @@ impl Terrakube {
             ..StepChange::default()
         };
         let call = self.step_change(step, change);
-        self.0.client.tell(&call, &deadline).await?;
-        Ok(Start::Told)
+        self.0.client.request(&call, &deadline).await?;
+        Ok(StartReport::Accepted)
     }
 
-    /// Reports how the step ended, unless a hub has given the run up and speaks for it.
+    /// Reports the outcome, unless the hub has given up the run: then the hub reports it.
     pub async fn report_outcome(
         &self,
         step: &StepRef,
@@ -89,12 +89,12 @@ impl Terrakube {
         let before = self.job(step, deadline).await?;
         let status = &before.job().status;
         if is_waiting(status) {
-            info!(%status, "the dispatch is not recorded, or is over: the job is not changed");
+            info!(%status, "the dispatch is not recorded, or has ended: the job is not changed");
             return Ok(());
         }
         if let Some(change) = step_change(&before, step, &outcome) {
             let call = self.step_change(step, change);
-            self.0.client.tell(&call, deadline).await?;
+            self.0.client.request(&call, deadline).await?;
         }
         let after = self
             .change_job(step, deadline, |now| {
@@ -108,8 +108,8 @@ impl Terrakube {
         Ok(())
     }
 
-    /// Changes the job as long as `change` says so of what it is now, and returns what it was the last time it was
-    /// read.
+    /// Applies `change` to the job with retries, and returns the job as last read. `change` gets the current job, and
+    /// returns `None` if nothing is to be changed.
     async fn change_job<'c>(
         &self,
         step: &StepRef,
@@ -123,7 +123,7 @@ impl Terrakube {
                 return Ok(now);
             };
             let call = self.job_change(step, change);
-            match self.0.client.once(&call, deadline).await {
+            match self.0.client.request_once(&call, deadline).await {
                 Ok(_) => return Ok(now),
                 Err(error) => retry.after(error).await?,
             }
@@ -131,7 +131,7 @@ impl Terrakube {
     }
 }
 
-/// Whether the platform takes reports on the job.
+/// Whether the platform accepts reports on the job.
 const fn is_live(status: &JobStatus) -> bool {
     matches!(status, JobStatus::Queue | JobStatus::Running)
 }
@@ -141,7 +141,7 @@ fn may_start(document: &JobDocument, step: &StepRef) -> bool {
     is_live(&document.job().status) && !has_ended(document, step)
 }
 
-/// Whether the platform has yet to dispatch the job's next step, which then is not one that has been run.
+/// Whether the job waits until the platform dispatches its next step. No executor runs that step yet.
 const fn is_waiting(status: &JobStatus) -> bool {
     matches!(
         status,
@@ -149,8 +149,8 @@ const fn is_waiting(status: &JobStatus) -> bool {
     )
 }
 
-/// Whether the job, first read as `before`, is still the one that waits for this step's report: it is neither over nor
-/// has an earlier attempt to report come through.
+/// Whether the job, first read as `before`, still waits for this step's report. It does not if it has ended, or if an
+/// earlier attempt to report has succeeded.
 fn awaits_report(before: &JobDocument, now: &JobDocument, step_id: &str) -> bool {
     let (first, status) = (&before.job().status, &now.job().status);
     let moved_on = *first == JobStatus::Running && *status == JobStatus::Queue
@@ -161,8 +161,8 @@ fn awaits_report(before: &JobDocument, now: &JobDocument, step_id: &str) -> bool
     is_live(status) && !moved_on
 }
 
-/// The change of the step; none where there is nothing left to say. What the platform has ended stays as it is, but
-/// gets its output.
+/// The change of the step, or `None` if nothing changes. A step that the platform has ended keeps its status, but gets its
+/// output.
 fn step_change<'o>(
     before: &JobDocument,
     step: &StepRef,
@@ -175,10 +175,10 @@ fn step_change<'o>(
         .output
         .as_deref()
         .filter(|output| fits(output, STEP_OUTPUT_WIDTH));
-    // Where there is no output to show, the step's name is all a user sees.
+    // Without an output, users see only the step's name.
     let name = outcome.note.as_deref().filter(|_| output.is_none());
     let change = StepChange {
-        status: match outcome.settlement.step {
+        status: match outcome.statuses.step {
             _ if is_over => None,
             _ if rejected => Some(StepStatus::Failed),
             status => Some(status),
@@ -195,16 +195,16 @@ fn step_change<'o>(
 }
 
 fn job_change<'o>(now: &JobDocument, step: &StepRef, outcome: &'o Outcome) -> JobChange<'o> {
-    let Settlement {
+    let FinalStatuses {
         job, plan_changes, ..
-    } = &outcome.settlement;
+    } = &outcome.statuses;
     let said = match &now.job().output {
         None => String::new(),
         Some(before) => format!("{before} Step {} completed\n", step.step_id),
     };
     JobChange {
         status: Some(job),
-        // The platform asserts it (contract 5.4).
+        // The platform requires it (contract 5.4).
         plan_changes: Some(*plan_changes || *job == JobStatus::Pending),
         output: Some(said).filter(|said| fits(said, JOB_OUTPUT_WIDTH)),
         terraform_plan: match &outcome.plan {
@@ -216,22 +216,22 @@ fn job_change<'o>(now: &JobDocument, step: &StepRef, outcome: &'o Outcome) -> Jo
             .commit_id
             .as_deref()
             .map(|commit| fitting(commit, JOB_COMMIT_WIDTH))
-            // Empty is the commit of a source that was never read.
+            // The commit of a source that was never read is empty.
             .or_else(|| now.job().commit_id.is_none().then_some("")),
     }
 }
 
-/// The outcome, unless the plan's address is too long for the record: then the plan could not be applied, and the step has failed.
+/// The outcome. If the plan's address is too long for the record, the plan could not be applied, so the step has failed.
 fn recordable(outcome: &Outcome) -> Cow<'_, Outcome> {
     match &outcome.plan {
         PlanReference::Set(reference) if !fits(reference, JOB_PLAN_WIDTH) => {
             error!(
                 length = reference.chars().count(),
                 limit = JOB_PLAN_WIDTH,
-                "the address of the stored plan is longer than the platform records: the step is reported as failed"
+                "the address of the stored plan is too long for the platform's record: the step is reported as failed"
             );
             Cow::Owned(Outcome {
-                settlement: Settlement {
+                statuses: FinalStatuses {
                     step: StepStatus::Failed,
                     job: JobStatus::Failed,
                     plan_changes: true,

@@ -1,4 +1,4 @@
-//! What the platform says about a step: whether it may run, what it needs to know, and whether it is to stop.
+//! Reads from the platform whether a step may run, its statuses, and whether it was cancelled.
 
 use backon::{BackoffBuilder as _, ConstantBuilder};
 use job_contract::StepType;
@@ -7,18 +7,18 @@ use tokio::time::{Instant, sleep};
 use tracing::{debug, info, warn};
 
 use super::document::JobDocument;
-use super::{ORDINARY, Terrakube, TerrakubeError, template};
+use super::{CALL_TIMEOUT, Terrakube, TerrakubeError, template};
 use crate::{StartPermission, StepRef, StepView};
 use runtime::Deadline;
 
-/// So often in a row the platform does not know a job before it counts as removed: about a minute and a half. One such answer
-/// may come from a proxy in front of it.
+/// After so many 404 answers in a row, about a minute and a half, a job counts as removed. A single one may come from a proxy
+/// in front of the platform.
 const GONE_READS: u32 = 12;
 /// How often a job that has no steps is read again.
 const STEP_READS: u32 = 5;
 
 impl Terrakube {
-    /// What the platform says about the step now.
+    /// The current view of the step.
     pub async fn step_view(
         &self,
         step: &StepRef,
@@ -33,21 +33,21 @@ impl Terrakube {
         }
     }
 
-    /// Whether the step may run. The platform records a dispatch only after it was accepted, and deletes the log of
-    /// the step before in between: nothing may be written until then (contract 2.5).
+    /// Whether the step may run. The platform records a dispatch only after the launcher has accepted it. In between, it
+    /// deletes the log of the previous step. So nothing may be written before that (contract 2.5).
     pub async fn start_permission(
         &self,
         step: &StepRef,
     ) -> Result<StartPermission, TerrakubeError> {
         let (mut asked_since, mut looked) = (None, 0);
         loop {
-            let document = self.job(step, &Deadline::after(ORDINARY)).await?;
+            let document = self.job(step, &Deadline::after(CALL_TIMEOUT)).await?;
             let status = &document.job().status;
-            // A dispatch that came late: the job may already be at another step.
+            // The dispatch came late: the job may already run another step.
             if !status.is_over()
                 && let Some(outcome) = step_view(&document, step).outcome()
             {
-                return Ok(StartPermission::Settled(outcome));
+                return Ok(StartPermission::StepEnded(outcome));
             }
             if is_awaited(status) && self.lacks_steps(&document, step, &mut looked).await? {
                 continue;
@@ -56,12 +56,12 @@ impl Terrakube {
                 JobStatus::Queue | JobStatus::Running => {
                     return Ok(StartPermission::Granted(step_view(&document, step)));
                 }
-                // The scripts of a rejection arrive as the approval step that was rejected.
+                // The platform dispatches a rejection's scripts as the rejected approval step.
                 JobStatus::Rejected if step.step_type == StepType::Approval.name() => {
                     return Ok(StartPermission::Granted(step_view(&document, step)));
                 }
-                JobStatus::Rejected => return Ok(StartPermission::Over(status.clone())),
-                over if over.is_over() => return Ok(StartPermission::Over(over.clone())),
+                JobStatus::Rejected => return Ok(StartPermission::JobEnded(status.clone())),
+                over if over.is_over() => return Ok(StartPermission::JobEnded(over.clone())),
                 _ => {}
             }
             let since = *asked_since.get_or_insert_with(|| {
@@ -75,8 +75,8 @@ impl Terrakube {
         }
     }
 
-    /// Whether the document has to be read again, after a pause, because the platform has not told the job's steps yet
-    /// (contract 5.3). What becomes of a job depends on how many they are: none at all is no answer.
+    /// Whether the document must be read again because it lists no steps yet (contract 5.3). Pauses before it returns
+    /// `true`. The statuses of a job depend on the number of its steps, so a document without steps cannot be used.
     async fn lacks_steps(
         &self,
         document: &JobDocument,
@@ -96,7 +96,7 @@ impl Terrakube {
         Ok(true)
     }
 
-    /// Returns once the job was cancelled, or failed by another client, or once a hub says so of the step.
+    /// Returns when the job was cancelled, or failed by another client, or when the hub of the lease stops the run.
     pub async fn cancelled(&self, step: &StepRef) -> JobStatus {
         match &self.0.lease {
             Some(lease) => tokio::select! {
@@ -107,12 +107,12 @@ impl Terrakube {
         }
     }
 
-    /// Returns once the job was cancelled, or failed by another client: nothing else of the platform tells an executor
-    /// (contract 11.4). A platform that does not answer has cancelled nothing. One that has not known the job for
-    /// [`GONE_READS`] times has removed it, which ends it as well.
+    /// Returns when the job was cancelled, or failed by another client. Without a lease, an executor has no other way to
+    /// notice it (contract 11.4). A platform that does not answer does not cancel a job. A job that the platform does not
+    /// know [`GONE_READS`] times in a row was removed, and counts as cancelled.
     async fn cancelled_by_platform(&self, step: &StepRef) -> JobStatus {
         let mut gone = 0;
-        // Pauses of once to twice the time, so that many executors do not ask at the same moment.
+        // Pauses of once to twice the time, so that many executors do not send requests at the same moment.
         let pauses = ConstantBuilder::default()
             .with_delay(self.config().status_poll)
             .with_jitter()
@@ -120,7 +120,7 @@ impl Terrakube {
             .build();
         for pause in pauses {
             sleep(pause).await;
-            match self.job(step, &Deadline::after(ORDINARY)).await {
+            match self.job(step, &Deadline::after(CALL_TIMEOUT)).await {
                 Ok(document) => {
                     let status = document.into_job().status;
                     if matches!(status, JobStatus::Cancelled | JobStatus::Failed) {
@@ -131,18 +131,20 @@ impl Terrakube {
                 Err(TerrakubeError::Gone { .. }) => {
                     gone += 1;
                     if gone >= GONE_READS {
-                        warn!("the platform does not know the job any more");
+                        warn!(
+                            "the platform does not know the job any more, so the run counts as cancelled"
+                        );
                         return JobStatus::Cancelled;
                     }
                 }
-                Err(error) => debug!(%error, "the job's status is not known at the moment"),
+                Err(error) => debug!(%error, "could not read the job's status"),
             }
         }
         std::future::pending().await
     }
 }
 
-/// Whether an executor of the job has something to do, or to tell.
+/// Whether an executor of the job may have to run or report a step.
 const fn is_awaited(status: &JobStatus) -> bool {
     matches!(
         status,
@@ -171,8 +173,9 @@ fn step_view(document: &JobDocument, step: &StepRef) -> StepView {
     }
 }
 
-/// A job's output tells which steps it has heard of: the first one by being there, each other by name (contract 5.4). An
-/// executor tells the job of its start before the step, so that whoever acts on this looks twice.
+/// Whether the step has an outcome that the job lacks. The job's output shows which outcomes it has: the first step's if
+/// there is an output, and every other step's by name (contract 5.4). An executor reports a start to the job before the
+/// step, so callers check twice.
 fn is_half_told(document: &JobDocument, step_id: &str) -> bool {
     let job = document.job();
     let ended = |status: Option<StepStatus>| {

@@ -1,5 +1,5 @@
-//! What a job's template says about its steps. The platform's records of steps have a number and no type; the
-//! template has both.
+//! Reads the types of a job's steps from its template. The platform's records of steps have only a number; the template has
+//! number and type.
 
 use base64::Engine as _;
 use base64::alphabet;
@@ -11,24 +11,24 @@ use serde::Deserialize;
 
 use super::document::KnownStep;
 
-/// The platform itself reads templates this way.
+/// Decodes templates as the platform does.
 const STANDARD: GeneralPurpose = GeneralPurpose::new(&alphabet::STANDARD, AS_JAVA);
 
 #[derive(Debug, Deserialize)]
 struct Template {
     #[serde(default)]
-    flow: Vec<Entry>,
+    flow: Vec<FlowEntry>,
 }
 
 #[derive(Debug, Deserialize)]
-struct Entry {
+struct FlowEntry {
     #[serde(rename = "type", default)]
     kind: String,
     #[serde(default)]
     step: i64,
 }
 
-/// Whether one of the steps was a plan, and is completed. A template that cannot be read says nothing.
+/// Whether a plan step of the job is completed. `false` if the template cannot be read.
 pub(super) fn was_planned(tcl: &str, steps: impl Iterator<Item = KnownStep>) -> bool {
     let Some(template) = read(tcl) else {
         return false;
@@ -104,7 +104,7 @@ flow:
     #[case("no base64")]
     #[case("Zmxvdzo=")]
     #[case("eyBbIDo=")]
-    fn a_template_that_cannot_be_read_says_nothing(#[case] tcl: &str) {
+    fn an_unreadable_template_shows_no_plan(#[case] tcl: &str) {
         let steps = [step(100, StepStatus::Completed)].into_iter();
         assert!(!was_planned(tcl, steps));
     }

@@ -6,7 +6,7 @@ use std::net::TcpListener;
 use std::time::Duration;
 
 use job_contract::StepType;
-use job_contract::settlement::{self, Ending};
+use job_contract::final_statuses::{Ending, FinalStatuses};
 use job_contract::status::{JobStatus, StepStatus};
 use job_contract::{Exit, env};
 use reqwest::{StatusCode, Url};
@@ -17,7 +17,7 @@ use tokio::time::Instant;
 use self::api::{Api, client, step};
 use super::{Terrakube, TerrakubeConfig, TerrakubeError, TokenSource};
 use crate::redis::{Redis, RedisArgs};
-use crate::{Claim, History, Holder, Outcome, PlanReference, Start, StartPermission};
+use crate::{Claim, History, Holder, Outcome, PlanReference, StartPermission, StartReport};
 use runtime::Deadline;
 use test_peers::port::Port;
 use test_peers::redis::RedisServer;
@@ -31,7 +31,7 @@ fn deadline() -> Deadline {
 
 fn outcome(step_type: StepType, ending: Ending, plan: PlanReference) -> Outcome {
     Outcome {
-        settlement: settlement::settle(step_type, ending, true, false, 2),
+        statuses: FinalStatuses::of(step_type, ending, true, false, 2),
         output: Some("https://api/log".into()),
         note: None,
         plan,
@@ -66,14 +66,14 @@ async fn a_step_waits_until_its_dispatch_is_recorded() {
 #[rstest]
 #[case("queue", PLAN, StartPermission::Granted(granted("queue")))]
 #[case("rejected", "approval", StartPermission::Granted(granted("rejected")))]
-#[case("rejected", PLAN, StartPermission::Over(JobStatus::Rejected))]
-#[case("cancelled", PLAN, StartPermission::Over(JobStatus::Cancelled))]
-#[case("failed", "approval", StartPermission::Over(JobStatus::Failed))]
-#[case("completed", PLAN, StartPermission::Over(JobStatus::Completed))]
+#[case("rejected", PLAN, StartPermission::JobEnded(JobStatus::Rejected))]
+#[case("cancelled", PLAN, StartPermission::JobEnded(JobStatus::Cancelled))]
+#[case("failed", "approval", StartPermission::JobEnded(JobStatus::Failed))]
+#[case("completed", PLAN, StartPermission::JobEnded(JobStatus::Completed))]
 #[case("approved", PLAN, StartPermission::NotDispatched(JobStatus::Approved))]
 #[case("pending", PLAN, StartPermission::NotDispatched(JobStatus::Pending))]
 #[tokio::test]
-async fn only_a_dispatched_job_runs_and_nobody_elses_is_touched(
+async fn only_a_dispatched_job_runs_and_no_other_job_is_changed(
     #[case] status: &str,
     #[case] step_type: &str,
     #[case] expected: StartPermission,
@@ -87,20 +87,24 @@ async fn only_a_dispatched_job_runs_and_nobody_elses_is_touched(
     assert!(api.changes().is_empty());
 }
 
-/// A dispatch that is repeated after its end.
+/// The dispatch is repeated after the step has ended.
 #[rstest]
 #[case(
     "running",
     "completed",
-    StartPermission::Settled(StepStatus::Completed)
+    StartPermission::StepEnded(StepStatus::Completed)
 )]
 #[case(
     "pending",
     "completed",
-    StartPermission::Settled(StepStatus::Completed)
+    StartPermission::StepEnded(StepStatus::Completed)
 )]
-#[case("approved", "failed", StartPermission::Settled(StepStatus::Failed))]
-#[case("completed", "completed", StartPermission::Over(JobStatus::Completed))]
+#[case("approved", "failed", StartPermission::StepEnded(StepStatus::Failed))]
+#[case(
+    "completed",
+    "completed",
+    StartPermission::JobEnded(JobStatus::Completed)
+)]
 #[tokio::test]
 async fn a_step_that_is_over_does_not_run_again_though_its_job_goes_on(
     #[case] job: &str,
@@ -127,13 +131,13 @@ fn granted(status: &str) -> crate::StepView {
 }
 
 #[tokio::test]
-async fn a_start_is_told_of_job_and_step_with_nothing_but_what_changes() {
+async fn a_start_is_reported_for_job_and_step_with_changed_fields_only() {
     let api = Api::with_status("queue").await;
     let start = api
         .client()
         .report_running(&step("plan-id", PLAN), &"c".repeat(70), "https://api/log")
         .await;
-    assert_eq!(start.unwrap(), Start::Told);
+    assert_eq!(start.unwrap(), StartReport::Accepted);
     assert_eq!(
         api.changes(),
         [
@@ -150,17 +154,17 @@ async fn a_start_is_told_of_job_and_step_with_nothing_but_what_changes() {
 }
 
 #[rstest]
-#[case("cancelled", PLAN, Start::Over(JobStatus::Cancelled), 0)]
-#[case("failed", PLAN, Start::Over(JobStatus::Failed), 0)]
-#[case("completed", PLAN, Start::Over(JobStatus::Completed), 0)]
-#[case("pending", PLAN, Start::Over(JobStatus::Pending), 0)]
-#[case("rejected", PLAN, Start::Over(JobStatus::Rejected), 0)]
-#[case("rejected", "approval", Start::Told, 1)]
+#[case("cancelled", PLAN, StartReport::Ended(JobStatus::Cancelled), 0)]
+#[case("failed", PLAN, StartReport::Ended(JobStatus::Failed), 0)]
+#[case("completed", PLAN, StartReport::Ended(JobStatus::Completed), 0)]
+#[case("pending", PLAN, StartReport::Ended(JobStatus::Pending), 0)]
+#[case("rejected", PLAN, StartReport::Ended(JobStatus::Rejected), 0)]
+#[case("rejected", "approval", StartReport::Accepted, 1)]
 #[tokio::test]
-async fn a_job_that_ended_is_not_revived(
+async fn an_ended_job_is_not_set_to_running(
     #[case] status: &str,
     #[case] step_type: &str,
-    #[case] expected: Start,
+    #[case] expected: StartReport,
     #[case] changes: usize,
 ) {
     let api = Api::with_status(status).await;
@@ -173,9 +177,9 @@ async fn a_job_that_ended_is_not_revived(
     assert_eq!(api.status(), status);
 }
 
-/// Taken for a template of one step, a plan with changes would complete its job, and nothing would be applied.
+/// If the template counted as one of a single step, a plan with changes would complete its job, and nothing would be applied.
 #[tokio::test]
-async fn a_job_whose_steps_are_not_told_is_read_again_and_never_taken_for_one_of_a_single_step() {
+async fn a_job_document_without_its_steps_is_read_again_and_is_no_job_of_one_step() {
     let api = Api::with_status("queue").await;
     let steps = api.edit(|job| std::mem::take(&mut job.steps));
     let (client, plan) = (api.client(), step("plan-id", PLAN));
@@ -195,11 +199,11 @@ async fn a_job_whose_steps_are_not_told_is_read_again_and_never_taken_for_one_of
         }
         api.edit(|job| job.steps = steps);
     };
-    let (standing, ()) = tokio::join!(client.step_view(&plan, &deadline), told);
-    assert_eq!(standing.unwrap().template_steps, 2);
+    let (view, ()) = tokio::join!(client.step_view(&plan, &deadline), told);
+    assert_eq!(view.unwrap().template_steps, 2);
 }
 
-/// The dispatch came a second time, and the job may already be on its way to the next step.
+/// The dispatch came twice. The job may already be about to run the next step.
 #[rstest]
 #[case("queue", "completed")]
 #[case("running", "completed")]
@@ -214,16 +218,16 @@ async fn a_step_that_ended_is_not_run_again_and_its_job_is_left_alone(
     let (client, plan) = (api.client(), step("plan-id", PLAN));
     let admission = client.start_permission(&plan).await.unwrap();
     assert!(
-        matches!(admission, StartPermission::Settled(_)),
+        matches!(admission, StartPermission::StepEnded(_)),
         "{admission:?}"
     );
     let start = client.report_running(&plan, "abc", "https://api/log").await;
-    assert!(matches!(start, Ok(Start::Over(_))), "{start:?}");
+    assert!(matches!(start, Ok(StartReport::Ended(_))), "{start:?}");
     assert!(api.changes().is_empty(), "{:?}", api.changes());
 }
 
 #[tokio::test]
-async fn a_job_cancelled_while_the_api_was_away_is_not_revived() {
+async fn a_job_cancelled_while_the_api_was_unavailable_is_not_set_to_running() {
     let api = Api::with_status("queue").await;
     api.becomes(&["cancelled"]);
     api.refuse("PATCH", "/job/412", StatusCode::BAD_GATEWAY);
@@ -231,12 +235,12 @@ async fn a_job_cancelled_while_the_api_was_away_is_not_revived() {
         .client()
         .report_running(&step("plan-id", PLAN), "abc", "https://api/log")
         .await;
-    assert_eq!(start.unwrap(), Start::Over(JobStatus::Cancelled));
+    assert_eq!(start.unwrap(), StartReport::Ended(JobStatus::Cancelled));
     assert!(api.changes().is_empty());
 }
 
 #[tokio::test]
-async fn an_outcome_is_told_of_the_step_before_the_job() {
+async fn an_outcome_is_reported_for_the_step_before_the_job() {
     let api = Api::with_status("running").await;
     api.client()
         .report_outcome(&step("plan-id", PLAN), &planned(), &deadline())
@@ -260,12 +264,12 @@ async fn an_outcome_is_told_of_the_step_before_the_job() {
     );
 }
 
-/// As the stock executor has it of a source it could not read.
+/// The stock executor reports the same for a source that it could not read.
 #[rstest]
 #[case::never_read(None, Some(json!("")))]
 #[case::read_by_an_earlier_step(Some("abc"), None)]
 #[tokio::test]
-async fn a_job_whose_commit_nobody_knows_gets_an_empty_one(
+async fn a_job_without_a_known_commit_gets_an_empty_one(
     #[case] known: Option<&str>,
     #[case] told: Option<Value>,
 ) {
@@ -286,7 +290,7 @@ async fn a_job_whose_commit_nobody_knows_gets_an_empty_one(
 #[case(PlanReference::Keep, None)]
 #[case(PlanReference::Clear, Some(json!("")))]
 #[tokio::test]
-async fn a_plan_is_kept_or_cleared_as_the_outcome_says(
+async fn the_outcome_decides_whether_a_plan_is_kept_or_cleared(
     #[case] plan: PlanReference,
     #[case] expected: Option<Value>,
 ) {
@@ -315,7 +319,7 @@ async fn an_output_that_fits_no_more_is_left_as_it_is() {
 }
 
 #[tokio::test]
-async fn a_plan_nobody_could_find_again_is_a_failure() {
+async fn a_plan_without_a_reference_is_a_failure() {
     let api = Api::with_status("running").await;
     let outcome = outcome(
         StepType::Plan,
@@ -368,7 +372,7 @@ async fn a_job_that_waits_for_its_dispatch_is_not_touched(#[case] status: &str) 
 }
 
 #[tokio::test]
-async fn a_failure_without_output_is_told_by_the_steps_name() {
+async fn a_failure_without_output_is_reported_in_the_name_of_the_step() {
     let api = Api::with_status("running").await;
     let outcome = Outcome {
         output: None,
@@ -407,7 +411,7 @@ async fn a_report_is_tried_until_the_platform_is_back() {
 #[case("queue")]
 #[case("waitingApproval")]
 #[tokio::test]
-async fn a_report_whose_answer_was_lost_is_not_told_again_over_the_next_step(
+async fn a_report_whose_response_was_lost_does_not_overwrite_the_next_step(
     #[case] now: &'static str,
 ) {
     let api = Api::with_status("running").await;
@@ -428,7 +432,7 @@ async fn a_report_whose_answer_was_lost_is_not_told_again_over_the_next_step(
 }
 
 #[tokio::test]
-async fn the_last_fault_is_told_when_patience_ends() {
+async fn the_last_failure_is_the_error_when_time_is_up() {
     let api = Api::with_status("running").await;
     for _ in 0..1000 {
         api.refuse("GET", "/job/412", StatusCode::BAD_GATEWAY);
@@ -452,7 +456,7 @@ async fn the_last_fault_is_told_when_patience_ends() {
 }
 
 #[tokio::test]
-async fn a_platform_asks_for_time_and_gets_it() {
+async fn a_retry_after_of_the_platform_is_respected() {
     let api = Api::with_status("running").await;
     api.fault("GET", "/job/412", Effect::RetryAfter(429, 30));
     let error = api
@@ -472,7 +476,7 @@ async fn a_platform_asks_for_time_and_gets_it() {
 #[case(StatusCode::FORBIDDEN, Exit::BadConfiguration, env::INTERNAL_SECRET)]
 #[case(StatusCode::NOT_FOUND, Exit::StepFailed, env::API_URL)]
 #[tokio::test]
-async fn what_waiting_cannot_mend_is_told_at_once_with_what_can(
+async fn permanent_failures_are_not_retried_and_have_a_hint(
     #[case] status: StatusCode,
     #[case] exit: Exit,
     #[case] hint: &str,
@@ -490,7 +494,7 @@ async fn what_waiting_cannot_mend_is_told_at_once_with_what_can(
 }
 
 #[tokio::test]
-async fn another_secret_is_refused_and_no_token_is_told() {
+async fn a_wrong_secret_is_refused_and_no_token_is_shown() {
     let api = Api::with_status("queue").await;
     let config = TerrakubeConfig {
         tokens: TokenSource::parse(&"QUJD".repeat(12)).unwrap(),
@@ -505,7 +509,7 @@ async fn another_secret_is_refused_and_no_token_is_told() {
 }
 
 #[tokio::test]
-async fn no_answer_leads_a_token_elsewhere() {
+async fn no_redirect_sends_a_token_to_another_host() {
     let (api, other) = (
         Api::with_status("queue").await,
         Api::with_status("queue").await,
@@ -525,7 +529,7 @@ async fn no_answer_leads_a_token_elsewhere() {
     assert_eq!(other.reads(), 0);
 }
 
-/// It takes every connection and answers none, so that each call would last for the minute a call may.
+/// The server accepts every connection and answers none, so each call would take the whole minute of its timeout.
 #[tokio::test(start_paused = true)]
 async fn a_platform_that_never_answers_is_given_up_in_time_and_not_called_once_more() {
     let api = Api::with_status("running").await;
@@ -538,7 +542,7 @@ async fn a_platform_that_never_answers_is_given_up_in_time_and_not_called_once_m
         ..api.config()
     };
     let begun = Instant::now();
-    // It ends in the middle of a call.
+    // The deadline passes during a call.
     let deadline = Deadline::after(Duration::from_secs(330));
     let error = client(config)
         .report_outcome(&step("plan-id", PLAN), &planned(), &deadline)
@@ -571,7 +575,7 @@ async fn a_platform_that_is_not_there_is_named() {
 }
 
 #[tokio::test]
-async fn what_is_no_document_of_the_platform_is_told() {
+async fn a_response_that_is_no_document_of_the_platform_is_an_error() {
     let api = Api::with_status("queue").await;
     api.fault("GET", "/job/412", Effect::Status(200));
     let error = api
@@ -641,10 +645,7 @@ async fn merges_of_one_run_do_not_overtake_one_another() {
 #[case(StatusCode::CONFLICT, true)]
 #[case(StatusCode::BAD_REQUEST, false)]
 #[tokio::test]
-async fn a_context_nobody_looks_at_any_more_is_no_fault(
-    #[case] status: StatusCode,
-    #[case] tolerated: bool,
-) {
+async fn a_removed_context_is_no_error(#[case] status: StatusCode, #[case] tolerated: bool) {
     let (api, plan) = (Api::with_status("failed").await, step("plan-id", PLAN));
     api.refuse("POST", CONTEXT, status);
     let patch = json!({"k": 1});
@@ -656,7 +657,7 @@ async fn a_context_nobody_looks_at_any_more_is_no_fault(
 }
 
 #[tokio::test]
-async fn a_state_is_recorded_with_what_it_says_of_itself() {
+async fn a_state_is_recorded_with_its_own_serial_and_lineage() {
     let api = Api::with_status("running").await;
     let (client, apply) = (api.client(), step("apply-id", "terraformApply"));
     let history = History {
@@ -707,7 +708,7 @@ async fn a_state_whose_record_was_not_answered_is_on_record_once() {
         .unwrap();
     assert_eq!(api.reads(), 0, "there is nothing to look for yet");
 
-    // The answer is lost, and so is the first one about what is on record.
+    // The answer is lost, and so is the first answer of the lookup.
     api.fault("POST", "/history", Effect::StatusAfter(502));
     api.refuse("GET", "/history", StatusCode::BAD_GATEWAY);
     client
@@ -723,7 +724,9 @@ async fn a_state_whose_record_was_not_answered_is_on_record_once() {
 #[case::refused(StatusCode::FORBIDDEN)]
 #[case::not_understood(StatusCode::BAD_REQUEST)]
 #[tokio::test]
-async fn a_platform_that_does_not_show_its_records_is_told_again(#[case] answer: StatusCode) {
+async fn a_state_is_recorded_again_if_the_platform_does_not_show_its_records(
+    #[case] answer: StatusCode,
+) {
     let api = Api::with_status("running").await;
     let (client, apply) = (api.client(), step("apply-id", "terraformApply"));
     api.refuse("POST", "/history", StatusCode::SERVICE_UNAVAILABLE);
@@ -757,7 +760,7 @@ async fn records_name_artifacts_by_the_public_address() {
     Some("https://host/content.tar.gz")
 )]
 #[tokio::test]
-async fn the_content_of_a_run_is_where_its_job_says(
+async fn the_content_of_a_run_is_at_the_address_in_its_job(
     #[case] said: Option<&str>,
     #[case] expected: Option<&str>,
 ) {
@@ -771,7 +774,7 @@ async fn the_content_of_a_run_is_where_its_job_says(
 #[case("cancelled")]
 #[case("failed")]
 #[tokio::test]
-async fn a_cancellation_is_heard(#[case] status: &'static str) {
+async fn a_cancellation_is_noticed(#[case] status: &'static str) {
     let api = Api::with_status("running").await;
     api.becomes(&["running", "running", status]);
     api.refuse("GET", "/job/412", StatusCode::NOT_FOUND);
@@ -788,7 +791,7 @@ async fn a_job_that_was_removed_is_over() {
             api.refuse("GET", "/job/412", StatusCode::NOT_FOUND);
         }
     };
-    // It is there in between.
+    // The job exists in between.
     gone(8);
     let client = api.client();
     let step = step("plan-id", PLAN);
@@ -900,7 +903,7 @@ async fn of_many_claimants_without_redis_the_job_context_grants_the_step_to_one_
         since: "now".into(),
     };
     let claims = (0..8).map(|n| {
-        // A process each.
+        // Each claimant is a process of its own.
         let (client, apply) = (api.client(), apply.clone());
         tokio::spawn(async move { client.claim(&apply, &holder(n)).await })
     });
@@ -911,7 +914,7 @@ async fn of_many_claimants_without_redis_the_job_context_grants_the_step_to_one_
     let granted: Vec<usize> = (0..8).filter(|n| answers[*n] == Claim::Granted).collect();
     assert_eq!(granted.len(), 1, "{answers:?}");
     let winner = holder(u32::try_from(granted[0]).unwrap());
-    // Some may have read a note that the winner's replaced.
+    // Some may have read a note that the winner's note replaced.
     let claimants: Vec<Holder> = (0..8).map(holder).collect();
     let is_held =
         |claim: &&Claim| matches!(claim, Claim::Held(holder) if claimants.contains(holder));
@@ -933,9 +936,9 @@ fn claimant(n: u32) -> Holder {
     }
 }
 
-/// As after an executor that took the step while Redis was away, and died before it could say that it runs.
+/// An executor claimed the step while Redis did not answer, and died before it reported its start.
 #[tokio::test]
-async fn a_step_that_was_claimed_without_redis_is_not_granted_by_the_redis_that_came_back() {
+async fn a_step_claimed_without_redis_is_not_granted_once_redis_is_available() {
     let (api, mut server) = (
         Api::with_status("queue").await,
         RedisServer::start().unwrap(),
@@ -948,7 +951,7 @@ async fn a_step_that_was_claimed_without_redis_is_not_granted_by_the_redis_that_
     server.restart().unwrap();
     let second = client.claim(&apply, &claimant(2)).await;
     assert_eq!(second.unwrap(), Claim::Held(claimant(1)));
-    // A plan may be repeated. A context that cannot be read prevents no claim.
+    // A plan may run twice. A context that cannot be read prevents no claim.
     let plan = step("apply-id", PLAN);
     let again = client.claim(&plan, &claimant(2)).await;
     assert_eq!(again.unwrap(), Claim::Granted);
@@ -989,7 +992,10 @@ async fn a_claim_that_is_not_certain_is_none_and_what_may_be_repeated_needs_none
             continue;
         }
         let error = claim.expect_err(kind);
-        assert!(matches!(error, TerrakubeError::Unclaimed(_)), "{error}");
+        assert!(
+            matches!(error, TerrakubeError::ClaimUncertain(_)),
+            "{error}"
+        );
         assert_eq!(error.exit(), Exit::Infrastructure);
         assert!(!api.has_faults(), "{kind}: {error}");
     }
@@ -997,7 +1003,7 @@ async fn a_claim_that_is_not_certain_is_none_and_what_may_be_repeated_needs_none
 }
 
 #[tokio::test]
-async fn a_look_that_took_long_is_repeated_before_anything_is_written() {
+async fn a_slow_read_is_repeated_before_anything_is_written() {
     let api = Api::with_status("queue").await;
     let late = Effect::Slow(Duration::from_millis(700));
     api.fault("GET", CONTEXT, late);
@@ -1015,7 +1021,7 @@ async fn a_look_that_took_long_is_repeated_before_anything_is_written() {
 #[case(json!({"pod": "pod-1", "uid": "1", "since": "now"}), claimant(1))]
 #[case(json!("in a form of later days"), Holder::unknown())]
 #[tokio::test]
-async fn anothers_note_is_left_as_it_is(#[case] note: Value, #[case] expected: Holder) {
+async fn the_note_of_another_run_is_not_changed(#[case] note: Value, #[case] expected: Holder) {
     let api = Api::with_status("queue").await;
     let context = json!({"mayflyClaims": {"apply-id": note}, "own": 1});
     api.set_context(Some(context.clone()));
@@ -1040,7 +1046,7 @@ async fn a_note_joins_what_others_have_written() {
     assert_eq!(api.context(), Some(both));
 }
 
-/// As of a holder whose claim is in a Redis that has died since.
+/// The holder has its claim in a Redis that has failed since.
 #[tokio::test]
 async fn a_step_that_begins_while_a_note_settles_is_its_beginners() {
     let api = Api::with_status("queue").await;

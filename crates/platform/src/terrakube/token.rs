@@ -1,5 +1,5 @@
-//! The bearer tokens Mayfly shows to the platform (contract 5.2): signed with the shared secret, minutes long. Behind a
-//! hub's relay there is the token of the lease instead, which is for requests alone.
+//! Mints the bearer tokens for the platform (contract 5.2). They are signed with the shared secret and valid for minutes.
+//! Behind a hub's relay, requests have the token of the lease instead.
 
 use std::fmt;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -13,20 +13,20 @@ use serde::Serialize;
 
 use crate::lease::JobToken;
 
-/// Issuer by which the platform tells these tokens from those of people.
+/// The issuer, by which the platform distinguishes these tokens from tokens of people.
 const ISSUER: &str = "TerrakubeInternal";
 
-/// How long a token for one call is valid: the call, its time limit, and clocks that differ a little.
+/// The lifetime of a token for one call: longer than the call's timeout, because clocks differ a little.
 pub const CALL: Duration = Duration::from_mins(2);
-/// How long a token is valid that fetches content or touches the job context.
+/// The lifetime of a token that fetches content, or reads or writes the job context.
 pub const BRIEF: Duration = Duration::from_mins(1);
-/// How long the token handed to scripts is valid (contract 4.4).
+/// The lifetime of the token for scripts (contract 4.4).
 pub const SCRIPT: Duration = Duration::from_mins(5);
-/// How long the token is valid that `init` shows to the registry of modules and providers. It asks there first, before it
-/// downloads anything large.
+/// The lifetime of the token with which `init` uses the registry of modules and providers. `init` asks the registry before it
+/// downloads large files.
 pub const INIT: Duration = Duration::from_mins(10);
 
-/// What requests show to the platform, or to the hub before it. Clones share the key or the token.
+/// Authorizes requests to the platform, or to the hub before it. Clones share the key or the token.
 #[derive(Clone)]
 pub struct TokenSource(Kind);
 
@@ -37,7 +37,7 @@ enum Kind {
     Lease(JobToken),
 }
 
-/// The key is a secret of the whole platform.
+/// Hides the key, which is a secret of the whole platform.
 impl fmt::Debug for TokenSource {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self.0 {
@@ -48,7 +48,7 @@ impl fmt::Debug for TokenSource {
     }
 }
 
-/// In the order of the stock executor's tokens. No `jti`: the platform would look it up as a person's token.
+/// Claims in the order of the stock executor's tokens. There is no `jti`: the platform would look it up as a person's token.
 #[derive(Serialize)]
 struct Claims<'c> {
     iss: &'static str,
@@ -64,7 +64,7 @@ struct Claims<'c> {
 }
 
 impl TokenSource {
-    /// For a platform without security: requests carry no token.
+    /// For a platform that checks no tokens: requests have none.
     pub const fn disabled() -> Self {
         Self(Kind::Disabled)
     }
@@ -90,19 +90,19 @@ impl TokenSource {
         }
     }
 
-    /// Signs with the platform's secret, written as [`secret::decode`] reads it.
+    /// Signs with the platform's secret, in the encoding that [`secret::decode`] reads.
     pub fn parse(text: &str) -> Result<Self, SecretError> {
         let key = secret::decode(text)?;
         Ok(Self(Kind::Signing(EncodingKey::from_secret(&key))))
     }
 
-    /// A token that is valid from now on; `None` where none is asked for. Nor is there one behind a hub: the token of a
-    /// lease stays in this process.
+    /// A token that is valid from now on. `None` if the platform checks none, and behind a hub: the token of a lease stays
+    /// in this process.
     pub fn mint(&self, lifetime: Duration) -> Option<SecretString> {
         self.mint_at(SystemTime::now(), lifetime, None)
     }
 
-    /// A token that names its workspace, by which the platform decides which remote states it reads.
+    /// A token that names its workspace. With it the platform decides which remote states the token may read.
     pub fn mint_for_workspace(
         &self,
         lifetime: Duration,
@@ -147,7 +147,7 @@ mod tests {
     use serde_json::Value;
 
     const SECRET: &str = "MDEyMzQ1Njc4OWFiY2RlZjAxMjM0NTY3ODlhYmNkZWY=";
-    /// What the stock executor signs with that secret at that moment, valid for a minute.
+    /// A token of the stock executor for that secret and time, valid for a minute.
     const TOKEN: &str = "eyJ0eXAiOiJKV1QiLCJhbGciOiJIUzI1NiJ9.eyJpc3MiOiJUZXJyYWt1YmVJbnRlcm5hbCIsInN1YiI6IlRlcnJha3ViZUludGVybmFsIChUT0tFTikiLCJhdWQiOiJUZXJyYWt1YmVJbnRlcm5hbCIsImVtYWlsIjoibm8tcmVwbHlAdGVycmFrdWJlLmlvIiwiZW1haWxfdmVyaWZpZWQiOnRydWUsIm5hbWUiOiJUZXJyYWt1YmVJbnRlcm5hbCBDbGllbnQiLCJpYXQiOjE3NjcyMjU2MDAsImV4cCI6MTc2NzIyNTY2MH0.UpBfXtjUA3-PS6f9PVLXOmcK1qBrKtfX0BKLNQrBsBE";
 
     /// Seconds since the epoch.

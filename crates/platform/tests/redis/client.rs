@@ -1,23 +1,23 @@
-//! The client: every command, every way to set Redis up, every way to lose it.
+//! Tests the client with every command, every kind of installation and every kind of failure.
 
 use std::time::{Duration, Instant};
 
 use job_contract::chain;
-use platform::redis::{Entry, Redis, RedisArgs, RedisError, Retention, Taken};
+use platform::redis::{Redis, RedisArgs, RedisError, Retention, StreamEntry, Taken};
 use test_peers::redis::{Options, RedisCluster, RedisServer, Sentinel};
 
 use crate::support::{LONG, args, eventually, redis, redis_at, until_it_answers};
 
 const MINUTE: Duration = Duration::from_mins(1);
 
-fn entry(text: &str) -> Entry {
-    Entry(vec![
+fn entry(text: &str) -> StreamEntry {
+    StreamEntry(vec![
         (b"name".to_vec(), b"value".to_vec()),
         (b"output".to_vec(), text.as_bytes().to_vec()),
     ])
 }
 
-/// Everything once.
+/// Uses every command once.
 async fn exercise(redis: &Redis) {
     redis.ping().await.unwrap();
     redis.set(b"key", b"one", MINUTE).await.unwrap();
@@ -50,7 +50,7 @@ async fn exercise(redis: &Redis) {
 }
 
 #[tokio::test]
-async fn every_command_does_what_it_says() {
+async fn every_command_has_its_effect() {
     let server = RedisServer::start().unwrap();
     exercise(&redis_at(&server)).await;
 }
@@ -78,7 +78,7 @@ async fn keys_expire() {
 }
 
 #[tokio::test]
-async fn of_many_who_take_a_key_one_has_it_and_the_others_learn_who() {
+async fn one_of_many_clients_gets_a_key_and_the_others_its_value() {
     let server = RedisServer::start().unwrap();
     let tasks: Vec<_> = (0..20)
         .map(|number| {
@@ -102,14 +102,14 @@ async fn of_many_who_take_a_key_one_has_it_and_the_others_learn_who() {
     };
     let held = Taken::Held(winner.clone().into_bytes());
     assert!(losers.iter().all(|(_, taken)| *taken == held));
-    // Whoever has lost the answer asks again.
+    // A caller that lost the answer repeats the call.
     let redis = redis_at(&server);
     let again = redis.take(b"claim", winner.as_bytes(), MINUTE).await;
     assert_eq!(again.unwrap(), Taken::Ours);
 }
 
 #[tokio::test]
-async fn a_user_with_the_few_rights_it_needs_gets_in_over_tls() {
+async fn a_user_with_minimal_rights_connects_over_tls() {
     let options = Options::default()
         .tls()
         .user("mayfly", "hunter22", "~* &* +@all -client");
@@ -156,7 +156,7 @@ async fn a_password_alone_is_enough() {
 }
 
 #[tokio::test]
-async fn a_cluster_is_followed_wherever_it_points() {
+async fn redirects_of_a_cluster_are_followed() {
     let cluster = RedisCluster::start().unwrap();
     let settings = RedisArgs {
         redis_cluster_nodes: Some(cluster.nodes()[0].address().into()),
@@ -224,14 +224,14 @@ async fn sentinels_lead_to_the_server_and_after_a_failover_to_the_next() {
     let settings = RedisArgs {
         redis_sentinel_master: Some("mymaster".into()),
         redis_sentinel_nodes: Some(format!("127.0.0.1:1,{}", sentinel.address()).into()),
-        // Meant for Redis, as some set it up; a sentinel without a password refuses them.
+        // Some operators set these credentials for Redis. A sentinel without a password refuses them.
         redis_sentinel_password: None,
         ..RedisArgs::default()
     };
     let redis = redis(&settings);
     exercise(&redis).await;
 
-    // The sentinel learns of the second from the first.
+    // The sentinel discovers the second server through the first.
     let mut watcher = redis::Client::open(format!("redis://{}/", sentinel.address()))
         .unwrap()
         .get_connection()
@@ -260,7 +260,7 @@ async fn sentinels_lead_to_the_server_and_after_a_failover_to_the_next() {
 }
 
 #[tokio::test]
-async fn credentials_a_sentinel_does_not_want_are_still_shown_to_redis() {
+async fn credentials_that_a_sentinel_rejects_are_still_sent_to_redis() {
     let server = RedisServer::with(Options::default().password("hunter22")).unwrap();
     let sentinel = Sentinel::watch(&server, "sentinel auth-pass mymaster hunter22").unwrap();
     let settings = RedisArgs {
@@ -273,7 +273,7 @@ async fn credentials_a_sentinel_does_not_want_are_still_shown_to_redis() {
 }
 
 #[tokio::test]
-async fn a_name_no_sentinel_knows_is_told() {
+async fn a_master_name_unknown_to_the_sentinels_is_an_error() {
     let server = RedisServer::start().unwrap();
     let sentinel = Sentinel::watch(&server, "").unwrap();
     let settings = RedisArgs {
@@ -286,7 +286,7 @@ async fn a_name_no_sentinel_knows_is_told() {
 }
 
 #[tokio::test]
-async fn a_server_that_was_away_is_found_again_without_anybody_noticing() {
+async fn a_restarted_server_is_reconnected_without_an_error() {
     let mut server = RedisServer::start().unwrap();
     let redis = redis_at(&server);
     redis.ping().await.unwrap();
@@ -300,7 +300,7 @@ async fn a_server_that_was_away_is_found_again_without_anybody_noticing() {
 }
 
 #[tokio::test]
-async fn a_server_that_says_nothing_costs_the_time_limit_and_no_more() {
+async fn a_server_that_does_not_respond_costs_one_timeout() {
     let server = RedisServer::start().unwrap();
     let redis = redis(&RedisArgs {
         redis_timeout: Some("300".into()),

@@ -1,8 +1,8 @@
-//! Signs of life: there at once, as long as the run, and whatever Redis does.
+//! Heartbeats begin at once, last as long as the run, and survive failures of Redis.
 
 use std::time::{Duration, Instant};
 
-use platform::heartbeat::{Heartbeat, Heartbeats, Sign, key, sign_of};
+use platform::heartbeat::{Heartbeat, HeartbeatState, Heartbeats, heartbeat_state, key};
 use platform::java;
 use platform::redis::RedisArgs;
 use test_peers::redis::RedisServer;
@@ -26,7 +26,7 @@ fn the_key_is_the_one_the_platform_looks_for() {
 }
 
 #[tokio::test]
-async fn a_heartbeat_is_there_at_once_and_gone_at_the_end() {
+async fn a_heartbeat_exists_from_the_start_to_the_end() {
     let server = RedisServer::start().unwrap();
     let mut client = server.connect().unwrap();
     let heartbeat = Heartbeat::start(&redis_at(&server), "42").unwrap();
@@ -40,7 +40,7 @@ async fn a_heartbeat_is_there_at_once_and_gone_at_the_end() {
 }
 
 #[tokio::test]
-async fn a_heartbeat_that_is_dropped_is_gone_too() {
+async fn a_dropped_heartbeat_is_removed() {
     let server = RedisServer::start().unwrap();
     let mut client = server.connect().unwrap();
     let heartbeat = Heartbeat::start(&redis_at(&server), "42").unwrap();
@@ -55,7 +55,7 @@ async fn a_key_that_is_lost_is_written_again() {
     let heartbeat = Heartbeat::start(&redis_at(&server), "42").unwrap();
     let mut client = server.connect().unwrap();
     eventually("it beats", || is_alive(&mut client, "42")).await;
-    // A server that forgets everything.
+    // The restarted server has lost all keys.
     server.restart().unwrap();
     let mut client = server.connect().unwrap();
     eventually("it beats again", || is_alive(&mut client, "42")).await;
@@ -63,7 +63,7 @@ async fn a_key_that_is_lost_is_written_again() {
 }
 
 #[tokio::test]
-async fn redis_may_come_later() {
+async fn a_heartbeat_is_written_once_redis_is_available() {
     let mut server = RedisServer::start().unwrap();
     server.kill();
     let heartbeat = Heartbeat::start(&redis_at(&server), "42").unwrap();
@@ -74,7 +74,7 @@ async fn redis_may_come_later() {
 }
 
 #[tokio::test]
-async fn a_redis_that_says_nothing_delays_the_end_by_two_seconds_at_most() {
+async fn a_redis_that_does_not_respond_delays_the_end_by_two_seconds_at_most() {
     let server = RedisServer::start().unwrap();
     let mut client = server.connect().unwrap();
     let heartbeat = Heartbeat::start(&redis_at(&server), "42").unwrap();
@@ -90,7 +90,7 @@ async fn a_redis_that_says_nothing_delays_the_end_by_two_seconds_at_most() {
 async fn a_run_that_leaves_its_runtime_no_time_has_a_heartbeat_still() {
     let server = RedisServer::start().unwrap();
     let mut client = server.connect().unwrap();
-    // This test's runtime has one thread, and the loop below never gives it back.
+    // This test's runtime has one thread, and the loop below blocks it.
     let heartbeat = Heartbeat::start(&redis_at(&server), "42").unwrap();
     let started = Instant::now();
     while ttl(&mut client, "42") < 0 {
@@ -101,7 +101,7 @@ async fn a_run_that_leaves_its_runtime_no_time_has_a_heartbeat_still() {
 }
 
 #[tokio::test]
-async fn many_jobs_have_one_thread_and_come_and_go() {
+async fn heartbeats_of_many_jobs_share_one_thread() {
     let server = RedisServer::start().unwrap();
     let mut client = server.connect().unwrap();
     let heartbeats = Heartbeats::start(&redis_at(&server)).unwrap();
@@ -111,12 +111,12 @@ async fn many_jobs_have_one_thread_and_come_and_go() {
     for job in 0..200 {
         eventually("each beats", || is_alive(&mut client, &job.to_string())).await;
     }
-    // A second reason for one of them, which keeps it.
+    // A second reason keeps the heartbeat of this job.
     beats.push(heartbeats.beat("8"));
     drop(beats.drain(7..=8));
     beats.push(heartbeats.beat("200"));
     eventually("a new one beats", || is_alive(&mut client, "200")).await;
-    // Somebody else may beat for a job that is forgotten here.
+    // The key expires by itself, because another process may send heartbeats for the job.
     assert!(ttl(&mut client, "7") > 0);
     for job in ["7", "8"] {
         let deleted: u64 = redis::cmd("DEL").arg(key(job)).query(&mut client).unwrap();
@@ -127,7 +127,7 @@ async fn many_jobs_have_one_thread_and_come_and_go() {
 }
 
 #[tokio::test]
-async fn orders_do_not_wait_for_a_redis_that_is_away() {
+async fn orders_do_not_wait_for_an_unavailable_redis() {
     let mut server = RedisServer::start().unwrap();
     let settings = RedisArgs {
         redis_timeout: Some("500".into()),
@@ -165,15 +165,18 @@ fn written(client: &mut redis::Connection) -> Option<String> {
 const MINUTE: Duration = Duration::from_mins(1);
 
 #[tokio::test]
-async fn a_launcher_beats_until_the_executor_does_and_not_again_when_that_stops() {
+async fn a_launcher_sends_heartbeats_only_until_the_executor_does() {
     let server = RedisServer::start().unwrap();
     let (mut client, redis) = (server.connect().unwrap(), redis_at(&server));
     let launchers = Heartbeats::start(&redis).unwrap();
     let waiting = launchers.beat("42");
     eventually("it beats", || is_alive(&mut client, "42")).await;
-    assert_eq!(sign_of(&redis, "42").await.unwrap(), Sign::Launcher);
+    assert_eq!(
+        heartbeat_state(&redis, "42").await.unwrap(),
+        HeartbeatState::FromLauncher
+    );
 
-    // Its executor starts, a stock one or ours, and is not written over.
+    // The executor starts. Its value is not overwritten.
     let starting = launchers.beat_until_taken_over("42", MINUTE);
     drop(waiting);
     write(&mut client, "1");
@@ -188,19 +191,25 @@ async fn a_launcher_beats_until_the_executor_does_and_not_again_when_that_stops(
         (ttl(&mut client, "43") > 40).then_some(())
     })
     .await;
-    assert_eq!(sign_of(&redis, "42").await.unwrap(), Sign::Executor);
+    assert_eq!(
+        heartbeat_state(&redis, "42").await.unwrap(),
+        HeartbeatState::FromExecutor
+    );
     assert!(ttl(&mut client, "42") < 45);
 
-    // It dies: nobody beats in its place.
+    // The executor dies. The launcher sends no heartbeats for it.
     redis::cmd("DEL").arg(key("42")).exec(&mut client).unwrap();
     expire.exec(&mut client).unwrap();
     eventually("another round is over", || {
         (ttl(&mut client, "43") > 40).then_some(())
     })
     .await;
-    assert_eq!(sign_of(&redis, "42").await.unwrap(), Sign::Nobody);
+    assert_eq!(
+        heartbeat_state(&redis, "42").await.unwrap(),
+        HeartbeatState::Missing
+    );
 
-    // Kubernetes makes another pod, which has to come up first.
+    // Kubernetes creates another pod, which must start first.
     let waiting = launchers.beat("42");
     eventually("it beats again", || is_alive(&mut client, "42")).await;
     assert_eq!(written(&mut client).as_deref(), Some("launcher"));
@@ -208,7 +217,7 @@ async fn a_launcher_beats_until_the_executor_does_and_not_again_when_that_stops(
 }
 
 #[tokio::test]
-async fn an_executor_that_never_beats_is_beaten_for_while_it_has_time_to_begin() {
+async fn a_launcher_sends_heartbeats_for_an_executor_that_may_still_start() {
     let server = RedisServer::start().unwrap();
     let mut client = server.connect().unwrap();
     let launchers = Heartbeats::start(&redis_at(&server)).unwrap();
@@ -216,7 +225,7 @@ async fn an_executor_that_never_beats_is_beaten_for_while_it_has_time_to_begin()
     eventually("it beats", || is_alive(&mut client, "42")).await;
     drop(soon);
     redis::cmd("DEL").arg(key("42")).exec(&mut client).unwrap();
-    // It started long ago: as after a restart of the launcher.
+    // The executor started long ago, as after a restart of the launcher.
     let late = launchers.beat_until_taken_over("42", Duration::ZERO);
     let other = launchers.beat("43");
     eventually("the other one beats", || is_alive(&mut client, "43")).await;

@@ -1,9 +1,9 @@
-//! The live picture of a run.
+//! The live view of a run.
 
 use std::time::{Duration, Instant};
 
 use platform::java;
-use platform::live::{LivePhase, LiveState, LiveStream};
+use platform::live::{LivePhase, LiveState, LiveViewPublisher};
 use serde_json::{Value, json};
 use test_peers::redis::RedisServer;
 
@@ -24,13 +24,13 @@ fn state(status: &str) -> LiveState {
 async fn pictures_stand_in_a_stream_that_expires() {
     let server = RedisServer::start().unwrap();
     let mut client = server.connect().unwrap();
-    let live = LiveStream::start(redis_at(&server), "412", STEP);
+    let live = LiveViewPublisher::start(redis_at(&server), "412", STEP);
     live.publish(state("applying"));
     eventually("the first is there at once", || {
         (!stream(&mut client, NAME).is_empty()).then_some(())
     })
     .await;
-    // Of these the last one wins.
+    // Only the last of these is published.
     for number in 0..1000 {
         live.publish(state(&format!("applying {number}")));
     }
@@ -64,10 +64,10 @@ async fn the_last_picture_does_not_wait_for_its_turn() {
     let server = RedisServer::start().unwrap();
     let mut client = server.connect().unwrap();
     let mut fastest = Duration::MAX;
-    // On a busy machine one may take as long as its turn for other reasons.
+    // On a busy machine one attempt may take as long as the interval for other reasons.
     for number in 0..5 {
         let name = format!("{number}-context");
-        let live = LiveStream::start(redis_at(&server), &number.to_string(), STEP);
+        let live = LiveViewPublisher::start(redis_at(&server), &number.to_string(), STEP);
         live.publish(state("applying"));
         eventually("the first is there", || {
             (!stream(&mut client, &name).is_empty()).then_some(())
@@ -85,7 +85,7 @@ async fn the_last_picture_does_not_wait_for_its_turn() {
 #[tokio::test]
 async fn a_redis_that_is_away_costs_the_limit_at_most_and_nothing_before() {
     let server = RedisServer::start().unwrap();
-    let live = LiveStream::start(redis_at(&server), "412", STEP);
+    let live = LiveViewPublisher::start(redis_at(&server), "412", STEP);
     server.freeze().unwrap();
     let started = Instant::now();
     for _ in 0..1000 {
@@ -97,10 +97,10 @@ async fn a_redis_that_is_away_costs_the_limit_at_most_and_nothing_before() {
 }
 
 #[tokio::test]
-async fn a_redis_that_comes_back_gets_the_latest() {
+async fn a_redis_that_is_available_again_gets_the_latest_picture() {
     let mut server = RedisServer::start().unwrap();
     server.kill();
-    let live = LiveStream::start(redis_at(&server), "412", STEP);
+    let live = LiveViewPublisher::start(redis_at(&server), "412", STEP);
     live.publish(state("first"));
     server.restart().unwrap();
     let mut client = server.connect().unwrap();

@@ -1,4 +1,4 @@
-//! The run's log in Redis and through the platform's API.
+//! The live log in Redis and through the platform's API.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
@@ -39,7 +39,7 @@ async fn write_numbers(writer: &mut LogWriter, numbers: std::ops::Range<u32>) {
     }
 }
 
-/// Every line once, in order, under its own number.
+/// Checks that the stream has every line once, in order, with its number.
 fn assert_whole(server: &RedisServer, lines: u32) {
     let entries = stream(&mut server.connect().unwrap(), "412");
     let seen: Vec<_> = entries
@@ -128,7 +128,7 @@ async fn a_redis_killed_and_started_again_in_the_middle_loses_nothing_and_double
     let mut writer = log.writer();
     for round in 0..4 {
         write_numbers(&mut writer, round * 5000..(round + 1) * 5000).await;
-        // At some point of a delivery, not before it and not after it.
+        // The failure happens during a delivery, not before or after it.
         let mut client = server.connect().unwrap();
         eventually("some lines arrive", || {
             let entries: u32 = redis::cmd("XLEN")
@@ -146,8 +146,7 @@ async fn a_redis_killed_and_started_again_in_the_middle_loses_nothing_and_double
     assert_whole(&server, 20_000);
 }
 
-/// Waits until no answer is waited for any more on the connections there were: there is another, to look what became
-/// of what was sent.
+/// Waits until the sink has given up the old connections and has opened a new one to check what was written.
 async fn given_up(way: &Proxy, before: u64) {
     eventually("the answer is given up", || {
         (way.accepted() > before).then_some(())
@@ -173,7 +172,7 @@ async fn lines_whose_answer_was_lost_are_not_sent_again() {
         (!stream(&mut client, "412").is_empty()).then_some(())
     })
     .await;
-    // What is sent now is executed later, when nobody waits for the answer any more.
+    // Redis executes what is sent now only after the client's timeout.
     server.freeze().unwrap();
     let before = way.accepted();
     write_numbers(&mut writer, 1..50).await;
@@ -225,7 +224,7 @@ async fn remarks_of_others_are_not_taken_for_lines_whose_answer_was_lost() {
         .collect();
     let lines: Vec<_> = (0..20).map(|number| format!("line {number}")).collect();
     assert_eq!(numbered, lines);
-    // Whoever speaks for a lost run finds all of it there.
+    // The reporter of a lost run finds the complete log.
     let text = remarks.text(1024 * 1024).await.unwrap();
     assert!(
         text.starts_with("no node yet\nstill none\nline 0\n"),
@@ -235,7 +234,7 @@ async fn remarks_of_others_are_not_taken_for_lines_whose_answer_was_lost() {
 }
 
 #[tokio::test]
-async fn a_redis_that_never_comes_costs_the_deadline_and_no_line_on_disk() {
+async fn a_redis_that_stays_unavailable_costs_the_deadline_and_no_line_on_disk() {
     let mut server = RedisServer::start().unwrap();
     server.kill();
     let folder = TempDir::new().unwrap();
@@ -302,7 +301,7 @@ async fn beyond_its_limit_the_stream_ends_with_where_the_rest_is_and_the_log_is_
 }
 
 fn api_sink(server: &Server) -> Box<dyn Sink> {
-    // Each program does this first. A test before this one may have done it.
+    // Each program installs a provider first. An earlier test may have done it.
     let _ = rustls::crypto::ring::default_provider().install_default();
     Box::new(ApiSink::new(ApiLog {
         base: format!("{}/base/", server.url()).parse().unwrap(),
@@ -431,7 +430,7 @@ async fn a_line_too_long_for_the_api_arrives_in_pieces_and_those_behind_it_after
         }
         let mut seen = seen.lock().unwrap();
         seen.push(request.clone());
-        // Some pieces are refused for other reasons, and sent again.
+        // The API refuses some pieces for other reasons. The sink sends them again.
         if seen.len() % 7 == 3 {
             seen.pop();
             seen.push(Request::default());
@@ -472,8 +471,7 @@ async fn a_line_too_long_for_the_api_arrives_in_pieces_and_those_behind_it_after
     assert_eq!(lines[2], "after");
 }
 
-/// As long as an outage may well take: more than any pause between two attempts, and longer than connections live
-/// that nobody uses.
+/// The length of a typical outage: longer than each pause between two attempts, and longer than idle connections live.
 #[tokio::test]
 async fn a_redis_that_is_away_for_a_minute_gets_what_was_written_meanwhile_once_and_in_order() {
     const OUTAGE: u32 = 62;

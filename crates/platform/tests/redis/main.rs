@@ -1,4 +1,4 @@
-//! Everything that speaks to Redis, against a real one.
+//! Tests everything that uses Redis with a real server.
 
 #![expect(clippy::unwrap_used, reason = "helpers of tests fail like tests")]
 

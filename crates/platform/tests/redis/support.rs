@@ -1,4 +1,4 @@
-//! Settings that lead to a test's own server, and a look at what is in it.
+//! Settings for a test's own server, and functions that read its content.
 
 use std::time::{Duration, Instant};
 
@@ -7,7 +7,7 @@ use platform::java;
 use platform::redis::{Field, Redis, RedisArgs};
 use test_peers::redis::RedisServer;
 
-/// Longer than anything here takes, so that a hang fails.
+/// Longer than any of these tests takes, so that a hang fails.
 pub(crate) const LONG: Duration = Duration::from_mins(1);
 
 pub(crate) fn args(server: &RedisServer) -> RedisArgs {
@@ -26,7 +26,7 @@ pub(crate) fn redis_at(server: &RedisServer) -> Redis {
     redis(&args(server))
 }
 
-/// Waits for an answer in time, which there may not be at once where time is short and the machine busy.
+/// Waits until the server answers in time. On a busy machine, a short timeout may pass a few times.
 pub(crate) async fn until_it_answers(redis: &Redis) {
     let started = Instant::now();
     while let Err(error) = redis.ping().await {
@@ -34,7 +34,7 @@ pub(crate) async fn until_it_answers(redis: &Redis) {
     }
 }
 
-/// Asks again until the answer is there; fails when it does not come.
+/// Repeats the question until there is an answer; fails if none comes.
 pub(crate) async fn eventually<T>(what: &str, mut question: impl FnMut() -> Option<T>) -> T {
     let started = Instant::now();
     loop {
@@ -46,7 +46,7 @@ pub(crate) async fn eventually<T>(what: &str, mut question: impl FnMut() -> Opti
     }
 }
 
-/// One entry, read without any code of ours but the codec.
+/// One entry. Of Mayfly's code, only the codec is used to read it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct SeenEntry {
     pub(crate) id: String,

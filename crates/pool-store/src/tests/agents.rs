@@ -6,12 +6,12 @@ use pool_protocol::lease::DeclineReason;
 use pool_protocol::problem::Code;
 use rstest::rstest;
 
-use super::site::*;
+use super::fixture::*;
 use crate::model::{Ending, Found};
 use crate::view::{Condition, InstanceView, Page};
 
-async fn listed(site: &Site) -> Vec<InstanceView> {
-    let listed = site.store.instances(None, Page::first()).await;
+async fn listed(fixture: &Fixture) -> Vec<InstanceView> {
+    let listed = fixture.store.instances(None, Page::first()).await;
     listed.unwrap()
 }
 
@@ -20,26 +20,27 @@ async fn listed(site: &Site) -> Vec<InstanceView> {
 async fn an_instance_that_dies_is_offline_after_30_s_and_gone_later(
     #[values(Engine::Sqlite, Engine::Postgres)] engine: Engine,
 ) {
-    let Some(site) = Site::open(engine).await else {
+    let Some(fixture) = Fixture::open(engine).await else {
         return;
     };
-    let one = site.agent("one").await;
-    site.pass(25).await;
-    site.store
+    let one = fixture.agent("one").await;
+    fixture.pass(25).await;
+    fixture
+        .store
         .heartbeat(&pool(), one, &beats(vec![]))
         .await
         .unwrap();
-    site.pass(29).await;
-    assert_eq!(listed(&site).await[0].condition, Condition::Online);
-    site.pass(2).await;
-    let view = &listed(&site).await[0];
+    fixture.pass(29).await;
+    assert_eq!(listed(&fixture).await[0].condition, Condition::Online);
+    fixture.pass(2).await;
+    let view = &listed(&fixture).await[0];
     assert_eq!(view.condition, Condition::Offline);
     assert_eq!((view.capacity, view.free, view.tags.len()), (10, 9, 1));
-    site.pass(LISTED.as_secs() - 40).await;
-    assert_eq!(listed(&site).await.len(), 1);
-    site.pass(15).await;
-    assert!(listed(&site).await.is_empty());
-    let beat = site.store.heartbeat(&pool(), one, &beats(vec![])).await;
+    fixture.pass(LISTED.as_secs() - 40).await;
+    assert_eq!(listed(&fixture).await.len(), 1);
+    fixture.pass(15).await;
+    assert!(listed(&fixture).await.is_empty());
+    let beat = fixture.store.heartbeat(&pool(), one, &beats(vec![])).await;
     assert_eq!(code(beat), Code::InstanceUnknown);
 }
 
@@ -48,27 +49,27 @@ async fn an_instance_that_dies_is_offline_after_30_s_and_gone_later(
 async fn a_name_belongs_to_one_installation_until_it_is_offline(
     #[values(Engine::Sqlite, Engine::Postgres)] engine: Engine,
 ) {
-    let Some(site) = Site::open(engine).await else {
+    let Some(fixture) = Fixture::open(engine).await else {
         return;
     };
-    let one = site.agent("one").await;
+    let one = fixture.agent("one").await;
     let mut other = registration("one");
     other.system_id = "x".to_owned();
     other.installation = "cluster b".to_owned();
-    let refused = site.store.register(&pool(), &other).await.unwrap_err();
+    let refused = fixture.store.register(&pool(), &other).await.unwrap_err();
     assert_eq!(refused.code(), Code::InstanceNameTaken);
     assert!(refused.to_string().contains("cluster of one"), "{refused}");
     // Another pool has names of its own.
     let us: PoolName = "us".parse().unwrap();
-    site.store.register(&us, &other).await.unwrap();
+    fixture.store.register(&us, &other).await.unwrap();
     // It registers again, or beside itself.
-    assert_eq!(site.agent("one").await, one);
+    assert_eq!(fixture.agent("one").await, one);
     let mut replica = registration("one");
     replica.system_id = "one-2".to_owned();
-    site.store.register(&pool(), &replica).await.unwrap();
-    site.pass(31).await;
-    site.store.register(&pool(), &other).await.unwrap();
-    let back = site.store.register(&pool(), &registration("one")).await;
+    fixture.store.register(&pool(), &replica).await.unwrap();
+    fixture.pass(31).await;
+    fixture.store.register(&pool(), &other).await.unwrap();
+    let back = fixture.store.register(&pool(), &registration("one")).await;
     assert_eq!(code(back), Code::InstanceNameTaken);
 }
 
@@ -77,28 +78,28 @@ async fn a_name_belongs_to_one_installation_until_it_is_offline(
 async fn an_instance_whose_leases_come_to_nothing_is_degraded(
     #[values(Engine::Sqlite, Engine::Postgres)] engine: Engine,
 ) {
-    let Some(site) = Site::open(engine).await else {
+    let Some(fixture) = Fixture::open(engine).await else {
         return;
     };
-    let task = site.ready("acme", "1").await;
-    let one = site.agent("one").await;
+    let task = fixture.ready("acme", "1").await;
+    let one = fixture.agent("one").await;
     for _ in 0..3 {
-        assert_eq!(listed(&site).await[0].condition, Condition::Online);
-        let leased = site.lease(one).await.unwrap();
+        assert_eq!(listed(&fixture).await[0].condition, Condition::Online);
+        let leased = fixture.lease(one).await.unwrap();
         let decline = declined(DeclineReason::Failed, "the API server is away");
-        site.store.decline(leased.grant, &decline).await.unwrap();
-        site.store.found(task, Found::Waiting).await.unwrap();
+        fixture.store.decline(leased.grant, &decline).await.unwrap();
+        fixture.store.found(task, Found::Waiting).await.unwrap();
         for _ in 0..3 {
-            site.pass(15).await;
+            fixture.pass(15).await;
             let beat = beats(vec![]);
-            site.store.heartbeat(&pool(), one, &beat).await.unwrap();
+            fixture.store.heartbeat(&pool(), one, &beat).await.unwrap();
         }
     }
-    let view = &listed(&site).await[0];
+    let view = &listed(&fixture).await[0];
     assert_eq!((view.condition, view.failures), (Condition::Degraded, 3));
-    let leased = site.lease(one).await.unwrap();
-    site.store.started(leased.grant, "ns/job").await.unwrap();
-    assert_eq!(listed(&site).await[0].condition, Condition::Online);
+    let leased = fixture.lease(one).await.unwrap();
+    fixture.store.started(leased.grant, "ns/job").await.unwrap();
+    assert_eq!(listed(&fixture).await[0].condition, Condition::Online);
 }
 
 #[rstest]
@@ -106,18 +107,18 @@ async fn an_instance_whose_leases_come_to_nothing_is_degraded(
 async fn leases_without_an_executor_count_after_120_s(
     #[values(Engine::Sqlite, Engine::Postgres)] engine: Engine,
 ) {
-    let Some(site) = Site::open(engine).await else {
+    let Some(fixture) = Fixture::open(engine).await else {
         return;
     };
-    let one = site.agent("one").await;
+    let one = fixture.agent("one").await;
     let mut holding = Vec::new();
     for job in ["1", "2", "3"] {
-        site.ready("acme", job).await;
+        fixture.ready("acme", job).await;
         let known: Vec<LeaseId> = holding
             .iter()
             .map(|held: &crate::LeasedTask| held.grant.lease)
             .collect();
-        holding.push(site.lease_beside(one, &known).await.unwrap());
+        holding.push(fixture.lease_beside(one, &known).await.unwrap());
     }
     for second in (0..130).step_by(10) {
         let expected = if second < 120 {
@@ -125,13 +126,13 @@ async fn leases_without_an_executor_count_after_120_s(
         } else {
             Condition::Degraded
         };
-        assert_eq!(listed(&site).await[0].condition, expected, "{second}");
+        assert_eq!(listed(&fixture).await[0].condition, expected, "{second}");
         let held = holding.iter().map(|leased| held(leased, Phase::Preparing));
         let named = beats(held.collect());
-        site.store.heartbeat(&pool(), one, &named).await.unwrap();
-        site.pass(10).await;
+        fixture.store.heartbeat(&pool(), one, &named).await.unwrap();
+        fixture.pass(10).await;
     }
-    assert_eq!(listed(&site).await[0].condition, Condition::Degraded);
+    assert_eq!(listed(&fixture).await[0].condition, Condition::Degraded);
 }
 
 #[rstest]
@@ -139,10 +140,10 @@ async fn leases_without_an_executor_count_after_120_s(
 async fn a_new_process_takes_over_the_leases_it_finds(
     #[values(Engine::Sqlite, Engine::Postgres)] engine: Engine,
 ) {
-    let Some(site) = Site::open(engine).await else {
+    let Some(fixture) = Fixture::open(engine).await else {
         return;
     };
-    let leased = site.running("1").await;
+    let leased = fixture.running("1").await;
     let mut next = registration("one");
     next.system_id = "one-2".to_owned();
     let unknown = pool_protocol::instance::HeldLease {
@@ -150,21 +151,21 @@ async fn a_new_process_takes_over_the_leases_it_finds(
         ..held(&leased, Phase::Started)
     };
     next.leases = vec![held(&leased, Phase::Running), unknown.clone()];
-    let registered = site.store.register(&pool(), &next).await.unwrap();
+    let registered = fixture.store.register(&pool(), &next).await.unwrap();
     assert_eq!(registered.stale, [unknown.lease_id]);
-    let view = site.view(leased.grant.task).await;
+    let view = fixture.view(leased.grant.task).await;
     assert_eq!(view.instance, Some(registered.instance));
     // Another agent cannot name them.
     let mut other = registration("two");
     other.leases = vec![held(&leased, Phase::Started)];
-    let registered = site.store.register(&pool(), &other).await.unwrap();
+    let registered = fixture.store.register(&pool(), &other).await.unwrap();
     assert_eq!(registered.stale, [leased.grant.lease]);
     // The agent follows the executor, so the task is not orphaned.
-    let one = site.agent("one").await;
+    let one = fixture.agent("one").await;
     for _ in 0..10 {
         let named = beats(vec![held(&leased, Phase::Running)]);
-        site.store.heartbeat(&pool(), one, &named).await.unwrap();
-        assert!(site.pass(60).await.is_empty());
+        fixture.store.heartbeat(&pool(), one, &named).await.unwrap();
+        assert!(fixture.pass(60).await.is_empty());
     }
 }
 
@@ -173,29 +174,36 @@ async fn a_new_process_takes_over_the_leases_it_finds(
 async fn an_instance_sees_its_own_pool_alone(
     #[values(Engine::Sqlite, Engine::Postgres)] engine: Engine,
 ) {
-    let Some(site) = Site::open(engine).await else {
+    let Some(fixture) = Fixture::open(engine).await else {
         return;
     };
-    site.ready("acme", "1").await;
+    fixture.ready("acme", "1").await;
     let us: PoolName = "us".parse().unwrap();
-    let foreign = site.store.register(&us, &registration("one")).await;
+    let foreign = fixture.store.register(&us, &registration("one")).await;
     let foreign = foreign.unwrap().instance;
     let request = request(foreign, &[]);
     assert_eq!(
-        code(site.store.lease(&request).await),
+        code(fixture.store.lease(&request).await),
         Code::InstancePoolMismatch
     );
     let mut there = request.clone();
     there.pool = us;
-    assert!(site.store.lease(&there).await.unwrap().is_none());
+    assert!(fixture.store.lease(&there).await.unwrap().is_none());
     let beat = beats(vec![]);
-    let heartbeat = site.store.heartbeat(&pool(), foreign, &beat).await;
+    let heartbeat = fixture.store.heartbeat(&pool(), foreign, &beat).await;
     assert_eq!(code(heartbeat), Code::InstancePoolMismatch);
-    let removed = site.store.remove(&pool(), foreign).await;
+    let removed = fixture.store.remove(&pool(), foreign).await;
     assert_eq!(code(removed), Code::InstancePoolMismatch);
     there.instance = InstanceId::new();
-    assert_eq!(code(site.store.lease(&there).await), Code::InstanceUnknown);
-    site.store.remove(&pool(), InstanceId::new()).await.unwrap();
+    assert_eq!(
+        code(fixture.store.lease(&there).await),
+        Code::InstanceUnknown
+    );
+    fixture
+        .store
+        .remove(&pool(), InstanceId::new())
+        .await
+        .unwrap();
 }
 
 #[rstest]
@@ -203,19 +211,19 @@ async fn an_instance_sees_its_own_pool_alone(
 async fn lists_and_texts_of_agents_have_limits(
     #[values(Engine::Sqlite, Engine::Postgres)] engine: Engine,
 ) {
-    let Some(site) = Site::open(engine).await else {
+    let Some(fixture) = Fixture::open(engine).await else {
         return;
     };
-    let one = site.agent("one").await;
-    let leased = site.running("1").await;
+    let one = fixture.agent("one").await;
+    let leased = fixture.running("1").await;
     let many = vec![held(&leased, Phase::Started); 1001];
-    let heartbeat = site
+    let heartbeat = fixture
         .store
         .heartbeat(&pool(), one, &beats(many.clone()))
         .await;
     assert_eq!(code(heartbeat), Code::RequestInvalid);
     let holding = vec![leased.grant.lease; 1001];
-    let lease = site.store.lease(&request(one, &holding)).await;
+    let lease = fixture.store.lease(&request(one, &holding)).await;
     assert_eq!(code(lease), Code::RequestInvalid);
     let mut tags = registration("two");
     tags.tags = vec![String::new(); 33];
@@ -224,43 +232,46 @@ async fn lists_and_texts_of_agents_have_limits(
     let mut version = registration("two");
     version.executor_version = "1".repeat(257);
     for registration in [tags, leases, version] {
-        let refused = site.store.register(&pool(), &registration).await;
+        let refused = fixture.store.register(&pool(), &registration).await;
         assert_eq!(code(refused), Code::RequestInvalid);
     }
-    let long = site.store.started(leased.grant, &"j".repeat(5000)).await;
+    let long = fixture.store.started(leased.grant, &"j".repeat(5000)).await;
     long.unwrap();
-    let executor = site.view(leased.grant.task).await.executor.unwrap();
+    let executor = fixture.view(leased.grant.task).await.executor.unwrap();
     assert_eq!(executor.len(), 1000);
-    let long = site
+    let long = fixture
         .store
         .accept(leased.grant, &holder(&"u".repeat(257)))
         .await;
     assert_eq!(code(long), Code::RequestInvalid);
-    let long = site.store.beat(leased.grant, &beat(&"u".repeat(257))).await;
+    let long = fixture
+        .store
+        .beat(leased.grant, &beat(&"u".repeat(257)))
+        .await;
     assert_eq!(code(long), Code::RequestInvalid);
     // PostgreSQL stores no NUL.
-    let nul = told(true);
+    let nul = end_report(true);
     let nul = pool_protocol::lease::End {
         diagnostic: format!("a\0{}", "d".repeat(10_000)),
         verdict: Some("\0".to_owned()),
         ..nul
     };
-    let ended = site.store.end(leased.grant, Ending::Failed, &nul).await;
+    let ended = fixture.store.end(leased.grant, Ending::Failed, &nul).await;
     ended.unwrap();
-    let end = site.view(leased.grant.task).await.end.unwrap();
+    let end = fixture.view(leased.grant.task).await.end.unwrap();
     assert!(end.diagnostic.starts_with("ad") && end.diagnostic.len() <= 8000);
 }
 
 #[rstest]
 #[tokio::test]
 async fn a_draining_instance_says_so(#[values(Engine::Sqlite, Engine::Postgres)] engine: Engine) {
-    let Some(site) = Site::open(engine).await else {
+    let Some(fixture) = Fixture::open(engine).await else {
         return;
     };
-    let one = site.agent("one").await;
+    let one = fixture.agent("one").await;
     let mut beat = beats(vec![]);
     beat.state = InstanceState::Draining;
-    site.store.heartbeat(&pool(), one, &beat).await.unwrap();
-    assert_eq!(listed(&site).await[0].condition, Condition::Draining);
-    assert_eq!(site.store.pools().await.unwrap()[0].free, 0);
+    fixture.store.heartbeat(&pool(), one, &beat).await.unwrap();
+    assert_eq!(listed(&fixture).await[0].condition, Condition::Draining);
+    assert_eq!(fixture.store.pools().await.unwrap()[0].free, 0);
 }

@@ -12,7 +12,7 @@ use pool_protocol::task::TaskState;
 use pool_protocol::token::JobGrant;
 
 use super::failpoint::KILL_AT;
-use super::site::*;
+use super::fixture::*;
 use crate::model::{Ending, Found, LeaseRequest, Submission};
 use crate::view::{Listed, Page};
 use crate::{Rules, Store};
@@ -57,7 +57,7 @@ async fn work(store: &Store, pool: &PoolName) {
         acknowledge(&format!("accepted {}", leased.job));
         store.beat(grant, &beat("x")).await.unwrap();
         store
-            .end(grant, Ending::Completed, &told(false))
+            .end(grant, Ending::Completed, &end_report(false))
             .await
             .unwrap();
         acknowledge(&format!("ended {}", leased.job));
@@ -162,7 +162,7 @@ async fn finish(store: &Store, pool: &PoolName) {
             };
             store.accept(grant, &holder("x")).await.unwrap();
             store
-                .end(grant, Ending::Completed, &told(false))
+                .end(grant, Ending::Completed, &end_report(false))
                 .await
                 .unwrap();
         }
@@ -178,7 +178,7 @@ async fn finish(store: &Store, pool: &PoolName) {
         };
         store.accept(leased.grant, &holder("x")).await.unwrap();
         store
-            .end(leased.grant, Ending::Completed, &told(false))
+            .end(leased.grant, Ending::Completed, &end_report(false))
             .await
             .unwrap();
     }

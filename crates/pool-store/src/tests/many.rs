@@ -8,7 +8,7 @@ use pool_protocol::problem::Code;
 use rstest::rstest;
 use tokio::task::JoinSet;
 
-use super::site::*;
+use super::fixture::*;
 use crate::model::{Found, LeaseRequest};
 
 #[rstest]
@@ -16,23 +16,23 @@ use crate::model::{Found, LeaseRequest};
 async fn a_burst_of_one_organization_does_not_hold_up_another(
     #[values(Engine::Sqlite, Engine::Postgres)] engine: Engine,
 ) {
-    let Some(site) = Site::open(engine).await else {
+    let Some(fixture) = Fixture::open(engine).await else {
         return;
     };
-    let one = site.agent("one").await;
+    let one = fixture.agent("one").await;
     for job in 0..50 {
-        site.ready("burst", &format!("b{job}")).await;
+        fixture.ready("burst", &format!("b{job}")).await;
     }
     let mut held = Vec::new();
     for _ in 0..5 {
-        held.push(site.lease_beside(one, &held).await.unwrap().grant.lease);
+        held.push(fixture.lease_beside(one, &held).await.unwrap().grant.lease);
     }
-    let late = site.ready("late", "l").await;
-    let next = site.lease_beside(one, &held).await.unwrap();
+    let late = fixture.ready("late", "l").await;
+    let next = fixture.lease_beside(one, &held).await.unwrap();
     assert_eq!(next.grant.task, late);
     held.push(next.grant.lease);
     // In the order in which they came.
-    let next = site.lease_beside(one, &held).await.unwrap();
+    let next = fixture.lease_beside(one, &held).await.unwrap();
     assert_eq!(next.job, "b5");
 }
 
@@ -56,23 +56,26 @@ async fn take(store: crate::Store, instance: InstanceId) -> Vec<(TaskId, String)
 async fn many_agents_of_two_hubs_take_each_task_once_and_serve_all_alike(
     #[values(Engine::Sqlite, Engine::Postgres)] engine: Engine,
 ) {
-    let Some(site) = Site::open(engine).await else {
+    let Some(fixture) = Fixture::open(engine).await else {
         return;
     };
     let hubs = match engine {
-        Engine::Sqlite => vec![site.store.clone()],
+        Engine::Sqlite => vec![fixture.store.clone()],
         // What waits is asked again when a hub starts.
-        Engine::Postgres => vec![site.store.clone(), open(&site.url, &site.clock).await],
+        Engine::Postgres => vec![
+            fixture.store.clone(),
+            open(&fixture.url, &fixture.clock).await,
+        ],
     };
     for job in 0..30 {
-        site.ready("large", &format!("l{job}")).await;
-        site.ready("large", &format!("m{job}")).await;
-        site.ready("middle", &format!("n{job}")).await;
-        site.ready("small", &format!("s{job}")).await;
+        fixture.ready("large", &format!("l{job}")).await;
+        fixture.ready("large", &format!("m{job}")).await;
+        fixture.ready("middle", &format!("n{job}")).await;
+        fixture.ready("small", &format!("s{job}")).await;
     }
     let mut agents = JoinSet::new();
     for number in 0..8 {
-        let instance = site.agent(&format!("agent-{number}")).await;
+        let instance = fixture.agent(&format!("agent-{number}")).await;
         agents.spawn(take(hubs[number % hubs.len()].clone(), instance));
     }
     let taken: Vec<_> = agents.join_all().await.into_iter().flatten().collect();
@@ -80,7 +83,7 @@ async fn many_agents_of_two_hubs_take_each_task_once_and_serve_all_alike(
     let tasks: HashSet<_> = taken.iter().map(|(task, _)| *task).collect();
     assert_eq!(tasks.len(), 120, "a task was given out twice");
     // In the order of the leases, none is served more often than another that waits.
-    let mut order = site.all().await;
+    let mut order = fixture.all().await;
     order.sort_by_key(|task| task.lease);
     let mut served: HashMap<&str, u32> = HashMap::new();
     let first: Vec<_> = order
@@ -100,16 +103,19 @@ async fn many_agents_of_two_hubs_take_each_task_once_and_serve_all_alike(
 async fn of_many_executors_one_accepts_a_task(
     #[values(Engine::Sqlite, Engine::Postgres)] engine: Engine,
 ) {
-    let Some(site) = Site::open(engine).await else {
+    let Some(fixture) = Fixture::open(engine).await else {
         return;
     };
     let hubs = match engine {
-        Engine::Sqlite => vec![site.store.clone()],
-        Engine::Postgres => vec![site.store.clone(), open(&site.url, &site.clock).await],
+        Engine::Sqlite => vec![fixture.store.clone()],
+        Engine::Postgres => vec![
+            fixture.store.clone(),
+            open(&fixture.url, &fixture.clock).await,
+        ],
     };
-    site.ready("acme", "1").await;
-    let one = site.agent("one").await;
-    let grant = site.lease(one).await.unwrap().grant;
+    fixture.ready("acme", "1").await;
+    let one = fixture.agent("one").await;
+    let grant = fixture.lease(one).await.unwrap().grant;
     let mut executors = JoinSet::new();
     for number in 0..8 {
         let store = hubs[number % hubs.len()].clone();
@@ -128,19 +134,19 @@ async fn of_many_executors_one_accepts_a_task(
 async fn each_new_task_wakes_one_who_waits(
     #[values(Engine::Sqlite, Engine::Postgres)] engine: Engine,
 ) {
-    let Some(site) = Site::open(engine).await else {
+    let Some(fixture) = Fixture::open(engine).await else {
         return;
     };
-    let here = site.store.clone();
+    let here = fixture.store.clone();
     let there = match engine {
         Engine::Sqlite => here.clone(),
-        Engine::Postgres => open(&site.url, &site.clock).await,
+        Engine::Postgres => open(&fixture.url, &fixture.clock).await,
     };
     let mut waits = JoinSet::new();
     for number in 0..6 {
         let request = LeaseRequest {
             wait: Duration::from_secs(50),
-            ..request(site.agent(&format!("agent-{number}")).await, &[])
+            ..request(fixture.agent(&format!("agent-{number}")).await, &[])
         };
         let store = if number % 2 == 0 { &here } else { &there }.clone();
         waits.spawn(async move { store.lease(&request).await.unwrap() });
@@ -150,22 +156,22 @@ async fn each_new_task_wakes_one_who_waits(
     here.waits(&pool(), waiting).await;
     there.waits(&pool(), waiting).await;
     for job in ["1", "2", "3"] {
-        let task = site.ready("acme", job).await;
+        let task = fixture.ready("acme", job).await;
         let leased = waits.join_next().await.unwrap().unwrap().unwrap();
         assert_eq!(leased.grant.task, task);
     }
     assert_eq!(waits.len(), 3, "they go on waiting");
     // One that has gone is not waited for.
     waits.shutdown().await;
-    let task = site.ready("acme", "4").await;
-    let one = site.agent("agent-0").await;
-    let known: Vec<_> = site
+    let task = fixture.ready("acme", "4").await;
+    let one = fixture.agent("agent-0").await;
+    let known: Vec<_> = fixture
         .all()
         .await
         .iter()
         .filter_map(|task| task.lease)
         .collect();
-    let leased = site.lease_beside(one, &known).await.unwrap();
+    let leased = fixture.lease_beside(one, &known).await.unwrap();
     assert_eq!(leased.grant.task, task);
 }
 
@@ -174,16 +180,16 @@ async fn each_new_task_wakes_one_who_waits(
 async fn a_pause_that_is_over_wakes_one_who_waits(
     #[values(Engine::Sqlite, Engine::Postgres)] engine: Engine,
 ) {
-    let Some(site) = Site::open(engine).await else {
+    let Some(fixture) = Fixture::open(engine).await else {
         return;
     };
-    let task = site.ready("acme", "1").await;
-    let one = site.agent("one").await;
-    let leased = site.lease(one).await.unwrap();
+    let task = fixture.ready("acme", "1").await;
+    let one = fixture.agent("one").await;
+    let leased = fixture.lease(one).await.unwrap();
     let decline = declined(pool_protocol::lease::DeclineReason::Quota, "full");
-    site.store.decline(leased.grant, &decline).await.unwrap();
-    site.store.found(task, Found::Waiting).await.unwrap();
-    let store = site.store.clone();
+    fixture.store.decline(leased.grant, &decline).await.unwrap();
+    fixture.store.found(task, Found::Waiting).await.unwrap();
+    let store = fixture.store.clone();
     let waits = tokio::spawn(async move {
         let request = LeaseRequest {
             wait: Duration::from_secs(50),
@@ -191,41 +197,41 @@ async fn a_pause_that_is_over_wakes_one_who_waits(
         };
         store.lease(&request).await.unwrap().unwrap()
     });
-    site.store.waits(&pool(), 1).await;
-    site.pass(11).await;
+    fixture.store.waits(&pool(), 1).await;
+    fixture.pass(11).await;
     assert_eq!(waits.await.unwrap().grant.task, task);
 }
 
 #[tokio::test]
 async fn a_wait_ends_without_a_task_when_its_time_is_over() {
-    let site = Site::open(Engine::Sqlite).await.unwrap();
+    let fixture = Fixture::open(Engine::Sqlite).await.unwrap();
     let request = LeaseRequest {
         wait: Duration::from_millis(20),
-        ..request(site.agent("one").await, &[])
+        ..request(fixture.agent("one").await, &[])
     };
     let began = std::time::Instant::now();
-    assert!(site.store.lease(&request).await.unwrap().is_none());
+    assert!(fixture.store.lease(&request).await.unwrap().is_none());
     assert!(began.elapsed() >= request.wait);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn two_hubs_sweep_one_task_once() {
-    let Some(site) = Site::open(Engine::Postgres).await else {
+    let Some(fixture) = Fixture::open(Engine::Postgres).await else {
         return;
     };
-    let other = open(&site.url, &site.clock).await;
+    let other = open(&fixture.url, &fixture.clock).await;
     let mut tasks = Vec::new();
     for job in 0..20 {
-        tasks.push(site.ready("acme", &job.to_string()).await);
+        tasks.push(fixture.ready("acme", &job.to_string()).await);
     }
-    let one = site.agent("one").await;
-    take(site.store.clone(), one).await;
-    site.pass(25).await;
-    site.clock.pass(10);
-    let (here, there) = tokio::join!(site.store.sweep(), other.sweep());
+    let one = fixture.agent("one").await;
+    take(fixture.store.clone(), one).await;
+    fixture.pass(25).await;
+    fixture.clock.pass(10);
+    let (here, there) = tokio::join!(fixture.store.sweep(), other.sweep());
     let changed = here.unwrap().changed.len() + there.unwrap().changed.len();
     assert_eq!(changed, 20);
     for task in tasks {
-        assert_eq!(site.view(task).await.attempts, 1);
+        assert_eq!(fixture.view(task).await.attempts, 1);
     }
 }

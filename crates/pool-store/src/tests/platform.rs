@@ -4,7 +4,7 @@ use pool_protocol::problem::Code;
 use pool_protocol::task::TaskState;
 use rstest::rstest;
 
-use super::site::*;
+use super::fixture::*;
 use crate::model::{Content, Ending, Found, Payload, Submitted};
 use crate::state::EndReason;
 use crate::view::Wait;
@@ -12,17 +12,23 @@ use crate::view::Wait;
 #[rstest]
 #[tokio::test]
 async fn a_step_is_stored_once(#[values(Engine::Sqlite, Engine::Postgres)] engine: Engine) {
-    let Some(site) = Site::open(engine).await else {
+    let Some(fixture) = Fixture::open(engine).await else {
         return;
     };
-    let Submitted::New(task) = site.submit("acme", "1").await else {
+    let Submitted::New(task) = fixture.submit("acme", "1").await else {
         panic!("it is new");
     };
-    assert_eq!(site.submit("acme", "1").await, Submitted::Duplicate(task));
-    assert_eq!(site.all().await.len(), 1);
+    assert_eq!(
+        fixture.submit("acme", "1").await,
+        Submitted::Duplicate(task)
+    );
+    assert_eq!(fixture.all().await.len(), 1);
     // Also when it is over.
-    site.store.request_cancel(task).await.unwrap();
-    assert_eq!(site.submit("acme", "1").await, Submitted::Duplicate(task));
+    fixture.store.request_cancel(task).await.unwrap();
+    assert_eq!(
+        fixture.submit("acme", "1").await,
+        Submitted::Duplicate(task)
+    );
 }
 
 #[rstest]
@@ -30,24 +36,24 @@ async fn a_step_is_stored_once(#[values(Engine::Sqlite, Engine::Postgres)] engin
 async fn nothing_is_given_out_before_the_platform_confirms_it(
     #[values(Engine::Sqlite, Engine::Postgres)] engine: Engine,
 ) {
-    let Some(site) = Site::open(engine).await else {
+    let Some(fixture) = Fixture::open(engine).await else {
         return;
     };
-    let task = site.submit("acme", "1").await.task();
-    let instance = site.agent("one").await;
-    assert!(site.lease(instance).await.is_none());
-    assert_eq!(site.view(task).await.wait, Some(Wait::Unconfirmed));
-    let state = site.store.found(task, Found::Waiting).await.unwrap();
+    let task = fixture.submit("acme", "1").await.task();
+    let instance = fixture.agent("one").await;
+    assert!(fixture.lease(instance).await.is_none());
+    assert_eq!(fixture.view(task).await.wait, Some(Wait::Unconfirmed));
+    let state = fixture.store.found(task, Found::Waiting).await.unwrap();
     assert_eq!(state, TaskState::Available);
-    assert_eq!(site.view(task).await.wait, Some(Wait::Turn));
-    let leased = site.lease(instance).await.unwrap();
+    assert_eq!(fixture.view(task).await.wait, Some(Wait::Turn));
+    let leased = fixture.lease(instance).await.unwrap();
     assert_eq!((leased.grant.task, leased.attempt), (task, 1));
     assert_eq!(leased.payload, payload());
     assert_eq!(leased.traceparent.as_deref(), Some("00-1-2-01"));
     assert_eq!(leased.expires_in.as_secs(), 30);
     // A late answer changes nothing.
-    site.store.found(task, Found::Over).await.unwrap();
-    assert_eq!(site.view(task).await.state, TaskState::Leased);
+    fixture.store.found(task, Found::Over).await.unwrap();
+    assert_eq!(fixture.view(task).await.state, TaskState::Leased);
 }
 
 #[rstest]
@@ -55,21 +61,21 @@ async fn nothing_is_given_out_before_the_platform_confirms_it(
 async fn what_was_superseded_can_be_submitted_again(
     #[values(Engine::Sqlite, Engine::Postgres)] engine: Engine,
 ) {
-    let Some(site) = Site::open(engine).await else {
+    let Some(fixture) = Fixture::open(engine).await else {
         return;
     };
-    let first = site.submit("acme", "1").await.task();
-    site.store.found(first, Found::Over).await.unwrap();
-    let end = site.view(first).await.end.unwrap();
+    let first = fixture.submit("acme", "1").await.task();
+    fixture.store.found(first, Found::Over).await.unwrap();
+    let end = fixture.view(first).await.end.unwrap();
     assert_eq!((end.reason, end.reported), (EndReason::Superseded, true));
-    assert!(site.store.to_report(10).await.unwrap().is_empty());
-    let Submitted::New(second) = site.submit("acme", "1").await else {
+    assert!(fixture.store.to_report(10).await.unwrap().is_empty());
+    let Submitted::New(second) = fixture.submit("acme", "1").await else {
         panic!("it is new again");
     };
-    site.store.found(second, Found::Waiting).await.unwrap();
-    let instance = site.agent("one").await;
-    assert_eq!(site.lease(instance).await.unwrap().grant.task, second);
-    assert_eq!(site.all().await.len(), 1);
+    fixture.store.found(second, Found::Waiting).await.unwrap();
+    let instance = fixture.agent("one").await;
+    assert_eq!(fixture.lease(instance).await.unwrap().grant.task, second);
+    assert_eq!(fixture.all().await.len(), 1);
 }
 
 #[rstest]
@@ -77,27 +83,31 @@ async fn what_was_superseded_can_be_submitted_again(
 async fn the_platform_is_asked_soon_and_then_every_5_s(
     #[values(Engine::Sqlite, Engine::Postgres)] engine: Engine,
 ) {
-    let Some(site) = Site::open(engine).await else {
+    let Some(fixture) = Fixture::open(engine).await else {
         return;
     };
-    let asked = async || site.store.to_check(10).await.unwrap().len();
-    let task = site.submit("acme", "1").await.task();
+    let asked = async || fixture.store.to_check(10).await.unwrap().len();
+    let task = fixture.submit("acme", "1").await.task();
     assert_eq!(asked().await, 0, "the platform has not committed it yet");
-    site.pass(1).await;
+    fixture.pass(1).await;
     assert_eq!((asked().await, asked().await), (1, 0));
-    site.pass(1).await;
+    fixture.pass(1).await;
     assert_eq!((asked().await, asked().await), (1, 0));
-    site.store.found(task, Found::Waiting).await.unwrap();
-    site.pass(3).await;
+    fixture.store.found(task, Found::Waiting).await.unwrap();
+    fixture.pass(3).await;
     assert_eq!(asked().await, 0);
-    site.pass(3).await;
+    fixture.pass(3).await;
     assert_eq!(asked().await, 1);
-    let instance = site.agent("one").await;
-    let leased = site.lease(instance).await.unwrap();
-    site.pass(6).await;
+    let instance = fixture.agent("one").await;
+    let leased = fixture.lease(instance).await.unwrap();
+    fixture.pass(6).await;
     assert_eq!(asked().await, 1, "it may have been cancelled");
-    site.store.accept(leased.grant, &holder("x")).await.unwrap();
-    site.pass(6).await;
+    fixture
+        .store
+        .accept(leased.grant, &holder("x"))
+        .await
+        .unwrap();
+    fixture.pass(6).await;
     assert_eq!(asked().await, 0, "the executor asks by itself");
 }
 
@@ -106,34 +116,41 @@ async fn the_platform_is_asked_soon_and_then_every_5_s(
 async fn an_outcome_is_given_out_until_the_platform_has_it(
     #[values(Engine::Sqlite, Engine::Postgres)] engine: Engine,
 ) {
-    let Some(mut site) = Site::open(engine).await else {
+    let Some(mut fixture) = Fixture::open(engine).await else {
         return;
     };
-    let leased = site.running("1").await;
-    let end = told(false);
-    let ended = site.store.end(leased.grant, Ending::Failed, &end);
+    let leased = fixture.running("1").await;
+    let end = end_report(false);
+    let ended = fixture.store.end(leased.grant, Ending::Failed, &end);
     assert_eq!(ended.await.unwrap(), TaskState::Failed);
-    let given = site.store.to_report(10).await.unwrap();
+    let given = fixture.store.to_report(10).await.unwrap();
     let end = given[0].end.as_ref().unwrap();
     assert_eq!((given[0].job.as_str(), end.exit_code), ("1", Some(0)));
     assert_eq!(
         (end.diagnostic.as_str(), end.final_log_sequence),
         ("no changes", Some(7))
     );
-    assert!(site.store.to_report(10).await.unwrap().is_empty());
-    site.pass(31).await;
-    assert_eq!(site.store.to_report(10).await.unwrap().len(), 1);
-    site.reopen().await;
-    site.pass(120).await;
-    assert_eq!(site.store.to_report(10).await.unwrap().len(), 1);
+    assert!(fixture.store.to_report(10).await.unwrap().is_empty());
+    fixture.pass(31).await;
+    assert_eq!(fixture.store.to_report(10).await.unwrap().len(), 1);
+    fixture.reopen().await;
+    fixture.pass(120).await;
+    assert_eq!(fixture.store.to_report(10).await.unwrap().len(), 1);
     // It is not forgotten before.
-    site.pass(REMEMBERED.as_secs() + 60).await;
-    site.store.reported(leased.grant.task).await.unwrap();
-    site.store.reported(leased.grant.task).await.unwrap();
-    assert!(site.store.to_report(10).await.unwrap().is_empty());
-    site.pass(10).await;
-    assert!(site.store.task(leased.grant.task).await.unwrap().is_none());
-    assert!(site.events(leased.grant.task).await.is_empty());
+    fixture.pass(REMEMBERED.as_secs() + 60).await;
+    fixture.store.reported(leased.grant.task).await.unwrap();
+    fixture.store.reported(leased.grant.task).await.unwrap();
+    assert!(fixture.store.to_report(10).await.unwrap().is_empty());
+    fixture.pass(10).await;
+    assert!(
+        fixture
+            .store
+            .task(leased.grant.task)
+            .await
+            .unwrap()
+            .is_none()
+    );
+    assert!(fixture.events(leased.grant.task).await.is_empty());
 }
 
 #[rstest]
@@ -141,18 +158,21 @@ async fn an_outcome_is_given_out_until_the_platform_has_it(
 async fn an_outcome_that_the_executor_has_reported_is_not_given_out(
     #[values(Engine::Sqlite, Engine::Postgres)] engine: Engine,
 ) {
-    let Some(site) = Site::open(engine).await else {
+    let Some(fixture) = Fixture::open(engine).await else {
         return;
     };
-    let leased = site.running("1").await;
-    complete(&site.store, &leased).await;
-    assert!(site.store.to_report(10).await.unwrap().is_empty());
+    let leased = fixture.running("1").await;
+    complete(&fixture.store, &leased).await;
+    assert!(fixture.store.to_report(10).await.unwrap().is_empty());
     assert_eq!(
-        site.submit("acme", "1").await,
+        fixture.submit("acme", "1").await,
         Submitted::Duplicate(leased.grant.task)
     );
-    site.pass(REMEMBERED.as_secs() + 10).await;
-    assert!(matches!(site.submit("acme", "1").await, Submitted::New(_)));
+    fixture.pass(REMEMBERED.as_secs() + 10).await;
+    assert!(matches!(
+        fixture.submit("acme", "1").await,
+        Submitted::New(_)
+    ));
 }
 
 #[rstest]
@@ -160,18 +180,18 @@ async fn an_outcome_that_the_executor_has_reported_is_not_given_out(
 async fn a_refused_task_is_over_from_the_first_moment(
     #[values(Engine::Sqlite, Engine::Postgres)] engine: Engine,
 ) {
-    let Some(site) = Site::open(engine).await else {
+    let Some(fixture) = Fixture::open(engine).await else {
         return;
     };
     let mut submission = submission("acme", "1");
     submission.content = Content::Refused("acme may not use pool eu".to_owned());
-    let task = site.store.submit(submission).await.unwrap().task();
-    let given = site.store.to_report(10).await.unwrap();
+    let task = fixture.store.submit(submission).await.unwrap().task();
+    let given = fixture.store.to_report(10).await.unwrap();
     let end = given[0].end.as_ref().unwrap();
     assert_eq!((given[0].task, end.reason), (task, EndReason::Refused));
     assert_eq!(end.diagnostic, "acme may not use pool eu");
-    site.pass(10).await;
-    assert!(site.store.to_check(10).await.unwrap().is_empty());
+    fixture.pass(10).await;
+    assert!(fixture.store.to_check(10).await.unwrap().is_empty());
 }
 
 #[rstest]
@@ -179,30 +199,30 @@ async fn a_refused_task_is_over_from_the_first_moment(
 async fn a_task_that_waits_and_is_cancelled_is_never_given_out(
     #[values(Engine::Sqlite, Engine::Postgres)] engine: Engine,
 ) {
-    let Some(site) = Site::open(engine).await else {
+    let Some(fixture) = Fixture::open(engine).await else {
         return;
     };
-    let unconfirmed = site.submit("acme", "1").await.task();
-    let waiting = site.ready("acme", "2").await;
-    let instance = site.agent("one").await;
+    let unconfirmed = fixture.submit("acme", "1").await.task();
+    let waiting = fixture.ready("acme", "2").await;
+    let instance = fixture.agent("one").await;
     for task in [unconfirmed, waiting] {
-        let state = site.store.request_cancel(task).await.unwrap();
+        let state = fixture.store.request_cancel(task).await.unwrap();
         assert_eq!(state, TaskState::Cancelled);
-        site.store.found(task, Found::Waiting).await.unwrap();
+        fixture.store.found(task, Found::Waiting).await.unwrap();
     }
-    assert!(site.lease(instance).await.is_none());
-    assert_eq!(site.store.to_report(10).await.unwrap().len(), 2);
+    assert!(fixture.lease(instance).await.is_none());
+    assert_eq!(fixture.store.to_report(10).await.unwrap().len(), 2);
 }
 
 #[rstest]
 #[tokio::test]
 async fn what_waits_too_long_expires(#[values(Engine::Sqlite, Engine::Postgres)] engine: Engine) {
-    let Some(site) = Site::open(engine).await else {
+    let Some(fixture) = Fixture::open(engine).await else {
         return;
     };
-    let task = site.ready("acme", "1").await;
-    assert!(site.pass(QUEUED.as_secs() - 1).await.is_empty());
-    let expired = site.pass(1).await;
+    let task = fixture.ready("acme", "1").await;
+    assert!(fixture.pass(QUEUED.as_secs() - 1).await.is_empty());
+    let expired = fixture.pass(1).await;
     assert_eq!(expired[0].task, task);
     let end = expired[0].end.as_ref().unwrap();
     assert_eq!(end.reason, EndReason::Expired);
@@ -213,7 +233,7 @@ async fn what_waits_too_long_expires(#[values(Engine::Sqlite, Engine::Postgres)]
 async fn what_is_too_long_is_refused_and_stores_nothing(
     #[values(Engine::Sqlite, Engine::Postgres)] engine: Engine,
 ) {
-    let Some(site) = Site::open(engine).await else {
+    let Some(fixture) = Fixture::open(engine).await else {
         return;
     };
     let long = submission(&"o".repeat(257), "1");
@@ -224,10 +244,10 @@ async fn what_is_too_long_is_refused_and_stores_nothing(
         data: vec![0; 10 << 20],
     });
     for submission in [long, nul, large] {
-        let result = site.store.submit(submission).await;
+        let result = fixture.store.submit(submission).await;
         assert_eq!(code(result), Code::RequestInvalid);
     }
-    assert!(site.all().await.is_empty());
+    assert!(fixture.all().await.is_empty());
 }
 
 #[rstest]
@@ -235,18 +255,18 @@ async fn what_is_too_long_is_refused_and_stores_nothing(
 async fn a_task_that_is_not_there_is_not_found(
     #[values(Engine::Sqlite, Engine::Postgres)] engine: Engine,
 ) {
-    let Some(site) = Site::open(engine).await else {
+    let Some(fixture) = Fixture::open(engine).await else {
         return;
     };
     let task = pool_protocol::id::TaskId::new();
     assert_eq!(
-        code(site.store.request_cancel(task).await),
+        code(fixture.store.request_cancel(task).await),
         Code::TaskNotFound
     );
     assert_eq!(
-        code(site.store.found(task, Found::Over).await),
+        code(fixture.store.found(task, Found::Over).await),
         Code::TaskNotFound
     );
-    assert_eq!(code(site.store.reported(task).await), Code::TaskNotFound);
-    assert!(site.store.task(task).await.unwrap().is_none());
+    assert_eq!(code(fixture.store.reported(task).await), Code::TaskNotFound);
+    assert!(fixture.store.task(task).await.unwrap().is_none());
 }

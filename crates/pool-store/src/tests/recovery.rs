@@ -6,7 +6,7 @@ use pool_protocol::problem::Code;
 use pool_protocol::task::TaskState;
 use rstest::rstest;
 
-use super::site::*;
+use super::fixture::*;
 use crate::model::{Found, LeasedTask};
 use crate::state::EndReason;
 use crate::view::{Condition, Page};
@@ -21,17 +21,21 @@ struct Everywhere {
     orphaned: LeasedTask,
 }
 
-async fn everywhere(site: &Site) -> Everywhere {
-    let orphaned = site.running("5").await;
-    site.pass(95).await;
-    let running = site.running("4").await;
-    let one = site.agent("one").await;
-    site.ready("acme", "3").await;
-    let started = site.lease(one).await.unwrap();
-    site.store.started(started.grant, "ns/job").await.unwrap();
-    site.ready("acme", "2").await;
-    let leased = site.lease(one).await.unwrap();
-    let waiting = site.ready("acme", "1").await;
+async fn everywhere(fixture: &Fixture) -> Everywhere {
+    let orphaned = fixture.running("5").await;
+    fixture.pass(95).await;
+    let running = fixture.running("4").await;
+    let one = fixture.agent("one").await;
+    fixture.ready("acme", "3").await;
+    let started = fixture.lease(one).await.unwrap();
+    fixture
+        .store
+        .started(started.grant, "ns/job")
+        .await
+        .unwrap();
+    fixture.ready("acme", "2").await;
+    let leased = fixture.lease(one).await.unwrap();
+    let waiting = fixture.ready("acme", "1").await;
     Everywhere {
         waiting,
         leased,
@@ -41,8 +45,8 @@ async fn everywhere(site: &Site) -> Everywhere {
     }
 }
 
-async fn states(site: &Site) -> Vec<TaskState> {
-    site.all().await.iter().map(|task| task.state).collect()
+async fn states(fixture: &Fixture) -> Vec<TaskState> {
+    fixture.all().await.iter().map(|task| task.state).collect()
 }
 
 const AS_THEY_WERE: [TaskState; 5] = [
@@ -58,50 +62,59 @@ const AS_THEY_WERE: [TaskState; 5] = [
 async fn a_backup_that_is_restored_a_day_later_starts_nothing(
     #[values(Engine::Sqlite, Engine::Postgres)] engine: Engine,
 ) {
-    let Some(mut site) = Site::open(engine).await else {
+    let Some(mut fixture) = Fixture::open(engine).await else {
         return;
     };
-    let over = site.ready("acme", "1").await;
-    let runs = site.ready("acme", "2").await;
-    let waits = site.ready("acme", "3").await;
-    let one = site.agent("one").await;
-    let backup = site.backup().await;
+    let over = fixture.ready("acme", "1").await;
+    let runs = fixture.ready("acme", "2").await;
+    let waits = fixture.ready("acme", "3").await;
+    let one = fixture.agent("one").await;
+    let backup = fixture.backup().await;
     for task in [over, runs, waits] {
-        site.store.found(task, Found::Waiting).await.unwrap();
+        fixture.store.found(task, Found::Waiting).await.unwrap();
     }
-    let first = site.lease(one).await.unwrap();
-    site.store.accept(first.grant, &holder("x")).await.unwrap();
-    complete(&site.store, &first).await;
-    let second = site.lease(one).await.unwrap();
-    site.store.accept(second.grant, &holder("y")).await.unwrap();
+    let first = fixture.lease(one).await.unwrap();
+    fixture
+        .store
+        .accept(first.grant, &holder("x"))
+        .await
+        .unwrap();
+    complete(&fixture.store, &first).await;
+    let second = fixture.lease(one).await.unwrap();
+    fixture
+        .store
+        .accept(second.grant, &holder("y"))
+        .await
+        .unwrap();
     assert_eq!((first.grant.task, second.grant.task), (over, runs));
 
-    site.clock.pass(24 * 3600);
-    site.restore(backup).await;
-    assert_eq!(states(&site).await, [TaskState::Available; 3]);
-    assert!(site.lease(one).await.is_none(), "nothing is confirmed");
-    assert!(site.pass(20).await.is_empty(), "the day does not count");
+    fixture.clock.pass(24 * 3600);
+    fixture.restore(backup).await;
+    assert_eq!(states(&fixture).await, [TaskState::Available; 3]);
+    assert!(fixture.lease(one).await.is_none(), "nothing is confirmed");
+    assert!(fixture.pass(20).await.is_empty(), "the day does not count");
     // What the platform says is what counts.
-    site.store.found(over, Found::Over).await.unwrap();
-    site.store.found(runs, Found::Running).await.unwrap();
-    site.store.found(waits, Found::Waiting).await.unwrap();
-    let leased = site.lease(one).await.unwrap();
+    fixture.store.found(over, Found::Over).await.unwrap();
+    fixture.store.found(runs, Found::Running).await.unwrap();
+    fixture.store.found(waits, Found::Waiting).await.unwrap();
+    let leased = fixture.lease(one).await.unwrap();
     assert_eq!(leased.grant.task, waits);
     assert!(
-        site.lease_beside(one, &[leased.grant.lease])
+        fixture
+            .lease_beside(one, &[leased.grant.lease])
             .await
             .is_none()
     );
-    let end = site.view(over).await.end.unwrap();
+    let end = fixture.view(over).await.end.unwrap();
     assert_eq!(end.reason, EndReason::Superseded);
     // Its executor is still there.
-    site.store.beat(second.grant, &beat("y")).await.unwrap();
-    let view = site.view(runs).await;
+    fixture.store.beat(second.grant, &beat("y")).await.unwrap();
+    let view = fixture.view(runs).await;
     assert_eq!(view.holder.as_deref(), Some("pod-y"));
     assert_eq!(view.lease, Some(second.grant.lease));
     assert_eq!(
-        site.submit("acme", "1").await.task(),
-        site.all().await[2].task
+        fixture.submit("acme", "1").await.task(),
+        fixture.all().await[2].task
     );
 }
 
@@ -110,23 +123,27 @@ async fn a_backup_that_is_restored_a_day_later_starts_nothing(
 async fn a_backup_from_before_a_task_was_accepted_does_not_give_it_out(
     #[values(Engine::Sqlite, Engine::Postgres)] engine: Engine,
 ) {
-    let Some(mut site) = Site::open(engine).await else {
+    let Some(mut fixture) = Fixture::open(engine).await else {
         return;
     };
-    let task = site.ready("acme", "1").await;
-    let one = site.agent("one").await;
-    let leased = site.lease(one).await.unwrap();
-    let backup = site.backup().await;
-    site.store.accept(leased.grant, &holder("x")).await.unwrap();
-    site.clock.pass(3600);
-    site.restore(backup).await;
+    let task = fixture.ready("acme", "1").await;
+    let one = fixture.agent("one").await;
+    let leased = fixture.lease(one).await.unwrap();
+    let backup = fixture.backup().await;
+    fixture
+        .store
+        .accept(leased.grant, &holder("x"))
+        .await
+        .unwrap();
+    fixture.clock.pass(3600);
+    fixture.restore(backup).await;
     // It beats every 15 s, and the lease holds 30 s from the start of the hub.
-    assert!(site.pass(15).await.is_empty());
-    site.store.beat(leased.grant, &beat("x")).await.unwrap();
-    assert_eq!(site.view(task).await.state, TaskState::Running);
-    let other = site.store.accept(leased.grant, &holder("y")).await;
+    assert!(fixture.pass(15).await.is_empty());
+    fixture.store.beat(leased.grant, &beat("x")).await.unwrap();
+    assert_eq!(fixture.view(task).await.state, TaskState::Running);
+    let other = fixture.store.accept(leased.grant, &holder("y")).await;
     assert_eq!(code(other), Code::LeaseSuperseded);
-    assert!(site.lease(one).await.is_none());
+    assert!(fixture.lease(one).await.is_none());
 }
 
 #[rstest]
@@ -136,24 +153,24 @@ async fn a_wall_clock_that_jumps_ends_nothing_early_and_keeps_nothing(
     #[values(3600, -3600)] jump: i64,
     #[values(false, true)] restarts: bool,
 ) {
-    let Some(mut site) = Site::open(engine).await else {
+    let Some(mut fixture) = Fixture::open(engine).await else {
         return;
     };
-    everywhere(&site).await;
-    site.clock.jump(jump);
+    everywhere(&fixture).await;
+    fixture.clock.jump(jump);
     if restarts {
-        site.reopen().await;
+        fixture.reopen().await;
     }
-    assert!(site.pass(29).await.is_empty());
-    assert_eq!(states(&site).await, AS_THEY_WERE);
-    site.clock.jump(-jump);
+    assert!(fixture.pass(29).await.is_empty());
+    assert_eq!(states(&fixture).await, AS_THEY_WERE);
+    fixture.clock.jump(-jump);
     if restarts {
-        site.reopen().await;
-        assert!(site.pass(29).await.is_empty());
+        fixture.reopen().await;
+        assert!(fixture.pass(29).await.is_empty());
     }
     // Each ends at its bound: the lease, the silence, the start, the loss.
     let ended = async |seconds: u64, job: &str| {
-        let changed = site.pass(seconds).await;
+        let changed = fixture.pass(seconds).await;
         let jobs: Vec<_> = changed.iter().map(|task| task.job.as_str()).collect();
         assert!(jobs.contains(&job), "{jobs:?} {job}");
     };
@@ -162,7 +179,7 @@ async fn a_wall_clock_that_jumps_ends_nothing_early_and_keeps_nothing(
     ended(210, "3").await;
     ended(300, "5").await;
     ended(QUEUED.as_secs(), "1").await;
-    assert!(site.all().await.iter().all(|task| task.end.is_some()));
+    assert!(fixture.all().await.iter().all(|task| task.end.is_some()));
 }
 
 #[rstest]
@@ -170,40 +187,44 @@ async fn a_wall_clock_that_jumps_ends_nothing_early_and_keeps_nothing(
 async fn the_time_without_a_hub_does_not_count(
     #[values(Engine::Sqlite, Engine::Postgres)] engine: Engine,
 ) {
-    let Some(mut site) = Site::open(engine).await else {
+    let Some(mut fixture) = Fixture::open(engine).await else {
         return;
     };
-    let before = everywhere(&site).await;
-    site.store.close().await;
-    site.clock.pass(7200);
-    site.reopen().await;
-    assert!(site.pass(29).await.is_empty());
-    assert_eq!(states(&site).await, AS_THEY_WERE);
+    let before = everywhere(&fixture).await;
+    fixture.store.close().await;
+    fixture.clock.pass(7200);
+    fixture.reopen().await;
+    assert!(fixture.pass(29).await.is_empty());
+    assert_eq!(states(&fixture).await, AS_THEY_WERE);
     let page = Page::first();
-    let instances = site.store.instances(None, page).await.unwrap();
+    let instances = fixture.store.instances(None, page).await.unwrap();
     assert_eq!(instances[0].condition, Condition::Online);
     // The executor that existed may still accept, and the other one lives.
-    site.store
+    fixture
+        .store
         .accept(before.started.grant, &holder("z"))
         .await
         .unwrap();
-    site.store
+    fixture
+        .store
         .beat(before.orphaned.grant, &beat("x"))
         .await
         .unwrap();
-    site.store
+    fixture
+        .store
         .beat(before.running.grant, &beat("x"))
         .await
         .unwrap();
     let one = instances[0].instance;
-    let again = site.lease(one).await.unwrap();
+    let again = fixture.lease(one).await.unwrap();
     assert_eq!(again.grant, before.leased.grant);
-    site.store
+    fixture
+        .store
         .found(before.waiting, Found::Waiting)
         .await
         .unwrap();
     let known = [again.grant.lease];
-    assert!(site.lease_beside(one, &known).await.is_some());
+    assert!(fixture.lease_beside(one, &known).await.is_some());
 }
 
 #[rstest]
@@ -211,35 +232,35 @@ async fn the_time_without_a_hub_does_not_count(
 async fn the_time_in_which_nothing_could_be_stored_does_not_count(
     #[values(Engine::Sqlite, Engine::Postgres)] engine: Engine,
 ) {
-    let Some(site) = Site::open(engine).await else {
+    let Some(fixture) = Fixture::open(engine).await else {
         return;
     };
-    everywhere(&site).await;
-    site.pass(10).await;
-    site.clock.pass(7200);
-    let swept = site.store.sweep().await.unwrap();
+    everywhere(&fixture).await;
+    fixture.pass(10).await;
+    fixture.clock.pass(7200);
+    let swept = fixture.store.sweep().await.unwrap();
     assert!(swept.resumed && swept.changed.is_empty());
-    assert!(site.pass(29).await.is_empty());
-    assert_eq!(states(&site).await, AS_THEY_WERE);
+    assert!(fixture.pass(29).await.is_empty());
+    assert_eq!(states(&fixture).await, AS_THEY_WERE);
 }
 
 #[tokio::test]
 async fn a_full_disk_stores_nothing_says_so_and_is_over_when_there_is_room() {
-    let site = Site::open(Engine::Sqlite).await.unwrap();
+    let fixture = Fixture::open(Engine::Sqlite).await.unwrap();
     let pages = async |sql: &'static str| {
-        let mut tx = site.store.begin().await.unwrap();
+        let mut tx = fixture.store.begin().await.unwrap();
         let row = tx.row(sql, &[]).await.unwrap().unwrap();
         tx.rollback().await.unwrap();
         row.int("max_page_count").unwrap()
     };
-    let kept = site.submit("acme", "kept").await.task();
+    let kept = fixture.submit("acme", "kept").await.task();
     let enough = pages("PRAGMA max_page_count").await;
     // Fewer than there are: no page can be added.
     assert!(pages("PRAGMA max_page_count = 1").await < enough);
     let mut stored = 1;
     let error = loop {
         let submission = submission("acme", &format!("{stored}"));
-        match site.store.submit(submission).await {
+        match fixture.store.submit(submission).await {
             Ok(_) => stored += 1,
             Err(error) => break error,
         }
@@ -247,21 +268,21 @@ async fn a_full_disk_stores_nothing_says_so_and_is_over_when_there_is_room() {
     assert_eq!(error.code(), Code::StoreUnavailable);
     assert!(error.to_string().contains("full"), "{error}");
     // The connection is a new one, which knows no limit.
-    assert_eq!(site.all().await.len(), stored);
-    assert_eq!(site.view(kept).await.job, "kept");
+    assert_eq!(fixture.all().await.len(), stored);
+    assert_eq!(fixture.view(kept).await.job, "kept");
     assert!(matches!(
-        site.submit("acme", &format!("{stored}")).await,
+        fixture.submit("acme", &format!("{stored}")).await,
         crate::Submitted::New(_)
     ));
 }
 
 #[tokio::test]
 async fn a_second_hub_on_one_file_is_refused_until_the_first_ends() {
-    let site = Site::open(Engine::Sqlite).await.unwrap();
-    let second = Store::open(&site.url, Rules::default()).await;
+    let fixture = Fixture::open(Engine::Sqlite).await.unwrap();
+    let second = Store::open(&fixture.url, Rules::default()).await;
     assert!(matches!(second.unwrap_err(), OpenError::InUse(_)));
-    site.store.close().await;
-    Store::open(&site.url, Rules::default()).await.unwrap();
+    fixture.store.close().await;
+    Store::open(&fixture.url, Rules::default()).await.unwrap();
 }
 
 #[tokio::test]
@@ -283,16 +304,16 @@ async fn a_url_of_another_kind_is_refused_and_no_error_has_a_password() {
 async fn calls_that_wait_end_when_the_store_is_closed(
     #[values(Engine::Sqlite, Engine::Postgres)] engine: Engine,
 ) {
-    let Some(site) = Site::open(engine).await else {
+    let Some(fixture) = Fixture::open(engine).await else {
         return;
     };
-    let one = site.agent("one").await;
+    let one = fixture.agent("one").await;
     let mut request = request(one, &[]);
     request.wait = Duration::from_secs(50);
-    let waits = site.store.lease(&request);
+    let waits = fixture.store.lease(&request);
     let closes = async {
-        site.store.waits(&pool(), 1).await;
-        site.store.close().await;
+        fixture.store.waits(&pool(), 1).await;
+        fixture.store.close().await;
     };
     let (leased, ()) = tokio::join!(waits, closes);
     // It may be told by the closed connection.

@@ -5,27 +5,27 @@ use pool_protocol::lease::DeclineReason;
 use pool_protocol::task::TaskState;
 use rstest::rstest;
 
-use super::site::*;
+use super::fixture::*;
 use crate::model::Found;
 use crate::view::{Listed, Page, Wait};
 
 #[rstest]
 #[tokio::test]
 async fn pools_are_counted(#[values(Engine::Sqlite, Engine::Postgres)] engine: Engine) {
-    let Some(site) = Site::open(engine).await else {
+    let Some(fixture) = Fixture::open(engine).await else {
         return;
     };
-    assert!(site.store.pools().await.unwrap().is_empty());
-    site.running("1").await;
-    site.ready("acme", "2").await;
-    let one = site.agent("one").await;
-    site.lease(one).await.unwrap();
-    site.ready("acme", "3").await;
-    site.pass(20).await;
-    let cancelled = site.submit("acme", "4").await.task();
-    site.store.request_cancel(cancelled).await.unwrap();
-    site.submit("acme", "5").await;
-    let pools = site.store.pools().await.unwrap();
+    assert!(fixture.store.pools().await.unwrap().is_empty());
+    fixture.running("1").await;
+    fixture.ready("acme", "2").await;
+    let one = fixture.agent("one").await;
+    fixture.lease(one).await.unwrap();
+    fixture.ready("acme", "3").await;
+    fixture.pass(20).await;
+    let cancelled = fixture.submit("acme", "4").await.task();
+    fixture.store.request_cancel(cancelled).await.unwrap();
+    fixture.submit("acme", "5").await;
+    let pools = fixture.store.pools().await.unwrap();
     assert_eq!(pools.len(), 1);
     let view = &pools[0];
     assert_eq!((view.online, view.capacity, view.free), (1, 10, 10));
@@ -37,54 +37,54 @@ async fn pools_are_counted(#[values(Engine::Sqlite, Engine::Postgres)] engine: E
 #[rstest]
 #[tokio::test]
 async fn a_task_says_why_it_waits(#[values(Engine::Sqlite, Engine::Postgres)] engine: Engine) {
-    let Some(site) = Site::open(engine).await else {
+    let Some(fixture) = Fixture::open(engine).await else {
         return;
     };
-    let task = site.ready("acme", "1").await;
-    let wait = async || site.view(task).await.wait;
+    let task = fixture.ready("acme", "1").await;
+    let wait = async || fixture.view(task).await.wait;
     assert_eq!(wait().await, Some(Wait::NoInstance));
-    let one = site.agent("one").await;
+    let one = fixture.agent("one").await;
     assert_eq!(wait().await, Some(Wait::Turn));
     let mut full = beats(vec![]);
     full.available_capacity = 0;
-    site.store.heartbeat(&pool(), one, &full).await.unwrap();
+    fixture.store.heartbeat(&pool(), one, &full).await.unwrap();
     assert_eq!(wait().await, Some(Wait::NoCapacity));
-    let leased = site.lease(one).await.unwrap();
+    let leased = fixture.lease(one).await.unwrap();
     assert_eq!(wait().await, None);
     let decline = declined(DeclineReason::Quota, "the quota of ns is used up");
-    site.store.decline(leased.grant, &decline).await.unwrap();
+    fixture.store.decline(leased.grant, &decline).await.unwrap();
     assert!(matches!(wait().await, Some(Wait::Pause(_))));
-    let view = site.view(task).await;
+    let view = fixture.view(task).await;
     assert!(view.reasons[0].contains("the quota of ns is used up"));
-    site.pass(31).await;
+    fixture.pass(31).await;
     assert_eq!(wait().await, Some(Wait::Unconfirmed));
-    site.store.found(task, Found::Waiting).await.unwrap();
+    fixture.store.found(task, Found::Waiting).await.unwrap();
     assert_eq!(wait().await, Some(Wait::NoInstance));
     // Others that came later are behind it.
-    let behind = site.ready("acme", "2").await;
-    assert_eq!(site.store.position(task).await.unwrap(), Some(0));
-    assert_eq!(site.store.position(behind).await.unwrap(), Some(1));
-    site.store.request_cancel(task).await.unwrap();
-    assert_eq!(site.store.position(task).await.unwrap(), None);
-    assert_eq!(site.store.position(behind).await.unwrap(), Some(0));
+    let behind = fixture.ready("acme", "2").await;
+    assert_eq!(fixture.store.position(task).await.unwrap(), Some(0));
+    assert_eq!(fixture.store.position(behind).await.unwrap(), Some(1));
+    fixture.store.request_cancel(task).await.unwrap();
+    assert_eq!(fixture.store.position(task).await.unwrap(), None);
+    assert_eq!(fixture.store.position(behind).await.unwrap(), Some(0));
 }
 
 #[rstest]
 #[tokio::test]
 async fn the_history_of_a_task_is_told(#[values(Engine::Sqlite, Engine::Postgres)] engine: Engine) {
-    let Some(site) = Site::open(engine).await else {
+    let Some(fixture) = Fixture::open(engine).await else {
         return;
     };
-    let leased = site.running("1").await;
-    site.store.beat(leased.grant, &beat("x")).await.unwrap();
-    complete(&site.store, &leased).await;
-    let events = site.events(leased.grant.task).await;
-    let told: Vec<_> = events
+    let leased = fixture.running("1").await;
+    fixture.store.beat(leased.grant, &beat("x")).await.unwrap();
+    complete(&fixture.store, &leased).await;
+    let events = fixture.events(leased.grant.task).await;
+    let named: Vec<_> = events
         .iter()
         .map(|event| (event.from, event.to, event.actor.as_str()))
         .collect();
     assert_eq!(
-        told,
+        named,
         [
             (None, "submitted", "platform"),
             (Some("submitted"), "available", "platform"),
@@ -102,21 +102,21 @@ async fn the_history_of_a_task_is_told(#[values(Engine::Sqlite, Engine::Postgres
 #[rstest]
 #[tokio::test]
 async fn lists_come_in_pages(#[values(Engine::Sqlite, Engine::Postgres)] engine: Engine) {
-    let Some(site) = Site::open(engine).await else {
+    let Some(fixture) = Fixture::open(engine).await else {
         return;
     };
-    let done = site.running("0").await;
-    complete(&site.store, &done).await;
+    let done = fixture.running("0").await;
+    complete(&fixture.store, &done).await;
     for job in 1..=4 {
-        site.ready("acme", &job.to_string()).await;
+        fixture.ready("acme", &job.to_string()).await;
     }
     let mut page = Page {
         after: None,
         limit: 3,
     };
-    let first = site.store.tasks(None, Listed::Open, page).await.unwrap();
+    let first = fixture.store.tasks(None, Listed::Open, page).await.unwrap();
     page.after = first.last().map(|task| task.task);
-    let second = site
+    let second = fixture
         .store
         .tasks(Some(&pool()), Listed::Open, page)
         .await
@@ -128,11 +128,12 @@ async fn lists_come_in_pages(#[values(Engine::Sqlite, Engine::Postgres)] engine:
         .collect();
     assert_eq!((first.len(), jobs), (3, vec!["1", "2", "3", "4"]));
     let page = Page::first();
-    let over = site.store.tasks(None, Listed::Over, page).await.unwrap();
+    let over = fixture.store.tasks(None, Listed::Over, page).await.unwrap();
     assert_eq!((over.len(), over[0].state), (1, TaskState::Completed));
     let us: PoolName = "us".parse().unwrap();
     assert!(
-        site.store
+        fixture
+            .store
             .tasks(Some(&us), Listed::All, page)
             .await
             .unwrap()
@@ -140,7 +141,8 @@ async fn lists_come_in_pages(#[values(Engine::Sqlite, Engine::Postgres)] engine:
     );
     let none = Page { limit: 0, ..page };
     assert!(
-        site.store
+        fixture
+            .store
             .tasks(None, Listed::All, none)
             .await
             .unwrap()
@@ -148,7 +150,7 @@ async fn lists_come_in_pages(#[values(Engine::Sqlite, Engine::Postgres)] engine:
     );
     let agents = ["b", "c", "d"];
     for agent in agents {
-        site.agent(agent).await;
+        fixture.agent(agent).await;
     }
     let mut page = Page {
         after: None,
@@ -156,7 +158,7 @@ async fn lists_come_in_pages(#[values(Engine::Sqlite, Engine::Postgres)] engine:
     };
     let mut names = Vec::new();
     for _ in 0..2 {
-        let instances = site.store.instances(Some(&pool()), page).await.unwrap();
+        let instances = fixture.store.instances(Some(&pool()), page).await.unwrap();
         page.after = instances.last().map(|view| view.instance);
         names.extend(instances.into_iter().map(|view| view.agent.to_string()));
     }
@@ -168,23 +170,23 @@ async fn lists_come_in_pages(#[values(Engine::Sqlite, Engine::Postgres)] engine:
 async fn nothing_that_people_see_has_the_payload(
     #[values(Engine::Sqlite, Engine::Postgres)] engine: Engine,
 ) {
-    let Some(site) = Site::open(engine).await else {
+    let Some(fixture) = Fixture::open(engine).await else {
         return;
     };
-    let task = site.ready("acme", "1").await;
-    let one = site.agent("one").await;
-    let leased = site.lease(one).await.unwrap();
+    let task = fixture.ready("acme", "1").await;
+    let one = fixture.agent("one").await;
+    let leased = fixture.lease(one).await.unwrap();
     let bytes = String::from_utf8(leased.payload.data.clone()).unwrap();
     assert!(bytes.contains(SECRET));
     let page = Page::first();
     let shown = format!(
         "{leased:?} {:?} {:?} {:?} {:?} {:?} {:?}",
         submission("acme", "1"),
-        site.view(task).await,
-        site.all().await,
-        site.events(task).await,
-        site.store.instances(None, page).await.unwrap(),
-        site.store.pools().await.unwrap(),
+        fixture.view(task).await,
+        fixture.all().await,
+        fixture.events(task).await,
+        fixture.store.instances(None, page).await.unwrap(),
+        fixture.store.pools().await.unwrap(),
     );
     // Also not as a list of numbers.
     let numbers = format!("{:?}", SECRET.as_bytes());

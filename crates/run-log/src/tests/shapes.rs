@@ -1,5 +1,5 @@
-//! Any secret, in any shape, among anything, written in any pieces: none of it comes out. The shapes are made by other
-//! code than the one under test.
+//! Property tests: no secret appears in the output, for any secret, encoding, surrounding text and split into pieces. Other
+//! code than the code under test makes the encodings.
 
 use base64::Engine as _;
 use base64::engine::general_purpose::{STANDARD, STANDARD_NO_PAD, URL_SAFE, URL_SAFE_NO_PAD};
@@ -17,7 +17,7 @@ const RFC_3986: &AsciiSet = &NON_ALPHANUMERIC
     .remove(b'.')
     .remove(b'~');
 
-/// What comes out when this is written in these pieces.
+/// The output for a text that is written in these pieces.
 fn written(secret: &str, text: &str, cuts: &[usize], max_line_bytes: usize) -> String {
     let redactor = Redactor::new([secret]);
     let (mut lines, mut out) = (LineBuffer::new(max_line_bytes), Vec::new());
@@ -60,7 +60,7 @@ fn ascii(json: &str) -> String {
     units.collect()
 }
 
-/// Shapes that stand in one line and depend on the secret alone.
+/// Encodings of the secret that take one line and depend only on the secret.
 fn shapes(secret: &str) -> Vec<(&'static str, String)> {
     let percent = utf8_percent_encode(secret, RFC_3986).to_string();
     let mut address = url::Url::parse("http://x.example.test").unwrap();
@@ -119,13 +119,13 @@ fn shapes(secret: &str) -> Vec<(&'static str, String)> {
     ]
 }
 
-/// Every part of these encoded texts that would tell something.
+/// All parts of an encoded text that would reveal something.
 fn parts(text: &str, length: usize) -> impl Iterator<Item = &str> {
     let starts = 0..(text.len() + 1).saturating_sub(length);
     starts.map(move |start| &text[start..start + length])
 }
 
-/// What encodes the secret and nothing else.
+/// The part of an encoded text that encodes only the secret.
 fn core(encoded: &str, before: usize, secret: usize) -> &str {
     &encoded[(before * 8).div_ceil(6)..(before + secret) * 8 / 6]
 }
@@ -134,7 +134,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 
     #[test]
-    fn no_shape_of_a_secret_comes_out_however_it_is_written(
+    fn no_shape_of_a_secret_is_printed_however_it_is_written(
         secret in "[!-~\u{e4}\u{20ac}][ -~\u{e4}\u{20ac}]{6,40}[!-~]",
         which in any::<prop::sample::Index>(),
         around in proptest::collection::vec("[\u{3b1}-\u{3c9} ]{0,30}", 2..5),
@@ -155,7 +155,7 @@ proptest! {
     }
 
     #[test]
-    fn a_secret_in_encoded_text_does_not_come_out_wherever_its_lines_are_broken(
+    fn a_secret_in_encoded_text_is_not_printed_wherever_its_lines_are_broken(
         secret in "[!-~][ -~]{8,60}[!-~]",
         before in proptest::collection::vec(any::<u8>(), 0..100),
         after in proptest::collection::vec(any::<u8>(), 0..60),
@@ -169,14 +169,14 @@ proptest! {
         let lines = encoded.as_bytes().chunks(width).map(|line| std::str::from_utf8(line).unwrap());
         let text: String = lines.flat_map(|line| [prefix, line, "\n"]).collect();
         let out = written(&secret, &text, &cuts, 1024);
-        // What is worth five bytes may be left at the end of a line, and as much at the beginning of the next.
+        // Five bytes of the secret may stay at the end of a line, and five at the beginning of the next.
         let told = parts(core(&encoded, before.len(), secret.len()), 8).find(|part| out.contains(*part));
         prop_assert_eq!(told, None, "{}", out);
     }
 
-    /// Also where a part of it is shorter than what is masked before the rest is known.
+    /// Also if a part is shorter than the shortest part that is masked before the rest is known.
     #[test]
-    fn a_secret_in_encoded_text_does_not_come_out_in_lines_of_any_width(
+    fn a_secret_in_encoded_text_is_not_printed_in_lines_of_any_width(
         secret in "[!-~][ -~]{8,60}[!-~]",
         hexadecimal in any::<bool>(),
         width in 1usize..40,
@@ -194,7 +194,7 @@ proptest! {
     }
 
     #[test]
-    fn no_line_of_a_key_comes_out_whatever_stands_before_it(
+    fn no_line_of_a_key_is_printed_whatever_precedes_it(
         lines in proptest::collection::vec("[A-Za-z0-9+/]{24,64}", 2..8),
         ending in select(vec!["\n", "\r\n"]),
         prefix in select(vec!["", "    ", "\u{2502}   ", "\u{2577} ", "  + ", "> "]),

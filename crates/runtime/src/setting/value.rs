@@ -1,4 +1,4 @@
-//! Types of settings, and how their values are spelt.
+//! Types of settings, and how their values are written.
 
 use std::net::SocketAddr;
 use std::num::NonZeroUsize;
@@ -10,14 +10,14 @@ use url::Url;
 
 /// A type that a setting can have.
 pub trait SettingValue: Clone + Send + Sync + Sized + 'static {
-    /// Reads a text without blanks around it, which is not empty.
+    /// Parses a text that is trimmed and not empty.
     ///
     /// # Errors
-    /// What is wrong, as the end of a sentence that begins with the setting. It does not quote a secret.
+    /// The problem, as the end of a sentence that begins with the setting. It does not quote a secret.
     fn parse(text: &str) -> Result<Self, String>;
 }
 
-/// Says what a text is instead of what is expected.
+/// The message for a text that is not what is expected.
 pub fn unexpected(text: &str, expected: &str) -> String {
     format!("is `{text}`, expected {expected}")
 }
@@ -40,10 +40,10 @@ impl SettingValue for SecretString {
     }
 }
 
-/// What the word stands for, upper or lower case.
+/// The value of a word, in upper or lower case.
 ///
 /// # Errors
-/// The words there are.
+/// The list of valid words.
 pub fn choice<T: Copy>(text: &str, choices: &[(&str, T)]) -> Result<T, String> {
     let mut known = choices.iter();
     let chosen = known.find(|(word, _)| text.eq_ignore_ascii_case(word));
@@ -122,12 +122,12 @@ impl SettingValue for Milliseconds {
     }
 }
 
-/// An address of a server. It may hold a login, so errors do not quote it.
+/// An address of a server. It may contain a login, so errors do not quote it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HttpUrl {
     /// The address.
     pub url: Url,
-    /// How it was written.
+    /// The text as the operator wrote it.
     pub text: String,
 }
 

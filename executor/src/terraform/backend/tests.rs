@@ -34,7 +34,7 @@ impl Fixture {
     fn write(&mut self, settings: &BackendSettings, version: &Version) -> BackendAccess {
         let private = self.folder.path().join("private");
         let access = write(settings, version, &self.tree(), &private, &self.env).unwrap();
-        access.offer(&mut self.env).unwrap();
+        access.provide(&mut self.env).unwrap();
         access
     }
 
@@ -42,7 +42,7 @@ impl Fixture {
         fs::read_to_string(self.tree().join(name)).unwrap()
     }
 
-    /// Everything in the tree that could be read there.
+    /// Names of the files in the tree.
     fn files(&self) -> Vec<String> {
         let mut names: Vec<_> = fs::read_dir(self.tree())
             .unwrap()
@@ -52,7 +52,7 @@ impl Fixture {
         names
     }
 
-    fn offered(&self, name: &str) -> Option<String> {
+    fn variable(&self, name: &str) -> Option<String> {
         Some(self.env.get(name)?.to_str().unwrap().to_owned())
     }
 }
@@ -101,7 +101,7 @@ fn s3_with_keys_in_the_file_is_that_of_the_contract() {
     fixture.write(&s3_settings(Handover::InFile, None), &NEW);
     let lines = [&S3_PLACE[..], &S3_KEYS, &["use_lockfile = true"]].concat();
     assert_eq!(fixture.file("aws_backend_override.tf"), block("s3", &lines));
-    assert_eq!(fixture.offered(AWS_CREDENTIALS), None);
+    assert_eq!(fixture.variable(AWS_CREDENTIALS), None);
     let mode = fs::metadata(fixture.tree().join("aws_backend_override.tf"));
     assert_eq!(mode.unwrap().permissions().mode() & 0o777, 0o600);
 }
@@ -155,22 +155,22 @@ fn s3_keys_stay_outside_where_the_version_allows_it() {
     );
     let expected = "[default]\naws_access_key_id = MINE\n[mayfly-state]\naws_access_key_id = AKIA\n\
                     aws_secret_access_key = hunter2\n";
-    let offered = fixture.offered(AWS_CREDENTIALS).unwrap();
-    assert!(!Path::new(&offered).starts_with(fixture.tree()));
-    assert_eq!(fs::read_to_string(&offered).unwrap(), expected);
-    // Again, as after scripts: nothing is added twice.
-    access.offer(&mut fixture.env).unwrap();
-    assert_eq!(fs::read_to_string(&offered).unwrap(), expected);
-    // A file of the run's own is taken over too.
-    let theirs = fixture.folder.path().join("theirs");
-    fs::write(&theirs, "[other]\n").unwrap();
+    let file = fixture.variable(AWS_CREDENTIALS).unwrap();
+    assert!(!Path::new(&file).starts_with(fixture.tree()));
+    assert_eq!(fs::read_to_string(&file).unwrap(), expected);
+    // The second offer, as after scripts, adds nothing.
+    access.provide(&mut fixture.env).unwrap();
+    assert_eq!(fs::read_to_string(&file).unwrap(), expected);
+    // A file that the run names itself is included too.
+    let user_file = fixture.folder.path().join("user_file");
+    fs::write(&user_file, "[other]\n").unwrap();
     fixture
         .env
-        .set(AWS_CREDENTIALS, theirs.to_str().unwrap())
+        .set(AWS_CREDENTIALS, user_file.to_str().unwrap())
         .unwrap();
-    access.offer(&mut fixture.env).unwrap();
-    assert_eq!(fixture.offered(AWS_CREDENTIALS).unwrap(), offered);
-    let merged = fs::read_to_string(&offered).unwrap();
+    access.provide(&mut fixture.env).unwrap();
+    assert_eq!(fixture.variable(AWS_CREDENTIALS).unwrap(), file);
+    let merged = fs::read_to_string(&file).unwrap();
     assert!(
         merged.starts_with("[other]\n\n[mayfly-state]\n"),
         "{merged}"
@@ -181,12 +181,12 @@ fn s3_keys_stay_outside_where_the_version_allows_it() {
 }
 
 #[test]
-fn s3_without_keys_leaves_the_tool_to_itself() {
+fn s3_without_keys_provides_no_credentials() {
     let mut fixture = Fixture::new(&[]);
     fixture.write(&s3_settings(Handover::Omitted, None), &NEW);
     let lines = [&S3_PLACE[..], &["use_lockfile = true"]].concat();
     assert_eq!(fixture.file("aws_backend_override.tf"), block("s3", &lines));
-    assert_eq!(fixture.offered(AWS_CREDENTIALS), None);
+    assert_eq!(fixture.variable(AWS_CREDENTIALS), None);
 }
 
 fn azure_settings(handover: Handover) -> BackendSettings {
@@ -202,26 +202,26 @@ fn azure_settings(handover: Handover) -> BackendSettings {
 
 #[test]
 fn azure_is_that_of_the_contract_with_its_key_inside_or_outside() {
-    let place = [
+    let settings_block = [
         r#"resource_group_name = "g""#,
         r#"storage_account_name = "account""#,
         r#"container_name = "c""#,
         r#"key = "o/w/terraform.tfstate""#,
     ];
-    let with_key = [&place[..], &[r#"access_key = "aHVudGVyMg==""#]].concat();
+    let with_key = [&settings_block[..], &[r#"access_key = "aHVudGVyMg==""#]].concat();
     let mut fixture = Fixture::new(&[]);
     fixture.write(&azure_settings(Handover::InFile), &NEW);
     let file = "azure_backend_override.tf";
     assert_eq!(fixture.file(file), block("azurerm", &with_key));
-    assert_eq!(fixture.offered(AZURE_KEY), None);
+    assert_eq!(fixture.variable(AZURE_KEY), None);
     fixture.write(&azure_settings(Handover::Outside), &NEW);
-    assert_eq!(fixture.file(file), block("azurerm", &place));
-    assert_eq!(fixture.offered(AZURE_KEY).unwrap(), "aHVudGVyMg==");
+    assert_eq!(fixture.file(file), block("azurerm", &settings_block));
+    assert_eq!(fixture.variable(AZURE_KEY).unwrap(), "aHVudGVyMg==");
 
     let mut fixture = Fixture::new(&[(AZURE_KEY, "bWluZQ==")]);
     fixture.write(&azure_settings(Handover::Outside), &NEW);
     assert_eq!(fixture.file(file), block("azurerm", &with_key));
-    assert_eq!(fixture.offered(AZURE_KEY).unwrap(), "bWluZQ==");
+    assert_eq!(fixture.variable(AZURE_KEY).unwrap(), "bWluZQ==");
 }
 
 fn gcs_settings(handover: Handover) -> BackendSettings {
@@ -235,7 +235,7 @@ fn gcs_settings(handover: Handover) -> BackendSettings {
 
 #[test]
 fn gcs_is_that_of_the_contract_with_its_account_inside_or_outside() {
-    let place = [
+    let settings_block = [
         r#"bucket = "b""#,
         r#"prefix = "tfstate/o/w/terraform.tfstate""#,
     ];
@@ -244,25 +244,25 @@ fn gcs_is_that_of_the_contract_with_its_account_inside_or_outside() {
     assert_eq!(fixture.files(), ["gcp_backend_override.tf"]);
     assert_eq!(
         fixture.file("gcp_backend_override.tf"),
-        block("gcs", &place)
+        block("gcs", &settings_block)
     );
-    let offered = fixture.offered(GCS_CREDENTIALS).unwrap();
-    assert_eq!(fs::read_to_string(&offered).unwrap(), "{}");
-    assert!(!Path::new(&offered).starts_with(fixture.tree()));
+    let file = fixture.variable(GCS_CREDENTIALS).unwrap();
+    assert_eq!(fs::read_to_string(&file).unwrap(), "{}");
+    assert!(!Path::new(&file).starts_with(fixture.tree()));
 
     let mut fixture = Fixture::new(&[]);
     fixture.write(&gcs_settings(Handover::InFile), &NEW);
     let line = r#"credentials = "GCP_CREDENTIALS_FILE.json""#;
     assert_eq!(
         fixture.file("gcp_backend_override.tf"),
-        block("gcs", &[&place[..], &[line]].concat())
+        block("gcs", &[&settings_block[..], &[line]].concat())
     );
     assert_eq!(fixture.file("GCP_CREDENTIALS_FILE.json"), "{}");
-    assert_eq!(fixture.offered(GCS_CREDENTIALS), None);
+    assert_eq!(fixture.variable(GCS_CREDENTIALS), None);
 }
 
 #[test]
-fn a_link_in_the_repository_leads_the_file_nowhere_else() {
+fn a_link_in_the_repository_does_not_redirect_the_file() {
     let mut fixture = Fixture::new(&[]);
     let elsewhere = fixture.folder.path().join("elsewhere");
     fs::write(&elsewhere, "untouched").unwrap();
@@ -274,7 +274,7 @@ fn a_link_in_the_repository_leads_the_file_nowhere_else() {
 }
 
 #[test]
-fn no_value_can_leave_its_quotes() {
+fn values_cannot_end_their_quotes() {
     assert_eq!(
         quoted("a\"b\\c\n\t\u{7f}${x}%{y}$$ %"),
         "\"a\\\"b\\\\c\\n\\t\\u007f$${x}%%{y}$$ %\""

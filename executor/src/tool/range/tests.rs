@@ -109,7 +109,7 @@ fn an_exact_prerelease_accepts_only_itself() {
 #[case("latest", "0.0.0", "9.0.0")]
 #[case("", "0.0.0", "9.0.0")]
 #[case("  ", "0.0.0", "9.0.0")]
-fn a_range_accepts_what_the_contract_says(
+fn a_range_accepts_the_versions_of_the_contract(
     #[case] range: &str,
     #[case] from: &str,
     #[case] below: &str,
@@ -140,7 +140,7 @@ fn alternatives_are_a_union() {
 #[case("]1.5.0,1.8.0[", "1.5.1", "1.8.0")]
 #[case("[1.5,)", "1.5.0", "9.0.0")]
 #[case("(,1.8)", "0.0.0", "1.8.0")]
-fn what_the_stock_executor_cut_short_is_honoured(
+fn text_that_the_stock_executor_ignores_counts(
     #[case] range: &str,
     #[case] from: &str,
     #[case] below: &str,
@@ -149,7 +149,7 @@ fn what_the_stock_executor_cut_short_is_honoured(
 }
 
 #[test]
-fn prereleases_count_only_where_the_range_names_their_release() {
+fn prereleases_count_only_if_the_range_names_their_release() {
     assert_eq!(
         matching(">=1.10.0-rc1 <1.13.1"),
         ["1.10.0-rc1", "1.10.0-rc2", "1.12.0", "1.12.9", "1.13.0"]
@@ -186,13 +186,13 @@ fn prereleases_count_only_where_the_range_names_their_release() {
 #[case("99999999999999999999.0.0")]
 #[case("1.9.8; rm -rf /")]
 #[case("1.9.8 é")]
-fn nonsense_is_refused_by_name(#[case] range: &str) {
+fn invalid_ranges_are_refused_by_name(#[case] range: &str) {
     let error = Range::parse(range).unwrap_err().to_string();
     assert!(error.starts_with(&format!("`{range}`")), "{error}");
 }
 
 #[test]
-fn a_refusal_never_prints_a_long_or_broken_text_whole() {
+fn a_refusal_shortens_long_or_broken_text() {
     let error = Range::parse(&"1.x,\n\t\u{7}".repeat(1000))
         .unwrap_err()
         .to_string();
@@ -250,7 +250,7 @@ proptest! {
     }
 
     #[test]
-    fn comma_and_space_join_alike(a in comparator(), b in comparator(), v in any_version()) {
+    fn comma_and_space_are_equivalent(a in comparator(), b in comparator(), v in any_version()) {
         let comma = Range::parse(&format!("{a}, {b}")).unwrap();
         let space = Range::parse(&format!("{a} {b}")).unwrap();
         prop_assert_eq!(comma.matches(&v), space.matches(&v));

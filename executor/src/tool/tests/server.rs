@@ -1,4 +1,4 @@
-//! A release server on loopback that can also misbehave, and the releases it serves.
+//! A release server on loopback that can also send faults, and its releases.
 
 use std::{
     collections::HashMap,
@@ -28,7 +28,7 @@ use zip::{CompressionMethod, ZipWriter, write::SimpleFileOptions};
 
 use super::super::{index::Platform, verify::hex};
 
-/// How a path is answered.
+/// The answer of a path.
 #[derive(Clone)]
 pub(super) enum Reply {
     Body(Arc<Vec<u8>>),
@@ -36,9 +36,9 @@ pub(super) enum Reply {
     Page(Arc<Vec<u8>>, String),
     Status(u16),
     Redirect(String),
-    /// Promises all, sends half, hangs up.
+    /// Announces the whole body, sends half, and closes the connection.
     Truncated(Arc<Vec<u8>>),
-    /// Sends half and then nothing.
+    /// Sends half, and then nothing more.
     Stalled(Arc<Vec<u8>>),
 }
 
@@ -50,7 +50,7 @@ impl Reply {
 
 #[derive(Default)]
 struct Routes {
-    /// The last reply of a path stays.
+    /// The last reply of a path is repeated.
     replies: HashMap<String, Vec<Reply>>,
     requests: Vec<String>,
 }
@@ -58,7 +58,7 @@ struct Routes {
 pub(super) struct Server {
     pub(super) address: SocketAddr,
     routes: Arc<Mutex<Routes>>,
-    /// Told when a stalled reply has begun.
+    /// Notified when a stalled reply has begun.
     pub(super) stalled: Arc<Notify>,
     task: JoinHandle<()>,
 }
@@ -102,7 +102,7 @@ impl Server {
         routes.replies.insert(path.to_owned(), replies);
     }
 
-    /// How often paths that end in `suffix` were asked for.
+    /// The number of requests for paths that end in `suffix`.
     pub(super) fn requests(&self, suffix: &str) -> usize {
         let routes = self.routes.lock().unwrap();
         routes
@@ -130,7 +130,7 @@ async fn answer(stream: TcpStream, routes: Arc<Mutex<Routes>>, stalled: Arc<Noti
         }
     };
     let stream = stream.get_mut();
-    // A client that has seen enough hangs up, which is its right.
+    // An error is fine here: a client may close the connection when it has enough.
     let _ = match reply {
         Reply::Body(body) => send(stream, 200, "", &body, body.len()).await,
         Reply::Page(body, next) => {
@@ -203,7 +203,7 @@ impl Signer {
 
 pub(super) fn zip(entries: &[(&str, &[u8])]) -> Vec<u8> {
     let mut zip = ZipWriter::new(Cursor::new(Vec::new()));
-    // A real binary is large, and an unoptimised compressor slow.
+    // No compression, because a real binary is large, and an unoptimised compressor is slow.
     let options = SimpleFileOptions::default().compression_method(CompressionMethod::Stored);
     for (name, bytes) in entries {
         zip.start_file(*name, options).unwrap();
@@ -212,7 +212,7 @@ pub(super) fn zip(entries: &[(&str, &[u8])]) -> Vec<u8> {
     zip.finish().unwrap().into_inner()
 }
 
-/// One release as its publisher made it; fields may be spoilt before it is served.
+/// One release as its publisher made it. Tests may change fields before it is served.
 pub(super) struct Publication {
     pub(super) tool: &'static str,
     pub(super) version: String,
@@ -250,7 +250,7 @@ impl Publication {
         format!("{}_{}_{}.zip", self.tool, self.version, Platform::current())
     }
 
-    /// Where `name` of this release is served.
+    /// The address of `name` in this release.
     pub(super) fn path(&self, name: &str) -> String {
         format!("/{}/{}/{name}", self.tool, self.version)
     }

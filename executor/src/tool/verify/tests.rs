@@ -54,7 +54,7 @@ fn one_changed_byte_is_a_bad_signature() {
 }
 
 #[test]
-fn one_publisher_is_not_believed_about_the_other() {
+fn a_publisher_is_not_trusted_for_the_other_tool() {
     let verdict = Keyring::publisher(Tool::OpenTofu).check(TERRAFORM_SUMS, TERRAFORM_SIGNATURE);
     let Err(SignatureError::UnknownSigner { signer }) = verdict else {
         panic!("{verdict:?}");

@@ -12,7 +12,7 @@ use tempfile::TempDir;
 
 use super::*;
 
-/// One entry, written byte by byte so that no library refuses it on the way in.
+/// One entry. It is written byte by byte, so that no library refuses it.
 #[derive(Clone, Debug)]
 struct Raw {
     kind: EntryType,
@@ -65,7 +65,7 @@ fn gzip(bytes: &[u8]) -> Vec<u8> {
     encoder.finish().unwrap()
 }
 
-/// A target with a neighbour that nothing may touch.
+/// A target with a neighbour that must stay unchanged.
 struct Sandbox {
     folder: TempDir,
 }
@@ -95,7 +95,7 @@ impl Sandbox {
         fs::read_to_string(self.target().join(name)).unwrap()
     }
 
-    /// Everything beside the target: names, kinds, modes and contents.
+    /// Everything except the target: names, kinds, modes and contents.
     fn surroundings(&self) -> BTreeMap<PathBuf, (u32, Vec<u8>)> {
         let mut found = BTreeMap::new();
         let mut folders = vec![self.folder.path().to_path_buf()];
@@ -119,7 +119,7 @@ impl Sandbox {
         found
     }
 
-    /// Every link below the target that leads somewhere leads into the target.
+    /// Checks that every link below the target, if it has a target, leads into the target folder.
     fn links_stay_inside(&self) -> bool {
         let root = fs::canonicalize(self.target()).unwrap();
         let mut folders = vec![root.clone()];
@@ -234,9 +234,9 @@ fn nothing_is_written_through_a_link() {
     }
 }
 
-// Read as text, the last link stays inside; followed, it would not.
+// As text, the last link stays inside. Followed through links, it would not.
 #[test]
-fn a_chain_of_links_does_not_add_up_to_a_way_out() {
+fn a_chain_of_links_does_not_lead_out_of_the_folder() {
     let sandbox = Sandbox::new();
     let entries = [
         raw(EntryType::Directory, "a/b", ""),
@@ -250,7 +250,7 @@ fn a_chain_of_links_does_not_add_up_to_a_way_out() {
 }
 
 #[test]
-fn the_last_of_several_entries_of_one_name_counts() {
+fn the_last_entry_of_a_name_counts() {
     let sandbox = Sandbox::new();
     let entries = [
         file("f", "first"),
@@ -295,7 +295,7 @@ fn long_names_of_gnu_and_pax_work() {
 }
 
 #[test]
-fn names_longer_than_a_file_system_takes_are_refused() {
+fn names_too_long_for_a_file_system_are_refused() {
     for name in ["x".repeat(256), "x/".repeat(2000) + "x"] {
         let mut builder = tar::Builder::new(Vec::new());
         let mut header = Header::new_gnu();
@@ -309,7 +309,7 @@ fn names_longer_than_a_file_system_takes_are_refused() {
 }
 
 #[test]
-fn names_that_are_no_text_are_kept_as_they_are() {
+fn names_that_are_not_utf8_are_kept() {
     let sandbox = Sandbox::new();
     let entry = Raw {
         name: b"caf\xe9".to_vec(),
@@ -325,7 +325,7 @@ fn names_that_are_no_text_are_kept_as_they_are() {
 }
 
 #[test]
-fn limits_hold_against_small_archives_with_much_in_them() {
+fn limits_apply_to_small_archives_with_large_content() {
     let limits = ArchiveLimits {
         max_bytes: 1000,
         max_entries: 3,
@@ -354,17 +354,17 @@ fn limits_hold_against_small_archives_with_much_in_them() {
         result,
         Err(ArchiveError::TooManyEntries { limit: 3 })
     ));
-    let known = [
+    let with_folders = [
         raw(EntryType::Directory, "a", ""),
         raw(EntryType::Directory, "a/b", ""),
         file("a/b/c", ""),
     ];
-    let result = Sandbox::new().unpack_with(&gzip(&tar(&known)), limits);
+    let result = Sandbox::new().unpack_with(&gzip(&tar(&with_folders)), limits);
     assert_eq!(result.unwrap().entries, 3);
 }
 
 #[test]
-fn endless_metadata_is_not_taken_into_memory() {
+fn endless_metadata_is_not_loaded_into_memory() {
     for kind in [EntryType::GNULongName, EntryType::XHeader] {
         let endless = Raw {
             kind,
@@ -392,7 +392,7 @@ fn members_and_trailing_garbage_are_read_as_gzip_reads_them() {
 }
 
 #[test]
-fn a_cut_archive_is_called_truncated_wherever_it_was_cut() {
+fn an_archive_is_reported_as_truncated_at_every_position() {
     let noise: String = (0..20_000_u32)
         .map(|i| char::from(b'a' + u8::try_from(i.wrapping_mul(2_654_435_761) >> 28).unwrap()))
         .collect();
@@ -427,7 +427,7 @@ fn damage_and_other_formats_are_named() {
 }
 
 #[test]
-fn unpacking_stops_when_it_is_told_to() {
+fn unpacking_stops_on_a_stop_order() {
     let sandbox = Sandbox::new();
     let stopped = unpack(
         &gzip(&tar(&[file("a", "x")]))[..],

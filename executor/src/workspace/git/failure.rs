@@ -1,22 +1,22 @@
-//! What git's stderr means, for people. Pure; git must have run under `LC_ALL=C`.
+//! Classifies git's stderr, and extracts a line for users. It does no I/O. git must have run under `LC_ALL=C`.
 
 use super::super::ErrorKind;
 use super::super::source::mask_userinfo;
 
-/// The kinds of failure that each need another answer.
+/// The kinds of failure, each with its own hint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum GitFailure {
-    /// The server could not be reached, or broke off.
+    /// The server could not be reached, or the connection broke.
     Unreachable,
     /// The server's certificate is not trusted.
     Certificate,
-    /// The server's SSH key is not the known one.
+    /// The server's SSH key is not the expected one.
     HostKey,
-    /// The private key file is of no use to ssh.
+    /// ssh cannot use the private key file.
     PrivateKey,
-    /// The server did not accept the credentials, or wants some.
+    /// The server did not accept the credentials, or requires some.
     AuthRefused,
-    /// There is no such repository, or it is not shown to these credentials.
+    /// The repository does not exist, or is not visible with these credentials.
     NoRepository,
     /// The reference does not exist.
     NoReference,
@@ -28,8 +28,8 @@ pub enum GitFailure {
     Other,
 }
 
-/// Phrases of git, curl and ssh. Order matters: the first kind that matches wins, so what is said alongside
-/// other failures (such as "could not read from remote repository") comes late or not at all.
+/// Phrases of git, curl and ssh. Order matters, because the first matching kind wins. A phrase that also accompanies
+/// other failures, such as "could not read from remote repository", comes late or is left out.
 const PHRASES: [(GitFailure, &[&str]); 9] = [
     (
         GitFailure::DiskFull,
@@ -140,7 +140,7 @@ impl GitFailure {
             .map_or(Self::Other, |(kind, _)| *kind)
     }
 
-    /// Who can do something about it. Only what may pass by itself is worth a second start.
+    /// The kind of the error. Only failures that may disappear are worth another start.
     pub(super) fn kind(self) -> ErrorKind {
         match self {
             Self::Unreachable | Self::DiskFull | Self::Other => ErrorKind::Infrastructure,
@@ -154,7 +154,7 @@ impl GitFailure {
         }
     }
 
-    /// What happened, as a fragment that stands before git's own words.
+    /// A description of the failure, which precedes git's own message.
     pub(super) fn summary(self) -> &'static str {
         match self {
             Self::Unreachable => "the server could not be reached",
@@ -176,7 +176,7 @@ impl GitFailure {
                 Some("check the address, and the proxy and network policy of the executor")
             }
             Self::Certificate => {
-                Some("name a CA bundle that holds the server's issuer with SSL_CERT_FILE")
+                Some("set SSL_CERT_FILE to a CA bundle that contains the server's issuer")
             }
             Self::HostKey => Some(
                 "compare the server's key with the configured known_hosts file, and add it there if it is right",
@@ -188,19 +188,19 @@ impl GitFailure {
                 Some("check the VCS connection of the workspace and its access to this repository")
             }
             Self::NoRepository => Some(
-                "check the address; servers also answer so when the credentials may not see the repository",
+                "check the address; servers also give this answer if the credentials have no access to it",
             ),
             Self::NoReference => Some("check the branch or tag of the workspace"),
             Self::BadAddress => Some(
                 "accepted are https://, http://, ssh://, git@host:path, file:// and absolute paths",
             ),
-            Self::DiskFull => Some("give the work dir more space"),
+            Self::DiskFull => Some("give the work directory more space"),
             Self::Other => None,
         }
     }
 }
 
-/// Lines git prints after the one that says what happened.
+/// Lines that git prints after its actual error message.
 const BOILERPLATE: [&str; 7] = [
     "and the repository exists.",
     "Please make sure you have the correct access rights",
@@ -211,19 +211,19 @@ const BOILERPLATE: [&str; 7] = [
     "Failed to clone '",
 ];
 
-/// The last line that says something, without credentials.
+/// The last line with information, without credentials.
 pub(super) fn meaningful_line(stderr: &str, secrets: &[&str]) -> String {
-    let said = || {
+    let lines = || {
         stderr
             .lines()
             .map(str::trim)
             .filter(|line| !line.is_empty())
     };
-    let line = said()
+    let line = lines()
         .rev()
         .find(|line| !BOILERPLATE.iter().any(|phrase| line.contains(phrase)))
-        .or_else(|| said().next_back())
-        .unwrap_or("git said nothing");
+        .or_else(|| lines().next_back())
+        .unwrap_or("git printed no message");
     let line = line
         .strip_prefix("fatal: ")
         .or_else(|| line.strip_prefix("error: "))
@@ -232,7 +232,7 @@ pub(super) fn meaningful_line(stderr: &str, secrets: &[&str]) -> String {
     mask(&line, secrets)
 }
 
-/// Takes URLs' userinfo and each line of each secret out of a text.
+/// Removes the userinfo of URLs and each line of each secret from a text.
 pub(super) fn mask(text: &str, secrets: &[&str]) -> String {
     let mut masked = mask_userinfo(text);
     for secret in secrets.iter().flat_map(|secret| secret.lines()) {
@@ -304,13 +304,13 @@ mod tests {
     #[case("fatal: transport 'ext' not allowed", GitFailure::BadAddress)]
     #[case("fatal: write error: No space left on device", GitFailure::DiskFull)]
     #[case("fatal: something new", GitFailure::Other)]
-    fn stderr_is_told_apart(#[case] stderr: &str, #[case] expected: GitFailure) {
+    fn stderr_is_classified(#[case] stderr: &str, #[case] expected: GitFailure) {
         assert_eq!(GitFailure::classify(stderr), expected);
         assert_eq!(expected.hint().is_none(), expected == GitFailure::Other);
     }
 
     #[test]
-    fn the_line_shown_says_what_happened_and_no_secret() {
+    fn the_line_shown_names_the_failure_and_no_secret() {
         let stderr = "Cloning into 'x'...\nfatal: Authentication failed for 'https://u:hunter2@h/x/?t=hunter3'\n\
                       fatal: Could not read from remote repository.\n\nPlease make sure you have the correct \
                       access rights\nand the repository exists.\n";
@@ -318,6 +318,6 @@ mod tests {
             meaningful_line(stderr, &["hunter3"]),
             "Authentication failed for 'https://***@h/x/?t=***'"
         );
-        assert_eq!(meaningful_line("", &[]), "git said nothing");
+        assert_eq!(meaningful_line("", &[]), "git printed no message");
     }
 }

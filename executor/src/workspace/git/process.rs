@@ -1,4 +1,5 @@
-//! Runs one git command to its end, or kills it and everything it started. Knows nothing of what the command does.
+//! Runs one git command to its end, or kills it with its child processes. This module does not know the command's
+//! purpose.
 
 use std::io;
 use std::process::Stdio;
@@ -10,29 +11,29 @@ use tokio::process::Command;
 
 use crate::reaper;
 
-/// How much of each output stream is kept. A server decides how much of its chatter git passes on.
+/// The limit of each kept output stream. The server decides how much text git passes on.
 const KEPT_BYTES: usize = 64 * 1024;
 
-/// What is left of a git process.
+/// The result of a git process.
 pub(super) struct Finished {
     pub(super) success: bool,
     pub(super) stdout: String,
     pub(super) stderr: String,
 }
 
-/// Kills a process group on drop: git leaves network work to ssh and its remote helpers, which would outlive it.
+/// Kills a process group on drop, because git's ssh and remote helpers would outlive git.
 struct Group(Option<Pid>);
 
 impl Drop for Group {
     fn drop(&mut self) {
         if let Some(group) = self.0 {
-            // The group may be gone already, which is what is wanted.
+            // An error means that the group has ended already.
             let _ = killpg(group, Signal::SIGKILL);
         }
     }
 }
 
-/// Runs `command` in a process group of its own, which dies when the returned future is dropped.
+/// Runs `command` in a new process group. Dropping the returned future kills the group.
 pub(super) async fn run(mut command: Command) -> io::Result<Finished> {
     command
         .stdin(Stdio::null())
@@ -81,7 +82,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn only_the_end_of_endless_chatter_is_kept() {
+    async fn only_the_end_of_endless_output_is_kept() {
         let finished = run(shell("seq 1 200000; echo last >&2; exit 3"))
             .await
             .unwrap();
@@ -92,7 +93,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn dropping_kills_what_the_command_started() {
+    async fn dropping_kills_the_child_processes_of_the_command() {
         let folder = tempfile::tempdir().unwrap();
         let pid_file = folder.path().join("pid");
         let script = format!(
@@ -111,7 +112,7 @@ mod tests {
         running.abort();
         assert!(running.await.is_err());
         let alive = || {
-            // A killed process stays a zombie until its new parent looks.
+            // A killed process stays a zombie until its new parent reaps it.
             std::fs::read_to_string(format!("/proc/{pid}/stat"))
                 .is_ok_and(|stat| !stat.contains(") Z "))
         };

@@ -1,4 +1,4 @@
-//! What is checked out, and what is said when it cannot be.
+//! What is checked out, and the errors if it cannot be.
 
 use std::fs;
 
@@ -29,48 +29,48 @@ async fn branches_win_over_tags_and_come_without_history(
     #[case] content: &str,
 ) {
     let repository = Repository::new();
-    let bench = Bench::new();
+    let fixture = Fixture::new();
     let source = format!("file://{}", repository.bare().display());
-    let workspace = bench.prepare(&job(&source, branch)).await.unwrap();
-    assert_eq!(bench.main_tf(), content);
-    assert_eq!(bench.commit_count(), "1");
+    let workspace = fixture.prepare(&job(&source, branch)).await.unwrap();
+    assert_eq!(fixture.main_tf(), content);
+    assert_eq!(fixture.commit_count(), "1");
     let commit = if content == "# one" {
         &repository.first
     } else {
         &repository.last
     };
     assert_eq!(&workspace.commit_id, commit);
-    let noted = fs::read_to_string(workspace.root.join("commitHash.info")).unwrap();
-    assert_eq!(&noted, commit);
+    let recorded = fs::read_to_string(workspace.root.join("commitHash.info")).unwrap();
+    assert_eq!(&recorded, commit);
     assert_eq!(workspace.init_ssh_command, None);
 }
 
 #[tokio::test]
 async fn a_plain_path_is_a_source_and_the_clone_stays_usable() {
     let repository = Repository::new();
-    let bench = Bench::new();
+    let fixture = Fixture::new();
     let source = repository.bare().display().to_string();
-    bench.prepare(&job(&source, "main")).await.unwrap();
-    assert_eq!(bench.commit_count(), "1");
+    fixture.prepare(&job(&source, "main")).await.unwrap();
+    assert_eq!(fixture.commit_count(), "1");
     let branch = git(
-        bench.layout.checkout(),
+        fixture.layout.checkout(),
         &["rev-parse", "--abbrev-ref", "HEAD"],
     );
     assert_eq!(branch, "main");
-    git(bench.layout.checkout(), &["fetch", "-q", "--unshallow"]);
-    assert_eq!(bench.commit_count(), "3");
+    git(fixture.layout.checkout(), &["fetch", "-q", "--unshallow"]);
+    assert_eq!(fixture.commit_count(), "3");
 }
 
 #[tokio::test]
 async fn repositories_of_other_users_can_be_cloned() {
     let repository = Repository::new();
-    let bench = Bench::new();
+    let fixture = Fixture::new();
     if nix::unistd::geteuid().is_root() {
-        let somebody = Some(nix::unistd::Uid::from_raw(54321));
-        nix::unistd::chown(&repository.bare(), somebody, None).unwrap();
+        let other_user = Some(nix::unistd::Uid::from_raw(54321));
+        nix::unistd::chown(&repository.bare(), other_user, None).unwrap();
     }
     let source = repository.bare().display().to_string();
-    bench.prepare(&job(&source, "main")).await.unwrap();
+    fixture.prepare(&job(&source, "main")).await.unwrap();
 }
 
 #[rstest]
@@ -84,14 +84,14 @@ async fn a_pinned_commit_is_checked_out(#[case] old_protocol: bool, #[case] coun
         ..GitHttpOptions::default()
     };
     let server = git_http::serve(repository.served(), options).unwrap();
-    let bench = Bench::new();
+    let fixture = Fixture::new();
     let mut job = job(&format!("{}/repo.git", server.url()), "main");
     job.commit_id = Some(repository.between.clone());
-    let workspace = bench.prepare(&job).await.unwrap();
+    let workspace = fixture.prepare(&job).await.unwrap();
     assert_eq!(workspace.commit_id, repository.between);
-    assert_eq!(bench.main_tf(), "# between");
-    assert_eq!(bench.commit_count(), count);
-    let deepened = !bench.layout.checkout().join(".git/shallow").exists();
+    assert_eq!(fixture.main_tf(), "# between");
+    assert_eq!(fixture.commit_count(), count);
+    let deepened = !fixture.layout.checkout().join(".git/shallow").exists();
     assert_eq!(deepened, old_protocol);
 }
 
@@ -101,22 +101,22 @@ async fn a_pinned_commit_is_checked_out(#[case] old_protocol: bool, #[case] coun
 #[tokio::test]
 async fn any_other_commit_text_is_a_name(#[case] name: &str, #[case] content: &str) {
     let repository = Repository::new();
-    let bench = Bench::new();
+    let fixture = Fixture::new();
     let mut job = job(&repository.bare().display().to_string(), "main");
     job.commit_id = Some(name.to_owned());
-    let workspace = bench.prepare(&job).await.unwrap();
+    let workspace = fixture.prepare(&job).await.unwrap();
     assert_eq!(workspace.commit_id, name);
-    assert_eq!(bench.main_tf(), content);
+    assert_eq!(fixture.main_tf(), content);
 }
 
 #[tokio::test]
 async fn an_abbreviated_commit_is_found_in_the_history() {
     let repository = Repository::new();
-    let bench = Bench::new();
+    let fixture = Fixture::new();
     let mut job = job(&repository.bare().display().to_string(), "main");
     job.commit_id = Some(repository.first[..10].to_owned());
-    bench.prepare(&job).await.unwrap();
-    assert_eq!(bench.main_tf(), "# one");
+    fixture.prepare(&job).await.unwrap();
+    assert_eq!(fixture.main_tf(), "# one");
 }
 
 #[rstest]
@@ -132,10 +132,10 @@ async fn an_unreachable_commit_is_named(#[case] commit: &str) {
             ..GitHttpOptions::default()
         };
         let server = git_http::serve(repository.served(), options).unwrap();
-        let bench = Bench::new();
+        let fixture = Fixture::new();
         let mut job = job(&format!("{}/repo.git", server.url()), "main");
         job.commit_id = Some(commit.to_owned());
-        let error = bench.prepare(&job).await.unwrap_err();
+        let error = fixture.prepare(&job).await.unwrap_err();
         assert!(
             matches!(error, WorkspaceError::Git(GitError::NoCommit { .. })),
             "{error}"
@@ -149,9 +149,9 @@ async fn an_unreachable_commit_is_named(#[case] commit: &str) {
 #[tokio::test]
 async fn a_missing_branch_is_named() {
     let repository = Repository::new();
-    let bench = Bench::new();
+    let fixture = Fixture::new();
     let source = format!("file://{}", repository.bare().display());
-    let error = bench.prepare(&job(&source, "nowhere")).await.unwrap_err();
+    let error = fixture.prepare(&job(&source, "nowhere")).await.unwrap_err();
     assert_eq!(
         error.to_string(),
         format!("`{source}` has no branch or tag `nowhere`")
@@ -160,29 +160,29 @@ async fn a_missing_branch_is_named() {
 }
 
 #[tokio::test]
-async fn a_missing_repository_is_told_from_an_unreachable_server() {
+async fn a_missing_repository_differs_from_an_unreachable_server() {
     let repository = Repository::new();
     let server = git_http::serve(repository.served(), GitHttpOptions::default()).unwrap();
-    let bench = Bench::new();
+    let fixture = Fixture::new();
     for source in [
         format!("{}/other.git", server.url()),
         repository.served().join("other.git").display().to_string(),
     ] {
-        let error = bench.prepare(&job(&source, "main")).await.unwrap_err();
+        let error = fixture.prepare(&job(&source, "main")).await.unwrap_err();
         assert_eq!(failure(&error), Some(GitFailure::NoRepository), "{error}");
         assert_eq!(error.kind(), ErrorKind::User);
     }
-    let nobody = Port::take().unwrap();
-    let source = format!("http://{}/repo.git", nobody.address());
-    let error = bench.prepare(&job(&source, "main")).await.unwrap_err();
+    let closed_port = Port::take().unwrap();
+    let source = format!("http://{}/repo.git", closed_port.address());
+    let error = fixture.prepare(&job(&source, "main")).await.unwrap_err();
     assert_eq!(failure(&error), Some(GitFailure::Unreachable), "{error}");
     assert_eq!(error.kind(), ErrorKind::Infrastructure);
 }
 
 #[tokio::test]
-async fn a_busy_server_is_worth_another_start() {
+async fn a_busy_server_permits_another_start() {
     let server = Server::start(|_| Response::new(503, "")).unwrap();
-    let error = Bench::new()
+    let error = Fixture::new()
         .prepare(&job(&format!("{}/r", server.url()), "main"))
         .await
         .unwrap_err();
@@ -190,27 +190,27 @@ async fn a_busy_server_is_worth_another_start() {
 }
 
 #[tokio::test]
-async fn a_missing_git_is_said_in_so_many_words() {
+async fn a_missing_git_is_named_in_the_error() {
     let repository = Repository::new();
-    let mut bench = Bench::new();
-    bench.config.path = "/nowhere".into();
+    let mut fixture = Fixture::new();
+    fixture.config.path = "/nowhere".into();
     let source = repository.bare().display().to_string();
-    let error = bench.prepare(&job(&source, "main")).await.unwrap_err();
+    let error = fixture.prepare(&job(&source, "main")).await.unwrap_err();
     assert_eq!(error.to_string(), "`git` is not installed or not on PATH");
 }
 
 #[tokio::test]
-async fn hooks_and_configuration_of_the_machine_play_no_part() {
+async fn hooks_and_configuration_of_the_machine_have_no_effect() {
     let repository = Repository::new();
-    let bench = Bench::new();
-    let hooks = bench.config.home.join("templates/hooks");
+    let fixture = Fixture::new();
+    let hooks = fixture.config.home.join("templates/hooks");
     fs::create_dir_all(&hooks).unwrap();
-    let marker = bench.work.path().join("marker");
+    let marker = fixture.work.path().join("marker");
     let hook = hooks.join("post-checkout");
     fs::write(&hook, format!("#!/bin/sh\ntouch {}\n", marker.display())).unwrap();
     fs::set_permissions(&hook, std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
     fs::write(
-        bench.config.home.join(".gitconfig"),
+        fixture.config.home.join(".gitconfig"),
         format!(
             "[core]\n\thooksPath = {0}\n[url \"file:///nowhere/\"]\n\tinsteadOf = file:///\n",
             hooks.display()
@@ -218,31 +218,33 @@ async fn hooks_and_configuration_of_the_machine_play_no_part() {
     )
     .unwrap();
     let source = repository.bare().display().to_string();
-    bench.prepare(&job(&source, "main")).await.unwrap();
+    fixture.prepare(&job(&source, "main")).await.unwrap();
     assert!(!marker.exists());
 }
 
 #[tokio::test]
-async fn the_commit_is_not_noted_through_a_link_of_the_repository() {
+async fn the_commit_file_is_not_written_through_a_link_of_the_repository() {
     let repository = Repository::new();
-    let bench = Bench::new();
-    let victim = bench.work.path().join("victim");
+    let fixture = Fixture::new();
+    let victim = fixture.work.path().join("victim");
     fs::write(&victim, "untouched").unwrap();
     std::os::unix::fs::symlink(&victim, repository.tree().join("commitHash.info")).unwrap();
     let commit = commit_all(&repository.tree());
     repository.publish();
     let source = repository.bare().display().to_string();
-    let workspace = bench.prepare(&job(&source, "main")).await.unwrap();
+    let workspace = fixture.prepare(&job(&source, "main")).await.unwrap();
     assert_eq!(fs::read_to_string(victim).unwrap(), "untouched");
-    let noted = fs::read_to_string(workspace.root.join("commitHash.info")).unwrap();
-    assert_eq!(noted, commit);
+    let recorded = fs::read_to_string(workspace.root.join("commitHash.info")).unwrap();
+    assert_eq!(recorded, commit);
 }
 
 #[rstest]
 #[case(false)]
 #[case(true)]
 #[tokio::test]
-async fn submodules_come_along_even_where_commits_are_not_given_out(#[case] old_protocol: bool) {
+async fn submodules_are_fetched_from_servers_that_refuse_single_commits(
+    #[case] old_protocol: bool,
+) {
     let inner = Repository::new();
     let outer = Repository::new();
     fs::rename(inner.bare(), outer.served().join("inner.git")).unwrap();
@@ -252,29 +254,29 @@ async fn submodules_come_along_even_where_commits_are_not_given_out(#[case] old_
         ..GitHttpOptions::default()
     };
     let server = git_http::serve(outer.served(), options).unwrap();
-    let bench = Bench::new();
-    bench
+    let fixture = Fixture::new();
+    fixture
         .prepare(&job(&format!("{}/repo.git", server.url()), "main"))
         .await
         .unwrap();
-    let content = fs::read_to_string(bench.layout.checkout().join("sub/main.tf")).unwrap();
+    let content = fs::read_to_string(fixture.layout.checkout().join("sub/main.tf")).unwrap();
     // No reference of the submodule points to this commit.
     assert_eq!(content, "# between");
 }
 
 #[tokio::test]
-async fn repositories_from_elsewhere_reach_no_files_of_this_machine() {
+async fn remote_repositories_cannot_read_files_of_this_machine() {
     let inner = Repository::new();
     let outer = Repository::new();
     let address = format!("file://{}", inner.bare().display());
     add_submodule(&outer, &inner, &address);
-    let bench = Bench::new();
+    let fixture = Fixture::new();
     let local = outer.bare().display().to_string();
-    bench.prepare(&job(&local, "main")).await.unwrap();
+    fixture.prepare(&job(&local, "main")).await.unwrap();
 
     let server = git_http::serve(outer.served(), GitHttpOptions::default()).unwrap();
     let remote = format!("{}/repo.git", server.url());
-    let error = Bench::new()
+    let error = Fixture::new()
         .prepare(&job(&remote, "main"))
         .await
         .unwrap_err();
@@ -301,8 +303,8 @@ async fn the_tools_repository_is_cloned_anew_each_time() {
         ..GitHttpOptions::default()
     };
     let server = git_http::serve(repository.served(), options).unwrap();
-    let bench = Bench::new();
-    let target = bench.layout.checkout().join(".terrakube/toolsRepository");
+    let fixture = Fixture::new();
+    let target = fixture.layout.checkout().join(".terrakube/toolsRepository");
     let environment = [
         ("TERRAKUBE_PRIVATE_EXTENSION_REPO_TYPE", "GITLAB"),
         ("TERRAKUBE_PRIVATE_EXTENSION_REPO_TOKEN", "t00lt0k"),
@@ -316,31 +318,31 @@ async fn the_tools_repository_is_cloned_anew_each_time() {
             "main",
             &target,
             &environment,
-            &bench.layout,
-            &bench.config,
+            &fixture.layout,
+            &fixture.config,
         )
         .await
         .unwrap();
         assert_eq!(fs::read_to_string(target.join("main.tf")).unwrap(), "# two");
         fs::write(target.join("left-behind"), "x").unwrap();
     }
-    assert!(bench.leaks("t00lt0k").is_empty());
+    assert!(fixture.leaks("t00lt0k").is_empty());
 }
 
 #[tokio::test]
 async fn the_tools_repository_is_not_cloned_through_a_link() {
     let repository = Repository::new();
-    let bench = Bench::new();
-    let outside = bench.work.path().join("outside");
+    let fixture = Fixture::new();
+    let outside = fixture.work.path().join("outside");
     fs::create_dir(&outside).unwrap();
-    std::os::unix::fs::symlink(&outside, bench.layout.checkout().join(".terrakube")).unwrap();
+    std::os::unix::fs::symlink(&outside, fixture.layout.checkout().join(".terrakube")).unwrap();
     let error = clone_tools_repository(
         &repository.bare().display().to_string(),
         "main",
-        &bench.layout.checkout().join(".terrakube/toolsRepository"),
+        &fixture.layout.checkout().join(".terrakube/toolsRepository"),
         &BTreeMap::new(),
-        &bench.layout,
-        &bench.config,
+        &fixture.layout,
+        &fixture.config,
     )
     .await
     .unwrap_err();

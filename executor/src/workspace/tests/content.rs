@@ -41,27 +41,27 @@ fn content_job(source: &str) -> JobData {
     job(source, REMOTE_CONTENT)
 }
 
-fn with_token(server: &Server) -> Bench {
-    let mut bench = Bench::new();
-    bench.config.content_token = Some(ContentToken {
+fn with_token(server: &Server) -> Fixture {
+    let mut fixture = Fixture::new();
+    fixture.config.content_token = Some(ContentToken {
         origins: vec![Url::parse(&server.url()).unwrap().origin()],
         relay: None,
         authorize: Arc::new(|request| request.bearer_auth(TOKEN)),
     });
-    bench
+    fixture
 }
 
-/// It lives for a minute, which a slow server alone may take.
+/// A token is valid for a minute, which one slow server may take.
 #[tokio::test]
-async fn every_attempt_brings_a_token_of_its_own() {
+async fn every_attempt_has_a_new_token() {
     let server = Server::start(|_| Response::new(503, "")).unwrap();
-    let mut bench = with_token(&server);
+    let mut fixture = with_token(&server);
     let minted = AtomicUsize::new(0);
     let authorize =
         move |request: RequestBuilder| request.bearer_auth(minted.fetch_add(1, Ordering::Relaxed));
-    bench.config.content_token.as_mut().unwrap().authorize = Arc::new(authorize);
+    fixture.config.content_token.as_mut().unwrap().authorize = Arc::new(authorize);
     let source = format!("{}/content.tar.gz", server.url());
-    bench.prepare(&content_job(&source)).await.unwrap_err();
+    fixture.prepare(&content_job(&source)).await.unwrap_err();
     let brought = ["Bearer 0", "Bearer 1", "Bearer 2"].map(|token| Some(token.to_owned()));
     assert_eq!(tokens(&server), brought);
 }
@@ -76,37 +76,37 @@ fn tokens(server: &Server) -> Vec<Option<String>> {
 
 #[tokio::test]
 async fn a_local_tarball_is_unpacked_and_has_no_commit() {
-    let bench = Bench::new();
-    let file = bench.work.path().join("terraformContent.tar.gz");
+    let fixture = Fixture::new();
+    let file = fixture.work.path().join("terraformContent.tar.gz");
     fs::write(&file, tarball()).unwrap();
-    let workspace = bench
+    let workspace = fixture
         .prepare(&content_job(file.to_str().unwrap()))
         .await
         .unwrap();
     assert_eq!(workspace.commit_id, "000000000");
-    assert_eq!(bench.main_tf(), "# content");
+    assert_eq!(fixture.main_tf(), "# content");
     assert!(!workspace.root.join("commitHash.info").exists());
     assert!(!workspace.root.join("terraformContent.tar.gz").exists());
 
-    let again = Bench::new();
+    let again = Fixture::new();
     let url = format!("file://{}", file.display());
     again.prepare(&content_job(&url)).await.unwrap();
     assert_eq!(again.main_tf(), "# content");
 }
 
 #[tokio::test]
-async fn a_hub_relays_what_the_platform_has_under_its_own_address() {
+async fn content_of_the_platform_comes_through_the_relay() {
     let hub = Server::start(|_| Response::new(200, tarball())).unwrap();
-    let mut bench = with_token(&hub);
+    let mut fixture = with_token(&hub);
     let public = Url::parse("https://terrakube.example.test/api/").unwrap();
-    let token = bench.config.content_token.as_mut().unwrap();
+    let token = fixture.config.content_token.as_mut().unwrap();
     token.origins = vec![public.origin()];
     token.relay = Some(Relay {
         public,
         base: Url::parse(&format!("{}/leases/1/platform", hub.url())).unwrap(),
     });
     let source = "https://terrakube.example.test/api/remote/v2/x/content.tar.gz?a=b";
-    bench.prepare(&content_job(source)).await.unwrap();
+    fixture.prepare(&content_job(source)).await.unwrap();
     let requests = hub.requests();
     assert_eq!(requests.len(), 1);
     assert_eq!(
@@ -118,17 +118,17 @@ async fn a_hub_relays_what_the_platform_has_under_its_own_address() {
 }
 
 #[tokio::test]
-async fn the_token_goes_to_the_platform_and_to_nobody_it_redirects_to() {
+async fn the_token_is_sent_to_the_platform_and_not_to_redirect_targets() {
     let elsewhere = Server::start(|_| Response::new(200, tarball())).unwrap();
     let target = format!("{}/blob?sig=1", elsewhere.url());
     let platform =
         Server::start(move |_| Response::new(302, "").with_header("Location", &target)).unwrap();
-    let bench = with_token(&platform);
-    bench
+    let fixture = with_token(&platform);
+    fixture
         .prepare(&content_job(&format!("{}/content.tar.gz", platform.url())))
         .await
         .unwrap();
-    assert_eq!(bench.main_tf(), "# content");
+    assert_eq!(fixture.main_tf(), "# content");
     assert_eq!(tokens(&platform), [Some(format!("Bearer {TOKEN}"))]);
     assert_eq!(tokens(&elsewhere), [None]);
 }
@@ -137,14 +137,14 @@ async fn the_token_goes_to_the_platform_and_to_nobody_it_redirects_to() {
 async fn another_host_gets_no_token() {
     let platform = Server::start(|_| Response::new(200, tarball())).unwrap();
     let other = Server::start(|_| Response::new(200, tarball())).unwrap();
-    let bench = with_token(&platform);
+    let fixture = with_token(&platform);
     let source = format!("{}/content.tar.gz", other.url());
-    bench.prepare(&content_job(&source)).await.unwrap();
+    fixture.prepare(&content_job(&source)).await.unwrap();
     assert_eq!(tokens(&other), [None]);
 }
 
 #[test]
-fn scheme_host_and_port_decide_who_sees_the_token() {
+fn scheme_host_and_port_decide_about_the_token() {
     let token = ContentToken {
         origins: vec![Url::parse("https://api.example.test").unwrap().origin()],
         relay: None,
@@ -166,14 +166,14 @@ fn scheme_host_and_port_decide_who_sees_the_token() {
 #[case(404, ErrorKind::User, 1)]
 #[case(503, ErrorKind::Infrastructure, 3)]
 #[tokio::test]
-async fn answers_that_are_no_content_are_told_apart(
+async fn responses_without_content_have_errors_of_their_own(
     #[case] status: u16,
     #[case] kind: ErrorKind,
     #[case] attempts: usize,
 ) {
     let server = Server::start(move |_| Response::new(status, "")).unwrap();
     let source = format!("{}/c.tar.gz?sig=s3cr3t", server.url());
-    let error = Bench::new()
+    let error = Fixture::new()
         .prepare(&content_job(&source))
         .await
         .unwrap_err();
@@ -184,13 +184,13 @@ async fn answers_that_are_no_content_are_told_apart(
 }
 
 #[tokio::test]
-async fn a_transfer_that_breaks_off_is_tried_again_and_then_reported() {
+async fn an_interrupted_transfer_is_retried_and_then_reported() {
     let server = Server::start(|_| Response {
         cut_short: true,
         ..Response::new(200, tarball())
     })
     .unwrap();
-    let error = Bench::new()
+    let error = Fixture::new()
         .prepare(&content_job(&server.url()))
         .await
         .unwrap_err();
@@ -207,9 +207,9 @@ async fn a_transfer_that_breaks_off_is_tried_again_and_then_reported() {
 
 #[tokio::test]
 async fn an_unreachable_platform_is_not_the_users_fault() {
-    let nobody = Port::take().unwrap();
-    let error = Bench::new()
-        .prepare(&content_job(&format!("http://{}", nobody.address())))
+    let closed_port = Port::take().unwrap();
+    let error = Fixture::new()
+        .prepare(&content_job(&format!("http://{}", closed_port.address())))
         .await
         .unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Infrastructure);
@@ -217,11 +217,11 @@ async fn an_unreachable_platform_is_not_the_users_fault() {
 }
 
 #[tokio::test]
-async fn a_download_is_held_to_the_limit() {
+async fn a_download_stops_at_the_limit() {
     let server = Server::start(|_| Response::new(200, vec![0x1f; 5000])).unwrap();
-    let mut bench = Bench::new();
-    bench.config.archive_limits.max_bytes = 4999;
-    let error = bench
+    let mut fixture = Fixture::new();
+    fixture.config.archive_limits.max_bytes = 4999;
+    let error = fixture
         .prepare(&content_job(&server.url()))
         .await
         .unwrap_err();
@@ -238,7 +238,7 @@ async fn a_download_is_held_to_the_limit() {
 async fn endless_redirects_and_other_schemes_end() {
     let server =
         Server::start(|_| Response::new(302, "").with_header("Location", "/again")).unwrap();
-    let error = Bench::new()
+    let error = Fixture::new()
         .prepare(&content_job(&server.url()))
         .await
         .unwrap_err();
@@ -246,7 +246,7 @@ async fn endless_redirects_and_other_schemes_end() {
     let server =
         Server::start(|_| Response::new(302, "").with_header("Location", "file:///etc/passwd"))
             .unwrap();
-    let error = Bench::new()
+    let error = Fixture::new()
         .prepare(&content_job(&server.url()))
         .await
         .unwrap_err();
@@ -260,8 +260,8 @@ async fn endless_redirects_and_other_schemes_end() {
 #[case("/nowhere/at/all.tar.gz")]
 #[case("/dev/zero")]
 #[tokio::test]
-async fn unusable_addresses_of_content_are_the_users_to_mend(#[case] source: &str) {
-    let error = Bench::new()
+async fn unusable_addresses_of_content_are_user_errors(#[case] source: &str) {
+    let error = Fixture::new()
         .prepare(&content_job(source))
         .await
         .unwrap_err();
@@ -312,9 +312,9 @@ fn folders_are_found_below_the_root(#[case] folder: Option<&str>, #[case] expect
 #[case("missing", "the folder `missing` does not exist in the source")]
 #[case("main.tf", "`main.tf` in the source is not a folder")]
 #[case("main.tf/x", "the folder `main.tf/x` does not exist in the source")]
-#[case("../checkout-2", "the folder `../checkout-2` lies outside the source")]
-#[case("..", "the folder `..` lies outside the source")]
-#[case("outer-link", "the folder `outer-link` lies outside the source")]
+#[case("../checkout-2", "the folder `../checkout-2` is outside the source")]
+#[case("..", "the folder `..` is outside the source")]
+#[case("outer-link", "the folder `outer-link` is outside the source")]
 #[case("a\0b", "the folder `a\0b` does not exist in the source")]
 fn other_folders_are_refused_by_name(#[case] folder: &str, #[case] message: &str) {
     let root = tree();
@@ -326,7 +326,7 @@ fn other_folders_are_refused_by_name(#[case] folder: &str, #[case] message: &str
     assert!(error.hint().is_some());
 }
 
-/// A checkout with a neighbour whose name begins like its own.
+/// A checkout with a neighbour whose name has the same beginning.
 fn tree() -> tempfile::TempDir {
     let root = tempfile::tempdir().unwrap();
     let checkout = root.path().join("checkout");

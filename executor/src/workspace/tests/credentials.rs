@@ -1,4 +1,4 @@
-//! Which credentials arrive where, and that they are found nowhere else.
+//! Each credential arrives at its server, and is found nowhere else.
 
 use std::fs;
 use std::process::Command;
@@ -37,7 +37,7 @@ fn failure(error: &WorkspaceError) -> Option<GitFailure> {
 #[case("BITBUCKET", None, "x-token-auth:ghs_5up3rs3cr3t")]
 #[case("AZURE_DEVOPS", None, "dummy:ghs_5up3rs3cr3t")]
 #[tokio::test]
-async fn a_token_reaches_the_server_and_no_other_place(
+async fn a_token_reaches_only_the_server(
     #[case] vcs_type: &str,
     #[case] connection_type: Option<&str>,
     #[case] credentials: &str,
@@ -48,23 +48,23 @@ async fn a_token_reaches_the_server_and_no_other_place(
         ..demanding(credentials)
     };
     let server = git_http::serve(repository.served(), options).unwrap();
-    let mut bench = Bench::new();
-    let bundle = bench.work.path().join("ca.pem");
+    let mut fixture = Fixture::new();
+    let bundle = fixture.work.path().join("ca.pem");
     fs::write(&bundle, server.certificate().unwrap()).unwrap();
-    bench.set("SSL_CERT_FILE", bundle);
+    fixture.set("SSL_CERT_FILE", bundle);
     let job = JobData {
         vcs_type: Some(vcs_type.to_owned()),
         connection_type: connection_type.map(str::to_owned),
         ..github(&format!("{}/repo.git", server.url()), TOKEN)
     };
-    bench.prepare(&job).await.unwrap();
-    assert_eq!(bench.main_tf(), "# two");
-    assert!(bench.commands().contains("clone"));
-    assert!(!bench.commands().contains(TOKEN));
-    assert_eq!(bench.leaks(TOKEN), Vec::<PathBuf>::new());
-    // The session's files are gone as soon as git is done with them.
+    fixture.prepare(&job).await.unwrap();
+    assert_eq!(fixture.main_tf(), "# two");
+    assert!(fixture.commands().contains("clone"));
+    assert!(!fixture.commands().contains(TOKEN));
+    assert_eq!(fixture.leaks(TOKEN), Vec::<PathBuf>::new());
+    // The session's files are removed as soon as git has ended.
     assert_eq!(
-        files_holding(bench.layout.private(), TOKEN),
+        files_holding(fixture.layout.private(), TOKEN),
         Vec::<PathBuf>::new()
     );
 }
@@ -78,7 +78,7 @@ async fn an_untrusted_certificate_is_named() {
     };
     let server = git_http::serve(repository.served(), options).unwrap();
     let source = format!("{}/repo.git", server.url());
-    let error = Bench::new()
+    let error = Fixture::new()
         .prepare(&job(&source, "main"))
         .await
         .unwrap_err();
@@ -95,14 +95,14 @@ async fn credentials_in_the_address_work_and_are_not_kept(
 ) {
     let repository = Repository::new();
     let server = git_http::serve(repository.served(), demanding(credentials)).unwrap();
-    let bench = Bench::new();
+    let fixture = Fixture::new();
     let source = format!("http://{userinfo}{}/repo.git", server.host());
-    bench.prepare(&job(&source, "main")).await.unwrap();
+    fixture.prepare(&job(&source, "main")).await.unwrap();
     for secret in ["ss-w0rd", "t0k3n-alone"] {
-        assert!(!bench.commands().contains(secret));
-        assert!(bench.leaks(secret).is_empty());
+        assert!(!fixture.commands().contains(secret));
+        assert!(fixture.leaks(secret).is_empty());
     }
-    let origin = git(bench.layout.checkout(), &["remote", "get-url", "origin"]);
+    let origin = git(fixture.layout.checkout(), &["remote", "get-url", "origin"]);
     assert_eq!(origin, format!("http://{}/repo.git", server.host()));
 }
 
@@ -112,7 +112,7 @@ async fn refused_credentials_are_named_and_not_shown() {
     let server = git_http::serve(repository.served(), demanding("x-access-token:right")).unwrap();
     let source = format!("{}/repo.git", server.url());
     for job in [github(&source, TOKEN), job(&source, "main")] {
-        let error = Bench::new().prepare(&job).await.unwrap_err();
+        let error = Fixture::new().prepare(&job).await.unwrap_err();
         assert_eq!(failure(&error), Some(GitFailure::AuthRefused), "{error}");
         assert_eq!(error.kind(), ErrorKind::User);
         assert!(error.to_string().starts_with(&format!(
@@ -123,7 +123,7 @@ async fn refused_credentials_are_named_and_not_shown() {
 }
 
 #[tokio::test]
-async fn what_a_server_says_is_shown_without_the_token() {
+async fn the_message_of_a_server_is_shown_without_the_token() {
     let server = Server::start(|request| match request.basic_auth() {
         None => Response::new(401, "").with_header("WWW-Authenticate", "Basic realm=\"x\""),
         Some(sent) => Response::new(403, format!("no entry for {sent}"))
@@ -131,7 +131,7 @@ async fn what_a_server_says_is_shown_without_the_token() {
     })
     .unwrap();
     let source = format!("{}/repo.git", server.url());
-    let error = Bench::new()
+    let error = Fixture::new()
         .prepare(&github(&source, TOKEN))
         .await
         .unwrap_err();
@@ -160,9 +160,9 @@ async fn a_submodule_on_another_host_never_sees_the_token() {
     git(&tree, &["add", ".gitmodules"]);
     git(&tree, &["commit", "-q", "-m", "submodule"]);
     outer.publish();
-    let bench = Bench::new();
+    let fixture = Fixture::new();
     let job = github(&format!("{}/repo.git", here.url()), TOKEN);
-    let error = bench.prepare(&job).await.unwrap_err();
+    let error = fixture.prepare(&job).await.unwrap_err();
     assert!(error.to_string().contains("submodules"), "{error}");
     assert_eq!(failure(&error), Some(GitFailure::AuthRefused), "{error}");
     assert!(here.requests().iter().any(|r| r.basic_auth().is_some()));
@@ -191,12 +191,12 @@ async fn a_submodule_on_the_same_host_uses_the_same_token() {
     git(&tree, &["add", ".gitmodules"]);
     git(&tree, &["commit", "-q", "-m", "submodule"]);
     outer.publish();
-    let bench = Bench::new();
+    let fixture = Fixture::new();
     let job = github(&format!("{}/repo.git", server.url()), TOKEN);
-    bench.prepare(&job).await.unwrap();
-    assert!(bench.layout.checkout().join("sub/main.tf").exists());
-    assert!(bench.leaks(TOKEN).is_empty());
-    assert!(!bench.commands().contains(TOKEN));
+    fixture.prepare(&job).await.unwrap();
+    assert!(fixture.layout.checkout().join("sub/main.tf").exists());
+    assert!(fixture.leaks(TOKEN).is_empty());
+    assert!(!fixture.commands().contains(TOKEN));
 }
 
 fn ssh_job(server: &Sshd, repository: &Repository) -> JobData {
@@ -218,12 +218,12 @@ async fn ssh_clones_with_the_key_of_the_job_in_any_line_ends() {
         .trim_end()
         .replace('\n', "\r\n");
     job.access_token = Some(dos);
-    let bench = Bench::new();
-    bench
+    let fixture = Fixture::new();
+    fixture
         .prepare(&job)
         .await
         .unwrap_or_else(|e| panic!("{e}\n{}", server.log()));
-    assert_eq!(bench.main_tf(), "# two");
+    assert_eq!(fixture.main_tf(), "# two");
     let secret_line = server
         .client_key()
         .unwrap()
@@ -231,8 +231,8 @@ async fn ssh_clones_with_the_key_of_the_job_in_any_line_ends() {
         .nth(2)
         .unwrap()
         .to_owned();
-    assert!(bench.leaks(&secret_line).is_empty());
-    assert!(!bench.commands().contains(&secret_line));
+    assert!(fixture.leaks(&secret_line).is_empty());
+    assert!(!fixture.commands().contains(&secret_line));
 }
 
 #[tokio::test]
@@ -245,8 +245,8 @@ async fn init_reaches_modules_with_the_clone_key_or_the_module_key() {
         ..job(&repository.bare().display().to_string(), "main")
     };
     for job in [with_clone_key, with_module_key] {
-        let bench = Bench::new();
-        let workspace = bench.prepare(&job).await.unwrap();
+        let fixture = Fixture::new();
+        let workspace = fixture.prepare(&job).await.unwrap();
         let listing = Command::new("git")
             .args([
                 "ls-remote",
@@ -264,26 +264,26 @@ async fn init_reaches_modules_with_the_clone_key_or_the_module_key() {
 }
 
 #[tokio::test]
-async fn host_keys_are_checked_when_a_file_says_so() {
+async fn host_keys_are_checked_against_a_configured_file() {
     let server = Sshd::start().unwrap();
     let repository = Repository::new();
     let job = ssh_job(&server, &repository);
-    let mut bench = Bench::new();
-    let known = bench.work.path().join("known hosts");
-    bench.config.known_hosts = Some(known.clone());
+    let mut fixture = Fixture::new();
+    let hosts_file = fixture.work.path().join("known hosts");
+    fixture.config.known_hosts = Some(hosts_file.clone());
 
-    fs::write(&known, server.known_hosts_line().unwrap()).unwrap();
-    bench.prepare(&job).await.unwrap();
+    fs::write(&hosts_file, server.known_hosts_line().unwrap()).unwrap();
+    fixture.prepare(&job).await.unwrap();
 
     let other = Sshd::start().unwrap().known_hosts_line().unwrap();
     let key = other.split_once(' ').unwrap().1;
     let host = server.known_hosts_line().unwrap();
     let host = host.split(' ').next().unwrap();
     for content in [String::new(), format!("{host} {key}")] {
-        fs::write(&known, content).unwrap();
-        let mut bench = Bench::new();
-        bench.config.known_hosts = Some(known.clone());
-        let error = bench.prepare(&job).await.unwrap_err();
+        fs::write(&hosts_file, content).unwrap();
+        let mut fixture = Fixture::new();
+        fixture.config.known_hosts = Some(hosts_file.clone());
+        let error = fixture.prepare(&job).await.unwrap_err();
         assert_eq!(failure(&error), Some(GitFailure::HostKey), "{error}");
         assert_eq!(error.kind(), ErrorKind::User);
     }
@@ -293,26 +293,26 @@ async fn host_keys_are_checked_when_a_file_says_so() {
 async fn a_wrong_or_broken_key_is_named() {
     let server = Sshd::start().unwrap();
     let repository = Repository::new();
-    let bench = Bench::new();
+    let fixture = Fixture::new();
     let mut job = ssh_job(&server, &repository);
-    let stranger = sshd::generate_key(&bench.work.path().join("stranger"), "ed25519").unwrap();
+    let stranger = sshd::generate_key(&fixture.work.path().join("stranger"), "ed25519").unwrap();
     job.access_token = Some(stranger);
-    let error = bench.prepare(&job).await.unwrap_err();
+    let error = fixture.prepare(&job).await.unwrap_err();
     assert_eq!(failure(&error), Some(GitFailure::AuthRefused), "{error}");
 
     job.access_token = Some("-----BEGIN RSA PRIVATE KEY-----\nnot one\n".to_owned());
-    let error = bench.prepare(&job).await.unwrap_err();
+    let error = fixture.prepare(&job).await.unwrap_err();
     assert_eq!(failure(&error), Some(GitFailure::PrivateKey), "{error}");
 
     job.access_token = None;
-    let error = bench.prepare(&job).await.unwrap_err();
+    let error = fixture.prepare(&job).await.unwrap_err();
     assert!(error.to_string().contains("SSH~id_rsa"), "{error}");
 }
 
 #[tokio::test]
 async fn removing_the_layout_removes_every_secret() {
     let repository = Repository::new();
-    let bench = Bench::new();
+    let fixture = Fixture::new();
     let job = JobData {
         module_ssh_key: Some("m0dul3k3y".to_owned()),
         environment_variables: [(
@@ -322,14 +322,14 @@ async fn removing_the_layout_removes_every_secret() {
         .into(),
         ..job(&repository.bare().display().to_string(), "main")
     };
-    let workspace = bench.prepare(&job).await.unwrap();
+    let workspace = fixture.prepare(&job).await.unwrap();
     let token_file = &workspace.environment["AWS_WEB_IDENTITY_TOKEN_FILE"];
     assert_eq!(fs::read_to_string(token_file).unwrap(), "aw5jwt");
     for secret in ["m0dul3k3y", "aw5jwt"] {
-        assert!(bench.leaks(secret).is_empty());
-        assert_eq!(files_holding(bench.layout.private(), secret).len(), 1);
+        assert!(fixture.leaks(secret).is_empty());
+        assert_eq!(files_holding(fixture.layout.private(), secret).len(), 1);
     }
-    let Bench { work, layout, .. } = bench;
+    let Fixture { work, layout, .. } = fixture;
     layout.remove().unwrap();
     for secret in ["m0dul3k3y", "aw5jwt"] {
         assert!(files_holding(work.path(), secret).is_empty());
@@ -344,8 +344,8 @@ mod azure {
     async fn prepare_with(environment: &[(&str, &str)]) -> Result<(), WorkspaceError> {
         let repository = Repository::new();
         let server = git_http::serve(repository.served(), demanding("dummy:azur3t0k3n")).unwrap();
-        let mut bench = Bench::new();
-        bench.config.azure = AzureEnvironment::from_lookup(|name| {
+        let mut fixture = Fixture::new();
+        fixture.config.azure = AzureEnvironment::from_lookup(|name| {
             let found = environment.iter().find(|(key, _)| *key == name);
             found.map(|(_, value)| (*value).to_owned())
         });
@@ -354,7 +354,7 @@ mod azure {
             access_token: Some(String::new()),
             ..job(&format!("{}/repo.git", server.url()), "main")
         };
-        bench.prepare(&job).await.map(drop)
+        fixture.prepare(&job).await.map(drop)
     }
 
     fn form(body: &[u8]) -> BTreeMap<String, String> {
@@ -406,7 +406,7 @@ mod azure {
     }
 
     #[tokio::test]
-    async fn managed_identities_are_asked_where_the_environment_says() {
+    async fn managed_identities_are_requested_from_the_configured_endpoint() {
         let hosted = Server::start(|_| Response::new(200, ANSWER)).unwrap();
         prepare_with(&[
             ("IDENTITY_ENDPOINT", &format!("{}/msi/token", hosted.url())),
@@ -435,7 +435,7 @@ mod azure {
     }
 
     #[tokio::test]
-    async fn a_refusal_gives_the_reason_and_not_the_secret() {
+    async fn a_refusal_contains_the_reason_but_not_the_secret() {
         let body = r#"{"error":"invalid_client","error_description":"AADSTS7000215: wrong.\r\nTrace ID: 1"}"#;
         let authority = Server::start(move |_| Response::new(401, body)).unwrap();
         let error = prepare_with(&[
@@ -456,7 +456,7 @@ mod azure {
     }
 
     #[tokio::test]
-    async fn a_starting_metadata_service_is_asked_again_and_a_missing_one_is_not() {
+    async fn requests_to_a_starting_metadata_service_are_retried_unlike_those_to_a_missing_one() {
         let metadata = Server::start({
             let calls = std::sync::atomic::AtomicU32::new(0);
             move |_| match calls.fetch_add(1, Ordering::SeqCst) {
@@ -469,8 +469,8 @@ mod azure {
         prepare_with(&[("AZURE_POD_IDENTITY_AUTHORITY_HOST", &url)])
             .await
             .unwrap();
-        let nobody = Port::take().unwrap();
-        let url = format!("http://{}", nobody.address());
+        let closed_port = Port::take().unwrap();
+        let url = format!("http://{}", closed_port.address());
         let error = prepare_with(&[("AZURE_POD_IDENTITY_AUTHORITY_HOST", &url)])
             .await
             .unwrap_err();

@@ -1,4 +1,4 @@
-//! Repositories, configurations and searches the tests share.
+//! Repositories, configurations and searches that the tests share.
 
 use std::ffi::OsString;
 use std::fs;
@@ -10,8 +10,8 @@ use tempfile::TempDir;
 
 use super::super::*;
 
-/// A repository with three commits on `main`, of which no reference names the second, a tag on the first, and a
-/// name that is branch and tag at once.
+/// A repository with three commits on `main`. No reference names the second, and a tag names the first. One name is
+/// both a branch and a tag.
 pub(super) struct Repository {
     folder: TempDir,
     pub(super) first: String,
@@ -43,12 +43,12 @@ impl Repository {
         repository
     }
 
-    /// Where one can commit.
+    /// The clone with which tests commit.
     pub(super) fn tree(&self) -> PathBuf {
         self.folder.path().join("tree")
     }
 
-    /// Where the bare repository `repo.git` lies.
+    /// The folder of the bare repository `repo.git`.
     pub(super) fn served(&self) -> &Path {
         self.folder.path()
     }
@@ -57,7 +57,7 @@ impl Repository {
         self.folder.path().join("repo.git")
     }
 
-    /// Makes what was committed visible to clients.
+    /// Makes commits visible to clients.
     pub(super) fn publish(&self) {
         let bare = self.bare();
         if bare.exists() {
@@ -105,19 +105,19 @@ pub(super) fn git(folder: &Path, args: &[&str]) -> String {
 }
 
 /// A work dir, a configuration for it, and a record of every command line git ran.
-pub(super) struct Bench {
+pub(super) struct Fixture {
     pub(super) work: TempDir,
     pub(super) layout: Layout,
     pub(super) config: WorkspaceConfig,
 }
 
-impl Bench {
+impl Fixture {
     pub(super) fn new() -> Self {
-        // Another test may have done it before.
+        // It fails if another test was first.
         drop(rustls::crypto::ring::default_provider().install_default());
         let work = tempfile::tempdir().unwrap();
         let work_dir = work.path().join("a work dir");
-        let layout = Layout::create(Site {
+        let layout = Layout::create(LayoutConfig {
             work_dir: &work_dir,
             checkouts: &work_dir.join("workspaces"),
             name: "o_w",
@@ -151,7 +151,7 @@ impl Bench {
         self.config.environment.push((name.into(), value.into()));
     }
 
-    /// Every command line of git and of what it started.
+    /// Every command line of git and of its child processes.
     pub(super) fn commands(&self) -> String {
         fs::read_to_string(self.work.path().join("commands")).unwrap()
     }
@@ -204,7 +204,7 @@ pub(super) fn github(source: &str, token: &str) -> JobData {
     }
 }
 
-/// The message as it is printed at the top: the whole chain.
+/// The message as users see it: the whole chain.
 pub(super) fn chain(error: &WorkspaceError) -> String {
     let mut text = error.to_string();
     let mut source = std::error::Error::source(error);

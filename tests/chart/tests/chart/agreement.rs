@@ -130,7 +130,7 @@ fn names_of_values(values: &Value, found: &mut BTreeSet<String>) {
 }
 
 #[test]
-fn every_variable_the_chart_sets_is_one_somebody_reads() {
+fn every_variable_that_the_chart_sets_is_read_by_a_program() {
     let known = names_of_the_contract();
     let mut of_users = BTreeSet::new();
     for (_, file) in values_files() {
@@ -597,7 +597,7 @@ fn keys_named_in_documents_are_there() {
 }
 
 #[test]
-fn the_readme_of_the_plain_manifests_tells_every_right() {
+fn the_readme_of_the_plain_manifests_lists_every_right() {
     let text = read("rbac/README.md");
     let documents: Vec<Value> = serde_saphyr::from_multiple(&read("rbac/launcher.yaml")).unwrap();
     let rules = documents
@@ -626,7 +626,7 @@ fn the_readme_of_the_plain_manifests_tells_every_right() {
 
 /// The command of the readme for Terrakube's own launcher: Helm does not take over an account that is there.
 #[test]
-fn rights_alone_are_bound_to_an_account_that_somebody_else_made() {
+fn rights_alone_are_bound_to_an_existing_account() {
     const ACCOUNT: &str = "terrakube-api-service-account";
     let readme = read("helm/mayfly/README.md");
     let (_, told_to) = readme.split_once("**Rights alone**").unwrap();

@@ -365,7 +365,7 @@ const BY_VERDICT: [(&str, &str, &[&str]); 4] = [
 ];
 
 #[test]
-fn every_alert_is_raised_by_its_trouble_and_by_no_other() {
+fn every_alert_is_raised_by_its_own_condition_only() {
     let mut judge = Judge::of(&release("default"));
     let fine = || Story::of(&[FIRST, SECOND]);
 
@@ -460,7 +460,7 @@ fn every_alert_is_raised_by_its_trouble_and_by_no_other() {
 }
 
 #[test]
-fn of_launchers_of_several_namespaces_the_one_in_trouble_is_named() {
+fn an_alert_names_the_namespace_of_the_failing_launcher() {
     let mut judge = Judge::of(&release("multi-namespace"));
     let of = |pod, runs_in| Scraped {
         namespace: "mayfly-system",

@@ -75,6 +75,7 @@ fn the_examples_hold_both_namespaces_to_the_standard_and_bind_the_launcher_where
     };
     let examples = root().join("examples/kustomize");
     let namespaces = built(&kubectl, &examples.join("namespaces"));
+    let mut seen = 0;
     let enforced = "/metadata/labels/pod-security.kubernetes.io~1enforce";
     for namespace in namespaces
         .iter()
@@ -85,7 +86,9 @@ fn the_examples_hold_both_namespaces_to_the_standard_and_bind_the_launcher_where
             "restricted",
             "{namespace:#}"
         );
+        seen += 1;
     }
+    assert_eq!(seen, 2);
     let account = |namespace: &str| format!("ServiceAccount/{namespace}/mayfly-launcher");
     assert!(names(&namespaces).contains(&account("mayfly")));
     let rights = built(&kubectl, &examples.join("rights"));

@@ -1,20 +1,21 @@
 //! The API server accepts what is installed, and the Jobs that launchers create with it.
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::process::Command;
 
 use integration_tests::{Repository, job};
 use k8s_openapi::api::core::v1::PodSpec;
 use serde_json::{Value, json};
-use test_chart::programs::{kubectl, told};
+use test_chart::programs::{kubectl, operator, told};
 use test_chart::{Release, chart, root, values_files};
 use test_peers::skips::needed;
 
 use super::dry_run::DryRun;
 use super::{deployments, merge, rendered, variable};
 
-/// Kinds of the Prometheus operator, which a cluster need not have. Suites and promtool look at them.
-const LEFT_OUT: &str = "monitoring.coreos.com/";
+/// The group of the Prometheus operator's kinds, which a cluster need not have.
+const OPERATOR: &str = "monitoring.coreos.com";
 
 fn read(text: &str) -> Value {
     serde_saphyr::from_str(text).unwrap_or_else(|error| panic!("{error}: {text}"))
@@ -44,29 +45,54 @@ fn documented() -> Vec<(String, Value)> {
     found
 }
 
-#[tokio::test(flavor = "multi_thread")]
-async fn the_api_server_takes_every_object_of_every_release() {
-    let Some(server) = DryRun::start().await else {
-        return;
-    };
+/// Has the server take the objects of every release that are of the operator's kinds, or all others. Returns how many there
+/// are of each kind.
+async fn taken(server: &DryRun, of_operator: bool) -> BTreeMap<String, usize> {
     let files = values_files().into_iter();
     let files = files.map(|(name, file)| (name, Release::new().with(&file)));
     let documented = documented().into_iter();
     let documented = documented.map(|(name, values)| (name, Release::new().set(values)));
-    let (mut wrong, mut taken) = (Vec::new(), 0);
+    let (mut wrong, mut taken) = (Vec::new(), BTreeMap::new());
     for (name, release) in files.chain(documented) {
         for document in release.on(&server.version).documents() {
-            if document.text_at("/apiVersion").starts_with(LEFT_OUT) {
+            if document.text_at("/apiVersion").starts_with(OPERATOR) != of_operator {
                 continue;
             }
             match server.takes(&document.value).await {
-                Ok(()) => taken += 1,
+                Ok(()) => *taken.entry(document.kind().to_owned()).or_default() += 1,
                 Err(why) => wrong.push(format!("{name}: {document}: {why}")),
             }
         }
     }
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
-    assert!(taken > 100, "{taken}");
+    taken
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_api_server_takes_every_object_of_every_release() {
+    let Some(server) = DryRun::start().await else {
+        return;
+    };
+    let taken = taken(&server, false).await;
+    assert!(taken.values().sum::<usize>() > 100, "{taken:?}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_api_server_takes_the_monitors_and_alert_rules_of_every_release() {
+    let Some(folder) = needed(operator()) else {
+        return;
+    };
+    let Some(mut server) = DryRun::start().await else {
+        return;
+    };
+    let kinds = ["PodMonitor", "PrometheusRule", "ServiceMonitor"];
+    let definitions = kinds.map(|kind| {
+        let file = format!("{OPERATOR}_{}s.yaml", kind.to_lowercase());
+        serde_saphyr::from_str(&fs::read_to_string(folder.join(file)).unwrap()).unwrap()
+    });
+    server.define(&definitions).await;
+    let taken = taken(&server, true).await;
+    assert!(taken.keys().eq(kinds), "{taken:?}");
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -123,7 +149,7 @@ async fn the_api_server_takes_the_jobs_of_every_release_and_they_find_what_they_
         job::apply_after(&plan),
         job::scripts(&repository, vec![job::bash(1, "true")]),
     ];
-    let mut seen = 0;
+    let (mut seen, mut found) = (0, 0);
     for (name, file) in values_files() {
         let documents = Release::new().with(&file).documents();
         for deployment in deployments(&documents) {
@@ -157,10 +183,11 @@ async fn the_api_server_takes_the_jobs_of_every_release_and_they_find_what_they_
                         is_there || !of_chart,
                         "{name}: no {kind} {referred} in {runs}"
                     );
+                    found += usize::from(is_there);
                 }
                 seen += 1;
             }
         }
     }
-    assert!(seen >= 15, "{seen}");
+    assert!(seen >= 15 && found >= 15, "{seen} steps, {found} objects");
 }

@@ -4,14 +4,18 @@
 use std::path::PathBuf;
 
 use k8s_openapi::api::core::v1::Namespace;
-use kube::api::{DynamicObject, Patch, PatchParams};
+use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
+use kube::api::{DynamicObject, Patch, PatchParams, PostParams};
 use kube::config::{KubeConfigOptions, Kubeconfig};
 use kube::core::GroupVersionKind;
 use kube::discovery::{Discovery, Scope};
-use kube::{Api, Client, Config};
+use kube::runtime::wait::{await_condition, conditions};
+use kube::{Api, Client, Config, ResourceExt as _};
 use serde_json::{Value, json};
 use test_cluster::{ADMIN, Cluster};
 use test_peers::skips::needed;
+
+use crate::in_cluster::PATIENCE;
 
 const MANAGER: &str = "mayfly-test";
 
@@ -54,6 +58,27 @@ impl DryRun {
             client,
             namespace,
         })
+    }
+
+    /// Makes definitions of kinds where the cluster has none, and returns when it takes objects of these kinds.
+    pub(super) async fn define(&mut self, definitions: &[CustomResourceDefinition]) {
+        let all = Api::<CustomResourceDefinition>::all(self.client.clone());
+        for definition in definitions {
+            let name = definition.name_any();
+            if all.get_opt(&name).await.unwrap().is_none() {
+                let mut definition = definition.clone();
+                definition.metadata.labels = serde_json::from_value(self.labels.clone()).unwrap();
+                all.create(&PostParams::default(), &definition)
+                    .await
+                    .unwrap();
+            }
+            let established = await_condition(all.clone(), &name, conditions::is_crd_established());
+            tokio::time::timeout(PATIENCE, established)
+                .await
+                .unwrap()
+                .unwrap();
+        }
+        self.discovery = Discovery::new(self.client.clone()).run().await.unwrap();
     }
 
     /// Whether an object could be made, and each pod of it.

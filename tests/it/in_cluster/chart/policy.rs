@@ -210,11 +210,11 @@ async fn the_admission_policy_refuses_what_no_run_needs() {
     let put = |at: &str, value: &Value| {
         let (parent, key) = at.rsplit_once('/').unwrap();
         let mut job = job.clone();
-        let place = &mut job.pointer_mut(parent).unwrap()[key];
-        match (key, place.as_array_mut(), value) {
+        let fixture = &mut job.pointer_mut(parent).unwrap()[key];
+        match (key, fixture.as_array_mut(), value) {
             // What mounts the others is still there.
             ("volumes", Some(volumes), Value::Array(more)) => volumes.extend(more.iter().cloned()),
-            _ => *place = value.clone(),
+            _ => *fixture = value.clone(),
         }
         job
     };

@@ -8,14 +8,14 @@ use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::api::core::v1::Pod;
 use kube::Api;
 use kube::api::{DeleteParams, Patch, PatchParams, PostParams};
-use platform::heartbeat::{self, Sign};
+use platform::heartbeat::{self, HeartbeatState};
 use platform::redis::{Redis, RedisArgs};
 use serde_json::json;
 use test_cluster::{ADMIN, Fault as ClusterFault, State};
 use test_platform::{Actor, Effect, Fault, Flow, Platform, Records, Status};
 
-use crate::in_cluster::{LAUNCHER, Launcher, PATIENCE, Place};
-use crate::terrakube::{Gate, Ground, POLL, Stage, quick};
+use crate::in_cluster::{Fixture, LAUNCHER, Launcher, PATIENCE};
+use crate::terrakube::{Gate, POLL, RunTarget, Stage, quick};
 
 /// How long a job may stay without a heartbeat: less than any run here takes, and long enough for a launcher to write a key
 /// on a slow machine.
@@ -25,8 +25,8 @@ const LEASE: &str = "mayfly-launcher";
 
 impl Stage {
     fn leases(&self) -> Api<Lease> {
-        let place = self.place();
-        Api::namespaced(place.cluster.client(ADMIN).unwrap(), &place.runs)
+        let fixture = self.fixture();
+        Api::namespaced(fixture.cluster.client(ADMIN).unwrap(), &fixture.runs)
     }
 
     /// The holder of the Lease.
@@ -44,17 +44,19 @@ impl Stage {
     }
 
     /// The author of the last heartbeat.
-    async fn sign(&self, job: u32) -> Sign {
+    async fn sign(&self, job: u32) -> HeartbeatState {
         let args = RedisArgs {
             redis_hostname: Some("127.0.0.1".into()),
             redis_port: Some(self.redis.as_ref().unwrap().port().to_string().into()),
             ..RedisArgs::default()
         };
         let redis = Redis::new(args.resolve().unwrap().unwrap());
-        heartbeat::sign_of(&redis, &job.to_string()).await.unwrap()
+        heartbeat::heartbeat_state(&redis, &job.to_string())
+            .await
+            .unwrap()
     }
 
-    async fn until_sign(&self, job: u32, sign: Sign) {
+    async fn until_state(&self, job: u32, sign: HeartbeatState) {
         let began = Instant::now();
         while self.sign(job).await != sign {
             let report = self.platform.report();
@@ -65,21 +67,21 @@ impl Stage {
 
     /// Waits until the executor has written several heartbeats.
     async fn until_beaten_by_its_executor(&self, job: u32) {
-        self.until_sign(job, Sign::Executor).await;
+        self.until_state(job, HeartbeatState::FromExecutor).await;
         let (began, mut beats) = (Instant::now(), 0);
         while beats < 3 {
             assert!(began.elapsed() < PATIENCE, "{}", self.platform.report());
             beats += usize::from(self.hasten(job));
-            assert_eq!(self.sign(job).await, Sign::Executor);
+            assert_eq!(self.sign(job).await, HeartbeatState::FromExecutor);
             tokio::time::sleep(POLL).await;
         }
     }
 
     /// A run whose executor is at work, with its launcher beside it.
     async fn at_work(grace: Duration) -> Option<(Self, Gate, Launcher, u32)> {
-        let ground = Ground::Cluster(Box::new(Place::new().await?));
-        let stage = Self::on(ground, Platform::builder().grace(grace)).await;
-        let gate = Gate::new(stage.site());
+        let run_target = RunTarget::Cluster(Box::new(Fixture::new().await?));
+        let stage = Self::on(run_target, Platform::builder().grace(grace)).await;
+        let gate = Gate::new(stage.machine());
         let launcher = stage.serve();
         let job = stage.start(gate.module(), Flow::only("terraformApply"));
         stage.platform.until_streamed(job, "at-the-gate").await;
@@ -132,11 +134,11 @@ impl Stage {
     /// A run whose pod is there and whose executor waits at the gate to be started: the launcher alone keeps its job from
     /// being failed.
     async fn waiting() -> Option<(Self, Gate, Launcher, u32)> {
-        let ground = Ground::Cluster(Box::new(Place::new().await?));
-        let stage = Self::on(ground, Platform::builder().grace(GRACE)).await;
-        let gate = Gate::new(stage.site());
+        let run_target = RunTarget::Cluster(Box::new(Fixture::new().await?));
+        let stage = Self::on(run_target, Platform::builder().grace(GRACE)).await;
+        let gate = Gate::new(stage.machine());
         stage
-            .place()
+            .fixture()
             .image_that_first(&format!("{}{}", quick(), gate.words()));
         let launcher = stage.serve();
         let job = stage.start(Repository::fixture(), Flow::only("terraformPlan"));
@@ -186,9 +188,9 @@ async fn a_launcher_that_has_lost_the_lease_keeps_no_run_alive() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_run_that_waits_is_kept_alive_while_the_api_server_is_away_from_everybody() {
+async fn a_waiting_run_has_a_heartbeat_while_the_api_server_is_unreachable() {
     let (stage, gate, launcher, job) = or_skip!(Stage::waiting().await);
-    let faults = stage.place().cluster.faults();
+    let faults = stage.fixture().cluster.faults();
     faults.next_of(LAUNCHER, usize::MAX, "*", "*", ClusterFault::Unavailable);
     // It has let go of the Lease, as far as it knows.
     launcher
@@ -218,7 +220,7 @@ async fn a_run_at_work_outlives_the_launcher_that_started_it() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_launcher_does_not_beat_beside_an_executor() {
+async fn a_launcher_sends_no_heartbeat_beside_an_executor() {
     let (stage, gate, _launcher, job) = or_skip!(Stage::at_work(GRACE).await);
     stage.until_beaten_by_its_executor(job).await;
     gate.open().await;
@@ -227,12 +229,12 @@ async fn a_launcher_does_not_beat_beside_an_executor() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_run_whose_node_dies_is_lost_in_a_minute_and_no_other_pod_begins_it_again() {
+async fn a_run_on_a_dead_node_is_lost_in_a_minute_and_no_other_pod_starts_it() {
     // It is the launcher that ends it, before the platform would.
     let (stage, _gate, _launcher, job) = or_skip!(Stage::at_work(Duration::from_hours(1)).await);
-    stage.until_sign(job, Sign::Executor).await;
-    let cluster = &stage.place().cluster;
-    let runs = &stage.place().runs;
+    stage.until_state(job, HeartbeatState::FromExecutor).await;
+    let cluster = &stage.fixture().cluster;
+    let runs = &stage.fixture().runs;
     let pods = cluster.state(runs).await.unwrap().pods;
     assert_eq!(pods.len(), 1);
     cluster.silence_node(&pods[0]).await.unwrap();
@@ -263,7 +265,7 @@ async fn a_run_whose_node_dies_is_lost_in_a_minute_and_no_other_pod_begins_it_ag
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_approval_outlives_launchers_that_die_before_any_of_them_can_watch() {
+async fn an_approval_survives_launchers_that_crash_before_they_watch() {
     let stage = or_skip!(Stage::in_cluster().await);
     let platform = &stage.platform;
     let first = stage.serve();

@@ -3,8 +3,8 @@
 use integration_tests::{FakeTool, Repository};
 use test_platform::{Actor, Flow, Platform, Status};
 
-use crate::in_cluster::Place;
-use crate::terrakube::{Gate, Ground, Stage, quick};
+use crate::in_cluster::Fixture;
+use crate::terrakube::{Gate, RunTarget, Stage, quick};
 
 impl Stage {
     /// Cancels, waits until the run has ended, and checks that it changed no status.
@@ -35,26 +35,28 @@ impl Stage {
             };
             state.jobs.iter().all(is_over).then_some(())
         };
-        self.place().until("every Job is over or gone", over).await;
+        self.fixture()
+            .until("every Job is over or gone", over)
+            .await;
     }
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_run_whose_pod_never_started_is_taken_away() {
-    let ground = Ground::Cluster(Box::new(or_skip!(Place::without_pods().await)));
-    let stage = Stage::on(ground, Platform::builder()).await;
+    let run_target = RunTarget::Cluster(Box::new(or_skip!(Fixture::without_pods().await)));
+    let stage = Stage::on(run_target, Platform::builder()).await;
     let _launcher = stage.serve();
     let job = stage.start(Repository::fixture(), Flow::plan_apply());
     stage.platform.until_job(job, Status::Queue).await;
     stage
-        .place()
+        .fixture()
         .until("the pod waits", |state| {
             (!state.pods.is_empty()).then_some(())
         })
         .await;
     stage.platform.cancel(job).await;
     let none = |state: &test_cluster::State| state.jobs.is_empty().then_some(());
-    stage.place().until("the Job is deleted", none).await;
+    stage.fixture().until("the Job is deleted", none).await;
     let job = stage.platform.job(job);
     assert_eq!(job.step_statuses(), [Status::Cancelled; 2]);
     // Only the launcher sends requests here. It sends none while the dispatch is open, and no change after the end.
@@ -86,7 +88,7 @@ async fn a_plan_is_interrupted() {
     let tool = tool.on("plan", at_work);
     let stage = or_skip!(Stage::in_cluster().await);
     let path = format!("export PATH='{}'\n{}", tool.path().display(), quick());
-    stage.place().image_that_first(&path);
+    stage.fixture().image_that_first(&path);
     let _launcher = stage.serve();
     let job = stage.start(Repository::fixture(), Flow::plan_apply());
     stage.platform.until_streamed(job, "planning").await;
@@ -98,7 +100,7 @@ async fn a_plan_is_interrupted() {
 #[tokio::test(flavor = "multi_thread")]
 async fn an_apply_is_interrupted_and_what_it_made_is_published() {
     let stage = or_skip!(Stage::in_cluster().await);
-    let gate = Gate::new(stage.site());
+    let gate = Gate::new(stage.machine());
     let _launcher = stage.serve();
     let job = stage.start(gate.module(), Flow::plan_apply());
     stage.platform.until_streamed(job, "at-the-gate").await;
@@ -126,5 +128,5 @@ async fn a_job_that_waits_for_approval_is_over_at_once() {
     stage.platform.until_job(job, Status::WaitingApproval).await;
     let left = [Status::Completed, Status::Cancelled, Status::Cancelled];
     stage.cancel(job, &left).await;
-    assert_eq!(stage.place().state().await.jobs.len(), 1);
+    assert_eq!(stage.fixture().state().await.jobs.len(), 1);
 }

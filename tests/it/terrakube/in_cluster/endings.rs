@@ -7,8 +7,8 @@ use job_contract::env;
 use k8s_openapi::api::core::v1::Pod;
 use test_platform::{Actor, Effect, Fault, Flow, NewJob, Platform, Status, Variable, Workspace};
 
-use crate::in_cluster::{LAUNCHER, Place};
-use crate::terrakube::{Gate, Ground, Stage, quick};
+use crate::in_cluster::{Fixture, LAUNCHER};
+use crate::terrakube::{Gate, RunTarget, Stage, quick};
 
 impl Stage {
     /// Waits for the failure of the job, and fails unless its step's output holds these words.
@@ -42,10 +42,10 @@ async fn an_image_that_does_not_exist_fails_the_step_with_its_name() {
 /// Put off for ever it would keep all newer ones from their turn.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_run_the_launcher_has_no_right_to_start_is_accepted_and_fails_with_the_reason() {
-    let place = or_skip!(Place::new().await).where_it_is_refused();
+    let fixture = or_skip!(Fixture::new().await).where_it_is_refused();
     let platform = Platform::builder().retry(Duration::from_secs(1));
-    let stage = Stage::on(Ground::Cluster(Box::new(place)), platform).await;
-    stage.place().cluster.revoke(LAUNCHER).await.unwrap();
+    let stage = Stage::on(RunTarget::Cluster(Box::new(fixture)), platform).await;
+    stage.fixture().cluster.revoke(LAUNCHER).await.unwrap();
     let _launcher = stage.serve();
     let job = stage.start(Repository::fixture(), Flow::plan_apply());
     stage.until_told(job, "cannot create resource").await;
@@ -56,11 +56,11 @@ async fn a_run_the_launcher_has_no_right_to_start_is_accepted_and_fails_with_the
         .filter(|(step, status, _)| (*step, *status) == (0, Status::Failed))
         .collect();
     assert_eq!(failed, [&(0, Status::Failed, Actor::Client)], "{history:?}");
-    assert!(stage.place().state().await.jobs.is_empty());
+    assert!(stage.fixture().state().await.jobs.is_empty());
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_pod_no_node_takes_fails_the_step_with_the_words_of_the_scheduler() {
+async fn an_unschedulable_pod_fails_the_step_with_the_schedulers_message() {
     let stage = or_skip!(Stage::in_cluster().await);
     let _launcher = stage.serve_with(&[(env::UNSCHEDULABLE_SECONDS, "2")]);
     let repository = Repository::fixture();
@@ -78,20 +78,20 @@ async fn a_pod_no_node_takes_fails_the_step_with_the_words_of_the_scheduler() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_pod_that_is_killed_for_its_memory_fails_the_step_and_is_not_replaced() {
     let stage = or_skip!(Stage::in_cluster().await);
-    let gate = Gate::new(stage.site());
+    let gate = Gate::new(stage.machine());
     let _launcher = stage.serve();
     let job = stage.start(gate.module(), Flow::only("terraformApply"));
     stage.platform.until_streamed(job, "at-the-gate").await;
     let pod = stage.only_pod().await;
-    assert!(stage.place().cluster.oom_kill(&pod));
+    assert!(stage.fixture().cluster.oom_kill(&pod));
     stage.until_told(job, "memory").await;
-    assert_eq!(stage.place().state().await.pods.len(), 1);
+    assert_eq!(stage.fixture().state().await.pods.len(), 1);
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_job_that_says_nothing_until_its_deadline_fails_the_step_with_its_length() {
+async fn a_job_without_a_report_at_its_deadline_fails_the_step_with_the_deadlines_length() {
     let stage = or_skip!(Stage::in_cluster().await);
-    stage.place().image_that_first("exec sleep 600");
+    stage.fixture().image_that_first("exec sleep 600");
     let _launcher = stage.serve_with(&[
         // The shortest there may be.
         (env::ACTIVE_DEADLINE_SECONDS, "31"),
@@ -137,7 +137,7 @@ async fn a_setting_of_the_workspace_that_cannot_be_used_fails_the_step_with_its_
 
 impl Stage {
     async fn only_pod(&self) -> Pod {
-        let state = self.place().state().await;
+        let state = self.fixture().state().await;
         let [pod] = state.pods.as_slice() else {
             panic!("{:#?}", state.pods);
         };
@@ -146,12 +146,12 @@ impl Stage {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_apply_whose_executor_gave_up_telling_of_it_is_told_as_done_by_the_launcher() {
+async fn the_launcher_reports_an_apply_whose_executor_could_not() {
     let stage = or_skip!(Stage::in_cluster().await);
     let patience = format!("export {}=1\n", env::REPORT_PATIENCE_SECONDS);
     let words = quick() + &patience;
-    stage.place().image_that_first(&words);
-    let gate = Gate::new(stage.site());
+    stage.fixture().image_that_first(&words);
+    let gate = Gate::new(stage.machine());
     let _launcher = stage.serve_with(&[(env::REPORT_RETRY_SECONDS, "1")]);
     let platform = &stage.platform;
     let job = stage.start(gate.module(), Flow::only("terraformApply"));
@@ -162,7 +162,10 @@ async fn an_apply_whose_executor_gave_up_telling_of_it_is_told_as_done_by_the_la
         let name = state.jobs.first()?.metadata.name.clone()?;
         state.has_condition(&name, "Failed").then_some(())
     };
-    stage.place().until("the executor gives up", given_up).await;
+    stage
+        .fixture()
+        .until("the executor gives up", given_up)
+        .await;
     platform.clear_faults();
     let job = platform.until_job(job, Status::Completed).await;
     assert_eq!(job.step_statuses(), [Status::Completed]);

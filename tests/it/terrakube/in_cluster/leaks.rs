@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use integration_tests::site::files_below;
+use integration_tests::machine::files_below;
 use integration_tests::{Repository, Search, TestSecret};
 use job_contract::env;
 use k8s_openapi::api::coordination::v1::Lease;
@@ -27,8 +27,8 @@ use test_peers::redis::{Options, RedisServer};
 use test_peers::s3::{self, S3};
 use test_platform::{Flow, NewJob, Outputs, Platform, Status, Variable, Workspace};
 
-use crate::in_cluster::{Launcher, Place};
-use crate::terrakube::{Gate, Ground, Settings, Stage, quick};
+use crate::in_cluster::{Fixture, Launcher};
+use crate::terrakube::{Gate, RunTarget, Settings, Stage, quick};
 
 /// The line of the tool when a run is at the gate.
 const AT_THE_GATE: &str = "(local-exec): at-the-gate";
@@ -412,7 +412,7 @@ struct Scene {
 
 impl Scene {
     async fn new() -> Option<Self> {
-        let place = Place::new().await?;
+        let fixture = Fixture::new().await?;
         let store = S3::start().unwrap();
         let secrets = Secrets::new(&store);
         let password = &secrets.redis.value;
@@ -440,24 +440,24 @@ impl Scene {
             .into_iter()
             .map(|(name, value)| (name.to_owned(), value.to_owned()))
             .collect();
-        let ground = Ground::Cluster(Box::new(place));
-        let stage = Stage::with(ground, platform, Some(redis), settings).await;
+        let run_target = RunTarget::Cluster(Box::new(fixture));
+        let stage = Stage::with(run_target, platform, Some(redis), settings).await;
         // The outputs are in the store. The test searches them there.
         stage
             .platform
             .read_outputs(Outputs::from_fn(|_, _, _| Some(Vec::new())));
         let wrappers = ProgramWrappers::new();
-        let site = stage.site();
-        let temporary = site.scratch("tmp");
+        let machine = stage.machine();
+        let temporary = machine.scratch("tmp");
         fs::create_dir(&temporary).unwrap();
-        stage.place().image_that_first(&format!(
+        stage.fixture().image_that_first(&format!(
             "{}export PATH='{}':\"$PATH\" HOME='{}' TMPDIR='{}'\n",
             quick(),
             wrappers.bin().display(),
-            site.scratch("home").display(),
+            machine.scratch("home").display(),
             temporary.display(),
         ));
-        let gate = Gate::new(site);
+        let gate = Gate::new(machine);
         Some(Self {
             stage,
             store,
@@ -508,10 +508,10 @@ impl Scene {
 
     /// The objects of the cluster that a viewer of runs can read.
     async fn objects(&self) -> Vec<(String, Vec<u8>)> {
-        let place = self.stage.place();
-        let state = place.state().await;
-        let client = place.cluster.client(ADMIN).unwrap();
-        let leases = Api::<Lease>::namespaced(client, &place.runs);
+        let fixture = self.stage.fixture();
+        let state = fixture.state().await;
+        let client = fixture.cluster.client(ADMIN).unwrap();
+        let leases = Api::<Lease>::namespaced(client, &fixture.runs);
         let leases = leases.list(&ListParams::default()).await.unwrap().items;
         let of_secrets: Vec<_> = state
             .secrets
@@ -609,15 +609,15 @@ async fn carry_out(scene: &Scene, findings: &mut Findings) -> u32 {
     // The pod is deleted during an apply.
     let ended = scene.start(&shown, Flow::only("terraformApply"));
     platform.until_streamed(ended, AT_THE_GATE).await;
-    let there = stage.place().state().await;
+    let there = stage.fixture().state().await;
     let name = format!("job-{ended}-");
     let names = there.pods.iter().map(kube::ResourceExt::name_any);
     let pod = names
         .into_iter()
         .find(|pod| pod.starts_with(&name))
         .unwrap();
-    let client = stage.place().cluster.client(ADMIN).unwrap();
-    let api = Api::<Pod>::namespaced(client, &stage.place().runs);
+    let client = stage.fixture().cluster.client(ADMIN).unwrap();
+    let api = Api::<Pod>::namespaced(client, &stage.fixture().runs);
     api.delete(&pod, &DeleteParams::default()).await.unwrap();
     platform.until_job(ended, Status::Failed).await;
     well
@@ -625,7 +625,7 @@ async fn carry_out(scene: &Scene, findings: &mut Findings) -> u32 {
 
 /// Searches metrics and diagnostics of a launcher, and stops it.
 async fn look_at(launcher: Launcher, well: u32, all: &Search, findings: &mut Findings) {
-    let address = launcher.door().address;
+    let address = launcher.endpoint().address;
     let metrics = reqwest::get(format!("http://{address}/metrics"))
         .await
         .unwrap();
@@ -672,18 +672,18 @@ async fn secrets_appear_only_where_they_are_needed() {
             .and_then(|status| status.phase.as_deref());
         phase.is_some_and(|phase| ["Succeeded", "Failed"].contains(&phase))
     };
-    let place = stage.place();
-    let ended = place
+    let fixture = stage.fixture();
+    let ended = fixture
         .cluster
-        .wait_for(&place.runs, Duration::from_mins(1), |state| {
+        .wait_for(&fixture.runs, Duration::from_mins(1), |state| {
             state.pods.iter().all(is_over).then_some(())
         });
     assert!(ended.await.is_ok(), "a pod does not end");
     // Container logs, termination messages and volumes among them.
-    let nodes = contents(stage.place().cluster.folder());
+    let nodes = contents(stage.fixture().cluster.folder());
     assert!(nodes.iter().any(|(name, _)| name.ends_with(".termination")));
     findings.look("nodes", open, &all, &nodes);
-    let left = contents(stage.site().folder());
+    let left = contents(stage.machine().folder());
     findings.look("files left behind", open, &all, &left);
     let others = secrets.all().into_iter();
     let others = others

@@ -15,13 +15,13 @@ use serde_json::Value;
 use test_cluster::{ADMIN, Fault, State};
 use test_platform::{Builder, Flow, Native, NewJob, Platform, Status, Workspace};
 
-use crate::in_cluster::{LAUNCHER, Launcher, Place};
-use crate::terrakube::{Ground, Stage, quick};
+use crate::in_cluster::{Fixture, LAUNCHER, Launcher};
+use crate::terrakube::{RunTarget, Stage, quick};
 
 impl Stage {
     /// Delivers the last dispatch of a job again; returns status and body of the answer.
     async fn deliver_again(&self, launcher: &Launcher, job: u32) -> (u16, String) {
-        let url = format!("http://{}/api/v1/terraform-rs", launcher.door().address);
+        let url = format!("http://{}/api/v1/terraform-rs", launcher.endpoint().address);
         let request = reqwest::Client::builder()
             .no_proxy()
             .build()
@@ -37,16 +37,16 @@ impl Stage {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_dispatch_that_was_not_answered_in_time_is_not_run_twice_when_it_is_repeated() {
-    let ground = Ground::Cluster(Box::new(or_skip!(Place::new().await)));
+    let run_target = RunTarget::Cluster(Box::new(or_skip!(Fixture::new().await)));
     let platform = Platform::builder().answer_within(Duration::from_secs(2));
-    let stage = Stage::on(ground, platform).await;
-    let faults = stage.place().cluster.faults();
+    let stage = Stage::on(run_target, platform).await;
+    let faults = stage.fixture().cluster.faults();
     faults.next_of(LAUNCHER, 1, "create", "secrets", Fault::Hang);
     let _launcher = stage.serve();
     let job = stage.start(Repository::fixture(), Flow::plan_apply());
     let job = stage.platform.until_job(job, Status::Completed).await;
     assert!(job.posts > 2, "every dispatch was answered in time");
-    let cluster = stage.place().state().await;
+    let cluster = stage.fixture().state().await;
     assert_eq!(
         (cluster.jobs.len(), cluster.secrets.len()),
         (2, 3),
@@ -62,20 +62,20 @@ async fn a_plan_that_waits_for_approval_is_not_made_again_by_a_late_delivery() {
     let job = stage.start(Repository::fixture(), Flow::plan_approve_apply());
     stage.platform.until_job(job, Status::WaitingApproval).await;
     // Its time to live has passed.
-    let place = stage.place();
-    let name = only_job(&place.state().await);
-    let jobs = Api::<Job>::namespaced(place.cluster.client(ADMIN).unwrap(), &place.runs);
+    let fixture = stage.fixture();
+    let name = only_job(&fixture.state().await);
+    let jobs = Api::<Job>::namespaced(fixture.cluster.client(ADMIN).unwrap(), &fixture.runs);
     jobs.delete(&name, &DeleteParams::background())
         .await
         .unwrap();
     let gone = |state: &State| state.jobs.is_empty().then_some(());
-    place.until("the Job is gone", gone).await;
+    fixture.until("the Job is gone", gone).await;
     let before = stage.platform.job(job);
 
     let answer = stage.deliver_again(&launcher, job).await;
     assert_eq!(answer, (202, "{}".to_owned()));
     let complete = |state: &State| state.has_condition(&name, "Complete").then_some(());
-    place.until("the second Job is over", complete).await;
+    fixture.until("the second Job is over", complete).await;
     let after = stage.platform.job(job);
     assert_eq!(after.status, Status::WaitingApproval);
     assert_eq!(after.terraform_plan, before.terraform_plan);
@@ -107,7 +107,7 @@ impl Twins {
     }
 
     fn of(stage: Stage) -> Self {
-        let ledger = stage.site().scratch("ledger");
+        let ledger = stage.machine().scratch("ledger");
         Self { stage, ledger }
     }
 
@@ -127,8 +127,8 @@ impl Twins {
 
     /// Once these pods have ended: fails unless exactly one did the step, and the others name it and its time.
     async fn assert_one_of(&self, pods: &[String]) {
-        let place = self.stage.place();
-        let ends = place
+        let fixture = self.stage.fixture();
+        let ends = fixture
             .until("the pods have ended", |state| {
                 let ends = pods.iter().map(|name| {
                     let mut all = state.pods.iter();
@@ -154,8 +154,8 @@ impl Twins {
     }
 
     async fn log(&self, pod: &str) -> String {
-        let place = self.stage.place();
-        let pods = Api::<Pod>::namespaced(place.cluster.client(ADMIN).unwrap(), &place.runs);
+        let fixture = self.stage.fixture();
+        let pods = Api::<Pod>::namespaced(fixture.cluster.client(ADMIN).unwrap(), &fixture.runs);
         pods.logs(pod, &LogParams::default()).await.unwrap()
     }
 }
@@ -169,11 +169,11 @@ fn end_of(pod: &Pod) -> Option<(String, FinalReport)> {
 }
 
 async fn stage_with(redis: bool, platform: Builder) -> Option<Stage> {
-    let ground = Ground::Cluster(Box::new(Place::new().await?));
+    let run_target = RunTarget::Cluster(Box::new(Fixture::new().await?));
     Some(if redis {
-        Stage::on(ground, platform).await
+        Stage::on(run_target, platform).await
     } else {
-        Stage::of(ground, platform, None).await
+        Stage::of(run_target, platform, None).await
     })
 }
 
@@ -190,8 +190,8 @@ async fn without_redis_too_one_of_two_pods_does_it_and_the_other_names_it() {
 /// No launcher runs meanwhile, so all reports come from executors.
 async fn one_of_two_pods_does_it(redis: bool) {
     let twins = Twins::of(or_skip!(stage_with(redis, Platform::builder()).await));
-    let (stage, place) = (&twins.stage, twins.stage.place());
-    place.image_that_first(&Twins::barrier(&stage.site().scratch("starts")));
+    let (stage, fixture) = (&twins.stage, twins.stage.fixture());
+    fixture.image_that_first(&Twins::barrier(&stage.machine().scratch("starts")));
     let module = twins.module();
     let workspace = stage.platform.workspace(Workspace::new(&module.url()));
     for (kind, noted) in [
@@ -202,7 +202,7 @@ async fn one_of_two_pods_does_it(redis: bool) {
         let job = NewJob::new(&workspace, Flow::only(kind));
         let job = stage.platform.start_job(job);
         let of_job = format!("job-{job}-");
-        let original = place
+        let original = fixture
             .until("the Job is released", |state| {
                 let mut jobs = state.jobs.iter();
                 let job = jobs.find(|job| {
@@ -215,9 +215,9 @@ async fn one_of_two_pods_does_it(redis: bool) {
         stage.platform.until_job(job, Status::Queue).await;
         launcher.crash();
         let twin = twin_of(&original);
-        let jobs = Api::<Job>::namespaced(place.cluster.client(ADMIN).unwrap(), &place.runs);
+        let jobs = Api::<Job>::namespaced(fixture.cluster.client(ADMIN).unwrap(), &fixture.runs);
         jobs.create(&PostParams::default(), &twin).await.unwrap();
-        let pods = place
+        let pods = fixture
             .until("both have a pod", |state| {
                 let of = |job: &Job| {
                     let pods = state.pods_of(job.metadata.name.as_deref()?);
@@ -271,9 +271,9 @@ async fn under_a_stock_launcher_without_redis_neither() {
 }
 
 async fn the_pod_that_follows_does_nothing(redis: bool) {
-    let ground = or_skip!(Place::new().await);
-    let client = ground.cluster.client(ADMIN).unwrap();
-    let jobs = Api::<Job>::namespaced(client, &ground.runs);
+    let run_target = or_skip!(Fixture::new().await);
+    let client = run_target.cluster.client(ADMIN).unwrap();
+    let jobs = Api::<Job>::namespaced(client, &run_target.runs);
     let create = move |data: Value| {
         let jobs = jobs.clone();
         async move {
@@ -284,11 +284,11 @@ async fn the_pod_that_follows_does_nothing(redis: bool) {
         }
     };
     let platform = Platform::builder().native(Native::new(create));
-    let ground = Ground::Cluster(Box::new(ground));
+    let run_target = RunTarget::Cluster(Box::new(run_target));
     let stage = if redis {
-        Stage::on(ground, platform).await
+        Stage::on(run_target, platform).await
     } else {
-        Stage::of(ground, platform, None).await
+        Stage::of(run_target, platform, None).await
     };
     let stage = super::stock::asking_for_jobs(stage);
     // By its host's name an executor knows itself, and pods share one here.
@@ -297,7 +297,7 @@ async fn the_pod_that_follows_does_nothing(redis: bool) {
         quick(),
         job_contract::env::POD_NAME
     );
-    stage.place().image_that_first(&words);
+    stage.fixture().image_that_first(&words);
     let twins = Twins::of(stage);
     let stage = &twins.stage;
     let ledger = twins.ledger.display();
@@ -307,10 +307,10 @@ async fn the_pod_that_follows_does_nothing(redis: bool) {
     stage.start(module, Flow::only("terraformApply"));
     let begun = || (twins.noted() == "made\n").then_some(());
     stage.until("the apply is at work", begun).await;
-    let place = stage.place();
-    let holder = place.state().await.pods[0].clone();
-    assert!(place.cluster.oom_kill(&holder));
-    let (name, report) = place
+    let fixture = stage.fixture();
+    let holder = fixture.state().await.pods[0].clone();
+    assert!(fixture.cluster.oom_kill(&holder));
+    let (name, report) = fixture
         .until("another pod has ended", |state| {
             state.pods.iter().find_map(end_of)
         })

@@ -6,16 +6,16 @@ use integration_tests::Repository;
 use test_cluster::{Fault, State};
 use test_platform::{Flow, Platform, Status};
 
-use crate::in_cluster::{LAUNCHER, Place};
-use crate::terrakube::{Ground, Stage};
+use crate::in_cluster::{Fixture, LAUNCHER};
+use crate::terrakube::{RunTarget, Stage};
 
 /// How long the platform waits for an answer.
 const OPEN: Duration = Duration::from_secs(2);
 
 #[tokio::test(flavor = "multi_thread")]
-async fn nothing_is_said_of_a_step_with_nothing_to_run_before_its_dispatch_is_answered() {
-    let ground = Ground::Cluster(Box::new(or_skip!(Place::new().await)));
-    let stage = Stage::on(ground, Platform::builder().answer_within(OPEN)).await;
+async fn a_step_with_nothing_to_run_is_not_reported_before_the_response_to_its_dispatch() {
+    let run_target = RunTarget::Cluster(Box::new(or_skip!(Fixture::new().await)));
+    let stage = Stage::on(run_target, Platform::builder().answer_within(OPEN)).await;
     let _launcher = stage.serve();
     let job = stage.start(Repository::fixture(), Flow::plan_approve_apply());
     stage.platform.until_job(job, Status::WaitingApproval).await;
@@ -23,16 +23,19 @@ async fn nothing_is_said_of_a_step_with_nothing_to_run_before_its_dispatch_is_an
         let name = state.jobs[0].metadata.name.as_deref().unwrap_or_default();
         state.has_condition(name, "Complete").then_some(())
     };
-    stage.place().until("the plan's Job is over", planned).await;
+    stage
+        .fixture()
+        .until("the plan's Job is over", planned)
+        .await;
 
     // The approval's Job is there, for the watcher to see, and the answer is not.
-    let faults = stage.place().cluster.faults();
+    let faults = stage.fixture().cluster.faults();
     faults.next_of(LAUNCHER, 1, "create", "secrets", Fault::Hang);
     let opened = Instant::now();
     stage.platform.approve(job).await;
     let held = |state: &State| (state.jobs.len() == 2).then_some(());
     stage
-        .place()
+        .fixture()
         .until("the approval's Job is there", held)
         .await;
     let job = stage.platform.until_job(job, Status::Completed).await;

@@ -12,8 +12,8 @@ async fn the_default_template_runs_as_jobs_of_a_cluster() {
     let job = default_template(&stage).await;
 
     // An approval without scripts is no reason for a pod.
-    let place = stage.place();
-    let pods = place.until("the approval's Job is gone", |cluster| {
+    let fixture = stage.fixture();
+    let pods = fixture.until("the approval's Job is gone", |cluster| {
         (cluster.jobs.len() == 2).then_some(cluster.pods.len())
     });
     assert_eq!(pods.await, 2);

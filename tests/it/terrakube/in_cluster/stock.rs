@@ -16,8 +16,8 @@ use serde_json::{Value, json};
 use test_cluster::ADMIN;
 use test_platform::{Flow, Ledger, Native, Platform, Status, Variable};
 
-use crate::in_cluster::{IMAGE, Place};
-use crate::terrakube::{Gate, Ground, SETTINGS, Stage, default_template};
+use crate::in_cluster::{Fixture, IMAGE};
+use crate::terrakube::{Gate, RunTarget, SETTINGS, Stage, default_template};
 
 /// The Job as the platform's own client submits it, which knows nothing of retries, deadlines or claims. Only that it has
 /// half a minute to live after its end; here it stays until it was looked at.
@@ -55,20 +55,20 @@ pub(super) fn manifest(data: &Value, milliseconds: u128) -> Value {
 }
 
 /// A platform that makes Jobs itself in this cluster.
-async fn native(place: Place) -> Stage {
-    native_that_first(place, || async {}).await
+async fn native(fixture: Fixture) -> Stage {
+    native_that_first(fixture, || async {}).await
 }
 
 /// The same, whose dispatch takes as long as `wait` once the Job is there.
 async fn native_that_first<F>(
-    place: Place,
+    fixture: Fixture,
     wait: impl Fn() -> F + Clone + Send + Sync + 'static,
 ) -> Stage
 where
     F: Future<Output = ()> + Send + 'static,
 {
-    let client = place.cluster.client(ADMIN).unwrap();
-    let jobs = Api::<Job>::namespaced(client, &place.runs);
+    let client = fixture.cluster.client(ADMIN).unwrap();
+    let jobs = Api::<Job>::namespaced(client, &fixture.runs);
     let create = move |data: Value| {
         let jobs = jobs.clone();
         let wait = wait.clone();
@@ -90,7 +90,7 @@ where
         }
     };
     let platform = Platform::builder().native(Native::new(create));
-    let stage = Stage::on(Ground::Cluster(Box::new(place)), platform).await;
+    let stage = Stage::on(RunTarget::Cluster(Box::new(fixture)), platform).await;
     asking_for_jobs(stage)
 }
 
@@ -115,10 +115,10 @@ fn exit_codes(pods: &[Pod]) -> Vec<i32> {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn the_platforms_own_jobs_run_our_executor_to_completed() {
-    let stage = native(or_skip!(Place::new().await)).await;
+    let stage = native(or_skip!(Fixture::new().await)).await;
     default_template(&stage).await;
     stage.until_pods_ended(3).await;
-    let cluster = stage.place().state().await;
+    let cluster = stage.fixture().state().await;
     assert_eq!(cluster.jobs.len(), 3, "plan, approval and apply");
     assert_eq!(exit_codes(&cluster.pods), [0; 3]);
     stage.platform.assert_kept().await;
@@ -126,13 +126,13 @@ async fn the_platforms_own_jobs_run_our_executor_to_completed() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn an_outcome_that_was_reported_looks_like_success_to_a_job_that_would_repeat_failures() {
-    let stage = native(or_skip!(Place::new().await)).await;
+    let stage = native(or_skip!(Fixture::new().await)).await;
     let failing =
         Repository::module("resource \"terraform_data\" \"a\" {\n  input = var.missing\n}\n");
     let failed = stage.start(failing, Flow::plan_apply());
     stage.platform.until_job(failed, Status::Failed).await;
 
-    let gate = Gate::new(stage.site());
+    let gate = Gate::new(stage.machine());
     let cancelled = stage.start(gate.module(), Flow::only("terraformApply"));
     stage
         .platform
@@ -141,7 +141,7 @@ async fn an_outcome_that_was_reported_looks_like_success_to_a_job_that_would_rep
     stage.platform.cancel(cancelled).await;
 
     stage.until_pods_ended(2).await;
-    let cluster = stage.place().state().await;
+    let cluster = stage.fixture().state().await;
     assert_eq!(exit_codes(&cluster.pods), [0, 0]);
     assert_eq!(cluster.pods.len(), 2, "nothing was repeated");
     let publications = stage.platform.records().histories.len();
@@ -150,14 +150,14 @@ async fn an_outcome_that_was_reported_looks_like_success_to_a_job_that_would_rep
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_pod_that_is_told_to_end_publishes_its_state_and_reports_before_it_does() {
-    let stage = native(or_skip!(Place::new().await)).await;
-    let gate = Gate::new(stage.site());
+async fn a_pod_that_gets_sigterm_publishes_its_state_and_reports_before_it_ends() {
+    let stage = native(or_skip!(Fixture::new().await)).await;
+    let gate = Gate::new(stage.machine());
     let job = stage.start(gate.module(), Flow::only("terraformApply"));
     stage.platform.until_streamed(job, "at-the-gate").await;
-    let client = stage.place().cluster.client(ADMIN).unwrap();
-    let pods = Api::<Pod>::namespaced(client, &stage.place().runs);
-    let pod = stage.place().state().await.pods[0]
+    let client = stage.fixture().cluster.client(ADMIN).unwrap();
+    let pods = Api::<Pod>::namespaced(client, &stage.fixture().runs);
+    let pod = stage.fixture().state().await.pods[0]
         .metadata
         .name
         .clone()
@@ -188,7 +188,7 @@ async fn an_executor_that_is_there_before_its_dispatch_is_on_record_waits_for_it
         let wait = Arc::clone(&wait);
         async move { wait.acquire().await.unwrap().forget() }
     };
-    let stage = native_that_first(or_skip!(Place::new().await), until_recorded).await;
+    let stage = native_that_first(or_skip!(Fixture::new().await), until_recorded).await;
     let job = stage.start(Repository::fixture(), Flow::only("terraformPlan"));
     let asked = |ledger: &Ledger| {
         let early = ledger
@@ -212,10 +212,10 @@ async fn an_executor_that_is_there_before_its_dispatch_is_on_record_waits_for_it
 async fn the_report_of_an_executor_without_a_final_report_stays_as_it_is() {
     for status in [Status::Completed, Status::Failed] {
         let stage = or_skip!(Stage::in_cluster().await);
-        let gate = Gate::new(stage.site());
-        let at_work = stage.site().scratch("at-work");
+        let gate = Gate::new(stage.machine());
+        let at_work = stage.machine().scratch("at-work");
         let words = format!(": > '{}'\n{}\nexit 0", at_work.display(), gate.words());
-        stage.place().image_that_first(&words);
+        stage.fixture().image_that_first(&words);
         let launcher = stage.serve();
         let job = stage.start(Repository::fixture(), Flow::only("terraformPlan"));
         let started = || at_work.exists().then_some(());
@@ -239,8 +239,8 @@ async fn the_report_of_an_executor_without_a_final_report_stays_as_it_is() {
 #[tokio::test(flavor = "multi_thread")]
 async fn what_a_container_of_another_make_printed_is_no_log_of_the_run() {
     let stage = or_skip!(Stage::in_cluster().await);
-    let at_work = stage.site().scratch("at-work");
-    stage.place().image_that_first(&format!(
+    let at_work = stage.machine().scratch("at-work");
+    stage.fixture().image_that_first(&format!(
         "echo 'password = hunter2'\n: > '{}'\nexec sleep 600",
         at_work.display()
     ));
@@ -251,8 +251,8 @@ async fn what_a_container_of_another_make_printed_is_no_log_of_the_run() {
         let phase = pod.status.as_ref()?.phase.as_deref()?;
         (phase == "Running" && at_work.exists()).then(|| pod.clone())
     };
-    let pod = stage.place().until("the pod is at work", working).await;
-    assert!(stage.place().cluster.oom_kill(&pod));
+    let pod = stage.fixture().until("the pod is at work", working).await;
+    assert!(stage.fixture().cluster.oom_kill(&pod));
     stage.platform.until_job(job, Status::Failed).await;
     let output = stage.output(job, "terraformApply");
     assert!(output.contains("memory"), "{output}");
@@ -270,6 +270,6 @@ impl Stage {
             };
             (exit_codes(&state.pods).len() >= count && state.jobs.iter().all(over)).then_some(())
         };
-        self.place().until("the pods have ended", ended).await;
+        self.fixture().until("the pods have ended", ended).await;
     }
 }

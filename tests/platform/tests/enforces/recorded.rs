@@ -15,13 +15,15 @@ fn recorded(folder: &str) -> Vec<(String, Value)> {
         "/../recorded/terrakube-2.32"
     ))
     .join(folder);
-    let files = fs::read_dir(folder).unwrap();
+    let files = fs::read_dir(&folder).unwrap();
     let read = |file: fs::DirEntry| {
         let text = fs::read_to_string(file.path()).unwrap();
         let name = file.file_name().into_string().unwrap();
         (name, serde_json::from_str(&text).unwrap())
     };
-    files.map(|file| read(file.unwrap())).collect()
+    let found: Vec<_> = files.map(|file| read(file.unwrap())).collect();
+    assert!(!found.is_empty(), "{}", folder.display());
+    found
 }
 
 fn text(document: &Value, name: &str) -> Option<String> {
@@ -110,7 +112,9 @@ async fn requests_of_a_stock_executor_are_accepted() {
                 .iter()
                 .fold(text, |text, (name, id)| text.replace(name, id))
         };
-        for call in calls.as_array().unwrap() {
+        let calls = calls.as_array().unwrap();
+        assert!(!calls.is_empty(), "{name}");
+        for call in calls {
             let path = with_ids(call["path"].as_str().unwrap());
             let mut body: Value =
                 serde_json::from_str(&with_ids(&call["body"].to_string())).unwrap();

@@ -134,7 +134,7 @@ async fn a_job_that_an_operator_suspended_is_left_alone() {
 }
 
 #[tokio::test]
-async fn job_data_that_a_deleted_job_left_is_in_nobodys_way() {
+async fn the_secret_of_a_deleted_job_does_not_block_a_new_job() {
     let server = Server::start();
     server.cluster().submit(&objects("1", "a")).await.unwrap();
     let (left, secret) = server.job_data_of("job-1-a");
@@ -282,7 +282,7 @@ async fn with_a_limit_the_release_is_left_to_the_watcher() {
 }
 
 #[tokio::test]
-async fn a_job_without_job_data_is_removed_only_when_nobody_is_about_to_store_it() {
+async fn a_job_without_job_data_is_removed_only_when_no_launcher_is_about_to_store_it() {
     let server = Server::start();
     server
         .crashing(Crash::Before(1))
@@ -306,7 +306,7 @@ async fn a_job_without_job_data_is_removed_only_when_nobody_is_about_to_store_it
 }
 
 #[tokio::test]
-async fn a_delivery_that_comes_between_the_look_and_the_removal_keeps_its_run() {
+async fn a_delivery_between_the_read_and_the_removal_keeps_its_run() {
     let server = Server::start();
     server
         .crashing(Crash::Before(1))
@@ -409,7 +409,7 @@ async fn a_long_retry_after_is_left_to_the_caller() {
 #[case::no_namespace(404, "NotFound", "namespaces \"runs\" not found", false)]
 #[case::broken(500, "InternalError", "etcdserver: leader changed", true)]
 #[tokio::test]
-async fn refusals_are_classified_and_keep_the_words_of_the_api_server(
+async fn refusals_are_classified_and_keep_the_message_of_the_api_server(
     #[case] code: u16,
     #[case] reason: &'static str,
     #[case] message: &'static str,

@@ -6,12 +6,12 @@ use std::time::Duration;
 use clap::Args;
 use job_contract::{chain, env};
 use platform::redis::{Redis, RedisArgs};
-use runtime::setting::SettingProblem;
+use runtime::setting::SettingError;
 
 use crate::kubernetes::cluster::check::CheckResult;
 
 /// A peer that has not answered by then does not.
-const PATIENCE: Duration = Duration::from_secs(5);
+const TIMEOUT: Duration = Duration::from_secs(5);
 
 #[derive(Args, Debug, Default)]
 #[command(next_help_heading = "Peers")]
@@ -34,13 +34,13 @@ pub(super) async fn check(args: &PeerArgs) -> Vec<CheckResult> {
     match args.redis.resolve() {
         Ok(None) => {}
         Ok(Some(config)) => results.push(redis(&Redis::new(config)).await),
-        Err(problems) => results.extend(problems.iter().map(unusable)),
+        Err(errors) => results.extend(errors.iter().map(unusable)),
     }
     results
 }
 
-fn unusable(problem: &SettingProblem) -> CheckResult {
-    let finding = problem.to_string();
+fn unusable(error: &SettingError) -> CheckResult {
+    let finding = error.to_string();
     CheckResult::failed("Redis", finding, "correct the variable that is named")
 }
 
@@ -75,7 +75,7 @@ async fn platform(url: &str) -> CheckResult {
     };
     let host = address.host_str().unwrap_or_default().to_owned();
     let asked = async {
-        let client = reqwest::Client::builder().timeout(PATIENCE).build()?;
+        let client = reqwest::Client::builder().timeout(TIMEOUT).build()?;
         client.get(address).send().await
     };
     match asked.await {
@@ -142,7 +142,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_platform_that_does_not_answer_comes_with_a_fix_and_without_its_login() {
+    async fn a_platform_that_does_not_answer_gets_a_fix_without_its_credentials() {
         for url in ["http://user:hunter2@127.0.0.1:9", "nonsense"] {
             let result = asked(url).await;
             assert_eq!(result.outcome, CheckOutcome::Failed, "{result:?}");
@@ -168,7 +168,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_redis_that_lets_us_in_is_there_and_another_comes_with_a_fix() {
+    async fn a_redis_that_accepts_the_login_passes_and_another_gets_a_fix() {
         let server = RedisServer::with(Options::default().password("hunter2")).unwrap();
         let result = redis_at(server.port(), "hunter2").await;
         assert_eq!(result.outcome, CheckOutcome::Ok, "{result:?}");
@@ -194,7 +194,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_is_not_configured_is_not_asked() {
+    async fn what_is_not_configured_is_not_checked() {
         assert_eq!(check(&PeerArgs::default()).await, []);
     }
 }

@@ -209,7 +209,7 @@ fn away() -> Arc<dyn PlatformReporter> {
 }
 
 #[tokio::test]
-async fn a_run_whose_job_is_held_is_kept_alive_until_it_is_watched_or_forgotten() {
+async fn a_held_run_has_a_heartbeat_until_it_is_watched_or_dropped() {
     let _ = rustls::crypto::ring::default_provider().install_default();
     let metrics = Metrics::default().for_cluster();
     let observer = Observer::new(Some(away()), metrics.clone());
@@ -241,7 +241,7 @@ async fn a_run_whose_job_is_held_is_kept_alive_until_it_is_watched_or_forgotten(
 }
 
 #[tokio::test]
-async fn who_watches_no_longer_keeps_nothing_alive() {
+async fn a_replica_that_no_longer_watches_sends_no_heartbeats() {
     let _ = rustls::crypto::ring::default_provider().install_default();
     let observer = Arc::new(Observer::new(Some(away()), Metrics::default()));
     let other = RunKey {
@@ -268,7 +268,7 @@ async fn who_watches_no_longer_keeps_nothing_alive() {
 }
 
 #[tokio::test]
-async fn a_job_whose_end_is_not_taken_is_kept_alive_for_a_while_only() {
+async fn a_job_whose_end_the_platform_does_not_accept_has_a_heartbeat_for_a_limited_time() {
     let _ = rustls::crypto::ring::default_provider().install_default();
     let observer = Observer::new(Some(away()), Metrics::default());
     let reporter = observer.reporter.clone().unwrap();

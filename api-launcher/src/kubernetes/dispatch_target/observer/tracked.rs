@@ -138,10 +138,10 @@ impl TrackedRuns {
         }
     }
 
-    /// Stops the heartbeats of runs that ended longer ago than `patience`.
-    pub(super) fn stop_late_heartbeats(&self, patience: Duration) {
+    /// Stops the heartbeats of runs that ended longer ago than `timeout`.
+    pub(super) fn stop_late_heartbeats(&self, timeout: Duration) {
         for (run, entry) in self.tracked().iter_mut() {
-            let is_late = entry.ended.is_some_and(|ended| ended.elapsed() >= patience);
+            let is_late = entry.ended.is_some_and(|ended| ended.elapsed() >= timeout);
             if is_late && entry.beat.take().is_some() {
                 warn!(%run, "the platform does not accept the report of its end: its heartbeat is stopped");
             }

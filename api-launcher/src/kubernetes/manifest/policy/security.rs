@@ -2,9 +2,9 @@
 
 use job_contract::env;
 
+use super::super::error::quote;
 use super::super::overrides::Overrides;
 use super::super::pod_security::{Level, annotation_rule};
-use super::super::problem::quote;
 use super::{Policy, Refusals};
 
 /// A setting of a security context that not every Pod Security Standard allows.

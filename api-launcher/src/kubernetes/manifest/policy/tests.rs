@@ -8,8 +8,8 @@ use super::*;
 fn refusals(policy: &str, variable: &str, value: &str) -> Vec<String> {
     let policy: Policy = serde_saphyr::from_str(policy).unwrap();
     let variables = [(variable.to_owned(), value.to_owned())].into();
-    let (requested, problems) = read(&variables, Names::WORKSPACE, Fault::Run);
-    assert_eq!(problems, []);
+    let (requested, errors) = read(&variables, Names::WORKSPACE, Origin::Run);
+    assert_eq!(errors, []);
     policy
         .refusals(&requested)
         .iter()
@@ -35,7 +35,7 @@ fn refusals(policy: &str, variable: &str, value: &str) -> Vec<String> {
 #[case("/app", false)]
 #[case("/nix/store", false)]
 #[case("/var/log", false)]
-fn a_workspace_mounts_where_data_lies(#[case] path: &str, #[case] expected: bool) {
+fn a_workspace_mounts_only_below_allowed_paths(#[case] path: &str, #[case] expected: bool) {
     for variable in [env::EPHEMERAL_CONFIG_MAP_PATH, env::PLUGIN_CACHE_DIR] {
         let refusals = refusals("{}", variable, path);
         assert_eq!(refusals.is_empty(), expected, "{path}: {refusals:?}");

@@ -250,7 +250,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn relative_ways_go_up_and_down() {
+    fn relative_paths_lead_up_and_down() {
         for (from, to, expected) in [
             ("/a/b", "/a/c/d", "../c/d"),
             ("/a", "/a/b", "b"),

@@ -143,6 +143,9 @@ fn counts(changes: &ChangeCounts) -> String {
     if changes.import > 0 {
         let _ = write!(text, ", {} imported", changes.import);
     }
+    if changes.forget > 0 {
+        let _ = write!(text, ", {} forgotten", changes.forget);
+    }
     text
 }
 
@@ -270,8 +273,19 @@ mod tests {
             add,
             change,
             remove,
-            import: 0,
+            ..ChangeCounts::default()
         }
+    }
+
+    #[test]
+    fn imported_and_forgotten_resources_are_shown_if_there_are_any() {
+        let some = ChangeCounts {
+            import: 1,
+            forget: 2,
+            ..counted(0, 0, 0)
+        };
+        assert_eq!(counts(&some), "+0 ~0 -0, 1 imported, 2 forgotten");
+        assert_eq!(counts(&counted(1, 0, 0)), "+1 ~0 -0");
     }
 
     #[test]
@@ -310,7 +324,7 @@ mod tests {
     }
 
     #[test]
-    fn a_planned_run_says_what_comes_next() {
+    fn a_planned_run_shows_the_next_command() {
         let mut summary = Summary::default();
         step(&mut summary, StepType::Plan, Some(counted(0, 0, 3)));
         summary.note(&Event::RunFinished(RunSummary {

@@ -10,10 +10,10 @@ use crate::StepRef;
 use crate::terrakube::client::Pace;
 use crate::terrakube::{Terrakube, TerrakubeConfig, TokenSource};
 
-/// What these tests break on purpose: they report in every order, and step outputs are at a made-up address.
+/// The rules that these tests break on purpose: they report in every order, and with invented addresses of step outputs.
 const EXPECTED: [Rule; 3] = [Rule::BeforeQueue, Rule::Output, Rule::Token];
 
-/// The platform, until it is dropped.
+/// The test platform. Dropping it stops it.
 pub(super) struct Api {
     platform: Platform,
     job: u32,
@@ -36,7 +36,7 @@ pub(super) fn status(name: &str) -> Status {
 }
 
 impl Api {
-    /// A job of a plan and an apply step, in that status.
+    /// A job with a plan step and an apply step, in that status.
     pub(super) async fn with_status(name: &str) -> Self {
         let platform = Platform::builder().start().await.unwrap();
         platform.edit(|records| "org".clone_into(&mut records.organization));
@@ -66,7 +66,7 @@ impl Api {
         self.edit(|job| job.steps[at].status = status(name));
     }
 
-    /// The next request of this method whose path ends like this goes wrong.
+    /// The next request with this method and path ending fails.
     pub(super) fn fault(&self, method: &'static str, path_end: &str, effect: Effect) {
         let path = format!("{path_end}$");
         self.platform.fault(Fault::once(method, &path, effect));
@@ -76,7 +76,7 @@ impl Api {
         self.fault(method, path_end, Effect::Status(status.as_u16()));
     }
 
-    /// After each of the next reads of the job it has the next of these statuses.
+    /// Each of the next reads of the job changes its status to the next of these.
     pub(super) fn becomes(&self, names: &[&str]) {
         for name in names {
             self.fault("GET", "/job/412", Effect::Then(status(name)));

@@ -18,13 +18,13 @@ use super::cluster;
 /// Nothing waits this long unless it is broken.
 const SOON: Duration = Duration::from_secs(90);
 
-struct Bench {
+struct Fixture {
     cluster: Cluster,
     namespace: String,
     dir: tempfile::TempDir,
 }
 
-impl Bench {
+impl Fixture {
     async fn new() -> Option<Self> {
         let cluster = cluster().await?;
         let namespace = cluster.fresh_namespace("runs").await.unwrap();
@@ -118,14 +118,14 @@ fn reason(state: &State) -> Option<String> {
 
 #[tokio::test]
 async fn a_job_runs_its_program_with_the_environment_of_its_pod() {
-    let Some(bench) = Bench::new().await else {
+    let Some(fixture) = Fixture::new().await else {
         return;
     };
-    bench.image(
+    fixture.image(
         "tool",
         "echo \"$GREETING from $POD\"; cat \"$FILE\"; printf done > \"$MAYFLY_TERMINATION_LOG\"",
     );
-    let secrets = bench.api::<Secret>();
+    let secrets = fixture.api::<Secret>();
     let secret = json!({"metadata": {"name": "data"}, "stringData": {"word": "hello"}});
     secrets
         .create(
@@ -145,15 +145,15 @@ async fn a_job_runs_its_program_with_the_environment_of_its_pod() {
     }));
     spec["template"]["spec"]["volumes"] =
         json!([{"name": "data", "secret": {"secretName": "data"}}]);
-    bench.create(job("tool", &spec)).await;
-    let pod = bench
+    fixture.create(job("tool", &spec)).await;
+    let pod = fixture
         .until(|state| {
             state
                 .has_condition("run", "Complete")
                 .then(|| state.pods_of("run")[0].clone())
         })
         .await;
-    let pods = bench.api::<Pod>();
+    let pods = fixture.api::<Pod>();
     let log = pods
         .logs(&pod.name_any(), &LogParams::default())
         .await
@@ -181,16 +181,16 @@ async fn a_job_runs_its_program_with_the_environment_of_its_pod() {
 
 #[tokio::test]
 async fn an_exit_code_named_by_the_failure_policy_ends_the_job_at_once() {
-    let Some(bench) = Bench::new().await else {
+    let Some(fixture) = Fixture::new().await else {
         return;
     };
-    bench.image("tool", "exit 3");
+    fixture.image("tool", "exit 3");
     let codes = json!({"containerName": "executor", "operator": "NotIn", "values": [75]});
     let policy =
         json!({"podFailurePolicy": {"rules": [{"action": "FailJob", "onExitCodes": codes}]}});
-    bench.create(job("tool", &policy)).await;
+    fixture.create(job("tool", &policy)).await;
     // Events are left once the status is stored.
-    let state = bench
+    let state = fixture
         .until(|state| {
             let told = state.has_event("PodFailurePolicy");
             (state.has_condition("run", "Failed") && told).then(|| state.clone())
@@ -200,65 +200,65 @@ async fn an_exit_code_named_by_the_failure_policy_ends_the_job_at_once() {
 }
 
 #[tokio::test]
-async fn what_a_pod_waits_for_is_said() {
-    let Some(bench) = Bench::new().await else {
+async fn the_reason_why_a_pod_waits_is_in_its_status() {
+    let Some(fixture) = Fixture::new().await else {
         return;
     };
-    bench.create(job("missing", &json!({}))).await;
-    bench
+    fixture.create(job("missing", &json!({}))).await;
+    fixture
         .until(|state| (reason(state)? == "ImagePullBackOff").then_some(()))
         .await;
-    bench.image("missing", "exit 0");
-    bench
+    fixture.image("missing", "exit 0");
+    fixture
         .until(|state| state.has_condition("run", "Complete").then_some(()))
         .await;
 
-    bench
+    fixture
         .jobs()
         .delete("run", &DeleteParams::background())
         .await
         .unwrap();
-    bench.image("tool", "exit 0");
+    fixture.image("tool", "exit 0");
     let env = json!({"env": [{"name": "A", "valueFrom": {"secretKeyRef": {"name": "none", "key": "a"}}}]});
-    bench.create(job("tool", &container(&env))).await;
-    bench
+    fixture.create(job("tool", &container(&env))).await;
+    fixture
         .until(|state| (reason(state)? == "CreateContainerConfigError").then_some(()))
         .await;
-    bench
+    fixture
         .jobs()
         .delete("run", &DeleteParams::background())
         .await
         .unwrap();
-    bench
+    fixture
         .until(|state| state.pods.is_empty().then_some(()))
         .await;
 
-    bench
+    fixture
         .create(job(
             "tool",
             &json!({"template": {"spec": {"nodeSelector": {"disk": "ssd"}}}}),
         ))
         .await;
-    bench
+    fixture
         .until(|state| state.has_event("FailedScheduling").then_some(()))
         .await;
 }
 
 #[tokio::test]
 async fn deleting_a_job_ends_its_process_with_sigterm_and_removes_what_it_owns() {
-    let Some(bench) = Bench::new().await else {
+    let Some(fixture) = Fixture::new().await else {
         return;
     };
-    let marker = bench.dir.path().join("ended");
-    bench.image(
+    let marker = fixture.dir.path().join("ended");
+    fixture.image(
         "tool",
         &format!(
             "trap 'touch {}; exit 0' TERM; echo up; while :; do sleep 0.05; done",
             marker.display()
         ),
     );
-    let job = bench.create(job("tool", &json!({}))).await;
-    let secrets = bench.api::<Secret>();
+    let job = fixture.create(job("tool", &json!({}))).await;
+    let secrets = fixture.api::<Secret>();
     let owner = json!({"apiVersion": "batch/v1", "kind": "Job", "name": "run", "uid": job.uid()});
     let secret = json!({"metadata": {"name": "data", "ownerReferences": [owner]}});
     secrets
@@ -268,13 +268,13 @@ async fn deleting_a_job_ends_its_process_with_sigterm_and_removes_what_it_owns()
         )
         .await
         .unwrap();
-    let pod = bench
+    let pod = fixture
         .until(|state| {
             let pod = state.pods_of("run").into_iter().next()?;
             (pod.status.as_ref()?.phase.as_deref() == Some("Running")).then(|| pod.name_any())
         })
         .await;
-    let pods = bench.api::<Pod>();
+    let pods = fixture.api::<Pod>();
     // The trap is set once the first line is out.
     while pods
         .logs(&pod, &LogParams::default())
@@ -282,12 +282,12 @@ async fn deleting_a_job_ends_its_process_with_sigterm_and_removes_what_it_owns()
         .unwrap_or_default()
         .is_empty()
     {}
-    bench
+    fixture
         .jobs()
         .delete("run", &DeleteParams::foreground())
         .await
         .unwrap();
-    bench
+    fixture
         .until(|state| {
             (state.jobs.is_empty() && state.pods.is_empty() && state.secrets.is_empty())
                 .then_some(())
@@ -298,11 +298,13 @@ async fn deleting_a_job_ends_its_process_with_sigterm_and_removes_what_it_owns()
 
 #[tokio::test]
 async fn an_out_of_memory_kill_and_an_eviction_look_like_those_of_a_node() {
-    let Some(bench) = Bench::new().await else {
+    let Some(fixture) = Fixture::new().await else {
         return;
     };
-    bench.image("tool", "sleep 60");
-    bench.create(job("tool", &json!({"backoffLimit": 1}))).await;
+    fixture.image("tool", "sleep 60");
+    fixture
+        .create(job("tool", &json!({"backoffLimit": 1})))
+        .await;
     let running = |state: &State, not: Option<String>| {
         state
             .pods_of("run")
@@ -313,11 +315,11 @@ async fn an_out_of_memory_kill_and_an_eviction_look_like_those_of_a_node() {
             })
             .cloned()
     };
-    let first = bench.until(|state| running(state, None)).await;
-    assert!(bench.cluster.oom_kill(&first));
-    let second = bench.until(|state| running(state, first.uid())).await;
-    assert!(bench.cluster.evict(&second));
-    let state = bench
+    let first = fixture.until(|state| running(state, None)).await;
+    assert!(fixture.cluster.oom_kill(&first));
+    let second = fixture.until(|state| running(state, first.uid())).await;
+    assert!(fixture.cluster.evict(&second));
+    let state = fixture
         .until(|state| state.has_condition("run", "Failed").then(|| state.clone()))
         .await;
     let status = |pod: &Pod| {
@@ -345,15 +347,15 @@ async fn an_out_of_memory_kill_and_an_eviction_look_like_those_of_a_node() {
 
 #[tokio::test]
 async fn no_process_outlives_the_cluster() {
-    let Some(bench) = Bench::new().await else {
+    let Some(fixture) = Fixture::new().await else {
         return;
     };
-    let pid = bench.dir.path().join("pid");
-    bench.image(
+    let pid = fixture.dir.path().join("pid");
+    fixture.image(
         "tool",
         &format!("sleep 60 & echo $! > {}; wait", pid.display()),
     );
-    bench.create(job("tool", &json!({}))).await;
+    fixture.create(job("tool", &json!({}))).await;
     let read = || {
         std::fs::read_to_string(&pid)
             .ok()?
@@ -361,8 +363,8 @@ async fn no_process_outlives_the_cluster() {
             .parse::<i32>()
             .ok()
     };
-    let child = bench.until(|_| read()).await;
-    let Bench { cluster, .. } = bench;
+    let child = fixture.until(|_| read()).await;
+    let Fixture { cluster, .. } = fixture;
     drop(cluster);
     let alive = || {
         let stat = std::fs::read_to_string(format!("/proc/{child}/stat")).unwrap_or_default();

@@ -68,7 +68,7 @@ fn a_step_with_nothing_to_run_is_announced_at_once_and_released_after_its_launch
 }
 
 #[test]
-fn a_job_that_never_got_its_job_data_is_removed_and_forgotten() {
+fn a_job_that_never_got_its_job_data_is_removed() {
     let mut machine = Machine::with(held("a", 0));
     let mut removed_after = Duration::ZERO;
     loop {

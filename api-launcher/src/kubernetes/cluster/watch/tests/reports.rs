@@ -69,7 +69,7 @@ fn the_report_of_a_run_has_one_series_of_attempts_with_growing_pauses() {
 }
 
 #[test]
-fn a_job_that_goes_before_the_next_attempt_does_not_bring_it_forward() {
+fn a_job_deleted_before_the_next_attempt_does_not_make_it_earlier() {
     let mut machine = Machine::with(job("a", over("Failed", 0)));
     machine.respond("a", reported(ReportOutcome::Retry));
     machine.take();

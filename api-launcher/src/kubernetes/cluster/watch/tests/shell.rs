@@ -189,7 +189,7 @@ fn container(state: &Value) -> Value {
 }
 
 #[tokio::test]
-async fn a_run_whose_launcher_died_before_its_release_is_released() {
+async fn a_run_whose_launcher_crashed_before_its_release_is_released() {
     let server = Server::start();
     server
         .crashing(Crash::Before(2))
@@ -340,7 +340,7 @@ async fn reports_that_take_long_keep_no_run_from_its_release() {
 }
 
 #[tokio::test]
-async fn how_long_a_run_has_waited_is_told_by_the_clock_of_the_api_server() {
+async fn the_waiting_time_of_a_run_follows_the_clock_of_the_api_server() {
     let settings = WatchSettings {
         timeouts: Timeouts {
             no_pod: Duration::from_hours(2),
@@ -454,7 +454,7 @@ async fn a_run_is_kept_until_some_watcher_reports_it_and_is_then_for_the_history
 }
 
 #[tokio::test]
-async fn a_run_that_was_stopped_for_its_lost_node_has_that_verdict_whoever_reports_it() {
+async fn a_run_stopped_for_its_lost_node_has_that_verdict_from_every_launcher() {
     let server = submitted().await;
     let running = container(&json!({"running": {"startedAt": server.now().to_string()}}));
     let mut at_work = pod_of(&server, "job-1-a", running);

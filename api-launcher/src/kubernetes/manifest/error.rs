@@ -4,9 +4,9 @@ use std::fmt;
 
 use job_contract::Exit;
 
-/// Who can correct it.
+/// Where a wrong setting comes from, and so who can correct it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Fault {
+pub enum Origin {
     /// The owner of the workspace: a variable or the job itself asks for something impossible.
     Run,
     /// The operator of the launcher.
@@ -16,45 +16,48 @@ pub enum Fault {
 /// One setting of a run or of the deployment that cannot be used.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("`{subject}` {rule}")]
-pub struct Problem {
+pub struct ManifestError {
     /// The variable, or the property of the job data.
     pub subject: String,
     /// The rule it breaks, as a phrase that follows the subject. Never holds a value that could be secret.
     pub rule: String,
-    /// Who can correct it.
-    pub fault: Fault,
+    pub origin: Origin,
 }
 
-/// Every problem of one run, at least one, in the order they were found.
+/// Every error of one run, at least one, in the order they were found.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub struct ManifestErrors {
-    problems: Vec<Problem>,
+    errors: Vec<ManifestError>,
 }
 
 impl ManifestErrors {
-    /// The problems, of which there must be at least one.
-    pub(super) const fn new(problems: Vec<Problem>) -> Self {
-        Self { problems }
+    /// The errors, of which there must be at least one.
+    pub(super) const fn new(errors: Vec<ManifestError>) -> Self {
+        Self { errors }
     }
 
     /// `Ok` when there is nothing to complain about.
-    pub(super) fn check(problems: Vec<Problem>) -> Result<(), Self> {
-        if problems.is_empty() {
+    pub(super) fn check(errors: Vec<ManifestError>) -> Result<(), Self> {
+        if errors.is_empty() {
             Ok(())
         } else {
-            Err(Self { problems })
+            Err(Self { errors })
         }
     }
 
-    /// The problems, at least one.
-    pub fn problems(&self) -> &[Problem] {
-        &self.problems
+    /// The errors, at least one.
+    pub fn errors(&self) -> &[ManifestError] {
+        &self.errors
     }
 
     /// The exit code of a command that failed for these reasons: configuration comes first, because until it
     /// is right no run can be.
     pub fn exit(&self) -> Exit {
-        if self.problems.iter().any(|p| p.fault == Fault::Deployment) {
+        if self
+            .errors
+            .iter()
+            .any(|error| error.origin == Origin::Deployment)
+        {
             Exit::BadConfiguration
         } else {
             Exit::BadJobData
@@ -62,39 +65,39 @@ impl ManifestErrors {
     }
 }
 
-/// One sentence a problem, fit for the user's log.
+/// One sentence for each error, fit for the user's log.
 impl fmt::Display for ManifestErrors {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        for (index, problem) in self.problems.iter().enumerate() {
+        for (index, error) in self.errors.iter().enumerate() {
             if index > 0 {
                 f.write_str("; ")?;
             }
-            write!(f, "{problem}")?;
+            write!(f, "{error}")?;
         }
         Ok(())
     }
 }
 
-/// Collects problems with the same [`Fault`].
+/// Collects errors with the same [`Origin`].
 #[derive(Debug)]
-pub(crate) struct Problems {
-    fault: Fault,
-    found: Vec<Problem>,
+pub(crate) struct ErrorList {
+    origin: Origin,
+    found: Vec<ManifestError>,
 }
 
-impl Problems {
-    pub(crate) const fn new(fault: Fault) -> Self {
+impl ErrorList {
+    pub(crate) const fn new(origin: Origin) -> Self {
         Self {
-            fault,
+            origin,
             found: Vec::new(),
         }
     }
 
     pub(crate) fn add(&mut self, subject: &str, rule: impl Into<String>) {
-        self.found.push(Problem {
+        self.found.push(ManifestError {
             subject: subject.to_owned(),
             rule: rule.into(),
-            fault: self.fault,
+            origin: self.origin,
         });
     }
 
@@ -109,7 +112,7 @@ impl Problems {
             .ok()
     }
 
-    pub(crate) fn into_vec(self) -> Vec<Problem> {
+    pub(crate) fn into_vec(self) -> Vec<ManifestError> {
         self.found
     }
 }

@@ -1,29 +1,28 @@
-//! Secrets in encoded text that was broken into lines, as `base64` and `xxd` write it: the beginning of a form at the end of
-//! one line is joined with the ends of the next ones.
+//! Finds encoded secrets that are split over lines, as `base64` and `xxd` print them. It joins the encoded text at the ends
+//! of successive lines and compares it with the patterns of the secrets.
 
 use std::ops::Range;
 
-use super::encodings::is_opaque;
+use super::encodings::is_base64_or_hex;
 use super::index::{Index, Texts};
 
-/// Shorter parts at the end of a line are masked only if they are known with the next line: they are worth five bytes of
-/// a secret at most, and could be words.
+/// A shorter part at the end of a line is masked only if the next line confirms it. Such a part could be a word. It encodes
+/// at most five bytes of a secret.
 const MIN_PART_BYTES: usize = 8;
-/// So many beginnings of forms are remembered while lines of something else come between. The newest ones stay.
-const MAX_BEGINNINGS: usize = 16;
+/// How many prefixes of patterns are kept while unrelated lines are read. The newest ones are kept.
+const MAX_PREFIXES: usize = 16;
 
-/// What the lines so far ended with.
+/// The ends of the lines that were read so far.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Wrapped {
-    /// Beginnings of forms whose rest has not come yet.
-    beginnings: Vec<Vec<u8>>,
+pub(super) struct SplitSecrets {
+    /// Prefixes of patterns. The rest was not read yet.
+    prefixes: Vec<Vec<u8>>,
     /// The end of the last lines, shorter than [`MIN_PART_BYTES`].
-    end: Vec<u8>,
+    line_end: Vec<u8>,
 }
 
-impl Wrapped {
-    /// Calls `found` with the parts of `line` that belong to a form which begins in an earlier line, or goes on in a later
-    /// one.
+impl SplitSecrets {
+    /// Calls `found` for each part of `line` that belongs to a pattern over several lines.
     pub(super) fn find(
         &mut self,
         line: &[u8],
@@ -32,79 +31,81 @@ impl Wrapped {
     ) {
         let place = last_run(line);
         let run = &line[place.clone()];
-        let mut beginnings = Vec::new();
-        for beginning in self.beginnings.drain(..) {
-            let joined = [&beginning, run].concat();
-            match Joined::of(&joined, indexes) {
-                Joined::GoesOn => {
+        let mut prefixes = Vec::new();
+        for prefix in self.prefixes.drain(..) {
+            let joined = [&prefix, run].concat();
+            match JoinedLines::of(&joined, indexes) {
+                JoinedLines::Prefix => {
                     found(place.clone());
-                    beginnings.push(joined);
+                    prefixes.push(joined);
                 }
-                Joined::Ends(length) if length > beginning.len() => {
-                    found(place.start..place.start + length - beginning.len());
+                JoinedLines::Complete(length) if length > prefix.len() => {
+                    found(place.start..place.start + length - prefix.len());
                 }
-                // Something else came between.
-                Joined::Ends(_) | Joined::Neither => beginnings.push(beginning),
+                // The line is unrelated.
+                JoinedLines::Complete(_) | JoinedLines::NoMatch => prefixes.push(prefix),
             }
         }
-        // Forms that begin in the last line with too little to be known, and those that begin in this one.
-        let before = self.end.len();
-        self.end.extend_from_slice(run);
+        // Patterns that begin in this line, or in the last line with a part that was too short.
+        let before = self.line_end.len();
+        self.line_end.extend_from_slice(run);
         for index in indexes {
-            for at in index.0.places(&self.end) {
-                let joined = &self.end[at..];
+            for at in index.0.candidates(&self.line_end) {
+                let joined = &self.line_end[at..];
                 if joined.len() < MIN_PART_BYTES {
                     break;
                 }
                 let start = place.start + at.saturating_sub(before);
-                match Joined::of(joined, std::slice::from_ref(index)) {
-                    Joined::GoesOn => {
+                match JoinedLines::of(joined, std::slice::from_ref(index)) {
+                    JoinedLines::Prefix => {
                         found(start..place.end);
-                        beginnings.push(joined.to_vec());
+                        prefixes.push(joined.to_vec());
                     }
-                    Joined::Ends(length) if at < before && at + length > before => {
+                    JoinedLines::Complete(length) if at < before && at + length > before => {
                         found(start..place.start + at + length - before);
                     }
-                    Joined::Ends(_) | Joined::Neither => {}
+                    JoinedLines::Complete(_) | JoinedLines::NoMatch => {}
                 }
             }
         }
-        beginnings.drain(..beginnings.len().saturating_sub(MAX_BEGINNINGS));
-        self.beginnings = beginnings;
-        let superfluous = self.end.len().saturating_sub(MIN_PART_BYTES - 1);
-        self.end.drain(..superfluous);
+        prefixes.drain(..prefixes.len().saturating_sub(MAX_PREFIXES));
+        self.prefixes = prefixes;
+        let superfluous = self.line_end.len().saturating_sub(MIN_PART_BYTES - 1);
+        self.line_end.drain(..superfluous);
     }
 }
 
-/// What the ends of lines are together.
-enum Joined {
-    /// A form begins with them.
-    GoesOn,
-    /// They begin with a form of this length.
-    Ends(usize),
-    Neither,
+/// How the joined ends of lines match the patterns.
+enum JoinedLines {
+    /// They are the beginning of a pattern.
+    Prefix,
+    /// They begin with a complete pattern of this length.
+    Complete(usize),
+    NoMatch,
 }
 
-impl Joined {
+impl JoinedLines {
     fn of(joined: &[u8], indexes: &[(&Index, &Texts)]) -> Self {
-        let goes_on = |(index, texts): &(&Index, &Texts)| index.goes_on_behind(joined, texts);
-        if indexes.iter().any(goes_on) {
-            return Self::GoesOn;
+        let is_prefix = |(index, texts): &(&Index, &Texts)| index.is_pattern_prefix(joined, texts);
+        if indexes.iter().any(is_prefix) {
+            return Self::Prefix;
         }
-        let form = |(index, texts): &(&Index, &Texts)| index.form_at(joined, texts);
-        match indexes.iter().filter_map(form).max() {
-            Some(length) if length >= MIN_PART_BYTES => Self::Ends(length),
-            _ => Self::Neither,
+        let longest = |(index, texts): &(&Index, &Texts)| index.pattern_at(joined, texts);
+        match indexes.iter().filter_map(longest).max() {
+            Some(length) if length >= MIN_PART_BYTES => Self::Complete(length),
+            _ => Self::NoMatch,
         }
     }
 }
 
-/// The encoded text at the end of a line, whatever stands before it and closes it.
+/// The encoded text at the end of a line, without closing quotes and brackets.
 fn last_run(line: &[u8]) -> Range<usize> {
     let closes = |byte: &u8| byte.is_ascii_whitespace() || b"\"',;)]}".contains(byte);
     let end = line.iter().rposition(|byte| !closes(byte));
     let end = end.map_or(0, |at| at + 1);
-    let before = line[..end].iter().rposition(|byte| !is_opaque(*byte));
+    let before = line[..end]
+        .iter()
+        .rposition(|byte| !is_base64_or_hex(*byte));
     before.map_or(0, |at| at + 1)..end
 }
 
@@ -118,10 +119,10 @@ mod tests {
     fn masked(texts: &[&str], text: &str) -> String {
         let texts: Texts = texts.iter().copied().collect();
         let index = Index::new(AS_IT_IS, &texts);
-        let mut wrapped = Wrapped::default();
+        let mut split = SplitSecrets::default();
         let lines = text.split_inclusive('\n').map(|line| {
             let mut masked = line.as_bytes().to_vec();
-            wrapped.find(line.as_bytes(), &[(&index, &texts)], |range| {
+            split.find(line.as_bytes(), &[(&index, &texts)], |range| {
                 masked[range].fill(b'*');
             });
             String::from_utf8(masked).unwrap()

@@ -1,5 +1,5 @@
-//! What an operation's end means for its scripts, its step and its job: the table of contract 4.6, with its
-//! defects mended (every exit code other than 0 and 2 is a failure).
+//! Computes the final statuses of step and job, and the scripts that follow an operation: the table of contract 4.6.
+//! Unlike there, every exit code other than 0 and 2 is a failure.
 
 use serde::{Deserialize, Serialize};
 
@@ -10,28 +10,28 @@ use crate::status::{JobStatus, StepStatus};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub enum Ending {
-    /// It was never started: a script before it, or init, failed.
+    /// The operation never started: a script before it, or init, failed.
     NotReached,
-    /// It succeeded. For a plan: without changes.
+    /// The operation succeeded. A plan found no changes.
     Success,
     /// A plan succeeded and found changes.
     Changes,
-    /// It failed, was killed, or was interrupted.
+    /// The operation failed, was killed, or was interrupted.
     Failure,
 }
 
-/// Which scripts run once the operation has ended.
+/// The scripts that run after the operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Aftermath {
+pub struct FollowingScripts {
     /// Run `onFailureList`.
     pub on_failure: bool,
     /// Run the commands marked `after`.
     pub after: bool,
 }
 
-/// What is reported.
+/// The statuses that are reported for a step and its job.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Settlement {
+pub struct FinalStatuses {
     /// Status of the step.
     pub step: StepStatus,
     /// Status of the job.
@@ -40,60 +40,68 @@ pub struct Settlement {
     pub plan_changes: bool,
 }
 
-/// Which scripts follow an operation that ended this way.
-pub const fn aftermath(step: StepType, ending: Ending, ignore_error: bool) -> Aftermath {
-    let (on_failure, after) = match (step, ending) {
-        (StepType::CustomScripts | StepType::Approval | StepType::PolicyEvaluation, _) => {
-            (false, false)
-        }
-        (_, Ending::NotReached) => (true, false),
-        (_, Ending::Success | Ending::Changes) => (false, true),
-        (StepType::Plan | StepType::PlanDestroy, Ending::Failure) => (!ignore_error, ignore_error),
-        (StepType::Apply, Ending::Failure) => (true, ignore_error),
-        (StepType::Destroy, Ending::Failure) => (true, false),
-    };
-    Aftermath { on_failure, after }
+impl FollowingScripts {
+    /// The scripts that follow an operation with this ending.
+    pub const fn of(step: StepType, ending: Ending, ignore_error: bool) -> Self {
+        let (on_failure, after) = match (step, ending) {
+            (StepType::CustomScripts | StepType::Approval | StepType::PolicyEvaluation, _) => {
+                (false, false)
+            }
+            (_, Ending::NotReached) => (true, false),
+            (_, Ending::Success | Ending::Changes) => (false, true),
+            (StepType::Plan | StepType::PlanDestroy, Ending::Failure) => {
+                (!ignore_error, ignore_error)
+            }
+            (StepType::Apply, Ending::Failure) => (true, ignore_error),
+            (StepType::Destroy, Ending::Failure) => (true, false),
+        };
+        Self { on_failure, after }
+    }
 }
 
-/// What to report. `after_ok` tells whether the `after` scripts succeeded (true when there were none),
-/// `template_steps` how many steps the job's template has.
-pub fn settle(
-    step: StepType,
-    ending: Ending,
-    after_ok: bool,
-    ignore_error: bool,
-    template_steps: usize,
-) -> Settlement {
-    let failed = Settlement {
-        step: StepStatus::Failed,
-        job: JobStatus::Failed,
-        plan_changes: true,
-    };
-    let completed = |job, plan_changes| Settlement {
-        step: StepStatus::Completed,
-        job,
-        plan_changes,
-    };
-    if !after_ok {
-        return failed;
-    }
-    match (step, ending) {
-        (_, Ending::NotReached) => failed,
-        (StepType::Plan | StepType::PlanDestroy, Ending::Success) => {
-            completed(JobStatus::Completed, false)
+impl FinalStatuses {
+    /// The statuses to report. `after_ok` is whether the `after` scripts succeeded; it is true if there were none.
+    /// `template_steps` is the number of steps in the job's template.
+    pub fn of(
+        step: StepType,
+        ending: Ending,
+        after_ok: bool,
+        ignore_error: bool,
+        template_steps: usize,
+    ) -> Self {
+        let failed = Self {
+            step: StepStatus::Failed,
+            job: JobStatus::Failed,
+            plan_changes: true,
+        };
+        let completed = |job, plan_changes| Self {
+            step: StepStatus::Completed,
+            job,
+            plan_changes,
+        };
+        if !after_ok {
+            return failed;
         }
-        (StepType::Plan | StepType::PlanDestroy, Ending::Changes) if template_steps > 1 => {
-            completed(JobStatus::Pending, true)
+        match (step, ending) {
+            (_, Ending::NotReached) => failed,
+            (StepType::Plan | StepType::PlanDestroy, Ending::Success) => {
+                completed(JobStatus::Completed, false)
+            }
+            (StepType::Plan | StepType::PlanDestroy, Ending::Changes) if template_steps > 1 => {
+                completed(JobStatus::Pending, true)
+            }
+            (StepType::Plan | StepType::PlanDestroy, Ending::Changes) => {
+                completed(JobStatus::Completed, true)
+            }
+            (StepType::Plan | StepType::PlanDestroy, Ending::Failure) if ignore_error => {
+                completed(JobStatus::Failed, false)
+            }
+            (StepType::Apply, Ending::Failure) if ignore_error => {
+                completed(JobStatus::Pending, true)
+            }
+            (_, Ending::Failure) => failed,
+            (_, Ending::Success | Ending::Changes) => completed(JobStatus::Pending, true),
         }
-        (StepType::Plan | StepType::PlanDestroy, Ending::Changes) => {
-            completed(JobStatus::Completed, true)
-        }
-        (StepType::Plan | StepType::PlanDestroy, Ending::Failure) if ignore_error => {
-            completed(JobStatus::Failed, false)
-        }
-        (StepType::Apply, Ending::Failure) if ignore_error => completed(JobStatus::Pending, true),
-        (_, Ending::Failure) => failed,
-        (_, Ending::Success | Ending::Changes) => completed(JobStatus::Pending, true),
     }
 }
 
@@ -254,13 +262,13 @@ mod tests {
         #[case] plan_changes: bool,
     ) {
         assert_eq!(
-            aftermath(step, ending, ignore_error),
-            Aftermath { on_failure, after }
+            FollowingScripts::of(step, ending, ignore_error),
+            FollowingScripts { on_failure, after }
         );
-        let settlement = settle(step, ending, after_ok, ignore_error, template_steps);
-        assert_eq!(serde_json::to_value(settlement.step).unwrap(), step_status);
-        assert_eq!(settlement.job.to_string(), job_status);
-        assert_eq!(settlement.plan_changes, plan_changes);
+        let statuses = FinalStatuses::of(step, ending, after_ok, ignore_error, template_steps);
+        assert_eq!(serde_json::to_value(statuses.step).unwrap(), step_status);
+        assert_eq!(statuses.job.to_string(), job_status);
+        assert_eq!(statuses.plan_changes, plan_changes);
     }
 
     #[test]
@@ -275,9 +283,9 @@ mod tests {
         ] {
             for ending in [NotReached, Success, Changes, Failure] {
                 for bits in 0..4 {
-                    let settlement = settle(step, ending, bits & 1 == 0, bits & 2 == 0, 2);
+                    let statuses = FinalStatuses::of(step, ending, bits & 1 == 0, bits & 2 == 0, 2);
                     assert!(
-                        settlement.job != JobStatus::Pending || settlement.plan_changes,
+                        statuses.job != JobStatus::Pending || statuses.plan_changes,
                         "{step} {ending:?}"
                     );
                 }

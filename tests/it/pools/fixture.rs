@@ -17,7 +17,7 @@ use crate::in_cluster::{Launcher, PATIENCE};
 const POLL: Duration = Duration::from_millis(20);
 
 /// All of it.
-pub(super) struct Place {
+pub(super) struct Fixture {
     pub(super) platform: Platform,
     redis: RedisServer,
     folder: tempfile::TempDir,
@@ -26,7 +26,7 @@ pub(super) struct Place {
     more: Vec<(&'static str, String)>,
 }
 
-impl Place {
+impl Fixture {
     /// With pool `eu` for the organization of the platform, and pool `us` for another.
     pub(super) async fn new() -> Self {
         let redis = RedisServer::start().unwrap();
@@ -35,17 +35,17 @@ impl Place {
             .start()
             .await
             .unwrap();
-        let place = Self {
+        let fixture = Self {
             platform,
             redis,
             folder: tempfile::tempdir().unwrap(),
             token: PoolToken::new("eu".parse().unwrap()),
             more: Vec::new(),
         };
-        place.write_pools(&[&place.token]);
-        let outputs = Outputs::folder(&place.path("data/local/output"));
-        place.platform.read_outputs(outputs);
-        place
+        fixture.write_pools(&[&fixture.token]);
+        let outputs = Outputs::folder(&fixture.path("data/local/output"));
+        fixture.platform.read_outputs(outputs);
+        fixture
     }
 
     /// Hubs have this setting too.
@@ -190,7 +190,7 @@ pub(super) struct Hub(pub(super) Launcher);
 
 impl Hub {
     pub(super) fn url(&self) -> String {
-        format!("http://{}", self.0.door().address)
+        format!("http://{}", self.0.endpoint().address)
     }
 
     /// Kills it as a crash would.

@@ -71,32 +71,32 @@ impl Clock for TestClock {
     }
 }
 
-enum Place {
+enum Database {
     File(TempDir),
     Server(Arc<PostgresServer>),
 }
 
 /// A store and all around it.
-pub(crate) struct Site {
+pub(crate) struct Fixture {
     pub(crate) store: Store,
     pub(crate) clock: TestClock,
     pub(crate) url: String,
-    place: Place,
+    database: Database,
 }
 
-impl Site {
+impl Fixture {
     /// An empty store, or `None` where the engine is missing.
     pub(crate) async fn open(engine: Engine) -> Option<Self> {
-        let (place, url) = match engine {
+        let (database, url) = match engine {
             Engine::Sqlite => {
                 let folder = tempfile::tempdir().unwrap();
                 let url = url_in(&folder, "hub.db");
-                (Place::File(folder), url)
+                (Database::File(folder), url)
             }
             Engine::Postgres => {
                 let server = needed(PostgresServer::shared())?;
                 let url = server.database().unwrap();
-                (Place::Server(server), url)
+                (Database::Server(server), url)
             }
         };
         let clock = TestClock::default();
@@ -105,7 +105,7 @@ impl Site {
             store,
             clock,
             url,
-            place,
+            database,
         })
     }
 
@@ -120,15 +120,15 @@ impl Site {
     pub(crate) async fn backup(&mut self) -> String {
         self.store.close().await;
         let url = std::mem::take(&mut self.url);
-        let backup = match &self.place {
-            Place::File(folder) => {
+        let backup = match &self.database {
+            Database::File(folder) => {
                 // It is one file when nobody has it open.
                 let from = folder.path().join("hub.db");
                 assert!(!folder.path().join("hub.db-wal").exists());
                 std::fs::copy(from, folder.path().join("backup.db")).unwrap();
                 url_in(folder, "backup.db")
             }
-            Place::Server(server) => server.copy(&url).unwrap(),
+            Database::Server(server) => server.copy(&url).unwrap(),
         };
         self.replace(url).await;
         backup
@@ -335,7 +335,7 @@ pub(crate) fn declined(reason: DeclineReason, diagnostic: &str) -> Decline {
     }
 }
 
-pub(crate) fn told(reported: bool) -> End {
+pub(crate) fn end_report(reported: bool) -> End {
     End {
         exit_code: Some(0),
         final_log_sequence: Some(7),
@@ -347,7 +347,7 @@ pub(crate) fn told(reported: bool) -> End {
 
 pub(crate) async fn complete(store: &Store, leased: &LeasedTask) {
     store
-        .end(leased.grant, Ending::Completed, &told(true))
+        .end(leased.grant, Ending::Completed, &end_report(true))
         .await
         .unwrap();
 }

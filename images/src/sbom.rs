@@ -1,8 +1,9 @@
-//! What software a program is made of: an SBOM in `CycloneDX`, and a list of licences with their texts. Both come from
-//! cargo alone, of exactly the crates that are linked into that program on this platform; tools that make them read
-//! the resolution of the whole workspace, tests included, and take longer to install than the programs to build.
+//! Lists the software in a program: an SBOM in `CycloneDX`, and the licences with their texts.
 //!
-//! Same sources, same bytes: no time, no random number, no path of this machine.
+//! Both lists come from cargo, and have exactly the crates that are linked into the program on this platform. Existing tools
+//! read the resolution of the whole workspace with its tests, and take longer to install than the programs take to build.
+//!
+//! The same sources give the same bytes: the lists have no time, no random number and no path of this machine.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
@@ -16,14 +17,14 @@ use uuid::Uuid;
 
 use crate::{Program, output_of, workspace_root};
 
-/// Where the lists lie in an image.
+/// The folder of the lists in an image.
 pub const DOC_DIR: &str = "usr/share/doc/mayfly";
-/// The SBOM there.
-pub const SBOM: &str = "sbom.cdx.json";
-/// The list of licences there.
-pub const LICENCES: &str = "LICENCES.txt";
+/// File name of the SBOM.
+pub const SBOM_FILE: &str = "sbom.cdx.json";
+/// File name of the list of licences.
+pub const LICENCES_FILE: &str = "LICENCES.txt";
 
-/// Beginnings of the names of files that hold a licence.
+/// Prefixes of the names of files with a licence.
 const LICENCE_FILES: [&str; 6] = [
     "LICENSE",
     "LICENCE",
@@ -36,9 +37,9 @@ const LICENCE_FILES: [&str; 6] = [
 /// One crate: name and version.
 type Id = (String, String);
 
-/// What a program is made of.
+/// The crates of a program.
 #[derive(Debug)]
-pub struct Bill {
+pub struct Sbom {
     program: Id,
     crates: BTreeMap<Id, Crate>,
 }
@@ -50,18 +51,18 @@ struct Crate {
     licence: String,
     description: Option<String>,
     repository: Option<String>,
-    /// SHA-256 of what the registry gave; none for the workspace's own.
+    /// SHA-256 of the registry's archive; `None` for crates of the workspace.
     checksum: Option<String>,
     needs: BTreeSet<Id>,
-    /// The texts it comes with.
+    /// The licence texts of the crate.
     texts: Vec<String>,
 }
 
-impl Bill {
-    /// Asks cargo about a program.
+impl Sbom {
+    /// Reads the crates of a program from cargo.
     ///
     /// # Errors
-    /// Fails when cargo does, or when a crate comes without a licence.
+    /// Fails if cargo fails, or if a crate has no licence.
     pub fn of(program: Program) -> Result<Self> {
         let (program, edges) = tree(&output_of(cargo("tree").args([
             "--package",
@@ -99,20 +100,20 @@ impl Bill {
         Ok(Self { program, crates })
     }
 
-    /// Writes the lists below a folder as they lie in an image, the licence of the program itself among them.
+    /// Writes the lists and the licence of the program below a folder, in the layout of an image.
     ///
     /// # Errors
-    /// Fails when a file cannot be written.
+    /// Fails if a file cannot be written.
     pub fn write(&self, root: &Path) -> Result<()> {
         let folder = root.join(DOC_DIR);
         fs::create_dir_all(&folder)
-            .with_context(|| format!("could not make `{}`", folder.display()))?;
-        let sbom = serde_json::to_string_pretty(&self.sbom()).with_context(|| "no JSON")?;
+            .with_context(|| format!("could not create `{}`", folder.display()))?;
+        let sbom = serde_json::to_string_pretty(&self.cyclonedx()).with_context(|| "no JSON")?;
         let licence = fs::read_to_string(workspace_root().join("LICENSE"))
             .with_context(|| "could not read `LICENSE`")?;
         for (name, text) in [
-            (SBOM, sbom + "\n"),
-            (LICENCES, self.licences()),
+            (SBOM_FILE, sbom + "\n"),
+            (LICENCES_FILE, self.licences()),
             ("copyright", licence),
         ] {
             fs::write(folder.join(name), text)
@@ -122,7 +123,7 @@ impl Bill {
     }
 
     /// The SBOM, `CycloneDX` 1.6.
-    pub fn sbom(&self) -> Value {
+    pub fn cyclonedx(&self) -> Value {
         let others = self.crates.iter().filter(|(id, _)| **id != self.program);
         let components: Vec<_> = others
             .map(|(id, found)| component(id, found, "library"))
@@ -153,7 +154,7 @@ impl Bill {
         })
     }
 
-    /// The list of licences: every crate with its own, then every text once, with the crates it came with.
+    /// The list of licences: each crate with its licence, then each text once with its crates.
     pub fn licences(&self) -> String {
         let mut list = format!(
             "Software in {} {}\n\nBeside the crates below it contains the Rust standard library (MIT OR Apache-2.0).\n\n",
@@ -166,7 +167,7 @@ impl Bill {
                 texts.entry(text).or_default().push(id);
             }
         }
-        // By who comes with them: the order of the texts themselves would tell a reader nothing.
+        // Sorted by crates, because the order of the texts has no meaning for a reader.
         let mut texts: Vec<_> = texts.into_iter().collect();
         texts.sort_by(|one, other| one.1.cmp(&other.1));
         for (text, holders) in texts {
@@ -212,7 +213,7 @@ fn host() -> Result<String> {
     Ok(host.with_context(|| "rustc names no host")?.to_owned())
 }
 
-/// The root of a tree of crates and what each needs. A crate's own branches are shown where it appears first.
+/// The root of a tree of crates, and the dependencies of each crate. Cargo lists these only where a crate appears first.
 fn tree(text: &str) -> Result<(Id, BTreeMap<Id, BTreeSet<Id>>)> {
     let mut edges = BTreeMap::<Id, BTreeSet<Id>>::new();
     let mut path = Vec::<Id>::new();
@@ -247,7 +248,7 @@ fn package<'m>(metadata: &'m Value, (name, version): &Id) -> Option<&'m Value> {
         .find(|package| package["name"] == **name && package["version"] == **version)
 }
 
-/// The checksums of a lock file, whose form is cargo's own: one field a line, `[[package]]` before each.
+/// The checksums of a lock file. Cargo writes one field on each line, and `[[package]]` before each package.
 fn checksums(lock: &str) -> BTreeMap<Id, String> {
     lock.split("[[package]]")
         .filter_map(|entry| {
@@ -262,13 +263,13 @@ fn checksums(lock: &str) -> BTreeMap<Id, String> {
         .collect()
 }
 
-/// A licence as crates wrote it before there were expressions: `MIT/Apache-2.0`.
+/// Turns an old spelling of licences, such as `MIT/Apache-2.0`, into an SPDX expression.
 fn spdx(licence: &str) -> String {
     let parts: Vec<_> = licence.split('/').map(str::trim).collect();
     parts.join(" OR ")
 }
 
-/// The licences that lie beside a manifest, in the order of their names.
+/// The licence texts in a crate's folder, in the order of their file names.
 fn licence_texts(folder: &Path) -> Result<Vec<String>> {
     let entries =
         fs::read_dir(folder).with_context(|| format!("could not read `{}`", folder.display()))?;
@@ -282,7 +283,7 @@ fn licence_texts(folder: &Path) -> Result<Vec<String>> {
         let content =
             fs::read(&path).with_context(|| format!("could not read `{}`", path.display()))?;
         let text = String::from_utf8_lossy(&content);
-        // Line ends and blanks differ between crates where the text does not.
+        // The same text has different line ends and blanks in different crates.
         let lines: Vec<_> = text.trim().lines().map(str::trim_end).collect();
         texts.push(lines.join("\n"));
     }
@@ -331,7 +332,7 @@ mod tests {
     }
 
     #[test]
-    fn a_tree_tells_who_needs_whom() {
+    fn a_dependency_tree_is_parsed() {
         let text = "0 top v1.0.0 (/src/top)\n1 left v0.1.0\n2 deep v2.0.0+meta\n1 right v0.2.0\n2 deep v2.0.0+meta (*)\n";
         let (root, edges) = tree(text).unwrap();
         assert_eq!(root, id("top", "1.0.0"));
@@ -361,9 +362,9 @@ mod tests {
 
     #[test]
     fn what_is_linked_is_listed_and_what_only_builds_or_tests_is_not() {
-        let bill = Bill::of(Program::Executor).unwrap();
-        let sbom = bill.sbom();
-        let names: Vec<_> = sbom["components"]
+        let list = Sbom::of(Program::Executor).unwrap();
+        let document = list.cyclonedx();
+        let names: Vec<_> = document["components"]
             .as_array()
             .unwrap()
             .iter()
@@ -373,14 +374,14 @@ mod tests {
         for absent in ["cc", "serde_derive", "proptest", "kube", "executor"] {
             assert!(!names.contains(&absent), "{absent}");
         }
-        let ring = sbom["components"]
+        let ring = document["components"]
             .as_array()
             .unwrap()
             .iter()
             .find(|component| component["name"] == "ring")
             .unwrap();
         assert_eq!(ring["hashes"][0]["content"].as_str().unwrap().len(), 64);
-        let licences = bill.licences();
+        let licences = list.licences();
         assert!(licences.contains("\nring "));
         assert!(licences.contains("Permission is hereby granted, free of charge"));
         assert!(!licences.contains(&workspace_root().display().to_string()));
@@ -388,8 +389,8 @@ mod tests {
 
     #[test]
     fn the_same_sources_make_the_same_lists() {
-        let [one, other] = [(); 2].map(|()| Bill::of(Program::Launcher).unwrap());
-        assert_eq!(one.sbom(), other.sbom());
+        let [one, other] = [(); 2].map(|()| Sbom::of(Program::Launcher).unwrap());
+        assert_eq!(one.cyclonedx(), other.cyclonedx());
         assert_eq!(one.licences(), other.licences());
     }
 }

@@ -1,6 +1,14 @@
 //! A process under test: its output is collected as it comes, everything that waits has a deadline, and nothing
 //! outlives its test.
 
+#![allow(
+    clippy::panic,
+    clippy::unwrap_used,
+    clippy::must_use_candidate,
+    reason = "a harness fails a test by panicking, with all there is to know about it"
+)]
+
+use std::fmt;
 use std::io::{Read, Write as _};
 use std::os::unix::process::ExitStatusExt as _;
 use std::process::{ChildStdin, Command, ExitStatus, Stdio};
@@ -11,6 +19,7 @@ use std::time::{Duration, Instant};
 
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
+use serde_json::Value;
 
 /// No journey waits longer for one thing; generous, because a machine may be busy with other tests.
 pub const DEADLINE: Duration = Duration::from_secs(90);
@@ -22,7 +31,7 @@ pub enum Stream {
     Stderr,
 }
 
-/// A process that has been started and not yet waited for. Killed when dropped.
+/// A process that has been started and not yet waited for. Stopped when dropped.
 #[derive(Debug)]
 pub struct Running {
     pid: Pid,
@@ -31,6 +40,7 @@ pub struct Running {
     stdout: Collector,
     stderr: Collector,
     stdin: Option<ChildStdin>,
+    drop_signal: Signal,
     over: bool,
 }
 
@@ -79,8 +89,16 @@ impl Running {
             stdout,
             stderr,
             stdin,
+            drop_signal: Signal::SIGKILL,
             over: false,
         }
+    }
+
+    /// Stops it with SIGTERM instead of SIGKILL when dropped, so that it can stop what it has started.
+    #[must_use]
+    pub const fn terminated_when_dropped(mut self) -> Self {
+        self.drop_signal = Signal::SIGTERM;
+        self
     }
 
     pub fn pid(&self) -> Pid {
@@ -103,8 +121,20 @@ impl Running {
 
     /// Waits for a whole line with this text, and returns it.
     pub fn line_with(&self, stream: Stream, needle: &str) -> String {
-        let line = self.collector(stream).line_with(needle);
-        line.unwrap_or_else(|| panic!("{stream:?} never showed {needle:?}\n{}", self.so_far()))
+        self.find_line(stream, needle, |line| {
+            line.contains(needle).then(|| line.to_owned())
+        })
+    }
+
+    /// Waits for the first whole line in which `look` finds something, and returns that.
+    pub fn find_line<T>(&self, stream: Stream, what: &str, look: impl Fn(&str) -> Option<T>) -> T {
+        let found = self.collector(stream).find_line(look);
+        found.unwrap_or_else(|| panic!("{stream:?} never showed {what:?}\n{}", self.so_far()))
+    }
+
+    /// What the stream holds so far.
+    pub fn text(&self, stream: Stream) -> String {
+        self.collector(stream).text()
     }
 
     fn collector(&self, stream: Stream) -> &Collector {
@@ -160,7 +190,8 @@ impl Running {
 impl Drop for Running {
     fn drop(&mut self) {
         if !self.over && self.exited.try_recv().is_err() {
-            let _ = kill(self.pid, Signal::SIGKILL);
+            let _ = kill(self.pid, self.drop_signal);
+            let _ = self.exited.recv_timeout(DEADLINE);
         }
     }
 }
@@ -172,21 +203,41 @@ impl Finished {
             panic!("died of signal {:?}\n{self}", self.status.signal());
         })
     }
+
+    /// Standard output as events. Fails unless every line is one.
+    pub fn events(&self) -> Vec<Value> {
+        let event = |line| {
+            serde_json::from_str(line)
+                .unwrap_or_else(|error| panic!("{line:?} is no event: {error}\n{self}"))
+        };
+        self.stdout.lines().map(event).collect()
+    }
 }
 
-/// Whether a process ends before [`DEADLINE`]. A zombie has ended: its parent may reap it later.
-pub fn comes_to_an_end(pid: &str) -> bool {
+/// The command that starts a program on a terminal of its own. What is typed goes through [`Running::write`], where `\x03`
+/// is Ctrl-C.
+pub fn on_terminal<'a>(program: &'a str, args: impl IntoIterator<Item = &'a str>) -> Command {
+    let words = std::iter::once(program).chain(args);
+    let line: Vec<_> = words.map(|word| format!("'{word}'")).collect();
+    let mut command = Command::new("script");
+    command.args(["--quiet", "--return", "--flush", "--command"]);
+    command.args([&line.join(" "), "/dev/null"]);
+    command
+}
+
+/// Whether a process has ended. A zombie has: its parent may reap it later.
+pub fn has_ended(pid: impl fmt::Display) -> bool {
+    !std::fs::read_to_string(format!("/proc/{pid}/stat")).is_ok_and(|stat| {
+        let state = stat.rsplit(')').next().unwrap_or("");
+        !state.trim().starts_with(['Z', 'X'])
+    })
+}
+
+/// Whether a process ends before [`DEADLINE`].
+pub fn ends(pid: impl fmt::Display) -> bool {
     let deadline = Instant::now() + DEADLINE;
     loop {
-        let alive = std::fs::read_to_string(format!("/proc/{pid}/stat")).is_ok_and(|stat| {
-            !stat
-                .rsplit(')')
-                .next()
-                .unwrap_or("")
-                .trim()
-                .starts_with(['Z', 'X'])
-        });
-        if !alive {
+        if has_ended(&pid) {
             return true;
         }
         if Instant::now() > deadline {
@@ -197,8 +248,8 @@ pub fn comes_to_an_end(pid: &str) -> bool {
 }
 
 /// Everything there is to know, for the message of a failed assertion.
-impl std::fmt::Display for Finished {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+impl fmt::Display for Finished {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(
             f,
             "{} after {:?}\n--- stdout\n{}\n--- stderr\n{}",
@@ -261,12 +312,13 @@ impl Collector {
         .is_some()
     }
 
-    fn line_with(&self, needle: &str) -> Option<String> {
+    fn find_line<T>(&self, look: impl Fn(&str) -> Option<T>) -> Option<T> {
         self.find(|bytes| {
             let text = String::from_utf8_lossy(bytes);
-            let mut lines = text.split_inclusive('\n');
-            let line = lines.find(|line| line.ends_with('\n') && line.contains(needle))?;
-            Some(line.trim_end().to_owned())
+            let whole = text
+                .split_inclusive('\n')
+                .filter(|line| line.ends_with('\n'));
+            whole.map(str::trim_end).find_map(&look)
         })
     }
 

@@ -1,4 +1,4 @@
-//! A data directory with the records of one machine, and executors that run with the environment of a pod.
+//! A machine that runs steps: a data directory with its records, and executors with the environment of a pod.
 
 use std::ffi::{OsStr, OsString};
 use std::fs;
@@ -20,14 +20,14 @@ use tempfile::TempDir;
 use crate::process::{Finished, Running};
 use crate::tool;
 
-/// A temporary data directory.
+/// A temporary data directory, where executors run as processes.
 #[derive(Debug)]
-pub struct Site {
+pub struct Machine {
     folder: TempDir,
     executor: PathBuf,
 }
 
-impl Site {
+impl Machine {
     /// An empty data directory. Its runs use this executor binary.
     pub fn new(executor: impl Into<PathBuf>) -> Self {
         let folder = tempfile::tempdir().unwrap();
@@ -173,7 +173,7 @@ impl Site {
         let work_dir = tempfile::tempdir_in(self.scratch("work")).unwrap();
         let termination_log = work_dir.path().with_extension("termination");
         let run = ExecutorRun {
-            site: self,
+            machine: self,
             executor: self.executor.clone(),
             environment: Vec::new(),
             wrapper: Vec::new(),
@@ -210,7 +210,7 @@ impl Site {
 /// An executor about to be started.
 #[derive(Debug)]
 pub struct ExecutorRun<'a> {
-    site: &'a Site,
+    machine: &'a Machine,
     executor: PathBuf,
     environment: Vec<(OsString, OsString)>,
     wrapper: Vec<OsString>,
@@ -243,10 +243,10 @@ impl ExecutorRun<'_> {
     #[must_use]
     pub fn as_user(mut self, user: u32) -> Self {
         // The other user may not be able to read the build folder.
-        let executor = self.site.scratch("executor");
+        let executor = self.machine.scratch("executor");
         fs::copy(&self.executor, &executor).unwrap();
         self.executor = executor;
-        give_away(self.site.folder(), user);
+        give_away(self.machine.folder(), user);
         let id = |option: &str| format!("--{option}={user}");
         self.wrapper = ["setpriv", &id("reuid"), &id("regid"), "--clear-groups"]
             .iter()
