@@ -8,7 +8,7 @@ mod disruptions;
 mod endings;
 mod faults;
 mod images;
-mod once;
+mod one_job;
 mod recorded;
 mod rights;
 mod runs;

@@ -4,7 +4,7 @@ mod beats;
 mod cancel;
 mod endings;
 mod leaks;
-mod once;
+mod one_executor;
 mod open;
 mod runs;
 mod stock;

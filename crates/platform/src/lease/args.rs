@@ -135,7 +135,7 @@ mod tests {
     #[case(&[URL], "`MAYFLY_LEASE_TOKEN` is not set, and `MAYFLY_LEASE_URL` needs it")]
     #[case(&[TOKEN], "`MAYFLY_LEASE_URL` is not set, and `MAYFLY_LEASE_TOKEN` needs it")]
     #[case(&[(env::LEASE_URL, "ftp://hub"), TOKEN], "`MAYFLY_LEASE_URL` is not an http or https URL")]
-    #[case(&[(env::LEASE_URL, "https://a:hunter2@hub/"), TOKEN], "`MAYFLY_LEASE_URL` holds credentials, which do not belong there")]
+    #[case(&[(env::LEASE_URL, "https://a:hunter2@hub/"), TOKEN], "`MAYFLY_LEASE_URL` contains credentials, which are not allowed here")]
     #[case(&[URL, (env::LEASE_TOKEN, "hunter2 x")], "`MAYFLY_LEASE_TOKEN` is no token of a lease: it must be printable ASCII without blanks")]
     fn a_wrong_setting_is_named_and_no_secret_with_it(
         #[case] variables: &[(&str, &str)],
