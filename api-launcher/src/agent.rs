@@ -44,7 +44,7 @@ use crate::kubernetes::cluster::ConnectError;
 use crate::serve::refuse;
 
 /// How long executors that are ended at once, and calls in progress, are waited for.
-const LAST_WORDS: Duration = Duration::from_secs(10);
+const LAST_CALLS_TIMEOUT: Duration = Duration::from_secs(10);
 /// Far more than there are probes.
 const HEALTH_CONNECTIONS: usize = 32;
 
@@ -224,9 +224,9 @@ impl Agent {
         self.leaving.is_cancelled()
     }
 
-    /// Works until it is told to stop, and leaves as its settings say.
+    /// Works until a stop signal. Then it stops as its settings say.
     async fn work(self: &Arc<Self>, mut signals: StopSignals) -> Result<(), AgentError> {
-        let (sender, mut strangers) = mpsc::unbounded_channel();
+        let (sender, mut unknown) = mpsc::unbounded_channel();
         let found = self.target.find().await.map_err(AgentError::Find)?;
         for found in found {
             self.adopt(found);
@@ -241,12 +241,12 @@ impl Agent {
                     result = &mut run => break result,
                     failed = &mut beat => break failed,
                     () = &mut target_work => {}
-                    Some(found) = strangers.recv() => self.adopt(found),
+                    Some(found) = unknown.recv() => self.adopt(found),
                 }
             }
         };
         if self.settings.disconnect_on_stop && result.is_ok() {
-            let _ = tokio::time::timeout(LAST_WORDS, self.disconnect()).await;
+            let _ = tokio::time::timeout(LAST_CALLS_TIMEOUT, self.disconnect()).await;
         }
         if result.is_ok() {
             info!(leases = self.leases.len(), "stopped");
@@ -305,7 +305,7 @@ impl Agent {
                 "stopping: no task is taken any more"
             );
             let all_ended = self.leases.fewer_than(1);
-            let patience = match mode {
+            let limit = match mode {
                 None => None,
                 Some(StopMode::Drain) => Some(self.settings.drain_timeout),
                 Some(StopMode::Grace) => {
@@ -314,27 +314,27 @@ impl Agent {
                 }
                 Some(StopMode::Force) => {
                     self.leases.order_all(stop_order(Stop::Kill));
-                    Some(LAST_WORDS)
+                    Some(LAST_CALLS_TIMEOUT)
                 }
                 Some(StopMode::Detach) => {
                     self.detaching.cancel();
                     let prepared = self.leases.none_in(Phase::Preparing);
                     tokio::select! {
-                        _ = tokio::time::timeout(LAST_WORDS, prepared) => {}
+                        _ = tokio::time::timeout(LAST_CALLS_TIMEOUT, prepared) => {}
                         _ = signals.next() => {}
                     }
                     return;
                 }
             };
-            let patience = async {
-                match patience {
-                    Some(patience) => tokio::time::sleep(patience).await,
+            let limit = async {
+                match limit {
+                    Some(limit) => tokio::time::sleep(limit).await,
                     None => std::future::pending().await,
                 }
             };
             mode = tokio::select! {
                 () = all_ended => return,
-                () = patience => match mode.and_then(StopMode::next) {
+                () = limit => match mode.and_then(StopMode::next) {
                     Some(next) => Some(next),
                     None => return,
                 },

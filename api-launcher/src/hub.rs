@@ -55,7 +55,7 @@ pub(crate) struct Hub {
     beats: Beats,
     metrics: PoolMetrics,
     polls: Semaphore,
-    /// For how long a lease holds.
+    /// How long a lease is valid.
     lease: Duration,
     /// There may be an outcome to report.
     ended: Notify,
@@ -82,7 +82,7 @@ pub(crate) enum HubError {
 }
 
 impl HubError {
-    /// Whose fault it is.
+    /// The exit code: a wrong setting, or the machine.
     pub(crate) fn exit(&self) -> Exit {
         match self {
             Self::Store(
@@ -135,7 +135,7 @@ impl Hub {
         })
     }
 
-    /// Does what the hub does beside answering, until the launcher stops.
+    /// Runs the duties of the hub until the launcher stops.
     pub(crate) async fn work(self: &Arc<Self>) {
         Box::pin(duties::perform(self)).await;
     }

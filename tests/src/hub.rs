@@ -167,7 +167,7 @@ impl Hub {
         });
     }
 
-    /// Heartbeats are answered with the wish that the run stops.
+    /// Heartbeats are answered with the order to stop the run.
     pub fn cancel(&self, lease: LeaseId) {
         self.change(lease, |task| task.cancel_requested = true);
     }

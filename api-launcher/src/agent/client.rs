@@ -26,7 +26,7 @@ use self::token::PoolTokenSource;
 use super::lease::LeaseRef;
 
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
-/// How long an answer may take beside what the hub was asked to wait.
+/// How long an answer may take beside the wait that the request contains.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
 /// More than a task with the largest job document has.
 const MAX_ANSWER_BYTES: usize = 32 * 1024 * 1024;
@@ -61,7 +61,7 @@ impl HubClient {
     /// A client of the hub at this address.
     pub(crate) fn new(base: &Url, token: PoolTokenSource) -> Result<Self, reqwest::Error> {
         let http = reqwest::Client::builder()
-            // A token is for the address it was meant for.
+            // A redirect would send the token to another address.
             .redirect(Policy::none())
             .connect_timeout(CONNECT_TIMEOUT)
             .user_agent(concat!("mayfly-agent/", env!("CARGO_PKG_VERSION")))
@@ -87,7 +87,7 @@ impl HubClient {
         self.request_json(call, registration).await
     }
 
-    /// Says that this process lives.
+    /// Sends a heartbeat of this process.
     pub(crate) async fn heartbeat(
         &self,
         instance: InstanceId,
@@ -107,7 +107,7 @@ impl HubClient {
         self.request(call, request).await
     }
 
-    /// Says something about a lease. An agent that has found the lease has no token of it, and uses that of the pool.
+    /// Makes a call for a lease. An agent that has found the lease has no token of the lease, and uses that of the pool.
     pub(crate) async fn lease<T: DeserializeOwned>(
         &self,
         lease: &LeaseRef,
@@ -134,7 +134,7 @@ impl HubClient {
             .map(drop)
     }
 
-    /// The address of a lease, which its executor is given.
+    /// The address of a lease, for its executor.
     pub(crate) fn lease_url(&self, lease: &LeaseRef) -> String {
         let relay = path::relay(lease.task, lease.lease);
         let path = relay.rsplit_once('/').map_or("", |(lease, _)| lease);

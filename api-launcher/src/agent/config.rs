@@ -15,7 +15,7 @@ use super::kubernetes::KubernetesSettings;
 use super::process::ProcessSettings;
 use super::stop::StopMode;
 
-/// Everything the agent is told.
+/// All settings of the agent.
 #[derive(Debug)]
 pub(crate) struct Settings {
     pub(crate) agent: AgentSettings,

@@ -231,11 +231,11 @@ impl Target for KubernetesTarget {
 
     fn work(&self, found: mpsc::UnboundedSender<Found>) -> BoxFuture<'_, ()> {
         async move {
-            let (sender, mut strangers) = mpsc::unbounded_channel();
+            let (sender, mut unknown) = mpsc::unbounded_channel();
             let observer = Arc::new(Observer::new(Arc::clone(&self.runs), sender));
             let watch = self.cluster.watch(self.settings.watch.clone(), observer);
             let adopt = async {
-                while let Some(run) = strangers.recv().await {
+                while let Some(run) = unknown.recv().await {
                     if let Some(run) = self.found(run) {
                         // Without a receiver the agent has ended.
                         let _ = found.send(run);

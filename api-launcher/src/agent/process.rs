@@ -336,8 +336,8 @@ fn judge(report: Option<&FinalReport>, status: Option<ExitStatus>) -> RunEnd {
             return RunEnd::Again(DeclineReason::Failed, text.to_owned());
         }
     };
-    let said = report.and_then(|report| report.error.clone()).or(complaint);
-    let text = said.unwrap_or_else(|| exit.to_string());
+    let reported = report.and_then(|report| report.error.clone()).or(complaint);
+    let text = reported.unwrap_or_else(|| exit.to_string());
     let reported = report.is_some_and(|report| !report.unreported);
     let is_cancelled = report.is_some_and(|report| report.stopped == Some(StopReason::Cancelled));
     let end = |verdict: Option<&str>, diagnostic: String| End {
@@ -436,7 +436,7 @@ mod tests {
         #[case] status: Option<ExitStatus>,
         #[case] expected: &str,
     ) {
-        let told = match judge(report.as_ref(), status) {
+        let end = match judge(report.as_ref(), status) {
             RunEnd::Again(DeclineReason::Failed, text) if !text.is_empty() => "AGAIN".to_owned(),
             RunEnd::Again(..) => "another reason".to_owned(),
             RunEnd::Elsewhere => "ELSEWHERE".to_owned(),
@@ -450,6 +450,6 @@ mod tests {
                 )
             }
         };
-        assert_eq!(told, expected);
+        assert_eq!(end, expected);
     }
 }

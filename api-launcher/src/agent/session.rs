@@ -83,7 +83,7 @@ impl Agent {
         failure: &Failure,
     ) -> Result<Option<Duration>, AgentError> {
         let next = pauses.after(failure, jitter);
-        // Nobody waits for one run until a token is replaced.
+        // A single run does not wait until a token is replaced.
         let is_rejected = pauses.is_locked_out()
             || matches!(failure, Failure::Forbidden(_) | Failure::Refused(_));
         if self.settings.single_run && is_rejected {
@@ -96,7 +96,7 @@ impl Agent {
         }
     }
 
-    /// Says that this process lives, from now on.
+    /// Sends heartbeats of this process.
     pub(crate) async fn beat(&self) -> Result<(), AgentError> {
         let mut pauses = Pauses::default();
         let mut unknown = None;
@@ -112,8 +112,8 @@ impl Agent {
                 available_capacity: self.free(),
                 leases: self.leases.to_wire(),
             };
-            let said = self.client.heartbeat(registered.instance_id, &heartbeat);
-            let pause = match said.await {
+            let sent = self.client.heartbeat(registered.instance_id, &heartbeat);
+            let pause = match sent.await {
                 Ok(orders) => {
                     pauses = Pauses::default();
                     self.obey(&orders);
@@ -124,13 +124,13 @@ impl Agent {
                     continue;
                 }
                 Err(failure) => {
-                    warn!(%failure, "the hub was not told that this agent lives, trying again");
+                    warn!(%failure, "a heartbeat did not reach the hub, trying again");
                     self.pause(&mut pauses, &failure)?.unwrap_or(interval)
                 }
             };
             tokio::select! {
                 () = tokio::time::sleep(pause) => {}
-                // Only what is news for a hub that answers.
+                // Only while the hub answers.
                 () = self.beat_now.notified(), if pause == interval => {}
             }
         }
@@ -219,7 +219,7 @@ impl Agent {
         if let Some(registered) = registered
             && let Err(failure) = self.client.remove(registered.instance_id).await
         {
-            warn!(%failure, "the hub was not told that this agent ends");
+            warn!(%failure, "this agent could not be removed from the list of its pool");
         }
     }
 

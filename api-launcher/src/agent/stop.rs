@@ -13,7 +13,7 @@ pub(crate) enum StopMode {
     Detach,
     /// The agent waits for them.
     Drain,
-    /// They are asked to stop: executors save the state.
+    /// The agent interrupts them. Executors then save the state.
     Grace,
     /// They are ended.
     Force,

@@ -20,7 +20,7 @@ use super::client::answer::{Failure, Next, Pauses, jitter};
 use super::lease::{Held, LeaseRef, Stop, StopOrder, StoppedBy};
 use super::target::{Executor, Found, Order, RunEnd, StartFailure};
 
-/// The verdict on a run that the agent has ended because it was told to stop at once.
+/// The verdict on a run that the agent has ended because it had to stop at once.
 const FORCED: &str = "agent_forced";
 /// How long a stop that failed waits for its next attempt.
 const STOP_AGAIN: Duration = Duration::from_secs(5);
@@ -33,7 +33,7 @@ pub(crate) enum TaskOutcome {
 }
 
 impl Agent {
-    /// Takes a task that the hub has given. `sent` is when the agent asked for it.
+    /// Takes a task that the hub has given. `sent` is when the agent requested it.
     pub(crate) fn take(self: &Arc<Self>, task: LeasedTask, sent: Instant) {
         let lease = LeaseRef {
             task: task.task_id,
@@ -98,28 +98,28 @@ impl Agent {
             Ok(executor) => {
                 drop(order);
                 self.leases.set_phase(held, Phase::Started);
-                self.say_started(held, executor.name()).await;
+                self.report_started(held, executor.name()).await;
                 self.follow(held, executor).await;
                 TaskOutcome::Ran
             }
             Err(StartFailure::Again(reason, text)) => self.hand_back(held, reason, text).await,
             Err(StartFailure::Never(verdict, text)) => {
                 let end = super::target::over(LeaseCall::Fail, None, verdict, text);
-                self.tell(held, end).await;
+                self.report_end(held, end).await;
                 TaskOutcome::Ran
             }
         }
     }
 
     async fn hand_back(&self, held: &Held, reason: DeclineReason, text: String) -> TaskOutcome {
-        self.tell(held, RunEnd::Again(reason, text)).await;
+        self.report_end(held, RunEnd::Again(reason, text)).await;
         TaskOutcome::HandedBack
     }
 
-    async fn say_started(&self, held: &Held, executor: String) {
+    async fn report_started(&self, held: &Held, executor: String) {
         info!(run = held.run, executor, "started an executor");
         let started = Started { executor };
-        match self.say::<Lease>(held, LeaseCall::Started, &started).await {
+        match self.call::<Lease>(held, LeaseCall::Started, &started).await {
             Ok(lease) => {
                 held.set_token(lease.job_token.into());
                 if lease.state == TaskState::Running {
@@ -141,7 +141,7 @@ impl Agent {
         }
     }
 
-    /// Follows an executor to its end, stops it if that is ordered, and tells the hub what its executor may not have told.
+    /// Follows an executor to its end, stops it on an order, and reports the end to the hub, because the executor may not have reported it.
     async fn follow(&self, held: &Held, mut executor: Box<dyn Executor>) {
         let mut orders = held.orders();
         let mut stopped: Option<Stop> = None;
@@ -168,24 +168,24 @@ impl Agent {
                 () = tokio::time::sleep(STOP_AGAIN), if failed => {}
             }
         };
-        self.tell(held, with_cause(end, order)).await;
+        self.report_end(held, with_cause(end, order)).await;
         executor.forget().await;
     }
 
-    async fn tell(&self, held: &Held, end: RunEnd) {
-        let told = match &end {
+    async fn report_end(&self, held: &Held, end: RunEnd) {
+        let answer = match &end {
             RunEnd::Elsewhere => {
                 info!(run = held.run, "another executor has the task");
                 return;
             }
-            RunEnd::Over(call, end) => self.say::<Ended>(held, *call, end).await,
+            RunEnd::Over(call, end) => self.call::<Ended>(held, *call, end).await,
             RunEnd::Again(reason, text) => {
                 let decline = Decline {
                     reason: *reason,
                     diagnostic: text.clone(),
                     delay_seconds: None,
                 };
-                match self.say::<Ended>(held, LeaseCall::Decline, &decline).await {
+                match self.call::<Ended>(held, LeaseCall::Decline, &decline).await {
                     Err(failure) if failure.code() == Some(Code::LeaseAccepted) => {
                         let end = End {
                             exit_code: None,
@@ -194,28 +194,28 @@ impl Agent {
                             verdict: Some("lost".to_owned()),
                             reported: false,
                         };
-                        self.say(held, LeaseCall::Fail, &end).await
+                        self.call(held, LeaseCall::Fail, &end).await
                     }
-                    told => told,
+                    answer => answer,
                 }
             }
         };
-        match told {
+        match answer {
             Ok(ended) => {
                 info!(run = held.run, end = ?end, state = ?ended.state, "a task has ended here");
             }
-            // The executor has said how it ended.
+            // The executor has reported its end.
             Err(failure) if failure.code() == Some(Code::TaskAlreadyTerminal) => {
                 info!(run = held.run, "a task has ended");
             }
             Err(failure) => {
-                warn!(run = held.run, end = ?end, %failure, "the hub does not take the end of a task");
+                warn!(run = held.run, end = ?end, %failure, "the hub refuses the end of a task");
             }
         }
     }
 
     /// Makes a call about a lease, again until it is answered.
-    async fn say<T: DeserializeOwned>(
+    async fn call<T: DeserializeOwned>(
         &self,
         held: &Held,
         call: LeaseCall,
@@ -225,10 +225,10 @@ impl Agent {
         let key = Uuid::new_v4();
         let mut pauses = Pauses::default();
         loop {
-            let said = self
+            let sent = self
                 .client
                 .lease(&held.lease, token.as_ref(), call, key, body);
-            let failure = match said.await {
+            let failure = match sent.await {
                 Ok(answer) => return Ok(answer),
                 // The token of a lease stays what it is.
                 Err(failure @ (Failure::Unauthorized(_) | Failure::Forbidden(_)))
@@ -313,7 +313,7 @@ fn with_cause(end: RunEnd, order: Option<StopOrder>) -> RunEnd {
             End {
                 verdict: Some(FORCED.to_owned()),
                 diagnostic: format!(
-                    "The agent was told to stop at once and has ended the executor. {}",
+                    "The agent had to stop at once and has ended the executor. {}",
                     end.diagnostic
                 ),
                 ..end
@@ -411,16 +411,16 @@ mod tests {
     #[case(Some((Stop::Kill, StoppedBy::Hub)), LeaseCall::Cancelled, "lost")]
     #[case(Some((Stop::Terminate, StoppedBy::Agent)), LeaseCall::Fail, "lost")]
     #[case(Some((Stop::Kill, StoppedBy::Agent)), LeaseCall::Fail, FORCED)]
-    fn who_stopped_a_run_is_told(
+    fn the_end_names_who_stopped_the_run(
         #[case] order: Option<(Stop, StoppedBy)>,
         #[case] call: LeaseCall,
         #[case] verdict: &str,
     ) {
         let order = order.map(|(stop, by)| StopOrder { stop, by });
         let end = crate::agent::target::over(LeaseCall::Fail, Some(1), "lost", String::new());
-        let RunEnd::Over(told, end) = with_cause(end, order) else {
+        let RunEnd::Over(ending, end) = with_cause(end, order) else {
             panic!("it is over");
         };
-        assert_eq!((told, end.verdict.as_deref()), (call, Some(verdict)));
+        assert_eq!((ending, end.verdict.as_deref()), (call, Some(verdict)));
     }
 }

@@ -56,7 +56,7 @@ pub(crate) trait Target: Debug + Send + Sync {
     /// Returns the name in the configuration.
     fn name(&self) -> &'static str;
 
-    /// Returns what two installations of one agent differ in.
+    /// Returns what distinguishes two installations of one agent.
     fn installation(&self) -> &str;
 
     /// Looks for the executors that earlier agents have started. What they have only begun to start is not among them: the
@@ -76,7 +76,7 @@ pub(crate) trait Target: Debug + Send + Sync {
 
 /// An executor that runs, or that has ended.
 pub(crate) trait Executor: Debug + Send + Sync {
-    /// Returns what people look for.
+    /// Returns the name by which people find it.
     fn name(&self) -> String;
 
     /// Waits for its end. Meanwhile it notes why it waits. The future may be dropped and made again.
@@ -89,7 +89,7 @@ pub(crate) trait Executor: Debug + Send + Sync {
     fn forget(self: Box<Self>) -> BoxFuture<'static, ()>;
 }
 
-/// The end of a task that the agent tells because its executor cannot.
+/// The end of a task that the agent reports because its executor cannot.
 pub(crate) fn over(call: LeaseCall, exit_code: Option<i32>, verdict: &str, text: String) -> RunEnd {
     RunEnd::Over(
         call,

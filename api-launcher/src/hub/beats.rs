@@ -39,15 +39,15 @@ impl Beats {
         self.lock().keys().copied().collect()
     }
 
-    /// The task is over, and its outcome was not reported. Ends its heartbeats when that has been so for `patience`: the
+    /// The task is over, and its outcome was not reported. Ends its heartbeats when that has been so for `timeout`: the
     /// platform must be free to end the job itself.
-    pub(crate) fn is_over(&self, task: TaskId, patience: Duration) {
+    pub(crate) fn is_over(&self, task: TaskId, timeout: Duration) {
         let mut kept = self.lock();
         let Some(known) = kept.get_mut(&task) else {
             return;
         };
         let since = *known.over_since.get_or_insert_with(Instant::now);
-        if since.elapsed() > patience {
+        if since.elapsed() > timeout {
             kept.remove(&task);
         }
     }

@@ -1,4 +1,4 @@
-//! What a hub does without being asked: confirms tasks with the platform, ends what has timed out, reports outcomes, keeps
+//! What a hub does beside answering requests: confirms tasks with the platform, ends what has timed out, reports outcomes, keeps
 //! jobs alive, and says in run logs why tasks wait.
 
 mod confirm;

@@ -43,7 +43,7 @@ pub struct HubArgs {
     #[arg(long, value_name = "FILE", env = env::JOB_TOKEN_KEYS_FILE, value_hint = ValueHint::FilePath)]
     pub job_token_keys_file: Option<PathBuf>,
 
-    /// A run that an executor has taken is given up after this time without a word of the executor and its agent
+    /// A run that an executor has taken is given up after this time without a heartbeat of the executor and its agent
     /// [default: 600]
     #[arg(long, value_name = "SECONDS", env = env::POOL_LOST_SECONDS)]
     pub pool_lost_seconds: Option<Setting<Seconds>>,

@@ -52,7 +52,7 @@ Example:
   api-launcher pool token new --pool eu --description Frankfurt > token";
 
 impl PoolArgs {
-    /// Does what the subcommand asks.
+    /// Runs the subcommand.
     pub(crate) fn run(&self) -> Exit {
         let PoolCommand::Token {
             command: TokenCommand::New(args),
@@ -60,12 +60,12 @@ impl PoolArgs {
         let token = PoolToken::new(args.pool.clone());
         let text = line(&token, args.description.as_deref(), SystemTime::now());
         // The line goes first: a token without it is of no use, and is lost when its reader has gone.
-        let told = writeln!(
+        let written = writeln!(
             io::stderr(),
             "Add this line to `pools.{}.tokens` in the file of the pools:\n      {text}",
             args.pool
         );
-        if told.is_err() {
+        if written.is_err() {
             return Exit::Infrastructure;
         }
         terminal::stdout::print(format!("{}\n", token.reveal()).as_bytes())

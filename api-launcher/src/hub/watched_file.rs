@@ -1,5 +1,5 @@
 //! A small file of the operator that is read again at each use. If it cannot be used any more, the last good content
-//! counts, and the problem shows.
+//! counts, and readiness names the error.
 
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -7,10 +7,10 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tokio::sync::watch;
 use tracing::{info, warn};
 
-/// More is no such file.
+/// The largest file that is read.
 const MAX_BYTES: u64 = 1024 * 1024;
 
-/// Reads the content of a file. The error has one text a problem, and no secret.
+/// Reads the content of a file. There is one text for each error, without a secret.
 pub(crate) type Parse<T> = fn(&str) -> Result<T, Vec<String>>;
 
 /// The file and what was in it last.
@@ -46,7 +46,7 @@ impl<T: std::fmt::Debug> std::fmt::Debug for Seen<T> {
 impl<T> WatchedFile<T> {
     /// Reads the file for the first time.
     pub(crate) fn open(path: &Path, parse: Parse<T>) -> Result<Self, Vec<String>> {
-        let text = read(path).map_err(|problem| vec![problem])?;
+        let text = read(path).map_err(|error| vec![error])?;
         let good = Arc::new(parse(&text)?);
         Ok(Self {
             path: path.to_owned(),

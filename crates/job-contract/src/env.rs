@@ -203,7 +203,7 @@ pub const POOL_STORE: &str = "MAYFLY_POOL_STORE";
 pub const JOB_TOKEN_KEYS: &str = "MAYFLY_JOB_TOKEN_KEYS";
 /// File with what [`JOB_TOKEN_KEYS`] has.
 pub const JOB_TOKEN_KEYS_FILE: &str = "MAYFLY_JOB_TOKEN_KEYS_FILE";
-/// Seconds without a word of an executor and its agent after which the run of a pool is given up.
+/// Seconds without a heartbeat of an executor and its agent after which the hub gives up the run of a pool.
 pub const POOL_LOST_SECONDS: &str = "MAYFLY_POOL_LOST_SECONDS";
 /// Seconds that the run of a pool may wait for an executor.
 pub const POOL_QUEUE_SECONDS: &str = "MAYFLY_POOL_QUEUE_SECONDS";

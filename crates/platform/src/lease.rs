@@ -1,5 +1,5 @@
-//! The lease on a step that a hub has given to this executor: the claim, signs of life, and the end of the task. The hub
-//! may order the run to stop, and may give it up.
+//! The lease of a hub on a step: the claim, heartbeats, and the end of the task. The hub may order the run to stop, and may
+//! give it up.
 
 mod args;
 mod heartbeat;
@@ -29,9 +29,9 @@ use crate::terrakube::document::fitting;
 use crate::terrakube::{TerrakubeError, TokenSource};
 use runtime::Deadline;
 
-/// How long a claim is tried: longer than a hub takes to start. Nothing has been changed until then.
-const ACCEPT_PATIENCE: Duration = Duration::from_mins(5);
-/// Characters of a diagnostic.
+/// How long the executor retries a claim: longer than a hub takes to start. Nothing has changed until then.
+const ACCEPT_TIMEOUT: Duration = Duration::from_mins(5);
+/// The longest diagnostic, in characters.
 const DIAGNOSTIC: usize = 1000;
 const PACE: Pace = Pace {
     first_pause: Duration::from_secs(1),
@@ -52,7 +52,7 @@ struct Inner {
     heartbeat: Mutex<Option<Heartbeat>>,
 }
 
-/// Where a lease stands.
+/// The status of a lease.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum LeaseStatus {
     Held,
@@ -103,7 +103,7 @@ impl Lease {
         };
         let hub = &self.0.hub;
         let call = hub.call(LeaseCall::Accept, &acceptance);
-        let deadline = Deadline::after(ACCEPT_PATIENCE);
+        let deadline = Deadline::after(ACCEPT_TIMEOUT);
         let lease: wire::Lease = match hub.client.request_json(&call, &deadline).await {
             Ok(lease) => lease,
             Err(error) => return error.lost_lease().map(Claim::Refused).ok_or(error),

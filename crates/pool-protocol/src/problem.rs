@@ -124,7 +124,7 @@ impl Problem {
         }
     }
 
-    /// Adds what the server speaks, and what the client asked for.
+    /// Adds what the server speaks, and the version of the client.
     #[must_use]
     pub const fn with_versions(mut self, ours: Versions, requested: Option<u32>) -> Self {
         self.requested_version = requested;

@@ -42,7 +42,7 @@ CREATE TABLE tasks (
     reported BIGINT NOT NULL,
     -- When the state ends by itself, or the task is forgotten. NULL while it must be reported.
     deadline BIGINT,
-    -- How often the hub was asked to check it or to report it since its state changed, and when it is asked next.
+    -- How often it was due to be checked or reported since its state changed, and when it is due next.
     asks BIGINT NOT NULL,
     ask_at BIGINT,
     UNIQUE (job, step)
@@ -90,7 +90,7 @@ CREATE TABLE instances (
     capacity BIGINT NOT NULL,
     free BIGINT NOT NULL,
     draining BIGINT NOT NULL,
-    -- Leases in a row that came to nothing.
+    -- Failed leases in a row.
     failures BIGINT NOT NULL,
     seen_at BIGINT NOT NULL,
     UNIQUE (pool, agent, system_id)

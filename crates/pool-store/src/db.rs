@@ -212,8 +212,7 @@ impl Tx {
         })
     }
 
-    /// The rows of a query, which nobody else changes before the transaction ends. Those that another transaction has are
-    /// left out.
+    /// The rows of a query, locked until the transaction ends. Rows that another transaction has locked are left out.
     pub(crate) async fn rows_to_change(
         &mut self,
         sql: &'static str,
@@ -222,7 +221,7 @@ impl Tx {
         self.locked(sql, "FOR UPDATE SKIP LOCKED", values).await
     }
 
-    /// The only row of a query, which nobody else changes before the transaction ends. Waits for those who change it.
+    /// The only row of a query, locked until the transaction ends. Waits for other transactions.
     pub(crate) async fn row_to_change(
         &mut self,
         sql: &'static str,

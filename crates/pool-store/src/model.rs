@@ -99,7 +99,7 @@ pub struct LeaseRequest {
 #[derive(Clone, Debug)]
 pub struct LeasedTask {
     pub grant: JobGrant,
-    /// How long the lease holds without another word of the instance.
+    /// How long the lease is valid without a heartbeat of the instance.
     pub expires_in: Duration,
     /// 1 for the first lease.
     pub attempt: u32,

@@ -5,7 +5,7 @@ use std::time::Duration;
 /// The time limits of tasks and instances.
 #[derive(Clone, Debug)]
 pub struct Rules {
-    /// For how long a lease holds without a word of its instance, until an executor exists.
+    /// How long a lease is valid without a heartbeat of its instance, until an executor exists.
     pub lease: Duration,
     /// The same once an executor exists, until it accepts the task.
     pub unaccepted: Duration,

@@ -39,7 +39,7 @@ pub struct PoolView {
     pub offline: u32,
     /// How many tasks the online instances run at once.
     pub capacity: u32,
-    /// How many more they could start, as they said last.
+    /// How many more they could start, by their last heartbeat.
     pub free: u32,
     /// Tasks that wait to be confirmed by the platform.
     pub unconfirmed: u32,
@@ -60,7 +60,7 @@ pub enum Condition {
     Online,
     /// It takes no tasks, and follows those it has.
     Draining,
-    /// It is online, and its last leases came to nothing.
+    /// It is online, and its last leases failed.
     Degraded,
     Offline,
 }
@@ -80,11 +80,11 @@ pub struct InstanceView {
     pub tags: Vec<String>,
     pub condition: Condition,
     pub capacity: u32,
-    /// How many more tasks it could start, as it said last.
+    /// How many more tasks it could start, by its last heartbeat.
     pub free: u32,
     /// How many tasks it has.
     pub tasks: u32,
-    /// How many of its leases came to nothing since the last one that did not.
+    /// How many of its leases failed since the last successful one.
     pub failures: u32,
     pub last_seen: Duration,
 }
@@ -92,7 +92,7 @@ pub struct InstanceView {
 /// Why a task waits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Wait {
-    /// The platform has not been asked yet whether it still wants it.
+    /// The platform has not confirmed yet that the task is wanted.
     Unconfirmed,
     /// The pause after a failed attempt.
     Pause(Duration),
@@ -120,7 +120,7 @@ pub struct TaskView {
     pub wait: Option<Wait>,
     /// Since it was submitted.
     pub age: Duration,
-    /// Leases that came to nothing.
+    /// Failed leases.
     pub attempts: u32,
     /// Why, one text an attempt.
     pub reasons: Vec<String>,

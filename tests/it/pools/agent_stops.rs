@@ -76,7 +76,7 @@ async fn an_agent_that_is_forced_ends_its_run_and_says_so() {
         .id
         .clone();
     let output = fixture.platform.step_output(job, &step).unwrap_or_default();
-    assert!(output.contains("told to stop at once"), "{output}");
+    assert!(output.contains("had to stop at once"), "{output}");
 }
 
 #[tokio::test(flavor = "multi_thread")]

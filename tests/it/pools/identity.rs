@@ -91,11 +91,11 @@ async fn the_token_of_one_run_is_good_for_that_run_alone() {
     one.relay(&first, Method::GET, &mine, None).await.ok();
 
     // Nothing of it reached the platform.
-    let asked = fixture.platform.ledger();
+    let ledger = fixture.platform.ledger();
     let about_other = |request: &&test_platform::Request| {
         request.path.starts_with("/context") && request.path.contains(&second.task.job_id)
     };
-    assert_eq!(asked.requests.iter().filter(about_other).count(), 0);
+    assert_eq!(ledger.requests.iter().filter(about_other).count(), 0);
 
     let end = json!({"exitCode": 0, "reported": true});
     one.lease(&first, LeaseCall::Complete, end.clone())

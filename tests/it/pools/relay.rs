@@ -66,7 +66,7 @@ async fn the_content_of_a_run_passes_and_that_of_another_does_not() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn answers_of_the_platform_pass_as_they_are_and_its_absence_is_told() {
+async fn answers_of_the_platform_pass_unchanged_and_its_absence_is_reported() {
     let fixture = Fixture::new().await;
     let hub = fixture.serve();
     let (executor, lease) = leased(&fixture, &fixture.client(&hub)).await;

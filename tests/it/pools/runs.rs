@@ -122,9 +122,9 @@ async fn without_an_agent_the_log_says_so_and_a_new_agent_gets_the_run_at_once()
 
     let agent = fixture.client(&hub);
     let instance = agent.register().await;
-    let asked = Instant::now();
+    let requested = Instant::now();
     let lease = agent.request(instance).await;
-    assert!(asked.elapsed() < PROMPT, "{:?}", asked.elapsed());
+    assert!(requested.elapsed() < PROMPT, "{:?}", requested.elapsed());
     assert_eq!(lease.task.job_id, job.to_string());
     fixture.platform.assert_kept().await;
 }

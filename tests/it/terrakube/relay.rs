@@ -146,12 +146,15 @@ async fn scripts_plan_and_apply_need_no_secret_of_the_platform_and_show_none_of_
         output.starts_with(&format!("{PUBLIC}/tfoutput/v1/")),
         "{output}"
     );
-    let said = pool.stage.output(job.id, "customScripts");
-    assert!(said.contains(&format!("token=[] at {PUBLIC}")), "{said}");
+    let output = pool.stage.output(job.id, "customScripts");
+    assert!(
+        output.contains(&format!("token=[] at {PUBLIC}")),
+        "{output}"
+    );
     assert_eq!(
-        said.matches("`terrakubeToken` is empty").count(),
+        output.matches("`terrakubeToken` is empty").count(),
         1,
-        "{said}"
+        "{output}"
     );
     let lines = platform.streamed(job.id).await;
     assert!(
@@ -362,7 +365,7 @@ async fn pages_with_status_200_are_no_answers() {
     pool.hub.answer_with_pages("/platform/logs", 1);
     let executor = pool.executor(&step).start();
     pool.platform().until_streamed(job, "at-the-gate").await;
-    // Signs of life, the status of the step, the record of the state, and the end.
+    // Heartbeats, the status of the step, the record of the state, and the end.
     let before = pool.hub.task(step.lease).heartbeats;
     pool.hub.answer_with_pages("/heartbeat", 1);
     let beats = |task: &Task| (task.heartbeats > before).then_some(());

@@ -86,8 +86,8 @@ mod tests {
         let whole = token.reveal();
         assert_eq!(check(whole).unwrap().expose_secret(), whole);
         let error = check(&whole[..whole.len() - 1]).unwrap_err();
-        let told = format!("{error} {error:?}");
-        assert!(!told.contains(&whole[8..20]), "{told}");
+        let shown = format!("{error} {error:?}");
+        assert!(!shown.contains(&whole[8..20]), "{shown}");
         let source = PoolTokenSource::Given(whole.into());
         assert!(!format!("{source:?}").contains(&whole[8..20]));
     }

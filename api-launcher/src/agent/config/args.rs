@@ -636,7 +636,7 @@ mod tests {
     }
 
     #[test]
-    fn every_problem_is_told_at_once_with_its_place_and_without_the_token() {
+    fn all_errors_are_reported_at_once_with_their_place_and_without_the_token() {
         let cut = "mfp_eu_hunter2_000000";
         let text = format!("token: {cut}\nslots: 0\non_stop: never\ndeploy_target: moon");
         let variables = [

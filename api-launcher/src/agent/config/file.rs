@@ -230,7 +230,7 @@ mod tests {
     #[case("hunter2")]
     #[case("name: {first: hunter2}")]
     #[case("name: [[hunter2]]")]
-    fn what_is_wrong_is_told_without_values(#[case] text: &str) {
+    fn errors_are_reported_without_values(#[case] text: &str) {
         let error = parse(text).unwrap_err();
         assert!(!error.contains("hunter2"), "{error}");
     }

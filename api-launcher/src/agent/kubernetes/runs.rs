@@ -58,12 +58,12 @@ impl Runs {
 pub(super) struct Observer {
     runs: Arc<Runs>,
     /// Takes runs that are not followed.
-    strangers: mpsc::UnboundedSender<RunKey>,
+    unknown: mpsc::UnboundedSender<RunKey>,
 }
 
 impl Observer {
-    pub(super) const fn new(runs: Arc<Runs>, strangers: mpsc::UnboundedSender<RunKey>) -> Self {
-        Self { runs, strangers }
+    pub(super) const fn new(runs: Arc<Runs>, unknown: mpsc::UnboundedSender<RunKey>) -> Self {
+        Self { runs, unknown }
     }
 
     /// The lease of a run, which is followed from now on.
@@ -72,7 +72,7 @@ impl Observer {
         if !self.runs.follows(lease) {
             drop(self.runs.begin(lease));
             // Without a receiver the agent has ended.
-            let _ = self.strangers.send(run.clone());
+            let _ = self.unknown.send(run.clone());
         }
         Some(lease)
     }
@@ -89,7 +89,7 @@ impl RunObserver for Observer {
     fn on_observation(&self, run: &RunKey, observation: &Observation) {
         let reason = match observation {
             Observation::Ended(verdict) => {
-                // Otherwise the end follows when the Job has stopped. A run that is not followed was told before.
+                // Otherwise the end follows when the Job has stopped. The end of a run that is not followed was reported before.
                 if let Some(lease) = run.lease.filter(|_| verdict.spoke()) {
                     let end = Arc::new(Verdict::clone(verdict));
                     self.runs.change(lease.lease, |view| view.end = Some(end));
@@ -114,7 +114,7 @@ impl RunObserver for Observer {
                 let mut view = self.runs.begin(lease);
                 let end = Arc::new(verdict.clone());
                 self.runs.change(lease, |view| view.end = Some(end));
-                // Until the hub knows, and nobody follows the run any more.
+                // Until the hub has the end, and the agent no longer follows the run.
                 while view.changed().await.is_ok() {}
             }
             ReportOutcome::Delivered

@@ -46,7 +46,7 @@ fn what_another_try_may_cure_is_handed_back(
     #[case] report: Option<FinalReport>,
     #[case] expected: &str,
 ) {
-    let told = match judge(&verdict(kind, begun, report)) {
+    let end = match judge(&verdict(kind, begun, report)) {
         RunEnd::Again(reason, text) => {
             assert!(text.contains("The cause."), "{text}");
             format!("AGAIN {reason:?}")
@@ -59,7 +59,7 @@ fn what_another_try_may_cure_is_handed_back(
             format!("{} {}", call.name().to_uppercase(), end.reported)
         }
     };
-    assert_eq!(told, expected);
+    assert_eq!(end, expected);
 }
 
 fn lease() -> LeaseRef {
@@ -83,23 +83,23 @@ fn key(lease: LeaseRef) -> RunKey {
 }
 
 #[tokio::test]
-async fn the_watch_hears_that_the_end_is_told_when_the_hub_knows_it() {
+async fn the_end_counts_as_reported_when_the_hub_has_it() {
     let runs = Arc::<Runs>::default();
-    let (sender, mut strangers) = mpsc::unbounded_channel();
+    let (sender, mut unknown) = mpsc::unbounded_channel();
     let observer = Observer::new(Arc::clone(&runs), sender);
     let run = key(lease());
     let verdict = verdict(VerdictKind::OomKilled, Begun::Yes, None);
-    let mut told = std::pin::pin!(observer.on_ended(&run, &verdict));
-    assert!((&mut told).now_or_never().is_none());
+    let mut report = std::pin::pin!(observer.on_ended(&run, &verdict));
+    assert!((&mut report).now_or_never().is_none());
     // It was not followed.
-    assert_eq!(strangers.recv().await, Some(run.clone()));
+    assert_eq!(unknown.recv().await, Some(run.clone()));
     let lease = run.lease.unwrap().lease;
     assert!(runs.begin(lease).borrow().end.is_some());
     runs.end(lease);
-    assert_eq!(told.await, ReportOutcome::Delivered);
-    // After that the watch speaks of a Job that is told.
+    assert_eq!(report.await, ReportOutcome::Delivered);
+    // After that the watch reports a Job whose end was reported.
     observer.on_observation(&run, &Observation::Ended(Box::new(verdict.clone())));
-    assert!(strangers.try_recv().is_err());
+    assert!(unknown.try_recv().is_err());
 }
 
 #[test]

@@ -54,7 +54,7 @@ async fn check(hub: &Hub, task: &TaskView) {
             Conclusion::Found(Found::Over)
         }
         Err(error) => {
-            debug!(task = %task.task, error = chain(&error), "the platform cannot be asked about a task");
+            debug!(task = %task.task, error = chain(&error), "the platform did not answer about a task");
             Conclusion::Nothing
         }
     };

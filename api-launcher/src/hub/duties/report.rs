@@ -1,5 +1,5 @@
-//! Reports to the platform how tasks ended, where their executors did not. The platform's word is asked first: an outcome
-//! that it has counts.
+//! Reports to the platform how tasks ended, where their executors did not. The hub first reads the step: an outcome that the
+//! platform has counts.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -42,8 +42,8 @@ async fn report(hub: &Hub, task: &TaskView) {
     let Some(end) = &task.end else {
         return;
     };
-    let patience = hub.reporter.report_patience();
-    if end.ago < patience {
+    let timeout = hub.reporter.report_patience();
+    if end.ago < timeout {
         hub.beats.keep(&*hub.reporter, task.task, &task.job);
     }
     let result = send(&*hub.reporter, task, end).await;
@@ -52,7 +52,7 @@ async fn report(hub: &Hub, task: &TaskView) {
             info!(task = %task.task, job_id = task.job, step_id = task.step, "the platform has the outcome of a task");
         }
         Err(error) => {
-            let is_given_up = error.is_final() && end.ago > patience;
+            let is_given_up = error.is_final() && end.ago > timeout;
             warn!(
                 task = %task.task,
                 job_id = task.job,
@@ -89,9 +89,9 @@ async fn send(
     reporter.report_success(&step, &report, &text, None).await
 }
 
-/// What people read.
+/// The text in the log of the run.
 fn sentence(task: &TaskView, end: &EndView) -> String {
-    let said = end.diagnostic.trim();
+    let diagnostic = end.diagnostic.trim();
     let begin = match end.reason {
         EndReason::Refused => "The run was refused",
         EndReason::Cancelled => "The run was cancelled",
@@ -99,12 +99,12 @@ fn sentence(task: &TaskView, end: &EndView) -> String {
         _ if task.state == TaskState::Completed => {
             "The run has ended, and its executor did not report it"
         }
-        EndReason::Told => "The run failed",
+        EndReason::Finished => "The run failed",
         _ => "The run was given up",
     };
-    if said.is_empty() {
+    if diagnostic.is_empty() {
         format!("{begin}.")
     } else {
-        format!("{begin}: {said}")
+        format!("{begin}: {diagnostic}")
     }
 }

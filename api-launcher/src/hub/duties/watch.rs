@@ -15,8 +15,8 @@ use crate::hub::chains::Chains;
 use crate::hub::{Hub, step_of};
 
 const PAUSE: Duration = Duration::from_secs(5);
-/// A task that waits for less says nothing.
-const PATIENCE: Duration = Duration::from_secs(10);
+/// The log says nothing of a shorter wait.
+const SHORTEST_WAIT: Duration = Duration::from_secs(10);
 /// How often the log says why a task waits.
 const INTERVAL: Duration = Duration::from_mins(1);
 /// Lines that are written at a time.
@@ -24,11 +24,11 @@ const AT_ONCE: usize = 16;
 
 pub(super) async fn perform(hub: &Arc<Hub>) {
     let (lines, mut log) = (Chains::new(AT_ONCE), StoreLog::default());
-    let mut said = HashMap::new();
+    let mut written_at = HashMap::new();
     loop {
         if let Some(tasks) = log.note("watch", hub.open_tasks().await) {
             keep_alive(hub, &tasks).await;
-            explain(hub, &tasks, &mut said, &lines).await;
+            explain(hub, &tasks, &mut written_at, &lines).await;
         }
         if !hub.pause(PAUSE).await {
             break;
@@ -38,7 +38,7 @@ pub(super) async fn perform(hub: &Arc<Hub>) {
 }
 
 /// Keeps the jobs of open tasks alive, also those of runs that are silent: they may be cut off from the hub. Heartbeats of
-/// tasks that are over end when the platform knows, or with the patience for that.
+/// tasks that are over end when the platform knows, or when the time for its report is over.
 async fn keep_alive(hub: &Hub, tasks: &[TaskView]) {
     let mut open = HashSet::new();
     for task in tasks {
@@ -66,19 +66,20 @@ async fn keep_alive(hub: &Hub, tasks: &[TaskView]) {
 async fn explain(
     hub: &Arc<Hub>,
     tasks: &[TaskView],
-    said: &mut HashMap<TaskId, Instant>,
+    written_at: &mut HashMap<TaskId, Instant>,
     lines: &Chains,
 ) {
     let due: Vec<&TaskView> = tasks
         .iter()
         .filter(|task| is_worth_a_line(task))
         .filter(|task| {
-            said.get(&task.task)
+            written_at
+                .get(&task.task)
                 .is_none_or(|at| at.elapsed() >= INTERVAL)
         })
         .collect();
     let open: HashSet<TaskId> = tasks.iter().map(|task| task.task).collect();
-    said.retain(|task, _| open.contains(task));
+    written_at.retain(|task, _| open.contains(task));
     if due.is_empty() {
         return;
     }
@@ -93,7 +94,7 @@ async fn explain(
             _ => None,
         };
         let line = line(task, pools.get(&task.pool).copied(), position);
-        said.insert(task.task, Instant::now());
+        written_at.insert(task.task, Instant::now());
         let (hub, task) = (Arc::clone(hub), task.clone());
         lines.start(task.task, async move {
             let written = hub.reporter.add_log_line(&step_of(&task), &line).await;
@@ -107,7 +108,7 @@ async fn explain(
 fn is_worth_a_line(task: &TaskView) -> bool {
     match task.state {
         TaskState::Available => {
-            task.age >= PATIENCE && !matches!(task.wait, None | Some(Wait::Unconfirmed))
+            task.age >= SHORTEST_WAIT && !matches!(task.wait, None | Some(Wait::Unconfirmed))
         }
         TaskState::Orphaned => true,
         _ => false,
@@ -167,7 +168,7 @@ mod tests {
     ) {
         let task = TaskView {
             wait: Some(wait),
-            age: PATIENCE,
+            age: SHORTEST_WAIT,
             reasons: reason.into_iter().map(str::to_owned).collect(),
             ..task(TaskState::Available)
         };
@@ -185,9 +186,9 @@ mod tests {
         let turn = Some(Wait::Turn);
         for quiet in [
             waits(TaskState::Available, Duration::ZERO, turn),
-            waits(TaskState::Available, PATIENCE, Some(Wait::Unconfirmed)),
-            waits(TaskState::Running, PATIENCE, None),
-            waits(TaskState::Leased, PATIENCE, None),
+            waits(TaskState::Available, SHORTEST_WAIT, Some(Wait::Unconfirmed)),
+            waits(TaskState::Running, SHORTEST_WAIT, None),
+            waits(TaskState::Leased, SHORTEST_WAIT, None),
         ] {
             assert!(!is_worth_a_line(&quiet), "{quiet:?}");
         }

@@ -255,7 +255,7 @@ pools:
     }
 
     #[test]
-    fn everything_that_is_wrong_is_told_at_once() {
+    fn all_errors_are_reported_at_once() {
         let errors = parse(
             r#"
 pool: {}

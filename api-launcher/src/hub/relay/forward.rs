@@ -203,7 +203,7 @@ impl Relay {
     }
 
     /// The address of the content of a run, which the job names, and which must be the platform's.
-    async fn content(&self, asked: &str, step: &StepRef) -> Result<Url, Failure> {
+    async fn content(&self, requested: &str, step: &StepRef) -> Result<Url, Failure> {
         let source = self.terrakube.override_source(step).await;
         let source = source.map_err(|error| {
             debug!(
@@ -220,7 +220,7 @@ impl Relay {
                 .any(|base| base.origin() == url.origin())
                 && url
                     .path()
-                    .ends_with(&format!("/configuration-versions/{asked}"))
+                    .ends_with(&format!("/configuration-versions/{requested}"))
         });
         url.ok_or_else(|| {
             let text = "the job has no content at the platform";

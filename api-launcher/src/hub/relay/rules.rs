@@ -207,8 +207,8 @@ pub(super) fn check_state(task: &TaskView, call: Call) -> Result<(), Denied> {
             let end = task.end.as_ref();
             let is_fresh = end.is_some_and(|end| end.ago <= AFTERWARDS);
             // Of a run that the hub has given up, the hub reports the outcome.
-            let is_told = end.is_some_and(|end| end.reason == EndReason::Told);
-            if is_fresh && call.is_final() && (is_told || !call.is_report()) {
+            let is_finished = end.is_some_and(|end| end.reason == EndReason::Finished);
+            if is_fresh && call.is_final() && (is_finished || !call.is_report()) {
                 return Ok(());
             }
             Refusal::TaskAlreadyTerminal

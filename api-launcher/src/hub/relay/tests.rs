@@ -290,20 +290,20 @@ fn over(reason: EndReason, ago: u64) -> TaskView {
     Some(Refusal::LeaseNotAccepted)
 )]
 #[case::lease_has_ended(task(TaskState::Available), Call::ReadJob, Some(Refusal::LeaseExpired))]
-#[case::last_report(over(EndReason::Told, 1), Call::ChangeJob, None)]
-#[case::last_state(over(EndReason::Told, 1), Call::AddHistory, None)]
+#[case::last_report(over(EndReason::Finished, 1), Call::ChangeJob, None)]
+#[case::last_state(over(EndReason::Finished, 1), Call::AddHistory, None)]
 #[case::last_report_too_late(
-    over(EndReason::Told, 601),
+    over(EndReason::Finished, 601),
     Call::ChangeJob,
     Some(Refusal::TaskAlreadyTerminal)
 )]
 #[case::context_afterwards(
-    over(EndReason::Told, 1),
+    over(EndReason::Finished, 1),
     Call::WriteContext,
     Some(Refusal::TaskAlreadyTerminal)
 )]
 #[case::content_afterwards(
-    over(EndReason::Told, 1),
+    over(EndReason::Finished, 1),
     Call::ReadContent,
     Some(Refusal::TaskAlreadyTerminal)
 )]

@@ -9,7 +9,7 @@ use crate::agent::lease::LeaseRef;
 use crate::kubernetes::verdict::{executor_state, is_suspended, newest, terminal};
 
 impl Cluster {
-    /// The runs of an agent that were released, and whose end is not told. A Job that was never released has no lease that
+    /// The runs of an agent that were released, and whose end was not reported. A Job that was never released has no lease that
     /// counts: the hub gives it again, and then the Job is completed.
     pub(crate) async fn leased(&self, agent: &str) -> Result<Vec<RunKey>, ClusterError> {
         let jobs = self.jobs();
@@ -153,7 +153,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_job_is_found_with_its_lease_once_it_was_released_and_until_its_end_is_told() {
+    async fn a_job_is_found_with_its_lease_once_it_was_released_and_until_its_end_is_reported() {
         let server = Server::start();
         let cluster = server.cluster().with_max_in_flight(1);
         let lease = lease();
@@ -162,8 +162,8 @@ mod tests {
         cluster.release("job-1-a").await.unwrap();
         let found = cluster.leased("eu-1").await.unwrap();
         assert_eq!(found[0].lease, Some(lease));
-        let told = json!({"metadata": {"name": "job-1-a", "annotations": {annotations::REPORTED_AT: "now"}}});
-        server.put("jobs", told);
+        let reported = json!({"metadata": {"name": "job-1-a", "annotations": {annotations::REPORTED_AT: "now"}}});
+        server.put("jobs", reported);
         assert_eq!(cluster.leased("eu-1").await.unwrap(), []);
     }
 

@@ -1,5 +1,5 @@
-//! Signs of life for a hub, from a thread of their own with a runtime of its own, which no run can starve. The answers say
-//! whether the run is to stop.
+//! Heartbeats for a hub. They have their own thread and runtime, so that a busy run cannot delay them. The answers say
+//! whether the run must stop.
 
 use std::io;
 use std::thread;
@@ -16,23 +16,23 @@ use super::{Hub, JobToken, LeaseConfig, LeaseStatus, PACE};
 use crate::terrakube::client::LONGEST_RETRY_AFTER;
 use runtime::Deadline;
 
-/// Between two signs of life, unless the lease is short.
+/// The time between two heartbeats, unless the lease is short.
 const INTERVAL: Duration = Duration::from_secs(15);
-/// So often within a lease at least.
+/// The fewest heartbeats within one lease.
 const PER_LEASE: u32 = 3;
 /// How long one attempt may take.
-const PATIENCE: Duration = Duration::from_secs(10);
-/// What a hub asks for that names less.
+const ATTEMPT_TIMEOUT: Duration = Duration::from_secs(10);
+/// The shortest pause that a hub can ask for.
 const SHORTEST: Duration = Duration::from_secs(1);
 
-/// Signs of life, as long as this value lives.
+/// Heartbeats, until this value is dropped.
 #[derive(Debug)]
 pub(super) struct Heartbeat {
     _alive: oneshot::Sender<()>,
 }
 
 impl Heartbeat {
-    /// The first sign is due after one interval: the hub has just answered.
+    /// The first heartbeat is due after one interval: the hub has just answered.
     pub(super) fn start(
         hub: LeaseConfig,
         lease: &wire::Lease,
@@ -74,7 +74,7 @@ fn interval(lease: &wire::Lease) -> Duration {
     }
 }
 
-/// Uses what the hub says of the lease.
+/// Applies the hub's answer to the lease.
 pub(super) fn learn(lease: &wire::Lease, token: &JobToken, status: &watch::Sender<LeaseStatus>) {
     token.replace(&lease.job_token);
     if lease.cancel_requested {
@@ -103,7 +103,7 @@ impl Beat {
             sleep_until(next).await;
             let call = hub.call(kind, &self.acceptance);
             kind = LeaseCall::Heartbeat;
-            let deadline = Deadline::after(PATIENCE);
+            let deadline = Deadline::after(ATTEMPT_TIMEOUT);
             let begun = Instant::now();
             match hub
                 .client
@@ -141,9 +141,10 @@ impl Beat {
                     }
                     let pauses = failing.get_or_insert_with(|| PACE.pauses());
                     let pause = pauses.next().unwrap_or(INTERVAL).min(INTERVAL);
-                    let asked = error.retry_after();
-                    let pause =
-                        asked.map_or(pause, |asked| asked.clamp(SHORTEST, LONGEST_RETRY_AFTER));
+                    let requested = error.retry_after();
+                    let pause = requested.map_or(pause, |requested| {
+                        requested.clamp(SHORTEST, LONGEST_RETRY_AFTER)
+                    });
                     next = Instant::now() + pause;
                 }
             }

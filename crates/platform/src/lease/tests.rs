@@ -1,4 +1,4 @@
-//! One lease against a server that answers as it is told to.
+//! One lease against a server with given answers.
 
 use std::sync::Mutex;
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -216,7 +216,10 @@ async fn the_wish_that_the_run_stops_and_the_loss_of_the_lease_are_heard() {
 #[case(RunResult::Failed, "fail")]
 #[case(RunResult::Cancelled, "cancelled")]
 #[tokio::test]
-async fn the_end_is_told_with_what_it_was(#[case] result: RunResult, #[case] name: &'static str) {
+async fn the_end_is_reported_with_its_result(
+    #[case] result: RunResult,
+    #[case] name: &'static str,
+) {
     let ended = wire::Ended {
         task_id: TaskId::new(),
         state: TaskState::Completed,
@@ -237,8 +240,8 @@ async fn the_end_is_told_with_what_it_was(#[case] result: RunResult, #[case] nam
     };
     lease.end(&end, &Deadline::after(LONG)).await.unwrap();
     let requests = server.requests();
-    let told = requests.iter().find(|request| request.path.ends_with(name));
-    let told: wire::End = serde_json::from_slice(&told.unwrap().body).unwrap();
-    assert_eq!((told.exit_code, told.reported), (Some(76), true));
-    assert_eq!(told.diagnostic.len(), DIAGNOSTIC);
+    let sent = requests.iter().find(|request| request.path.ends_with(name));
+    let end: wire::End = serde_json::from_slice(&sent.unwrap().body).unwrap();
+    assert_eq!((end.exit_code, end.reported), (Some(76), true));
+    assert_eq!(end.diagnostic.len(), DIAGNOSTIC);
 }

@@ -104,7 +104,7 @@ impl World {
     fn play(&mut self, play: &Move) -> Result<(), TestCaseError> {
         let (task, now) = (self.task.clone(), self.now);
         let agents = self.agents.clone();
-        let told = |reported| End { reported, ..end() };
+        let finished = |reported| End { reported, ..end() };
         match play {
             Move::Passes(time) => {
                 self.now += time;
@@ -176,7 +176,7 @@ impl World {
                 }
             }),
             Move::End(lease, ending, reported) => self.with(*lease, |world, grant| {
-                let (ending, end) = (*ending, &told(*reported));
+                let (ending, end) = (*ending, &finished(*reported));
                 world.try_it(&Event::End { grant, ending, end }, Some(grant))
             }),
         }
@@ -233,7 +233,7 @@ impl World {
                 prop_assert!(
                     !end.reported
                         || end.reason == EndReason::Superseded
-                        || end.reason == EndReason::Told
+                        || end.reason == EndReason::Finished
                 );
             }
             (Some(first), Some(last)) => {

@@ -100,13 +100,13 @@ impl State {
 /// Why a task is over.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum EndReason {
-    /// Its executor, or the agent in its place, said how it ended.
-    Told,
-    /// Nothing was heard of the executor that had accepted it.
+    /// Its executor, or the agent in its place, has reported the end.
+    Finished,
+    /// The executor that had accepted it sent no heartbeat any more.
     Lost,
     /// No executor accepted it in time.
     Expired,
-    /// Too many leases came to nothing.
+    /// Too many leases failed.
     Poison,
     /// It was cancelled before an executor accepted it.
     Cancelled,
@@ -119,7 +119,7 @@ pub enum EndReason {
 impl EndReason {
     /// All of them.
     pub const ALL: [Self; 7] = [
-        Self::Told,
+        Self::Finished,
         Self::Lost,
         Self::Expired,
         Self::Poison,
@@ -132,7 +132,7 @@ impl EndReason {
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
-            Self::Told => "told",
+            Self::Finished => "finished",
             Self::Lost => "lost",
             Self::Expired => "expired",
             Self::Poison => "poison",
@@ -185,7 +185,7 @@ pub struct Task {
     /// Who has it, or had it last.
     pub instance: Option<InstanceId>,
     pub agent: Option<AgentName>,
-    /// Leases that came to nothing, and count.
+    /// Failed leases that count.
     pub attempts: u32,
     /// Why: one text for each of them, and one for the last that did not count.
     pub reasons: Vec<String>,

@@ -447,18 +447,18 @@ fn ends_are_allowed_by_state(
 #[test]
 fn the_first_end_counts_and_may_be_repeated() {
     let mut story = Story::running();
-    let (grant, told) = (story.grant(), end());
+    let (grant, ended) = (story.grant(), end());
     let event = |ending, end| Event::End { grant, ending, end };
-    story.happens(event(Ending::Failed, &told)).unwrap();
+    story.happens(event(Ending::Failed, &ended)).unwrap();
     assert!(story.task.is_unreported());
-    let again = story.happens(event(Ending::Failed, &told)).unwrap();
+    let again = story.happens(event(Ending::Failed, &ended)).unwrap();
     assert!(!again.changed);
-    let other = story.happens(event(Ending::Completed, &told)).unwrap_err();
+    let other = story.happens(event(Ending::Completed, &ended)).unwrap_err();
     assert_eq!(other, Refusal::TaskAlreadyTerminal);
-    // The executor has told the platform, and the agent was faster here.
+    // The executor has reported to the platform, but the agent reached the hub first.
     let reported = End {
         reported: true,
-        ..told.clone()
+        ..ended.clone()
     };
     story.happens(event(Ending::Failed, &reported)).unwrap();
     assert!(!story.task.is_unreported());

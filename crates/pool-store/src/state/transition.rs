@@ -44,7 +44,7 @@ pub struct Record {
 pub enum LeaseOutcome {
     /// An executor exists.
     Started,
-    /// It came to nothing.
+    /// It failed.
     Failed,
 }
 
@@ -300,12 +300,12 @@ impl Step<'_> {
                 _ => task.sealed_for.clone_from(&task.agent),
             }
         }
-        let asked = decline
+        let requested = decline
             .delay_seconds
             .map(|seconds| Millis::from(seconds) * 1000);
         let pause = match decline.reason {
-            DeclineReason::Quota => asked.unwrap_or(NO_ROOM),
-            _ => asked.unwrap_or_default(),
+            DeclineReason::Quota => requested.unwrap_or(NO_ROOM),
+            _ => requested.unwrap_or_default(),
         };
         let step = Step {
             task: &task,
@@ -320,7 +320,7 @@ impl Step<'_> {
         })
     }
 
-    /// A lease came to nothing.
+    /// A lease failed.
     fn back(self, actor: &str, reason: String, counts: bool, pause: Millis) -> Transition {
         if self.task.cancel_requested {
             let note = format!("cancelled before an executor accepted it. {reason}");
@@ -445,7 +445,7 @@ impl Step<'_> {
             Ending::Cancelled => State::Cancelled,
         };
         if let Some(known) = &task.end {
-            let same = known.reason == EndReason::Told && task.state == state;
+            let same = known.reason == EndReason::Finished && task.state == state;
             if !same || task.grant() != Some(grant) {
                 return Err(Refusal::TaskAlreadyTerminal);
             }
@@ -468,7 +468,7 @@ impl Step<'_> {
         let mut next = task.clone();
         next.state = state;
         next.end = Some(TaskEnd {
-            reason: EndReason::Told,
+            reason: EndReason::Finished,
             diagnostic: cut(end.diagnostic.clone(), DIAGNOSTIC),
             exit_code: end.exit_code,
             verdict: end.verdict.clone().map(|verdict| cut(verdict, NOTE)),

@@ -55,21 +55,21 @@ impl Store {
         Ok(Submitted::New(id))
     }
 
-    /// Tasks of which the platform must be asked now: whether it still wants those that were not confirmed, and whether it
-    /// has cancelled those that no executor has accepted. A task is given again after a while: soon if it was not
+    /// Tasks that the hub must check now at the platform: whether unconfirmed ones are still wanted, and whether the others,
+    /// which no executor has accepted, were cancelled. A task is given again after a while: soon if it was not
     /// confirmed, and after 5 s otherwise. The hub asks in a loop, at least 10 times a second while something waits to be
     /// confirmed.
     pub async fn to_check(&self, limit: u32) -> Result<Vec<TaskView>, Error> {
         let sql = "SELECT * FROM tasks WHERE ask_at <= $1 AND reported = 0 AND end_reason IS NULL \
             ORDER BY ask_at LIMIT $2";
-        self.ask(sql, limit, |task, asks| match task.state {
+        self.due(sql, limit, |task, asks| match task.state {
             State::Submitted => CHECKS.get(asks).copied().unwrap_or(CHECK),
             _ => CHECK,
         })
         .await
     }
 
-    /// Says what the platform has said of a task. Does nothing to a task that does not wait to be confirmed.
+    /// Applies the platform's answer about a task. Does nothing to a task that does not wait to be confirmed.
     pub async fn found(&self, task: TaskId, found: Found) -> Result<TaskState, Error> {
         let (task, _) = self.change(task, Event::Found(found)).await?;
         Ok(task.state.on_the_wire())
@@ -87,7 +87,7 @@ impl Store {
     pub async fn to_report(&self, limit: u32) -> Result<Vec<TaskView>, Error> {
         let sql = "SELECT * FROM tasks WHERE ask_at <= $1 AND reported = 0 AND end_reason IS NOT NULL \
             ORDER BY ask_at LIMIT $2";
-        self.ask(sql, limit, |_, asks| {
+        self.due(sql, limit, |_, asks| {
             (REPORT << asks.min(8)).min(LONGEST_REPORT)
         })
         .await
@@ -98,8 +98,8 @@ impl Store {
         self.change(task, Event::Reported).await.map(drop)
     }
 
-    /// Tasks of which the hub is asked now, and not again before a pause.
-    async fn ask(
+    /// Tasks that are due now. Each is due again after a pause.
+    async fn due(
         &self,
         sql: &'static str,
         limit: u32,
@@ -114,7 +114,7 @@ impl Store {
         }
         let mut tasks = Vec::new();
         for row in &rows {
-            tasks.push(asked(&mut tx, row, &pause).await?);
+            tasks.push(postpone(&mut tx, row, &pause).await?);
         }
         let views = self.views(&mut tx, &tasks).await?;
         tx.commit().await?;
@@ -122,7 +122,7 @@ impl Store {
     }
 }
 
-async fn asked(
+async fn postpone(
     tx: &mut Tx,
     row: &Row,
     pause: impl Fn(&Task, usize) -> Millis,

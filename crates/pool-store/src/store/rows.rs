@@ -27,13 +27,13 @@ const EVENT: &str = "\
     INSERT INTO events (task, seq, at, from_state, to_state, actor, note) \
     VALUES ($1, (SELECT coalesce(max(seq), 0) + 1 FROM events WHERE task = $1), $2, $3, $4, $5, $6)";
 
-/// When the hub is asked to check a task that was just submitted: the platform may not have committed it yet.
+/// When a new task is first checked. The platform may not have committed it yet.
 const FIRST_CHECK: Millis = 100;
-/// When it is asked to check one that waits, or is leased.
+/// The pause between two checks of a task that waits or is leased.
 pub(super) const CHECK: Millis = 5000;
 
 impl Tx {
-    /// A task that nobody else changes before the transaction ends.
+    /// A task, locked until the transaction ends.
     pub(super) async fn task(&mut self, task: TaskId) -> Result<Option<Task>, Error> {
         let sql = "SELECT * FROM tasks WHERE id = $1";
         let row = self.row_to_change(sql, &[Value::text(task)]).await?;
@@ -71,7 +71,7 @@ impl Tx {
         let task = &transition.task;
         let mut values = vec![Value::text(task.id)];
         values.extend(changing(task, rules)?);
-        // What the hub is asked is another question then.
+        // In a new state, another check or report is due.
         values.push(Value::from(transition.record.is_some()));
         values.push(Value::Int(first_ask(task, self.now)));
         self.execute(UPDATE, &values).await?;
@@ -151,7 +151,7 @@ impl Tx {
     }
 }
 
-/// When the hub is first asked to check or to report a task in this state.
+/// When a task in this state is first due to be checked or reported.
 fn first_ask(task: &Task, now: Millis) -> Option<Millis> {
     match task.state {
         State::Submitted => Some(now + FIRST_CHECK),

@@ -23,10 +23,10 @@ const PAUSE_OVER: &str = "\
     SELECT pool, count(*) AS tasks FROM tasks \
     WHERE state = 'available' AND not_before > $1 AND not_before <= $2 GROUP BY pool";
 
-const ASKED_AGAIN: &str = "\
+const UNCONFIRMED_AGAIN: &str = "\
     INSERT INTO events (task, seq, at, from_state, to_state, actor, note) \
     SELECT t.id, (SELECT coalesce(max(e.seq), 0) + 1 FROM events e WHERE e.task = t.id), \
-    $1, 'available', 'submitted', 'hub', 'the hub starts: the platform is asked again' \
+    $1, 'available', 'submitted', 'hub', 'the hub starts: the platform must confirm it again' \
     FROM tasks t WHERE t.state = 'available'";
 const UNCONFIRMED: &str =
     "UPDATE tasks SET state = 'submitted', asks = 0, ask_at = $1 WHERE state = 'available'";
@@ -148,9 +148,10 @@ impl Store {
     }
 }
 
-/// The platform is asked again of all tasks that wait for an instance: the store may be a backup.
+/// All tasks that wait for an instance must be confirmed again, because the store may be a restored backup.
 async fn unconfirm(tx: &mut Tx) -> Result<(), Error> {
-    tx.execute(ASKED_AGAIN, &[Value::from(tx.wall)]).await?;
+    tx.execute(UNCONFIRMED_AGAIN, &[Value::from(tx.wall)])
+        .await?;
     tx.execute(UNCONFIRMED, &[Value::from(tx.now)]).await?;
     Ok(())
 }

@@ -14,7 +14,7 @@ use crate::view::{
     Condition, EndView, EventView, InstanceView, Listed, PAGE, Page, PoolView, TaskView, Wait,
 };
 
-/// So many leases in a row that came to nothing, and the instance is degraded.
+/// An instance with so many failed leases in a row is degraded.
 const DEGRADED: i64 = 3;
 
 const UNFINISHED: &str = "\

@@ -122,7 +122,7 @@ impl Fixture {
         let url = std::mem::take(&mut self.url);
         let backup = match &self.database {
             Database::File(folder) => {
-                // It is one file when nobody has it open.
+                // It is one file when no process has it open.
                 let from = folder.path().join("hub.db");
                 assert!(!folder.path().join("hub.db-wal").exists());
                 std::fs::copy(from, folder.path().join("backup.db")).unwrap();

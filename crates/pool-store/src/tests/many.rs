@@ -61,7 +61,7 @@ async fn many_agents_of_two_hubs_take_each_task_once_and_serve_all_alike(
     };
     let hubs = match engine {
         Engine::Sqlite => vec![fixture.store.clone()],
-        // What waits is asked again when a hub starts.
+        // Waiting tasks must be confirmed again when a hub starts.
         Engine::Postgres => vec![
             fixture.store.clone(),
             open(&fixture.url, &fixture.clock).await,

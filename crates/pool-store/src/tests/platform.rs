@@ -86,29 +86,29 @@ async fn the_platform_is_asked_soon_and_then_every_5_s(
     let Some(fixture) = Fixture::open(engine).await else {
         return;
     };
-    let asked = async || fixture.store.to_check(10).await.unwrap().len();
+    let due = async || fixture.store.to_check(10).await.unwrap().len();
     let task = fixture.submit("acme", "1").await.task();
-    assert_eq!(asked().await, 0, "the platform has not committed it yet");
+    assert_eq!(due().await, 0, "the platform has not committed it yet");
     fixture.pass(1).await;
-    assert_eq!((asked().await, asked().await), (1, 0));
+    assert_eq!((due().await, due().await), (1, 0));
     fixture.pass(1).await;
-    assert_eq!((asked().await, asked().await), (1, 0));
+    assert_eq!((due().await, due().await), (1, 0));
     fixture.store.found(task, Found::Waiting).await.unwrap();
     fixture.pass(3).await;
-    assert_eq!(asked().await, 0);
+    assert_eq!(due().await, 0);
     fixture.pass(3).await;
-    assert_eq!(asked().await, 1);
+    assert_eq!(due().await, 1);
     let instance = fixture.agent("one").await;
     let leased = fixture.lease(instance).await.unwrap();
     fixture.pass(6).await;
-    assert_eq!(asked().await, 1, "it may have been cancelled");
+    assert_eq!(due().await, 1, "it may have been cancelled");
     fixture
         .store
         .accept(leased.grant, &holder("x"))
         .await
         .unwrap();
     fixture.pass(6).await;
-    assert_eq!(asked().await, 0, "the executor asks by itself");
+    assert_eq!(due().await, 0, "the executor asks by itself");
 }
 
 #[rstest]

@@ -12,7 +12,7 @@ use crate::state::EndReason;
 use crate::view::{Condition, Page};
 use crate::{OpenError, Rules, Store};
 
-/// A task in each state, with the last word of each just now.
+/// A task in each state, each heard of just now.
 struct Everywhere {
     waiting: pool_protocol::id::TaskId,
     leased: LeasedTask,
@@ -316,6 +316,6 @@ async fn calls_that_wait_end_when_the_store_is_closed(
         fixture.store.close().await;
     };
     let (leased, ()) = tokio::join!(waits, closes);
-    // It may be told by the closed connection.
+    // The closed connection may end it.
     assert!(!matches!(leased, Ok(Some(_))));
 }

@@ -71,7 +71,9 @@ async fn a_task_says_why_it_waits(#[values(Engine::Sqlite, Engine::Postgres)] en
 
 #[rstest]
 #[tokio::test]
-async fn the_history_of_a_task_is_told(#[values(Engine::Sqlite, Engine::Postgres)] engine: Engine) {
+async fn the_history_of_a_task_is_recorded(
+    #[values(Engine::Sqlite, Engine::Postgres)] engine: Engine,
+) {
     let Some(fixture) = Fixture::open(engine).await else {
         return;
     };
