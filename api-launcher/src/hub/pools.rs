@@ -4,16 +4,38 @@
 mod file;
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
 use std::time::SystemTime;
 
+use axum::http::{HeaderMap, HeaderName};
+use ipnet::IpNet;
 use pool_protocol::id::PoolName;
 use pool_protocol::token::PoolToken;
 
 pub(crate) use self::file::parse;
 
-/// All pools, by name.
+/// All pools, by name, and who sees all of them.
 #[derive(Debug, Default)]
-pub(crate) struct Pools(BTreeMap<PoolName, Pool>);
+pub(crate) struct Pools {
+    pools: BTreeMap<PoolName, Pool>,
+    operators: Operators,
+}
+
+/// Who sees all pools on the status page.
+#[derive(Debug, Default)]
+struct Operators {
+    tokens: Vec<KnownToken>,
+    proxy: Option<Proxy>,
+}
+
+/// A proxy that knows its users.
+#[derive(Debug)]
+struct Proxy {
+    /// Names the user.
+    header: HeaderName,
+    /// What the proxy connects from.
+    addresses: Vec<IpNet>,
+}
 
 /// One pool.
 #[derive(Debug)]
@@ -60,12 +82,12 @@ pub(crate) enum TokenRefusal {
 impl Pools {
     /// The pool of this name.
     pub(crate) fn get(&self, name: &PoolName) -> Option<&Pool> {
-        self.0.get(name)
+        self.pools.get(name)
     }
 
     /// The names of all pools.
     pub(crate) fn names(&self) -> impl Iterator<Item = &PoolName> {
-        self.0.keys()
+        self.pools.keys()
     }
 
     /// Returns the id of a token that is good now.
@@ -74,7 +96,7 @@ impl Pools {
         token: &PoolToken,
         now: SystemTime,
     ) -> Result<&str, TokenRefusal> {
-        let pool = self.0.get(token.pool()).ok_or(TokenRefusal::Unknown)?;
+        let pool = self.pools.get(token.pool()).ok_or(TokenRefusal::Unknown)?;
         let mut tokens = pool.tokens.iter();
         let known = tokens
             .find(|known| token.has_digest(&known.sha256))
@@ -83,6 +105,33 @@ impl Pools {
             return Err(TokenRefusal::Expired);
         }
         Ok(&known.id)
+    }
+
+    /// Returns whether a token with this digest is good now: of the pool, or of an operator.
+    pub(crate) fn has_digest(
+        &self,
+        pool: Option<&PoolName>,
+        digest: &str,
+        now: SystemTime,
+    ) -> bool {
+        let tokens = match pool {
+            Some(pool) => self.pools.get(pool).map_or(&[][..], |pool| &pool.tokens),
+            None => &self.operators.tokens,
+        };
+        let is_good = |token: &KnownToken| token.expires.is_none_or(|end| end > now);
+        tokens
+            .iter()
+            .any(|token| token.sha256 == digest && is_good(token))
+    }
+
+    /// Returns the operator whom the trusted proxy at this address names.
+    pub(crate) fn operator(&self, peer: IpAddr, headers: &HeaderMap) -> Option<String> {
+        let proxy = self.operators.proxy.as_ref()?;
+        let peer = peer.to_canonical();
+        let is_trusted = proxy.addresses.iter().any(|net| net.contains(&peer));
+        let name = headers.get(&proxy.header).filter(|_| is_trusted)?;
+        let name = String::from_utf8_lossy(name.as_bytes()).trim().to_owned();
+        (!name.is_empty()).then_some(name)
     }
 }
 
@@ -118,7 +167,10 @@ mod tests {
             boundary: Boundary::Relay,
             tokens: tokens.iter().enumerate().map(known).collect(),
         };
-        Pools([("eu".parse().unwrap(), pool)].into())
+        Pools {
+            pools: [("eu".parse().unwrap(), pool)].into(),
+            operators: Operators::default(),
+        }
     }
 
     #[test]
