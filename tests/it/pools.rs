@@ -10,3 +10,4 @@ mod identity;
 mod place;
 mod relay;
 mod runs;
+mod status_page;

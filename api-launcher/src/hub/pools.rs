@@ -7,7 +7,6 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::time::SystemTime;
 
-use axum::http::{HeaderMap, HeaderName};
 use ipnet::IpNet;
 use pool_protocol::id::PoolName;
 use pool_protocol::token::PoolToken;
@@ -32,7 +31,7 @@ struct Operators {
 #[derive(Debug)]
 struct Proxy {
     /// Names the user.
-    header: HeaderName,
+    header: String,
     /// What the proxy connects from.
     addresses: Vec<IpNet>,
 }
@@ -124,14 +123,12 @@ impl Pools {
             .any(|token| token.sha256 == digest && is_good(token))
     }
 
-    /// Returns the operator whom the trusted proxy at this address names.
-    pub(crate) fn operator(&self, peer: IpAddr, headers: &HeaderMap) -> Option<String> {
+    /// Returns the name of the header that names an operator, if the trusted proxy is at this address.
+    pub(crate) fn trusted_header(&self, peer: IpAddr) -> Option<&str> {
         let proxy = self.operators.proxy.as_ref()?;
-        let peer = peer.to_canonical();
-        let is_trusted = proxy.addresses.iter().any(|net| net.contains(&peer));
-        let name = headers.get(&proxy.header).filter(|_| is_trusted)?;
-        let name = String::from_utf8_lossy(name.as_bytes()).trim().to_owned();
-        (!name.is_empty()).then_some(name)
+        let mut addresses = proxy.addresses.iter();
+        let is_trusted = addresses.any(|net| net.contains(&peer.to_canonical()));
+        is_trusted.then_some(&*proxy.header)
     }
 }
 

@@ -1,6 +1,7 @@
 //! Real peers that tests start on loopback, each on a free port, each stopped when its value is dropped.
 
 pub mod azurite;
+pub mod browser;
 pub mod clouds;
 mod daemon;
 pub mod gcs;

@@ -85,7 +85,7 @@ impl Site {
             return Some(Viewer::Open);
         }
         let pools = self.hub.pools.current();
-        if let Some(name) = peer.and_then(|peer| pools.operator(peer, &parts.headers)) {
+        if let Some(name) = peer.and_then(|peer| named(&pools, peer, &parts.headers)) {
             return Some(Viewer::Named(name));
         }
         let now = SystemTime::now();
@@ -258,6 +258,13 @@ fn is_page(path: &str) -> bool {
     is_below && !path.ends_with("/log") && path.bytes().all(is_plain)
 }
 
+/// Returns the operator whom the trusted proxy names.
+fn named(pools: &Pools, peer: IpAddr, headers: &HeaderMap) -> Option<String> {
+    let name = headers.get(pools.trusted_header(peer)?)?;
+    let name = String::from_utf8_lossy(name.as_bytes()).trim().to_owned();
+    (!name.is_empty()).then_some(name)
+}
+
 /// Whether a browser says that another site made it send the request.
 fn is_from_elsewhere(headers: &HeaderMap) -> bool {
     let site = headers.get("sec-fetch-site");
@@ -389,7 +396,7 @@ mod tests {
             &PoolToken::new("eu".parse().unwrap()),
             &OperatorToken::new(),
         );
-        let found = pools.operator(peer.parse().unwrap(), &headers(sent));
+        let found = named(&pools, peer.parse().unwrap(), &headers(sent));
         assert_eq!(found.as_deref(), expected);
     }
 

@@ -76,7 +76,11 @@ impl Reader {
         let place = "operators.proxy";
         let fields = self.object(place, value, &["header", "addresses"])?;
         let header = self.text(place, fields, "header");
-        let header = header.and_then(|name| name.parse().ok());
+        let is_name = |name: &&str| {
+            name.bytes()
+                .all(|byte| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_'))
+        };
+        let header = header.filter(is_name).map(str::to_owned);
         if header.is_none() {
             self.wrong(
                 "operators.proxy.header",
@@ -306,6 +310,9 @@ pools:
         let problems = parse(
             r#"
 pool: {}
+operators:
+  token: x
+  proxy: {header: "X User", addresses: [10.0.0.0/99]}
 pools:
   EU: {organizations: [a]}
   eu:
@@ -321,6 +328,9 @@ pools:
         .unwrap_err();
         for expected in [
             "the file has the unknown key `pool`: did you mean `pools`?",
+            "operators has the unknown key `token`: did you mean `tokens`?",
+            "operators.proxy.header must be the name of the header",
+            "operators.proxy.addresses must be a list of the addresses or networks",
             "pools `EU` is not a valid name",
             "pools.eu has the unknown key `organisations`: did you mean `organizations`?",
             "pools.eu.organizations must be a list",
