@@ -147,7 +147,7 @@ fn waiting_runs(tasks: &[&TaskView]) -> Markup {
                         }
                         td data-label="Waits for" { (span(task.age)) }
                         td.number data-label="Attempts" { (task.attempts) }
-                        td.id data-label="Organization" { (task.organization) }
+                        td data-label="Organization" { (task.organization) }
                     }
                 }
             }
@@ -164,7 +164,7 @@ fn agents(agents: &[InstanceView]) -> Markup {
                     th scope="col" { "Agent" }
                     th scope="col" { "State" }
                     th scope="col" { "Version" }
-                    th scope="col" { "Starts executors as" }
+                    th scope="col" { "Executors" }
                     th.number scope="col" { "Runs" }
                     th.number scope="col" { "Free slots" }
                     th scope="col" { "Last seen" }
@@ -184,7 +184,7 @@ fn agents(agents: &[InstanceView]) -> Markup {
                             }
                         }
                         td data-label="Version" { (agent.version) }
-                        td data-label="Starts executors as" {
+                        td data-label="Executors" {
                             (dash(Some(agent.target.clone()).filter(|target| !target.is_empty())))
                             span.more { " " (agent.platform) "/" (agent.architecture) }
                         }

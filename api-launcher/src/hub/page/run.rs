@@ -197,7 +197,6 @@ fn facts(page: &RunPage) -> Markup {
             @if let Some(end) = end {
                 (fact("Ended", Some(&ago(end.ago))))
                 (fact("Verdict", end.verdict.as_deref()))
-                (fact("Reason", Some(end.reason.name())))
                 (fact("Exit code", end.exit_code.map(|code| code.to_string()).as_deref()))
                 (fact("Reported", Some(if end.reported { "yes" } else { "not yet" })))
             }
@@ -236,7 +235,7 @@ fn events(events: &[EventView]) -> Markup {
                         td.number data-label="After" {
                             (span(first.and_then(|first| event.at.duration_since(first).ok()).unwrap_or_default()))
                         }
-                        td data-label="State" { (event.to) }
+                        td.word data-label="State" { (event.to) }
                         td data-label="By" { (event.actor) }
                         td.text data-label="Note" { (event.note) }
                     }

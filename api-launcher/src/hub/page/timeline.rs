@@ -147,8 +147,8 @@ const fn is_of_agent(state: State) -> bool {
 const fn tone(state: State) -> Tone {
     match state {
         State::Submitted | State::Available | State::Cancelled => Tone::Quiet,
-        State::Leased | State::Started => Tone::Active,
-        State::Running | State::Completed => Tone::Good,
+        State::Leased | State::Started | State::Running => Tone::Active,
+        State::Completed => Tone::Good,
         State::Orphaned => Tone::Warning,
         State::Failed => Tone::Bad,
     }
