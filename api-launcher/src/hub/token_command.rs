@@ -66,17 +66,14 @@ impl PoolArgs {
         let PoolCommand::Token {
             command: TokenCommand::New(args),
         } = &self.command;
-        let (place, token, digest) = match &args.pool {
-            Some(pool) => {
-                let token = PoolToken::new(pool.clone());
-                let place = format!("pools.{pool}.tokens");
-                (place, token.reveal().to_owned(), token.digest())
-            }
-            None => {
-                let token = OperatorToken::new();
-                let place = "operators.tokens".to_owned();
-                (place, token.reveal().to_owned(), token.digest())
-            }
+        let (place, token, digest) = if let Some(pool) = &args.pool {
+            let token = PoolToken::new(pool.clone());
+            let place = format!("pools.{pool}.tokens");
+            (place, token.reveal().to_owned(), token.digest())
+        } else {
+            let token = OperatorToken::new();
+            let place = "operators.tokens".to_owned();
+            (place, token.reveal().to_owned(), token.digest())
         };
         let text = line(&digest, args.description.as_deref(), SystemTime::now());
         // The line goes first: a token without it is of no use, and is lost when its reader has gone.

@@ -36,11 +36,12 @@ const HOSTILE: &str = "</pre><script>document.title='taken'</script>";
 /// The file of the pools with tokens of `eu` and of operators, and a trusted proxy on this machine.
 fn write_pools(place: &Place, eu: &[&PoolToken], operator: &OperatorToken) {
     let organization = place.platform.organization();
-    let tokens: String = eu
+    let tokens: Vec<String> = eu
         .iter()
         .zip(0..)
-        .map(|(token, number)| format!("{{id: t{number}, sha256: {}}},", token.digest()))
+        .map(|(token, number)| format!("{{id: t{number}, sha256: {}}}", token.digest()))
         .collect();
+    let tokens = tokens.join(", ");
     place.replace_pools(&format!(
         "pools:\n  eu: {{organizations: [{organization}], tokens: [{tokens}]}}\n  \
          us: {{organizations: [another]}}\n\

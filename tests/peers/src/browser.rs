@@ -1,4 +1,4 @@
-//! Chromium without a window, driven by the DevTools protocol over two pipes.
+//! Chromium without a window, driven by the `DevTools` protocol over two pipes.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, BufRead as _, BufReader, Write as _};
@@ -18,7 +18,7 @@ use serde_json::{Value, json};
 use tempfile::TempDir;
 
 /// What takes longer does not come.
-const DEADLINE: Duration = Duration::from_secs(60);
+const DEADLINE: Duration = Duration::from_mins(1);
 const POLL: Duration = Duration::from_millis(50);
 
 /// A browser with one page.

@@ -128,7 +128,7 @@ fn run_page(task: TaskView) -> RunPage {
             end: 34,
         }),
         boundary: Some(Boundary::Relay),
-        now: UNIX_EPOCH + Duration::from_secs(60),
+        now: UNIX_EPOCH + Duration::from_mins(1),
     }
 }
 

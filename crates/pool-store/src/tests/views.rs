@@ -105,8 +105,10 @@ async fn lists_come_in_pages(#[values(Engine::Sqlite, Engine::Postgres)] engine:
     let Some(site) = Site::open(engine).await else {
         return;
     };
-    let done = site.running("0").await;
-    complete(&site.store, &done).await;
+    for job in ["0", "later"] {
+        let done = site.running(job).await;
+        complete(&site.store, &done).await;
+    }
     for job in 1..=4 {
         site.ready("acme", &job.to_string()).await;
     }
@@ -129,7 +131,16 @@ async fn lists_come_in_pages(#[values(Engine::Sqlite, Engine::Postgres)] engine:
     assert_eq!((first.len(), jobs), (3, vec!["1", "2", "3", "4"]));
     let page = Page::first();
     let over = site.store.tasks(None, Listed::Over, page).await.unwrap();
-    assert_eq!((over.len(), over[0].state), (1, TaskState::Completed));
+    assert_eq!((over.len(), over[0].state), (2, TaskState::Completed));
+    // The other way round, and the rest after the first page.
+    let mut one = Page { limit: 1, ..page };
+    for job in ["later", "0"] {
+        let pool = pool();
+        let latest = site.store.tasks(Some(&pool), Listed::Latest, one);
+        let latest = latest.await.unwrap();
+        assert_eq!(latest[0].job, job);
+        one.after = Some(latest[0].task);
+    }
     let us: PoolName = "us".parse().unwrap();
     assert!(
         site.store
