@@ -84,7 +84,9 @@ pub(crate) fn router(state: AppState) -> Router {
     }
     let mut router = router.with_state(state.clone());
     if let Some(hub) = &state.hub {
-        router = router.merge(hub::wire::router(Arc::clone(hub)));
+        router = router
+            .merge(hub::wire::router(Arc::clone(hub)))
+            .merge(hub::page::router(Arc::clone(hub), state.gate.is_open()));
     }
     router
         .fallback(not_found)

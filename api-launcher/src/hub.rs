@@ -6,10 +6,12 @@ mod chains;
 mod duties;
 mod job_token_keys;
 mod metrics;
+pub(crate) mod page;
 mod pools;
 mod relay;
 pub(crate) mod settings;
 mod submit;
+mod tails;
 pub(crate) mod token_command;
 mod watched_file;
 pub(crate) mod wire;
@@ -32,6 +34,7 @@ use self::metrics::PoolMetrics;
 use self::pools::Pools;
 use self::relay::Relay;
 use self::settings::{HubSettings, KeySetting};
+use self::tails::Tails;
 use self::watched_file::WatchedFile;
 use crate::dispatch::Readiness;
 use crate::metrics::Metrics;
@@ -52,6 +55,8 @@ pub(crate) struct Hub {
     store: Store,
     reporter: Arc<dyn PlatformReporter>,
     relay: Relay,
+    /// The ends of run logs, for the status page.
+    tails: Tails,
     beats: Beats,
     metrics: PoolMetrics,
     polls: Semaphore,
@@ -126,6 +131,7 @@ impl Hub {
             store,
             relay: relay.map_err(HubError::Client)?,
             reporter: Arc::new(reporter),
+            tails: Tails::default(),
             beats: Beats::default(),
             metrics: PoolMetrics::register(metrics),
             polls: Semaphore::new(MAX_POLLS),

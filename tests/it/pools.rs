@@ -10,3 +10,4 @@ mod fixture;
 mod identity;
 mod relay;
 mod runs;
+mod status_page;

@@ -124,6 +124,14 @@ const NEEDS: &[Need] = &[
         present: || is_installed("postgres") || postgres_of_debian(),
     },
     Need {
+        // Shows the status page of a hub.
+        program: "chromium",
+        purpose: Purpose::Tests,
+        packages: &["chromium"],
+        elsewhere: "your package manager, or chromium.org",
+        present: || is_installed("chromium"),
+    },
+    Need {
         program: "setpriv",
         purpose: Purpose::Tests,
         packages: &["util-linux"],

@@ -2,17 +2,22 @@
 //! the head of a request.
 
 use std::io;
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
 use axum::Router;
+use axum::extract::ConnectInfo;
+use axum::http::Request;
+use hyper::body::Incoming;
 use hyper::server::conn::http1;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::server::graceful::GracefulShutdown;
 use hyper_util::service::TowerToHyperService;
-use tokio::net::TcpListener;
-use tokio::sync::Semaphore;
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio_util::sync::CancellationToken;
+use tower::ServiceExt as _;
 use tracing::{debug, warn};
 
 /// Far more than a platform opens; few enough for the usual limit of open files.
@@ -41,7 +46,7 @@ pub(crate) async fn serve(
             () = stop.cancelled() => break,
             accepted = next(&listener, &places) => accepted,
         };
-        let (stream, place) = match accepted {
+        let (stream, peer, place) = match accepted {
             Ok(accepted) => accepted,
             Err(error) => {
                 warn!(%error, "could not accept a connection");
@@ -49,14 +54,17 @@ pub(crate) async fn serve(
                 continue;
             }
         };
+        let router = router
+            .clone()
+            .map_request(move |mut request: Request<Incoming>| {
+                request.extensions_mut().insert(ConnectInfo(peer));
+                request
+            });
         let connection = http1::Builder::new()
             .timer(TokioTimer::new())
             .header_read_timeout(HEAD_TIMEOUT)
             .max_buf_size(MAX_HEAD_BYTES)
-            .serve_connection(
-                TokioIo::new(stream),
-                TowerToHyperService::new(router.clone()),
-            );
+            .serve_connection(TokioIo::new(stream), TowerToHyperService::new(router));
         let connection = graceful.watch(connection);
         tokio::spawn(async move {
             if let Err(error) = connection.await {
@@ -72,13 +80,13 @@ pub(crate) async fn serve(
 async fn next(
     listener: &TcpListener,
     places: &Arc<Semaphore>,
-) -> io::Result<(tokio::net::TcpStream, tokio::sync::OwnedSemaphorePermit)> {
+) -> io::Result<(TcpStream, SocketAddr, OwnedSemaphorePermit)> {
     let place = Arc::clone(places)
         .acquire_owned()
         .await
         .map_err(io::Error::other)?;
-    let (stream, _) = listener.accept().await?;
+    let (stream, peer) = listener.accept().await?;
     // Answers are small: waiting to fill a packet would only delay them.
     let _ = stream.set_nodelay(true);
-    Ok((stream, place))
+    Ok((stream, peer, place))
 }

@@ -48,6 +48,18 @@ impl JobTokenKeys {
             .map_or_else(String::new, |key| key.sign(grant))
     }
 
+    /// Makes the token of a session at the status page.
+    pub(crate) fn sign_session(&self, session: &str) -> String {
+        self.0
+            .first()
+            .map_or_else(String::new, |key| key.sign_session(session))
+    }
+
+    /// Returns what the token of a session says, if one of the keys made it.
+    pub(crate) fn verify_session<'t>(&self, token: &'t str) -> Option<&'t str> {
+        self.0.iter().find_map(|key| key.verify_session(token))
+    }
+
     /// Returns what a token is good for, if one of the keys made it.
     pub(crate) fn verify(&self, token: &str) -> Option<JobGrant> {
         self.0.iter().find_map(|key| key.verify(token))

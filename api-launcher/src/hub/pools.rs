@@ -4,16 +4,37 @@
 mod file;
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
 use std::time::SystemTime;
 
+use ipnet::IpNet;
 use pool_protocol::id::PoolName;
 use pool_protocol::token::PoolToken;
 
 pub(crate) use self::file::parse;
 
-/// All pools, by name.
+/// All pools, by name, and who sees all of them.
 #[derive(Debug, Default)]
-pub(crate) struct Pools(BTreeMap<PoolName, Pool>);
+pub(crate) struct Pools {
+    pools: BTreeMap<PoolName, Pool>,
+    operators: Operators,
+}
+
+/// Who sees all pools on the status page.
+#[derive(Debug, Default)]
+struct Operators {
+    tokens: Vec<KnownToken>,
+    proxy: Option<Proxy>,
+}
+
+/// A proxy that knows its users.
+#[derive(Debug)]
+struct Proxy {
+    /// Names the user.
+    header: String,
+    /// What the proxy connects from.
+    addresses: Vec<IpNet>,
+}
 
 /// One pool.
 #[derive(Debug)]
@@ -60,12 +81,12 @@ pub(crate) enum TokenRefusal {
 impl Pools {
     /// The pool of this name.
     pub(crate) fn get(&self, name: &PoolName) -> Option<&Pool> {
-        self.0.get(name)
+        self.pools.get(name)
     }
 
     /// The names of all pools.
     pub(crate) fn names(&self) -> impl Iterator<Item = &PoolName> {
-        self.0.keys()
+        self.pools.keys()
     }
 
     /// Returns the id of a token that is good now.
@@ -74,7 +95,7 @@ impl Pools {
         token: &PoolToken,
         now: SystemTime,
     ) -> Result<&str, TokenRefusal> {
-        let pool = self.0.get(token.pool()).ok_or(TokenRefusal::Unknown)?;
+        let pool = self.pools.get(token.pool()).ok_or(TokenRefusal::Unknown)?;
         let mut tokens = pool.tokens.iter();
         let known = tokens
             .find(|known| token.has_digest(&known.sha256))
@@ -83,6 +104,31 @@ impl Pools {
             return Err(TokenRefusal::Expired);
         }
         Ok(&known.id)
+    }
+
+    /// Returns whether a token with this digest is good now: of the pool, or of an operator.
+    pub(crate) fn has_digest(
+        &self,
+        pool: Option<&PoolName>,
+        digest: &str,
+        now: SystemTime,
+    ) -> bool {
+        let tokens = match pool {
+            Some(pool) => self.pools.get(pool).map_or(&[][..], |pool| &pool.tokens),
+            None => &self.operators.tokens,
+        };
+        let is_good = |token: &KnownToken| token.expires.is_none_or(|end| end > now);
+        tokens
+            .iter()
+            .any(|token| token.sha256 == digest && is_good(token))
+    }
+
+    /// Returns the name of the header that names an operator, if the trusted proxy is at this address.
+    pub(crate) fn trusted_header(&self, peer: IpAddr) -> Option<&str> {
+        let proxy = self.operators.proxy.as_ref()?;
+        let mut addresses = proxy.addresses.iter();
+        let is_trusted = addresses.any(|net| net.contains(&peer.to_canonical()));
+        is_trusted.then_some(&*proxy.header)
     }
 }
 
@@ -118,7 +164,10 @@ mod tests {
             boundary: Boundary::Relay,
             tokens: tokens.iter().enumerate().map(known).collect(),
         };
-        Pools([("eu".parse().unwrap(), pool)].into())
+        Pools {
+            pools: [("eu".parse().unwrap(), pool)].into(),
+            operators: Operators::default(),
+        }
     }
 
     #[test]

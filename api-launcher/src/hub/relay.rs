@@ -51,7 +51,12 @@ async fn pass(hub: &Hub, request: Request) -> Result<Response, Failure> {
         .await
         .map_err(|denied| refuse(&task, &head.method, head.uri.path(), &denied))?;
     debug!(task = %task.task, ?call, "relayed");
-    hub.relay.send(outgoing, &step).await
+    let lines = outgoing.lines.clone();
+    let response = hub.relay.send(outgoing, &step).await?;
+    if let Some(lines) = lines.filter(|_| response.status().is_success()) {
+        hub.tails.add(task.task, &lines);
+    }
+    Ok(response)
 }
 
 /// Returns the task of a request whose token is good for its current lease.

@@ -6,7 +6,7 @@ use std::time::SystemTime;
 use clap::{Args, Subcommand};
 use job_contract::Exit;
 use pool_protocol::id::PoolName;
-use pool_protocol::token::PoolToken;
+use pool_protocol::token::{OperatorToken, PoolToken};
 use serde_json::json;
 
 use crate::terminal;
@@ -37,8 +37,17 @@ enum TokenCommand {
 #[derive(Args, Clone, Debug)]
 struct NewArgs {
     /// Name of the pool
-    #[arg(long, value_name = "NAME")]
-    pool: PoolName,
+    #[arg(
+        long,
+        value_name = "NAME",
+        required_unless_present = "operator",
+        conflicts_with = "operator"
+    )]
+    pool: Option<PoolName>,
+
+    /// Make a token that sees all pools on the status page, and takes no runs
+    #[arg(long)]
+    operator: bool,
 
     /// Whose token it is, for people
     #[arg(long, value_name = "TEXT")]
@@ -57,24 +66,30 @@ impl PoolArgs {
         let PoolCommand::Token {
             command: TokenCommand::New(args),
         } = &self.command;
-        let token = PoolToken::new(args.pool.clone());
-        let text = line(&token, args.description.as_deref(), SystemTime::now());
+        let (place, token, digest) = if let Some(pool) = &args.pool {
+            let token = PoolToken::new(pool.clone());
+            let place = format!("pools.{pool}.tokens");
+            (place, token.reveal().to_owned(), token.digest())
+        } else {
+            let token = OperatorToken::new();
+            let place = "operators.tokens".to_owned();
+            (place, token.reveal().to_owned(), token.digest())
+        };
+        let text = line(&digest, args.description.as_deref(), SystemTime::now());
         // The line goes first: a token without it is of no use, and is lost when its reader has gone.
         let written = writeln!(
             io::stderr(),
-            "Add this line to `pools.{}.tokens` in the file of the pools:\n      {text}",
-            args.pool
+            "Add this line to `{place}` in the file of the pools:\n      {text}"
         );
         if written.is_err() {
             return Exit::Infrastructure;
         }
-        terminal::stdout::print(format!("{}\n", token.reveal()).as_bytes())
+        terminal::stdout::print(format!("{token}\n").as_bytes())
     }
 }
 
 /// JSON is YAML.
-fn line(token: &PoolToken, description: Option<&str>, now: SystemTime) -> String {
-    let digest = token.digest();
+fn line(digest: &str, description: Option<&str>, now: SystemTime) -> String {
     let created = humantime::format_rfc3339_seconds(now).to_string();
     let id = format!("{}-{}", &created[..10], &digest[..6]);
     let mut entry = json!({"id": id, "sha256": digest, "created": created});
@@ -95,7 +110,7 @@ mod tests {
     fn the_line_makes_the_token_good() {
         let now = UNIX_EPOCH + Duration::from_hours(500_000);
         let token = PoolToken::new("eu".parse().unwrap());
-        let line = line(&token, Some("Frankfurt: \"one\""), now);
+        let line = line(&token.digest(), Some("Frankfurt: \"one\""), now);
         assert!(line.starts_with(r#"- {"id":"2027-01-15-"#), "{line}");
         let file = format!("pools:\n  eu:\n    organizations: [a]\n    tokens:\n      {line}\n");
         let pools = pools::parse(&file).unwrap();

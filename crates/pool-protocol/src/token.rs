@@ -16,6 +16,8 @@ use crate::id::{LeaseId, PoolName, TaskId};
 
 const POOL_PREFIX: &str = "mfp";
 const JOB_PREFIX: &str = "mfr";
+const OPERATOR_PREFIX: &str = "mfo";
+const SESSION_PREFIX: &str = "mfs";
 /// Characters of a pool token's checksum.
 const CHECKSUM: usize = 6;
 
@@ -39,12 +41,7 @@ impl PoolToken {
     /// A new token for a pool.
     #[must_use]
     pub fn new(pool: PoolName) -> Self {
-        let mut secret = Sha256::new();
-        // Four version 4 UUIDs have 488 random bits.
-        for _ in 0..4 {
-            secret.update(Uuid::new_v4());
-        }
-        let body = format!("{POOL_PREFIX}_{pool}_{}", hex(&secret.finalize()));
+        let body = format!("{POOL_PREFIX}_{pool}_{}", secret());
         let text = format!("{body}_{}", checksum(&body));
         Self { pool, text }
     }
@@ -104,6 +101,50 @@ impl fmt::Debug for PoolToken {
     }
 }
 
+/// A token of an operator, who sees all pools and takes no runs. Shown once, when it is made.
+#[derive(Clone, PartialEq, Eq)]
+pub struct OperatorToken(String);
+
+impl OperatorToken {
+    /// A new token.
+    #[must_use]
+    pub fn new() -> Self {
+        let body = format!("{OPERATOR_PREFIX}_{}", secret());
+        Self(format!("{body}_{}", checksum(&body)))
+    }
+
+    /// Reads a token. Returns `None` if the text has another form.
+    #[must_use]
+    pub fn parse(text: &str) -> Option<Self> {
+        let (body, sum) = text.rsplit_once('_')?;
+        let (prefix, _) = body.split_once('_')?;
+        (prefix == OPERATOR_PREFIX && checksum(body) == sum).then(|| Self(text.to_owned()))
+    }
+
+    /// The token itself.
+    pub fn reveal(&self) -> &str {
+        &self.0
+    }
+
+    /// What the hub keeps of it: the SHA-256 in hexadecimal digits.
+    #[must_use]
+    pub fn digest(&self) -> String {
+        hex(&Sha256::digest(&self.0))
+    }
+}
+
+impl Default for OperatorToken {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl fmt::Debug for OperatorToken {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("OperatorToken").finish_non_exhaustive()
+    }
+}
+
 /// What a job token is good for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct JobGrant {
@@ -129,17 +170,26 @@ impl JobTokenKey {
             "{JOB_PREFIX}_{}.{}.{}",
             grant.task, grant.lease, grant.fencing_token
         );
-        let code = BASE64_URL_SAFE_NO_PAD.encode(self.code(&body).finalize().into_bytes());
-        format!("{body}.{code}")
+        self.with_code(&body)
+    }
+
+    /// Makes the token of a session at the status page, which says this.
+    #[must_use]
+    pub fn sign_session(&self, session: &str) -> String {
+        self.with_code(&format!("{SESSION_PREFIX}_{session}"))
+    }
+
+    /// Returns what the token of a session says, if this key made it.
+    #[must_use]
+    pub fn verify_session<'t>(&self, token: &'t str) -> Option<&'t str> {
+        let (prefix, session) = self.without_code(token)?.split_once('_')?;
+        (prefix == SESSION_PREFIX).then_some(session)
     }
 
     /// Returns what a token is good for, if this key made it.
     #[must_use]
     pub fn verify(&self, token: &str) -> Option<JobGrant> {
-        let (body, code) = token.rsplit_once('.')?;
-        let code = BASE64_URL_SAFE_NO_PAD.decode(code).ok()?;
-        self.code(body).verify_slice(&code).ok()?;
-        let (prefix, rest) = body.split_once('_')?;
+        let (prefix, rest) = self.without_code(token)?.split_once('_')?;
         let mut parts = rest.split('.');
         let grant = JobGrant {
             task: parts.next()?.parse().ok()?,
@@ -147,6 +197,18 @@ impl JobTokenKey {
             fencing_token: parts.next()?.parse().ok()?,
         };
         (prefix == JOB_PREFIX && parts.next().is_none()).then_some(grant)
+    }
+
+    fn with_code(&self, body: &str) -> String {
+        let code = BASE64_URL_SAFE_NO_PAD.encode(self.code(body).finalize().into_bytes());
+        format!("{body}.{code}")
+    }
+
+    fn without_code<'t>(&self, token: &'t str) -> Option<&'t str> {
+        let (body, code) = token.rsplit_once('.')?;
+        let code = BASE64_URL_SAFE_NO_PAD.decode(code).ok()?;
+        self.code(body).verify_slice(&code).ok()?;
+        Some(body)
     }
 
     fn code(&self, body: &str) -> Hmac<Sha256> {
@@ -161,6 +223,16 @@ impl fmt::Debug for JobTokenKey {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("JobTokenKey").finish_non_exhaustive()
     }
+}
+
+/// 256 random bits.
+fn secret() -> String {
+    let mut secret = Sha256::new();
+    // Four version 4 UUIDs have 488 random bits.
+    for _ in 0..4 {
+        secret.update(Uuid::new_v4());
+    }
+    hex(&secret.finalize())
 }
 
 fn checksum(body: &str) -> String {
@@ -230,6 +302,28 @@ mod tests {
         let secret = token.reveal().split('_').nth(2).unwrap();
         assert!(!format!("{token:?}").contains(secret));
         assert!(!format!("{:?}", JobTokenKey::new(b"planted".to_vec())).contains("planted"));
+    }
+
+    #[test]
+    fn an_operator_token_is_no_pool_token() {
+        let token = OperatorToken::new();
+        assert_eq!(OperatorToken::parse(token.reveal()), Some(token.clone()));
+        assert!(PoolToken::parse(token.reveal()).is_err());
+        assert_eq!(OperatorToken::parse(PoolToken::new(pool()).reveal()), None);
+        assert_eq!(OperatorToken::parse(&token.reveal()[1..]), None);
+        assert!(!format!("{token:?}").contains("mfo"));
+    }
+
+    #[test]
+    fn a_session_is_no_job_token() {
+        let key = JobTokenKey::new(b"key".to_vec());
+        let session = key.sign_session("1.eu.ab");
+        assert_eq!(key.verify_session(&session), Some("1.eu.ab"));
+        assert_eq!(key.verify(&session), None);
+        assert_eq!(key.verify_session(&key.sign(grant())), None);
+        let other = JobTokenKey::new(b"other".to_vec());
+        assert_eq!(other.verify_session(&session), None);
+        assert_eq!(key.verify_session(&session.replace("eu", "us")), None);
     }
 
     #[test]

@@ -163,6 +163,8 @@ pub enum Listed {
     Open,
     /// Those that are over.
     Over,
+    /// Those that are over, the last one submitted first.
+    Latest,
     /// All of them.
     All,
 }

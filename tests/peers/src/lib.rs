@@ -2,6 +2,7 @@
 //! under test as processes.
 
 pub mod azurite;
+pub mod browser;
 pub mod clouds;
 mod daemon;
 pub mod gcs;

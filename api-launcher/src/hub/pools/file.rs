@@ -1,12 +1,14 @@
 //! The file of the pools: reads it, and says everything that is wrong with it at once.
 
 use std::collections::BTreeMap;
+use std::net::IpAddr;
 use std::time::SystemTime;
 
+use ipnet::IpNet;
 use pool_protocol::id::PoolName;
 use serde_json::{Map, Value};
 
-use super::{Boundary, KnownToken, Organizations, Pool, Pools};
+use super::{Boundary, KnownToken, Operators, Organizations, Pool, Pools, Proxy};
 
 /// A name that differs in more letters is another name.
 const MISSPELT: usize = 3;
@@ -39,7 +41,7 @@ struct Reader {
 
 impl Reader {
     fn pools(&mut self, file: &Value) -> Pools {
-        let Some(file) = self.object("", file, &["pools"]) else {
+        let Some(file) = self.object("", file, &["pools", "operators"]) else {
             return Pools::default();
         };
         let Some(Value::Object(pools)) = file.get("pools") else {
@@ -54,7 +56,56 @@ impl Reader {
                 Err(error) => self.wrong("pools", &error.to_string()),
             }
         }
-        Pools(known)
+        let operators = file
+            .get("operators")
+            .and_then(|value| self.operators(value));
+        Pools {
+            pools: known,
+            operators: operators.unwrap_or_default(),
+        }
+    }
+
+    fn operators(&mut self, value: &Value) -> Option<Operators> {
+        let fields = self.object("operators", value, &["tokens", "proxy"])?;
+        let tokens = self.tokens("operators.tokens", fields);
+        let proxy = fields.get("proxy").and_then(|value| self.proxy(value));
+        Some(Operators { tokens, proxy })
+    }
+
+    fn proxy(&mut self, value: &Value) -> Option<Proxy> {
+        let place = "operators.proxy";
+        let fields = self.object(place, value, &["header", "addresses"])?;
+        let header = self.text(place, fields, "header");
+        let is_name = |name: &&str| {
+            name.bytes()
+                .all(|byte| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_'))
+        };
+        let header = header.filter(is_name).map(str::to_owned);
+        if header.is_none() {
+            self.wrong(
+                "operators.proxy.header",
+                "must be the name of the header that names the user",
+            );
+        }
+        let listed = fields.get("addresses").and_then(Value::as_array);
+        let network = |value: &Value| {
+            let text = value.as_str()?;
+            let address = text.parse().map(IpAddr::into).ok();
+            address.or_else(|| text.parse().ok())
+        };
+        let addresses: Option<Vec<IpNet>> =
+            listed.and_then(|all| all.iter().map(network).collect());
+        let addresses = addresses.filter(|all| !all.is_empty());
+        if addresses.is_none() {
+            self.wrong(
+                "operators.proxy.addresses",
+                "must be a list of the addresses or networks that the proxy connects from, as `10.0.0.0/24`",
+            );
+        }
+        Some(Proxy {
+            header: header?,
+            addresses: addresses?,
+        })
     }
 
     fn pool(&mut self, place: &str, value: &Value) -> Option<Pool> {
@@ -259,6 +310,9 @@ pools:
         let errors = parse(
             r#"
 pool: {}
+operators:
+  token: x
+  proxy: {header: "X User", addresses: [10.0.0.0/99]}
 pools:
   EU: {organizations: [a]}
   eu:
@@ -274,6 +328,9 @@ pools:
         .unwrap_err();
         for expected in [
             "the file has the unknown key `pool`: did you mean `pools`?",
+            "operators has the unknown key `token`: did you mean `tokens`?",
+            "operators.proxy.header must be the name of the header",
+            "operators.proxy.addresses must be a list of the addresses or networks",
             "pools `EU` is not a valid name",
             "pools.eu has the unknown key `organisations`: did you mean `organizations`?",
             "pools.eu.organizations must be a list",

@@ -46,6 +46,8 @@ pub(super) struct Outgoing {
     /// The last two parts of the path of a run's content.
     content: String,
     body: Option<reqwest::Body>,
+    /// The document, if it has lines of the run log.
+    pub(super) lines: Option<Bytes>,
 }
 
 impl Outgoing {
@@ -56,6 +58,7 @@ impl Outgoing {
         step: &StepRef,
         body: Body,
     ) -> Result<Self, Denied> {
+        let mut lines = None;
         let body = if call == Call::WriteContext {
             // The path says whose it is; what it says is the run's own.
             let stream = body.into_data_stream().map_err(io::Error::other);
@@ -63,13 +66,18 @@ impl Outgoing {
         } else {
             let bytes = read(call, body).await?;
             let checked = has_body(call).then(|| body::check(call, &bytes, step));
-            checked.transpose()?.map(reqwest::Body::from)
+            let checked = checked.transpose()?.map(Bytes::from);
+            if call == Call::AddLines {
+                lines.clone_from(&checked);
+            }
+            checked.map(reqwest::Body::from)
         };
         let content = path[path.len().saturating_sub(2)..].join("/");
         Ok(Self {
             call,
             content,
             body,
+            lines,
         })
     }
 }

@@ -40,6 +40,9 @@ const OPEN: &str = "\
     SELECT * FROM tasks WHERE id > $1 AND ($2 = '' OR pool = $2) AND end_reason IS NULL ORDER BY id LIMIT $3";
 const OVER: &str = "\
     SELECT * FROM tasks WHERE id > $1 AND ($2 = '' OR pool = $2) AND end_reason IS NOT NULL ORDER BY id LIMIT $3";
+const LATEST: &str = "\
+    SELECT * FROM tasks WHERE ($1 = '' OR id < $1) AND ($2 = '' OR pool = $2) AND end_reason IS NOT NULL \
+    ORDER BY id DESC LIMIT $3";
 const AHEAD: &str = "\
     SELECT count(*) AS tasks FROM tasks WHERE reported = 0 AND pool = $1 AND state IN ('submitted', 'available') \
     AND (submitted_at < $2 OR (submitted_at = $2 AND id < $3))";
@@ -81,7 +84,7 @@ impl Store {
         Ok(views)
     }
 
-    /// Tasks of a pool, or of all pools, oldest first.
+    /// Tasks of a pool, or of all pools, oldest first unless [`Listed::Latest`] are asked for.
     pub async fn tasks(
         &self,
         pool: Option<&PoolName>,
@@ -91,6 +94,7 @@ impl Store {
         let sql = match listed {
             Listed::Open => OPEN,
             Listed::Over => OVER,
+            Listed::Latest => LATEST,
             Listed::All => TASKS,
         };
         let mut tx = self.begin().await?;

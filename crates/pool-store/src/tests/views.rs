@@ -107,8 +107,10 @@ async fn lists_come_in_pages(#[values(Engine::Sqlite, Engine::Postgres)] engine:
     let Some(fixture) = Fixture::open(engine).await else {
         return;
     };
-    let done = fixture.running("0").await;
-    complete(&fixture.store, &done).await;
+    for job in ["0", "later"] {
+        let done = fixture.running(job).await;
+        complete(&fixture.store, &done).await;
+    }
     for job in 1..=4 {
         fixture.ready("acme", &job.to_string()).await;
     }
@@ -131,7 +133,16 @@ async fn lists_come_in_pages(#[values(Engine::Sqlite, Engine::Postgres)] engine:
     assert_eq!((first.len(), jobs), (3, vec!["1", "2", "3", "4"]));
     let page = Page::first();
     let over = fixture.store.tasks(None, Listed::Over, page).await.unwrap();
-    assert_eq!((over.len(), over[0].state), (1, TaskState::Completed));
+    assert_eq!((over.len(), over[0].state), (2, TaskState::Completed));
+    // The other way round, and the rest after the first page.
+    let mut one = Page { limit: 1, ..page };
+    for job in ["later", "0"] {
+        let pool = pool();
+        let latest = fixture.store.tasks(Some(&pool), Listed::Latest, one);
+        let latest = latest.await.unwrap();
+        assert_eq!(latest[0].job, job);
+        one.after = Some(latest[0].task);
+    }
     let us: PoolName = "us".parse().unwrap();
     assert!(
         fixture

@@ -1,0 +1,283 @@
+//! The status page: pools, agents, the queue and runs, for people. It is read-only, works without JavaScript, and loads
+//! nothing from elsewhere. Job data is never on it.
+//!
+//! - [`access`] says who sees what.
+//! - [`overview`], [`pool`] and [`run`] turn what the store says into markup. Pure.
+//! - [`frame`] is what all pages have in common, and [`words`] how states and times are named.
+
+mod access;
+mod frame;
+mod overview;
+mod pool;
+mod run;
+#[cfg(test)]
+mod tests;
+mod timeline;
+mod words;
+
+use std::sync::Arc;
+use std::time::SystemTime;
+
+use axum::Router;
+use axum::extract::{Path, State};
+use axum::http::{HeaderName, HeaderValue, StatusCode, Uri, header};
+use axum::middleware::map_response;
+use axum::response::{IntoResponse, Response};
+use axum::routing::{get, post};
+use pool_protocol::id::{PoolName, TaskId};
+use pool_store::{Listed, Page, TaskView};
+use tracing::error;
+
+use self::access::{Site, Viewer};
+use self::overview::Summary;
+use super::Hub;
+
+/// Rows of a list at once.
+const ROWS: u32 = 100;
+/// Nothing from elsewhere, and nothing inline.
+const POLICY: &str = "default-src 'none'; style-src 'self'; script-src 'self'; img-src 'self'; connect-src 'self'; \
+                      form-action 'self'; base-uri 'none'; frame-ancestors 'none'";
+
+/// The paths of the status page. If `open`, clients on this machine need no token.
+pub(crate) fn router(hub: Arc<Hub>, open: bool) -> Router {
+    Router::new()
+        .route("/ui", get(show_overview))
+        .route("/ui/", get(show_overview))
+        .route("/ui/pools/{pool}", get(show_pool))
+        .route("/ui/runs/{task}", get(show_run))
+        .route("/ui/runs/{task}/log", get(log))
+        .route("/ui/login", get(access::form).post(access::login))
+        .route("/ui/logout", post(access::logout))
+        .layer(map_response(do_not_store))
+        .route("/ui/style.css", get(style))
+        .route("/ui/script.js", get(script))
+        .route("/ui/icon.svg", get(icon))
+        .layer(map_response(secure))
+        .with_state(Site { hub, open })
+}
+
+/// Why a page is not shown.
+#[derive(Debug)]
+enum PageError {
+    /// There is no such thing, or this viewer may not know of it.
+    NotFound,
+    Store(pool_store::Error),
+}
+
+impl From<pool_store::Error> for PageError {
+    fn from(error: pool_store::Error) -> Self {
+        Self::Store(error)
+    }
+}
+
+impl IntoResponse for PageError {
+    fn into_response(self) -> Response {
+        let (status, title, text) = match self {
+            Self::NotFound => (
+                StatusCode::NOT_FOUND,
+                "Not found",
+                "There is nothing at this address, or your token does not show it. The hub forgets a run 24 hours after its end.",
+            ),
+            Self::Store(error) => {
+                error!(%error, "a page could not be shown");
+                (
+                    StatusCode::SERVICE_UNAVAILABLE,
+                    "The store cannot be used now",
+                    "The hub cannot read its store. Its log has the reason. Try again in a moment.",
+                )
+            }
+        };
+        frame::respond(status, &frame::message(title, text))
+    }
+}
+
+async fn show_overview(State(site): State<Site>, viewer: Viewer) -> Result<Response, PageError> {
+    let summaries = site.summaries(&viewer).await?;
+    let body = overview::render(&summaries);
+    Ok(frame::respond(
+        StatusCode::OK,
+        &frame::page("Pools", Some(&viewer), &body),
+    ))
+}
+
+async fn show_pool(
+    State(site): State<Site>,
+    viewer: Viewer,
+    Path(name): Path<String>,
+    uri: Uri,
+) -> Result<Response, PageError> {
+    let name: PoolName = name.parse().map_err(|_| PageError::NotFound)?;
+    let summaries = site.summaries(&viewer).await?;
+    let summary = summaries.into_iter().find(|summary| summary.pool == name);
+    let summary = summary.ok_or(PageError::NotFound)?;
+    let store = &site.hub.store;
+    let page = |name: &str| Page {
+        after: parameter(&uri, name),
+        limit: ROWS,
+    };
+    let agents = Page {
+        after: parameter(&uri, "agents"),
+        limit: ROWS,
+    };
+    let view = pool::PoolPage {
+        agents: store.instances(Some(&name), agents).await?,
+        open: store
+            .tasks(Some(&name), Listed::Open, page("after"))
+            .await?,
+        over: store
+            .tasks(Some(&name), Listed::Latest, page("before"))
+            .await?,
+        summary,
+    };
+    let title = format!("Pool {name}");
+    Ok(frame::respond(
+        StatusCode::OK,
+        &frame::page(&title, Some(&viewer), &pool::render(&view)),
+    ))
+}
+
+async fn show_run(
+    State(site): State<Site>,
+    viewer: Viewer,
+    Path(task): Path<String>,
+) -> Result<Response, PageError> {
+    let task = site.task(&viewer, &task).await?;
+    let store = &site.hub.store;
+    let pools = site.hub.pools.current();
+    let view = run::RunPage {
+        position: store.position(task.task).await?,
+        events: store.events(task.task).await?,
+        log: site.hub.tails.since(task.task, 0),
+        boundary: pools.get(&task.pool).map(|pool| pool.boundary),
+        now: SystemTime::now(),
+        task,
+    };
+    let title = run::title(&view.task);
+    Ok(frame::respond(
+        StatusCode::OK,
+        &frame::page(&title, Some(&viewer), &run::render(&view)),
+    ))
+}
+
+/// The end of a run's log as text. With `from`, what came after that offset.
+async fn log(
+    State(site): State<Site>,
+    viewer: Viewer,
+    Path(task): Path<String>,
+    uri: Uri,
+) -> Result<Response, PageError> {
+    let task = site.task(&viewer, &task).await?;
+    let from = parameter(&uri, "from").unwrap_or(0);
+    let part = site.hub.tails.since(task.task, from).unwrap_or_default();
+    let is_over = if task.end.is_some() { "true" } else { "false" };
+    let number =
+        |name: &'static str, value: u64| (HeaderName::from_static(name), HeaderValue::from(value));
+    let headers = [
+        (
+            header::CONTENT_TYPE,
+            HeaderValue::from_static("text/plain; charset=utf-8"),
+        ),
+        number("log-start", part.start),
+        number("log-end", part.end),
+        (
+            HeaderName::from_static("log-over"),
+            HeaderValue::from_static(is_over),
+        ),
+    ];
+    Ok((headers, part.text).into_response())
+}
+
+impl Site {
+    /// The pools that the viewer sees: those of the file, and those that the store still knows.
+    async fn summaries(&self, viewer: &Viewer) -> Result<Vec<Summary>, pool_store::Error> {
+        let mut counted = self.hub.store.pools().await?;
+        let pools = self.hub.pools.current();
+        let mut summaries: Vec<Summary> = pools
+            .names()
+            .map(|name| {
+                let at = counted.iter().position(|view| view.pool == *name);
+                Summary {
+                    pool: name.clone(),
+                    counts: at.map(|at| counted.swap_remove(at)),
+                    is_in_file: true,
+                }
+            })
+            .collect();
+        summaries.extend(counted.into_iter().map(|view| Summary {
+            pool: view.pool.clone(),
+            counts: Some(view),
+            is_in_file: false,
+        }));
+        summaries.retain(|summary| viewer.sees(&summary.pool));
+        summaries.sort_by(|one, other| one.pool.cmp(&other.pool));
+        Ok(summaries)
+    }
+
+    /// A run that the viewer sees.
+    async fn task(&self, viewer: &Viewer, id: &str) -> Result<TaskView, PageError> {
+        let id: TaskId = id.parse().map_err(|_| PageError::NotFound)?;
+        let task = self.hub.store.task(id).await?;
+        task.filter(|task| viewer.sees(&task.pool))
+            .ok_or(PageError::NotFound)
+    }
+}
+
+/// A parameter of the query. What cannot be read counts as not given.
+fn parameter<T: std::str::FromStr>(uri: &Uri, name: &str) -> Option<T> {
+    let query = uri.query()?.as_bytes();
+    let mut pairs = url::form_urlencoded::parse(query);
+    let (_, value) = pairs.find(|(found, _)| found == name)?;
+    value.parse().ok()
+}
+
+async fn style() -> Response {
+    asset("text/css; charset=utf-8", include_str!("page/style.css"))
+}
+
+async fn script() -> Response {
+    asset(
+        "text/javascript; charset=utf-8",
+        include_str!("page/script.js"),
+    )
+}
+
+async fn icon() -> Response {
+    asset("image/svg+xml", include_str!("page/icon.svg"))
+}
+
+/// Kept for a short time: another release of the hub may have another one.
+fn asset(media_type: &'static str, text: &'static str) -> Response {
+    let headers = [
+        (header::CONTENT_TYPE, media_type),
+        (header::CACHE_CONTROL, "private, max-age=60"),
+    ];
+    (headers, text).into_response()
+}
+
+async fn do_not_store(mut response: Response) -> Response {
+    response
+        .headers_mut()
+        .insert(header::CACHE_CONTROL, HeaderValue::from_static("no-store"));
+    response
+}
+
+async fn secure(mut response: Response) -> Response {
+    for (name, value) in [
+        (header::CONTENT_SECURITY_POLICY, POLICY),
+        (header::X_CONTENT_TYPE_OPTIONS, "nosniff"),
+        (header::REFERRER_POLICY, "same-origin"),
+        (
+            HeaderName::from_static("cross-origin-opener-policy"),
+            "same-origin",
+        ),
+        (
+            HeaderName::from_static("cross-origin-resource-policy"),
+            "same-origin",
+        ),
+    ] {
+        response
+            .headers_mut()
+            .insert(name, HeaderValue::from_static(value));
+    }
+    response
+}

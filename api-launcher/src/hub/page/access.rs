@@ -1,0 +1,461 @@
+//! Who sees what: the holder of a pool token its own pool; an operator, by token or by the name that a trusted proxy
+//! gives, all pools. A browser logs in with a token and gets a session, which is over as soon as its token is.
+
+use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use axum::body::Body;
+use axum::extract::{ConnectInfo, FromRequestParts, State};
+use axum::http::request::Parts;
+use axum::http::{HeaderMap, HeaderValue, StatusCode, Uri, header};
+use axum::response::{IntoResponse as _, Response};
+use pool_protocol::id::PoolName;
+use pool_protocol::token::{OperatorToken, PoolToken};
+use url::form_urlencoded;
+
+use super::frame;
+use crate::http::body;
+use crate::hub::Hub;
+use crate::hub::pools::Pools;
+
+const COOKIE: &str = "mayfly_session";
+/// Half a working day.
+const SESSION: Duration = Duration::from_hours(4);
+/// Stands for all pools in a session.
+const ALL: &str = "*";
+const HOME: &str = "/ui";
+/// The largest form.
+const MAX_FORM_BYTES: usize = 4096;
+/// How long a form may take.
+const FORM_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// What the pages need.
+#[derive(Clone, Debug)]
+pub(super) struct Site {
+    pub(super) hub: Arc<Hub>,
+    /// Clients on this machine need no token.
+    pub(super) open: bool,
+}
+
+/// Who looks at a page.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Viewer {
+    /// Has a token of this pool.
+    Pool(PoolName),
+    /// Has a token of an operator.
+    Operator,
+    /// An operator whom the trusted proxy names.
+    Named(String),
+    /// Is on this machine, and the launcher asks for no tokens.
+    Open,
+}
+
+impl Viewer {
+    /// Whether the viewer may know of a pool.
+    pub(super) fn sees(&self, pool: &PoolName) -> bool {
+        match self {
+            Self::Pool(own) => own == pool,
+            Self::Operator | Self::Named(_) | Self::Open => true,
+        }
+    }
+
+    /// Whether there is a session that can be ended.
+    pub(super) const fn can_log_out(&self) -> bool {
+        matches!(self, Self::Pool(_) | Self::Operator)
+    }
+}
+
+impl FromRequestParts<Site> for Viewer {
+    type Rejection = Response;
+
+    async fn from_request_parts(parts: &mut Parts, site: &Site) -> Result<Self, Response> {
+        site.viewer(parts)
+            .ok_or_else(|| ask(&parts.uri, None).into_response())
+    }
+}
+
+impl Site {
+    fn viewer(&self, parts: &Parts) -> Option<Viewer> {
+        let peer = parts.extensions.get::<ConnectInfo<SocketAddr>>();
+        let peer = peer.map(|ConnectInfo(peer)| peer.ip().to_canonical());
+        // The name that was asked for too: a page of another site can make its own name lead here.
+        let is_here = peer.is_some_and(|peer| peer.is_loopback()) && is_local(&parts.headers);
+        if self.open && is_here {
+            return Some(Viewer::Open);
+        }
+        let pools = self.hub.pools.current();
+        if let Some(name) = peer.and_then(|peer| named(&pools, peer, &parts.headers)) {
+            return Some(Viewer::Named(name));
+        }
+        let now = SystemTime::now();
+        if let Some(token) = bearer(&parts.headers) {
+            return Credential::of_token(token)
+                .filter(|credential| credential.is_good(&pools, now))
+                .map(Credential::viewer);
+        }
+        let keys = self.hub.keys.current();
+        let session = keys.verify_session(cookie(&parts.headers)?)?;
+        Credential::of_session(session, now)
+            .filter(|credential| credential.is_good(&pools, now))
+            .map(Credential::viewer)
+    }
+}
+
+/// What a token is for, and its digest.
+#[derive(Debug, PartialEq, Eq)]
+struct Credential {
+    /// `None` for all.
+    pool: Option<PoolName>,
+    digest: String,
+}
+
+impl Credential {
+    fn of_token(text: &str) -> Option<Self> {
+        if let Some(token) = OperatorToken::parse(text) {
+            return Some(Self {
+                pool: None,
+                digest: token.digest(),
+            });
+        }
+        let token = PoolToken::parse(text).ok()?;
+        Some(Self {
+            pool: Some(token.pool().clone()),
+            digest: token.digest(),
+        })
+    }
+
+    /// What a session says, without its code.
+    fn session(&self, now: SystemTime) -> String {
+        let end = unix(now + SESSION);
+        let pool = self.pool.as_ref().map_or(ALL, PoolName::as_str);
+        format!("{end}.{pool}.{}", self.digest)
+    }
+
+    fn of_session(session: &str, now: SystemTime) -> Option<Self> {
+        let mut parts = session.splitn(3, '.');
+        let end: u64 = parts.next()?.parse().ok()?;
+        if end <= unix(now) {
+            return None;
+        }
+        let pool = match parts.next()? {
+            ALL => None,
+            name => Some(name.parse().ok()?),
+        };
+        Some(Self {
+            pool,
+            digest: parts.next()?.to_owned(),
+        })
+    }
+
+    /// Whether the file of the pools still has the token.
+    fn is_good(&self, pools: &Pools, now: SystemTime) -> bool {
+        pools.has_digest(self.pool.as_ref(), &self.digest, now)
+    }
+
+    fn viewer(self) -> Viewer {
+        self.pool.map_or(Viewer::Operator, Viewer::Pool)
+    }
+}
+
+/// The form, for those who come on purpose.
+pub(super) async fn form(State(site): State<Site>, uri: Uri, parts: Parts) -> Response {
+    if site.viewer(&parts).is_some() {
+        return see(HOME);
+    }
+    frame::respond(StatusCode::OK, &frame::login(&next_of(&uri), None))
+}
+
+/// Exchanges a token for a session.
+pub(super) async fn login(State(site): State<Site>, headers: HeaderMap, body: Body) -> Response {
+    let home = Uri::from_static(HOME);
+    if is_from_elsewhere(&headers) {
+        return ask(
+            &home,
+            Some("The form was sent by another site. Log in here."),
+        );
+    }
+    let read = tokio::time::timeout(FORM_TIMEOUT, body::read(body, MAX_FORM_BYTES)).await;
+    let Ok(Ok(form)) = read else {
+        return ask(&home, Some("The form could not be read. Try again."));
+    };
+    let field = |name: &str| {
+        let mut fields = form_urlencoded::parse(&form);
+        let found = fields.find(|(field, _)| field == name);
+        found.map(|(_, value)| value.trim().to_owned())
+    };
+    let next = field("next").unwrap_or_default();
+    let next = if is_page(&next) { &next } else { HOME };
+    let now = SystemTime::now();
+    let credential = field("token").and_then(|token| Credential::of_token(&token));
+    let credential =
+        credential.filter(|credential| credential.is_good(&site.hub.pools.current(), now));
+    let Some(credential) = credential else {
+        let text = "The token is not known here, was removed, or was not copied as a whole.";
+        let page = frame::login(next, Some(text));
+        return frame::respond(StatusCode::UNAUTHORIZED, &page);
+    };
+    let session = site
+        .hub
+        .keys
+        .current()
+        .sign_session(&credential.session(now));
+    with_cookie(see(next), &session, SESSION, &headers)
+}
+
+/// Ends the session in the browser.
+pub(super) async fn logout(headers: HeaderMap) -> Response {
+    if is_from_elsewhere(&headers) {
+        return see(HOME);
+    }
+    with_cookie(see("/ui/login"), "", Duration::ZERO, &headers)
+}
+
+/// Asks for a token, at the address that needs one.
+fn ask(uri: &Uri, problem: Option<&str>) -> Response {
+    let page = frame::login(&next_of(uri), problem);
+    let mut response = frame::respond(StatusCode::UNAUTHORIZED, &page);
+    let scheme = HeaderValue::from_static("Bearer");
+    response
+        .headers_mut()
+        .insert(header::WWW_AUTHENTICATE, scheme);
+    response
+}
+
+fn see(path: &str) -> Response {
+    (StatusCode::SEE_OTHER, [(header::LOCATION, path)]).into_response()
+}
+
+fn with_cookie(
+    mut response: Response,
+    value: &str,
+    age: Duration,
+    headers: &HeaderMap,
+) -> Response {
+    // Browsers keep no `Secure` cookie of a plain connection; without TLS the page is for this machine alone.
+    let secure = if is_local(headers) { "" } else { "; Secure" };
+    let cookie = format!(
+        "{COOKIE}={value}; Path={HOME}; Max-Age={}; HttpOnly; SameSite=Strict{secure}",
+        age.as_secs()
+    );
+    if let Ok(cookie) = HeaderValue::try_from(cookie) {
+        response.headers_mut().insert(header::SET_COOKIE, cookie);
+    }
+    response
+}
+
+/// Where to go after the login.
+fn next_of(uri: &Uri) -> String {
+    let path = uri.path();
+    let path = if is_page(path) { path } else { HOME };
+    path.to_owned()
+}
+
+/// Whether this is the path of a page of this site.
+fn is_page(path: &str) -> bool {
+    let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'/' | b'-');
+    let is_below = path == HOME || path.starts_with("/ui/pools/") || path.starts_with("/ui/runs/");
+    is_below && !path.ends_with("/log") && path.bytes().all(is_plain)
+}
+
+/// Returns the operator whom the trusted proxy names.
+fn named(pools: &Pools, peer: IpAddr, headers: &HeaderMap) -> Option<String> {
+    let name = headers.get(pools.trusted_header(peer)?)?;
+    let name = String::from_utf8_lossy(name.as_bytes()).trim().to_owned();
+    (!name.is_empty()).then_some(name)
+}
+
+/// Whether a browser says that another site made it send the request.
+fn is_from_elsewhere(headers: &HeaderMap) -> bool {
+    let site = headers.get("sec-fetch-site");
+    site.is_some_and(|site| site != "same-origin" && site != "none")
+}
+
+/// Whether the client asked for this machine by a name that no other machine has.
+fn is_local(headers: &HeaderMap) -> bool {
+    let host = headers.get(header::HOST);
+    let host = host.and_then(|host| host.to_str().ok()).unwrap_or_default();
+    let name = match host.strip_prefix('[') {
+        Some(rest) => rest.split(']').next(),
+        None => host.split(':').next(),
+    };
+    let name = name.unwrap_or_default();
+    let is_loopback = |ip: IpAddr| ip.is_loopback();
+    name.eq_ignore_ascii_case("localhost") || name.parse().is_ok_and(is_loopback)
+}
+
+fn bearer(headers: &HeaderMap) -> Option<&str> {
+    let value = headers.get(header::AUTHORIZATION)?.to_str().ok()?;
+    let (scheme, token) = value.split_once(' ')?;
+    scheme.eq_ignore_ascii_case("bearer").then(|| token.trim())
+}
+
+fn cookie(headers: &HeaderMap) -> Option<&str> {
+    let values = headers.get_all(header::COOKIE).into_iter();
+    let mut pairs = values
+        .filter_map(|value| value.to_str().ok())
+        .flat_map(|value| value.split(';'))
+        .filter_map(|pair| pair.trim().split_once('='));
+    pairs
+        .find(|(name, _)| *name == COOKIE)
+        .map(|(_, value)| value)
+}
+
+fn unix(time: SystemTime) -> u64 {
+    time.duration_since(UNIX_EPOCH)
+        .unwrap_or_default()
+        .as_secs()
+}
+
+#[cfg(test)]
+mod tests {
+    use rstest::rstest;
+
+    use super::*;
+    use crate::hub::pools;
+
+    fn now() -> SystemTime {
+        UNIX_EPOCH + Duration::from_hours(500_000)
+    }
+
+    fn file(eu: &PoolToken, operator: &OperatorToken) -> Pools {
+        let (eu, operator) = (eu.digest(), operator.digest());
+        pools::parse(&format!(
+            "pools: {{eu: {{organizations: [a], tokens: [{{id: e, sha256: {eu}}}]}}, us: {{organizations: [a]}}}}\n\
+             operators:\n  tokens: [{{id: o, sha256: {operator}, expires: \"2027-01-16T00:00:00Z\"}}]\n  \
+             proxy: {{header: X-User, addresses: [10.0.0.0/24, \"::1\"]}}\n"
+        ))
+        .unwrap()
+    }
+
+    fn headers(pairs: &[(&'static str, &str)]) -> HeaderMap {
+        pairs
+            .iter()
+            .map(|(name, value)| (name.parse().unwrap(), value.parse().unwrap()))
+            .collect()
+    }
+
+    #[test]
+    fn a_pool_token_shows_its_pool_and_an_operator_token_all() {
+        let (eu, operator) = (PoolToken::new("eu".parse().unwrap()), OperatorToken::new());
+        let pools = file(&eu, &operator);
+        let viewer = |text: &str| {
+            Credential::of_token(text)
+                .filter(|credential| credential.is_good(&pools, now()))
+                .map(Credential::viewer)
+        };
+        let [seen, other] = ["eu", "us"].map(|name| name.parse::<PoolName>().unwrap());
+        let of_pool = viewer(eu.reveal()).unwrap();
+        assert!(of_pool.sees(&seen) && !of_pool.sees(&other));
+        let of_all = viewer(operator.reveal()).unwrap();
+        assert!(of_all.sees(&seen) && of_all.sees(&other));
+        for unknown in [
+            PoolToken::new("eu".parse().unwrap()).reveal(),
+            PoolToken::new("us".parse().unwrap()).reveal(),
+            OperatorToken::new().reveal(),
+            "",
+        ] {
+            assert_eq!(viewer(unknown), None, "{unknown}");
+        }
+        let late = now() + Duration::from_hours(48);
+        let expired = Credential::of_token(operator.reveal()).unwrap();
+        assert!(!expired.is_good(&pools, late));
+    }
+
+    #[test]
+    fn a_session_is_good_for_its_time_and_while_its_token_is_in_the_file() {
+        let (eu, operator) = (PoolToken::new("eu".parse().unwrap()), OperatorToken::new());
+        for token in [eu.reveal(), operator.reveal()] {
+            let credential = Credential::of_token(token).unwrap();
+            let session = credential.session(now());
+            let read = |time| Credential::of_session(&session, time);
+            let almost = SESSION.checked_sub(Duration::from_secs(1)).unwrap();
+            assert_eq!(read(now() + almost), Some(credential));
+            assert_eq!(read(now() + SESSION), None);
+            let read = read(now()).unwrap();
+            assert!(read.is_good(&file(&eu, &operator), now()));
+            let others = (PoolToken::new("eu".parse().unwrap()), OperatorToken::new());
+            assert!(!read.is_good(&file(&others.0, &others.1), now()));
+        }
+    }
+
+    #[rstest]
+    #[case("10.0.0.7", &[("x-user", "ada")], Some("ada"))]
+    #[case("::ffff:10.0.0.7", &[("x-user", "ada")], Some("ada"))]
+    #[case("::1", &[("x-user", "ada")], Some("ada"))]
+    #[case("10.0.1.7", &[("x-user", "ada")], None)]
+    #[case("10.0.0.7", &[("x-user", " ")], None)]
+    #[case("10.0.0.7", &[("x-other", "ada")], None)]
+    #[case("10.0.1.7", &[("x-user", "ada"), ("x-forwarded-for", "10.0.0.7")], None)]
+    fn the_header_counts_from_the_proxy_alone(
+        #[case] peer: &str,
+        #[case] sent: &[(&'static str, &str)],
+        #[case] expected: Option<&str>,
+    ) {
+        let pools = file(
+            &PoolToken::new("eu".parse().unwrap()),
+            &OperatorToken::new(),
+        );
+        let found = named(&pools, peer.parse().unwrap(), &headers(sent));
+        assert_eq!(found.as_deref(), expected);
+    }
+
+    #[rstest]
+    #[case("localhost", true)]
+    #[case("LOCALHOST:8090", true)]
+    #[case("127.0.0.1:8090", true)]
+    #[case("[::1]:8090", true)]
+    #[case("hub.example.com", false)]
+    #[case("127.0.0.1.example.com", false)]
+    #[case("10.0.0.1:80", false)]
+    #[case("", false)]
+    fn only_names_of_this_machine_are_local(#[case] host: &str, #[case] expected: bool) {
+        assert_eq!(is_local(&headers(&[("host", host)])), expected);
+    }
+
+    #[rstest]
+    #[case("/ui", true)]
+    #[case("/ui/pools/eu-1", true)]
+    #[case("/ui/runs/0198", true)]
+    #[case("/ui/runs/0198/log", false)]
+    #[case("//evil.example", false)]
+    #[case("/ui/pools/../../x", false)]
+    #[case("/ui/pools/\\evil", false)]
+    #[case("https://evil.example", false)]
+    #[case("", false)]
+    fn a_login_leads_to_pages_of_this_site_alone(#[case] next: &str, #[case] expected: bool) {
+        assert_eq!(is_page(next), expected);
+    }
+
+    #[test]
+    fn the_session_is_found_among_cookies() {
+        let found = headers(&[("cookie", "a=b; mayfly_session=x.y=z; c")]);
+        assert_eq!(cookie(&found), Some("x.y=z"));
+        assert_eq!(cookie(&headers(&[("cookie", "xmayfly_session=1")])), None);
+        assert!(is_from_elsewhere(&headers(&[(
+            "sec-fetch-site",
+            "cross-site"
+        )])));
+        assert!(!is_from_elsewhere(&headers(&[(
+            "sec-fetch-site",
+            "same-origin"
+        )])));
+    }
+
+    #[test]
+    fn a_cookie_is_secure_unless_it_is_for_this_machine() {
+        let cookie = |host| {
+            let response = with_cookie(see(HOME), "v", SESSION, &headers(&[("host", host)]));
+            response.headers()[header::SET_COOKIE]
+                .to_str()
+                .unwrap()
+                .to_owned()
+        };
+        let remote = cookie("hub.example.com");
+        assert_eq!(
+            remote,
+            "mayfly_session=v; Path=/ui; Max-Age=14400; HttpOnly; SameSite=Strict; Secure"
+        );
+        assert!(!cookie("localhost:8090").contains("Secure"));
+    }
+}

@@ -1,0 +1,303 @@
+//! The status page of a hub, in a real browser.
+
+use std::fs;
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+
+use pool_protocol::path::LeaseCall;
+use pool_protocol::task::LeasedTask;
+use pool_protocol::token::{OperatorToken, PoolToken};
+use reqwest::{Method, StatusCode};
+use serde_json::json;
+use test_peers::browser::{Browser, Screen};
+use test_peers::http::{Server, pass_on};
+
+use super::client::{Client, executor_of};
+use super::place::{Hub, Place};
+use super::runs::run_plan;
+
+const DESKTOP: Screen = Screen {
+    width: 1280,
+    height: 900,
+    dark: false,
+};
+const DARK: Screen = Screen {
+    dark: true,
+    ..DESKTOP
+};
+const PHONE: Screen = Screen {
+    width: 390,
+    height: 844,
+    dark: false,
+};
+/// An agent that tries to be markup.
+const HOSTILE: &str = "</pre><script>document.title='taken'</script>";
+
+/// The file of the pools with tokens of `eu` and of operators, and a trusted proxy on this machine.
+fn write_pools(place: &Place, eu: &[&PoolToken], operator: &OperatorToken) {
+    let organization = place.platform.organization();
+    let tokens: Vec<String> = eu
+        .iter()
+        .zip(0..)
+        .map(|(token, number)| format!("{{id: t{number}, sha256: {}}}", token.digest()))
+        .collect();
+    let tokens = tokens.join(", ");
+    place.replace_pools(&format!(
+        "pools:\n  eu: {{organizations: [{organization}], tokens: [{tokens}]}}\n  \
+         us: {{organizations: [another]}}\n\
+         operators:\n  tokens: [{{id: o, sha256: {}}}]\n  \
+         proxy: {{header: X-Forwarded-User, addresses: [127.0.0.1]}}\n",
+        operator.digest()
+    ));
+}
+
+async fn say(executor: &Client, lease: &LeasedTask, number: u32, output: &str) {
+    let task = &lease.task;
+    let line = json!({"jobId": task.job_id.parse::<u32>().unwrap(), "stepId": task.step_id,
+        "lineNumber": number, "output": output});
+    let lines = json!({"data": [line]});
+    let answer = executor.relay(lease, Method::POST, "/logs", Some(lines));
+    answer.await.ok();
+}
+
+/// Where pictures of the pages are kept, for people to look at.
+fn picture(name: &str) -> PathBuf {
+    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("status-page");
+    fs::create_dir_all(&folder).unwrap();
+    folder.join(format!("{name}.png"))
+}
+
+/// Takes pictures on each kind of screen. Nothing may be wider than the screen.
+fn look(browser: &mut Browser, name: &str) {
+    for (screen, kind) in [(PHONE, "phone"), (DARK, "dark"), (DESKTOP, "desktop")] {
+        browser.show_on(screen).unwrap();
+        let wide = "document.documentElement.scrollWidth";
+        let width = browser.value(wide).unwrap();
+        assert!(
+            width.as_u64().unwrap() <= screen.width.into(),
+            "{name} on {kind}: {width}"
+        );
+        browser
+            .screenshot(&picture(&format!("{name}-{kind}")))
+            .unwrap();
+    }
+}
+
+/// Runs of each kind: one is over, one has failed, one runs, and others wait.
+async fn fill(place: &Place, hub: &Hub) -> [LeasedTask; 2] {
+    let agent = place.client(hub);
+    let instance = agent.register().await;
+    agent.try_register("eu-2", "two").await.ok();
+    place.dispatched_plan().await;
+    let done = agent.request(instance).await;
+    run_plan(place, &executor_of(&agent, &done), &done).await;
+
+    place.dispatched_plan().await;
+    let failed = agent.request(instance).await;
+    let started = json!({"executor": format!("Job {HOSTILE}")});
+    agent.lease(&failed, LeaseCall::Started, started).await.ok();
+    let executor = executor_of(&agent, &failed);
+    executor.accept(&failed, "failed").await.ok();
+    say(&executor, &failed, 1, HOSTILE).await;
+    say(&executor, &failed, 2, "Error: the memory is used up").await;
+    let diagnostic = format!(
+        "The pod was killed because it used too much memory.\n  pod: OOMKilled, exit code 137 {HOSTILE}\n\
+         What to do: raise the memory limit of the run or lower its parallelism"
+    );
+    let end = json!({"exitCode": 137, "verdict": "oom_killed", "diagnostic": diagnostic, "reported": false});
+    agent.lease(&failed, LeaseCall::Fail, end).await.ok();
+
+    place.dispatched_plan().await;
+    let running = agent.request(instance).await;
+    let started = json!({"executor": "Job mayfly-run-7"});
+    agent
+        .lease(&running, LeaseCall::Started, started)
+        .await
+        .ok();
+    let executor = executor_of(&agent, &running);
+    executor.accept(&running, "running").await.ok();
+    say(&executor, &running, 1, "Initializing the backend...").await;
+    place.dispatched_plan().await;
+    place.dispatched_plan().await;
+    [running, failed]
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_browser_shows_pools_and_runs_with_and_without_scripts() {
+    let mut browser = or_skip!(test_peers::skips::needed(Browser::start()));
+    let place = Place::new().await;
+    let operator = OperatorToken::new();
+    write_pools(&place, &[&place.token], &operator);
+    let hub = place.serve();
+    let [running, failed] = fill(&place, &hub).await;
+    let base = hub.url();
+    let page = |path: &str| format!("{base}{path}");
+    let run = |lease: &LeasedTask| format!("{base}/ui/runs/{}", lease.task_id);
+
+    // Without scripts: a token, typed at the address that needs it, shows its own pool.
+    browser.allow_scripts(false).unwrap();
+    browser.open(&run(&failed)).unwrap();
+    let login = browser.until("Log in</h1>").unwrap();
+    assert!(!login.contains("OOMKilled"), "{login}");
+    browser.enter("mfp_eu_wrong_123456").unwrap();
+    browser.until("The token is not known here").unwrap();
+    browser.enter(place.token.reveal()).unwrap();
+    let html = browser.until("used too much memory").unwrap();
+    for expected in [
+        "raise the memory limit of the run",
+        "oom_killed",
+        "Error: the memory is used up",
+        "&lt;/pre&gt;&lt;script&gt;",
+        "Executor starts",
+    ] {
+        assert!(html.contains(expected), "{expected} not in {html}");
+    }
+    browser.open(&page("/ui")).unwrap();
+    let html = browser.until("Token of pool").unwrap();
+    assert!(html.contains("/ui/pools/eu") && !html.contains("/ui/pools/us"));
+    browser.open(&page("/ui/pools/us")).unwrap();
+    browser.until("Not found</h1>").unwrap();
+
+    // With scripts the page follows the run.
+    browser.allow_scripts(true).unwrap();
+    browser.open(&page("/ui")).unwrap();
+    look(&mut browser, "overview");
+    browser.open(&page("/ui/pools/eu")).unwrap();
+    let html = browser.until("Queue</h2>").unwrap();
+    for expected in ["eu-2", "Completed", "Failed", "Running", "Waits because"] {
+        assert!(html.contains(expected), "{expected} not in {html}");
+    }
+    look(&mut browser, "pool");
+    browser.open(&run(&failed)).unwrap();
+    look(&mut browser, "failed");
+    assert_ne!(browser.value("document.title").unwrap(), "taken");
+    browser.open(&run(&running)).unwrap();
+    browser.until("Initializing the backend").unwrap();
+    look(&mut browser, "running");
+    let agent = place.client(&hub);
+    let executor = executor_of(&agent, &running);
+    say(&executor, &running, 2, "Plan: 1 to add").await;
+    browser.until("Plan: 1 to add").unwrap();
+    let end = json!({"exitCode": 1, "diagnostic": "the provider answers 403", "reported": true});
+    executor.lease(&running, LeaseCall::Fail, end).await.ok();
+    browser.until("the provider answers 403").unwrap();
+
+    // Nothing came from elsewhere, and no page broke its own rules.
+    let elsewhere = |url: &&String| !url.starts_with(&base) && *url != "about:blank";
+    let elsewhere: Vec<_> = browser.requests().iter().filter(elsewhere).collect();
+    assert!(elsewhere.is_empty(), "{elsewhere:?}");
+    let is_expected = |problem: &&String| problem.contains("401") || problem.contains("404");
+    let problems = browser.problems().iter();
+    let problems: Vec<_> = problems.filter(|problem| !is_expected(problem)).collect();
+    assert!(problems.is_empty(), "{problems:#?}");
+
+    // A session ends with its token.
+    write_pools(&place, &[], &operator);
+    browser.until("Log in</h1>").unwrap();
+    browser.open(&page("/ui")).unwrap();
+    browser.until("Log in</h1>").unwrap();
+    look(&mut browser, "login");
+    browser.enter(operator.reveal()).unwrap();
+    let html = browser.until("Free slots").unwrap();
+    assert!(html.contains("/ui/pools/eu") && html.contains("/ui/pools/us"));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn operators_come_through_the_trusted_proxy() {
+    let mut browser = or_skip!(test_peers::skips::needed(Browser::start()));
+    let place = Place::new().await;
+    write_pools(&place, &[&place.token], &OperatorToken::new());
+    let hub = place.serve();
+    let address: SocketAddr = hub.url().trim_start_matches("http://").parse().unwrap();
+    let proxy = Server::start(move |request| {
+        let mut request = request.clone();
+        let user = ("x-forwarded-user".to_owned(), "ada".to_owned());
+        request.headers.push(user);
+        pass_on(&request, address, "hub.example.test").unwrap()
+    })
+    .unwrap();
+    browser.open(&format!("{}/ui", proxy.url())).unwrap();
+    let html = browser.until("Operator").unwrap();
+    for expected in ["<b>ada</b>", "/ui/pools/eu", "/ui/pools/us"] {
+        assert!(html.contains(expected), "{expected} not in {html}");
+    }
+    assert!(!html.contains("Log out"), "{html}");
+    assert!(browser.problems().is_empty(), "{:?}", browser.problems());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn pages_are_for_those_who_may_see_them() {
+    let place = Place::new().await;
+    let operator = OperatorToken::new();
+    write_pools(&place, &[&place.token], &operator);
+    let hub = place.serve();
+    place.dispatched_plan().await;
+    let agent = place.client(&hub);
+    let instance = agent.register().await;
+    let lease = agent.request(instance).await;
+    let run = format!("/ui/runs/{}", lease.task_id);
+    let log = format!("{run}/log");
+    let status = async |path: &str, token: &str| {
+        let request = agent.plain(Method::GET, path).bearer_auth(token);
+        request.send().await.unwrap().status()
+    };
+    let elsewhere = PoolToken::new("us".parse().unwrap());
+    for path in ["/ui", "/ui/pools/eu", &run, &log] {
+        let response = agent.plain(Method::GET, path).send().await.unwrap();
+        assert_eq!(response.status(), StatusCode::UNAUTHORIZED, "{path}");
+        let policy = &response.headers()["content-security-policy"];
+        assert!(!policy.to_str().unwrap().contains("unsafe"), "{policy:?}");
+        assert_eq!(response.headers()["cache-control"], "no-store");
+        assert_eq!(status(path, place.token.reveal()).await, StatusCode::OK);
+        assert_eq!(status(path, operator.reveal()).await, StatusCode::OK);
+        for token in [elsewhere.reveal(), &lease.job_token] {
+            assert_eq!(status(path, token).await, StatusCode::UNAUTHORIZED);
+        }
+    }
+    // An operator's token takes no runs, and other runs than its own do not exist for a pool.
+    let taken = agent.with_token(operator.reveal());
+    let taken = taken.try_request(instance, 0, &[]).await;
+    assert_eq!(taken.status, StatusCode::UNAUTHORIZED);
+    let us = PoolToken::new("us".parse().unwrap());
+    place.replace_pools(&format!(
+        "pools: {{us: {{organizations: [a], tokens: [{{id: u, sha256: {}}}]}}}}",
+        us.digest()
+    ));
+    for path in ["/ui/pools/eu", &run, &log] {
+        assert_eq!(status(path, us.reveal()).await, StatusCode::NOT_FOUND);
+    }
+    // A form that another site sends opens no session.
+    let form = format!("token={}", us.reveal());
+    for (site, expected) in [
+        ("cross-site", StatusCode::UNAUTHORIZED),
+        ("same-origin", StatusCode::SEE_OTHER),
+    ] {
+        let request = reqwest::Client::builder()
+            .no_proxy()
+            .redirect(reqwest::redirect::Policy::none())
+            .build()
+            .unwrap()
+            .post(format!("{}/ui/login", hub.url()));
+        let request = request.header("sec-fetch-site", site).body(form.clone());
+        let response = request.send().await.unwrap();
+        assert_eq!(response.status(), expected, "{site}");
+        let has_session = response.headers().contains_key("set-cookie");
+        assert_eq!(has_session, expected == StatusCode::SEE_OTHER);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn without_authentication_this_machine_alone_needs_no_token() {
+    let place = Place::new()
+        .await
+        .with("MAYFLY_ALLOW_UNAUTHENTICATED", "true");
+    let hub = place.serve();
+    let client = place.client(&hub);
+    let status = async |host: &str| {
+        let request = client.plain(Method::GET, "/ui").header("host", host);
+        request.send().await.unwrap().status()
+    };
+    assert_eq!(status("localhost").await, StatusCode::OK);
+    // A name of another site that leads here.
+    assert_eq!(status("evil.example").await, StatusCode::UNAUTHORIZED);
+}
