@@ -40,7 +40,7 @@ pub use kind::VerdictKind;
 pub use lock::LockHolder;
 pub use lost_node::{Suspect, suspect};
 pub use model::{Observation, Timeouts, Verdict, Wait, WaitReason};
-pub use step_start::Begun;
+pub use step_start::Started;
 pub(crate) use step_start::speaker;
 
 /// What the objects of a run say about it at `now`.
@@ -79,7 +79,7 @@ pub(crate) fn end_of_pod(pod: &Pod, events: &[Event]) -> Option<String> {
 }
 
 /// Whether this pod began the step.
-pub(crate) fn begun_by(pod: &Pod, events: &[Event]) -> Begun {
+pub(crate) fn started_by(pod: &Pod, events: &[Event]) -> Started {
     step_start::of_pod(pod, events)
 }
 
@@ -88,14 +88,21 @@ pub(crate) fn begun_by(pod: &Pod, events: &[Event]) -> Begun {
 pub(crate) fn gone_pods<'a>(
     pods: &'a [Pod],
     events: &'a [Event],
-) -> impl Iterator<Item = (&'a str, Begun)> {
+) -> impl Iterator<Item = (&'a str, Started)> {
     let is_seen = |name: &str| pods.iter().any(|pod| facts::name(pod) == name);
     created_pods(events)
         .filter(move |name| !is_seen(name))
         .map(|name| {
             let of = |event: &Event| event.involved_object.name.as_deref() == Some(name);
             let started = facts::starts(events).any(of);
-            (name, if started { Begun::Yes } else { Begun::Unknown })
+            (
+                name,
+                if started {
+                    Started::Yes
+                } else {
+                    Started::Unknown
+                },
+            )
         })
 }
 

@@ -383,7 +383,7 @@ mod tests {
     use serde_json::{Value, json};
 
     use super::*;
-    use crate::kubernetes::verdict::Begun;
+    use crate::kubernetes::verdict::Started;
 
     fn pod(state: &Value) -> Pod {
         serde_json::from_value(json!({
@@ -395,8 +395,8 @@ mod tests {
         .unwrap()
     }
 
-    fn begun(pods: &Pods) -> Begun {
-        verdict::begun_by(&pods.of("j", "u")[0], &[])
+    fn started(pods: &Pods) -> Started {
+        verdict::started_by(&pods.of("j", "u")[0], &[])
     }
 
     /// The kubelet lost the container together with the time at which it had started it.
@@ -409,11 +409,11 @@ mod tests {
         let mut pods = Pods::default();
         pods.apply(Event::Apply(running));
         pods.apply(Event::Apply(lost.clone()));
-        assert_eq!(begun(&pods), Begun::Yes);
+        assert_eq!(started(&pods), Started::Yes);
         // Seen only afterwards, it may never have been there.
         let mut pods = Pods::default();
         pods.apply(Event::Apply(lost));
-        assert_eq!(begun(&pods), Begun::Unknown);
+        assert_eq!(started(&pods), Started::Unknown);
     }
 
     #[test]
@@ -422,10 +422,10 @@ mod tests {
         waits.status.as_mut().unwrap().phase = Some("Pending".to_owned());
         let mut pods = Pods::default();
         pods.apply(Event::Apply(waits));
-        assert_eq!(begun(&pods), Begun::No);
+        assert_eq!(started(&pods), Started::No);
         pods.apply(Event::Init);
         pods.apply(Event::InitDone);
-        assert_eq!(begun(&pods), Begun::Unknown);
+        assert_eq!(started(&pods), Started::Unknown);
     }
 
     #[test]

@@ -13,7 +13,7 @@ use serde::Serialize;
 use super::view::recorded_verdict;
 use super::{Cluster, ClusterError, RunKey, annotation, annotations, label, labels};
 use crate::kubernetes::verdict::{
-    self, Begun, Evidence, Observation, Timeouts, Verdict, Wait, condition_time, executor_state,
+    self, Evidence, Observation, Started, Timeouts, Verdict, Wait, condition_time, executor_state,
     final_report, in_order,
 };
 
@@ -47,8 +47,7 @@ pub struct RunPod {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub node: Option<String>,
     /// Whether it began the step.
-    #[serde(rename = "started")]
-    pub begun: Begun,
+    pub started: Started,
     /// How it ended, if it has.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub end: Option<String>,
@@ -249,16 +248,16 @@ fn explanation(
 
 /// Those whose objects are gone come first, because another pod is made only after their end.
 fn pods_of_run(pods: &[Pod], events: &[Event]) -> Vec<RunPod> {
-    let gone = verdict::gone_pods(pods, events).map(|(name, begun)| RunPod {
+    let gone = verdict::gone_pods(pods, events).map(|(name, started)| RunPod {
         name: name.to_owned(),
         node: None,
-        begun,
+        started,
         end: Some("it is gone".to_owned()),
     });
     let present = in_order(pods).into_iter().map(|pod| RunPod {
         name: pod.metadata.name.clone().unwrap_or_default(),
         node: pod.spec.as_ref().and_then(|spec| spec.node_name.clone()),
-        begun: verdict::begun_by(pod, events),
+        started: verdict::started_by(pod, events),
         end: verdict::end_of_pod(pod, events),
     });
     gone.chain(present).collect()
@@ -442,15 +441,15 @@ mod tests {
         let created = event("SuccessfulCreate", "Created pod: job-1-a-x", 1, &of_job());
         let started = event("Started", "Container started", 2, &of_executor());
         let key = || key_of("job-1-a").unwrap();
-        for (events, begun, words) in [
+        for (events, started, words) in [
             (
                 vec![created.clone(), started],
-                Begun::Yes,
+                Started::Yes,
                 "some changes may have been made",
             ),
             (
                 vec![created],
-                Begun::Unknown,
+                Started::Unknown,
                 "it is not known whether the step had begun",
             ),
         ] {
@@ -458,11 +457,14 @@ mod tests {
             let pods: Vec<_> = told
                 .pods
                 .iter()
-                .map(|pod| (pod.name.as_str(), pod.begun))
+                .map(|pod| (pod.name.as_str(), pod.started))
                 .collect();
-            assert_eq!(pods, [("job-1-a-x", begun)]);
+            assert_eq!(pods, [("job-1-a-x", started)]);
             let verdict = told.verdict.unwrap();
-            assert_eq!((verdict.kind, verdict.begun), (VerdictKind::Lost, begun));
+            assert_eq!(
+                (verdict.kind, verdict.started),
+                (VerdictKind::Lost, started)
+            );
             let advice = verdict.advice.unwrap();
             assert!(advice.contains(words), "{advice}");
             assert!(!advice.contains("start the run again"), "{advice}");
@@ -504,9 +506,9 @@ mod tests {
         let pods: Vec<_> = told
             .pods
             .iter()
-            .map(|pod| (pod.name.as_str(), pod.begun))
+            .map(|pod| (pod.name.as_str(), pod.started))
             .collect();
-        assert_eq!(pods, [("first", Begun::No), ("second", Begun::Yes)]);
+        assert_eq!(pods, [("first", Started::No), ("second", Started::Yes)]);
         assert!(told.pods[0].end.as_ref().unwrap().contains("shut down"));
         assert_eq!(told.pods[1].end, None);
         let created = told

@@ -283,7 +283,7 @@ mod tests {
 
     use super::super::fake_server::Server;
     use super::*;
-    use crate::kubernetes::verdict::Begun;
+    use crate::kubernetes::verdict::Started;
 
     fn state_of(deletion: &Value) -> RunState {
         let job: Job = serde_json::from_value(json!({
@@ -320,7 +320,7 @@ mod tests {
             evidence: Vec::new(),
             advice: None,
             outcome: Exit::StepFailed,
-            begun: Begun::Yes,
+            started: Started::Yes,
             may_change: true,
             job_over: true,
             report: Some(FinalReport {

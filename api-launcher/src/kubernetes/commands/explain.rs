@@ -11,7 +11,7 @@ use super::output::Output;
 use super::{ClusterArgs, ShowArgs, select, timeline};
 use crate::kubernetes::cluster::Cluster;
 use crate::kubernetes::cluster::explain::{Explanation, RunPod};
-use crate::kubernetes::verdict::{Begun, VerdictKind};
+use crate::kubernetes::verdict::{Started, VerdictKind};
 use crate::terminal::paint::Paint;
 use crate::terminal::table::{Cell, Table, Tone};
 
@@ -103,16 +103,16 @@ fn pod_words(pod: &RunPod) -> String {
         .node
         .as_ref()
         .map_or_else(String::new, |node| format!(" on {node}"));
-    let begun = match pod.begun {
-        Begun::Yes => "began the step",
-        Begun::Unknown => "it is not known whether it began the step",
-        Begun::No => "did not begin the step",
+    let started = match pod.started {
+        Started::Yes => "began the step",
+        Started::Unknown => "it is not known whether it began the step",
+        Started::No => "did not begin the step",
     };
     let end = pod
         .end
         .as_ref()
         .map_or_else(String::new, |end| format!("; {end}"));
-    format!("{}{node}: {begun}{end}", pod.name)
+    format!("{}{node}: {started}{end}", pod.name)
 }
 
 fn facts(explanation: &Explanation) -> Table {
@@ -173,7 +173,7 @@ mod tests {
             pods: vec![RunPod {
                 name: "job-42-plan-x9k2p".into(),
                 node: Some("node-1".into()),
-                begun: Begun::Yes,
+                started: Started::Yes,
                 end: None,
             }],
             timeline: timeline(),
@@ -193,7 +193,7 @@ mod tests {
             ],
             advice: Some("Raise EPHEMERAL_CONFIG_MEMORY_LIMIT.".into()),
             outcome: Exit::Signal(9),
-            begun: Begun::Yes,
+            started: Started::Yes,
             may_change: true,
             job_over: true,
             report: None,

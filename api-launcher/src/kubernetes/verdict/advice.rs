@@ -5,7 +5,7 @@ use job_contract::report::{ApplyProgress, FinalReport, StateLock, StateStatus};
 use super::kind::VerdictKind;
 use super::lock::{LockHolder, holder_in, put_holder, standing_lock};
 use super::model::Verdict;
-use super::step_start::Begun;
+use super::step_start::Started;
 
 impl Verdict {
     /// Adds what is known of the pod the lock was taken in.
@@ -31,9 +31,9 @@ impl Verdict {
 
 /// What to do, from the executor's own advice, the kind of verdict, and what was left behind.
 pub(super) fn advice(verdict: &Verdict, holder: Option<&LockHolder>) -> Option<String> {
-    let Verdict { kind, begun, .. } = *verdict;
+    let Verdict { kind, started, .. } = *verdict;
     let remedy = remedy(kind);
-    let next = next_step(kind, begun, verdict.may_change);
+    let next = next_step(kind, started, verdict.may_change);
     let Some(report) = &verdict.report else {
         let parts: Vec<&str> = remedy.into_iter().chain(next).collect();
         return (!parts.is_empty()).then(|| parts.join("; "));
@@ -163,7 +163,7 @@ const fn remedy(kind: VerdictKind) -> Option<&'static str> {
 /// advised only where it is proven that nothing began.
 pub(super) const fn next_step(
     kind: VerdictKind,
-    begun: Begun,
+    started: Started,
     may_change: bool,
 ) -> Option<&'static str> {
     let is_cause_outside_the_step = matches!(
@@ -187,17 +187,17 @@ pub(super) const fn next_step(
             | VerdictKind::Cancelled
             | VerdictKind::Infrastructure
     );
-    match begun {
-        Begun::No if is_cut_off => Some("nothing had been started: start the run again"),
-        Begun::Yes | Begun::Unknown if !(is_cut_off || is_cause_outside_the_step) => None,
-        Begun::No => None,
-        Begun::Yes | Begun::Unknown if !may_change => {
+    match started {
+        Started::No if is_cut_off => Some("nothing had been started: start the run again"),
+        Started::Yes | Started::Unknown if !(is_cut_off || is_cause_outside_the_step) => None,
+        Started::No => None,
+        Started::Yes | Started::Unknown if !may_change => {
             Some("plan again: a plan changes nothing, but a state lock may be left")
         }
-        Begun::Yes => Some(
+        Started::Yes => Some(
             "plan again before applying: some changes may have been made, and a state lock may be left",
         ),
-        Begun::Unknown => Some(
+        Started::Unknown => Some(
             "plan again before applying: it is not known whether the step had begun, so changes may have been made, \
              and a state lock may be left",
         ),

@@ -8,7 +8,7 @@ use k8s_openapi::jiff::{SignedDuration, Timestamp};
 use super::evidence::Evidence;
 use super::kind::VerdictKind;
 use super::model::Verdict;
-use super::step_start::Begun;
+use super::step_start::Started;
 use super::{advice, facts, step_start};
 
 /// How long a pod may still be there after the time it is given to end. A node that answers has killed it by then.
@@ -89,7 +89,7 @@ impl Suspect<'_> {
             advice: None,
             outcome: kind.outcome(),
             // Even where no container was seen to start: it may have been started since.
-            begun: step_start::of_pod(self.pod, &[]).max(Begun::Unknown),
+            started: step_start::of_pod(self.pod, &[]).max(Started::Unknown),
             may_change: facts::may_change(job),
             job_over: false,
             report: None,
@@ -150,7 +150,7 @@ mod tests {
         assert!(!found.is_unready() && !found.is_overdue(at("2026-01-01T00:05:29Z")));
         assert!(found.is_overdue(at("2026-01-01T00:05:30Z")));
         let verdict = found.verdict(&Job::default());
-        assert_eq!(verdict.begun, Begun::Yes);
+        assert_eq!(verdict.started, Started::Yes);
         assert!(!verdict.job_over);
         assert!(verdict.sentence.contains("`node-3`"), "{verdict:?}");
     }

@@ -11,7 +11,7 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use super::evidence::Evidence;
 use super::kind::VerdictKind;
-use super::step_start::Begun;
+use super::step_start::Started;
 
 /// What the cluster has of a run.
 pub(super) struct RunObjects<'a> {
@@ -126,8 +126,7 @@ pub struct Verdict {
     #[serde(serialize_with = "exit_code", deserialize_with = "exit_of_code")]
     pub outcome: Exit,
     /// Whether the step had begun, that is, whether anything may have been changed.
-    #[serde(rename = "started")]
-    pub begun: Begun,
+    pub started: Started,
     /// Whether a step of this type may change anything. A plan does not.
     #[serde(default = "may_change_by_default")]
     pub may_change: bool,
@@ -175,6 +174,6 @@ impl Verdict {
     /// Whether the log of the run may be missing lines that its container still has.
     pub fn lacks_log(&self) -> bool {
         let complete = |report: &FinalReport| !report.unreported && report.lost_log_lines == 0;
-        self.begun != Begun::No && !self.report.as_ref().is_some_and(complete)
+        self.started != Started::No && !self.report.as_ref().is_some_and(complete)
     }
 }

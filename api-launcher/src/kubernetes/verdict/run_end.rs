@@ -8,7 +8,7 @@ use super::kind::VerdictKind;
 use super::model::{RunObjects, Verdict};
 use super::pod_end::{PodEnd, by_exit_code, no_pod_complete, of_pod};
 use super::pod_rejection::{PodRejection, pod_rejection};
-use super::step_start::{Begun, began_most, speaker};
+use super::step_start::{Started, began_most, speaker};
 use super::{advice, facts, report_evidence, step_start};
 use crate::kubernetes::cluster::annotations::CANCELLED_AT;
 
@@ -70,12 +70,12 @@ pub(super) fn traced(run: &RunObjects<'_>) -> Verdict {
     } else {
         let sentence = "the run's Job is gone, and nothing shows how the run ended".to_owned();
         verdict(
-            PodEnd::silent(VerdictKind::Lost, sentence, Begun::Unknown),
+            PodEnd::silent(VerdictKind::Lost, sentence, Started::Unknown),
             run,
         )
     };
     // That no pod is named says nothing: its events may be too old to be kept.
-    end.begun = end.begun.max(Begun::Unknown);
+    end.started = end.started.max(Started::Unknown);
     end.advice = advice::advice(&end, None);
     end
 }
@@ -99,7 +99,7 @@ pub(super) fn given_up(
     let waits = facts::newest(run.pods);
     let earlier = run.pods.iter().filter(|pod| !is_same(pod, waits));
     let end = match began_most(earlier, run.events) {
-        Some((pod, begun)) if begun != Begun::No => {
+        Some((pod, started)) if started != Started::No => {
             let mut end = of_pod(pod, run.events);
             let later = waits.map(|pod| Evidence::new(later(pod), sentence));
             end.evidence.extend(later);
@@ -108,7 +108,7 @@ pub(super) fn given_up(
         }
         _ => PodEnd {
             evidence,
-            ..PodEnd::silent(kind, sentence, Begun::No)
+            ..PodEnd::silent(kind, sentence, Started::No)
         },
     };
     Verdict {
@@ -119,9 +119,9 @@ pub(super) fn given_up(
 
 fn verdict(mut end: PodEnd, run: &RunObjects<'_>) -> Verdict {
     let RunObjects { job, pods, events } = *run;
-    end.begun = end.begun.max(step_start::of_run(job, pods, events));
+    end.started = end.started.max(step_start::of_run(job, pods, events));
     // This code says that the step is safe to run again.
-    if end.begun != Begun::No && end.outcome == Exit::Infrastructure {
+    if end.started != Started::No && end.outcome == Exit::Infrastructure {
         end.outcome = VerdictKind::Lost.outcome();
     }
     match &end.report {
@@ -141,7 +141,7 @@ fn verdict(mut end: PodEnd, run: &RunObjects<'_>) -> Verdict {
         evidence: end.evidence,
         advice: None,
         outcome: end.outcome,
-        begun: end.begun,
+        started: end.started,
         may_change: facts::may_change(job),
         job_over: true,
         report: end.report,
@@ -184,17 +184,17 @@ fn no_pod_failed(run: &RunObjects<'_>) -> PodEnd {
         Some(PodRejection::Quota(text)) => PodEnd::silent(
             VerdictKind::QuotaExceeded,
             format!("there was no room in the namespace's quota: {text}"),
-            Begun::No,
+            Started::No,
         ),
         Some(PodRejection::MissingObject(text)) => PodEnd::silent(
             VerdictKind::ConfigMissing,
             format!("the pod of this run could not be created: {text}"),
-            Begun::No,
+            Started::No,
         ),
         Some(PodRejection::Admission(text)) => PodEnd::silent(
             VerdictKind::AdmissionRefused,
             format!("the API server refused the pod of this run: {text}"),
-            Begun::No,
+            Started::No,
         ),
         None => last_words(run),
     }
@@ -203,7 +203,7 @@ fn no_pod_failed(run: &RunObjects<'_>) -> PodEnd {
 /// What the cluster still tells of a pod that is gone: events about it, and the Job's reason to fail.
 fn last_words(run: &RunObjects<'_>) -> PodEnd {
     let words = |reasons| facts::last_event(run.events, reasons)?.message.as_deref();
-    let silent = |kind, sentence| PodEnd::silent(kind, sentence, Begun::Unknown);
+    let silent = |kind, sentence| PodEnd::silent(kind, sentence, Started::Unknown);
     if let Some(words) = words(&["Preempted"]) {
         let sentence = "the pod had to make room for one of higher priority".to_owned();
         let mut end = silent(VerdictKind::Preempted, sentence);
@@ -222,7 +222,7 @@ fn last_words(run: &RunObjects<'_>) -> PodEnd {
     match facts::failure_of_pod(run.job) {
         Some((_, Some(code))) => by_exit_code(
             code,
-            Exit::from_code(code).map_or(Begun::Yes, step_start::by_exit),
+            Exit::from_code(code).map_or(Started::Yes, step_start::by_exit),
         ),
         Some((_, None)) => silent(
             VerdictKind::Evicted,
@@ -243,11 +243,11 @@ fn deadline(run: &RunObjects<'_>, end: PodEnd) -> PodEnd {
         .and_then(|spec| spec.active_deadline_seconds);
     let limit = seconds.map_or(String::new(), |seconds| format!(" of {seconds} s"));
     // Where no pod is left, the Job and its events tell.
-    let begun = match speaker(run.pods, run.events) {
-        Some(_) => end.begun,
+    let started = match speaker(run.pods, run.events) {
+        Some(_) => end.started,
         None => step_start::of_run(run.job, run.pods, run.events),
     };
-    let unscheduled = if begun == Begun::No {
+    let unscheduled = if started == Started::No {
         ", before it had started"
     } else {
         ""
@@ -259,7 +259,7 @@ fn deadline(run: &RunObjects<'_>, end: PodEnd) -> PodEnd {
     PodEnd {
         kind: VerdictKind::DeadlineExceeded,
         sentence: format!("the run exceeded its deadline{limit}{unscheduled}"),
-        begun,
+        started,
         evidence,
         outcome: end
             .report
@@ -271,11 +271,11 @@ fn deadline(run: &RunObjects<'_>, end: PodEnd) -> PodEnd {
 
 fn deleted(run: &RunObjects<'_>, end: Option<PodEnd>) -> PodEnd {
     let job = run.job;
-    let begun = step_start::of_run(job, run.pods, run.events);
-    let when = match begun {
-        Begun::Yes => "while it was running",
-        Begun::Unknown => "when it may have been running",
-        Begun::No => "before it had started",
+    let started = step_start::of_run(job, run.pods, run.events);
+    let when = match started {
+        Started::Yes => "while it was running",
+        Started::Unknown => "when it may have been running",
+        Started::No => "before it had started",
     };
     let cancelled = job
         .metadata
@@ -297,6 +297,6 @@ fn deleted(run: &RunObjects<'_>, end: Option<PodEnd>) -> PodEnd {
     PodEnd {
         evidence,
         report,
-        ..PodEnd::silent(kind, sentence, begun)
+        ..PodEnd::silent(kind, sentence, started)
     }
 }

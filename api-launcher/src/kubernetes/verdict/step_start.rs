@@ -18,7 +18,7 @@ const FIRST_POD: SignedDuration = SignedDuration::from_secs(10);
 /// Whether something began, as far as it is known. In JSON `true`, `false`, or `null` if it is not known.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(from = "Option<bool>", into = "Option<bool>")]
-pub enum Begun {
+pub enum Started {
     /// It is proven that nothing began.
     No,
     /// Nothing tells.
@@ -26,9 +26,9 @@ pub enum Begun {
     Yes,
 }
 
-impl From<Option<bool>> for Begun {
-    fn from(begun: Option<bool>) -> Self {
-        match begun {
+impl From<Option<bool>> for Started {
+    fn from(started: Option<bool>) -> Self {
+        match started {
             Some(true) => Self::Yes,
             Some(false) => Self::No,
             None => Self::Unknown,
@@ -36,55 +36,55 @@ impl From<Option<bool>> for Begun {
     }
 }
 
-impl From<Begun> for Option<bool> {
-    fn from(begun: Begun) -> Self {
-        match begun {
-            Begun::Yes => Some(true),
-            Begun::No => Some(false),
-            Begun::Unknown => None,
+impl From<Started> for Option<bool> {
+    fn from(started: Started) -> Self {
+        match started {
+            Started::Yes => Some(true),
+            Started::No => Some(false),
+            Started::Unknown => None,
         }
     }
 }
 
 /// Whether an executor that ended with this may have begun the step.
-pub(super) const fn by_exit(exit: Exit) -> Begun {
+pub(super) const fn by_exit(exit: Exit) -> Started {
     match exit {
         // All of these come before the claim. `Claimed` says that another pod began the step, and this one nothing.
         Exit::BadConfiguration | Exit::BadJobData | Exit::Infrastructure | Exit::Claimed => {
-            Begun::No
+            Started::No
         }
-        Exit::Done | Exit::StepFailed | Exit::Defect | Exit::Signal(_) => Begun::Yes,
+        Exit::Done | Exit::StepFailed | Exit::Defect | Exit::Signal(_) => Started::Yes,
     }
 }
 
 /// Whether the executor of this pod began the step.
-pub(super) fn of_pod(pod: &Pod, events: &[Event]) -> Begun {
+pub(super) fn of_pod(pod: &Pod, events: &[Event]) -> Started {
     let lost = Some(facts::STATUS_UNKNOWN);
     let failed_init = facts::failed_init(pod).filter(|(_, end)| end.reason.as_deref() != lost);
     if facts::node(pod).is_none() || failed_init.is_some() {
-        return Begun::No;
+        return Started::No;
     }
     if facts::executor_state(pod).is_some_and(|state| state.running.is_some()) {
-        return Begun::Yes;
+        return Started::Yes;
     }
     if let Some(end) = facts::executor_end(pod) {
         return if matches!(
             end.reason.as_deref(),
             Some("ContainerCannotRun" | "StartError")
         ) {
-            Begun::No
+            Started::No
         } else if end.started_at.is_some() || end.reason.as_deref() != lost {
-            Exit::from_code(end.exit_code).map_or(Begun::Yes, by_exit)
+            Exit::from_code(end.exit_code).map_or(Started::Yes, by_exit)
         } else {
             // The kubelet says this of a container that it lost, and of one that never was.
             by_event(pod, events)
         };
     }
     let started = by_event(pod, events);
-    if started == Begun::Yes || !is_waiting(pod) && !is_refused(pod) {
+    if started == Started::Yes || !is_waiting(pod) && !is_refused(pod) {
         started
     } else {
-        Begun::No
+        Started::No
     }
 }
 
@@ -104,41 +104,41 @@ fn is_refused(pod: &Pod) -> bool {
 }
 
 /// The kubelet tells of each container that it started. An event that is missing may be lost or too old.
-fn by_event(pod: &Pod, events: &[Event]) -> Begun {
+fn by_event(pod: &Pod, events: &[Event]) -> Started {
     if facts::starts(events).any(|event| facts::is_about(event, pod)) {
-        Begun::Yes
+        Started::Yes
     } else {
-        Begun::Unknown
+        Started::Unknown
     }
 }
 
 /// Whether a pod of this Job began the step.
-pub(super) fn of_run(job: &Job, pods: &[Pod], events: &[Event]) -> Begun {
+pub(super) fn of_run(job: &Job, pods: &[Pod], events: &[Event]) -> Started {
     let seen = pods.iter().map(|pod| {
         // The step was begun by the pod that holds the claim.
         let claimed = facts::exit_of(pod) == Some(Exit::Claimed);
         if claimed {
-            Begun::Yes
+            Started::Yes
         } else {
             of_pod(pod, events)
         }
     });
     seen.max()
-        .unwrap_or(Begun::No)
+        .unwrap_or(Started::No)
         .max(by_unseen(job, pods, events))
 }
 
 /// What a pod that is no longer there may have done.
-fn by_unseen(job: &Job, pods: &[Pod], events: &[Event]) -> Begun {
+fn by_unseen(job: &Job, pods: &[Pod], events: &[Event]) -> Started {
     if facts::starts(events).any(|event| !pods.iter().any(|pod| facts::is_about(event, pod))) {
-        return Begun::Yes;
+        return Started::Yes;
     }
     let is_seen = |name| pods.iter().any(|pod| facts::name(pod) == name);
     let unseen = facts::created_pods(events).any(|name| !is_seen(name));
     if unseen || facts::pods_counted(job) > pods.len() || replaced_another(job, pods, events) {
-        Begun::Unknown
+        Started::Unknown
     } else {
-        Begun::No
+        Started::No
     }
 }
 
@@ -159,7 +159,7 @@ fn replaced_another(job: &Job, pods: &[Pod], events: &[Event]) -> bool {
 pub(crate) fn speaker<'a>(pods: &'a [Pod], events: &[Event]) -> Option<&'a Pod> {
     let newest = facts::newest(pods)?;
     match began_most(pods, events) {
-        Some((pod, begun)) if begun > of_pod(newest, events) => Some(pod),
+        Some((pod, started)) if started > of_pod(newest, events) => Some(pod),
         _ => Some(newest),
     }
 }
@@ -168,11 +168,11 @@ pub(crate) fn speaker<'a>(pods: &'a [Pod], events: &[Event]) -> Option<&'a Pod> 
 pub(super) fn began_most<'a>(
     pods: impl IntoIterator<Item = &'a Pod>,
     events: &[Event],
-) -> Option<(&'a Pod, Begun)> {
+) -> Option<(&'a Pod, Started)> {
     // Of equals the last is taken.
     facts::in_order(pods)
         .into_iter()
         .rev()
         .map(|pod| (pod, of_pod(pod, events)))
-        .max_by_key(|(_, begun)| *begun)
+        .max_by_key(|(_, started)| *started)
 }

@@ -11,7 +11,7 @@ use super::lost_node::overdue;
 use super::model::{Observation, RunObjects, Timeouts, WaitReason};
 use super::pending_pod::pending;
 use super::pod_rejection::{PodRejection, pod_rejection};
-use super::step_start::Begun;
+use super::step_start::Started;
 use super::wait::{WaitLimits, after, given_up, lacking, waiting};
 use super::{facts, pod_end, run_end, step_start};
 use crate::kubernetes::cluster::labels;
@@ -187,7 +187,7 @@ pub(super) fn lingers(pod: &Pod, timeouts: &Timeouts) -> Option<(Timestamp, Evid
 fn may_be_replaced(run: &RunObjects<'_>, pod: &Pod) -> bool {
     let code = facts::executor_end(pod).map(|end| end.exit_code);
     let again = match code {
-        None => facts::is_disrupted(pod) || step_start::of_pod(pod, run.events) == Begun::No,
+        None => facts::is_disrupted(pod) || step_start::of_pod(pod, run.events) == Started::No,
         Some(pod_end::KILLED) => facts::is_disrupted(pod),
         Some(code) => code == i32::from(Exit::Infrastructure.code()),
     };
