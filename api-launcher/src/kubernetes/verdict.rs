@@ -41,7 +41,7 @@ pub use lock::LockHolder;
 pub use lost_node::{Suspect, suspect};
 pub use model::{Observation, Timeouts, Verdict, Wait, WaitReason};
 pub use step_start::Started;
-pub(crate) use step_start::speaker;
+pub(crate) use step_start::deciding_pod;
 
 /// What the objects of a run say about it at `now`.
 ///
@@ -107,9 +107,9 @@ pub(crate) fn gone_pods<'a>(
 }
 
 /// The verdict on a run of which only events are left. `job` has what they tell of it.
-pub(crate) fn traced(job: &Job, events: &[Event]) -> Verdict {
+pub(crate) fn from_events(job: &Job, events: &[Event]) -> Verdict {
     let pods = &[];
-    run_end::traced(&RunObjects { job, pods, events })
+    run_end::from_events(&RunObjects { job, pods, events })
 }
 
 /// Whether events would make this observation say more.
@@ -119,7 +119,9 @@ pub fn wants_events(observation: &Observation) -> bool {
             !matches!(wait.reason, WaitReason::Queued | WaitReason::Stopping)
         }
         Observation::InProgress => false,
-        Observation::Ended(verdict) => !verdict.spoke() && verdict.kind != VerdictKind::Completed,
+        Observation::Ended(verdict) => {
+            !verdict.executor_reported() && verdict.kind != VerdictKind::Completed
+        }
     }
 }
 

@@ -68,7 +68,7 @@ impl Cluster {
             ..DeleteParams::default()
         };
         match self
-            .ask("cancel the run", || jobs.delete(name, &params))
+            .request_with_retries("cancel the run", || jobs.delete(name, &params))
             .await
         {
             Ok(_) if started => Ok(Cancelled::Stopping),

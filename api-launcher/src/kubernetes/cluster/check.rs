@@ -158,7 +158,10 @@ impl Cluster {
             "create the namespace `{}` and bind the launcher's Role in it",
             self.namespace
         );
-        match self.ask("read the namespace", || jobs.list(&params)).await {
+        match self
+            .request_with_retries("read the namespace", || jobs.list(&params))
+            .await
+        {
             // A list of nothing is also the answer for a namespace that does not exist.
             Ok(_) if self.is_missing().await => CheckResult::failed(subject, "not there", fix),
             Ok(_) => CheckResult::ok(subject, "readable"),
@@ -190,7 +193,7 @@ impl Cluster {
         };
         let mut job = Job::default();
         job.metadata.name = Some("mayfly-check".to_owned());
-        self.ask("try to create a Job", || jobs.create(&params, &job))
+        self.request_with_retries("try to create a Job", || jobs.create(&params, &job))
             .await
             .map(drop)
     }
@@ -221,7 +224,7 @@ impl Cluster {
         };
         let params = PostParams::default();
         let answer = self
-            .ask("ask for the launcher's rights", || {
+            .request_with_retries("ask for the launcher's rights", || {
                 reviews.create(&params, &review)
             })
             .await;
@@ -266,7 +269,7 @@ impl Cluster {
                 continue;
             }
             let found = self
-                .ask("look for what runs refer to", || api.get_metadata_opt(name))
+                .request_with_retries("look for what runs refer to", || api.get_metadata_opt(name))
                 .await
                 .map(|found| found.is_some());
             results.push(presence(kind.name, name, kind.namespace, found));

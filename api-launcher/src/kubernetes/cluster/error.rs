@@ -182,7 +182,7 @@ impl RetryPolicy {
 
 impl Cluster {
     /// Makes a request, again while the API server cannot answer, within the retry policy for one call.
-    pub(super) async fn ask<T, F>(
+    pub(super) async fn request_with_retries<T, F>(
         &self,
         action: &'static str,
         mut request: impl FnMut() -> F,

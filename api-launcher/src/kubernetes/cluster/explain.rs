@@ -91,7 +91,7 @@ impl Cluster {
 const LEFT: &str = "list what is left of the run";
 
 /// Where it is said that a run was told from events.
-const TRACE: &str = "Job";
+const EVENTS_SOURCE: &str = "Job";
 
 impl Cluster {
     /// Explains runs whose Jobs are gone from the events they left, which a cluster keeps for an hour unless it is set up
@@ -137,7 +137,9 @@ impl Cluster {
     ) -> Result<Vec<Event>, ClusterError> {
         let api = self.events();
         let params = ListParams::default().fields(field).match_any();
-        let found = self.ask(doing, || api.list(&params)).await?;
+        let found = self
+            .request_with_retries(doing, || api.list(&params))
+            .await?;
         Ok(found.items)
     }
 }
@@ -183,14 +185,16 @@ fn from_events(key: RunKey, events: &[Event]) -> Explanation {
             ..JobStatus::default()
         });
     }
-    let mut verdict = verdict::traced(&job, events);
+    let mut verdict = verdict::from_events(&job, events);
     let advice = "the output of its step at the platform has its log, and what was reported";
     verdict.advice = Some(match verdict.advice {
         Some(known) => format!("{known}; {advice}"),
         None => advice.to_owned(),
     });
     let told = "gone: its time to live is over, or it was deleted; known from its events";
-    verdict.evidence.insert(0, Evidence::new(TRACE, told));
+    verdict
+        .evidence
+        .insert(0, Evidence::new(EVENTS_SOURCE, told));
     Explanation {
         key,
         step_type: None,

@@ -18,7 +18,7 @@ use tokio::io::{AsyncWriteExt as _, BufWriter};
 use tokio::sync::mpsc;
 
 use super::{Cluster, ClusterError, labels};
-use crate::kubernetes::verdict::{EXECUTOR, executor_state, newest, speaker, terminal};
+use crate::kubernetes::verdict::{EXECUTOR, deciding_pod, executor_state, newest, terminal};
 
 /// Lines on their way to a reader that is slower than the cluster.
 const AHEAD: usize = 256;
@@ -218,7 +218,7 @@ impl Cluster {
     pub async fn save_log(&self, name: &str, into: &Path) -> Result<u64, SaveError> {
         let mut file = BufWriter::new(File::create(into).await?);
         let pods = self.pods_of(&self.job(name).await?).await?;
-        let Some(pod) = speaker(&pods, &[]).filter(|pod| has_log(pod)) else {
+        let Some(pod) = deciding_pod(&pods, &[]).filter(|pod| has_log(pod)) else {
             return Ok(0);
         };
         let name = pod.metadata.name.as_deref().unwrap_or_default();
@@ -229,7 +229,7 @@ impl Cluster {
         };
         let pods = self.pods();
         let log = self
-            .ask("read the log of the run", || pods.log_stream(name, &params))
+            .request_with_retries("read the log of the run", || pods.log_stream(name, &params))
             .await?;
         let mut log = std::pin::pin!(log);
         let (mut line, mut size) = (Vec::new(), 0);
@@ -281,7 +281,7 @@ impl Cluster {
             ..LogParams::default()
         };
         let log = match self
-            .ask("read the log of the run", || pods.log_stream(pod, &params))
+            .request_with_retries("read the log of the run", || pods.log_stream(pod, &params))
             .await
         {
             Ok(log) => log,

@@ -26,7 +26,7 @@ use crate::kubernetes::verdict::{is_suspended, terminal};
 /// Name under which writes appear in managed fields.
 const FIELD_MANAGER: &str = "mayfly";
 /// A Secret is tried to be stored.
-pub(super) const TRIAL: &str = "look for the job data";
+pub(super) const DRY_RUN_ACTION: &str = "look for the job data";
 /// How often the objects of one run may change under a delivery before it is left to the next one.
 const ROUNDS: usize = 8;
 /// A delivery slower than this may have met the reconciler, and writes to the Job before it answers.
@@ -141,7 +141,7 @@ impl Cluster {
                 resource_version: job.metadata.resource_version.clone(),
             });
             let removed = self
-                .ask("remove a run with nothing to do", || {
+                .request_with_retries("remove a run with nothing to do", || {
                     jobs.delete(name, &params)
                 })
                 .await;
@@ -166,7 +166,9 @@ impl Cluster {
 
     pub(super) async fn job(&self, name: &str) -> Result<Job, ClusterError> {
         let jobs = self.jobs();
-        let job = self.ask("read the Job", || jobs.get(name)).await;
+        let job = self
+            .request_with_retries("read the Job", || jobs.get(name))
+            .await;
         job.map_err(|error| {
             if error.is_not_found() {
                 ClusterError::NoSuchRun(name.to_owned())
@@ -247,7 +249,7 @@ impl Cluster {
             let jobs = jobs.clone();
             async move { jobs.create(&post(), &job).await }
         };
-        self.ask("create the Job", create).await
+        self.request_with_retries("create the Job", create).await
     }
 
     /// Continues what an earlier delivery began. `None`: the Job is gone or going, start anew.
@@ -309,7 +311,7 @@ impl Cluster {
         let owned = owned_by(secret, job)?;
         let params = post();
         let created = self
-            .ask("store the job data", || secrets.create(&params, &owned))
+            .request_with_retries("store the job data", || secrets.create(&params, &owned))
             .await;
         match created {
             Err(error) if !error.is_already_exists() => Err(error),
@@ -320,13 +322,15 @@ impl Cluster {
     /// Whether there is a Secret of that name, told by trying to store one; nothing is stored.
     async fn is_secret_there(&self, name: &str) -> Result<bool, ClusterError> {
         let secrets = self.secrets();
-        let mut trial = Secret::default();
-        trial.metadata.name = Some(name.to_owned());
+        let mut secret = Secret::default();
+        secret.metadata.name = Some(name.to_owned());
         let params = PostParams {
             dry_run: true,
             ..post()
         };
-        let tried = self.ask(TRIAL, || secrets.create(&params, &trial)).await;
+        let tried = self
+            .request_with_retries(DRY_RUN_ACTION, || secrets.create(&params, &secret))
+            .await;
         match tried {
             Ok(_) => Ok(false),
             Err(error) if error.is_already_exists() => Ok(true),
@@ -373,7 +377,8 @@ impl Cluster {
             ..PatchParams::default()
         };
         let patch = Patch::Merge(patch);
-        self.ask(action, || jobs.patch(name, &params, &patch)).await
+        self.request_with_retries(action, || jobs.patch(name, &params, &patch))
+            .await
     }
 
     /// Releases a suspended Job that was never released. If its job data is missing, this removes the Job instead, if
@@ -431,7 +436,7 @@ impl Cluster {
             resource_version: job.metadata.resource_version.clone(),
         });
         let removed = self
-            .ask("remove an incomplete Job", || jobs.delete(name, &params))
+            .request_with_retries("remove an incomplete Job", || jobs.delete(name, &params))
             .await;
         match removed {
             Ok(_) => Ok(ReleaseOutcome::Removed),
@@ -461,20 +466,23 @@ fn log_run(job: &Job, what: &'static str) {
 pub(super) fn trial_advice(error: &ClusterError) -> Option<&'static str> {
     match error {
         ClusterError::Busy {
-            action: TRIAL,
+            action: DRY_RUN_ACTION,
             message,
             ..
         } if message.contains("exceeded quota") => Some(
             "this check needs room for one more Secret in the namespace's quota: raise the quota, or remove Secrets",
         ),
         ClusterError::Refused {
-            action: TRIAL,
+            action: DRY_RUN_ACTION,
             code: 400,
             ..
         } => Some(
             "an admission webhook for Secrets has to support dry runs (`sideEffects: None` or `NoneOnDryRun`), or to exclude the namespace of the runs",
         ),
-        ClusterError::Refused { action: TRIAL, .. } => Some(
+        ClusterError::Refused {
+            action: DRY_RUN_ACTION,
+            ..
+        } => Some(
             "the launcher has to be let create Secrets, also in a dry run: `api-launcher check` names a right that is \
              missing, and the rest is an admission policy's",
         ),

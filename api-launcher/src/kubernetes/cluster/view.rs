@@ -134,7 +134,9 @@ impl Cluster {
         let api = self.jobs();
         let mut params = ListParams::default().labels(labels::SELECTOR).limit(PAGE);
         loop {
-            let page = self.ask("list the runs", || api.list(&params)).await?;
+            let page = self
+                .request_with_retries("list the runs", || api.list(&params))
+                .await?;
             page.items.into_iter().for_each(&mut look);
             match page.metadata.continue_.filter(|token| !token.is_empty()) {
                 Some(token) => params = params.continue_token(&token),
@@ -149,7 +151,10 @@ impl Cluster {
         let mut params = ListParams::default().labels(labels::SELECTOR).limit(PAGE);
         let mut all = Vec::new();
         loop {
-            let page = match self.ask("list the pods", || api.list(&params)).await {
+            let page = match self
+                .request_with_retries("list the pods", || api.list(&params))
+                .await
+            {
                 Err(error) if error.is_forbidden() => return Ok(Vec::new()),
                 page => page?,
             };
@@ -184,7 +189,7 @@ impl Cluster {
         let api = self.pods();
         let params = ListParams::default().fields(&format!("metadata.name={host}"));
         let found = self
-            .ask("look for the holder of a lock", || api.list(&params))
+            .request_with_retries("look for the holder of a lock", || api.list(&params))
             .await;
         if let Ok(found) = found {
             let holder = LockHolder::of(host, &self.namespace, found.items.first());
@@ -202,7 +207,7 @@ impl Cluster {
         let name = job.metadata.name.as_deref().unwrap_or_default();
         let params = ListParams::default().labels(&format!("{}={name}", labels::JOB_NAME));
         let found = self
-            .ask("list the pods of the run", || api.list(&params))
+            .request_with_retries("list the pods of the run", || api.list(&params))
             .await;
         let mut pods = match found {
             Err(error) if error.is_forbidden() => return Ok(None),

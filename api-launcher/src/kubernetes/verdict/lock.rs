@@ -93,7 +93,7 @@ pub(super) fn holder_in(evidence: &[Evidence]) -> Option<&str> {
 
 impl Verdict {
     /// Whether the launcher has something to add though the executor spoke.
-    pub(crate) fn wants_more(&self) -> bool {
+    pub(crate) fn needs_supplement(&self) -> bool {
         self.lacks_log() || self.lock_host().is_some()
     }
 

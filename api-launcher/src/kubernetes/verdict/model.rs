@@ -158,7 +158,7 @@ fn exit_of_code<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Exit, D::E
 
 impl Verdict {
     /// Whether the executor reported the end of the run itself, so that the launcher need not.
-    pub fn spoke(&self) -> bool {
+    pub fn executor_reported(&self) -> bool {
         self.report
             .as_ref()
             .is_some_and(|report| !report.unreported)

@@ -8,7 +8,7 @@ use super::kind::VerdictKind;
 use super::model::{RunObjects, Verdict};
 use super::pod_end::{PodEnd, by_exit_code, no_pod_complete, of_pod};
 use super::pod_rejection::{PodRejection, pod_rejection};
-use super::step_start::{Started, began_most, speaker};
+use super::step_start::{Started, deciding_pod, most_certain_start};
 use super::{advice, facts, report_evidence, step_start};
 use crate::kubernetes::cluster::annotations::CANCELLED_AT;
 
@@ -17,7 +17,7 @@ pub(super) fn ended(run: &RunObjects<'_>) -> Verdict {
     let condition = facts::terminal(run.job);
     let complete = condition.is_some_and(|condition| condition.type_ == "Complete");
     let reason = condition.and_then(|condition| condition.reason.as_deref());
-    let mut end = match speaker(run.pods, run.events) {
+    let mut end = match deciding_pod(run.pods, run.events) {
         Some(pod) => of_pod(pod, run.events),
         None if complete => no_pod_complete(),
         None => no_pod_failed(run),
@@ -45,11 +45,11 @@ pub(super) fn gone(run: &RunObjects<'_>) -> Verdict {
     if facts::terminal(run.job).is_some() {
         return ended(run);
     }
-    let speaker = speaker(run.pods, run.events);
-    let ended_before = speaker.is_some_and(|pod| {
+    let deciding_pod = deciding_pod(run.pods, run.events);
+    let ended_before = deciding_pod.is_some_and(|pod| {
         facts::executor_end(pod).is_some() && !facts::was_deleted_before_its_end(pod)
     });
-    let end = match speaker.map(|pod| of_pod(pod, run.events)) {
+    let end = match deciding_pod.map(|pod| of_pod(pod, run.events)) {
         Some(end) if (end.report.is_some() || ended_before) && !end.is_stopped() => end,
         other => deleted(run, other),
     };
@@ -58,13 +58,13 @@ pub(super) fn gone(run: &RunObjects<'_>) -> Verdict {
 
 /// The verdict on a run whose executor has ended, and whose pod ends by itself.
 pub(super) fn executor_ended(run: &RunObjects<'_>) -> Verdict {
-    let end =
-        speaker(run.pods, run.events).map_or_else(no_pod_complete, |pod| of_pod(pod, run.events));
+    let end = deciding_pod(run.pods, run.events)
+        .map_or_else(no_pod_complete, |pod| of_pod(pod, run.events));
     verdict(end, run)
 }
 
 /// The verdict on a run of which only events are left. They tell nothing of what they do not name.
-pub(super) fn traced(run: &RunObjects<'_>) -> Verdict {
+pub(super) fn from_events(run: &RunObjects<'_>) -> Verdict {
     let mut end = if facts::terminal(run.job).is_some() {
         ended(run)
     } else {
@@ -98,7 +98,7 @@ pub(super) fn given_up(
 ) -> Verdict {
     let waits = facts::newest(run.pods);
     let earlier = run.pods.iter().filter(|pod| !is_same(pod, waits));
-    let end = match began_most(earlier, run.events) {
+    let end = match most_certain_start(earlier, run.events) {
         Some((pod, started)) if started != Started::No => {
             let mut end = of_pod(pod, run.events);
             let later = waits.map(|pod| Evidence::new(later(pod), sentence));
@@ -160,11 +160,11 @@ fn later(pod: &Pod) -> String {
 
 /// How the other pods ended.
 fn others(pods: &[Pod], events: &[Event]) -> Vec<Evidence> {
-    let (Some(speaker), newest) = (speaker(pods, events), facts::newest(pods)) else {
+    let (Some(deciding_pod), newest) = (deciding_pod(pods, events), facts::newest(pods)) else {
         return Vec::new();
     };
     pods.iter()
-        .filter(|pod| !is_same(pod, Some(speaker)) && facts::has_ended(pod))
+        .filter(|pod| !is_same(pod, Some(deciding_pod)) && facts::has_ended(pod))
         .map(|pod| {
             let source = if is_same(pod, newest) {
                 later(pod)
@@ -243,7 +243,7 @@ fn deadline(run: &RunObjects<'_>, end: PodEnd) -> PodEnd {
         .and_then(|spec| spec.active_deadline_seconds);
     let limit = seconds.map_or(String::new(), |seconds| format!(" of {seconds} s"));
     // Where no pod is left, the Job and its events tell.
-    let started = match speaker(run.pods, run.events) {
+    let started = match deciding_pod(run.pods, run.events) {
         Some(_) => end.started,
         None => step_start::of_run(run.job, run.pods, run.events),
     };

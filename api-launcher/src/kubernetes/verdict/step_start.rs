@@ -156,16 +156,16 @@ fn replaced_another(job: &Job, pods: &[Pod], events: &[Event]) -> bool {
 
 /// The pod whose end is the run's. That is the newest, unless it did not begin the step and an earlier one did or may
 /// have.
-pub(crate) fn speaker<'a>(pods: &'a [Pod], events: &[Event]) -> Option<&'a Pod> {
+pub(crate) fn deciding_pod<'a>(pods: &'a [Pod], events: &[Event]) -> Option<&'a Pod> {
     let newest = facts::newest(pods)?;
-    match began_most(pods, events) {
+    match most_certain_start(pods, events) {
         Some((pod, started)) if started > of_pod(newest, events) => Some(pod),
         _ => Some(newest),
     }
 }
 
 /// The first of the pods that are most certain to have begun the step.
-pub(super) fn began_most<'a>(
+pub(super) fn most_certain_start<'a>(
     pods: impl IntoIterator<Item = &'a Pod>,
     events: &[Event],
 ) -> Option<(&'a Pod, Started)> {

@@ -129,7 +129,7 @@ fn the_executors_report_is_the_verdict(#[case] code: i32, #[case] reason: &str, 
     assert_eq!(verdict.sentence, "init failed");
     assert_eq!(verdict.advice.as_deref(), Some("look at the log"));
     assert_eq!(verdict.outcome, Exit::StepFailed);
-    assert!(verdict.spoke() && verdict.job_over);
+    assert!(verdict.executor_reported() && verdict.job_over);
     assert_eq!(verdict.started, Started::Yes);
 }
 
@@ -140,7 +140,7 @@ fn the_executors_report_is_the_verdict(#[case] code: i32, #[case] reason: &str, 
 fn a_termination_message_of_others_is_not_a_report(#[case] message: &str) {
     let pod = pod(ended_container(1, "Error", message));
     let verdict = end(see(&failed(), &[pod], &[], 60));
-    assert!(!verdict.spoke());
+    assert!(!verdict.executor_reported());
     assert_eq!(verdict.kind, VerdictKind::StepFailed);
 }
 
@@ -170,7 +170,7 @@ fn an_end_without_a_report_is_explained_from_the_container(
     let pod = pod(ended_container(code, reason, ""));
     let verdict = end(see(&failed(), &[pod], &[], 60));
     assert_eq!(verdict.kind, kind);
-    assert!(!verdict.spoke());
+    assert!(!verdict.executor_reported());
     assert!(
         verdict
             .evidence
@@ -285,7 +285,7 @@ fn the_report_of_a_stopped_executor_does_not_hide_the_cause() {
     );
     let verdict = end(see(&failed(), &[pod(state)], &[], 60));
     assert_eq!(verdict.kind, VerdictKind::Evicted);
-    assert!(verdict.spoke());
+    assert!(verdict.executor_reported());
     assert!(
         verdict
             .evidence
@@ -437,13 +437,16 @@ fn a_pod_that_finds_the_step_begun_leaves_the_verdict_to_the_one_that_began_it()
         (verdict.kind, verdict.started),
         (VerdictKind::Evicted, Started::Yes)
     );
-    assert!(!verdict.spoke(), "the platform was told by neither");
+    assert!(
+        !verdict.executor_reported(),
+        "the platform was told by neither"
+    );
     let mut evidence = verdict.evidence.iter();
     assert!(evidence.any(|fact| fact.source == "later pod job-412-7-p2"));
     // Without the first, its end is not known, but the platform has to be told all the same.
     let verdict = end(see(&failed(), &[second], &[], 100));
     assert_eq!(verdict.kind, VerdictKind::Claimed);
-    assert!(!verdict.spoke());
+    assert!(!verdict.executor_reported());
 }
 
 #[test]
@@ -455,7 +458,7 @@ fn the_verdict_of_a_disrupted_pod_that_began_nothing_has_the_reason() {
         (VerdictKind::Evicted, Started::No)
     );
     assert_eq!(verdict.outcome, Exit::Infrastructure);
-    assert!(!verdict.spoke());
+    assert!(!verdict.executor_reported());
 }
 
 #[rstest]
@@ -796,7 +799,7 @@ fn a_run_ends_with_its_executor_and_what_outlives_it_is_stopped_after_its_time()
     let job = job(json!({}));
     let verdict = end(see(&job, &with_mesh, &[], 50));
     assert_eq!(verdict.kind, VerdictKind::Completed);
-    assert!(verdict.spoke() && verdict.job_over);
+    assert!(verdict.executor_reported() && verdict.job_over);
     let (until, fact) = lingers(&with_mesh, &Timeouts::default()).unwrap();
     assert_eq!(until, at(110), "a minute after the executor's end");
     assert!(fact.text.contains("`mesh`"));
@@ -805,7 +808,7 @@ fn a_run_ends_with_its_executor_and_what_outlives_it_is_stopped_after_its_time()
     alone.status.as_mut().unwrap().init_container_statuses = native;
     let verdict = end(see(&job, std::slice::from_ref(&alone), &[], 50));
     assert_eq!(verdict.kind, VerdictKind::Completed);
-    assert!(verdict.spoke() && verdict.job_over);
+    assert!(verdict.executor_reported() && verdict.job_over);
     assert!(lingers(&[alone], &Timeouts::default()).is_none());
 }
 
