@@ -1,7 +1,7 @@
-//! The objects a run needs in the cluster: a Job, and a Secret with its job data.
+//! Builds the objects that a run needs in the cluster: a Job, and a Secret with its job data.
 //!
-//! Pure: no client, clock, randomness or environment. The same document and the same deployment give the same
-//! bytes, so a second delivery makes nothing new, and `render` shows exactly what would be created.
+//! Pure: no client, clock, randomness or environment. The same document and deployment give the same bytes. So a second
+//! delivery creates nothing new, and `render` shows exactly what would be created.
 
 pub(crate) mod check;
 mod container;
@@ -44,19 +44,19 @@ use self::job_data::Transport;
 use self::overrides::{Names, Overrides};
 use self::references::References;
 
-/// The objects of one run, complete but for what only the cluster knows: the Secret's owner is the Job's UID. The Secret
-/// has the Job's name until it gets that of an attempt, see [`Manifest::of_attempt`].
+/// The objects of one run, before their creation. The Secret has no owner yet, because the owner is the Job's UID. The
+/// Secret has the Job's name until [`Manifest::of_attempt`] gives it its own.
 #[derive(Clone, PartialEq)]
 pub struct Manifest {
-    /// The Job, suspended: it is released when its Secret exists.
+    /// The Job, suspended. It is released when its Secret exists.
     pub job: Job,
-    /// The Secret with the job data, unless it travels in the Job itself.
+    /// The Secret with the job data. `None`: the Job itself holds the job data.
     pub secret: Option<Secret>,
-    /// What the run's log has to say of settings that have no effect.
+    /// Lines for the run log about settings that have no effect.
     pub notes: Vec<String>,
 }
 
-/// Which objects, and never the data in them.
+/// Shows the names of the objects, and never the data in them.
 impl std::fmt::Debug for Manifest {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Manifest")
@@ -67,8 +67,8 @@ impl std::fmt::Debug for Manifest {
 }
 
 impl Manifest {
-    /// The objects of one attempt to create the Job: while the Job's name is always the same, the Secret's is of this
-    /// attempt alone. So a Secret with this name belongs to this Job, and the launcher need not read it.
+    /// Returns the objects of one attempt to create the Job. The Job's name is the same in every attempt. The Secret's
+    /// name is new in each. So a Secret with this name belongs to this Job, and the launcher need not read it.
     #[must_use]
     pub fn of_attempt(&self, attempt: &str) -> Self {
         let job = self.job_of_attempt(attempt);
