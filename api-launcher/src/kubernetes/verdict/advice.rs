@@ -1,4 +1,4 @@
-//! What to do about a verdict, for a reader who knows Terraform and has a cluster's operator to ask.
+//! Advises what to do about a verdict. The reader knows Terraform and can contact the operator of the cluster.
 
 use job_contract::report::{ApplyProgress, FinalReport, StateLock, StateStatus};
 
@@ -8,7 +8,7 @@ use super::model::Verdict;
 use super::step_start::Started;
 
 impl Verdict {
-    /// Adds what is known of the pod the lock was taken in.
+    /// Adds what is known about the pod that took the lock.
     pub fn tell_lock_holder(&mut self, holder: &LockHolder) {
         let Some(host) = self.lock_host().map(str::to_owned) else {
             return;
@@ -17,7 +17,7 @@ impl Verdict {
         self.advice = advice(self, Some(holder));
     }
 
-    /// What [`Verdict::tell_lock_holder`] added, for the run's log.
+    /// Returns what [`Verdict::tell_lock_holder`] added, for the run log.
     pub fn lock_remark(&self) -> Option<String> {
         let told = holder_in(&self.evidence)?;
         let lock = standing_lock(self.report.as_ref()?)?;
@@ -29,7 +29,7 @@ impl Verdict {
     }
 }
 
-/// What to do, from the executor's own advice, the kind of verdict, and what was left behind.
+/// Returns the advice, from the executor's hint, the kind of verdict, and what the run left behind.
 pub(super) fn advice(verdict: &Verdict, holder: Option<&LockHolder>) -> Option<String> {
     let Verdict { kind, started, .. } = *verdict;
     let remedy = remedy(kind);
@@ -42,7 +42,7 @@ pub(super) fn advice(verdict: &Verdict, holder: Option<&LockHolder>) -> Option<S
     let hint = report.hint.as_deref();
     let lock = standing_lock(report);
     parts.extend(hint.or(remedy).map(str::to_owned));
-    // What is said in general of changes and locks, the report knows in particular.
+    // The report replaces general advice on changes and locks with exact facts.
     if kind != VerdictKind::Completed {
         let left = report.progress.as_ref().map(advice_on_changes);
         let next = next.filter(|_| hint.is_none()).map(str::to_owned);
@@ -159,8 +159,8 @@ const fn remedy(kind: VerdictKind) -> Option<&'static str> {
     })
 }
 
-/// What to do about what the run may have left behind, where its executor did not tell. To start the run again is
-/// advised only where it is proven that nothing began.
+/// Advises about what the run may have left behind, if its executor did not report it. A new run is advised only if it
+/// is proven that nothing was started.
 pub(super) const fn next_step(
     kind: VerdictKind,
     started: Started,

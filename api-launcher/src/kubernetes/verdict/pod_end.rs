@@ -1,4 +1,4 @@
-//! How one pod of a run ended, by the most specific source there is.
+//! Determines how one pod of a run ended, from the most specific source.
 
 use std::fmt::Write as _;
 
@@ -42,7 +42,7 @@ impl PodEnd {
     }
 }
 
-/// How a pod ended, by the most specific source there is.
+/// Determines how a pod ended, from the most specific source.
 pub(super) fn of_pod(pod: &Pod, events: &[Event]) -> PodEnd {
     let started = step_start::of_pod(pod, events);
     let mut end = spoken(pod)
@@ -51,7 +51,7 @@ pub(super) fn of_pod(pod: &Pod, events: &[Event]) -> PodEnd {
         .or_else(|| by_init_container(pod))
         .or_else(|| by_executor(pod, started))
         .unwrap_or_else(|| vanished(pod, started));
-    // An executor that was told to stop says so, but not why: that the pod knows.
+    // An executor that was stopped reports this, but does not know the cause. The pod shows the cause.
     if matches!(
         end.kind,
         VerdictKind::Signalled | VerdictKind::Infrastructure
@@ -79,7 +79,7 @@ fn spoken(pod: &Pod) -> Option<PodEnd> {
             Some(StopReason::Silence) => VerdictKind::Silence,
             Some(StopReason::Memory) => VerdictKind::MemoryStop,
             _ if report.lock.as_ref().is_some_and(in_the_way) => VerdictKind::StateLocked,
-            // Where the kernel kills one process at a time, the executor survives its tool.
+            // If the kernel kills only one process, the executor survives its tool.
             _ if was_out_of_memory(pod) => VerdictKind::OomKilled,
             Some(StopReason::Signal) | None => VerdictKind::StepFailed,
         },
@@ -114,7 +114,7 @@ fn spoken(pod: &Pod) -> Option<PodEnd> {
     })
 }
 
-/// The reason the kubelet or the node controller wrote into the pod's status.
+/// Uses the reason that the kubelet or the node controller wrote into the pod's status.
 fn by_pod_reason(pod: &Pod, started: Started) -> Option<PodEnd> {
     let status = pod.status.as_ref()?;
     let reason = status.reason.as_deref()?;
@@ -157,7 +157,7 @@ fn by_pod_reason(pod: &Pod, started: Started) -> Option<PodEnd> {
     Some(end)
 }
 
-/// The condition that marks a pod as disrupted by the cluster.
+/// Uses the condition that marks a pod as disrupted by the cluster.
 fn by_disruption(pod: &Pod, started: Started) -> Option<PodEnd> {
     let condition = facts::condition(pod, "DisruptionTarget").filter(|c| c.status == "True")?;
     let reason = condition.reason.as_deref().unwrap_or("?");
@@ -231,7 +231,7 @@ fn by_executor(pod: &Pod, started: Started) -> Option<PodEnd> {
     let code = end.exit_code;
     let reason = end.reason.as_deref().unwrap_or_default();
     let words = end.message.as_deref().map_or("", str::trim);
-    // The reason is the same where one process was killed, and nothing came of it.
+    // The reason is the same if only one process was killed and the step succeeded anyway.
     if was_out_of_memory(pod) && code != 0 {
         let than = than_its_limit(pod);
         return Some(PodEnd::silent(
@@ -258,7 +258,7 @@ fn by_executor(pod: &Pod, started: Started) -> Option<PodEnd> {
             started,
         ));
     }
-    // What containerd says of a container that was lost with its node's last boot.
+    // containerd reports this for a container that was lost in a restart of its node.
     if code == 255 && reason == "Unknown" {
         let node = facts::node(pod).unwrap_or("?");
         return Some(PodEnd::silent(
@@ -268,7 +268,7 @@ fn by_executor(pod: &Pod, started: Started) -> Option<PodEnd> {
         ));
     }
     let mut end = by_exit_code(code, started);
-    // Any process may send SIGKILL. If the kernel did, for lack of memory, the kubelet reports it.
+    // Any process can send SIGKILL. If the kernel sends it for lack of memory, the kubelet reports that.
     if let Some(limit) = facts::memory_limit(pod).filter(|_| code == KILLED) {
         let _ = write!(
             end.sentence,
@@ -322,8 +322,8 @@ pub(super) fn by_exit_code(code: i32, started: Started) -> PodEnd {
     end
 }
 
-/// Whatever the cluster deletes for reasons of its own has the condition of a disruption. The Job controller's deletions
-/// have none: why it ends its pods, the Job says.
+/// If the cluster itself deletes a pod, the pod has a disruption condition. A pod that the Job controller deletes has
+/// none: the Job has the reason.
 fn by_deletion(pod: &Pod, started: Started) -> Option<PodEnd> {
     if !facts::was_deleted_before_its_end(pod) {
         return None;
@@ -337,7 +337,7 @@ fn by_deletion(pod: &Pod, started: Started) -> Option<PodEnd> {
     Some(PodEnd::silent(VerdictKind::Deleted, sentence, started))
 }
 
-/// Nothing tells how the container ended.
+/// Nothing shows how the container ended.
 fn vanished(pod: &Pod, started: Started) -> PodEnd {
     if let Some(end) = by_deletion(pod, started) {
         return end;

@@ -1,4 +1,4 @@
-//! Verdicts on runs that are over, whose Job is gone, or that were given up.
+//! Builds verdicts on runs that are over, whose Job is gone, or that were given up.
 
 use job_contract::Exit;
 use k8s_openapi::api::core::v1::{Event, Pod};
@@ -12,7 +12,7 @@ use super::step_start::{Started, deciding_pod, most_certain_start};
 use super::{advice, facts, report_evidence, step_start};
 use crate::kubernetes::cluster::annotations::CANCELLED_AT;
 
-/// The verdict on a Job whose condition says that it is over.
+/// Returns the verdict on a Job whose condition shows that it is over.
 pub(super) fn ended(run: &RunObjects<'_>) -> Verdict {
     let condition = facts::terminal(run.job);
     let complete = condition.is_some_and(|condition| condition.type_ == "Complete");
@@ -23,7 +23,7 @@ pub(super) fn ended(run: &RunObjects<'_>) -> Verdict {
         None => no_pod_failed(run),
     };
     let silent = end.report.is_none() || end.is_stopped();
-    // A pod that was never let in is the cause; the deadline only ended the wait for it.
+    // If the cluster never admitted the pod, that is the cause. The deadline only ended the wait.
     let refused = matches!(
         end.kind,
         VerdictKind::QuotaExceeded | VerdictKind::AdmissionRefused | VerdictKind::ConfigMissing
@@ -40,7 +40,7 @@ pub(super) fn ended(run: &RunObjects<'_>) -> Verdict {
     verdict(end, run)
 }
 
-/// The verdict on a Job that is no longer there.
+/// Returns the verdict on a Job that is gone.
 pub(super) fn gone(run: &RunObjects<'_>) -> Verdict {
     if facts::terminal(run.job).is_some() {
         return ended(run);
@@ -56,14 +56,14 @@ pub(super) fn gone(run: &RunObjects<'_>) -> Verdict {
     verdict(end, run)
 }
 
-/// The verdict on a run whose executor has ended, and whose pod ends by itself.
+/// Returns the verdict on a run whose executor has ended. Its pod ends by itself.
 pub(super) fn executor_ended(run: &RunObjects<'_>) -> Verdict {
     let end = deciding_pod(run.pods, run.events)
         .map_or_else(no_pod_complete, |pod| of_pod(pod, run.events));
     verdict(end, run)
 }
 
-/// The verdict on a run of which only events are left. They tell nothing of what they do not name.
+/// Returns the verdict on a run of which only events are left.
 pub(super) fn from_events(run: &RunObjects<'_>) -> Verdict {
     let mut end = if facts::terminal(run.job).is_some() {
         ended(run)
@@ -74,13 +74,13 @@ pub(super) fn from_events(run: &RunObjects<'_>) -> Verdict {
             run,
         )
     };
-    // That no pod is named says nothing: its events may be too old to be kept.
+    // Without an event, a pod may still have existed: events are kept for a limited time.
     end.started = end.started.max(Started::Unknown);
     end.advice = advice::advice(&end, None);
     end
 }
 
-/// The verdict of an executor that has ended in a pod that still runs and has to be stopped.
+/// Returns the verdict on an ended executor whose pod still runs and must be stopped.
 pub(super) fn cut_short(run: &RunObjects<'_>, why: Evidence) -> Verdict {
     let mut verdict = executor_ended(run);
     verdict.evidence.push(why);
@@ -88,8 +88,8 @@ pub(super) fn cut_short(run: &RunObjects<'_>, why: Evidence) -> Verdict {
     verdict
 }
 
-/// The verdict on a run whose newest pod, if it has any, waits in vain. If an earlier pod began, the end of that pod is
-/// the run's.
+/// Returns the verdict on a run whose newest pod never starts, or that has no pod. If an earlier pod started the step,
+/// the end of that pod is the end of the run.
 pub(super) fn given_up(
     kind: VerdictKind,
     sentence: String,
@@ -120,7 +120,7 @@ pub(super) fn given_up(
 fn verdict(mut end: PodEnd, run: &RunObjects<'_>) -> Verdict {
     let RunObjects { job, pods, events } = *run;
     end.started = end.started.max(step_start::of_run(job, pods, events));
-    // This code says that the step is safe to run again.
+    // This exit code would mean that the step can run again safely.
     if end.started != Started::No && end.outcome == Exit::Infrastructure {
         end.outcome = VerdictKind::Lost.outcome();
     }
@@ -158,7 +158,7 @@ fn later(pod: &Pod) -> String {
     format!("later pod {}", facts::name(pod))
 }
 
-/// How the other pods ended.
+/// Adds how the other pods ended.
 fn others(pods: &[Pod], events: &[Event]) -> Vec<Evidence> {
     let (Some(deciding_pod), newest) = (deciding_pod(pods, events), facts::newest(pods)) else {
         return Vec::new();
@@ -200,7 +200,7 @@ fn no_pod_failed(run: &RunObjects<'_>) -> PodEnd {
     }
 }
 
-/// What the cluster still tells of a pod that is gone: events about it, and the Job's reason to fail.
+/// Uses what the cluster still has about a pod that is gone: events, and the reason in the Job's condition.
 fn last_words(run: &RunObjects<'_>) -> PodEnd {
     let words = |reasons| facts::last_event(run.events, reasons)?.message.as_deref();
     let silent = |kind, sentence| PodEnd::silent(kind, sentence, Started::Unknown);
@@ -242,7 +242,7 @@ fn deadline(run: &RunObjects<'_>, end: PodEnd) -> PodEnd {
         .as_ref()
         .and_then(|spec| spec.active_deadline_seconds);
     let limit = seconds.map_or(String::new(), |seconds| format!(" of {seconds} s"));
-    // Where no pod is left, the Job and its events tell.
+    // If no pod is left, the Job and its events decide.
     let started = match deciding_pod(run.pods, run.events) {
         Some(_) => end.started,
         None => step_start::of_run(run.job, run.pods, run.events),

@@ -1,7 +1,7 @@
-//! Whether the step of a run began: proven, disproven, or unknown. Pure.
+//! Decides whether the step of a run was started: yes, no, or unknown. Pure.
 //!
-//! A pod tells this by the status of its executor container and by the events about it. A run began if one of its pods
-//! did. A pod whose object is gone counts too: the Job and its events still tell that it existed.
+//! The status of the executor's container and the events about a pod show whether that pod started the step. A run was
+//! started if one of its pods started it. Deleted pods count too: the Job and its events show that they existed.
 
 use job_contract::Exit;
 use k8s_openapi::api::batch::v1::Job;
@@ -11,17 +11,17 @@ use serde::{Deserialize, Serialize};
 
 use super::facts;
 
-/// The Job controller creates the first pod within this time of the Job's start. A pod that was created later may have
-/// replaced one.
+/// The Job controller creates the first pod within this time after the Job's start. A pod that was created later may be
+/// a replacement.
 const FIRST_POD: SignedDuration = SignedDuration::from_secs(10);
 
-/// Whether something began, as far as it is known. In JSON `true`, `false`, or `null` if it is not known.
+/// Whether something was started. In JSON: `true`, `false`, or `null` if it is not known.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(from = "Option<bool>", into = "Option<bool>")]
 pub enum Started {
-    /// It is proven that nothing began.
+    /// It is proven that nothing was started.
     No,
-    /// Nothing tells.
+    /// It is not known.
     Unknown,
     Yes,
 }
@@ -46,10 +46,10 @@ impl From<Started> for Option<bool> {
     }
 }
 
-/// Whether an executor that ended with this may have begun the step.
+/// Whether an executor with this exit may have started the step.
 pub(super) const fn by_exit(exit: Exit) -> Started {
     match exit {
-        // All of these come before the claim. `Claimed` says that another pod began the step, and this one nothing.
+        // All of these come before the claim. With `Claimed`, another pod started the step, and this one did nothing.
         Exit::BadConfiguration | Exit::BadJobData | Exit::Infrastructure | Exit::Claimed => {
             Started::No
         }
@@ -57,7 +57,7 @@ pub(super) const fn by_exit(exit: Exit) -> Started {
     }
 }
 
-/// Whether the executor of this pod began the step.
+/// Whether the executor of this pod started the step.
 pub(super) fn of_pod(pod: &Pod, events: &[Event]) -> Started {
     let lost = Some(facts::STATUS_UNKNOWN);
     let failed_init = facts::failed_init(pod).filter(|(_, end)| end.reason.as_deref() != lost);
@@ -76,7 +76,7 @@ pub(super) fn of_pod(pod: &Pod, events: &[Event]) -> Started {
         } else if end.started_at.is_some() || end.reason.as_deref() != lost {
             Exit::from_code(end.exit_code).map_or(Started::Yes, by_exit)
         } else {
-            // The kubelet says this of a container that it lost, and of one that never was.
+            // The kubelet reports this for a container that it lost, and for one that never existed.
             by_event(pod, events)
         };
     }
@@ -93,8 +93,8 @@ fn is_waiting(pod: &Pod) -> bool {
     facts::phase(pod) == "Pending" && pod.metadata.deletion_timestamp.is_none()
 }
 
-/// Whether the kubelet refused the pod: then it has no container. What it says of a pod that it evicts or stops has the
-/// status of each.
+/// Whether the kubelet refused the pod. Then the pod's status has no containers. A pod that was evicted or stopped has
+/// their statuses.
 fn is_refused(pod: &Pod) -> bool {
     let status = pod.status.as_ref();
     let reason = status.and_then(|status| status.reason.as_deref());
@@ -103,7 +103,7 @@ fn is_refused(pod: &Pod) -> bool {
         && reason.is_some_and(|reason| reason != "NodeLost")
 }
 
-/// The kubelet tells of each container that it started. An event that is missing may be lost or too old.
+/// The kubelet sends an event for each container that it starts. A missing event may be lost or too old.
 fn by_event(pod: &Pod, events: &[Event]) -> Started {
     if facts::starts(events).any(|event| facts::is_about(event, pod)) {
         Started::Yes
@@ -112,10 +112,10 @@ fn by_event(pod: &Pod, events: &[Event]) -> Started {
     }
 }
 
-/// Whether a pod of this Job began the step.
+/// Whether a pod of this Job started the step.
 pub(super) fn of_run(job: &Job, pods: &[Pod], events: &[Event]) -> Started {
     let seen = pods.iter().map(|pod| {
-        // The step was begun by the pod that holds the claim.
+        // The pod that holds the claim started the step.
         let claimed = facts::exit_of(pod) == Some(Exit::Claimed);
         if claimed {
             Started::Yes
@@ -128,7 +128,7 @@ pub(super) fn of_run(job: &Job, pods: &[Pod], events: &[Event]) -> Started {
         .max(by_unseen(job, pods, events))
 }
 
-/// What a pod that is no longer there may have done.
+/// Returns what a deleted pod may have done.
 fn by_unseen(job: &Job, pods: &[Pod], events: &[Event]) -> Started {
     if facts::starts(events).any(|event| !pods.iter().any(|pod| facts::is_about(event, pod))) {
         return Started::Yes;
@@ -142,7 +142,7 @@ fn by_unseen(job: &Job, pods: &[Pod], events: &[Event]) -> Started {
     }
 }
 
-/// Whether even the first pod there is came so late that there may have been one before it.
+/// Whether the first known pod was created so late that an earlier one may have existed.
 fn replaced_another(job: &Job, pods: &[Pod], events: &[Event]) -> bool {
     let created = |pod: &Pod| pod.metadata.creation_timestamp.as_ref().map(|time| time.0);
     let status = job.status.as_ref();
@@ -154,8 +154,8 @@ fn replaced_another(job: &Job, pods: &[Pod], events: &[Event]) -> bool {
         .is_some_and(|(start, first)| first.duration_since(start.0) > FIRST_POD && !refused)
 }
 
-/// The pod whose end is the run's. That is the newest, unless it did not begin the step and an earlier one did or may
-/// have.
+/// Returns the pod whose end is the end of the run. This is the newest pod, unless an earlier pod is more certain to
+/// have started the step.
 pub(crate) fn deciding_pod<'a>(pods: &'a [Pod], events: &[Event]) -> Option<&'a Pod> {
     let newest = facts::newest(pods)?;
     match most_certain_start(pods, events) {
@@ -164,12 +164,12 @@ pub(crate) fn deciding_pod<'a>(pods: &'a [Pod], events: &[Event]) -> Option<&'a 
     }
 }
 
-/// The first of the pods that are most certain to have begun the step.
+/// Returns the first of the pods that are most certain to have started the step.
 pub(super) fn most_certain_start<'a>(
     pods: impl IntoIterator<Item = &'a Pod>,
     events: &[Event],
 ) -> Option<(&'a Pod, Started)> {
-    // Of equals the last is taken.
+    // `max_by_key` returns the last of equal elements.
     facts::in_order(pods)
         .into_iter()
         .rev()
