@@ -21,16 +21,16 @@ const PAGE: u32 = 500;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum RunState {
-    /// Suspended until its turn comes.
+    /// Suspended until it is released.
     Queued,
     /// Released, but the executor has not started.
     Waiting,
     Running,
     /// Its Job or its pod is being deleted.
     Stopping,
-    /// Ended as it should.
+    /// Ended successfully.
     Completed,
-    /// Ended otherwise.
+    /// Ended in another way.
     Failed,
 }
 
@@ -129,7 +129,7 @@ impl Cluster {
         Ok(all)
     }
 
-    /// Looks at every Job, and keeps none.
+    /// Calls a function for every Job, and keeps none in memory.
     async fn each_job(&self, mut look: impl FnMut(Job)) -> Result<(), ClusterError> {
         let api = self.jobs();
         let mut params = ListParams::default().labels(labels::SELECTOR).limit(PAGE);
@@ -145,7 +145,7 @@ impl Cluster {
         }
     }
 
-    /// With the Role of Terrakube's documentation only Jobs are readable: what the pods would say is left out.
+    /// The Role in Terrakube's documentation can read only Jobs. Then the details of pods are missing.
     async fn all_pods(&self) -> Result<Vec<Pod>, ClusterError> {
         let api = self.pods();
         let mut params = ListParams::default().labels(labels::SELECTOR).limit(PAGE);
@@ -170,7 +170,7 @@ impl Cluster {
         Ok(all)
     }
 
-    /// The pods of one Job; none where they may not be looked at.
+    /// Returns the pods of one Job. Empty if they may not be read.
     pub(super) async fn pods_of(&self, job: &Job) -> Result<Vec<Pod>, ClusterError> {
         Ok(self.visible_pods_of(job).await?.unwrap_or_default())
     }
@@ -198,7 +198,7 @@ impl Cluster {
         verdict
     }
 
-    /// The pods of one Job; `None` where they may not be looked at.
+    /// Returns the pods of one Job. `None`: they may not be read.
     pub(super) async fn visible_pods_of(
         &self,
         job: &Job,
@@ -224,7 +224,7 @@ impl Cluster {
     }
 }
 
-/// The verdict that was written onto the Job, if there is one.
+/// Returns the verdict that is recorded on the Job.
 pub(super) fn recorded_verdict(job: &Job) -> Option<Verdict> {
     serde_json::from_str(annotation(&job.metadata, annotations::VERDICT)?).ok()
 }
