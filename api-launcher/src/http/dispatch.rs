@@ -17,8 +17,9 @@ use crate::dispatch::Acceptance;
 use crate::dispatch::response::response_signal;
 use crate::metrics::DispatchResult;
 
-/// A sender that has not read its answer gets none when the connection closes under what it still sends.
-const MAX_DRAINED_BYTES: usize = 8 * MAX_BODY_BYTES;
+/// If the connection closes while the sender still sends, the sender loses the response. So the rest is read and
+/// thrown away, up to this size.
+const MAX_DISCARDED_BYTES: usize = 8 * MAX_BODY_BYTES;
 
 pub(super) async fn dispatch(State(state): State<AppState>, request: Request) -> Response {
     let started = Instant::now();
@@ -71,7 +72,7 @@ async fn handle(
     Ok((answer::accepted(pending), result))
 }
 
-/// Checks the token before the body is read: a stranger must not make the launcher hold megabytes.
+/// Checks the token before the body is read. An unauthorized sender must not fill the launcher's memory.
 fn authorize(state: &AppState, headers: &HeaderMap) -> Result<(), RequestError> {
     let authorization = headers.get(header::AUTHORIZATION);
     state
@@ -89,7 +90,7 @@ async fn read(body: Body) -> Result<Vec<u8>, RequestError> {
         length += piece.len();
         if length <= MAX_BODY_BYTES {
             whole.extend_from_slice(&piece);
-        } else if length > MAX_DRAINED_BYTES {
+        } else if length > MAX_DISCARDED_BYTES {
             break;
         }
     }
@@ -99,7 +100,7 @@ async fn read(body: Body) -> Result<Vec<u8>, RequestError> {
     Ok(whole)
 }
 
-/// The message says where, and never quotes: most of a document can be secret.
+/// The message names the position of an error. It never quotes the document, because most of it can be secret.
 fn parse(body: Vec<u8>) -> Result<Document, RequestError> {
     Document::from_json(body).map_err(|error| {
         let reason = match error.classify() {

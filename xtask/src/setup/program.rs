@@ -254,7 +254,10 @@ mod tests {
             assert_eq!(fs::read_to_string(&program).unwrap(), "program\n");
             bash("echo '0  archive.tgz' > digests");
             let error = release.download(&program).unwrap_err();
-            assert!(error.to_string().contains("the published one is"), "{error}");
+            assert!(
+                error.to_string().contains("the published one is"),
+                "{error}"
+            );
         }
     }
 
