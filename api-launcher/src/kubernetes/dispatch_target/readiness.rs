@@ -109,7 +109,7 @@ impl ReadinessProbe {
                 self.lease_name
             )),
             Some(LeaseState::OutOfReach(cause)) => Readiness::NotReady(format!(
-                "the Lease `{}` cannot be had, so that nobody may be watching the runs: {cause}",
+                "the Lease `{}` cannot be taken, so perhaps no replica watches the runs: {cause}",
                 self.lease_name
             )),
         }
