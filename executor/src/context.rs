@@ -30,7 +30,7 @@ use crate::config::{Config, Folders};
 use crate::connections::Connections;
 use crate::error::StepError;
 use crate::phase_timer::PhaseTimer;
-use crate::running_report::RepeatedReport;
+use crate::running_report::StartReportRetry;
 use crate::stop::{Budget, Stop};
 use crate::store_watch;
 use crate::workspace::{Layout, LayoutConfig};
@@ -57,8 +57,8 @@ pub(crate) struct RunContext<'c> {
     pub(crate) timer: PhaseTimer,
     /// Whether the run waits for its turn. Then the limit on silence does not apply.
     pub(crate) waiting: Arc<AtomicBool>,
-    /// The repeated report that the step runs, if the first one failed.
-    pub(crate) repeated_report: OnceLock<RepeatedReport>,
+    /// The retry of the report that the step runs, if the first report failed.
+    pub(crate) start_report_retry: OnceLock<StartReportRetry>,
     /// The platform's step view when it permitted the step.
     pub(crate) view: OnceLock<StepView>,
     /// Reports in the run's log that the store fails.
@@ -98,7 +98,7 @@ impl<'c> RunContext<'c> {
         Ok(Self {
             step: StepRef::of(&job),
             connections,
-            repeated_report: OnceLock::new(),
+            start_report_retry: OnceLock::new(),
             view: OnceLock::new(),
             store,
             budget: Budget::of(config.run.grace_period(step_type)),

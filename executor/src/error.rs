@@ -77,7 +77,7 @@ impl StepError {
         Self::new(Exit::Defect, "a phase of the run panicked")
     }
 
-    /// The executor could not create, write or remove one of its own files or folders. `problem` names which.
+    /// The executor could not create, write or remove one of its own files or folders. `failure` names which.
     pub fn work_folder(failure: &'static str, path: &Path, source: io::Error) -> Self {
         let is_wrong_place = is_wrong_place(&source);
         let error = FileError {

@@ -1,5 +1,5 @@
-//! The end of the process: the final report and the exit code. The code of the run can write to the same file. So the
-//! report names its author and has a seal.
+//! Writes the final report and determines the exit code. Programs of the run can write to the same file. So the report
+//! names its author and has a seal.
 //!
 //! This module does not know the phases that led to the outcome.
 

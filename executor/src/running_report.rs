@@ -1,6 +1,6 @@
-//! The report that a step runs. Without it, a platform that lost its other records of the claim could start the step a
-//! second time (docs/decisions/0002-at-most-once.md). So a failed report is repeated in parallel with the step, until
-//! it succeeds or the step is over.
+//! Reports that a step runs. Without this report, a platform that lost its other records of the claim could start the step
+//! a second time (docs/decisions/0002-at-most-once.md). So a failed report is retried in parallel with the step, until it
+//! succeeds or the step is over.
 
 use std::time::Duration;
 
@@ -28,9 +28,9 @@ pub(crate) struct RunningReport {
     pub(crate) output: String,
 }
 
-/// The repetition of a report.
+/// Retries the report that the step runs, in parallel with the step.
 #[derive(Debug)]
-pub(crate) struct RepeatedReport {
+pub(crate) struct StartReportRetry {
     cancel: CancellationToken,
     task: AbortOnDropHandle<()>,
 }
@@ -43,7 +43,7 @@ impl RunningReport {
     }
 
     /// Starts to repeat the report in parallel with the step.
-    pub(crate) fn repeat(self) -> RepeatedReport {
+    pub(crate) fn repeat(self) -> StartReportRetry {
         let cancel = CancellationToken::new();
         let cancelled = cancel.clone();
         let task = tokio::spawn(async move {
@@ -65,15 +65,15 @@ impl RunningReport {
                 }
             }
         });
-        RepeatedReport {
+        StartReportRetry {
             cancel,
             task: AbortOnDropHandle::new(task),
         }
     }
 }
 
-impl RepeatedReport {
-    /// Ends the repetition, before the outcome is reported. Once this has returned, no further report is sent.
+impl StartReportRetry {
+    /// Ends the retries before the outcome is reported. After this returns, no further report is sent.
     pub(crate) async fn end(mut self, deadline: &Deadline) {
         self.cancel.cancel();
         tokio::select! {
@@ -159,7 +159,7 @@ mod tests {
             std::future::pending::<()>().await;
         });
         started.await.unwrap();
-        let repeated = RepeatedReport {
+        let repeated = StartReportRetry {
             cancel: CancellationToken::new(),
             task: AbortOnDropHandle::new(task),
         };

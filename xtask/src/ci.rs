@@ -179,9 +179,19 @@ fn lint() -> Result<()> {
 
 #[cfg(test)]
 mod tests {
+    use super::*;
+
+    #[test]
+    fn the_modules_of_the_oldest_kubernetes_exist() {
+        for module in ON_OLDEST {
+            let file = format!("tests/it/{}.rs", module.replace("::", "/"));
+            assert!(workspace_root().join(&file).is_file(), "{file}");
+        }
+    }
+
     #[test]
     fn ci_runs_the_tests_and_then_all_stages() {
-        let script = std::fs::read_to_string(crate::workspace_root().join(".ci/run")).unwrap();
+        let script = std::fs::read_to_string(workspace_root().join(".ci/run")).unwrap();
         let commands: Vec<_> = script
             .lines()
             .filter(|line| line.starts_with("cargo "))

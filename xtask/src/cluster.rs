@@ -96,16 +96,14 @@ impl ControlPlane {
         );
         Ok(Some(plane))
     }
-}
 
-impl ControlPlane {
-    /// Ends it. Fails if one of its programs ended before.
+    /// Stops it. Fails if one of its programs ended before.
     pub(crate) fn end(mut self) -> Result<()> {
         drop(self.input.take());
         let status = self.process.wait()?;
         ensure!(
             status.success(),
-            "the control plane ended before its tests ({status}); it has said why"
+            "the control plane ended before its tests ({status}); the cause is in its output above"
         );
         Ok(())
     }

@@ -1,5 +1,4 @@
-//! The responses of the service, and no other status (contract 2.4): the platform fails the job on anything but 202 and
-//! 503.
+//! Builds all responses of the service. The platform fails the job on every status except 202 and 503 (contract 2.4).
 
 use std::convert::Infallible;
 
@@ -51,7 +50,7 @@ impl RequestError {
             Self::TooLarge => StatusCode::PAYLOAD_TOO_LARGE,
             Self::Broken | Self::Invalid(_) => StatusCode::BAD_REQUEST,
             Self::UnknownPool(_) => StatusCode::NOT_FOUND,
-            // A slow network passes, and 408 would fail the job for good.
+            // A slow network is temporary. The status 408 would fail the job.
             Self::TooSlow | Self::Unavailable(_) => StatusCode::SERVICE_UNAVAILABLE,
         }
     }
@@ -105,7 +104,7 @@ impl IntoResponse for RequestError {
 /// Returns the response of an accepted dispatch. Its body keeps `pending` until the connection takes it.
 pub(super) fn accepted(pending: PendingResponse) -> Response {
     const DOCUMENT: &[u8] = b"{}";
-    // The second time the connection asks for more, it has the first piece.
+    // The connection asks for a second piece only after it has taken the first one.
     let pieces = futures_util::stream::unfold((true, pending), |(first, pending)| {
         let piece = first.then(|| Ok::<_, Infallible>(Bytes::from_static(DOCUMENT)));
         std::future::ready(piece.map(|piece| (piece, (false, pending))))
@@ -121,7 +120,7 @@ pub(super) fn accepted(pending: PendingResponse) -> Response {
     response
 }
 
-/// Passes a response of the persistent executor through. Its body is passed on as it arrives.
+/// Forwards a response of the persistent executor. Its body is streamed.
 pub(super) fn forwarded(from: reqwest::Response) -> Response {
     let status = from.status();
     let kind = from.headers().get(header::CONTENT_TYPE).cloned();

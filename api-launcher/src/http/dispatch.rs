@@ -120,7 +120,7 @@ fn validate(job: &Document) -> Result<(), RequestError> {
         .map_err(|error| RequestError::Invalid(error.to_string()))
 }
 
-/// Checks the token before the body is read: a stranger must not make the launcher hold megabytes.
+/// Checks the token before the body is read. An unauthorized sender must not fill the launcher's memory.
 fn authorize(state: &AppState, headers: &HeaderMap) -> Result<(), RequestError> {
     let authorization = headers.get(header::AUTHORIZATION);
     state
@@ -129,7 +129,7 @@ fn authorize(state: &AppState, headers: &HeaderMap) -> Result<(), RequestError> 
         .map_err(RequestError::Unauthorized)
 }
 
-/// The message says where, and never quotes: most of a document can be secret.
+/// The message names the position of an error. It never quotes the document, because most of it can be secret.
 fn parse(body: Vec<u8>) -> Result<Document, RequestError> {
     Document::from_json(body).map_err(|error| {
         let reason = match error.classify() {

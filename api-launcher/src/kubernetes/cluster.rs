@@ -1,8 +1,8 @@
-//! The cluster: the only module that speaks to the Kubernetes API.
+//! The only module that sends requests to the Kubernetes API.
 //!
-//! Kubernetes is the only database. Each Job says what its run is, and whether it was released, cancelled or reported. So a
-//! launcher that starts again, or another replica, knows as much as the one before. This module knows nothing of HTTP towards
-//! the platform, nor of how a manifest is made.
+//! Kubernetes is the only database. Each Job records its run, and whether the run was released, cancelled or reported.
+//! So a restarted launcher, or another replica, knows as much as the one before. This module knows neither the
+//! platform's HTTP requests nor how a manifest is built.
 
 mod cache;
 mod cancel;
@@ -48,7 +48,7 @@ pub use logs::{LogLine, SaveError};
 pub use submit::Submitted;
 pub use view::{RunState, RunView};
 
-/// Names on the Jobs and pods of runs, as the watcher reads them.
+/// Labels on the Jobs and pods of runs, as the watcher reads them.
 pub mod labels {
     pub use crate::kubernetes::manifest::labels::{
         JOB_ID, ORGANIZATION, STEP_ID, STEP_TYPE, WORKSPACE, step_type,
@@ -79,9 +79,9 @@ pub mod labels {
     pub const KUEUE_QUEUE: &str = "kueue.x-k8s.io/queue-name";
 }
 
-/// What the launcher writes onto a Job in the course of a run.
+/// Annotations that the launcher writes onto a Job during a run.
 pub mod annotations {
-    /// The Secret of this Job is stored: it can be released by anyone.
+    /// The Secret of this Job is stored. Every replica may release the Job.
     pub const STORED_AT: &str = "mayfly.dev/stored-at";
     /// Grows with each lease of the task.
     pub const FENCING_TOKEN: &str = "mayfly.dev/fencing-token";
@@ -89,13 +89,13 @@ pub mod annotations {
     pub const RELEASED_AT: &str = "mayfly.dev/released-at";
     /// A person or the platform asked for the end of the run.
     pub const CANCELLED_AT: &str = "mayfly.dev/cancelled-at";
-    /// The verdict on a run whose executor did not speak, as JSON.
+    /// The verdict on a run whose executor did not report, as JSON.
     pub const VERDICT: &str = "mayfly.dev/verdict";
-    /// The step has nothing to run: the replica that accepted it reports it done. Its Job runs if that fails.
+    /// The step has nothing to run. The replica that accepted it reports it as done. If that fails, the Job runs.
     pub const NOTHING_TO_RUN: &str = "mayfly.dev/nothing-to-run";
     /// The platform knows how the run ended.
     pub const REPORTED_AT: &str = "mayfly.dev/reported-at";
-    /// The platform will not be told how the run ended, in its words: it is not asked again.
+    /// Why the platform will never accept the report of how the run ended. The report is not repeated.
     pub const REPORT_REFUSED: &str = "mayfly.dev/report-refused";
     /// How many seconds the Job is kept once the platform knows how the run ended, or will not.
     pub const KEEP_SECONDS: &str = "mayfly.dev/keep-seconds";
@@ -109,13 +109,13 @@ pub struct RunKey {
     pub step_id: String,
     /// Name of its Job.
     pub name: String,
-    /// Whose it is; empty where the Job does not say.
+    /// Organization of the run. Empty if the Job does not name it.
     #[serde(skip)]
     pub organization_id: String,
     /// See [`RunKey::organization_id`].
     #[serde(skip)]
     pub workspace_id: String,
-    /// What its step does, as the platform writes it; empty where the Job does not say.
+    /// Type of the step, as the platform spells it. Empty if the Job does not name it.
     #[serde(skip)]
     pub step_type: String,
     /// The lease of the agent that runs it.
@@ -159,16 +159,16 @@ impl fmt::Display for RunKey {
     }
 }
 
-/// How patient the launcher is with the API server within one call.
+/// How often and how long the launcher retries within one call to the API server.
 #[derive(Clone, Debug)]
 pub struct RetryPolicy {
     /// Attempts for one request.
     pub attempts: u32,
     /// Pause before the second attempt; doubles from then on.
     pub first_pause: Duration,
-    /// A `Retry-After` beyond this is the caller's to wait for.
+    /// The caller handles a longer `Retry-After`.
     pub longest_pause: Duration,
-    /// A request that is not answered for so long counts as lost. Watches and logs last as long as they like.
+    /// The timeout of a request. Watches and logs have none.
     pub answer: Duration,
 }
 
@@ -183,7 +183,7 @@ impl Default for RetryPolicy {
     }
 }
 
-/// So many Jobs are remembered to have their Secret.
+/// The number of Jobs that are remembered to have their Secret.
 const REMEMBERED: usize = 20_000;
 
 /// One namespace of a cluster, in which runs are Jobs.
@@ -201,7 +201,7 @@ pub struct Cluster {
     retry_policy: RetryPolicy,
     rate: Option<RateLimit>,
     clock: Arc<ServerClock>,
-    /// What final reports are sealed with. Without it no report is believed.
+    /// The key of the seals on final reports. Without it, no report counts.
     report_key: Option<ReportKey>,
     /// UIDs of Jobs whose Secret this process knows to be stored.
     stored: Arc<Mutex<HashSet<String>>>,
@@ -309,7 +309,7 @@ impl Cluster {
 
     fn note_stored(&self, uid: &str) {
         let mut stored = self.stored.lock().expect("no holder of this lock panics");
-        // Only saves a look. A replica that never releases must not remember for ever.
+        // This only saves a request. The limit is for a replica that never releases Jobs.
         if stored.len() >= REMEMBERED {
             stored.clear();
         }

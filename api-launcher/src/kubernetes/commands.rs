@@ -68,7 +68,7 @@ pub fn check(args: &CheckArgs) -> Exit {
     answer(&args.show, async |out| check::check(args, out).await)
 }
 
-/// A command that is there for its answer, and has failed when that could not be given.
+/// Runs a command whose purpose is its output. It fails if the output could not be printed.
 fn answer(
     show: &ShowArgs,
     command: impl AsyncFnOnce(&mut Output) -> Result<Exit, CommandError>,
@@ -84,7 +84,7 @@ fn carry_out(
     show: &ShowArgs,
     command: impl AsyncFnOnce(&mut Output) -> Result<Exit, CommandError>,
 ) -> Exit {
-    // An earlier installation serves as well.
+    // An already installed provider works as well.
     let _ = rustls::crypto::ring::default_provider().install_default();
     let mut out = Output::new(show);
     let runtime = tokio::runtime::Builder::new_current_thread()
@@ -96,7 +96,7 @@ fn carry_out(
     };
     match end {
         Ok(exit) => {
-            // Output that cannot be written does not change the outcome of a run.
+            // A failure to print does not change the outcome of a run.
             if let Err(error) = out.written() {
                 out.note(&format!("warning: {}", chain(&error)));
             }

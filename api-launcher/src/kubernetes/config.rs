@@ -57,7 +57,7 @@ impl DeploymentArgs {
         errors.extend(unreadable);
         if errors.is_empty() {
             // What only shows when the settings meet, in every run alike.
-            errors.extend(manifest::trial(&deployment));
+            errors.extend(manifest::deployment_errors(&deployment));
         }
         if errors.is_empty() {
             Ok(deployment)

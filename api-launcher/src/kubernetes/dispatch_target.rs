@@ -2,10 +2,10 @@
 //! launcher keeps nothing.
 
 mod background;
-mod barrier;
 mod observer;
 mod readiness;
 pub(crate) mod settings;
+mod start_failure;
 mod submitter;
 mod watcher;
 
@@ -20,9 +20,9 @@ use platform::StepRef;
 use tracing::{info, warn};
 
 use self::background::BackgroundTasks;
-use self::barrier::Barrier;
 use self::readiness::ReadinessProbe;
 use self::settings::{ClusterSettings, KubernetesSettings};
+use self::start_failure::StartFailureTracker;
 use self::submitter::{JobSubmitter, Submission, SubmitError};
 use self::watcher::RunWatcher;
 use crate::data::{DataDir, DataError};
@@ -111,10 +111,13 @@ impl KubernetesTarget {
             None => cluster,
         };
         let metrics = metrics.for_cluster();
-        let barrier = Arc::new(Barrier::new(barrier::FAILURE_TIMEOUT, metrics.clone()));
+        let start_failures = Arc::new(StartFailureTracker::new(
+            start_failure::FAILURE_TIMEOUT,
+            metrics.clone(),
+        ));
         let readiness = ReadinessProbe::new(
             cluster.clone(),
-            Arc::clone(&barrier),
+            Arc::clone(&start_failures),
             settings.lease_name.clone(),
         );
         let watcher = RunWatcher {
@@ -127,7 +130,7 @@ impl KubernetesTarget {
             shutdown: shutdown.clone(),
         };
         Self {
-            submitter: JobSubmitter::new(cluster.clone(), deployment, barrier),
+            submitter: JobSubmitter::new(cluster.clone(), deployment, start_failures),
             background: BackgroundTasks::new(cluster, shutdown),
             readiness,
             watcher,

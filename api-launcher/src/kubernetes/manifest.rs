@@ -1,7 +1,7 @@
-//! The objects a run needs in the cluster: a Job, and a Secret with its job data.
+//! Builds the objects that a run needs in the cluster: a Job, and a Secret with its job data.
 //!
-//! Pure: no client, clock, randomness or environment. The same document and the same deployment give the same
-//! bytes, so a second delivery makes nothing new, and `render` shows exactly what would be created.
+//! Pure: no client, clock, randomness or environment. The same document and deployment give the same bytes. So a second
+//! delivery creates nothing new, and `render` shows exactly what would be created.
 
 pub(crate) mod check;
 mod container;
@@ -28,10 +28,7 @@ use std::collections::BTreeMap;
 
 use job_contract::{Document, JobData, StepType, env};
 use k8s_openapi::ByteString;
-use k8s_openapi::api::batch::v1::{
-    Job, JobSpec, PodFailurePolicy, PodFailurePolicyOnExitCodesRequirement,
-    PodFailurePolicyOnPodConditionsPattern, PodFailurePolicyRule,
-};
+use k8s_openapi::api::batch::v1::{Job, JobSpec};
 use k8s_openapi::api::core::v1::{PodTemplateSpec, Secret};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use serde_json::{Value, json};
@@ -47,19 +44,19 @@ use self::job_data::Transport;
 use self::overrides::{Names, Overrides};
 use self::references::References;
 
-/// The objects of one run, complete but for what only the cluster knows: the Secret's owner is the Job's UID. The Secret
-/// has the Job's name until it gets that of an attempt, see [`Manifest::of_attempt`].
+/// The objects of one run, before their creation. The Secret has no owner yet, because the owner is the Job's UID. The
+/// Secret has the Job's name until [`Manifest::of_attempt`] gives it its own.
 #[derive(Clone, PartialEq)]
 pub struct Manifest {
-    /// The Job, suspended: it is released when its Secret exists.
+    /// The Job, suspended. It is released when its Secret exists.
     pub job: Job,
-    /// The Secret with the job data, unless it travels in the Job itself.
+    /// The Secret with the job data. `None`: the Job itself holds the job data.
     pub secret: Option<Secret>,
-    /// What the run's log has to say of settings that have no effect.
+    /// Lines for the run log about settings that have no effect.
     pub notes: Vec<String>,
 }
 
-/// Which objects, and never the data in them.
+/// Shows the names of the objects, and never the data in them.
 impl std::fmt::Debug for Manifest {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Manifest")
@@ -70,8 +67,8 @@ impl std::fmt::Debug for Manifest {
 }
 
 impl Manifest {
-    /// The objects of one attempt to create the Job: while the Job's name is always the same, the Secret's is of this
-    /// attempt alone. So a Secret with this name belongs to this Job, and the launcher need not read it.
+    /// Returns the objects of one attempt to create the Job. The Job's name is the same in every attempt. The Secret's
+    /// name is new in each. So a Secret with this name belongs to this Job, and the launcher need not read it.
     #[must_use]
     pub fn of_attempt(&self, attempt: &str) -> Self {
         let job = self.job_of_attempt(attempt);
@@ -160,7 +157,7 @@ impl Manifest {
     }
 }
 
-/// Builds the objects of a step, or says everything that is wrong with what its workspace asked for.
+/// Builds the objects of a step, or returns all errors in the settings of its workspace.
 pub fn build(job: &Document, deployment: &Deployment) -> Result<Manifest, ManifestErrors> {
     let mut job_errors = ErrorList::new(Origin::Run);
     let step_type = check_job(job, &mut job_errors);
@@ -182,13 +179,13 @@ pub fn build(job: &Document, deployment: &Deployment) -> Result<Manifest, Manife
     assemble(job, deployment, request, transport, step_type)
 }
 
-/// What a workspace asked for.
+/// The settings of a workspace.
 struct Request {
     requested: Overrides,
-    /// The same over the defaults of the deployment.
+    /// `requested`, with the deployment's defaults for what it does not set.
     merged: Overrides,
     kind: ExecutorKind,
-    /// Variables without effect, for the log of the run.
+    /// Lines for the run log about variables that have no effect.
     notes: Vec<String>,
 }
 
@@ -200,7 +197,7 @@ impl Request {
         errors.extend(deployment.policy.refusals(&requested));
         let merged = requested.clone().over(deployment.defaults.clone());
         let kind = deployment.executor_kind_of(&merged);
-        errors.extend(implied(&requested, &merged, deployment));
+        errors.extend(combined_setting_errors(&requested, &merged, deployment));
         let (env, notes) = environment::of_container(
             std::mem::take(&mut requested.env),
             kind,
@@ -264,8 +261,9 @@ fn assemble(
     })
 }
 
-/// What would be wrong with every run of this deployment: what only shows when its settings meet.
-pub fn trial(deployment: &Deployment) -> Vec<ManifestError> {
+/// Returns the errors that every run of this deployment would have. They come from settings that conflict, so no single
+/// setting shows them.
+pub fn deployment_errors(deployment: &Deployment) -> Vec<ManifestError> {
     let run = match any_run(deployment) {
         Ok(run) => run,
         Err(errors) => return errors.errors().to_vec(),
@@ -282,7 +280,7 @@ pub fn trial(deployment: &Deployment) -> Vec<ManifestError> {
     errors.into_vec()
 }
 
-/// What runs of this deployment refer to, as long as their workspaces ask for nothing more.
+/// Returns the objects that runs of this deployment refer to. Settings of workspaces can add more.
 pub fn references(deployment: &Deployment) -> Result<References, ManifestErrors> {
     let manifest = any_run(deployment)?;
     let name = manifest.job.metadata.name.unwrap_or_default();
@@ -302,7 +300,7 @@ fn any_run(deployment: &Deployment) -> Result<Manifest, ManifestErrors> {
     build(&Document::written(&job), deployment)
 }
 
-/// The ids become labels, so they must be more than path segments.
+/// The ids become labels, whose rules are stricter than the rules of path segments.
 fn check_job(job: &JobData, errors: &mut ErrorList) -> Option<StepType> {
     if let Err(error) = job.validate() {
         errors.add("job data", format!("cannot be used: {error}"));
@@ -321,9 +319,10 @@ fn check_job(job: &JobData, errors: &mut ErrorList) -> Option<StepType> {
     job.step_type().ok()
 }
 
-/// What follows from settings of both levels together: names that are allowed only by being said, and mounts
-/// that meet at one path.
-fn implied(
+/// Returns the errors that follow from the settings of the workspace and the deployment together:
+/// - a claim for the plugin cache that neither the operator nor the policy names;
+/// - two mounts at one path, or one inside the other.
+fn combined_setting_errors(
     requested: &Overrides,
     merged: &Overrides,
     deployment: &Deployment,
@@ -355,7 +354,7 @@ fn implied(
     }
     if let Some(overlay) = &deployment.overlay {
         let cache = requested.plugin_cache_dir.as_deref();
-        // A workspace that names the path alone moves the deployment's config map.
+        // A workspace that sets only the path moves the deployment's config map.
         let moves = requested.config_map.is_some() || requested.config_map_path.is_some();
         let config_map = (moves && merged.config_map.is_some()).then_some(config_map_path);
         for (variable, path) in [
@@ -373,7 +372,7 @@ fn implied(
     errors.into_vec()
 }
 
-/// Ours last, so that they replace other values of these keys.
+/// Mayfly's labels come last, so they replace other values of these keys.
 fn all_labels(job: &JobData, step_type: StepType, merged: &Overrides) -> BTreeMap<String, String> {
     let mut all = merged.labels.clone();
     for (key, value) in [
@@ -390,8 +389,8 @@ fn all_labels(job: &JobData, step_type: StepType, merged: &Overrides) -> BTreeMa
     all
 }
 
-/// The last word on a finished pod, wherever its settings came from. A workspace's own were refused by name
-/// before, so what is left here is the deployment's.
+/// Checks the finished pod. Wrong settings of a workspace were refused before, by name. So an error here comes from the
+/// deployment.
 fn check_template(
     template: &PodTemplateSpec,
     deployment: &Deployment,
@@ -444,55 +443,14 @@ fn job_spec(deployment: &Deployment, template: PodTemplateSpec, backoff_limit: i
         backoff_limit: Some(backoff_limit),
         completions: Some(1),
         parallelism: Some(1),
-        // Without a second pod every failure and every disruption ends the Job.
-        pod_failure_policy: (backoff_limit > 0).then(failure_policy),
-        // Never two pods of one run at once.
+        // If no second pod is allowed, every failure and every disruption ends the Job.
+        pod_failure_policy: (backoff_limit > 0).then(second_pod::failure_policy),
+        // Two pods of one run must never run at the same time.
         pod_replacement_policy: Some("Failed".to_owned()),
         suspend: Some(true),
         template,
         ttl_seconds_after_finished: Some(deployment.ttl_seconds_after_finished),
         ..JobSpec::default()
-    }
-}
-
-/// An executor that ended has the last word, and only its own "nothing was started" is tried again. A pod that
-/// was disrupted before its executor could say so, even killed, is replaced without counting: should it have
-/// started the step after all, its claim stops the next one. Killed for any other reason, as for its memory, it
-/// would only be killed again.
-fn failure_policy() -> PodFailurePolicy {
-    let again = i32::from(job_contract::Exit::Infrastructure.code());
-    let killed = i32::from(job_contract::Exit::Signal(9).code());
-    PodFailurePolicy {
-        rules: vec![
-            on_exit_codes("NotIn", vec![again, killed]),
-            when_disrupted_ignore(),
-            on_exit_codes("In", vec![killed]),
-        ],
-    }
-}
-
-/// The Job fails when the executor ended with such a code.
-fn on_exit_codes(operator: &str, values: Vec<i32>) -> PodFailurePolicyRule {
-    PodFailurePolicyRule {
-        action: "FailJob".to_owned(),
-        on_exit_codes: Some(PodFailurePolicyOnExitCodesRequirement {
-            container_name: Some(container::CONTAINER.to_owned()),
-            operator: operator.to_owned(),
-            values,
-        }),
-        on_pod_conditions: None,
-    }
-}
-
-/// A disrupted pod is replaced without counting.
-fn when_disrupted_ignore() -> PodFailurePolicyRule {
-    PodFailurePolicyRule {
-        action: "Ignore".to_owned(),
-        on_exit_codes: None,
-        on_pod_conditions: Some(vec![PodFailurePolicyOnPodConditionsPattern {
-            status: "True".to_owned(),
-            type_: "DisruptionTarget".to_owned(),
-        }]),
     }
 }
 
@@ -506,7 +464,7 @@ fn secret(metadata: &ObjectMeta, transport: Transport) -> Option<Secret> {
     Some(Secret {
         metadata: metadata.clone(),
         data: Some(data.collect()),
-        // A pod reads what was dispatched and nothing else; and the kubelet need not watch it.
+        // A pod must read the dispatched job data, unchanged. The kubelet does not watch an immutable Secret.
         immutable: Some(true),
         type_: Some("Opaque".to_owned()),
         string_data: None,

@@ -1,12 +1,15 @@
-//! The end of a run, from its Job, its pods and their events alone. Pure: no client, no clock.
+//! Determines how a run ended, from its Job, its pods and their events alone. Pure: no client, no clock.
 //!
-//! A Job is over when its condition `Complete` or `Failed` is true, not before: `SuccessCriteriaMet` and
-//! `FailureTarget` only announce it. If the executor left its final report as the termination message, that report is the
-//! verdict. Everything else here is for runs that did not report themselves.
+//! A Job is over when its condition `Complete` or `Failed` is true, not before. `SuccessCriteriaMet` and
+//! `FailureTarget` only announce it. If the executor left its final report as the termination message, that report is
+//! the verdict. All other code here is for runs without such a report.
 //!
-//! The files, from the bottom: [`facts`] reads the objects. [`step_start`] says whether the step began. [`pod_end`] says how
-//! one pod ended, [`run_end`] how the run did. [`advice`] says what to do. [`pending_pod`] and [`unfinished`] are for runs
-//! that are not over.
+//! The files, from the bottom:
+//! - [`facts`] reads the objects.
+//! - [`step_start`] decides whether the step started.
+//! - [`pod_end`] decides how one pod ended, and [`run_end`] how the run ended.
+//! - [`advice`] adds what to do.
+//! - [`pending_pod`] and [`unfinished`] are for runs that are not over.
 
 mod advice;
 mod evidence;
@@ -40,13 +43,13 @@ pub use kind::VerdictKind;
 pub use lock::LockHolder;
 pub use lost_node::{Suspect, suspect};
 pub use model::{Observation, Timeouts, Verdict, Wait, WaitReason};
-pub use step_start::Begun;
-pub(crate) use step_start::speaker;
+pub use step_start::Started;
+pub(crate) use step_start::deciding_pod;
 
-/// What the objects of a run say about it at `now`.
+/// Observes a run at `now`.
 ///
-/// `pods` are those of this Job, in any order; `events` those about the Job and its pods, and may be empty: they
-/// only make sentences better and tell quota from admission.
+/// `pods` are the pods of this Job, in any order. `events` are about the Job and its pods. Without events, sentences
+/// are less exact, and quota cannot be distinguished from admission.
 pub fn observe(
     job: &Job,
     pods: &[Pod],
@@ -62,57 +65,66 @@ pub fn observe(
     unfinished::unfinished(&run, now, timeouts)
 }
 
-/// A container that goes on in the pod of an ended run beside its executor, as service meshes leave some, and until when it
-/// may. The kubelet does not end it: the Job has to be stopped, or would go on until its deadline.
+/// Returns a container that still runs in the pod of an ended executor, and until when it may run. Some service meshes
+/// leave one. The kubelet does not end it. Without a stop, the Job would run until its deadline.
 pub fn lingers(pods: &[Pod], timeouts: &Timeouts) -> Option<(Timestamp, Evidence)> {
     unfinished::lingers(facts::newest(pods)?, timeouts)
 }
 
-/// The verdict on a run whose Job is gone, from the last that was seen of it.
+/// Returns the verdict on a run whose Job is gone, from its last known objects.
 pub fn gone(job: &Job, pods: &[Pod], events: &[Event]) -> Verdict {
     run_end::gone(&RunObjects { job, pods, events })
 }
 
-/// How this pod ended, in one sentence, if it has.
+/// Returns how this pod ended, in one sentence. `None`: it has not ended.
 pub(crate) fn end_of_pod(pod: &Pod, events: &[Event]) -> Option<String> {
     facts::has_ended(pod).then(|| pod_end::of_pod(pod, events).sentence)
 }
 
-/// Whether this pod began the step.
-pub(crate) fn begun_by(pod: &Pod, events: &[Event]) -> Begun {
+/// Whether this pod started the step.
+pub(crate) fn started_by(pod: &Pod, events: &[Event]) -> Started {
     step_start::of_pod(pod, events)
 }
 
-/// The pods that the Job controller created and that are gone, with what the events tell of each. It may be much less
-/// than what happened.
+/// Returns the pods that the Job controller created and that are gone, and whether events show that they started the
+/// step. Events can be missing.
 pub(crate) fn gone_pods<'a>(
     pods: &'a [Pod],
     events: &'a [Event],
-) -> impl Iterator<Item = (&'a str, Begun)> {
+) -> impl Iterator<Item = (&'a str, Started)> {
     let is_seen = |name: &str| pods.iter().any(|pod| facts::name(pod) == name);
     created_pods(events)
         .filter(move |name| !is_seen(name))
         .map(|name| {
             let of = |event: &Event| event.involved_object.name.as_deref() == Some(name);
             let started = facts::starts(events).any(of);
-            (name, if started { Begun::Yes } else { Begun::Unknown })
+            (
+                name,
+                if started {
+                    Started::Yes
+                } else {
+                    Started::Unknown
+                },
+            )
         })
 }
 
-/// The verdict on a run of which only events are left. `job` has what they tell of it.
-pub(crate) fn traced(job: &Job, events: &[Event]) -> Verdict {
+/// Returns the verdict on a run of which only events are left. `job` contains what they show about it.
+pub(crate) fn from_events(job: &Job, events: &[Event]) -> Verdict {
     let pods = &[];
-    run_end::traced(&RunObjects { job, pods, events })
+    run_end::from_events(&RunObjects { job, pods, events })
 }
 
-/// Whether events would make this observation say more.
+/// Whether events would add to this observation.
 pub fn wants_events(observation: &Observation) -> bool {
     match observation {
         Observation::Waiting(wait) => {
             !matches!(wait.reason, WaitReason::Queued | WaitReason::Stopping)
         }
         Observation::InProgress => false,
-        Observation::Ended(verdict) => !verdict.spoke() && verdict.kind != VerdictKind::Completed,
+        Observation::Ended(verdict) => {
+            !verdict.executor_reported() && verdict.kind != VerdictKind::Completed
+        }
     }
 }
 

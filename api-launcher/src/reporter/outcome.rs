@@ -23,11 +23,11 @@ const REPORT: Duration = Duration::from_mins(1);
 const SECOND_LOOK: Duration = Duration::from_secs(3);
 
 /// Why a job fails whose plan succeeded.
-const LOST_PLAN: &str = "The plan was made, and whoever made it ended before the platform knew where it is: it cannot be \
+const LOST_PLAN: &str = "The plan was made, but its executor ended before the platform knew where it is stored: it cannot be \
                          applied. Nothing was changed. Plan again.";
 /// Why a job fails whose plan succeeded as far as is known.
-const UNREPORTED_PLAN: &str = "The plan ended, and its executor could neither tell the platform nor leave word whether it found \
-                           changes: it cannot be applied. Nothing was changed. Plan again.";
+const UNREPORTED_PLAN: &str = "The plan ended, and its executor could not report whether it found changes: it cannot be \
+                           applied. Nothing was changed. Plan again.";
 
 impl dyn PlatformReporter + '_ {
     /// Returns the statuses of the step and its job. A step that the platform does not know is pending.

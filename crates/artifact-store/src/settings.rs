@@ -79,15 +79,15 @@ impl SettingValue for Handover {
 
 /// Defines names of a service that are safe in host names and paths.
 macro_rules! service_names {
-    ($($(#[$doc:meta])* $name:ident($is_sound:expr);)*) => {$(
+    ($($(#[$doc:meta])* $name:ident($is_valid:expr);)*) => {$(
         $(#[$doc])*
         #[derive(Clone, Debug, PartialEq, Eq)]
         pub struct $name(String);
 
         impl SettingValue for $name {
             fn parse(text: &str) -> Result<Self, String> {
-                let is_sound: fn(&str) -> bool = $is_sound;
-                if is_sound(text) {
+                let is_valid: fn(&str) -> bool = $is_valid;
+                if is_valid(text) {
                     Ok(Self(text.to_owned()))
                 } else {
                     Err(format!("is `{text}`, which is no valid name"))
@@ -100,18 +100,18 @@ macro_rules! service_names {
 service_names! {
     /// Name of a bucket or a container. Wider than the rules of each service.
     BucketName(|text| {
-        let sound = |byte: u8| byte.is_ascii_alphanumeric() || b"-._".contains(&byte);
-        text.len() <= 222 && text.bytes().all(sound) && !matches!(text, "." | "..")
+        let is_allowed = |byte: u8| byte.is_ascii_alphanumeric() || b"-._".contains(&byte);
+        text.len() <= 222 && text.bytes().all(is_allowed) && !matches!(text, "." | "..")
     });
     /// Name of a region.
     Region(|text| {
-        let sound = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'-';
-        text.len() <= 63 && text.bytes().all(sound)
+        let is_allowed = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'-';
+        text.len() <= 63 && text.bytes().all(is_allowed)
     });
     /// Name of a storage account.
     AccountName(|text| {
-        let sound = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit();
-        (3..=24).contains(&text.len()) && text.bytes().all(sound)
+        let is_allowed = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit();
+        (3..=24).contains(&text.len()) && text.bytes().all(is_allowed)
     });
 }
 

@@ -188,7 +188,7 @@ struct Shared {
     commands: UnboundedSender<Command>,
     /// Limits the bytes in the queue. The queue itself has no limit, so that a writer can send its last line when it is
     /// dropped.
-    room: Arc<Semaphore>,
+    queue_permits: Arc<Semaphore>,
     written: AtomicU64,
     /// Number of writes.
     writes: AtomicU64,
@@ -225,16 +225,16 @@ impl RunLog {
             running.push(sink);
         }
         let (commands, receiver) = mpsc::unbounded_channel();
-        let room = Arc::new(Semaphore::new(IN_FLIGHT_BYTES));
+        let queue_permits = Arc::new(Semaphore::new(IN_FLIGHT_BYTES));
         let spool_path = spool.path().to_owned();
         let spool_summary = spool.summary();
-        let granted = Arc::clone(&room);
-        let spool_ended = start_thread("log-spool", move || spool.run(receiver, &granted))?;
+        let spool_permits = Arc::clone(&queue_permits);
+        let spool_ended = start_thread("log-spool", move || spool.run(receiver, &spool_permits))?;
         Ok(Self {
             shared: Arc::new(Shared {
                 redactor: RwLock::new(Arc::new(redactor)),
                 commands,
-                room,
+                queue_permits,
                 written: AtomicU64::new(0),
                 writes: AtomicU64::new(0),
                 max_line_bytes,
@@ -426,23 +426,27 @@ impl Shared {
     }
 
     /// Waits until the spool can take a chunk. `None` after the log's end.
-    async fn grant(&self, bytes: usize) -> Option<usize> {
-        let granted = bytes.clamp(1, IN_FLIGHT_BYTES);
-        let permits = u32::try_from(granted).unwrap_or(u32::MAX);
-        self.room.acquire_many(permits).await.ok()?.forget();
-        Some(granted)
+    async fn reserve(&self, bytes: usize) -> Option<usize> {
+        let reserved = bytes.clamp(1, IN_FLIGHT_BYTES);
+        let permits = u32::try_from(reserved).unwrap_or(u32::MAX);
+        self.queue_permits
+            .acquire_many(permits)
+            .await
+            .ok()?
+            .forget();
+        Some(reserved)
     }
 
-    fn send(&self, text: Vec<u8>, granted: usize) {
+    fn send(&self, text: Vec<u8>, reserved: usize) {
         if text.is_empty() {
-            self.room.add_permits(granted);
+            self.queue_permits.add_permits(reserved);
             return;
         }
         let lines = count_lines(&text);
         self.written.fetch_add(lines, Ordering::AcqRel);
         if self
             .commands
-            .send(Command::Append { text, granted })
+            .send(Command::Append { text, reserved })
             .is_err()
         {
             self.written.fetch_sub(lines, Ordering::AcqRel);
@@ -491,27 +495,27 @@ impl LogWriter {
     pub async fn write(&mut self, chunk: &[u8]) {
         self.shared.writes.fetch_add(1, Ordering::Relaxed);
         for piece in chunk.chunks(CHUNK_BYTES) {
-            let Some(granted) = self.shared.grant(piece.len()).await else {
+            let Some(reserved) = self.shared.reserve(piece.len()).await else {
                 return;
             };
             let redactor = self.shared.redactor();
             let mut text = Vec::with_capacity(piece.len());
             self.lines.push(piece, &redactor, &mut text);
-            self.shared.send(text, granted);
+            self.shared.send(text, reserved);
         }
     }
 
     /// Ends the stream: an unfinished last line becomes a line.
     pub async fn close(mut self) {
-        if let Some(granted) = self.shared.grant(1).await {
-            self.end(granted);
+        if let Some(reserved) = self.shared.reserve(1).await {
+            self.end(reserved);
         }
     }
 
-    fn end(&mut self, granted: usize) {
+    fn end(&mut self, reserved: usize) {
         let mut text = Vec::new();
         self.lines.close(&self.shared.redactor(), &mut text);
-        self.shared.send(text, granted);
+        self.shared.send(text, reserved);
     }
 }
 

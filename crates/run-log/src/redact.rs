@@ -68,7 +68,7 @@ struct Layer {
 impl Layer {
     fn new(values: BTreeSet<Box<str>>) -> Self {
         let whole: Texts = values.iter().flat_map(|value| pieces(value)).collect();
-        let several = values.iter().filter(|value| value.contains(ends_line));
+        let multi_line = values.iter().filter(|value| value.contains(ends_line));
         let echoed: Vec<String> = values
             .iter()
             .filter_map(|value| match echoed(value) {
@@ -76,8 +76,8 @@ impl Layer {
                 _ => None,
             })
             .collect();
-        let several = several.map(|value| &**value);
-        let parts: BTreeSet<_> = several
+        let multi_line = multi_line.map(|value| &**value);
+        let parts: BTreeSet<_> = multi_line
             .chain(echoed.iter().map(String::as_str))
             .flat_map(lines)
             .flat_map(pieces)

@@ -193,10 +193,10 @@ fn add_variable(name: &str, value: &str, found: &mut Vec<String>) {
 }
 
 fn is_secret(name: &str, value: &str) -> bool {
-    match speaks_of_secret(name) {
-        Speaks::Clearly => true,
-        Speaks::Perhaps => looks_generated(value),
-        Speaks::Not => false,
+    match name_hint(name) {
+        NameHint::Secret => true,
+        NameHint::MaybeSecret => looks_generated(value),
+        NameHint::NotSecret => false,
     }
 }
 
@@ -226,7 +226,7 @@ fn add_members(value: &Value, is_secret: bool, found: &mut Vec<String>) {
                         (is_secret || self::is_secret(name, text))
                             && !PUBLIC_MEMBERS.contains(&name.as_str())
                     }
-                    _ => is_secret || speaks_of_secret(name) == Speaks::Clearly,
+                    _ => is_secret || name_hint(name) == NameHint::Secret,
                 };
                 add_members(value, is_secret, found);
             }
@@ -325,38 +325,40 @@ fn looks_generated(value: &str) -> bool {
         && value.chars().any(char::is_alphabetic)
 }
 
+/// What a name shows about its value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Speaks {
-    Clearly,
-    Perhaps,
-    Not,
+enum NameHint {
+    Secret,
+    /// It depends on the value.
+    MaybeSecret,
+    NotSecret,
 }
 
-fn speaks_of_secret(name: &str) -> Speaks {
+fn name_hint(name: &str) -> NameHint {
     let words = words(name);
     let compact = words.concat();
     if NEVER_SECRET.contains(&compact.as_str()) {
-        return Speaks::Not;
+        return NameHint::NotSecret;
     }
     if SECRET_DESPITE_QUALIFIER
         .iter()
         .any(|ending| compact.ends_with(ending))
     {
-        return Speaks::Clearly;
+        return NameHint::Secret;
     }
     let is_qualified = words
         .last()
         .is_some_and(|last| QUALIFIERS.contains(&last.as_str()));
     if is_qualified || words.iter().any(|word| word == "PUBLIC") {
-        return Speaks::Not;
+        return NameHint::NotSecret;
     }
     let any = |list: &[&str]| words.iter().any(|word| list.contains(&word.as_str()));
     if SECRET_WORDS.iter().any(|word| compact.contains(word)) || any(SECRET_WHOLE_WORDS) {
-        Speaks::Clearly
+        NameHint::Secret
     } else if any(DOUBTFUL_WORDS) {
-        Speaks::Perhaps
+        NameHint::MaybeSecret
     } else {
-        Speaks::Not
+        NameHint::NotSecret
     }
 }
 

@@ -33,8 +33,8 @@ const RETRY_AFTER: Duration = Duration::from_secs(1);
 /// A command for the spool's thread.
 #[derive(Debug)]
 pub(super) enum Command {
-    /// Append complete, redacted lines, and free the `granted` bytes of the queue.
-    Append { text: Vec<u8>, granted: usize },
+    /// Append complete, redacted lines, and free the `reserved` bytes of the queue.
+    Append { text: Vec<u8>, reserved: usize },
     /// Feed another sink, from the beginning.
     Feed(Arc<Feed>),
     /// Execute the commands that were sent so far, then end.
@@ -131,11 +131,15 @@ impl Spool {
     }
 
     /// Executes commands until the end of the log.
-    pub(super) fn run(mut self, mut commands: UnboundedReceiver<Command>, room: &Semaphore) {
-        let closed_at_the_end = CloseOnDrop(room);
+    pub(super) fn run(
+        mut self,
+        mut commands: UnboundedReceiver<Command>,
+        queue_permits: &Semaphore,
+    ) {
+        let closed_at_the_end = CloseOnDrop(queue_permits);
         while let Some(command) = commands.blocking_recv() {
-            let (mut text, mut granted) = match command {
-                Command::Append { text, granted } => (text, granted),
+            let (mut text, mut reserved) = match command {
+                Command::Append { text, reserved } => (text, reserved),
                 Command::Feed(feed) => {
                     self.feed(feed);
                     continue;
@@ -150,10 +154,10 @@ impl Spool {
                 match commands.try_recv() {
                     Ok(Command::Append {
                         text: more,
-                        granted: also,
+                        reserved: also,
                     }) => {
                         text.extend_from_slice(&more);
-                        granted += also;
+                        reserved += also;
                     }
                     // The new sink first gets the lines on disk, and then this text like all other sinks.
                     Ok(Command::Feed(feed)) => self.feed(feed),
@@ -162,7 +166,7 @@ impl Spool {
                 }
             }
             self.append(&text);
-            room.add_permits(granted);
+            queue_permits.add_permits(reserved);
         }
         drop(closed_at_the_end);
         self.finish();
@@ -227,10 +231,10 @@ impl Spool {
     fn keep_here(&mut self, text: &[u8]) -> usize {
         let allowed = self.max_bytes.saturating_sub(self.length + NOTICE_BYTES);
         let refused = self.hold(allowed.min(text.len() as u64)).err();
-        let granted = self.held.saturating_sub(self.length + NOTICE_BYTES);
-        let room = usize::try_from(granted.min(allowed)).unwrap_or(usize::MAX);
-        let fitting = if text.len() > room {
-            whole_lines_len(&text[..room])
+        let held = self.held.saturating_sub(self.length + NOTICE_BYTES);
+        let limit = usize::try_from(held.min(allowed)).unwrap_or(usize::MAX);
+        let fitting = if text.len() > limit {
+            whole_lines_len(&text[..limit])
         } else {
             text.len()
         };

@@ -516,8 +516,8 @@ fn wherever_a_disk_is_full_the_log_on_it_ends_with_what_it_lacks() {
         let (commands, receiver) = mpsc::unbounded_channel();
         // The first is too long to be written together with the second.
         for text in [fills.clone(), LINE.repeat(1000)] {
-            let (text, granted) = (text.into_bytes(), 0);
-            commands.send(Command::Append { text, granted }).unwrap();
+            let (text, reserved) = (text.into_bytes(), 0);
+            commands.send(Command::Append { text, reserved }).unwrap();
         }
         commands.send(Command::Finish).unwrap();
         let spool = Spool::create(folder.path(), u64::MAX).unwrap();

@@ -18,11 +18,18 @@ use crate::running_report::RunningReport;
 use crate::step_result::StepResult;
 use crate::workspace::Workspace;
 
-/// Takes the claim on the step and reports that it runs. Returns `Some` if this executor must not run it.
+/// Whether this executor runs the step.
+pub(crate) enum StartDecision {
+    Start,
+    /// It must not run the step. The run ends with this result.
+    DoNotStart(Box<StepResult>),
+}
+
+/// Takes the claim on the step and reports that it runs.
 pub(crate) async fn claim_step(
     run: &RunContext<'_>,
     workspace: &Workspace,
-) -> Result<Option<StepResult>, StepError> {
+) -> Result<StartDecision, StepError> {
     if run.stop.given().is_some() {
         return Err(StepError::stopped());
     }
@@ -40,7 +47,7 @@ pub(crate) async fn claim_step(
             if let Some(text) = &result.error {
                 run.log_failure(text).await;
             }
-            return Ok(Some(result));
+            return Ok(StartDecision::DoNotStart(Box::new(result)));
         }
         Claim::Held(holder) => {
             // Its outcome may be under review already, and the reviewed artifacts must stay unchanged.
@@ -51,7 +58,8 @@ pub(crate) async fn claim_step(
                 .step_view(&run.step, &deadline)
                 .await?;
             if view.step_has_ended() && !view.status.is_over() {
-                return Ok(Some(StepResult::already_ended(&run.step)));
+                let result = StepResult::already_ended(&run.step);
+                return Ok(StartDecision::DoNotStart(Box::new(result)));
             }
             info!(%holder, "the step was started before; repeating it changes nothing");
         }
@@ -65,13 +73,13 @@ pub(crate) async fn claim_step(
         Claim::Granted => run.open_live_log(true)?,
     }
     if run.config.run.disable_acknowledge {
-        return Ok(None);
+        return Ok(StartDecision::Start);
     }
     Ok(report_running(run, workspace).await)
 }
 
-/// Reports that the step runs. Returns `Some` if its job is over.
-async fn report_running(run: &RunContext<'_>, workspace: &Workspace) -> Option<StepResult> {
+/// Reports that the step runs. The step must not start if its job is over.
+async fn report_running(run: &RunContext<'_>, workspace: &Workspace) -> StartDecision {
     let stored = run.store.reference(&output_key(&run.job));
     let output = run.connections.platform.step_output(&run.step, stored);
     let running = RunningReport {
@@ -82,17 +90,19 @@ async fn report_running(run: &RunContext<'_>, workspace: &Workspace) -> Option<S
     };
     match running.send().await {
         Ok(StartReport::Accepted) => {}
-        Ok(StartReport::Ended(status)) => return Some(job_is_over(run, &status).await),
+        Ok(StartReport::Ended(status)) => {
+            return StartDecision::DoNotStart(Box::new(job_is_over(run, &status).await));
+        }
         // The step is claimed. If this process gave up now, no other executor could run the step.
         Err(error) => {
             warn!(
                 error = chain(&error),
                 "the step could not be reported as running, trying again in parallel"
             );
-            run.repeated_report.get_or_init(|| running.repeat());
+            run.start_report_retry.get_or_init(|| running.repeat());
         }
     }
-    None
+    StartDecision::Start
 }
 
 /// Whether the step must not run twice. A step of an unknown type may change something.

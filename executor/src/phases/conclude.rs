@@ -35,7 +35,7 @@ const READING_TIME: Duration = Duration::from_secs(3);
 
 /// Ends a run: delivers and stores its log, reports the outcome, and removes its folders.
 pub(crate) async fn conclude(mut run: RunContext<'_>, mut result: StepResult) -> FinishedRun {
-    let repeated_report = run.repeated_report.take();
+    let start_report_retry = run.start_report_retry.take();
     let RunContext {
         log,
         layout,
@@ -47,8 +47,8 @@ pub(crate) async fn conclude(mut run: RunContext<'_>, mut result: StepResult) ->
     let flush = stop.deadline(LOG_FLUSH_TIMEOUT, budget.flush);
     let last_attempt = stop.deadline(LAST_ATTEMPT_TIMEOUT, budget.flush);
     let end_repetition = async {
-        if let Some(repeated_report) = repeated_report {
-            repeated_report.end(&last_attempt).await;
+        if let Some(start_report_retry) = start_report_retry {
+            start_report_retry.end(&last_attempt).await;
         }
     };
     let (summary, ()) = tokio::join!(log.finish_within(&flush), end_repetition);
@@ -81,7 +81,7 @@ pub(crate) async fn conclude(mut run: RunContext<'_>, mut result: StepResult) ->
             "the workspace could not be removed"
         );
     }
-    // The holder of a claim reports the outcome of the step. The outcome of a job that is over is known already.
+    // Only the holder of a claim must report the outcome. The platform already has the outcome of a job that is over.
     let is_reported = delivered.is_ok() && (result.must_report || result.exit == Exit::Done);
     let lost = summary.sinks.iter().map(|sink| sink.lost).max();
     FinishedRun {

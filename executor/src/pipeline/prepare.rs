@@ -9,7 +9,7 @@ use crate::context::RunContext;
 use crate::error::StepError;
 use crate::operation::{Operation, PreparedOperation};
 use crate::phases::check_step::check_step;
-use crate::phases::claim_step::claim_step;
+use crate::phases::claim_step::{StartDecision, claim_step};
 use crate::phases::fetch_plan::fetch_plan;
 use crate::phases::prepare_workspace::{prepare_workspace, working_dir};
 use crate::phases::resolve_tool::{resolve_optional_tool, resolve_tool};
@@ -50,8 +50,8 @@ pub(crate) async fn prepare(
         PreparedStep::NotRun(_) => return Ok(step),
     };
     Ok(match claim_step(run, workspace).await? {
-        Some(result) => PreparedStep::NotRun(Box::new(result)),
-        None => step,
+        StartDecision::DoNotStart(result) => PreparedStep::NotRun(result),
+        StartDecision::Start => step,
     })
 }
 

@@ -133,36 +133,25 @@ pub async fn run_journey(
     let began = Instant::now();
     let runs = options.schedule();
     let peers = Arc::new(Peers::start(&options.program, kubeconfig).await?);
-    let places = Arc::new(Semaphore::new(options.at_once));
+    let permits = Arc::new(Semaphore::new(options.at_once));
+    let report = |run, before| report_finished(run, &peers, runs.len(), before, &print);
     let mut tasks = JoinSet::new();
     let mut finished = Vec::new();
     for run in &runs {
-        let place = Arc::clone(&places).acquire_owned().await?;
+        let permit = Arc::clone(&permits).acquire_owned().await?;
         let (shared, run) = (Arc::clone(&peers), *run);
         tasks.spawn(async move {
             let finished = make_run(&shared, run).await;
             drop(shared);
-            drop(place);
+            drop(permit);
             finished.with_context(|| run.to_string())
         });
         while let Some(done) = tasks.try_join_next() {
-            finished.push(report_finished(
-                done??,
-                &peers,
-                runs.len(),
-                finished.len(),
-                &print,
-            ));
+            finished.push(report(done??, finished.len()));
         }
     }
     while let Some(done) = tasks.join_next().await {
-        finished.push(report_finished(
-            done??,
-            &peers,
-            runs.len(),
-            finished.len(),
-            &print,
-        ));
+        finished.push(report(done??, finished.len()));
     }
     finished.sort_by_key(|finished| finished.run.number);
     let left = wait_for_cleanup(&peers).await?;

@@ -191,7 +191,9 @@ impl Drop for Running {
     fn drop(&mut self) {
         if !self.over && self.exited.try_recv().is_err() {
             let _ = kill(self.pid, self.drop_signal);
-            let _ = self.exited.recv_timeout(DEADLINE);
+            if self.exited.recv_timeout(DEADLINE).is_err() {
+                let _ = kill(self.pid, Signal::SIGKILL);
+            }
         }
     }
 }

@@ -60,7 +60,7 @@ impl Release {
         })
     }
 
-    /// Such as `1.36.2`: what is built and downloaded.
+    /// The version that is built and downloaded, such as `1.36.2`.
     fn version(self) -> &'static str {
         version_in(self.modules, "k8s.io/kubernetes")
     }
@@ -98,7 +98,7 @@ impl Release {
         cache(&format!("k8s-{}", self.version()))
     }
 
-    /// From the assets, if it is of this minor there.
+    /// Provides a program: from the assets if it is of this minor there, else from the cache.
     fn program(self, name: &str) -> Result<PathBuf> {
         if let Some(program) = asset(name) {
             if self.is_of(&program) {
@@ -118,12 +118,12 @@ impl Release {
         .ensure(&self.cache()?)
     }
 
-    /// By what the program says: `Kubernetes v1.36.2`.
+    /// Whether the program reports this minor, as in `Kubernetes v1.36.2`.
     fn is_of(self, program: &Path) -> bool {
-        let said = Command::new(program).arg("--version").output();
-        said.is_ok_and(|said| {
-            let said = String::from_utf8_lossy(&said.stdout).into_owned();
-            let rest = said
+        let output = Command::new(program).arg("--version").output();
+        output.is_ok_and(|output| {
+            let text = String::from_utf8_lossy(&output.stdout).into_owned();
+            let rest = text
                 .strip_prefix("Kubernetes v")
                 .and_then(|rest| rest.strip_prefix(self.minor()));
             rest.is_some_and(|rest| rest.starts_with('.'))

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, Result};
 
-use super::program::{GoBuild, Release, Source, architecture, cache, version_in};
+use super::program::{GoBuild, ReleaseArchive, Source, architecture, cache, version_in};
 use super::servers::peers;
 
 /// The address of OpenTofu's releases and their digests.
@@ -89,7 +89,7 @@ fn provider(module: &str) -> Result<PathBuf> {
 }
 
 fn download(version: &str, program: &Path) -> Result<()> {
-    Release {
+    ReleaseArchive {
         address: &format!("{RELEASES}/v{version}"),
         archive: &format!("tofu_{version}_linux_{}.tar.gz", architecture()?),
         digests: &format!("tofu_{version}_SHA256SUMS"),

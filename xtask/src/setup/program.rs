@@ -52,7 +52,7 @@ pub(super) struct GoBuild<'s> {
 }
 
 /// An archive of a release, which holds a program.
-pub(super) struct Release<'s> {
+pub(super) struct ReleaseArchive<'s> {
     /// Where its files are published.
     pub(super) address: &'s str,
     pub(super) archive: &'s str,
@@ -125,7 +125,7 @@ pub(super) fn keep(kept: &Path, make: impl FnOnce(&Path) -> Result<()>) -> Resul
     fs::rename(program, kept).with_context(|| format!("could not write `{}`", kept.display()))
 }
 
-impl Release<'_> {
+impl ReleaseArchive<'_> {
     /// Unpacks the program from the archive, whose digest must be the published one.
     pub(super) fn download(&self, program: &Path) -> Result<()> {
         let folder = program.parent().context("a program is in a folder")?;
@@ -244,7 +244,7 @@ mod tests {
             bash(&format!("{digests} > digests"));
             let folder = tempfile::tempdir().unwrap();
             let program = folder.path().join("program");
-            let release = Release {
+            let release = ReleaseArchive {
                 address: &format!("file://{}", published.path().display()),
                 archive: "archive.tgz",
                 digests: "digests",

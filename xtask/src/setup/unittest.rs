@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::Result;
 
-use super::program::{GoBuild, Release, Source, architecture, cache, version_in};
+use super::program::{GoBuild, ReleaseArchive, Source, architecture, cache, version_in};
 
 /// The address of its releases and their digests.
 const RELEASES: &str = "https://github.com/helm-unittest/helm-unittest/releases/download";
@@ -32,7 +32,7 @@ pub(crate) fn program() -> Result<PathBuf> {
 
 fn download(version: &str, program: &Path) -> Result<()> {
     let architecture = architecture()?;
-    Release {
+    ReleaseArchive {
         address: &format!("{RELEASES}/v{version}"),
         archive: &format!("{NAME}-linux-{architecture}-{version}.tgz"),
         digests: &format!("{NAME}-checksum.sha"),

@@ -1,5 +1,5 @@
-//! What the watcher remembers of Jobs and pods: trimmed to what verdicts read, and packed, because a typed pod is
-//! several kilobytes even when it is empty and ten thousand runs are watched at once.
+//! Caches Jobs and pods for the watcher. The watcher watches ten thousand runs at once, and an empty typed pod takes
+//! several kilobytes. So objects are reduced to what verdicts read, and packed.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 
@@ -17,7 +17,7 @@ use serde::de::DeserializeOwned;
 use super::{label, labels};
 use crate::kubernetes::verdict;
 
-/// An object, trimmed, as JSON.
+/// A reduced object, as JSON.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Packed(Box<[u8]>);
 
@@ -32,7 +32,7 @@ impl Packed {
     }
 }
 
-/// What a watch told about Jobs.
+/// A change of a Job.
 #[derive(Debug)]
 pub(super) enum Change {
     /// The Job is new or different.
@@ -41,7 +41,7 @@ pub(super) enum Change {
     Gone(String),
 }
 
-/// Turns the events of one watch into changes, a new list included: what is missing from it is gone.
+/// Turns the events of one watch into changes. Jobs that are missing in a new list are gone.
 #[derive(Debug, Default)]
 pub(super) struct JobFeed {
     known: HashSet<String>,
@@ -85,7 +85,7 @@ impl JobFeed {
     }
 }
 
-/// What is known of one pod.
+/// The cached data of one pod.
 #[derive(Debug)]
 struct Known {
     name: Box<str>,
@@ -93,7 +93,7 @@ struct Known {
     gone: bool,
 }
 
-/// Pods by the Job they belong to.
+/// Pods by their Job.
 #[derive(Debug, Default)]
 pub(super) struct Pods {
     /// Nearly all have one.
@@ -102,7 +102,7 @@ pub(super) struct Pods {
 }
 
 impl Pods {
-    /// Takes an event in and names the Jobs it is about.
+    /// Adds an event, and returns the Jobs that it concerns.
     pub(super) fn apply(&mut self, event: Event<Pod>) -> Vec<String> {
         match event {
             Event::Init => {
@@ -198,14 +198,14 @@ impl Pods {
     }
 }
 
-/// An earlier Job of the same name had pods of its own.
+/// An earlier Job of the same name had its own pods.
 fn belongs_to(pod: &Pod, uid: &str) -> bool {
     let owners = pod.metadata.owner_references.as_deref().unwrap_or_default();
     owners.is_empty() || owners.iter().any(|owner| owner.uid == uid)
 }
 
-/// The kubelet leaves the time of the start out of the status of a container that it has lost. What was seen before is
-/// kept: it proves that the container started.
+/// The kubelet removes the start time from the status of a lost container. The earlier start time is kept, because it
+/// proves that the container started.
 fn keep_starts(known: &Pod, pod: &mut Pod) {
     if known.metadata.uid != pod.metadata.uid {
         return;
@@ -248,7 +248,7 @@ fn unknown_end(started_at: Option<Time>) -> ContainerStateTerminated {
     }
 }
 
-/// A pod that is gone, and of which the watch did not tell the last: a container that waited then may have started since.
+/// Handles a pod that is gone without a last event. A container that was waiting may have started since.
 fn without_doubtful_states(mut pod: Pod) -> Pod {
     let has_node = pod
         .spec
@@ -268,7 +268,7 @@ fn without_doubtful_states(mut pod: Pod) -> Pod {
     pod
 }
 
-/// A pod that is gone runs nothing any more, whatever was last said of it.
+/// A pod that is gone runs nothing, whatever its last status was.
 fn buried(mut pod: Pod) -> Pod {
     for status in pod.status.iter_mut().flat_map(statuses_mut) {
         let Some(state) = &mut status.state else {
@@ -314,7 +314,7 @@ fn trimmed_meta(meta: &ObjectMeta) -> ObjectMeta {
     }
 }
 
-/// A Job without its pod template.
+/// Returns a Job without its pod template.
 pub(super) fn trimmed_job(job: &Job) -> Job {
     Job {
         metadata: trimmed_meta(&job.metadata),
@@ -383,7 +383,7 @@ mod tests {
     use serde_json::{Value, json};
 
     use super::*;
-    use crate::kubernetes::verdict::Begun;
+    use crate::kubernetes::verdict::Started;
 
     fn pod(state: &Value) -> Pod {
         serde_json::from_value(json!({
@@ -395,8 +395,8 @@ mod tests {
         .unwrap()
     }
 
-    fn begun(pods: &Pods) -> Begun {
-        verdict::begun_by(&pods.of("j", "u")[0], &[])
+    fn started(pods: &Pods) -> Started {
+        verdict::started_by(&pods.of("j", "u")[0], &[])
     }
 
     /// The kubelet lost the container together with the time at which it had started it.
@@ -409,11 +409,11 @@ mod tests {
         let mut pods = Pods::default();
         pods.apply(Event::Apply(running));
         pods.apply(Event::Apply(lost.clone()));
-        assert_eq!(begun(&pods), Begun::Yes);
+        assert_eq!(started(&pods), Started::Yes);
         // Seen only afterwards, it may never have been there.
         let mut pods = Pods::default();
         pods.apply(Event::Apply(lost));
-        assert_eq!(begun(&pods), Begun::Unknown);
+        assert_eq!(started(&pods), Started::Unknown);
     }
 
     #[test]
@@ -422,10 +422,10 @@ mod tests {
         waits.status.as_mut().unwrap().phase = Some("Pending".to_owned());
         let mut pods = Pods::default();
         pods.apply(Event::Apply(waits));
-        assert_eq!(begun(&pods), Begun::No);
+        assert_eq!(started(&pods), Started::No);
         pods.apply(Event::Init);
         pods.apply(Event::InitDone);
-        assert_eq!(begun(&pods), Begun::Unknown);
+        assert_eq!(started(&pods), Started::Unknown);
     }
 
     #[test]

@@ -8,20 +8,20 @@ use serde_json::json;
 use super::{Cluster, ClusterError, annotations};
 use crate::kubernetes::verdict::{executor_state, is_suspended, newest, terminal};
 
-/// What a cancellation met.
+/// The result of a cancellation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Cancelled {
-    /// The executor had not started: the run is gone.
+    /// The executor had not started. The run is gone.
     BeforeStart,
-    /// The executor is being stopped and has its pod's grace period to save state and report.
+    /// The executor is being stopped. It can save state and report within its pod's grace period.
     Stopping,
-    /// The run was over already, and is left as it is.
+    /// The run was over, and stays as it is.
     AlreadyOver,
 }
 
 impl Cluster {
-    /// Cancels a run by deleting its Job; the garbage collector ends the pod, with the pod's own grace period. A
-    /// started executor is given `head_start` first, in which it may end by itself because the platform told it.
+    /// Cancels a run by deleting its Job. The garbage collector ends the pod with the pod's own grace period. A started
+    /// executor first gets `head_start`, because it may end by itself after the platform's cancellation.
     pub async fn cancel(
         &self,
         name: &str,
@@ -46,7 +46,7 @@ impl Cluster {
             Some(pods) => newest(&pods)
                 .and_then(executor_state)
                 .is_some_and(|state| state.running.is_some() || state.terminated.is_some()),
-            // Without a look at them, it may have.
+            // If the pods cannot be read, the executor may have started.
             None => !is_suspended(&job),
         };
         if started && !head_start.is_zero() {
@@ -68,7 +68,7 @@ impl Cluster {
             ..DeleteParams::default()
         };
         match self
-            .ask("cancel the run", || jobs.delete(name, &params))
+            .request_with_retries("cancel the run", || jobs.delete(name, &params))
             .await
         {
             Ok(_) if started => Ok(Cancelled::Stopping),

@@ -19,38 +19,38 @@ use super::{Cluster, ClusterError};
 use crate::kubernetes::manifest::image;
 use crate::kubernetes::manifest::references::References;
 
-/// What the deployment asks of the cluster.
+/// The requirements of the deployment.
 #[derive(Clone, Debug, Default)]
 pub struct Expectations {
     /// Job data travels in Secrets.
     pub job_data_in_secret: bool,
-    /// Namespace of the Lease; `None`: that of the runs.
+    /// Namespace of the Lease. `None`: the namespace of the runs.
     pub lease_namespace: Option<String>,
-    /// Its name; `None`: the usual one.
+    /// Name of the Lease. `None`: the default name.
     pub lease_name: Option<String>,
-    /// What pods of runs refer to.
+    /// The objects that pods of runs refer to.
     pub references: References,
 }
 
-/// How one check came out.
+/// The result of one check.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum CheckOutcome {
     Ok,
     Failed,
-    /// Could not be found out, which is no fault by itself.
+    /// The check could not be made. This alone is no fault.
     Unknown,
 }
 
 /// One check.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct CheckResult {
-    /// What was looked at.
+    /// What was checked.
     pub subject: String,
     pub outcome: CheckOutcome,
     /// What was found.
     pub finding: String,
-    /// What to do about it.
+    /// How to fix it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub fix: Option<String>,
 }
@@ -158,8 +158,11 @@ impl Cluster {
             "create the namespace `{}` and bind the launcher's Role in it",
             self.namespace
         );
-        match self.ask("read the namespace", || jobs.list(&params)).await {
-            // A list of nothing is also the answer for a namespace that does not exist.
+        match self
+            .request_with_retries("read the namespace", || jobs.list(&params))
+            .await
+        {
+            // An empty list is also the response for a namespace that does not exist.
             Ok(_) if self.is_missing().await => CheckResult::failed(subject, "not there", fix),
             Ok(_) => CheckResult::ok(subject, "readable"),
             Err(error @ ClusterError::NoAnswer { .. }) => CheckResult::failed(
@@ -174,13 +177,13 @@ impl Cluster {
         }
     }
 
-    /// Whether creating a Job fails for want of the namespace. Nothing is created.
+    /// Whether the API server refuses a Job because the namespace is missing. Nothing is created.
     async fn is_missing(&self) -> bool {
         let tried = self.try_to_create().await;
         tried.is_err_and(|error| error.is_not_found())
     }
 
-    /// What the API server says to a Job that is none: it looks for the right and for the namespace before it looks at the
+    /// Sends an invalid Job to the API server. The API server checks the right and the namespace before it checks the
     /// Job. Nothing is created.
     pub(super) async fn try_to_create(&self) -> Result<(), ClusterError> {
         let jobs = self.jobs();
@@ -190,12 +193,12 @@ impl Cluster {
         };
         let mut job = Job::default();
         job.metadata.name = Some("mayfly-check".to_owned());
-        self.ask("try to create a Job", || jobs.create(&params, &job))
+        self.request_with_retries("try to create a Job", || jobs.create(&params, &job))
             .await
             .map(drop)
     }
 
-    /// Whether the launcher has the right, to every object or to the one of that name.
+    /// Whether the launcher has the right, for every object or for the named one.
     async fn check_right(&self, right: &Right, name: Option<&str>, namespace: &str) -> CheckResult {
         let what = match name {
             Some(name) => format!("{} {name}", what(right)),
@@ -221,7 +224,7 @@ impl Cluster {
         };
         let params = PostParams::default();
         let answer = self
-            .ask("ask for the launcher's rights", || {
+            .request_with_retries("ask for the launcher's rights", || {
                 reviews.create(&params, &review)
             })
             .await;
@@ -266,7 +269,7 @@ impl Cluster {
                 continue;
             }
             let found = self
-                .ask("look for what runs refer to", || api.get_metadata_opt(name))
+                .request_with_retries("look for what runs refer to", || api.get_metadata_opt(name))
                 .await
                 .map(|found| found.is_some());
             results.push(presence(kind.name, name, kind.namespace, found));
@@ -279,7 +282,7 @@ struct Kind<'a> {
     group: &'static str,
     resource: &'static str,
     name: &'static str,
-    /// `None`: of the whole cluster.
+    /// `None`: for the whole cluster.
     namespace: Option<&'a str>,
 }
 
@@ -358,8 +361,8 @@ fn what(right: &Right) -> String {
     what
 }
 
-/// The shape of an image reference, as container runtimes read it. Whether there is such an image only a registry can tell,
-/// to whoever has the pull secret: no registry is asked.
+/// Checks the syntax of an image reference, as container runtimes parse it. Only a registry can show whether the image
+/// exists, and only with the pull secret. So no registry is asked.
 fn check_image(image: &str) -> CheckResult {
     let subject = format!("image {image}");
     match image::check(image) {

@@ -1,5 +1,5 @@
-//! The API server's clock. Waiting times are measured from times that the API server wrote. The clock of this machine may be
-//! minutes off, so those times are compared with the server's clock only.
+//! The API server's clock. Waiting times start at times that the API server wrote. The clock of this machine may be
+//! minutes off, so those times are compared only with the server's clock.
 
 use std::sync::atomic::{AtomicI64, Ordering};
 
@@ -9,12 +9,12 @@ use k8s_openapi::jiff::fmt::rfc2822::DateTimeParser;
 use k8s_openapi::jiff::{SignedDuration, Timestamp};
 use tracing::warn;
 
-/// What the header with the date leaves out.
+/// The header has no fractions of a second.
 const RESOLUTION: SignedDuration = SignedDuration::from_secs(1);
-/// A difference of so much is worth a word: tokens and certificates suffer from it too.
+/// A larger difference is logged, because it affects tokens and certificates too.
 const NOTABLE: SignedDuration = SignedDuration::from_secs(30);
 
-/// The server's clock, as far as its answers tell it; until the first one, this machine's.
+/// The server's clock, estimated from its responses. Before the first response, it is this machine's clock.
 #[derive(Debug, Default)]
 pub(super) struct ServerClock {
     /// Milliseconds it is ahead of this machine's.
@@ -28,7 +28,7 @@ impl ServerClock {
         now.checked_add(ahead).unwrap_or(now)
     }
 
-    /// Learns from an answer to a request that was sent and answered at these times of this machine.
+    /// Updates the estimate from a response. The times are this machine's, of the request and of the response.
     pub(super) fn hear(&self, headers: &HeaderMap, sent: Timestamp, received: Timestamp) {
         let date = headers
             .get(DATE)
@@ -46,8 +46,8 @@ impl ServerClock {
     }
 }
 
-/// By how much the server's clock is ahead at least, or behind: nothing, where all could be explained by the time the
-/// answer took.
+/// Returns the smallest difference to the server's clock. Zero if the duration of the response can explain the
+/// difference.
 fn ahead(date: Timestamp, sent: Timestamp, received: Timestamp) -> SignedDuration {
     let at_least = date.duration_since(received);
     let at_most = date.duration_since(sent) + RESOLUTION;

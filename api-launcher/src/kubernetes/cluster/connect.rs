@@ -26,7 +26,7 @@ use super::clock::ServerClock;
 use super::credential::{CredentialError, again, discreet};
 use super::limit::{Limiter, RateLimit};
 
-/// Bodies of refusals are short; more is not read.
+/// Bodies of refusals are short. A longer body is cut.
 const REFUSAL_BYTES: usize = 64 * 1024;
 
 /// No client could be made.
@@ -34,7 +34,7 @@ const REFUSAL_BYTES: usize = 64 * 1024;
 pub enum ConnectError {
     #[error("could not find out how to reach the cluster")]
     Configuration(#[source] Box<InferConfigError>),
-    /// Nothing was named, and there is nothing where it usually is.
+    /// No configuration was named, and the default places have none.
     #[error("this is no pod of a cluster, and the kubeconfig `{}` could not be read", path.display())]
     Nowhere {
         path: PathBuf,
@@ -43,14 +43,14 @@ pub enum ConnectError {
     },
     #[error("could not use the kubeconfig")]
     Kubeconfig(#[source] Box<KubeconfigError>),
-    /// Said here: the library puts the path into two kinds of quotes.
+    /// This message replaces the library's, which puts the path into two kinds of quotes.
     #[error("could not read the kubeconfig `{}`", path.display())]
     KubeconfigFile {
         path: PathBuf,
         #[source]
         source: io::Error,
     },
-    /// Where the fault is and never what stands there: a parser quotes the lines around it, and those hold tokens.
+    /// Shows the place of the error and never the text: a parser quotes the lines around it, and those contain tokens.
     #[error(
         "the kubeconfig `{}` cannot be understood{}; what stands there may be secret and is not shown",
         path.display(),
@@ -67,7 +67,7 @@ pub enum ConnectError {
 }
 
 impl ConnectError {
-    /// What names the cluster is configuration; reaching it is not.
+    /// Errors in the configuration are permanent. Errors of the connection are not.
     pub fn exit(&self) -> Exit {
         match self {
             Self::Client(error) => match **error {
@@ -119,7 +119,7 @@ impl ConnectError {
     }
 }
 
-/// Where the kubeconfig is when no option says so, to be told to people. `KUBECONFIG` may name several files.
+/// Returns the default place of the kubeconfig, for messages. `KUBECONFIG` may name several files.
 fn usual_kubeconfig() -> PathBuf {
     env::var_os("KUBECONFIG")
         .filter(|paths| !paths.is_empty())
@@ -129,11 +129,11 @@ fn usual_kubeconfig() -> PathBuf {
 /// The cluster that an option or a setting names.
 #[derive(Clone, Debug, Default)]
 pub struct Access {
-    /// Namespace of the runs; falls back to the one of the configuration.
+    /// Namespace of the runs. Default: the namespace of the configuration.
     pub namespace: Option<String>,
     /// A context other than the current one.
     pub context: Option<String>,
-    /// A file other than those `kubectl` would look for.
+    /// A file other than `kubectl`'s default.
     pub kubeconfig: Option<PathBuf>,
 }
 
@@ -157,7 +157,7 @@ impl Access {
     }
 }
 
-/// Whether the token that stands in the kubeconfig itself, if one does, fits into a header.
+/// Whether the token in the kubeconfig, if there is one, fits into a header.
 fn has_usable_token(config: &Config) -> bool {
     let user = serde_json::to_value(&config.auth_info).unwrap_or_default();
     user["token"]
@@ -166,8 +166,8 @@ fn has_usable_token(config: &Config) -> bool {
 }
 
 impl Cluster {
-    /// Connects as `kubectl` would: `KUBECONFIG`, else the service account of the pod this runs in. `namespace`
-    /// falls back to the one of that configuration.
+    /// Connects as `kubectl` would: with `KUBECONFIG`, or with the service account of the pod. The default of
+    /// `namespace` is in that configuration.
     pub async fn connect(namespace: Option<String>) -> Result<Self, ConnectError> {
         Self::connect_with(Access {
             namespace,
@@ -176,10 +176,10 @@ impl Cluster {
         .await
     }
 
-    /// Connects to the cluster that is meant.
+    /// Connects to the named cluster.
     pub async fn connect_with(access: Access) -> Result<Self, ConnectError> {
         let mut config = access.config().await?;
-        // Retries are bounded and classified here, not hidden in the stack.
+        // Retries are limited and classified in this module, not in the library.
         config.default_retry = false;
         let namespace = access
             .namespace
@@ -213,8 +213,8 @@ fn identity_of(config: &Config, namespace: &str) -> String {
     Uuid::from_bytes(id).to_string()
 }
 
-/// A client that gives a request up when its answer takes too long, and keeps what the server asked for: the client it
-/// is made from drops the headers of refusals, so `Retry-After` is moved into the body. The date of each goes to the clock.
+/// Builds a client with a timeout for responses. It moves `Retry-After` into the body, because the library drops the
+/// headers of refusals. The date of each response goes to the clock.
 pub(super) fn answering(
     client: Client,
     namespace: &str,
@@ -246,14 +246,14 @@ pub(super) fn answering(
     Client::new(service, namespace)
 }
 
-/// How much there is to an answer, and so which part of it has a deadline.
+/// The kind of a response. It decides which part of the response has a deadline.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Length {
-    /// One object: all of it has.
+    /// One object. All of it has a deadline.
     Short,
-    /// A page of objects, which may be large: its beginning has.
+    /// A page of objects, which may be large. Its beginning has a deadline.
     Long,
-    /// A watch or a log: nothing has.
+    /// A watch or a log. It has no deadline.
     Endless,
 }
 
@@ -276,7 +276,7 @@ async fn whole(response: Response<Body>) -> Result<Response<Body>, BoxError> {
     Ok(Response::from_parts(parts, Body::from(body.to_vec())))
 }
 
-/// A client whose requests wait for their turn.
+/// A client with a limit on requests.
 pub(super) fn limited(client: Client, namespace: &str, limit: RateLimit) -> Client {
     let limiter = Arc::new(Limiter::new(limit));
     let service = service_fn(move |request: Request<Body>| {

@@ -179,7 +179,9 @@ mod tests {
 
     async fn read(cluster: &Cluster) -> Result<(), ClusterError> {
         let (jobs, params) = (cluster.jobs(), ListParams::default());
-        let listed = cluster.ask("list Jobs", || jobs.list(&params)).await;
+        let listed = cluster
+            .request_with_retries("list Jobs", || jobs.list(&params))
+            .await;
         listed.map(drop)
     }
 

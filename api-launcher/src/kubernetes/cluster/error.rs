@@ -1,4 +1,4 @@
-//! What errors of the API server mean, and how often a request is repeated.
+//! Classifies errors of the API server, and retries requests.
 
 use std::time::{Duration, Instant};
 
@@ -11,14 +11,14 @@ use super::{Cluster, RetryPolicy};
 /// A request to the cluster that did not succeed.
 #[derive(Debug, thiserror::Error)]
 pub enum ClusterError {
-    /// No answer, or none that could be read.
+    /// There was no response, or it could not be read.
     #[error("could not {action}: no answer from the Kubernetes API")]
     NoAnswer {
         action: &'static str,
         #[source]
         source: Box<kube::Error>,
     },
-    /// Nothing was asked: there is no credential to ask with.
+    /// The request was not sent, because there is no credential.
     #[error("could not {action}: no credential for the Kubernetes API")]
     Credential {
         action: &'static str,
@@ -32,7 +32,7 @@ pub enum ClusterError {
         message: String,
         retry_after: Option<Duration>,
     },
-    /// The API server refuses the request. A repetition does not help.
+    /// The API server refuses the request. A retry does not help.
     #[error("could not {action}: {message}")]
     Refused {
         action: &'static str,
@@ -40,16 +40,16 @@ pub enum ClusterError {
         code: u16,
         reason: String,
     },
-    /// The object's name belongs to something that is not this run.
+    /// Another object has the name.
     #[error("the {kind} `{name}` exists and belongs to another run or owner")]
     NameTaken { kind: &'static str, name: String },
     /// A request cannot be made from what was given.
     #[error("the manifest has no {0}")]
     Incomplete(&'static str),
-    /// Nothing answers to this name.
+    /// No run matches this name.
     #[error("no run `{0}` in the cluster")]
     NoSuchRun(String),
-    /// Things kept changing under the request.
+    /// The objects changed repeatedly during the request.
     #[error("could not {action}: the objects of the run kept changing")]
     Unsettled { action: &'static str },
 }
@@ -66,13 +66,14 @@ impl ClusterError {
         )
     }
 
-    /// Whether what is missing keeps every run from starting: the launcher is not let in, may not create what runs are made
-    /// of, or its namespace is gone.
+    /// Whether this error prevents every run: the launcher is not authorized, may not create the objects of runs, or
+    /// its namespace is gone.
     pub fn concerns_every_run(&self) -> bool {
         match self {
             Self::Refused { code, message, .. } => match code {
                 401 | 404 => true,
-                // Admission refuses one object with the same code; only missing rights are put in these words.
+                // Admission refuses single objects with the same code. Only the message of a missing right contains
+                // this word.
                 403 => message.contains(" cannot "),
                 _ => false,
             },
@@ -85,7 +86,7 @@ impl ClusterError {
         matches!(self, Self::Busy { message, .. } if message.contains("exceeded quota"))
     }
 
-    /// How long the API server asked to wait.
+    /// Returns the `Retry-After` of the API server.
     pub const fn retry_after(&self) -> Option<Duration> {
         match self {
             Self::Busy { retry_after, .. } => *retry_after,
@@ -105,8 +106,8 @@ impl ClusterError {
         matches!(self, Self::Refused { reason, .. } if reason == "AlreadyExists")
     }
 
-    /// A precondition did not hold: the object is another one, or has changed. An immutable `uid` is refused as
-    /// invalid.
+    /// Whether a precondition failed: the object is another one, or has changed. A wrong `uid` is refused as invalid,
+    /// because it is immutable.
     pub(super) fn is_conflict(&self) -> bool {
         matches!(
             self,
@@ -157,7 +158,7 @@ impl ClusterError {
         }
     }
 
-    /// Whether to ask again at once. Quota does not come back within a call.
+    /// Whether a retry within the call can help. An exceeded quota lasts longer than a call.
     fn is_worth_a_retry(&self) -> bool {
         match self {
             Self::NoAnswer { .. } | Self::Credential { .. } => true,
@@ -168,7 +169,7 @@ impl ClusterError {
 }
 
 impl RetryPolicy {
-    /// The pause before attempt `attempt + 1`, or `None` when it is the caller's turn.
+    /// Returns the pause before attempt `attempt + 1`. `None`: the caller gets the error.
     fn pause(&self, attempt: u32, error: &ClusterError) -> Option<Duration> {
         if attempt >= self.attempts || !error.is_worth_a_retry() {
             return None;
@@ -186,8 +187,8 @@ impl RetryPolicy {
 }
 
 impl Cluster {
-    /// Makes a request, again while the API server cannot answer, within the retry policy for one call.
-    pub(super) async fn ask<T, F>(
+    /// Sends a request. Retries it within the retry policy while the API server cannot respond.
+    pub(super) async fn request_with_retries<T, F>(
         &self,
         action: &'static str,
         mut request: impl FnMut() -> F,

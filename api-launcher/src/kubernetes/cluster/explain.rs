@@ -1,4 +1,4 @@
-//! What happened to a run, and when: its verdict and its timeline from accepted to reported.
+//! Explains a run: its verdict, and its timeline from accepted to reported.
 
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
@@ -13,7 +13,7 @@ use serde::Serialize;
 use super::view::recorded_verdict;
 use super::{Cluster, ClusterError, RunKey, annotation, annotations, label, labels};
 use crate::kubernetes::verdict::{
-    self, Begun, Evidence, Observation, Timeouts, Verdict, Wait, condition_time, executor_state,
+    self, Evidence, Observation, Started, Timeouts, Verdict, Wait, condition_time, executor_state,
     final_report, in_order,
 };
 
@@ -23,18 +23,18 @@ use crate::kubernetes::verdict::{
 pub struct Explanation {
     #[serde(flatten)]
     pub key: RunKey,
-    /// What the step does, where its Job still tells.
+    /// Type of the step, if its Job still exists.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub step_type: Option<String>,
-    /// Why it waits, if it does.
+    /// Why it waits. `None`: it does not wait.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub wait: Option<Wait>,
-    /// How it ended, if it has.
+    /// How it ended. `None`: it is not over.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub verdict: Option<Verdict>,
-    /// The executor is at work.
+    /// The executor runs.
     pub running: bool,
-    /// Its pods, in the order in which they were made.
+    /// Its pods, in the order of their creation.
     pub pods: Vec<RunPod>,
     pub timeline: Vec<TimelineEntry>,
 }
@@ -46,10 +46,9 @@ pub struct RunPod {
     pub name: String,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub node: Option<String>,
-    /// Whether it began the step.
-    #[serde(rename = "started")]
-    pub begun: Begun,
-    /// How it ended, if it has.
+    /// Whether it started the step.
+    pub started: Started,
+    /// How it ended. `None`: it has not ended.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub end: Option<String>,
 }
@@ -59,11 +58,11 @@ pub struct RunPod {
 #[serde(rename_all = "camelCase")]
 pub struct TimelineEntry {
     pub what: String,
-    /// When, in whole seconds, as Kubernetes tells times; a phase's beginning.
+    /// When it happened or, for a phase, began. In whole seconds, like all times in Kubernetes.
     pub at: Timestamp,
-    /// How long it took, or how long after the moment before it came.
+    /// The duration of a phase, or the time since the previous moment.
     pub milliseconds: i64,
-    /// A phase of the executor, which lasted for that time. Otherwise a moment, which came after that time.
+    /// Whether this is a phase of the executor. Otherwise it is a moment.
     pub is_phase: bool,
     /// A phase that failed.
     pub failed: bool,
@@ -72,13 +71,13 @@ pub struct TimelineEntry {
 }
 
 impl Cluster {
-    /// Explains a run from what the cluster still has of it.
+    /// Explains a run from its objects in the cluster.
     pub async fn explain(&self, name: &str) -> Result<Explanation, ClusterError> {
         let job = self.job(name).await?;
         let key =
             RunKey::of(&job.metadata).ok_or_else(|| ClusterError::NoSuchRun(name.to_owned()))?;
         let pods = self.pods_of(&job).await?;
-        // Events tell more but are kept for an hour only, and may be forbidden.
+        // Events add details. They are kept for an hour only, and reading them may be forbidden.
         let events = self.events_of(&job, &pods).await.unwrap_or_default();
         let mut explained = explanation(key, &job, &pods, &events, self.now());
         if let Some(verdict) = explained.verdict.take() {
@@ -88,15 +87,15 @@ impl Cluster {
     }
 }
 
-/// What a request for events is made for.
+/// The action of requests for events.
 const LEFT: &str = "list what is left of the run";
 
-/// Where it is said that a run was told from events.
-const TRACE: &str = "Job";
+/// The source of the evidence that a run is known only from events.
+const EVENTS_SOURCE: &str = "Job";
 
 impl Cluster {
-    /// Explains runs whose Jobs are gone from the events they left, which a cluster keeps for an hour unless it is set up
-    /// otherwise. Of several steps of a job the newest is first. None: nothing is left.
+    /// Explains runs whose Jobs are gone, from their events. A cluster keeps events for an hour by default. The newest
+    /// step of a job comes first. An empty list: no events are left.
     pub async fn explain_gone(&self, word: &str) -> Result<Vec<Explanation>, ClusterError> {
         let of_jobs = self.events_with("involvedObject.kind=Job", LEFT).await?;
         let subject = |event: &Event| {
@@ -115,7 +114,7 @@ impl Cluster {
         runs.sort_by_key(|(_, last)| Reverse(verdict::seen(last)));
         let mut explained = Vec::new();
         for (key, last) in runs {
-            // An earlier Job of this name has left its events too.
+            // An earlier Job of this name has events too.
             let uid = last.involved_object.uid.as_ref();
             let of_run = of_jobs
                 .iter()
@@ -138,12 +137,14 @@ impl Cluster {
     ) -> Result<Vec<Event>, ClusterError> {
         let api = self.events();
         let params = ListParams::default().fields(field).match_any();
-        let found = self.ask(doing, || api.list(&params)).await?;
+        let found = self
+            .request_with_retries(doing, || api.list(&params))
+            .await?;
         Ok(found.items)
     }
 }
 
-/// The run whose Job has this name, as far as the name tells.
+/// Returns the run whose Job has this name.
 fn key_of(name: &str) -> Option<RunKey> {
     let rest = name.strip_prefix("job-")?;
     let (job_id, step_id) = rest.split_once('-')?;
@@ -158,7 +159,7 @@ fn key_of(name: &str) -> Option<RunKey> {
     })
 }
 
-/// What events tell of a run whose objects are gone. The Job controller says in an event what it says in a condition.
+/// Builds an explanation from events. The event of the Job controller has the same content as its condition.
 fn from_events(key: RunKey, events: &[Event]) -> Explanation {
     let mut job = Job::default();
     job.metadata.name = Some(key.name.clone());
@@ -185,14 +186,16 @@ fn from_events(key: RunKey, events: &[Event]) -> Explanation {
             ..JobStatus::default()
         });
     }
-    let mut verdict = verdict::traced(&job, events);
+    let mut verdict = verdict::from_events(&job, events);
     let advice = "the output of its step at the platform has its log, and what was reported";
     verdict.advice = Some(match verdict.advice {
         Some(known) => format!("{known}; {advice}"),
         None => advice.to_owned(),
     });
     let told = "gone: its time to live is over, or it was deleted; known from its events";
-    verdict.evidence.insert(0, Evidence::new(TRACE, told));
+    verdict
+        .evidence
+        .insert(0, Evidence::new(EVENTS_SOURCE, told));
     Explanation {
         key,
         step_type: None,
@@ -248,24 +251,24 @@ fn explanation(
     }
 }
 
-/// Those whose objects are gone come first, because another pod is made only after their end.
+/// Pods whose objects are gone come first, because a replacement is created after their end.
 fn pods_of_run(pods: &[Pod], events: &[Event]) -> Vec<RunPod> {
-    let gone = verdict::gone_pods(pods, events).map(|(name, begun)| RunPod {
+    let gone = verdict::gone_pods(pods, events).map(|(name, started)| RunPod {
         name: name.to_owned(),
         node: None,
-        begun,
+        started,
         end: Some("it is gone".to_owned()),
     });
     let present = in_order(pods).into_iter().map(|pod| RunPod {
         name: pod.metadata.name.clone().unwrap_or_default(),
         node: pod.spec.as_ref().and_then(|spec| spec.node_name.clone()),
-        begun: verdict::begun_by(pod, events),
+        started: verdict::started_by(pod, events),
         end: verdict::end_of_pod(pod, events),
     });
     gone.chain(present).collect()
 }
 
-/// The moments of a run in the order they happened, as far as they are known. Pure.
+/// Returns the known moments of a run in their order. Pure.
 pub fn timeline(job: &Job, pods: &[Pod], events: &[Event]) -> Vec<TimelineEntry> {
     let mut line = Line::default();
     let meta = &job.metadata;
@@ -340,7 +343,7 @@ fn whole_second(at: Timestamp) -> Timestamp {
     Timestamp::from_second(at.as_second()).unwrap_or(at)
 }
 
-/// A timeline in the making.
+/// A timeline that is being built.
 #[derive(Default)]
 struct Line {
     entries: Vec<TimelineEntry>,
@@ -352,9 +355,9 @@ impl Line {
         let Some(at) = at else {
             return;
         };
-        // The launcher's own notes are more exact than the times in the API: side by side they would lead astray.
+        // The launcher's own times are more exact than those of the API. Comparing the two would mislead.
         let at = whole_second(at);
-        // The clocks of nodes differ: nothing takes less than no time.
+        // The clocks of nodes differ. A negative duration becomes zero.
         let after = self
             .last
             .map_or(0, |last| at.duration_since(last).as_millis().max(0));
@@ -443,15 +446,15 @@ mod tests {
         let created = event("SuccessfulCreate", "Created pod: job-1-a-x", 1, &of_job());
         let started = event("Started", "Container started", 2, &of_executor());
         let key = || key_of("job-1-a").unwrap();
-        for (events, begun, words) in [
+        for (events, started, words) in [
             (
                 vec![created.clone(), started],
-                Begun::Yes,
+                Started::Yes,
                 "some changes may have been made",
             ),
             (
                 vec![created],
-                Begun::Unknown,
+                Started::Unknown,
                 "it is not known whether the step had begun",
             ),
         ] {
@@ -459,11 +462,14 @@ mod tests {
             let pods: Vec<_> = told
                 .pods
                 .iter()
-                .map(|pod| (pod.name.as_str(), pod.begun))
+                .map(|pod| (pod.name.as_str(), pod.started))
                 .collect();
-            assert_eq!(pods, [("job-1-a-x", begun)]);
+            assert_eq!(pods, [("job-1-a-x", started)]);
             let verdict = told.verdict.unwrap();
-            assert_eq!((verdict.kind, verdict.begun), (VerdictKind::Lost, begun));
+            assert_eq!(
+                (verdict.kind, verdict.started),
+                (VerdictKind::Lost, started)
+            );
             let advice = verdict.advice.unwrap();
             assert!(advice.contains(words), "{advice}");
             assert!(!advice.contains("start the run again"), "{advice}");
@@ -505,9 +511,9 @@ mod tests {
         let pods: Vec<_> = told
             .pods
             .iter()
-            .map(|pod| (pod.name.as_str(), pod.begun))
+            .map(|pod| (pod.name.as_str(), pod.started))
             .collect();
-        assert_eq!(pods, [("first", Begun::No), ("second", Begun::Yes)]);
+        assert_eq!(pods, [("first", Started::No), ("second", Started::Yes)]);
         assert!(told.pods[0].end.as_ref().unwrap().contains("shut down"));
         assert_eq!(told.pods[1].end, None);
         let created = told

@@ -1,7 +1,7 @@
-//! One of several replicas watches: the one that holds the Lease.
+//! Ensures that only one of several replicas watches: the holder of the Lease.
 //!
-//! Times in the Lease are never compared with this machine's clock. A holder counts as gone when its Lease has
-//! not changed for the whole duration, as observed here; so clocks may differ as they like.
+//! Times in the Lease are never compared with this machine's clock. A holder counts as gone when its Lease has not
+//! changed for the whole duration, measured here. So the clocks of replicas may differ.
 
 use std::time::{Duration, Instant};
 
@@ -14,17 +14,17 @@ use tracing::warn;
 
 use super::{Cluster, ClusterError};
 
-/// Which Lease, held by whom, for how long.
+/// The settings of the Lease.
 #[derive(Clone, Debug)]
 pub struct LeaseSettings {
     pub name: String,
-    /// Namespace of the launcher, which need not be that of the runs.
+    /// Namespace of the launcher. It can differ from the namespace of the runs.
     pub namespace: String,
-    /// This replica, for instance the name of its pod.
+    /// The identity of this replica, for example the name of its pod.
     pub identity: String,
-    /// A holder that is silent for so long has lost the Lease.
+    /// A holder that does not renew the Lease for so long has lost it.
     pub duration: Duration,
-    /// How often the holder renews, and how often the others look.
+    /// How often the holder renews the Lease, and how often the others read it.
     pub renew: Duration,
 }
 
@@ -48,13 +48,13 @@ impl LeaseSettings {
 /// The state of the Lease, for the health checks of a replica.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum LeaseState {
-    /// This replica holds it and works, or is about to.
+    /// This replica holds it and watches, or is about to.
     Holder,
-    /// Another holds it, and this one would take over.
+    /// Another replica holds it, and this one can take over.
     StandsBy,
-    /// There is no right to hold it: this replica works on its own.
+    /// This replica has no right to hold it, and watches without it.
     NotAllowed,
-    /// It could not be acquired for as long as it lasts, for this reason. Perhaps no replica works.
+    /// It could not be acquired for its whole duration, for this reason. Possibly no replica watches.
     OutOfReach(String),
 }
 
@@ -62,7 +62,7 @@ pub enum LeaseState {
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Acquired {
     Held,
-    /// The launcher's Role knows no Leases, as the one of Terrakube's documentation.
+    /// The launcher's Role has no rights on Leases, like the Role in Terrakube's documentation.
     NotAllowed,
 }
 
@@ -70,7 +70,7 @@ enum Acquired {
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Look {
     Held,
-    /// It was free, and another replica acquired it first. The next look shows that replica.
+    /// It was free, and another replica acquired it first. The next read shows that replica.
     Missed,
     /// Another holds it.
     Another,
@@ -82,16 +82,16 @@ impl Look {
     }
 }
 
-/// What was last seen of the Lease, and since when it stands like that.
+/// The last observed Lease, and since when it has not changed.
 struct Observed {
     version: Option<String>,
     at: Instant,
 }
 
 impl Cluster {
-    /// Does `work` whenever this replica holds the Lease, until `stop` comes; then gives the Lease back, so that
-    /// another takes over at once. Work is dropped when the Lease is lost, or may be because the API server is away;
-    /// `on_state` gets the state of the Lease after each look that shows it.
+    /// Runs `work` while this replica holds the Lease, until `stop`. Then it gives the Lease back, so that another
+    /// replica takes over at once. It drops the work when the Lease is lost, or may be lost because the API server does
+    /// not answer. `on_state` gets the state of the Lease after each read that shows it.
     pub async fn lead<F>(
         &self,
         settings: &LeaseSettings,
@@ -132,7 +132,7 @@ impl Cluster {
                 () = self.keep(settings) => false,
             };
             if stopped {
-                // A Lease that is not given back runs out by itself.
+                // A Lease that is not given back expires.
                 let _ = self.give_back(settings).await;
                 return;
             }
@@ -140,13 +140,13 @@ impl Cluster {
         }
     }
 
-    /// Returns once the Lease can be had, or is another's. It is tried less and less often.
+    /// Returns when the Lease is free, or another replica holds it. The pauses between attempts grow.
     async fn until_allowed(&self, settings: &LeaseSettings) {
         let mut pause = settings.renew;
         loop {
             tokio::time::sleep(pause).await;
             pause = pause.saturating_mul(2).min(settings.duration * 4);
-            // Reading it is not enough: who may not write it watches on its own.
+            // A replica that may read the Lease but not write it watches without it.
             if self.try_acquire(settings, &mut None).await.is_ok() {
                 return;
             }
@@ -165,7 +165,8 @@ impl Cluster {
     ) -> Acquired {
         let mut said = String::new();
         let mut failing: Option<Instant> = None;
-        // A refusal may pass, as while a Role is being bound. Only one that lasts means that there is no right.
+        // A refusal can be temporary, for example while a Role is being bound. Only a lasting refusal shows a missing
+        // right.
         let mut refused: Option<Instant> = None;
         loop {
             let look = self.try_acquire(settings, observed).await;
@@ -198,7 +199,8 @@ impl Cluster {
         }
     }
 
-    /// Takes the Lease if it is free, ours, or its holder has been silent for its whole duration.
+    /// Acquires the Lease if it is free, if this replica holds it, or if its holder has not renewed it for the whole
+    /// duration.
     async fn try_acquire(
         &self,
         settings: &LeaseSettings,
@@ -230,12 +232,12 @@ impl Cluster {
         Ok(Look::Another)
     }
 
-    /// Renews until the Lease is another's, or could not be renewed for so long that it may be.
+    /// Renews the Lease until another replica holds it, or may hold it because the renewals failed for too long.
     async fn keep(&self, settings: &LeaseSettings) {
         let mut renewed = Instant::now();
         loop {
             tokio::time::sleep(settings.renew).await;
-            // Somewhat before others would take it, this one lets go.
+            // This replica gives up the Lease a little before others would take it.
             let left = settings
                 .duration
                 .saturating_sub(settings.renew / 2)
@@ -243,7 +245,7 @@ impl Cluster {
             let begun = Instant::now();
             match tokio::time::timeout(left, self.renew(settings)).await {
                 Ok(Ok(true)) => renewed = begun,
-                // An answer that is there at once comes before the end of no time at all.
+                // With a timeout of zero, an immediate response still counts.
                 Ok(Err(_)) if !left.is_zero() => {}
                 Ok(_) | Err(_) => return,
             }
@@ -262,7 +264,7 @@ impl Cluster {
         self.write(settings, Some(lease)).await
     }
 
-    /// Writes this replica as holder. `false`: another was faster.
+    /// Writes this replica as the holder. `false`: another replica was faster.
     async fn write(
         &self,
         settings: &LeaseSettings,
@@ -326,7 +328,7 @@ fn duration_of(lease: &Lease, settings: &LeaseSettings) -> Duration {
         .map_or(settings.duration, Duration::from_secs)
 }
 
-/// The Lease with this replica as its holder. Pure.
+/// Returns the Lease with this replica as its holder. Pure.
 fn taken(mut lease: Lease, settings: &LeaseSettings, now: Timestamp) -> Lease {
     let renewal = holder(&lease) == settings.identity;
     if lease.metadata.name.is_none() {

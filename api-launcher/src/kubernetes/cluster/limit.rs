@@ -1,12 +1,12 @@
-//! A limit of our own on requests to the Kubernetes API, for clusters whose API server has none. Off unless it is
-//! configured: the API server knows better which request has to wait.
+//! Limits the requests to the Kubernetes API, for clusters whose API server has no limit. It is off by default, because
+//! the API server knows better which request must wait.
 
 use std::sync::Mutex;
 use std::time::Duration;
 
 use tokio::time::Instant;
 
-/// So many requests a second, and so many at once before that counts.
+/// Requests per second, and the burst.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct RateLimit {
     interval: Duration,
@@ -14,7 +14,7 @@ pub struct RateLimit {
 }
 
 impl RateLimit {
-    /// `None` when such a rate lets nothing through. Without a burst it is twice the rate.
+    /// `None`: the rate lets no request through. The default burst is twice the rate.
     pub fn new(per_second: f64, burst: Option<u32>) -> Option<Self> {
         let interval = Duration::try_from_secs_f64(1.0 / per_second).ok()?;
         let usual = Duration::from_secs(2)
@@ -25,11 +25,11 @@ impl RateLimit {
     }
 }
 
-/// Lets requests through in the order they came.
+/// Lets requests through in their order.
 #[derive(Debug)]
 pub(super) struct Limiter {
     limit: RateLimit,
-    /// When the bucket would be full again.
+    /// When the bucket is full again.
     full_at: Mutex<Instant>,
 }
 
@@ -41,7 +41,7 @@ impl Limiter {
         }
     }
 
-    /// Returns when it is this request's turn.
+    /// Returns when the request may be sent.
     pub(super) async fn turn(&self) {
         tokio::time::sleep_until(self.reserve(Instant::now())).await;
     }

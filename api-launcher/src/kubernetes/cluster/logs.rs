@@ -1,4 +1,4 @@
-//! The log of a run as its pod has it, to the end, across rotations and lost connections.
+//! Reads the complete log of a run from its pod, across rotations and lost connections.
 
 use std::fmt;
 use std::io;
@@ -18,15 +18,15 @@ use tokio::io::{AsyncWriteExt as _, BufWriter};
 use tokio::sync::mpsc;
 
 use super::{Cluster, ClusterError, labels};
-use crate::kubernetes::verdict::{EXECUTOR, executor_state, newest, speaker, terminal};
+use crate::kubernetes::verdict::{EXECUTOR, deciding_pod, executor_state, newest, terminal};
 
-/// Lines on their way to a reader that is slower than the cluster.
+/// The buffer of lines for a reader that is slower than the cluster.
 const AHEAD: usize = 256;
 
-/// So much of a container's log is saved: more than a node keeps of one unless it is set up to.
+/// The largest saved part of a container's log. A node keeps less by default.
 const SAVED_BYTES: i64 = 128 * 1024 * 1024;
 
-/// A longer line is none of the executor's own messages, and is not held whole.
+/// A longer line cannot be one of the executor's own messages, and is not buffered completely.
 const OWN_BYTES: u64 = 1024 * 1024;
 
 /// Why the log of a container could not be saved.
@@ -39,7 +39,7 @@ pub enum SaveError {
 }
 
 impl SaveError {
-    /// Whether asking again would bring the same: the pod is gone, or may not be looked at.
+    /// Whether a retry cannot help: the pod is gone, or its log may not be read.
     pub const fn is_final(&self) -> bool {
         matches!(
             self,
@@ -67,7 +67,7 @@ fn is_own_message(line: &[u8]) -> bool {
 /// One line of a run's log.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct LogLine {
-    /// When the node took it in.
+    /// When the node received the line.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub at: Option<Timestamp>,
     pub text: String,
@@ -78,7 +78,7 @@ impl LogLine {
         let stamped = line
             .split_once(' ')
             .and_then(|(at, text)| Some((at.parse().ok()?, text)))
-            // An empty line is a time and nothing else.
+            // An empty line has only a time.
             .or_else(|| Some((line.parse().ok()?, "")));
         match stamped {
             Some((at, text)) => Self {
@@ -93,17 +93,17 @@ impl LogLine {
     }
 }
 
-/// What was shown of one pod, so that nothing is shown twice when its log is read again.
+/// The position in the log of one pod. It prevents that a line is shown twice when the log is read again.
 #[derive(Debug, Default)]
 struct LogPosition {
     last: Option<Timestamp>,
-    /// Lines shown that carry this very time.
+    /// Number of shown lines with exactly this time.
     at_last: usize,
-    /// Lines shown that carry none.
+    /// Number of shown lines without a time.
     plain: usize,
 }
 
-/// One reading of a pod's log, compared with what was shown before.
+/// One pass over a pod's log, compared with the lines that were shown before.
 struct Reading {
     from: Option<Timestamp>,
     to_skip_at_from: usize,
@@ -119,7 +119,7 @@ impl LogPosition {
         }
     }
 
-    /// Whether the line is new; if so it counts as shown.
+    /// Whether the line is new. A new line counts as shown.
     fn admits(&mut self, reading: &mut Reading, line: &LogLine) -> bool {
         let Some(at) = line.at else {
             if reading.to_skip_plain > 0 {
@@ -149,8 +149,8 @@ impl LogPosition {
 }
 
 impl Cluster {
-    /// The log of the executor of this Job; with `follow` until the run is over. A run that is repeated because it
-    /// failed before it did anything is followed from pod to pod.
+    /// Streams the log of the executor of this Job. With `follow`, it continues until the run is over, and with the
+    /// replacement if a pod failed before the step was started.
     pub fn logs(
         &self,
         name: &str,
@@ -164,7 +164,7 @@ impl Cluster {
                 end = cluster.pump(&name, follow, &lines) => end,
             };
             if let Err(error) = end {
-                // A reader that has gone does not want to know.
+                // The reader has closed its end.
                 let _ = lines.send(Err(error)).await;
             }
         });
@@ -183,10 +183,10 @@ impl Cluster {
         let mut changes = std::pin::pin!(self.changes_of(name));
         let mut shown: Option<(String, LogPosition)> = None;
         loop {
-            // In this order: a pod that is read after its Job was seen to be over has nothing more to say.
+            // The order matters: a pod that is read after its Job was over has no later lines.
             let job = match self.job(name).await {
                 Ok(job) if job.metadata.uid == uid => job,
-                // Gone, and its pods with it.
+                // The Job and its pods are gone.
                 Ok(_) | Err(ClusterError::NoSuchRun(_)) => return Ok(()),
                 Err(error) => return Err(error),
             };
@@ -207,18 +207,18 @@ impl Cluster {
                 return Ok(());
             }
             changes.next().await;
-            // What has happened meanwhile is seen in one look.
+            // One look handles all changes since the last one.
             while changes.next().now_or_never().flatten().is_some() {}
         }
     }
 
-    /// Writes what the container of an ended run still has of the run's log into a file, without the executor's own
-    /// messages, and returns its size. Nothing where the pod is gone, and where none of its lines is such a message: what an
-    /// executor of another make prints need not be what it wrote into the run's log, nor be free of secrets.
+    /// Writes the rest of the run log from the container of an ended run into a file, and returns its size. The
+    /// executor's own messages are left out. It writes nothing if the pod is gone, or if no line is such a message.
+    /// Another make of executor may print text that is not in its run log, or that contains secrets.
     pub async fn save_log(&self, name: &str, into: &Path) -> Result<u64, SaveError> {
         let mut file = BufWriter::new(File::create(into).await?);
         let pods = self.pods_of(&self.job(name).await?).await?;
-        let Some(pod) = speaker(&pods, &[]).filter(|pod| has_log(pod)) else {
+        let Some(pod) = deciding_pod(&pods, &[]).filter(|pod| has_log(pod)) else {
             return Ok(0);
         };
         let name = pod.metadata.name.as_deref().unwrap_or_default();
@@ -229,7 +229,7 @@ impl Cluster {
         };
         let pods = self.pods();
         let log = self
-            .ask("read the log of the run", || pods.log_stream(name, &params))
+            .request_with_retries("read the log of the run", || pods.log_stream(name, &params))
             .await?;
         let mut log = std::pin::pin!(log);
         let (mut line, mut size) = (Vec::new(), 0);
@@ -253,8 +253,8 @@ impl Cluster {
         Ok(if is_ours { size } else { 0 })
     }
 
-    /// Says that the Job or one of its pods is there, has changed, or has gone. A watch that breaks is taken up again,
-    /// with growing pauses; that it broke is worth a look too, since the look tells what is wrong.
+    /// Sends a signal when the Job or one of its pods appears, changes or disappears. A broken watch is restarted with
+    /// growing pauses. It sends a signal too, because the next look then shows the error.
     fn changes_of(&self, name: &str) -> impl Stream<Item = ()> + Send + use<> {
         let job = watcher::Config::default().fields(&format!("metadata.name={name}"));
         let pods = watcher::Config::default().labels(&format!("{}={name}", labels::JOB_NAME));
@@ -281,7 +281,7 @@ impl Cluster {
             ..LogParams::default()
         };
         let log = match self
-            .ask("read the log of the run", || pods.log_stream(pod, &params))
+            .request_with_retries("read the log of the run", || pods.log_stream(pod, &params))
             .await
         {
             Ok(log) => log,
@@ -291,7 +291,7 @@ impl Cluster {
             Err(error) => return Err(error),
         };
         let mut log = std::pin::pin!(log.lines());
-        // A broken connection ends this reading as the end of the log does. The next reading continues here.
+        // A broken connection ends this pass, like the end of the log. The next pass continues here.
         while let Some(Ok(line)) = log.next().await {
             let line = LogLine::parse(&line);
             if position.admits(&mut reading, &line) && lines.send(Ok(line)).await.is_err() {

@@ -7,7 +7,7 @@ impl Cluster {
     /// to read runs.
     pub async fn check_access(&self) -> Result<(), ClusterError> {
         let jobs = self.jobs();
-        self.ask("reach the namespace of runs", || {
+        self.request_with_retries("reach the namespace of runs", || {
             jobs.get_opt("mayfly-readiness")
         })
         .await

@@ -1,6 +1,6 @@
-//! Every right the launcher uses, and what for. `rbac/` grants these and no others.
+//! All rights that the launcher uses, and their purpose. `rbac/` grants exactly these.
 
-/// The Lease unless it is named; the Role grants this one.
+/// The default name of the Lease. The Role grants this one.
 pub const LEASE: &str = "mayfly-launcher";
 
 /// Where a right is needed.
@@ -31,7 +31,7 @@ pub struct Right {
     pub subresource: &'static str,
     pub scope: RightScope,
     pub need: Need,
-    /// Whether it is needed for the Lease alone. A `create` cannot be limited to a name.
+    /// Whether it is needed only for the Lease. A `create` cannot be limited to a name.
     pub lease_only: bool,
     /// What the launcher does with it.
     pub purpose: &'static str,

@@ -1,14 +1,17 @@
-//! Creates exactly one Job for each run, whatever crashes.
+//! Creates exactly one Job for each run, also after crashes:
 //!
-//! The Job is created suspended. Its Secret is stored, with the Job as owner. Then the Job is released. A delivery that gets
-//! 409 continues where the one before it stopped. Two rules keep a crash or a race from losing an accepted run:
+//! 1. Create the Job, suspended.
+//! 2. Store its Secret, with the Job as owner.
+//! 3. Release the Job.
 //!
-//! - A delivery that continues a Job of another one writes to that Job after it stored the Secret.
-//! - An incomplete Job is removed only if nothing was written to it since the Secret was looked for.
+//! A delivery that gets 409 continues after the last completed step. Two rules prevent the loss of an accepted run in a
+//! crash or a race:
+//! - A delivery that continues the Job of another delivery writes to that Job after it stored the Secret.
+//! - An incomplete Job is removed only if nothing was written to it since the launcher looked for its Secret.
 //!
-//! No Secret is ever read. Each request that may create the Job names another Secret in it. So the name in a Job's spec can
-//! only belong to that Job's own Secret. If storing it again fails because it exists, that counts as success. A dry run
-//! of storing it tells whether it exists. The garbage collector removes a Secret whose Job is gone.
+//! The launcher never reads a Secret. Each request that may create the Job names another Secret in it. So the name in a
+//! Job's specification can only belong to that Job's own Secret. If storing it fails because it exists, that counts as
+//! success. A dry run of storing it shows whether it exists. The garbage collector removes a Secret whose Job is gone.
 
 use k8s_openapi::api::batch::v1::Job;
 use k8s_openapi::api::core::v1::Secret;
@@ -25,15 +28,15 @@ use crate::kubernetes::verdict::{is_suspended, terminal};
 
 /// Name under which writes appear in managed fields.
 const FIELD_MANAGER: &str = "mayfly";
-/// A Secret is tried to be stored.
-pub(super) const TRIAL: &str = "look for the job data";
-/// How often the objects of one run may change under a delivery before it is left to the next one.
+/// The action of the dry run that shows whether a Secret exists.
+pub(super) const DRY_RUN_ACTION: &str = "look for the job data";
+/// How often the objects of a run may change during a delivery. After that, the next delivery continues.
 const ROUNDS: usize = 8;
-/// A delivery slower than this may have met the reconciler, and writes to the Job before it answers.
+/// A slower delivery may overlap with the watcher. It writes to the Job before it responds.
 const SLOW: Duration = Duration::from_secs(15);
 
-/// How long an ended Job is kept of whose end the platform was not told. Terrakube gives a job six hours in all; a night
-/// without the platform or the launcher must not cost a verdict and a log.
+/// How long an ended Job is kept while its end is not reported to the platform. Terrakube gives a job six hours in all.
+/// After a night without the platform or the launcher, verdict and log must still exist.
 pub(super) const KEPT_UNREPORTED: Duration = Duration::from_hours(24);
 
 /// What a delivery found.
@@ -41,16 +44,16 @@ pub(super) const KEPT_UNREPORTED: Duration = Duration::from_hours(24);
 pub enum Submitted {
     /// This delivery created the Job.
     Created,
-    /// An earlier delivery had.
+    /// An earlier delivery created it.
     AlreadyThere,
 }
 
-/// A Job in which the run is safe.
+/// A Job that holds the accepted run.
 #[derive(Clone, Debug)]
 struct Accepted {
     submitted: Submitted,
     uid: String,
-    /// No other replica releases it.
+    /// Whether this delivery must release the Job.
     to_release: bool,
 }
 
@@ -70,8 +73,8 @@ struct HeldJob {
 }
 
 impl Cluster {
-    /// Makes sure that the run's Job exists, has its Secret, and is released (with a limit on runs in flight: will
-    /// be released by the watcher).
+    /// Ensures that the run's Job exists, has its Secret, and is released. With a limit on runs in flight, the watcher
+    /// releases it.
     pub async fn submit(&self, objects: &Manifest) -> Result<Submitted, ClusterError> {
         let name = name_of(&objects.job.metadata)?;
         for _ in 0..ROUNDS {
@@ -80,7 +83,7 @@ impl Cluster {
                 return Ok(accepted.submitted);
             }
             match self.release_uid(name, &accepted.uid).await {
-                // The Job was deleted in between: start again.
+                // The Job was deleted meanwhile. Start again.
                 Err(error) if error.is_not_found() || error.is_conflict() => {}
                 Err(error) => return Err(error),
                 Ok(()) => return Ok(accepted.submitted),
@@ -89,10 +92,10 @@ impl Cluster {
         Err(unsettled())
     }
 
-    /// As [`Cluster::submit`], but answers as soon as the run is safe in the cluster and releases it in the
-    /// background. Should that fail, the watcher releases it.
+    /// Does the same as [`Cluster::submit`], but returns as soon as the Job and its Secret exist. It releases the Job
+    /// in the background. If that fails, the watcher releases it.
     ///
-    /// The Job is kept until its end is reported, which the watcher sees to.
+    /// The Job is kept until the watcher has reported its end.
     pub async fn accept(&self, objects: &Manifest) -> Result<Submitted, ClusterError> {
         let objects = &kept_until_reported(objects);
         let name = name_of(&objects.job.metadata)?.to_owned();
@@ -104,9 +107,9 @@ impl Cluster {
         Ok(accepted.submitted)
     }
 
-    /// Makes sure that the run's Job exists and has its Secret, and leaves it suspended. The caller does what the
-    /// run is for, and then calls [`Cluster::dismiss`], or [`Cluster::release`] when that fails. Should neither happen, the
-    /// watcher releases it in the end.
+    /// Ensures that the run's Job exists and has its Secret, and leaves it suspended. The caller does the work of the
+    /// run, and then calls [`Cluster::dismiss`]. If the work fails, the caller calls [`Cluster::release`]. If neither
+    /// is called, the watcher releases the Job.
     pub async fn hold(&self, objects: &Manifest) -> Result<Submitted, ClusterError> {
         let mut marked = kept_until_reported(objects);
         marked
@@ -115,7 +118,7 @@ impl Cluster {
             .annotations
             .get_or_insert_default()
             .insert(annotations::NOTHING_TO_RUN.to_owned(), "true".to_owned());
-        // A Job that is made by one request would be made to run.
+        // A Job that is created by one request would start at once.
         let held = Self {
             max_in_flight: usize::MAX,
             ..self.clone()
@@ -123,7 +126,8 @@ impl Cluster {
         Ok(Box::pin(held.store(&marked)).await?.submitted)
     }
 
-    /// Removes a Job that was held and never released. Only as it was looked at: it may be released at any moment.
+    /// Removes a Job that was held and never released. The deletion applies only to the version that was read, because
+    /// the Job may be released at any time.
     pub async fn dismiss(&self, name: &str) -> Result<(), ClusterError> {
         let jobs = self.jobs();
         for _ in 0..ROUNDS {
@@ -141,12 +145,12 @@ impl Cluster {
                 resource_version: job.metadata.resource_version.clone(),
             });
             let removed = self
-                .ask("remove a run with nothing to do", || {
+                .request_with_retries("remove a run with nothing to do", || {
                     jobs.delete(name, &params)
                 })
                 .await;
             match removed {
-                // The Job has changed since, for example its conditions by the Job controller: read it again.
+                // The Job has changed, for example its conditions by the Job controller. Read it again.
                 Err(error) if error.is_conflict() => {}
                 Err(error) if !error.is_not_found() => return Err(error),
                 _ => return Ok(()),
@@ -155,7 +159,7 @@ impl Cluster {
         Err(unsettled())
     }
 
-    /// Lets a suspended Job run, whatever the limit. Releasing a released one changes nothing.
+    /// Releases a suspended Job, without regard to the limit. A released Job stays as it is.
     pub async fn release(&self, name: &str) -> Result<(), ClusterError> {
         let job = self.job(name).await?;
         if !is_suspended(&job) || terminal(&job).is_some() {
@@ -166,7 +170,9 @@ impl Cluster {
 
     pub(super) async fn job(&self, name: &str) -> Result<Job, ClusterError> {
         let jobs = self.jobs();
-        let job = self.ask("read the Job", || jobs.get(name)).await;
+        let job = self
+            .request_with_retries("read the Job", || jobs.get(name))
+            .await;
         job.map_err(|error| {
             if error.is_not_found() {
                 ClusterError::NoSuchRun(name.to_owned())
@@ -176,7 +182,7 @@ impl Cluster {
         })
     }
 
-    /// Whether the run of this step has a Job.
+    /// Whether this step has a Job.
     pub async fn has_run(&self, job_id: &str, step_id: &str) -> Result<bool, ClusterError> {
         match self.job(&names::job_name(job_id, step_id)).await {
             Ok(job) => Ok(label(&job.metadata, labels::JOB_ID) == Some(job_id)
@@ -186,7 +192,7 @@ impl Cluster {
         }
     }
 
-    /// The Job with its Secret, durable.
+    /// Stores the Job and its Secret.
     async fn store(&self, objects: &Manifest) -> Result<Accepted, ClusterError> {
         let name = name_of(&objects.job.metadata)?;
         for _ in 0..ROUNDS {
@@ -227,7 +233,7 @@ impl Cluster {
         }
     }
 
-    /// A Job without a Secret has nothing to wait for when there is no limit: one request makes it.
+    /// Without a Secret and without a limit, nothing delays the Job's start. So one request creates and releases it.
     fn is_released_at_once(&self, objects: &Manifest) -> bool {
         objects.secret.is_none() && self.max_in_flight == 0 && !is_queued_by_cluster(&objects.job)
     }
@@ -235,8 +241,8 @@ impl Cluster {
     async fn create_job(&self, objects: &Manifest) -> Result<Job, ClusterError> {
         let jobs = self.jobs();
         let at_once = self.is_released_at_once(objects);
-        // A request without an answer may have been carried out, and its Job may have come and gone: the next one is
-        // another attempt.
+        // A request without a response may have succeeded, and its Job may be gone again. So each request is an attempt
+        // of its own.
         let create = || {
             let mut job = objects.job_of_attempt(&attempt());
             if at_once && let Some(spec) = &mut job.spec {
@@ -247,10 +253,10 @@ impl Cluster {
             let jobs = jobs.clone();
             async move { jobs.create(&post(), &job).await }
         };
-        self.ask("create the Job", create).await
+        self.request_with_retries("create the Job", create).await
     }
 
-    /// Continues what an earlier delivery began. `None`: the Job is gone or going, start anew.
+    /// Continues an earlier delivery. `None`: the Job is gone or being deleted, so start again.
     async fn continue_job(
         &self,
         objects: &Manifest,
@@ -283,8 +289,8 @@ impl Cluster {
         };
         if !held.stored && job_data_secret(&job).is_some() {
             let Some(secret) = &objects.secret else {
-                // Made by a launcher that was set up otherwise: it gets its job data by the one way it was made for, or
-                // not at all.
+                // A launcher with another configuration created this Job. The Job can read its job data only from a
+                // Secret, and this launcher stores none. So the Job is created again.
                 self.remove_incomplete(name, &job).await?;
                 return Ok(None);
             };
@@ -302,14 +308,14 @@ impl Cluster {
         }))
     }
 
-    /// Stores the Secret under the name this Job reads it by, owned by this Job. One that is there already is this Job's:
-    /// no other names it.
+    /// Stores the Secret under the name that this Job reads, with this Job as owner. An existing Secret of that name
+    /// belongs to this Job, because no other Job names it.
     async fn store_secret(&self, secret: &Secret, job: &Job) -> Result<(), ClusterError> {
         let secrets = self.secrets();
         let owned = owned_by(secret, job)?;
         let params = post();
         let created = self
-            .ask("store the job data", || secrets.create(&params, &owned))
+            .request_with_retries("store the job data", || secrets.create(&params, &owned))
             .await;
         match created {
             Err(error) if !error.is_already_exists() => Err(error),
@@ -317,16 +323,18 @@ impl Cluster {
         }
     }
 
-    /// Whether there is a Secret of that name, told by trying to store one; nothing is stored.
+    /// Whether a Secret of that name exists. A dry run of storing one shows it.
     async fn is_secret_there(&self, name: &str) -> Result<bool, ClusterError> {
         let secrets = self.secrets();
-        let mut trial = Secret::default();
-        trial.metadata.name = Some(name.to_owned());
+        let mut secret = Secret::default();
+        secret.metadata.name = Some(name.to_owned());
         let params = PostParams {
             dry_run: true,
             ..post()
         };
-        let tried = self.ask(TRIAL, || secrets.create(&params, &trial)).await;
+        let tried = self
+            .request_with_retries(DRY_RUN_ACTION, || secrets.create(&params, &secret))
+            .await;
         match tried {
             Ok(_) => Ok(false),
             Err(error) if error.is_already_exists() => Ok(true),
@@ -334,7 +342,7 @@ impl Cluster {
         }
     }
 
-    /// Writes onto the Job that its Secret is there. `false`: the Job is gone or going.
+    /// Records on the Job that its Secret exists. `false`: the Job is gone or being deleted.
     async fn mark_stored(&self, name: &str, uid: &str) -> Result<bool, ClusterError> {
         let now = self.now().to_string();
         let patch = json!({"metadata": {"uid": uid, "annotations": {annotations::STORED_AT: now}}});
@@ -354,7 +362,7 @@ impl Cluster {
         let job = self.patch_job("release the run", name, &patch).await?;
         self.forget_stored(uid);
         log_run(&job, "released");
-        // Released into its own deletion: as good as not there.
+        // The Job was released while it was being deleted. It counts as gone.
         if job.metadata.deletion_timestamp.is_some() {
             return Err(unsettled());
         }
@@ -373,11 +381,12 @@ impl Cluster {
             ..PatchParams::default()
         };
         let patch = Patch::Merge(patch);
-        self.ask(action, || jobs.patch(name, &params, &patch)).await
+        self.request_with_retries(action, || jobs.patch(name, &params, &patch))
+            .await
     }
 
-    /// Releases a suspended Job that was never released. If its job data is missing, this removes the Job instead, if
-    /// `remove_incomplete` says that its submitter is dead.
+    /// Releases a suspended Job that was never released. If its job data is missing and `remove_incomplete` is set, it
+    /// removes the Job instead, because its submitter is dead.
     pub(super) async fn release_held(
         &self,
         name: &str,
@@ -419,7 +428,7 @@ impl Cluster {
         self.is_secret_there(secret).await
     }
 
-    /// No delivery was answered for such a Job, so the platform delivers again, and a new one is made.
+    /// No delivery of such a Job got a response. So the platform delivers the step again, and a new Job is created.
     async fn remove_incomplete(
         &self,
         name: &str,
@@ -431,12 +440,12 @@ impl Cluster {
             resource_version: job.metadata.resource_version.clone(),
         });
         let removed = self
-            .ask("remove an incomplete Job", || jobs.delete(name, &params))
+            .request_with_retries("remove an incomplete Job", || jobs.delete(name, &params))
             .await;
         match removed {
             Ok(_) => Ok(ReleaseOutcome::Removed),
             Err(error) if error.is_not_found() => Ok(ReleaseOutcome::NotHeld),
-            // The Job has changed since: read it again.
+            // The Job has changed. Read it again.
             Err(error) if error.is_conflict() => Ok(ReleaseOutcome::Incomplete),
             Err(error) => Err(error),
         }
@@ -457,24 +466,27 @@ fn log_run(job: &Job, what: &'static str) {
     );
 }
 
-/// What to do where the cluster does not let the launcher try whether a Secret is there: until then its Job stays suspended.
+/// Returns the advice if the cluster refuses the dry run for a Secret. Until that is fixed, the Job stays suspended.
 pub(super) fn trial_advice(error: &ClusterError) -> Option<&'static str> {
     match error {
         ClusterError::Busy {
-            action: TRIAL,
+            action: DRY_RUN_ACTION,
             message,
             ..
         } if message.contains("exceeded quota") => Some(
             "this check needs room for one more Secret in the namespace's quota: raise the quota, or remove Secrets",
         ),
         ClusterError::Refused {
-            action: TRIAL,
+            action: DRY_RUN_ACTION,
             code: 400,
             ..
         } => Some(
             "an admission webhook for Secrets has to support dry runs (`sideEffects: None` or `NoneOnDryRun`), or to exclude the namespace of the runs",
         ),
-        ClusterError::Refused { action: TRIAL, .. } => Some(
+        ClusterError::Refused {
+            action: DRY_RUN_ACTION,
+            ..
+        } => Some(
             "the launcher has to be let create Secrets, also in a dry run: `api-launcher check` names a right that is \
              missing, and the rest is an admission policy's",
         ),
@@ -486,11 +498,11 @@ pub(super) fn trial_advice(error: &ClusterError) -> Option<&'static str> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum ReleaseOutcome {
     Released,
-    /// Its job data is not there yet.
+    /// Its job data is not stored yet.
     Incomplete,
-    /// It was incomplete, and was removed.
+    /// It was incomplete and was removed.
     Removed,
-    /// It is gone, going, released or over.
+    /// It is gone, being deleted, released or over.
     NotHeld,
 }
 
@@ -515,7 +527,7 @@ fn uid_of(meta: &ObjectMeta) -> Result<String, ClusterError> {
     meta.uid.clone().ok_or(ClusterError::Incomplete("uid"))
 }
 
-/// Whether two objects carry the same job and step.
+/// Whether two objects have the labels of the same job and step.
 fn is_same_run(one: &ObjectMeta, other: &ObjectMeta) -> bool {
     [labels::JOB_ID, labels::STEP_ID]
         .into_iter()
@@ -540,9 +552,9 @@ fn job_state(job: &Job) -> Result<JobState, ClusterError> {
     }))
 }
 
-/// The same, with a Job that outlives a platform that is away, and a launcher that is. Its own time to live, which begins
-/// with its end and not with the report, is noted for whoever reports. The long one keeps nothing for ever where no
-/// launcher comes back.
+/// Keeps the Job while platform and launcher are not available. The time to live counts from the Job's end and not from
+/// the report. So the Job's own time to live is recorded in an annotation, and set after the report. The longer time
+/// still limits how long a Job stays if no launcher comes back.
 fn kept_until_reported(objects: &Manifest) -> Manifest {
     let mut kept = objects.clone();
     let Some(spec) = &mut kept.job.spec else {
@@ -557,12 +569,12 @@ fn kept_until_reported(objects: &Manifest) -> Manifest {
     kept
 }
 
-/// The Secret the executor of this Job reads its job data from.
+/// Returns the Secret from which the executor of this Job reads its job data.
 fn job_data_secret(job: &Job) -> Option<&str> {
     pod::job_data_secret(job.spec.as_ref()?.template.spec.as_ref()?)
 }
 
-/// What tells this attempt to create a Job from every other, and what nobody can foresee.
+/// Returns a unique name for this attempt to create a Job. It cannot be predicted.
 fn attempt() -> String {
     format!("{:016x}", Uuid::new_v4().as_u64_pair().1)
 }
@@ -577,7 +589,7 @@ fn owned_by(secret: &Secret, job: &Job) -> Result<Secret, ClusterError> {
         name: name_of(&job.metadata)?.to_owned(),
         uid: uid_of(&job.metadata)?,
         controller: Some(true),
-        // `true` would ask for a right on finalizers where owner references are guarded.
+        // `true` needs a right on finalizers in clusters that protect owner references.
         block_owner_deletion: Some(false),
     }]);
     Ok(secret)

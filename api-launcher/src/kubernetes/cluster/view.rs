@@ -21,16 +21,16 @@ const PAGE: u32 = 500;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum RunState {
-    /// Suspended until its turn comes.
+    /// Suspended until it is released.
     Queued,
     /// Released, but the executor has not started.
     Waiting,
     Running,
     /// Its Job or its pod is being deleted.
     Stopping,
-    /// Ended as it should.
+    /// Ended successfully.
     Completed,
-    /// Ended otherwise.
+    /// Ended in another way.
     Failed,
 }
 
@@ -129,12 +129,14 @@ impl Cluster {
         Ok(all)
     }
 
-    /// Looks at every Job, and keeps none.
+    /// Calls a function for every Job, and keeps none in memory.
     async fn each_job(&self, mut look: impl FnMut(Job)) -> Result<(), ClusterError> {
         let api = self.jobs();
         let mut params = ListParams::default().labels(labels::SELECTOR).limit(PAGE);
         loop {
-            let page = self.ask("list the runs", || api.list(&params)).await?;
+            let page = self
+                .request_with_retries("list the runs", || api.list(&params))
+                .await?;
             page.items.into_iter().for_each(&mut look);
             match page.metadata.continue_.filter(|token| !token.is_empty()) {
                 Some(token) => params = params.continue_token(&token),
@@ -143,13 +145,16 @@ impl Cluster {
         }
     }
 
-    /// With the Role of Terrakube's documentation only Jobs are readable: what the pods would say is left out.
+    /// The Role in Terrakube's documentation can read only Jobs. Then the details of pods are missing.
     async fn all_pods(&self) -> Result<Vec<Pod>, ClusterError> {
         let api = self.pods();
         let mut params = ListParams::default().labels(labels::SELECTOR).limit(PAGE);
         let mut all = Vec::new();
         loop {
-            let page = match self.ask("list the pods", || api.list(&params)).await {
+            let page = match self
+                .request_with_retries("list the pods", || api.list(&params))
+                .await
+            {
                 Err(error) if error.is_forbidden() => return Ok(Vec::new()),
                 page => page?,
             };
@@ -165,7 +170,7 @@ impl Cluster {
         Ok(all)
     }
 
-    /// The pods of one Job; none where they may not be looked at.
+    /// Returns the pods of one Job. Empty if they may not be read.
     pub(super) async fn pods_of(&self, job: &Job) -> Result<Vec<Pod>, ClusterError> {
         Ok(self.visible_pods_of(job).await?.unwrap_or_default())
     }
@@ -184,7 +189,7 @@ impl Cluster {
         let api = self.pods();
         let params = ListParams::default().fields(&format!("metadata.name={host}"));
         let found = self
-            .ask("look for the holder of a lock", || api.list(&params))
+            .request_with_retries("look for the holder of a lock", || api.list(&params))
             .await;
         if let Ok(found) = found {
             let holder = LockHolder::of(host, &self.namespace, found.items.first());
@@ -193,7 +198,7 @@ impl Cluster {
         verdict
     }
 
-    /// The pods of one Job; `None` where they may not be looked at.
+    /// Returns the pods of one Job. `None`: they may not be read.
     pub(super) async fn visible_pods_of(
         &self,
         job: &Job,
@@ -202,7 +207,7 @@ impl Cluster {
         let name = job.metadata.name.as_deref().unwrap_or_default();
         let params = ListParams::default().labels(&format!("{}={name}", labels::JOB_NAME));
         let found = self
-            .ask("list the pods of the run", || api.list(&params))
+            .request_with_retries("list the pods of the run", || api.list(&params))
             .await;
         let mut pods = match found {
             Err(error) if error.is_forbidden() => return Ok(None),
@@ -219,7 +224,7 @@ impl Cluster {
     }
 }
 
-/// The verdict that was written onto the Job, if there is one.
+/// Returns the verdict that is recorded on the Job.
 pub(super) fn recorded_verdict(job: &Job) -> Option<Verdict> {
     serde_json::from_str(annotation(&job.metadata, annotations::VERDICT)?).ok()
 }
@@ -283,7 +288,7 @@ mod tests {
 
     use super::super::fake_server::Server;
     use super::*;
-    use crate::kubernetes::verdict::Begun;
+    use crate::kubernetes::verdict::Started;
 
     fn state_of(deletion: &Value) -> RunState {
         let job: Job = serde_json::from_value(json!({
@@ -321,7 +326,7 @@ mod tests {
             evidence: Vec::new(),
             advice: None,
             outcome: Exit::StepFailed,
-            begun: Begun::Yes,
+            started: Started::Yes,
             may_change: true,
             job_over: true,
             report: Some(FinalReport {

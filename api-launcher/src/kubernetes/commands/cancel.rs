@@ -1,4 +1,4 @@
-//! `cancel`: ends a run, and says what that did.
+//! `cancel`: ends a run, and prints the result.
 
 use std::time::Duration;
 

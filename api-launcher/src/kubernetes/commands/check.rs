@@ -1,4 +1,4 @@
-//! `check`: whether a run would start here, before one has to find out.
+//! `check`: whether a run would start in this cluster.
 
 mod peers;
 
@@ -46,7 +46,7 @@ pub(super) async fn check(args: &CheckArgs, out: &mut Output) -> Result<Exit, Co
         out.note(&format!("warning: {warning}"));
     }
     let cluster = args.access.connect(&deployment.namespace).await?;
-    // A quick answer is worth more here than many retries.
+    // A quick answer is more useful here than many retries.
     let cluster = cluster.with_retry_policy(RetryPolicy {
         attempts: 1,
         ..RetryPolicy::default()
@@ -78,7 +78,7 @@ fn expectations(deployment: &Deployment) -> Result<Expectations, ManifestErrors>
     })
 }
 
-/// A cluster that told nothing at all could not be reached, which may pass; anything else has to be mended.
+/// If no right could be checked, the cluster cannot be reached, which may be temporary. All other failures must be fixed.
 fn verdict(results: &[CheckResult]) -> Exit {
     let any = |outcome| results.iter().any(|result| result.outcome == outcome);
     let told = results

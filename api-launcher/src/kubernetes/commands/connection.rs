@@ -1,4 +1,4 @@
-//! Which cluster and namespace a command is about.
+//! The cluster and the namespace of a command.
 
 use std::path::PathBuf;
 
@@ -59,7 +59,7 @@ impl ClusterArgs {
         self.access.connect(self.namespace()?).await
     }
 
-    /// A blank variable is one that is not set, as for `launch`.
+    /// A blank variable is not set, as for `launch`.
     fn namespace(&self) -> Result<&str, CommandError> {
         let namespace = present(Some(&self.namespace)).unwrap_or(DEFAULT_NAMESPACE);
         check::dns_label(namespace).map_err(|rule| {

@@ -1,4 +1,4 @@
-//! Why a command could not do what it was asked, and what to do about it.
+//! Why a command failed, and what to do about it.
 
 use std::io;
 
@@ -59,7 +59,7 @@ impl CommandError {
         }
     }
 
-    /// Everything there is to say, a line each.
+    /// Returns the whole message, one line for each fact.
     pub(super) fn lines(&self) -> Vec<String> {
         match self {
             Self::Configuration(errors) => errors.iter().map(ToString::to_string).collect(),

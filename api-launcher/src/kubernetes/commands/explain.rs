@@ -1,4 +1,4 @@
-//! `explain`: how a run stands or ended, on what that rests, what to do, and where its time went.
+//! `explain`: the state or end of a run, the evidence, what to do, and its timeline.
 
 use std::fmt::Write as _;
 
@@ -11,7 +11,7 @@ use super::output::Output;
 use super::{ClusterArgs, ShowArgs, select, timeline};
 use crate::kubernetes::cluster::Cluster;
 use crate::kubernetes::cluster::explain::{Explanation, RunPod};
-use crate::kubernetes::verdict::{Begun, VerdictKind};
+use crate::kubernetes::verdict::{Started, VerdictKind};
 use crate::terminal::paint::Paint;
 use crate::terminal::table::{Cell, Table, Tone};
 
@@ -39,11 +39,11 @@ pub(super) async fn explain(
             }
             explained
         }
-        // Its Job is gone; what is left may still tell.
+        // The Job is gone. Its events may still explain the run.
         Err(unknown @ CommandError::NotFound { .. }) => match cluster.explain_gone(word).await {
             Ok(explained) if explained.is_empty() => return Err(unknown),
             Ok(explained) => explained,
-            // It may be there; what kept it from being told is more than that its Job is gone.
+            // The Job may exist. The error matters more than the message that there is no such run.
             Err(error) => return Err(error.into()),
         },
         Err(error) => return Err(error),
@@ -60,7 +60,7 @@ pub(super) async fn explain(
     Ok(Exit::Done)
 }
 
-/// What is explained, for machines: the newest step, and the others of its job.
+/// The JSON output: the newest step, and the other steps of its job.
 #[derive(Serialize)]
 #[serde(rename_all = "camelCase")]
 struct Explained<'a> {
@@ -86,7 +86,7 @@ impl<'a> Explained<'a> {
 fn render(explanation: &Explanation, paint: Paint) -> String {
     let key = &explanation.key;
     let step_type = explanation.step_type.as_deref();
-    // Of a run whose Job is gone the type is not known.
+    // The type of a run whose Job is gone is not known.
     let step = step_type.map_or_else(|| "step".to_owned(), |name| format!("{name} step"));
     let title = format!("Run {}, {step} {}", key.job_id, key.step_id);
     let mut text = format!("{} ({})\n\n", paint.bold(&title), key.name);
@@ -103,16 +103,16 @@ fn pod_words(pod: &RunPod) -> String {
         .node
         .as_ref()
         .map_or_else(String::new, |node| format!(" on {node}"));
-    let begun = match pod.begun {
-        Begun::Yes => "began the step",
-        Begun::Unknown => "it is not known whether it began the step",
-        Begun::No => "did not begin the step",
+    let started = match pod.started {
+        Started::Yes => "began the step",
+        Started::Unknown => "it is not known whether it began the step",
+        Started::No => "did not begin the step",
     };
     let end = pod
         .end
         .as_ref()
         .map_or_else(String::new, |end| format!("; {end}"));
-    format!("{}{node}: {begun}{end}", pod.name)
+    format!("{}{node}: {started}{end}", pod.name)
 }
 
 fn facts(explanation: &Explanation) -> Table {
@@ -173,7 +173,7 @@ mod tests {
             pods: vec![RunPod {
                 name: "job-42-plan-x9k2p".into(),
                 node: Some("node-1".into()),
-                begun: Begun::Yes,
+                started: Started::Yes,
                 end: None,
             }],
             timeline: timeline(),
@@ -193,7 +193,7 @@ mod tests {
             ],
             advice: Some("Raise EPHEMERAL_CONFIG_MEMORY_LIMIT.".into()),
             outcome: Exit::Signal(9),
-            begun: Begun::Yes,
+            started: Started::Yes,
             may_change: true,
             job_over: true,
             report: None,

@@ -1,4 +1,4 @@
-//! `launch`: makes a job document a run in the cluster, and may stay with it to its end.
+//! `launch`: starts a run from a job document, and can follow it to its end.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -17,7 +17,7 @@ use crate::kubernetes::config::DeploymentArgs;
 use crate::kubernetes::manifest;
 use crate::kubernetes::verdict::{Verdict, VerdictKind, Wait};
 
-/// How often a run is looked at.
+/// The pause between two looks at a run.
 const LOOK: Duration = Duration::from_secs(1);
 /// SIGINT.
 const INTERRUPT: u8 = 2;
@@ -95,7 +95,7 @@ fn left_behind(key: &RunKey) -> String {
     )
 }
 
-/// Stays with the run until it is over.
+/// Follows the run until it is over.
 pub(super) async fn stay(
     cluster: &Cluster,
     key: &RunKey,
@@ -138,7 +138,7 @@ enum Sighting {
 async fn look(cluster: &Cluster, key: &RunKey) -> Result<Sighting, CommandError> {
     let explanation = match cluster.explain(&key.name).await {
         Ok(explanation) => explanation,
-        // The run continues without this command, and the next look continues from here.
+        // The run continues without this command. The next look starts here.
         Err(error) if error.is_transient() => return Ok(Sighting::Running),
         Err(ClusterError::NoSuchRun(_)) => return Ok(Sighting::Gone),
         Err(error) => return Err(error.into()),
@@ -163,7 +163,7 @@ fn tell(wait: Wait, told: &mut Option<String>, out: &mut Output) -> Result<(), C
     Ok(())
 }
 
-/// A log that cannot be read does not end the run, nor the wait for it.
+/// An unreadable log ends neither the run nor the wait for it.
 fn show(line: Result<LogLine, ClusterError>, out: &mut Output) -> Result<(), CommandError> {
     let line = match line {
         Ok(line) => line,

@@ -12,7 +12,7 @@ use crate::kubernetes::cluster::{Cluster, RunState, RunView};
 use crate::terminal::paint::Paint;
 use crate::terminal::table::{Cell, Table, Tone};
 
-/// So much of an id is shown where the whole does not fit.
+/// The number of characters of an id that are shown in a narrow terminal.
 const SHORT_ID: usize = 8;
 
 /// Which runs, and how.
@@ -40,7 +40,7 @@ pub(super) async fn list(cluster: &Cluster, out: &mut Output) -> Result<Exit, Co
     Ok(Exit::Done)
 }
 
-/// Ids are cut where a terminal is too narrow for them, but never the name that other commands take.
+/// Shortens ids if a terminal is too narrow. It never shortens the name, because other commands take it.
 fn render(runs: &[RunView], now: Timestamp, paint: Paint, width: Option<usize>) -> String {
     let whole = table(runs, now, str::to_owned);
     let fits = width.is_none_or(|width| whole.width() <= width);
@@ -106,7 +106,7 @@ fn state(run: &RunView) -> Cell {
     Cell::new(word).tone(tone)
 }
 
-/// The two largest units, as `kubectl` says it.
+/// Returns the two largest units, as `kubectl` prints them.
 pub(super) fn between(from: Timestamp, to: Timestamp) -> String {
     let seconds = to.duration_since(from).as_secs().max(0);
     match seconds {

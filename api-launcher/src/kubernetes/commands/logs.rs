@@ -1,5 +1,5 @@
-//! `logs`: the log of a run. A pod has one log for the two streams of the executor; the executor's own messages are
-//! told from the lines of the run, and only those that matter are shown.
+//! `logs`: prints the log of a run. A pod has one log for the executor's two streams. The executor's own messages are
+//! separated from the lines of the run, and only the important ones are shown.
 
 use clap::Args;
 use futures_util::StreamExt as _;
@@ -62,7 +62,7 @@ fn show(line: &LogLine, raw: bool, out: &mut Output) -> Result<(), CommandError>
     Ok(())
 }
 
-/// The line as people see it, or nothing.
+/// Returns the line for people. `None`: it is not shown.
 pub(super) fn shown(line: &str, raw: bool, paint: Paint) -> Option<String> {
     // The tool's own JSON has no target.
     let own = Diagnostic::parse(line).filter(|own| !own.target.is_empty());
@@ -78,7 +78,7 @@ pub(super) fn shown(line: &str, raw: bool, paint: Paint) -> Option<String> {
         };
     }
     Some(if paint.on {
-        // A line that leaves its colour on must not colour the ones that follow.
+        // A line that does not reset its colour must not colour the next lines.
         let reset = if line.contains('\u{1b}') {
             "\u{1b}[0m"
         } else {

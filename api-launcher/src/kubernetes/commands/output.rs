@@ -34,11 +34,11 @@ pub(super) struct Output {
     out: Box<dyn Write>,
     err: Box<dyn Write>,
     open: bool,
-    /// Why standard output could not be written, where that is not its reader's wish.
+    /// Why standard output could not be written. A reader that closed it is no error.
     lost: Option<io::Error>,
     pub(super) json: bool,
     pub(super) paint: Paint,
-    /// Columns of the terminal; `None` where there is none.
+    /// Columns of the terminal. `None`: there is no terminal.
     pub(super) width: Option<usize>,
 }
 
@@ -85,30 +85,30 @@ impl Output {
         }
     }
 
-    /// Fails when something that was to be shown could not be.
+    /// Returns an error if a part of the output could not be written.
     pub(super) fn written(&mut self) -> Result<(), CommandError> {
         self.lost
             .take()
             .map_or(Ok(()), |error| Err(CommandError::Output(error)))
     }
 
-    /// The whole answer of a command, for programs.
+    /// Prints the whole answer of a command as JSON.
     pub(super) fn print_json<T: Serialize>(&mut self, value: &T) -> Result<(), CommandError> {
         let text = serde_json::to_string_pretty(value).map_err(CommandError::Json)?;
         self.print(&(text + "\n"));
         Ok(())
     }
 
-    /// One of several answers, on a line of its own.
+    /// Prints one of several answers as a JSON line.
     pub(super) fn print_json_line<T: Serialize>(&mut self, value: &T) -> Result<(), CommandError> {
         let text = serde_json::to_string(value).map_err(CommandError::Json)?;
         self.print(&(text + "\n"));
         Ok(())
     }
 
-    /// Something for the person at the terminal, not for a pipe.
+    /// Prints a note for people on standard error, so that a pipe does not get it.
     pub(super) fn note(&mut self, text: &str) {
-        // If that is gone too, the exit code still tells.
+        // If standard error is closed too, the exit code still shows the failure.
         let _ = writeln!(self.err, "{text}");
     }
 

@@ -1,14 +1,14 @@
-//! Which run a word means. Pure but for the list it asks for.
+//! Finds the runs that an argument names.
 
 use super::error::CommandError;
 use crate::kubernetes::cluster::{Cluster, RunView};
 
-/// The run the user means.
+/// Returns the run that the argument names.
 pub(super) async fn find(cluster: &Cluster, word: &str) -> Result<RunView, CommandError> {
     choose(word, cluster.list().await?, cluster.namespace())
 }
 
-/// Every run the user means, the newest first: the id of a job means all of its steps.
+/// Returns all runs that the argument names, newest first. The id of a job names all of its steps.
 pub(super) async fn find_all(cluster: &Cluster, word: &str) -> Result<Vec<RunView>, CommandError> {
     choose_all(word, cluster.list().await?, cluster.namespace())
 }
@@ -35,7 +35,7 @@ fn choose_all(
     Ok(meant)
 }
 
-/// A name or `job/step` means one run; the id of a job with several steps means none of them for sure.
+/// A name or `job/step` names one run. The id of a job with several steps is ambiguous.
 fn choose(word: &str, runs: Vec<RunView>, namespace: &str) -> Result<RunView, CommandError> {
     let mut meant = choose_all(word, runs, namespace)?;
     match meant.pop() {

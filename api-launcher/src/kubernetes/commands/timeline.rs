@@ -1,4 +1,4 @@
-//! The timeline of a run, drawn: one line for each moment, with a bar where its time was spent. Pure.
+//! Draws the timeline of a run: one line for each moment, with a bar for its duration. Pure.
 
 use k8s_openapi::jiff::Timestamp;
 
@@ -10,13 +10,13 @@ use crate::terminal::text::duration;
 /// Columns of the longest bar.
 const COLUMNS: i64 = 32;
 
-/// A stretch of time, in milliseconds since the beginning.
+/// A span of time, in milliseconds since the beginning.
 struct Stretch {
     from: i64,
     to: i64,
 }
 
-/// Lines of the timeline, or nothing when nothing is known.
+/// Returns the lines of the timeline. Empty if nothing is known.
 pub(super) fn draw(timeline: &[TimelineEntry], paint: Paint) -> String {
     let Some(first) = timeline.first() else {
         return String::new();
@@ -61,7 +61,7 @@ fn duration_of(moment: &TimelineEntry) -> String {
     duration(u64::try_from(moment.milliseconds).unwrap_or_default())
 }
 
-/// A phase lasts from its beginning; a moment ends the wait before it.
+/// A phase lasts from its beginning. A moment ends the wait before it.
 fn stretch(moment: &TimelineEntry, start: Timestamp) -> Stretch {
     let at = i64::try_from(moment.at.duration_since(start).as_millis())
         .unwrap_or(i64::MAX)
@@ -80,7 +80,7 @@ fn stretch(moment: &TimelineEntry, start: Timestamp) -> Stretch {
     }
 }
 
-/// What is too short for a column still gets a thin one.
+/// A duration that is shorter than a column gets a thin bar.
 fn bar(stretch: &Stretch, whole: i64, is_phase: bool) -> String {
     let scale = |at: i64| {
         let column = i128::from(at) * i128::from(COLUMNS) / i128::from(whole.max(1));

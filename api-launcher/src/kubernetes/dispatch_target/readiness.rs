@@ -7,14 +7,14 @@ use std::time::{Duration, Instant};
 use tokio::sync::Mutex;
 use tokio::time::timeout;
 
-use super::barrier::{Barrier, BarrierState, CheckedBy};
+use super::start_failure::{CheckedBy, DispatchMode, StartFailureTracker};
 use crate::dispatch::Readiness;
 use crate::kubernetes::cluster::lease::LeaseState;
 use crate::kubernetes::cluster::{Cluster, ClusterError};
 
-/// How long an answer is valid. Anyone may ask, so that answers must be cheap.
+/// How long a result is valid. Every client may send this request, so a response must be cheap.
 const VALIDITY: Duration = Duration::from_secs(5);
-/// Probes give up after a second or a few.
+/// Kubernetes probes time out after a few seconds.
 const TIMEOUT: Duration = Duration::from_secs(2);
 
 /// The state of the Lease as this replica sees it, once that is known.
@@ -24,7 +24,7 @@ pub(super) type SharedLeaseState = Arc<SyncMutex<Option<LeaseState>>>;
 #[derive(Debug)]
 pub(super) struct ReadinessProbe {
     cluster: Cluster,
-    pub(super) barrier: Arc<Barrier>,
+    pub(super) start_failures: Arc<StartFailureTracker>,
     pub(super) lease: SharedLeaseState,
     lease_name: String,
     pub(super) last: Mutex<Option<(Instant, Readiness)>>,
@@ -33,10 +33,14 @@ pub(super) struct ReadinessProbe {
 }
 
 impl ReadinessProbe {
-    pub(super) fn new(cluster: Cluster, barrier: Arc<Barrier>, lease_name: String) -> Self {
+    pub(super) fn new(
+        cluster: Cluster,
+        start_failures: Arc<StartFailureTracker>,
+        lease_name: String,
+    ) -> Self {
         Self {
             cluster,
-            barrier,
+            start_failures,
             lease: SharedLeaseState::default(),
             lease_name,
             last: Mutex::new(None),
@@ -51,7 +55,7 @@ impl ReadinessProbe {
 
     /// Returns whether the cluster answers, lets this launcher see runs, and has a watcher.
     pub(super) async fn check(&self) -> Readiness {
-        // One request at a time. Who asks meanwhile gets its answer.
+        // One request at a time. Callers that wait get its result.
         let mut last = self.last.lock().await;
         if let Some((at, readiness)) = &*last
             && at.elapsed() < VALIDITY
@@ -60,13 +64,13 @@ impl ReadinessProbe {
         }
         let readiness = match timeout(TIMEOUT, self.probe()).await {
             Ok(Ok(())) => {
-                self.barrier.record_success(CheckedBy::Probe);
-                self.behind_barrier()
+                self.start_failures.record_success(CheckedBy::Probe);
+                self.with_start_failures()
             }
             Ok(Err(error)) if error.concerns_every_run() => {
-                self.barrier
+                self.start_failures
                     .record_failure(CheckedBy::Probe, &error.to_string());
-                self.behind_barrier()
+                self.with_start_failures()
             }
             Ok(Err(error)) => Readiness::NotReady(error.to_string()),
             Err(_) => Readiness::NotReady("the Kubernetes API does not answer".to_owned()),
@@ -85,16 +89,16 @@ impl ReadinessProbe {
         Ok(())
     }
 
-    fn behind_barrier(&self) -> Readiness {
-        match self.barrier.state() {
-            BarrierState::Open => self.with_lease(),
-            BarrierState::Delays(reason) => Readiness::NotReady(reason),
-            BarrierState::Fails(reason) => Readiness::Impaired(reason),
+    fn with_start_failures(&self) -> Readiness {
+        match self.start_failures.mode() {
+            DispatchMode::Accept => self.with_lease(),
+            DispatchMode::Delay(reason) => Readiness::NotReady(reason),
+            DispatchMode::Fail(reason) => Readiness::Impaired(reason),
         }
     }
 
-    /// A replica that stands by is as ready as the holder of the Lease. A replica that could not take over is not ready: it
-    /// may be that no replica watches.
+    /// A standby replica is as ready as the holder of the Lease. A replica that could not take over is not ready, because
+    /// possibly no replica watches.
     fn with_lease(&self) -> Readiness {
         let lease = self.lease.lock().unwrap_or_else(PoisonError::into_inner);
         match &*lease {
@@ -105,7 +109,7 @@ impl ReadinessProbe {
                 self.lease_name
             )),
             Some(LeaseState::OutOfReach(cause)) => Readiness::NotReady(format!(
-                "the Lease `{}` cannot be had, so that nobody may be watching the runs: {cause}",
+                "the Lease `{}` cannot be taken, so perhaps no replica watches the runs: {cause}",
                 self.lease_name
             )),
         }

@@ -9,7 +9,7 @@ use job_contract::{Document, JobData, chain};
 use tokio::time::{Instant, timeout_at};
 use tracing::{info, warn};
 
-use super::barrier::{Barrier, BarrierState, CheckedBy};
+use super::start_failure::{CheckedBy, DispatchMode, StartFailureTracker};
 use crate::dispatch::{Acceptance, DispatchError};
 use crate::kubernetes::cluster::{Cluster, ClusterError, Submitted, labels};
 use crate::kubernetes::config::Deployment;
@@ -24,7 +24,7 @@ pub(super) const TIMEOUT: Duration = Duration::from_secs(30);
 pub(super) struct JobSubmitter {
     pub(super) cluster: Cluster,
     pub(super) deployment: Deployment,
-    pub(super) barrier: Arc<Barrier>,
+    pub(super) start_failures: Arc<StartFailureTracker>,
     pub(super) timeout: Duration,
 }
 
@@ -62,12 +62,12 @@ impl JobSubmitter {
     pub(super) const fn new(
         cluster: Cluster,
         deployment: Deployment,
-        barrier: Arc<Barrier>,
+        start_failures: Arc<StartFailureTracker>,
     ) -> Self {
         Self {
             cluster,
             deployment,
-            barrier,
+            start_failures,
             timeout: TIMEOUT,
         }
     }
@@ -140,7 +140,7 @@ impl JobSubmitter {
                 ));
             }
         };
-        self.barrier.record_success(CheckedBy::Dispatch);
+        self.start_failures.record_success(CheckedBy::Dispatch);
         Ok(match submitted {
             Submitted::Created => Acceptance::New,
             Submitted::AlreadyThere => Acceptance::Duplicate,
@@ -157,14 +157,14 @@ impl JobSubmitter {
             return SubmitError::Invalid(error.to_string());
         }
         match self
-            .barrier
+            .start_failures
             .record_failure(CheckedBy::Dispatch, &error.to_string())
         {
-            BarrierState::Fails(reason) => SubmitError::Blocked(format!(
+            DispatchMode::Fail(reason) => SubmitError::Blocked(format!(
                 "{reason}. No run can start until that is fixed: `api-launcher check` shows what is missing"
             )),
-            BarrierState::Delays(reason) => SubmitError::Unavailable(reason),
-            BarrierState::Open => SubmitError::Unavailable(error.to_string()),
+            DispatchMode::Delay(reason) => SubmitError::Unavailable(reason),
+            DispatchMode::Accept => SubmitError::Unavailable(error.to_string()),
         }
     }
 

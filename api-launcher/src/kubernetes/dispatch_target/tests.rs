@@ -13,7 +13,7 @@ use kube::client::Body;
 use serde_json::{Value, json};
 use tower::service_fn;
 
-use super::barrier::CheckedBy;
+use super::start_failure::CheckedBy;
 use super::*;
 use crate::dispatch::response::response_signal;
 use crate::kubernetes::cluster::lease::LeaseState;
@@ -336,12 +336,12 @@ async fn a_right_that_stays_missing_fails_the_run_with_the_reason() {
         accept(&target, job()).await,
         Err(DispatchError::Unavailable(_))
     ));
-    let use_impatient_barrier = |target: &mut KubernetesTarget| {
-        let barrier = Arc::new(Barrier::new(Duration::ZERO, Metrics::default()));
-        target.readiness.barrier = Arc::clone(&barrier);
-        target.submitter.barrier = barrier;
+    let use_impatient_tracker = |target: &mut KubernetesTarget| {
+        let start_failures = Arc::new(StartFailureTracker::new(Duration::ZERO, Metrics::default()));
+        target.readiness.start_failures = Arc::clone(&start_failures);
+        target.submitter.start_failures = start_failures;
     };
-    use_impatient_barrier(&mut target);
+    use_impatient_tracker(&mut target);
     let refused = accept(&target, job()).await.unwrap_err();
     assert!(matches!(refused, DispatchError::Invalid(_)), "{refused:?}");
     let state = state_of(&reporter).await;
@@ -359,10 +359,10 @@ async fn a_right_that_stays_missing_fails_the_run_with_the_reason() {
     );
     // Where a Job can be made again, nothing is in the way.
     let (mut mended, _) = super::tests::target(None);
-    use_impatient_barrier(&mut mended);
+    use_impatient_tracker(&mut mended);
     mended
         .submitter
-        .barrier
+        .start_failures
         .record_failure(CheckedBy::Dispatch, forbidden);
     assert_eq!(accept(&mended, job()).await, Ok(Acceptance::New));
     assert_eq!(mended.readiness().await, Readiness::Ready);

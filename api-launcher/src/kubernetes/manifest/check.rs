@@ -1,5 +1,5 @@
-//! What Kubernetes accepts as names, labels, environment names and paths. Each function says the rule that is
-//! broken as a phrase that follows the name of the thing: "`x` must …".
+//! Checks names, labels, names of variables, and paths by the rules of Kubernetes. Each function returns the broken
+//! rule as a phrase that follows the name of the checked thing: "`x` must …".
 
 /// Longest label value, label name and DNS label.
 const LABEL: usize = 63;
@@ -112,8 +112,8 @@ pub(crate) fn env_name(name: &str) -> Result<(), &'static str> {
     }
 }
 
-/// Folders nobody mounts anything at, in, or around, whatever the policy says: those of the system, by every name they
-/// have where `/usr` is merged, and those of Mayfly's executor and of the stock one.
+/// Folders at, in, or around which nothing may be mounted, whatever the policy allows: those of the system and of both
+/// executors. If `/usr` is merged, all names of a folder are listed.
 const RESERVED_PATHS: &[&str] = &[
     "/bin",
     "/boot",
@@ -149,8 +149,7 @@ const RESERVED_PATHS: &[&str] = &[
     "/workspace",
 ];
 
-/// The path something is mounted at, in its shortest form: one spelling for each folder, so that two of them can be
-/// compared.
+/// Returns the shortest form of a mount path. Each folder has one such form, so two paths can be compared.
 pub(crate) fn mount_path(path: &str) -> Result<String, &'static str> {
     if !path.starts_with('/') || path.contains([':', '\0', '\n']) {
         return Err("must be an absolute path without `:`");

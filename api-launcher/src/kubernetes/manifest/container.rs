@@ -1,4 +1,4 @@
-//! The executor's container in a pod, and the amounts a container asks for.
+//! The executor's container in a pod, and the resources that a container requests.
 
 use std::collections::BTreeMap;
 
@@ -25,7 +25,7 @@ pub(super) const CPU: &str = "cpu";
 pub(super) const MEMORY: &str = "memory";
 pub(super) const EPHEMERAL_STORAGE: &str = "ephemeral-storage";
 
-/// The three amounts of a container that settings can change.
+/// The three resources of a container that settings can change.
 pub(super) fn amounts(requirements: &ResourceRequirements) -> Resources {
     let span = |name: &str| Span {
         request: amount_in(requirements.requests.as_ref(), name),
@@ -39,7 +39,7 @@ pub(super) fn amounts(requirements: &ResourceRequirements) -> Resources {
 }
 
 fn amount_in(quantities: Option<&BTreeMap<String, Quantity>>, name: &str) -> Option<Amount> {
-    // Defaults are quantities, and those of an overlay were checked when it was read.
+    // Defaults are valid quantities. The quantities of an overlay were checked when it was parsed.
     quantities
         .and_then(|quantities| quantities.get(name))
         .and_then(|quantity| Amount::parse(&quantity.0).ok())

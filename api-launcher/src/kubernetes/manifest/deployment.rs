@@ -29,16 +29,16 @@ pub struct Deployment {
     pub image: String,
     /// Which executor an image holds.
     pub executor_kind: ExecutorKindSetting,
-    /// Registry, or registry and path, that takes the place of images' own.
+    /// Registry, or registry and path, that replaces the registry of images.
     pub image_registry: Option<String>,
-    /// `imagePullPolicy`; `None` leaves it to Kubernetes, which pulls `latest` every time.
+    /// `imagePullPolicy`. `None`: Kubernetes decides, and pulls `latest` every time.
     pub image_pull_policy: Option<String>,
     pub image_pull_secrets: Vec<String>,
     /// Secrets that become environment.
     pub env_secrets: Vec<String>,
     /// `ConfigMap`s that become environment.
     pub env_config_maps: Vec<String>,
-    /// What the same variables say on the launcher; a workspace's own win.
+    /// The launcher's values of the same variables. A workspace's own values replace them.
     pub defaults: Overrides,
     pub job_data_mode: Mode,
     pub job_data_compression: Compression,
@@ -48,30 +48,30 @@ pub struct Deployment {
     /// For all others.
     pub grace_seconds: i64,
     pub ttl_seconds_after_finished: i32,
-    /// `None`: 2 where an executor finds the claim of the pod before it, else 0.
+    /// `None`: 2 if an executor finds the claim of an earlier pod, else 0.
     pub backoff_limit: Option<i32>,
-    /// Where executors keep their records; `None`: what they are given tells.
+    /// Where executors keep their records. `None`: the pod's environment decides.
     pub records: Option<Records>,
-    /// The launcher itself knows the platform's API.
+    /// The launcher has a platform to report to.
     pub reports_to_platform: bool,
     pub priority_class: Option<String>,
     pub plugin_cache: PluginCache,
     pub work_size_limit: Amount,
     pub tmp_size_limit: Amount,
-    /// A pod template laid over the one that is built.
+    /// A pod template that is merged over the built one.
     pub overlay: Option<Overlay>,
     pub policy: Policy,
-    /// Settings that count otherwise than they were made.
+    /// Notes about settings whose effect differs from their value.
     pub warnings: Vec<String>,
 }
 
-/// What is mounted where a plugin cache is asked for.
+/// What is mounted at the path of a plugin cache.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum PluginCache {
-    /// The claim. A pod whose claim does not exist waits, and says so.
+    /// The claim. If it does not exist, the pod waits and shows the reason.
     #[default]
     Claim,
-    /// An empty folder, for clusters without such claims: the path exists, and nothing is shared.
+    /// An empty folder, for clusters without such claims. The path exists, but pods do not share it.
     EmptyDir,
 }
 
@@ -112,7 +112,7 @@ impl Default for Deployment {
 }
 
 impl Deployment {
-    /// The default requests: never best effort, and no limit on CPU, because it only slows a run.
+    /// The default requests. A pod is never best effort. CPU has no limit, because a limit only slows a run.
     pub(super) fn default_resources() -> Resources {
         Resources {
             cpu: Span {
@@ -130,8 +130,8 @@ impl Deployment {
         }
     }
 
-    /// The image of a run whose settings are `merged`, before it is looked for in another registry. The operator's pod
-    /// template is laid over what is built, and its image with it.
+    /// Returns the image of a run with these `merged` settings, before its registry is replaced. The operator's pod
+    /// template and its image come first.
     pub(super) fn image_of<'a>(&'a self, merged: &'a Overrides) -> &'a str {
         self.overlay
             .as_ref()
@@ -140,7 +140,7 @@ impl Deployment {
             .unwrap_or(&self.image)
     }
 
-    /// The executor of a run whose settings are `merged`.
+    /// Returns the kind of executor of a run with these `merged` settings.
     pub fn executor_kind_of(&self, merged: &Overrides) -> ExecutorKind {
         self.executor_kind.of(self.image_of(merged))
     }
@@ -155,7 +155,7 @@ impl Deployment {
     }
 }
 
-/// Annotations that keep a node under its runs; any level may say otherwise.
+/// Annotations that prevent the removal of a node with runs. Every level can replace them.
 pub(super) fn default_pod_annotations() -> BTreeMap<String, String> {
     use super::labels::{DO_NOT_DISRUPT, DO_NOT_EVICT, SAFE_TO_EVICT};
     [

@@ -1,8 +1,8 @@
-//! Which of a workspace's `EPHEMERAL_JOB_ENV_VARS` become environment of the executor's container.
+//! Decides which of a workspace's `EPHEMERAL_JOB_ENV_VARS` become environment of the executor's container.
 //!
-//! Mayfly's executor takes them from the job document and gives them to the tool and scripts alone, so none becomes
-//! environment. A stock executor does not do that. It gets those that are known to be harmless: its libraries read proxies,
-//! resolvers, authorities, identities and code to load from the container's environment.
+//! Mayfly's executor reads them from the job document and gives them only to the tool and to scripts. So none becomes
+//! environment. A stock executor does not do that. It gets only those that are known to be harmless. Its libraries read
+//! proxies, resolvers, certificate authorities, identities and code from the container's environment.
 
 use std::collections::BTreeMap;
 
@@ -12,8 +12,7 @@ use super::error::quote;
 use super::executor_kind::ExecutorKind;
 use super::policy::Patterns;
 
-/// What reaches a stock executor unless the policy says otherwise: settings of the tool, and one of the executor's that
-/// decides about nothing but colours.
+/// Variables that a stock executor gets by default: settings of the tool, and the executor's setting for colours.
 const HARMLESS: &[&str] = &[
     "ARM_*",
     "AWS_DEFAULT_REGION",
@@ -29,8 +28,8 @@ const HARMLESS: &[&str] = &[
     env::COLOR_OUTPUT,
 ];
 
-/// What never reaches it, whatever the policy says: code for the virtual machine and the loader, and where names,
-/// authorities and other hosts are looked for.
+/// Variables that a stock executor never gets, whatever the policy allows. They load code into the virtual machine or
+/// the loader, or change resolvers, certificate authorities and hosts.
 const NEVER: &[&str] = &[
     "*_PROXY",
     "*_proxy",
@@ -59,7 +58,7 @@ const NEVER: &[&str] = &[
     "_JAVA_*",
 ];
 
-/// The variables of the container, and of the others those the workspace has to be told of: of each, a line for its log.
+/// Returns the container's variables, and lines for the run log about variables that have no effect.
 pub(super) fn of_container(
     requested: BTreeMap<String, String>,
     kind: ExecutorKind,

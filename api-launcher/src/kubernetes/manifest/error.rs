@@ -4,7 +4,7 @@ use std::fmt;
 
 use job_contract::Exit;
 
-/// Where a wrong setting comes from, and so who can correct it.
+/// Where a wrong setting comes from. This shows who can correct it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Origin {
     /// The owner of the workspace: a variable or the job itself asks for something impossible.
@@ -36,7 +36,7 @@ impl ManifestErrors {
         Self { errors }
     }
 
-    /// `Ok` when there is nothing to complain about.
+    /// `Ok` if there are no errors.
     pub(super) fn check(errors: Vec<ManifestError>) -> Result<(), Self> {
         if errors.is_empty() {
             Ok(())
@@ -50,8 +50,8 @@ impl ManifestErrors {
         &self.errors
     }
 
-    /// The exit code of a command that failed for these reasons: configuration comes first, because until it
-    /// is right no run can be.
+    /// The exit code of a command that failed for these reasons. Errors of the configuration come first, because they
+    /// affect every run.
     pub fn exit(&self) -> Exit {
         if self
             .errors
@@ -65,7 +65,7 @@ impl ManifestErrors {
     }
 }
 
-/// One sentence for each error, fit for the user's log.
+/// One sentence for each error, for the log of the run.
 impl fmt::Display for ManifestErrors {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for (index, error) in self.errors.iter().enumerate() {
@@ -101,7 +101,7 @@ impl ErrorList {
         });
     }
 
-    /// The value, or `None` after noting why there is none.
+    /// Returns the value, or `None` after it recorded the error.
     pub(crate) fn keep<T>(
         &mut self,
         subject: &str,
@@ -117,7 +117,7 @@ impl ErrorList {
     }
 }
 
-/// A piece of the user's own text inside a message: short, on one line.
+/// Shortens a piece of a user's text for a message, and puts it on one line.
 pub(crate) fn quote(text: &str) -> String {
     const LONGEST: usize = 60;
     let mut quoted: String = text

@@ -1,9 +1,9 @@
-//! Which executor an image holds. Mayfly's executor claims its step and reads more forms of job data than a stock
-//! executor does.
+//! Decides which executor an image holds. Mayfly's executor claims its step, and reads more forms of job data than a
+//! stock executor.
 
 use super::image::Reference;
 
-/// How the names of our own images begin, in the last part of their repository.
+/// Names of Mayfly's images begin with this, in the last part of their repository.
 const OUR_IMAGES: &str = "mayfly-executor";
 
 /// The program in an image.
@@ -11,14 +11,14 @@ const OUR_IMAGES: &str = "mayfly-executor";
 pub enum ExecutorKind {
     /// Mayfly's executor.
     Mayfly,
-    /// Terrakube's own executor, or one that nothing is known about.
+    /// Terrakube's own executor, or an unknown one.
     Stock,
 }
 
-/// What the operator says about the images of executors.
+/// The operator's setting for the kind of executor in images.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum ExecutorKindSetting {
-    /// The name of the image tells.
+    /// The name of the image decides.
     #[default]
     Auto,
     /// Every image holds this executor.

@@ -1,19 +1,19 @@
-//! The time the executor has to stop: the pod's grace period, less what a hook takes of it.
+//! Checks the time that the executor has to stop: the pod's grace period without the time of a `preStop` hook.
 
 use k8s_openapi::api::core::v1::{Container, PodSpec};
 
 use super::container;
 
-/// The least time the executor needs to stop its tool, store what there is and report.
+/// The shortest time in which the executor can stop its tool, store the state and report.
 pub const MIN_GRACE_SECONDS: i64 = 30;
 
-/// Seconds between the executor's SIGTERM and its SIGKILL. The kubelet sends the first only when a `preStop` hook has
-/// ended, and counts from before it.
+/// Seconds between the executor's SIGTERM and its SIGKILL. The grace period starts before a `preStop` hook, but the
+/// kubelet sends SIGTERM only after the hook.
 pub(super) fn executor_grace(pod_grace: i64, executor: &Container) -> i64 {
     pod_grace - pre_stop_sleep(executor).unwrap_or_default()
 }
 
-/// What in a finished pod takes the executor's time away; phrases that follow the name of the setting.
+/// Returns what shortens the executor's time to stop, as phrases that follow the name of the setting.
 pub(super) fn violations(spec: &PodSpec) -> Vec<String> {
     let pod_grace = spec.termination_grace_period_seconds.unwrap_or_default();
     let Some(executor) = container::executor(spec) else {
@@ -53,7 +53,7 @@ pub(super) fn violations(spec: &PodSpec) -> Vec<String> {
     violations
 }
 
-/// How long the executor's hook sleeps. `None` if the hook does something else, whose duration is unknown.
+/// Returns how long the executor's hook sleeps. `None`: the hook does something else, whose duration is unknown.
 fn pre_stop_sleep(executor: &Container) -> Option<i64> {
     let hook = executor
         .lifecycle

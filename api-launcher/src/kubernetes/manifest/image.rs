@@ -1,6 +1,6 @@
-//! Image references: what is one, where it comes from, and how it is pulled from elsewhere.
+//! Parses image references, and replaces their registry.
 
-/// Where images without a registry come from.
+/// The registry of images that name none.
 const DEFAULT_REGISTRY: &str = "docker.io";
 
 /// The parts of `[registry/]repository[:tag][@digest]`.
@@ -13,7 +13,7 @@ pub struct Reference<'a> {
 }
 
 impl<'a> Reference<'a> {
-    /// Reads a reference, or says what it must be.
+    /// Parses a reference. The error is the broken rule.
     pub fn parse(text: &'a str) -> Result<Self, &'static str> {
         const RULE: &str = "must be an image reference: `[registry[:port]/]path[:tag][@sha256:digest]`, path in lower case";
         let (registry, rest) = match text.split_once('/') {
@@ -45,14 +45,14 @@ impl<'a> Reference<'a> {
         (registry, format!("{registry}/{library}{}", self.repository))
     }
 
-    /// The last part of the repository.
+    /// Returns the last part of the repository.
     pub fn name(&self) -> &'a str {
         self.repository
             .rsplit_once('/')
             .map_or(self.repository, |(_, name)| name)
     }
 
-    /// The same repository, tag and digest in another registry, or below a path of it.
+    /// Returns the same repository, tag and digest in another registry, or below a path of it.
     pub fn in_registry(&self, registry: &str) -> String {
         format!(
             "{}/{}{}",
@@ -63,12 +63,12 @@ impl<'a> Reference<'a> {
     }
 }
 
-/// Whether a text can be used as an image.
+/// Whether a text is a valid image reference.
 pub fn check(text: &str) -> Result<(), &'static str> {
     Reference::parse(text).map(|_| ())
 }
 
-/// Whether a text can stand before a repository: a registry, perhaps with a path.
+/// Whether a text can precede a repository: a registry, optionally with a path.
 pub fn check_registry(text: &str) -> Result<(), &'static str> {
     const RULE: &str = "must be a registry, `host[:port][/path]`, without a scheme; the host has a dot or a port, or is `localhost`";
     let text = text.trim_end_matches('/');
@@ -76,7 +76,7 @@ pub fn check_registry(text: &str) -> Result<(), &'static str> {
         Some((host, path)) => (host, Some(path)),
         None => (text, None),
     };
-    // Any other word would be taken for the first part of a path on the default registry.
+    // Any other word would be the first part of a path on the default registry.
     if is_registry(host) && is_host(host) && path.is_none_or(is_repository) {
         Ok(())
     } else {
@@ -84,7 +84,7 @@ pub fn check_registry(text: &str) -> Result<(), &'static str> {
     }
 }
 
-/// The container runtime's own rule for telling a registry from the first part of a path.
+/// Container runtimes use this rule to distinguish a registry from the first part of a path.
 fn is_registry(first: &str) -> bool {
     first.contains(['.', ':']) || first == "localhost"
 }

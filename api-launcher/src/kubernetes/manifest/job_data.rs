@@ -1,4 +1,4 @@
-//! How the job document travels to the pod, by its size, the executor and the operator's mode.
+//! Chooses how the pod gets the job document: by its size, the executor and the operator's mode.
 
 use job_contract::{Document, encoding, env};
 
@@ -11,11 +11,11 @@ pub enum Mode {
     /// In a Secret of its own, which the Job owns.
     #[default]
     Secret,
-    /// In the Job itself, as the stock launcher does it; needs no rights but those on Jobs.
+    /// In the Job itself, as the stock launcher does it. This needs only rights on Jobs.
     Env,
 }
 
-/// Whether a document that is too large as it is may be compressed. Only Mayfly's executor reads the result.
+/// Whether a document that is too large may be compressed. Only Mayfly's executor reads compressed documents.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Compression {
     /// For Mayfly's executor only.
@@ -27,7 +27,7 @@ pub enum Compression {
     Off,
 }
 
-/// The encoded document, in as many parts as it needs variables, and where the pod gets them from.
+/// The encoded document and where the pod reads it from. It has as many parts as it needs variables.
 #[derive(Clone, PartialEq, Eq)]
 pub enum Transport {
     /// Literals in the pod's environment.
@@ -36,7 +36,7 @@ pub enum Transport {
     Secret(Vec<String>),
 }
 
-/// Which way, and never what.
+/// Shows the transport and never the document.
 impl std::fmt::Debug for Transport {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let (way, parts) = match self {
@@ -49,8 +49,7 @@ impl std::fmt::Debug for Transport {
 }
 
 impl Transport {
-    /// The first way that fits: as it is where possible, so that any executor can read it, and compressed only
-    /// when nothing else is small enough.
+    /// Chooses the first transport that fits. An uncompressed document comes first, because every executor can read it.
     pub fn choose(
         document: &Document,
         kind: ExecutorKind,
@@ -90,7 +89,7 @@ impl Transport {
     }
 }
 
-/// The parts of the variables that carry this text, if the executor reads so many.
+/// Splits the text into variables. `None`: it does not fit, or the executor does not read so many.
 fn fit(encoded: &str, kind: ExecutorKind) -> Option<Vec<String>> {
     if encoded.len() > encoding::MAX_ENVIRONMENT_BYTES {
         return None;

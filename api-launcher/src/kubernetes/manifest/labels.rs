@@ -4,7 +4,7 @@
 pub const NAME: &str = "app.kubernetes.io/name";
 /// See [`NAME`].
 pub const NAME_VALUE: &str = "mayfly-executor";
-/// [`MANAGED_BY_VALUE`]: every object of ours carries it, and the watcher selects by it.
+/// [`MANAGED_BY_VALUE`]: every object of Mayfly has it, and the watcher selects objects by it.
 pub const MANAGED_BY: &str = "app.kubernetes.io/managed-by";
 /// See [`MANAGED_BY`].
 pub const MANAGED_BY_VALUE: &str = "mayfly";
@@ -40,7 +40,7 @@ pub const fn step_type_value(step_type: job_contract::StepType) -> &'static str 
     }
 }
 
-/// The step type a value of [`STEP_TYPE`] stands for.
+/// Returns the step type of a value of [`STEP_TYPE`].
 pub fn step_type(value: &str) -> Option<job_contract::StepType> {
     use job_contract::StepType;
     [
@@ -56,7 +56,7 @@ pub fn step_type(value: &str) -> Option<job_contract::StepType> {
     .find(|step_type| step_type_value(*step_type) == value)
 }
 
-/// Whether the key belongs to the launcher or to Kubernetes' own Job controller.
+/// Whether the key belongs to the launcher or to the Job controller of Kubernetes.
 pub fn is_reserved(key: &str) -> bool {
     let prefix = key.split_once('/').map(|(prefix, _)| prefix);
     matches!(

@@ -1,4 +1,4 @@
-//! Names of objects. The Job's name is made of job and step alone, so a second delivery meets the first one's Job. No two
+//! Names of objects. The Job's name contains only job and step, so a second delivery finds the first one's Job. No two
 //! Jobs name the same Secret, so the launcher need not read a Secret to find its Job.
 
 use std::fmt::Write as _;
@@ -7,14 +7,14 @@ use sha2::{Digest as _, Sha256};
 
 use super::check;
 
-/// How much of a job and step id stays readable in a name that had to be hashed.
+/// How many characters of a job and step id stay readable in a hashed name.
 const READABLE: usize = 24;
 
-/// The name of the Job: `job-<jobId>-<stepId>` where that is a DNS label, else a readable beginning and a hash of the
-/// pair.
+/// Returns the name of the Job. It is `job-<jobId>-<stepId>` if that is a DNS label. Otherwise it is a readable
+/// beginning and a hash of the pair.
 ///
-/// Different pairs never share a name: in the plain form the job id is digits alone, so its end is certain, and
-/// the hashed form has a letter where the plain one has a digit.
+/// Different pairs never share a name. In the plain form, the job id has only digits, so its end is clear. The hashed
+/// form has a letter where the plain form has a digit.
 pub fn job_name(job_id: &str, step_id: &str) -> String {
     let plain = format!("job-{job_id}-{step_id}");
     let certain = !job_id.is_empty() && job_id.bytes().all(|b| b.is_ascii_digit());
@@ -36,7 +36,7 @@ pub fn job_name(job_id: &str, step_id: &str) -> String {
     format!("job-x{readable}-{}", hash(job_id, step_id))
 }
 
-/// The name of the Secret of a Job: the Job's own, and what tells this attempt to create the Job from every other.
+/// Returns the name of a Job's Secret: the Job's name and the id of the attempt to create the Job.
 pub fn secret_name(job_name: &str, attempt: &str) -> String {
     format!("{job_name}-{attempt}")
 }

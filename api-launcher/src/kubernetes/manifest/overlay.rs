@@ -1,9 +1,13 @@
-//! The operator's pod template, laid over the one that is built: affinity, topology spread, volumes, init
-//! containers, sidecars, proxies, certificates, whatever Kubernetes has.
+//! Merges the operator's pod template over the built one. It can have all that Kubernetes has: affinity, topology
+//! spread, volumes, init containers, sidecars, proxies, certificates.
 //!
-//! It is merged as `kubectl patch` would: objects key by key, containers, volumes, environment and mounts by
-//! their name (mounts by their path), other lists replaced whole. A volume or an environment variable of the
-//! same name is replaced as a whole, because two sources of one make no sense. Nothing is removed by it.
+//! The merge follows `kubectl patch`:
+//! - Objects are merged key by key.
+//! - Containers, volumes and environment are merged by name, mounts by path.
+//! - Other lists are replaced.
+//!
+//! A volume or a variable of the same name is replaced as a whole, because it has only one source. The overlay cannot
+//! remove anything.
 
 use k8s_openapi::DeepMerge as _;
 use k8s_openapi::api::core::v1::{Container, EnvVar, PodTemplateSpec, Volume};
@@ -18,47 +22,47 @@ use super::{check, labels};
 #[derive(Clone, PartialEq)]
 pub struct Overlay(PodTemplateSpec);
 
-/// Its environment may hold secrets.
+/// Its environment can contain secrets.
 impl std::fmt::Debug for Overlay {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Overlay").finish_non_exhaustive()
     }
 }
 
-/// Why a document cannot be laid over a pod template; a phrase that follows the name of the setting.
+/// Why a document cannot be an overlay, as a phrase that follows the name of the setting.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum OverlayError {
-    /// Not shaped like a pod template.
+    /// It is no pod template.
     #[error("is no pod template: {0}")]
     Shape(String),
-    /// A field this release does not know, or a misspelt one.
+    /// This release does not know the field, or the field is misspelt.
     #[error("has the field `{0}`, which a pod template does not have")]
     UnknownField(String),
-    /// Something only the launcher decides.
+    /// Only the launcher may set this.
     #[error("sets {0}, which only the launcher sets")]
     Reserved(String),
-    /// A container the pod would wait for.
+    /// The pod would wait for this container.
     #[error(
         "has the container `{0}` beside the executor, which would keep the run alive after it has ended; \
          as a sidecar it belongs in `initContainers`, with `restartPolicy: Always`"
     )]
     SideCar(String),
-    /// A quantity that is none.
+    /// A quantity that is not valid.
     #[error("has the quantity `{0}`, which cannot be read")]
     Quantity(String),
-    /// A limit the executor cannot work within.
+    /// The executor cannot work with this limit.
     #[error("limits the executor's {resource} to {amount}, {SLIP}")]
     TooSmall {
         resource: &'static str,
         amount: String,
     },
-    /// A container that could never be created.
+    /// This container could never be created.
     #[error("has a request of {request} above its limit of {limit}")]
     AboveLimit { request: String, limit: String },
 }
 
 impl Overlay {
-    /// Reads a template from YAML or JSON, and everything that is wrong with it.
+    /// Parses a template from YAML or JSON, and returns all its errors.
     pub fn parse(text: &str) -> Result<Self, Vec<OverlayError>> {
         let shape = |error: String| vec![OverlayError::Shape(error)];
         let document: Value = serde_saphyr::from_str(text).map_err(|e| shape(first_line(&e)))?;
@@ -80,7 +84,7 @@ impl Overlay {
         }
     }
 
-    /// Where the executor has a mount from here that a mount at `path` would hide or be hidden by.
+    /// Returns the executor's mount of the overlay that a mount at `path` would hide, or that would hide it.
     pub(super) fn mount_meeting(&self, path: &str) -> Option<&str> {
         let executor = self.0.spec.as_ref()?.containers.iter();
         executor
@@ -90,7 +94,7 @@ impl Overlay {
             .find(|mounted| check::meet(mounted, path))
     }
 
-    /// The executor's image, where it is set here.
+    /// The executor's image, if the overlay sets it.
     pub(super) fn image(&self) -> Option<&str> {
         let containers = self.0.spec.iter().flat_map(|spec| &spec.containers);
         containers
@@ -98,7 +102,7 @@ impl Overlay {
             .find_map(|container| container.image.as_deref())
     }
 
-    /// What the executor's container requests here, and is limited to.
+    /// Requests and limits of the executor's container in the overlay.
     pub(super) fn resources(&self) -> Resources {
         let containers = self.0.spec.iter().flat_map(|spec| &spec.containers);
         containers
@@ -108,7 +112,7 @@ impl Overlay {
             .unwrap_or_default()
     }
 
-    /// Lays it over a template.
+    /// Merges the overlay over a template.
     pub(super) fn merge_into(&self, base: &mut PodTemplateSpec) {
         let overlay = self.0.clone();
         let over = overlay.spec.clone().unwrap_or_default();
@@ -131,7 +135,8 @@ impl Overlay {
         }
         base.merge_from(overlay);
         if let Some(executor) = executor_of(base) {
-            // What the executor's settings come from grows; a list of the overlay's own would cut it off.
+            // The sources of the executor's settings are added. A list in the overlay would otherwise remove the built
+            // ones.
             env_from.extend(over.env_from.into_iter().flatten());
             executor.env_from = Some(env_from);
         }
@@ -151,7 +156,7 @@ fn first_line(error: &serde_saphyr::Error) -> String {
         .to_owned()
 }
 
-/// Every field of `document` that was lost when it was read as a pod template.
+/// Returns every field of `document` that is not a field of a pod template.
 fn unknown_fields(
     document: &Value,
     understood: &Value,

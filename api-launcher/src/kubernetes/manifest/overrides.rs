@@ -1,7 +1,7 @@
-//! The `EPHEMERAL_*` variables (contract 3.3): text in, typed settings out.
+//! Parses the `EPHEMERAL_*` variables (contract 3.3) into typed settings.
 //!
-//! The same variables exist twice, on the workspace and on the launcher, and both are read here. What a
-//! workspace may ask for is the policy's business, which of the two counts is [`Overrides::over`]'s.
+//! The workspace and the launcher have the same variables. This module parses both. The policy decides what a workspace
+//! may set. [`Overrides::over`] decides which of the two values applies.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -32,21 +32,21 @@ pub(super) fn is_reserved_env(name: &str) -> bool {
     RESERVED_ENV.contains(&name) || env::is_job_data(name)
 }
 
-/// Largest annotations of one object, all together, less room for those of others.
+/// Largest size of all annotations of one object, minus a reserve for annotations of others.
 const MAX_ANNOTATION_BYTES: usize = 256 * 1024 - 4096;
 
-/// Settings of one level; `None` and absence mean "not said".
+/// Settings of one level. `None` and an empty collection mean "not set".
 #[derive(Clone, Default, PartialEq)]
 pub struct Overrides {
-    /// Replaces the level below, also when it is empty.
+    /// Replaces the value of the level below, also if it is empty.
     pub node_selector: Option<BTreeMap<String, String>>,
-    /// Replaces the level below, also when it is empty.
+    /// Replaces the value of the level below, also if it is empty.
     pub tolerations: Option<Vec<Toleration>>,
     pub service_account: Option<String>,
-    /// Of the Job, not of its pod.
+    /// On the Job only, not on its pod.
     pub annotations: BTreeMap<String, String>,
     pub pod_annotations: BTreeMap<String, String>,
-    /// Of the Job and of its pod.
+    /// On the Job and on its pod.
     pub labels: BTreeMap<String, String>,
     pub config_map: Option<String>,
     pub config_map_path: Option<String>,
@@ -93,7 +93,7 @@ pub struct Span {
     pub limit: Option<Amount>,
 }
 
-/// The three resources a run can ask for.
+/// The three resources that settings can request.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Resources {
     pub cpu: Span,
@@ -101,7 +101,8 @@ pub struct Resources {
     pub ephemeral_storage: Span,
 }
 
-/// Values of the environment may be secret; the rest is in the objects anyway.
+/// Hides the values of the environment, because they may be secret. The other settings are visible in the objects
+/// anyway.
 impl fmt::Debug for Overrides {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Overrides")
@@ -113,7 +114,7 @@ impl fmt::Debug for Overrides {
     }
 }
 
-/// Which variables hold the settings that have other names on the launcher than on a workspace.
+/// Variables whose names differ between the launcher and a workspace.
 #[derive(Clone, Copy, Debug)]
 pub struct Names {
     pub plugin_cache_dir: &'static str,
@@ -126,14 +127,15 @@ impl Names {
         plugin_cache_dir: env::PLUGIN_CACHE_DIR,
         plugin_cache_claim: env::PLUGIN_CACHE_CLAIM,
     };
-    /// Of the launcher: there, `TF_PLUGIN_CACHE_DIR` is a setting of whatever shell it was started from.
+    /// The launcher's names. `TF_PLUGIN_CACHE_DIR` of the launcher's process may come from an operator's shell, so it
+    /// is not used.
     pub const DEPLOYMENT: Self = Self {
         plugin_cache_dir: env::DEPLOYMENT_PLUGIN_CACHE_DIR,
         plugin_cache_claim: env::DEPLOYMENT_PLUGIN_CACHE_CLAIM,
     };
 }
 
-/// Reads a level's variables, and everything that is wrong with them.
+/// Parses the variables of a level, and returns all errors in them.
 pub fn read(
     variables: &BTreeMap<String, String>,
     names: Names,
@@ -174,7 +176,7 @@ impl<'a> Reader<'a> {
         self.variables.get(name).map(|text| text.trim())
     }
 
-    /// A blank variable counts as one that is not set.
+    /// A blank variable is not set.
     fn filled(&self, name: &str) -> Option<&'a str> {
         self.text(name).filter(|text| !text.is_empty())
     }
@@ -183,7 +185,7 @@ impl<'a> Reader<'a> {
         self.text(name).map(parse_pairs).unwrap_or_default()
     }
 
-    /// Keeps the pairs whose key and value pass; a key that was quoted in a message is no secret.
+    /// Keeps the pairs whose key and value are valid. Keys in messages are no secrets.
     fn checked_pairs(
         &mut self,
         name: &str,
@@ -215,7 +217,8 @@ impl<'a> Reader<'a> {
     fn labels(&mut self) -> BTreeMap<String, String> {
         let mut labels = self.checked_pairs(env::EPHEMERAL_LABELS, |key, value| {
             check::qualified_name(key)?;
-            // As with the stock launcher, these two are ours without a word.
+            // The launcher itself sets these two variables. A workspace's value is ignored without a message, as in the
+            // stock launcher.
             if matches!(key, labels::ORGANIZATION | labels::WORKSPACE) {
                 return Ok(());
             }
@@ -413,7 +416,8 @@ fn id(text: &str) -> Result<i64, String> {
         .ok_or_else(|| "must be a whole number from 0 to 2147483647".to_owned())
 }
 
-/// The stock launcher reads anything but `true` as false; a typing error should not decide about security.
+/// The stock launcher takes every text except `true` as false. Here, a typing error is an error, because the setting
+/// concerns security.
 fn truth(text: &str) -> Result<bool, String> {
     match text.to_ascii_lowercase().as_str() {
         "true" => Ok(true),
@@ -431,8 +435,8 @@ fn choice(text: &str, known: &[&str]) -> Result<String, String> {
 }
 
 impl Overrides {
-    /// These settings where they say something, and `below` where they do not. Maps of labels, annotations and
-    /// environment are joined key by key; selectors, tolerations and lists are replaced whole.
+    /// Returns these settings, and those of `below` where these are not set. Maps of labels, annotations and
+    /// environment are merged key by key. Selectors, tolerations and lists are replaced.
     #[must_use]
     pub fn over(self, below: Self) -> Self {
         Self {
@@ -472,7 +476,7 @@ macro_rules! keys {
 }
 
 impl PodSecurity {
-    /// Keys that are set, as the variable writes them.
+    /// Returns the keys that are set, as the variable spells them.
     pub(super) fn keys(&self) -> Vec<&'static str> {
         keys![
             self.fs_group => "fsGroup",
@@ -499,7 +503,7 @@ impl PodSecurity {
 }
 
 impl ContainerSecurity {
-    /// Keys that are set, as the variable writes them.
+    /// Returns the keys that are set, as the variable spells them.
     pub(super) fn keys(&self) -> Vec<&'static str> {
         keys![
             self.allow_privilege_escalation => "allowPrivilegeEscalation",
@@ -542,8 +546,8 @@ impl Resources {
 }
 
 impl Span {
-    /// The lower level gives way where the two cannot both hold: a limit above lowers a request from below to
-    /// it, and a request above lifts a limit from below.
+    /// If both cannot apply, the upper level decides. Its limit lowers a higher request from below. Its request raises
+    /// a lower limit from below.
     #[must_use]
     pub fn over(self, below: Self) -> Self {
         let request = self.request.clone().or_else(|| match &self.limit {

@@ -1,5 +1,5 @@
-//! The pod template: what every run gets, then the deployment's settings, then the operator's overlay, then the
-//! workspace's own, each able to change what came before.
+//! Builds the pod template. The defaults come first, then the deployment's settings, the operator's overlay, and the
+//! workspace's settings. Each can change the earlier ones.
 
 use std::collections::BTreeMap;
 
@@ -23,35 +23,35 @@ use super::overrides::{ContainerSecurity, Overrides, PodSecurity, Resources};
 use super::quantity::Amount;
 use super::second_pod;
 
-/// Key of the Secret that holds the job data, or their first part.
+/// Key of the Secret for the job data, or for their first part.
 const JOB_DATA_KEY: &str = "job-data";
-/// The executor's home: a volume, since the root file system is read-only.
+/// The executor's home. It is a volume, because the root file system is read-only.
 pub const HOME: &str = "/home/mayfly";
 /// Where the run's workspace is prepared, whatever the data directory is.
 const WORK_DIR: &str = "/home/mayfly/work";
 const TMP: &str = "/tmp";
-/// Where a `ConfigMap` is mounted unless it is said (contract 3.3).
+/// Default mount path of the `ConfigMap` (contract 3.3).
 const CONFIG_MAP_PATH: &str = "/data";
-/// The claim of a plugin cache unless it is named (contract 3.3).
+/// Default claim of a plugin cache (contract 3.3).
 const PLUGIN_CACHE_CLAIM: &str = "terrakube-plugin-pvc";
 const CONFIG_MAP_VOLUME: &str = "config-volume";
 const PLUGIN_CACHE_VOLUME: &str = "tf-plugin-volume";
 const WORK_VOLUME: &str = "work";
 const TMP_VOLUME: &str = "tmp";
-/// The defaults of how long a run may wait for a node and then for its start. The manifest does not
-/// depend on the settings.
+/// Default time that a run may wait for a node and then for its start. The manifest does not depend on the watcher's
+/// settings.
 const WAITS_SECONDS: i64 = 900 + 300;
 /// User and group of the executor's image.
 const USER: i64 = 1000;
 
-/// What the template is made from.
+/// The input for the template.
 pub(super) struct PodInput<'a> {
     pub deployment: &'a Deployment,
-    /// The executor in the run's image.
+    /// The kind of executor in the run's image.
     pub kind: ExecutorKind,
-    /// The workspace's own settings, allowed by the policy.
+    /// The workspace's own settings. The policy allows them.
     pub requested: &'a Overrides,
-    /// The same over the deployment's defaults.
+    /// `requested`, with the deployment's defaults for what it does not set.
     pub merged: &'a Overrides,
     pub transport: &'a Transport,
     /// Name of the Job and of the Secret.
@@ -61,7 +61,7 @@ pub(super) struct PodInput<'a> {
     pub grace_seconds: i64,
 }
 
-/// Builds the template, and tells where its executor keeps its records.
+/// Builds the template. Also returns where its executor keeps its records.
 pub(super) fn template(from: &PodInput<'_>) -> (PodTemplateSpec, Option<Records>) {
     let mut template = PodTemplateSpec {
         metadata: Some(ObjectMeta {
@@ -73,7 +73,7 @@ pub(super) fn template(from: &PodInput<'_>) -> (PodTemplateSpec, Option<Records>
     apply(&mut template, &from.deployment.defaults, str::to_owned);
     if let Some(overlay) = &from.deployment.overlay {
         if let Some(executor) = template.spec.as_mut().and_then(container::executor_mut) {
-            // Before the merge, which would not let a default give way.
+            // This comes before the merge, because the merge would not let a default be removed.
             let resources = overlay.resources();
             apply_resources(executor.resources.get_or_insert_default(), &resources);
         }
@@ -86,7 +86,7 @@ pub(super) fn template(from: &PodInput<'_>) -> (PodTemplateSpec, Option<Records>
     if from.kind == ExecutorKind::Mayfly
         && let (Some(records), Some(executor)) = (records, container::executor_mut(spec))
     {
-        // The executor refuses to run where this is not so.
+        // The executor refuses to run if this is not set.
         set_env(
             executor.env.get_or_insert_default(),
             literal(env::RECORDS, records.name()),
@@ -112,7 +112,7 @@ fn skeleton(from: &PodInput<'_>) -> PodSpec {
         restart_policy: Some("Never".to_owned()),
         security_context: Some(PodSecurityContext {
             fs_group: Some(USER),
-            // Without this, every file of a large cache is walked before the container starts.
+            // Without this, the kubelet visits every file of a large cache before the container starts.
             fs_group_change_policy: Some("OnRootMismatch".to_owned()),
             run_as_group: Some(USER),
             run_as_non_root: Some(true),
@@ -154,7 +154,7 @@ fn executor(from: &PodInput<'_>) -> Container {
             read_only_root_filesystem: Some(true),
             ..SecurityContext::default()
         }),
-        // A container that was killed before it could report leaves at least its last lines.
+        // If a container was killed before it could report, its last log lines become the termination message.
         termination_message_policy: Some("FallbackToLogsOnError".to_owned()),
         volume_mounts: Some(vec![mount(WORK_VOLUME, HOME), mount(TMP_VOLUME, TMP)]),
         ..Container::default()
@@ -192,7 +192,7 @@ fn job_data(from: &PodInput<'_>) -> Vec<EnvVar> {
     }
 }
 
-/// Job data first, as the stock launcher has it, then what Mayfly's executor reads beside it.
+/// The job data come first, as in the stock launcher. Variables that only Mayfly's executor reads come next.
 fn own_env(from: &PodInput<'_>) -> Vec<EnvVar> {
     let field = |path: &str| EnvVarSource {
         field_ref: Some(ObjectFieldSelector {
@@ -243,7 +243,7 @@ fn config_map_sources(names: &[String]) -> impl Iterator<Item = EnvFromSource> {
     })
 }
 
-/// Applies the settings of one level over whatever is there.
+/// Applies the settings of one level over the existing ones.
 fn apply(template: &mut PodTemplateSpec, level: &Overrides, env_text: fn(&str) -> String) {
     let metadata = template.metadata.get_or_insert_default();
     metadata
@@ -278,8 +278,8 @@ fn apply(template: &mut PodTemplateSpec, level: &Overrides, env_text: fn(&str) -
     }
 }
 
-/// The text that Kubernetes turns into this one. It would expand `$(InternalSecret)` to the platform's secret, and
-/// a workspace's own variables reach its tools.
+/// Escapes a text, because Kubernetes expands variables in it. `$(InternalSecret)` would become the platform's secret,
+/// and the tool gets the workspace's own variables.
 fn unexpanded(text: &str) -> String {
     text.replace('$', "$$")
 }
@@ -307,7 +307,7 @@ fn apply_pod_security(context: &mut PodSecurityContext, level: &PodSecurity) {
 fn apply_container_security(context: &mut SecurityContext, level: &ContainerSecurity) {
     replace(
         &mut context.allow_privilege_escalation,
-        // Kubernetes refuses a privileged container that may not escalate.
+        // Kubernetes refuses a privileged container that may not escalate privileges.
         level
             .allow_privilege_escalation
             .or((level.privileged == Some(true)).then_some(true)),
@@ -329,7 +329,7 @@ fn apply_container_security(context: &mut SecurityContext, level: &ContainerSecu
     );
 }
 
-/// A workspace that sets UID 0, where the policy allows it, gets it.
+/// If the policy allows UID 0, a workspace can set it.
 fn not_if_root(user: Option<i64>) -> Option<bool> {
     (user == Some(0)).then_some(false)
 }
@@ -340,17 +340,20 @@ fn replace<T>(field: &mut Option<T>, value: Option<T>) {
     }
 }
 
-/// The executor's own deadline, in seconds: so far ahead of the Job's that it can stop, save and report before the
-/// Job ends it. The Job's counts from its release and the executor's from its start, so that what a run may wait for a
-/// node and an image is left out, and a minute beside. Of a short deadline half remains all the same, or three quarters
-/// of what the grace period leaves. A second pod counts anew: the Job's deadline may then come first.
+/// Returns the executor's own deadline in seconds. It comes before the Job's deadline, so the executor can stop, store
+/// its state and report.
+///
+/// The Job's deadline counts from the release, and the executor's from its start. So the time that a run may wait for a
+/// node and an image is subtracted, and one more minute. The result is never less than half of the Job's deadline, or
+/// three quarters of that deadline without the grace period if this is less. A second pod starts counting again, so the
+/// Job's deadline may then come first.
 fn own_deadline(job_seconds: i64, grace_seconds: i64) -> i64 {
     let spare = (job_seconds - grace_seconds).max(1);
     let least = (job_seconds / 2).min(spare - spare / 4);
     (spare - WAITS_SECONDS - 60).max(least).max(1)
 }
 
-/// Fields that need both levels at once, and fields that cannot be changed.
+/// Sets the fields that need both levels, and the fields that no setting can change.
 fn finish(template: &mut PodTemplateSpec, from: &PodInput<'_>) {
     let metadata = template.metadata.get_or_insert_default();
     metadata
@@ -358,7 +361,7 @@ fn finish(template: &mut PodTemplateSpec, from: &PodInput<'_>) {
         .get_or_insert_default()
         .extend(from.labels.clone());
     let spec = template.spec.get_or_insert_default();
-    // The overlay may have changed it; the executor's own clock follows the pod's.
+    // The overlay may have changed the grace period. The executor's own grace period follows the pod's.
     let grace = spec
         .termination_grace_period_seconds
         .unwrap_or(from.grace_seconds);
@@ -377,11 +380,11 @@ fn finish(template: &mut PodTemplateSpec, from: &PodInput<'_>) {
             literal(env::DEADLINE_SECONDS, &deadline.to_string()),
         );
         if let Some(path) = &from.merged.plugin_cache_dir {
-            // Also when only the deployment asks for it: then the job data does not tell the tool.
+            // This applies also if only the deployment sets it. Then the job data do not contain the setting.
             set_env(variables, literal(env::PLUGIN_CACHE_DIR, &unexpanded(path)));
         }
         let names = from.merged.env_config_maps.as_deref().unwrap_or_default();
-        // What a workspace asks for is for its tool and scripts. A stock executor hands them its own environment.
+        // A workspace's variables are for its tool and scripts. A stock executor passes its own environment to them.
         let is_for_children =
             from.requested.env_config_maps.is_some() && from.kind == ExecutorKind::Mayfly;
         let sources = executor.env_from.get_or_insert_default();
@@ -400,7 +403,7 @@ fn finish(template: &mut PodTemplateSpec, from: &PodInput<'_>) {
     known.append(&mut volumes);
 }
 
-/// Containers the overlay brought keep to the same rules wherever it says nothing.
+/// Applies the same security rules to the overlay's containers, for all fields that the overlay does not set.
 fn harden_others(spec: &mut PodSpec) {
     let others = spec.init_containers.iter_mut().flatten();
     for container in others.chain(spec.containers.iter_mut().filter(|c| c.name != CONTAINER)) {
@@ -413,7 +416,7 @@ fn harden_others(spec: &mut PodSpec) {
     }
 }
 
-/// Volumes of the run's own and their mounts: a `ConfigMap`, a plugin cache.
+/// The run's own volumes and their mounts: a `ConfigMap`, a plugin cache.
 fn extra_volumes(from: &PodInput<'_>) -> (Vec<Volume>, Vec<VolumeMount>) {
     let mut volumes = Vec::new();
     let mut mounts = Vec::new();
@@ -450,12 +453,12 @@ fn extra_volumes(from: &PodInput<'_>) -> (Vec<Volume>, Vec<VolumeMount>) {
     (volumes, mounts)
 }
 
-/// Where the `ConfigMap` goes.
+/// Returns the mount path of the `ConfigMap`.
 pub(super) fn config_map_path(merged: &Overrides) -> &str {
     merged.config_map_path.as_deref().unwrap_or(CONFIG_MAP_PATH)
 }
 
-/// Which claim holds the plugin cache.
+/// Returns the claim of the plugin cache.
 pub(super) fn plugin_cache_claim(merged: &Overrides) -> &str {
     merged
         .plugin_cache_claim
@@ -463,7 +466,7 @@ pub(super) fn plugin_cache_claim(merged: &Overrides) -> &str {
         .unwrap_or(PLUGIN_CACHE_CLAIM)
 }
 
-/// The Secret a pod reads its job data from, unless it brings it.
+/// Returns the Secret from which a pod reads its job data. `None`: the pod contains them.
 pub fn job_data_secret(spec: &PodSpec) -> Option<&str> {
     let executor = container::executor(spec)?;
     let mut variables = executor.env.iter().flatten();
@@ -526,7 +529,7 @@ fn literal(name: &str, value: &str) -> EnvVar {
     }
 }
 
-/// Replaces a variable of that name where it stands, or adds it at the end.
+/// Replaces the variable of that name, or adds it at the end.
 fn set_env(variables: &mut Vec<EnvVar>, variable: EnvVar) {
     match variables
         .iter_mut()
@@ -567,7 +570,7 @@ fn none_if_empty<T>(list: Vec<T>) -> Option<Vec<T>> {
     Some(list).filter(|list| !list.is_empty())
 }
 
-/// Puts one level's amounts over those that are there; what else an overlay brought is kept.
+/// Sets the resources of one level over the existing ones. Other resources of an overlay stay.
 fn apply_resources(requirements: &mut ResourceRequirements, level: &Resources) {
     let resources = level.clone().over(amounts(requirements));
     let mut requests = requirements.requests.take().unwrap_or_default();

@@ -1,5 +1,5 @@
-//! Checks a finished pod against the Pod Security Standards. Whatever settings it came from, it is created only if it keeps
-//! to the operator's level.
+//! Checks a finished pod against the Pod Security Standards. The launcher creates a pod only if it meets the operator's
+//! level, wherever its settings come from.
 
 use std::fmt;
 
@@ -69,7 +69,7 @@ const BASELINE_SELINUX_TYPES: &[&str] = &[
     "container_t",
 ];
 
-/// What breaks the level, each as the field and the value it must have.
+/// Returns the violations of the level. Each names the field and the required value.
 pub fn violations(pod: &PodSpec, level: Level) -> Vec<String> {
     let mut found = Vec::new();
     if level >= Level::Baseline {
@@ -96,8 +96,8 @@ pub fn violations(pod: &PodSpec, level: Level) -> Vec<String> {
     found
 }
 
-/// What an annotation of a pod must be so that the level holds, as a phrase that follows its key. Some take the place of a
-/// field: those of older versions of Kubernetes, and those of CRI-O.
+/// Returns the rule for an annotation of a pod, as a phrase that follows its key. Some annotations replace a field:
+/// those of older versions of Kubernetes, and those of CRI-O.
 pub fn annotation_rule(key: &str, value: &str, level: Level) -> Option<&'static str> {
     if level < Level::Baseline {
         return None;
@@ -121,7 +121,7 @@ pub fn annotation_rule(key: &str, value: &str, level: Level) -> Option<&'static 
     None
 }
 
-/// Settings of CRI-O that take nothing away from the sandbox.
+/// Settings of CRI-O that do not weaken the sandbox.
 const HARMLESS_OF_CRI_O: &[&str] = &["ShmSize", "umask", "userns-mode"];
 
 fn containers(pod: &PodSpec) -> impl Iterator<Item = &Container> {
@@ -161,7 +161,7 @@ fn baseline_pod(pod: &PodSpec, found: &mut Vec<String>) {
     }
 }
 
-/// Settings that exist for the pod and for each container alike.
+/// Settings that both the pod and each container have.
 struct Shared<'a> {
     app_armor: Option<&'a AppArmorProfile>,
     se_linux: Option<&'a SELinuxOptions>,

@@ -1,4 +1,4 @@
-//! What a workspace may override. The operator's own settings are not subject to it.
+//! Decides what a workspace may override. The operator's own settings are not subject to the policy.
 
 mod defaults;
 mod patterns;
@@ -17,7 +17,7 @@ use super::overrides::{Overrides, Span};
 use super::pod_security::Level;
 use super::quantity::Amount;
 
-/// The policy, as its file holds it. What it does not mention keeps its default.
+/// The policy, as in its file. Missing fields keep their default.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct Policy {
@@ -29,28 +29,29 @@ pub struct Policy {
     pub persistent_volume_claims: Patterns,
     /// Keys of node selectors.
     pub node_selector_keys: Patterns,
-    /// Keys of tolerated taints; the toleration of every taint is named `:Exists`, as it is written.
+    /// Keys of tolerated taints. `:Exists` is the toleration of every taint.
     pub toleration_keys: Patterns,
     /// Keys of labels.
     pub label_keys: Patterns,
     /// Keys of annotations, of Jobs and of pods.
     pub annotation_keys: Patterns,
-    /// Folders a config map or a plugin cache may be mounted at or in. Those of the system and of the executor are never
-    /// among them.
+    /// Folders at or in which a config map or a plugin cache may be mounted. Folders of the system and of the executor
+    /// are never allowed.
     pub mount_paths: Patterns,
-    /// Names in `EPHEMERAL_JOB_ENV_VARS`; `None` is any, of which a stock executor's container gets the harmless ones.
+    /// Names in `EPHEMERAL_JOB_ENV_VARS`. `None`: all names. The container of a stock executor gets only the harmless
+    /// ones.
     pub environment: Option<Patterns>,
     /// Registries, or repositories with their registry, of images.
     pub image_registries: Patterns,
     /// Keys of both security contexts.
     pub security_context_keys: Patterns,
-    /// The Pod Security Standard of every pod, whatever its settings come from.
+    /// The Pod Security Standard of every pod, wherever its settings come from.
     pub pod_security: Level,
     /// Largest requests and limits.
     pub resources: Ceilings,
 }
 
-/// Largest amounts a workspace may ask for; `None` is no ceiling.
+/// Largest requests and limits of a workspace. `None`: no limit.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct Ceilings {
@@ -59,9 +60,13 @@ pub struct Ceilings {
     pub ephemeral_storage: Option<Amount>,
 }
 
-/// As open as the stock launcher, except where that would hand a workspace the platform: no image of its own
-/// choice, nothing below the restricted Pod Security Standard, no toleration of every taint, no annotation that changes
-/// what the pod is, and no mount outside of places for data.
+/// The default policy is as open as the stock launcher, except where a workspace could take over the platform. It
+/// forbids:
+/// - an image that the workspace chooses;
+/// - a pod below the restricted Pod Security Standard;
+/// - the toleration of every taint;
+/// - annotations that change what the pod is;
+/// - mounts outside of folders for data.
 impl Default for Policy {
     fn default() -> Self {
         let any = || Patterns::new(["*"]);
@@ -83,11 +88,11 @@ impl Default for Policy {
     }
 }
 
-/// Stands for every taint in [`Policy::toleration_keys`].
+/// Every taint, in [`Policy::toleration_keys`].
 const EVERY_TAINT: &str = ":Exists";
 
 impl Policy {
-    /// What a workspace asks for and may not have.
+    /// Returns the settings of a workspace that the policy forbids.
     pub fn refusals(&self, requested: &Overrides) -> Vec<ManifestError> {
         let mut refusals = Refusals(ErrorList::new(Origin::Run));
         self.refuse_names(requested, &mut refusals);

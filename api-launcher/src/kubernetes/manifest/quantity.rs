@@ -1,12 +1,12 @@
-//! Kubernetes quantities: the grammar of `resource.Quantity`, read strictly, so that a wrong one is refused here
-//! with its variable's name and not by the API server with none.
+//! Parses Kubernetes quantities by the grammar of `resource.Quantity`. The parser is strict: a message here names the
+//! variable, but a message of the API server would not.
 
 use std::cmp::Ordering;
 use std::fmt;
 
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 
-/// A quantity: the text as it was written, and its value in billionths, the finest Kubernetes distinguishes.
+/// A quantity: its text, and its value in billionths. Kubernetes knows nothing finer.
 #[derive(Clone)]
 pub struct Amount {
     text: String,
@@ -15,39 +15,39 @@ pub struct Amount {
 
 /// 16 MiB, in billionths of a byte.
 const SMALLEST_LIMIT: i128 = 16 * 1024 * 1024 * 1_000_000_000;
-/// What is said of a limit on memory or storage below that; a phrase that follows the amount.
+/// The error for a smaller limit on memory or storage, as a phrase that follows the amount.
 pub(crate) const SLIP: &str = "and must be at least `16Mi`: a number without a unit counts bytes, and `Mi` or `Gi` may be missing";
 
-/// Why a text is no quantity.
+/// Why a text is not a quantity.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum QuantityError {
-    /// Nothing but white space.
+    /// Only white space.
     #[error("is empty")]
     Empty,
-    /// Does not start with a decimal number.
+    /// It does not start with a decimal number.
     #[error("does not start with a number")]
     NotANumber,
-    /// A unit Kubernetes does not have.
+    /// Kubernetes does not know the unit.
     #[error(
         "has an unknown unit: use none, `m`, `k`, `M`, `G`, `T`, `P`, `E`, or `Ki`, `Mi`, `Gi`, `Ti`, `Pi`, `Ei`"
     )]
     UnknownUnit,
-    /// Less than nothing.
+    /// It is negative.
     #[error("is negative")]
     Negative,
-    /// Beyond 2^63 - 1, where Kubernetes stops counting.
+    /// It is larger than 2^63 - 1, the largest quantity of Kubernetes.
     #[error("is too large")]
     TooLarge,
 }
 
-/// What a suffix multiplies by: 2 to the first times 10 to the second power.
+/// The factor of a suffix: 2 to the first power times 10 to the second.
 struct Scale {
     binary: u32,
     decimal: i32,
 }
 
 impl Amount {
-    /// Reads a quantity that is not negative, ignoring white space around it.
+    /// Parses a quantity that is not negative. White space around it is ignored.
     pub fn parse(text: &str) -> Result<Self, QuantityError> {
         let text = text.trim();
         if text.is_empty() {
@@ -73,12 +73,12 @@ impl Amount {
         })
     }
 
-    /// The text as it was written, without white space around it.
+    /// The original text, without white space around it.
     pub fn text(&self) -> &str {
         &self.text
     }
 
-    /// Whether it is something, but less than a container can work with: usually a number without the unit that was meant.
+    /// Whether it is more than zero, but too small for a container. Usually the unit is missing.
     pub const fn is_a_slip(&self) -> bool {
         self.nano > 0 && self.nano < SMALLEST_LIMIT
     }
@@ -121,7 +121,7 @@ fn exponent(suffix: &str) -> Result<i32, QuantityError> {
     if unsigned.is_empty() || !unsigned.bytes().all(|b| b.is_ascii_digit()) {
         return Err(QuantityError::UnknownUnit);
     }
-    // Far beyond what any quantity can hold, and far from overflowing the sums below.
+    // This is far larger than every quantity, and too small to overflow the sums below.
     digits
         .parse()
         .ok()
@@ -129,7 +129,7 @@ fn exponent(suffix: &str) -> Result<i32, QuantityError> {
         .ok_or(QuantityError::TooLarge)
 }
 
-/// Rounds up, as Kubernetes does with anything finer than a billionth.
+/// Rounds values below a billionth up, as Kubernetes does.
 fn in_billionths(whole: &str, fraction: &str, scale: &Scale) -> Result<i128, QuantityError> {
     const LARGEST: i128 = (i64::MAX as i128) * 1_000_000_000;
     let digits = format!("{whole}{fraction}");

@@ -4,23 +4,24 @@ use std::collections::BTreeSet;
 
 use k8s_openapi::api::core::v1::{Container, PodSpec, Volume};
 
-/// Names of objects in the namespace of the runs, except where it is said.
+/// Names of objects. They are in the namespace of the runs, unless a field says otherwise.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct References {
     pub secrets: BTreeSet<String>,
     pub config_maps: BTreeSet<String>,
     pub service_accounts: BTreeSet<String>,
     pub claims: BTreeSet<String>,
-    /// Of the cluster, not of the namespace.
+    /// In the cluster, not in a namespace.
     pub priority_classes: BTreeSet<String>,
-    /// Likewise.
+    /// In the cluster, not in a namespace.
     pub runtime_classes: BTreeSet<String>,
     /// Of every container.
     pub images: BTreeSet<String>,
 }
 
 impl References {
-    /// What a pod of this kind refers to. `own_secret` holds its job data, and is made with it.
+    /// Returns the objects that a pod refers to. `own_secret` holds its job data and is created with it, so it is left
+    /// out.
     pub fn of(spec: &PodSpec, own_secret: &str) -> Self {
         let mut found = Self::default();
         let pulls = spec.image_pull_secrets.iter().flatten();
@@ -99,7 +100,7 @@ impl References {
         }
     }
 
-    /// What is optional may be missing.
+    /// Optional objects may be missing.
     fn add_secret(&mut self, name: Option<&String>, optional: Option<bool>) {
         if optional != Some(true) {
             self.secrets.extend(name.cloned());

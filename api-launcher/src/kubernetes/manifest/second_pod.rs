@@ -1,19 +1,26 @@
-//! Whether Kubernetes may start a second pod of a step. Only an executor that finds the claim of the pod before it knows that
-//! the step was begun. So the executor must be Mayfly's, and its claims must outlive its pod.
+//! Decides whether Kubernetes may replace a failed pod, and for which failures.
+//!
+//! The second executor must find the claim of the first one. Otherwise it would run a started step again. So Kubernetes
+//! replaces a pod only if the executor is Mayfly's and its claims outlive its pod.
 
-use job_contract::{Records, env};
+use job_contract::{Exit, Records, env};
+use k8s_openapi::api::batch::v1::{
+    PodFailurePolicy, PodFailurePolicyOnExitCodesRequirement,
+    PodFailurePolicyOnPodConditionsPattern, PodFailurePolicyRule,
+};
 use k8s_openapi::api::core::v1::{Container, PodSpec, Volume};
 
 use super::container;
 use super::deployment::Deployment;
 use super::executor_kind::ExecutorKind;
 
-/// How often a pod that failed before its step began is replaced, unless it is said.
-const USUAL_BACKOFF_LIMIT: i32 = 2;
+/// How often Kubernetes replaces a pod that failed before its step started, if the operator does not set it.
+const DEFAULT_BACKOFF_LIMIT: i32 = 2;
 
-/// Where the executor of a finished pod keeps its records, as far as the launcher can tell. What stands in the Secrets
-/// and config maps of the environment it does not read: there the platform that the launcher itself reports to counts,
-/// and the executor is told that it must have one.
+/// Returns where the executor keeps its records, if the pod's specification shows it.
+///
+/// The launcher does not read Secrets and config maps. If the pod takes variables from one, and the launcher reports to a
+/// platform, the launcher assumes that the executor reports to the same platform. The executor checks that it has one.
 pub(super) fn records(spec: &PodSpec, deployment: &Deployment) -> Option<Records> {
     if deployment.records.is_some() {
         return deployment.records;
@@ -32,7 +39,7 @@ pub(super) fn records(spec: &PodSpec, deployment: &Deployment) -> Option<Records
     }
 }
 
-/// The `backoffLimit` of the run.
+/// Returns the `backoffLimit` of the run.
 pub(super) fn backoff_limit(
     kind: ExecutorKind,
     records: Option<Records>,
@@ -40,13 +47,13 @@ pub(super) fn backoff_limit(
 ) -> i32 {
     let finds_claims = records.is_some_and(Records::outlive_the_pod);
     if kind == ExecutorKind::Mayfly && finds_claims {
-        deployment.backoff_limit.unwrap_or(USUAL_BACKOFF_LIMIT)
+        deployment.backoff_limit.unwrap_or(DEFAULT_BACKOFF_LIMIT)
     } else {
         0
     }
 }
 
-/// Why the operator's own `backoffLimit` cannot be honoured; a phrase that follows its name.
+/// Explains why the operator's `backoffLimit` cannot be used. The phrase follows the name of the setting.
 pub(super) fn refusal(limit: i32, kind: ExecutorKind) -> String {
     let reason = match kind {
         ExecutorKind::Stock => format!(
@@ -66,7 +73,7 @@ pub(super) fn refusal(limit: i32, kind: ExecutorKind) -> String {
     )
 }
 
-/// Whether the container is given a value of that name; `None` when its own environment does not have the name.
+/// Whether the container has a value for this variable. `None`: `env` of the container does not name it.
 fn is_given(executor: &Container, name: &str) -> Option<bool> {
     let mut variables = executor.env.iter().flatten();
     let variable = variables.find(|variable| variable.name == name)?;
@@ -79,7 +86,7 @@ fn has_unread_environment(executor: &Container) -> bool {
     sources.any(|source| source.prefix.as_deref() != Some(env::FOR_CHILDREN_PREFIX))
 }
 
-/// Whether the data folder lies on a volume that every pod of the step mounts, on whichever node.
+/// Whether the data folder is on a volume that every pod of the step mounts, on every node.
 fn is_data_dir_shared(spec: &PodSpec, executor: &Container) -> bool {
     let variables = executor.env.iter().flatten();
     let folder = variables
@@ -87,7 +94,7 @@ fn is_data_dir_shared(spec: &PodSpec, executor: &Container) -> bool {
         .find_map(|variable| variable.value.as_deref())
         .unwrap_or_default();
     let mounts = executor.volume_mounts.iter().flatten();
-    // Kubernetes puts a variable such as the pod's name in its place.
+    // Kubernetes replaces `$(NAME)`, for example with the pod's name. Then each pod has its own folder.
     if folder.contains("$(") {
         return false;
     }
@@ -101,16 +108,61 @@ fn is_data_dir_shared(spec: &PodSpec, executor: &Container) -> bool {
         .is_some_and(is_shared)
 }
 
-/// A folder of the node is not: the next pod may run on another.
+/// A folder of the node is not shared: the next pod may run on another node.
 fn is_shared(volume: &Volume) -> bool {
     volume.persistent_volume_claim.is_some() || volume.nfs.is_some()
+}
+
+/// Decides which failed pods Kubernetes replaces. The first rule that matches applies:
+///
+/// 1. The executor ended with a code of its own, other than [`Exit::Infrastructure`]: the Job fails. It may have started the
+///    step.
+/// 2. The pod was disrupted: Kubernetes replaces it and does not count the failure. This includes a killed executor. If it
+///    had started the step, its claim stops the next executor.
+/// 3. The executor was killed for another reason, for example for its memory: the Job fails. The next one would be killed
+///    too.
+///
+/// All other failures count against the `backoffLimit`.
+pub(super) fn failure_policy() -> PodFailurePolicy {
+    let infrastructure = i32::from(Exit::Infrastructure.code());
+    let killed = i32::from(Exit::Signal(9).code());
+    PodFailurePolicy {
+        rules: vec![
+            fail_on_exit_codes("NotIn", vec![infrastructure, killed]),
+            ignore_disruptions(),
+            fail_on_exit_codes("In", vec![killed]),
+        ],
+    }
+}
+
+fn fail_on_exit_codes(operator: &str, values: Vec<i32>) -> PodFailurePolicyRule {
+    PodFailurePolicyRule {
+        action: "FailJob".to_owned(),
+        on_exit_codes: Some(PodFailurePolicyOnExitCodesRequirement {
+            container_name: Some(container::CONTAINER.to_owned()),
+            operator: operator.to_owned(),
+            values,
+        }),
+        on_pod_conditions: None,
+    }
+}
+
+fn ignore_disruptions() -> PodFailurePolicyRule {
+    PodFailurePolicyRule {
+        action: "Ignore".to_owned(),
+        on_exit_codes: None,
+        on_pod_conditions: Some(vec![PodFailurePolicyOnPodConditionsPattern {
+            status: "True".to_owned(),
+            type_: "DisruptionTarget".to_owned(),
+        }]),
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::kubernetes::manifest::overlay::Overlay;
-    use crate::kubernetes::manifest::{build, trial};
+    use crate::kubernetes::manifest::{build, deployment_errors};
     use job_contract::{Document, JobData, StepType};
     use k8s_openapi::api::batch::v1::JobSpec;
     use rstest::rstest;
@@ -131,8 +183,8 @@ mod tests {
             .unwrap()
     }
 
-    /// The executor's setting for its records, and how often its pod is replaced.
-    fn told(deployment: &Deployment) -> (Option<String>, Option<i32>) {
+    /// Returns the executor's setting for its records, and how often its pod is replaced.
+    fn records_and_limit(deployment: &Deployment) -> (Option<String>, Option<i32>) {
         let spec = run(deployment);
         let pod = spec.template.spec.unwrap();
         let variables = pod.containers[0].env.iter().flatten();
@@ -166,7 +218,7 @@ mod tests {
 
     #[test]
     fn a_pod_without_records_of_its_claims_is_not_replaced() {
-        assert_eq!(told(&Deployment::default()), NONE);
+        assert_eq!(records_and_limit(&Deployment::default()), NONE);
     }
 
     #[rstest]
@@ -217,7 +269,7 @@ mod tests {
             "spec: {{volumes: [{{name: state, {volume}}}], containers: [{{name: executor, env: [{variable}], \
              volumeMounts: [{{name: state, mountPath: /state}}]}}]}}"
         ));
-        assert_eq!(told(&deployment), records.map_or(NONE, of));
+        assert_eq!(records_and_limit(&deployment), records.map_or(NONE, of));
     }
 
     #[test]
@@ -226,19 +278,19 @@ mod tests {
             reports_to_platform: true,
             ..Deployment::default()
         };
-        assert_eq!(told(&reporting), of(Records::Platform));
+        assert_eq!(records_and_limit(&reporting), of(Records::Platform));
         let without_secrets = Deployment {
             env_secrets: Vec::new(),
             ..reporting.clone()
         };
-        assert_eq!(told(&without_secrets), NONE);
+        assert_eq!(records_and_limit(&without_secrets), NONE);
         let without_platform =
             "spec: {containers: [{name: executor, env: [{name: AzBuilderApiUrl, value: ''}]}]}";
         let switched_off = Deployment {
             overlay: Some(Overlay::parse(without_platform).unwrap()),
             ..reporting
         };
-        assert_eq!(told(&switched_off), NONE);
+        assert_eq!(records_and_limit(&switched_off), NONE);
     }
 
     #[test]
@@ -248,14 +300,17 @@ mod tests {
                 records: Some(records),
                 ..Deployment::default()
             };
-            assert_eq!(told(&deployment), of(records));
+            assert_eq!(records_and_limit(&deployment), of(records));
         }
         let of_the_pod = Deployment {
             records: Some(Records::Pod),
             reports_to_platform: true,
             ..Deployment::default()
         };
-        assert_eq!(told(&of_the_pod), (Some("pod".to_owned()), Some(0)));
+        assert_eq!(
+            records_and_limit(&of_the_pod),
+            (Some("pod".to_owned()), Some(0))
+        );
     }
 
     #[test]
@@ -265,7 +320,7 @@ mod tests {
             records: Some(Records::Platform),
             ..Deployment::default()
         };
-        assert_eq!(told(&stock), NONE);
+        assert_eq!(records_and_limit(&stock), NONE);
     }
 
     #[test]
@@ -278,13 +333,16 @@ mod tests {
         };
         let ours = Deployment::default().image;
         let durable = limited(&ours, Some(Records::Shared));
-        assert_eq!(trial(&durable), []);
+        assert_eq!(deployment_errors(&durable), []);
         assert_eq!(run(&durable).backoff_limit, Some(3));
         for (deployment, reason) in [
             (limited(&ours, None), env::RECORDS),
             (limited("acme/executor:1", None), env::EXECUTOR_KIND),
         ] {
-            let errors: Vec<String> = trial(&deployment).iter().map(ToString::to_string).collect();
+            let errors: Vec<String> = deployment_errors(&deployment)
+                .iter()
+                .map(ToString::to_string)
+                .collect();
             assert_eq!(errors.len(), 1, "{errors:?}");
             assert!(
                 errors[0].contains(env::BACKOFF_LIMIT) && errors[0].contains(reason),
@@ -295,6 +353,6 @@ mod tests {
             backoff_limit: Some(0),
             ..limited(&ours, None)
         };
-        assert_eq!(trial(&never), []);
+        assert_eq!(deployment_errors(&never), []);
     }
 }

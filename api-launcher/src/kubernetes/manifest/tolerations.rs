@@ -1,13 +1,14 @@
-//! Tolerations as text: `key[=value][:operator[:effect[:seconds]]]`, joined by `;` (contract 3.5), read leniently.
+//! Parses tolerations: `key[=value][:operator[:effect[:seconds]]]`, joined by `;` (contract 3.5). The parser is
+//! lenient.
 //!
-//! A toleration of every taint is never made from nothing: it takes an explicit `:Exists`.
+//! An empty text never tolerates every taint. Only an explicit `:Exists` does.
 
 use k8s_openapi::api::core::v1::Toleration;
 
 use super::check;
 use super::error::quote;
 
-/// Why an element is no toleration; a phrase that follows the name of the variable.
+/// Why an element is not a toleration, as a phrase that follows the name of the variable.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("has an element {element} that {rule}")]
 pub struct TolerationError {
@@ -15,7 +16,7 @@ pub struct TolerationError {
     rule: &'static str,
 }
 
-/// Reads a list; every wrong element is reported.
+/// Parses a list, and returns an error for every wrong element.
 pub fn parse_tolerations(text: &str) -> Result<Vec<Toleration>, Vec<TolerationError>> {
     let mut tolerations = Vec::new();
     let mut errors = Vec::new();

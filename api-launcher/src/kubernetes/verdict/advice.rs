@@ -1,14 +1,14 @@
-//! What to do about a verdict, for a reader who knows Terraform and has a cluster's operator to ask.
+//! Advises what to do about a verdict. The reader knows Terraform and can contact the operator of the cluster.
 
 use job_contract::report::{ApplyProgress, FinalReport, StateLock, StateStatus};
 
 use super::kind::VerdictKind;
 use super::lock::{LockHolder, holder_in, put_holder, standing_lock};
 use super::model::Verdict;
-use super::step_start::Begun;
+use super::step_start::Started;
 
 impl Verdict {
-    /// Adds what is known of the pod the lock was taken in.
+    /// Adds what is known about the pod that took the lock.
     pub fn tell_lock_holder(&mut self, holder: &LockHolder) {
         let Some(host) = self.lock_host().map(str::to_owned) else {
             return;
@@ -17,7 +17,7 @@ impl Verdict {
         self.advice = advice(self, Some(holder));
     }
 
-    /// What [`Verdict::tell_lock_holder`] added, for the run's log.
+    /// Returns what [`Verdict::tell_lock_holder`] added, for the run log.
     pub fn lock_remark(&self) -> Option<String> {
         let told = holder_in(&self.evidence)?;
         let lock = standing_lock(self.report.as_ref()?)?;
@@ -29,11 +29,11 @@ impl Verdict {
     }
 }
 
-/// What to do, from the executor's own advice, the kind of verdict, and what was left behind.
+/// Returns the advice, from the executor's hint, the kind of verdict, and what the run left behind.
 pub(super) fn advice(verdict: &Verdict, holder: Option<&LockHolder>) -> Option<String> {
-    let Verdict { kind, begun, .. } = *verdict;
+    let Verdict { kind, started, .. } = *verdict;
     let remedy = remedy(kind);
-    let next = next_step(kind, begun, verdict.may_change);
+    let next = next_step(kind, started, verdict.may_change);
     let Some(report) = &verdict.report else {
         let parts: Vec<&str> = remedy.into_iter().chain(next).collect();
         return (!parts.is_empty()).then(|| parts.join("; "));
@@ -42,7 +42,7 @@ pub(super) fn advice(verdict: &Verdict, holder: Option<&LockHolder>) -> Option<S
     let hint = report.hint.as_deref();
     let lock = standing_lock(report);
     parts.extend(hint.or(remedy).map(str::to_owned));
-    // What is said in general of changes and locks, the report knows in particular.
+    // The report replaces general advice on changes and locks with exact facts.
     if kind != VerdictKind::Completed {
         let left = report.progress.as_ref().map(advice_on_changes);
         let next = next.filter(|_| hint.is_none()).map(str::to_owned);
@@ -159,11 +159,11 @@ const fn remedy(kind: VerdictKind) -> Option<&'static str> {
     })
 }
 
-/// What to do about what the run may have left behind, where its executor did not tell. To start the run again is
-/// advised only where it is proven that nothing began.
+/// Advises about what the run may have left behind, if its executor did not report it. A new run is advised only if it
+/// is proven that nothing was started.
 pub(super) const fn next_step(
     kind: VerdictKind,
-    begun: Begun,
+    started: Started,
     may_change: bool,
 ) -> Option<&'static str> {
     let is_cause_outside_the_step = matches!(
@@ -187,17 +187,17 @@ pub(super) const fn next_step(
             | VerdictKind::Cancelled
             | VerdictKind::Infrastructure
     );
-    match begun {
-        Begun::No if is_cut_off => Some("nothing had been started: start the run again"),
-        Begun::Yes | Begun::Unknown if !(is_cut_off || is_cause_outside_the_step) => None,
-        Begun::No => None,
-        Begun::Yes | Begun::Unknown if !may_change => {
+    match started {
+        Started::No if is_cut_off => Some("nothing had been started: start the run again"),
+        Started::Yes | Started::Unknown if !(is_cut_off || is_cause_outside_the_step) => None,
+        Started::No => None,
+        Started::Yes | Started::Unknown if !may_change => {
             Some("plan again: a plan changes nothing, but a state lock may be left")
         }
-        Begun::Yes => Some(
+        Started::Yes => Some(
             "plan again before applying: some changes may have been made, and a state lock may be left",
         ),
-        Begun::Unknown => Some(
+        Started::Unknown => Some(
             "plan again before applying: it is not known whether the step had begun, so changes may have been made, \
              and a state lock may be left",
         ),

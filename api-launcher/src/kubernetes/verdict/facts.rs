@@ -14,10 +14,10 @@ use crate::kubernetes::cluster::{annotations::RELEASED_AT, labels};
 /// The container that runs the step.
 pub(crate) const EXECUTOR: &str = "executor";
 
-/// The reason in the status of a container of which the kubelet knows nothing any more.
+/// The reason in the status of a container that the kubelet does not know any more.
 pub(crate) const STATUS_UNKNOWN: &str = "ContainerStatusUnknown";
 
-/// At most so many events go into a verdict.
+/// The largest number of events in a verdict.
 const LAST_EVENTS: usize = 3;
 
 /// The condition that ends the Job, if it has ended.
@@ -30,9 +30,9 @@ pub(crate) fn terminal(job: &Job) -> Option<&JobCondition> {
         .find(|c| matches!(c.type_.as_str(), "Complete" | "Failed") && c.status == "True")
 }
 
-/// The pod whose failure failed the Job, and its executor's exit code, in the words of the Job's condition:
-/// `Container executor for pod runs/x failed with exit code 143 matching FailJob rule at index 0`, or
-/// `Pod runs/x has condition DisruptionTarget matching ...`.
+/// Returns the pod whose failure failed the Job, and its executor's exit code. They are in the message of the Job's
+/// condition: `Container executor for pod runs/x failed with exit code 143 matching FailJob rule at index 0`, or `Pod
+/// runs/x has condition DisruptionTarget matching ...`.
 pub(crate) fn failure_of_pod(job: &Job) -> Option<(&str, Option<i32>)> {
     let message = terminal(job)?.message.as_deref()?;
     let (name, rest) = ["for pod ", "Pod "].into_iter().find_map(|before| {
@@ -46,7 +46,7 @@ pub(crate) fn failure_of_pod(job: &Job) -> Option<(&str, Option<i32>)> {
     Some((name, code))
 }
 
-/// How many pods the Job has or had, by its own account, which leaves out pods that a disruption ended.
+/// Returns how many pods the Job's status counts. It does not count pods that a disruption ended.
 pub(super) fn pods_counted(job: &Job) -> usize {
     let Some(status) = &job.status else { return 0 };
     let count = |count: Option<i32>| usize::try_from(count.unwrap_or(0)).unwrap_or(0);
@@ -59,7 +59,7 @@ pub(super) fn pods_counted(job: &Job) -> usize {
     pods_active(job) + count(status.terminating) + ended.max(uncounted)
 }
 
-/// How many pods the Job has that have not ended, by its own account.
+/// Returns how many pods that have not ended the Job's status counts.
 pub(super) fn pods_active(job: &Job) -> usize {
     let active = job.status.as_ref().and_then(|status| status.active);
     usize::try_from(active.unwrap_or(0)).unwrap_or(0)
@@ -74,12 +74,12 @@ pub(crate) fn created_pods(events: &[Event]) -> impl Iterator<Item = &str> {
         .map(str::trim)
 }
 
-/// Whether the Job has had a pod, as far as the Job and events about it tell.
+/// Whether the Job has had a pod, according to the Job and to events about it.
 pub(super) fn had_pod(job: &Job, events: &[Event]) -> bool {
     pods_counted(job) > 0 || created_pods(events).next().is_some()
 }
 
-/// Whether the Job controller may put another pod in the place of a failed one.
+/// Whether the Job controller may replace a failed pod.
 pub(super) fn may_try_again(job: &Job) -> bool {
     let limit = job.spec.as_ref().and_then(|spec| spec.backoff_limit);
     limit != Some(0)
@@ -93,8 +93,8 @@ pub(super) fn created(job: &Job) -> Option<Timestamp> {
     job.metadata.creation_timestamp.as_ref().map(|time| time.0)
 }
 
-/// When the Job was last released: by the launcher, which writes it down, or by a queue of the cluster. The Job controller
-/// sets the start time only when it comes to the Job, and sets it anew after each suspension.
+/// Returns when the Job was last released. The launcher writes it down; a queue of the cluster does not. The Job
+/// controller sets the start time only when it handles the Job, and sets it again after each suspension.
 pub(crate) fn released(job: &Job) -> Option<Timestamp> {
     let annotations = job.metadata.annotations.as_ref();
     let noted = annotations
@@ -105,16 +105,16 @@ pub(crate) fn released(job: &Job) -> Option<Timestamp> {
     noted.max(started.map(|time| time.0))
 }
 
-/// The pod of the Job that was made last.
+/// Returns the pod of the Job that was created last.
 pub(crate) fn newest(pods: &[Pod]) -> Option<&Pod> {
     in_order(pods).pop()
 }
 
-/// Pods in the order in which they were made.
+/// Returns the pods in the order of their creation.
 pub(crate) fn in_order<'a>(pods: impl IntoIterator<Item = &'a Pod>) -> Vec<&'a Pod> {
     let mut pods: Vec<&Pod> = pods.into_iter().collect();
-    // Creation is told in whole seconds; within one, a pod that has failed came before its replacement, which is made
-    // only then (`podReplacementPolicy: Failed`).
+    // Creation times are in whole seconds. Within one second, a failed pod was created before its replacement, because
+    // the replacement is created after the failure (`podReplacementPolicy: Failed`).
     pods.sort_by_key(|pod| {
         let status = pod.status.as_ref();
         let failed = status.and_then(|status| status.phase.as_deref()) == Some("Failed");
@@ -154,7 +154,7 @@ pub(super) fn condition<'a>(pod: &'a Pod, type_: &str) -> Option<&'a PodConditio
         .find(|condition| condition.type_ == type_)
 }
 
-/// Whether the cluster itself, not the executor, ended or is about to end the pod.
+/// Whether the cluster, not the executor, ended the pod or is about to end it.
 pub(super) fn is_disrupted(pod: &Pod) -> bool {
     condition(pod, "DisruptionTarget").is_some_and(|condition| condition.status == "True")
 }
@@ -165,8 +165,8 @@ pub(crate) fn condition_time(pod: &Pod, type_: &str) -> Option<Timestamp> {
     condition.last_transition_time.as_ref().map(|time| time.0)
 }
 
-/// Statuses of the init containers whose end counts: a native sidecar is stopped when the rest has ended, and
-/// what it ends with means nothing.
+/// Statuses of the init containers whose end matters. A native sidecar is stopped after the other containers, so its
+/// exit code means nothing.
 pub(super) fn init_statuses(pod: &Pod) -> impl Iterator<Item = &ContainerStatus> {
     let sidecars: Vec<&str> = pod
         .spec
@@ -181,7 +181,7 @@ pub(super) fn init_statuses(pod: &Pod) -> impl Iterator<Item = &ContainerStatus>
         .filter(move |status| !sidecars.contains(&status.name.as_str()))
 }
 
-/// Every container's status, init containers and sidecars included: each of them can keep the pod from starting.
+/// Statuses of all containers, with init containers and sidecars. Each of them can prevent the start of the pod.
 pub(super) fn all_statuses(pod: &Pod) -> impl Iterator<Item = &ContainerStatus> {
     pod.status.iter().flat_map(|status| {
         status
@@ -205,7 +205,7 @@ pub(crate) fn executor_state(pod: &Pod) -> Option<&ContainerState> {
     executor_status(pod)?.state.as_ref()
 }
 
-/// How the executor's container ended. After the restart of a node this may be in the last state.
+/// Returns how the executor's container ended. After a restart of the node, this may be in the last state.
 pub(super) fn executor_end(pod: &Pod) -> Option<&ContainerStateTerminated> {
     let status = executor_status(pod)?;
     [&status.state, &status.last_state]
@@ -213,22 +213,22 @@ pub(super) fn executor_end(pod: &Pod) -> Option<&ContainerStateTerminated> {
         .find_map(|state| state.as_ref()?.terminated.as_ref())
 }
 
-/// Whether a pod has come to its end, or is about to.
+/// Whether a pod has ended, or is about to end.
 pub(crate) fn has_ended(pod: &Pod) -> bool {
     matches!(phase(pod), "Succeeded" | "Failed")
         || executor_end(pod).is_some()
         || pod.metadata.deletion_timestamp.is_some()
 }
 
-/// Whether the deletion of the pod was asked for before its executor ended, and so may have ended it. A deletion bears
-/// the time at which it is to be complete.
+/// Whether the deletion of the pod was requested before its executor ended. Then the deletion may have ended it. The
+/// time of a deletion is the time at which it must be complete.
 pub(super) fn was_deleted_before_its_end(pod: &Pod) -> bool {
     let meta = &pod.metadata;
     let Some(deletion) = &meta.deletion_timestamp else {
         return false;
     };
-    // When the kubelet confirms the end of a pod, the API server writes the time of that over the one that was asked for.
-    // What stops an executor by a signal then was the deletion.
+    // When the kubelet confirms the end of a pod, the API server replaces the deletion time with the time of the end.
+    // If the executor was stopped by a signal then, the deletion stopped it.
     let is_confirmed = meta.deletion_grace_period_seconds == Some(0);
     if is_confirmed && matches!(exit_of(pod), Some(Exit::Signal(_))) {
         return true;
@@ -239,13 +239,13 @@ pub(super) fn was_deleted_before_its_end(pod: &Pod) -> bool {
     end.is_none_or(|end| asked <= end.0)
 }
 
-/// What the executor's container ended with, if that is a code of the executor.
+/// Returns the exit of the executor's container, if its code is one of the executor's.
 pub(super) fn exit_of(pod: &Pod) -> Option<Exit> {
     Exit::from_code(executor_end(pod)?.exit_code)
 }
 
-/// The kubelet's events that it started an executor. It names the container by a path in the pod; an event without one
-/// may be about any.
+/// Returns the kubelet's events about the start of an executor. An event names the container by a path in the pod. An
+/// event without a path may be about any container.
 pub(super) fn starts(events: &[Event]) -> impl Iterator<Item = &Event> {
     events.iter().filter(|event| {
         let path = event.involved_object.field_path.as_deref();
@@ -254,7 +254,7 @@ pub(super) fn starts(events: &[Event]) -> impl Iterator<Item = &Event> {
     })
 }
 
-/// The init container whose failure kept the executor from starting, and its end.
+/// Returns the init container whose failure prevented the start of the executor, and its end.
 pub(super) fn failed_init(pod: &Pod) -> Option<(&str, &ContainerStateTerminated)> {
     init_statuses(pod).find_map(|status| {
         let end = status.state.as_ref()?.terminated.as_ref()?;
@@ -262,8 +262,8 @@ pub(super) fn failed_init(pod: &Pod) -> Option<(&str, &ContainerStateTerminated)
     })
 }
 
-/// The containers beside the executor that still run, by name; native sidecars, which the kubelet ends, are not
-/// among them.
+/// Returns the names of the containers beside the executor that still run. Native sidecars are left out, because the
+/// kubelet ends them.
 pub(super) fn others_running(pod: &Pod) -> String {
     let statuses = pod.status.iter();
     let others = statuses
@@ -290,18 +290,18 @@ pub(crate) fn executor_ended(pod: &Pod) -> Option<Timestamp> {
     Some(executor_end(pod)?.finished_at.as_ref()?.0)
 }
 
-/// What stands before a report of which nothing proves that the executor wrote it. No report begins so.
+/// The prefix of a report without proof that the executor wrote it. No report begins with it.
 pub(crate) const UNPROVEN: &str = "not proven: ";
 
-/// So much of what such a report says is shown.
+/// The largest part of such a report that is shown.
 const MAX_UNPROVEN_CHARS: usize = 200;
 
-/// What such a report says, for a person.
+/// Returns what such a report contains, for a person.
 pub(super) fn unproven(pod: &Pod) -> Option<Evidence> {
     let message = executor_end(pod)?.message.as_deref()?;
     let report: FinalReport =
         serde_json::from_str(message.strip_prefix(UNPROVEN)?).unwrap_or_default();
-    // Code of the run may have written it: a line of its own could look like one of ours.
+    // Programs of the run may have written it. A line break would let it imitate Mayfly's lines.
     let said = report.error.map_or_else(String::new, |error| {
         let plain = error.chars().filter(|c| !c.is_control());
         format!(": {}", plain.take(MAX_UNPROVEN_CHARS).collect::<String>())
@@ -312,16 +312,16 @@ pub(super) fn unproven(pod: &Pod) -> Option<Evidence> {
     ))
 }
 
-/// The report the executor left as its termination message.
+/// Returns the report that the executor left as its termination message.
 pub(crate) fn final_report(pod: &Pod) -> Option<FinalReport> {
     let message = executor_end(pod)?.message.as_deref()?;
-    // Every field of a report has a default: only an object that names its outcome is one.
+    // Every field of a report has a default. So only an object with an outcome is a report.
     let value: serde_json::Value = serde_json::from_str(message.trim()).ok()?;
     value.get("outcome")?.as_u64()?;
     serde_json::from_value(value).ok()
 }
 
-/// The memory limit of the executor's container, as it was written.
+/// Returns the memory limit of the executor's container, as the specification spells it.
 pub(super) fn memory_limit(pod: &Pod) -> Option<&str> {
     let containers = &pod.spec.as_ref()?.containers;
     let executor = containers
@@ -332,7 +332,7 @@ pub(super) fn memory_limit(pod: &Pod) -> Option<&str> {
     limits.get("memory").map(|quantity| quantity.0.as_str())
 }
 
-/// When an event was seen last.
+/// Returns when an event was last seen.
 pub(crate) fn seen(event: &Event) -> Option<Timestamp> {
     let series = event
         .series
@@ -351,7 +351,7 @@ pub(crate) fn seen(event: &Event) -> Option<Timestamp> {
         })
 }
 
-/// When an event was seen first.
+/// Returns when an event was first seen.
 pub(super) fn first_seen(event: &Event) -> Option<Timestamp> {
     event
         .first_timestamp
@@ -361,7 +361,7 @@ pub(super) fn first_seen(event: &Event) -> Option<Timestamp> {
         .or_else(|| seen(event))
 }
 
-/// Whether an event is about this pod, as far as it tells. A Job that is tried again has several.
+/// Whether an event is about this pod. A Job that is tried again has several pods.
 pub(crate) fn is_about(event: &Event, pod: &Pod) -> bool {
     let uid = event.involved_object.uid.as_ref();
     uid.is_none_or(|uid| pod.metadata.uid.as_ref() == Some(uid))
@@ -383,7 +383,7 @@ pub(super) fn last_event<'a>(
         .max_by_key(|event| seen(event))
 }
 
-/// The last warnings, newest first, each text once.
+/// Returns the last warnings, newest first, without repetitions.
 pub(super) fn warnings(events: &[Event]) -> Vec<Evidence> {
     let mut warnings: Vec<&Event> = events
         .iter()
@@ -403,7 +403,7 @@ pub(super) fn warnings(events: &[Event]) -> Vec<Evidence> {
     evidence
 }
 
-/// Whether the step of a Job may change something. A plan changes nothing; of an unknown type it is not known.
+/// Whether the step of a Job may change something. A plan changes nothing. For an unknown type the answer is not known.
 pub(crate) fn may_change(job: &Job) -> bool {
     let labels = job.metadata.labels.as_ref();
     let step_type = labels

@@ -66,7 +66,7 @@ impl VerdictKind {
         Self::StateLocked,
     ];
 
-    /// The word on the wire and in tables.
+    /// The name in JSON and in tables.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Completed => "completed",
@@ -95,7 +95,7 @@ impl VerdictKind {
         }
     }
 
-    /// What the executor would have ended with, had it been able to.
+    /// The exit with which the executor would have ended, if it could.
     pub(crate) const fn outcome(self) -> Exit {
         match self {
             Self::Completed => Exit::Done,

@@ -1,4 +1,4 @@
-//! The lock that is still on the state of a run, and who holds it.
+//! The lock that is still on the state of a run, and its holder.
 
 use job_contract::report::{FinalReport, LockStatus, StateLock};
 use k8s_openapi::api::core::v1::Pod;
@@ -10,25 +10,25 @@ use super::model::Verdict;
 /// The source of the evidence about the holder.
 const HOLDER: &str = "lock holder";
 
-/// What is known of the pod a lock was taken in.
+/// What is known about the pod that took a lock.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum LockHolder {
-    /// It is there and has not ended; of which run, where it says so.
+    /// The pod exists and has not ended. Its run, if the pod names it.
     AtWork { run: Option<String> },
-    /// It is there and has ended.
+    /// The pod exists and has ended.
     Ended,
-    /// There is no such pod in the namespace that was looked in. A backend may be shared with runs of other namespaces
-    /// and clusters, so this alone does not prove that no run uses the lock.
+    /// The namespace has no such pod. Runs of other namespaces and clusters may use the same backend. So this alone
+    /// does not prove that no run uses the lock.
     Unseen { namespace: String },
-    /// Its name is not one that pods of runs have: a person's machine, or another program's.
+    /// No pod of a run has such a name. The lock comes from a person's machine or from another program.
     Elsewhere,
 }
 
 impl LockHolder {
-    /// Of the host a lock names, and the pod of that name in the namespace.
+    /// Returns the holder, from the host in the lock and the pod of that name.
     pub(crate) fn of(host: &str, namespace: &str, pod: Option<&Pod>) -> Self {
         let Some(pod) = pod else {
-            // As the launcher and the platform itself name them.
+            // The launcher and the platform use these names.
             return if host.starts_with("job-") {
                 Self::Unseen {
                     namespace: namespace.to_owned(),
@@ -67,7 +67,7 @@ impl LockHolder {
     }
 }
 
-/// The lock of a report that still is on the state.
+/// Returns the lock of a report, if it is still on the state.
 pub(super) fn standing_lock(report: &FinalReport) -> Option<&StateLock> {
     report
         .lock
@@ -75,7 +75,7 @@ pub(super) fn standing_lock(report: &FinalReport) -> Option<&StateLock> {
         .filter(|lock| lock.status != LockStatus::Released)
 }
 
-/// Puts the holder of the lock into the evidence, in place of an earlier one.
+/// Adds the holder of the lock to the evidence, and removes an earlier one.
 pub(super) fn put_holder(evidence: &mut Vec<Evidence>, host: &str, holder: &LockHolder) {
     evidence.retain(|known| known.source != HOLDER);
     let lock = evidence
@@ -85,19 +85,19 @@ pub(super) fn put_holder(evidence: &mut Vec<Evidence>, host: &str, holder: &Lock
     evidence.insert(at, Evidence::new(HOLDER, holder.words(host)));
 }
 
-/// What the evidence says of the holder.
+/// Returns what the evidence contains about the holder.
 pub(super) fn holder_in(evidence: &[Evidence]) -> Option<&str> {
     let found = evidence.iter().find(|known| known.source == HOLDER);
     found.map(|known| known.text.as_str())
 }
 
 impl Verdict {
-    /// Whether the launcher has something to add though the executor spoke.
-    pub(crate) fn wants_more(&self) -> bool {
+    /// Whether the launcher can add something to the executor's report.
+    pub(crate) fn needs_supplement(&self) -> bool {
         self.lacks_log() || self.lock_host().is_some()
     }
 
-    /// The host that the lock on the state names, if there is one: the name of a pod, if it was taken in one.
+    /// Returns the host that the lock on the state names. If a pod took the lock, this is the pod's name.
     pub fn lock_host(&self) -> Option<&str> {
         standing_lock(self.report.as_ref()?)?.host()
     }

@@ -1,5 +1,5 @@
-//! Pods whose node does not answer any more. Kubernetes shows their last state, for minutes or for ever: containers that
-//! run, or a pod that is being deleted and never goes.
+//! Finds pods whose node does not answer any more. Kubernetes shows their last state for minutes or for ever:
+//! containers that run, or a pod that is being deleted and never disappears.
 
 use k8s_openapi::api::batch::v1::Job;
 use k8s_openapi::api::core::v1::{Pod, PodCondition};
@@ -8,13 +8,13 @@ use k8s_openapi::jiff::{SignedDuration, Timestamp};
 use super::evidence::Evidence;
 use super::kind::VerdictKind;
 use super::model::Verdict;
-use super::step_start::Begun;
+use super::step_start::Started;
 use super::{advice, facts, step_start};
 
-/// How long a pod may still be there after the time it is given to end. A node that answers has killed it by then.
+/// How long a pod may still exist after its deletion time. A node that answers has killed it by then.
 const OVERDUE: SignedDuration = SignedDuration::from_secs(30);
 
-/// When a pod is overdue that has to be gone at this time.
+/// Returns when a pod is overdue whose deletion must be complete at this time.
 pub(super) fn overdue(gone_by: Timestamp) -> Timestamp {
     gone_by.checked_add(OVERDUE).unwrap_or(Timestamp::MAX)
 }
@@ -28,13 +28,13 @@ pub struct Suspect<'p> {
     pub overdue_from: Option<Timestamp>,
 }
 
-/// The pod of a run that is not over, where there is a sign that its node is lost, or will be when time has passed.
+/// Returns the pod of a run that is not over, if something shows that its node is lost, or will show it later.
 pub fn suspect(pods: &[Pod]) -> Option<Suspect<'_>> {
     let pod = facts::newest(pods)?;
     if matches!(facts::phase(pod), "Succeeded" | "Failed") || facts::executor_end(pod).is_some() {
         return None;
     }
-    // What is written there is when the pod has to be gone, its grace period included.
+    // The deletion time includes the grace period: it is the time at which the pod must be gone.
     let deletion = pod.metadata.deletion_timestamp.as_ref();
     let found = Suspect {
         pod,
@@ -44,8 +44,8 @@ pub fn suspect(pods: &[Pod]) -> Option<Suspect<'_>> {
     (found.unready.is_some() || found.overdue_from.is_some()).then_some(found)
 }
 
-/// The kubelet calls a pod unready when one of its containers is. The node controller does so for a node that does not
-/// answer, and leaves the containers as they are.
+/// The kubelet marks a pod unready when one of its containers is unready. If a node does not answer, the node
+/// controller marks its pods unready, and does not change the containers.
 fn unready(pod: &Pod) -> Option<&PodCondition> {
     let runs = facts::executor_state(pod).is_some_and(|state| state.running.is_some());
     let containers = facts::condition(pod, "ContainersReady")?;
@@ -56,18 +56,18 @@ fn unready(pod: &Pod) -> Option<&PodCondition> {
 }
 
 impl Suspect<'_> {
-    /// Whether the cluster itself says that the node does not answer.
+    /// Whether the cluster reports that the node does not answer.
     pub fn is_unready(&self) -> bool {
         self.unready.is_some()
     }
 
-    /// Whether the pod should be gone for long.
+    /// Whether the pod should have been gone for a long time.
     pub fn is_overdue(&self, now: Timestamp) -> bool {
         self.overdue_from.is_some_and(|from| from <= now)
     }
 
-    /// The verdict on its run, of whose executor nothing is heard. The Job has still to be stopped, so that no other pod
-    /// takes its place: whether this one still runs is unknown.
+    /// Returns the verdict on its run. Its executor sends nothing any more. The Job must still be stopped, so that no
+    /// other pod replaces this one. It is not known whether this one still runs.
     pub fn verdict(&self, job: &Job) -> Verdict {
         let node = facts::node(self.pod).unwrap_or("?");
         let mut evidence = vec![Evidence::new("pod", facts::name(self.pod))];
@@ -88,8 +88,8 @@ impl Suspect<'_> {
             evidence,
             advice: None,
             outcome: kind.outcome(),
-            // Even where no container was seen to start: it may have been started since.
-            begun: step_start::of_pod(self.pod, &[]).max(Begun::Unknown),
+            // A container without an observed start may have started since.
+            started: step_start::of_pod(self.pod, &[]).max(Started::Unknown),
             may_change: facts::may_change(job),
             job_over: false,
             report: None,
@@ -150,7 +150,7 @@ mod tests {
         assert!(!found.is_unready() && !found.is_overdue(at("2026-01-01T00:05:29Z")));
         assert!(found.is_overdue(at("2026-01-01T00:05:30Z")));
         let verdict = found.verdict(&Job::default());
-        assert_eq!(verdict.begun, Begun::Yes);
+        assert_eq!(verdict.started, Started::Yes);
         assert!(!verdict.job_over);
         assert!(verdict.sentence.contains("`node-3`"), "{verdict:?}");
     }

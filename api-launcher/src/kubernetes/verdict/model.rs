@@ -1,4 +1,4 @@
-//! The types in which verdicts and observations are said.
+//! The types of verdicts and observations.
 
 use std::time::Duration;
 
@@ -11,29 +11,29 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use super::evidence::Evidence;
 use super::kind::VerdictKind;
-use super::step_start::Begun;
+use super::step_start::Started;
 
-/// What the cluster has of a run.
+/// The objects of a run in the cluster.
 pub(super) struct RunObjects<'a> {
     pub(super) job: &'a Job,
     pub(super) pods: &'a [Pod],
     pub(super) events: &'a [Event],
 }
 
-/// How long each kind of waiting may last.
+/// Timeouts of each kind of wait.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Timeouts {
-    /// No pod for a released Job: from here on it is explained.
+    /// A released Job without a pod: after this time, the wait is explained.
     pub no_pod_explain: Duration,
-    /// No pod for a released Job: from here on it has failed, unless quota or a suspension holds it.
+    /// A released Job without a pod: after this time, the run has failed, unless a quota or a suspension holds it.
     pub no_pod: Duration,
-    /// No node for the pod.
+    /// A pod without a node.
     pub unschedulable: Duration,
-    /// The image or the configuration of a container cannot be had.
+    /// A container without its image or configuration.
     pub container_error: Duration,
-    /// From a node for the pod to the executor's start: pulls, volumes, init containers.
+    /// From the pod's node to the start of the executor: pulls, volumes, init containers.
     pub start: Duration,
-    /// From the executor's end to the end of the containers beside it, which are then stopped.
+    /// From the end of the executor to the end of the other containers. They are then stopped.
     pub linger: Duration,
 }
 
@@ -50,14 +50,14 @@ impl Default for Timeouts {
     }
 }
 
-/// What is observed of a run.
+/// The observed state of a run.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Observation {
-    /// Nothing of the run's own has started yet.
+    /// Nothing of the run has started yet.
     Waiting(Wait),
-    /// The executor is at work, or it has ended and the Job's own condition is still to come.
+    /// The executor runs. Or it has ended, and the Job's condition does not show it yet.
     InProgress,
-    /// The run is over, or it was given up.
+    /// The run is over, or the launcher has given it up.
     Ended(Box<Verdict>),
 }
 
@@ -69,7 +69,7 @@ pub struct Wait {
     pub sentence: String,
     /// When this wait began.
     pub since: Timestamp,
-    /// When the observation changes though nothing happens in the cluster; `None` while there is no limit.
+    /// When the observation changes although nothing happens in the cluster. `None`: there is no limit.
     pub until: Option<Timestamp>,
 }
 
@@ -77,34 +77,34 @@ pub struct Wait {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum WaitReason {
-    /// Held back until others have ended, or by a queue of the cluster.
+    /// Suspended until other runs have ended, or until a queue of the cluster admits it.
     Queued,
-    /// The pod is about to be created.
+    /// The Job controller is about to create the pod.
     Pod,
-    /// The pod should have been created by now.
+    /// The Job controller should have created the pod by now.
     NoPod,
-    /// A resource quota has no room for the pod.
+    /// A resource quota is exhausted.
     Quota,
     /// The API server refuses the pod.
     Admission,
-    /// No node takes the pod.
+    /// No node fits the pod.
     Node,
-    /// The image is not there yet.
+    /// The image is not pulled yet.
     Image,
-    /// A Secret, a `ConfigMap` or a volume is not there yet.
+    /// A Secret, a `ConfigMap` or a volume is missing.
     Config,
     /// Volumes, network, init containers.
     Start,
     /// The node cannot set up the pod.
     Sandbox,
-    /// A pod failed before it did anything; Kubernetes makes another.
+    /// A pod failed before it started the step. Kubernetes creates another one.
     AnotherPod,
-    /// Everything that was asked to stop is stopping.
+    /// The pod is being stopped.
     Stopping,
 }
 
 impl WaitReason {
-    /// Whether the sentence tells the reader something. The first seconds of every run are not news.
+    /// Whether the sentence is news for the reader. The first seconds of every run are not.
     pub const fn is_news(self) -> bool {
         !matches!(self, Self::Pod | Self::Start | Self::Stopping)
     }
@@ -117,28 +117,27 @@ pub struct Verdict {
     pub kind: VerdictKind,
     /// The cause, in one sentence.
     pub sentence: String,
-    /// What the sentence rests on, most telling first.
+    /// The facts behind the sentence, the most important first.
     pub evidence: Vec<Evidence>,
     /// What to do about it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub advice: Option<String>,
-    /// What an executor that could still speak would have ended with.
+    /// The exit with which the executor would have ended, if it could.
     #[serde(serialize_with = "exit_code", deserialize_with = "exit_of_code")]
     pub outcome: Exit,
-    /// Whether the step had begun, that is, whether anything may have been changed.
-    #[serde(rename = "started")]
-    pub begun: Begun,
+    /// Whether the step was started. Only then may something have been changed.
+    pub started: Started,
     /// Whether a step of this type may change anything. A plan does not.
     #[serde(default = "may_change_by_default")]
     pub may_change: bool,
-    /// Whether the Job is over, or ends by itself. Otherwise it has still to be stopped.
+    /// Whether the Job is over, or ends by itself. Otherwise it must still be stopped.
     pub job_over: bool,
-    /// The executor's own words, if it left any.
+    /// The executor's report, if it left one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub report: Option<FinalReport>,
 }
 
-/// Of a verdict that was recorded without it.
+/// For recorded verdicts without this field.
 const fn may_change_by_default() -> bool {
     true
 }
@@ -158,8 +157,8 @@ fn exit_of_code<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Exit, D::E
 }
 
 impl Verdict {
-    /// Whether the executor reported the end of the run itself, so that the launcher need not.
-    pub fn spoke(&self) -> bool {
+    /// Whether the executor itself reported the end of the run. Then the launcher need not report it.
+    pub fn executor_reported(&self) -> bool {
         self.report
             .as_ref()
             .is_some_and(|report| !report.unreported)
@@ -182,16 +181,16 @@ impl Verdict {
         lines.join("\n")
     }
 
-    /// The executor's report of a step that was done, of which the platform was not told.
+    /// Returns the executor's report of a successful step that the platform does not know yet.
     pub fn unreported_success(&self) -> Option<&FinalReport> {
         self.report
             .as_ref()
             .filter(|report| report.is_unreported_success())
     }
 
-    /// Whether the log of the run may be missing lines that its container still has.
+    /// Whether the run log may lack lines that the container still has.
     pub fn lacks_log(&self) -> bool {
         let complete = |report: &FinalReport| !report.unreported && report.lost_log_lines == 0;
-        self.begun != Begun::No && !self.report.as_ref().is_some_and(complete)
+        self.started != Started::No && !self.report.as_ref().is_some_and(complete)
     }
 }

@@ -1,4 +1,4 @@
-//! What a pod waits for that is not running yet: a node, its containers, images and volumes.
+//! Determines what a pending pod waits for: a node, its containers, images or volumes.
 
 use std::time::Duration;
 
@@ -94,7 +94,7 @@ struct Container<'a> {
     image: &'a str,
 }
 
-/// Which verdict a container's reason for waiting leads to when it stays.
+/// Returns the verdict for a container that keeps this reason for waiting.
 fn stuck_kind(state: &ContainerStateWaiting) -> Option<VerdictKind> {
     Some(match state.reason.as_deref()? {
         "ErrImagePull"
@@ -125,7 +125,7 @@ fn stuck_container(
     limits: &WaitLimits<'_>,
 ) -> Observation {
     let reason = state.reason.as_deref().unwrap_or("?");
-    // The state carries no time. The first complaint about it does, when events can be read.
+    // The state has no time. The first event about it has, if events are readable.
     let complaint = facts::last_event(
         run.events,
         &["Failed", "InspectFailed", "ErrImageNeverPull"],
@@ -165,9 +165,10 @@ fn stuck_container(
     given_up(kind, sentence, evidence, run)
 }
 
-/// The most telling words for a container that cannot start: a back-off only says that it has failed before.
+/// Returns the most exact message for a container that cannot start. A back-off only shows that it failed before.
 fn cause(state: &ContainerStateWaiting, complaint: Option<&Event>) -> String {
-    // Between attempts the kubelet repeats the cause behind its back-off; said alike, it is no change.
+    // Between attempts, the kubelet repeats the cause after its back-off. The same sentence is used, so that it is no
+    // change.
     let said = state.message.as_deref().map(|said| {
         said.rsplit_once("ErrImagePull: ")
             .map_or(said, |(_, cause)| cause)
@@ -217,7 +218,7 @@ fn starting(
     )
 }
 
-/// Why a pod with a node has not started yet, and the verdict if it never does.
+/// Returns why a pod with a node has not started yet, and the verdict if it never starts.
 fn obstacle(
     pod: &Pod,
     events: &[Event],
@@ -273,13 +274,13 @@ fn last_event_of<'a>(pod: &Pod, events: &'a [Event], reasons: &[&str]) -> Option
     facts::last_event(events, reasons)
 }
 
-/// The last complaint about a volume, unless all volumes are mounted by now: only then does the kubelet set up the pod
-/// and fetch images.
+/// Returns the last warning about a volume, unless all volumes are mounted. Only after that does the kubelet set up the
+/// pod and pull images.
 fn failed_mount<'a>(pod: &Pod, events: &'a [Event]) -> Option<&'a Event> {
     const MOUNTED: [&str; 4] = ["FailedCreatePodSandBox", "Pulling", "Pulled", "Created"];
     let is_complaint = |event: &&Event| {
         let message = event.message.as_deref().unwrap_or_default();
-        // After a while the kubelet also says that it still waits, without the cause.
+        // After a while, the kubelet also reports that it still waits. That message lacks the cause.
         !message.contains("timed out waiting for the condition")
     };
     let of_pod = || events.iter().filter(|event| facts::is_about(event, pod));
@@ -292,7 +293,7 @@ fn failed_mount<'a>(pod: &Pod, events: &'a [Event]) -> Option<&'a Event> {
     (!is_set_up && !is_mounted).then_some(complaint)
 }
 
-/// The words of a pull that has begun and not ended.
+/// Returns the message of a pull that is in progress.
 fn pulling<'a>(pod: &Pod, events: &'a [Event]) -> Option<&'a str> {
     let begun = last_event_of(pod, events, &["Pulling"])?;
     let done = last_event_of(pod, events, &["Pulled"]);

@@ -1,4 +1,4 @@
-//! How one pod of a run ended, by the most specific source there is.
+//! Determines how one pod of a run ended, from the most specific source.
 
 use std::fmt::Write as _;
 
@@ -8,7 +8,7 @@ use k8s_openapi::api::core::v1::{ContainerStateTerminated, Event, Pod};
 
 use super::evidence::Evidence;
 use super::kind::VerdictKind;
-use super::step_start::Begun;
+use super::step_start::Started;
 use super::{facts, step_start};
 
 /// SIGKILL, as an exit code.
@@ -18,18 +18,18 @@ pub(super) const KILLED: i32 = 137;
 pub(super) struct PodEnd {
     pub(super) kind: VerdictKind,
     pub(super) sentence: String,
-    pub(super) begun: Begun,
+    pub(super) started: Started,
     pub(super) evidence: Vec<Evidence>,
     pub(super) outcome: Exit,
     pub(super) report: Option<FinalReport>,
 }
 
 impl PodEnd {
-    pub(super) fn silent(kind: VerdictKind, sentence: String, begun: Begun) -> Self {
+    pub(super) fn silent(kind: VerdictKind, sentence: String, started: Started) -> Self {
         Self {
             kind,
             sentence,
-            begun,
+            started,
             evidence: Vec::new(),
             outcome: kind.outcome(),
             report: None,
@@ -42,22 +42,22 @@ impl PodEnd {
     }
 }
 
-/// How a pod ended, by the most specific source there is.
+/// Determines how a pod ended, from the most specific source.
 pub(super) fn of_pod(pod: &Pod, events: &[Event]) -> PodEnd {
-    let begun = step_start::of_pod(pod, events);
+    let started = step_start::of_pod(pod, events);
     let mut end = spoken(pod)
-        .or_else(|| by_pod_reason(pod, begun))
-        .or_else(|| by_disruption(pod, begun))
+        .or_else(|| by_pod_reason(pod, started))
+        .or_else(|| by_disruption(pod, started))
         .or_else(|| by_init_container(pod))
-        .or_else(|| by_executor(pod, begun))
-        .unwrap_or_else(|| vanished(pod, begun));
-    // An executor that was told to stop says so, but not why: that the pod knows.
+        .or_else(|| by_executor(pod, started))
+        .unwrap_or_else(|| vanished(pod, started));
+    // An executor that was stopped reports this, but does not know the cause. The pod shows the cause.
     if matches!(
         end.kind,
         VerdictKind::Signalled | VerdictKind::Infrastructure
-    ) && let Some(cause) = by_pod_reason(pod, begun)
-        .or_else(|| by_disruption(pod, begun))
-        .or_else(|| by_deletion(pod, begun))
+    ) && let Some(cause) = by_pod_reason(pod, started)
+        .or_else(|| by_disruption(pod, started))
+        .or_else(|| by_deletion(pod, started))
     {
         end.kind = cause.kind;
         end.evidence.push(Evidence::new("executor", end.sentence));
@@ -79,7 +79,7 @@ fn spoken(pod: &Pod) -> Option<PodEnd> {
             Some(StopReason::Silence) => VerdictKind::Silence,
             Some(StopReason::Memory) => VerdictKind::MemoryStop,
             _ if report.lock.as_ref().is_some_and(in_the_way) => VerdictKind::StateLocked,
-            // Where the kernel kills one process at a time, the executor survives its tool.
+            // If the kernel kills only one process, the executor survives its tool.
             _ if was_out_of_memory(pod) => VerdictKind::OomKilled,
             Some(StopReason::Signal) | None => VerdictKind::StepFailed,
         },
@@ -107,15 +107,15 @@ fn spoken(pod: &Pod) -> Option<PodEnd> {
     Some(PodEnd {
         kind,
         sentence,
-        begun: step_start::by_exit(exit),
+        started: step_start::by_exit(exit),
         evidence: Vec::new(),
         outcome: exit,
         report: Some(report),
     })
 }
 
-/// The reason the kubelet or the node controller wrote into the pod's status.
-fn by_pod_reason(pod: &Pod, begun: Begun) -> Option<PodEnd> {
+/// Uses the reason that the kubelet or the node controller wrote into the pod's status.
+fn by_pod_reason(pod: &Pod, started: Started) -> Option<PodEnd> {
     let status = pod.status.as_ref()?;
     let reason = status.reason.as_deref()?;
     let words = status.message.as_deref().map_or("", str::trim);
@@ -151,14 +151,14 @@ fn by_pod_reason(pod: &Pod, begun: Begun) -> Option<PodEnd> {
         ),
         _ => return None,
     };
-    let mut end = PodEnd::silent(kind, sentence.trim_end_matches(": ").to_owned(), begun);
+    let mut end = PodEnd::silent(kind, sentence.trim_end_matches(": ").to_owned(), started);
     end.evidence
         .push(Evidence::new("pod status", join(reason, words)));
     Some(end)
 }
 
-/// The condition that marks a pod as disrupted by the cluster.
-fn by_disruption(pod: &Pod, begun: Begun) -> Option<PodEnd> {
+/// Uses the condition that marks a pod as disrupted by the cluster.
+fn by_disruption(pod: &Pod, started: Started) -> Option<PodEnd> {
     let condition = facts::condition(pod, "DisruptionTarget").filter(|c| c.status == "True")?;
     let reason = condition.reason.as_deref().unwrap_or("?");
     let node = facts::node(pod).unwrap_or("?");
@@ -184,7 +184,7 @@ fn by_disruption(pod: &Pod, begun: Begun) -> Option<PodEnd> {
             format!("the cluster removed the pod from `{node}`"),
         ),
     };
-    let mut end = PodEnd::silent(kind, sentence, begun);
+    let mut end = PodEnd::silent(kind, sentence, started);
     let words = condition.message.as_deref().unwrap_or_default();
     end.evidence.push(Evidence::new(
         "pod condition DisruptionTarget",
@@ -202,7 +202,7 @@ fn by_init_container(pod: &Pod) -> Option<PodEnd> {
             "init container `{name}` ended with exit code {} ({why}), so the executor never started",
             end.exit_code
         ),
-        Begun::No,
+        Started::No,
     );
     if let Some(words) = end.message.as_deref().filter(|words| !words.is_empty()) {
         found.evidence.push(Evidence::new(
@@ -226,25 +226,25 @@ fn than_its_limit(pod: &Pod) -> String {
     )
 }
 
-fn by_executor(pod: &Pod, begun: Begun) -> Option<PodEnd> {
+fn by_executor(pod: &Pod, started: Started) -> Option<PodEnd> {
     let end = facts::executor_end(pod)?;
     let code = end.exit_code;
     let reason = end.reason.as_deref().unwrap_or_default();
     let words = end.message.as_deref().map_or("", str::trim);
-    // The reason is the same where one process was killed, and nothing came of it.
+    // The reason is the same if only one process was killed and the step succeeded anyway.
     if was_out_of_memory(pod) && code != 0 {
         let than = than_its_limit(pod);
         return Some(PodEnd::silent(
             VerdictKind::OomKilled,
             format!("the executor was killed for using more memory {than}"),
-            begun,
+            started,
         ));
     }
     if matches!(reason, "ContainerCannotRun" | "StartError") {
         return Some(PodEnd::silent(
             VerdictKind::ConfigMissing,
             format!("the executor's container could not be run: {words}"),
-            begun,
+            started,
         ));
     }
     if reason == facts::STATUS_UNKNOWN {
@@ -255,20 +255,20 @@ fn by_executor(pod: &Pod, begun: Begun) -> Option<PodEnd> {
         return Some(PodEnd::silent(
             VerdictKind::NodeLost,
             format!("the node `{node}` no longer knows how the executor ended"),
-            begun,
+            started,
         ));
     }
-    // What containerd says of a container that was lost with its node's last boot.
+    // containerd reports this for a container that was lost in a restart of its node.
     if code == 255 && reason == "Unknown" {
         let node = facts::node(pod).unwrap_or("?");
         return Some(PodEnd::silent(
             VerdictKind::NodeLost,
             format!("the node `{node}` was restarted while the executor ran"),
-            begun,
+            started,
         ));
     }
-    let mut end = by_exit_code(code, begun);
-    // Any process may send SIGKILL. If the kernel did, for lack of memory, the kubelet reports it.
+    let mut end = by_exit_code(code, started);
+    // Any process can send SIGKILL. If the kernel sends it for lack of memory, the kubelet reports that.
     if let Some(limit) = facts::memory_limit(pod).filter(|_| code == KILLED) {
         let _ = write!(
             end.sentence,
@@ -278,7 +278,7 @@ fn by_executor(pod: &Pod, begun: Begun) -> Option<PodEnd> {
     Some(end)
 }
 
-pub(super) fn by_exit_code(code: i32, begun: Begun) -> PodEnd {
+pub(super) fn by_exit_code(code: i32, started: Started) -> PodEnd {
     let exit = Exit::from_code(code);
     let (kind, sentence) = match exit {
         Some(Exit::Done) => (VerdictKind::Completed, "the step ran to its end".to_owned()),
@@ -315,43 +315,43 @@ pub(super) fn by_exit_code(code: i32, begun: Begun) -> PodEnd {
             format!("the executor ended with exit code {code}, which it never uses itself"),
         ),
     };
-    let mut end = PodEnd::silent(kind, sentence, begun);
+    let mut end = PodEnd::silent(kind, sentence, started);
     if let Some(exit) = exit {
         end.outcome = exit;
     }
     end
 }
 
-/// Whatever the cluster deletes for reasons of its own has the condition of a disruption. The Job controller's deletions
-/// have none: why it ends its pods, the Job says.
-fn by_deletion(pod: &Pod, begun: Begun) -> Option<PodEnd> {
+/// If the cluster itself deletes a pod, the pod has a disruption condition. A pod that the Job controller deletes has
+/// none: the Job has the reason.
+fn by_deletion(pod: &Pod, started: Started) -> Option<PodEnd> {
     if !facts::was_deleted_before_its_end(pod) {
         return None;
     }
-    let when = match begun {
-        Begun::Yes => "while the executor ran",
-        Begun::Unknown => "when the executor may have been running",
-        Begun::No => "before the step had begun",
+    let when = match started {
+        Started::Yes => "while the executor ran",
+        Started::Unknown => "when the executor may have been running",
+        Started::No => "before the step had begun",
     };
     let sentence = format!("the pod was deleted {when}");
-    Some(PodEnd::silent(VerdictKind::Deleted, sentence, begun))
+    Some(PodEnd::silent(VerdictKind::Deleted, sentence, started))
 }
 
-/// Nothing tells how the container ended.
-fn vanished(pod: &Pod, begun: Begun) -> PodEnd {
-    if let Some(end) = by_deletion(pod, begun) {
+/// Nothing shows how the container ended.
+fn vanished(pod: &Pod, started: Started) -> PodEnd {
+    if let Some(end) = by_deletion(pod, started) {
         return end;
     }
     if facts::phase(pod) == "Succeeded" {
         return no_pod_complete();
     }
     let sentence = "the pod ended and nothing shows how it ended".to_owned();
-    PodEnd::silent(VerdictKind::Lost, sentence, begun)
+    PodEnd::silent(VerdictKind::Lost, sentence, started)
 }
 
 pub(super) fn no_pod_complete() -> PodEnd {
     let sentence = "the step ran to its end; its pod is gone".to_owned();
-    PodEnd::silent(VerdictKind::Completed, sentence, Begun::Yes)
+    PodEnd::silent(VerdictKind::Completed, sentence, Started::Yes)
 }
 
 fn join(reason: &str, words: &str) -> String {

@@ -3,12 +3,12 @@
 /// Why the Job controller could not create the pod.
 pub(super) enum PodRejection<'a> {
     Quota(&'a str),
-    /// An object the pod names is not there: its service account.
+    /// An object that the pod names is missing: its service account.
     MissingObject(&'a str),
     Admission(&'a str),
 }
 
-/// Takes the API server's words out of a `FailedCreate` event. Only an exceeded quota passes by itself.
+/// Extracts the API server's message from a `FailedCreate` event. Only an exceeded quota is temporary.
 pub(super) fn pod_rejection(message: &str) -> PodRejection<'_> {
     let text = message
         .trim()
@@ -22,7 +22,7 @@ pub(super) fn pod_rejection(message: &str) -> PodRejection<'_> {
     }
 }
 
-/// Whether these words say that an object which the pod names does not exist. Nothing changes until it is created.
+/// Whether this message reports a missing object that the pod names. Nothing changes until the object is created.
 pub(super) fn names_missing_object(words: &str) -> bool {
     const KINDS: [&str; 4] = [
         "configmap",
@@ -30,7 +30,7 @@ pub(super) fn names_missing_object(words: &str) -> bool {
         "persistentvolumeclaim",
         "serviceaccount",
     ];
-    // These name an object that is there, and a key or a volume that is not.
+    // These messages are about an existing object, and a missing key or volume.
     const OTHERS: [&str; 3] = [
         "references non-existent config key",
         "references non-existent secret key",

@@ -1,4 +1,4 @@
-//! What an executor's report says of changes, state and lock, as evidence.
+//! Turns an executor's report of changes, state and lock into evidence.
 
 use std::fmt::Write as _;
 
@@ -6,7 +6,7 @@ use job_contract::report::{ApplyProgress, FinalReport, LockStatus, StateLock, St
 
 use super::evidence::Evidence;
 
-/// What the report says of changes, state and lock.
+/// Returns the report's content about changes, state and lock.
 pub(super) fn evidence(report: &FinalReport) -> Vec<Evidence> {
     let changes = report.progress.as_ref().map(changes_text);
     let state = report.state.map(|state| match state {

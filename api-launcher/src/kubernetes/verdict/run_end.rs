@@ -1,4 +1,4 @@
-//! Verdicts on runs that are over, whose Job is gone, or that were given up.
+//! Builds verdicts on runs that are over, whose Job is gone, or that were given up.
 
 use job_contract::Exit;
 use k8s_openapi::api::core::v1::{Event, Pod};
@@ -8,22 +8,22 @@ use super::kind::VerdictKind;
 use super::model::{RunObjects, Verdict};
 use super::pod_end::{PodEnd, by_exit_code, no_pod_complete, of_pod};
 use super::pod_rejection::{PodRejection, pod_rejection};
-use super::step_start::{Begun, began_most, speaker};
+use super::step_start::{Started, deciding_pod, most_certain_start};
 use super::{advice, facts, report_evidence, step_start};
 use crate::kubernetes::cluster::annotations::CANCELLED_AT;
 
-/// The verdict on a Job whose condition says that it is over.
+/// Returns the verdict on a Job whose condition shows that it is over.
 pub(super) fn ended(run: &RunObjects<'_>) -> Verdict {
     let condition = facts::terminal(run.job);
     let complete = condition.is_some_and(|condition| condition.type_ == "Complete");
     let reason = condition.and_then(|condition| condition.reason.as_deref());
-    let mut end = match speaker(run.pods, run.events) {
+    let mut end = match deciding_pod(run.pods, run.events) {
         Some(pod) => of_pod(pod, run.events),
         None if complete => no_pod_complete(),
         None => no_pod_failed(run),
     };
     let silent = end.report.is_none() || end.is_stopped();
-    // A pod that was never let in is the cause; the deadline only ended the wait for it.
+    // If the cluster never admitted the pod, that is the cause. The deadline only ended the wait.
     let refused = matches!(
         end.kind,
         VerdictKind::QuotaExceeded | VerdictKind::AdmissionRefused | VerdictKind::ConfigMissing
@@ -40,47 +40,47 @@ pub(super) fn ended(run: &RunObjects<'_>) -> Verdict {
     verdict(end, run)
 }
 
-/// The verdict on a Job that is no longer there.
+/// Returns the verdict on a Job that is gone.
 pub(super) fn gone(run: &RunObjects<'_>) -> Verdict {
     if facts::terminal(run.job).is_some() {
         return ended(run);
     }
-    let speaker = speaker(run.pods, run.events);
-    let ended_before = speaker.is_some_and(|pod| {
+    let deciding_pod = deciding_pod(run.pods, run.events);
+    let ended_before = deciding_pod.is_some_and(|pod| {
         facts::executor_end(pod).is_some() && !facts::was_deleted_before_its_end(pod)
     });
-    let end = match speaker.map(|pod| of_pod(pod, run.events)) {
+    let end = match deciding_pod.map(|pod| of_pod(pod, run.events)) {
         Some(end) if (end.report.is_some() || ended_before) && !end.is_stopped() => end,
         other => deleted(run, other),
     };
     verdict(end, run)
 }
 
-/// The verdict on a run whose executor has ended, and whose pod ends by itself.
+/// Returns the verdict on a run whose executor has ended. Its pod ends by itself.
 pub(super) fn executor_ended(run: &RunObjects<'_>) -> Verdict {
-    let end =
-        speaker(run.pods, run.events).map_or_else(no_pod_complete, |pod| of_pod(pod, run.events));
+    let end = deciding_pod(run.pods, run.events)
+        .map_or_else(no_pod_complete, |pod| of_pod(pod, run.events));
     verdict(end, run)
 }
 
-/// The verdict on a run of which only events are left. They tell nothing of what they do not name.
-pub(super) fn traced(run: &RunObjects<'_>) -> Verdict {
+/// Returns the verdict on a run of which only events are left.
+pub(super) fn from_events(run: &RunObjects<'_>) -> Verdict {
     let mut end = if facts::terminal(run.job).is_some() {
         ended(run)
     } else {
         let sentence = "the run's Job is gone, and nothing shows how the run ended".to_owned();
         verdict(
-            PodEnd::silent(VerdictKind::Lost, sentence, Begun::Unknown),
+            PodEnd::silent(VerdictKind::Lost, sentence, Started::Unknown),
             run,
         )
     };
-    // That no pod is named says nothing: its events may be too old to be kept.
-    end.begun = end.begun.max(Begun::Unknown);
+    // Without an event, a pod may still have existed: events are kept for a limited time.
+    end.started = end.started.max(Started::Unknown);
     end.advice = advice::advice(&end, None);
     end
 }
 
-/// The verdict of an executor that has ended in a pod that still runs and has to be stopped.
+/// Returns the verdict on an ended executor whose pod still runs and must be stopped.
 pub(super) fn cut_short(run: &RunObjects<'_>, why: Evidence) -> Verdict {
     let mut verdict = executor_ended(run);
     verdict.evidence.push(why);
@@ -88,8 +88,8 @@ pub(super) fn cut_short(run: &RunObjects<'_>, why: Evidence) -> Verdict {
     verdict
 }
 
-/// The verdict on a run whose newest pod, if it has any, waits in vain. If an earlier pod began, the end of that pod is
-/// the run's.
+/// Returns the verdict on a run whose newest pod never starts, or that has no pod. If an earlier pod started the step,
+/// the end of that pod is the end of the run.
 pub(super) fn given_up(
     kind: VerdictKind,
     sentence: String,
@@ -98,8 +98,8 @@ pub(super) fn given_up(
 ) -> Verdict {
     let waits = facts::newest(run.pods);
     let earlier = run.pods.iter().filter(|pod| !is_same(pod, waits));
-    let end = match began_most(earlier, run.events) {
-        Some((pod, begun)) if begun != Begun::No => {
+    let end = match most_certain_start(earlier, run.events) {
+        Some((pod, started)) if started != Started::No => {
             let mut end = of_pod(pod, run.events);
             let later = waits.map(|pod| Evidence::new(later(pod), sentence));
             end.evidence.extend(later);
@@ -108,7 +108,7 @@ pub(super) fn given_up(
         }
         _ => PodEnd {
             evidence,
-            ..PodEnd::silent(kind, sentence, Begun::No)
+            ..PodEnd::silent(kind, sentence, Started::No)
         },
     };
     Verdict {
@@ -119,9 +119,9 @@ pub(super) fn given_up(
 
 fn verdict(mut end: PodEnd, run: &RunObjects<'_>) -> Verdict {
     let RunObjects { job, pods, events } = *run;
-    end.begun = end.begun.max(step_start::of_run(job, pods, events));
-    // This code says that the step is safe to run again.
-    if end.begun != Begun::No && end.outcome == Exit::Infrastructure {
+    end.started = end.started.max(step_start::of_run(job, pods, events));
+    // This exit code would mean that the step can run again safely.
+    if end.started != Started::No && end.outcome == Exit::Infrastructure {
         end.outcome = VerdictKind::Lost.outcome();
     }
     match &end.report {
@@ -141,7 +141,7 @@ fn verdict(mut end: PodEnd, run: &RunObjects<'_>) -> Verdict {
         evidence: end.evidence,
         advice: None,
         outcome: end.outcome,
-        begun: end.begun,
+        started: end.started,
         may_change: facts::may_change(job),
         job_over: true,
         report: end.report,
@@ -158,13 +158,13 @@ fn later(pod: &Pod) -> String {
     format!("later pod {}", facts::name(pod))
 }
 
-/// How the other pods ended.
+/// Adds how the other pods ended.
 fn others(pods: &[Pod], events: &[Event]) -> Vec<Evidence> {
-    let (Some(speaker), newest) = (speaker(pods, events), facts::newest(pods)) else {
+    let (Some(deciding_pod), newest) = (deciding_pod(pods, events), facts::newest(pods)) else {
         return Vec::new();
     };
     pods.iter()
-        .filter(|pod| !is_same(pod, Some(speaker)) && facts::has_ended(pod))
+        .filter(|pod| !is_same(pod, Some(deciding_pod)) && facts::has_ended(pod))
         .map(|pod| {
             let source = if is_same(pod, newest) {
                 later(pod)
@@ -184,26 +184,26 @@ fn no_pod_failed(run: &RunObjects<'_>) -> PodEnd {
         Some(PodRejection::Quota(text)) => PodEnd::silent(
             VerdictKind::QuotaExceeded,
             format!("there was no room in the namespace's quota: {text}"),
-            Begun::No,
+            Started::No,
         ),
         Some(PodRejection::MissingObject(text)) => PodEnd::silent(
             VerdictKind::ConfigMissing,
             format!("the pod of this run could not be created: {text}"),
-            Begun::No,
+            Started::No,
         ),
         Some(PodRejection::Admission(text)) => PodEnd::silent(
             VerdictKind::AdmissionRefused,
             format!("the API server refused the pod of this run: {text}"),
-            Begun::No,
+            Started::No,
         ),
         None => last_words(run),
     }
 }
 
-/// What the cluster still tells of a pod that is gone: events about it, and the Job's reason to fail.
+/// Uses what the cluster still has about a pod that is gone: events, and the reason in the Job's condition.
 fn last_words(run: &RunObjects<'_>) -> PodEnd {
     let words = |reasons| facts::last_event(run.events, reasons)?.message.as_deref();
-    let silent = |kind, sentence| PodEnd::silent(kind, sentence, Begun::Unknown);
+    let silent = |kind, sentence| PodEnd::silent(kind, sentence, Started::Unknown);
     if let Some(words) = words(&["Preempted"]) {
         let sentence = "the pod had to make room for one of higher priority".to_owned();
         let mut end = silent(VerdictKind::Preempted, sentence);
@@ -222,7 +222,7 @@ fn last_words(run: &RunObjects<'_>) -> PodEnd {
     match facts::failure_of_pod(run.job) {
         Some((_, Some(code))) => by_exit_code(
             code,
-            Exit::from_code(code).map_or(Begun::Yes, step_start::by_exit),
+            Exit::from_code(code).map_or(Started::Yes, step_start::by_exit),
         ),
         Some((_, None)) => silent(
             VerdictKind::Evicted,
@@ -242,12 +242,12 @@ fn deadline(run: &RunObjects<'_>, end: PodEnd) -> PodEnd {
         .as_ref()
         .and_then(|spec| spec.active_deadline_seconds);
     let limit = seconds.map_or(String::new(), |seconds| format!(" of {seconds} s"));
-    // Where no pod is left, the Job and its events tell.
-    let begun = match speaker(run.pods, run.events) {
-        Some(_) => end.begun,
+    // If no pod is left, the Job and its events decide.
+    let started = match deciding_pod(run.pods, run.events) {
+        Some(_) => end.started,
         None => step_start::of_run(run.job, run.pods, run.events),
     };
-    let unscheduled = if begun == Begun::No {
+    let unscheduled = if started == Started::No {
         ", before it had started"
     } else {
         ""
@@ -259,7 +259,7 @@ fn deadline(run: &RunObjects<'_>, end: PodEnd) -> PodEnd {
     PodEnd {
         kind: VerdictKind::DeadlineExceeded,
         sentence: format!("the run exceeded its deadline{limit}{unscheduled}"),
-        begun,
+        started,
         evidence,
         outcome: end
             .report
@@ -271,11 +271,11 @@ fn deadline(run: &RunObjects<'_>, end: PodEnd) -> PodEnd {
 
 fn deleted(run: &RunObjects<'_>, end: Option<PodEnd>) -> PodEnd {
     let job = run.job;
-    let begun = step_start::of_run(job, run.pods, run.events);
-    let when = match begun {
-        Begun::Yes => "while it was running",
-        Begun::Unknown => "when it may have been running",
-        Begun::No => "before it had started",
+    let started = step_start::of_run(job, run.pods, run.events);
+    let when = match started {
+        Started::Yes => "while it was running",
+        Started::Unknown => "when it may have been running",
+        Started::No => "before it had started",
     };
     let cancelled = job
         .metadata
@@ -297,6 +297,6 @@ fn deleted(run: &RunObjects<'_>, end: Option<PodEnd>) -> PodEnd {
     PodEnd {
         evidence,
         report,
-        ..PodEnd::silent(kind, sentence, begun)
+        ..PodEnd::silent(kind, sentence, started)
     }
 }

@@ -129,8 +129,8 @@ fn the_executors_report_is_the_verdict(#[case] code: i32, #[case] reason: &str, 
     assert_eq!(verdict.sentence, "init failed");
     assert_eq!(verdict.advice.as_deref(), Some("look at the log"));
     assert_eq!(verdict.outcome, Exit::StepFailed);
-    assert!(verdict.spoke() && verdict.job_over);
-    assert_eq!(verdict.begun, Begun::Yes);
+    assert!(verdict.executor_reported() && verdict.job_over);
+    assert_eq!(verdict.started, Started::Yes);
 }
 
 #[rstest]
@@ -140,7 +140,7 @@ fn the_executors_report_is_the_verdict(#[case] code: i32, #[case] reason: &str, 
 fn a_termination_message_of_others_is_not_a_report(#[case] message: &str) {
     let pod = pod(ended_container(1, "Error", message));
     let verdict = end(see(&failed(), &[pod], &[], 60));
-    assert!(!verdict.spoke());
+    assert!(!verdict.executor_reported());
     assert_eq!(verdict.kind, VerdictKind::StepFailed);
 }
 
@@ -170,7 +170,7 @@ fn an_end_without_a_report_is_explained_from_the_container(
     let pod = pod(ended_container(code, reason, ""));
     let verdict = end(see(&failed(), &[pod], &[], 60));
     assert_eq!(verdict.kind, kind);
-    assert!(!verdict.spoke());
+    assert!(!verdict.executor_reported());
     assert!(
         verdict
             .evidence
@@ -235,22 +235,22 @@ fn a_killed_executor_was_out_of_memory_only_if_the_kubelet_reports_it() {
 }
 
 #[rstest]
-#[case("Evicted", VerdictKind::Evicted, Begun::No)]
-#[case("Preempting", VerdictKind::Preempted, Begun::No)]
-#[case("NodeLost", VerdictKind::NodeLost, Begun::Unknown)]
-#[case("Terminated", VerdictKind::NodeLost, Begun::No)]
-#[case("NodeShutdown", VerdictKind::NodeLost, Begun::No)]
-#[case("OutOfcpu", VerdictKind::Infrastructure, Begun::No)]
-#[case("UnexpectedAdmissionError", VerdictKind::Infrastructure, Begun::No)]
+#[case("Evicted", VerdictKind::Evicted, Started::No)]
+#[case("Preempting", VerdictKind::Preempted, Started::No)]
+#[case("NodeLost", VerdictKind::NodeLost, Started::Unknown)]
+#[case("Terminated", VerdictKind::NodeLost, Started::No)]
+#[case("NodeShutdown", VerdictKind::NodeLost, Started::No)]
+#[case("OutOfcpu", VerdictKind::Infrastructure, Started::No)]
+#[case("UnexpectedAdmissionError", VerdictKind::Infrastructure, Started::No)]
 fn the_reason_of_the_pod_counts(
     #[case] reason: &str,
     #[case] kind: VerdictKind,
-    #[case] begun: Begun,
+    #[case] started: Started,
 ) {
     let pod = pod(json!({"status": {"phase": "Failed", "reason": reason,
         "message": "The node was low on resource: ephemeral-storage."}}));
     let verdict = end(see(&failed(), &[pod], &[], 60));
-    assert_eq!((verdict.kind, verdict.begun), (kind, begun));
+    assert_eq!((verdict.kind, verdict.started), (kind, started));
     assert!(verdict.evidence.iter().any(|fact| {
         fact.text
             .contains("The node was low on resource: ephemeral-storage.")
@@ -271,7 +271,7 @@ fn a_disruption_is_named(#[case] reason: &str, #[case] kind: VerdictKind) {
             {"type": "DisruptionTarget", "status": "True", "reason": reason, "message": "why"}]}}),
     );
     let verdict = end(see(&failed(), &[pod(state)], &[], 60));
-    assert_eq!((verdict.kind, verdict.begun), (kind, Begun::Yes));
+    assert_eq!((verdict.kind, verdict.started), (kind, Started::Yes));
     assert!(verdict.advice.unwrap().contains("plan again"));
 }
 
@@ -285,7 +285,7 @@ fn the_report_of_a_stopped_executor_does_not_hide_the_cause() {
     );
     let verdict = end(see(&failed(), &[pod(state)], &[], 60));
     assert_eq!(verdict.kind, VerdictKind::Evicted);
-    assert!(verdict.spoke());
+    assert!(verdict.executor_reported());
     assert!(
         verdict
             .evidence
@@ -341,7 +341,7 @@ fn a_job_that_failed_at_its_deadline_is_over_with_its_pod() {
 fn a_failed_job_without_a_trace_is_lost() {
     let verdict = end(see(&failed(), &[], &[], 60));
     assert_eq!(verdict.kind, VerdictKind::Lost);
-    assert_eq!(verdict.begun, Begun::Unknown);
+    assert_eq!(verdict.started, Started::Unknown);
     assert!(verdict.evidence[0].text.contains("BackoffLimitExceeded"));
 }
 
@@ -349,8 +349,8 @@ fn a_failed_job_without_a_trace_is_lost() {
 fn a_deleted_job_is_deleted_before_or_while_it_ran() {
     let before = gone(&job(json!({})), &[], &[]);
     assert_eq!(
-        (before.kind, before.begun),
-        (VerdictKind::Deleted, Begun::No)
+        (before.kind, before.started),
+        (VerdictKind::Deleted, Started::No)
     );
     let running = pod(
         json!({"status": {"phase": "Running", "containerStatuses": [{
@@ -359,8 +359,8 @@ fn a_deleted_job_is_deleted_before_or_while_it_ran() {
     );
     let during = gone(&job(json!({})), &[running], &[]);
     assert_eq!(
-        (during.kind, during.begun),
-        (VerdictKind::Deleted, Begun::Yes)
+        (during.kind, during.started),
+        (VerdictKind::Deleted, Started::Yes)
     );
     let reported = pod(ended_container(0, "Completed", r#"{"outcome":0}"#));
     let after = gone(&job(json!({})), &[reported], &[]);
@@ -378,15 +378,15 @@ fn a_deleted_job_whose_pod_may_not_be_looked_at_may_have_changed_something() {
             let job = job(json!({"metadata": metadata, "status": {count: 1}}));
             let verdict = gone(&job, &[], &[]);
             assert_eq!(
-                (verdict.kind, verdict.begun),
-                (kind, Begun::Unknown),
+                (verdict.kind, verdict.started),
+                (kind, Started::Unknown),
                 "{count}"
             );
             assert!(verdict.advice.unwrap().starts_with("plan again"), "{count}");
         }
     }
     let never = job(json!({"status": {"active": 0, "failed": 0}}));
-    assert_eq!(gone(&never, &[], &[]).begun, Begun::No);
+    assert_eq!(gone(&never, &[], &[]).started, Started::No);
 }
 
 #[test]
@@ -434,16 +434,19 @@ fn a_pod_that_finds_the_step_begun_leaves_the_verdict_to_the_one_that_began_it()
     let second = created(pod(ended_container(76, "Error", claimed)), "p2", 70);
     let verdict = end(see(&failed(), &[second.clone(), first], &[], 100));
     assert_eq!(
-        (verdict.kind, verdict.begun),
-        (VerdictKind::Evicted, Begun::Yes)
+        (verdict.kind, verdict.started),
+        (VerdictKind::Evicted, Started::Yes)
     );
-    assert!(!verdict.spoke(), "the platform was told by neither");
+    assert!(
+        !verdict.executor_reported(),
+        "the platform was told by neither"
+    );
     let mut evidence = verdict.evidence.iter();
     assert!(evidence.any(|fact| fact.source == "later pod job-412-7-p2"));
     // Without the first, its end is not known, but the platform has to be told all the same.
     let verdict = end(see(&failed(), &[second], &[], 100));
     assert_eq!(verdict.kind, VerdictKind::Claimed);
-    assert!(!verdict.spoke());
+    assert!(!verdict.executor_reported());
 }
 
 #[test]
@@ -451,11 +454,11 @@ fn the_verdict_of_a_disrupted_pod_that_began_nothing_has_the_reason() {
     let stopped = r#"{"outcome":75,"error":"stopped by signal 15","unreported":true}"#;
     let verdict = end(see(&failed(), &[disrupted(75, stopped)], &[], 60));
     assert_eq!(
-        (verdict.kind, verdict.begun),
-        (VerdictKind::Evicted, Begun::No)
+        (verdict.kind, verdict.started),
+        (VerdictKind::Evicted, Started::No)
     );
     assert_eq!(verdict.outcome, Exit::Infrastructure);
-    assert!(!verdict.spoke());
+    assert!(!verdict.executor_reported());
 }
 
 #[rstest]
@@ -525,42 +528,42 @@ fn started(uid: &str, path: &str) -> Event {
 #[test]
 fn a_container_that_the_node_lost_had_begun_if_the_kubelet_reported_its_start() {
     let pod = pod(status_unknown());
-    let begun = |events: &[Event]| {
+    let start_of = |events: &[Event]| {
         let verdict = end(see(&failed(), std::slice::from_ref(&pod), events, 60));
         assert_eq!(verdict.kind, VerdictKind::NodeLost);
         let advice = verdict.advice.unwrap();
         assert!(advice.starts_with("plan again before applying"), "{advice}");
-        verdict.begun
+        verdict.started
     };
     assert_eq!(
-        begun(&[started("p1", "spec.containers{executor}")]),
-        Begun::Yes
+        start_of(&[started("p1", "spec.containers{executor}")]),
+        Started::Yes
     );
-    assert_eq!(begun(&[]), Begun::Unknown);
+    assert_eq!(start_of(&[]), Started::Unknown);
     assert_eq!(
-        begun(&[started("p1", "spec.initContainers{proxy}")]),
-        Begun::Unknown
+        start_of(&[started("p1", "spec.initContainers{proxy}")]),
+        Started::Unknown
     );
 }
 
 #[rstest]
-#[case::bad_configuration(64, "Error", Begun::No)]
-#[case::bad_job_data(65, "Error", Begun::No)]
-#[case::infrastructure(75, "Error", Begun::No)]
-#[case::no_such_binary(128, "StartError", Begun::No)]
+#[case::bad_configuration(64, "Error", Started::No)]
+#[case::bad_job_data(65, "Error", Started::No)]
+#[case::infrastructure(75, "Error", Started::No)]
+#[case::no_such_binary(128, "StartError", Started::No)]
 // Another pod of the run has the claim.
-#[case::claimed(76, "Error", Begun::Yes)]
-#[case::failed(1, "Error", Begun::Yes)]
-#[case::killed(137, "Error", Begun::Yes)]
-#[case::foreign(99, "Error", Begun::Yes)]
-#[case::restarted_node(255, "Unknown", Begun::Yes)]
+#[case::claimed(76, "Error", Started::Yes)]
+#[case::failed(1, "Error", Started::Yes)]
+#[case::killed(137, "Error", Started::Yes)]
+#[case::foreign(99, "Error", Started::Yes)]
+#[case::restarted_node(255, "Unknown", Started::Yes)]
 fn the_exit_code_decides_whether_the_step_began(
     #[case] code: i32,
     #[case] reason: &str,
-    #[case] begun: Begun,
+    #[case] started: Started,
 ) {
     let pod = pod(ended_container(code, reason, ""));
-    assert_eq!(end(see(&failed(), &[pod], &[], 60)).begun, begun);
+    assert_eq!(end(see(&failed(), &[pod], &[], 60)).started, started);
 }
 
 fn unschedulable() -> Pod {
@@ -588,8 +591,8 @@ fn a_replacement_that_never_ran_does_not_hide_the_pod_that_began(#[case] job: Jo
     );
     let verdict = end(see(&job, &[unschedulable(), pod(lost)], &[], 1400));
     assert_eq!(
-        (verdict.kind, verdict.begun),
-        (VerdictKind::NodeLost, Begun::Yes)
+        (verdict.kind, verdict.started),
+        (VerdictKind::NodeLost, Started::Yes)
     );
     assert_eq!(verdict.outcome, Exit::Signal(9));
     let advice = verdict.advice.unwrap();
@@ -601,30 +604,33 @@ fn a_replacement_that_never_ran_does_not_hide_the_pod_that_began(#[case] job: Jo
 
 /// The object of the first pod is gone, as after a restart of the launcher.
 #[rstest]
-#[case::counted(json!({"failed": 1, "active": 1}), vec![], Begun::Unknown)]
-#[case::created(json!({}), vec![event("SuccessfulCreate", "Created pod: job-412-7-p1", 1)], Begun::Unknown)]
-#[case::started(json!({}), vec![started("p1", "spec.containers{executor}")], Begun::Yes)]
-#[case::late(json!({}), vec![], Begun::Unknown)]
-#[case::refused_before(json!({}), vec![event("FailedCreate", "exceeded quota: runs", 100)], Begun::No)]
+#[case::counted(json!({"failed": 1, "active": 1}), vec![], Started::Unknown)]
+#[case::created(json!({}), vec![event("SuccessfulCreate", "Created pod: job-412-7-p1", 1)], Started::Unknown)]
+#[case::started(json!({}), vec![started("p1", "spec.containers{executor}")], Started::Yes)]
+#[case::late(json!({}), vec![], Started::Unknown)]
+#[case::refused_before(json!({}), vec![event("FailedCreate", "exceeded quota: runs", 100)], Started::No)]
 fn a_replacement_that_never_ran_is_no_evidence_about_a_deleted_pod(
     #[case] status: Value,
     #[case] events: Vec<Event>,
-    #[case] begun: Begun,
+    #[case] started: Started,
 ) {
     let job = job(json!({"status": status}));
     let verdict = end(see(&job, &[unschedulable()], &events, 1400));
     assert_eq!(
-        (verdict.kind, verdict.begun),
-        (VerdictKind::NeverScheduled, begun)
+        (verdict.kind, verdict.started),
+        (VerdictKind::NeverScheduled, started)
     );
     let advice = verdict.advice.unwrap();
     assert_eq!(
         advice.contains("plan again before applying"),
-        begun != Begun::No,
+        started != Started::No,
         "{advice}"
     );
     // This code would say that the step is safe to run again.
-    assert_eq!(verdict.outcome == Exit::Infrastructure, begun == Begun::No);
+    assert_eq!(
+        verdict.outcome == Exit::Infrastructure,
+        started == Started::No
+    );
 }
 
 #[rstest]
@@ -667,12 +673,12 @@ fn a_plan_that_was_cut_off_has_changed_nothing(#[case] code: i32, #[case] reason
 #[test]
 fn to_start_again_is_advised_only_where_nothing_began() {
     for kind in VerdictKind::ALL {
-        for begun in [Begun::Yes, Begun::Unknown] {
+        for started in [Started::Yes, Started::Unknown] {
             for may_change in [true, false] {
-                let next = advice::next_step(kind, begun, may_change).unwrap_or_default();
+                let next = advice::next_step(kind, started, may_change).unwrap_or_default();
                 assert!(
                     !next.contains("start the run again"),
-                    "{kind} {begun:?}: {next}"
+                    "{kind} {started:?}: {next}"
                 );
             }
         }
@@ -690,7 +696,7 @@ fn what_is_not_known_is_null_for_machines_and_stays_unknown_when_it_is_read_agai
     old["started"] = json!(true);
     old.as_object_mut().unwrap().remove("mayChange");
     let old: Verdict = serde_json::from_value(old).unwrap();
-    assert_eq!((old.begun, old.may_change), (Begun::Yes, true));
+    assert_eq!((old.started, old.may_change), (Started::Yes, true));
 }
 
 /// `kubectl delete pod`: nothing but the deletion marks the pod.
@@ -698,15 +704,15 @@ fn what_is_not_known_is_null_for_machines_and_stays_unknown_when_it_is_read_agai
 #[case::with_a_report(
     143,
     r#"{"jobId":"412","stepId":"7","outcome":143,"error":"stopped by SIGTERM"}"#,
-    Begun::Yes
+    Started::Yes
 )]
-#[case::silent(143, "", Begun::Yes)]
-#[case::killed(137, "", Begun::Yes)]
-#[case::before_the_claim(75, "", Begun::No)]
+#[case::silent(143, "", Started::Yes)]
+#[case::killed(137, "", Started::Yes)]
+#[case::before_the_claim(75, "", Started::No)]
 fn the_verdict_of_a_deleted_pod_names_the_deletion(
     #[case] code: i32,
     #[case] message: &str,
-    #[case] begun: Begun,
+    #[case] started: Started,
 ) {
     let deleted = |seconds: i64| {
         let mut patch = ended_container(code, "Error", message);
@@ -718,7 +724,10 @@ fn the_verdict_of_a_deleted_pod_names_the_deletion(
         pod(patch)
     };
     let verdict = end(see(&failed(), &[deleted(75)], &[], 60));
-    assert_eq!((verdict.kind, verdict.begun), (VerdictKind::Deleted, begun));
+    assert_eq!(
+        (verdict.kind, verdict.started),
+        (VerdictKind::Deleted, started)
+    );
     // It had ended at 50, before it was deleted.
     let verdict = end(see(&failed(), &[deleted(1000)], &[], 1000));
     assert_ne!(verdict.kind, VerdictKind::Deleted);
@@ -726,8 +735,8 @@ fn the_verdict_of_a_deleted_pod_names_the_deletion(
     let late = over("Failed", "DeadlineExceeded");
     let verdict = end(see(&late, &[deleted(75)], &[], 60));
     assert_eq!(
-        (verdict.kind, verdict.begun),
-        (VerdictKind::DeadlineExceeded, begun)
+        (verdict.kind, verdict.started),
+        (VerdictKind::DeadlineExceeded, started)
     );
 }
 
@@ -790,7 +799,7 @@ fn a_run_ends_with_its_executor_and_what_outlives_it_is_stopped_after_its_time()
     let job = job(json!({}));
     let verdict = end(see(&job, &with_mesh, &[], 50));
     assert_eq!(verdict.kind, VerdictKind::Completed);
-    assert!(verdict.spoke() && verdict.job_over);
+    assert!(verdict.executor_reported() && verdict.job_over);
     let (until, fact) = lingers(&with_mesh, &Timeouts::default()).unwrap();
     assert_eq!(until, at(110), "a minute after the executor's end");
     assert!(fact.text.contains("`mesh`"));
@@ -799,7 +808,7 @@ fn a_run_ends_with_its_executor_and_what_outlives_it_is_stopped_after_its_time()
     alone.status.as_mut().unwrap().init_container_statuses = native;
     let verdict = end(see(&job, std::slice::from_ref(&alone), &[], 50));
     assert_eq!(verdict.kind, VerdictKind::Completed);
-    assert!(verdict.spoke() && verdict.job_over);
+    assert!(verdict.executor_reported() && verdict.job_over);
     assert!(lingers(&[alone], &Timeouts::default()).is_none());
 }
 
@@ -951,7 +960,7 @@ fn a_refused_pod_is_explained_at_once_and_failed_after_its_grace() {
     let verdict = end(see(&job(json!({})), &[], &events, 120));
     assert_eq!(verdict.kind, VerdictKind::AdmissionRefused);
     assert!(!verdict.job_over);
-    assert_eq!(verdict.begun, Begun::No);
+    assert_eq!(verdict.started, Started::No);
     assert!(verdict.sentence.contains("violates PodSecurity"));
 }
 
@@ -1090,8 +1099,8 @@ fn a_volume_whose_source_is_missing_has_thirty_seconds(#[case] words: &str) {
     );
     let verdict = end(seen(40));
     assert_eq!(
-        (verdict.kind, verdict.begun),
-        (VerdictKind::ConfigMissing, Begun::No)
+        (verdict.kind, verdict.started),
+        (VerdictKind::ConfigMissing, Started::No)
     );
     assert!(verdict.sentence.contains(words), "{}", verdict.sentence);
     assert!(!verdict.job_over);

@@ -1,4 +1,4 @@
-//! What is observed of runs whose Job is not over.
+//! Observes runs whose Job is not over.
 
 use job_contract::Exit;
 use k8s_openapi::api::batch::v1::Job;
@@ -11,7 +11,7 @@ use super::lost_node::overdue;
 use super::model::{Observation, RunObjects, Timeouts, WaitReason};
 use super::pending_pod::pending;
 use super::pod_rejection::{PodRejection, pod_rejection};
-use super::step_start::Begun;
+use super::step_start::Started;
 use super::wait::{WaitLimits, after, given_up, lacking, waiting};
 use super::{facts, pod_end, run_end, step_start};
 use crate::kubernetes::cluster::labels;
@@ -36,7 +36,7 @@ pub(super) fn unfinished(run: &RunObjects<'_>, now: Timestamp, timeouts: &Timeou
             failed_pod(run, pod, &limits)
         }
         "Pending" => pending(run, pod, &limits),
-        // The executor has ended; the Job's own word on it is still to come.
+        // The executor has ended. The Job's condition does not show it yet.
         "Running" => lingering(run, pod, &limits),
         "Succeeded" => Observation::InProgress,
         "Failed" => failed_pod(run, pod, &limits),
@@ -54,8 +54,8 @@ fn stopping(job: &Job, limits: &WaitLimits<'_>) -> Observation {
     )
 }
 
-/// The wait for a pod that Kubernetes stops at the deadline of its Job. Before Kubernetes 1.31, the Job has failed by then. On a
-/// node that does not answer, the pod may never end.
+/// Returns the wait for a pod that Kubernetes stops at the deadline of its Job. Before Kubernetes 1.31, the Job has
+/// already failed then. On a node that does not answer, the pod may never end.
 pub(super) fn stopped_at_deadline(run: &RunObjects<'_>, now: Timestamp) -> Option<Observation> {
     let end = facts::terminal(run.job)?;
     let pod = facts::newest(run.pods)?;
@@ -65,7 +65,7 @@ pub(super) fn stopped_at_deadline(run: &RunObjects<'_>, now: Timestamp) -> Optio
         return None;
     }
     let since = end.last_transition_time.as_ref()?.0;
-    // Job and pods are watched apart: the deletion of the pod may be yet to be seen.
+    // Job and pods are watched separately, so the deletion of the pod may not be visible yet.
     let deletion = pod.metadata.deletion_timestamp.as_ref();
     let until = overdue(deletion.map_or(since, |time| time.0));
     let sentence = "being stopped at its deadline";
@@ -80,7 +80,7 @@ fn without_pod(run: &RunObjects<'_>, limits: &WaitLimits<'_>) -> Observation {
     if facts::is_suspended(job) {
         return queued(job, limits);
     }
-    // Without a note of the release, the Job was released a moment ago as far as is known.
+    // Without a recorded release, the Job counts as just released.
     let since = facts::released(job).unwrap_or(limits.now);
     let rejection = facts::last_event(events, &["FailedCreate"])
         .and_then(|event| event.message.as_deref())
@@ -90,7 +90,7 @@ fn without_pod(run: &RunObjects<'_>, limits: &WaitLimits<'_>) -> Observation {
             let sentence = format!("waiting for room in the namespace's quota: {text}");
             waiting(WaitReason::Quota, sentence, since, None)
         }
-        // Its pod is gone, which is no reason to wait less than for the first.
+        // A replacement pod may take as long as the first one.
         None if facts::had_pod(job, events) => pod_gone(job, since),
         Some(PodRejection::MissingObject(text)) => {
             let sentence = format!("the pod cannot be created: {text}");
@@ -113,7 +113,8 @@ fn queued(job: &Job, limits: &WaitLimits<'_>) -> Observation {
 
 fn pod_gone(job: &Job, since: Timestamp) -> Observation {
     if facts::pods_active(job) > 0 {
-        // Job and pods are watched apart: the pod is yet to be seen, or its end was seen before the Job's count of it.
+        // Job and pods are watched separately. Either the pod is not visible yet, or its end is visible before the
+        // Job's count of it.
         return waiting(WaitReason::Pod, "waiting for the pod", since, None);
     }
     let sentence = "the pod of this run is gone; Kubernetes makes another, or ends the Job";
@@ -156,8 +157,9 @@ fn no_pod(since: Timestamp, run: &RunObjects<'_>, limits: &WaitLimits<'_>) -> Ob
     waiting(WaitReason::Pod, "waiting for the pod", since, until)
 }
 
-/// The executor has ended, and its pod has not. With that the run is over, whatever goes on beside it. Only where another pod
-/// would follow, it is stopped with what keeps that from coming.
+/// Handles an executor that has ended in a pod that has not. The run is over, even if other containers still run. If
+/// Kubernetes would replace the pod, these containers delay the replacement. After a timeout, the launcher stops the
+/// Job.
 fn lingering(run: &RunObjects<'_>, pod: &Pod, limits: &WaitLimits<'_>) -> Observation {
     if facts::executor_ended(pod).is_none() {
         return Observation::InProgress;
@@ -182,19 +184,19 @@ pub(super) fn lingers(pod: &Pod, timeouts: &Timeouts) -> Option<(Timestamp, Evid
     (!others.is_empty()).then(|| (after(ended, timeouts.linger), Evidence::new("pod", text)))
 }
 
-/// Whether the Job controller may make another pod in the place of this one, which has ended or is about to: where the
-/// executor ended before the claim, or where it was killed by a disruption.
+/// Whether the Job controller may replace this pod, which has ended or is about to end. It does so if the executor
+/// ended before the claim, or if a disruption killed it.
 fn may_be_replaced(run: &RunObjects<'_>, pod: &Pod) -> bool {
     let code = facts::executor_end(pod).map(|end| end.exit_code);
     let again = match code {
-        None => facts::is_disrupted(pod) || step_start::of_pod(pod, run.events) == Begun::No,
+        None => facts::is_disrupted(pod) || step_start::of_pod(pod, run.events) == Started::No,
         Some(pod_end::KILLED) => facts::is_disrupted(pod),
         Some(code) => code == i32::from(Exit::Infrastructure.code()),
     };
     again && facts::may_try_again(run.job)
 }
 
-/// The pod failed, the Job has not: either its condition is about to follow, or another pod is.
+/// The pod failed and the Job did not. Either the Job's condition follows, or another pod.
 fn failed_pod(run: &RunObjects<'_>, pod: &Pod, limits: &WaitLimits<'_>) -> Observation {
     if !may_be_replaced(run, pod) {
         return Observation::InProgress;

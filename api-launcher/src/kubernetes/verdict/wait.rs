@@ -1,4 +1,4 @@
-//! What the observations of waiting runs have in common: time limits, and what follows from them.
+//! Time limits of waiting runs, and what follows when they expire.
 
 use std::time::Duration;
 
@@ -9,7 +9,7 @@ use super::kind::VerdictKind;
 use super::model::{Observation, RunObjects, Timeouts, Wait, WaitReason};
 use super::run_end;
 
-/// The time, and how long things may take.
+/// The current time and the timeouts.
 pub(super) struct WaitLimits<'a> {
     pub(super) now: Timestamp,
     pub(super) timeouts: &'a Timeouts,
@@ -42,7 +42,7 @@ pub(super) fn waiting(
     })
 }
 
-/// A verdict on a run for which Kubernetes would still wait.
+/// Builds the verdict on a run for which Kubernetes would still wait.
 pub(super) fn given_up(
     kind: VerdictKind,
     sentence: String,
@@ -52,7 +52,7 @@ pub(super) fn given_up(
     Observation::Ended(Box::new(run_end::given_up(kind, sentence, evidence, run)))
 }
 
-/// A run that lacks an object which its pod names.
+/// Handles a run whose pod names a missing object.
 pub(super) fn lacking(
     sentence: String,
     since: Timestamp,

@@ -21,12 +21,13 @@ use crate::lease::Lease;
 use crate::{Outcome, PlanReference, StartReport, StepRef};
 use runtime::Deadline;
 
-/// The run waits for this report. The final report has all of its content too.
+/// The step starts only after this report or its timeout. So the timeout is short: the report of the outcome has the same
+/// content.
 const START_REPORT_TIMEOUT: Duration = Duration::from_secs(30);
 
 impl Terrakube {
-    /// Reports that the step runs, unless its job or the step itself has ended. If a step were set back to running, it
-    /// would be reported, and its job changed, a second time.
+    /// Reports that the step runs, unless its job or the step itself has ended. A step must not be set back to running:
+    /// its outcome would be reported a second time, and would change its job a second time.
     pub async fn report_running(
         &self,
         step: &StepRef,

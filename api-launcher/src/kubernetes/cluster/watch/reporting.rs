@@ -34,12 +34,12 @@ impl Transition<'_> {
             self.wake_at(due, &run.job_ref.run.name);
             return;
         }
-        let has_reported = verdict.spoke() && verdict.job_over;
-        let wants_more = has_reported && verdict.wants_more();
+        let has_reported = verdict.executor_reported() && verdict.job_over;
+        let needs_supplement = has_reported && verdict.needs_supplement();
         let verdict = Box::new(verdict);
         let request = if !has_reported {
             Request::Report { verdict, keep }
-        } else if wants_more {
+        } else if needs_supplement {
             Request::CompleteReport { verdict, keep }
         } else {
             // The report of a pod that is being deleted is lost with the pod.
@@ -98,7 +98,7 @@ impl Transition<'_> {
         let observation = Observation::Ended(Box::new(verdict.clone()));
         let key = run.job_ref.run.clone();
         self.call(ObserverCall::Observation(key, observation));
-        if verdict.spoke() {
+        if verdict.executor_reported() {
             return;
         }
         if was_kept_long_enough(&run, self.now.server) {

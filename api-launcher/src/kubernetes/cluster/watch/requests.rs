@@ -145,7 +145,7 @@ impl Cluster {
                 _ => {}
             }
         }
-        if verdict.spoke() {
+        if verdict.executor_reported() {
             self.note_reported(job, Some(&verdict), keep).await;
             return ReportOutcome::Delivered;
         }
@@ -208,7 +208,7 @@ impl Cluster {
             uid: Some(uid.to_owned()),
             resource_version: None,
         });
-        self.ask("remove an ended run", || jobs.delete(name, &params))
+        self.request_with_retries("remove an ended run", || jobs.delete(name, &params))
             .await
             .map(drop)
     }

@@ -199,7 +199,7 @@ fn log(line: Diagnostic) {
             step_id = run.step_id,
             verdict = verdict.kind.name(),
             exit = verdict.outcome.code(),
-            spoke = verdict.spoke(),
+            executor_reported = verdict.executor_reported(),
             sentence = verdict.sentence,
             "a run has ended"
         ),

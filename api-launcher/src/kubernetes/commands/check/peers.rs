@@ -1,4 +1,5 @@
-//! What runs and launcher speak to outside the cluster: asked from here, so that what is wrong shows before a run does.
+//! Checks the connections of runs and launcher to other systems, from this machine. So errors appear before a run
+//! fails.
 
 use std::error::Error;
 use std::time::Duration;
@@ -10,7 +11,7 @@ use runtime::setting::SettingError;
 
 use crate::kubernetes::cluster::check::CheckResult;
 
-/// A peer that has not answered by then does not.
+/// The timeout for the response of a peer.
 const TIMEOUT: Duration = Duration::from_secs(5);
 
 #[derive(Args, Debug, Default)]
@@ -24,7 +25,7 @@ pub struct PeerArgs {
     pub redis: RedisArgs,
 }
 
-/// Every peer that is configured.
+/// Checks every configured peer.
 pub(super) async fn check(args: &PeerArgs) -> Vec<CheckResult> {
     let mut results = Vec::new();
     let url = args.api_url.as_deref().map(str::trim);
@@ -44,7 +45,7 @@ fn unusable(error: &SettingError) -> CheckResult {
     CheckResult::failed("Redis", finding, "correct the variable that is named")
 }
 
-/// A connection, with login and TLS as they are configured, and one question.
+/// Opens a connection with the configured login and TLS, and sends one command.
 async fn redis(redis: &Redis) -> CheckResult {
     let subject = format!("Redis {}", redis.address());
     match redis.ping().await {
@@ -61,7 +62,7 @@ async fn redis(redis: &Redis) -> CheckResult {
     }
 }
 
-/// Any answer shows that the way there is open; whether it is a good one, the platform knows.
+/// Every response shows that the connection works. Only the platform can judge its content.
 async fn platform(url: &str) -> CheckResult {
     let subject = "platform API";
     let fix = format!(
@@ -84,7 +85,7 @@ async fn platform(url: &str) -> CheckResult {
             answer.status().as_u16()
         )),
         Ok(_) => CheckResult::ok(subject, format!("`{host}` answers")),
-        // The address may hold a login.
+        // The address may contain a login.
         Err(error) => failed(format!(
             "`{host}` does not answer: {}",
             root(&error.without_url())
@@ -92,7 +93,7 @@ async fn platform(url: &str) -> CheckResult {
     }
 }
 
-/// The innermost cause, which is the one that tells.
+/// Returns the innermost cause, because it is the most exact.
 fn root(error: &dyn Error) -> String {
     let mut cause = error;
     while let Some(inner) = cause.source() {

@@ -20,7 +20,7 @@ use serde_json::json;
 use tower::service_fn;
 
 use super::*;
-use crate::kubernetes::verdict::{Begun, Wait, WaitReason};
+use crate::kubernetes::verdict::{Started, Wait, WaitReason};
 use crate::reporter::{LocalReporter, TerrakubeReporter};
 
 fn run() -> RunKey {
@@ -51,7 +51,7 @@ fn verdict(kind: VerdictKind) -> Verdict {
         evidence: Vec::new(),
         advice: None,
         outcome: Exit::Infrastructure,
-        begun: Begun::Yes,
+        started: Started::Yes,
         may_change: true,
         job_over: true,
         report: None,

@@ -1,9 +1,9 @@
 //! The patterns of the default policy.
 
-/// What annotations of a workspace may say. Its own and those of schedulers, autoscalers and monitors are harmless. Those of
-/// Kubernetes, container runtimes, network plug-ins and injectors can loosen the sandbox, change the network, or put
-/// other containers, other code or other identities into the pod, so of each such family only what is known to be
-/// harmless is left in.
+/// Annotations that a workspace may set. Its own, and those of schedulers, autoscalers and monitors, are harmless.
+/// Others can weaken the sandbox, change the network, or add containers, code or identities to the pod. Those belong to
+/// Kubernetes, container runtimes, network plug-ins and injectors. Of each such family, only the annotations that are
+/// known to be harmless are allowed.
 pub(super) const ANNOTATIONS: &[&str] = &[
     "*",
     // Kubernetes, and projects under its domains.
@@ -35,7 +35,7 @@ pub(super) const ANNOTATIONS: &[&str] = &[
     "!cni.*",
     "!networking.gke.io/*",
     "!vpc.amazonaws.com/*",
-    // Injectors of containers, code and secrets, and what gives a pod an identity.
+    // Injectors of containers, code and secrets, and annotations that give a pod an identity.
     "!*dapr.io/*",
     "!*dynatrace.com/*",
     "!*istio.io/*",
@@ -50,8 +50,8 @@ pub(super) const ANNOTATIONS: &[&str] = &[
     "sidecar.istio.io/inject",
 ];
 
-/// Where a workspace may mount: places for data of one's own. Hidden folders of the home directory hold the settings of
-/// git, ssh and the clouds' libraries, which the executor uses too.
+/// Folders in which a workspace may mount. They are for data. Hidden folders of the home directory contain settings of
+/// git, ssh and cloud libraries, which the executor uses too.
 pub(super) const MOUNT_PATHS: &[&str] = &[
     "/cache*",
     "/config*",

@@ -4,14 +4,14 @@ use std::path::Path;
 
 use serde::Deserialize;
 
-/// Names that are allowed: patterns in which `*` stands for any text. The longest one that matches a name decides, and a
-/// `!` before it takes the name out.
+/// Patterns of allowed names. `*` matches any text. The longest pattern that matches a name decides. A pattern that
+/// starts with `!` forbids the name.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(transparent)]
 pub struct Patterns(Vec<String>);
 
 impl Patterns {
-    /// The patterns as they would be written in a policy.
+    /// The patterns, as a policy file writes them.
     pub fn new<'a>(patterns: impl IntoIterator<Item = &'a str>) -> Self {
         Self(patterns.into_iter().map(str::to_owned).collect())
     }
@@ -21,7 +21,7 @@ impl Patterns {
         self.allow_one_of(&[name])
     }
 
-    /// Whether a folder is allowed, by its own path or by that of a folder around it.
+    /// Whether a folder is allowed. Its own path, or the path of a folder around it, must be allowed.
     pub fn allow_folder(&self, path: &str) -> bool {
         let around = Path::new(path).ancestors().filter_map(Path::to_str);
         self.allow_one_of(&around.collect::<Vec<_>>())
@@ -37,7 +37,7 @@ impl Patterns {
             let is_meant = names.iter().any(|name| matches(pattern, name));
             is_meant.then_some((length, takes_out))
         });
-        // Of two as long the one that takes out is the greater.
+        // Of two patterns of the same length, the one that forbids is greater.
         decisive.max().is_some_and(|(_, takes_out)| !takes_out)
     }
 }

@@ -1,4 +1,4 @@
-//! What a policy refuses of security contexts, and of annotations that stand for them.
+//! Finds settings that a policy forbids: in security contexts, and in the annotations that replace them.
 
 use job_contract::env;
 
@@ -11,7 +11,7 @@ use super::{Policy, Refusals};
 struct Loosening {
     variable: &'static str,
     setting: &'static str,
-    /// The widest level that forbids it.
+    /// The least strict level that forbids it.
     forbidden_from: Level,
 }
 
@@ -64,7 +64,7 @@ impl Policy {
     }
 }
 
-/// What a workspace asks for in its two security contexts that some level forbids.
+/// Returns the settings in a workspace's two security contexts that at least one level forbids.
 fn loosenings(requested: &Overrides) -> impl Iterator<Item = Loosening> {
     let (pod, container) = (&requested.pod_security, &requested.container_security);
     let of_both = |variable, non_root, user, profile: &Option<String>| {

@@ -9,7 +9,7 @@ use super::super::message::{Diagnostic, ObserverCall, Request, Response};
 use super::super::{HistoryLimits, WatchSettings};
 use super::machine::{Machine, at, held, job, over};
 use crate::kubernetes::cluster::ClusterError;
-use crate::kubernetes::cluster::submit::{ReleaseOutcome, TRIAL};
+use crate::kubernetes::cluster::submit::{DRY_RUN_ACTION, ReleaseOutcome};
 use crate::kubernetes::verdict::{Observation, WaitReason};
 
 fn reason(observation: &Observation) -> Option<WaitReason> {
@@ -104,7 +104,7 @@ fn why_a_run_stays_suspended_is_logged_once() {
     for _ in 0..2 {
         machine.pass_until(|request| matches!(request, Request::Release { .. }));
         let error = ClusterError::Refused {
-            action: TRIAL,
+            action: DRY_RUN_ACTION,
             message: "no".to_owned(),
             code: 403,
             reason: "Forbidden".to_owned(),

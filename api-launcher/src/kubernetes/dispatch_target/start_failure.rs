@@ -1,8 +1,8 @@
-//! Remembers that the cluster lets no run start, because a namespace or a right is missing.
+//! Tracks failures that keep every run from starting: a missing namespace or a missing right.
 //!
-//! The cause may pass, for example while manifests are applied, so dispatches are delayed at first. But the platform
-//! dispatches in one order for all organizations: a delayed dispatch holds up all others. So after a while runs are accepted
-//! and fail with the reason (contract 3.6).
+//! The failure may be temporary, for example while manifests are applied. So dispatches are delayed at first. The platform
+//! dispatches in one order for all organizations, and a delayed dispatch delays all others. So after a timeout, runs are
+//! accepted and fail with the reason (contract 3.6).
 
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -22,15 +22,15 @@ pub(super) enum CheckedBy {
     Dispatch,
 }
 
-/// What happens to dispatches.
+/// What the launcher does with dispatches.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum BarrierState {
-    /// Runs can start.
-    Open,
+pub(super) enum DispatchMode {
+    /// Runs can start. The launcher accepts dispatches.
+    Accept,
     /// Dispatches are delayed for this reason.
-    Delays(String),
+    Delay(String),
     /// Runs fail with this reason.
-    Fails(String),
+    Fail(String),
 }
 
 #[derive(Debug)]
@@ -40,15 +40,15 @@ struct Failure {
     reason: String,
 }
 
-/// The barrier as this process sees it. Replicas do not share it.
+/// The failure that this process knows. Replicas do not share it.
 #[derive(Debug)]
-pub(super) struct Barrier {
+pub(super) struct StartFailureTracker {
     timeout: Duration,
     metrics: Metrics,
     failure: Mutex<Option<Failure>>,
 }
 
-impl Barrier {
+impl StartFailureTracker {
     pub(super) const fn new(timeout: Duration, metrics: Metrics) -> Self {
         Self {
             timeout,
@@ -57,8 +57,8 @@ impl Barrier {
         }
     }
 
-    /// Records a failure and returns the state.
-    pub(super) fn record_failure(&self, by: CheckedBy, reason: &str) -> BarrierState {
+    /// Records a failure and returns the dispatch mode.
+    pub(super) fn record_failure(&self, by: CheckedBy, reason: &str) -> DispatchMode {
         let mut failure = self.failure.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(known) = &mut *failure {
             known.by = known.by.max(by);
@@ -76,10 +76,10 @@ impl Barrier {
                 reason: reason.to_owned(),
             });
         }
-        state_of(failure.as_ref(), self.timeout)
+        mode_of(failure.as_ref(), self.timeout)
     }
 
-    /// Records a success. It ends the barrier if the failure came from the same check or a lesser one.
+    /// Records a success. It clears the failure if the same check or a weaker one recorded it.
     pub(super) fn record_success(&self, by: CheckedBy) {
         let mut failure = self.failure.lock().unwrap_or_else(PoisonError::into_inner);
         if failure.take_if(|known| known.by <= by).is_some() {
@@ -88,19 +88,19 @@ impl Barrier {
         }
     }
 
-    pub(super) fn state(&self) -> BarrierState {
+    pub(super) fn mode(&self) -> DispatchMode {
         let failure = self.failure.lock().unwrap_or_else(PoisonError::into_inner);
-        state_of(failure.as_ref(), self.timeout)
+        mode_of(failure.as_ref(), self.timeout)
     }
 }
 
-fn state_of(failure: Option<&Failure>, timeout: Duration) -> BarrierState {
+fn mode_of(failure: Option<&Failure>, timeout: Duration) -> DispatchMode {
     match failure {
-        None => BarrierState::Open,
+        None => DispatchMode::Accept,
         Some(failure) if failure.since.elapsed() < timeout => {
-            BarrierState::Delays(failure.reason.clone())
+            DispatchMode::Delay(failure.reason.clone())
         }
-        Some(failure) => BarrierState::Fails(failure.reason.clone()),
+        Some(failure) => DispatchMode::Fail(failure.reason.clone()),
     }
 }
 
@@ -109,34 +109,34 @@ mod tests {
     use super::*;
 
     #[test]
-    fn runs_are_put_off_at_first_and_fail_when_it_lasts() {
+    fn dispatches_are_delayed_at_first_and_runs_fail_after_the_timeout() {
         let metrics = Metrics::default().for_cluster();
-        let young = Barrier::new(FAILURE_TIMEOUT, metrics.clone());
-        assert_eq!(young.state(), BarrierState::Open);
+        let young = StartFailureTracker::new(FAILURE_TIMEOUT, metrics.clone());
+        assert_eq!(young.mode(), DispatchMode::Accept);
         let reason = || "no right".to_owned();
         assert_eq!(
             young.record_failure(CheckedBy::Dispatch, "no right"),
-            BarrierState::Delays(reason())
+            DispatchMode::Delay(reason())
         );
         assert!(metrics.render(None).contains("mayfly_barred 1\n"));
-        let old = Barrier::new(Duration::ZERO, Metrics::default());
+        let old = StartFailureTracker::new(Duration::ZERO, Metrics::default());
         old.record_failure(CheckedBy::Probe, "no right");
-        assert_eq!(old.state(), BarrierState::Fails(reason()));
+        assert_eq!(old.mode(), DispatchMode::Fail(reason()));
     }
 
     #[test]
     fn a_successful_probe_does_not_clear_the_failure_of_a_dispatch() {
         let metrics = Metrics::default().for_cluster();
-        let barrier = Barrier::new(FAILURE_TIMEOUT, metrics.clone());
-        barrier.record_failure(CheckedBy::Dispatch, "no right to create Secrets");
+        let start_failures = StartFailureTracker::new(FAILURE_TIMEOUT, metrics.clone());
+        start_failures.record_failure(CheckedBy::Dispatch, "no right to create Secrets");
         // A probe makes no Secret.
-        barrier.record_success(CheckedBy::Probe);
-        assert_ne!(barrier.state(), BarrierState::Open);
-        barrier.record_success(CheckedBy::Dispatch);
-        assert_eq!(barrier.state(), BarrierState::Open);
+        start_failures.record_success(CheckedBy::Probe);
+        assert_ne!(start_failures.mode(), DispatchMode::Accept);
+        start_failures.record_success(CheckedBy::Dispatch);
+        assert_eq!(start_failures.mode(), DispatchMode::Accept);
         assert!(metrics.render(None).contains("mayfly_barred 0\n"));
-        barrier.record_failure(CheckedBy::Probe, "no namespace");
-        barrier.record_success(CheckedBy::Probe);
-        assert_eq!(barrier.state(), BarrierState::Open);
+        start_failures.record_failure(CheckedBy::Probe, "no namespace");
+        start_failures.record_success(CheckedBy::Probe);
+        assert_eq!(start_failures.mode(), DispatchMode::Accept);
     }
 }
