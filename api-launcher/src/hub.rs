@@ -6,6 +6,7 @@ mod chains;
 mod duties;
 mod job_token_keys;
 mod metrics;
+mod oidc;
 mod pools;
 mod relay;
 pub(crate) mod settings;
@@ -29,6 +30,7 @@ use tokio::sync::{Notify, Semaphore};
 use self::beats::Beats;
 use self::job_token_keys::KeySource;
 use self::metrics::PoolMetrics;
+use self::oidc::Issuers;
 use self::pools::Pools;
 use self::relay::Relay;
 use self::settings::{HubSettings, KeySetting};
@@ -52,6 +54,7 @@ pub(crate) struct Hub {
     store: Store,
     reporter: Arc<dyn PlatformReporter>,
     relay: Relay,
+    issuers: Issuers,
     beats: Beats,
     metrics: PoolMetrics,
     polls: Semaphore,
@@ -71,6 +74,8 @@ pub(crate) enum HubError {
     Platform(#[from] PlatformSetupError),
     #[error("could not set up the client of the platform")]
     Client(#[source] reqwest::Error),
+    #[error("could not set up the client of OpenID providers")]
+    Issuers(#[source] reqwest::Error),
     #[error("could not create `{}` for the store of pools", path.display())]
     Place {
         path: PathBuf,
@@ -128,6 +133,7 @@ impl Hub {
             keys,
             store,
             relay: relay.map_err(HubError::Client)?,
+            issuers: Issuers::new().map_err(HubError::Issuers)?,
             reporter: Arc::new(reporter),
             beats: Beats::default(),
             metrics: PoolMetrics::register(metrics),

@@ -4,12 +4,13 @@
 mod file;
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use pool_protocol::id::PoolName;
-use pool_protocol::token::PoolToken;
+use pool_protocol::token::{AccessGrant, PoolToken};
 
 pub(crate) use self::file::parse;
+use super::oidc::Trust;
 
 /// All pools, by name.
 #[derive(Debug, Default)]
@@ -21,6 +22,8 @@ pub(crate) struct Pool {
     organizations: Organizations,
     pub(crate) boundary: Boundary,
     tokens: Vec<KnownToken>,
+    /// The OpenID providers whose tokens are exchanged.
+    pub(crate) oidc: Vec<Trust>,
 }
 
 /// Whose runs a pool takes.
@@ -55,6 +58,10 @@ pub(crate) enum TokenRefusal {
     Unknown,
     #[error("the pool token has expired")]
     Expired,
+    #[error("the access token has expired: exchange a new one")]
+    AccessExpired,
+    #[error("the trust that the access token relies on has changed: exchange a new one")]
+    Untrusted,
 }
 
 impl Pools {
@@ -84,6 +91,20 @@ impl Pools {
         }
         Ok(&known.id)
     }
+
+    /// Returns the issuer behind an access token that is good now.
+    pub(crate) fn trust(&self, grant: &AccessGrant, now: SystemTime) -> Result<&str, TokenRefusal> {
+        let pool = self.0.get(&grant.pool).ok_or(TokenRefusal::Untrusted)?;
+        let mut trusts = pool.oidc.iter();
+        let trust = trusts
+            .find(|trust| trust.digest == grant.trust)
+            .ok_or(TokenRefusal::Untrusted)?;
+        if now.duration_since(UNIX_EPOCH).unwrap_or_default() >= Duration::from_secs(grant.expires)
+        {
+            return Err(TokenRefusal::AccessExpired);
+        }
+        Ok(&trust.issuer)
+    }
 }
 
 impl Pool {
@@ -98,8 +119,6 @@ impl Pool {
 
 #[cfg(test)]
 mod tests {
-    use std::time::{Duration, UNIX_EPOCH};
-
     use super::*;
 
     fn at(seconds: u64) -> SystemTime {
@@ -117,6 +136,7 @@ mod tests {
             organizations: Organizations::These(["a".to_owned()].into()),
             boundary: Boundary::Relay,
             tokens: tokens.iter().enumerate().map(known).collect(),
+            oidc: Vec::new(),
         };
         Pools([("eu".parse().unwrap(), pool)].into())
     }

@@ -7,13 +7,15 @@ use std::time::Duration;
 use clap::{Args, Subcommand, ValueHint};
 use job_contract::env;
 use platform::report_key;
-use pool_protocol::id::AgentName;
+use pool_protocol::id::{AgentName, PoolName};
 use runtime::setting::{
     HttpUrl, ReadSetting as _, Setting, SettingProblem, SettingValue, choice, present,
 };
 
 use super::file::{self, FileValues};
 use super::{AgentSettings, Settings, TargetSettings};
+use crate::agent::client::AgentToken;
+use crate::agent::client::exchange::ExchangeSettings;
 use crate::agent::client::token::{self, PoolTokenSource};
 use crate::agent::configure::ConfigureArgs;
 use crate::agent::kubernetes::KubernetesSettings;
@@ -27,6 +29,7 @@ use crate::serve::config::TelemetryArgs;
 const SLOTS: u32 = 25;
 const DRAIN_SECONDS: u64 = 3600;
 const GRACE_SECONDS: u64 = 60;
+const TOKEN_SECONDS: u32 = 3600;
 
 /// Take tasks of a pool from a hub, and run them here.
 ///
@@ -65,7 +68,8 @@ Examples:
   MAYFLY_AGENT_TOKEN=mfp_… MAYFLY_AGENT_SERVICE_URL=https://hub.example.com api-launcher agent --deploy-target process
 
 The token of the pool is given by MAYFLY_AGENT_TOKEN, by `token` in the file, or by a file of its own, and is no option,
-because every user of a machine can read command lines.
+because every user of a machine can read command lines. With --oidc-token-file, the agent needs none: it exchanges that
+token at the hub for access tokens of the pool.
 
 SIGTERM stops the agent as --on-stop says. A second signal leads from `drain` to `grace`, and from `grace` to `force`.";
 
@@ -80,13 +84,30 @@ pub(crate) struct SettingsArgs {
     #[arg(long, value_name = "FILE", env = env::AGENT_TOKEN_FILE, value_hint = ValueHint::FilePath)]
     token_file: Option<Setting<PathBuf>>,
 
+    /// File with a token of an OpenID provider that the pool trusts, instead of a token of the pool. It is read for each
+    /// exchange
+    #[arg(long, value_name = "FILE", env = env::AGENT_OIDC_TOKEN_FILE, value_hint = ValueHint::FilePath)]
+    oidc_token_file: Option<Setting<PathBuf>>,
+
+    /// Id of an organization of the pool, for the exchange
+    #[arg(long, value_name = "ID", env = env::AGENT_ORGANIZATION_NAME)]
+    organization_name: Option<Setting<String>>,
+
+    /// Name of the pool, for the exchange
+    #[arg(long, value_name = "NAME", env = env::AGENT_RUNNER_POOL_ID)]
+    runner_pool_id: Option<Setting<Pool>>,
+
+    /// Seconds for which a token of the exchange is good, 43200 at most [default: 3600]
+    #[arg(long, value_name = "SECONDS", env = env::AGENT_TOKEN_EXPIRATION)]
+    token_expiration: Option<Setting<FromOne>>,
+
     /// Name of the agent, unique in its pool [default: the name of this host]
     #[arg(long, value_name = "NAME", env = env::AGENT_NAME)]
     name: Option<Setting<Name>>,
 
     /// How many tasks run at a time [default: 25]
     #[arg(long, value_name = "N", env = env::AGENT_SLOTS)]
-    slots: Option<Setting<Slots>>,
+    slots: Option<Setting<FromOne>>,
 
     /// Where executors run: `kubernetes`, as Jobs, or `process`, on this machine [default: kubernetes]
     #[arg(long, value_name = "TARGET", env = env::AGENT_DEPLOY_TARGET)]
@@ -161,13 +182,24 @@ impl SettingValue for Name {
     }
 }
 
-#[derive(Clone, Copy, Debug)]
-struct Slots(u32);
+#[derive(Clone, Debug)]
+struct Pool(PoolName);
 
-impl SettingValue for Slots {
+impl SettingValue for Pool {
+    fn parse(text: &str) -> Result<Self, String> {
+        text.parse()
+            .map(Self)
+            .map_err(|error| format!("cannot be used: {error}"))
+    }
+}
+
+#[derive(Clone, Copy, Debug)]
+struct FromOne(u32);
+
+impl SettingValue for FromOne {
     fn parse(text: &str) -> Result<Self, String> {
         match text.parse() {
-            Ok(slots @ 1..) => Ok(Self(slots)),
+            Ok(number @ 1..) => Ok(Self(number)),
             _ => Err(format!("is `{text}`, expected a number from 1")),
         }
     }
@@ -218,6 +250,10 @@ macro_rules! keys {
 keys!(
     service_url,
     token_file,
+    oidc_token_file,
+    organization_name,
+    runner_pool_id,
+    token_expiration,
     name,
     slots,
     deploy_target,
@@ -273,32 +309,16 @@ impl SettingsArgs {
             Some(file) => self.over(file),
             None => self,
         };
-        let token_file = this.token_file.read(problems);
-        let token = match (in_environment, in_file, token_file) {
-            (None, _, Some(path)) if is_file_nearer => Some(PoolTokenSource::File(path)),
-            (Some((name, text)), ..) | (None, Some((name, text)), _) => match token::check(&text) {
-                Ok(token) => Some(PoolTokenSource::Given(token)),
-                Err(error) => {
-                    problems.push(SettingProblem::new(
-                        name,
-                        format!("cannot be used: {error}"),
-                    ));
-                    None
-                }
-            },
-            (None, None, Some(path)) => Some(PoolTokenSource::File(path)),
-            (None, None, None) => {
-                let text = "is not set; a token of the pool is needed, or MAYFLY_AGENT_TOKEN_FILE";
-                problems.push(SettingProblem::new(env::AGENT_TOKEN, text));
-                None
+        let token = if this.oidc_token_file.is_set() {
+            let others = (in_environment, in_file, &this.token_file);
+            if !matches!(others, (None, None, None)) {
+                let text = "is set, and a token of the pool too: set one";
+                problems.push(SettingProblem::new(env::AGENT_OIDC_TOKEN_FILE, text));
             }
+            this.resolve_exchange(problems)
+        } else {
+            this.resolve_token(in_environment, in_file, is_file_nearer, problems)
         };
-        if let Some(source @ PoolTokenSource::File(_)) = &token
-            && let Err(error) = source.read()
-        {
-            let text = format!("cannot be used: {error}");
-            problems.push(SettingProblem::new(env::AGENT_TOKEN_FILE, text));
-        }
         let agent = this.resolve_agent(problems);
         let target = this.resolve_target(kubernetes, problems);
         let (Some(agent), Some(target), Some(token), []) =
@@ -313,6 +333,59 @@ impl SettingsArgs {
             warnings: file.iter().flat_map(|file| file.unknown(KEYS)).collect(),
             file: file.map(|file| file.path),
         })
+    }
+
+    fn resolve_exchange(&self, problems: &mut Vec<SettingProblem>) -> Option<AgentToken> {
+        let file = self.oidc_token_file.read(problems);
+        let organization = self
+            .organization_name
+            .require(env::AGENT_ORGANIZATION_NAME, problems);
+        let pool = self
+            .runner_pool_id
+            .require(env::AGENT_RUNNER_POOL_ID, problems);
+        let expiration = self.token_expiration.read(problems);
+        Some(AgentToken::Exchange(ExchangeSettings {
+            file: file?,
+            organization: organization?,
+            pool: pool?.0,
+            expiration: expiration.map_or(TOKEN_SECONDS, |FromOne(it)| it).into(),
+        }))
+    }
+
+    /// Chooses between the tokens of the environment and of the file, each with the name of its setting.
+    fn resolve_token(
+        &self,
+        in_environment: Option<(String, String)>,
+        in_file: Option<(String, String)>,
+        is_file_nearer: bool,
+        problems: &mut Vec<SettingProblem>,
+    ) -> Option<AgentToken> {
+        let token_file = self.token_file.read(problems);
+        let source = match (in_environment, in_file, token_file) {
+            (None, _, Some(path)) if is_file_nearer => PoolTokenSource::File(path),
+            (Some((name, text)), ..) | (None, Some((name, text)), _) => match token::check(&text) {
+                Ok(token) => PoolTokenSource::Given(token),
+                Err(error) => {
+                    let text = format!("cannot be used: {error}");
+                    problems.push(SettingProblem::new(name, text));
+                    return None;
+                }
+            },
+            (None, None, Some(path)) => PoolTokenSource::File(path),
+            (None, None, None) => {
+                let text = "is not set; a token of the pool is needed, or MAYFLY_AGENT_TOKEN_FILE, or \
+                     MAYFLY_AGENT_OIDC_TOKEN_FILE";
+                problems.push(SettingProblem::new(env::AGENT_TOKEN, text));
+                return None;
+            }
+        };
+        if let PoolTokenSource::File(_) = &source
+            && let Err(error) = source.read()
+        {
+            let text = format!("cannot be used: {error}");
+            problems.push(SettingProblem::new(env::AGENT_TOKEN_FILE, text));
+        }
+        Some(AgentToken::Pool(source))
     }
 
     fn resolve_agent(&self, problems: &mut Vec<SettingProblem>) -> Option<AgentSettings> {
@@ -341,7 +414,7 @@ impl SettingsArgs {
         let slots = self
             .slots
             .read(problems)
-            .map_or(SLOTS, |Slots(slots)| slots);
+            .map_or(SLOTS, |FromOne(slots)| slots);
         let single_run = self.single_run.read(problems).unwrap_or(false);
         let idle_timeout = seconds(&self.idle_timeout, 0, problems);
         let on_stop = self.on_stop.read(problems);
@@ -636,9 +709,45 @@ mod tests {
             (vec![HUB], Some(" "), by_key.as_str(), "of-yaml"),
         ] {
             let settings = resolve(&variables, token, text).unwrap();
-            assert_eq!(settings.token.read().unwrap().expose_secret(), expected);
+            let AgentToken::Pool(source) = &settings.token else {
+                panic!("a token of the pool");
+            };
+            assert_eq!(source.read().unwrap().expose_secret(), expected);
             assert!(!format!("{settings:?}").contains("of-yaml"));
         }
+    }
+
+    #[test]
+    fn an_exchange_needs_its_pool_and_organization_and_no_other_token() {
+        let text = "oidc_token_file: /var/run/token\norganization_name: one\nrunner_pool_id: eu";
+        let settings = resolve(&[HUB], None, text).unwrap();
+        let AgentToken::Exchange(exchange) = settings.token else {
+            panic!("an exchange");
+        };
+        assert_eq!(
+            (&*exchange.organization, exchange.pool.as_str()),
+            ("one", "eu")
+        );
+        assert_eq!(exchange.expiration, 3600);
+        let more = format!("{text}\ntoken_expiration: 600");
+        let settings = resolve(&[HUB], None, &more).unwrap();
+        assert!(
+            matches!(settings.token, AgentToken::Exchange(exchange) if exchange.expiration == 600)
+        );
+        let problems = resolve(&[HUB], Some("secret"), text).unwrap_err();
+        assert!(problems[0].to_string().contains("set one"), "{problems:?}");
+        let file = ("MAYFLY_AGENT_OIDC_TOKEN_FILE", "/var/run/token");
+        let problems = resolve(&[HUB, file], None, "token_expiration: 0").unwrap_err();
+        let names: Vec<_> = problems.iter().map(|p| p.variable.as_str()).collect();
+        let expiration = "token_expiration in /etc/mayfly-agent.yaml";
+        assert_eq!(
+            names,
+            [
+                env::AGENT_ORGANIZATION_NAME,
+                env::AGENT_RUNNER_POOL_ID,
+                expiration
+            ]
+        );
     }
 
     #[test]

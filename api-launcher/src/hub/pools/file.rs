@@ -1,5 +1,7 @@
 //! The file of the pools: reads it, and says everything that is wrong with it at once.
 
+mod trust;
+
 use std::collections::BTreeMap;
 use std::time::SystemTime;
 
@@ -58,7 +60,11 @@ impl Reader {
     }
 
     fn pool(&mut self, place: &str, value: &Value) -> Option<Pool> {
-        let fields = self.object(place, value, &["organizations", "boundary", "tokens"])?;
+        let fields = self.object(
+            place,
+            value,
+            &["organizations", "boundary", "tokens", "oidc"],
+        )?;
         let organizations = self.organizations(&format!("{place}.organizations"), fields);
         let boundary = self.boundary(&format!("{place}.boundary"), fields);
         let tokens = self.tokens(&format!("{place}.tokens"), fields);
@@ -66,6 +72,7 @@ impl Reader {
             organizations: organizations?,
             boundary: boundary?,
             tokens,
+            oidc: self.trusts(&format!("{place}.oidc"), fields),
         })
     }
 
