@@ -7,6 +7,7 @@ mod client;
 mod crashes;
 mod endings;
 mod identity;
+mod oidc;
 mod place;
 mod relay;
 mod runs;
