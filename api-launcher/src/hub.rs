@@ -5,6 +5,7 @@ mod beats;
 mod chains;
 mod duties;
 mod job_token_keys;
+mod keygen_command;
 mod metrics;
 mod oidc;
 mod pools;

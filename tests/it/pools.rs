@@ -11,3 +11,4 @@ mod oidc;
 mod place;
 mod relay;
 mod runs;
+mod sealing;

@@ -34,6 +34,8 @@ pub(crate) struct AgentSettings {
     pub(crate) name: AgentName,
     /// How many tasks it runs at once.
     pub(crate) slots: u32,
+    /// Folder with the private keys of the pool.
+    pub(crate) private_key_dir: Option<PathBuf>,
     pub(crate) single_run: bool,
     pub(crate) idle_timeout: Option<Duration>,
     pub(crate) on_stop: StopMode,

@@ -11,6 +11,7 @@ use pool_protocol::token::{AccessGrant, PoolToken};
 
 pub(crate) use self::file::parse;
 use super::oidc::Trust;
+use crate::sealing::PublicKey;
 
 /// All pools, by name.
 #[derive(Debug, Default)]
@@ -24,6 +25,8 @@ pub(crate) struct Pool {
     tokens: Vec<KnownToken>,
     /// The OpenID providers whose tokens are exchanged.
     pub(crate) oidc: Vec<Trust>,
+    /// The first one seals job documents. Without one, they are kept as they are.
+    pub(crate) public_keys: Vec<PublicKey>,
 }
 
 /// Whose runs a pool takes.
@@ -137,6 +140,7 @@ mod tests {
             boundary: Boundary::Relay,
             tokens: tokens.iter().enumerate().map(known).collect(),
             oidc: Vec::new(),
+            public_keys: Vec::new(),
         };
         Pools([("eu".parse().unwrap(), pool)].into())
     }

@@ -1,4 +1,4 @@
-//! `api-launcher pool token new`: makes a token of a pool, and the line for the file of the pools.
+//! `api-launcher pool`: `token new` makes a token of a pool, and the line for the file of the pools.
 
 use std::io::{self, Write as _};
 use std::time::SystemTime;
@@ -9,6 +9,7 @@ use pool_protocol::id::PoolName;
 use pool_protocol::token::PoolToken;
 use serde_json::json;
 
+use super::keygen_command::{self, KeygenArgs};
 use crate::terminal;
 
 /// Work with pools
@@ -25,6 +26,10 @@ enum PoolCommand {
         #[command(subcommand)]
         command: TokenCommand,
     },
+
+    /// Make a key of a pool: the hub seals job documents to it, and only agents with its private half open them
+    #[command(after_help = keygen_command::NOTES)]
+    Keygen(KeygenArgs),
 }
 
 #[derive(Clone, Debug, Subcommand)]
@@ -54,16 +59,24 @@ Example:
 impl PoolArgs {
     /// Does what the subcommand asks.
     pub(crate) fn run(&self) -> Exit {
-        let PoolCommand::Token {
-            command: TokenCommand::New(args),
-        } = &self.command;
-        let token = PoolToken::new(args.pool.clone());
-        let text = line(&token, args.description.as_deref(), SystemTime::now());
+        match &self.command {
+            PoolCommand::Token {
+                command: TokenCommand::New(args),
+            } => args.run(),
+            PoolCommand::Keygen(args) => args.run(),
+        }
+    }
+}
+
+impl NewArgs {
+    fn run(&self) -> Exit {
+        let token = PoolToken::new(self.pool.clone());
+        let text = line(&token, self.description.as_deref(), SystemTime::now());
         // The line goes first: a token without it is of no use, and is lost when its reader has gone.
         let told = writeln!(
             io::stderr(),
             "Add this line to `pools.{}.tokens` in the file of the pools:\n      {text}",
-            args.pool
+            self.pool
         );
         if told.is_err() {
             return Exit::Infrastructure;

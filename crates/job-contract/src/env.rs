@@ -357,6 +357,8 @@ pub const AGENT_ORGANIZATION_NAME: &str = "MAYFLY_AGENT_ORGANIZATION_NAME";
 pub const AGENT_RUNNER_POOL_ID: &str = "MAYFLY_AGENT_RUNNER_POOL_ID";
 /// Lifetime of the tokens that the exchange gives, in seconds.
 pub const AGENT_TOKEN_EXPIRATION: &str = "MAYFLY_AGENT_TOKEN_EXPIRATION";
+/// Folder with the private keys of the pool.
+pub const AGENT_PRIVATE_KEY_DIR: &str = "MAYFLY_AGENT_PRIVATE_KEY_DIR";
 /// Address of the hub.
 pub const AGENT_SERVICE_URL: &str = "MAYFLY_AGENT_SERVICE_URL";
 /// Name of the agent.

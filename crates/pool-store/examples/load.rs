@@ -120,6 +120,7 @@ async fn main() -> Result<(), Failed> {
 
 async fn submit(store: &Store, pool: &PoolName, number: usize) -> Result<(), Failed> {
     let submission = Submission {
+        task: TaskId::new(),
         pool: pool.clone(),
         organization: format!("organization-{}", number % ORGANIZATIONS),
         // Tells when it was submitted.

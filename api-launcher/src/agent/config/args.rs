@@ -101,6 +101,10 @@ pub(crate) struct SettingsArgs {
     #[arg(long, value_name = "SECONDS", env = env::AGENT_TOKEN_EXPIRATION)]
     token_expiration: Option<Setting<FromOne>>,
 
+    /// Folder with the private keys of the pool, for job documents that are sealed
+    #[arg(long, value_name = "DIR", env = env::AGENT_PRIVATE_KEY_DIR, value_hint = ValueHint::DirPath)]
+    private_key_dir: Option<Setting<PathBuf>>,
+
     /// Name of the agent, unique in its pool [default: the name of this host]
     #[arg(long, value_name = "NAME", env = env::AGENT_NAME)]
     name: Option<Setting<Name>>,
@@ -254,6 +258,7 @@ keys!(
     organization_name,
     runner_pool_id,
     token_expiration,
+    private_key_dir,
     name,
     slots,
     deploy_target,
@@ -426,6 +431,7 @@ impl SettingsArgs {
             service_url: service_url?.url,
             name: name?,
             slots,
+            private_key_dir: self.private_key_dir.read(problems),
             single_run,
             idle_timeout: Some(idle_timeout).filter(|timeout| !timeout.is_zero()),
             on_stop: on_stop.unwrap_or(match self.target() {
@@ -552,6 +558,7 @@ mod tests {
             "service_url" => agent.service_url.to_string(),
             "name" => agent.name.to_string(),
             "slots" => agent.slots.to_string(),
+            "private_key_dir" => format!("{:?}", agent.private_key_dir),
             "single_run" => agent.single_run.to_string(),
             "idle_timeout" => format!("{:?}", agent.idle_timeout),
             "on_stop" => format!("{:?}", agent.on_stop),
@@ -585,6 +592,15 @@ mod tests {
         "of-env"
     )]
     #[case("slots", "MAYFLY_AGENT_SLOTS", Some("25"), "3", "3", "4", "4")]
+    #[case(
+        "private_key_dir",
+        "MAYFLY_AGENT_PRIVATE_KEY_DIR",
+        Some("None"),
+        "/a",
+        r#"Some("/a")"#,
+        "/b",
+        r#"Some("/b")"#
+    )]
     #[case(
         "single_run",
         "MAYFLY_AGENT_SINGLE_RUN",
