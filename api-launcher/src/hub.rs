@@ -5,7 +5,9 @@ mod beats;
 mod chains;
 mod duties;
 mod job_token_keys;
+mod keygen_command;
 mod metrics;
+mod oidc;
 pub(crate) mod page;
 mod pools;
 mod relay;
@@ -31,6 +33,7 @@ use tokio::sync::{Notify, Semaphore};
 use self::beats::Beats;
 use self::job_token_keys::KeySource;
 use self::metrics::PoolMetrics;
+use self::oidc::Issuers;
 use self::pools::Pools;
 use self::relay::Relay;
 use self::settings::{HubSettings, KeySetting};
@@ -57,6 +60,7 @@ pub(crate) struct Hub {
     relay: Relay,
     /// The ends of run logs, for the status page.
     tails: Tails,
+    issuers: Issuers,
     beats: Beats,
     metrics: PoolMetrics,
     polls: Semaphore,
@@ -76,6 +80,8 @@ pub(crate) enum HubError {
     Platform(#[from] PlatformSetupError),
     #[error("could not set up the client of the platform")]
     Client(#[source] reqwest::Error),
+    #[error("could not set up the client of OpenID providers")]
+    Issuers(#[source] reqwest::Error),
     #[error("could not create `{}` for the store of pools", path.display())]
     Folder {
         path: PathBuf,
@@ -130,6 +136,7 @@ impl Hub {
             keys,
             store,
             relay: relay.map_err(HubError::Client)?,
+            issuers: Issuers::new().map_err(HubError::Issuers)?,
             reporter: Arc::new(reporter),
             tails: Tails::default(),
             beats: Beats::default(),

@@ -29,6 +29,8 @@ pub mod metrics;
 #[cfg(feature = "kubernetes")]
 mod reporter;
 #[cfg(feature = "kubernetes")]
+mod sealing;
+#[cfg(feature = "kubernetes")]
 pub mod serve;
 #[cfg(feature = "kubernetes")]
 mod shutdown;

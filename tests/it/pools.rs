@@ -8,6 +8,8 @@ mod crashes;
 mod endings;
 mod fixture;
 mod identity;
+mod oidc;
 mod relay;
 mod runs;
+mod sealing;
 mod status_page;

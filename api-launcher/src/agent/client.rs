@@ -1,6 +1,7 @@
 //! Speaks to the hub. Each function makes one attempt. What follows a failure is decided in [`answer`].
 
 pub(crate) mod answer;
+pub(crate) mod exchange;
 pub(crate) mod token;
 
 use std::sync::{Arc, Mutex, PoisonError};
@@ -22,21 +23,37 @@ use url::Url;
 use uuid::Uuid;
 
 use self::answer::{Answer, Failure};
+use self::exchange::{Exchange, ExchangeSettings};
 use self::token::PoolTokenSource;
 use super::lease::LeaseRef;
 
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 /// How long an answer may take beside the wait that the request contains.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
+/// The hub may ask the provider, twice.
+const EXCHANGE_TIMEOUT: Duration = Duration::from_secs(30);
 /// More than a task with the largest job document has.
 const MAX_ANSWER_BYTES: usize = 32 * 1024 * 1024;
+
+/// Where the agent has its token from.
+#[derive(Clone, Debug)]
+pub(crate) enum AgentToken {
+    Pool(PoolTokenSource),
+    Exchange(ExchangeSettings),
+}
+
+#[derive(Clone, Debug)]
+enum Token {
+    Pool(PoolTokenSource),
+    Exchange(Arc<Exchange>),
+}
 
 /// A client of one hub. Clones share the connection.
 #[derive(Clone, Debug)]
 pub(crate) struct HubClient {
     http: reqwest::Client,
     base: String,
-    token: PoolTokenSource,
+    token: Token,
     contact: Arc<Mutex<Contact>>,
 }
 
@@ -59,7 +76,7 @@ struct Call<'a> {
 
 impl HubClient {
     /// A client of the hub at this address.
-    pub(crate) fn new(base: &Url, token: PoolTokenSource) -> Result<Self, reqwest::Error> {
+    pub(crate) fn new(base: &Url, token: AgentToken) -> Result<Self, reqwest::Error> {
         let http = reqwest::Client::builder()
             // A redirect would send the token to another address.
             .redirect(Policy::none())
@@ -69,7 +86,12 @@ impl HubClient {
         Ok(Self {
             http,
             base: base.as_str().trim_end_matches('/').to_owned(),
-            token,
+            token: match token {
+                AgentToken::Pool(source) => Token::Pool(source),
+                AgentToken::Exchange(settings) => {
+                    Token::Exchange(Arc::new(Exchange::new(settings)))
+                }
+            },
             contact: Arc::new(Mutex::new(Contact {
                 last: Instant::now(),
                 problem: None,
@@ -129,7 +151,7 @@ impl HubClient {
             method: Method::DELETE,
             ..Call::post(&path)
         };
-        let answer = self.send(call, None).await?;
+        let answer = self.send(&call, None).await?;
         self.note(answer.read::<serde::de::IgnoredAny>(), true)
             .map(drop)
     }
@@ -163,53 +185,71 @@ impl HubClient {
     ) -> Result<Option<T>, Failure> {
         let of_pool = call.token.is_none();
         let body = serde_json::to_vec(body).expect("the bodies of the protocol are plain JSON");
-        let answer = self.send(call, Some(body)).await?;
+        let answer = self.send(&call, Some(&body)).await?;
         self.note(answer.read(), of_pool)
     }
 
-    async fn send(&self, call: Call<'_>, body: Option<Vec<u8>>) -> Result<Answer, Failure> {
-        let own = match call.token {
-            Some(_) => None,
-            None => Some(self.token.read().map_err(|error| {
-                let failure = Failure::Unauthorized(error.to_string());
-                self.note::<()>(Err(failure.clone()), true)
-                    .err()
-                    .unwrap_or(failure)
-            })?),
+    async fn send(&self, call: &Call<'_>, body: Option<&[u8]>) -> Result<Answer, Failure> {
+        if let Some(token) = call.token {
+            return self.attempt(call, body, token).await;
+        }
+        let token = self.own_token().await?;
+        let answer = self.attempt(call, body, &token).await?;
+        match &self.token {
+            // It may have ended while the hub held the request.
+            Token::Exchange(exchange) if answer.status == 401 => {
+                exchange.forget(&token).await;
+                let token = self.own_token().await?;
+                self.attempt(call, body, &token).await
+            }
+            _ => Ok(answer),
+        }
+    }
+
+    async fn own_token(&self) -> Result<SecretString, Failure> {
+        let token = match &self.token {
+            Token::Pool(source) => source
+                .read()
+                .map_err(|error| Failure::Unauthorized(error.to_string())),
+            Token::Exchange(exchange) => {
+                let send = async |form: String| {
+                    let request = self
+                        .http
+                        .post(format!("{}{}", self.base, path::TOKEN))
+                        .timeout(EXCHANGE_TIMEOUT)
+                        .header(header::CONTENT_TYPE, "application/x-www-form-urlencoded");
+                    read(request.body(form)).await
+                };
+                exchange.token(send).await
+            }
         };
-        let token = call.token.or(own.as_ref());
+        match token {
+            Ok(token) => Ok(token),
+            Err(failure) => self.note(Err(failure), true),
+        }
+    }
+
+    async fn attempt(
+        &self,
+        call: &Call<'_>,
+        body: Option<&[u8]>,
+        token: &SecretString,
+    ) -> Result<Answer, Failure> {
         let mut request = self
             .http
-            .request(call.method, format!("{}{}", self.base, call.path))
+            .request(call.method.clone(), format!("{}{}", self.base, call.path))
             .timeout(call.timeout)
-            .header(version::HEADER, version::VERSION);
-        if let Some(token) = token {
-            request = request.bearer_auth(token.expose_secret());
-        }
+            .header(version::HEADER, version::VERSION)
+            .bearer_auth(token.expose_secret());
         if let Some(key) = call.key {
             request = request.header(IDEMPOTENCY_KEY, key.to_string());
         }
         if let Some(body) = body {
             request = request
                 .header(header::CONTENT_TYPE, "application/json")
-                .body(body);
+                .body(body.to_vec());
         }
-        let unreachable = |error: reqwest::Error| Failure::Unreachable(chain(&error));
-        let mut response = request.send().await.map_err(unreachable)?;
-        let retry_after = response.headers().get(header::RETRY_AFTER);
-        let retry_after = retry_after.and_then(|value| value.to_str().ok()?.trim().parse().ok());
-        let mut answer = Answer {
-            status: response.status().as_u16(),
-            retry_after: retry_after.map(Duration::from_secs),
-            body: Vec::new(),
-        };
-        while let Some(piece) = response.chunk().await.map_err(unreachable)? {
-            if answer.body.len() + piece.len() > MAX_ANSWER_BYTES {
-                return Err(Failure::Unreachable("the answer is too long".to_owned()));
-            }
-            answer.body.extend_from_slice(&piece);
-        }
-        Ok(answer)
+        read(request).await
     }
 
     /// Notes whether the hub was reached. The token of a lease says nothing about that of the pool.
@@ -232,6 +272,26 @@ impl HubClient {
         drop(contact);
         result
     }
+}
+
+/// Sends a request, and reads the answer.
+async fn read(request: reqwest::RequestBuilder) -> Result<Answer, Failure> {
+    let unreachable = |error: reqwest::Error| Failure::Unreachable(chain(&error));
+    let mut response = request.send().await.map_err(unreachable)?;
+    let retry_after = response.headers().get(header::RETRY_AFTER);
+    let retry_after = retry_after.and_then(|value| value.to_str().ok()?.trim().parse().ok());
+    let mut answer = Answer {
+        status: response.status().as_u16(),
+        retry_after: retry_after.map(Duration::from_secs),
+        body: Vec::new(),
+    };
+    while let Some(piece) = response.chunk().await.map_err(unreachable)? {
+        if answer.body.len() + piece.len() > MAX_ANSWER_BYTES {
+            return Err(Failure::Unreachable("the answer is too long".to_owned()));
+        }
+        answer.body.extend_from_slice(&piece);
+    }
+    Ok(answer)
 }
 
 impl<'a> Call<'a> {

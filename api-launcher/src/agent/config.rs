@@ -10,7 +10,7 @@ use std::time::Duration;
 use pool_protocol::id::AgentName;
 use url::Url;
 
-use super::client::token::PoolTokenSource;
+use super::client::AgentToken;
 use super::kubernetes::KubernetesSettings;
 use super::process::ProcessSettings;
 use super::stop::StopMode;
@@ -19,7 +19,7 @@ use super::stop::StopMode;
 #[derive(Debug)]
 pub(crate) struct Settings {
     pub(crate) agent: AgentSettings,
-    pub(crate) token: PoolTokenSource,
+    pub(crate) token: AgentToken,
     pub(crate) target: TargetSettings,
     /// The file that was read.
     pub(crate) file: Option<PathBuf>,
@@ -34,6 +34,8 @@ pub(crate) struct AgentSettings {
     pub(crate) name: AgentName,
     /// How many tasks it runs at once.
     pub(crate) slots: u32,
+    /// Folder with the private keys of the pool.
+    pub(crate) private_key_dir: Option<PathBuf>,
     pub(crate) single_run: bool,
     pub(crate) idle_timeout: Option<Duration>,
     pub(crate) on_stop: StopMode,

@@ -25,7 +25,7 @@ use crate::kubernetes::cluster::{
 use crate::kubernetes::config::Deployment;
 use crate::kubernetes::dispatch_target::settings::ClusterSettings;
 use crate::kubernetes::manifest::{self, Manifest};
-use crate::kubernetes::verdict::{Begun, Verdict, VerdictKind};
+use crate::kubernetes::verdict::{Started, Verdict, VerdictKind};
 
 /// How long the requests of one start may take: as long as a lease lasts without a word.
 const START_TIMEOUT: Duration = Duration::from_secs(30);
@@ -326,8 +326,8 @@ impl Executor for JobOfLease {
 
 /// What the end of a Job means for its task.
 fn judge(verdict: &Verdict) -> RunEnd {
-    let reported = verdict.spoke();
-    let is_untouched = verdict.begun == Begun::No && !reported;
+    let reported = verdict.executor_reported();
+    let is_untouched = verdict.started == Started::No && !reported;
     let call = match verdict.kind {
         VerdictKind::Claimed => return RunEnd::Elsewhere,
         VerdictKind::Infrastructure if is_untouched => {

@@ -192,7 +192,7 @@ impl Agent {
                     pauses = Pauses::default();
                     match task {
                         Some(task) => {
-                            self.take(task, sent);
+                            self.take(task, registered.pool_id, sent);
                             if self.settings.single_run {
                                 return Ok(());
                             }

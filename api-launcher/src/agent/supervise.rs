@@ -1,9 +1,11 @@
 //! One task, from its lease to the moment the hub knows its end.
 
+use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use job_contract::Document;
+use pool_protocol::id::PoolName;
 use pool_protocol::instance::Phase;
 use pool_protocol::lease::{Decline, DeclineReason, End, Ended, Lease, Started};
 use pool_protocol::path::LeaseCall;
@@ -19,6 +21,7 @@ use super::Agent;
 use super::client::answer::{Failure, Next, Pauses, jitter};
 use super::lease::{Held, LeaseRef, Stop, StopOrder, StoppedBy};
 use super::target::{Executor, Found, Order, RunEnd, StartFailure};
+use crate::sealing::{self, Envelope, OpenError};
 
 /// The verdict on a run that the agent has ended because it had to stop at once.
 const FORCED: &str = "agent_forced";
@@ -34,7 +37,7 @@ pub(crate) enum TaskOutcome {
 
 impl Agent {
     /// Takes a task that the hub has given. `sent` is when the agent requested it.
-    pub(crate) fn take(self: &Arc<Self>, task: LeasedTask, sent: Instant) {
+    pub(crate) fn take(self: &Arc<Self>, task: LeasedTask, pool: PoolName, sent: Instant) {
         let lease = LeaseRef {
             task: task.task_id,
             lease: task.lease_id,
@@ -48,7 +51,7 @@ impl Agent {
         info!(run = held.run, lease = %lease.lease, attempt = task.attempt, "took a task");
         let agent = Arc::clone(self);
         tokio::spawn(async move {
-            let outcome = agent.run(&held, task, sent).await;
+            let outcome = agent.run(&held, task, &pool, sent).await;
             agent.finish(&held, outcome);
         });
     }
@@ -78,7 +81,13 @@ impl Agent {
         self.beat_now.notify_one();
     }
 
-    async fn run(&self, held: &Held, task: LeasedTask, sent: Instant) -> TaskOutcome {
+    async fn run(
+        &self,
+        held: &Held,
+        task: LeasedTask,
+        pool: &PoolName,
+        sent: Instant,
+    ) -> TaskOutcome {
         let expires_in = Duration::from_secs(task.expires_in_seconds.into());
         // A hub that does not say how long counts it itself.
         let is_late = !expires_in.is_zero() && sent.elapsed() >= expires_in;
@@ -86,7 +95,8 @@ impl Agent {
             warn!(run = held.run, "the lease was over before it arrived");
             return TaskOutcome::HandedBack;
         }
-        let order = match open(held, task, &self.client.lease_url(&held.lease)) {
+        let keys = self.settings.private_key_dir.as_deref();
+        let order = match open(held, task, &self.client.lease_url(&held.lease), pool, keys) {
             Ok(order) => order,
             Err((reason, text)) => return self.hand_back(held, reason, text).await,
         };
@@ -247,21 +257,38 @@ impl Agent {
 }
 
 /// Opens the payload of a task. It must belong to the task.
-fn open(held: &Held, task: LeasedTask, url: &str) -> Result<Order, (DeclineReason, String)> {
+fn open(
+    held: &Held,
+    task: LeasedTask,
+    url: &str,
+    pool: &PoolName,
+    keys: Option<&Path>,
+) -> Result<Order, (DeclineReason, String)> {
     let LeasedTask {
         job_token, task, ..
     } = task;
     let refused = |text: &str| (DeclineReason::Refused, text.to_owned());
-    let Some(payload) = &task.payload else {
-        return Err(match &task.sealed_payload {
-            Some(sealed) => (
-                DeclineReason::Sealed,
-                format!("the agent has no key `{}`", sealed.key_id),
-            ),
-            None => refused("the task has no job document"),
-        });
+    let json = match (&task.sealed_payload, &task.payload) {
+        (Some(sealed), _) => {
+            let envelope = Envelope {
+                pool,
+                task: held.lease.task,
+                job: &task.job_id,
+                step: &task.step_id,
+            };
+            sealing::open(keys, &envelope, sealed).map_err(|error| {
+                let reason = match error {
+                    OpenError::Changed => DeclineReason::Refused,
+                    OpenError::NoKey(_) | OpenError::Key { .. } => DeclineReason::Sealed,
+                };
+                (reason, error.to_string())
+            })?
+        }
+        (None, Some(payload)) => {
+            serde_json::to_vec(payload).expect("a document that was read can be written")
+        }
+        (None, None) => return Err(refused("the task has no job document")),
     };
-    let json = serde_json::to_vec(payload).expect("a document that was read can be written");
     // The text of the error may quote the document.
     let job = Document::from_json(json).map_err(|_| refused("the job document cannot be read"))?;
     if let Some(field) = difference(&task, &job) {
@@ -363,7 +390,13 @@ mod tests {
             fencing_token: task.fencing_token,
         };
         let held = Leases::default().add(lease, String::new(), None, Phase::Preparing);
-        open(&held.unwrap(), task, "http://hub/lease")
+        open(
+            &held.unwrap(),
+            task,
+            "http://hub/lease",
+            &"eu".parse().unwrap(),
+            None,
+        )
     }
 
     #[test]

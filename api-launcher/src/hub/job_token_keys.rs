@@ -1,4 +1,4 @@
-//! The keys of job tokens. The first one signs; each of them verifies, so that a key can be replaced while executors have
+//! The keys of job tokens and access tokens. The first one signs; each of them verifies, so that a key can be replaced while executors have
 //! tokens of the old one.
 
 use std::io::{self, Write as _};
@@ -8,7 +8,7 @@ use std::sync::Arc;
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use job_contract::secret;
-use pool_protocol::token::{JobGrant, JobTokenKey};
+use pool_protocol::token::{AccessGrant, JobGrant, JobTokenKey};
 use sha2::{Digest as _, Sha256};
 use uuid::Uuid;
 
@@ -63,6 +63,18 @@ impl JobTokenKeys {
     /// Returns what a token is good for, if one of the keys made it.
     pub(crate) fn verify(&self, token: &str) -> Option<JobGrant> {
         self.0.iter().find_map(|key| key.verify(token))
+    }
+
+    /// Makes an access token.
+    pub(crate) fn sign_access(&self, grant: &AccessGrant) -> String {
+        self.0
+            .first()
+            .map_or_else(String::new, |key| key.sign_access(grant))
+    }
+
+    /// Returns what an access token is good for, if one of the keys made it.
+    pub(crate) fn verify_access(&self, token: &str) -> Option<AccessGrant> {
+        self.0.iter().find_map(|key| key.verify_access(token))
     }
 }
 

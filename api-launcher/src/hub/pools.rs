@@ -5,13 +5,15 @@ mod file;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use ipnet::IpNet;
 use pool_protocol::id::PoolName;
-use pool_protocol::token::PoolToken;
+use pool_protocol::token::{AccessGrant, PoolToken};
 
 pub(crate) use self::file::parse;
+use super::oidc::Trust;
+use crate::sealing::PublicKey;
 
 /// All pools, by name, and who sees all of them.
 #[derive(Debug, Default)]
@@ -42,6 +44,10 @@ pub(crate) struct Pool {
     organizations: Organizations,
     pub(crate) boundary: Boundary,
     tokens: Vec<KnownToken>,
+    /// The OpenID providers whose tokens are exchanged.
+    pub(crate) oidc: Vec<Trust>,
+    /// The first one seals job documents. Without one, they are kept as they are.
+    pub(crate) public_keys: Vec<PublicKey>,
 }
 
 /// Whose runs a pool takes.
@@ -76,6 +82,10 @@ pub(crate) enum TokenRefusal {
     Unknown,
     #[error("the pool token has expired")]
     Expired,
+    #[error("the access token has expired: exchange a new one")]
+    AccessExpired,
+    #[error("the trust that the access token relies on has changed: exchange a new one")]
+    Untrusted,
 }
 
 impl Pools {
@@ -130,6 +140,20 @@ impl Pools {
         let is_trusted = addresses.any(|net| net.contains(&peer.to_canonical()));
         is_trusted.then_some(&*proxy.header)
     }
+
+    /// Returns the issuer behind an access token that is good now.
+    pub(crate) fn trust(&self, grant: &AccessGrant, now: SystemTime) -> Result<&str, TokenRefusal> {
+        let pool = self.pools.get(&grant.pool).ok_or(TokenRefusal::Untrusted)?;
+        let mut trusts = pool.oidc.iter();
+        let trust = trusts
+            .find(|trust| trust.digest == grant.trust)
+            .ok_or(TokenRefusal::Untrusted)?;
+        if now.duration_since(UNIX_EPOCH).unwrap_or_default() >= Duration::from_secs(grant.expires)
+        {
+            return Err(TokenRefusal::AccessExpired);
+        }
+        Ok(&trust.issuer)
+    }
 }
 
 impl Pool {
@@ -144,8 +168,6 @@ impl Pool {
 
 #[cfg(test)]
 mod tests {
-    use std::time::{Duration, UNIX_EPOCH};
-
     use super::*;
 
     fn at(seconds: u64) -> SystemTime {
@@ -163,6 +185,8 @@ mod tests {
             organizations: Organizations::These(["a".to_owned()].into()),
             boundary: Boundary::Relay,
             tokens: tokens.iter().enumerate().map(known).collect(),
+            oidc: Vec::new(),
+            public_keys: Vec::new(),
         };
         Pools {
             pools: [("eu".parse().unwrap(), pool)].into(),

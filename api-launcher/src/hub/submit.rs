@@ -3,12 +3,14 @@
 use std::sync::Arc;
 
 use job_contract::Document;
-use pool_protocol::id::PoolName;
+use pool_protocol::id::{PoolName, TaskId};
 use pool_store::{Content, Payload, Submission, Submitted};
 use tracing::{error, warn};
 
 use super::Hub;
+use super::pools::Pool;
 use crate::dispatch::Acceptance;
+use crate::sealing::{Envelope, SealError};
 
 /// The longest document that an agent is given. What is longer fits no Secret of a cluster.
 const MAX_DOCUMENT_BYTES: usize = 4 * 1024 * 1024;
@@ -39,23 +41,31 @@ impl Hub {
         let Some((settings, name)) = known else {
             return Err(SubmitError::UnknownPool(pool.chars().take(64).collect()));
         };
-        let refusal = if !settings.takes(&job.organization_id) {
-            Some(format!(
+        let task = TaskId::new();
+        let content = if !settings.takes(&job.organization_id) {
+            Err(format!(
                 "pool `{name}` takes no runs of organization `{}`: add it to the organizations of the pool",
                 job.organization_id
             ))
         } else if job.json().len() > MAX_DOCUMENT_BYTES {
-            Some(format!(
+            Err(format!(
                 "the job document has {} bytes, and pool `{name}` takes {MAX_DOCUMENT_BYTES}: make its variables and scripts shorter",
                 job.json().len()
             ))
         } else {
-            None
+            let envelope = Envelope {
+                pool: &name,
+                task,
+                job: &job.job_id,
+                step: &job.step_id,
+            };
+            payload(settings, &envelope, job).map_err(|error| error.to_string())
         };
-        if let Some(reason) = &refusal {
+        if let Err(reason) = &content {
             warn!(%name, job_id = job.job_id, step_id = job.step_id, reason, "refused a run of a pool");
         }
         let submission = Submission {
+            task,
             pool: name,
             organization: job.organization_id.clone(),
             workspace: job.workspace_id.clone(),
@@ -66,15 +76,7 @@ impl Hub {
                 .filter(|text| is_traceparent(text))
                 .map(str::to_owned),
             stock: false,
-            content: refusal.map_or_else(
-                || {
-                    Content::Payload(Payload {
-                        key_id: None,
-                        data: job.json().to_vec(),
-                    })
-                },
-                Content::Refused,
-            ),
+            content: content.map_or_else(Content::Refused, Content::Payload),
         };
         // A task of its own: the run is stored even if the sender hangs up, and has a heartbeat then.
         let (hub, job_id) = (Arc::clone(self), job.job_id.clone());
@@ -96,6 +98,20 @@ impl Hub {
             Submitted::Duplicate(_) => Acceptance::Duplicate,
         })
     }
+}
+
+/// What is stored of a document: nothing that the hub can read, if the pool has a key.
+fn payload(pool: &Pool, envelope: &Envelope<'_>, job: &Document) -> Result<Payload, SealError> {
+    let Some(key) = pool.public_keys.first() else {
+        return Ok(Payload {
+            key_id: None,
+            data: job.json().to_vec(),
+        });
+    };
+    Ok(Payload {
+        key_id: Some(key.id().to_owned()),
+        data: key.seal(envelope, job.json())?,
+    })
 }
 
 /// Whether this is a `traceparent` of W3C Trace Context.

@@ -1,4 +1,4 @@
-//! `api-launcher pool token new`: makes a token of a pool, and the line for the file of the pools.
+//! `api-launcher pool`: `token new` makes a token of a pool, and the line for the file of the pools.
 
 use std::io::{self, Write as _};
 use std::time::SystemTime;
@@ -9,6 +9,7 @@ use pool_protocol::id::PoolName;
 use pool_protocol::token::{OperatorToken, PoolToken};
 use serde_json::json;
 
+use super::keygen_command::{self, KeygenArgs};
 use crate::terminal;
 
 /// Work with pools
@@ -25,6 +26,10 @@ enum PoolCommand {
         #[command(subcommand)]
         command: TokenCommand,
     },
+
+    /// Make a key of a pool: the hub seals job documents to it, and only agents with its private half open them
+    #[command(after_help = keygen_command::NOTES)]
+    Keygen(KeygenArgs),
 }
 
 #[derive(Clone, Debug, Subcommand)]
@@ -63,10 +68,18 @@ Example:
 impl PoolArgs {
     /// Runs the subcommand.
     pub(crate) fn run(&self) -> Exit {
-        let PoolCommand::Token {
-            command: TokenCommand::New(args),
-        } = &self.command;
-        let (place, token, digest) = if let Some(pool) = &args.pool {
+        match &self.command {
+            PoolCommand::Token {
+                command: TokenCommand::New(args),
+            } => args.run(),
+            PoolCommand::Keygen(args) => args.run(),
+        }
+    }
+}
+
+impl NewArgs {
+    fn run(&self) -> Exit {
+        let (place, token, digest) = if let Some(pool) = &self.pool {
             let token = PoolToken::new(pool.clone());
             let place = format!("pools.{pool}.tokens");
             (place, token.reveal().to_owned(), token.digest())
@@ -75,7 +88,7 @@ impl PoolArgs {
             let place = "operators.tokens".to_owned();
             (place, token.reveal().to_owned(), token.digest())
         };
-        let text = line(&digest, args.description.as_deref(), SystemTime::now());
+        let text = line(&digest, self.description.as_deref(), SystemTime::now());
         // The line goes first: a token without it is of no use, and is lost when its reader has gone.
         let written = writeln!(
             io::stderr(),

@@ -3,6 +3,7 @@
 
 mod answer;
 mod auth;
+mod exchange;
 mod instances;
 mod leases;
 mod requests;
@@ -37,6 +38,7 @@ const LONGEST_WAIT: Duration = Duration::from_secs(50);
 pub(crate) fn router(hub: Arc<Hub>) -> Router {
     Router::new()
         .route(path::PROTOCOL, get(requests::protocol))
+        .route(path::TOKEN, post(exchange::exchange))
         .route(path::REGISTER, post(instances::register))
         .route(path::INSTANCE, delete(instances::remove))
         .route(path::INSTANCE_HEARTBEAT, post(instances::heartbeat))

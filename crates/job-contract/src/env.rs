@@ -350,6 +350,16 @@ pub const AGENT_CONFIG: &str = "MAYFLY_AGENT_CONFIG";
 pub const AGENT_TOKEN: &str = "MAYFLY_AGENT_TOKEN";
 /// File with that token.
 pub const AGENT_TOKEN_FILE: &str = "MAYFLY_AGENT_TOKEN_FILE";
+/// File with the token of an OpenID provider, which is exchanged for a token of the pool.
+pub const AGENT_OIDC_TOKEN_FILE: &str = "MAYFLY_AGENT_OIDC_TOKEN_FILE";
+/// Id of an organization of the pool, for the exchange.
+pub const AGENT_ORGANIZATION_NAME: &str = "MAYFLY_AGENT_ORGANIZATION_NAME";
+/// Name of the pool, for the exchange.
+pub const AGENT_RUNNER_POOL_ID: &str = "MAYFLY_AGENT_RUNNER_POOL_ID";
+/// Lifetime of the tokens that the exchange gives, in seconds.
+pub const AGENT_TOKEN_EXPIRATION: &str = "MAYFLY_AGENT_TOKEN_EXPIRATION";
+/// Folder with the private keys of the pool.
+pub const AGENT_PRIVATE_KEY_DIR: &str = "MAYFLY_AGENT_PRIVATE_KEY_DIR";
 /// Address of the hub.
 pub const AGENT_SERVICE_URL: &str = "MAYFLY_AGENT_SERVICE_URL";
 /// Name of the agent.

@@ -6,6 +6,7 @@
 //!
 //! This crate performs no I/O and knows no HTTP library.
 
+pub mod exchange;
 pub mod id;
 pub mod instance;
 pub mod lease;

@@ -8,7 +8,7 @@ use schemars::JsonSchema;
 use schemars::generate::SchemaSettings;
 use serde_json::{Map, Value, json};
 
-use crate::{OPENAPI, instance, lease, log, path, problem, task, version};
+use crate::{OPENAPI, exchange, instance, lease, log, path, problem, task, version};
 
 /// Where the schemas begin. What stands above is written by people.
 const SCHEMAS: &str = "\ncomponents:\n";
@@ -25,6 +25,9 @@ fn schemas() -> Map<String, Value> {
     let mut generator = settings.into_generator();
     add::<version::Versions>(&mut generator);
     add::<problem::Problem>(&mut generator);
+    add::<exchange::TokenExchange>(&mut generator);
+    add::<exchange::IssuedToken>(&mut generator);
+    add::<exchange::ExchangeError>(&mut generator);
     add::<instance::Registration>(&mut generator);
     add::<instance::Registered>(&mut generator);
     add::<instance::InstanceHeartbeat>(&mut generator);
@@ -48,7 +51,7 @@ fn components() -> Value {
     let scheme = |text: &str| json!({"type": "http", "scheme": "bearer", "description": text});
     json!({"components": {
         "securitySchemes": {
-            "poolToken": scheme("The token of a pool, which agents have"),
+            "poolToken": scheme("The token of a pool, which agents have, or the access token of an exchange"),
             "jobToken": scheme("The token of a lease, which comes with it"),
         },
         "parameters": {
@@ -94,9 +97,10 @@ fn the_document_has_every_path() {
         .keys()
         .map(String::as_str)
         .collect();
-    // The relay speaks the platform's own interface, and the exchange of tokens is RFC 8693.
+    // The relay speaks the platform's own interface.
     let known = BTreeSet::from([
         path::PROTOCOL,
+        path::TOKEN,
         path::REGISTER,
         path::INSTANCE,
         path::INSTANCE_HEARTBEAT,

@@ -4,7 +4,7 @@ use crate::id::{InstanceId, LeaseId, TaskId};
 
 /// Tells the versions the hub speaks. Needs no token.
 pub const PROTOCOL: &str = "/api/v1/executor/protocol";
-/// Exchanges a token of the cluster's issuer for a pool token (RFC 8693).
+/// Exchanges a token of an OpenID provider for an access token of a pool (RFC 8693).
 pub const TOKEN: &str = "/api/v1/executor/token";
 /// Registers an instance.
 pub const REGISTER: &str = "/api/v1/executor/instances/register";

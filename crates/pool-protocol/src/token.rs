@@ -1,7 +1,7 @@
 //! Tokens: of a pool, which agents have, and of a lease, which executors have.
 //!
-//! A pool token is 256 random bits, so its SHA-256 is all the hub keeps. A job token carries what it is good for and a code
-//! under the hub's key, so the hub keeps nothing.
+//! A pool token is 256 random bits, so its SHA-256 is all the hub keeps. A job token, and the access token of an exchange,
+//! carry what they are good for and a code under the hub's key, so the hub keeps nothing.
 
 use std::fmt;
 
@@ -18,6 +18,7 @@ const POOL_PREFIX: &str = "mfp";
 const JOB_PREFIX: &str = "mfr";
 const OPERATOR_PREFIX: &str = "mfo";
 const SESSION_PREFIX: &str = "mfs";
+const ACCESS_PREFIX: &str = "mfa";
 /// Characters of a pool token's checksum.
 const CHECKSUM: usize = 6;
 
@@ -153,7 +154,26 @@ pub struct JobGrant {
     pub fencing_token: u64,
 }
 
-/// The key of the hub's job tokens.
+/// What the access token of an exchange is good for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct AccessGrant {
+    pub pool: PoolName,
+    /// Digest of the trust of the pool that the exchange relied on.
+    pub trust: String,
+    /// Seconds since 1970.
+    pub expires: u64,
+}
+
+impl AccessGrant {
+    /// Returns whether a text has the form of an access token.
+    #[must_use]
+    pub fn is_token(text: &str) -> bool {
+        text.strip_prefix(ACCESS_PREFIX)
+            .is_some_and(|rest| rest.starts_with('_'))
+    }
+}
+
+/// The key of the hub's job tokens, access tokens and sessions.
 #[derive(Clone)]
 pub struct JobTokenKey(Vec<u8>);
 
@@ -166,17 +186,16 @@ impl JobTokenKey {
     /// Makes the token. The same grant gives the same token.
     #[must_use]
     pub fn sign(&self, grant: JobGrant) -> String {
-        let body = format!(
+        self.with_code(format!(
             "{JOB_PREFIX}_{}.{}.{}",
             grant.task, grant.lease, grant.fencing_token
-        );
-        self.with_code(&body)
+        ))
     }
 
     /// Makes the token of a session at the status page, which says this.
     #[must_use]
     pub fn sign_session(&self, session: &str) -> String {
-        self.with_code(&format!("{SESSION_PREFIX}_{session}"))
+        self.with_code(format!("{SESSION_PREFIX}_{session}"))
     }
 
     /// Returns what the token of a session says, if this key made it.
@@ -189,19 +208,44 @@ impl JobTokenKey {
     /// Returns what a token is good for, if this key made it.
     #[must_use]
     pub fn verify(&self, token: &str) -> Option<JobGrant> {
-        let (prefix, rest) = self.without_code(token)?.split_once('_')?;
-        let mut parts = rest.split('.');
-        let grant = JobGrant {
-            task: parts.next()?.parse().ok()?,
-            lease: parts.next()?.parse().ok()?,
-            fencing_token: parts.next()?.parse().ok()?,
-        };
-        (prefix == JOB_PREFIX && parts.next().is_none()).then_some(grant)
+        let [task, lease, fencing_token] = self.parts(token, JOB_PREFIX)?;
+        Some(JobGrant {
+            task: task.parse().ok()?,
+            lease: lease.parse().ok()?,
+            fencing_token: fencing_token.parse().ok()?,
+        })
     }
 
-    fn with_code(&self, body: &str) -> String {
-        let code = BASE64_URL_SAFE_NO_PAD.encode(self.code(body).finalize().into_bytes());
-        format!("{body}.{code}")
+    /// Makes an access token.
+    #[must_use]
+    pub fn sign_access(&self, grant: &AccessGrant) -> String {
+        self.with_code(format!(
+            "{ACCESS_PREFIX}_{}.{}.{}",
+            grant.pool, grant.trust, grant.expires
+        ))
+    }
+
+    /// Returns what an access token is good for, if this key made it. It may have expired.
+    #[must_use]
+    pub fn verify_access(&self, token: &str) -> Option<AccessGrant> {
+        let [pool, trust, expires] = self.parts(token, ACCESS_PREFIX)?;
+        Some(AccessGrant {
+            pool: pool.parse().ok()?,
+            trust: trust.to_owned(),
+            expires: expires.parse().ok()?,
+        })
+    }
+
+    fn with_code(&self, body: String) -> String {
+        let code = BASE64_URL_SAFE_NO_PAD.encode(self.code(&body).finalize().into_bytes());
+        body + "." + &code
+    }
+
+    /// Returns the parts between the prefix and the code, if this key made the code.
+    fn parts<'t>(&self, token: &'t str, prefix: &str) -> Option<[&'t str; 3]> {
+        let (found, rest) = self.without_code(token)?.split_once('_')?;
+        let parts: Vec<&str> = rest.split('.').collect();
+        parts.try_into().ok().filter(|_| found == prefix)
     }
 
     fn without_code<'t>(&self, token: &'t str) -> Option<&'t str> {
@@ -333,6 +377,29 @@ mod tests {
         let token = key.sign(grant);
         assert_eq!(key.verify(&token), Some(grant));
         assert_eq!(key.sign(grant), token);
+    }
+
+    #[test]
+    fn an_access_token_is_good_for_its_pool_and_no_job_token() {
+        let key = JobTokenKey::new(b"key".to_vec());
+        let grant = AccessGrant {
+            pool: pool(),
+            trust: "9f31c2aa".to_owned(),
+            expires: 1_800_000_000,
+        };
+        let token = key.sign_access(&grant);
+        assert!(AccessGrant::is_token(&token));
+        assert_eq!(key.verify_access(&token), Some(grant.clone()));
+        assert_eq!(key.verify(&token), None);
+        assert_eq!(key.verify_access(&key.sign(self::grant())), None);
+        for forged in [
+            token.replace("eu-west", "us-west"),
+            token.replace("1800000000", "1900000000"),
+            JobTokenKey::new(b"other".to_vec()).sign_access(&grant),
+        ] {
+            assert_eq!(key.verify_access(&forged), None, "{forged}");
+        }
+        assert!(!AccessGrant::is_token(PoolToken::new(pool()).reveal()));
     }
 
     #[test]

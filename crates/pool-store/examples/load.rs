@@ -4,7 +4,7 @@
 
 use std::time::{Duration, Instant};
 
-use pool_protocol::id::{InstanceId, LeaseId, PoolName};
+use pool_protocol::id::{InstanceId, LeaseId, PoolName, TaskId};
 use pool_protocol::instance::{InstanceHeartbeat, InstanceState, Registration};
 use pool_protocol::lease::{End, Holder};
 use pool_store::{
@@ -120,6 +120,7 @@ async fn main() -> Result<(), Failed> {
 
 async fn submit(store: &Store, pool: &PoolName, number: usize) -> Result<(), Failed> {
     let submission = Submission {
+        task: TaskId::new(),
         pool: pool.clone(),
         organization: format!("organization-{}", number % ORGANIZATIONS),
         // Tells when it was submitted.

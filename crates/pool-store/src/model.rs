@@ -13,6 +13,8 @@ use crate::view::TaskView;
 /// A run step that the platform has ordered.
 #[derive(Clone, Debug)]
 pub struct Submission {
+    /// New. A duplicate keeps the one it was first submitted with.
+    pub task: TaskId,
     pub pool: PoolName,
     pub organization: String,
     pub workspace: String,

@@ -68,7 +68,7 @@ pub(crate) async fn claim_step(
             if let Some(text) = &result.error {
                 run.log_failure(text).await;
             }
-            return Ok(Some(result));
+            return Ok(StartDecision::DoNotStart(Box::new(result)));
         }
         Claim::Granted => run.open_live_log(true)?,
     }

@@ -13,7 +13,7 @@ use test_peers::browser::{Browser, Screen};
 use test_peers::http::{Server, pass_on};
 
 use super::client::{Client, executor_of};
-use super::place::{Hub, Place};
+use super::fixture::{Fixture, Hub};
 use super::runs::run_plan;
 
 const DESKTOP: Screen = Screen {
@@ -34,15 +34,15 @@ const PHONE: Screen = Screen {
 const HOSTILE: &str = "</pre><script>document.title='taken'</script>";
 
 /// The file of the pools with tokens of `eu` and of operators, and a trusted proxy on this machine.
-fn write_pools(place: &Place, eu: &[&PoolToken], operator: &OperatorToken) {
-    let organization = place.platform.organization();
+fn write_pools(fixture: &Fixture, eu: &[&PoolToken], operator: &OperatorToken) {
+    let organization = fixture.platform.organization();
     let tokens: Vec<String> = eu
         .iter()
         .zip(0..)
         .map(|(token, number)| format!("{{id: t{number}, sha256: {}}}", token.digest()))
         .collect();
     let tokens = tokens.join(", ");
-    place.replace_pools(&format!(
+    fixture.replace_pools(&format!(
         "pools:\n  eu: {{organizations: [{organization}], tokens: [{tokens}]}}\n  \
          us: {{organizations: [another]}}\n\
          operators:\n  tokens: [{{id: o, sha256: {}}}]\n  \
@@ -84,15 +84,15 @@ fn look(browser: &mut Browser, name: &str) {
 }
 
 /// Runs of each kind: one is over, one has failed, one runs, and others wait.
-async fn fill(place: &Place, hub: &Hub) -> [LeasedTask; 2] {
-    let agent = place.client(hub);
+async fn fill(fixture: &Fixture, hub: &Hub) -> [LeasedTask; 2] {
+    let agent = fixture.client(hub);
     let instance = agent.register().await;
     agent.try_register("eu-2", "two").await.ok();
-    place.dispatched_plan().await;
+    fixture.dispatched_plan().await;
     let done = agent.request(instance).await;
-    run_plan(place, &executor_of(&agent, &done), &done).await;
+    run_plan(fixture, &executor_of(&agent, &done), &done).await;
 
-    place.dispatched_plan().await;
+    fixture.dispatched_plan().await;
     let failed = agent.request(instance).await;
     let started = json!({"executor": format!("Job {HOSTILE}")});
     agent.lease(&failed, LeaseCall::Started, started).await.ok();
@@ -107,7 +107,7 @@ async fn fill(place: &Place, hub: &Hub) -> [LeasedTask; 2] {
     let end = json!({"exitCode": 137, "verdict": "oom_killed", "diagnostic": diagnostic, "reported": false});
     agent.lease(&failed, LeaseCall::Fail, end).await.ok();
 
-    place.dispatched_plan().await;
+    fixture.dispatched_plan().await;
     let running = agent.request(instance).await;
     let started = json!({"executor": "Job mayfly-run-7"});
     agent
@@ -117,19 +117,19 @@ async fn fill(place: &Place, hub: &Hub) -> [LeasedTask; 2] {
     let executor = executor_of(&agent, &running);
     executor.accept(&running, "running").await.ok();
     say(&executor, &running, 1, "Initializing the backend...").await;
-    place.dispatched_plan().await;
-    place.dispatched_plan().await;
+    fixture.dispatched_plan().await;
+    fixture.dispatched_plan().await;
     [running, failed]
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_browser_shows_pools_and_runs_with_and_without_scripts() {
     let mut browser = or_skip!(test_peers::skips::needed(Browser::start()));
-    let place = Place::new().await;
+    let fixture = Fixture::new().await;
     let operator = OperatorToken::new();
-    write_pools(&place, &[&place.token], &operator);
-    let hub = place.serve();
-    let [running, failed] = fill(&place, &hub).await;
+    write_pools(&fixture, &[&fixture.token], &operator);
+    let hub = fixture.serve();
+    let [running, failed] = fill(&fixture, &hub).await;
     let base = hub.url();
     let page = |path: &str| format!("{base}{path}");
     let run = |lease: &LeasedTask| format!("{base}/ui/runs/{}", lease.task_id);
@@ -141,7 +141,7 @@ async fn a_browser_shows_pools_and_runs_with_and_without_scripts() {
     assert!(!login.contains("OOMKilled"), "{login}");
     browser.enter("mfp_eu_wrong_123456").unwrap();
     browser.until("The token is not known here").unwrap();
-    browser.enter(place.token.reveal()).unwrap();
+    browser.enter(fixture.token.reveal()).unwrap();
     let html = browser.until("used too much memory").unwrap();
     for expected in [
         "raise the memory limit of the run",
@@ -174,7 +174,7 @@ async fn a_browser_shows_pools_and_runs_with_and_without_scripts() {
     browser.open(&run(&running)).unwrap();
     browser.until("Initializing the backend").unwrap();
     look(&mut browser, "running");
-    let agent = place.client(&hub);
+    let agent = fixture.client(&hub);
     let executor = executor_of(&agent, &running);
     say(&executor, &running, 2, "Plan: 1 to add").await;
     browser.until("Plan: 1 to add").unwrap();
@@ -192,7 +192,7 @@ async fn a_browser_shows_pools_and_runs_with_and_without_scripts() {
     assert!(problems.is_empty(), "{problems:#?}");
 
     // A session ends with its token.
-    write_pools(&place, &[], &operator);
+    write_pools(&fixture, &[], &operator);
     browser.until("Log in</h1>").unwrap();
     browser.open(&page("/ui")).unwrap();
     browser.until("Log in</h1>").unwrap();
@@ -205,9 +205,9 @@ async fn a_browser_shows_pools_and_runs_with_and_without_scripts() {
 #[tokio::test(flavor = "multi_thread")]
 async fn operators_come_through_the_trusted_proxy() {
     let mut browser = or_skip!(test_peers::skips::needed(Browser::start()));
-    let place = Place::new().await;
-    write_pools(&place, &[&place.token], &OperatorToken::new());
-    let hub = place.serve();
+    let fixture = Fixture::new().await;
+    write_pools(&fixture, &[&fixture.token], &OperatorToken::new());
+    let hub = fixture.serve();
     let address: SocketAddr = hub.url().trim_start_matches("http://").parse().unwrap();
     let proxy = Server::start(move |request| {
         let mut request = request.clone();
@@ -227,12 +227,12 @@ async fn operators_come_through_the_trusted_proxy() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn pages_are_for_those_who_may_see_them() {
-    let place = Place::new().await;
+    let fixture = Fixture::new().await;
     let operator = OperatorToken::new();
-    write_pools(&place, &[&place.token], &operator);
-    let hub = place.serve();
-    place.dispatched_plan().await;
-    let agent = place.client(&hub);
+    write_pools(&fixture, &[&fixture.token], &operator);
+    let hub = fixture.serve();
+    fixture.dispatched_plan().await;
+    let agent = fixture.client(&hub);
     let instance = agent.register().await;
     let lease = agent.request(instance).await;
     let run = format!("/ui/runs/{}", lease.task_id);
@@ -248,7 +248,7 @@ async fn pages_are_for_those_who_may_see_them() {
         let policy = &response.headers()["content-security-policy"];
         assert!(!policy.to_str().unwrap().contains("unsafe"), "{policy:?}");
         assert_eq!(response.headers()["cache-control"], "no-store");
-        assert_eq!(status(path, place.token.reveal()).await, StatusCode::OK);
+        assert_eq!(status(path, fixture.token.reveal()).await, StatusCode::OK);
         assert_eq!(status(path, operator.reveal()).await, StatusCode::OK);
         for token in [elsewhere.reveal(), &lease.job_token] {
             assert_eq!(status(path, token).await, StatusCode::UNAUTHORIZED);
@@ -259,7 +259,7 @@ async fn pages_are_for_those_who_may_see_them() {
     let taken = taken.try_request(instance, 0, &[]).await;
     assert_eq!(taken.status, StatusCode::UNAUTHORIZED);
     let us = PoolToken::new("us".parse().unwrap());
-    place.replace_pools(&format!(
+    fixture.replace_pools(&format!(
         "pools: {{us: {{organizations: [a], tokens: [{{id: u, sha256: {}}}]}}}}",
         us.digest()
     ));
@@ -288,11 +288,11 @@ async fn pages_are_for_those_who_may_see_them() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn without_authentication_this_machine_alone_needs_no_token() {
-    let place = Place::new()
+    let fixture = Fixture::new()
         .await
         .with("MAYFLY_ALLOW_UNAUTHENTICATED", "true");
-    let hub = place.serve();
-    let client = place.client(&hub);
+    let hub = fixture.serve();
+    let client = fixture.client(&hub);
     let status = async |host: &str| {
         let request = client.plain(Method::GET, "/ui").header("host", host);
         request.send().await.unwrap().status()

@@ -9,6 +9,7 @@ pub mod gcs;
 pub mod git_http;
 pub mod http;
 pub mod http_proxy;
+pub mod oidc;
 pub mod port;
 pub mod postgres;
 pub mod process;

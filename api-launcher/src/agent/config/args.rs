@@ -7,13 +7,15 @@ use std::time::Duration;
 use clap::{Args, Subcommand, ValueHint};
 use job_contract::env;
 use platform::report_key;
-use pool_protocol::id::AgentName;
+use pool_protocol::id::{AgentName, PoolName};
 use runtime::setting::{
     HttpUrl, ReadSetting as _, Setting, SettingError, SettingValue, choice, present,
 };
 
 use super::file::{self, FileValues};
 use super::{AgentSettings, Settings, TargetSettings};
+use crate::agent::client::AgentToken;
+use crate::agent::client::exchange::ExchangeSettings;
 use crate::agent::client::token::{self, PoolTokenSource};
 use crate::agent::configure::ConfigureArgs;
 use crate::agent::kubernetes::KubernetesSettings;
@@ -27,6 +29,7 @@ use crate::serve::config::TelemetryArgs;
 const SLOTS: u32 = 25;
 const DRAIN_SECONDS: u64 = 3600;
 const GRACE_SECONDS: u64 = 60;
+const TOKEN_SECONDS: u32 = 3600;
 
 /// Take tasks of a pool from a hub, and run them here.
 ///
@@ -65,7 +68,8 @@ Examples:
   MAYFLY_AGENT_TOKEN=mfp_… MAYFLY_AGENT_SERVICE_URL=https://hub.example.com api-launcher agent --deploy-target process
 
 The token of the pool is given by MAYFLY_AGENT_TOKEN, by `token` in the file, or by a file of its own, and is no option,
-because every user of a machine can read command lines.
+because every user of a machine can read command lines. With --oidc-token-file, the agent needs none: it exchanges that
+token at the hub for access tokens of the pool.
 
 SIGTERM stops the agent as --on-stop says. A second signal leads from `drain` to `grace`, and from `grace` to `force`.";
 
@@ -80,13 +84,34 @@ pub(crate) struct SettingsArgs {
     #[arg(long, value_name = "FILE", env = env::AGENT_TOKEN_FILE, value_hint = ValueHint::FilePath)]
     token_file: Option<Setting<PathBuf>>,
 
+    /// File with a token of an OpenID provider that the pool trusts, instead of a token of the pool. It is read for each
+    /// exchange
+    #[arg(long, value_name = "FILE", env = env::AGENT_OIDC_TOKEN_FILE, value_hint = ValueHint::FilePath)]
+    oidc_token_file: Option<Setting<PathBuf>>,
+
+    /// Id of an organization of the pool, for the exchange
+    #[arg(long, value_name = "ID", env = env::AGENT_ORGANIZATION_NAME)]
+    organization_name: Option<Setting<String>>,
+
+    /// Name of the pool, for the exchange
+    #[arg(long, value_name = "NAME", env = env::AGENT_RUNNER_POOL_ID)]
+    runner_pool_id: Option<Setting<Pool>>,
+
+    /// Seconds for which a token of the exchange is good, 43200 at most [default: 3600]
+    #[arg(long, value_name = "SECONDS", env = env::AGENT_TOKEN_EXPIRATION)]
+    token_expiration: Option<Setting<FromOne>>,
+
+    /// Folder with the private keys of the pool, for job documents that are sealed
+    #[arg(long, value_name = "DIR", env = env::AGENT_PRIVATE_KEY_DIR, value_hint = ValueHint::DirPath)]
+    private_key_dir: Option<Setting<PathBuf>>,
+
     /// Name of the agent, unique in its pool [default: the name of this host]
     #[arg(long, value_name = "NAME", env = env::AGENT_NAME)]
     name: Option<Setting<Name>>,
 
     /// How many tasks run at a time [default: 25]
     #[arg(long, value_name = "N", env = env::AGENT_SLOTS)]
-    slots: Option<Setting<Slots>>,
+    slots: Option<Setting<FromOne>>,
 
     /// Where executors run: `kubernetes`, as Jobs, or `process`, on this machine [default: kubernetes]
     #[arg(long, value_name = "TARGET", env = env::AGENT_DEPLOY_TARGET)]
@@ -161,13 +186,24 @@ impl SettingValue for Name {
     }
 }
 
-#[derive(Clone, Copy, Debug)]
-struct Slots(u32);
+#[derive(Clone, Debug)]
+struct Pool(PoolName);
 
-impl SettingValue for Slots {
+impl SettingValue for Pool {
+    fn parse(text: &str) -> Result<Self, String> {
+        text.parse()
+            .map(Self)
+            .map_err(|error| format!("cannot be used: {error}"))
+    }
+}
+
+#[derive(Clone, Copy, Debug)]
+struct FromOne(u32);
+
+impl SettingValue for FromOne {
     fn parse(text: &str) -> Result<Self, String> {
         match text.parse() {
-            Ok(slots @ 1..) => Ok(Self(slots)),
+            Ok(number @ 1..) => Ok(Self(number)),
             _ => Err(format!("is `{text}`, expected a number from 1")),
         }
     }
@@ -218,6 +254,11 @@ macro_rules! keys {
 keys!(
     service_url,
     token_file,
+    oidc_token_file,
+    organization_name,
+    runner_pool_id,
+    token_expiration,
+    private_key_dir,
     name,
     slots,
     deploy_target,
@@ -273,29 +314,16 @@ impl SettingsArgs {
             Some(file) => self.over(file),
             None => self,
         };
-        let token_file = this.token_file.read(errors);
-        let token = match (in_environment, in_file, token_file) {
-            (None, _, Some(path)) if is_file_nearer => Some(PoolTokenSource::File(path)),
-            (Some((name, text)), ..) | (None, Some((name, text)), _) => match token::check(&text) {
-                Ok(token) => Some(PoolTokenSource::Given(token)),
-                Err(error) => {
-                    errors.push(SettingError::new(name, format!("cannot be used: {error}")));
-                    None
-                }
-            },
-            (None, None, Some(path)) => Some(PoolTokenSource::File(path)),
-            (None, None, None) => {
-                let text = "is not set; a token of the pool is needed, or MAYFLY_AGENT_TOKEN_FILE";
-                errors.push(SettingError::new(env::AGENT_TOKEN, text));
-                None
+        let token = if this.oidc_token_file.is_set() {
+            let others = (in_environment, in_file, &this.token_file);
+            if !matches!(others, (None, None, None)) {
+                let text = "is set, and a token of the pool too: set one";
+                errors.push(SettingError::new(env::AGENT_OIDC_TOKEN_FILE, text));
             }
+            this.resolve_exchange(errors)
+        } else {
+            this.resolve_token(in_environment, in_file, is_file_nearer, errors)
         };
-        if let Some(source @ PoolTokenSource::File(_)) = &token
-            && let Err(error) = source.read()
-        {
-            let text = format!("cannot be used: {error}");
-            errors.push(SettingError::new(env::AGENT_TOKEN_FILE, text));
-        }
         let agent = this.resolve_agent(errors);
         let target = this.resolve_target(kubernetes, errors);
         let (Some(agent), Some(target), Some(token), []) =
@@ -310,6 +338,59 @@ impl SettingsArgs {
             warnings: file.iter().flat_map(|file| file.unknown(KEYS)).collect(),
             file: file.map(|file| file.path),
         })
+    }
+
+    fn resolve_exchange(&self, errors: &mut Vec<SettingError>) -> Option<AgentToken> {
+        let file = self.oidc_token_file.read(errors);
+        let organization = self
+            .organization_name
+            .require(env::AGENT_ORGANIZATION_NAME, errors);
+        let pool = self
+            .runner_pool_id
+            .require(env::AGENT_RUNNER_POOL_ID, errors);
+        let expiration = self.token_expiration.read(errors);
+        Some(AgentToken::Exchange(ExchangeSettings {
+            file: file?,
+            organization: organization?,
+            pool: pool?.0,
+            expiration: expiration.map_or(TOKEN_SECONDS, |FromOne(it)| it).into(),
+        }))
+    }
+
+    /// Chooses between the tokens of the environment and of the file, each with the name of its setting.
+    fn resolve_token(
+        &self,
+        in_environment: Option<(String, String)>,
+        in_file: Option<(String, String)>,
+        is_file_nearer: bool,
+        errors: &mut Vec<SettingError>,
+    ) -> Option<AgentToken> {
+        let token_file = self.token_file.read(errors);
+        let source = match (in_environment, in_file, token_file) {
+            (None, _, Some(path)) if is_file_nearer => PoolTokenSource::File(path),
+            (Some((name, text)), ..) | (None, Some((name, text)), _) => match token::check(&text) {
+                Ok(token) => PoolTokenSource::Given(token),
+                Err(error) => {
+                    let text = format!("cannot be used: {error}");
+                    errors.push(SettingError::new(name, text));
+                    return None;
+                }
+            },
+            (None, None, Some(path)) => PoolTokenSource::File(path),
+            (None, None, None) => {
+                let text = "is not set; a token of the pool is needed, or MAYFLY_AGENT_TOKEN_FILE, or \
+                     MAYFLY_AGENT_OIDC_TOKEN_FILE";
+                errors.push(SettingError::new(env::AGENT_TOKEN, text));
+                return None;
+            }
+        };
+        if let PoolTokenSource::File(_) = &source
+            && let Err(error) = source.read()
+        {
+            let text = format!("cannot be used: {error}");
+            errors.push(SettingError::new(env::AGENT_TOKEN_FILE, text));
+        }
+        Some(AgentToken::Pool(source))
     }
 
     fn resolve_agent(&self, errors: &mut Vec<SettingError>) -> Option<AgentSettings> {
@@ -335,7 +416,10 @@ impl SettingsArgs {
         let seconds = |setting: &Option<Setting<u64>>, default, errors: &mut _| {
             Duration::from_secs(setting.read(errors).unwrap_or(default))
         };
-        let slots = self.slots.read(errors).map_or(SLOTS, |Slots(slots)| slots);
+        let slots = self
+            .slots
+            .read(errors)
+            .map_or(SLOTS, |FromOne(slots)| slots);
         let single_run = self.single_run.read(errors).unwrap_or(false);
         let idle_timeout = seconds(&self.idle_timeout, 0, errors);
         let on_stop = self.on_stop.read(errors);
@@ -347,6 +431,7 @@ impl SettingsArgs {
             service_url: service_url?.url,
             name: name?,
             slots,
+            private_key_dir: self.private_key_dir.read(errors),
             single_run,
             idle_timeout: Some(idle_timeout).filter(|timeout| !timeout.is_zero()),
             on_stop: on_stop.unwrap_or(match self.target() {
@@ -473,6 +558,7 @@ mod tests {
             "service_url" => agent.service_url.to_string(),
             "name" => agent.name.to_string(),
             "slots" => agent.slots.to_string(),
+            "private_key_dir" => format!("{:?}", agent.private_key_dir),
             "single_run" => agent.single_run.to_string(),
             "idle_timeout" => format!("{:?}", agent.idle_timeout),
             "on_stop" => format!("{:?}", agent.on_stop),
@@ -506,6 +592,15 @@ mod tests {
         "of-env"
     )]
     #[case("slots", "MAYFLY_AGENT_SLOTS", Some("25"), "3", "3", "4", "4")]
+    #[case(
+        "private_key_dir",
+        "MAYFLY_AGENT_PRIVATE_KEY_DIR",
+        Some("None"),
+        "/a",
+        r#"Some("/a")"#,
+        "/b",
+        r#"Some("/b")"#
+    )]
     #[case(
         "single_run",
         "MAYFLY_AGENT_SINGLE_RUN",
@@ -630,9 +725,45 @@ mod tests {
             (vec![HUB], Some(" "), by_key.as_str(), "of-yaml"),
         ] {
             let settings = resolve(&variables, token, text).unwrap();
-            assert_eq!(settings.token.read().unwrap().expose_secret(), expected);
+            let AgentToken::Pool(source) = &settings.token else {
+                panic!("a token of the pool");
+            };
+            assert_eq!(source.read().unwrap().expose_secret(), expected);
             assert!(!format!("{settings:?}").contains("of-yaml"));
         }
+    }
+
+    #[test]
+    fn an_exchange_needs_its_pool_and_organization_and_no_other_token() {
+        let text = "oidc_token_file: /var/run/token\norganization_name: one\nrunner_pool_id: eu";
+        let settings = resolve(&[HUB], None, text).unwrap();
+        let AgentToken::Exchange(exchange) = settings.token else {
+            panic!("an exchange");
+        };
+        assert_eq!(
+            (&*exchange.organization, exchange.pool.as_str()),
+            ("one", "eu")
+        );
+        assert_eq!(exchange.expiration, 3600);
+        let more = format!("{text}\ntoken_expiration: 600");
+        let settings = resolve(&[HUB], None, &more).unwrap();
+        assert!(
+            matches!(settings.token, AgentToken::Exchange(exchange) if exchange.expiration == 600)
+        );
+        let errors = resolve(&[HUB], Some("secret"), text).unwrap_err();
+        assert!(errors[0].to_string().contains("set one"), "{errors:?}");
+        let file = ("MAYFLY_AGENT_OIDC_TOKEN_FILE", "/var/run/token");
+        let errors = resolve(&[HUB, file], None, "token_expiration: 0").unwrap_err();
+        let names: Vec<_> = errors.iter().map(|p| p.variable.as_str()).collect();
+        let expiration = "token_expiration in /etc/mayfly-agent.yaml";
+        assert_eq!(
+            names,
+            [
+                env::AGENT_ORGANIZATION_NAME,
+                env::AGENT_RUNNER_POOL_ID,
+                expiration
+            ]
+        );
     }
 
     #[test]

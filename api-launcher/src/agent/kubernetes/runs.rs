@@ -90,7 +90,7 @@ impl RunObserver for Observer {
         let reason = match observation {
             Observation::Ended(verdict) => {
                 // Otherwise the end follows when the Job has stopped. The end of a run that is not followed was reported before.
-                if let Some(lease) = run.lease.filter(|_| verdict.spoke()) {
+                if let Some(lease) = run.lease.filter(|_| verdict.executor_reported()) {
                     let end = Arc::new(Verdict::clone(verdict));
                     self.runs.change(lease.lease, |view| view.end = Some(end));
                 }

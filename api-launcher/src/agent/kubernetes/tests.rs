@@ -9,14 +9,14 @@ use super::*;
 use crate::kubernetes::cluster::watch::{ReportOutcome, RunObserver as _};
 use crate::kubernetes::verdict::Observation;
 
-fn verdict(kind: VerdictKind, begun: Begun, report: Option<FinalReport>) -> Verdict {
+fn verdict(kind: VerdictKind, started: Started, report: Option<FinalReport>) -> Verdict {
     Verdict {
         kind,
         sentence: "The cause.".to_owned(),
         evidence: Vec::new(),
         advice: Some("do this".to_owned()),
         outcome: kind.outcome(),
-        begun,
+        started,
         may_change: true,
         job_over: true,
         report,
@@ -28,25 +28,25 @@ fn spoken() -> FinalReport {
 }
 
 #[rstest]
-#[case(VerdictKind::Completed, Begun::Yes, Some(spoken()), "COMPLETE true")]
-#[case(VerdictKind::Completed, Begun::Yes, None, "COMPLETE false")]
-#[case(VerdictKind::StepFailed, Begun::Yes, Some(spoken()), "FAIL true")]
-#[case(VerdictKind::Cancelled, Begun::Yes, None, "CANCELLED false")]
-#[case(VerdictKind::Claimed, Begun::No, None, "ELSEWHERE")]
-#[case(VerdictKind::Infrastructure, Begun::No, None, "AGAIN Failed")]
-#[case(VerdictKind::Infrastructure, Begun::Yes, None, "FAIL false")]
-#[case(VerdictKind::QuotaExceeded, Begun::No, None, "AGAIN Quota")]
-#[case(VerdictKind::NeverScheduled, Begun::No, None, "FAIL false")]
-#[case(VerdictKind::ImageNotPulled, Begun::No, None, "FAIL false")]
-#[case(VerdictKind::ConfigMissing, Begun::No, None, "FAIL false")]
-#[case(VerdictKind::OomKilled, Begun::Yes, None, "FAIL false")]
+#[case(VerdictKind::Completed, Started::Yes, Some(spoken()), "COMPLETE true")]
+#[case(VerdictKind::Completed, Started::Yes, None, "COMPLETE false")]
+#[case(VerdictKind::StepFailed, Started::Yes, Some(spoken()), "FAIL true")]
+#[case(VerdictKind::Cancelled, Started::Yes, None, "CANCELLED false")]
+#[case(VerdictKind::Claimed, Started::No, None, "ELSEWHERE")]
+#[case(VerdictKind::Infrastructure, Started::No, None, "AGAIN Failed")]
+#[case(VerdictKind::Infrastructure, Started::Yes, None, "FAIL false")]
+#[case(VerdictKind::QuotaExceeded, Started::No, None, "AGAIN Quota")]
+#[case(VerdictKind::NeverScheduled, Started::No, None, "FAIL false")]
+#[case(VerdictKind::ImageNotPulled, Started::No, None, "FAIL false")]
+#[case(VerdictKind::ConfigMissing, Started::No, None, "FAIL false")]
+#[case(VerdictKind::OomKilled, Started::Yes, None, "FAIL false")]
 fn what_another_try_may_cure_is_handed_back(
     #[case] kind: VerdictKind,
-    #[case] begun: Begun,
+    #[case] started: Started,
     #[case] report: Option<FinalReport>,
     #[case] expected: &str,
 ) {
-    let end = match judge(&verdict(kind, begun, report)) {
+    let end = match judge(&verdict(kind, started, report)) {
         RunEnd::Again(reason, text) => {
             assert!(text.contains("The cause."), "{text}");
             format!("AGAIN {reason:?}")
@@ -88,7 +88,7 @@ async fn the_end_counts_as_reported_when_the_hub_has_it() {
     let (sender, mut unknown) = mpsc::unbounded_channel();
     let observer = Observer::new(Arc::clone(&runs), sender);
     let run = key(lease());
-    let verdict = verdict(VerdictKind::OomKilled, Begun::Yes, None);
+    let verdict = verdict(VerdictKind::OomKilled, Started::Yes, None);
     let mut report = std::pin::pin!(observer.on_ended(&run, &verdict));
     assert!((&mut report).now_or_never().is_none());
     // It was not followed.

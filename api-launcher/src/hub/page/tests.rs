@@ -137,7 +137,7 @@ fn pool_page(open: Vec<TaskView>) -> PoolPage {
         summary: summary(),
         agents: vec![agent()],
         open,
-        over: vec![ended(EndReason::Told, HOSTILE)],
+        over: vec![ended(EndReason::Finished, HOSTILE)],
     }
 }
 
@@ -158,7 +158,7 @@ fn every_text_from_outside_is_escaped() {
         ..task()
     };
     let over = ended(
-        EndReason::Told,
+        EndReason::Finished,
         &format!("{HOSTILE}\n{HOSTILE}\nWhat to do: {HOSTILE}"),
     );
     for page in [
@@ -284,11 +284,11 @@ fn a_full_list_leads_to_the_rest() {
 
 #[rstest]
 #[case(
-    EndReason::Told,
+    EndReason::Finished,
     "The pod was killed.\n  pod: OOMKilled\nWhat to do: raise the limit",
     &["The pod was killed.", "pod: OOMKilled", "</b>raise the limit"]
 )]
-#[case(EndReason::Told, "", &["The executor ended with exit code 1."])]
+#[case(EndReason::Finished, "", &["The executor ended with exit code 1."])]
 #[case(EndReason::Lost, "no word for 600 s", &["no word for 600 s", "look for a lock of the state"])]
 #[case(EndReason::Poison, "", &["Every attempt to start the run failed.", "Read the reasons"])]
 fn a_run_that_is_over_says_how_and_what_to_do(
@@ -318,7 +318,7 @@ fn a_missing_log_is_explained(
     #[case] expected: &str,
 ) {
     let task = if over {
-        ended(EndReason::Told, "")
+        ended(EndReason::Finished, "")
     } else {
         task()
     };

@@ -98,7 +98,7 @@ pub(super) const fn wait_advice(wait: Wait) -> Option<&'static str> {
 /// Why a run is over, where its executor did not say so.
 pub(super) const fn end_sentence(reason: EndReason) -> Option<&'static str> {
     match reason {
-        EndReason::Told => None,
+        EndReason::Finished => None,
         EndReason::Lost => Some("The executor that had accepted the run fell silent."),
         EndReason::Expired => Some("No executor accepted the run in time."),
         EndReason::Poison => Some("Every attempt to start the run failed."),
@@ -121,7 +121,7 @@ pub(super) const fn end_advice(reason: EndReason) -> Option<&'static str> {
             Some("Read the reasons of the attempts, correct the cause, and start the run again.")
         }
         EndReason::Refused => Some("Correct what is named above, and start the run again."),
-        EndReason::Told | EndReason::Cancelled | EndReason::Superseded => None,
+        EndReason::Finished | EndReason::Cancelled | EndReason::Superseded => None,
     }
 }
 

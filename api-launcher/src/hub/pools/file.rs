@@ -1,5 +1,7 @@
 //! The file of the pools: reads it, and says everything that is wrong with it at once.
 
+mod trust;
+
 use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::time::SystemTime;
@@ -9,6 +11,7 @@ use pool_protocol::id::PoolName;
 use serde_json::{Map, Value};
 
 use super::{Boundary, KnownToken, Operators, Organizations, Pool, Pools, Proxy};
+use crate::sealing::PublicKey;
 
 /// A name that differs in more letters is another name.
 const MISSPELT: usize = 3;
@@ -109,14 +112,22 @@ impl Reader {
     }
 
     fn pool(&mut self, place: &str, value: &Value) -> Option<Pool> {
-        let fields = self.object(place, value, &["organizations", "boundary", "tokens"])?;
+        let fields = self.object(
+            place,
+            value,
+            &["organizations", "boundary", "tokens", "oidc", "public_keys"],
+        )?;
         let organizations = self.organizations(&format!("{place}.organizations"), fields);
         let boundary = self.boundary(&format!("{place}.boundary"), fields);
         let tokens = self.tokens(&format!("{place}.tokens"), fields);
+        let oidc = self.trusts(&format!("{place}.oidc"), fields);
+        let public_keys = self.public_keys(&format!("{place}.public_keys"), fields);
         Some(Pool {
             organizations: organizations?,
             boundary: boundary?,
             tokens,
+            oidc,
+            public_keys,
         })
     }
 
@@ -201,6 +212,20 @@ impl Reader {
             id: id?.to_owned(),
             sha256: digest?,
             expires,
+        })
+    }
+
+    fn public_keys(&mut self, place: &str, fields: &Map<String, Value>) -> Vec<PublicKey> {
+        let listed = match fields.get("public_keys") {
+            None => return Vec::new(),
+            Some(listed) => listed.as_array(),
+        };
+        let key = |value: &Value| value.as_str().and_then(PublicKey::parse);
+        let keys: Option<Vec<_>> = listed.and_then(|listed| listed.iter().map(key).collect());
+        keys.unwrap_or_else(|| {
+            let text = "must be a list of public keys, as `api-launcher pool keygen` prints them";
+            self.wrong(place, text);
+            Vec::new()
         })
     }
 
@@ -321,7 +346,7 @@ pools:
     tokens:
       - {id: one, sha256: "12", expires: tomorrow}
       - {sha: x, colour: red}
-  us: {organizations: ["*", a], tokens: secret}
+  us: {organizations: ["*", a], tokens: secret, public_keys: [secret]}
   asia: none
 "#,
         )
@@ -342,6 +367,7 @@ pools:
             "pools.eu.tokens[1] has no `id`",
             "pools.us.organizations must be a list",
             "pools.us.tokens must be a list",
+            "pools.us.public_keys must be a list of public keys",
             "pools.asia must have the keys",
         ] {
             assert!(

@@ -95,20 +95,27 @@ pub(super) fn json(document: &impl Serialize) -> Response {
 
 /// Reads a document. Messages say where it is wrong, and quote nothing.
 pub(super) async fn read<T: DeserializeOwned>(body: Body) -> Result<T, Failure> {
-    let invalid = |text: String| Failure::new(Code::RequestInvalid, text);
-    let bytes = tokio::time::timeout(BODY_TIMEOUT, body::read(body, MAX_BODY_BYTES))
-        .await
-        .map_err(|_| invalid("the body did not arrive in time".to_owned()))?
-        .map_err(|_| {
-            invalid(format!(
-                "the body cannot be read, or has more than {MAX_BODY_BYTES} bytes"
-            ))
-        })?;
-    serde_json::from_slice(&bytes).map_err(|error| {
+    serde_json::from_slice(&bytes(body).await?).map_err(|error| {
         invalid(format!(
             "the body is not the document of this call: line {} column {}",
             error.line(),
             error.column()
         ))
     })
+}
+
+/// Reads a body.
+pub(super) async fn bytes(body: Body) -> Result<Vec<u8>, Failure> {
+    tokio::time::timeout(BODY_TIMEOUT, body::read(body, MAX_BODY_BYTES))
+        .await
+        .map_err(|_| invalid("the body did not arrive in time".to_owned()))?
+        .map_err(|_| {
+            invalid(format!(
+                "the body cannot be read, or has more than {MAX_BODY_BYTES} bytes"
+            ))
+        })
+}
+
+fn invalid(text: String) -> Failure {
+    Failure::new(Code::RequestInvalid, text)
 }

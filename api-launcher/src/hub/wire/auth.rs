@@ -1,4 +1,4 @@
-//! Who calls: an agent with the token of its pool, or the holder of a lease with its job token. The version of the protocol
+//! Who calls: an agent with the token of its pool or the access token of an exchange, or the holder of a lease with its job token. The version of the protocol
 //! is checked before, so that an old client learns that it is old.
 
 use std::time::SystemTime;
@@ -6,7 +6,7 @@ use std::time::SystemTime;
 use axum::http::{HeaderMap, header};
 use pool_protocol::id::{LeaseId, PoolName, TaskId};
 use pool_protocol::problem::Code;
-use pool_protocol::token::{JobGrant, PoolToken};
+use pool_protocol::token::{AccessGrant, JobGrant, PoolToken};
 use pool_protocol::version::{self, Versions};
 use tracing::debug;
 
@@ -18,14 +18,18 @@ const POOL_TOKEN: &str = "mfp_";
 
 /// An agent.
 #[derive(Debug)]
-pub(super) struct Agent {
-    token: PoolToken,
+pub(super) enum Agent {
+    Token(PoolToken),
+    Access(AccessGrant),
 }
 
 impl Agent {
     /// The pool of its token.
     pub(super) const fn pool(&self) -> &PoolName {
-        self.token.pool()
+        match self {
+            Self::Token(token) => token.pool(),
+            Self::Access(grant) => &grant.pool,
+        }
     }
 }
 
@@ -41,8 +45,14 @@ impl Hub {
     pub(super) fn agent(&self, headers: &HeaderMap) -> Result<Agent, Failure> {
         check_version(headers)?;
         let token = bearer(headers)?;
-        let token = PoolToken::parse(token).map_err(|error| refused(error.to_string()))?;
-        let agent = Agent { token };
+        let agent = if AccessGrant::is_token(token) {
+            let grant = self.keys.current().verify_access(token);
+            let unknown = || refused("this is no access token of this hub".to_owned());
+            Agent::Access(grant.ok_or_else(unknown)?)
+        } else {
+            let token = PoolToken::parse(token).map_err(|error| refused(error.to_string()))?;
+            Agent::Token(token)
+        };
         self.check(&agent)?;
         Ok(agent)
     }
@@ -50,9 +60,12 @@ impl Hub {
     /// Returns whether the token of an agent is good now.
     pub(super) fn check(&self, agent: &Agent) -> Result<(), Failure> {
         let pools = self.pools.current();
-        let id = pools
-            .token_id(&agent.token, SystemTime::now())
-            .map_err(|error| refused(error.to_string()))?;
+        let now = SystemTime::now();
+        let id = match agent {
+            Agent::Token(token) => pools.token_id(token, now),
+            Agent::Access(grant) => pools.trust(grant, now),
+        };
+        let id = id.map_err(|error| refused(error.to_string()))?;
         debug!(pool = %agent.pool(), token = id, "an agent calls");
         Ok(())
     }
@@ -114,9 +127,9 @@ impl Hub {
     }
 }
 
-/// Whether the request has the token of a pool.
-pub(super) fn has_pool_token(headers: &HeaderMap) -> bool {
-    bearer(headers).is_ok_and(|token| token.starts_with(POOL_TOKEN))
+/// Whether the request has the token of an agent.
+pub(super) fn has_agent_token(headers: &HeaderMap) -> bool {
+    bearer(headers).is_ok_and(|token| token.starts_with(POOL_TOKEN) || AccessGrant::is_token(token))
 }
 
 fn bearer(headers: &HeaderMap) -> Result<&str, Failure> {

@@ -18,7 +18,7 @@ use pool_store::{Ending, LeaseStatus, Refusal};
 use tracing::info;
 
 use super::answer::{Answer, Failure, json, read};
-use super::auth::{check_version, has_pool_token};
+use super::auth::{check_version, has_agent_token};
 use super::{in_time, seconds};
 use crate::hub::Hub;
 
@@ -92,7 +92,7 @@ async fn authorize(
         .parse::<TaskId>()
         .ok()
         .zip(lease.parse::<LeaseId>().ok());
-    if !has_pool_token(headers) {
+    if !has_agent_token(headers) {
         let (task, lease) = ids.ok_or(Refusal::TaskNotFound)?;
         return hub.holder(headers, task, lease);
     }

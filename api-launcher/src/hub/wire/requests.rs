@@ -16,6 +16,7 @@ use tracing::{error, info};
 use super::answer::{Answer, Failure, json, read};
 use super::{LONGEST_WAIT, in_time, seconds};
 use crate::hub::Hub;
+use crate::sealing;
 
 /// Says which versions are spoken here. Needs neither a version nor a token.
 pub(super) async fn protocol() -> Response {
@@ -70,10 +71,16 @@ fn deliver(hub: &Hub, request: &LeaseRequest, leased: pool_store::LeasedTask) ->
         redelivered = leased.redelivered,
         "an instance has a task"
     );
-    let payload = serde_json::from_slice(&leased.payload.data).map_err(|cause| {
-        error!(task = %grant.task, line = cause.line(), "the document of a task cannot be read");
-        Failure::new(Code::Other, "the document of the task cannot be read")
-    })?;
+    let data = leased.payload.data;
+    let (payload, sealed_payload) = if let Some(key_id) = leased.payload.key_id {
+        (None, Some(sealing::to_wire(key_id, &data)))
+    } else {
+        let payload = serde_json::from_slice(&data).map_err(|cause| {
+            error!(task = %grant.task, line = cause.line(), "the document of a task cannot be read");
+            Failure::new(Code::Other, "the document of the task cannot be read")
+        })?;
+        (Some(payload), None)
+    };
     Ok(json(&LeasedTask {
         task_id: grant.task,
         lease_id: grant.lease,
@@ -89,8 +96,8 @@ fn deliver(hub: &Hub, request: &LeaseRequest, leased: pool_store::LeasedTask) ->
             job_id: leased.job,
             step_id: leased.step,
             kind: leased.kind,
-            payload: Some(payload),
-            sealed_payload: None,
+            payload,
+            sealed_payload,
             traceparent: leased.traceparent,
         },
     }))

@@ -15,7 +15,7 @@ impl Cluster {
         let jobs = self.jobs();
         let params = ListParams::default().labels(&labels::of_agent(agent));
         let found = self
-            .ask("list the runs of the agent", || jobs.list(&params))
+            .request_with_retries("list the runs of the agent", || jobs.list(&params))
             .await?;
         let has = |job: &Job, name| annotation(&job.metadata, name).is_some();
         let is_open = |job: &Job| {
@@ -80,7 +80,7 @@ impl Cluster {
         for pod in self.visible_pods_of(&job).await?.unwrap_or_default() {
             let pod = pod.metadata.name.unwrap_or_default();
             let killed = self
-                .ask("end the pod of the run at once", || {
+                .request_with_retries("end the pod of the run at once", || {
                     pods.delete(&pod, &at_once)
                 })
                 .await;
@@ -103,7 +103,7 @@ impl Cluster {
             resource_version: None,
         });
         let removed = self
-            .ask("remove the run", || jobs.delete(name, &params))
+            .request_with_retries("remove the run", || jobs.delete(name, &params))
             .await;
         match removed {
             Err(error) if !error.is_not_found() && !error.is_conflict() => Err(error),

@@ -26,7 +26,7 @@ impl Store {
     pub async fn submit(&self, submission: Submission) -> Result<Submitted, Error> {
         check(&submission)?;
         let mut tx = self.begin().await?;
-        let id = TaskId::new();
+        let id = submission.task;
         let task = new_task(id, &submission, tx.now);
         if !tx.insert(&task, &self.rules).await? {
             let sql = "SELECT * FROM tasks WHERE job = $1 AND step = $2";

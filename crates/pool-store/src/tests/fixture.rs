@@ -250,6 +250,7 @@ pub(crate) fn pool() -> PoolName {
 
 pub(crate) fn submission(organization: &str, job: &str) -> Submission {
     Submission {
+        task: TaskId::new(),
         pool: pool(),
         organization: organization.to_owned(),
         workspace: "net".to_owned(),

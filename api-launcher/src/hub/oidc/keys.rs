@@ -1,0 +1,235 @@
+//! The keys of OpenID providers: from their discovery documents, or from files.
+
+use std::collections::HashMap;
+use std::path::Path;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use base64::Engine as _;
+use base64::prelude::BASE64_URL_SAFE_NO_PAD;
+use job_contract::chain;
+use jsonwebtoken::jwk::{AlgorithmParameters, EllipticCurve, Jwk, PublicKeyUse};
+use jsonwebtoken::{Algorithm, DecodingKey};
+use runtime::regular_file;
+use serde::Deserialize;
+use serde::de::DeserializeOwned;
+use serde_json::Value;
+use tokio::time::Instant;
+use tracing::{info, warn};
+
+use super::{Refusal, Trust, quote};
+
+/// A provider is asked once in this time, whatever comes.
+const PAUSE: Duration = Duration::from_mins(1);
+/// Then keys are read again, so that those the provider has withdrawn end.
+const FRESH: Duration = Duration::from_hours(1);
+/// For how long keys are used while the provider cannot be reached.
+const LONGEST_USE: Duration = Duration::from_hours(24);
+const TIMEOUT: Duration = Duration::from_secs(10);
+/// More than any document of a provider has.
+const MAX_BYTES: u64 = 256 * 1024;
+/// The shortest RSA modulus.
+const RSA_BYTES: usize = 256;
+const ED25519_BYTES: usize = 32;
+
+/// A key, and the only algorithm it is good for.
+#[derive(Clone, Debug)]
+pub(super) struct Key {
+    algorithm: Algorithm,
+    pub(super) key: DecodingKey,
+}
+
+/// The keys of a provider by their ids.
+type KeySet = HashMap<String, Key>;
+
+/// All providers that were asked.
+#[derive(Debug)]
+pub(crate) struct Issuers {
+    http: reqwest::Client,
+    known: Mutex<HashMap<String, Arc<tokio::sync::Mutex<Known>>>>,
+}
+
+/// What is known of a provider.
+#[derive(Debug, Default)]
+struct Known {
+    keys: KeySet,
+    read: Option<Instant>,
+    asked: Option<Instant>,
+    /// Whether the keys could not be read the last time.
+    failed: bool,
+}
+
+#[derive(Deserialize)]
+struct Discovery {
+    issuer: String,
+    jwks_uri: String,
+}
+
+#[derive(Deserialize)]
+struct Jwks {
+    keys: Vec<Value>,
+}
+
+impl Issuers {
+    /// Knows none yet. Certificates are checked as everywhere: tests name theirs in `SSL_CERT_FILE`.
+    pub(crate) fn new() -> Result<Self, reqwest::Error> {
+        let http = reqwest::Client::builder()
+            .https_only(true)
+            .redirect(reqwest::redirect::Policy::none())
+            .timeout(TIMEOUT)
+            .user_agent(concat!("mayfly/", env!("CARGO_PKG_VERSION")))
+            .build()?;
+        Ok(Self {
+            http,
+            known: Mutex::default(),
+        })
+    }
+
+    /// Returns a key of a provider. Must not be dropped before it is ready: the provider would not be asked again for a
+    /// while.
+    pub(super) async fn key(
+        &self,
+        trust: &Trust,
+        id: &str,
+        algorithm: Algorithm,
+    ) -> Result<Key, Refusal> {
+        let find = |keys: &KeySet| {
+            let key = keys.get(id).filter(|key| key.algorithm == algorithm);
+            key.cloned().ok_or_else(|| Refusal::UnknownKey(quote(id)))
+        };
+        if let Some(file) = &trust.jwks_file {
+            let keys = read_file(file).map_err(|problem| {
+                warn!(file = %file.display(), problem, "the keys of an issuer cannot be read");
+                Refusal::NoKeys
+            })?;
+            return find(&keys);
+        }
+        let known = {
+            let mut all = self.known.lock().unwrap_or_else(PoisonError::into_inner);
+            Arc::clone(all.entry(trust.issuer.clone()).or_default())
+        };
+        let mut known = known.lock().await;
+        let is_within = |at: Option<Instant>, time| at.is_some_and(|at| at.elapsed() < time);
+        if is_within(known.read, FRESH)
+            && let Ok(key) = find(&known.keys)
+        {
+            return Ok(key);
+        }
+        if !is_within(known.asked, PAUSE) {
+            known.asked = Some(Instant::now());
+            let fetched = self.fetch(&trust.issuer).await;
+            known.failed = fetched.is_err();
+            match fetched {
+                Ok(keys) => {
+                    info!(
+                        issuer = trust.issuer,
+                        keys = keys.len(),
+                        "read the keys of an issuer"
+                    );
+                    (known.keys, known.read) = (keys, Some(Instant::now()));
+                }
+                Err(problem) => {
+                    warn!(
+                        issuer = trust.issuer,
+                        problem, "the keys of an issuer cannot be read"
+                    );
+                }
+            }
+        }
+        if !is_within(known.read, LONGEST_USE) {
+            return Err(Refusal::NoKeys);
+        }
+        let found = find(&known.keys);
+        found.map_err(|refusal| {
+            if known.failed {
+                Refusal::NoKeys
+            } else {
+                refusal
+            }
+        })
+    }
+
+    async fn fetch(&self, issuer: &str) -> Result<KeySet, String> {
+        let url = format!(
+            "{}/.well-known/openid-configuration",
+            issuer.trim_end_matches('/')
+        );
+        let discovery: Discovery = self.get(&url).await?;
+        if discovery.issuer != issuer {
+            let other = quote(&discovery.issuer);
+            return Err(format!("{url} is the document of another issuer, {other}"));
+        }
+        let jwks: Jwks = self.get(&discovery.jwks_uri).await?;
+        Ok(key_set(&jwks))
+    }
+
+    async fn get<T: DeserializeOwned>(&self, url: &str) -> Result<T, String> {
+        let response = self.http.get(url).send().await;
+        let mut response = response.map_err(|error| chain(&error))?;
+        if response.status() != reqwest::StatusCode::OK {
+            return Err(format!("{url} answers with status {}", response.status()));
+        }
+        let mut body = Vec::new();
+        while let Some(piece) = response.chunk().await.map_err(|error| chain(&error))? {
+            body.extend_from_slice(&piece);
+            if body.len() as u64 > MAX_BYTES {
+                return Err(format!("{url} has more than {MAX_BYTES} bytes"));
+            }
+        }
+        serde_json::from_slice(&body).map_err(|error| format!("{url} cannot be read: {error}"))
+    }
+}
+
+fn read_file(path: &Path) -> Result<KeySet, String> {
+    let text = regular_file::read_text(path, MAX_BYTES).map_err(|error| error.to_string())?;
+    let jwks = serde_json::from_str(&text).map_err(|error| error.to_string())?;
+    Ok(key_set(&jwks))
+}
+
+/// The keys that can be used. A provider may have others too.
+fn key_set(jwks: &Jwks) -> KeySet {
+    let usable = |value: &Value| {
+        let jwk = Jwk::deserialize(value).ok()?;
+        let id = jwk.common.key_id.clone()?;
+        Some((id, usable(&jwk)?))
+    };
+    jwks.keys.iter().filter_map(usable).collect()
+}
+
+fn usable(jwk: &Jwk) -> Option<Key> {
+    let decode = |text: &str| BASE64_URL_SAFE_NO_PAD.decode(text).ok();
+    let algorithm = match &jwk.algorithm {
+        AlgorithmParameters::RSA(key) => {
+            let modulus = decode(&key.n)?;
+            let length = modulus.iter().skip_while(|byte| **byte == 0).count();
+            (length >= RSA_BYTES).then_some(Algorithm::RS256)?
+        }
+        AlgorithmParameters::EllipticCurve(key) if key.curve == EllipticCurve::P256 => {
+            Algorithm::ES256
+        }
+        // The verifier takes the length for granted.
+        AlgorithmParameters::OctetKeyPair(key)
+            if key.curve == EllipticCurve::Ed25519 && decode(&key.x)?.len() == ED25519_BYTES =>
+        {
+            Algorithm::EdDSA
+        }
+        _ => return None,
+    };
+    let is_for_this = |known: &jsonwebtoken::jwk::KeyAlgorithm| {
+        known.to_string().parse::<Algorithm>().ok() == Some(algorithm)
+    };
+    let for_signatures = |known: &PublicKeyUse| *known == PublicKeyUse::Signature;
+    let common = &jwk.common;
+    if !common.key_algorithm.as_ref().is_none_or(is_for_this)
+        || !common.public_key_use.as_ref().is_none_or(for_signatures)
+    {
+        return None;
+    }
+    let key = DecodingKey::from_jwk(jwk).ok()?;
+    Some(Key { algorithm, key })
+}
+
+#[cfg(test)]
+pub(super) fn parse(jwks: Value) -> HashMap<String, Key> {
+    key_set(&Jwks::deserialize(jwks).unwrap())
+}

@@ -1,0 +1,207 @@
+//! Pools with a key: the hub keeps no job document that it could read.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+use integration_tests::process::Stream;
+use integration_tests::{Repository, Running};
+use nix::sys::signal::Signal;
+use serde_json::json;
+use sqlx::{Connection as _, Row as _};
+use test_platform::{Flow, NewJob, Status, Workspace};
+
+use super::agent::ends_with;
+use super::fixture::{Fixture, Hub};
+
+const SECRETS: usize = 20;
+
+fn secret(number: usize) -> String {
+    format!("planted-{number}-secret")
+}
+
+/// A fixture with a key in the folder of the agents.
+struct Sealing {
+    fixture: Fixture,
+    public: String,
+    repository: Repository,
+}
+
+impl Sealing {
+    async fn new() -> Self {
+        let fixture = Fixture::new().await;
+        fs::create_dir(fixture.path("keys")).unwrap();
+        let made = keygen(&fixture.path("keys"));
+        assert!(made.status.success(), "{made:?}");
+        let public = String::from_utf8(made.stdout).unwrap().trim().to_owned();
+        let told = String::from_utf8(made.stderr).unwrap();
+        let private = told.split(['/', '.']).find(|part| part.len() == 8).unwrap();
+        let text = fs::read_to_string(fixture.path(&format!("keys/{private}.key"))).unwrap();
+        assert!(!told.contains(text.trim()), "{told}");
+        Self {
+            fixture,
+            public,
+            repository: Repository::fixture(),
+        }
+    }
+
+    /// Pool `eu` has these keys.
+    fn write_pools(&self, keys: &[&str]) {
+        let token = json!({"id": "t", "sha256": self.fixture.token.digest()});
+        let organization = self.fixture.platform.organization();
+        let eu = json!({"organizations": [organization], "tokens": [token], "public_keys": keys});
+        self.fixture
+            .replace_pools(&json!({"pools": {"eu": eu}}).to_string());
+    }
+
+    /// A job whose document has the secrets.
+    async fn dispatched(&self) -> u32 {
+        let secrets: Vec<String> = (0..SECRETS).map(secret).collect();
+        let ledger = self.fixture.path("ledger");
+        let script = format!("# {}\necho ran >> {}", secrets.join(" "), ledger.display());
+        let flow = Flow::new("customScripts", 100).with_script(&script);
+        let workspace = Workspace::new(&self.repository.url());
+        let workspace = self.fixture.platform.workspace(workspace);
+        let job = NewJob::new(&workspace, vec![flow]);
+        let job = self.fixture.platform.start_job(job);
+        self.fixture.platform.until_job(job, Status::Queue).await;
+        job
+    }
+
+    fn agent(&self, hub: &Hub) -> Command {
+        let mut command = self.fixture.agent(&hub.url());
+        command.env("MAYFLY_AGENT_PRIVATE_KEY_DIR", self.fixture.path("keys"));
+        command
+    }
+
+    /// The files of the store in which a secret is.
+    fn found(&self) -> Vec<PathBuf> {
+        let files = fs::read_dir(self.fixture.path("store")).unwrap();
+        let files: Vec<PathBuf> = files.map(|file| file.unwrap().path()).collect();
+        assert!(
+            files.iter().any(|file| file.ends_with("pools.db-wal")),
+            "{files:?}"
+        );
+        files
+            .into_iter()
+            .filter(|file| has_secret(&fs::read(file).unwrap()))
+            .collect()
+    }
+
+    fn database(&self) -> String {
+        format!("sqlite:{}", self.fixture.path("store/pools.db").display())
+    }
+}
+
+fn keygen(folder: &Path) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_launcher_under_test"))
+        .args(["pool", "keygen", "--directory"])
+        .arg(folder)
+        .output()
+        .unwrap()
+}
+
+fn has_secret(bytes: &[u8]) -> bool {
+    (0..SECRETS).any(|number| {
+        let secret = secret(number);
+        bytes
+            .windows(secret.len())
+            .any(|window| window == secret.as_bytes())
+    })
+}
+
+/// Stops the hub, and returns its log.
+fn log_of(hub: Hub) -> String {
+    let running = hub.0.into_running();
+    running.signal(Signal::SIGTERM);
+    tokio::task::block_in_place(|| running.wait()).stderr
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_hub_with_a_key_keeps_no_secret_and_its_agent_runs_the_job() {
+    let fixture = Sealing::new().await;
+    fixture.write_pools(&[]);
+    let hub = fixture.fixture.serve();
+    // The search finds what is not sealed.
+    let open = fixture.dispatched().await;
+    assert_ne!(fixture.found(), Vec::<PathBuf>::new());
+    fixture.fixture.platform.cancel(open).await;
+    log_of(hub);
+    fs::remove_dir_all(fixture.fixture.path("store")).unwrap();
+
+    fixture.write_pools(&[&fixture.public]);
+    let hub = fixture.fixture.serve();
+    let job = fixture.dispatched().await;
+    assert_eq!(fixture.found(), Vec::<PathBuf>::new());
+    let agent = Running::start(&mut fixture.agent(&hub));
+    fixture
+        .fixture
+        .platform
+        .until_job(job, Status::Completed)
+        .await;
+    agent.signal(Signal::SIGTERM);
+    let log = ends_with(agent, 0);
+    assert!(!has_secret(log.as_bytes()), "{log}");
+    assert_eq!(fixture.found(), Vec::<PathBuf>::new());
+    assert_eq!(fixture.fixture.times_run(), 1);
+    let log = log_of(hub);
+    assert!(!has_secret(log.as_bytes()), "{log}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn sealed_documents_that_were_swapped_run_neither() {
+    let fixture = Sealing::new().await;
+    fixture.write_pools(&[&fixture.public]);
+    let hub = fixture.fixture.serve();
+    let jobs = [fixture.dispatched().await, fixture.dispatched().await];
+    hub.crash();
+    let mut database = sqlx::SqliteConnection::connect(&fixture.database())
+        .await
+        .unwrap();
+    let rows = sqlx::query("SELECT task, data FROM payloads").fetch_all(&mut database);
+    let rows = rows.await.unwrap();
+    assert_eq!(rows.len(), 2);
+    for (row, other) in [(&rows[0], &rows[1]), (&rows[1], &rows[0])] {
+        let changed = sqlx::query("UPDATE payloads SET data = $1 WHERE task = $2")
+            .bind(other.get::<Vec<u8>, _>("data"))
+            .bind(row.get::<String, _>("task"));
+        changed.execute(&mut database).await.unwrap();
+    }
+    database.close().await.unwrap();
+    let hub = fixture.fixture.serve();
+    let agent = Running::start(&mut fixture.agent(&hub));
+    for job in jobs {
+        fixture
+            .fixture
+            .platform
+            .until_job(job, Status::Failed)
+            .await;
+    }
+    drop(agent);
+    assert_eq!(fixture.fixture.times_run(), 0);
+    let log = log_of(hub);
+    assert!(log.matches("does not open").count() >= 2, "{log}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_run_waits_for_an_agent_that_has_the_key() {
+    let fixture = Sealing::new().await;
+    fixture.write_pools(&[&fixture.public]);
+    let hub = fixture.fixture.serve();
+    let job = fixture.dispatched().await;
+    let agent = fixture.fixture.start_agent(&hub);
+    tokio::task::block_in_place(|| {
+        hub.0
+            .running
+            .wait_for(Stream::Stderr, "the agent has no key")
+    });
+    drop(agent);
+    let agent = Running::start(&mut fixture.agent(&hub));
+    fixture
+        .fixture
+        .platform
+        .until_job(job, Status::Completed)
+        .await;
+    drop(agent);
+    assert_eq!(fixture.fixture.times_run(), 1);
+}
