@@ -4,6 +4,7 @@
 use std::io;
 use std::path::Path;
 
+use artifact_store::hex;
 use base64::Engine as _;
 use base64::prelude::BASE64_STANDARD;
 use hpke::aead::ChaCha20Poly1305;
@@ -211,9 +212,7 @@ fn file_name(id: &str) -> String {
 }
 
 fn id(public: &[u8]) -> String {
-    let digest = Sha256::digest(public);
-    let digits = digest.iter().take(ID_BYTES);
-    digits.map(|byte| format!("{byte:02x}")).collect()
+    hex(&Sha256::digest(public)[..ID_BYTES])
 }
 
 #[cfg(test)]

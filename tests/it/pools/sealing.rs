@@ -193,7 +193,7 @@ async fn a_run_waits_for_an_agent_that_has_the_key() {
     tokio::task::block_in_place(|| {
         hub.0
             .running
-            .wait_for(Stream::Stderr, "the agent has no key")
+            .wait_for(Stream::Stderr, "the agent has no key");
     });
     drop(agent);
     let agent = Running::start(&mut fixture.agent(&hub));

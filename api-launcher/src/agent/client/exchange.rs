@@ -69,7 +69,7 @@ impl Exchange {
         {
             return Ok(known.token.clone());
         }
-        let sent = Instant::now();
+        let requested = Instant::now();
         let exchanged = async { self.read(&send(self.form()?).await?) };
         match exchanged.await {
             Ok(issued) => {
@@ -78,8 +78,8 @@ impl Exchange {
                 let token = SecretString::from(issued.access_token);
                 *current = Some(Current {
                     token: token.clone(),
-                    renew: sent + lifetime.mul_f64(share(fastrand::f64())),
-                    expires: sent + lifetime,
+                    renew: requested + lifetime.mul_f64(share(fastrand::f64())),
+                    expires: requested + lifetime,
                 });
                 Ok(token)
             }
@@ -171,15 +171,15 @@ mod tests {
         })
     }
 
-    fn answer(status: u16, body: &str) -> Result<Answer, Failure> {
-        Ok(Answer {
+    fn answer(status: u16, body: &str) -> Answer {
+        Answer {
             status,
             retry_after: None,
             body: body.as_bytes().to_vec(),
-        })
+        }
     }
 
-    fn issued(token: &str, seconds: u64) -> Result<Answer, Failure> {
+    fn issued(token: &str, seconds: u64) -> Answer {
         let body = format!(
             r#"{{"access_token":"{token}","issued_token_type":"x","token_type":"Bearer","expires_in":{seconds},"scope":"pool:eu"}}"#
         );
@@ -199,7 +199,7 @@ mod tests {
                     form.contains(&sent) && form.contains("expiration=600"),
                     "{form}"
                 );
-                issued(name, 600)
+                Ok(issued(name, 600))
             };
             let token = exchange.token(sent).await.unwrap();
             assert_eq!(token.expose_secret(), name);
@@ -230,7 +230,7 @@ mod tests {
         fs::write(&file, "planted.a.b").unwrap();
         let refused = r#"{"error":"invalid_request","error_description":"the token has expired"}"#;
         let failure = exchange
-            .token(async |_| answer(400, refused))
+            .token(async |_| Ok(answer(400, refused)))
             .await
             .unwrap_err();
         let told = failure.to_string();
@@ -241,7 +241,7 @@ mod tests {
         assert!(matches!(failure, Failure::Unauthorized(_)));
         let away = r#"{"error":"temporarily_unavailable","error_description":"the keys"}"#;
         let failure = exchange
-            .token(async |_| answer(503, away))
+            .token(async |_| Ok(answer(503, away)))
             .await
             .unwrap_err();
         let text = "the keys".to_owned();
@@ -254,14 +254,17 @@ mod tests {
         let file = folder.path().join("token");
         fs::write(&file, "a.b.c").unwrap();
         let exchange = exchange(file);
-        exchange.token(async |_| issued("one", 600)).await.unwrap();
+        exchange
+            .token(async |_| Ok(issued("one", 600)))
+            .await
+            .unwrap();
         exchange.current.lock().await.as_mut().unwrap().renew = Instant::now();
         let token = exchange
-            .token(async |_| answer(502, "<html>"))
+            .token(async |_| Ok(answer(502, "<html>")))
             .await
             .unwrap();
         assert_eq!(token.expose_secret(), "one");
-        // It is not asked again at once.
+        // It is not requested again at once.
         exchange.token(async |_| panic!("too soon")).await.unwrap();
     }
 
