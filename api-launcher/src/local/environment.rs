@@ -28,6 +28,13 @@ pub(crate) struct Setup<'a> {
 
 /// Which platform the executor reports to.
 #[derive(Clone, Copy, Debug)]
+#[cfg_attr(
+    not(feature = "kubernetes"),
+    expect(
+        dead_code,
+        reason = "without `serve` and `agent`, only `run` starts executors"
+    )
+)]
 pub(crate) enum Platform<'a> {
     /// The records of this machine.
     Machine,
