@@ -12,6 +12,7 @@ pub(crate) mod page;
 mod pools;
 mod relay;
 pub(crate) mod settings;
+mod shares;
 mod submit;
 mod tails;
 pub(crate) mod token_command;
@@ -25,6 +26,7 @@ use std::time::Duration;
 
 use job_contract::Exit;
 use platform::{Platform, StepRef};
+use pool_protocol::id::PoolName;
 use pool_store::{OpenError, Page, Store, TaskView};
 use runtime::private_file::private_folder;
 use runtime::setting::is_wrong_place;
@@ -37,6 +39,7 @@ use self::oidc::Issuers;
 use self::pools::Pools;
 use self::relay::Relay;
 use self::settings::{HubSettings, KeySetting};
+use self::shares::Shares;
 use self::tails::Tails;
 use self::watched_file::WatchedFile;
 use crate::dispatch::Readiness;
@@ -49,6 +52,10 @@ pub(crate) use self::submit::SubmitError;
 
 /// Requests for tasks that wait at a time.
 const MAX_POLLS: usize = 2000;
+/// Those of one pool.
+const MAX_POLLS_OF_A_POOL: usize = 1000;
+/// Forms of exchanges whose bodies are read at a time.
+const MAX_EXCHANGES: usize = 64;
 
 /// The hub.
 #[derive(Debug)]
@@ -63,7 +70,9 @@ pub(crate) struct Hub {
     issuers: Issuers,
     beats: Beats,
     metrics: PoolMetrics,
-    polls: Semaphore,
+    polls: Arc<Shares<PoolName>>,
+    /// Forms of exchanges whose bodies are read.
+    exchanges: Semaphore,
     /// How long a lease is valid.
     lease: Duration,
     /// There may be an outcome to report.
@@ -141,7 +150,8 @@ impl Hub {
             tails: Tails::default(),
             beats: Beats::default(),
             metrics: PoolMetrics::register(metrics),
-            polls: Semaphore::new(MAX_POLLS),
+            polls: Shares::new(MAX_POLLS_OF_A_POOL, MAX_POLLS),
+            exchanges: Semaphore::new(MAX_EXCHANGES),
             lease,
             ended: Notify::new(),
             shutdown,
@@ -173,8 +183,7 @@ impl Hub {
         if let Ok(pools) = self.store.pools().await {
             self.metrics.observe(self.pools.current().names(), &pools);
         }
-        let waiting = MAX_POLLS - self.polls.available_permits();
-        self.metrics.polls_waiting(waiting);
+        self.metrics.polls_waiting(self.polls.taken());
     }
 
     /// Everything about a task that its store gives in pages.

@@ -16,7 +16,6 @@ use std::sync::Arc;
 use axum::extract::{Request, State};
 use axum::http::{HeaderMap, Method, StatusCode};
 use axum::response::{IntoResponse as _, Response};
-use platform::StepRef;
 use pool_protocol::id::{LeaseId, TaskId};
 use pool_protocol::problem::Code;
 use pool_store::{Refusal, TaskView};
@@ -42,17 +41,21 @@ async fn pass(hub: &Hub, request: Request) -> Result<Response, Failure> {
     let (head, body) = request.into_parts();
     // Not the decoded parameters of the route: two readers of one path must not differ.
     let target = rules::split(head.uri.path()).ok_or(Refusal::TaskNotFound)?;
-    let task = authorize(hub, &head.headers, target.task, target.lease).await?;
+    let authorize = || authorize(hub, &head.headers, target.task, target.lease);
+    let task = authorize().await?;
+    let refuse = |denied| refuse(&task, &head.method, head.uri.path(), &denied);
     let step = step_of(&task);
     let call = Call::find(&head.method, &target.path, head.uri.query(), &step)
         .and_then(|call| rules::check_state(&task, call).map(|()| call));
-    let call = call.map_err(|denied| refuse(&task, &head.method, head.uri.path(), &denied))?;
-    let outgoing = Outgoing::new(call, &target.path, &step, body)
-        .await
-        .map_err(|denied| refuse(&task, &head.method, head.uri.path(), &denied))?;
+    let call = call.map_err(refuse)?;
+    let place = hub.relay.place(task.task).await?;
+    let outgoing = Outgoing::new(call, &target.path, &step, hub.relay.public_url(), body).await;
+    let outgoing = outgoing.map_err(refuse)?;
+    // The task may have ended while its turn or its body was waited for.
+    rules::check_state(&authorize().await?, call).map_err(refuse)?;
     debug!(task = %task.task, ?call, "relayed");
     let lines = outgoing.lines.clone();
-    let response = hub.relay.send(outgoing, &step).await?;
+    let response = hub.relay.send(outgoing, &step, place).await?;
     if let Some(lines) = lines.filter(|_| response.status().is_success()) {
         hub.tails.add(task.task, &lines);
     }
@@ -100,12 +103,4 @@ fn refuse(task: &TaskView, method: &Method, path: &str, denied: &Denied) -> Fail
         Denied::TooLarge(_) => Failure::new(Code::RequestInvalid, denied.to_string())
             .with_status(StatusCode::PAYLOAD_TOO_LARGE),
     }
-}
-
-/// The addresses that records name end like this.
-fn output_path(step: &StepRef) -> String {
-    format!(
-        "/tfoutput/v1/organization/{}/job/{}/step/{}",
-        step.organization_id, step.job_id, step.step_id
-    )
 }

@@ -3,12 +3,18 @@
 
 use platform::StepRef;
 use serde_json::{Map, Value};
+use url::Url;
 
-use super::output_path;
-use super::rules::{Call, Denied, job_reference};
+use super::rules::{Call, Denied, is_plain, job_reference};
 
-/// Checks the document of a request, and returns it as it is sent.
-pub(super) fn check(call: Call, bytes: &[u8], step: &StepRef) -> Result<Vec<u8>, Denied> {
+/// Checks the document of a request, and returns it as it is sent. Addresses of a record are made anew below `public_url`: the
+/// platform's page sends its user's token to them.
+pub(super) fn check(
+    call: Call,
+    bytes: &[u8],
+    step: &StepRef,
+    public_url: &Url,
+) -> Result<Vec<u8>, Denied> {
     if call == Call::SetUpLog {
         return if bytes.is_empty() {
             Ok(Vec::new())
@@ -16,7 +22,7 @@ pub(super) fn check(call: Call, bytes: &[u8], step: &StepRef) -> Result<Vec<u8>,
             Err(Denied::Body("this request has none"))
         };
     }
-    let document: Value =
+    let mut document: Value =
         serde_json::from_slice(bytes).map_err(|_| Denied::Unread("it is not valid JSON"))?;
     match call {
         Call::ChangeJob => {
@@ -28,7 +34,13 @@ pub(super) fn check(call: Call, bytes: &[u8], step: &StepRef) -> Result<Vec<u8>,
             let attributes = resource(&document, "step", Some(&step.step_id))?;
             only(attributes, &STEP)?;
             one_of(attributes, &STEP_STATUSES)?;
-            is_own(attributes, |path| path.ends_with(&output_path(step)))?;
+            let own = format!(
+                "/tfoutput/v1/organization/{}/job/{}/step/{}",
+                step.organization_id, step.job_id, step.step_id
+            );
+            let is_own = |path: &str| path.ends_with(&own).then(|| own.clone());
+            let output = own_output(attributes, public_url, is_own)?;
+            set_output(&mut document, output);
         }
         Call::AddHistory => {
             let attributes = resource(&document, "history", None)?;
@@ -41,10 +53,12 @@ pub(super) fn check(call: Call, bytes: &[u8], step: &StepRef) -> Result<Vec<u8>,
                 "/tfstate/v1/organization/{}/workspace/{}/state/",
                 step.organization_id, step.workspace_id
             );
-            is_own(attributes, |path| {
-                let name = path.rsplit_once(&states).map(|(_, name)| name);
-                name.is_some_and(|name| !name.is_empty() && !name.contains('/'))
-            })?;
+            let is_own = |path: &str| {
+                let (_, name) = path.rsplit_once(&states)?;
+                is_plain(name).then(|| format!("{states}{name}"))
+            };
+            let output = own_output(attributes, public_url, is_own)?;
+            set_output(&mut document, output);
         }
         Call::AddLines => lines(&document, step)?,
         _ => return Err(Denied::Body("this request has none")),
@@ -110,22 +124,29 @@ fn one_of(attributes: &Map<String, Value>, known: &[&str]) -> Result<(), Denied>
     }
 }
 
-/// The address that a record gets must be the run's own.
-fn is_own(
+/// Returns the address that a record gets. It must be the run's own: `own_path` returns the path of one that is.
+fn own_output(
     attributes: &Map<String, Value>,
-    is_own_path: impl Fn(&str) -> bool,
-) -> Result<(), Denied> {
+    public_url: &Url,
+    own_path: impl Fn(&str) -> Option<String>,
+) -> Result<Option<String>, Denied> {
     let Some(output) = attributes.get("output") else {
-        return Ok(());
+        return Ok(None);
     };
-    let url = output.as_str().and_then(|text| url::Url::parse(text).ok());
-    let is_own = url.is_some_and(|url| {
-        url.query().is_none() && url.fragment().is_none() && is_own_path(url.path())
-    });
-    if is_own {
-        Ok(())
-    } else {
-        Err(Denied::Body("`output` is not an address of this run"))
+    let url = output.as_str().and_then(|text| Url::parse(text).ok());
+    let path = url
+        .filter(|url| url.query().is_none() && url.fragment().is_none())
+        .and_then(|url| own_path(url.path()))
+        .ok_or(Denied::Body("`output` is not an address of this run"))?;
+    Ok(Some(format!(
+        "{}{path}",
+        public_url.as_str().trim_end_matches('/')
+    )))
+}
+
+fn set_output(document: &mut Value, output: Option<String>) {
+    if let Some(output) = output {
+        document["data"]["attributes"]["output"] = output.into();
     }
 }
 

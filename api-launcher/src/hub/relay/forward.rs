@@ -2,6 +2,7 @@
 //! No header of either side passes but those that are named here, and redirects are not followed.
 
 use std::io;
+use std::sync::Arc;
 use std::time::Duration;
 
 use axum::body::{Body, Bytes};
@@ -12,16 +13,18 @@ use job_contract::chain;
 use platform::StepRef;
 use platform::terrakube::Terrakube;
 use platform::terrakube::token::BRIEF;
+use pool_protocol::id::TaskId;
 use pool_protocol::problem::Code;
 use reqwest::Method;
 use secrecy::ExposeSecret as _;
-use tokio::sync::Semaphore;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tracing::{debug, warn};
 use url::Url;
 
 use super::body;
 use super::rules::{Call, Denied, own_history};
 use crate::http::body::{self as request_body, BodyError};
+use crate::hub::shares::{Share, Shares};
 use crate::hub::wire::Failure;
 
 const JSON_API: &str = "application/vnd.api+json";
@@ -38,6 +41,10 @@ const CONTENT_TIMEOUT: Duration = Duration::from_mins(10);
 const BODY_TIMEOUT: Duration = Duration::from_secs(30);
 /// Requests at a time; further ones wait for their turn.
 const AT_ONCE: usize = 256;
+/// Requests of one task at a time. An executor makes fewer.
+const AT_ONCE_OF_A_TASK: usize = 8;
+/// How long a request waits for its turn.
+const TURN_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// A request that may be sent.
 #[derive(Debug)]
@@ -56,6 +63,7 @@ impl Outgoing {
         call: Call,
         path: &[&str],
         step: &StepRef,
+        public_url: &Url,
         body: Body,
     ) -> Result<Self, Denied> {
         let mut lines = None;
@@ -65,7 +73,7 @@ impl Outgoing {
             Some(reqwest::Body::wrap_stream(limited(stream, 64 * MIB)))
         } else {
             let bytes = read(call, body).await?;
-            let checked = has_body(call).then(|| body::check(call, &bytes, step));
+            let checked = has_body(call).then(|| body::check(call, &bytes, step, public_url));
             let checked = checked.transpose()?.map(Bytes::from);
             if call == Call::AddLines {
                 lines.clone_from(&checked);
@@ -114,7 +122,16 @@ const fn has_body(call: Call) -> bool {
 pub(crate) struct Relay {
     terrakube: Terrakube,
     http: reqwest::Client,
-    places: Semaphore,
+    /// So that one task cannot keep the relay from others.
+    of_tasks: Arc<Shares<TaskId>>,
+    turns: Arc<Semaphore>,
+}
+
+/// The right to one request, from before its body is read until its response is sent.
+#[derive(Debug)]
+pub(super) struct Place {
+    _of_task: Share<TaskId>,
+    _turn: OwnedSemaphorePermit,
 }
 
 impl Relay {
@@ -128,8 +145,30 @@ impl Relay {
         Ok(Self {
             terrakube,
             http,
-            places: Semaphore::new(AT_ONCE),
+            of_tasks: Shares::new(AT_ONCE_OF_A_TASK, usize::MAX),
+            turns: Arc::new(Semaphore::new(AT_ONCE)),
         })
+    }
+
+    /// Waits for the turn of a request of this task.
+    pub(super) async fn place(&self, task: TaskId) -> Result<Place, Failure> {
+        let limited = |text: &str| Failure::new(Code::RateLimited, text);
+        let of_task = self.of_tasks.take(&task);
+        let of_task = of_task
+            .ok_or_else(|| limited("too many requests of this task at a time: try again"))?;
+        let turn = Arc::clone(&self.turns).acquire_owned();
+        match tokio::time::timeout(TURN_TIMEOUT, turn).await {
+            Ok(Ok(turn)) => Ok(Place {
+                _of_task: of_task,
+                _turn: turn,
+            }),
+            _ => Err(limited("the relay has too many requests: try again")),
+        }
+    }
+
+    /// The address of the platform that users know.
+    pub(super) fn public_url(&self) -> &Url {
+        &self.terrakube.config().public_url
     }
 
     /// Sends the request, and returns the response of the platform.
@@ -137,8 +176,8 @@ impl Relay {
         &self,
         outgoing: Outgoing,
         step: &StepRef,
+        place: Place,
     ) -> Result<Response, Failure> {
-        let _place = self.places.acquire().await;
         let call = outgoing.call;
         let url = self.url(&outgoing, step).await?;
         let (method, media_type, timeout, limit) = properties(call);
@@ -166,7 +205,7 @@ impl Relay {
             );
             away("the platform does not answer: try again")
         })?;
-        Ok(respond(answer, limit))
+        Ok(respond(answer, limit, place))
     }
 
     async fn url(&self, outgoing: &Outgoing, step: &StepRef) -> Result<Url, Failure> {
@@ -256,7 +295,7 @@ fn properties(call: Call) -> (Method, &'static str, Duration, usize) {
     (method, media_type, timeout, limit)
 }
 
-fn respond(answer: reqwest::Response, limit: usize) -> Response {
+fn respond(answer: reqwest::Response, limit: usize, place: Place) -> Response {
     let status = answer.status();
     let kept: Vec<_> = [header::CONTENT_TYPE, header::RETRY_AFTER]
         .into_iter()
@@ -265,7 +304,11 @@ fn respond(answer: reqwest::Response, limit: usize) -> Response {
     let stream = answer
         .bytes_stream()
         .map_err(|error| io::Error::other(error.without_url()));
-    let mut response = Response::new(Body::from_stream(limited(stream, limit)));
+    let stream = limited(stream, limit).inspect(move |_| {
+        // The stream owns it until the response is sent.
+        let _held = &place;
+    });
+    let mut response = Response::new(Body::from_stream(stream));
     *response.status_mut() = status;
     response.headers_mut().extend(kept);
     // What an executor reads is for it alone.

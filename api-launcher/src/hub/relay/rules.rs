@@ -6,10 +6,9 @@ use axum::http::Method;
 use platform::StepRef;
 use pool_protocol::id::{LeaseId, TaskId};
 use pool_protocol::task::TaskState;
-use pool_store::state::EndReason;
 use pool_store::{Refusal, TaskView};
 
-/// For how long the last reports of a task that is over may be repeated.
+/// For how long a task that is over may store its state and its log.
 const AFTERWARDS: Duration = Duration::from_mins(10);
 /// The width of the platform's column for the job of a state.
 const REFERENCE_WIDTH: usize = 36;
@@ -165,17 +164,13 @@ impl Call {
         )
     }
 
-    /// Whether the statuses of job and step change.
-    const fn is_report(self) -> bool {
-        matches!(self, Self::ChangeJob | Self::ChangeStep)
-    }
-
-    /// Whether it is part of the end of a run: state, log, outcome.
+    /// Whether it saves what a run leaves behind: state and log. Executors report statuses before they end their task, and
+    /// otherwise the hub reports the outcome. So no status changes after the end.
     const fn is_final(self) -> bool {
         matches!(
             self,
             Self::ReadJob | Self::ReadHistory | Self::AddHistory | Self::SetUpLog | Self::AddLines
-        ) || self.is_report()
+        )
     }
 }
 
@@ -190,7 +185,7 @@ pub(super) fn job_reference(step: &StepRef) -> String {
 }
 
 /// Ids need no other characters. So nothing is decoded, here or behind.
-fn is_plain(part: &str) -> bool {
+pub(super) fn is_plain(part: &str) -> bool {
     let known = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_' | b'.');
     !part.is_empty() && part.bytes().all(known) && !part.bytes().all(|byte| byte == b'.')
 }
@@ -204,11 +199,8 @@ pub(super) fn check_state(task: &TaskView, call: Call) -> Result<(), Denied> {
         TaskState::Leased => Refusal::LeaseNotAccepted,
         TaskState::Available => Refusal::LeaseExpired,
         TaskState::Completed | TaskState::Failed | TaskState::Cancelled => {
-            let end = task.end.as_ref();
-            let is_fresh = end.is_some_and(|end| end.ago <= AFTERWARDS);
-            // Of a run that the hub has given up, the hub reports the outcome.
-            let is_finished = end.is_some_and(|end| end.reason == EndReason::Finished);
-            if is_fresh && call.is_final() && (is_finished || !call.is_report()) {
+            let is_fresh = task.end.as_ref().is_some_and(|end| end.ago <= AFTERWARDS);
+            if is_fresh && call.is_final() {
                 return Ok(());
             }
             Refusal::TaskAlreadyTerminal

@@ -143,8 +143,12 @@ fn a_path_is_split_as_it_was_sent() {
 }
 
 fn check(call: Call, document: &Value) -> Result<Vec<u8>, Denied> {
+    check_bytes(call, document.to_string().as_bytes())
+}
+
+fn check_bytes(call: Call, bytes: &[u8]) -> Result<Vec<u8>, Denied> {
     let step = step_of(&task(TaskState::Running));
-    body::check(call, document.to_string().as_bytes(), &step)
+    body::check(call, bytes, &step, &PUBLIC.parse().unwrap())
 }
 
 fn change(kind: &str, id: &str, attributes: Value) -> Value {
@@ -155,9 +159,11 @@ fn history(attributes: Value) -> Value {
     json!({"data": {"type": "history", "attributes": attributes}})
 }
 
+const PUBLIC: &str = "https://tk.example.test/base/";
 const OUTPUT: &str =
     "https://tk.example.test/base/tfoutput/v1/organization/org/job/412/step/plan-id";
-const STATE: &str = "https://tk.example.test/tfstate/v1/organization/org/workspace/ws/state/f.json";
+const STATE: &str =
+    "https://tk.example.test/base/tfstate/v1/organization/org/workspace/ws/state/f.json";
 
 #[rstest]
 #[case(Call::ChangeJob, change("job", "412", json!({"status": "running", "commitId": "9f"})))]
@@ -178,6 +184,24 @@ const STATE: &str = "https://tk.example.test/tfstate/v1/organization/org/workspa
 fn reports_about_the_run_pass(#[case] call: Call, #[case] document: Value) {
     let sent = check(call, &document).unwrap();
     assert_eq!(serde_json::from_slice::<Value>(&sent).unwrap(), document);
+}
+
+#[rstest]
+#[case::another_host("https://evil.example.test/tk.example.test")]
+#[case::another_port("https://tk.example.test:8443/base")]
+#[case::a_script("javascript://tk.example.test/%0aalert(1)/")]
+#[case::a_user("https://tk.example.test@evil.example.test/")]
+fn an_address_below_another_one_becomes_the_platforms(#[case] other: &str) {
+    let elsewhere = |own: &str| own.replacen(PUBLIC.trim_end_matches('/'), other, 1);
+    let step = |output: &str| change("step", "plan-id", json!({"output": output}));
+    let state = |output: &str| history(json!({"output": output, "jobReference": "412"}));
+    for (call, document, expected) in [
+        (Call::ChangeStep, step(&elsewhere(OUTPUT)), step(OUTPUT)),
+        (Call::AddHistory, state(&elsewhere(STATE)), state(STATE)),
+    ] {
+        let sent = check(call, &document).unwrap();
+        assert_eq!(serde_json::from_slice::<Value>(&sent).unwrap(), expected);
+    }
 }
 
 #[rstest]
@@ -246,11 +270,10 @@ fn documents_about_anything_else_do_not(#[case] call: Call, #[case] document: Va
 #[test]
 fn what_was_read_is_what_is_sent() {
     let twice = br#"{"data":{"type":"job","id":"413","id":"412","attributes":{"status":"queue","status":"failed"}}}"#;
-    let step = step_of(&task(TaskState::Running));
-    let sent = body::check(Call::ChangeJob, twice, &step).unwrap();
+    let sent = check_bytes(Call::ChangeJob, twice).unwrap();
     let sent = String::from_utf8(sent).unwrap();
     assert!(!sent.contains("413") && !sent.contains("queue"), "{sent}");
-    let broken = body::check(Call::ChangeJob, b"{", &step);
+    let broken = check_bytes(Call::ChangeJob, b"{");
     assert_eq!(broken, Err(Denied::Unread("it is not valid JSON")));
 }
 
@@ -290,11 +313,20 @@ fn over(reason: EndReason, ago: u64) -> TaskView {
     Some(Refusal::LeaseNotAccepted)
 )]
 #[case::lease_has_ended(task(TaskState::Available), Call::ReadJob, Some(Refusal::LeaseExpired))]
-#[case::last_report(over(EndReason::Finished, 1), Call::ChangeJob, None)]
-#[case::last_state(over(EndReason::Finished, 1), Call::AddHistory, None)]
-#[case::last_report_too_late(
-    over(EndReason::Finished, 601),
+#[case::report_afterwards(
+    over(EndReason::Finished, 1),
     Call::ChangeJob,
+    Some(Refusal::TaskAlreadyTerminal)
+)]
+#[case::status_afterwards(
+    over(EndReason::Finished, 1),
+    Call::ChangeStep,
+    Some(Refusal::TaskAlreadyTerminal)
+)]
+#[case::last_state(over(EndReason::Finished, 1), Call::AddHistory, None)]
+#[case::last_state_too_late(
+    over(EndReason::Finished, 601),
+    Call::AddHistory,
     Some(Refusal::TaskAlreadyTerminal)
 )]
 #[case::context_afterwards(

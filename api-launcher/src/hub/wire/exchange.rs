@@ -25,6 +25,8 @@ use crate::hub::oidc::{IdToken, Refusal};
 /// The lifetime of an access token, in seconds, if the request has none.
 const USUAL_LIFETIME: u64 = 3600;
 const LONGEST_LIFETIME: u64 = 12 * 3600;
+/// A form with the longest token that is looked at.
+const MAX_FORM_BYTES: usize = 32 * 1024;
 /// When an agent asks again whose provider cannot be reached.
 const RETRY_AFTER: u32 = 30;
 
@@ -32,7 +34,11 @@ const RETRY_AFTER: u32 = 30;
 pub(super) async fn exchange(State(hub): State<Arc<Hub>>, body: Body) -> Response {
     // A task of its own: what is asked of a provider is asked to the end, even if the sender hangs up.
     let exchanged = tokio::spawn(async move {
-        let form = answer::bytes(body).await;
+        let form = {
+            // No token is checked before the body is read, so few are read at a time.
+            let _place = hub.exchanges.acquire().await;
+            answer::bytes_within(body, MAX_FORM_BYTES).await
+        };
         let form = form.map_err(|_| invalid("the body cannot be read"))?;
         hub.exchange(&form).await
     });

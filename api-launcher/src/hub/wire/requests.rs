@@ -31,7 +31,7 @@ pub(super) async fn task(State(hub): State<Arc<Hub>>, headers: HeaderMap, body: 
         let text = "`availableCapacity` is 0: ask when there is room for a task";
         return Err(Failure::new(Code::RequestInvalid, text));
     }
-    let Ok(_place) = hub.polls.try_acquire() else {
+    let Some(_share) = hub.polls.take(agent.pool()) else {
         let text = "too many requests for tasks wait: try again later";
         return Err(Failure::new(Code::RateLimited, text));
     };
