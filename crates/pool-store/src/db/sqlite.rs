@@ -44,6 +44,8 @@ impl File {
             .journal_mode(SqliteJournalMode::Wal)
             .synchronous(SqliteSynchronous::Full)
             .locking_mode(SqliteLockingMode::Exclusive)
+            // Job documents have secrets. Their bytes must not outlive them in free pages.
+            .pragma("secure_delete", "ON")
             .busy_timeout(Duration::from_secs(5));
         let pool = SqlitePoolOptions::new()
             .max_connections(1)

@@ -212,7 +212,11 @@ impl Task {
     pub fn deadline(&self, rules: &Rules) -> Millis {
         let (from, limit) = match self.state {
             State::Submitted | State::Available => (self.submitted_at, rules.queue_timeout),
-            State::Leased => (self.heard_at, rules.lease),
+            State::Leased => {
+                // An instance that never gets the task, or never starts its executor, must not keep it from others.
+                let latest = self.leased_at.saturating_add(millis(rules.unaccepted));
+                return latest.min(self.heard_at.saturating_add(millis(rules.lease)));
+            }
             State::Started => (self.heard_at, rules.unaccepted),
             State::Running => (self.heard_at, rules.orphaned_after),
             State::Orphaned => (self.heard_at, rules.lost_after),

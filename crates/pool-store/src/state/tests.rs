@@ -185,6 +185,23 @@ fn a_lease_holds_30_s_and_is_renewed_by_a_word() {
 }
 
 #[test]
+fn an_instance_that_starts_no_executor_has_a_task_for_300_s() {
+    let mut story = Story::leased();
+    let instance = story.task.instance.unwrap();
+    for _ in 0..14 {
+        story.passes(20 * SECOND);
+        story.happens(Event::Named { instance }).unwrap();
+    }
+    story.passes(19 * SECOND);
+    assert_eq!(story.task.state, State::Leased);
+    story.passes(SECOND);
+    assert_eq!(
+        (story.task.state, story.task.attempts),
+        (State::Submitted, 1)
+    );
+}
+
+#[test]
 fn a_started_task_is_given_up_after_300_s() {
     let mut story = Story::leased();
     let grant = story.grant();
@@ -238,12 +255,17 @@ fn the_pauses_grow_and_after_five_attempts_all_reasons_are_told() {
 }
 
 #[rstest]
-#[case(DeclineReason::Draining, 0)]
-#[case(DeclineReason::Quota, 10_000)]
-fn an_agent_without_room_costs_no_attempt(#[case] reason: DeclineReason, #[case] pause: Millis) {
+#[case(DeclineReason::Draining, 0, 5_000)]
+#[case(DeclineReason::Quota, 10_000, 10_000)]
+fn an_agent_without_room_costs_no_attempt(
+    #[case] reason: DeclineReason,
+    #[case] first: Millis,
+    #[case] later: Millis,
+) {
     let mut story = Story::leased();
-    for _ in 0..10 {
+    for turn in 0..10 {
         story.decline(reason);
+        let pause = if turn == 0 { first } else { later };
         assert_eq!(story.task.not_before - story.now, pause);
         assert_eq!((story.task.attempts, story.task.reasons.len()), (0, 1));
         story.now = story.task.not_before;

@@ -14,6 +14,8 @@ use crate::text::{DIAGNOSTIC, NOTE, cut};
 
 /// The pause after a lease that an agent without room has handed back, unless it names one.
 const NO_ROOM: Millis = 10_000;
+/// The shortest pause after a lease that was handed back like the one before it, and neither counts.
+const REPEATED: Millis = 5_000;
 /// The longest pause an agent may ask for.
 const LONGEST_PAUSE: Millis = 300_000;
 
@@ -303,16 +305,19 @@ impl Step<'_> {
         let requested = decline
             .delay_seconds
             .map(|seconds| Millis::from(seconds) * 1000);
+        let is_repeated = task.reasons.len() > usize::try_from(task.attempts).unwrap_or(usize::MAX);
+        let shortest = if is_repeated { REPEATED } else { 0 };
         let pause = match decline.reason {
             DeclineReason::Quota => requested.unwrap_or(NO_ROOM),
             _ => requested.unwrap_or_default(),
         };
+        let pause = pause.clamp(shortest, LONGEST_PAUSE);
         let step = Step {
             task: &task,
             ..self
         };
         let counts = decline.reason.counts();
-        let back = step.back(&self.agent(), reason, counts, pause.min(LONGEST_PAUSE));
+        let back = step.back(&self.agent(), reason, counts, pause);
         Ok(if counts {
             self.with_outcome(back, LeaseOutcome::Failed)
         } else {

@@ -6,7 +6,7 @@ use pool_protocol::token::JobGrant;
 
 use super::Store;
 use crate::clock::{Millis, between};
-use crate::error::Error;
+use crate::error::{Error, Refusal};
 use crate::model::{Ending, LeaseStatus};
 use crate::state::{Event, Task};
 use crate::text::identifier;
@@ -47,6 +47,13 @@ impl Store {
         ending: Ending,
         end: &End,
     ) -> Result<TaskState, Error> {
+        if end
+            .final_log_sequence
+            .is_some_and(|last| i64::try_from(last).is_err())
+        {
+            let text = "`finalLogSequence` is larger than 2^63 - 1".to_owned();
+            return Err(Refusal::RequestInvalid(text).into());
+        }
         let event = Event::End { grant, ending, end };
         let (task, _) = self.change(grant.task, event).await?;
         Ok(task.state.on_the_wire())

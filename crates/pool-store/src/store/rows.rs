@@ -202,7 +202,7 @@ fn changing(task: &Task, rules: &Rules) -> Result<[Value; 25], Error> {
 
 /// The engines have no unsigned numbers.
 fn signed(number: u64) -> Result<Value, Error> {
-    let number = i64::try_from(number).map_err(|error| unreadable("fencing_token", error))?;
+    let number = i64::try_from(number).map_err(|error| unreadable("number", error))?;
     Ok(Value::from(number))
 }
 
