@@ -231,7 +231,7 @@ impl Agent {
         call: LeaseCall,
         body: &impl Serialize,
     ) -> Result<T, Failure> {
-        let token = held.token();
+        let mut token = held.token();
         let key = Uuid::new_v4();
         let mut pauses = Pauses::default();
         loop {
@@ -240,11 +240,10 @@ impl Agent {
                 .lease(&held.lease, token.as_ref(), call, key, body);
             let failure = match sent.await {
                 Ok(answer) => return Ok(answer),
-                // The token of a lease stays what it is.
-                Err(failure @ (Failure::Unauthorized(_) | Failure::Forbidden(_)))
-                    if token.is_some() =>
-                {
-                    return Err(failure);
+                // The hub may have another key by now. The token of the pool may make the same calls.
+                Err(Failure::Unauthorized(_) | Failure::Forbidden(_)) if token.is_some() => {
+                    token = None;
+                    continue;
                 }
                 Err(failure) => failure,
             };

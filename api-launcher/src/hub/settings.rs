@@ -20,6 +20,8 @@ use crate::reporter::settings::{PlatformArgs, PlatformSettings};
 const SQLITE: &str = "sqlite:";
 /// A platform keeps no job waiting for longer.
 const LONGEST_QUEUE: Duration = Duration::from_hours(6);
+/// No run goes on without a word for longer.
+const LONGEST_SILENCE: Duration = Duration::from_hours(7 * 24);
 
 /// The options of a hub.
 #[derive(Args, Clone, Debug, Default)]
@@ -152,13 +154,15 @@ impl HubArgs {
         };
         let lost_after = seconds(&self.pool_lost_seconds, usual.lost_after);
         let queue_timeout = seconds(&self.pool_queue_seconds, usual.queue_timeout);
-        if queue_timeout > LONGEST_QUEUE {
-            let text = format!(
-                "is `{}`, expected {} at most",
-                queue_timeout.as_secs(),
-                LONGEST_QUEUE.as_secs()
-            );
-            errors.push(SettingError::new(env::POOL_QUEUE_SECONDS, text));
+        for (variable, time, longest) in [
+            (env::POOL_QUEUE_SECONDS, queue_timeout, LONGEST_QUEUE),
+            (env::POOL_LOST_SECONDS, lost_after, LONGEST_SILENCE),
+        ] {
+            if time > longest {
+                let (seconds, most) = (time.as_secs(), longest.as_secs());
+                let text = format!("is `{seconds}`, expected {most} at most");
+                errors.push(SettingError::new(variable, text));
+            }
         }
         Rules {
             orphaned_after: usual.orphaned_after.min(lost_after / 2),

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use job_contract::Document;
 use pool_protocol::id::{PoolName, TaskId};
 use pool_store::{Content, Payload, Submission, Submitted};
+use serde_json::Value;
 use tracing::{error, warn};
 
 use super::Hub;
@@ -14,13 +15,15 @@ use crate::sealing::{Envelope, SealError};
 
 /// The longest document that an agent is given. What is longer fits no Secret of a cluster.
 const MAX_DOCUMENT_BYTES: usize = 4 * 1024 * 1024;
+/// The deepest nesting of a document. Its readers accept 128 levels, and messages wrap it.
+const MAX_DEPTH: usize = 100;
 /// The length of a `traceparent` of version 00.
 const TRACEPARENT: usize = 55;
 
 /// Why a dispatch was not taken.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum SubmitError {
-    #[error("there is no pool `{0}`")]
+    #[error("there is no pool {0:?}")]
     UnknownPool(String),
     #[error("{0}")]
     Store(#[from] pool_store::Error),
@@ -51,6 +54,11 @@ impl Hub {
             Err(format!(
                 "the job document has {} bytes, and pool `{name}` takes {MAX_DOCUMENT_BYTES}: make its variables and scripts shorter",
                 job.json().len()
+            ))
+        } else if !is_readable(job.json()) {
+            Err(format!(
+                "the job document has a value that agents cannot read: more than {MAX_DEPTH} levels, half of a surrogate pair, \
+                 or a number without end"
             ))
         } else {
             let envelope = Envelope {
@@ -100,6 +108,18 @@ impl Hub {
     }
 }
 
+/// Returns whether every agent can read this JSON. The properties that the hub does not know are not checked before.
+fn is_readable(json: &[u8]) -> bool {
+    fn depth(value: &Value) -> usize {
+        match value {
+            Value::Array(items) => 1 + items.iter().map(depth).max().unwrap_or(0),
+            Value::Object(fields) => 1 + fields.values().map(depth).max().unwrap_or(0),
+            _ => 0,
+        }
+    }
+    serde_json::from_slice(json).is_ok_and(|value| depth(&value) <= MAX_DEPTH)
+}
+
 /// What is stored of a document: nothing that the hub can read, if the pool has a key.
 fn payload(pool: &Pool, envelope: &Envelope<'_>, job: &Document) -> Result<Payload, SealError> {
     let Some(key) = pool.public_keys.first() else {
@@ -134,6 +154,21 @@ mod tests {
     use rstest::rstest;
 
     use super::*;
+
+    #[rstest]
+    #[case::flat(r#"{"jobId":"7"}"#.to_owned(), true)]
+    #[case::deep(nested(99), true)]
+    #[case::too_deep(nested(100), false)]
+    #[case::far_too_deep(nested(100_000), false)]
+    #[case::half_a_pair(r#"{"x":"\ud800"}"#.to_owned(), false)]
+    #[case::endless(r#"{"x":1e999}"#.to_owned(), false)]
+    fn what_an_agent_cannot_read_is_not_stored(#[case] json: String, #[case] expected: bool) {
+        assert_eq!(is_readable(json.as_bytes()), expected);
+    }
+
+    fn nested(levels: usize) -> String {
+        format!(r#"{{"x":{}{}}}"#, "[".repeat(levels), "]".repeat(levels))
+    }
 
     #[rstest]
     #[case("00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01", true)]

@@ -233,7 +233,7 @@ fn with_cookie(
     headers: &HeaderMap,
 ) -> Response {
     // Browsers keep no `Secure` cookie of a plain connection; without TLS the page is for this machine alone.
-    let secure = if is_local(headers) { "" } else { "; Secure" };
+    let secure = if is_plain(headers) { "" } else { "; Secure" };
     let cookie = format!(
         "{COOKIE}={value}; Path={HOME}; Max-Age={}; HttpOnly; SameSite=Strict{secure}",
         age.as_secs()
@@ -269,6 +269,14 @@ fn named(pools: &Pools, peer: IpAddr, headers: &HeaderMap) -> Option<String> {
 fn is_from_elsewhere(headers: &HeaderMap) -> bool {
     let site = headers.get("sec-fetch-site");
     site.is_some_and(|site| site != "same-origin" && site != "none")
+}
+
+/// Whether the browser has a connection without TLS to this machine. A proxy with TLS may hide both: `Origin` has what the
+/// browser shows.
+fn is_plain(headers: &HeaderMap) -> bool {
+    let origin = headers.get(header::ORIGIN);
+    let is_tls = origin.is_some_and(|origin| !origin.as_bytes().starts_with(b"http://"));
+    !is_tls && is_local(headers)
 }
 
 /// Whether the client asked for this machine by a name that no other machine has.
@@ -457,5 +465,10 @@ mod tests {
             "mayfly_session=v; Path=/ui; Max-Age=14400; HttpOnly; SameSite=Strict; Secure"
         );
         assert!(!cookie("localhost:8090").contains("Secure"));
+        let behind_a_proxy = [
+            ("host", "127.0.0.1:8090"),
+            ("origin", "https://hub.example.com"),
+        ];
+        assert!(!is_plain(&headers(&behind_a_proxy)));
     }
 }
