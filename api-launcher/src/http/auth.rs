@@ -74,6 +74,10 @@ pub enum AuthError {
     NotYet,
     #[error("the bearer token's issuer is not `{PLATFORM}`")]
     Issuer,
+    #[error(
+        "the request comes from a web page (header `Origin`). Without authentication, only programs may dispatch"
+    )]
+    WebPage,
     #[error("the bearer token's audience is not `{PLATFORM}`")]
     Audience,
 }

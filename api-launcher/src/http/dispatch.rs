@@ -11,6 +11,7 @@ use serde_json::error::Category;
 use tracing::{info, warn};
 
 use super::answer::{self, RequestError};
+use super::auth::AuthError;
 use super::body;
 use super::{AppState, BODY_TIMEOUT, MAX_BODY_BYTES};
 use crate::dispatch::Acceptance;
@@ -122,6 +123,10 @@ fn validate(job: &Document) -> Result<(), RequestError> {
 
 /// Checks the token before the body is read. An unauthorized sender must not fill the launcher's memory.
 fn authorize(state: &AppState, headers: &HeaderMap) -> Result<(), RequestError> {
+    // Browsers send `Origin` with each POST. A page of any site could reach this machine from its user's browser.
+    if state.gate.is_open() && headers.contains_key(header::ORIGIN) {
+        return Err(RequestError::Unauthorized(AuthError::WebPage));
+    }
     let authorization = headers.get(header::AUTHORIZATION);
     state
         .gate

@@ -5,11 +5,12 @@ use std::sync::Arc;
 
 use axum::Router;
 use axum::body::{Body, to_bytes};
-use axum::http::{Request, StatusCode, header};
+use axum::http::{HeaderValue, Request, StatusCode, header};
 use rstest::rstest;
 use serde_json::{Value, json};
 use tower::ServiceExt as _;
 
+use super::auth::Gate;
 use super::auth::tests::{PLATFORM_TOKEN, gate, when_issued};
 use super::{AppState, MAX_BODY_BYTES, router};
 use crate::data::DataDir;
@@ -45,6 +46,10 @@ impl Answer {
 impl Service {
     /// A service whose target accepts and starts nothing.
     fn new() -> Self {
+        Self::with(gate(when_issued))
+    }
+
+    fn with(gate: Gate) -> Self {
         let data = tempfile::tempdir().unwrap();
         let shutdown = Shutdown::default();
         let metrics = Metrics::default();
@@ -58,7 +63,7 @@ impl Service {
         let target =
             ProcessTarget::open(settings, None, metrics.clone(), shutdown.clone()).unwrap();
         let state = AppState::new(
-            gate(when_issued),
+            gate,
             Routing::All,
             Arc::new(target),
             None,
@@ -175,6 +180,20 @@ async fn requests_without_the_platforms_token_are_refused(
     assert_eq!(answer.status, StatusCode::UNAUTHORIZED);
     assert!(answer.error().contains(expected), "{}", answer.body);
     assert_eq!(service.entries(), 0);
+}
+
+#[tokio::test]
+async fn without_authentication_a_web_page_cannot_dispatch() {
+    let service = Service::with(Gate::new(None, when_issued));
+    let request = || dispatch(None, job().to_string());
+    let mut of_a_page = request();
+    let origin = HeaderValue::from_static("http://127.0.0.1:8090");
+    of_a_page.headers_mut().insert(header::ORIGIN, origin);
+    let refused = service.ask(of_a_page).await;
+    assert_eq!(refused.status, StatusCode::UNAUTHORIZED);
+    assert!(refused.error().contains("Origin"), "{}", refused.body);
+    assert_eq!(service.entries(), 0);
+    assert_eq!(service.ask(request()).await.status, StatusCode::ACCEPTED);
 }
 
 #[rstest]
