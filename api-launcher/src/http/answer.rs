@@ -27,7 +27,7 @@ pub(super) enum RequestError {
     Broken,
     #[error("{0}")]
     Invalid(String),
-    #[error("there is no pool {0:?} here: correct the URL of the agent")]
+    #[error("there is no pool `{}` here: correct the URL of the agent", .0.escape_debug())]
     UnknownPool(String),
     #[error("nothing can be accepted now: {0}")]
     Unavailable(String),

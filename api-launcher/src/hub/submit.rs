@@ -23,7 +23,7 @@ const TRACEPARENT: usize = 55;
 /// Why a dispatch was not taken.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum SubmitError {
-    #[error("there is no pool {0:?}")]
+    #[error("there is no pool `{}`", .0.escape_debug())]
     UnknownPool(String),
     #[error("{0}")]
     Store(#[from] pool_store::Error),
