@@ -1,12 +1,14 @@
 //! The hub as a process, with the test platform, and a small client in the fixture of agents and executors.
 
 mod agent;
+mod agent_config;
 mod agent_in_cluster;
 mod agent_stops;
 mod client;
 mod crashes;
 mod endings;
 mod fixture;
+mod full_disk;
 mod identity;
 mod oidc;
 mod relay;

@@ -1,0 +1,64 @@
+//! The configuration file of an agent, read by the program itself.
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt as _;
+use std::process::Command;
+
+use integration_tests::Running;
+use integration_tests::process::Stream;
+use nix::sys::signal::Signal;
+use serde_json::Value;
+
+use super::agent::ends_with;
+use super::fixture::Fixture;
+
+/// An agent that knows its home folder, and nothing else from the environment.
+fn agent(fixture: &Fixture) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_launcher_under_test"));
+    command
+        .arg("agent")
+        .env_clear()
+        .env("PATH", std::env::var_os("PATH").unwrap())
+        .env("HOME", fixture.path(""))
+        .env("MAYFLY_LOG_FORMAT", "json")
+        .current_dir("/");
+    command
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_file_configures_an_agent_and_the_environment_counts_before_it() {
+    let fixture = Fixture::new().await;
+    let hub = fixture.serve();
+    let file = fixture.path("mayfly-agent.yaml");
+    let text = format!(
+        "service_url: {}\ntoken: {}\nname: from-the-file\ndeploy_target: process\nslot: 3\nworking_directory: {}\n",
+        hub.url(),
+        fixture.token.reveal(),
+        fixture.path("data").display()
+    );
+    fs::write(&file, text).unwrap();
+    fs::set_permissions(&file, fs::Permissions::from_mode(0o600)).unwrap();
+    let mut command = agent(&fixture);
+    let agent = Running::start(command.env("MAYFLY_AGENT_NAME", "from-the-environment"));
+    let registered =
+        tokio::task::block_in_place(|| agent.line_with(Stream::Stderr, "\"registered\""));
+    let registered: Value = serde_json::from_str(&registered).unwrap();
+    assert_eq!(registered["agent"], "from-the-environment");
+    agent.signal(Signal::SIGTERM);
+    let log = ends_with(agent, 0);
+    let first = log.lines().next().unwrap();
+    assert!(first.contains(&*file.to_string_lossy()), "{log}");
+    assert!(log.contains("`slots`"), "the key that was meant: {log}");
+    assert!(!log.contains(fixture.token.reveal()), "{log}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_file_that_everybody_can_change_ends_the_agent() {
+    let fixture = Fixture::new().await;
+    let file = fixture.path("mayfly-agent.yaml");
+    fs::write(&file, format!("token: {}\n", fixture.token.reveal())).unwrap();
+    fs::set_permissions(&file, fs::Permissions::from_mode(0o666)).unwrap();
+    let log = ends_with(Running::start(&mut agent(&fixture)), 64);
+    assert!(log.contains(&*file.to_string_lossy()), "{log}");
+    assert!(!log.contains(fixture.token.reveal()), "{log}");
+}
