@@ -6,6 +6,7 @@ mod agent_in_cluster;
 mod agent_stops;
 mod client;
 mod crashes;
+mod direct_in_cluster;
 mod endings;
 mod fixture;
 mod full_disk;
