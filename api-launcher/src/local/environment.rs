@@ -24,6 +24,8 @@ pub(crate) struct Setup<'a> {
     pub(crate) report_key: Option<String>,
     /// Whether the platform is Terrakube, not a record on this machine.
     pub(crate) remote: bool,
+    /// Whether someone may read the run's changes and state as JSON.
+    pub(crate) structured_output: bool,
 }
 
 /// What a process needs on any machine: where programs and certificates are, how to reach the network.
@@ -175,6 +177,7 @@ pub(crate) fn build(
             .unwrap_or(OsStr::new("0")),
     );
     set(env::COLOR_OUTPUT, &flag(setup.color));
+    set(env::STRUCTURED_OUTPUT, &flag(setup.structured_output));
 
     let encoded = job.encode();
     if encoded.len() <= encoding::MAX_ENVIRONMENT_BYTES {
@@ -213,6 +216,7 @@ mod tests {
             color: false,
             report_key: None,
             remote: false,
+            structured_output: false,
         };
         let own = |name: &str| {
             own.iter()
@@ -253,6 +257,7 @@ mod tests {
             ("MAYFLY_TOOL_SELECTION", "installed"),
             ("MAYFLY_DEADLINE_SECONDS", "0"),
             ("TerrakubeEnableColorOutput", "false"),
+            ("MAYFLY_STRUCTURED_OUTPUT", "false"),
             ("PATH", "/bin"),
             ("https_proxy", "http://proxy"),
             ("MAYFLY_ENV_FORWARD", "CORP_ID, "),

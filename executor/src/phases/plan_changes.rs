@@ -70,18 +70,28 @@ async fn plan_and_store(
             result.step_has_ended = true;
             return Ok(());
         }
-        stored = Some(store_and_show(context, env, &mut structured).await?);
+        stored = Some(if context.terraform.structured_output {
+            store_and_show(context, env, &mut structured).await?
+        } else {
+            // The log has the tool's own rendering already.
+            run.phase(Phase::Store, store_plan(context)).await?
+        });
     }
-    let changes = structured.counts().unwrap_or_else(|| structured.counted());
+    let changes = structured
+        .counts()
+        .or_else(|| context.terraform.events.progress().planned_counts())
+        .unwrap_or_else(|| structured.counted());
     let mut additions = stored
         .as_ref()
         .map(|record| record.patch(&run.job.step_id))
         .unwrap_or_default();
-    let marker = json!("<div data-terrakube-structured-plan=\"true\"></div>");
-    additions.insert(
-        "terrakubeUI".to_owned(),
-        json!({ &run.step.step_id: marker }),
-    );
+    if context.terraform.structured_output {
+        let marker = json!("<div data-terrakube-structured-plan=\"true\"></div>");
+        additions.insert(
+            "terrakubeUI".to_owned(),
+            json!({ &run.step.step_id: marker }),
+        );
+    }
     live_view.publish(run, &structured, additions).await;
     result.ending = ending;
     result.changes = (ending != Ending::Failure).then_some(changes);

@@ -139,6 +139,7 @@ impl<'a> Session<'a> {
             color: self.color,
             report_key: None,
             remote: false,
+            structured_output: false,
         };
         let environment = environment::build(&setup, job, |name| std::env::var_os(name))
             .map_err(RunError::Environment)?;
