@@ -56,14 +56,11 @@ async fn plan_and_store(
     result: &mut OperationResult,
 ) -> Result<(), StepError> {
     let run = context.run;
-    if run.connections.is_local() {
-        // The note is written before the plan. If the plan fails, it prevents an apply of this job without a plan.
-        run.stored(stored_plan::note(&run.store, &run.job, None))
-            .await?;
-    }
     let events = context.terraform.events.clone();
     let live_view = LiveView::start(run, events, LivePhase::Plan);
-    let (ending, mut structured) = run_plan(context, destroy, env, result).await?;
+    let (noted, planned) = tokio::join!(note_start(run), run_plan(context, destroy, env, result));
+    noted?;
+    let (ending, mut structured) = planned?;
     let mut stored = None;
     if ending != Ending::Failure {
         if step_has_ended(run).await {
@@ -96,6 +93,15 @@ async fn plan_and_store(
     result.ending = ending;
     result.changes = (ending != Ending::Failure).then_some(changes);
     result.plan = stored.map(|record| record.reference);
+    Ok(())
+}
+
+/// Notes that the job is planned. If the plan fails, the note prevents an apply of this job without a plan.
+async fn note_start(run: &RunContext<'_>) -> Result<(), StepError> {
+    if run.connections.is_local() {
+        run.stored(stored_plan::note(&run.store, &run.job, None))
+            .await?;
+    }
     Ok(())
 }
 
