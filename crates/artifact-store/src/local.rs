@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 
 use async_trait::async_trait;
 use bytes::Bytes;
-use job_contract::keys::{self, ObjectKey};
+use job_contract::keys::{self, Area, ObjectKey};
 
 use crate::READ_BYTES;
 use crate::backend::BackendSettings;
@@ -43,8 +43,10 @@ impl Local {
         write: impl FnOnce(&mut File) -> Result<(), WriteError> + Send + 'static,
     ) -> Result<(), StoreError> {
         let path = self.path(key);
+        // A crash of the machine may lose the name of a new log, but never a part of a log. Plans and states stay.
+        let keeps_name = key.area != Area::Output;
         blocking(move || {
-            write_whole(&path, write).map_err(|error| match error {
+            write_whole(&path, keeps_name, write).map_err(|error| match error {
                 WriteError::Object(source) => StoreError::write_file(&path, source),
                 WriteError::Source { path, source } => StoreError::Source { path, source },
             })
@@ -171,6 +173,7 @@ enum WriteError {
 
 fn write_whole(
     path: &Path,
+    keeps_name: bool,
     write: impl FnOnce(&mut File) -> Result<(), WriteError>,
 ) -> Result<(), WriteError> {
     let folder = path.parent().expect("keys have a folder");
@@ -181,7 +184,10 @@ fn write_whole(
     let keep = || {
         draft.as_file().sync_all()?;
         draft.persist(path)?;
-        File::open(folder)?.sync_all()
+        match keeps_name {
+            true => File::open(folder)?.sync_all(),
+            false => Ok(()),
+        }
     };
     keep().map_err(WriteError::Object)
 }
