@@ -286,10 +286,14 @@ const fn were(count: u64) -> &'static str {
     if count == 1 { "was" } else { "were" }
 }
 
-/// The counts in the last line of a plain plan, such as `1 to import, 2 to add, 0 to change, 0 to destroy.`
+/// The counts in the last line of a plain plan, such as `1 to import, 2 to add, 0 to change, 0 to destroy.` Terraform 1.14
+/// counts actions in a second sentence.
 fn plan_counts(line: &str) -> ChangeCounts {
     let mut counts = ChangeCounts::default();
-    for part in line.trim_end_matches('.').split(", ") {
+    let line = line
+        .split_once('.')
+        .map_or(line, |(resources, _)| resources);
+    for part in line.split(", ") {
         let Some((number, change)) = part.split_once(" to ") else {
             continue;
         };
@@ -448,6 +452,12 @@ mod tests {
             remove: 3,
             import: 5,
             forget: 4,
+        };
+        assert_eq!(progress.planned_counts(), Some(expected));
+        progress.line("Plan: 0 to add, 0 to change, 3 to destroy. Actions: 2 to invoke.");
+        let expected = ChangeCounts {
+            remove: 3,
+            ..ChangeCounts::default()
         };
         assert_eq!(progress.planned_counts(), Some(expected));
     }
