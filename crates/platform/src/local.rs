@@ -185,9 +185,13 @@ impl LocalPlatform {
         })
     }
 
-    /// The holder of the claim on a step, if there is one.
+    /// The holder of the claim on a step, if there is one. After a crash of the machine a claim may be unreadable, and still
+    /// counts.
     pub fn claimed_by(&self, step: &StepRef) -> Result<Option<Holder>, PlatformError> {
-        read_json(&self.claim_path(step))
+        match read_json(&self.claim_path(step)) {
+            Err(PlatformError::Corrupt { .. }) => Ok(Some(Holder::unknown())),
+            read => read,
+        }
     }
 
     /// The claim appears completely or not at all: it is written to a temporary file, which is then linked to its name. The
@@ -205,18 +209,19 @@ impl LocalPlatform {
         let folder = private_parent(&path).map_err(fail("create the folder of"))?;
         let mut draft = tempfile::NamedTempFile::new_in(folder).map_err(fail("write"))?;
         let text = serde_json::to_vec(holder).expect("a holder has no failing serialiser");
-        draft
-            .write_all(&text)
-            .and_then(|()| draft.as_file().sync_all())
-            .map_err(fail("write"))?;
+        draft.write_all(&text).map_err(fail("write"))?;
         match fs::hard_link(draft.path(), &path) {
             // A plan may be repeated, also after a crash of the machine.
             Ok(()) if is_plan(&step.step_type) => Ok(Claim::Granted),
-            Ok(()) => sync_folder(folder)
+            // Most file systems put the new name on disk together with the file, so that the second call does not wait.
+            Ok(()) => draft
+                .as_file()
+                .sync_all()
+                .and_then(|()| sync_folder(folder))
                 .map(|()| Claim::Granted)
                 .map_err(fail("write")),
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
-                let held = read_json(&path)?;
+                let held = self.claimed_by(step)?;
                 Ok(Claim::Held(held.unwrap_or_else(Holder::unknown)))
             }
             Err(error) => Err(fail("write")(error)),
@@ -571,6 +576,20 @@ mod tests {
         let record = platform.job("7").unwrap().unwrap();
         assert_eq!(record.status, JobStatus::Cancelled);
         assert_eq!(record.step("apply").unwrap().status, StepStatus::Failed);
+    }
+
+    #[test]
+    fn an_unreadable_claim_is_a_claim() {
+        let folder = tempfile::tempdir().unwrap();
+        let platform = LocalPlatform::new(folder.path());
+        let apply = step("apply", StepType::Apply);
+        let path = platform.claim_path(&apply);
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        fs::write(&path, "").unwrap();
+        assert_eq!(
+            platform.claim(&apply, &holder(1)).unwrap(),
+            Claim::Held(Holder::unknown())
+        );
     }
 
     #[test]
