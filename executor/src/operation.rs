@@ -94,6 +94,7 @@ impl<'r, 'c> OperationContext<'r, 'c> {
                 stop: &run.stop,
                 budget: run.budget,
                 color: run.config.run.color_output,
+                structured_output: run.config.run.structured_output,
                 variables: None,
                 refresh: run.job.refresh,
                 refresh_only: run.job.refresh_only,

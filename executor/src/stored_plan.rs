@@ -17,6 +17,7 @@ use platform::StepView;
 use runtime::regular_file;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
+use tracing::warn;
 
 use crate::error::StepError;
 use crate::tool::ResolvedTool;
@@ -101,7 +102,8 @@ pub struct NewPlan<'p> {
     pub commit_id: &'p str,
 }
 
-/// Stores a plan, and saves its note for later steps.
+/// Stores a plan, and saves its note for later steps. The order does not matter: an apply refuses a plan that is missing, or
+/// that differs from its note. A plan that could not be stored has no note.
 pub async fn store(
     store: &Store,
     job: &JobData,
@@ -114,14 +116,26 @@ pub async fn store(
         &job.step_id,
     );
     let record = PlanRecord {
-        reference: store.put_file(&key, plan.file).await?,
+        reference: store.reference(&key),
         sha256: plan.digest.sha256,
         size_bytes: plan.digest.size_bytes,
         tool: plan.tool.tool,
         version: plan.tool.version.to_string(),
         commit_id: plan.commit_id.to_owned(),
     };
-    note(store, job, Some(record.clone())).await?;
+    let (stored, noted) = tokio::join!(
+        store.put_file(&key, plan.file),
+        note(store, job, Some(record.clone()))
+    );
+    if let Err(error) = stored {
+        if noted.is_ok()
+            && let Err(error) = note(store, job, None).await
+        {
+            warn!(%error, "the note of a plan that could not be stored is not removed");
+        }
+        return Err(error);
+    }
+    noted?;
     Ok(record)
 }
 

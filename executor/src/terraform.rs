@@ -12,7 +12,7 @@ use crate::process::{
     self, Capture, Completion, Consumer, Interrupt, Invocation, Limit, ProcessError,
 };
 use crate::stop::{Budget, Stop};
-use crate::terraform::args::Options;
+use crate::terraform::args::{Options, PlanOutput};
 use crate::terraform::event_state::EventState;
 use crate::terraform::events::EventStream;
 use crate::terraform::lock_error::find_lock;
@@ -43,6 +43,8 @@ pub struct Terraform<'r> {
     pub budget: Budget,
     /// Whether the tool's own rendering is coloured.
     pub color: bool,
+    /// Whether a plan writes events, not the tool's own rendering, and whether plan and state are also rendered as JSON.
+    pub structured_output: bool,
     /// File of input variables.
     pub variables: Option<PathBuf>,
     pub refresh: bool,
@@ -102,16 +104,21 @@ impl Terraform<'_> {
         process::run(&invocation, &self.interrupted(), consumer).await
     }
 
-    /// `plan`, its events to the log and to the structured output.
+    /// `plan`, its output to the log, and its events to the structured output.
     pub async fn plan(
         &self,
         env: &ChildEnv,
         destroy: bool,
         log: LogWriter,
     ) -> Result<(Completion, Structured), ProcessError> {
+        let output = if self.structured_output {
+            PlanOutput::Events
+        } else {
+            PlanOutput::Text { color: self.color }
+        };
         self.run_with_events(
             env,
-            args::plan(self.options(), destroy),
+            args::plan(self.options(), destroy, output),
             log,
             Structured::default(),
         )

@@ -1,6 +1,9 @@
 //! `api-launcher run`: a folder planned and applied by executors of its own, on a terminal and off it.
 
-use std::fs::File;
+use std::ffi::OsString;
+use std::fs::{self, File};
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::PathBuf;
 
 use integration_tests::laptop::plain;
 use integration_tests::process::Stream;
@@ -73,6 +76,44 @@ fn nothing_is_written_into_the_folder() {
     expect(laptop.run(&["run", "stack", "--auto-approve"]), 0);
     let files = integration_tests::machine::files_below(&laptop.home().join("stack"));
     assert_eq!(files, [laptop.home().join("stack/main.tf")]);
+}
+
+/// Puts a tool before the real one that notes its commands, and returns the path of the notes.
+fn note_calls(laptop: &Laptop) -> (PathBuf, OsString) {
+    let (notes, real) = (
+        laptop.home().join("calls"),
+        which::which("terraform").unwrap(),
+    );
+    let script = format!(
+        "#!/bin/sh\necho \"$1\" >> '{}'\nexec '{}' \"$@\"\n",
+        notes.display(),
+        real.display()
+    );
+    let wrapper = laptop.write("bin/terraform", &script);
+    fs::set_permissions(&wrapper, fs::Permissions::from_mode(0o755)).unwrap();
+    let folders = std::env::var_os("PATH").unwrap();
+    let folders = std::iter::once(laptop.home().join("bin")).chain(std::env::split_paths(&folders));
+    (notes, std::env::join_paths(folders).unwrap())
+}
+
+#[test]
+fn the_tool_renders_only_what_is_read() {
+    let failing = "resource \"terraform_data\" \"a\" {\n  provisioner \"local-exec\" {\n    command = \"false\"\n  }\n}\n";
+    for (module, code, last) in [
+        (ROOT_MODULE, 0, &["apply"][..]),
+        // The rendering of the state shows which changes it lacks.
+        (failing, 1, &["apply", "show"][..]),
+    ] {
+        let laptop = laptop(module);
+        let (notes, path) = note_calls(&laptop);
+        let mut command = laptop.command(&["run", "stack", "--auto-approve"]);
+        command.env("PATH", path);
+        let finished = expect(integration_tests::Running::start(&mut command).wait(), code);
+        let calls = fs::read_to_string(notes).unwrap();
+        let calls: Vec<_> = calls.lines().collect();
+        let expected = ["version", "init", "plan", "version", "init"];
+        assert_eq!(calls, [&expected[..], last].concat(), "{finished}");
+    }
 }
 
 #[test]

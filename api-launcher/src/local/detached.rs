@@ -69,6 +69,7 @@ impl DetachedExecutor {
             job_file: folder.job_data(),
             color: false,
             platform,
+            structured_output: true,
             report_key: Some(report_key),
         };
         let environment = environment::build(&setup, job, |name| std::env::var_os(name))

@@ -24,6 +24,8 @@ pub(crate) struct Setup<'a> {
     /// What the executor seals its report with, for a launcher that acts on it.
     pub(crate) report_key: Option<String>,
     pub(crate) platform: Platform<'a>,
+    /// Whether someone may read the run's changes and state as JSON.
+    pub(crate) structured_output: bool,
 }
 
 /// Which platform the executor reports to.
@@ -222,6 +224,7 @@ pub(crate) fn build(
             .unwrap_or(OsStr::new("0")),
     );
     set(env::COLOR_OUTPUT, &flag(setup.color));
+    set(env::STRUCTURED_OUTPUT, &flag(setup.structured_output));
 
     let encoded = job.encode();
     if encoded.len() <= encoding::MAX_ENVIRONMENT_BYTES {
@@ -269,6 +272,7 @@ mod tests {
             color: false,
             report_key: None,
             platform,
+            structured_output: false,
         };
         let own = |name: &str| {
             own.iter()
@@ -309,6 +313,7 @@ mod tests {
             ("MAYFLY_TOOL_SELECTION", "installed"),
             ("MAYFLY_DEADLINE_SECONDS", "0"),
             ("TerrakubeEnableColorOutput", "false"),
+            ("MAYFLY_STRUCTURED_OUTPUT", "false"),
             ("PATH", "/bin"),
             ("https_proxy", "http://proxy"),
             ("MAYFLY_ENV_FORWARD", "CORP_ID, "),

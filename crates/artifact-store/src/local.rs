@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 
 use async_trait::async_trait;
 use bytes::Bytes;
-use job_contract::keys::{self, ObjectKey};
+use job_contract::keys::{self, Area, ObjectKey};
 
 use crate::READ_BYTES;
 use crate::backend::BackendSettings;
@@ -43,8 +43,10 @@ impl Local {
         write: impl FnOnce(&mut File) -> Result<(), WriteError> + Send + 'static,
     ) -> Result<(), StoreError> {
         let path = self.path(key);
+        // A crash of the machine may lose a log. Plans and states must survive it.
+        let survives_crash = key.area != Area::Output;
         blocking(move || {
-            write_whole(&path, write).map_err(|error| match error {
+            write_whole(&path, survives_crash, write).map_err(|error| match error {
                 WriteError::Object(source) => StoreError::write_file(&path, source),
                 WriteError::Source { path, source } => StoreError::Source { path, source },
             })
@@ -171,6 +173,7 @@ enum WriteError {
 
 fn write_whole(
     path: &Path,
+    survives_crash: bool,
     write: impl FnOnce(&mut File) -> Result<(), WriteError>,
 ) -> Result<(), WriteError> {
     let folder = path.parent().expect("keys have a folder");
@@ -179,6 +182,10 @@ fn write_whole(
         .map_err(WriteError::Object)?;
     write(draft.as_file_mut())?;
     let keep = || {
+        if !survives_crash {
+            draft.persist(path)?;
+            return Ok(());
+        }
         draft.as_file().sync_all()?;
         draft.persist(path)?;
         File::open(folder)?.sync_all()

@@ -47,6 +47,8 @@ pub const GCP_PROJECT: &str = "GcpTerraformStateProjectId";
 pub const DISABLE_ACKNOWLEDGE: &str = "ExecutorFlagDisableAcknowledge";
 /// `false` turns the colours of the tool's output off. Contract 4.5.
 pub const COLOR_OUTPUT: &str = "TerrakubeEnableColorOutput";
+/// `false` leaves out what only a platform's user interface reads: the list of changes, and the state as JSON.
+pub const STRUCTURED_OUTPUT: &str = "MAYFLY_STRUCTURED_OUTPUT";
 /// Index of Terraform releases; empty means HashiCorp's own. Contract 9.1.
 pub const TERRAFORM_RELEASES_URL: &str = "CustomTerraformReleasesUrl";
 /// Base URL of the platform's API; its `/tofu/index.json` lists OpenTofu releases. Contract 9.1.

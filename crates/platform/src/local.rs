@@ -125,11 +125,11 @@ impl LocalPlatform {
         read_json(&self.job_path(job_id))
     }
 
-    /// Creates or replaces the record of a job.
+    /// Creates or replaces the record of a job that has not begun. Each later change writes the whole record.
     pub fn put_job(&self, job_id: &str, record: &JobRecord) -> Result<(), PlatformError> {
         let path = self.job_path(job_id);
         let _lock = lock(&path)?;
-        write_json(&path, record, Durability::Synced)
+        write_json(&path, record, Durability::Eventual)
     }
 
     /// Changes the record of a job in one atomic step. A job without a record starts as
@@ -139,31 +139,44 @@ impl LocalPlatform {
         step: &StepRef,
         change: impl FnOnce(&mut JobRecord),
     ) -> Result<(), PlatformError> {
+        self.change_job(step, Durability::Synced, change)
+    }
+
+    /// Like [`Self::update_job`], for the progress of a job. If the machine crashes, the record may lack this change. That
+    /// is as if the machine had crashed a moment earlier, because claim and outcome of a step are on disk.
+    pub fn update_progress(
+        &self,
+        step: &StepRef,
+        change: impl FnOnce(&mut JobRecord),
+    ) -> Result<(), PlatformError> {
+        self.change_job(step, Durability::Complete, change)
+    }
+
+    fn change_job(
+        &self,
+        step: &StepRef,
+        durability: Durability,
+        change: impl FnOnce(&mut JobRecord),
+    ) -> Result<(), PlatformError> {
         let path = self.job_path(&step.job_id);
         let _lock = lock(&path)?;
         let mut record = read_json(&path)?.unwrap_or_else(|| {
             JobRecord::queued(&step.organization_id, &step.workspace_id, Vec::new())
         });
         change(&mut record);
-        write_json(&path, &record, Durability::Synced)
+        write_json(&path, &record, durability)
     }
 
     pub(crate) fn step_view(&self, step: &StepRef) -> Result<StepView, PlatformError> {
         let record = self.job(&step.job_id)?.unwrap_or_else(|| {
             JobRecord::queued(&step.organization_id, &step.workspace_id, Vec::new())
         });
-        let is_plan = |known: &StepRecord| {
-            matches!(
-                StepType::parse(&known.step_type),
-                Some(StepType::Plan | StepType::PlanDestroy)
-            )
-        };
         Ok(StepView {
             step: record.step(&step.step_id).map(|known| known.status),
             planned: record
                 .steps
                 .iter()
-                .any(|known| is_plan(known) && known.status == StepStatus::Completed),
+                .any(|known| is_plan(&known.step_type) && known.status == StepStatus::Completed),
             template_steps: record.steps.len().max(1),
             terraform_plan: record.terraform_plan.filter(|plan| !plan.is_empty()),
             status: record.status,
@@ -172,9 +185,13 @@ impl LocalPlatform {
         })
     }
 
-    /// The holder of the claim on a step, if there is one.
+    /// The holder of the claim on a step, if there is one. After a crash of the machine a claim may be unreadable, and still
+    /// counts.
     pub fn claimed_by(&self, step: &StepRef) -> Result<Option<Holder>, PlatformError> {
-        read_json(&self.claim_path(step))
+        match read_json(&self.claim_path(step)) {
+            Err(PlatformError::Corrupt { .. }) => Ok(Some(Holder::unknown())),
+            read => read,
+        }
     }
 
     /// The claim appears completely or not at all: it is written to a temporary file, which is then linked to its name. The
@@ -192,16 +209,19 @@ impl LocalPlatform {
         let folder = private_parent(&path).map_err(fail("create the folder of"))?;
         let mut draft = tempfile::NamedTempFile::new_in(folder).map_err(fail("write"))?;
         let text = serde_json::to_vec(holder).expect("a holder has no failing serialiser");
-        draft
-            .write_all(&text)
-            .and_then(|()| draft.as_file().sync_all())
-            .map_err(fail("write"))?;
+        draft.write_all(&text).map_err(fail("write"))?;
         match fs::hard_link(draft.path(), &path) {
-            Ok(()) => sync_folder(folder)
+            // A plan may be repeated, also after a crash of the machine.
+            Ok(()) if is_plan(&step.step_type) => Ok(Claim::Granted),
+            // Most file systems put the new name on disk together with the file, so that the second call does not wait.
+            Ok(()) => draft
+                .as_file()
+                .sync_all()
+                .and_then(|()| sync_folder(folder))
                 .map(|()| Claim::Granted)
                 .map_err(fail("write")),
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
-                let held = read_json(&path)?;
+                let held = self.claimed_by(step)?;
                 Ok(Claim::Held(held.unwrap_or_else(Holder::unknown)))
             }
             Err(error) => Err(fail("write")(error)),
@@ -215,7 +235,7 @@ impl LocalPlatform {
         output: &str,
     ) -> Result<StartReport, PlatformError> {
         let mut start = StartReport::Accepted;
-        self.update_job(step, |record| {
+        self.update_progress(step, |record| {
             let known = record.step(&step.step_id).map(|known| known.status);
             let ended = !matches!(
                 known,
@@ -289,7 +309,8 @@ impl LocalPlatform {
         step: &StepRef,
         history: &History,
     ) -> Result<(), PlatformError> {
-        self.update_job(step, |record| record.history.push(history.clone()))
+        // The report of the outcome follows, and puts the whole record on disk.
+        self.update_progress(step, |record| record.history.push(history.clone()))
     }
 
     fn claim_path(&self, step: &StepRef) -> PathBuf {
@@ -354,12 +375,21 @@ fn read_json<T: DeserializeOwned>(path: &Path) -> Result<Option<T>, PlatformErro
         })
 }
 
+fn is_plan(step_type: &str) -> bool {
+    matches!(
+        StepType::parse(step_type),
+        Some(StepType::Plan | StepType::PlanDestroy)
+    )
+}
+
 /// Whether a write must be on disk before the call returns.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Durability {
     /// For records on which the platform decides.
     Synced,
-    /// For records that are only shown. The rename keeps them complete.
+    /// For records that may be older after a crash of the machine, but never incomplete.
+    Complete,
+    /// For records that are only shown. The rename keeps them complete for readers.
     Eventual,
 }
 
@@ -374,12 +404,14 @@ fn write_json<T: Serialize>(
         let mut text = serde_json::to_vec_pretty(value)?;
         text.push(b'\n');
         draft.write_all(&text)?;
-        if durability == Durability::Eventual {
-            return draft.persist(path).map(drop).map_err(io::Error::from);
+        if durability != Durability::Eventual {
+            draft.as_file().sync_all()?;
         }
-        draft.as_file().sync_all()?;
         draft.persist(path)?;
-        sync_folder(folder)
+        match durability {
+            Durability::Synced => sync_folder(folder),
+            Durability::Complete | Durability::Eventual => Ok(()),
+        }
     };
     write().map_err(|source| PlatformError::Record {
         action: "write",
@@ -544,6 +576,20 @@ mod tests {
         let record = platform.job("7").unwrap().unwrap();
         assert_eq!(record.status, JobStatus::Cancelled);
         assert_eq!(record.step("apply").unwrap().status, StepStatus::Failed);
+    }
+
+    #[test]
+    fn an_unreadable_claim_is_a_claim() {
+        let folder = tempfile::tempdir().unwrap();
+        let platform = LocalPlatform::new(folder.path());
+        let apply = step("apply", StepType::Apply);
+        let path = platform.claim_path(&apply);
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        fs::write(&path, "").unwrap();
+        assert_eq!(
+            platform.claim(&apply, &holder(1)).unwrap(),
+            Claim::Held(Holder::unknown())
+        );
     }
 
     #[test]

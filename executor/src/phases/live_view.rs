@@ -95,8 +95,9 @@ impl LiveView {
         context_patch(self.phase, step_id, changes, diagnostics)
     }
 
-    /// Ends the view. One update of the job context contains the results of the step: the changes, the diagnostics, and
-    /// the `additions` of this kind of step. An error is only logged, because the platform still shows the log.
+    /// Ends the view. One update of the job context contains the results of the step: the changes and the diagnostics,
+    /// if the platform shows them, and the `additions` of this kind of step. An error is only logged, because the
+    /// platform still shows the log.
     pub(crate) async fn publish(
         self,
         run: &RunContext<'_>,
@@ -107,7 +108,9 @@ impl LiveView {
         let redactor = run.log.redactor();
         let (changes, diagnostics) = (structured.changes(), structured.diagnostics());
         let mut patch = additions;
-        patch.extend(self.patch(&step.step_id, &changes, &diagnostics));
+        if run.config.run.structured_output {
+            patch.extend(self.patch(&step.step_id, &changes, &diagnostics));
+        }
         let patch = redacted(&redactor, patch);
         let publish = async {
             self.finish(&redactor, changes, diagnostics).await;

@@ -56,36 +56,52 @@ async fn plan_and_store(
     result: &mut OperationResult,
 ) -> Result<(), StepError> {
     let run = context.run;
-    if run.connections.is_local() {
-        // The note is written before the plan. If the plan fails, it prevents an apply of this job without a plan.
-        run.stored(stored_plan::note(&run.store, &run.job, None))
-            .await?;
-    }
     let events = context.terraform.events.clone();
     let live_view = LiveView::start(run, events, LivePhase::Plan);
-    let (ending, mut structured) = run_plan(context, destroy, env, result).await?;
+    let (noted, planned) = tokio::join!(note_start(run), run_plan(context, destroy, env, result));
+    noted?;
+    let (ending, mut structured) = planned?;
     let mut stored = None;
     if ending != Ending::Failure {
         if step_has_ended(run).await {
             result.step_has_ended = true;
             return Ok(());
         }
-        stored = Some(store_and_show(context, env, &mut structured).await?);
+        stored = Some(if context.terraform.structured_output {
+            store_and_show(context, env, &mut structured).await?
+        } else {
+            // The log has the tool's own rendering already.
+            run.phase(Phase::Store, store_plan(context)).await?
+        });
     }
-    let changes = structured.counts().unwrap_or_else(|| structured.counted());
+    let changes = structured
+        .counts()
+        .or_else(|| context.terraform.events.progress().planned_counts())
+        .unwrap_or_else(|| structured.counted());
     let mut additions = stored
         .as_ref()
         .map(|record| record.patch(&run.job.step_id))
         .unwrap_or_default();
-    let marker = json!("<div data-terrakube-structured-plan=\"true\"></div>");
-    additions.insert(
-        "terrakubeUI".to_owned(),
-        json!({ &run.step.step_id: marker }),
-    );
+    if context.terraform.structured_output {
+        let marker = json!("<div data-terrakube-structured-plan=\"true\"></div>");
+        additions.insert(
+            "terrakubeUI".to_owned(),
+            json!({ &run.step.step_id: marker }),
+        );
+    }
     live_view.publish(run, &structured, additions).await;
     result.ending = ending;
     result.changes = (ending != Ending::Failure).then_some(changes);
     result.plan = stored.map(|record| record.reference);
+    Ok(())
+}
+
+/// Notes that the job is planned. If the plan fails, the note prevents an apply of this job without a plan.
+async fn note_start(run: &RunContext<'_>) -> Result<(), StepError> {
+    if run.connections.is_local() {
+        run.stored(stored_plan::note(&run.store, &run.job, None))
+            .await?;
+    }
     Ok(())
 }
 

@@ -58,7 +58,7 @@ pub(crate) struct SavedState {
 pub(crate) struct PublishedState {
     /// The raw state, if it could be parsed.
     pub(crate) raw: Option<RawState>,
-    /// The state as JSON.
+    /// The state as JSON, if it was rendered.
     pub(crate) json: Option<Value>,
     /// The record of the state for the platform.
     pub(crate) history: Option<History>,
@@ -96,7 +96,9 @@ pub(crate) async fn save_state(
         }
         None => (None, None),
     };
-    let published = publish(run, terraform, env).await;
+    // After a failure, the rendering shows which changes the state lacks.
+    let rendered = terraform.structured_output || !end.success;
+    let published = publish(run, terraform, env, rendered).await;
     let lock = match (lock, &end.tool_with_lock) {
         (None, Some(tool)) => release_leftover_lock(run, terraform, env, tool).await,
         (lock, _) => lock,
@@ -176,16 +178,21 @@ fn find_lost_changes(
     }
 }
 
-/// Publishes copies; `None` if there is no state.
+/// Publishes copies; `None` if there is no state. The tool renders the state as JSON only if `rendered`.
 async fn publish(
     run: &RunContext<'_>,
     terraform: &Terraform<'_>,
     env: &ChildEnv,
+    rendered: bool,
 ) -> Result<Option<PublishedState>, PublishError> {
-    let (json, raw) = tokio::join!(
-        terraform.show_state_json(env),
-        raw_state(run, terraform, env)
-    );
+    let json = async {
+        if rendered {
+            terraform.show_state_json(env).await
+        } else {
+            Ok(None)
+        }
+    };
+    let (json, raw) = tokio::join!(json, raw_state(run, terraform, env));
     let Some(raw) = raw.map_err(PublishError::Unread)? else {
         return Ok(None);
     };
@@ -196,7 +203,9 @@ async fn publish(
         .map_err(PublishError::NotCopied)?;
     let parsed = RawState::parse(&raw);
     let Some(text) = json.map_err(|error| PublishError::Unread(error.into()))? else {
-        warn!("the tool could not render the state as JSON; only the raw state is stored");
+        if rendered {
+            warn!("the tool could not render the state as JSON; only the raw state is stored");
+        }
         return Ok(Some(PublishedState {
             raw: parsed,
             json: None,

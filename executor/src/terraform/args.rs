@@ -20,6 +20,15 @@ pub struct Options<'a> {
     pub variables: Option<&'a Path>,
 }
 
+/// What a plan writes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PlanOutput {
+    /// Events in JSON, if the tool can write them.
+    Events,
+    /// The tool's own rendering of the plan.
+    Text { color: bool },
+}
+
 /// Whether operations of this version write JSON.
 pub fn speaks_json(version: &Version) -> bool {
     *version > Version::new(0, 15, 2)
@@ -38,10 +47,10 @@ pub fn init(tool: Tool, version: &Version, color: bool, variables: Option<&Path>
 }
 
 /// `plan`, or `plan -destroy`.
-pub fn plan(options: Options<'_>, destroy: bool) -> Vec<OsString> {
+pub fn plan(options: Options<'_>, destroy: bool, output: PlanOutput) -> Vec<OsString> {
     let mut args = command("plan");
-    args.push("-no-color".into());
-    if speaks_json(options.version) {
+    args.extend(no_color(output == PlanOutput::Text { color: true }));
+    if output == PlanOutput::Events && speaks_json(options.version) {
         args.push("-json".into());
     }
     if !options.refresh {
@@ -209,7 +218,7 @@ mod tests {
     #[test]
     fn plan_arguments() {
         assert_eq!(
-            text(plan(options(&NEW), false)),
+            text(plan(options(&NEW), false, PlanOutput::Events)),
             "plan -no-color -json -out=terraformLibrary.tfPlan -input=false -detailed-exitcode"
         );
         let given = Options {
@@ -219,12 +228,21 @@ mod tests {
             ..options(&NEW)
         };
         assert_eq!(
-            text(plan(given, true)),
+            text(plan(given, true, PlanOutput::Events)),
             "plan -no-color -json -refresh=false -refresh-only -var-file=/p/v.tfvars \
              -out=terraformLibrary.tfPlan -input=false -destroy -detailed-exitcode"
         );
         assert_eq!(
-            text(plan(options(&JSON_LIMIT), false)),
+            text(plan(options(&JSON_LIMIT), false, PlanOutput::Events)),
+            "plan -no-color -out=terraformLibrary.tfPlan -input=false -detailed-exitcode"
+        );
+        let for_people = |color| text(plan(options(&NEW), false, PlanOutput::Text { color }));
+        assert_eq!(
+            for_people(true),
+            "plan -out=terraformLibrary.tfPlan -input=false -detailed-exitcode"
+        );
+        assert_eq!(
+            for_people(false),
             "plan -no-color -out=terraformLibrary.tfPlan -input=false -detailed-exitcode"
         );
     }

@@ -5,7 +5,7 @@
 use std::collections::HashMap;
 use std::time::SystemTime;
 
-use job_contract::report::ApplyProgress;
+use job_contract::report::{ApplyProgress, ChangeCounts};
 use serde_json::Value;
 
 /// The progress of one operation's changes.
@@ -18,6 +18,8 @@ pub struct Progress {
     announced: bool,
     /// A time at which the tool held the lock: it plans, and begins changes, only under the lock.
     lock_held_at: Option<SystemTime>,
+    /// The counts of a plain plan.
+    planned: Option<ChangeCounts>,
     /// The last plain diagnostic was an error, so a following address names the failed resource.
     in_error: bool,
 }
@@ -130,9 +132,10 @@ impl Progress {
             && self.state_of(address) == Some(ChangeState::Begun)
         {
             self.failed(address);
-        } else if !is_indented
-            && (line.ends_with(": Refreshing state...") || line.starts_with("Plan: "))
-        {
+        } else if !is_indented && let Some(counts) = line.strip_prefix("Plan: ") {
+            self.record_lock();
+            self.planned = Some(plan_counts(counts));
+        } else if !is_indented && line.ends_with(": Refreshing state...") {
             self.record_lock();
         }
     }
@@ -140,6 +143,11 @@ impl Progress {
     /// When the tool first certainly held the lock on the state, if it ever did.
     pub const fn lock_held_at(&self) -> Option<SystemTime> {
         self.lock_held_at
+    }
+
+    /// The counts of a plain plan; `None` if the plan changes no resource.
+    pub const fn planned_counts(&self) -> Option<ChangeCounts> {
+        self.planned
     }
 
     /// Whether something may have been changed.
@@ -278,6 +286,30 @@ const fn were(count: u64) -> &'static str {
     if count == 1 { "was" } else { "were" }
 }
 
+/// The counts in the last line of a plain plan, such as `1 to import, 2 to add, 0 to change, 0 to destroy.` Terraform 1.14
+/// counts actions in a second sentence.
+fn plan_counts(line: &str) -> ChangeCounts {
+    let mut counts = ChangeCounts::default();
+    let line = line
+        .split_once('.')
+        .map_or(line, |(resources, _)| resources);
+    for part in line.split(", ") {
+        let Some((number, change)) = part.split_once(" to ") else {
+            continue;
+        };
+        let count = match change {
+            "add" => &mut counts.add,
+            "change" => &mut counts.change,
+            "destroy" => &mut counts.remove,
+            "import" => &mut counts.import,
+            "forget" => &mut counts.forget,
+            _ => continue,
+        };
+        *count = number.parse().unwrap_or_default();
+    }
+    counts
+}
+
 /// The address before one of these phrases. The output of a provisioner has its resource's address and its own name in
 /// parentheses before the phrase, so it does not match. Neither does a deposed object.
 fn find_address<'l>(line: &'l str, phrases: &[(&str, bool)]) -> Option<(&'l str, bool)> {
@@ -400,6 +432,34 @@ mod tests {
         }
         assert!(!progress.has_begun());
         assert_eq!(progress.report().not_begun, Some(1));
+    }
+
+    #[test]
+    fn a_plain_plan_has_the_counts_of_its_last_line() {
+        let mut progress = Progress::default();
+        for line in [
+            "      + input = <<-EOT",
+            "            Plan: 9 to add, 9 to change, 9 to destroy.",
+            "        EOT",
+        ] {
+            progress.line(line);
+        }
+        assert_eq!(progress.planned_counts(), None);
+        progress.line("Plan: 5 to import, 1 to add, 2 to change, 3 to destroy, 4 to forget.");
+        let expected = ChangeCounts {
+            add: 1,
+            change: 2,
+            remove: 3,
+            import: 5,
+            forget: 4,
+        };
+        assert_eq!(progress.planned_counts(), Some(expected));
+        progress.line("Plan: 0 to add, 0 to change, 3 to destroy. Actions: 2 to invoke.");
+        let expected = ChangeCounts {
+            remove: 3,
+            ..ChangeCounts::default()
+        };
+        assert_eq!(progress.planned_counts(), Some(expected));
     }
 
     #[test]

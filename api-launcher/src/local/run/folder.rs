@@ -258,7 +258,6 @@ async fn plan_and_apply(
             }
         }
     }
-    session.queue(&apply)?;
     let applied = session.run_step(&Document::written(&apply)).await?;
     Ok(if applied.exit == Exit::Done {
         Conclusion::success(RunStatus::Applied)

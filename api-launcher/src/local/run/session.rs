@@ -75,7 +75,7 @@ impl<'a> Session<'a> {
     /// Queues a step in the job's record, as the platform does before it dispatches one. The record is made
     /// when the job has none.
     pub(crate) fn queue(&self, job: &JobData) -> Result<(), RunError> {
-        self.platform.update_job(&StepRef::of(job), |record| {
+        self.platform.update_progress(&StepRef::of(job), |record| {
             record.status = JobStatus::Queue;
             if record.step(&job.step_id).is_none() {
                 record.steps.push(pending(job));
@@ -139,6 +139,7 @@ impl<'a> Session<'a> {
             color: self.color,
             report_key: None,
             platform: Platform::Machine,
+            structured_output: false,
         };
         let environment = environment::build(&setup, job, |name| std::env::var_os(name))
             .map_err(RunError::Environment)?;
@@ -156,12 +157,22 @@ impl<'a> Session<'a> {
     /// The record after the step. An executor that failed to speak for itself is spoken for, so that no job
     /// is left running for ever.
     fn record_outcome(&self, job: &JobData, exit: Exit) -> Result<JobRecord, RunError> {
-        let mut recorded = None;
+        let has_ended = |record: &JobRecord| {
+            record.step(&job.step_id).is_some_and(|step| {
+                !matches!(step.status, StepStatus::Pending | StepStatus::Running)
+            })
+        };
+        let read = || self.platform.job(&job.job_id)?.ok_or(RunError::NoOutcome);
+        let record = read()?;
+        if has_ended(&record) || exit == Exit::Claimed {
+            return Ok(record);
+        }
+        if exit == Exit::Done {
+            return Err(RunError::NoOutcome);
+        }
         self.platform.update_job(&StepRef::of(job), |record| {
             let step = record.steps.iter_mut().find(|step| step.id == job.step_id);
             if let Some(step) = step
-                && exit != Exit::Done
-                && exit != Exit::Claimed
                 && matches!(step.status, StepStatus::Pending | StepStatus::Running)
             {
                 step.status = StepStatus::Failed;
@@ -169,16 +180,8 @@ impl<'a> Session<'a> {
                     record.status = JobStatus::Failed;
                 }
             }
-            recorded = Some(record.clone());
         })?;
-        let record = recorded.ok_or(RunError::NoOutcome)?;
-        let reported = record
-            .step(&job.step_id)
-            .is_some_and(|step| !matches!(step.status, StepStatus::Pending | StepStatus::Running));
-        if exit == Exit::Done && !reported {
-            return Err(RunError::NoOutcome);
-        }
-        Ok(record)
+        read()
     }
 
     /// Ends a job whose remaining steps are not going to run.
