@@ -8,6 +8,7 @@ mod crashes;
 mod endings;
 mod fixture;
 mod identity;
+mod installed_agent;
 mod oidc;
 mod relay;
 mod runs;
