@@ -8,6 +8,7 @@ use test_cluster::Rule;
 
 use crate::in_cluster::{ROLES, rules};
 
+const AGENT: &str = include_str!("../../rbac/agent.yaml");
 const SEED: &str = include_str!("../../rbac/seed.yaml");
 
 /// Each right once, whatever rule it stands in.
@@ -94,6 +95,17 @@ pub(crate) fn launchers_rights(documents: &[Document]) -> Vec<(String, Vec<Rule>
     deployments(documents).map(rights).collect()
 }
 
+/// What the agent of a release may do, in the one namespace it may do anything in.
+pub(crate) fn agents_rights(documents: &[Document]) -> Vec<Rule> {
+    let is_set = |document: &&Document| document.kind() == "StatefulSet";
+    let agent = documents.iter().find(is_set).unwrap();
+    let account = agent.text_at("/spec/template/spec/serviceAccountName");
+    let granted = granted(documents, agent.namespace(), account);
+    let runs = variable(agent, "ExecutorEphemeralNamespace").to_owned();
+    assert_eq!(granted.keys().collect::<Vec<_>>(), [&runs], "{agent}");
+    granted.into_values().next().unwrap()
+}
+
 pub(crate) fn values(name: &str) -> Vec<Document> {
     let all = values_files();
     let (_, file) = all
@@ -118,6 +130,26 @@ fn the_chart_grants_each_launcher_what_the_plain_manifests_grant() {
             );
         }
     }
+}
+
+#[test]
+fn the_chart_grants_an_agent_what_the_plain_manifests_grant() {
+    for name in ["agent", "hub-and-agent"] {
+        let granted = singles(&agents_rights(&values(name)));
+        assert_eq!(granted, singles(&rules(AGENT)), "{name}");
+    }
+}
+
+#[test]
+fn a_hub_alone_may_do_nothing_in_the_cluster() {
+    let documents = values("hub");
+    let [deployment] = &deployments(&documents).collect::<Vec<_>>()[..] else {
+        panic!("{documents:?}");
+    };
+    let pod = &deployment.value["spec"]["template"]["spec"];
+    assert_eq!(pod["automountServiceAccountToken"], false);
+    let is_of_rights = |document: &Document| document.kind().starts_with("Role");
+    assert!(!documents.iter().any(is_of_rights), "{documents:?}");
 }
 
 #[test]

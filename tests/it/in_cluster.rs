@@ -2,7 +2,7 @@
 //!
 //! In every journey the launcher has the rights of `rbac/launcher.yaml` and no others, and is refused nothing.
 
-mod chart;
+pub(crate) mod chart;
 mod commands;
 mod disruptions;
 mod endings;
@@ -52,7 +52,7 @@ pub(crate) struct Fixture {
     /// Namespace of the runs.
     pub(crate) runs: String,
     /// What the launcher may do there.
-    rules: Vec<Rule>,
+    pub(crate) rules: Vec<Rule>,
     /// The journey is about rights, and looks itself at what is refused.
     is_refused: bool,
     pub(crate) machine: Machine,
@@ -72,7 +72,7 @@ impl Fixture {
 
     /// The launcher has these rights; without any rule all of them. Nothing where no cluster is given and the test has to
     /// return.
-    async fn of(parts: Builder, rules: &[Rule]) -> Option<Self> {
+    pub(crate) async fn of(parts: Builder, rules: &[Rule]) -> Option<Self> {
         let kubeconfig = needed(test_cluster::kubeconfig())?;
         // The client of this test; an earlier one stays.
         let _ = rustls::crypto::ring::default_provider().install_default();
@@ -99,7 +99,7 @@ impl Fixture {
     }
 
     /// What the launcher asked of the cluster.
-    fn asked(&self) -> Recorded {
+    pub(crate) fn asked(&self) -> Recorded {
         self.cluster.recorded().of(LAUNCHER)
     }
 
@@ -136,6 +136,21 @@ impl Fixture {
         fs::write(&new, script).unwrap();
         fs::set_permissions(&new, fs::Permissions::from_mode(0o755)).unwrap();
         fs::rename(new, &path).unwrap();
+        path
+    }
+
+    /// The program of the launcher's image. In a cluster the account's token is where the client looks for it.
+    pub(crate) fn program_of_launcher(&self) -> PathBuf {
+        let path = self.machine.scratch("launcher");
+        let kubeconfig = self.cluster.kubeconfig_file(LAUNCHER, &self.runs).unwrap();
+        // In a script, since the pod has its own `/tmp`, and a path in a variable would be one of the pod.
+        let script = format!(
+            "#!/bin/sh\nexport KUBECONFIG='{}'\nexec '{}' \"$@\"\n",
+            kubeconfig.display(),
+            env!("CARGO_BIN_EXE_launcher_under_test"),
+        );
+        fs::write(&path, script).unwrap();
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
         path
     }
 

@@ -11,6 +11,7 @@ mod endings;
 mod fixture;
 mod full_disk;
 mod identity;
+mod installed_agent;
 mod oidc;
 mod relay;
 mod runs;

@@ -25,8 +25,24 @@ server-side apply refuses a container with one.
 {{- dict "name" .name "valueFrom" (dict "secretKeyRef" (dict "name" .secret "key" .key)) | toJson -}}
 {{- end -}}
 
-{{/* What launcher and executor are told alike: how to reach the platform, Redis and the store; proxy and authorities. */}}
+{{/*
+What launcher and executor are told alike: how to reach the platform, Redis and the store; proxy and authorities. Takes root and
+relay: executors behind the relay of a hub get no way to the platform, and no secret of it.
+*/}}
 {{- define "mayfly.env.shared" -}}
+{{- $all := list -}}
+{{- if .relay -}}
+{{- with .root.Values.platform.publicApiUrl }}{{- $all = append $all (dict "name" "TerrakubeApiUrl" "value" .) -}}{{- end -}}
+{{- with .root.Values.platform.registryDomain }}{{- $all = append $all (dict "name" "TerrakubeRegistryDomain" "value" .) -}}{{- end -}}
+{{- else -}}
+{{- $all = (fromJson (include "mayfly.env.platform" .root)).items -}}
+{{- end -}}
+{{- $all = concat $all (fromJson (include "mayfly.env.storage" .root)).items (fromJson (include "mayfly.env.common" .root)).items -}}
+{{- dict "items" $all | toJson -}}
+{{- end -}}
+
+{{/* How to reach the platform and Redis, with the platform's secret. */}}
+{{- define "mayfly.env.platform" -}}
 {{- $env := list -}}
 {{- $platform := .Values.platform -}}
 {{- with $platform.apiUrl -}}
@@ -65,7 +81,18 @@ server-side apply refuses a container with one.
 {{- with include "mayfly.caFile" $ }}{{- $env = append $env (dict "name" "MAYFLY_REDIS_CA_FILE" "value" .) -}}{{- end -}}
 {{- end -}}
 {{- end -}}
-{{- $storage := $platform.storage -}}
+{{- with .Values.auth.internalSecret -}}
+{{- if and .existingSecret $platform.apiUrl -}}
+{{- $env = append $env (fromJson (include "mayfly.env.fromSecret" (dict "name" "InternalSecret" "secret" .existingSecret "key" .key))) -}}
+{{- end -}}
+{{- end -}}
+{{- dict "items" $env | toJson -}}
+{{- end -}}
+
+{{/* How to reach the artifact store. */}}
+{{- define "mayfly.env.storage" -}}
+{{- $env := list -}}
+{{- $storage := .Values.platform.storage -}}
 {{- if $storage.type -}}
 {{- $types := dict "local" "LocalTerraformStateImpl" "aws" "AwsTerraformStateImpl" "azure" "AzureTerraformStateImpl" "gcp" "GcpTerraformStateImpl" -}}
 {{- $env = append $env (dict "name" "TerraformStateType" "value" (get $types $storage.type)) -}}
@@ -98,6 +125,12 @@ server-side apply refuses a container with one.
 {{- end -}}
 {{- end -}}
 {{- end -}}
+{{- dict "items" $env | toJson -}}
+{{- end -}}
+
+{{/* What every program is told: proxy, authorities, and the key of final reports. */}}
+{{- define "mayfly.env.common" -}}
+{{- $env := list -}}
 {{- $proxy := .Values.global.proxy -}}
 {{- if or $proxy.httpProxy $proxy.httpsProxy -}}
 {{- /* Kubernetes gives every container the API server's address, and expands it here. */ -}}
@@ -110,11 +143,6 @@ server-side apply refuses a container with one.
 {{- end -}}
 {{- end -}}
 {{- with include "mayfly.caFile" . }}{{- $env = append $env (dict "name" "SSL_CERT_FILE" "value" .) -}}{{- end -}}
-{{- with .Values.auth.internalSecret -}}
-{{- if and .existingSecret $platform.apiUrl -}}
-{{- $env = append $env (fromJson (include "mayfly.env.fromSecret" (dict "name" "InternalSecret" "secret" .existingSecret "key" .key))) -}}
-{{- end -}}
-{{- end -}}
 {{- with .Values.auth.reportKey -}}
 {{- if .existingSecret -}}
 {{- $env = append $env (fromJson (include "mayfly.env.fromSecret" (dict "name" "MAYFLY_REPORT_KEY" "secret" .existingSecret "key" .key))) -}}
@@ -123,8 +151,8 @@ server-side apply refuses a container with one.
 {{- dict "items" $env | toJson -}}
 {{- end -}}
 
-{{/* Environment of the launcher of a namespace of runs, and of the pods of `helm test`. Takes root and runsIn. */}}
-{{- define "mayfly.launcher.env" -}}
+{{/* What launcher and agent are told of Jobs, and of the cluster. Takes root and runsIn. */}}
+{{- define "mayfly.env.jobs" -}}
 {{- $root := .root -}}
 {{- $launcher := .root.Values.launcher -}}
 {{- $executor := .root.Values.executor -}}
@@ -132,18 +160,11 @@ server-side apply refuses a container with one.
 {{- /* The launcher itself puts the registry of every image in front of it. */ -}}
 {{- $image := include "mayfly.image" (dict "root" .root "image" $executor.image "leaveRegistry" true) -}}
 {{- $env := list
-  (dict "name" "MAYFLY_TARGET" "value" "kubernetes")
-  (dict "name" "MAYFLY_LISTEN" "value" (printf "%s:%d" $launcher.listenAddress (int $launcher.service.port)))
-  (dict "name" "MAYFLY_LOG" "value" .root.Values.log.level)
-  (dict "name" "MAYFLY_POD_NAME" "valueFrom" (dict "fieldRef" (dict "fieldPath" "metadata.name")))
-  (dict "name" "MAYFLY_DRAIN_SECONDS" "value" (toString (int $launcher.shutdown.drainSeconds)))
-  (dict "name" "MAYFLY_SHUTDOWN_SECONDS" "value" (toString (int $launcher.shutdown.timeoutSeconds)))
   (dict "name" "ExecutorEphemeralNamespace" "value" .runsIn)
   (dict "name" "ExecutorEphemeralImage" "value" $image)
   (dict "name" "ExecutorEphemeralSecret" "value" (join "," $executor.secretNames))
   (dict "name" "MAYFLY_EXECUTOR_KIND" "value" $executor.image.kind)
   (dict "name" "MAYFLY_IMAGE_PULL_POLICY" "value" $executor.image.pullPolicy)
-  (dict "name" "MAYFLY_RECORDS" "value" $executor.records)
   (dict "name" "MAYFLY_JOB_DATA_MODE" "value" $executor.jobData.mode)
   (dict "name" "MAYFLY_JOB_DATA_COMPRESSION" "value" $executor.jobData.compression)
   (dict "name" "ExecutorEphemeralActiveDeadlineSeconds" "value" (toString (int64 $executor.job.activeDeadlineSeconds)))
@@ -152,7 +173,6 @@ server-side apply refuses a container with one.
   (dict "name" "MAYFLY_APPLY_GRACE_PERIOD_SECONDS" "value" (toString (int64 $executor.applyTerminationGracePeriodSeconds)))
   (dict "name" "MAYFLY_WORK_SIZE_LIMIT" "value" (toString $executor.workspace.sizeLimit))
   (dict "name" "MAYFLY_TMP_SIZE_LIMIT" "value" (toString $executor.workspace.tmpSizeLimit))
-  (dict "name" "MAYFLY_MAX_JOBS_IN_FLIGHT" "value" (toString (int64 $jobs.maxConcurrent)))
   (dict "name" "MAYFLY_HISTORY_SUCCEEDED" "value" (toString $executor.job.historyLimit.successful))
   (dict "name" "MAYFLY_HISTORY_FAILED" "value" (toString $executor.job.historyLimit.failed))
   (dict "name" "MAYFLY_NO_POD_EXPLAIN_SECONDS" "value" (toString (int64 $jobs.noPodExplainSeconds)))
@@ -162,18 +182,7 @@ server-side apply refuses a container with one.
   (dict "name" "MAYFLY_START_SECONDS" "value" (toString (int64 $jobs.startTimeoutSeconds)))
   (dict "name" "MAYFLY_LINGER_SECONDS" "value" (toString (int64 $jobs.lingerSeconds)))
   (dict "name" "MAYFLY_INCOMPLETE_SECONDS" "value" (toString (int64 $jobs.incompleteSeconds)))
-  (dict "name" "MAYFLY_REPORT_RETRY_SECONDS" "value" (toString (int64 $jobs.reportRetrySeconds)))
-  (dict "name" "MAYFLY_POD_TEMPLATE_FILE" "value" "/etc/mayfly/launcher/pod-template.yaml")
-  (dict "name" "MAYFLY_POLICY_FILE" "value" "/etc/mayfly/launcher/policy.yaml")
 -}}
-{{- with .root.Values.log.format }}{{- $env = append $env (dict "name" "MAYFLY_LOG_FORMAT" "value" .) -}}{{- end -}}
-{{- with .root.Values.auth.internalSecret.existingSecret -}}
-{{- $env = append $env (fromJson (include "mayfly.env.fromSecret" (dict "name" "InternalSecret" "secret" . "key" $root.Values.auth.internalSecret.key))) -}}
-{{- end -}}
-{{- if include "mayfly.elects" .root -}}
-{{- $env = append $env (dict "name" "MAYFLY_LEASE_NAME" "value" (include "mayfly.leaseName" .)) -}}
-{{- $env = append $env (dict "name" "MAYFLY_LEASE_NAMESPACE" "value" (include "mayfly.leaseNamespace" .)) -}}
-{{- end -}}
 {{- with .root.Values.global.imageRegistry }}{{- $env = append $env (dict "name" "MAYFLY_IMAGE_REGISTRY" "value" .) -}}{{- end -}}
 {{- with include "mayfly.pullSecretNames" .root }}{{- $env = append $env (dict "name" "MAYFLY_IMAGE_PULL_SECRETS" "value" .) -}}{{- end -}}
 {{- with $executor.configMapNames }}{{- $env = append $env (dict "name" "ExecutorEphemeralConfigMap" "value" (join "," .)) -}}{{- end -}}
@@ -193,6 +202,46 @@ server-side apply refuses a container with one.
 {{- $env = append $env (dict "name" "MAYFLY_PLUGIN_CACHE_CLAIM" "value" (include "mayfly.claimName" (dict "root" $root "kind" "cache"))) -}}
 {{- end -}}
 {{- end -}}
+{{- if not (kindIs "invalid" $launcher.kubeApi.requestsPerSecond) -}}
+{{- $env = append $env (dict "name" "MAYFLY_KUBE_REQUESTS_PER_SECOND" "value" (toString $launcher.kubeApi.requestsPerSecond)) -}}
+{{- end -}}
+{{- if not (kindIs "invalid" $launcher.kubeApi.burst) -}}
+{{- $env = append $env (dict "name" "MAYFLY_KUBE_BURST" "value" (toString (int64 $launcher.kubeApi.burst))) -}}
+{{- end -}}
+{{- dict "items" $env | toJson -}}
+{{- end -}}
+
+{{/* Environment of the launcher of a namespace of runs, and of the pods of `helm test`. Takes root and runsIn. */}}
+{{- define "mayfly.launcher.env" -}}
+{{- $root := .root -}}
+{{- $launcher := .root.Values.launcher -}}
+{{- $executor := .root.Values.executor -}}
+{{- $jobs := $launcher.jobs -}}
+{{- $env := list
+  (dict "name" "MAYFLY_TARGET" "value" $launcher.target)
+  (dict "name" "MAYFLY_LISTEN" "value" (printf "%s:%d" $launcher.listenAddress (int $launcher.service.port)))
+  (dict "name" "MAYFLY_LOG" "value" .root.Values.log.level)
+  (dict "name" "MAYFLY_POD_NAME" "valueFrom" (dict "fieldRef" (dict "fieldPath" "metadata.name")))
+  (dict "name" "MAYFLY_DRAIN_SECONDS" "value" (toString (int $launcher.shutdown.drainSeconds)))
+  (dict "name" "MAYFLY_SHUTDOWN_SECONDS" "value" (toString (int $launcher.shutdown.timeoutSeconds)))
+-}}
+{{- if include "mayfly.launcher.runs" .root -}}
+{{- $env = concat $env (fromJson (include "mayfly.env.jobs" .)).items (list
+  (dict "name" "MAYFLY_RECORDS" "value" $executor.records)
+  (dict "name" "MAYFLY_MAX_JOBS_IN_FLIGHT" "value" (toString (int64 $jobs.maxConcurrent)))
+  (dict "name" "MAYFLY_REPORT_RETRY_SECONDS" "value" (toString (int64 $jobs.reportRetrySeconds)))
+  (dict "name" "MAYFLY_POD_TEMPLATE_FILE" "value" "/etc/mayfly/launcher/pod-template.yaml")
+  (dict "name" "MAYFLY_POLICY_FILE" "value" "/etc/mayfly/launcher/policy.yaml")
+) -}}
+{{- end -}}
+{{- with .root.Values.log.format }}{{- $env = append $env (dict "name" "MAYFLY_LOG_FORMAT" "value" .) -}}{{- end -}}
+{{- with .root.Values.auth.internalSecret.existingSecret -}}
+{{- $env = append $env (fromJson (include "mayfly.env.fromSecret" (dict "name" "InternalSecret" "secret" . "key" $root.Values.auth.internalSecret.key))) -}}
+{{- end -}}
+{{- if include "mayfly.elects" .root -}}
+{{- $env = append $env (dict "name" "MAYFLY_LEASE_NAME" "value" (include "mayfly.leaseName" .)) -}}
+{{- $env = append $env (dict "name" "MAYFLY_LEASE_NAMESPACE" "value" (include "mayfly.leaseNamespace" .)) -}}
+{{- end -}}
 {{- if include "mayfly.launcher.mountsState" . -}}
 {{- $env = append $env (dict "name" "MAYFLY_DATA_DIR" "value" .root.Values.persistence.state.mountPath) -}}
 {{- end -}}
@@ -201,24 +250,141 @@ server-side apply refuses a container with one.
 {{- $env = append $env (dict "name" "MAYFLY_ROUTE_STRICT" "value" (toString $jobs.strictWorkspaceFlag)) -}}
 {{- $env = append $env (dict "name" "MAYFLY_PERSISTENT_EXECUTOR_URL" "value" $jobs.persistentExecutorUrl) -}}
 {{- end -}}
-{{- if not (kindIs "invalid" $launcher.kubeApi.requestsPerSecond) -}}
-{{- $env = append $env (dict "name" "MAYFLY_KUBE_REQUESTS_PER_SECOND" "value" (toString $launcher.kubeApi.requestsPerSecond)) -}}
-{{- end -}}
-{{- if not (kindIs "invalid" $launcher.kubeApi.burst) -}}
-{{- $env = append $env (dict "name" "MAYFLY_KUBE_BURST" "value" (toString (int64 $launcher.kubeApi.burst))) -}}
-{{- end -}}
 {{- with $launcher.compatJavaToolOptions }}{{- $env = append $env (dict "name" "JAVA_TOOL_OPTIONS" "value" .) -}}{{- end -}}
-{{- $shared := (fromJson (include "mayfly.env.shared" .root)).items -}}
+{{- $shared := (fromJson (include "mayfly.env.shared" (dict "root" .root))).items -}}
 {{- include "mayfly.join" (dict "key" "name" "levels" (list $env $shared .root.Values.global.extraEnv $launcher.extraEnv)) -}}
+{{- end -}}
+
+{{/* What a launcher is told as a hub. Nothing without one. */}}
+{{- define "mayfly.hub.env" -}}
+{{- $hub := .Values.hub -}}
+{{- $env := list -}}
+{{- if $hub.enabled -}}
+{{- $env = list
+  (dict "name" "MAYFLY_POOLS_FILE" "value" "/etc/mayfly/pools/pools.yaml")
+  (dict "name" "MAYFLY_POOL_LOST_SECONDS" "value" (toString (int64 $hub.lostSeconds)))
+  (dict "name" "MAYFLY_POOL_QUEUE_SECONDS" "value" (toString (int64 $hub.queueSeconds)))
+-}}
+{{- if include "mayfly.hub.claim" . -}}
+{{- /* In a folder of its own, which the hub makes for itself alone. */ -}}
+{{- $env = append $env (dict "name" "MAYFLY_POOL_STORE" "value" "sqlite:/var/lib/mayfly-hub/pools/pools.db") -}}
+{{- else -}}
+{{- with $hub.store.postgres -}}
+{{- $env = append $env (fromJson (include "mayfly.env.fromSecret" (dict "name" "MAYFLY_POOL_STORE" "secret" .existingSecret "key" .key))) -}}
+{{- end -}}
+{{- end -}}
+{{- if $hub.jobTokenKeys.existingSecret -}}
+{{- $env = append $env (dict "name" "MAYFLY_JOB_TOKEN_KEYS_FILE" "value" "/etc/mayfly/job-token-keys/keys") -}}
+{{- end -}}
+{{- end -}}
+{{- dict "items" $env | toJson -}}
+{{- end -}}
+
+{{/*
+Volumes and mounts of a hub. What is replaced without a restart is mounted as a folder: a file that is mounted by `subPath` never
+changes.
+*/}}
+{{- define "mayfly.hub.volumes" -}}
+{{- $hub := .Values.hub -}}
+- name: pools
+  {{- if $hub.poolsExistingSecret.name }}
+  secret:
+    secretName: {{ $hub.poolsExistingSecret.name }}
+    items:
+      - key: {{ $hub.poolsExistingSecret.key }}
+        path: pools.yaml
+  {{- else }}
+  configMap:
+    name: {{ default (printf "%s-pools" (include "mayfly.fullname" .)) $hub.poolsExistingConfigMap.name }}
+    items:
+      - key: {{ ternary $hub.poolsExistingConfigMap.key "pools.yaml" (not (empty $hub.poolsExistingConfigMap.name)) }}
+        path: pools.yaml
+  {{- end }}
+{{- with $hub.jobTokenKeys.existingSecret }}
+- name: job-token-keys
+  secret:
+    secretName: {{ . }}
+    items:
+      - key: {{ $hub.jobTokenKeys.key }}
+        path: keys
+{{- end }}
+{{- with include "mayfly.hub.claim" . }}
+- name: hub
+  persistentVolumeClaim:
+    claimName: {{ . }}
+{{- end }}
+{{- end -}}
+
+{{- define "mayfly.hub.volumeMounts" -}}
+- name: pools
+  mountPath: /etc/mayfly/pools
+  readOnly: true
+{{- if .Values.hub.jobTokenKeys.existingSecret }}
+- name: job-token-keys
+  mountPath: /etc/mayfly/job-token-keys
+  readOnly: true
+{{- end }}
+{{- if include "mayfly.hub.claim" . }}
+- name: hub
+  mountPath: /var/lib/mayfly-hub
+{{- end }}
+{{- end -}}
+
+{{/* Environment of the agent. It needs nothing of the platform. */}}
+{{- define "mayfly.agent.env" -}}
+{{- $agent := .Values.agent -}}
+{{- $env := list
+  (dict "name" "MAYFLY_AGENT_SERVICE_URL" "value" $agent.serviceUrl)
+  (dict "name" "MAYFLY_AGENT_DEPLOY_TARGET" "value" "kubernetes")
+  (dict "name" "MAYFLY_AGENT_SLOTS" "value" (toString (int64 $agent.slots)))
+  (dict "name" "MAYFLY_AGENT_ON_STOP" "value" $agent.onStop)
+  (dict "name" "MAYFLY_AGENT_DRAIN_TIMEOUT" "value" (toString (int64 $agent.drainTimeoutSeconds)))
+  (dict "name" "MAYFLY_AGENT_GRACE_TIMEOUT" "value" (toString (int64 $agent.graceTimeoutSeconds)))
+  (dict "name" "MAYFLY_AGENT_DISCONNECT_ON_STOP" "value" (toString $agent.disconnectOnStop))
+  (dict "name" "MAYFLY_AGENT_LISTEN" "value" (printf "%s:%d" $agent.listenAddress (int $agent.port)))
+  (dict "name" "MAYFLY_LOG" "value" .Values.log.level)
+  (dict "name" "MAYFLY_POD_TEMPLATE_FILE" "value" "/etc/mayfly/agent/pod-template.yaml")
+  (dict "name" "MAYFLY_POLICY_FILE" "value" "/etc/mayfly/agent/policy.yaml")
+-}}
+{{- with .Values.log.format }}{{- $env = append $env (dict "name" "MAYFLY_LOG_FORMAT" "value" .) -}}{{- end -}}
+{{- if $agent.name -}}
+{{- $index := dict "fieldRef" (dict "fieldPath" "metadata.labels['apps.kubernetes.io/pod-index']") -}}
+{{- $env = append $env (dict "name" "AGENT_INDEX" "valueFrom" $index) -}}
+{{- $env = append $env (dict "name" "MAYFLY_AGENT_NAME" "value" (printf "%s-$(AGENT_INDEX)" $agent.name)) -}}
+{{- else -}}
+{{- $env = append $env (dict "name" "MAYFLY_AGENT_NAME" "valueFrom" (dict "fieldRef" (dict "fieldPath" "metadata.name"))) -}}
+{{- end -}}
+{{- if $agent.oidc.enabled -}}
+{{- $env = concat $env (list
+  (dict "name" "MAYFLY_AGENT_OIDC_TOKEN_FILE" "value" "/etc/mayfly/oidc/token")
+  (dict "name" "MAYFLY_AGENT_ORGANIZATION_NAME" "value" $agent.oidc.organizationName)
+  (dict "name" "MAYFLY_AGENT_RUNNER_POOL_ID" "value" $agent.oidc.runnerPoolId)
+  (dict "name" "MAYFLY_AGENT_TOKEN_EXPIRATION" "value" (toString (int64 $agent.oidc.tokenExpirationSeconds)))
+) -}}
+{{- else -}}
+{{- $env = append $env (dict "name" "MAYFLY_AGENT_TOKEN_FILE" "value" "/etc/mayfly/token/token") -}}
+{{- end -}}
+{{- if $agent.privateKeys.existingSecret -}}
+{{- $env = append $env (dict "name" "MAYFLY_AGENT_PRIVATE_KEY_DIR" "value" "/etc/mayfly/private-keys") -}}
+{{- end -}}
+{{- with $agent.envForwardAllowlist -}}
+{{- $env = append $env (dict "name" "MAYFLY_AGENT_ENV_FORWARD_ALLOWLIST" "value" (join " " .)) -}}
+{{- end -}}
+{{- $jobs := (fromJson (include "mayfly.env.jobs" (dict "root" . "runsIn" (include "mayfly.runsNamespace" .)))).items -}}
+{{- $common := (fromJson (include "mayfly.env.common" .)).items -}}
+{{- include "mayfly.join" (dict "key" "name" "levels" (list $env $jobs $common .Values.global.extraEnv $agent.extraEnv)) -}}
 {{- end -}}
 
 {{/* Whether the launcher can reach the claim of state: only in the namespace of its runs. Takes root and runsIn. */}}
 {{- define "mayfly.launcher.mountsState" -}}
-{{- if and .root.Values.persistence.state.enabled (eq .runsIn (include "mayfly.namespace" .root)) }}true{{ end -}}
+{{- $state := .root.Values.persistence.state -}}
+{{- $isThere := or $state.existingClaim (fromJson (include "mayfly.runsNamespaces" .root)).items -}}
+{{- if and $state.enabled $isThere (eq .runsIn (include "mayfly.namespace" .root)) }}true{{ end -}}
 {{- end -}}
 
 {{/* Volumes and mounts of the launcher, and of the pods of `helm test`. Take root and runsIn. */}}
 {{- define "mayfly.launcher.volumes" -}}
+{{- if include "mayfly.launcher.runs" .root -}}
 - name: config
   configMap:
     name: {{ include "mayfly.fullname" .root }}
@@ -227,6 +393,7 @@ server-side apply refuses a container with one.
         path: pod-template.yaml
       - key: policy.yaml
         path: policy.yaml
+{{ end -}}
 - name: tmp
   emptyDir:
     sizeLimit: {{ .root.Values.launcher.tmpSizeLimit }}
@@ -241,9 +408,11 @@ server-side apply refuses a container with one.
 {{- end -}}
 
 {{- define "mayfly.launcher.volumeMounts" -}}
+{{- if include "mayfly.launcher.runs" .root -}}
 - name: config
   mountPath: /etc/mayfly/launcher
   readOnly: true
+{{ end -}}
 - name: tmp
   mountPath: /tmp
 {{- if include "mayfly.caFile" .root }}

@@ -27,9 +27,43 @@
 {{- default (include "mayfly.namespace" .) .Values.executor.namespace -}}
 {{- end -}}
 
-{{/* Every namespace of runs, the first launcher's first: {"items": [...]}. */}}
+{{/* Whether the launcher makes Jobs itself: "true" or nothing. */}}
+{{- define "mayfly.launcher.runs" -}}
+{{- if and .Values.launcher.enabled (eq .Values.launcher.target "kubernetes") }}true{{ end -}}
+{{- end -}}
+
+{{/* Whether runs of the release are made by launcher or agent, and not by Terrakube's API: "true" or nothing. */}}
+{{- define "mayfly.ownRuns" -}}
+{{- if or .Values.launcher.enabled .Values.agent.enabled }}true{{ end -}}
+{{- end -}}
+
+{{/* Whether the release has rights of a launcher: its own, or Terrakube's API. "true" or nothing. */}}
+{{- define "mayfly.launcher.hasRights" -}}
+{{- if or (include "mayfly.launcher.runs" .) (not (include "mayfly.ownRuns" .)) }}true{{ end -}}
+{{- end -}}
+
+{{/* Every namespace of runs, the first launcher's first: {"items": [...]}. A hub alone has none. */}}
 {{- define "mayfly.runsNamespaces" -}}
-{{- $all := prepend .Values.executor.extraNamespaces (include "mayfly.runsNamespace" .) -}}
+{{- $all := list -}}
+{{- if or (include "mayfly.launcher.hasRights" .) .Values.agent.enabled -}}
+{{- $all = prepend .Values.executor.extraNamespaces (include "mayfly.runsNamespace" .) -}}
+{{- end -}}
+{{- dict "items" $all | toJson -}}
+{{- end -}}
+
+{{/* The namespaces of runs in which a launcher has rights, the first launcher's first: {"items": [...]}. */}}
+{{- define "mayfly.launcherNamespaces" -}}
+{{- $all := list -}}
+{{- if include "mayfly.launcher.hasRights" . -}}
+{{- $all = (fromJson (include "mayfly.runsNamespaces" .)).items -}}
+{{- end -}}
+{{- dict "items" $all | toJson -}}
+{{- end -}}
+
+{{/* What each launcher is named for: its namespace of runs, and the first one's for a hub alone. {"items": [...]}. */}}
+{{- define "mayfly.launchers" -}}
+{{- $all := (fromJson (include "mayfly.launcherNamespaces" .)).items -}}
+{{- if and .Values.launcher.enabled (not $all) -}}{{- $all = list (include "mayfly.runsNamespace" .) -}}{{- end -}}
 {{- dict "items" $all | toJson -}}
 {{- end -}}
 
@@ -56,6 +90,23 @@
 {{- default (include "mayfly.fullname" .root) $values.name -}}
 {{- else -}}
 {{- default "default" $values.name -}}
+{{- end -}}
+{{- end -}}
+
+{{/* Cut to 52: a StatefulSet puts its name and a hash into a label. */}}
+{{- define "mayfly.agent.name" -}}
+{{- $name := include "mayfly.fullname" . -}}
+{{- if gt (len $name) 46 -}}
+{{- $name = printf "%s-%s" ($name | trunc 37 | trimSuffix "-") (sha256sum $name | trunc 8) -}}
+{{- end -}}
+{{- printf "%s-agent" $name -}}
+{{- end -}}
+
+{{- define "mayfly.agent.serviceAccountName" -}}
+{{- if .Values.agent.serviceAccount.create -}}
+{{- default (include "mayfly.agent.name" .) .Values.agent.serviceAccount.name -}}
+{{- else -}}
+{{- default "default" .Values.agent.serviceAccount.name -}}
 {{- end -}}
 {{- end -}}
 
@@ -148,6 +199,13 @@ matchExpressions:
     values: [launcher, namespace-launcher]
 {{- end -}}
 
+{{/* What selects the pods of the agent. */}}
+{{- define "mayfly.agent.selectorLabels" -}}
+app.kubernetes.io/name: {{ include "mayfly.name" . }}
+app.kubernetes.io/instance: {{ .Release.Name }}
+app.kubernetes.io/component: agent
+{{- end -}}
+
 {{/* What selects pods of runs: the launcher's own labels, see docs/kubernetes-manifest.md. */}}
 {{- define "mayfly.executor.selectorLabels" -}}
 app.kubernetes.io/name: mayfly-executor
@@ -156,7 +214,7 @@ app.kubernetes.io/managed-by: mayfly
 
 {{/* The same as a selector. Runs of Terrakube's own API carry fewer labels. */}}
 {{- define "mayfly.executor.selector" -}}
-{{- if .Values.launcher.enabled }}
+{{- if include "mayfly.ownRuns" . }}
 matchLabels:
   {{- include "mayfly.executor.selectorLabels" . | nindent 2 }}
 {{- else }}
@@ -205,7 +263,13 @@ matchExpressions:
 
 {{/* Whether one replica is chosen by a Lease: "true" or nothing. */}}
 {{- define "mayfly.elects" -}}
-{{- if and .Values.launcher.leaderElection.enabled (eq .Values.rbac.profile "least") }}true{{ end -}}
+{{- if and .Values.launcher.leaderElection.enabled (eq .Values.rbac.profile "least") (include "mayfly.launcher.runs" .) }}true{{ end -}}
+{{- end -}}
+
+{{/* Whether a launcher may run while the next one starts: "true" or nothing. */}}
+{{- define "mayfly.launcher.overlaps" -}}
+{{- $elects := or (include "mayfly.elects" .) (not (include "mayfly.launcher.runs" .)) -}}
+{{- if and $elects (not (include "mayfly.hub.claim" .)) }}true{{ end -}}
 {{- end -}}
 
 {{/* Namespace of the Lease. Takes root and runsIn. */}}
@@ -221,6 +285,26 @@ matchExpressions:
 {{- else -}}
 {{- $election.leaseName -}}
 {{- end -}}
+{{- end -}}
+
+{{/* The hub */}}
+
+{{/* The claim of the hub's database; empty without one. */}}
+{{- define "mayfly.hub.claim" -}}
+{{- if and .Values.hub.enabled (eq .Values.hub.store.type "sqlite") -}}
+{{- default (printf "%s-hub" (include "mayfly.fullname" .)) .Values.hub.store.sqlite.existingClaim -}}
+{{- end -}}
+{{- end -}}
+
+{{/* The agent */}}
+
+{{/* Seconds that the pod of an agent needs to stop. */}}
+{{- define "mayfly.agent.stopSeconds" -}}
+{{- $agent := .Values.agent -}}
+{{- $seconds := 30 -}}
+{{- if has $agent.onStop (list "drain" "grace") }}{{- $seconds = add $seconds (int64 $agent.graceTimeoutSeconds) -}}{{- end -}}
+{{- if eq $agent.onStop "drain" }}{{- $seconds = add $seconds (int64 $agent.drainTimeoutSeconds) -}}{{- end -}}
+{{- $seconds -}}
 {{- end -}}
 
 {{/* TLS */}}

@@ -1,9 +1,10 @@
 {{/*
 The pod template the launcher lays over what it builds (`MAYFLY_POD_TEMPLATE_FILE`). What the chart's keys come to is
-below, `executor.podTemplate` above. Takes root, and canary when it is for the run of `helm test`.
+below, `executor.podTemplate` above. Takes root, canary when it is for the run of `helm test`, and relay when the runs reach the
+platform through the relay of a hub.
 */}}
 
-{{/* Environment of the executor. Takes root and canary. */}}
+{{/* Environment of the executor. Takes the same. */}}
 {{- define "mayfly.executor.env" -}}
 {{- $executor := .root.Values.executor -}}
 {{- $cli := $executor.cli -}}
@@ -49,7 +50,7 @@ below, `executor.podTemplate` above. Takes root, and canary when it is for the r
 {{- $env = append $env (dict "name" "MAYFLY_DATA_DIR" "value" .state.mountPath) -}}
 {{- end -}}
 {{- end -}}
-{{- $shared := (fromJson (include "mayfly.env.shared" .root)).items -}}
+{{- $shared := (fromJson (include "mayfly.env.shared" .)).items -}}
 {{- $canary := list -}}
 {{- if .canary -}}
 {{- /* It is not visible outside the pod. */ -}}

@@ -15,7 +15,7 @@
 {{- if and (gt (int $launcher.shutdown.drainSeconds) 0) (ge (int $launcher.shutdown.drainSeconds) (int $launcher.shutdown.timeoutSeconds)) -}}
 {{- fail (printf "launcher.shutdown.drainSeconds: must be shorter than launcher.shutdown.timeoutSeconds, which is %d" (int $launcher.shutdown.timeoutSeconds)) -}}
 {{- end -}}
-{{- if and (gt (int $launcher.replicaCount) 1) (not (include "mayfly.elects" .)) -}}
+{{- if and (gt (int $launcher.replicaCount) 1) (include "mayfly.launcher.runs" .) (not (include "mayfly.elects" .)) -}}
 {{- fail "launcher.replicaCount: more than one replica needs launcher.leaderElection.enabled and rbac.profile `least`, so that one of them watches" -}}
 {{- end -}}
 {{- if and (eq $values.rbac.profile "terrakube") (ne $executor.jobData.mode "env") -}}
@@ -34,21 +34,23 @@
 {{- end -}}
 {{- $paths := list -}}
 {{- range $launcher.extraVolumeMounts }}{{- $paths = append $paths .mountPath -}}{{- end -}}
-{{- if not (or $launcher.serviceAccount.automountToken (has "KUBECONFIG" $named) (has "/var/run/secrets/kubernetes.io/serviceaccount" $paths)) -}}
+{{- if not (or $launcher.serviceAccount.automountToken (not (include "mayfly.launcher.runs" .)) (has "KUBECONFIG" $named) (has "/var/run/secrets/kubernetes.io/serviceaccount" $paths)) -}}
 {{- fail "launcher.serviceAccount.automountToken: the launcher cannot do without a token; mount another at /var/run/secrets/kubernetes.io/serviceaccount by launcher.extraVolumeMounts, or name a KUBECONFIG in launcher.extraEnv" -}}
 {{- end -}}
 {{- if and $executor.extraNamespaces (not $launcher.serviceAccount.create) -}}
 {{- fail "launcher.serviceAccount.create: has to be true with executor.extraNamespaces, where each launcher has an account of its own" -}}
 {{- end -}}
 {{- end -}}
+{{- include "mayfly.validate.hub" . -}}
+{{- include "mayfly.validate.agent" . -}}
 {{- $namespaces := (fromJson (include "mayfly.runsNamespaces" .)).items -}}
 {{- if ne (len $namespaces) (len (uniq $namespaces)) -}}
 {{- fail "executor.extraNamespaces: names a namespace twice, or the one of executor.namespace" -}}
 {{- end -}}
-{{- if and $executor.extraNamespaces (not $launcher.enabled) -}}
-{{- fail "executor.extraNamespaces: needs launcher.enabled" -}}
+{{- if and $executor.extraNamespaces (not (include "mayfly.launcher.runs" .)) -}}
+{{- fail "executor.extraNamespaces: needs launcher.enabled and launcher.target `kubernetes`" -}}
 {{- end -}}
-{{- range $path, $env := dict "global.extraEnv" $values.global.extraEnv "launcher.extraEnv" $launcher.extraEnv "executor.extraEnv" $executor.extraEnv -}}
+{{- range $path, $env := dict "global.extraEnv" $values.global.extraEnv "launcher.extraEnv" $launcher.extraEnv "executor.extraEnv" $executor.extraEnv "agent.extraEnv" $values.agent.extraEnv -}}
 {{- $seen := dict -}}
 {{- range $env -}}
 {{- if hasKey $seen .name }}{{- fail (printf "%s: names `%s` twice" $path .name) -}}{{- end -}}
@@ -108,11 +110,11 @@
 {{- end -}}
 {{- end -}}
 {{- end -}}
-{{- if and $values.networkPolicy.enabled $values.networkPolicy.launcher.restrictEgress (not $values.networkPolicy.launcher.apiServerCidrs) -}}
+{{- if and $values.networkPolicy.enabled $values.networkPolicy.launcher.restrictEgress (include "mayfly.launcher.runs" .) (not $values.networkPolicy.launcher.apiServerCidrs) -}}
 {{- fail "networkPolicy.launcher.apiServerCidrs: are required with networkPolicy.launcher.restrictEgress" -}}
 {{- end -}}
-{{- if and $values.admissionPolicy.enabled (not $launcher.enabled) -}}
-{{- fail "admissionPolicy.enabled: needs launcher.enabled, since it knows the launcher's runs by what only they have" -}}
+{{- if and $values.admissionPolicy.enabled (not (include "mayfly.launcher.runs" .)) (not $values.agent.enabled) -}}
+{{- fail "admissionPolicy.enabled: needs a launcher with target `kubernetes` or an agent, since it knows their runs by what only they have" -}}
 {{- end -}}
 {{- if and $values.metrics.serviceMonitor.enabled $values.metrics.podMonitor.enabled -}}
 {{- fail "metrics.podMonitor.enabled: excludes metrics.serviceMonitor.enabled, or every launcher is counted twice" -}}
@@ -123,8 +125,97 @@
 {{- fail (printf "metrics.%s.scrapeTimeout: must not be longer than metrics.%s.interval, or the Prometheus operator leaves the monitor out" $kind $kind) -}}
 {{- end -}}
 {{- end -}}
-{{- if and $values.tests.enabled $values.tests.canary.enabled $launcher.enabled (eq $values.rbac.profile "terrakube") -}}
+{{- if and $values.tests.enabled $values.tests.canary.enabled (include "mayfly.launcher.runs" .) (eq $values.rbac.profile "terrakube") -}}
 {{- fail "tests.canary.enabled: needs rbac.profile `least`, since the test follows its run" -}}
+{{- end -}}
+{{- end -}}
+
+{{/* The hub: what it needs, and what cannot be shared. */}}
+{{- define "mayfly.validate.hub" -}}
+{{- $launcher := .Values.launcher -}}
+{{- $hub := .Values.hub -}}
+{{- if and $launcher.enabled (eq $launcher.target "none") (not $hub.enabled) -}}
+{{- fail "launcher.target: `none` needs hub.enabled, or there is nothing that runs a step" -}}
+{{- end -}}
+{{- if $hub.enabled -}}
+{{- if not $launcher.enabled -}}
+{{- fail "hub.enabled: needs launcher.enabled, since the launcher is the hub; for a hub alone set launcher.target to `none`" -}}
+{{- end -}}
+{{- if .Values.executor.extraNamespaces -}}
+{{- fail "hub.enabled: excludes executor.extraNamespaces, whose launchers would all be hubs; install the hub as a release of its own" -}}
+{{- end -}}
+{{- $files := compact (list (ternary "" "config" (empty $hub.config)) $hub.poolsExistingConfigMap.name $hub.poolsExistingSecret.name) -}}
+{{- if not $files -}}
+{{- fail "hub.config: is required with hub.enabled: `pools`, or another file in hub.poolsExistingConfigMap or hub.poolsExistingSecret" -}}
+{{- end -}}
+{{- if gt (len $files) 1 -}}
+{{- fail "hub.config: excludes hub.poolsExistingConfigMap and hub.poolsExistingSecret, and these exclude each other" -}}
+{{- end -}}
+{{- if not (or .Values.platform.apiUrl $launcher.extraEnvFrom) -}}
+{{- fail "platform.apiUrl: is required with hub.enabled, since a hub reports runs to the platform; or give the launcher `AzBuilderApiUrl` by launcher.extraEnvFrom" -}}
+{{- end -}}
+{{- if eq $hub.store.type "sqlite" -}}
+{{- if gt (int $launcher.replicaCount) 1 -}}
+{{- fail "launcher.replicaCount: has to be 1 with hub.store.type `sqlite`, whose file one hub uses; several need `postgres`" -}}
+{{- end -}}
+{{- if not (or (has "ReadWriteOnce" $hub.store.sqlite.accessModes) (has "ReadWriteOncePod" $hub.store.sqlite.accessModes)) -}}
+{{- fail "hub.store.sqlite.accessModes: must hold ReadWriteOnce or ReadWriteOncePod, since SQLite needs a volume that is no network file system" -}}
+{{- end -}}
+{{- else -}}
+{{- if not $hub.store.postgres.existingSecret -}}
+{{- fail "hub.store.postgres.existingSecret: is required with hub.store.type `postgres`: the Secret with the database's URL" -}}
+{{- end -}}
+{{- if not $hub.jobTokenKeys.existingSecret -}}
+{{- fail "hub.jobTokenKeys.existingSecret: is required with hub.store.type `postgres`, since hubs that share a database share the keys" -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+
+{{/* The agent: one hub, one kind of token, and time to stop. */}}
+{{- define "mayfly.validate.agent" -}}
+{{- $agent := .Values.agent -}}
+{{- $executor := .Values.executor -}}
+{{- if $agent.enabled -}}
+{{- if not $agent.serviceUrl -}}
+{{- fail "agent.serviceUrl: is required with agent.enabled: the address of the hub" -}}
+{{- end -}}
+{{- if and $agent.oidc.enabled $agent.token.existingSecret -}}
+{{- fail "agent.token.existingSecret: excludes agent.oidc.enabled: an agent has a token of the pool, or exchanges one of its account" -}}
+{{- end -}}
+{{- if not (or $agent.oidc.enabled $agent.token.existingSecret) -}}
+{{- fail "agent.token.existingSecret: name the Secret with the token of the pool, or set agent.oidc.enabled" -}}
+{{- end -}}
+{{- if and $agent.oidc.enabled (not (and $agent.oidc.organizationName $agent.oidc.runnerPoolId)) -}}
+{{- fail "agent.oidc: organizationName and runnerPoolId are required with agent.oidc.enabled" -}}
+{{- end -}}
+{{- $needed := int64 (include "mayfly.agent.stopSeconds" .) -}}
+{{- if and (not (kindIs "invalid" $agent.terminationGracePeriodSeconds)) (lt (int64 $agent.terminationGracePeriodSeconds) $needed) -}}
+{{- fail (printf "agent.terminationGracePeriodSeconds: must be at least %d, as long as agent.onStop `%s` takes" $needed $agent.onStop) -}}
+{{- end -}}
+{{- if ne $executor.jobData.mode "secret" -}}
+{{- fail "executor.jobData.mode: has to be `secret` with agent.enabled, since the token of a lease has to be in a Secret" -}}
+{{- end -}}
+{{- if eq .Values.rbac.profile "terrakube" -}}
+{{- fail "rbac.profile: has to be `least` with agent.enabled, which creates Secrets" -}}
+{{- end -}}
+{{- if eq $executor.image.kind "stock" -}}
+{{- fail "executor.image.kind: must not be `stock` with agent.enabled: other executors know no leases" -}}
+{{- end -}}
+{{- if and $executor.envForwardAllowlist (not (include "mayfly.launcher.runs" .)) -}}
+{{- fail "executor.envForwardAllowlist: has no effect behind an agent; use agent.envForwardAllowlist, with the variables in agent.extraEnv" -}}
+{{- end -}}
+{{- if eq $agent.boundary "relay" -}}
+{{- if and $executor.secretNames (include "mayfly.launcher.runs" .) -}}
+{{- fail "executor.secretNames: runs of the agent would get the Secrets of the launcher's runs too; install the agent as a release of its own, or set agent.boundary to `direct`" -}}
+{{- end -}}
+{{- else if not (or $executor.secretNames $executor.extraEnvFrom (and .Values.platform.apiUrl .Values.auth.internalSecret.existingSecret)) -}}
+{{- fail "agent.boundary: `direct` needs platform.apiUrl and auth.internalSecret.existingSecret, or executor.secretNames that hold both" -}}
+{{- end -}}
+{{- $egress := .Values.networkPolicy.agent -}}
+{{- if and .Values.networkPolicy.enabled $egress.restrictEgress (not (and $egress.apiServerCidrs $egress.extraEgress)) -}}
+{{- fail "networkPolicy.agent: apiServerCidrs, and a rule for the hub in extraEgress, are required with networkPolicy.agent.restrictEgress" -}}
+{{- end -}}
 {{- end -}}
 {{- end -}}
 

@@ -8,7 +8,7 @@ mod policy;
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
 use std::fs;
-use std::os::unix::fs::{PermissionsExt as _, symlink};
+use std::os::unix::fs::symlink;
 use std::path::Path;
 use std::process::Command;
 use std::time::Instant;
@@ -31,7 +31,7 @@ use test_cluster::{ADMIN, Cluster, State};
 use test_peers::port::Port;
 
 use super::rights::everything_it_does;
-use super::{Endpoint, Fixture, LAUNCHER, PATIENCE, SECRET};
+use super::{Endpoint, Fixture, PATIENCE, SECRET};
 use crate::chart::{deployments, launchers_rights, singles, values, variable};
 
 #[tokio::test(flavor = "multi_thread")]
@@ -102,6 +102,13 @@ fn environment(
         .collect()
 }
 
+/// The launchers of a release that make Jobs, and its agent.
+fn makers_of_jobs(documents: &[Document]) -> impl Iterator<Item = &Document> {
+    let of_kind = |document: &&Document| ["Deployment", "StatefulSet"].contains(&document.kind());
+    let found = documents.iter().filter(of_kind);
+    found.filter(|document| !variable(document, "ExecutorEphemeralNamespace").is_empty())
+}
+
 /// What the launcher makes of a job document with the configuration of a Deployment.
 fn rendered(documents: &[Document], deployment: &Document, job: &JobData) -> Vec<Value> {
     let folder = tempfile::tempdir().unwrap();
@@ -117,6 +124,27 @@ fn rendered(documents: &[Document], deployment: &Document, job: &JobData) -> Vec
     assert_eq!(finished.code(), 0, "{deployment}: {finished}");
     let list: Value = serde_json::from_str(&finished.stdout).unwrap();
     list["items"].as_array().unwrap().clone()
+}
+
+/// Where objects of a document's kind are.
+fn api_of(cluster: &Cluster, document: &Document) -> Api<DynamicObject> {
+    let client = cluster.client(ADMIN).unwrap();
+    let version = document.text_at("/apiVersion");
+    let (group, version) = version.split_once('/').unwrap_or(("", version));
+    let kind = GroupVersionKind::gvk(group, version, document.kind());
+    let kind = ApiResource::from_gvk(&kind);
+    Api::namespaced_with(client, document.namespace(), &kind)
+}
+
+/// Makes all objects of a release, those of `helm test` that are no pods included.
+pub(crate) async fn install(cluster: &Cluster, documents: &[Document]) {
+    let is_pod = |document: &&Document| document.kind() == "Pod";
+    for document in documents.iter().filter(|document| !is_pod(document)) {
+        let object = serde_json::from_value(document.value.clone()).unwrap();
+        let api = api_of(cluster, document);
+        let made = api.create(&PostParams::default(), &object).await;
+        made.unwrap_or_else(|error| panic!("{document}: {error}"));
+    }
 }
 
 /// A release in a cluster.
@@ -168,23 +196,12 @@ impl Installed {
 
     /// Makes all objects of the release, those of `helm test` that are no pods included.
     async fn install(&self) {
-        let is_pod = |document: &&Document| document.kind() == "Pod";
-        for document in self.documents.iter().filter(|document| !is_pod(document)) {
-            let object = serde_json::from_value(document.value.clone()).unwrap();
-            let api = self.api_of(document);
-            let made = api.create(&PostParams::default(), &object).await;
-            made.unwrap_or_else(|error| panic!("{document}: {error}"));
-        }
+        install(&self.fixture.cluster, &self.documents).await;
     }
 
     /// Where objects of a document's kind are.
     fn api_of(&self, document: &Document) -> Api<DynamicObject> {
-        let client = self.fixture.cluster.client(ADMIN).unwrap();
-        let version = document.text_at("/apiVersion");
-        let (group, version) = version.split_once('/').unwrap_or(("", version));
-        let kind = GroupVersionKind::gvk(group, version, document.kind());
-        let kind = ApiResource::from_gvk(&kind);
-        Api::namespaced_with(client, document.namespace(), &kind)
+        api_of(&self.fixture.cluster, document)
     }
 
     /// What Helm says as it does this to the release.
@@ -254,18 +271,8 @@ impl Installed {
     }
 
     fn put_images(&self) {
-        let (fixture, cluster) = (&self.fixture, &self.fixture.cluster);
-        let kubeconfig = cluster.kubeconfig_file(LAUNCHER, &fixture.runs).unwrap();
-        let launcher = fixture.machine.scratch("launcher");
-        // In a script, since the pod has its own `/tmp`, and a path in a variable would be one of the pod. In a cluster the
-        // account's token is where the client looks for it.
-        let script = format!(
-            "#!/bin/sh\nexport KUBECONFIG='{}'\nexec '{}' \"$@\"\n",
-            kubeconfig.display(),
-            env!("CARGO_BIN_EXE_launcher_under_test"),
-        );
-        fs::write(&launcher, script).unwrap();
-        fs::set_permissions(&launcher, fs::Permissions::from_mode(0o755)).unwrap();
+        let cluster = &self.fixture.cluster;
+        let launcher = self.fixture.program_of_launcher();
         let executor = Path::new(env!("CARGO_BIN_EXE_executor_under_test"));
         let deployment = self.deployment();
         let image = deployment.text_at("/spec/template/spec/containers/0/image");
@@ -690,6 +697,16 @@ async fn the_notes_of_the_chart_name_addresses_that_exist() {
         {
             let port = &service.value["spec"]["ports"][0]["port"];
             let host = format!("{}.{}.svc", service.name(), service.namespace());
+            seen += 1;
+            if variable(deployments(&documents).next().unwrap(), "MAYFLY_TARGET") == "none" {
+                let url = format!("  http://{host}:{port}/pools/eu");
+                assert!(
+                    notes.lines().any(|line| line == url),
+                    "{name}: no {url} in {notes}"
+                );
+                assert!(!notes.contains("terraform-rs"), "{name}: {notes}");
+                continue;
+            }
             // Terrakube takes the first as it is, and adds the path to the others.
             for (setting, path) in [
                 ("AzBuilderExecutorUrl ", "/api/v1/terraform-rs"),
@@ -702,7 +719,6 @@ async fn the_notes_of_the_chart_name_addresses_that_exist() {
                 });
                 assert!(is_told, "{name}: no {address} for {setting}in {notes}");
             }
-            seen += 1;
         }
         assert!(
             !notes.contains("<no value>") && !notes.contains("%!"),

@@ -4,12 +4,19 @@ use integration_tests::Running;
 use integration_tests::process::Stream;
 use job_contract::env;
 use nix::sys::signal::Signal;
-use test_cluster::State;
+use test_cluster::{Builder, Cluster, State};
 use test_platform::Status;
 
 use super::agent::{Gate, ends_with};
 use super::fixture::{Fixture, Hub};
+use crate::chart::{agents_rights, values};
 use crate::in_cluster::Fixture as ClusterFixture;
+
+/// A cluster where the agent has the rights that the chart grants.
+pub(super) async fn cluster(parts: Builder) -> Option<ClusterFixture> {
+    let rights = agents_rights(&values("agent"));
+    ClusterFixture::of(parts, &rights).await
+}
 
 /// Starts the agent `eu-1` beside its cluster.
 fn start(cluster: &ClusterFixture, fixture: &Fixture, hub: &Hub) -> Running {
@@ -39,7 +46,7 @@ fn one_job(state: &State) -> Option<String> {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_killed_agent_finds_its_job_again_and_no_token_is_in_it() {
-    let Some(cluster) = ClusterFixture::new().await else {
+    let Some(cluster) = cluster(Cluster::builder()).await else {
         return;
     };
     let fixture = Fixture::new().await;
@@ -72,7 +79,7 @@ async fn a_killed_agent_finds_its_job_again_and_no_token_is_in_it() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_run_that_is_cancelled_before_its_pod_starts_leaves_no_job() {
-    let Some(cluster) = ClusterFixture::without_pods().await else {
+    let Some(cluster) = cluster(Cluster::builder().without_kubelet()).await else {
         return;
     };
     let fixture = Fixture::new().await;
@@ -91,7 +98,7 @@ async fn a_run_that_is_cancelled_before_its_pod_starts_leaves_no_job() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn an_executor_that_is_killed_for_its_memory_fails_its_step_with_the_verdict() {
-    let Some(cluster) = ClusterFixture::new().await else {
+    let Some(cluster) = cluster(Cluster::builder()).await else {
         return;
     };
     let fixture = Fixture::new().await;

@@ -132,6 +132,7 @@ mod tests {
     use super::*;
 
     const LAUNCHER: &str = include_str!("../../../../rbac/launcher.yaml");
+    const AGENT: &str = include_str!("../../../../rbac/agent.yaml");
     const EXECUTOR: &str = include_str!("../../../../rbac/executor.yaml");
     const SEED: &str = include_str!("../../../../rbac/seed.yaml");
 
@@ -211,8 +212,16 @@ mod tests {
     }
 
     #[test]
+    fn the_manifest_of_agents_grants_the_same_on_runs_without_their_logs_and_ends_pods() {
+        let mut of_agents = used(RightScope::Runs);
+        assert!(of_agents.remove("get pods/log."));
+        assert!(of_agents.insert("delete pods.".to_owned()));
+        assert_eq!(granted(&documents(AGENT), "mayfly-agent"), of_agents);
+    }
+
+    #[test]
     fn every_role_is_bound_to_the_account_beside_it() {
-        for documents in [documents(LAUNCHER), documents(SEED)] {
+        for documents in [LAUNCHER, AGENT, SEED].map(documents) {
             let account = documents
                 .iter()
                 .find(|d| d["kind"] == "ServiceAccount")

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use api_launcher::cli::Args;
 use api_launcher::kubernetes::verdict::VerdictKind;
 use clap::CommandFactory as _;
-use serde_json::Value;
+use serde_json::{Value, json};
 use test_chart::programs::{helm_with, told};
 use test_chart::render;
 use test_chart::values::{rows, table};
@@ -95,7 +95,7 @@ fn environments(documents: &[Document]) -> Vec<(String, Vec<Value>)> {
     };
     for document in documents {
         match document.kind() {
-            "Deployment" => add(
+            "Deployment" | "StatefulSet" => add(
                 document.to_string(),
                 &document.value["spec"]["template"]["spec"],
             ),
@@ -140,14 +140,21 @@ fn every_variable_that_the_chart_sets_is_read_by_a_program() {
     let mut seen = BTreeSet::new();
     for (name, documents) in documents() {
         for (container, variables) in environments(&documents) {
-            for variable in variables {
+            for variable in &variables {
                 let variable = variable["name"].as_str().unwrap().to_owned();
+                // Kubernetes puts it into another variable.
+                let of_others = format!("$({variable})");
+                let is_part = variables
+                    .iter()
+                    .filter_map(|other| other["value"].as_str())
+                    .any(|value| value.contains(&of_others));
                 // The test's own script reads these two.
                 let of_script =
                     container.contains("http") && ["HOST", "PORT"].contains(&variable.as_str());
                 let read = known.contains(&variable)
                     || OF_OTHERS.contains(&variable.as_str())
                     || of_users.contains(&variable)
+                    || is_part
                     || of_script;
                 assert!(read, "{name}: nobody reads {variable} in {container}");
                 seen.insert(variable);
@@ -163,11 +170,10 @@ fn every_variable_that_the_chart_sets_is_read_by_a_program() {
     assert!(unused.is_empty(), "{unused:?}");
 }
 
-/// Defaults in the help of `api-launcher serve`.
+/// Defaults in the help of `api-launcher serve` and `agent`.
 fn defaults_in_the_help() -> BTreeMap<String, String> {
     let mut command = Args::command();
     command.build();
-    let serve = command.find_subcommand("serve").unwrap();
     let default = |argument: &clap::Arg| {
         let name = argument.get_env()?.to_str()?.to_owned();
         let help = argument
@@ -182,7 +188,9 @@ fn defaults_in_the_help() -> BTreeMap<String, String> {
             .to_owned();
         Some((name, default))
     };
-    serve.get_arguments().filter_map(default).collect()
+    let arguments = ["serve", "agent"].map(|name| command.find_subcommand(name).unwrap());
+    let arguments = arguments.iter().flat_map(|command| command.get_arguments());
+    arguments.filter_map(default).collect()
 }
 
 /// Defaults in the tables of variables of our documents.
@@ -235,6 +243,14 @@ const OTHERWISE: &[(&str, &str)] = &[
         "the chart sets the pod's grace period too, which can hold the longest dispatch",
     ),
     ("MAYFLY_POD_NAME", "the pod's name is the host's"),
+    ("MAYFLY_AGENT_ON_STOP", "the help names both targets"),
+    ("MAYFLY_AGENT_SERVICE_URL", "it is required"),
+    ("MAYFLY_AGENT_LISTEN", "the kubelet asks for the health"),
+    ("MAYFLY_POOLS_FILE", "one of them is a hub"),
+    (
+        "MAYFLY_POOL_STORE",
+        "the claim of the hub is not its data directory",
+    ),
     (
         "MAYFLY_LEASE_NAMESPACE",
         "the namespace of runs, by its name",
@@ -249,9 +265,12 @@ const OTHERWISE: &[(&str, &str)] = &[
 fn defaults_of_the_chart_are_those_of_the_programs() {
     let mut known = defaults_in_the_documents();
     known.extend(defaults_in_the_help());
-    let documents = Release::new()
-        .with(&chart().join("ci/default-values.yaml"))
-        .documents();
+    let of = |name: &str| Release::new().with(&chart().join(format!("ci/{name}-values.yaml")));
+    let hub = json!({
+        "hub": {"enabled": true, "config": {"pools": {"eu": {}}}},
+        "launcher": {"extraEnvFrom": [{"secretRef": {"name": "platform"}}]},
+    });
+    let documents = [of("default").set(hub).documents(), of("agent").documents()].concat();
     let mut compared = BTreeSet::new();
     for (container, variables) in environments(&documents) {
         for variable in variables {

@@ -29,7 +29,7 @@ fn the_chart_renders_for_the_oldest_version_and_for_none_that_is_older() {
     for (name, release) in releases() {
         let text = release.clone().on(OLDEST).text();
         let text = text.unwrap_or_else(|error| panic!("{name}: {error}"));
-        assert!(text.contains("\nkind: RoleBinding\n"), "{name}: {text}");
+        assert!(text.contains("\nkind: ServiceAccount\n"), "{name}: {text}");
         let error = release.on(TOO_OLD).text().unwrap_err();
         let words = format!("incompatible with Kubernetes v{TOO_OLD}");
         assert!(error.contains(&words), "{error}");

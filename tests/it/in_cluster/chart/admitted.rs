@@ -12,7 +12,7 @@ use test_chart::{Release, chart, root, values_files};
 use test_peers::skips::needed;
 
 use super::dry_run::DryRun;
-use super::{deployments, merge, rendered, variable};
+use super::{makers_of_jobs, merge, rendered, variable};
 
 /// The group of the Prometheus operator's kinds, which a cluster need not have.
 const OPERATOR: &str = "monitoring.coreos.com";
@@ -106,7 +106,10 @@ async fn the_api_server_takes_the_plain_manifests_and_the_examples_of_kustomize(
     let examples =
         ["namespaces", "rights"].map(|name| root().join("examples/kustomize").join(name));
     let kustomizations = [&[root().join("rbac")], &examples[..]].concat();
-    let mut texts = vec![fs::read_to_string(root().join("rbac/seed.yaml")).unwrap()];
+    let plain = ["rbac/agent.yaml", "rbac/seed.yaml"];
+    let mut texts = plain
+        .map(|file| fs::read_to_string(root().join(file)).unwrap())
+        .to_vec();
     for folder in kustomizations {
         texts.push(told(Command::new(&kubectl).arg("kustomize").arg(folder)));
     }
@@ -152,7 +155,7 @@ async fn the_api_server_takes_the_jobs_of_every_release_and_they_find_what_they_
     let (mut seen, mut found) = (0, 0);
     for (name, file) in values_files() {
         let documents = Release::new().with(&file).documents();
-        for deployment in deployments(&documents) {
+        for deployment in makers_of_jobs(&documents) {
             let runs = variable(deployment, "ExecutorEphemeralNamespace");
             for step in &steps {
                 let objects = rendered(&documents, deployment, step);

@@ -88,7 +88,7 @@ impl DryRun {
         }
         let mut pod = match object["kind"].as_str() {
             Some("Pod") => object.clone(),
-            Some("Deployment" | "Job") => object["spec"]["template"].clone(),
+            Some("Deployment" | "Job" | "StatefulSet") => object["spec"]["template"].clone(),
             _ => return Ok(()),
         };
         pod["apiVersion"] = "v1".into();
