@@ -43,10 +43,10 @@ impl Local {
         write: impl FnOnce(&mut File) -> Result<(), WriteError> + Send + 'static,
     ) -> Result<(), StoreError> {
         let path = self.path(key);
-        // A crash of the machine may lose a log. Plans and states must survive it.
-        let survives_crash = key.area != Area::Output;
+        // A crash of the machine may lose the name of a new log, but never a part of a log. Plans and states stay.
+        let keeps_name = key.area != Area::Output;
         blocking(move || {
-            write_whole(&path, survives_crash, write).map_err(|error| match error {
+            write_whole(&path, keeps_name, write).map_err(|error| match error {
                 WriteError::Object(source) => StoreError::write_file(&path, source),
                 WriteError::Source { path, source } => StoreError::Source { path, source },
             })
@@ -173,7 +173,7 @@ enum WriteError {
 
 fn write_whole(
     path: &Path,
-    survives_crash: bool,
+    keeps_name: bool,
     write: impl FnOnce(&mut File) -> Result<(), WriteError>,
 ) -> Result<(), WriteError> {
     let folder = path.parent().expect("keys have a folder");
@@ -182,13 +182,12 @@ fn write_whole(
         .map_err(WriteError::Object)?;
     write(draft.as_file_mut())?;
     let keep = || {
-        if !survives_crash {
-            draft.persist(path)?;
-            return Ok(());
-        }
         draft.as_file().sync_all()?;
         draft.persist(path)?;
-        File::open(folder)?.sync_all()
+        match keeps_name {
+            true => File::open(folder)?.sync_all(),
+            false => Ok(()),
+        }
     };
     keep().map_err(WriteError::Object)
 }
