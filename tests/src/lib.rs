@@ -18,6 +18,7 @@ pub mod machine;
 pub mod repository;
 pub mod test_secrets;
 pub mod tool;
+pub mod waiting_platform;
 
 pub use fake_tool::FakeTool;
 pub use hub::Hub;
@@ -26,3 +27,4 @@ pub use machine::{ExecutorRun, Machine, Outcome, fifo};
 pub use repository::Repository;
 pub use test_peers::process::{self, Finished, Running};
 pub use test_secrets::{Search, TestSecret};
+pub use waiting_platform::WaitingPlatform;

@@ -7,6 +7,7 @@ mod kubernetes;
 mod log_path;
 mod memory;
 mod pipeline;
+mod pools;
 
 use std::path::PathBuf;
 use std::process::{Command, ExitCode};
@@ -60,6 +61,8 @@ enum Subject {
     FirstRun,
     /// Memory with 10,000 live Jobs watched, and time from a pod's status to its verdict
     Watching,
+    /// Time from a dispatch to a pool until its executor starts, the cost of an idle agent, and a hub with 10,000 runs and 500 agents
+    Pools,
 }
 
 pub(crate) fn run(args: &Args) -> Result<ExitCode> {
@@ -91,6 +94,9 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode> {
     }
     if wanted(Subject::Watching) {
         measurements.extend(kubernetes::watching(args.runs)?);
+    }
+    if wanted(Subject::Pools) {
+        measurements.extend(pools::measure(args.runs)?);
     }
     if wanted(Subject::FirstRun) {
         measurements.extend(first_run::measure()?);

@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 pub(crate) struct Measurement {
     pub(crate) name: &'static str,
     pub(crate) value: f64,
-    /// `ratio`, `MB`, `s` or `lines/s`.
+    /// `ratio`, `MB`, `s`, `ms`, `lines/s` or `requests/min`.
     pub(crate) unit: &'static str,
     pub(crate) goal: Option<Goal>,
     /// How the number was measured.
@@ -113,6 +113,14 @@ pub(crate) fn median(samples: &[f64]) -> f64 {
     }
 }
 
+/// The smallest sample that so many percent of the samples do not exceed.
+pub(crate) fn percentile(samples: &[f64], percent: usize) -> f64 {
+    let mut sorted = samples.to_vec();
+    sorted.sort_by(f64::total_cmp);
+    let rank = (sorted.len() * percent).div_ceil(100).max(1);
+    sorted.get(rank - 1).copied().unwrap_or(f64::NAN)
+}
+
 /// The first and the third quartile of the samples.
 pub(crate) fn spread(samples: &[f64]) -> String {
     let mut sorted = samples.to_vec();
@@ -132,6 +140,15 @@ mod tests {
         assert!((median(&[3.0, 1.0, 2.0]) - 2.0).abs() < f64::EPSILON);
         assert!((median(&[4.0, 1.0, 2.0, 3.0]) - 2.5).abs() < f64::EPSILON);
         assert!(median(&[]).is_nan());
+    }
+
+    #[test]
+    fn a_percentile_is_a_sample() {
+        let samples: Vec<f64> = (1..=200).rev().map(f64::from).collect();
+        let at = |percent| percentile(&samples, percent);
+        assert_eq!([at(50), at(99), at(100)], [100.0, 198.0, 200.0]);
+        assert!((percentile(&[7.0], 99) - 7.0).abs() < f64::EPSILON);
+        assert!(percentile(&[], 99).is_nan());
     }
 
     #[test]

@@ -9,7 +9,7 @@ use pool_protocol::instance::{
 };
 use pool_protocol::task::TaskRequest;
 use pool_protocol::version::VERSION;
-use tracing::{debug, info, warn};
+use tracing::{info, warn};
 use uuid::Uuid;
 
 use super::client::answer::{Failure, Next, Pauses, jitter};
@@ -207,8 +207,9 @@ impl Agent {
                 }
                 Err(failure) => failure,
             };
+            pauses.waited(sent.elapsed());
             let pause = self.pause(&mut pauses, &failure)?.unwrap_or(REFUSED_PAUSE);
-            debug!(%failure, seconds = pause.as_secs_f32(), "no answer to a request for a task");
+            warn!(%failure, seconds = pause.as_secs_f32(), "a request for a task failed, trying again");
             tokio::time::sleep(pause).await;
         }
     }

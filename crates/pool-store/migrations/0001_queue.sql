@@ -54,7 +54,9 @@ CREATE INDEX tasks_of_instance ON tasks (instance) WHERE state IN ('leased', 'st
 CREATE INDEX tasks_unfinished ON tasks (pool, state) WHERE reported = 0;
 CREATE INDEX tasks_open ON tasks (id) WHERE end_reason IS NULL;
 CREATE INDEX tasks_deadline ON tasks (deadline) WHERE deadline IS NOT NULL;
-CREATE INDEX tasks_ask ON tasks (ask_at) WHERE ask_at IS NOT NULL;
+CREATE INDEX tasks_ask ON tasks (ask_at) WHERE ask_at IS NOT NULL AND state <> 'available';
+-- There may be thousands.
+CREATE INDEX tasks_ask_queued ON tasks (ask_at) WHERE state = 'available';
 
 -- Apart from the tasks, which are written often. Deleted when the task is accepted or over.
 CREATE TABLE payloads (

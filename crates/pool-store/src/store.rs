@@ -1,7 +1,9 @@
 //! The store: one transaction for each operation.
 
+mod choice;
 mod holders;
 mod instances;
+mod lease_batches;
 mod platform;
 mod rows;
 mod sweep;
@@ -19,6 +21,8 @@ use crate::rules::Rules;
 use crate::state::{Event, Task, apply};
 use crate::waiters::Waiters;
 
+use self::lease_batches::LeaseBatches;
+
 /// The queue. Cheap to clone.
 ///
 /// Each operation may be repeated after an error, or after its response was lost: it does nothing twice.
@@ -26,6 +30,7 @@ use crate::waiters::Waiters;
 pub struct Store {
     database: Arc<Database>,
     rules: Arc<Rules>,
+    batches: Arc<LeaseBatches>,
 }
 
 impl Store {
@@ -42,6 +47,7 @@ impl Store {
         let store = Self {
             database: Arc::new(database),
             rules: Arc::new(rules),
+            batches: Arc::default(),
         };
         store.resume().await?;
         Ok(store)

@@ -10,6 +10,7 @@ use integration_tests::process::{Running, Stream};
 use integration_tests::{Machine, process};
 use job_contract::{JobData, env};
 use jsonwebtoken::{Algorithm, EncodingKey, Header};
+use nix::unistd::Pid;
 use serde_json::{Value, json};
 
 use crate::server::{ApiServer, RUNS};
@@ -85,14 +86,18 @@ impl Launcher {
         self.endpoint.clone()
     }
 
-    /// A memory figure of the kernel, in bytes: `VmRSS` is resident now, `VmHWM` is the most that ever was.
     pub(crate) fn memory(&self, figure: &str) -> Result<u64> {
-        let status = fs::read_to_string(format!("/proc/{}/status", self.running.pid()))?;
-        let line = status.lines().find_map(|line| line.strip_prefix(figure));
-        let kilobytes = line.and_then(|line| line.strip_prefix(':')?.trim().strip_suffix("kB"));
-        let kilobytes: u64 = kilobytes.context("no such figure")?.trim().parse()?;
-        Ok(kilobytes * 1024)
+        memory_of(self.running.pid(), figure)
     }
+}
+
+/// A memory figure of the kernel, in bytes: `VmRSS` is resident now, `VmHWM` is the most that ever was.
+pub(crate) fn memory_of(process: Pid, figure: &str) -> Result<u64> {
+    let status = fs::read_to_string(format!("/proc/{process}/status"))?;
+    let line = status.lines().find_map(|line| line.strip_prefix(figure));
+    let kilobytes = line.and_then(|line| line.strip_prefix(':')?.trim().strip_suffix("kB"));
+    let kilobytes: u64 = kilobytes.context("no such figure")?.trim().parse()?;
+    Ok(kilobytes * 1024)
 }
 
 impl Endpoint {

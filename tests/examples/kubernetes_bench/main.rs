@@ -1,6 +1,8 @@
 //! What `cargo xtask bench` measures of the launcher beside an API server: samples go to standard output as JSON, and
 //! are judged there. The API server, the launcher and this program are three processes, as they are in a cluster.
 //!
+//! Pools are measured without an API server, except for Jobs of agents.
+//!
 //! The API server has no controllers: this program does what they would, so that no measurement waits for them.
 
 #![allow(
@@ -11,6 +13,7 @@
 
 mod launcher;
 mod launches;
+mod pools;
 mod runs;
 mod server;
 mod sight;
@@ -20,7 +23,9 @@ use anyhow::{Context as _, Result, bail};
 
 const USAGE: &str = "usage: kubernetes_bench serve-api ETCD KUBE_APISERVER\n       \
     kubernetes_bench launches ETCD KUBE_APISERVER LAUNCHER RUNS\n       \
-    kubernetes_bench watching ETCD KUBE_APISERVER LAUNCHER RUNS JOBS";
+    kubernetes_bench watching ETCD KUBE_APISERVER LAUNCHER RUNS JOBS\n       \
+    kubernetes_bench pools LAUNCHER RUNS\n       \
+    kubernetes_bench pool-jobs ETCD KUBE_APISERVER LAUNCHER RUNS";
 
 fn main() -> Result<()> {
     let _ = rustls::crypto::ring::default_provider().install_default();
@@ -40,6 +45,13 @@ fn main() -> Result<()> {
         ["watching", etcd, api_server, launcher, runs, jobs] => {
             let (runs, jobs) = (runs.parse().context(USAGE)?, jobs.parse().context(USAGE)?);
             runtime.block_on(watching::measure([etcd, api_server], launcher, runs, jobs))
+        }
+        ["pools", launcher, runs] => {
+            runtime.block_on(pools::measure(launcher, runs.parse().context(USAGE)?))
+        }
+        ["pool-jobs", etcd, api_server, launcher, runs] => {
+            let (server, runs) = ([etcd, api_server], runs.parse().context(USAGE)?);
+            runtime.block_on(pools::jobs(server, launcher, runs))
         }
         _ => bail!(USAGE),
     }?;

@@ -27,15 +27,20 @@ const PROMPT: Duration = Duration::from_secs(10);
 impl Fixture {
     /// The agent `eu-1`, about to be started.
     pub(super) fn agent(&self, hub: &str) -> Command {
+        self.agent_named("eu-1", "data", hub)
+    }
+
+    /// An agent with a folder of its own.
+    pub(super) fn agent_named(&self, name: &str, folder: &str, hub: &str) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_launcher_under_test"));
         command
-            .args(["agent", "--deploy-target", "process", "--name", "eu-1"])
+            .args(["agent", "--deploy-target", "process", "--name", name])
             .env_clear()
             .env("PATH", std::env::var_os("PATH").unwrap())
             .env("HOME", self.path(""))
             .env("MAYFLY_AGENT_SERVICE_URL", hub)
             .env("MAYFLY_AGENT_TOKEN", self.token.reveal())
-            .env("MAYFLY_AGENT_WORKING_DIRECTORY", self.path("data"))
+            .env("MAYFLY_AGENT_WORKING_DIRECTORY", self.path(folder))
             .env(env::LOG_FORMAT, "json")
             .env(env::PUBLIC_API_URL, self.platform.url())
             .env(env::STATE_TYPE, "LocalTerraformStateImpl")
@@ -111,6 +116,15 @@ impl Gate {
     }
 }
 
+/// The tasks that an agent took, from its log.
+pub(super) fn tasks_taken(log: &str) -> Vec<Value> {
+    let lines = log.lines();
+    let lines = lines.filter_map(|line| serde_json::from_str::<Value>(line).ok());
+    lines
+        .filter(|line| line["message"] == "took a task")
+        .collect()
+}
+
 /// Waits for the end of an agent, which has to be this.
 pub(super) fn ends_with(agent: Running, code: i32) -> String {
     let ended = tokio::task::block_in_place(|| agent.wait());
@@ -118,7 +132,7 @@ pub(super) fn ends_with(agent: Running, code: i32) -> String {
     ended.stderr
 }
 
-fn wait_for(agent: &Running, message: &str) {
+pub(super) fn wait_for(agent: &Running, message: &str) {
     tokio::task::block_in_place(|| agent.wait_for(Stream::Stderr, message));
 }
 
@@ -287,12 +301,7 @@ async fn a_task_whose_answer_was_lost_comes_again_and_runs_once() {
     fixture.platform.until_job(job, Status::Completed).await;
     agent.signal(Signal::SIGTERM);
     let log = ends_with(agent, 0);
-    let lines = log
-        .lines()
-        .filter_map(|line| serde_json::from_str::<Value>(line).ok());
-    let taken: Vec<Value> = lines
-        .filter(|line| line["message"] == "took a task")
-        .collect();
+    let taken = tasks_taken(&log);
     assert_eq!(taken.len(), 1, "{log}");
     assert_eq!(taken[0]["attempt"], 1);
     assert_eq!(fixture.times_run(), 1);

@@ -121,6 +121,13 @@ impl Client {
         serde_json::from_value(answer.body).unwrap()
     }
 
+    /// The same of an instance that holds leases.
+    pub(super) async fn take(&self, instance: InstanceId, held: &[LeasedTask]) -> LeasedTask {
+        let held: Vec<_> = held.iter().map(|lease| lease.lease_id).collect();
+        let answer = self.try_request(instance, 50, &held).await.ok();
+        serde_json::from_value(answer).unwrap()
+    }
+
     pub(super) async fn heartbeat(&self, instance: InstanceId) -> Answer {
         let body = json!({"state": "ONLINE", "availableCapacity": 1});
         self.post(&path::instance_heartbeat(instance), body).await

@@ -1,6 +1,7 @@
 //! A platform, a file of pools, and hubs over one database, one after the other.
 
 use std::fs;
+use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::process::Command;
 use std::time::Duration;
@@ -14,7 +15,7 @@ use test_platform::{Flow, NewJob, Outputs, Platform, Status, Workspace};
 use super::client::Client;
 use crate::in_cluster::{Launcher, PATIENCE};
 
-const POLL: Duration = Duration::from_millis(20);
+pub(super) const POLL: Duration = Duration::from_millis(20);
 
 /// All of it.
 pub(super) struct Fixture {
@@ -191,6 +192,11 @@ pub(super) struct Hub(pub(super) Launcher);
 impl Hub {
     pub(super) fn url(&self) -> String {
         format!("http://{}", self.0.endpoint().address)
+    }
+
+    /// Where it listens.
+    pub(super) fn address(&self) -> SocketAddr {
+        self.0.endpoint().address.parse().unwrap()
     }
 
     /// Kills it as a crash would.

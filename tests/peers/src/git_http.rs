@@ -2,6 +2,7 @@
 //! authentication.
 
 use std::io::{self, Write as _};
+use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
@@ -16,6 +17,8 @@ pub struct GitHttpOptions {
     pub old_protocol: bool,
     /// Speaks TLS.
     pub tls: bool,
+    /// Listens there, without TLS, and not on this machine alone.
+    pub address: Option<IpAddr>,
 }
 
 /// Serves every repository below a folder.
@@ -23,13 +26,13 @@ pub struct GitHttpOptions {
 /// # Errors
 /// Fails when no port can be listened on.
 pub fn serve(repositories: &Path, options: GitHttpOptions) -> io::Result<Server> {
-    let tls = options.tls;
+    let (tls, address) = (options.tls, options.address);
     let repositories = repositories.to_path_buf();
     let handler = move |request: &Request| answer(&repositories, &options, request);
-    if tls {
-        Server::start_tls(handler)
-    } else {
-        Server::start(handler)
+    match address {
+        Some(address) => Server::start_at((address, 0).into(), handler),
+        None if tls => Server::start_tls(handler),
+        None => Server::start(handler),
     }
 }
 

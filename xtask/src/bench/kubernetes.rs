@@ -152,13 +152,13 @@ fn take(subject: &str, amounts: &[usize]) -> Result<Option<Value>> {
         .map(Some)
 }
 
-fn server(taken: &Value) -> Result<&str> {
+pub(super) fn server(taken: &Value) -> Result<&str> {
     taken["server"]
         .as_str()
         .context("the API server has no name")
 }
 
-fn list(samples: &Value, number: impl Fn(&Value) -> Option<f64>) -> Result<Vec<f64>> {
+pub(super) fn list(samples: &Value, number: impl Fn(&Value) -> Option<f64>) -> Result<Vec<f64>> {
     let samples = samples.as_array().context("samples are missing")?;
     samples
         .iter()
@@ -170,7 +170,7 @@ fn numbers(samples: &Value, side: &str) -> Result<Vec<f64>> {
     list(samples, |sample| sample[side].as_f64())
 }
 
-fn ratios(ours: &[f64], floor: &[f64]) -> Vec<f64> {
+pub(super) fn ratios(ours: &[f64], floor: &[f64]) -> Vec<f64> {
     ours.iter()
         .zip(floor)
         .map(|(ours, floor)| ours / floor)

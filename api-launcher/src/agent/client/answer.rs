@@ -13,6 +13,9 @@ const UNAUTHORIZED_PAUSE: Duration = Duration::from_secs(30);
 /// The pause while the hub refuses what the agent asks for.
 const REFUSED_PAUSE: Duration = Duration::from_mins(1);
 
+/// A request that waited for so long reached the hub. A proxy has cut the connection.
+const HELD: Duration = Duration::from_secs(5);
+
 /// An answer as it came.
 #[derive(Debug)]
 pub(crate) struct Answer {
@@ -165,6 +168,14 @@ impl Pauses {
         }
     }
 
+    /// Notes how long a request waited before it failed. Some proxies end every request before the hub answers it. The
+    /// pauses between such requests stay short, because no run is taken during a pause.
+    pub(crate) fn waited(&mut self, time: Duration) {
+        if time >= HELD {
+            self.failures = 0;
+        }
+    }
+
     /// Whether the hub did not accept the token twice in a row.
     pub(crate) const fn is_locked_out(&self) -> bool {
         self.unauthorized > 1
@@ -304,6 +315,17 @@ mod tests {
         let chosen: Vec<_> = (0..100).map(|_| jitter(LONGEST_PAUSE)).collect();
         assert!(chosen.iter().all(|pause| *pause <= LONGEST_PAUSE));
         assert!(chosen.iter().any(|pause| *pause != chosen[0]));
+    }
+
+    #[test]
+    fn a_proxy_that_ends_waiting_requests_does_not_make_the_pauses_longer() {
+        let mut pauses = Pauses::default();
+        let failure = Failure::Unreachable(String::new());
+        for (waited, pause) in [(0, 1), (4, 2), (30, 1), (30, 1), (0, 2)] {
+            pauses.waited(Duration::from_secs(waited));
+            let expected = Next::Again(Duration::from_secs(pause));
+            assert_eq!(pauses.after(&failure, |most| most), expected);
+        }
     }
 
     #[test]

@@ -58,15 +58,19 @@ impl Store {
     /// Tasks that the hub must check now at the platform: whether unconfirmed ones are still wanted, and whether the others,
     /// which no executor has accepted, were cancelled. A task is given again after a while: soon if it was not
     /// confirmed, and after 5 s otherwise. The hub asks in a loop, at least 10 times a second while something waits to be
-    /// confirmed.
+    /// confirmed. Confirmed tasks that wait for an instance are an eighth at most, because a long queue would keep
+    /// the platform and the store busy, and hold up the others.
     pub async fn to_check(&self, limit: u32) -> Result<Vec<TaskView>, Error> {
-        let sql = "SELECT * FROM tasks WHERE ask_at <= $1 AND reported = 0 AND end_reason IS NULL \
-            ORDER BY ask_at LIMIT $2";
-        self.due(sql, limit, |task, asks| match task.state {
+        let sql = "SELECT * FROM tasks WHERE ask_at <= $1 AND state <> 'available' AND reported = 0 \
+            AND end_reason IS NULL ORDER BY ask_at LIMIT $2";
+        let pause = |task: &Task, asks: usize| match task.state {
             State::Submitted => CHECKS.get(asks).copied().unwrap_or(CHECK),
             _ => CHECK,
-        })
-        .await
+        };
+        let mut due = self.due(sql, limit, pause).await?;
+        let sql = "SELECT * FROM tasks WHERE ask_at <= $1 AND state = 'available' ORDER BY ask_at LIMIT $2";
+        due.extend(self.due(sql, limit.div_ceil(8), |_, _| CHECK).await?);
+        Ok(due)
     }
 
     /// Applies the platform's answer about a task. Does nothing to a task that does not wait to be confirmed.
@@ -85,8 +89,8 @@ impl Store {
     /// Tasks that are over and whose outcome the hub must report to the platform. A task is given again, after 30 s and
     /// more, until [`Store::reported`]. The hub reads the step first: the platform may have the outcome.
     pub async fn to_report(&self, limit: u32) -> Result<Vec<TaskView>, Error> {
-        let sql = "SELECT * FROM tasks WHERE ask_at <= $1 AND reported = 0 AND end_reason IS NOT NULL \
-            ORDER BY ask_at LIMIT $2";
+        let sql = "SELECT * FROM tasks WHERE ask_at <= $1 AND state <> 'available' AND reported = 0 \
+            AND end_reason IS NOT NULL ORDER BY ask_at LIMIT $2";
         self.due(sql, limit, |_, asks| {
             (REPORT << asks.min(8)).min(LONGEST_REPORT)
         })

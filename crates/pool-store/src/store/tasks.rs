@@ -3,10 +3,11 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use pool_protocol::id::{AgentName, InstanceId, LeaseId, PoolName, TaskId};
+use pool_protocol::id::{AgentName, InstanceId, LeaseId, PoolName};
 use tokio::time::{Instant, timeout_at};
 
 use super::Store;
+use super::choice::Choice;
 use super::rows::read;
 use crate::clock::{between, millis};
 use crate::db::{Tx, Value};
@@ -21,23 +22,6 @@ pub(super) const HELD: usize = 1000;
 /// The longest wait. Proxies cut connections after a minute.
 const WAIT: Duration = Duration::from_secs(55);
 
-/// The oldest task of the organization that has the fewest active ones. It looks at one task of each organization, however
-/// many there are.
-const NEXT: &str = "\
-    WITH RECURSIVE o (organization) AS (\
-        SELECT min(organization) FROM tasks WHERE pool = $1 AND state = 'available' \
-        UNION ALL \
-        SELECT (SELECT min(t.organization) FROM tasks t \
-            WHERE t.pool = $1 AND t.state = 'available' AND t.organization > o.organization) \
-        FROM o WHERE o.organization IS NOT NULL) \
-    SELECT c.id FROM (\
-        SELECT o.organization, \
-            (SELECT t.id FROM tasks t WHERE t.pool = $1 AND t.state = 'available' AND t.organization = o.organization \
-                AND t.not_before <= $2 ORDER BY t.submitted_at, t.id LIMIT 1) AS id, \
-            (SELECT count(*) FROM tasks t WHERE t.pool = $1 AND t.organization = o.organization \
-                AND t.state IN ('leased', 'started', 'running', 'orphaned')) AS active \
-        FROM o WHERE o.organization IS NOT NULL) c \
-    WHERE c.id IS NOT NULL ORDER BY c.active, c.organization LIMIT 1";
 /// Leases that an instance may not know of, or whose instance of the same agent has gone.
 const GIVEN: &str = "\
     SELECT * FROM tasks t WHERE t.pool = $1 AND t.agent = $2 AND t.state = 'leased' AND (t.instance = $3 \
@@ -57,7 +41,7 @@ impl Store {
             tokio::pin!(next);
             // What becomes available from here on is heard of. If this call does not need it, another one hears of it.
             next.as_mut().enable();
-            let leased = self.try_lease(request).await?;
+            let leased = self.lease_soon(request).await?;
             // Only a task that is given again leaves the new one to others.
             let again = leased.as_ref().is_some_and(|leased| leased.redelivered);
             if let Some(woken) = woken.take().filter(|_| !again) {
@@ -75,29 +59,65 @@ impl Store {
         }
     }
 
-    async fn try_lease(&self, request: &LeaseRequest) -> Result<Option<LeasedTask>, Error> {
+    /// Leases a task to each request, in their order, in one transaction. All are for the same pool.
+    pub(super) async fn lease_all(
+        &self,
+        requests: &[&LeaseRequest],
+    ) -> Result<Vec<Result<Option<LeasedTask>, Refusal>>, Error> {
         let mut tx = self.begin().await?;
-        let agent = match agent_of(&mut tx, request.instance, &request.pool).await? {
-            Ok(agent) => agent,
-            Err(refusal) => {
-                tx.rollback().await?;
-                return Err(refusal.into());
-            }
-        };
-        let leased = match self.given(&mut tx, request, &agent).await? {
-            Some(task) => Some((task, true)),
-            None => self
-                .next(&mut tx, request, &agent)
-                .await?
-                .map(|task| (task, false)),
-        };
-        let Some((task, redelivered)) = leased else {
+        let mut choice = None;
+        let mut results = Vec::with_capacity(requests.len());
+        for (request, left) in requests.iter().zip((1..=requests.len()).rev()) {
+            results.push(
+                match self.lease_one(&mut tx, request, &mut choice, left).await {
+                    Ok(leased) => Ok(leased),
+                    Err(Error::Refused(refusal)) => Err(refusal),
+                    Err(error @ Error::Unavailable(_)) => return Err(error),
+                },
+            );
+        }
+        if results.iter().flatten().any(Option::is_some) {
+            tx.commit().await?;
+        } else {
             tx.rollback().await?;
-            return Ok(None);
+        }
+        Ok(results)
+    }
+
+    /// `left`: so many requests of the transaction have no task yet.
+    async fn lease_one(
+        &self,
+        tx: &mut Tx,
+        request: &LeaseRequest,
+        choice: &mut Option<Choice>,
+        left: usize,
+    ) -> Result<Option<LeasedTask>, Error> {
+        let agent = agent_of(tx, request.instance, &request.pool).await??;
+        if let Some(task) = self.given(tx, request, &agent).await? {
+            return self.leased(tx, task, true).await.map(Some);
+        }
+        let choice = match choice {
+            Some(choice) => choice,
+            None => choice.insert(Choice::begin(tx, &request.pool).await?),
         };
-        let leased = self.leased(&mut tx, task, redelivered).await?;
-        tx.commit().await?;
-        Ok(Some(leased))
+        while let Some(id) = choice.next(tx, left).await? {
+            // It may be over by now.
+            let Some(task) = tx.task(id).await? else {
+                continue;
+            };
+            let event = Event::Lease {
+                lease: LeaseId::new(),
+                instance: request.instance,
+                agent: &agent,
+            };
+            let leased = apply(&task, event, tx.now, &self.rules)?;
+            if leased.task.state == State::Leased && leased.changed {
+                tx.save(task.state, &leased, &self.rules).await?;
+                choice.taken(&leased.task.organization);
+                return self.leased(tx, leased.task, false).await.map(Some);
+            }
+        }
+        Ok(None)
     }
 
     /// A lease that the instance has and does not know of: the response was lost.
@@ -127,38 +147,6 @@ impl Store {
             }
         }
         Ok(None)
-    }
-
-    /// A new lease on the next task.
-    async fn next(
-        &self,
-        tx: &mut Tx,
-        request: &LeaseRequest,
-        agent: &AgentName,
-    ) -> Result<Option<Task>, Error> {
-        // Two that choose at the same time would choose the same task, or the same organization.
-        tx.alone(&format!("lease {}", request.pool)).await?;
-        loop {
-            let values = [Value::text(&request.pool), Value::from(tx.now)];
-            let Some(row) = tx.row(NEXT, &values).await? else {
-                return Ok(None);
-            };
-            let id: TaskId = row.parsed("id")?;
-            // It may be over by now.
-            let Some(task) = tx.task(id).await? else {
-                continue;
-            };
-            let event = Event::Lease {
-                lease: LeaseId::new(),
-                instance: request.instance,
-                agent,
-            };
-            let leased = apply(&task, event, tx.now, &self.rules)?;
-            if leased.task.state == State::Leased && leased.changed {
-                tx.save(task.state, &leased, &self.rules).await?;
-                return Ok(Some(leased.task));
-            }
-        }
     }
 
     async fn leased(

@@ -58,6 +58,35 @@ async fn nothing_is_given_out_before_the_platform_confirms_it(
 
 #[rstest]
 #[tokio::test]
+async fn a_long_queue_does_not_hold_up_those_that_wait_to_be_confirmed(
+    #[values(Engine::Sqlite, Engine::Postgres)] engine: Engine,
+) {
+    let Some(fixture) = Fixture::open(engine).await else {
+        return;
+    };
+    for job in 0..40 {
+        fixture.ready("acme", &format!("q{job}")).await;
+    }
+    fixture.pass(6).await;
+    let mut new = Vec::new();
+    for job in 0..3 {
+        new.push(fixture.submit("acme", &format!("n{job}")).await.task());
+    }
+    fixture.pass(1).await;
+    let mut asked = Vec::new();
+    for round in 0..5 {
+        let due = fixture.store.to_check(64).await.unwrap();
+        assert_eq!(due.len(), if round == 0 { 11 } else { 8 });
+        asked.extend(due.into_iter().map(|task| task.task));
+    }
+    assert_eq!(asked[..3], new);
+    asked.sort();
+    asked.dedup();
+    assert_eq!(asked.len(), 43, "each of the queue has its turn");
+}
+
+#[rstest]
+#[tokio::test]
 async fn what_was_superseded_can_be_submitted_again(
     #[values(Engine::Sqlite, Engine::Postgres)] engine: Engine,
 ) {

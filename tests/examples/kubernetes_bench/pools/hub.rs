@@ -1,0 +1,182 @@
+//! The hub under measurement: `serve --pools`, as a process, before a platform that waits for every run.
+
+use std::fs;
+use std::net::SocketAddr;
+use std::path::Path;
+use std::process::Command;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result, ensure};
+use integration_tests::WaitingPlatform;
+use integration_tests::process::{Running, Stream};
+use job_contract::{JobData, env};
+use nix::unistd::Pid;
+use pool_protocol::token::PoolToken;
+use serde_json::Value;
+
+use crate::launcher::memory_of;
+
+/// Nothing that works takes so long.
+pub(super) const PATIENCE: Duration = Duration::from_mins(5);
+const POLL: Duration = Duration::from_millis(20);
+/// The pools: of agents as processes, of many runs, of many agents that wait, and of an agent that stays idle.
+const POOLS: [&str; 4] = ["eu", "load", "empty", "idle"];
+
+/// A hub; killed when dropped.
+pub(super) struct Hub {
+    /// In a lock, because clients in other threads share the hub.
+    _running: Mutex<Running>,
+    process: Pid,
+    address: SocketAddr,
+    tokens: Vec<(&'static str, PoolToken)>,
+    dispatch_token: String,
+    client: reqwest::Client,
+    _platform: WaitingPlatform,
+    store: &'static str,
+    next: AtomicUsize,
+    folder: tempfile::TempDir,
+}
+
+impl Hub {
+    /// Starts one. It uses the store that the environment names, or SQLite.
+    pub(super) async fn start(program: &str) -> Result<Self> {
+        let (platform, folder) = (WaitingPlatform::start().await, tempfile::tempdir()?);
+        let tokens = POOLS.map(|pool| (pool, PoolToken::new(pool.parse().unwrap())));
+        let pools: String = tokens
+            .iter()
+            .map(|(pool, token)| {
+                let digest = token.digest();
+                format!(
+                    "  {pool}: {{organizations: ['*'], tokens: [{{id: t, sha256: {digest}}}]}}\n"
+                )
+            })
+            .collect();
+        let file = folder.path().join("pools.yaml");
+        fs::write(&file, format!("pools:\n{pools}"))?;
+        let store = std::env::var(env::POOL_STORE).ok();
+        let running = Running::start(
+            Command::new(program)
+                .args(["serve", "--target", "none", "--pools"])
+                .arg(file)
+                .env_clear()
+                .env("HOME", folder.path())
+                .env(env::DATA_DIR, folder.path().join("hub"))
+                .env(env::LISTEN, "127.0.0.1:0")
+                .env(env::LOG_FORMAT, "json")
+                .env(env::DRAIN_SECONDS, "0")
+                .envs(platform.settings())
+                .envs(store.as_ref().map(|store| (env::POOL_STORE, store))),
+        );
+        let line = running.line_with(Stream::Stderr, "\"listening\"");
+        let line: Value = serde_json::from_str(&line)?;
+        let address = line["address"].as_str();
+        let address = address.context("the hub did not say where it listens")?;
+        Ok(Self {
+            process: running.pid(),
+            _running: Mutex::new(running),
+            address: address.parse()?,
+            tokens: tokens.into(),
+            dispatch_token: WaitingPlatform::dispatch_token(),
+            client: reqwest::Client::builder()
+                .no_proxy()
+                .timeout(PATIENCE)
+                .build()?,
+            _platform: platform,
+            store: match store {
+                Some(url) if url.starts_with("postgres") => "PostgreSQL",
+                _ => "SQLite",
+            },
+            next: AtomicUsize::new(1),
+            folder,
+        })
+    }
+
+    pub(super) fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    pub(super) fn url(&self) -> String {
+        format!("http://{}", self.address)
+    }
+
+    pub(super) fn store(&self) -> &'static str {
+        self.store
+    }
+
+    /// For files of the bench.
+    pub(super) fn folder(&self) -> &Path {
+        self.folder.path()
+    }
+
+    /// The token of a pool.
+    pub(super) fn token(&self, pool: &str) -> &str {
+        let mut tokens = self.tokens.iter();
+        let found = tokens.find(|(name, _)| *name == pool);
+        found.expect("one of the pools").1.reveal()
+    }
+
+    /// The run of a job that is not used yet.
+    pub(super) fn job(&self) -> JobData {
+        let number = self.next.fetch_add(1, Ordering::Relaxed);
+        WaitingPlatform::plan("one", number)
+    }
+
+    /// Posts a run of an organization, which must be accepted. Returns how long that took.
+    pub(super) async fn post(
+        &self,
+        pool: &str,
+        organization: &str,
+        job: &JobData,
+    ) -> Result<Duration> {
+        let job = JobData {
+            organization_id: organization.to_owned(),
+            ..job.clone()
+        };
+        let request = self
+            .client
+            .post(format!("{}/pools/{pool}/api/v1/terraform-rs", self.url()))
+            .bearer_auth(&self.dispatch_token)
+            .header("Content-Type", "application/json")
+            .body(serde_json::to_string(&job)?);
+        let began = Instant::now();
+        let status = request.send().await?.status();
+        ensure!(status.as_u16() == 202, "a dispatch was answered {status}");
+        Ok(began.elapsed())
+    }
+
+    /// Waits until the queue of a pool has so many runs that can be leased.
+    pub(super) async fn until_available(&self, pool: &str, count: usize) -> Result<()> {
+        self.until_line(&format!(
+            r#"mayfly_pool_tasks{{pool="{pool}",state="available"}} {count}"#
+        ))
+        .await
+    }
+
+    /// Waits until a line is in the metrics.
+    pub(super) async fn until_line(&self, line: &str) -> Result<()> {
+        let wait = async {
+            loop {
+                let metrics = self.client.get(format!("{}/metrics", self.url())).send();
+                if metrics
+                    .await?
+                    .text()
+                    .await?
+                    .lines()
+                    .any(|found| found == line)
+                {
+                    return anyhow::Ok(());
+                }
+                tokio::time::sleep(POLL).await;
+            }
+        };
+        let waited = tokio::time::timeout(PATIENCE, wait).await;
+        waited.with_context(|| format!("not in time: {line}"))?
+    }
+
+    /// A memory figure of the kernel, in bytes.
+    pub(super) fn memory(&self, figure: &str) -> Result<u64> {
+        memory_of(self.process, figure)
+    }
+}
