@@ -69,7 +69,7 @@ fn programs() -> Result<Vec<PathBuf>> {
         nix::unistd::geteuid().is_root(),
         "a kubelet creates control groups and mounts, which needs root: run this as root"
     );
-    setup::ensure(&[Purpose::Images, Purpose::Node])?;
+    setup::ensure(&[Purpose::Tests, Purpose::Images, Purpose::Node])?;
     let mut programs = Release::NEWEST.programs()?;
     programs.extend(Release::NEWEST.programs_of_nodes()?);
     Ok(programs)

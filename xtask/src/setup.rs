@@ -32,7 +32,7 @@ pub(crate) enum Purpose {
     Chart,
     /// Building and starting images.
     Images,
-    /// A node with a real kubelet.
+    /// A node with a real kubelet, beside what tests need.
     Node,
 }
 
@@ -217,16 +217,16 @@ const NEEDS: &[Need] = &[
         present: || Path::new("/usr/lib/cni/bridge").exists(),
     },
     Need {
-        // Routes requests to Services to their pods.
+        // Closes networks of agents, and routes requests to Services to their pods.
         program: "iptables",
-        purpose: Purpose::Node,
+        purpose: Purpose::Tests,
         packages: &["iptables"],
         elsewhere: "your package manager",
         present: || is_installed("iptables"),
     },
     Need {
         program: "ip",
-        purpose: Purpose::Node,
+        purpose: Purpose::Tests,
         packages: &["iproute2"],
         elsewhere: "your package manager (iproute2)",
         present: || is_installed("ip"),
@@ -241,7 +241,7 @@ const NEEDS: &[Need] = &[
     },
     Need {
         program: "unshare",
-        purpose: Purpose::Node,
+        purpose: Purpose::Tests,
         packages: &["util-linux"],
         elsewhere: "your package manager (util-linux)",
         present: || is_installed("unshare"),
