@@ -108,8 +108,13 @@ impl Agent {
             Ok(executor) => {
                 drop(order);
                 self.leases.set_phase(held, Phase::Started);
-                self.report_started(held, executor.name()).await;
-                self.follow(held, executor).await;
+                let name = executor.name();
+                let mut followed = std::pin::pin!(self.follow(held, executor));
+                // An executor is stopped also while the hub cannot be reached.
+                tokio::select! {
+                    () = self.report_started(held, name) => followed.await,
+                    () = &mut followed => {}
+                }
                 TaskOutcome::Ran
             }
             Err(StartFailure::Again(reason, text)) => self.hand_back(held, reason, text).await,
@@ -185,34 +190,41 @@ impl Agent {
     async fn report_end(&self, held: &Held, end: RunEnd) {
         let answer = match &end {
             RunEnd::Elsewhere => {
-                info!(run = held.run, "another executor has the task");
-                return;
+                let text = "the hub refused its executor";
+                self.decline(held, DeclineReason::Failed, text).await
             }
-            RunEnd::Over(call, end) => self.call::<Ended>(held, *call, end).await,
-            RunEnd::Again(reason, text) => {
-                let decline = Decline {
-                    reason: *reason,
-                    diagnostic: text.clone(),
-                    delay_seconds: None,
-                };
-                match self.call::<Ended>(held, LeaseCall::Decline, &decline).await {
-                    Err(failure) if failure.code() == Some(Code::LeaseAccepted) => {
-                        let end = End {
-                            exit_code: None,
-                            final_log_sequence: None,
-                            diagnostic: text.clone(),
-                            verdict: Some("lost".to_owned()),
-                            reported: false,
-                        };
-                        self.call(held, LeaseCall::Fail, &end).await
-                    }
-                    answer => answer,
+            RunEnd::Over(call, end) => match self.call::<Ended>(held, *call, end).await {
+                // It ended by itself before its claim. The platform decides whether it is given again.
+                Err(failure) if failure.code() == Some(Code::LeaseNotAccepted) => {
+                    let text = format!(
+                        "its executor ended before it had accepted the task. {}",
+                        end.diagnostic
+                    );
+                    self.decline(held, DeclineReason::Failed, text.trim_end())
+                        .await
                 }
-            }
+                answer => answer,
+            },
+            RunEnd::Again(reason, text) => match self.decline(held, *reason, text).await {
+                Err(failure) if failure.code() == Some(Code::LeaseAccepted) => {
+                    let end = End {
+                        exit_code: None,
+                        final_log_sequence: None,
+                        diagnostic: text.clone(),
+                        verdict: Some("lost".to_owned()),
+                        reported: false,
+                    };
+                    self.call(held, LeaseCall::Fail, &end).await
+                }
+                answer => answer,
+            },
         };
         match answer {
             Ok(ended) => {
                 info!(run = held.run, end = ?end, state = ?ended.state, "a task has ended here");
+            }
+            Err(failure) if end == RunEnd::Elsewhere => {
+                info!(run = held.run, %failure, "another executor has the task");
             }
             // The executor has reported its end.
             Err(failure) if failure.code() == Some(Code::TaskAlreadyTerminal) => {
@@ -222,6 +234,20 @@ impl Agent {
                 warn!(run = held.run, end = ?end, %failure, "the hub refuses the end of a task");
             }
         }
+    }
+
+    async fn decline(
+        &self,
+        held: &Held,
+        reason: DeclineReason,
+        text: &str,
+    ) -> Result<Ended, Failure> {
+        let decline = Decline {
+            reason,
+            diagnostic: text.to_owned(),
+            delay_seconds: None,
+        };
+        self.call(held, LeaseCall::Decline, &decline).await
     }
 
     /// Makes a call about a lease, again until it is answered.
