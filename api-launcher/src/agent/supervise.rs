@@ -2,7 +2,7 @@
 
 use std::path::Path;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use job_contract::Document;
 use pool_protocol::id::PoolName;
@@ -36,8 +36,8 @@ pub(crate) enum TaskOutcome {
 }
 
 impl Agent {
-    /// Takes a task that the hub has given. `sent` is when the agent requested it.
-    pub(crate) fn take(self: &Arc<Self>, task: LeasedTask, pool: PoolName, sent: Instant) {
+    /// Takes a task that the hub has given at least `delay` ago.
+    pub(crate) fn take(self: &Arc<Self>, task: LeasedTask, pool: PoolName, delay: Duration) {
         let lease = LeaseRef {
             task: task.task_id,
             lease: task.lease_id,
@@ -51,7 +51,7 @@ impl Agent {
         info!(run = held.run, lease = %lease.lease, attempt = task.attempt, "took a task");
         let agent = Arc::clone(self);
         tokio::spawn(async move {
-            let outcome = agent.run(&held, task, &pool, sent).await;
+            let outcome = agent.run(&held, task, &pool, delay).await;
             agent.finish(&held, outcome);
         });
     }
@@ -86,11 +86,11 @@ impl Agent {
         held: &Held,
         task: LeasedTask,
         pool: &PoolName,
-        sent: Instant,
+        delay: Duration,
     ) -> TaskOutcome {
         let expires_in = Duration::from_secs(task.expires_in_seconds.into());
         // A hub that does not say how long counts it itself.
-        let is_late = !expires_in.is_zero() && sent.elapsed() >= expires_in;
+        let is_late = !expires_in.is_zero() && delay >= expires_in;
         if is_late {
             warn!(run = held.run, "the lease was over before it arrived");
             return TaskOutcome::HandedBack;
