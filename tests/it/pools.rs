@@ -8,6 +8,8 @@ mod crashes;
 mod endings;
 mod fixture;
 mod identity;
+mod kills;
+mod lasting;
 mod oidc;
 mod relay;
 mod runs;

@@ -27,15 +27,20 @@ const PROMPT: Duration = Duration::from_secs(10);
 impl Fixture {
     /// The agent `eu-1`, about to be started.
     pub(super) fn agent(&self, hub: &str) -> Command {
+        self.agent_of(hub, "eu-1", "data")
+    }
+
+    /// An agent of this name with a folder of its own, about to be started.
+    pub(super) fn agent_of(&self, hub: &str, name: &str, folder: &str) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_launcher_under_test"));
         command
-            .args(["agent", "--deploy-target", "process", "--name", "eu-1"])
+            .args(["agent", "--deploy-target", "process", "--name", name])
             .env_clear()
             .env("PATH", std::env::var_os("PATH").unwrap())
             .env("HOME", self.path(""))
             .env("MAYFLY_AGENT_SERVICE_URL", hub)
             .env("MAYFLY_AGENT_TOKEN", self.token.reveal())
-            .env("MAYFLY_AGENT_WORKING_DIRECTORY", self.path("data"))
+            .env("MAYFLY_AGENT_WORKING_DIRECTORY", self.path(folder))
             .env(env::LOG_FORMAT, "json")
             .env(env::PUBLIC_API_URL, self.platform.url())
             .env(env::STATE_TYPE, "LocalTerraformStateImpl")
@@ -57,6 +62,14 @@ impl Fixture {
             self.path("ledger").display(),
             gate.path.display()
         );
+        let flow = Flow::new("customScripts", 100).with_script(&script);
+        self.platform.start_job(NewJob::new(&workspace, vec![flow]))
+    }
+
+    /// A job of one script, which notes that it ran.
+    pub(super) fn start_note(&self, repository: &Repository) -> u32 {
+        let workspace = self.platform.workspace(Workspace::new(&repository.url()));
+        let script = format!("echo ran >> {}", self.path("ledger").display());
         let flow = Flow::new("customScripts", 100).with_script(&script);
         self.platform.start_job(NewJob::new(&workspace, vec![flow]))
     }
