@@ -12,6 +12,8 @@ mod fixture;
 mod full_disk;
 mod identity;
 mod installed_agent;
+mod kills;
+mod lasting;
 mod network;
 mod oidc;
 mod proxies;

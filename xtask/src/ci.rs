@@ -53,6 +53,8 @@ enum Stage {
     Node,
     /// A short journey in which every peer fails once
     Chaos,
+    /// Runs of pools that lose each process and each call once, and are cut off for a while
+    Pools,
     /// Measurements, compared with their baselines and goals
     Bench,
 }
@@ -109,6 +111,7 @@ impl Stage {
             Self::Images => Staged::Images.run(&[]),
             Self::Node => Staged::Node.run(&[]),
             Self::Chaos => Staged::Chaos.run(&[]),
+            Self::Pools => Staged::Pools.run(&[]),
             Self::Bench => bench::stage(),
         }
     }
@@ -121,7 +124,7 @@ impl Stage {
                 &[Purpose::Tests, Purpose::Chart]
             }
             Self::Images => &[Purpose::Tests, Purpose::Images],
-            Self::Tools | Self::Chaos | Self::Bench => &[Purpose::Tests],
+            Self::Tools | Self::Chaos | Self::Pools | Self::Bench => &[Purpose::Tests],
         }
     }
 }

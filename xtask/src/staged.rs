@@ -18,17 +18,19 @@ pub(crate) enum Staged {
     Chart,
     Tools,
     Chaos,
+    Pools,
 }
 
 impl Staged {
     /// The stages in the order in which they select tests.
-    const ALL: [Self; 6] = [
+    const ALL: [Self; 7] = [
         Self::Images,
         Self::Node,
         Self::Cluster,
         Self::Chart,
         Self::Tools,
         Self::Chaos,
+        Self::Pools,
     ];
 
     const fn word(self) -> &'static str {
@@ -39,6 +41,7 @@ impl Staged {
             Self::Chart => "chart::",
             Self::Tools => "tools::",
             Self::Chaos => "in_chaos",
+            Self::Pools => "lasting::",
         }
     }
 
@@ -82,8 +85,8 @@ impl Staged {
         let own = [self.word()];
         let only = if named.is_empty() { &own } else { named };
         let environment = kubeconfig.map(cluster::environment);
-        // The tests in a cluster and the tests of the tools mostly wait.
-        let waits = matches!(self, Self::Cluster | Self::Tools);
+        // These tests mostly wait.
+        let waits = matches!(self, Self::Cluster | Self::Tools | Self::Pools);
         run_tests(
             only,
             &self.before(),
@@ -94,7 +97,7 @@ impl Staged {
 }
 
 /// The words of all stages.
-pub(crate) fn words() -> [&'static str; 6] {
+pub(crate) fn words() -> [&'static str; 7] {
     Staged::ALL.map(Staged::word)
 }
 

@@ -192,7 +192,10 @@ impl Agent {
                     pauses = Pauses::default();
                     match task {
                         Some(task) => {
-                            self.take(task, registered.pool_id, sent);
+                            // The hub may have held the request for so long, and the lease began after that.
+                            let wait = Duration::from_secs(request.wait_seconds.into());
+                            let delay = sent.elapsed().saturating_sub(wait);
+                            self.take(task, registered.pool_id, delay);
                             if self.settings.single_run {
                                 return Ok(());
                             }

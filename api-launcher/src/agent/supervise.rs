@@ -2,7 +2,7 @@
 
 use std::path::Path;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use job_contract::Document;
 use pool_protocol::id::PoolName;
@@ -36,8 +36,8 @@ pub(crate) enum TaskOutcome {
 }
 
 impl Agent {
-    /// Takes a task that the hub has given. `sent` is when the agent requested it.
-    pub(crate) fn take(self: &Arc<Self>, task: LeasedTask, pool: PoolName, sent: Instant) {
+    /// Takes a task that the hub has given at least `delay` ago.
+    pub(crate) fn take(self: &Arc<Self>, task: LeasedTask, pool: PoolName, delay: Duration) {
         let lease = LeaseRef {
             task: task.task_id,
             lease: task.lease_id,
@@ -51,7 +51,7 @@ impl Agent {
         info!(run = held.run, lease = %lease.lease, attempt = task.attempt, "took a task");
         let agent = Arc::clone(self);
         tokio::spawn(async move {
-            let outcome = agent.run(&held, task, &pool, sent).await;
+            let outcome = agent.run(&held, task, &pool, delay).await;
             agent.finish(&held, outcome);
         });
     }
@@ -86,11 +86,11 @@ impl Agent {
         held: &Held,
         task: LeasedTask,
         pool: &PoolName,
-        sent: Instant,
+        delay: Duration,
     ) -> TaskOutcome {
         let expires_in = Duration::from_secs(task.expires_in_seconds.into());
         // A hub that does not say how long counts it itself.
-        let is_late = !expires_in.is_zero() && sent.elapsed() >= expires_in;
+        let is_late = !expires_in.is_zero() && delay >= expires_in;
         if is_late {
             warn!(run = held.run, "the lease was over before it arrived");
             return TaskOutcome::HandedBack;
@@ -108,8 +108,13 @@ impl Agent {
             Ok(executor) => {
                 drop(order);
                 self.leases.set_phase(held, Phase::Started);
-                self.report_started(held, executor.name()).await;
-                self.follow(held, executor).await;
+                let name = executor.name();
+                let mut followed = std::pin::pin!(self.follow(held, executor));
+                // An executor is stopped also while the hub cannot be reached.
+                tokio::select! {
+                    () = self.report_started(held, name) => followed.await,
+                    () = &mut followed => {}
+                }
                 TaskOutcome::Ran
             }
             Err(StartFailure::Again(reason, text)) => self.hand_back(held, reason, text).await,
@@ -185,34 +190,41 @@ impl Agent {
     async fn report_end(&self, held: &Held, end: RunEnd) {
         let answer = match &end {
             RunEnd::Elsewhere => {
-                info!(run = held.run, "another executor has the task");
-                return;
+                let text = "the hub refused its executor";
+                self.decline(held, DeclineReason::Failed, text).await
             }
-            RunEnd::Over(call, end) => self.call::<Ended>(held, *call, end).await,
-            RunEnd::Again(reason, text) => {
-                let decline = Decline {
-                    reason: *reason,
-                    diagnostic: text.clone(),
-                    delay_seconds: None,
-                };
-                match self.call::<Ended>(held, LeaseCall::Decline, &decline).await {
-                    Err(failure) if failure.code() == Some(Code::LeaseAccepted) => {
-                        let end = End {
-                            exit_code: None,
-                            final_log_sequence: None,
-                            diagnostic: text.clone(),
-                            verdict: Some("lost".to_owned()),
-                            reported: false,
-                        };
-                        self.call(held, LeaseCall::Fail, &end).await
-                    }
-                    answer => answer,
+            RunEnd::Over(call, end) => match self.call::<Ended>(held, *call, end).await {
+                // It ended by itself before its claim. The platform decides whether it is given again.
+                Err(failure) if failure.code() == Some(Code::LeaseNotAccepted) => {
+                    let text = format!(
+                        "its executor ended before it had accepted the task. {}",
+                        end.diagnostic
+                    );
+                    self.decline(held, DeclineReason::Failed, text.trim_end())
+                        .await
                 }
-            }
+                answer => answer,
+            },
+            RunEnd::Again(reason, text) => match self.decline(held, *reason, text).await {
+                Err(failure) if failure.code() == Some(Code::LeaseAccepted) => {
+                    let end = End {
+                        exit_code: None,
+                        final_log_sequence: None,
+                        diagnostic: text.clone(),
+                        verdict: Some("lost".to_owned()),
+                        reported: false,
+                    };
+                    self.call(held, LeaseCall::Fail, &end).await
+                }
+                answer => answer,
+            },
         };
         match answer {
             Ok(ended) => {
                 info!(run = held.run, end = ?end, state = ?ended.state, "a task has ended here");
+            }
+            Err(failure) if end == RunEnd::Elsewhere => {
+                info!(run = held.run, %failure, "another executor has the task");
             }
             // The executor has reported its end.
             Err(failure) if failure.code() == Some(Code::TaskAlreadyTerminal) => {
@@ -222,6 +234,20 @@ impl Agent {
                 warn!(run = held.run, end = ?end, %failure, "the hub refuses the end of a task");
             }
         }
+    }
+
+    async fn decline(
+        &self,
+        held: &Held,
+        reason: DeclineReason,
+        text: &str,
+    ) -> Result<Ended, Failure> {
+        let decline = Decline {
+            reason,
+            diagnostic: text.to_owned(),
+            delay_seconds: None,
+        };
+        self.call(held, LeaseCall::Decline, &decline).await
     }
 
     /// Makes a call about a lease, again until it is answered.

@@ -66,6 +66,14 @@ impl Fixture {
         self.platform.start_job(NewJob::new(&workspace, vec![flow]))
     }
 
+    /// A job of one script, which notes that it ran.
+    pub(super) fn start_note(&self, repository: &Repository) -> u32 {
+        let workspace = self.platform.workspace(Workspace::new(&repository.url()));
+        let script = format!("echo ran >> {}", self.path("ledger").display());
+        let flow = Flow::new("customScripts", 100).with_script(&script);
+        self.platform.start_job(NewJob::new(&workspace, vec![flow]))
+    }
+
     /// How often scripts have run.
     pub(super) fn times_run(&self) -> usize {
         let ledger = fs::read_to_string(self.path("ledger")).unwrap_or_default();

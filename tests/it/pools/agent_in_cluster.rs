@@ -1,16 +1,17 @@
 //! Agents of a pool in a cluster: runs are Jobs, and the cluster is the agent's only record.
 
-use integration_tests::Running;
 use integration_tests::process::Stream;
+use integration_tests::{Repository, Running};
 use job_contract::env;
 use nix::sys::signal::Signal;
-use test_cluster::{Builder, Cluster, State};
+use test_cluster::{Builder, Cluster, Fault, State};
 use test_platform::Status;
 
 use super::agent::{Gate, ends_with};
 use super::fixture::{Fixture, Hub};
+use super::kills::until;
 use crate::chart::{agents_rights, values};
-use crate::in_cluster::Fixture as ClusterFixture;
+use crate::in_cluster::{Fixture as ClusterFixture, LAUNCHER, suspended};
 
 /// A cluster where the agent has the rights that the chart grants.
 pub(super) async fn cluster(parts: Builder) -> Option<ClusterFixture> {
@@ -123,4 +124,54 @@ async fn an_executor_that_is_killed_for_its_memory_fails_its_step_with_the_verdi
         .await;
     assert_eq!(fixture.times_run(), 1);
     drop(agent);
+}
+
+/// What an agent asks of the cluster to start a run.
+const STEPS: [(&str, &str); 3] = [("create", "jobs"), ("create", "secrets"), ("patch", "jobs")];
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_agent_that_is_killed_at_any_request_of_a_start_leaves_one_job_of_each_run() {
+    let Some(cluster) = ClusterFixture::new().await else {
+        return;
+    };
+    let fixture = Fixture::new().await;
+    let hub = fixture.serve();
+    prepare(&cluster, &fixture);
+    let repository = Repository::fixture();
+    let mut runs = 0;
+    for (verb, resource) in STEPS {
+        // Killed before the request is carried out, and after that.
+        for fault in [Fault::Hang, Fault::DropAfter] {
+            let agent = start(&cluster, &fixture, &hub);
+            let faults = cluster.cluster.faults();
+            faults.next_of(LAUNCHER, 1, verb, resource, fault.clone());
+            let job = fixture.start_note(&repository);
+            until("the request", || faults.left() == 0).await;
+            runs += 1;
+            if fault == Fault::DropAfter {
+                let is_done = |state: &State| {
+                    let done = match (verb, resource) {
+                        ("create", "jobs") => state.jobs.len() == runs,
+                        ("create", _) => state.secrets.len() == runs,
+                        _ => state.jobs.len() == runs && !state.jobs.iter().any(suspended),
+                    };
+                    done.then_some(())
+                };
+                cluster.until("the request is carried out", is_done).await;
+            }
+            agent.signal(Signal::SIGKILL);
+            drop(agent);
+            let agent = start(&cluster, &fixture, &hub);
+            fixture.platform.until_job(job, Status::Completed).await;
+            hub.until_metric(r#"mayfly_pool_slots{pool="eu",state="busy"} 0"#)
+                .await;
+            agent.signal(Signal::SIGTERM);
+            ends_with(agent, 0);
+            let state = cluster.state().await;
+            assert_eq!((fixture.times_run(), state.jobs.len()), (runs, runs));
+            assert!(!state.jobs.iter().any(suspended), "{verb} {resource}");
+            assert_eq!(state.secrets.len(), runs, "{verb} {resource}");
+        }
+    }
+    fixture.platform.assert_kept().await;
 }

@@ -2,12 +2,14 @@
 
 use integration_tests::process::Stream;
 use integration_tests::{Repository, Running};
-use nix::sys::signal::Signal;
+use nix::sys::signal::{Signal, kill};
 use pool_protocol::token::PoolToken;
 use test_platform::{Flow, NewJob, Status, Workspace};
 
 use super::agent::{Gate, ends_with};
 use super::fixture::{Fixture, Hub};
+use super::kills::tap::Moment;
+use super::kills::{ACCEPT, Run, STARTED, until};
 
 /// An agent with this mode, and its run at the gate.
 async fn at_the_gate(fixture: &Fixture, hub: &Hub, mode: &str) -> (Running, Gate, u32) {
@@ -59,6 +61,83 @@ async fn a_second_signal_asks_the_run_to_stop() {
     fixture.platform.until_job(job, Status::Failed).await;
     ends_with(agent, 0);
     assert_eq!(fixture.runs().len(), 0);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_agent_with_grace_asks_its_run_to_stop_and_a_second_signal_ends_it() {
+    let fixture = Fixture::new().await;
+    let hub = fixture.serve();
+    let (agent, _gate, job) = at_the_gate(&fixture, &hub, "grace").await;
+    kill(fixture.executor(), Signal::SIGSTOP).unwrap();
+    agent.signal(Signal::SIGTERM);
+    wait_for(&agent, "\"mode\":\"Some(Grace)\"");
+    hub.until_metric(r#"mayfly_pool_agents{pool="eu",state="online"} 1"#)
+        .await;
+    agent.signal(Signal::SIGTERM);
+    wait_for(&agent, "\"mode\":\"Some(Force)\"");
+    fixture.platform.until_job(job, Status::Failed).await;
+    ends_with(agent, 0);
+    assert_eq!(
+        (fixture.runs().len(), fixture.reports(job, Status::Failed)),
+        (0, 2)
+    );
+}
+
+/// What a signal does to a run whose executor has not made its claim.
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn each_mode_does_to_a_run_that_starts_what_it_does_to_one_that_runs() {
+    let repository = Repository::fixture();
+    for (mode, goes_on, ended_before) in [
+        ("detach", true, true),
+        ("drain", true, false),
+        ("grace", false, false),
+        ("force", false, false),
+    ] {
+        let mut run = Run::start().await;
+        let mut command = run.fixture.agent(&run.to_hub.url());
+        let agent = Running::start(command.env("MAYFLY_AGENT_ON_STOP", mode));
+        run.until_asked_for_tasks().await;
+        let held = run.to_hub.hold(ACCEPT, 1, Moment::Sent);
+        let job = run.fixture.start_note(&repository);
+        let held = held.await.unwrap();
+        agent.signal(Signal::SIGTERM);
+        wait_for(&agent, "no task is taken any more");
+        if ended_before {
+            ends_with(agent, 0);
+            held.release();
+            run.fixture.platform.until_job(job, Status::Completed).await;
+            run.start_agent();
+        } else if goes_on {
+            held.release();
+            ends_with(agent, 0);
+            run.fixture.platform.until_job(job, Status::Completed).await;
+        } else {
+            ends_with(agent, 0);
+            drop(held);
+            run.fixture.platform.until_job(job, Status::Failed).await;
+        }
+        run.assert_nothing_left().await;
+        assert_eq!(run.fixture.times_run(), usize::from(goes_on), "{mode}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn an_agent_that_is_forced_ends_its_run_also_without_the_hub() {
+    let run = Run::start().await;
+    let mut command = run.fixture.agent(&run.to_hub.url());
+    let agent = Running::start(command.env("MAYFLY_AGENT_ON_STOP", "force"));
+    run.until_asked_for_tasks().await;
+    let held = run.to_hub.hold(STARTED, 1, Moment::Sent);
+    let repository = Repository::fixture();
+    run.fixture.start_note(&repository);
+    let held = held.await.unwrap();
+    run.to_hub.cut();
+    drop(held);
+    agent.signal(Signal::SIGTERM);
+    ends_with(agent, 0);
+    // The hub, and no executor.
+    until("no executor", || run.processes() == 1).await;
+    assert_eq!(run.fixture.times_run(), 0);
 }
 
 #[tokio::test(flavor = "multi_thread")]

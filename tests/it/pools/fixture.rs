@@ -152,6 +152,17 @@ impl Fixture {
         job
     }
 
+    /// Waits for the heartbeat of a job. The hub writes it beside its answer to the dispatch.
+    pub(super) async fn until_alive(&self, job: u32) {
+        let wait = async {
+            while self.platform.heartbeat(job).await.is_none() {
+                tokio::time::sleep(POLL).await;
+            }
+        };
+        let waited = tokio::time::timeout(PATIENCE, wait).await;
+        assert!(waited.is_ok(), "job {job} has no heartbeat");
+    }
+
     /// Stores the output of a step, as its executor does.
     pub(super) fn store_output(&self, task: &Task) {
         let folder = self.path("data/local/output");

@@ -78,7 +78,7 @@ async fn a_run_goes_from_its_dispatch_to_its_end_through_the_relay() {
     let fixture = Fixture::new().await;
     let hub = fixture.serve();
     let job = fixture.dispatched_plan().await;
-    assert!(fixture.platform.heartbeat(job).await.is_some());
+    fixture.until_alive(job).await;
 
     let agent = fixture.client(&hub);
     let instance = agent.register().await;

@@ -32,6 +32,8 @@ const ACTIVE: &str = "\
 const SIGNALS: &str = "\
     SELECT id, lease FROM tasks WHERE instance = $1 AND cancel_requested = 1 AND lease IS NOT NULL \
     AND state IN ('leased', 'started', 'running', 'orphaned') ORDER BY id LIMIT $2";
+const REPLACED: &str = "\
+    UPDATE instances SET seen_at = $4 WHERE pool = $1 AND agent = $2 AND id <> $3 AND seen_at > $4";
 const REGISTER: &str = "\
     INSERT INTO instances (id, pool, agent, system_id, installation, version, platform, architecture, target, tags, \
     capacity, free, draining, failures, seen_at) \
@@ -41,7 +43,8 @@ const REGISTER: &str = "\
     capacity = excluded.capacity, free = excluded.free, draining = 0, failures = 0, seen_at = excluded.seen_at";
 
 impl Store {
-    /// Registers an instance. The same `system_id` of the same name gets the same instance again.
+    /// Registers an instance. The same `system_id` of the same name gets the same instance again. Another instance of this
+    /// installation is offline until it is heard again: an agent that starts again gets at once what it was given before.
     pub async fn register(
         &self,
         pool: &PoolName,
@@ -84,6 +87,13 @@ impl Store {
             Value::from(tx.now),
         ]);
         tx.execute(REGISTER, &values).await?;
+        let values = [
+            Value::text(pool),
+            Value::text(&registration.name),
+            Value::text(instance),
+            Value::from(tx.now - millis(self.rules.offline_after)),
+        ];
+        tx.execute(REPLACED, &values).await?;
         tx.commit().await?;
         Ok(RegisteredInstance { instance, stale })
     }

@@ -46,17 +46,38 @@ async fn a_lease_of_an_instance_that_has_gone_is_given_to_its_agent(
     let mut replica = registration("one");
     replica.system_id = "one-2".to_owned();
     let second = fixture.store.register(&pool(), &replica).await.unwrap();
+    let (pool, heartbeat) = (pool(), beats(Vec::new()));
+    let sent = fixture.store.heartbeat(&pool, first, &heartbeat);
+    sent.await.unwrap();
     assert!(
         fixture.lease(second.instance).await.is_none(),
         "the first lives"
     );
-    fixture.store.remove(&pool(), first).await.unwrap();
+    fixture.store.remove(&pool, first).await.unwrap();
     let again = fixture.lease(second.instance).await.unwrap();
     assert_eq!(again.grant, lost.grant);
     assert_eq!(
         fixture.view(again.grant.task).await.instance,
         Some(second.instance)
     );
+}
+
+#[rstest]
+#[tokio::test]
+async fn a_lease_of_an_agent_that_starts_again_is_given_to_it_at_once(
+    #[values(Engine::Sqlite, Engine::Postgres)] engine: Engine,
+) {
+    let Some(fixture) = Fixture::open(engine).await else {
+        return;
+    };
+    fixture.ready("acme", "1").await;
+    let first = fixture.agent("one").await;
+    let lost = fixture.lease(first).await.unwrap();
+    let mut next = registration("one");
+    next.system_id = "one-2".to_owned();
+    let next = fixture.store.register(&pool(), &next).await.unwrap();
+    let again = fixture.lease(next.instance).await.unwrap();
+    assert_eq!((again.grant, again.attempt), (lost.grant, 1));
 }
 
 #[rstest]

@@ -1,0 +1,486 @@
+//! Processes that are killed at each of their calls, and calls that are lost: one run each, which ends once.
+
+pub(super) mod tap;
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::panic::AssertUnwindSafe;
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::FutureExt as _;
+use futures_util::StreamExt as _;
+use integration_tests::process::{Stream, has_ended};
+use integration_tests::{Repository, Running};
+use job_contract::env;
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use pool_protocol::path::LeaseCall;
+use serde_json::json;
+use sqlx::{Connection as _, Row as _};
+use test_platform::{Actor, Job, Status};
+
+use self::tap::{Moment, Tap};
+use super::agent::ends_with;
+use super::client::Client;
+use super::fixture::{Fixture, Hub};
+use crate::in_cluster::{Launcher, PATIENCE};
+
+/// Runs at a time.
+const AT_ONCE: usize = 3;
+/// Calls of one class that are tried. Those that follow are made in the same way.
+const OF_A_CLASS: usize = 3;
+pub(super) const POLL: Duration = Duration::from_millis(20);
+/// The first question of an executor.
+const ASK: &str = "GET /api/v1/executor/tasks/{}/leases/{}/platform/api/v1/organization/{}/job/{}";
+/// What an agent says of an executor that it has started.
+pub(super) const STARTED: &str = "POST /api/v1/executor/tasks/{}/leases/{}/started";
+/// The claim of an executor.
+pub(super) const ACCEPT: &str = "POST /api/v1/executor/tasks/{}/leases/{}/accept";
+
+/// The process that is killed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Victim {
+    /// Only the call is lost.
+    None,
+    Hub,
+    Agent,
+    Executor,
+}
+
+/// The side of the hub on which a call is made.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Side {
+    ToHub,
+    ToPlatform,
+}
+
+/// A call, and what happens at it.
+#[derive(Clone, Debug)]
+pub(super) struct Point {
+    side: Side,
+    class: String,
+    number: usize,
+    moment: Moment,
+    victim: Victim,
+}
+
+/// What the platform shows of a run that has ended.
+type Changes = Vec<(Option<u32>, Status, Status, Actor)>;
+
+/// A hub and an agent, with taps between all parts.
+pub(super) struct Run {
+    pub(super) fixture: Fixture,
+    pub(super) to_hub: Tap,
+    pub(super) to_platform: Tap,
+    pub(super) hub: Option<Hub>,
+    pub(super) agent: Option<Running>,
+    /// The logs of killed processes.
+    log: String,
+}
+
+impl Run {
+    pub(super) async fn start() -> Self {
+        Self::start_with(&[]).await
+    }
+
+    /// With these settings of the hub.
+    pub(super) async fn start_with(settings: &[(&'static str, &str)]) -> Self {
+        let mut fixture = Fixture::new().await;
+        for (name, value) in settings {
+            fixture = fixture.with(name, value);
+        }
+        let (to_hub, to_platform) = (Tap::start().await, Tap::start().await);
+        to_platform.lead_to(&fixture.platform.url());
+        let mut run = Self {
+            fixture: fixture.with(env::API_URL, &to_platform.url()),
+            to_hub,
+            to_platform,
+            hub: None,
+            agent: None,
+            log: String::new(),
+        };
+        run.start_hub();
+        run
+    }
+
+    pub(super) fn start_hub(&mut self) {
+        let command = &mut self.fixture.command();
+        let hub = Hub(tokio::task::block_in_place(|| Launcher::start(command)));
+        self.to_hub.lead_to(&hub.url());
+        let url = format!("{}/pools/eu/api/v1/terraform-rs", self.to_hub.url());
+        self.fixture.platform.dispatch_to(&url);
+        self.hub = Some(hub);
+    }
+
+    pub(super) fn start_agent(&mut self) {
+        let agent = Running::start(&mut self.fixture.agent(&self.to_hub.url()));
+        self.agent = Some(agent);
+    }
+
+    pub(super) fn kill_hub(&mut self) {
+        if let Some(hub) = self.hub.take() {
+            self.end(hub.0.into_running());
+        }
+    }
+
+    pub(super) fn kill_agent(&mut self) {
+        if let Some(agent) = self.agent.take() {
+            self.end(agent);
+        }
+    }
+
+    fn end(&mut self, running: Running) {
+        running.signal(Signal::SIGKILL);
+        let finished = tokio::task::block_in_place(|| running.wait());
+        self.log += &finished.stderr;
+        self.log += "--- killed\n";
+    }
+
+    /// Waits until the agent has registered and asks for tasks.
+    pub(super) async fn until_asked_for_tasks(&self) {
+        until("a request for a task", || {
+            let calls = self.to_hub.calls();
+            calls
+                .iter()
+                .any(|call| call.class.ends_with("/tasks/request"))
+        })
+        .await;
+    }
+
+    pub(super) fn changes(&self) -> Changes {
+        let records = self.fixture.platform.records();
+        let changes = records.transitions.iter();
+        changes
+            .map(|change| (change.step, change.from, change.to, change.by))
+            .collect()
+    }
+
+    /// Waits for the end of the job, whatever it is.
+    pub(super) async fn until_over(&self, job: u32) -> Job {
+        let over = |records: &test_platform::Records| {
+            let found = records.job(job);
+            (found.status.is_terminal() || found.wedged).then(|| found.clone())
+        };
+        self.fixture.platform.until("the job is over", over).await
+    }
+
+    /// Nothing is left of a run that has ended: no process, no folder, no lease, no report that is owed.
+    pub(super) async fn assert_nothing_left(&self) {
+        let hub = self.hub.as_ref().expect("it was started again");
+        for state in ["available", "leased", "running", "orphaned", "unreported"] {
+            hub.until_metric(&format!(
+                r#"mayfly_pool_tasks{{pool="eu",state="{state}"}} 0"#
+            ))
+            .await;
+        }
+        hub.until_metric(r#"mayfly_pool_slots{pool="eu",state="busy"} 0"#)
+            .await;
+        until("no folder of a run", || self.fixture.runs().is_empty()).await;
+        let own = 1 + usize::from(self.agent.is_some());
+        until("no process of a run", || self.processes() == own).await;
+        self.fixture.platform.assert_kept().await;
+    }
+
+    /// How many processes have the folder of this fixture in their environment.
+    pub(super) fn processes(&self) -> usize {
+        let folder = self.fixture.path("");
+        let folder = folder.as_os_str().as_encoded_bytes();
+        let entries = fs::read_dir("/proc").unwrap().filter_map(Result::ok);
+        let found = entries.filter(|entry| {
+            let environment = fs::read(entry.path().join("environ")).unwrap_or_default();
+            let mut windows = environment.windows(folder.len());
+            windows.any(|part| part == folder) && !has_ended(entry.file_name().to_string_lossy())
+        });
+        found.count()
+    }
+
+    /// The executor, which has just made a call.
+    async fn executor(&self) -> Pid {
+        let mut found = None;
+        until("the id of the executor", || {
+            let runs = self.fixture.runs();
+            let pid = runs.first().map(|run| fs::read_to_string(run.join("pid")));
+            found = pid.and_then(|pid| pid.ok()?.trim().parse().ok());
+            found.is_some()
+        })
+        .await;
+        Pid::from_raw(found.unwrap())
+    }
+
+    /// What the hub has stored of tasks, without the times that a restart changes.
+    async fn stored(&self) -> Vec<String> {
+        let path = self.fixture.path("store/pools.db");
+        let url = format!("sqlite:{}", path.display());
+        let mut database = sqlx::SqliteConnection::connect(&url).await.unwrap();
+        let mut found = Vec::new();
+        for (sql, columns) in [
+            (
+                "SELECT id, state, CAST(fencing_token AS TEXT), lease, end_reason, CAST(reported AS TEXT), \
+                 CAST(attempts AS TEXT), CAST(ended_at AS TEXT) FROM tasks ORDER BY id",
+                8,
+            ),
+            (
+                "SELECT task, CAST(seq AS TEXT), CAST(at AS TEXT) FROM events ORDER BY task, seq",
+                3,
+            ),
+        ] {
+            for row in sqlx::query(sql).fetch_all(&mut database).await.unwrap() {
+                let values = (0..columns).map(|at| row.get::<Option<String>, _>(at));
+                found.push(format!("{:?}", values.collect::<Vec<_>>()));
+            }
+        }
+        database.close().await.unwrap();
+        found
+    }
+
+    async fn strike(&mut self, victim: Victim) {
+        match victim {
+            Victim::None => {}
+            Victim::Hub => self.kill_hub(),
+            Victim::Agent => self.kill_agent(),
+            Victim::Executor => kill(self.executor().await, Signal::SIGKILL).unwrap(),
+        }
+    }
+
+    /// Starts again what was killed.
+    fn recover(&mut self) {
+        if self.hub.is_none() {
+            self.start_hub();
+        }
+        if self.agent.is_none() {
+            self.start_agent();
+        }
+    }
+
+    fn logs(&self) -> String {
+        let text = |running: Option<&Running>| {
+            running.map_or_else(String::new, |running| running.text(Stream::Stderr))
+        };
+        format!(
+            "{}--- hub\n{}--- agent\n{}",
+            self.log,
+            text(self.hub.as_ref().map(|hub| &hub.0.running)),
+            text(self.agent.as_ref())
+        )
+    }
+}
+
+pub(super) async fn until(what: &str, mut is_so: impl FnMut() -> bool) {
+    let wait = async {
+        while !is_so() {
+            tokio::time::sleep(POLL).await;
+        }
+    };
+    let waited = tokio::time::timeout(PATIENCE, wait).await;
+    assert!(waited.is_ok(), "{what}: not in time");
+}
+
+/// A run without a fault: all points that there are, and what the platform shows.
+async fn learn(repository: &Repository) -> (Vec<Point>, Changes) {
+    let mut run = Run::start().await;
+    run.start_agent();
+    run.until_asked_for_tasks().await;
+    let job = run.fixture.start_note(repository);
+    run.fixture.platform.until_job(job, Status::Completed).await;
+    let (to_hub, to_platform) = (run.to_hub.calls(), run.to_platform.calls());
+    run.assert_nothing_left().await;
+    assert_eq!(run.fixture.times_run(), 1);
+    let mut points = Vec::new();
+    for (side, calls) in [(Side::ToHub, to_hub), (Side::ToPlatform, to_platform)] {
+        let mut counts = BTreeMap::<&str, usize>::new();
+        for call in &calls {
+            let count = counts.entry(&call.class).or_default();
+            *count += 1;
+            if *count > OF_A_CLASS {
+                continue;
+            }
+            for moment in [Moment::Sent, Moment::Answered] {
+                points.extend(victims(side, &call.class).iter().map(|victim| Point {
+                    side,
+                    class: call.class.clone(),
+                    number: *count,
+                    moment,
+                    victim: *victim,
+                }));
+            }
+        }
+    }
+    (points, run.changes())
+}
+
+/// What can be killed at a call: those that take part in it, and who waits for what follows.
+fn victims(side: Side, class: &str) -> &'static [Victim] {
+    let of_executor = class.contains("/platform/")
+        || ["/accept", "/complete"]
+            .iter()
+            .any(|end| class.ends_with(end));
+    if side == Side::ToPlatform || class.starts_with("POST /pools/") {
+        &[Victim::None, Victim::Hub]
+    } else if of_executor {
+        &[Victim::None, Victim::Hub, Victim::Agent, Victim::Executor]
+    } else {
+        &[Victim::None, Victim::Hub, Victim::Agent]
+    }
+}
+
+/// One run with one fault. Returns whether the call was made.
+async fn try_point(run: &mut Run, point: &Point, repository: &Repository, usual: &Changes) -> bool {
+    let tap = match point.side {
+        Side::ToHub => &run.to_hub,
+        Side::ToPlatform => &run.to_platform,
+    };
+    let held = tap.hold(&point.class, point.number, point.moment);
+    run.start_agent();
+    // The first calls may be the ones that are held.
+    let is_early = point.class.contains("/instances/") || point.class.ends_with("/tasks/request");
+    if !is_early {
+        run.until_asked_for_tasks().await;
+    }
+    let job = run.fixture.start_note(repository);
+    let held = tokio::select! {
+        held = held => held.ok(),
+        _ = run.until_over(job) => None,
+    };
+    let was_held = held.is_some();
+    if was_held {
+        run.strike(point.victim).await;
+        drop(held);
+        run.recover();
+    }
+    let found = run.until_over(job).await;
+    run.assert_nothing_left().await;
+    let times = run.fixture.times_run();
+    if point.victim == Victim::Executor {
+        // What an executor has begun is not begun again.
+        assert!(
+            matches!(found.status, Status::Completed | Status::Failed),
+            "{found:?}"
+        );
+        assert_eq!(found.step_statuses(), [found.status]);
+        assert!(times <= 1, "it ran {times} times");
+        assert!(
+            found.status == Status::Failed || times == 1,
+            "it did not run"
+        );
+        for side in [None, Some(())] {
+            let changes = run.changes();
+            let ends = changes
+                .iter()
+                .filter(|(step, _, to, _)| step.is_some() == side.is_some() && *to == found.status);
+            assert_eq!(ends.count(), 1, "{changes:?}");
+        }
+    } else {
+        assert_eq!((found.status, times), (Status::Completed, 1));
+        assert_eq!(run.changes(), *usual);
+    }
+    was_held
+}
+
+/// Tries all points. Returns how many calls were made.
+pub(super) async fn try_points(choose: impl Fn(usize, &Point) -> bool) -> usize {
+    let repository = Arc::new(Repository::fixture());
+    let (points, usual) = learn(&repository).await;
+    let chosen = points
+        .iter()
+        .enumerate()
+        .filter(|(at, point)| choose(*at, point));
+    let chosen: Vec<Point> = chosen.map(|(_, point)| point.clone()).collect();
+    let tried = futures_util::stream::iter(chosen).map(|point| {
+        let (repository, usual) = (Arc::clone(&repository), usual.clone());
+        let runtime = tokio::runtime::Handle::current();
+        let one = async move |point: Point| {
+            let mut run = Run::start().await;
+            let tried = try_point(&mut run, &point, &repository, &usual);
+            let outcome = AssertUnwindSafe(tried).catch_unwind().await;
+            outcome.map_err(|panic| {
+                let words = panic.downcast_ref::<String>().cloned();
+                format!("{point:?}: {}\n{}", words.unwrap_or_default(), run.logs())
+            })
+        };
+        // A thread of its own, since it blocks while it waits for processes.
+        let tried = tokio::task::spawn_blocking(move || runtime.block_on(one(point)));
+        tried.map(|joined| joined.unwrap())
+    });
+    let outcomes: Vec<Result<bool, String>> = tried.buffer_unordered(AT_ONCE).collect().await;
+    let failed: Vec<&String> = outcomes
+        .iter()
+        .filter_map(|outcome| outcome.as_ref().err())
+        .collect();
+    assert!(
+        failed.is_empty(),
+        "{} of {} failed\n{}",
+        failed.len(),
+        outcomes.len(),
+        failed.into_iter().cloned().collect::<Vec<_>>().join("\n\n")
+    );
+    outcomes.iter().filter(|made| **made == Ok(true)).count()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 8)]
+async fn a_run_ends_once_at_some_kills_and_losses() {
+    // A number without a common divisor with those of moments and victims, so that all of them occur.
+    let made = try_points(|at, _| at % 17 == 5).await;
+    assert!(made >= 5, "{made}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn a_run_that_is_over_before_its_claim_leaves_nothing() {
+    let mut run = Run::start().await;
+    run.start_agent();
+    run.until_asked_for_tasks().await;
+    let held = run.to_hub.hold(ASK, 1, Moment::Sent);
+    let repository = Repository::fixture();
+    let job = run.fixture.start_note(&repository);
+    let held = held.await.unwrap();
+    run.fixture.platform.cancel(job).await;
+    held.release();
+    // Much sooner than the lease would end by itself.
+    run.assert_nothing_left().await;
+    assert_eq!(run.fixture.times_run(), 0);
+    assert_eq!(run.fixture.platform.job(job).status, Status::Cancelled);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn calls_that_come_again_after_the_end_change_nothing() {
+    let mut run = Run::start().await;
+    let client = Client::new(&run.to_hub.url(), run.fixture.token.reveal());
+    let instance = client.register().await;
+    let repository = Repository::fixture();
+    let job = run.fixture.start_note(&repository);
+    let first = client.request(instance).await;
+    let decline = json!({"reason": "DRAINING", "diagnostic": "the agent stops"});
+    for (call, body) in [
+        (LeaseCall::Started, json!({})),
+        (LeaseCall::Decline, decline),
+    ] {
+        client.lease(&first, call, body).await.ok();
+    }
+    client.remove(instance).await;
+    run.start_agent();
+    run.fixture.platform.until_job(job, Status::Completed).await;
+    run.assert_nothing_left().await;
+    let agent = run.agent.take().unwrap();
+    agent.signal(Signal::SIGTERM);
+    ends_with(agent, 0);
+    let calls = run.to_hub.calls();
+    run.kill_hub();
+    let usual = (run.stored().await, run.changes());
+    run.start_hub();
+    let old = first.lease_id.to_string();
+    for call in &calls {
+        let (status, body) = run.to_hub.repeat(call).await;
+        if call.is_about(&old) {
+            assert_eq!(status, 409, "{}: {body}", call.class);
+            assert!(
+                body.contains("LEASE_SUPERSEDED") || body.contains("TASK_ALREADY_TERMINAL"),
+                "{}: {body}",
+                call.class
+            );
+        }
+        assert!(status < 500, "{}: {status} {body}", call.class);
+    }
+    run.kill_hub();
+    assert_eq!((run.stored().await, run.changes()), usual);
+    assert_eq!(run.fixture.times_run(), 1);
+}

@@ -1,0 +1,158 @@
+//! Journeys that take minutes. The stage `pools` of `cargo xtask ci` runs them.
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt as _;
+
+use integration_tests::process::Stream;
+use integration_tests::{Repository, Running};
+use job_contract::env;
+use nix::sys::signal::Signal;
+use test_platform::{Outputs, Status};
+
+use super::agent::{Gate, ends_with};
+use super::kills::tap::Moment;
+use super::kills::{POLL, Run, STARTED, try_points};
+use crate::in_cluster::PATIENCE;
+
+/// A run makes more calls than this.
+const POINTS: usize = 100;
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 8)]
+async fn a_run_ends_once_wherever_a_process_is_killed_or_a_call_is_lost() {
+    let made = try_points(|_, _| true).await;
+    assert!(made >= POINTS, "{made}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn an_executor_that_was_cut_off_before_its_claim_changes_nothing_later() {
+    let mut run = Run::start().await;
+    run.start_agent();
+    run.until_asked_for_tasks().await;
+    let held = run.to_hub.hold(STARTED, 1, Moment::Sent);
+    let repository = Repository::fixture();
+    let job = run.fixture.start_note(&repository);
+    let held = held.await.unwrap();
+    // Neither the agent nor its executor reaches the hub any more.
+    run.to_hub.cut();
+    drop(held);
+    let outputs = Outputs::folder(&run.fixture.path("other/local/output"));
+    run.fixture.platform.read_outputs(outputs);
+    let hub = run.hub.as_ref().unwrap().url();
+    let other = Running::start(&mut run.fixture.agent_named("eu-2", "other", &hub));
+    run.fixture.platform.until_job(job, Status::Completed).await;
+    let changes = run.changes();
+    other.signal(Signal::SIGTERM);
+    ends_with(other, 0);
+    run.to_hub.heal();
+    tokio::task::block_in_place(|| {
+        let agent = run.agent.as_ref().unwrap();
+        agent.wait_for(Stream::Stderr, "another executor has the task");
+    });
+    run.assert_nothing_left().await;
+    assert_eq!((run.fixture.times_run(), run.changes()), (1, changes));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn a_run_that_is_cut_off_for_a_while_completes_and_its_log_says_so_once() {
+    let mut run = Run::start_with(&[(env::POOL_LOST_SECONDS, "60")]).await;
+    run.start_agent();
+    let gate = Gate::new(&run.fixture);
+    let job = run.fixture.start_script(&gate);
+    let platform = &run.fixture.platform;
+    platform.until_streamed(job, "at-the-gate").await;
+    run.to_hub.cut();
+    platform
+        .until_streamed(job, "No word from the executor")
+        .await;
+    run.to_hub.heal();
+    let hub = run.hub.as_ref().unwrap();
+    hub.until_metric(r#"mayfly_pool_tasks{pool="eu",state="orphaned"} 0"#)
+        .await;
+    let lines = platform.streamed(job).await;
+    let lines = lines
+        .iter()
+        .filter(|line| line.output.contains("No word from"));
+    assert_eq!(lines.count(), 1);
+    gate.open().await;
+    platform.until_job(job, Status::Completed).await;
+    run.assert_nothing_left().await;
+    assert_eq!(
+        (
+            run.fixture.times_run(),
+            run.fixture.reports(job, Status::Failed)
+        ),
+        (1, 0)
+    );
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn a_run_that_is_cut_off_for_good_fails_once_and_its_executor_stops() {
+    let mut run = Run::start_with(&[(env::POOL_LOST_SECONDS, "6")]).await;
+    run.start_agent();
+    let gate = Gate::new(&run.fixture);
+    let job = run.fixture.start_script(&gate);
+    let platform = &run.fixture.platform;
+    platform.until_streamed(job, "at-the-gate").await;
+    run.to_hub.cut();
+    platform.until_job(job, Status::Failed).await;
+    let step = platform.job(job).step_of("customScripts").id.clone();
+    let output = platform.step_output(job, &step).unwrap_or_default();
+    for words in [
+        "no word from",
+        "eu-1",
+        "may have changed the infrastructure",
+    ] {
+        assert!(output.contains(words), "{words}: {output}");
+    }
+    let changes = run.changes();
+    run.to_hub.heal();
+    run.assert_nothing_left().await;
+    assert_eq!(run.changes(), changes);
+    // One of the job, and one of its step.
+    assert_eq!(run.fixture.reports(job, Status::Failed), 2);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn a_run_that_never_starts_is_given_up_after_five_attempts_and_others_run_meanwhile() {
+    let mut run = Run::start().await;
+    let repository = Repository::fixture();
+    let given_up = run.fixture.start_note(&repository);
+    let program = run.fixture.path("executor");
+    let script = format!(
+        "#!/bin/sh\ngrep -q '\"run\":\"{given_up}/' \"${{{}%/*}}/lease.json\" && exit 75\nexec '{}'\n",
+        env::TERMINATION_LOG,
+        env!("CARGO_BIN_EXE_executor_under_test"),
+    );
+    fs::write(&program, script).unwrap();
+    fs::set_permissions(&program, fs::Permissions::from_mode(0o755)).unwrap();
+    let mut command = run.fixture.agent(&run.to_hub.url());
+    run.agent = Some(Running::start(command.env(env::EXECUTOR, &program)));
+    let hub = run.hub.as_ref().unwrap();
+    hub.until_metric(r#"mayfly_pool_declined_total{pool="eu",reason="failed"} 1"#)
+        .await;
+    let other = run.fixture.start_note(&repository);
+    run.fixture
+        .platform
+        .until_job(other, Status::Completed)
+        .await;
+    // The last pause alone takes 80 s.
+    let failed = async {
+        while run.fixture.platform.job(given_up).status != Status::Failed {
+            tokio::time::sleep(POLL).await;
+        }
+    };
+    let waited = tokio::time::timeout(3 * PATIENCE, failed).await;
+    assert!(waited.is_ok(), "{}", run.fixture.platform.report());
+    let platform = &run.fixture.platform;
+    let step = platform.job(given_up).step_of("customScripts").id.clone();
+    let output = platform.step_output(given_up, &step).unwrap_or_default();
+    assert!(output.contains("given up after 5 attempts"), "{output}");
+    for number in 1..=5 {
+        assert!(
+            output.contains(&format!("{number}. agent eu-1 declined it")),
+            "{output}"
+        );
+    }
+    run.assert_nothing_left().await;
+    assert_eq!(run.fixture.times_run(), 1);
+}
