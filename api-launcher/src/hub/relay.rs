@@ -3,10 +3,11 @@
 //!
 //! - [`rules`] says which requests there are, and which of them a task may make in its state. Pure.
 //! - [`body`] checks what a request says. Pure.
-//! - [`forward`] sends it.
+//! - [`forward`] sends it to Terrakube, and [`records`] answers it from the records of this machine.
 
 mod body;
 mod forward;
+mod records;
 mod rules;
 #[cfg(test)]
 mod tests;
@@ -16,19 +17,44 @@ use std::sync::Arc;
 use axum::extract::{Request, State};
 use axum::http::{HeaderMap, Method, StatusCode};
 use axum::response::{IntoResponse as _, Response};
-use platform::StepRef;
+use platform::{Platform, StepRef};
 use pool_protocol::id::{LeaseId, TaskId};
 use pool_protocol::problem::Code;
 use pool_store::{Refusal, TaskView};
 use tracing::{debug, warn};
 
-use self::forward::Outgoing;
+use self::forward::{Outgoing, ToTerrakube};
+use self::records::Records;
 use self::rules::{Call, Denied};
 use super::pools::Boundary;
 use super::wire::Failure;
 use super::{Hub, step_of};
 
-pub(crate) use self::forward::Relay;
+/// Where requests go.
+#[derive(Debug)]
+pub(crate) enum Relay {
+    Terrakube(Box<ToTerrakube>),
+    Records(Records),
+}
+
+impl Relay {
+    /// A relay to this platform.
+    pub(crate) fn new(platform: &Platform) -> Result<Self, reqwest::Error> {
+        Ok(match platform {
+            Platform::Terrakube(terrakube) => {
+                Self::Terrakube(Box::new(ToTerrakube::new(terrakube.clone())?))
+            }
+            Platform::Local(records) => Self::Records(Records::new(records.clone())),
+        })
+    }
+
+    async fn send(&self, outgoing: Outgoing, step: &StepRef) -> Result<Response, Failure> {
+        match self {
+            Self::Terrakube(terrakube) => terrakube.send(outgoing, step).await,
+            Self::Records(records) => records.answer(outgoing, step).await,
+        }
+    }
+}
 
 /// A request to the platform.
 pub(super) async fn handle(State(hub): State<Arc<Hub>>, request: Request) -> Response {
@@ -51,7 +77,7 @@ async fn pass(hub: &Hub, request: Request) -> Result<Response, Failure> {
         .await
         .map_err(|denied| refuse(&task, &head.method, head.uri.path(), &denied))?;
     debug!(task = %task.task, ?call, "relayed");
-    let lines = outgoing.lines.clone();
+    let lines = outgoing.lines();
     let response = hub.relay.send(outgoing, &step).await?;
     if let Some(lines) = lines.filter(|_| response.status().is_success()) {
         hub.tails.add(task.task, &lines);

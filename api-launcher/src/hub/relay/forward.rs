@@ -28,6 +28,8 @@ const JSON_API: &str = "application/vnd.api+json";
 const JSON: &str = "application/json";
 const KIB: usize = 1024;
 const MIB: usize = 1024 * KIB;
+/// The largest context of a job.
+pub(super) const MAX_CONTEXT: usize = 64 * MIB;
 
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 /// The platform may wait a while for the row of a job.
@@ -35,19 +37,27 @@ const CALL_TIMEOUT: Duration = Duration::from_mins(1);
 /// An archive is large.
 const CONTENT_TIMEOUT: Duration = Duration::from_mins(10);
 /// How long a body may take that is read whole.
-const BODY_TIMEOUT: Duration = Duration::from_secs(30);
+pub(super) const BODY_TIMEOUT: Duration = Duration::from_secs(30);
 /// Requests at a time; further ones wait for their turn.
 const AT_ONCE: usize = 256;
 
 /// A request that may be sent.
 #[derive(Debug)]
 pub(super) struct Outgoing {
-    call: Call,
+    pub(super) call: Call,
     /// The last two parts of the path of a run's content.
-    content: String,
-    body: Option<reqwest::Body>,
-    /// The document, if it has lines of the run log.
-    pub(super) lines: Option<Bytes>,
+    pub(super) content: String,
+    pub(super) body: Content,
+}
+
+/// What a request says.
+#[derive(Debug)]
+pub(super) enum Content {
+    None,
+    /// A document that was checked.
+    Document(Bytes),
+    /// The context of the job. The path says whose it is; what it says is the run's own.
+    Context(Body),
 }
 
 impl Outgoing {
@@ -58,27 +68,29 @@ impl Outgoing {
         step: &StepRef,
         body: Body,
     ) -> Result<Self, Denied> {
-        let mut lines = None;
         let body = if call == Call::WriteContext {
-            // The path says whose it is; what it says is the run's own.
-            let stream = body.into_data_stream().map_err(io::Error::other);
-            Some(reqwest::Body::wrap_stream(limited(stream, 64 * MIB)))
+            Content::Context(body)
         } else {
             let bytes = read(call, body).await?;
             let checked = has_body(call).then(|| body::check(call, &bytes, step));
-            let checked = checked.transpose()?.map(Bytes::from);
-            if call == Call::AddLines {
-                lines.clone_from(&checked);
-            }
-            checked.map(reqwest::Body::from)
+            checked
+                .transpose()?
+                .map_or(Content::None, |checked| Content::Document(checked.into()))
         };
         let content = path[path.len().saturating_sub(2)..].join("/");
         Ok(Self {
             call,
             content,
             body,
-            lines,
         })
+    }
+
+    /// The document, if it has lines of the run log.
+    pub(super) fn lines(&self) -> Option<Bytes> {
+        match &self.body {
+            Content::Document(lines) if self.call == Call::AddLines => Some(lines.clone()),
+            _ => None,
+        }
     }
 }
 
@@ -109,17 +121,17 @@ const fn has_body(call: Call) -> bool {
     )
 }
 
-/// The client of the relay.
+/// The client of the relay to Terrakube.
 #[derive(Debug)]
-pub(crate) struct Relay {
+pub(crate) struct ToTerrakube {
     terrakube: Terrakube,
     http: reqwest::Client,
     places: Semaphore,
 }
 
-impl Relay {
+impl ToTerrakube {
     /// A relay to this platform.
-    pub(crate) fn new(terrakube: Terrakube) -> Result<Self, reqwest::Error> {
+    pub(super) fn new(terrakube: Terrakube) -> Result<Self, reqwest::Error> {
         let http = reqwest::Client::builder()
             .redirect(reqwest::redirect::Policy::none())
             .connect_timeout(CONNECT_TIMEOUT)
@@ -139,15 +151,27 @@ impl Relay {
         step: &StepRef,
     ) -> Result<Response, Failure> {
         let _place = self.places.acquire().await;
-        let call = outgoing.call;
-        let url = self.url(&outgoing, step).await?;
+        let Outgoing {
+            call,
+            content,
+            body,
+        } = outgoing;
+        let url = self.url(call, &content, step).await?;
         let (method, media_type, timeout, limit) = properties(call);
         let mut request = self
             .http
             .request(method, url)
             .timeout(timeout)
             .header(header::ACCEPT, media_type);
-        if let Some(body) = outgoing.body {
+        let body = match body {
+            Content::None => None,
+            Content::Document(bytes) => Some(reqwest::Body::from(bytes)),
+            Content::Context(body) => {
+                let stream = body.into_data_stream().map_err(io::Error::other);
+                Some(reqwest::Body::wrap_stream(limited(stream, MAX_CONTEXT)))
+            }
+        };
+        if let Some(body) = body {
             request = request.header(header::CONTENT_TYPE, media_type).body(body);
         }
         // Releases are for everyone.
@@ -169,7 +193,7 @@ impl Relay {
         Ok(respond(answer, limit))
     }
 
-    async fn url(&self, outgoing: &Outgoing, step: &StepRef) -> Result<Url, Failure> {
+    async fn url(&self, call: Call, content: &str, step: &StepRef) -> Result<Url, Failure> {
         let config = self.terrakube.config();
         let (org, job) = (step.organization_id.as_str(), step.job_id.as_str());
         let job_path = ["api", "v1", "organization", org, "job", job];
@@ -182,7 +206,7 @@ impl Relay {
             &step.workspace_id,
             "history",
         ];
-        Ok(match outgoing.call {
+        Ok(match call {
             Call::ReadJob => {
                 let mut url = extended(&config.api_url, &job_path);
                 url.set_query(Some("include=step"));
@@ -206,7 +230,7 @@ impl Relay {
                 extended(&config.public_url, &["context", "v1", job])
             }
             Call::ReadReleases => extended(&config.api_url, &["tofu", "index.json"]),
-            Call::ReadContent => self.content(&outgoing.content, step).await?,
+            Call::ReadContent => self.content(content, step).await?,
         })
     }
 
@@ -250,7 +274,7 @@ fn properties(call: Call) -> (Method, &'static str, Duration, usize) {
     };
     let (timeout, limit) = match call {
         Call::ReadContent => (CONTENT_TIMEOUT, 1024 * MIB),
-        Call::ReadContext | Call::WriteContext => (CALL_TIMEOUT, 64 * MIB),
+        Call::ReadContext | Call::WriteContext => (CALL_TIMEOUT, MAX_CONTEXT),
         _ => (CALL_TIMEOUT, 8 * MIB),
     };
     (method, media_type, timeout, limit)
