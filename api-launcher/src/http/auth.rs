@@ -93,11 +93,6 @@ impl Gate {
         Self { secret, now }
     }
 
-    /// Returns whether every request is authorized.
-    pub(crate) const fn is_open(&self) -> bool {
-        self.secret.is_none()
-    }
-
     /// Checks the value of an `Authorization` header.
     pub fn check(&self, authorization: Option<&[u8]>) -> Result<(), AuthError> {
         let Some(secret) = &self.secret else {

@@ -62,6 +62,7 @@ impl Service {
             Routing::All,
             Arc::new(target),
             None,
+            None,
             metrics,
             shutdown.draining.clone(),
         );
