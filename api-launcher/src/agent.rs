@@ -42,6 +42,7 @@ use self::target::SharedTarget;
 use crate::http;
 use crate::kubernetes::cluster::ConnectError;
 use crate::serve::refuse;
+use crate::shutdown::stop_with_parent;
 
 /// How long executors that are ended at once, and calls in progress, are waited for.
 const LAST_CALLS_TIMEOUT: Duration = Duration::from_secs(10);
@@ -164,6 +165,7 @@ fn run_settings(settings: Settings) -> Result<(), AgentError> {
 
 async fn run_in(settings: Settings) -> Result<(), AgentError> {
     let signals = StopSignals::listen(settings.agent.on_stop).map_err(AgentError::Signals)?;
+    stop_with_parent();
     let target: SharedTarget = match settings.target {
         TargetSettings::Process(process) => Arc::new(ProcessTarget::open(process)?),
         TargetSettings::Kubernetes(kubernetes) => {

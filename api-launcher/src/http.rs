@@ -26,6 +26,7 @@ pub(crate) use server::{FEW_CONNECTIONS, MANY_CONNECTIONS, serve};
 
 use crate::dispatch::DispatchTarget;
 use crate::dispatch::route::Routing;
+use crate::hub::page::Source;
 use crate::hub::{self, Hub};
 use crate::metrics::Metrics;
 
@@ -44,9 +45,18 @@ pub(crate) struct AppState {
     target: Arc<dyn DispatchTarget>,
     /// The pools, if there are any.
     hub: Option<Arc<Hub>>,
+    page: Option<StatusPage>,
     metrics: Metrics,
     bodies: Arc<Semaphore>,
     draining: CancellationToken,
+}
+
+/// The status page.
+#[derive(Clone, Debug)]
+pub(crate) struct StatusPage {
+    pub(crate) source: Source,
+    /// Clients on this machine need no token.
+    pub(crate) open: bool,
 }
 
 impl AppState {
@@ -55,6 +65,7 @@ impl AppState {
         routing: Routing,
         target: Arc<dyn DispatchTarget>,
         hub: Option<Arc<Hub>>,
+        page: Option<StatusPage>,
         metrics: Metrics,
         draining: CancellationToken,
     ) -> Self {
@@ -63,6 +74,7 @@ impl AppState {
             routing: Arc::new(routing),
             target,
             hub,
+            page,
             metrics,
             bodies: Arc::new(Semaphore::new(MAX_BODIES)),
             draining,
@@ -84,9 +96,10 @@ pub(crate) fn router(state: AppState) -> Router {
     }
     let mut router = router.with_state(state.clone());
     if let Some(hub) = &state.hub {
-        router = router
-            .merge(hub::wire::router(Arc::clone(hub)))
-            .merge(hub::page::router(Arc::clone(hub), state.gate.is_open()));
+        router = router.merge(hub::wire::router(Arc::clone(hub)));
+    }
+    if let Some(page) = &state.page {
+        router = router.merge(hub::page::router(page.source.clone(), page.open));
     }
     router
         .fallback(not_found)

@@ -14,7 +14,7 @@ mod relay;
 pub(crate) mod settings;
 mod shares;
 mod submit;
-mod tails;
+pub(crate) mod tails;
 pub(crate) mod token_command;
 mod watched_file;
 pub(crate) mod wire;
@@ -25,7 +25,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use job_contract::Exit;
-use platform::{Platform, StepRef};
+use platform::StepRef;
 use pool_protocol::id::PoolName;
 use pool_store::{OpenError, Page, Store, TaskView};
 use runtime::private_file::private_folder;
@@ -38,14 +38,15 @@ use self::metrics::PoolMetrics;
 use self::oidc::Issuers;
 use self::pools::Pools;
 use self::relay::Relay;
-use self::settings::{HubSettings, KeySetting};
+use self::settings::{HubPlatform, HubSettings, KeySetting};
 use self::shares::Shares;
 use self::tails::Tails;
 use self::watched_file::WatchedFile;
+use crate::data::DataError;
 use crate::dispatch::Readiness;
 use crate::metrics::Metrics;
-use crate::reporter::PlatformReporter;
 use crate::reporter::settings::PlatformSetupError;
+use crate::reporter::{LocalReporter, PlatformReporter};
 use crate::shutdown::Shutdown;
 
 pub(crate) use self::submit::SubmitError;
@@ -87,6 +88,8 @@ pub(crate) enum HubError {
     Store(#[from] OpenError),
     #[error(transparent)]
     Platform(#[from] PlatformSetupError),
+    #[error(transparent)]
+    Data(#[from] DataError),
     #[error("could not set up the client of the platform")]
     Client(#[source] reqwest::Error),
     #[error("could not set up the client of OpenID providers")]
@@ -109,6 +112,7 @@ impl HubError {
                 OpenError::Url | OpenError::InUse(_) | OpenError::NetworkFileSystem { .. },
             )
             | Self::Key { .. } => Exit::BadConfiguration,
+            Self::Data(error) => error.exit(),
             Self::Store(OpenError::File { source, .. }) | Self::Folder { source, .. }
                 if is_wrong_place(source) =>
             {
@@ -135,18 +139,17 @@ impl Hub {
         let lease = settings.rules.lease;
         let store = Store::open(settings.store.reveal(), settings.rules).await?;
         let keys = open_keys(settings.keys)?;
-        let reporter = settings.platform.open()?;
-        let relay = match reporter.platform() {
-            Platform::Terrakube(terrakube) => Relay::new(terrakube.clone()),
-            Platform::Local(_) => unreachable!("a hub has no other platform"),
+        let reporter: Arc<dyn PlatformReporter> = match settings.platform {
+            HubPlatform::Terrakube(platform) => Arc::new(platform.open()?),
+            HubPlatform::Records(data) => Arc::new(LocalReporter::new(data.create()?.path())),
         };
         Ok(Self {
             pools: settings.pools,
             keys,
             store,
-            relay: relay.map_err(HubError::Client)?,
+            relay: Relay::new(reporter.platform()).map_err(HubError::Client)?,
             issuers: Issuers::new().map_err(HubError::Issuers)?,
-            reporter: Arc::new(reporter),
+            reporter,
             tails: Tails::default(),
             beats: Beats::default(),
             metrics: PoolMetrics::register(metrics),

@@ -3,6 +3,7 @@
 pub mod config;
 
 use std::io::{self, Write as _};
+use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
@@ -16,12 +17,14 @@ use tracing::{error, info, warn};
 use self::config::{ServeArgs, Settings, TargetSettings};
 use crate::dispatch::DispatchTarget;
 use crate::dispatch::no_target::NoTarget;
-use crate::http::{self, AppState, Gate};
+use crate::http::{self, AppState, Gate, StatusPage};
+use crate::hub::page::Source;
 use crate::hub::{Hub, HubError};
 use crate::kubernetes::dispatch_target::{KubernetesTarget, KubernetesTargetError};
+use crate::local::dispatch_target::journal::Journal;
 use crate::local::dispatch_target::{OpenError, ProcessTarget};
 use crate::metrics::Metrics;
-use crate::shutdown::Shutdown;
+use crate::shutdown::{Shutdown, stop_with_parent};
 
 /// Why the service ended before it was told to.
 #[derive(Debug, thiserror::Error)]
@@ -124,8 +127,9 @@ async fn run_in(settings: Settings, key: Option<ReportKey>) -> Result<(), ServeE
     shutdown
         .on_signals(settings.drain)
         .map_err(ServeError::Signals)?;
+    stop_with_parent();
     let metrics = Metrics::default();
-    let target = open(settings.target, key, &metrics, &shutdown).await?;
+    let (target, journal) = open(settings.target, key, &metrics, &shutdown).await?;
     let hub = match settings.hub {
         Some(hub) => Some(Arc::new(Hub::open(*hub, &metrics, shutdown.clone()).await?)),
         None => None,
@@ -139,11 +143,19 @@ async fn run_in(settings: Settings, key: Option<ReportKey>) -> Result<(), ServeE
         .map_err(listen)?;
     let address = listener.local_addr().map_err(listen)?;
     let unauthenticated = settings.http.secret.is_none();
+    let open = settings.http.open_page;
+    let page = match (&hub, journal) {
+        (Some(hub), _) => Some(Source::Hub(Arc::clone(hub))),
+        // There are no tokens that show it.
+        (None, journal) => journal.filter(|_| open).map(Source::Machine),
+    };
+    let page = page.map(|source| StatusPage { source, open });
     let state = AppState::new(
         Gate::new(settings.http.secret, SystemTime::now),
         settings.routing,
         Arc::clone(&target),
         hub.clone(),
+        page.clone(),
         metrics,
         shutdown.draining.clone(),
     );
@@ -154,6 +166,9 @@ async fn run_in(settings: Settings, key: Option<ReportKey>) -> Result<(), ServeE
         version = env!("CARGO_PKG_VERSION"),
         "listening"
     );
+    if page.is_some() {
+        info!(url = %format_args!("http://{}/ui", on_this_machine(address)), "status page");
+    }
     if unauthenticated {
         warn!("requests are accepted without a token");
     }
@@ -190,18 +205,31 @@ async fn open(
     key: Option<ReportKey>,
     metrics: &Metrics,
     shutdown: &Shutdown,
-) -> Result<Arc<dyn DispatchTarget>, ServeError> {
+) -> Result<(Arc<dyn DispatchTarget>, Option<Arc<Journal>>), ServeError> {
     let (metrics, shutdown) = (metrics.clone(), shutdown.clone());
     Ok(match settings {
         TargetSettings::Kubernetes(settings) => {
             let target = KubernetesTarget::connect(*settings, key, metrics, shutdown).await?;
-            Arc::new(target)
+            (Arc::new(target), None)
         }
         TargetSettings::Process(settings) => {
-            Arc::new(ProcessTarget::open(settings, key, metrics, shutdown)?)
+            let target = ProcessTarget::open(settings, key, metrics, shutdown)?;
+            let journal = target.journal();
+            (Arc::new(target), Some(journal))
         }
-        TargetSettings::None => Arc::new(NoTarget),
+        TargetSettings::None => (Arc::new(NoTarget), None),
     })
+}
+
+/// An address that a browser on this machine can open.
+fn on_this_machine(mut address: SocketAddr) -> SocketAddr {
+    if address.ip().is_unspecified() {
+        address.set_ip(match address {
+            SocketAddr::V4(_) => Ipv4Addr::LOCALHOST.into(),
+            SocketAddr::V6(_) => Ipv6Addr::LOCALHOST.into(),
+        });
+    }
+    address
 }
 
 /// Waits for the second signal, or for the timeout after the first.

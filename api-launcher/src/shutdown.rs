@@ -4,6 +4,10 @@
 use std::io;
 use std::time::Duration;
 
+use job_contract::env;
+use nix::sys::prctl;
+use nix::sys::signal::{Signal, raise};
+use nix::unistd::{Pid, getppid};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio_util::sync::CancellationToken;
 use tracing::warn;
@@ -63,6 +67,20 @@ impl Shutdown {
                 () = graceful.cancelled() => {}
             }
         });
+    }
+}
+
+/// Makes the end of the process that started this one an order to stop, if it is a part of that process's run.
+pub(crate) fn stop_with_parent() {
+    let parent = std::env::var(env::PARENT_PID).ok();
+    let Some(parent) = parent.and_then(|id| id.parse().ok()).map(Pid::from_raw) else {
+        return;
+    };
+    let set = prctl::set_pdeathsig(Signal::SIGTERM);
+    // It may have ended before.
+    if set.is_err() || getppid() != parent {
+        warn!("the process that this one belongs to is gone");
+        let _ = raise(Signal::SIGTERM);
     }
 }
 

@@ -195,6 +195,62 @@ fn a_plan_document_and_an_apply_document_are_two_steps_of_one_job() {
 }
 
 #[test]
+fn a_folder_goes_through_a_hub_and_an_agent_that_end_with_the_run() {
+    let laptop = laptop(ROOT_MODULE);
+    let run = |more: &[&str]| {
+        let args = [&["run", "stack", "--with-hub", "--output", "json"], more].concat();
+        laptop.run(&args)
+    };
+    let first = expect(run(&["--auto-approve"]), 0);
+    assert_eq!(laptop.resources(), ["greeting"]);
+    assert_eq!(statuses(&first).last().unwrap(), "applied");
+    let events = first.events();
+    let of = |kind: &'static str| {
+        let of_kind = move |event: &&Value| event["type"] == kind;
+        events.iter().filter(of_kind)
+    };
+    let lines: Vec<&str> = of("log").filter_map(|log| log["line"].as_str()).collect();
+    for expected in ["Plan: 1 to add", "Apply complete!"] {
+        let count = lines.iter().filter(|line| line.contains(expected)).count();
+        assert_eq!(count, 1, "{expected}\n{first}");
+    }
+    let ends: Vec<_> = of("step_finished").map(|end| &end["status"]).collect();
+    assert_eq!(ends, ["completed", "completed"]);
+    let outputs = of("outputs").next().unwrap();
+    assert_eq!(outputs["outputs"][0]["name"], "greeting");
+
+    // The tasks are in the queue of the hub, and the hub is gone.
+    let page = of("hub_started").next().unwrap()["page"].as_str().unwrap();
+    let address = page.trim_start_matches("http://").trim_end_matches("/ui");
+    assert!(std::net::TcpStream::connect(address).is_err(), "{page}");
+    let files = integration_tests::machine::files_below(laptop.home());
+    assert!(
+        files
+            .iter()
+            .any(|file| file.ends_with("launcher/pools/pools.db"))
+    );
+
+    let second = expect(run(&["--auto-approve"]), 0);
+    assert_eq!(statuses(&second).last().unwrap(), "no_changes");
+    let failed = expect(run(&["--plan-only", "--var", "replicas=none"]), 1);
+    assert_eq!(statuses(&failed).last().unwrap(), "failed");
+}
+
+#[test]
+fn ctrl_c_in_an_apply_through_a_hub_saves_the_state_and_exits_130() {
+    let laptop = gated();
+    let args = ["run", "stack", "--auto-approve", "--with-hub"];
+    let running = integration_tests::Running::start(&mut laptop.command(&args));
+    running.wait_for(Stream::Stdout, "at-the-gate");
+    running.signal(Signal::SIGINT);
+    let finished = expect(running.wait(), 130);
+    assert!(
+        laptop.resources().contains(&"first".to_owned()),
+        "{finished}"
+    );
+}
+
+#[test]
 fn ctrl_c_in_an_apply_saves_the_state_and_exits_130() {
     let laptop = gated();
     let running =

@@ -19,7 +19,8 @@ pub struct HttpArgs {
     #[arg(long, value_name = "ADDRESS:PORT", env = env::LISTEN)]
     pub listen: Option<Setting<SocketAddr>>,
 
-    /// Accept dispatches without a token: `true` on a loopback address only, `everywhere` on any address
+    /// Accept dispatches without a token: `true` on a loopback address only, `everywhere` on any address. Each also shows
+    /// the status page to clients on this machine; `page` does that alone, and dispatches need their token
     /// [default: false]
     #[arg(long, value_name = "WHERE", env = env::ALLOW_UNAUTHENTICATED, num_args = 0..=1, default_missing_value = "true")]
     pub allow_unauthenticated: Option<Setting<Unauthenticated>>,
@@ -31,12 +32,16 @@ pub(crate) struct HttpSettings {
     pub(crate) listen: SocketAddr,
     /// If it is `None`, the service accepts requests without a token.
     pub(crate) secret: Option<InternalSecret>,
+    /// Clients on this machine see the status page without a token.
+    pub(crate) open_page: bool,
 }
 
 /// Where dispatches are accepted without a token.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Unauthenticated {
     No,
+    /// The status page alone, for clients on this machine.
+    Page,
     Loopback,
     Everywhere,
 }
@@ -45,6 +50,7 @@ impl SettingValue for Unauthenticated {
     fn parse(text: &str) -> Result<Self, String> {
         let words = [
             ("false", Self::No),
+            ("page", Self::Page),
             ("true", Self::Loopback),
             ("everywhere", Self::Everywhere),
         ];
@@ -63,6 +69,7 @@ impl HttpArgs {
         let open = open.unwrap_or(Unauthenticated::No);
         HttpSettings {
             secret: resolve_secret(errors, secret, open),
+            open_page: open != Unauthenticated::No,
             listen: self.resolve_listen(errors, open),
         }
     }
@@ -93,7 +100,7 @@ fn resolve_secret(
     secret: Option<&str>,
     open: Unauthenticated,
 ) -> Option<InternalSecret> {
-    if open != Unauthenticated::No {
+    if !matches!(open, Unauthenticated::No | Unauthenticated::Page) {
         return None;
     }
     let text = match present(secret).map(InternalSecret::parse) {

@@ -67,6 +67,7 @@ impl Service {
             Routing::All,
             Arc::new(target),
             None,
+            None,
             metrics,
             shutdown.draining.clone(),
         );

@@ -3,19 +3,22 @@
 //!
 //! - [`access`] says who sees what.
 //! - [`overview`], [`pool`] and [`run`] turn what the store says into markup. Pure.
+//! - [`json`] is the same for scripts.
+//! - [`source`] says whose runs these are.
 //! - [`frame`] is what all pages have in common, and [`words`] how states and times are named.
 
 mod access;
 mod frame;
+mod json;
 mod overview;
 mod pool;
 mod run;
+mod source;
 #[cfg(test)]
 mod tests;
 mod timeline;
 mod words;
 
-use std::sync::Arc;
 use std::time::SystemTime;
 
 use axum::Router;
@@ -30,7 +33,7 @@ use tracing::error;
 
 use self::access::{Site, Viewer};
 use self::overview::Summary;
-use super::Hub;
+pub(crate) use self::source::Source;
 
 /// Rows of a list at once.
 const ROWS: u32 = 100;
@@ -39,8 +42,13 @@ const POLICY: &str = "default-src 'none'; style-src 'self'; script-src 'self'; i
                       form-action 'self'; base-uri 'none'; frame-ancestors 'none'";
 
 /// The paths of the status page. If `open`, clients on this machine need no token.
-pub(crate) fn router(hub: Arc<Hub>, open: bool) -> Router {
+pub(crate) fn router(source: Source, open: bool) -> Router {
     Router::new()
+        .route("/pools", get(json::pools))
+        .route("/pools/{pool}/agents", get(json::agents))
+        .route("/pools/{pool}/runs", get(json::runs))
+        .route("/pools/{pool}/runs/{run}", get(json::one_run))
+        .route("/pools/{pool}/runs/{run}/log", get(json::log))
         .route("/ui", get(show_overview))
         .route("/ui/", get(show_overview))
         .route("/ui/pools/{pool}", get(show_pool))
@@ -53,7 +61,7 @@ pub(crate) fn router(hub: Arc<Hub>, open: bool) -> Router {
         .route("/ui/script.js", get(script))
         .route("/ui/icon.svg", get(icon))
         .layer(map_response(secure))
-        .with_state(Site { hub, open })
+        .with_state(Site { source, open })
 }
 
 /// Why a page is not shown.
@@ -110,7 +118,7 @@ async fn show_pool(
     let summaries = site.summaries(&viewer).await?;
     let summary = summaries.into_iter().find(|summary| summary.pool == name);
     let summary = summary.ok_or(PageError::NotFound)?;
-    let store = &site.hub.store;
+    let source = &site.source;
     let page = |name: &str| Page {
         after: parameter(&uri, name),
         limit: ROWS,
@@ -120,13 +128,9 @@ async fn show_pool(
         limit: ROWS,
     };
     let view = pool::PoolPage {
-        agents: store.instances(Some(&name), agents).await?,
-        open: store
-            .tasks(Some(&name), Listed::Open, page("after"))
-            .await?,
-        over: store
-            .tasks(Some(&name), Listed::Latest, page("before"))
-            .await?,
+        agents: source.agents(&name, agents).await?,
+        open: source.runs(&name, Listed::Open, page("after")).await?,
+        over: source.runs(&name, Listed::Latest, page("before")).await?,
         summary,
     };
     let title = format!("Pool {name}");
@@ -142,13 +146,12 @@ async fn show_run(
     Path(task): Path<String>,
 ) -> Result<Response, PageError> {
     let task = site.task(&viewer, &task).await?;
-    let store = &site.hub.store;
-    let pools = site.hub.pools.current();
+    let source = &site.source;
     let view = run::RunPage {
-        position: store.position(task.task).await?,
-        events: store.events(task.task).await?,
-        log: site.hub.tails.since(task.task, 0),
-        boundary: pools.get(&task.pool).map(|pool| pool.boundary),
+        position: source.position(task.task).await?,
+        events: source.events(task.task).await?,
+        log: source.log(task.task, 0).await,
+        boundary: source.boundary(&task.pool),
         now: SystemTime::now(),
         task,
     };
@@ -167,8 +170,12 @@ async fn log(
     uri: Uri,
 ) -> Result<Response, PageError> {
     let task = site.task(&viewer, &task).await?;
-    let from = parameter(&uri, "from").unwrap_or(0);
-    let part = site.hub.tails.since(task.task, from).unwrap_or_default();
+    Ok(log_response(&site, &task, &uri).await)
+}
+
+async fn log_response(site: &Site, task: &TaskView, uri: &Uri) -> Response {
+    let from = parameter(uri, "from").unwrap_or(0);
+    let part = site.source.log(task.task, from).await.unwrap_or_default();
     let is_over = if task.end.is_some() { "true" } else { "false" };
     let number =
         |name: &'static str, value: u64| (HeaderName::from_static(name), HeaderValue::from(value));
@@ -184,39 +191,21 @@ async fn log(
             HeaderValue::from_static(is_over),
         ),
     ];
-    Ok((headers, part.text).into_response())
+    (headers, part.text).into_response()
 }
 
 impl Site {
-    /// The pools that the viewer sees: those of the file, and those that the store still knows.
+    /// The pools that the viewer sees.
     async fn summaries(&self, viewer: &Viewer) -> Result<Vec<Summary>, pool_store::Error> {
-        let mut counted = self.hub.store.pools().await?;
-        let pools = self.hub.pools.current();
-        let mut summaries: Vec<Summary> = pools
-            .names()
-            .map(|name| {
-                let at = counted.iter().position(|view| view.pool == *name);
-                Summary {
-                    pool: name.clone(),
-                    counts: at.map(|at| counted.swap_remove(at)),
-                    is_in_file: true,
-                }
-            })
-            .collect();
-        summaries.extend(counted.into_iter().map(|view| Summary {
-            pool: view.pool.clone(),
-            counts: Some(view),
-            is_in_file: false,
-        }));
+        let mut summaries = self.source.pools().await?;
         summaries.retain(|summary| viewer.sees(&summary.pool));
-        summaries.sort_by(|one, other| one.pool.cmp(&other.pool));
         Ok(summaries)
     }
 
     /// A run that the viewer sees.
     async fn task(&self, viewer: &Viewer, id: &str) -> Result<TaskView, PageError> {
         let id: TaskId = id.parse().map_err(|_| PageError::NotFound)?;
-        let task = self.hub.store.task(id).await?;
+        let task = self.source.run(id).await?;
         task.filter(|task| viewer.sees(&task.pool))
             .ok_or(PageError::NotFound)
     }

@@ -3,31 +3,86 @@
 //!
 //! - [`rules`] says which requests there are, and which of them a task may make in its state. Pure.
 //! - [`body`] checks what a request says. Pure.
-//! - [`forward`] sends it.
+//! - [`turns`] limits the requests of each task.
+//! - [`forward`] sends it to Terrakube, and [`records`] answers it from the records of this machine.
 
 mod body;
 mod forward;
+mod records;
 mod rules;
 #[cfg(test)]
 mod tests;
+mod turns;
 
 use std::sync::Arc;
 
 use axum::extract::{Request, State};
 use axum::http::{HeaderMap, Method, StatusCode};
 use axum::response::{IntoResponse as _, Response};
+use platform::{Platform, StepRef};
 use pool_protocol::id::{LeaseId, TaskId};
 use pool_protocol::problem::Code;
 use pool_store::{Refusal, TaskView};
 use tracing::{debug, warn};
+use url::Url;
 
-use self::forward::Outgoing;
+use self::forward::{Outgoing, ToTerrakube};
+use self::records::Records;
 use self::rules::{Call, Denied};
+use self::turns::{Turn, Turns};
 use super::pools::Boundary;
 use super::wire::Failure;
 use super::{Hub, step_of};
 
-pub(crate) use self::forward::Relay;
+/// The way of executors to the platform.
+#[derive(Debug)]
+pub(crate) struct Relay {
+    to: Destination,
+    turns: Turns,
+}
+
+/// Where requests go.
+#[derive(Debug)]
+enum Destination {
+    Terrakube(Box<ToTerrakube>),
+    Records(Records),
+}
+
+impl Relay {
+    /// A relay to this platform.
+    pub(crate) fn new(platform: &Platform) -> Result<Self, reqwest::Error> {
+        let to = match platform {
+            Platform::Terrakube(terrakube) => {
+                Destination::Terrakube(Box::new(ToTerrakube::new(terrakube.clone())?))
+            }
+            Platform::Local(records) => Destination::Records(Records::new(records.clone())),
+        };
+        Ok(Self {
+            to,
+            turns: Turns::new(),
+        })
+    }
+
+    /// Returns the address of the platform that users know.
+    fn public_url(&self) -> Option<&Url> {
+        match &self.to {
+            Destination::Terrakube(terrakube) => Some(terrakube.public_url()),
+            Destination::Records(_) => None,
+        }
+    }
+
+    async fn send(
+        &self,
+        outgoing: Outgoing,
+        step: &StepRef,
+        turn: Turn,
+    ) -> Result<Response, Failure> {
+        match &self.to {
+            Destination::Terrakube(terrakube) => terrakube.send(outgoing, step, turn).await,
+            Destination::Records(records) => records.answer(outgoing, step).await,
+        }
+    }
+}
 
 /// A request to the platform.
 pub(super) async fn handle(State(hub): State<Arc<Hub>>, request: Request) -> Response {
@@ -48,14 +103,14 @@ async fn pass(hub: &Hub, request: Request) -> Result<Response, Failure> {
     let call = Call::find(&head.method, &target.path, head.uri.query(), &step)
         .and_then(|call| rules::check_state(&task, call).map(|()| call));
     let call = call.map_err(refuse)?;
-    let place = hub.relay.place(task.task).await?;
+    let turn = hub.relay.turns.next(task.task).await?;
     let outgoing = Outgoing::new(call, &target.path, &step, hub.relay.public_url(), body).await;
     let outgoing = outgoing.map_err(refuse)?;
     // The task may have ended while its turn or its body was waited for.
     rules::check_state(&authorize().await?, call).map_err(refuse)?;
     debug!(task = %task.task, ?call, "relayed");
-    let lines = outgoing.lines.clone();
-    let response = hub.relay.send(outgoing, &step, place).await?;
+    let lines = outgoing.lines();
+    let response = hub.relay.send(outgoing, &step, turn).await?;
     if let Some(lines) = lines.filter(|_| response.status().is_success()) {
         hub.tails.add(task.task, &lines);
     }

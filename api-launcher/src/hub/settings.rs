@@ -13,7 +13,7 @@ use secrecy::{ExposeSecret as _, SecretString};
 use super::job_token_keys::{JobTokenKeys, KeySource};
 use super::pools::{self, Pools};
 use super::watched_file::WatchedFile;
-use crate::data::DataDirArgs;
+use crate::data::{DataDir, DataDirArgs};
 use crate::reporter::settings::{PlatformArgs, PlatformSettings};
 
 /// What a URL of a SQLite store begins with.
@@ -62,7 +62,15 @@ pub(crate) struct HubSettings {
     pub(crate) store: StoreUrl,
     pub(crate) keys: KeySetting,
     pub(crate) rules: Rules,
-    pub(crate) platform: PlatformSettings,
+    pub(crate) platform: HubPlatform,
+}
+
+/// What the hub confirms runs with and reports them to.
+#[derive(Debug)]
+pub(crate) enum HubPlatform {
+    Terrakube(Box<PlatformSettings>),
+    /// The records in the data directory. Its agents are on this machine, or share the directory.
+    Records(DataDir),
 }
 
 /// Where the keys of job tokens come from.
@@ -96,12 +104,14 @@ impl StoreUrl {
 }
 
 impl HubArgs {
-    /// Returns the settings, or `None` without pools or if one of them is invalid.
+    /// Returns the settings, or `None` without pools or if one of them is invalid. `shared_records` says that the records in
+    /// the data directory may be the platform.
     pub(crate) fn resolve(
         &self,
         errors: &mut Vec<SettingError>,
         data: &DataDirArgs,
         platform: &PlatformArgs,
+        shared_records: bool,
     ) -> Option<HubSettings> {
         let file = self.pools.as_deref()?;
         let mut wrong = |variable: &str, texts: Vec<String>| {
@@ -116,7 +126,7 @@ impl HubArgs {
         let store = self.resolve_store(errors, data);
         let keys = self.resolve_keys(errors, store.as_ref());
         let rules = self.resolve_rules(errors);
-        let platform = resolve_platform(errors, data, platform);
+        let platform = resolve_platform(errors, data, platform, shared_records);
         Some(HubSettings {
             rules,
             pools: pools?,
@@ -214,13 +224,22 @@ fn resolve_platform(
     errors: &mut Vec<SettingError>,
     data: &DataDirArgs,
     platform: &PlatformArgs,
-) -> Option<PlatformSettings> {
-    if !platform.terrakube.is_set() {
-        let text = "is not set: a hub reports the runs of pools to the platform";
-        errors.push(SettingError::new(env::API_URL, text));
-        return None;
+    shared_records: bool,
+) -> Option<HubPlatform> {
+    if platform.terrakube.is_set() {
+        let settings = platform.resolve(errors, data.given())?;
+        return Some(HubPlatform::Terrakube(Box::new(settings)));
     }
-    platform.resolve(errors, data.given())
+    if shared_records {
+        // Without a data directory, the store has said so.
+        return data.locate().ok().map(HubPlatform::Records);
+    }
+    let text = format!(
+        "is not set: a hub reports the runs of pools to the platform. {}=shared uses the records in the data directory instead",
+        env::RECORDS
+    );
+    errors.push(SettingError::new(env::API_URL, text));
+    None
 }
 
 #[cfg(test)]
@@ -255,7 +274,7 @@ mod tests {
                 data_dir: Some(self.0.path().join("data")),
             };
             let mut errors = Vec::new();
-            let settings = args.resolve(&mut errors, &data, &from_variables(platform));
+            let settings = args.resolve(&mut errors, &data, &from_variables(platform), false);
             settings.ok_or_else(|| errors.iter().map(ToString::to_string).collect())
         }
     }
@@ -280,6 +299,7 @@ mod tests {
             &mut Vec::new(),
             &DataDirArgs::default(),
             &from_variables(&[]),
+            false,
         );
         assert!(none.is_none());
     }

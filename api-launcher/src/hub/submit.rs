@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use job_contract::Document;
+use job_contract::{Document, JobData};
 use pool_protocol::id::{PoolName, TaskId};
 use pool_store::{Content, Payload, Submission, Submitted};
 use serde_json::Value;
@@ -88,8 +88,13 @@ impl Hub {
         };
         // A task of its own: the run is stored even if the sender hangs up, and has a heartbeat then.
         let (hub, job_id) = (Arc::clone(self), job.job_id.clone());
+        let queued = JobData::clone(job);
         let stored = tokio::spawn(async move {
             let submitted = hub.store.submit(submission).await?;
+            if let Err(error) = hub.reporter.mark_queued(&queued) {
+                // The run is confirmed when a later delivery succeeds in this.
+                return Err(pool_store::Error::Unavailable(Box::new(error)));
+            }
             if let Submitted::New(task) = submitted {
                 hub.beats.keep(&*hub.reporter, task, &job_id);
                 hub.ended.notify_one();

@@ -2,6 +2,7 @@
 //! one workspace may overlap: the lock of the tool protects the state.
 
 mod index;
+pub(crate) mod journal;
 mod queue;
 mod run;
 pub(crate) mod settings;
@@ -15,7 +16,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use futures_util::FutureExt as _;
 use futures_util::future::BoxFuture;
 use job_contract::report::ReportKey;
-use job_contract::{Document, Exit};
+use job_contract::{Document, Exit, JobData};
 use platform::heartbeat::Beat;
 use runtime::setting::is_wrong_place;
 use tokio::sync::{Notify, oneshot};
@@ -23,6 +24,7 @@ use tokio::task::JoinSet;
 use tracing::{error, info, warn};
 
 use self::index::{Index, Turn};
+use self::journal::Journal;
 use self::queue::{Queue, RunKey, Stamp};
 use self::settings::{ProcessSettings, RunsOnStop};
 use crate::data::{DataError, attempt_lock};
@@ -86,6 +88,8 @@ struct Inner {
     beats: Mutex<HashMap<RunKey, RunHeartbeat>>,
     /// How often in a row the platform has refused a request about a run.
     refusals: Mutex<HashMap<RunKey, usize>>,
+    /// What the status page shows.
+    journal: Arc<Journal>,
     wake: Notify,
     metrics: Metrics,
     shutdown: Shutdown,
@@ -122,7 +126,12 @@ impl ProcessTarget {
             info!(runs = found.waiting.len(), "took over unfinished runs");
         }
         let mut beats = HashMap::new();
+        let journal = Journal::new(settings.concurrency);
         for (at, key) in found.waiting {
+            // A document that cannot be read fails its run later.
+            if let Ok(job) = queue.load(&key) {
+                journal.accepted(&key, &job, at);
+            }
             beats.extend(
                 reporter
                     .start_heartbeat(&key.job_id())
@@ -142,12 +151,18 @@ impl ProcessTarget {
                 index: Mutex::new(index),
                 beats: Mutex::new(beats),
                 refusals: Mutex::default(),
+                journal: Arc::new(journal),
                 wake: Notify::new(),
                 metrics,
                 shutdown,
                 _lock: lock,
             }),
         })
+    }
+
+    /// What the status page shows.
+    pub(crate) fn journal(&self) -> Arc<Journal> {
+        Arc::clone(&self.inner.journal)
     }
 
     /// Stores the document once. A second delivery waits for the first and is a duplicate.
@@ -339,7 +354,11 @@ impl Inner {
 
     async fn keep(&self, key: &RunKey, at: Stamp, job: Document) -> io::Result<()> {
         let (queue, name) = (self.queue.clone(), key.clone());
+        let data = JobData::clone(&job);
         let stored = blocking(move || queue.store(&name, at, job.json())).await;
+        if stored.is_ok() {
+            self.journal.accepted(key, &data, at);
+        }
         let mut index = self.index();
         match &stored {
             Ok(()) => index.accepted(key),

@@ -159,6 +159,15 @@ const PLATFORM: [&str; 27] = [
     "GOOGLE_APPLICATION_CREDENTIALS",
 ];
 
+/// What a hub and an agent of this machine need of the caller's environment, and pass on to executors.
+#[cfg(feature = "kubernetes")]
+pub(crate) fn of_agent(own: impl Fn(&str) -> Option<OsString>) -> Vec<(OsString, OsString)> {
+    let names = MACHINE.into_iter().chain(DEPLOYMENT);
+    names
+        .filter_map(|name| Some((name.into(), own(name)?)))
+        .collect()
+}
+
 /// The whole environment for one step. `own` looks up the caller's. Writes the job data to
 /// [`Setup::job_file`] when they are too large to travel in a string.
 pub(crate) fn build(

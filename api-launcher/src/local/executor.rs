@@ -71,11 +71,16 @@ impl Program {
                 path: path.to_owned(),
                 arguments: Vec::new(),
             }),
-            None => Ok(Self {
-                path: std::env::current_exe().map_err(ExecutorError::NoSelf)?,
-                arguments: vec!["executor"],
-            }),
+            None => Self::this("executor"),
         }
+    }
+
+    /// Returns this program with a subcommand.
+    pub(crate) fn this(subcommand: &'static str) -> Result<Self, ExecutorError> {
+        Ok(Self {
+            path: std::env::current_exe().map_err(ExecutorError::NoSelf)?,
+            arguments: vec![subcommand],
+        })
     }
 
     /// Starts it with exactly this environment and these streams. In a process group of its own, it does not get the Ctrl-C

@@ -1,5 +1,6 @@
 //! `api-launcher run`: one job on this machine, without any server. `content` packs the folder, `job` makes the job
-//! documents, `session` runs their steps, `follow` follows each executor, and `event` and `view` show the run.
+//! documents, `session` runs their steps, `follow` follows each executor, `pool` runs
+//! them through a hub and an agent instead, and `event` and `view` show the run.
 
 pub mod args;
 pub(crate) mod artifacts;
@@ -9,6 +10,11 @@ mod event;
 mod folder;
 mod follow;
 mod job;
+#[cfg(not(feature = "kubernetes"))]
+#[path = "run/no_pool.rs"]
+mod pool;
+#[cfg(feature = "kubernetes")]
+mod pool;
 mod prompt;
 mod session;
 mod signals;
@@ -145,7 +151,10 @@ async fn run_document(
     let mut session = Session::open(view, signals, program, data, ids, terminal.color)?;
     announce_document(&mut session, path, job);
     session.queue(job)?;
-    let outcome = session.run_step(&document).await?;
+    session.start_pool(&args.local).await?;
+    let outcome = session.run_step(&document).await;
+    session.stop_pool().await;
+    let outcome = outcome?;
     Ok(if outcome.exit == Exit::Done {
         Conclusion::success(RunStatus::Completed)
     } else {

@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use clap::Args;
-use job_contract::env;
+use job_contract::{Records, env};
 use runtime::setting::{ReadSetting as _, Setting, SettingError, SettingValue, choice};
 use runtime::telemetry::LogFormat;
 use tracing_subscriber::EnvFilter;
@@ -187,7 +187,10 @@ impl ServeArgs {
                 Some(TargetSettings::None)
             }
         };
-        let hub = self.hub.resolve(errors, &self.data, &self.platform);
+        // The target `kubernetes` says what is wrong with it.
+        let records = self.kubernetes.deployment.records.get();
+        let shared = records.is_some_and(|setting| setting.0 == Some(Records::Shared));
+        let hub = self.hub.resolve(errors, &self.data, &self.platform, shared);
         let routing = self.routing.resolve(errors);
         match (target, routing) {
             (Some(target), Some(routing)) if errors.is_empty() => Ok(Settings {

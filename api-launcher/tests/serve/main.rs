@@ -8,4 +8,5 @@
 mod crashes;
 mod harness;
 mod journeys;
+mod page;
 mod routing;

@@ -388,6 +388,8 @@ pub const AGENT_ENV_FORWARD_ALLOWLIST: &str = "MAYFLY_AGENT_ENV_FORWARD_ALLOWLIS
 pub const AGENT_WORKING_DIRECTORY: &str = "MAYFLY_AGENT_WORKING_DIRECTORY";
 /// Address on which an agent answers health checks.
 pub const AGENT_LISTEN: &str = "MAYFLY_AGENT_LISTEN";
+/// Id of the process whose end stops a launcher or an agent.
+pub const PARENT_PID: &str = "MAYFLY_PARENT_PID";
 
 /// The largest environment string that Linux accepts at `execve`, with name, `=` and NUL (`MAX_ARG_STRLEN`).
 pub const MAX_ENV_STRING_BYTES: usize = 131_072;

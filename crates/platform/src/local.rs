@@ -80,7 +80,7 @@ impl JobRecord {
     }
 
     /// The step with that id. A step that is not in the template is added.
-    fn step_mut(&mut self, step: &StepRef) -> &mut StepRecord {
+    pub fn step_mut(&mut self, step: &StepRef) -> &mut StepRecord {
         let index = self
             .steps
             .iter()
@@ -178,10 +178,9 @@ impl LocalPlatform {
                 .iter()
                 .any(|known| is_plan(&known.step_type) && known.status == StepStatus::Completed),
             template_steps: record.steps.len().max(1),
+            half_reported: record.is_half_reported(&step.step_id),
             terraform_plan: record.terraform_plan.filter(|plan| !plan.is_empty()),
             status: record.status,
-            // One write reports step and job.
-            half_reported: false,
         })
     }
 
@@ -292,7 +291,8 @@ impl LocalPlatform {
         Ok(read_json(&self.context_path(job_id))?.unwrap_or_default())
     }
 
-    pub(crate) fn merge_context(
+    /// Merges `more` into the context document of a job.
+    pub fn merge_context(
         &self,
         job_id: &str,
         more: &Map<String, Value>,
@@ -333,8 +333,20 @@ impl LocalPlatform {
 }
 
 impl JobRecord {
+    /// Whether the step has an outcome that its job lacks. An executor behind a hub reports the two one after the other.
+    fn is_half_reported(&self, step_id: &str) -> bool {
+        let has = |step: &StepRecord, statuses: &[StepStatus]| statuses.contains(&step.status);
+        let ended = [StepStatus::Completed, StepStatus::Failed];
+        self.status == JobStatus::Running
+            && self.step(step_id).is_some_and(|step| has(step, &ended))
+            && !self
+                .steps
+                .iter()
+                .any(|step| has(step, &[StepStatus::Running]))
+    }
+
     /// Completes a job that is `pending` but has no next step (contract 2.8).
-    fn complete_when_done(&mut self) {
+    pub fn complete_when_done(&mut self) {
         let waiting = self
             .steps
             .iter()

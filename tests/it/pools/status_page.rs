@@ -287,6 +287,78 @@ async fn pages_are_for_those_who_may_see_them() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn scripts_get_the_same_as_json_with_the_same_tokens() {
+    let fixture = Fixture::new().await;
+    let operator = OperatorToken::new();
+    write_pools(&fixture, &[&fixture.token], &operator);
+    let hub = fixture.serve();
+    let [running, failed] = fill(&fixture, &hub).await;
+    let client = fixture.client(&hub);
+    let get = async |path: &str, token: &str| {
+        let request = client.plain(Method::GET, path).bearer_auth(token);
+        let response = request.send().await.unwrap();
+        let status = response.status();
+        let text = response.text().await.unwrap();
+        assert!(
+            !text.contains("hunter2") && !text.contains("payload"),
+            "{text}"
+        );
+        (
+            status,
+            serde_json::from_str::<serde_json::Value>(&text).unwrap_or_default(),
+        )
+    };
+    let (_, all) = get("/pools", operator.reveal()).await;
+    let names: Vec<_> = all["pools"].as_array().unwrap().iter().collect();
+    assert_eq!(
+        (&names[0]["pool"], &names[1]["pool"]),
+        (&json!("eu"), &json!("us"))
+    );
+    assert_eq!(
+        (&names[0]["waiting"], &names[0]["active"]),
+        (&json!(2), &json!(1))
+    );
+    let own = fixture.token.reveal();
+    let (_, seen) = get("/pools", own).await;
+    assert_eq!(seen["pools"].as_array().unwrap().len(), 1);
+    let (_, agents) = get("/pools/eu/agents", own).await;
+    assert_eq!(agents["agents"].as_array().unwrap().len(), 2);
+    let (_, open) = get("/pools/eu/runs", own).await;
+    let states: Vec<_> = open["runs"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|run| &run["state"])
+        .collect();
+    assert_eq!(states, ["RUNNING", "AVAILABLE", "AVAILABLE"]);
+    let (_, run) = get(&format!("/pools/eu/runs/{}", failed.task_id), own).await;
+    assert_eq!(run["end"]["verdict"], "oom_killed");
+    assert!(run["events"].as_array().unwrap().len() >= 5, "{run}");
+    let (status, _) = get(&format!("/pools/eu/runs/{}/log", running.task_id), own).await;
+    assert_eq!(status, StatusCode::OK);
+    // Who sees what is as on the page.
+    for (path, token, expected) in [
+        ("/pools", "", StatusCode::UNAUTHORIZED),
+        (
+            "/pools/eu/runs",
+            &*running.job_token,
+            StatusCode::UNAUTHORIZED,
+        ),
+        ("/pools/us/runs", own, StatusCode::NOT_FOUND),
+        ("/pools/us/agents", operator.reveal(), StatusCode::OK),
+        ("/pools/eu/runs?state=ended", own, StatusCode::BAD_REQUEST),
+    ] {
+        assert_eq!(get(path, token).await.0, expected, "{path}");
+    }
+    let (status, _) = get(
+        &format!("/pools/us/runs/{}", failed.task_id),
+        operator.reveal(),
+    )
+    .await;
+    assert_eq!(status, StatusCode::NOT_FOUND);
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn without_authentication_this_machine_alone_needs_no_token() {
     let fixture = Fixture::new()
         .await

@@ -2,7 +2,6 @@
 //! gives, all pools. A browser logs in with a token and gets a session, which is over as soon as its token is.
 
 use std::net::{IpAddr, SocketAddr};
-use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use axum::body::Body;
@@ -14,9 +13,8 @@ use pool_protocol::id::PoolName;
 use pool_protocol::token::{OperatorToken, PoolToken};
 use url::form_urlencoded;
 
-use super::frame;
+use super::{Source, frame};
 use crate::http::body;
-use crate::hub::Hub;
 use crate::hub::pools::Pools;
 
 const COOKIE: &str = "mayfly_session";
@@ -33,7 +31,7 @@ const FORM_TIMEOUT: Duration = Duration::from_secs(10);
 /// What the pages need.
 #[derive(Clone, Debug)]
 pub(super) struct Site {
-    pub(super) hub: Arc<Hub>,
+    pub(super) source: Source,
     /// Clients on this machine need no token.
     pub(super) open: bool,
 }
@@ -76,7 +74,7 @@ impl FromRequestParts<Site> for Viewer {
 }
 
 impl Site {
-    fn viewer(&self, parts: &Parts) -> Option<Viewer> {
+    pub(super) fn viewer(&self, parts: &Parts) -> Option<Viewer> {
         let peer = parts.extensions.get::<ConnectInfo<SocketAddr>>();
         let peer = peer.map(|ConnectInfo(peer)| peer.ip().to_canonical());
         // The name that was asked for too: a page of another site can make its own name lead here.
@@ -84,7 +82,11 @@ impl Site {
         if self.open && is_here {
             return Some(Viewer::Open);
         }
-        let pools = self.hub.pools.current();
+        // There are no tokens of a machine.
+        let Source::Hub(hub) = &self.source else {
+            return None;
+        };
+        let pools = hub.pools.current();
         if let Some(name) = peer.and_then(|peer| named(&pools, peer, &parts.headers)) {
             return Some(Viewer::Named(name));
         }
@@ -94,7 +96,7 @@ impl Site {
                 .filter(|credential| credential.is_good(&pools, now))
                 .map(Credential::viewer);
         }
-        let keys = self.hub.keys.current();
+        let keys = hub.keys.current();
         let session = keys.verify_session(cookie(&parts.headers)?)?;
         Credential::of_session(session, now)
             .filter(|credential| credential.is_good(&pools, now))
@@ -187,19 +189,19 @@ pub(super) async fn login(State(site): State<Site>, headers: HeaderMap, body: Bo
     let next = field("next").unwrap_or_default();
     let next = if is_page(&next) { &next } else { HOME };
     let now = SystemTime::now();
+    let hub = match &site.source {
+        Source::Hub(hub) => Some(hub),
+        Source::Machine(_) => None,
+    };
     let credential = field("token").and_then(|token| Credential::of_token(&token));
-    let credential =
-        credential.filter(|credential| credential.is_good(&site.hub.pools.current(), now));
-    let Some(credential) = credential else {
+    let good = hub.zip(credential);
+    let good = good.filter(|(hub, credential)| credential.is_good(&hub.pools.current(), now));
+    let Some((hub, credential)) = good else {
         let text = "The token is not known here, was removed, or was not copied as a whole.";
         let page = frame::login(next, Some(text));
         return frame::respond(StatusCode::UNAUTHORIZED, &page);
     };
-    let session = site
-        .hub
-        .keys
-        .current()
-        .sign_session(&credential.session(now));
+    let session = hub.keys.current().sign_session(&credential.session(now));
     with_cookie(see(next), &session, SESSION, &headers)
 }
 

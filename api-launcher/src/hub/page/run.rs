@@ -193,7 +193,7 @@ fn facts(page: &RunPage) -> Markup {
             (fact("Accepted by", task.holder.as_deref()))
             (fact("Last heard", task.silent.map(ago).as_deref()))
             (fact("Failed attempts", Some(&task.attempts.to_string())))
-            (fact("Fencing token", Some(&task.fencing_token.to_string())))
+            @if task.lease.is_some() { (fact("Fencing token", Some(&task.fencing_token.to_string()))) }
             @if let Some(end) = end {
                 (fact("Ended", Some(&ago(end.ago))))
                 (fact("Verdict", end.verdict.as_deref()))

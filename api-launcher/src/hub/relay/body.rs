@@ -7,13 +7,13 @@ use url::Url;
 
 use super::rules::{Call, Denied, is_plain, job_reference};
 
-/// Checks the document of a request, and returns it as it is sent. Addresses of a record are made anew below `public_url`: the
-/// platform's page sends its user's token to them.
+/// Checks the document of a request, and returns it as it is sent. Addresses of a record are made anew below `public_url`, if
+/// the platform has one: its pages send the tokens of their users to them.
 pub(super) fn check(
     call: Call,
     bytes: &[u8],
     step: &StepRef,
-    public_url: &Url,
+    public_url: Option<&Url>,
 ) -> Result<Vec<u8>, Denied> {
     if call == Call::SetUpLog {
         return if bytes.is_empty() {
@@ -127,7 +127,7 @@ fn one_of(attributes: &Map<String, Value>, known: &[&str]) -> Result<(), Denied>
 /// Returns the address that a record gets. It must be the run's own: `own_path` returns the path of one that is.
 fn own_output(
     attributes: &Map<String, Value>,
-    public_url: &Url,
+    public_url: Option<&Url>,
     own_path: impl Fn(&str) -> Option<String>,
 ) -> Result<Option<String>, Denied> {
     let Some(output) = attributes.get("output") else {
@@ -135,13 +135,12 @@ fn own_output(
     };
     let url = output.as_str().and_then(|text| Url::parse(text).ok());
     let path = url
+        .as_ref()
         .filter(|url| url.query().is_none() && url.fragment().is_none())
         .and_then(|url| own_path(url.path()))
         .ok_or(Denied::Body("`output` is not an address of this run"))?;
-    Ok(Some(format!(
-        "{}{path}",
-        public_url.as_str().trim_end_matches('/')
-    )))
+    let base = |public_url: &Url| public_url.as_str().trim_end_matches('/').to_owned();
+    Ok(public_url.map(|public_url| base(public_url) + &path))
 }
 
 fn set_output(document: &mut Value, output: Option<String>) {

@@ -2,7 +2,6 @@
 //! No header of either side passes but those that are named here, and redirects are not followed.
 
 use std::io;
-use std::sync::Arc;
 use std::time::Duration;
 
 use axum::body::{Body, Bytes};
@@ -13,24 +12,24 @@ use job_contract::chain;
 use platform::StepRef;
 use platform::terrakube::Terrakube;
 use platform::terrakube::token::BRIEF;
-use pool_protocol::id::TaskId;
 use pool_protocol::problem::Code;
 use reqwest::Method;
 use secrecy::ExposeSecret as _;
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tracing::{debug, warn};
 use url::Url;
 
 use super::body;
 use super::rules::{Call, Denied, own_history};
+use super::turns::Turn;
 use crate::http::body::{self as request_body, BodyError};
-use crate::hub::shares::{Share, Shares};
 use crate::hub::wire::Failure;
 
 const JSON_API: &str = "application/vnd.api+json";
 const JSON: &str = "application/json";
 const KIB: usize = 1024;
 const MIB: usize = 1024 * KIB;
+/// The largest context of a job.
+pub(super) const MAX_CONTEXT: usize = 64 * MIB;
 
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 /// The platform may wait a while for the row of a job.
@@ -38,23 +37,25 @@ const CALL_TIMEOUT: Duration = Duration::from_mins(1);
 /// An archive is large.
 const CONTENT_TIMEOUT: Duration = Duration::from_mins(10);
 /// How long a body may take that is read whole.
-const BODY_TIMEOUT: Duration = Duration::from_secs(30);
-/// Requests at a time; further ones wait for their turn.
-const AT_ONCE: usize = 256;
-/// Requests of one task at a time. An executor makes fewer.
-const AT_ONCE_OF_A_TASK: usize = 8;
-/// How long a request waits for its turn.
-const TURN_TIMEOUT: Duration = Duration::from_secs(30);
+pub(super) const BODY_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// A request that may be sent.
 #[derive(Debug)]
 pub(super) struct Outgoing {
-    call: Call,
+    pub(super) call: Call,
     /// The last two parts of the path of a run's content.
-    content: String,
-    body: Option<reqwest::Body>,
-    /// The document, if it has lines of the run log.
-    pub(super) lines: Option<Bytes>,
+    pub(super) content: String,
+    pub(super) body: Content,
+}
+
+/// What a request says.
+#[derive(Debug)]
+pub(super) enum Content {
+    None,
+    /// A document that was checked.
+    Document(Bytes),
+    /// The context of the job. The path says whose it is; what it says is the run's own.
+    Context(Body),
 }
 
 impl Outgoing {
@@ -63,30 +64,32 @@ impl Outgoing {
         call: Call,
         path: &[&str],
         step: &StepRef,
-        public_url: &Url,
+        public_url: Option<&Url>,
         body: Body,
     ) -> Result<Self, Denied> {
-        let mut lines = None;
         let body = if call == Call::WriteContext {
-            // The path says whose it is; what it says is the run's own.
-            let stream = body.into_data_stream().map_err(io::Error::other);
-            Some(reqwest::Body::wrap_stream(limited(stream, 64 * MIB)))
+            Content::Context(body)
         } else {
             let bytes = read(call, body).await?;
             let checked = has_body(call).then(|| body::check(call, &bytes, step, public_url));
-            let checked = checked.transpose()?.map(Bytes::from);
-            if call == Call::AddLines {
-                lines.clone_from(&checked);
-            }
-            checked.map(reqwest::Body::from)
+            checked
+                .transpose()?
+                .map_or(Content::None, |checked| Content::Document(checked.into()))
         };
         let content = path[path.len().saturating_sub(2)..].join("/");
         Ok(Self {
             call,
             content,
             body,
-            lines,
         })
+    }
+
+    /// The document, if it has lines of the run log.
+    pub(super) fn lines(&self) -> Option<Bytes> {
+        match &self.body {
+            Content::Document(lines) if self.call == Call::AddLines => Some(lines.clone()),
+            _ => None,
+        }
     }
 }
 
@@ -117,53 +120,22 @@ const fn has_body(call: Call) -> bool {
     )
 }
 
-/// The client of the relay.
+/// The client of the relay to Terrakube.
 #[derive(Debug)]
-pub(crate) struct Relay {
+pub(crate) struct ToTerrakube {
     terrakube: Terrakube,
     http: reqwest::Client,
-    /// So that one task cannot keep the relay from others.
-    of_tasks: Arc<Shares<TaskId>>,
-    turns: Arc<Semaphore>,
 }
 
-/// The right to one request, from before its body is read until its response is sent.
-#[derive(Debug)]
-pub(super) struct Place {
-    _of_task: Share<TaskId>,
-    _turn: OwnedSemaphorePermit,
-}
-
-impl Relay {
+impl ToTerrakube {
     /// A relay to this platform.
-    pub(crate) fn new(terrakube: Terrakube) -> Result<Self, reqwest::Error> {
+    pub(super) fn new(terrakube: Terrakube) -> Result<Self, reqwest::Error> {
         let http = reqwest::Client::builder()
             .redirect(reqwest::redirect::Policy::none())
             .connect_timeout(CONNECT_TIMEOUT)
             .user_agent(concat!("mayfly/", env!("CARGO_PKG_VERSION")))
             .build()?;
-        Ok(Self {
-            terrakube,
-            http,
-            of_tasks: Shares::new(AT_ONCE_OF_A_TASK, usize::MAX),
-            turns: Arc::new(Semaphore::new(AT_ONCE)),
-        })
-    }
-
-    /// Waits for the turn of a request of this task.
-    pub(super) async fn place(&self, task: TaskId) -> Result<Place, Failure> {
-        let limited = |text: &str| Failure::new(Code::RateLimited, text);
-        let of_task = self.of_tasks.take(&task);
-        let of_task = of_task
-            .ok_or_else(|| limited("too many requests of this task at a time: try again"))?;
-        let turn = Arc::clone(&self.turns).acquire_owned();
-        match tokio::time::timeout(TURN_TIMEOUT, turn).await {
-            Ok(Ok(turn)) => Ok(Place {
-                _of_task: of_task,
-                _turn: turn,
-            }),
-            _ => Err(limited("the relay has too many requests: try again")),
-        }
+        Ok(Self { terrakube, http })
     }
 
     /// The address of the platform that users know.
@@ -176,17 +148,29 @@ impl Relay {
         &self,
         outgoing: Outgoing,
         step: &StepRef,
-        place: Place,
+        turn: Turn,
     ) -> Result<Response, Failure> {
-        let call = outgoing.call;
-        let url = self.url(&outgoing, step).await?;
+        let Outgoing {
+            call,
+            content,
+            body,
+        } = outgoing;
+        let url = self.url(call, &content, step).await?;
         let (method, media_type, timeout, limit) = properties(call);
         let mut request = self
             .http
             .request(method, url)
             .timeout(timeout)
             .header(header::ACCEPT, media_type);
-        if let Some(body) = outgoing.body {
+        let body = match body {
+            Content::None => None,
+            Content::Document(bytes) => Some(reqwest::Body::from(bytes)),
+            Content::Context(body) => {
+                let stream = body.into_data_stream().map_err(io::Error::other);
+                Some(reqwest::Body::wrap_stream(limited(stream, MAX_CONTEXT)))
+            }
+        };
+        if let Some(body) = body {
             request = request.header(header::CONTENT_TYPE, media_type).body(body);
         }
         // Releases are for everyone.
@@ -205,10 +189,10 @@ impl Relay {
             );
             away("the platform does not answer: try again")
         })?;
-        Ok(respond(answer, limit, place))
+        Ok(respond(answer, limit, turn))
     }
 
-    async fn url(&self, outgoing: &Outgoing, step: &StepRef) -> Result<Url, Failure> {
+    async fn url(&self, call: Call, content: &str, step: &StepRef) -> Result<Url, Failure> {
         let config = self.terrakube.config();
         let (org, job) = (step.organization_id.as_str(), step.job_id.as_str());
         let job_path = ["api", "v1", "organization", org, "job", job];
@@ -221,7 +205,7 @@ impl Relay {
             &step.workspace_id,
             "history",
         ];
-        Ok(match outgoing.call {
+        Ok(match call {
             Call::ReadJob => {
                 let mut url = extended(&config.api_url, &job_path);
                 url.set_query(Some("include=step"));
@@ -245,7 +229,7 @@ impl Relay {
                 extended(&config.public_url, &["context", "v1", job])
             }
             Call::ReadReleases => extended(&config.api_url, &["tofu", "index.json"]),
-            Call::ReadContent => self.content(&outgoing.content, step).await?,
+            Call::ReadContent => self.content(content, step).await?,
         })
     }
 
@@ -289,13 +273,13 @@ fn properties(call: Call) -> (Method, &'static str, Duration, usize) {
     };
     let (timeout, limit) = match call {
         Call::ReadContent => (CONTENT_TIMEOUT, 1024 * MIB),
-        Call::ReadContext | Call::WriteContext => (CALL_TIMEOUT, 64 * MIB),
+        Call::ReadContext | Call::WriteContext => (CALL_TIMEOUT, MAX_CONTEXT),
         _ => (CALL_TIMEOUT, 8 * MIB),
     };
     (method, media_type, timeout, limit)
 }
 
-fn respond(answer: reqwest::Response, limit: usize, place: Place) -> Response {
+fn respond(answer: reqwest::Response, limit: usize, turn: Turn) -> Response {
     let status = answer.status();
     let kept: Vec<_> = [header::CONTENT_TYPE, header::RETRY_AFTER]
         .into_iter()
@@ -306,7 +290,7 @@ fn respond(answer: reqwest::Response, limit: usize, place: Place) -> Response {
         .map_err(|error| io::Error::other(error.without_url()));
     let stream = limited(stream, limit).inspect(move |_| {
         // The stream owns it until the response is sent.
-        let _held = &place;
+        let _held = &turn;
     });
     let mut response = Response::new(Body::from_stream(stream));
     *response.status_mut() = status;

@@ -148,7 +148,7 @@ fn check(call: Call, document: &Value) -> Result<Vec<u8>, Denied> {
 
 fn check_bytes(call: Call, bytes: &[u8]) -> Result<Vec<u8>, Denied> {
     let step = step_of(&task(TaskState::Running));
-    body::check(call, bytes, &step, &PUBLIC.parse().unwrap())
+    body::check(call, bytes, &step, Some(&PUBLIC.parse().unwrap()))
 }
 
 fn change(kind: &str, id: &str, attributes: Value) -> Value {

@@ -13,6 +13,7 @@ use platform::StepRef;
 use tokio::time::{Instant, MissedTickBehavior};
 use tracing::{error, info, warn};
 
+use super::journal::RunOutcome;
 use super::queue::RunKey;
 use super::settings::RunsOnStop;
 use super::{Inner, RunSlot, blocking, now};
@@ -68,8 +69,16 @@ enum RunProgress {
 pub(super) async fn run_to_end(slot: RunSlot, key: RunKey) {
     let inner = Arc::clone(&slot.inner);
     let failure = match attempt(&inner, &key).await {
-        Ok(Some(state)) => {
+        Ok(Some(Over { state, end })) => {
             inner.metrics.finished(state.step == StepStatus::Completed);
+            let is_done = state.step == StepStatus::Completed;
+            let (exit, reason) = end.unzip();
+            let outcome = RunOutcome {
+                status: Some(state.step),
+                exit_code: exit.map(Exit::code),
+                reason: reason.filter(|_| !is_done),
+            };
+            inner.journal.ended(&key, outcome).await;
             finish(&inner, &key).await;
             drop(slot);
             info!(run = %key, job_status = %state.job, step_status = ?state.step, "a run has ended");
@@ -84,10 +93,16 @@ pub(super) async fn run_to_end(slot: RunSlot, key: RunKey) {
     let Some(pause) = retry_pause(&inner, &key, &failure) else {
         error!(run = %key, error = chain(&failure), "the platform refuses every request about a run: the run is dropped");
         inner.metrics.finished(false);
+        let outcome = RunOutcome {
+            reason: Some(chain(&failure)),
+            ..RunOutcome::default()
+        };
+        inner.journal.ended(&key, outcome).await;
         finish(&inner, &key).await;
         return;
     };
     drop(slot);
+    inner.journal.failed(&key, &chain(&failure));
     inner.stop_late_heartbeat(&key);
     error!(run = %key, error = chain(&failure), "a run could not be continued; it is tried again");
     tokio::select! {
@@ -139,21 +154,35 @@ impl RunError {
     }
 }
 
-async fn attempt(inner: &Inner, key: &RunKey) -> Result<Option<StepState>, RunError> {
+/// A run that has ended.
+struct Over {
+    state: StepState,
+    /// How its executor ended, with what to tell people.
+    end: Option<(Exit, String)>,
+}
+
+impl From<StepState> for Over {
+    fn from(state: StepState) -> Self {
+        Self { state, end: None }
+    }
+}
+
+async fn attempt(inner: &Inner, key: &RunKey) -> Result<Option<Over>, RunError> {
     let job = inner.queue.load(key).map_err(RunError::Entry)?;
     let folder = RunFolder::new(inner.queue.run_folder(key));
     let step = StepRef::of(&job);
     inner.reporter.mark_queued(&job)?;
     if inner.reporter.completes_empty_steps() && has_nothing_to_run(&job) {
         inner.reporter.complete_empty_step(&job).await?;
-        return Ok(Some(inner.reporter.step_state(&step).await?));
+        return Ok(Some(inner.reporter.step_state(&step).await?.into()));
     }
     let mut pauses = PAUSES.into_iter();
     loop {
         let mut running = match start_or_find(inner, key, &folder, &job).await? {
             StartOutcome::Executor(executor) => executor,
-            StartOutcome::Over(state) => return Ok(Some(state)),
+            StartOutcome::Over(state) => return Ok(Some(state.into())),
         };
+        inner.journal.started(key, &folder, running.id());
         let FollowEnd::Ended(status) = follow(inner, key, &step, &mut running).await? else {
             return Ok(None);
         };
@@ -173,6 +202,7 @@ async fn attempt(inner: &Inner, key: &RunKey) -> Result<Option<StepState>, RunEr
                 && let Some(pause) = pauses.next()
             {
                 inner.mark_restarted(key);
+                inner.journal.failed(key, &failure_reason(report, end));
                 warn!(run = %key, "infrastructure failed before the step was taken: it is started again");
                 tokio::select! {
                     () = inner.shutdown.graceful.cancelled() => return Ok(None),
@@ -180,9 +210,10 @@ async fn attempt(inner: &Inner, key: &RunKey) -> Result<Option<StepState>, RunEr
                 }
             }
         }
-        return report_end(inner, &folder, &step, report, end)
-            .await
-            .map(Some);
+        let exit = end.as_ref().map_or(Exit::Defect, |(exit, _)| *exit);
+        let told = Some((exit, failure_reason(report, end.clone())));
+        let state = report_end(inner, &folder, &step, report, end).await?;
+        return Ok(Some(Over { state, end: told }));
     }
 }
 

@@ -119,6 +119,11 @@ pub struct LocalArgs {
     /// Another executor binary than the built-in one
     #[arg(long, value_name = "PATH", env = env::EXECUTOR, value_hint = ValueHint::ExecutablePath)]
     pub executor: Option<PathBuf>,
+
+    /// Run the steps through a hub and an agent, which are started on this machine for the time of the run. Needs a build
+    /// with the default features
+    #[arg(long)]
+    pub with_hub: bool,
 }
 
 /// How the run is shown.
@@ -146,6 +151,7 @@ Examples:
   api-launcher run --plan-only --var region=eu-west-1 --var-file prod.tfvars
   api-launcher run --env AWS_PROFILE --env AWS_REGION=eu-west-1
   api-launcher run --tool tofu --tool-version '~> 1.9'
+  api-launcher run examples/hello --with-hub        the same through a hub and an agent, with a status page
   api-launcher run -f job.json                      one step, exactly as the document says
 
 Without a terminal and without --auto-approve the run plans, says how to apply, and exits 0.

@@ -8,6 +8,7 @@ use platform::PlatformError;
 
 use super::content::ContentError;
 use super::job::InputError;
+use super::pool::PoolError;
 use crate::data::DataError;
 use crate::document::DocumentError;
 use crate::local::executor::{self, ExecutorError};
@@ -27,6 +28,8 @@ pub(crate) enum RunError {
     Executor(#[from] ExecutorError),
     #[error(transparent)]
     Platform(#[from] PlatformError),
+    #[error(transparent)]
+    Pool(#[from] PoolError),
     #[error("could not prepare the executor's environment")]
     Environment(#[source] io::Error),
     #[error("could not listen for signals")]
@@ -48,6 +51,7 @@ impl RunError {
             Self::Document(error) => error.exit(),
             Self::Input(_) => InputError::EXIT,
             Self::Executor(error) => error.exit(),
+            Self::Pool(error) => error.exit(),
             Self::Platform(_) | Self::Environment(_) | Self::Signals(_) => Exit::Infrastructure,
             Self::Stopped(signal) => executor::stop_exit(*signal),
             Self::Packing | Self::NoOutcome => Exit::Defect,
@@ -61,6 +65,7 @@ impl RunError {
             Self::Data(error) => error.hint(),
             Self::Input(error) => error.hint(),
             Self::Executor(error) => error.hint(),
+            Self::Pool(error) => error.hint(),
             _ => None,
         }
     }

@@ -23,6 +23,11 @@ pub(crate) enum Event {
         tool_version: String,
         data_dir: PathBuf,
     },
+    /// A hub and an agent run the steps. Both end with the run.
+    HubStarted {
+        /// Address of the status page, for browsers on this machine.
+        page: String,
+    },
     /// An executor process is about to be started.
     StepStarted {
         /// Type of the step on the wire.
@@ -57,8 +62,9 @@ pub(crate) enum Event {
 
 impl Event {
     /// The words in `type`, in the order of the variants.
-    pub(crate) const NAMES: [&'static str; 9] = [
+    pub(crate) const NAMES: [&'static str; 10] = [
         "run_started",
+        "hub_started",
         "step_started",
         "phase_started",
         "phase_finished",
@@ -73,14 +79,15 @@ impl Event {
     pub(crate) const fn name(&self) -> &'static str {
         Self::NAMES[match self {
             Self::RunStarted { .. } => 0,
-            Self::StepStarted { .. } => 1,
-            Self::PhaseStarted { .. } => 2,
-            Self::PhaseFinished { .. } => 3,
-            Self::Log { .. } => 4,
-            Self::Diagnostic { .. } => 5,
-            Self::StepFinished(_) => 6,
-            Self::Outputs { .. } => 7,
-            Self::RunFinished(_) => 8,
+            Self::HubStarted { .. } => 1,
+            Self::StepStarted { .. } => 2,
+            Self::PhaseStarted { .. } => 3,
+            Self::PhaseFinished { .. } => 4,
+            Self::Log { .. } => 5,
+            Self::Diagnostic { .. } => 6,
+            Self::StepFinished(_) => 7,
+            Self::Outputs { .. } => 8,
+            Self::RunFinished(_) => 9,
         }]
     }
 
@@ -241,6 +248,9 @@ mod tests {
                 tool: "terraform",
                 tool_version: "*".into(),
                 data_dir: "/data".into(),
+            },
+            Event::HubStarted {
+                page: "http://127.0.0.1:8090/ui".into(),
             },
             Event::StepStarted {
                 step_type: "terraformPlan".into(),

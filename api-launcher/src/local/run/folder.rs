@@ -89,7 +89,10 @@ pub(crate) async fn run(
         tool,
     };
     let plan = job::build(&folder, &args.plan, &args.inputs)?;
-    plan_and_apply(&mut session, &plan, Approval::of(args, terminal)).await
+    session.start_pool(&args.local).await?;
+    let conclusion = plan_and_apply(&mut session, &plan, Approval::of(args, terminal)).await;
+    session.stop_pool().await;
+    conclusion
 }
 
 fn announce(session: &mut Session<'_>, args: &RunArgs, named: &Path, tool: Tool, workspace: Uuid) {

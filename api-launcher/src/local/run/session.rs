@@ -10,10 +10,12 @@ use nix::sys::signal::Signal;
 use platform::StepRef;
 use platform::local::{JobRecord, LocalPlatform, StepRecord};
 
+use super::args::LocalArgs;
 use super::artifacts;
 use super::error::RunError;
 use super::event::{Event, StepSummary};
 use super::follow::Running;
+use super::pool::LocalPool;
 use super::signals::Signals;
 use super::view::View;
 use crate::data::{DataDir, WorkFolder, WorkspaceLock};
@@ -30,6 +32,8 @@ pub(crate) struct Session<'a> {
     pub(crate) platform: LocalPlatform,
     pub(crate) work: WorkFolder,
     pub(crate) color: bool,
+    /// Runs the steps, if there is one.
+    pool: Option<LocalPool>,
     /// Held until the run is over.
     _lock: WorkspaceLock,
     steps_run: usize,
@@ -67,9 +71,31 @@ impl<'a> Session<'a> {
             data,
             work,
             color,
+            pool: None,
             _lock: lock,
             steps_run: 0,
         })
+    }
+
+    /// Starts a hub and an agent for the steps, if the options ask for them.
+    pub(crate) async fn start_pool(&mut self, args: &LocalArgs) -> Result<(), RunError> {
+        if !args.with_hub {
+            return Ok(());
+        }
+        let executor = args.executor.as_deref();
+        let start = LocalPool::start(&self.data, &self.work, executor, self.view);
+        tokio::select! {
+            pool = start => self.pool = Some(pool?),
+            signal = self.signals.next() => return Err(RunError::Stopped(signal)),
+        }
+        Ok(())
+    }
+
+    /// Stops the hub and the agent.
+    pub(crate) async fn stop_pool(&mut self) {
+        if let Some(pool) = self.pool.take() {
+            pool.close().await;
+        }
     }
 
     /// Queues a step in the job's record, as the platform does before it dispatches one. The record is made
@@ -92,10 +118,15 @@ impl<'a> Session<'a> {
         self.view.show(Event::StepStarted {
             step_type: job.step_type.clone().unwrap_or_default(),
         });
-        let report_path = self.work.join(format!("report-{}", self.steps_run));
-        let ended = self.run_executor(job, report_path.clone()).await?;
+        let (ended, report) = if let Some(pool) = &mut self.pool {
+            pool.run_step(job, &self.platform, self.view, self.signals)
+                .await?
+        } else {
+            let path = self.work.join(format!("report-{}", self.steps_run));
+            let ended = self.run_executor(job, path.clone()).await?;
+            (ended, artifacts::final_report(&path).unwrap_or_default())
+        };
         let (exit, complaint) = executor::judge(ended);
-        let report = artifacts::final_report(&report_path).unwrap_or_default();
         let record = self.record_outcome(job, exit)?;
         let error = explain(exit, ended.stopped_by, report.error.clone().or(complaint));
         self.view.show(Event::StepFinished(StepSummary {

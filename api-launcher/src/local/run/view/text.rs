@@ -106,6 +106,11 @@ impl Text {
                 };
                 pending.push(false, &paint.bold(&format!("Running {source} with {tool}")));
             }
+            Event::HubStarted { page } => {
+                let text =
+                    format!("A hub and an agent on this machine run it. Status page: {page}");
+                pending.push(false, &text);
+            }
             Event::StepStarted { step_type } => {
                 self.step = summary::step_word(step_type);
                 self.wait_for(format!("{}: starting the executor", self.step));

@@ -1,0 +1,68 @@
+//! The status page of target `process`, and the same as JSON.
+
+use serde_json::Value;
+
+use crate::harness::Fixture;
+
+fn parsed(text: &str) -> Value {
+    serde_json::from_str(text).unwrap_or_else(|_| panic!("{text}"))
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn runs_of_this_machine_are_on_the_page_from_the_queue_to_their_end() {
+    let fixture = Fixture::new();
+    let launcher = fixture.serve(&[
+        ("MAYFLY_CONCURRENCY", "1"),
+        ("MAYFLY_ALLOW_UNAUTHENTICATED", "page"),
+    ]);
+    let page = launcher.wait_for("status page", |_| true);
+    assert_eq!(page["url"], launcher.url("/ui"));
+    let barrier = fixture.barrier("barrier");
+    let script = format!("echo working; {}; exit 3", barrier.wait());
+    launcher.post(&fixture.script(1, &script)).await;
+    barrier.reached();
+    launcher.post(&fixture.script(2, "echo done")).await;
+
+    let runs = parsed(&launcher.get("/pools/local/runs").await);
+    assert_eq!(runs["runs"][0]["state"], "RUNNING");
+    assert_eq!(runs["runs"][1]["waitsFor"], "no_free_slot");
+    let pools = parsed(&launcher.get("/pools").await);
+    let pool = &pools["pools"][0];
+    assert_eq!((&pool["waiting"], &pool["active"]), (&1.into(), &1.into()));
+    let html = launcher.get("/ui/pools/local").await;
+    for expected in ["Waits because", "No agent has a free slot", "this-machine"] {
+        assert!(html.contains(expected), "{expected} not in {html}");
+    }
+    let id = runs["runs"][0]["run"].as_str().unwrap().to_owned();
+    let live = launcher.get(&format!("/ui/runs/{id}")).await;
+    assert!(live.contains("working"), "{live}");
+
+    barrier.open();
+    launcher.wait_for_end(1, "step");
+    launcher.wait_for_end(2, "step");
+    let run = parsed(&launcher.get(&format!("/pools/local/runs/{id}")).await);
+    assert_eq!(run["state"], "FAILED");
+    assert_eq!(run["end"]["exitCode"], 1);
+    let events = run["events"].as_array().unwrap();
+    let states: Vec<_> = events.iter().map(|event| &event["to"]).collect();
+    assert_eq!(states, ["available", "running", "failed"]);
+    // The log outlives the folder of the run.
+    let log = launcher.get(&format!("/pools/local/runs/{id}/log")).await;
+    assert!(log.contains("working"), "{log}");
+    let over = parsed(&launcher.get("/pools/local/runs?state=over").await);
+    assert_eq!(over["runs"][0]["jobId"], "2");
+    assert_eq!(over["runs"][0]["state"], "COMPLETED");
+    let wrong = parsed(&launcher.get("/pools/local/runs?state=ended").await);
+    assert_eq!(wrong["status"], 400);
+    let elsewhere = parsed(&launcher.get("/pools/eu/runs").await);
+    assert_eq!(elsewhere["status"], 404);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn without_permission_there_is_no_page() {
+    let fixture = Fixture::new();
+    let launcher = fixture.serve(&[]);
+    let answer = launcher.get("/ui").await;
+    assert!(answer.contains("there is nothing at this path"), "{answer}");
+    assert_eq!(launcher.count("status page"), 0);
+}
