@@ -10,13 +10,12 @@ use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
 
 use serde_json::json;
-use test_cluster::State;
 use test_platform::{Flow, NewJob, Records, Status, Variable, Workspace};
 
 use crate::check::{Ending, check};
 use crate::facts;
 use crate::faults::Target;
-use crate::peers::{Gate, Outages, Peers, SETTINGS};
+use crate::peers::{Gate, Outages, Peers};
 use crate::schedule::{Fault, InjectionPoint, Kind, Run, schedule};
 use crate::summary::Summary;
 
@@ -158,7 +157,7 @@ pub async fn run_journey(
     let mut facts = facts::collect(&peers, &finished).await?;
     facts.left = left;
     let found = check(&facts);
-    let started = peers.launchers.lock().await.started();
+    let started = peers.side.started().await;
     let mut summary = Summary::new(options, &facts, &finished, found, started, began.elapsed());
     for finished in &finished {
         if summary.concerns(finished) {
@@ -203,38 +202,11 @@ fn report_finished(
 
 /// Ends all faults, waits until the objects of the runs are removed, and returns the objects that are left.
 async fn wait_for_cleanup(peers: &Peers) -> Result<Vec<String>> {
-    peers.cluster.faults().clear();
+    peers.side.clear_faults();
     peers.platform.clear_faults();
     peers.store_proxy.clear();
-    peers.start_launchers().await?;
-    let nothing = |state: &State| remaining_objects(state).is_empty().then_some(());
-    let cleaned = peers
-        .cluster
-        .wait_for(&peers.runs, CLEANUP_TIMEOUT, nothing)
-        .await;
-    Ok(cleaned
-        .err()
-        .map(|state| remaining_objects(&state))
-        .unwrap_or_default())
-}
-
-fn remaining_objects(state: &State) -> Vec<String> {
-    let name = |name: &Option<String>| name.clone().unwrap_or_default();
-    let jobs = state
-        .jobs
-        .iter()
-        .map(|job| format!("Job {}", name(&job.metadata.name)));
-    let pods = state
-        .pods
-        .iter()
-        .map(|pod| format!("pod {}", name(&pod.metadata.name)));
-    let secrets = state
-        .secrets
-        .iter()
-        .map(|secret| name(&secret.metadata.name))
-        .filter(|name| name != SETTINGS)
-        .map(|name| format!("Secret {name}"));
-    jobs.chain(pods).chain(secrets).collect()
+    peers.side.start_missing().await?;
+    Ok(peers.side.until_empty(CLEANUP_TIMEOUT).await)
 }
 
 /// Makes one run.
@@ -269,7 +241,7 @@ async fn make_run(peers: &Peers, run: Run) -> Result<FinishedRun> {
         _ => {}
     }
     let guard = match run.fault {
-        Some(fault) => peers.before_dispatch(fault).await,
+        Some(fault) => peers.side.before_dispatch(&peers.locks, fault).await,
         None => None,
     };
     let new = NewJob::new(&finished.workspace, template(peers, run));

@@ -13,8 +13,11 @@
 pub mod check;
 mod facts;
 mod faults;
+mod files;
 pub mod journey;
+mod launchers;
 mod peers;
+mod process;
 mod random;
 pub mod schedule;
 pub mod summary;
