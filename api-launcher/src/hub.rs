@@ -126,7 +126,7 @@ impl Hub {
         let lease = settings.rules.lease;
         let store = Store::open(settings.store.reveal(), settings.rules).await?;
         let keys = open_keys(settings.keys)?;
-        let reporter = settings.platform.open()?;
+        let reporter = settings.platform.open()?.of_hub();
         let relay = match reporter.platform() {
             Platform::Terrakube(terrakube) => Relay::new(terrakube.clone()),
             Platform::Local(_) => unreachable!("a hub has no other platform"),
