@@ -26,7 +26,7 @@ pub(crate) fn dump(peers: &Peers, folder: &Path) -> Result<()> {
             }
         }
     }
-    for (number, log) in peers.side.logs().into_iter().enumerate() {
+    for (number, log) in peers.side.logs()?.into_iter().enumerate() {
         fs::write(folder.join(format!("container-{number}.log")), log)?;
     }
     fs::write(folder.join("platform"), peers.platform.report())?;
@@ -73,7 +73,7 @@ pub(crate) fn lines_with(folder: &Path, texts: &[String]) -> Result<String> {
 pub(crate) async fn collect(peers: &Peers, finished: &[FinishedRun]) -> Result<Facts> {
     peers.platform.look_back().await;
     let records = peers.platform.records();
-    let printed = printed(peers);
+    let printed = printed(peers)?;
     let denied: BTreeSet<String> = peers.side.denied().into_iter().collect();
     let violations = peers.platform.ledger().violations;
     let mut runs = Vec::new();
@@ -91,9 +91,9 @@ pub(crate) async fn collect(peers: &Peers, finished: &[FinishedRun]) -> Result<F
 /// Lines of every container, by run.
 type Printed = BTreeMap<u32, Vec<Vec<Line>>>;
 
-fn printed(peers: &Peers) -> Printed {
+fn printed(peers: &Peers) -> Result<Printed> {
     let mut printed = Printed::new();
-    for log in peers.side.logs() {
+    for log in peers.side.logs()? {
         let mut of_container = BTreeMap::<u32, Vec<Line>>::new();
         for (run, line) in marks(&log) {
             of_container.entry(run).or_default().push(line);
@@ -102,7 +102,7 @@ fn printed(peers: &Peers) -> Printed {
             printed.entry(run).or_default().push(lines);
         }
     }
-    printed
+    Ok(printed)
 }
 
 /// The numbered lines in a text, with their runs. The tool may cut lines of provisioners, so cut lines are joined. A line that

@@ -95,7 +95,7 @@ impl Peers {
                 redis.thaw()?;
                 Ok(worked)
             }
-            Fault::KilledAtReport => self.kill_at_report(target).await,
+            Fault::KilledAtReport | Fault::HubAtReport => self.kill_at_report(fault, target).await,
             _ if fault.disturbs_store() => self.inject_into_store(fault, target).await,
             Fault::PlatformErrors
             | Fault::PlatformCuts
@@ -138,8 +138,8 @@ impl Peers {
         Ok(over && happened)
     }
 
-    /// Kills the container after the platform has refused its report.
-    async fn kill_at_report(&self, target: Target) -> Result<bool> {
+    /// Kills the executor or the hub after the platform has refused a report.
+    async fn kill_at_report(&self, fault: Fault, target: Target) -> Result<bool> {
         let Some(executor) = self.side.executor(self, target.job).await else {
             return Ok(false);
         };
@@ -160,6 +160,13 @@ impl Peers {
             reports.any(|report| report.status == 503 && report.at >= since)
         };
         let refused = until(WORK, refused).await;
+        if fault == Fault::HubAtReport {
+            let _lock = self.locks.launchers.lock().await;
+            self.side.kill_hub().await;
+            self.platform.clear_faults();
+            self.side.start_missing().await?;
+            return Ok(refused && self.until_over(target.job).await);
+        }
         self.side.kill(&executor);
         let over = self.side.until_ended(self, target.job, &executor).await;
         self.platform.clear_faults();
@@ -188,6 +195,8 @@ impl Peers {
 
     /// Delivers the last dispatch of a job again, to every launcher. Returns whether one accepted it.
     async fn deliver_again(&self, job: u32, times: usize) -> Result<bool> {
+        // One of them has to run.
+        let _lock = self.locks.launchers.lock().await;
         let urls = self.side.dispatch_urls().await;
         let (document, token) = (
             self.platform.job_data(job).to_string(),

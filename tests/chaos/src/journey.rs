@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context as _, Result};
+use anyhow::{Context as _, Result, ensure};
 use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
 
@@ -16,7 +16,7 @@ use crate::check::{Ending, check};
 use crate::facts;
 use crate::faults::Target;
 use crate::peers::{Gate, Outages, Peers};
-use crate::schedule::{Fault, InjectionPoint, Kind, Run, schedule};
+use crate::schedule::{Fault, InjectionPoint, Kind, Run, Through, schedule};
 use crate::summary::Summary;
 
 /// How long the launchers may need after the last run for leases, reports and the removal of Jobs.
@@ -31,6 +31,8 @@ pub struct Options {
     pub runs: u32,
     /// Number of runs at once.
     pub at_once: usize,
+    /// What takes the dispatches.
+    pub through: Through,
     /// Number of the only run to make.
     pub only: Option<u32>,
     /// The program that is launcher and executor. The name decides which.
@@ -41,11 +43,12 @@ pub struct Options {
 
 impl Options {
     /// A journey with this program as launcher and executor.
-    pub fn new(seed: u64, runs: u32, program: &Path) -> Self {
+    pub fn new(through: Through, seed: u64, runs: u32, program: &Path) -> Self {
         Self {
             seed,
             runs,
             at_once: 8,
+            through,
             only: None,
             program: program.to_owned(),
             keep: false,
@@ -54,7 +57,7 @@ impl Options {
 
     /// The runs of the journey.
     pub fn schedule(&self) -> Vec<Run> {
-        let mut runs = schedule(self.seed, self.runs);
+        let mut runs = schedule(self.through, self.seed, self.runs);
         runs.retain(|run| self.only.is_none_or(|only| run.number == only));
         runs
     }
@@ -84,6 +87,8 @@ impl FinishedRun {
         };
         let mut permitted: BTreeSet<Ending> = match self.run.fault.filter(|_| is_last) {
             Some(Fault::Cancel) => [Ending::Cancelled].into(),
+            // If another fault has killed the agent too, the run is given out again.
+            Some(Fault::ExecutorEarly) => [Ending::Failed, own].into(),
             Some(fault) if fault.ends() => [Ending::Failed].into(),
             _ => [own].into(),
         };
@@ -97,7 +102,11 @@ impl FinishedRun {
     /// Whether the output of the job's containers is lost: Redis has lost the live log, and the container log was deleted
     /// with its node or pod.
     pub(crate) fn log_is_lost(&self, job: u32) -> bool {
-        let goes = matches!(self.run.fault, Some(Fault::NodeLost | Fault::Deleted));
+        let goes = matches!(
+            self.run.fault,
+            // A hub never has the container log.
+            Some(Fault::NodeLost | Fault::Deleted | Fault::Executor | Fault::AgentAndExecutor)
+        );
         self.jobs.last() == Some(&job) && goes && self.outages.redis_lost_data
     }
 
@@ -120,18 +129,23 @@ impl FinishedRun {
     }
 }
 
-/// Makes a journey in the cluster of a kubeconfig. `print` gets a line for every finished run.
+/// Makes a journey. Launchers need the kubeconfig of a cluster. `print` gets a line for every finished run.
 ///
 /// # Errors
 /// The journey could not be made. Violations are no error: the summary lists them.
 pub async fn run_journey(
     options: &Options,
-    kubeconfig: &Path,
+    kubeconfig: Option<&Path>,
     print: impl Fn(&str),
 ) -> Result<Summary> {
     let began = Instant::now();
     let runs = options.schedule();
-    let peers = Arc::new(Peers::start(&options.program, kubeconfig).await?);
+    let kubeconfig = kubeconfig.filter(|_| options.through == Through::Launcher);
+    if options.through == Through::Launcher {
+        ensure!(kubeconfig.is_some(), "launchers need a cluster");
+    }
+    let peers = Peers::start(&options.program, options.seed, kubeconfig).await?;
+    let peers = Arc::new(peers);
     let permits = Arc::new(Semaphore::new(options.at_once));
     let report = |run, before| report_finished(run, &peers, runs.len(), before, &print);
     let mut tasks = JoinSet::new();
@@ -157,8 +171,9 @@ pub async fn run_journey(
     let mut facts = facts::collect(&peers, &finished).await?;
     facts.left = left;
     let found = check(&facts);
-    let started = peers.side.started().await;
-    let mut summary = Summary::new(options, &facts, &finished, found, started, began.elapsed());
+    let mut summary = Summary::new(options, &facts, &finished, found, began.elapsed());
+    summary.started = peers.side.started().await;
+    summary.responses = peers.side.responses();
     for finished in &finished {
         if summary.concerns(finished) {
             summary.evidence.push(facts::evidence(&peers, finished)?);
@@ -206,7 +221,7 @@ async fn wait_for_cleanup(peers: &Peers) -> Result<Vec<String>> {
     peers.platform.clear_faults();
     peers.store_proxy.clear();
     peers.side.start_missing().await?;
-    Ok(peers.side.until_empty(CLEANUP_TIMEOUT).await)
+    peers.side.until_empty(CLEANUP_TIMEOUT).await
 }
 
 /// Makes one run.

@@ -12,7 +12,6 @@ use std::time::{Duration, Instant};
 
 use anyhow::Result;
 use job_contract::env;
-use serde_json::Value;
 use tempfile::TempDir;
 use test_peers::proxy::Proxy;
 use test_peers::redis::RedisServer;
@@ -20,7 +19,9 @@ use test_peers::s3::{self, S3};
 use test_platform::{Outputs, Platform};
 
 use crate::files::write_files;
+use crate::hub::HubSide;
 use crate::launchers::LauncherSide;
+use crate::side::Side;
 
 const POLL: Duration = Duration::from_millis(25);
 /// How long the answer to a dispatch may take. A hanging dispatch delays all others.
@@ -38,7 +39,7 @@ pub(crate) struct Peers {
     pub(crate) store: std::sync::Arc<S3>,
     /// The proxy between executors and the store.
     pub(crate) store_proxy: Proxy,
-    pub(crate) side: LauncherSide,
+    pub(crate) side: Side,
     pub(crate) client: reqwest::Client,
     /// Locked while a peer has a fault.
     pub(crate) locks: Locks,
@@ -80,8 +81,13 @@ impl Gate {
 }
 
 impl Peers {
-    /// Starts all peers, except the control plane. `program` is launcher or executor, depending on its name.
-    pub(crate) async fn start(program: &Path, kubeconfig: &Path) -> Result<Self> {
+    /// Starts all peers, except the control plane. `program` is launcher or executor, depending on its name. With a
+    /// kubeconfig, launchers run the steps in its cluster; without one, a hub and agents do.
+    pub(crate) async fn start(
+        program: &Path,
+        seed: u64,
+        kubeconfig: Option<&Path>,
+    ) -> Result<Self> {
         // A TLS provider for the clients of this process. An earlier one stays.
         let _ = rustls::crypto::ring::default_provider().install_default();
         let folder = tempfile::tempdir()?;
@@ -102,7 +108,17 @@ impl Peers {
             .start()
             .await?;
         let settings = settings(&platform, &redis, &store, store_proxy.address());
-        let side = LauncherSide::start(folder.path(), kubeconfig, settings).await?;
+        let side = match kubeconfig {
+            Some(kubeconfig) => {
+                let side = LauncherSide::start(folder.path(), kubeconfig, settings).await?;
+                Side::Launchers(Box::new(side))
+            }
+            None => {
+                let organization = platform.organization();
+                let side = HubSide::start(folder.path(), seed, &organization, settings).await?;
+                Side::Hub(Box::new(side))
+            }
+        };
         platform.dispatch_to(&side.dispatch_url());
         Ok(Self {
             folder,
@@ -190,6 +206,20 @@ impl Peers {
             ..Outages::default()
         };
         under_way.insert(run, outages);
+    }
+
+    /// The outages since the start of an unfinished run.
+    pub(crate) fn outages(&self, run: u32) -> Outages {
+        lock(&self.under_way).get(&run).copied().unwrap_or_default()
+    }
+
+    /// The live log of a job.
+    pub(crate) async fn streamed(&self, job: u32) -> String {
+        // Redis has to answer.
+        let _redis = self.redis.lock().await;
+        let entries = self.platform.streamed(job).await;
+        let lines: Vec<_> = entries.into_iter().map(|entry| entry.output).collect();
+        lines.join("\n")
     }
 
     /// Ends a run, and returns the outages during it.
