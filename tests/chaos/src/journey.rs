@@ -37,6 +37,8 @@ pub struct Options {
     pub only: Option<u32>,
     /// The program that is launcher and executor. The name decides which.
     pub program: PathBuf,
+    /// Start no run after this time.
+    pub within: Option<Duration>,
     /// Keep journals, logs and programs of the journey.
     pub keep: bool,
 }
@@ -51,6 +53,7 @@ impl Options {
             through,
             only: None,
             program: program.to_owned(),
+            within: None,
             keep: false,
         }
     }
@@ -151,6 +154,12 @@ pub async fn run_journey(
     let mut tasks = JoinSet::new();
     let mut finished = Vec::new();
     for run in &runs {
+        if options
+            .within
+            .is_some_and(|within| began.elapsed() > within)
+        {
+            break;
+        }
         let permit = Arc::clone(&permits).acquire_owned().await?;
         let (shared, run) = (Arc::clone(&peers), *run);
         tasks.spawn(async move {

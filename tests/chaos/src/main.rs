@@ -9,6 +9,7 @@
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use std::time::Duration;
 
 use anyhow::{Context as _, Result};
 use clap::Parser;
@@ -34,6 +35,9 @@ struct Args {
     /// Make only this run of the schedule
     #[arg(long, value_name = "RUN")]
     only: Option<u32>,
+    /// Start no run after this time
+    #[arg(long, value_name = "MINUTES")]
+    within: Option<u64>,
     /// Print the runs and their faults without making them
     #[arg(long)]
     dry_run: bool,
@@ -71,6 +75,7 @@ fn chaos(args: &Args) -> Result<ExitCode> {
     let options = Options {
         at_once: args.at_once.max(1),
         only: args.only,
+        within: args.within.map(Duration::from_mins),
         keep: args.keep,
         ..Options::new(args.through, args.seed, args.runs, &program)
     };

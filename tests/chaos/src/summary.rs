@@ -93,10 +93,13 @@ impl Summary {
         self.found.is_empty()
     }
 
-    /// Whether this run has a violation.
+    /// Whether this run has a violation, or a violation names one of its jobs.
     pub(crate) fn concerns(&self, finished: &FinishedRun) -> bool {
         let name = finished.run.to_string();
-        self.found.iter().any(|found| found.of.starts_with(&name))
+        let names_job = |text: &str| finished.jobs.iter().any(|job| names_job(text, *job));
+        self.found
+            .iter()
+            .any(|found| found.of.starts_with(&name) || names_job(&found.detail))
     }
 
     /// The summary as JSON.
@@ -161,4 +164,24 @@ impl fmt::Display for Summary {
 fn list<N: fmt::Display>(counts: &BTreeMap<&str, N>) -> String {
     let each = counts.iter().map(|(name, count)| format!("{count} {name}"));
     each.collect::<Vec<_>>().join(", ")
+}
+
+fn names_job(text: &str, job: u32) -> bool {
+    let mut named = text.split("job ").skip(1).filter_map(|rest| {
+        let number = rest.split(|one: char| !one.is_ascii_digit()).next()?;
+        number.parse::<u32>().ok()
+    });
+    named.any(|named| named == job)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_violation_is_about_the_jobs_that_it_names() {
+        let text = "task 7 of job 41: Running, reported: false";
+        assert!(names_job(text, 41));
+        assert!(!names_job(text, 4) && !names_job(text, 7) && !names_job("job x", 4));
+    }
 }
