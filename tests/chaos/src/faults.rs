@@ -40,11 +40,14 @@ impl Peers {
         let fault_happened = match fault.injection_point() {
             InjectionPoint::Dispatch => {
                 let dispatched = || self.platform.job(target.job).posts > 0;
-                until(ARRIVAL, dispatched).await
-                    && match fault {
-                        Fault::DuplicatesAtDispatch => self.deliver_again(target.job, 4).await?,
-                        _ => self.side.inject_at_dispatch(self, fault, target).await?,
+                match fault {
+                    Fault::HubAtDispatch => {
+                        self.side.inject_at_dispatch(self, fault, target).await?
                     }
+                    _ if !until(ARRIVAL, dispatched).await => false,
+                    Fault::DuplicatesAtDispatch => self.deliver_again(target.job, 4).await?,
+                    _ => self.side.inject_at_dispatch(self, fault, target).await?,
+                }
             }
             InjectionPoint::Fetch => {
                 let arrived = self.until_held(target, Gate::Fetch).await;

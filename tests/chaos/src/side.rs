@@ -129,8 +129,7 @@ impl Side {
     ) -> Result<bool> {
         match self {
             Self::Launchers(side) => side.inject_at_dispatch(peers, fault, target).await,
-            // The hub has missed a dispatch.
-            Self::Hub(side) => side.start_missing().await.map(|()| true),
+            Self::Hub(side) => side.inject_at_dispatch().await,
         }
     }
 

@@ -120,6 +120,8 @@ struct Shared {
     server: Mutex<Option<SocketAddr>>,
     client: reqwest::Client,
     responses: AtomicU64,
+    /// Dispatches while there was no server.
+    missed: AtomicU64,
     hits: Mutex<Vec<Hit>>,
 }
 
@@ -149,6 +151,7 @@ impl Wire {
                 .pool_max_idle_per_host(0)
                 .build()?,
             responses: AtomicU64::new(0),
+            missed: AtomicU64::new(0),
             hits: Mutex::default(),
         });
         let inner = Arc::clone(&shared);
@@ -170,7 +173,13 @@ impl Wire {
 
     /// From now on new requests go there.
     pub(crate) fn pass_on_to(&self, server: Option<SocketAddr>) {
+        self.shared.missed.store(0, Ordering::SeqCst);
         *lock(&self.shared.server) = server;
+    }
+
+    /// How many dispatches came since there is no server.
+    pub(crate) fn missed(&self) -> u64 {
+        self.shared.missed.load(Ordering::SeqCst)
     }
 
     /// How many responses there were.
@@ -241,9 +250,11 @@ async fn pass(shared: Arc<Shared>, request: Request<Incoming>) -> Result<Respons
 fn may_repeat(head: &Parts) -> bool {
     let is_idempotent =
         [Method::GET, Method::HEAD, Method::PUT, Method::DELETE].contains(&head.method);
-    is_idempotent
-        || head.headers.contains_key(pool_protocol::IDEMPOTENCY_KEY)
-        || head.uri.path().ends_with("/terraform-rs")
+    is_idempotent || head.headers.contains_key(pool_protocol::IDEMPOTENCY_KEY) || is_dispatch(head)
+}
+
+fn is_dispatch(head: &Parts) -> bool {
+    head.uri.path().ends_with("/terraform-rs")
 }
 
 /// The task or the job that a document is about.
@@ -271,7 +282,12 @@ impl From<Whole> for Response<Body> {
 
 impl Shared {
     async fn ask(&self, head: &Parts, body: &Bytes) -> io::Result<Whole> {
-        let server = (*lock(&self.server)).ok_or(io::ErrorKind::ConnectionRefused)?;
+        let server = *lock(&self.server);
+        let Some(server) = server else {
+            self.missed
+                .fetch_add(u64::from(is_dispatch(head)), Ordering::SeqCst);
+            return Err(io::ErrorKind::ConnectionRefused.into());
+        };
         let url = format!("http://{server}{}", head.uri);
         let request = self
             .client

@@ -56,6 +56,13 @@ impl HubSide {
         Some(guard)
     }
 
+    /// Lets the hub miss a dispatch. It may be that of an older job: the platform repeats the oldest one first.
+    pub(crate) async fn inject_at_dispatch(&self) -> Result<bool> {
+        let missed = until(ARRIVAL, || self.before_hub.missed() > 0).await;
+        self.start_missing().await?;
+        Ok(missed)
+    }
+
     /// Injects a fault before the task is accepted. Returns whether it happened.
     pub(crate) async fn inject_before_claim(
         &self,
