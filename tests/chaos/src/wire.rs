@@ -332,7 +332,10 @@ mod tests {
             hits.filter(|harm| harm.name() == name).count()
         };
         let counts = ["dropped", "delayed", "duplicated"].map(named);
-        assert!((900..1100).contains(&counts.iter().sum()), "{counts:?}");
+        assert!(
+            (900..1100).contains(&counts.iter().sum::<usize>()),
+            "{counts:?}"
+        );
         assert!(counts.into_iter().all(|count| count > 250), "{counts:?}");
     }
 
