@@ -16,6 +16,9 @@ use crate::peers::{Gate, LINES, Locks, Peers, until};
 use crate::schedule::Fault;
 
 const POLL: Duration = Duration::from_millis(25);
+/// How long an executor may take to end. One that is stopped stores its output first, and sends the rest of its log for up to a
+/// minute.
+const ENDED: Duration = Duration::from_mins(3);
 
 /// An executor and its agent.
 #[derive(Clone, Copy, Debug)]
@@ -37,7 +40,7 @@ impl ExecutorProcess {
 
     /// Waits until it has ended. Returns whether it has.
     pub(crate) async fn until_ended(self) -> bool {
-        until(END, || !orphans::runs(self.pid)).await
+        until(ENDED, || !orphans::runs(self.pid)).await
     }
 }
 
