@@ -140,7 +140,7 @@ impl Hub {
         let store = Store::open(settings.store.reveal(), settings.rules).await?;
         let keys = open_keys(settings.keys)?;
         let reporter: Arc<dyn PlatformReporter> = match settings.platform {
-            HubPlatform::Terrakube(platform) => Arc::new(platform.open()?),
+            HubPlatform::Terrakube(platform) => Arc::new(platform.open()?.of_hub()),
             HubPlatform::Records(data) => Arc::new(LocalReporter::new(data.create()?.path())),
         };
         Ok(Self {

@@ -29,7 +29,7 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode> {
         setup::ensure(&[Purpose::Tests])?;
     }
     let mut command = command(&args.options);
-    let plane = if starts_journey(&args.options) {
+    let plane = if needs_cluster(&args.options) {
         let Some(plane) = ControlPlane::start("chaos", Release::NEWEST, build)? else {
             return Ok(ExitCode::SUCCESS);
         };
@@ -48,14 +48,17 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode> {
     })
 }
 
-/// Whether these options start a journey. Help and a dry run do not.
-fn starts_journey(options: &[OsString]) -> bool {
-    let only_prints = |option: &OsString| {
-        ["--dry-run", "--help", "-h"]
+/// Whether these options start a journey in a cluster. Help and a dry run start none, and a hub needs no cluster.
+fn needs_cluster(options: &[OsString]) -> bool {
+    let is_without = |option: &OsString| {
+        ["--dry-run", "--help", "-h", "--through=hub"]
             .iter()
             .any(|word| option == word)
     };
-    !options.iter().any(only_prints)
+    let is_through_hub = options
+        .windows(2)
+        .any(|pair| pair[0] == "--through" && pair[1] == "hub");
+    !is_through_hub && !options.iter().any(is_without)
 }
 
 /// Builds the control plane together with the journey, so that both use the same crates.
@@ -96,13 +99,16 @@ mod tests {
     }
 
     #[test]
-    fn a_control_plane_is_for_journeys_that_are_made() {
-        let starts_journey = |options: &[&str]| {
+    fn a_control_plane_is_for_journeys_that_are_made_in_a_cluster() {
+        let needs_cluster = |options: &[&str]| {
             let options: Vec<OsString> = options.iter().map(OsString::from).collect();
-            super::starts_journey(&options)
+            super::needs_cluster(&options)
         };
-        assert!(starts_journey(&["--seed", "7"]));
-        assert!(!starts_journey(&["--seed", "7", "--dry-run"]));
-        assert!(!starts_journey(&["--help"]));
+        assert!(needs_cluster(&["--seed", "7"]));
+        assert!(needs_cluster(&["--through", "launcher"]));
+        assert!(!needs_cluster(&["--seed", "7", "--dry-run"]));
+        assert!(!needs_cluster(&["--help"]));
+        assert!(!needs_cluster(&["--through", "hub", "--seed", "7"]));
+        assert!(!needs_cluster(&["--through=hub"]));
     }
 }

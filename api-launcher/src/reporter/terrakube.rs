@@ -10,7 +10,7 @@ use job_contract::status::{JobStatus, StepStatus};
 use job_contract::{JobData, chain};
 use platform::heartbeat::{self, HeartbeatError, HeartbeatState, Heartbeats};
 use platform::redis::Redis;
-use platform::sinks::JobStream;
+use platform::sinks::{JobStream, Repeated};
 use platform::terrakube::Terrakube;
 use platform::{Platform, StartPermission, StepRef};
 use tokio_util::task::TaskTracker;
@@ -36,6 +36,7 @@ pub(crate) struct TerrakubeReporter {
     pub(super) outputs: Option<OutputStore>,
     redis: Option<Redis>,
     heartbeats: Option<Heartbeats>,
+    repeated: Repeated,
 }
 
 impl TerrakubeReporter {
@@ -51,7 +52,16 @@ impl TerrakubeReporter {
             outputs: outputs.map(OutputStore::new),
             redis,
             heartbeats,
+            repeated: Repeated::Keep,
         })
+    }
+
+    /// For executors that write their live logs through the API.
+    pub(crate) fn of_hub(self) -> Self {
+        Self {
+            repeated: Repeated::Skip,
+            ..self
+        }
     }
 
     /// Fails the step of a rejected dispatch, unless an earlier delivery was accepted.
@@ -183,7 +193,7 @@ impl PlatformReporter for TerrakubeReporter {
                 return Vec::new();
             };
             let stream = JobStream::new(redis, &step.job_id, &step.step_id);
-            match stream.text(LIVE_LOG_BYTES).await {
+            match stream.text(LIVE_LOG_BYTES, self.repeated).await {
                 Ok(text) => text.into_bytes(),
                 Err(error) => {
                     warn!(

@@ -12,7 +12,7 @@ use test_platform::{Records, Status};
 
 use crate::check::{Ending, Facts, Job, Line, Lock, Published, Run, State, Step};
 use crate::journey::FinishedRun;
-use crate::peers::{LAUNCHER, LINES, Peers};
+use crate::peers::{LINES, Peers};
 use crate::schedule::Kind;
 
 /// Writes step outputs and container logs into a folder, for analysis.
@@ -26,63 +26,32 @@ pub(crate) fn dump(peers: &Peers, folder: &Path) -> Result<()> {
             }
         }
     }
-    for (number, log) in peers.cluster.container_logs().into_iter().enumerate() {
+    for (number, log) in peers.side.logs()?.into_iter().enumerate() {
         fs::write(folder.join(format!("container-{number}.log")), log)?;
     }
     fs::write(folder.join("platform"), peers.platform.report())?;
     Ok(())
 }
 
-/// The evidence of a run with a violation: step outputs, final reports of its executors, and log lines of the launchers.
+/// The evidence of a run with a violation: step outputs, and what its side knows of it.
 pub(crate) fn evidence(peers: &Peers, finished: &FinishedRun) -> Result<String> {
     let records = peers.platform.records();
     let mut text = format!("{}, with {:?}\n", finished.run, finished.outages);
-    let mut part = |title: &str, content: &str| {
-        // Writing to a string does not fail.
-        let _ = writeln!(text, "--- {title}\n{}", content.trim_end());
-    };
     for id in &finished.jobs {
         for step in &records.job(*id).steps {
             let title = format!("output of job {id}, {}: {}", step.flow.kind, step.status);
             let stored = output(peers, &records, *id, &step.id)?;
-            part(&title, stored.as_deref().unwrap_or("(none is stored)"));
+            let stored = stored.as_deref().unwrap_or("(none is stored)");
+            // Writing to a string does not fail.
+            let _ = writeln!(text, "--- {title}\n{}", stored.trim_end());
         }
-        for report in final_reports(peers.cluster.folder(), *id)? {
-            part(&format!("final report of an executor of job {id}"), &report);
-        }
-        part(
-            &format!("launchers on job {id}"),
-            &launcher_lines(peers.folder(), *id)?,
-        );
+        text.push_str(&peers.side.evidence(*id)?);
     }
     Ok(text)
 }
 
-/// The termination messages with this job's id, also of deleted pods.
-fn final_reports(nodes: &Path, job: u32) -> Result<Vec<String>> {
-    let named = format!("\"jobId\":\"{job}\"");
-    let mut reports = Vec::new();
-    let mut folders = vec![nodes.to_owned()];
-    while let Some(folder) = folders.pop() {
-        for entry in fs::read_dir(folder)? {
-            let entry = entry?;
-            let path = entry.path();
-            if entry.file_type()?.is_dir() {
-                folders.push(path);
-            } else if path.extension().is_some_and(|end| end == "termination") {
-                let message = String::from_utf8_lossy(&fs::read(path)?).into_owned();
-                if message.contains(&named) {
-                    reports.push(message);
-                }
-            }
-        }
-    }
-    Ok(reports)
-}
-
-/// Lines of all launchers' logs about this job or its Jobs.
-fn launcher_lines(folder: &Path, job: u32) -> Result<String> {
-    let names = [format!("\"job_id\":\"{job}\""), format!("job-{job}-")];
+/// The lines of all programs' logs that contain one of these texts.
+pub(crate) fn lines_with(folder: &Path, texts: &[String]) -> Result<String> {
     let mut lines = String::new();
     for entry in fs::read_dir(folder)? {
         let path = entry?.path();
@@ -90,7 +59,7 @@ fn launcher_lines(folder: &Path, job: u32) -> Result<String> {
             let log = fs::read(path)?;
             let log = String::from_utf8_lossy(&log);
             for line in log.lines() {
-                if names.iter().any(|name| line.contains(name)) {
+                if texts.iter().any(|text| line.contains(text)) {
                     lines.push_str(line);
                     lines.push('\n');
                 }
@@ -104,13 +73,8 @@ fn launcher_lines(folder: &Path, job: u32) -> Result<String> {
 pub(crate) async fn collect(peers: &Peers, finished: &[FinishedRun]) -> Result<Facts> {
     peers.platform.look_back().await;
     let records = peers.platform.records();
-    let printed = printed(peers);
-    let denied = peers.cluster.recorded().of(LAUNCHER);
-    let denied: BTreeSet<String> = denied
-        .denied()
-        .into_iter()
-        .map(test_cluster::Request::right)
-        .collect();
+    let printed = printed(peers)?;
+    let denied: BTreeSet<String> = peers.side.denied().into_iter().collect();
     let violations = peers.platform.ledger().violations;
     let mut runs = Vec::new();
     for finished in finished {
@@ -127,9 +91,9 @@ pub(crate) async fn collect(peers: &Peers, finished: &[FinishedRun]) -> Result<F
 /// Lines of every container, by run.
 type Printed = BTreeMap<u32, Vec<Vec<Line>>>;
 
-fn printed(peers: &Peers) -> Printed {
+fn printed(peers: &Peers) -> Result<Printed> {
     let mut printed = Printed::new();
-    for log in peers.cluster.container_logs() {
+    for log in peers.side.logs()? {
         let mut of_container = BTreeMap::<u32, Vec<Line>>::new();
         for (run, line) in marks(&log) {
             of_container.entry(run).or_default().push(line);
@@ -138,7 +102,7 @@ fn printed(peers: &Peers) -> Printed {
             printed.entry(run).or_default().push(lines);
         }
     }
-    printed
+    Ok(printed)
 }
 
 /// The numbered lines in a text, with their runs. The tool may cut lines of provisioners, so cut lines are joined. A line that

@@ -4,29 +4,22 @@
 use std::time::{Duration, Instant};
 
 use anyhow::Result;
-use k8s_openapi::api::batch::v1::Job;
-use k8s_openapi::api::core::v1::Pod;
-use kube::api::DeleteParams;
-use kube::{Api, ResourceExt as _};
 use serde_json::Value;
-use test_cluster::{ADMIN, Fault as ApiFault};
 use test_peers::proxy::Trouble;
 use test_platform::{Effect, Fault as PlatformFault};
 
-use crate::check::Line;
-use crate::facts::marks;
-use crate::peers::{Gate, LAUNCHER, LINES, Peers, until};
+use crate::peers::{Gate, Peers, until};
 use crate::schedule::{Fault, InjectionPoint, Run};
 
 /// How long a run may take to reach the point of its fault. If another run's fault delays its release, it waits half a minute
 /// for a launcher that watches, and again for each launcher that is killed meanwhile.
-const ARRIVAL: Duration = Duration::from_mins(4);
+pub(crate) const ARRIVAL: Duration = Duration::from_mins(4);
 /// How long a pod may take to end after its fault.
-const END: Duration = Duration::from_mins(1);
+pub(crate) const END: Duration = Duration::from_mins(1);
 /// How long the work after a gate may take while peers fail.
 const WORK: Duration = Duration::from_mins(1);
 /// How long the Job of a finished run may stay: longer than its time to live.
-const REMOVAL: Duration = Duration::from_mins(2);
+pub(crate) const REMOVAL: Duration = Duration::from_mins(2);
 /// The method of reports. Executors send requests of other methods all the time.
 const REPORT: &str = "PATCH";
 /// How long a slow peer takes to answer.
@@ -42,141 +35,52 @@ pub(crate) struct Target {
 }
 
 impl Peers {
-    /// Prepares the faults that must be ready before the job exists. The guard prevents other faults of the API server.
-    pub(crate) async fn before_dispatch(
-        &self,
-        fault: Fault,
-    ) -> Option<tokio::sync::MutexGuard<'_, ()>> {
-        let faults = self.cluster.faults();
-        let order = |count, verb, resource, fault| {
-            faults.next_of(LAUNCHER, count, verb, resource, fault);
-        };
-        match fault {
-            Fault::ApiAtDispatch => {
-                let guard = self.locks.api.lock().await;
-                order(1, "create", "jobs", ApiFault::TooManyRequests(1));
-                order(1, "create", "jobs", ApiFault::InternalError);
-                order(1, "create", "jobs", ApiFault::DropAfter);
-                order(1, "create", "secrets", ApiFault::Unavailable);
-                order(1, "create", "secrets", ApiFault::DropAfter);
-                order(2, "patch", "jobs", ApiFault::DropBefore);
-                Some(guard)
-            }
-            Fault::LaunchersAtDispatch => {
-                let guard = self.locks.api.lock().await;
-                order(1, "create", "secrets", ApiFault::Hang);
-                Some(guard)
-            }
-            _ => None,
-        }
-    }
-
     /// Injects a fault into a started job. Returns whether the fault happened as scheduled.
     pub(crate) async fn inject(&self, fault: Fault, target: Target) -> Result<bool> {
         let fault_happened = match fault.injection_point() {
-            InjectionPoint::Dispatch => self.inject_at_dispatch(fault, target).await?,
+            InjectionPoint::Dispatch => {
+                let dispatched = || self.platform.job(target.job).posts > 0;
+                match fault {
+                    Fault::HubAtDispatch => {
+                        self.side.inject_at_dispatch(self, fault, target).await?
+                    }
+                    _ if !until(ARRIVAL, dispatched).await => false,
+                    Fault::DuplicatesAtDispatch => self.deliver_again(target.job, 4).await?,
+                    _ => self.side.inject_at_dispatch(self, fault, target).await?,
+                }
+            }
             InjectionPoint::Fetch => {
                 let arrived = self.until_held(target, Gate::Fetch).await;
-                let fault_happened = arrived && self.inject_before_claim(fault, target).await?;
+                let fault_happened =
+                    arrived && self.side.inject_before_claim(self, fault, target).await?;
                 self.release(target.run.number, Gate::Fetch);
                 fault_happened
             }
             InjectionPoint::Work | InjectionPoint::Report => {
                 let arrived = self.until_held(target, Gate::Work).await;
-                let arrived = arrived && self.until_printed(target).await;
+                let arrived = arrived && self.side.until_printed(self, target).await;
                 let fault_happened = arrived && self.inject_at_work(fault, target).await?;
                 self.release(target.run.number, Gate::Work);
                 fault_happened
             }
             InjectionPoint::After => {
                 self.until_over(target.job).await
-                    && self.until_job_is_gone(target).await?
+                    && self.side.until_removed(self, target).await?
                     && self.deliver_again(target.job, 2).await?
             }
         };
         Ok(fault_happened)
     }
 
-    async fn inject_at_dispatch(&self, fault: Fault, target: Target) -> Result<bool> {
-        let dispatched = || self.platform.job(target.job).posts > 0;
-        if !until(ARRIVAL, dispatched).await {
-            return Ok(false);
-        }
-        match fault {
-            Fault::DuplicatesAtDispatch => self.deliver_again(target.job, 4).await,
-            Fault::LaunchersAtDispatch => {
-                let jobs = Api::<Job>::namespaced(self.cluster.client(ADMIN)?, &self.runs);
-                let name = self.job_name(target.job);
-                let limit = tokio::time::Instant::now() + ARRIVAL;
-                while jobs.get_opt(&name).await?.is_none() || self.cluster.faults().left() > 0 {
-                    if tokio::time::Instant::now() > limit {
-                        return Ok(false);
-                    }
-                    tokio::time::sleep(Duration::from_millis(25)).await;
-                }
-                let _lock = self.locks.launchers.lock().await;
-                self.launchers.lock().await.kill_all();
-                self.start_launchers().await?;
-                Ok(true)
-            }
-            // The dispatch ends only after all faults have happened.
-            _ => Ok(until(ARRIVAL, || self.cluster.faults().left() == 0).await),
-        }
-    }
-
-    async fn inject_before_claim(&self, fault: Fault, target: Target) -> Result<bool> {
-        if fault == Fault::LauncherEarly {
-            let replica = usize::try_from(target.run.number).unwrap_or_default();
-            let _lock = self.locks.launchers.lock().await;
-            self.launchers.lock().await.kill(replica);
-            self.release(target.run.number, Gate::Fetch);
-            self.start_launchers().await?;
-            return Ok(true);
-        }
-        let Some(pod) = self.pod_at_work(target.job).await else {
-            return Ok(false);
-        };
-        match fault {
-            Fault::EvictedEarly => {
-                self.cluster.evict(&pod);
-            }
-            Fault::NodeLostEarly => {
-                self.cluster.lose_node(&pod).await?;
-                self.cluster.remove_node_of(&pod).await?;
-            }
-            _ => self.cluster.preempt(&pod).await?,
-        }
-        Ok(self.until_pod_is_over(target.job, &pod).await)
-    }
-
     async fn inject_at_work(&self, fault: Fault, target: Target) -> Result<bool> {
         match fault {
-            Fault::OomKilled
-            | Fault::Evicted
-            | Fault::NodeLost
-            | Fault::Deleted
-            | Fault::Drained => self.inject_into_pod(fault, target).await,
             Fault::Cancel => {
-                let pod = self.pod_at_work(target.job).await;
+                let executor = self.side.executor(self, target.job).await;
                 self.platform.cancel(target.job).await;
-                match pod {
-                    Some(pod) => Ok(self.until_pod_is_over(target.job, &pod).await),
+                match executor {
+                    Some(executor) => Ok(self.side.until_ended(self, target.job, &executor).await),
                     None => Ok(false),
                 }
-            }
-            Fault::Launcher | Fault::Launchers => {
-                let replica = usize::try_from(target.run.number).unwrap_or_default();
-                let _lock = self.locks.launchers.lock().await;
-                {
-                    let mut launchers = self.launchers.lock().await;
-                    match fault {
-                        Fault::Launcher => launchers.kill(replica),
-                        _ => launchers.kill_all(),
-                    }
-                }
-                let worked = self.finish_work(target).await;
-                self.start_launchers().await?;
-                Ok(worked)
             }
             Fault::Duplicates => self.deliver_again(target.job, 3).await,
             Fault::RedisRestarted => {
@@ -194,44 +98,14 @@ impl Peers {
                 redis.thaw()?;
                 Ok(worked)
             }
-            Fault::KilledAtReport => self.kill_at_report(target).await,
+            Fault::KilledAtReport | Fault::HubAtReport => self.kill_at_report(fault, target).await,
             _ if fault.disturbs_store() => self.inject_into_store(fault, target).await,
-            Fault::ApiErrors | Fault::ApiHangs | Fault::WatchesCut => {
-                self.inject_into_api_server(fault, target).await
-            }
-            _ => self.inject_into_platform(fault, target).await,
+            Fault::PlatformErrors
+            | Fault::PlatformCuts
+            | Fault::PlatformSlow
+            | Fault::PlatformAway => self.inject_into_platform(fault, target).await,
+            _ => self.side.inject_at_work(self, fault, target).await,
         }
-    }
-
-    async fn inject_into_pod(&self, fault: Fault, target: Target) -> Result<bool> {
-        let Some(pod) = self.pod_at_work(target.job).await else {
-            return Ok(false);
-        };
-        let pods = Api::<Pod>::namespaced(self.cluster.client(ADMIN)?, &self.runs);
-        match fault {
-            Fault::OomKilled => {
-                self.cluster.oom_kill(&pod);
-            }
-            Fault::Evicted => {
-                self.cluster.evict(&pod);
-            }
-            Fault::NodeLost => {
-                self.cluster.lose_node(&pod).await?;
-                self.cluster.remove_node_of(&pod).await?;
-            }
-            Fault::Deleted => {
-                let options = DeleteParams {
-                    grace_period_seconds: Some(0),
-                    ..DeleteParams::default()
-                };
-                pods.delete(&pod.name_any(), &options).await?;
-            }
-            _ => {
-                pods.delete(&pod.name_any(), &DeleteParams::default())
-                    .await?;
-            }
-        }
-        Ok(self.until_pod_is_over(target.job, &pod).await)
     }
 
     async fn inject_into_platform(&self, fault: Fault, target: Target) -> Result<bool> {
@@ -267,9 +141,9 @@ impl Peers {
         Ok(over && happened)
     }
 
-    /// Kills the container after the platform has refused its report.
-    async fn kill_at_report(&self, target: Target) -> Result<bool> {
-        let Some(pod) = self.pod_at_work(target.job).await else {
+    /// Kills the executor or the hub after the platform has refused a report.
+    async fn kill_at_report(&self, fault: Fault, target: Target) -> Result<bool> {
+        let Some(executor) = self.side.executor(self, target.job).await else {
             return Ok(false);
         };
         let _lock = self.locks.platform.lock().await;
@@ -289,8 +163,15 @@ impl Peers {
             reports.any(|report| report.status == 503 && report.at >= since)
         };
         let refused = until(WORK, refused).await;
-        self.cluster.oom_kill(&pod);
-        let over = self.until_pod_is_over(target.job, &pod).await;
+        if fault == Fault::HubAtReport {
+            let _lock = self.locks.launchers.lock().await;
+            self.side.kill_hub().await;
+            self.platform.clear_faults();
+            self.side.start_missing().await?;
+            return Ok(refused && self.until_over(target.job).await);
+        }
+        self.side.kill(&executor);
+        let over = self.side.until_ended(self, target.job, &executor).await;
         self.platform.clear_faults();
         Ok(refused && over)
     }
@@ -315,53 +196,17 @@ impl Peers {
         Ok(fault_happened)
     }
 
-    async fn inject_into_api_server(&self, fault: Fault, target: Target) -> Result<bool> {
-        let _lock = self.locks.api.lock().await;
-        let faults = self.cluster.faults();
-        match fault {
-            // The API server answers 410, because the launchers' resource versions are too old. So they list again.
-            Fault::WatchesCut => {
-                faults.next_of(LAUNCHER, 4, "watch", "*", ApiFault::Expired);
-            }
-            Fault::ApiHangs => {
-                for (verb, resource) in [("update", "leases"), ("patch", "jobs"), ("list", "pods")]
-                {
-                    faults.next_of(LAUNCHER, 2, verb, resource, ApiFault::Hang);
-                }
-            }
-            _ => {
-                for fault in [
-                    ApiFault::TooManyRequests(1),
-                    ApiFault::InternalError,
-                    ApiFault::Unavailable,
-                    ApiFault::DropAfter,
-                ] {
-                    faults.next_of(LAUNCHER, 4, "*", "*", fault);
-                }
-            }
-        }
-        let ordered = faults.left();
-        if fault != Fault::ApiHangs {
-            self.cluster.cut_watches();
-        }
-        // The run waits until the first fault has happened to a launcher.
-        let happened = until(END, || faults.left() < ordered).await;
-        self.release(target.run.number, Gate::Work);
-        let over = self.until_over(target.job).await;
-        faults.clear();
-        Ok(happened && over)
-    }
-
     /// Delivers the last dispatch of a job again, to every launcher. Returns whether one accepted it.
     async fn deliver_again(&self, job: u32, times: usize) -> Result<bool> {
-        let launchers = self.launchers.lock().await.addresses();
+        // One of them has to run.
+        let _lock = self.locks.launchers.lock().await;
+        let urls = self.side.dispatch_urls().await;
         let (document, token) = (
             self.platform.job_data(job).to_string(),
             self.platform.dispatch_token(),
         );
         let mut posts = tokio::task::JoinSet::new();
-        for address in launchers.iter().cycle().take(times * launchers.len()) {
-            let url = format!("http://{address}/api/v1/terraform-rs");
+        for url in urls.iter().cycle().take(times * urls.len()) {
             let post = self
                 .client
                 .post(url)
@@ -379,13 +224,9 @@ impl Peers {
         let mut accepted_bad = Vec::new();
         let short = Value::from(run).to_string();
         for body in ["", "{", "[]", "{\"jobId\": {}}", short.as_str()] {
-            let url = format!(
-                "http://{}/api/v1/terraform-rs",
-                self.launcher_proxy.address()
-            );
             let post = self
                 .client
-                .post(url)
+                .post(self.side.dispatch_url())
                 .bearer_auth(self.platform.dispatch_token())
                 .header("content-type", "application/json")
                 .body(body.to_owned());
@@ -405,25 +246,8 @@ impl Peers {
         self.is_held(target.run.number, gate)
     }
 
-    /// Waits until the lines before the gate are in the container log.
-    async fn until_printed(&self, target: Target) -> bool {
-        let mark = (target.run.number, Line::new(target.phase, LINES));
-        let limit = tokio::time::Instant::now() + END;
-        while tokio::time::Instant::now() < limit {
-            for pod in self.pods_of(target.job).await {
-                let log = self.cluster.container_log(&pod, "executor");
-                let log = log.unwrap_or_default();
-                if marks(&log).contains(&mark) {
-                    return true;
-                }
-            }
-            tokio::time::sleep(Duration::from_millis(25)).await;
-        }
-        false
-    }
-
     /// Releases the run, and waits until its work is done. Returns whether it is.
-    async fn finish_work(&self, target: Target) -> bool {
+    pub(crate) async fn finish_work(&self, target: Target) -> bool {
         self.release(target.run.number, Gate::Work);
         let done = format!("end {}", target.phase);
         until(WORK, || {
@@ -437,59 +261,4 @@ impl Peers {
     pub(crate) async fn until_over(&self, job: u32) -> bool {
         until(WORK * 3, || self.platform.job(job).status.is_terminal()).await
     }
-
-    async fn until_job_is_gone(&self, target: Target) -> Result<bool> {
-        let jobs = Api::<Job>::namespaced(self.cluster.client(ADMIN)?, &self.runs);
-        let name = self.job_name(target.job);
-        let limit = tokio::time::Instant::now() + REMOVAL;
-        while jobs.get_opt(&name).await?.is_some() {
-            if tokio::time::Instant::now() > limit {
-                return Ok(false);
-            }
-            tokio::time::sleep(Duration::from_millis(100)).await;
-        }
-        Ok(true)
-    }
-
-    fn job_name(&self, job: u32) -> String {
-        let step = self.platform.job(job).dispatched.unwrap_or_default();
-        format!("job-{job}-{step}")
-    }
-
-    async fn pods_of(&self, job: u32) -> Vec<Pod> {
-        let step = self.platform.job(job).dispatched.unwrap_or_default();
-        self.pods(job, &step).await
-    }
-
-    async fn pod_at_work(&self, job: u32) -> Option<Pod> {
-        let limit = tokio::time::Instant::now() + END;
-        while tokio::time::Instant::now() < limit {
-            let pods = self.pods_of(job).await;
-            if let Some(pod) = pods.into_iter().find(|pod| phase(pod) == "Running") {
-                return Some(pod);
-            }
-            tokio::time::sleep(Duration::from_millis(25)).await;
-        }
-        None
-    }
-
-    async fn until_pod_is_over(&self, job: u32, pod: &Pod) -> bool {
-        let limit = tokio::time::Instant::now() + END;
-        while tokio::time::Instant::now() < limit {
-            let pods = self.pods_of(job).await;
-            let same = pods.iter().find(|other| other.uid() == pod.uid());
-            if same.is_none_or(|pod| matches!(phase(pod), "Succeeded" | "Failed")) {
-                return true;
-            }
-            tokio::time::sleep(Duration::from_millis(25)).await;
-        }
-        false
-    }
-}
-
-fn phase(pod: &Pod) -> &str {
-    pod.status
-        .as_ref()
-        .and_then(|status| status.phase.as_deref())
-        .unwrap_or("Pending")
 }

@@ -5,19 +5,18 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context as _, Result};
+use anyhow::{Context as _, Result, ensure};
 use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
 
 use serde_json::json;
-use test_cluster::State;
 use test_platform::{Flow, NewJob, Records, Status, Variable, Workspace};
 
 use crate::check::{Ending, check};
 use crate::facts;
 use crate::faults::Target;
-use crate::peers::{Gate, Outages, Peers, SETTINGS};
-use crate::schedule::{Fault, InjectionPoint, Kind, Run, schedule};
+use crate::peers::{Gate, Outages, Peers};
+use crate::schedule::{Fault, InjectionPoint, Kind, Run, Through, schedule};
 use crate::summary::Summary;
 
 /// How long the launchers may need after the last run for leases, reports and the removal of Jobs.
@@ -32,30 +31,36 @@ pub struct Options {
     pub runs: u32,
     /// Number of runs at once.
     pub at_once: usize,
+    /// What takes the dispatches.
+    pub through: Through,
     /// Number of the only run to make.
     pub only: Option<u32>,
     /// The program that is launcher and executor. The name decides which.
     pub program: PathBuf,
+    /// Start no run after this time.
+    pub within: Option<Duration>,
     /// Keep journals, logs and programs of the journey.
     pub keep: bool,
 }
 
 impl Options {
     /// A journey with this program as launcher and executor.
-    pub fn new(seed: u64, runs: u32, program: &Path) -> Self {
+    pub fn new(through: Through, seed: u64, runs: u32, program: &Path) -> Self {
         Self {
             seed,
             runs,
             at_once: 8,
+            through,
             only: None,
             program: program.to_owned(),
+            within: None,
             keep: false,
         }
     }
 
     /// The runs of the journey.
     pub fn schedule(&self) -> Vec<Run> {
-        let mut runs = schedule(self.seed, self.runs);
+        let mut runs = schedule(self.through, self.seed, self.runs);
         runs.retain(|run| self.only.is_none_or(|only| run.number == only));
         runs
     }
@@ -85,6 +90,8 @@ impl FinishedRun {
         };
         let mut permitted: BTreeSet<Ending> = match self.run.fault.filter(|_| is_last) {
             Some(Fault::Cancel) => [Ending::Cancelled].into(),
+            // If another fault has killed the agent too, the run is given out again.
+            Some(Fault::ExecutorEarly) => [Ending::Failed, own].into(),
             Some(fault) if fault.ends() => [Ending::Failed].into(),
             _ => [own].into(),
         };
@@ -98,7 +105,11 @@ impl FinishedRun {
     /// Whether the output of the job's containers is lost: Redis has lost the live log, and the container log was deleted
     /// with its node or pod.
     pub(crate) fn log_is_lost(&self, job: u32) -> bool {
-        let goes = matches!(self.run.fault, Some(Fault::NodeLost | Fault::Deleted));
+        let goes = matches!(
+            self.run.fault,
+            // A hub never has the container log.
+            Some(Fault::NodeLost | Fault::Deleted | Fault::Executor | Fault::AgentAndExecutor)
+        );
         self.jobs.last() == Some(&job) && goes && self.outages.redis_lost_data
     }
 
@@ -121,23 +132,34 @@ impl FinishedRun {
     }
 }
 
-/// Makes a journey in the cluster of a kubeconfig. `print` gets a line for every finished run.
+/// Makes a journey. Launchers need the kubeconfig of a cluster. `print` gets a line for every finished run.
 ///
 /// # Errors
 /// The journey could not be made. Violations are no error: the summary lists them.
 pub async fn run_journey(
     options: &Options,
-    kubeconfig: &Path,
+    kubeconfig: Option<&Path>,
     print: impl Fn(&str),
 ) -> Result<Summary> {
     let began = Instant::now();
     let runs = options.schedule();
-    let peers = Arc::new(Peers::start(&options.program, kubeconfig).await?);
+    let kubeconfig = kubeconfig.filter(|_| options.through == Through::Launcher);
+    if options.through == Through::Launcher {
+        ensure!(kubeconfig.is_some(), "launchers need a cluster");
+    }
+    let peers = Peers::start(&options.program, options.seed, kubeconfig).await?;
+    let peers = Arc::new(peers);
     let permits = Arc::new(Semaphore::new(options.at_once));
     let report = |run, before| report_finished(run, &peers, runs.len(), before, &print);
     let mut tasks = JoinSet::new();
     let mut finished = Vec::new();
     for run in &runs {
+        if options
+            .within
+            .is_some_and(|within| began.elapsed() > within)
+        {
+            break;
+        }
         let permit = Arc::clone(&permits).acquire_owned().await?;
         let (shared, run) = (Arc::clone(&peers), *run);
         tasks.spawn(async move {
@@ -158,8 +180,9 @@ pub async fn run_journey(
     let mut facts = facts::collect(&peers, &finished).await?;
     facts.left = left;
     let found = check(&facts);
-    let started = peers.launchers.lock().await.started();
-    let mut summary = Summary::new(options, &facts, &finished, found, started, began.elapsed());
+    let mut summary = Summary::new(options, &facts, &finished, found, began.elapsed());
+    summary.started = peers.side.started().await;
+    summary.responses = peers.side.responses();
     for finished in &finished {
         if summary.concerns(finished) {
             summary.evidence.push(facts::evidence(&peers, finished)?);
@@ -203,38 +226,11 @@ fn report_finished(
 
 /// Ends all faults, waits until the objects of the runs are removed, and returns the objects that are left.
 async fn wait_for_cleanup(peers: &Peers) -> Result<Vec<String>> {
-    peers.cluster.faults().clear();
+    peers.side.clear_faults();
     peers.platform.clear_faults();
     peers.store_proxy.clear();
-    peers.start_launchers().await?;
-    let nothing = |state: &State| remaining_objects(state).is_empty().then_some(());
-    let cleaned = peers
-        .cluster
-        .wait_for(&peers.runs, CLEANUP_TIMEOUT, nothing)
-        .await;
-    Ok(cleaned
-        .err()
-        .map(|state| remaining_objects(&state))
-        .unwrap_or_default())
-}
-
-fn remaining_objects(state: &State) -> Vec<String> {
-    let name = |name: &Option<String>| name.clone().unwrap_or_default();
-    let jobs = state
-        .jobs
-        .iter()
-        .map(|job| format!("Job {}", name(&job.metadata.name)));
-    let pods = state
-        .pods
-        .iter()
-        .map(|pod| format!("pod {}", name(&pod.metadata.name)));
-    let secrets = state
-        .secrets
-        .iter()
-        .map(|secret| name(&secret.metadata.name))
-        .filter(|name| name != SETTINGS)
-        .map(|name| format!("Secret {name}"));
-    jobs.chain(pods).chain(secrets).collect()
+    peers.side.start_missing().await?;
+    peers.side.until_empty(CLEANUP_TIMEOUT).await
 }
 
 /// Makes one run.
@@ -269,7 +265,7 @@ async fn make_run(peers: &Peers, run: Run) -> Result<FinishedRun> {
         _ => {}
     }
     let guard = match run.fault {
-        Some(fault) => peers.before_dispatch(fault).await,
+        Some(fault) => peers.side.before_dispatch(&peers.locks, fault).await,
         None => None,
     };
     let new = NewJob::new(&finished.workspace, template(peers, run));

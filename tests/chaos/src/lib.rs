@@ -1,5 +1,5 @@
-//! Many runs with real launchers and executors while their peers fail. Afterwards the rules are checked with facts from
-//! outside the programs under test.
+//! Many runs with real launchers, or a real hub and agents, and executors while their peers fail. Afterwards the rules are
+//! checked with facts from outside the programs under test.
 //!
 //! [`schedule`] decides from a seed which runs and faults there are. [`journey`] makes the runs with the [`peers`], and
 //! [`faults`] injects the faults. [`facts`] reads the peers afterwards, and [`check`] finds violations.
@@ -13,8 +13,14 @@
 pub mod check;
 mod facts;
 mod faults;
+mod files;
+mod hub;
 pub mod journey;
+mod launchers;
 mod peers;
+mod process;
 mod random;
 pub mod schedule;
+mod side;
 pub mod summary;
+mod wire;

@@ -9,10 +9,12 @@
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use std::time::Duration;
 
 use anyhow::{Context as _, Result};
 use clap::Parser;
 use test_chaos::journey::{Options, run_journey};
+use test_chaos::schedule::Through;
 
 /// Makes many runs while their peers fail, and checks the rules afterwards.
 #[derive(Debug, Parser)]
@@ -24,12 +26,18 @@ struct Args {
     /// Number of runs
     #[arg(long, default_value_t = 200)]
     runs: u32,
+    /// What takes the dispatches: launchers in front of a cluster, or a hub with agents
+    #[arg(long, value_enum, default_value = "launcher")]
+    through: Through,
     /// Number of runs at the same time
     #[arg(long, default_value_t = 8)]
     at_once: usize,
     /// Make only this run of the schedule
     #[arg(long, value_name = "RUN")]
     only: Option<u32>,
+    /// Start no run after this time
+    #[arg(long, value_name = "MINUTES")]
+    within: Option<u64>,
     /// Print the runs and their faults without making them
     #[arg(long)]
     dry_run: bool,
@@ -67,8 +75,9 @@ fn chaos(args: &Args) -> Result<ExitCode> {
     let options = Options {
         at_once: args.at_once.max(1),
         only: args.only,
+        within: args.within.map(Duration::from_mins),
         keep: args.keep,
-        ..Options::new(args.seed, args.runs, &program)
+        ..Options::new(args.through, args.seed, args.runs, &program)
     };
     if args.dry_run {
         for run in options.schedule() {
@@ -76,12 +85,15 @@ fn chaos(args: &Args) -> Result<ExitCode> {
         }
         return Ok(ExitCode::SUCCESS);
     }
-    let kubeconfig = test_cluster::kubeconfig()?;
+    let kubeconfig = match args.through {
+        Through::Launcher => Some(test_cluster::kubeconfig()?),
+        Through::Hub => None,
+    };
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(4)
         .enable_all()
         .build()?;
-    let summary = runtime.block_on(run_journey(&options, &kubeconfig, |line| {
+    let summary = runtime.block_on(run_journey(&options, kubeconfig.as_deref(), |line| {
         eprintln!("{line}");
     }))?;
     match args.output {
@@ -91,7 +103,7 @@ fn chaos(args: &Args) -> Result<ExitCode> {
     if summary.passed() {
         return Ok(ExitCode::SUCCESS);
     }
-    let (seed, runs) = (args.seed, args.runs);
-    eprintln!("to repeat it: cargo xtask chaos --seed {seed} --runs {runs}");
+    let (through, seed, runs) = (args.through, args.seed, args.runs);
+    eprintln!("to repeat it: cargo xtask chaos --through {through} --seed {seed} --runs {runs}");
     Ok(ExitCode::FAILURE)
 }

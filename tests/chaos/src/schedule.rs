@@ -7,6 +7,51 @@ use std::fmt;
 
 use crate::random::Random;
 
+/// What takes the dispatches of a journey.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
+pub enum Through {
+    /// Two launchers in front of a cluster.
+    #[default]
+    Launcher,
+    /// A hub with agents, whose executors are processes.
+    Hub,
+}
+
+impl fmt::Display for Through {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Launcher => "launcher",
+            Self::Hub => "hub",
+        })
+    }
+}
+
+impl Through {
+    /// The faults of its journeys.
+    pub const fn faults(self) -> &'static [Fault] {
+        match self {
+            Self::Launcher => &Fault::OF_LAUNCHERS,
+            Self::Hub => &Fault::OF_HUBS,
+        }
+    }
+
+    /// The kinds that can have a fault.
+    const fn with_faults(self) -> &'static [Kind] {
+        match self {
+            Self::Launcher => &Kind::WITH_FAULTS,
+            Self::Hub => &Kind::OF_HUBS_WITH_FAULTS,
+        }
+    }
+
+    /// The kinds of runs of its journeys.
+    pub const fn kinds(self) -> &'static [Kind] {
+        match self {
+            Self::Launcher => &Kind::ALL,
+            Self::Hub => &Kind::OF_HUBS,
+        }
+    }
+}
+
 /// A kind of run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Kind {
@@ -47,6 +92,19 @@ impl Kind {
         Self::BadData,
     ];
 
+    /// Without the setting that only launchers of a cluster refuse.
+    const OF_HUBS: [Self; 9] = [
+        Self::Apply,
+        Self::PlanApply,
+        Self::Approved,
+        Self::Destroy,
+        Self::Scripts,
+        Self::FailingPlan,
+        Self::FailingApply,
+        Self::BadFolder,
+        Self::BadData,
+    ];
+
     /// Kinds that can have a fault. Frequent kinds are listed more than once.
     const WITH_FAULTS: [Self; 9] = [
         Self::Apply,
@@ -57,6 +115,23 @@ impl Kind {
         Self::Approved,
         Self::Destroy,
         Self::Scripts,
+        Self::FailingApply,
+    ];
+
+    /// The same for journeys through a hub. Mostly scripts: they are cheap, and what the hub hands out may run once whatever
+    /// it is.
+    const OF_HUBS_WITH_FAULTS: [Self; 12] = [
+        Self::Scripts,
+        Self::Scripts,
+        Self::Scripts,
+        Self::Scripts,
+        Self::Scripts,
+        Self::Scripts,
+        Self::Apply,
+        Self::Apply,
+        Self::PlanApply,
+        Self::Approved,
+        Self::Destroy,
         Self::FailingApply,
     ];
 
@@ -153,13 +228,39 @@ pub enum Fault {
     Cancel,
     /// The container is killed while the platform refuses its report.
     KilledAtReport,
-    /// The launchers get the dispatch again after the run has ended and its Job was removed.
+    /// The dispatch comes again after the run has ended and its Job or folder was removed.
     LateDuplicates,
+    /// The hub is down when the platform dispatches.
+    HubAtDispatch,
+    /// The hub is killed.
+    HubEarly,
+    /// The agent of the run is killed.
+    AgentEarly,
+    /// The executor is killed.
+    ExecutorEarly,
+    /// The agent of the run is killed, and then the executor.
+    AgentAndExecutorEarly,
+    /// The hub is killed.
+    Hub,
+    /// The agent of the run is killed.
+    Agent,
+    /// All agents are killed.
+    Agents,
+    /// The hub and all agents are killed.
+    HubAndAgents,
+    /// The executor is killed.
+    Executor,
+    /// The agent of the run is killed, and then the executor.
+    AgentAndExecutor,
+    /// The executor gets SIGTERM.
+    Terminated,
+    /// The hub is killed while the platform refuses a report.
+    HubAtReport,
 }
 
 impl Fault {
-    /// All of them.
-    pub const ALL: [Self; 30] = [
+    /// Faults of journeys through launchers.
+    const OF_LAUNCHERS: [Self; 30] = [
         Self::ApiAtDispatch,
         Self::LaunchersAtDispatch,
         Self::DuplicatesAtDispatch,
@@ -190,6 +291,37 @@ impl Fault {
         Self::Cancel,
         Self::KilledAtReport,
         Self::LateDuplicates,
+    ];
+
+    /// Faults of journeys through a hub.
+    const OF_HUBS: [Self; 27] = [
+        Self::DuplicatesAtDispatch,
+        Self::Duplicates,
+        Self::RedisRestarted,
+        Self::RedisFrozen,
+        Self::PlatformErrors,
+        Self::PlatformCuts,
+        Self::PlatformSlow,
+        Self::PlatformAway,
+        Self::StoreRefuses,
+        Self::StoreSlow,
+        Self::StoreCuts,
+        Self::Cancel,
+        Self::KilledAtReport,
+        Self::LateDuplicates,
+        Self::HubAtDispatch,
+        Self::HubEarly,
+        Self::AgentEarly,
+        Self::ExecutorEarly,
+        Self::AgentAndExecutorEarly,
+        Self::Hub,
+        Self::Agent,
+        Self::Agents,
+        Self::HubAndAgents,
+        Self::Executor,
+        Self::AgentAndExecutor,
+        Self::Terminated,
+        Self::HubAtReport,
     ];
 
     /// Its name in reports.
@@ -225,20 +357,38 @@ impl Fault {
             Self::Cancel => "cancelled",
             Self::KilledAtReport => "killed-at-report",
             Self::LateDuplicates => "late-duplicates",
+            Self::HubAtDispatch => "hub-down-at-dispatch",
+            Self::HubEarly => "hub-killed-before-claim",
+            Self::AgentEarly => "agent-killed-before-claim",
+            Self::ExecutorEarly => "executor-killed-before-claim",
+            Self::AgentAndExecutorEarly => "agent-and-executor-killed-before-claim",
+            Self::Hub => "hub-killed",
+            Self::Agent => "agent-killed",
+            Self::Agents => "agents-killed",
+            Self::HubAndAgents => "hub-and-agents-killed",
+            Self::Executor => "executor-killed",
+            Self::AgentAndExecutor => "agent-and-executor-killed",
+            Self::Terminated => "terminated",
+            Self::HubAtReport => "hub-killed-at-report",
         }
     }
 
     /// The point of the run at which the fault happens.
     pub const fn injection_point(self) -> InjectionPoint {
         match self {
-            Self::ApiAtDispatch | Self::LaunchersAtDispatch | Self::DuplicatesAtDispatch => {
-                InjectionPoint::Dispatch
-            }
+            Self::ApiAtDispatch
+            | Self::LaunchersAtDispatch
+            | Self::DuplicatesAtDispatch
+            | Self::HubAtDispatch => InjectionPoint::Dispatch,
             Self::EvictedEarly
             | Self::NodeLostEarly
             | Self::PreemptedEarly
-            | Self::LauncherEarly => InjectionPoint::Fetch,
-            Self::KilledAtReport => InjectionPoint::Report,
+            | Self::LauncherEarly
+            | Self::HubEarly
+            | Self::AgentEarly
+            | Self::ExecutorEarly
+            | Self::AgentAndExecutorEarly => InjectionPoint::Fetch,
+            Self::KilledAtReport | Self::HubAtReport => InjectionPoint::Report,
             Self::LateDuplicates => InjectionPoint::After,
             _ => InjectionPoint::Work,
         }
@@ -249,13 +399,26 @@ impl Fault {
     pub const fn kills_the_tool(self) -> bool {
         matches!(
             self,
-            Self::OomKilled | Self::Evicted | Self::NodeLost | Self::Deleted
+            Self::OomKilled
+                | Self::Evicted
+                | Self::NodeLost
+                | Self::Deleted
+                | Self::Executor
+                | Self::AgentAndExecutor
         )
     }
 
     /// Whether the fault ends the run.
     pub const fn ends(self) -> bool {
-        self.kills_the_tool() || matches!(self, Self::Drained | Self::Cancel | Self::KilledAtReport)
+        self.kills_the_tool()
+            || matches!(
+                self,
+                Self::Drained
+                    | Self::Cancel
+                    | Self::KilledAtReport
+                    | Self::ExecutorEarly
+                    | Self::Terminated
+            )
     }
 
     /// Whether the fault disturbs the store, so that unfinished runs may fail.
@@ -290,26 +453,27 @@ impl fmt::Display for Run {
 /// The runs of a seed, in the order they start.
 ///
 /// Every fault and every kind occurs once before one occurs again, if there are enough runs.
-pub fn schedule(seed: u64, runs: u32) -> Vec<Run> {
+pub fn schedule(through: Through, seed: u64, runs: u32) -> Vec<Run> {
     let mut random = Random::new(seed);
     let mut all: Vec<(Kind, Option<Fault>)> = Vec::new();
     let wanted = usize::try_from(runs).unwrap_or(usize::MAX);
     while all.len() < wanted {
-        let mut round: Vec<_> = Fault::ALL
+        let mut round: Vec<_> = through
+            .faults()
             .iter()
-            .map(|fault| (kind_for(*fault, &mut random), Some(*fault)))
+            .map(|fault| (kind_for(through, *fault, &mut random), Some(*fault)))
             .collect();
         let has = |kind: &Kind, round: &[(Kind, Option<Fault>)]| {
             round.iter().any(|(other, _)| other == kind)
         };
-        for kind in Kind::ALL {
-            if !has(&kind, &round) {
-                round.push((kind, None));
+        for kind in through.kinds() {
+            if !has(kind, &round) {
+                round.push((*kind, None));
             }
         }
         // Some runs have no fault. They must not notice the faults of others.
         for _ in 0..round.len() / 8 {
-            round.push((random.pick(&Kind::WITH_FAULTS), None));
+            round.push((random.pick(through.with_faults()), None));
         }
         random.shuffle(&mut round);
         all.extend(round);
@@ -325,13 +489,13 @@ pub fn schedule(seed: u64, runs: u32) -> Vec<Run> {
         .collect()
 }
 
-fn kind_for(fault: Fault, random: &mut Random) -> Kind {
+fn kind_for(through: Through, fault: Fault, random: &mut Random) -> Kind {
     match fault {
         // The state of these kinds shows whether they ran twice.
-        Fault::KilledAtReport | Fault::LateDuplicates => {
+        Fault::KilledAtReport | Fault::LateDuplicates | Fault::HubAtReport => {
             random.pick(&[Kind::Apply, Kind::PlanApply])
         }
-        _ => random.pick(&Kind::WITH_FAULTS),
+        _ => random.pick(through.with_faults()),
     }
 }
 
@@ -340,28 +504,40 @@ mod tests {
     use super::*;
     use std::collections::BTreeSet;
 
+    const BOTH: [Through; 2] = [Through::Launcher, Through::Hub];
+
     #[test]
     fn a_seed_is_all_it_takes_to_have_a_schedule_again() {
-        assert_eq!(schedule(3, 100), schedule(3, 100));
-        assert_ne!(schedule(3, 100), schedule(4, 100));
-        assert_eq!(schedule(3, 100).len(), 100);
+        for through in BOTH {
+            let of_seed = |seed| schedule(through, seed, 100);
+            assert_eq!(of_seed(3), of_seed(3));
+            assert_ne!(of_seed(3), of_seed(4));
+            assert_eq!(of_seed(3).len(), 100);
+        }
     }
 
     #[test]
     fn every_fault_and_every_kind_occurs_before_any_occurs_twice() {
-        for seed in 0..50 {
+        for (through, seed) in BOTH
+            .into_iter()
+            .flat_map(|one| (0..50).map(move |seed| (one, seed)))
+        {
             // The longest possible round: every fault, every kind, and runs without a fault.
-            let runs = schedule(seed, 45);
+            let longest = through.faults().len() * 3 / 2;
+            let runs = schedule(through, seed, u32::try_from(longest).unwrap());
             let faults: BTreeSet<_> = runs.iter().filter_map(|run| run.fault).collect();
             let kinds: BTreeSet<_> = runs.iter().map(|run| run.kind).collect();
-            assert_eq!(faults.len(), Fault::ALL.len(), "seed {seed}");
-            assert_eq!(kinds.len(), Kind::ALL.len(), "seed {seed}");
+            assert_eq!(faults.len(), through.faults().len(), "seed {seed}");
+            assert_eq!(kinds.len(), through.kinds().len(), "seed {seed}");
         }
     }
 
     #[test]
     fn only_kinds_at_work_have_faults() {
-        for run in schedule(5, 200) {
+        for run in BOTH
+            .into_iter()
+            .flat_map(|through| schedule(through, 5, 200))
+        {
             let at_work = Kind::WITH_FAULTS.contains(&run.kind);
             assert!(run.fault.is_none() || at_work, "{run}");
         }
@@ -369,8 +545,9 @@ mod tests {
 
     #[test]
     fn names_are_names_of_one_thing() {
-        let faults: BTreeSet<_> = Fault::ALL.iter().map(|fault| fault.name()).collect();
+        let all: BTreeSet<_> = BOTH.iter().flat_map(|through| through.faults()).collect();
+        let faults: BTreeSet<_> = all.iter().map(|fault| fault.name()).collect();
         let kinds: BTreeSet<_> = Kind::ALL.iter().map(|kind| kind.name()).collect();
-        assert_eq!((faults.len(), kinds.len()), (30, 10));
+        assert_eq!((faults.len(), kinds.len()), (all.len(), 10));
     }
 }

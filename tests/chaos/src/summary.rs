@@ -28,8 +28,10 @@ pub struct Summary {
     pub lines: usize,
     /// Versions of states in the store.
     pub states: usize,
-    /// Launchers started, the first two included.
-    pub launchers: u32,
+    /// Programs started, by kind, the first ones included.
+    pub started: BTreeMap<&'static str, u32>,
+    /// Responses between a hub and its peers, and those that were disturbed.
+    pub responses: BTreeMap<&'static str, u64>,
     /// The violations.
     pub found: Vec<Violation>,
     /// Evidence of each run with a violation.
@@ -44,7 +46,6 @@ impl Summary {
         facts: &Facts,
         finished: &[FinishedRun],
         found: Vec<Violation>,
-        launchers: u32,
         took: Duration,
     ) -> Self {
         let mut summary = Self {
@@ -56,7 +57,8 @@ impl Summary {
             changes_begun: 0,
             lines: 0,
             states: 0,
-            launchers,
+            started: BTreeMap::new(),
+            responses: BTreeMap::new(),
             found,
             evidence: Vec::new(),
             took,
@@ -91,10 +93,13 @@ impl Summary {
         self.found.is_empty()
     }
 
-    /// Whether this run has a violation.
+    /// Whether this run has a violation, or a violation names one of its jobs.
     pub(crate) fn concerns(&self, finished: &FinishedRun) -> bool {
         let name = finished.run.to_string();
-        self.found.iter().any(|found| found.of.starts_with(&name))
+        let names_job = |text: &str| finished.jobs.iter().any(|job| names_job(text, *job));
+        self.found
+            .iter()
+            .any(|found| found.of.starts_with(&name) || names_job(&found.detail))
     }
 
     /// The summary as JSON.
@@ -112,7 +117,8 @@ impl Summary {
             "changes_begun": self.changes_begun,
             "lines": self.lines,
             "states": self.states,
-            "launchers": self.launchers,
+            "started": self.started,
+            "responses": self.responses,
             "seconds": self.took.as_secs(),
             "discrepancies": found.collect::<Vec<_>>(),
             "evidence": self.evidence,
@@ -122,10 +128,6 @@ impl Summary {
 
 impl fmt::Display for Summary {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let list = |counts: &BTreeMap<&str, u32>| {
-            let each = counts.iter().map(|(name, count)| format!("{count} {name}"));
-            each.collect::<Vec<_>>().join(", ")
-        };
         writeln!(
             f,
             "seed {}, {} runs, {} s",
@@ -138,9 +140,13 @@ impl fmt::Display for Summary {
         writeln!(f, "jobs      {}", list(&self.outcomes))?;
         writeln!(
             f,
-            "seen      {} applies and destroys begun, {} states, {} lines, {} launchers",
-            self.changes_begun, self.states, self.lines, self.launchers
+            "seen      {} applies and destroys begun, {} states, {} lines",
+            self.changes_begun, self.states, self.lines
         )?;
+        writeln!(f, "started   {}", list(&self.started))?;
+        if !self.responses.is_empty() {
+            writeln!(f, "responses {}", list(&self.responses))?;
+        }
         for found in &self.found {
             writeln!(f, "  {found}")?;
         }
@@ -152,5 +158,30 @@ impl fmt::Display for Summary {
         } else {
             write!(f, "{} violations", self.found.len())
         }
+    }
+}
+
+fn list<N: fmt::Display>(counts: &BTreeMap<&str, N>) -> String {
+    let each = counts.iter().map(|(name, count)| format!("{count} {name}"));
+    each.collect::<Vec<_>>().join(", ")
+}
+
+fn names_job(text: &str, job: u32) -> bool {
+    let mut named = text.split("job ").skip(1).filter_map(|rest| {
+        let number = rest.split(|one: char| !one.is_ascii_digit()).next()?;
+        number.parse::<u32>().ok()
+    });
+    named.any(|named| named == job)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_violation_is_about_the_jobs_that_it_names() {
+        let text = "task 7 of job 41: Running, reported: false";
+        assert!(names_job(text, 41));
+        assert!(!names_job(text, 4) && !names_job(text, 7) && !names_job("job x", 4));
     }
 }

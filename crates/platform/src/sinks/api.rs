@@ -46,6 +46,9 @@ pub struct ApiSink {
     last_post: Option<Instant>,
     /// The largest request that the API, or a proxy in front of it, accepts.
     most_bytes: usize,
+    /// The size of a request that the API is expected to answer in time. It writes line by line, so a busy one may take too
+    /// long for many.
+    in_time: usize,
     /// How much of the next line has been posted, if the line is too long for one request.
     posted_of_line: usize,
 }
@@ -102,6 +105,7 @@ impl ApiSink {
             is_set_up: false,
             last_post: None,
             most_bytes: usize::MAX,
+            in_time: usize::MAX,
             posted_of_line: 0,
         }
     }
@@ -126,7 +130,9 @@ impl ApiSink {
                 .render(piece, batch.first_line)
                 .map_err(SinkError::Unavailable)?;
             let request = client.post(self.address("logs")).body(body);
-            let answer = self.send(request).await.map_err(SinkError::Unavailable)?;
+            let answer = self.send(request).await;
+            self.note_time(text.len(), answer.as_ref().err());
+            let answer = answer.map_err(SinkError::Unavailable)?;
             if answer == StatusCode::PAYLOAD_TOO_LARGE && piece.len() > 1 {
                 self.most_bytes = piece.len() / 2;
             }
@@ -150,12 +156,22 @@ impl ApiSink {
         &text[..end]
     }
 
+    /// Sends less after a request of this size that was not answered in time, and more after another one.
+    fn note_time(&mut self, bytes: usize, error: Option<&io::Error>) {
+        self.in_time = match error.map(io::Error::kind) {
+            Some(io::ErrorKind::TimedOut) => bytes / 2,
+            Some(_) => self.in_time,
+            None => self.in_time.saturating_mul(2).max(1),
+        };
+    }
+
     /// As many complete lines as fit in a request, at least one.
     fn some_of<'t>(&self, text: &'t [u8]) -> &'t [u8] {
-        if text.len() <= self.most_bytes {
+        let most = self.most_bytes.min(self.in_time);
+        if text.len() <= most {
             return text;
         }
-        let length = match whole_lines_len(&text[..self.most_bytes]) {
+        let length = match whole_lines_len(&text[..most]) {
             0 => text
                 .iter()
                 .position(|byte| *byte == b'\n')
@@ -206,10 +222,14 @@ impl ApiSink {
         let request = request.header(CONTENT_TYPE, MEDIA_TYPE);
         let request = self.log.tokens.authorize(request, token::CALL);
         // Addresses may hold credentials.
-        let answer = request
-            .send()
-            .await
-            .map_err(|error| io::Error::other(error.without_url()))?;
+        let answer = request.send().await.map_err(|error| {
+            let kind = if error.is_timeout() {
+                io::ErrorKind::TimedOut
+            } else {
+                io::ErrorKind::Other
+            };
+            io::Error::new(kind, error.without_url())
+        })?;
         let status = answer.status();
         let media_type = answer.headers().get(CONTENT_TYPE);
         if status.is_success() && media_type.is_some_and(is_page) {
@@ -240,4 +260,36 @@ impl Driver {
 /// Whether it is what proxies send in the place of an API.
 fn is_page(media_type: &HeaderValue) -> bool {
     media_type.as_bytes().starts_with(b"text/html")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_slow_api_gets_fewer_lines_at_a_time_and_never_less_than_one() {
+        let mut sink = ApiSink::new(ApiLog {
+            base: Url::parse("http://platform.example.test").unwrap(),
+            job_id: 412,
+            step_id: "step".to_owned(),
+            tokens: TokenSource::disabled(),
+        });
+        let text = b"1 of eight\n2\n3\n4\n5\n6\n7\n8\n";
+        let late = io::Error::from(io::ErrorKind::TimedOut);
+        let mut sizes = Vec::new();
+        for _ in 0..4 {
+            let some = sink.some_of(text).len();
+            sizes.push(some);
+            sink.note_time(some, Some(&late));
+        }
+        assert_eq!(sizes, [25, 11, 11, 11]);
+        // Another failure says nothing about the time.
+        sink.note_time(11, Some(&io::Error::other("refused")));
+        assert_eq!(sink.some_of(text).len(), 11);
+        sink.note_time(11, None);
+        sink.note_time(11, None);
+        assert_eq!(sink.some_of(text).len(), 19);
+        sink.note_time(19, None);
+        assert_eq!(sink.some_of(text), text);
+    }
 }

@@ -4,6 +4,7 @@
 //! after the last known entry: our lines there have their numbers. So no line is lost or written twice, as long as Redis
 //! keeps what it has acknowledged.
 
+use std::collections::HashSet;
 use std::io;
 
 use job_contract::chain;
@@ -156,6 +157,15 @@ impl RedisSink {
     }
 }
 
+/// What to do with a line that is in the stream already, with the same number.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Repeated {
+    /// Several executors may have written, and begin with the same lines.
+    Keep,
+    /// Lines came through the API. Those whose answer was lost came twice.
+    Skip,
+}
+
 /// The stream of a job's log for other writers than the run, which write before the run's log begins or after it was
 /// interrupted.
 #[derive(Clone, Debug)]
@@ -186,8 +196,9 @@ impl JobStream {
     }
 
     /// The lines of the step that are still in the stream: the first `limit` bytes, to the end of a line.
-    pub async fn text(&self, limit: usize) -> Result<String, RedisError> {
+    pub async fn text(&self, limit: usize, repeated: Repeated) -> Result<String, RedisError> {
         let (mut text, mut last) = (String::new(), None);
+        let mut known = HashSet::new();
         while text.len() < limit {
             let entries = self
                 .redis
@@ -195,9 +206,17 @@ impl JobStream {
                 .await?;
             let Some(entry) = entries.last() else { break };
             last = Some(entry.id.clone());
-            for line in entries.iter().filter_map(|entry| self.stream.output(entry)) {
-                text.push_str(&line);
-                text.push('\n');
+            for entry in &entries {
+                let Some(line) = self.stream.output(entry) else {
+                    continue;
+                };
+                // Remarks have the number 0.
+                let number = self.stream.line_number(entry).unwrap_or_default();
+                let may_be_known = repeated == Repeated::Skip && number > 0;
+                if !may_be_known || known.insert((number, line.clone())) {
+                    text.push_str(&line);
+                    text.push('\n');
+                }
             }
         }
         Ok(text)

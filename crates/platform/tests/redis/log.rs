@@ -7,7 +7,7 @@ use std::time::Duration;
 use platform::java;
 use platform::lease::JobToken;
 use platform::redis::{Redis, RedisArgs};
-use platform::sinks::{ApiLog, ApiSink, JobStream, RedisLog, RedisSink};
+use platform::sinks::{ApiLog, ApiSink, JobStream, RedisLog, RedisSink, Repeated};
 use platform::terrakube::TokenSource;
 use run_log::{LimitedSink, LogConfig, LogWriter, Redactor, RunLog, Sink};
 use serde_json::{Value, json};
@@ -225,12 +225,39 @@ async fn remarks_of_others_are_not_taken_for_lines_whose_answer_was_lost() {
     let lines: Vec<_> = (0..20).map(|number| format!("line {number}")).collect();
     assert_eq!(numbered, lines);
     // The reporter of a lost run finds the complete log.
-    let text = remarks.text(1024 * 1024).await.unwrap();
+    let text = remarks.text(1024 * 1024, Repeated::Keep).await.unwrap();
     assert!(
         text.starts_with("no node yet\nstill none\nline 0\n"),
         "{text}"
     );
     assert_eq!(text.lines().count(), 23);
+}
+
+#[tokio::test]
+async fn lines_that_the_api_got_twice_are_read_once() {
+    let server = RedisServer::start().unwrap();
+    let folder = TempDir::new().unwrap();
+    let lines = ["same", "same", "three"];
+    // The answer to the first two lines was lost, so that they came again, with a third one.
+    for count in [2, 3] {
+        let log = start(
+            &TempDir::new_in(&folder).unwrap(),
+            redis_sink(redis_at(&server)),
+        );
+        let writer = log.writer();
+        for line in &lines[..count] {
+            writer.line(line).await;
+        }
+        writer.close().await;
+        assert!(log.finish(LONG).await.is_complete());
+    }
+    let stream = JobStream::new(&redis_at(&server), "412", STEP);
+    stream.remark("lost\nlost").await.unwrap();
+    let limit = 1024 * 1024;
+    let once = stream.text(limit, Repeated::Skip).await.unwrap();
+    assert_eq!(once, "same\nsame\nthree\nlost\nlost\n");
+    let all = stream.text(limit, Repeated::Keep).await.unwrap();
+    assert_eq!(all, "same\nsame\nsame\nsame\nthree\nlost\nlost\n");
 }
 
 #[tokio::test]

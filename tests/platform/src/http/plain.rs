@@ -124,12 +124,12 @@ fn judge_line(job: &Job, entry: &LogEntry) -> Findings {
     let wrong = if over && job.status != Status::Failed {
         Some((
             Rule::LogAfterEnd,
-            format!("{line:?} when the step was {}", step.status),
+            format!("job {}: {line:?} when the step was {}", job.id, step.status),
         ))
     } else if early {
         Some((
             Rule::BeforeQueue,
-            format!("{line:?} when the job was {}", job.status),
+            format!("job {}: {line:?} when it was {}", job.id, job.status),
         ))
     } else {
         None

@@ -1,0 +1,196 @@
+//! Faults of the hub, agents and executors.
+
+use std::fs;
+use std::time::Duration;
+
+use anyhow::Result;
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use tokio::sync::MutexGuard;
+
+use super::{AGENTS, HubSide, orphans, step_of};
+use crate::check::Line;
+use crate::facts::marks;
+use crate::faults::{ARRIVAL, END, REMOVAL, Target};
+use crate::peers::{Gate, LINES, Locks, Peers, until};
+use crate::schedule::Fault;
+
+const POLL: Duration = Duration::from_millis(25);
+/// How long an executor may take to end. One that is stopped stores its output first, and sends the rest of its log for up to a
+/// minute.
+const ENDED: Duration = Duration::from_mins(3);
+
+/// An executor and its agent.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct ExecutorProcess {
+    pid: i32,
+    agent: usize,
+}
+
+impl ExecutorProcess {
+    /// Kills it, and nothing that it started.
+    pub(crate) fn kill(self) {
+        self.signal(Signal::SIGKILL);
+    }
+
+    fn signal(self, signal: Signal) {
+        // It may have ended.
+        let _ = kill(Pid::from_raw(self.pid), signal);
+    }
+
+    /// Waits until it has ended. Returns whether it has.
+    pub(crate) async fn until_ended(self) -> bool {
+        until(ENDED, || !orphans::runs(self.pid)).await
+    }
+}
+
+impl HubSide {
+    /// Prepares the faults that must be ready before the job exists. The guard prevents other faults of these programs.
+    pub(crate) async fn before_dispatch<'a>(
+        &self,
+        locks: &'a Locks,
+        fault: Fault,
+    ) -> Option<MutexGuard<'a, ()>> {
+        if fault != Fault::HubAtDispatch {
+            return None;
+        }
+        let guard = locks.launchers.lock().await;
+        self.kill_hub().await;
+        Some(guard)
+    }
+
+    /// Lets the hub miss a dispatch. It may be that of an older job: the platform repeats the oldest one first.
+    pub(crate) async fn inject_at_dispatch(&self) -> Result<bool> {
+        let missed = until(ARRIVAL, || self.before_hub.missed() > 0).await;
+        self.start_missing().await?;
+        Ok(missed)
+    }
+
+    /// Injects a fault before the task is accepted. Returns whether it happened.
+    pub(crate) async fn inject_before_claim(
+        &self,
+        peers: &Peers,
+        fault: Fault,
+        target: Target,
+    ) -> Result<bool> {
+        let Some(executor) = self.executor(peers, target.job).await else {
+            return Ok(false);
+        };
+        let _lock = peers.locks.launchers.lock().await;
+        match fault {
+            Fault::HubEarly => self.kill_hub().await,
+            Fault::AgentEarly | Fault::AgentAndExecutorEarly => {
+                self.kill_agent(executor.agent).await;
+            }
+            _ => {}
+        }
+        let is_killed = matches!(fault, Fault::ExecutorEarly | Fault::AgentAndExecutorEarly);
+        let ended = if is_killed {
+            executor.kill();
+            executor.until_ended().await
+        } else {
+            true
+        };
+        // The executor goes on before its hub or agent is there again.
+        peers.release(target.run.number, Gate::Fetch);
+        self.start_missing().await?;
+        Ok(ended)
+    }
+
+    /// Injects a fault while the tool works. Returns whether it happened.
+    pub(crate) async fn inject_at_work(
+        &self,
+        peers: &Peers,
+        fault: Fault,
+        target: Target,
+    ) -> Result<bool> {
+        let Some(executor) = self.executor(peers, target.job).await else {
+            return Ok(false);
+        };
+        if fault == Fault::Terminated {
+            executor.signal(Signal::SIGTERM);
+            return Ok(executor.until_ended().await);
+        }
+        let _lock = peers.locks.launchers.lock().await;
+        match fault {
+            Fault::Hub => self.kill_hub().await,
+            Fault::Agents => self.kill_agents().await,
+            Fault::HubAndAgents => {
+                self.kill_hub().await;
+                self.kill_agents().await;
+            }
+            Fault::Agent | Fault::AgentAndExecutor => self.kill_agent(executor.agent).await,
+            _ => {}
+        }
+        if fault.kills_the_tool() {
+            executor.kill();
+            self.start_missing().await?;
+            // An agent ends the tool, which waits at its gate.
+            return Ok(executor.until_ended().await && peers.until_over(target.job).await);
+        }
+        let worked = peers.finish_work(target).await;
+        self.start_missing().await?;
+        Ok(worked)
+    }
+
+    /// Waits until the lines before the gate are printed. An executor that will be killed must have sent them too: its hub
+    /// stores what it has got.
+    pub(crate) async fn until_printed(&self, peers: &Peers, target: Target) -> bool {
+        let number = target.run.number;
+        let mark = (number, Line::new(target.phase, LINES));
+        let must_be_sent = target.run.fault.is_some_and(Fault::kills_the_tool);
+        let limit = tokio::time::Instant::now() + END;
+        while tokio::time::Instant::now() < limit {
+            let printed = self.log_of(peers, target.job).unwrap_or_default();
+            let sent = !must_be_sent || peers.outages(number).redis_lost_data || {
+                let sent = peers.streamed(target.job).await;
+                marks(&sent).contains(&mark)
+            };
+            if sent && marks(&printed).contains(&mark) {
+                return true;
+            }
+            tokio::time::sleep(POLL).await;
+        }
+        false
+    }
+
+    /// The executor of a job, once it works.
+    pub(crate) async fn executor(&self, peers: &Peers, job: u32) -> Option<ExecutorProcess> {
+        let mut found = None;
+        until(ARRIVAL, || {
+            found = self.running(peers, job);
+            found.is_some() || peers.platform.job(job).status.is_terminal()
+        })
+        .await;
+        found
+    }
+
+    /// Waits until the folder of a finished run is removed. Returns whether it is.
+    pub(crate) async fn until_removed(&self, peers: &Peers, target: Target) -> Result<bool> {
+        Ok(until(REMOVAL, || self.folder_of(peers, target.job).is_none()).await)
+    }
+
+    /// The folder of the dispatched step of a job, and its agent.
+    fn folder_of(&self, peers: &Peers, job: u32) -> Option<(usize, std::path::PathBuf)> {
+        let step = format!("{job}/{}", peers.platform.job(job).dispatched?);
+        let runs = (0..AGENTS).flat_map(|agent| {
+            let runs = self.runs_of(agent).unwrap_or_default();
+            runs.into_iter().map(move |run| (agent, run))
+        });
+        let mut of_step = runs.filter(|(_, run)| step_of(run).as_ref() == Some(&step));
+        of_step.next()
+    }
+
+    fn log_of(&self, peers: &Peers, job: u32) -> Option<String> {
+        let (_, run) = self.folder_of(peers, job)?;
+        let log = fs::read(run.join("log")).ok()?;
+        Some(String::from_utf8_lossy(&log).into_owned())
+    }
+
+    fn running(&self, peers: &Peers, job: u32) -> Option<ExecutorProcess> {
+        let (agent, run) = self.folder_of(peers, job)?;
+        let pid = fs::read_to_string(run.join("pid")).ok()?;
+        let pid = pid.trim().parse().ok()?;
+        orphans::runs(pid).then_some(ExecutorProcess { pid, agent })
+    }
+}

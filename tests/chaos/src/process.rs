@@ -1,0 +1,59 @@
+//! A program of a journey, as a process.
+
+use std::fs::{self, File};
+use std::net::SocketAddr;
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
+
+use anyhow::{Context as _, Result};
+use serde_json::Value;
+
+use crate::peers::until;
+
+/// How long a program may take until it listens.
+const LISTENING: Duration = Duration::from_mins(1);
+
+/// A process. It ends when this value is dropped.
+#[derive(Debug)]
+pub(crate) struct Process(Child);
+
+impl Process {
+    /// Starts a command that writes its log into this file.
+    pub(crate) fn start(command: &mut Command, log: &Path) -> Result<Self> {
+        let started = command
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(File::create(log)?)
+            .spawn();
+        Ok(Self(started?))
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        // An error means that the process has ended already.
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// Waits until a program listens, and returns the address in its log.
+pub(crate) async fn listening(log: &Path) -> Result<SocketAddr> {
+    let said = || fs::read_to_string(log).unwrap_or_default();
+    let mut address = None;
+    until(LISTENING, || {
+        address = address_in(&said());
+        address.is_some()
+    })
+    .await;
+    address.with_context(|| format!("it does not listen:\n{}", said()))
+}
+
+/// The listen address in a launcher's log.
+fn address_in(log: &str) -> Option<SocketAddr> {
+    let mut lines = log.split_inclusive('\n');
+    let line = lines.find(|line| line.ends_with('\n') && line.contains("\"listening\""))?;
+    let line: Value = serde_json::from_str(line).ok()?;
+    line["address"].as_str()?.parse().ok()
+}
