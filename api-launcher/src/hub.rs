@@ -1,9 +1,8 @@
-//! The hub: keeps the runs of pools in a durable queue, gives them to agents, and speaks to the platform for them. Agents
-//! and executors reach it over the wire of `pool_protocol`.
+//! The hub stores the runs of pools in a durable queue and leases them to agents. It sends requests to the platform for
+//! them. Agents and executors use the protocol of `pool_protocol`.
 
-mod beats;
-mod chains;
 mod duties;
+mod heartbeats;
 mod job_token_keys;
 mod keygen_command;
 mod metrics;
@@ -14,6 +13,7 @@ mod relay;
 pub(crate) mod settings;
 mod submit;
 mod tails;
+mod task_work;
 pub(crate) mod token_command;
 mod watched_file;
 pub(crate) mod wire;
@@ -30,7 +30,7 @@ use runtime::private_file::private_folder;
 use runtime::setting::is_wrong_place;
 use tokio::sync::{Notify, Semaphore};
 
-use self::beats::Beats;
+use self::heartbeats::JobHeartbeats;
 use self::job_token_keys::KeySource;
 use self::metrics::PoolMetrics;
 use self::oidc::Issuers;
@@ -47,7 +47,7 @@ use crate::shutdown::Shutdown;
 
 pub(crate) use self::submit::SubmitError;
 
-/// Requests for tasks that wait at a time.
+/// The largest number of requests for tasks that wait at the same time.
 const MAX_POLLS: usize = 2000;
 
 /// The hub.
@@ -61,12 +61,12 @@ pub(crate) struct Hub {
     /// The ends of run logs, for the status page.
     tails: Tails,
     issuers: Issuers,
-    beats: Beats,
+    heartbeats: JobHeartbeats,
     metrics: PoolMetrics,
     polls: Semaphore,
-    /// How long a lease is valid.
+    /// How long a lease is valid without a heartbeat.
     lease: Duration,
-    /// There may be an outcome to report.
+    /// Notified when there may be an outcome to report.
     ended: Notify,
     shutdown: Shutdown,
 }
@@ -93,7 +93,7 @@ pub(crate) enum HubError {
 }
 
 impl HubError {
-    /// The exit code: a wrong setting, or the machine.
+    /// Returns the exit code: a wrong setting, or a failure of the machine.
     pub(crate) fn exit(&self) -> Exit {
         match self {
             Self::Store(
@@ -111,7 +111,7 @@ impl HubError {
 }
 
 impl Hub {
-    /// Opens the store, and makes what does not exist yet.
+    /// Opens the store. Creates its folder and the key of job tokens if they do not exist.
     pub(crate) async fn open(
         settings: HubSettings,
         metrics: &Metrics,
@@ -139,7 +139,7 @@ impl Hub {
             issuers: Issuers::new().map_err(HubError::Issuers)?,
             reporter: Arc::new(reporter),
             tails: Tails::default(),
-            beats: Beats::default(),
+            heartbeats: JobHeartbeats::default(),
             metrics: PoolMetrics::register(metrics),
             polls: Semaphore::new(MAX_POLLS),
             lease,
@@ -153,12 +153,12 @@ impl Hub {
         Box::pin(duties::perform(self)).await;
     }
 
-    /// Closes the store, when nothing needs it any more.
+    /// Closes the store. Nothing may use it afterwards.
     pub(crate) async fn close(&self) {
         self.store.close().await;
     }
 
-    /// Returns whether runs of pools can be kept now.
+    /// Returns whether the hub can store runs of pools now.
     pub(crate) async fn readiness(&self) -> Readiness {
         if let Err(error) = self.store.pools().await {
             return Readiness::NotReady(error.to_string());
@@ -167,9 +167,9 @@ impl Hub {
         problem.map_or(Readiness::Ready, Readiness::Impaired)
     }
 
-    /// Brings the metrics up to date.
+    /// Updates the metrics.
     pub(crate) async fn measure(&self) {
-        // What cannot be read shows in readiness.
+        // An error is shown by the readiness.
         if let Ok(pools) = self.store.pools().await {
             self.metrics.observe(self.pools.current().names(), &pools);
         }
@@ -177,14 +177,14 @@ impl Hub {
         self.metrics.polls_waiting(waiting);
     }
 
-    /// Everything about a task that its store gives in pages.
+    /// Returns all tasks that are not over. The store returns them in pages.
     async fn open_tasks(&self) -> Result<Vec<TaskView>, pool_store::Error> {
         let mut tasks = Vec::new();
         let mut page = Page::first();
         loop {
             let more = self
                 .store
-                .tasks(None, pool_store::Listed::Open, page)
+                .tasks(None, pool_store::TaskFilter::Open, page)
                 .await?;
             page.after = more.last().map(|task| task.task);
             let is_last = more.len() < page.limit as usize;
@@ -199,7 +199,7 @@ impl Hub {
 fn open_keys(setting: KeySetting) -> Result<KeySource, HubError> {
     match setting {
         KeySetting::Known(source) => Ok(source),
-        KeySetting::Beside(path) => {
+        KeySetting::Create(path) => {
             job_token_keys::create_file(&path).map_err(|source| HubError::Folder {
                 path: path.clone(),
                 source,
@@ -209,7 +209,7 @@ fn open_keys(setting: KeySetting) -> Result<KeySource, HubError> {
     }
 }
 
-/// The step of a task, as the platform names it.
+/// Returns the step of a task.
 fn step_of(task: &TaskView) -> StepRef {
     StepRef {
         organization_id: task.organization.clone(),

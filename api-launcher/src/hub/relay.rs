@@ -1,9 +1,9 @@
-//! The relay: executors of a pool reach the platform through the hub, with the token of their lease instead of a secret of
-//! the platform. What passes is about their own organization, workspace, job and step.
+//! The relay: executors of a pool send requests to the platform through the hub, with the token of their lease instead
+//! of a secret of the platform. The relay passes only requests about their own organization, workspace, job and step.
 //!
-//! - [`rules`] says which requests there are, and which of them a task may make in its state. Pure.
-//! - [`body`] checks what a request says. Pure.
-//! - [`forward`] sends it.
+//! - [`rules`] decides which requests pass in which state of the task. Pure.
+//! - [`body`] checks the bodies of requests. Pure.
+//! - [`forward`] sends requests to the platform.
 
 mod body;
 mod forward;
@@ -23,14 +23,14 @@ use pool_store::{Refusal, TaskView};
 use tracing::{debug, warn};
 
 use self::forward::Outgoing;
-use self::rules::{Call, Denied};
+use self::rules::{Call, RelayRefusal};
 use super::pools::Boundary;
 use super::wire::Failure;
 use super::{Hub, step_of};
 
 pub(crate) use self::forward::Relay;
 
-/// A request to the platform.
+/// Handles a request of an executor to the platform.
 pub(super) async fn handle(State(hub): State<Arc<Hub>>, request: Request) -> Response {
     match pass(&hub, request).await {
         Ok(response) => response,
@@ -40,16 +40,16 @@ pub(super) async fn handle(State(hub): State<Arc<Hub>>, request: Request) -> Res
 
 async fn pass(hub: &Hub, request: Request) -> Result<Response, Failure> {
     let (head, body) = request.into_parts();
-    // Not the decoded parameters of the route: two readers of one path must not differ.
+    // The decoded parameters of the route are not used, because two parsers of one path could differ.
     let target = rules::split(head.uri.path()).ok_or(Refusal::TaskNotFound)?;
     let task = authorize(hub, &head.headers, target.task, target.lease).await?;
     let step = step_of(&task);
     let call = Call::find(&head.method, &target.path, head.uri.query(), &step)
         .and_then(|call| rules::check_state(&task, call).map(|()| call));
-    let call = call.map_err(|denied| refuse(&task, &head.method, head.uri.path(), &denied))?;
+    let call = call.map_err(|refusal| refuse(&task, &head.method, head.uri.path(), &refusal))?;
     let outgoing = Outgoing::new(call, &target.path, &step, body)
         .await
-        .map_err(|denied| refuse(&task, &head.method, head.uri.path(), &denied))?;
+        .map_err(|refusal| refuse(&task, &head.method, head.uri.path(), &refusal))?;
     debug!(task = %task.task, ?call, "relayed");
     let lines = outgoing.lines.clone();
     let response = hub.relay.send(outgoing, &step).await?;
@@ -59,7 +59,7 @@ async fn pass(hub: &Hub, request: Request) -> Result<Response, Failure> {
     Ok(response)
 }
 
-/// Returns the task of a request whose token is good for its current lease.
+/// Returns the task of a request, if its token is valid for the current lease of the task.
 async fn authorize(
     hub: &Hub,
     headers: &HeaderMap,
@@ -80,7 +80,7 @@ async fn authorize(
     Err(Failure::new(Code::ExecutorPoolForbidden, text))
 }
 
-fn refuse(task: &TaskView, method: &Method, path: &str, denied: &Denied) -> Failure {
+fn refuse(task: &TaskView, method: &Method, path: &str, refusal: &RelayRefusal) -> Failure {
     warn!(
         task = %task.task,
         pool = %task.pool,
@@ -88,21 +88,21 @@ fn refuse(task: &TaskView, method: &Method, path: &str, denied: &Denied) -> Fail
         step_id = task.step,
         %method,
         path = path.chars().take(256).collect::<String>(),
-        reason = %denied,
+        reason = %refusal,
         "the relay has refused a request"
     );
-    match denied {
-        Denied::State(refusal) => refusal.clone().into(),
-        Denied::Request(_) | Denied::Body(_) => {
-            Failure::new(Code::ExecutorPoolForbidden, denied.to_string())
+    match refusal {
+        RelayRefusal::State(refusal) => refusal.clone().into(),
+        RelayRefusal::Request(_) | RelayRefusal::Body(_) => {
+            Failure::new(Code::ExecutorPoolForbidden, refusal.to_string())
         }
-        Denied::Unread(_) => Failure::new(Code::RequestInvalid, denied.to_string()),
-        Denied::TooLarge(_) => Failure::new(Code::RequestInvalid, denied.to_string())
+        RelayRefusal::Unread(_) => Failure::new(Code::RequestInvalid, refusal.to_string()),
+        RelayRefusal::TooLarge(_) => Failure::new(Code::RequestInvalid, refusal.to_string())
             .with_status(StatusCode::PAYLOAD_TOO_LARGE),
     }
 }
 
-/// The addresses that records name end like this.
+/// Returns the path of the step output. Addresses in reports must end with it.
 fn output_path(step: &StepRef) -> String {
     format!(
         "/tfoutput/v1/organization/{}/job/{}/step/{}",

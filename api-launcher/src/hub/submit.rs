@@ -1,4 +1,4 @@
-//! Takes a dispatch into the queue of a pool.
+//! Stores dispatches in the queue of a pool.
 
 use std::sync::Arc;
 
@@ -12,12 +12,12 @@ use super::pools::Pool;
 use crate::dispatch::Acceptance;
 use crate::sealing::{Envelope, SealError};
 
-/// The longest document that an agent is given. What is longer fits no Secret of a cluster.
+/// The longest document of a pool. A longer one does not fit into Secrets of a cluster.
 const MAX_DOCUMENT_BYTES: usize = 4 * 1024 * 1024;
 /// The length of a `traceparent` of version 00.
 const TRACEPARENT: usize = 55;
 
-/// Why a dispatch was not taken.
+/// Why a dispatch was not accepted.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum SubmitError {
     #[error("there is no pool `{0}`")]
@@ -27,8 +27,8 @@ pub(crate) enum SubmitError {
 }
 
 impl Hub {
-    /// Stores the job of a dispatch durably. A job that the pool does not take is stored too: its step fails with the
-    /// reason.
+    /// Stores the job of a dispatch durably. A job that the pool does not take is stored too, and its step fails with
+    /// the reason.
     pub(crate) async fn submit(
         self: &Arc<Self>,
         pool: &str,
@@ -78,12 +78,12 @@ impl Hub {
             stock: false,
             content: content.map_or_else(Content::Refused, Content::Payload),
         };
-        // A task of its own: the run is stored even if the sender hangs up, and has a heartbeat then.
+        // The spawned task stores the run and starts its heartbeat even if the sender disconnects.
         let (hub, job_id) = (Arc::clone(self), job.job_id.clone());
         let stored = tokio::spawn(async move {
             let submitted = hub.store.submit(submission).await?;
             if let Submitted::New(task) = submitted {
-                hub.beats.keep(&*hub.reporter, task, &job_id);
+                hub.heartbeats.start(&*hub.reporter, task, &job_id);
                 hub.ended.notify_one();
             }
             Ok::<_, pool_store::Error>(submitted)
@@ -92,7 +92,7 @@ impl Hub {
             .await
             .map_err(|error| pool_store::Error::Unavailable(error.into()))
             .flatten()
-            .inspect_err(|error| error!(%error, "a run of a pool could not be kept"))?;
+            .inspect_err(|error| error!(%error, "a run of a pool could not be stored"))?;
         Ok(match submitted {
             Submitted::New(_) => Acceptance::New,
             Submitted::Duplicate(_) => Acceptance::Duplicate,
@@ -100,7 +100,7 @@ impl Hub {
     }
 }
 
-/// What is stored of a document: nothing that the hub can read, if the pool has a key.
+/// Returns the document to store. If the pool has a key, the document is sealed, and the hub cannot read it.
 fn payload(pool: &Pool, envelope: &Envelope<'_>, job: &Document) -> Result<Payload, SealError> {
     let Some(key) = pool.public_keys.first() else {
         return Ok(Payload {
@@ -114,7 +114,7 @@ fn payload(pool: &Pool, envelope: &Envelope<'_>, job: &Document) -> Result<Paylo
     })
 }
 
-/// Whether this is a `traceparent` of W3C Trace Context.
+/// Returns whether a text is a `traceparent` of W3C Trace Context.
 fn is_traceparent(text: &str) -> bool {
     let digits = |part: &str| {
         part.bytes()

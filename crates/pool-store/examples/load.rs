@@ -1,6 +1,6 @@
 //! Measures a store with 10,000 tasks and 500 instances: `cargo run --release -p pool-store --example load [URL]`.
 //!
-//! Without a URL it uses a SQLite file in the folder for temporary files. With one, the database must be empty.
+//! Without a URL, it uses a SQLite file in a temporary folder. With a URL, the database must be empty.
 
 use std::time::{Duration, Instant};
 
@@ -8,7 +8,7 @@ use pool_protocol::id::{InstanceId, LeaseId, PoolName, TaskId};
 use pool_protocol::instance::{InstanceHeartbeat, InstanceState, Registration};
 use pool_protocol::lease::{End, Holder};
 use pool_store::{
-    Content, Ending, Found, LeaseRequest, LeasedTask, Payload, Rules, Store, Submission,
+    Content, Ending, LeaseRequest, LeasedTask, Payload, PlatformState, Rules, Store, Submission,
 };
 use tokio::task::JoinSet;
 
@@ -18,9 +18,9 @@ const TASKS: usize = 10_000;
 const INSTANCES: usize = 500;
 const ORGANIZATIONS: usize = 50;
 const PAYLOAD: usize = 17_000;
-/// Each instance sends a heartbeat once in this time.
+/// The interval of the heartbeats of an instance.
 const PERIOD: Duration = Duration::from_secs(10);
-/// It runs a task once in so many of them: together 30,000 tasks an hour.
+/// An instance runs one task in so many intervals. All instances together run 30,000 tasks an hour.
 const ROUNDS: usize = 6;
 
 #[tokio::main]
@@ -36,7 +36,7 @@ async fn main() -> Result<(), Failed> {
         submit(&store, &pool, number).await?;
     }
     let each = began.elapsed() / u32::try_from(TASKS)?;
-    say(&format!(
+    print(&format!(
         "{TASKS} tasks submitted and confirmed: {each:?} each"
     ));
     let mut instances = Vec::new();
@@ -65,7 +65,7 @@ async fn main() -> Result<(), Failed> {
             Ok::<_, Failed>(times)
         });
     }
-    say(&quantiles(
+    print(&quantiles(
         "lease, 500 instances in turn",
         gather(all).await?,
     ));
@@ -81,12 +81,12 @@ async fn main() -> Result<(), Failed> {
             Ok::<_, Failed>(vec![took])
         });
     }
-    say(&quantiles(
+    print(&quantiles(
         "lease, 500 instances at once",
         gather(all).await?,
     ));
 
-    // The rest goes, so that all wait.
+    // The remaining tasks are finished, so that all instances wait afterwards.
     while let Some(leased) = lease(&store, &pool, instances[0], Duration::ZERO).await? {
         run(&store, &leased).await?;
     }
@@ -109,7 +109,7 @@ async fn main() -> Result<(), Failed> {
     for number in TASKS..TASKS + INSTANCES {
         submit(&store, &pool, number).await?;
     }
-    say(&quantiles(
+    print(&quantiles(
         "submission to lease, 500 wait",
         gather(all).await?,
     ));
@@ -123,7 +123,7 @@ async fn submit(store: &Store, pool: &PoolName, number: usize) -> Result<(), Fai
         task: TaskId::new(),
         pool: pool.clone(),
         organization: format!("organization-{}", number % ORGANIZATIONS),
-        // Tells when it was submitted.
+        // The time of the submission.
         workspace: since_1970()?.as_micros().to_string(),
         job: number.to_string(),
         step: "plan".to_owned(),
@@ -136,7 +136,9 @@ async fn submit(store: &Store, pool: &PoolName, number: usize) -> Result<(), Fai
         }),
     };
     let task = store.submit(submission).await?.task();
-    store.found(task, Found::Waiting).await?;
+    store
+        .apply_platform_state(task, PlatformState::Waiting)
+        .await?;
     Ok(())
 }
 
@@ -224,17 +226,17 @@ fn quantiles(what: &str, mut times: Vec<Duration>) -> String {
     )
 }
 
-/// What the kernel says of this process.
+/// Prints the memory of this process, as the kernel reports it.
 fn memory(when: &str) -> Result<(), Failed> {
     let status = std::fs::read_to_string("/proc/self/status")?;
     let wanted = |line: &&str| line.starts_with("VmRSS") || line.starts_with("VmHWM");
     let lines: Vec<_> = status.lines().filter(wanted).collect();
     let shown = lines.join(", ").replace(['\t', ' '], "");
-    say(&format!("memory {when}: {shown}"));
+    print(&format!("memory {when}: {shown}"));
     Ok(())
 }
 
 #[expect(clippy::print_stdout, reason = "this is what it is for")]
-fn say(line: &str) {
+fn print(line: &str) {
     println!("{line}");
 }

@@ -1,5 +1,5 @@
-//! Sends a request to the platform, with a token of the platform that is a minute old at most, and passes on the response.
-//! No header of either side passes but those that are named here, and redirects are not followed.
+//! Sends requests to the platform, with a new token of the platform that is valid for a minute. Only the headers that
+//! are named here pass. Redirects are not followed.
 
 use std::io;
 use std::time::Duration;
@@ -20,7 +20,7 @@ use tracing::{debug, warn};
 use url::Url;
 
 use super::body;
-use super::rules::{Call, Denied, own_history};
+use super::rules::{Call, RelayRefusal, own_history};
 use crate::http::body::{self as request_body, BodyError};
 use crate::hub::wire::Failure;
 
@@ -30,23 +30,23 @@ const KIB: usize = 1024;
 const MIB: usize = 1024 * KIB;
 
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
-/// The platform may wait a while for the row of a job.
+/// The platform may wait for the lock on the row of a job.
 const CALL_TIMEOUT: Duration = Duration::from_mins(1);
-/// An archive is large.
+/// Archives can be large.
 const CONTENT_TIMEOUT: Duration = Duration::from_mins(10);
-/// How long a body may take that is read whole.
+/// The timeout for reading a small body.
 const BODY_TIMEOUT: Duration = Duration::from_secs(30);
-/// Requests at a time; further ones wait for their turn.
+/// The largest number of requests at the same time. Further requests wait.
 const AT_ONCE: usize = 256;
 
-/// A request that may be sent.
+/// A checked request.
 #[derive(Debug)]
 pub(super) struct Outgoing {
     call: Call,
-    /// The last two parts of the path of a run's content.
+    /// The last two segments of the path of a run's content.
     content: String,
     body: Option<reqwest::Body>,
-    /// The document, if it has lines of the run log.
+    /// The document, if it contains lines of the run log.
     pub(super) lines: Option<Bytes>,
 }
 
@@ -57,10 +57,10 @@ impl Outgoing {
         path: &[&str],
         step: &StepRef,
         body: Body,
-    ) -> Result<Self, Denied> {
+    ) -> Result<Self, RelayRefusal> {
         let mut lines = None;
         let body = if call == Call::WriteContext {
-            // The path says whose it is; what it says is the run's own.
+            // The path names the job. The content of a context is the run's own.
             let stream = body.into_data_stream().map_err(io::Error::other);
             Some(reqwest::Body::wrap_stream(limited(stream, 64 * MIB)))
         } else {
@@ -82,7 +82,7 @@ impl Outgoing {
     }
 }
 
-async fn read(call: Call, body: Body) -> Result<Vec<u8>, Denied> {
+async fn read(call: Call, body: Body) -> Result<Vec<u8>, RelayRefusal> {
     let limit = match call {
         Call::ChangeJob | Call::ChangeStep | Call::AddHistory => 64 * KIB,
         Call::AddLines => 4 * MIB,
@@ -90,10 +90,10 @@ async fn read(call: Call, body: Body) -> Result<Vec<u8>, Denied> {
     };
     tokio::time::timeout(BODY_TIMEOUT, request_body::read(body, limit))
         .await
-        .map_err(|_| Denied::Unread("it did not arrive in time"))?
+        .map_err(|_| RelayRefusal::Unread("it did not arrive in time"))?
         .map_err(|error| match error {
-            BodyError::TooLarge => Denied::TooLarge(limit),
-            BodyError::Broken => Denied::Unread("it broke off"),
+            BodyError::TooLarge => RelayRefusal::TooLarge(limit),
+            BodyError::Broken => RelayRefusal::Unread("it broke off"),
         })
 }
 
@@ -114,11 +114,11 @@ const fn has_body(call: Call) -> bool {
 pub(crate) struct Relay {
     terrakube: Terrakube,
     http: reqwest::Client,
-    places: Semaphore,
+    permits: Semaphore,
 }
 
 impl Relay {
-    /// A relay to this platform.
+    /// Returns a relay to this platform.
     pub(crate) fn new(terrakube: Terrakube) -> Result<Self, reqwest::Error> {
         let http = reqwest::Client::builder()
             .redirect(reqwest::redirect::Policy::none())
@@ -128,7 +128,7 @@ impl Relay {
         Ok(Self {
             terrakube,
             http,
-            places: Semaphore::new(AT_ONCE),
+            permits: Semaphore::new(AT_ONCE),
         })
     }
 
@@ -138,7 +138,7 @@ impl Relay {
         outgoing: Outgoing,
         step: &StepRef,
     ) -> Result<Response, Failure> {
-        let _place = self.places.acquire().await;
+        let _permit = self.permits.acquire().await;
         let call = outgoing.call;
         let url = self.url(&outgoing, step).await?;
         let (method, media_type, timeout, limit) = properties(call);
@@ -150,7 +150,7 @@ impl Relay {
         if let Some(body) = outgoing.body {
             request = request.header(header::CONTENT_TYPE, media_type).body(body);
         }
-        // Releases are for everyone.
+        // Releases are public, so no token is sent.
         let tokens = &self.terrakube.config().tokens;
         if call != Call::ReadReleases
             && let Some(token) = tokens.mint(BRIEF)
@@ -162,9 +162,9 @@ impl Relay {
             warn!(
                 ?call,
                 error = chain(&error),
-                "the platform did not answer a request of the relay"
+                "the platform did not respond to a request of the relay"
             );
-            away("the platform does not answer: try again")
+            bad_gateway("the platform does not respond: try again")
         })?;
         Ok(respond(answer, limit))
     }
@@ -210,7 +210,7 @@ impl Relay {
         })
     }
 
-    /// The address of the content of a run, which the job names, and which must be the platform's.
+    /// Returns the address of the content of a run. The job names it, and it must be at the platform.
     async fn content(&self, requested: &str, step: &StepRef) -> Result<Url, Failure> {
         let source = self.terrakube.override_source(step).await;
         let source = source.map_err(|error| {
@@ -218,7 +218,7 @@ impl Relay {
                 error = chain(&error),
                 "the content of a run cannot be found"
             );
-            away("the platform does not say where the content of the run is: try again")
+            bad_gateway("the platform does not say where the content of the run is: try again")
         })?;
         let config = self.terrakube.config();
         let url = source.and_then(|source| Url::parse(&source).ok());
@@ -237,7 +237,7 @@ impl Relay {
     }
 }
 
-/// Method, media type, time and size of a response.
+/// Returns method, media type, timeout and largest response of a request.
 fn properties(call: Call) -> (Method, &'static str, Duration, usize) {
     let (method, media_type) = match call {
         Call::ReadJob | Call::ReadHistory => (Method::GET, JSON_API),
@@ -268,14 +268,14 @@ fn respond(answer: reqwest::Response, limit: usize) -> Response {
     let mut response = Response::new(Body::from_stream(limited(stream, limit)));
     *response.status_mut() = status;
     response.headers_mut().extend(kept);
-    // What an executor reads is for it alone.
+    // Responses are for this executor only.
     response
         .headers_mut()
         .insert(header::CACHE_CONTROL, HeaderValue::from_static("no-store"));
     response
 }
 
-/// The stream, which fails when it has more bytes.
+/// Returns the stream. It fails if it has more than `limit` bytes.
 fn limited<S>(stream: S, limit: usize) -> impl Stream<Item = io::Result<Bytes>> + Send + 'static
 where
     S: Stream<Item = io::Result<Bytes>> + Send + 'static,
@@ -290,7 +290,7 @@ where
     })
 }
 
-/// Ids are plain, and stay what they are.
+/// Appends path segments. Ids have no characters that are encoded.
 fn extended(base: &Url, path: &[&str]) -> Url {
     let mut url = base.clone();
     if let Ok(mut segments) = url.path_segments_mut() {
@@ -299,6 +299,6 @@ fn extended(base: &Url, path: &[&str]) -> Url {
     url
 }
 
-fn away(text: &str) -> Failure {
+fn bad_gateway(text: &str) -> Failure {
     Failure::new(Code::Other, text).with_status(StatusCode::BAD_GATEWAY)
 }

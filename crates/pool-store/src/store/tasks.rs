@@ -1,4 +1,4 @@
-//! Giving tasks to instances.
+//! Leases tasks to instances.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -16,14 +16,14 @@ use crate::state::{Event, State, Task, apply};
 use crate::text::limited;
 use crate::waiters::Woken;
 
-/// The most leases an instance may name at once.
-pub(super) const HELD: usize = 1000;
-/// The longest wait. Proxies cut connections after a minute.
-const WAIT: Duration = Duration::from_secs(55);
+/// The largest number of leases that an instance may name in one request.
+pub(super) const MAX_LEASES: usize = 1000;
+/// The longest wait. Proxies often close idle connections after a minute.
+const MAX_WAIT: Duration = Duration::from_secs(55);
 
-/// The oldest task of the organization that has the fewest active ones. It looks at one task of each organization, however
-/// many there are.
-const NEXT: &str = "\
+/// Selects the oldest task of the organization that has the fewest active ones. It reads one task of each organization,
+/// however many tasks wait.
+const NEXT_TASK: &str = "\
     WITH RECURSIVE o (organization) AS (\
         SELECT min(organization) FROM tasks WHERE pool = $1 AND state = 'available' \
         UNION ALL \
@@ -38,27 +38,29 @@ const NEXT: &str = "\
                 AND t.state IN ('leased', 'started', 'running', 'orphaned')) AS active \
         FROM o WHERE o.organization IS NOT NULL) c \
     WHERE c.id IS NOT NULL ORDER BY c.active, c.organization LIMIT 1";
-/// Leases that an instance may not know of, or whose instance of the same agent has gone.
-const GIVEN: &str = "\
+/// Selects leases of the agent without an executor: those of this instance, and those of instances that are offline or
+/// removed.
+const UNDELIVERED: &str = "\
     SELECT * FROM tasks t WHERE t.pool = $1 AND t.agent = $2 AND t.state = 'leased' AND (t.instance = $3 \
     OR NOT EXISTS (SELECT 1 FROM instances i WHERE i.id = t.instance AND i.seen_at > $4)) ORDER BY t.id";
 
 impl Store {
-    /// Gives a task to an instance: one that it was given before and does not know of, or a new one. Waits for a task if
-    /// there is none, and returns `None` when the time is over. May be dropped at any time.
+    /// Leases a task to an instance. A lease that the instance already has and did not name is returned again. If no
+    /// task is available, waits for one. Returns `None` when the wait is over. The future may be dropped at any time.
     pub async fn lease(&self, request: &LeaseRequest) -> Result<Option<LeasedTask>, Error> {
-        limited("`holding`", request.holding.len(), HELD)?;
-        let until = Instant::now() + request.wait.min(WAIT);
+        limited("`holding`", request.holding.len(), MAX_LEASES)?;
+        let until = Instant::now() + request.wait.min(MAX_WAIT);
         let waiters = self.waiters();
         let mut woken: Option<Woken> = None;
         loop {
-            let queue = waiters.of(&request.pool);
+            let queue = waiters.queue(&request.pool);
             let next = queue.notified();
             tokio::pin!(next);
-            // What becomes available from here on is heard of. If this call does not need it, another one hears of it.
+            // From here on, this request is notified of new tasks. If it does not need the notification, it passes it
+            // to another request.
             next.as_mut().enable();
             let leased = self.try_lease(request).await?;
-            // Only a task that is given again leaves the new one to others.
+            // A repeated lease uses no new task, so the notification goes to another request.
             let again = leased.as_ref().is_some_and(|leased| leased.redelivered);
             if let Some(woken) = woken.take().filter(|_| !again) {
                 woken.used();
@@ -84,10 +86,10 @@ impl Store {
                 return Err(refusal.into());
             }
         };
-        let leased = match self.given(&mut tx, request, &agent).await? {
+        let leased = match self.redeliver(&mut tx, request, &agent).await? {
             Some(task) => Some((task, true)),
             None => self
-                .next(&mut tx, request, &agent)
+                .lease_next(&mut tx, request, &agent)
                 .await?
                 .map(|task| (task, false)),
         };
@@ -95,13 +97,13 @@ impl Store {
             tx.rollback().await?;
             return Ok(None);
         };
-        let leased = self.leased(&mut tx, task, redelivered).await?;
+        let leased = self.with_payload(&mut tx, task, redelivered).await?;
         tx.commit().await?;
         Ok(Some(leased))
     }
 
-    /// A lease that the instance has and does not know of: the response was lost.
-    async fn given(
+    /// Returns a lease that the instance has and did not name, because its response was lost.
+    async fn redeliver(
         &self,
         tx: &mut Tx,
         request: &LeaseRequest,
@@ -117,34 +119,34 @@ impl Store {
             task.lease
                 .is_some_and(|lease| !request.holding.contains(&lease))
         };
-        for row in tx.rows_to_change(GIVEN, &values).await? {
+        for row in tx.rows_to_change(UNDELIVERED, &values).await? {
             let task = read(&row)?;
             if unknown(&task) {
                 let instance = request.instance;
-                let named = apply(&task, Event::Named { instance }, tx.now, &self.rules)?;
-                tx.save(task.state, &named, &self.rules).await?;
-                return Ok(Some(named.task));
+                let renewed = apply(&task, Event::Renewed { instance }, tx.now, &self.rules)?;
+                tx.save(task.state, &renewed, &self.rules).await?;
+                return Ok(Some(renewed.task));
             }
         }
         Ok(None)
     }
 
-    /// A new lease on the next task.
-    async fn next(
+    /// Returns a new lease of the next task.
+    async fn lease_next(
         &self,
         tx: &mut Tx,
         request: &LeaseRequest,
         agent: &AgentName,
     ) -> Result<Option<Task>, Error> {
-        // Two that choose at the same time would choose the same task, or the same organization.
-        tx.alone(&format!("lease {}", request.pool)).await?;
+        // Without the lock, two requests could select the same task or the same organization.
+        tx.lock(&format!("lease {}", request.pool)).await?;
         loop {
             let values = [Value::text(&request.pool), Value::from(tx.now)];
-            let Some(row) = tx.row(NEXT, &values).await? else {
+            let Some(row) = tx.row(NEXT_TASK, &values).await? else {
                 return Ok(None);
             };
             let id: TaskId = row.parsed("id")?;
-            // It may be over by now.
+            // The task may have been deleted in the meantime.
             let Some(task) = tx.task(id).await? else {
                 continue;
             };
@@ -161,7 +163,7 @@ impl Store {
         }
     }
 
-    async fn leased(
+    async fn with_payload(
         &self,
         tx: &mut Tx,
         task: Task,
@@ -187,7 +189,7 @@ impl Store {
     }
 }
 
-/// The name of an instance in a pool.
+/// Returns the agent of an instance. Refuses an instance of another pool.
 pub(super) async fn agent_of(
     tx: &mut Tx,
     instance: InstanceId,
