@@ -1,4 +1,4 @@
-//! Agents of a pool in a cluster: runs are Jobs, and the cluster is the agent's only record.
+//! Tests of agents on target `kubernetes`: runs are Jobs, and the cluster is the agent's only record.
 
 use integration_tests::Running;
 use integration_tests::process::Stream;
@@ -11,7 +11,7 @@ use super::agent::{Gate, ends_with};
 use super::fixture::{Fixture, Hub};
 use crate::in_cluster::Fixture as ClusterFixture;
 
-/// Starts the agent `eu-1` beside its cluster.
+/// Starts the agent `eu-1` with the cluster of the test.
 fn start(cluster: &ClusterFixture, fixture: &Fixture, hub: &Hub) -> Running {
     let mut command = cluster.command(&["agent", "--name", "eu-1"]);
     command
@@ -21,7 +21,7 @@ fn start(cluster: &ClusterFixture, fixture: &Fixture, hub: &Hub) -> Running {
     Running::start(&mut command)
 }
 
-/// Executors know the address that users know, and store states where the test looks.
+/// Gives executors the public URL of the platform, and a store of states that the test can read.
 fn prepare(cluster: &ClusterFixture, fixture: &Fixture) {
     cluster.image_that_first(&format!(
         "export {}='{}' {}=LocalTerraformStateImpl {}=1",
@@ -38,7 +38,7 @@ fn one_job(state: &State) -> Option<String> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_killed_agent_finds_its_job_again_and_no_token_is_in_it() {
+async fn a_restarted_agent_finds_its_job_which_contains_no_token() {
     let Some(cluster) = ClusterFixture::new().await else {
         return;
     };
@@ -90,7 +90,7 @@ async fn a_run_that_is_cancelled_before_its_pod_starts_leaves_no_job() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_executor_that_is_killed_for_its_memory_fails_its_step_with_the_verdict() {
+async fn an_oom_killed_executor_fails_its_step_with_the_verdict() {
     let Some(cluster) = ClusterFixture::new().await else {
         return;
     };

@@ -1,4 +1,4 @@
-//! Pools with a key: the hub keeps no job document that it could read.
+//! Tests of pools with a key: the hub stores no job document that it can read.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -20,24 +20,27 @@ fn secret(number: usize) -> String {
     format!("planted-{number}-secret")
 }
 
-/// A fixture with a key in the folder of the agents.
-struct Sealing {
+/// A fixture with a key in the agents' folder.
+struct SealingFixture {
     fixture: Fixture,
     public: String,
     repository: Repository,
 }
 
-impl Sealing {
+impl SealingFixture {
     async fn new() -> Self {
         let fixture = Fixture::new().await;
         fs::create_dir(fixture.path("keys")).unwrap();
         let made = keygen(&fixture.path("keys"));
         assert!(made.status.success(), "{made:?}");
         let public = String::from_utf8(made.stdout).unwrap().trim().to_owned();
-        let told = String::from_utf8(made.stderr).unwrap();
-        let private = told.split(['/', '.']).find(|part| part.len() == 8).unwrap();
+        let shown = String::from_utf8(made.stderr).unwrap();
+        let private = shown
+            .split(['/', '.'])
+            .find(|part| part.len() == 8)
+            .unwrap();
         let text = fs::read_to_string(fixture.path(&format!("keys/{private}.key"))).unwrap();
-        assert!(!told.contains(text.trim()), "{told}");
+        assert!(!shown.contains(text.trim()), "{shown}");
         Self {
             fixture,
             public,
@@ -45,7 +48,7 @@ impl Sealing {
         }
     }
 
-    /// Pool `eu` has these keys.
+    /// Gives pool `eu` these keys.
     fn write_pools(&self, keys: &[&str]) {
         let token = json!({"id": "t", "sha256": self.fixture.token.digest()});
         let organization = self.fixture.platform.organization();
@@ -54,7 +57,7 @@ impl Sealing {
             .replace_pools(&json!({"pools": {"eu": eu}}).to_string());
     }
 
-    /// A job whose document has the secrets.
+    /// Dispatches a job whose document contains the secrets.
     async fn dispatched(&self) -> u32 {
         let secrets: Vec<String> = (0..SECRETS).map(secret).collect();
         let ledger = self.fixture.path("ledger");
@@ -74,7 +77,7 @@ impl Sealing {
         command
     }
 
-    /// The files of the store in which a secret is.
+    /// Returns the files of the store that contain a secret.
     fn found(&self) -> Vec<PathBuf> {
         let files = fs::read_dir(self.fixture.path("store")).unwrap();
         let files: Vec<PathBuf> = files.map(|file| file.unwrap().path()).collect();
@@ -118,11 +121,11 @@ fn log_of(hub: Hub) -> String {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_hub_with_a_key_keeps_no_secret_and_its_agent_runs_the_job() {
-    let fixture = Sealing::new().await;
+async fn a_hub_with_a_key_stores_no_secret_and_its_agent_runs_the_job() {
+    let fixture = SealingFixture::new().await;
     fixture.write_pools(&[]);
     let hub = fixture.fixture.serve();
-    // The search finds what is not sealed.
+    // The search finds secrets in unsealed documents.
     let open = fixture.dispatched().await;
     assert_ne!(fixture.found(), Vec::<PathBuf>::new());
     fixture.fixture.platform.cancel(open).await;
@@ -149,8 +152,8 @@ async fn a_hub_with_a_key_keeps_no_secret_and_its_agent_runs_the_job() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn sealed_documents_that_were_swapped_run_neither() {
-    let fixture = Sealing::new().await;
+async fn swapped_sealed_documents_are_refused() {
+    let fixture = SealingFixture::new().await;
     fixture.write_pools(&[&fixture.public]);
     let hub = fixture.fixture.serve();
     let jobs = [fixture.dispatched().await, fixture.dispatched().await];
@@ -185,7 +188,7 @@ async fn sealed_documents_that_were_swapped_run_neither() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_run_waits_for_an_agent_that_has_the_key() {
-    let fixture = Sealing::new().await;
+    let fixture = SealingFixture::new().await;
     fixture.write_pools(&[&fixture.public]);
     let hub = fixture.fixture.serve();
     let job = fixture.dispatched().await;
