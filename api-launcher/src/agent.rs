@@ -1,9 +1,9 @@
-//! `api-launcher agent`: takes tasks of a pool from a hub and runs their executors here. It needs nothing of the platform: it
-//! speaks to the hub alone, and so do its executors.
+//! `api-launcher agent` takes tasks of a pool from a hub, and starts executors for them. The agent and its executors
+//! connect to the hub only. They need no secret of the platform.
 //!
-//! `session` registers, says that the agent lives, and waits for tasks. `supervise` carries one task from its lease to its
-//! end. A [`target::Target`] starts executors. The cluster or the folder of the executors is the only record: an agent that
-//! starts again finds there what runs.
+//! `session` registers, sends heartbeats and waits for tasks. `supervise` handles one task from its lease to its end. A
+//! [`target::Target`] starts executors. The Jobs or run folders are the only records. A restarted agent finds running
+//! executors there.
 
 mod client;
 pub(crate) mod config;
@@ -44,12 +44,12 @@ use crate::kubernetes::cluster::ConnectError;
 use crate::serve::refuse;
 use crate::shutdown::stop_with_parent;
 
-/// How long executors that are ended at once, and calls in progress, are waited for.
+/// How long a stopping agent waits for killed executors and for its last calls.
 const LAST_CALLS_TIMEOUT: Duration = Duration::from_secs(10);
-/// Far more than there are probes.
+/// More connections than probes need.
 const HEALTH_CONNECTIONS: usize = 32;
 
-/// Why the agent ended by itself.
+/// Why the agent ended without a stop signal.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum AgentError {
     #[error("could not start the runtime")]
@@ -74,8 +74,8 @@ pub(crate) enum AgentError {
     Unsupported(Failure),
     #[error(transparent)]
     Rejected(Failure),
-    #[error("the task was handed back: its executor could not be started here")]
-    HandedBack,
+    #[error("the task was declined: its executor could not be started here")]
+    Declined,
 }
 
 impl AgentError {
@@ -84,8 +84,8 @@ impl AgentError {
             Self::Unsupported(_) => Exit::BadConfiguration,
             Self::Process(error) => error.exit(),
             Self::Connect(error) => error.exit(),
-            // The one run of `single_run` was not there to fail.
-            Self::Rejected(_) | Self::HandedBack => Exit::StepFailed,
+            // With `single_run`, there is no run whose failure could be reported.
+            Self::Rejected(_) | Self::Declined => Exit::StepFailed,
             _ => Exit::Infrastructure,
         }
     }
@@ -98,29 +98,29 @@ pub(crate) struct Agent {
     client: HubClient,
     target: SharedTarget,
     leases: Leases,
-    /// Names this process to the hub.
+    /// The id of this process at the hub.
     system_id: String,
     registered: Mutex<Option<Registered>>,
-    /// What the hub has ordered last.
+    /// The last action that the hub ordered.
     action: watch::Sender<Action>,
-    /// The hub has to hear something soon.
-    beat_now: Notify,
-    /// No task is taken any more.
-    leaving: CancellationToken,
-    /// What was not started yet is handed back.
+    /// Notified when a heartbeat must be sent at once.
+    heartbeat_now: Notify,
+    /// Cancelled when the agent takes no more tasks.
+    stopping: CancellationToken,
+    /// Cancelled when tasks whose executor was not started must be declined.
     detaching: CancellationToken,
-    /// How the last task went.
+    /// The outcome of the last task.
     last_outcome: watch::Sender<Option<TaskOutcome>>,
 }
 
-/// Runs until a signal or an order ends it, and returns the exit code.
+/// Runs the agent until a signal or an order stops it, and returns the exit code.
 pub(crate) fn run(args: &AgentArgs) -> u8 {
     if let Some(configure) = args.configure() {
         return configure::run(configure);
     }
-    // The tokens stay in this process's memory and environment, out of reach of what runs beside it.
+    // Other processes must not read the tokens from this process's memory and environment.
     let hardened = runtime::hardening::process();
-    // One provider for the whole process; an earlier one stays.
+    // Installs the provider for the whole process, unless there is one.
     let _ = rustls::crypto::ring::default_provider().install_default();
     let telemetry = args.telemetry.resolve();
     let settings = args.resolve();
@@ -133,7 +133,7 @@ pub(crate) fn run(args: &AgentArgs) -> u8 {
         }
     };
     runtime::telemetry::subscribe(format, filter);
-    // Its path is in the first line.
+    // The first line of the log names the file.
     if let Some(path) = &settings.file {
         info!(path = %path.display(), "read the configuration");
     } else {
@@ -184,8 +184,8 @@ async fn run_in(settings: Settings) -> Result<(), AgentError> {
         system_id: Uuid::new_v4().to_string(),
         registered: Mutex::default(),
         action: watch::Sender::new(Action::None),
-        beat_now: Notify::new(),
-        leaving: CancellationToken::new(),
+        heartbeat_now: Notify::new(),
+        stopping: CancellationToken::new(),
         detaching: CancellationToken::new(),
         last_outcome: watch::Sender::new(None),
     });
@@ -221,27 +221,27 @@ async fn run_in(settings: Settings) -> Result<(), AgentError> {
 }
 
 impl Agent {
-    /// Whether no task is taken any more.
-    fn is_leaving(&self) -> bool {
-        self.leaving.is_cancelled()
+    /// Returns whether the agent takes no more tasks.
+    fn is_stopping(&self) -> bool {
+        self.stopping.is_cancelled()
     }
 
-    /// Works until a stop signal. Then it stops as its settings say.
+    /// Works until a stop signal, and then stops according to its settings.
     async fn work(self: &Arc<Self>, mut signals: StopSignals) -> Result<(), AgentError> {
         let (sender, mut unknown) = mpsc::unbounded_channel();
         let found = self.target.find().await.map_err(AgentError::Find)?;
         for found in found {
             self.adopt(found);
         }
-        // What is still under way when it ends, as a registration, must not be in the way of the last call.
+        // The scope ends calls in progress, for example a registration, so that they do not block the last call.
         let result = {
             let mut target_work = std::pin::pin!(self.target.work(sender));
-            let mut beat = std::pin::pin!(self.beat());
-            let mut run = std::pin::pin!(self.take_and_leave(&mut signals));
+            let mut heartbeats = std::pin::pin!(self.send_heartbeats());
+            let mut run = std::pin::pin!(self.run_until_stop(&mut signals));
             loop {
                 tokio::select! {
                     result = &mut run => break result,
-                    failed = &mut beat => break failed,
+                    failed = &mut heartbeats => break failed,
                     () = &mut target_work => {}
                     Some(found) = unknown.recv() => self.adopt(found),
                 }
@@ -256,12 +256,12 @@ impl Agent {
         result
     }
 
-    async fn take_and_leave(self: &Arc<Self>, signals: &mut StopSignals) -> Result<(), AgentError> {
+    async fn run_until_stop(self: &Arc<Self>, signals: &mut StopSignals) -> Result<(), AgentError> {
         let mut action = self.action.subscribe();
         let ends = |action: &Action| matches!(action, Action::Drain | Action::Disconnect);
         let mode = tokio::select! {
-            polled = self.poll() => {
-                polled?;
+            result = self.take_tasks() => {
+                result?;
                 None
             }
             () = self.idle() => {
@@ -274,17 +274,17 @@ impl Agent {
                 _ => None,
             },
         };
-        self.leaving.cancel();
-        self.beat_now.notify_one();
-        self.leave(mode, signals).await;
-        let handed_back = *self.last_outcome.borrow() == Some(TaskOutcome::HandedBack);
-        if mode.is_none() && self.settings.single_run && handed_back {
-            return Err(AgentError::HandedBack);
+        self.stopping.cancel();
+        self.heartbeat_now.notify_one();
+        self.stop_runs(mode, signals).await;
+        let declined = *self.last_outcome.borrow() == Some(TaskOutcome::Declined);
+        if mode.is_none() && self.settings.single_run && declined {
+            return Err(AgentError::Declined);
         }
         Ok(())
     }
 
-    /// Returns once nothing has run here for the time that is set.
+    /// Returns when there was no run for `idle_timeout`.
     async fn idle(&self) {
         let Some(timeout) = self.settings.idle_timeout else {
             return std::future::pending().await;
@@ -298,8 +298,9 @@ impl Agent {
         }
     }
 
-    /// Sees to what runs, each mode in its way. Without a mode, it waits for all runs. A signal leads to the next mode.
-    async fn leave(&self, mut mode: Option<StopMode>, signals: &mut StopSignals) {
+    /// Waits for the runs or stops them, according to the mode. Without a mode, waits for all runs. A signal leads to
+    /// the next mode.
+    async fn stop_runs(&self, mut mode: Option<StopMode>, signals: &mut StopSignals) {
         loop {
             info!(
                 ?mode,

@@ -1,9 +1,8 @@
-//! The hub: keeps the runs of pools in a durable queue, gives them to agents, and speaks to the platform for them. Agents
-//! and executors reach it over the wire of `pool_protocol`.
+//! The hub stores the runs of pools in a durable queue and leases them to agents. It sends requests to the platform for
+//! them. Agents and executors use the protocol of `pool_protocol`.
 
-mod beats;
-mod chains;
 mod duties;
+mod heartbeats;
 mod job_token_keys;
 mod keygen_command;
 mod metrics;
@@ -15,6 +14,7 @@ pub(crate) mod settings;
 mod shares;
 mod submit;
 pub(crate) mod tails;
+mod task_work;
 pub(crate) mod token_command;
 mod watched_file;
 pub(crate) mod wire;
@@ -32,7 +32,7 @@ use runtime::private_file::private_folder;
 use runtime::setting::is_wrong_place;
 use tokio::sync::{Notify, Semaphore};
 
-use self::beats::Beats;
+use self::heartbeats::JobHeartbeats;
 use self::job_token_keys::KeySource;
 use self::metrics::PoolMetrics;
 use self::oidc::Issuers;
@@ -51,7 +51,7 @@ use crate::shutdown::Shutdown;
 
 pub(crate) use self::submit::SubmitError;
 
-/// Requests for tasks that wait at a time.
+/// The largest number of requests for tasks that wait at the same time.
 const MAX_POLLS: usize = 2000;
 /// Those of one pool.
 const MAX_POLLS_OF_A_POOL: usize = 1000;
@@ -69,14 +69,14 @@ pub(crate) struct Hub {
     /// The ends of run logs, for the status page.
     tails: Tails,
     issuers: Issuers,
-    beats: Beats,
+    heartbeats: JobHeartbeats,
     metrics: PoolMetrics,
     polls: Arc<Shares<PoolName>>,
     /// Forms of exchanges whose bodies are read.
     exchanges: Semaphore,
     /// How long a lease is valid.
     lease: Duration,
-    /// There may be an outcome to report.
+    /// Notified when there may be an outcome to report.
     ended: Notify,
     shutdown: Shutdown,
 }
@@ -105,7 +105,7 @@ pub(crate) enum HubError {
 }
 
 impl HubError {
-    /// The exit code: a wrong setting, or the machine.
+    /// Returns the exit code: a wrong setting, or a failure of the machine.
     pub(crate) fn exit(&self) -> Exit {
         match self {
             Self::Store(
@@ -124,7 +124,7 @@ impl HubError {
 }
 
 impl Hub {
-    /// Opens the store, and makes what does not exist yet.
+    /// Opens the store. Creates its folder and the key of job tokens if they do not exist.
     pub(crate) async fn open(
         settings: HubSettings,
         metrics: &Metrics,
@@ -151,7 +151,7 @@ impl Hub {
             issuers: Issuers::new().map_err(HubError::Issuers)?,
             reporter,
             tails: Tails::default(),
-            beats: Beats::default(),
+            heartbeats: JobHeartbeats::default(),
             metrics: PoolMetrics::register(metrics),
             polls: Shares::new(MAX_POLLS_OF_A_POOL, MAX_POLLS),
             exchanges: Semaphore::new(MAX_EXCHANGES),
@@ -166,12 +166,12 @@ impl Hub {
         Box::pin(duties::perform(self)).await;
     }
 
-    /// Closes the store, when nothing needs it any more.
+    /// Closes the store. Nothing may use it afterwards.
     pub(crate) async fn close(&self) {
         self.store.close().await;
     }
 
-    /// Returns whether runs of pools can be kept now.
+    /// Returns whether the hub can store runs of pools now.
     pub(crate) async fn readiness(&self) -> Readiness {
         if let Err(error) = self.store.pools().await {
             return Readiness::NotReady(error.to_string());
@@ -180,23 +180,23 @@ impl Hub {
         problem.map_or(Readiness::Ready, Readiness::Impaired)
     }
 
-    /// Brings the metrics up to date.
+    /// Updates the metrics.
     pub(crate) async fn measure(&self) {
-        // What cannot be read shows in readiness.
+        // An error is shown by the readiness.
         if let Ok(pools) = self.store.pools().await {
             self.metrics.observe(self.pools.current().names(), &pools);
         }
         self.metrics.polls_waiting(self.polls.taken());
     }
 
-    /// Everything about a task that its store gives in pages.
+    /// Returns all tasks that are not over. The store returns them in pages.
     async fn open_tasks(&self) -> Result<Vec<TaskView>, pool_store::Error> {
         let mut tasks = Vec::new();
         let mut page = Page::first();
         loop {
             let more = self
                 .store
-                .tasks(None, pool_store::Listed::Open, page)
+                .tasks(None, pool_store::TaskFilter::Open, page)
                 .await?;
             page.after = more.last().map(|task| task.task);
             let is_last = more.len() < page.limit as usize;
@@ -211,7 +211,7 @@ impl Hub {
 fn open_keys(setting: KeySetting) -> Result<KeySource, HubError> {
     match setting {
         KeySetting::Known(source) => Ok(source),
-        KeySetting::Beside(path) => {
+        KeySetting::Create(path) => {
             job_token_keys::create_file(&path).map_err(|source| HubError::Folder {
                 path: path.clone(),
                 source,
@@ -221,7 +221,7 @@ fn open_keys(setting: KeySetting) -> Result<KeySource, HubError> {
     }
 }
 
-/// The step of a task, as the platform names it.
+/// Returns the step of a task.
 fn step_of(task: &TaskView) -> StepRef {
     StepRef {
         organization_id: task.organization.clone(),

@@ -1,5 +1,6 @@
-//! Job documents that only the agents of a pool can read: HPKE in base mode (RFC 9180), bound to their task. It protects the
-//! database of a hub and its backups; the process of the hub sees each document when it is dispatched.
+//! Seals and opens job documents with HPKE in base mode (RFC 9180). Only the agents of a pool can open them, and each
+//! is bound to its task. Sealing protects the database of a hub and its backups. The process of the hub still sees each
+//! document at its dispatch.
 
 use std::io;
 use std::path::Path;
@@ -21,15 +22,15 @@ use sha2::{Digest as _, Sha256};
 type Kem = X25519HkdfSha256;
 
 const INFO: &[u8] = b"mayfly job data v1";
-/// Bytes of a key, of either half, and of an encapsulated key.
+/// Length in bytes of a private key, a public key and an encapsulated key.
 const KEY_BYTES: usize = 32;
-/// Bytes of the digest that names a key.
+/// Length in bytes of the digest that is the id of a key.
 const ID_BYTES: usize = 4;
-/// More than a file with a key has.
+/// The largest key file that is read.
 const MAX_FILE_BYTES: u64 = 1024;
 const ZSTD_LEVEL: i32 = 3;
 
-/// What a document belongs to. It opens for nothing else.
+/// The task to which a sealed document is bound.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Envelope<'a> {
     pub(crate) pool: &'a PoolName,
@@ -50,7 +51,7 @@ impl Envelope<'_> {
     }
 }
 
-/// The public half of a pool's key. It seals.
+/// The public half of a pool's key. It seals documents.
 #[derive(Clone, Debug)]
 pub(crate) struct PublicKey {
     id: String,
@@ -63,7 +64,7 @@ pub(crate) struct PublicKey {
 pub(crate) struct SealError(String);
 
 impl PublicKey {
-    /// Reads a key: base64 of 32 bytes. The error has no part of the text.
+    /// Parses a key: base64 of 32 bytes. The caller's error must not contain the text.
     pub(crate) fn parse(text: &str) -> Option<Self> {
         let key = BASE64_STANDARD.decode(text.trim()).ok()?;
         let key = <Kem as hpke::Kem>::PublicKey::from_bytes(&key).ok()?;
@@ -71,21 +72,21 @@ impl PublicKey {
             id: id(&key.to_bytes()),
             key,
         };
-        // Some points are no keys, which shows when they are used.
+        // Some points are not valid keys. Only their use shows it.
         key.encrypt(b"", b"").is_ok().then_some(key)
     }
 
-    /// The name of the key.
+    /// Returns the id of the key.
     pub(crate) fn id(&self) -> &str {
         &self.id
     }
 
-    /// The text that [`parse`](Self::parse) reads.
+    /// Returns the text that [`parse`](Self::parse) reads.
     pub(crate) fn text(&self) -> String {
         BASE64_STANDARD.encode(self.key.to_bytes())
     }
 
-    /// Seals a document: the encapsulated key and the ciphertext, one after the other.
+    /// Seals a document. Returns the encapsulated key, followed by the ciphertext.
     pub(crate) fn seal(&self, envelope: &Envelope<'_>, json: &[u8]) -> Result<Vec<u8>, SealError> {
         let failed = || SealError(self.id.clone());
         let plaintext = zstd::bulk::compress(json, ZSTD_LEVEL).map_err(|_| failed())?;
@@ -105,8 +106,8 @@ impl PublicKey {
     }
 }
 
-/// A sealed document as the wire has it.
-pub(crate) fn to_wire(key_id: String, sealed: &[u8]) -> SealedPayload {
+/// Returns a sealed document in the form of the protocol.
+pub(crate) fn to_payload(key_id: String, sealed: &[u8]) -> SealedPayload {
     let (encapsulated, ciphertext) = sealed.split_at(KEY_BYTES.min(sealed.len()));
     SealedPayload {
         key_id,
@@ -115,7 +116,7 @@ pub(crate) fn to_wire(key_id: String, sealed: &[u8]) -> SealedPayload {
     }
 }
 
-/// The private half of a pool's key. It opens.
+/// The private half of a pool's key. It opens documents.
 pub(crate) struct PrivateKey {
     public: PublicKey,
     key: <Kem as hpke::Kem>::PrivateKey,
@@ -133,7 +134,7 @@ pub(crate) enum OpenError {
 }
 
 impl PrivateKey {
-    /// A new key.
+    /// Returns a new key.
     pub(crate) fn new() -> Self {
         let (key, public) = Kem::gen_keypair();
         let id = id(&public.to_bytes());
@@ -141,22 +142,22 @@ impl PrivateKey {
         Self { public, key }
     }
 
-    /// The public half.
+    /// Returns the public half.
     pub(crate) const fn public(&self) -> &PublicKey {
         &self.public
     }
 
-    /// The text of its file.
+    /// Returns the content of the key file.
     pub(crate) fn text(&self) -> SecretString {
         BASE64_STANDARD.encode(self.key.to_bytes()).into()
     }
 
-    /// The name of its file.
+    /// Returns the name of the key file.
     pub(crate) fn file_name(&self) -> String {
         file_name(&self.public.id)
     }
 
-    /// Reads the key of this name in a folder, which may have more at any time.
+    /// Reads the key with this id from a folder. Keys may be added to the folder at any time.
     fn find(folder: Option<&Path>, key_id: &str) -> Result<Self, OpenError> {
         let is_id = key_id.len() == 2 * ID_BYTES && key_id.bytes().all(|b| b.is_ascii_hexdigit());
         let no_key = || OpenError::NoKey(key_id.chars().take(2 * ID_BYTES).collect());
@@ -184,7 +185,7 @@ impl PrivateKey {
     }
 }
 
-/// Opens a document with the key of a folder that it names.
+/// Opens a document with the key in `folder` that the document names.
 pub(crate) fn open(
     folder: Option<&Path>,
     envelope: &Envelope<'_>,
@@ -225,14 +226,14 @@ mod tests {
 
     const JSON: &[u8] = br#"{"jobId":"7"}"#;
 
-    struct Place {
+    struct Keys {
         folder: tempfile::TempDir,
         key: PrivateKey,
         pool: PoolName,
         task: TaskId,
     }
 
-    impl Place {
+    impl Keys {
         fn new() -> Self {
             let (folder, key) = (tempfile::tempdir().unwrap(), PrivateKey::new());
             let file = folder.path().join(key.file_name());
@@ -257,7 +258,7 @@ mod tests {
         fn sealed(&self) -> SealedPayload {
             let public = PublicKey::parse(&self.key.public().text()).unwrap();
             let sealed = public.seal(&self.envelope(), JSON).unwrap();
-            to_wire(public.id().to_owned(), &sealed)
+            to_payload(public.id().to_owned(), &sealed)
         }
 
         fn open(
@@ -270,10 +271,10 @@ mod tests {
     }
 
     #[test]
-    fn a_document_opens_for_its_task_alone() {
-        let place = Place::new();
-        let (sealed, own) = (place.sealed(), place.envelope());
-        assert_eq!(place.open(&own, &sealed).unwrap(), JSON);
+    fn a_document_opens_only_for_its_own_task() {
+        let keys = Keys::new();
+        let (sealed, own) = (keys.sealed(), keys.envelope());
+        assert_eq!(keys.open(&own, &sealed).unwrap(), JSON);
         let pool = "us".parse().unwrap();
         for other in [
             Envelope { pool: &pool, ..own },
@@ -289,7 +290,7 @@ mod tests {
                 ..own
             },
         ] {
-            let opened = place.open(&other, &sealed);
+            let opened = keys.open(&other, &sealed);
             assert!(matches!(opened, Err(OpenError::Changed)), "{other:?}");
         }
     }
@@ -301,29 +302,29 @@ mod tests {
     #[case(|sealed: &mut SealedPayload| sealed.encapsulated_key.clear())]
     #[case(|sealed: &mut SealedPayload| sealed.encapsulated_key = BASE64_STANDARD.encode([0; KEY_BYTES]))]
     #[case(|sealed: &mut SealedPayload| std::mem::swap(&mut sealed.ciphertext, &mut sealed.encapsulated_key))]
-    fn what_was_changed_does_not_open(#[case] change: fn(&mut SealedPayload)) {
-        let place = Place::new();
-        let mut sealed = place.sealed();
+    fn a_changed_document_does_not_open(#[case] change: fn(&mut SealedPayload)) {
+        let keys = Keys::new();
+        let mut sealed = keys.sealed();
         change(&mut sealed);
-        let opened = place.open(&place.envelope(), &sealed);
+        let opened = keys.open(&keys.envelope(), &sealed);
         assert!(matches!(opened, Err(OpenError::Changed)));
     }
 
     #[test]
-    fn without_the_key_it_is_said_which_one_is_missing() {
-        let place = Place::new();
-        let own = place.envelope();
-        let mut sealed = place.sealed();
+    fn the_error_names_the_missing_key() {
+        let keys = Keys::new();
+        let own = keys.envelope();
+        let mut sealed = keys.sealed();
         let error = open(None, &own, &sealed).unwrap_err().to_string();
         assert!(error.contains(&sealed.key_id), "{error}");
-        let file = place.folder.path().join(place.key.file_name());
+        let file = keys.folder.path().join(keys.key.file_name());
         fs::write(&file, PrivateKey::new().text().expose_secret()).unwrap();
         assert!(matches!(
-            place.open(&own, &sealed),
+            keys.open(&own, &sealed),
             Err(OpenError::Key { .. })
         ));
         fs::write(&file, "planted").unwrap();
-        let error = place.open(&own, &sealed).unwrap_err().to_string();
+        let error = keys.open(&own, &sealed).unwrap_err().to_string();
         assert!(
             error.contains("has no private key") && !error.contains("planted"),
             "{error}"
@@ -331,7 +332,7 @@ mod tests {
         for id in ["00000000", "../../key", ""] {
             sealed.key_id = id.to_owned();
             assert!(
-                matches!(place.open(&own, &sealed), Err(OpenError::NoKey(_))),
+                matches!(keys.open(&own, &sealed), Err(OpenError::NoKey(_))),
                 "{id}"
             );
         }
@@ -341,7 +342,7 @@ mod tests {
     #[case("")]
     #[case("c2hvcnQ=")]
     #[case("AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA=")]
-    fn what_is_no_public_key_is_refused(#[case] text: &str) {
+    fn an_invalid_public_key_is_refused(#[case] text: &str) {
         assert!(PublicKey::parse(text).is_none());
     }
 }

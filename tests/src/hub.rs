@@ -1,5 +1,5 @@
-//! A hub for executors: leases, their claims and ends, and a relay to the test platform. It enforces what the wire says, and
-//! lets through to the platform only what an executor of this step may call.
+//! A fake hub for executors: leases, claims, ends, and a relay to the test platform. It enforces the protocol, and
+//! relays only requests about the executor's own step.
 
 use std::net::SocketAddr;
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -24,9 +24,9 @@ use test_peers::port::Port;
 
 use crate::process::DEADLINE;
 
-/// Short, so that heartbeats are frequent.
+/// A short lease makes heartbeats frequent.
 const LEASE_SECONDS: u32 = 3;
-/// Where the platform dispatches to.
+/// The path to which the platform dispatches.
 const DISPATCH: &str = "/pools/eu/api/v1/terraform-rs";
 
 /// A hub. It refuses connections while it is down.
@@ -38,7 +38,7 @@ pub struct Hub {
     dispatched: Mutex<Receiver<LeasedStep>>,
 }
 
-/// A step that was dispatched, and its lease.
+/// A dispatched step and its lease.
 #[derive(Clone, Debug)]
 pub struct LeasedStep {
     pub lease: LeaseId,
@@ -48,7 +48,7 @@ pub struct LeasedStep {
     pub data: JobData,
 }
 
-/// A task as the hub has it.
+/// The state of a task.
 #[derive(Clone, Debug)]
 pub struct Task {
     pub state: TaskState,
@@ -61,7 +61,7 @@ pub struct Task {
     cancel_requested: bool,
 }
 
-/// A request that went to the platform, or was refused.
+/// A request that was relayed or refused.
 #[derive(Clone, Debug)]
 pub struct Relayed {
     pub method: String,
@@ -85,12 +85,12 @@ struct Inner {
     versions: Versions,
     tasks: Vec<Task>,
     relayed: Vec<Relayed>,
-    /// How often a page comes instead of the answer, to calls that end so.
+    /// The number of HTML pages to send instead of responses, by the end of the path.
     pages: Vec<(&'static str, usize)>,
 }
 
 impl Hub {
-    /// A hub before the platform at this address, whose secret it has.
+    /// Starts a hub for the platform at this address with this secret.
     pub fn start(platform: &str, secret: &str) -> Self {
         let port = Port::take().unwrap();
         let (sender, dispatched) = channel();
@@ -118,7 +118,7 @@ impl Hub {
         hub
     }
 
-    /// Where the platform dispatches to.
+    /// Returns the URL to which the platform dispatches.
     pub fn dispatch_url(&self) -> String {
         format!("http://{}{DISPATCH}", self.port.address())
     }
@@ -135,18 +135,18 @@ impl Hub {
         self.server = Some(server.unwrap());
     }
 
-    /// Waits for the next step, which is leased at once.
+    /// Waits for the next step. It is leased at once.
     pub fn next_step(&self) -> LeasedStep {
         let dispatched = lock(&self.dispatched).recv_timeout(DEADLINE);
         dispatched.expect("no step was dispatched")
     }
 
-    /// The task of a lease.
+    /// Returns the task of a lease.
     pub fn task(&self, lease: LeaseId) -> Task {
         lock(&self.shared.inner).task(lease).unwrap().clone()
     }
 
-    /// Every request to the platform so far.
+    /// Returns all requests to the platform so far.
     pub fn relayed(&self) -> Vec<Relayed> {
         lock(&self.shared.inner).relayed.clone()
     }
@@ -159,7 +159,7 @@ impl Hub {
         assert!(refused.is_empty(), "{refused:#?}");
     }
 
-    /// Another pod accepts the task first.
+    /// Accepts the task for another pod.
     pub fn accept_as(&self, lease: LeaseId, uid: &str) {
         self.change(lease, |task| {
             task.state = TaskState::Running;
@@ -167,32 +167,33 @@ impl Hub {
         });
     }
 
-    /// Heartbeats are answered with the order to stop the run.
+    /// Requests a cancellation in the responses to heartbeats.
     pub fn cancel(&self, lease: LeaseId) {
         self.change(lease, |task| task.cancel_requested = true);
     }
 
-    /// The task is leased to another instance.
+    /// Leases the task to another instance.
     pub fn supersede(&self, lease: LeaseId) {
         self.change(lease, |task| task.grant.fencing_token += 1);
     }
 
-    /// The hub gives the run up.
+    /// Fails the task.
     pub fn give_up(&self, lease: LeaseId) {
         self.change(lease, |task| task.state = TaskState::Failed);
     }
 
-    /// The hub speaks these versions alone.
-    pub fn speak(&self, versions: Versions) {
+    /// Makes the hub support these versions only.
+    pub fn support_versions(&self, versions: Versions) {
         lock(&self.shared.inner).versions = versions;
     }
 
-    /// So many requests whose path ends so are answered with the page of a proxy, with status 200, and not carried out.
+    /// Responds to this many requests whose path ends with `end` with the page of a proxy, with status 200. The hub
+    /// does not process these requests.
     pub fn answer_with_pages(&self, end: &'static str, count: usize) {
         lock(&self.shared.inner).pages.push((end, count));
     }
 
-    /// How many pages have yet to be sent.
+    /// Returns how many pages are left to send.
     pub fn pages_left(&self) -> usize {
         let inner = lock(&self.shared.inner);
         inner.pages.iter().map(|(_, count)| count).sum()
@@ -214,7 +215,7 @@ impl Inner {
         found.ok_or_else(|| Problem::new(Code::TaskNotFound, "there is no such lease"))
     }
 
-    fn takes_page(&mut self, path: &str) -> bool {
+    fn take_page(&mut self, path: &str) -> bool {
         let mut pages = self.pages.iter_mut();
         let page = pages.find(|(end, count)| path.ends_with(end) && *count > 0);
         page.map(|(_, count)| *count -= 1).is_some()
@@ -228,12 +229,12 @@ impl Shared {
         if request.path == DISPATCH {
             return self.accept_dispatch(request);
         }
-        if lock(&self.inner).takes_page(&request.path) {
+        if lock(&self.inner).take_page(&request.path) {
             let page = "<!doctype html><title>Please sign in</title>";
             return Response::new(200, page)
                 .with_header("Content-Type", "text/html; charset=utf-8");
         }
-        self.carry_out(request).unwrap_or_else(|problem| {
+        self.process(request).unwrap_or_else(|problem| {
             let text = serde_json::to_vec(&problem).unwrap();
             Response::new(problem.status, text).with_header("Content-Type", MEDIA_TYPE)
         })
@@ -267,7 +268,7 @@ impl Shared {
         Response::new(202, "{}").with_header("Content-Type", "application/json")
     }
 
-    fn carry_out(&self, request: &Request) -> Answer {
+    fn process(&self, request: &Request) -> Answer {
         lock(&self.inner).versions.check(request.header(HEADER))?;
         let invalid = |text: &str| Problem::new(Code::RequestInvalid, text);
         if !request
@@ -411,7 +412,7 @@ impl Shared {
     }
 }
 
-/// What executors call, each bound to the step of the lease.
+/// Returns whether an executor may send a request. It must be about the step of the lease.
 fn may_call(task: &Task, request: &Request, path: &str) -> bool {
     let data = &task.data;
     let (org, job) = (&*data.organization_id, &*data.job_id);

@@ -1,4 +1,4 @@
-//! Speaks to the hub. Each function makes one attempt. What follows a failure is decided in [`answer`].
+//! Sends requests to the hub. Each function makes one attempt. [`answer`] decides what follows a failure.
 
 pub(crate) mod answer;
 pub(crate) mod exchange;
@@ -28,14 +28,14 @@ use self::token::PoolTokenSource;
 use super::lease::LeaseRef;
 
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
-/// How long an answer may take beside the wait that the request contains.
+/// The timeout of a call, in addition to the wait that the request contains.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
-/// The hub may ask the provider, twice.
+/// The timeout of an exchange. The hub may send two requests to the provider.
 const EXCHANGE_TIMEOUT: Duration = Duration::from_secs(30);
-/// More than a task with the largest job document has.
+/// The largest response that is read. A task with the largest job document is smaller.
 const MAX_ANSWER_BYTES: usize = 32 * 1024 * 1024;
 
-/// Where the agent has its token from.
+/// The source of the agent's token.
 #[derive(Clone, Debug)]
 pub(crate) enum AgentToken {
     Pool(PoolTokenSource),
@@ -48,7 +48,7 @@ enum Token {
     Exchange(Arc<Exchange>),
 }
 
-/// A client of one hub. Clones share the connection.
+/// A client of one hub. Clones share the connections.
 #[derive(Clone, Debug)]
 pub(crate) struct HubClient {
     http: reqwest::Client,
@@ -57,25 +57,25 @@ pub(crate) struct HubClient {
     contact: Arc<Mutex<Contact>>,
 }
 
-/// When the hub was reached, and what it does not accept.
+/// When the hub was last reached, and why it refuses the agent.
 #[derive(Debug)]
 struct Contact {
     last: Instant,
     problem: Option<String>,
 }
 
-/// What a call is about.
+/// A call to the hub.
 struct Call<'a> {
     method: Method,
     path: &'a str,
-    /// Of a lease. Without one, that of the pool is used.
+    /// The job token of a lease. Without it, the call uses the agent's own token.
     token: Option<&'a SecretString>,
     key: Option<Uuid>,
     timeout: Duration,
 }
 
 impl HubClient {
-    /// A client of the hub at this address.
+    /// Returns a client of the hub at this address.
     pub(crate) fn new(base: &Url, token: AgentToken) -> Result<Self, reqwest::Error> {
         let http = reqwest::Client::builder()
             // A redirect would send the token to another address.
@@ -119,7 +119,7 @@ impl HubClient {
         self.request_json(Call::post(&path), heartbeat).await
     }
 
-    /// Waits for a task. What the agent holds differs from request to request, so that none is a repetition.
+    /// Waits for a task. The leases in the request change from call to call, so each call has a new idempotency key.
     pub(crate) async fn request_task(
         &self,
         request: &TaskRequest,
@@ -129,7 +129,7 @@ impl HubClient {
         self.request(call, request).await
     }
 
-    /// Makes a call for a lease. An agent that has found the lease has no token of the lease, and uses that of the pool.
+    /// Makes a call for a lease. For a lease that was found, the agent has no job token and uses its own token.
     pub(crate) async fn lease<T: DeserializeOwned>(
         &self,
         lease: &LeaseRef,
@@ -152,18 +152,18 @@ impl HubClient {
             ..Call::post(&path)
         };
         let answer = self.send(&call, None).await?;
-        self.note(answer.read::<serde::de::IgnoredAny>(), true)
+        self.record_contact(answer.read::<serde::de::IgnoredAny>(), true)
             .map(drop)
     }
 
-    /// The address of a lease, for its executor.
+    /// Returns the URL of a lease, for its executor.
     pub(crate) fn lease_url(&self, lease: &LeaseRef) -> String {
         let relay = path::relay(lease.task, lease.lease);
         let path = relay.rsplit_once('/').map_or("", |(lease, _)| lease);
         format!("{}{path}", self.base)
     }
 
-    /// For how long the hub was not reached, and what it does not accept at the moment.
+    /// Returns how long the hub was not reached, and why it refuses the agent now.
     pub(crate) fn silence(&self) -> (Duration, Option<String>) {
         let contact = self.contact.lock().unwrap_or_else(PoisonError::into_inner);
         (contact.last.elapsed(), contact.problem.clone())
@@ -183,10 +183,10 @@ impl HubClient {
         call: Call<'_>,
         body: &impl Serialize,
     ) -> Result<Option<T>, Failure> {
-        let of_pool = call.token.is_none();
+        let is_own_token = call.token.is_none();
         let body = serde_json::to_vec(body).expect("the bodies of the protocol are plain JSON");
         let answer = self.send(&call, Some(&body)).await?;
-        self.note(answer.read(), of_pool)
+        self.record_contact(answer.read(), is_own_token)
     }
 
     async fn send(&self, call: &Call<'_>, body: Option<&[u8]>) -> Result<Answer, Failure> {
@@ -196,9 +196,9 @@ impl HubClient {
         let token = self.own_token().await?;
         let answer = self.attempt(call, body, &token).await?;
         match &self.token {
-            // It may have ended while the hub held the request.
+            // The access token may have expired while the hub held the request.
             Token::Exchange(exchange) if answer.status == 401 => {
-                exchange.forget(&token).await;
+                exchange.discard(&token).await;
                 let token = self.own_token().await?;
                 self.attempt(call, body, &token).await
             }
@@ -225,7 +225,7 @@ impl HubClient {
         };
         match token {
             Ok(token) => Ok(token),
-            Err(failure) => self.note(Err(failure), true),
+            Err(failure) => self.record_contact(Err(failure), true),
         }
     }
 
@@ -252,19 +252,24 @@ impl HubClient {
         read(request).await
     }
 
-    /// Notes whether the hub was reached. The token of a lease says nothing about that of the pool.
-    fn note<T>(&self, result: Result<T, Failure>, of_pool: bool) -> Result<T, Failure> {
+    /// Records whether the hub was reached and accepts the agent's own token. The result of a call with a job token
+    /// says nothing about the agent's token.
+    fn record_contact<T>(
+        &self,
+        result: Result<T, Failure>,
+        is_own_token: bool,
+    ) -> Result<T, Failure> {
         let mut contact = self.contact.lock().unwrap_or_else(PoisonError::into_inner);
         match &result {
             Err(Failure::Unreachable(_)) => {}
             Err(failure @ (Failure::Unauthorized(_) | Failure::Forbidden(_))) => {
-                if of_pool {
+                if is_own_token {
                     contact.problem = Some(failure.to_string());
                 }
             }
             _ => {
                 contact.last = Instant::now();
-                if of_pool {
+                if is_own_token {
                     contact.problem = None;
                 }
             }
@@ -274,7 +279,7 @@ impl HubClient {
     }
 }
 
-/// Sends a request, and reads the answer.
+/// Sends a request, and reads the response.
 async fn read(request: reqwest::RequestBuilder) -> Result<Answer, Failure> {
     let unreachable = |error: reqwest::Error| Failure::Unreachable(chain(&error));
     let mut response = request.send().await.map_err(unreachable)?;

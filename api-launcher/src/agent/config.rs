@@ -1,4 +1,4 @@
-//! The settings of the agent: options over the environment, over a file, over the defaults.
+//! The settings of the agent. Options override the environment, which overrides a file, which overrides the defaults.
 
 pub(crate) mod args;
 pub(crate) mod file;
@@ -21,18 +21,18 @@ pub(crate) struct Settings {
     pub(crate) agent: AgentSettings,
     pub(crate) token: AgentToken,
     pub(crate) target: TargetSettings,
-    /// The file that was read.
+    /// The configuration file that was read.
     pub(crate) file: Option<PathBuf>,
-    /// What is odd, and stops nothing.
+    /// Problems that do not stop the agent.
     pub(crate) warnings: Vec<String>,
 }
 
-/// How the agent works.
+/// The settings of the agent itself.
 #[derive(Debug)]
 pub(crate) struct AgentSettings {
     pub(crate) service_url: Url,
     pub(crate) name: AgentName,
-    /// How many tasks it runs at once.
+    /// How many tasks run at once.
     pub(crate) slots: u32,
     /// Folder with the private keys of the pool.
     pub(crate) private_key_dir: Option<PathBuf>,
@@ -42,11 +42,11 @@ pub(crate) struct AgentSettings {
     pub(crate) drain_timeout: Duration,
     pub(crate) grace_timeout: Duration,
     pub(crate) disconnect_on_stop: bool,
-    /// Where health checks are answered.
+    /// The address for health checks.
     pub(crate) listen: Option<SocketAddr>,
 }
 
-/// Where executors run.
+/// The target, with its settings.
 #[derive(Debug)]
 pub(crate) enum TargetSettings {
     Process(ProcessSettings),

@@ -30,14 +30,14 @@ pub(crate) struct ConfigureArgs {
     force: bool,
 
     #[command(flatten)]
-    given: Given,
+    given: GivenSettings,
 }
 
-/// The settings that the command line makes, as they were written.
+/// The settings on the command line, as they were written.
 #[derive(Clone, Debug, Default)]
-struct Given(Vec<(&'static str, String)>);
+struct GivenSettings(Vec<(&'static str, String)>);
 
-impl FromArgMatches for Given {
+impl FromArgMatches for GivenSettings {
     fn from_arg_matches(matches: &ArgMatches) -> Result<Self, clap::Error> {
         let text = |key: &&'static str| {
             let is_given = matches.value_source(key) == Some(ValueSource::CommandLine);
@@ -54,9 +54,9 @@ impl FromArgMatches for Given {
     }
 }
 
-impl Args for Given {
+impl Args for GivenSettings {
     fn augment_args(command: Command) -> Command {
-        // What the environment says is not for the file.
+        // Settings of the environment are not written into the file.
         SettingsArgs::augment_args(command).mut_args(|arg| arg.env(None))
     }
 
@@ -70,15 +70,15 @@ pub(crate) fn run(args: &ConfigureArgs) -> u8 {
     let mut values = args.given.0.clone();
     let is_given = |values: &[(&str, String)], key| values.iter().any(|(known, _)| *known == key);
     let terminal = Term::stderr();
-    let asks = io::stdin().is_terminal() && terminal.is_term();
-    if asks && !is_given(&values, "service_url") {
-        let answer = ask(&terminal, "Address of the hub: ", Term::read_line);
+    let is_interactive = io::stdin().is_terminal() && terminal.is_term();
+    if is_interactive && !is_given(&values, "service_url") {
+        let answer = prompt(&terminal, "Address of the hub: ", Term::read_line);
         values.extend(answer.map(|text| ("service_url", text)));
     }
     let token = std::env::var(env::AGENT_TOKEN).ok();
     let mut token = present(token.as_deref()).map(str::to_owned);
-    if asks && token.is_none() && !is_given(&values, "token_file") {
-        token = ask(&terminal, "Token of the pool: ", Term::read_secure_line);
+    if is_interactive && token.is_none() && !is_given(&values, "token_file") {
+        token = prompt(&terminal, "Token of the pool: ", Term::read_secure_line);
     }
     values.extend(token.map(|token| ("token", token)));
     let content = render(&values);
@@ -102,7 +102,7 @@ pub(crate) fn run(args: &ConfigureArgs) -> u8 {
     }
 }
 
-fn ask(
+fn prompt(
     terminal: &Term,
     question: &str,
     read: impl FnOnce(&Term) -> io::Result<String>,
@@ -112,7 +112,7 @@ fn ask(
     present(Some(&answer)).map(str::to_owned)
 }
 
-/// The file. A JSON string is a YAML string too.
+/// Returns the content of the file. A JSON string is also a YAML string.
 fn render(values: &[(&str, String)]) -> String {
     let mut content = String::from(
         "# Configuration of `api-launcher agent`. It may hold the token of the pool.\n",
@@ -124,7 +124,7 @@ fn render(values: &[(&str, String)]) -> String {
     content
 }
 
-/// Whether an agent would accept the file.
+/// Checks whether an agent would accept the file.
 fn check(content: &str) -> Result<(), Vec<SettingError>> {
     let values = FileValues::parse(PathBuf::from(file::NAME), content);
     let values = values.map_err(|error| vec![error])?;
@@ -134,7 +134,7 @@ fn check(content: &str) -> Result<(), Vec<SettingError>> {
         .map(drop)
 }
 
-/// The file appears whole, for its owner alone.
+/// Writes the file. It appears with its whole content, and only its owner can read it.
 fn write(path: &Path, content: &str, force: bool) -> io::Result<()> {
     let folder = path.parent().filter(|folder| *folder != Path::new(""));
     let mut draft = tempfile::NamedTempFile::new_in(folder.unwrap_or(Path::new(".")))?;
@@ -162,7 +162,7 @@ mod tests {
     }
 
     #[test]
-    fn the_file_has_what_the_options_say_and_an_agent_accepts_it() {
+    fn the_file_has_the_options_and_an_agent_accepts_it() {
         let folder = tempfile::tempdir().unwrap();
         let token = folder.path().join("token");
         fs::write(&token, "secret").unwrap();
@@ -186,7 +186,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_exists_is_kept_unless_that_is_said() {
+    fn an_existing_file_is_only_replaced_with_force() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("agent.yaml");
         write(&path, "first", false).unwrap();
@@ -198,7 +198,7 @@ mod tests {
     }
 
     #[test]
-    fn what_an_agent_would_refuse_is_not_written() {
+    fn invalid_settings_are_not_written() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("agent.yaml");
         let args = configure(&format!("--config {} --slots 0", path.display()));

@@ -1,4 +1,4 @@
-//! Answers whether the agent lives, and whether it reaches the hub.
+//! Health checks: whether the agent is alive, and whether it reaches the hub.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -10,7 +10,7 @@ use axum::routing::get;
 
 use super::Agent;
 
-/// How long the hub may be out of reach before the agent is not ready.
+/// The agent is not ready if the hub was not reached for so long.
 const SILENCE: Duration = Duration::from_mins(1);
 
 pub(super) fn router(agent: Arc<Agent>) -> Router {
@@ -28,7 +28,7 @@ async fn readiness(State(agent): State<Arc<Agent>>) -> (StatusCode, String) {
     }
 }
 
-/// Why the agent is not ready, if it is not.
+/// Returns why the agent is not ready.
 fn unready(silence: Duration, problem: Option<String>) -> Option<String> {
     problem.or_else(|| {
         (silence >= SILENCE).then(|| format!("the hub was not reached for {} s", silence.as_secs()))
@@ -40,7 +40,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn it_is_ready_while_the_hub_answers_and_takes_the_token() {
+    fn the_agent_is_ready_while_the_hub_responds_and_accepts_the_token() {
         assert_eq!(unready(Duration::from_millis(59_999), None), None);
         let reason = unready(Duration::from_mins(1), None).unwrap();
         assert_eq!(reason, "the hub was not reached for 60 s");

@@ -1,4 +1,4 @@
-//! Target `kubernetes`: each task becomes a Job, which carries its lease. The cluster is the only record.
+//! Target `kubernetes`: each task becomes a Job with the labels of its lease. The cluster is the only record.
 
 mod runs;
 
@@ -17,8 +17,8 @@ use tokio::sync::{mpsc, watch};
 use tracing::warn;
 
 use self::runs::{Observer, RunView, Runs};
-use super::lease::{Held, LeaseRef, Stop};
-use super::target::{Executor, Found, Order, RunEnd, StartFailure, Target};
+use super::lease::{AgentLease, LeaseRef, Stop};
+use super::target::{Executor, FoundExecutor, RunEnd, StartFailure, StartRequest, Target};
 use crate::kubernetes::cluster::{
     Cluster, ClusterError, ConnectError, RunKey, Submitted, annotations, labels,
 };
@@ -27,12 +27,12 @@ use crate::kubernetes::dispatch_target::settings::ClusterSettings;
 use crate::kubernetes::manifest::{self, Manifest};
 use crate::kubernetes::verdict::{Started, Verdict, VerdictKind};
 
-/// How long the requests of one start may take: as long as a lease lasts without a word.
+/// The timeout for all requests of one start: as long as a lease lasts without a heartbeat.
 const START_TIMEOUT: Duration = Duration::from_secs(30);
-/// How often the Job of an earlier lease is removed before the task is handed back.
-const ROUNDS: usize = 4;
-/// How often the Job of a run is looked for that the watch does not speak of.
-const LOOK: Duration = Duration::from_mins(1);
+/// How many attempts there are to replace the Job of an earlier lease before the task is declined.
+const MAX_ATTEMPTS: usize = 4;
+/// How often the existence of a Job is checked while the watch has no news of it.
+const EXISTENCE_CHECK_INTERVAL: Duration = Duration::from_mins(1);
 
 /// The settings of target `kubernetes`.
 #[derive(Debug)]
@@ -90,10 +90,10 @@ impl KubernetesTarget {
         })
     }
 
-    /// The objects of a task.
-    fn manifest(&self, order: &Order) -> Result<Manifest, StartFailure> {
+    /// Builds the objects of a task.
+    fn manifest(&self, order: &StartRequest) -> Result<Manifest, StartFailure> {
         let manifest = manifest::build(&order.job, &self.deployment)
-            .map_err(|errors| StartFailure::Never("config_missing", errors.to_string()))?;
+            .map_err(|errors| StartFailure::Fail("config_missing", errors.to_string()))?;
         let names: Vec<&str> = self
             .forwarded
             .iter()
@@ -107,7 +107,7 @@ impl KubernetesTarget {
         ];
         let forwarded = self.forwarded.iter();
         let forwarded = forwarded.map(|(name, value)| (name.as_str(), value.as_str()));
-        // Ours last, so that they replace other values of these names.
+        // The agent's own variables come last, so that they override others with the same names.
         let variables = forwarded.chain(own).collect::<Vec<_>>();
         let manifest = manifest.with_secret_environment(&variables);
         let LeaseRef {
@@ -125,19 +125,22 @@ impl KubernetesTarget {
         ))
     }
 
-    async fn begin(&self, order: &Order) -> Result<Box<dyn Executor>, StartFailure> {
+    async fn submit_or_adopt(
+        &self,
+        order: &StartRequest,
+    ) -> Result<Box<dyn Executor>, StartFailure> {
         let manifest = self.manifest(order)?;
         let name = manifest.job.metadata.name.clone().unwrap_or_default();
-        // Before the Job exists: the watch may be faster than the answer.
-        let view = self.runs.begin(order.lease.lease);
+        // This comes before the creation of the Job, because the watch may be faster than the response.
+        let view = self.runs.follow(order.lease.lease);
         let submitted = tokio::time::timeout(START_TIMEOUT, self.submit(&manifest, &name, order));
         let failure = match submitted.await {
             Ok(Ok(())) => return Ok(Box::new(self.job(order.lease, name, view))),
             Ok(Err(failure)) => failure,
-            // What the requests left in the cluster is adopted at the next lease, or removed as incomplete.
-            Err(_) => again("the Kubernetes API takes too long"),
+            // The next lease adopts the created objects, or removes them as incomplete.
+            Err(_) => retryable("the Kubernetes API takes too long"),
         };
-        self.runs.end(order.lease.lease);
+        self.runs.unfollow(order.lease.lease);
         Err(failure)
     }
 
@@ -145,9 +148,9 @@ impl KubernetesTarget {
         &self,
         manifest: &Manifest,
         name: &str,
-        order: &Order,
+        order: &StartRequest,
     ) -> Result<(), StartFailure> {
-        for _ in 0..ROUNDS {
+        for _ in 0..MAX_ATTEMPTS {
             match self
                 .cluster
                 .accept(manifest)
@@ -157,15 +160,15 @@ impl KubernetesTarget {
                 Submitted::Created => return Ok(()),
                 Submitted::AlreadyThere => {}
             }
-            // A Job of this lease is that of an interrupted start. That of an earlier lease has not accepted the task: the
-            // hub would not have given it again.
+            // A Job with this lease comes from an interrupted start. A Job with an earlier lease has not accepted the
+            // task, because the hub would not have leased the task again.
             let removed = self.cluster.remove_unless_leased(name, &order.lease).await;
             if !removed.map_err(|error| classify(&error))? {
                 return Ok(());
             }
             warn!(job = name, "removed the Job of an earlier lease");
         }
-        Err(again("the Job of an earlier lease does not go away"))
+        Err(retryable("the Job of an earlier lease does not go away"))
     }
 
     fn job(&self, lease: LeaseRef, name: String, view: watch::Receiver<RunView>) -> JobOfLease {
@@ -178,29 +181,29 @@ impl KubernetesTarget {
         }
     }
 
-    fn found(&self, run: RunKey) -> Option<Found> {
+    fn found(&self, run: RunKey) -> Option<FoundExecutor> {
         let lease = run.lease?;
-        Some(Found {
+        Some(FoundExecutor {
             lease,
             run: run.to_string(),
-            executor: Box::new(self.job(lease, run.name, self.runs.begin(lease.lease))),
+            executor: Box::new(self.job(lease, run.name, self.runs.follow(lease.lease))),
         })
     }
 }
 
-fn again(text: &str) -> StartFailure {
-    StartFailure::Again(DeclineReason::Failed, text.to_owned())
+fn retryable(text: &str) -> StartFailure {
+    StartFailure::Decline(DeclineReason::Failed, text.to_owned())
 }
 
-/// What a request that failed means for the task.
+/// Returns what a failed request means for the task.
 fn classify(error: &ClusterError) -> StartFailure {
     let text = job_contract::chain(error);
     if error.is_quota() {
-        StartFailure::Again(DeclineReason::Quota, text)
+        StartFailure::Decline(DeclineReason::Quota, text)
     } else if error.is_transient() || error.concerns_every_run() {
-        StartFailure::Again(DeclineReason::Failed, text)
+        StartFailure::Decline(DeclineReason::Failed, text)
     } else {
-        StartFailure::Never("admission_refused", text)
+        StartFailure::Fail("admission_refused", text)
     }
 }
 
@@ -213,7 +216,7 @@ impl Target for KubernetesTarget {
         &self.installation
     }
 
-    fn find(&self) -> BoxFuture<'_, Result<Vec<Found>, String>> {
+    fn find(&self) -> BoxFuture<'_, Result<Vec<FoundExecutor>, String>> {
         async {
             let runs = self.cluster.leased(self.agent.as_str()).await;
             let runs = runs.map_err(|error| job_contract::chain(&error))?;
@@ -224,12 +227,12 @@ impl Target for KubernetesTarget {
 
     fn start<'a>(
         &'a self,
-        order: &'a Order,
+        order: &'a StartRequest,
     ) -> BoxFuture<'a, Result<Box<dyn Executor>, StartFailure>> {
-        self.begin(order).boxed()
+        self.submit_or_adopt(order).boxed()
     }
 
-    fn work(&self, found: mpsc::UnboundedSender<Found>) -> BoxFuture<'_, ()> {
+    fn work(&self, found: mpsc::UnboundedSender<FoundExecutor>) -> BoxFuture<'_, ()> {
         async move {
             let (sender, mut unknown) = mpsc::unbounded_channel();
             let observer = Arc::new(Observer::new(Arc::clone(&self.runs), sender));
@@ -237,7 +240,7 @@ impl Target for KubernetesTarget {
             let adopt = async {
                 while let Some(run) = unknown.recv().await {
                     if let Some(run) = self.found(run) {
-                        // Without a receiver the agent has ended.
+                        // If there is no receiver, the agent has ended.
                         let _ = found.send(run);
                     }
                 }
@@ -259,7 +262,7 @@ struct JobOfLease {
 }
 
 impl JobOfLease {
-    async fn follow(&mut self, held: &Held) -> RunEnd {
+    async fn follow(&mut self, held: &AgentLease) -> RunEnd {
         let mut is_missing = false;
         loop {
             let view = self.view.borrow_and_update().clone();
@@ -268,19 +271,19 @@ impl JobOfLease {
                 return judge(verdict);
             }
             if view.is_forgotten {
-                let text = "its Job was removed before it had its job data";
-                return RunEnd::Again(DeclineReason::Failed, text.to_owned());
+                let text = "its Job was removed before its job data was stored";
+                return RunEnd::Decline(DeclineReason::Failed, text.to_owned());
             }
             tokio::select! {
                 changed = self.view.changed() => if changed.is_err() {
                     return RunEnd::Elsewhere;
                 },
-                // The watch may have missed all of its life.
-                () = tokio::time::sleep(LOOK) => {
+                // The watch may have missed the whole life of the Job.
+                () = tokio::time::sleep(EXISTENCE_CHECK_INTERVAL) => {
                     let is_gone = matches!(self.cluster.is_there(&self.name).await, Ok(false));
                     if is_gone && is_missing {
                         let text = "its Job is gone";
-                        return RunEnd::Again(DeclineReason::Failed, text.to_owned());
+                        return RunEnd::Decline(DeclineReason::Failed, text.to_owned());
                     }
                     is_missing = is_gone;
                 }
@@ -294,7 +297,7 @@ impl Executor for JobOfLease {
         format!("{}/{}", self.cluster.namespace(), self.name)
     }
 
-    fn ended<'a>(&'a mut self, held: &'a Held) -> BoxFuture<'a, RunEnd> {
+    fn ended<'a>(&'a mut self, held: &'a AgentLease) -> BoxFuture<'a, RunEnd> {
         self.follow(held).boxed()
     }
 
@@ -310,7 +313,7 @@ impl Executor for JobOfLease {
                 Stop::Kill => self.cluster.kill(&self.name).await,
             };
             match stopped {
-                // Its end follows, or has come.
+                // The end follows, or has already been observed.
                 Ok(()) | Err(ClusterError::NoSuchRun(_)) => Ok(()),
                 Err(error) => Err(job_contract::chain(&error)),
             }
@@ -319,22 +322,22 @@ impl Executor for JobOfLease {
     }
 
     fn forget(self: Box<Self>) -> BoxFuture<'static, ()> {
-        self.runs.end(self.lease.lease);
+        self.runs.unfollow(self.lease.lease);
         std::future::ready(()).boxed()
     }
 }
 
-/// What the end of a Job means for its task.
+/// Returns what the end of a Job means for its task.
 fn judge(verdict: &Verdict) -> RunEnd {
     let reported = verdict.executor_reported();
     let is_untouched = verdict.started == Started::No && !reported;
     let call = match verdict.kind {
         VerdictKind::Claimed => return RunEnd::Elsewhere,
         VerdictKind::Infrastructure if is_untouched => {
-            return RunEnd::Again(DeclineReason::Failed, verdict.text());
+            return RunEnd::Decline(DeclineReason::Failed, verdict.text());
         }
         VerdictKind::QuotaExceeded if is_untouched => {
-            return RunEnd::Again(DeclineReason::Quota, verdict.text());
+            return RunEnd::Decline(DeclineReason::Quota, verdict.text());
         }
         VerdictKind::Completed => LeaseCall::Complete,
         VerdictKind::Cancelled => LeaseCall::Cancelled,

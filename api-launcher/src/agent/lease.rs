@@ -1,4 +1,4 @@
-//! The leases that the agent holds, and what is ordered for each of them.
+//! The leases of the agent, and the stop orders for them.
 
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
@@ -10,7 +10,7 @@ use secrecy::SecretString;
 use serde::{Deserialize, Serialize};
 use tokio::sync::watch;
 
-/// Which lease it is. Every executor carries it, so that a later agent finds what it belongs to.
+/// Identifies a lease. Every executor carries it, so that a later agent finds the lease of the executor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct LeaseRef {
@@ -19,54 +19,55 @@ pub(crate) struct LeaseRef {
     pub(crate) fencing_token: u64,
 }
 
-/// How the executor of a lease is stopped. Later ones are stronger.
+/// How an executor is stopped. Later values are stronger.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Stop {
-    /// Remove it unless it may be at work: the lease is over, and an executor that has not accepted the task cannot.
+    /// Remove the executor unless it may be running. The lease is over, so an executor that has not accepted the task
+    /// can no longer do so.
     Withdraw,
-    /// Ask it to stop. It saves the state.
+    /// Let the executor stop gracefully. It saves the state.
     Terminate,
-    /// End it now.
+    /// Kill the executor.
     Kill,
 }
 
-/// Who wants it to stop.
+/// The origin of a stop order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum StoppedBy {
     Hub,
     Agent,
 }
 
-/// An order to stop.
+/// The order to stop an executor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct StopOrder {
     pub(crate) stop: Stop,
     pub(crate) by: StoppedBy,
 }
 
-/// A lease that the agent holds.
+/// A lease of the agent.
 #[derive(Debug)]
-pub(crate) struct Held {
+pub(crate) struct AgentLease {
     pub(crate) lease: LeaseRef,
-    /// Which step it is, for the log.
+    /// The job and step, for the log.
     pub(crate) run: String,
-    state: Mutex<HeldState>,
+    state: Mutex<AgentLeaseState>,
     orders: watch::Sender<Option<StopOrder>>,
 }
 
 #[derive(Debug)]
-struct HeldState {
+struct AgentLeaseState {
     token: Option<SecretString>,
     phase: Phase,
     reason: Option<String>,
 }
 
-impl Held {
+impl AgentLease {
     fn new(lease: LeaseRef, run: String, token: Option<SecretString>, phase: Phase) -> Self {
         Self {
             lease,
             run,
-            state: Mutex::new(HeldState {
+            state: Mutex::new(AgentLeaseState {
                 token,
                 phase,
                 reason: None,
@@ -75,11 +76,11 @@ impl Held {
         }
     }
 
-    fn state(&self) -> MutexGuard<'_, HeldState> {
+    fn state(&self) -> MutexGuard<'_, AgentLeaseState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The token for calls about the lease. An agent that has found the lease has none.
+    /// Returns the job token. A lease that was found has none.
     pub(crate) fn token(&self) -> Option<SecretString> {
         self.state().token.clone()
     }
@@ -88,17 +89,17 @@ impl Held {
         self.state().token = Some(token);
     }
 
-    /// Sets why the executor waits, which the hub shows.
+    /// Sets why the executor waits. The hub shows it.
     pub(crate) fn set_reason(&self, reason: Option<String>) {
         self.state().reason = reason;
     }
 
-    /// Orders a stop, unless a stronger one is ordered.
+    /// Orders a stop, unless a stronger stop is already ordered.
     pub(crate) fn order(&self, order: StopOrder) {
         self.orders.send_if_modified(|known| {
             let is_stronger = known.is_none_or(|known| known.stop < order.stop);
             if is_stronger {
-                // Who was first is the reason why it ends.
+                // The first order is the reason for the end.
                 let by = known.map_or(order.by, |known| known.by);
                 *known = Some(StopOrder { by, ..order });
             }
@@ -106,12 +107,12 @@ impl Held {
         });
     }
 
-    /// The orders from now on.
+    /// Returns a receiver of stop orders.
     pub(crate) fn orders(&self) -> watch::Receiver<Option<StopOrder>> {
         self.orders.subscribe()
     }
 
-    fn to_wire(&self) -> HeldLease {
+    fn to_held_lease(&self) -> HeldLease {
         let state = self.state();
         HeldLease {
             task_id: self.lease.task,
@@ -123,10 +124,10 @@ impl Held {
     }
 }
 
-/// All leases that the agent holds.
+/// All leases of the agent.
 #[derive(Debug)]
 pub(crate) struct Leases {
-    held: Mutex<BTreeMap<LeaseId, Arc<Held>>>,
+    held: Mutex<BTreeMap<LeaseId, Arc<AgentLease>>>,
     changes: watch::Sender<()>,
 }
 
@@ -140,19 +141,19 @@ impl Default for Leases {
 }
 
 impl Leases {
-    fn held(&self) -> MutexGuard<'_, BTreeMap<LeaseId, Arc<Held>>> {
+    fn held(&self) -> MutexGuard<'_, BTreeMap<LeaseId, Arc<AgentLease>>> {
         self.held.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Adds a lease. `None`: it is held already.
+    /// Adds a lease. Returns `None` if the agent already has it.
     pub(crate) fn add(
         &self,
         lease: LeaseRef,
         run: String,
         token: Option<SecretString>,
         phase: Phase,
-    ) -> Option<Arc<Held>> {
-        let new = Arc::new(Held::new(lease, run, token, phase));
+    ) -> Option<Arc<AgentLease>> {
+        let new = Arc::new(AgentLease::new(lease, run, token, phase));
         match self.held().entry(lease.lease) {
             Entry::Occupied(_) => return None,
             Entry::Vacant(place) => place.insert(Arc::clone(&new)),
@@ -166,12 +167,12 @@ impl Leases {
         self.changes.send_replace(());
     }
 
-    pub(crate) fn set_phase(&self, held: &Held, phase: Phase) {
+    pub(crate) fn set_phase(&self, held: &AgentLease, phase: Phase) {
         held.state().phase = phase;
         self.changes.send_replace(());
     }
 
-    pub(crate) fn get(&self, lease: LeaseId) -> Option<Arc<Held>> {
+    pub(crate) fn get(&self, lease: LeaseId) -> Option<Arc<AgentLease>> {
         self.held().get(&lease).cloned()
     }
 
@@ -179,38 +180,41 @@ impl Leases {
         self.held().keys().copied().collect()
     }
 
-    pub(crate) fn to_wire(&self) -> Vec<HeldLease> {
-        self.held().values().map(|held| held.to_wire()).collect()
+    pub(crate) fn held_leases(&self) -> Vec<HeldLease> {
+        self.held()
+            .values()
+            .map(|held| held.to_held_lease())
+            .collect()
     }
 
     pub(crate) fn len(&self) -> usize {
         self.held().len()
     }
 
-    /// Orders the same for all of them.
+    /// Orders a stop for all leases.
     pub(crate) fn order_all(&self, order: StopOrder) {
         for held in self.held().values() {
             held.order(order);
         }
     }
 
-    /// Waits until fewer than so many are held.
+    /// Waits until there are fewer than `limit` leases.
     pub(crate) async fn fewer_than(&self, limit: usize) {
         self.until(|held| held.len() < limit).await;
     }
 
-    /// Waits until one is held.
+    /// Waits until there is a lease.
     pub(crate) async fn at_least_one(&self) {
         self.until(|held| !held.is_empty()).await;
     }
 
-    /// Waits until none is in this phase.
+    /// Waits until no lease is in this phase.
     pub(crate) async fn none_in(&self, phase: Phase) {
         self.until(|held| held.values().all(|held| held.state().phase != phase))
             .await;
     }
 
-    async fn until(&self, condition: impl Fn(&BTreeMap<LeaseId, Arc<Held>>) -> bool) {
+    async fn until(&self, condition: impl Fn(&BTreeMap<LeaseId, Arc<AgentLease>>) -> bool) {
         let mut changes = self.changes.subscribe();
         while !condition(&self.held()) {
             // The sender lives as long as this table.
@@ -232,20 +236,20 @@ mod tests {
     }
 
     #[test]
-    fn a_lease_is_held_once() {
+    fn a_lease_is_added_once() {
         let leases = Leases::default();
         let lease = lease();
         let add = || leases.add(lease, "1/step".to_owned(), None, Phase::Started);
         assert!(add().is_some());
         assert!(add().is_none());
         assert_eq!(leases.ids(), [lease.lease]);
-        assert_eq!(leases.to_wire()[0].phase, Phase::Started);
+        assert_eq!(leases.held_leases()[0].phase, Phase::Started);
         leases.remove(lease.lease);
         assert_eq!(leases.len(), 0);
     }
 
     #[tokio::test]
-    async fn a_slot_that_is_freed_wakes_who_waits_for_it() {
+    async fn the_end_of_a_lease_wakes_a_waiting_request() {
         let leases = Arc::new(Leases::default());
         let lease = lease();
         leases.add(lease, String::new(), None, Phase::Preparing);
@@ -258,8 +262,8 @@ mod tests {
     }
 
     #[test]
-    fn orders_only_get_stronger_and_the_first_is_the_reason() {
-        let held = Held::new(lease(), String::new(), None, Phase::Started);
+    fn only_stronger_orders_replace_an_order_and_the_first_is_the_reason() {
+        let held = AgentLease::new(lease(), String::new(), None, Phase::Started);
         let order = |stop, by| StopOrder { stop, by };
         let mut orders = held.orders();
         held.order(order(Stop::Terminate, StoppedBy::Hub));
@@ -278,8 +282,8 @@ mod tests {
     }
 
     #[test]
-    fn no_token_is_shown() {
-        let held = Held::new(
+    fn debug_output_contains_no_token() {
+        let held = AgentLease::new(
             lease(),
             String::new(),
             Some("mfr_planted".into()),

@@ -1,5 +1,5 @@
-//! Target `process`: executors as processes of this machine, each with a folder of its own. The folder outlives the agent,
-//! and so does the executor.
+//! Target `process`: executors are processes of this machine, each with its own folder. Folder and executor outlive the
+//! agent.
 
 use std::fs;
 use std::io;
@@ -25,8 +25,8 @@ use tokio::time::Instant;
 use tracing::{error, warn};
 use uuid::Uuid;
 
-use super::lease::{Held, LeaseRef, Stop};
-use super::target::{Executor, Found, Order, RunEnd, StartFailure, Target, over};
+use super::lease::{AgentLease, LeaseRef, Stop};
+use super::target::{Executor, FoundExecutor, RunEnd, StartFailure, StartRequest, Target, over};
 use crate::data::{self, DataDir, DataError, attempt_lock};
 use crate::local::detached::{DetachedExecutor, StartError, kill_leftovers};
 use crate::local::environment::{Lease, Platform};
@@ -34,9 +34,9 @@ use crate::local::executor::{self, Program};
 use crate::local::report_verifier::ReportVerifier;
 use crate::local::run_folder::RunFolder;
 
-/// An executor stops within its own grace period of at most five minutes. One that takes longer hangs.
+/// An executor stops within its own grace period of at most five minutes. If it takes longer, it is killed.
 const KILL_AFTER: Duration = Duration::from_mins(6);
-/// What a folder says of its lease.
+/// The file with the lease in the folder of a run.
 const LEASE: &str = "lease.json";
 const LEASE_BYTES: u64 = 64 * 1024;
 
@@ -47,7 +47,7 @@ pub(crate) struct ProcessSettings {
     pub(crate) program: Program,
     /// Variables of the agent's environment that executors get.
     pub(crate) forwarded: Vec<String>,
-    /// Verifies the final reports of executors, also of those that an earlier agent has started.
+    /// Verifies the final reports of executors, including those that an earlier agent has started.
     pub(crate) report_key: Option<ReportKey>,
 }
 
@@ -79,21 +79,21 @@ impl OpenProcessError {
 /// The target.
 #[derive(Debug)]
 pub(crate) struct ProcessTarget {
-    /// The folder with the folders of runs.
+    /// The folder that contains the folders of runs.
     runs: PathBuf,
     data: PathBuf,
     program: Program,
     forwarded: Vec<String>,
     verifier: Arc<ReportVerifier>,
     installation: String,
-    /// Held so that no other agent uses the folder.
+    /// The lock that keeps other agents from using the folder.
     _lock: fs::File,
 }
 
-/// What a folder says of its lease, and of which step it is.
+/// The content of the file with the lease.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-struct Note {
+struct LeaseFile {
     #[serde(flatten)]
     lease: LeaseRef,
     run: String,
@@ -139,21 +139,22 @@ impl ProcessTarget {
         }
     }
 
-    /// The executors of earlier agents. A folder without one is that of a start that was interrupted, and is removed.
-    fn scan(&self) -> io::Result<Vec<Found>> {
+    /// Returns the executors of earlier agents. A folder without an executor comes from an interrupted start, and is
+    /// removed.
+    fn scan(&self) -> io::Result<Vec<FoundExecutor>> {
         let mut found = Vec::new();
         for entry in fs::read_dir(&self.runs)? {
             let path = entry?.path();
             let note = regular_file::read_text(&path.join(LEASE), LEASE_BYTES)
                 .ok()
-                .and_then(|text| serde_json::from_str::<Note>(&text).ok())
+                .and_then(|text| serde_json::from_str::<LeaseFile>(&text).ok())
                 .filter(|note| self.path(&note.lease) == path);
             let folder = RunFolder::new(path.clone());
             match note {
-                // Diagnostics are made just before the executor starts.
+                // The file for diagnostics is created just before the executor starts.
                 Some(note) if folder.diagnostics().exists() => {
                     let running = DetachedExecutor::find(&folder);
-                    found.push(Found {
+                    found.push(FoundExecutor {
                         lease: note.lease,
                         run: note.run,
                         executor: Box::new(self.process(&note.lease, running)),
@@ -165,7 +166,7 @@ impl ProcessTarget {
         Ok(found)
     }
 
-    fn begin(&self, order: &Order) -> Result<Process, StartError> {
+    fn start_or_adopt(&self, order: &StartRequest) -> Result<Process, StartError> {
         let path = self.path(&order.lease);
         let folder = RunFolder::new(path.clone());
         if let Some(running) = DetachedExecutor::find(&folder) {
@@ -178,7 +179,7 @@ impl ProcessTarget {
             _ => {}
         }
         private_folder(&path).map_err(StartError::Folder)?;
-        let note = Note {
+        let note = LeaseFile {
             lease: order.lease,
             run: format!("{}/{}", order.job.job_id, order.job.step_id),
         };
@@ -211,7 +212,7 @@ impl Target for ProcessTarget {
         &self.installation
     }
 
-    fn find(&self) -> BoxFuture<'_, Result<Vec<Found>, String>> {
+    fn find(&self) -> BoxFuture<'_, Result<Vec<FoundExecutor>, String>> {
         let found = self.scan().map_err(|error| {
             let path = self.runs.display();
             format!("`{path}` cannot be read: {error}")
@@ -221,30 +222,30 @@ impl Target for ProcessTarget {
 
     fn start<'a>(
         &'a self,
-        order: &'a Order,
+        order: &'a StartRequest,
     ) -> BoxFuture<'a, Result<Box<dyn Executor>, StartFailure>> {
-        let started = match self.begin(order) {
+        let started = match self.start_or_adopt(order) {
             Ok(process) => Ok(Box::new(process) as Box<dyn Executor>),
             Err(failure) => {
                 let text = chain(&failure);
                 error!(error = text, "an executor could not be started");
-                Err(StartFailure::Again(DeclineReason::Failed, text))
+                Err(StartFailure::Decline(DeclineReason::Failed, text))
             }
         };
         std::future::ready(started).boxed()
     }
 
-    fn work(&self, _found: mpsc::UnboundedSender<Found>) -> BoxFuture<'_, ()> {
+    fn work(&self, _found: mpsc::UnboundedSender<FoundExecutor>) -> BoxFuture<'_, ()> {
         std::future::pending().boxed()
     }
 }
 
-/// An executor.
+/// An executor as a process.
 #[derive(Debug)]
 struct Process {
     path: PathBuf,
     folder: RunFolder,
-    /// `None`: it had ended when it was found.
+    /// `None`: it had already ended when it was found.
     running: Option<DetachedExecutor>,
     verifier: Arc<ReportVerifier>,
     kill_at: Option<Instant>,
@@ -257,7 +258,7 @@ impl Executor for Process {
         format!("{pid} in {}", self.path.display())
     }
 
-    fn ended<'a>(&'a mut self, _held: &'a Held) -> BoxFuture<'a, RunEnd> {
+    fn ended<'a>(&'a mut self, _held: &'a AgentLease) -> BoxFuture<'a, RunEnd> {
         async {
             let status = loop {
                 let kill_at = self.kill_at;
@@ -274,7 +275,7 @@ impl Executor for Process {
                         }
                     },
                     () = sleep_until(kill_at) => {
-                        warn!(path = %self.path.display(), "the executor did not stop: killed it");
+                        warn!(path = %self.path.display(), "the executor did not stop and was killed");
                         running.kill();
                         self.kill_at = None;
                     }
@@ -292,7 +293,7 @@ impl Executor for Process {
     fn stop(&mut self, stop: Stop) -> BoxFuture<'_, Result<(), String>> {
         if let Some(running) = &self.running {
             match stop {
-                // It is at work. If it has not accepted the task, the hub refuses it, and it ends.
+                // The executor is running. If it has not accepted the task, the hub refuses it, and it ends.
                 Stop::Withdraw => {}
                 Stop::Terminate => {
                     running.terminate();
@@ -319,7 +320,7 @@ async fn sleep_until(at: Option<Instant>) {
     }
 }
 
-/// What an ended executor means for its task. Without a status an earlier agent had started it.
+/// Returns what the end of an executor means for its task. There is no status if an earlier agent had started it.
 fn judge(report: Option<&FinalReport>, status: Option<ExitStatus>) -> RunEnd {
     let (exit, complaint) = match (status, report) {
         (Some(status), _) => executor::judge(executor::Ended {
@@ -330,10 +331,10 @@ fn judge(report: Option<&FinalReport>, status: Option<ExitStatus>) -> RunEnd {
             Some(exit) => (exit, None),
             None => (Exit::Defect, None),
         },
-        // The hub knows whether it had accepted the task, and how that ended.
+        // The hub knows whether the executor had accepted the task, and how the task ended.
         (None, None) => {
             let text = "the executor was lost while no agent watched it";
-            return RunEnd::Again(DeclineReason::Failed, text.to_owned());
+            return RunEnd::Decline(DeclineReason::Failed, text.to_owned());
         }
     };
     let reported = report.and_then(|report| report.error.clone()).or(complaint);
@@ -349,7 +350,7 @@ fn judge(report: Option<&FinalReport>, status: Option<ExitStatus>) -> RunEnd {
     };
     match exit {
         Exit::Claimed => RunEnd::Elsewhere,
-        Exit::Infrastructure if !reported => RunEnd::Again(DeclineReason::Failed, text),
+        Exit::Infrastructure if !reported => RunEnd::Decline(DeclineReason::Failed, text),
         Exit::Done if report.is_some() => {
             RunEnd::Over(LeaseCall::Complete, end(None, String::new()))
         }
@@ -367,7 +368,7 @@ fn judge(report: Option<&FinalReport>, status: Option<ExitStatus>) -> RunEnd {
     }
 }
 
-/// What two agents of one name differ in: the machine, and the folder.
+/// Returns an id of machine and folder. It differs between two agents of the same name.
 fn installation(data: &Path) -> String {
     let machine = fs::read_to_string("/etc/machine-id").unwrap_or_default();
     let host = nix::unistd::gethostname().unwrap_or_default();
@@ -406,15 +407,15 @@ mod tests {
 
     #[rstest]
     #[case::done(Some(report(Exit::Done, false)), Some(exited(0)), "COMPLETE true")]
-    #[case::done_and_not_told(Some(report(Exit::Done, true)), Some(exited(0)), "COMPLETE false")]
-    #[case::done_says_nobody(None, Some(exited(0)), "FAIL lost false")]
+    #[case::done_and_unreported(Some(report(Exit::Done, true)), Some(exited(0)), "COMPLETE false")]
+    #[case::done_without_a_report(None, Some(exited(0)), "FAIL lost false")]
     #[case::failed(
         Some(report(Exit::StepFailed, false)),
         Some(exited(1)),
         "FAIL step_failed true"
     )]
     #[case::infrastructure(None, Some(exited(75)), "AGAIN")]
-    #[case::infrastructure_not_told(
+    #[case::infrastructure_unreported(
         Some(report(Exit::Infrastructure, true)),
         Some(exited(75)),
         "AGAIN"
@@ -431,14 +432,14 @@ mod tests {
         Some(exited(143)),
         "CANCELLED cancelled true"
     )]
-    fn each_end_of_an_executor_has_its_word(
+    fn each_end_of_an_executor_has_its_call(
         #[case] report: Option<FinalReport>,
         #[case] status: Option<ExitStatus>,
         #[case] expected: &str,
     ) {
         let end = match judge(report.as_ref(), status) {
-            RunEnd::Again(DeclineReason::Failed, text) if !text.is_empty() => "AGAIN".to_owned(),
-            RunEnd::Again(..) => "another reason".to_owned(),
+            RunEnd::Decline(DeclineReason::Failed, text) if !text.is_empty() => "AGAIN".to_owned(),
+            RunEnd::Decline(..) => "another reason".to_owned(),
             RunEnd::Elsewhere => "ELSEWHERE".to_owned(),
             RunEnd::Over(call, end) => {
                 let verdict = end.verdict.map(|verdict| format!(" {verdict}"));

@@ -1,4 +1,4 @@
-//! What one process of the agent says to the hub: it registers, says that it lives, and waits for tasks.
+//! The session of an agent at the hub: registration, heartbeats and requests for tasks.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -12,18 +12,19 @@ use pool_protocol::version::VERSION;
 use tracing::{info, warn};
 use uuid::Uuid;
 
-use super::client::answer::{Failure, Next, Pauses, jitter};
+use super::client::answer::{Failure, Pauses, RetryDecision, jitter};
 use super::lease::{Stop, StopOrder, StoppedBy};
 use super::{Agent, AgentError};
 
-/// How long an agent waits whose name another installation uses, or whose registration is refused.
+/// The pause after a refused registration or request, for example if another installation uses the name.
 const REFUSED_PAUSE: Duration = Duration::from_secs(30);
-/// The longest pause after an answer without a task, so that agents do not ask in step.
+/// The longest pause after a response without a task. It is random, so that agents do not send requests at the same
+/// time.
 const EMPTY_PAUSE: Duration = Duration::from_secs(1);
 
 impl Agent {
-    /// Returns the registration of this process, and registers if there is none, or none but `unknown`, which the hub does
-    /// not know any more. Who asks meanwhile waits.
+    /// Returns the registration of this process. Registers if there is none, or if the hub no longer knows the instance
+    /// `unknown`. Concurrent callers wait.
     async fn registered(&self, unknown: Option<InstanceId>) -> Result<Registered, AgentError> {
         let mut registered = self.registered.lock().await;
         if let Some(known) = registered
@@ -57,7 +58,7 @@ impl Agent {
             tags: Vec::new(),
             installation: self.target.installation().to_owned(),
             target: self.target.name().to_owned(),
-            leases: self.leases.to_wire(),
+            leases: self.leases.held_leases(),
         };
         let key = Uuid::new_v4();
         let mut pauses = Pauses::default();
@@ -75,15 +76,15 @@ impl Agent {
         }
     }
 
-    /// Returns how long to wait after a failure. `None`: the hub refuses the call, or does not know this process. An error
-    /// ends the agent.
+    /// Returns how long to wait after a failure. `None`: the hub refuses the call or does not know this process. An
+    /// error ends the agent.
     fn pause(
         &self,
         pauses: &mut Pauses,
         failure: &Failure,
     ) -> Result<Option<Duration>, AgentError> {
         let next = pauses.after(failure, jitter);
-        // A single run does not wait until a token is replaced.
+        // An agent with `single_run` does not wait until a token is replaced.
         let is_rejected = pauses.is_locked_out()
             || matches!(failure, Failure::Forbidden(_) | Failure::Refused(_));
         if self.settings.single_run && is_rejected {
@@ -91,32 +92,32 @@ impl Agent {
         }
         match (next, failure) {
             (_, Failure::Unsupported { .. }) => Err(AgentError::Unsupported(failure.clone())),
-            (Next::Again(pause), _) => Ok(Some(pause)),
-            (Next::Register | Next::GiveUp, _) => Ok(None),
+            (RetryDecision::Retry(pause), _) => Ok(Some(pause)),
+            (RetryDecision::Register | RetryDecision::GiveUp, _) => Ok(None),
         }
     }
 
     /// Sends heartbeats of this process.
-    pub(crate) async fn beat(&self) -> Result<(), AgentError> {
+    pub(crate) async fn send_heartbeats(&self) -> Result<(), AgentError> {
         let mut pauses = Pauses::default();
         let mut unknown = None;
         loop {
             let registered = self.registered(unknown.take()).await?;
             let interval = Duration::from_secs(registered.heartbeat_interval_seconds.max(1).into());
             let heartbeat = InstanceHeartbeat {
-                state: if self.is_leaving() {
+                state: if self.is_stopping() {
                     InstanceState::Draining
                 } else {
                     InstanceState::Online
                 },
                 available_capacity: self.free(),
-                leases: self.leases.to_wire(),
+                leases: self.leases.held_leases(),
             };
             let sent = self.client.heartbeat(registered.instance_id, &heartbeat);
             let pause = match sent.await {
                 Ok(orders) => {
                     pauses = Pauses::default();
-                    self.obey(&orders);
+                    self.apply_orders(&orders);
                     interval
                 }
                 Err(Failure::Unregistered) => {
@@ -130,13 +131,13 @@ impl Agent {
             };
             tokio::select! {
                 () = tokio::time::sleep(pause) => {}
-                // Only while the hub answers.
-                () = self.beat_now.notified(), if pause == interval => {}
+                // An immediate heartbeat is only useful while the hub responds.
+                () = self.heartbeat_now.notified(), if pause == interval => {}
             }
         }
     }
 
-    fn obey(&self, orders: &InstanceOrders) {
+    fn apply_orders(&self, orders: &InstanceOrders) {
         for signal in &orders.signals {
             let stop = match signal.signal {
                 SignalKind::Cancel => Stop::Terminate,
@@ -169,15 +170,15 @@ impl Agent {
         }
     }
 
-    /// Waits for tasks and takes them, until it is dropped. With `single_run` it returns when it has taken one.
-    pub(crate) async fn poll(self: &Arc<Self>) -> Result<(), AgentError> {
+    /// Waits for tasks and takes them. With `single_run`, returns after one task. Otherwise runs until it is dropped.
+    pub(crate) async fn take_tasks(self: &Arc<Self>) -> Result<(), AgentError> {
         let mut pauses = Pauses::default();
         let mut unknown = None;
         let slots = usize::try_from(self.settings.slots).unwrap_or(usize::MAX);
         let mut action = self.action.subscribe();
         loop {
             self.leases.fewer_than(slots).await;
-            // The sender is this agent's.
+            // The sender lives as long as this agent.
             let _ = action.wait_for(|action| *action != Action::Pause).await;
             let registered = self.registered(unknown.take()).await?;
             let request = TaskRequest {
@@ -217,7 +218,7 @@ impl Agent {
         }
     }
 
-    /// Removes this process from the list of agents. If that fails, it goes offline.
+    /// Removes this process from the list of agents. If that fails, the hub shows it as offline later.
     pub(crate) async fn disconnect(&self) {
         let registered = self.registered.lock().await.clone();
         if let Some(registered) = registered
@@ -233,7 +234,7 @@ impl Agent {
     }
 }
 
-/// The architecture as images name it.
+/// Returns the architecture as in names of images.
 const fn architecture() -> &'static str {
     if cfg!(target_arch = "x86_64") {
         "amd64"

@@ -1,4 +1,4 @@
-//! How the agent stops.
+//! Stop modes and stop signals of the agent.
 
 use std::io;
 
@@ -6,26 +6,26 @@ use runtime::setting::{SettingValue, choice};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::mpsc;
 
-/// What happens to the runs of an agent that stops. A second signal leads to the next one.
+/// What happens to the runs of an agent that stops. A second signal leads to the next mode.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum StopMode {
-    /// They go on, and the next agent finds them.
+    /// The runs continue, and the next agent finds them.
     Detach,
     /// The agent waits for them.
     Drain,
     /// The agent interrupts them. Executors then save the state.
     Grace,
-    /// They are ended.
+    /// The agent kills them.
     Force,
 }
 
 impl StopMode {
-    /// Returns what follows when this takes too long, or at the next signal.
+    /// Returns the mode that follows after the timeout or the next signal.
     pub(crate) const fn next(self) -> Option<Self> {
         match self {
             Self::Drain => Some(Self::Grace),
             Self::Grace => Some(Self::Force),
-            // Nothing may end a run whose agent leaves it.
+            // A detached run must not be ended.
             Self::Detach | Self::Force => None,
         }
     }
@@ -38,7 +38,7 @@ impl SettingValue for StopMode {
             ("drain", Self::Drain),
             ("grace", Self::Grace),
             ("force", Self::Force),
-            // Scalr's words.
+            // The values of Scalr.
             ("grace-shutdown", Self::Grace),
             ("force-shutdown", Self::Force),
         ];
@@ -50,13 +50,13 @@ impl SettingValue for StopMode {
 #[derive(Debug)]
 pub(crate) struct StopSignals {
     mode: StopMode,
-    arrivals: mpsc::UnboundedReceiver<()>,
+    received: mpsc::UnboundedReceiver<()>,
 }
 
 impl StopSignals {
-    /// Obeys SIGTERM, SIGINT and SIGHUP from now on.
+    /// Handles SIGTERM, SIGINT and SIGHUP from now on.
     pub(crate) fn listen(mode: StopMode) -> io::Result<Self> {
-        let (sender, arrivals) = mpsc::unbounded_channel();
+        let (sender, received) = mpsc::unbounded_channel();
         for kind in [
             SignalKind::terminate(),
             SignalKind::interrupt(),
@@ -66,17 +66,17 @@ impl StopSignals {
             let sender = sender.clone();
             tokio::spawn(async move {
                 while signals.recv().await.is_some() {
-                    // Without a receiver the agent has ended.
+                    // If there is no receiver, the agent has ended.
                     let _ = sender.send(());
                 }
             });
         }
-        Ok(Self { mode, arrivals })
+        Ok(Self { mode, received })
     }
 
-    /// Waits for the next signal, and returns how the first one stops the agent.
+    /// Waits for the next signal. Returns the stop mode of the settings.
     pub(crate) async fn next(&mut self) -> StopMode {
-        match self.arrivals.recv().await {
+        match self.received.recv().await {
             Some(()) => self.mode,
             None => std::future::pending().await,
         }
@@ -95,7 +95,7 @@ mod tests {
     #[case("grace", Ok(StopMode::Grace), Some(StopMode::Force))]
     #[case("grace-shutdown", Ok(StopMode::Grace), Some(StopMode::Force))]
     #[case("force-shutdown", Ok(StopMode::Force), None)]
-    fn each_mode_has_its_word_and_the_next_one(
+    fn each_mode_has_a_name_and_a_next_mode(
         #[case] word: &str,
         #[case] mode: Result<StopMode, String>,
         #[case] next: Option<StopMode>,

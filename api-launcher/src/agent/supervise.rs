@@ -1,4 +1,4 @@
-//! One task, from its lease to the moment the hub knows its end.
+//! Handles one task, from its lease until the hub has its end.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -18,21 +18,21 @@ use tracing::{info, warn};
 use uuid::Uuid;
 
 use super::Agent;
-use super::client::answer::{Failure, Next, Pauses, jitter};
-use super::lease::{Held, LeaseRef, Stop, StopOrder, StoppedBy};
-use super::target::{Executor, Found, Order, RunEnd, StartFailure};
+use super::client::answer::{Failure, Pauses, RetryDecision, jitter};
+use super::lease::{AgentLease, LeaseRef, Stop, StopOrder, StoppedBy};
+use super::target::{Executor, FoundExecutor, RunEnd, StartFailure, StartRequest};
 use crate::sealing::{self, Envelope, OpenError};
 
-/// The verdict on a run that the agent has ended because it had to stop at once.
+/// The verdict on a run that the agent has killed because the agent had to stop at once.
 const FORCED: &str = "agent_forced";
-/// How long a stop that failed waits for its next attempt.
-const STOP_AGAIN: Duration = Duration::from_secs(5);
+/// The pause after a failed stop.
+const STOP_RETRY_PAUSE: Duration = Duration::from_secs(5);
 
-/// Whether a task got as far as an executor, or to its end.
+/// The outcome of a task at this agent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum TaskOutcome {
     Ran,
-    HandedBack,
+    Declined,
 }
 
 impl Agent {
@@ -57,8 +57,8 @@ impl Agent {
     }
 
     /// Follows an executor of an earlier agent, or one that was started elsewhere for this agent.
-    pub(crate) fn adopt(self: &Arc<Self>, found: Found) {
-        let Found {
+    pub(crate) fn adopt(self: &Arc<Self>, found: FoundExecutor) {
+        let FoundExecutor {
             lease,
             run,
             executor,
@@ -74,16 +74,16 @@ impl Agent {
         });
     }
 
-    fn finish(&self, held: &Held, outcome: TaskOutcome) {
+    fn finish(&self, held: &AgentLease, outcome: TaskOutcome) {
         self.last_outcome.send_replace(Some(outcome));
         self.leases.remove(held.lease.lease);
-        // The hub shows the free slot at once.
-        self.beat_now.notify_one();
+        // The heartbeat shows the free slot at once.
+        self.heartbeat_now.notify_one();
     }
 
     async fn run(
         &self,
-        held: &Held,
+        held: &AgentLease,
         task: LeasedTask,
         pool: &PoolName,
         delay: Duration,
@@ -93,16 +93,16 @@ impl Agent {
         let is_late = !expires_in.is_zero() && delay >= expires_in;
         if is_late {
             warn!(run = held.run, "the lease was over before it arrived");
-            return TaskOutcome::HandedBack;
+            return TaskOutcome::Declined;
         }
         let keys = self.settings.private_key_dir.as_deref();
         let order = match open(held, task, &self.client.lease_url(&held.lease), pool, keys) {
             Ok(order) => order,
-            Err((reason, text)) => return self.hand_back(held, reason, text).await,
+            Err((reason, text)) => return self.decline(held, reason, text).await,
         };
         if self.detaching.is_cancelled() {
             let text = "the agent stops".to_owned();
-            return self.hand_back(held, DeclineReason::Draining, text).await;
+            return self.decline(held, DeclineReason::Draining, text).await;
         }
         match self.target.start(&order).await {
             Ok(executor) => {
@@ -117,8 +117,8 @@ impl Agent {
                 }
                 TaskOutcome::Ran
             }
-            Err(StartFailure::Again(reason, text)) => self.hand_back(held, reason, text).await,
-            Err(StartFailure::Never(verdict, text)) => {
+            Err(StartFailure::Decline(reason, text)) => self.decline(held, reason, text).await,
+            Err(StartFailure::Fail(verdict, text)) => {
                 let end = super::target::over(LeaseCall::Fail, None, verdict, text);
                 self.report_end(held, end).await;
                 TaskOutcome::Ran
@@ -126,12 +126,12 @@ impl Agent {
         }
     }
 
-    async fn hand_back(&self, held: &Held, reason: DeclineReason, text: String) -> TaskOutcome {
-        self.report_end(held, RunEnd::Again(reason, text)).await;
-        TaskOutcome::HandedBack
+    async fn decline(&self, held: &AgentLease, reason: DeclineReason, text: String) -> TaskOutcome {
+        self.report_end(held, RunEnd::Decline(reason, text)).await;
+        TaskOutcome::Declined
     }
 
-    async fn report_started(&self, held: &Held, executor: String) {
+    async fn report_started(&self, held: &AgentLease, executor: String) {
         info!(run = held.run, executor, "started an executor");
         let started = Started { executor };
         match self.call::<Lease>(held, LeaseCall::Started, &started).await {
@@ -143,21 +143,22 @@ impl Agent {
             }
             Err(failure) => {
                 let stop = match failure.code() {
-                    // The executor was faster.
+                    // The executor has already reported the end.
                     Some(Code::TaskAlreadyTerminal) => return,
                     Some(Code::TaskCancelled) => Stop::Terminate,
-                    // An executor that has not accepted the task cannot do so any more.
+                    // An executor that has not accepted the task can no longer do so.
                     _ => Stop::Withdraw,
                 };
-                warn!(run = held.run, %failure, "the hub does not want the executor that was started");
+                warn!(run = held.run, %failure, "the hub refuses the executor that was started");
                 let by = StoppedBy::Hub;
                 held.order(StopOrder { stop, by });
             }
         }
     }
 
-    /// Follows an executor to its end, stops it on an order, and reports the end to the hub, because the executor may not have reported it.
-    async fn follow(&self, held: &Held, mut executor: Box<dyn Executor>) {
+    /// Follows an executor to its end, and stops it on an order. Then reports the end to the hub, because the executor
+    /// may not have reported it.
+    async fn follow(&self, held: &AgentLease, mut executor: Box<dyn Executor>) {
         let mut orders = held.orders();
         let mut stopped: Option<Stop> = None;
         let (end, order) = loop {
@@ -178,20 +179,20 @@ impl Agent {
             let failed = due.is_some_and(|order| stopped < Some(order.stop));
             tokio::select! {
                 end = executor.ended(held) => break (end, order),
-                // The sender is part of what is held.
+                // The sender lives as long as the lease.
                 _ = orders.changed() => {}
-                () = tokio::time::sleep(STOP_AGAIN), if failed => {}
+                () = tokio::time::sleep(STOP_RETRY_PAUSE), if failed => {}
             }
         };
         self.report_end(held, with_cause(end, order)).await;
         executor.forget().await;
     }
 
-    async fn report_end(&self, held: &Held, end: RunEnd) {
+    async fn report_end(&self, held: &AgentLease, end: RunEnd) {
         let answer = match &end {
             RunEnd::Elsewhere => {
                 let text = "the hub refused its executor";
-                self.decline(held, DeclineReason::Failed, text).await
+                self.send_decline(held, DeclineReason::Failed, text).await
             }
             RunEnd::Over(call, end) => match self.call::<Ended>(held, *call, end).await {
                 // It ended by itself before its claim. The platform decides whether it is given again.
@@ -200,12 +201,12 @@ impl Agent {
                         "its executor ended before it had accepted the task. {}",
                         end.diagnostic
                     );
-                    self.decline(held, DeclineReason::Failed, text.trim_end())
+                    self.send_decline(held, DeclineReason::Failed, text.trim_end())
                         .await
                 }
                 answer => answer,
             },
-            RunEnd::Again(reason, text) => match self.decline(held, *reason, text).await {
+            RunEnd::Decline(reason, text) => match self.send_decline(held, *reason, text).await {
                 Err(failure) if failure.code() == Some(Code::LeaseAccepted) => {
                     let end = End {
                         exit_code: None,
@@ -236,9 +237,9 @@ impl Agent {
         }
     }
 
-    async fn decline(
+    async fn send_decline(
         &self,
-        held: &Held,
+        held: &AgentLease,
         reason: DeclineReason,
         text: &str,
     ) -> Result<Ended, Failure> {
@@ -253,7 +254,7 @@ impl Agent {
     /// Makes a call about a lease, again until it is answered.
     async fn call<T: DeserializeOwned>(
         &self,
-        held: &Held,
+        held: &AgentLease,
         call: LeaseCall,
         body: &impl Serialize,
     ) -> Result<T, Failure> {
@@ -273,7 +274,7 @@ impl Agent {
                 }
                 Err(failure) => failure,
             };
-            let Next::Again(pause) = pauses.after(&failure, jitter) else {
+            let RetryDecision::Retry(pause) = pauses.after(&failure, jitter) else {
                 return Err(failure);
             };
             tokio::time::sleep(pause).await;
@@ -281,14 +282,14 @@ impl Agent {
     }
 }
 
-/// Opens the payload of a task. It must belong to the task.
+/// Returns the request for an executor from the payload of a task. The payload must belong to the task.
 fn open(
-    held: &Held,
+    held: &AgentLease,
     task: LeasedTask,
     url: &str,
     pool: &PoolName,
     keys: Option<&Path>,
-) -> Result<Order, (DeclineReason, String)> {
+) -> Result<StartRequest, (DeclineReason, String)> {
     let LeasedTask {
         job_token, task, ..
     } = task;
@@ -314,14 +315,14 @@ fn open(
         }
         (None, None) => return Err(refused("the task has no job document")),
     };
-    // The text of the error may quote the document.
+    // The message of the error may quote the document.
     let job = Document::from_json(json).map_err(|_| refused("the job document cannot be read"))?;
     if let Some(field) = difference(&task, &job) {
         return Err(refused(&format!(
             "the job document has another `{field}` than its task"
         )));
     }
-    Ok(Order {
+    Ok(StartRequest {
         lease: held.lease,
         job,
         url: url.to_owned(),
@@ -344,7 +345,7 @@ fn difference(task: &Task, job: &Document) -> Option<&'static str> {
     .map(|(field, _, _)| field)
 }
 
-/// The end of a run that was stopped, with who stopped it.
+/// Adds who stopped a run to its end.
 fn with_cause(end: RunEnd, order: Option<StopOrder>) -> RunEnd {
     match (end, order) {
         (
@@ -408,7 +409,7 @@ mod tests {
         }
     }
 
-    fn open_task(task: LeasedTask) -> Result<Order, (DeclineReason, String)> {
+    fn open_task(task: LeasedTask) -> Result<StartRequest, (DeclineReason, String)> {
         let lease = LeaseRef {
             task: task.task_id,
             lease: task.lease_id,
@@ -430,8 +431,8 @@ mod tests {
             json!({"organizationId": "org", "jobId": "7", "stepId": "step", "later": [1]});
         let order = open_task(task(Some(document.clone()))).unwrap();
         assert_eq!(order.url, "http://hub/lease");
-        let handed_on: Value = serde_json::from_slice(order.job.json()).unwrap();
-        assert_eq!(handed_on, document);
+        let opened: Value = serde_json::from_slice(order.job.json()).unwrap();
+        assert_eq!(opened, document);
         assert!(!format!("{order:?}").contains("planted"));
     }
 
@@ -448,7 +449,7 @@ mod tests {
     }
 
     #[test]
-    fn a_document_that_is_sealed_or_missing_is_handed_back() {
+    fn a_task_with_a_sealed_or_missing_document_is_declined() {
         let (reason, _) = open_task(task(None)).unwrap_err();
         assert_eq!(reason, DeclineReason::Refused);
         let mut sealed = task(None);

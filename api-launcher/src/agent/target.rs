@@ -1,4 +1,4 @@
-//! Where executors run.
+//! The interface to the places where executors run.
 
 use std::fmt::Debug;
 
@@ -10,14 +10,14 @@ use secrecy::SecretString;
 use std::sync::Arc;
 use tokio::sync::mpsc;
 
-use super::lease::{Held, LeaseRef, Stop};
+use super::lease::{AgentLease, LeaseRef, Stop};
 
-/// What an executor needs to run a task.
+/// The request to start an executor for a task.
 #[derive(Debug)]
-pub(crate) struct Order {
+pub(crate) struct StartRequest {
     pub(crate) lease: LeaseRef,
     pub(crate) job: Document,
-    /// The address of the lease.
+    /// The URL of the lease.
     pub(crate) url: String,
     pub(crate) token: SecretString,
 }
@@ -25,17 +25,17 @@ pub(crate) struct Order {
 /// Why an executor was not started.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum StartFailure {
-    /// Another try may succeed.
-    Again(DeclineReason, String),
-    /// No try can succeed: the kind of the verdict, and why.
-    Never(&'static str, String),
+    /// A retry may succeed, so the agent declines the task.
+    Decline(DeclineReason, String),
+    /// A retry cannot succeed, so the agent fails the task. The kind of the verdict, and the reason.
+    Fail(&'static str, String),
 }
 
 /// An executor that an earlier agent has started.
 #[derive(Debug)]
-pub(crate) struct Found {
+pub(crate) struct FoundExecutor {
     pub(crate) lease: LeaseRef,
-    /// Which step it is, for the log.
+    /// The job and step, for the log.
     pub(crate) run: String,
     pub(crate) executor: Box<dyn Executor>,
 }
@@ -43,8 +43,8 @@ pub(crate) struct Found {
 /// How an executor ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum RunEnd {
-    /// It had not accepted the task. Another try may succeed.
-    Again(DeclineReason, String),
+    /// The executor had not accepted the task. A retry may succeed, so the agent declines the task.
+    Decline(DeclineReason, String),
     /// Another executor has the task.
     Elsewhere,
     /// The task is over.
@@ -56,40 +56,41 @@ pub(crate) trait Target: Debug + Send + Sync {
     /// Returns the name in the configuration.
     fn name(&self) -> &'static str;
 
-    /// Returns what distinguishes two installations of one agent.
+    /// Returns an id that differs between two installations of one agent.
     fn installation(&self) -> &str;
 
-    /// Looks for the executors that earlier agents have started. What they have only begun to start is not among them: the
-    /// hub gives its lease again.
-    fn find(&self) -> BoxFuture<'_, Result<Vec<Found>, String>>;
+    /// Finds the executors of earlier agents. Interrupted starts are not included, because the hub returns their leases
+    /// again.
+    fn find(&self) -> BoxFuture<'_, Result<Vec<FoundExecutor>, String>>;
 
-    /// Starts an executor. One that runs for this lease already is taken over.
+    /// Starts an executor. If an executor of this lease already runs, takes it over.
     fn start<'a>(
         &'a self,
-        order: &'a Order,
+        order: &'a StartRequest,
     ) -> BoxFuture<'a, Result<Box<dyn Executor>, StartFailure>>;
 
-    /// Does what the target does beside that, until it is dropped. Executors of leases that the agent does not know of go
-    /// to `found`.
-    fn work(&self, found: mpsc::UnboundedSender<Found>) -> BoxFuture<'_, ()>;
+    /// Runs the background work of the target until it is dropped. Sends executors of leases that the agent does not
+    /// have to `found`.
+    fn work(&self, found: mpsc::UnboundedSender<FoundExecutor>) -> BoxFuture<'_, ()>;
 }
 
-/// An executor that runs, or that has ended.
+/// An executor that runs or has ended.
 pub(crate) trait Executor: Debug + Send + Sync {
-    /// Returns the name by which people find it.
+    /// Returns the name of the executor, for people.
     fn name(&self) -> String;
 
-    /// Waits for its end. Meanwhile it notes why it waits. The future may be dropped and made again.
-    fn ended<'a>(&'a mut self, held: &'a Held) -> BoxFuture<'a, RunEnd>;
+    /// Waits for the end of the executor, and records in `held` why it waits. The future may be dropped and created
+    /// again.
+    fn ended<'a>(&'a mut self, held: &'a AgentLease) -> BoxFuture<'a, RunEnd>;
 
-    /// Stops it. Its end follows.
+    /// Stops the executor. Its end follows.
     fn stop(&mut self, stop: Stop) -> BoxFuture<'_, Result<(), String>>;
 
-    /// The hub knows its end: removes what is left of it.
+    /// Removes what remains of the executor. The hub has its end.
     fn forget(self: Box<Self>) -> BoxFuture<'static, ()>;
 }
 
-/// The end of a task that the agent reports because its executor cannot.
+/// Returns the end of a task that the agent reports because its executor cannot.
 pub(crate) fn over(call: LeaseCall, exit_code: Option<i32>, verdict: &str, text: String) -> RunEnd {
     RunEnd::Over(
         call,
@@ -103,5 +104,5 @@ pub(crate) fn over(call: LeaseCall, exit_code: Option<i32>, verdict: &str, text:
     )
 }
 
-/// A target that is shared.
+/// A shared target.
 pub(crate) type SharedTarget = Arc<dyn Target>;

@@ -1,5 +1,5 @@
-//! What a hub does beside answering requests: confirms tasks with the platform, ends what has timed out, reports outcomes, keeps
-//! jobs alive, and says in run logs why tasks wait.
+//! The background duties of a hub. It confirms tasks at the platform, applies time limits, reports outcomes, keeps jobs
+//! alive, and writes into run logs why tasks wait.
 
 mod confirm;
 mod report;
@@ -13,10 +13,10 @@ use tracing::{info, warn};
 
 use super::Hub;
 
-/// Does all of it until the launcher stops.
+/// Performs all duties until the launcher stops.
 pub(super) async fn perform(hub: &Arc<Hub>) {
-    let watched = async {
-        // Files are looked at also while no request comes, so that waiting requests learn of a change.
+    let read_files = async {
+        // Files are also read while there is no request, so that waiting requests notice a change.
         while hub.pause(Duration::from_secs(1)).await {
             drop(hub.pools.current());
             drop(hub.keys.current());
@@ -27,12 +27,12 @@ pub(super) async fn perform(hub: &Arc<Hub>) {
         sweep::perform(hub),
         report::perform(hub),
         watch::perform(hub),
-        watched,
+        read_files,
     );
 }
 
 impl Hub {
-    /// Waits. Returns whether the hub goes on.
+    /// Waits. Returns `false` if the hub must stop.
     async fn pause(&self, time: Duration) -> bool {
         tokio::select! {
             () = tokio::time::sleep(time) => true,
@@ -41,15 +41,15 @@ impl Hub {
     }
 }
 
-/// Says once that the store cannot be used, and once that it can be again.
+/// Logs once that the store cannot be used, and once that it can be used again.
 #[derive(Debug, Default)]
 struct StoreLog {
     is_failing: bool,
 }
 
 impl StoreLog {
-    /// Returns what the store returned, if it did.
-    fn note<T>(&mut self, duty: &str, result: Result<T, pool_store::Error>) -> Option<T> {
+    /// Logs an error. Returns the value if there is no error.
+    fn log_result<T>(&mut self, duty: &str, result: Result<T, pool_store::Error>) -> Option<T> {
         match result {
             Ok(value) => {
                 if std::mem::take(&mut self.is_failing) {

@@ -1,5 +1,5 @@
-//! The keys of job tokens and access tokens. The first one signs; each of them verifies, so that a key can be replaced while executors have
-//! tokens of the old one.
+//! The keys of job tokens, access tokens and sessions. The first key signs and every key verifies. So a key can be
+//! replaced while tokens of the old one are in use.
 
 use std::io::{self, Write as _};
 use std::path::Path;
@@ -14,15 +14,15 @@ use uuid::Uuid;
 
 use super::watched_file::WatchedFile;
 
-/// More are not needed to replace one.
-const MOST: usize = 2;
+/// The largest number of keys. Two are enough to replace a key.
+const MAX_KEYS: usize = 2;
 
 /// One or two keys.
 #[derive(Debug)]
 pub(crate) struct JobTokenKeys(Vec<JobTokenKey>);
 
 impl JobTokenKeys {
-    /// Reads keys that stand between blanks or on lines of their own.
+    /// Parses keys that are separated by blanks or newlines.
     pub(crate) fn parse(text: &str) -> Result<Self, Vec<String>> {
         let keys: Result<Vec<JobTokenKey>, Vec<String>> = text
             .split_whitespace()
@@ -36,49 +36,51 @@ impl JobTokenKeys {
             0 => Err(vec![
                 "has no key: 32 random bytes or more, as base64".to_owned(),
             ]),
-            1..=MOST => Ok(Self(keys)),
-            many => Err(vec![format!("has {many} keys, and {MOST} are possible")]),
+            1..=MAX_KEYS => Ok(Self(keys)),
+            many => Err(vec![format!(
+                "has {many} keys, and {MAX_KEYS} are possible"
+            )]),
         }
     }
 
-    /// Makes the token of a lease.
+    /// Returns the token of a lease.
     pub(crate) fn sign(&self, grant: JobGrant) -> String {
         self.0
             .first()
             .map_or_else(String::new, |key| key.sign(grant))
     }
 
-    /// Makes the token of a session at the status page.
+    /// Returns the token of a session at the status page. It contains `session`.
     pub(crate) fn sign_session(&self, session: &str) -> String {
         self.0
             .first()
             .map_or_else(String::new, |key| key.sign_session(session))
     }
 
-    /// Returns what the token of a session says, if one of the keys made it.
+    /// Returns the content of a session token, if one of the keys made it.
     pub(crate) fn verify_session<'t>(&self, token: &'t str) -> Option<&'t str> {
         self.0.iter().find_map(|key| key.verify_session(token))
     }
 
-    /// Returns what a token is good for, if one of the keys made it.
+    /// Returns the rights of a job token, if one of the keys made it.
     pub(crate) fn verify(&self, token: &str) -> Option<JobGrant> {
         self.0.iter().find_map(|key| key.verify(token))
     }
 
-    /// Makes an access token.
+    /// Returns an access token.
     pub(crate) fn sign_access(&self, grant: &AccessGrant) -> String {
         self.0
             .first()
             .map_or_else(String::new, |key| key.sign_access(grant))
     }
 
-    /// Returns what an access token is good for, if one of the keys made it.
+    /// Returns the rights of an access token, if one of the keys made it.
     pub(crate) fn verify_access(&self, token: &str) -> Option<AccessGrant> {
         self.0.iter().find_map(|key| key.verify_access(token))
     }
 }
 
-/// Where the keys are.
+/// The source of the keys.
 #[derive(Debug)]
 pub(crate) enum KeySource {
     Given(Arc<JobTokenKeys>),
@@ -86,12 +88,12 @@ pub(crate) enum KeySource {
 }
 
 impl KeySource {
-    /// Keys in a file.
+    /// Reads the keys in a file.
     pub(crate) fn file(path: &Path) -> Result<Self, Vec<String>> {
         WatchedFile::open(path, JobTokenKeys::parse).map(Self::File)
     }
 
-    /// The keys as they are now.
+    /// Returns the current keys.
     pub(crate) fn current(&self) -> Arc<JobTokenKeys> {
         match self {
             Self::Given(keys) => Arc::clone(keys),
@@ -99,7 +101,7 @@ impl KeySource {
         }
     }
 
-    /// Why the file cannot be used any more.
+    /// Returns why the file can no longer be used.
     pub(crate) fn problem(&self) -> Option<String> {
         match self {
             Self::Given(_) => None,
@@ -108,7 +110,8 @@ impl KeySource {
     }
 }
 
-/// Makes a file with a new key for its owner alone, unless there is a file. It is there as a whole or not at all.
+/// Creates a file with a new key, unless the file exists. Only its owner can read it. It appears with its whole
+/// content.
 pub(crate) fn create_file(path: &Path) -> io::Result<()> {
     let folder = path.parent().unwrap_or(Path::new("."));
     let mut file = tempfile::NamedTempFile::new_in(folder)?;
@@ -121,7 +124,7 @@ pub(crate) fn create_file(path: &Path) -> io::Result<()> {
     }
 }
 
-/// 32 bytes of four version 4 UUIDs, which have 488 random bits.
+/// Returns 32 bytes from four UUIDs of version 4, which have 488 random bits.
 fn random_key() -> [u8; 32] {
     let mut key = Sha256::new();
     for _ in 0..4 {
@@ -167,7 +170,7 @@ mod tests {
     #[case("", "has no key")]
     #[case("c2hvcnQ=", "has a key that holds 5 bytes")]
     #[case("no-base64!", "has a key that is not base64")]
-    fn what_is_no_key_is_refused_and_not_quoted(#[case] text: &str, #[case] expected: &str) {
+    fn an_invalid_key_is_refused_and_not_quoted(#[case] text: &str, #[case] expected: &str) {
         let errors = JobTokenKeys::parse(text).unwrap_err();
         assert!(errors[0].starts_with(expected), "{errors:?}");
         assert!(!errors[0].contains("no-base64!"));
@@ -183,7 +186,7 @@ mod tests {
     }
 
     #[test]
-    fn a_key_is_made_once_for_its_owner_alone() {
+    fn a_key_is_created_once_and_only_its_owner_can_read_it() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("key");
         create_file(&path).unwrap();

@@ -48,7 +48,7 @@ impl KeygenArgs {
     }
 }
 
-/// Each file appears whole, and the private one for its owner alone.
+/// Writes both halves. Each file appears with its whole content. Only the owner can read the private half.
 fn write(folder: &Path, key: &PrivateKey) -> io::Result<PathBuf> {
     let private = folder.join(key.file_name());
     let public = private.with_extension("pub");
@@ -56,7 +56,7 @@ fn write(folder: &Path, key: &PrivateKey) -> io::Result<PathBuf> {
         (&private, key.text().expose_secret()),
         (&public, key.public().text().as_str()),
     ] {
-        // Made with mode 0600.
+        // The file has mode 0600.
         let mut file = tempfile::NamedTempFile::new_in(folder)?;
         writeln!(file, "{text}")?;
         file.as_file().sync_all()?;

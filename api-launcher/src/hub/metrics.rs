@@ -1,4 +1,4 @@
-//! What a hub counts.
+//! The metrics of a hub.
 
 use pool_protocol::id::PoolName;
 use pool_protocol::lease::DeclineReason;
@@ -11,7 +11,7 @@ use crate::metrics::Metrics;
 
 type Labels = Vec<(&'static str, String)>;
 
-/// The counters of pools. Their names are those in the file of the pools, so there are few.
+/// The metrics of pools. Their labels are the names in the file of the pools, so there are few series.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct PoolMetrics {
     tasks: Family<Labels, Gauge>,
@@ -27,7 +27,7 @@ pub(crate) struct PoolMetrics {
 }
 
 impl PoolMetrics {
-    /// Adds the counters to those of the launcher.
+    /// Adds the metrics to those of the launcher.
     pub(crate) fn register(metrics: &Metrics) -> Self {
         let ours = Self::default();
         metrics.extend(|registry| {
@@ -81,7 +81,7 @@ impl PoolMetrics {
         ours
     }
 
-    /// Takes over what the store says. Pools without tasks and instances have zeros.
+    /// Sets the gauges to the values of the store. Pools without tasks and instances have zeros.
     pub(crate) fn observe<'n>(
         &self,
         names: impl Iterator<Item = &'n PoolName>,
@@ -121,7 +121,7 @@ impl PoolMetrics {
         self.oldest.get_or_create(&of(pool)).set(oldest);
     }
 
-    /// How many requests for tasks wait.
+    /// Sets the number of waiting requests for tasks.
     pub(crate) fn polls_waiting(&self, count: usize) {
         self.polls.set(i64::try_from(count).unwrap_or(i64::MAX));
     }
@@ -171,7 +171,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_pool_has_its_series_and_a_pool_that_is_gone_has_none() {
+    fn each_pool_has_series_and_a_removed_pool_has_none() {
         let metrics = Metrics::default();
         let pools = PoolMetrics::register(&metrics);
         let view = PoolView {

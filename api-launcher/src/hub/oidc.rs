@@ -1,4 +1,5 @@
-//! Trust in OpenID providers: which tokens of a provider name an agent of a pool. The tokens come from anybody.
+//! Checks tokens of OpenID providers, which agents exchange for access tokens. Everything in a token is untrusted until
+//! its signature is checked.
 
 mod keys;
 
@@ -15,29 +16,29 @@ use serde_json::{Map, Value};
 pub(crate) use self::keys::Issuers;
 use self::keys::Key;
 
-/// How much the clocks of provider and hub may differ, in seconds.
+/// How much the clocks of the provider and the hub may differ, in seconds.
 const SKEW: u64 = 60;
-/// A token that was issued earlier is not accepted.
-const LONGEST_AGE: Duration = Duration::from_hours(24);
-/// More than any token of a provider has.
+/// An older token is not accepted.
+const MAX_AGE: Duration = Duration::from_hours(24);
+/// The longest token that is read.
 const MAX_TOKEN_BYTES: usize = 16 * 1024;
-/// How much of a text of a token is quoted.
-const QUOTED: usize = 120;
-/// The claims without which no token is accepted.
+/// How many characters of a token's text are quoted.
+const MAX_QUOTED: usize = 120;
+/// The claims that every token must have.
 const REQUIRED: [&str; 5] = ["exp", "iat", "iss", "aud", "sub"];
 
-/// Which tokens of one provider a pool accepts.
+/// An entry under `oidc` of a pool: which tokens of a provider the pool accepts.
 #[derive(Debug)]
 pub(crate) struct Trust {
-    /// Names this trust in access tokens. It changes with every field.
+    /// The id of this entry in access tokens. It changes with every field.
     pub(crate) digest: String,
     pub(crate) issuer: String,
     pub(crate) audiences: Vec<String>,
-    /// Exact, or with `*` at the end.
+    /// Exact subjects, or prefixes with `*` at the end.
     pub(crate) subjects: Vec<String>,
-    /// What the claims must hold.
+    /// The values that claims must have.
     pub(crate) claims: Map<String, Value>,
-    /// The keys of a provider that the hub does not ask.
+    /// The file with the keys of a provider that the hub cannot reach.
     pub(crate) jwks_file: Option<PathBuf>,
 }
 
@@ -99,7 +100,7 @@ struct Unverified {
 }
 
 impl<'t> IdToken<'t> {
-    /// Reads what a token says of itself.
+    /// Parses a token without checking it.
     pub(crate) fn parse(text: &'t str) -> Result<Self, Refusal> {
         let mut parts = text.split('.');
         let (Some(header), Some(claims), Some(_), None) =
@@ -141,7 +142,8 @@ impl<'t> IdToken<'t> {
             let key = issuers.key(trust, &self.key_id, self.algorithm).await;
             match key.and_then(|key| self.check(trust, &key, SystemTime::now())) {
                 Ok(subject) => return Ok((trust, subject)),
-                // Several clusters may have one issuer and keys of their own: the one with this key knows more.
+                // Several clusters may have the same issuer and different keys. The refusal of the entry with this key
+                // says more.
                 Err(Refusal::UnknownKey(_)) if !matches!(refusal, Refusal::Issuer(_)) => {}
                 Err(other) => refusal = other,
             }
@@ -162,11 +164,18 @@ impl<'t> IdToken<'t> {
         check_age(&claims, now)?;
         let subject = claims.get("sub").and_then(Value::as_str);
         let subject = subject.ok_or_else(|| Refusal::Missing("sub".to_owned()))?;
-        if !trust.subjects.iter().any(|known| fits(known, subject)) {
+        if !trust
+            .subjects
+            .iter()
+            .any(|known| matches_pattern(known, subject))
+        {
             return Err(Refusal::Subject(quote(subject)));
         }
         for (name, required) in &trust.claims {
-            if !claims.get(name).is_some_and(|found| holds(found, required)) {
+            if !claims
+                .get(name)
+                .is_some_and(|found| satisfies(found, required))
+            {
                 return Err(Refusal::Claim(name.clone()));
             }
         }
@@ -200,35 +209,39 @@ fn check_age(claims: &Map<String, Value>, now: SystemTime) -> Result<(), Refusal
     let (age, skew) = (now.as_secs_f64() - issued, Duration::from_secs(SKEW));
     if age < -skew.as_secs_f64() {
         Err(Refusal::Early)
-    } else if age > (LONGEST_AGE + skew).as_secs_f64() {
+    } else if age > (MAX_AGE + skew).as_secs_f64() {
         Err(Refusal::Old)
     } else {
         Ok(())
     }
 }
 
-/// Whether a subject is the one of a pattern.
-fn fits(pattern: &str, subject: &str) -> bool {
+/// Returns whether a subject matches a pattern.
+fn matches_pattern(pattern: &str, subject: &str) -> bool {
     match pattern.strip_suffix('*') {
         Some(start) => subject.starts_with(start),
         None => subject == pattern,
     }
 }
 
-/// Whether a claim has what is required: the same value, an item of a list, or the fields of an object.
-fn holds(found: &Value, required: &Value) -> bool {
+/// Returns whether a claim has the required value: the same value, an item of a list, or the fields of an object.
+fn satisfies(found: &Value, required: &Value) -> bool {
     match (found, required) {
-        (Value::Object(found), Value::Object(required)) => required
-            .iter()
-            .all(|(name, required)| found.get(name).is_some_and(|found| holds(found, required))),
+        (Value::Object(found), Value::Object(required)) => {
+            required.iter().all(|(name, required)| {
+                found
+                    .get(name)
+                    .is_some_and(|found| satisfies(found, required))
+            })
+        }
         (Value::Array(items), Value::String(_)) => items.contains(required),
         _ => found == required,
     }
 }
 
-/// A text of a token, which may be anything.
+/// Quotes a text of a token. It may contain anything.
 fn quote(text: &str) -> String {
-    format!("{:?}", text.chars().take(QUOTED).collect::<String>())
+    format!("{:?}", text.chars().take(MAX_QUOTED).collect::<String>())
 }
 
 #[cfg(test)]

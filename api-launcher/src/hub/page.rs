@@ -1,5 +1,5 @@
 //! The status page: pools, agents, the queue and runs, for people. It is read-only, works without JavaScript, and loads
-//! nothing from elsewhere. Job data is never on it.
+//! nothing from other sites. It never contains job data.
 //!
 //! - [`access`] says who sees what.
 //! - [`overview`], [`pool`] and [`run`] turn what the store says into markup. Pure.
@@ -28,16 +28,16 @@ use axum::middleware::map_response;
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use pool_protocol::id::{PoolName, TaskId};
-use pool_store::{Listed, Page, TaskView};
+use pool_store::{Page, TaskFilter, TaskView};
 use tracing::error;
 
 use self::access::{Site, Viewer};
 use self::overview::Summary;
 pub(crate) use self::source::Source;
 
-/// Rows of a list at once.
+/// The largest number of rows of a list.
 const ROWS: u32 = 100;
-/// Nothing from elsewhere, and nothing inline.
+/// Forbids content of other sites, and inline styles and scripts.
 const POLICY: &str = "default-src 'none'; style-src 'self'; script-src 'self'; img-src 'self'; connect-src 'self'; \
                       form-action 'self'; base-uri 'none'; frame-ancestors 'none'";
 
@@ -67,7 +67,7 @@ pub(crate) fn router(source: Source, open: bool) -> Router {
 /// Why a page is not shown.
 #[derive(Debug)]
 enum PageError {
-    /// There is no such thing, or this viewer may not know of it.
+    /// The pool or run does not exist, or the viewer may not see it.
     NotFound,
     Store(pool_store::Error),
 }
@@ -129,8 +129,10 @@ async fn show_pool(
     };
     let view = pool::PoolPage {
         agents: source.agents(&name, agents).await?,
-        open: source.runs(&name, Listed::Open, page("after")).await?,
-        over: source.runs(&name, Listed::Latest, page("before")).await?,
+        open: source.runs(&name, TaskFilter::Open, page("after")).await?,
+        over: source
+            .runs(&name, TaskFilter::Latest, page("before"))
+            .await?,
         summary,
     };
     let title = format!("Pool {name}");
@@ -162,7 +164,7 @@ async fn show_run(
     ))
 }
 
-/// The end of a run's log as text. With `from`, what came after that offset.
+/// Returns the end of a run log as text. With `from`, returns the text after that offset.
 async fn log(
     State(site): State<Site>,
     viewer: Viewer,
@@ -202,7 +204,7 @@ impl Site {
         Ok(summaries)
     }
 
-    /// A run that the viewer sees.
+    /// Returns a run that the viewer sees.
     async fn task(&self, viewer: &Viewer, id: &str) -> Result<TaskView, PageError> {
         let id: TaskId = id.parse().map_err(|_| PageError::NotFound)?;
         let task = self.source.run(id).await?;
@@ -211,7 +213,7 @@ impl Site {
     }
 }
 
-/// A parameter of the query. What cannot be read counts as not given.
+/// Returns a parameter of the query. An invalid value counts as absent.
 fn parameter<T: std::str::FromStr>(uri: &Uri, name: &str) -> Option<T> {
     let query = uri.query()?.as_bytes();
     let mut pairs = url::form_urlencoded::parse(query);
@@ -234,7 +236,8 @@ async fn icon() -> Response {
     asset("image/svg+xml", include_str!("page/icon.svg"))
 }
 
-/// Kept for a short time: another release of the hub may have another one.
+/// Returns a file of the page. Browsers cache it for a short time, because another release of the hub may have another
+/// one.
 fn asset(media_type: &'static str, text: &'static str) -> Response {
     let headers = [
         (header::CONTENT_TYPE, media_type),

@@ -1,5 +1,4 @@
-//! The pools of a hub: who may submit to each, who may take from it, and how its executors reach the platform. Read from
-//! one YAML file.
+//! The pools of a hub, from one YAML file: the organizations, the tokens and the boundary of each pool.
 
 mod file;
 
@@ -15,26 +14,26 @@ pub(crate) use self::file::parse;
 use super::oidc::Trust;
 use crate::sealing::PublicKey;
 
-/// All pools, by name, and who sees all of them.
+/// All pools by name, and the operators.
 #[derive(Debug, Default)]
 pub(crate) struct Pools {
     pools: BTreeMap<PoolName, Pool>,
     operators: Operators,
 }
 
-/// Who sees all pools on the status page.
+/// The operators, who see all pools on the status page.
 #[derive(Debug, Default)]
 struct Operators {
     tokens: Vec<KnownToken>,
     proxy: Option<Proxy>,
 }
 
-/// A proxy that knows its users.
+/// The trusted proxy that authenticates users.
 #[derive(Debug)]
 struct Proxy {
-    /// Names the user.
+    /// The header that names the user.
     header: String,
-    /// What the proxy connects from.
+    /// The addresses from which the proxy connects.
     addresses: Vec<IpNet>,
 }
 
@@ -44,13 +43,13 @@ pub(crate) struct Pool {
     organizations: Organizations,
     pub(crate) boundary: Boundary,
     tokens: Vec<KnownToken>,
-    /// The OpenID providers whose tokens are exchanged.
+    /// The accepted tokens of OpenID providers.
     pub(crate) oidc: Vec<Trust>,
-    /// The first one seals job documents. Without one, they are kept as they are.
+    /// The first key seals job documents. Without a key, they are stored unsealed.
     pub(crate) public_keys: Vec<PublicKey>,
 }
 
-/// Whose runs a pool takes.
+/// The organizations whose runs a pool takes.
 #[derive(Debug, PartialEq, Eq)]
 enum Organizations {
     All,
@@ -62,11 +61,11 @@ enum Organizations {
 pub(crate) enum Boundary {
     /// Through the hub. They have no secret of the platform.
     Relay,
-    /// Themselves, with the platform's secret.
+    /// Directly, with the platform's secret.
     Direct,
 }
 
-/// What is kept of a token.
+/// A token in the file.
 #[derive(Debug)]
 struct KnownToken {
     id: String,
@@ -75,7 +74,7 @@ struct KnownToken {
     expires: Option<SystemTime>,
 }
 
-/// Why a pool token is refused. Clients see it.
+/// Why the token of an agent is refused. Clients see it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum TokenRefusal {
     #[error("the pool token is unknown, or was removed")]
@@ -89,17 +88,17 @@ pub(crate) enum TokenRefusal {
 }
 
 impl Pools {
-    /// The pool of this name.
+    /// Returns the pool with this name.
     pub(crate) fn get(&self, name: &PoolName) -> Option<&Pool> {
         self.pools.get(name)
     }
 
-    /// The names of all pools.
+    /// Returns the names of all pools.
     pub(crate) fn names(&self) -> impl Iterator<Item = &PoolName> {
         self.pools.keys()
     }
 
-    /// Returns the id of a token that is good now.
+    /// Returns the id of a token that is valid now.
     pub(crate) fn token_id(
         &self,
         token: &PoolToken,
@@ -116,7 +115,7 @@ impl Pools {
         Ok(&known.id)
     }
 
-    /// Returns whether a token with this digest is good now: of the pool, or of an operator.
+    /// Returns whether a token of the pool, or of an operator, has this digest and is valid now.
     pub(crate) fn has_digest(
         &self,
         pool: Option<&PoolName>,
@@ -127,13 +126,13 @@ impl Pools {
             Some(pool) => self.pools.get(pool).map_or(&[][..], |pool| &pool.tokens),
             None => &self.operators.tokens,
         };
-        let is_good = |token: &KnownToken| token.expires.is_none_or(|end| end > now);
+        let is_valid = |token: &KnownToken| token.expires.is_none_or(|end| end > now);
         tokens
             .iter()
-            .any(|token| token.sha256 == digest && is_good(token))
+            .any(|token| token.sha256 == digest && is_valid(token))
     }
 
-    /// Returns the name of the header that names an operator, if the trusted proxy is at this address.
+    /// Returns the header that names an operator, if the trusted proxy has this address.
     pub(crate) fn trusted_header(&self, peer: IpAddr) -> Option<&str> {
         let proxy = self.operators.proxy.as_ref()?;
         let mut addresses = proxy.addresses.iter();
@@ -141,7 +140,7 @@ impl Pools {
         is_trusted.then_some(&*proxy.header)
     }
 
-    /// Returns the issuer behind an access token that is good now.
+    /// Returns the issuer behind an access token that is valid now.
     pub(crate) fn trust(&self, grant: &AccessGrant, now: SystemTime) -> Result<&str, TokenRefusal> {
         let pool = self.pools.get(&grant.pool).ok_or(TokenRefusal::Untrusted)?;
         let mut trusts = pool.oidc.iter();
@@ -157,7 +156,7 @@ impl Pools {
 }
 
 impl Pool {
-    /// Whether runs of the organization may use the pool.
+    /// Returns whether the pool takes runs of the organization.
     pub(crate) fn takes(&self, organization: &str) -> bool {
         match &self.organizations {
             Organizations::All => true,
@@ -195,7 +194,7 @@ mod tests {
     }
 
     #[test]
-    fn a_token_is_good_while_it_is_in_the_file_and_not_expired() {
+    fn a_token_is_valid_while_it_is_in_the_file_and_not_expired() {
         let [old, new, other] = [(); 3].map(|()| PoolToken::new("eu".parse().unwrap()));
         let pools = pools(&[(&old, Some(100)), (&new, None)]);
         assert_eq!(pools.token_id(&old, at(99)), Ok("0"));

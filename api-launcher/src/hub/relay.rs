@@ -1,5 +1,5 @@
-//! The relay: executors of a pool reach the platform through the hub, with the token of their lease instead of a secret of
-//! the platform. What passes is about their own organization, workspace, job and step.
+//! The relay: executors of a pool send requests to the platform through the hub, with the token of their lease instead
+//! of a secret of the platform. The relay passes only requests about their own organization, workspace, job and step.
 //!
 //! - [`rules`] says which requests there are, and which of them a task may make in its state. Pure.
 //! - [`body`] checks what a request says. Pure.
@@ -28,7 +28,7 @@ use url::Url;
 
 use self::forward::{Outgoing, ToTerrakube};
 use self::records::Records;
-use self::rules::{Call, Denied};
+use self::rules::{Call, RelayRefusal};
 use self::turns::{Turn, Turns};
 use super::pools::Boundary;
 use super::wire::Failure;
@@ -84,7 +84,7 @@ impl Relay {
     }
 }
 
-/// A request to the platform.
+/// Handles a request of an executor to the platform.
 pub(super) async fn handle(State(hub): State<Arc<Hub>>, request: Request) -> Response {
     match pass(&hub, request).await {
         Ok(response) => response,
@@ -94,7 +94,7 @@ pub(super) async fn handle(State(hub): State<Arc<Hub>>, request: Request) -> Res
 
 async fn pass(hub: &Hub, request: Request) -> Result<Response, Failure> {
     let (head, body) = request.into_parts();
-    // Not the decoded parameters of the route: two readers of one path must not differ.
+    // The decoded parameters of the route are not used, because two parsers of one path could differ.
     let target = rules::split(head.uri.path()).ok_or(Refusal::TaskNotFound)?;
     let authorize = || authorize(hub, &head.headers, target.task, target.lease);
     let task = authorize().await?;
@@ -117,7 +117,7 @@ async fn pass(hub: &Hub, request: Request) -> Result<Response, Failure> {
     Ok(response)
 }
 
-/// Returns the task of a request whose token is good for its current lease.
+/// Returns the task of a request, if its token is valid for the current lease of the task.
 async fn authorize(
     hub: &Hub,
     headers: &HeaderMap,
@@ -138,7 +138,7 @@ async fn authorize(
     Err(Failure::new(Code::ExecutorPoolForbidden, text))
 }
 
-fn refuse(task: &TaskView, method: &Method, path: &str, denied: &Denied) -> Failure {
+fn refuse(task: &TaskView, method: &Method, path: &str, refusal: &RelayRefusal) -> Failure {
     warn!(
         task = %task.task,
         pool = %task.pool,
@@ -146,16 +146,16 @@ fn refuse(task: &TaskView, method: &Method, path: &str, denied: &Denied) -> Fail
         step_id = task.step,
         %method,
         path = path.chars().take(256).collect::<String>(),
-        reason = %denied,
+        reason = %refusal,
         "the relay has refused a request"
     );
-    match denied {
-        Denied::State(refusal) => refusal.clone().into(),
-        Denied::Request(_) | Denied::Body(_) => {
-            Failure::new(Code::ExecutorPoolForbidden, denied.to_string())
+    match refusal {
+        RelayRefusal::State(refusal) => refusal.clone().into(),
+        RelayRefusal::Request(_) | RelayRefusal::Body(_) => {
+            Failure::new(Code::ExecutorPoolForbidden, refusal.to_string())
         }
-        Denied::Unread(_) => Failure::new(Code::RequestInvalid, denied.to_string()),
-        Denied::TooLarge(_) => Failure::new(Code::RequestInvalid, denied.to_string())
+        RelayRefusal::Unread(_) => Failure::new(Code::RequestInvalid, refusal.to_string()),
+        RelayRefusal::TooLarge(_) => Failure::new(Code::RequestInvalid, refusal.to_string())
             .with_status(StatusCode::PAYLOAD_TOO_LARGE),
     }
 }

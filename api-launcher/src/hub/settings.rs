@@ -16,9 +16,9 @@ use super::watched_file::WatchedFile;
 use crate::data::{DataDir, DataDirArgs};
 use crate::reporter::settings::{PlatformArgs, PlatformSettings};
 
-/// What a URL of a SQLite store begins with.
+/// The prefix of the URL of a SQLite store.
 const SQLITE: &str = "sqlite:";
-/// A platform keeps no job waiting for longer.
+/// The longest time in the queue. The platform keeps no job waiting for longer.
 const LONGEST_QUEUE: Duration = Duration::from_hours(6);
 /// No run goes on without a word for longer.
 const LONGEST_SILENCE: Duration = Duration::from_hours(7 * 24);
@@ -73,15 +73,15 @@ pub(crate) enum HubPlatform {
     Records(DataDir),
 }
 
-/// Where the keys of job tokens come from.
+/// The source of the keys of job tokens.
 #[derive(Debug)]
 pub(crate) enum KeySetting {
     Known(KeySource),
-    /// A file that is made if it does not exist.
-    Beside(PathBuf),
+    /// A file that is created if it does not exist.
+    Create(PathBuf),
 }
 
-/// The URL of a store. It may hold a password.
+/// The URL of a store. It may contain a password.
 pub(crate) struct StoreUrl(SecretString);
 
 impl std::fmt::Debug for StoreUrl {
@@ -95,7 +95,7 @@ impl StoreUrl {
         self.0.expose_secret()
     }
 
-    /// The file of a SQLite database.
+    /// Returns the file of a SQLite database.
     pub(crate) fn file(&self) -> Option<&Path> {
         let rest = self.reveal().strip_prefix(SQLITE)?;
         let path = rest.strip_prefix("//").unwrap_or(rest);
@@ -158,12 +158,12 @@ impl HubArgs {
     }
 
     fn resolve_rules(&self, errors: &mut Vec<SettingError>) -> Rules {
-        let usual = Rules::default();
+        let defaults = Rules::default();
         let mut seconds = |setting: &Option<Setting<Seconds>>, default| {
             setting.read(errors).map_or(default, |Seconds(time)| time)
         };
-        let lost_after = seconds(&self.pool_lost_seconds, usual.lost_after);
-        let queue_timeout = seconds(&self.pool_queue_seconds, usual.queue_timeout);
+        let lost_after = seconds(&self.pool_lost_seconds, defaults.lost_after);
+        let queue_timeout = seconds(&self.pool_queue_seconds, defaults.queue_timeout);
         for (variable, time, longest) in [
             (env::POOL_QUEUE_SECONDS, queue_timeout, LONGEST_QUEUE),
             (env::POOL_LOST_SECONDS, lost_after, LONGEST_SILENCE),
@@ -175,10 +175,10 @@ impl HubArgs {
             }
         }
         Rules {
-            orphaned_after: usual.orphaned_after.min(lost_after / 2),
+            orphaned_after: defaults.orphaned_after.min(lost_after / 2),
             lost_after,
             queue_timeout,
-            ..usual
+            ..defaults
         }
     }
 
@@ -207,14 +207,14 @@ impl HubArgs {
                 .map_err(|texts| wrong(env::JOB_TOKEN_KEYS_FILE, texts))
                 .ok(),
             (None, None) => {
-                let beside = store?
+                let file = store?
                     .file()
                     .map(|file| file.with_extension("job-token-key"));
-                if beside.is_none() {
+                if file.is_none() {
                     let text = "is not set: hubs that share a database share the keys too";
                     wrong(env::JOB_TOKEN_KEYS, vec![text.to_owned()]);
                 }
-                beside.map(KeySetting::Beside)
+                file.map(KeySetting::Create)
             }
         }
     }
@@ -286,12 +286,12 @@ mod tests {
     ];
 
     #[test]
-    fn a_file_of_pools_and_a_platform_are_all_it_needs() {
+    fn a_hub_needs_a_file_of_pools_and_a_platform() {
         let fixture = Fixture::new("pools: {eu: {organizations: [a]}}");
         let settings = fixture.resolve(&[], PLATFORM).unwrap();
         let database = fixture.0.path().join("data/launcher/pools/pools.db");
         assert_eq!(settings.store.file(), Some(database.as_path()));
-        let KeySetting::Beside(key) = settings.keys else {
+        let KeySetting::Create(key) = settings.keys else {
             panic!("a key is made")
         };
         assert_eq!(key, database.with_extension("job-token-key"));
@@ -305,7 +305,7 @@ mod tests {
     }
 
     #[test]
-    fn problems_of_all_parts_are_told_at_once_and_no_secret_with_them() {
+    fn all_errors_are_reported_at_once_without_secrets() {
         let fixture = Fixture::new("pools: {eu: {}}");
         let errors = fixture
             .resolve(

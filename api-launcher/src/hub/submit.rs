@@ -1,4 +1,4 @@
-//! Takes a dispatch into the queue of a pool.
+//! Stores dispatches in the queue of a pool.
 
 use std::sync::Arc;
 
@@ -13,14 +13,14 @@ use super::pools::Pool;
 use crate::dispatch::Acceptance;
 use crate::sealing::{Envelope, SealError};
 
-/// The longest document that an agent is given. What is longer fits no Secret of a cluster.
+/// The longest document of a pool. A longer one does not fit into Secrets of a cluster.
 const MAX_DOCUMENT_BYTES: usize = 4 * 1024 * 1024;
 /// The deepest nesting of a document. Its readers accept 128 levels, and messages wrap it.
 const MAX_DEPTH: usize = 100;
 /// The length of a `traceparent` of version 00.
 const TRACEPARENT: usize = 55;
 
-/// Why a dispatch was not taken.
+/// Why a dispatch was not accepted.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum SubmitError {
     #[error("there is no pool `{}`", .0.escape_debug())]
@@ -30,8 +30,8 @@ pub(crate) enum SubmitError {
 }
 
 impl Hub {
-    /// Stores the job of a dispatch durably. A job that the pool does not take is stored too: its step fails with the
-    /// reason.
+    /// Stores the job of a dispatch durably. A job that the pool does not take is stored too, and its step fails with
+    /// the reason.
     pub(crate) async fn submit(
         self: &Arc<Self>,
         pool: &str,
@@ -86,7 +86,7 @@ impl Hub {
             stock: false,
             content: content.map_or_else(Content::Refused, Content::Payload),
         };
-        // A task of its own: the run is stored even if the sender hangs up, and has a heartbeat then.
+        // The spawned task stores the run and starts its heartbeat even if the sender disconnects.
         let (hub, job_id) = (Arc::clone(self), job.job_id.clone());
         let queued = JobData::clone(job);
         let stored = tokio::spawn(async move {
@@ -96,7 +96,7 @@ impl Hub {
                 return Err(pool_store::Error::Unavailable(Box::new(error)));
             }
             if let Submitted::New(task) = submitted {
-                hub.beats.keep(&*hub.reporter, task, &job_id);
+                hub.heartbeats.start(&*hub.reporter, task, &job_id);
                 hub.ended.notify_one();
             }
             Ok::<_, pool_store::Error>(submitted)
@@ -105,7 +105,7 @@ impl Hub {
             .await
             .map_err(|error| pool_store::Error::Unavailable(error.into()))
             .flatten()
-            .inspect_err(|error| error!(%error, "a run of a pool could not be kept"))?;
+            .inspect_err(|error| error!(%error, "a run of a pool could not be stored"))?;
         Ok(match submitted {
             Submitted::New(_) => Acceptance::New,
             Submitted::Duplicate(_) => Acceptance::Duplicate,
@@ -139,7 +139,7 @@ fn payload(pool: &Pool, envelope: &Envelope<'_>, job: &Document) -> Result<Paylo
     })
 }
 
-/// Whether this is a `traceparent` of W3C Trace Context.
+/// Returns whether a text is a `traceparent` of W3C Trace Context.
 fn is_traceparent(text: &str) -> bool {
     let digits = |part: &str| {
         part.bytes()

@@ -1,4 +1,4 @@
-//! The ends of run logs, as they pass the relay. In memory, for the status page: the platform has the whole log.
+//! Keeps the ends of run logs that pass the relay, in memory, for the status page. The platform has the whole logs.
 
 use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -8,35 +8,35 @@ use serde::Deserialize;
 use tracing::warn;
 
 const KIB: usize = 1024;
-/// What is kept of one run.
-const OF_A_RUN: usize = 256 * KIB;
-/// What is kept of all runs.
-const OF_ALL: usize = 64 * KIB * KIB;
+/// The largest number of bytes that are kept of one run.
+const MAX_BYTES_PER_RUN: usize = 256 * KIB;
+/// The largest number of bytes that are kept of all runs.
+const MAX_BYTES: usize = 64 * KIB * KIB;
 
 /// The end of the log of each run.
 #[derive(Debug, Default)]
-pub(crate) struct Tails(Mutex<Kept>);
+pub(crate) struct Tails(Mutex<LogTails>);
 
 #[derive(Debug, Default)]
-struct Kept {
+struct LogTails {
     tails: HashMap<TaskId, Tail>,
     bytes: usize,
-    /// Counts additions.
-    clock: u64,
+    /// The number of additions.
+    additions: u64,
 }
 
 #[derive(Debug, Default)]
 struct Tail {
     text: String,
-    /// How many bytes of the log were dropped before the text.
+    /// How many bytes of the log before the text were dropped.
     start: u64,
     /// The number of the last line.
     line: u64,
-    /// When it was added to last.
-    used: u64,
+    /// The number of the last addition to this log.
+    last_addition: u64,
 }
 
-/// A part of a run's log. Offsets count the bytes of the log as the hub has seen it.
+/// A part of a run log. Offsets count the bytes that passed this hub.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Part {
     pub(crate) text: String,
@@ -60,7 +60,7 @@ struct Line {
 }
 
 impl Tails {
-    /// Adds the lines of a document that the platform has taken.
+    /// Adds the lines of a document that the platform has accepted.
     pub(crate) fn add(&self, task: TaskId, document: &[u8]) {
         match serde_json::from_slice::<Document>(document) {
             Ok(document) => self.lock().add(task, &document.data),
@@ -68,10 +68,10 @@ impl Tails {
         }
     }
 
-    /// Returns the log from an offset, or all that is kept if the offset is not in it.
+    /// Returns the log from an offset on. If the offset is not in the kept text, returns the whole kept text.
     pub(crate) fn since(&self, task: TaskId, from: u64) -> Option<Part> {
-        let kept = self.lock();
-        let tail = kept.tails.get(&task)?;
+        let tails = self.lock();
+        let tail = tails.tails.get(&task)?;
         let skipped = from
             .checked_sub(tail.start)
             .and_then(|skipped| usize::try_from(skipped).ok())
@@ -84,23 +84,23 @@ impl Tails {
         })
     }
 
-    fn lock(&self) -> MutexGuard<'_, Kept> {
+    fn lock(&self) -> MutexGuard<'_, LogTails> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl Kept {
+impl LogTails {
     fn add(&mut self, task: TaskId, lines: &[Line]) {
-        self.clock += 1;
+        self.additions += 1;
         let tail = self.tails.entry(task).or_default();
         self.bytes -= tail.text.len();
-        tail.used = self.clock;
+        tail.last_addition = self.additions;
         for line in lines {
             tail.add(line);
         }
         tail.shorten();
         self.bytes += tail.text.len();
-        while self.bytes > OF_ALL {
+        while self.bytes > MAX_BYTES {
             let Some(oldest) = self.oldest() else { break };
             let dropped = self.tails.remove(&oldest);
             self.bytes -= dropped.map_or(0, |tail| tail.text.len());
@@ -108,14 +108,14 @@ impl Kept {
     }
 
     fn oldest(&self) -> Option<TaskId> {
-        let oldest = self.tails.iter().min_by_key(|(_, tail)| tail.used);
+        let oldest = self.tails.iter().min_by_key(|(_, tail)| tail.last_addition);
         oldest.map(|(task, _)| *task)
     }
 }
 
 impl Tail {
     fn add(&mut self, line: &Line) {
-        // An executor that got no answer sends its lines again. Pieces of a long line have one number.
+        // An executor that got no response sends its lines again. The pieces of a long line have the same number.
         if line.line_number < self.line {
             return;
         }
@@ -128,9 +128,9 @@ impl Tail {
         self.text.push('\n');
     }
 
-    /// Drops whole lines, or what is too much of a single one.
+    /// Drops the oldest whole lines, or the start of a single long line.
     fn shorten(&mut self) {
-        let surplus = self.text.len().saturating_sub(OF_A_RUN);
+        let surplus = self.text.len().saturating_sub(MAX_BYTES_PER_RUN);
         if surplus == 0 {
             return;
         }
@@ -173,7 +173,7 @@ mod tests {
         let rest = tails.since(task, 4).unwrap();
         assert_eq!((&*rest.text, rest.start), ("two\n\n", 4));
         assert_eq!(tails.since(task, 9).unwrap().text, "");
-        // Another hub counted, or the offset was made up.
+        // The offset is from another hub, or invalid.
         assert_eq!(tails.since(task, 99).unwrap(), part);
         assert_eq!(tails.since(TaskId::new(), 0), None);
     }
@@ -186,23 +186,25 @@ mod tests {
             add(&tails, task, &[(number, &format!("{number} {long}"))]);
         }
         let part = tails.since(task, 0).unwrap();
-        assert!(part.text.len() <= OF_A_RUN && part.text.len() > OF_A_RUN - 2000);
+        assert!(part.text.len() <= MAX_BYTES_PER_RUN && part.text.len() > MAX_BYTES_PER_RUN - 2000);
         assert_eq!(part.end - part.start, part.text.len() as u64);
         assert!(part.start > 0 && part.text.ends_with(&format!("400 {long}\n")));
         let first = part.text.split(' ').next().unwrap();
         assert!(first.parse::<u64>().is_ok(), "{first}");
-        // A reader who has seen what was dropped gets what is kept.
+        // A reader whose offset was dropped gets all kept lines.
         assert_eq!(tails.since(task, 1).unwrap(), part);
         let one = TaskId::new();
-        add(&tails, one, &[(1, &"ü".repeat(OF_A_RUN))]);
-        assert!(tails.since(one, 0).unwrap().text.len() <= OF_A_RUN);
+        add(&tails, one, &[(1, &"ü".repeat(MAX_BYTES_PER_RUN))]);
+        assert!(tails.since(one, 0).unwrap().text.len() <= MAX_BYTES_PER_RUN);
     }
 
     #[test]
-    fn the_run_that_was_quiet_for_longest_is_dropped_first() {
+    fn the_log_without_additions_for_longest_is_dropped_first() {
         let tails = Tails::default();
-        let line = "x".repeat(OF_A_RUN - 1);
-        let tasks: Vec<TaskId> = (0..OF_ALL / OF_A_RUN).map(|_| TaskId::new()).collect();
+        let line = "x".repeat(MAX_BYTES_PER_RUN - 1);
+        let tasks: Vec<TaskId> = (0..MAX_BYTES / MAX_BYTES_PER_RUN)
+            .map(|_| TaskId::new())
+            .collect();
         for task in &tasks {
             add(&tails, *task, &[(1, &line)]);
         }

@@ -1,4 +1,4 @@
-//! `api-launcher pool`: `token new` makes a token of a pool, and the line for the file of the pools.
+//! `api-launcher pool`: `token new` makes a token of an agent or an operator, and its line for the file of the pools.
 
 use std::io::{self, Write as _};
 use std::time::SystemTime;
@@ -89,7 +89,8 @@ impl NewArgs {
             (place, token.reveal().to_owned(), token.digest())
         };
         let text = line(&digest, self.description.as_deref(), SystemTime::now());
-        // The line goes first: a token without it is of no use, and is lost when its reader has gone.
+        // The line is written first. A token without its line is useless, and the token may be lost if its reader has
+        // ended.
         let written = writeln!(
             io::stderr(),
             "Add this line to `{place}` in the file of the pools:\n      {text}"
@@ -101,7 +102,7 @@ impl NewArgs {
     }
 }
 
-/// JSON is YAML.
+/// Returns the line for the file of the pools. JSON is valid YAML.
 fn line(digest: &str, description: Option<&str>, now: SystemTime) -> String {
     let created = humantime::format_rfc3339_seconds(now).to_string();
     let id = format!("{}-{}", &created[..10], &digest[..6]);
@@ -120,7 +121,7 @@ mod tests {
     use crate::hub::pools;
 
     #[test]
-    fn the_line_makes_the_token_good() {
+    fn the_token_is_valid_with_the_line() {
         let now = UNIX_EPOCH + Duration::from_hours(500_000);
         let token = PoolToken::new("eu".parse().unwrap());
         let line = line(&token.digest(), Some("Frankfurt: \"one\""), now);

@@ -1,5 +1,5 @@
-//! A small file of the operator that is read again at each use. If it cannot be used any more, the last good content
-//! counts, and readiness names the error.
+//! A small file of the operator that is read again at each use. If it can no longer be used, the last valid content
+//! counts, and the readiness names the error.
 
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -10,35 +10,35 @@ use tracing::{info, warn};
 /// The largest file that is read.
 const MAX_BYTES: u64 = 1024 * 1024;
 
-/// Reads the content of a file. There is one text for each error, without a secret.
+/// Parses the content of a file. Returns a text for each error, without secrets.
 pub(crate) type Parse<T> = fn(&str) -> Result<T, Vec<String>>;
 
-/// The file and what was in it last.
+/// The file and its last content.
 #[derive(Debug)]
 pub(crate) struct WatchedFile<T> {
     path: PathBuf,
     parse: Parse<T>,
-    seen: Mutex<Seen<T>>,
+    last: Mutex<LastContent<T>>,
     changes: watch::Sender<()>,
 }
 
-struct Seen<T> {
-    good: Arc<T>,
-    /// What the file had at the last look, good or not.
+struct LastContent<T> {
+    valid: Arc<T>,
+    /// The last content, valid or not.
     text: String,
-    /// Why that text cannot be used.
-    wrong: Option<String>,
-    /// Why the file could not be read at the last look.
-    away: Option<String>,
+    /// Why that content cannot be used.
+    content_error: Option<String>,
+    /// Why the file could not be read the last time.
+    read_error: Option<String>,
 }
 
-// The text may have secrets.
-impl<T: std::fmt::Debug> std::fmt::Debug for Seen<T> {
+// The output does not contain the text, because it may contain secrets.
+impl<T: std::fmt::Debug> std::fmt::Debug for LastContent<T> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Seen")
-            .field("good", &self.good)
-            .field("wrong", &self.wrong)
-            .field("away", &self.away)
+        f.debug_struct("LastContent")
+            .field("valid", &self.valid)
+            .field("content_error", &self.content_error)
+            .field("read_error", &self.read_error)
             .finish_non_exhaustive()
     }
 }
@@ -47,74 +47,80 @@ impl<T> WatchedFile<T> {
     /// Reads the file for the first time.
     pub(crate) fn open(path: &Path, parse: Parse<T>) -> Result<Self, Vec<String>> {
         let text = read(path).map_err(|error| vec![error])?;
-        let good = Arc::new(parse(&text)?);
+        let valid = Arc::new(parse(&text)?);
         Ok(Self {
             path: path.to_owned(),
             parse,
-            seen: Mutex::new(Seen {
-                good,
+            last: Mutex::new(LastContent {
+                valid,
                 text,
-                wrong: None,
-                away: None,
+                content_error: None,
+                read_error: None,
             }),
             changes: watch::Sender::new(()),
         })
     }
 
-    /// Returns what is in the file now, or what was in it when it could be used last.
+    /// Reads the file, and returns its content, or the last valid content.
     pub(crate) fn current(&self) -> Arc<T> {
         let found = read(&self.path);
-        let mut seen = self.lock();
+        let mut last = self.lock();
         match found {
             Ok(text) => {
-                seen.away = None;
-                if text != seen.text {
+                last.read_error = None;
+                if text != last.text {
                     let parsed = (self.parse)(&text);
-                    seen.text = text;
-                    self.take(&mut seen, parsed);
+                    last.text = text;
+                    self.apply(&mut last, parsed);
                 }
             }
             Err(error) => {
                 let problem = format!("`{}` cannot be read any more: {error}", self.path.display());
-                if seen.away.is_none() {
-                    warn!(problem, "the last content of a file counts");
+                if last.read_error.is_none() {
+                    warn!(
+                        problem,
+                        "a file cannot be read, and its last content counts"
+                    );
                 }
-                seen.away = Some(problem);
+                last.read_error = Some(problem);
             }
         }
-        Arc::clone(&seen.good)
+        Arc::clone(&last.valid)
     }
 
-    fn take(&self, seen: &mut Seen<T>, parsed: Result<T, Vec<String>>) {
+    fn apply(&self, last: &mut LastContent<T>, parsed: Result<T, Vec<String>>) {
         match parsed {
-            Ok(good) => {
-                seen.good = Arc::new(good);
-                seen.wrong = None;
+            Ok(valid) => {
+                last.valid = Arc::new(valid);
+                last.content_error = None;
                 info!(file = %self.path.display(), "the new content of a file counts");
                 self.changes.send_replace(());
             }
             Err(errors) => {
                 let problem = format!("`{}` {}", self.path.display(), errors.join("; "));
-                warn!(problem, "the last good content of a file counts");
-                seen.wrong = Some(problem);
+                warn!(problem, "the last valid content of a file counts");
+                last.content_error = Some(problem);
             }
         }
     }
 
-    /// Returns why the file cannot be used any more.
+    /// Returns why the file can no longer be used.
     pub(crate) fn problem(&self) -> Option<String> {
         drop(self.current());
-        let seen = self.lock();
-        seen.away.clone().or_else(|| seen.wrong.clone())
+        let last = self.lock();
+        last.read_error
+            .clone()
+            .or_else(|| last.content_error.clone())
     }
 
-    /// Tells each change that counts. Somebody must call [`current`](Self::current).
+    /// Returns a receiver that is notified of each valid change. Changes are detected only in
+    /// [`current`](Self::current).
     pub(crate) fn changes(&self) -> watch::Receiver<()> {
         self.changes.subscribe()
     }
 
-    fn lock(&self) -> MutexGuard<'_, Seen<T>> {
-        self.seen.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> MutexGuard<'_, LastContent<T>> {
+        self.last.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -135,7 +141,7 @@ mod tests {
     }
 
     #[test]
-    fn a_change_counts_at_once_and_a_mistake_never() {
+    fn a_change_counts_at_once_and_an_error_never() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("file");
         fs::write(&path, "1").unwrap();
@@ -163,7 +169,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_was_away_for_a_moment_is_no_problem_any_more() {
+    fn a_file_that_is_back_is_no_problem() {
         let folder = tempfile::tempdir().unwrap();
         let (path, aside) = (folder.path().join("file"), folder.path().join("aside"));
         fs::write(&path, "1").unwrap();
@@ -175,7 +181,7 @@ mod tests {
     }
 
     #[test]
-    fn the_first_content_must_be_good() {
+    fn the_first_content_must_be_valid() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("file");
         assert!(WatchedFile::open(&path, number).is_err());

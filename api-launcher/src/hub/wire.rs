@@ -1,5 +1,5 @@
-//! The hub's side of the wire: reads requests of agents and executors, and says what the store says. `openapi.yaml` of
-//! `pool_protocol` describes it.
+//! The hub's side of the protocol: handlers for the requests of agents and executors. `openapi.yaml` of `pool_protocol`
+//! describes them.
 
 mod answer;
 mod auth;
@@ -27,14 +27,14 @@ pub(crate) use self::answer::Failure;
 
 /// The largest body of a request.
 const MAX_BODY_BYTES: usize = 512 * 1024;
-/// How long a body may take.
+/// The timeout for reading a body.
 const BODY_TIMEOUT: Duration = Duration::from_secs(30);
-/// How often an instance says that it lives.
+/// The interval of heartbeats of an instance.
 const HEARTBEAT: Duration = Duration::from_secs(10);
-/// How long a request for a task waits at most. Proxies end requests after a minute.
+/// The longest wait of a request for a task. Proxies often end requests after a minute.
 const LONGEST_WAIT: Duration = Duration::from_secs(50);
 
-/// The paths of the wire.
+/// Returns the routes of the protocol.
 pub(crate) fn router(hub: Arc<Hub>) -> Router {
     Router::new()
         .route(path::PROTOCOL, get(requests::protocol))
@@ -49,7 +49,7 @@ pub(crate) fn router(hub: Arc<Hub>) -> Router {
         .with_state(hub)
 }
 
-/// Each response says which versions are spoken here.
+/// Adds the supported versions to each response.
 async fn name_versions(mut response: Response) -> Response {
     let ours = Versions::OURS;
     for (name, version) in [
@@ -64,12 +64,12 @@ async fn name_versions(mut response: Response) -> Response {
     response
 }
 
-/// Whole seconds, as the wire has them.
+/// Returns whole seconds, as in the protocol.
 fn seconds(time: Duration) -> u32 {
     u32::try_from(time.as_secs()).unwrap_or(u32::MAX)
 }
 
-/// The time in that long, by the clock of the hub.
-fn in_time(time: Duration) -> String {
+/// Returns the time after a duration, by the clock of the hub.
+fn time_after(time: Duration) -> String {
     humantime::format_rfc3339_seconds(SystemTime::now() + time).to_string()
 }

@@ -1,5 +1,5 @@
-//! The lease of a hub on a step: the claim, heartbeats, and the end of the task. The hub may order the run to stop, and may
-//! give it up.
+//! The lease of a hub on a step: the claim, the heartbeats and the end of the task. The hub may request that the run
+//! stops, or take the lease away.
 
 mod args;
 mod heartbeat;
@@ -29,7 +29,8 @@ use crate::terrakube::document::fitting;
 use crate::terrakube::{TerrakubeError, TokenSource};
 use runtime::Deadline;
 
-/// How long the executor retries a claim: longer than a hub takes to start. Nothing has changed until then.
+/// How long the executor retries a claim. This is longer than a hub takes to start. Before the claim, nothing is
+/// changed.
 const ACCEPT_TIMEOUT: Duration = Duration::from_mins(5);
 /// The longest diagnostic, in characters.
 const DIAGNOSTIC: usize = 1000;
@@ -56,13 +57,13 @@ struct Inner {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum LeaseStatus {
     Held,
-    /// The run is to stop.
+    /// The platform has cancelled the run.
     CancelRequested,
-    /// The hub has given the run up, or another executor has it.
+    /// The lease has ended, or another executor has the task.
     Lost,
 }
 
-/// The hub as one lease sees it.
+/// A client for the calls of one lease.
 #[derive(Debug)]
 struct Hub {
     config: LeaseConfig,
@@ -82,7 +83,7 @@ impl Hub {
 }
 
 impl Lease {
-    /// Nothing is sent yet.
+    /// Returns the lease. Sends nothing yet.
     pub(crate) fn new(config: LeaseConfig) -> Result<Self, TerrakubeError> {
         Ok(Self(Arc::new(Inner {
             hub: Hub::new(config)?,
@@ -92,7 +93,7 @@ impl Lease {
         })))
     }
 
-    /// Takes the task for `holder`. From then on the hub gets heartbeats.
+    /// Accepts the task for `holder`, and starts the heartbeats.
     pub(crate) async fn accept(&self, holder: &Holder) -> Result<Claim, TerrakubeError> {
         let acceptance = wire::Acceptance {
             holder: wire::Holder {
@@ -109,7 +110,7 @@ impl Lease {
             Err(error) => return error.lost_lease().map(Claim::Refused).ok_or(error),
         };
         let acceptance = self.0.accepted.get_or_init(|| acceptance);
-        heartbeat::learn(&lease, &hub.config.token, &self.0.status);
+        heartbeat::apply_response(&lease, &hub.config.token, &self.0.status);
         let mut heartbeat = self.heartbeat();
         if heartbeat.is_none() {
             let status = self.0.status.clone();
@@ -120,12 +121,12 @@ impl Lease {
         Ok(Claim::Granted)
     }
 
-    /// Whether the hub has given the run up: its statuses are not this executor's any more.
+    /// Returns whether the lease is lost. Then this executor must not change the statuses.
     pub(crate) fn is_lost(&self) -> bool {
         *self.0.status.borrow() == LeaseStatus::Lost
     }
 
-    /// Returns once the hub wants the run to stop, or has given it up.
+    /// Returns when the run must stop: `Cancelled` after a cancellation, `Failed` after the loss of the lease.
     pub(crate) async fn stopped(&self) -> JobStatus {
         let mut status = self.0.status.subscribe();
         // The sender lives as long as `self`.
@@ -137,7 +138,7 @@ impl Lease {
         }
     }
 
-    /// Ends the task, if it was accepted and is not lost. There are heartbeats until the hub knows.
+    /// Ends the task if it was accepted and the lease is not lost. Heartbeats continue until the hub has responded.
     pub(crate) async fn end(
         &self,
         end: &RunEnd,
@@ -169,7 +170,7 @@ impl Lease {
             Ok(_) => Ok(()),
             Err(error) => match error.lost_lease() {
                 Some(why) => {
-                    info!(why, "the hub has ended the task already");
+                    info!(why, "the hub had already ended the task");
                     Ok(())
                 }
                 None => Err(error),

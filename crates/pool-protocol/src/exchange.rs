@@ -1,4 +1,4 @@
-//! The exchange of a token of an OpenID provider for an access token of a pool (RFC 8693). Requests are forms.
+//! The exchange of an OpenID provider's token for an access token of a pool (RFC 8693). Requests are forms.
 
 use serde::{Deserialize, Serialize};
 
@@ -8,9 +8,9 @@ pub const TOKEN_EXCHANGE: &str = "urn:ietf:params:oauth:grant-type:token-exchang
 pub const ID_TOKEN: &str = "urn:ietf:params:oauth:token-type:id_token";
 /// The only `requested_token_type`.
 pub const ACCESS_TOKEN: &str = "urn:ietf:params:oauth:token-type:access_token";
-/// What `audience` begins with. The id of the organization follows.
+/// The prefix of `audience`. The id of the organization follows.
 pub const ORGANIZATION: &str = "urn:mayfly:org:";
-/// What `scope` begins with. The name of the pool follows.
+/// The prefix of `scope`. The name of the pool follows.
 pub const POOL: &str = "pool:";
 /// The only `token_type`.
 pub const BEARER: &str = "Bearer";
@@ -32,12 +32,12 @@ pub struct TokenExchange {
     pub audience: String,
     /// `pool:` and the name of the pool.
     pub scope: String,
-    /// For how many seconds the access token is wanted. 43200 at most; without it, 3600.
+    /// Requested lifetime of the access token in seconds, at most 43200. The default is 3600.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub expiration: Option<u64>,
 }
 
-// The token is a secret.
+// The output contains no token, because tokens are secrets.
 impl std::fmt::Debug for TokenExchange {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("TokenExchange")
@@ -52,19 +52,19 @@ impl std::fmt::Debug for TokenExchange {
 #[derive(Clone, Serialize, Deserialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct IssuedToken {
-    /// Used as the token of a pool.
+    /// The access token. It is used like a pool token.
     pub access_token: String,
     /// `urn:ietf:params:oauth:token-type:access_token`
     pub issued_token_type: String,
     /// `Bearer`
     pub token_type: String,
-    /// Seconds.
+    /// Lifetime in seconds.
     pub expires_in: u64,
-    /// As requested.
+    /// The `scope` of the request.
     pub scope: String,
 }
 
-// The token is a secret.
+// The output contains no token, because tokens are secrets.
 impl std::fmt::Debug for IssuedToken {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("IssuedToken")
@@ -74,7 +74,7 @@ impl std::fmt::Debug for IssuedToken {
     }
 }
 
-/// Why a token was not exchanged.
+/// Why an exchange failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(rename_all = "snake_case")]
@@ -83,11 +83,11 @@ pub enum ExchangeCode {
     InvalidRequest,
     /// The pool does not take runs of this organization.
     InvalidTarget,
-    /// The pool does not exist, or trusts no provider.
+    /// The pool does not exist or trusts no provider.
     InvalidScope,
-    /// The request is no token exchange.
+    /// The request is not a token exchange.
     UnsupportedGrantType,
-    /// The keys of the provider cannot be read now. Status 503; all others have 400.
+    /// The keys of the provider cannot be read now. The status is 503. All other codes have 400.
     TemporarilyUnavailable,
 }
 
@@ -96,7 +96,7 @@ pub enum ExchangeCode {
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct ExchangeError {
     pub error: ExchangeCode,
-    /// For people. Never a secret.
+    /// An explanation for people. It never contains a secret.
     #[serde(default)]
     pub error_description: String,
 }

@@ -1,4 +1,4 @@
-//! Identifiers. To the other side they are opaque texts.
+//! Identifiers. The other side treats them as opaque texts.
 
 use std::fmt;
 use std::str::FromStr;
@@ -6,10 +6,11 @@ use std::str::FromStr;
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
-/// The longest name of a pool or an instance, as of a DNS label: both become labels of Kubernetes objects.
+/// The longest name of a pool or an agent. Both become labels of Kubernetes objects, so the limit is that of a DNS
+/// label.
 const MAX_NAME: usize = 63;
 
-/// Why a text is no name of a pool or an instance.
+/// Why a text is not a valid name of a pool or an agent.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "`{0}` is not a valid name: use 1 to {MAX_NAME} lower-case letters, digits and `-`, and begin and end with a letter or digit"
@@ -25,7 +26,7 @@ macro_rules! name {
         pub struct $name(String);
 
         impl $name {
-            /// The name as text.
+            /// Returns the name as text.
             pub fn as_str(&self) -> &str {
                 &self.0
             }
@@ -64,11 +65,11 @@ macro_rules! name {
 }
 
 name! {
-    /// A named queue, to which one agent entity of the platform points.
+    /// A named queue. One agent entity of the platform points at it.
     PoolName
 }
 name! {
-    /// An installation of an agent; unique in its pool.
+    /// The name of an agent. It is unique in its pool.
     AgentName
 }
 
@@ -81,7 +82,7 @@ macro_rules! id {
         pub struct $name(Uuid);
 
         impl $name {
-            /// A new one. Later ones sort after earlier ones.
+            /// Returns a new id. Later ids sort after earlier ones.
             #[must_use]
             pub fn new() -> Self {
                 Self(Uuid::now_v7())
@@ -111,15 +112,15 @@ macro_rules! id {
 }
 
 id! {
-    /// One run step in the queue of a pool.
+    /// The id of a task: one run in the queue of a pool.
     TaskId
 }
 id! {
-    /// The right of one instance to one task, for a time.
+    /// The id of a lease: the right of one instance to one task, for a time.
     LeaseId
 }
 id! {
-    /// One registered process of an agent.
+    /// The id of an instance: one registered process of an agent.
     InstanceId
 }
 
@@ -155,7 +156,7 @@ mod tests {
     }
 
     #[test]
-    fn a_name_has_63_characters_at_most() {
+    fn a_name_has_at_most_63_characters() {
         assert!("a".repeat(63).parse::<PoolName>().is_ok());
         let error = "a".repeat(4096).parse::<PoolName>().unwrap_err();
         assert!(error.to_string().len() < 400, "{error}");

@@ -1,4 +1,4 @@
-//! What an agent says of itself: registration and heartbeat.
+//! Registration and heartbeats of the instances of agents.
 
 use serde::{Deserialize, Serialize};
 
@@ -9,32 +9,32 @@ use crate::id::{AgentName, InstanceId, LeaseId, PoolName, TaskId};
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct Registration {
-    /// Stays the same when the process registers again.
+    /// An id of the process. It stays the same when the process registers again.
     pub system_id: String,
     pub name: AgentName,
     pub executor_version: String,
     pub protocol_min_version: u32,
     pub protocol_max_version: u32,
-    /// The operating system, as `linux`.
+    /// The operating system, for example `linux`.
     pub platform: String,
-    /// As `amd64`.
+    /// The architecture, for example `amd64`.
     pub architecture: String,
     /// How many tasks it runs at once.
     pub capacity: u32,
     #[serde(default)]
     pub tags: Vec<String>,
-    /// Where it runs tasks: two installations of one name differ in it. The UID of a cluster, or a machine's id.
+    /// The id of the cluster or machine. Two installations with one name differ in it.
     #[serde(default)]
     pub installation: String,
-    /// How it runs tasks.
+    /// The target of the agent: how it runs tasks.
     #[serde(default)]
     pub target: String,
-    /// Leases of earlier processes whose executors it has found.
+    /// Leases of earlier processes of the agent whose executors were found.
     #[serde(default)]
     pub leases: Vec<HeldLease>,
 }
 
-/// A lease, as its holder names it.
+/// A lease that an instance has.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
@@ -44,24 +44,24 @@ pub struct HeldLease {
     pub fencing_token: u64,
     #[serde(default)]
     pub phase: Phase,
-    /// Why it waits, for people.
+    /// Why the task waits, for people.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
 }
 
-/// How far an agent has come with a task.
+/// The progress of a task at its agent.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(rename_all = "SCREAMING_SNAKE_CASE")]
 pub enum Phase {
-    /// No executor yet.
+    /// The executor does not exist yet.
     #[default]
     Preparing,
     /// The executor exists and has not accepted the task.
     Started,
     /// The executor has accepted the task.
     Running,
-    /// A phase that a later version of the protocol has.
+    /// A phase of a later version of the protocol.
     #[serde(other)]
     Other,
 }
@@ -78,10 +78,10 @@ pub struct Registered {
     pub status: InstanceStatus,
     pub heartbeat_interval_seconds: u32,
     pub lease_duration_seconds: u32,
-    /// How long a request for a task may wait.
+    /// The longest wait of a request for a task.
     #[serde(default = "default_wait")]
     pub max_wait_seconds: u32,
-    /// Leases that are not the instance's any more: what runs for them must be removed.
+    /// Leases that the instance no longer has. Their executors must be removed.
     #[serde(default)]
     pub stale: Vec<LeaseId>,
 }
@@ -95,10 +95,10 @@ const fn default_wait() -> u32 {
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(rename_all = "SCREAMING_SNAKE_CASE")]
 pub enum InstanceStatus {
-    /// Known, and gets no tasks yet.
+    /// The instance is registered, and gets no tasks yet.
     Standby,
     Active,
-    /// A status that a later version of the protocol has.
+    /// A status of a later version of the protocol.
     #[serde(other)]
     Other,
 }
@@ -114,15 +114,15 @@ pub struct InstanceHeartbeat {
     pub leases: Vec<HeldLease>,
 }
 
-/// What an instance does.
+/// The state of an instance.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(rename_all = "SCREAMING_SNAKE_CASE")]
 pub enum InstanceState {
     Online,
-    /// It takes no tasks, and follows those it has.
+    /// It takes no new tasks, and follows its current ones.
     Draining,
-    /// A state that a later version of the protocol has.
+    /// A state of a later version of the protocol.
     #[serde(other)]
     Other,
 }
@@ -136,30 +136,30 @@ pub struct InstanceOrders {
     pub action: Action,
     #[serde(default)]
     pub signals: Vec<Signal>,
-    /// Leases that are not the instance's any more: what runs for them must be removed.
+    /// Leases that the instance no longer has. Their executors must be removed.
     #[serde(default)]
     pub stale: Vec<LeaseId>,
 }
 
-/// What an instance is to do.
+/// What an instance must do.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(rename_all = "SCREAMING_SNAKE_CASE")]
 pub enum Action {
     #[default]
     None,
-    /// Take no tasks for now.
+    /// Take no new tasks for now.
     Pause,
-    /// Take no tasks, and end with the last one.
+    /// Take no new tasks, and end after the last current one.
     Drain,
     /// End now.
     Disconnect,
-    /// An action that a later version of the protocol has.
+    /// An action of a later version of the protocol.
     #[serde(other)]
     Other,
 }
 
-/// What is to happen to a task.
+/// An order to stop a task.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
@@ -174,11 +174,11 @@ pub struct Signal {
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(rename_all = "SCREAMING_SNAKE_CASE")]
 pub enum SignalKind {
-    /// Stop it in its own time: the state is saved.
+    /// Stop the task gracefully: the executor saves the state.
     Cancel,
-    /// Stop it now.
+    /// Stop the task at once.
     Force,
-    /// A signal that a later version of the protocol has.
+    /// A signal of a later version of the protocol.
     #[serde(other)]
     Other,
 }

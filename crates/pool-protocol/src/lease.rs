@@ -1,4 +1,4 @@
-//! What the holder of a lease says of its task, and what the hub answers.
+//! Calls of the agent and the executor that have a lease, and their responses.
 
 use serde::{Deserialize, Serialize};
 
@@ -10,61 +10,61 @@ use crate::task::TaskState;
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct Started {
-    /// What people look for: namespace and name of a Job, or a process.
+    /// Where people find the executor: namespace and name of a Job, or a process.
     #[serde(default)]
     pub executor: String,
 }
 
-/// The body of `decline`: the agent hands the task back, and nothing of it runs.
+/// The body of `decline`: the agent returns the task, and nothing of the task runs.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct Decline {
     pub reason: DeclineReason,
-    /// For people. Never a secret.
+    /// An explanation for people. It never contains a secret.
     #[serde(default)]
     pub diagnostic: String,
-    /// When another try may succeed.
+    /// The pause before the next lease, in seconds.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub delay_seconds: Option<u32>,
 }
 
-/// Why a task is handed back.
+/// Why an agent declines a task.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(rename_all = "SCREAMING_SNAKE_CASE")]
 pub enum DeclineReason {
-    /// The agent stops. No attempt is counted.
+    /// The agent stops. This counts no attempt.
     Draining,
-    /// There is no room for now. No attempt is counted.
+    /// The agent has no capacity for now. This counts no attempt.
     Quota,
-    /// The task and its payload do not belong together, or the agent may not run it.
+    /// The payload belongs to another task, or the agent may not run the task.
     Refused,
     /// The agent has no key for the payload.
     Sealed,
     /// Infrastructure failed.
     Failed,
-    /// A reason that a later version of the protocol has.
+    /// A reason of a later version of the protocol.
     #[serde(other)]
     Other,
 }
 
 impl DeclineReason {
-    /// Returns whether it counts as an attempt.
+    /// Returns whether the decline counts as an attempt.
     #[must_use]
     pub const fn counts(self) -> bool {
         !matches!(self, Self::Draining | Self::Quota)
     }
 }
 
-/// Who accepts a task, or says that it lives.
+/// The executor that accepts a task or sends a heartbeat.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct Holder {
-    /// The UID of the pod, or what else is never used twice.
+    /// The UID of the pod, or another value that is never used twice.
     pub uid: String,
-    /// For people.
+    /// The name for people.
     #[serde(default)]
     pub name: String,
 }
@@ -75,12 +75,12 @@ pub struct Holder {
 #[serde(rename_all = "camelCase")]
 pub struct Acceptance {
     pub holder: Holder,
-    /// What the executor does now, for people.
+    /// The phase of the executor, for people.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub phase: Option<String>,
 }
 
-/// A lease as the hub sees it now. The response to `started`, `accept` and `heartbeat`.
+/// The current state of a lease. The response to `started`, `accept` and `heartbeat`.
 #[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
@@ -89,17 +89,17 @@ pub struct Lease {
     pub lease_id: LeaseId,
     pub fencing_token: u64,
     pub state: TaskState,
-    /// RFC 3339, by the clock of the hub.
+    /// Time of the hub's clock (RFC 3339).
     pub expires_at: String,
-    /// Counted from when the request was sent: clocks differ.
+    /// The time from the request to the expiry. It does not depend on clocks, which may differ.
     #[serde(default)]
     pub expires_in_seconds: u32,
-    /// Replaces the one that was used.
+    /// The new token. It replaces the token of the request.
     pub job_token: String,
     pub cancel_requested: bool,
 }
 
-// The token is a secret.
+// The output contains no token, because tokens are secrets.
 impl std::fmt::Debug for Lease {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Lease")
@@ -117,19 +117,19 @@ impl std::fmt::Debug for Lease {
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct End {
-    /// The exit code of the executor, where it is known.
+    /// The exit code of the executor, if it is known.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub exit_code: Option<i32>,
-    /// How many lines of the log there are.
+    /// The number of lines of the run log.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub final_log_sequence: Option<u64>,
-    /// What to tell people. Never a secret.
+    /// An explanation for people. It never contains a secret.
     #[serde(default)]
     pub diagnostic: String,
-    /// The kind of the verdict, if the agent says this because the executor cannot.
+    /// The kind of the verdict, if the agent reports the end because the executor cannot.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub verdict: Option<String>,
-    /// Whether the platform has the outcome already.
+    /// Whether the platform already has the outcome.
     #[serde(default)]
     pub reported: bool,
 }

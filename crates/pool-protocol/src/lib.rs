@@ -1,8 +1,9 @@
-//! The wire between a hub and those who speak to it: agents, which take tasks, and executors, which run them.
+//! The protocol between a hub, the agents, which take tasks, and the executors, which run them.
 //!
 //! It follows the draft of Terrakube's executor coordinator protocol, version 1: pools, instances, tasks, leases with
-//! fencing tokens, long polling, version negotiation. `openapi.yaml` beside this file describes it for people who write an
-//! agent of their own; the tests hold both together. What is ours beyond the draft is marked `x-mayfly` there.
+//! fencing tokens, long polling, version negotiation. `openapi.yaml` beside this file describes the protocol for
+//! authors of other agents. Tests check that the document and the types agree. Additions to the draft are marked with
+//! `x-mayfly`.
 //!
 //! This crate performs no I/O and knows no HTTP library.
 
@@ -20,8 +21,9 @@ pub mod version;
 #[cfg(test)]
 mod openapi;
 
-/// The document that describes the wire.
+/// The OpenAPI document of the protocol.
 pub const OPENAPI: &str = include_str!("../openapi.yaml");
 
-/// Names each request that changes something, so that its repetition changes nothing more. A UUID.
+/// The header with a UUID for each request that changes something. A repeated request has the same UUID, and changes
+/// nothing more.
 pub const IDEMPOTENCY_KEY: &str = "idempotency-key";

@@ -1,4 +1,4 @@
-//! Lines of the run log. Each has a number, so that a repetition adds nothing.
+//! Lines of the run log. Each line has a number, so a repeated line is not added twice.
 
 use serde::{Deserialize, Serialize};
 
@@ -19,7 +19,7 @@ pub struct LogBatch {
 #[serde(rename_all = "camelCase")]
 pub struct LogEntry {
     pub sequence: u64,
-    /// RFC 3339.
+    /// Time of the line (RFC 3339).
     pub timestamp: String,
     pub text: String,
 }
@@ -29,12 +29,12 @@ pub struct LogEntry {
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct LogReceipt {
-    /// The number of the next entry the hub wants.
+    /// The number of the next entry that the hub expects.
     pub next_sequence: u64,
 }
 
 impl LogBatch {
-    /// Returns whether the entries are numbered without a gap from the first on.
+    /// Returns whether the numbers of the entries have no gap.
     #[must_use]
     pub fn is_contiguous(&self) -> bool {
         let numbers = self.first_sequence..;

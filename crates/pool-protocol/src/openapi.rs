@@ -1,4 +1,4 @@
-//! Holds `openapi.yaml` against this crate: its schemas are made from the types, its paths are those of [`crate::path`].
+//! Checks `openapi.yaml`: its schemas must come from the types, and its paths from [`crate::path`].
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -10,7 +10,7 @@ use serde_json::{Map, Value, json};
 
 use crate::{OPENAPI, exchange, instance, lease, log, path, problem, task, version};
 
-/// Where the schemas begin. What stands above is written by people.
+/// The start of the schemas. People write the part above it.
 const SCHEMAS: &str = "\ncomponents:\n";
 
 fn add<T: JsonSchema>(generator: &mut schemars::SchemaGenerator) {
@@ -97,7 +97,7 @@ fn the_document_has_every_path() {
         .keys()
         .map(String::as_str)
         .collect();
-    // The relay speaks the platform's own interface.
+    // The relay is not in the document, because it has the interface of the platform.
     let known = BTreeSet::from([
         path::PROTOCOL,
         path::TOKEN,
@@ -119,7 +119,7 @@ fn the_document_has_every_path() {
 }
 
 #[test]
-fn every_reference_leads_somewhere() {
+fn every_reference_has_a_target() {
     let document = document();
     let mut references = BTreeSet::new();
     collect(&document, &mut references);

@@ -1,8 +1,8 @@
-//! Paths of the wire, below the URL of the hub. `{…}` are parameters, as axum and OpenAPI write them.
+//! Paths of the protocol, below the URL of the hub. Parameters are written as `{…}`, as in axum and OpenAPI.
 
 use crate::id::{InstanceId, LeaseId, TaskId};
 
-/// Tells the versions the hub speaks. Needs no token.
+/// Returns the protocol versions of the hub. Needs no token.
 pub const PROTOCOL: &str = "/api/v1/executor/protocol";
 /// Exchanges a token of an OpenID provider for an access token of a pool (RFC 8693).
 pub const TOKEN: &str = "/api/v1/executor/token";
@@ -10,34 +10,34 @@ pub const TOKEN: &str = "/api/v1/executor/token";
 pub const REGISTER: &str = "/api/v1/executor/instances/register";
 /// Removes an instance.
 pub const INSTANCE: &str = "/api/v1/executor/instances/{instance}";
-/// Says that an instance lives, and renews its leases that are not accepted yet.
+/// Heartbeat of an instance. It renews the leases of the instance that are not accepted yet.
 pub const INSTANCE_HEARTBEAT: &str = "/api/v1/executor/instances/{instance}/heartbeat";
 /// Waits for a task.
 pub const REQUEST_TASK: &str = "/api/v1/executor/tasks/request";
 
-/// What a lease's holder says of its task.
+/// A call of the agent or the executor that has a lease.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LeaseCall {
     /// The agent has started an executor.
     Started,
-    /// The agent hands the task back.
+    /// The agent declines the task.
     Decline,
-    /// The executor takes the task: the claim.
+    /// The executor accepts the task: the claim.
     Accept,
-    /// The executor lives.
+    /// The executor is alive.
     Heartbeat,
-    /// Lines of the run log.
+    /// The executor sends lines of the run log.
     Logs,
-    /// The step has ended well.
+    /// The step has succeeded.
     Complete,
     /// The step has failed.
     Fail,
-    /// The step has stopped because it was cancelled.
+    /// The step was stopped because it was cancelled.
     Cancelled,
 }
 
 impl LeaseCall {
-    /// All of them.
+    /// All calls.
     pub const ALL: [Self; 8] = [
         Self::Started,
         Self::Decline,
@@ -49,7 +49,7 @@ impl LeaseCall {
         Self::Cancelled,
     ];
 
-    /// The last part of its path.
+    /// Returns the last segment of the path.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -64,37 +64,37 @@ impl LeaseCall {
         }
     }
 
-    /// The call of a name.
+    /// Returns the call with this name.
     #[must_use]
     pub fn of_name(name: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|call| call.name() == name)
     }
 }
 
-/// A call about a lease.
+/// A call for a lease.
 pub const LEASE: &str = "/api/v1/executor/tasks/{task}/leases/{lease}/{call}";
-/// The platform's own interface, reached through the hub with the token of a lease.
+/// The interface of the platform. Executors reach it through the hub with the token of a lease.
 pub const RELAY: &str = "/api/v1/executor/tasks/{task}/leases/{lease}/platform/{*path}";
 
-/// The path of a call about a lease.
+/// Returns the path of a call for a lease.
 #[must_use]
 pub fn lease(task: TaskId, lease: LeaseId, call: LeaseCall) -> String {
     format!("{}/{}", lease_base(task, lease), call.name())
 }
 
-/// What stands before the paths of the platform when an executor uses the relay.
+/// Returns the prefix of the platform's paths for an executor that uses the relay.
 #[must_use]
 pub fn relay(task: TaskId, lease: LeaseId) -> String {
     format!("{}/platform", lease_base(task, lease))
 }
 
-/// The path of an instance.
+/// Returns the path of an instance.
 #[must_use]
 pub fn instance(instance: InstanceId) -> String {
     format!("/api/v1/executor/instances/{instance}")
 }
 
-/// The path of an instance's heartbeats.
+/// Returns the path for heartbeats of an instance.
 #[must_use]
 pub fn instance_heartbeat(instance: InstanceId) -> String {
     format!("/api/v1/executor/instances/{instance}/heartbeat")

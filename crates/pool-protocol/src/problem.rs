@@ -1,4 +1,4 @@
-//! Errors of the wire: `application/problem+json` (RFC 9457) with a stable code.
+//! Errors of the protocol: `application/problem+json` (RFC 9457) with a stable code.
 
 use std::fmt;
 
@@ -9,20 +9,20 @@ use crate::version::Versions;
 /// The media type of problems.
 pub const MEDIA_TYPE: &str = "application/problem+json";
 
-/// Stable codes. An agent decides by these, never by texts.
+/// Stable codes of errors. Agents decide by these codes and never by texts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(rename_all = "SCREAMING_SNAKE_CASE")]
 pub enum Code {
-    /// The version header is missing or no integer.
+    /// The version header is missing or not an integer.
     ExecutorProtocolVersionRequired,
-    /// The version is not spoken here.
+    /// The hub does not support the version.
     ExecutorProtocolVersionUnsupported,
     /// The token is missing, unknown, expired or revoked.
     ExecutorAuthenticationFailed,
-    /// The token is good for something else.
+    /// The token is valid for another pool, task or call.
     ExecutorPoolForbidden,
-    /// The pool gives out no tasks for the moment.
+    /// The pool leases no tasks for the moment.
     ExecutorPoolPaused,
     /// The instance belongs to another pool.
     InstancePoolMismatch,
@@ -34,19 +34,19 @@ pub enum Code {
     TaskNotFound,
     /// The lease ended before the task was accepted.
     LeaseExpired,
-    /// A later lease, or another pod, has the task.
+    /// A later lease or another executor has the task.
     LeaseSuperseded,
     /// The call needs an accepted lease.
     LeaseNotAccepted,
-    /// The lease is accepted: the task cannot be declined any more.
+    /// The task is accepted and can no longer be declined.
     LeaseAccepted,
     /// The task is over.
     TaskAlreadyTerminal,
     /// The task was cancelled before it was accepted.
     TaskCancelled,
-    /// The key was used for another request.
+    /// The idempotency key was used for another request.
     IdempotencyKeyReused,
-    /// An entry of this number has other content.
+    /// An earlier log entry with this number has another text.
     LogSequenceConflict,
     /// The request cannot be read, or a field has a value that is not allowed.
     RequestInvalid,
@@ -54,13 +54,13 @@ pub enum Code {
     StoreUnavailable,
     /// Too many requests.
     RateLimited,
-    /// A code that a later version of the protocol has.
+    /// A code of a later version of the protocol.
     #[serde(other)]
     Other,
 }
 
 impl Code {
-    /// Returns the HTTP status that goes with the code.
+    /// Returns the HTTP status of the code.
     #[must_use]
     pub const fn status(self) -> u16 {
         match self {
@@ -86,15 +86,15 @@ impl Code {
     }
 }
 
-/// A response to a request that failed.
+/// The response to a request that failed.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct Problem {
-    /// A URN that has the code.
+    /// A URN that contains the code.
     #[serde(rename = "type")]
     pub kind: String,
-    /// What was wrong, for people. Never a secret.
+    /// What was wrong, for people. It never contains a secret.
     pub title: String,
     pub status: u16,
     pub code: Code,
@@ -107,7 +107,7 @@ pub struct Problem {
 }
 
 impl Problem {
-    /// A problem with the status of its code.
+    /// Returns a problem with the status of its code.
     #[must_use]
     pub fn new(code: Code, title: impl Into<String>) -> Self {
         let name = serde_json::to_value(code).ok();
@@ -124,7 +124,7 @@ impl Problem {
         }
     }
 
-    /// Adds what the server speaks, and the version of the client.
+    /// Adds the versions of the server and the version of the client.
     #[must_use]
     pub const fn with_versions(mut self, ours: Versions, requested: Option<u32>) -> Self {
         self.requested_version = requested;
@@ -149,7 +149,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_problem_has_its_code_in_three_places() {
+    fn type_status_and_code_of_a_problem_agree() {
         let problem = Problem::new(Code::LeaseSuperseded, "another pod has accepted the task");
         assert_eq!(
             serde_json::to_value(&problem).unwrap(),
@@ -163,7 +163,7 @@ mod tests {
     }
 
     #[test]
-    fn a_code_of_a_later_version_is_read() {
+    fn an_unknown_code_is_read_as_other() {
         let problem: Problem = serde_json::from_value(json!({
             "type": "urn:x", "title": "new", "status": 418, "code": "TEAPOT", "traceId": "1",
         }))

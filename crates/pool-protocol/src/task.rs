@@ -1,4 +1,4 @@
-//! Tasks, and how an agent gets them.
+//! Tasks, and the requests of agents for them.
 
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -9,20 +9,20 @@ use crate::id::{InstanceId, LeaseId, TaskId};
 ///
 /// ```text
 /// AVAILABLE ── lease ──▶ LEASED ── accept ──▶ RUNNING ──▶ COMPLETED, FAILED, CANCELLED
-///     ▲                    │                    └── no word ──▶ ORPHANED ──▶ the same
+///     ▲                    │                    └── silence ──▶ ORPHANED ──▶ the same
 ///     └── expiry, decline ─┘
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(rename_all = "SCREAMING_SNAKE_CASE")]
 pub enum TaskState {
-    /// It waits for an instance.
+    /// The task waits for an instance.
     Available,
-    /// An instance has it. It may change nothing yet.
+    /// An instance has a lease. It may change nothing yet.
     Leased,
-    /// An executor has accepted it. It is never given out again.
+    /// An executor has accepted the task. The task is never leased again.
     Running,
-    /// An executor had accepted it, and nothing was heard of it since. It may still run.
+    /// The executor that accepted the task has sent no heartbeat for a while. It may still run.
     Orphaned,
     Completed,
     Failed,
@@ -30,7 +30,7 @@ pub enum TaskState {
 }
 
 impl TaskState {
-    /// Returns whether it never changes again.
+    /// Returns whether the task is over. Then its state never changes again.
     #[must_use]
     pub const fn is_terminal(self) -> bool {
         matches!(self, Self::Completed | Self::Failed | Self::Cancelled)
@@ -43,40 +43,40 @@ impl TaskState {
 #[serde(rename_all = "camelCase")]
 pub struct TaskRequest {
     pub instance_id: InstanceId,
-    /// How many tasks it could start now.
+    /// How many tasks the instance could start now.
     pub available_capacity: u32,
-    /// How long the hub may hold the request.
+    /// How long the hub may wait for a task.
     pub wait_seconds: u32,
-    /// All leases it knows of. A lease that it was given and does not name is given again.
+    /// All leases that the instance knows. If it has another lease, the hub returns that lease again.
     #[serde(default)]
     pub holding: Vec<LeaseId>,
 }
 
-/// A task and the lease on it. 204 without a body means that there was none.
+/// A task and the lease on it. Without a task, the status is 204 and there is no body.
 #[derive(Clone, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct LeasedTask {
     pub task_id: TaskId,
     pub lease_id: LeaseId,
-    /// Grows with each lease of the task.
+    /// Increases with each lease of the task.
     pub fencing_token: u64,
-    /// RFC 3339, by the clock of the hub.
+    /// Time of the hub's clock (RFC 3339).
     pub leased_at: String,
-    /// RFC 3339, by the clock of the hub.
+    /// Time of the hub's clock (RFC 3339).
     pub expires_at: String,
-    /// Counted from when the request was sent: clocks differ.
+    /// The time from the request to the expiry. It does not depend on clocks, which may differ.
     #[serde(default)]
     pub expires_in_seconds: u32,
     /// 1 for the first lease.
     #[serde(default)]
     pub attempt: u32,
-    /// For all calls about this lease.
+    /// The token for all calls for this lease.
     pub job_token: String,
     pub task: Task,
 }
 
-// The token and the payload are secrets.
+// The output contains neither token nor payload, because they are secrets.
 impl std::fmt::Debug for LeasedTask {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("LeasedTask")
@@ -88,7 +88,7 @@ impl std::fmt::Debug for LeasedTask {
     }
 }
 
-/// What is to be done.
+/// The content of a task.
 #[derive(Clone, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
@@ -106,12 +106,12 @@ pub struct Task {
     /// The job document, sealed to a key of the pool.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub sealed_payload: Option<SealedPayload>,
-    /// The trace the run belongs to (W3C Trace Context).
+    /// The trace of the run (W3C Trace Context).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub traceparent: Option<String>,
 }
 
-// The payload is a secret.
+// The output contains no payload, because it is a secret.
 impl std::fmt::Debug for Task {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Task")
@@ -129,7 +129,7 @@ impl std::fmt::Debug for Task {
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct SealedPayload {
-    /// Names the key: the first 8 hexadecimal digits of its public half's SHA-256.
+    /// The id of the key: the first 8 hexadecimal digits of the SHA-256 of its public half.
     pub key_id: String,
     /// Base64.
     pub encapsulated_key: String,

@@ -1,7 +1,7 @@
-//! Tokens: of a pool, which agents have, and of a lease, which executors have.
+//! Tokens of agents, executors, operators and sessions.
 //!
-//! A pool token is 256 random bits, so its SHA-256 is all the hub keeps. A job token, and the access token of an exchange,
-//! carry what they are good for and a code under the hub's key, so the hub keeps nothing.
+//! A pool token has 256 random bits, and the hub stores only its SHA-256. A job token, an access token and a session
+//! contain their rights and a code under the hub's key, so the hub stores nothing.
 
 use std::fmt;
 
@@ -19,10 +19,10 @@ const JOB_PREFIX: &str = "mfr";
 const OPERATOR_PREFIX: &str = "mfo";
 const SESSION_PREFIX: &str = "mfs";
 const ACCESS_PREFIX: &str = "mfa";
-/// Characters of a pool token's checksum.
+/// Number of characters of a token's checksum.
 const CHECKSUM: usize = 6;
 
-/// Why a text is no token.
+/// Why a text is not a pool token.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum TokenError {
     #[error("this is no token of a pool: it must look like `mfp_<pool>_<secret>_<checksum>`")]
@@ -31,7 +31,7 @@ pub enum TokenError {
     Checksum,
 }
 
-/// A token of a pool. Shown once, when it is made.
+/// A token of a pool. It is shown once, at its creation.
 #[derive(Clone, PartialEq, Eq)]
 pub struct PoolToken {
     pool: PoolName,
@@ -39,7 +39,7 @@ pub struct PoolToken {
 }
 
 impl PoolToken {
-    /// A new token for a pool.
+    /// Returns a new token for a pool.
     #[must_use]
     pub fn new(pool: PoolName) -> Self {
         let body = format!("{POOL_PREFIX}_{pool}_{}", secret());
@@ -47,10 +47,10 @@ impl PoolToken {
         Self { pool, text }
     }
 
-    /// Reads a token.
+    /// Parses a token.
     ///
     /// # Errors
-    /// If it has another form, or was not copied as a whole.
+    /// If the text has another form, or its checksum is wrong.
     pub fn parse(text: &str) -> Result<Self, TokenError> {
         let (body, sum) = text.rsplit_once('_').ok_or(TokenError::Form)?;
         let mut parts = body.split('_');
@@ -71,23 +71,23 @@ impl PoolToken {
         })
     }
 
-    /// The pool it is for.
+    /// Returns the pool of the token.
     pub const fn pool(&self) -> &PoolName {
         &self.pool
     }
 
-    /// The token itself.
+    /// Returns the token as text.
     pub fn reveal(&self) -> &str {
         &self.text
     }
 
-    /// What the hub keeps of it: the SHA-256 in hexadecimal digits.
+    /// Returns what the hub stores: the SHA-256 of the token in hexadecimal digits.
     #[must_use]
     pub fn digest(&self) -> String {
         hex(&Sha256::digest(&self.text))
     }
 
-    /// Compares with a kept digest, in constant time.
+    /// Returns whether the token has this digest. Takes constant time.
     #[must_use]
     pub fn has_digest(&self, digest: &str) -> bool {
         self.digest().as_bytes().ct_eq(digest.as_bytes()).into()
@@ -102,19 +102,19 @@ impl fmt::Debug for PoolToken {
     }
 }
 
-/// A token of an operator, who sees all pools and takes no runs. Shown once, when it is made.
+/// A token of an operator, who sees all pools and takes no runs. It is shown once, at its creation.
 #[derive(Clone, PartialEq, Eq)]
 pub struct OperatorToken(String);
 
 impl OperatorToken {
-    /// A new token.
+    /// Returns a new token.
     #[must_use]
     pub fn new() -> Self {
         let body = format!("{OPERATOR_PREFIX}_{}", secret());
         Self(format!("{body}_{}", checksum(&body)))
     }
 
-    /// Reads a token. Returns `None` if the text has another form.
+    /// Parses a token. Returns `None` if the text has another form.
     #[must_use]
     pub fn parse(text: &str) -> Option<Self> {
         let (body, sum) = text.rsplit_once('_')?;
@@ -122,12 +122,12 @@ impl OperatorToken {
         (prefix == OPERATOR_PREFIX && checksum(body) == sum).then(|| Self(text.to_owned()))
     }
 
-    /// The token itself.
+    /// Returns the token as text.
     pub fn reveal(&self) -> &str {
         &self.0
     }
 
-    /// What the hub keeps of it: the SHA-256 in hexadecimal digits.
+    /// Returns what the hub stores: the SHA-256 of the token in hexadecimal digits.
     #[must_use]
     pub fn digest(&self) -> String {
         hex(&Sha256::digest(&self.0))
@@ -146,7 +146,7 @@ impl fmt::Debug for OperatorToken {
     }
 }
 
-/// What a job token is good for.
+/// The rights of a job token.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct JobGrant {
     pub task: TaskId,
@@ -154,13 +154,13 @@ pub struct JobGrant {
     pub fencing_token: u64,
 }
 
-/// What the access token of an exchange is good for.
+/// The rights of an access token.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct AccessGrant {
     pub pool: PoolName,
-    /// Digest of the trust of the pool that the exchange relied on.
+    /// Digest of the pool's entry under `oidc` that allowed the exchange.
     pub trust: String,
-    /// Seconds since 1970.
+    /// The end, in seconds since 1970.
     pub expires: u64,
 }
 
@@ -178,12 +178,12 @@ impl AccessGrant {
 pub struct JobTokenKey(Vec<u8>);
 
 impl JobTokenKey {
-    /// A key of these bytes.
+    /// Returns a key with these bytes.
     pub const fn new(bytes: Vec<u8>) -> Self {
         Self(bytes)
     }
 
-    /// Makes the token. The same grant gives the same token.
+    /// Makes a job token. The same grant gives the same token.
     #[must_use]
     pub fn sign(&self, grant: JobGrant) -> String {
         self.with_code(format!(
@@ -192,20 +192,20 @@ impl JobTokenKey {
         ))
     }
 
-    /// Makes the token of a session at the status page, which says this.
+    /// Makes the token of a session at the status page. It contains `session`.
     #[must_use]
     pub fn sign_session(&self, session: &str) -> String {
         self.with_code(format!("{SESSION_PREFIX}_{session}"))
     }
 
-    /// Returns what the token of a session says, if this key made it.
+    /// Returns the content of a session token, if this key made it.
     #[must_use]
     pub fn verify_session<'t>(&self, token: &'t str) -> Option<&'t str> {
         let (prefix, session) = self.without_code(token)?.split_once('_')?;
         (prefix == SESSION_PREFIX).then_some(session)
     }
 
-    /// Returns what a token is good for, if this key made it.
+    /// Returns the rights of a job token, if this key made it.
     #[must_use]
     pub fn verify(&self, token: &str) -> Option<JobGrant> {
         let [task, lease, fencing_token] = self.parts(token, JOB_PREFIX)?;
@@ -225,7 +225,7 @@ impl JobTokenKey {
         ))
     }
 
-    /// Returns what an access token is good for, if this key made it. It may have expired.
+    /// Returns the rights of an access token, if this key made it. It may have expired.
     #[must_use]
     pub fn verify_access(&self, token: &str) -> Option<AccessGrant> {
         let [pool, trust, expires] = self.parts(token, ACCESS_PREFIX)?;
@@ -269,10 +269,10 @@ impl fmt::Debug for JobTokenKey {
     }
 }
 
-/// 256 random bits.
+/// Returns 256 random bits in hexadecimal digits.
 fn secret() -> String {
     let mut secret = Sha256::new();
-    // Four version 4 UUIDs have 488 random bits.
+    // Four UUIDs of version 4 have 488 random bits.
     for _ in 0..4 {
         secret.update(Uuid::new_v4());
     }
@@ -312,7 +312,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pool_token_is_read_back_and_recognised_by_its_digest() {
+    fn a_pool_token_is_parsed_and_has_its_digest() {
         let token = PoolToken::new(pool());
         let read = PoolToken::parse(token.reveal()).unwrap();
         assert_eq!(read, token);
@@ -328,12 +328,12 @@ mod tests {
     #[case::no_secret("mfp_eu__1234ab")]
     #[case::no_pool("mfp__secret_1234ab")]
     #[case::more("mfp_eu_a_b_1234ab")]
-    fn other_texts_are_no_pool_tokens(#[case] text: &str) {
+    fn other_texts_are_not_pool_tokens(#[case] text: &str) {
         assert_eq!(PoolToken::parse(text), Err(TokenError::Form));
     }
 
     #[test]
-    fn a_token_that_was_cut_says_so() {
+    fn an_incomplete_token_has_a_wrong_checksum() {
         let token = PoolToken::new(pool());
         let text = token.reveal();
         let cut = &text[..text.len() - 1];
@@ -341,7 +341,7 @@ mod tests {
     }
 
     #[test]
-    fn no_token_shows_in_debug_output() {
+    fn debug_output_contains_no_token() {
         let token = PoolToken::new(pool());
         let secret = token.reveal().split('_').nth(2).unwrap();
         assert!(!format!("{token:?}").contains(secret));
@@ -349,7 +349,7 @@ mod tests {
     }
 
     #[test]
-    fn an_operator_token_is_no_pool_token() {
+    fn an_operator_token_is_not_a_pool_token() {
         let token = OperatorToken::new();
         assert_eq!(OperatorToken::parse(token.reveal()), Some(token.clone()));
         assert!(PoolToken::parse(token.reveal()).is_err());
@@ -359,7 +359,7 @@ mod tests {
     }
 
     #[test]
-    fn a_session_is_no_job_token() {
+    fn a_session_is_not_a_job_token() {
         let key = JobTokenKey::new(b"key".to_vec());
         let session = key.sign_session("1.eu.ab");
         assert_eq!(key.verify_session(&session), Some("1.eu.ab"));
@@ -371,7 +371,7 @@ mod tests {
     }
 
     #[test]
-    fn a_job_token_is_good_for_what_it_was_made_for() {
+    fn a_job_token_contains_its_grant() {
         let key = JobTokenKey::new(b"key".to_vec());
         let grant = grant();
         let token = key.sign(grant);
@@ -380,7 +380,7 @@ mod tests {
     }
 
     #[test]
-    fn an_access_token_is_good_for_its_pool_and_no_job_token() {
+    fn an_access_token_contains_its_grant_and_is_not_a_job_token() {
         let key = JobTokenKey::new(b"key".to_vec());
         let grant = AccessGrant {
             pool: pool(),

@@ -1,11 +1,11 @@
-//! Which version of the protocol both sides speak. It is checked before anything else, so that an old agent learns that it
-//! is old, and not that its token is wrong.
+//! Negotiates the version of the protocol. The hub checks it before everything else, so that an old agent learns that
+//! it is old, and not that its token is wrong.
 
 use serde::{Deserialize, Serialize};
 
 use crate::problem::{Code, Problem};
 
-/// The request header with the version that the client has chosen.
+/// The request header with the version of the client.
 pub const HEADER: &str = "x-terrakube-executor-protocol";
 /// The response header with the lowest version of the server.
 pub const MIN_HEADER: &str = "x-terrakube-executor-protocol-min";
@@ -14,7 +14,7 @@ pub const MAX_HEADER: &str = "x-terrakube-executor-protocol-max";
 /// The only version so far.
 pub const VERSION: u32 = 1;
 
-/// The versions one side speaks. The body of a version discovery.
+/// The versions that one side supports. The response to a version discovery.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
@@ -25,24 +25,25 @@ pub struct Versions {
 }
 
 impl Versions {
-    /// The versions this crate speaks.
+    /// The versions that this crate supports.
     pub const OURS: Self = Self {
         current_version: VERSION,
         min_version: VERSION,
         max_version: VERSION,
     };
 
-    /// Returns the highest version that both sides speak.
+    /// Returns the highest version that both sides support.
     #[must_use]
     pub fn common(self, other: Self) -> Option<u32> {
         let highest = self.max_version.min(other.max_version);
         (highest >= self.min_version.max(other.min_version)).then_some(highest)
     }
 
-    /// Checks the version header of a request. `None` means that there is none.
+    /// Checks the version header of a request. `None` means that there is no header.
     ///
     /// # Errors
-    /// A problem with status 400 if the header is missing or not an integer, and with 426 if the version is not spoken here.
+    /// A problem with status 400 if the header is missing or not an integer, and with 426 if the version is not
+    /// supported.
     pub fn check(self, header: Option<&str>) -> Result<u32, Problem> {
         let Some(version) = header.and_then(|text| text.trim().parse().ok()) else {
             return Err(Problem::new(
@@ -55,7 +56,7 @@ impl Versions {
             return Ok(version);
         }
         let text = format!(
-            "version {version} is not spoken here, but {} to {}",
+            "version {version} is not supported, but {} to {} are",
             self.min_version, self.max_version
         );
         Err(Problem::new(Code::ExecutorProtocolVersionUnsupported, text)
@@ -98,7 +99,7 @@ mod tests {
     #[case(1, 2, Some(2))]
     #[case(3, 9, Some(4))]
     #[case(5, 9, None)]
-    fn both_sides_speak_the_highest_common_version(
+    fn the_highest_common_version_is_chosen(
         #[case] min_version: u32,
         #[case] max_version: u32,
         #[case] expected: Option<u32>,

@@ -1,25 +1,25 @@
-//! Time, as a store measures it.
+//! Measures the time of a store.
 //!
-//! All durations of a store are differences of its own time, in milliseconds, which no wall clock can move:
+//! A store computes all durations from its own time, in milliseconds. Changes of the wall clock do not affect it:
 //!
-//! - SQLite: the time that was stored last when the store was opened, and what has passed since by a monotonic clock.
-//!   It stands still while no hub runs.
+//! - SQLite: the time in the file when it was opened, plus the time since then by a monotonic clock. The time stands
+//!   still while no hub runs.
 //! - PostgreSQL: `now()` of the database.
 //!
-//! Wall time appears in events alone, for people.
+//! Only events have wall time, for people.
 
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 /// Milliseconds.
 pub type Millis = i64;
 
-/// What a store reads the time from. Tests bring their own.
+/// The clocks of a store. Tests have their own.
 pub trait Clock: Send + Sync + 'static {
-    /// How much time has passed since a moment that stays the same. It never goes back.
+    /// Returns the time since a fixed moment. It never decreases.
     fn elapsed(&self) -> Duration;
-    /// The wall clock. It may jump.
+    /// Returns the wall time. It may jump.
     fn wall(&self) -> SystemTime;
-    /// What the time is if PostgreSQL says that it is `now`.
+    /// Returns the store's time for the time of PostgreSQL.
     fn database(&self, now: Millis) -> Millis {
         now
     }
@@ -30,7 +30,7 @@ pub trait Clock: Send + Sync + 'static {
 pub struct SystemClock(Instant);
 
 impl SystemClock {
-    /// Starts at zero.
+    /// Returns a clock that starts at zero.
     #[must_use]
     pub fn new() -> Self {
         Self(Instant::now())
@@ -53,22 +53,22 @@ impl Clock for SystemClock {
     }
 }
 
-/// A duration as milliseconds.
+/// Returns a duration in milliseconds.
 pub(crate) fn millis(duration: Duration) -> Millis {
     Millis::try_from(duration.as_millis()).unwrap_or(Millis::MAX)
 }
 
-/// The time between two moments, or nothing if the second is before the first.
+/// Returns the time between two moments. Zero if the second is before the first.
 pub(crate) fn between(from: Millis, to: Millis) -> Duration {
     Duration::from_millis(u64::try_from(to.saturating_sub(from)).unwrap_or_default())
 }
 
-/// A wall time as milliseconds since 1970.
+/// Returns a wall time as milliseconds since 1970.
 pub(crate) fn since_1970(time: SystemTime) -> Millis {
     time.duration_since(UNIX_EPOCH).map_or(0, millis)
 }
 
-/// The opposite of [`since_1970`].
+/// Returns the wall time for milliseconds since 1970.
 pub(crate) fn wall_time(at: Millis) -> SystemTime {
     UNIX_EPOCH + between(0, at)
 }

@@ -1,4 +1,5 @@
-//! A transaction of either engine. Statements are written once, with `$1` for parameters, and both engines take them.
+//! Runs transactions on SQLite and PostgreSQL. Each statement is written once for both engines, with `$1` for
+//! parameters.
 
 mod postgres;
 mod sqlite;
@@ -15,7 +16,7 @@ use crate::clock::{Clock, Millis, since_1970};
 use crate::error::{Error, OpenError};
 use crate::waiters::Waiters;
 
-/// The longest wait for a connection. With SQLite there is one.
+/// The longest wait for a connection. SQLite has only one connection.
 const ACQUIRE: std::time::Duration = std::time::Duration::from_secs(10);
 
 /// An open database.
@@ -31,7 +32,7 @@ enum Engine {
 }
 
 impl Database {
-    /// Opens the database of a URL, with its tables.
+    /// Opens the database of a URL, and creates its tables.
     pub(crate) async fn open(url: &str, clock: Box<dyn Clock>) -> Result<Self, OpenError> {
         let waiters = Arc::<Waiters>::default();
         let engine = if let Some(path) = url.strip_prefix("sqlite:") {
@@ -49,17 +50,17 @@ impl Database {
         })
     }
 
-    /// Whether other hubs use it too.
+    /// Returns whether other hubs can use the database too.
     pub(crate) fn is_shared(&self) -> bool {
         matches!(self.engine, Engine::Postgres(_))
     }
 
-    /// Those who wait for tasks.
+    /// Returns the requests that wait for tasks.
     pub(crate) fn waiters(&self) -> &Waiters {
         &self.waiters
     }
 
-    /// Begins a transaction. With SQLite it waits until all others have ended.
+    /// Begins a transaction. With SQLite, it waits for the end of all others.
     pub(crate) async fn begin(&self) -> Result<Tx, Error> {
         let connection = match &self.engine {
             Engine::Sqlite(file) => Connection::Sqlite(file.connection().await?),
@@ -124,12 +125,12 @@ pub(crate) enum Value {
 }
 
 impl Value {
-    /// A text.
+    /// Returns a text.
     pub(crate) fn text(value: impl fmt::Display) -> Self {
         Self::Text(Some(value.to_string()))
     }
 
-    /// A text, or NULL.
+    /// Returns a text or NULL.
     pub(crate) fn maybe(value: Option<impl fmt::Display>) -> Self {
         Self::Text(value.map(|value| value.to_string()))
     }
@@ -141,10 +142,10 @@ impl<N: Into<i64>> From<N> for Value {
     }
 }
 
-/// Runs a statement on the connection that there is.
+/// Runs a statement on the connection of a transaction.
 macro_rules! run {
     ($tx:expr, $sql:expr, $values:expr, |$query:ident, $connection:ident| $then:expr) => {{
-        $tx.about_to();
+        $tx.before_statement();
         let sql = $sql;
         let Some(connection) = $tx.connection.as_mut() else {
             return Err(Error::from(sqlx::Error::PoolClosed));
@@ -176,10 +177,10 @@ macro_rules! run {
     }};
 }
 
-/// A transaction. One that is dropped changes nothing, and its connection is closed: its state is not known.
+/// A transaction. If it is dropped, it changes nothing, and its connection is closed, because its state is unknown.
 pub(crate) struct Tx {
     connection: Option<Connection>,
-    /// The store's time. It stands still during the transaction.
+    /// The store's time at the start of the transaction.
     pub(crate) now: Millis,
     /// Wall time.
     pub(crate) wall: Millis,
@@ -188,7 +189,7 @@ pub(crate) struct Tx {
 }
 
 impl Tx {
-    /// Runs a statement and returns how many rows it has changed.
+    /// Runs a statement, and returns the number of changed rows.
     pub(crate) async fn execute(
         &mut self,
         sql: &'static str,
@@ -200,7 +201,7 @@ impl Tx {
         })
     }
 
-    /// The rows of a query.
+    /// Returns the rows of a query.
     pub(crate) async fn rows(
         &mut self,
         sql: &'static str,
@@ -212,7 +213,8 @@ impl Tx {
         })
     }
 
-    /// The rows of a query, locked until the transaction ends. Rows that another transaction has locked are left out.
+    /// Returns the rows of a query, and locks them until the transaction ends. Skips rows that another transaction has
+    /// locked.
     pub(crate) async fn rows_to_change(
         &mut self,
         sql: &'static str,
@@ -221,7 +223,7 @@ impl Tx {
         self.locked(sql, "FOR UPDATE SKIP LOCKED", values).await
     }
 
-    /// The only row of a query, locked until the transaction ends. Waits for other transactions.
+    /// Returns the only row of a query, and locks it until the transaction ends. Waits for other transactions.
     pub(crate) async fn row_to_change(
         &mut self,
         sql: &'static str,
@@ -238,7 +240,7 @@ impl Tx {
         values: &[Value],
     ) -> Result<Vec<Row>, Error> {
         if matches!(self.connection, Some(Connection::Sqlite(_))) {
-            // It has one writer.
+            // SQLite has one writer at a time.
             return self.rows(sql, values).await;
         }
         run!(
@@ -252,7 +254,7 @@ impl Tx {
         )
     }
 
-    /// The first row of a query.
+    /// Returns the first row of a query.
     pub(crate) async fn row(
         &mut self,
         sql: &'static str,
@@ -261,8 +263,8 @@ impl Tx {
         Ok(self.rows(sql, values).await?.into_iter().next())
     }
 
-    /// Waits until no other transaction does what the name says, and keeps others from it.
-    pub(crate) async fn alone(&mut self, name: &str) -> Result<(), Error> {
+    /// Takes the lock of this name until the transaction ends. Waits if another transaction has it.
+    pub(crate) async fn lock(&mut self, name: &str) -> Result<(), Error> {
         if let Some(Connection::Postgres(_)) = &self.connection {
             let sql = "SELECT pg_advisory_xact_lock(hashtextextended($1, 0))";
             self.rows(sql, &[Value::text(name)]).await?;
@@ -270,8 +272,8 @@ impl Tx {
         Ok(())
     }
 
-    /// The same, or `false` at once if another transaction does it.
-    pub(crate) async fn try_alone(&mut self, name: &str) -> Result<bool, Error> {
+    /// Takes the lock of this name. Returns `false` at once if another transaction has it.
+    pub(crate) async fn try_lock(&mut self, name: &str) -> Result<bool, Error> {
         let Some(Connection::Postgres(_)) = &self.connection else {
             return Ok(true);
         };
@@ -280,12 +282,12 @@ impl Tx {
         row.map_or(Ok(false), |row| Ok(row.int("got")? == 1))
     }
 
-    /// Wakes this many of those who wait for a task of a pool, once the transaction is committed.
+    /// Wakes this many requests that wait for a task of a pool, after the commit.
     pub(crate) fn wake(&mut self, pool: &PoolName, count: usize) {
         *self.woken.entry(pool.clone()).or_default() += count;
     }
 
-    /// Makes all changes durable.
+    /// Commits all changes.
     pub(crate) async fn commit(mut self) -> Result<(), Error> {
         let woken = std::mem::take(&mut self.woken);
         let wakes_here = matches!(self.connection, Some(Connection::Sqlite(_)));
@@ -307,25 +309,25 @@ impl Tx {
         Ok(())
     }
 
-    /// Changes nothing.
+    /// Discards all changes.
     pub(crate) async fn rollback(mut self) -> Result<(), Error> {
         self.finish("ROLLBACK").await
     }
 
     async fn finish(&mut self, sql: &'static str) -> Result<(), Error> {
         self.execute(sql, &[]).await?;
-        self.about_to();
-        // It goes back to where it came from.
+        self.before_statement();
+        // This returns the connection to its pool.
         drop(self.connection.take());
         Ok(())
     }
 
-    /// Tests end the process here.
+    /// Tests kill the process here.
     #[cfg_attr(
         not(test),
         expect(clippy::unused_self, reason = "only tests do something here")
     )]
-    fn about_to(&self) {
+    fn before_statement(&self) {
         #[cfg(test)]
         if self.connection.is_some() {
             crate::tests::failpoint::reached();
@@ -378,30 +380,30 @@ macro_rules! get {
 }
 
 get! {
-    /// A number.
+    /// Returns a number.
     int: i64;
-    /// A number, or nothing.
+    /// Returns a number or `None`.
     maybe_int: Option<i64>;
-    /// A text.
+    /// Returns a text.
     text: String;
-    /// A text, or nothing.
+    /// Returns a text or `None`.
     maybe_text: Option<String>;
-    /// Bytes.
+    /// Returns bytes.
     bytes: Vec<u8>;
 }
 
 impl Row {
-    /// A number that is never negative and never large.
+    /// Returns a small number that is never negative.
     pub(crate) fn count(&self, column: &str) -> Result<u32, Error> {
         Ok(u32::try_from(self.int(column)?).unwrap_or_default())
     }
 
-    /// A number that says yes or no.
+    /// Returns a number as a truth value.
     pub(crate) fn flag(&self, column: &str) -> Result<bool, Error> {
         Ok(self.int(column)? != 0)
     }
 
-    /// A text that something else is made from.
+    /// Parses a text.
     pub(crate) fn parsed<T>(&self, column: &str) -> Result<T, Error>
     where
         T: std::str::FromStr<Err: std::error::Error + Send + Sync + 'static>,
@@ -411,7 +413,7 @@ impl Row {
             .map_err(|error| unreadable(column, error))
     }
 
-    /// The same, or nothing.
+    /// Parses a text. Returns `None` for NULL.
     pub(crate) fn maybe_parsed<T>(&self, column: &str) -> Result<Option<T>, Error>
     where
         T: std::str::FromStr<Err: std::error::Error + Send + Sync + 'static>,
@@ -422,7 +424,7 @@ impl Row {
     }
 }
 
-/// A column has a value that this program never wrote.
+/// Returns the error for a value that no version of this program has written.
 pub(crate) fn unreadable(
     column: &str,
     error: impl Into<Box<dyn std::error::Error + Send + Sync>>,
@@ -433,7 +435,7 @@ pub(crate) fn unreadable(
     })
 }
 
-/// The tables, from the first version on.
+/// Returns the migrations of the schema, from the first version on.
 fn migrations() -> sqlx::migrate::Migrator {
     use sqlx::SqlSafeStr as _;
     use sqlx::migrate::{Migration, MigrationType, Migrator};

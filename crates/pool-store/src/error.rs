@@ -1,10 +1,10 @@
-//! Why an operation was refused or failed.
+//! Errors of the store: why it refused an operation, or why an operation failed.
 
 use std::path::PathBuf;
 
 use pool_protocol::problem::Code;
 
-/// Why a state machine or a limit refuses a request. Each has one stable code of the wire.
+/// Why the state machine or a limit refuses a request. Each refusal has a stable code of the protocol.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Refusal {
     #[error("the instance belongs to another pool")]
@@ -29,13 +29,13 @@ pub enum Refusal {
     TaskAlreadyTerminal,
     #[error("the task was cancelled before it was accepted")]
     TaskCancelled,
-    /// A value is too long, or too many are given.
+    /// A value is too long, or a list has too many entries.
     #[error("{0}")]
     RequestInvalid(String),
 }
 
 impl Refusal {
-    /// The code by which clients decide.
+    /// Returns the code of the protocol for this refusal. Clients decide by it.
     #[must_use]
     pub const fn code(&self) -> Code {
         match self {
@@ -54,18 +54,19 @@ impl Refusal {
     }
 }
 
-/// Why an operation has no result.
+/// Why an operation failed.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     #[error(transparent)]
     Refused(#[from] Refusal),
-    /// A full disk, a database that does not respond. It is not known whether the operation was stored: repeat it.
+    /// For example a full disk, or a database that does not respond. The operation may or may not be stored, so repeat
+    /// it.
     #[error("the store cannot be read or written now: {0}")]
     Unavailable(#[source] Box<dyn std::error::Error + Send + Sync>),
 }
 
 impl Error {
-    /// The code by which clients decide.
+    /// Returns the code of the protocol for this error. Clients decide by it.
     #[must_use]
     pub const fn code(&self) -> Code {
         match self {
@@ -81,7 +82,7 @@ impl From<sqlx::Error> for Error {
     }
 }
 
-/// Why a store cannot be opened. No message has the password of a database URL.
+/// Why a store cannot be opened. No message contains the password of a database URL.
 #[derive(Debug, thiserror::Error)]
 pub enum OpenError {
     #[error("the URL of the store must begin with `sqlite:` or `postgres:`")]

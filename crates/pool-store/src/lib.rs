@@ -1,12 +1,15 @@
-//! The durable queue of a hub: tasks of pools, the leases on them, and the instances that take them.
+//! The durable queue of a hub. It stores the tasks of pools, their leases, and the instances of agents.
 //!
-//! - [`state`] decides: a pure function from a task and an event to the next task. It performs no I/O.
-//! - [`Store`] keeps: in a SQLite file, or in PostgreSQL for several hubs. Each operation is one transaction, and its
+//! - [`state`] is the state machine of a task: a pure function from a task and an event to the changed task. It
+//!   performs no I/O.
+//! - [`Store`] stores tasks in a SQLite file, or in PostgreSQL for several hubs. Each operation is one transaction. Its
 //!   result is durable when it returns.
 //!
-//! A lease may end and the task be given out again, until an executor accepts it. After that it is never given out again.
+//! Until an executor accepts a task, its lease may end, and the task returns to the queue. After that, the task is
+//! never leased again.
 //!
-//! The crate knows no HTTP, no Kubernetes and no platform. The hub asks the platform and tells the store what it found.
+//! The crate knows no HTTP, no Kubernetes and no platform. The hub asks the platform, and passes the answer to the
+//! store.
 
 mod clock;
 mod db;
@@ -25,11 +28,11 @@ mod tests;
 pub use clock::{Clock, Millis, SystemClock};
 pub use error::{Error, OpenError, Refusal};
 pub use model::{
-    Content, Ending, Found, LeaseRequest, LeaseStatus, LeasedTask, Orders, Payload,
+    Content, Ending, LeaseRequest, LeaseStatus, LeasedTask, Orders, Payload, PlatformState,
     RegisteredInstance, Submission, Submitted, Swept,
 };
 pub use rules::Rules;
 pub use store::Store;
 pub use view::{
-    Condition, EndView, EventView, InstanceView, Listed, PAGE, Page, PoolView, TaskView, Wait,
+    Condition, EndView, EventView, InstanceView, PAGE, Page, PoolView, TaskFilter, TaskView, Wait,
 };

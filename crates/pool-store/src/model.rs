@@ -1,4 +1,4 @@
-//! What the operations of a store take and give.
+//! Parameters and results of the operations of a store.
 
 use std::fmt;
 use std::time::Duration;
@@ -13,7 +13,7 @@ use crate::view::TaskView;
 /// A run step that the platform has ordered.
 #[derive(Clone, Debug)]
 pub struct Submission {
-    /// New. A duplicate keeps the one it was first submitted with.
+    /// A new id. A duplicate keeps the id of the first submission.
     pub task: TaskId,
     pub pool: PoolName,
     pub organization: String,
@@ -25,24 +25,25 @@ pub struct Submission {
     pub kind: String,
     /// W3C Trace Context.
     pub traceparent: Option<String>,
-    /// The pool's executors accept nothing: an executor that exists has accepted the task.
+    /// The executors of the pool are stock. They do not accept tasks, so a task counts as accepted when its executor
+    /// exists.
     pub stock: bool,
     pub content: Content,
 }
 
-/// What is submitted.
+/// The content of a submission.
 #[derive(Clone, Debug)]
 pub enum Content {
     /// The job document.
     Payload(Payload),
-    /// The task may not run, for this reason. It is over from the first moment, and must be reported.
+    /// The task may not run, for this reason. It is over at once, and must be reported.
     Refused(String),
 }
 
-/// A job document, as the caller has encoded or sealed it. Opaque here.
+/// A job document, encoded or sealed by the caller. The store does not read it.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Payload {
-    /// Which key it is sealed to, if it is.
+    /// The key to which it is sealed. `None`: it is not sealed.
     pub key_id: Option<String>,
     pub data: Vec<u8>,
 }
@@ -57,7 +58,7 @@ impl fmt::Debug for Payload {
     }
 }
 
-/// What became of a submission. Either way it is stored.
+/// The result of a submission. The task is stored in both cases.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Submitted {
     New(TaskId),
@@ -65,7 +66,7 @@ pub enum Submitted {
 }
 
 impl Submitted {
-    /// The task.
+    /// Returns the id of the task.
     #[must_use]
     pub const fn task(self) -> TaskId {
         match self {
@@ -74,24 +75,24 @@ impl Submitted {
     }
 }
 
-/// What the platform says of a task that was not confirmed yet.
+/// The state of an unconfirmed task on the platform.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Found {
-    /// The step waits to be run.
+pub enum PlatformState {
+    /// The step waits for its run.
     Waiting,
-    /// The step is over, or was never committed.
+    /// The step is over, or the platform never stored it.
     Over,
-    /// The step runs: an executor, of which the store knows nothing, has accepted it.
+    /// The step runs. An executor that the store does not know has accepted it.
     Running,
 }
 
-/// An instance asks for a task.
+/// A request of an instance for a task.
 #[derive(Clone, Debug)]
 pub struct LeaseRequest {
     /// The pool of the instance's token.
     pub pool: PoolName,
     pub instance: InstanceId,
-    /// All leases it knows of. A lease that it has and does not name is given again.
+    /// All leases that the instance knows. If it has another lease, the store returns that lease again.
     pub holding: Vec<LeaseId>,
     /// How long to wait for a task.
     pub wait: Duration,
@@ -121,12 +122,12 @@ pub struct LeasedTask {
 pub struct LeaseStatus {
     pub grant: JobGrant,
     pub state: TaskState,
-    /// How long it holds without another word.
+    /// How long the lease is valid without a heartbeat.
     pub expires_in: Duration,
     pub cancel_requested: bool,
 }
 
-/// How a task ended, as its holder says.
+/// How a task ended, as its agent or executor reports it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ending {
     Completed,
@@ -134,11 +135,11 @@ pub enum Ending {
     Cancelled,
 }
 
-/// What an instance learns when it registers or sends a heartbeat.
+/// What a heartbeat of an instance returns.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Orders {
     pub signals: Vec<Signal>,
-    /// Leases that are not the instance's any more.
+    /// Leases that the instance no longer has.
     pub stale: Vec<LeaseId>,
 }
 
@@ -149,13 +150,13 @@ pub struct RegisteredInstance {
     pub stale: Vec<LeaseId>,
 }
 
-/// What a sweep did.
+/// The result of a sweep.
 #[derive(Clone, Debug, Default)]
 pub struct Swept {
-    /// Tasks whose state has changed. Those that are over must be reported: see [`crate::Store::to_report`].
+    /// Tasks whose state has changed. Those that are over must be reported, see [`crate::Store::to_report`].
     pub changed: Vec<TaskView>,
-    /// Whether there is more to do now: not all fits into one sweep.
+    /// Whether one sweep was not enough. Then sweep again at once.
     pub more: bool,
-    /// Whether nothing had been swept for a while, so that all time limits were set anew.
+    /// Whether there was no sweep for a while. Then all time limits start again.
     pub resumed: bool,
 }

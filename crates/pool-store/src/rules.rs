@@ -1,31 +1,31 @@
-//! For how long, and how often.
+//! The time limits and attempts of tasks and instances.
 
 use std::time::Duration;
 
-/// The time limits of tasks and instances.
+/// The time limits of tasks and instances, and the number of attempts.
 #[derive(Clone, Debug)]
 pub struct Rules {
     /// How long a lease is valid without a heartbeat of its instance, until an executor exists.
     pub lease: Duration,
-    /// The same once an executor exists, until it accepts the task.
+    /// How long a lease is valid without a heartbeat once an executor exists, until it accepts the task.
     pub unaccepted: Duration,
-    /// After which silence an accepted task is orphaned.
+    /// An accepted task without a heartbeat for so long is orphaned.
     pub orphaned_after: Duration,
-    /// After which silence an accepted task is lost.
+    /// An accepted task without a heartbeat for so long is lost.
     pub lost_after: Duration,
-    /// For how long a task may wait before it is accepted by an executor.
+    /// How long a task may wait until an executor accepts it.
     pub queue_timeout: Duration,
-    /// After which silence an instance is offline.
+    /// An instance without a heartbeat for so long is offline.
     pub offline_after: Duration,
-    /// An instance that has a lease for this long, and no executor for it, counts it as a failure.
+    /// A lease without an executor for so long counts as a failure of its instance.
     pub start_within: Duration,
-    /// For how long an offline instance is listed.
+    /// How long an offline instance stays in the list.
     pub listed_for: Duration,
-    /// For how long a task is remembered once it is over and reported.
+    /// How long a task is kept after its outcome is reported.
     pub remembered_for: Duration,
-    /// How often a task is leased before it is given up.
+    /// How many leases of a task may fail until the task fails.
     pub attempts: u32,
-    /// The pauses before the second lease, the third, and so on. The last one repeats.
+    /// The pauses before the second lease, the third, and so on. The last pause repeats.
     pub delays: Vec<Duration>,
 }
 

@@ -1,15 +1,15 @@
-//! What happens to a task: a pure function from a task and an event to the next task.
+//! The state machine of a task: a pure function from a task and an event to the changed task.
 //!
 //! ```text
-//!                                   ┌──────────── beat ────────────┐
-//! SUBMITTED ─ found ─▶ AVAILABLE ─ lease ─▶ LEASED ─ started ─▶ STARTED ─ accept ─▶ RUNNING ─▶ over
+//!                                   ┌───────── heartbeat ──────────┐
+//! SUBMITTED ─confirm─▶ AVAILABLE ─ lease ─▶ LEASED ─ started ─▶ STARTED ─ accept ─▶ RUNNING ─▶ over
 //!     ▲                    │                  │  └───── accept ────│───────────────▶│  ▲
-//!     │                    └─ time-out ─▶ over│                    │         silence│  │beat
+//!     │                    └─ time-out ─▶ over│                    │         silence│  │heartbeat
 //!     └───────── decline, silence ────────────┴────────────────────┘                ▼  │
 //!                                                                              ORPHANED ─ silence ─▶ over
 //! ```
 //!
-//! On the wire, SUBMITTED is AVAILABLE too, and STARTED is LEASED.
+//! In the protocol, SUBMITTED is AVAILABLE too, and STARTED is LEASED.
 
 mod event;
 mod task;

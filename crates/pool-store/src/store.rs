@@ -1,4 +1,4 @@
-//! The store: one transaction for each operation.
+//! The store. Each operation is one transaction.
 
 mod choice;
 mod holders;
@@ -25,7 +25,7 @@ use self::lease_batches::LeaseBatches;
 
 /// The queue. Cheap to clone.
 ///
-/// Each operation may be repeated after an error, or after its response was lost: it does nothing twice.
+/// Callers may repeat each operation after an error or a lost response. A repetition has no further effect.
 #[derive(Clone, Debug)]
 pub struct Store {
     database: Arc<Database>,
@@ -34,14 +34,14 @@ pub struct Store {
 }
 
 impl Store {
-    /// Opens the store of a URL: `sqlite:/folder/file.db` or `postgres://…`.
+    /// Opens the store at a URL: `sqlite:/folder/file.db` or `postgres://…`.
     ///
-    /// All tasks that waited for an instance wait to be confirmed again: the store may be a backup.
+    /// The platform must confirm all waiting tasks again, because the store may be a restored backup.
     pub async fn open(url: &str, rules: Rules) -> Result<Self, OpenError> {
         Self::open_with(url, rules, SystemClock::new()).await
     }
 
-    /// The same with another clock, for tests.
+    /// Opens the store with another clock, for tests.
     pub async fn open_with(url: &str, rules: Rules, clock: impl Clock) -> Result<Self, OpenError> {
         let database = Database::open(url, Box::new(clock)).await?;
         let store = Self {
@@ -53,7 +53,7 @@ impl Store {
         Ok(store)
     }
 
-    /// Closes it. Calls that still wait for a task end without one.
+    /// Closes the store. Requests that wait for a task end without one.
     pub async fn close(&self) {
         self.database.close().await;
     }
@@ -62,12 +62,12 @@ impl Store {
         self.database.begin().await
     }
 
-    /// Those who wait for tasks.
+    /// Returns the requests that wait for tasks.
     pub(crate) fn waiters(&self) -> &Waiters {
         self.database.waiters()
     }
 
-    /// Does to a task what an event does.
+    /// Applies an event to a task, and stores the result.
     async fn change(&self, task: TaskId, event: Event<'_>) -> Result<(Task, crate::Millis), Error> {
         let mut tx = self.begin().await?;
         let now = tx.now;

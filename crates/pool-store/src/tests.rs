@@ -1,4 +1,4 @@
-//! The store on real engines: each case runs on SQLite and on PostgreSQL.
+//! Tests of the store on real databases. Each case runs on SQLite and on PostgreSQL.
 
 mod agents;
 pub(crate) mod failpoint;

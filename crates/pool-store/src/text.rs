@@ -1,4 +1,4 @@
-//! Lengths of texts that others send.
+//! Limits the lengths of texts and lists in requests.
 
 use crate::error::Refusal;
 
@@ -18,12 +18,12 @@ pub(crate) fn cut(mut text: String, longest: usize) -> String {
         text.truncate(end.unwrap_or_default());
         text.push('…');
     }
-    // PostgreSQL cannot store it.
+    // PostgreSQL cannot store NUL.
     text.retain(|character| character != '\0');
     text
 }
 
-/// Refuses a text that is too long for what it names, or that PostgreSQL cannot store.
+/// Refuses an identifier that is too long, or that contains NUL, which PostgreSQL cannot store.
 pub(crate) fn identifier(what: &str, text: &str) -> Result<(), Refusal> {
     if text.len() > IDENTIFIER || text.contains('\0') {
         return Err(Refusal::RequestInvalid(format!(
@@ -49,14 +49,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn texts_are_cut_between_characters_and_have_no_nul() {
+    fn texts_are_shortened_between_characters_and_have_no_nul() {
         assert_eq!(cut("short\0".to_owned(), 10), "short");
         let cut = cut("ü".repeat(600), NOTE);
         assert!(cut.len() <= NOTE && cut.ends_with("ü…"), "{}", cut.len());
     }
 
     #[test]
-    fn long_identifiers_and_lists_are_refused_by_name() {
+    fn long_identifiers_and_lists_are_refused() {
         assert_eq!(identifier("the job", &"a".repeat(256)), Ok(()));
         let refusal = identifier("the job", &"a".repeat(257)).unwrap_err();
         assert!(refusal.to_string().contains("the job has 257 bytes"));

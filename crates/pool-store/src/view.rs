@@ -1,4 +1,4 @@
-//! What people and metrics see. Nothing here has a payload.
+//! Views of tasks, instances and pools for the status page and for metrics. No view contains a payload.
 
 use std::time::{Duration, SystemTime};
 
@@ -7,13 +7,13 @@ use pool_protocol::task::TaskState;
 
 use crate::state::EndReason;
 
-/// The longest list that is given at once.
+/// The largest number of entries of a list.
 pub const PAGE: u32 = 500;
 
 /// A part of a list.
 #[derive(Clone, Copy, Debug)]
 pub struct Page<Id> {
-    /// Begins after this one, or with the first.
+    /// The list starts after this entry. `None`: at the first.
     pub after: Option<Id>,
     /// At most [`PAGE`].
     pub limit: u32,
@@ -39,22 +39,22 @@ pub struct PoolView {
     pub offline: u32,
     /// How many tasks the online instances run at once.
     pub capacity: u32,
-    /// How many more they could start, by their last heartbeat.
+    /// How many more they could start, according to their last heartbeats.
     pub free: u32,
-    /// Tasks that wait to be confirmed by the platform.
+    /// Tasks that the platform has not confirmed yet.
     pub unconfirmed: u32,
     /// Tasks that wait for an instance.
     pub available: u32,
     pub leased: u32,
     pub running: u32,
     pub orphaned: u32,
-    /// Tasks that are over, and whose outcome the platform does not have yet.
+    /// Tasks that are over and whose outcome the platform does not have yet.
     pub unreported: u32,
-    /// For how long the oldest task waits.
+    /// How long the oldest task has waited.
     pub oldest: Option<Duration>,
 }
 
-/// Whether an instance takes tasks and starts them.
+/// Whether an instance takes tasks and can start them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Condition {
     Online,
@@ -80,7 +80,7 @@ pub struct InstanceView {
     pub tags: Vec<String>,
     pub condition: Condition,
     pub capacity: u32,
-    /// How many more tasks it could start, by its last heartbeat.
+    /// How many more tasks it could start, according to its last heartbeat.
     pub free: u32,
     /// How many tasks it has.
     pub tasks: u32,
@@ -94,13 +94,13 @@ pub struct InstanceView {
 pub enum Wait {
     /// The platform has not confirmed yet that the task is wanted.
     Unconfirmed,
-    /// The pause after a failed attempt.
+    /// The pause after a failed lease is not over.
     Pause(Duration),
     /// No instance of the pool is online.
     NoInstance,
-    /// No instance has room.
+    /// No instance has free capacity.
     NoCapacity,
-    /// It is next soon.
+    /// An instance has capacity and will take it soon.
     Turn,
 }
 
@@ -116,13 +116,13 @@ pub struct TaskView {
     pub kind: String,
     pub traceparent: Option<String>,
     pub state: TaskState,
-    /// Why it waits, while it does.
+    /// Why it waits. `None`: it does not wait.
     pub wait: Option<Wait>,
-    /// Since it was submitted.
+    /// The time since it was submitted.
     pub age: Duration,
-    /// Failed leases.
+    /// Failed leases that count.
     pub attempts: u32,
-    /// Why, one text an attempt.
+    /// The reasons of the failed leases.
     pub reasons: Vec<String>,
     /// The current lease, or the last one.
     pub lease: Option<LeaseId>,
@@ -131,11 +131,11 @@ pub struct TaskView {
     pub agent: Option<AgentName>,
     /// The Job or process that was started.
     pub executor: Option<String>,
-    /// Who accepted it: the name, for people.
+    /// The executor that accepted it: its name, for people.
     pub holder: Option<String>,
-    /// What the executor does.
+    /// The phase of the executor.
     pub phase: Option<String>,
-    /// How long nothing was heard of it, if it is leased or accepted.
+    /// The time since the last heartbeat, if the task is leased or accepted.
     pub silent: Option<Duration>,
     pub cancel_requested: bool,
     pub end: Option<EndView>,
@@ -145,7 +145,7 @@ pub struct TaskView {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct EndView {
     pub reason: EndReason,
-    /// What to tell people.
+    /// The explanation for people.
     pub diagnostic: String,
     pub exit_code: Option<i32>,
     pub verdict: Option<String>,
@@ -155,29 +155,29 @@ pub struct EndView {
     pub reported: bool,
 }
 
-/// Which tasks are listed.
+/// Selects the tasks of a list.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Listed {
-    /// Those that are not over.
+pub enum TaskFilter {
+    /// Tasks that are not over.
     #[default]
     Open,
-    /// Those that are over.
+    /// Tasks that are over.
     Over,
-    /// Those that are over, the last one submitted first.
+    /// Tasks that are over, the last submitted first.
     Latest,
-    /// All of them.
+    /// All tasks.
     All,
 }
 
-/// What happened to a task.
+/// An entry in the history of a task.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct EventView {
-    /// By the wall clock of the hub, or of PostgreSQL.
+    /// Wall time of the hub or of PostgreSQL.
     pub at: SystemTime,
-    /// The state before. `None` for the first event.
+    /// The previous state. `None` for the first entry.
     pub from: Option<&'static str>,
     pub to: &'static str,
-    /// Who did it.
+    /// The platform, the hub, an agent or an executor.
     pub actor: String,
     pub note: String,
 }

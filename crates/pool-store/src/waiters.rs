@@ -1,4 +1,4 @@
-//! Those who wait for a task. Each new task wakes one of them: the one that has waited longest.
+//! Requests that wait for a task. Each new task wakes the one that has waited longest.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use pool_protocol::id::PoolName;
 use tokio::sync::Notify;
 
-/// All that wait, by pool.
+/// All waiting requests, by pool.
 #[derive(Debug, Default)]
 pub(crate) struct Waiters {
     pools: Mutex<HashMap<PoolName, Arc<Notify>>>,
@@ -17,8 +17,8 @@ pub(crate) struct Waiters {
 }
 
 impl Waiters {
-    /// Where those wait who want a task of this pool.
-    pub(crate) fn of(&self, pool: &PoolName) -> Arc<Notify> {
+    /// Returns the notification of a pool's waiting requests.
+    pub(crate) fn queue(&self, pool: &PoolName) -> Arc<Notify> {
         let mut pools = self.pools.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(notify) = pools.get(pool) {
             return Arc::clone(notify);
@@ -26,44 +26,44 @@ impl Waiters {
         Arc::clone(pools.entry(pool.clone()).or_default())
     }
 
-    /// Wakes this many.
+    /// Wakes this many waiting requests of a pool.
     pub(crate) fn wake(&self, pool: &PoolName, count: usize) {
         let pools = self.pools.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(notify) = pools.get(pool) {
-            // Without waiters one wake-up is kept, for one who is about to wait.
+            // If no request waits, one notification is kept for the next one.
             (0..count).for_each(|_| notify.notify_one());
         }
     }
 
-    /// Wakes all: what they wait for may have come unheard.
+    /// Wakes all waiting requests, because a notification may be lost.
     pub(crate) fn wake_all(&self) {
         let pools = self.pools.lock().unwrap_or_else(PoisonError::into_inner);
         pools.values().for_each(|notify| notify.notify_waiters());
     }
 
-    /// Ends all waiting.
+    /// Ends all waits.
     pub(crate) fn close(&self) {
         self.closed.store(true, Ordering::SeqCst);
         self.wake_all();
     }
 
-    /// Returns whether nothing comes any more.
+    /// Returns whether the waits have ended.
     pub(crate) fn is_closed(&self) -> bool {
         self.closed.load(Ordering::SeqCst)
     }
 }
 
-/// A wake-up that was taken. It goes to another waiter unless it was used.
+/// A received notification. If it is dropped unused, it wakes another request.
 #[derive(Debug)]
 pub(crate) struct Woken(Option<Arc<Notify>>);
 
 impl Woken {
-    /// Takes one.
+    /// Takes over a notification.
     pub(crate) const fn by(notify: Arc<Notify>) -> Self {
         Self(Some(notify))
     }
 
-    /// The task was taken, by this waiter or another.
+    /// Drops the notification: a request has taken the task.
     pub(crate) fn used(mut self) {
         self.0 = None;
     }
@@ -81,11 +81,11 @@ impl Drop for Woken {
 mod asleep {
     use super::{PoolName, Waiters};
 
-    /// One that waits.
+    /// A waiting request.
     pub(crate) struct Asleep<'a>(&'a Waiters, PoolName);
 
     impl Waiters {
-        /// Counts one that waits, for as long as it does.
+        /// Counts a waiting request until the result is dropped.
         pub(crate) fn fall_asleep(&self, pool: &PoolName) -> Asleep<'_> {
             self.asleep
                 .send_modify(|asleep| *asleep.entry(pool.clone()).or_default() += 1);
@@ -102,7 +102,7 @@ mod asleep {
     }
 
     impl crate::Store {
-        /// Returns once this many wait for a task of a pool.
+        /// Returns when this many requests wait for a task of a pool.
         pub(crate) async fn waits(&self, pool: &PoolName, count: usize) {
             let mut asleep = self.waiters().asleep.subscribe();
             let enough = |asleep: &std::collections::HashMap<PoolName, usize>| {

@@ -15,7 +15,7 @@ use std::time::Duration;
 use anyhow::{Context as _, Result};
 use job_contract::env;
 use pool_protocol::token::PoolToken;
-use pool_store::{EventView, Listed, Page, Rules, Store, TaskView};
+use pool_store::{EventView, Page, Rules, Store, TaskFilter, TaskView};
 use serde_json::Value;
 use tokio::sync::Mutex;
 
@@ -306,7 +306,7 @@ impl HubSide {
         let store = Store::open(&self.store_url(), Rules::default()).await?;
         let (mut records, mut page) = (Vec::new(), Page::first());
         loop {
-            let tasks = store.tasks(None, Listed::All, page).await?;
+            let tasks = store.tasks(None, TaskFilter::All, page).await?;
             let Some(last) = tasks.last() else { break };
             page.after = Some(last.task);
             for task in tasks {

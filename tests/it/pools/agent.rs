@@ -1,4 +1,4 @@
-//! Agents of a pool, with executors as processes. Neither has a secret of the platform.
+//! Tests of agents on target `process`. Neither agents nor executors have a secret of the platform.
 
 use std::fs;
 use std::path::PathBuf;
@@ -21,11 +21,11 @@ use tokio::net::{TcpListener, TcpStream};
 use super::fixture::{Fixture, Hub};
 use crate::in_cluster::PATIENCE;
 
-/// How soon a freed slot is used again, on a machine with nothing else to do at once.
-const PROMPT: Duration = Duration::from_secs(10);
+/// The longest time until a free slot is used again. It is generous for slow machines.
+const MAX_DELAY: Duration = Duration::from_secs(10);
 
 impl Fixture {
-    /// The agent `eu-1`, about to be started.
+    /// Returns the command of agent `eu-1`.
     pub(super) fn agent(&self, hub: &str) -> Command {
         self.agent_named("eu-1", "data", hub)
     }
@@ -52,7 +52,7 @@ impl Fixture {
         Running::start(&mut self.agent(&hub.url()))
     }
 
-    /// A job of one script, which notes that it ran, and waits at a gate.
+    /// Starts a job with one script that records its run and then waits at a gate.
     pub(super) fn start_script(&self, gate: &Gate) -> u32 {
         let workspace = self
             .platform
@@ -80,13 +80,13 @@ impl Fixture {
         ledger.lines().count()
     }
 
-    /// The folders of runs in progress.
+    /// Returns the folders of current runs.
     pub(super) fn runs(&self) -> Vec<PathBuf> {
         let runs = fs::read_dir(self.path("data/launcher/agent/runs")).unwrap();
         runs.map(|run| run.unwrap().path()).collect()
     }
 
-    /// The only executor that runs.
+    /// Returns the process id of the only executor.
     pub(super) fn executor(&self) -> Pid {
         let runs = self.runs();
         assert_eq!(runs.len(), 1, "{runs:?}");
@@ -109,7 +109,7 @@ impl Gate {
         }
     }
 
-    /// Lets one script pass.
+    /// Lets one script continue.
     pub(super) async fn open(&self) {
         let path = self.path.clone();
         let opened =
@@ -172,7 +172,7 @@ async fn a_plan_and_its_apply_run_without_a_secret_of_the_platform() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_run_that_ends_frees_its_slot_for_the_next() {
+async fn the_end_of_a_run_frees_its_slot() {
     let fixture = Fixture::new().await;
     let hub = fixture.serve();
     let gate = Gate::new(&fixture);
@@ -188,14 +188,14 @@ async fn a_run_that_ends_frees_its_slot_for_the_next() {
     fixture.platform.until_job(first, Status::Completed).await;
     let freed = Instant::now();
     fixture.platform.until_streamed(second, "at-the-gate").await;
-    assert!(freed.elapsed() < PROMPT, "{:?}", freed.elapsed());
+    assert!(freed.elapsed() < MAX_DELAY, "{:?}", freed.elapsed());
     gate.open().await;
     fixture.platform.until_job(second, Status::Completed).await;
     drop(agent);
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_killed_agent_finds_its_run_again() {
+async fn a_restarted_agent_finds_its_run() {
     let fixture = Fixture::new().await;
     let hub = fixture.serve();
     let gate = Gate::new(&fixture);
@@ -215,7 +215,7 @@ async fn a_killed_agent_finds_its_run_again() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_run_whose_executor_dies_while_no_agent_is_there_fails_once() {
+async fn a_run_whose_executor_dies_without_an_agent_fails_once() {
     let fixture = Fixture::new().await;
     let hub = fixture.serve();
     let gate = Gate::new(&fixture);
@@ -253,7 +253,7 @@ async fn a_cancelled_run_stops_and_frees_its_slot() {
     drop(agent);
 }
 
-/// A proxy before a hub, which loses the first answer with a task.
+/// Starts a proxy in front of a hub. The proxy drops the first response with a task.
 async fn losing_proxy(hub: &Hub) -> (String, Arc<AtomicBool>) {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let url = format!("http://{}", listener.local_addr().unwrap());
@@ -295,7 +295,7 @@ async fn pass(client: TcpStream, server: TcpStream, lost: Arc<AtomicBool>) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_task_whose_answer_was_lost_comes_again_and_runs_once() {
+async fn a_task_whose_response_was_lost_is_returned_again_and_runs_once() {
     let fixture = Fixture::new().await;
     let hub = fixture.serve();
     let (proxy, is_lost) = losing_proxy(&hub).await;

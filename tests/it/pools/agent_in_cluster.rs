@@ -1,4 +1,4 @@
-//! Agents of a pool in a cluster: runs are Jobs, and the cluster is the agent's only record.
+//! Tests of agents on target `kubernetes`: runs are Jobs, and the cluster is the agent's only record.
 
 use integration_tests::process::Stream;
 use integration_tests::{Repository, Running};
@@ -19,7 +19,7 @@ pub(super) async fn cluster(parts: Builder) -> Option<ClusterFixture> {
     ClusterFixture::of(parts, &rights).await
 }
 
-/// Starts the agent `eu-1` beside its cluster.
+/// Starts the agent `eu-1` with the cluster of the test.
 fn start(cluster: &ClusterFixture, fixture: &Fixture, hub: &Hub) -> Running {
     let mut command = cluster.command(&["agent", "--name", "eu-1"]);
     command
@@ -29,7 +29,7 @@ fn start(cluster: &ClusterFixture, fixture: &Fixture, hub: &Hub) -> Running {
     Running::start(&mut command)
 }
 
-/// Executors know the address that users know, and store states where the test looks.
+/// Gives executors the public URL of the platform, and a store of states that the test can read.
 fn prepare(cluster: &ClusterFixture, fixture: &Fixture) {
     cluster.image_that_first(&format!(
         "export {}='{}' {}=LocalTerraformStateImpl {}=1",

@@ -1,4 +1,4 @@
-//! How agents stop, and what happens to their runs.
+//! Tests of the stop modes of agents.
 
 use integration_tests::process::Stream;
 use integration_tests::{Repository, Running};
@@ -11,7 +11,7 @@ use super::fixture::{Fixture, Hub};
 use super::kills::tap::Moment;
 use super::kills::{ACCEPT, Run, STARTED, until};
 
-/// An agent with this mode, and its run at the gate.
+/// Starts an agent with this stop mode, and a run that waits at the gate.
 async fn at_the_gate(fixture: &Fixture, hub: &Hub, mode: &str) -> (Running, Gate, u32) {
     let mut command = fixture.agent(&hub.url());
     let agent = Running::start(command.env("MAYFLY_AGENT_ON_STOP", mode));
@@ -26,7 +26,7 @@ fn wait_for(agent: &Running, text: &str) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_agent_that_drains_waits_for_its_run_and_is_never_offline() {
+async fn a_draining_agent_waits_for_its_run_and_stays_online() {
     let fixture = Fixture::new().await;
     let hub = fixture.serve();
     let (agent, gate, job) = at_the_gate(&fixture, &hub, "drain").await;
@@ -40,7 +40,7 @@ async fn an_agent_that_drains_waits_for_its_run_and_is_never_offline() {
     gate.open().await;
     fixture.platform.until_job(job, Status::Completed).await;
     ends_with(agent, 0);
-    // It has left the list, and what waited still waits.
+    // The agent has left the list, and the second run still waits.
     hub.until_metric(r#"mayfly_pool_agents{pool="eu",state="online"} 0"#)
         .await;
     hub.until_metric(r#"mayfly_pool_agents{pool="eu",state="offline"} 0"#)
@@ -50,7 +50,7 @@ async fn an_agent_that_drains_waits_for_its_run_and_is_never_offline() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_second_signal_asks_the_run_to_stop() {
+async fn a_second_signal_stops_the_run() {
     let fixture = Fixture::new().await;
     let hub = fixture.serve();
     let (agent, _gate, job) = at_the_gate(&fixture, &hub, "drain").await;
@@ -159,7 +159,7 @@ async fn an_agent_that_is_forced_ends_its_run_and_says_so() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_run_of_an_agent_that_detaches_goes_on() {
+async fn the_run_of_a_detached_agent_continues() {
     let fixture = Fixture::new().await;
     let hub = fixture.serve();
     let (agent, gate, job) = at_the_gate(&fixture, &hub, "detach").await;
@@ -172,7 +172,7 @@ async fn the_run_of_an_agent_that_detaches_goes_on() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_single_run_that_fails_ends_its_agent_well() {
+async fn a_failed_single_run_ends_its_agent_with_0() {
     let fixture = Fixture::new().await;
     let hub = fixture.serve();
     let mut command = fixture.agent(&hub.url());

@@ -1,4 +1,4 @@
-//! A client of the wire: as much of an agent and of an executor as a test needs.
+//! A client of the pool protocol. It acts as an agent or an executor.
 
 use pool_protocol::id::{InstanceId, LeaseId};
 use pool_protocol::path::{self, LeaseCall};
@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 
 use crate::in_cluster::PATIENCE;
 
-/// An answer of the hub.
+/// A response of the hub.
 #[derive(Debug)]
 pub(super) struct Answer {
     pub(super) status: StatusCode,
@@ -18,14 +18,14 @@ pub(super) struct Answer {
 }
 
 impl Answer {
-    /// The document of a call that must succeed.
+    /// Returns the document of a call that must succeed.
     #[track_caller]
     pub(super) fn ok(self) -> Value {
         assert!(self.status.is_success(), "{self:?}");
         self.body
     }
 
-    /// The code of a call that must fail. Its status must go with it.
+    /// Returns the code of a call that must fail. The status must match the code.
     #[track_caller]
     pub(super) fn refused(self) -> Code {
         let problem: Problem = serde_json::from_value(self.body)
@@ -56,7 +56,7 @@ impl Client {
         }
     }
 
-    /// The same with another token.
+    /// Returns the client with another token.
     pub(super) fn with_token(&self, token: &str) -> Self {
         Self {
             token: token.to_owned(),
@@ -64,7 +64,7 @@ impl Client {
         }
     }
 
-    /// A request that nothing was added to.
+    /// Returns a request without token and version.
     pub(super) fn plain(&self, method: Method, path: &str) -> RequestBuilder {
         self.http.request(method, format!("{}{path}", self.base))
     }
@@ -114,7 +114,7 @@ impl Client {
         self.post(path::REQUEST_TASK, body).await
     }
 
-    /// Waits for a task that must come.
+    /// Waits for a task, which must come.
     pub(super) async fn request(&self, instance: InstanceId) -> LeasedTask {
         let answer = self.try_request(instance, 50, &[]).await;
         assert_eq!(answer.status, StatusCode::OK, "{answer:?}");
@@ -141,7 +141,7 @@ impl Client {
         send(request).await.ok();
     }
 
-    /// A call about a lease.
+    /// Makes a call for a lease.
     pub(super) async fn lease(&self, task: &LeasedTask, call: LeaseCall, body: Value) -> Answer {
         let path = path::lease(task.task_id, task.lease_id, call);
         self.post(&path, body).await
@@ -151,11 +151,11 @@ impl Client {
         self.lease(task, LeaseCall::Accept, holder(uid)).await
     }
 
-    pub(super) async fn beat(&self, task: &LeasedTask, uid: &str) -> Answer {
+    pub(super) async fn lease_heartbeat(&self, task: &LeasedTask, uid: &str) -> Answer {
         self.lease(task, LeaseCall::Heartbeat, holder(uid)).await
     }
 
-    /// A request to the platform through the relay.
+    /// Sends a request to the platform through the relay.
     pub(super) async fn relay(
         &self,
         task: &LeasedTask,
@@ -172,7 +172,7 @@ impl Client {
     }
 }
 
-/// The executor of a lease: the same client with the token of the lease.
+/// Returns the client with the job token of a lease.
 pub(super) fn executor_of(agent: &Client, task: &LeasedTask) -> Client {
     agent.with_token(&task.job_token)
 }

@@ -1,4 +1,4 @@
-//! Hubs that are killed: what was answered 202 ends exactly once.
+//! Tests of killed hubs: every dispatch that was answered 202 ends exactly once.
 
 use integration_tests::Running;
 use pool_protocol::path::LeaseCall;
@@ -23,7 +23,7 @@ async fn an_accepted_run_survives_every_kill_of_the_hub() {
     assert_eq!(lease.task.job_id, job.to_string());
     hub.crash();
 
-    // The instance has forgotten the lease, and gets it again.
+    // The instance does not name the lease, so it gets the lease again.
     let hub = fixture.serve();
     let agent = fixture.client(&hub);
     let again = agent.request(instance).await;
@@ -38,8 +38,8 @@ async fn an_accepted_run_survives_every_kill_of_the_hub() {
     let hub = fixture.serve();
     let agent = fixture.client(&hub);
     let executor = executor_of(&agent, &lease);
-    let beat = executor.beat(&lease, "pod").await.ok();
-    assert_eq!(beat["state"], "RUNNING");
+    let heartbeat = executor.lease_heartbeat(&lease, "pod").await.ok();
+    assert_eq!(heartbeat["state"], "RUNNING");
     assert_eq!(
         agent
             .try_request(instance, 1, &[lease.lease_id])
@@ -54,7 +54,7 @@ async fn an_accepted_run_survives_every_kill_of_the_hub() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_outcome_that_a_killed_hub_owes_is_reported_once() {
+async fn an_unreported_outcome_of_a_killed_hub_is_reported_once() {
     let fixture = Fixture::new().await;
     let hub = fixture.serve();
     let job = fixture.dispatched_plan().await;
@@ -73,7 +73,7 @@ async fn an_outcome_that_a_killed_hub_owes_is_reported_once() {
         .await;
     let output = fixture.output(job);
     assert!(output.contains("out of memory"), "{output}");
-    // A repetition changes nothing.
+    // A repeated call changes nothing.
     fixture
         .client(&hub)
         .lease(&lease, LeaseCall::Fail, end)

@@ -1,4 +1,4 @@
-//! Runs that end otherwise than by their executor.
+//! Tests of runs that their executors do not end.
 
 use job_contract::env;
 use pool_protocol::path::LeaseCall;
@@ -12,7 +12,7 @@ use super::fixture::Fixture;
 use super::runs::change;
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_run_whose_agent_and_executor_are_lost_fails_once_and_its_executor_hears_it() {
+async fn a_lost_run_fails_once_and_its_executor_is_refused() {
     let fixture = Fixture::new().await.with(env::POOL_LOST_SECONDS, "2");
     let hub = fixture.serve();
     let job = fixture.dispatched_plan().await;
@@ -26,13 +26,13 @@ async fn a_run_whose_agent_and_executor_are_lost_fails_once_and_its_executor_hea
         .await;
     hub.until_metric(r#"mayfly_pool_tasks{pool="eu",state="unreported"} 0"#)
         .await;
-    // One of the job, and one of its step.
+    // One report for the job, and one for its step.
     assert_eq!(fixture.reports(job, Status::Failed), 2);
     let output = fixture.output(job);
-    assert!(output.contains("no word from"), "{output}");
+    assert!(output.contains("no heartbeat from"), "{output}");
 
-    let beat = executor.beat(&lease, "pod").await;
-    assert_eq!(beat.refused(), Code::TaskAlreadyTerminal);
+    let heartbeat = executor.lease_heartbeat(&lease, "pod").await;
+    assert_eq!(heartbeat.refused(), Code::TaskAlreadyTerminal);
     let step = format!(
         "/api/v1/organization/{}/job/{job}/step/{}",
         lease.task.organization_id, lease.task.step_id
@@ -65,7 +65,7 @@ async fn a_run_of_another_organization_fails_with_the_reason() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_run_that_an_agent_cannot_start_fails_with_its_words() {
+async fn a_run_that_an_agent_cannot_start_fails_with_its_diagnostic() {
     let fixture = Fixture::new().await;
     let hub = fixture.serve();
     let job = fixture.dispatched_plan().await;
@@ -80,7 +80,7 @@ async fn a_run_that_an_agent_cannot_start_fails_with_its_words() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_run_that_its_agent_hands_back_is_given_out_again() {
+async fn a_run_that_its_agent_declines_is_leased_again() {
     let fixture = Fixture::new().await;
     let hub = fixture.serve();
     fixture.dispatched_plan().await;
@@ -93,7 +93,7 @@ async fn a_run_that_its_agent_hands_back_is_given_out_again() {
     assert_eq!(second.task_id, first.task_id);
     assert!(second.lease_id != first.lease_id && second.fencing_token > first.fencing_token);
 
-    // The first executor wakes up: nothing of what it says counts.
+    // The first executor is late. None of its calls counts.
     let (late, executor) = (executor_of(&agent, &first), executor_of(&agent, &second));
     for call in [
         LeaseCall::Started,

@@ -1,4 +1,4 @@
-//! A platform, a file of pools, and hubs over one database, one after the other.
+//! The fixture of tests with pools: a platform, a file of the pools, and hubs with the same database.
 
 use std::fs;
 use std::net::SocketAddr;
@@ -17,7 +17,7 @@ use crate::in_cluster::{Launcher, PATIENCE};
 
 pub(super) const POLL: Duration = Duration::from_millis(20);
 
-/// All of it.
+/// A platform, a file of the pools, and settings for hubs.
 pub(super) struct Fixture {
     pub(super) platform: Platform,
     redis: RedisServer,
@@ -28,7 +28,7 @@ pub(super) struct Fixture {
 }
 
 impl Fixture {
-    /// With pool `eu` for the organization of the platform, and pool `us` for another.
+    /// Starts a platform. Pool `eu` takes runs of its organization, and pool `us` of another.
     pub(super) async fn new() -> Self {
         let redis = RedisServer::start().unwrap();
         let platform = Platform::builder()
@@ -49,7 +49,7 @@ impl Fixture {
         fixture
     }
 
-    /// Hubs have this setting too.
+    /// Adds a setting of hubs.
     pub(super) fn with(mut self, name: &'static str, value: &str) -> Self {
         self.more.push((name, value.to_owned()));
         self
@@ -59,7 +59,7 @@ impl Fixture {
         self.folder.path().join(name)
     }
 
-    /// Replaces the file of the pools as a whole. These are the tokens of `eu`; `us` gets a new one.
+    /// Replaces the file of the pools. Pool `eu` has these tokens, and `us` a new one.
     pub(super) fn write_pools(&self, tokens: &[&PoolToken]) {
         let organization = self.platform.organization();
         let of_eu: String = tokens
@@ -77,18 +77,18 @@ impl Fixture {
         self.replace_pools(&text);
     }
 
-    /// Replaces the file of the pools by any text.
+    /// Replaces the file of the pools with any text.
     pub(super) fn replace_pools(&self, text: &str) {
         fs::write(self.path("new.yaml"), text).unwrap();
         fs::rename(self.path("new.yaml"), self.path("pools.yaml")).unwrap();
     }
 
-    /// The token of pool `us`.
+    /// Returns the token of pool `us`.
     pub(super) fn token_of_us(&self) -> String {
         fs::read_to_string(self.path("us-token")).unwrap()
     }
 
-    /// A command that serves the pools.
+    /// Returns the command of a hub.
     pub(super) fn command(&self) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_launcher_under_test"));
         command
@@ -118,25 +118,25 @@ impl Fixture {
         command
     }
 
-    /// Starts a hub. The platform dispatches to its pool `eu`.
+    /// Starts a hub. The platform dispatches to pool `eu` of this hub.
     pub(super) fn serve(&self) -> Hub {
         let hub = Hub(Launcher::start(&mut self.command()));
         self.dispatch_to(&hub, "eu");
         hub
     }
 
-    /// The platform dispatches to this pool.
+    /// Makes the platform dispatch to this pool.
     pub(super) fn dispatch_to(&self, hub: &Hub, pool: &str) {
         let url = format!("{}/pools/{pool}/api/v1/terraform-rs", hub.url());
         self.platform.dispatch_to(&url);
     }
 
-    /// A client with the token of pool `eu`.
+    /// Returns a client with the token of pool `eu`.
     pub(super) fn client(&self, hub: &Hub) -> Client {
         Client::new(&hub.url(), self.token.reveal())
     }
 
-    /// Starts a job of one plan.
+    /// Starts a job with one plan.
     pub(super) fn start_plan(&self) -> u32 {
         let workspace = self
             .platform
@@ -145,7 +145,7 @@ impl Fixture {
             .start_job(NewJob::new(&workspace, Flow::only("terraformPlan")))
     }
 
-    /// Starts a job of one plan, and waits until it is dispatched.
+    /// Starts a job with one plan, and waits until it is dispatched.
     pub(super) async fn dispatched_plan(&self) -> u32 {
         let job = self.start_plan();
         self.platform.until_job(job, Status::Queue).await;
@@ -175,14 +175,14 @@ impl Fixture {
         .unwrap();
     }
 
-    /// The stored output of the plan of a job.
+    /// Returns the step output of a plan.
     pub(super) fn output(&self, job: u32) -> String {
         let step = self.platform.job(job).step_of("terraformPlan").id.clone();
         let found = self.platform.step_output(job, &step);
         found.unwrap_or_else(|| panic!("no output\n{}", self.platform.report()))
     }
 
-    /// How often clients have given the job that status, and its steps.
+    /// Returns how often clients have set this status for the job and its steps.
     pub(super) fn reports(&self, job: u32, status: Status) -> usize {
         let records = self.platform.records();
         let by_client = |change: &&test_platform::Transition| {
@@ -192,12 +192,12 @@ impl Fixture {
     }
 }
 
-/// A token in the file of the pools.
+/// Returns the entry of a token in the file of the pools.
 fn entry(id: &str, token: &PoolToken) -> String {
     format!("      - {{id: {id}, sha256: {}}}\n", token.digest())
 }
 
-/// A hub that serves.
+/// A running hub.
 pub(super) struct Hub(pub(super) Launcher);
 
 impl Hub {
@@ -220,7 +220,7 @@ impl Hub {
         reqwest::get(url).await.unwrap().text().await.unwrap()
     }
 
-    /// Waits until a line is in the metrics.
+    /// Waits until the metrics contain a line.
     pub(super) async fn until_metric(&self, line: &str) {
         let wait = async {
             while !self

@@ -1,4 +1,4 @@
-//! Who may call what: versions, pool tokens, job tokens, and the borders between pools and runs.
+//! Tests of versions and tokens, and of the separation of pools and runs.
 
 use std::process::Command;
 
@@ -30,7 +30,7 @@ async fn an_old_client_learns_that_it_is_old_and_not_that_its_token_is_wrong() {
         1
     );
 
-    let ask = async |header: Option<&str>| {
+    let register_with = async |header: Option<&str>| {
         let mut request = agent
             .plain(Method::POST, path::REGISTER)
             .bearer_auth("nonsense");
@@ -42,16 +42,22 @@ async fn an_old_client_learns_that_it_is_old_and_not_that_its_token_is_wrong() {
         let problem = answer.json::<serde_json::Value>().await.unwrap();
         problem["code"].as_str().unwrap().to_owned()
     };
-    assert_eq!(ask(None).await, "EXECUTOR_PROTOCOL_VERSION_REQUIRED");
     assert_eq!(
-        ask(Some("9")).await,
+        register_with(None).await,
+        "EXECUTOR_PROTOCOL_VERSION_REQUIRED"
+    );
+    assert_eq!(
+        register_with(Some("9")).await,
         "EXECUTOR_PROTOCOL_VERSION_UNSUPPORTED"
     );
-    assert_eq!(ask(Some("1")).await, "EXECUTOR_AUTHENTICATION_FAILED");
+    assert_eq!(
+        register_with(Some("1")).await,
+        "EXECUTOR_AUTHENTICATION_FAILED"
+    );
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_token_of_one_run_is_good_for_that_run_alone() {
+async fn a_job_token_is_valid_for_its_own_run_only() {
     let fixture = Fixture::new().await;
     let hub = fixture.serve();
     let agent = fixture.client(&hub);
@@ -90,7 +96,7 @@ async fn the_token_of_one_run_is_good_for_that_run_alone() {
     assert_eq!(answer.refused(), Code::ExecutorPoolForbidden);
     one.relay(&first, Method::GET, &mine, None).await.ok();
 
-    // Nothing of it reached the platform.
+    // None of these requests reached the platform.
     let ledger = fixture.platform.ledger();
     let about_other = |request: &&test_platform::Request| {
         request.path.starts_with("/context") && request.path.contains(&second.task.job_id)
@@ -112,7 +118,7 @@ async fn the_token_of_one_run_is_good_for_that_run_alone() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_agent_sees_its_own_pool_alone_and_does_not_play_the_executor() {
+async fn an_agent_gets_only_runs_of_its_pool_and_cannot_act_as_executor() {
     let fixture = Fixture::new().await;
     let hub = fixture.serve();
     let agent = fixture.client(&hub);
@@ -142,7 +148,7 @@ async fn an_agent_sees_its_own_pool_alone_and_does_not_play_the_executor() {
         .relay(&lease, Method::GET, "/tofu/index.json", None)
         .await;
     assert_eq!(answer.refused(), Code::ExecutorAuthenticationFailed);
-    // Nor does an executor play the agent.
+    // An executor cannot act as an agent either.
     let executor = executor_of(&agent, &lease);
     let answer = executor.try_register("eu-2", "two").await;
     assert_eq!(answer.refused(), Code::ExecutorAuthenticationFailed);
@@ -192,7 +198,7 @@ async fn tokens_are_replaced_without_a_restart() {
     hub.until_metric("mayfly_pool_polls_waiting 1").await;
 
     fixture.write_pools(&[&token]);
-    // A request that waits ends by itself.
+    // The waiting request ends without a further request.
     let ended = waiting.await.unwrap();
     assert_eq!(ended.refused(), Code::ExecutorAuthenticationFailed);
     assert_eq!(
@@ -240,7 +246,7 @@ async fn requests_that_are_too_large_or_unreadable_are_refused() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_line_that_comes_with_a_new_token_makes_it_good() {
+async fn a_new_token_is_valid_with_its_line() {
     let fixture = Fixture::new().await;
     let made = Running::start(
         Command::new(env!("CARGO_BIN_EXE_launcher_under_test"))

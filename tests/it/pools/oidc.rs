@@ -1,4 +1,4 @@
-//! Tokens of an OpenID provider: their exchange at a hub, and an agent that has nothing else.
+//! Tests of the exchange of OpenID tokens, and of an agent without a pool token.
 
 use std::fs;
 use std::process::Command;
@@ -24,16 +24,16 @@ const SUBJECT: &str = "system:serviceaccount:mayfly:agent";
 const UNREACHABLE: &str = "https://127.0.0.1:1";
 const OFFLINE: &str = "https://offline.example.test";
 
-/// A fixture whose pool `eu` trusts a provider, and no other token.
-struct Trusting {
+/// A fixture whose pool `eu` trusts providers and has no pool tokens.
+struct OidcFixture {
     fixture: Fixture,
     issuer: Issuer,
     key: SigningKey,
-    /// Of a provider that the hub does not ask.
+    /// The key of a provider that the hub cannot reach.
     offline: SigningKey,
 }
 
-impl Trusting {
+impl OidcFixture {
     async fn new() -> Self {
         let key = SigningKey::new("first", Algorithm::ES256);
         let offline = SigningKey::new("offline", Algorithm::EdDSA);
@@ -54,7 +54,7 @@ impl Trusting {
         this
     }
 
-    /// Pool `eu` trusts service accounts of this namespace.
+    /// Makes pool `eu` trust service accounts of this namespace.
     fn trust(&self, namespace: &str) {
         let (organization, url) = (self.fixture.platform.organization(), self.issuer.url());
         let subjects = format!("system:serviceaccount:{namespace}:*");
@@ -115,7 +115,7 @@ impl Trusting {
         (answer.status(), answer.json().await.unwrap())
     }
 
-    /// The agent, with the token of the provider in a file.
+    /// Returns the command of the agent with the provider's token in a file.
     fn agent(&self, hub: &str, seconds: &str) -> Command {
         let mut command = self.fixture.agent(hub);
         command
@@ -133,7 +133,7 @@ impl Trusting {
         command
     }
 
-    /// Replaces the file as a whole, as the kubelet does.
+    /// Replaces the token file atomically, as the kubelet does.
     fn write_token(&self, token: &str) {
         fs::write(self.fixture.path("new-token"), token).unwrap();
         fs::rename(
@@ -145,8 +145,8 @@ impl Trusting {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn every_token_that_is_not_as_it_should_be_is_refused_for_its_own_reason() {
-    let fixture = Trusting::new().await;
+async fn each_invalid_token_is_refused_with_its_reason() {
+    let fixture = OidcFixture::new().await;
     let hub = fixture.fixture.serve();
     let key = &fixture.key;
     let other = SigningKey::new("second", Algorithm::ES256);
@@ -218,7 +218,7 @@ async fn every_token_that_is_not_as_it_should_be_is_refused_for_its_own_reason()
         let (_, error) = fixture.exchange_for(&hub, &token, audience, scope).await;
         assert_eq!(error["error"], code, "{error}");
     }
-    // The unknown keys have led to no second look within the minute, and the hub works on.
+    // The unknown keys caused no second request within a minute, and the hub still works.
     assert_eq!(fixture.issuer.reads(), 1);
     let (status, issued) = fixture.exchange(&hub, &token).await;
     assert_eq!(status, StatusCode::OK, "{issued}");
@@ -232,8 +232,8 @@ async fn every_token_that_is_not_as_it_should_be_is_refused_for_its_own_reason()
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_access_token_is_good_for_its_pool_while_the_pool_trusts_the_provider() {
-    let fixture = Trusting::new().await;
+async fn an_access_token_is_valid_while_the_pool_trusts_the_provider() {
+    let fixture = OidcFixture::new().await;
     let hub = fixture.fixture.serve();
     let (_, issued) = fixture.exchange(&hub, &fixture.token()).await;
     let token = issued["access_token"].as_str().unwrap();
@@ -249,12 +249,12 @@ async fn an_access_token_is_good_for_its_pool_while_the_pool_trusts_the_provider
     let refused = forged.heartbeat(instance).await.refused();
     assert_eq!(refused, Code::ExecutorAuthenticationFailed);
     agent.heartbeat(instance).await.ok();
-    // A request that waits ends too.
+    // A waiting request ends too.
     let waits = agent.try_request(instance, 50, &[]);
     let (waited, ()) = tokio::join!(waits, async {
         hub.until_metric("mayfly_pool_polls_waiting 1").await;
         fixture.trust("other");
-        // Somebody must look at the file.
+        // The hub reads the file at the next request.
         agent.heartbeat(instance).await.refused();
     });
     assert_eq!(waited.refused(), Code::ExecutorAuthenticationFailed);
@@ -264,10 +264,10 @@ async fn an_access_token_is_good_for_its_pool_while_the_pool_trusts_the_provider
 
 #[tokio::test(flavor = "multi_thread")]
 async fn an_agent_runs_with_a_token_file_that_rotates() {
-    let fixture = Trusting::new().await;
+    let fixture = OidcFixture::new().await;
     let hub = fixture.fixture.serve();
     fixture.write_token(&fixture.token());
-    // Short, so that it renews several times while a run goes on.
+    // The lifetime is short, so that the agent renews the token several times during a run.
     let agent = Running::start(&mut fixture.agent(&hub.url(), "3"));
     let gate = Gate::new(&fixture.fixture);
     let job = fixture.fixture.start_script(&gate);
@@ -276,7 +276,7 @@ async fn an_agent_runs_with_a_token_file_that_rotates() {
         .platform
         .until_streamed(job, "at-the-gate")
         .await;
-    // The old token would be refused from here on.
+    // From here on, the hub refuses the old token.
     fixture.trust("rotated");
     let subject = "system:serviceaccount:rotated:agent";
     fixture.write_token(&fixture.key.sign(&fixture.issuer.claims(AUDIENCE, subject)));

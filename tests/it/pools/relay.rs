@@ -1,4 +1,4 @@
-//! The relay between executors of a pool and the platform.
+//! Tests of the relay between executors of a pool and the platform.
 
 use pool_protocol::problem::Code;
 use pool_protocol::task::LeasedTask;
@@ -9,7 +9,7 @@ use test_platform::{Effect, Fault, Flow, NewJob, Status, Workspace};
 use super::client::{Client, executor_of};
 use super::fixture::Fixture;
 
-/// The executor of a new lease, which has not accepted its task.
+/// Returns the executor of a new lease. It has not accepted its task.
 async fn leased(fixture: &Fixture, agent: &Client) -> (Client, LeasedTask) {
     fixture.dispatched_plan().await;
     let lease = agent.request(agent.register().await).await;
@@ -35,7 +35,7 @@ async fn an_executor_reads_before_its_claim_and_writes_after_it() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_content_of_a_run_passes_and_that_of_another_does_not() {
+async fn the_relay_passes_only_content_of_the_run() {
     let fixture = Fixture::new().await;
     let hub = fixture.serve();
     let [mine, other] = ["mine", "other"].map(|text| fixture.platform.upload(text.into()));
@@ -66,35 +66,35 @@ async fn the_content_of_a_run_passes_and_that_of_another_does_not() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn answers_of_the_platform_pass_unchanged_and_its_absence_is_reported() {
+async fn responses_of_the_platform_pass_unchanged_and_its_failure_is_reported() {
     let fixture = Fixture::new().await;
     let hub = fixture.serve();
     let (executor, lease) = leased(&fixture, &fixture.client(&hub)).await;
     let context = format!("/context/v1/{}", lease.task.job_id);
-    let ask = || executor.relay(&lease, Method::GET, &context, None);
+    let read_context = || executor.relay(&lease, Method::GET, &context, None);
     for status in [404, 409, 500] {
         let fault = Fault::once("GET", &context, Effect::Status(status));
         fixture.platform.fault(fault);
-        assert_eq!(ask().await.status.as_u16(), status);
+        assert_eq!(read_context().await.status.as_u16(), status);
     }
     let elsewhere = Effect::Redirect("http://127.0.0.1:1/");
     fixture
         .platform
         .fault(Fault::once("GET", &context, elsewhere));
-    assert!(ask().await.status.is_redirection());
+    assert!(read_context().await.status.is_redirection());
     fixture
         .platform
         .fault(Fault::always("GET", &context, Effect::DropBefore));
-    let answer = ask().await;
+    let answer = read_context().await;
     assert_eq!(answer.status, StatusCode::BAD_GATEWAY);
     assert_eq!(
         answer.body["title"],
-        "the platform does not answer: try again"
+        "the platform does not respond: try again"
     );
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_log_that_is_too_large_for_one_request_is_refused_as_such() {
+async fn a_too_large_log_is_refused_with_413() {
     let fixture = Fixture::new().await;
     let hub = fixture.serve();
     let (executor, lease) = leased(&fixture, &fixture.client(&hub)).await;
@@ -117,6 +117,6 @@ async fn a_pool_with_another_boundary_has_no_relay() {
     let context = format!("/context/v1/{}", lease.task.job_id);
     let answer = executor.relay(&lease, Method::GET, &context, None).await;
     assert_eq!(answer.refused(), Code::ExecutorPoolForbidden);
-    // The lease itself goes on.
+    // The lease itself is still valid.
     executor.accept(&lease, "pod").await.ok();
 }

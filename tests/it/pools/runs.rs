@@ -1,4 +1,4 @@
-//! Runs from their dispatch to their end.
+//! Tests of runs from their dispatch to their end.
 
 use std::time::{Duration, Instant};
 
@@ -11,15 +11,15 @@ use test_platform::Status;
 use super::client::{Client, executor_of};
 use super::fixture::Fixture;
 
-/// A second, on a machine with nothing else to do.
-const PROMPT: Duration = Duration::from_secs(5);
+/// The longest time until a run is leased. It is generous for slow machines.
+const MAX_DELAY: Duration = Duration::from_secs(5);
 
-/// A change of a resource, as JSON:API has it.
+/// Returns a change of a resource in the form of JSON:API.
 pub(super) fn change(kind: &str, id: &str, attributes: Value) -> Value {
     json!({"data": {"type": kind, "id": id, "attributes": attributes}})
 }
 
-/// Does the run of a lease as its executor: the claim, a line of the log, the reports, the end.
+/// Acts as the executor of a lease: the claim, a line of the log, the reports and the end.
 pub(super) async fn run_plan(fixture: &Fixture, executor: &Client, lease: &LeasedTask) {
     executor.accept(lease, "pod").await.ok();
     let task = &lease.task;
@@ -35,7 +35,7 @@ pub(super) async fn run_plan(fixture: &Fixture, executor: &Client, lease: &Lease
         task.job_id,
         task.step_id
     );
-    let say = async |method: Method, path: &str, body: Value| {
+    let send = async |method: Method, path: &str, body: Value| {
         executor.relay(lease, method, path, Some(body)).await.ok();
     };
     let running = change(
@@ -43,13 +43,13 @@ pub(super) async fn run_plan(fixture: &Fixture, executor: &Client, lease: &Lease
         &task.job_id,
         json!({"status": "running", "commitId": "9f"}),
     );
-    say(Method::PATCH, &job, running).await;
+    send(Method::PATCH, &job, running).await;
     let running = change(
         "step",
         &task.step_id,
         json!({"status": "running", "output": output}),
     );
-    say(Method::PATCH, &step, running).await;
+    send(Method::PATCH, &step, running).await;
     let set_up = format!("/logs/{}/setup-consumer-groups", task.job_id);
     executor
         .relay(lease, Method::POST, &set_up, None)
@@ -57,24 +57,24 @@ pub(super) async fn run_plan(fixture: &Fixture, executor: &Client, lease: &Lease
         .ok();
     let line = json!({"jobId": task.job_id.parse::<u32>().unwrap(), "stepId": task.step_id,
         "lineNumber": 1, "output": "No changes."});
-    say(Method::POST, "/logs", json!({"data": [line]})).await;
+    send(Method::POST, "/logs", json!({"data": [line]})).await;
     fixture.store_output(task);
     let done = change(
         "step",
         &task.step_id,
         json!({"status": "completed", "output": output}),
     );
-    say(Method::PATCH, &step, done).await;
+    send(Method::PATCH, &step, done).await;
     let done =
         json!({"status": "completed", "planChanges": false, "output": "", "terraformPlan": ""});
-    say(Method::PATCH, &job, change("job", &task.job_id, done)).await;
+    send(Method::PATCH, &job, change("job", &task.job_id, done)).await;
     let end = json!({"exitCode": 0, "reported": true});
     let ended = executor.lease(lease, LeaseCall::Complete, end).await.ok();
     assert_eq!(ended["state"], "COMPLETED");
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_run_goes_from_its_dispatch_to_its_end_through_the_relay() {
+async fn a_run_completes_through_the_relay() {
     let fixture = Fixture::new().await;
     let hub = fixture.serve();
     let job = fixture.dispatched_plan().await;
@@ -108,7 +108,7 @@ async fn a_run_goes_from_its_dispatch_to_its_end_through_the_relay() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn without_an_agent_the_log_says_so_and_a_new_agent_gets_the_run_at_once() {
+async fn the_run_log_shows_a_missing_agent_and_a_new_agent_gets_the_run_at_once() {
     let fixture = Fixture::new().await;
     let hub = fixture.serve();
     let job = fixture.dispatched_plan().await;
@@ -124,13 +124,13 @@ async fn without_an_agent_the_log_says_so_and_a_new_agent_gets_the_run_at_once()
     let instance = agent.register().await;
     let requested = Instant::now();
     let lease = agent.request(instance).await;
-    assert!(requested.elapsed() < PROMPT, "{:?}", requested.elapsed());
+    assert!(requested.elapsed() < MAX_DELAY, "{:?}", requested.elapsed());
     assert_eq!(lease.task.job_id, job.to_string());
     fixture.platform.assert_kept().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_agent_that_waits_gets_a_run_soon_after_its_dispatch() {
+async fn a_waiting_agent_gets_a_run_soon_after_its_dispatch() {
     let fixture = Fixture::new().await;
     let hub = fixture.serve();
     let agent = fixture.client(&hub);
@@ -140,12 +140,12 @@ async fn an_agent_that_waits_gets_a_run_soon_after_its_dispatch() {
     let job = fixture.dispatched_plan().await;
     let recorded = Instant::now();
     let lease = waiting.await.unwrap();
-    assert!(recorded.elapsed() < PROMPT, "{:?}", recorded.elapsed());
+    assert!(recorded.elapsed() < MAX_DELAY, "{:?}", recorded.elapsed());
     assert_eq!(lease.task.job_id, job.to_string());
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_run_that_is_cancelled_in_the_queue_is_never_given_out() {
+async fn a_run_that_is_cancelled_in_the_queue_is_never_leased() {
     let fixture = Fixture::new().await;
     let hub = fixture.serve();
     let job = fixture.dispatched_plan().await;
@@ -179,7 +179,7 @@ async fn a_waiting_request_ends_when_the_hub_stops() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_dispatch_to_the_launcher_itself_is_refused_with_the_way_out() {
+async fn a_dispatch_to_target_none_is_refused_with_advice() {
     let fixture = Fixture::new().await;
     let hub = fixture.serve();
     fixture

@@ -1,4 +1,4 @@
-//! Pools with a key: the hub keeps no job document that it could read.
+//! Tests of pools with a key: the hub stores no job document that it can read.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -20,24 +20,27 @@ fn secret(number: usize) -> String {
     format!("planted-{number}-secret")
 }
 
-/// A fixture with a key in the folder of the agents.
-struct Sealing {
+/// A fixture with a key in the agents' folder.
+struct SealingFixture {
     fixture: Fixture,
     public: String,
     repository: Repository,
 }
 
-impl Sealing {
+impl SealingFixture {
     async fn new() -> Self {
         let fixture = Fixture::new().await;
         fs::create_dir(fixture.path("keys")).unwrap();
         let made = keygen(&fixture.path("keys"));
         assert!(made.status.success(), "{made:?}");
         let public = String::from_utf8(made.stdout).unwrap().trim().to_owned();
-        let told = String::from_utf8(made.stderr).unwrap();
-        let private = told.split(['/', '.']).find(|part| part.len() == 8).unwrap();
+        let shown = String::from_utf8(made.stderr).unwrap();
+        let private = shown
+            .split(['/', '.'])
+            .find(|part| part.len() == 8)
+            .unwrap();
         let text = fs::read_to_string(fixture.path(&format!("keys/{private}.key"))).unwrap();
-        assert!(!told.contains(text.trim()), "{told}");
+        assert!(!shown.contains(text.trim()), "{shown}");
         Self {
             fixture,
             public,
@@ -45,7 +48,7 @@ impl Sealing {
         }
     }
 
-    /// Pool `eu` has these keys.
+    /// Gives pool `eu` these keys.
     fn write_pools(&self, keys: &[&str]) {
         let token = json!({"id": "t", "sha256": self.fixture.token.digest()});
         let organization = self.fixture.platform.organization();
@@ -54,7 +57,7 @@ impl Sealing {
             .replace_pools(&json!({"pools": {"eu": eu}}).to_string());
     }
 
-    /// A job whose document has the secrets.
+    /// Dispatches a job whose document contains the secrets.
     async fn dispatched(&self) -> u32 {
         let secrets: Vec<String> = (0..SECRETS).map(secret).collect();
         let ledger = self.fixture.path("ledger");
@@ -74,7 +77,7 @@ impl Sealing {
         command
     }
 
-    /// The files of the store in which a secret is.
+    /// Returns the files of the store that contain a secret.
     fn found(&self) -> Vec<PathBuf> {
         let files = fs::read_dir(self.fixture.path("store")).unwrap();
         let files: Vec<PathBuf> = files.map(|file| file.unwrap().path()).collect();
@@ -118,23 +121,23 @@ fn log_of(hub: Hub) -> String {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_hub_with_a_key_keeps_no_secret_and_its_agent_runs_the_job() {
-    let fixture = Sealing::new().await;
-    fixture.write_pools(&[]);
-    let hub = fixture.fixture.serve();
-    // The search finds what is not sealed.
-    let open = fixture.dispatched().await;
-    assert_ne!(fixture.found(), Vec::<PathBuf>::new());
-    fixture.fixture.platform.cancel(open).await;
+async fn a_hub_with_a_key_stores_no_secret_and_its_agent_runs_the_job() {
+    let sealing = SealingFixture::new().await;
+    sealing.write_pools(&[]);
+    let hub = sealing.fixture.serve();
+    // The search finds secrets in unsealed documents.
+    let open = sealing.dispatched().await;
+    assert_ne!(sealing.found(), Vec::<PathBuf>::new());
+    sealing.fixture.platform.cancel(open).await;
     log_of(hub);
-    fs::remove_dir_all(fixture.fixture.path("store")).unwrap();
+    fs::remove_dir_all(sealing.fixture.path("store")).unwrap();
 
-    fixture.write_pools(&[&fixture.public]);
-    let hub = fixture.fixture.serve();
-    let job = fixture.dispatched().await;
-    assert_eq!(fixture.found(), Vec::<PathBuf>::new());
-    let agent = Running::start(&mut fixture.agent(&hub));
-    fixture
+    sealing.write_pools(&[&sealing.public]);
+    let hub = sealing.fixture.serve();
+    let job = sealing.dispatched().await;
+    assert_eq!(sealing.found(), Vec::<PathBuf>::new());
+    let agent = Running::start(&mut sealing.agent(&hub));
+    sealing
         .fixture
         .platform
         .until_job(job, Status::Completed)
@@ -142,20 +145,20 @@ async fn a_hub_with_a_key_keeps_no_secret_and_its_agent_runs_the_job() {
     agent.signal(Signal::SIGTERM);
     let log = ends_with(agent, 0);
     assert!(!has_secret(log.as_bytes()), "{log}");
-    assert_eq!(fixture.found(), Vec::<PathBuf>::new());
-    assert_eq!(fixture.fixture.times_run(), 1);
+    assert_eq!(sealing.found(), Vec::<PathBuf>::new());
+    assert_eq!(sealing.fixture.times_run(), 1);
     let log = log_of(hub);
     assert!(!has_secret(log.as_bytes()), "{log}");
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn sealed_documents_that_were_swapped_run_neither() {
-    let fixture = Sealing::new().await;
-    fixture.write_pools(&[&fixture.public]);
-    let hub = fixture.fixture.serve();
-    let jobs = [fixture.dispatched().await, fixture.dispatched().await];
+async fn swapped_sealed_documents_are_refused() {
+    let sealing = SealingFixture::new().await;
+    sealing.write_pools(&[&sealing.public]);
+    let hub = sealing.fixture.serve();
+    let jobs = [sealing.dispatched().await, sealing.dispatched().await];
     hub.crash();
-    let mut database = sqlx::SqliteConnection::connect(&fixture.database())
+    let mut database = sqlx::SqliteConnection::connect(&sealing.database())
         .await
         .unwrap();
     let rows = sqlx::query("SELECT task, data FROM payloads").fetch_all(&mut database);
@@ -168,40 +171,40 @@ async fn sealed_documents_that_were_swapped_run_neither() {
         changed.execute(&mut database).await.unwrap();
     }
     database.close().await.unwrap();
-    let hub = fixture.fixture.serve();
-    let agent = Running::start(&mut fixture.agent(&hub));
+    let hub = sealing.fixture.serve();
+    let agent = Running::start(&mut sealing.agent(&hub));
     for job in jobs {
-        fixture
+        sealing
             .fixture
             .platform
             .until_job(job, Status::Failed)
             .await;
     }
     drop(agent);
-    assert_eq!(fixture.fixture.times_run(), 0);
+    assert_eq!(sealing.fixture.times_run(), 0);
     let log = log_of(hub);
     assert!(log.matches("does not open").count() >= 2, "{log}");
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_run_waits_for_an_agent_that_has_the_key() {
-    let fixture = Sealing::new().await;
-    fixture.write_pools(&[&fixture.public]);
-    let hub = fixture.fixture.serve();
-    let job = fixture.dispatched().await;
-    let agent = fixture.fixture.start_agent(&hub);
+    let sealing = SealingFixture::new().await;
+    sealing.write_pools(&[&sealing.public]);
+    let hub = sealing.fixture.serve();
+    let job = sealing.dispatched().await;
+    let agent = sealing.fixture.start_agent(&hub);
     tokio::task::block_in_place(|| {
         hub.0
             .running
             .wait_for(Stream::Stderr, "the agent has no key");
     });
     drop(agent);
-    let agent = Running::start(&mut fixture.agent(&hub));
-    fixture
+    let agent = Running::start(&mut sealing.agent(&hub));
+    sealing
         .fixture
         .platform
         .until_job(job, Status::Completed)
         .await;
     drop(agent);
-    assert_eq!(fixture.fixture.times_run(), 1);
+    assert_eq!(sealing.fixture.times_run(), 1);
 }

@@ -1,4 +1,4 @@
-//! The status page of a hub, in a real browser.
+//! Tests of a hub's status page in a real browser.
 
 use std::fs;
 use std::net::SocketAddr;
@@ -30,10 +30,10 @@ const PHONE: Screen = Screen {
     height: 844,
     dark: false,
 };
-/// An agent that tries to be markup.
+/// A name that tries to inject markup.
 const HOSTILE: &str = "</pre><script>document.title='taken'</script>";
 
-/// The file of the pools with tokens of `eu` and of operators, and a trusted proxy on this machine.
+/// Writes the file of the pools with tokens of `eu` and of operators, and a trusted proxy on this machine.
 fn write_pools(fixture: &Fixture, eu: &[&PoolToken], operator: &OperatorToken) {
     let organization = fixture.platform.organization();
     let tokens: Vec<String> = eu
@@ -51,7 +51,7 @@ fn write_pools(fixture: &Fixture, eu: &[&PoolToken], operator: &OperatorToken) {
     ));
 }
 
-async fn say(executor: &Client, lease: &LeasedTask, number: u32, output: &str) {
+async fn send_line(executor: &Client, lease: &LeasedTask, number: u32, output: &str) {
     let task = &lease.task;
     let line = json!({"jobId": task.job_id.parse::<u32>().unwrap(), "stepId": task.step_id,
         "lineNumber": number, "output": output});
@@ -60,15 +60,15 @@ async fn say(executor: &Client, lease: &LeasedTask, number: u32, output: &str) {
     answer.await.ok();
 }
 
-/// Where pictures of the pages are kept, for people to look at.
-fn picture(name: &str) -> PathBuf {
+/// Returns the path of a screenshot. Screenshots are kept for people.
+fn screenshot_path(name: &str) -> PathBuf {
     let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("status-page");
     fs::create_dir_all(&folder).unwrap();
     folder.join(format!("{name}.png"))
 }
 
-/// Takes pictures on each kind of screen. Nothing may be wider than the screen.
-fn look(browser: &mut Browser, name: &str) {
+/// Takes screenshots on each kind of screen. No page may be wider than the screen.
+fn check_screens(browser: &mut Browser, name: &str) {
     for (screen, kind) in [(PHONE, "phone"), (DARK, "dark"), (DESKTOP, "desktop")] {
         browser.show_on(screen).unwrap();
         let wide = "document.documentElement.scrollWidth";
@@ -78,13 +78,13 @@ fn look(browser: &mut Browser, name: &str) {
             "{name} on {kind}: {width}"
         );
         browser
-            .screenshot(&picture(&format!("{name}-{kind}")))
+            .screenshot(&screenshot_path(&format!("{name}-{kind}")))
             .unwrap();
     }
 }
 
-/// Runs of each kind: one is over, one has failed, one runs, and others wait.
-async fn fill(fixture: &Fixture, hub: &Hub) -> [LeasedTask; 2] {
+/// Creates runs in each state: a completed, a failed, a running and two waiting ones.
+async fn create_runs(fixture: &Fixture, hub: &Hub) -> [LeasedTask; 2] {
     let agent = fixture.client(hub);
     let instance = agent.register().await;
     agent.try_register("eu-2", "two").await.ok();
@@ -98,8 +98,8 @@ async fn fill(fixture: &Fixture, hub: &Hub) -> [LeasedTask; 2] {
     agent.lease(&failed, LeaseCall::Started, started).await.ok();
     let executor = executor_of(&agent, &failed);
     executor.accept(&failed, "failed").await.ok();
-    say(&executor, &failed, 1, HOSTILE).await;
-    say(&executor, &failed, 2, "Error: the memory is used up").await;
+    send_line(&executor, &failed, 1, HOSTILE).await;
+    send_line(&executor, &failed, 2, "Error: the memory is used up").await;
     let diagnostic = format!(
         "The pod was killed because it used too much memory.\n  pod: OOMKilled, exit code 137 {HOSTILE}\n\
          What to do: raise the memory limit of the run or lower its parallelism"
@@ -116,7 +116,7 @@ async fn fill(fixture: &Fixture, hub: &Hub) -> [LeasedTask; 2] {
         .ok();
     let executor = executor_of(&agent, &running);
     executor.accept(&running, "running").await.ok();
-    say(&executor, &running, 1, "Initializing the backend...").await;
+    send_line(&executor, &running, 1, "Initializing the backend...").await;
     fixture.dispatched_plan().await;
     fixture.dispatched_plan().await;
     [running, failed]
@@ -129,18 +129,18 @@ async fn a_browser_shows_pools_and_runs_with_and_without_scripts() {
     let operator = OperatorToken::new();
     write_pools(&fixture, &[&fixture.token], &operator);
     let hub = fixture.serve();
-    let [running, failed] = fill(&fixture, &hub).await;
+    let [running, failed] = create_runs(&fixture, &hub).await;
     let base = hub.url();
     let page = |path: &str| format!("{base}{path}");
     let run = |lease: &LeasedTask| format!("{base}/ui/runs/{}", lease.task_id);
 
-    // Without scripts: a token, typed at the address that needs it, shows its own pool.
+    // Without scripts: a user logs in with a token at the requested page, and sees the token's pool.
     browser.allow_scripts(false).unwrap();
     browser.open(&run(&failed)).unwrap();
     let login = browser.until("Log in</h1>").unwrap();
     assert!(!login.contains("OOMKilled"), "{login}");
     browser.enter("mfp_eu_wrong_123456").unwrap();
-    browser.until("The token is not known here").unwrap();
+    browser.until("The token is unknown").unwrap();
     browser.enter(fixture.token.reveal()).unwrap();
     let html = browser.until("used too much memory").unwrap();
     for expected in [
@@ -158,31 +158,31 @@ async fn a_browser_shows_pools_and_runs_with_and_without_scripts() {
     browser.open(&page("/ui/pools/us")).unwrap();
     browser.until("Not found</h1>").unwrap();
 
-    // With scripts the page follows the run.
+    // With scripts, the page is updated during the run.
     browser.allow_scripts(true).unwrap();
     browser.open(&page("/ui")).unwrap();
-    look(&mut browser, "overview");
+    check_screens(&mut browser, "overview");
     browser.open(&page("/ui/pools/eu")).unwrap();
     let html = browser.until("Queue</h2>").unwrap();
     for expected in ["eu-2", "Completed", "Failed", "Running", "Waits because"] {
         assert!(html.contains(expected), "{expected} not in {html}");
     }
-    look(&mut browser, "pool");
+    check_screens(&mut browser, "pool");
     browser.open(&run(&failed)).unwrap();
-    look(&mut browser, "failed");
+    check_screens(&mut browser, "failed");
     assert_ne!(browser.value("document.title").unwrap(), "taken");
     browser.open(&run(&running)).unwrap();
     browser.until("Initializing the backend").unwrap();
-    look(&mut browser, "running");
+    check_screens(&mut browser, "running");
     let agent = fixture.client(&hub);
     let executor = executor_of(&agent, &running);
-    say(&executor, &running, 2, "Plan: 1 to add").await;
+    send_line(&executor, &running, 2, "Plan: 1 to add").await;
     browser.until("Plan: 1 to add").unwrap();
     let end = json!({"exitCode": 1, "diagnostic": "the provider answers 403", "reported": true});
     executor.lease(&running, LeaseCall::Fail, end).await.ok();
     browser.until("the provider answers 403").unwrap();
 
-    // Nothing came from elsewhere, and no page broke its own rules.
+    // The browser sent no request to other sites, and no page violated its policy.
     let elsewhere = |url: &&String| !url.starts_with(&base) && *url != "about:blank";
     let elsewhere: Vec<_> = browser.requests().iter().filter(elsewhere).collect();
     assert!(elsewhere.is_empty(), "{elsewhere:?}");
@@ -196,14 +196,14 @@ async fn a_browser_shows_pools_and_runs_with_and_without_scripts() {
     browser.until("Log in</h1>").unwrap();
     browser.open(&page("/ui")).unwrap();
     browser.until("Log in</h1>").unwrap();
-    look(&mut browser, "login");
+    check_screens(&mut browser, "login");
     browser.enter(operator.reveal()).unwrap();
     let html = browser.until("Free slots").unwrap();
     assert!(html.contains("/ui/pools/eu") && html.contains("/ui/pools/us"));
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn operators_come_through_the_trusted_proxy() {
+async fn the_trusted_proxy_names_operators() {
     let mut browser = or_skip!(test_peers::skips::needed(Browser::start()));
     let fixture = Fixture::new().await;
     write_pools(&fixture, &[&fixture.token], &OperatorToken::new());
@@ -226,7 +226,7 @@ async fn operators_come_through_the_trusted_proxy() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn pages_are_for_those_who_may_see_them() {
+async fn pages_need_a_token_that_may_see_them() {
     let fixture = Fixture::new().await;
     let operator = OperatorToken::new();
     write_pools(&fixture, &[&fixture.token], &operator);
@@ -254,7 +254,7 @@ async fn pages_are_for_those_who_may_see_them() {
             assert_eq!(status(path, token).await, StatusCode::UNAUTHORIZED);
         }
     }
-    // An operator's token takes no runs, and other runs than its own do not exist for a pool.
+    // An operator token takes no runs. For a pool token, runs of other pools do not exist.
     let taken = agent.with_token(operator.reveal());
     let taken = taken.try_request(instance, 0, &[]).await;
     assert_eq!(taken.status, StatusCode::UNAUTHORIZED);
@@ -266,7 +266,7 @@ async fn pages_are_for_those_who_may_see_them() {
     for path in ["/ui/pools/eu", &run, &log] {
         assert_eq!(status(path, us.reveal()).await, StatusCode::NOT_FOUND);
     }
-    // A form that another site sends opens no session.
+    // A form from another site does not start a session.
     let form = format!("token={}", us.reveal());
     for (site, expected) in [
         ("cross-site", StatusCode::UNAUTHORIZED),
@@ -292,7 +292,7 @@ async fn scripts_get_the_same_as_json_with_the_same_tokens() {
     let operator = OperatorToken::new();
     write_pools(&fixture, &[&fixture.token], &operator);
     let hub = fixture.serve();
-    let [running, failed] = fill(&fixture, &hub).await;
+    let [running, failed] = create_runs(&fixture, &hub).await;
     let client = fixture.client(&hub);
     let get = async |path: &str, token: &str| {
         let request = client.plain(Method::GET, path).bearer_auth(token);
@@ -370,6 +370,6 @@ async fn without_authentication_this_machine_alone_needs_no_token() {
         request.send().await.unwrap().status()
     };
     assert_eq!(status("localhost").await, StatusCode::OK);
-    // A name of another site that leads here.
+    // A name of another site may resolve to this machine.
     assert_eq!(status("evil.example").await, StatusCode::UNAUTHORIZED);
 }

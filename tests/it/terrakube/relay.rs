@@ -241,7 +241,7 @@ async fn a_hub_of_other_versions_is_an_error_of_the_configuration_with_both() {
     pool.stage
         .start(Repository::fixture(), Flow::only("terraformPlan"));
     let step = pool.next_step();
-    pool.hub.speak(Versions {
+    pool.hub.support_versions(Versions {
         current_version: 3,
         min_version: 2,
         max_version: 3,

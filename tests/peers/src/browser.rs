@@ -1,4 +1,4 @@
-//! Chromium without a window, driven by the `DevTools` protocol over two pipes.
+//! Headless Chromium, controlled with the `DevTools` protocol over two pipes.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, BufRead as _, BufReader, Write as _};
@@ -17,7 +17,7 @@ use nix::unistd::{Pid, geteuid, mkfifo};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
-/// What takes longer does not come.
+/// The timeout of every wait.
 const DEADLINE: Duration = Duration::from_mins(1);
 const POLL: Duration = Duration::from_millis(50);
 
@@ -29,14 +29,14 @@ pub struct Browser {
     answers: Receiver<Value>,
     session: String,
     next: u64,
-    /// How many pages were loaded.
+    /// The number of loaded pages.
     loaded: u64,
     requests: Vec<String>,
     problems: Vec<String>,
     _folder: TempDir,
 }
 
-/// What a page is seen on.
+/// A kind of screen.
 #[derive(Clone, Copy, Debug)]
 pub struct Screen {
     pub width: u32,
@@ -59,7 +59,7 @@ impl Browser {
         }
         let mut command = Command::new("sh");
         command
-            // The browser reads commands from 3 and answers on 4.
+            // The browser reads commands from descriptor 3 and writes responses to descriptor 4.
             .args(["-c", r#"exec "$0" "$@" 3<"$COMMANDS" 4>"$ANSWERS""#])
             .arg(program)
             .args([
@@ -76,7 +76,7 @@ impl Browser {
                 "--user-data-dir={}",
                 folder.path().join("profile").display()
             ))
-            // Its sandbox refuses root.
+            // The browser's sandbox does not work for root.
             .args(geteuid().is_root().then_some("--no-sandbox"))
             .env("HOME", folder.path())
             .env("COMMANDS", &pipes[0])
@@ -84,7 +84,7 @@ impl Browser {
             .stdin(Stdio::null())
             .stdout(Stdio::null())
             .stderr(Stdio::null())
-            // It has many processes.
+            // The group is for the end: the browser has many processes.
             .process_group(0);
         let child = command.spawn()?;
         let commands = OpenOptions::new().write(true).open(&pipes[0])?;
@@ -119,7 +119,7 @@ impl Browser {
         Ok(browser)
     }
 
-    /// Opens an address, and waits until it is loaded.
+    /// Opens a URL, and waits until the page is loaded.
     pub fn open(&mut self, url: &str) -> io::Result<()> {
         let before = self.loaded;
         let opened = self.call("Page.navigate", &json!({ "url": url }))?;
@@ -132,14 +132,14 @@ impl Browser {
         Ok(())
     }
 
-    /// Whether pages may run scripts.
+    /// Allows or forbids scripts in pages.
     pub fn allow_scripts(&mut self, allow: bool) -> io::Result<()> {
         let value = json!({"value": !allow});
         self.call("Emulation.setScriptExecutionDisabled", &value)
             .map(drop)
     }
 
-    /// Shows pages on such a screen.
+    /// Sets the screen.
     pub fn show_on(&mut self, screen: Screen) -> io::Result<()> {
         let metrics = json!({
             "width": screen.width, "height": screen.height, "deviceScaleFactor": 1, "mobile": screen.width < 600,
@@ -150,7 +150,7 @@ impl Browser {
         self.call("Emulation.setEmulatedMedia", &media).map(drop)
     }
 
-    /// Types a text where the focus is, and presses Enter.
+    /// Types a text into the focused field, and presses Enter.
     pub fn enter(&mut self, typed: &str) -> io::Result<()> {
         self.call("Input.insertText", &json!({ "text": typed }))?;
         for kind in ["keyDown", "keyUp"] {
@@ -160,29 +160,29 @@ impl Browser {
         Ok(())
     }
 
-    /// The value of an expression in the page.
+    /// Returns the value of an expression in the page.
     pub fn value(&mut self, expression: &str) -> io::Result<Value> {
-        let question =
+        let parameters =
             json!({"expression": expression, "returnByValue": true, "awaitPromise": true});
-        let answer = self.call("Runtime.evaluate", &question)?;
+        let answer = self.call("Runtime.evaluate", &parameters)?;
         match answer.get("exceptionDetails") {
             Some(error) => Err(io::Error::other(format!("{expression}: {error}"))),
             None => Ok(answer["result"]["value"].clone()),
         }
     }
 
-    /// The page as it is now, as HTML.
+    /// Returns the current page as HTML.
     pub fn html(&mut self) -> io::Result<String> {
         let document = self.call("DOM.getDocument", &json!({}))?;
         let node = json!({"nodeId": document["root"]["nodeId"]});
         text(&self.call("DOM.getOuterHTML", &node)?["outerHTML"])
     }
 
-    /// Waits until the page has a text, and returns the page.
+    /// Waits until the page contains a text, and returns the page.
     pub fn until(&mut self, expected: &str) -> io::Result<String> {
         let start = Instant::now();
         loop {
-            // Between two pages there is none.
+            // While a page loads, there may be none.
             let html = self.html();
             if html.as_ref().is_ok_and(|html| html.contains(expected)) {
                 return html;
@@ -195,7 +195,7 @@ impl Browser {
         }
     }
 
-    /// Stores the whole page as a PNG picture.
+    /// Stores a screenshot of the whole page as PNG.
     pub fn screenshot(&mut self, file: &Path) -> io::Result<()> {
         let metrics = self.call("Page.getLayoutMetrics", &json!({}))?;
         let mut clip = metrics["cssContentSize"].clone();
@@ -208,12 +208,12 @@ impl Browser {
         std::fs::write(file, bytes)
     }
 
-    /// Every address that was asked for.
+    /// Returns all requested URLs.
     pub fn requests(&self) -> &[String] {
         &self.requests
     }
 
-    /// What the browser complained of: errors of scripts, and what the page's policy forbids.
+    /// Returns the errors of scripts and the violations of the page's policy.
     pub fn problems(&self) -> &[String] {
         &self.problems
     }
@@ -235,7 +235,7 @@ impl Browser {
         }
     }
 
-    fn wait(&mut self, is_it: impl Fn(&Value) -> bool) -> io::Result<Value> {
+    fn wait(&mut self, matches: impl Fn(&Value) -> bool) -> io::Result<Value> {
         let until = Instant::now() + DEADLINE;
         loop {
             let left = until.saturating_duration_since(Instant::now());
@@ -243,25 +243,25 @@ impl Browser {
                 .answers
                 .recv_timeout(left)
                 .map_err(|_| io::Error::other("the browser does not answer"))?;
-            self.note(&message);
-            if is_it(&message) {
+            self.record(&message);
+            if matches(&message) {
                 return Ok(message);
             }
         }
     }
 
-    fn note(&mut self, message: &Value) {
-        let said = &message["params"];
+    fn record(&mut self, message: &Value) {
+        let parameters = &message["params"];
         match message["method"].as_str() {
             Some("Network.requestWillBeSent") => {
-                let url = said["request"]["url"].as_str();
+                let url = parameters["request"]["url"].as_str();
                 self.requests.extend(url.map(str::to_owned));
             }
             Some("Page.loadEventFired") => self.loaded += 1,
-            Some("Log.entryAdded") if said["entry"]["level"] == "error" => {
-                self.problems.push(said["entry"].to_string());
+            Some("Log.entryAdded") if parameters["entry"]["level"] == "error" => {
+                self.problems.push(parameters["entry"].to_string());
             }
-            Some("Runtime.exceptionThrown") => self.problems.push(said.to_string()),
+            Some("Runtime.exceptionThrown") => self.problems.push(parameters.to_string()),
             _ => {}
         }
     }

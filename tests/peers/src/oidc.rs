@@ -1,4 +1,4 @@
-//! An OpenID provider: keys, a discovery document and a key set over TLS, and any token that a test asks for.
+//! An OpenID provider: a discovery document and a key set over TLS, and keys that sign any token.
 
 use std::io;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -19,9 +19,9 @@ const JWKS: &str = "/keys";
 
 /// A key that signs tokens.
 pub struct SigningKey {
-    /// Its `kid`.
+    /// The `kid` of the key.
     pub id: String,
-    /// What it signs with.
+    /// The algorithm of its signatures.
     pub algorithm: Algorithm,
     key: EncodingKey,
     /// The public half.
@@ -37,13 +37,13 @@ impl std::fmt::Debug for SigningKey {
 }
 
 impl SigningKey {
-    /// A new key for `RS256`, `ES256` or `EdDSA`.
+    /// Returns a new key for `RS256`, `ES256` or `EdDSA`.
     pub fn new(id: &str, algorithm: Algorithm) -> Self {
         let (key, mut jwk) = match algorithm {
             Algorithm::RS256 => rsa_key(2048),
             Algorithm::ES256 => {
                 let pair = KeyPair::generate_for(&PKCS_ECDSA_P256_SHA256).expect("a P-256 key");
-                // An uncompressed point.
+                // The bytes are an uncompressed point.
                 let (x, y) = pair.der_bytes()[1..].split_at(32);
                 let jwk = json!({"kty": "EC", "crv": "P-256", "x": BASE64.encode(x), "y": BASE64.encode(y)});
                 (EncodingKey::from_ec_der(&pair.serialize_der()), jwk)
@@ -66,7 +66,7 @@ impl SigningKey {
         }
     }
 
-    /// A token with these claims.
+    /// Returns a token with these claims.
     pub fn sign(&self, claims: &Value) -> String {
         let mut header = Header::new(self.algorithm);
         header.kid = Some(self.id.clone());
@@ -74,7 +74,7 @@ impl SigningKey {
     }
 }
 
-/// An RSA key of so many bits, and the public half.
+/// Returns an RSA key with this number of bits, and its public half.
 pub fn rsa_key(bits: usize) -> (EncodingKey, Value) {
     let key = rsa::RsaPrivateKey::new(&mut rand::thread_rng(), bits).expect("an RSA key");
     let [n, e] = [key.n(), key.e()].map(|number| BASE64.encode(number.to_bytes_be()));
@@ -83,13 +83,13 @@ pub fn rsa_key(bits: usize) -> (EncodingKey, Value) {
     (EncodingKey::from_rsa_der(der.as_bytes()), jwk)
 }
 
-/// Seconds since 1970.
+/// Returns the seconds since 1970.
 pub fn now() -> u64 {
     let now = SystemTime::now().duration_since(UNIX_EPOCH);
     now.expect("a time after 1970").as_secs()
 }
 
-/// A provider.
+/// A running provider.
 #[derive(Debug)]
 pub struct Issuer {
     server: Server,
@@ -97,7 +97,7 @@ pub struct Issuer {
 }
 
 impl Issuer {
-    /// Publishes these keys.
+    /// Starts a provider that publishes these keys.
     pub fn start(keys: &[&SigningKey]) -> io::Result<Self> {
         let published = keys.iter().map(|key| key.jwk.clone()).collect();
         let keys = Arc::new(Mutex::new(published));
@@ -106,29 +106,29 @@ impl Issuer {
         Ok(Self { server, keys })
     }
 
-    /// What its tokens have as `iss`.
+    /// Returns the `iss` of its tokens.
     pub fn url(&self) -> String {
         self.server.url()
     }
 
-    /// The certificate to trust, in PEM.
+    /// Returns the certificate of the provider in PEM.
     pub fn certificate(&self) -> &str {
         self.server.certificate().expect("it speaks TLS")
     }
 
-    /// Publishes these keys alone from now on.
+    /// Publishes only these keys from now on.
     pub fn publish(&self, keys: &[&SigningKey]) {
         let mut published = self.keys.lock().unwrap_or_else(PoisonError::into_inner);
         *published = keys.iter().map(|key| key.jwk.clone()).collect();
     }
 
-    /// How often the keys were read.
+    /// Returns how often the keys were read.
     pub fn reads(&self) -> usize {
         let requests = self.server.requests();
         requests.iter().filter(|one| one.path == JWKS).count()
     }
 
-    /// The claims of an hour's token.
+    /// Returns the claims of a token that is valid for an hour.
     pub fn claims(&self, audience: &str, subject: &str) -> Value {
         let now = now();
         json!({"iss": self.url(), "aud": [audience], "sub": subject, "iat": now, "nbf": now, "exp": now + 3600})

@@ -1,4 +1,4 @@
-//! A real PostgreSQL server, with as many empty databases as tests want.
+//! A real PostgreSQL server. Each test gets its own empty database.
 
 use std::fs;
 use std::io;
@@ -15,18 +15,18 @@ use tempfile::TempDir;
 use crate::daemon::Daemon;
 use crate::port::Port;
 
-/// PostgreSQL refuses to run as root. Each system has this user.
+/// The id of the user `nobody`. PostgreSQL refuses to run as root.
 const NOBODY: u32 = 65_534;
-/// Where Debian puts the programs of each version, and not on `PATH`.
+/// The folder of all versions on Debian. It is not on `PATH`.
 const DEBIAN: &str = "/usr/lib/postgresql";
 
-/// A running server. It forgets everything when it ends.
+/// A running server. Its data is deleted when it ends.
 #[derive(Debug)]
 pub struct PostgresServer {
     programs: PathBuf,
     port: Port,
     databases: AtomicU32,
-    // Ends before its folder goes.
+    // The server ends before its folder is deleted.
     daemon: Daemon,
     _folder: TempDir,
 }
@@ -35,7 +35,7 @@ impl PostgresServer {
     /// Starts a server.
     ///
     /// # Errors
-    /// Fails with one line that names what is missing, or what the server said.
+    /// Returns a line that names what is missing, or the message of the server.
     pub fn start() -> io::Result<Self> {
         let programs = programs()?;
         let folder = tempfile::tempdir()?;
@@ -69,7 +69,7 @@ impl PostgresServer {
         })
     }
 
-    /// The server of the tests of this process that run at the same time. The last one stops it.
+    /// Returns the server that concurrent tests of this process share. It stops with the last of them.
     ///
     /// # Errors
     /// See [`PostgresServer::start`].
@@ -84,18 +84,18 @@ impl PostgresServer {
         Ok(server)
     }
 
-    /// Makes an empty database and returns its URL.
+    /// Creates an empty database, and returns its URL.
     ///
     /// # Errors
-    /// Fails with what the server said.
+    /// Returns the message of the server.
     pub fn database(&self) -> io::Result<String> {
         self.create("template1")
     }
 
-    /// Makes a copy of a database to which nobody is connected, as from a backup, and returns its URL.
+    /// Creates a copy of a database without connections, as from a backup, and returns its URL.
     ///
     /// # Errors
-    /// Fails with what the server said.
+    /// Returns the message of the server.
     pub fn copy(&self, url: &str) -> io::Result<String> {
         let name = url.rsplit('/').next().unwrap_or_default();
         self.create(name)
@@ -113,12 +113,12 @@ impl PostgresServer {
 
 impl Drop for PostgresServer {
     fn drop(&mut self) {
-        // After SIGKILL its shared memory would stay.
+        // After SIGKILL, its shared memory would remain.
         self.daemon.end(Signal::SIGQUIT);
     }
 }
 
-/// The folder with the programs of the newest version.
+/// Returns the folder with the programs of the newest version.
 fn programs() -> io::Result<PathBuf> {
     let on_path = which::which("postgres").ok();
     let on_path = on_path.and_then(|program| program.canonicalize().ok());
@@ -141,7 +141,7 @@ fn programs() -> io::Result<PathBuf> {
     })
 }
 
-/// A program, as a user that may run it.
+/// Returns the command of a program, with a user that may run it.
 fn program(programs: &Path, name: &str) -> Command {
     let mut command = Command::new(programs.join(name));
     command.env("LC_ALL", "C").current_dir("/");

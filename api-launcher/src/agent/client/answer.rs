@@ -1,4 +1,4 @@
-//! What an answer of the hub means, and what the agent does after it. Pure.
+//! Interprets responses of the hub, and decides what follows a failure. Pure.
 
 use std::time::Duration;
 
@@ -6,11 +6,11 @@ use pool_protocol::problem::{Code, Problem};
 use pool_protocol::version::VERSION;
 use serde::de::DeserializeOwned;
 
-/// The longest pause after a failure that may pass at any moment.
+/// The longest pause after a temporary failure.
 const LONGEST_PAUSE: Duration = Duration::from_secs(30);
 /// The pause while the hub does not accept the token.
 const UNAUTHORIZED_PAUSE: Duration = Duration::from_secs(30);
-/// The pause while the hub refuses what the agent asks for.
+/// The pause after a forbidden call.
 const REFUSED_PAUSE: Duration = Duration::from_mins(1);
 
 /// A request that waited for so long reached the hub. A proxy has cut the connection.
@@ -20,15 +20,15 @@ const HELD: Duration = Duration::from_secs(5);
 #[derive(Debug)]
 pub(crate) struct Answer {
     pub(crate) status: u16,
-    /// The header `Retry-After`, if it has a number of seconds.
+    /// The header `Retry-After`, if it contains a number of seconds.
     pub(crate) retry_after: Option<Duration>,
     pub(crate) body: Vec<u8>,
 }
 
-/// Why a call did not succeed. Never has a token.
+/// Why a call failed. Messages never contain a token.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum Failure {
-    /// Nothing came from the hub: no connection, a server error, or the page of a proxy.
+    /// There is no response of the hub: no connection, a server error, or the page of a proxy.
     #[error("the hub cannot be reached: {0}")]
     Unreachable(String),
     #[error("the hub asks to wait for {} s: {text}", wait.as_secs())]
@@ -41,20 +41,20 @@ pub(crate) enum Failure {
     #[error("the hub does not know this agent")]
     Unregistered,
     #[error(
-        "the hub does not speak version {ours} of the protocol, which is the agent's, but {}: install an agent of the hub's \
-         release", spoken(*min, *max)
+        "the hub does not support version {ours} of the protocol, which the agent uses, but {}: install an agent of the hub's \
+         release", versions(*min, *max)
     )]
     Unsupported {
         ours: u32,
         min: Option<u32>,
         max: Option<u32>,
     },
-    /// The same call would fail again.
+    /// A retry would fail again.
     #[error("the hub refuses the call: {0}")]
     Refused(Problem),
 }
 
-fn spoken(min: Option<u32>, max: Option<u32>) -> String {
+fn versions(min: Option<u32>, max: Option<u32>) -> String {
     match (min, max) {
         (Some(min), Some(max)) if min == max => format!("version {min}"),
         (Some(min), Some(max)) => format!("versions {min} to {max}"),
@@ -63,7 +63,7 @@ fn spoken(min: Option<u32>, max: Option<u32>) -> String {
 }
 
 impl Failure {
-    /// The code of a refused call.
+    /// Returns the code of a refused call.
     pub(crate) const fn code(&self) -> Option<Code> {
         match self {
             Self::Refused(problem) => Some(problem.code),
@@ -73,14 +73,14 @@ impl Failure {
 }
 
 impl Answer {
-    /// Reads the answer. `None` is one without a body.
+    /// Parses the response. Returns `None` if it has no body.
     pub(crate) fn read<T: DeserializeOwned>(&self) -> Result<Option<T>, Failure> {
         match self.status {
             204 => Ok(None),
             200..=299 => serde_json::from_slice(&self.body)
                 .map(Some)
-                // The text of this error may quote the answer, which may have a token.
-                .map_err(|_| self.not_from_the_hub()),
+                // The message of this error may quote the response, which may contain a token.
+                .map_err(|_| self.not_from_hub()),
             _ => Err(self.failure()),
         }
     }
@@ -99,7 +99,7 @@ impl Answer {
             return Failure::Unreachable(text());
         }
         let Some(problem) = problem else {
-            return self.not_from_the_hub();
+            return self.not_from_hub();
         };
         match self.status {
             401 => Failure::Unauthorized(problem.title),
@@ -114,7 +114,7 @@ impl Answer {
         }
     }
 
-    fn not_from_the_hub(&self) -> Failure {
+    fn not_from_hub(&self) -> Failure {
         Failure::Unreachable(format!(
             "the answer with status {} is not the hub's: a proxy may have written it",
             self.status
@@ -122,14 +122,14 @@ impl Answer {
     }
 }
 
-/// What to do after a failure.
+/// What follows a failure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Next {
-    /// Make the call again after this time.
-    Again(Duration),
-    /// Register, then make the call again.
+pub(crate) enum RetryDecision {
+    /// Retry the call after this pause.
+    Retry(Duration),
+    /// Register, then retry the call.
     Register,
-    /// No repetition helps.
+    /// A retry does not help.
     GiveUp,
 }
 
@@ -141,30 +141,30 @@ pub(crate) struct Pauses {
 }
 
 impl Pauses {
-    /// Returns what to do after a failure. `jitter` chooses a time from zero to the one it is given.
+    /// Returns what follows a failure. `jitter` chooses a pause between zero and the given one.
     pub(crate) fn after(
         &mut self,
         failure: &Failure,
         jitter: impl FnOnce(Duration) -> Duration,
-    ) -> Next {
+    ) -> RetryDecision {
         match failure {
             Failure::Unreachable(_) => {
                 let pause = Duration::from_secs(1 << self.failures.min(5)).min(LONGEST_PAUSE);
                 self.failures += 1;
-                Next::Again(jitter(pause))
+                RetryDecision::Retry(jitter(pause))
             }
-            Failure::Busy { wait, .. } => Next::Again(*wait),
+            Failure::Busy { wait, .. } => RetryDecision::Retry(*wait),
             Failure::Unauthorized(_) => {
                 self.unauthorized += 1;
-                // The file of the token is read for each call, and may have changed.
-                Next::Again(match self.unauthorized {
+                // The token file is read for each call, and may have changed.
+                RetryDecision::Retry(match self.unauthorized {
                     1 => Duration::ZERO,
                     _ => UNAUTHORIZED_PAUSE,
                 })
             }
-            Failure::Forbidden(_) => Next::Again(REFUSED_PAUSE),
-            Failure::Unregistered => Next::Register,
-            Failure::Unsupported { .. } | Failure::Refused(_) => Next::GiveUp,
+            Failure::Forbidden(_) => RetryDecision::Retry(REFUSED_PAUSE),
+            Failure::Unregistered => RetryDecision::Register,
+            Failure::Unsupported { .. } | Failure::Refused(_) => RetryDecision::GiveUp,
         }
     }
 
@@ -182,7 +182,7 @@ impl Pauses {
     }
 }
 
-/// A time from zero to this one.
+/// Returns a random time between zero and this one.
 pub(crate) fn jitter(most: Duration) -> Duration {
     most.mul_f64(fastrand::f64())
 }
@@ -215,60 +215,60 @@ mod tests {
     }
 
     #[rstest]
-    #[case::server_error(500, None, b"".to_vec(), Next::Again(Duration::from_secs(1)))]
-    #[case::bad_gateway(502, None, b"<html>".to_vec(), Next::Again(Duration::from_secs(1)))]
+    #[case::server_error(500, None, b"".to_vec(), RetryDecision::Retry(Duration::from_secs(1)))]
+    #[case::bad_gateway(502, None, b"<html>".to_vec(), RetryDecision::Retry(Duration::from_secs(1)))]
     #[case::store(
         503,
         None,
         problem(Code::StoreUnavailable),
-        Next::Again(Duration::from_secs(1))
+        RetryDecision::Retry(Duration::from_secs(1))
     )]
-    #[case::wait(503, Some(7), b"<html>".to_vec(), Next::Again(Duration::from_secs(7)))]
+    #[case::wait(503, Some(7), b"<html>".to_vec(), RetryDecision::Retry(Duration::from_secs(7)))]
     #[case::wait_for_the_hub(
         503,
         Some(0),
         problem(Code::ExecutorPoolPaused),
-        Next::Again(Duration::from_secs(1))
+        RetryDecision::Retry(Duration::from_secs(1))
     )]
     #[case::rate(
         429,
         Some(90),
         problem(Code::RateLimited),
-        Next::Again(Duration::from_secs(90))
+        RetryDecision::Retry(Duration::from_secs(90))
     )]
-    #[case::rate_of_a_proxy(429, None, b"".to_vec(), Next::Again(Duration::from_secs(1)))]
+    #[case::rate_of_a_proxy(429, None, b"".to_vec(), RetryDecision::Retry(Duration::from_secs(1)))]
     #[case::token(
         401,
         None,
         problem(Code::ExecutorAuthenticationFailed),
-        Next::Again(Duration::ZERO)
+        RetryDecision::Retry(Duration::ZERO)
     )]
-    #[case::token_of_a_proxy(401, None, b"<html>".to_vec(), Next::Again(Duration::from_secs(1)))]
+    #[case::token_of_a_proxy(401, None, b"<html>".to_vec(), RetryDecision::Retry(Duration::from_secs(1)))]
     #[case::forbidden(
         403,
         None,
         problem(Code::ExecutorPoolForbidden),
-        Next::Again(Duration::from_mins(1))
+        RetryDecision::Retry(Duration::from_mins(1))
     )]
-    #[case::forbidden_by_a_proxy(403, None, b"blocked".to_vec(), Next::Again(Duration::from_secs(1)))]
-    #[case::unknown(410, None, problem(Code::InstanceUnknown), Next::Register)]
+    #[case::forbidden_by_a_proxy(403, None, b"blocked".to_vec(), RetryDecision::Retry(Duration::from_secs(1)))]
+    #[case::unknown(410, None, problem(Code::InstanceUnknown), RetryDecision::Register)]
     #[case::version(
         426,
         None,
         problem(Code::ExecutorProtocolVersionUnsupported),
-        Next::GiveUp
+        RetryDecision::GiveUp
     )]
-    #[case::lease(409, None, problem(Code::LeaseExpired), Next::GiveUp)]
-    #[case::request(400, None, problem(Code::RequestInvalid), Next::GiveUp)]
-    #[case::task(404, None, problem(Code::TaskNotFound), Next::GiveUp)]
-    #[case::page_not_found(404, None, b"<html>".to_vec(), Next::Again(Duration::from_secs(1)))]
-    #[case::redirect(302, None, b"".to_vec(), Next::Again(Duration::from_secs(1)))]
-    #[case::page(200, None, b"<html>sign in</html>".to_vec(), Next::Again(Duration::from_secs(1)))]
-    fn each_failure_has_its_next_step(
+    #[case::lease(409, None, problem(Code::LeaseExpired), RetryDecision::GiveUp)]
+    #[case::request(400, None, problem(Code::RequestInvalid), RetryDecision::GiveUp)]
+    #[case::task(404, None, problem(Code::TaskNotFound), RetryDecision::GiveUp)]
+    #[case::page_not_found(404, None, b"<html>".to_vec(), RetryDecision::Retry(Duration::from_secs(1)))]
+    #[case::redirect(302, None, b"".to_vec(), RetryDecision::Retry(Duration::from_secs(1)))]
+    #[case::page(200, None, b"<html>sign in</html>".to_vec(), RetryDecision::Retry(Duration::from_secs(1)))]
+    fn each_failure_has_its_decision(
         #[case] status: u16,
         #[case] retry_after: Option<u64>,
         #[case] body: Vec<u8>,
-        #[case] expected: Next,
+        #[case] expected: RetryDecision,
     ) {
         let answer = answer(status, retry_after, &body);
         let failure = answer.read::<TaskState>().unwrap_err();
@@ -283,7 +283,7 @@ mod tests {
     }
 
     #[test]
-    fn the_text_of_an_answer_that_is_no_answer_is_not_repeated() {
+    fn the_error_does_not_quote_an_invalid_response() {
         let error = answer(200, None, br#"{"jobToken": "mfr_planted"}"#)
             .read::<TaskState>()
             .unwrap_err();
@@ -291,7 +291,7 @@ mod tests {
     }
 
     #[test]
-    fn both_versions_are_named() {
+    fn the_error_names_both_versions() {
         let body = problem(Code::ExecutorProtocolVersionUnsupported);
         let error = answer(426, None, &body).read::<Value>().unwrap_err();
         let text = error.to_string();
@@ -302,12 +302,12 @@ mod tests {
     }
 
     #[test]
-    fn pauses_grow_to_half_a_minute_and_are_chosen_at_random_below_that() {
+    fn pauses_grow_to_30_s_and_are_random_below_that() {
         let mut pauses = Pauses::default();
         let failure = Failure::Unreachable(String::new());
         let seconds: Vec<_> = (0..8)
             .map(|_| match pauses.after(&failure, |most| most) {
-                Next::Again(pause) => pause.as_secs(),
+                RetryDecision::Retry(pause) => pause.as_secs(),
                 other => panic!("{other:?}"),
             })
             .collect();
@@ -323,7 +323,7 @@ mod tests {
         let failure = Failure::Unreachable(String::new());
         for (waited, pause) in [(0, 1), (4, 2), (30, 1), (30, 1), (0, 2)] {
             pauses.waited(Duration::from_secs(waited));
-            let expected = Next::Again(Duration::from_secs(pause));
+            let expected = RetryDecision::Retry(Duration::from_secs(pause));
             assert_eq!(pauses.after(&failure, |most| most), expected);
         }
     }
@@ -333,7 +333,7 @@ mod tests {
         let mut pauses = Pauses::default();
         let failure = Failure::Unauthorized(String::new());
         for (pause, locked_out) in [(0, false), (30, true), (30, true)] {
-            let expected = Next::Again(Duration::from_secs(pause));
+            let expected = RetryDecision::Retry(Duration::from_secs(pause));
             assert_eq!(pauses.after(&failure, |most| most), expected);
             assert_eq!(pauses.is_locked_out(), locked_out);
         }

@@ -1,5 +1,5 @@
-//! Access tokens of the pool, in exchange for the token of an OpenID provider, which a file has. The kubelet replaces that
-//! file, so it is read for each exchange. Its token goes to the exchange alone.
+//! Exchanges the token of an OpenID provider for access tokens of the pool. The kubelet replaces the file with the
+//! provider's token, so the file is read for each exchange. Its token is sent to the exchange only.
 
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
@@ -18,32 +18,32 @@ use url::form_urlencoded;
 
 use super::answer::{Answer, Failure};
 
-/// More than any token has.
+/// The largest token file that is read.
 const MAX_BYTES: u64 = 64 * 1024;
-/// How long an agent whose token is still good waits after an exchange that failed.
-const AGAIN: Duration = Duration::from_secs(30);
+/// The pause after a failed exchange.
+const RETRY_PAUSE: Duration = Duration::from_secs(30);
 
-/// What is exchanged for what.
+/// The settings of the exchange.
 #[derive(Clone, Debug)]
 pub(crate) struct ExchangeSettings {
     /// File with the token of the provider.
     pub(crate) file: PathBuf,
-    /// Id of an organization of the pool.
+    /// The id of an organization of the pool.
     pub(crate) organization: String,
     pub(crate) pool: PoolName,
-    /// For how long access tokens are wanted, in seconds.
+    /// The requested lifetime of access tokens, in seconds.
     pub(crate) expiration: u64,
 }
 
-/// Gets access tokens, and keeps one while it is good.
+/// Gets access tokens, and caches one while it is valid.
 #[derive(Debug)]
 pub(super) struct Exchange {
     settings: ExchangeSettings,
-    current: Mutex<Option<Current>>,
+    current: Mutex<Option<CachedToken>>,
 }
 
 #[derive(Debug)]
-struct Current {
+struct CachedToken {
     token: SecretString,
     renew: Instant,
     expires: Instant,
@@ -57,7 +57,7 @@ impl Exchange {
         }
     }
 
-    /// Returns an access token. `send` makes one attempt to exchange, with this form.
+    /// Returns an access token. `send` sends the form of an exchange once.
     pub(super) async fn token(
         &self,
         send: impl AsyncFnOnce(String) -> Result<Answer, Failure>,
@@ -76,7 +76,7 @@ impl Exchange {
                 info!(seconds = issued.expires_in, "exchanged the OIDC token");
                 let lifetime = Duration::from_secs(issued.expires_in);
                 let token = SecretString::from(issued.access_token);
-                *current = Some(Current {
+                *current = Some(CachedToken {
                     token: token.clone(),
                     renew: requested + lifetime.mul_f64(share(fastrand::f64())),
                     expires: requested + lifetime,
@@ -85,8 +85,8 @@ impl Exchange {
             }
             Err(failure) => match current.as_mut() {
                 Some(known) if Instant::now() < known.expires => {
-                    warn!(%failure, "could not renew the access token, which is still good");
-                    known.renew = Instant::now() + AGAIN;
+                    warn!(%failure, "could not renew the access token, which is still valid");
+                    known.renew = Instant::now() + RETRY_PAUSE;
                     Ok(known.token.clone())
                 }
                 _ => Err(failure),
@@ -94,11 +94,11 @@ impl Exchange {
         }
     }
 
-    /// The hub does not accept this token.
-    pub(super) async fn forget(&self, token: &SecretString) {
+    /// Discards the token, because the hub refuses it.
+    pub(super) async fn discard(&self, token: &SecretString) {
         let mut current = self.current.lock().await;
-        let is_it = |known: &Current| known.token.expose_secret() == token.expose_secret();
-        if current.as_ref().is_some_and(is_it) {
+        let is_same = |known: &CachedToken| known.token.expose_secret() == token.expose_secret();
+        if current.as_ref().is_some_and(is_same) {
             *current = None;
         }
     }
@@ -140,7 +140,7 @@ impl Exchange {
                 error.error_description
             ))),
             (503, Some(error)) => Err(Failure::Busy {
-                wait: answer.retry_after.unwrap_or(AGAIN),
+                wait: answer.retry_after.unwrap_or(RETRY_PAUSE),
                 text: error.error_description,
             }),
             _ => {
@@ -151,7 +151,8 @@ impl Exchange {
     }
 }
 
-/// After which share of its lifetime a token is renewed: 80 %, more or less, so that agents do not all ask at once.
+/// Returns the share of its lifetime after which a token is renewed: about 80 %, at random, so that agents do not all
+/// renew at once.
 fn share(random: f64) -> f64 {
     0.75 + random / 10.0
 }
@@ -187,7 +188,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_token_is_kept_until_it_is_refused_and_the_file_is_read_for_each_exchange() {
+    async fn a_token_is_cached_until_it_is_refused_and_each_exchange_reads_the_file() {
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("token");
         let exchange = exchange(file.clone());
@@ -203,22 +204,22 @@ mod tests {
             };
             let token = exchange.token(sent).await.unwrap();
             assert_eq!(token.expose_secret(), name);
-            let kept = exchange
-                .token(async |_| panic!("it is kept"))
+            let cached = exchange
+                .token(async |_| panic!("the token is cached"))
                 .await
                 .unwrap();
-            exchange.forget(&"another".into()).await;
+            exchange.discard(&"another".into()).await;
             let still = exchange
-                .token(async |_| panic!("it is kept"))
+                .token(async |_| panic!("the token is cached"))
                 .await
                 .unwrap();
-            assert_eq!(kept.expose_secret(), still.expose_secret());
-            exchange.forget(&token).await;
+            assert_eq!(cached.expose_secret(), still.expose_secret());
+            exchange.discard(&token).await;
         }
     }
 
     #[tokio::test]
-    async fn an_exchange_that_fails_says_why_and_shows_no_token() {
+    async fn the_error_of_an_exchange_has_the_reason_and_no_token() {
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("token");
         let exchange = exchange(file.clone());
@@ -233,23 +234,29 @@ mod tests {
             .token(async |_| Ok(answer(400, refused)))
             .await
             .unwrap_err();
-        let told = failure.to_string();
+        let shown = failure.to_string();
         assert!(
-            told.contains("the token has expired") && !told.contains("planted"),
-            "{told}"
+            shown.contains("the token has expired") && !shown.contains("planted"),
+            "{shown}"
         );
         assert!(matches!(failure, Failure::Unauthorized(_)));
-        let away = r#"{"error":"temporarily_unavailable","error_description":"the keys"}"#;
+        let unavailable = r#"{"error":"temporarily_unavailable","error_description":"the keys"}"#;
         let failure = exchange
-            .token(async |_| Ok(answer(503, away)))
+            .token(async |_| Ok(answer(503, unavailable)))
             .await
             .unwrap_err();
         let text = "the keys".to_owned();
-        assert_eq!(failure, Failure::Busy { wait: AGAIN, text });
+        assert_eq!(
+            failure,
+            Failure::Busy {
+                wait: RETRY_PAUSE,
+                text
+            }
+        );
     }
 
     #[tokio::test]
-    async fn a_good_token_outlives_an_exchange_that_fails() {
+    async fn a_valid_token_is_used_after_a_failed_exchange() {
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("token");
         fs::write(&file, "a.b.c").unwrap();
@@ -264,7 +271,7 @@ mod tests {
             .await
             .unwrap();
         assert_eq!(token.expose_secret(), "one");
-        // It is not requested again at once.
+        // No further exchange follows at once.
         exchange.token(async |_| panic!("too soon")).await.unwrap();
     }
 

@@ -1,4 +1,4 @@
-//! The token of the pool: given, or in a file that is read for each call, since others may change it.
+//! Reads the pool token: a given one, or one in a file. The file is read for each call, because it may be replaced.
 
 use std::path::PathBuf;
 
@@ -6,17 +6,17 @@ use pool_protocol::token::{PoolToken, TokenError};
 use runtime::regular_file;
 use secrecy::SecretString;
 
-/// More than any token has.
+/// The largest token file that is read.
 const MAX_BYTES: u64 = 16 * 1024;
 
-/// Where the token is.
+/// The source of the pool token.
 #[derive(Clone, Debug)]
 pub(crate) enum PoolTokenSource {
     Given(SecretString),
     File(PathBuf),
 }
 
-/// Why there is no token.
+/// Why the token cannot be read.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum TokenSourceError {
     #[error("could not read the token in `{}`: {reason}", path.display())]
@@ -45,7 +45,7 @@ impl PoolTokenSource {
     }
 }
 
-/// Returns the token in a text. A token of this hub's form must be whole; another hub may have other forms.
+/// Returns the token in a text. A token in the form of Mayfly's hub must be complete. Other hubs may have other forms.
 pub(crate) fn check(text: &str) -> Result<SecretString, TokenSourceError> {
     let text = text.trim();
     if text.is_empty() {
@@ -81,7 +81,7 @@ mod tests {
     }
 
     #[test]
-    fn a_token_that_was_cut_is_refused_without_being_shown() {
+    fn an_incomplete_token_is_refused_and_not_shown() {
         let token = PoolToken::new("eu".parse().unwrap());
         let whole = token.reveal();
         assert_eq!(check(whole).unwrap().expose_secret(), whole);

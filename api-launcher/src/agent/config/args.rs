@@ -99,7 +99,7 @@ pub(crate) struct SettingsArgs {
 
     /// Seconds for which a token of the exchange is good, 43200 at most [default: 3600]
     #[arg(long, value_name = "SECONDS", env = env::AGENT_TOKEN_EXPIRATION)]
-    token_expiration: Option<Setting<FromOne>>,
+    token_expiration: Option<Setting<PositiveNumber>>,
 
     /// Folder with the private keys of the pool, for job documents that are sealed
     #[arg(long, value_name = "DIR", env = env::AGENT_PRIVATE_KEY_DIR, value_hint = ValueHint::DirPath)]
@@ -111,7 +111,7 @@ pub(crate) struct SettingsArgs {
 
     /// How many tasks run at a time [default: 25]
     #[arg(long, value_name = "N", env = env::AGENT_SLOTS)]
-    slots: Option<Setting<FromOne>>,
+    slots: Option<Setting<PositiveNumber>>,
 
     /// Where executors run: `kubernetes`, as Jobs, or `process`, on this machine [default: kubernetes]
     #[arg(long, value_name = "TARGET", env = env::AGENT_DEPLOY_TARGET)]
@@ -161,7 +161,7 @@ pub(crate) struct SettingsArgs {
     listen: Option<Setting<SocketAddr>>,
 }
 
-/// Where executors run.
+/// The name of a target.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum TargetName {
     Kubernetes,
@@ -198,9 +198,9 @@ impl SettingValue for Pool {
 }
 
 #[derive(Clone, Copy, Debug)]
-struct FromOne(u32);
+struct PositiveNumber(u32);
 
-impl SettingValue for FromOne {
+impl SettingValue for PositiveNumber {
     fn parse(text: &str) -> Result<Self, String> {
         match text.parse() {
             Ok(number @ 1..) => Ok(Self(number)),
@@ -232,11 +232,11 @@ macro_rules! keys {
     ($($key:ident),*) => {
         /// The keys of the file. The token is no option.
         const KEYS: &[&str] = &["token", $(stringify!($key)),*];
-        /// Those that are options.
+        /// The keys that are also options.
         pub(crate) const OPTIONS: &[&str] = &[$(stringify!($key)),*];
 
         impl SettingsArgs {
-            /// Adds what the file says of settings that are not made otherwise.
+            /// Adds the values of the file for settings that are not set otherwise.
             fn over(mut self, file: &mut FileValues) -> Self {
                 $(
                     let text = file.take(stringify!($key));
@@ -275,7 +275,7 @@ keys!(
 );
 
 impl AgentArgs {
-    /// The subcommand, if there is one.
+    /// Returns the arguments of `configure`, if it is the subcommand.
     pub(crate) const fn configure(&self) -> Option<&ConfigureArgs> {
         match &self.command {
             Some(AgentCommand::Configure(args)) => Some(args),
@@ -283,7 +283,7 @@ impl AgentArgs {
         }
     }
 
-    /// Returns the settings, or everything that is invalid.
+    /// Returns the settings, or all errors.
     pub(crate) fn resolve(&self) -> Result<Settings, Vec<SettingError>> {
         let file = file::find(self.config.as_deref(), &file::places());
         let file = file.map_err(|error| vec![error])?;
@@ -295,7 +295,7 @@ impl AgentArgs {
 }
 
 impl SettingsArgs {
-    /// Returns the settings, or everything that is invalid. `token` is the token of the environment.
+    /// Returns the settings, or all errors. `token` is the token in the environment.
     pub(crate) fn resolve(
         self,
         mut file: Option<FileValues>,
@@ -308,8 +308,8 @@ impl SettingsArgs {
         let in_file = file
             .as_mut()
             .and_then(|file| Some((file.name_of("token"), file.take("token")?)));
-        // A file of its own that the environment names is nearer than a token in the configuration file.
-        let is_file_nearer = self.token_file.is_set();
+        // A token file in the options or the environment overrides a token in the configuration file.
+        let is_token_file_first = self.token_file.is_set();
         let this = match &mut file {
             Some(file) => self.over(file),
             None => self,
@@ -322,7 +322,7 @@ impl SettingsArgs {
             }
             this.resolve_exchange(errors)
         } else {
-            this.resolve_token(in_environment, in_file, is_file_nearer, errors)
+            this.resolve_token(in_environment, in_file, is_token_file_first, errors)
         };
         let agent = this.resolve_agent(errors);
         let target = this.resolve_target(kubernetes, errors);
@@ -353,21 +353,23 @@ impl SettingsArgs {
             file: file?,
             organization: organization?,
             pool: pool?.0,
-            expiration: expiration.map_or(TOKEN_SECONDS, |FromOne(it)| it).into(),
+            expiration: expiration
+                .map_or(TOKEN_SECONDS, |PositiveNumber(it)| it)
+                .into(),
         }))
     }
 
-    /// Chooses between the tokens of the environment and of the file, each with the name of its setting.
+    /// Chooses between the tokens of the environment and of the file. Each has the name of its setting.
     fn resolve_token(
         &self,
         in_environment: Option<(String, String)>,
         in_file: Option<(String, String)>,
-        is_file_nearer: bool,
+        is_token_file_first: bool,
         errors: &mut Vec<SettingError>,
     ) -> Option<AgentToken> {
         let token_file = self.token_file.read(errors);
         let source = match (in_environment, in_file, token_file) {
-            (None, _, Some(path)) if is_file_nearer => PoolTokenSource::File(path),
+            (None, _, Some(path)) if is_token_file_first => PoolTokenSource::File(path),
             (Some((name, text)), ..) | (None, Some((name, text)), _) => match token::check(&text) {
                 Ok(token) => PoolTokenSource::Given(token),
                 Err(error) => {
@@ -419,7 +421,7 @@ impl SettingsArgs {
         let slots = self
             .slots
             .read(errors)
-            .map_or(SLOTS, |FromOne(slots)| slots);
+            .map_or(SLOTS, |PositiveNumber(slots)| slots);
         let single_run = self.single_run.read(errors).unwrap_or(false);
         let idle_timeout = seconds(&self.idle_timeout, 0, errors);
         let on_stop = self.on_stop.read(errors);
@@ -513,7 +515,7 @@ impl SettingsArgs {
     }
 }
 
-/// The name of this host, without its domain.
+/// Returns the name of this host, without its domain.
 fn host_name() -> Option<AgentName> {
     let name = nix::unistd::gethostname().ok()?.into_string().ok()?;
     let name = name.split('.').next().unwrap_or_default();
@@ -548,7 +550,7 @@ mod tests {
         args.resolve(Some(file(text)), token, &KubernetesArgs::default())
     }
 
-    /// What a setting is, as text.
+    /// Returns a setting as text.
     fn shown(settings: &Settings, key: &str) -> String {
         let TargetSettings::Process(process) = &settings.target else {
             panic!("another target");
@@ -682,7 +684,7 @@ mod tests {
         "/of/env",
         "/of/env"
     )]
-    fn the_environment_counts_before_the_file_and_the_file_before_the_default(
+    fn the_environment_overrides_the_file_and_the_file_overrides_the_default(
         #[case] key: &str,
         #[case] variable: &str,
         #[case] default: Option<&str>,
@@ -711,7 +713,7 @@ mod tests {
     }
 
     #[test]
-    fn the_nearest_token_counts() {
+    fn the_environment_overrides_the_tokens_in_the_file() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("token");
         fs::write(&path, "of-a-file").unwrap();
@@ -794,7 +796,7 @@ mod tests {
     }
 
     #[test]
-    fn without_a_token_or_with_a_login_in_the_address_nothing_starts() {
+    fn a_missing_token_and_a_login_in_the_address_are_refused() {
         let errors = resolve(&[HUB], None, "").unwrap_err();
         assert_eq!(errors[0].variable, env::AGENT_TOKEN);
         let hub = (
@@ -806,7 +808,7 @@ mod tests {
     }
 
     #[test]
-    fn a_cluster_is_the_usual_target_and_its_runs_go_on() {
+    fn the_default_is_target_kubernetes_with_detach() {
         let args: SettingsArgs = from_variables(&[HUB]);
         let settings = args
             .resolve(None, Some("secret"), &KubernetesArgs::default())
@@ -815,7 +817,7 @@ mod tests {
         let TargetSettings::Kubernetes(kubernetes) = &settings.target else {
             panic!("another target");
         };
-        // No secret of the platform.
+        // The Jobs get no secret of the platform.
         assert_eq!(kubernetes.deployment.env_secrets, Vec::<String>::new());
     }
 

@@ -1,4 +1,4 @@
-//! The configuration file: where it is looked for, and what is in it.
+//! Finds and parses the configuration file.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -12,18 +12,18 @@ use serde_json::Value;
 
 /// The name of the file.
 pub(crate) const NAME: &str = "mayfly-agent.yaml";
-/// More than any configuration has.
+/// The largest file that is read.
 const MAX_BYTES: u64 = 1024 * 1024;
-/// A key that differs in more letters is no slip of the other one.
-const SLIP: usize = 3;
+/// The largest distance between an unknown key and the key that is suggested.
+const MAX_DISTANCE: usize = 3;
 
-/// What a file says.
+/// The values of a file.
 pub(crate) struct FileValues {
     pub(crate) path: PathBuf,
     values: BTreeMap<String, String>,
 }
 
-// The values may have the token.
+// The output does not contain the values, because one may be the token.
 impl fmt::Debug for FileValues {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("FileValues")
@@ -32,7 +32,7 @@ impl fmt::Debug for FileValues {
     }
 }
 
-/// The folders in which the file is looked for, in this order.
+/// Returns the folders that are searched for the file, in their order.
 pub(crate) fn places() -> Vec<PathBuf> {
     let home = std::env::var_os("HOME").filter(|home| !home.is_empty());
     let program = std::env::current_exe().ok();
@@ -48,7 +48,7 @@ pub(crate) fn places() -> Vec<PathBuf> {
     .collect()
 }
 
-/// Reads the file that is given, or else the first one in these folders.
+/// Reads the given file, or else the first one in these folders.
 pub(crate) fn find(
     given: Option<&Path>,
     places: &[PathBuf],
@@ -71,7 +71,7 @@ fn setting_error(path: &Path, text: impl Into<String>) -> SettingError {
     SettingError::new(path.display().to_string(), text)
 }
 
-/// Reads a file. `None`: it does not exist.
+/// Reads a file. Returns `None` if it does not exist.
 fn read(path: &Path) -> Result<Option<FileValues>, SettingError> {
     let unreadable = |error: io::Error| setting_error(path, format!("cannot be read: {error}"));
     let mode = match path.metadata() {
@@ -89,9 +89,9 @@ fn read(path: &Path) -> Result<Option<FileValues>, SettingError> {
     FileValues::parse(path, &text).map(Some)
 }
 
-/// The text of each value. Lists become words with blanks between them, as in the environment.
+/// Returns the text of each value. The words of a list are separated by blanks, as in the environment.
 fn parse(text: &str) -> Result<BTreeMap<String, String>, String> {
-    // The parser quotes the lines around a fault, which may have the token.
+    // The message of the parser quotes the lines around an error, which may contain the token.
     let parsed = serde_saphyr::from_str::<Option<BTreeMap<String, Value>>>(text);
     let parsed = parsed.map_err(|error| {
         let place = error.location().map_or_else(String::new, |place| {
@@ -121,36 +121,36 @@ fn parse(text: &str) -> Result<BTreeMap<String, String>, String> {
 }
 
 impl FileValues {
-    /// Reads the text of the file with this path.
+    /// Parses the text of the file at this path.
     pub(crate) fn parse(path: PathBuf, text: &str) -> Result<Self, SettingError> {
         let values = parse(text).map_err(|text| setting_error(&path, text))?;
         Ok(Self { path, values })
     }
 
-    /// Takes out the value of a key.
+    /// Removes and returns the value of a key.
     pub(crate) fn take(&mut self, key: &str) -> Option<String> {
         self.values.remove(key)
     }
 
-    /// How errors name a key of this file.
+    /// Returns the name of a key for errors.
     pub(crate) fn name_of(&self, key: &str) -> String {
         format!("{key} in {}", self.path.display())
     }
 
-    /// Sentences about the keys that nothing has taken.
+    /// Returns a warning for each key that was not taken.
     pub(crate) fn unknown(&self, known: &[&str]) -> Vec<String> {
-        let sentence = |key: &String| {
+        let warning = |key: &String| {
             let nearest = known
                 .iter()
                 .map(|known| (strsim::damerau_levenshtein(known, key), *known))
                 .min()
-                .filter(|(distance, _)| *distance <= SLIP);
+                .filter(|(distance, _)| *distance <= MAX_DISTANCE);
             let hint = nearest.map_or_else(String::new, |(_, known)| {
                 format!("; did you mean `{known}`?")
             });
             format!("`{key}` in {} is not a key{hint}", self.path.display())
         };
-        self.values.keys().map(sentence).collect()
+        self.values.keys().map(warning).collect()
     }
 }
 
@@ -169,7 +169,7 @@ mod tests {
     }
 
     #[test]
-    fn the_first_place_that_has_the_file_counts() {
+    fn the_first_folder_with_the_file_counts() {
         let folders: Vec<_> = (0..4).map(|_| tempfile::tempdir().unwrap()).collect();
         let places: Vec<PathBuf> = folders.iter().map(|f| f.path().to_owned()).collect();
         assert!(find(None, &places).unwrap().is_none());
@@ -184,7 +184,7 @@ mod tests {
     }
 
     #[test]
-    fn the_usual_places_begin_here_and_end_beside_the_program() {
+    fn the_search_starts_in_the_current_folder_and_ends_at_the_program() {
         let places = places();
         assert_eq!(places[0], Path::new("."));
         assert!(places.contains(&PathBuf::from("/etc")));
@@ -193,20 +193,20 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_is_named_must_exist() {
+    fn a_given_file_must_exist() {
         let error = find(Some(Path::new("/nowhere/a.yaml")), &[]).unwrap_err();
         assert_eq!(error.to_string(), "`/nowhere/a.yaml` does not exist");
     }
 
     #[test]
-    fn a_file_that_anybody_can_change_or_nobody_can_read_is_refused() {
+    fn a_file_that_is_writable_for_all_or_unreadable_is_refused() {
         let folder = tempfile::tempdir().unwrap();
         let path = write(folder.path(), "name: a");
         fs::set_permissions(&path, fs::Permissions::from_mode(0o646)).unwrap();
         let places = [folder.path().to_owned()];
         let error = find(None, &places).unwrap_err();
         assert!(error.text.contains("every user"), "{error}");
-        // Also one that is no file: it is not passed over.
+        // A folder with this name is an error too, and the search does not continue.
         fs::remove_file(&path).unwrap();
         fs::create_dir(&path).unwrap();
         let error = find(None, &places).unwrap_err();
@@ -236,7 +236,7 @@ mod tests {
     }
 
     #[test]
-    fn an_unknown_key_is_named_with_the_one_that_was_meant() {
+    fn the_warning_for_an_unknown_key_suggests_the_nearest_one() {
         let folder = tempfile::tempdir().unwrap();
         write(folder.path(), "slot: 3\ndrain_timout: 1\npulumi_home: x");
         let found = find(None, &[folder.path().to_owned()]).unwrap().unwrap();

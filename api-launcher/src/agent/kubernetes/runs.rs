@@ -1,4 +1,4 @@
-//! What the watch says of the Jobs of leases, for those who follow them.
+//! Passes the observations of the watch to the supervisors of runs.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -12,14 +12,14 @@ use crate::kubernetes::cluster::RunKey;
 use crate::kubernetes::cluster::watch::{ReportOutcome, RunObserver};
 use crate::kubernetes::verdict::{Observation, Verdict};
 
-/// What is known of one run.
+/// The observed state of one run.
 #[derive(Clone, Debug, Default)]
 pub(super) struct RunView {
     /// Why it waits.
     pub(super) reason: Option<String>,
     /// How it ended.
     pub(super) end: Option<Arc<Verdict>>,
-    /// Its Job is gone, and there is nothing to say of it.
+    /// The Job is gone, and there is no verdict.
     pub(super) is_forgotten: bool,
 }
 
@@ -32,17 +32,17 @@ impl Runs {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Begins to follow a run, or joins who does.
-    pub(super) fn begin(&self, lease: LeaseId) -> watch::Receiver<RunView> {
+    /// Starts to follow a run. Several receivers may follow the same run.
+    pub(super) fn follow(&self, lease: LeaseId) -> watch::Receiver<RunView> {
         self.views().entry(lease).or_default().subscribe()
     }
 
-    /// The hub knows the end of the run.
-    pub(super) fn end(&self, lease: LeaseId) {
+    /// Ends following a run. The hub has its end.
+    pub(super) fn unfollow(&self, lease: LeaseId) {
         self.views().remove(&lease);
     }
 
-    fn follows(&self, lease: LeaseId) -> bool {
+    fn is_followed(&self, lease: LeaseId) -> bool {
         self.views().contains_key(&lease)
     }
 
@@ -53,11 +53,11 @@ impl Runs {
     }
 }
 
-/// Hands on what the watch says.
+/// Receives the observations of the watch.
 #[derive(Debug)]
 pub(super) struct Observer {
     runs: Arc<Runs>,
-    /// Takes runs that are not followed.
+    /// Receives runs that are not followed yet.
     unknown: mpsc::UnboundedSender<RunKey>,
 }
 
@@ -66,12 +66,12 @@ impl Observer {
         Self { runs, unknown }
     }
 
-    /// The lease of a run, which is followed from now on.
+    /// Returns the lease of a run, and starts to follow the run.
     fn lease_of(&self, run: &RunKey) -> Option<LeaseId> {
         let lease = run.lease?.lease;
-        if !self.runs.follows(lease) {
-            drop(self.runs.begin(lease));
-            // Without a receiver the agent has ended.
+        if !self.runs.is_followed(lease) {
+            drop(self.runs.follow(lease));
+            // If there is no receiver, the agent has ended.
             let _ = self.unknown.send(run.clone());
         }
         Some(lease)
@@ -89,7 +89,8 @@ impl RunObserver for Observer {
     fn on_observation(&self, run: &RunKey, observation: &Observation) {
         let reason = match observation {
             Observation::Ended(verdict) => {
-                // Otherwise the end follows when the Job has stopped. The end of a run that is not followed was reported before.
+                // Without a report, the end follows when the Job has stopped. If the run is not followed, its end was
+                // reported before.
                 if let Some(lease) = run.lease.filter(|_| verdict.executor_reported()) {
                     let end = Arc::new(Verdict::clone(verdict));
                     self.runs.change(lease.lease, |view| view.end = Some(end));
@@ -111,10 +112,10 @@ impl RunObserver for Observer {
     ) -> BoxFuture<'a, ReportOutcome> {
         async {
             if let Some(lease) = self.lease_of(run) {
-                let mut view = self.runs.begin(lease);
+                let mut view = self.runs.follow(lease);
                 let end = Arc::new(verdict.clone());
                 self.runs.change(lease, |view| view.end = Some(end));
-                // Until the hub has the end, and the agent no longer follows the run.
+                // Waits until the hub has the end and the agent no longer follows the run.
                 while view.changed().await.is_ok() {}
             }
             ReportOutcome::Delivered

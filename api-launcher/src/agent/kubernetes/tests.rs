@@ -1,4 +1,4 @@
-//! Ends of Jobs, and objects of leases.
+//! Tests of the ends of Jobs, and of the objects of leases.
 
 use job_contract::report::FinalReport;
 use job_contract::{Document, JobData, StepType};
@@ -23,14 +23,14 @@ fn verdict(kind: VerdictKind, started: Started, report: Option<FinalReport>) -> 
     }
 }
 
-fn spoken() -> FinalReport {
+fn report() -> FinalReport {
     FinalReport::default()
 }
 
 #[rstest]
-#[case(VerdictKind::Completed, Started::Yes, Some(spoken()), "COMPLETE true")]
+#[case(VerdictKind::Completed, Started::Yes, Some(report()), "COMPLETE true")]
 #[case(VerdictKind::Completed, Started::Yes, None, "COMPLETE false")]
-#[case(VerdictKind::StepFailed, Started::Yes, Some(spoken()), "FAIL true")]
+#[case(VerdictKind::StepFailed, Started::Yes, Some(report()), "FAIL true")]
 #[case(VerdictKind::Cancelled, Started::Yes, None, "CANCELLED false")]
 #[case(VerdictKind::Claimed, Started::No, None, "ELSEWHERE")]
 #[case(VerdictKind::Infrastructure, Started::No, None, "AGAIN Failed")]
@@ -40,14 +40,14 @@ fn spoken() -> FinalReport {
 #[case(VerdictKind::ImageNotPulled, Started::No, None, "FAIL false")]
 #[case(VerdictKind::ConfigMissing, Started::No, None, "FAIL false")]
 #[case(VerdictKind::OomKilled, Started::Yes, None, "FAIL false")]
-fn what_another_try_may_cure_is_handed_back(
+fn ends_that_a_retry_may_fix_are_declined(
     #[case] kind: VerdictKind,
     #[case] started: Started,
     #[case] report: Option<FinalReport>,
     #[case] expected: &str,
 ) {
     let end = match judge(&verdict(kind, started, report)) {
-        RunEnd::Again(reason, text) => {
+        RunEnd::Decline(reason, text) => {
             assert!(text.contains("The cause."), "{text}");
             format!("AGAIN {reason:?}")
         }
@@ -83,7 +83,7 @@ fn key(lease: LeaseRef) -> RunKey {
 }
 
 #[tokio::test]
-async fn the_end_counts_as_reported_when_the_hub_has_it() {
+async fn an_end_counts_as_reported_when_the_hub_has_it() {
     let runs = Arc::<Runs>::default();
     let (sender, mut unknown) = mpsc::unbounded_channel();
     let observer = Observer::new(Arc::clone(&runs), sender);
@@ -91,13 +91,13 @@ async fn the_end_counts_as_reported_when_the_hub_has_it() {
     let verdict = verdict(VerdictKind::OomKilled, Started::Yes, None);
     let mut report = std::pin::pin!(observer.on_ended(&run, &verdict));
     assert!((&mut report).now_or_never().is_none());
-    // It was not followed.
+    // The run was not followed.
     assert_eq!(unknown.recv().await, Some(run.clone()));
     let lease = run.lease.unwrap().lease;
-    assert!(runs.begin(lease).borrow().end.is_some());
-    runs.end(lease);
+    assert!(runs.follow(lease).borrow().end.is_some());
+    runs.unfollow(lease);
     assert_eq!(report.await, ReportOutcome::Delivered);
-    // After that the watch reports a Job whose end was reported.
+    // Afterwards the watch observes a Job whose end was reported.
     observer.on_observation(&run, &Observation::Ended(Box::new(verdict.clone())));
     assert!(unknown.try_recv().is_err());
 }

@@ -1,5 +1,5 @@
-//! Reports to the platform how tasks ended, where their executors did not. The hub first reads the step: an outcome that the
-//! platform has counts.
+//! Reports outcomes of tasks to the platform if their executors have not. The hub first reads the step, because an
+//! outcome that the platform already has counts.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,30 +12,30 @@ use pool_store::{EndView, TaskView};
 use tracing::{info, warn};
 
 use super::StoreLog;
-use crate::hub::chains::Chains;
+use crate::hub::task_work::TaskWork;
 use crate::hub::{Hub, step_of};
 use crate::reporter::{PlatformReporter, ReportError};
 
 const PAUSE: Duration = Duration::from_secs(1);
-/// Reports at a time.
+/// The largest number of reports at the same time.
 const AT_ONCE: usize = 16;
-/// Tasks that are taken up at a time.
+/// The largest number of tasks that are read from the store at once.
 const BATCH: u32 = 32;
 
 pub(super) async fn perform(hub: &Arc<Hub>) {
-    let (chains, mut log) = (Chains::new(AT_ONCE), StoreLog::default());
+    let (task_work, mut log) = (TaskWork::new(AT_ONCE), StoreLog::default());
     loop {
         tokio::select! {
-            goes_on = hub.pause(PAUSE) => if !goes_on { break },
+            running = hub.pause(PAUSE) => if !running { break },
             () = hub.ended.notified() => {}
         }
         let due = hub.store.to_report(BATCH).await;
-        for task in log.note("report", due).unwrap_or_default() {
+        for task in log.log_result("report", due).unwrap_or_default() {
             let hub = Arc::clone(hub);
-            chains.start(task.task, async move { report(&hub, &task).await });
+            task_work.start(task.task, async move { report(&hub, &task).await });
         }
     }
-    chains.finish().await;
+    task_work.finish().await;
 }
 
 async fn report(hub: &Hub, task: &TaskView) {
@@ -44,7 +44,7 @@ async fn report(hub: &Hub, task: &TaskView) {
     };
     let timeout = hub.reporter.report_patience();
     if end.ago < timeout {
-        hub.beats.keep(&*hub.reporter, task.task, &task.job);
+        hub.heartbeats.start(&*hub.reporter, task.task, &task.job);
     }
     let result = send(&*hub.reporter, task, end).await;
     match result {
@@ -67,9 +67,9 @@ async fn report(hub: &Hub, task: &TaskView) {
         }
     }
     match hub.store.reported(task.task).await {
-        Ok(()) => hub.beats.release(task.task),
+        Ok(()) => hub.heartbeats.release(task.task),
         Err(error) => {
-            warn!(task = %task.task, %error, "a report could not be noted, and is made again");
+            warn!(task = %task.task, %error, "the store could not record a report, which is repeated");
         }
     }
 }
@@ -80,17 +80,17 @@ async fn send(
     end: &EndView,
 ) -> Result<(), ReportError> {
     let step = step_of(task);
-    let text = sentence(task, end);
+    let text = log_text(task, end);
     if task.state != TaskState::Completed {
         return reporter.report_failure(&step, &text, None).await;
     }
-    // What a plan found is not known here.
+    // The hub does not know whether a plan found changes.
     let report = FinalReport::default();
     reporter.report_success(&step, &report, &text, None).await
 }
 
-/// The text in the log of the run.
-fn sentence(task: &TaskView, end: &EndView) -> String {
+/// Returns the text for the run log.
+fn log_text(task: &TaskView, end: &EndView) -> String {
     let diagnostic = end.diagnostic.trim();
     let begin = match end.reason {
         EndReason::Refused => "The run was refused",

@@ -1,4 +1,4 @@
-//! Ends what has timed out, every second.
+//! Applies time limits every second.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,11 +15,11 @@ const PAUSE: Duration = Duration::from_secs(1);
 pub(super) async fn perform(hub: &Arc<Hub>) {
     let mut log = StoreLog::default();
     while hub.pause(PAUSE).await {
-        while let Some(swept) = log.note("sweep", hub.store.sweep().await) {
+        while let Some(swept) = log.log_result("sweep", hub.store.sweep().await) {
             if swept.resumed {
-                info!("no hub was here for a while: all time limits of pools begin again");
+                info!("no hub was running for a while: all time limits of pools start again");
             }
-            swept.changed.iter().for_each(|task| note(hub, task));
+            swept.changed.iter().for_each(|task| log_change(hub, task));
             if !swept.more || hub.shutdown.graceful.is_cancelled() {
                 break;
             }
@@ -27,9 +27,9 @@ pub(super) async fn perform(hub: &Arc<Hub>) {
     }
 }
 
-fn note(hub: &Hub, task: &TaskView) {
+fn log_change(hub: &Hub, task: &TaskView) {
     let Some(end) = &task.end else {
-        info!(task = %task.task, state = ?task.state, "the time of a task was up");
+        info!(task = %task.task, state = ?task.state, "a task has timed out");
         return;
     };
     warn!(

@@ -1,4 +1,4 @@
-//! Looks at all tasks that are not over: their jobs need heartbeats, and the run log says why they wait.
+//! Keeps the jobs of all open tasks alive, and writes into run logs why tasks wait.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -11,22 +11,22 @@ use pool_store::{PoolView, TaskView, Wait};
 use tracing::debug;
 
 use super::StoreLog;
-use crate::hub::chains::Chains;
+use crate::hub::task_work::TaskWork;
 use crate::hub::{Hub, step_of};
 
 const PAUSE: Duration = Duration::from_secs(5);
-/// The log says nothing of a shorter wait.
+/// Shorter waits are not written into the run log.
 const SHORTEST_WAIT: Duration = Duration::from_secs(10);
-/// How often the log says why a task waits.
+/// How often the reason for waiting is written into the run log.
 const INTERVAL: Duration = Duration::from_mins(1);
-/// Lines that are written at a time.
+/// The largest number of lines that are written at the same time.
 const AT_ONCE: usize = 16;
 
 pub(super) async fn perform(hub: &Arc<Hub>) {
-    let (lines, mut log) = (Chains::new(AT_ONCE), StoreLog::default());
+    let (lines, mut log) = (TaskWork::new(AT_ONCE), StoreLog::default());
     let mut written_at = HashMap::new();
     loop {
-        if let Some(tasks) = log.note("watch", hub.open_tasks().await) {
+        if let Some(tasks) = log.log_result("watch", hub.open_tasks().await) {
             keep_alive(hub, &tasks).await;
             explain(hub, &tasks, &mut written_at, &lines).await;
         }
@@ -37,37 +37,39 @@ pub(super) async fn perform(hub: &Arc<Hub>) {
     lines.finish().await;
 }
 
-/// Keeps the jobs of open tasks alive, also those of runs that are silent: they may be cut off from the hub. Heartbeats of
-/// tasks that are over end when the platform knows, or when the time for its report is over.
+/// Keeps the jobs of open tasks alive, including silent runs, which may be disconnected from the hub. Heartbeats of
+/// tasks that are over end when the platform has the outcome, or when the time for the report is over.
 async fn keep_alive(hub: &Hub, tasks: &[TaskView]) {
     let mut open = HashSet::new();
     for task in tasks {
         open.insert(task.task);
-        hub.beats.keep(&*hub.reporter, task.task, &task.job);
+        hub.heartbeats.start(&*hub.reporter, task.task, &task.job);
     }
-    for task in hub.beats.tasks() {
+    for task in hub.heartbeats.tasks() {
         if open.contains(&task) {
             continue;
         }
-        // A task that was submitted since is open.
+        // A task that was submitted after the list was read is open.
         match hub.store.task(task).await {
             Ok(Some(view)) => match &view.end {
-                Some(end) if end.reported => hub.beats.release(task),
-                Some(_) => hub.beats.is_over(task, hub.reporter.report_patience()),
+                Some(end) if end.reported => hub.heartbeats.release(task),
+                Some(_) => hub
+                    .heartbeats
+                    .release_after(task, hub.reporter.report_patience()),
                 None => {}
             },
-            Ok(None) => hub.beats.release(task),
+            Ok(None) => hub.heartbeats.release(task),
             Err(error) => debug!(%task, %error, "a task could not be read"),
         }
     }
 }
 
-/// Writes into the logs of tasks that wait, and of those that are silent.
+/// Writes a line into the run logs of tasks that wait or are silent.
 async fn explain(
     hub: &Arc<Hub>,
     tasks: &[TaskView],
     written_at: &mut HashMap<TaskId, Instant>,
-    lines: &Chains,
+    lines: &TaskWork,
 ) {
     let due: Vec<&TaskView> = tasks
         .iter()
@@ -120,7 +122,7 @@ fn line(task: &TaskView, pool: Option<&PoolView>, position: Option<u32>) -> Stri
     if task.state == TaskState::Orphaned {
         let agent = task.agent.as_ref().map(ToString::to_string);
         return format!(
-            "No word from the executor of this run for {} s, nor from its agent `{}`. It may still run.",
+            "No heartbeat from the executor of this run or its agent `{1}` for {0} s. It may still run.",
             task.silent.unwrap_or_default().as_secs(),
             agent.unwrap_or_default(),
         );
@@ -161,7 +163,7 @@ mod tests {
         Some("no node"),
         "Waiting in pool `eu`, position 3: the next attempt is in 20 s. The last attempt failed: no node"
     )]
-    fn a_line_says_why_a_task_waits(
+    fn a_line_has_the_reason_for_waiting(
         #[case] wait: Wait,
         #[case] reason: Option<&str>,
         #[case] expected: &str,
@@ -177,7 +179,7 @@ mod tests {
     }
 
     #[test]
-    fn tasks_that_are_new_or_run_say_nothing() {
+    fn new_and_running_tasks_get_no_line() {
         let waits = |state, age, wait| TaskView {
             wait,
             age,
@@ -195,7 +197,7 @@ mod tests {
     }
 
     #[test]
-    fn a_silent_run_names_its_agent() {
+    fn the_line_of_a_silent_run_names_its_agent() {
         let task = TaskView {
             agent: Some("eu-1".parse().unwrap()),
             silent: Some(Duration::from_secs(90)),

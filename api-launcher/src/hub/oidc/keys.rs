@@ -1,4 +1,4 @@
-//! The keys of OpenID providers: from their discovery documents, or from files.
+//! Reads and caches the keys of OpenID providers from their discovery documents, or reads them from files.
 
 use std::collections::HashMap;
 use std::path::Path;
@@ -19,20 +19,20 @@ use tracing::{info, warn};
 
 use super::{Refusal, Trust, quote};
 
-/// A provider is asked once in this time, whatever comes.
-const PAUSE: Duration = Duration::from_mins(1);
-/// Then keys are read again, so that those the provider has withdrawn end.
-const FRESH: Duration = Duration::from_hours(1);
-/// For how long keys are used while the provider cannot be reached.
-const LONGEST_USE: Duration = Duration::from_hours(24);
+/// The shortest time between two requests to a provider, so that tokens with unknown keys cannot cause more.
+const MIN_REQUEST_INTERVAL: Duration = Duration::from_mins(1);
+/// Older keys are read again, so that withdrawn keys end.
+const MAX_CACHE_AGE: Duration = Duration::from_hours(1);
+/// How long keys are used while the provider cannot be reached.
+const MAX_KEY_AGE: Duration = Duration::from_hours(24);
 const TIMEOUT: Duration = Duration::from_secs(10);
-/// More than any document of a provider has.
+/// The largest document of a provider that is read.
 const MAX_BYTES: u64 = 256 * 1024;
-/// The shortest RSA modulus.
+/// The length in bytes of the shortest RSA modulus that is accepted.
 const RSA_BYTES: usize = 256;
 const ED25519_BYTES: usize = 32;
 
-/// A key, and the only algorithm it is good for.
+/// A key, and the only algorithm for which it is valid.
 #[derive(Clone, Debug)]
 pub(super) struct Key {
     algorithm: Algorithm,
@@ -42,20 +42,20 @@ pub(super) struct Key {
 /// The keys of a provider by their ids.
 type KeySet = HashMap<String, Key>;
 
-/// All providers that were asked.
+/// The cached keys of all providers.
 #[derive(Debug)]
 pub(crate) struct Issuers {
     http: reqwest::Client,
-    known: Mutex<HashMap<String, Arc<tokio::sync::Mutex<Known>>>>,
+    known: Mutex<HashMap<String, Arc<tokio::sync::Mutex<CachedKeys>>>>,
 }
 
-/// What is known of a provider.
+/// The cached keys of a provider.
 #[derive(Debug, Default)]
-struct Known {
+struct CachedKeys {
     keys: KeySet,
     read: Option<Instant>,
     asked: Option<Instant>,
-    /// Whether the keys could not be read the last time.
+    /// Whether the last request for the keys failed.
     failed: bool,
 }
 
@@ -71,7 +71,7 @@ struct Jwks {
 }
 
 impl Issuers {
-    /// Knows none yet. Certificates are checked as everywhere: tests name theirs in `SSL_CERT_FILE`.
+    /// Returns an empty cache. Certificates are checked as in all clients. Tests name theirs in `SSL_CERT_FILE`.
     pub(crate) fn new() -> Result<Self, reqwest::Error> {
         let http = reqwest::Client::builder()
             .https_only(true)
@@ -85,8 +85,8 @@ impl Issuers {
         })
     }
 
-    /// Returns a key of a provider. Must not be dropped before it is ready: the provider would not be asked again for a
-    /// while.
+    /// Returns a key of a provider. If the future is dropped during a request, the provider is not asked again for a
+    /// minute.
     pub(super) async fn key(
         &self,
         trust: &Trust,
@@ -110,12 +110,12 @@ impl Issuers {
         };
         let mut known = known.lock().await;
         let is_within = |at: Option<Instant>, time| at.is_some_and(|at| at.elapsed() < time);
-        if is_within(known.read, FRESH)
+        if is_within(known.read, MAX_CACHE_AGE)
             && let Ok(key) = find(&known.keys)
         {
             return Ok(key);
         }
-        if !is_within(known.asked, PAUSE) {
+        if !is_within(known.asked, MIN_REQUEST_INTERVAL) {
             known.asked = Some(Instant::now());
             let fetched = self.fetch(&trust.issuer).await;
             known.failed = fetched.is_err();
@@ -136,7 +136,7 @@ impl Issuers {
                 }
             }
         }
-        if !is_within(known.read, LONGEST_USE) {
+        if !is_within(known.read, MAX_KEY_AGE) {
             return Err(Refusal::NoKeys);
         }
         let found = find(&known.keys);
@@ -186,7 +186,7 @@ fn read_file(path: &Path) -> Result<KeySet, String> {
     Ok(key_set(&jwks))
 }
 
-/// The keys that can be used. A provider may have others too.
+/// Returns the keys that can be used. A provider may also have others.
 fn key_set(jwks: &Jwks) -> KeySet {
     let usable = |value: &Value| {
         let jwk = Jwk::deserialize(value).ok()?;
@@ -207,7 +207,7 @@ fn usable(jwk: &Jwk) -> Option<Key> {
         AlgorithmParameters::EllipticCurve(key) if key.curve == EllipticCurve::P256 => {
             Algorithm::ES256
         }
-        // The verifier takes the length for granted.
+        // The verifier does not check the length.
         AlgorithmParameters::OctetKeyPair(key)
             if key.curve == EllipticCurve::Ed25519 && decode(&key.x)?.len() == ED25519_BYTES =>
         {

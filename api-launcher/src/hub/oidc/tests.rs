@@ -1,4 +1,4 @@
-//! What a pool accepts of a provider, and every way to be refused.
+//! Tests of which tokens of a provider a pool accepts, and of each refusal.
 
 use jsonwebtoken::{EncodingKey, Header};
 use rstest::rstest;
@@ -33,7 +33,7 @@ fn claims() -> Value {
     })
 }
 
-/// The result for a token, with the keys that are given.
+/// Returns the result for a token with the given keys.
 fn check(token: &str, keys: &[&SigningKey]) -> Result<String, Refusal> {
     let jwks: Vec<&Value> = keys.iter().map(|key| &key.jwk).collect();
     let keys = keys::parse(json!({"keys": jwks}));
@@ -48,11 +48,11 @@ fn check(token: &str, keys: &[&SigningKey]) -> Result<String, Refusal> {
 #[case(Algorithm::RS256)]
 #[case(Algorithm::ES256)]
 #[case(Algorithm::EdDSA)]
-fn a_good_token_of_each_algorithm_is_accepted(#[case] algorithm: Algorithm) {
+fn a_valid_token_of_each_algorithm_is_accepted(#[case] algorithm: Algorithm) {
     let key = SigningKey::new("one", algorithm);
     let token = key.sign(&claims());
     assert_eq!(check(&token, &[&key]), Ok(SUBJECT.to_owned()));
-    // The first character of a signature has no spare bits.
+    // The first character of a signature has no unused bits.
     let (signed, signature) = token.rsplit_once('.').unwrap();
     let other = if signature.starts_with('A') { 'B' } else { 'A' };
     let forged = format!("{signed}.{other}{}", &signature[1..]);
@@ -95,7 +95,7 @@ fn each_wrong_claim_has_its_own_refusal(#[case] change: Value, #[case] expected:
 #[case(json!({"aud": "other"}))]
 #[case(json!({"sub": "exact"}))]
 #[case(json!({"groups": "agents"}))]
-fn what_is_within_the_limits_is_accepted(#[case] change: Value) {
+fn a_token_within_the_limits_is_accepted(#[case] change: Value) {
     let key = SigningKey::new("one", Algorithm::EdDSA);
     let mut claims = claims();
     for (name, value) in change.as_object().unwrap() {
@@ -104,7 +104,7 @@ fn what_is_within_the_limits_is_accepted(#[case] change: Value) {
     check(&key.sign(&claims), &[&key]).unwrap();
 }
 
-/// A token with any header, and any signature.
+/// Returns a token with any header and any signature.
 fn with_header(header: &Value, signature: &str) -> String {
     let [header, claims] =
         [header, &claims()].map(|part| BASE64_URL_SAFE_NO_PAD.encode(part.to_string()));
@@ -122,7 +122,7 @@ fn with_header(header: &Value, signature: &str) -> String {
 #[case(json!({"alg": "ES256", "kid": "one"}), "AAAA", Refusal::Signature)]
 #[case(json!({"alg": "ES256", "kid": 1}), "AAAA", Refusal::Form)]
 #[case(json!([]), "AAAA", Refusal::Form)]
-fn a_header_that_is_not_as_it_should_be_is_refused(
+fn an_invalid_header_is_refused(
     #[case] header: Value,
     #[case] signature: &str,
     #[case] expected: Refusal,
@@ -140,14 +140,14 @@ fn a_header_that_is_not_as_it_should_be_is_refused(
 #[case("a.b.c.d")]
 #[case("!.!.!")]
 #[case("e30.e30.e30")]
-fn what_is_no_token_is_refused(#[case] text: &str) {
+fn an_invalid_token_is_refused(#[case] text: &str) {
     assert_eq!(IdToken::parse(text).map(|_| ()), Err(Refusal::Form));
     let long = format!("{}.e30.e30", "A".repeat(MAX_TOKEN_BYTES));
     assert_eq!(IdToken::parse(&long).map(|_| ()), Err(Refusal::Form));
 }
 
 #[test]
-fn the_public_key_is_no_key_for_hmac() {
+fn a_public_key_is_not_accepted_as_hmac_key() {
     let key = SigningKey::new("one", Algorithm::EdDSA);
     let public = BASE64_URL_SAFE_NO_PAD
         .decode(key.jwk["x"].as_str().unwrap())
@@ -163,7 +163,7 @@ fn the_public_key_is_no_key_for_hmac() {
 }
 
 #[test]
-fn keys_that_are_weak_or_for_something_else_are_left_out() {
+fn weak_keys_and_keys_for_other_uses_are_ignored() {
     let good = SigningKey::new("good", Algorithm::ES256);
     let ed = SigningKey::new("ed", Algorithm::EdDSA).jwk;
     let (_, mut short) = rsa_key(1024);

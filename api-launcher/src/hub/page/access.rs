@@ -1,5 +1,5 @@
-//! Who sees what: the holder of a pool token its own pool; an operator, by token or by the name that a trusted proxy
-//! gives, all pools. A browser logs in with a token and gets a session, which is over as soon as its token is.
+//! Decides who sees what. The holder of a pool token sees its own pool. An operator sees all pools. Operators have a
+//! token, or a trusted proxy names them. A browser logs in with a token and gets a session, which ends with its token.
 
 use std::net::{IpAddr, SocketAddr};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -18,17 +18,17 @@ use crate::http::body;
 use crate::hub::pools::Pools;
 
 const COOKIE: &str = "mayfly_session";
-/// Half a working day.
+/// The lifetime of a session: half a working day.
 const SESSION: Duration = Duration::from_hours(4);
-/// Stands for all pools in a session.
+/// Means all pools in a session.
 const ALL: &str = "*";
 const HOME: &str = "/ui";
 /// The largest form.
 const MAX_FORM_BYTES: usize = 4096;
-/// How long a form may take.
+/// The timeout for reading a form.
 const FORM_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// What the pages need.
+/// The state of the page handlers.
 #[derive(Clone, Debug)]
 pub(super) struct Site {
     pub(super) source: Source,
@@ -36,21 +36,21 @@ pub(super) struct Site {
     pub(super) open: bool,
 }
 
-/// Who looks at a page.
+/// The user of a page.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Viewer {
-    /// Has a token of this pool.
+    /// A holder of a token of this pool.
     Pool(PoolName),
-    /// Has a token of an operator.
+    /// A holder of an operator token.
     Operator,
     /// An operator whom the trusted proxy names.
     Named(String),
-    /// Is on this machine, and the launcher asks for no tokens.
+    /// A client on this machine, if the launcher requires no authentication.
     Open,
 }
 
 impl Viewer {
-    /// Whether the viewer may know of a pool.
+    /// Returns whether the viewer may see a pool.
     pub(super) fn sees(&self, pool: &PoolName) -> bool {
         match self {
             Self::Pool(own) => own == pool,
@@ -58,7 +58,7 @@ impl Viewer {
         }
     }
 
-    /// Whether there is a session that can be ended.
+    /// Returns whether the viewer has a session that can be ended.
     pub(super) const fn can_log_out(&self) -> bool {
         matches!(self, Self::Pool(_) | Self::Operator)
     }
@@ -69,7 +69,7 @@ impl FromRequestParts<Site> for Viewer {
 
     async fn from_request_parts(parts: &mut Parts, site: &Site) -> Result<Self, Response> {
         site.viewer(parts)
-            .ok_or_else(|| ask(&parts.uri, None).into_response())
+            .ok_or_else(|| login_required(&parts.uri, None).into_response())
     }
 }
 
@@ -77,9 +77,10 @@ impl Site {
     pub(super) fn viewer(&self, parts: &Parts) -> Option<Viewer> {
         let peer = parts.extensions.get::<ConnectInfo<SocketAddr>>();
         let peer = peer.map(|ConnectInfo(peer)| peer.ip().to_canonical());
-        // The name that was asked for too: a page of another site can make its own name lead here.
-        let is_here = peer.is_some_and(|peer| peer.is_loopback()) && is_local(&parts.headers);
-        if self.open && is_here {
+        // The `Host` header counts too, because another site can let its own name resolve to this machine.
+        let is_on_this_machine =
+            peer.is_some_and(|peer| peer.is_loopback()) && is_local(&parts.headers);
+        if self.open && is_on_this_machine {
             return Some(Viewer::Open);
         }
         // There are no tokens of a machine.
@@ -93,21 +94,21 @@ impl Site {
         let now = SystemTime::now();
         if let Some(token) = bearer(&parts.headers) {
             return Credential::of_token(token)
-                .filter(|credential| credential.is_good(&pools, now))
+                .filter(|credential| credential.is_valid(&pools, now))
                 .map(Credential::viewer);
         }
         let keys = hub.keys.current();
         let session = keys.verify_session(cookie(&parts.headers)?)?;
         Credential::of_session(session, now)
-            .filter(|credential| credential.is_good(&pools, now))
+            .filter(|credential| credential.is_valid(&pools, now))
             .map(Credential::viewer)
     }
 }
 
-/// What a token is for, and its digest.
+/// The pool and the digest of a token.
 #[derive(Debug, PartialEq, Eq)]
 struct Credential {
-    /// `None` for all.
+    /// `None`: all pools.
     pool: Option<PoolName>,
     digest: String,
 }
@@ -127,7 +128,7 @@ impl Credential {
         })
     }
 
-    /// What a session says, without its code.
+    /// Returns the content of a session, without its code.
     fn session(&self, now: SystemTime) -> String {
         let end = unix(now + SESSION);
         let pool = self.pool.as_ref().map_or(ALL, PoolName::as_str);
@@ -150,8 +151,8 @@ impl Credential {
         })
     }
 
-    /// Whether the file of the pools still has the token.
-    fn is_good(&self, pools: &Pools, now: SystemTime) -> bool {
+    /// Returns whether the file of the pools still contains the token.
+    fn is_valid(&self, pools: &Pools, now: SystemTime) -> bool {
         pools.has_digest(self.pool.as_ref(), &self.digest, now)
     }
 
@@ -160,26 +161,26 @@ impl Credential {
     }
 }
 
-/// The form, for those who come on purpose.
+/// Handles a direct request for the login form.
 pub(super) async fn form(State(site): State<Site>, uri: Uri, parts: Parts) -> Response {
     if site.viewer(&parts).is_some() {
-        return see(HOME);
+        return redirect(HOME);
     }
     frame::respond(StatusCode::OK, &frame::login(&next_of(&uri), None))
 }
 
-/// Exchanges a token for a session.
+/// Handles the login: exchanges a token for a session.
 pub(super) async fn login(State(site): State<Site>, headers: HeaderMap, body: Body) -> Response {
     let home = Uri::from_static(HOME);
-    if is_from_elsewhere(&headers) {
-        return ask(
+    if is_cross_site(&headers) {
+        return login_required(
             &home,
             Some("The form was sent by another site. Log in here."),
         );
     }
     let read = tokio::time::timeout(FORM_TIMEOUT, body::read(body, MAX_FORM_BYTES)).await;
     let Ok(Ok(form)) = read else {
-        return ask(&home, Some("The form could not be read. Try again."));
+        return login_required(&home, Some("The form could not be read. Try again."));
     };
     let field = |name: &str| {
         let mut fields = form_urlencoded::parse(&form);
@@ -195,26 +196,26 @@ pub(super) async fn login(State(site): State<Site>, headers: HeaderMap, body: Bo
     };
     let credential = field("token").and_then(|token| Credential::of_token(&token));
     let good = hub.zip(credential);
-    let good = good.filter(|(hub, credential)| credential.is_good(&hub.pools.current(), now));
+    let good = good.filter(|(hub, credential)| credential.is_valid(&hub.pools.current(), now));
     let Some((hub, credential)) = good else {
         let text = "The token is not known here, was removed, or was not copied as a whole.";
         let page = frame::login(next, Some(text));
         return frame::respond(StatusCode::UNAUTHORIZED, &page);
     };
     let session = hub.keys.current().sign_session(&credential.session(now));
-    with_cookie(see(next), &session, SESSION, &headers)
+    with_cookie(redirect(next), &session, SESSION, &headers)
 }
 
-/// Ends the session in the browser.
+/// Handles the logout: removes the session from the browser.
 pub(super) async fn logout(headers: HeaderMap) -> Response {
-    if is_from_elsewhere(&headers) {
-        return see(HOME);
+    if is_cross_site(&headers) {
+        return redirect(HOME);
     }
-    with_cookie(see("/ui/login"), "", Duration::ZERO, &headers)
+    with_cookie(redirect("/ui/login"), "", Duration::ZERO, &headers)
 }
 
-/// Asks for a token, at the address that needs one.
-fn ask(uri: &Uri, problem: Option<&str>) -> Response {
+/// Returns the login form for a page that needs a token.
+fn login_required(uri: &Uri, problem: Option<&str>) -> Response {
     let page = frame::login(&next_of(uri), problem);
     let mut response = frame::respond(StatusCode::UNAUTHORIZED, &page);
     let scheme = HeaderValue::from_static("Bearer");
@@ -224,7 +225,7 @@ fn ask(uri: &Uri, problem: Option<&str>) -> Response {
     response
 }
 
-fn see(path: &str) -> Response {
+fn redirect(path: &str) -> Response {
     (StatusCode::SEE_OTHER, [(header::LOCATION, path)]).into_response()
 }
 
@@ -246,14 +247,14 @@ fn with_cookie(
     response
 }
 
-/// Where to go after the login.
+/// Returns the path to open after the login.
 fn next_of(uri: &Uri) -> String {
     let path = uri.path();
     let path = if is_page(path) { path } else { HOME };
     path.to_owned()
 }
 
-/// Whether this is the path of a page of this site.
+/// Returns whether this is the path of a page of this site.
 fn is_page(path: &str) -> bool {
     let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'/' | b'-');
     let is_below = path == HOME || path.starts_with("/ui/pools/") || path.starts_with("/ui/runs/");
@@ -267,8 +268,8 @@ fn named(pools: &Pools, peer: IpAddr, headers: &HeaderMap) -> Option<String> {
     (!name.is_empty()).then_some(name)
 }
 
-/// Whether a browser says that another site made it send the request.
-fn is_from_elsewhere(headers: &HeaderMap) -> bool {
+/// Returns whether another site caused the request, according to the browser.
+fn is_cross_site(headers: &HeaderMap) -> bool {
     let site = headers.get("sec-fetch-site");
     site.is_some_and(|site| site != "same-origin" && site != "none")
 }
@@ -346,12 +347,12 @@ mod tests {
     }
 
     #[test]
-    fn a_pool_token_shows_its_pool_and_an_operator_token_all() {
+    fn a_pool_token_shows_its_pool_and_an_operator_token_all_pools() {
         let (eu, operator) = (PoolToken::new("eu".parse().unwrap()), OperatorToken::new());
         let pools = file(&eu, &operator);
         let viewer = |text: &str| {
             Credential::of_token(text)
-                .filter(|credential| credential.is_good(&pools, now()))
+                .filter(|credential| credential.is_valid(&pools, now()))
                 .map(Credential::viewer)
         };
         let [seen, other] = ["eu", "us"].map(|name| name.parse::<PoolName>().unwrap());
@@ -369,11 +370,11 @@ mod tests {
         }
         let late = now() + Duration::from_hours(48);
         let expired = Credential::of_token(operator.reveal()).unwrap();
-        assert!(!expired.is_good(&pools, late));
+        assert!(!expired.is_valid(&pools, late));
     }
 
     #[test]
-    fn a_session_is_good_for_its_time_and_while_its_token_is_in_the_file() {
+    fn a_session_is_valid_for_its_lifetime_and_while_its_token_is_in_the_file() {
         let (eu, operator) = (PoolToken::new("eu".parse().unwrap()), OperatorToken::new());
         for token in [eu.reveal(), operator.reveal()] {
             let credential = Credential::of_token(token).unwrap();
@@ -383,9 +384,9 @@ mod tests {
             assert_eq!(read(now() + almost), Some(credential));
             assert_eq!(read(now() + SESSION), None);
             let read = read(now()).unwrap();
-            assert!(read.is_good(&file(&eu, &operator), now()));
+            assert!(read.is_valid(&file(&eu, &operator), now()));
             let others = (PoolToken::new("eu".parse().unwrap()), OperatorToken::new());
-            assert!(!read.is_good(&file(&others.0, &others.1), now()));
+            assert!(!read.is_valid(&file(&others.0, &others.1), now()));
         }
     }
 
@@ -397,7 +398,7 @@ mod tests {
     #[case("10.0.0.7", &[("x-user", " ")], None)]
     #[case("10.0.0.7", &[("x-other", "ada")], None)]
     #[case("10.0.1.7", &[("x-user", "ada"), ("x-forwarded-for", "10.0.0.7")], None)]
-    fn the_header_counts_from_the_proxy_alone(
+    fn the_header_counts_only_from_the_proxy(
         #[case] peer: &str,
         #[case] sent: &[(&'static str, &str)],
         #[case] expected: Option<&str>,
@@ -433,7 +434,7 @@ mod tests {
     #[case("/ui/pools/\\evil", false)]
     #[case("https://evil.example", false)]
     #[case("", false)]
-    fn a_login_leads_to_pages_of_this_site_alone(#[case] next: &str, #[case] expected: bool) {
+    fn a_login_redirects_only_to_pages_of_this_site(#[case] next: &str, #[case] expected: bool) {
         assert_eq!(is_page(next), expected);
     }
 
@@ -442,11 +443,8 @@ mod tests {
         let found = headers(&[("cookie", "a=b; mayfly_session=x.y=z; c")]);
         assert_eq!(cookie(&found), Some("x.y=z"));
         assert_eq!(cookie(&headers(&[("cookie", "xmayfly_session=1")])), None);
-        assert!(is_from_elsewhere(&headers(&[(
-            "sec-fetch-site",
-            "cross-site"
-        )])));
-        assert!(!is_from_elsewhere(&headers(&[(
+        assert!(is_cross_site(&headers(&[("sec-fetch-site", "cross-site")])));
+        assert!(!is_cross_site(&headers(&[(
             "sec-fetch-site",
             "same-origin"
         )])));
@@ -455,7 +453,7 @@ mod tests {
     #[test]
     fn a_cookie_is_secure_unless_it_is_for_this_machine() {
         let cookie = |host| {
-            let response = with_cookie(see(HOME), "v", SESSION, &headers(&[("host", host)]));
+            let response = with_cookie(redirect(HOME), "v", SESSION, &headers(&[("host", host)]));
             response.headers()[header::SET_COOKIE]
                 .to_str()
                 .unwrap()

@@ -1,4 +1,4 @@
-//! What all pages have in common.
+//! The parts that all pages share.
 
 use std::time::SystemTime;
 
@@ -9,12 +9,12 @@ use maud::{DOCTYPE, Markup, html};
 use super::access::Viewer;
 use super::words::moment;
 
-/// The response with a page.
+/// Returns a response with a page.
 pub(super) fn respond(status: StatusCode, page: &Markup) -> Response {
     (status, Html(page.0.clone())).into_response()
 }
 
-/// A page with this content.
+/// Returns a page with this content.
 pub(super) fn page(title: &str, viewer: Option<&Viewer>, content: &Markup) -> Markup {
     html! {
         (DOCTYPE)
@@ -65,7 +65,7 @@ fn who(viewer: &Viewer) -> Markup {
     }
 }
 
-/// A page that says one thing.
+/// Returns a page with a single message.
 pub(super) fn message(title: &str, text: &str) -> Markup {
     let content = html! {
         section.narrow {
@@ -77,7 +77,7 @@ pub(super) fn message(title: &str, text: &str) -> Markup {
     page(title, None, &content)
 }
 
-/// The form that asks for a token.
+/// Returns the login form.
 pub(super) fn login(next: &str, problem: Option<&str>) -> Markup {
     let content = html! {
         section.narrow {

@@ -9,7 +9,7 @@ use axum::http::request::Parts;
 use axum::response::{IntoResponse as _, Response};
 use pool_protocol::id::{PoolName, TaskId};
 use pool_protocol::problem::Code;
-use pool_store::{Condition, EndView, EventView, InstanceView, Listed, Page, TaskView, Wait};
+use pool_store::{Condition, EndView, EventView, InstanceView, Page, TaskFilter, TaskView, Wait};
 use serde_json::{Value, json};
 
 use super::access::{Site, Viewer};
@@ -67,8 +67,8 @@ pub(super) async fn runs(
     let name = seen(&site, &viewer, &name).await?;
     let state: Option<String> = parameter(&uri, "state");
     let listed = match state.as_deref() {
-        None | Some("open") => Listed::Open,
-        Some("over") => Listed::Latest,
+        None | Some("open") => TaskFilter::Open,
+        Some("over") => TaskFilter::Latest,
         Some(_) => {
             let text = "`state` must be `open` or `over`";
             return Err(Failure::new(Code::RequestInvalid, text));

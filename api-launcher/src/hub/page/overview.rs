@@ -1,4 +1,4 @@
-//! The overview: all pools.
+//! Renders the overview of all pools.
 
 use maud::{Markup, html};
 use pool_protocol::id::PoolName;
@@ -6,13 +6,13 @@ use pool_store::PoolView;
 
 use super::words::{Tone, badge, count, span};
 
-/// A pool.
+/// A pool in the overview.
 #[derive(Debug)]
 pub(super) struct Summary {
     pub(super) pool: PoolName,
-    /// `None` while it has neither agents nor runs.
+    /// `None`: the pool has neither agents nor runs.
     pub(super) counts: Option<PoolView>,
-    /// Whether the file of the pools has it.
+    /// Whether the pool is in the file of the pools.
     pub(super) is_in_file: bool,
 }
 
@@ -34,7 +34,7 @@ impl Summary {
         oldest.map(span)
     }
 
-    /// What an operator should look at, the worst first.
+    /// Returns the problems of the pool, the worst first.
     pub(super) fn problems(&self) -> Vec<(Tone, String)> {
         let mut problems = Vec::new();
         let (online, free) = (self.of(|view| view.online), self.of(|view| view.free));
@@ -61,7 +61,7 @@ impl Summary {
     }
 }
 
-/// The content of the page.
+/// Returns the content of the page.
 pub(super) fn render(pools: &[Summary]) -> Markup {
     let sum = |value: fn(&Summary) -> u32| pools.iter().map(value).sum::<u32>();
     html! {
@@ -82,7 +82,7 @@ pub(super) fn render(pools: &[Summary]) -> Markup {
     }
 }
 
-/// A number and what it counts.
+/// Returns a number with its name.
 pub(super) fn tile(name: &str, value: u32) -> Markup {
     html! { div { dt { (name) } dd { (value) } } }
 }
@@ -125,7 +125,7 @@ fn table(pools: &[Summary]) -> Markup {
     }
 }
 
-/// The worst problem of a pool in the list, or that there is none.
+/// Returns the problems of a pool, or its condition if there are none.
 pub(super) fn condition(pool: &Summary) -> Markup {
     let problems = pool.problems();
     html! {

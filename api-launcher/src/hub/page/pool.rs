@@ -1,4 +1,4 @@
-//! The page of a pool: its agents, its queue, and what runs and ran.
+//! Renders the page of a pool: its agents, its queue, its active runs and its recent runs.
 
 use maud::{Markup, html};
 use pool_protocol::task::TaskState;
@@ -8,18 +8,18 @@ use super::ROWS;
 use super::overview::{Summary, condition, tile};
 use super::words::{ago, condition_badge, end_sentence, run_badge, span, wait_reason};
 
-/// What the page shows.
+/// The data of the page.
 #[derive(Debug)]
 pub(super) struct PoolPage {
     pub(super) summary: Summary,
     pub(super) agents: Vec<InstanceView>,
     /// Runs that are not over, oldest first.
     pub(super) open: Vec<TaskView>,
-    /// Runs that are over, the last one first.
+    /// Runs that are over, the last submitted first.
     pub(super) over: Vec<TaskView>,
 }
 
-/// The content of the page.
+/// Returns the content of the page.
 pub(super) fn render(page: &PoolPage) -> Markup {
     let summary = &page.summary;
     let is_waiting = |task: &&TaskView| task.state == TaskState::Available;
@@ -74,14 +74,14 @@ pub(super) fn render(page: &PoolPage) -> Markup {
     }
 }
 
-/// The last entry, if there may be more behind it.
+/// Returns the id of the last entry if there may be more entries.
 fn more<T>(list: &[T], id: impl Fn(&T) -> String) -> Option<String> {
     (list.len() >= ROWS as usize)
         .then(|| list.last().map(id))
         .flatten()
 }
 
-/// A run's name, which leads to its page.
+/// Returns the name of a run, with a link to its page.
 fn name(task: &TaskView) -> Markup {
     html! {
         a href={ "/ui/runs/" (task.task) } { "Job " (task.job) }
@@ -226,13 +226,14 @@ fn runs_that_are_over(tasks: &[TaskView]) -> Markup {
     }
 }
 
-/// Why a run is over, in one line.
+/// Returns why a run is over, in one line.
 fn reason(task: &TaskView) -> Option<String> {
     let end = task.end.as_ref()?;
-    let told = Some(first_line(&end.diagnostic)).filter(|line| !line.is_empty());
+    let diagnostic = Some(first_line(&end.diagnostic)).filter(|line| !line.is_empty());
     let known = end_sentence(end.reason).map(str::to_owned);
     let code = end.exit_code.filter(|code| *code != 0);
-    told.or(known)
+    diagnostic
+        .or(known)
         .or_else(|| code.map(|code| format!("The executor ended with exit code {code}")))
 }
 

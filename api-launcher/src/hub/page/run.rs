@@ -1,4 +1,4 @@
-//! The page of a run.
+//! Renders the page of a run.
 
 use std::time::SystemTime;
 
@@ -14,24 +14,24 @@ use super::words::{
 use crate::hub::pools::Boundary;
 use crate::hub::tails::Part;
 
-/// What stands before the advice in a diagnostic.
+/// The text before the advice in a diagnostic.
 const ADVICE: &str = "What to do: ";
 
-/// What the page shows.
+/// The data of the page.
 #[derive(Debug)]
 pub(super) struct RunPage {
     pub(super) task: TaskView,
-    /// How many runs wait in front of it, if it waits.
+    /// How many runs are before it in the queue. `None`: it does not wait.
     pub(super) position: Option<u32>,
     pub(super) events: Vec<EventView>,
-    /// The end of its log, if some of it passed this hub.
+    /// The end of the log. `None`: no line passed this hub.
     pub(super) log: Option<Part>,
-    /// `None` if the file of the pools has its pool no more.
+    /// `None`: the pool is no longer in the file of the pools.
     pub(super) boundary: Option<Boundary>,
     pub(super) now: SystemTime,
 }
 
-/// What a run is called.
+/// Returns the title of a run.
 pub(super) fn title(task: &TaskView) -> String {
     match &*task.kind {
         "" => format!("Job {}", task.job),
@@ -39,7 +39,7 @@ pub(super) fn title(task: &TaskView) -> String {
     }
 }
 
-/// The content of the page.
+/// Returns the content of the page.
 pub(super) fn render(page: &RunPage) -> Markup {
     let task = &page.task;
     html! {
@@ -71,7 +71,7 @@ pub(super) fn render(page: &RunPage) -> Markup {
     }
 }
 
-/// What to know first: why it waits, what is wrong, how it ended, and what to do.
+/// Returns the most important facts: why the run waits, what is wrong, how it ended, and the advice.
 fn callout(page: &RunPage) -> Markup {
     let task = &page.task;
     html! {
@@ -115,8 +115,8 @@ fn ending(task: &TaskView, end: &EndView) -> Markup {
         TaskState::Failed => "bad",
         _ => "quiet",
     };
-    let (told, advice) = split(&end.diagnostic);
-    let mut lines = told.lines();
+    let (finding, advice) = split(&end.diagnostic);
+    let mut lines = finding.lines();
     let first = lines.next().or(end_sentence(end.reason));
     let sentence = match (first, end.exit_code) {
         (Some(first), _) => first.to_owned(),
@@ -141,7 +141,7 @@ fn advise(advice: &str) -> Markup {
     html! { p.advice { b { "What to do: " } (advice) } }
 }
 
-/// What was found, and what to do about it.
+/// Splits a diagnostic into the finding and the advice.
 fn split(diagnostic: &str) -> (&str, Option<&str>) {
     match diagnostic.find(ADVICE) {
         Some(at) => {

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use pool_protocol::id::{InstanceId, PoolName, TaskId};
-use pool_store::{Error, EventView, InstanceView, Listed, Page, TaskView};
+use pool_store::{Error, EventView, InstanceView, Page, TaskFilter, TaskView};
 
 use super::overview::Summary;
 use crate::hub::Hub;
@@ -69,7 +69,7 @@ impl Source {
     pub(super) async fn runs(
         &self,
         pool: &PoolName,
-        listed: Listed,
+        listed: TaskFilter,
         page: Page<TaskId>,
     ) -> Result<Vec<TaskView>, Error> {
         match self {

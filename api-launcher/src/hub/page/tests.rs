@@ -1,4 +1,4 @@
-//! What pages say, and that texts from outside stay texts.
+//! Tests of the content of pages, and of the escaping of texts from outside.
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -17,7 +17,7 @@ use super::{frame, overview, parameter, pool, run};
 use crate::hub::pools::Boundary;
 use crate::hub::tails::Part;
 
-/// A text that would be markup if it were not escaped.
+/// A text that would be markup without escaping.
 const HOSTILE: &str = "<img src=x onerror=alert(1)>\"'&";
 const ESCAPED: &str = "&lt;img src=x onerror=alert(1)&gt;&quot;'&amp;";
 
@@ -141,8 +141,8 @@ fn pool_page(open: Vec<TaskView>) -> PoolPage {
     }
 }
 
-/// The content in a whole page, without the parts that no text from outside is in.
-fn whole(content: &Markup) -> String {
+/// Returns a whole page with this content.
+fn in_page(content: &Markup) -> String {
     let viewer = Viewer::Named(HOSTILE.to_owned());
     frame::page(HOSTILE, Some(&viewer), content).into_string()
 }
@@ -162,19 +162,19 @@ fn every_text_from_outside_is_escaped() {
         &format!("{HOSTILE}\n{HOSTILE}\nWhat to do: {HOSTILE}"),
     );
     for page in [
-        whole(&pool::render(&pool_page(vec![
+        in_page(&pool::render(&pool_page(vec![
             waiting.clone(),
             running.clone(),
         ]))),
-        whole(&run::render(&run_page(waiting))),
-        whole(&run::render(&run_page(running))),
-        whole(&run::render(&run_page(over))),
+        in_page(&run::render(&run_page(waiting))),
+        in_page(&run::render(&run_page(running))),
+        in_page(&run::render(&run_page(over))),
         frame::message(HOSTILE, HOSTILE).into_string(),
         frame::login(HOSTILE, Some(HOSTILE)).into_string(),
     ] {
         assert!(!page.contains("<img"), "{page}");
         assert!(page.contains(ESCAPED), "{page}");
-        // Nothing inline, and nothing from elsewhere, as the policy demands.
+        // The policy forbids inline content and other sites.
         for forbidden in [
             " style=",
             "<style",
@@ -191,7 +191,7 @@ fn every_text_from_outside_is_escaped() {
 }
 
 #[test]
-fn the_overview_counts_and_says_what_is_wrong() {
+fn the_overview_shows_counts_and_problems() {
     let gone = Summary {
         pool: "us".parse().unwrap(),
         counts: None,
@@ -230,7 +230,7 @@ fn the_overview_counts_and_says_what_is_wrong() {
 )]
 #[case(Wait::Unconfirmed, "The platform has not confirmed", None)]
 #[case(Wait::Turn, "takes it soon", None)]
-fn a_run_that_waits_says_why_and_what_to_do(
+fn a_waiting_run_shows_its_reason_and_advice(
     #[case] wait: Wait,
     #[case] reason: &str,
     #[case] advice: Option<&str>,
@@ -248,7 +248,7 @@ fn a_run_that_waits_says_why_and_what_to_do(
 }
 
 #[test]
-fn the_queue_of_a_pool_has_the_runs_that_wait_and_no_others() {
+fn the_queue_of_a_pool_shows_only_waiting_runs() {
     let waiting = TaskView {
         wait: Some(Wait::NoCapacity),
         ..task()
@@ -269,12 +269,12 @@ fn the_queue_of_a_pool_has_the_runs_that_wait_and_no_others() {
     assert!(queue.contains("No agent has a free slot"), "{queue}");
     assert!(
         !page.contains("More"),
-        "a list that is shown whole has no more"
+        "a list that is shown in_page has no more"
     );
 }
 
 #[test]
-fn a_full_list_leads_to_the_rest() {
+fn a_full_list_has_a_link_to_the_next_page() {
     let tasks: Vec<TaskView> = (0..super::ROWS).map(|_| task()).collect();
     let last = tasks.last().unwrap().task;
     let page = pool::render(&pool_page(tasks)).into_string();
@@ -289,9 +289,9 @@ fn a_full_list_leads_to_the_rest() {
     &["The pod was killed.", "pod: OOMKilled", "</b>raise the limit"]
 )]
 #[case(EndReason::Finished, "", &["The executor ended with exit code 1."])]
-#[case(EndReason::Lost, "no word for 600 s", &["no word for 600 s", "look for a lock of the state"])]
+#[case(EndReason::Lost, "no heartbeat for 600 s", &["no heartbeat for 600 s", "look for a lock of the state"])]
 #[case(EndReason::Poison, "", &["Every attempt to start the run failed.", "Read the reasons"])]
-fn a_run_that_is_over_says_how_and_what_to_do(
+fn a_run_that_is_over_shows_its_end_and_advice(
     #[case] reason: EndReason,
     #[case] diagnostic: &str,
     #[case] expected: &[&str],
@@ -345,7 +345,7 @@ fn parameters_that_cannot_be_read_count_as_absent(
 }
 
 #[test]
-fn only_a_session_can_be_ended() {
+fn only_a_session_has_a_logout() {
     let open = frame::page("a", Some(&Viewer::Open), &Markup::default()).into_string();
     assert!(!open.contains("Log out"));
     let pool = Viewer::Pool("eu".parse().unwrap());

@@ -1,4 +1,4 @@
-//! The drawn timeline of a run: one bar a state, from the events of the store.
+//! Renders the timeline of a run from its events, with one bar for each state.
 
 use std::time::{Duration, SystemTime};
 
@@ -10,30 +10,30 @@ use super::words::{Tone, span};
 
 /// The width of the drawing, in its own units.
 const WIDTH: u32 = 1000;
-/// What is short is still seen.
-const NARROWEST: u32 = 6;
+/// The smallest width of a bar, so that short states are visible.
+const MIN_WIDTH: u32 = 6;
 
-/// How long a run was in a state.
+/// The time of a run in one state.
 #[derive(Clone, Debug, PartialEq, Eq)]
-struct Stay {
+struct Period {
     state: State,
-    /// Which lease it belongs to.
+    /// The number of the lease.
     attempt: u32,
     actor: String,
-    /// Since the first event.
+    /// The time since the first event.
     from: Duration,
     length: Duration,
-    /// It still is.
-    lasts: bool,
+    /// Whether the run is still in this state.
+    is_current: bool,
 }
 
-/// The bars of a run.
+/// Returns the timeline of a run.
 pub(super) fn render(events: &[EventView], now: SystemTime) -> Markup {
-    let stays = stays(events, now);
-    let total = stays
+    let periods = periods(events, now);
+    let total = periods
         .last()
-        .map_or(Duration::ZERO, |stay| stay.from + stay.length);
-    let attempts = stays.last().map_or(0, |stay| stay.attempt);
+        .map_or(Duration::ZERO, |period| period.from + period.length);
+    let attempts = periods.last().map_or(0, |period| period.attempt);
     html! {
         table.timeline {
             caption.hidden { "How long the run was in each state" }
@@ -45,17 +45,17 @@ pub(super) fn render(events: &[EventView], now: SystemTime) -> Markup {
                 }
             }
             tbody {
-                @for stay in &stays {
+                @for period in &periods {
                     tr {
                         th scope="row" {
-                            (label(stay.state))
+                            (label(period.state))
                             span.more {
-                                @if attempts > 1 && stay.attempt > 0 { " attempt " (stay.attempt) }
-                                @if is_of_agent(stay.state) { " " (stay.actor) }
+                                @if attempts > 1 && period.attempt > 0 { " attempt " (period.attempt) }
+                                @if is_of_agent(period.state) { " " (period.actor) }
                             }
                         }
-                        td.number { (span(stay.length)) @if stay.lasts { " so far" } }
-                        td.drawn { (bar(stay, total)) }
+                        td.number { (span(period.length)) @if period.is_current { " so far" } }
+                        td.drawn { (bar(period, total)) }
                     }
                 }
             }
@@ -70,62 +70,62 @@ pub(super) fn render(events: &[EventView], now: SystemTime) -> Markup {
     }
 }
 
-fn bar(stay: &Stay, total: Duration) -> Markup {
+fn bar(period: &Period, total: Duration) -> Markup {
     let part = |time: Duration| {
         let part = time.as_millis() * u128::from(WIDTH) / total.as_millis().max(1);
         u32::try_from(part).unwrap_or(WIDTH).min(WIDTH)
     };
-    let width = part(stay.length).max(NARROWEST);
-    let x = part(stay.from).min(WIDTH - width);
+    let width = part(period.length).max(MIN_WIDTH);
+    let x = part(period.from).min(WIDTH - width);
     html! {
         svg viewBox={ "0 0 " (WIDTH) " 10" } preserveAspectRatio="none" aria-hidden="true" focusable="false" {
             rect.track x="0" y="0" width=(WIDTH) height="10" {}
-            rect class=(tone(stay.state).class()) x=(x) y="0" width=(width) height="10" {}
+            rect class=(tone(period.state).class()) x=(x) y="0" width=(width) height="10" {}
         }
     }
 }
 
-fn stays(events: &[EventView], now: SystemTime) -> Vec<Stay> {
+fn periods(events: &[EventView], now: SystemTime) -> Vec<Period> {
     let Some(first) = events.first() else {
         return Vec::new();
     };
     // The clock of the machine may have been set back.
     let since = |time: SystemTime| time.duration_since(first.at).unwrap_or_default();
-    let mut stays: Vec<Stay> = Vec::new();
+    let mut periods: Vec<Period> = Vec::new();
     let mut attempt = 0;
     for event in events {
         let Some(state) = State::of_name(event.to) else {
             continue;
         };
         let at = since(event.at);
-        if let Some(last) = stays.last_mut().filter(|stay| stay.lasts) {
+        if let Some(last) = periods.last_mut().filter(|period| period.is_current) {
             last.length = at.saturating_sub(last.from);
             if last.state == state && state != State::Leased {
                 continue;
             }
-            last.lasts = false;
+            last.is_current = false;
         }
         if state == State::Leased {
             attempt += 1;
         }
         if !state.is_over() {
-            stays.push(Stay {
+            periods.push(Period {
                 state,
                 attempt,
                 actor: event.actor.clone(),
                 from: at,
                 length: Duration::ZERO,
-                lasts: true,
+                is_current: true,
             });
         }
     }
-    if let Some(last) = stays.last_mut().filter(|stay| stay.lasts) {
+    if let Some(last) = periods.last_mut().filter(|period| period.is_current) {
         last.length = since(now).saturating_sub(last.from);
     }
-    stays
+    periods
 }
 
-/// What a run does in a state.
+/// Returns the name of a state for people.
 pub(super) const fn label(state: State) -> &'static str {
     match state {
         State::Submitted => "Waits for the platform",
@@ -171,11 +171,11 @@ mod tests {
     }
 
     fn lengths(events: &[EventView], now: u64) -> Vec<(State, u32, u64, u64)> {
-        stays(events, UNIX_EPOCH + Duration::from_secs(now))
+        periods(events, UNIX_EPOCH + Duration::from_secs(now))
             .iter()
-            .map(|stay| {
-                let (from, length) = (stay.from.as_secs(), stay.length.as_secs());
-                (stay.state, stay.attempt, from, length)
+            .map(|period| {
+                let (from, length) = (period.from.as_secs(), period.length.as_secs());
+                (period.state, period.attempt, from, length)
             })
             .collect()
     }
@@ -203,7 +203,7 @@ mod tests {
             (State::Running, 2, 25, 60),
         ];
         assert_eq!(lengths(&events, 999), expected);
-        // What still lasts, lasts until now.
+        // The current state lasts until now.
         assert_eq!(lengths(&events[..1], 130), [(State::Submitted, 0, 0, 30)]);
         assert_eq!(lengths(&[], 130), []);
     }

@@ -1,4 +1,4 @@
-//! How states, reasons and times are named.
+//! The names of states, reasons and times for people.
 
 use std::time::{Duration, SystemTime};
 
@@ -7,7 +7,7 @@ use pool_protocol::task::TaskState;
 use pool_store::state::EndReason;
 use pool_store::{Condition, TaskView, Wait};
 
-/// How a state looks.
+/// The appearance of a state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Tone {
     Good,
@@ -18,7 +18,7 @@ pub(super) enum Tone {
 }
 
 impl Tone {
-    /// The class in the style sheet.
+    /// Returns the class in the style sheet.
     pub(super) const fn class(self) -> &'static str {
         match self {
             Self::Good => "good",
@@ -30,7 +30,7 @@ impl Tone {
     }
 }
 
-/// A state, by word, sign and colour.
+/// Returns a state as word, sign and color.
 pub(super) fn badge(tone: Tone, word: &str) -> Markup {
     let sign = match tone {
         Tone::Good => "✓",
@@ -47,7 +47,7 @@ pub(super) fn badge(tone: Tone, word: &str) -> Markup {
     }
 }
 
-/// The state of a run.
+/// Returns the badge of a run.
 pub(super) fn run_badge(task: &TaskView) -> Markup {
     let (tone, word) = match task.state {
         TaskState::Available => (Tone::Quiet, "Waiting"),
@@ -62,7 +62,7 @@ pub(super) fn run_badge(task: &TaskView) -> Markup {
     badge(tone, word)
 }
 
-/// The state of an agent.
+/// Returns the badge of an agent.
 pub(super) fn condition_badge(condition: Condition) -> Markup {
     let (tone, word) = match condition {
         Condition::Online => (Tone::Good, "Online"),
@@ -73,7 +73,7 @@ pub(super) fn condition_badge(condition: Condition) -> Markup {
     badge(tone, word)
 }
 
-/// Why a run waits.
+/// Returns why a run waits.
 pub(super) fn wait_reason(wait: Wait, attempts: u32) -> String {
     match wait {
         Wait::Unconfirmed => "The platform has not confirmed the run yet".to_owned(),
@@ -84,7 +84,7 @@ pub(super) fn wait_reason(wait: Wait, attempts: u32) -> String {
     }
 }
 
-/// What to do about a run that waits.
+/// Returns the advice for a waiting run.
 pub(super) const fn wait_advice(wait: Wait) -> Option<&'static str> {
     match wait {
         Wait::NoInstance => Some("Start an agent with a token of this pool, or look at its log."),
@@ -95,7 +95,7 @@ pub(super) const fn wait_advice(wait: Wait) -> Option<&'static str> {
     }
 }
 
-/// Why a run is over, where its executor did not say so.
+/// Returns why a run is over, for runs without a diagnostic of the executor.
 pub(super) const fn end_sentence(reason: EndReason) -> Option<&'static str> {
     match reason {
         EndReason::Finished => None,
@@ -108,7 +108,7 @@ pub(super) const fn end_sentence(reason: EndReason) -> Option<&'static str> {
     }
 }
 
-/// What to do about a run that is over.
+/// Returns the advice for a run that is over.
 pub(super) const fn end_advice(reason: EndReason) -> Option<&'static str> {
     match reason {
         EndReason::Lost => Some(
@@ -125,7 +125,7 @@ pub(super) const fn end_advice(reason: EndReason) -> Option<&'static str> {
     }
 }
 
-/// A length of time, by its two largest units.
+/// Returns a duration with its two largest units.
 pub(super) fn span(time: Duration) -> String {
     let seconds = time.as_secs();
     let (minutes, hours) = (seconds / 60, seconds / 3600);
@@ -138,7 +138,7 @@ pub(super) fn span(time: Duration) -> String {
     }
 }
 
-/// How long ago something was.
+/// Returns a duration as time since now.
 pub(super) fn ago(time: Duration) -> String {
     match time.as_secs() {
         0 => "just now".to_owned(),
@@ -146,14 +146,14 @@ pub(super) fn ago(time: Duration) -> String {
     }
 }
 
-/// A moment in UTC.
+/// Returns a time in UTC.
 pub(super) fn moment(time: SystemTime) -> Markup {
     let exact = humantime::format_rfc3339_seconds(time).to_string();
     let shown = exact.replace('T', " ").replace('Z', " UTC");
     html! { time datetime=(exact) { (shown) } }
 }
 
-/// One or many of a thing.
+/// Returns a number with its noun.
 pub(super) fn count(number: u32, one: &str) -> String {
     match number {
         1 => format!("1 {one}"),
@@ -178,7 +178,7 @@ mod tests {
     }
 
     #[test]
-    fn a_moment_says_its_zone() {
+    fn a_time_shows_its_zone() {
         let markup = moment(SystemTime::UNIX_EPOCH).into_string();
         assert_eq!(
             markup,

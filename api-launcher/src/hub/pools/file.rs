@@ -1,4 +1,4 @@
-//! The file of the pools: reads it, and says everything that is wrong with it at once.
+//! Parses the file of the pools, and reports all its errors at once.
 
 mod trust;
 
@@ -13,12 +13,12 @@ use serde_json::{Map, Value};
 use super::{Boundary, KnownToken, Operators, Organizations, Pool, Pools, Proxy};
 use crate::sealing::PublicKey;
 
-/// A name that differs in more letters is another name.
-const MISSPELT: usize = 3;
-/// Stands for every organization.
+/// The largest distance between an unknown key and the key that is suggested.
+const MAX_DISTANCE: usize = 3;
+/// Means all organizations.
 const ALL: &str = "*";
 
-/// Reads the text of the file.
+/// Parses the text of the file.
 pub(crate) fn parse(text: &str) -> Result<Pools, Vec<String>> {
     let file: Value = serde_saphyr::from_str(text)
         .map_err(|error| vec![format!("is no YAML: {}", first_line(&error.to_string()))])?;
@@ -31,12 +31,12 @@ pub(crate) fn parse(text: &str) -> Result<Pools, Vec<String>> {
     }
 }
 
-/// The rest quotes the file.
+/// Returns the first line of an error. The other lines quote the file.
 fn first_line(text: &str) -> &str {
     text.lines().next().unwrap_or_default()
 }
 
-/// Collects what is wrong. A place is the way to a value: `pools.eu.tokens[0]`.
+/// Collects errors. A place is the path to a value: `pools.eu.tokens[0]`.
 #[derive(Default)]
 struct Reader {
     errors: Vec<String>,
@@ -48,7 +48,7 @@ impl Reader {
             return Pools::default();
         };
         let Some(Value::Object(pools)) = file.get("pools") else {
-            self.wrong("pools", "must have the pools by their names");
+            self.report("pools", "must have the pools by their names");
             return Pools::default();
         };
         let mut known = BTreeMap::new();
@@ -56,7 +56,7 @@ impl Reader {
             let place = format!("pools.{name}");
             match name.parse::<PoolName>() {
                 Ok(name) => known.extend(self.pool(&place, value).map(|pool| (name, pool))),
-                Err(error) => self.wrong("pools", &error.to_string()),
+                Err(error) => self.report("pools", &error.to_string()),
             }
         }
         let operators = file
@@ -85,7 +85,7 @@ impl Reader {
         };
         let header = header.filter(is_name).map(str::to_owned);
         if header.is_none() {
-            self.wrong(
+            self.report(
                 "operators.proxy.header",
                 "must be the name of the header that names the user",
             );
@@ -100,7 +100,7 @@ impl Reader {
             listed.and_then(|all| all.iter().map(network).collect());
         let addresses = addresses.filter(|all| !all.is_empty());
         if addresses.is_none() {
-            self.wrong(
+            self.report(
                 "operators.proxy.addresses",
                 "must be a list of the addresses or networks that the proxy connects from, as `10.0.0.0/24`",
             );
@@ -140,7 +140,7 @@ impl Reader {
                 ids.iter().map(|id| (*id).to_owned()).collect(),
             )),
             _ => {
-                self.wrong(
+                self.report(
                     place,
                     "must be a list of the ids of organizations, or [\"*\"] for all of them",
                 );
@@ -154,7 +154,7 @@ impl Reader {
             None | Some(Some("relay")) => Some(Boundary::Relay),
             Some(Some("direct")) => Some(Boundary::Direct),
             Some(_) => {
-                self.wrong(place, "must be `relay` or `direct`");
+                self.report(place, "must be `relay` or `direct`");
                 None
             }
         }
@@ -165,7 +165,7 @@ impl Reader {
             return Vec::new();
         };
         let Some(listed) = listed.as_array() else {
-            self.wrong(place, "must be a list");
+            self.report(place, "must be a list");
             return Vec::new();
         };
         let mut tokens: Vec<KnownToken> = Vec::new();
@@ -175,7 +175,7 @@ impl Reader {
                 continue;
             };
             if tokens.iter().any(|known| known.id == token.id) {
-                self.wrong(
+                self.report(
                     &place,
                     &format!("has the id `{}` of another token", token.id),
                 );
@@ -190,7 +190,7 @@ impl Reader {
         let fields = self.object(place, value, &known)?;
         let id = self.text(place, fields, "id");
         if id.is_none() {
-            self.wrong(place, "has no `id`");
+            self.report(place, "has no `id`");
         }
         let digest = self
             .text(place, fields, "sha256")
@@ -199,12 +199,12 @@ impl Reader {
             |text: &String| text.len() == 64 && text.bytes().all(|byte| byte.is_ascii_hexdigit());
         let digest = digest.filter(is_digest);
         if digest.is_none() {
-            self.wrong(
+            self.report(
                 place,
                 "must have a `sha256` of 64 hexadecimal digits, as `api-launcher pool token new` prints it",
             );
         }
-        // For people; checked so that a mistake shows.
+        // These fields are for people. They are checked so that errors are reported.
         self.time(place, fields, "created");
         self.text(place, fields, "description");
         let expires = self.time(place, fields, "expires");
@@ -224,7 +224,7 @@ impl Reader {
         let keys: Option<Vec<_>> = listed.and_then(|listed| listed.iter().map(key).collect());
         keys.unwrap_or_else(|| {
             let text = "must be a list of public keys, as `api-launcher pool keygen` prints them";
-            self.wrong(place, text);
+            self.report(place, text);
             Vec::new()
         })
     }
@@ -238,7 +238,7 @@ impl Reader {
         let value = fields.get(name)?;
         let text = value.as_str().filter(|text| !text.is_empty());
         if text.is_none() {
-            self.wrong(&format!("{place}.{name}"), "must be a text");
+            self.report(&format!("{place}.{name}"), "must be a text");
         }
         text
     }
@@ -248,12 +248,12 @@ impl Reader {
         let time = humantime::parse_rfc3339(text).ok();
         if time.is_none() {
             let expected = "must be a time such as `2027-01-31T00:00:00Z`";
-            self.wrong(&format!("{place}.{name}"), expected);
+            self.report(&format!("{place}.{name}"), expected);
         }
         time
     }
 
-    /// The fields of an object that may have these.
+    /// Returns the fields of an object, and reports unknown ones.
     fn object<'v>(
         &mut self,
         place: &str,
@@ -262,7 +262,7 @@ impl Reader {
     ) -> Option<&'v Map<String, Value>> {
         let Value::Object(fields) = value else {
             let names = known.join("`, `");
-            self.wrong(place, &format!("must have the keys `{names}`"));
+            self.report(place, &format!("must have the keys `{names}`"));
             return None;
         };
         for name in fields.keys().filter(|name| !known.contains(&name.as_str())) {
@@ -273,12 +273,12 @@ impl Reader {
                     known.join("`, `")
                 ),
             };
-            self.wrong(place, &text);
+            self.report(place, &text);
         }
         Some(fields)
     }
 
-    fn wrong(&mut self, place: &str, text: &str) {
+    fn report(&mut self, place: &str, text: &str) {
         let place = if place.is_empty() { "the file" } else { place };
         self.errors.push(format!("{place} {text}"));
     }
@@ -288,7 +288,7 @@ fn nearest<'k>(name: &str, known: &[&'k str]) -> Option<&'k str> {
     known
         .iter()
         .map(|key| (strsim::damerau_levenshtein(name, key), *key))
-        .filter(|(distance, _)| *distance <= MISSPELT)
+        .filter(|(distance, _)| *distance <= MAX_DISTANCE)
         .min()
         .map(|(_, key)| key)
 }
@@ -302,7 +302,7 @@ mod tests {
     const DIGEST: &str = "0123456789abcdef0123456789abcdef0123456789ABCDEF0123456789abcdef";
 
     #[test]
-    fn a_file_with_everything_is_read() {
+    fn a_file_with_all_keys_is_parsed() {
         let pools = parse(&format!(
             r#"
 pools:
@@ -383,12 +383,12 @@ pools:
     #[case("pools: [")]
     #[case("pools: {}\npools: {}")]
     #[case("pools: 3")]
-    fn what_is_no_file_of_pools_is_refused(#[case] text: &str) {
+    fn an_invalid_file_is_refused(#[case] text: &str) {
         assert!(parse(text).is_err(), "{text}");
     }
 
     #[test]
-    fn two_tokens_of_one_id_are_refused() {
+    fn two_tokens_with_one_id_are_refused() {
         let errors = parse(&format!(
             "pools: {{eu: {{organizations: [a], tokens: [{{id: a, sha256: {DIGEST}}}, {{id: a, sha256: {DIGEST}}}]}}}}"
         ))

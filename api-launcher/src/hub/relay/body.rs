@@ -1,11 +1,11 @@
-//! What executors may say: documents about their own job and step, with the fields that reports have. A document is written
-//! anew from what was read, so that no reader behind can find another meaning in it.
+//! Checks the documents of executors. They must be about their own job and step, and have only the fields of reports.
+//! The relay serializes the parsed document again, so that the platform cannot read it differently.
 
 use platform::StepRef;
 use serde_json::{Map, Value};
 use url::Url;
 
-use super::rules::{Call, Denied, is_plain, job_reference};
+use super::rules::{Call, RelayRefusal, is_plain, job_reference};
 
 /// Checks the document of a request, and returns it as it is sent. Addresses of a record are made anew below `public_url`, if
 /// the platform has one: its pages send the tokens of their users to them.
@@ -14,26 +14,26 @@ pub(super) fn check(
     bytes: &[u8],
     step: &StepRef,
     public_url: Option<&Url>,
-) -> Result<Vec<u8>, Denied> {
+) -> Result<Vec<u8>, RelayRefusal> {
     if call == Call::SetUpLog {
         return if bytes.is_empty() {
             Ok(Vec::new())
         } else {
-            Err(Denied::Body("this request has none"))
+            Err(RelayRefusal::Body("this request has none"))
         };
     }
     let mut document: Value =
-        serde_json::from_slice(bytes).map_err(|_| Denied::Unread("it is not valid JSON"))?;
+        serde_json::from_slice(bytes).map_err(|_| RelayRefusal::Unread("it is not valid JSON"))?;
     match call {
         Call::ChangeJob => {
             let attributes = resource(&document, "job", Some(&step.job_id))?;
-            only(attributes, &JOB)?;
-            one_of(attributes, &JOB_STATUSES)?;
+            check_fields(attributes, &JOB)?;
+            check_status(attributes, &JOB_STATUSES)?;
         }
         Call::ChangeStep => {
             let attributes = resource(&document, "step", Some(&step.step_id))?;
-            only(attributes, &STEP)?;
-            one_of(attributes, &STEP_STATUSES)?;
+            check_fields(attributes, &STEP)?;
+            check_status(attributes, &STEP_STATUSES)?;
             let own = format!(
                 "/tfoutput/v1/organization/{}/job/{}/step/{}",
                 step.organization_id, step.job_id, step.step_id
@@ -44,10 +44,10 @@ pub(super) fn check(
         }
         Call::AddHistory => {
             let attributes = resource(&document, "history", None)?;
-            only(attributes, &HISTORY)?;
+            check_fields(attributes, &HISTORY)?;
             let reference = attributes.get("jobReference").and_then(Value::as_str);
             if reference != Some(&job_reference(step)) {
-                return Err(Denied::Body("it is about another job"));
+                return Err(RelayRefusal::Body("it is about another job"));
             }
             let states = format!(
                 "/tfstate/v1/organization/{}/workspace/{}/state/",
@@ -61,9 +61,9 @@ pub(super) fn check(
             set_output(&mut document, output);
         }
         Call::AddLines => lines(&document, step)?,
-        _ => return Err(Denied::Body("this request has none")),
+        _ => return Err(RelayRefusal::Body("this request has none")),
     }
-    serde_json::to_vec(&document).map_err(|_| Denied::Unread("it cannot be written"))
+    serde_json::to_vec(&document).map_err(|_| RelayRefusal::Unread("it cannot be written"))
 }
 
 const JOB: [&str; 5] = [
@@ -79,48 +79,50 @@ const STEP_STATUSES: [&str; 3] = ["running", "completed", "failed"];
 const HISTORY: [&str; 5] = ["output", "jobReference", "serial", "md5", "lineage"];
 const LINE: [&str; 4] = ["jobId", "stepId", "lineNumber", "output"];
 
-/// The attributes of the one resource of a JSON:API document.
+/// Returns the attributes of the only resource of a JSON:API document.
 fn resource<'d>(
     document: &'d Value,
     kind: &str,
     id: Option<&str>,
-) -> Result<&'d Map<String, Value>, Denied> {
+) -> Result<&'d Map<String, Value>, RelayRefusal> {
     let top = document.as_object();
     let data = top
         .filter(|top| top.len() == 1)
         .and_then(|top| top.get("data"));
     let data = data.and_then(Value::as_object);
-    let data = data.ok_or(Denied::Body("it must have `data` alone"))?;
-    only(data, &["type", "id", "attributes"])?;
+    let data = data.ok_or(RelayRefusal::Body("it must have `data` alone"))?;
+    check_fields(data, &["type", "id", "attributes"])?;
     if data.get("type").and_then(Value::as_str) != Some(kind) {
-        return Err(Denied::Body("it is of another type"));
+        return Err(RelayRefusal::Body("it is of another type"));
     }
     if data.get("id").map(Value::as_str) != id.map(Some) {
-        return Err(Denied::Body("it is about another resource"));
+        return Err(RelayRefusal::Body("it is about another resource"));
     }
     let attributes = data.get("attributes").and_then(Value::as_object);
-    let attributes = attributes.ok_or(Denied::Body("it has no attributes"))?;
+    let attributes = attributes.ok_or(RelayRefusal::Body("it has no attributes"))?;
     let is_flat = |value: &Value| !value.is_object() && !value.is_array();
     if attributes.values().all(is_flat) {
         Ok(attributes)
     } else {
-        Err(Denied::Body("an attribute has another type"))
+        Err(RelayRefusal::Body("an attribute has another type"))
     }
 }
 
-fn only(fields: &Map<String, Value>, known: &[&str]) -> Result<(), Denied> {
+fn check_fields(fields: &Map<String, Value>, known: &[&str]) -> Result<(), RelayRefusal> {
     if fields.keys().all(|name| known.contains(&name.as_str())) {
         Ok(())
     } else {
-        Err(Denied::Body("it has a field that reports do not have"))
+        Err(RelayRefusal::Body(
+            "it has a field that reports do not have",
+        ))
     }
 }
 
-fn one_of(attributes: &Map<String, Value>, known: &[&str]) -> Result<(), Denied> {
+fn check_status(attributes: &Map<String, Value>, known: &[&str]) -> Result<(), RelayRefusal> {
     match attributes.get("status").map(Value::as_str) {
         None => Ok(()),
         Some(Some(status)) if known.contains(&status) => Ok(()),
-        Some(_) => Err(Denied::Body("executors report no such status")),
+        Some(_) => Err(RelayRefusal::Body("executors report no such status")),
     }
 }
 
@@ -129,7 +131,7 @@ fn own_output(
     attributes: &Map<String, Value>,
     public_url: Option<&Url>,
     own_path: impl Fn(&str) -> Option<String>,
-) -> Result<Option<String>, Denied> {
+) -> Result<Option<String>, RelayRefusal> {
     let Some(output) = attributes.get("output") else {
         return Ok(None);
     };
@@ -138,7 +140,7 @@ fn own_output(
         .as_ref()
         .filter(|url| url.query().is_none() && url.fragment().is_none())
         .and_then(|url| own_path(url.path()))
-        .ok_or(Denied::Body("`output` is not an address of this run"))?;
+        .ok_or(RelayRefusal::Body("`output` is not an address of this run"))?;
     let base = |public_url: &Url| public_url.as_str().trim_end_matches('/').to_owned();
     Ok(public_url.map(|public_url| base(public_url) + &path))
 }
@@ -149,23 +151,23 @@ fn set_output(document: &mut Value, output: Option<String>) {
     }
 }
 
-fn lines(document: &Value, step: &StepRef) -> Result<(), Denied> {
+fn lines(document: &Value, step: &StepRef) -> Result<(), RelayRefusal> {
     let top = document.as_object().filter(|top| top.len() == 1);
     let lines = top
         .and_then(|top| top.get("data"))
         .and_then(Value::as_array);
-    let lines = lines.ok_or(Denied::Body("it must have lines in `data` alone"))?;
+    let lines = lines.ok_or(RelayRefusal::Body("it must have lines in `data` alone"))?;
     for line in lines {
         let line = line
             .as_object()
-            .ok_or(Denied::Body("a line is no object"))?;
-        only(line, &LINE)?;
+            .ok_or(RelayRefusal::Body("a line is no object"))?;
+        check_fields(line, &LINE)?;
         let job = line.get("jobId").and_then(Value::as_u64);
         let of_step = line.get("stepId").and_then(Value::as_str);
         if job.map(|id| id.to_string()).as_ref() != Some(&step.job_id)
             || of_step != Some(&step.step_id)
         {
-            return Err(Denied::Body("a line is about another step"));
+            return Err(RelayRefusal::Body("a line is about another step"));
         }
     }
     Ok(())

@@ -1,5 +1,5 @@
-//! Sends a request to the platform, with a token of the platform that is a minute old at most, and passes on the response.
-//! No header of either side passes but those that are named here, and redirects are not followed.
+//! Sends requests to the platform, with a new token of the platform that is valid for a minute. Only the headers that
+//! are named here pass. Redirects are not followed.
 
 use std::io;
 use std::time::Duration;
@@ -19,7 +19,7 @@ use tracing::{debug, warn};
 use url::Url;
 
 use super::body;
-use super::rules::{Call, Denied, own_history};
+use super::rules::{Call, RelayRefusal, own_history};
 use super::turns::Turn;
 use crate::http::body::{self as request_body, BodyError};
 use crate::hub::wire::Failure;
@@ -32,14 +32,14 @@ const MIB: usize = 1024 * KIB;
 pub(super) const MAX_CONTEXT: usize = 64 * MIB;
 
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
-/// The platform may wait a while for the row of a job.
+/// The platform may wait for the lock on the row of a job.
 const CALL_TIMEOUT: Duration = Duration::from_mins(1);
-/// An archive is large.
+/// Archives can be large.
 const CONTENT_TIMEOUT: Duration = Duration::from_mins(10);
 /// How long a body may take that is read whole.
 pub(super) const BODY_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// A request that may be sent.
+/// A checked request.
 #[derive(Debug)]
 pub(super) struct Outgoing {
     pub(super) call: Call,
@@ -66,7 +66,7 @@ impl Outgoing {
         step: &StepRef,
         public_url: Option<&Url>,
         body: Body,
-    ) -> Result<Self, Denied> {
+    ) -> Result<Self, RelayRefusal> {
         let body = if call == Call::WriteContext {
             Content::Context(body)
         } else {
@@ -93,7 +93,7 @@ impl Outgoing {
     }
 }
 
-async fn read(call: Call, body: Body) -> Result<Vec<u8>, Denied> {
+async fn read(call: Call, body: Body) -> Result<Vec<u8>, RelayRefusal> {
     let limit = match call {
         Call::ChangeJob | Call::ChangeStep | Call::AddHistory => 64 * KIB,
         Call::AddLines => 4 * MIB,
@@ -101,10 +101,10 @@ async fn read(call: Call, body: Body) -> Result<Vec<u8>, Denied> {
     };
     tokio::time::timeout(BODY_TIMEOUT, request_body::read(body, limit))
         .await
-        .map_err(|_| Denied::Unread("it did not arrive in time"))?
+        .map_err(|_| RelayRefusal::Unread("it did not arrive in time"))?
         .map_err(|error| match error {
-            BodyError::TooLarge => Denied::TooLarge(limit),
-            BodyError::Broken => Denied::Unread("it broke off"),
+            BodyError::TooLarge => RelayRefusal::TooLarge(limit),
+            BodyError::Broken => RelayRefusal::Unread("it broke off"),
         })
 }
 
@@ -173,7 +173,7 @@ impl ToTerrakube {
         if let Some(body) = body {
             request = request.header(header::CONTENT_TYPE, media_type).body(body);
         }
-        // Releases are for everyone.
+        // Releases are public, so no token is sent.
         let tokens = &self.terrakube.config().tokens;
         if call != Call::ReadReleases
             && let Some(token) = tokens.mint(BRIEF)
@@ -185,9 +185,9 @@ impl ToTerrakube {
             warn!(
                 ?call,
                 error = chain(&error),
-                "the platform did not answer a request of the relay"
+                "the platform did not respond to a request of the relay"
             );
-            away("the platform does not answer: try again")
+            bad_gateway("the platform does not respond: try again")
         })?;
         Ok(respond(answer, limit, turn))
     }
@@ -233,7 +233,7 @@ impl ToTerrakube {
         })
     }
 
-    /// The address of the content of a run, which the job names, and which must be the platform's.
+    /// Returns the address of the content of a run. The job names it, and it must be at the platform.
     async fn content(&self, requested: &str, step: &StepRef) -> Result<Url, Failure> {
         let source = self.terrakube.override_source(step).await;
         let source = source.map_err(|error| {
@@ -241,7 +241,7 @@ impl ToTerrakube {
                 error = chain(&error),
                 "the content of a run cannot be found"
             );
-            away("the platform does not say where the content of the run is: try again")
+            bad_gateway("the platform does not say where the content of the run is: try again")
         })?;
         let config = self.terrakube.config();
         let url = source.and_then(|source| Url::parse(&source).ok());
@@ -260,7 +260,7 @@ impl ToTerrakube {
     }
 }
 
-/// Method, media type, time and size of a response.
+/// Returns method, media type, timeout and largest response of a request.
 fn properties(call: Call) -> (Method, &'static str, Duration, usize) {
     let (method, media_type) = match call {
         Call::ReadJob | Call::ReadHistory => (Method::GET, JSON_API),
@@ -295,14 +295,14 @@ fn respond(answer: reqwest::Response, limit: usize, turn: Turn) -> Response {
     let mut response = Response::new(Body::from_stream(stream));
     *response.status_mut() = status;
     response.headers_mut().extend(kept);
-    // What an executor reads is for it alone.
+    // Responses are for this executor only.
     response
         .headers_mut()
         .insert(header::CACHE_CONTROL, HeaderValue::from_static("no-store"));
     response
 }
 
-/// The stream, which fails when it has more bytes.
+/// Returns the stream. It fails if it has more than `limit` bytes.
 fn limited<S>(stream: S, limit: usize) -> impl Stream<Item = io::Result<Bytes>> + Send + 'static
 where
     S: Stream<Item = io::Result<Bytes>> + Send + 'static,
@@ -317,7 +317,7 @@ where
     })
 }
 
-/// Ids are plain, and stay what they are.
+/// Appends path segments. Ids have no characters that are encoded.
 fn extended(base: &Url, path: &[&str]) -> Url {
     let mut url = base.clone();
     if let Ok(mut segments) = url.path_segments_mut() {
@@ -326,6 +326,6 @@ fn extended(base: &Url, path: &[&str]) -> Url {
     url
 }
 
-fn away(text: &str) -> Failure {
+fn bad_gateway(text: &str) -> Failure {
     Failure::new(Code::Other, text).with_status(StatusCode::BAD_GATEWAY)
 }

@@ -1,4 +1,4 @@
-//! Which requests of an executor pass, by method, path, query and the state of its task.
+//! Decides which requests of an executor pass, by method, path, query and the state of its task.
 
 use std::time::Duration;
 
@@ -15,13 +15,13 @@ const REFERENCE_WIDTH: usize = 36;
 /// The longest path of a request.
 const MAX_PATH: usize = 1024;
 
-/// A request that there is.
+/// A request that executors make.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Call {
     ReadJob,
     ChangeJob,
     ChangeStep,
-    /// Which states of the job are on record.
+    /// The states that the job has published.
     ReadHistory,
     AddHistory,
     SetUpLog,
@@ -34,14 +34,14 @@ pub(super) enum Call {
     ReadReleases,
 }
 
-/// Why a request does not pass.
+/// Why the relay refuses a request.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub(super) enum Denied {
+pub(super) enum RelayRefusal {
     #[error("the relay does not pass this request: {0}")]
     Request(&'static str),
     #[error("the relay does not pass this document: {0}")]
     Body(&'static str),
-    /// Executors send the log in smaller pieces then.
+    /// Executors then send the log in smaller pieces.
     #[error("the body has more than {0} bytes")]
     TooLarge(usize),
     #[error("the body cannot be read: {0}")]
@@ -59,7 +59,7 @@ pub(super) struct Target<'p> {
     pub(super) path: Vec<&'p str>,
 }
 
-/// Splits the path of a request as it was sent.
+/// Splits the path of a request without decoding it.
 pub(super) fn split(path: &str) -> Option<Target<'_>> {
     let rest = path.strip_prefix("/api/v1/executor/tasks/")?;
     let (task, rest) = rest.split_once("/leases/")?;
@@ -72,26 +72,28 @@ pub(super) fn split(path: &str) -> Option<Target<'_>> {
 }
 
 impl Call {
-    /// Finds the request. Everything it names must be the step's own.
+    /// Returns the call of a request. Everything in its path must belong to the step.
     pub(super) fn find(
         method: &Method,
         path: &[&str],
         query: Option<&str>,
         step: &StepRef,
-    ) -> Result<Self, Denied> {
+    ) -> Result<Self, RelayRefusal> {
         let length: usize = path.iter().map(|part| part.len() + 1).sum();
         if length > MAX_PATH || !path.iter().all(|part| is_plain(part)) {
-            return Err(Denied::Request("its path is not in plain form"));
+            return Err(RelayRefusal::Request("its path is not in plain form"));
         }
         let call = Self::of_path(method, path, step)?;
         if call.takes_query(query, step) {
             Ok(call)
         } else {
-            Err(Denied::Request("its query is not one that this path takes"))
+            Err(RelayRefusal::Request(
+                "its query is not one that this path takes",
+            ))
         }
     }
 
-    fn of_path(method: &Method, path: &[&str], step: &StepRef) -> Result<Self, Denied> {
+    fn of_path(method: &Method, path: &[&str], step: &StepRef) -> Result<Self, RelayRefusal> {
         let own = |id: &str, of: &str| !id.is_empty() && id == of;
         let (org, job) = (&step.organization_id, &step.job_id);
         let (call, is_own) = match (method.as_str(), path) {
@@ -119,7 +121,7 @@ impl Call {
             ("POST", ["logs", j, "setup-consumer-groups"]) => (Self::SetUpLog, own(j, job)),
             ("GET", ["context", "v1", j]) => (Self::ReadContext, own(j, job)),
             ("POST", ["context", "v1", j]) => (Self::WriteContext, own(j, job)),
-            // Whose it is, the job says: see `Relay`.
+            // `Relay` checks later that the job names this content.
             (
                 "GET",
                 [
@@ -132,12 +134,12 @@ impl Call {
                 ],
             ) => (Self::ReadContent, true),
             ("GET", ["tofu", "index.json"]) => (Self::ReadReleases, true),
-            _ => return Err(Denied::Request("executors make no such request")),
+            _ => return Err(RelayRefusal::Request("executors make no such request")),
         };
         if is_own {
             Ok(call)
         } else {
-            Err(Denied::Request("it is about another run"))
+            Err(RelayRefusal::Request("it is about another run"))
         }
     }
 
@@ -156,7 +158,7 @@ impl Call {
         }
     }
 
-    /// Whether an executor makes it before it accepts its task.
+    /// Returns whether the executor may make the call before it accepts its task.
     const fn is_read(self) -> bool {
         matches!(
             self,
@@ -174,12 +176,12 @@ impl Call {
     }
 }
 
-/// The filter for the states that the job has published, in the platform's query language.
+/// Returns the filter for the states that the job has published, in the platform's query language.
 pub(super) fn own_history(step: &StepRef) -> String {
     format!("jobReference=='{}'", job_reference(step))
 }
 
-/// The job as records of states name it.
+/// Returns the reference to the job in records of states.
 pub(super) fn job_reference(step: &StepRef) -> String {
     step.job_id.chars().take(REFERENCE_WIDTH).collect()
 }
@@ -190,10 +192,10 @@ pub(super) fn is_plain(part: &str) -> bool {
     !part.is_empty() && part.bytes().all(known) && !part.bytes().all(|byte| byte == b'.')
 }
 
-/// Whether the task is in a state in which it may make the request.
-pub(super) fn check_state(task: &TaskView, call: Call) -> Result<(), Denied> {
+/// Checks whether the state of the task allows the call.
+pub(super) fn check_state(task: &TaskView, call: Call) -> Result<(), RelayRefusal> {
     let refusal = match task.state {
-        // One that was not heard of for a while may still run, and its reports count.
+        // An orphaned run may still run, and its reports count.
         TaskState::Running | TaskState::Orphaned => return Ok(()),
         TaskState::Leased if call.is_read() => return Ok(()),
         TaskState::Leased => Refusal::LeaseNotAccepted,
@@ -206,5 +208,5 @@ pub(super) fn check_state(task: &TaskView, call: Call) -> Result<(), Denied> {
             Refusal::TaskAlreadyTerminal
         }
     };
-    Err(Denied::State(refusal))
+    Err(RelayRefusal::State(refusal))
 }

@@ -1,4 +1,4 @@
-//! What passes and what does not, as tables.
+//! Tables of requests that pass the relay, and requests that do not.
 
 #![expect(
     clippy::needless_pass_by_value,
@@ -16,11 +16,11 @@ use rstest::rstest;
 use serde_json::{Value, json};
 
 use super::body;
-use super::rules::{self, Call, Denied};
+use super::rules::{self, Call, RelayRefusal};
 use crate::hub::step_of;
 use crate::hub::wire::tests::task;
 
-fn call(request: &str) -> Result<Call, Denied> {
+fn call(request: &str) -> Result<Call, RelayRefusal> {
     let (method, target) = request.split_once(' ').unwrap();
     let (path, query) = match target.split_once('?') {
         Some((path, query)) => (path, Some(query)),
@@ -50,7 +50,7 @@ fn call(request: &str) -> Result<Call, Denied> {
     Call::ReadContent
 )]
 #[case("GET tofu/index.json", Call::ReadReleases)]
-fn what_executors_ask_passes(#[case] request: &str, #[case] expected: Call) {
+fn requests_of_executors_pass(#[case] request: &str, #[case] expected: Call) {
     assert_eq!(call(request), Ok(expected));
 }
 
@@ -64,10 +64,10 @@ fn what_executors_ask_passes(#[case] request: &str, #[case] expected: Call) {
 #[case::log("POST logs/413/setup-consumer-groups")]
 #[case::context("GET context/v1/413")]
 #[case::context_change("POST context/v1/413")]
-fn what_is_about_another_run_does_not(#[case] request: &str) {
+fn requests_about_another_run_are_refused(#[case] request: &str) {
     assert_eq!(
         call(request),
-        Err(Denied::Request("it is about another run"))
+        Err(RelayRefusal::Request("it is about another run"))
     );
 }
 
@@ -103,7 +103,7 @@ fn what_is_about_another_run_does_not(#[case] request: &str) {
 #[case::more_of_an_id("GET context/v1/4120")]
 #[case::less_of_an_id("GET context/v1/41")]
 #[case::content_of_another_name("GET remote/tfe/v2/configuration-versions/x/terraform.tar.gz")]
-fn no_other_request_passes(#[case] request: &str) {
+fn other_requests_are_refused(#[case] request: &str) {
     assert!(call(request).is_err(), "{request}");
 }
 
@@ -119,13 +119,13 @@ fn no_other_request_passes(#[case] request: &str) {
     "GET api/v1/organization/org/workspace/ws/history?filter[history]=jobReference=='412'&include=workspace"
 )]
 #[case("POST logs?jobId=413")]
-fn no_other_query_passes(#[case] request: &str) {
-    let expected = Denied::Request("its query is not one that this path takes");
+fn other_queries_are_refused(#[case] request: &str) {
+    let expected = RelayRefusal::Request("its query is not one that this path takes");
     assert_eq!(call(request), Err(expected));
 }
 
 #[test]
-fn a_path_is_split_as_it_was_sent() {
+fn a_path_is_split_without_decoding() {
     let (task, lease) = (TaskId::new(), LeaseId::new());
     let relay = pool_protocol::path::relay(task, lease);
     let path = format!("{relay}/context/v1/4%2e12");
@@ -142,11 +142,11 @@ fn a_path_is_split_as_it_was_sent() {
     }
 }
 
-fn check(call: Call, document: &Value) -> Result<Vec<u8>, Denied> {
+fn check(call: Call, document: &Value) -> Result<Vec<u8>, RelayRefusal> {
     check_bytes(call, document.to_string().as_bytes())
 }
 
-fn check_bytes(call: Call, bytes: &[u8]) -> Result<Vec<u8>, Denied> {
+fn check_bytes(call: Call, bytes: &[u8]) -> Result<Vec<u8>, RelayRefusal> {
     let step = step_of(&task(TaskState::Running));
     body::check(call, bytes, &step, Some(&PUBLIC.parse().unwrap()))
 }
@@ -260,21 +260,21 @@ fn an_address_below_another_one_becomes_the_platforms(#[case] other: &str) {
 #[case::text_for_a_number(Call::AddLines, json!({"data": [{"jobId": "412", "stepId": "plan-id"}]}))]
 #[case::set_up(Call::SetUpLog, json!({}))]
 #[case::read(Call::ReadJob, json!({}))]
-fn documents_about_anything_else_do_not(#[case] call: Call, #[case] document: Value) {
+fn other_documents_are_refused(#[case] call: Call, #[case] document: Value) {
     assert!(
-        matches!(check(call, &document), Err(Denied::Body(_))),
+        matches!(check(call, &document), Err(RelayRefusal::Body(_))),
         "{document}"
     );
 }
 
 #[test]
-fn what_was_read_is_what_is_sent() {
+fn the_relay_sends_the_parsed_document() {
     let twice = br#"{"data":{"type":"job","id":"413","id":"412","attributes":{"status":"queue","status":"failed"}}}"#;
     let sent = check_bytes(Call::ChangeJob, twice).unwrap();
     let sent = String::from_utf8(sent).unwrap();
     assert!(!sent.contains("413") && !sent.contains("queue"), "{sent}");
     let broken = check_bytes(Call::ChangeJob, b"{");
-    assert_eq!(broken, Err(Denied::Unread("it is not valid JSON")));
+    assert_eq!(broken, Err(RelayRefusal::Unread("it is not valid JSON")));
 }
 
 fn over(reason: EndReason, ago: u64) -> TaskView {
@@ -346,11 +346,11 @@ fn over(reason: EndReason, ago: u64) -> TaskView {
 )]
 #[case::state_of_a_lost_run(over(EndReason::Lost, 1), Call::AddHistory, None)]
 #[case::lines_of_a_lost_run(over(EndReason::Lost, 1), Call::AddLines, None)]
-fn a_task_may_do_what_its_state_allows(
+fn the_state_of_a_task_decides_which_calls_pass(
     #[case] task: TaskView,
     #[case] call: Call,
     #[case] refused: Option<Refusal>,
 ) {
-    let expected = refused.map_or(Ok(()), |refusal| Err(Denied::State(refusal)));
+    let expected = refused.map_or(Ok(()), |refusal| Err(RelayRefusal::State(refusal)));
     assert_eq!(rules::check_state(&task, call), expected);
 }

@@ -1,4 +1,4 @@
-//! Reads bodies, and writes responses: JSON, or a problem.
+//! Reads bodies, and writes responses: JSON or a problem.
 
 use axum::Json;
 use axum::body::Body;
@@ -13,7 +13,7 @@ use tracing::warn;
 use super::{BODY_TIMEOUT, MAX_BODY_BYTES};
 use crate::http::body;
 
-/// When a client that was one too many asks again, in seconds.
+/// The `Retry-After` of an overloaded hub, in seconds.
 const RETRY_AFTER: u32 = 5;
 
 /// A request that failed.
@@ -25,7 +25,7 @@ impl Failure {
         Self(Problem::new(code, title))
     }
 
-    /// With another status than the usual one of the code.
+    /// Replaces the default status of the code.
     pub(crate) fn with_status(mut self, status: StatusCode) -> Self {
         self.0.status = status.as_u16();
         self
@@ -85,15 +85,15 @@ impl IntoResponse for Failure {
     }
 }
 
-/// A response of a handler.
+/// The result of a handler.
 pub(super) type Answer = Result<Response, Failure>;
 
-/// A body with this document.
+/// Returns a response with this document.
 pub(super) fn json(document: &impl Serialize) -> Response {
     Json(document).into_response()
 }
 
-/// Reads a document. Messages say where it is wrong, and quote nothing.
+/// Reads a document. The error names the position, and quotes nothing.
 pub(super) async fn read<T: DeserializeOwned>(body: Body) -> Result<T, Failure> {
     serde_json::from_slice(&bytes(body).await?).map_err(|error| {
         invalid(format!(

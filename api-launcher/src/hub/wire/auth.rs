@@ -1,5 +1,5 @@
-//! Who calls: an agent with the token of its pool or the access token of an exchange, or the holder of a lease with its job token. The version of the protocol
-//! is checked before, so that an old client learns that it is old.
+//! Authenticates callers: an agent by a pool token or an access token, an executor by the job token of its lease. The
+//! version of the protocol is checked before, so that an old client learns that it is old.
 
 use std::time::SystemTime;
 
@@ -13,10 +13,10 @@ use tracing::debug;
 use super::answer::Failure;
 use crate::hub::Hub;
 
-/// What the token of a pool begins with.
+/// The prefix of pool tokens.
 const POOL_TOKEN: &str = "mfp_";
 
-/// An agent.
+/// An authenticated agent.
 #[derive(Debug)]
 pub(super) enum Agent {
     Token(PoolToken),
@@ -24,7 +24,7 @@ pub(super) enum Agent {
 }
 
 impl Agent {
-    /// The pool of its token.
+    /// Returns the pool of the token.
     pub(super) const fn pool(&self) -> &PoolName {
         match self {
             Self::Token(token) => token.pool(),
@@ -41,7 +41,7 @@ pub(super) fn check_version(headers: &HeaderMap) -> Result<u32, Failure> {
 }
 
 impl Hub {
-    /// Returns the agent that sent a request of the wire.
+    /// Returns the agent that sent a request.
     pub(super) fn agent(&self, headers: &HeaderMap) -> Result<Agent, Failure> {
         check_version(headers)?;
         let token = bearer(headers)?;
@@ -57,7 +57,7 @@ impl Hub {
         Ok(agent)
     }
 
-    /// Returns whether the token of an agent is good now.
+    /// Checks whether the token of an agent is valid now.
     pub(super) fn check(&self, agent: &Agent) -> Result<(), Failure> {
         let pools = self.pools.current();
         let now = SystemTime::now();
@@ -70,13 +70,13 @@ impl Hub {
         Ok(())
     }
 
-    /// Returns why the token of an agent is not good any more, as soon as it is not.
+    /// Waits until the token of an agent is no longer valid, and returns the reason.
     pub(super) async fn token_ends(&self, agent: &Agent) -> Failure {
         let mut file = self.pools.changes();
         let mut every = tokio::time::interval(super::HEARTBEAT);
         loop {
             tokio::select! {
-                // A token expires without a change.
+                // A token can expire without a change of the file.
                 _ = every.tick() => {}
                 changed = file.changed() => if changed.is_err() {
                     std::future::pending::<()>().await;
@@ -88,7 +88,7 @@ impl Hub {
         }
     }
 
-    /// Returns the lease of a job token, which must be the one of the path.
+    /// Returns the rights of a job token. It must be for the lease in the path.
     pub(crate) fn holder(
         &self,
         headers: &HeaderMap,
@@ -106,7 +106,7 @@ impl Hub {
         }
     }
 
-    /// Returns the lease that an agent speaks of. Tasks of other pools do not exist for it.
+    /// Returns the current lease of a task for an agent. Tasks of other pools do not exist for it.
     pub(super) async fn lease_of_agent(
         &self,
         agent: &Agent,
@@ -127,7 +127,7 @@ impl Hub {
     }
 }
 
-/// Whether the request has the token of an agent.
+/// Returns whether the request has the token of an agent.
 pub(super) fn has_agent_token(headers: &HeaderMap) -> bool {
     bearer(headers).is_ok_and(|token| token.starts_with(POOL_TOKEN) || AccessGrant::is_token(token))
 }

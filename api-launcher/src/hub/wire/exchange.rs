@@ -1,4 +1,4 @@
-//! The exchange of a token of an OpenID provider for an access token of a pool (RFC 8693).
+//! Exchanges the token of an OpenID provider for an access token of a pool (RFC 8693).
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -22,17 +22,17 @@ use super::answer;
 use crate::hub::Hub;
 use crate::hub::oidc::{IdToken, Refusal};
 
-/// The lifetime of an access token, in seconds, if the request has none.
-const USUAL_LIFETIME: u64 = 3600;
-const LONGEST_LIFETIME: u64 = 12 * 3600;
-/// A form with the longest token that is looked at.
+/// The default lifetime of an access token, in seconds.
+const DEFAULT_LIFETIME: u64 = 3600;
+const MAX_LIFETIME: u64 = 12 * 3600;
+/// Larger than a form with the longest token.
 const MAX_FORM_BYTES: usize = 32 * 1024;
-/// When an agent asks again whose provider cannot be reached.
+/// The `Retry-After` if a provider cannot be reached, in seconds.
 const RETRY_AFTER: u32 = 30;
 
-/// The answer to a form.
+/// Handles an exchange.
 pub(super) async fn exchange(State(hub): State<Arc<Hub>>, body: Body) -> Response {
-    // A task of its own: what is asked of a provider is asked to the end, even if the sender hangs up.
+    // The spawned task completes a request to a provider even if the sender disconnects.
     let exchanged = tokio::spawn(async move {
         let form = {
             // No token is checked before the body is read, so few are read at a time.
@@ -44,7 +44,7 @@ pub(super) async fn exchange(State(hub): State<Arc<Hub>>, body: Body) -> Respons
     });
     let exchanged = exchanged.await.unwrap_or_else(|error| {
         warn!(%error, "a token could not be exchanged");
-        let text = "the hub could not look at the token";
+        let text = "the hub could not check the token";
         Err(failure(ExchangeCode::TemporarilyUnavailable, text))
     });
     let mut response = match exchanged {
@@ -116,7 +116,7 @@ impl Hub {
     }
 }
 
-/// A request that is complete.
+/// A complete request.
 struct Request {
     token: String,
     organization: String,
@@ -157,9 +157,9 @@ impl Request {
             )));
         }
         let lifetime = match take("expiration") {
-            None => USUAL_LIFETIME,
+            None => DEFAULT_LIFETIME,
             Some(text) => match text.parse() {
-                Ok(seconds @ 1..) => LONGEST_LIFETIME.min(seconds),
+                Ok(seconds @ 1..) => MAX_LIFETIME.min(seconds),
                 _ => return Err(invalid("`expiration` must be a number of seconds from 1")),
             },
         };
@@ -226,7 +226,7 @@ mod tests {
     #[case("expiration", Some("99999999"), 43200)]
     #[case("requested_token_type", None, 600)]
     #[case("resource", Some("something"), 600)]
-    fn a_complete_request_is_read(
+    fn a_complete_request_is_parsed(
         #[case] change: &str,
         #[case] value: Option<&str>,
         #[case] lifetime: u64,
@@ -262,7 +262,7 @@ mod tests {
     }
 
     #[test]
-    fn a_parameter_that_is_there_twice_is_refused() {
+    fn a_repeated_parameter_is_refused() {
         let error = Request::parse(b"scope=pool:eu&scope=pool:us")
             .map(|_| ())
             .unwrap_err();

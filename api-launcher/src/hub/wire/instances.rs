@@ -19,7 +19,7 @@ use super::answer::{Answer, Failure, json, read};
 use super::{HEARTBEAT, LONGEST_WAIT, seconds};
 use crate::hub::Hub;
 
-/// Registers an instance, or registers it again.
+/// Registers an instance. It may already be registered.
 pub(super) async fn register(
     State(hub): State<Arc<Hub>>,
     headers: HeaderMap,
@@ -33,7 +33,7 @@ pub(super) async fn register(
         max_version: registration.protocol_max_version,
     };
     let Some(version) = Versions::OURS.common(theirs) else {
-        let text = "the instance speaks no version of the protocol that is spoken here";
+        let text = "the hub supports no version of the protocol that the instance supports";
         let problem = Problem::new(Code::ExecutorProtocolVersionUnsupported, text);
         let problem = problem.with_versions(Versions::OURS, Some(theirs.max_version));
         return Err(problem.into());
@@ -59,7 +59,7 @@ pub(super) async fn register(
     }))
 }
 
-/// An instance lives.
+/// Handles the heartbeat of an instance.
 pub(super) async fn heartbeat(
     State(hub): State<Arc<Hub>>,
     headers: HeaderMap,

@@ -1,7 +1,7 @@
-//! What agents and executors say of a leased task.
+//! Handles calls of agents and executors for a lease.
 //!
-//! An agent may call with the token of its pool, because it outlives the tokens of its leases: a restarted agent follows
-//! executors that an earlier process has started. Only the holder of the job token accepts a task and says that it lives.
+//! An agent may use the token of its pool for its leases, because a restarted agent follows executors of an earlier
+//! process and has lost their job tokens. Only the job token allows `accept` and `heartbeat`.
 
 use std::sync::Arc;
 
@@ -19,10 +19,10 @@ use tracing::info;
 
 use super::answer::{Answer, Failure, json, read};
 use super::auth::{check_version, has_agent_token};
-use super::{in_time, seconds};
+use super::{seconds, time_after};
 use crate::hub::Hub;
 
-/// One of the calls.
+/// Handles one call.
 pub(super) async fn call(
     State(hub): State<Arc<Hub>>,
     headers: HeaderMap,
@@ -67,8 +67,11 @@ async fn answer(
             Ok(lease_of(hub, status))
         }
         Some(LeaseCall::Heartbeat) => {
-            let beat: Acceptance = read(body).await?;
-            Ok(lease_of(hub, hub.store.beat(grant, &beat).await?))
+            let heartbeat: Acceptance = read(body).await?;
+            Ok(lease_of(
+                hub,
+                hub.store.lease_heartbeat(grant, &heartbeat).await?,
+            ))
         }
         Some(LeaseCall::Complete) => end(hub, grant, Ending::Completed, body).await,
         Some(LeaseCall::Fail) => end(hub, grant, Ending::Failed, body).await,
@@ -80,7 +83,7 @@ async fn answer(
     }
 }
 
-/// Returns the lease of a call, if the caller may make it.
+/// Returns the lease of a call if the caller may make the call.
 async fn authorize(
     hub: &Hub,
     headers: &HeaderMap,
@@ -120,7 +123,7 @@ async fn end(hub: &Hub, grant: JobGrant, ending: Ending, body: Body) -> Answer {
         "a task has ended"
     );
     if end.reported {
-        hub.beats.release(grant.task);
+        hub.heartbeats.release(grant.task);
     } else {
         hub.ended.notify_one();
     }
@@ -133,7 +136,7 @@ async fn declined(hub: &Hub, grant: JobGrant, decline: &Decline, state: TaskStat
         reason = ?decline.reason,
         diagnostic = decline.diagnostic,
         ?state,
-        "an agent has handed a task back"
+        "an agent has declined a task"
     );
     if let Ok(Some(task)) = hub.store.task(grant.task).await {
         hub.metrics.declined(&task.pool, decline.reason);
@@ -157,7 +160,7 @@ fn lease_of(hub: &Hub, status: LeaseStatus) -> axum::response::Response {
         lease_id: grant.lease,
         fencing_token: grant.fencing_token,
         state: status.state,
-        expires_at: in_time(status.expires_in),
+        expires_at: time_after(status.expires_in),
         expires_in_seconds: seconds(status.expires_in),
         job_token: hub.keys.current().sign(grant),
         cancel_requested: status.cancel_requested,

@@ -1,4 +1,4 @@
-//! The versions that are spoken here, and requests for tasks.
+//! Handles version discovery and requests for tasks.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,11 +14,11 @@ use pool_store::LeaseRequest;
 use tracing::{error, info};
 
 use super::answer::{Answer, Failure, json, read};
-use super::{LONGEST_WAIT, in_time, seconds};
+use super::{LONGEST_WAIT, seconds, time_after};
 use crate::hub::Hub;
 use crate::sealing;
 
-/// Says which versions are spoken here. Needs neither a version nor a token.
+/// Returns the supported versions. Needs neither a version nor a token.
 pub(super) async fn protocol() -> Response {
     json(&Versions::OURS)
 }
@@ -28,7 +28,7 @@ pub(super) async fn task(State(hub): State<Arc<Hub>>, headers: HeaderMap, body: 
     let agent = hub.agent(&headers)?;
     let request: TaskRequest = read(body).await?;
     if request.available_capacity == 0 {
-        let text = "`availableCapacity` is 0: ask when there is room for a task";
+        let text = "`availableCapacity` is 0: request a task when the instance has capacity";
         return Err(Failure::new(Code::RequestInvalid, text));
     }
     let Some(_share) = hub.polls.take(agent.pool()) else {
@@ -44,7 +44,7 @@ pub(super) async fn task(State(hub): State<Arc<Hub>>, headers: HeaderMap, body: 
     };
     let leased = tokio::select! {
         biased;
-        // A token that was removed gets nothing more.
+        // A token that was removed gets no more tasks.
         failure = hub.token_ends(&agent) => return Err(failure),
         leased = hub.store.lease(&lease) => leased?,
         () = hub.shutdown.graceful.cancelled() => None,
@@ -69,11 +69,11 @@ fn deliver(hub: &Hub, request: &LeaseRequest, leased: pool_store::LeasedTask) ->
         step_id = leased.step,
         attempt = leased.attempt,
         redelivered = leased.redelivered,
-        "an instance has a task"
+        "leased a task to an instance"
     );
     let data = leased.payload.data;
     let (payload, sealed_payload) = if let Some(key_id) = leased.payload.key_id {
-        (None, Some(sealing::to_wire(key_id, &data)))
+        (None, Some(sealing::to_payload(key_id, &data)))
     } else {
         let payload = serde_json::from_slice(&data).map_err(|cause| {
             error!(task = %grant.task, line = cause.line(), "the document of a task cannot be read");
@@ -85,8 +85,8 @@ fn deliver(hub: &Hub, request: &LeaseRequest, leased: pool_store::LeasedTask) ->
         task_id: grant.task,
         lease_id: grant.lease,
         fencing_token: grant.fencing_token,
-        leased_at: in_time(Duration::ZERO),
-        expires_at: in_time(leased.expires_in),
+        leased_at: time_after(Duration::ZERO),
+        expires_at: time_after(leased.expires_in),
         expires_in_seconds: seconds(leased.expires_in),
         attempt: leased.attempt,
         job_token: hub.keys.current().sign(grant),

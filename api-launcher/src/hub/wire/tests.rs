@@ -1,4 +1,4 @@
-//! What the tests of the hub share.
+//! Helpers for the tests of the hub.
 
 use std::time::Duration;
 
@@ -6,7 +6,7 @@ use pool_protocol::id::TaskId;
 use pool_protocol::task::TaskState;
 use pool_store::TaskView;
 
-/// A task of pool `eu` in a state, with nothing that goes with the state.
+/// Returns a task of pool `eu` in a state. Other fields that belong to the state are empty.
 pub(crate) fn task(state: TaskState) -> TaskView {
     TaskView {
         task: TaskId::new(),

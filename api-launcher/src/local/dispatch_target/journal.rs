@@ -14,7 +14,7 @@ use pool_protocol::id::{AgentName, InstanceId, PoolName, TaskId};
 use pool_protocol::task::TaskState;
 use pool_store::state::{EndReason, State};
 use pool_store::{
-    Condition, EndView, EventView, InstanceView, Listed, Page, PoolView, TaskView, Wait,
+    Condition, EndView, EventView, InstanceView, Page, PoolView, TaskFilter, TaskView, Wait,
 };
 
 use super::blocking;
@@ -242,16 +242,16 @@ impl Journal {
     }
 
     /// A part of a list of runs.
-    pub(crate) fn runs(&self, listed: Listed, page: Page<TaskId>) -> Vec<TaskView> {
+    pub(crate) fn runs(&self, listed: TaskFilter, page: Page<TaskId>) -> Vec<TaskView> {
         let kept = self.lock();
         let is_listed = |run: &&Run| match listed {
-            Listed::Open => run.ended.is_none(),
-            Listed::Over | Listed::Latest => run.ended.is_some(),
-            Listed::All => true,
+            TaskFilter::Open => run.ended.is_none(),
+            TaskFilter::Over | TaskFilter::Latest => run.ended.is_some(),
+            TaskFilter::All => true,
         };
         let limit = page.limit as usize;
         let view = |run: &Run| self.view(&kept, run);
-        if listed == Listed::Latest {
+        if listed == TaskFilter::Latest {
             let runs = kept.runs.iter().rev();
             let rest = runs.filter(|(id, _)| page.after.is_none_or(|after| **id < after));
             let runs = rest.map(|(_, run)| run).filter(is_listed);
@@ -444,7 +444,7 @@ mod tests {
         journal.accepted(&second, &other, now());
         journal.accepted(&first, &document, now());
         journal.started(&first, &folder, Some(42));
-        let open = journal.runs(Listed::Open, Page::first());
+        let open = journal.runs(TaskFilter::Open, Page::first());
         assert_eq!(open.len(), 2);
         assert_eq!(open[0].executor.as_deref(), Some("process 42"));
         assert_eq!(open[1].wait, Some(Wait::NoCapacity));
@@ -464,7 +464,7 @@ mod tests {
         journal.ended(&first, outcome).await;
         fs::remove_file(folder.log()).unwrap();
         assert_eq!(journal.log(id, 4).await.unwrap().text, "two\n");
-        let over = journal.runs(Listed::Latest, Page::first());
+        let over = journal.runs(TaskFilter::Latest, Page::first());
         assert_eq!(over[0].state, TaskState::Failed);
         assert_eq!(over[0].end.as_ref().unwrap().diagnostic, "the tool failed");
         let states: Vec<_> = journal.events(id).iter().map(|event| event.to).collect();
@@ -501,7 +501,7 @@ mod tests {
             after: None,
             limit: u32::MAX,
         };
-        let over = journal.runs(Listed::Over, page);
+        let over = journal.runs(TaskFilter::Over, page);
         assert_eq!(over.len(), KEPT);
         assert_eq!(over[0].job, "3");
         let (old, _) = job("0");

@@ -1,4 +1,4 @@
-//! The settings by which an executor finds its lease.
+//! The settings of an executor's lease.
 
 use clap::Args;
 use job_contract::env;
@@ -11,12 +11,12 @@ use crate::terrakube::args::base_url;
 use crate::terrakube::extended;
 use runtime::setting::{HttpUrl, ReadSetting as _, Setting, SettingError};
 
-/// The lease that a hub has given on the step.
+/// The lease that a hub has granted for the step.
 #[derive(Args, Clone, Debug, Default)]
 #[command(next_help_heading = "Platform")]
 pub struct LeaseArgs {
-    /// URL of the lease that a hub has given on the step. The hub also relays the calls to the platform, unless the
-    /// platform's API is named.
+    /// URL of the lease that a hub has granted for the step. The hub also relays requests to the platform, unless the
+    /// URL of the platform's API is set.
     #[arg(long, env = env::LEASE_URL, value_name = "URL")]
     pub lease_url: Option<Setting<HttpUrl>>,
     /// The token of the lease.
@@ -32,12 +32,12 @@ pub struct LeaseConfig {
 }
 
 impl LeaseConfig {
-    /// The lease of this URL.
+    /// Returns the lease with this URL and token.
     pub const fn new(url: Url, token: JobToken) -> Self {
         Self { url, token }
     }
 
-    /// What stands before the paths of the platform behind the hub.
+    /// Returns the prefix of the platform's paths behind the hub.
     pub(crate) fn relay(&self) -> Url {
         extended(&self.url, &["platform"])
     }
@@ -48,17 +48,17 @@ impl LeaseConfig {
 }
 
 impl LeaseArgs {
-    /// Whether a lease is named.
+    /// Returns whether a lease is set.
     pub fn is_set(&self) -> bool {
         self.lease_url.is_set()
     }
 
-    /// What must never be shown.
+    /// Returns the values that must never be shown.
     pub fn secrets(&self) -> impl Iterator<Item = SecretString> {
         self.lease_token.get().cloned().into_iter()
     }
 
-    /// The lease, `None` when there is none, or everything that is wrong with the settings.
+    /// Returns the lease, or `None` if there is none.
     pub fn resolve(&self) -> Result<Option<LeaseConfig>, Vec<SettingError>> {
         let mut errors = Vec::new();
         if !self.is_set() && !self.lease_token.is_set() {
@@ -137,7 +137,7 @@ mod tests {
     #[case(&[(env::LEASE_URL, "ftp://hub"), TOKEN], "`MAYFLY_LEASE_URL` is not an http or https URL")]
     #[case(&[(env::LEASE_URL, "https://a:hunter2@hub/"), TOKEN], "`MAYFLY_LEASE_URL` contains credentials, which are not allowed here")]
     #[case(&[URL, (env::LEASE_TOKEN, "hunter2 x")], "`MAYFLY_LEASE_TOKEN` is no token of a lease: it must be printable ASCII without blanks")]
-    fn a_wrong_setting_is_named_and_no_secret_with_it(
+    fn an_error_names_the_setting_and_contains_no_secret(
         #[case] variables: &[(&str, &str)],
         #[case] error: &str,
     ) {

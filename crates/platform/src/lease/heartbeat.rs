@@ -1,5 +1,5 @@
-//! Heartbeats for a hub. They have their own thread and runtime, so that a busy run cannot delay them. The answers say
-//! whether the run must stop.
+//! Sends heartbeats to a hub. They have their own thread and runtime, so that a busy run cannot delay them. The
+//! responses show whether the run must stop.
 
 use std::io;
 use std::thread;
@@ -20,19 +20,19 @@ use runtime::Deadline;
 const INTERVAL: Duration = Duration::from_secs(15);
 /// The fewest heartbeats within one lease.
 const PER_LEASE: u32 = 3;
-/// How long one attempt may take.
+/// The timeout of one heartbeat.
 const ATTEMPT_TIMEOUT: Duration = Duration::from_secs(10);
 /// The shortest pause that a hub can ask for.
 const SHORTEST: Duration = Duration::from_secs(1);
 
-/// Heartbeats, until this value is dropped.
+/// Running heartbeats. They end when this value is dropped.
 #[derive(Debug)]
 pub(super) struct Heartbeat {
     _alive: oneshot::Sender<()>,
 }
 
 impl Heartbeat {
-    /// The first heartbeat is due after one interval: the hub has just answered.
+    /// Starts heartbeats. The first one is due after one interval, because the hub has just responded.
     pub(super) fn start(
         hub: LeaseConfig,
         lease: &wire::Lease,
@@ -40,7 +40,7 @@ impl Heartbeat {
         status: watch::Sender<LeaseStatus>,
     ) -> io::Result<Self> {
         let (alive, over) = oneshot::channel();
-        let beat = Beat {
+        let heartbeat_loop = HeartbeatLoop {
             acceptance,
             interval: interval(lease),
             status,
@@ -50,11 +50,11 @@ impl Heartbeat {
             .build()?;
         let beats = move || {
             runtime.block_on(async {
-                // Its connections belong to its runtime.
+                // The connections must belong to this runtime.
                 match Hub::new(hub) {
                     Ok(hub) => tokio::select! {
                         _ = over => {}
-                        () = beat.repeat(&hub) => {}
+                        () = heartbeat_loop.run(&hub) => {}
                     },
                     Err(error) => warn!(error = chain(&error), "the run has no heartbeat"),
                 }
@@ -74,29 +74,33 @@ fn interval(lease: &wire::Lease) -> Duration {
     }
 }
 
-/// Applies the hub's answer to the lease.
-pub(super) fn learn(lease: &wire::Lease, token: &JobToken, status: &watch::Sender<LeaseStatus>) {
+/// Applies the hub's response to the lease.
+pub(super) fn apply_response(
+    lease: &wire::Lease,
+    token: &JobToken,
+    status: &watch::Sender<LeaseStatus>,
+) {
     token.replace(&lease.job_token);
     if lease.cancel_requested {
         status.send_if_modified(|now| {
-            let is_news = *now == LeaseStatus::Held;
-            if is_news {
+            let changed = *now == LeaseStatus::Held;
+            if changed {
                 *now = LeaseStatus::CancelRequested;
             }
-            is_news
+            changed
         });
     }
 }
 
-struct Beat {
+struct HeartbeatLoop {
     acceptance: wire::Acceptance,
     interval: Duration,
     status: watch::Sender<LeaseStatus>,
 }
 
-impl Beat {
-    /// Until the lease is lost.
-    async fn repeat(self, hub: &Hub) {
+impl HeartbeatLoop {
+    /// Sends heartbeats until the lease is lost.
+    async fn run(self, hub: &Hub) {
         let (mut failing, mut kind) = (None, LeaseCall::Heartbeat);
         let mut next = Instant::now() + self.interval;
         loop {
@@ -104,20 +108,20 @@ impl Beat {
             let call = hub.call(kind, &self.acceptance);
             kind = LeaseCall::Heartbeat;
             let deadline = Deadline::after(ATTEMPT_TIMEOUT);
-            let begun = Instant::now();
+            let sent_at = Instant::now();
             match hub
                 .client
                 .request_json_once::<wire::Lease>(&call, &deadline)
                 .await
             {
                 Ok(lease) => {
-                    learn(&lease, &hub.config.token, &self.status);
+                    apply_response(&lease, &hub.config.token, &self.status);
                     if failing.take().is_some() {
                         info!("heartbeats reach the hub again");
                     }
-                    next = begun + self.interval;
+                    next = sent_at + self.interval;
                 }
-                // A hub that was restored may have forgotten it.
+                // A hub that was restored from a backup may not know the claim.
                 Err(error) if error.is_unaccepted() => {
                     kind = LeaseCall::Accept;
                     next = Instant::now() + SHORTEST;
@@ -126,7 +130,7 @@ impl Beat {
                     if let Some(why) = error.lost_lease() {
                         warn!(
                             why,
-                            "the hub has given this run up: its statuses are left alone"
+                            "the lease is lost: the executor no longer changes the statuses of this run"
                         );
                         self.status.send_replace(LeaseStatus::Lost);
                         return;

@@ -1,4 +1,4 @@
-//! One lease against a server with given answers.
+//! Tests of a lease with a server that gives prepared responses.
 
 use std::sync::Mutex;
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -17,7 +17,7 @@ use test_peers::http::{Request, Response, Server};
 
 use super::*;
 
-/// No test waits longer.
+/// The longest wait of a test.
 const LONG: Duration = Duration::from_secs(30);
 
 fn holder() -> Holder {
@@ -28,7 +28,7 @@ fn holder() -> Holder {
     }
 }
 
-fn held(job_token: &str, cancel_requested: bool) -> Response {
+fn lease_response(job_token: &str, cancel_requested: bool) -> Response {
     let lease = wire::Lease {
         task_id: TaskId::new(),
         lease_id: LeaseId::new(),
@@ -43,27 +43,27 @@ fn held(job_token: &str, cancel_requested: bool) -> Response {
 }
 
 fn problem(code: Code) -> Response {
-    let problem = Problem::new(code, "so it is").with_versions(Versions::OURS, None);
+    let problem = Problem::new(code, "the reason").with_versions(Versions::OURS, None);
     Response::new(problem.status, serde_json::to_vec(&problem).unwrap())
 }
 
 fn lease_at(server: &Server) -> Lease {
-    // Each program does this first. A test before this one may have done it.
+    // Programs install the provider at their start. An earlier test may have installed it.
     let _ = rustls::crypto::ring::default_provider().install_default();
     let url = Url::parse(&format!("{}/leases/1", server.url())).unwrap();
     let token = JobToken::new("mfr_first".to_owned().into());
     Lease::new(LeaseConfig::new(url, token)).unwrap()
 }
 
-/// A server that answers each request with what the test sends.
-fn by_order() -> (Server, Sender<Response>) {
-    let (orders, answers) = channel();
+/// Returns a server that gives the responses that the test sends.
+fn scripted_server() -> (Server, Sender<Response>) {
+    let (responses, answers) = channel();
     let answers: Mutex<Receiver<Response>> = Mutex::new(answers);
     let answer = move |_: &Request| {
         let next = answers.lock().unwrap().recv_timeout(LONG);
         next.unwrap_or_else(|_| Response::new(500, ""))
     };
-    (Server::start(answer).unwrap(), orders)
+    (Server::start(answer).unwrap(), responses)
 }
 
 fn end(result: RunResult) -> RunEnd {
@@ -75,17 +75,17 @@ fn end(result: RunResult) -> RunEnd {
     }
 }
 
-/// The test has one thread for its runtime, and keeps it.
+/// The test blocks the only thread of its runtime.
 #[tokio::test]
-async fn heartbeats_go_on_while_the_run_has_every_thread_and_use_the_latest_token() {
+async fn heartbeats_continue_while_the_run_blocks_all_threads_and_use_the_latest_token() {
     let (beat, beats) = channel();
     let beat = Mutex::new(beat);
     let server = Server::start(move |request| {
         if request.path.ends_with("/heartbeat") {
-            // The test may have seen enough.
+            // The test may have ended.
             let _ = beat.lock().unwrap().send(request.clone());
         }
-        held("mfr_next", false)
+        lease_response("mfr_next", false)
     });
     let server = server.unwrap();
     let lease = lease_at(&server);
@@ -101,15 +101,15 @@ async fn heartbeats_go_on_while_the_run_has_every_thread_and_use_the_latest_toke
 }
 
 #[tokio::test]
-async fn an_answer_that_is_lost_or_anothers_is_asked_for_again_as_the_same_request() {
-    let (server, orders) = by_order();
+async fn a_claim_is_retried_with_the_same_idempotency_key() {
+    let (server, responses) = scripted_server();
     for answer in [
         Response::new(200, "<html>sign in</html>"),
         Response::new(404, ""),
         problem(Code::StoreUnavailable).with_header("Retry-After", "0"),
-        held("", false),
+        lease_response("", false),
     ] {
-        orders.send(answer).unwrap();
+        responses.send(answer).unwrap();
     }
     let lease = lease_at(&server);
     assert_eq!(lease.accept(&holder()).await.unwrap(), Claim::Granted);
@@ -128,14 +128,14 @@ async fn an_answer_that_is_lost_or_anothers_is_asked_for_again_as_the_same_reque
 #[case(Code::TaskCancelled)]
 #[case(Code::TaskAlreadyTerminal)]
 #[tokio::test]
-async fn a_task_that_is_not_ours_is_refused_once_and_nothing_more_is_said(#[case] code: Code) {
-    let (server, orders) = by_order();
-    orders.send(problem(code)).unwrap();
+async fn a_refused_claim_is_not_retried_and_no_end_is_sent(#[case] code: Code) {
+    let (server, responses) = scripted_server();
+    responses.send(problem(code)).unwrap();
     let lease = lease_at(&server);
     let Claim::Refused(why) = lease.accept(&holder()).await.unwrap() else {
         panic!("granted");
     };
-    assert!(why.starts_with("so it is"), "{why}");
+    assert!(why.starts_with("the reason"), "{why}");
     let deadline = Deadline::after(LONG);
     lease.end(&end(RunResult::Failed), &deadline).await.unwrap();
     assert_eq!(server.requests().len(), 1);
@@ -150,13 +150,13 @@ async fn a_task_that_is_not_ours_is_refused_once_and_nothing_more_is_said(#[case
 #[case(Code::ExecutorAuthenticationFailed, Exit::Infrastructure, "401")]
 #[case(Code::TaskNotFound, Exit::Infrastructure, "404")]
 #[tokio::test]
-async fn a_hub_that_cannot_say_whose_the_task_is_ends_the_attempt(
+async fn other_errors_of_the_hub_fail_the_claim(
     #[case] code: Code,
     #[case] exit: Exit,
     #[case] text: &str,
 ) {
-    let (server, orders) = by_order();
-    orders.send(problem(code)).unwrap();
+    let (server, responses) = scripted_server();
+    responses.send(problem(code)).unwrap();
     let error = lease_at(&server).accept(&holder()).await.unwrap_err();
     assert_eq!(error.exit(), exit);
     let shown = format!("{error} {error:?}");
@@ -164,16 +164,16 @@ async fn a_hub_that_cannot_say_whose_the_task_is_ends_the_attempt(
 }
 
 #[tokio::test]
-async fn a_hub_that_has_forgotten_the_claim_is_reminded_of_it() {
-    let (server, orders) = by_order();
+async fn a_claim_that_the_hub_lost_is_repeated() {
+    let (server, responses) = scripted_server();
     let lease = lease_at(&server);
     for answer in [
-        held("", false),
+        lease_response("", false),
         problem(Code::LeaseNotAccepted),
-        held("", false),
-        held("", true),
+        lease_response("", false),
+        lease_response("", true),
     ] {
-        orders.send(answer).unwrap();
+        responses.send(answer).unwrap();
     }
     assert_eq!(lease.accept(&holder()).await.unwrap(), Claim::Granted);
     assert_eq!(lease.stopped().await, JobStatus::Cancelled);
@@ -186,22 +186,22 @@ async fn a_hub_that_has_forgotten_the_claim_is_reminded_of_it() {
 }
 
 #[tokio::test]
-async fn the_wish_that_the_run_stops_and_the_loss_of_the_lease_are_heard() {
-    let (server, orders) = by_order();
+async fn a_cancellation_and_the_loss_of_the_lease_stop_the_run() {
+    let (server, responses) = scripted_server();
     let lease = lease_at(&server);
-    orders.send(held("", false)).unwrap();
+    responses.send(lease_response("", false)).unwrap();
     assert_eq!(lease.accept(&holder()).await.unwrap(), Claim::Granted);
-    orders.send(held("", true)).unwrap();
+    responses.send(lease_response("", true)).unwrap();
     assert_eq!(lease.stopped().await, JobStatus::Cancelled);
     assert!(!lease.is_lost());
-    orders.send(problem(Code::TaskAlreadyTerminal)).unwrap();
+    responses.send(problem(Code::TaskAlreadyTerminal)).unwrap();
     let mut status = lease.0.status.subscribe();
     status
         .wait_for(|now| *now == LeaseStatus::Lost)
         .await
         .unwrap();
     assert_eq!(lease.stopped().await, JobStatus::Failed);
-    // What is over at the hub is not ended again.
+    // A task that is over at the hub is not ended again.
     let before = server.requests().len();
     let deadline = Deadline::after(LONG);
     lease
@@ -228,7 +228,7 @@ async fn the_end_is_reported_with_its_result(
         if request.path == format!("/leases/1/{name}") {
             return Response::new(200, serde_json::to_vec(&ended).unwrap());
         }
-        held("", false)
+        lease_response("", false)
     });
     let server = server.unwrap();
     let lease = lease_at(&server);

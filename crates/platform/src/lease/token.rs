@@ -1,4 +1,4 @@
-//! The token of a lease. The hub may replace it with each answer.
+//! The token of a lease. The hub may replace it with each response.
 
 use std::fmt;
 use std::sync::{Arc, PoisonError, RwLock};
@@ -10,12 +10,12 @@ use secrecy::{ExposeSecret as _, SecretString};
 pub struct JobToken(Arc<RwLock<SecretString>>);
 
 impl JobToken {
-    /// The token that came with the lease.
+    /// Returns the first token of a lease.
     pub fn new(token: SecretString) -> Self {
         Self(Arc::new(RwLock::new(token)))
     }
 
-    /// The token for the next request.
+    /// Returns the token for the next request.
     pub fn current(&self) -> SecretString {
         let token = self.0.read().unwrap_or_else(PoisonError::into_inner);
         token.clone()

@@ -1,4 +1,4 @@
-//! PostgreSQL, for several hubs.
+//! Connects to a PostgreSQL database, which several hubs can share.
 
 use std::str::FromStr as _;
 use std::sync::Arc;
@@ -13,29 +13,30 @@ use super::{ACQUIRE, Value, migrations};
 use crate::error::{Error, OpenError};
 use crate::waiters::Waiters;
 
-/// Where hubs hear of new tasks.
+/// The channel on which hubs announce new tasks.
 pub(super) const CHANNEL: &str = "mayfly_pools";
-/// At the same time. Each hub has one more for the channel.
+/// Connections of one hub. It has one more, which listens on the channel.
 const CONNECTIONS: u32 = 10;
 
-/// The time of the database, when the transaction began.
+/// Reads the time of the database at the start of the transaction.
 pub(super) const NOW: &str = "SELECT (extract(epoch FROM now()) * 1000)::bigint AS now";
 
-/// The schema is ours alone: the database may be the platform's. Its making is not safe against itself.
+/// Creates a schema of its own, because the platform may use the same database. Concurrent `CREATE SCHEMA` statements
+/// can fail, so a lock guards it.
 const SCHEMA: &str = "BEGIN; SELECT pg_advisory_xact_lock(hashtextextended('mayfly_pools', 0)); \
     CREATE SCHEMA IF NOT EXISTS mayfly_pools; COMMIT";
-/// A commit that returns is durable, whatever the default of the database is.
+/// Makes every commit durable, whatever the default of the database is.
 const SESSION: &str = "SET search_path TO mayfly_pools; \
     SELECT set_config('synchronous_commit', 'on', false) WHERE current_setting('synchronous_commit') = 'off'";
 
-/// A database server.
+/// A connected database.
 pub(super) struct Server {
     pool: PgPool,
     listener: JoinHandle<()>,
 }
 
 impl Server {
-    /// Connects, and listens for tasks of other hubs.
+    /// Connects to the database, and listens for new tasks of all hubs.
     pub(super) async fn connect(url: &str, waiters: Arc<Waiters>) -> Result<Self, OpenError> {
         let options = PgConnectOptions::from_str(url)
             .map_err(OpenError::Database)?
@@ -72,7 +73,7 @@ impl Server {
         })
     }
 
-    /// A connection.
+    /// Returns a connection from the pool.
     pub(super) async fn connection(&self) -> Result<PoolConnection<Postgres>, Error> {
         Ok(self.pool.acquire().await?)
     }
@@ -90,12 +91,12 @@ impl Drop for Server {
     }
 }
 
-/// Says that tasks of a pool have become available.
+/// Returns the message that tasks of a pool have become available.
 pub(super) fn message(pool: &PoolName, count: usize) -> Value {
     Value::text(format!("{pool} {count}"))
 }
 
-/// Wakes those who wait here for what any hub has made available.
+/// Wakes requests of this hub for tasks that any hub has made available.
 async fn listen(mut listener: PgListener, waiters: Arc<Waiters>) {
     loop {
         match listener.try_recv().await {
@@ -108,7 +109,7 @@ async fn listen(mut listener: PgListener, waiters: Arc<Waiters>) {
                     waiters.wake(&pool, count.parse().unwrap_or(1));
                 }
             }
-            // The connection was lost, and messages with it. It comes back by itself.
+            // The connection was lost, and messages may be missing. The listener reconnects on its own.
             Ok(None) => waiters.wake_all(),
             Err(sqlx::Error::PoolClosed) => return,
             Err(error) => {

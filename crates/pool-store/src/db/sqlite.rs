@@ -1,4 +1,4 @@
-//! A SQLite file: one process, one connection.
+//! Opens a SQLite file. One process uses it, with one connection.
 
 use std::fs::{File as Handle, OpenOptions, TryLockError};
 use std::io;
@@ -21,15 +21,15 @@ use crate::error::{Error, OpenError};
 /// An open file.
 pub(super) struct File {
     pool: SqlitePool,
-    /// The store's time when `opened_at` had passed by the clock.
+    /// The store's time at `opened_at`.
     time: Millis,
     opened_at: Duration,
-    /// Locked, until it is closed.
+    /// The lock file. It stays locked until the database is closed.
     lock: Mutex<Option<Handle>>,
 }
 
 impl File {
-    /// Opens a file that no other process has open.
+    /// Opens the database. Fails if another process has it open.
     pub(super) async fn open(path: &Path, opened_at: Duration) -> Result<Self, OpenError> {
         let folder = match path.parent() {
             Some(folder) if !folder.as_os_str().is_empty() => folder,
@@ -37,7 +37,7 @@ impl File {
         };
         refuse_network(folder)?;
         let lock = lock(&with_suffix(path, ".lock"))?;
-        // SQLite gives its other files the permissions of this one.
+        // SQLite creates its other files with the permissions of this one.
         private(path).map_err(|source| unusable(path, source))?;
         let options = SqliteConnectOptions::new()
             .filename(path)
@@ -73,22 +73,22 @@ impl File {
         })
     }
 
-    /// The connection.
+    /// Waits for the connection.
     pub(super) async fn connection(&self) -> Result<PoolConnection<Sqlite>, Error> {
         Ok(self.pool.acquire().await?)
     }
 
-    /// The store's time.
+    /// Returns the store's time.
     pub(super) fn now(&self, elapsed: Duration) -> Millis {
         let passed = elapsed.saturating_sub(self.opened_at);
         self.time.saturating_add(millis(passed))
     }
 
-    /// Closes the connection. Another process may open the file then.
+    /// Closes the connection and unlocks the file. Then another process may open it.
     pub(super) async fn close(&self) {
         self.pool.close().await;
         let mut lock = self.lock.lock().unwrap_or_else(PoisonError::into_inner);
-        // A child that was forked just now has the file as well. Dropping it here would not be enough.
+        // A child process that was just forked has the file open too. So dropping the file is not enough.
         if let Some(lock) = lock.take()
             && let Err(error) = lock.unlock()
         {
@@ -106,7 +106,7 @@ fn lock(path: &Path) -> Result<Handle, OpenError> {
     }
 }
 
-/// Opens or makes a file that only its owner reads.
+/// Opens or creates a file that only its owner can read.
 fn private(path: &Path) -> io::Result<Handle> {
     let mut options = OpenOptions::new();
     options.read(true).write(true).create(true).truncate(false);
@@ -139,12 +139,12 @@ fn refuse_network(folder: &Path) -> Result<(), OpenError> {
 
 #[cfg(target_os = "linux")]
 fn network_kind(stat: &nix::sys::statfs::Statfs) -> Option<&'static str> {
-    // Of another width on each libc.
+    // The width of the type differs between C libraries.
     #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
     kind_of_number(stat.filesystem_type().0 as u32)
 }
 
-/// The numbers are those of `statfs(2)`.
+/// Returns the name of a network file system. The numbers are those of `statfs(2)`.
 #[cfg(target_os = "linux")]
 const fn kind_of_number(number: u32) -> Option<&'static str> {
     match number {
@@ -183,7 +183,7 @@ mod tests {
     #[case::ext4(0xEF53, None)]
     #[case::tmpfs(0x0102_1994, None)]
     #[cfg(target_os = "linux")]
-    fn network_file_systems_are_known_by_number(
+    fn network_file_systems_are_recognized_by_number(
         #[case] number: u32,
         #[case] kind: Option<&'static str>,
     ) {
@@ -191,7 +191,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_second_opener_is_refused_with_the_name_of_the_lock() {
+    async fn a_file_that_is_open_cannot_be_opened_again() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("hub.db");
         let first = File::open(&path, Duration::ZERO).await.unwrap();
@@ -203,7 +203,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn the_rules_for_durability_hold_and_the_files_are_private() {
+    async fn commits_are_durable_and_the_files_are_private() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("hub.db");
         let file = File::open(&path, Duration::ZERO).await.unwrap();
@@ -226,7 +226,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_folder_that_is_not_there_is_named() {
+    async fn the_error_names_a_missing_folder() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("missing/hub.db");
         let error = File::open(&path, Duration::ZERO).await.err().unwrap();

@@ -1,43 +1,43 @@
-//! What can happen to a task.
+//! The events of a task.
 
 use pool_protocol::id::{AgentName, InstanceId, LeaseId};
 use pool_protocol::lease::{Acceptance, Decline, End, Holder};
 use pool_protocol::token::JobGrant;
 
-use crate::model::{Ending, Found};
+use crate::model::{Ending, PlatformState};
 
-/// Something that happens to a task.
+/// An event of a task.
 #[derive(Clone, Copy, Debug)]
 pub enum Event<'a> {
-    /// The platform says what it knows of it.
-    Found(Found),
-    /// The platform has cancelled it.
+    /// The platform has reported the state of the step.
+    PlatformState(PlatformState),
+    /// The platform has cancelled the step.
     Cancel,
-    /// The platform has its outcome.
+    /// The platform has the outcome.
     Reported,
-    /// An instance gets it.
+    /// An instance gets a lease.
     Lease {
         lease: LeaseId,
         instance: InstanceId,
         agent: &'a AgentName,
     },
-    /// An instance names it among the leases it has, or is given it again.
-    Named { instance: InstanceId },
+    /// An instance has named the lease in a heartbeat, or got it again.
+    Renewed { instance: InstanceId },
     /// An executor exists.
     Started { grant: JobGrant, executor: &'a str },
-    /// The agent hands it back.
+    /// The agent declines the task.
     Decline {
         grant: JobGrant,
         decline: &'a Decline,
     },
-    /// An executor takes it.
+    /// An executor accepts the task.
     Accept { grant: JobGrant, holder: &'a Holder },
-    /// An executor that has taken it lives.
-    Beat {
+    /// The executor that has accepted the task sends a heartbeat.
+    Heartbeat {
         grant: JobGrant,
-        beat: &'a Acceptance,
+        heartbeat: &'a Acceptance,
     },
-    /// It has ended.
+    /// The task has ended.
     End {
         grant: JobGrant,
         ending: Ending,

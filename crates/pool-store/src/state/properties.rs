@@ -1,4 +1,4 @@
-//! What holds whatever happens, in whatever order, however often.
+//! Checks the invariants of tasks with random events in any order.
 
 use std::collections::HashSet;
 
@@ -7,37 +7,37 @@ use pool_protocol::lease::{DeclineReason, End};
 use pool_protocol::token::JobGrant;
 use proptest::prelude::*;
 
-use super::tests::{beat, declined, end, holder, submitted};
+use super::tests::{declined, end, heartbeat, holder, submitted};
 use super::*;
 use crate::clock::Millis;
 use crate::error::Refusal;
-use crate::model::{Ending, Found};
+use crate::model::{Ending, PlatformState};
 use crate::rules::Rules;
 
-/// Something that somebody does. Numbers choose among what there is: an agent, an executor, a lease of any time.
+/// A random event or a wait. Numbers select an agent, an executor, or one of the leases so far.
 #[derive(Clone, Debug)]
 enum Move {
-    Found(Found),
+    PlatformState(PlatformState),
     Cancel,
     Reported,
     Lease(usize),
-    Named(usize),
+    Renewed(usize),
     Started(usize),
     Decline(usize, DeclineReason),
     Accept(usize, usize),
-    /// Only of an executor whose task was accepted.
-    Beat(usize, usize),
+    /// Only executors whose task was accepted send heartbeats.
+    Heartbeat(usize, usize),
     End(usize, Ending, bool),
-    Passes(Millis),
+    Wait(Millis),
 }
 
-fn moves() -> impl Strategy<Value = Move> {
+fn any_move() -> impl Strategy<Value = Move> {
     let lease = 0..4_usize;
     let executor = 0..3_usize;
-    let found = prop_oneof![
-        8 => Just(Found::Waiting),
-        1 => Just(Found::Over),
-        1 => Just(Found::Running),
+    let platform = prop_oneof![
+        8 => Just(PlatformState::Waiting),
+        1 => Just(PlatformState::Over),
+        1 => Just(PlatformState::Running),
     ];
     let reason = prop_oneof![
         Just(DeclineReason::Draining),
@@ -51,34 +51,34 @@ fn moves() -> impl Strategy<Value = Move> {
         Just(Ending::Cancelled),
     ];
     prop_oneof![
-        6 => found.prop_map(Move::Found),
+        6 => platform.prop_map(Move::PlatformState),
         1 => Just(Move::Cancel),
         1 => Just(Move::Reported),
         8 => (0..3_usize).prop_map(Move::Lease),
-        2 => (0..3_usize).prop_map(Move::Named),
+        2 => (0..3_usize).prop_map(Move::Renewed),
         4 => lease.clone().prop_map(Move::Started),
         3 => (lease.clone(), reason).prop_map(|(lease, reason)| Move::Decline(lease, reason)),
         4 => (lease.clone(), executor.clone()).prop_map(|(lease, executor)| Move::Accept(lease, executor)),
-        4 => (lease.clone(), executor).prop_map(|(lease, executor)| Move::Beat(lease, executor)),
+        4 => (lease.clone(), executor).prop_map(|(lease, executor)| Move::Heartbeat(lease, executor)),
         1 => (lease, ending, any::<bool>()).prop_map(|(lease, ending, reported)| Move::End(lease, ending, reported)),
-        6 => prop_oneof![Just(0_i64), 1..40_000_i64, 1..700_000_i64].prop_map(Move::Passes),
+        6 => prop_oneof![Just(0_i64), 1..40_000_i64, 1..700_000_i64].prop_map(Move::Wait),
     ]
 }
 
-/// All that has happened, and what must never happen.
-struct World {
+/// A task with its past leases, and the checks of its invariants.
+struct Scenario {
     task: Task,
     now: Millis,
     rules: Rules,
     agents: Vec<(InstanceId, AgentName)>,
     leases: Vec<JobGrant>,
-    /// The lease and the executor of each grant of the task.
+    /// The leases and executors that have accepted the task.
     granted: HashSet<(LeaseId, String)>,
     adopted: bool,
     ends: u32,
 }
 
-impl World {
+impl Scenario {
     fn new() -> Self {
         let agents = ["one", "two", "three"];
         Self {
@@ -95,28 +95,28 @@ impl World {
         }
     }
 
-    /// One of the leases there were, the last one for 0.
+    /// Returns one of the leases so far. 0 is the last one.
     fn lease(&self, back: usize) -> Option<JobGrant> {
         let last = self.leases.len().checked_sub(1)?;
         self.leases.get(last - back.min(last)).copied()
     }
 
-    fn play(&mut self, play: &Move) -> Result<(), TestCaseError> {
+    fn apply_move(&mut self, next: &Move) -> Result<(), TestCaseError> {
         let (task, now) = (self.task.clone(), self.now);
         let agents = self.agents.clone();
         let finished = |reported| End { reported, ..end() };
-        match play {
-            Move::Passes(time) => {
+        match next {
+            Move::Wait(time) => {
                 self.now += time;
-                // As often as a sweep would.
-                self.try_it(&Event::TimeOut, None)
+                // A sweep does this too.
+                self.apply_twice(&Event::TimeOut, None)
             }
-            Move::Found(found) => {
-                self.adopted |= *found == Found::Running && task.state == State::Submitted;
-                self.try_it(&Event::Found(*found), None)
+            Move::PlatformState(state) => {
+                self.adopted |= *state == PlatformState::Running && task.state == State::Submitted;
+                self.apply_twice(&Event::PlatformState(*state), None)
             }
-            Move::Cancel => self.try_it(&Event::Cancel, None),
-            Move::Reported => self.try_it(&Event::Reported, None),
+            Move::Cancel => self.apply_twice(&Event::Cancel, None),
+            Move::Reported => self.apply_twice(&Event::Reported, None),
             Move::Lease(agent) => {
                 let (instance, agent) = &agents[*agent];
                 let lease = LeaseId::new();
@@ -125,59 +125,59 @@ impl World {
                     instance: *instance,
                     agent,
                 };
-                self.try_it(&event, None)?;
+                self.apply_twice(&event, None)?;
                 if self.task.lease == Some(lease) {
-                    // I4: what was accepted is never given out again.
+                    // I4: an accepted task is never leased again.
                     prop_assert!(self.granted.is_empty() && !self.adopted);
                     prop_assert!(task.state == State::Available && task.not_before <= now);
-                    // I2: each lease has a token of its own, and only the last one is good.
+                    // I2: each lease has its own fencing token, and only the last one is valid.
                     prop_assert_eq!(self.task.fencing_token, task.fencing_token + 1);
                     self.leases.extend(self.task.grant());
                 }
                 Ok(())
             }
-            Move::Named(agent) => {
+            Move::Renewed(agent) => {
                 let instance = agents[*agent].0;
-                self.try_it(&Event::Named { instance }, None)
+                self.apply_twice(&Event::Renewed { instance }, None)
             }
-            Move::Started(lease) => self.with(*lease, |world, grant| {
+            Move::Started(lease) => self.with(*lease, |scenario, grant| {
                 let executor = "ns/job";
-                world.try_it(&Event::Started { grant, executor }, Some(grant))
+                scenario.apply_twice(&Event::Started { grant, executor }, Some(grant))
             }),
-            Move::Decline(lease, reason) => self.with(*lease, |world, grant| {
+            Move::Decline(lease, reason) => self.with(*lease, |scenario, grant| {
                 let decline = &declined(*reason);
-                world.try_it(&Event::Decline { grant, decline }, Some(grant))
+                scenario.apply_twice(&Event::Decline { grant, decline }, Some(grant))
             }),
-            Move::Accept(lease, executor) => self.with(*lease, |world, grant| {
+            Move::Accept(lease, executor) => self.with(*lease, |scenario, grant| {
                 let holder = &holder(&executor.to_string());
                 let result = apply(
-                    &world.task,
+                    &scenario.task,
                     Event::Accept { grant, holder },
                     now,
-                    &world.rules,
+                    &scenario.rules,
                 );
-                world.try_it(&Event::Accept { grant, holder }, Some(grant))?;
+                scenario.apply_twice(&Event::Accept { grant, holder }, Some(grant))?;
                 if result.is_ok() {
-                    world.granted.insert((grant.lease, holder.uid.clone()));
+                    scenario.granted.insert((grant.lease, holder.uid.clone()));
                 }
-                // I3: one executor has it, ever.
-                prop_assert!(world.granted.len() <= 1, "{:?}", world.granted);
+                // I3: at most one executor ever accepts the task.
+                prop_assert!(scenario.granted.len() <= 1, "{:?}", scenario.granted);
                 Ok(())
             }),
-            Move::Beat(lease, executor) => self.with(*lease, |world, grant| {
-                let beat = &beat(&executor.to_string());
-                if world
+            Move::Heartbeat(lease, executor) => self.with(*lease, |scenario, grant| {
+                let heartbeat = &heartbeat(&executor.to_string());
+                if scenario
                     .granted
-                    .contains(&(grant.lease, beat.holder.uid.clone()))
+                    .contains(&(grant.lease, heartbeat.holder.uid.clone()))
                 {
-                    world.try_it(&Event::Beat { grant, beat }, Some(grant))
+                    scenario.apply_twice(&Event::Heartbeat { grant, heartbeat }, Some(grant))
                 } else {
                     Ok(())
                 }
             }),
-            Move::End(lease, ending, reported) => self.with(*lease, |world, grant| {
+            Move::End(lease, ending, reported) => self.with(*lease, |scenario, grant| {
                 let (ending, end) = (*ending, &finished(*reported));
-                world.try_it(&Event::End { grant, ending, end }, Some(grant))
+                scenario.apply_twice(&Event::End { grant, ending, end }, Some(grant))
             }),
         }
     }
@@ -193,8 +193,12 @@ impl World {
         }
     }
 
-    /// Does something twice: a request may arrive again.
-    fn try_it(&mut self, event: &Event<'_>, grant: Option<JobGrant>) -> Result<(), TestCaseError> {
+    /// Applies an event twice, because requests may be repeated.
+    fn apply_twice(
+        &mut self,
+        event: &Event<'_>,
+        grant: Option<JobGrant>,
+    ) -> Result<(), TestCaseError> {
         let before = self.task.clone();
         let result = apply(&before, *event, self.now, &self.rules);
         if let Some(grant) = grant {
@@ -213,7 +217,7 @@ impl World {
             Ok(again) => &again.task,
             Err(_) => &self.task,
         };
-        // Silence may be long enough for two steps.
+        // One long silence can cause two time-outs.
         if !matches!(event, Event::TimeOut) {
             prop_assert_eq!(twice, &self.task);
         }
@@ -226,7 +230,7 @@ impl World {
         if before.state.is_accepted() {
             prop_assert!(task.state.is_accepted() || task.state.is_over());
         }
-        // I5: one end, which nothing changes but its report.
+        // I5: a task ends once. Afterwards only `reported` changes.
         match (&before.end, &task.end) {
             (None, Some(end)) => {
                 self.ends += 1;
@@ -246,7 +250,7 @@ impl World {
                 prop_assert_eq!(&first, last);
             }
             (None, None) => prop_assert!(!task.state.is_over()),
-            (Some(_), None) => prop_assert!(false, "it is not over any more"),
+            (Some(_), None) => prop_assert!(false, "a task that was over is not over"),
         }
         prop_assert!(self.ends <= 1);
         prop_assert_eq!(task.state.is_over(), task.end.is_some());
@@ -255,7 +259,7 @@ impl World {
     }
 }
 
-/// A lease that is not the last one changes nothing, and is refused with a code that says so.
+/// Checks that a lease that is not the last one changes nothing, and that the refusal shows this.
 fn stale_leases_change_nothing(
     task: &Task,
     grant: JobGrant,
@@ -280,18 +284,18 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(500))]
 
     #[test]
-    fn the_invariants_hold(played in proptest::collection::vec(moves(), 1..60)) {
-        let mut world = World::new();
-        for play in &played {
-            world.play(play)?;
+    fn the_invariants_hold(moves in proptest::collection::vec(any_move(), 1..60)) {
+        let mut scenario = Scenario::new();
+        for next in &moves {
+            scenario.apply_move(next)?;
         }
-        // I5: it ends, also if all are silent from here on.
+        // I5: the task ends even if all are silent from here on.
         for _ in 0..3 {
-            if !world.task.state.is_over() {
-                world.now = world.now.max(world.task.deadline(&world.rules));
-                world.try_it(&Event::TimeOut, None)?;
+            if !scenario.task.state.is_over() {
+                scenario.now = scenario.now.max(scenario.task.deadline(&scenario.rules));
+                scenario.apply_twice(&Event::TimeOut, None)?;
             }
         }
-        prop_assert!(world.task.state.is_over(), "{:?}", world.task.state);
+        prop_assert!(scenario.task.state.is_over(), "{:?}", scenario.task.state);
     }
 }

@@ -1,4 +1,4 @@
-//! A task, with all that the state machine knows of it.
+//! A task and its states.
 
 use pool_protocol::id::{AgentName, InstanceId, LeaseId, PoolName, TaskId};
 use pool_protocol::lease::Holder;
@@ -8,20 +8,20 @@ use pool_protocol::token::JobGrant;
 use crate::clock::{Millis, millis};
 use crate::rules::Rules;
 
-/// Where a task is.
+/// The state of a task.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum State {
-    /// It waits until the platform confirms that it wants it.
+    /// The platform has not confirmed yet that the step still waits.
     Submitted,
-    /// It waits for an instance.
+    /// The task waits for an instance.
     Available,
-    /// An instance has it.
+    /// An instance has a lease.
     Leased,
     /// An executor exists.
     Started,
-    /// An executor has accepted it.
+    /// An executor has accepted the task.
     Running,
-    /// Nothing was heard of that executor for a while.
+    /// That executor has sent no heartbeat for a while.
     Orphaned,
     Completed,
     Failed,
@@ -29,7 +29,7 @@ pub enum State {
 }
 
 impl State {
-    /// All of them.
+    /// All values.
     pub const ALL: [Self; 9] = [
         Self::Submitted,
         Self::Available,
@@ -42,7 +42,7 @@ impl State {
         Self::Cancelled,
     ];
 
-    /// The name of it, in the database and for people.
+    /// Returns the name in the database and for people.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -58,15 +58,15 @@ impl State {
         }
     }
 
-    /// The state of a name.
+    /// Returns the state with this name.
     #[must_use]
     pub fn of_name(name: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|state| state.name() == name)
     }
 
-    /// What the wire calls it.
+    /// Returns the state in the protocol.
     #[must_use]
-    pub const fn on_the_wire(self) -> TaskState {
+    pub const fn protocol_state(self) -> TaskState {
         match self {
             Self::Submitted | Self::Available => TaskState::Available,
             Self::Leased | Self::Started => TaskState::Leased,
@@ -78,19 +78,19 @@ impl State {
         }
     }
 
-    /// Returns whether it never changes again.
+    /// Returns whether the task is over. Then its state never changes again.
     #[must_use]
     pub const fn is_over(self) -> bool {
-        self.on_the_wire().is_terminal()
+        self.protocol_state().is_terminal()
     }
 
-    /// Returns whether an executor has accepted it, and it is not over.
+    /// Returns whether an executor has accepted the task, and the task is not over.
     #[must_use]
     pub const fn is_accepted(self) -> bool {
         matches!(self, Self::Running | Self::Orphaned)
     }
 
-    /// Returns whether an instance has it.
+    /// Returns whether an instance has a lease.
     #[must_use]
     pub const fn is_active(self) -> bool {
         matches!(self, Self::Leased | Self::Started) || self.is_accepted()
@@ -102,7 +102,7 @@ impl State {
 pub enum EndReason {
     /// Its executor, or the agent in its place, has reported the end.
     Finished,
-    /// The executor that had accepted it sent no heartbeat any more.
+    /// The executor that had accepted it stopped sending heartbeats.
     Lost,
     /// No executor accepted it in time.
     Expired,
@@ -110,14 +110,14 @@ pub enum EndReason {
     Poison,
     /// It was cancelled before an executor accepted it.
     Cancelled,
-    /// The platform did not want it any more. Nothing is to be reported. It can be submitted again.
+    /// The platform no longer wanted it. It is not reported. The step can be submitted again.
     Superseded,
     /// It may not run, or no agent can open its payload.
     Refused,
 }
 
 impl EndReason {
-    /// All of them.
+    /// All values.
     pub const ALL: [Self; 7] = [
         Self::Finished,
         Self::Lost,
@@ -128,7 +128,7 @@ impl EndReason {
         Self::Refused,
     ];
 
-    /// The name of it, in the database, for people and for metrics.
+    /// Returns the name in the database, for people and for metrics.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -142,7 +142,7 @@ impl EndReason {
         }
     }
 
-    /// The reason of a name.
+    /// Returns the reason with this name.
     #[must_use]
     pub fn of_name(name: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|reason| reason.name() == name)
@@ -153,13 +153,13 @@ impl EndReason {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TaskEnd {
     pub reason: EndReason,
-    /// What to tell people.
+    /// The explanation for people.
     pub diagnostic: String,
     pub exit_code: Option<i32>,
     pub verdict: Option<String>,
     pub final_log_sequence: Option<u64>,
     pub at: Millis,
-    /// Whether the platform has the outcome, or needs none.
+    /// Whether the platform has the outcome or needs none.
     pub reported: bool,
 }
 
@@ -174,32 +174,32 @@ pub struct Task {
     pub step: String,
     pub kind: String,
     pub traceparent: Option<String>,
-    /// An executor that exists has accepted it.
+    /// See [`crate::Submission::stock`].
     pub stock: bool,
 
     pub state: State,
-    /// Grows with each lease.
+    /// Increases with each lease.
     pub fencing_token: u64,
     /// The current lease, or the last one.
     pub lease: Option<LeaseId>,
-    /// Who has it, or had it last.
+    /// The instance that has the task, or had it last.
     pub instance: Option<InstanceId>,
     pub agent: Option<AgentName>,
     /// Failed leases that count.
     pub attempts: u32,
-    /// Why: one text for each of them, and one for the last that did not count.
+    /// The reasons of the failed leases that count, then the reason of the last one that does not.
     pub reasons: Vec<String>,
     /// An agent that has no key for the payload.
     pub sealed_for: Option<AgentName>,
     pub submitted_at: Millis,
-    /// It is not leased before.
+    /// The task is not leased before this time.
     pub not_before: Millis,
     pub leased_at: Millis,
-    /// When its instance or executor was heard last.
+    /// The time of the last request of its instance or executor.
     pub heard_at: Millis,
-    /// The Job or process, for people.
+    /// The Job or process of the executor, for people.
     pub executor: Option<String>,
-    /// Who accepted it. `None` if the platform said that it runs, or the executor accepts nothing.
+    /// The executor that accepted it. `None` if the platform reported that the step runs, or if the executor is stock.
     pub holder: Option<Holder>,
     pub phase: Option<String>,
     pub cancel_requested: bool,
@@ -207,7 +207,8 @@ pub struct Task {
 }
 
 impl Task {
-    /// When its state ends by itself. For one that is over: when it is forgotten, unless it must still be reported.
+    /// Returns the time at which the state times out. If the task is over, returns the time at which it is deleted,
+    /// unless it must still be reported.
     #[must_use]
     pub fn deadline(&self, rules: &Rules) -> Millis {
         let (from, limit) = match self.state {
@@ -228,7 +229,7 @@ impl Task {
         from.saturating_add(millis(limit))
     }
 
-    /// Returns whether it is over and the platform must still learn how.
+    /// Returns whether the task is over and its outcome must still be reported.
     #[must_use]
     pub fn is_unreported(&self) -> bool {
         self.end.as_ref().is_some_and(|end| !end.reported)

@@ -1,4 +1,4 @@
-//! Single transitions, by name.
+//! Tests of single transitions.
 
 use std::time::Duration;
 
@@ -10,7 +10,7 @@ use rstest::rstest;
 use super::*;
 use crate::clock::{Millis, millis};
 use crate::error::Refusal;
-use crate::model::{Ending, Found};
+use crate::model::{Ending, PlatformState};
 use crate::rules::Rules;
 
 pub(super) fn submitted() -> Task {
@@ -51,7 +51,7 @@ pub(super) fn holder(uid: &str) -> Holder {
     }
 }
 
-pub(super) fn beat(uid: &str) -> Acceptance {
+pub(super) fn heartbeat(uid: &str) -> Acceptance {
     Acceptance {
         holder: holder(uid),
         phase: Some("init".to_owned()),
@@ -76,7 +76,7 @@ pub(super) fn declined(reason: DeclineReason) -> Decline {
     }
 }
 
-/// A task, to which one thing after another happens.
+/// A task and the time of a test.
 struct Story {
     task: Task,
     now: Millis,
@@ -120,7 +120,8 @@ impl Story {
     }
 
     fn confirm(&mut self) {
-        self.happens(Event::Found(Found::Waiting)).unwrap();
+        self.happens(Event::PlatformState(PlatformState::Waiting))
+            .unwrap();
     }
 
     fn lease(&mut self, agent: usize) {
@@ -170,18 +171,18 @@ fn names_are_read_back() {
 }
 
 #[test]
-fn a_lease_holds_30_s_and_is_renewed_by_a_word() {
+fn a_lease_lasts_30_s_and_a_heartbeat_renews_it() {
     let mut story = Story::leased();
     story.passes(29 * SECOND);
     assert_eq!(story.task.state, State::Leased);
     let instance = story.task.instance.unwrap();
-    story.happens(Event::Named { instance }).unwrap();
+    story.happens(Event::Renewed { instance }).unwrap();
     story.passes(29 * SECOND);
     assert_eq!(story.task.state, State::Leased);
     let transition = story.passes(SECOND);
     assert_eq!(story.task.state, State::Submitted);
     assert_eq!(transition.instance, Some((instance, LeaseOutcome::Failed)));
-    assert_eq!(story.task.reasons, ["no word from agent one for 30 s"]);
+    assert_eq!(story.task.reasons, ["no heartbeat from agent one for 30 s"]);
 }
 
 #[test]
@@ -190,7 +191,7 @@ fn an_instance_that_starts_no_executor_has_a_task_for_300_s() {
     let instance = story.task.instance.unwrap();
     for _ in 0..14 {
         story.passes(20 * SECOND);
-        story.happens(Event::Named { instance }).unwrap();
+        story.happens(Event::Renewed { instance }).unwrap();
     }
     story.passes(19 * SECOND);
     assert_eq!(story.task.state, State::Leased);
@@ -215,7 +216,7 @@ fn a_started_task_is_given_up_after_300_s() {
     assert_eq!(story.task.state, State::Started);
     story.passes(SECOND);
     assert_eq!(story.task.state, State::Submitted);
-    // The executor comes late.
+    // The executor accepts too late.
     let late = holder("x");
     let event = Event::Accept {
         grant,
@@ -233,7 +234,7 @@ fn a_started_task_is_given_up_after_300_s() {
 }
 
 #[test]
-fn the_pauses_grow_and_after_five_attempts_all_reasons_are_told() {
+fn pauses_grow_and_five_failed_attempts_end_the_task_with_all_reasons() {
     let mut story = Story::new();
     let mut pauses = Vec::new();
     for attempt in 1..=5 {
@@ -311,15 +312,18 @@ fn a_task_that_an_agent_refuses_is_over_at_once() {
 }
 
 #[test]
-fn silence_makes_an_orphan_and_then_a_loss_and_a_beat_undoes_the_first() {
+fn silence_orphans_a_task_then_loses_it_and_a_heartbeat_recovers_an_orphan() {
     let mut story = Story::running();
     story.passes(89 * SECOND);
     assert_eq!(story.task.state, State::Running);
     story.passes(SECOND);
     assert_eq!(story.task.state, State::Orphaned);
     story.passes(300 * SECOND);
-    let (grant, beat) = (story.grant(), beat("x"));
-    let event = Event::Beat { grant, beat: &beat };
+    let (grant, heartbeat) = (story.grant(), heartbeat("x"));
+    let event = Event::Heartbeat {
+        grant,
+        heartbeat: &heartbeat,
+    };
     let record = story.happens(event).unwrap().record.unwrap();
     assert_eq!(record.note, "heard again after 390 s");
     assert_eq!(story.task.state, State::Running);
@@ -334,7 +338,7 @@ fn silence_makes_an_orphan_and_then_a_loss_and_a_beat_undoes_the_first() {
 }
 
 #[test]
-fn one_holder_is_granted_the_task_and_it_again() {
+fn only_one_holder_can_accept_a_task_and_it_may_repeat() {
     let mut story = Story::running();
     let grant = story.grant();
     let (same, other) = (holder("x"), holder("y"));
@@ -349,8 +353,11 @@ fn one_holder_is_granted_the_task_and_it_again() {
         holder: &other,
     };
     assert_eq!(story.happens(event).unwrap_err(), Refusal::LeaseSuperseded);
-    let beat = beat("y");
-    let event = Event::Beat { grant, beat: &beat };
+    let heartbeat = heartbeat("y");
+    let event = Event::Heartbeat {
+        grant,
+        heartbeat: &heartbeat,
+    };
     assert_eq!(story.happens(event).unwrap_err(), Refusal::LeaseSuperseded);
     let decline = declined(DeclineReason::Failed);
     let event = Event::Decline {
@@ -361,24 +368,29 @@ fn one_holder_is_granted_the_task_and_it_again() {
 }
 
 #[test]
-fn a_beat_tells_a_restored_store_that_the_task_is_accepted() {
+fn a_heartbeat_restores_an_acceptance_that_a_backup_lacks() {
     let running = Story::running();
-    let (grant, beat) = (running.grant(), beat("x"));
-    // Backups from before the lease, and from before the task was accepted.
+    let (grant, heartbeat) = (running.grant(), heartbeat("x"));
+    // Two backups: from before the lease, and from before the task was accepted.
     let mut before_lease = Story::new();
     before_lease.task.id = running.task.id;
     let mut before_accept = Story::leased();
     before_accept.task.lease = running.task.lease;
     before_accept.task.id = running.task.id;
-    // The platform said that it runs.
+    // The platform reported that the step runs.
     let mut adopted = Story::new();
     adopted.task.id = running.task.id;
-    adopted.happens(Event::Found(Found::Running)).unwrap();
-    // It was given to another.
+    adopted
+        .happens(Event::PlatformState(PlatformState::Running))
+        .unwrap();
+    // The task was leased again.
     let mut given_away = Story::leased();
     given_away.task.id = running.task.id;
     for mut story in [before_lease, before_accept, adopted, given_away] {
-        let event = Event::Beat { grant, beat: &beat };
+        let event = Event::Heartbeat {
+            grant,
+            heartbeat: &heartbeat,
+        };
         let transition = story.happens(event).unwrap();
         assert!(transition.drops_payload);
         assert_eq!(story.task.state, State::Running);
@@ -388,10 +400,12 @@ fn a_beat_tells_a_restored_store_that_the_task_is_accepted() {
 }
 
 #[test]
-fn nobody_accepts_what_the_platform_says_runs() {
+fn a_task_that_runs_at_the_platform_cannot_be_accepted() {
     let mut story = Story::leased();
     story.decline(DeclineReason::Draining);
-    story.happens(Event::Found(Found::Running)).unwrap();
+    story
+        .happens(Event::PlatformState(PlatformState::Running))
+        .unwrap();
     let (grant, holder) = (story.grant(), holder("y"));
     let event = Event::Accept {
         grant,
@@ -401,7 +415,7 @@ fn nobody_accepts_what_the_platform_says_runs() {
 }
 
 #[test]
-fn a_cancelled_task_is_not_accepted_and_not_given_out_again() {
+fn a_cancelled_task_is_neither_accepted_nor_leased_again() {
     let mut story = Story::leased();
     let (grant, holder) = (story.grant(), holder("x"));
     let transition = story.happens(Event::Cancel).unwrap();
@@ -447,7 +461,7 @@ fn a_cancelled_task_that_waits_is_over_at_once() {
 #[case::running(Story::running(), Ending::Completed, false, Ok(State::Completed))]
 #[case::running(Story::running(), Ending::Cancelled, false, Ok(State::Cancelled))]
 #[case::running(Story::running(), Ending::Failed, true, Ok(State::Failed))]
-fn ends_are_allowed_by_state(
+fn the_state_decides_which_ends_are_allowed(
     #[case] mut story: Story,
     #[case] ending: Ending,
     #[case] cancelled: bool,
@@ -477,7 +491,7 @@ fn the_first_end_counts_and_may_be_repeated() {
     assert!(!again.changed);
     let other = story.happens(event(Ending::Completed, &ended)).unwrap_err();
     assert_eq!(other, Refusal::TaskAlreadyTerminal);
-    // The executor has reported to the platform, but the agent reached the hub first.
+    // The executor has reported to the platform, but the agent's request reached the hub first.
     let reported = End {
         reported: true,
         ..ended.clone()
@@ -487,7 +501,7 @@ fn the_first_end_counts_and_may_be_repeated() {
 }
 
 #[test]
-fn what_waits_too_long_expires_with_the_last_reason() {
+fn a_task_that_waits_too_long_expires_with_the_last_reason() {
     let mut story = Story::leased();
     story.decline(DeclineReason::Quota);
     story.passes(3599 * SECOND);
@@ -502,15 +516,17 @@ fn what_waits_too_long_expires_with_the_last_reason() {
 }
 
 #[test]
-fn what_the_platform_does_not_want_is_not_reported() {
+fn a_task_that_the_platform_does_not_want_is_not_reported() {
     let mut story = Story::new();
-    story.happens(Event::Found(Found::Over)).unwrap();
+    story
+        .happens(Event::PlatformState(PlatformState::Over))
+        .unwrap();
     assert_eq!(story.end_reason(), Some(EndReason::Superseded));
     assert!(!story.task.is_unreported());
 }
 
 #[test]
-fn an_executor_that_accepts_nothing_has_accepted_the_task_when_it_exists() {
+fn a_task_of_a_stock_executor_runs_when_the_executor_exists() {
     let mut story = Story::leased();
     story.task.stock = true;
     let grant = story.grant();

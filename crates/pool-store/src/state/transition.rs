@@ -1,4 +1,4 @@
-//! What each event does.
+//! Applies events to tasks.
 
 use pool_protocol::id::InstanceId;
 use pool_protocol::lease::{Acceptance, Decline, DeclineReason, End, Holder};
@@ -8,70 +8,70 @@ use super::event::Event;
 use super::task::{EndReason, State, Task, TaskEnd};
 use crate::clock::{Millis, between, millis};
 use crate::error::Refusal;
-use crate::model::{Ending, Found};
+use crate::model::{Ending, PlatformState};
 use crate::rules::Rules;
 use crate::text::{DIAGNOSTIC, NOTE, cut};
 
-/// The pause after a lease that an agent without room has handed back, unless it names one.
+/// The pause after an agent without capacity has declined a lease, unless the agent requests another one.
 const NO_ROOM: Millis = 10_000;
 /// The shortest pause after a lease that was handed back like the one before it, and neither counts.
 const REPEATED: Millis = 5_000;
 /// The longest pause an agent may ask for.
 const LONGEST_PAUSE: Millis = 300_000;
 
-/// What is to be written and done after an event.
+/// The result of an event: what the store writes.
 #[derive(Clone, Debug)]
 pub struct Transition {
     pub task: Task,
-    /// Whether the task is to be written.
+    /// Whether the task must be written.
     pub changed: bool,
-    /// What people see of it.
+    /// The entry in the history, if there is one.
     pub record: Option<Record>,
-    /// The payload is not needed any more.
+    /// Whether the payload is no longer needed.
     pub drops_payload: bool,
-    /// What it says of an instance.
+    /// What the event shows about the instance of the lease.
     pub instance: Option<(InstanceId, LeaseOutcome)>,
 }
 
 /// An entry in the history of a task.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Record {
-    /// Who did it.
+    /// The platform, the hub, an agent or an executor.
     pub actor: String,
     pub note: String,
 }
 
-/// What a lease says of the instance that had it.
+/// Whether the instance of a lease works.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LeaseOutcome {
     /// An executor exists.
     Started,
-    /// It failed.
+    /// The lease failed.
     Failed,
 }
 
-/// Decides what an event does to a task.
+/// Applies an event to a task.
 ///
 /// # Errors
-/// If the event is not allowed in the state of the task. Then nothing is to be written.
+/// If the state of the task does not allow the event. Then nothing must be written.
 pub fn apply(
     task: &Task,
     event: Event<'_>,
     now: Millis,
     rules: &Rules,
 ) -> Result<Transition, Refusal> {
-    let step = Step { task, now, rules };
+    let builder = TransitionBuilder { task, now, rules };
     match event {
-        Event::Found(found) => Ok(step.found(found)),
-        Event::Cancel => Ok(step.cancel()),
-        Event::Reported => Ok(step.reported()),
+        Event::PlatformState(state) => Ok(builder.platform_state(state)),
+        Event::Cancel => Ok(builder.cancel()),
+        Event::Reported => Ok(builder.reported()),
         Event::Lease {
             lease,
             instance,
             agent,
         } => {
             if task.state != State::Available || task.not_before > now {
-                return Ok(step.nothing());
+                return Ok(builder.unchanged());
             }
             let mut next = task.clone();
             next.state = State::Leased;
@@ -82,28 +82,28 @@ pub fn apply(
             next.executor = None;
             next.leased_at = now;
             next.heard_at = now;
-            Ok(step.to(next, format!("agent {agent}"), String::new()))
+            Ok(builder.with_record(next, format!("agent {agent}"), String::new()))
         }
-        Event::Named { instance } => Ok(step.named(instance)),
-        Event::Started { grant, executor } => step.started(grant, executor),
-        Event::Decline { grant, decline } => step.decline(grant, decline),
-        Event::Accept { grant, holder } => step.accept(grant, holder),
-        Event::Beat { grant, beat } => step.beat(grant, beat),
-        Event::End { grant, ending, end } => step.end(grant, ending, end),
-        Event::TimeOut => Ok(step.time_out()),
+        Event::Renewed { instance } => Ok(builder.renewed(instance)),
+        Event::Started { grant, executor } => builder.started(grant, executor),
+        Event::Decline { grant, decline } => builder.decline(grant, decline),
+        Event::Accept { grant, holder } => builder.accept(grant, holder),
+        Event::Heartbeat { grant, heartbeat } => builder.heartbeat(grant, heartbeat),
+        Event::End { grant, ending, end } => builder.end(grant, ending, end),
+        Event::TimeOut => Ok(builder.time_out()),
     }
 }
 
-/// One event on its way.
+/// Builds the transition for one event.
 #[derive(Clone, Copy)]
-struct Step<'a> {
+struct TransitionBuilder<'a> {
     task: &'a Task,
     now: Millis,
     rules: &'a Rules,
 }
 
-impl Step<'_> {
-    fn nothing(self) -> Transition {
+impl TransitionBuilder<'_> {
+    fn unchanged(self) -> Transition {
         Transition {
             task: self.task.clone(),
             changed: false,
@@ -113,16 +113,16 @@ impl Step<'_> {
         }
     }
 
-    /// Written, and no news for people.
-    fn quietly(self, task: Task) -> Transition {
+    /// Writes the task without an entry in the history.
+    fn without_record(self, task: Task) -> Transition {
         Transition {
             task,
             changed: true,
-            ..self.nothing()
+            ..self.unchanged()
         }
     }
 
-    fn to(self, task: Task, actor: String, note: String) -> Transition {
+    fn with_record(self, task: Task, actor: String, note: String) -> Transition {
         let drops_payload = task.state.is_over() || task.state.is_accepted();
         Transition {
             drops_payload,
@@ -130,7 +130,7 @@ impl Step<'_> {
                 actor: cut(actor, NOTE),
                 note: cut(note, NOTE),
             }),
-            ..self.quietly(task)
+            ..self.without_record(task)
         }
     }
 
@@ -148,7 +148,7 @@ impl Step<'_> {
         }
     }
 
-    /// It is over, for a reason that the hub found.
+    /// Ends the task for a reason that the hub found.
     fn over(self, reason: EndReason, actor: &str, diagnostic: String) -> Transition {
         let mut next = self.task.clone();
         next.state = match reason {
@@ -165,36 +165,36 @@ impl Step<'_> {
             at: self.now,
             reported: reason == EndReason::Superseded,
         });
-        self.to(next, actor.to_owned(), format!("{}: {note}", reason.name()))
+        self.with_record(next, actor.to_owned(), format!("{}: {note}", reason.name()))
     }
 
-    fn found(self, found: Found) -> Transition {
+    fn platform_state(self, state: PlatformState) -> Transition {
         if self.task.state != State::Submitted {
-            return self.nothing();
+            return self.unchanged();
         }
         let mut next = self.task.clone();
-        let note = match found {
-            Found::Waiting => {
+        let note = match state {
+            PlatformState::Waiting => {
                 next.state = State::Available;
                 String::new()
             }
-            Found::Running => {
+            PlatformState::Running => {
                 next.state = State::Running;
                 next.heard_at = self.now;
                 next.holder = None;
                 "the platform says that it runs".to_owned()
             }
-            Found::Over => {
+            PlatformState::Over => {
                 let note = "the platform does not want it any more".to_owned();
                 return self.over(EndReason::Superseded, "platform", note);
             }
         };
-        self.to(next, "platform".to_owned(), note)
+        self.with_record(next, "platform".to_owned(), note)
     }
 
     fn cancel(self) -> Transition {
         if self.task.cancel_requested || self.task.state.is_over() {
-            return self.nothing();
+            return self.unchanged();
         }
         if !self.task.state.is_active() {
             let note = "cancelled before an agent had it".to_owned();
@@ -202,43 +202,43 @@ impl Step<'_> {
         }
         let mut next = self.task.clone();
         next.cancel_requested = true;
-        self.to(next, "platform".to_owned(), "cancel requested".to_owned())
+        self.with_record(next, "platform".to_owned(), "cancel requested".to_owned())
     }
 
     fn reported(self) -> Transition {
         if !self.task.is_unreported() {
-            return self.nothing();
+            return self.unchanged();
         }
         let mut next = self.task.clone();
         if let Some(end) = &mut next.end {
             end.reported = true;
         }
         let note = "the platform has the outcome".to_owned();
-        self.to(next, "hub".to_owned(), note)
+        self.with_record(next, "hub".to_owned(), note)
     }
 
-    fn named(self, instance: InstanceId) -> Transition {
+    fn renewed(self, instance: InstanceId) -> Transition {
         if !self.task.state.is_active() {
-            return self.nothing();
+            return self.unchanged();
         }
         let mut next = self.task.clone();
         next.instance = Some(instance);
         next.heard_at = self.now;
         if next.state == State::Orphaned {
             next.state = State::Running;
-            return self.to(next, self.agent(), "the agent follows it".to_owned());
+            return self.with_record(next, self.agent(), "the agent follows it".to_owned());
         }
-        self.quietly(next)
+        self.without_record(next)
     }
 
-    /// Refuses all but the current lease.
-    fn current(self, grant: JobGrant) -> Result<(), Refusal> {
+    /// Refuses every lease except the current one.
+    fn require_current(self, grant: JobGrant) -> Result<(), Refusal> {
         let task = self.task;
         if task.state.is_over() {
             return Err(Refusal::TaskAlreadyTerminal);
         }
         if grant.fencing_token > task.fencing_token {
-            // The store was restored: it knows nothing of this lease.
+            // The store was restored from a backup and does not know this lease.
             return Err(Refusal::LeaseExpired);
         }
         if task.grant() != Some(grant) {
@@ -252,16 +252,16 @@ impl Step<'_> {
     }
 
     fn started(self, grant: JobGrant, executor: &str) -> Result<Transition, Refusal> {
-        self.current(grant)?;
+        self.require_current(grant)?;
         let executor = Some(cut(executor.to_owned(), NOTE));
         if self.task.executor == executor && self.task.state != State::Leased {
-            return Ok(self.nothing());
+            return Ok(self.unchanged());
         }
         let mut next = self.task.clone();
         next.executor = executor;
         next.heard_at = self.now;
         if self.task.state != State::Leased {
-            return Ok(self.quietly(next));
+            return Ok(self.without_record(next));
         }
         next.state = if self.task.stock {
             State::Running
@@ -269,16 +269,19 @@ impl Step<'_> {
             State::Started
         };
         let note = next.executor.clone().unwrap_or_default();
-        Ok(self.with_outcome(self.to(next, self.agent(), note), LeaseOutcome::Started))
+        Ok(self.with_outcome(
+            self.with_record(next, self.agent(), note),
+            LeaseOutcome::Started,
+        ))
     }
 
     fn decline(self, grant: JobGrant, decline: &Decline) -> Result<Transition, Refusal> {
-        match self.current(grant) {
-            // It is back already: this is a repetition, or the lease expired.
+        match self.require_current(grant) {
+            // The task is back in the queue. The request was repeated, or the lease had expired.
             Err(Refusal::LeaseExpired) if self.task.grant() == Some(grant) => {
-                return Ok(self.nothing());
+                return Ok(self.unchanged());
             }
-            current => current?,
+            result => result?,
         }
         if self.task.state.is_accepted() {
             return Err(Refusal::LeaseAccepted);
@@ -312,21 +315,21 @@ impl Step<'_> {
             _ => requested.unwrap_or_default(),
         };
         let pause = pause.clamp(shortest, LONGEST_PAUSE);
-        let step = Step {
+        let builder = TransitionBuilder {
             task: &task,
             ..self
         };
         let counts = decline.reason.counts();
-        let back = step.back(&self.agent(), reason, counts, pause);
+        let requeued = builder.requeue(&self.agent(), reason, counts, pause);
         Ok(if counts {
-            self.with_outcome(back, LeaseOutcome::Failed)
+            self.with_outcome(requeued, LeaseOutcome::Failed)
         } else {
-            back
+            requeued
         })
     }
 
-    /// A lease failed.
-    fn back(self, actor: &str, reason: String, counts: bool, pause: Millis) -> Transition {
+    /// Ends a lease, and returns the task to the queue.
+    fn requeue(self, actor: &str, reason: String, counts: bool, pause: Millis) -> Transition {
         if self.task.cancel_requested {
             let note = format!("cancelled before an executor accepted it. {reason}");
             return self.over(EndReason::Cancelled, actor, note);
@@ -353,18 +356,18 @@ impl Step<'_> {
                 next.attempts,
                 tries.join("\n")
             );
-            let step = Step {
+            let builder = TransitionBuilder {
                 task: &next,
                 ..self
             };
-            return step.over(EndReason::Poison, actor, diagnostic);
+            return builder.over(EndReason::Poison, actor, diagnostic);
         }
         next.not_before = self.now.saturating_add(pause);
-        self.to(next, actor.to_owned(), reason)
+        self.with_record(next, actor.to_owned(), reason)
     }
 
     fn accept(self, grant: JobGrant, holder: &Holder) -> Result<Transition, Refusal> {
-        self.current(grant)?;
+        self.require_current(grant)?;
         if self.task.state.is_accepted() {
             let same = |known: &Holder| known.uid == holder.uid;
             return if self.task.holder.as_ref().is_some_and(same) {
@@ -397,10 +400,13 @@ impl Step<'_> {
         next.phase = phase.map(|phase| cut(phase.to_owned(), NOTE));
         next.heard_at = self.now;
         let actor = format!("executor {}", holder.name);
-        self.with_outcome(self.to(next, actor, note.to_owned()), LeaseOutcome::Started)
+        self.with_outcome(
+            self.with_record(next, actor, note.to_owned()),
+            LeaseOutcome::Started,
+        )
     }
 
-    /// The holder lives.
+    /// Records a heartbeat of the holder.
     fn heard(self, phase: Option<&str>) -> Transition {
         let mut next = self.task.clone();
         next.heard_at = self.now;
@@ -411,12 +417,12 @@ impl Step<'_> {
             next.state = State::Running;
             let silent = between(self.task.heard_at, self.now).as_secs();
             let note = format!("heard again after {silent} s");
-            return self.to(next, "executor".to_owned(), note);
+            return self.with_record(next, "executor".to_owned(), note);
         }
-        self.quietly(next)
+        self.without_record(next)
     }
 
-    fn beat(self, grant: JobGrant, beat: &Acceptance) -> Result<Transition, Refusal> {
+    fn heartbeat(self, grant: JobGrant, heartbeat: &Acceptance) -> Result<Transition, Refusal> {
         let task = self.task;
         if task.state.is_over() {
             return Err(Refusal::TaskAlreadyTerminal);
@@ -426,18 +432,19 @@ impl Step<'_> {
         }
         match &task.holder {
             Some(holder) if task.state.is_accepted() => {
-                if holder.uid == beat.holder.uid {
-                    Ok(self.heard(beat.phase.as_deref()))
+                if holder.uid == heartbeat.holder.uid {
+                    Ok(self.heard(heartbeat.phase.as_deref()))
                 } else {
                     Err(Refusal::LeaseSuperseded)
                 }
             }
-            // Executors beat once their task is accepted. This one has it, and the store has forgotten that.
+            // Executors send heartbeats only after their task is accepted. So this executor has the task, and the store
+            // was restored from an older backup.
             _ => Ok(self.accepted(
                 grant,
-                &beat.holder,
+                &heartbeat.holder,
                 "it had accepted the task before",
-                beat.phase.as_deref(),
+                heartbeat.phase.as_deref(),
             )),
         }
     }
@@ -457,12 +464,12 @@ impl Step<'_> {
             return Ok(if end.reported {
                 self.reported()
             } else {
-                self.nothing()
+                self.unchanged()
             });
         }
-        self.current(grant)?;
+        self.require_current(grant)?;
         let allowed = match ending {
-            // What cannot be started is failed by the agent.
+            // The agent also fails tasks whose executor cannot be started.
             Ending::Failed => true,
             Ending::Completed => task.state.is_accepted(),
             Ending::Cancelled => task.state.is_accepted() || task.cancel_requested,
@@ -485,30 +492,30 @@ impl Step<'_> {
             Some(holder) => format!("executor {} or {}", holder.name, self.agent()),
             None => self.agent(),
         };
-        Ok(self.to(next, actor, end.diagnostic.clone()))
+        Ok(self.with_record(next, actor, end.diagnostic.clone()))
     }
 
     fn time_out(self) -> Transition {
         let task = self.task;
         if task.state.is_over() || task.deadline(self.rules) > self.now {
-            return self.nothing();
+            return self.unchanged();
         }
         let silent = between(task.heard_at, self.now).as_secs();
         match task.state {
             State::Leased | State::Started => {
-                let reason = format!("no word from {} for {silent} s", self.agent());
-                let back = self.back("hub", reason, true, 0);
-                self.with_outcome(back, LeaseOutcome::Failed)
+                let reason = format!("no heartbeat from {} for {silent} s", self.agent());
+                let requeued = self.requeue("hub", reason, true, 0);
+                self.with_outcome(requeued, LeaseOutcome::Failed)
             }
             State::Running => {
                 let mut next = task.clone();
                 next.state = State::Orphaned;
-                let note = format!("no word from {} for {silent} s", self.agent());
-                self.to(next, "hub".to_owned(), note)
+                let note = format!("no heartbeat from {} for {silent} s", self.agent());
+                self.with_record(next, "hub".to_owned(), note)
             }
             State::Orphaned => {
                 let diagnostic = format!(
-                    "no word from the executor or {} for {silent} s. It may have changed the infrastructure, and may hold the lock of the state",
+                    "no heartbeat from the executor or {} for {silent} s. It may have changed the infrastructure, and may hold the lock of the state",
                     self.agent()
                 );
                 self.over(EndReason::Lost, "hub", diagnostic)

@@ -43,7 +43,7 @@ impl Choice {
     /// Looks at the pool. Until the transaction ends, other transactions wait that would choose too.
     pub(super) async fn begin(tx: &mut Tx, pool: &PoolName) -> Result<Self, Error> {
         // Two that choose at the same time would choose the same task, or the same organization.
-        tx.alone(&format!("lease {pool}")).await?;
+        tx.lock(&format!("lease {pool}")).await?;
         let rows = tx.rows(ORGANIZATIONS, &[Value::text(pool)]).await?;
         let line = |row: &crate::db::Row| {
             Ok(Line {

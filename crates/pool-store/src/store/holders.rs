@@ -1,4 +1,4 @@
-//! What the holder of a lease says: its agent, and its executor.
+//! Operations of the agent and the executor that have a lease.
 
 use pool_protocol::lease::{Acceptance, Decline, End, Holder};
 use pool_protocol::task::TaskState;
@@ -12,35 +12,40 @@ use crate::state::{Event, Task};
 use crate::text::identifier;
 
 impl Store {
-    /// An executor exists. `executor` names the Job or the process, for people.
+    /// Records that an executor exists. `executor` names the Job or the process, for people.
     pub async fn started(&self, grant: JobGrant, executor: &str) -> Result<LeaseStatus, Error> {
         let event = Event::Started { grant, executor };
-        self.hold(grant, event).await
+        self.change_lease(grant, event).await
     }
 
-    /// The agent hands the task back.
+    /// Returns a task to the queue, because its agent declines it.
     pub async fn decline(&self, grant: JobGrant, decline: &Decline) -> Result<TaskState, Error> {
         let event = Event::Decline { grant, decline };
         let (task, _) = self.change(grant.task, event).await?;
-        Ok(task.state.on_the_wire())
+        Ok(task.state.protocol_state())
     }
 
-    /// An executor takes the task: the claim. It is granted to one holder, and to it again. Deletes the payload.
+    /// Accepts a task for an executor: the claim. Only one holder can accept it, and may repeat the request. Deletes
+    /// the payload.
     pub async fn accept(&self, grant: JobGrant, holder: &Holder) -> Result<LeaseStatus, Error> {
         identifier("the holder's UID", &holder.uid)?;
         let event = Event::Accept { grant, holder };
-        self.hold(grant, event).await
+        self.change_lease(grant, event).await
     }
 
-    /// An executor that has accepted the task lives. If the store has forgotten that, because it was restored from a
-    /// backup, it knows it again. After such a restore an end is refused as not accepted or expired until there was a beat.
-    pub async fn beat(&self, grant: JobGrant, beat: &Acceptance) -> Result<LeaseStatus, Error> {
-        identifier("the holder's UID", &beat.holder.uid)?;
-        let event = Event::Beat { grant, beat };
-        self.hold(grant, event).await
+    /// Records a heartbeat of the executor that has accepted the task. If the store was restored from an older backup,
+    /// this restores the acceptance. Until then, the store refuses the end of the task as not accepted or expired.
+    pub async fn lease_heartbeat(
+        &self,
+        grant: JobGrant,
+        heartbeat: &Acceptance,
+    ) -> Result<LeaseStatus, Error> {
+        identifier("the holder's UID", &heartbeat.holder.uid)?;
+        let event = Event::Heartbeat { grant, heartbeat };
+        self.change_lease(grant, event).await
     }
 
-    /// The task has ended. There is one result: the first one counts.
+    /// Ends the task. If it has already ended, the first result counts.
     pub async fn end(
         &self,
         grant: JobGrant,
@@ -56,10 +61,10 @@ impl Store {
         }
         let event = Event::End { grant, ending, end };
         let (task, _) = self.change(grant.task, event).await?;
-        Ok(task.state.on_the_wire())
+        Ok(task.state.protocol_state())
     }
 
-    async fn hold(&self, grant: JobGrant, event: Event<'_>) -> Result<LeaseStatus, Error> {
+    async fn change_lease(&self, grant: JobGrant, event: Event<'_>) -> Result<LeaseStatus, Error> {
         let (task, now) = self.change(grant.task, event).await?;
         Ok(self.status(&task, grant, now))
     }
@@ -67,7 +72,7 @@ impl Store {
     fn status(&self, task: &Task, grant: JobGrant, now: Millis) -> LeaseStatus {
         LeaseStatus {
             grant,
-            state: task.state.on_the_wire(),
+            state: task.state.protocol_state(),
             expires_in: between(now, task.deadline(&self.rules)),
             cancel_requested: task.cancel_requested,
         }

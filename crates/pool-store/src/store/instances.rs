@@ -1,4 +1,4 @@
-//! Instances of agents: registration, heartbeats, and the leases they name.
+//! Operations of instances: registration, heartbeats and removal.
 
 use std::collections::HashMap;
 
@@ -9,7 +9,7 @@ use pool_protocol::instance::{
 
 use super::Store;
 use super::rows::read;
-use super::tasks::{HELD, agent_of};
+use super::tasks::{MAX_LEASES, agent_of};
 use crate::clock::millis;
 use crate::db::{Tx, Value};
 use crate::error::{Error, Refusal};
@@ -18,12 +18,12 @@ use crate::state::{Event, Task, apply};
 use crate::text::{identifier, limited};
 use crate::view::PAGE;
 
-/// The most instances of a pool, with those that are offline and still listed.
+/// The largest number of instances of a pool, including offline ones that are still listed.
 const INSTANCES: i64 = 1000;
-/// The most tags of an instance.
+/// The largest number of tags of an instance.
 const TAGS: usize = 32;
 
-const TAKEN: &str = "\
+const NAME_IN_USE: &str = "\
     SELECT installation FROM instances \
     WHERE pool = $1 AND agent = $2 AND installation <> $3 AND seen_at > $4 LIMIT 1";
 const ACTIVE: &str = "\
@@ -52,8 +52,8 @@ impl Store {
     ) -> Result<RegisteredInstance, Error> {
         check(registration)?;
         let mut tx = self.begin().await?;
-        tx.alone(&format!("register {pool}")).await?;
-        if let Err(refusal) = self.make_room(&mut tx, pool, registration).await? {
+        tx.lock(&format!("register {pool}")).await?;
+        if let Err(refusal) = self.reserve_name(&mut tx, pool, registration).await? {
             tx.rollback().await?;
             return Err(refusal.into());
         }
@@ -66,7 +66,7 @@ impl Store {
         let known = tx.row(sql, &key).await?;
         let instance = known.map_or_else(|| Ok(InstanceId::new()), |row| row.parsed("id"))?;
         let stale = self
-            .name(
+            .renew_leases(
                 &mut tx,
                 pool,
                 &registration.name,
@@ -98,14 +98,14 @@ impl Store {
         Ok(RegisteredInstance { instance, stale })
     }
 
-    /// An instance lives. Its leases that it names are renewed.
+    /// Records a heartbeat of an instance, and renews the leases that it names.
     pub async fn heartbeat(
         &self,
         pool: &PoolName,
         instance: InstanceId,
         heartbeat: &InstanceHeartbeat,
     ) -> Result<Orders, Error> {
-        limited("`leases`", heartbeat.leases.len(), HELD)?;
+        limited("`leases`", heartbeat.leases.len(), MAX_LEASES)?;
         let mut tx = self.begin().await?;
         let agent = match agent_of(&mut tx, instance, pool).await? {
             Ok(agent) => agent,
@@ -115,7 +115,7 @@ impl Store {
             }
         };
         let stale = self
-            .name(&mut tx, pool, &agent, instance, &heartbeat.leases)
+            .renew_leases(&mut tx, pool, &agent, instance, &heartbeat.leases)
             .await?;
         let values = [Value::text(instance), Value::from(PAGE)];
         let mut signals = Vec::new();
@@ -126,7 +126,7 @@ impl Store {
                 signal: SignalKind::Cancel,
             });
         }
-        // Tasks before instances, as everywhere: otherwise two transactions could wait for each other.
+        // Every transaction changes tasks before instances. Another order could cause deadlocks.
         let sql = "UPDATE instances SET seen_at = $2, free = $3, draining = $4 WHERE id = $1";
         let values = [
             Value::text(instance),
@@ -139,13 +139,14 @@ impl Store {
         Ok(Orders { signals, stale })
     }
 
-    /// Removes an instance. Its leases stay: another instance of the agent gets or names them, or they expire.
+    /// Removes an instance. Its leases stay until another instance of the agent gets them or names them, or until they
+    /// expire.
     pub async fn remove(&self, pool: &PoolName, instance: InstanceId) -> Result<(), Error> {
         let mut tx = self.begin().await?;
         if let Err(refusal) = agent_of(&mut tx, instance, pool).await? {
             tx.rollback().await?;
             return match refusal {
-                // It was removed before.
+                // The request was repeated.
                 Refusal::InstanceUnknown => Ok(()),
                 refusal => Err(refusal.into()),
             };
@@ -155,8 +156,9 @@ impl Store {
         tx.commit().await
     }
 
-    /// Lets an instance have its name, unless another installation uses it.
-    async fn make_room(
+    /// Refuses a name that another installation uses online, and an instance beyond the limit. Removes offline
+    /// instances of other installations with this name.
+    async fn reserve_name(
         &self,
         tx: &mut Tx,
         pool: &PoolName,
@@ -170,7 +172,7 @@ impl Store {
         let online = Value::from(tx.now - millis(self.rules.offline_after));
         let mut values = name.to_vec();
         values.push(online);
-        if let Some(row) = tx.row(TAKEN, &values).await? {
+        if let Some(row) = tx.row(NAME_IN_USE, &values).await? {
             let installation = row.text("installation")?;
             return Ok(Err(Refusal::InstanceNameTaken { installation }));
         }
@@ -188,9 +190,9 @@ impl Store {
         })
     }
 
-    /// Renews the leases that an instance names, also those of earlier instances of its agent. Returns those that its agent
-    /// does not have any more.
-    async fn name(
+    /// Renews the leases that an instance names, including those of earlier instances of its agent. Returns the leases
+    /// that the agent no longer has.
+    async fn renew_leases(
         &self,
         tx: &mut Tx,
         pool: &PoolName,
@@ -208,7 +210,7 @@ impl Store {
             active.insert(task.id, task);
         }
         let mut held: Vec<_> = held.iter().collect();
-        // Two transactions that change several tasks do it in the same order.
+        // All transactions change tasks in the same order. Another order could cause deadlocks.
         held.sort_unstable_by_key(|held| held.task_id);
         let mut stale = Vec::new();
         for held in held {
@@ -221,11 +223,11 @@ impl Store {
             };
             match known.filter(is_its).filter(|task| task.state.is_active()) {
                 Some(task) => {
-                    let named = apply(&task, Event::Named { instance }, tx.now, &self.rules)?;
-                    tx.save(task.state, &named, &self.rules).await?;
+                    let renewed = apply(&task, Event::Renewed { instance }, tx.now, &self.rules)?;
+                    tx.save(task.state, &renewed, &self.rules).await?;
                 }
-                // An executor that has accepted its task learns from its own calls what became of it. It may have to save
-                // the state, and a store that was restored does not know it.
+                // An executor that has accepted its task gets the reason from its own requests. It may have to save the
+                // state, and a restored store may not know it.
                 None if held.phase == Phase::Running => {}
                 None => stale.push(held.lease_id),
             }
@@ -249,5 +251,5 @@ fn check(registration: &Registration) -> Result<(), Refusal> {
     for tag in &registration.tags {
         identifier("a tag", tag)?;
     }
-    limited("`leases`", registration.leases.len(), HELD)
+    limited("`leases`", registration.leases.len(), MAX_LEASES)
 }

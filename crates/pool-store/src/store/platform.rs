@@ -1,4 +1,4 @@
-//! Between the hub and the platform: what it orders, what it says of it, and what it must learn.
+//! Operations for the platform: submissions, confirmations, cancellations and reports.
 
 use pool_protocol::id::TaskId;
 use pool_protocol::task::TaskState;
@@ -8,21 +8,21 @@ use super::rows::{CHECK, read};
 use crate::clock::Millis;
 use crate::db::{Row, Tx, Value};
 use crate::error::{Error, Refusal};
-use crate::model::{Content, Found, Submission, Submitted};
+use crate::model::{Content, PlatformState, Submission, Submitted};
 use crate::state::{EndReason, Event, Record, State, Task, TaskEnd};
 use crate::text::{DIAGNOSTIC, cut, identifier};
 use crate::view::{PAGE, TaskView};
 
-/// The largest payload, in bytes. Sealing makes it a little longer than the job document may be.
+/// The largest payload, in bytes. A sealed document is a little longer than the job document.
 const PAYLOAD: usize = 9 << 20;
-/// The pauses between the first checks of a task that waits to be confirmed.
+/// The pauses between the first checks of an unconfirmed task.
 const CHECKS: [Millis; 3] = [200, 700, 2000];
-/// The pause after the first report, which is doubled up to the longest. A report takes its time.
+/// The pause after the first report. It doubles up to the longest pause, because a report can take a while.
 const REPORT: Millis = 30_000;
 const LONGEST_REPORT: Millis = 120_000;
 
 impl Store {
-    /// Stores a task. It waits to be confirmed. A refused one waits to be reported.
+    /// Stores a task. The hub must then confirm it at the platform, or report it if its content is refused.
     pub async fn submit(&self, submission: Submission) -> Result<Submitted, Error> {
         check(&submission)?;
         let mut tx = self.begin().await?;
@@ -38,10 +38,10 @@ impl Store {
                     tx.rollback().await?;
                     return Ok(Submitted::Duplicate(known.id));
                 }
-                tx.forget(known.id).await?;
+                tx.delete_task(known.id).await?;
             }
             if !tx.insert(&task, &self.rules).await? {
-                // Another hub is faster, each time.
+                // Other hubs stored the same step twice in the meantime.
                 return Err(sqlx::Error::RowNotFound.into());
             }
         }
@@ -49,7 +49,7 @@ impl Store {
         tx.record(id, None, task.state, &Record { actor, note })
             .await?;
         if let Content::Payload(payload) = submission.content {
-            tx.keep(id, payload).await?;
+            tx.insert_payload(id, payload).await?;
         }
         tx.commit().await?;
         Ok(Submitted::New(id))
@@ -73,21 +73,26 @@ impl Store {
         Ok(due)
     }
 
-    /// Applies the platform's answer about a task. Does nothing to a task that does not wait to be confirmed.
-    pub async fn found(&self, task: TaskId, found: Found) -> Result<TaskState, Error> {
-        let (task, _) = self.change(task, Event::Found(found)).await?;
-        Ok(task.state.on_the_wire())
+    /// Applies the state of a step on the platform. Does nothing to a task that is not unconfirmed.
+    pub async fn apply_platform_state(
+        &self,
+        task: TaskId,
+        state: PlatformState,
+    ) -> Result<TaskState, Error> {
+        let (task, _) = self.change(task, Event::PlatformState(state)).await?;
+        Ok(task.state.protocol_state())
     }
 
-    /// The platform has cancelled the task. If it is not leased it is over at once; otherwise its instance and executor get
-    /// a signal.
+    /// Records that the platform has cancelled the task. A task without a lease is over at once. Otherwise its instance
+    /// and executor get a signal.
     pub async fn request_cancel(&self, task: TaskId) -> Result<TaskState, Error> {
         let (task, _) = self.change(task, Event::Cancel).await?;
-        Ok(task.state.on_the_wire())
+        Ok(task.state.protocol_state())
     }
 
-    /// Tasks that are over and whose outcome the hub must report to the platform. A task is given again, after 30 s and
-    /// more, until [`Store::reported`]. The hub reads the step first: the platform may have the outcome.
+    /// Returns the tasks that are over and whose outcome the hub must report to the platform. The same task is due
+    /// again after 30 s or more, until [`Store::reported`]. The hub reads the step first, because the platform may
+    /// already have the outcome.
     pub async fn to_report(&self, limit: u32) -> Result<Vec<TaskView>, Error> {
         let sql = "SELECT * FROM tasks WHERE ask_at <= $1 AND state <> 'available' AND reported = 0 \
             AND end_reason IS NOT NULL ORDER BY ask_at LIMIT $2";
@@ -97,12 +102,12 @@ impl Store {
         .await
     }
 
-    /// The platform has the outcome of the task.
+    /// Records that the platform has the outcome of the task.
     pub async fn reported(&self, task: TaskId) -> Result<(), Error> {
         self.change(task, Event::Reported).await.map(drop)
     }
 
-    /// Tasks that are due now. Each is due again after a pause.
+    /// Returns the tasks that are due now. Each is due again after a pause.
     async fn due(
         &self,
         sql: &'static str,

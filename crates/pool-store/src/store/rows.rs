@@ -1,4 +1,4 @@
-//! Tasks as rows.
+//! Reads and writes tasks as rows.
 
 use pool_protocol::id::TaskId;
 use pool_protocol::lease::Holder;
@@ -27,20 +27,20 @@ const EVENT: &str = "\
     INSERT INTO events (task, seq, at, from_state, to_state, actor, note) \
     VALUES ($1, (SELECT coalesce(max(seq), 0) + 1 FROM events WHERE task = $1), $2, $3, $4, $5, $6)";
 
-/// When a new task is first checked. The platform may not have committed it yet.
+/// The delay before the first check of a new task. The platform may not have committed the step before.
 const FIRST_CHECK: Millis = 100;
 /// The pause between two checks of a task that waits or is leased.
 pub(super) const CHECK: Millis = 5000;
 
 impl Tx {
-    /// A task, locked until the transaction ends.
+    /// Returns a task, and locks it until the transaction ends.
     pub(super) async fn task(&mut self, task: TaskId) -> Result<Option<Task>, Error> {
         let sql = "SELECT * FROM tasks WHERE id = $1";
         let row = self.row_to_change(sql, &[Value::text(task)]).await?;
         row.as_ref().map(read).transpose()
     }
 
-    /// Writes a new task. Returns `false` if there is one of its job and step.
+    /// Writes a new task. Returns `false` if the job and step already have a task.
     pub(super) async fn insert(&mut self, task: &Task, rules: &Rules) -> Result<bool, Error> {
         let mut values = vec![
             Value::text(task.id),
@@ -54,11 +54,11 @@ impl Tx {
             Value::from(task.stock),
         ];
         values.extend(changing(task, rules)?);
-        values.push(Value::Int(first_ask(task, self.now)));
+        values.push(Value::Int(first_due(task, self.now)));
         Ok(self.execute(INSERT, &values).await? == 1)
     }
 
-    /// Writes what a transition has changed.
+    /// Writes the changes of a transition.
     pub(super) async fn save(
         &mut self,
         before: State,
@@ -71,9 +71,9 @@ impl Tx {
         let task = &transition.task;
         let mut values = vec![Value::text(task.id)];
         values.extend(changing(task, rules)?);
-        // In a new state, another check or report is due.
+        // An entry in the history means a new state, so checks and reports start again.
         values.push(Value::from(transition.record.is_some()));
-        values.push(Value::Int(first_ask(task, self.now)));
+        values.push(Value::Int(first_due(task, self.now)));
         self.execute(UPDATE, &values).await?;
         if let Some(record) = &transition.record {
             self.record(task.id, Some(before), task.state, record)
@@ -119,8 +119,12 @@ impl Tx {
         self.execute(EVENT, &values).await.map(drop)
     }
 
-    /// Keeps a payload.
-    pub(super) async fn keep(&mut self, task: TaskId, payload: Payload) -> Result<(), Error> {
+    /// Stores a payload.
+    pub(super) async fn insert_payload(
+        &mut self,
+        task: TaskId,
+        payload: Payload,
+    ) -> Result<(), Error> {
         let sql = "INSERT INTO payloads (task, key_id, data) VALUES ($1, $2, $3)";
         let values = [
             Value::text(task),
@@ -130,7 +134,7 @@ impl Tx {
         self.execute(sql, &values).await.map(drop)
     }
 
-    /// The payload of a task that was not accepted yet.
+    /// Returns the payload of a task that is not accepted yet.
     pub(super) async fn payload(&mut self, task: TaskId) -> Result<Payload, Error> {
         let sql = "SELECT key_id, data FROM payloads WHERE task = $1";
         let row = self.row(sql, &[Value::text(task)]).await?;
@@ -141,8 +145,8 @@ impl Tx {
         })
     }
 
-    /// Forgets a task.
-    pub(super) async fn forget(&mut self, task: TaskId) -> Result<(), Error> {
+    /// Deletes a task and its history.
+    pub(super) async fn delete_task(&mut self, task: TaskId) -> Result<(), Error> {
         let id = [Value::text(task)];
         self.execute("DELETE FROM events WHERE task = $1", &id)
             .await?;
@@ -151,8 +155,8 @@ impl Tx {
     }
 }
 
-/// When a task in this state is first due to be checked or reported.
-fn first_ask(task: &Task, now: Millis) -> Option<Millis> {
+/// Returns the time of the first check or report of a task in this state.
+fn first_due(task: &Task, now: Millis) -> Option<Millis> {
     match task.state {
         State::Submitted => Some(now + FIRST_CHECK),
         State::Available | State::Leased | State::Started if !task.cancel_requested => {
@@ -163,7 +167,7 @@ fn first_ask(task: &Task, now: Millis) -> Option<Millis> {
     }
 }
 
-/// The columns that change, in the order of the statements.
+/// Returns the values of the columns that change, in the order of the statements.
 fn changing(task: &Task, rules: &Rules) -> Result<[Value; 25], Error> {
     let end = task.end.as_ref();
     let reported = end.is_some_and(|end| end.reported);
@@ -200,13 +204,13 @@ fn changing(task: &Task, rules: &Rules) -> Result<[Value; 25], Error> {
     ])
 }
 
-/// The engines have no unsigned numbers.
+/// Returns a signed number. The engines have no unsigned numbers.
 fn signed(number: u64) -> Result<Value, Error> {
     let number = i64::try_from(number).map_err(|error| unreadable("number", error))?;
     Ok(Value::from(number))
 }
 
-/// A task from its row.
+/// Reads a task from its row.
 pub(super) fn read(row: &Row) -> Result<Task, Error> {
     let end = match row.maybe_text("end_reason")? {
         None => None,
@@ -260,7 +264,7 @@ pub(super) fn read(row: &Row) -> Result<Task, Error> {
     })
 }
 
-/// A list of texts, which is stored as JSON.
+/// Reads a list of texts that is stored as JSON.
 pub(super) fn texts(row: &Row, column: &str) -> Result<Vec<String>, Error> {
     serde_json::from_str(&row.text(column)?).map_err(|error| unreadable(column, error))
 }

@@ -1,4 +1,4 @@
-//! What time does, and what happens when no time was measured.
+//! Applies time limits, and starts them again after a gap without sweeps.
 
 use pool_protocol::id::PoolName;
 
@@ -10,15 +10,15 @@ use crate::error::{Error, OpenError};
 use crate::model::Swept;
 use crate::state::{Event, apply};
 
-/// How many tasks one sweep changes.
+/// The largest number of tasks that one sweep changes.
 const BATCH: i64 = 200;
-/// How often the store's time is written, at least.
+/// The longest pause between two writes of the store's time.
 const TICK: Millis = 5000;
-/// If it was not written for so long, no hub was there, or no hub could write.
-const GAP: Millis = 15_000;
+/// If the store's time was not written for so long, no hub was running, or no hub could write.
+const MAX_GAP: Millis = 15_000;
 
 const TIMED_OUT: &str = "SELECT * FROM tasks WHERE deadline <= $1 ORDER BY deadline LIMIT $2";
-/// Tasks whose pause is over since the last tick.
+/// Counts the tasks whose pause has ended since the last tick.
 const PAUSE_OVER: &str = "\
     SELECT pool, count(*) AS tasks FROM tasks \
     WHERE state = 'available' AND not_before > $1 AND not_before <= $2 GROUP BY pool";
@@ -30,36 +30,36 @@ const UNCONFIRMED_AGAIN: &str = "\
     FROM tasks t WHERE t.state = 'available'";
 const UNCONFIRMED: &str =
     "UPDATE tasks SET state = 'submitted', asks = 0, ask_at = $1 WHERE state = 'available'";
-const LATER: &str = "\
+const SHIFT_SUBMITTED: &str = "\
     UPDATE tasks SET submitted_at = submitted_at + $1, not_before = not_before + $1, deadline = deadline + $1 \
     WHERE state = 'submitted'";
-const HEARD_NOW: &str = "\
+const RENEW_ALL: &str = "\
     UPDATE tasks SET heard_at = $1, deadline = $1 + CASE state WHEN 'leased' THEN $2 WHEN 'started' THEN $3 \
     WHEN 'running' THEN $4 ELSE $5 END WHERE state IN ('leased', 'started', 'running', 'orphaned')";
-const ASK_NOW: &str = "UPDATE tasks SET ask_at = $1 WHERE ask_at IS NOT NULL";
-/// Instances that were online count as seen now. The others have not been offline for longer.
-const SEEN_NOW: &str =
+const CHECK_ALL_NOW: &str = "UPDATE tasks SET ask_at = $1 WHERE ask_at IS NOT NULL";
+/// Instances that were online count as seen now. The offline time of the others does not grow by the gap.
+const SHIFT_SEEN: &str =
     "UPDATE instances SET seen_at = CASE WHEN seen_at > $2 THEN $1 ELSE seen_at + $3 END";
 
 impl Store {
-    /// Ends what has timed out, and forgets what is old. Call it every second, and at once if there is more to do. With
-    /// PostgreSQL each hub calls it, and one of them does the work. After 15 s without a sweep all time limits begin anew:
-    /// agents and executors may have spoken while nothing could be stored.
+    /// Applies time limits to tasks, and deletes old tasks and instances. The hub calls it every second, and again at
+    /// once if `more` is set. With PostgreSQL, every hub calls it, and one of them does the work. After 15 s without a
+    /// sweep, all time limits start again, because requests of agents and executors may have failed in that time.
     pub async fn sweep(&self) -> Result<Swept, Error> {
         let mut tx = self.begin().await?;
         let mut swept = Swept::default();
-        if !tx.try_alone("sweep").await? {
+        if !tx.try_lock("sweep").await? {
             tx.rollback().await?;
             return Ok(swept);
         }
         let tick = last_tick(&mut tx).await?;
         let gap = tx.now - tick;
-        if gap.abs() > GAP {
+        if gap.abs() > MAX_GAP {
             self.rearm(&mut tx, tick).await?;
             tx.commit().await?;
             tracing::warn!(
                 milliseconds = gap,
-                "nothing was swept for a while: all time limits begin anew"
+                "there was no sweep for a while: all time limits start again"
             );
             swept.resumed = true;
             return Ok(swept);
@@ -78,7 +78,7 @@ impl Store {
         for row in &rows {
             let task = read(row)?;
             if task.state.is_over() {
-                tx.forget(task.id).await?;
+                tx.delete_task(task.id).await?;
                 continue;
             }
             let transition = apply(&task, Event::TimeOut, tx.now, &self.rules)?;
@@ -99,14 +99,14 @@ impl Store {
         Ok(swept)
     }
 
-    /// The store was just opened.
+    /// Starts the time limits again after the store was opened.
     pub(super) async fn resume(&self) -> Result<(), OpenError> {
         let resumed = async {
             let mut tx = self.begin().await?;
-            tx.alone("sweep").await?;
+            tx.lock("sweep").await?;
             let tick = last_tick(&mut tx).await?;
-            // With PostgreSQL another hub may be there, and have measured the time.
-            if self.database.is_shared() && (tx.now - tick).abs() <= GAP {
+            // With PostgreSQL, another hub may be running and have swept in the meantime.
+            if self.database.is_shared() && (tx.now - tick).abs() <= MAX_GAP {
                 unconfirm(&mut tx).await?;
             } else {
                 self.rearm(&mut tx, tick).await?;
@@ -124,13 +124,14 @@ impl Store {
         })
     }
 
-    /// All that was silent may have spoken while nothing listened: all time limits begin anew. The time that has passed
-    /// since the tick does not count.
+    /// Starts all time limits again. Agents and executors may have sent requests while no hub could store them. The
+    /// time since the last tick does not count.
     async fn rearm(&self, tx: &mut Tx, tick: Millis) -> Result<(), Error> {
         unconfirm(tx).await?;
         let now = Value::from(tx.now);
         let gap = Value::from(tx.now - tick);
-        tx.execute(LATER, std::slice::from_ref(&gap)).await?;
+        tx.execute(SHIFT_SUBMITTED, std::slice::from_ref(&gap))
+            .await?;
         let rules = &self.rules;
         let limits = [
             rules.lease,
@@ -140,15 +141,16 @@ impl Store {
         ];
         let mut values = vec![now.clone()];
         values.extend(limits.map(|limit| Value::from(millis(limit))));
-        tx.execute(HEARD_NOW, &values).await?;
-        tx.execute(ASK_NOW, std::slice::from_ref(&now)).await?;
+        tx.execute(RENEW_ALL, &values).await?;
+        tx.execute(CHECK_ALL_NOW, std::slice::from_ref(&now))
+            .await?;
         let online = Value::from(tick - millis(rules.offline_after));
-        tx.execute(SEEN_NOW, &[now, online, gap]).await?;
+        tx.execute(SHIFT_SEEN, &[now, online, gap]).await?;
         write_tick(tx).await
     }
 }
 
-/// All tasks that wait for an instance must be confirmed again, because the store may be a restored backup.
+/// Makes all available tasks unconfirmed, because the store may be a restored backup.
 async fn unconfirm(tx: &mut Tx) -> Result<(), Error> {
     tx.execute(UNCONFIRMED_AGAIN, &[Value::from(tx.wall)])
         .await?;

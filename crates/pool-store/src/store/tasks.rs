@@ -1,4 +1,4 @@
-//! Giving tasks to instances.
+//! Leases tasks to instances.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -17,29 +17,30 @@ use crate::state::{Event, State, Task, apply};
 use crate::text::limited;
 use crate::waiters::Woken;
 
-/// The most leases an instance may name at once.
-pub(super) const HELD: usize = 1000;
-/// The longest wait. Proxies cut connections after a minute.
-const WAIT: Duration = Duration::from_secs(55);
+/// The largest number of leases that an instance may name in one request.
+pub(super) const MAX_LEASES: usize = 1000;
+/// The longest wait. Proxies often close idle connections after a minute.
+const MAX_WAIT: Duration = Duration::from_secs(55);
 
 /// Leases that an instance may not know of, or whose instance of the same agent has gone.
-const GIVEN: &str = "\
+const UNDELIVERED: &str = "\
     SELECT * FROM tasks t WHERE t.pool = $1 AND t.agent = $2 AND t.state = 'leased' AND (t.instance = $3 \
     OR NOT EXISTS (SELECT 1 FROM instances i WHERE i.id = t.instance AND i.seen_at > $4)) ORDER BY t.id";
 
 impl Store {
-    /// Gives a task to an instance: one that it was given before and does not know of, or a new one. Waits for a task if
-    /// there is none, and returns `None` when the time is over. May be dropped at any time.
+    /// Leases a task to an instance. A lease that the instance already has and did not name is returned again. If no
+    /// task is available, waits for one. Returns `None` when the wait is over. The future may be dropped at any time.
     pub async fn lease(&self, request: &LeaseRequest) -> Result<Option<LeasedTask>, Error> {
-        limited("`holding`", request.holding.len(), HELD)?;
-        let until = Instant::now() + request.wait.min(WAIT);
+        limited("`holding`", request.holding.len(), MAX_LEASES)?;
+        let until = Instant::now() + request.wait.min(MAX_WAIT);
         let waiters = self.waiters();
         let mut woken: Option<Woken> = None;
         loop {
-            let queue = waiters.of(&request.pool);
+            let queue = waiters.queue(&request.pool);
             let next = queue.notified();
             tokio::pin!(next);
-            // What becomes available from here on is heard of. If this call does not need it, another one hears of it.
+            // From here on, this request is notified of new tasks. If it does not need the notification, it passes it
+            // to another request.
             next.as_mut().enable();
             let leased = self.lease_soon(request).await?;
             // Only a task that is given again leaves the new one to others.
@@ -93,7 +94,7 @@ impl Store {
         left: usize,
     ) -> Result<Option<LeasedTask>, Error> {
         let agent = agent_of(tx, request.instance, &request.pool).await??;
-        if let Some(task) = self.given(tx, request, &agent).await? {
+        if let Some(task) = self.redeliver(tx, request, &agent).await? {
             return self.leased(tx, task, true).await.map(Some);
         }
         let choice = match choice {
@@ -120,8 +121,8 @@ impl Store {
         Ok(None)
     }
 
-    /// A lease that the instance has and does not know of: the response was lost.
-    async fn given(
+    /// Returns a lease that the instance has and did not name, because its response was lost.
+    async fn redeliver(
         &self,
         tx: &mut Tx,
         request: &LeaseRequest,
@@ -137,13 +138,13 @@ impl Store {
             task.lease
                 .is_some_and(|lease| !request.holding.contains(&lease))
         };
-        for row in tx.rows_to_change(GIVEN, &values).await? {
+        for row in tx.rows_to_change(UNDELIVERED, &values).await? {
             let task = read(&row)?;
             if unknown(&task) {
                 let instance = request.instance;
-                let named = apply(&task, Event::Named { instance }, tx.now, &self.rules)?;
-                tx.save(task.state, &named, &self.rules).await?;
-                return Ok(Some(named.task));
+                let renewed = apply(&task, Event::Renewed { instance }, tx.now, &self.rules)?;
+                tx.save(task.state, &renewed, &self.rules).await?;
+                return Ok(Some(renewed.task));
             }
         }
         Ok(None)
@@ -175,7 +176,7 @@ impl Store {
     }
 }
 
-/// The name of an instance in a pool.
+/// Returns the agent of an instance. Refuses an instance of another pool.
 pub(super) async fn agent_of(
     tx: &mut Tx,
     instance: InstanceId,

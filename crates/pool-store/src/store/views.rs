@@ -1,4 +1,4 @@
-//! What people and metrics see.
+//! Queries for the status page and for metrics.
 
 use std::collections::BTreeMap;
 
@@ -11,7 +11,7 @@ use crate::db::{Row, Tx, Value, unreadable};
 use crate::error::Error;
 use crate::state::{State, Task};
 use crate::view::{
-    Condition, EndView, EventView, InstanceView, Listed, PAGE, Page, PoolView, TaskView, Wait,
+    Condition, EndView, EventView, InstanceView, PAGE, Page, PoolView, TaskFilter, TaskView, Wait,
 };
 
 /// An instance with so many failed leases in a row is degraded.
@@ -20,7 +20,7 @@ const DEGRADED: i64 = 3;
 const UNFINISHED: &str = "\
     SELECT pool, state, count(*) AS tasks, min(submitted_at) AS oldest FROM tasks WHERE reported = 0 \
     GROUP BY pool, state";
-const ROOM: &str = "\
+const CAPACITIES: &str = "\
     SELECT pool, \
     CAST(sum(CASE WHEN seen_at > $1 THEN 1 ELSE 0 END) AS BIGINT) AS online, \
     CAST(sum(CASE WHEN seen_at > $1 THEN 0 ELSE 1 END) AS BIGINT) AS offline, \
@@ -49,10 +49,10 @@ const AHEAD: &str = "\
 const EVENTS: &str = "SELECT * FROM events WHERE task = $1 ORDER BY seq LIMIT $2";
 
 impl Store {
-    /// All pools that have instances, or tasks that are not over and reported.
+    /// Returns all pools that have instances, or tasks that are not over or not reported.
     pub async fn pools(&self) -> Result<Vec<PoolView>, Error> {
         let mut tx = self.begin().await?;
-        let mut pools = self.rooms(&mut tx).await?;
+        let mut pools = self.capacities(&mut tx).await?;
         for row in tx.rows(UNFINISHED, &[]).await? {
             let pool: PoolName = row.parsed("pool")?;
             let view = pools.entry(pool.clone()).or_insert_with(|| empty(pool));
@@ -68,7 +68,7 @@ impl Store {
         Ok(pools.into_values().collect())
     }
 
-    /// Instances of a pool, or of all pools.
+    /// Returns the instances of a pool, or of all pools.
     pub async fn instances(
         &self,
         pool: Option<&PoolName>,
@@ -84,18 +84,18 @@ impl Store {
         Ok(views)
     }
 
-    /// Tasks of a pool, or of all pools, oldest first unless [`Listed::Latest`] are asked for.
+    /// Returns the tasks of a pool, or of all pools. The oldest is first, except with [`TaskFilter::Latest`].
     pub async fn tasks(
         &self,
         pool: Option<&PoolName>,
-        listed: Listed,
+        filter: TaskFilter,
         page: Page<TaskId>,
     ) -> Result<Vec<TaskView>, Error> {
-        let sql = match listed {
-            Listed::Open => OPEN,
-            Listed::Over => OVER,
-            Listed::Latest => LATEST,
-            Listed::All => TASKS,
+        let sql = match filter {
+            TaskFilter::Open => OPEN,
+            TaskFilter::Over => OVER,
+            TaskFilter::Latest => LATEST,
+            TaskFilter::All => TASKS,
         };
         let mut tx = self.begin().await?;
         let rows = tx.rows(sql, &paged(pool, page)).await?;
@@ -105,7 +105,7 @@ impl Store {
         Ok(views)
     }
 
-    /// One task.
+    /// Returns one task.
     pub async fn task(&self, task: TaskId) -> Result<Option<TaskView>, Error> {
         let mut tx = self.begin().await?;
         let sql = "SELECT * FROM tasks WHERE id = $1";
@@ -116,7 +116,7 @@ impl Store {
         Ok(views.into_iter().next())
     }
 
-    /// How many tasks of its pool wait in front of a task, if it waits.
+    /// Returns how many tasks of the pool are before a waiting task. `None` if the task does not wait.
     pub async fn position(&self, task: TaskId) -> Result<Option<u32>, Error> {
         let mut tx = self.begin().await?;
         let sql = "SELECT pool, submitted_at FROM tasks WHERE id = $1 AND state IN ('submitted', 'available')";
@@ -133,7 +133,7 @@ impl Store {
         Ok(ahead)
     }
 
-    /// What happened to a task, oldest first; the first [`PAGE`] events.
+    /// Returns the history of a task, oldest entry first, at most [`PAGE`] entries.
     pub async fn events(&self, task: TaskId) -> Result<Vec<EventView>, Error> {
         let mut tx = self.begin().await?;
         let rows = tx
@@ -143,23 +143,23 @@ impl Store {
         rows.iter().map(event_view).collect()
     }
 
-    /// Tasks as people see them.
+    /// Returns the views of tasks.
     pub(super) async fn views(&self, tx: &mut Tx, tasks: &[Task]) -> Result<Vec<TaskView>, Error> {
         let waits = |task: &Task| matches!(task.state, State::Submitted | State::Available);
-        let rooms = if tasks.iter().any(waits) {
-            self.rooms(tx).await?
+        let capacities = if tasks.iter().any(waits) {
+            self.capacities(tx).await?
         } else {
             BTreeMap::new()
         };
         let now = tx.now;
-        let view = |task: &Task| task_view(task, wait(task, rooms.get(&task.pool), now), now);
+        let view = |task: &Task| task_view(task, wait(task, capacities.get(&task.pool), now), now);
         Ok(tasks.iter().map(view).collect())
     }
 
-    async fn rooms(&self, tx: &mut Tx) -> Result<BTreeMap<PoolName, PoolView>, Error> {
+    async fn capacities(&self, tx: &mut Tx) -> Result<BTreeMap<PoolName, PoolView>, Error> {
         let online = Value::from(tx.now - millis(self.rules.offline_after));
         let mut pools = BTreeMap::new();
-        for row in tx.rows(ROOM, &[online]).await? {
+        for row in tx.rows(CAPACITIES, &[online]).await? {
             let pool: PoolName = row.parsed("pool")?;
             let view = PoolView {
                 online: row.count("online")?,
@@ -244,16 +244,16 @@ fn count_of(view: &mut PoolView, state: State) -> &mut u32 {
     }
 }
 
-fn wait(task: &Task, room: Option<&PoolView>, now: crate::Millis) -> Option<Wait> {
+fn wait(task: &Task, capacity: Option<&PoolView>, now: crate::Millis) -> Option<Wait> {
     if !matches!(task.state, State::Submitted | State::Available) {
         return None;
     }
-    Some(match room {
+    Some(match capacity {
         _ if task.not_before > now => Wait::Pause(between(now, task.not_before)),
         _ if task.state == State::Submitted => Wait::Unconfirmed,
         None => Wait::NoInstance,
-        Some(room) if room.online == 0 => Wait::NoInstance,
-        Some(room) if room.free == 0 => Wait::NoCapacity,
+        Some(capacity) if capacity.online == 0 => Wait::NoInstance,
+        Some(capacity) if capacity.free == 0 => Wait::NoCapacity,
         Some(_) => Wait::Turn,
     })
 }
@@ -272,7 +272,7 @@ fn task_view(task: &Task, wait: Option<Wait>, now: crate::Millis) -> TaskView {
         step: task.step.clone(),
         kind: task.kind.clone(),
         traceparent: task.traceparent.clone(),
-        state: task.state.on_the_wire(),
+        state: task.state.protocol_state(),
         wait,
         age: between(task.submitted_at, now),
         attempts: task.attempts,

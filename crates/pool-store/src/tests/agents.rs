@@ -1,4 +1,4 @@
-//! Instances: names, conditions, limits.
+//! Tests of instances: names, conditions and limits.
 
 use pool_protocol::id::{InstanceId, LeaseId, PoolName};
 use pool_protocol::instance::{InstanceState, Phase};
@@ -7,7 +7,7 @@ use pool_protocol::problem::Code;
 use rstest::rstest;
 
 use super::fixture::*;
-use crate::model::{Ending, Found};
+use crate::model::{Ending, PlatformState};
 use crate::view::{Condition, InstanceView, Page};
 
 async fn listed(fixture: &Fixture) -> Vec<InstanceView> {
@@ -17,7 +17,7 @@ async fn listed(fixture: &Fixture) -> Vec<InstanceView> {
 
 #[rstest]
 #[tokio::test]
-async fn an_instance_that_dies_is_offline_after_30_s_and_gone_later(
+async fn a_silent_instance_is_offline_after_30_s_and_removed_later(
     #[values(Engine::Sqlite, Engine::Postgres)] engine: Engine,
 ) {
     let Some(fixture) = Fixture::open(engine).await else {
@@ -59,10 +59,10 @@ async fn a_name_belongs_to_one_installation_until_it_is_offline(
     let refused = fixture.store.register(&pool(), &other).await.unwrap_err();
     assert_eq!(refused.code(), Code::InstanceNameTaken);
     assert!(refused.to_string().contains("cluster of one"), "{refused}");
-    // Another pool has names of its own.
+    // Another pool has its own names.
     let us: PoolName = "us".parse().unwrap();
     fixture.store.register(&us, &other).await.unwrap();
-    // It registers again, or beside itself.
+    // The same installation can register again, or a second instance.
     assert_eq!(fixture.agent("one").await, one);
     let mut replica = registration("one");
     replica.system_id = "one-2".to_owned();
@@ -75,7 +75,7 @@ async fn a_name_belongs_to_one_installation_until_it_is_offline(
 
 #[rstest]
 #[tokio::test]
-async fn an_instance_whose_leases_come_to_nothing_is_degraded(
+async fn an_instance_whose_leases_fail_is_degraded(
     #[values(Engine::Sqlite, Engine::Postgres)] engine: Engine,
 ) {
     let Some(fixture) = Fixture::open(engine).await else {
@@ -88,7 +88,11 @@ async fn an_instance_whose_leases_come_to_nothing_is_degraded(
         let leased = fixture.lease(one).await.unwrap();
         let decline = declined(DeclineReason::Failed, "the API server is away");
         fixture.store.decline(leased.grant, &decline).await.unwrap();
-        fixture.store.found(task, Found::Waiting).await.unwrap();
+        fixture
+            .store
+            .apply_platform_state(task, PlatformState::Waiting)
+            .await
+            .unwrap();
         for _ in 0..3 {
             fixture.pass(15).await;
             let beat = beats(vec![]);
@@ -104,7 +108,7 @@ async fn an_instance_whose_leases_come_to_nothing_is_degraded(
 
 #[rstest]
 #[tokio::test]
-async fn leases_without_an_executor_count_after_120_s(
+async fn leases_without_an_executor_count_as_failed_after_120_s(
     #[values(Engine::Sqlite, Engine::Postgres)] engine: Engine,
 ) {
     let Some(fixture) = Fixture::open(engine).await else {
@@ -171,7 +175,7 @@ async fn a_new_process_takes_over_the_leases_it_finds(
 
 #[rstest]
 #[tokio::test]
-async fn an_instance_sees_its_own_pool_alone(
+async fn an_instance_gets_tasks_of_its_own_pool_only(
     #[values(Engine::Sqlite, Engine::Postgres)] engine: Engine,
 ) {
     let Some(fixture) = Fixture::open(engine).await else {
@@ -246,10 +250,10 @@ async fn lists_and_texts_of_agents_have_limits(
     assert_eq!(code(long), Code::RequestInvalid);
     let long = fixture
         .store
-        .beat(leased.grant, &beat(&"u".repeat(257)))
+        .lease_heartbeat(leased.grant, &beat(&"u".repeat(257)))
         .await;
     assert_eq!(code(long), Code::RequestInvalid);
-    // PostgreSQL stores no NUL.
+    // PostgreSQL cannot store NUL.
     let nul = end_report(true);
     let nul = pool_protocol::lease::End {
         diagnostic: format!("a\0{}", "d".repeat(10_000)),
@@ -264,7 +268,9 @@ async fn lists_and_texts_of_agents_have_limits(
 
 #[rstest]
 #[tokio::test]
-async fn a_draining_instance_says_so(#[values(Engine::Sqlite, Engine::Postgres)] engine: Engine) {
+async fn a_draining_instance_is_listed_as_draining(
+    #[values(Engine::Sqlite, Engine::Postgres)] engine: Engine,
+) {
     let Some(fixture) = Fixture::open(engine).await else {
         return;
     };

@@ -1,4 +1,4 @@
-//! A store, with a clock that stands still, and what tests do with it.
+//! A store with a clock that only tests move, and helpers for tests.
 
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -14,15 +14,15 @@ use test_peers::skips::needed;
 
 use crate::clock::{Clock, Millis, millis};
 use crate::model::{
-    Content, Ending, Found, LeaseRequest, LeasedTask, Payload, Submission, Submitted,
+    Content, Ending, LeaseRequest, LeasedTask, Payload, PlatformState, Submission, Submitted,
 };
-use crate::view::{EventView, Listed, Page, TaskView};
+use crate::view::{EventView, Page, TaskFilter, TaskView};
 use crate::{Error, Rules, Store};
 
-/// What no list may show.
+/// A secret in the payload. No view may show it.
 pub(crate) const SECRET: &str = "planted-secret";
 
-/// Days and hours are long to sweep through.
+/// Short limits, because sweeping through hours and days takes too long.
 pub(crate) const REMEMBERED: Duration = Duration::from_mins(10);
 pub(crate) const LISTED: Duration = Duration::from_mins(12);
 pub(crate) const QUEUED: Duration = Duration::from_mins(15);
@@ -38,18 +38,18 @@ pub(crate) enum Engine {
 pub(crate) struct TestClock {
     elapsed: Arc<AtomicU64>,
     wall: Arc<AtomicI64>,
-    /// When PostgreSQL was asked first.
+    /// The time of PostgreSQL at its first query.
     database: Arc<OnceLock<Millis>>,
 }
 
 impl TestClock {
-    /// Time passes, by both clocks.
+    /// Moves both clocks.
     pub(crate) fn pass(&self, seconds: u64) {
         self.elapsed.fetch_add(seconds, Ordering::SeqCst);
         self.jump(i64::try_from(seconds).unwrap());
     }
 
-    /// Somebody sets the wall clock.
+    /// Changes the wall clock only.
     pub(crate) fn jump(&self, seconds: i64) {
         self.wall.fetch_add(seconds, Ordering::SeqCst);
     }
@@ -76,7 +76,7 @@ enum Database {
     Server(Arc<PostgresServer>),
 }
 
-/// A store and all around it.
+/// A store with its clock and database.
 pub(crate) struct Fixture {
     pub(crate) store: Store,
     pub(crate) clock: TestClock,
@@ -85,7 +85,7 @@ pub(crate) struct Fixture {
 }
 
 impl Fixture {
-    /// An empty store, or `None` where the engine is missing.
+    /// Returns an empty store, or `None` if the engine is missing.
     pub(crate) async fn open(engine: Engine) -> Option<Self> {
         let (database, url) = match engine {
             Engine::Sqlite => {
@@ -109,20 +109,20 @@ impl Fixture {
         })
     }
 
-    /// The hub ends and starts again.
+    /// Restarts the hub.
     pub(crate) async fn reopen(&mut self) {
         self.store.close().await;
         let url = std::mem::take(&mut self.url);
         self.replace(url).await;
     }
 
-    /// Makes a backup; the hub starts again after it.
+    /// Makes a backup, and restarts the hub.
     pub(crate) async fn backup(&mut self) -> String {
         self.store.close().await;
         let url = std::mem::take(&mut self.url);
         let backup = match &self.database {
             Database::File(folder) => {
-                // It is one file when no process has it open.
+                // The database is one file when no process has it open.
                 let from = folder.path().join("hub.db");
                 assert!(!folder.path().join("hub.db-wal").exists());
                 std::fs::copy(from, folder.path().join("backup.db")).unwrap();
@@ -134,7 +134,7 @@ impl Fixture {
         backup
     }
 
-    /// The hub starts again with a backup.
+    /// Restarts the hub with a backup.
     pub(crate) async fn restore(&mut self, backup: String) {
         self.store.close().await;
         self.replace(backup).await;
@@ -145,7 +145,7 @@ impl Fixture {
         self.url = url;
     }
 
-    /// Time passes, and the hub sweeps as often as it should. Returns the tasks that have changed.
+    /// Moves the clocks, and sweeps as often as a hub does. Returns the tasks that have changed.
     pub(crate) async fn pass(&self, seconds: u64) -> Vec<TaskView> {
         let mut changed = Vec::new();
         let mut left = seconds;
@@ -167,10 +167,13 @@ impl Fixture {
         }
     }
 
-    /// Submits a task of an organization and has it confirmed.
+    /// Submits and confirms a task of an organization.
     pub(crate) async fn ready(&self, organization: &str, job: &str) -> TaskId {
         let task = self.submit(organization, job).await.task();
-        self.store.found(task, Found::Waiting).await.unwrap();
+        self.store
+            .apply_platform_state(task, PlatformState::Waiting)
+            .await
+            .unwrap();
         task
     }
 
@@ -179,13 +182,13 @@ impl Fixture {
         self.store.submit(submission).await.unwrap()
     }
 
-    /// An instance of an agent.
+    /// Registers an instance of an agent.
     pub(crate) async fn agent(&self, name: &str) -> InstanceId {
         let registered = self.store.register(&pool(), &registration(name)).await;
         registered.unwrap().instance
     }
 
-    /// What an instance gets that knows of no lease and does not wait.
+    /// Requests a task for an instance that has no lease. Does not wait.
     pub(crate) async fn lease(&self, instance: InstanceId) -> Option<LeasedTask> {
         self.lease_beside(instance, &[]).await
     }
@@ -198,7 +201,7 @@ impl Fixture {
         self.store.lease(&request(instance, holding)).await.unwrap()
     }
 
-    /// A task that an executor named `x` has accepted.
+    /// Returns a task that an executor named `x` has accepted.
     pub(crate) async fn running(&self, job: &str) -> LeasedTask {
         self.ready("acme", job).await;
         let instance = self.agent("one").await;
@@ -211,7 +214,7 @@ impl Fixture {
         self.store.task(task).await.unwrap().unwrap()
     }
 
-    /// How many payloads are stored.
+    /// Returns the number of stored payloads.
     pub(crate) async fn payloads(&self) -> i64 {
         let mut tx = self.store.begin().await.unwrap();
         let sql = "SELECT count(*) AS payloads FROM payloads";
@@ -226,7 +229,7 @@ impl Fixture {
 
     pub(crate) async fn all(&self) -> Vec<TaskView> {
         let page = Page::first();
-        self.store.tasks(None, Listed::All, page).await.unwrap()
+        self.store.tasks(None, TaskFilter::All, page).await.unwrap()
     }
 }
 

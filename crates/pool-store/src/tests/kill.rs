@@ -1,4 +1,4 @@
-//! A hub is killed before each of its statements in turn. What it has acknowledged is there afterwards, and nothing
+//! Kills a hub before each of its statements in turn. What the hub has acknowledged is stored afterwards, and nothing
 //! happens twice.
 
 use std::collections::HashMap;
@@ -13,13 +13,13 @@ use pool_protocol::token::JobGrant;
 
 use super::failpoint::KILL_AT;
 use super::fixture::*;
-use crate::model::{Ending, Found, LeaseRequest, Submission};
-use crate::view::{Listed, Page};
+use crate::model::{Ending, LeaseRequest, PlatformState, Submission};
+use crate::view::{Page, TaskFilter};
 use crate::{Rules, Store};
 
 const URL: &str = "POOL_STORE_TEST_URL";
 const POOL: &str = "POOL_STORE_TEST_POOL";
-/// A hub that did less would not have done all its work.
+/// The smallest number of statements of a complete run.
 const STATEMENTS: u32 = 60;
 
 fn in_pool(pool: &PoolName, job: &str) -> Submission {
@@ -30,39 +30,43 @@ fn in_pool(pool: &PoolName, job: &str) -> Submission {
     }
 }
 
-/// Says that the hub has responded.
+/// Records on standard output that the hub has responded.
 fn acknowledge(what: &str) {
     let mut output = std::io::stdout();
     writeln!(output, "ACK {what}").unwrap();
     output.flush().unwrap();
 }
 
-/// What a hub does, one call after the other. It may be repeated from the start, as platform, agents and executors do.
+/// Runs all operations of a hub. It may be repeated from the start, because the platform, agents and executors also
+/// repeat their requests.
 async fn work(store: &Store, pool: &PoolName) {
     for job in ["a", "b"] {
         let task = store.submit(in_pool(pool, job)).await.unwrap().task();
         acknowledge(&format!("submitted {job}"));
-        store.found(task, Found::Waiting).await.unwrap();
+        store
+            .apply_platform_state(task, PlatformState::Waiting)
+            .await
+            .unwrap();
     }
     let registered = store.register(pool, &registration("one")).await.unwrap();
-    let ask = LeaseRequest {
+    let request_for_task = LeaseRequest {
         pool: pool.clone(),
         ..request(registered.instance, &[])
     };
-    if let Some(leased) = store.lease(&ask).await.unwrap() {
+    if let Some(leased) = store.lease(&request_for_task).await.unwrap() {
         acknowledge(&format!("leased {}", leased.job));
         let grant = leased.grant;
         store.started(grant, "ns/job").await.unwrap();
         store.accept(grant, &holder("x")).await.unwrap();
         acknowledge(&format!("accepted {}", leased.job));
-        store.beat(grant, &beat("x")).await.unwrap();
+        store.lease_heartbeat(grant, &beat("x")).await.unwrap();
         store
             .end(grant, Ending::Completed, &end_report(false))
             .await
             .unwrap();
         acknowledge(&format!("ended {}", leased.job));
     }
-    if let Some(leased) = store.lease(&ask).await.unwrap() {
+    if let Some(leased) = store.lease(&request_for_task).await.unwrap() {
         let draining = declined(DeclineReason::Draining, "it stops");
         store.decline(leased.grant, &draining).await.unwrap();
     }
@@ -75,7 +79,7 @@ async fn work(store: &Store, pool: &PoolName) {
     }
 }
 
-/// The hub that is killed. A test of its own process.
+/// Runs as the hub that is killed, in a process of its own. Without the variables it does nothing.
 #[tokio::test]
 async fn hub() {
     let (Ok(url), Ok(pool)) = (std::env::var(URL), std::env::var(POOL)) else {
@@ -108,7 +112,10 @@ fn run_hub(url: &str, pool: &PoolName, kill_at: u32) -> (Vec<String>, bool) {
 
 async fn tasks_of(store: &Store, pool: &PoolName) -> HashMap<String, crate::TaskView> {
     let page = Page::first();
-    let tasks = store.tasks(Some(pool), Listed::All, page).await.unwrap();
+    let tasks = store
+        .tasks(Some(pool), TaskFilter::All, page)
+        .await
+        .unwrap();
     let count = tasks.len();
     let by_job: HashMap<_, _> = tasks
         .into_iter()
@@ -118,7 +125,7 @@ async fn tasks_of(store: &Store, pool: &PoolName) -> HashMap<String, crate::Task
     by_job
 }
 
-/// What was acknowledged is there.
+/// Checks that everything acknowledged is stored.
 async fn check(store: &Store, pool: &PoolName, acknowledged: &[String]) {
     let tasks = tasks_of(store, pool).await;
     for what in acknowledged {
@@ -141,14 +148,17 @@ async fn check(store: &Store, pool: &PoolName, acknowledged: &[String]) {
     }
 }
 
-/// All comes to its end: the platform, the agent and the executor repeat what was not acknowledged.
+/// Finishes all tasks. The platform, the agent and the executor repeat what was not acknowledged.
 async fn finish(store: &Store, pool: &PoolName) {
     for job in ["a", "b"] {
         let task = store.submit(in_pool(pool, job)).await.unwrap().task();
-        store.found(task, Found::Waiting).await.unwrap();
+        store
+            .apply_platform_state(task, PlatformState::Waiting)
+            .await
+            .unwrap();
     }
     let instance = store.register(pool, &registration("one")).await.unwrap();
-    let ask = LeaseRequest {
+    let request_for_task = LeaseRequest {
         pool: pool.clone(),
         ..request(instance.instance, &[])
     };
@@ -167,13 +177,13 @@ async fn finish(store: &Store, pool: &PoolName) {
                 .unwrap();
         }
     }
-    // PostgreSQL may not have noticed yet that the hub has gone, with the rows that it was about to change.
+    // PostgreSQL may still hold the row locks of the killed hub.
     let open = async || {
         let tasks = tasks_of(store, pool).await;
         tasks.values().any(|task| task.end.is_none())
     };
     while open().await {
-        let Some(leased) = store.lease(&ask).await.unwrap() else {
+        let Some(leased) = store.lease(&request_for_task).await.unwrap() else {
             continue;
         };
         store.accept(leased.grant, &holder("x")).await.unwrap();
@@ -188,7 +198,7 @@ async fn finish(store: &Store, pool: &PoolName) {
     }
 }
 
-/// Each was accepted once, ended once, and reported once.
+/// Checks that each task was accepted once, ended once and reported once.
 async fn check_the_end(store: &Store, pool: &PoolName) {
     let tasks = tasks_of(store, pool).await;
     assert_eq!(tasks.len(), 2);
@@ -206,7 +216,7 @@ async fn check_the_end(store: &Store, pool: &PoolName) {
     }
 }
 
-/// Checks one kill. Returns whether there was one.
+/// Kills a hub before one statement, and checks the result. Returns whether it was killed.
 async fn kill_at(url: &str, statement: u32, survivor: Option<&Store>) -> bool {
     let pool: PoolName = format!("p{statement}").parse().unwrap();
     let (acknowledged, killed) = run_hub(url, &pool, statement);
@@ -228,7 +238,7 @@ async fn kill_at(url: &str, statement: u32, survivor: Option<&Store>) -> bool {
 }
 
 #[tokio::test]
-async fn a_hub_on_sqlite_can_be_killed_anywhere() {
+async fn a_hub_on_sqlite_can_be_killed_before_any_statement() {
     let folder = tempfile::tempdir().unwrap();
     let url = format!("sqlite:{}", folder.path().join("hub.db").display());
     let mut statement = 1;
@@ -238,9 +248,9 @@ async fn a_hub_on_sqlite_can_be_killed_anywhere() {
     assert!(statement > STATEMENTS, "{statement}");
 }
 
-/// The other hub goes on. The statements are the same, so a part of them is enough.
+/// The other hub keeps running. The statements are those of the test with SQLite, so every fifth is enough.
 #[tokio::test]
-async fn one_of_two_hubs_on_postgresql_can_be_killed_anywhere() {
+async fn one_of_two_hubs_on_postgresql_can_be_killed_before_any_statement() {
     let server = test_peers::postgres::PostgresServer::shared();
     let Some(server) = test_peers::skips::needed(server) else {
         return;

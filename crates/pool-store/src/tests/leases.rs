@@ -1,4 +1,4 @@
-//! Leases: given once, given again, accepted once, fenced.
+//! Tests of leases: requests, repetitions, expiry and fencing.
 
 use pool_protocol::id::LeaseId;
 use pool_protocol::instance::{Phase, SignalKind};
@@ -9,12 +9,12 @@ use pool_protocol::token::JobGrant;
 use rstest::rstest;
 
 use super::fixture::*;
-use crate::model::{Ending, Found};
+use crate::model::{Ending, PlatformState};
 use crate::state::EndReason;
 
 #[rstest]
 #[tokio::test]
-async fn a_lease_whose_response_was_lost_is_given_again(
+async fn a_lease_whose_response_was_lost_is_returned_again(
     #[values(Engine::Sqlite, Engine::Postgres)] engine: Engine,
 ) {
     let Some(fixture) = Fixture::open(engine).await else {
@@ -23,7 +23,10 @@ async fn a_lease_whose_response_was_lost_is_given_again(
     fixture.ready("acme", "1").await;
     let [one, other] = [fixture.agent("one").await, fixture.agent("two").await];
     let lost = fixture.lease(one).await.unwrap();
-    assert!(fixture.lease(other).await.is_none(), "it is not theirs");
+    assert!(
+        fixture.lease(other).await.is_none(),
+        "the lease belongs to another agent"
+    );
     let again = fixture.lease(one).await.unwrap();
     assert!(again.redelivered && !lost.redelivered);
     assert_eq!((again.grant, again.attempt), (lost.grant, 1));
@@ -34,7 +37,7 @@ async fn a_lease_whose_response_was_lost_is_given_again(
 
 #[rstest]
 #[tokio::test]
-async fn a_lease_of_an_instance_that_has_gone_is_given_to_its_agent(
+async fn another_instance_of_the_agent_gets_the_lease_of_a_removed_one(
     #[values(Engine::Sqlite, Engine::Postgres)] engine: Engine,
 ) {
     let Some(fixture) = Fixture::open(engine).await else {
@@ -51,7 +54,7 @@ async fn a_lease_of_an_instance_that_has_gone_is_given_to_its_agent(
     sent.await.unwrap();
     assert!(
         fixture.lease(second.instance).await.is_none(),
-        "the first lives"
+        "the first instance is online"
     );
     fixture.store.remove(&pool, first).await.unwrap();
     let again = fixture.lease(second.instance).await.unwrap();
@@ -99,7 +102,11 @@ async fn a_silent_agent_loses_its_lease_to_the_next(
         .await
         .unwrap();
     assert_eq!(fixture.pass(15).await.len(), 1);
-    fixture.store.found(task, Found::Waiting).await.unwrap();
+    fixture
+        .store
+        .apply_platform_state(task, PlatformState::Waiting)
+        .await
+        .unwrap();
     let two = fixture.agent("two").await;
     assert!(fixture.lease(two).await.is_none(), "there is a pause");
     fixture.pass(11).await;
@@ -117,7 +124,7 @@ async fn a_silent_agent_loses_its_lease_to_the_next(
 
 #[rstest]
 #[tokio::test]
-async fn a_named_lease_holds_as_long_as_its_instance_lives(
+async fn heartbeats_that_name_a_lease_renew_it(
     #[values(Engine::Sqlite, Engine::Postgres)] engine: Engine,
 ) {
     let Some(fixture) = Fixture::open(engine).await else {
@@ -132,7 +139,7 @@ async fn a_named_lease_holds_as_long_as_its_instance_lives(
         let orders = fixture.store.heartbeat(&pool(), one, &named).await.unwrap();
         assert!(orders.stale.is_empty() && orders.signals.is_empty());
     }
-    // An agent whose answer was lost for good.
+    // The agent's heartbeats were lost.
     assert_eq!(fixture.pass(35).await.len(), 1);
     let named = beats(vec![held(&leased, Phase::Preparing)]);
     let orders = fixture.store.heartbeat(&pool(), one, &named).await.unwrap();
@@ -141,7 +148,7 @@ async fn a_named_lease_holds_as_long_as_its_instance_lives(
 
 #[rstest]
 #[tokio::test]
-async fn a_started_task_is_given_away_after_300_s_and_not_before(
+async fn a_started_lease_expires_after_300_s_and_not_before(
     #[values(Engine::Sqlite, Engine::Postgres)] engine: Engine,
 ) {
     let Some(fixture) = Fixture::open(engine).await else {
@@ -169,7 +176,7 @@ async fn a_started_task_is_given_away_after_300_s_and_not_before(
 
 #[rstest]
 #[tokio::test]
-async fn one_executor_accepts_a_task_and_its_payload_goes(
+async fn one_executor_accepts_a_task_and_its_payload_is_deleted(
     #[values(Engine::Sqlite, Engine::Postgres)] engine: Engine,
 ) {
     let Some(fixture) = Fixture::open(engine).await else {
@@ -189,7 +196,11 @@ async fn one_executor_accepts_a_task_and_its_payload_goes(
     let decline = declined(DeclineReason::Failed, "gone");
     let declined = fixture.store.decline(leased.grant, &decline).await;
     assert_eq!(code(declined), Code::LeaseAccepted);
-    fixture.store.beat(leased.grant, &beat("x")).await.unwrap();
+    fixture
+        .store
+        .lease_heartbeat(leased.grant, &beat("x"))
+        .await
+        .unwrap();
     let view = fixture.view(task).await;
     assert_eq!(view.holder.as_deref(), Some("pod-x"));
     assert_eq!(view.phase.as_deref(), Some("plan"));
@@ -199,7 +210,7 @@ async fn one_executor_accepts_a_task_and_its_payload_goes(
 
 #[rstest]
 #[tokio::test]
-async fn old_calls_change_nothing_and_have_stable_codes(
+async fn calls_of_old_leases_change_nothing_and_have_stable_codes(
     #[values(Engine::Sqlite, Engine::Postgres)] engine: Engine,
 ) {
     let Some(fixture) = Fixture::open(engine).await else {
@@ -211,14 +222,17 @@ async fn old_calls_change_nothing_and_have_stable_codes(
     let old = fixture.lease(one).await.unwrap().grant;
     let draining = declined(DeclineReason::Draining, "it stops");
     store.decline(old, &draining).await.unwrap();
-    store.found(task, Found::Waiting).await.unwrap();
+    store
+        .apply_platform_state(task, PlatformState::Waiting)
+        .await
+        .unwrap();
     let new = fixture.lease(one).await.unwrap().grant;
     let replay = async |grant: JobGrant| {
         [
             code(store.started(grant, "ns/job").await),
             code(store.decline(grant, &draining).await),
             code(store.accept(grant, &holder("x")).await),
-            code(store.beat(grant, &beat("x")).await),
+            code(store.lease_heartbeat(grant, &beat("x")).await),
             code(store.end(grant, Ending::Completed, &end_report(true)).await),
             code(store.end(grant, Ending::Failed, &end_report(true)).await),
             code(store.end(grant, Ending::Cancelled, &end_report(true)).await),
@@ -231,7 +245,7 @@ async fn old_calls_change_nothing_and_have_stable_codes(
     store.accept(new, &holder("y")).await.unwrap();
     before = unchanged().await;
     assert_eq!(replay(old).await, [Code::LeaseSuperseded; 7]);
-    // Another executor with a good lease.
+    // Another executor uses the current lease.
     assert_eq!(
         code(store.accept(new, &holder("x")).await),
         Code::LeaseSuperseded
@@ -247,11 +261,11 @@ async fn old_calls_change_nothing_and_have_stable_codes(
         code(store.started(new, "ns/job").await),
         code(store.decline(new, &draining).await),
         code(store.accept(new, &holder("y")).await),
-        code(store.beat(new, &beat("y")).await),
+        code(store.lease_heartbeat(new, &beat("y")).await),
         code(store.end(new, Ending::Failed, &end_report(true)).await),
     ];
     assert_eq!(codes, [Code::TaskAlreadyTerminal; 5]);
-    // The same end again is the same end.
+    // The same end may be repeated.
     let ended = store.end(new, Ending::Completed, &end_report(false)).await;
     assert_eq!(ended.unwrap(), TaskState::Completed);
     assert_eq!(unchanged().await.1, before.1);
@@ -259,7 +273,7 @@ async fn old_calls_change_nothing_and_have_stable_codes(
 
 #[rstest]
 #[tokio::test]
-async fn a_lease_is_good_for_its_own_task(
+async fn a_lease_is_valid_for_its_own_task_only(
     #[values(Engine::Sqlite, Engine::Postgres)] engine: Engine,
 ) {
     let Some(fixture) = Fixture::open(engine).await else {
@@ -279,7 +293,7 @@ async fn a_lease_is_good_for_its_own_task(
     ] {
         let codes = [
             code(store.accept(grant, &holder("z")).await),
-            code(store.beat(grant, &beat("z")).await),
+            code(store.lease_heartbeat(grant, &beat("z")).await),
             code(store.end(grant, Ending::Completed, &end_report(true)).await),
         ];
         assert_eq!(codes, [Code::LeaseSuperseded; 3]);
@@ -289,7 +303,7 @@ async fn a_lease_is_good_for_its_own_task(
 
 #[rstest]
 #[tokio::test]
-async fn a_task_that_fails_everywhere_is_given_up_with_all_reasons(
+async fn a_task_fails_with_all_reasons_after_five_attempts(
     #[values(Engine::Sqlite, Engine::Postgres)] engine: Engine,
 ) {
     let Some(fixture) = Fixture::open(engine).await else {
@@ -305,8 +319,12 @@ async fn a_task_that_fails_everywhere_is_given_up_with_all_reasons(
         if attempt == 5 {
             break;
         }
-        fixture.store.found(task, Found::Waiting).await.unwrap();
-        // The pool serves others meanwhile.
+        fixture
+            .store
+            .apply_platform_state(task, PlatformState::Waiting)
+            .await
+            .unwrap();
+        // Meanwhile the pool serves other tasks.
         let other = fixture.ready("acme", &format!("other {attempt}")).await;
         let leased = fixture.lease(one).await.unwrap();
         assert_eq!(leased.grant.task, other);
@@ -332,7 +350,7 @@ async fn a_task_that_fails_everywhere_is_given_up_with_all_reasons(
 
 #[rstest]
 #[tokio::test]
-async fn a_cancelled_lease_is_signalled_not_accepted_and_ended(
+async fn a_cancelled_lease_gets_a_signal_and_cannot_be_accepted(
     #[values(Engine::Sqlite, Engine::Postgres)] engine: Engine,
 ) {
     let Some(fixture) = Fixture::open(engine).await else {
@@ -360,7 +378,7 @@ async fn a_cancelled_lease_is_signalled_not_accepted_and_ended(
 
 #[rstest]
 #[tokio::test]
-async fn a_running_task_learns_that_it_is_cancelled(
+async fn the_heartbeat_of_a_running_task_returns_its_cancellation(
     #[values(Engine::Sqlite, Engine::Postgres)] engine: Engine,
 ) {
     let Some(fixture) = Fixture::open(engine).await else {
@@ -372,7 +390,11 @@ async fn a_running_task_learns_that_it_is_cancelled(
         .request_cancel(leased.grant.task)
         .await
         .unwrap();
-    let status = fixture.store.beat(leased.grant, &beat("x")).await.unwrap();
+    let status = fixture
+        .store
+        .lease_heartbeat(leased.grant, &beat("x"))
+        .await
+        .unwrap();
     assert!(status.cancel_requested);
     let view = fixture.view(leased.grant.task).await;
     assert!(view.cancel_requested && view.state == TaskState::Running);
@@ -380,7 +402,7 @@ async fn a_running_task_learns_that_it_is_cancelled(
 
 #[rstest]
 #[tokio::test]
-async fn five_minutes_of_silence_end_no_run_and_ten_minutes_end_it_once(
+async fn a_run_survives_five_minutes_of_silence_and_fails_once_after_ten(
     #[values(Engine::Sqlite, Engine::Postgres)] engine: Engine,
 ) {
     let Some(fixture) = Fixture::open(engine).await else {
@@ -388,13 +410,17 @@ async fn five_minutes_of_silence_end_no_run_and_ten_minutes_end_it_once(
     };
     let leased = fixture.running("1").await;
     let changed = fixture.pass(300).await;
-    assert_eq!(changed.len(), 1, "one line of news");
+    assert_eq!(changed.len(), 1, "one change");
     assert_eq!(changed[0].state, TaskState::Orphaned);
     assert!(fixture.store.to_report(10).await.unwrap().is_empty());
-    let status = fixture.store.beat(leased.grant, &beat("x")).await.unwrap();
+    let status = fixture
+        .store
+        .lease_heartbeat(leased.grant, &beat("x"))
+        .await
+        .unwrap();
     assert_eq!(status.state, TaskState::Running);
     assert!(fixture.pass(85).await.is_empty());
-    // For ever.
+    // The executor never returns.
     let changed = fixture.pass(600).await;
     let states: Vec<_> = changed.iter().map(|task| task.state).collect();
     assert_eq!(states, [TaskState::Orphaned, TaskState::Failed]);
@@ -402,9 +428,12 @@ async fn five_minutes_of_silence_end_no_run_and_ten_minutes_end_it_once(
     assert_eq!(end.reason, EndReason::Lost);
     assert!(end.diagnostic.contains("agent one"), "{}", end.diagnostic);
     assert_eq!(fixture.store.to_report(10).await.unwrap().len(), 1);
-    let late = fixture.store.beat(leased.grant, &beat("x")).await;
+    let late = fixture
+        .store
+        .lease_heartbeat(leased.grant, &beat("x"))
+        .await;
     assert_eq!(code(late), Code::TaskAlreadyTerminal);
-    // It may have to save the state.
+    // The executor may have to save the state, so its lease is not stale.
     let one = fixture.agent("one").await;
     let named = beats(vec![held(&leased, Phase::Running)]);
     let orders = fixture.store.heartbeat(&pool(), one, &named).await.unwrap();

@@ -1,4 +1,4 @@
-//! Many tasks, many agents, several hubs.
+//! Tests with many tasks, many agents and several hubs.
 
 use std::collections::{HashMap, HashSet};
 use std::time::Duration;
@@ -9,11 +9,11 @@ use rstest::rstest;
 use tokio::task::JoinSet;
 
 use super::fixture::*;
-use crate::model::{Found, LeaseRequest};
+use crate::model::{LeaseRequest, PlatformState};
 
 #[rstest]
 #[tokio::test]
-async fn a_burst_of_one_organization_does_not_hold_up_another(
+async fn a_burst_of_one_organization_does_not_delay_another(
     #[values(Engine::Sqlite, Engine::Postgres)] engine: Engine,
 ) {
     let Some(fixture) = Fixture::open(engine).await else {
@@ -31,12 +31,12 @@ async fn a_burst_of_one_organization_does_not_hold_up_another(
     let next = fixture.lease_beside(one, &held).await.unwrap();
     assert_eq!(next.grant.task, late);
     held.push(next.grant.lease);
-    // In the order in which they came.
+    // Tasks of one organization are leased in the order of their submission.
     let next = fixture.lease_beside(one, &held).await.unwrap();
     assert_eq!(next.job, "b5");
 }
 
-/// Takes tasks until there are none, and says whose they were.
+/// Leases tasks until there are none. Returns them with their organizations.
 async fn take(store: crate::Store, instance: InstanceId) -> Vec<(TaskId, String)> {
     let mut taken = Vec::new();
     let mut holding = Vec::new();
@@ -53,7 +53,7 @@ async fn take(store: crate::Store, instance: InstanceId) -> Vec<(TaskId, String)
 
 #[rstest]
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn many_agents_of_two_hubs_take_each_task_once_and_serve_all_alike(
+async fn agents_of_two_hubs_lease_each_task_once_and_organizations_get_equal_shares(
     #[values(Engine::Sqlite, Engine::Postgres)] engine: Engine,
 ) {
     let Some(fixture) = Fixture::open(engine).await else {
@@ -61,7 +61,7 @@ async fn many_agents_of_two_hubs_take_each_task_once_and_serve_all_alike(
     };
     let hubs = match engine {
         Engine::Sqlite => vec![fixture.store.clone()],
-        // Waiting tasks must be confirmed again when a hub starts.
+        // The second hub opens first, because waiting tasks must be confirmed again when a hub starts.
         Engine::Postgres => vec![
             fixture.store.clone(),
             open(&fixture.url, &fixture.clock).await,
@@ -82,7 +82,7 @@ async fn many_agents_of_two_hubs_take_each_task_once_and_serve_all_alike(
     assert_eq!(taken.len(), 120);
     let tasks: HashSet<_> = taken.iter().map(|(task, _)| *task).collect();
     assert_eq!(tasks.len(), 120, "a task was given out twice");
-    // In the order of the leases, none is served more often than another that waits.
+    // No organization with waiting tasks is served more often than another.
     let mut order = fixture.all().await;
     order.sort_by_key(|task| task.lease);
     let mut served: HashMap<&str, u32> = HashMap::new();
@@ -100,7 +100,7 @@ async fn many_agents_of_two_hubs_take_each_task_once_and_serve_all_alike(
 
 #[rstest]
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn of_many_executors_one_accepts_a_task(
+async fn only_one_of_many_executors_accepts_a_task(
     #[values(Engine::Sqlite, Engine::Postgres)] engine: Engine,
 ) {
     let Some(fixture) = Fixture::open(engine).await else {
@@ -131,7 +131,7 @@ async fn of_many_executors_one_accepts_a_task(
 
 #[rstest]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn each_new_task_wakes_one_who_waits(
+async fn each_new_task_wakes_one_waiting_request(
     #[values(Engine::Sqlite, Engine::Postgres)] engine: Engine,
 ) {
     let Some(fixture) = Fixture::open(engine).await else {
@@ -151,7 +151,7 @@ async fn each_new_task_wakes_one_who_waits(
         let store = if number % 2 == 0 { &here } else { &there }.clone();
         waits.spawn(async move { store.lease(&request).await.unwrap() });
     }
-    // On one hub all six wait, on two three each.
+    // All six wait at one hub, or three at each of two.
     let waiting = if engine == Engine::Sqlite { 6 } else { 3 };
     here.waits(&pool(), waiting).await;
     there.waits(&pool(), waiting).await;
@@ -160,8 +160,8 @@ async fn each_new_task_wakes_one_who_waits(
         let leased = waits.join_next().await.unwrap().unwrap().unwrap();
         assert_eq!(leased.grant.task, task);
     }
-    assert_eq!(waits.len(), 3, "they go on waiting");
-    // One that has gone is not waited for.
+    assert_eq!(waits.len(), 3, "the others still wait");
+    // A dropped request gets no task.
     waits.shutdown().await;
     let task = fixture.ready("acme", "4").await;
     let one = fixture.agent("agent-0").await;
@@ -177,7 +177,7 @@ async fn each_new_task_wakes_one_who_waits(
 
 #[rstest]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_pause_that_is_over_wakes_one_who_waits(
+async fn the_end_of_a_pause_wakes_a_waiting_request(
     #[values(Engine::Sqlite, Engine::Postgres)] engine: Engine,
 ) {
     let Some(fixture) = Fixture::open(engine).await else {
@@ -188,7 +188,11 @@ async fn a_pause_that_is_over_wakes_one_who_waits(
     let leased = fixture.lease(one).await.unwrap();
     let decline = declined(pool_protocol::lease::DeclineReason::Quota, "full");
     fixture.store.decline(leased.grant, &decline).await.unwrap();
-    fixture.store.found(task, Found::Waiting).await.unwrap();
+    fixture
+        .store
+        .apply_platform_state(task, PlatformState::Waiting)
+        .await
+        .unwrap();
     let store = fixture.store.clone();
     let waits = tokio::spawn(async move {
         let request = LeaseRequest {

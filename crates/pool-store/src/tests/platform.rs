@@ -1,11 +1,11 @@
-//! What the platform orders, what it says of it, and what it must learn.
+//! Tests of submissions, confirmations, cancellations and reports.
 
 use pool_protocol::problem::Code;
 use pool_protocol::task::TaskState;
 use rstest::rstest;
 
 use super::fixture::*;
-use crate::model::{Content, Ending, Found, Payload, Submitted};
+use crate::model::{Content, Ending, Payload, PlatformState, Submitted};
 use crate::state::EndReason;
 use crate::view::Wait;
 
@@ -23,7 +23,7 @@ async fn a_step_is_stored_once(#[values(Engine::Sqlite, Engine::Postgres)] engin
         Submitted::Duplicate(task)
     );
     assert_eq!(fixture.all().await.len(), 1);
-    // Also when it is over.
+    // A task that is over is also a duplicate.
     fixture.store.request_cancel(task).await.unwrap();
     assert_eq!(
         fixture.submit("acme", "1").await,
@@ -33,7 +33,7 @@ async fn a_step_is_stored_once(#[values(Engine::Sqlite, Engine::Postgres)] engin
 
 #[rstest]
 #[tokio::test]
-async fn nothing_is_given_out_before_the_platform_confirms_it(
+async fn a_task_is_not_leased_before_the_platform_confirms_it(
     #[values(Engine::Sqlite, Engine::Postgres)] engine: Engine,
 ) {
     let Some(fixture) = Fixture::open(engine).await else {
@@ -43,7 +43,11 @@ async fn nothing_is_given_out_before_the_platform_confirms_it(
     let instance = fixture.agent("one").await;
     assert!(fixture.lease(instance).await.is_none());
     assert_eq!(fixture.view(task).await.wait, Some(Wait::Unconfirmed));
-    let state = fixture.store.found(task, Found::Waiting).await.unwrap();
+    let state = fixture
+        .store
+        .apply_platform_state(task, PlatformState::Waiting)
+        .await
+        .unwrap();
     assert_eq!(state, TaskState::Available);
     assert_eq!(fixture.view(task).await.wait, Some(Wait::Turn));
     let leased = fixture.lease(instance).await.unwrap();
@@ -52,7 +56,11 @@ async fn nothing_is_given_out_before_the_platform_confirms_it(
     assert_eq!(leased.traceparent.as_deref(), Some("00-1-2-01"));
     assert_eq!(leased.expires_in.as_secs(), 30);
     // A late answer changes nothing.
-    fixture.store.found(task, Found::Over).await.unwrap();
+    fixture
+        .store
+        .apply_platform_state(task, PlatformState::Over)
+        .await
+        .unwrap();
     assert_eq!(fixture.view(task).await.state, TaskState::Leased);
 }
 
@@ -94,14 +102,22 @@ async fn what_was_superseded_can_be_submitted_again(
         return;
     };
     let first = fixture.submit("acme", "1").await.task();
-    fixture.store.found(first, Found::Over).await.unwrap();
+    fixture
+        .store
+        .apply_platform_state(first, PlatformState::Over)
+        .await
+        .unwrap();
     let end = fixture.view(first).await.end.unwrap();
     assert_eq!((end.reason, end.reported), (EndReason::Superseded, true));
     assert!(fixture.store.to_report(10).await.unwrap().is_empty());
     let Submitted::New(second) = fixture.submit("acme", "1").await else {
         panic!("it is new again");
     };
-    fixture.store.found(second, Found::Waiting).await.unwrap();
+    fixture
+        .store
+        .apply_platform_state(second, PlatformState::Waiting)
+        .await
+        .unwrap();
     let instance = fixture.agent("one").await;
     assert_eq!(fixture.lease(instance).await.unwrap().grant.task, second);
     assert_eq!(fixture.all().await.len(), 1);
@@ -109,7 +125,7 @@ async fn what_was_superseded_can_be_submitted_again(
 
 #[rstest]
 #[tokio::test]
-async fn the_platform_is_asked_soon_and_then_every_5_s(
+async fn checks_are_due_soon_and_then_every_5_s(
     #[values(Engine::Sqlite, Engine::Postgres)] engine: Engine,
 ) {
     let Some(fixture) = Fixture::open(engine).await else {
@@ -122,7 +138,11 @@ async fn the_platform_is_asked_soon_and_then_every_5_s(
     assert_eq!((due().await, due().await), (1, 0));
     fixture.pass(1).await;
     assert_eq!((due().await, due().await), (1, 0));
-    fixture.store.found(task, Found::Waiting).await.unwrap();
+    fixture
+        .store
+        .apply_platform_state(task, PlatformState::Waiting)
+        .await
+        .unwrap();
     fixture.pass(3).await;
     assert_eq!(due().await, 0);
     fixture.pass(3).await;
@@ -137,12 +157,16 @@ async fn the_platform_is_asked_soon_and_then_every_5_s(
         .await
         .unwrap();
     fixture.pass(6).await;
-    assert_eq!(due().await, 0, "the executor asks by itself");
+    assert_eq!(
+        due().await,
+        0,
+        "the executor checks for a cancellation itself"
+    );
 }
 
 #[rstest]
 #[tokio::test]
-async fn an_outcome_is_given_out_until_the_platform_has_it(
+async fn a_report_is_due_until_the_platform_has_the_outcome(
     #[values(Engine::Sqlite, Engine::Postgres)] engine: Engine,
 ) {
     let Some(mut fixture) = Fixture::open(engine).await else {
@@ -165,7 +189,7 @@ async fn an_outcome_is_given_out_until_the_platform_has_it(
     fixture.reopen().await;
     fixture.pass(120).await;
     assert_eq!(fixture.store.to_report(10).await.unwrap().len(), 1);
-    // It is not forgotten before.
+    // It is not deleted before it is reported.
     fixture.pass(REMEMBERED.as_secs() + 60).await;
     fixture.store.reported(leased.grant.task).await.unwrap();
     fixture.store.reported(leased.grant.task).await.unwrap();
@@ -184,7 +208,7 @@ async fn an_outcome_is_given_out_until_the_platform_has_it(
 
 #[rstest]
 #[tokio::test]
-async fn an_outcome_that_the_executor_has_reported_is_not_given_out(
+async fn no_report_is_due_for_an_outcome_that_the_executor_reported(
     #[values(Engine::Sqlite, Engine::Postgres)] engine: Engine,
 ) {
     let Some(fixture) = Fixture::open(engine).await else {
@@ -206,7 +230,7 @@ async fn an_outcome_that_the_executor_has_reported_is_not_given_out(
 
 #[rstest]
 #[tokio::test]
-async fn a_refused_task_is_over_from_the_first_moment(
+async fn a_refused_task_is_over_at_once(
     #[values(Engine::Sqlite, Engine::Postgres)] engine: Engine,
 ) {
     let Some(fixture) = Fixture::open(engine).await else {
@@ -225,7 +249,7 @@ async fn a_refused_task_is_over_from_the_first_moment(
 
 #[rstest]
 #[tokio::test]
-async fn a_task_that_waits_and_is_cancelled_is_never_given_out(
+async fn a_waiting_task_that_is_cancelled_is_never_leased(
     #[values(Engine::Sqlite, Engine::Postgres)] engine: Engine,
 ) {
     let Some(fixture) = Fixture::open(engine).await else {
@@ -237,7 +261,11 @@ async fn a_task_that_waits_and_is_cancelled_is_never_given_out(
     for task in [unconfirmed, waiting] {
         let state = fixture.store.request_cancel(task).await.unwrap();
         assert_eq!(state, TaskState::Cancelled);
-        fixture.store.found(task, Found::Waiting).await.unwrap();
+        fixture
+            .store
+            .apply_platform_state(task, PlatformState::Waiting)
+            .await
+            .unwrap();
     }
     assert!(fixture.lease(instance).await.is_none());
     assert_eq!(fixture.store.to_report(10).await.unwrap().len(), 2);
@@ -245,7 +273,9 @@ async fn a_task_that_waits_and_is_cancelled_is_never_given_out(
 
 #[rstest]
 #[tokio::test]
-async fn what_waits_too_long_expires(#[values(Engine::Sqlite, Engine::Postgres)] engine: Engine) {
+async fn a_task_that_waits_too_long_expires(
+    #[values(Engine::Sqlite, Engine::Postgres)] engine: Engine,
+) {
     let Some(fixture) = Fixture::open(engine).await else {
         return;
     };
@@ -259,7 +289,7 @@ async fn what_waits_too_long_expires(#[values(Engine::Sqlite, Engine::Postgres)]
 
 #[rstest]
 #[tokio::test]
-async fn what_is_too_long_is_refused_and_stores_nothing(
+async fn a_submission_beyond_the_limits_is_refused_and_not_stored(
     #[values(Engine::Sqlite, Engine::Postgres)] engine: Engine,
 ) {
     let Some(fixture) = Fixture::open(engine).await else {
@@ -281,7 +311,7 @@ async fn what_is_too_long_is_refused_and_stores_nothing(
 
 #[rstest]
 #[tokio::test]
-async fn a_task_that_is_not_there_is_not_found(
+async fn operations_on_a_missing_task_are_refused(
     #[values(Engine::Sqlite, Engine::Postgres)] engine: Engine,
 ) {
     let Some(fixture) = Fixture::open(engine).await else {
@@ -293,7 +323,12 @@ async fn a_task_that_is_not_there_is_not_found(
         Code::TaskNotFound
     );
     assert_eq!(
-        code(fixture.store.found(task, Found::Over).await),
+        code(
+            fixture
+                .store
+                .apply_platform_state(task, PlatformState::Over)
+                .await
+        ),
         Code::TaskNotFound
     );
     assert_eq!(code(fixture.store.reported(task).await), Code::TaskNotFound);

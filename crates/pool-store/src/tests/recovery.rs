@@ -1,4 +1,4 @@
-//! Restarts, backups, clocks and full disks.
+//! Tests of restarts, backups, clocks and full disks.
 
 use std::time::Duration;
 
@@ -7,13 +7,13 @@ use pool_protocol::task::TaskState;
 use rstest::rstest;
 
 use super::fixture::*;
-use crate::model::{Found, LeasedTask};
+use crate::model::{LeasedTask, PlatformState};
 use crate::state::EndReason;
 use crate::view::{Condition, Page};
 use crate::{OpenError, Rules, Store};
 
-/// A task in each state, each heard of just now.
-struct Everywhere {
+/// One task in each state, with a request just now.
+struct TaskInEachState {
     waiting: pool_protocol::id::TaskId,
     leased: LeasedTask,
     started: LeasedTask,
@@ -21,7 +21,7 @@ struct Everywhere {
     orphaned: LeasedTask,
 }
 
-async fn everywhere(fixture: &Fixture) -> Everywhere {
+async fn task_in_each_state(fixture: &Fixture) -> TaskInEachState {
     let orphaned = fixture.running("5").await;
     fixture.pass(95).await;
     let running = fixture.running("4").await;
@@ -36,7 +36,7 @@ async fn everywhere(fixture: &Fixture) -> Everywhere {
     fixture.ready("acme", "2").await;
     let leased = fixture.lease(one).await.unwrap();
     let waiting = fixture.ready("acme", "1").await;
-    Everywhere {
+    TaskInEachState {
         waiting,
         leased,
         started,
@@ -49,7 +49,7 @@ async fn states(fixture: &Fixture) -> Vec<TaskState> {
     fixture.all().await.iter().map(|task| task.state).collect()
 }
 
-const AS_THEY_WERE: [TaskState; 5] = [
+const UNCHANGED: [TaskState; 5] = [
     TaskState::Orphaned,
     TaskState::Running,
     TaskState::Leased,
@@ -59,7 +59,7 @@ const AS_THEY_WERE: [TaskState; 5] = [
 
 #[rstest]
 #[tokio::test]
-async fn a_backup_that_is_restored_a_day_later_starts_nothing(
+async fn a_backup_restored_a_day_later_leases_no_task_that_is_over(
     #[values(Engine::Sqlite, Engine::Postgres)] engine: Engine,
 ) {
     let Some(mut fixture) = Fixture::open(engine).await else {
@@ -71,7 +71,11 @@ async fn a_backup_that_is_restored_a_day_later_starts_nothing(
     let one = fixture.agent("one").await;
     let backup = fixture.backup().await;
     for task in [over, runs, waits] {
-        fixture.store.found(task, Found::Waiting).await.unwrap();
+        fixture
+            .store
+            .apply_platform_state(task, PlatformState::Waiting)
+            .await
+            .unwrap();
     }
     let first = fixture.lease(one).await.unwrap();
     fixture
@@ -93,10 +97,22 @@ async fn a_backup_that_is_restored_a_day_later_starts_nothing(
     assert_eq!(states(&fixture).await, [TaskState::Available; 3]);
     assert!(fixture.lease(one).await.is_none(), "nothing is confirmed");
     assert!(fixture.pass(20).await.is_empty(), "the day does not count");
-    // What the platform says is what counts.
-    fixture.store.found(over, Found::Over).await.unwrap();
-    fixture.store.found(runs, Found::Running).await.unwrap();
-    fixture.store.found(waits, Found::Waiting).await.unwrap();
+    // The state at the platform decides.
+    fixture
+        .store
+        .apply_platform_state(over, PlatformState::Over)
+        .await
+        .unwrap();
+    fixture
+        .store
+        .apply_platform_state(runs, PlatformState::Running)
+        .await
+        .unwrap();
+    fixture
+        .store
+        .apply_platform_state(waits, PlatformState::Waiting)
+        .await
+        .unwrap();
     let leased = fixture.lease(one).await.unwrap();
     assert_eq!(leased.grant.task, waits);
     assert!(
@@ -107,8 +123,12 @@ async fn a_backup_that_is_restored_a_day_later_starts_nothing(
     );
     let end = fixture.view(over).await.end.unwrap();
     assert_eq!(end.reason, EndReason::Superseded);
-    // Its executor is still there.
-    fixture.store.beat(second.grant, &beat("y")).await.unwrap();
+    // The executor is still running.
+    fixture
+        .store
+        .lease_heartbeat(second.grant, &beat("y"))
+        .await
+        .unwrap();
     let view = fixture.view(runs).await;
     assert_eq!(view.holder.as_deref(), Some("pod-y"));
     assert_eq!(view.lease, Some(second.grant.lease));
@@ -120,7 +140,7 @@ async fn a_backup_that_is_restored_a_day_later_starts_nothing(
 
 #[rstest]
 #[tokio::test]
-async fn a_backup_from_before_a_task_was_accepted_does_not_give_it_out(
+async fn a_backup_from_before_an_acceptance_does_not_lease_the_task_again(
     #[values(Engine::Sqlite, Engine::Postgres)] engine: Engine,
 ) {
     let Some(mut fixture) = Fixture::open(engine).await else {
@@ -137,9 +157,13 @@ async fn a_backup_from_before_a_task_was_accepted_does_not_give_it_out(
         .unwrap();
     fixture.clock.pass(3600);
     fixture.restore(backup).await;
-    // It beats every 15 s, and the lease holds 30 s from the start of the hub.
+    // The executor sends a heartbeat every 15 s, and the lease lasts 30 s from the start of the hub.
     assert!(fixture.pass(15).await.is_empty());
-    fixture.store.beat(leased.grant, &beat("x")).await.unwrap();
+    fixture
+        .store
+        .lease_heartbeat(leased.grant, &beat("x"))
+        .await
+        .unwrap();
     assert_eq!(fixture.view(task).await.state, TaskState::Running);
     let other = fixture.store.accept(leased.grant, &holder("y")).await;
     assert_eq!(code(other), Code::LeaseSuperseded);
@@ -148,7 +172,7 @@ async fn a_backup_from_before_a_task_was_accepted_does_not_give_it_out(
 
 #[rstest]
 #[tokio::test]
-async fn a_wall_clock_that_jumps_ends_nothing_early_and_keeps_nothing(
+async fn a_jump_of_the_wall_clock_neither_shortens_nor_extends_a_time_limit(
     #[values(Engine::Sqlite)] engine: Engine,
     #[values(3600, -3600)] jump: i64,
     #[values(false, true)] restarts: bool,
@@ -156,19 +180,19 @@ async fn a_wall_clock_that_jumps_ends_nothing_early_and_keeps_nothing(
     let Some(mut fixture) = Fixture::open(engine).await else {
         return;
     };
-    everywhere(&fixture).await;
+    task_in_each_state(&fixture).await;
     fixture.clock.jump(jump);
     if restarts {
         fixture.reopen().await;
     }
     assert!(fixture.pass(29).await.is_empty());
-    assert_eq!(states(&fixture).await, AS_THEY_WERE);
+    assert_eq!(states(&fixture).await, UNCHANGED);
     fixture.clock.jump(-jump);
     if restarts {
         fixture.reopen().await;
         assert!(fixture.pass(29).await.is_empty());
     }
-    // Each ends at its bound: the lease, the silence, the start, the loss.
+    // Each task times out at its own limit.
     let ended = async |seconds: u64, job: &str| {
         let changed = fixture.pass(seconds).await;
         let jobs: Vec<_> = changed.iter().map(|task| task.job.as_str()).collect();
@@ -184,22 +208,22 @@ async fn a_wall_clock_that_jumps_ends_nothing_early_and_keeps_nothing(
 
 #[rstest]
 #[tokio::test]
-async fn the_time_without_a_hub_does_not_count(
+async fn time_without_a_hub_does_not_count(
     #[values(Engine::Sqlite, Engine::Postgres)] engine: Engine,
 ) {
     let Some(mut fixture) = Fixture::open(engine).await else {
         return;
     };
-    let before = everywhere(&fixture).await;
+    let before = task_in_each_state(&fixture).await;
     fixture.store.close().await;
     fixture.clock.pass(7200);
     fixture.reopen().await;
     assert!(fixture.pass(29).await.is_empty());
-    assert_eq!(states(&fixture).await, AS_THEY_WERE);
+    assert_eq!(states(&fixture).await, UNCHANGED);
     let page = Page::first();
     let instances = fixture.store.instances(None, page).await.unwrap();
     assert_eq!(instances[0].condition, Condition::Online);
-    // The executor that existed may still accept, and the other one lives.
+    // The executor that existed may still accept its task. The other executor is still running.
     fixture
         .store
         .accept(before.started.grant, &holder("z"))
@@ -207,12 +231,12 @@ async fn the_time_without_a_hub_does_not_count(
         .unwrap();
     fixture
         .store
-        .beat(before.orphaned.grant, &beat("x"))
+        .lease_heartbeat(before.orphaned.grant, &beat("x"))
         .await
         .unwrap();
     fixture
         .store
-        .beat(before.running.grant, &beat("x"))
+        .lease_heartbeat(before.running.grant, &beat("x"))
         .await
         .unwrap();
     let one = instances[0].instance;
@@ -220,7 +244,7 @@ async fn the_time_without_a_hub_does_not_count(
     assert_eq!(again.grant, before.leased.grant);
     fixture
         .store
-        .found(before.waiting, Found::Waiting)
+        .apply_platform_state(before.waiting, PlatformState::Waiting)
         .await
         .unwrap();
     let known = [again.grant.lease];
@@ -229,23 +253,23 @@ async fn the_time_without_a_hub_does_not_count(
 
 #[rstest]
 #[tokio::test]
-async fn the_time_in_which_nothing_could_be_stored_does_not_count(
+async fn time_in_which_nothing_could_be_stored_does_not_count(
     #[values(Engine::Sqlite, Engine::Postgres)] engine: Engine,
 ) {
     let Some(fixture) = Fixture::open(engine).await else {
         return;
     };
-    everywhere(&fixture).await;
+    task_in_each_state(&fixture).await;
     fixture.pass(10).await;
     fixture.clock.pass(7200);
     let swept = fixture.store.sweep().await.unwrap();
     assert!(swept.resumed && swept.changed.is_empty());
     assert!(fixture.pass(29).await.is_empty());
-    assert_eq!(states(&fixture).await, AS_THEY_WERE);
+    assert_eq!(states(&fixture).await, UNCHANGED);
 }
 
 #[tokio::test]
-async fn a_full_disk_stores_nothing_says_so_and_is_over_when_there_is_room() {
+async fn a_full_disk_is_reported_and_the_store_works_once_there_is_space() {
     let fixture = Fixture::open(Engine::Sqlite).await.unwrap();
     let pages = async |sql: &'static str| {
         let mut tx = fixture.store.begin().await.unwrap();
@@ -255,7 +279,7 @@ async fn a_full_disk_stores_nothing_says_so_and_is_over_when_there_is_room() {
     };
     let kept = fixture.submit("acme", "kept").await.task();
     let enough = pages("PRAGMA max_page_count").await;
-    // Fewer than there are: no page can be added.
+    // This is less than the number of pages in use, so no page can be added.
     assert!(pages("PRAGMA max_page_count = 1").await < enough);
     let mut stored = 1;
     let error = loop {
@@ -267,7 +291,7 @@ async fn a_full_disk_stores_nothing_says_so_and_is_over_when_there_is_room() {
     };
     assert_eq!(error.code(), Code::StoreUnavailable);
     assert!(error.to_string().contains("full"), "{error}");
-    // The connection is a new one, which knows no limit.
+    // The next connection is a new one without the limit.
     assert_eq!(fixture.all().await.len(), stored);
     assert_eq!(fixture.view(kept).await.job, "kept");
     assert!(matches!(
@@ -277,7 +301,7 @@ async fn a_full_disk_stores_nothing_says_so_and_is_over_when_there_is_room() {
 }
 
 #[tokio::test]
-async fn a_second_hub_on_one_file_is_refused_until_the_first_ends() {
+async fn a_file_has_one_hub_at_a_time() {
     let fixture = Fixture::open(Engine::Sqlite).await.unwrap();
     let second = Store::open(&fixture.url, Rules::default()).await;
     assert!(matches!(second.unwrap_err(), OpenError::InUse(_)));
@@ -286,7 +310,7 @@ async fn a_second_hub_on_one_file_is_refused_until_the_first_ends() {
 }
 
 #[tokio::test]
-async fn a_url_of_another_kind_is_refused_and_no_error_has_a_password() {
+async fn an_unknown_url_scheme_is_refused_and_no_error_contains_a_password() {
     let other = Store::open("mysql://hub:planted@db/x", Rules::default()).await;
     assert!(matches!(other, Err(OpenError::Url)));
     for url in [
@@ -301,7 +325,7 @@ async fn a_url_of_another_kind_is_refused_and_no_error_has_a_password() {
 
 #[rstest]
 #[tokio::test]
-async fn calls_that_wait_end_when_the_store_is_closed(
+async fn waiting_requests_end_when_the_store_is_closed(
     #[values(Engine::Sqlite, Engine::Postgres)] engine: Engine,
 ) {
     let Some(fixture) = Fixture::open(engine).await else {
@@ -316,6 +340,6 @@ async fn calls_that_wait_end_when_the_store_is_closed(
         fixture.store.close().await;
     };
     let (leased, ()) = tokio::join!(waits, closes);
-    // The closed connection may end it.
+    // The closed connection may also end the request with an error.
     assert!(!matches!(leased, Ok(Some(_))));
 }

@@ -1,4 +1,4 @@
-//! What people and metrics see.
+//! Tests of the views for the status page and metrics.
 
 use pool_protocol::id::PoolName;
 use pool_protocol::lease::DeclineReason;
@@ -6,12 +6,14 @@ use pool_protocol::task::TaskState;
 use rstest::rstest;
 
 use super::fixture::*;
-use crate::model::Found;
-use crate::view::{Listed, Page, Wait};
+use crate::model::PlatformState;
+use crate::view::{Page, TaskFilter, Wait};
 
 #[rstest]
 #[tokio::test]
-async fn pools_are_counted(#[values(Engine::Sqlite, Engine::Postgres)] engine: Engine) {
+async fn a_pool_view_counts_tasks_by_state(
+    #[values(Engine::Sqlite, Engine::Postgres)] engine: Engine,
+) {
     let Some(fixture) = Fixture::open(engine).await else {
         return;
     };
@@ -36,7 +38,9 @@ async fn pools_are_counted(#[values(Engine::Sqlite, Engine::Postgres)] engine: E
 
 #[rstest]
 #[tokio::test]
-async fn a_task_says_why_it_waits(#[values(Engine::Sqlite, Engine::Postgres)] engine: Engine) {
+async fn a_task_view_has_the_reason_for_waiting(
+    #[values(Engine::Sqlite, Engine::Postgres)] engine: Engine,
+) {
     let Some(fixture) = Fixture::open(engine).await else {
         return;
     };
@@ -58,9 +62,13 @@ async fn a_task_says_why_it_waits(#[values(Engine::Sqlite, Engine::Postgres)] en
     assert!(view.reasons[0].contains("the quota of ns is used up"));
     fixture.pass(31).await;
     assert_eq!(wait().await, Some(Wait::Unconfirmed));
-    fixture.store.found(task, Found::Waiting).await.unwrap();
+    fixture
+        .store
+        .apply_platform_state(task, PlatformState::Waiting)
+        .await
+        .unwrap();
     assert_eq!(wait().await, Some(Wait::NoInstance));
-    // Others that came later are behind it.
+    // Tasks that were submitted later are behind it.
     let behind = fixture.ready("acme", "2").await;
     assert_eq!(fixture.store.position(task).await.unwrap(), Some(0));
     assert_eq!(fixture.store.position(behind).await.unwrap(), Some(1));
@@ -78,7 +86,11 @@ async fn the_history_of_a_task_is_recorded(
         return;
     };
     let leased = fixture.running("1").await;
-    fixture.store.beat(leased.grant, &beat("x")).await.unwrap();
+    fixture
+        .store
+        .lease_heartbeat(leased.grant, &beat("x"))
+        .await
+        .unwrap();
     complete(&fixture.store, &leased).await;
     let events = fixture.events(leased.grant.task).await;
     let named: Vec<_> = events
@@ -118,11 +130,15 @@ async fn lists_come_in_pages(#[values(Engine::Sqlite, Engine::Postgres)] engine:
         after: None,
         limit: 3,
     };
-    let first = fixture.store.tasks(None, Listed::Open, page).await.unwrap();
+    let first = fixture
+        .store
+        .tasks(None, TaskFilter::Open, page)
+        .await
+        .unwrap();
     page.after = first.last().map(|task| task.task);
     let second = fixture
         .store
-        .tasks(Some(&pool()), Listed::Open, page)
+        .tasks(Some(&pool()), TaskFilter::Open, page)
         .await
         .unwrap();
     let jobs: Vec<_> = first
@@ -132,13 +148,17 @@ async fn lists_come_in_pages(#[values(Engine::Sqlite, Engine::Postgres)] engine:
         .collect();
     assert_eq!((first.len(), jobs), (3, vec!["1", "2", "3", "4"]));
     let page = Page::first();
-    let over = fixture.store.tasks(None, Listed::Over, page).await.unwrap();
+    let over = fixture
+        .store
+        .tasks(None, TaskFilter::Over, page)
+        .await
+        .unwrap();
     assert_eq!((over.len(), over[0].state), (2, TaskState::Completed));
-    // The other way round, and the rest after the first page.
+    // The newest tasks first, one per page.
     let mut one = Page { limit: 1, ..page };
     for job in ["later", "0"] {
         let pool = pool();
-        let latest = fixture.store.tasks(Some(&pool), Listed::Latest, one);
+        let latest = fixture.store.tasks(Some(&pool), TaskFilter::Latest, one);
         let latest = latest.await.unwrap();
         assert_eq!(latest[0].job, job);
         one.after = Some(latest[0].task);
@@ -147,7 +167,7 @@ async fn lists_come_in_pages(#[values(Engine::Sqlite, Engine::Postgres)] engine:
     assert!(
         fixture
             .store
-            .tasks(Some(&us), Listed::All, page)
+            .tasks(Some(&us), TaskFilter::All, page)
             .await
             .unwrap()
             .is_empty()
@@ -156,7 +176,7 @@ async fn lists_come_in_pages(#[values(Engine::Sqlite, Engine::Postgres)] engine:
     assert!(
         fixture
             .store
-            .tasks(None, Listed::All, none)
+            .tasks(None, TaskFilter::All, none)
             .await
             .unwrap()
             .is_empty()
@@ -180,9 +200,7 @@ async fn lists_come_in_pages(#[values(Engine::Sqlite, Engine::Postgres)] engine:
 
 #[rstest]
 #[tokio::test]
-async fn nothing_that_people_see_has_the_payload(
-    #[values(Engine::Sqlite, Engine::Postgres)] engine: Engine,
-) {
+async fn no_view_contains_the_payload(#[values(Engine::Sqlite, Engine::Postgres)] engine: Engine) {
     let Some(fixture) = Fixture::open(engine).await else {
         return;
     };
@@ -201,7 +219,7 @@ async fn nothing_that_people_see_has_the_payload(
         fixture.store.instances(None, page).await.unwrap(),
         fixture.store.pools().await.unwrap(),
     );
-    // Also not as a list of numbers.
+    // The secret also does not appear as a list of numbers.
     let numbers = format!("{:?}", SECRET.as_bytes());
     assert!(!shown.contains(SECRET) && !shown.contains(numbers.trim_matches(['[', ']'])));
 }

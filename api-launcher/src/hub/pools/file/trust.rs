@@ -1,4 +1,4 @@
-//! Trust in OpenID providers, as the file of the pools has it.
+//! Parses the entries under `oidc` in the file of the pools.
 
 use std::path::PathBuf;
 
@@ -9,7 +9,7 @@ use url::Url;
 use super::Reader;
 use crate::hub::oidc::Trust;
 
-/// Bytes of the digest that names a trust.
+/// Length in bytes of the digest that is the id of an entry.
 const DIGEST: usize = 8;
 
 impl Reader {
@@ -18,7 +18,7 @@ impl Reader {
             return Vec::new();
         };
         let Some(listed) = listed.as_array() else {
-            self.wrong(place, "must be a list");
+            self.report(place, "must be a list");
             return Vec::new();
         };
         let entries = listed.iter().enumerate();
@@ -33,7 +33,7 @@ impl Reader {
         let issuer = self.text(place, fields, "issuer");
         if !issuer.is_some_and(is_issuer) {
             let text = "must be an `https` URL without login, query and fragment, as in `iss` of the tokens";
-            self.wrong(&format!("{place}.issuer"), text);
+            self.report(&format!("{place}.issuer"), text);
         }
         let audiences = self.texts(&format!("{place}.audiences"), fields.get("audiences"));
         let subjects = self.texts(&format!("{place}.subjects"), fields.get("subjects"));
@@ -43,13 +43,13 @@ impl Reader {
         };
         if !subjects.iter().flatten().all(is_pattern) {
             let text = "may have `*` at the end of a text alone, and not as the whole text";
-            self.wrong(&format!("{place}.subjects"), text);
+            self.report(&format!("{place}.subjects"), text);
         }
         let claims = match fields.get("claims") {
             None => Map::new(),
             Some(Value::Object(claims)) => claims.clone(),
             Some(_) => {
-                self.wrong(
+                self.report(
                     &format!("{place}.claims"),
                     "must have values by the names of claims",
                 );
@@ -58,7 +58,7 @@ impl Reader {
         };
         let jwks_file = self.text(place, fields, "jwks_file").map(PathBuf::from);
         if jwks_file.as_ref().is_some_and(|file| !file.is_absolute()) {
-            self.wrong(&format!("{place}.jwks_file"), "must be an absolute path");
+            self.report(&format!("{place}.jwks_file"), "must be an absolute path");
         }
         let digest = Sha256::digest(value.to_string());
         let hex = |byte: &u8| format!("{byte:02x}");
@@ -72,7 +72,7 @@ impl Reader {
         })
     }
 
-    /// A list of texts with one at least.
+    /// Returns a list of at least one text.
     fn texts(&mut self, place: &str, value: Option<&Value>) -> Option<Vec<String>> {
         let text = |value: &Value| {
             value
@@ -84,7 +84,7 @@ impl Reader {
         let texts: Option<Vec<String>> = texts.and_then(|all| all.iter().map(text).collect());
         let texts = texts.filter(|texts| !texts.is_empty());
         if texts.is_none() {
-            self.wrong(place, "must be a list of texts, one at least");
+            self.report(place, "must be a list of texts, one at least");
         }
         texts
     }
@@ -111,7 +111,7 @@ mod tests {
     }
 
     #[test]
-    fn a_trust_is_read_and_each_change_changes_its_digest() {
+    fn an_entry_is_parsed_and_each_change_changes_its_digest() {
         let read = |claims: &str| {
             let text = format!(
                 "{POOL}[{{issuer: https://a.test/x, audiences: [hub], subjects: ['system:*', exact], \
@@ -133,7 +133,7 @@ mod tests {
     }
 
     #[test]
-    fn everything_that_is_wrong_with_a_trust_is_said() {
+    fn all_errors_of_an_entry_are_reported() {
         let problems = problems(
             "[{issuer: 'http://a.test', audiences: [], subjects: ['*'], claims: [a], jwks_file: keys.json}, \
              {issuer: 'https://me@a.test', audience: x, audiences: [1], subjects: ['a*b']}, 3]",
@@ -150,8 +150,8 @@ mod tests {
             "pools.eu.oidc[1].subjects may have `*` at the end",
             "pools.eu.oidc[2] must have the keys",
         ] {
-            let is_said = problems.iter().any(|problem| problem.starts_with(expected));
-            assert!(is_said, "{expected}\n{problems:#?}");
+            let is_reported = problems.iter().any(|problem| problem.starts_with(expected));
+            assert!(is_reported, "{expected}\n{problems:#?}");
         }
         assert_eq!(problems.len(), 10, "{problems:#?}");
     }

@@ -81,8 +81,8 @@ impl Transition<'_> {
         for job in self.state.pods.apply(event) {
             self.observe(&job);
         }
-        if is_listed && self.state.pod_access != PodAccess::Listed {
-            self.state.pod_access = PodAccess::Listed;
+        if is_listed && self.state.pod_access != PodAccess::TaskFilter {
+            self.state.pod_access = PodAccess::TaskFilter;
             self.observe_all();
         }
     }
