@@ -11,7 +11,7 @@ mod endings;
 mod fixture;
 mod full_disk;
 mod identity;
-mod installed_agent;
+mod installed_in_cluster;
 mod kills;
 mod lasting;
 mod network;

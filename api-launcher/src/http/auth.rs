@@ -4,7 +4,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use job_contract::secret::{self, SecretError};
 use jsonwebtoken::errors::ErrorKind;
-use jsonwebtoken::{Algorithm, DecodingKey, Validation, decode};
+use jsonwebtoken::{Algorithm, DecodingKey, EncodingKey, Header, Validation, decode, encode};
 use serde::Deserialize;
 
 /// Issuer and audience of the platform's tokens.
@@ -28,6 +28,23 @@ impl InternalSecret {
     pub fn parse(text: &str) -> Result<Self, SecretError> {
         Ok(Self(DecodingKey::from_secret(&secret::decode(text)?)))
     }
+}
+
+/// Makes a token as the platform does, for a hub whose platform is the records of its machine.
+pub(crate) fn platform_token(
+    secret: &str,
+    now: SystemTime,
+    lifetime: Duration,
+) -> Result<String, SecretError> {
+    let issued = now.duration_since(UNIX_EPOCH).unwrap_or_default();
+    let claims = serde_json::json!({
+        "iss": PLATFORM,
+        "aud": PLATFORM,
+        "iat": issued.as_secs(),
+        "exp": (issued + lifetime).as_secs(),
+    });
+    let key = EncodingKey::from_secret(&secret::decode(secret)?);
+    Ok(encode(&Header::new(Algorithm::HS256), &claims, &key).expect("claims of text and numbers"))
 }
 
 /// What every token must say.

@@ -5,7 +5,7 @@ use integration_tests::{Repository, Running};
 use job_contract::env;
 use nix::sys::signal::Signal;
 use test_cluster::{Builder, Cluster, Fault, State};
-use test_platform::Status;
+use test_platform::{Outputs, Status};
 
 use super::agent::{Gate, ends_with};
 use super::fixture::{Fixture, Hub};
@@ -137,6 +137,8 @@ async fn an_agent_that_is_killed_at_any_request_of_a_start_leaves_one_job_of_eac
     let fixture = Fixture::new().await;
     let hub = fixture.serve();
     prepare(&cluster, &fixture);
+    let outputs = cluster.machine.data_dir().join("local/output");
+    fixture.platform.read_outputs(Outputs::folder(&outputs));
     let repository = Repository::fixture();
     let mut runs = 0;
     for (verb, resource) in STEPS {

@@ -198,7 +198,7 @@ pub(super) async fn login(State(site): State<Site>, headers: HeaderMap, body: Bo
     let good = hub.zip(credential);
     let good = good.filter(|(hub, credential)| credential.is_valid(&hub.pools.current(), now));
     let Some((hub, credential)) = good else {
-        let text = "The token is not known here, was removed, or was not copied as a whole.";
+        let text = "The token is unknown, was removed, or was not copied completely.";
         let page = frame::login(next, Some(text));
         return frame::respond(StatusCode::UNAUTHORIZED, &page);
     };

@@ -9,7 +9,7 @@ use std::io;
 use std::os::unix::process::ExitStatusExt as _;
 use std::path::Path;
 use std::process::ExitStatus;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use base64::Engine as _;
 use base64::prelude::BASE64_STANDARD;
@@ -19,10 +19,10 @@ use job_contract::{Document, Exit, env};
 use nix::sys::signal::Signal;
 use platform::StepRef;
 use platform::local::LocalPlatform;
-use platform::terrakube::TokenSource;
 use pool_protocol::id::{PoolName, TaskId};
 use pool_protocol::token::PoolToken;
-use reqwest::Method;
+
+use secrecy::{ExposeSecret as _, SecretString};
 use serde::Deserialize;
 use tokio::sync::mpsc;
 use tokio::time::{Instant, MissedTickBehavior, interval, timeout};
@@ -34,6 +34,7 @@ use super::event::{Event, Level};
 use super::signals::Signals;
 use super::view::View;
 use crate::data::{DataDir, WorkFolder};
+use crate::http::auth::platform_token;
 use crate::local::environment;
 use crate::local::executor::Ended;
 
@@ -62,7 +63,8 @@ pub(crate) struct LocalPool {
     agent: Companion,
     url: String,
     http: reqwest::Client,
-    dispatch_tokens: TokenSource,
+    /// The secret that the hub shares with its platform.
+    secret: SecretString,
     token: PoolToken,
     /// What hub and agent say.
     events: mpsc::UnboundedReceiver<Event>,
@@ -159,7 +161,6 @@ impl LocalPool {
         let token = PoolToken::new(pool);
         let secret = BASE64_STANDARD
             .encode([*Uuid::new_v4().as_bytes(), *Uuid::new_v4().as_bytes()].concat());
-        let dispatch_tokens = TokenSource::parse(&secret).expect("a secret of 32 bytes");
         let folder = work.subfolder("hub")?;
         let (pools, config) = (folder.join("pools.yaml"), folder.join("agent.yaml"));
         let text = format!(
@@ -217,7 +218,7 @@ impl LocalPool {
             agent,
             url,
             http,
-            dispatch_tokens,
+            secret: secret.into(),
             token,
             events,
         })
@@ -272,10 +273,13 @@ impl LocalPool {
 
     async fn dispatch(&self, job: &Document) -> Result<(), PoolError> {
         let url = format!("{}/pools/{POOL}/api/v1/terraform-rs", self.url);
-        let request = self.http.request(Method::POST, url);
+        let secret = self.secret.expose_secret();
+        let token = platform_token(secret, SystemTime::now(), TOKEN_LIFETIME)
+            .expect("a secret of 32 bytes");
         let request = self
-            .dispatch_tokens
-            .authorize(request, TOKEN_LIFETIME)
+            .http
+            .post(url)
+            .bearer_auth(token)
             .header("content-type", "application/json")
             .body(job.json().to_vec());
         let refused = |error: reqwest::Error| PoolError::Refused(error.without_url().to_string());
