@@ -210,7 +210,7 @@ fn a_folder_goes_through_a_hub_and_an_agent_that_end_with_the_run() {
         events.iter().filter(of_kind)
     };
     let lines: Vec<&str> = of("log").filter_map(|log| log["line"].as_str()).collect();
-    for expected in ["Plan: 1 to add", "Apply complete!"] {
+    for expected in ["will be created", "Apply complete!"] {
         let count = lines.iter().filter(|line| line.contains(expected)).count();
         assert_eq!(count, 1, "{expected}\n{first}");
     }

@@ -36,7 +36,8 @@ pub(super) fn runs(pid: i32) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use std::process::Command;
+    use std::io::{Read as _, Write as _};
+    use std::process::{Command, Stdio};
 
     use super::*;
 
@@ -44,16 +45,22 @@ mod tests {
     fn a_process_counts_by_its_mark_until_it_has_ended() {
         let folder = tempfile::tempdir().unwrap();
         let mark = folder.path().join("agent-0/work");
-        let mut process = Command::new("sleep")
-            .arg("60")
+        let mut process = Command::new("cat")
             .env(env::RUN_MARK, &mark)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
             .spawn()
             .unwrap();
+        // Its environment cannot be read before it has begun.
+        process.stdin.as_mut().unwrap().write_all(b"!").unwrap();
+        process
+            .stdout
+            .as_mut()
+            .unwrap()
+            .read_exact(&mut [0])
+            .unwrap();
         let found = processes(folder.path());
-        assert!(
-            found.len() == 1 && found[0].contains("sleep 60"),
-            "{found:?}"
-        );
+        assert!(found.len() == 1 && found[0].contains("cat"), "{found:?}");
         assert!(processes(&mark).is_empty());
         process.kill().unwrap();
         let pid = i32::try_from(process.id()).unwrap();
