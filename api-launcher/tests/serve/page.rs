@@ -5,7 +5,7 @@ use serde_json::Value;
 use crate::harness::Fixture;
 
 fn parsed(text: &str) -> Value {
-    serde_json::from_str(text).unwrap_or_else(|_| panic!("{text}"))
+    serde_json::from_str(text).expect(text)
 }
 
 #[tokio::test(flavor = "multi_thread")]

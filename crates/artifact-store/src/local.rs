@@ -184,9 +184,10 @@ fn write_whole(
     let keep = || {
         draft.as_file().sync_all()?;
         draft.persist(path)?;
-        match keeps_name {
-            true => File::open(folder)?.sync_all(),
-            false => Ok(()),
+        if keeps_name {
+            File::open(folder)?.sync_all()
+        } else {
+            Ok(())
         }
     };
     keep().map_err(WriteError::Object)

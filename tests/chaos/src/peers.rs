@@ -108,16 +108,13 @@ impl Peers {
             .start()
             .await?;
         let settings = settings(&platform, &redis, &store, store_proxy.address());
-        let side = match kubeconfig {
-            Some(kubeconfig) => {
-                let side = LauncherSide::start(folder.path(), kubeconfig, settings).await?;
-                Side::Launchers(Box::new(side))
-            }
-            None => {
-                let organization = platform.organization();
-                let side = HubSide::start(folder.path(), seed, &organization, settings).await?;
-                Side::Hub(Box::new(side))
-            }
+        let side = if let Some(kubeconfig) = kubeconfig {
+            let side = LauncherSide::start(folder.path(), kubeconfig, settings).await?;
+            Side::Launchers(Box::new(side))
+        } else {
+            let organization = platform.organization();
+            let side = HubSide::start(folder.path(), seed, &organization, settings).await?;
+            Side::Hub(Box::new(side))
         };
         platform.dispatch_to(&side.dispatch_url());
         Ok(Self {

@@ -1,6 +1,11 @@
 //! Short journeys in which each fault happens once.
 
-#![allow(clippy::unwrap_used, clippy::panic, reason = "these are tests")]
+#![allow(
+    clippy::unwrap_used,
+    clippy::panic,
+    clippy::print_stdout,
+    reason = "these are tests"
+)]
 
 use std::path::Path;
 

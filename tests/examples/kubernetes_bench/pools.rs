@@ -33,7 +33,7 @@ pub(crate) async fn measure(program: &str, count: usize) -> Result<Value> {
     let hub = Arc::new(Hub::start(program).await?);
     let proxy = Counting::before(hub.address()).await?;
     let idle = Agent::start(program, &hub, "idle", "idle", 25, &proxy.url(), None)?;
-    idle.registered().await?;
+    idle.registered();
     let began = Instant::now();
     proxy.count();
 
@@ -41,10 +41,10 @@ pub(crate) async fn measure(program: &str, count: usize) -> Result<Value> {
     let late = late_agent(program, &hub, &starts, count).await?;
     let agent = Agent::start(program, &hub, "eu", "one", 25, &hub.url(), Some(&starts))?;
     let single = starts.one_by_one(&hub, "eu", count).await?;
-    agent.stop().await?;
+    agent.stop()?;
     let agent = Agent::start(program, &hub, "eu", "narrow", 1, &hub.url(), Some(&starts))?;
     let freed = starts.in_turn(&hub, "eu", count).await?;
-    agent.stop().await?;
+    agent.stop()?;
     let burst = starts
         .burst(program, &hub, RUNS_AT_ONCE, AGENTS, SLOTS)
         .await?;
@@ -54,7 +54,7 @@ pub(crate) async fn measure(program: &str, count: usize) -> Result<Value> {
     }
     let minutes = began.elapsed().as_secs_f64() / 60.0;
     let idle_calls = proxy.counted();
-    idle.stop().await?;
+    idle.stop()?;
     Ok(json!({
         "store": hub.store(),
         "late": late,
@@ -78,11 +78,11 @@ async fn late_agent(program: &str, hub: &Hub, starts: &Starts, count: usize) -> 
         hub.until_available("eu", 1).await?;
         let name = format!("late-{number}");
         let agent = Agent::start(program, hub, "eu", &name, 1, &hub.url(), Some(starts))?;
-        let registered = agent.registered().await?;
+        let registered = agent.registered();
         let run = starts.next().await?;
         late.push(run.at.saturating_duration_since(registered).as_secs_f64());
         run.end().await?;
-        agent.stop().await?;
+        agent.stop()?;
     }
     Ok(late)
 }
@@ -95,8 +95,8 @@ pub(crate) async fn jobs(server: [&str; 2], program: &str, count: usize) -> Resu
     let mut sight = Sight::of(client, RUNS, runs::is_released).await?;
     let launcher = Launcher::start(program, &server, &machine, Reports::Nowhere)?;
     let hub = Hub::start(program).await?;
-    let agent = Agent::in_cluster(program, &hub, &server.kubeconfig)?;
-    agent.registered().await?;
+    let agent = Agent::in_cluster(program, &hub, &server.kubeconfig);
+    agent.registered();
     let step = integration_tests::job::plan(&Repository::fixture());
     let mut pairs = Vec::new();
     for number in 0..=count {

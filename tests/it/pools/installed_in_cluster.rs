@@ -1,4 +1,4 @@
-//! An agent as the chart installs it: its StatefulSet, the Role of its account, and the pod template of its runs.
+//! An agent as the chart installs it: its `StatefulSet`, the Role of its account, and the pod template of its runs.
 
 use job_contract::env;
 use k8s_openapi::api::core::v1::{Pod, Secret};

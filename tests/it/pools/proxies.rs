@@ -171,7 +171,7 @@ async fn a_proxy_that_answers_with_pages_loses_no_run() {
         let names_cause = |line: &&str| line.contains(call) && line.contains(cause);
         assert!(log.lines().any(|line| names_cause(&line)), "{call}: {log}");
     }
-    let seen = seen.lock().unwrap();
+    let seen = seen.lock().unwrap().clone();
     let writes = seen.iter().filter(|kind| kind.starts_with("PATCH"));
     assert_eq!(writes.count(), 2, "of job and step: {seen:?}");
     assert_eq!(tasks_taken(&log).len(), 1, "{log}");

@@ -74,9 +74,9 @@ async fn a_hub_that_is_killed_under_load_loses_no_run_and_doubles_none() {
             Running::start(command.env("MAYFLY_AGENT_SLOTS", SLOTS.to_string()))
         })
         .collect();
-    agents
-        .iter()
-        .for_each(|agent| wait_for(agent, "\"registered\""));
+    for agent in &agents {
+        wait_for(agent, "\"registered\"");
+    }
 
     let gate = fs::File::create(fixture.path("gate")).unwrap();
     gate.lock().unwrap();

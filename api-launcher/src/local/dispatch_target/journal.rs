@@ -292,7 +292,7 @@ impl Journal {
         match log {
             Log::None => None,
             Log::File(path) => read(path, from).await,
-            Log::Kept(part) => Some(since(part, from)),
+            Log::Kept(part) => Some(since(&part, from)),
         }
     }
 
@@ -373,7 +373,7 @@ impl Run {
 }
 
 /// The part of a log that begins at an offset.
-fn since(part: Part, from: u64) -> Part {
+fn since(part: &Part, from: u64) -> Part {
     let skipped = from
         .checked_sub(part.start)
         .and_then(|skipped| usize::try_from(skipped).ok())

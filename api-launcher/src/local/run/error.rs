@@ -51,7 +51,7 @@ impl RunError {
             Self::Document(error) => error.exit(),
             Self::Input(_) => InputError::EXIT,
             Self::Executor(error) => error.exit(),
-            Self::Pool(error) => error.exit(),
+            Self::Pool(_) => PoolError::EXIT,
             Self::Platform(_) | Self::Environment(_) | Self::Signals(_) => Exit::Infrastructure,
             Self::Stopped(signal) => executor::stop_exit(*signal),
             Self::Packing | Self::NoOutcome => Exit::Defect,

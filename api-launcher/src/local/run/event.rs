@@ -24,6 +24,10 @@ pub(crate) enum Event {
         data_dir: PathBuf,
     },
     /// A hub and an agent run the steps. Both end with the run.
+    #[cfg_attr(
+        not(feature = "kubernetes"),
+        expect(dead_code, reason = "only the whole launcher has a hub")
+    )]
     HubStarted {
         /// Address of the status page, for browsers on this machine.
         page: String,

@@ -1,5 +1,12 @@
 //! Stands for `pool` in a build without hubs and agents.
 
+#![expect(
+    clippy::unused_self,
+    clippy::unused_async,
+    clippy::unnecessary_wraps,
+    reason = "it has the interface of `pool`"
+)]
+
 use std::path::Path;
 
 use job_contract::report::FinalReport;
@@ -49,9 +56,7 @@ impl LocalPool {
 }
 
 impl PoolError {
-    pub(crate) const fn exit(&self) -> Exit {
-        Exit::BadConfiguration
-    }
+    pub(crate) const EXIT: Exit = Exit::BadConfiguration;
 
     pub(crate) const fn hint(&self) -> Option<&'static str> {
         Some("build it without `--no-default-features`")

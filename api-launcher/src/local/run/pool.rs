@@ -86,10 +86,7 @@ pub(crate) enum PoolError {
 }
 
 impl PoolError {
-    /// The exit code, which says whose fault it is.
-    pub(crate) const fn exit(&self) -> Exit {
-        Exit::Infrastructure
-    }
+    pub(crate) const EXIT: Exit = Exit::Infrastructure;
 
     /// What to do about it.
     pub(crate) const fn hint(&self) -> Option<&'static str> {

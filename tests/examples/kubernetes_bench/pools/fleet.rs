@@ -52,23 +52,23 @@ impl Agent {
     }
 
     /// Starts an agent of target `kubernetes`.
-    pub(super) fn in_cluster(program: &str, hub: &Hub, kubeconfig: &str) -> Result<Self> {
+    pub(super) fn in_cluster(program: &str, hub: &Hub, kubeconfig: &str) -> Self {
         let mut command = command(program, hub, "eu", "cluster", &hub.url());
         command
             .args(["--deploy-target", "kubernetes", "--slots", "1000"])
             .env("KUBECONFIG", kubeconfig)
             .env(env::NAMESPACE, RUNS);
-        Ok(Self(Running::start(&mut command)))
+        Self(Running::start(&mut command))
     }
 
     /// Waits until it has registered. Returns when that was seen.
-    pub(super) async fn registered(&self) -> Result<Instant> {
+    pub(super) fn registered(&self) -> Instant {
         tokio::task::block_in_place(|| self.0.wait_for(Stream::Stderr, "\"registered\""));
-        Ok(Instant::now())
+        Instant::now()
     }
 
     /// Stops it.
-    pub(super) async fn stop(self) -> Result<()> {
+    pub(super) fn stop(self) -> Result<()> {
         self.0.signal(Signal::SIGTERM);
         let ended = tokio::task::block_in_place(|| self.0.wait());
         ensure!(ended.status.success(), "an agent ended so: {ended}");
@@ -227,7 +227,7 @@ impl Starts {
         for number in 1..=agents {
             let name = format!("fleet-{number}");
             let agent = Agent::start(program, hub, "eu", &name, slots, &hub.url(), Some(self))?;
-            agent.registered().await?;
+            agent.registered();
             fleet.push(agent);
         }
         let began = Instant::now();
@@ -265,7 +265,7 @@ impl Starts {
         }
         let drained = began.elapsed();
         for agent in fleet {
-            agent.stop().await?;
+            agent.stop()?;
         }
         Ok(json!({
             "runs": runs, "agents": agents, "slots": slots,

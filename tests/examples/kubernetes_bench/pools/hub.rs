@@ -14,7 +14,7 @@ use integration_tests::process::{Running, Stream};
 use job_contract::{JobData, env};
 use nix::unistd::Pid;
 use pool_protocol::token::PoolToken;
-use serde_json::Value;
+use serde_json::{Map, Value, json};
 
 use crate::launcher::memory_of;
 
@@ -44,17 +44,14 @@ impl Hub {
     pub(super) async fn start(program: &str) -> Result<Self> {
         let (platform, folder) = (WaitingPlatform::start().await, tempfile::tempdir()?);
         let tokens = POOLS.map(|pool| (pool, PoolToken::new(pool.parse().unwrap())));
-        let pools: String = tokens
-            .iter()
-            .map(|(pool, token)| {
-                let digest = token.digest();
-                format!(
-                    "  {pool}: {{organizations: ['*'], tokens: [{{id: t, sha256: {digest}}}]}}\n"
-                )
-            })
-            .collect();
+        let pools = tokens.iter().map(|(pool, token)| {
+            let token = json!({"id": "t", "sha256": token.digest()});
+            let settings = json!({"organizations": ["*"], "tokens": [token]});
+            ((*pool).to_owned(), settings)
+        });
+        let pools: Map<String, Value> = pools.collect();
         let file = folder.path().join("pools.yaml");
-        fs::write(&file, format!("pools:\n{pools}"))?;
+        fs::write(&file, json!({"pools": pools}).to_string())?;
         let store = std::env::var(env::POOL_STORE).ok();
         let running = Running::start(
             Command::new(program)

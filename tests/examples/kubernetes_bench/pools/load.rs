@@ -110,8 +110,8 @@ async fn paced(agents: &[Client]) -> Result<Vec<f64>> {
 async fn together(agents: &[Client]) -> Result<Vec<f64>> {
     let start = Arc::new(Barrier::new(agents.len()));
     let mut all = JoinSet::new();
-    for agent in agents.iter().cloned() {
-        let start = Arc::clone(&start);
+    for agent in agents {
+        let (agent, start) = (agent.clone(), Arc::clone(&start));
         all.spawn(async move {
             // So that there is a connection.
             agent.beat().await?;

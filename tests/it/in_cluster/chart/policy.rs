@@ -54,7 +54,7 @@ impl Policed {
         makers_of_jobs(&self.documents)
     }
 
-    /// A client that acts as the launcher of a Deployment, or as the agent of a StatefulSet. The policy is in force when this returns.
+    /// A client that acts as the launcher of a Deployment, or as the agent of a `StatefulSet`. The policy is in force when this returns.
     async fn launcher(&self, deployment: &Document, job: &Value) -> Client {
         let account = deployment.text_at("/spec/template/spec/serviceAccountName");
         let user = format!("system:serviceaccount:{}:{account}", deployment.namespace());
