@@ -118,9 +118,12 @@ fn final_report(job: &JobData, result: StepResult, reported: bool) -> FinalRepor
 }
 
 /// The remote client of CLI-driven runs reads only the live log. The platform deletes the live log soon after the final
-/// status (contract 7.5).
+/// status (contract 7.5). Content on this machine comes from no such client.
 fn reading_time(connections: &Connections, job: &JobData, stop: &Stop) -> Duration {
-    let is_read = job.is_remote_content() && connections.live_log(job).is_some();
+    let source = job.source.as_deref().unwrap_or_default();
+    let is_of_this_machine = source.starts_with('/') || source.starts_with("file:");
+    let is_from_a_client = job.is_remote_content() && !is_of_this_machine;
+    let is_read = is_from_a_client && connections.live_log(job).is_some();
     if is_read && stop.given().is_none() {
         READING_TIME
     } else {
