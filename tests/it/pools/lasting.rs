@@ -62,7 +62,7 @@ async fn a_run_that_is_cut_off_for_a_while_completes_and_its_log_says_so_once() 
     platform.until_streamed(job, "at-the-gate").await;
     run.to_hub.cut();
     platform
-        .until_streamed(job, "No word from the executor")
+        .until_streamed(job, "No heartbeat from the executor")
         .await;
     run.to_hub.heal();
     let hub = run.hub.as_ref().unwrap();
@@ -71,7 +71,7 @@ async fn a_run_that_is_cut_off_for_a_while_completes_and_its_log_says_so_once() 
     let lines = platform.streamed(job).await;
     let lines = lines
         .iter()
-        .filter(|line| line.output.contains("No word from"));
+        .filter(|line| line.output.contains("No heartbeat from"));
     assert_eq!(lines.count(), 1);
     gate.open().await;
     platform.until_job(job, Status::Completed).await;
@@ -98,7 +98,7 @@ async fn a_run_that_is_cut_off_for_good_fails_once_and_its_executor_stops() {
     let step = platform.job(job).step_of("customScripts").id.clone();
     let output = platform.step_output(job, &step).unwrap_or_default();
     for words in [
-        "no word from",
+        "no heartbeat from",
         "eu-1",
         "may have changed the infrastructure",
     ] {
