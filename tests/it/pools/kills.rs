@@ -27,7 +27,7 @@ use super::fixture::{Fixture, Hub};
 use crate::in_cluster::{Launcher, PATIENCE};
 
 /// Runs at a time.
-const AT_ONCE: usize = 3;
+const AT_ONCE: usize = 6;
 /// Calls of one class that are tried. Those that follow are made in the same way.
 const OF_A_CLASS: usize = 3;
 pub(super) const POLL: Duration = Duration::from_millis(20);
