@@ -126,6 +126,10 @@ impl Browser {
         if let Some(error) = opened["errorText"].as_str() {
             return Err(io::Error::other(format!("{url}: {error}")));
         }
+        self.until_loaded(before)
+    }
+
+    fn until_loaded(&mut self, before: u64) -> io::Result<()> {
         while self.loaded == before {
             self.wait(|message| message["method"] == "Page.loadEventFired")?;
         }
@@ -150,14 +154,20 @@ impl Browser {
         self.call("Emulation.setEmulatedMedia", &media).map(drop)
     }
 
-    /// Types a text into the focused field, and presses Enter.
+    /// Types a text into the field that has `autofocus`, presses Enter, and waits until the next page is loaded.
     pub fn enter(&mut self, typed: &str) -> io::Result<()> {
+        let document = self.call("DOM.getDocument", &json!({}))?;
+        let query = json!({"nodeId": document["root"]["nodeId"], "selector": "[autofocus]"});
+        let field = self.call("DOM.querySelector", &query)?;
+        // A page that has just been loaded may not have moved the focus yet.
+        self.call("DOM.focus", &json!({"nodeId": field["nodeId"]}))?;
         self.call("Input.insertText", &json!({ "text": typed }))?;
+        let before = self.loaded;
         for kind in ["keyDown", "keyUp"] {
             let key = json!({"type": kind, "key": "Enter", "code": "Enter", "windowsVirtualKeyCode": 13, "text": "\r"});
             self.call("Input.dispatchKeyEvent", &key)?;
         }
-        Ok(())
+        self.until_loaded(before)
     }
 
     /// Returns the value of an expression in the page.
