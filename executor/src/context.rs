@@ -20,7 +20,6 @@ use runtime::private_file::private_folder;
 use secrecy::ExposeSecret as _;
 use serde_json::{Map, Value};
 use tokio::time::timeout;
-use tokio_util::task::AbortOnDropHandle;
 use tracing::warn;
 
 use crate::banner::Palette;
@@ -32,7 +31,7 @@ use crate::error::StepError;
 use crate::phase_timer::PhaseTimer;
 use crate::running_report::StartReportRetry;
 use crate::stop::{Budget, Stop};
-use crate::store_watch;
+use crate::store_watch::StoreWatch;
 use crate::workspace::{Layout, LayoutConfig};
 
 /// Timeout of the platform's answer with the job context.
@@ -62,7 +61,7 @@ pub(crate) struct RunContext<'c> {
     /// The platform's step view when it permitted the step.
     pub(crate) view: OnceLock<StepView>,
     /// Reports in the run's log that the store fails.
-    _store_watch: Option<AbortOnDropHandle<()>>,
+    pub(crate) store_watch: Option<StoreWatch>,
 }
 
 impl<'c> RunContext<'c> {
@@ -94,7 +93,7 @@ impl<'c> RunContext<'c> {
             name: &format!("{}_{}", job.organization_id, job.workspace_id),
         })?;
         let log = open_log(config, &job, &layout, &store)?;
-        let store_watch = store_watch::start(&store, log.writer());
+        let store_watch = StoreWatch::start(&store, log.writer());
         Ok(Self {
             step: StepRef::of(&job),
             connections,
@@ -113,7 +112,7 @@ impl<'c> RunContext<'c> {
             env,
             stop,
             oom_kills: OomKills::from_now(MemoryGroup::of_this_process()),
-            _store_watch: store_watch,
+            store_watch,
         })
     }
 

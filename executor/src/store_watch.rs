@@ -5,27 +5,62 @@ use std::time::Duration;
 use artifact_store::Store;
 use run_log::LogWriter;
 use tokio::sync::watch;
-use tokio::time::timeout;
+use tokio_util::sync::CancellationToken;
 use tokio_util::task::AbortOnDropHandle;
 use tracing::{info, warn};
 
 /// Shorter failures are not reported.
 const MIN_REPORTED_FAILURE: Duration = Duration::from_secs(3);
 
-/// Watches the store until the handle is dropped. A folder needs no watch.
-pub(crate) fn start(store: &Store, log: LogWriter) -> Option<AbortOnDropHandle<()>> {
-    let trouble = store.trouble()?;
-    Some(AbortOnDropHandle::new(tokio::spawn(announce(trouble, log))))
+/// The watch of a run's store. It ends with [`Self::end`], or without its last line when it is dropped.
+#[derive(Debug)]
+pub(crate) struct StoreWatch {
+    ending: CancellationToken,
+    task: AbortOnDropHandle<()>,
 }
 
-async fn announce(mut trouble: watch::Receiver<Option<String>>, log: LogWriter) {
-    while trouble.wait_for(Option::is_some).await.is_ok() {
-        let passes = timeout(MIN_REPORTED_FAILURE, trouble.wait_for(Option::is_none)).await;
-        match passes.map(|passes| passes.is_ok()) {
-            Ok(true) => continue,
-            // The store is closed.
-            Ok(false) => return,
-            Err(_) => {}
+impl StoreWatch {
+    /// Watches the store. A folder needs no watch.
+    pub(crate) fn start(store: &Store, log: LogWriter) -> Option<Self> {
+        Some(Self::over(store.trouble()?, log))
+    }
+
+    fn over(trouble: watch::Receiver<Option<String>>, log: LogWriter) -> Self {
+        let ending = CancellationToken::new();
+        let announcing = announce(trouble, log, ending.clone());
+        Self {
+            ending,
+            task: AbortOnDropHandle::new(tokio::spawn(announcing)),
+        }
+    }
+
+    /// Ends the watch before its log does. A reported failure that is over by now is still reported as over.
+    pub(crate) async fn end(self) {
+        self.ending.cancel();
+        if let Err(error) = self.task.await {
+            warn!(%error, "the watch of the artifact store ended early");
+        }
+    }
+}
+
+async fn announce(
+    mut trouble: watch::Receiver<Option<String>>,
+    log: LogWriter,
+    ending: CancellationToken,
+) {
+    // An error means that the store is closed.
+    loop {
+        tokio::select! {
+            began = trouble.wait_for(Option::is_some) => if began.is_err() { return },
+            () = ending.cancelled() => return,
+        }
+        tokio::select! {
+            passed = trouble.wait_for(Option::is_none) => match passed {
+                Ok(_) => continue,
+                Err(_) => return,
+            },
+            () = tokio::time::sleep(MIN_REPORTED_FAILURE) => {}
+            () = ending.cancelled() => return,
         }
         let Some(text) = trouble.borrow().clone() else {
             continue;
@@ -36,8 +71,10 @@ async fn announce(mut trouble: watch::Receiver<Option<String>>, log: LogWriter) 
         );
         let line = format!("The artifact store fails: {text}. The executor repeats its requests.");
         log.line(&line).await;
-        if trouble.wait_for(Option::is_none).await.is_err() {
-            return;
+        tokio::select! {
+            biased;
+            over = trouble.wait_for(Option::is_none) => if over.is_err() { return },
+            () = ending.cancelled() => return,
         }
         info!("the artifact store works again");
         log.line("The artifact store works again.").await;
@@ -56,7 +93,7 @@ mod tests {
         let log =
             RunLog::start(LogConfig::new(folder.path()), Redactor::default(), vec![]).unwrap();
         let (health, trouble) = watch::channel(None);
-        let watching = tokio::spawn(announce(trouble, log.writer()));
+        let watch = StoreWatch::over(trouble, log.writer());
         let pause = || tokio::time::sleep(MIN_REPORTED_FAILURE / 2);
         // A short failure, then a long one with changing causes.
         for text in [
@@ -72,9 +109,8 @@ mod tests {
             pause().await;
         }
         health.send_replace(None);
-        pause().await;
-        drop(health);
-        watching.await.unwrap();
+        // The run ends at once, before the watch had its turn.
+        watch.end().await;
         tokio::time::resume();
         let summary = log.finish(Duration::from_mins(1)).await;
         assert_eq!(

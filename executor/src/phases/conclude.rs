@@ -36,6 +36,7 @@ const READING_TIME: Duration = Duration::from_secs(3);
 /// Ends a run: delivers and stores its log, reports the outcome, and removes its folders.
 pub(crate) async fn conclude(mut run: RunContext<'_>, mut result: StepResult) -> FinishedRun {
     let start_report_retry = run.start_report_retry.take();
+    let store_watch = run.store_watch.take();
     let RunContext {
         log,
         layout,
@@ -51,6 +52,12 @@ pub(crate) async fn conclude(mut run: RunContext<'_>, mut result: StepResult) ->
             start_report_retry.end(&last_attempt).await;
         }
     };
+    if let Some(store_watch) = store_watch {
+        tokio::select! {
+            () = store_watch.end() => {}
+            () = flush.over() => {}
+        }
+    }
     let (summary, ()) = tokio::join!(log.finish_within(&flush), end_repetition);
     let reporter = Reporter {
         config: run.config,

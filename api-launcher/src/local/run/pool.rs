@@ -21,7 +21,6 @@ use platform::StepRef;
 use platform::local::LocalPlatform;
 use pool_protocol::id::{PoolName, TaskId};
 use pool_protocol::token::PoolToken;
-
 use secrecy::{ExposeSecret as _, SecretString};
 use serde::Deserialize;
 use tokio::sync::mpsc;
