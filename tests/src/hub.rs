@@ -364,7 +364,7 @@ impl Shared {
                     state,
                 }))
             }
-            LeaseCall::Started | LeaseCall::Decline | LeaseCall::Logs => Err(Problem::new(
+            LeaseCall::Started | LeaseCall::Decline => Err(Problem::new(
                 Code::RequestInvalid,
                 "no executor makes this call",
             )),

@@ -11,7 +11,6 @@ pub mod exchange;
 pub mod id;
 pub mod instance;
 pub mod lease;
-pub mod log;
 pub mod path;
 pub mod problem;
 pub mod task;

@@ -8,7 +8,7 @@ use schemars::JsonSchema;
 use schemars::generate::SchemaSettings;
 use serde_json::{Map, Value, json};
 
-use crate::{OPENAPI, exchange, instance, lease, log, path, problem, task, version};
+use crate::{OPENAPI, exchange, instance, lease, path, problem, task, version};
 
 /// The start of the schemas. People write the part above it.
 const SCHEMAS: &str = "\ncomponents:\n";
@@ -40,8 +40,6 @@ fn schemas() -> Map<String, Value> {
     add::<lease::Lease>(&mut generator);
     add::<lease::End>(&mut generator);
     add::<lease::Ended>(&mut generator);
-    add::<log::LogBatch>(&mut generator);
-    add::<log::LogReceipt>(&mut generator);
     generator.take_definitions(true).into_iter().collect()
 }
 

@@ -26,8 +26,6 @@ pub enum LeaseCall {
     Accept,
     /// The executor is alive.
     Heartbeat,
-    /// The executor sends lines of the run log.
-    Logs,
     /// The step has succeeded.
     Complete,
     /// The step has failed.
@@ -38,12 +36,11 @@ pub enum LeaseCall {
 
 impl LeaseCall {
     /// All calls.
-    pub const ALL: [Self; 8] = [
+    pub const ALL: [Self; 7] = [
         Self::Started,
         Self::Decline,
         Self::Accept,
         Self::Heartbeat,
-        Self::Logs,
         Self::Complete,
         Self::Fail,
         Self::Cancelled,
@@ -57,7 +54,6 @@ impl LeaseCall {
             Self::Decline => "decline",
             Self::Accept => "accept",
             Self::Heartbeat => "heartbeat",
-            Self::Logs => "logs",
             Self::Complete => "complete",
             Self::Fail => "fail",
             Self::Cancelled => "cancelled",

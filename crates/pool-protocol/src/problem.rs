@@ -44,10 +44,6 @@ pub enum Code {
     TaskAlreadyTerminal,
     /// The task was cancelled before it was accepted.
     TaskCancelled,
-    /// The idempotency key was used for another request.
-    IdempotencyKeyReused,
-    /// An earlier log entry with this number has another text.
-    LogSequenceConflict,
     /// The request cannot be read, or a field has a value that is not allowed.
     RequestInvalid,
     /// The hub cannot write its store now.
@@ -74,9 +70,7 @@ impl Code {
             | Self::LeaseNotAccepted
             | Self::LeaseAccepted
             | Self::TaskAlreadyTerminal
-            | Self::TaskCancelled
-            | Self::IdempotencyKeyReused
-            | Self::LogSequenceConflict => 409,
+            | Self::TaskCancelled => 409,
             Self::InstanceUnknown => 410,
             Self::ExecutorProtocolVersionUnsupported => 426,
             Self::RateLimited => 429,

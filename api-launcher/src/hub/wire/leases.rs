@@ -76,7 +76,7 @@ async fn answer(
         Some(LeaseCall::Complete) => end(hub, grant, Ending::Completed, body).await,
         Some(LeaseCall::Fail) => end(hub, grant, Ending::Failed, body).await,
         Some(LeaseCall::Cancelled) => end(hub, grant, Ending::Cancelled, body).await,
-        Some(LeaseCall::Logs) | None => Err(Failure::new(
+        None => Err(Failure::new(
             Code::RequestInvalid,
             "this hub has no such call; lines of the run log go through the relay",
         )),
@@ -100,10 +100,7 @@ async fn authorize(
         return hub.holder(headers, task, lease);
     }
     let agent = hub.agent(headers)?;
-    if matches!(
-        call,
-        Some(LeaseCall::Accept | LeaseCall::Heartbeat | LeaseCall::Logs)
-    ) {
+    if matches!(call, Some(LeaseCall::Accept | LeaseCall::Heartbeat)) {
         let text = "this call needs the job token of the lease: only the executor makes it";
         return Err(Failure::new(Code::ExecutorPoolForbidden, text));
     }
