@@ -124,8 +124,9 @@ async fn end_task(
         exit_code: finished.exit_code(config),
         diagnostic: report.error.clone().unwrap_or_default(),
         reported: finished.reported,
+        report: report.for_hub(),
     };
-    let deadline = connections.deadline(stop, Budget::of(grace).report);
+    let deadline = connections.deadline(stop, Budget::of(grace).end);
     if let Err(error) = connections.platform.end(&end, &deadline).await {
         warn!(
             error = chain(&error),

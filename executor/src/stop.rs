@@ -163,8 +163,10 @@ pub struct Budget {
     pub log: Duration,
     /// Until then the platform may record the published state.
     pub history: Duration,
-    /// Until then, the platform may receive the outcome. The remaining time is for the final report.
+    /// Until then, the platform may receive the outcome.
     pub report: Duration,
+    /// Until then, the hub may receive the end of the task. The remaining time is for the final report.
+    pub end: Duration,
 }
 
 impl Budget {
@@ -181,6 +183,7 @@ impl Budget {
             log: before_the_end(8),
             history: before_the_end(5),
             report: before_the_end(2),
+            end: before_the_end(1),
         }
     }
 
@@ -236,8 +239,9 @@ mod tests {
                 log,
                 history,
                 report,
+                end,
             } = Budget::of(grace);
-            [tool, push, saving, flush, log, history, report, grace]
+            [tool, push, saving, flush, log, history, report, end, grace]
         };
         for seconds in [1, 10, 30, 60, 300, 3600] {
             let moments = moments(Duration::from_secs(seconds));
@@ -245,7 +249,7 @@ mod tests {
         }
         assert_eq!(
             moments(Duration::from_mins(5)).map(|moment| moment.as_secs()),
-            [265, 275, 285, 288, 292, 295, 298, 300]
+            [265, 275, 285, 288, 292, 295, 298, 299, 300]
         );
     }
 

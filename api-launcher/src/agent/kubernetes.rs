@@ -8,7 +8,7 @@ use std::time::Duration;
 use futures_util::FutureExt as _;
 use futures_util::future::BoxFuture;
 use job_contract::env;
-use job_contract::report::ReportKey;
+use job_contract::report::{FinalReport, ReportKey};
 use pool_protocol::id::AgentName;
 use pool_protocol::lease::{DeclineReason, End};
 use pool_protocol::path::LeaseCall;
@@ -331,7 +331,9 @@ impl Executor for JobOfLease {
 fn judge(verdict: &Verdict) -> RunEnd {
     let reported = verdict.executor_reported();
     let is_untouched = verdict.started == Started::No && !reported;
+    let unreported_success = verdict.unreported_success();
     let call = match verdict.kind {
+        _ if unreported_success.is_some() => LeaseCall::Complete,
         VerdictKind::Claimed => return RunEnd::Elsewhere,
         VerdictKind::Infrastructure if is_untouched => {
             return RunEnd::Decline(DeclineReason::Failed, verdict.text());
@@ -351,6 +353,7 @@ fn judge(verdict: &Verdict) -> RunEnd {
             diagnostic: verdict.text(),
             verdict: Some(verdict.kind.name().to_owned()),
             reported,
+            report: unreported_success.and_then(FinalReport::for_hub),
         },
     )
 }

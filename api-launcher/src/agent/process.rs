@@ -26,7 +26,9 @@ use tracing::{error, warn};
 use uuid::Uuid;
 
 use super::lease::{AgentLease, LeaseRef, Stop};
-use super::target::{Executor, FoundExecutor, RunEnd, StartFailure, StartRequest, Target, over};
+use super::target::{
+    Executor, FoundExecutor, RunEnd, StartFailure, StartRequest, Target, over, unreported,
+};
 use crate::data::{self, DataDir, DataError, attempt_lock};
 use crate::local::detached::{DetachedExecutor, StartError, kill_leftovers};
 use crate::local::environment::{Lease, Platform};
@@ -331,10 +333,9 @@ fn judge(report: Option<&FinalReport>, status: Option<ExitStatus>) -> RunEnd {
             Some(exit) => (exit, None),
             None => (Exit::Defect, None),
         },
-        // The hub knows whether the executor had accepted the task, and how the task ended.
         (None, None) => {
             let text = "the executor was lost while no agent watched it";
-            return RunEnd::Decline(DeclineReason::Failed, text.to_owned());
+            return RunEnd::Lost(unreported(None, "lost", text.to_owned()));
         }
     };
     let reported = report.and_then(|report| report.error.clone()).or(complaint);
@@ -347,10 +348,15 @@ fn judge(report: Option<&FinalReport>, status: Option<ExitStatus>) -> RunEnd {
         diagnostic,
         verdict: verdict.map(str::to_owned),
         reported,
+        report: report.and_then(FinalReport::for_hub),
     };
+    if report.is_some_and(FinalReport::is_unreported_success) {
+        return RunEnd::Over(LeaseCall::Complete, end(None, text));
+    }
     match exit {
         Exit::Claimed => RunEnd::Elsewhere,
-        Exit::Infrastructure if !reported => RunEnd::Decline(DeclineReason::Failed, text),
+        Exit::Infrastructure if !reported => RunEnd::Lost(end(Some("infrastructure"), text)),
+        Exit::Signal(_) if report.is_none() => RunEnd::Lost(end(Some("signalled"), text)),
         Exit::Done if report.is_some() => {
             RunEnd::Over(LeaseCall::Complete, end(None, String::new()))
         }
@@ -407,25 +413,25 @@ mod tests {
 
     #[rstest]
     #[case::done(Some(report(Exit::Done, false)), Some(exited(0)), "COMPLETE true")]
-    #[case::done_and_unreported(Some(report(Exit::Done, true)), Some(exited(0)), "COMPLETE false")]
+    #[case::done_and_unreported(Some(report(Exit::Done, true)), Some(exited(1)), "COMPLETE false")]
     #[case::done_without_a_report(None, Some(exited(0)), "FAIL lost false")]
     #[case::failed(
         Some(report(Exit::StepFailed, false)),
         Some(exited(1)),
         "FAIL step_failed true"
     )]
-    #[case::infrastructure(None, Some(exited(75)), "AGAIN")]
+    #[case::infrastructure(None, Some(exited(75)), "LOST infrastructure")]
     #[case::infrastructure_unreported(
         Some(report(Exit::Infrastructure, true)),
         Some(exited(75)),
-        "AGAIN"
+        "LOST infrastructure"
     )]
     #[case::claimed(None, Some(exited(76)), "ELSEWHERE")]
     #[case::configuration(None, Some(exited(64)), "FAIL config_missing false")]
     #[case::job_data(None, Some(exited(65)), "FAIL bad_job_data false")]
-    #[case::killed(None, Some(ExitStatus::from_raw(9)), "FAIL signalled false")]
+    #[case::killed(None, Some(ExitStatus::from_raw(9)), "LOST signalled")]
     #[case::panicked(None, Some(exited(101)), "FAIL defect false")]
-    #[case::lost(None, None, "AGAIN")]
+    #[case::lost(None, None, "LOST lost")]
     #[case::left_a_report(Some(report(Exit::StepFailed, false)), None, "FAIL step_failed true")]
     #[case::cancelled(
         Some(FinalReport { stopped: Some(StopReason::Cancelled), ..report(Exit::Signal(15), false) }),
@@ -438,8 +444,8 @@ mod tests {
         #[case] expected: &str,
     ) {
         let end = match judge(report.as_ref(), status) {
-            RunEnd::Decline(DeclineReason::Failed, text) if !text.is_empty() => "AGAIN".to_owned(),
-            RunEnd::Decline(..) => "another reason".to_owned(),
+            RunEnd::Decline(..) => "DECLINE".to_owned(),
+            RunEnd::Lost(end) => format!("LOST {}", end.verdict.unwrap_or_default()),
             RunEnd::Elsewhere => "ELSEWHERE".to_owned(),
             RunEnd::Over(call, end) => {
                 let verdict = end.verdict.map(|verdict| format!(" {verdict}"));

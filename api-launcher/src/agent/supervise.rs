@@ -20,7 +20,7 @@ use uuid::Uuid;
 use super::Agent;
 use super::client::answer::{Failure, Pauses, RetryDecision, jitter};
 use super::lease::{AgentLease, LeaseRef, Stop, StopOrder, StoppedBy};
-use super::target::{Executor, FoundExecutor, RunEnd, StartFailure, StartRequest};
+use super::target::{Executor, FoundExecutor, RunEnd, StartFailure, StartRequest, unreported};
 use crate::sealing::{self, Envelope, OpenError};
 
 /// The verdict on a run that the agent has killed because the agent had to stop at once.
@@ -206,19 +206,11 @@ impl Agent {
                 }
                 answer => answer,
             },
-            RunEnd::Decline(reason, text) => match self.send_decline(held, *reason, text).await {
-                Err(failure) if failure.code() == Some(Code::LeaseAccepted) => {
-                    let end = End {
-                        exit_code: None,
-                        final_log_sequence: None,
-                        diagnostic: text.clone(),
-                        verdict: Some("lost".to_owned()),
-                        reported: false,
-                    };
-                    self.call(held, LeaseCall::Fail, &end).await
-                }
-                answer => answer,
-            },
+            RunEnd::Decline(reason, text) => {
+                let end = unreported(None, "lost", text.clone());
+                self.decline_or_fail(held, *reason, &end).await
+            }
+            RunEnd::Lost(end) => self.decline_or_fail(held, DeclineReason::Failed, end).await,
         };
         match answer {
             Ok(ended) => {
@@ -234,6 +226,21 @@ impl Agent {
             Err(failure) => {
                 warn!(run = held.run, end = ?end, %failure, "the hub refuses the end of a task");
             }
+        }
+    }
+
+    /// Declines a task, or fails it if its executor had accepted it.
+    async fn decline_or_fail(
+        &self,
+        held: &AgentLease,
+        reason: DeclineReason,
+        end: &End,
+    ) -> Result<Ended, Failure> {
+        match self.send_decline(held, reason, &end.diagnostic).await {
+            Err(failure) if failure.code() == Some(Code::LeaseAccepted) => {
+                self.call(held, LeaseCall::Fail, end).await
+            }
+            answer => answer,
         }
     }
 
@@ -346,17 +353,17 @@ fn difference(task: &Task, job: &Document) -> Option<&'static str> {
 }
 
 /// Adds who stopped a run to its end.
-fn with_cause(end: RunEnd, order: Option<StopOrder>) -> RunEnd {
-    match (end, order) {
+fn with_cause(ended: RunEnd, order: Option<StopOrder>) -> RunEnd {
+    match (ended, order) {
         (
-            RunEnd::Over(LeaseCall::Fail, end),
+            RunEnd::Over(LeaseCall::Fail, end) | RunEnd::Lost(end),
             Some(StopOrder {
                 stop: Stop::Terminate | Stop::Kill,
                 by: StoppedBy::Hub,
             }),
         ) => RunEnd::Over(LeaseCall::Cancelled, end),
         (
-            RunEnd::Over(LeaseCall::Fail, end),
+            RunEnd::Over(LeaseCall::Fail, end) | RunEnd::Lost(end),
             Some(StopOrder {
                 stop: Stop::Kill,
                 by: StoppedBy::Agent,
@@ -372,7 +379,7 @@ fn with_cause(end: RunEnd, order: Option<StopOrder>) -> RunEnd {
                 ..end
             },
         ),
-        (end, _) => end,
+        (ended, _) => ended,
     }
 }
 

@@ -45,6 +45,9 @@ pub(crate) struct FoundExecutor {
 pub(crate) enum RunEnd {
     /// The executor had not accepted the task. A retry may succeed, so the agent declines the task.
     Decline(DeclineReason, String),
+    /// Nobody knows whether the executor had accepted the task. The hub does: the agent declines the task, or fails it
+    /// with this end if it was accepted.
+    Lost(End),
     /// Another executor has the task.
     Elsewhere,
     /// The task is over.
@@ -92,16 +95,19 @@ pub(crate) trait Executor: Debug + Send + Sync {
 
 /// Returns the end of a task that the agent reports because its executor cannot.
 pub(crate) fn over(call: LeaseCall, exit_code: Option<i32>, verdict: &str, text: String) -> RunEnd {
-    RunEnd::Over(
-        call,
-        End {
-            exit_code,
-            final_log_sequence: None,
-            diagnostic: text,
-            verdict: Some(verdict.to_owned()),
-            reported: false,
-        },
-    )
+    RunEnd::Over(call, unreported(exit_code, verdict, text))
+}
+
+/// Returns the end of a task that no executor has reported.
+pub(crate) fn unreported(exit_code: Option<i32>, verdict: &str, text: String) -> End {
+    End {
+        exit_code,
+        final_log_sequence: None,
+        diagnostic: text,
+        verdict: Some(verdict.to_owned()),
+        reported: false,
+        report: None,
+    }
 }
 
 /// A shared target.

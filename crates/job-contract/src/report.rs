@@ -5,6 +5,7 @@ mod key;
 mod message;
 
 use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
 
 use crate::exit::Exit;
 use crate::final_statuses::Ending;
@@ -93,6 +94,24 @@ impl FinalReport {
     /// Whether the step was done but not reported to the platform.
     pub const fn is_unreported_success(&self) -> bool {
         self.unreported && self.outcome == Exit::Done.code()
+    }
+
+    /// The part that a hub needs to report the step, if the executor did not report it.
+    pub fn for_hub(&self) -> Option<Map<String, Value>> {
+        self.unreported_step.as_ref()?;
+        let part = Self {
+            job_id: self.job_id.clone(),
+            step_id: self.step_id.clone(),
+            outcome: self.outcome,
+            commit_id: self.commit_id.clone(),
+            unreported: self.unreported,
+            unreported_step: self.unreported_step.clone(),
+            ..Self::default()
+        };
+        match serde_json::to_value(part) {
+            Ok(Value::Object(part)) => Some(part),
+            _ => None,
+        }
     }
 }
 

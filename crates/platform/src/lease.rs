@@ -158,6 +158,7 @@ impl Lease {
             diagnostic: fitting(&end.diagnostic, DIAGNOSTIC).to_owned(),
             verdict: None,
             reported: end.reported,
+            report: end.report.clone(),
         };
         let hub = &self.0.hub;
         let call = hub.call(call, &body);

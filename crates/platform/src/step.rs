@@ -6,6 +6,7 @@ use job_contract::JobData;
 use job_contract::final_statuses::FinalStatuses;
 use job_contract::status::{JobStatus, StepStatus};
 use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
 
 /// The ids of a step.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -138,6 +139,8 @@ pub struct RunEnd {
     pub diagnostic: String,
     /// Whether the platform knows the outcome.
     pub reported: bool,
+    /// What the hub needs to report the step, if the executor did not.
+    pub report: Option<Map<String, Value>>,
 }
 
 /// The result of a run.

@@ -132,6 +132,10 @@ pub struct End {
     /// Whether the platform already has the outcome.
     #[serde(default)]
     pub reported: bool,
+    /// The final report of an executor that could not report to the platform: its termination message, or the part of
+    /// it with `unreportedStep`. A hub needs it for a plan, because it contains the address of the stored plan.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub report: Option<serde_json::Map<String, serde_json::Value>>,
 }
 
 /// The response to `complete`, `fail` and `cancelled`.

@@ -38,6 +38,8 @@ CREATE TABLE tasks (
     end_exit_code BIGINT,
     end_verdict TEXT,
     end_log_sequence BIGINT,
+    -- A JSON object.
+    end_report TEXT,
     ended_at BIGINT,
     reported BIGINT NOT NULL,
     -- When the state ends by itself, or the task is forgotten. NULL while it must be reported.

@@ -150,6 +150,8 @@ pub struct EndView {
     pub exit_code: Option<i32>,
     pub verdict: Option<String>,
     pub final_log_sequence: Option<u64>,
+    /// The final report of an executor that could not report to the platform, as JSON.
+    pub report: Option<String>,
     pub ago: Duration,
     /// Whether the platform has the outcome.
     pub reported: bool,

@@ -6,8 +6,8 @@ use std::os::unix::fs::PermissionsExt as _;
 use integration_tests::process::Stream;
 use integration_tests::{Repository, Running};
 use job_contract::env;
-use nix::sys::signal::Signal;
-use test_platform::{Outputs, Status};
+use nix::sys::signal::{Signal, kill};
+use test_platform::{Flow, NewJob, Outputs, Status, Workspace};
 
 use super::agent::{Gate, ends_with};
 use super::kills::tap::Moment;
@@ -110,6 +110,41 @@ async fn a_run_that_is_cut_off_for_good_fails_once_and_its_executor_stops() {
     assert_eq!(run.changes(), changes);
     // One of the job, and one of its step.
     assert_eq!(run.fixture.reports(job, Status::Failed), 2);
+}
+
+/// The report of a plan and its statuses to the platform.
+const OUTCOME: &str = "PATCH /api/v1/organization/{}/job/{}/step/{}";
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn a_plan_that_its_executor_cannot_report_is_applied_all_the_same() {
+    let mut run = Run::start().await;
+    run.start_agent();
+    run.until_asked_for_tasks().await;
+    let held = run.to_platform.hold(OUTCOME, 2, Moment::Sent);
+    let repository = Repository::fixture();
+    let platform = &run.fixture.platform;
+    let workspace = platform.workspace(Workspace::new(&repository.url()));
+    let job = platform.start_job(NewJob::new(&workspace, Flow::plan_apply()));
+    let held = held.await.unwrap();
+    run.to_platform.cut();
+    drop(held);
+    // Stopped, it repeats its report only until its grace period ends.
+    kill(run.fixture.executor(), Signal::SIGTERM).unwrap();
+    let hub = run.hub.as_ref().unwrap();
+    let unreported = async {
+        let owed = r#"mayfly_pool_tasks{pool="eu",state="unreported"} 1"#;
+        while !hub.get("/metrics").await.contains(owed) {
+            tokio::time::sleep(POLL).await;
+        }
+    };
+    let waited = tokio::time::timeout(2 * PATIENCE, unreported).await;
+    assert!(waited.is_ok(), "the executor does not give up");
+    run.to_platform.heal();
+    let done = platform.until_job(job, Status::Completed).await;
+    assert_eq!(done.step_statuses(), [Status::Completed; 2]);
+    let output = platform.step_output(job, &done.step_of("terraformApply").id);
+    assert!(output.unwrap_or_default().contains("1 added"));
+    run.assert_nothing_left().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]

@@ -51,6 +51,7 @@ fn ends_that_a_retry_may_fix_are_declined(
             assert!(text.contains("The cause."), "{text}");
             format!("AGAIN {reason:?}")
         }
+        RunEnd::Lost(end) => format!("LOST {end:?}"),
         RunEnd::Elsewhere => "ELSEWHERE".to_owned(),
         RunEnd::Over(call, end) => {
             assert_eq!(end.verdict.as_deref(), Some(kind.name()));

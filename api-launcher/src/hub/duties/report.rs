@@ -84,9 +84,19 @@ async fn send(
     if task.state != TaskState::Completed {
         return reporter.report_failure(&step, &text, None).await;
     }
-    // The hub does not know whether a plan found changes.
-    let report = FinalReport::default();
+    let report = report_of(task, end);
     reporter.report_success(&step, &report, &text, None).await
+}
+
+/// Returns the final report that came with the end. Without one, the hub does not know whether a plan found changes.
+fn report_of(task: &TaskView, end: &EndView) -> FinalReport {
+    let Some(text) = &end.report else {
+        return FinalReport::default();
+    };
+    serde_json::from_str(text).unwrap_or_else(|error| {
+        warn!(task = %task.task, %error, "the final report of an executor cannot be read");
+        FinalReport::default()
+    })
 }
 
 /// Returns the text for the run log.

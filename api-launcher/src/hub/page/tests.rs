@@ -58,6 +58,7 @@ fn ended(reason: EndReason, diagnostic: &str) -> TaskView {
             exit_code: Some(1),
             verdict: Some(HOSTILE.to_owned()),
             final_log_sequence: None,
+            report: None,
             ago: Duration::from_secs(5),
             reported: false,
         }),

@@ -285,6 +285,7 @@ fn over(reason: EndReason, ago: u64) -> TaskView {
             exit_code: None,
             verdict: None,
             final_log_sequence: None,
+            report: None,
             ago: Duration::from_secs(ago),
             reported: true,
         }),

@@ -186,6 +186,7 @@ impl Journal {
                 exit_code: outcome.exit_code.map(i32::from),
                 verdict: None,
                 final_log_sequence: None,
+                report: None,
                 ago: Duration::ZERO,
                 reported: outcome.status.is_some(),
             });

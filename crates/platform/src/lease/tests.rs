@@ -72,6 +72,7 @@ fn end(result: RunResult) -> RunEnd {
         exit_code: 0,
         diagnostic: String::new(),
         reported: true,
+        report: None,
     }
 }
 

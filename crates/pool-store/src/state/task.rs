@@ -158,6 +158,8 @@ pub struct TaskEnd {
     pub exit_code: Option<i32>,
     pub verdict: Option<String>,
     pub final_log_sequence: Option<u64>,
+    /// The final report of an executor that could not report to the platform, as JSON.
+    pub report: Option<String>,
     pub at: Millis,
     /// Whether the platform has the outcome or needs none.
     pub reported: bool,

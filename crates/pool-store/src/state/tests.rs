@@ -62,6 +62,7 @@ pub(super) fn end() -> End {
     End {
         exit_code: Some(1),
         final_log_sequence: None,
+        report: None,
         diagnostic: "it failed".to_owned(),
         verdict: None,
         reported: false,

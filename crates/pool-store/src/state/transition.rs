@@ -3,6 +3,7 @@
 use pool_protocol::id::InstanceId;
 use pool_protocol::lease::{Acceptance, Decline, DeclineReason, End, Holder};
 use pool_protocol::token::JobGrant;
+use serde_json::Value;
 
 use super::event::Event;
 use super::task::{EndReason, State, Task, TaskEnd};
@@ -162,6 +163,7 @@ impl TransitionBuilder<'_> {
             exit_code: None,
             verdict: None,
             final_log_sequence: None,
+            report: None,
             at: self.now,
             reported: reason == EndReason::Superseded,
         });
@@ -185,7 +187,7 @@ impl TransitionBuilder<'_> {
                 "the platform says that it runs".to_owned()
             }
             PlatformState::Over => {
-                let note = "the platform does not want it any more".to_owned();
+                let note = "the platform no longer needs it".to_owned();
                 return self.over(EndReason::Superseded, "platform", note);
             }
         };
@@ -485,6 +487,10 @@ impl TransitionBuilder<'_> {
             exit_code: end.exit_code,
             verdict: end.verdict.clone().map(|verdict| cut(verdict, NOTE)),
             final_log_sequence: end.final_log_sequence,
+            report: end
+                .report
+                .clone()
+                .map(|report| Value::Object(report).to_string()),
             at: self.now,
             reported: end.reported,
         });

@@ -11,6 +11,9 @@ use crate::model::{Ending, LeaseStatus};
 use crate::state::{Event, Task};
 use crate::text::identifier;
 
+/// The longest final report of an executor, in bytes. A termination message has at most 4096.
+const REPORT: usize = 8192;
+
 impl Store {
     /// Records that an executor exists. `executor` names the Job or the process, for people.
     pub async fn started(&self, grant: JobGrant, executor: &str) -> Result<LeaseStatus, Error> {
@@ -58,6 +61,13 @@ impl Store {
         {
             let text = "`finalLogSequence` is larger than 2^63 - 1".to_owned();
             return Err(Refusal::RequestInvalid(text).into());
+        }
+        if let Some(report) = &end.report {
+            let length = serde_json::Value::Object(report.clone()).to_string().len();
+            if length > REPORT {
+                let text = format!("`report` has {length} bytes: at most {REPORT} are stored");
+                return Err(Refusal::RequestInvalid(text).into());
+            }
         }
         let event = Event::End { grant, ending, end };
         let (task, _) = self.change(grant.task, event).await?;

@@ -181,6 +181,7 @@ fn new_task(id: TaskId, submission: &Submission, now: Millis) -> Task {
             exit_code: None,
             verdict: None,
             final_log_sequence: None,
+            report: None,
             at: now,
             reported: false,
         }),

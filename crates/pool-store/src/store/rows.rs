@@ -14,15 +14,15 @@ const INSERT: &str = "\
     INSERT INTO tasks (id, pool, organization, workspace, job, step, kind, traceparent, stock, \
     state, fencing_token, lease, instance, agent, attempts, reasons, sealed_for, submitted_at, not_before, leased_at, \
     heard_at, executor, holder_uid, holder_name, phase, cancel_requested, end_reason, end_diagnostic, end_exit_code, \
-    end_verdict, end_log_sequence, ended_at, reported, deadline, ask_at, asks) \
+    end_verdict, end_log_sequence, end_report, ended_at, reported, deadline, ask_at, asks) \
     VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18, $19, $20, $21, $22, $23, \
-    $24, $25, $26, $27, $28, $29, $30, $31, $32, $33, $34, $35, 0) ON CONFLICT (job, step) DO NOTHING";
+    $24, $25, $26, $27, $28, $29, $30, $31, $32, $33, $34, $35, $36, 0) ON CONFLICT (job, step) DO NOTHING";
 const UPDATE: &str = "\
     UPDATE tasks SET state = $2, fencing_token = $3, lease = $4, instance = $5, agent = $6, attempts = $7, reasons = $8, \
     sealed_for = $9, submitted_at = $10, not_before = $11, leased_at = $12, heard_at = $13, executor = $14, \
     holder_uid = $15, holder_name = $16, phase = $17, cancel_requested = $18, end_reason = $19, end_diagnostic = $20, \
-    end_exit_code = $21, end_verdict = $22, end_log_sequence = $23, ended_at = $24, reported = $25, deadline = $26, \
-    asks = CASE WHEN $27 = 1 THEN 0 ELSE asks END, ask_at = CASE WHEN $27 = 1 THEN $28 ELSE ask_at END WHERE id = $1";
+    end_exit_code = $21, end_verdict = $22, end_log_sequence = $23, end_report = $24, ended_at = $25, reported = $26, \
+    deadline = $27, asks = CASE WHEN $28 = 1 THEN 0 ELSE asks END, ask_at = CASE WHEN $28 = 1 THEN $29 ELSE ask_at END WHERE id = $1";
 const EVENT: &str = "\
     INSERT INTO events (task, seq, at, from_state, to_state, actor, note) \
     VALUES ($1, (SELECT coalesce(max(seq), 0) + 1 FROM events WHERE task = $1), $2, $3, $4, $5, $6)";
@@ -168,7 +168,7 @@ fn first_due(task: &Task, now: Millis) -> Option<Millis> {
 }
 
 /// Returns the values of the columns that change, in the order of the statements.
-fn changing(task: &Task, rules: &Rules) -> Result<[Value; 25], Error> {
+fn changing(task: &Task, rules: &Rules) -> Result<[Value; 26], Error> {
     let end = task.end.as_ref();
     let reported = end.is_some_and(|end| end.reported);
     let deadline = (!task.is_unreported()).then(|| task.deadline(rules));
@@ -198,6 +198,7 @@ fn changing(task: &Task, rules: &Rules) -> Result<[Value; 25], Error> {
             Some(sequence) => signed(sequence)?,
             None => Value::Int(None),
         },
+        Value::maybe(end.and_then(|end| end.report.as_ref())),
         Value::Int(end.map(|end| end.at)),
         Value::from(reported),
         Value::Int(deadline),
@@ -224,6 +225,7 @@ pub(super) fn read(row: &Row) -> Result<Task, Error> {
             final_log_sequence: row
                 .maybe_int("end_log_sequence")?
                 .and_then(|number| u64::try_from(number).ok()),
+            report: row.maybe_text("end_report")?,
             at: row.int("ended_at")?,
             reported: row.flag("reported")?,
         }),

@@ -292,6 +292,7 @@ fn task_view(task: &Task, wait: Option<Wait>, now: crate::Millis) -> TaskView {
             exit_code: end.exit_code,
             verdict: end.verdict.clone(),
             final_log_sequence: end.final_log_sequence,
+            report: end.report.clone(),
             ago: between(end.at, now),
             reported: end.reported,
         }),

@@ -346,6 +346,7 @@ pub(crate) fn end_report(reported: bool) -> End {
         diagnostic: "no changes".to_owned(),
         verdict: None,
         reported,
+        report: None,
     }
 }
 

@@ -1,8 +1,10 @@
 //! Tests of submissions, confirmations, cancellations and reports.
 
+use pool_protocol::lease::End;
 use pool_protocol::problem::Code;
 use pool_protocol::task::TaskState;
 use rstest::rstest;
+use serde_json::json;
 
 use super::fixture::*;
 use crate::model::{Content, Ending, Payload, PlatformState, Submitted};
@@ -173,7 +175,21 @@ async fn a_report_is_due_until_the_platform_has_the_outcome(
         return;
     };
     let leased = fixture.running("1").await;
-    let end = end_report(false);
+    let report = |text: &str| {
+        json!({"unreportedStep": {"plan": text}})
+            .as_object()
+            .cloned()
+    };
+    let end = End {
+        report: report(&"x".repeat(20_000)),
+        ..end_report(false)
+    };
+    let refused = fixture.store.end(leased.grant, Ending::Failed, &end);
+    assert_eq!(code(refused.await), Code::RequestInvalid);
+    let end = End {
+        report: report("/plan\0"),
+        ..end
+    };
     let ended = fixture.store.end(leased.grant, Ending::Failed, &end);
     assert_eq!(ended.await.unwrap(), TaskState::Failed);
     let given = fixture.store.to_report(10).await.unwrap();
@@ -183,6 +199,8 @@ async fn a_report_is_due_until_the_platform_has_the_outcome(
         (end.diagnostic.as_str(), end.final_log_sequence),
         ("no changes", Some(7))
     );
+    let stored = end.report.as_deref().map(serde_json::from_str);
+    assert_eq!(stored.unwrap().ok(), report("/plan\0"));
     assert!(fixture.store.to_report(10).await.unwrap().is_empty());
     fixture.pass(31).await;
     assert_eq!(fixture.store.to_report(10).await.unwrap().len(), 1);
