@@ -23,7 +23,7 @@ use crate::front::{Front, token};
 use crate::kubelet::nodes::Nodes;
 use crate::kubelet::register::{self, Registry};
 use crate::kubelet::{Image, Order, Runner};
-use crate::provision;
+use crate::provision::{self, Refused};
 use crate::rights::{ADMIN, Rule};
 use crate::state::State;
 
@@ -355,7 +355,13 @@ impl Cluster {
     /// Admission refuses every pod of a namespace, in these words.
     pub async fn refuse_pods(&self, namespace: &str, words: &str) -> Result<(), kube::Error> {
         let client = self.client(ADMIN)?;
-        provision::refuse_pods(&client, namespace, words, &self.id).await
+        provision::refuse(&client, Refused::Pods, namespace, words, &self.id).await
+    }
+
+    /// Admission refuses every Job of a namespace, in these words.
+    pub async fn refuse_jobs(&self, namespace: &str, words: &str) -> Result<(), kube::Error> {
+        let client = self.client(ADMIN)?;
+        provision::refuse(&client, Refused::Jobs, namespace, words, &self.id).await
     }
 
     /// The quota of a namespace has no place for a pod.

@@ -10,6 +10,7 @@ use futures_util::StreamExt as _;
 use k8s_openapi::api::admissionregistration::v1::{
     ValidatingAdmissionPolicy, ValidatingAdmissionPolicyBinding,
 };
+use k8s_openapi::api::batch::v1::Job;
 use k8s_openapi::api::core::v1::{
     Namespace, Node, PersistentVolume, PersistentVolumeClaim, Pod, ResourceQuota,
 };
@@ -66,20 +67,32 @@ pub(crate) async fn provide_volumes(
     }
 }
 
-/// Refuses every pod of a namespace in these words. Returns when the API server does so.
-pub(crate) async fn refuse_pods(
+/// What admission refuses.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Refused {
+    Jobs,
+    Pods,
+}
+
+/// Refuses every object of this kind in a namespace in these words. Returns when the API server does so.
+pub(crate) async fn refuse(
     client: &Client,
+    refused: Refused,
     namespace: &str,
     words: &str,
     id: &str,
 ) -> Result<(), kube::Error> {
+    let (group, resource) = match refused {
+        Refused::Jobs => ("batch", "jobs"),
+        Refused::Pods => ("", "pods"),
+    };
     let name = format!("mayfly-test-{id}");
     let metadata = json!({"name": name, "labels": {LABEL: id}});
     let policy = json!({
         "metadata": metadata,
         "spec": {
             "matchConstraints": {"resourceRules": [
-                {"apiGroups": [""], "apiVersions": ["v1"], "operations": ["CREATE"], "resources": ["pods"]},
+                {"apiGroups": [group], "apiVersions": ["v1"], "operations": ["CREATE"], "resources": [resource]},
             ]},
             "validations": [{"expression": "false", "message": words}],
         },
@@ -93,14 +106,21 @@ pub(crate) async fn refuse_pods(
     });
     create::<ValidatingAdmissionPolicy>(&Api::all(client.clone()), policy).await?;
     create::<ValidatingAdmissionPolicyBinding>(&Api::all(client.clone()), binding).await?;
-    until_refused(client, namespace, words).await
+    until_refused(words, || async {
+        match refused {
+            Refused::Jobs => try_job(client, namespace).await.map(drop),
+            Refused::Pods => try_pod(client, namespace).await.map(drop),
+        }
+    })
+    .await
 }
 
 /// Lets a namespace have no pod. Returns when the API server refuses them.
 pub(crate) async fn allow_no_pod(client: &Client, namespace: &str) -> Result<(), kube::Error> {
     let quota = json!({"metadata": {"name": "runs"}, "spec": {"hard": {"pods": "0"}}});
     create::<ResourceQuota>(&Api::namespaced(client.clone(), namespace), quota).await?;
-    until_refused(client, namespace, "exceeded quota").await
+    let tried = || async { try_pod(client, namespace).await.map(drop) };
+    until_refused("exceeded quota", tried).await
 }
 
 async fn create<K>(api: &Api<K>, object: Value) -> Result<(), kube::Error>
@@ -196,32 +216,51 @@ where
     Ok(())
 }
 
-/// What the API server would make of a pod.
 async fn try_pod(client: &Client, namespace: &str) -> Result<Pod, kube::Error> {
-    let pod = json!({
+    try_object(&Api::namespaced(client.clone(), namespace), harmless_pod()).await
+}
+
+async fn try_job(client: &Client, namespace: &str) -> Result<Job, kube::Error> {
+    let job = json!({"metadata": {"name": "tried"}, "spec": {"template": harmless_pod()}});
+    try_object(&Api::namespaced(client.clone(), namespace), job).await
+}
+
+/// A pod that the restricted profile of pod security permits.
+fn harmless_pod() -> Value {
+    json!({
         "metadata": {"name": "tried"},
         "spec": {
+            "restartPolicy": "Never",
             "securityContext": {"runAsNonRoot": true, "seccompProfile": {"type": "RuntimeDefault"}},
             "containers": [{
                 "name": "none", "image": "registry.example.test/none:1",
                 "securityContext": {"allowPrivilegeEscalation": false, "capabilities": {"drop": ["ALL"]}},
             }],
         },
-    });
-    let pod = serde_json::from_value::<Pod>(pod).map_err(kube::Error::SerdeError)?;
+    })
+}
+
+/// What the API server would make of an object.
+async fn try_object<K>(api: &Api<K>, object: Value) -> Result<K, kube::Error>
+where
+    K: Clone + std::fmt::Debug + DeserializeOwned + serde::Serialize,
+{
+    let object = serde_json::from_value(object).map_err(kube::Error::SerdeError)?;
     let dry = PostParams {
         dry_run: true,
         ..PostParams::default()
     };
-    let pods = Api::<Pod>::namespaced(client.clone(), namespace);
-    pods.create(&dry, &pod).await
+    api.create(&dry, &object).await
 }
 
-async fn until_refused(client: &Client, namespace: &str, words: &str) -> Result<(), kube::Error> {
+async fn until_refused<F: Future<Output = Result<(), kube::Error>>>(
+    words: &str,
+    tried: impl Fn() -> F,
+) -> Result<(), kube::Error> {
     until(|| async {
-        match try_pod(client, namespace).await {
+        match tried().await {
             Err(kube::Error::Api(status)) => Ok(status.message.contains(words)),
-            other => other.map(|_| false),
+            other => other.map(|()| false),
         }
     })
     .await

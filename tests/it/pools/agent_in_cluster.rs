@@ -7,7 +7,7 @@ use nix::sys::signal::Signal;
 use test_cluster::{Builder, Cluster, Fault, State};
 use test_platform::{Outputs, Status};
 
-use super::agent::{Gate, ends_with};
+use super::agent::{Gate, ends_with, tasks_taken};
 use super::fixture::{Fixture, Hub};
 use super::kills::until;
 use crate::chart::{agents_rights, values};
@@ -124,6 +124,29 @@ async fn an_executor_that_is_killed_for_its_memory_fails_its_step_with_the_verdi
         .await;
     assert_eq!(fixture.times_run(), 1);
     drop(agent);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_run_whose_job_the_cluster_refuses_fails_at_once_with_its_words() {
+    let Some(cluster) = cluster(Cluster::builder()).await else {
+        return;
+    };
+    let fixture = Fixture::new().await;
+    let hub = fixture.serve();
+    let words = "runs need an owner";
+    let refused = cluster.cluster.refuse_jobs(&cluster.runs, words);
+    refused.await.unwrap();
+    let agent = start(&cluster, &fixture, &hub);
+    let job = fixture.start_note(&Repository::fixture());
+    let platform = &fixture.platform;
+    platform.until_job(job, Status::Failed).await;
+    let step = platform.job(job).step_of("customScripts").id.clone();
+    let output = platform.step_output(job, &step).unwrap_or_default();
+    assert!(output.contains(words), "{output}");
+    agent.signal(Signal::SIGTERM);
+    let log = ends_with(agent, 0);
+    assert_eq!(tasks_taken(&log).len(), 1, "{log}");
+    assert_eq!(fixture.times_run(), 0);
 }
 
 /// What an agent asks of the cluster to start a run.
