@@ -10,7 +10,7 @@ pub const TOKEN: &str = "/api/v1/executor/token";
 pub const REGISTER: &str = "/api/v1/executor/instances/register";
 /// Removes an instance.
 pub const INSTANCE: &str = "/api/v1/executor/instances/{instance}";
-/// Heartbeat of an instance. It renews the leases of the instance that are not accepted yet.
+/// Heartbeat of an instance. It renews the leases that it names.
 pub const INSTANCE_HEARTBEAT: &str = "/api/v1/executor/instances/{instance}/heartbeat";
 /// Waits for a task.
 pub const REQUEST_TASK: &str = "/api/v1/executor/tasks/request";

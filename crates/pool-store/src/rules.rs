@@ -7,7 +7,8 @@ use std::time::Duration;
 pub struct Rules {
     /// How long a lease is valid without a heartbeat of its instance, until an executor exists.
     pub lease: Duration,
-    /// How long a lease is valid without a heartbeat once an executor exists, until it accepts the task.
+    /// How long a lease is valid without a heartbeat once an executor exists, until it accepts the task. And how long an
+    /// instance with heartbeats may take until an executor exists.
     pub unaccepted: Duration,
     /// An accepted task without a heartbeat for so long is orphaned.
     pub orphaned_after: Duration,
@@ -21,7 +22,7 @@ pub struct Rules {
     pub start_within: Duration,
     /// How long an offline instance stays in the list.
     pub listed_for: Duration,
-    /// How long a task is kept after its outcome is reported.
+    /// How long a task is kept after its end. A task whose outcome is not reported is kept longer.
     pub remembered_for: Duration,
     /// How many leases of a task may fail until the task fails.
     pub attempts: u32,

@@ -15,7 +15,7 @@ use crate::waiters::Waiters;
 
 /// The channel on which hubs announce new tasks.
 pub(super) const CHANNEL: &str = "mayfly_pools";
-/// Connections of one hub. It has one more, which listens on the channel.
+/// Connections of one hub. One of them listens on the channel.
 const CONNECTIONS: u32 = 10;
 
 /// Reads the time of the database at the start of the transaction.

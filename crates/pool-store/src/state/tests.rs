@@ -201,6 +201,10 @@ fn an_instance_that_starts_no_executor_has_a_task_for_300_s() {
         (story.task.state, story.task.attempts),
         (State::Submitted, 1)
     );
+    assert_eq!(
+        story.task.reasons,
+        ["agent one started no executor within 300 s"]
+    );
 }
 
 #[test]

@@ -14,8 +14,8 @@ use crate::rules::Rules;
 use crate::text::{DIAGNOSTIC, NOTE, cut};
 
 /// The pause after an agent without capacity has declined a lease, unless the agent requests another one.
-const NO_ROOM: Millis = 10_000;
-/// The shortest pause after a lease that was handed back like the one before it, and neither counts.
+const QUOTA_PAUSE: Millis = 10_000;
+/// The shortest pause after two leases in a row that were declined and do not count.
 const REPEATED: Millis = 5_000;
 /// The longest pause an agent may ask for.
 const LONGEST_PAUSE: Millis = 300_000;
@@ -313,7 +313,7 @@ impl TransitionBuilder<'_> {
         let is_repeated = task.reasons.len() > usize::try_from(task.attempts).unwrap_or(usize::MAX);
         let shortest = if is_repeated { REPEATED } else { 0 };
         let pause = match decline.reason {
-            DeclineReason::Quota => requested.unwrap_or(NO_ROOM),
+            DeclineReason::Quota => requested.unwrap_or(QUOTA_PAUSE),
             _ => requested.unwrap_or_default(),
         };
         let pause = pause.clamp(shortest, LONGEST_PAUSE);
@@ -509,7 +509,14 @@ impl TransitionBuilder<'_> {
         let silent = between(task.heard_at, self.now).as_secs();
         match task.state {
             State::Leased | State::Started => {
-                let reason = format!("no heartbeat from {} for {silent} s", self.agent());
+                let has_heartbeat =
+                    task.state == State::Leased && silent < self.rules.lease.as_secs();
+                let reason = if has_heartbeat {
+                    let held = between(task.leased_at, self.now).as_secs();
+                    format!("{} started no executor within {held} s", self.agent())
+                } else {
+                    format!("no heartbeat from {} for {silent} s", self.agent())
+                };
                 let requeued = self.requeue("hub", reason, true, 0);
                 self.with_outcome(requeued, LeaseOutcome::Failed)
             }

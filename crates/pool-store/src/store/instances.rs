@@ -178,8 +178,14 @@ impl Store {
         }
         let sql = "DELETE FROM instances WHERE pool = $1 AND agent = $2 AND installation <> $3";
         tx.execute(sql, &name).await?;
-        let sql = "SELECT count(*) AS instances FROM instances WHERE pool = $1";
-        let row = tx.row(sql, &name[..1]).await?;
+        let sql = "SELECT count(*) AS instances FROM instances \
+                   WHERE pool = $1 AND NOT (agent = $2 AND system_id = $3)";
+        let others = [
+            name[0].clone(),
+            name[1].clone(),
+            Value::text(&registration.system_id),
+        ];
+        let row = tx.row(sql, &others).await?;
         let registered = row.map_or(Ok(0), |row| row.int("instances"))?;
         Ok(if registered < INSTANCES {
             Ok(())

@@ -23,16 +23,20 @@ const PAUSE_OVER: &str = "\
     SELECT pool, count(*) AS tasks FROM tasks \
     WHERE state = 'available' AND not_before > $1 AND not_before <= $2 GROUP BY pool";
 
+/// Marks the tasks for the next two statements, and locks them before their history grows.
+const UNCONFIRM: &str =
+    "UPDATE tasks SET state = 'submitted', asks = -1, ask_at = $1 WHERE state = 'available'";
 const UNCONFIRMED_AGAIN: &str = "\
     INSERT INTO events (task, seq, at, from_state, to_state, actor, note) \
     SELECT t.id, (SELECT coalesce(max(e.seq), 0) + 1 FROM events e WHERE e.task = t.id), \
     $1, 'available', 'submitted', 'hub', 'the hub starts: the platform must confirm it again' \
-    FROM tasks t WHERE t.state = 'available'";
-const UNCONFIRMED: &str =
-    "UPDATE tasks SET state = 'submitted', asks = 0, ask_at = $1 WHERE state = 'available'";
-const SHIFT_SUBMITTED: &str = "\
-    UPDATE tasks SET submitted_at = submitted_at + $1, not_before = not_before + $1, deadline = deadline + $1 \
-    WHERE state = 'submitted'";
+    FROM tasks t WHERE t.asks = -1";
+const UNCONFIRMED: &str = "UPDATE tasks SET asks = 0 WHERE asks = -1";
+const SHIFT_SUBMITTED: &str = "UPDATE tasks SET deadline = deadline + $1 WHERE state = 'submitted'";
+/// The limits of a task depend on these times, and not only on the last heartbeat.
+const SHIFT_OPEN: &str = "\
+    UPDATE tasks SET submitted_at = submitted_at + $1, not_before = not_before + $1, leased_at = leased_at + $1 \
+    WHERE end_reason IS NULL";
 const RENEW_ALL: &str = "\
     UPDATE tasks SET heard_at = $1, deadline = $1 + CASE state WHEN 'leased' THEN $2 WHEN 'started' THEN $3 \
     WHEN 'running' THEN $4 ELSE $5 END WHERE state IN ('leased', 'started', 'running', 'orphaned')";
@@ -101,7 +105,7 @@ impl Store {
 
     /// Starts the time limits again after the store was opened.
     pub(super) async fn resume(&self) -> Result<(), OpenError> {
-        let resumed = async {
+        let resume = async || {
             let mut tx = self.begin().await?;
             tx.lock("sweep").await?;
             let tick = last_tick(&mut tx).await?;
@@ -113,7 +117,12 @@ impl Store {
             }
             tx.commit().await
         };
-        resumed.await.map_err(|error| match error {
+        let mut resumed = resume().await;
+        if resumed.is_err() && self.database.is_shared() {
+            // PostgreSQL ends a transaction that waits for one of another hub, while that one waits for it.
+            resumed = resume().await;
+        }
+        resumed.map_err(|error| match error {
             Error::Unavailable(source) => match source.downcast::<sqlx::Error>() {
                 Ok(error) => OpenError::Database(*error),
                 Err(other) => OpenError::Database(sqlx::Error::Protocol(other.to_string())),
@@ -130,8 +139,9 @@ impl Store {
         unconfirm(tx).await?;
         let now = Value::from(tx.now);
         let gap = Value::from(tx.now - tick);
-        tx.execute(SHIFT_SUBMITTED, std::slice::from_ref(&gap))
-            .await?;
+        for sql in [SHIFT_SUBMITTED, SHIFT_OPEN] {
+            tx.execute(sql, std::slice::from_ref(&gap)).await?;
+        }
         let rules = &self.rules;
         let limits = [
             rules.lease,
@@ -152,10 +162,10 @@ impl Store {
 
 /// Makes all available tasks unconfirmed, because the store may be a restored backup.
 async fn unconfirm(tx: &mut Tx) -> Result<(), Error> {
+    tx.execute(UNCONFIRM, &[Value::from(tx.now)]).await?;
     tx.execute(UNCONFIRMED_AGAIN, &[Value::from(tx.wall)])
         .await?;
-    tx.execute(UNCONFIRMED, &[Value::from(tx.now)]).await?;
-    Ok(())
+    tx.execute(UNCONFIRMED, &[]).await.map(drop)
 }
 
 async fn last_tick(tx: &mut Tx) -> Result<Millis, Error> {

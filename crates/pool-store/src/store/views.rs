@@ -46,7 +46,8 @@ const LATEST: &str = "\
 const AHEAD: &str = "\
     SELECT count(*) AS tasks FROM tasks WHERE reported = 0 AND pool = $1 AND state IN ('submitted', 'available') \
     AND (submitted_at < $2 OR (submitted_at = $2 AND id < $3))";
-const EVENTS: &str = "SELECT * FROM events WHERE task = $1 ORDER BY seq LIMIT $2";
+const EVENTS: &str = "\
+    SELECT * FROM (SELECT * FROM events WHERE task = $1 ORDER BY seq DESC LIMIT $2) AS latest ORDER BY seq";
 
 impl Store {
     /// Returns all pools that have instances, or tasks that are not over or not reported.
@@ -133,7 +134,7 @@ impl Store {
         Ok(ahead)
     }
 
-    /// Returns the history of a task, oldest entry first, at most [`PAGE`] entries.
+    /// Returns the last [`PAGE`] entries of the history of a task, oldest first.
     pub async fn events(&self, task: TaskId) -> Result<Vec<EventView>, Error> {
         let mut tx = self.begin().await?;
         let rows = tx

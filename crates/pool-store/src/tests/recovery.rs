@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use pool_protocol::instance::Phase;
 use pool_protocol::problem::Code;
 use pool_protocol::task::TaskState;
 use rstest::rstest;
@@ -242,6 +243,7 @@ async fn time_without_a_hub_does_not_count(
     let one = instances[0].instance;
     let again = fixture.lease(one).await.unwrap();
     assert_eq!(again.grant, before.leased.grant);
+    assert!(again.expires_in > Duration::ZERO);
     fixture
         .store
         .apply_platform_state(before.waiting, PlatformState::Waiting)
@@ -259,13 +261,22 @@ async fn time_in_which_nothing_could_be_stored_does_not_count(
     let Some(fixture) = Fixture::open(engine).await else {
         return;
     };
-    task_in_each_state(&fixture).await;
+    let leased = task_in_each_state(&fixture).await.leased;
     fixture.pass(10).await;
     fixture.clock.pass(7200);
     let swept = fixture.store.sweep().await.unwrap();
     assert!(swept.resumed && swept.changed.is_empty());
     assert!(fixture.pass(29).await.is_empty());
     assert_eq!(states(&fixture).await, UNCHANGED);
+    // A heartbeat renews the lease, as if there had been no gap.
+    let instance = fixture.view(leased.grant.task).await.instance.unwrap();
+    let heartbeat = beats(vec![held(&leased, Phase::Preparing)]);
+    let eu = pool();
+    let renewed = fixture.store.heartbeat(&eu, instance, &heartbeat);
+    assert!(renewed.await.unwrap().stale.is_empty());
+    fixture.pass(20).await;
+    let view = fixture.view(leased.grant.task).await;
+    assert_eq!((view.state, view.attempts), (TaskState::Leased, 0));
 }
 
 #[tokio::test]
