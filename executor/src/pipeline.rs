@@ -106,7 +106,7 @@ async fn reject_and_end(
     finished
 }
 
-/// Tells the hub that has given the step how it ended. What the hub does not hear, its agent says.
+/// Reports the end of the run to the hub. If that fails, the agent reports it.
 async fn end_task(
     config: &Config,
     connections: &Connections,
@@ -130,7 +130,7 @@ async fn end_task(
     if let Err(error) = connections.platform.end(&end, &deadline).await {
         warn!(
             error = chain(&error),
-            "the hub could not be told that the run is over"
+            "the end of the run could not be reported to the hub"
         );
     }
 }

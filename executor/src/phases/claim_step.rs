@@ -33,14 +33,14 @@ pub(crate) async fn claim_step(
     if run.stop.given().is_some() {
         return Err(StepError::stopped());
     }
-    let claim = run
-        .phase(
-            Phase::Claim,
-            run.connections
-                .platform
-                .claim(&run.step, &holder(run.config)),
-        )
-        .await?;
+    let platform = &run.connections.platform;
+    let claim = async { Ok(platform.claim(&run.step, &holder(run.config)).await?) };
+    let claim = if platform.is_leased() {
+        // The hub knows whether it granted a claim whose response nobody waits for, and the agent asks it.
+        run.phase(Phase::Claim, run.unless_stopped(claim)).await?
+    } else {
+        run.phase(Phase::Claim, claim).await?
+    };
     match claim {
         Claim::Held(holder) if changes_something(&run.job) => {
             let result = held_by(&run.step, &holder);

@@ -24,6 +24,7 @@ use crate::final_report::{FinishedRun, identify};
 use crate::running_report::LAST_ATTEMPT_TIMEOUT;
 use crate::step_result::StepResult;
 use crate::stop::{Budget, Stop};
+use crate::store_watch::StoreWatch;
 
 /// Timeout of the sinks for the rest of the log.
 const LOG_FLUSH_TIMEOUT: Duration = Duration::from_mins(1);
@@ -58,6 +59,8 @@ pub(crate) async fn conclude(mut run: RunContext<'_>, mut result: StepResult) ->
             () = flush.over() => {}
         }
     }
+    // The log ends now, so that later failures are only in the diagnostics.
+    let _store_watch = StoreWatch::start(&run.store, log.writer());
     let (summary, ()) = tokio::join!(log.finish_within(&flush), end_repetition);
     let reporter = Reporter {
         config: run.config,

@@ -4,8 +4,8 @@
 
 use job_contract::final_statuses::{Ending, FinalStatuses};
 use job_contract::report::FinalReport;
-use job_contract::{Exit, JobData, StepType, chain};
-use platform::{Outcome, PlanReference, PlatformError, StartPermission, StepRef};
+use job_contract::{Exit, JobData, StepType};
+use platform::{Outcome, PlanReference, StartPermission, StepRef};
 use tracing::error;
 
 use crate::config::Config;
@@ -41,7 +41,7 @@ pub(crate) async fn reject_run(
         Ok(None) => finish(job, result, true),
         Ok(Some(not_run)) => finish(job, not_run, false),
         Err(error) => {
-            error!(error = chain(&error), "the failure could not be reported");
+            error!(%error, "the failure could not be reported");
             finish(job, result, false)
         }
     }
@@ -55,11 +55,11 @@ async fn report_rejection(
     job: &JobData,
     note: Option<String>,
     stop: &Stop,
-) -> Result<Option<StepResult>, PlatformError> {
+) -> Result<Option<StepResult>, StepError> {
     let rejected = &StepRef::of(job);
     let permission = tokio::select! {
         permission = connections.platform.start_permission(rejected) => permission?,
-        _ = stop.ordered() => return Ok(None),
+        _ = stop.ordered() => return Err(StepError::stopped()),
     };
     if !matches!(permission, StartPermission::Granted(_)) {
         return Ok(None);
