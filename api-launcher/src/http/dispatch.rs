@@ -8,6 +8,7 @@ use axum::http::{HeaderMap, HeaderValue, header};
 use axum::response::{IntoResponse as _, Response};
 use job_contract::Document;
 use serde_json::error::Category;
+use tokio::sync::SemaphorePermit;
 use tracing::{info, warn};
 
 use super::answer::{self, RequestError};
@@ -53,7 +54,7 @@ fn respond(state: &AppState, started: Instant, handled: Handled) -> Response {
 }
 
 async fn handle(state: &AppState, request: Request) -> Handled {
-    let (headers, job) = receive(state, request).await?;
+    let (headers, job, _permit) = receive(state, request).await?;
     if let Some(fallback) = state.routing.fallback_for(&job) {
         let response = fallback
             .forward(&headers, job.json().to_vec())
@@ -76,7 +77,7 @@ async fn handle(state: &AppState, request: Request) -> Handled {
 }
 
 async fn handle_for_pool(state: &AppState, pool: &str, request: Request) -> Handled {
-    let (headers, job) = receive(state, request).await?;
+    let (headers, job, _permit) = receive(state, request).await?;
     validate(&job)?;
     let Some(hub) = &state.hub else {
         return Err(RequestError::UnknownPool(pool.to_owned()));
@@ -102,18 +103,19 @@ const fn result_of(acceptance: Acceptance) -> DispatchResult {
     }
 }
 
-/// Authorizes a request, and reads its document.
+/// Authorizes a request, and reads its document. The permit is held until the dispatch is accepted.
 async fn receive(
     state: &AppState,
     request: Request,
-) -> Result<(HeaderMap, Document), RequestError> {
+) -> Result<(HeaderMap, Document, SemaphorePermit<'_>), RequestError> {
     let (head, body) = request.into_parts();
     authorize(state, &head.headers)?;
-    let _permit = state.bodies.acquire().await;
+    let permit = state.bodies.acquire().await;
+    let permit = permit.map_err(|error| RequestError::Unavailable(error.to_string()))?;
     let body = tokio::time::timeout(BODY_TIMEOUT, body::read(body, MAX_BODY_BYTES))
         .await
         .map_err(|_| RequestError::TooSlow)??;
-    Ok((head.headers, parse(body)?))
+    Ok((head.headers, parse(body)?, permit))
 }
 
 fn validate(job: &Document) -> Result<(), RequestError> {

@@ -6,15 +6,22 @@ use std::sync::Arc;
 use axum::Router;
 use axum::body::{Body, to_bytes};
 use axum::http::{HeaderValue, Request, StatusCode, header};
+use futures_util::FutureExt as _;
+use futures_util::future::BoxFuture;
+use job_contract::Document;
 use rstest::rstest;
 use serde_json::{Value, json};
+use tokio::sync::Semaphore;
+use tokio::task::JoinSet;
 use tower::ServiceExt as _;
 
 use super::auth::Gate;
 use super::auth::tests::{PLATFORM_TOKEN, gate, when_issued};
-use super::{AppState, MAX_BODY_BYTES, router};
+use super::{AppState, MAX_BODIES, MAX_BODY_BYTES, router};
 use crate::data::DataDir;
+use crate::dispatch::response::ResponseSent;
 use crate::dispatch::route::Routing;
+use crate::dispatch::{Acceptance, DispatchError, DispatchTarget, Readiness};
 use crate::local::dispatch_target::ProcessTarget;
 use crate::local::dispatch_target::settings::{ProcessSettings, RunsOnStop};
 use crate::local::executor::Program;
@@ -280,4 +287,71 @@ async fn other_paths_and_methods_are_refused_as_such() {
     let answer = service.get("/api/v1/terraform-rs").await;
     assert_eq!(answer.status, StatusCode::METHOD_NOT_ALLOWED);
     assert!(answer.error().contains("another method"));
+}
+
+/// A target that accepts nothing before the test lets it.
+#[derive(Debug)]
+struct SlowTarget {
+    /// One permit for each call of `accept`.
+    calls: Semaphore,
+    released: Semaphore,
+}
+
+impl DispatchTarget for SlowTarget {
+    fn accept(
+        &self,
+        _job: Document,
+        _response_sent: ResponseSent,
+    ) -> BoxFuture<'_, Result<Acceptance, DispatchError>> {
+        async {
+            self.calls.add_permits(1);
+            self.released.acquire().await.unwrap().forget();
+            Ok(Acceptance::New)
+        }
+        .boxed()
+    }
+
+    fn readiness(&self) -> BoxFuture<'_, Readiness> {
+        std::future::ready(Readiness::Ready).boxed()
+    }
+
+    fn work(&self) -> BoxFuture<'_, ()> {
+        std::future::ready(()).boxed()
+    }
+
+    fn name(&self) -> &'static str {
+        "slow"
+    }
+}
+
+#[tokio::test]
+async fn a_dispatch_keeps_its_place_until_it_is_accepted() {
+    let target = Arc::new(SlowTarget {
+        calls: Semaphore::new(0),
+        released: Semaphore::new(0),
+    });
+    let state = AppState::new(
+        gate(when_issued),
+        Routing::All,
+        Arc::clone(&target) as Arc<dyn DispatchTarget>,
+        None,
+        None,
+        Metrics::default(),
+        Shutdown::default().draining,
+    );
+    let mut dispatches = JoinSet::new();
+    for _ in 0..=MAX_BODIES {
+        let request = dispatch(Some(&format!("Bearer {PLATFORM_TOKEN}")), job().to_string());
+        dispatches.spawn(router(state.clone()).oneshot(request));
+    }
+    let all = u32::try_from(MAX_BODIES).unwrap();
+    target.calls.acquire_many(all).await.unwrap().forget();
+    // The last dispatch waits, because each call of the target holds a permit.
+    assert_eq!(state.bodies.available_permits(), 0);
+    assert_eq!(target.calls.available_permits(), 0);
+    target.released.add_permits(MAX_BODIES + 1);
+    while let Some(response) = dispatches.join_next().await {
+        assert_eq!(response.unwrap().unwrap().status(), StatusCode::ACCEPTED);
+    }
+    assert_eq!(target.calls.available_permits(), 1);
 }
