@@ -21,7 +21,7 @@ pub(crate) mod wire;
 
 use std::io;
 use std::path::PathBuf;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use job_contract::Exit;
@@ -57,6 +57,8 @@ const MAX_POLLS: usize = 2000;
 const MAX_POLLS_OF_A_POOL: usize = 1000;
 /// Forms of exchanges whose bodies are read at a time.
 const MAX_EXCHANGES: usize = 64;
+/// The timeout for reading a form.
+const FORM_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// The hub.
 #[derive(Debug)]
@@ -71,6 +73,8 @@ pub(crate) struct Hub {
     issuers: Issuers,
     heartbeats: JobHeartbeats,
     metrics: PoolMetrics,
+    /// Held while the metrics are set and rendered.
+    measuring: Mutex<()>,
     polls: Arc<Shares<PoolName>>,
     /// Forms of exchanges whose bodies are read.
     exchanges: Semaphore,
@@ -153,6 +157,7 @@ impl Hub {
             tails: Tails::default(),
             heartbeats: JobHeartbeats::default(),
             metrics: PoolMetrics::register(metrics),
+            measuring: Mutex::new(()),
             polls: Shares::new(MAX_POLLS_OF_A_POOL, MAX_POLLS),
             exchanges: Semaphore::new(MAX_EXCHANGES),
             lease,
@@ -180,13 +185,20 @@ impl Hub {
         problem.map_or(Readiness::Ready, Readiness::Impaired)
     }
 
-    /// Updates the metrics.
-    pub(crate) async fn measure(&self) {
+    /// Updates the metrics, and renders them.
+    pub(crate) async fn measure(&self, render: impl FnOnce() -> String) -> String {
+        let (pools, file) = (self.store.pools().await, self.pools.current());
+        // Another scraper must not see the gauges while they are set.
+        let _held = self
+            .measuring
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
         // An error is shown by the readiness.
-        if let Ok(pools) = self.store.pools().await {
-            self.metrics.observe(self.pools.current().names(), &pools);
+        if let Ok(pools) = pools {
+            self.metrics.observe(file.names(), &pools);
         }
         self.metrics.polls_waiting(self.polls.taken());
+        render()
     }
 
     /// Returns all tasks that are not over. The store returns them in pages.

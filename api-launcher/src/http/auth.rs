@@ -147,7 +147,8 @@ impl Gate {
     }
 }
 
-fn bearer(authorization: &[u8]) -> Option<&str> {
+/// Returns the token of an `Authorization` header.
+pub(crate) fn bearer(authorization: &[u8]) -> Option<&str> {
     let (scheme, token) = std::str::from_utf8(authorization).ok()?.split_once(' ')?;
     let token = token.trim();
     (scheme.eq_ignore_ascii_case("bearer") && !token.is_empty()).then_some(token)

@@ -38,10 +38,12 @@ pub(super) async fn readiness(State(state): State<AppState>) -> Response {
 }
 
 pub(super) async fn prometheus(State(state): State<AppState>) -> Response {
-    if let Some(hub) = &state.hub {
-        hub.measure().await;
-    }
-    let mut response = state.metrics.render(state.target.load()).into_response();
+    let render = || state.metrics.render(state.target.load());
+    let text = match &state.hub {
+        Some(hub) => hub.measure(render).await,
+        None => render(),
+    };
+    let mut response = text.into_response();
     response.headers_mut().insert(
         header::CONTENT_TYPE,
         HeaderValue::from_static(metrics::CONTENT_TYPE),

@@ -3,7 +3,7 @@
 
 mod confirm;
 mod report;
-mod sweep;
+pub(super) mod sweep;
 mod watch;
 
 use std::sync::Arc;

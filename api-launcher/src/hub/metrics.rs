@@ -11,6 +11,15 @@ use crate::metrics::Metrics;
 
 type Labels = Vec<(&'static str, String)>;
 
+const REASONS: [DeclineReason; 6] = [
+    DeclineReason::Draining,
+    DeclineReason::Quota,
+    DeclineReason::Refused,
+    DeclineReason::Sealed,
+    DeclineReason::Failed,
+    DeclineReason::Other,
+];
+
 /// The metrics of pools. Their labels are the names in the file of the pools, so there are few series.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct PoolMetrics {
@@ -92,6 +101,13 @@ impl PoolMetrics {
         }
         for name in names {
             self.set(name, None);
+            // A series that appears with its first event hides that event from rates.
+            for family in [&self.redelivered, &self.poison, &self.lost] {
+                drop(family.get_or_create(&of(name)));
+            }
+            for reason in REASONS {
+                drop(self.declined.get_or_create(&declined(name, reason)));
+            }
         }
         for view in pools {
             self.set(&view.pool, Some(view));
@@ -131,15 +147,7 @@ impl PoolMetrics {
     }
 
     pub(crate) fn declined(&self, pool: &PoolName, reason: DeclineReason) {
-        let reason = match reason {
-            DeclineReason::Draining => "draining",
-            DeclineReason::Quota => "quota",
-            DeclineReason::Refused => "refused",
-            DeclineReason::Sealed => "sealed",
-            DeclineReason::Failed => "failed",
-            DeclineReason::Other => "other",
-        };
-        let labels = with(pool, "reason", reason);
+        let labels = declined(pool, reason);
         self.declined.get_or_create(&labels).inc();
     }
 
@@ -158,6 +166,18 @@ impl PoolMetrics {
 
 fn of(pool: &PoolName) -> Labels {
     vec![("pool", pool.to_string())]
+}
+
+fn declined(pool: &PoolName, reason: DeclineReason) -> Labels {
+    let reason = match reason {
+        DeclineReason::Draining => "draining",
+        DeclineReason::Quota => "quota",
+        DeclineReason::Refused => "refused",
+        DeclineReason::Sealed => "sealed",
+        DeclineReason::Failed => "failed",
+        DeclineReason::Other => "other",
+    };
+    with(pool, "reason", reason)
 }
 
 fn with(pool: &PoolName, name: &'static str, value: &str) -> Labels {
@@ -199,6 +219,10 @@ mod tests {
             r#"mayfly_pool_slots{pool="eu",state="busy"} 6"#,
             r#"mayfly_pool_oldest_queued_seconds{pool="eu"} 61"#,
             r#"mayfly_pool_tasks{pool="us",state="available"} 0"#,
+            r#"mayfly_pool_lost_total{pool="us"} 0"#,
+            r#"mayfly_pool_poison_total{pool="us"} 0"#,
+            r#"mayfly_pool_redelivered_total{pool="us"} 0"#,
+            r#"mayfly_pool_declined_total{pool="us",reason="other"} 0"#,
             r#"mayfly_pool_lost_total{pool="eu"} 1"#,
             r#"mayfly_pool_declined_total{pool="eu",reason="quota"} 1"#,
         ] {

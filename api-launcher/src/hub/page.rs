@@ -17,7 +17,7 @@ mod source;
 #[cfg(test)]
 mod tests;
 mod timeline;
-mod words;
+pub(super) mod words;
 
 use std::time::SystemTime;
 
@@ -211,6 +211,13 @@ impl Site {
         task.filter(|task| viewer.sees(&task.pool))
             .ok_or(PageError::NotFound)
     }
+}
+
+/// Returns the id of the last entry if there may be more entries.
+fn more<T>(list: &[T], id: impl Fn(&T) -> String) -> Option<String> {
+    (list.len() >= ROWS as usize)
+        .then(|| list.last().map(id))
+        .flatten()
 }
 
 /// Returns a parameter of the query. An invalid value counts as absent.

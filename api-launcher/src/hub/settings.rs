@@ -20,7 +20,7 @@ use crate::reporter::settings::{PlatformArgs, PlatformSettings};
 const SQLITE: &str = "sqlite:";
 /// The longest time in the queue. The platform keeps no job waiting for longer.
 const LONGEST_QUEUE: Duration = Duration::from_hours(6);
-/// No run goes on without a word for longer.
+/// The longest `MAYFLY_POOL_LOST_SECONDS`.
 const LONGEST_SILENCE: Duration = Duration::from_hours(7 * 24);
 
 /// The options of a hub.

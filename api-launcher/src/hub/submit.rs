@@ -70,7 +70,7 @@ impl Hub {
             payload(settings, &envelope, job).map_err(|error| error.to_string())
         };
         if let Err(reason) = &content {
-            warn!(%name, job_id = job.job_id, step_id = job.step_id, reason, "refused a run of a pool");
+            warn!(pool = %name, job_id = job.job_id, step_id = job.step_id, reason, "refused a run of a pool");
         }
         let submission = Submission {
             task,
@@ -83,7 +83,7 @@ impl Hub {
             traceparent: traceparent
                 .filter(|text| is_traceparent(text))
                 .map(str::to_owned),
-            stock: false,
+            stock: settings.has_stock_executors,
             content: content.map_or_else(Content::Refused, Content::Payload),
         };
         // The spawned task stores the run and starts its heartbeat even if the sender disconnects.
@@ -97,7 +97,6 @@ impl Hub {
             }
             if let Submitted::New(task) = submitted {
                 hub.heartbeats.start(&*hub.reporter, task, &job_id);
-                hub.ended.notify_one();
             }
             Ok::<_, pool_store::Error>(submitted)
         });

@@ -63,9 +63,9 @@ impl<T> WatchedFile<T> {
 
     /// Reads the file, and returns its content, or the last valid content.
     pub(crate) fn current(&self) -> Arc<T> {
-        let found = read(&self.path);
+        // A reader that waits for the lock must not put an older content in the place of a newer one.
         let mut last = self.lock();
-        match found {
+        match read(&self.path) {
             Ok(text) => {
                 last.read_error = None;
                 if text != last.text {

@@ -73,14 +73,30 @@ impl dyn PlatformReporter + '_ {
         sentence: &str,
         container: Option<&Path>,
     ) -> Result<(), ReportError> {
-        if !self.needs_outcome(step, sentence, container).await? {
+        if !self.is_half_reported_success(step, report).await?
+            && !self.needs_outcome(step, sentence, container).await?
+        {
             return Ok(());
         }
         self.complete_step(step, report, sentence, LogSource::Live(container))
             .await
     }
 
-    /// Reports the success of a step that needs its outcome, and whose log is a file.
+    /// Returns whether only the job lacks the success that an executor left in its final report. The report then says more
+    /// than [`finish_report`](Self::finish_report) knows: what the step found, and where its plan is.
+    pub(crate) async fn is_half_reported_success(
+        &self,
+        step: &StepRef,
+        report: &FinalReport,
+    ) -> Result<bool, ReportError> {
+        if report.unreported_step.is_none() {
+            return Ok(false);
+        }
+        let view = self.half_reported(step).await?;
+        Ok(view.is_some_and(|view| view.step == Some(StepStatus::Completed)))
+    }
+
+    /// Reports the success of a step that needs its outcome, or whose job does, and whose log is a file.
     pub(crate) async fn report_success_with_log(
         &self,
         step: &StepRef,
@@ -99,14 +115,9 @@ impl dyn PlatformReporter + '_ {
     /// plan was all there was to do: the address of the stored plan was part of the job's report. An approval would lead
     /// to an apply of nothing, which some executors then do unplanned.
     pub(crate) async fn finish_report(&self, step: &StepRef) -> Result<(), ReportError> {
-        if !self.step_view(step).await?.half_reported {
+        let Some(view) = self.half_reported(step).await? else {
             return Ok(());
-        }
-        tokio::time::sleep(SECOND_LOOK).await;
-        let view = self.step_view(step).await?;
-        if !view.half_reported {
-            return Ok(());
-        }
+        };
         let statuses = statuses_of_job(step, &view);
         warn!(
             job_id = step.job_id,
@@ -293,6 +304,16 @@ impl dyn PlatformReporter + '_ {
             return Err(ReportError::NotDispatched(state.job));
         }
         Ok(true)
+    }
+
+    /// Returns what the platform has of a step whose report did not reach its job.
+    async fn half_reported(&self, step: &StepRef) -> Result<Option<StepView>, ReportError> {
+        if !self.step_view(step).await?.half_reported {
+            return Ok(None);
+        }
+        tokio::time::sleep(SECOND_LOOK).await;
+        let view = self.step_view(step).await?;
+        Ok(view.half_reported.then_some(view))
     }
 
     async fn step_view(&self, step: &StepRef) -> Result<StepView, ReportError> {

@@ -308,6 +308,32 @@ async fn the_launcher_reports_a_plan_whose_executor_could_not(
     assert!(output.contains(kept), "{output}");
 }
 
+#[tokio::test]
+async fn a_plan_whose_step_alone_was_reported_keeps_its_address() {
+    let (reporter, api) = reporter(Known {
+        job: "running",
+        output: None,
+        plan: None,
+        steps: ["completed", "pending", "pending"],
+    })
+    .await;
+    let report = unreported(Ending::Changes, false, Some(PLAN));
+    as_dyn(&reporter)
+        .report_success(
+            &step("plan", "terraformPlan"),
+            &report,
+            "The step was done.",
+            None,
+        )
+        .await
+        .unwrap();
+    let told = told(&api);
+    assert_eq!(told.len(), 1, "{told:?}");
+    assert_eq!(told[0].0, "412");
+    assert_eq!(told[0].1["status"], "pending");
+    assert_eq!(told[0].1["terraformPlan"], PLAN);
+}
+
 /// The job's half failed after a verdict was given without what the container had.
 #[tokio::test]
 async fn a_log_that_arrives_after_the_verdict_is_stored_before_it() {

@@ -95,7 +95,8 @@ Examples:
       InternalSecret=… api-launcher serve
 
 Secrets are given by the environment and are no options, because every user of a machine can read command lines:
-InternalSecret, TerrakubeRedisPassword, TerrakubeRedisSentinelPassword and the keys of the artifact store.
+InternalSecret, TerrakubeRedisPassword, TerrakubeRedisSentinelPassword, MAYFLY_POOL_STORE, MAYFLY_JOB_TOKEN_KEYS and the keys
+of the artifact store.
 
 SIGTERM ends readiness, stops accepting after the endpoints had time to be updated, finishes open requests, and keeps
 what is queued for the next start; a second SIGTERM ends the process at once.";

@@ -171,7 +171,10 @@ impl Lease {
             Ok(_) => Ok(()),
             Err(error) => match error.lost_lease() {
                 Some(why) => {
-                    info!(why, "the hub had already ended the task");
+                    info!(
+                        why,
+                        "the hub does not take the end of the task from this lease"
+                    );
                     Ok(())
                 }
                 None => Err(error),

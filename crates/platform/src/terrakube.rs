@@ -171,7 +171,9 @@ impl Terrakube {
             .append_pair("filter[history]", &of_job(&history.job_reference));
         let call = Call::new(Method::GET, url, JSON_API);
         let known: HistoryDocument = self.0.client.request_json(&call, &deadline).await?;
-        Ok(known.outputs().any(|output| output == history.output))
+        // A relay may have recorded the state below another address.
+        let own = file_name(&history.output);
+        Ok(known.outputs().any(|output| file_name(output) == own))
     }
 
     fn history_url(&self, step: &StepRef) -> Url {
@@ -215,6 +217,11 @@ impl Terrakube {
     }
 }
 
+/// The last segment of an address.
+fn file_name(address: &str) -> Option<&str> {
+    address.rsplit('/').next()
+}
+
 /// A filter for the records of a job, in the platform's query language.
 fn of_job(reference: &str) -> String {
     let quoted = reference.replace('\\', "\\\\").replace('\'', "\\'");
@@ -222,7 +229,7 @@ fn of_job(reference: &str) -> String {
 }
 
 /// Appends encoded path segments to an address, so that no id can change the path.
-pub(crate) fn extended(base: &Url, path: &[&str]) -> Url {
+pub fn extended(base: &Url, path: &[&str]) -> Url {
     let mut url = base.clone();
     url.path_segments_mut()
         .expect("base addresses are http or https")

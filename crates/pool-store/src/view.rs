@@ -133,7 +133,7 @@ pub struct TaskView {
     pub executor: Option<String>,
     /// The executor that accepted it: its name, for people.
     pub holder: Option<String>,
-    /// The phase of the executor.
+    /// The phase of the executor, or why it does not start yet.
     pub phase: Option<String>,
     /// The time since the last heartbeat, if the task is leased or accepted.
     pub silent: Option<Duration>,

@@ -51,8 +51,10 @@ async fn check(hub: &Hub, task: &TaskView) {
         Ok(state) => conclude(&state, task),
         // A single response like this may come from a proxy.
         Err(error) if task.age > WITHDRAWN_AFTER && error.is_final() => {
-            warn!(task = %task.task, error = chain(&error), "the platform does not know a task");
-            Conclusion::Platform(PlatformState::Over)
+            if !task.cancel_requested {
+                warn!(task = %task.task, error = chain(&error), "the platform does not know a task");
+            }
+            conclude_unknown(task)
         }
         Err(error) => {
             debug!(task = %task.task, error = chain(&error), "the platform did not return the state of a task");
@@ -74,9 +76,24 @@ async fn apply(hub: &Hub, task: TaskId, conclusion: Conclusion) -> Result<(), po
     Ok(())
 }
 
+/// What follows if the platform does not know the job.
+fn conclude_unknown(task: &TaskView) -> Conclusion {
+    if !is_confirmed(task) {
+        Conclusion::Platform(PlatformState::Over)
+    } else if task.cancel_requested {
+        Conclusion::Nothing
+    } else {
+        Conclusion::Cancel
+    }
+}
+
+/// A task in its pause may be confirmed or not. The store applies the state only if it is not.
+const fn is_confirmed(task: &TaskView) -> bool {
+    !matches!(task.wait, Some(Wait::Unconfirmed | Wait::Pause(_)))
+}
+
 fn conclude(state: &StepState, task: &TaskView) -> Conclusion {
-    // A task in its pause may be confirmed or not. The store applies the state only if it is not.
-    if !matches!(task.wait, Some(Wait::Unconfirmed | Wait::Pause(_))) {
+    if is_confirmed(task) {
         let is_gone = state.job.is_over() || state.has_outcome() && !is_rejection(state, task);
         return if is_gone && !task.cancel_requested {
             Conclusion::Cancel
@@ -198,5 +215,27 @@ mod tests {
     ) {
         let found = conclusion_for(job, step, "terraformPlan", OLD, Some(Wait::NoCapacity));
         assert_eq!(found, expected);
+    }
+
+    #[rstest]
+    #[case::unconfirmed(
+        Some(Wait::Unconfirmed),
+        false,
+        Conclusion::Platform(PlatformState::Over)
+    )]
+    #[case::available(Some(Wait::NoCapacity), false, Conclusion::Cancel)]
+    #[case::leased(None, false, Conclusion::Cancel)]
+    #[case::cancelled(None, true, Conclusion::Nothing)]
+    fn a_task_that_the_platform_does_not_know_is_withdrawn(
+        #[case] wait: Option<Wait>,
+        #[case] cancel_requested: bool,
+        #[case] expected: Conclusion,
+    ) {
+        let task = TaskView {
+            wait,
+            cancel_requested,
+            ..task(TaskState::Available)
+        };
+        assert_eq!(conclude_unknown(&task), expected);
     }
 }

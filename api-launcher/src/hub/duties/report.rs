@@ -9,7 +9,7 @@ use job_contract::report::FinalReport;
 use pool_protocol::task::TaskState;
 use pool_store::state::EndReason;
 use pool_store::{EndView, TaskView};
-use tracing::{info, warn};
+use tracing::{debug, info, warn};
 
 use super::StoreLog;
 use crate::hub::task_work::TaskWork;
@@ -50,6 +50,16 @@ async fn report(hub: &Hub, task: &TaskView) {
     match result {
         Ok(()) => {
             info!(task = %task.task, job_id = task.job, step_id = task.step, "the platform has the outcome of a task");
+        }
+        Err(error @ ReportError::NotDispatched(_)) => {
+            debug!(
+                task = %task.task,
+                job_id = task.job,
+                step_id = task.step,
+                error = chain(&error),
+                "the platform does not take the outcome of a task yet"
+            );
+            return;
         }
         Err(error) => {
             let is_given_up = error.is_final() && end.ago > timeout;
@@ -93,10 +103,16 @@ fn report_of(task: &TaskView, end: &EndView) -> FinalReport {
     let Some(text) = &end.report else {
         return FinalReport::default();
     };
-    serde_json::from_str(text).unwrap_or_else(|error| {
-        warn!(task = %task.task, %error, "the final report of an executor cannot be read");
-        FinalReport::default()
-    })
+    match serde_json::from_str::<FinalReport>(text) {
+        Ok(report) if report.job_id == task.job && report.step_id == task.step => return report,
+        Ok(_) => {
+            warn!(task = %task.task, "the final report of an executor is about another step");
+        }
+        Err(error) => {
+            warn!(task = %task.task, %error, "the final report of an executor cannot be read");
+        }
+    }
+    FinalReport::default()
 }
 
 /// Returns the text for the run log.

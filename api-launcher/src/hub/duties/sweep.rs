@@ -16,9 +16,6 @@ pub(super) async fn perform(hub: &Arc<Hub>) {
     let mut log = StoreLog::default();
     while hub.pause(PAUSE).await {
         while let Some(swept) = log.log_result("sweep", hub.store.sweep().await) {
-            if swept.resumed {
-                info!("no hub was running for a while: all time limits of pools start again");
-            }
             swept.changed.iter().for_each(|task| log_change(hub, task));
             if !swept.more || hub.shutdown.graceful.is_cancelled() {
                 break;
@@ -27,7 +24,8 @@ pub(super) async fn perform(hub: &Arc<Hub>) {
     }
 }
 
-fn log_change(hub: &Hub, task: &TaskView) {
+/// Logs and counts that a task is over, or that its state has changed.
+pub(in crate::hub) fn log_change(hub: &Hub, task: &TaskView) {
     let Some(end) = &task.end else {
         info!(task = %task.task, state = ?task.state, "a task has timed out");
         return;

@@ -7,10 +7,11 @@ use std::time::{Duration, Instant};
 use job_contract::chain;
 use pool_protocol::id::{PoolName, TaskId};
 use pool_protocol::task::TaskState;
-use pool_store::{PoolView, TaskView, Wait};
+use pool_store::{EndView, PoolView, TaskView, Wait};
 use tracing::debug;
 
 use super::StoreLog;
+use crate::hub::page::words::count;
 use crate::hub::task_work::TaskWork;
 use crate::hub::{Hub, step_of};
 
@@ -51,13 +52,13 @@ async fn keep_alive(hub: &Hub, tasks: &[TaskView]) {
         }
         // A task that was submitted after the list was read is open.
         match hub.store.task(task).await {
-            Ok(Some(view)) => match &view.end {
-                Some(end) if end.reported => hub.heartbeats.release(task),
-                Some(_) => hub
-                    .heartbeats
-                    .release_after(task, hub.reporter.report_patience()),
-                None => {}
-            },
+            Ok(Some(view)) => {
+                let is_due =
+                    |end: &EndView| end.reported || end.ago >= hub.reporter.report_patience();
+                if view.end.as_ref().is_some_and(is_due) {
+                    hub.heartbeats.release(task);
+                }
+            }
             Ok(None) => hub.heartbeats.release(task),
             Err(error) => debug!(%task, %error, "a task could not be read"),
         }
@@ -112,6 +113,7 @@ fn is_worth_a_line(task: &TaskView) -> bool {
         TaskState::Available => {
             task.age >= SHORTEST_WAIT && !matches!(task.wait, None | Some(Wait::Unconfirmed))
         }
+        TaskState::Leased => task.phase.is_some(),
         TaskState::Orphaned => true,
         _ => false,
     }
@@ -119,12 +121,15 @@ fn is_worth_a_line(task: &TaskView) -> bool {
 
 fn line(task: &TaskView, pool: Option<&PoolView>, position: Option<u32>) -> String {
     let name = &task.pool;
+    let agent = task.agent.as_ref();
+    let agent = agent.map_or_else(String::new, |agent| format!(" `{agent}`"));
+    if let (TaskState::Leased, Some(reason)) = (task.state, &task.phase) {
+        return format!("Agent{agent} of pool `{name}`: {reason}");
+    }
     if task.state == TaskState::Orphaned {
-        let agent = task.agent.as_ref().map(ToString::to_string);
+        let silent = task.silent.unwrap_or_default().as_secs();
         return format!(
-            "No heartbeat from the executor of this run or its agent `{1}` for {0} s. It may still run.",
-            task.silent.unwrap_or_default().as_secs(),
-            agent.unwrap_or_default(),
+            "No heartbeat from the executor of this run or its agent{agent} for {silent} s. It may still run."
         );
     }
     let place = position.map_or_else(String::new, |before| format!(", position {}", before + 1));
@@ -132,7 +137,11 @@ fn line(task: &TaskView, pool: Option<&PoolView>, position: Option<u32>) -> Stri
     let why = match task.wait {
         Some(Wait::NoInstance) => "the pool has no agent that is online".to_owned(),
         Some(Wait::Pause(time)) => format!("the next attempt is in {} s", time.as_secs()),
-        _ => format!("{online} agents are online, with {free} free slots"),
+        _ => {
+            let verb = if online == 1 { "is" } else { "are" };
+            let (agents, slots) = (count(online, "agent"), count(free, "free slot"));
+            format!("{agents} {verb} online, with {slots}")
+        }
     };
     let last = task.reasons.last().map_or_else(String::new, |reason| {
         format!(". The last attempt failed: {reason}")
@@ -197,6 +206,20 @@ mod tests {
     }
 
     #[test]
+    fn an_executor_that_does_not_start_has_a_line_with_the_reason() {
+        let task = TaskView {
+            agent: Some("eu-1".parse().unwrap()),
+            phase: Some("waiting for a node".to_owned()),
+            ..task(TaskState::Leased)
+        };
+        assert!(is_worth_a_line(&task));
+        assert_eq!(
+            line(&task, None, None),
+            "Agent `eu-1` of pool `eu`: waiting for a node"
+        );
+    }
+
+    #[test]
     fn the_line_of_a_silent_run_names_its_agent() {
         let task = TaskView {
             agent: Some("eu-1".parse().unwrap()),
@@ -207,6 +230,29 @@ mod tests {
         let line = line(&task, None, None);
         assert!(
             line.contains("for 90 s") && line.contains("`eu-1`"),
+            "{line}"
+        );
+    }
+
+    #[test]
+    fn a_line_counts_one_agent_and_one_slot() {
+        let pool = PoolView {
+            pool: "eu".parse().unwrap(),
+            online: 1,
+            offline: 0,
+            capacity: 1,
+            free: 1,
+            unconfirmed: 0,
+            available: 0,
+            leased: 0,
+            running: 0,
+            orphaned: 0,
+            unreported: 0,
+            oldest: None,
+        };
+        let line = line(&task(TaskState::Available), Some(&pool), None);
+        assert!(
+            line.contains(": 1 agent is online, with 1 free slot"),
             "{line}"
         );
     }

@@ -14,7 +14,9 @@ use pool_protocol::token::{OperatorToken, PoolToken};
 use url::form_urlencoded;
 
 use super::{Source, frame};
+use crate::http::auth::bearer;
 use crate::http::body;
+use crate::hub::FORM_TIMEOUT;
 use crate::hub::pools::Pools;
 
 const COOKIE: &str = "mayfly_session";
@@ -25,8 +27,6 @@ const ALL: &str = "*";
 const HOME: &str = "/ui";
 /// The largest form.
 const MAX_FORM_BYTES: usize = 4096;
-/// The timeout for reading a form.
-const FORM_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// The state of the page handlers.
 #[derive(Clone, Debug)]
@@ -92,7 +92,8 @@ impl Site {
             return Some(Viewer::Named(name));
         }
         let now = SystemTime::now();
-        if let Some(token) = bearer(&parts.headers) {
+        let authorization = parts.headers.get(header::AUTHORIZATION);
+        if let Some(token) = authorization.and_then(|value| bearer(value.as_bytes())) {
             return Credential::of_token(token)
                 .filter(|credential| credential.is_valid(&pools, now))
                 .map(Credential::viewer);
@@ -198,7 +199,7 @@ pub(super) async fn login(State(site): State<Site>, headers: HeaderMap, body: Bo
     let good = hub.zip(credential);
     let good = good.filter(|(hub, credential)| credential.is_valid(&hub.pools.current(), now));
     let Some((hub, credential)) = good else {
-        let text = "The token is unknown, was removed, or was not copied completely.";
+        let text = "The token is unknown, has expired, was removed, or was not copied completely.";
         let page = frame::login(next, Some(text));
         return frame::respond(StatusCode::UNAUTHORIZED, &page);
     };
@@ -293,12 +294,6 @@ fn is_local(headers: &HeaderMap) -> bool {
     let name = name.unwrap_or_default();
     let is_loopback = |ip: IpAddr| ip.is_loopback();
     name.eq_ignore_ascii_case("localhost") || name.parse().is_ok_and(is_loopback)
-}
-
-fn bearer(headers: &HeaderMap) -> Option<&str> {
-    let value = headers.get(header::AUTHORIZATION)?.to_str().ok()?;
-    let (scheme, token) = value.split_once(' ')?;
-    scheme.eq_ignore_ascii_case("bearer").then(|| token.trim())
 }
 
 fn cookie(headers: &HeaderMap) -> Option<&str> {

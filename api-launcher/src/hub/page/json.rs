@@ -14,7 +14,7 @@ use serde_json::{Value, json};
 
 use super::access::{Site, Viewer};
 use super::overview::Summary;
-use super::{ROWS, log_response, parameter};
+use super::{ROWS, log_response, more, parameter};
 use crate::hub::wire::Failure;
 
 /// Who asks.
@@ -52,7 +52,7 @@ pub(super) async fn agents(
         limit: ROWS,
     };
     let agents = site.source.agents(&name, page).await?;
-    let next = more(&agents).map(|agent| agent.instance.to_string());
+    let next = more(&agents, |agent| agent.instance.to_string());
     let agents: Vec<Value> = agents.iter().map(agent).collect();
     Ok(Json(json!({"agents": agents, "next": next})).into_response())
 }
@@ -79,7 +79,7 @@ pub(super) async fn runs(
         limit: ROWS,
     };
     let runs = site.source.runs(&name, listed, page).await?;
-    let next = more(&runs).map(|run| run.task.to_string());
+    let next = more(&runs, |run| run.task.to_string());
     let runs: Vec<Value> = runs.iter().map(run).collect();
     Ok(Json(json!({"runs": runs, "next": next})).into_response())
 }
@@ -124,11 +124,6 @@ async fn find(site: &Site, viewer: &Viewer, pool: &str, id: &str) -> Result<Task
     let task = site.source.run(id).await?;
     task.filter(|task| task.pool.as_str() == pool && viewer.sees(&task.pool))
         .ok_or_else(unknown)
-}
-
-/// The last one, if there may be more behind it.
-fn more<T>(list: &[T]) -> Option<&T> {
-    list.last().filter(|_| list.len() >= ROWS as usize)
 }
 
 fn pool(summary: &Summary) -> Value {

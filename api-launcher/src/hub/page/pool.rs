@@ -4,7 +4,7 @@ use maud::{Markup, html};
 use pool_protocol::task::TaskState;
 use pool_store::{InstanceView, TaskView};
 
-use super::ROWS;
+use super::more;
 use super::overview::{Summary, condition, tile};
 use super::words::{ago, condition_badge, end_sentence, run_badge, span, wait_reason};
 
@@ -72,13 +72,6 @@ pub(super) fn render(page: &PoolPage) -> Markup {
             }
         }
     }
-}
-
-/// Returns the id of the last entry if there may be more entries.
-fn more<T>(list: &[T], id: impl Fn(&T) -> String) -> Option<String> {
-    (list.len() >= ROWS as usize)
-        .then(|| list.last().map(id))
-        .flatten()
 }
 
 /// Returns the name of a run, with a link to its page.

@@ -222,7 +222,7 @@ fn the_overview_shows_counts_and_problems() {
 #[case(
     Wait::NoCapacity,
     "No agent has a free slot.",
-    Some("raise the capacity")
+    Some("give an agent more slots")
 )]
 #[case(
     Wait::Pause(Duration::from_secs(20)),

@@ -89,7 +89,7 @@ pub(super) const fn wait_advice(wait: Wait) -> Option<&'static str> {
     match wait {
         Wait::NoInstance => Some("Start an agent with a token of this pool, or look at its log."),
         Wait::NoCapacity => {
-            Some("Wait until other runs end, raise the capacity of an agent, or add an agent.")
+            Some("Wait until other runs end, give an agent more slots, or add an agent.")
         }
         Wait::Unconfirmed | Wait::Pause(_) | Wait::Turn => None,
     }
@@ -154,7 +154,7 @@ pub(super) fn moment(time: SystemTime) -> Markup {
 }
 
 /// Returns a number with its noun.
-pub(super) fn count(number: u32, one: &str) -> String {
+pub(in crate::hub) fn count(number: u32, one: &str) -> String {
     match number {
         1 => format!("1 {one}"),
         _ => format!("{number} {one}s"),

@@ -4,14 +4,14 @@
 use std::io;
 use std::time::Duration;
 
-use axum::body::{Body, Bytes};
+use axum::body::{Body, Bytes, HttpBody as _};
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::Response;
 use futures_util::{Stream, StreamExt as _, TryStreamExt as _};
 use job_contract::chain;
 use platform::StepRef;
-use platform::terrakube::Terrakube;
 use platform::terrakube::token::BRIEF;
+use platform::terrakube::{Terrakube, extended};
 use pool_protocol::problem::Code;
 use reqwest::Method;
 use secrecy::ExposeSecret as _;
@@ -68,6 +68,10 @@ impl Outgoing {
         body: Body,
     ) -> Result<Self, RelayRefusal> {
         let body = if call == Call::WriteContext {
+            // A longer body breaks off at the platform, and its sender would repeat it.
+            if body.size_hint().lower() > MAX_CONTEXT as u64 {
+                return Err(RelayRefusal::TooLarge(MAX_CONTEXT));
+            }
             Content::Context(body)
         } else {
             let bytes = read(call, body).await?;
@@ -254,6 +258,10 @@ impl ToTerrakube {
                     .ends_with(&format!("/configuration-versions/{requested}"))
         });
         url.ok_or_else(|| {
+            warn!(
+                job_id = step.job_id,
+                requested, "the relay has refused content that the job does not name"
+            );
             let text = "the job has no content at the platform";
             Failure::new(Code::ExecutorPoolForbidden, text)
         })
@@ -315,15 +323,6 @@ where
             .ok_or_else(|| io::Error::new(io::ErrorKind::FileTooLarge, "it is too large"))?;
         Ok(piece)
     })
-}
-
-/// Appends path segments. Ids have no characters that are encoded.
-fn extended(base: &Url, path: &[&str]) -> Url {
-    let mut url = base.clone();
-    if let Ok(mut segments) = url.path_segments_mut() {
-        segments.pop_if_empty().extend(path);
-    }
-    url
 }
 
 fn bad_gateway(text: &str) -> Failure {

@@ -74,7 +74,10 @@ impl Records {
             Content::Context(body) => context(body).await?,
         };
         match outgoing.call {
-            Call::ReadJob => match records.job(&step.job_id).map_err(|error| away(&error))? {
+            Call::ReadJob => match records
+                .job(&step.job_id)
+                .map_err(|error| unavailable(&error))?
+            {
                 Some(record) => Ok(answer(job_document(&step.job_id, &record))),
                 None => Ok(StatusCode::NOT_FOUND.into_response()),
             },
@@ -82,7 +85,7 @@ impl Records {
                 let change: Document<JobChange> = read(&document)?;
                 let change = change.data.attributes;
                 let changed = records.update_job(step, |record| change.apply(record));
-                changed.map_err(|error| away(&error))?;
+                changed.map_err(|error| unavailable(&error))?;
                 Ok(StatusCode::NO_CONTENT.into_response())
             }
             Call::ChangeStep => {
@@ -91,11 +94,13 @@ impl Records {
                 let changed = records.update_job(step, |record| {
                     change.apply(record.step_mut(step));
                 });
-                changed.map_err(|error| away(&error))?;
+                changed.map_err(|error| unavailable(&error))?;
                 Ok(StatusCode::NO_CONTENT.into_response())
             }
             Call::ReadHistory => {
-                let record = records.job(&step.job_id).map_err(|error| away(&error))?;
+                let record = records
+                    .job(&step.job_id)
+                    .map_err(|error| unavailable(&error))?;
                 let history = record.map(|record| record.history).unwrap_or_default();
                 let resource = |state: &History| json!({"type": "history", "id": state.md5, "attributes": state});
                 let data: Vec<Value> = history.iter().map(resource).collect();
@@ -110,7 +115,7 @@ impl Records {
                         record.history.push(state);
                     }
                 });
-                added.map_err(|error| away(&error))?;
+                added.map_err(|error| unavailable(&error))?;
                 Ok((StatusCode::CREATED, Json(json!({}))).into_response())
             }
             // The log passes here for the status page. The executor stores all of it at its end.
@@ -118,13 +123,13 @@ impl Records {
             Call::ReadContext => {
                 let context = records
                     .context(&step.job_id)
-                    .map_err(|error| away(&error))?;
+                    .map_err(|error| unavailable(&error))?;
                 Ok(answer(Value::Object(context)))
             }
             Call::WriteContext => {
                 let context: Map<String, Value> = read(&document)?;
                 let merged = records.merge_context(&step.job_id, &context);
-                merged.map_err(|error| away(&error))?;
+                merged.map_err(|error| unavailable(&error))?;
                 Ok(answer(json!({})))
             }
             Call::ReadContent => {
@@ -223,7 +228,7 @@ fn answer(document: Value) -> Response {
     response
 }
 
-fn away(error: &PlatformError) -> Failure {
+fn unavailable(error: &PlatformError) -> Failure {
     error!(
         error = chain(error),
         "the record of a job cannot be read or written"

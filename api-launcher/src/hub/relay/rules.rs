@@ -121,7 +121,7 @@ impl Call {
             ("POST", ["logs", j, "setup-consumer-groups"]) => (Self::SetUpLog, own(j, job)),
             ("GET", ["context", "v1", j]) => (Self::ReadContext, own(j, job)),
             ("POST", ["context", "v1", j]) => (Self::WriteContext, own(j, job)),
-            // `Relay` checks later that the job names this content.
+            // `ToTerrakube::content` checks later that the job names this content.
             (
                 "GET",
                 [

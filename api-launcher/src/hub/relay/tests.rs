@@ -7,6 +7,7 @@
 
 use std::time::Duration;
 
+use axum::body::Body;
 use axum::http::Method;
 use pool_protocol::id::{LeaseId, TaskId};
 use pool_protocol::task::TaskState;
@@ -16,6 +17,7 @@ use rstest::rstest;
 use serde_json::{Value, json};
 
 use super::body;
+use super::forward::{MAX_CONTEXT, Outgoing};
 use super::rules::{self, Call, RelayRefusal};
 use crate::hub::step_of;
 use crate::hub::wire::tests::task;
@@ -275,6 +277,19 @@ fn the_relay_sends_the_parsed_document() {
     assert!(!sent.contains("413") && !sent.contains("queue"), "{sent}");
     let broken = check_bytes(Call::ChangeJob, b"{");
     assert_eq!(broken, Err(RelayRefusal::Unread("it is not valid JSON")));
+}
+
+#[tokio::test]
+async fn a_context_that_is_too_large_is_refused_before_it_is_sent() {
+    let outgoing = async |length: usize| {
+        let step = step_of(&task(TaskState::Running));
+        let body = Body::from(vec![0; length]);
+        let path = ["context", "v1", "412"];
+        Outgoing::new(Call::WriteContext, &path, &step, None, body).await
+    };
+    assert!(outgoing(MAX_CONTEXT).await.is_ok());
+    let refused = outgoing(MAX_CONTEXT + 1).await.unwrap_err();
+    assert_eq!(refused, RelayRefusal::TooLarge(MAX_CONTEXT));
 }
 
 fn over(reason: EndReason, ago: u64) -> TaskView {

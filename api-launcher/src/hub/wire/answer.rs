@@ -106,17 +106,12 @@ pub(super) async fn read<T: DeserializeOwned>(body: Body) -> Result<T, Failure> 
 
 /// Reads a body.
 async fn bytes(body: Body) -> Result<Vec<u8>, Failure> {
-    bytes_within(body, MAX_BODY_BYTES).await
-}
-
-/// Reads a body of at most so many bytes.
-pub(super) async fn bytes_within(body: Body, limit: usize) -> Result<Vec<u8>, Failure> {
-    tokio::time::timeout(BODY_TIMEOUT, body::read(body, limit))
+    tokio::time::timeout(BODY_TIMEOUT, body::read(body, MAX_BODY_BYTES))
         .await
         .map_err(|_| invalid("the body did not arrive in time".to_owned()))?
         .map_err(|_| {
             invalid(format!(
-                "the body cannot be read, or has more than {limit} bytes"
+                "the body cannot be read, or has more than {MAX_BODY_BYTES} bytes"
             ))
         })
 }

@@ -11,6 +11,7 @@ use pool_protocol::version::{self, Versions};
 use tracing::debug;
 
 use super::answer::Failure;
+use crate::http::auth::{AuthError, bearer};
 use crate::hub::Hub;
 
 /// The prefix of pool tokens.
@@ -44,7 +45,7 @@ impl Hub {
     /// Returns the agent that sent a request.
     pub(super) fn agent(&self, headers: &HeaderMap) -> Result<Agent, Failure> {
         check_version(headers)?;
-        let token = bearer(headers)?;
+        let token = token_of(headers)?;
         let agent = if AccessGrant::is_token(token) {
             let grant = self.keys.current().verify_access(token);
             let unknown = || refused("this is no access token of this hub".to_owned());
@@ -95,7 +96,7 @@ impl Hub {
         task: TaskId,
         lease: LeaseId,
     ) -> Result<JobGrant, Failure> {
-        let token = bearer(headers)?;
+        let token = token_of(headers)?;
         let grant = self.keys.current().verify(token);
         let grant = grant.ok_or_else(|| refused("this is no job token of this hub".to_owned()))?;
         if (grant.task, grant.lease) == (task, lease) {
@@ -129,19 +130,14 @@ impl Hub {
 
 /// Returns whether the request has the token of an agent.
 pub(super) fn has_agent_token(headers: &HeaderMap) -> bool {
-    bearer(headers).is_ok_and(|token| token.starts_with(POOL_TOKEN) || AccessGrant::is_token(token))
+    token_of(headers)
+        .is_ok_and(|token| token.starts_with(POOL_TOKEN) || AccessGrant::is_token(token))
 }
 
-fn bearer(headers: &HeaderMap) -> Result<&str, Failure> {
+fn token_of(headers: &HeaderMap) -> Result<&str, Failure> {
     let value = headers.get(header::AUTHORIZATION);
-    let value = value.and_then(|value| value.to_str().ok());
-    let parts = value.and_then(|value| value.split_once(' '));
-    match parts {
-        Some((scheme, token)) if scheme.eq_ignore_ascii_case("bearer") => Ok(token.trim()),
-        _ => Err(refused(
-            "the request has no bearer token in its `Authorization` header".to_owned(),
-        )),
-    }
+    let token = value.and_then(|value| bearer(value.as_bytes()));
+    token.ok_or_else(|| refused(AuthError::Missing.to_string()))
 }
 
 fn refused(text: String) -> Failure {

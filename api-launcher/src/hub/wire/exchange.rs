@@ -18,9 +18,9 @@ use pool_protocol::token::AccessGrant;
 use tracing::{info, warn};
 use url::form_urlencoded;
 
-use super::answer;
-use crate::hub::Hub;
+use crate::http::body;
 use crate::hub::oidc::{IdToken, Refusal};
+use crate::hub::{FORM_TIMEOUT, Hub};
 
 /// The default lifetime of an access token, in seconds.
 const DEFAULT_LIFETIME: u64 = 3600;
@@ -37,9 +37,11 @@ pub(super) async fn exchange(State(hub): State<Arc<Hub>>, body: Body) -> Respons
         let form = {
             // No token is checked before the body is read, so few are read at a time.
             let _place = hub.exchanges.acquire().await;
-            answer::bytes_within(body, MAX_FORM_BYTES).await
+            tokio::time::timeout(FORM_TIMEOUT, body::read(body, MAX_FORM_BYTES)).await
         };
-        let form = form.map_err(|_| invalid("the body cannot be read"))?;
+        let Ok(Ok(form)) = form else {
+            return Err(invalid("the body cannot be read"));
+        };
         hub.exchange(&form).await
     });
     let exchanged = exchanged.await.unwrap_or_else(|error| {

@@ -21,6 +21,7 @@ use super::answer::{Answer, Failure, json, read};
 use super::auth::{check_version, has_agent_token};
 use super::{seconds, time_after};
 use crate::hub::Hub;
+use crate::hub::duties::sweep::log_change;
 
 /// Handles one call.
 pub(super) async fn call(
@@ -137,9 +138,9 @@ async fn declined(hub: &Hub, grant: JobGrant, decline: &Decline, state: TaskStat
     );
     if let Ok(Some(task)) = hub.store.task(grant.task).await {
         hub.metrics.declined(&task.pool, decline.reason);
-    }
-    if state.is_terminal() {
-        hub.ended.notify_one();
+        if state.is_terminal() {
+            log_change(hub, &task);
+        }
     }
 }
 

@@ -19,7 +19,7 @@ use super::settings::RunsOnStop;
 use super::{Inner, RunSlot, blocking, now};
 use crate::data;
 use crate::dispatch::has_nothing_to_run;
-use crate::local::detached::{DetachedExecutor, StartError, kill_leftovers};
+use crate::local::detached::{DetachedExecutor, StartError, kill_after, kill_leftovers};
 use crate::local::environment::Platform;
 use crate::local::executor;
 use crate::local::run_folder::RunFolder;
@@ -39,8 +39,6 @@ const REFUSAL_PAUSES: [Duration; 3] = [
 /// How long a step waits after its executor failed before it claimed the step, and how often the executor is started again:
 /// as often as a pod.
 const PAUSES: [Duration; 2] = [Duration::from_secs(2), Duration::from_secs(10)];
-/// An executor stops within its own grace period of at most five minutes. One that takes longer hangs.
-const KILL_AFTER: Duration = Duration::from_mins(6);
 
 /// The line in the log of a step whose success the launcher reports.
 const DONE: &str =
@@ -236,7 +234,7 @@ async fn start_or_find(
     let report = || inner.verifier.read_report(folder, None);
     match progress {
         RunProgress::Over(state) if state.has_outcome() => {
-            inner.reporter.finish_report(&step).await?;
+            finish_report(inner, folder, &step, report().as_ref()).await?;
         }
         RunProgress::Over(_) => inner.reporter.mark_not_executed(&step)?,
         RunProgress::Lost
@@ -349,7 +347,7 @@ async fn follow(
     poll.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let mut stop_requested: Option<Instant> = None;
     loop {
-        let kill_at = stop_requested.map_or_else(Instant::now, |at| at + KILL_AFTER);
+        let kill_at = stop_requested.map_or_else(Instant::now, |at| at + kill_after());
         tokio::select! {
             biased;
             ended = executor.ended() => {
@@ -392,7 +390,7 @@ async fn report_end(
 ) -> Result<StepState, RunError> {
     let state = inner.reporter.step_state(step).await?;
     if state.has_outcome() {
-        inner.reporter.finish_report(step).await?;
+        finish_report(inner, folder, step, report).await?;
         return Ok(inner.reporter.step_state(step).await?);
     }
     // The platform repeats a dispatch that it did not record. This run is then tried again.
@@ -411,6 +409,27 @@ async fn report_end(
         }
     }
     Ok(inner.reporter.step_state(step).await?)
+}
+
+/// Gives the job the outcome of its step, if it lacks it.
+async fn finish_report(
+    inner: &Inner,
+    folder: &RunFolder,
+    step: &StepRef,
+    report: Option<&FinalReport>,
+) -> Result<(), ReportError> {
+    if let Some(report) = report.filter(|report| report.is_unreported_success())
+        && inner
+            .reporter
+            .is_half_reported_success(step, report)
+            .await?
+    {
+        return inner
+            .reporter
+            .report_success_with_log(step, report, DONE, &folder.log())
+            .await;
+    }
+    inner.reporter.finish_report(step).await
 }
 
 fn leave_to_holder(step: &StepRef) {

@@ -101,12 +101,11 @@ struct HeartbeatLoop {
 impl HeartbeatLoop {
     /// Sends heartbeats until the lease is lost.
     async fn run(self, hub: &Hub) {
-        let (mut failing, mut kind) = (None, LeaseCall::Heartbeat);
+        let mut failing = None;
         let mut next = Instant::now() + self.interval;
         loop {
             sleep_until(next).await;
-            let call = hub.call(kind, &self.acceptance);
-            kind = LeaseCall::Heartbeat;
+            let call = hub.call(LeaseCall::Heartbeat, &self.acceptance);
             let deadline = Deadline::after(ATTEMPT_TIMEOUT);
             let sent_at = Instant::now();
             match hub
@@ -117,14 +116,9 @@ impl HeartbeatLoop {
                 Ok(lease) => {
                     apply_response(&lease, &hub.config.token, &self.status);
                     if failing.take().is_some() {
-                        info!("heartbeats reach the hub again");
+                        info!("the hub accepts heartbeats again");
                     }
                     next = sent_at + self.interval;
-                }
-                // A hub that was restored from a backup may not know the claim.
-                Err(error) if error.is_unaccepted() => {
-                    kind = LeaseCall::Accept;
-                    next = Instant::now() + SHORTEST;
                 }
                 Err(error) => {
                     if let Some(why) = error.lost_lease() {
@@ -138,10 +132,13 @@ impl HeartbeatLoop {
                     if failing.is_none() {
                         warn!(
                             error = chain(&error),
-                            "heartbeats do not reach the hub, trying again"
+                            "the hub does not accept heartbeats, trying again"
                         );
                     } else {
-                        debug!(error = chain(&error), "heartbeats do not reach the hub yet");
+                        debug!(
+                            error = chain(&error),
+                            "the hub does not accept heartbeats yet"
+                        );
                     }
                     let pauses = failing.get_or_insert_with(|| PACE.pauses());
                     let pause = pauses.next().unwrap_or(INTERVAL).min(INTERVAL);

@@ -165,28 +165,6 @@ async fn other_errors_of_the_hub_fail_the_claim(
 }
 
 #[tokio::test]
-async fn a_claim_that_the_hub_lost_is_repeated() {
-    let (server, responses) = scripted_server();
-    let lease = lease_at(&server);
-    for answer in [
-        lease_response("", false),
-        problem(Code::LeaseNotAccepted),
-        lease_response("", false),
-        lease_response("", true),
-    ] {
-        responses.send(answer).unwrap();
-    }
-    assert_eq!(lease.accept(&holder()).await.unwrap(), Claim::Granted);
-    assert_eq!(lease.stopped().await, JobStatus::Cancelled);
-    let called: Vec<_> = server
-        .requests()
-        .iter()
-        .map(|request| request.path.rsplit('/').next().unwrap().to_owned())
-        .collect();
-    assert_eq!(called, ["accept", "heartbeat", "accept", "heartbeat"]);
-}
-
-#[tokio::test]
 async fn a_cancellation_and_the_loss_of_the_lease_stop_the_run() {
     let (server, responses) = scripted_server();
     let lease = lease_at(&server);

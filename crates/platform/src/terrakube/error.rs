@@ -139,7 +139,7 @@ impl TerrakubeError {
     }
 
     /// Whether the hub does not know that the task was accepted. This happens after its store was restored.
-    pub(crate) const fn is_unaccepted(&self) -> bool {
+    const fn is_unaccepted(&self) -> bool {
         matches!(
             self,
             Self::Hub {

@@ -720,6 +720,28 @@ async fn a_state_whose_record_was_not_answered_is_on_record_once() {
     assert_eq!(outputs, [first.output, second.output]);
 }
 
+#[tokio::test]
+async fn a_state_that_is_recorded_below_another_address_is_not_recorded_again() {
+    let api = Api::with_status("running").await;
+    let (client, apply) = (api.client(), step("apply-id", "terraformApply"));
+    let state = state_of(&client, &apply, "f");
+    let relayed = History {
+        output: "https://hub.example.test/tfstate/v1/organization/org/workspace/ws/state/f.json"
+            .into(),
+        ..state.clone()
+    };
+    client
+        .record_history(&apply, &relayed, &deadline())
+        .await
+        .unwrap();
+    api.refuse("POST", "/history", StatusCode::BAD_GATEWAY);
+    client
+        .record_history(&apply, &state, &deadline())
+        .await
+        .unwrap();
+    assert_eq!(api.histories().len(), 1);
+}
+
 #[rstest]
 #[case::refused(StatusCode::FORBIDDEN)]
 #[case::not_understood(StatusCode::BAD_REQUEST)]

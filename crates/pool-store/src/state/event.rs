@@ -22,7 +22,11 @@ pub enum Event<'a> {
         agent: &'a AgentName,
     },
     /// An instance has named the lease in a heartbeat, or got it again.
-    Renewed { instance: InstanceId },
+    Renewed {
+        instance: InstanceId,
+        /// Why the executor does not start yet, for people.
+        reason: Option<&'a str>,
+    },
     /// An executor exists.
     Started { grant: JobGrant, executor: &'a str },
     /// The agent declines the task.

@@ -203,6 +203,7 @@ pub struct Task {
     pub executor: Option<String>,
     /// The executor that accepted it. `None` if the platform reported that the step runs, or if the executor is stock.
     pub holder: Option<Holder>,
+    /// The phase of the executor, or why it does not start yet, for people.
     pub phase: Option<String>,
     pub cancel_requested: bool,
     pub end: Option<TaskEnd>,

@@ -81,11 +81,12 @@ pub fn apply(
             next.instance = Some(instance);
             next.agent = Some(agent.clone());
             next.executor = None;
+            next.phase = None;
             next.leased_at = now;
             next.heard_at = now;
             Ok(builder.with_record(next, format!("agent {agent}"), String::new()))
         }
-        Event::Renewed { instance } => Ok(builder.renewed(instance)),
+        Event::Renewed { instance, reason } => Ok(builder.renewed(instance, reason)),
         Event::Started { grant, executor } => builder.started(grant, executor),
         Event::Decline { grant, decline } => builder.decline(grant, decline),
         Event::Accept { grant, holder } => builder.accept(grant, holder),
@@ -219,13 +220,16 @@ impl TransitionBuilder<'_> {
         self.with_record(next, "hub".to_owned(), note)
     }
 
-    fn renewed(self, instance: InstanceId) -> Transition {
+    fn renewed(self, instance: InstanceId, reason: Option<&str>) -> Transition {
         if !self.task.state.is_active() {
             return self.unchanged();
         }
         let mut next = self.task.clone();
         next.instance = Some(instance);
         next.heard_at = self.now;
+        if !next.state.is_accepted() {
+            next.phase = reason.map(|reason| cut(reason.to_owned(), NOTE));
+        }
         if next.state == State::Orphaned {
             next.state = State::Running;
             return self.with_record(next, self.agent(), "the agent follows it".to_owned());

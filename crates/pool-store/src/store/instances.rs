@@ -229,7 +229,11 @@ impl Store {
             };
             match known.filter(is_its).filter(|task| task.state.is_active()) {
                 Some(task) => {
-                    let renewed = apply(&task, Event::Renewed { instance }, tx.now, &self.rules)?;
+                    let event = Event::Renewed {
+                        instance,
+                        reason: held.reason.as_deref(),
+                    };
+                    let renewed = apply(&task, event, tx.now, &self.rules)?;
                     tx.save(task.state, &renewed, &self.rules).await?;
                 }
                 // An executor that has accepted its task gets the reason from its own requests. It may have to save the

@@ -4,7 +4,7 @@ use pool_protocol::id::TaskId;
 use pool_protocol::task::TaskState;
 
 use super::Store;
-use super::rows::{CHECK, read};
+use super::rows::{CHECK, is_refused_dispatch, read};
 use crate::clock::Millis;
 use crate::db::{Row, Tx, Value};
 use crate::error::{Error, Refusal};
@@ -15,7 +15,7 @@ use crate::view::{PAGE, TaskView};
 
 /// The largest payload, in bytes. A sealed document is a little longer than the job document.
 const PAYLOAD: usize = 9 << 20;
-/// The pauses between the first checks of an unconfirmed task.
+/// The pauses between the first checks of an unconfirmed task, and between the first reports of a refused dispatch.
 const CHECKS: [Millis; 3] = [200, 700, 2000];
 /// The pause after the first report. It doubles up to the longest pause, because a report can take a while.
 const REPORT: Millis = 30_000;
@@ -91,15 +91,22 @@ impl Store {
     }
 
     /// Returns the tasks that are over and whose outcome the hub must report to the platform. The same task is due
-    /// again after 30 s or more, until [`Store::reported`]. The hub reads the step first, because the platform may
-    /// already have the outcome.
+    /// again after 30 s or more, until [`Store::reported`]. After a refused dispatch, it is due again sooner. The hub reads
+    /// the step first, because the platform may already have the outcome.
     pub async fn to_report(&self, limit: u32) -> Result<Vec<TaskView>, Error> {
         let sql = "SELECT * FROM tasks WHERE ask_at <= $1 AND state <> 'available' AND reported = 0 \
             AND end_reason IS NOT NULL ORDER BY ask_at LIMIT $2";
-        self.due(sql, limit, |_, asks| {
-            (REPORT << asks.min(8)).min(LONGEST_REPORT)
-        })
-        .await
+        let pause = |task: &Task, asks: usize| {
+            let soon = if is_refused_dispatch(task) {
+                &CHECKS[..]
+            } else {
+                &[]
+            };
+            let late = asks.saturating_sub(soon.len());
+            let pause = (REPORT << late.min(8)).min(LONGEST_REPORT);
+            soon.get(asks).copied().unwrap_or(pause)
+        };
+        self.due(sql, limit, pause).await
     }
 
     /// Records that the platform has the outcome of the task.

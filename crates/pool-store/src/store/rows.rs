@@ -27,7 +27,7 @@ const EVENT: &str = "\
     INSERT INTO events (task, seq, at, from_state, to_state, actor, note) \
     VALUES ($1, (SELECT coalesce(max(seq), 0) + 1 FROM events WHERE task = $1), $2, $3, $4, $5, $6)";
 
-/// The delay before the first check of a new task. The platform may not have committed the step before.
+/// The delay before the first check or report of a new task. The platform may not have committed the step before.
 const FIRST_CHECK: Millis = 100;
 /// The pause between two checks of a task that waits or is leased.
 pub(super) const CHECK: Millis = 5000;
@@ -162,9 +162,17 @@ fn first_due(task: &Task, now: Millis) -> Option<Millis> {
         State::Available | State::Leased | State::Started if !task.cancel_requested => {
             Some(now + CHECK)
         }
+        _ if is_refused_dispatch(task) => Some(now + FIRST_CHECK),
         _ if task.is_unreported() => Some(now),
         _ => None,
     }
+}
+
+/// Returns whether the task was refused at its dispatch and is not reported. The platform records the dispatch only after
+/// the hub's response, and takes no report before.
+pub(super) fn is_refused_dispatch(task: &Task) -> bool {
+    let is_refused = |end: &TaskEnd| end.reason == EndReason::Refused && !end.reported;
+    task.fencing_token == 0 && task.end.as_ref().is_some_and(is_refused)
 }
 
 /// Returns the values of the columns that change, in the order of the statements.

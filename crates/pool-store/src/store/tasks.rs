@@ -141,8 +141,11 @@ impl Store {
         for row in tx.rows_to_change(UNDELIVERED, &values).await? {
             let task = read(&row)?;
             if unknown(&task) {
-                let instance = request.instance;
-                let renewed = apply(&task, Event::Renewed { instance }, tx.now, &self.rules)?;
+                let event = Event::Renewed {
+                    instance: request.instance,
+                    reason: task.phase.as_deref(),
+                };
+                let renewed = apply(&task, event, tx.now, &self.rules)?;
                 tx.save(task.state, &renewed, &self.rules).await?;
                 return Ok(Some(renewed.task));
             }

@@ -258,9 +258,14 @@ async fn a_refused_task_is_over_at_once(
     submission.content = Content::Refused("acme may not use pool eu".to_owned());
     let task = fixture.store.submit(submission).await.unwrap().task();
     let given = fixture.store.to_report(10).await.unwrap();
+    assert!(given.is_empty(), "the platform has not committed it yet");
+    fixture.pass(1).await;
+    let given = fixture.store.to_report(10).await.unwrap();
     let end = given[0].end.as_ref().unwrap();
     assert_eq!((given[0].task, end.reason), (task, EndReason::Refused));
     assert_eq!(end.diagnostic, "acme may not use pool eu");
+    fixture.pass(1).await;
+    assert_eq!(fixture.store.to_report(10).await.unwrap().len(), 1);
     fixture.pass(10).await;
     assert!(fixture.store.to_check(10).await.unwrap().is_empty());
 }
