@@ -37,9 +37,9 @@ pub(crate) async fn claim_step(
     let claim = async { Ok(platform.claim(&run.step, &holder(run.config)).await?) };
     let claim = if platform.is_leased() {
         // The hub knows whether it granted a claim whose response nobody waits for, and the agent asks it.
-        run.phase(Phase::Claim, run.unless_stopped(claim)).await?
+        Box::pin(run.phase(Phase::Claim, run.unless_stopped(claim))).await?
     } else {
-        run.phase(Phase::Claim, claim).await?
+        Box::pin(run.phase(Phase::Claim, claim)).await?
     };
     match claim {
         Claim::Held(holder) if changes_something(&run.job) => {
