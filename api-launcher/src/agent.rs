@@ -11,7 +11,7 @@ mod configure;
 mod health;
 mod kubernetes;
 pub(crate) mod lease;
-mod process;
+pub(crate) mod process;
 mod session;
 mod stop;
 mod supervise;

@@ -8,9 +8,10 @@ use std::path::PathBuf;
 use integration_tests::laptop::plain;
 use integration_tests::process::Stream;
 use integration_tests::repository::ROOT_MODULE;
-use integration_tests::{Finished, Laptop, Repository, fifo, job};
+use integration_tests::{Finished, Laptop, Repository, Running, fifo, job};
 use job_contract::env;
-use nix::sys::signal::Signal;
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
 use serde_json::Value;
 
 use crate::laptop;
@@ -248,6 +249,39 @@ fn ctrl_c_in_an_apply_through_a_hub_saves_the_state_and_exits_130() {
         laptop.resources().contains(&"first".to_owned()),
         "{finished}"
     );
+}
+
+/// The hub or the agent of a run.
+fn companion(run: &Running, subcommand: &str) -> Pid {
+    let processes = fs::read_dir("/proc").unwrap().flatten();
+    let mut ids = processes.filter_map(|process| process.file_name().to_str()?.parse().ok());
+    let parent = format!("PPid:\t{}", run.pid());
+    let found = ids.find(|id: &i32| {
+        let read = |file| fs::read_to_string(format!("/proc/{id}/{file}")).unwrap_or_default();
+        read("status").lines().any(|line| line == parent)
+            && read("cmdline").split('\0').nth(1) == Some(subcommand)
+    });
+    Pid::from_raw(found.expect("it runs"))
+}
+
+#[test]
+fn a_hub_that_dies_in_an_apply_costs_no_state() {
+    let laptop = gated();
+    let mut command = laptop.command(&["run", "stack", "--auto-approve", "--with-hub"]);
+    command.env(env::GRACE_PERIOD_SECONDS, "20");
+    let running = Running::start(&mut command);
+    running.wait_for(Stream::Stdout, "at-the-gate");
+    kill(companion(&running, "serve"), Signal::SIGKILL).unwrap();
+    let finished = expect(running.wait(), 75);
+    assert!(finished.stderr.contains("the hub ended"), "{finished}");
+    assert!(
+        laptop.resources().contains(&"first".to_owned()),
+        "{finished}"
+    );
+    // A tool that was killed leaves its lock.
+    let files = integration_tests::machine::files_below(laptop.home());
+    let is_lock = |file: &&PathBuf| file.to_string_lossy().ends_with(".lock.info");
+    assert_eq!(files.iter().find(is_lock), None, "{finished}");
 }
 
 #[test]

@@ -60,7 +60,7 @@ pub(crate) struct HubClient {
 /// When the hub was last reached, and why it refuses the agent.
 #[derive(Debug)]
 struct Contact {
-    last: Instant,
+    last: Option<Instant>,
     problem: Option<String>,
 }
 
@@ -93,7 +93,7 @@ impl HubClient {
                 }
             },
             contact: Arc::new(Mutex::new(Contact {
-                last: Instant::now(),
+                last: None,
                 problem: None,
             })),
         })
@@ -163,10 +163,11 @@ impl HubClient {
         format!("{}{path}", self.base)
     }
 
-    /// Returns how long the hub was not reached, and why it refuses the agent now.
-    pub(crate) fn silence(&self) -> (Duration, Option<String>) {
+    /// Returns how long ago the hub was reached, and why it refuses the agent now.
+    pub(crate) fn silence(&self) -> (Option<Duration>, Option<String>) {
         let contact = self.contact.lock().unwrap_or_else(PoisonError::into_inner);
-        (contact.last.elapsed(), contact.problem.clone())
+        let silence = contact.last.map(|last| last.elapsed());
+        (silence, contact.problem.clone())
     }
 
     async fn request_json<T: DeserializeOwned>(
@@ -268,7 +269,7 @@ impl HubClient {
                 }
             }
             _ => {
-                contact.last = Instant::now();
+                contact.last = Some(Instant::now());
                 if is_own_token {
                     contact.problem = None;
                 }

@@ -77,7 +77,9 @@ pub(crate) fn run(args: &ConfigureArgs) -> u8 {
     }
     let token = std::env::var(env::AGENT_TOKEN).ok();
     let mut token = present(token.as_deref()).map(str::to_owned);
-    if is_interactive && token.is_none() && !is_given(&values, "token_file") {
+    let has_token =
+        token.is_some() || is_given(&values, "token_file") || is_given(&values, "oidc_token_file");
+    if is_interactive && !has_token {
         token = prompt(&terminal, "Token of the pool: ", Term::read_secure_line);
     }
     values.extend(token.map(|token| ("token", token)));

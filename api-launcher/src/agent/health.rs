@@ -29,9 +29,11 @@ async fn readiness(State(agent): State<Arc<Agent>>) -> (StatusCode, String) {
 }
 
 /// Returns why the agent is not ready.
-fn unready(silence: Duration, problem: Option<String>) -> Option<String> {
-    problem.or_else(|| {
-        (silence >= SILENCE).then(|| format!("the hub was not reached for {} s", silence.as_secs()))
+fn unready(silence: Option<Duration>, problem: Option<String>) -> Option<String> {
+    problem.or_else(|| match silence {
+        None => Some("the hub was not reached yet".to_owned()),
+        Some(silence) => (silence >= SILENCE)
+            .then(|| format!("the hub was not reached for {} s", silence.as_secs())),
     })
 }
 
@@ -41,10 +43,13 @@ mod tests {
 
     #[test]
     fn the_agent_is_ready_while_the_hub_responds_and_accepts_the_token() {
-        assert_eq!(unready(Duration::from_millis(59_999), None), None);
-        let reason = unready(Duration::from_mins(1), None).unwrap();
+        assert_eq!(unready(Some(Duration::from_millis(59_999)), None), None);
+        let reason = unready(Some(Duration::from_mins(1)), None).unwrap();
         assert_eq!(reason, "the hub was not reached for 60 s");
+        let reason = unready(None, None).unwrap();
+        assert_eq!(reason, "the hub was not reached yet");
         let problem = Some("the hub does not accept the token: revoked".to_owned());
-        assert_eq!(unready(Duration::ZERO, problem.clone()), problem);
+        assert_eq!(unready(Some(Duration::ZERO), problem.clone()), problem);
+        assert_eq!(unready(None, problem.clone()), problem);
     }
 }

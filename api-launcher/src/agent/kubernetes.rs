@@ -345,16 +345,30 @@ fn judge(verdict: &Verdict) -> RunEnd {
         VerdictKind::Cancelled => LeaseCall::Cancelled,
         _ => LeaseCall::Fail,
     };
-    RunEnd::Over(
-        call,
-        End {
-            exit_code: Some(verdict.outcome.code().into()),
-            final_log_sequence: None,
-            diagnostic: verdict.text(),
-            verdict: Some(verdict.kind.name().to_owned()),
-            reported,
-            report: unreported_success.and_then(FinalReport::for_hub),
-        },
+    let end = End {
+        exit_code: Some(verdict.outcome.code().into()),
+        final_log_sequence: None,
+        diagnostic: verdict.text(),
+        verdict: Some(verdict.kind.name().to_owned()),
+        reported,
+        report: unreported_success.and_then(FinalReport::for_hub),
+    };
+    if verdict.report.is_none() && vanishes(verdict.kind) {
+        return RunEnd::Lost(DeclineReason::Failed, end);
+    }
+    RunEnd::Over(call, end)
+}
+
+/// Returns whether a run of this kind may end at any time, also before its executor has accepted the task.
+const fn vanishes(kind: VerdictKind) -> bool {
+    matches!(
+        kind,
+        VerdictKind::Signalled
+            | VerdictKind::Lost
+            | VerdictKind::Deleted
+            | VerdictKind::NodeLost
+            | VerdictKind::Evicted
+            | VerdictKind::Preempted
     )
 }
 

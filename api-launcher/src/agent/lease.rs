@@ -107,6 +107,12 @@ impl AgentLease {
         });
     }
 
+    /// Returns whether the agent stops, and has ordered the end of its runs.
+    pub(crate) fn is_stopped_by_agent(&self) -> bool {
+        let order = *self.orders.borrow();
+        order.is_some_and(|order| order.by == StoppedBy::Agent)
+    }
+
     /// Returns a receiver of stop orders.
     pub(crate) fn orders(&self) -> watch::Receiver<Option<StopOrder>> {
         self.orders.subscribe()
@@ -206,6 +212,11 @@ impl Leases {
     /// Waits until there is a lease.
     pub(crate) async fn at_least_one(&self) {
         self.until(|held| !held.is_empty()).await;
+    }
+
+    /// Waits until the agent no longer has this lease.
+    pub(crate) async fn without(&self, lease: LeaseId) {
+        self.until(|held| !held.contains_key(&lease)).await;
     }
 
     /// Waits until no lease is in this phase.

@@ -7,7 +7,6 @@ use std::os::unix::process::ExitStatusExt as _;
 use std::path::{Path, PathBuf};
 use std::process::ExitStatus;
 use std::sync::Arc;
-use std::time::Duration;
 
 use futures_util::FutureExt as _;
 use futures_util::future::BoxFuture;
@@ -30,14 +29,12 @@ use super::target::{
     Executor, FoundExecutor, RunEnd, StartFailure, StartRequest, Target, over, unreported,
 };
 use crate::data::{self, DataDir, DataError, attempt_lock};
-use crate::local::detached::{DetachedExecutor, StartError, kill_leftovers};
+use crate::local::detached::{DetachedExecutor, StartError, kill_after, kill_leftovers};
 use crate::local::environment::{Lease, Platform};
 use crate::local::executor::{self, Program};
 use crate::local::report_verifier::ReportVerifier;
 use crate::local::run_folder::RunFolder;
 
-/// An executor stops within its own grace period of at most five minutes. If it takes longer, it is killed.
-const KILL_AFTER: Duration = Duration::from_mins(6);
 /// The file with the lease in the folder of a run.
 const LEASE: &str = "lease.json";
 const LEASE_BYTES: u64 = 64 * 1024;
@@ -106,7 +103,7 @@ impl ProcessTarget {
     pub(crate) fn open(settings: ProcessSettings) -> Result<Self, OpenProcessError> {
         let data = settings.data.create()?;
         let folder = data.launcher().join("agent");
-        let runs = folder.join("runs");
+        let runs = runs_folder(&data);
         private_folder(&runs).map_err(|source| OpenProcessError::Folder {
             path: runs.clone(),
             source,
@@ -162,7 +159,7 @@ impl ProcessTarget {
                         executor: Box::new(self.process(&note.lease, running)),
                     });
                 }
-                _ => data::remove_folder(&path)?,
+                _ => remove(&path),
             }
         }
         Ok(found)
@@ -231,6 +228,11 @@ impl Target for ProcessTarget {
             Err(failure) => {
                 let text = chain(&failure);
                 error!(error = text, "an executor could not be started");
+                let path = self.path(&order.lease);
+                // The folder may contain job data.
+                if DetachedExecutor::find(&RunFolder::new(path.clone())).is_none() {
+                    remove(&path);
+                }
                 Err(StartFailure::Decline(DeclineReason::Failed, text))
             }
         };
@@ -299,7 +301,7 @@ impl Executor for Process {
                 Stop::Withdraw => {}
                 Stop::Terminate => {
                     running.terminate();
-                    self.kill_at = Some(Instant::now() + KILL_AFTER);
+                    self.kill_at = Some(Instant::now() + kill_after());
                 }
                 Stop::Kill => running.kill(),
             }
@@ -308,10 +310,17 @@ impl Executor for Process {
     }
 
     fn forget(self: Box<Self>) -> BoxFuture<'static, ()> {
-        if let Err(error) = data::remove_folder(&self.path) {
-            warn!(path = %self.path.display(), %error, "the folder of a run could not be removed");
-        }
+        remove(&self.path);
         std::future::ready(()).boxed()
+    }
+}
+
+fn remove(path: &Path) {
+    match data::remove_folder(path) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => {
+            warn!(path = %path.display(), %error, "the folder of a run could not be removed");
+        }
+        _ => {}
     }
 }
 
@@ -335,7 +344,8 @@ fn judge(report: Option<&FinalReport>, status: Option<ExitStatus>) -> RunEnd {
         },
         (None, None) => {
             let text = "the executor was lost while no agent watched it";
-            return RunEnd::Lost(unreported(None, "lost", text.to_owned()));
+            let end = unreported(None, "lost", text.to_owned());
+            return RunEnd::Lost(DeclineReason::Failed, end);
         }
     };
     let reported = report.and_then(|report| report.error.clone()).or(complaint);
@@ -351,12 +361,20 @@ fn judge(report: Option<&FinalReport>, status: Option<ExitStatus>) -> RunEnd {
         report: report.and_then(FinalReport::for_hub),
     };
     if report.is_some_and(FinalReport::is_unreported_success) {
-        return RunEnd::Over(LeaseCall::Complete, end(None, text));
+        let end = End {
+            exit_code: Some(0),
+            ..end(None, text)
+        };
+        return RunEnd::Over(LeaseCall::Complete, end);
     }
     match exit {
         Exit::Claimed => RunEnd::Elsewhere,
-        Exit::Infrastructure if !reported => RunEnd::Lost(end(Some("infrastructure"), text)),
-        Exit::Signal(_) if report.is_none() => RunEnd::Lost(end(Some("signalled"), text)),
+        Exit::Infrastructure if !reported => {
+            RunEnd::Lost(DeclineReason::Failed, end(Some("infrastructure"), text))
+        }
+        Exit::Signal(_) if report.is_none() => {
+            RunEnd::Lost(DeclineReason::Failed, end(Some("signalled"), text))
+        }
         Exit::Done if report.is_some() => {
             RunEnd::Over(LeaseCall::Complete, end(None, String::new()))
         }
@@ -372,6 +390,11 @@ fn judge(report: Option<&FinalReport>, status: Option<ExitStatus>) -> RunEnd {
         Exit::Infrastructure => RunEnd::Over(LeaseCall::Fail, end(Some("infrastructure"), text)),
         Exit::Defect => RunEnd::Over(LeaseCall::Fail, end(Some("defect"), text)),
     }
+}
+
+/// Returns the folder that contains the folders of runs.
+pub(crate) fn runs_folder(data: &DataDir) -> PathBuf {
+    data.launcher().join("agent/runs")
 }
 
 /// Returns an id of machine and folder. It differs between two agents of the same name.
@@ -395,6 +418,8 @@ fn installation(data: &Path) -> String {
 
 #[cfg(test)]
 mod tests {
+    use job_contract::final_statuses::Ending;
+    use job_contract::report::UnreportedStep;
     use rstest::rstest;
 
     use super::*;
@@ -445,7 +470,7 @@ mod tests {
     ) {
         let end = match judge(report.as_ref(), status) {
             RunEnd::Decline(..) => "DECLINE".to_owned(),
-            RunEnd::Lost(end) => format!("LOST {}", end.verdict.unwrap_or_default()),
+            RunEnd::Lost(_, end) => format!("LOST {}", end.verdict.unwrap_or_default()),
             RunEnd::Elsewhere => "ELSEWHERE".to_owned(),
             RunEnd::Over(call, end) => {
                 let verdict = end.verdict.map(|verdict| format!(" {verdict}"));
@@ -458,5 +483,23 @@ mod tests {
             }
         };
         assert_eq!(end, expected);
+    }
+
+    #[test]
+    fn the_hub_gets_the_report_that_the_executor_could_not_deliver() {
+        let report = FinalReport {
+            unreported_step: Some(UnreportedStep {
+                ending: Ending::Changes,
+                after_ok: true,
+                ignore_error: false,
+                plan: Some("the plan".to_owned()),
+            }),
+            ..report(Exit::Done, true)
+        };
+        let RunEnd::Over(LeaseCall::Complete, end) = judge(Some(&report), Some(exited(1))) else {
+            panic!("it is completed");
+        };
+        assert!(end.report.is_some() && !end.reported, "{end:?}");
+        assert_eq!(end.exit_code, Some(0));
     }
 }

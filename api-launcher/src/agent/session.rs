@@ -84,10 +84,10 @@ impl Agent {
         failure: &Failure,
     ) -> Result<Option<Duration>, AgentError> {
         let next = pauses.after(failure, jitter);
-        // An agent with `single_run` does not wait until a token is replaced.
+        // An agent with `single_run` does not wait until a token is replaced, but it does not leave its run.
         let is_rejected = pauses.is_locked_out()
             || matches!(failure, Failure::Forbidden(_) | Failure::Refused(_));
-        if self.settings.single_run && is_rejected {
+        if self.settings.single_run && is_rejected && self.leases.len() == 0 {
             return Err(AgentError::Rejected(failure.clone()));
         }
         match (next, failure) {

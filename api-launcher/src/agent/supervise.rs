@@ -25,6 +25,8 @@ use crate::sealing::{self, Envelope, OpenError};
 
 /// The verdict on a run that the agent has killed because the agent had to stop at once.
 const FORCED: &str = "agent_forced";
+/// The verdict on a run that the agent has interrupted because the agent had to stop.
+const SIGNALLED: &str = "signalled";
 /// The pause after a failed stop.
 const STOP_RETRY_PAUSE: Duration = Duration::from_secs(5);
 
@@ -64,6 +66,12 @@ impl Agent {
             executor,
         } = found;
         let Some(held) = self.leases.add(lease, run, None, Phase::Started) else {
+            let agent = Arc::clone(self);
+            // The task that follows the run may already have forgotten it, when the target found it again.
+            tokio::spawn(async move {
+                agent.leases.without(lease.lease).await;
+                executor.forget().await;
+            });
             return;
         };
         info!(run = held.run, lease = %lease.lease, executor = executor.name(), "found an executor of an earlier agent");
@@ -100,7 +108,7 @@ impl Agent {
             Ok(order) => order,
             Err((reason, text)) => return self.decline(held, reason, text).await,
         };
-        if self.detaching.is_cancelled() {
+        if self.detaching.is_cancelled() || held.is_stopped_by_agent() {
             let text = "the agent stops".to_owned();
             return self.decline(held, DeclineReason::Draining, text).await;
         }
@@ -145,7 +153,6 @@ impl Agent {
                 let stop = match failure.code() {
                     // The executor has already reported the end.
                     Some(Code::TaskAlreadyTerminal) => return,
-                    Some(Code::TaskCancelled) => Stop::Terminate,
                     // An executor that has not accepted the task can no longer do so.
                     _ => Stop::Withdraw,
                 };
@@ -184,11 +191,15 @@ impl Agent {
                 () = tokio::time::sleep(STOP_RETRY_PAUSE), if failed => {}
             }
         };
-        self.report_end(held, with_cause(end, order)).await;
-        executor.forget().await;
+        let is_answered = self.report_end(held, with_cause(end, order)).await;
+        // Otherwise the next agent finds the executor and reports its end.
+        if is_answered {
+            executor.forget().await;
+        }
     }
 
-    async fn report_end(&self, held: &AgentLease, end: RunEnd) {
+    /// Reports an end. Returns whether the hub has an answer to it: not if it does not speak the agent's protocol.
+    async fn report_end(&self, held: &AgentLease, end: RunEnd) -> bool {
         let answer = match &end {
             RunEnd::Elsewhere => {
                 let text = "the hub refused its executor";
@@ -210,8 +221,9 @@ impl Agent {
                 let end = unreported(None, "lost", text.clone());
                 self.decline_or_fail(held, *reason, &end).await
             }
-            RunEnd::Lost(end) => self.decline_or_fail(held, DeclineReason::Failed, end).await,
+            RunEnd::Lost(reason, end) => self.decline_or_fail(held, *reason, end).await,
         };
+        let is_answered = !matches!(answer, Err(Failure::Unsupported { .. }));
         match answer {
             Ok(ended) => {
                 info!(run = held.run, end = ?end, state = ?ended.state, "a task has ended here");
@@ -227,6 +239,7 @@ impl Agent {
                 warn!(run = held.run, end = ?end, %failure, "the hub refuses the end of a task");
             }
         }
+        is_answered
     }
 
     /// Declines a task, or fails it if its executor had accepted it.
@@ -354,20 +367,17 @@ fn difference(task: &Task, job: &Document) -> Option<&'static str> {
 
 /// Adds who stopped a run to its end.
 fn with_cause(ended: RunEnd, order: Option<StopOrder>) -> RunEnd {
-    match (ended, order) {
+    let Some(StopOrder { stop, by }) = order.filter(|order| order.stop > Stop::Withdraw) else {
+        return ended;
+    };
+    match (ended, by, stop) {
+        (RunEnd::Over(LeaseCall::Fail, end) | RunEnd::Lost(_, end), StoppedBy::Hub, _) => {
+            RunEnd::Over(LeaseCall::Cancelled, end)
+        }
         (
-            RunEnd::Over(LeaseCall::Fail, end) | RunEnd::Lost(end),
-            Some(StopOrder {
-                stop: Stop::Terminate | Stop::Kill,
-                by: StoppedBy::Hub,
-            }),
-        ) => RunEnd::Over(LeaseCall::Cancelled, end),
-        (
-            RunEnd::Over(LeaseCall::Fail, end) | RunEnd::Lost(end),
-            Some(StopOrder {
-                stop: Stop::Kill,
-                by: StoppedBy::Agent,
-            }),
+            RunEnd::Over(LeaseCall::Fail | LeaseCall::Cancelled, end) | RunEnd::Lost(_, end),
+            StoppedBy::Agent,
+            Stop::Kill,
         ) => RunEnd::Over(
             LeaseCall::Fail,
             End {
@@ -379,7 +389,25 @@ fn with_cause(ended: RunEnd, order: Option<StopOrder>) -> RunEnd {
                 ..end
             },
         ),
-        (ended, _) => ended,
+        // On target `kubernetes`, an interrupted run looks as if its job was cancelled.
+        (RunEnd::Over(LeaseCall::Cancelled, end), StoppedBy::Agent, _) if !end.reported => {
+            RunEnd::Lost(
+                DeclineReason::Draining,
+                End {
+                    verdict: Some(SIGNALLED.to_owned()),
+                    diagnostic: format!(
+                        "The agent had to stop and has interrupted the executor. {}",
+                        end.diagnostic
+                    ),
+                    ..end
+                },
+            )
+        }
+        (RunEnd::Lost(_, end), StoppedBy::Agent, _) => RunEnd::Lost(DeclineReason::Draining, end),
+        (RunEnd::Decline(_, text), StoppedBy::Agent, _) => {
+            RunEnd::Decline(DeclineReason::Draining, text)
+        }
+        (ended, ..) => ended,
     }
 }
 
@@ -470,23 +498,110 @@ mod tests {
         assert!(text.contains("9f31c2aa"), "{text}");
     }
 
+    const TERMINATED_BY_HUB: Option<(Stop, StoppedBy)> = Some((Stop::Terminate, StoppedBy::Hub));
+    const KILLED_BY_HUB: Option<(Stop, StoppedBy)> = Some((Stop::Kill, StoppedBy::Hub));
+    const TERMINATED_BY_AGENT: Option<(Stop, StoppedBy)> =
+        Some((Stop::Terminate, StoppedBy::Agent));
+    const KILLED_BY_AGENT: Option<(Stop, StoppedBy)> = Some((Stop::Kill, StoppedBy::Agent));
+    const WITHDRAWN: Option<(Stop, StoppedBy)> = Some((Stop::Withdraw, StoppedBy::Hub));
+
+    fn end_of_executor() -> End {
+        unreported(Some(143), "cause", "The end.".to_owned())
+    }
+
+    fn failed() -> RunEnd {
+        RunEnd::Over(LeaseCall::Fail, end_of_executor())
+    }
+
+    fn cancelled() -> RunEnd {
+        RunEnd::Over(LeaseCall::Cancelled, end_of_executor())
+    }
+
+    fn reported_as_cancelled() -> RunEnd {
+        let end = End {
+            reported: true,
+            ..end_of_executor()
+        };
+        RunEnd::Over(LeaseCall::Cancelled, end)
+    }
+
+    fn lost() -> RunEnd {
+        RunEnd::Lost(DeclineReason::Failed, end_of_executor())
+    }
+
+    fn declined() -> RunEnd {
+        RunEnd::Decline(DeclineReason::Failed, "The end.".to_owned())
+    }
+
     #[rstest]
-    #[case(None, LeaseCall::Fail, "lost")]
-    #[case(Some((Stop::Withdraw, StoppedBy::Hub)), LeaseCall::Fail, "lost")]
-    #[case(Some((Stop::Terminate, StoppedBy::Hub)), LeaseCall::Cancelled, "lost")]
-    #[case(Some((Stop::Kill, StoppedBy::Hub)), LeaseCall::Cancelled, "lost")]
-    #[case(Some((Stop::Terminate, StoppedBy::Agent)), LeaseCall::Fail, "lost")]
-    #[case(Some((Stop::Kill, StoppedBy::Agent)), LeaseCall::Fail, FORCED)]
+    #[case(failed(), None, "FAIL cause")]
+    #[case(failed(), WITHDRAWN, "FAIL cause")]
+    #[case(failed(), TERMINATED_BY_HUB, "CANCELLED cause")]
+    #[case(failed(), KILLED_BY_HUB, "CANCELLED cause")]
+    #[case(failed(), TERMINATED_BY_AGENT, "FAIL cause")]
+    #[case(failed(), KILLED_BY_AGENT, "FAIL agent_forced")]
+    #[case(cancelled(), None, "CANCELLED cause")]
+    #[case(cancelled(), WITHDRAWN, "CANCELLED cause")]
+    #[case(cancelled(), TERMINATED_BY_HUB, "CANCELLED cause")]
+    #[case(cancelled(), KILLED_BY_HUB, "CANCELLED cause")]
+    #[case(cancelled(), TERMINATED_BY_AGENT, "LOST Draining signalled")]
+    #[case(reported_as_cancelled(), TERMINATED_BY_AGENT, "CANCELLED cause")]
+    #[case(cancelled(), KILLED_BY_AGENT, "FAIL agent_forced")]
+    #[case(lost(), None, "LOST Failed cause")]
+    #[case(lost(), WITHDRAWN, "LOST Failed cause")]
+    #[case(lost(), TERMINATED_BY_HUB, "CANCELLED cause")]
+    #[case(lost(), KILLED_BY_HUB, "CANCELLED cause")]
+    #[case(lost(), TERMINATED_BY_AGENT, "LOST Draining cause")]
+    #[case(lost(), KILLED_BY_AGENT, "FAIL agent_forced")]
+    #[case(declined(), None, "DECLINE Failed")]
+    #[case(declined(), TERMINATED_BY_HUB, "DECLINE Failed")]
+    #[case(declined(), TERMINATED_BY_AGENT, "DECLINE Draining")]
+    #[case(declined(), KILLED_BY_AGENT, "DECLINE Draining")]
     fn the_end_names_who_stopped_the_run(
+        #[case] end: RunEnd,
         #[case] order: Option<(Stop, StoppedBy)>,
-        #[case] call: LeaseCall,
-        #[case] verdict: &str,
+        #[case] expected: &str,
     ) {
         let order = order.map(|(stop, by)| StopOrder { stop, by });
-        let end = crate::agent::target::over(LeaseCall::Fail, Some(1), "lost", String::new());
-        let RunEnd::Over(ending, end) = with_cause(end, order) else {
-            panic!("it is over");
+        let (found, text) = match with_cause(end, order) {
+            RunEnd::Over(call, end) => {
+                let verdict = end.verdict.unwrap_or_default();
+                let found = format!("{} {verdict}", call.name().to_uppercase());
+                (found, end.diagnostic)
+            }
+            RunEnd::Lost(reason, end) => {
+                let verdict = end.verdict.unwrap_or_default();
+                (format!("LOST {reason:?} {verdict}"), end.diagnostic)
+            }
+            RunEnd::Decline(reason, text) => (format!("DECLINE {reason:?}"), text),
+            RunEnd::Elsewhere => ("ELSEWHERE".to_owned(), String::new()),
         };
-        assert_eq!((ending, end.verdict.as_deref()), (call, Some(verdict)));
+        assert_eq!(found, expected);
+        let names_agent = expected.ends_with("agent_forced") || expected.ends_with("signalled");
+        assert_eq!(
+            text.contains("The agent had to stop"),
+            names_agent,
+            "{text}"
+        );
+        assert!(text.ends_with("The end."), "{text}");
+    }
+
+    #[test]
+    fn a_lease_knows_that_the_agent_stops() {
+        let lease = LeaseRef {
+            task: TaskId::new(),
+            lease: LeaseId::new(),
+            fencing_token: 1,
+        };
+        let leases = Leases::default();
+        let held = leases
+            .add(lease, String::new(), None, Phase::Preparing)
+            .unwrap();
+        assert!(!held.is_stopped_by_agent());
+        leases.order_all(StopOrder {
+            stop: Stop::Terminate,
+            by: StoppedBy::Agent,
+        });
+        assert!(held.is_stopped_by_agent());
     }
 }

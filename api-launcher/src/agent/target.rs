@@ -45,9 +45,9 @@ pub(crate) struct FoundExecutor {
 pub(crate) enum RunEnd {
     /// The executor had not accepted the task. A retry may succeed, so the agent declines the task.
     Decline(DeclineReason, String),
-    /// Nobody knows whether the executor had accepted the task. The hub does: the agent declines the task, or fails it
-    /// with this end if it was accepted.
-    Lost(End),
+    /// The agent does not know whether the executor had accepted the task. The hub does: the agent declines the task, or
+    /// fails it with this end if it was accepted.
+    Lost(DeclineReason, End),
     /// Another executor has the task.
     Elsewhere,
     /// The task is over.

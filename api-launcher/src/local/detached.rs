@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process::{ExitStatus, Stdio};
 use std::time::Duration;
 
-use job_contract::Document;
+use job_contract::{Document, env};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use tokio::process::Child;
@@ -20,6 +20,9 @@ use crate::local::executor::{ExecutorError, Program, Streams, tree};
 
 /// How often a former launcher's executor is looked at.
 const WATCH: Duration = Duration::from_millis(250);
+
+/// The longest grace period of an executor by default.
+const GRACE: Duration = Duration::from_mins(5);
 
 /// Why an executor could not be started or found.
 #[derive(Debug, thiserror::Error)]
@@ -137,6 +140,17 @@ impl DetachedExecutor {
     }
 }
 
+/// Returns how long after the first signal an executor is killed: it should have ended within its own grace period.
+pub(crate) fn kill_after() -> Duration {
+    kill_after_grace(std::env::var(env::GRACE_PERIOD_SECONDS).ok().as_deref())
+}
+
+fn kill_after_grace(configured: Option<&str>) -> Duration {
+    let configured = configured.and_then(|text| text.trim().parse::<u32>().ok());
+    let grace = configured.map_or(GRACE, |seconds| Duration::from_secs(seconds.into()));
+    grace + Duration::from_mins(1)
+}
+
 /// Kills what an ended executor left running, unless its report says that it reached its end: then it left only what was
 /// meant to stay.
 pub(crate) async fn kill_leftovers(
@@ -177,6 +191,20 @@ mod tests {
     fn is_at_work(pid: Pid) -> bool {
         let stat = fs::read_to_string(format!("/proc/{pid}/stat"));
         stat.is_ok_and(|stat| !stat.contains(") Z "))
+    }
+
+    #[test]
+    fn an_executor_is_killed_after_its_grace_period() {
+        for (configured, seconds) in [
+            (None, 360),
+            (Some(""), 360),
+            (Some("soon"), 360),
+            (Some("30"), 90),
+            (Some(" 900"), 960),
+        ] {
+            let found = kill_after_grace(configured);
+            assert_eq!(found, Duration::from_secs(seconds), "{configured:?}");
+        }
     }
 
     #[tokio::test]

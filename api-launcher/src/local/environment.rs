@@ -1,6 +1,8 @@
 //! The environment an executor is started with: that of a pod, from nothing, plus what a machine needs to be
 //! usable. Nothing else of the caller's environment gets through.
 
+#[cfg(feature = "kubernetes")]
+use std::collections::BTreeSet;
 use std::ffi::{OsStr, OsString};
 use std::fs::OpenOptions;
 use std::io::{self, Write as _};
@@ -162,10 +164,28 @@ const PLATFORM: [&str; 27] = [
 /// What a hub and an agent of this machine need of the caller's environment, and pass on to executors.
 #[cfg(feature = "kubernetes")]
 pub(crate) fn of_agent(own: impl Fn(&str) -> Option<OsString>) -> Vec<(OsString, OsString)> {
-    let names = MACHINE.into_iter().chain(DEPLOYMENT);
+    let forwarded = forwarded(&own);
+    let names = MACHINE
+        .into_iter()
+        .chain(DEPLOYMENT)
+        .chain([env::DEADLINE_SECONDS])
+        .chain(forwarded.iter().map(String::as_str));
+    // A variable that is forwarded may also be one of the others.
+    let names: BTreeSet<&str> = names.collect();
+    let names = names.into_iter();
     names
         .filter_map(|name| Some((name.into(), own(name)?)))
         .collect()
+}
+
+/// The names of the variables that executors, tools and scripts get too.
+#[cfg(feature = "kubernetes")]
+pub(crate) fn forwarded(own: impl Fn(&str) -> Option<OsString>) -> Vec<String> {
+    let list = own(env::ENV_FORWARD).unwrap_or_default();
+    let list = list.to_string_lossy();
+    let names = list.split(',').map(str::trim);
+    let names = names.filter(|name| !name.is_empty());
+    names.map(str::to_owned).collect()
 }
 
 /// The whole environment for one step. `own` looks up the caller's. Writes the job data to
@@ -372,6 +392,39 @@ mod tests {
         ] {
             assert_eq!(found[name], value, "{name}");
         }
+    }
+
+    #[cfg(feature = "kubernetes")]
+    #[test]
+    fn an_agent_of_this_machine_passes_on_what_a_run_promises() {
+        let own = |name: &str| {
+            let known = [
+                ("MAYFLY_ENV_FORWARD", " CORP_ID,, ABSENT,PATH"),
+                ("MAYFLY_DEADLINE_SECONDS", "90"),
+                ("MAYFLY_GRACE_PERIOD_SECONDS", "30"),
+                ("CORP_ID", "7"),
+                ("PATH", "/bin"),
+                ("InternalSecret", "hunter2"),
+            ];
+            let found = known.iter().find(|(known, _)| *known == name);
+            found.map(|(_, value)| OsString::from(value))
+        };
+        assert_eq!(forwarded(own), ["CORP_ID", "ABSENT", "PATH"]);
+        let found = of_agent(own);
+        let names: Vec<_> = found
+            .iter()
+            .map(|(name, _)| name.to_str().unwrap())
+            .collect();
+        assert_eq!(
+            names,
+            [
+                "CORP_ID",
+                "MAYFLY_DEADLINE_SECONDS",
+                "MAYFLY_ENV_FORWARD",
+                "MAYFLY_GRACE_PERIOD_SECONDS",
+                "PATH"
+            ]
+        );
     }
 
     fn with_a_value_of(bytes: usize) -> JobData {

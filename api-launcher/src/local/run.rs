@@ -1,6 +1,6 @@
-//! `api-launcher run`: one job on this machine, without any server. `content` packs the folder, `job` makes the job
-//! documents, `session` runs their steps, `follow` follows each executor, `pool` runs
-//! them through a hub and an agent instead, and `event` and `view` show the run.
+//! `api-launcher run`: one job on this machine, without a platform. `content` packs the folder, `job` makes the job
+//! documents, `session` runs their steps, and `follow` follows each executor. With `--with-hub`, `pool` runs the steps
+//! through a hub and an agent of its own instead. `event` and `view` show the run.
 
 pub mod args;
 pub(crate) mod artifacts;

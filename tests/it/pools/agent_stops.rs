@@ -1,15 +1,14 @@
 //! Tests of the stop modes of agents.
 
-use integration_tests::process::Stream;
 use integration_tests::{Repository, Running};
 use nix::sys::signal::{Signal, kill};
 use pool_protocol::token::PoolToken;
 use test_platform::{Flow, NewJob, Status, Workspace};
 
-use super::agent::{Gate, ends_with};
-use super::fixture::{Fixture, Hub};
+use super::agent::{Gate, ends_with, wait_for};
+use super::fixture::{Fixture, Hub, until};
 use super::kills::tap::Moment;
-use super::kills::{ACCEPT, Run, STARTED, until};
+use super::kills::{ACCEPT, Run, STARTED};
 
 /// Starts an agent with this stop mode, and a run that waits at the gate.
 async fn at_the_gate(fixture: &Fixture, hub: &Hub, mode: &str) -> (Running, Gate, u32) {
@@ -19,10 +18,6 @@ async fn at_the_gate(fixture: &Fixture, hub: &Hub, mode: &str) -> (Running, Gate
     let job = fixture.start_script(&gate);
     fixture.platform.until_streamed(job, "at-the-gate").await;
     (agent, gate, job)
-}
-
-fn wait_for(agent: &Running, text: &str) {
-    tokio::task::block_in_place(|| agent.wait_for(Stream::Stderr, text));
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -83,15 +78,26 @@ async fn an_agent_with_grace_asks_its_run_to_stop_and_a_second_signal_ends_it() 
     );
 }
 
-/// What a signal does to a run whose executor has not made its claim.
+/// What becomes of a run whose executor has not made its claim when its agent stops.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Unclaimed {
+    /// It goes on, and the agent does not wait for it.
+    GoesOn,
+    /// The agent waits for it.
+    IsAwaited,
+    /// Another agent gets it.
+    IsHandedBack,
+    Fails,
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn each_mode_does_to_a_run_that_starts_what_it_does_to_one_that_runs() {
+async fn each_mode_does_what_it_says_to_a_run_that_starts() {
     let repository = Repository::fixture();
-    for (mode, goes_on, ended_before) in [
-        ("detach", true, true),
-        ("drain", true, false),
-        ("grace", false, false),
-        ("force", false, false),
+    for (mode, expected) in [
+        ("detach", Unclaimed::GoesOn),
+        ("drain", Unclaimed::IsAwaited),
+        ("grace", Unclaimed::IsHandedBack),
+        ("force", Unclaimed::Fails),
     ] {
         let mut run = Run::start().await;
         let mut command = run.fixture.agent(&run.to_hub.url());
@@ -102,22 +108,27 @@ async fn each_mode_does_to_a_run_that_starts_what_it_does_to_one_that_runs() {
         let held = held.await.unwrap();
         agent.signal(Signal::SIGTERM);
         wait_for(&agent, "no task is taken any more");
-        if ended_before {
-            ends_with(agent, 0);
-            held.release();
-            run.fixture.platform.until_job(job, Status::Completed).await;
-            run.start_agent();
-        } else if goes_on {
+        if expected == Unclaimed::IsAwaited {
             held.release();
             ends_with(agent, 0);
-            run.fixture.platform.until_job(job, Status::Completed).await;
         } else {
             ends_with(agent, 0);
-            drop(held);
-            run.fixture.platform.until_job(job, Status::Failed).await;
+            if expected == Unclaimed::GoesOn {
+                held.release();
+                run.fixture.platform.until_job(job, Status::Completed).await;
+            }
         }
+        if matches!(expected, Unclaimed::GoesOn | Unclaimed::IsHandedBack) {
+            run.start_agent();
+        }
+        let end = match expected {
+            Unclaimed::Fails => Status::Failed,
+            _ => Status::Completed,
+        };
+        run.fixture.platform.until_job(job, end).await;
         run.assert_nothing_left().await;
-        assert_eq!(run.fixture.times_run(), usize::from(goes_on), "{mode}");
+        let times = usize::from(end == Status::Completed);
+        assert_eq!(run.fixture.times_run(), times, "{mode}");
     }
 }
 

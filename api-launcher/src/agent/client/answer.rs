@@ -11,7 +11,7 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(30);
 /// The pause while the hub does not accept the token.
 const UNAUTHORIZED_PAUSE: Duration = Duration::from_secs(30);
 /// The pause after a forbidden call.
-const REFUSED_PAUSE: Duration = Duration::from_mins(1);
+const FORBIDDEN_PAUSE: Duration = Duration::from_mins(1);
 
 /// A request that waited for so long reached the hub. A proxy has cut the connection.
 const HELD: Duration = Duration::from_secs(5);
@@ -162,7 +162,7 @@ impl Pauses {
                     _ => UNAUTHORIZED_PAUSE,
                 })
             }
-            Failure::Forbidden(_) => RetryDecision::Retry(REFUSED_PAUSE),
+            Failure::Forbidden(_) => RetryDecision::Retry(FORBIDDEN_PAUSE),
             Failure::Unregistered => RetryDecision::Register,
             Failure::Unsupported { .. } | Failure::Refused(_) => RetryDecision::GiveUp,
         }

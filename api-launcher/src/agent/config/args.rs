@@ -28,7 +28,8 @@ use crate::serve::config::TelemetryArgs;
 
 const SLOTS: u32 = 25;
 const DRAIN_SECONDS: u64 = 3600;
-const GRACE_SECONDS: u64 = 60;
+/// Longer than the own grace period of an executor.
+const GRACE_SECONDS: u64 = 360;
 const TOKEN_SECONDS: u32 = 3600;
 
 /// Take tasks of a pool from a hub, and run them here.
@@ -134,7 +135,7 @@ pub(crate) struct SettingsArgs {
     #[arg(long, value_name = "SECONDS", env = env::AGENT_DRAIN_TIMEOUT)]
     drain_timeout: Option<Setting<u64>>,
 
-    /// How long `grace` waits before `force` [default: 60]
+    /// How long `grace` waits before `force`; executors take up to 300 s by default [default: 360]
     #[arg(long, value_name = "SECONDS", env = env::AGENT_GRACE_TIMEOUT)]
     grace_timeout: Option<Setting<u64>>,
 
@@ -307,7 +308,8 @@ impl SettingsArgs {
             present(token).map(|token| (env::AGENT_TOKEN.to_owned(), token.to_owned()));
         let in_file = file
             .as_mut()
-            .and_then(|file| Some((file.name_of("token"), file.take("token")?)));
+            .and_then(|file| Some((file.name_of("token"), file.take("token")?)))
+            .filter(|(_, text)| present(Some(text)).is_some());
         // A token file in the options or the environment overrides a token in the configuration file.
         let is_token_file_first = self.token_file.is_set();
         let this = match &mut file {
@@ -315,8 +317,7 @@ impl SettingsArgs {
             None => self,
         };
         let token = if this.oidc_token_file.is_set() {
-            let others = (in_environment, in_file, &this.token_file);
-            if !matches!(others, (None, None, None)) {
+            if in_environment.is_some() || in_file.is_some() || this.token_file.is_set() {
                 let text = "is set, and a token of the pool too: set one";
                 errors.push(SettingError::new(env::AGENT_OIDC_TOKEN_FILE, text));
             }
@@ -642,7 +643,7 @@ mod tests {
     #[case(
         "grace_timeout",
         "MAYFLY_AGENT_GRACE_TIMEOUT",
-        Some("60s"),
+        Some("360s"),
         "3",
         "3s",
         "4",
@@ -720,11 +721,13 @@ mod tests {
         let path = path.to_str().unwrap();
         let own = ("MAYFLY_AGENT_TOKEN_FILE", path);
         let by_key = format!("token: of-yaml\ntoken_file: {path}");
+        let by_blank_key = format!("token: \"\"\ntoken_file: {path}");
         for (variables, token, text, expected) in [
             (vec![HUB, own], Some("of-env"), "token: of-yaml", "of-env"),
             (vec![HUB, own], None, "token: of-yaml", "of-a-file"),
             (vec![HUB], None, by_key.as_str(), "of-yaml"),
             (vec![HUB], Some(" "), by_key.as_str(), "of-yaml"),
+            (vec![HUB], None, by_blank_key.as_str(), "of-a-file"),
         ] {
             let settings = resolve(&variables, token, text).unwrap();
             let AgentToken::Pool(source) = &settings.token else {
@@ -754,6 +757,9 @@ mod tests {
         );
         let errors = resolve(&[HUB], Some("secret"), text).unwrap_err();
         assert!(errors[0].to_string().contains("set one"), "{errors:?}");
+        // A blank counts as not set.
+        let blank = ("MAYFLY_AGENT_TOKEN_FILE", "");
+        resolve(&[HUB, blank], Some(" "), &format!("{text}\ntoken: ''")).unwrap();
         let file = ("MAYFLY_AGENT_OIDC_TOKEN_FILE", "/var/run/token");
         let errors = resolve(&[HUB, file], None, "token_expiration: 0").unwrap_err();
         let names: Vec<_> = errors.iter().map(|p| p.variable.as_str()).collect();

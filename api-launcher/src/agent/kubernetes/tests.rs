@@ -1,6 +1,7 @@
 //! Tests of the ends of Jobs, and of the objects of leases.
 
-use job_contract::report::FinalReport;
+use job_contract::final_statuses::Ending;
+use job_contract::report::{FinalReport, UnreportedStep};
 use job_contract::{Document, JobData, StepType};
 use pool_protocol::id::{LeaseId, TaskId};
 use rstest::rstest;
@@ -33,13 +34,20 @@ fn report() -> FinalReport {
 #[case(VerdictKind::StepFailed, Started::Yes, Some(report()), "FAIL true")]
 #[case(VerdictKind::Cancelled, Started::Yes, None, "CANCELLED false")]
 #[case(VerdictKind::Claimed, Started::No, None, "ELSEWHERE")]
-#[case(VerdictKind::Infrastructure, Started::No, None, "AGAIN Failed")]
+#[case(VerdictKind::Infrastructure, Started::No, None, "DECLINE Failed")]
 #[case(VerdictKind::Infrastructure, Started::Yes, None, "FAIL false")]
-#[case(VerdictKind::QuotaExceeded, Started::No, None, "AGAIN Quota")]
+#[case(VerdictKind::QuotaExceeded, Started::No, None, "DECLINE Quota")]
 #[case(VerdictKind::NeverScheduled, Started::No, None, "FAIL false")]
 #[case(VerdictKind::ImageNotPulled, Started::No, None, "FAIL false")]
 #[case(VerdictKind::ConfigMissing, Started::No, None, "FAIL false")]
 #[case(VerdictKind::OomKilled, Started::Yes, None, "FAIL false")]
+#[case(VerdictKind::Signalled, Started::Yes, None, "LOST Failed signalled")]
+#[case(VerdictKind::Signalled, Started::Yes, Some(report()), "FAIL true")]
+#[case(VerdictKind::Lost, Started::Unknown, None, "LOST Failed lost")]
+#[case(VerdictKind::Deleted, Started::Unknown, None, "LOST Failed deleted")]
+#[case(VerdictKind::NodeLost, Started::Yes, None, "LOST Failed node_lost")]
+#[case(VerdictKind::Evicted, Started::Yes, None, "LOST Failed evicted")]
+#[case(VerdictKind::Preempted, Started::No, None, "LOST Failed preempted")]
 fn ends_that_a_retry_may_fix_are_declined(
     #[case] kind: VerdictKind,
     #[case] started: Started,
@@ -49,9 +57,12 @@ fn ends_that_a_retry_may_fix_are_declined(
     let end = match judge(&verdict(kind, started, report)) {
         RunEnd::Decline(reason, text) => {
             assert!(text.contains("The cause."), "{text}");
-            format!("AGAIN {reason:?}")
+            format!("DECLINE {reason:?}")
         }
-        RunEnd::Lost(end) => format!("LOST {end:?}"),
+        RunEnd::Lost(reason, end) => {
+            assert!(end.diagnostic.contains("The cause."), "{end:?}");
+            format!("LOST {reason:?} {}", end.verdict.unwrap_or_default())
+        }
         RunEnd::Elsewhere => "ELSEWHERE".to_owned(),
         RunEnd::Over(call, end) => {
             assert_eq!(end.verdict.as_deref(), Some(kind.name()));
@@ -61,6 +72,25 @@ fn ends_that_a_retry_may_fix_are_declined(
         }
     };
     assert_eq!(end, expected);
+}
+
+#[test]
+fn the_hub_gets_the_report_that_the_executor_could_not_deliver() {
+    let report = FinalReport {
+        unreported: true,
+        unreported_step: Some(UnreportedStep {
+            ending: Ending::Changes,
+            after_ok: true,
+            ignore_error: false,
+            plan: Some("the plan".to_owned()),
+        }),
+        ..FinalReport::default()
+    };
+    let verdict = verdict(VerdictKind::Infrastructure, Started::Yes, Some(report));
+    let RunEnd::Over(LeaseCall::Complete, end) = judge(&verdict) else {
+        panic!("it is completed");
+    };
+    assert!(end.report.is_some() && !end.reported, "{end:?}");
 }
 
 fn lease() -> LeaseRef {

@@ -28,6 +28,8 @@ const TAIL: u64 = 256 * 1024;
 const KEPT: usize = 200;
 /// How long they are kept.
 const MEMORY: Duration = Duration::from_hours(24);
+/// How many events of a run are kept, and how many reasons of its attempts.
+const KEPT_EVENTS: usize = 20;
 /// Who does what.
 const LAUNCHER: &str = "launcher";
 
@@ -92,6 +94,7 @@ impl Journal {
     /// Notes a run that was accepted at that time, unless it is known.
     pub(super) fn accepted(&self, key: &RunKey, job: &JobData, at: Stamp) {
         let mut kept = self.lock();
+        kept.forget();
         if kept.names.contains_key(key) {
             return;
         }
@@ -139,7 +142,6 @@ impl Journal {
         };
         kept.names.insert(key.clone(), task);
         kept.runs.insert(task, run);
-        kept.forget();
     }
 
     /// Notes that an executor runs.
@@ -158,7 +160,7 @@ impl Journal {
         self.change(key, |run| {
             run.view.state = TaskState::Available;
             run.view.attempts += 1;
-            run.view.reasons.push(reason.to_owned());
+            push(&mut run.view.reasons, reason.to_owned());
             run.note(State::Available, reason);
         });
     }
@@ -363,14 +365,23 @@ impl Run {
     }
 
     fn note(&mut self, to: State, note: &str) {
-        self.events.push(EventView {
+        let event = EventView {
             at: SystemTime::now(),
             from: self.events.last().map(|last| last.to),
             to: to.name(),
             actor: LAUNCHER.to_owned(),
             note: note.to_owned(),
-        });
+        };
+        push(&mut self.events, event);
     }
+}
+
+/// Adds to a list, and forgets its oldest entry if there are too many.
+fn push<T>(list: &mut Vec<T>, new: T) {
+    if list.len() == KEPT_EVENTS {
+        list.remove(0);
+    }
+    list.push(new);
 }
 
 /// The part of a log that begins at an offset.
@@ -485,6 +496,23 @@ mod tests {
         assert_eq!(read_tail(&path, 400_000).unwrap().text, "");
         // An offset of a longer log.
         assert_eq!(read_tail(&path, 400_001).unwrap(), part);
+    }
+
+    #[test]
+    fn of_a_run_that_fails_again_and_again_the_last_attempts_are_kept() {
+        let journal = Journal::new(1);
+        let (key, document) = job("7");
+        journal.accepted(&key, &document, now());
+        for attempt in 1..=KEPT_EVENTS + 5 {
+            journal.failed(&key, &format!("attempt {attempt}"));
+        }
+        let run = journal.runs(TaskFilter::Open, Page::first()).remove(0);
+        assert_eq!(run.reasons.len(), KEPT_EVENTS);
+        assert_eq!(run.reasons.last().unwrap(), "attempt 25");
+        assert_eq!(usize::try_from(run.attempts).unwrap(), KEPT_EVENTS + 5);
+        let events = journal.events(run.task);
+        assert_eq!(events.len(), KEPT_EVENTS);
+        assert_eq!(events[0].note, "attempt 6");
     }
 
     #[tokio::test]

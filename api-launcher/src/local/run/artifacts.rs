@@ -25,8 +25,13 @@ pub(crate) fn final_report(path: &Path) -> Option<FinalReport> {
 
 /// The step's log at rest, if there is one.
 pub(crate) fn log_path(data_dir: &Path, job: &JobData) -> Option<PathBuf> {
+    existing(stored_log(data_dir, job))
+}
+
+/// Where the step's log is stored at its end.
+pub(crate) fn stored_log(data_dir: &Path, job: &JobData) -> PathBuf {
     let key = ObjectKey::step_output(&job.organization_id, &job.job_id, &job.step_id);
-    existing(data_dir.join(Area::Output.local_folder()).join(key.path))
+    data_dir.join(Area::Output.local_folder()).join(key.path)
 }
 
 /// The workspace's state, if it has one.

@@ -36,6 +36,7 @@ impl LocalPool {
         _work: &WorkFolder,
         _executor: Option<&Path>,
         _view: &mut View,
+        _signals: &mut Signals,
     ) -> Result<Self, RunError> {
         Err(PoolError::NotBuilt.into())
     }
@@ -50,7 +51,7 @@ impl LocalPool {
         match *self {}
     }
 
-    pub(crate) async fn close(self) {
+    pub(crate) async fn close(self, _signals: &mut Signals) {
         match self {}
     }
 }

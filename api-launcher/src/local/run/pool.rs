@@ -7,7 +7,7 @@ use std::ffi::{OsStr, OsString};
 use std::fs;
 use std::io;
 use std::os::unix::process::ExitStatusExt as _;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::ExitStatus;
 use std::time::{Duration, SystemTime};
 
@@ -28,14 +28,18 @@ use tokio::time::{Instant, MissedTickBehavior, interval, timeout};
 use uuid::Uuid;
 
 use self::companion::Companion;
+use super::artifacts;
 use super::error::RunError;
 use super::event::{Event, Level};
 use super::signals::Signals;
 use super::view::View;
+use crate::agent::process::runs_folder;
 use crate::data::{DataDir, WorkFolder};
 use crate::http::auth::platform_token;
+use crate::local::detached::{DetachedExecutor, kill_after};
 use crate::local::environment;
 use crate::local::executor::Ended;
+use crate::local::run_folder::RunFolder;
 
 const POOL: &str = "local";
 const AGENT: &str = "this-machine";
@@ -45,21 +49,25 @@ const POLL: Duration = Duration::from_millis(100);
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(30);
 /// How long a hub may take to start.
 const START_TIMEOUT: Duration = Duration::from_mins(1);
-/// How long the end of a run that was stopped may take after its agent ended.
+/// How long the end of a run may take after its agent ended, or after the run was done.
 const END_TIMEOUT: Duration = Duration::from_secs(10);
 /// A token of the platform is good for so long.
 const TOKEN_LIFETIME: Duration = Duration::from_mins(1);
 /// Seconds for which the hub still answers when this process is gone, so that executors store what they have.
 const HUB_DRAIN: &str = "60";
 const HUB_SHUTDOWN: &str = "65";
-/// Seconds in which an executor that was asked to stop must end: more than its own grace period.
-const AGENT_GRACE: &str = "360";
+/// The state of a task whose step is done.
+const COMPLETED: &str = "COMPLETED";
 
 /// The hub and its agent.
 #[derive(Debug)]
 pub(crate) struct LocalPool {
     hub: Companion,
     agent: Companion,
+    /// The data directory.
+    data: PathBuf,
+    /// The folder with the folders of the agent's runs.
+    runs: PathBuf,
     url: String,
     http: reqwest::Client,
     /// The secret that the hub shares with its platform.
@@ -77,7 +85,12 @@ pub(crate) enum PoolError {
     #[error("could not make the client of the hub")]
     Client(#[source] reqwest::Error),
     #[error("the {name} ended{}", because(said))]
-    Ended { name: &'static str, said: String },
+    Ended {
+        name: &'static str,
+        said: String,
+        /// Whether an executor of the agent still runs.
+        is_running: bool,
+    },
     #[error("the hub did not start within a minute")]
     Slow,
     #[error("the hub did not take the run: {0}")]
@@ -90,6 +103,12 @@ impl PoolError {
     /// What to do about it.
     pub(crate) const fn hint(&self) -> Option<&'static str> {
         match self {
+            Self::Ended {
+                is_running: true, ..
+            } => Some(
+                "an executor of the run still runs and may change something: wait for its end, and plan again before \
+                 anything else",
+            ),
             Self::Ended { .. } | Self::Slow => Some(
                 "--verbose shows what hub and agent say; one run with --with-hub uses a data directory at a time",
             ),
@@ -121,15 +140,17 @@ struct RunState {
     step_id: String,
     state: String,
     agent: Option<String>,
-    end: Option<RunEnd>,
+    end: Option<TaskEnd>,
 }
 
 #[derive(Debug, Deserialize)]
 #[serde(rename_all = "camelCase")]
-struct RunEnd {
+struct TaskEnd {
     reason: String,
     diagnostic: String,
     exit_code: Option<i32>,
+    /// Whether the platform has the outcome.
+    reported: bool,
 }
 
 /// The run of a step, as far as it is known.
@@ -150,6 +171,7 @@ impl LocalPool {
         work: &WorkFolder,
         executor: Option<&Path>,
         view: &mut View,
+        signals: &mut Signals,
     ) -> Result<Self, RunError> {
         // One provider for the whole process; an earlier one stays.
         let _ = rustls::crypto::ring::default_provider().install_default();
@@ -186,32 +208,53 @@ impl LocalPool {
             (env::LOG_FILTER, "info".as_ref()),
         ];
         let mut hub = Companion::start("hub", "serve", environment_of(&settings), sender.clone())?;
-        let address = timeout(START_TIMEOUT, hub.address()).await;
-        let address = address.map_err(|_| PoolError::Slow)??;
-        let url = format!("http://{address}");
-        view.show(Event::HubStarted {
-            page: format!("{url}/ui"),
+        let forwarded = environment::forwarded(|name| std::env::var_os(name)).join(" ");
+        let grace = kill_after().as_secs().to_string();
+        let start_agent = |url: &str| {
+            let mut settings: Vec<(&str, &OsStr)> = vec![
+                (env::AGENT_CONFIG, config.as_os_str()),
+                (env::AGENT_SERVICE_URL, url.as_ref()),
+                (env::AGENT_TOKEN, token.reveal().as_ref()),
+                (env::AGENT_NAME, AGENT.as_ref()),
+                (env::AGENT_SLOTS, "1".as_ref()),
+                (env::AGENT_DEPLOY_TARGET, "process".as_ref()),
+                (env::AGENT_ON_STOP, "grace".as_ref()),
+                (env::AGENT_GRACE_TIMEOUT, grace.as_ref()),
+                (env::AGENT_ENV_FORWARD_ALLOWLIST, forwarded.as_ref()),
+                (env::AGENT_WORKING_DIRECTORY, data.path().as_os_str()),
+                (env::PUBLIC_API_URL, url.as_ref()),
+                (env::STATE_TYPE, "LocalTerraformStateImpl".as_ref()),
+                (env::LOG_FILTER, "info".as_ref()),
+            ];
+            settings.extend(executor.map(|path| (env::EXECUTOR, path.as_os_str())));
+            Companion::start("agent", "agent", environment_of(&settings), sender)
+        };
+        let address = tokio::select! {
+            address = timeout(START_TIMEOUT, hub.address()) => {
+                let address = address.map_err(|_| PoolError::Slow).flatten();
+                address.map_err(RunError::from)
+            }
+            signal = signals.next() => Err(RunError::Stopped(signal)),
+        };
+        let started = address.and_then(|address| {
+            let url = format!("http://{address}");
+            view.show(Event::HubStarted {
+                page: format!("{url}/ui"),
+            });
+            Ok((start_agent(&url)?, url))
         });
-
-        let mut settings: Vec<(&str, &OsStr)> = vec![
-            (env::AGENT_CONFIG, config.as_os_str()),
-            (env::AGENT_SERVICE_URL, url.as_ref()),
-            (env::AGENT_TOKEN, token.reveal().as_ref()),
-            (env::AGENT_NAME, AGENT.as_ref()),
-            (env::AGENT_SLOTS, "1".as_ref()),
-            (env::AGENT_DEPLOY_TARGET, "process".as_ref()),
-            (env::AGENT_ON_STOP, "grace".as_ref()),
-            (env::AGENT_GRACE_TIMEOUT, AGENT_GRACE.as_ref()),
-            (env::AGENT_WORKING_DIRECTORY, data.path().as_os_str()),
-            (env::PUBLIC_API_URL, url.as_ref()),
-            (env::STATE_TYPE, "LocalTerraformStateImpl".as_ref()),
-            (env::LOG_FILTER, "info".as_ref()),
-        ];
-        settings.extend(executor.map(|path| (env::EXECUTOR, path.as_os_str())));
-        let agent = Companion::start("agent", "agent", environment_of(&settings), sender)?;
+        let (agent, url) = match started {
+            Ok(started) => started,
+            Err(error) => {
+                hub.stop().await;
+                return Err(error);
+            }
+        };
         Ok(Self {
             hub,
             agent,
+            data: data.path().to_owned(),
+            runs: runs_folder(data),
             url,
             http,
             secret: secret.into(),
@@ -231,6 +274,7 @@ impl LocalPool {
         self.dispatch(job).await?;
         let mut progress = Progress::default();
         let mut stopped_by = None;
+        let mut hub_said: Option<String> = None;
         let mut give_up_at: Option<Instant> = None;
         let mut poll = interval(POLL);
         poll.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -238,33 +282,55 @@ impl LocalPool {
             tokio::select! {
                 biased;
                 signal = signals.next() => {
-                    self.stop(view, signal, stopped_by.is_some());
+                    self.stop(view, signal, stopped_by.is_some() || hub_said.is_some());
                     stopped_by.get_or_insert(signal);
                 }
                 Some(event) = self.events.recv() => view.show(event),
-                said = self.hub.ended() => {
-                    return Err(PoolError::Ended { name: "hub", said }.into());
-                }
-                said = self.agent.ended(), if give_up_at.is_none() => {
+                said = self.hub.ended(), if hub_said.is_none() => {
+                    view.show(Event::warning(
+                        "the hub ended: the agent stops the executor gracefully, and the state is stored; \
+                         another signal kills the executor",
+                    ));
+                    // The agent kills the executor after a second signal.
                     if stopped_by.is_none() {
-                        return Err(PoolError::Ended { name: "agent", said }.into());
+                        self.agent.terminate();
+                    }
+                    hub_said = Some(said);
+                }
+                said = self.agent.ended(), if give_up_at.is_none() || hub_said.is_some() => {
+                    let is_running = self.has_executor();
+                    if let Some(said) = hub_said {
+                        return Err(PoolError::Ended { name: "hub", said, is_running }.into());
+                    }
+                    if stopped_by.is_none() {
+                        return Err(PoolError::Ended { name: "agent", said, is_running }.into());
                     }
                     // What the agent had not taken must not run later.
                     cancel(job, records)?;
                     give_up_at = Some(Instant::now() + END_TIMEOUT);
                 }
                 _ = poll.tick() => {
-                    let end = self.look(job, &mut progress, view).await;
-                    if end.is_some() {
-                        break end;
+                    if hub_said.is_some() {
+                        // Without an executor, the agent would only wait for the hub to report an end.
+                        if !self.has_executor() {
+                            self.agent.terminate();
+                        }
+                        continue;
                     }
-                    if give_up_at.is_some_and(|at| at <= Instant::now()) {
-                        break None;
+                    let is_late = give_up_at.is_some_and(|at| at <= Instant::now());
+                    match self.look(job, &mut progress, view).await {
+                        // The hub is about to report an outcome that the executor could not report.
+                        Some(end) if !end.reported && progress.state == COMPLETED && !is_late => {
+                            give_up_at.get_or_insert(Instant::now() + END_TIMEOUT);
+                        }
+                        Some(end) => break Some(end),
+                        None if is_late => break None,
+                        None => {}
                     }
                 }
             }
         };
-        Ok(conclude(end, stopped_by))
+        Ok(conclude(&progress.state, end, stopped_by))
     }
 
     async fn dispatch(&self, job: &Document) -> Result<(), PoolError> {
@@ -294,7 +360,7 @@ impl LocalPool {
         job: &Document,
         progress: &mut Progress,
         view: &mut View,
-    ) -> Option<RunEnd> {
+    ) -> Option<TaskEnd> {
         let id = match progress.id {
             Some(id) => id,
             None => *progress.id.insert(self.find(job).await?),
@@ -307,9 +373,17 @@ impl LocalPool {
         let log = self
             .get(&format!("/{id}/log?from={}", progress.log))
             .await?;
-        let end = log.headers().get("log-end");
-        let end: u64 = end.and_then(|end| end.to_str().ok()?.parse().ok())?;
-        progress.rest += &log.text().await.ok()?;
+        let offset = |name: &str| log.headers().get(name)?.to_str().ok()?.parse::<u64>().ok();
+        let (start, end) = (offset("log-start")?, offset("log-end")?);
+        let text = log.text().await.ok()?;
+        if let Some(gap) = start.checked_sub(progress.log).filter(|gap| *gap > 0) {
+            progress.rest.clear();
+            view.show(Event::warning(format!(
+                "{gap} bytes of the log are not shown here: the whole log is in `{}` after the step",
+                artifacts::stored_log(&self.data, job).display()
+            )));
+        }
+        progress.rest += &text;
         progress.log = end;
         let mut lines: Vec<&str> = progress.rest.split('\n').collect();
         let rest = lines.pop().unwrap_or_default().to_owned();
@@ -358,9 +432,22 @@ impl LocalPool {
         }));
     }
 
-    /// Stops both.
-    pub(crate) async fn close(mut self) {
-        self.agent.stop().await;
+    /// Returns whether an executor of the agent runs.
+    fn has_executor(&self) -> bool {
+        let folders = fs::read_dir(&self.runs).into_iter().flatten().flatten();
+        let mut folders = folders.map(|folder| RunFolder::new(folder.path()));
+        folders.any(|folder| DetachedExecutor::find(&folder).is_some())
+    }
+
+    /// Stops both. The agent gets one signal, because the second one kills an executor.
+    pub(crate) async fn close(mut self, signals: &mut Signals) {
+        self.agent.terminate();
+        loop {
+            tokio::select! {
+                _ = self.agent.ended() => break,
+                _ = signals.next() => self.agent.terminate(),
+            }
+        }
         self.hub.stop().await;
     }
 }
@@ -413,9 +500,11 @@ fn said(run: &RunState) -> Event {
     }
 }
 
-fn conclude(end: Option<RunEnd>, stopped_by: Option<Signal>) -> (Ended, FinalReport) {
+fn conclude(state: &str, end: Option<TaskEnd>, stopped_by: Option<Signal>) -> (Ended, FinalReport) {
     let code = match &end {
-        Some(RunEnd {
+        // Its executor ends with another code if it could not report the outcome.
+        Some(_) if state == COMPLETED => Exit::Done.code().into(),
+        Some(TaskEnd {
             exit_code: Some(code),
             ..
         }) => *code,
@@ -444,25 +533,29 @@ mod tests {
     use crate::local::executor;
 
     #[rstest]
-    #[case("finished", Some(0), None, 0)]
-    #[case("finished", Some(1), None, 1)]
-    #[case("finished", Some(143), Some(Signal::SIGINT), 130)]
-    #[case("lost", None, None, 1)]
-    #[case("poison", None, None, 75)]
-    #[case("expired", None, None, 75)]
-    #[case("cancelled", None, Some(Signal::SIGTERM), 143)]
+    #[case("COMPLETED", "finished", Some(0), None, 0)]
+    #[case("COMPLETED", "finished", Some(1), None, 0)]
+    #[case("COMPLETED", "finished", Some(143), Some(Signal::SIGINT), 0)]
+    #[case("FAILED", "finished", Some(1), None, 1)]
+    #[case("FAILED", "finished", Some(143), Some(Signal::SIGINT), 130)]
+    #[case("FAILED", "lost", None, None, 1)]
+    #[case("FAILED", "poison", None, None, 75)]
+    #[case("FAILED", "expired", None, None, 75)]
+    #[case("CANCELLED", "cancelled", None, Some(Signal::SIGTERM), 143)]
     fn the_end_of_a_run_is_that_of_an_executor(
+        #[case] state: &str,
         #[case] reason: &str,
         #[case] exit_code: Option<i32>,
         #[case] stopped_by: Option<Signal>,
         #[case] expected: u8,
     ) {
-        let end = RunEnd {
+        let end = TaskEnd {
             reason: reason.to_owned(),
             diagnostic: "because".to_owned(),
             exit_code,
+            reported: true,
         };
-        let (ended, report) = conclude(Some(end), stopped_by);
+        let (ended, report) = conclude(state, Some(end), stopped_by);
         assert_eq!(executor::judge(ended).0.code(), expected);
         assert_eq!(report.error.as_deref(), Some("because"));
     }

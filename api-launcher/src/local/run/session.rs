@@ -15,7 +15,7 @@ use super::artifacts;
 use super::error::RunError;
 use super::event::{Event, StepSummary};
 use super::follow::Running;
-use super::pool::LocalPool;
+use super::pool::{LocalPool, PoolError};
 use super::signals::Signals;
 use super::view::View;
 use crate::data::{DataDir, WorkFolder, WorkspaceLock};
@@ -83,18 +83,16 @@ impl<'a> Session<'a> {
             return Ok(());
         }
         let executor = args.executor.as_deref();
-        let start = LocalPool::start(&self.data, &self.work, executor, self.view);
-        tokio::select! {
-            pool = start => self.pool = Some(pool?),
-            signal = self.signals.next() => return Err(RunError::Stopped(signal)),
-        }
+        let (view, signals) = (&mut *self.view, &mut *self.signals);
+        let pool = LocalPool::start(&self.data, &self.work, executor, view, signals).await?;
+        self.pool = Some(pool);
         Ok(())
     }
 
     /// Stops the hub and the agent.
     pub(crate) async fn stop_pool(&mut self) {
         if let Some(pool) = self.pool.take() {
-            pool.close().await;
+            pool.close(self.signals).await;
         }
     }
 
@@ -119,8 +117,13 @@ impl<'a> Session<'a> {
             step_type: job.step_type.clone().unwrap_or_default(),
         });
         let (ended, report) = if let Some(pool) = &mut self.pool {
-            pool.run_step(job, &self.platform, self.view, self.signals)
-                .await?
+            let ran = pool
+                .run_step(job, &self.platform, self.view, self.signals)
+                .await;
+            if ran.is_err() {
+                self.record_outcome(job, PoolError::EXIT)?;
+            }
+            ran?
         } else {
             let path = self.work.join(format!("report-{}", self.steps_run));
             let ended = self.run_executor(job, path.clone()).await?;

@@ -1,4 +1,4 @@
-//! A hub or an agent as a child process of a run.
+//! A hub or an agent as a child process of a run. The two are called companions.
 
 use std::collections::VecDeque;
 use std::ffi::OsString;
@@ -20,11 +20,11 @@ use crate::local::executor::{Program, Streams};
 use crate::local::run::error::RunError;
 use crate::local::run::event::{Event, Level};
 
-/// How long it may take to stop.
+/// How long a hub may take to stop.
 const STOP_TIMEOUT: Duration = Duration::from_secs(15);
-/// When a stop is repeated. The second one ends a hub at once.
+/// When a stop is repeated. The second signal ends a hub at once.
 const STOP_AGAIN: Duration = Duration::from_millis(200);
-/// How many of its last complaints are kept.
+/// How many of the last complaints of a companion are kept.
 const COMPLAINTS: usize = 3;
 
 /// One process.
@@ -32,14 +32,14 @@ const COMPLAINTS: usize = 3;
 pub(super) struct Companion {
     name: &'static str,
     child: Child,
-    /// What it complained about last.
+    /// The last complaints in its log.
     complaints: Arc<Mutex<VecDeque<String>>>,
     address: Option<oneshot::Receiver<String>>,
-    /// Reads its log.
+    /// Reads the log of the child.
     reader: JoinHandle<()>,
 }
 
-/// A line of its log.
+/// A line of the log of a companion.
 #[derive(Debug, Deserialize)]
 struct Line {
     level: String,
@@ -50,7 +50,7 @@ struct Line {
 }
 
 impl Companion {
-    /// Starts this program with a subcommand and exactly this environment. What it says goes to `events`.
+    /// Starts this program with a subcommand and exactly this environment. Its log goes to `events`.
     pub(super) fn start(
         name: &'static str,
         subcommand: &'static str,
@@ -81,7 +81,7 @@ impl Companion {
         })
     }
 
-    /// The address that it listens on, once it does.
+    /// Waits until the hub listens, and returns its address.
     pub(super) async fn address(&mut self) -> Result<String, PoolError> {
         if let Some(address) = self.address.take()
             && let Ok(address) = address.await
@@ -92,12 +92,13 @@ impl Companion {
         Err(PoolError::Ended {
             name: self.name,
             said,
+            is_running: false,
         })
     }
 
-    /// Waits for its end, and returns what it complained about last. The future may be dropped and made again.
+    /// Waits for the end of the companion, and returns its last complaints. The future may be dropped and made again.
     pub(super) async fn ended(&mut self) -> String {
-        // Whatever is wrong with it, it is of no use any more.
+        // If the wait fails, the companion cannot be used any more.
         let _ = self.child.wait().await;
         if !self.reader.is_finished() {
             let _ = (&mut self.reader).await;
@@ -108,15 +109,15 @@ impl Companion {
         texts.join(" ")
     }
 
-    /// Asks it to stop.
+    /// Asks the companion to stop.
     pub(super) fn terminate(&self) {
         if let Some(pid) = self.child.id() {
-            // It may have ended by itself in between.
+            // The companion may have ended by itself in between.
             let _ = kill(Pid::from_raw(pid.cast_signed()), Signal::SIGTERM);
         }
     }
 
-    /// Stops it, and waits for its end.
+    /// Stops a hub, and waits for its end. An agent would kill its executor after the second signal.
     pub(super) async fn stop(&mut self) {
         let limit = Instant::now() + STOP_TIMEOUT;
         while Instant::now() < limit {
@@ -129,7 +130,7 @@ impl Companion {
     }
 }
 
-/// Reads the log of a process.
+/// Reads the log of a companion.
 #[derive(Debug)]
 struct Reader {
     name: &'static str,
