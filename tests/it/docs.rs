@@ -54,9 +54,16 @@ fn sources() -> Vec<(PathBuf, String)> {
         "executor/src",
         "crates/job-contract/src",
         "crates/platform/src",
+        "crates/pool-protocol/src",
+        "crates/pool-store/src",
         "crates/run-log/src",
         "crates/runtime/src",
+        "tests/chaos",
+        "tests/chart",
+        "tests/cluster",
+        "tests/conformance",
         "tests/it",
+        "tests/node",
         "tests/peers/src",
         "tests/platform/src",
         "tests/src",
@@ -124,23 +131,58 @@ fn every_name_of_ours_in_the_documents_exists() {
     assert!(named > 50, "only {named} names were found");
 }
 
-#[test]
-fn every_option_of_run_is_documented() {
-    let help = laptop("").run(&["run", "--help"]).stdout;
+/// The options that the help of a command offers.
+fn offered(command: &[&str]) -> Names {
+    let help = laptop("").run(&[command, &["--help"]].concat()).stdout;
     // Options are indented; prose is not.
-    let offered: Names = help
-        .lines()
+    help.lines()
         .filter(|line| line.starts_with("  ") && line.trim_start().starts_with('-'))
         .filter_map(|line| line.split_whitespace().find(|word| word.starts_with("--")))
         .map(str::to_owned)
-        .collect();
+        .collect()
+}
+
+#[test]
+fn every_option_of_run_is_documented() {
     let listed: Names = first_cells(section(&read("docs/run.md"), "## Options"))
         .iter()
         .filter_map(|cell| cell.split_whitespace().find(|word| word.starts_with("--")))
         .filter(|word| word.chars().any(char::is_alphabetic))
         .map(str::to_owned)
         .collect();
-    assert_eq!(listed, offered);
+    assert_eq!(listed, offered(&["run"]));
+}
+
+#[test]
+fn every_key_of_an_agent_is_documented() {
+    // The options of `configure` are the keys, and its own.
+    let options = offered(&["agent", "configure"]);
+    let own = ["--config", "--force", "--help"];
+    let keys = options
+        .iter()
+        .filter(|option| !own.contains(&option.as_str()));
+    let mut keys: Names = keys
+        .map(|option| option.trim_start_matches('-').replace('-', "_"))
+        .collect();
+    keys.insert("token".to_owned());
+    let cells = first_cells(section(&read("docs/agents.md"), "## Configuration"));
+    let is_key = |cell: &String| cell.starts_with(|c: char| c.is_ascii_lowercase());
+    assert_eq!(cells.into_iter().filter(is_key).collect::<Names>(), keys);
+}
+
+#[test]
+fn every_metric_of_pools_is_documented() {
+    let listed = first_cells(&read("docs/http-service.md"));
+    let registered = words_after(&read("api-launcher/src/hub/metrics.rs"), "\"pool_", |c| {
+        c.is_ascii_lowercase() || c == '_'
+    });
+    assert!(registered.len() >= 10, "{registered:?}");
+    for name in registered {
+        let name = format!("mayfly_pool_{name}");
+        // The end of a counter's name is not in the code.
+        let is_listed = listed.contains(&name) || listed.contains(&format!("{name}_total"));
+        assert!(is_listed, "not in docs/http-service.md: {name}");
+    }
 }
 
 #[test]

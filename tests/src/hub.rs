@@ -1,5 +1,11 @@
 //! A fake hub for executors: leases, claims, ends, and a relay to the test platform. It enforces the protocol, and
 //! relays only requests about the executor's own step.
+//!
+//! It differs from a hub in these points:
+//! - No time passes: leases do not expire, and state and log are taken for longer than ten minutes after the end.
+//! - It accepts a cancelled task, and refuses an end that comes again.
+//! - It refuses the calls of agents. It has no store, and reports no outcome to the platform.
+//! - It passes documents on as they are, without the hub's checks and limits, and with the addresses that are in them.
 
 use std::net::SocketAddr;
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -328,10 +334,6 @@ impl Shared {
                     let text = "another pod has accepted the task";
                     return Err(Problem::new(Code::LeaseSuperseded, text));
                 }
-                if call == LeaseCall::Heartbeat && task.holder.is_none() {
-                    let text = "the task is not accepted";
-                    return Err(Problem::new(Code::LeaseNotAccepted, text));
-                }
                 if call == LeaseCall::Heartbeat {
                     task.heartbeats += 1;
                 }
@@ -374,18 +376,15 @@ impl Shared {
     fn relay(&self, request: &Request, lease: LeaseId, path: &str) -> Answer {
         let mut inner = lock(&self.inner);
         let task = inner.task(lease)?;
-        let refused = if task.state.is_terminal() {
-            Some((Code::TaskAlreadyTerminal, "the task is over"))
-        } else if !may_call(task, request, path) {
+        let refused = if !may_call(task, request, path) {
             Some((
                 Code::ExecutorPoolForbidden,
                 "not for an executor of this step",
             ))
-        } else if request.method != "GET" && task.state != TaskState::Running {
-            Some((
-                Code::LeaseNotAccepted,
-                "only an accepted task is written about",
-            ))
+        } else if task.state.is_terminal() && !is_final(request, path) {
+            Some((Code::TaskAlreadyTerminal, "the task is over"))
+        } else if task.state == TaskState::Leased && !is_read(request, path) {
+            Some((Code::LeaseNotAccepted, "the task is not accepted"))
         } else {
             None
         };
@@ -410,6 +409,17 @@ impl Shared {
         let answer = pass_on(&swapped, self.platform, &host);
         Ok(answer.unwrap_or_else(|_| Response::new(502, "")))
     }
+}
+
+/// Returns whether an executor may make the call before it accepts its task.
+fn is_read(request: &Request, path: &str) -> bool {
+    request.method == "GET" && !path.ends_with("/history")
+}
+
+/// Returns whether an executor may make the call after the end of its task: it stores its state and its log.
+fn is_final(request: &Request, path: &str) -> bool {
+    let reads_job = request.method == "GET" && path.contains("/job/");
+    reads_job || path.ends_with("/history") || path.starts_with("logs")
 }
 
 /// Returns whether an executor may send a request. It must be about the step of the lease.

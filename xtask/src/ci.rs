@@ -51,7 +51,7 @@ enum Stage {
     Images,
     /// Both images on a node with a real kubelet; needs root
     Node,
-    /// A short journey in which every peer fails once
+    /// Two short journeys, through launchers and through a hub, in which each fault happens once
     Chaos,
     /// Runs of pools that lose each process and each call once, and are cut off for a while
     Pools,

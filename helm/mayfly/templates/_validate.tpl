@@ -5,8 +5,12 @@
 {{- $executor := .Values.executor -}}
 {{- if $launcher.enabled -}}
 {{- $named := list -}}
-{{- range concat $values.global.extraEnv $launcher.extraEnv }}{{- $named = append $named .name -}}{{- end -}}
-{{- if not (or $values.auth.internalSecret.existingSecret $launcher.extraEnvFrom (has "InternalSecret" $named) (has "MAYFLY_ALLOW_UNAUTHENTICATED" $named)) -}}
+{{- $isOpen := false -}}
+{{- range concat $values.global.extraEnv $launcher.extraEnv -}}
+{{- $named = append $named .name -}}
+{{- if and (eq .name "MAYFLY_ALLOW_UNAUTHENTICATED") (or .valueFrom (eq (toString .value) "everywhere")) }}{{- $isOpen = true -}}{{- end -}}
+{{- end -}}
+{{- if not (or $values.auth.internalSecret.existingSecret $launcher.extraEnvFrom (has "InternalSecret" $named) $isOpen) -}}
 {{- fail "auth.internalSecret.existingSecret: name the Secret with the platform's shared secret, or give the launcher `InternalSecret` by launcher.extraEnvFrom" -}}
 {{- end -}}
 {{- if le (int $launcher.terminationGracePeriodSeconds) (int $launcher.shutdown.timeoutSeconds) -}}
@@ -151,7 +155,9 @@
 {{- if gt (len $files) 1 -}}
 {{- fail "hub.config: excludes hub.poolsExistingConfigMap and hub.poolsExistingSecret, and these exclude each other" -}}
 {{- end -}}
-{{- if not (or .Values.platform.apiUrl $launcher.extraEnvFrom) -}}
+{{- $named := list -}}
+{{- range concat .Values.global.extraEnv $launcher.extraEnv }}{{- $named = append $named .name -}}{{- end -}}
+{{- if not (or .Values.platform.apiUrl $launcher.extraEnvFrom (has "AzBuilderApiUrl" $named)) -}}
 {{- fail "platform.apiUrl: is required with hub.enabled, since a hub reports runs to the platform; or give the launcher `AzBuilderApiUrl` by launcher.extraEnvFrom" -}}
 {{- end -}}
 {{- if eq $hub.store.type "sqlite" -}}

@@ -1,7 +1,7 @@
 //! The rules that must hold after the last run. This module is pure: it knows facts and no peers.
 //!
 //! Facts come from outside the programs under test: the platform's records, a journal that the tool's own processes
-//! keep, the versions of the state in the object store, what containers wrote, and what is left in the cluster.
+//! keep, the versions of the state in the object store, what containers wrote, and what is left of the runs.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -151,7 +151,7 @@ pub struct Run {
 pub struct Facts {
     /// The runs.
     pub runs: Vec<Run>,
-    /// Objects that are left in the namespace of the runs, as kind and name.
+    /// What is left of the runs: objects, as kind and name, processes, folders and tasks.
     pub left: Vec<String>,
     /// Requests that the API server refused because a right was missing.
     pub denied: Vec<String>,
@@ -188,7 +188,7 @@ pub enum Kind {
     LineMissing,
     /// The stored output has a line twice or in the wrong order.
     LineMisplaced,
-    /// An object is left in the cluster.
+    /// Something of a run is left: an object, a process, a folder or a task.
     Leftover,
     /// The launcher accepted a request that it must refuse.
     BadAccepted,

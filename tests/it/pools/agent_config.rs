@@ -8,6 +8,7 @@ use integration_tests::Running;
 use integration_tests::process::Stream;
 use nix::sys::signal::Signal;
 use serde_json::Value;
+use test_peers::port::Port;
 
 use super::agent::ends_with;
 use super::fixture::Fixture;
@@ -61,4 +62,26 @@ async fn a_file_that_everybody_can_change_ends_the_agent() {
     let log = ends_with(Running::start(&mut agent(&fixture)), 64);
     assert!(log.contains(&*file.to_string_lossy()), "{log}");
     assert!(!log.contains(fixture.token.reveal()), "{log}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_agent_that_has_not_reached_its_hub_is_not_ready() {
+    let fixture = Fixture::new().await;
+    let nobody = Port::take().unwrap();
+    let mut command = fixture.agent(&format!("http://{}", nobody.address()));
+    let agent = Running::start(command.env("MAYFLY_AGENT_LISTEN", "127.0.0.1:0"));
+    let line = "\"answers health checks\"";
+    let line = tokio::task::block_in_place(|| agent.line_with(Stream::Stderr, line));
+    let line: Value = serde_json::from_str(&line).unwrap();
+    let address = line["address"].as_str().unwrap();
+    let answer = async |path: &str| {
+        let answer = reqwest::get(format!("http://{address}{path}")).await;
+        let answer = answer.unwrap();
+        (answer.status().as_u16(), answer.text().await.unwrap())
+    };
+    assert_eq!(answer("/healthz").await.0, 200);
+    let unready = (503, "the hub was not reached yet\n".to_owned());
+    assert_eq!(answer("/readyz").await, unready);
+    agent.signal(Signal::SIGTERM);
+    ends_with(agent, 0);
 }

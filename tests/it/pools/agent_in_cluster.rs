@@ -5,11 +5,10 @@ use integration_tests::{Repository, Running};
 use job_contract::env;
 use nix::sys::signal::Signal;
 use test_cluster::{Builder, Cluster, Fault, State};
-use test_platform::{Outputs, Status};
+use test_platform::{Flow, LogEntry, NewJob, Outputs, Status, Variable, Workspace};
 
 use super::agent::{Gate, ends_with, tasks_taken};
-use super::fixture::{Fixture, Hub};
-use super::kills::until;
+use super::fixture::{Fixture, Hub, until};
 use crate::chart::{agents_rights, values};
 use crate::in_cluster::{Fixture as ClusterFixture, LAUNCHER, suspended};
 
@@ -123,6 +122,32 @@ async fn an_executor_that_is_killed_for_its_memory_fails_its_step_with_the_verdi
     hub.until_metric(r#"mayfly_pool_slots{pool="eu",state="busy"} 0"#)
         .await;
     assert_eq!(fixture.times_run(), 1);
+    drop(agent);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_log_of_a_run_says_why_its_pod_does_not_start() {
+    let Some(cluster) = cluster(Cluster::builder()).await else {
+        return;
+    };
+    let fixture = Fixture::new().await;
+    let hub = fixture.serve();
+    let agent = start(&cluster, &fixture, &hub);
+    let platform = &fixture.platform;
+    let selector = Variable::env("EPHEMERAL_CONFIG_NODE_SELECTOR_TAGS", "disk=ssd");
+    let workspace = Workspace::new(&Repository::fixture().url()).with(selector);
+    let workspace = platform.workspace(workspace);
+    let flow = Flow::new("customScripts", 100).with_script("true");
+    let job = platform.start_job(NewJob::new(&workspace, vec![flow]));
+    platform
+        .until_streamed(job, "Agent `eu-1` of pool `eu`: ")
+        .await;
+    let lines = platform.streamed(job).await;
+    let is_reason = |line: &LogEntry| line.output.contains("nodes are available");
+    assert!(lines.iter().any(is_reason), "{lines:?}");
+    platform.cancel(job).await;
+    let is_gone = |state: &State| state.jobs.is_empty().then_some(());
+    cluster.until("the Job is gone", is_gone).await;
     drop(agent);
 }
 

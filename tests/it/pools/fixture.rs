@@ -2,7 +2,7 @@
 
 use std::fs;
 use std::net::SocketAddr;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
@@ -15,7 +15,7 @@ use test_platform::{Flow, NewJob, Outputs, Platform, Status, Workspace};
 use super::client::Client;
 use crate::in_cluster::{Launcher, PATIENCE};
 
-pub(super) const POLL: Duration = Duration::from_millis(20);
+const POLL: Duration = Duration::from_millis(20);
 
 /// A platform, a file of the pools, and settings for hubs.
 pub(super) struct Fixture {
@@ -90,21 +90,12 @@ impl Fixture {
 
     /// Returns the command of a hub.
     pub(super) fn command(&self) -> Command {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_launcher_under_test"));
+        let mut command = hub_command(self.folder.path());
         command
-            .args(["serve", "--target", "none", "--pools"])
-            .arg(self.path("pools.yaml"))
-            .env_clear()
-            .env("PATH", std::env::var_os("PATH").unwrap())
-            .env("HOME", self.folder.path())
-            .env(env::DATA_DIR, self.path("data"))
             .env(
                 env::POOL_STORE,
                 format!("sqlite:{}", self.path("store/pools.db").display()),
             )
-            .env(env::LISTEN, "127.0.0.1:0")
-            .env(env::LOG_FORMAT, "json")
-            .env(env::DRAIN_SECONDS, "0")
             .env(env::API_URL, self.platform.url())
             .env(env::PUBLIC_API_URL, self.platform.url())
             .env(env::INTERNAL_SECRET, self.platform.secret())
@@ -154,13 +145,9 @@ impl Fixture {
 
     /// Waits for the heartbeat of a job. The hub writes it beside its answer to the dispatch.
     pub(super) async fn until_alive(&self, job: u32) {
-        let wait = async {
-            while self.platform.heartbeat(job).await.is_none() {
-                tokio::time::sleep(POLL).await;
-            }
-        };
-        let waited = tokio::time::timeout(PATIENCE, wait).await;
-        assert!(waited.is_ok(), "job {job} has no heartbeat");
+        let is_alive = async || self.platform.heartbeat(job).await.is_some();
+        let found = in_time(PATIENCE, is_alive).await;
+        assert!(found, "job {job} has no heartbeat");
     }
 
     /// Stores the output of a step, as its executor does.
@@ -190,6 +177,38 @@ impl Fixture {
         };
         records.transitions.iter().filter(by_client).count()
     }
+}
+
+/// Returns the command of a hub with the `pools.yaml` of this folder.
+pub(super) fn hub_command(folder: &Path) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_launcher_under_test"));
+    command
+        .args(["serve", "--target", "none", "--pools"])
+        .arg(folder.join("pools.yaml"))
+        .env_clear()
+        .env("PATH", std::env::var_os("PATH").unwrap())
+        .env("HOME", folder)
+        .env(env::DATA_DIR, folder.join("data"))
+        .env(env::LISTEN, "127.0.0.1:0")
+        .env(env::LOG_FORMAT, "json")
+        .env(env::DRAIN_SECONDS, "0");
+    command
+}
+
+/// Waits until a condition is true. Fails after [`PATIENCE`].
+pub(super) async fn until(what: &str, mut is_so: impl FnMut() -> bool) {
+    let found = in_time(PATIENCE, async || is_so()).await;
+    assert!(found, "{what}: not in time");
+}
+
+/// Waits until a condition is true. Returns whether it was in this time.
+pub(super) async fn in_time(patience: Duration, mut is_so: impl AsyncFnMut() -> bool) -> bool {
+    let wait = async {
+        while !is_so().await {
+            tokio::time::sleep(POLL).await;
+        }
+    };
+    tokio::time::timeout(patience, wait).await.is_ok()
 }
 
 /// Returns the entry of a token in the file of the pools.
@@ -222,18 +241,12 @@ impl Hub {
 
     /// Waits until the metrics contain a line.
     pub(super) async fn until_metric(&self, line: &str) {
-        let wait = async {
-            while !self
-                .get("/metrics")
-                .await
-                .lines()
-                .any(|found| found == line)
-            {
-                tokio::time::sleep(POLL).await;
-            }
+        let mut metrics = String::new();
+        let has_line = async || {
+            metrics = self.get("/metrics").await;
+            metrics.lines().any(|found| found == line)
         };
-        let waited = tokio::time::timeout(PATIENCE, wait).await;
-        let metrics = self.get("/metrics").await;
-        assert!(waited.is_ok(), "{line}: not in time in\n{metrics}");
+        let found = in_time(PATIENCE, has_line).await;
+        assert!(found, "{line}: not in time in\n{metrics}");
     }
 }

@@ -10,8 +10,9 @@ use nix::sys::signal::{Signal, kill};
 use test_platform::{Flow, NewJob, Outputs, Status, Workspace};
 
 use super::agent::{Gate, ends_with};
+use super::fixture::in_time;
 use super::kills::tap::Moment;
-use super::kills::{POLL, Run, STARTED, try_points};
+use super::kills::{Run, STARTED, try_points};
 use crate::in_cluster::PATIENCE;
 
 /// A run makes more calls than this.
@@ -19,8 +20,11 @@ const POINTS: usize = 100;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 8)]
 async fn a_run_ends_once_wherever_a_process_is_killed_or_a_call_is_lost() {
-    let made = try_points(|_, _| true).await;
-    assert!(made >= POINTS, "{made}");
+    let (made, chosen) = try_points(|_, _| true).await;
+    assert!(
+        made >= POINTS && made * 4 >= chosen * 3,
+        "{made} of {chosen}"
+    );
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
@@ -112,7 +116,7 @@ async fn a_run_that_is_cut_off_for_good_fails_once_and_its_executor_stops() {
     assert_eq!(run.fixture.reports(job, Status::Failed), 2);
 }
 
-/// The report of a plan and its statuses to the platform.
+/// A change of a step's status. The second one is its outcome.
 const OUTCOME: &str = "PATCH /api/v1/organization/{}/job/{}/step/{}";
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
@@ -131,14 +135,10 @@ async fn a_plan_that_its_executor_cannot_report_is_applied_all_the_same() {
     // Stopped, it repeats its report only until its grace period ends.
     kill(run.fixture.executor(), Signal::SIGTERM).unwrap();
     let hub = run.hub.as_ref().unwrap();
-    let unreported = async {
-        let owed = r#"mayfly_pool_tasks{pool="eu",state="unreported"} 1"#;
-        while !hub.get("/metrics").await.contains(owed) {
-            tokio::time::sleep(POLL).await;
-        }
-    };
-    let waited = tokio::time::timeout(2 * PATIENCE, unreported).await;
-    assert!(waited.is_ok(), "the executor does not give up");
+    let owed = r#"mayfly_pool_tasks{pool="eu",state="unreported"} 1"#;
+    let has_given_up = async || hub.get("/metrics").await.contains(owed);
+    let gives_up = in_time(2 * PATIENCE, has_given_up).await;
+    assert!(gives_up, "the executor does not give up");
     run.to_platform.heal();
     let done = platform.until_job(job, Status::Completed).await;
     assert_eq!(done.step_statuses(), [Status::Completed; 2]);
@@ -171,13 +171,9 @@ async fn a_run_that_never_starts_is_given_up_after_five_attempts_and_others_run_
         .until_job(other, Status::Completed)
         .await;
     // The last pause alone takes 80 s.
-    let failed = async {
-        while run.fixture.platform.job(given_up).status != Status::Failed {
-            tokio::time::sleep(POLL).await;
-        }
-    };
-    let waited = tokio::time::timeout(3 * PATIENCE, failed).await;
-    assert!(waited.is_ok(), "{}", run.fixture.platform.report());
+    let has_failed = async || run.fixture.platform.job(given_up).status == Status::Failed;
+    let fails = in_time(3 * PATIENCE, has_failed).await;
+    assert!(fails, "{}", run.fixture.platform.report());
     let platform = &run.fixture.platform;
     let step = platform.job(given_up).step_of("customScripts").id.clone();
     let output = platform.step_output(given_up, &step).unwrap_or_default();
@@ -188,6 +184,11 @@ async fn a_run_that_never_starts_is_given_up_after_five_attempts_and_others_run_
             "{output}"
         );
     }
+    run.hub
+        .as_ref()
+        .unwrap()
+        .until_metric(r#"mayfly_pool_poison_total{pool="eu"} 1"#)
+        .await;
     run.assert_nothing_left().await;
     assert_eq!(run.fixture.times_run(), 1);
 }

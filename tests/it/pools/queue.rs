@@ -1,16 +1,14 @@
 //! Which run of a full queue is next.
 
 use std::fs;
-use std::process::Command;
 
 use integration_tests::WaitingPlatform;
-use job_contract::env;
 use pool_protocol::path::LeaseCall;
 use pool_protocol::token::PoolToken;
 use serde_json::json;
 
 use super::client::{Client, executor_of};
-use super::fixture::Hub;
+use super::fixture::{Hub, hub_command};
 use crate::in_cluster::Launcher;
 
 const BURST: usize = 100;
@@ -18,24 +16,13 @@ const SLOTS: usize = 5;
 
 /// A hub before a platform that waits for every run, with a pool for all organizations.
 fn serve(platform: &WaitingPlatform, folder: &tempfile::TempDir, token: &PoolToken) -> Hub {
-    let pools = folder.path().join("pools.yaml");
     let text = format!(
         "pools: {{eu: {{organizations: ['*'], tokens: [{{id: t, sha256: {}}}]}}}}",
         token.digest()
     );
-    fs::write(&pools, text).unwrap();
-    let mut command = Command::new(env!("CARGO_BIN_EXE_launcher_under_test"));
-    command
-        .args(["serve", "--target", "none", "--pools"])
-        .arg(pools)
-        .env_clear()
-        .env("HOME", folder.path())
-        .env(env::DATA_DIR, folder.path().join("data"))
-        .env(env::LISTEN, "127.0.0.1:0")
-        .env(env::LOG_FORMAT, "json")
-        .env(env::DRAIN_SECONDS, "0")
-        .envs(platform.settings());
-    Hub(Launcher::start(&mut command))
+    fs::write(folder.path().join("pools.yaml"), text).unwrap();
+    let mut command = hub_command(folder.path());
+    Hub(Launcher::start(command.envs(platform.settings())))
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -11,6 +11,7 @@ use reqwest::{Method, StatusCode};
 use serde_json::json;
 use test_peers::browser::{Browser, Screen};
 use test_peers::http::{Server, pass_on};
+use test_platform::{Flow, NewJob, Status, Variable, Workspace};
 
 use super::client::{Client, executor_of};
 use super::fixture::{Fixture, Hub};
@@ -30,6 +31,8 @@ const PHONE: Screen = Screen {
     height: 844,
     dark: false,
 };
+/// A secret in the job data of all runs.
+const SECRET: &str = "hunter2";
 /// A name that tries to inject markup.
 const HOSTILE: &str = "</pre><script>document.title='taken'</script>";
 
@@ -83,17 +86,29 @@ fn check_screens(browser: &mut Browser, name: &str) {
     }
 }
 
+/// Dispatches a plan whose workspace has the secret.
+async fn dispatch_plan(fixture: &Fixture) {
+    let workspace = Workspace::new("https://git.example.test/a.git");
+    let workspace = workspace.with(Variable::env("PASSWORD", SECRET));
+    let workspace = fixture.platform.workspace(workspace);
+    let plan = NewJob::new(&workspace, Flow::only("terraformPlan"));
+    let job = fixture.platform.start_job(plan);
+    fixture.platform.until_job(job, Status::Queue).await;
+}
+
 /// Creates runs in each state: a completed, a failed, a running and two waiting ones.
 async fn create_runs(fixture: &Fixture, hub: &Hub) -> [LeasedTask; 2] {
     let agent = fixture.client(hub);
     let instance = agent.register().await;
     agent.try_register("eu-2", "two").await.ok();
-    fixture.dispatched_plan().await;
+    dispatch_plan(fixture).await;
     let done = agent.request(instance).await;
     run_plan(fixture, &executor_of(&agent, &done), &done).await;
 
-    fixture.dispatched_plan().await;
+    dispatch_plan(fixture).await;
     let failed = agent.request(instance).await;
+    let payload = failed.task.payload.as_ref().unwrap().to_string();
+    assert!(payload.contains(SECRET), "{payload}");
     let started = json!({"executor": format!("Job {HOSTILE}")});
     agent.lease(&failed, LeaseCall::Started, started).await.ok();
     let executor = executor_of(&agent, &failed);
@@ -107,7 +122,7 @@ async fn create_runs(fixture: &Fixture, hub: &Hub) -> [LeasedTask; 2] {
     let end = json!({"exitCode": 137, "verdict": "oom_killed", "diagnostic": diagnostic, "reported": false});
     agent.lease(&failed, LeaseCall::Fail, end).await.ok();
 
-    fixture.dispatched_plan().await;
+    dispatch_plan(fixture).await;
     let running = agent.request(instance).await;
     let started = json!({"executor": "Job mayfly-run-7"});
     agent
@@ -117,8 +132,8 @@ async fn create_runs(fixture: &Fixture, hub: &Hub) -> [LeasedTask; 2] {
     let executor = executor_of(&agent, &running);
     executor.accept(&running, "running").await.ok();
     send_line(&executor, &running, 1, "Initializing the backend...").await;
-    fixture.dispatched_plan().await;
-    fixture.dispatched_plan().await;
+    dispatch_plan(fixture).await;
+    dispatch_plan(fixture).await;
     [running, failed]
 }
 
@@ -300,7 +315,7 @@ async fn scripts_get_the_same_as_json_with_the_same_tokens() {
         let status = response.status();
         let text = response.text().await.unwrap();
         assert!(
-            !text.contains("hunter2") && !text.contains("payload"),
+            !text.contains(SECRET) && !text.contains("payload"),
             "{text}"
         );
         (
@@ -336,6 +351,13 @@ async fn scripts_get_the_same_as_json_with_the_same_tokens() {
     assert!(run["events"].as_array().unwrap().len() >= 5, "{run}");
     let log = get(&format!("/pools/eu/runs/{}/log", running.task_id), own).await;
     assert_eq!(log.0, StatusCode::OK);
+    for page in [
+        "/ui/pools/eu",
+        &format!("/ui/runs/{}", failed.task_id),
+        &format!("/ui/runs/{}", running.task_id),
+    ] {
+        assert_eq!(get(page, own).await.0, StatusCode::OK, "{page}");
+    }
     // Who sees what is as on the page.
     for (path, token, expected) in [
         ("/pools", "", StatusCode::UNAUTHORIZED),

@@ -12,7 +12,7 @@ use test_peers::skips::needed;
 use test_platform::{Flow, NewJob, Status, Workspace};
 
 use super::agent::{ends_with, tasks_taken, wait_for};
-use super::fixture::{Fixture, Hub};
+use super::fixture::{Fixture, Hub, in_time};
 use super::proxies::Proxy;
 use crate::in_cluster::{Launcher, PATIENCE};
 
@@ -44,13 +44,8 @@ fn serve(fixture: &Fixture) -> Hub {
 }
 
 async fn until_run(fixture: &Fixture, count: usize) {
-    let enough = async {
-        while fixture.times_run() < count {
-            tokio::time::sleep(super::fixture::POLL).await;
-        }
-    };
-    let in_time = tokio::time::timeout(PATIENCE, enough).await;
-    assert!(in_time.is_ok(), "{} of {count} run", fixture.times_run());
+    let enough = in_time(PATIENCE, async || fixture.times_run() >= count).await;
+    assert!(enough, "{} of {count} run", fixture.times_run());
 }
 
 #[tokio::test(flavor = "multi_thread")]

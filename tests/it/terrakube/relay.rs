@@ -307,6 +307,14 @@ async fn a_run_that_the_hub_has_given_up_stores_its_state_and_leaves_all_statuse
     );
     let output = pool.stage.output(job, "terraformApply");
     assert!(output.contains("at-the-gate"), "{output}");
+    assert_eq!(pool.platform().records().histories.len(), 1);
+    let lines = pool.platform().streamed(job).await;
+    assert!(
+        lines
+            .iter()
+            .any(|line| line.output.contains("Interrupt received")),
+        "{lines:#?}"
+    );
     assert_eq!(pool.stage.history(job), before);
     assert!(pool.hub.task(step.lease).end.is_none());
     let refused = pool.hub.relayed().into_iter();
@@ -320,7 +328,7 @@ async fn a_hub_that_is_away_during_an_apply_holds_nothing_up() {
     let gate = Gate::new(pool.stage.machine());
     let (job, step, executor) = pool.at_the_gate(&gate).await;
     pool.hub.go_down();
-    let away = "heartbeats do not reach the hub";
+    let away = "the hub does not accept heartbeats";
     tokio::task::block_in_place(|| executor.running.wait_for(Stream::Stderr, away));
     gate.open().await;
     let made = || {

@@ -138,7 +138,13 @@ impl Scenario {
             }
             Move::Renewed(agent) => {
                 let instance = agents[*agent].0;
-                self.apply_twice(&Event::Renewed { instance, reason: None }, None)
+                self.apply_twice(
+                    &Event::Renewed {
+                        instance,
+                        reason: None,
+                    },
+                    None,
+                )
             }
             Move::Started(lease) => self.with(*lease, |scenario, grant| {
                 let executor = "ns/job";

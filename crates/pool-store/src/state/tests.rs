@@ -177,7 +177,12 @@ fn a_lease_lasts_30_s_and_a_heartbeat_renews_it() {
     story.passes(29 * SECOND);
     assert_eq!(story.task.state, State::Leased);
     let instance = story.task.instance.unwrap();
-    story.happens(Event::Renewed { instance, reason: None }).unwrap();
+    story
+        .happens(Event::Renewed {
+            instance,
+            reason: None,
+        })
+        .unwrap();
     story.passes(29 * SECOND);
     assert_eq!(story.task.state, State::Leased);
     let transition = story.passes(SECOND);
@@ -192,7 +197,12 @@ fn an_instance_that_starts_no_executor_has_a_task_for_300_s() {
     let instance = story.task.instance.unwrap();
     for _ in 0..14 {
         story.passes(20 * SECOND);
-        story.happens(Event::Renewed { instance, reason: None }).unwrap();
+        story
+            .happens(Event::Renewed {
+                instance,
+                reason: None,
+            })
+            .unwrap();
     }
     story.passes(19 * SECOND);
     assert_eq!(story.task.state, State::Leased);

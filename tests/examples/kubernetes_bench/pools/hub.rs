@@ -9,6 +9,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
 use integration_tests::WaitingPlatform;
 use integration_tests::process::{Running, Stream};
 use job_contract::{JobData, env};
@@ -53,6 +55,7 @@ impl Hub {
         let file = folder.path().join("pools.yaml");
         fs::write(&file, json!({"pools": pools}).to_string())?;
         let store = std::env::var(env::POOL_STORE).ok();
+        let key = STANDARD.encode([7; 32]);
         let running = Running::start(
             Command::new(program)
                 .args(["serve", "--target", "none", "--pools"])
@@ -64,7 +67,9 @@ impl Hub {
                 .env(env::LOG_FORMAT, "json")
                 .env(env::DRAIN_SECONDS, "0")
                 .envs(platform.settings())
-                .envs(store.as_ref().map(|store| (env::POOL_STORE, store))),
+                .envs(store.as_ref().map(|store| (env::POOL_STORE, store)))
+                // On PostgreSQL, the hub makes no key of its own.
+                .envs(store.as_ref().map(|_| (env::JOB_TOKEN_KEYS, &key))),
         );
         let line = running.line_with(Stream::Stderr, "\"listening\"");
         let line: Value = serde_json::from_str(&line)?;

@@ -29,10 +29,11 @@ fn documented() -> Vec<(String, Value)> {
         .split("```yaml\n")
         .skip(1)
         .map(|rest| read(rest.split_once("```").unwrap().0));
-    // The first block is a whole file. The others are merged over it.
+    // The first block is a whole file. The others are merged over it, except for those of another release.
     let whole = blocks.next().unwrap();
     for block in blocks.chain([json!({})]) {
-        let mut values = whole.clone();
+        let is_other = block.pointer("/launcher/enabled") == Some(&json!(false));
+        let mut values = if is_other { json!({}) } else { whole.clone() };
         merge(&mut values, block);
         found.push(("docs/install.md".to_owned(), values));
     }
