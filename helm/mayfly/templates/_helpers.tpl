@@ -340,3 +340,10 @@ configMap:
   {{- end }}
 {{- end }}
 {{- end -}}
+
+{{/* Whether the launcher has an extra variable of this name: (list . NAME) */}}
+{{- define "mayfly.launcher.names" -}}
+{{- $values := (index . 0).Values -}}
+{{- $name := index . 1 -}}
+{{- range concat $values.global.extraEnv $values.launcher.extraEnv }}{{ if eq .name $name }}true{{ end }}{{ end -}}
+{{- end -}}

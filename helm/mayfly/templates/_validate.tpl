@@ -4,14 +4,12 @@
 {{- $launcher := .Values.launcher -}}
 {{- $executor := .Values.executor -}}
 {{- if $launcher.enabled -}}
-{{- $named := list -}}
 {{- $isOpen := false -}}
 {{- range concat $values.global.extraEnv $launcher.extraEnv -}}
-{{- $named = append $named .name -}}
 {{- if and (eq .name "MAYFLY_ALLOW_UNAUTHENTICATED") (or .valueFrom (eq (toString .value) "everywhere")) }}{{- $isOpen = true -}}{{- end -}}
 {{- end -}}
-{{- if not (or $values.auth.internalSecret.existingSecret $launcher.extraEnvFrom (has "InternalSecret" $named) $isOpen) -}}
-{{- fail "auth.internalSecret.existingSecret: name the Secret with the platform's shared secret, or give the launcher `InternalSecret` by launcher.extraEnvFrom" -}}
+{{- if not (or $values.auth.internalSecret.existingSecret $launcher.extraEnvFrom (include "mayfly.launcher.names" (list . "InternalSecret")) $isOpen) -}}
+{{- fail "auth.internalSecret.existingSecret: name the Secret with the platform's shared secret, or give the launcher `InternalSecret` by launcher.extraEnv or launcher.extraEnvFrom" -}}
 {{- end -}}
 {{- if le (int $launcher.terminationGracePeriodSeconds) (int $launcher.shutdown.timeoutSeconds) -}}
 {{- fail (printf "launcher.terminationGracePeriodSeconds: must be longer than launcher.shutdown.timeoutSeconds, which is %d" (int $launcher.shutdown.timeoutSeconds)) -}}
@@ -38,7 +36,7 @@
 {{- end -}}
 {{- $paths := list -}}
 {{- range $launcher.extraVolumeMounts }}{{- $paths = append $paths .mountPath -}}{{- end -}}
-{{- if not (or $launcher.serviceAccount.automountToken (not (include "mayfly.launcher.runs" .)) (has "KUBECONFIG" $named) (has "/var/run/secrets/kubernetes.io/serviceaccount" $paths)) -}}
+{{- if not (or $launcher.serviceAccount.automountToken (not (include "mayfly.launcher.runs" .)) (include "mayfly.launcher.names" (list . "KUBECONFIG")) (has "/var/run/secrets/kubernetes.io/serviceaccount" $paths)) -}}
 {{- fail "launcher.serviceAccount.automountToken: the launcher cannot do without a token; mount another at /var/run/secrets/kubernetes.io/serviceaccount by launcher.extraVolumeMounts, or name a KUBECONFIG in launcher.extraEnv" -}}
 {{- end -}}
 {{- if and $executor.extraNamespaces (not $launcher.serviceAccount.create) -}}
@@ -155,10 +153,8 @@
 {{- if gt (len $files) 1 -}}
 {{- fail "hub.config: excludes hub.poolsExistingConfigMap and hub.poolsExistingSecret, and these exclude each other" -}}
 {{- end -}}
-{{- $named := list -}}
-{{- range concat .Values.global.extraEnv $launcher.extraEnv }}{{- $named = append $named .name -}}{{- end -}}
-{{- if not (or .Values.platform.apiUrl $launcher.extraEnvFrom (has "AzBuilderApiUrl" $named)) -}}
-{{- fail "platform.apiUrl: is required with hub.enabled, since a hub reports runs to the platform; or give the launcher `AzBuilderApiUrl` by launcher.extraEnvFrom" -}}
+{{- if not (or .Values.platform.apiUrl $launcher.extraEnvFrom (include "mayfly.launcher.names" (list . "AzBuilderApiUrl"))) -}}
+{{- fail "platform.apiUrl: is required with hub.enabled, since a hub reports runs to the platform; or give the launcher `AzBuilderApiUrl` by launcher.extraEnv or launcher.extraEnvFrom" -}}
 {{- end -}}
 {{- if eq $hub.store.type "sqlite" -}}
 {{- if gt (int $launcher.replicaCount) 1 -}}
