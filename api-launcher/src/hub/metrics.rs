@@ -68,12 +68,12 @@ impl PoolMetrics {
             );
             registry.register(
                 "pool_declined",
-                "Tasks that agents handed back, by reason",
+                "Leases that agents declined, by reason",
                 ours.declined.clone(),
             );
             registry.register(
                 "pool_stale",
-                "Calls that were refused because of a lease that does not count any more",
+                "Calls that were refused because of a lease that is no longer valid",
                 ours.stale.clone(),
             );
             registry.register(
@@ -189,13 +189,13 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
+    use crate::hub::wire::tests::pool;
 
     #[test]
     fn each_pool_has_series_and_a_removed_pool_has_none() {
         let metrics = Metrics::default();
         let pools = PoolMetrics::register(&metrics);
         let view = PoolView {
-            pool: "eu".parse().unwrap(),
             online: 2,
             offline: 1,
             capacity: 10,
@@ -204,9 +204,8 @@ mod tests {
             available: 3,
             leased: 2,
             running: 4,
-            orphaned: 0,
-            unreported: 0,
             oldest: Some(Duration::from_secs(61)),
+            ..pool()
         };
         let us = "us".parse().unwrap();
         pools.observe([&us].into_iter(), std::slice::from_ref(&view));

@@ -154,7 +154,7 @@ mod tests {
     use rstest::rstest;
 
     use super::*;
-    use crate::hub::wire::tests::task;
+    use crate::hub::wire::tests::{pool, task};
 
     #[rstest]
     #[case(
@@ -237,18 +237,9 @@ mod tests {
     #[test]
     fn a_line_counts_one_agent_and_one_slot() {
         let pool = PoolView {
-            pool: "eu".parse().unwrap(),
             online: 1,
-            offline: 0,
-            capacity: 1,
             free: 1,
-            unconfirmed: 0,
-            available: 0,
-            leased: 0,
-            running: 0,
-            orphaned: 0,
-            unreported: 0,
-            oldest: None,
+            ..pool()
         };
         let line = line(&task(TaskState::Available), Some(&pool), None);
         assert!(

@@ -16,6 +16,7 @@ use super::run::RunPage;
 use super::{frame, overview, parameter, pool, run};
 use crate::hub::pools::Boundary;
 use crate::hub::tails::Part;
+use crate::hub::wire;
 
 /// A text that would be markup without escaping.
 const HOSTILE: &str = "<img src=x onerror=alert(1)>\"'&";
@@ -89,11 +90,7 @@ fn agent() -> InstanceView {
 
 fn counts() -> PoolView {
     PoolView {
-        pool: "eu".parse().unwrap(),
-        online: 0,
         offline: 1,
-        capacity: 0,
-        free: 0,
         unconfirmed: 1,
         available: 2,
         leased: 1,
@@ -101,6 +98,7 @@ fn counts() -> PoolView {
         orphaned: 1,
         unreported: 1,
         oldest: Some(Duration::from_secs(125)),
+        ..wire::tests::pool()
     }
 }
 

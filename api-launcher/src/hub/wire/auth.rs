@@ -102,7 +102,7 @@ impl Hub {
         if (grant.task, grant.lease) == (task, lease) {
             Ok(grant)
         } else {
-            let text = "the job token is good for another lease";
+            let text = "the job token is for another lease";
             Err(Failure::new(Code::ExecutorPoolForbidden, text))
         }
     }

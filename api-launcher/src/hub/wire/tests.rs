@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use pool_protocol::id::TaskId;
 use pool_protocol::task::TaskState;
-use pool_store::TaskView;
+use pool_store::{PoolView, TaskView};
 
 /// Returns a task of pool `eu` in a state. Other fields that belong to the state are empty.
 pub(crate) fn task(state: TaskState) -> TaskView {
@@ -32,5 +32,23 @@ pub(crate) fn task(state: TaskState) -> TaskView {
         silent: None,
         cancel_requested: false,
         end: None,
+    }
+}
+
+/// Returns pool `eu` without agents and tasks.
+pub(crate) fn pool() -> PoolView {
+    PoolView {
+        pool: "eu".parse().unwrap(),
+        online: 0,
+        offline: 0,
+        capacity: 0,
+        free: 0,
+        unconfirmed: 0,
+        available: 0,
+        leased: 0,
+        running: 0,
+        orphaned: 0,
+        unreported: 0,
+        oldest: None,
     }
 }

@@ -51,7 +51,7 @@ const ANSWER_TIMEOUT: Duration = Duration::from_secs(30);
 const START_TIMEOUT: Duration = Duration::from_mins(1);
 /// How long the end of a run may take after its agent ended, or after the run was done.
 const END_TIMEOUT: Duration = Duration::from_secs(10);
-/// A token of the platform is good for so long.
+/// How long a token of the platform is valid.
 const TOKEN_LIFETIME: Duration = Duration::from_mins(1);
 /// Seconds for which the hub still answers when this process is gone, so that executors store what they have.
 const HUB_DRAIN: &str = "60";

@@ -22,7 +22,8 @@ const UPDATE: &str = "\
     sealed_for = $9, submitted_at = $10, not_before = $11, leased_at = $12, heard_at = $13, executor = $14, \
     holder_uid = $15, holder_name = $16, phase = $17, cancel_requested = $18, end_reason = $19, end_diagnostic = $20, \
     end_exit_code = $21, end_verdict = $22, end_log_sequence = $23, end_report = $24, ended_at = $25, reported = $26, \
-    deadline = $27, asks = CASE WHEN $28 = 1 THEN 0 ELSE asks END, ask_at = CASE WHEN $28 = 1 THEN $29 ELSE ask_at END WHERE id = $1";
+    deadline = $27, asks = CASE WHEN $28 = 1 THEN 0 ELSE asks END, \
+    ask_at = CASE WHEN $28 = 1 THEN $29 ELSE ask_at END WHERE id = $1";
 const EVENT: &str = "\
     INSERT INTO events (task, seq, at, from_state, to_state, actor, note) \
     VALUES ($1, (SELECT coalesce(max(seq), 0) + 1 FROM events WHERE task = $1), $2, $3, $4, $5, $6)";
