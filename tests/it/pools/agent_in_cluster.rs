@@ -111,13 +111,7 @@ async fn an_executor_that_is_killed_for_its_memory_fails_its_step_with_the_verdi
     let state = cluster.state().await;
     assert!(cluster.cluster.oom_kill(&state.pods[0]));
     fixture.platform.until_job(job, Status::Failed).await;
-    let step = fixture
-        .platform
-        .job(job)
-        .step_of("customScripts")
-        .id
-        .clone();
-    let output = fixture.platform.step_output(job, &step).unwrap_or_default();
+    let output = fixture.output(job);
     assert!(output.contains("memory"), "{output}");
     hub.until_metric(r#"mayfly_pool_slots{pool="eu",state="busy"} 0"#)
         .await;
@@ -163,10 +157,8 @@ async fn a_run_whose_job_the_cluster_refuses_fails_at_once_with_its_words() {
     refused.await.unwrap();
     let agent = start(&cluster, &fixture, &hub);
     let job = fixture.start_note(&Repository::fixture());
-    let platform = &fixture.platform;
-    platform.until_job(job, Status::Failed).await;
-    let step = platform.job(job).step_of("customScripts").id.clone();
-    let output = platform.step_output(job, &step).unwrap_or_default();
+    fixture.platform.until_job(job, Status::Failed).await;
+    let output = fixture.output(job);
     assert!(output.contains(words), "{output}");
     agent.signal(Signal::SIGTERM);
     let log = ends_with(agent, 0);

@@ -79,7 +79,7 @@ async fn an_agent_with_grace_asks_its_run_to_stop_and_a_second_signal_ends_it() 
 }
 
 /// What becomes of a run whose executor has not made its claim when its agent stops.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug)]
 enum Unclaimed {
     /// It goes on, and the agent does not wait for it.
     GoesOn,
@@ -108,18 +108,26 @@ async fn each_mode_does_what_it_says_to_a_run_that_starts() {
         let held = held.await.unwrap();
         agent.signal(Signal::SIGTERM);
         wait_for(&agent, "no task is taken any more");
-        if expected == Unclaimed::IsAwaited {
-            held.release();
-            ends_with(agent, 0);
-        } else {
-            ends_with(agent, 0);
-            if expected == Unclaimed::GoesOn {
+        match expected {
+            Unclaimed::GoesOn => {
+                ends_with(agent, 0);
                 held.release();
                 run.fixture.platform.until_job(job, Status::Completed).await;
+                run.start_agent();
             }
-        }
-        if matches!(expected, Unclaimed::GoesOn | Unclaimed::IsHandedBack) {
-            run.start_agent();
+            Unclaimed::IsAwaited => {
+                held.release();
+                ends_with(agent, 0);
+            }
+            Unclaimed::IsHandedBack => {
+                ends_with(agent, 0);
+                drop(held);
+                run.start_agent();
+            }
+            Unclaimed::Fails => {
+                ends_with(agent, 0);
+                drop(held);
+            }
         }
         let end = match expected {
             Unclaimed::Fails => Status::Failed,

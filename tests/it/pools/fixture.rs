@@ -162,9 +162,9 @@ impl Fixture {
         .unwrap();
     }
 
-    /// Returns the step output of a plan.
+    /// Returns the output of the first step of a job.
     pub(super) fn output(&self, job: u32) -> String {
-        let step = self.platform.job(job).step_of("terraformPlan").id.clone();
+        let step = self.platform.job(job).steps[0].id.clone();
         let found = self.platform.step_output(job, &step);
         found.unwrap_or_else(|| panic!("no output\n{}", self.platform.report()))
     }

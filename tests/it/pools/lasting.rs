@@ -99,8 +99,7 @@ async fn a_run_that_is_cut_off_for_good_fails_once_and_its_executor_stops() {
     platform.until_streamed(job, "at-the-gate").await;
     run.to_hub.cut();
     platform.until_job(job, Status::Failed).await;
-    let step = platform.job(job).step_of("customScripts").id.clone();
-    let output = platform.step_output(job, &step).unwrap_or_default();
+    let output = run.fixture.output(job);
     for words in [
         "no heartbeat from",
         "eu-1",
@@ -174,9 +173,7 @@ async fn a_run_that_never_starts_is_given_up_after_five_attempts_and_others_run_
     let has_failed = async || run.fixture.platform.job(given_up).status == Status::Failed;
     let fails = in_time(3 * PATIENCE, has_failed).await;
     assert!(fails, "{}", run.fixture.platform.report());
-    let platform = &run.fixture.platform;
-    let step = platform.job(given_up).step_of("customScripts").id.clone();
-    let output = platform.step_output(given_up, &step).unwrap_or_default();
+    let output = run.fixture.output(given_up);
     assert!(output.contains("given up after 5 attempts"), "{output}");
     for number in 1..=5 {
         assert!(
@@ -184,10 +181,8 @@ async fn a_run_that_never_starts_is_given_up_after_five_attempts_and_others_run_
             "{output}"
         );
     }
-    run.hub
-        .as_ref()
-        .unwrap()
-        .until_metric(r#"mayfly_pool_poison_total{pool="eu"} 1"#)
+    let hub = run.hub.as_ref().unwrap();
+    hub.until_metric(r#"mayfly_pool_poison_total{pool="eu"} 1"#)
         .await;
     run.assert_nothing_left().await;
     assert_eq!(run.fixture.times_run(), 1);
