@@ -1,6 +1,7 @@
 //! The API server fails at every step of a dispatch.
 
 use integration_tests::{Repository, job};
+use job_contract::env;
 use test_cluster::Fault;
 
 use super::{Fixture, LAUNCHER, Launcher, deliver_all, many};
@@ -8,7 +9,9 @@ use super::{Fixture, LAUNCHER, Launcher, deliver_all, many};
 /// More than a launcher tries within one delivery.
 const LONG: usize = 20;
 
-const STEPS: [(&str, &str); 3] = [("create", "jobs"), ("create", "secrets"), ("patch", "jobs")];
+const STEPS: [(&str, &str); 2] = [("create", "jobs"), ("create", "secrets")];
+/// Creates Jobs suspended, which takes a third request.
+const LIMIT: (&str, &str) = (env::MAX_JOBS_IN_FLIGHT, "100");
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_lost_answer_at_any_step_is_made_up_for_within_the_delivery() {
@@ -32,10 +35,8 @@ async fn a_lost_answer_at_any_step_is_made_up_for_within_the_delivery() {
 async fn a_dispatch_given_up_at_any_step_is_completed_by_the_next_delivery() {
     let fixture = or_skip!(Fixture::without_pods().await);
     let launcher = fixture.serve();
-    // The third step comes after the answer.
-    let steps = &STEPS[..2];
-    let jobs = many(&job::plan(&Repository::fixture()), steps.len());
-    for (job, (verb, resource)) in jobs.iter().zip(steps) {
+    let jobs = many(&job::plan(&Repository::fixture()), STEPS.len());
+    for (job, (verb, resource)) in jobs.iter().zip(STEPS) {
         let faults = fixture.cluster.faults();
         faults.next_of(LAUNCHER, LONG, verb, resource, Fault::InternalError);
         let refused = launcher.endpoint().post(job).await.unwrap();
@@ -48,12 +49,12 @@ async fn a_dispatch_given_up_at_any_step_is_completed_by_the_next_delivery() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_run_whose_release_failed_is_released_by_the_watcher() {
+async fn a_run_whose_release_failed_is_released_by_a_later_attempt() {
     let fixture = or_skip!(Fixture::without_pods().await);
-    let launcher = fixture.serve();
+    let launcher = fixture.serve_with(&[LIMIT]);
     let plan = job::plan(&Repository::fixture());
     let faults = fixture.cluster.faults();
-    // As often as the delivery tries, and the watcher once more.
+    // As often as the watcher tries at once, and once more.
     faults.next_of(LAUNCHER, 5, "patch", "jobs", Fault::InternalError);
     launcher.accept(&plan).await;
     fixture.assert_exactly_one_each(&[plan]).await;
