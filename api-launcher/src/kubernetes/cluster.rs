@@ -121,7 +121,7 @@ pub struct RunKey {
     pub workspace_id: String,
     /// Type of the step, as the platform spells it. Empty if the Job does not name it.
     #[serde(skip)]
-    pub step_type: String,
+    pub step_type: &'static str,
     /// The lease of the agent that runs it.
     #[serde(skip)]
     pub(crate) lease: Option<LeaseRef>,
@@ -141,7 +141,7 @@ impl RunKey {
             step_type: labels
                 .get(labels::STEP_TYPE)
                 .and_then(|value| labels::step_type(value))
-                .map(|step_type| step_type.name().to_owned())
+                .map(job_contract::StepType::name)
                 .unwrap_or_default(),
             lease: lease_of(meta),
         })

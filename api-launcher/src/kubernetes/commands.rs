@@ -343,7 +343,7 @@ mod tests {
             name: "job-9-z".into(),
             organization_id: "org".into(),
             workspace_id: "ws".into(),
-            step_type: "terraformPlan".into(),
+            step_type: "terraformPlan",
             lease: None,
         };
         let (mut out, shown, said) = output(false);

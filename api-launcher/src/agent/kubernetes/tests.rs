@@ -108,7 +108,7 @@ fn key(lease: LeaseRef) -> RunKey {
         name: "job-1-s".into(),
         organization_id: "o".into(),
         workspace_id: "w".into(),
-        step_type: String::new(),
+        step_type: "",
         lease: Some(lease),
     }
 }

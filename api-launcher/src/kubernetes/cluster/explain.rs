@@ -154,7 +154,7 @@ fn key_of(name: &str) -> Option<RunKey> {
         name: name.to_owned(),
         organization_id: String::new(),
         workspace_id: String::new(),
-        step_type: String::new(),
+        step_type: "",
         lease: None,
     })
 }

@@ -303,7 +303,7 @@ mod tests {
             name: "job-412-step".into(),
             organization_id: "org".into(),
             workspace_id: "ws".into(),
-            step_type: "terraformPlan".into(),
+            step_type: "terraformPlan",
             lease: None,
         };
         let now = Timestamp::from_second(1_767_225_601).unwrap();

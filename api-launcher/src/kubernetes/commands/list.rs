@@ -135,7 +135,7 @@ pub(super) mod tests {
                 name: format!("job-{job}-{step}"),
                 organization_id: "org".into(),
                 workspace_id: "ws".into(),
-                step_type: "terraformPlan".into(),
+                step_type: "terraformPlan",
                 lease: None,
             },
             step_type: Some("plan".into()),

@@ -215,7 +215,7 @@ fn step_of(run: &RunKey) -> StepRef {
         workspace_id: run.workspace_id.clone(),
         job_id: run.job_id.clone(),
         step_id: run.step_id.clone(),
-        step_type: run.step_type.clone(),
+        step_type: run.step_type.to_owned(),
     }
 }
 

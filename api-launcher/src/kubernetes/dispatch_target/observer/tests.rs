@@ -30,7 +30,7 @@ fn run() -> RunKey {
         name: "job-412-step".into(),
         organization_id: "org".into(),
         workspace_id: "ws".into(),
-        step_type: "terraformPlan".into(),
+        step_type: "terraformPlan",
         lease: None,
     }
 }
