@@ -42,8 +42,6 @@ struct Proxy {
 pub(crate) struct Pool {
     organizations: Organizations,
     pub(crate) boundary: Boundary,
-    /// Whether the agents run Terrakube's own executors. These take no claim.
-    pub(crate) has_stock_executors: bool,
     tokens: Vec<KnownToken>,
     /// The accepted tokens of OpenID providers.
     pub(crate) oidc: Vec<Trust>,
@@ -185,7 +183,6 @@ mod tests {
         let pool = Pool {
             organizations: Organizations::These(["a".to_owned()].into()),
             boundary: Boundary::Relay,
-            has_stock_executors: false,
             tokens: tokens.iter().enumerate().map(known).collect(),
             oidc: Vec::new(),
             public_keys: Vec::new(),

@@ -83,7 +83,6 @@ impl Hub {
             traceparent: traceparent
                 .filter(|text| is_traceparent(text))
                 .map(str::to_owned),
-            stock: settings.has_stock_executors,
             content: content.map_or_else(Content::Refused, Content::Payload),
         };
         // The spawned task stores the run and starts its heartbeat even if the sender disconnects.

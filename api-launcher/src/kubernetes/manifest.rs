@@ -38,7 +38,7 @@ pub use job_contract::pairs;
 pub use self::deployment::Deployment;
 pub use self::error::{ManifestError, ManifestErrors, Origin};
 
-use self::error::ErrorList;
+use self::error::{ErrorList, quote};
 use self::executor_kind::ExecutorKind;
 use self::job_data::Transport;
 use self::overrides::{Names, Overrides};
@@ -320,6 +320,7 @@ fn check_job(job: &JobData, errors: &mut ErrorList) -> Option<StepType> {
 }
 
 /// Returns the errors that follow from the settings of the workspace and the deployment together:
+/// - an image without Mayfly's executor for a run with a lease;
 /// - a claim for the plugin cache that neither the operator nor the policy names;
 /// - two mounts at one path, or one inside the other.
 fn combined_setting_errors(
@@ -328,6 +329,13 @@ fn combined_setting_errors(
     deployment: &Deployment,
 ) -> Vec<ManifestError> {
     let mut errors = ErrorList::new(Origin::Run);
+    if deployment.leased && deployment.executor_kind_of(merged) == ExecutorKind::Stock {
+        let image = quote(deployment.image_of(merged));
+        errors.add(
+            env::EXECUTOR_KIND,
+            format!("must be `mayfly` to say that {image} holds Mayfly's executor: no other one accepts a lease"),
+        );
+    }
     if requested.plugin_cache_dir.is_some()
         && deployment.plugin_cache == deployment::PluginCache::Claim
     {

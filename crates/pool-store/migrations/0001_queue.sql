@@ -14,7 +14,6 @@ CREATE TABLE tasks (
     step TEXT NOT NULL,
     kind TEXT NOT NULL,
     traceparent TEXT,
-    stock BIGINT NOT NULL,
     state TEXT NOT NULL,
     fencing_token BIGINT NOT NULL,
     lease TEXT,

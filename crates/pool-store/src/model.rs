@@ -25,9 +25,6 @@ pub struct Submission {
     pub kind: String,
     /// W3C Trace Context.
     pub traceparent: Option<String>,
-    /// The executors of the pool are stock. They do not accept tasks, so a task counts as accepted when its executor
-    /// exists.
-    pub stock: bool,
     pub content: Content,
 }
 

@@ -6,6 +6,7 @@ use std::process::Command;
 
 use integration_tests::Running;
 use integration_tests::process::Stream;
+use job_contract::env;
 use nix::sys::signal::Signal;
 use serde_json::Value;
 use test_peers::port::Port;
@@ -62,6 +63,23 @@ async fn a_file_that_everybody_can_change_ends_the_agent() {
     let log = ends_with(Running::start(&mut agent(&fixture)), 64);
     assert!(log.contains(&*file.to_string_lossy()), "{log}");
     assert!(!log.contains(fixture.token.reveal()), "{log}");
+}
+
+/// A stock executor accepts no lease, so the hub would give its run away while it works.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_image_without_mayflys_executor_ends_the_agent() {
+    let fixture = Fixture::new().await;
+    let mut command = agent(&fixture);
+    command
+        .env("MAYFLY_AGENT_SERVICE_URL", "https://hub.example.test")
+        .env("MAYFLY_AGENT_TOKEN", fixture.token.reveal())
+        .env(
+            env::IMAGE,
+            "registry.example.test/azbuilder/executor:2.32.0",
+        );
+    let log = ends_with(Running::start(&mut command), 64);
+    assert!(log.contains(env::EXECUTOR_KIND), "{log}");
+    assert!(log.contains("azbuilder/executor:2.32.0"), "{log}");
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -79,36 +79,6 @@ async fn a_run_that_an_agent_cannot_start_fails_with_its_diagnostic() {
     assert!(output.contains("the image does not exist"), "{output}");
 }
 
-/// Terrakube's own executors know no claim: what was started counts as accepted.
-#[tokio::test(flavor = "multi_thread")]
-async fn a_started_run_of_a_stock_executor_is_not_leased_again() {
-    let fixture = Fixture::new().await;
-    let eu = json!({
-        "organizations": [fixture.platform.organization()],
-        "boundary": "direct",
-        "executor": "stock",
-        "tokens": [{"id": "t", "sha256": fixture.token.digest()}],
-    });
-    fixture.replace_pools(&json!({"pools": {"eu": eu}}).to_string());
-    let hub = fixture.serve();
-    let job = fixture.dispatched_plan().await;
-    let agent = fixture.client(&hub);
-    let lease = agent.request(agent.register().await).await;
-    let started = json!({"executor": "runs/job-1"});
-    let started = agent.lease(&lease, LeaseCall::Started, started).await.ok();
-    assert_eq!(started["state"], "RUNNING");
-    let decline = json!({"reason": "FAILED", "diagnostic": "the node is lost"});
-    let declined = agent
-        .lease(&lease, LeaseCall::Decline, decline.clone())
-        .await;
-    assert_eq!(declined.refused(), Code::LeaseAccepted);
-    agent.lease(&lease, LeaseCall::Fail, decline).await.ok();
-    fixture.platform.until_job(job, Status::Failed).await;
-    let output = fixture.output(job);
-    assert!(output.contains("the node is lost"), "{output}");
-    fixture.platform.assert_kept().await;
-}
-
 #[tokio::test(flavor = "multi_thread")]
 async fn a_run_that_its_agent_declines_is_leased_again() {
     let fixture = Fixture::new().await;

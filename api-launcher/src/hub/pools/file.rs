@@ -115,29 +115,16 @@ impl Reader {
         let fields = self.object(
             place,
             value,
-            &[
-                "organizations",
-                "boundary",
-                "executor",
-                "tokens",
-                "oidc",
-                "public_keys",
-            ],
+            &["organizations", "boundary", "tokens", "oidc", "public_keys"],
         )?;
         let organizations = self.organizations(&format!("{place}.organizations"), fields);
         let boundary = self.boundary(&format!("{place}.boundary"), fields);
-        let has_stock_executors = self.is_stock(&format!("{place}.executor"), fields);
-        if has_stock_executors == Some(true) && boundary == Some(Boundary::Relay) {
-            let text = "is `stock`, so `boundary` must be `direct`: these executors know no relay";
-            self.report(&format!("{place}.executor"), text);
-        }
         let tokens = self.tokens(&format!("{place}.tokens"), fields);
         let oidc = self.trusts(&format!("{place}.oidc"), fields);
         let public_keys = self.public_keys(&format!("{place}.public_keys"), fields);
         Some(Pool {
             organizations: organizations?,
             boundary: boundary?,
-            has_stock_executors: has_stock_executors?,
             tokens,
             oidc,
             public_keys,
@@ -168,17 +155,6 @@ impl Reader {
             Some(Some("direct")) => Some(Boundary::Direct),
             Some(_) => {
                 self.report(place, "must be `relay` or `direct`");
-                None
-            }
-        }
-    }
-
-    fn is_stock(&mut self, place: &str, fields: &Map<String, Value>) -> Option<bool> {
-        match fields.get("executor").map(Value::as_str) {
-            None | Some(Some("mayfly")) => Some(false),
-            Some(Some("stock")) => Some(true),
-            Some(_) => {
-                self.report(place, "must be `mayfly` or `stock`");
                 None
             }
         }
@@ -333,7 +309,6 @@ pools:
   eu:
     organizations: [a, b]
     boundary: direct
-    executor: stock
     tokens:
       - {{id: one, sha256: "{DIGEST}", created: "2026-11-23T09:00:00Z", expires: "2027-11-23T09:00:00Z", description: Frankfurt}}
       - {{id: two, sha256: "{DIGEST}"}}
@@ -345,19 +320,13 @@ pools:
         let names: Vec<_> = pools.names().map(PoolName::as_str).collect();
         assert_eq!(names, ["eu", "us-1"]);
         let eu = pools.get(&"eu".parse().unwrap()).unwrap();
-        assert_eq!(
-            (eu.boundary, eu.has_stock_executors),
-            (Boundary::Direct, true)
-        );
+        assert_eq!(eu.boundary, Boundary::Direct);
         assert!(eu.takes("b") && !eu.takes("c"));
         assert_eq!(eu.tokens.len(), 2);
         assert_eq!(eu.tokens[0].sha256, DIGEST.to_ascii_lowercase());
         assert!(eu.tokens[0].expires.is_some() && eu.tokens[1].expires.is_none());
         let us = pools.get(&"us-1".parse().unwrap()).unwrap();
-        assert_eq!(
-            (us.boundary, us.has_stock_executors),
-            (Boundary::Relay, false)
-        );
+        assert_eq!(us.boundary, Boundary::Relay);
         assert!(us.takes("anything"));
     }
 
@@ -379,7 +348,6 @@ pools:
       - {sha: x, colour: red}
   us: {organizations: ["*", a], tokens: secret, public_keys: [secret]}
   ap: {organizations: [a], executor: stock}
-  af: {organizations: [a], executor: tofu}
   asia: none
 "#,
         )
@@ -401,8 +369,7 @@ pools:
             "pools.us.organizations must be a list",
             "pools.us.tokens must be a list",
             "pools.us.public_keys must be a list of public keys",
-            "pools.ap.executor is `stock`, so `boundary` must be `direct`",
-            "pools.af.executor must be `mayfly` or `stock`",
+            "pools.ap has the unknown key `executor`, expected `organizations`",
             "pools.asia must have the keys",
         ] {
             assert!(

@@ -13,8 +13,8 @@ use crate::kubernetes::cluster::rights::LEASE;
 use crate::kubernetes::cluster::watch::HistoryLimits;
 use crate::kubernetes::cluster::watch::WatchSettings;
 use crate::kubernetes::config::{Deployment, DeploymentArgs};
-use crate::kubernetes::manifest::check;
 use crate::kubernetes::manifest::job_data::Mode;
+use crate::kubernetes::manifest::{self, check};
 use crate::kubernetes::verdict::Timeouts;
 use crate::reporter::settings::{PlatformArgs, PlatformSettings};
 
@@ -177,6 +177,9 @@ impl KubernetesArgs {
         }
         // The hub keeps the claims.
         deployment.records = Some(Records::Platform);
+        deployment.leased = true;
+        let wrong = manifest::deployment_errors(&deployment);
+        errors.extend(wrong.iter().map(SettingError::from));
         if deployment.job_data_mode == Mode::Env {
             let text = "is `env`, but the token of a lease has to be in a Secret";
             errors.push(SettingError::new(env::JOB_DATA_MODE, text));

@@ -54,6 +54,8 @@ pub struct Deployment {
     pub records: Option<Records>,
     /// The launcher has a platform to report to.
     pub reports_to_platform: bool,
+    /// Whether runs have leases of a hub. Only Mayfly's executor accepts one.
+    pub leased: bool,
     pub priority_class: Option<String>,
     pub plugin_cache: PluginCache,
     pub work_size_limit: Amount,
@@ -100,6 +102,7 @@ impl Default for Deployment {
             backoff_limit: None,
             records: None,
             reports_to_platform: false,
+            leased: false,
             priority_class: None,
             plugin_cache: PluginCache::default(),
             work_size_limit: amount("10Gi"),

@@ -43,9 +43,11 @@ fn is_ours(image: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::kubernetes::manifest::build;
     use crate::kubernetes::manifest::deployment::{DEFAULT_IMAGE, Deployment};
     use crate::kubernetes::manifest::overlay::Overlay;
     use crate::kubernetes::manifest::overrides::Overrides;
+    use job_contract::{Document, JobData, env};
     use rstest::rstest;
 
     #[rstest]
@@ -87,6 +89,48 @@ mod tests {
             ..Deployment::default()
         };
         assert_eq!(kind(&templated, None), ExecutorKind::Stock);
+    }
+
+    #[test]
+    fn a_run_with_a_lease_needs_an_image_with_mayflys_executor() {
+        let leased = |setting: ExecutorKindSetting, image: &str| {
+            let deployment = Deployment {
+                leased: true,
+                executor_kind: setting,
+                policy: serde_saphyr::from_str("imageRegistries: [registry.example.test]").unwrap(),
+                ..Deployment::default()
+            };
+            let mut job = JobData {
+                step_type: Some("terraformApply".to_owned()),
+                organization_id: "o".to_owned(),
+                workspace_id: "w".to_owned(),
+                job_id: "1".to_owned(),
+                step_id: "s".to_owned(),
+                ..JobData::default()
+            };
+            let requested = (env::EPHEMERAL_IMAGE.to_owned(), image.to_owned());
+            job.environment_variables.extend([requested]);
+            let built = build(&Document::written(&job), &deployment);
+            built.map(drop).map_err(|errors| errors.to_string())
+        };
+        let (auto, known) = (
+            ExecutorKindSetting::Auto,
+            ExecutorKindSetting::Always(ExecutorKind::Mayfly),
+        );
+        let (ours, other) = (
+            "registry.example.test/mayfly-executor-groovy:1",
+            "registry.example.test/executor:1",
+        );
+        assert_eq!(leased(auto, ours), Ok(()));
+        assert_eq!(leased(known, other), Ok(()));
+        for (setting, image) in [
+            (auto, other),
+            (ExecutorKindSetting::Always(ExecutorKind::Stock), ours),
+        ] {
+            let error = leased(setting, image).unwrap_err();
+            assert!(error.contains(env::EXECUTOR_KIND), "{error}");
+            assert!(error.contains(image), "{error}");
+        }
     }
 
     #[test]

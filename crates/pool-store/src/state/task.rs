@@ -176,8 +176,6 @@ pub struct Task {
     pub step: String,
     pub kind: String,
     pub traceparent: Option<String>,
-    /// See [`crate::Submission::stock`].
-    pub stock: bool,
 
     pub state: State,
     /// Increases with each lease.
@@ -201,7 +199,7 @@ pub struct Task {
     pub heard_at: Millis,
     /// The Job or process of the executor, for people.
     pub executor: Option<String>,
-    /// The executor that accepted it. `None` if the platform reported that the step runs, or if the executor is stock.
+    /// The executor that accepted it. `None` if the platform reported that the step runs.
     pub holder: Option<Holder>,
     /// The phase of the executor, or why it does not start yet, for people.
     pub phase: Option<String>,

@@ -23,7 +23,6 @@ pub(super) fn submitted() -> Task {
         step: "a".to_owned(),
         kind: "terraformPlan".to_owned(),
         traceparent: None,
-        stock: false,
         state: State::Submitted,
         fencing_token: 0,
         lease: None,
@@ -538,19 +537,6 @@ fn a_task_that_the_platform_does_not_want_is_not_reported() {
         .unwrap();
     assert_eq!(story.end_reason(), Some(EndReason::Superseded));
     assert!(!story.task.is_unreported());
-}
-
-#[test]
-fn a_task_of_a_stock_executor_runs_when_the_executor_exists() {
-    let mut story = Story::leased();
-    story.task.stock = true;
-    let grant = story.grant();
-    let event = Event::Started {
-        grant,
-        executor: "ns/job",
-    };
-    assert!(story.happens(event).unwrap().drops_payload);
-    assert_eq!(story.task.state, State::Running);
 }
 
 #[test]

@@ -269,11 +269,7 @@ impl TransitionBuilder<'_> {
         if self.task.state != State::Leased {
             return Ok(self.without_record(next));
         }
-        next.state = if self.task.stock {
-            State::Running
-        } else {
-            State::Started
-        };
+        next.state = State::Started;
         let note = next.executor.clone().unwrap_or_default();
         Ok(self.with_outcome(
             self.with_record(next, self.agent(), note),

@@ -202,7 +202,6 @@ fn new_task(id: TaskId, submission: &Submission, now: Millis) -> Task {
         step: submission.step.clone(),
         kind: submission.kind.clone(),
         traceparent: submission.traceparent.clone(),
-        stock: submission.stock,
         state: if end.is_some() {
             State::Failed
         } else {

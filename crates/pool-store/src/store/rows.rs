@@ -11,12 +11,12 @@ use crate::rules::Rules;
 use crate::state::{EndReason, LeaseOutcome, Record, State, Task, TaskEnd, Transition};
 
 const INSERT: &str = "\
-    INSERT INTO tasks (id, pool, organization, workspace, job, step, kind, traceparent, stock, \
+    INSERT INTO tasks (id, pool, organization, workspace, job, step, kind, traceparent, \
     state, fencing_token, lease, instance, agent, attempts, reasons, sealed_for, submitted_at, not_before, leased_at, \
     heard_at, executor, holder_uid, holder_name, phase, cancel_requested, end_reason, end_diagnostic, end_exit_code, \
     end_verdict, end_log_sequence, end_report, ended_at, reported, deadline, ask_at, asks) \
     VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18, $19, $20, $21, $22, $23, \
-    $24, $25, $26, $27, $28, $29, $30, $31, $32, $33, $34, $35, $36, 0) ON CONFLICT (job, step) DO NOTHING";
+    $24, $25, $26, $27, $28, $29, $30, $31, $32, $33, $34, $35, 0) ON CONFLICT (job, step) DO NOTHING";
 const UPDATE: &str = "\
     UPDATE tasks SET state = $2, fencing_token = $3, lease = $4, instance = $5, agent = $6, attempts = $7, reasons = $8, \
     sealed_for = $9, submitted_at = $10, not_before = $11, leased_at = $12, heard_at = $13, executor = $14, \
@@ -52,7 +52,6 @@ impl Tx {
             Value::text(&task.step),
             Value::text(&task.kind),
             Value::maybe(task.traceparent.as_ref()),
-            Value::from(task.stock),
         ];
         values.extend(changing(task, rules)?);
         values.push(Value::Int(first_due(task, self.now)));
@@ -253,7 +252,6 @@ pub(super) fn read(row: &Row) -> Result<Task, Error> {
         step: row.text("step")?,
         kind: row.text("kind")?,
         traceparent: row.maybe_text("traceparent")?,
-        stock: row.flag("stock")?,
         state: State::of_name(&state).ok_or_else(|| unreadable("state", state))?,
         fencing_token: u64::try_from(row.int("fencing_token")?)
             .map_err(|error| unreadable("fencing_token", error))?,

@@ -261,7 +261,6 @@ pub(crate) fn submission(organization: &str, job: &str) -> Submission {
         step: "a".to_owned(),
         kind: "terraformPlan".to_owned(),
         traceparent: Some("00-1-2-01".to_owned()),
-        stock: false,
         content: Content::Payload(payload()),
     }
 }
