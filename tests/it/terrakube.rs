@@ -8,6 +8,7 @@ mod logs;
 mod recorded;
 mod relay;
 mod runs;
+mod switch;
 mod turns;
 
 use std::collections::BTreeMap;
