@@ -93,10 +93,11 @@ relay: executors behind the relay of a hub get no way to the platform, and no se
 {{- define "mayfly.env.storage" -}}
 {{- $env := list -}}
 {{- $storage := .Values.platform.storage -}}
+{{- /* The store itself may come from a Secret of the platform's chart. */ -}}
+{{- with $storage.backendCredentials }}{{- $env = append $env (dict "name" "MAYFLY_BACKEND_CREDENTIALS" "value" .) -}}{{- end -}}
 {{- if $storage.type -}}
 {{- $types := dict "local" "LocalTerraformStateImpl" "aws" "AwsTerraformStateImpl" "azure" "AzureTerraformStateImpl" "gcp" "GcpTerraformStateImpl" -}}
 {{- $env = append $env (dict "name" "TerraformStateType" "value" (get $types $storage.type)) -}}
-{{- with $storage.backendCredentials }}{{- $env = append $env (dict "name" "MAYFLY_BACKEND_CREDENTIALS" "value" .) -}}{{- end -}}
 {{- if eq $storage.type "aws" -}}
 {{- $aws := $storage.aws -}}
 {{- $env = append $env (dict "name" "AwsTerraformStateBucketName" "value" $aws.bucket) -}}
