@@ -85,12 +85,8 @@ pub mod annotations {
     pub const STORED_AT: &str = "mayfly.dev/stored-at";
     /// Grows with each lease of the task.
     pub const FENCING_TOKEN: &str = "mayfly.dev/fencing-token";
-    /// The Job was allowed to run: a time, or [`RELEASED_AT_CREATION`].
+    /// The Job was allowed to run.
     pub const RELEASED_AT: &str = "mayfly.dev/released-at";
-    /// The Job was created released. The API server writes down when, by its own clock.
-    pub const RELEASED_AT_CREATION: &str = "creation";
-    /// The Job never got its job data and is being removed. No dispatch of it was answered, so nothing is reported.
-    pub const NOT_ACCEPTED: &str = "mayfly.dev/not-accepted";
     /// A person or the platform asked for the end of the run.
     pub const CANCELLED_AT: &str = "mayfly.dev/cancelled-at";
     /// The verdict on a run whose executor did not report, as JSON.

@@ -36,7 +36,7 @@ use self::model::RunObjects;
 pub use evidence::Evidence;
 pub(crate) use facts::{
     EXECUTOR, STATUS_UNKNOWN, UNPROVEN, condition_time, created_pods, executor_ended,
-    executor_started, executor_state, failure_of_pod, final_report, has_begun, in_order, is_about,
+    executor_started, executor_state, failure_of_pod, final_report, in_order, is_about,
     is_suspended, newest, released, seen, terminal,
 };
 pub use kind::VerdictKind;

@@ -7,8 +7,9 @@ use job_contract::{Document, JobData};
 use k8s_openapi::api::batch::v1::Job;
 use k8s_openapi::api::core::v1::Secret;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
-use kube::api::PostParams;
+use kube::api::{Patch, PatchParams, PostParams};
 use kube::{Api, Client, Resource as _, ResourceExt as _};
+use serde_json::json;
 
 use crate::server::BARE;
 
@@ -33,7 +34,7 @@ pub(crate) fn manifest_in(namespace: &str, job: &JobData) -> Result<Manifest> {
         .map_err(|errors| anyhow::anyhow!("{errors}"))
 }
 
-/// The requests that make a run: Job, Secret.
+/// The requests that make a run: Job, Secret, release.
 #[derive(Clone)]
 pub(crate) struct Bare {
     jobs: Api<Job>,
@@ -50,20 +51,31 @@ impl Bare {
 
     /// Makes a run as a program would that does nothing else.
     pub(crate) async fn launch(&self, manifest: Manifest) -> Result<()> {
-        let job = self.create_job(manifest.job).await?;
+        let params = PostParams::default();
+        let job = self.jobs.create(&params, &manifest.job).await?;
         let mut secret = manifest.secret.context("job data travels in a Secret")?;
         secret.metadata.owner_references = Some(vec![owner(&job)]);
-        self.secrets.create(&PostParams::default(), &secret).await?;
+        self.secrets.create(&params, &secret).await?;
+        let release = Patch::Merge(json!({
+            "metadata": {
+                "uid": job.uid(),
+                "annotations": {"mayfly.dev/released-at": job.creation_timestamp().map(|time| time.0)},
+            },
+            "spec": {"suspend": false},
+        }));
+        let params = PatchParams::default();
+        self.jobs.patch(&job.name_any(), &params, &release).await?;
         Ok(())
     }
+}
 
-    /// Makes a released Job.
-    pub(crate) async fn create_job(&self, mut job: Job) -> Result<Job> {
-        if let Some(spec) = &mut job.spec {
-            spec.suspend = Some(false);
-        }
-        Ok(self.jobs.create(&PostParams::default(), &job).await?)
+/// Makes the Job alone, without what it is to do.
+pub(crate) async fn launch_job_alone(bare: &Bare, mut job: Job) -> Result<()> {
+    if let Some(spec) = &mut job.spec {
+        spec.suspend = Some(false);
     }
+    bare.jobs.create(&PostParams::default(), &job).await?;
+    Ok(())
 }
 
 pub(crate) fn owner(job: &Job) -> OwnerReference {

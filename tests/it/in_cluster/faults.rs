@@ -1,7 +1,6 @@
 //! The API server fails at every step of a dispatch.
 
 use integration_tests::{Repository, job};
-use job_contract::env;
 use test_cluster::Fault;
 
 use super::{Fixture, LAUNCHER, Launcher, deliver_all, many};
@@ -9,9 +8,7 @@ use super::{Fixture, LAUNCHER, Launcher, deliver_all, many};
 /// More than a launcher tries within one delivery.
 const LONG: usize = 20;
 
-const STEPS: [(&str, &str); 2] = [("create", "jobs"), ("create", "secrets")];
-/// Creates Jobs suspended, which takes a third request.
-const LIMIT: (&str, &str) = (env::MAX_JOBS_IN_FLIGHT, "100");
+const STEPS: [(&str, &str); 3] = [("create", "jobs"), ("create", "secrets"), ("patch", "jobs")];
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_lost_answer_at_any_step_is_made_up_for_within_the_delivery() {
@@ -35,8 +32,10 @@ async fn a_lost_answer_at_any_step_is_made_up_for_within_the_delivery() {
 async fn a_dispatch_given_up_at_any_step_is_completed_by_the_next_delivery() {
     let fixture = or_skip!(Fixture::without_pods().await);
     let launcher = fixture.serve();
-    let jobs = many(&job::plan(&Repository::fixture()), STEPS.len());
-    for (job, (verb, resource)) in jobs.iter().zip(STEPS) {
+    // The third step comes after the answer.
+    let steps = &STEPS[..2];
+    let jobs = many(&job::plan(&Repository::fixture()), steps.len());
+    for (job, (verb, resource)) in jobs.iter().zip(steps) {
         let faults = fixture.cluster.faults();
         faults.next_of(LAUNCHER, LONG, verb, resource, Fault::InternalError);
         let refused = launcher.endpoint().post(job).await.unwrap();
@@ -49,12 +48,12 @@ async fn a_dispatch_given_up_at_any_step_is_completed_by_the_next_delivery() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_run_whose_release_failed_is_released_by_a_later_attempt() {
+async fn a_run_whose_release_failed_is_released_by_the_watcher() {
     let fixture = or_skip!(Fixture::without_pods().await);
-    let launcher = fixture.serve_with(&[LIMIT]);
+    let launcher = fixture.serve();
     let plan = job::plan(&Repository::fixture());
     let faults = fixture.cluster.faults();
-    // As often as the watcher tries at once, and once more.
+    // As often as the delivery tries, and the watcher once more.
     faults.next_of(LAUNCHER, 5, "patch", "jobs", Fault::InternalError);
     launcher.accept(&plan).await;
     fixture.assert_exactly_one_each(&[plan]).await;

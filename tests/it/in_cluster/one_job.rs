@@ -64,9 +64,7 @@ async fn a_replica_killed_in_a_burst_leaves_exactly_one_job_each() {
 async fn what_a_killed_replica_had_accepted_is_released_without_another_delivery() {
     let fixture = or_skip!(Fixture::without_pods().await);
     let jobs = many(&job::plan(&Repository::fixture()), 3);
-    // With a limit, Jobs are created suspended.
-    let limit = [(env::MAX_JOBS_IN_FLIGHT, "100")];
-    let doomed = fixture.serve_with(&limit);
+    let doomed = fixture.serve();
     let faults = fixture.cluster.faults();
     faults.next_of(LAUNCHER, 1000, "patch", "jobs", Fault::InternalError);
     for job in &jobs {

@@ -2,19 +2,15 @@
 
 use std::collections::BTreeSet;
 
-use api_launcher::kubernetes::cluster::{Cluster, Submitted};
-use api_launcher::kubernetes::manifest::{self, Deployment};
-use integration_tests::{Repository, job};
-use job_contract::Document;
 use k8s_openapi::api::batch::v1::Job;
-use k8s_openapi::api::core::v1::{Event, Pod, Secret};
+use k8s_openapi::api::core::v1::{Pod, Secret};
 use kube::ResourceExt;
-use kube::api::{DeleteParams, PostParams};
+use kube::api::DeleteParams;
 use serde_json::{Value, json};
-use test_node::{REGISTRY, TAG};
 use test_platform::{Flow, Status, Variable};
 
-use super::{BEGUN, Fixture, Stage, provisioned};
+use super::{BEGUN, Stage, provisioned};
+use integration_tests::Repository;
 
 /// Of a workspace, as the platform hands it over.
 const OWN_SECRET: &str = "value-that-nobody-may-read";
@@ -114,54 +110,5 @@ async fn a_launcher_that_is_replaced_under_load_loses_no_run_and_doubles_none() 
     for name in &expected {
         assert_eq!(stage.pods_of(name).await.len(), 1, "{name}");
     }
-    // Each Secret was there before its pod needed it.
-    let events = stage.fixture.list::<Event>().await.into_iter();
-    let words = events.filter_map(|event| event.message);
-    let lacking: Vec<_> = words.filter(|words| lacks_a_secret(words)).collect();
-    assert!(lacking.is_empty(), "{lacking:?}");
     stage.platform.assert_kept().await;
-}
-
-fn lacks_a_secret(words: &str) -> bool {
-    words.contains("secret \"") && words.contains("not found")
-}
-
-/// Its launcher died between Job and Secret.
-#[tokio::test(flavor = "multi_thread")]
-async fn a_pod_that_waits_for_its_job_data_starts_once_the_next_delivery_has_stored_it() {
-    let Some(fixture) = Fixture::new(false).await else {
-        return;
-    };
-    let deployment = Deployment {
-        namespace: fixture.namespace.clone(),
-        image: format!("{REGISTRY}/mayfly-executor:{TAG}"),
-        env_secrets: Vec::new(),
-        ..Deployment::default()
-    };
-    let plan = job::plan(&Repository::fixture());
-    let run = manifest::build(&Document::written(&plan), &deployment).unwrap();
-    let mut cut = run.job.clone();
-    cut.spec.as_mut().unwrap().suspend = Some(false);
-    let jobs = fixture.all::<Job>();
-    jobs.create(&PostParams::default(), &cut).await.unwrap();
-    let state = async || {
-        let pods = fixture.list::<Pod>().await;
-        let statuses = pods.first()?.status.clone()?.container_statuses?;
-        statuses.first()?.state.clone()
-    };
-    fixture
-        .until("its pod waits", async || {
-            let words = state().await?.waiting?.message?;
-            lacks_a_secret(&words).then_some(())
-        })
-        .await;
-    let launcher = Cluster::from_client(fixture.client.clone(), &fixture.namespace);
-    let submitted = launcher.accept(&run).await.unwrap();
-    assert_eq!(submitted, Submitted::AlreadyThere);
-    fixture
-        .until("its executor starts", async || {
-            let state = state().await?;
-            (state.running.is_some() || state.terminated.is_some()).then_some(())
-        })
-        .await;
 }

@@ -279,9 +279,7 @@ pub fn timeline(job: &Job, pods: &[Pod], events: &[Event]) -> Vec<TimelineEntry>
         .as_ref()
         .and_then(|status| status.start_time.as_ref())
         .map(|time| time.0);
-    if annotation(meta, annotations::RELEASED_AT) != Some(annotations::RELEASED_AT_CREATION) {
-        line.entry("released", noted(annotations::RELEASED_AT).or(started_at));
-    }
+    line.entry("released", noted(annotations::RELEASED_AT).or(started_at));
     for pod in in_order(pods) {
         if pods.len() > 1 {
             let created = pod.metadata.creation_timestamp.as_ref();

@@ -17,7 +17,7 @@ use serde_json::{Value, json};
 use tokio::sync::Notify;
 use tower::{BoxError, service_fn};
 
-use super::{Cluster, RetryPolicy, labels};
+use super::{Cluster, RetryPolicy};
 use crate::kubernetes::manifest::Manifest;
 
 /// Answers a request in the server's place, by method and path.
@@ -323,11 +323,9 @@ impl Store {
 
     fn patch(&mut self, kind: &str, name: &str, patch: Value) -> Answer {
         let mut object = self.get(kind, name)?;
-        for field in ["uid", "resourceVersion"] {
-            let wanted = &patch["metadata"][field];
-            if !wanted.is_null() && *wanted != object["metadata"][field] {
-                return Err((StatusCode::CONFLICT, "Conflict"));
-            }
+        let uid = &patch["metadata"]["uid"];
+        if !uid.is_null() && *uid != object["metadata"]["uid"] {
+            return Err((StatusCode::CONFLICT, "Conflict"));
         }
         merge(&mut object, patch);
         Ok(self.write(kind, "MODIFIED", object))
@@ -421,9 +419,4 @@ pub(super) fn inline(job_id: &str, step_id: &str) -> Manifest {
     let spec = objects.job.spec.as_mut().unwrap();
     spec.template.spec.as_mut().unwrap().containers[0].env = None;
     objects
-}
-
-/// Those of a lease, whose Job is released last.
-pub(super) fn leased(job_id: &str, step_id: &str) -> Manifest {
-    objects(job_id, step_id).labelled(&[(labels::LEASE, "a")], &[])
 }

@@ -1,10 +1,8 @@
 //! Creates exactly one Job for each run, also after crashes:
 //!
-//! 1. Create the Job.
+//! 1. Create the Job, suspended.
 //! 2. Store its Secret, with the Job as owner.
-//!
-//! The Secret is there long before the kubelet needs it. If it comes later, the kubelet tries again. A Job that must not
-//! start by itself is created suspended, and a third request releases it. See [`Cluster::starts_at_once`].
+//! 3. Release the Job.
 //!
 //! A delivery that gets 409 continues after the last completed step. Two rules prevent the loss of an accepted run in a
 //! crash or a race:
@@ -15,30 +13,19 @@
 //! Job's specification can only belong to that Job's own Secret. If storing it fails because it exists, that counts as
 //! success. A dry run of storing it shows whether it exists. The garbage collector removes a Secret whose Job is gone.
 
-use std::time::{Duration, Instant};
-
-use axum::http::HeaderValue;
-use axum::http::header::ACCEPT;
 use k8s_openapi::api::batch::v1::Job;
 use k8s_openapi::api::core::v1::Secret;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference};
-use kube::Resource;
-use kube::api::{
-    DeleteParams, PartialObjectMeta, Patch, PatchParams, PostParams, Preconditions, Request,
-};
-use kube::core::NamespaceResourceScope;
-use serde::Serialize;
+use kube::api::{DeleteParams, Patch, PatchParams, PostParams, Preconditions};
 use serde_json::{Value, json};
-use tracing::{info, warn};
+use std::time::{Duration, Instant};
+use tracing::info;
 use uuid::Uuid;
 
 use super::{Cluster, ClusterError, annotation, annotations, label, labels};
 use crate::kubernetes::manifest::{Manifest, names, pod};
-use crate::kubernetes::verdict::{has_begun, is_suspended, terminal};
+use crate::kubernetes::verdict::{is_suspended, terminal};
 
-/// What is accepted as the response to the creation of an object.
-const METADATA_ALONE: &str =
-    "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1, application/json";
 /// Name under which writes appear in managed fields.
 const FIELD_MANAGER: &str = "mayfly";
 /// The action of the dry run that shows whether a Secret exists.
@@ -72,19 +59,17 @@ struct Accepted {
 
 /// The state of a Job that an earlier delivery created.
 enum JobState {
-    /// Begun, over, being deleted, or suspended by a person after its release.
-    Settled,
-    /// No pod of it has begun, so its Secret may be missing.
-    Open(OpenJob),
+    /// Released or over.
+    Released,
+    /// Suspended and never released.
+    Held(HeldJob),
     /// Being deleted, and never released.
     Deleting,
 }
 
-struct OpenJob {
+struct HeldJob {
     uid: String,
     stored: bool,
-    /// Never released.
-    is_held: bool,
 }
 
 impl Cluster {
@@ -107,7 +92,7 @@ impl Cluster {
         Err(unsettled())
     }
 
-    /// Does the same as [`Cluster::submit`], but returns as soon as the Job and its Secret exist. It releases a suspended Job
+    /// Does the same as [`Cluster::submit`], but returns as soon as the Job and its Secret exist. It releases the Job
     /// in the background. If that fails, the watcher releases it.
     ///
     /// The Job is kept until the watcher has reported its end.
@@ -133,7 +118,7 @@ impl Cluster {
             .annotations
             .get_or_insert_default()
             .insert(annotations::NOTHING_TO_RUN.to_owned(), "true".to_owned());
-        // With a limit, a Job is created suspended.
+        // A Job that is created by one request would start at once.
         let held = Self {
             max_in_flight: usize::MAX,
             ..self.clone()
@@ -197,21 +182,13 @@ impl Cluster {
         })
     }
 
-    /// Whether this step has a Job, with its job data.
+    /// Whether this step has a Job.
     pub async fn has_run(&self, job_id: &str, step_id: &str) -> Result<bool, ClusterError> {
-        let job = match self.job(&names::job_name(job_id, step_id)).await {
-            Ok(job) => job,
-            Err(ClusterError::NoSuchRun(_)) => return Ok(false),
-            Err(error) => return Err(error),
-        };
-        if label(&job.metadata, labels::JOB_ID) != Some(job_id)
-            || label(&job.metadata, labels::STEP_ID) != Some(step_id)
-        {
-            return Ok(false);
-        }
-        match job_state(&job)? {
-            JobState::Open(open) => self.has_job_data(&job, &open).await,
-            JobState::Settled | JobState::Deleting => Ok(true),
+        match self.job(&names::job_name(job_id, step_id)).await {
+            Ok(job) => Ok(label(&job.metadata, labels::JOB_ID) == Some(job_id)
+                && label(&job.metadata, labels::STEP_ID) == Some(step_id)),
+            Err(ClusterError::NoSuchRun(_)) => Ok(false),
+            Err(error) => Err(error),
         }
     }
 
@@ -223,13 +200,8 @@ impl Cluster {
             match self.create_job(objects).await {
                 Ok(job) => {
                     let uid = uid_of(&job.metadata)?;
-                    if let Some(secret) = &objects.secret
-                        && let Err(error) = self.store_secret(secret, &job).await
-                    {
-                        if error.is_quota() || !error.is_transient() {
-                            Box::pin(self.discard(name, &uid)).await;
-                        }
-                        return Err(error);
+                    if let Some(secret) = &objects.secret {
+                        self.store_secret(secret, &job).await?;
                     }
                     if begun.elapsed() > SLOW && !self.mark_stored(name, &uid).await? {
                         continue;
@@ -237,7 +209,7 @@ impl Cluster {
                     return Ok(self.accepted(Submitted::Created, objects, uid));
                 }
                 Err(error) if error.is_already_exists() => {
-                    if let Some(accepted) = Box::pin(self.continue_job(objects, name)).await? {
+                    if let Some(accepted) = self.continue_job(objects, name).await? {
                         return Ok(accepted);
                     }
                 }
@@ -252,7 +224,7 @@ impl Cluster {
         self.note_stored(&uid);
         let to_release = self.max_in_flight == 0
             && is_suspended(&objects.job)
-            && !self.starts_at_once(objects)
+            && !self.is_released_at_once(objects)
             && !is_queued_by_cluster(&objects.job);
         Accepted {
             submitted,
@@ -261,20 +233,14 @@ impl Cluster {
         }
     }
 
-    /// Whether the Job is created released. Not so:
-    /// - if it waits for its turn, or for a queue of the cluster.
-    /// - if it has a lease and a Secret. An agent takes a released Job for an executor that needs nothing more.
-    /// - if requests are limited. Its Secret could wait for its turn longer than the kubelet waits for the Secret.
-    fn starts_at_once(&self, objects: &Manifest) -> bool {
-        let is_stored_soon =
-            self.rate.is_none() && label(&objects.job.metadata, labels::LEASE).is_none();
-        self.max_in_flight == 0
-            && !is_queued_by_cluster(&objects.job)
-            && (objects.secret.is_none() || is_stored_soon)
+    /// Without a Secret and without a limit, nothing delays the Job's start. So one request creates and releases it.
+    fn is_released_at_once(&self, objects: &Manifest) -> bool {
+        objects.secret.is_none() && self.max_in_flight == 0 && !is_queued_by_cluster(&objects.job)
     }
 
     async fn create_job(&self, objects: &Manifest) -> Result<Job, ClusterError> {
-        let at_once = self.starts_at_once(objects);
+        let jobs = self.jobs();
+        let at_once = self.is_released_at_once(objects);
         // A request without a response may have succeeded, and its Job may be gone again. So each request is an attempt
         // of its own.
         let create = || {
@@ -282,31 +248,12 @@ impl Cluster {
             if at_once && let Some(spec) = &mut job.spec {
                 spec.suspend = Some(false);
                 let noted = job.metadata.annotations.get_or_insert_default();
-                let at = annotations::RELEASED_AT_CREATION.to_owned();
-                noted.insert(annotations::RELEASED_AT.to_owned(), at);
+                noted.insert(annotations::RELEASED_AT.to_owned(), self.now().to_string());
             }
-            async move {
-                job.metadata = self.create(&job).await?;
-                Ok(job)
-            }
+            let jobs = jobs.clone();
+            async move { jobs.create(&post(), &job).await }
         };
         self.request_with_retries("create the Job", create).await
-    }
-
-    /// Creates an object. The response is its metadata alone, because the rest is known here. So the API server need not write
-    /// the whole object, and the launcher need not read it.
-    async fn create<K>(&self, object: &K) -> Result<ObjectMeta, kube::Error>
-    where
-        K: Resource<DynamicType = (), Scope = NamespaceResourceScope> + Serialize,
-    {
-        let body = serde_json::to_vec(object).map_err(kube::Error::SerdeError)?;
-        let path = K::url_path(&(), Some(&self.namespace));
-        let request = Request::new(path).create(&post(), body);
-        let mut request = request.map_err(kube::Error::BuildRequest)?;
-        let accepted = HeaderValue::from_static(METADATA_ALONE);
-        request.headers_mut().insert(ACCEPT, accepted);
-        let created: PartialObjectMeta = self.client.request(request).await?;
-        Ok(created.metadata)
     }
 
     /// Continues an earlier delivery. `None`: the Job is gone or being deleted, so start again.
@@ -326,8 +273,8 @@ impl Cluster {
                 name: name.to_owned(),
             });
         }
-        let open = match job_state(&job)? {
-            JobState::Settled => {
+        let held = match job_state(&job)? {
+            JobState::Released => {
                 return Ok(Some(Accepted {
                     submitted: Submitted::AlreadyThere,
                     uid: uid_of(&job.metadata)?,
@@ -338,31 +285,25 @@ impl Cluster {
                 tokio::time::sleep(self.retry_policy.first_pause).await;
                 return Ok(None);
             }
-            JobState::Open(open) => open,
+            JobState::Held(held) => held,
         };
-        match &objects.secret {
-            _ if open.stored || self.knows_stored(&open.uid) => {}
-            _ if job_data_secret(&job).is_none() => {}
-            Some(secret) => {
-                self.store_secret(secret, &job).await?;
-                if !self.mark_stored(name, &open.uid).await? {
-                    return Ok(None);
-                }
-            }
-            // A launcher with another configuration created this Job. The Job can read its job data only from a Secret, and
-            // this launcher stores none. So without one, the Job is created again.
-            None => {
-                if !self.has_job_data(&job, &open).await? {
-                    self.remove_incomplete(name, &job).await?;
-                    return Ok(None);
-                }
+        if !held.stored && job_data_secret(&job).is_some() {
+            let Some(secret) = &objects.secret else {
+                // A launcher with another configuration created this Job. The Job can read its job data only from a
+                // Secret, and this launcher stores none. So the Job is created again.
+                self.remove_incomplete(name, &job).await?;
+                return Ok(None);
+            };
+            self.store_secret(secret, &job).await?;
+            if !self.mark_stored(name, &held.uid).await? {
+                return Ok(None);
             }
         }
-        let to_release = open.is_held && self.max_in_flight == 0 && !is_queued_by_cluster(&job);
-        self.note_stored(&open.uid);
+        let to_release = self.max_in_flight == 0 && !is_queued_by_cluster(&job);
+        self.note_stored(&held.uid);
         Ok(Some(Accepted {
             submitted: Submitted::AlreadyThere,
-            uid: open.uid,
+            uid: held.uid,
             to_release,
         }))
     }
@@ -370,9 +311,11 @@ impl Cluster {
     /// Stores the Secret under the name that this Job reads, with this Job as owner. An existing Secret of that name
     /// belongs to this Job, because no other Job names it.
     async fn store_secret(&self, secret: &Secret, job: &Job) -> Result<(), ClusterError> {
+        let secrets = self.secrets();
         let owned = owned_by(secret, job)?;
+        let params = post();
         let created = self
-            .request_with_retries("store the job data", || self.create(&owned))
+            .request_with_retries("store the job data", || secrets.create(&params, &owned))
             .await;
         match created {
             Err(error) if !error.is_already_exists() => Err(error),
@@ -399,11 +342,10 @@ impl Cluster {
         }
     }
 
-    /// Records on the Job that its Secret exists, whatever a watcher thought of it. `false`: the Job is gone or being deleted.
+    /// Records on the Job that its Secret exists. `false`: the Job is gone or being deleted.
     async fn mark_stored(&self, name: &str, uid: &str) -> Result<bool, ClusterError> {
         let now = self.now().to_string();
-        let patch = json!({"metadata": {"uid": uid, "annotations": {
-            annotations::STORED_AT: now, annotations::NOT_ACCEPTED: null}}});
+        let patch = json!({"metadata": {"uid": uid, "annotations": {annotations::STORED_AT: now}}});
         match self.patch_job("accept the run", name, &patch).await {
             Ok(job) => Ok(job.metadata.deletion_timestamp.is_none()),
             Err(error) if error.is_not_found() || error.is_conflict() => Ok(false),
@@ -455,11 +397,10 @@ impl Cluster {
             Err(ClusterError::NoSuchRun(_)) => return Ok(ReleaseOutcome::NotHeld),
             Err(error) => return Err(error),
         };
-        let open = match job_state(&job)? {
-            JobState::Open(open) if open.is_held => open,
-            _ => return Ok(ReleaseOutcome::NotHeld),
+        let JobState::Held(held) = job_state(&job)? else {
+            return Ok(ReleaseOutcome::NotHeld);
         };
-        if !self.has_job_data(&job, &open).await? {
+        if !self.has_job_data(&job, &held).await? {
             if !remove_incomplete {
                 return Ok(ReleaseOutcome::Incomplete);
             }
@@ -468,7 +409,7 @@ impl Cluster {
         if is_queued_by_cluster(&job) {
             return Ok(ReleaseOutcome::Released);
         }
-        match self.release_uid(name, &open.uid).await {
+        match self.release_uid(name, &held.uid).await {
             Ok(()) => Ok(ReleaseOutcome::Released),
             Err(error) if error.is_not_found() || error.is_conflict() => {
                 Ok(ReleaseOutcome::NotHeld)
@@ -477,38 +418,8 @@ impl Cluster {
         }
     }
 
-    /// Finds out whether the job data of a released Job is stored. If it is missing and `remove_incomplete` is set, it
-    /// removes the Job. It asks nothing about a Job of this process.
-    pub(super) async fn check_job_data(
-        &self,
-        name: &str,
-        uid: &str,
-        remove_incomplete: bool,
-    ) -> Result<ReleaseOutcome, ClusterError> {
-        if self.knows_stored(uid) {
-            return Ok(ReleaseOutcome::Released);
-        }
-        let job = match self.job(name).await {
-            Ok(job) => job,
-            Err(ClusterError::NoSuchRun(_)) => return Ok(ReleaseOutcome::NotHeld),
-            Err(error) => return Err(error),
-        };
-        match job_state(&job)? {
-            JobState::Open(open) if open.uid == uid => {
-                if self.has_job_data(&job, &open).await? {
-                    Ok(ReleaseOutcome::Released)
-                } else if remove_incomplete {
-                    self.remove_incomplete(name, &job).await
-                } else {
-                    Ok(ReleaseOutcome::Incomplete)
-                }
-            }
-            _ => Ok(ReleaseOutcome::NotHeld),
-        }
-    }
-
-    async fn has_job_data(&self, job: &Job, open: &OpenJob) -> Result<bool, ClusterError> {
-        if open.stored || self.knows_stored(&open.uid) {
+    async fn has_job_data(&self, job: &Job, held: &HeldJob) -> Result<bool, ClusterError> {
+        if held.stored || self.knows_stored(&held.uid) {
             return Ok(true);
         }
         let Some(secret) = job_data_secret(job) else {
@@ -517,50 +428,21 @@ impl Cluster {
         self.is_secret_there(secret).await
     }
 
-    /// Removes a Job whose job data was refused, so that no pod waits for it.
-    async fn discard(&self, name: &str, uid: &str) {
-        for _ in 0..ROUNDS {
-            let Ok(job) = self.job(name).await else {
-                return;
-            };
-            match job_state(&job) {
-                Ok(JobState::Open(open)) if open.uid == uid && !open.stored => {}
-                _ => return,
-            }
-            match self.remove_incomplete(name, &job).await {
-                Ok(ReleaseOutcome::Incomplete) => {}
-                Ok(_) => return,
-                Err(error) => {
-                    warn!(job = name, %error, "a Job without job data could not be removed; the watcher does it");
-                    return;
-                }
-            }
-        }
-    }
-
-    /// No delivery of such a Job got a response. So the platform delivers the step again, and a new Job is created. First it
-    /// is written onto the Job that nothing is to be reported about it, for whoever sees the deletion.
+    /// No delivery of such a Job got a response. So the platform delivers the step again, and a new Job is created.
     async fn remove_incomplete(
         &self,
         name: &str,
         job: &Job,
     ) -> Result<ReleaseOutcome, ClusterError> {
-        let seen = &job.metadata;
-        let mark = json!({"metadata": {"uid": seen.uid, "resourceVersion": seen.resource_version,
-            "annotations": {annotations::NOT_ACCEPTED: "true"}}});
-        let removed = async {
-            let marked = self
-                .patch_job("give an incomplete Job up", name, &mark)
-                .await?;
-            let params = DeleteParams::background().preconditions(Preconditions {
-                uid: marked.metadata.uid,
-                resource_version: marked.metadata.resource_version,
-            });
-            let jobs = self.jobs();
-            self.request_with_retries("remove an incomplete Job", || jobs.delete(name, &params))
-                .await
-        };
-        match removed.await {
+        let jobs = self.jobs();
+        let params = DeleteParams::background().preconditions(Preconditions {
+            uid: job.metadata.uid.clone(),
+            resource_version: job.metadata.resource_version.clone(),
+        });
+        let removed = self
+            .request_with_retries("remove an incomplete Job", || jobs.delete(name, &params))
+            .await;
+        match removed {
             Ok(_) => Ok(ReleaseOutcome::Removed),
             Err(error) if error.is_not_found() => Ok(ReleaseOutcome::NotHeld),
             // The Job has changed. Read it again.
@@ -584,7 +466,7 @@ fn log_run(job: &Job, what: &'static str) {
     );
 }
 
-/// Returns the advice if the cluster refuses the dry run for a Secret. Until that is fixed, a suspended Job stays suspended.
+/// Returns the advice if the cluster refuses the dry run for a Secret. Until that is fixed, the Job stays suspended.
 pub(super) fn trial_advice(error: &ClusterError) -> Option<&'static str> {
     match error {
         ClusterError::Busy {
@@ -612,16 +494,15 @@ pub(super) fn trial_advice(error: &ClusterError) -> Option<&'static str> {
     }
 }
 
-/// The result of [`Cluster::release_held`] and [`Cluster::check_job_data`].
+/// The result of releasing a suspended Job.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum ReleaseOutcome {
-    /// It is released, or its queue may release it, and its job data is stored.
     Released,
     /// Its job data is not stored yet.
     Incomplete,
     /// It was incomplete and was removed.
     Removed,
-    /// It is gone, being deleted, begun or over.
+    /// It is gone, being deleted, released or over.
     NotHeld,
 }
 
@@ -658,25 +539,16 @@ pub(super) fn is_queued_by_cluster(job: &Job) -> bool {
 }
 
 fn job_state(job: &Job) -> Result<JobState, ClusterError> {
-    let released = annotation(&job.metadata, annotations::RELEASED_AT);
-    let is_held = is_suspended(job) && released.is_none();
-    // A Job that a webhook suspended while it was created may lack its Secret. A Job that was released later has it.
-    let was_released_later =
-        is_suspended(job) && released.is_some_and(|at| at != annotations::RELEASED_AT_CREATION);
-    if terminal(job).is_some() || has_begun(job) || was_released_later {
-        return Ok(JobState::Settled);
+    let released = annotation(&job.metadata, annotations::RELEASED_AT).is_some();
+    if terminal(job).is_some() || !is_suspended(job) || released {
+        return Ok(JobState::Released);
     }
     if job.metadata.deletion_timestamp.is_some() {
-        return Ok(if is_held {
-            JobState::Deleting
-        } else {
-            JobState::Settled
-        });
+        return Ok(JobState::Deleting);
     }
-    Ok(JobState::Open(OpenJob {
+    Ok(JobState::Held(HeldJob {
         uid: uid_of(&job.metadata)?,
         stored: annotation(&job.metadata, annotations::STORED_AT).is_some(),
-        is_held,
     }))
 }
 

@@ -165,7 +165,7 @@ fn absent() -> Response<Body> {
 }
 
 fn known() -> Value {
-    json!({"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": "job-412-step", "uid": "u-1",
+    json!({"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": "job-412-step",
            "labels": {labels::JOB_ID: "412", labels::STEP_ID: "step"}}})
 }
 
@@ -297,10 +297,13 @@ fn wrong_job() -> JobData {
 }
 
 #[tokio::test]
-async fn a_dispatch_becomes_a_job_with_its_secret() {
+async fn a_dispatch_becomes_a_job_with_its_secret_that_is_released() {
     let (target, requests) = target(None);
     assert_eq!(accept(&target, job()).await, Ok(Acceptance::New));
-    assert_eq!(*requests.lock().unwrap(), ["POST jobs", "POST secrets"]);
+    assert_eq!(
+        *requests.lock().unwrap(),
+        ["POST jobs", "POST secrets", "PATCH job-412-step"]
+    );
 }
 
 #[tokio::test]

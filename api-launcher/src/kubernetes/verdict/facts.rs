@@ -9,8 +9,7 @@ use k8s_openapi::api::core::v1::{
 use k8s_openapi::jiff::{SignedDuration, Timestamp};
 
 use super::evidence::Evidence;
-use crate::kubernetes::cluster::annotations::{RELEASED_AT, RELEASED_AT_CREATION};
-use crate::kubernetes::cluster::labels;
+use crate::kubernetes::cluster::{annotations::RELEASED_AT, labels};
 
 /// The container that runs the step.
 pub(crate) const EXECUTOR: &str = "executor";
@@ -90,19 +89,6 @@ pub(crate) fn is_suspended(job: &Job) -> bool {
     job.spec.as_ref().and_then(|spec| spec.suspend) == Some(true)
 }
 
-/// Whether the containers of a pod of the Job have started, according to the Job alone.
-pub(crate) fn has_begun(job: &Job) -> bool {
-    let counts = job
-        .status
-        .as_ref()
-        .map(|status| [status.ready, status.succeeded]);
-    counts
-        .into_iter()
-        .flatten()
-        .flatten()
-        .any(|count| count > 0)
-}
-
 pub(super) fn created(job: &Job) -> Option<Timestamp> {
     job.metadata.creation_timestamp.as_ref().map(|time| time.0)
 }
@@ -113,10 +99,7 @@ pub(crate) fn released(job: &Job) -> Option<Timestamp> {
     let annotations = job.metadata.annotations.as_ref();
     let noted = annotations
         .and_then(|annotations| annotations.get(RELEASED_AT))
-        .and_then(|text| match text.as_str() {
-            RELEASED_AT_CREATION => created(job),
-            time => time.parse().ok(),
-        });
+        .and_then(|text| text.parse().ok());
     let status = job.status.as_ref();
     let started = status.and_then(|status| status.start_time.as_ref());
     noted.max(started.map(|time| time.0))
@@ -450,8 +433,6 @@ mod tests {
             (json!(early), Value::Null, Some(early)),
             (json!(late), json!(early), Some(late)),
             (json!(early), json!(late), Some(late)),
-            (json!("creation"), Value::Null, Some("2026-01-01T00:00:00Z")),
-            (json!("creation"), json!(early), Some(early)),
             (json!("soon"), json!(early), Some(early)),
             (json!("soon"), Value::Null, None),
         ] {

@@ -6,8 +6,7 @@ use axum::http::{Response, StatusCode};
 use rstest::rstest;
 use serde_json::{Value, json};
 
-use super::super::fake_server::{Crash, Server, inline, leased, objects, refusal};
-use super::super::limit::RateLimit;
+use super::super::fake_server::{Crash, Server, inline, objects, refusal};
 use super::*;
 
 /// One Job, released, with a Secret that it owns.
@@ -35,147 +34,15 @@ fn assert_never_reads_secrets(server: &Server) {
 }
 
 #[tokio::test]
-async fn a_run_is_a_released_job_and_a_secret_that_it_owns() {
+async fn a_run_is_a_suspended_job_an_owned_secret_and_a_release() {
     let server = Server::start();
     let submitted = server.cluster().submit(&objects("1", "a")).await.unwrap();
     assert_eq!(submitted, Submitted::Created);
-    assert_eq!(server.requests(), ["post jobs", "post secrets"]);
-    assert_whole(&server, "job-1-a");
-}
-
-#[tokio::test]
-async fn a_job_that_must_not_start_before_its_secret_is_there_is_released_last() {
-    let limited = |server: &Arc<Server>| {
-        let limit = RateLimit::new(100.0, None).unwrap();
-        server.cluster().with_rate_limit(limit)
-    };
-    for (objects, limits) in [(leased("1", "a"), false), (objects("1", "a"), true)] {
-        let server = Server::start();
-        let cluster = if limits {
-            limited(&server)
-        } else {
-            server.cluster()
-        };
-        assert_eq!(cluster.submit(&objects).await.unwrap(), Submitted::Created);
-        assert_eq!(
-            server.requests(),
-            ["post jobs", "post secrets", "patch jobs"]
-        );
-        assert_whole(&server, "job-1-a");
-    }
-}
-
-/// So that no pod waits for it.
-#[rstest]
-#[case::by_a_quota(403, "secrets \"s\" is forbidden: exceeded quota: secrets", 0)]
-#[case::by_a_policy(403, "admission webhook \"p\" denied the request", 0)]
-#[case::not_stored_now(500, "etcdserver: leader changed", 1)]
-#[tokio::test]
-async fn a_job_whose_secret_is_refused_is_removed(
-    #[case] code: u16,
-    #[case] message: &'static str,
-    #[case] left: usize,
-    #[values(objects("1", "a"), leased("1", "a"))] run: Manifest,
-) {
-    let server = Server::start();
-    let (inner, once) = (Arc::clone(&server), Once::new());
-    let cluster = server.faulty(move |line, _| {
-        if line.starts_with("DELETE") {
-            // Meanwhile the Job controller writes to the Job.
-            once.call_once(|| {
-                let status = json!({"active": 1});
-                inner.put(
-                    "jobs",
-                    json!({"metadata": {"name": "job-1-a"}, "status": status}),
-                );
-            });
-        }
-        let code = StatusCode::from_u16(code).unwrap();
-        line.ends_with("/secrets")
-            .then(|| refusal(code, "Refused", message))
-    });
-    let error = cluster.submit(&run).await.unwrap_err();
-    assert!(error.to_string().contains(message), "{error}");
-    assert_eq!(server.count("jobs"), left);
-}
-
-/// What the watcher does with the Job.
-async fn look(
-    cluster: &Cluster,
-    server: &Server,
-    remove_incomplete: bool,
-) -> Result<ReleaseOutcome, ClusterError> {
-    let job = server.object("jobs", "job-1-a").unwrap();
-    if job["spec"]["suspend"] == json!(true) {
-        return cluster.release_held("job-1-a", remove_incomplete).await;
-    }
-    let uid = job["metadata"]["uid"].as_str().unwrap();
-    cluster
-        .check_job_data("job-1-a", uid, remove_incomplete)
-        .await
-}
-
-/// As Kueue does it with Jobs that name no queue, where it is set so.
-#[tokio::test]
-async fn a_job_that_a_webhook_suspends_gets_its_secret_and_stays_suspended() {
-    let server = Server::start();
-    let crashing = server.crashing(Crash::Before(1));
-    crashing.submit(&objects("1", "a")).await.unwrap_err();
-    server.put(
-        "jobs",
-        json!({"metadata": {"name": "job-1-a"}, "spec": {"suspend": true}}),
-    );
-    let submitted = server.cluster().submit(&objects("1", "a")).await.unwrap();
-    assert_eq!(submitted, Submitted::AlreadyThere);
-    assert!(server.job_data_of("job-1-a").1.is_some());
-    let job = server.object("jobs", "job-1-a").unwrap();
-    assert_eq!(job["spec"]["suspend"], json!(true));
-}
-
-/// Such a Job is what is left of a delivery that was not answered.
-#[tokio::test]
-async fn a_job_without_job_data_is_no_earlier_run() {
-    let server = Server::start();
-    let crashing = server.crashing(Crash::Before(1));
-    crashing.submit(&objects("1", "a")).await.unwrap_err();
-    let cluster = server.cluster();
-    assert!(!cluster.has_run("1", "a").await.unwrap());
-    cluster.submit(&objects("1", "a")).await.unwrap();
-    assert!(server.cluster().has_run("1", "a").await.unwrap());
-    assert!(!cluster.has_run("1", "b").await.unwrap());
-}
-
-#[tokio::test]
-async fn a_job_created_anew_under_the_name_of_another_is_not_taken_for_it() {
-    let server = Server::start();
-    let crashing = server.crashing(Crash::Before(1));
-    crashing.submit(&objects("1", "a")).await.unwrap_err();
-    let of_another = server.cluster();
-    let outcome = of_another.check_job_data("job-1-a", "gone", true).await;
-    assert_eq!(outcome.unwrap(), ReleaseOutcome::NotHeld);
-    assert_eq!(server.count("jobs"), 1);
-}
-
-#[tokio::test]
-async fn a_job_whose_pod_has_begun_needs_no_look_at_its_secret() {
-    let server = Server::start();
-    server
-        .crashing(Crash::Within(2))
-        .submit(&objects("1", "a"))
-        .await
-        .unwrap_err();
-    let begun = json!({"metadata": {"name": "job-1-a"}, "status": {"ready": 1}});
-    server.put("jobs", begun);
-    let before = server.requests().len();
-    let cluster = server.cluster();
-    let outcome = look(&cluster, &server, true).await.unwrap();
-    assert_eq!(outcome, ReleaseOutcome::NotHeld);
-    let submitted = cluster.submit(&objects("1", "a")).await.unwrap();
-    assert_eq!(submitted, Submitted::AlreadyThere);
     assert_eq!(
-        server.requests()[before..],
-        ["get jobs", "post jobs", "get jobs"]
+        server.requests(),
+        ["post jobs", "post secrets", "patch jobs"]
     );
+    assert_whole(&server, "job-1-a");
 }
 
 #[tokio::test]
@@ -194,7 +61,6 @@ async fn without_a_secret_one_request_makes_a_run() {
 async fn whatever_call_a_crash_falls_on_the_next_delivery_completes_the_run(
     #[values(0, 1, 2, 3)] calls: usize,
     #[values(true, false)] carried_out: bool,
-    #[values((objects("1", "a"), 2), (leased("1", "a"), 3))] (objects, needed): (Manifest, usize),
 ) {
     let server = Server::start();
     let crash = if carried_out {
@@ -202,15 +68,14 @@ async fn whatever_call_a_crash_falls_on_the_next_delivery_completes_the_run(
     } else {
         Crash::Before(calls)
     };
-    let crashed = server.crashing(crash).submit(&objects).await;
-    let is_over = calls > needed || (calls == needed && !carried_out);
-    assert_eq!(crashed.is_ok(), is_over);
+    let crashed = server.crashing(crash).submit(&objects("1", "a")).await;
+    assert!(crashed.is_err() || (calls == 3 && !carried_out));
     let expected = if server.count("jobs") == 0 {
         Submitted::Created
     } else {
         Submitted::AlreadyThere
     };
-    let again = server.cluster().submit(&objects).await.unwrap();
+    let again = server.cluster().submit(&objects("1", "a")).await.unwrap();
     assert_eq!(again, expected);
     assert_whole(&server, "job-1-a");
 }
@@ -377,25 +242,13 @@ async fn a_job_cut_off_from_its_secret_is_made_anew_by_a_launcher_that_uses_none
     assert_eq!(server.count("secrets"), 0);
 }
 
-/// As after the same change, when a run was accepted before.
-#[tokio::test]
-async fn a_job_with_its_secret_is_kept_by_a_launcher_that_uses_none() {
-    let server = Server::start();
-    server.cluster().submit(&objects("1", "a")).await.unwrap();
-    let uid = server.object("jobs", "job-1-a").unwrap()["metadata"]["uid"].clone();
-    let submitted = server.cluster().submit(&inline("1", "a")).await.unwrap();
-    assert_eq!(submitted, Submitted::AlreadyThere);
-    let job = server.object("jobs", "job-1-a").unwrap();
-    assert_eq!(job["metadata"]["uid"], uid);
-}
-
 /// By a watcher that has not made the Job, and may not look at Secrets.
 #[tokio::test]
 async fn a_run_cut_between_its_secret_and_its_release_is_released() {
     let server = Server::start();
     server
         .crashing(Crash::Within(2))
-        .submit(&leased("1", "a"))
+        .submit(&objects("1", "a"))
         .await
         .unwrap_err();
     assert!(server.job_data_of("job-1-a").1.is_some());
@@ -428,37 +281,32 @@ async fn with_a_limit_the_release_is_left_to_the_watcher() {
     assert_whole(&server, "job-1-a");
 }
 
-#[rstest]
-#[case::released(objects("1", "a"))]
-#[case::suspended(leased("1", "a"))]
 #[tokio::test]
-async fn a_job_without_job_data_is_removed_only_when_no_launcher_is_about_to_store_it(
-    #[case] run: Manifest,
-) {
+async fn a_job_without_job_data_is_removed_only_when_no_launcher_is_about_to_store_it() {
     let server = Server::start();
     server
         .crashing(Crash::Before(1))
-        .submit(&run)
+        .submit(&objects("1", "a"))
         .await
         .unwrap_err();
     let cluster = server.cluster();
     assert_eq!(
-        look(&cluster, &server, false).await.unwrap(),
+        cluster.release_held("job-1-a", false).await.unwrap(),
         ReleaseOutcome::Incomplete
     );
     assert_eq!(
-        look(&cluster, &server, true).await.unwrap(),
+        cluster.release_held("job-1-a", true).await.unwrap(),
         ReleaseOutcome::Removed
     );
     assert_eq!((server.count("jobs"), server.count("secrets")), (0, 0));
-    assert_eq!(cluster.submit(&run).await.unwrap(), Submitted::Created);
+    assert_eq!(
+        cluster.submit(&objects("1", "a")).await.unwrap(),
+        Submitted::Created
+    );
 }
 
-#[rstest]
 #[tokio::test]
-async fn a_delivery_between_the_read_and_the_removal_keeps_its_run(
-    #[values("PATCH", "DELETE")] request: &'static str,
-) {
+async fn a_delivery_between_the_read_and_the_removal_keeps_its_run() {
     let server = Server::start();
     server
         .crashing(Crash::Before(1))
@@ -466,9 +314,9 @@ async fn a_delivery_between_the_read_and_the_removal_keeps_its_run(
         .await
         .unwrap_err();
     let inner = Arc::clone(&server);
-    // While the watcher removes the Job, the late delivery stores its Secret and writes to the Job.
+    // While the reconciler deletes, the late delivery stores its Secret and writes to the Job.
     let reconciler = server.faulty(move |line, _| {
-        if line.starts_with(request) && inner.count("secrets") == 0 {
+        if line.starts_with("DELETE") && inner.count("secrets") == 0 {
             let uid = inner.object("jobs", "job-1-a").unwrap()["metadata"]["uid"].clone();
             let mut secret = serde_json::to_value(objects("1", "a").secret.unwrap()).unwrap();
             secret["metadata"]["name"] = json!(inner.job_data_of("job-1-a").0);
@@ -478,17 +326,17 @@ async fn a_delivery_between_the_read_and_the_removal_keeps_its_run(
             inner.put(
                 "jobs",
                 json!({"metadata": {"name": "job-1-a",
-                "annotations": {"mayfly.dev/stored-at": "2026-01-01T00:00:00Z", "mayfly.dev/not-accepted": null}}}),
+                "annotations": {"mayfly.dev/stored-at": "2026-01-01T00:00:00Z"}}}),
             );
         }
         None
     });
     assert_eq!(
-        look(&reconciler, &server, true).await.unwrap(),
+        reconciler.release_held("job-1-a", true).await.unwrap(),
         ReleaseOutcome::Incomplete
     );
     assert_eq!(
-        look(&reconciler, &server, true).await.unwrap(),
+        reconciler.release_held("job-1-a", true).await.unwrap(),
         ReleaseOutcome::Released
     );
     assert_whole(&server, "job-1-a");
@@ -601,7 +449,7 @@ async fn job_data_that_cannot_be_looked_for_leads_to_advice(
         let is_trial = line.starts_with("POST") && line.ends_with("/secrets");
         is_trial.then(|| refusal(StatusCode::from_u16(code).unwrap(), "Refused", message))
     });
-    let error = look(&cluster, &server, true).await.unwrap_err();
+    let error = cluster.release_held("job-1-a", true).await.unwrap_err();
     let given = trial_advice(&error).unwrap_or_default();
     assert!(given.contains(advice), "{error}: {given}");
 }

@@ -93,9 +93,6 @@ pub(super) enum Request {
     Heartbeat { pause: Duration },
     /// Releases a suspended Job, or removes it if its job data is missing and no request is about to store it.
     Release { remove_incomplete: bool },
-    /// Finds out whether the job data of a released Job is stored, or removes the Job if it is missing and no request is about to
-    /// store it.
-    CheckJobData { remove_incomplete: bool },
     /// Stops a run that was given up, reports its end, and writes both onto the Job.
     Report {
         verdict: Box<Verdict>,
@@ -128,7 +125,6 @@ pub(super) enum Response {
     },
     Heartbeat(Heartbeat),
     Release(Result<ReleaseOutcome, ClusterError>),
-    JobData(Result<ReleaseOutcome, ClusterError>),
     /// To every request that reports or notes a report.
     Report(ReportOutcome),
     ReportGone(ReportOutcome),
@@ -149,12 +145,6 @@ pub(super) enum Diagnostic {
         run: RunKey,
         error: String,
         advice: &'static str,
-    },
-    /// The API server does not say whether the job data of a released run is stored.
-    JobDataUnknown {
-        run: RunKey,
-        error: String,
-        advice: Option<&'static str>,
     },
     PodsForbidden,
 }

@@ -5,11 +5,11 @@ use std::time::Duration;
 use k8s_openapi::api::core::v1::Pod;
 
 use super::events::EventsNeed;
-use super::message::{Effect, ObserverCall, Request};
-use super::run::{JobDataState, JobStage, TrackedRun};
+use super::message::{ObserverCall, Request};
+use super::run::{JobStage, TrackedRun};
 use super::state::{PodAccess, Transition};
 use crate::kubernetes::cluster::view::recorded_verdict;
-use crate::kubernetes::verdict::{self, Observation, Started, Verdict, executor_started, newest};
+use crate::kubernetes::verdict::{self, Observation, Verdict, executor_started, newest};
 
 impl Transition<'_> {
     pub(super) fn observe_all(&mut self) {
@@ -45,7 +45,7 @@ impl Transition<'_> {
             });
         let lost = self.lost_node(run, &observation, &pods);
         let observation = lost.map_or(observation, |lost| Observation::Ended(Box::new(lost)));
-        if self.awaits_events(run, &observation, &pods) || self.awaits_job_data(run, &observation) {
+        if self.awaits_events(run, &observation, &pods) {
             return;
         }
         // Whether a held run has to wait for its turn is known when the release queue is reviewed.
@@ -149,51 +149,6 @@ impl Transition<'_> {
                 holds_back
             }
         }
-    }
-
-    /// Finds out whether the job data of a released run was stored, if no pod begins or the run is to be given up. If its
-    /// launcher died before it stored it, the run was never accepted, and the platform must not hear of its end. Whether the
-    /// run has to be left alone until that is known.
-    fn awaits_job_data(&mut self, run: &mut TrackedRun, observation: &Observation) -> bool {
-        if run.stage != JobStage::InFlight || run.job_data == JobDataState::Settled {
-            return false;
-        }
-        let now = self.now;
-        let age = now.local.duration_since(run.first_seen);
-        let patience = self.state.settings.incomplete_after;
-        let can_see_pods = self.state.pod_access != PodAccess::Forbidden;
-        let (due, has_to_wait) = match observation {
-            Observation::Ended(verdict) if verdict.job_over || verdict.started != Started::No => {
-                return false;
-            }
-            Observation::Ended(_) if run.job_data == JobDataState::Unknown => (now.server, true),
-            Observation::Ended(_) => {
-                let due = run.job_data_due.as_deref();
-                (due.copied().unwrap_or(now.server), true)
-            }
-            Observation::InProgress if can_see_pods => {
-                run.settle_job_data();
-                let uid = run.job_ref.uid.clone();
-                self.effects.push(Effect::ForgetSecret(uid));
-                return false;
-            }
-            Observation::InProgress | Observation::Waiting(_) => {
-                // Written down, so that one wake-up is enough, however often the run is looked at.
-                let left = patience.saturating_sub(age);
-                let due = run
-                    .job_data_due
-                    .get_or_insert_with(|| Box::new(now.after(left)));
-                (**due, false)
-            }
-        };
-        if due > now.server {
-            self.wake_at(due, &run.job_ref.run.name);
-        } else if run.job_data != JobDataState::Checking {
-            run.job_data = JobDataState::Checking;
-            let remove_incomplete = age >= patience;
-            self.request(&run.job_ref, Request::CheckJobData { remove_incomplete });
-        }
-        has_to_wait
     }
 
     /// Ends the Job of a run that is over, once a container has outlived its executor for too long. This does not depend on

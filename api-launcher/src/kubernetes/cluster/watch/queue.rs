@@ -1,21 +1,16 @@
 //! Transitions over all runs: the release of suspended Jobs, and the removal of Jobs beyond the history limits. Pure.
 
-use std::time::Duration;
-
 use k8s_openapi::api::batch::v1::Job;
 
 use super::history::{EndedRun, HistoryLimits, surplus};
 use super::message::{Diagnostic, JobRef, ObserverCall, Request};
 use super::observer::RunCounts;
 use super::release::{Candidate, LOOK_AGAIN, split};
-use super::run::{JobDataState, JobStage};
+use super::run::JobStage;
 use super::state::{Transition, Wakeup};
 use crate::kubernetes::cluster::ClusterError;
 use crate::kubernetes::cluster::submit::{ReleaseOutcome, trial_advice};
 use crate::kubernetes::verdict;
-
-/// How long the job data of a released run is looked for, while the API server does not say whether it is stored.
-const LOOKED_FOR: Duration = Duration::from_mins(10);
 
 impl Transition<'_> {
     /// Releases the suspended Jobs whose turn it is, and tells the observer of those that wait.
@@ -103,10 +98,7 @@ impl Transition<'_> {
         };
         match outcome {
             // The watch will say so too. Until then the run needs its slot.
-            Ok(ReleaseOutcome::Released) => {
-                run.stage = JobStage::InFlight;
-                run.settle_job_data();
-            }
+            Ok(ReleaseOutcome::Released) => run.stage = JobStage::InFlight,
             Ok(ReleaseOutcome::Removed) => {}
             outcome => {
                 run.release.not_before = Some(now + LOOK_AGAIN);
@@ -125,41 +117,6 @@ impl Transition<'_> {
                 self.wake_after(LOOK_AGAIN, &job.run.name);
             }
         }
-    }
-
-    /// Takes in whether the job data of a released run is stored. Where that cannot be known, the verdict on the run stands.
-    pub(super) fn on_job_data_checked(
-        &mut self,
-        job: &JobRef,
-        outcome: Result<ReleaseOutcome, ClusterError>,
-    ) {
-        let now = self.now;
-        let Some(run) = self.state.run_of(job) else {
-            return;
-        };
-        if run.job_data != JobDataState::Checking {
-            return;
-        }
-        let is_hopeless = now.local.duration_since(run.first_seen) >= LOOKED_FOR;
-        match outcome {
-            Ok(ReleaseOutcome::Removed) => return,
-            Ok(ReleaseOutcome::Released | ReleaseOutcome::NotHeld) => {
-                run.settle_job_data();
-            }
-            Err(error) if is_hopeless || trial_advice(&error).is_some() => {
-                run.settle_job_data();
-                self.log(Diagnostic::JobDataUnknown {
-                    run: job.run.clone(),
-                    error: error.to_string(),
-                    advice: trial_advice(&error),
-                });
-            }
-            Ok(ReleaseOutcome::Incomplete) | Err(_) => {
-                run.job_data = JobDataState::InDoubt;
-                run.job_data_due = Some(Box::new(now.after(LOOK_AGAIN)));
-            }
-        }
-        self.observe(&job.run.name);
     }
 
     /// Removes the oldest ended Jobs beyond the history limits.

@@ -88,8 +88,7 @@ impl Transition<'_> {
         self.state.removing.remove(&uid);
         self.effects.push(Effect::ForgetSecret(uid.clone()));
         // A Job that never got its job data was never accepted: no platform waits for it.
-        let is_unaccepted = run.is_given_up_unaccepted
-            || (run.stage == JobStage::Held && self.state.releasing.remove(&uid));
+        let is_unaccepted = run.stage == JobStage::Held && self.state.releasing.remove(&uid);
         if run.report.is_done || is_unaccepted {
             self.forget(&run.job_ref.run);
             return;

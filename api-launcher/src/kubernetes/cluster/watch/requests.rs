@@ -43,10 +43,6 @@ impl Request {
             Self::Release { remove_incomplete } => {
                 Response::Release(cluster.release_held(&run.name, remove_incomplete).await)
             }
-            Self::CheckJobData { remove_incomplete } => {
-                let checked = cluster.check_job_data(&run.name, uid, remove_incomplete);
-                Response::JobData(checked.await)
-            }
             Self::Report { verdict, keep } => {
                 Response::Report(cluster.report_end(job, *verdict, keep, observer).await)
             }

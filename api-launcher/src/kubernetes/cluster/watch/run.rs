@@ -13,7 +13,7 @@ use super::report::ReportProgress;
 use crate::kubernetes::cluster::cache::Packed;
 use crate::kubernetes::cluster::submit::{KEPT_UNREPORTED, is_queued_by_cluster};
 use crate::kubernetes::cluster::{annotation, annotations};
-use crate::kubernetes::verdict::{self, Observation, has_begun, is_suspended, terminal};
+use crate::kubernetes::verdict::{self, Observation, is_suspended, terminal};
 
 /// A run whose Job is there.
 #[derive(Debug)]
@@ -25,7 +25,6 @@ pub(super) struct TrackedRun {
     pub(super) first_seen: Instant,
     /// When it was first seen released, by the API server's clock.
     seen_released: Option<Timestamp>,
-    was_suspended: bool,
     pub(super) end: Option<JobEnd>,
     /// The last observation that the observer got.
     pub(super) announced: Option<Observation>,
@@ -33,11 +32,6 @@ pub(super) struct TrackedRun {
     pub(super) heartbeat: Option<Box<HeartbeatCheck>>,
     pub(super) report: ReportProgress,
     pub(super) release: ReleaseProgress,
-    pub(super) job_data: JobDataState,
-    /// When its job data is looked for, or looked for again. Boxed, because most runs begin before that.
-    pub(super) job_data_due: Option<Box<Timestamp>>,
-    /// See [`annotations::NOT_ACCEPTED`].
-    pub(super) is_given_up_unaccepted: bool,
     /// A request stops the containers that outlived the executor.
     pub(super) is_stopping: bool,
 }
@@ -51,19 +45,6 @@ pub(super) enum JobStage {
     Queued,
     InFlight,
     Over,
-}
-
-/// What is known of the Secret of a released Job.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum JobDataState {
-    /// Its launcher may have died before it stored it.
-    Unknown,
-    /// A request finds out, and removes the Job if it is missing.
-    Checking,
-    /// It was missing, or the API server did not say. It is looked for again.
-    InDoubt,
-    /// It was stored, or nothing depends on it any more.
-    Settled,
 }
 
 /// How and when a Job ended.
@@ -82,16 +63,12 @@ impl TrackedRun {
             created: Timestamp::UNIX_EPOCH,
             first_seen: now.local,
             seen_released: None,
-            was_suspended: false,
             end: None,
             announced: None,
             events: RunEvents::default(),
             heartbeat: None,
             report: ReportProgress::default(),
             release: ReleaseProgress::default(),
-            job_data: JobDataState::Unknown,
-            job_data_due: None,
-            is_given_up_unaccepted: false,
             is_stopping: false,
         }
     }
@@ -106,14 +83,8 @@ impl TrackedRun {
         }
         if is_suspended(job) {
             self.seen_released = None;
-            self.was_suspended = true;
         } else {
             self.seen_released.get_or_insert(now.server);
-        }
-        let has = |name| annotation(meta, name).is_some();
-        self.is_given_up_unaccepted = has(annotations::NOT_ACCEPTED);
-        if has_begun(job) || has(annotations::STORED_AT) || has(annotations::VERDICT) {
-            self.settle_job_data();
         }
         self.release.has_nothing_to_run = annotation(meta, annotations::NOTHING_TO_RUN).is_some();
         self.report.is_done |= annotation(meta, annotations::REPORTED_AT).is_some()
@@ -128,20 +99,12 @@ impl TrackedRun {
         });
     }
 
-    pub(super) fn settle_job_data(&mut self) {
-        self.job_data = JobDataState::Settled;
-        self.job_data_due = None;
-    }
-
     /// The Job with the time of its release. If the time was not written down, it is when the Job was first seen released: a
-    /// launcher of an earlier release did not write it, and the Job controller may not have come to the Job. The same holds
-    /// for a Job that a webhook suspended while it was created.
+    /// launcher of an earlier release did not write it, and the Job controller may not have come to the Job.
     pub(super) fn released_job(&self) -> Job {
         let mut job: Job = self.job.open();
-        let noted = annotation(&job.metadata, annotations::RELEASED_AT);
-        let is_wrong = self.was_suspended && noted == Some(annotations::RELEASED_AT_CREATION);
         if let Some(seen) = self.seen_released
-            && (is_wrong || verdict::released(&job).is_none())
+            && verdict::released(&job).is_none()
         {
             let noted = job.metadata.annotations.get_or_insert_default();
             noted.insert(annotations::RELEASED_AT.to_owned(), seen.to_string());

@@ -13,7 +13,7 @@ pub struct WatchSettings {
     pub selector: String,
     pub timeouts: Timeouts,
     pub history: HistoryLimits,
-    /// A Job whose job data is still missing after this time is removed: its submitter is dead.
+    /// A suspended Job whose job data is still missing after this time is removed: its submitter is dead.
     pub incomplete_after: Duration,
     /// The pause before the second attempt to report a run. Later pauses grow.
     pub report_again: Duration,

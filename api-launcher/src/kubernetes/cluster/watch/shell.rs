@@ -209,9 +209,6 @@ fn log(line: Diagnostic) {
         Diagnostic::StaysSuspended { run, error, advice } => {
             warn!(%run, error, advice, "a run stays suspended");
         }
-        Diagnostic::JobDataUnknown { run, error, advice } => {
-            warn!(%run, error, advice, "it is not known whether the job data of a run was stored");
-        }
         Diagnostic::PodsForbidden => {
             warn!("no right to look at pods: runs are judged by their Jobs alone");
         }

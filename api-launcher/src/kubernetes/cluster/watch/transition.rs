@@ -68,12 +68,7 @@ impl Transition<'_> {
             .remove(&name)
             .filter(|run| run.job_ref.uid == job_ref.uid)
             .unwrap_or_else(|| Box::new(TrackedRun::new(job_ref, &job, self.now)));
-        let before = run.job_data;
         run.update(&job, self.now);
-        if run.job_data != before {
-            let uid = run.job_ref.uid.clone();
-            self.effects.push(Effect::ForgetSecret(uid));
-        }
         if run.stage == JobStage::Held {
             self.call(ObserverCall::Held(run.job_ref.run.clone()));
         }
@@ -121,7 +116,6 @@ impl Transition<'_> {
             Response::Events { events, pods } => self.on_events(job, &events, pods),
             Response::Heartbeat(found) => self.on_heartbeat(job, found),
             Response::Release(outcome) => self.on_released(job, outcome),
-            Response::JobData(outcome) => self.on_job_data_checked(job, outcome),
             Response::Report(outcome) => self.on_reported(job, &outcome),
             Response::ReportGone(outcome) => self.on_gone_reported(job, &outcome),
             Response::Stop { done } => self.on_stopped(job, done),

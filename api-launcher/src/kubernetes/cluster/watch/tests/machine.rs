@@ -27,11 +27,10 @@ fn parse<K: DeserializeOwned>(object: Value) -> K {
     serde_json::from_value(object).unwrap()
 }
 
-/// The Job of the run `1/<step>`, with job data and released at the start.
+/// The Job of the run `1/<step>`, released at the start.
 pub(super) fn job(step: &str, patch: Value) -> Value {
     let mut job = json!({"metadata": {"name": format!("job-1-{step}"), "uid": format!("uid-{step}"),
-        "creationTimestamp": at(-5).to_string(), "annotations": {
-            "mayfly.dev/released-at": at(0).to_string(), "mayfly.dev/stored-at": at(0).to_string()},
+        "creationTimestamp": at(-5).to_string(), "annotations": {"mayfly.dev/released-at": at(0).to_string()},
         "labels": {"mayfly.dev/job-id": "1", "mayfly.dev/step-id": step}},
         "spec": {"suspend": false, "template": {}}});
     merge(&mut job, patch);
@@ -133,11 +132,6 @@ impl Machine {
 
     pub(super) fn pod(&mut self, pod: Value) {
         self.feed(Input::Pod(Box::new(Event::Apply(parse::<Pod>(pod)))));
-    }
-
-    /// From now on, pods may not be read.
-    pub(super) fn forbid_pods(&mut self) {
-        self.feed(Input::PodsForbidden);
     }
 
     /// Answers the request about the Job of [`job`].

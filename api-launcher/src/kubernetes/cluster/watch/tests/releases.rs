@@ -3,11 +3,11 @@
 use std::time::Duration;
 
 use k8s_openapi::jiff::Timestamp;
-use serde_json::{Value, json};
+use serde_json::json;
 
 use super::super::message::{Diagnostic, ObserverCall, Request, Response};
 use super::super::{HistoryLimits, WatchSettings};
-use super::machine::{Machine, at, held, job, over, pod_with_executor};
+use super::machine::{Machine, at, held, job, over};
 use crate::kubernetes::cluster::ClusterError;
 use crate::kubernetes::cluster::submit::{DRY_RUN_ACTION, ReleaseOutcome};
 use crate::kubernetes::verdict::{Observation, WaitReason};
@@ -98,173 +98,18 @@ fn a_job_that_never_got_its_job_data_is_removed() {
     assert_eq!(machine.requests().count(), 0);
 }
 
-/// A released Job that may lack its job data.
-fn unsure() -> Value {
-    job(
-        "a",
-        json!({"metadata": {"annotations": {"mayfly.dev/stored-at": null}}}),
-    )
-}
-
-/// A watcher of such a Job, whose pod lacks something.
-fn lacking() -> Machine {
-    let mut machine = Machine::with(unsure());
-    let waits =
-        json!({"waiting": {"reason": "CreateContainerConfigError", "message": "not found"}});
-    machine.pod(pod_with_executor("a", "Pending", &waits));
-    machine.pass_until(is_check);
-    machine.take();
-    machine
-}
-
-fn is_check(request: &Request) -> bool {
-    matches!(request, Request::CheckJobData { .. })
-}
-
-fn reports(machine: &Machine) -> usize {
-    let requests = machine.requests();
-    requests
-        .filter(|one| matches!(one, Request::Report { .. }))
-        .count()
-}
-
-#[test]
-fn a_run_is_given_up_for_want_of_configuration_only_if_its_job_data_was_stored() {
-    let mut machine = lacking();
-    assert_eq!(reports(&machine), 0);
-    machine.respond("a", Response::JobData(Ok(ReleaseOutcome::Released)));
-    assert_eq!(reports(&machine), 1);
-}
-
-/// Whoever removes it, and whoever sees it go.
-#[test]
-fn a_job_that_is_given_up_because_it_was_never_accepted_is_not_reported() {
-    let mut given_up = unsure();
-    given_up["metadata"]["annotations"]["mayfly.dev/not-accepted"] = json!("true");
-    let mut machine = lacking();
-    machine.respond("a", Response::JobData(Ok(ReleaseOutcome::Removed)));
-    machine.job_is_gone(given_up.clone());
-    let mut other = Machine::with(unsure());
-    other.take();
-    other.job_is_gone(given_up);
-    for machine in [machine, other] {
-        let calls: Vec<_> = machine.calls().collect();
-        assert!(
-            matches!(calls[..], [ObserverCall::Forgotten(_)]),
-            "{calls:?}"
-        );
-        assert_eq!(machine.requests().count(), 0);
-    }
-}
-
-/// It may have been accepted.
-#[test]
-fn a_job_that_a_person_deletes_while_its_job_data_is_looked_for_is_reported() {
-    let mut machine = lacking();
-    machine.job_is_gone(unsure());
-    let is_report = |request: &Request| matches!(request, Request::ReportGone { .. });
-    assert!(machine.requests().any(is_report));
-}
-
-#[test]
-fn a_job_without_job_data_is_removed_once_no_delivery_can_be_about_to_store_it() {
-    let mut machine = lacking();
-    let mut checks = Vec::new();
-    let mut passed = Duration::from_secs(30);
-    while checks.last() != Some(&true) {
-        machine.respond("a", Response::JobData(Ok(ReleaseOutcome::Incomplete)));
-        assert_eq!(reports(&machine), 0);
-        passed += machine.pass_until(is_check);
-        checks.extend(machine.requests().filter_map(|request| match request {
-            Request::CheckJobData { remove_incomplete } => Some(*remove_incomplete),
-            _ => None,
-        }));
-        machine.take();
-    }
-    assert_eq!(passed, Duration::from_mins(1));
-    assert_eq!(checks.len(), 6, "every five seconds");
-}
-
-#[test]
-fn a_verdict_is_held_back_for_minutes_at_most() {
-    let mut machine = lacking();
-    let mut passed = Duration::ZERO;
-    loop {
-        let broken = ClusterError::Busy {
-            action: DRY_RUN_ACTION,
-            message: "failed calling webhook".to_owned(),
-            retry_after: None,
-        };
-        machine.respond("a", Response::JobData(Err(broken)));
-        if reports(&machine) > 0 {
-            break;
-        }
-        passed += machine.pass_until(is_check);
-        machine.take();
-    }
-    assert!(passed < Duration::from_mins(11), "{passed:?}");
-    let said = |line: &&Diagnostic| matches!(line, Diagnostic::JobDataUnknown { .. });
-    assert_eq!(machine.diagnostics().filter(said).count(), 1);
-}
-
-#[test]
-fn a_run_whose_job_data_cannot_be_looked_for_is_given_up_with_a_line_in_the_log() {
-    let mut machine = lacking();
-    machine.respond("a", Response::JobData(Err(refused())));
-    assert_eq!(reports(&machine), 1);
-    let lines: Vec<_> = machine.diagnostics().collect();
-    assert!(
-        matches!(lines[0], Diagnostic::JobDataUnknown { .. }),
-        "{lines:?}"
-    );
-}
-
-#[test]
-fn the_job_data_of_a_run_that_does_not_begin_is_looked_for_once() {
-    for can_see_pods in [true, false] {
-        let mut machine = Machine::with(unsure());
-        if !can_see_pods {
-            machine.forbid_pods();
-        }
-        let waited = machine.pass_until(is_check);
-        assert_eq!(waited, Duration::from_mins(1));
-        machine.respond("a", Response::JobData(Ok(ReleaseOutcome::NotHeld)));
-        machine.take();
-        machine.pass(Duration::from_mins(30));
-        assert!(!machine.requests().any(is_check));
-    }
-}
-
-#[test]
-fn the_job_data_of_a_run_that_has_begun_is_not_looked_for() {
-    let mut begun = unsure();
-    begun["status"] = json!({"ready": 1});
-    let mut machine = Machine::with(begun);
-    machine.forbid_pods();
-    machine.pass(Duration::from_hours(1));
-    assert_eq!(machine.requests().count(), 0);
-
-    let mut machine = Machine::with(unsure());
-    machine.pod(pod_with_executor("a", "Running", &json!({"running": {}})));
-    machine.pass(Duration::from_hours(1));
-    assert_eq!(machine.requests().count(), 0);
-}
-
-fn refused() -> ClusterError {
-    ClusterError::Refused {
-        action: DRY_RUN_ACTION,
-        message: "no".to_owned(),
-        code: 403,
-        reason: "Forbidden".to_owned(),
-    }
-}
-
 #[test]
 fn why_a_run_stays_suspended_is_logged_once() {
     let mut machine = Machine::with(held("a", 0));
     for _ in 0..2 {
         machine.pass_until(|request| matches!(request, Request::Release { .. }));
-        machine.respond("a", Response::Release(Err(refused())));
+        let error = ClusterError::Refused {
+            action: DRY_RUN_ACTION,
+            message: "no".to_owned(),
+            code: 403,
+            reason: "Forbidden".to_owned(),
+        };
+        machine.respond("a", Response::Release(Err(error)));
     }
     let lines: Vec<_> = machine.diagnostics().collect();
     let is_it = |line: &Diagnostic| matches!(line, Diagnostic::StaysSuspended { run, .. } if run.step_id == "a");

@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 
 use super::super::shell::AT_ONCE;
 use super::super::{HistoryLimits, ReportOutcome, RunObserver, WatchSettings};
-use crate::kubernetes::cluster::fake_server::{Crash, Server, inline, leased, objects, refusal};
+use crate::kubernetes::cluster::fake_server::{Crash, Server, inline, objects, refusal};
 use crate::kubernetes::cluster::submit::KEPT_UNREPORTED;
 use crate::kubernetes::cluster::{Cluster, RunKey};
 use crate::kubernetes::verdict::{Observation, Timeouts, Verdict, VerdictKind};
@@ -193,38 +193,12 @@ async fn a_run_whose_launcher_crashed_before_its_release_is_released() {
     let server = Server::start();
     server
         .crashing(Crash::Before(2))
-        .submit(&leased("1", "a"))
+        .submit(&objects("1", "a"))
         .await
         .unwrap_err();
     assert!(suspended(&server, "job-1-a"));
     let _watching = watching(server.cluster());
     until("it is released", || !suspended(&server, "job-1-a")).await;
-}
-
-/// Its pod waits for the Secret, and no delivery was answered.
-#[tokio::test]
-async fn a_run_whose_launcher_crashed_before_its_secret_was_stored_is_removed_and_not_reported() {
-    let server = Server::start();
-    let crashing = server.crashing(Crash::Before(1));
-    crashing.submit(&objects("1", "a")).await.unwrap_err();
-    let waits = json!({"waiting": {"reason": "CreateContainerConfigError", "message": "secret \"s\" not found"}});
-    let pod = pod_of(&server, "job-1-a", container(&waits));
-    server.put("pods", pod);
-    let settings = WatchSettings {
-        timeouts: Timeouts {
-            container_error: Duration::ZERO,
-            ..Timeouts::default()
-        },
-        incomplete_after: Duration::ZERO,
-        ..often()
-    };
-    let watching = watching_with(server.cluster(), settings, Recorder::default());
-    until("it is removed", || server.count("jobs") == 0).await;
-    // A second run is reported after it would have been.
-    server.cluster().submit(&inline("1", "b")).await.unwrap();
-    over(&server, "job-1-b", "Failed");
-    until_delivered(&watching).await;
-    assert_eq!(watching.delivered()[0].0, "1/b");
 }
 
 #[tokio::test]
@@ -374,30 +348,23 @@ async fn the_waiting_time_of_a_run_follows_the_clock_of_the_api_server() {
         },
         ..WatchSettings::default()
     };
-    // Hours the server's clock is ahead, hours since the release, whether that is too long, and whether the Job was created
-    // released.
-    for (ahead, waited, too_long, at_once) in [
-        (-10, 1, false, false),
-        (10, 3, true, false),
-        (-10, 1, false, true),
-        (10, 3, true, true),
-    ] {
+    // Hours the server's clock is ahead, hours since it saw the release, and whether that is too long.
+    for (ahead, waited, too_long) in [(-10, 1, false), (10, 3, true)] {
         let hours = SignedDuration::from_hours;
         let server = Server::start();
         server.set_clock(hours(ahead));
+        server.cluster().submit(&objects("1", "a")).await.unwrap();
+        let released = annotation_of(&server, "job-1-a", "mayfly.dev/released-at");
+        let released: Timestamp = released.as_str().unwrap().parse().unwrap();
+        let difference = server.now().duration_since(released);
+        assert!(difference.abs() < hours(5), "{difference:?}");
+
         let then = (server.now() - hours(waited)).to_string();
-        let mut changed = json!({"metadata": {"name": "job-1-a", "creationTimestamp": then}});
-        if at_once {
-            server.cluster().submit(&objects("1", "a")).await.unwrap();
-        } else {
-            server.cluster().submit(&leased("1", "a")).await.unwrap();
-            let released = annotation_of(&server, "job-1-a", "mayfly.dev/released-at");
-            let released: Timestamp = released.as_str().unwrap().parse().unwrap();
-            let difference = server.now().duration_since(released);
-            assert!(difference.abs() < hours(5), "{difference:?}");
-            changed["metadata"]["annotations"] = json!({"mayfly.dev/released-at": then});
-        }
-        server.put("jobs", changed);
+        server.put(
+            "jobs",
+            json!({"metadata": {"name": "job-1-a", "creationTimestamp": then,
+                "annotations": {"mayfly.dev/released-at": then}}}),
+        );
         // A launcher that starts only now extends no deadline.
         let watching = watching_with(server.cluster(), settings.clone(), Recorder::default());
         until("it is judged", || watching.observed(|_| true)).await;
