@@ -5,7 +5,6 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::Result;
-use api_launcher::kubernetes::manifest::Manifest;
 use integration_tests::{Machine, job};
 use job_contract::JobData;
 use serde_json::{Value, json};
@@ -60,9 +59,8 @@ pub(crate) async fn measure(server: [&str; 2], program: &str, runs: usize) -> Re
     for run in 0..=runs {
         let bare = bench.bare_burst().await?;
         let ours = bench.burst().await?;
-        let jobs = bench.job_burst().await?;
         if run > 0 {
-            bursts.push(json!({"ours": ours, "bare": bare, "jobs": jobs}));
+            bursts.push(json!({"ours": ours, "bare": bare}));
         }
     }
     Ok(
@@ -114,34 +112,17 @@ impl Bench {
     }
 
     async fn bare_burst(&mut self) -> Result<f64> {
-        let bare = self.bare.clone();
-        self.burst_of(move |manifest| {
-            let bare = bare.clone();
-            async move { bare.launch(manifest).await }
-        })
-        .await
-    }
-
-    /// Jobs alone: one request each instead of three.
-    async fn job_burst(&mut self) -> Result<f64> {
-        let bare = self.bare.clone();
-        self.burst_of(move |manifest| {
-            let bare = bare.clone();
-            async move { runs::launch_job_alone(&bare, manifest.job).await }
-        })
-        .await
-    }
-
-    async fn burst_of<F>(&mut self, launch: impl Fn(Manifest) -> F) -> Result<f64>
-    where
-        F: Future<Output = Result<()>> + Send + 'static,
-    {
         let jobs = self.jobs(BURST);
         let names: Vec<_> = jobs.iter().map(runs::name).collect();
         let manifests = jobs.iter().map(|job| runs::manifest_in(BARE, job));
         let manifests = manifests.collect::<Result<Vec<_>>>()?;
         let begun = Instant::now();
-        at_once(manifests, launch).await?;
+        let bare = self.bare.clone();
+        at_once(manifests, move |manifest| {
+            let bare = bare.clone();
+            async move { bare.launch(manifest).await }
+        })
+        .await?;
         rate(begun, &names, &mut self.theirs).await
     }
 }

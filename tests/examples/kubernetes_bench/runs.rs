@@ -69,15 +69,6 @@ impl Bare {
     }
 }
 
-/// Makes the Job alone, without what it is to do.
-pub(crate) async fn launch_job_alone(bare: &Bare, mut job: Job) -> Result<()> {
-    if let Some(spec) = &mut job.spec {
-        spec.suspend = Some(false);
-    }
-    bare.jobs.create(&PostParams::default(), &job).await?;
-    Ok(())
-}
-
 pub(crate) fn owner(job: &Job) -> OwnerReference {
     OwnerReference {
         api_version: Job::api_version(&()).into_owned(),

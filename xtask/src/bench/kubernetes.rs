@@ -28,8 +28,6 @@ pub(super) fn launches(runs: usize) -> Result<Vec<Measurement>> {
     // The ratios are taken pair by pair, because a short load of the machine slows down both sides of a pair.
     let latency = ratios(&ours, &bare);
     let throughput = ratios(&our_rates, &bare_rates);
-    let job_rates = bursts("jobs")?;
-    let over_jobs = ratios(&our_rates, &job_rates);
     let server = server(&taken)?;
     Ok(vec![
         Measurement {
@@ -59,18 +57,6 @@ pub(super) fn launches(runs: usize) -> Result<Vec<Measurement>> {
                 taken["at_once"],
                 median(&our_rates),
                 median(&bare_rates),
-            ),
-        },
-        Measurement {
-            name: "launches over Jobs alone",
-            value: median(&over_jobs),
-            unit: "ratio",
-            goal: None,
-            detail: format!(
-                "{}; three requests a launch over one, medians {:.0}/s over {:.0}/s; {server}",
-                spread(&over_jobs),
-                median(&our_rates),
-                median(&job_rates),
             ),
         },
     ])
