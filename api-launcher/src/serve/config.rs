@@ -143,13 +143,17 @@ pub(crate) struct Settings {
     pub(crate) shutdown: Duration,
 }
 
+/// The library warns of each refused attempt to watch. The watcher itself logs refusals once.
+const REFUSED_WATCHES: &str = "kube_runtime::watcher=error";
+
 impl TelemetryArgs {
     /// Format and filter, with what is wrong about them.
     pub(crate) fn resolve(&self) -> Result<(LogFormat, EnvFilter), Vec<SettingError>> {
         let mut errors = Vec::new();
         let format = self.log_format.read(&mut errors);
         let directives = self.log_filter.read(&mut errors);
-        let filter = EnvFilter::try_new(directives.as_deref().unwrap_or("info"));
+        let directives = directives.as_deref().unwrap_or("info");
+        let filter = EnvFilter::try_new(format!("{REFUSED_WATCHES},{directives}"));
         if filter.is_err() {
             let text = "holds no `tracing` directives";
             errors.push(SettingError::new(env::LOG_FILTER, text));

@@ -146,5 +146,4 @@ pub(super) enum Diagnostic {
         error: String,
         advice: &'static str,
     },
-    PodsForbidden,
 }

@@ -1,10 +1,13 @@
 //! Feeds the state machine of the watcher and carries out its effects. It decides nothing.
 
+use std::mem;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use futures_util::{Stream, StreamExt as _};
-use k8s_openapi::api::core::v1::PodTemplateSpec;
+use futures_util::{Stream, StreamExt as _, stream};
+use k8s_openapi::api::batch::v1::Job;
+use k8s_openapi::api::core::v1::{Pod, PodTemplateSpec};
+use kube::runtime::utils::StreamBackoff;
 use kube::runtime::{WatchStreamExt as _, watcher};
 use tokio::sync::{Semaphore, mpsc};
 use tracing::{info, warn};
@@ -24,6 +27,8 @@ const RESYNC: Duration = Duration::from_mins(5);
 pub(super) const AT_ONCE: usize = 25;
 /// Objects in one page of a list. A page is decoded as a whole, managed fields and all, before anything of it is left out.
 const PAGE: u32 = 50;
+
+type WatchResult<K> = watcher::Result<watcher::Event<K>>;
 
 /// Watches until dropped.
 pub(super) async fn watch(
@@ -92,31 +97,31 @@ fn watch_config(selector: &str) -> watcher::Config {
     watcher::Config::default().labels(selector).page_size(PAGE)
 }
 
-/// The watch of Jobs. It retries its own errors, with growing pauses.
+/// The watch of Jobs.
 fn job_events(cluster: &Cluster, selector: &str) -> impl Stream<Item = Input> + Send + use<> {
-    watcher(cluster.jobs(), watch_config(selector))
-        .modify(|job| {
-            job.metadata.managed_fields = None;
-            if let Some(spec) = &mut job.spec {
-                spec.template = PodTemplateSpec::default();
-            }
-        })
-        .default_backoff()
+    let events = watcher(cluster.jobs(), watch_config(selector)).modify(|job: &mut Job| {
+        job.metadata.managed_fields = None;
+        if let Some(spec) = &mut job.spec {
+            spec.template = PodTemplateSpec::default();
+        }
+    });
+    repeated(events)
+        .inspect(log_refusals("Jobs", "no run is watched"))
         .filter_map(|event| {
             let event = event.ok().map(|event| Input::Job(Box::new(event)));
             futures_util::future::ready(event)
         })
 }
 
-/// The watch of pods. It retries its own errors too. That pods may not be watched at all is an input.
+/// The watch of pods. That pods may not be watched at all is an input.
 fn pod_events(cluster: &Cluster, selector: &str) -> impl Stream<Item = Input> + Send + use<> {
     let key = cluster.report_key.clone();
-    watcher(cluster.pods(), watch_config(selector))
-        .modify(move |pod| {
-            pod.metadata.managed_fields = None;
-            report_seal::mark_unproven(pod, key.as_ref());
-        })
-        .default_backoff()
+    let events = watcher(cluster.pods(), watch_config(selector)).modify(move |pod: &mut Pod| {
+        pod.metadata.managed_fields = None;
+        report_seal::mark_unproven(pod, key.as_ref());
+    });
+    repeated(events)
+        .inspect(log_refusals("pods", "runs are judged by their Jobs alone"))
         .filter_map(|event| {
             let input = match event {
                 Ok(event) => Some(Input::Pod(Box::new(event))),
@@ -124,6 +129,41 @@ fn pod_events(cluster: &Cluster, selector: &str) -> impl Stream<Item = Input> + 
             };
             futures_util::future::ready(input)
         })
+}
+
+/// Repeats a watch after its errors, with growing pauses. They are short again after the first object. The start of a list
+/// is an event too, also of a list that is refused then. So it is held back until the list has an answer.
+fn repeated<K: Send>(
+    events: impl Stream<Item = WatchResult<K>> + Send,
+) -> impl Stream<Item = WatchResult<K>> + Send {
+    let mut start = None;
+    let events = events.map(move |event| match event {
+        Ok(watcher::Event::Init) => {
+            start = Some(event);
+            [None, None]
+        }
+        Ok(_) => [start.take(), Some(event)],
+        Err(_) => [None, Some(event)],
+    });
+    let events = events.flat_map(|events| stream::iter(events.into_iter().flatten()));
+    StreamBackoff::new(events, watcher::DefaultBackoff::default())
+}
+
+/// Logs that these objects may not be watched, and what follows, once. Logs when they may be watched again.
+fn log_refusals<K>(
+    objects: &'static str,
+    consequence: &'static str,
+) -> impl FnMut(&WatchResult<K>) + Send {
+    let mut is_refused = false;
+    move |event| match event {
+        Ok(_) if mem::take(&mut is_refused) => {
+            info!("the right to watch {objects} is there again");
+        }
+        Err(error) if is_forbidden(error) && !mem::replace(&mut is_refused, true) => {
+            warn!(%error, "no right to watch {objects}: {consequence}");
+        }
+        _ => {}
+    }
 }
 
 fn is_forbidden(error: &watcher::Error) -> bool {
@@ -208,9 +248,6 @@ fn log(line: Diagnostic) {
         }
         Diagnostic::StaysSuspended { run, error, advice } => {
             warn!(%run, error, advice, "a run stays suspended");
-        }
-        Diagnostic::PodsForbidden => {
-            warn!("no right to look at pods: runs are judged by their Jobs alone");
         }
     }
 }

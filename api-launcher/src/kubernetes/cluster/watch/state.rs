@@ -53,7 +53,7 @@ pub(super) enum PodAccess {
     NotYet,
     /// Pods may not be read: runs are judged by their Jobs alone.
     Forbidden,
-    TaskFilter,
+    Listed,
 }
 
 impl WatchState {

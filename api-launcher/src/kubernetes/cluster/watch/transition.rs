@@ -4,7 +4,7 @@ use k8s_openapi::api::batch::v1::Job;
 use k8s_openapi::api::core::v1::{Event, Pod};
 use kube::runtime::watcher;
 
-use super::message::{Diagnostic, Effect, Input, JobRef, Now, ObserverCall, Response};
+use super::message::{Effect, Input, JobRef, Now, ObserverCall, Response};
 use super::observer::Heartbeat;
 use super::release::LOOK_AGAIN;
 use super::run::{JobStage, TrackedRun};
@@ -81,8 +81,8 @@ impl Transition<'_> {
         for job in self.state.pods.apply(event) {
             self.observe(&job);
         }
-        if is_listed && self.state.pod_access != PodAccess::TaskFilter {
-            self.state.pod_access = PodAccess::TaskFilter;
+        if is_listed && self.state.pod_access != PodAccess::Listed {
+            self.state.pod_access = PodAccess::Listed;
             self.observe_all();
         }
     }
@@ -90,7 +90,6 @@ impl Transition<'_> {
     fn on_pods_forbidden(&mut self) {
         if self.state.pod_access != PodAccess::Forbidden {
             self.state.pod_access = PodAccess::Forbidden;
-            self.log(Diagnostic::PodsForbidden);
             self.observe_all();
         }
     }

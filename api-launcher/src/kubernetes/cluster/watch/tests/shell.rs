@@ -1,5 +1,6 @@
 //! The watcher against an API server: its watches, its requests, and what is left for the next watcher.
 
+use std::io;
 use std::ops::Deref;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -302,6 +303,53 @@ async fn where_pods_may_not_be_looked_at_runs_are_judged_by_their_jobs() {
     over(&server, "job-1-a", "Failed");
     until_delivered(&watching).await;
     assert_eq!(watching.delivered().len(), 1);
+}
+
+/// The log of this thread.
+#[derive(Clone, Default)]
+struct Log(Arc<Mutex<Vec<u8>>>);
+
+impl io::Write for Log {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.0.lock().unwrap().write(bytes)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+impl Log {
+    fn lines_with(&self, words: &str) -> usize {
+        let text = String::from_utf8(self.0.lock().unwrap().clone()).unwrap();
+        text.lines().filter(|line| line.contains(words)).count()
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_watch_that_is_refused_is_tried_ever_more_rarely_and_logged_once() {
+    let log = Log::default();
+    let sink = log.clone();
+    let subscriber = tracing_subscriber::fmt().with_writer(move || sink.clone());
+    let _guard = tracing::subscriber::set_default(subscriber.finish());
+    let server = Server::start();
+    let lists = Arc::new(Mutex::new((0, true)));
+    let counted = Arc::clone(&lists);
+    let cluster = server.faulty(move |line, _| {
+        let mut counted = counted.lock().unwrap();
+        let (count, is_refused) = &mut *counted;
+        line.ends_with("/pods").then(|| *count += 1)?;
+        is_refused.then(|| refusal(StatusCode::FORBIDDEN, "Forbidden", "no pods for you"))
+    });
+    let _watching = watching(cluster);
+    tokio::time::sleep(Duration::from_mins(10)).await;
+    let tried = lists.lock().unwrap().0;
+    assert!((10..40).contains(&tried), "{tried} lists in ten minutes");
+    assert_eq!(log.lines_with("no right to watch pods"), 1);
+    lists.lock().unwrap().1 = false;
+    tokio::time::sleep(Duration::from_mins(1)).await;
+    assert_eq!(log.lines_with("the right to watch pods is there again"), 1);
+    assert_eq!(log.lines_with("no right to watch pods"), 1);
 }
 
 /// Never ends a report.
