@@ -69,6 +69,9 @@ pub struct JobConfig {
     /// it too.
     #[arg(long, env = env::JOB_DATA_FILE)]
     pub job_data_file: Option<PathBuf>,
+    /// SHA-256 of the job data as they are given, in hexadecimal. The executor refuses other job data.
+    #[arg(long, env = env::JOB_DATA_DIGEST)]
+    pub job_data_sha256: Option<String>,
 }
 
 impl JobConfig {
@@ -86,6 +89,7 @@ impl std::fmt::Debug for JobConfig {
         f.debug_struct("JobConfig")
             .field("job_data", &self.job_data.is_some())
             .field("job_data_file", &self.job_data_file)
+            .field("job_data_sha256", &self.job_data_sha256)
             .finish()
     }
 }

@@ -29,6 +29,12 @@ pub enum JobError {
         #[source]
         source: io::Error,
     },
+    /// The data are not those for which this executor was started.
+    #[error(
+        "the job data are not those of this run: they do not have the digest in `{}`",
+        env::JOB_DATA_DIGEST
+    )]
+    Foreign,
     /// The data are not a job document.
     #[error("{error}")]
     Undecodable {
@@ -47,6 +53,10 @@ impl JobError {
             }
             Self::Unreadable { .. } => {
                 "mount the file that holds the job data, readable by the executor's user"
+            }
+            Self::Foreign => {
+                "the Secret of the run holds what its launcher did not store: find out who may create Secrets in the \
+                 namespace of the runs, and start the job again"
             }
             Self::Undecodable { .. } => {
                 "send base64 of the JSON document, on its own or zstd-compressed"
@@ -76,6 +86,11 @@ pub fn decode(config: &JobConfig) -> Result<JobData, JobError> {
         }
         (_, None) => return Err(JobError::Absent),
     };
+    // Before anything is read from them. Somebody else may have written them.
+    let expected = config.job_data_sha256.as_deref();
+    if expected.is_some_and(|expected| expected != encoding::digest(&[&text])) {
+        return Err(JobError::Foreign);
+    }
     encoding::decode(&text).map_err(|error| JobError::Undecodable {
         identity: encoding::identify(&text).map(Box::new),
         error,
@@ -122,6 +137,7 @@ mod tests {
         JobConfig {
             job_data: data.map(str::to_owned),
             job_data_file: file,
+            job_data_sha256: None,
         }
     }
 
@@ -161,6 +177,31 @@ mod tests {
         assert_eq!(whose(&format!(r#"{{{ids},"refresh":"soon"}}"#)), identity);
         assert_eq!(whose(r#"{"jobId":"7","refresh":"soon"}"#), None);
         assert_eq!(whose(&format!("{{{ids}")), None);
+    }
+
+    #[test]
+    fn job_data_of_another_digest_are_refused_unread() {
+        let ours = encoding::encode(&JobData::default());
+        // As they come in several variables.
+        let (one, other) = ours.split_at(ours.len() / 2);
+        let digest = encoding::digest(&[one, other]);
+        let of = |data: &str, digest: &str| {
+            decode(&JobConfig {
+                job_data_sha256: Some(digest.to_owned()),
+                ..config(Some(data), None)
+            })
+        };
+        assert_eq!(of(&ours, &digest).unwrap(), JobData::default());
+        let foreign = encoding::encode(&JobData {
+            job_id: "7".into(),
+            step_id: "s".into(),
+            organization_id: "o".into(),
+            ..JobData::default()
+        });
+        for (data, digest) in [(&*foreign, &*digest), ("no base64", &digest), (&ours, "")] {
+            let refused = of(data, digest);
+            assert!(matches!(refused, Err(JobError::Foreign)), "{refused:?}");
+        }
     }
 
     #[test]

@@ -72,7 +72,12 @@ pub(crate) async fn reject(config: &Config, failure: JobError, stop: &Stop) -> F
         } => job.as_ref().clone(),
         _ => JobData::default(),
     };
+    // What came with foreign job data, such as a token, may be foreign too.
+    let is_foreign = matches!(failure, JobError::Foreign);
     let failure = StepError::from(failure);
+    if is_foreign {
+        return end_unreported(&job, &failure);
+    }
     match open_connections(config) {
         Ok((_, connections)) => reject_and_end(config, &connections, &job, &failure, stop).await,
         // The error in the document is reported, because it occurs in every environment.

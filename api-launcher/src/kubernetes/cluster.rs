@@ -87,6 +87,8 @@ pub mod annotations {
     pub const FENCING_TOKEN: &str = "mayfly.dev/fencing-token";
     /// The Job was allowed to run.
     pub const RELEASED_AT: &str = "mayfly.dev/released-at";
+    /// The Job never got its job data and is being replaced. No dispatch of it was answered, so its deletion is not reported.
+    pub const NOT_ACCEPTED: &str = "mayfly.dev/not-accepted";
     /// A person or the platform asked for the end of the run.
     pub const CANCELLED_AT: &str = "mayfly.dev/cancelled-at";
     /// The verdict on a run whose executor did not report, as JSON.

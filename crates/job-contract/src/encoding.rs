@@ -2,11 +2,13 @@
 //!
 //! Errors name the problem and its position. They never quote the document, because most of its fields can be secret.
 
+use std::fmt::Write as _;
 use std::io::Read;
 
 use base64::Engine as _;
 use base64::alphabet;
 use base64::engine::{DecodePaddingMode, GeneralPurpose, GeneralPurposeConfig};
+use sha2::{Digest as _, Sha256};
 
 use crate::document::Document;
 use crate::env;
@@ -68,6 +70,20 @@ pub fn variables(encoded: &str) -> Vec<(String, &str)> {
         }
         rest = left;
     }
+}
+
+/// The digest of encoded job data, from their parts: SHA-256 of the bytes as they travel, so that a reader can check them
+/// before it decodes anything.
+#[must_use]
+pub fn digest<T: AsRef<[u8]>>(parts: &[T]) -> String {
+    let mut sum = Sha256::new();
+    for part in parts {
+        sum.update(part);
+    }
+    sum.finalize().iter().fold(String::new(), |mut text, byte| {
+        let _ = write!(text, "{byte:02x}");
+        text
+    })
 }
 
 /// Decodes job data: a JSON document, or base64 of a JSON document or of its zstd frame. Base64 may use the standard or the

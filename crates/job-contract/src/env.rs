@@ -8,6 +8,8 @@ pub const BATCH: &str = "EphemeralFlagBatch";
 pub const JOB_DATA: &str = "EphemeralJobData";
 /// Path of a file with the encoded job document, for people who start an executor themselves.
 pub const JOB_DATA_FILE: &str = "EphemeralJobDataFile";
+/// SHA-256 of the job data, as they are in the variables or the file: 64 hexadecimal digits.
+pub const JOB_DATA_DIGEST: &str = "MAYFLY_JOB_DATA_SHA256";
 
 /// Where plans, state and step output are stored. Contract 6.
 pub const STATE_TYPE: &str = "TerraformStateType";

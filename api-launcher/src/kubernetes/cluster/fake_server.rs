@@ -323,9 +323,11 @@ impl Store {
 
     fn patch(&mut self, kind: &str, name: &str, patch: Value) -> Answer {
         let mut object = self.get(kind, name)?;
-        let uid = &patch["metadata"]["uid"];
-        if !uid.is_null() && *uid != object["metadata"]["uid"] {
-            return Err((StatusCode::CONFLICT, "Conflict"));
+        for field in ["uid", "resourceVersion"] {
+            let wanted = &patch["metadata"][field];
+            if !wanted.is_null() && *wanted != object["metadata"][field] {
+                return Err((StatusCode::CONFLICT, "Conflict"));
+            }
         }
         merge(&mut object, patch);
         Ok(self.write(kind, "MODIFIED", object))

@@ -9,6 +9,10 @@
 //! - A delivery that continues the Job of another delivery writes to that Job after it stored the Secret.
 //! - An incomplete Job is removed only if nothing was written to it since the launcher looked for its Secret.
 //!
+//! The platform may encode the document of a step anew for each delivery. A Job runs only the document whose digest it
+//! names. So a delivery with another document stores no Secret for a Job that it finds. If that Job has its Secret, the
+//! run is the one that was accepted. If not, and no delivery can be about to store it, the Job is created again.
+//!
 //! The launcher never reads a Secret. Each request that may create the Job names another Secret in it. So the name in a
 //! Job's specification can only belong to that Job's own Secret. If storing it fails because it exists, that counts as
 //! success. A dry run of storing it shows whether it exists. The garbage collector removes a Secret whose Job is gone.
@@ -34,6 +38,8 @@ pub(super) const DRY_RUN_ACTION: &str = "look for the job data";
 const ROUNDS: usize = 8;
 /// A slower delivery may overlap with the watcher. It writes to the Job before it responds.
 const SLOW: Duration = Duration::from_secs(15);
+/// A delivery of a Job of this age is slow, if it has not ended. The API server's clock is known to the second.
+const ABANDONED: Duration = SLOW.saturating_add(Duration::from_secs(2));
 
 /// How long an ended Job is kept while its end is not reported to the platform. Terrakube gives a job six hours in all.
 /// After a night without the platform or the launcher, verdict and log must still exist.
@@ -209,7 +215,8 @@ impl Cluster {
                     return Ok(self.accepted(Submitted::Created, objects, uid));
                 }
                 Err(error) if error.is_already_exists() => {
-                    if let Some(accepted) = self.continue_job(objects, name).await? {
+                    let continued = Box::pin(self.continue_job(objects, name)).await?;
+                    if let Some(accepted) = continued {
                         return Ok(accepted);
                     }
                 }
@@ -288,13 +295,10 @@ impl Cluster {
             JobState::Held(held) => held,
         };
         if !held.stored && job_data_secret(&job).is_some() {
-            let Some(secret) = &objects.secret else {
-                // A launcher with another configuration created this Job. The Job can read its job data only from a
-                // Secret, and this launcher stores none. So the Job is created again.
-                self.remove_incomplete(name, &job).await?;
+            if !self.complete_job_data(objects, &job, &held).await? {
+                self.replace_incomplete(name, &job).await?;
                 return Ok(None);
-            };
-            self.store_secret(secret, &job).await?;
+            }
             if !self.mark_stored(name, &held.uid).await? {
                 return Ok(None);
             }
@@ -306,6 +310,52 @@ impl Cluster {
             uid: held.uid,
             to_release,
         }))
+    }
+
+    /// Ensures that a held Job has its Secret. `false`: it has none, and this delivery cannot store what the Job accepts.
+    async fn complete_job_data(
+        &self,
+        objects: &Manifest,
+        job: &Job,
+        held: &HeldJob,
+    ) -> Result<bool, ClusterError> {
+        match &objects.secret {
+            Some(secret) if accepts_document_of(job, &objects.job) => {
+                self.store_secret(secret, job).await?;
+                Ok(true)
+            }
+            Some(_) => self.has_job_data(job, held).await,
+            // A launcher with another configuration created this Job. This one may have no right to look for a Secret.
+            None => Ok(false),
+        }
+    }
+
+    /// Removes a held Job that has no Secret, so that this delivery creates it again. A delivery that may still complete
+    /// the Job gets the time for it.
+    async fn replace_incomplete(&self, name: &str, job: &Job) -> Result<(), ClusterError> {
+        let created = job.metadata.creation_timestamp.as_ref();
+        let age = created.map_or(ABANDONED, |created| {
+            Duration::try_from(self.now().duration_since(created.0)).unwrap_or_default()
+        });
+        if age < ABANDONED {
+            tokio::time::sleep(self.retry_policy.first_pause).await;
+            return Ok(());
+        }
+        // The watcher would report the end of a deleted Job.
+        let patch = json!({"metadata": {
+            "uid": job.metadata.uid,
+            "resourceVersion": job.metadata.resource_version,
+            "annotations": {annotations::NOT_ACCEPTED: "true"},
+        }});
+        match self
+            .patch_job("give up an incomplete Job", name, &patch)
+            .await
+        {
+            Ok(job) => self.remove_incomplete(name, &job).await.map(drop),
+            // The Job has changed. Read it again.
+            Err(error) if error.is_not_found() || error.is_conflict() => Ok(()),
+            Err(error) => Err(error),
+        }
     }
 
     /// Stores the Secret under the name that this Job reads, with this Job as owner. An existing Secret of that name
@@ -345,7 +395,8 @@ impl Cluster {
     /// Records on the Job that its Secret exists. `false`: the Job is gone or being deleted.
     async fn mark_stored(&self, name: &str, uid: &str) -> Result<bool, ClusterError> {
         let now = self.now().to_string();
-        let patch = json!({"metadata": {"uid": uid, "annotations": {annotations::STORED_AT: now}}});
+        let noted = json!({annotations::STORED_AT: now, annotations::NOT_ACCEPTED: null});
+        let patch = json!({"metadata": {"uid": uid, "annotations": noted}});
         match self.patch_job("accept the run", name, &patch).await {
             Ok(job) => Ok(job.metadata.deletion_timestamp.is_none()),
             Err(error) if error.is_not_found() || error.is_conflict() => Ok(false),
@@ -356,7 +407,10 @@ impl Cluster {
     pub(super) async fn release_uid(&self, name: &str, uid: &str) -> Result<(), ClusterError> {
         let now = self.now().to_string();
         let patch = json!({
-            "metadata": {"uid": uid, "annotations": {annotations::RELEASED_AT: now}},
+            "metadata": {"uid": uid, "annotations": {
+                annotations::RELEASED_AT: now,
+                annotations::NOT_ACCEPTED: null,
+            }},
             "spec": {"suspend": false},
         });
         let job = self.patch_job("release the run", name, &patch).await?;
@@ -572,6 +626,15 @@ fn kept_until_reported(objects: &Manifest) -> Manifest {
 /// Returns the Secret from which the executor of this Job reads its job data.
 fn job_data_secret(job: &Job) -> Option<&str> {
     pod::job_data_secret(job.spec.as_ref()?.template.spec.as_ref()?)
+}
+
+/// Whether the executor of a Job runs the document of another: a Job of an earlier release names no digest and runs any.
+fn accepts_document_of(job: &Job, other: &Job) -> bool {
+    let digest = |job: &Job| {
+        let spec = job.spec.as_ref()?.template.spec.as_ref()?;
+        pod::job_data_digest(spec).map(str::to_owned)
+    };
+    digest(job).is_none_or(|expected| digest(other) == Some(expected))
 }
 
 /// Returns a unique name for this attempt to create a Job. It cannot be predicted.

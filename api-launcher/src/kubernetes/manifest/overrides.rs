@@ -20,6 +20,7 @@ pub const RESERVED_ENV: &[&str] = &[
     env::BATCH,
     env::DEADLINE_SECONDS,
     env::GRACE_PERIOD_SECONDS,
+    env::JOB_DATA_DIGEST,
     env::OUTCOME_EXIT_CODE,
     env::POD_NAME,
     env::POD_UID,

@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 
-use job_contract::{Records, env};
+use job_contract::{Records, encoding, env};
 use k8s_openapi::api::core::v1::{
     Capabilities, ConfigMapEnvSource, ConfigMapVolumeSource, Container, EmptyDirVolumeSource,
     EnvFromSource, EnvVar, EnvVarSource, LocalObjectReference, ObjectFieldSelector,
@@ -175,7 +175,8 @@ pub(super) fn job_data_key(index: usize) -> String {
     }
 }
 
-/// The variables of the job data.
+/// The variables of the job data. Whoever may create Secrets could put another document into the place of the run's, so the
+/// Job names the digest of a document that it does not hold itself.
 fn job_data(from: &PodInput<'_>) -> Vec<EnvVar> {
     match from.transport {
         Transport::Literal(parts) => parts
@@ -188,6 +189,7 @@ fn job_data(from: &PodInput<'_>) -> Vec<EnvVar> {
                 let name = env::job_data_part(index);
                 secret_variable(&name, from.name, job_data_key(index))
             })
+            .chain([literal(env::JOB_DATA_DIGEST, &encoding::digest(parts))])
             .collect(),
     }
 }
@@ -473,6 +475,14 @@ pub fn job_data_secret(spec: &PodSpec) -> Option<&str> {
     let first = variables.find(|variable| variable.name == env::JOB_DATA)?;
     let key = first.value_from.as_ref()?.secret_key_ref.as_ref()?;
     Some(&key.name)
+}
+
+/// Returns the digest of the job data that the executor of a pod accepts.
+pub(crate) fn job_data_digest(spec: &PodSpec) -> Option<&str> {
+    let executor = container::executor(spec)?;
+    let mut variables = executor.env.iter().flatten();
+    let digest = variables.find(|variable| variable.name == env::JOB_DATA_DIGEST)?;
+    digest.value.as_deref()
 }
 
 /// Has the executor read these variables from the Secret of that name.

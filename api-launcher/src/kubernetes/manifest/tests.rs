@@ -292,6 +292,8 @@ fn a_document_too_large_for_one_variable_is_spread_over_several_and_is_never_a_f
     let data = manifest.secret.unwrap().data.unwrap();
     let parts: Vec<u8> = data.values().flat_map(|part| part.0.clone()).collect();
     assert_eq!(job_contract::encoding::decode(&parts).unwrap(), job);
+    let digest = json!(job_contract::encoding::digest(&[parts]));
+    assert_eq!(env_of(&pod, env::JOB_DATA_DIGEST), Some(&digest));
     let of_secrets = |volume: &Value| volume.get("secret").is_some();
     assert!(!pod["volumes"].as_array().unwrap().iter().any(of_secrets));
 }
@@ -525,7 +527,14 @@ fn a_workspace_changes_nothing_in_the_environment_of_our_executor() {
                    MAYFLY_LOG_FILE=/tmp/x;HTTPS_PROXY=x;TF_LOG=debug;TeamFlag=x";
     let deployment = deployment_with(&[(env::EPHEMERAL_ENV, "HTTPS_PROXY=http://proxy")]);
     let with = pod(&deployment, &[(env::EPHEMERAL_ENV, hostile)]);
-    assert_eq!(executor(&with), executor(&pod(&deployment, &[])));
+    let without_digest = |pod: &Value| {
+        let mut executor = executor(pod).clone();
+        let variables = executor["env"].as_array_mut().unwrap();
+        variables.retain(|variable| variable["name"] != env::JOB_DATA_DIGEST);
+        executor
+    };
+    let unchanged = without_digest(&pod(&deployment, &[]));
+    assert_eq!(without_digest(&with), unchanged);
     assert_eq!(env_of(&with, "HTTPS_PROXY").unwrap(), "http://proxy");
 }
 

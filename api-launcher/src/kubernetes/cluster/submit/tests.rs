@@ -3,6 +3,9 @@ use std::sync::{Arc, Once};
 
 use axum::body::Body as AnyBody;
 use axum::http::{Response, StatusCode};
+use job_contract::{encoding, env};
+use k8s_openapi::ByteString;
+use k8s_openapi::api::core::v1::EnvVar;
 use rstest::rstest;
 use serde_json::{Value, json};
 
@@ -233,6 +236,7 @@ async fn a_job_cut_off_from_its_secret_is_made_anew_by_a_launcher_that_uses_none
         .submit(&objects("1", "a"))
         .await
         .unwrap_err();
+    make_old(&server);
     let submitted = server.cluster().submit(&inline("1", "a")).await.unwrap();
     assert_eq!(submitted, Submitted::Created);
     let job = server.object("jobs", "job-1-a").unwrap();
@@ -240,6 +244,144 @@ async fn a_job_cut_off_from_its_secret_is_made_anew_by_a_launcher_that_uses_none
     let executor = &job["spec"]["template"]["spec"]["containers"][0];
     assert!(executor["env"].is_null(), "{executor}");
     assert_eq!(server.count("secrets"), 0);
+}
+
+/// The run with another document, as the platform encodes it for another delivery.
+fn of_document(text: &str) -> Manifest {
+    let mut objects = objects("1", "a");
+    let data = objects.secret.as_mut().unwrap().data.as_mut().unwrap();
+    let text = text.as_bytes().to_vec();
+    let digest = encoding::digest(&[&text]);
+    data.insert("job-data".to_owned(), ByteString(text));
+    let spec = objects.job.spec.as_mut().unwrap();
+    let executor = &mut spec.template.spec.as_mut().unwrap().containers[0];
+    executor.env.as_mut().unwrap().push(EnvVar {
+        name: env::JOB_DATA_DIGEST.to_owned(),
+        value: Some(digest),
+        value_from: None,
+    });
+    objects
+}
+
+/// Its delivery has ended by now, or is slow.
+fn make_old(server: &Server) {
+    let then = server.now() - ABANDONED;
+    server.put(
+        "jobs",
+        json!({"metadata": {"name": "job-1-a", "creationTimestamp": then.to_string()}}),
+    );
+}
+
+/// The document in the Secret of the Job, which is the one that the Job accepts.
+fn document_of(server: &Server) -> String {
+    assert_whole(server, "job-1-a");
+    let job: Job = serde_json::from_value(server.object("jobs", "job-1-a").unwrap()).unwrap();
+    let secret: Secret = serde_json::from_value(server.job_data_of("job-1-a").1.unwrap()).unwrap();
+    let stored = secret.data.unwrap().remove("job-data").unwrap().0;
+    let accepted = pod::job_data_digest(job.spec.as_ref().unwrap().template.spec.as_ref().unwrap());
+    assert_eq!(accepted, Some(&*encoding::digest(&[&stored])));
+    String::from_utf8(stored).unwrap()
+}
+
+#[tokio::test]
+async fn a_job_without_job_data_is_made_anew_for_another_document() {
+    let server = Server::start();
+    let crashing = server.crashing(Crash::Before(1));
+    crashing.submit(&of_document("one")).await.unwrap_err();
+    // Its delivery may be about to store the Secret.
+    let early = server.cluster().submit(&of_document("two")).await;
+    let early = early.unwrap_err();
+    assert!(early.is_transient(), "{early}");
+    assert_eq!((server.count("jobs"), server.count("secrets")), (1, 0));
+    make_old(&server);
+    let submitted = server.cluster().submit(&of_document("two")).await.unwrap();
+    assert_eq!(submitted, Submitted::Created);
+    assert_eq!(document_of(&server), "two");
+}
+
+#[tokio::test]
+async fn a_job_with_its_job_data_keeps_them_when_another_document_is_delivered() {
+    let server = Server::start();
+    let crashing = server.crashing(Crash::Within(2));
+    crashing.submit(&of_document("one")).await.unwrap_err();
+    let submitted = server.cluster().submit(&of_document("two")).await.unwrap();
+    assert_eq!(submitted, Submitted::AlreadyThere);
+    assert_eq!(document_of(&server), "one");
+}
+
+/// The slow delivery stores its Secret while the other one replaces the Job.
+#[rstest]
+#[tokio::test]
+async fn a_slow_delivery_is_not_lost_to_another_document(
+    #[values("PATCH", "DELETE")] overtaken: &'static str,
+) {
+    let server = Server::start();
+    let crashing = server.crashing(Crash::Before(1));
+    crashing.submit(&of_document("one")).await.unwrap_err();
+    make_old(&server);
+    let inner = Arc::clone(&server);
+    let other = server.faulty(move |line, _| {
+        if line.starts_with(overtaken) && inner.count("secrets") == 0 {
+            let mut secret = serde_json::to_value(of_document("one").secret).unwrap();
+            secret["metadata"]["name"] = json!(inner.job_data_of("job-1-a").0);
+            let uid = &inner.object("jobs", "job-1-a").unwrap()["metadata"]["uid"];
+            secret["metadata"]["ownerReferences"] =
+                json!([{"apiVersion": "batch/v1", "kind": "Job", "name": "job-1-a", "uid": uid}]);
+            inner.put("secrets", secret);
+            inner.put(
+                "jobs",
+                json!({"metadata": {"name": "job-1-a", "annotations": {
+                    "mayfly.dev/stored-at": "2026-01-01T00:00:00Z", "mayfly.dev/not-accepted": null}}}),
+            );
+        }
+        None
+    });
+    let submitted = other.submit(&of_document("two")).await.unwrap();
+    assert_eq!(submitted, Submitted::AlreadyThere);
+    assert_eq!(document_of(&server), "one");
+    let job = server.object("jobs", "job-1-a").unwrap();
+    assert!(job["metadata"]["annotations"]["mayfly.dev/not-accepted"].is_null());
+}
+
+/// A person may delete its Job later, which is reported then.
+#[tokio::test]
+async fn a_job_that_was_to_be_replaced_and_is_accepted_after_all_says_so() {
+    let server = Server::start();
+    let crashing = server.crashing(Crash::Before(1));
+    crashing.submit(&of_document("one")).await.unwrap_err();
+    make_old(&server);
+    // Reads the Job and the clock, looks for the Secret, marks the Job, and dies.
+    let replacing = server.crashing(Crash::Before(4));
+    replacing.submit(&of_document("two")).await.unwrap_err();
+    let marked = || {
+        let job = server.object("jobs", "job-1-a").unwrap();
+        job["metadata"]["annotations"]["mayfly.dev/not-accepted"].clone()
+    };
+    assert_eq!(marked(), json!("true"));
+    server.cluster().submit(&of_document("one")).await.unwrap();
+    assert_eq!(document_of(&server), "one");
+    assert_eq!(marked(), Value::Null);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn twenty_deliveries_of_as_many_documents_make_one_job_with_one_of_them() {
+    let server = Server::start();
+    let deliveries: Vec<_> = (0..20)
+        .map(|number| {
+            let cluster = server.cluster();
+            tokio::spawn(async move {
+                let objects = of_document(&format!("document {number}"));
+                // As the platform does.
+                while let Err(error) = cluster.submit(&objects).await {
+                    assert!(error.is_transient(), "{error}");
+                }
+            })
+        })
+        .collect();
+    for delivery in deliveries {
+        delivery.await.unwrap();
+    }
+    assert!(document_of(&server).starts_with("document "));
 }
 
 /// By a watcher that has not made the Job, and may not look at Secrets.

@@ -10,6 +10,7 @@ use super::report::GoneRun;
 use super::run::{JobStage, TrackedRun};
 use super::state::{Transition, Wakeup};
 use crate::kubernetes::cluster::submit::KEPT_UNREPORTED;
+use crate::kubernetes::cluster::{annotation, annotations};
 use crate::kubernetes::verdict::{self, Observation, Verdict};
 
 impl Transition<'_> {
@@ -87,13 +88,14 @@ impl Transition<'_> {
         self.state.pods.forget(name);
         self.state.removing.remove(&uid);
         self.effects.push(Effect::ForgetSecret(uid.clone()));
+        let job: Job = run.job.open();
         // A Job that never got its job data was never accepted: no platform waits for it.
-        let is_unaccepted = run.stage == JobStage::Held && self.state.releasing.remove(&uid);
+        let is_unaccepted = (run.stage == JobStage::Held && self.state.releasing.remove(&uid))
+            || annotation(&job.metadata, annotations::NOT_ACCEPTED).is_some();
         if run.report.is_done || is_unaccepted {
             self.forget(&run.job_ref.run);
             return;
         }
-        let job: Job = run.job.open();
         let verdict = verdict::gone(&job, &pods, &run.events.open());
         let observation = Observation::Ended(Box::new(verdict.clone()));
         let key = run.job_ref.run.clone();

@@ -98,6 +98,22 @@ fn a_job_that_never_got_its_job_data_is_removed() {
     assert_eq!(machine.requests().count(), 0);
 }
 
+/// By a delivery of another launcher, which creates it again.
+#[test]
+fn a_job_that_is_replaced_because_it_was_never_accepted_is_not_reported() {
+    let mut machine = Machine::with(held("a", 0));
+    machine.take();
+    let mut replaced = held("a", 0);
+    replaced["metadata"]["annotations"]["mayfly.dev/not-accepted"] = json!("true");
+    machine.job_is_gone(replaced);
+    let calls: Vec<_> = machine.calls().collect();
+    assert!(
+        matches!(calls[..], [.., ObserverCall::Forgotten(_)]),
+        "{calls:?}"
+    );
+    assert_eq!(machine.requests().count(), 0);
+}
+
 #[test]
 fn why_a_run_stays_suspended_is_logged_once() {
     let mut machine = Machine::with(held("a", 0));
