@@ -62,8 +62,12 @@ impl Document {
     /// # Errors
     /// Fails only when the compressor cannot allocate.
     pub fn encode_compressed(&self) -> std::io::Result<String> {
-        Ok(STANDARD.encode(zstd::bulk::compress(&self.json, ZSTD_LEVEL)?))
+        Ok(STANDARD.encode(compress(&self.json)?))
     }
+}
+
+pub(crate) fn compress(json: &[u8]) -> std::io::Result<Vec<u8>> {
+    zstd::bulk::compress(json, ZSTD_LEVEL)
 }
 
 impl Deref for Document {

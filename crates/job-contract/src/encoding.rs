@@ -10,7 +10,7 @@ use base64::alphabet;
 use base64::engine::{DecodePaddingMode, GeneralPurpose, GeneralPurposeConfig};
 use sha2::{Digest as _, Sha256};
 
-use crate::document::Document;
+use crate::document::{self, Document};
 use crate::env;
 use crate::job::JobData;
 
@@ -84,6 +84,13 @@ pub fn digest<T: AsRef<[u8]>>(parts: &[T]) -> String {
         let _ = write!(text, "{byte:02x}");
         text
     })
+}
+
+/// Whether the environment holds this document, compressed if it must be.
+#[must_use]
+pub fn fits_environment(json: &[u8]) -> bool {
+    let fits = |bytes: usize| bytes.div_ceil(3) * 4 <= MAX_ENVIRONMENT_BYTES;
+    fits(json.len()) || document::compress(json).is_ok_and(|compressed| fits(compressed.len()))
 }
 
 /// Decodes job data: a JSON document, or base64 of a JSON document or of its zstd frame. Base64 may use the standard or the

@@ -7,6 +7,7 @@
 use std::collections::BTreeMap;
 use std::fmt;
 
+use serde::de::{MapAccess, SeqAccess, Visitor};
 use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::Value;
 
@@ -133,6 +134,36 @@ impl fmt::Debug for JobData {
 }
 
 impl JobData {
+    /// Reads the ids and the type of a document, and nothing else.
+    ///
+    /// # Errors
+    /// The bytes are no JSON object, or one of these has another type.
+    pub fn head(json: &[u8]) -> Result<Self, serde_json::Error> {
+        #[derive(Default, Deserialize)]
+        #[serde(rename_all = "camelCase", default)]
+        struct Head {
+            #[serde(rename = "type")]
+            step_type: Option<String>,
+            #[serde(deserialize_with = "null_as_default")]
+            organization_id: String,
+            #[serde(deserialize_with = "null_as_default")]
+            workspace_id: String,
+            #[serde(deserialize_with = "text")]
+            job_id: String,
+            #[serde(deserialize_with = "null_as_default")]
+            step_id: String,
+        }
+        let head: Head = serde_json::from_slice(json)?;
+        Ok(Self {
+            step_type: head.step_type,
+            organization_id: head.organization_id,
+            workspace_id: head.workspace_id,
+            job_id: head.job_id,
+            step_id: head.step_id,
+            ..Self::default()
+        })
+    }
+
     /// What this step does.
     pub fn step_type(&self) -> Result<StepType, JobDataError> {
         match self.step_type.as_deref() {
@@ -475,13 +506,23 @@ fn scalar_text(value: Value) -> Option<String> {
     }
 }
 
+/// The text of a scalar. A document can have very many, so none is kept as a [`Value`].
+#[derive(Default)]
+struct Scalar(Option<String>);
+
+impl<'de> Deserialize<'de> for Scalar {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        Value::deserialize(deserializer).map(|value| Self(scalar_text(value)))
+    }
+}
+
 fn environment<'de, D: Deserializer<'de>>(
     deserializer: D,
 ) -> Result<BTreeMap<String, String>, D::Error> {
-    let map = Option::<BTreeMap<String, Value>>::deserialize(deserializer)?.unwrap_or_default();
+    let map = Option::<BTreeMap<String, Scalar>>::deserialize(deserializer)?.unwrap_or_default();
     Ok(map
         .into_iter()
-        .filter_map(|(name, value)| Some((name, scalar_text(value)?)))
+        .filter_map(|(name, Scalar(text))| Some((name, text?)))
         .collect())
 }
 
@@ -492,38 +533,40 @@ fn variables<'de, D: Deserializer<'de>>(
     struct Entry {
         key: String,
         #[serde(default)]
-        value: Value,
+        value: Scalar,
         #[serde(default)]
         hcl: Option<bool>,
     }
-    #[derive(Deserialize)]
-    #[serde(untagged)]
-    enum Form {
-        Object(BTreeMap<String, Value>),
-        Array(Vec<Entry>),
+    struct Variables;
+    impl<'de> Visitor<'de> for Variables {
+        type Value = BTreeMap<String, Variable>;
+
+        fn expecting(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+            formatter.write_str("an object or an array of variables")
+        }
+
+        fn visit_unit<E>(self) -> Result<Self::Value, E> {
+            Ok(BTreeMap::new())
+        }
+
+        fn visit_map<A: MapAccess<'de>>(self, mut fields: A) -> Result<Self::Value, A::Error> {
+            let mut variables = BTreeMap::new();
+            while let Some((name, Scalar(value))) = fields.next_entry()? {
+                variables.extend(value.map(|value| (name, Variable { value, hcl: None })));
+            }
+            Ok(variables)
+        }
+
+        fn visit_seq<A: SeqAccess<'de>>(self, mut items: A) -> Result<Self::Value, A::Error> {
+            let mut variables = BTreeMap::new();
+            while let Some(Entry { key, value, hcl }) = items.next_element()? {
+                let hcl = Some(hcl.unwrap_or(false));
+                variables.extend(value.0.map(|value| (key, Variable { value, hcl })));
+            }
+            Ok(variables)
+        }
     }
-    let variable = |value: Value, hcl| {
-        Some(Variable {
-            value: scalar_text(value)?,
-            hcl,
-        })
-    };
-    Ok(match Option::<Form>::deserialize(deserializer)? {
-        None => BTreeMap::new(),
-        Some(Form::Object(map)) => map
-            .into_iter()
-            .filter_map(|(name, value)| Some((name, variable(value, None)?)))
-            .collect(),
-        Some(Form::Array(entries)) => entries
-            .into_iter()
-            .filter_map(|entry| {
-                Some((
-                    entry.key,
-                    variable(entry.value, Some(entry.hcl.unwrap_or(false)))?,
-                ))
-            })
-            .collect(),
-    })
+    deserializer.deserialize_any(Variables)
 }
 
 #[cfg(test)]
@@ -567,6 +610,29 @@ mod tests {
         );
         assert_eq!(job.variables["a"].hcl, Some(true));
         assert_eq!(job.variables["b"].hcl, Some(false));
+    }
+
+    #[test]
+    fn the_head_of_a_document_is_read_alone() {
+        let document = r#"{"jobId":7,"type":"approval","stepId":"s","organizationId":"o","workspaceId":null,
+            "variables":{"a":"b"},"commandList":3}"#;
+        let head = JobData::head(document.as_bytes()).unwrap();
+        let expected = JobData {
+            step_type: Some("approval".into()),
+            organization_id: "o".into(),
+            job_id: "7".into(),
+            step_id: "s".into(),
+            ..JobData::default()
+        };
+        assert!(head == expected, "{head:?}");
+        for other in [
+            "[]",
+            "{",
+            r#"{"stepId":1}"#,
+            r#"{"stepId":"a","stepId":"b"}"#,
+        ] {
+            assert!(JobData::head(other.as_bytes()).is_err(), "{other}");
+        }
     }
 
     #[test]
