@@ -291,6 +291,18 @@ impl LocalPlatform {
         Ok(read_json(&self.context_path(job_id))?.unwrap_or_default())
     }
 
+    /// The context document of a job as it is stored.
+    pub fn stored_context(&self, job_id: &str) -> Result<Option<Vec<u8>>, PlatformError> {
+        read_record(&self.context_path(job_id))
+    }
+
+    /// Replaces the context document of a job by a JSON object, which is stored as it is.
+    pub fn store_context(&self, job_id: &str, json: &[u8]) -> Result<(), PlatformError> {
+        let path = self.context_path(job_id);
+        let _lock = lock(&path)?;
+        write_record(&path, json, Durability::Eventual)
+    }
+
     /// Merges `more` into the context document of a job.
     pub fn merge_context(
         &self,
@@ -368,23 +380,24 @@ impl JobRecord {
 }
 
 fn read_json<T: DeserializeOwned>(path: &Path) -> Result<Option<T>, PlatformError> {
-    let text = match fs::read(path) {
-        Ok(text) => text,
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
-        Err(source) => {
-            return Err(PlatformError::Record {
-                action: "read",
-                path: path.to_owned(),
-                source,
-            });
-        }
-    };
-    serde_json::from_slice(&text)
-        .map(Some)
-        .map_err(|source| PlatformError::Corrupt {
+    let record = read_record(path)?;
+    let parsed = record.map(|text| serde_json::from_slice(&text)).transpose();
+    parsed.map_err(|source| PlatformError::Corrupt {
+        path: path.to_owned(),
+        source,
+    })
+}
+
+fn read_record(path: &Path) -> Result<Option<Vec<u8>>, PlatformError> {
+    match fs::read(path) {
+        Ok(text) => Ok(Some(text)),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+        Err(source) => Err(PlatformError::Record {
+            action: "read",
             path: path.to_owned(),
             source,
-        })
+        }),
+    }
 }
 
 fn is_plan(step_type: &str) -> bool {
@@ -410,12 +423,20 @@ fn write_json<T: Serialize>(
     value: &T,
     durability: Durability,
 ) -> Result<(), PlatformError> {
+    let mut text = serde_json::to_vec_pretty(value).map_err(|error| PlatformError::Record {
+        action: "write",
+        path: path.to_owned(),
+        source: error.into(),
+    })?;
+    text.push(b'\n');
+    write_record(path, &text, durability)
+}
+
+fn write_record(path: &Path, text: &[u8], durability: Durability) -> Result<(), PlatformError> {
     let write = || {
         let folder = private_parent(path)?;
         let mut draft = tempfile::NamedTempFile::new_in(folder)?;
-        let mut text = serde_json::to_vec_pretty(value)?;
-        text.push(b'\n');
-        draft.write_all(&text)?;
+        draft.write_all(text)?;
         if durability != Durability::Eventual {
             draft.as_file().sync_all()?;
         }
