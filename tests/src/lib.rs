@@ -11,7 +11,6 @@
 
 pub mod container;
 pub mod fake_tool;
-pub mod hub;
 pub mod job;
 pub mod laptop;
 pub mod machine;
@@ -21,7 +20,6 @@ pub mod tool;
 pub mod waiting_platform;
 
 pub use fake_tool::FakeTool;
-pub use hub::Hub;
 pub use laptop::Laptop;
 pub use machine::{ExecutorRun, Machine, Outcome, fifo};
 pub use repository::Repository;

@@ -12,22 +12,22 @@ use crate::in_cluster::PATIENCE;
 
 /// A response of the hub.
 #[derive(Debug)]
-pub(super) struct Answer {
-    pub(super) status: StatusCode,
-    pub(super) body: Value,
+pub(crate) struct Answer {
+    pub(crate) status: StatusCode,
+    pub(crate) body: Value,
 }
 
 impl Answer {
     /// Returns the document of a call that must succeed.
     #[track_caller]
-    pub(super) fn ok(self) -> Value {
+    pub(crate) fn ok(self) -> Value {
         assert!(self.status.is_success(), "{self:?}");
         self.body
     }
 
     /// Returns the code of a call that must fail. The status must match the code.
     #[track_caller]
-    pub(super) fn refused(self) -> Code {
+    pub(crate) fn refused(self) -> Code {
         let problem: Problem = serde_json::from_value(self.body)
             .unwrap_or_else(|error| panic!("{} is no problem: {error}", self.status));
         assert_eq!(self.status.as_u16(), problem.code.status());
@@ -37,14 +37,14 @@ impl Answer {
 
 /// A client with one token.
 #[derive(Clone)]
-pub(super) struct Client {
+pub(crate) struct Client {
     base: String,
     token: String,
     http: reqwest::Client,
 }
 
 impl Client {
-    pub(super) fn new(base: &str, token: &str) -> Self {
+    pub(crate) fn new(base: &str, token: &str) -> Self {
         Self {
             base: base.to_owned(),
             token: token.to_owned(),
@@ -57,7 +57,7 @@ impl Client {
     }
 
     /// Returns the client with another token.
-    pub(super) fn with_token(&self, token: &str) -> Self {
+    pub(crate) fn with_token(&self, token: &str) -> Self {
         Self {
             token: token.to_owned(),
             ..self.clone()
@@ -65,11 +65,11 @@ impl Client {
     }
 
     /// Returns a request without token and version.
-    pub(super) fn plain(&self, method: Method, path: &str) -> RequestBuilder {
+    pub(crate) fn plain(&self, method: Method, path: &str) -> RequestBuilder {
         self.http.request(method, format!("{}{path}", self.base))
     }
 
-    pub(super) async fn post(&self, path: &str, body: Value) -> Answer {
+    pub(crate) async fn post(&self, path: &str, body: Value) -> Answer {
         let request = self
             .plain(Method::POST, path)
             .header(version::HEADER, version::VERSION)
@@ -78,7 +78,7 @@ impl Client {
     }
 
     /// Registers an instance of this name and installation.
-    pub(super) async fn try_register(&self, name: &str, installation: &str) -> Answer {
+    pub(crate) async fn try_register(&self, name: &str, installation: &str) -> Answer {
         let body = json!({
             "systemId": format!("{name} of {installation}"),
             "name": name,
@@ -94,12 +94,12 @@ impl Client {
     }
 
     /// Registers an instance.
-    pub(super) async fn register(&self) -> InstanceId {
+    pub(crate) async fn register(&self) -> InstanceId {
         let registered = self.try_register("eu-1", "one").await.ok();
         serde_json::from_value(registered["instanceId"].clone()).unwrap()
     }
 
-    pub(super) async fn try_request(
+    pub(crate) async fn try_request(
         &self,
         instance: InstanceId,
         wait_seconds: u32,
@@ -115,25 +115,25 @@ impl Client {
     }
 
     /// Waits for a task, which must come.
-    pub(super) async fn request(&self, instance: InstanceId) -> LeasedTask {
+    pub(crate) async fn request(&self, instance: InstanceId) -> LeasedTask {
         let answer = self.try_request(instance, 50, &[]).await;
         assert_eq!(answer.status, StatusCode::OK, "{answer:?}");
         serde_json::from_value(answer.body).unwrap()
     }
 
     /// The same of an instance that holds leases.
-    pub(super) async fn take(&self, instance: InstanceId, held: &[LeasedTask]) -> LeasedTask {
+    pub(crate) async fn take(&self, instance: InstanceId, held: &[LeasedTask]) -> LeasedTask {
         let held: Vec<_> = held.iter().map(|lease| lease.lease_id).collect();
         let answer = self.try_request(instance, 50, &held).await.ok();
         serde_json::from_value(answer).unwrap()
     }
 
-    pub(super) async fn heartbeat(&self, instance: InstanceId) -> Answer {
+    pub(crate) async fn heartbeat(&self, instance: InstanceId) -> Answer {
         let body = json!({"state": "ONLINE", "availableCapacity": 1});
         self.post(&path::instance_heartbeat(instance), body).await
     }
 
-    pub(super) async fn remove(&self, instance: InstanceId) {
+    pub(crate) async fn remove(&self, instance: InstanceId) {
         let request = self
             .plain(Method::DELETE, &path::instance(instance))
             .header(version::HEADER, version::VERSION)
@@ -142,21 +142,21 @@ impl Client {
     }
 
     /// Makes a call for a lease.
-    pub(super) async fn lease(&self, task: &LeasedTask, call: LeaseCall, body: Value) -> Answer {
+    pub(crate) async fn lease(&self, task: &LeasedTask, call: LeaseCall, body: Value) -> Answer {
         let path = path::lease(task.task_id, task.lease_id, call);
         self.post(&path, body).await
     }
 
-    pub(super) async fn accept(&self, task: &LeasedTask, uid: &str) -> Answer {
+    pub(crate) async fn accept(&self, task: &LeasedTask, uid: &str) -> Answer {
         self.lease(task, LeaseCall::Accept, holder(uid)).await
     }
 
-    pub(super) async fn lease_heartbeat(&self, task: &LeasedTask, uid: &str) -> Answer {
+    pub(crate) async fn lease_heartbeat(&self, task: &LeasedTask, uid: &str) -> Answer {
         self.lease(task, LeaseCall::Heartbeat, holder(uid)).await
     }
 
     /// Sends a request to the platform through the relay.
-    pub(super) async fn relay(
+    pub(crate) async fn relay(
         &self,
         task: &LeasedTask,
         method: Method,
@@ -173,7 +173,7 @@ impl Client {
 }
 
 /// Returns the client with the job token of a lease.
-pub(super) fn executor_of(agent: &Client, task: &LeasedTask) -> Client {
+pub(crate) fn executor_of(agent: &Client, task: &LeasedTask) -> Client {
     agent.with_token(&task.job_token)
 }
 

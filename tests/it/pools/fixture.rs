@@ -180,7 +180,7 @@ impl Fixture {
 }
 
 /// Returns the command of a hub with the `pools.yaml` of this folder.
-pub(super) fn hub_command(folder: &Path) -> Command {
+pub(crate) fn hub_command(folder: &Path) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_launcher_under_test"));
     command
         .args(["serve", "--target", "none", "--pools"])

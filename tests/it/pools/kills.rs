@@ -1,6 +1,6 @@
 //! Processes that are killed at each of their calls, and calls that are lost: one run each, which ends once.
 
-pub(super) mod tap;
+pub(crate) mod tap;
 
 use std::collections::BTreeMap;
 use std::fs;

@@ -2,36 +2,85 @@
 
 use flate2::Compression;
 use flate2::write::GzEncoder;
-use integration_tests::hub::{LeasedStep, Task};
-use integration_tests::machine::files_below;
+use integration_tests::machine::{RunningExecutor, files_below};
 use integration_tests::process::Stream;
 use integration_tests::repository::ROOT_MODULE;
-use integration_tests::{ExecutorRun, Hub, Outcome, Repository};
-use job_contract::env;
-use pool_protocol::task::TaskState;
+use integration_tests::{ExecutorRun, Outcome, Repository};
+use job_contract::{JobData, env};
+use pool_protocol::id::InstanceId;
+use pool_protocol::path::{self, LeaseCall};
+use pool_protocol::problem::{Code, Problem};
+use pool_protocol::task::LeasedTask;
+use pool_protocol::token::PoolToken;
 use pool_protocol::version::Versions;
+use serde_json::{Value, json};
 use test_peers::http::{Response, Server};
 use test_platform::{Actor, Flow, NewJob, Platform, Status, Workspace};
 
-use super::{Gate, RunTarget, Stage};
+use super::{Gate, Stage};
+use crate::in_cluster::Launcher;
 use crate::machine;
+use crate::pools::client::{Client, executor_of};
+use crate::pools::fixture::hub_command;
+use crate::pools::kills::tap::{Call, Tap};
 
-/// As users know the platform. Executors of a pool cannot reach it.
+/// As executors know the platform. They cannot reach it.
 const PUBLIC: &str = "https://terrakube.example.test";
+/// A call for a lease.
+const LEASE: &str = "POST /api/v1/executor/tasks/{}/leases/{}";
 
-/// A platform, a hub before it, and a machine in another network.
+/// A platform, a hub before it, a tap before the hub, and a machine in another network.
 struct Pool {
     stage: Stage,
-    hub: Hub,
+    folder: tempfile::TempDir,
+    tap: Tap,
+    hub: Option<Launcher>,
+    lost_seconds: &'static str,
+    agent: Client,
+    instance: InstanceId,
 }
 
 impl Pool {
     async fn new() -> Self {
-        let run_target = RunTarget::Machine(machine());
-        let stage = Stage::of(run_target, Platform::builder(), None).await;
-        let hub = Hub::start(&stage.platform.url(), &stage.platform.secret());
-        stage.platform.dispatch_to(&hub.dispatch_url());
-        Self { stage, hub }
+        Self::that_gives_up_after("600").await
+    }
+
+    async fn that_gives_up_after(lost_seconds: &'static str) -> Self {
+        let stage = Stage::on_this_machine().await;
+        let token = PoolToken::new("eu".parse().unwrap());
+        let tap = Tap::start().await;
+        let agent = Client::new(&tap.url(), token.reveal());
+        let mut pool = Self {
+            stage,
+            folder: tempfile::tempdir().unwrap(),
+            hub: None,
+            lost_seconds,
+            agent,
+            instance: InstanceId::new(),
+            tap,
+        };
+        let pools = json!({"pools": {"eu": {
+            "organizations": ["*"],
+            "tokens": [{"id": "t", "sha256": token.digest()}],
+        }}});
+        std::fs::write(pool.folder.path().join("pools.yaml"), pools.to_string()).unwrap();
+        pool.start_hub();
+        pool.instance = pool.agent.register().await;
+        pool
+    }
+
+    fn start_hub(&mut self) {
+        let mut command = hub_command(self.folder.path());
+        for (name, value) in self.stage.settings() {
+            command.env(name, value);
+        }
+        command.env(env::POOL_LOST_SECONDS, self.lost_seconds);
+        let hub = tokio::task::block_in_place(|| Launcher::start(&mut command));
+        let address = hub.endpoint().address;
+        self.tap.lead_to(&address);
+        let url = format!("http://{address}/pools/eu/api/v1/terraform-rs");
+        self.stage.platform.dispatch_to(&url);
+        self.hub = Some(hub);
     }
 
     fn platform(&self) -> &Platform {
@@ -39,76 +88,89 @@ impl Pool {
     }
 
     /// The executor of an agent.
-    fn executor(&self, step: &LeasedStep) -> ExecutorRun<'_> {
-        let run = self.stage.machine().executor(&step.data);
-        run.env(env::LEASE_URL, &step.url)
-            .env(env::LEASE_TOKEN, &step.token)
+    fn executor(&self, lease: &LeasedTask) -> ExecutorRun<'_> {
+        let payload = lease.task.payload.as_ref().unwrap().get();
+        let job: JobData = serde_json::from_str(payload).unwrap();
+        let relay = path::relay(lease.task_id, lease.lease_id);
+        let url = format!("{}{}", self.tap.url(), relay.trim_end_matches("/platform"));
+        self.stage
+            .machine()
+            .executor(&job)
+            .env(env::LEASE_URL, url)
+            .env(env::LEASE_TOKEN, &lease.job_token)
             .env(env::PUBLIC_API_URL, PUBLIC)
             .env(env::POD_NAME, "agent-pod")
             .env(env::POD_UID, "uid-of-the-pod")
             .env(env::STATUS_POLL_SECONDS, "1")
     }
 
-    fn run(&self, step: &LeasedStep) -> Outcome {
-        tokio::task::block_in_place(|| self.executor(step).run())
+    fn run(&self, lease: &LeasedTask) -> Outcome {
+        tokio::task::block_in_place(|| self.executor(lease).run())
     }
 
     /// Waits for the next step.
-    fn next_step(&self) -> LeasedStep {
-        tokio::task::block_in_place(|| self.hub.next_step())
-    }
-
-    /// Waits until `look` finds something in the task.
-    async fn until_task<T>(
-        &self,
-        what: &str,
-        step: &LeasedStep,
-        look: impl Fn(&Task) -> Option<T>,
-    ) -> T {
-        let look = || look(&self.hub.task(step.lease));
-        self.stage.until(what, look).await
+    async fn next_step(&self) -> LeasedTask {
+        self.agent.request(self.instance).await
     }
 
     /// An apply that waits at the gate, and its job.
-    async fn at_the_gate(
-        &self,
-        gate: &Gate,
-    ) -> (u32, LeasedStep, integration_tests::machine::RunningExecutor) {
+    async fn at_the_gate(&self, gate: &Gate) -> (u32, LeasedTask, RunningExecutor) {
         let job = self
             .stage
             .start(gate.module(), Flow::only("terraformApply"));
-        let step = self.next_step();
-        let executor = self.executor(&step).start();
+        let lease = self.next_step().await;
+        let executor = self.executor(&lease).start();
         self.platform().until_streamed(job, "at-the-gate").await;
-        (job, step, executor)
+        (job, lease, executor)
     }
 
-    /// Requests that change something at the platform.
-    fn changes(&self) -> Vec<String> {
-        let relayed = self.hub.relayed().into_iter();
-        let changes = relayed.filter(|request| request.method != "GET");
-        changes
-            .map(|request| format!("{} {}", request.method, request.path))
+    /// The calls for a lease with this end of their class.
+    fn calls(&self, lease: &LeasedTask, end: &str) -> Vec<Call> {
+        let calls = self.tap.calls().into_iter();
+        let lease = lease.lease_id.to_string();
+        calls
+            .filter(|call| call.class.ends_with(end) && call.is_about(&lease))
             .collect()
     }
+
+    /// Requests that would change something at the platform.
+    fn changes(&self) -> Vec<String> {
+        let calls = self.tap.calls().into_iter().map(|call| call.class);
+        let is_change = |class: &String| class.contains("/platform/") && !class.starts_with("GET ");
+        calls.filter(is_change).collect()
+    }
+
+    #[track_caller]
+    fn assert_nothing_refused(&self) {
+        let calls = self.tap.calls().into_iter();
+        let refused: Vec<_> = calls
+            .filter(|call| call.class.contains("/platform/") && matches!(call.status, 400..500))
+            .map(|call| (call.class, call.status))
+            .collect();
+        assert!(refused.is_empty(), "{refused:#?}");
+    }
+
+    /// The executor has ended its task by this call, once.
+    #[track_caller]
+    fn assert_ended(&self, lease: &LeasedTask, call: LeaseCall, exit_code: i32) {
+        let ends = [LeaseCall::Complete, LeaseCall::Fail, LeaseCall::Cancelled];
+        let made: Vec<_> = ends
+            .into_iter()
+            .flat_map(|end| self.calls(lease, &format!("/{}", end.name())))
+            .filter(|call| call.status == 200)
+            .collect();
+        assert_eq!(made.len(), 1, "{made:#?}");
+        assert!(made[0].class.ends_with(call.name()), "{made:#?}");
+        let end: Value = serde_json::from_str(&made[0].body()).unwrap();
+        assert_eq!(
+            (&end["reported"], &end["exitCode"]),
+            (&json!(true), &json!(exit_code))
+        );
+    }
 }
 
-fn wait(executor: integration_tests::machine::RunningExecutor) -> Outcome {
+fn wait(executor: RunningExecutor) -> Outcome {
     tokio::task::block_in_place(|| executor.wait())
-}
-
-#[track_caller]
-fn assert_ended(task: &Task, state: TaskState, exit_code: i32) {
-    let end = task
-        .end
-        .as_ref()
-        .unwrap_or_else(|| panic!("no end: {task:?}"));
-    assert_eq!(task.state, state, "{task:?}");
-    assert_eq!(
-        (end.reported, end.exit_code),
-        (true, Some(exit_code)),
-        "{end:?}"
-    );
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -121,16 +183,16 @@ async fn scripts_plan_and_apply_need_no_secret_of_the_platform_and_show_none_of_
     let workspace = platform.workspace(Workspace::new(&repository.url()));
     let job = platform.start_job(NewJob::new(&workspace, template));
     for _ in 0..3 {
-        let step = pool.next_step();
-        let outcome = pool.run(&step).expect_code(0);
-        assert_ended(&pool.hub.task(step.lease), TaskState::Completed, 0);
-        assert!(!outcome.to_string().contains(&step.token), "{outcome}");
+        let lease = pool.next_step().await;
+        let outcome = pool.run(&lease).expect_code(0);
+        pool.assert_ended(&lease, LeaseCall::Complete, 0);
+        let token = &lease.job_token;
+        assert!(!outcome.to_string().contains(token), "{outcome}");
         assert!(!outcome.log().contains(env::LEASE_TOKEN), "{outcome}");
         for path in files_below(pool.stage.machine().folder()) {
             let text = std::fs::read(&path).unwrap();
-            let found = text
-                .windows(step.token.len())
-                .any(|part| part == step.token.as_bytes());
+            let mut windows = text.windows(token.len());
+            let found = windows.any(|part| part == token.as_bytes());
             assert!(!found, "the token is in {}", path.display());
         }
     }
@@ -139,13 +201,11 @@ async fn scripts_plan_and_apply_need_no_secret_of_the_platform_and_show_none_of_
     assert_eq!(pool.stage.resources(job.id), ["greeting"]);
     assert_eq!(platform.records().histories.len(), 1);
 
-    // Records name the address that users know.
+    // Records name the address that the hub has, and not the one of the executor.
     let step = job.step_of("terraformPlan");
     let output = step.output.as_deref().unwrap_or_default();
-    assert!(
-        output.starts_with(&format!("{PUBLIC}/tfoutput/v1/")),
-        "{output}"
-    );
+    let own = format!("{}/tfoutput/v1/", platform.url());
+    assert!(output.starts_with(&own), "{output}");
     let output = pool.stage.output(job.id, "customScripts");
     assert!(
         output.contains(&format!("token=[] at {PUBLIC}")),
@@ -163,7 +223,7 @@ async fn scripts_plan_and_apply_need_no_secret_of_the_platform_and_show_none_of_
             .any(|line| line.output.contains("Apply complete!")),
         "{lines:#?}"
     );
-    pool.hub.assert_nothing_refused();
+    pool.assert_nothing_refused();
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -178,20 +238,20 @@ async fn uploaded_content_comes_through_the_relay() {
         .append_data(&mut head, "main.tf", ROOT_MODULE.as_bytes())
         .unwrap();
     let archive = archive.into_inner().unwrap().finish().unwrap();
-    let upload = platform.upload(archive).replace(&platform.url(), PUBLIC);
+    let upload = platform.upload(archive);
     let workspace = platform.workspace(Workspace::new("https://git.example.test/none.git"));
     let template = Flow::only("terraformPlan");
     let job = platform.start_job(NewJob::new(&workspace, template).from_upload(&upload));
-    pool.run(&pool.next_step()).expect_code(0);
+    let lease = pool.next_step().await;
+    // Its content is at the address of the platform that the executor knows.
+    let run = pool
+        .executor(&lease)
+        .env(env::PUBLIC_API_URL, platform.url());
+    tokio::task::block_in_place(|| run.run()).expect_code(0);
     platform.until_job(job, Status::Completed).await;
-    let content = |path: &str| path.ends_with("terraformContent.tar.gz");
-    assert!(
-        pool.hub
-            .relayed()
-            .iter()
-            .any(|request| content(&request.path))
-    );
-    pool.hub.assert_nothing_refused();
+    let content = pool.calls(&lease, "/terraformContent.tar.gz");
+    assert_eq!(content.len(), 1, "{content:#?}");
+    pool.assert_nothing_refused();
 }
 
 /// Of a plan too, which could be run twice.
@@ -200,20 +260,22 @@ async fn an_executor_that_is_not_the_holder_ends_with_76_and_changes_nothing() {
     let pool = Pool::new().await;
     for kind in ["terraformPlan", "terraformApply"] {
         let job = pool.stage.start(Repository::fixture(), Flow::only(kind));
-        let step = pool.next_step();
-        pool.hub.accept_as(step.lease, "another-pod");
-        let outcome = pool.run(&step).expect_code(76);
+        let lease = pool.next_step().await;
+        let other = executor_of(&pool.agent, &lease);
+        other.accept(&lease, "another-pod").await.ok();
+        let outcome = pool.run(&lease).expect_code(76);
         assert!(
             outcome
                 .error()
-                .contains("another pod has accepted the task"),
+                .contains("a later lease, or another holder, has the task"),
             "{outcome}"
         );
         assert_eq!(pool.changes(), Vec::<String>::new());
         assert_eq!(pool.platform().job(job).step_statuses(), [Status::Pending]);
-        let task = pool.hub.task(step.lease);
-        assert_eq!((task.state, task.heartbeats), (TaskState::Running, 0));
-        assert!(task.end.is_none() && task.holder.as_deref() == Some("another-pod"));
+        assert!(pool.calls(&lease, "/heartbeat").is_empty());
+        // The task is still the other's.
+        let end = json!({"exitCode": 1, "reported": true});
+        other.lease(&lease, LeaseCall::Fail, end).await.ok();
     }
 }
 
@@ -223,82 +285,78 @@ async fn an_executor_whose_lease_was_given_to_another_ends_with_76_and_changes_n
     let job = pool
         .stage
         .start(Repository::fixture(), Flow::only("terraformApply"));
-    let step = pool.next_step();
-    pool.hub.supersede(step.lease);
-    let outcome = pool.run(&step).expect_code(76);
+    let first = pool.next_step().await;
+    let decline = json!({"reason": "QUOTA", "delaySeconds": 0});
+    let declined = pool.agent.lease(&first, LeaseCall::Decline, decline).await;
+    declined.ok();
+    let second = pool.next_step().await;
+    assert_eq!(second.task_id, first.task_id);
+    let outcome = pool.run(&first).expect_code(76);
     assert!(
-        outcome.error().contains("leased to another instance"),
+        outcome
+            .error()
+            .contains("a later lease, or another holder, has the task"),
         "{outcome}"
     );
     assert_eq!(pool.changes(), Vec::<String>::new());
     assert_eq!(pool.platform().job(job).step_statuses(), [Status::Pending]);
-    assert_eq!(pool.hub.task(step.lease).state, TaskState::Leased);
+    executor_of(&pool.agent, &second)
+        .accept(&second, "pod")
+        .await
+        .ok();
 }
 
-#[tokio::test(flavor = "multi_thread")]
-async fn a_hub_of_other_versions_is_an_error_of_the_configuration_with_both() {
-    let pool = Pool::new().await;
-    pool.stage
-        .start(Repository::fixture(), Flow::only("terraformPlan"));
-    let step = pool.next_step();
-    pool.hub.support_versions(Versions {
-        current_version: 3,
-        min_version: 2,
-        max_version: 3,
+/// No hub of another version exists yet.
+#[test]
+fn a_hub_of_other_versions_is_an_error_of_the_configuration_with_both() {
+    let hub = Server::start(|_| {
+        let versions = Versions {
+            current_version: 3,
+            min_version: 2,
+            max_version: 3,
+        };
+        let problem = Problem::new(Code::ExecutorProtocolVersionUnsupported, "too old");
+        let problem = problem.with_versions(versions, Some(1));
+        Response::new(problem.status, serde_json::to_vec(&problem).unwrap())
     });
-    let outcome = pool.run(&step).expect_code(64);
+    let hub = hub.unwrap();
+    let (machine, repository) = (machine(), Repository::fixture());
+    let outcome = machine
+        .executor(&integration_tests::job::plan(&repository))
+        .env(env::LEASE_URL, hub.url())
+        .env(env::LEASE_TOKEN, "mfr_token")
+        .env(env::PUBLIC_API_URL, PUBLIC)
+        .run()
+        .expect_code(64);
     let both = "the hub speaks versions 2 to 3 of the protocol, this executor version 1";
     assert!(outcome.error().contains(both), "{outcome}");
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_heartbeat_brings_the_order_to_stop_and_the_state_is_stored() {
+async fn a_cancellation_of_the_job_is_seen_through_the_relay_and_the_state_is_stored() {
     let pool = Pool::new().await;
     let gate = Gate::new(pool.stage.machine());
-    let (job, step, executor) = pool.at_the_gate(&gate).await;
-    pool.hub.cancel(step.lease);
-    let outcome = wait(executor).expect_code(1);
-    assert!(
-        outcome
-            .log()
-            .contains("stopped because the job is cancelled"),
-        "{outcome}"
-    );
-    assert!(outcome.log().contains("Interrupt received"), "{outcome}");
-    assert!(
-        pool.stage.resources(job).contains(&"first".to_owned()),
-        "{outcome}"
-    );
-    let task = pool.hub.task(step.lease);
-    assert_ended(&task, TaskState::Cancelled, 1);
-    assert!(task.heartbeats > 0, "{task:?}");
-    pool.platform().until_job(job, Status::Failed).await;
-    assert_eq!(pool.platform().records().histories.len(), 1);
-    pool.hub.assert_nothing_refused();
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn a_cancellation_of_the_job_is_seen_through_the_relay() {
-    let pool = Pool::new().await;
-    let gate = Gate::new(pool.stage.machine());
-    let (job, step, executor) = pool.at_the_gate(&gate).await;
+    let (job, lease, executor) = pool.at_the_gate(&gate).await;
     pool.platform().cancel(job).await;
     let outcome = wait(executor).expect_code(1);
     assert!(outcome.log().contains("Interrupt received"), "{outcome}");
     let resources = pool.stage.resources(job);
     assert!(resources.contains(&"first".to_owned()), "{outcome}");
-    assert_ended(&pool.hub.task(step.lease), TaskState::Cancelled, 1);
+    pool.assert_ended(&lease, LeaseCall::Cancelled, 1);
     assert_eq!(pool.platform().job(job).status, Status::Cancelled);
-    pool.hub.assert_nothing_refused();
+    assert_eq!(pool.platform().records().histories.len(), 1);
+    pool.assert_nothing_refused();
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_run_that_the_hub_has_given_up_stores_its_state_and_leaves_all_statuses_alone() {
-    let pool = Pool::new().await;
+    let pool = Pool::that_gives_up_after("6").await;
     let gate = Gate::new(pool.stage.machine());
-    let (job, step, executor) = pool.at_the_gate(&gate).await;
+    let (job, lease, executor) = pool.at_the_gate(&gate).await;
+    pool.tap.cut();
+    pool.platform().until_job(job, Status::Failed).await;
     let before = pool.stage.history(job);
-    pool.hub.give_up(step.lease);
+    pool.tap.heal();
     let outcome = wait(executor).expect_code(1);
     assert!(outcome.log().contains("Interrupt received"), "{outcome}");
     assert!(
@@ -316,18 +374,17 @@ async fn a_run_that_the_hub_has_given_up_stores_its_state_and_leaves_all_statuse
         "{lines:#?}"
     );
     assert_eq!(pool.stage.history(job), before);
-    assert!(pool.hub.task(step.lease).end.is_none());
-    let refused = pool.hub.relayed().into_iter();
-    let statuses = refused.filter(|one| one.refused.is_some() && one.method == "PATCH");
-    assert_eq!(statuses.count(), 0);
+    let refused = pool.calls(&lease, "/heartbeat").into_iter();
+    assert!(refused.map(|call| call.status).any(|status| status == 409));
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_hub_that_is_away_during_an_apply_holds_nothing_up() {
-    let mut pool = Pool::new().await;
+    let mut pool = Pool::that_gives_up_after("60").await;
     let gate = Gate::new(pool.stage.machine());
-    let (job, step, executor) = pool.at_the_gate(&gate).await;
-    pool.hub.go_down();
+    let (job, lease, executor) = pool.at_the_gate(&gate).await;
+    let hub = pool.hub.take().unwrap();
+    tokio::task::block_in_place(|| hub.crash());
     let away = "the hub does not accept heartbeats";
     tokio::task::block_in_place(|| executor.running.wait_for(Stream::Stderr, away));
     gate.open().await;
@@ -339,9 +396,9 @@ async fn a_hub_that_is_away_during_an_apply_holds_nothing_up() {
     };
     pool.stage.until("the apply is through", made).await;
     assert_eq!(pool.platform().job(job).step_statuses(), [Status::Running]);
-    pool.hub.come_up();
+    pool.start_hub();
     wait(executor).expect_code(0);
-    assert_ended(&pool.hub.task(step.lease), TaskState::Completed, 0);
+    pool.assert_ended(&lease, LeaseCall::Complete, 0);
     let job = pool.platform().until_job(job, Status::Completed).await;
     let reports = pool.stage.history(job.id).into_iter();
     let ends = reports
@@ -354,39 +411,47 @@ async fn a_hub_that_is_away_during_an_apply_holds_nothing_up() {
             .any(|line| line.output.contains("Apply complete!")),
         "{lines:#?}"
     );
-    pool.hub.assert_nothing_refused();
+    pool.assert_nothing_refused();
 }
 
 /// As a gateway that wants a password sends them.
 #[tokio::test(flavor = "multi_thread")]
 async fn pages_with_status_200_are_no_answers() {
-    let pool = Pool::new().await;
+    let pool = Pool::that_gives_up_after("20").await;
     let gate = Gate::new(pool.stage.machine());
     let job = pool
         .stage
         .start(gate.module(), Flow::only("terraformApply"));
-    let step = pool.next_step();
-    let (of_job, of_step) = (step.data.job_id.clone(), step.data.step_id.clone());
+    let lease = pool.next_step().await;
+    let pages = |method: &str, below: &str, count| {
+        let class = format!("{method} {}{below}", LEASE.trim_start_matches("POST "));
+        pool.tap.answer_with_pages(&class, count);
+    };
+    let of_job = "/platform/api/v1/organization/{}/job/{}";
     // Reading the job, the claim, and lines of the log.
-    pool.hub.answer_with_pages(of_job.leak(), 1);
-    pool.hub.answer_with_pages("/accept", 2);
-    pool.hub.answer_with_pages("/platform/logs", 1);
-    let executor = pool.executor(&step).start();
+    pages("GET", of_job, 1);
+    pages("POST", "/accept", 2);
+    pages("POST", "/platform/logs", 1);
+    let executor = pool.executor(&lease).start();
     pool.platform().until_streamed(job, "at-the-gate").await;
     // Heartbeats, the status of the step, the record of the state, and the end.
-    let before = pool.hub.task(step.lease).heartbeats;
-    pool.hub.answer_with_pages("/heartbeat", 1);
-    let beats = |task: &Task| (task.heartbeats > before).then_some(());
-    pool.until_task("a heartbeat after the page", &step, beats)
-        .await;
-    pool.hub.answer_with_pages(of_step.leak(), 1);
-    pool.hub.answer_with_pages("/history", 1);
-    pool.hub.answer_with_pages("/complete", 1);
+    let before = pool.calls(&lease, "/heartbeat").len();
+    pages("POST", "/heartbeat", 1);
+    let beats = || {
+        let beats = pool.calls(&lease, "/heartbeat").into_iter().skip(before);
+        let mut statuses = beats.map(|call| call.status);
+        statuses.any(|status| status == 200).then_some(())
+    };
+    pool.stage.until("a heartbeat after the page", beats).await;
+    pages("PATCH", &format!("{of_job}/step/{{}}"), 1);
+    let history = "/platform/api/v1/organization/{}/workspace/{}/history";
+    pages("POST", history, 1);
+    pages("POST", "/complete", 1);
     gate.open().await;
     wait(executor).expect_code(0);
-    assert_eq!(pool.hub.pages_left(), 0);
-    pool.hub.assert_nothing_refused();
-    assert_ended(&pool.hub.task(step.lease), TaskState::Completed, 0);
+    assert_eq!(pool.tap.pages_left(), 0);
+    pool.assert_nothing_refused();
+    pool.assert_ended(&lease, LeaseCall::Complete, 0);
     pool.platform().until_job(job, Status::Completed).await;
     assert_eq!(pool.platform().records().histories.len(), 1);
 }
@@ -394,24 +459,26 @@ async fn pages_with_status_200_are_no_answers() {
 /// The mode in which an executor has the platform's secret. What goes to the platform goes there straight.
 #[tokio::test(flavor = "multi_thread")]
 async fn with_the_platforms_secret_only_claim_heartbeats_and_end_go_to_the_hub() {
-    let pool = Pool::new().await;
+    let pool = Pool::that_gives_up_after("20").await;
     let gate = Gate::new(pool.stage.machine());
     let job = pool
         .stage
         .start(gate.module(), Flow::only("terraformApply"));
-    let step = pool.next_step();
+    let lease = pool.next_step().await;
     let settings = pool.stage.settings().into_iter();
-    let run = settings.fold(pool.executor(&step), |run, (name, value)| {
+    let run = settings.fold(pool.executor(&lease), |run, (name, value)| {
         run.env(name, value)
     });
     let executor = run.env(env::LOG_VIA_API, "true").start();
     pool.platform().until_streamed(job, "at-the-gate").await;
-    let alive = |task: &Task| (task.heartbeats > 0).then_some(());
-    pool.until_task("a heartbeat", &step, alive).await;
+    let alive = || (!pool.calls(&lease, "/heartbeat").is_empty()).then_some(());
+    pool.stage.until("a heartbeat", alive).await;
     gate.open().await;
     wait(executor).expect_code(0);
-    assert_ended(&pool.hub.task(step.lease), TaskState::Completed, 0);
-    assert!(pool.hub.relayed().is_empty(), "{:?}", pool.hub.relayed());
+    pool.assert_ended(&lease, LeaseCall::Complete, 0);
+    let calls = pool.tap.calls().into_iter().map(|call| call.class);
+    let relayed: Vec<_> = calls.filter(|class| class.contains("/platform/")).collect();
+    assert!(relayed.is_empty(), "{relayed:?}");
     pool.platform().until_job(job, Status::Completed).await;
     pool.platform().assert_kept().await;
 }

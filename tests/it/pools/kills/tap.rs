@@ -1,4 +1,5 @@
-//! A way between programs over HTTP/1.1. It notes each call, and can hold one before it is passed on, or after its response.
+//! A way between programs over HTTP/1.1. It notes each call. It can hold one before it is passed on, or after its response, and
+//! answer some with the page of a proxy.
 
 use std::collections::HashMap;
 use std::io;
@@ -12,7 +13,7 @@ use tokio::task::JoinHandle;
 
 /// Where a call is held.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(in crate::pools) enum Moment {
+pub(crate) enum Moment {
     /// It was sent, and the other side does not have it.
     Sent,
     /// The other side has done it, and the caller does not know.
@@ -21,28 +22,35 @@ pub(in crate::pools) enum Moment {
 
 /// A call as it was made.
 #[derive(Clone, Debug)]
-pub(in crate::pools) struct Call {
+pub(crate) struct Call {
     /// Its method and path, without ids.
-    pub(in crate::pools) class: String,
+    pub(crate) class: String,
     message: Vec<u8>,
     /// Zero if there was no response.
-    pub(in crate::pools) status: u16,
+    pub(crate) status: u16,
 }
 
 impl Call {
+    /// The body of the request.
+    pub(crate) fn body(&self) -> String {
+        let text = String::from_utf8_lossy(&self.message);
+        let body = text.split_once("\r\n\r\n").map(|(_, body)| body);
+        body.unwrap_or_default().to_owned()
+    }
+
     /// Whether this id is in it.
-    pub(in crate::pools) fn is_about(&self, id: &str) -> bool {
+    pub(crate) fn is_about(&self, id: &str) -> bool {
         String::from_utf8_lossy(&self.message).contains(id)
     }
 }
 
 /// A call that is held. If this is dropped, both connections end.
 #[derive(Debug)]
-pub(in crate::pools) struct Held(oneshot::Sender<()>);
+pub(crate) struct Held(oneshot::Sender<()>);
 
 impl Held {
     /// The call goes on.
-    pub(in crate::pools) fn release(self) {
+    pub(crate) fn release(self) {
         // The caller may have gone.
         let _ = self.0.send(());
     }
@@ -62,11 +70,13 @@ struct Inner {
     calls: Vec<Call>,
     counts: HashMap<String, usize>,
     trap: Option<Trap>,
+    /// The number of pages to send instead of responses, by the class of the call.
+    pages: HashMap<String, usize>,
 }
 
 /// A tap. Its connections end with it.
 #[derive(Debug)]
-pub(in crate::pools) struct Tap {
+pub(crate) struct Tap {
     address: SocketAddr,
     inner: Arc<Mutex<Inner>>,
     /// While this is true, all connections end.
@@ -81,7 +91,7 @@ impl Drop for Tap {
 }
 
 impl Tap {
-    pub(in crate::pools) async fn start() -> Self {
+    pub(crate) async fn start() -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
         let inner = Arc::<Mutex<Inner>>::default();
@@ -107,28 +117,28 @@ impl Tap {
         }
     }
 
-    pub(in crate::pools) fn url(&self) -> String {
+    pub(crate) fn url(&self) -> String {
         format!("http://{}", self.address)
     }
 
     /// New connections lead there.
-    pub(in crate::pools) fn lead_to(&self, target: &str) {
+    pub(crate) fn lead_to(&self, target: &str) {
         let target = target.trim_start_matches("http://").parse().unwrap();
         lock(&self.inner).target = Some(target);
     }
 
     /// Ends all connections, and each new one at once.
-    pub(in crate::pools) fn cut(&self) {
+    pub(crate) fn cut(&self) {
         self.is_cut.send_replace(true);
     }
 
     /// Connections are passed on again.
-    pub(in crate::pools) fn heal(&self) {
+    pub(crate) fn heal(&self) {
         self.is_cut.send_replace(false);
     }
 
     /// Holds the call of this class and number, once.
-    pub(in crate::pools) fn hold(
+    pub(crate) fn hold(
         &self,
         class: &str,
         number: usize,
@@ -144,13 +154,23 @@ impl Tap {
         held
     }
 
+    /// Answers the next calls of a class with the page of a proxy, with status 200. They are not passed on.
+    pub(crate) fn answer_with_pages(&self, class: &str, count: usize) {
+        lock(&self.inner).pages.insert(class.to_owned(), count);
+    }
+
+    /// Returns how many pages are left to send.
+    pub(crate) fn pages_left(&self) -> usize {
+        lock(&self.inner).pages.values().sum()
+    }
+
     /// All calls so far.
-    pub(in crate::pools) fn calls(&self) -> Vec<Call> {
+    pub(crate) fn calls(&self) -> Vec<Call> {
         lock(&self.inner).calls.clone()
     }
 
     /// Makes a call again, and returns status and body of the response.
-    pub(in crate::pools) async fn repeat(&self, call: &Call) -> (u16, String) {
+    pub(crate) async fn repeat(&self, call: &Call) -> (u16, String) {
         let target = lock(&self.inner).target.unwrap();
         let mut server = BufReader::new(TcpStream::connect(target).await.unwrap());
         server.write_all(&call.message).await.unwrap();
@@ -184,6 +204,15 @@ async fn converse(client: TcpStream, inner: &Mutex<Inner>) -> io::Result<()> {
             });
             (inner.calls.len() - 1, number)
         };
+        let is_page = lock(inner).pages.get_mut(&class).is_some_and(|left| {
+            let some = *left > 0;
+            *left -= usize::from(some);
+            some
+        });
+        if is_page {
+            client.write_all(page().as_bytes()).await?;
+            continue;
+        }
         pass(inner, &class, number, Moment::Sent).await?;
         let server = match &mut server {
             Some(server) => server,
@@ -205,6 +234,13 @@ async fn converse(client: TcpStream, inner: &Mutex<Inner>) -> io::Result<()> {
             return Ok(());
         }
     }
+}
+
+/// As a gateway that wants a password sends it.
+fn page() -> String {
+    let page = "<!doctype html><title>Please sign in</title>";
+    let length = page.len();
+    format!("HTTP/1.1 200 OK\r\nContent-Type: text/html\r\nContent-Length: {length}\r\n\r\n{page}")
 }
 
 /// Waits while the call is held. Fails if it is not released.
