@@ -31,11 +31,14 @@ use crate::hub::{self, Hub};
 use crate::metrics::Metrics;
 
 /// Largest job document (contract 2.9).
-const MAX_BODY_BYTES: usize = 8 * 1024 * 1024;
+const MAX_BODY_BYTES: usize = 8 * 1024 * KIB;
+const KIB: usize = 1024;
 /// How long a body may take. The platform gives up after 60 s in all.
 const BODY_TIMEOUT: Duration = Duration::from_secs(30);
-/// Dispatches that are accepted at a time, each with its body in memory; further ones wait for their turn.
-const MAX_BODIES: usize = 25;
+/// Dispatches that are accepted at a time; further ones wait for their turn.
+const AT_ONCE: usize = 25;
+/// Memory of the dispatches that are accepted at a time, in KiB. Further ones wait for their turn. The largest one fits.
+const MEMORY_KIB: usize = 80 * KIB;
 
 /// What the handlers share.
 #[derive(Clone, Debug)]
@@ -47,7 +50,10 @@ pub(crate) struct AppState {
     hub: Option<Arc<Hub>>,
     page: Option<StatusPage>,
     metrics: Metrics,
-    bodies: Arc<Semaphore>,
+    /// Turns of dispatches.
+    turns: Arc<Semaphore>,
+    /// Memory of dispatches, in KiB.
+    memory: Arc<Semaphore>,
     draining: CancellationToken,
 }
 
@@ -76,7 +82,8 @@ impl AppState {
             hub,
             page,
             metrics,
-            bodies: Arc::new(Semaphore::new(MAX_BODIES)),
+            turns: Arc::new(Semaphore::new(AT_ONCE)),
+            memory: Arc::new(Semaphore::new(MEMORY_KIB)),
             draining,
         }
     }

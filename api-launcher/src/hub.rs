@@ -1,9 +1,11 @@
 //! The hub stores the runs of pools in a durable queue and leases them to agents. It sends requests to the platform for
 //! them. Agents and executors use the protocol of `pool_protocol`.
 
+mod budget;
 mod duties;
 mod heartbeats;
 mod job_token_keys;
+mod json_check;
 mod keygen_command;
 mod metrics;
 mod oidc;
@@ -32,6 +34,7 @@ use runtime::private_file::private_folder;
 use runtime::setting::is_wrong_place;
 use tokio::sync::{Notify, Semaphore};
 
+use self::budget::Budget;
 use self::heartbeats::JobHeartbeats;
 use self::job_token_keys::KeySource;
 use self::metrics::PoolMetrics;
@@ -76,6 +79,8 @@ pub(crate) struct Hub {
     /// Held while the metrics are set and rendered.
     measuring: Mutex<()>,
     polls: Arc<Shares<PoolName>>,
+    /// The bytes in progress for agents and executors.
+    budget: Budget,
     /// Forms of exchanges whose bodies are read.
     exchanges: Semaphore,
     /// How long a lease is valid.
@@ -159,6 +164,7 @@ impl Hub {
             metrics: PoolMetrics::register(metrics),
             measuring: Mutex::new(()),
             polls: Shares::new(MAX_POLLS_OF_A_POOL, MAX_POLLS),
+            budget: Budget::new(),
             exchanges: Semaphore::new(MAX_EXCHANGES),
             lease,
             ended: Notify::new(),

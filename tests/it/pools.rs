@@ -14,6 +14,7 @@ mod identity;
 mod installed_in_cluster;
 pub(crate) mod kills;
 mod lasting;
+mod limits;
 mod network;
 mod oidc;
 mod proxies;

@@ -69,6 +69,8 @@ impl From<BodyError> for RequestError {
     fn from(error: BodyError) -> Self {
         match error {
             BodyError::TooLarge => Self::TooLarge,
+            BodyError::Busy => Self::Unavailable("too many bodies are in progress".to_owned()),
+            BodyError::TooSlow => Self::TooSlow,
             BodyError::Broken => Self::Broken,
         }
     }

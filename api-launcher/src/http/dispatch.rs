@@ -3,24 +3,30 @@
 
 use std::time::Instant;
 
+use axum::body::HttpBody as _;
 use axum::extract::{Path, Request, State};
 use axum::http::{HeaderMap, HeaderValue, header};
 use axum::response::{IntoResponse as _, Response};
-use job_contract::Document;
+use job_contract::{Document, JobData};
 use serde_json::error::Category;
-use tokio::sync::SemaphorePermit;
+use tokio::sync::{AcquireError, SemaphorePermit};
 use tracing::{info, warn};
 
 use super::answer::{self, RequestError};
 use super::auth::AuthError;
 use super::body;
-use super::{AppState, BODY_TIMEOUT, MAX_BODY_BYTES};
+use super::{AppState, BODY_TIMEOUT, KIB, MAX_BODY_BYTES};
 use crate::dispatch::Acceptance;
 use crate::dispatch::response::response_signal;
 use crate::metrics::DispatchResult;
 
 /// The request header with the trace of the sender.
 const TRACEPARENT: &str = "traceparent";
+
+/// The bytes that each byte of a document takes, if the whole job is made of it: many short variables.
+const COST_AS_JOB: usize = 10;
+/// The same if it is stored as it is.
+const COST_AS_BYTES: usize = 4;
 
 pub(super) async fn dispatch(State(state): State<AppState>, request: Request) -> Response {
     let started = Instant::now();
@@ -54,7 +60,8 @@ fn respond(state: &AppState, started: Instant, handled: Handled) -> Response {
 }
 
 async fn handle(state: &AppState, request: Request) -> Handled {
-    let (headers, job, _permit) = receive(state, request).await?;
+    let (headers, body, _permits) = receive(state, request, COST_AS_JOB).await?;
+    let job = parse(body, Document::from_json)?;
     if let Some(fallback) = state.routing.fallback_for(&job) {
         let response = fallback
             .forward(&headers, job.json().to_vec())
@@ -77,21 +84,17 @@ async fn handle(state: &AppState, request: Request) -> Handled {
 }
 
 async fn handle_for_pool(state: &AppState, pool: &str, request: Request) -> Handled {
-    let (headers, job, _permit) = receive(state, request).await?;
+    let (headers, json, _permits) = receive(state, request, COST_AS_BYTES).await?;
+    let job = parse(json.as_slice(), JobData::head)?;
     validate(&job)?;
     let Some(hub) = &state.hub else {
         return Err(RequestError::UnknownPool(pool.to_owned()));
     };
     let traceparent = headers.get(TRACEPARENT);
     let traceparent = traceparent.and_then(|value| value.to_str().ok());
-    let acceptance = hub.submit(pool, &job, traceparent).await?;
-    info!(
-        job_id = job.job_id,
-        step_id = job.step_id,
-        pool,
-        accepted = ?acceptance,
-        "accepted a dispatch"
-    );
+    let (job_id, step_id) = (job.job_id.clone(), job.step_id.clone());
+    let acceptance = hub.submit(pool, json, job, traceparent).await?;
+    info!(job_id, step_id, pool, accepted = ?acceptance, "accepted a dispatch");
     let (pending, _) = response_signal();
     Ok((answer::accepted(pending), result_of(acceptance)))
 }
@@ -103,22 +106,29 @@ const fn result_of(acceptance: Acceptance) -> DispatchResult {
     }
 }
 
-/// Authorizes a request, and reads its document. The permit is held until the dispatch is accepted.
+/// The turn of a dispatch, and its memory. They are held until the dispatch is accepted.
+type Permits<'a> = (SemaphorePermit<'a>, SemaphorePermit<'a>);
+
+/// Authorizes a request, and reads its body, which takes `cost` times its length.
 async fn receive(
     state: &AppState,
     request: Request,
-) -> Result<(HeaderMap, Document, SemaphorePermit<'_>), RequestError> {
+    cost: usize,
+) -> Result<(HeaderMap, Vec<u8>, Permits<'_>), RequestError> {
     let (head, body) = request.into_parts();
     authorize(state, &head.headers)?;
-    let permit = state.bodies.acquire().await;
-    let permit = permit.map_err(|error| RequestError::Unavailable(error.to_string()))?;
-    let body = tokio::time::timeout(BODY_TIMEOUT, body::read(body, MAX_BODY_BYTES))
-        .await
-        .map_err(|_| RequestError::TooSlow)??;
-    Ok((head.headers, parse(body)?, permit))
+    let length = body.size_hint().upper().unwrap_or(u64::MAX);
+    let length =
+        usize::try_from(length).map_or(MAX_BODY_BYTES, |length| length.min(MAX_BODY_BYTES));
+    let kib = u32::try_from((cost * length).div_ceil(KIB)).unwrap_or(u32::MAX);
+    let unavailable = |error: AcquireError| RequestError::Unavailable(error.to_string());
+    let turn = state.turns.acquire().await.map_err(unavailable)?;
+    let memory = state.memory.acquire_many(kib).await.map_err(unavailable)?;
+    let body = body::read_in_time(body, MAX_BODY_BYTES, BODY_TIMEOUT, |_| true).await?;
+    Ok((head.headers, body, (turn, memory)))
 }
 
-fn validate(job: &Document) -> Result<(), RequestError> {
+fn validate(job: &JobData) -> Result<(), RequestError> {
     job.validate()
         .map_err(|error| RequestError::Invalid(error.to_string()))
 }
@@ -137,8 +147,11 @@ fn authorize(state: &AppState, headers: &HeaderMap) -> Result<(), RequestError> 
 }
 
 /// The message names the position of an error. It never quotes the document, because most of it can be secret.
-fn parse(body: Vec<u8>) -> Result<Document, RequestError> {
-    Document::from_json(body).map_err(|error| {
+fn parse<B, T>(
+    body: B,
+    parse: impl FnOnce(B) -> Result<T, serde_json::Error>,
+) -> Result<T, RequestError> {
+    parse(body).map_err(|error| {
         let reason = match error.classify() {
             Category::Eof => "it ends too early",
             Category::Data => "a property has the wrong type",

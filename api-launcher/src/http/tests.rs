@@ -17,7 +17,7 @@ use tower::ServiceExt as _;
 
 use super::auth::Gate;
 use super::auth::tests::{PLATFORM_TOKEN, gate, when_issued};
-use super::{AppState, MAX_BODIES, MAX_BODY_BYTES, router};
+use super::{AT_ONCE, AppState, MAX_BODY_BYTES, router};
 use crate::data::DataDir;
 use crate::dispatch::response::ResponseSent;
 use crate::dispatch::route::Routing;
@@ -324,8 +324,8 @@ impl DispatchTarget for SlowTarget {
     }
 }
 
-#[tokio::test]
-async fn a_dispatch_keeps_its_place_until_it_is_accepted() {
+/// A target that lets dispatches wait, and dispatches to it.
+fn slow(requests: impl IntoIterator<Item = Value>) -> (Arc<SlowTarget>, AppState, Dispatches) {
     let target = Arc::new(SlowTarget {
         calls: Semaphore::new(0),
         released: Semaphore::new(0),
@@ -340,18 +340,44 @@ async fn a_dispatch_keeps_its_place_until_it_is_accepted() {
         Shutdown::default().draining,
     );
     let mut dispatches = JoinSet::new();
-    for _ in 0..=MAX_BODIES {
-        let request = dispatch(Some(&format!("Bearer {PLATFORM_TOKEN}")), job().to_string());
+    for job in requests {
+        let request = dispatch(Some(&format!("Bearer {PLATFORM_TOKEN}")), job.to_string());
         dispatches.spawn(router(state.clone()).oneshot(request));
     }
-    let all = u32::try_from(MAX_BODIES).unwrap();
-    target.calls.acquire_many(all).await.unwrap().forget();
-    // The last dispatch waits, because each call of the target holds a permit.
-    assert_eq!(state.bodies.available_permits(), 0);
-    assert_eq!(target.calls.available_permits(), 0);
-    target.released.add_permits(MAX_BODIES + 1);
+    (target, state, dispatches)
+}
+
+type Dispatches = JoinSet<Result<axum::response::Response, std::convert::Infallible>>;
+
+async fn all_accepted(mut dispatches: Dispatches) {
     while let Some(response) = dispatches.join_next().await {
         assert_eq!(response.unwrap().unwrap().status(), StatusCode::ACCEPTED);
     }
+}
+
+#[tokio::test]
+async fn a_dispatch_keeps_its_turn_until_it_is_accepted() {
+    let (target, state, dispatches) = slow((0..=AT_ONCE).map(|_| job()));
+    let all = u32::try_from(AT_ONCE).unwrap();
+    target.calls.acquire_many(all).await.unwrap().forget();
+    // The last dispatch waits, because each call of the target holds a permit.
+    assert_eq!(state.turns.available_permits(), 0);
+    assert_eq!(target.calls.available_permits(), 0);
+    target.released.add_permits(AT_ONCE + 1);
+    all_accepted(dispatches).await;
+    assert_eq!(target.calls.available_permits(), 1);
+}
+
+#[tokio::test]
+async fn a_dispatch_keeps_its_memory_until_it_is_accepted() {
+    // Each takes 30 of the 80 MiB.
+    let mut large = job();
+    large["accessToken"] = json!("x".repeat(3 << 20));
+    let (target, state, dispatches) = slow([large.clone(), large.clone(), large]);
+    target.calls.acquire_many(2).await.unwrap().forget();
+    assert!(state.memory.available_permits() < 30 << 10);
+    assert_eq!(target.calls.available_permits(), 0);
+    target.released.add_permits(3);
+    all_accepted(dispatches).await;
     assert_eq!(target.calls.available_permits(), 1);
 }

@@ -3,7 +3,7 @@
 //!
 //! - [`rules`] says which requests there are, and which of them a task may make in its state. Pure.
 //! - [`body`] checks what a request says. Pure.
-//! - [`turns`] limits the requests of each task.
+//! - [`turns`] limits the requests of each task and each pool.
 //! - [`forward`] sends it to Terrakube, and [`records`] answers it from the records of this machine.
 
 mod body;
@@ -48,6 +48,16 @@ enum Destination {
     Records(Records),
 }
 
+impl Destination {
+    /// Returns the address of the platform that users know.
+    fn public_url(&self) -> Option<&Url> {
+        match self {
+            Self::Terrakube(terrakube) => Some(terrakube.public_url()),
+            Self::Records(_) => None,
+        }
+    }
+}
+
 impl Relay {
     /// A relay to this platform.
     pub(crate) fn new(platform: &Platform) -> Result<Self, reqwest::Error> {
@@ -63,14 +73,6 @@ impl Relay {
         })
     }
 
-    /// Returns the address of the platform that users know.
-    fn public_url(&self) -> Option<&Url> {
-        match &self.to {
-            Destination::Terrakube(terrakube) => Some(terrakube.public_url()),
-            Destination::Records(_) => None,
-        }
-    }
-
     async fn send(
         &self,
         outgoing: Outgoing,
@@ -79,7 +81,7 @@ impl Relay {
     ) -> Result<Response, Failure> {
         match &self.to {
             Destination::Terrakube(terrakube) => terrakube.send(outgoing, step, turn).await,
-            Destination::Records(records) => records.answer(outgoing, step).await,
+            Destination::Records(records) => records.answer(outgoing, step, turn).await,
         }
     }
 }
@@ -103,10 +105,13 @@ async fn pass(hub: &Hub, request: Request) -> Result<Response, Failure> {
     let call = Call::find(&head.method, &target.path, head.uri.query(), &step)
         .and_then(|call| rules::check_state(&task, call).map(|()| call));
     let call = call.map_err(refuse)?;
-    let turn = hub.relay.turns.next(task.task).await?;
-    let outgoing = Outgoing::new(call, &target.path, &step, hub.relay.public_url(), body).await;
+    let place = hub.relay.turns.place(task.task)?;
+    let bytes = hub.budget.of_task(&task.pool, task.task);
+    let to = &hub.relay.to;
+    let outgoing = Outgoing::new(call, &target.path, &step, to, body, bytes).await;
     let outgoing = outgoing.map_err(refuse)?;
-    // The task may have ended while its turn or its body was waited for.
+    let turn = hub.relay.turns.next(&task.pool, place).await?;
+    // The task may have ended while its body or its turn was waited for.
     rules::check_state(&authorize().await?, call).map_err(refuse)?;
     debug!(task = %task.task, ?call, "relayed");
     let lines = outgoing.lines();
@@ -154,8 +159,11 @@ fn refuse(task: &TaskView, method: &Method, path: &str, refusal: &RelayRefusal) 
         RelayRefusal::Request(_) | RelayRefusal::Body(_) => {
             Failure::new(Code::ExecutorPoolForbidden, refusal.to_string())
         }
+        RelayRefusal::Busy => Failure::new(Code::RateLimited, refusal.to_string()),
         RelayRefusal::Unread(_) => Failure::new(Code::RequestInvalid, refusal.to_string()),
-        RelayRefusal::TooLarge(_) => Failure::new(Code::RequestInvalid, refusal.to_string())
-            .with_status(StatusCode::PAYLOAD_TOO_LARGE),
+        RelayRefusal::TooLarge(_) | RelayRefusal::ContextTooLarge(_) => {
+            Failure::new(Code::RequestInvalid, refusal.to_string())
+                .with_status(StatusCode::PAYLOAD_TOO_LARGE)
+        }
     }
 }

@@ -1,67 +1,98 @@
-//! Limits what is in progress at a time, in all and for each key, so that one key leaves room for the others.
+//! Limits what is in progress at a time, in all and for each key, so that one key leaves room for the others: requests, or
+//! bytes.
 
 use std::collections::HashMap;
 use std::hash::Hash;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// The shares of all keys.
 #[derive(Debug)]
-pub(super) struct Shares<K: Hash + Eq> {
+pub(crate) struct Shares<K: Hash + Eq> {
     /// The limit of each key.
     each: usize,
     /// The limit of all.
     total: usize,
-    counts: Mutex<HashMap<K, usize>>,
+    taken: Mutex<Taken<K>>,
 }
 
-/// One of the shares, until it is dropped.
 #[derive(Debug)]
-pub(super) struct Share<K: Hash + Eq> {
+struct Taken<K> {
+    all: usize,
+    of_keys: HashMap<K, usize>,
+}
+
+/// A part of the shares, until it is dropped.
+#[derive(Debug)]
+pub(crate) struct Share<K: Hash + Eq> {
     key: K,
+    amount: usize,
     shares: Arc<Shares<K>>,
 }
 
 impl<K: Hash + Eq + Clone> Shares<K> {
-    pub(super) fn new(each: usize, total: usize) -> Arc<Self> {
+    pub(crate) fn new(each: usize, total: usize) -> Arc<Self> {
         Arc::new(Self {
             each,
             total,
-            counts: Mutex::default(),
+            taken: Mutex::new(Taken {
+                all: 0,
+                of_keys: HashMap::new(),
+            }),
         })
     }
 
-    /// Takes a share, if there is one for this key.
-    pub(super) fn take(self: &Arc<Self>, key: &K) -> Option<Share<K>> {
-        let mut counts = self.counts.lock().unwrap_or_else(PoisonError::into_inner);
-        let taken: usize = counts.values().sum();
-        let of_key = counts.get(key).copied().unwrap_or_default();
-        if taken >= self.total || of_key >= self.each {
-            return None;
-        }
-        counts.insert(key.clone(), of_key + 1);
-        Some(Share {
+    /// Takes one share, if there is one for this key.
+    pub(crate) fn take(self: &Arc<Self>, key: &K) -> Option<Share<K>> {
+        let mut share = self.open(key);
+        share.grow(1).then_some(share)
+    }
+
+    /// Returns a share that is empty, and can grow.
+    pub(crate) fn open(self: &Arc<Self>, key: &K) -> Share<K> {
+        Share {
             key: key.clone(),
+            amount: 0,
             shares: Arc::clone(self),
-        })
+        }
     }
 
     /// Returns how many are taken.
-    pub(super) fn taken(&self) -> usize {
-        let counts = self.counts.lock().unwrap_or_else(PoisonError::into_inner);
-        counts.values().sum()
+    pub(crate) fn taken(&self) -> usize {
+        self.lock().all
+    }
+}
+
+impl<K: Hash + Eq> Shares<K> {
+    fn lock(&self) -> MutexGuard<'_, Taken<K>> {
+        self.taken.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl<K: Hash + Eq + Clone> Share<K> {
+    /// Takes more. Returns whether there was enough; if not, nothing changes.
+    pub(crate) fn grow(&mut self, more: usize) -> bool {
+        let mut taken = self.shares.lock();
+        let of_key = taken.of_keys.get(&self.key).copied().unwrap_or_default();
+        let fits =
+            |taken: usize, limit: usize| taken.checked_add(more).is_some_and(|sum| sum <= limit);
+        if !fits(of_key, self.shares.each) || !fits(taken.all, self.shares.total) {
+            return false;
+        }
+        taken.of_keys.insert(self.key.clone(), of_key + more);
+        taken.all += more;
+        self.amount += more;
+        true
     }
 }
 
 impl<K: Hash + Eq> Drop for Share<K> {
     fn drop(&mut self) {
-        let mut counts = self.shares.counts.lock();
-        let counts = counts
-            .as_mut()
-            .unwrap_or_else(|poisoned| poisoned.get_mut());
-        if let Some(count) = counts.get_mut(&self.key) {
-            *count -= 1;
-            if *count == 0 {
-                counts.remove(&self.key);
+        let mut taken = self.shares.lock();
+        taken.all -= self.amount;
+        if let Some(of_key) = taken.of_keys.get_mut(&self.key) {
+            *of_key -= self.amount;
+            if *of_key == 0 {
+                taken.of_keys.remove(&self.key);
             }
         }
     }
@@ -83,5 +114,20 @@ mod tests {
         assert_eq!(shares.taken(), 2);
         assert!(shares.take(&"a").is_some());
         assert_eq!(shares.taken(), 2);
+    }
+
+    #[test]
+    fn a_share_grows_up_to_the_limits_and_returns_all_of_it() {
+        let shares = Shares::new(10, 15);
+        let mut first = shares.open(&"a");
+        assert!(first.grow(6) && !first.grow(5) && first.grow(4));
+        let mut other = shares.open(&"b");
+        assert!(!other.grow(6) && other.grow(5));
+        assert!(!other.grow(usize::MAX), "no sum overflows");
+        drop(first);
+        assert_eq!(shares.taken(), 5);
+        assert!(other.grow(5));
+        drop(other);
+        assert_eq!(shares.taken(), 0);
     }
 }

@@ -2,21 +2,20 @@
 
 use std::sync::Arc;
 
-use job_contract::{Document, JobData};
+use job_contract::{JobData, encoding};
 use pool_protocol::id::{PoolName, TaskId};
 use pool_store::{Content, Payload, Submission, Submitted};
-use serde_json::Value;
+use tokio::task::spawn_blocking;
 use tracing::{error, warn};
 
 use super::Hub;
-use super::pools::Pool;
+use super::json_check::{MAX_DEPTH, is_readable};
+use super::pools::{Pool, Pools};
 use crate::dispatch::Acceptance;
 use crate::sealing::{Envelope, SealError};
 
-/// The longest document of a pool. A longer one does not fit into Secrets of a cluster.
+/// The longest document of a pool.
 const MAX_DOCUMENT_BYTES: usize = 4 * 1024 * 1024;
-/// The deepest nesting of a document. Its readers accept 128 levels, and messages wrap it.
-const MAX_DEPTH: usize = 100;
 /// The length of a `traceparent` of version 00.
 const TRACEPARENT: usize = 55;
 
@@ -30,12 +29,13 @@ pub(crate) enum SubmitError {
 }
 
 impl Hub {
-    /// Stores the job of a dispatch durably. A job that the pool does not take is stored too, and its step fails with
-    /// the reason.
+    /// Stores the job of a dispatch durably, with its document as the platform sent it. `job` has the ids and the type. A job
+    /// that the pool does not take is stored too, and its step fails with the reason.
     pub(crate) async fn submit(
         self: &Arc<Self>,
         pool: &str,
-        job: &Document,
+        json: Vec<u8>,
+        job: JobData,
         traceparent: Option<&str>,
     ) -> Result<Acceptance, SubmitError> {
         let pools = self.pools.current();
@@ -45,30 +45,11 @@ impl Hub {
             return Err(SubmitError::UnknownPool(pool.chars().take(64).collect()));
         };
         let task = TaskId::new();
-        let content = if !settings.takes(&job.organization_id) {
-            Err(format!(
-                "pool `{name}` takes no runs of organization `{}`: add it to the organizations of the pool",
-                job.organization_id
-            ))
-        } else if job.json().len() > MAX_DOCUMENT_BYTES {
-            Err(format!(
-                "the job document has {} bytes, and pool `{name}` takes {MAX_DOCUMENT_BYTES}: make its variables and scripts shorter",
-                job.json().len()
-            ))
-        } else if !is_readable(job.json()) {
-            Err(format!(
-                "the job document has a value that agents cannot read: more than {MAX_DEPTH} levels, half of a surrogate pair, \
-                 or a number without end"
-            ))
-        } else {
-            let envelope = Envelope {
-                pool: &name,
-                task,
-                job: &job.job_id,
-                step: &job.step_id,
-            };
-            payload(settings, &envelope, job).map_err(|error| error.to_string())
-        };
+        let stock = settings.has_stock_executors;
+        let (pool, head, file) = (name.clone(), job.clone(), Arc::clone(&pools));
+        // A long document keeps a thread busy for a while.
+        let content = spawn_blocking(move || content(&file, &pool, task, &head, json)).await;
+        let content = content.map_err(|error| pool_store::Error::Unavailable(error.into()))?;
         if let Err(reason) = &content {
             warn!(pool = %name, job_id = job.job_id, step_id = job.step_id, reason, "refused a run of a pool");
         }
@@ -86,16 +67,15 @@ impl Hub {
             content: content.map_or_else(Content::Refused, Content::Payload),
         };
         // The spawned task stores the run and starts its heartbeat even if the sender disconnects.
-        let (hub, job_id) = (Arc::clone(self), job.job_id.clone());
-        let queued = JobData::clone(job);
+        let hub = Arc::clone(self);
         let stored = tokio::spawn(async move {
             let submitted = hub.store.submit(submission).await?;
-            if let Err(error) = hub.reporter.mark_queued(&queued) {
+            if let Err(error) = hub.reporter.mark_queued(&job) {
                 // The run is confirmed when a later delivery succeeds in this.
                 return Err(pool_store::Error::Unavailable(Box::new(error)));
             }
             if let Submitted::New(task) = submitted {
-                hub.heartbeats.start(&*hub.reporter, task, &job_id);
+                hub.heartbeats.start(&*hub.reporter, task, &job.job_id);
             }
             Ok::<_, pool_store::Error>(submitted)
         });
@@ -111,29 +91,69 @@ impl Hub {
     }
 }
 
-/// Returns whether every agent can read this JSON. The properties that the hub does not know are not checked before.
-fn is_readable(json: &[u8]) -> bool {
-    fn depth(value: &Value) -> usize {
-        match value {
-            Value::Array(items) => 1 + items.iter().map(depth).max().unwrap_or(0),
-            Value::Object(fields) => 1 + fields.values().map(depth).max().unwrap_or(0),
-            _ => 0,
-        }
+/// Returns what is stored of a document, or why the pool does not take it.
+fn content(
+    pools: &Pools,
+    name: &PoolName,
+    task: TaskId,
+    job: &JobData,
+    json: Vec<u8>,
+) -> Result<Payload, String> {
+    let pool = pools
+        .get(name)
+        .filter(|pool| pool.takes(&job.organization_id));
+    let Some(pool) = pool else {
+        return Err(format!(
+            "pool `{name}` takes no runs of organization `{}`: add it to the organizations of the pool",
+            job.organization_id
+        ));
+    };
+    check(&json, name)?;
+    let envelope = Envelope {
+        pool: name,
+        task,
+        job: &job.job_id,
+        step: &job.step_id,
+    };
+    payload(pool, &envelope, json).map_err(|error| error.to_string())
+}
+
+/// Checks whether each agent can start the job: it reads the document, and on target `kubernetes` a Secret holds it. The hub
+/// does not know the targets of agents that may come.
+fn check(json: &[u8], pool: &PoolName) -> Result<(), String> {
+    let advice = "make its variables and scripts shorter";
+    let bytes = json.len();
+    if bytes > MAX_DOCUMENT_BYTES {
+        Err(format!(
+            "the job document has {bytes} bytes, and pool `{pool}` takes {MAX_DOCUMENT_BYTES}: {advice}"
+        ))
+    } else if !encoding::fits_environment(json) {
+        Err(format!(
+            "the job document has {bytes} bytes, and is too large for a Secret, which holds {} bytes of it as compressed \
+             base64: {advice}",
+            encoding::MAX_ENVIRONMENT_BYTES
+        ))
+    } else if !is_readable(json) {
+        Err(format!(
+            "the job document has a value that agents cannot read: more than {MAX_DEPTH} levels, half of a surrogate pair, \
+             or a number without end"
+        ))
+    } else {
+        Ok(())
     }
-    serde_json::from_slice(json).is_ok_and(|value| depth(&value) <= MAX_DEPTH)
 }
 
 /// What is stored of a document: nothing that the hub can read, if the pool has a key.
-fn payload(pool: &Pool, envelope: &Envelope<'_>, job: &Document) -> Result<Payload, SealError> {
+fn payload(pool: &Pool, envelope: &Envelope<'_>, json: Vec<u8>) -> Result<Payload, SealError> {
     let Some(key) = pool.public_keys.first() else {
         return Ok(Payload {
             key_id: None,
-            data: job.json().to_vec(),
+            data: json,
         });
     };
     Ok(Payload {
         key_id: Some(key.id().to_owned()),
-        data: key.seal(envelope, job.json())?,
+        data: key.seal(envelope, &json)?,
     })
 }
 
@@ -159,18 +179,36 @@ mod tests {
     use super::*;
 
     #[rstest]
-    #[case::flat(r#"{"jobId":"7"}"#.to_owned(), true)]
-    #[case::deep(nested(99), true)]
-    #[case::too_deep(nested(100), false)]
-    #[case::far_too_deep(nested(100_000), false)]
-    #[case::half_a_pair(r#"{"x":"\ud800"}"#.to_owned(), false)]
-    #[case::endless(r#"{"x":1e999}"#.to_owned(), false)]
-    fn what_an_agent_cannot_read_is_not_stored(#[case] json: String, #[case] expected: bool) {
-        assert_eq!(is_readable(json.as_bytes()), expected);
+    #[case::usual(b"a".repeat(MAX_DOCUMENT_BYTES - 8), None)]
+    #[case::too_long(b"a".repeat(MAX_DOCUMENT_BYTES - 7), Some("takes 4194304"))]
+    #[case::for_a_secret(noise(780_000), None)]
+    #[case::for_a_secret_if_compressed(noise(1_200_000), None)]
+    #[case::too_large_for_a_secret(noise(1_500_000), Some("too large for a Secret"))]
+    #[case::unreadable(b"\\ud800".to_vec(), Some("cannot read"))]
+    fn a_pool_takes_what_each_agent_can_start(
+        #[case] text: Vec<u8>,
+        #[case] refused: Option<&str>,
+    ) {
+        let json = [br#"{"a":""#, &*text, br#""}"#].concat();
+        let checked = check(&json, &"eu".parse().unwrap());
+        let reason = checked.as_ref().err();
+        assert_eq!(reason.is_some(), refused.is_some(), "{reason:?}");
+        assert!(
+            reason.is_none_or(|reason| reason.contains(refused.unwrap())),
+            "{reason:?}"
+        );
     }
 
-    fn nested(levels: usize) -> String {
-        format!(r#"{{"x":{}{}}}"#, "[".repeat(levels), "]".repeat(levels))
+    /// Text that does not compress well.
+    fn noise(bytes: usize) -> Vec<u8> {
+        let mut seed = 88_172_645_463_325_252_u64;
+        let mut next = || {
+            seed ^= seed << 13;
+            seed ^= seed >> 7;
+            seed ^= seed << 17;
+            b'a' + u8::try_from(seed % 26).unwrap()
+        };
+        (0..bytes).map(|_| next()).collect()
     }
 
     #[rstest]

@@ -25,8 +25,12 @@ use super::{Hub, relay};
 
 pub(crate) use self::answer::Failure;
 
-/// The largest body of a request.
-const MAX_BODY_BYTES: usize = 512 * 1024;
+/// The largest body of a call that names many leases.
+const MANY_LEASES: usize = 512 * 1024;
+/// The largest body of a call with a text for people.
+const ONE_END: usize = 64 * 1024;
+/// The largest body of another call.
+const ONE_LEASE: usize = 16 * 1024;
 /// The timeout for reading a body.
 const BODY_TIMEOUT: Duration = Duration::from_secs(30);
 /// The interval of heartbeats of an instance.

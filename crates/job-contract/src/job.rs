@@ -626,7 +626,7 @@ mod tests {
         };
         assert!(head == expected, "{head:?}");
         for other in [
-            "[]",
+            "7",
             "{",
             r#"{"stepId":1}"#,
             r#"{"stepId":"a","stepId":"b"}"#,

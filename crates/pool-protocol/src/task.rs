@@ -1,7 +1,7 @@
 //! Tasks, and the requests of agents for them.
 
 use serde::{Deserialize, Serialize};
-use serde_json::Value;
+use serde_json::value::RawValue;
 
 use crate::id::{InstanceId, LeaseId, TaskId};
 
@@ -53,7 +53,7 @@ pub struct TaskRequest {
 }
 
 /// A task and the lease on it. Without a task, the status is 204 and there is no body.
-#[derive(Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Serialize, Deserialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct LeasedTask {
@@ -89,7 +89,7 @@ impl std::fmt::Debug for LeasedTask {
 }
 
 /// The content of a task.
-#[derive(Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Serialize, Deserialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct Task {
@@ -100,9 +100,10 @@ pub struct Task {
     /// The type of the step, as in the job document.
     #[serde(rename = "type")]
     pub kind: String,
-    /// The job document. Absent if the pool has a key.
+    /// The job document, as the platform sent it. Absent if the pool has a key.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub payload: Option<Value>,
+    #[cfg_attr(test, schemars(with = "Option<serde_json::Value>"))]
+    pub payload: Option<Box<RawValue>>,
     /// The job document, sealed to a key of the pool.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub sealed_payload: Option<SealedPayload>,

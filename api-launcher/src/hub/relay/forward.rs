@@ -1,5 +1,8 @@
 //! Sends requests to the platform, with a new token of the platform that is valid for a minute. Only the headers that
 //! are named here pass. Redirects are not followed.
+//!
+//! A task of its own passes each answer on, because nobody polls the stream of an answer that its executor does not read. It
+//! ends after a time, and with it the turn and the connection to the platform.
 
 use std::io;
 use std::time::Duration;
@@ -7,7 +10,7 @@ use std::time::Duration;
 use axum::body::{Body, Bytes, HttpBody as _};
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::Response;
-use futures_util::{Stream, StreamExt as _, TryStreamExt as _};
+use futures_util::{Stream, StreamExt as _, TryStreamExt as _, stream};
 use job_contract::chain;
 use platform::StepRef;
 use platform::terrakube::token::BRIEF;
@@ -15,13 +18,18 @@ use platform::terrakube::{Terrakube, extended};
 use pool_protocol::problem::Code;
 use reqwest::Method;
 use secrecy::ExposeSecret as _;
+use tokio::sync::mpsc;
+use tokio::time::{Instant, timeout, timeout_at};
 use tracing::{debug, warn};
 use url::Url;
 
+use super::Destination;
 use super::body;
 use super::rules::{Call, RelayRefusal, own_history};
 use super::turns::Turn;
 use crate::http::body::{self as request_body, BodyError};
+use crate::hub::budget::Held;
+use crate::hub::json_check;
 use crate::hub::wire::Failure;
 
 const JSON_API: &str = "application/vnd.api+json";
@@ -30,6 +38,8 @@ const KIB: usize = 1024;
 const MIB: usize = 1024 * KIB;
 /// The largest context of a job.
 pub(super) const MAX_CONTEXT: usize = 64 * MIB;
+/// The largest one in the records of this machine. It is checked as a whole, and is a file for each job.
+pub(super) const MAX_RECORDED_CONTEXT: usize = 4 * MIB;
 
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 /// The platform may wait for the lock on the row of a job.
@@ -37,7 +47,13 @@ const CALL_TIMEOUT: Duration = Duration::from_mins(1);
 /// Archives can be large.
 const CONTENT_TIMEOUT: Duration = Duration::from_mins(10);
 /// How long a body may take that is read whole.
-pub(super) const BODY_TIMEOUT: Duration = Duration::from_secs(30);
+const BODY_TIMEOUT: Duration = Duration::from_secs(30);
+/// How long an executor may take none of its answer.
+const STALLED: Duration = Duration::from_secs(30);
+/// Pieces of an answer that wait for their executor. One can have some 100 KiB.
+const PIECES: usize = 1;
+/// The bytes that each byte of a document takes: as it arrives, as it is read, and as it is sent.
+const COST: usize = 3;
 
 /// A checked request.
 #[derive(Debug)]
@@ -46,6 +62,8 @@ pub(super) struct Outgoing {
     /// The last two parts of the path of a run's content.
     pub(super) content: String,
     pub(super) body: Content,
+    /// The bytes of the document.
+    pub(super) held: Held,
 }
 
 /// What a request says.
@@ -54,37 +72,57 @@ pub(super) enum Content {
     None,
     /// A document that was checked.
     Document(Bytes),
-    /// The context of the job. The path says whose it is; what it says is the run's own.
+    /// The context of the job on its way to a platform. The path says whose it is; what it says is the run's own.
     Context(Body),
 }
 
 impl Outgoing {
-    /// Reads and checks the body of a request.
+    /// Reads and checks the body of a request to `to`. `held` takes its bytes.
     pub(super) async fn new(
         call: Call,
         path: &[&str],
         step: &StepRef,
-        public_url: Option<&Url>,
+        to: &Destination,
         body: Body,
+        mut held: Held,
     ) -> Result<Self, RelayRefusal> {
-        let body = if call == Call::WriteContext {
-            // A longer body breaks off at the platform, and its sender would repeat it.
-            if body.size_hint().lower() > MAX_CONTEXT as u64 {
-                return Err(RelayRefusal::TooLarge(MAX_CONTEXT));
+        let body = match (call, to) {
+            (Call::WriteContext, Destination::Terrakube(_)) => {
+                // A longer body breaks off at the platform, and its sender would repeat it.
+                if body.size_hint().lower() > MAX_CONTEXT as u64 {
+                    return Err(RelayRefusal::TooLarge(MAX_CONTEXT));
+                }
+                Content::Context(body)
             }
-            Content::Context(body)
-        } else {
-            let bytes = read(call, body).await?;
-            let checked = has_body(call).then(|| body::check(call, &bytes, step, public_url));
-            checked
-                .transpose()?
-                .map_or(Content::None, |checked| Content::Document(checked.into()))
+            (Call::WriteContext, Destination::Records(_)) => {
+                let context = read(body, MAX_RECORDED_CONTEXT, 1, &mut held).await;
+                let context = context.map_err(|refusal| match refusal {
+                    RelayRefusal::TooLarge(limit) => RelayRefusal::ContextTooLarge(limit),
+                    other => other,
+                })?;
+                let is_object = context.trim_ascii_start().first() == Some(&b'{');
+                if !is_object || !json_check::is_readable(&context) {
+                    return Err(RelayRefusal::Unread(
+                        "it is no JSON object of a usual depth",
+                    ));
+                }
+                Content::Document(context.into())
+            }
+            _ => {
+                let bytes = read(body, largest(call), COST, &mut held).await?;
+                let public_url = to.public_url();
+                let checked = has_body(call).then(|| body::check(call, &bytes, step, public_url));
+                checked
+                    .transpose()?
+                    .map_or(Content::None, |checked| Content::Document(checked.into()))
+            }
         };
         let content = path[path.len().saturating_sub(2)..].join("/");
         Ok(Self {
             call,
             content,
             body,
+            held,
         })
     }
 
@@ -97,30 +135,36 @@ impl Outgoing {
     }
 }
 
-async fn read(call: Call, body: Body) -> Result<Vec<u8>, RelayRefusal> {
-    let limit = match call {
-        Call::ChangeJob | Call::ChangeStep | Call::AddHistory => 64 * KIB,
-        Call::AddLines => 4 * MIB,
+/// The largest document of a call.
+const fn largest(call: Call) -> usize {
+    match call {
+        Call::ChangeJob | Call::ChangeStep => 64 * KIB,
+        Call::AddHistory => 16 * KIB,
+        Call::AddLines => MIB,
         _ => 0,
-    };
-    tokio::time::timeout(BODY_TIMEOUT, request_body::read(body, limit))
-        .await
-        .map_err(|_| RelayRefusal::Unread("it did not arrive in time"))?
-        .map_err(|error| match error {
-            BodyError::TooLarge => RelayRefusal::TooLarge(limit),
-            BodyError::Broken => RelayRefusal::Unread("it broke off"),
-        })
+    }
+}
+
+async fn read(
+    body: Body,
+    limit: usize,
+    cost: usize,
+    held: &mut Held,
+) -> Result<Vec<u8>, RelayRefusal> {
+    let take = |length| held.grow(length * cost);
+    let read = request_body::read_in_time(body, limit, BODY_TIMEOUT, take).await;
+    read.map_err(|error| match error {
+        BodyError::TooSlow => RelayRefusal::Unread("it did not arrive in time"),
+        BodyError::TooLarge => RelayRefusal::TooLarge(limit),
+        BodyError::Busy => RelayRefusal::Busy,
+        BodyError::Broken => RelayRefusal::Unread("it broke off"),
+    })
 }
 
 const fn has_body(call: Call) -> bool {
     matches!(
         call,
-        Call::ChangeJob
-            | Call::ChangeStep
-            | Call::AddHistory
-            | Call::AddLines
-            | Call::SetUpLog
-            | Call::WriteContext
+        Call::ChangeJob | Call::ChangeStep | Call::AddHistory | Call::AddLines | Call::SetUpLog
     )
 }
 
@@ -158,6 +202,7 @@ impl ToTerrakube {
             call,
             content,
             body,
+            held: _held,
         } = outgoing;
         let url = self.url(call, &content, step).await?;
         let (method, media_type, timeout, limit) = properties(call);
@@ -193,7 +238,7 @@ impl ToTerrakube {
             );
             bad_gateway("the platform does not respond: try again")
         })?;
-        Ok(respond(answer, limit, turn))
+        Ok(respond(answer, limit, timeout, turn))
     }
 
     async fn url(&self, call: Call, content: &str, step: &StepRef) -> Result<Url, Failure> {
@@ -287,20 +332,17 @@ fn properties(call: Call) -> (Method, &'static str, Duration, usize) {
     (method, media_type, timeout, limit)
 }
 
-fn respond(answer: reqwest::Response, limit: usize, turn: Turn) -> Response {
+fn respond(answer: reqwest::Response, limit: usize, in_all: Duration, turn: Turn) -> Response {
     let status = answer.status();
     let kept: Vec<_> = [header::CONTENT_TYPE, header::RETRY_AFTER]
         .into_iter()
         .filter_map(|name| Some((name.clone(), answer.headers().get(name)?.clone())))
         .collect();
-    let stream = answer
+    let pieces = answer
         .bytes_stream()
         .map_err(|error| io::Error::other(error.without_url()));
-    let stream = limited(stream, limit).inspect(move |_| {
-        // The stream owns it until the response is sent.
-        let _held = &turn;
-    });
-    let mut response = Response::new(Body::from_stream(stream));
+    let pieces = passed_on(limited(pieces, limit), in_all, turn);
+    let mut response = Response::new(Body::from_stream(pieces));
     *response.status_mut() = status;
     response.headers_mut().extend(kept);
     // Responses are for this executor only.
@@ -308,6 +350,45 @@ fn respond(answer: reqwest::Response, limit: usize, turn: Turn) -> Response {
         .headers_mut()
         .insert(header::CACHE_CONTROL, HeaderValue::from_static("no-store"));
     response
+}
+
+/// Returns the pieces of an answer, which a task passes on. The task keeps `kept` until it ends: with the answer, with the
+/// response, or when its time is over.
+fn passed_on<S, K>(
+    pieces: S,
+    in_all: Duration,
+    kept: K,
+) -> impl Stream<Item = io::Result<Bytes>> + Send + 'static
+where
+    S: Stream<Item = io::Result<Bytes>> + Send + 'static,
+    K: Send + 'static,
+{
+    let (sender, receiver) = mpsc::channel(PIECES);
+    tokio::spawn(async move {
+        let _kept = kept;
+        let pass_on = async {
+            let mut pieces = Box::pin(pieces.map(Some).chain(stream::iter([None])));
+            while let Some(piece) = pieces.next().await {
+                if !matches!(timeout(STALLED, sender.send(piece)).await, Ok(Ok(()))) {
+                    break;
+                }
+            }
+        };
+        tokio::select! {
+            _ = timeout_at(Instant::now() + in_all, pass_on) => {}
+            // The platform may be silent, and the executor has gone.
+            () = sender.closed() => {}
+        }
+    });
+    // Only `None` is the end of the answer. Without it, the answer broke off, and must not seem whole.
+    stream::unfold(Some(receiver), |receiver| async {
+        let mut receiver: mpsc::Receiver<Option<io::Result<Bytes>>> = receiver?;
+        match receiver.recv().await {
+            Some(Some(piece)) => Some((piece, Some(receiver))),
+            Some(None) => None,
+            None => Some((Err(io::ErrorKind::TimedOut.into()), None)),
+        }
+    })
 }
 
 /// Returns the stream. It fails if it has more than `limit` bytes.
@@ -327,4 +408,71 @@ where
 
 fn bad_gateway(text: &str) -> Failure {
     Failure::new(Code::Other, text).with_status(StatusCode::BAD_GATEWAY)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use super::*;
+
+    const PIECE: &[u8] = &[0; 1024];
+
+    fn answer(pieces: usize) -> impl Stream<Item = io::Result<Bytes>> + Send + 'static {
+        stream::iter((0..pieces).map(|_| Ok(Bytes::from_static(PIECE))))
+    }
+
+    /// Waits until the turn is free, in the time of the test.
+    async fn free(turn: &Arc<()>) -> Duration {
+        let began = Instant::now();
+        while Arc::strong_count(turn) > 1 {
+            tokio::time::sleep(Duration::from_secs(1)).await;
+        }
+        began.elapsed()
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_answer_that_nobody_reads_frees_its_turn_and_then_breaks_off() {
+        let turn = Arc::new(());
+        let response = passed_on(answer(100), CONTENT_TIMEOUT, Arc::clone(&turn));
+        assert!(free(&turn).await <= STALLED + Duration::from_secs(1));
+        let read: Vec<_> = response.collect().await;
+        assert_eq!(read.len(), PIECES + 1);
+        assert!(read.last().unwrap().is_err(), "half an answer seems whole");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_answer_that_is_read_slowly_ends_in_its_time() {
+        let turn = Arc::new(());
+        let response = passed_on(answer(100), CALL_TIMEOUT, Arc::clone(&turn));
+        let reader = tokio::spawn(async {
+            let read = response.then(async |piece| {
+                tokio::time::sleep(STALLED / 2).await;
+                piece
+            });
+            read.collect::<Vec<_>>().await
+        });
+        assert!(free(&turn).await <= CALL_TIMEOUT + Duration::from_secs(1));
+        assert!(reader.await.unwrap().last().unwrap().is_err());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_executor_that_has_gone_keeps_no_turn_while_the_platform_is_silent() {
+        let turn = Arc::new(());
+        drop(passed_on(
+            stream::pending(),
+            CONTENT_TIMEOUT,
+            Arc::clone(&turn),
+        ));
+        assert!(free(&turn).await <= Duration::from_secs(1));
+    }
+
+    #[tokio::test]
+    async fn an_answer_passes_whole() {
+        let turn = Arc::new(());
+        let response = passed_on(answer(100), CALL_TIMEOUT, Arc::clone(&turn));
+        let read: Vec<_> = response.collect().await;
+        assert_eq!(read.len(), 100);
+        assert!(read.iter().all(Result::is_ok));
+    }
 }

@@ -2,7 +2,6 @@
 //! the hub has.
 
 use axum::Json;
-use axum::body::Body;
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse as _, Response};
 use job_contract::chain;
@@ -12,19 +11,22 @@ use platform::{History, PlatformError, StepRef};
 use pool_protocol::problem::Code;
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
-use serde_json::{Map, Value, json};
+use serde_json::{Value, json};
 use tracing::error;
 
-use super::forward::{BODY_TIMEOUT, Content, MAX_CONTEXT, Outgoing};
+use super::forward::{Content, Outgoing};
 use super::rules::Call;
-use crate::http::body as request_body;
+use super::turns::Turn;
 use crate::hub::wire::Failure;
 
 /// Where OpenTofu itself lists its releases.
 const TOFU_RELEASES: &str = "https://api.github.com/repos/opentofu/opentofu/releases";
 
+/// The states of one job that are recorded.
+const MAX_STATES: usize = 1000;
+
 /// The records of jobs in a data directory.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Records(LocalPlatform);
 
 /// A document with one resource.
@@ -61,17 +63,30 @@ impl Records {
         Self(records)
     }
 
-    /// Carries the request out.
+    /// Carries the request out. Records are files, so a thread that may wait does it.
     pub(super) async fn answer(
         &self,
         outgoing: Outgoing,
         step: &StepRef,
+        turn: Turn,
     ) -> Result<Response, Failure> {
+        let (records, step) = (self.clone(), step.clone());
+        let answered = tokio::task::spawn_blocking(move || {
+            // The work goes on if the executor disconnects, and so does its turn.
+            let _turn = turn;
+            records.answer_now(&outgoing, &step)
+        });
+        answered.await.unwrap_or_else(|error| {
+            error!(%error, "a request to the records of jobs has failed");
+            Err(Failure::new(Code::Other, "the hub could not answer"))
+        })
+    }
+
+    fn answer_now(&self, outgoing: &Outgoing, step: &StepRef) -> Result<Response, Failure> {
         let records = &self.0;
-        let document = match outgoing.body {
-            Content::None => Vec::new(),
-            Content::Document(bytes) => bytes.to_vec(),
-            Content::Context(body) => context(body).await?,
+        let document: &[u8] = match &outgoing.body {
+            Content::Document(bytes) => bytes,
+            Content::None | Content::Context(_) => &[],
         };
         match outgoing.call {
             Call::ReadJob => match records
@@ -82,14 +97,14 @@ impl Records {
                 None => Ok(StatusCode::NOT_FOUND.into_response()),
             },
             Call::ChangeJob => {
-                let change: Document<JobChange> = read(&document)?;
+                let change: Document<JobChange> = read(document)?;
                 let change = change.data.attributes;
                 let changed = records.update_job(step, |record| change.apply(record));
                 changed.map_err(|error| unavailable(&error))?;
                 Ok(StatusCode::NO_CONTENT.into_response())
             }
             Call::ChangeStep => {
-                let change: Document<StepChange> = read(&document)?;
+                let change: Document<StepChange> = read(document)?;
                 let change = change.data.attributes;
                 let changed = records.update_job(step, |record| {
                     change.apply(record.step_mut(step));
@@ -107,29 +122,44 @@ impl Records {
                 Ok(answer(json!({ "data": data })))
             }
             Call::AddHistory => {
-                let state: Document<History> = read(&document)?;
+                let state: Document<History> = read(document)?;
                 let state = state.data.attributes;
+                let mut is_full = false;
                 let added = records.update_job(step, |record| {
                     // An executor that got no answer sends it again.
-                    if !record.history.contains(&state) {
+                    if record.history.contains(&state) {
+                        return;
+                    }
+                    is_full = record.history.len() >= MAX_STATES;
+                    if !is_full {
                         record.history.push(state);
                     }
                 });
                 added.map_err(|error| unavailable(&error))?;
+                if is_full {
+                    let text = format!(
+                        "the job has published {MAX_STATES} states, and no more are recorded"
+                    );
+                    return Err(Failure::new(Code::RequestInvalid, text));
+                }
                 Ok((StatusCode::CREATED, Json(json!({}))).into_response())
             }
             // The log passes here for the status page. The executor stores all of it at its end.
             Call::SetUpLog | Call::AddLines => Ok(answer(json!({}))),
             Call::ReadContext => {
                 let context = records
-                    .context(&step.job_id)
+                    .stored_context(&step.job_id)
                     .map_err(|error| unavailable(&error))?;
-                Ok(answer(Value::Object(context)))
+                let context = context.unwrap_or_else(|| b"{}".to_vec());
+                let json = HeaderValue::from_static("application/json");
+                Ok(for_it_alone(
+                    ([(header::CONTENT_TYPE, json)], context).into_response(),
+                ))
             }
+            // As at the platform, a context replaces the one before. Executors read it, and send it back with more.
             Call::WriteContext => {
-                let context: Map<String, Value> = read(&document)?;
-                let merged = records.merge_context(&step.job_id, &context);
-                merged.map_err(|error| unavailable(&error))?;
+                let stored = records.store_context(&step.job_id, document);
+                stored.map_err(|error| unavailable(&error))?;
                 Ok(answer(json!({})))
             }
             Call::ReadContent => {
@@ -202,14 +232,6 @@ fn job_document(job: &str, record: &JobRecord) -> Value {
     })
 }
 
-async fn context(body: Body) -> Result<Vec<u8>, Failure> {
-    let unread = || Failure::new(Code::RequestInvalid, "the context cannot be read");
-    tokio::time::timeout(BODY_TIMEOUT, request_body::read(body, MAX_CONTEXT))
-        .await
-        .map_err(|_| unread())?
-        .map_err(|_| unread())
-}
-
 fn read<T: DeserializeOwned>(document: &[u8]) -> Result<T, Failure> {
     serde_json::from_slice(document).map_err(|error| {
         let place = format!("line {} column {}", error.line(), error.column());
@@ -219,8 +241,11 @@ fn read<T: DeserializeOwned>(document: &[u8]) -> Result<T, Failure> {
 }
 
 fn answer(document: Value) -> Response {
-    let mut response = Json(document).into_response();
-    // What an executor reads is for it alone.
+    for_it_alone(Json(document).into_response())
+}
+
+/// What an executor reads is for it alone.
+fn for_it_alone(mut response: Response) -> Response {
     let no_store = HeaderValue::from_static("no-store");
     response
         .headers_mut()
@@ -243,6 +268,7 @@ mod tests {
     use job_contract::StepType;
 
     use super::*;
+    use crate::hub::budget::Budget;
 
     struct Fixture {
         _folder: tempfile::TempDir,
@@ -275,30 +301,25 @@ mod tests {
     }
 
     impl Fixture {
-        async fn call(&self, call: Call, body: Option<Value>) -> Response {
-            let body = match body {
-                Some(value) if call == Call::WriteContext => {
-                    Content::Context(Body::from(value.to_string()))
-                }
-                Some(value) => Content::Document(Bytes::from(value.to_string())),
-                None => Content::None,
-            };
+        fn call(&self, call: Call, body: Option<Value>) -> Result<Response, Failure> {
+            let document = |value: Value| Content::Document(Bytes::from(value.to_string()));
             let outgoing = Outgoing {
                 call,
                 content: String::new(),
-                body,
+                body: body.map_or(Content::None, document),
+                held: Budget::new().of_pool(&"eu".parse().unwrap()),
             };
-            self.records.answer(outgoing, &self.plan).await.unwrap()
+            self.records.answer_now(&outgoing, &self.plan)
         }
 
-        async fn change(&self, call: Call, attributes: Value) {
-            let body = json!({"data": {"attributes": attributes}});
-            let response = self.call(call, Some(body)).await;
+        fn change(&self, call: Call, attributes: impl Into<Value>) {
+            let body = json!({"data": {"attributes": attributes.into()}});
+            let response = self.call(call, Some(body)).unwrap();
             assert!(response.status().is_success(), "{response:?}");
         }
 
         async fn read(&self, call: Call) -> Value {
-            let response = self.call(call, None).await;
+            let response = self.call(call, None).unwrap();
             let bytes = axum::body::to_bytes(response.into_body(), 1 << 20).await;
             serde_json::from_slice(&bytes.unwrap()).unwrap()
         }
@@ -311,28 +332,22 @@ mod tests {
     #[tokio::test]
     async fn reports_of_a_plan_change_the_record_as_those_of_a_local_executor() {
         let fixture = fixture();
-        fixture
-            .change(
-                Call::ChangeJob,
-                json!({"status": "running", "commitId": "9f"}),
-            )
-            .await;
-        fixture
-            .change(
-                Call::ChangeStep,
-                json!({"status": "running", "output": "log"}),
-            )
-            .await;
+        fixture.change(
+            Call::ChangeJob,
+            json!({"status": "running", "commitId": "9f"}),
+        );
+        fixture.change(
+            Call::ChangeStep,
+            json!({"status": "running", "output": "log"}),
+        );
         let seen = fixture.read(Call::ReadJob).await;
         assert_eq!(seen["data"]["attributes"]["status"], "running");
         assert_eq!(seen["included"][0]["attributes"]["status"], "running");
         let links = seen["data"]["relationships"]["step"]["data"].as_array();
         assert_eq!(links.unwrap().len(), 2);
-        fixture
-            .change(Call::ChangeStep, json!({"status": "completed"}))
-            .await;
+        fixture.change(Call::ChangeStep, json!({"status": "completed"}));
         let done = json!({"status": "pending", "planChanges": true, "terraformPlan": "/plan"});
-        fixture.change(Call::ChangeJob, done).await;
+        fixture.change(Call::ChangeJob, done);
         let record = fixture.record();
         assert_eq!(record.status, JobStatus::Pending);
         assert_eq!(record.terraform_plan.as_deref(), Some("/plan"));
@@ -344,7 +359,7 @@ mod tests {
     async fn a_plan_without_changes_completes_the_job_and_its_next_step_does_not_run() {
         let fixture = fixture();
         let done = json!({"status": "completed", "planChanges": false, "terraformPlan": ""});
-        fixture.change(Call::ChangeJob, done).await;
+        fixture.change(Call::ChangeJob, done);
         let record = fixture.record();
         assert_eq!(record.terraform_plan, None);
         assert_eq!(
@@ -363,30 +378,48 @@ mod tests {
                 record.status = JobStatus::Cancelled;
             })
             .unwrap();
-        fixture
-            .change(Call::ChangeJob, json!({"status": "completed"}))
-            .await;
+        fixture.change(Call::ChangeJob, json!({"status": "completed"}));
         assert_eq!(fixture.record().status, JobStatus::Cancelled);
     }
 
     #[tokio::test]
-    async fn states_are_recorded_once_and_the_context_is_merged() {
+    async fn states_are_recorded_once_and_a_context_replaces_the_one_before() {
         let fixture = fixture();
-        let state = json!({"output": "https://hub/state", "jobReference": "7", "serial": 1, "md5": "5f", "lineage": "l"});
+        let state = |serial: usize| json!({"output": "https://hub/state", "jobReference": "7", "serial": serial, "md5": "5f", "lineage": "l"});
         for _ in 0..2 {
-            fixture.change(Call::AddHistory, state.clone()).await;
+            fixture.change(Call::AddHistory, state(1));
         }
         let history = fixture.read(Call::ReadHistory).await;
         assert_eq!(history["data"].as_array().unwrap().len(), 1);
-        assert_eq!(history["data"][0]["attributes"], state);
-        for part in [json!({"a": 1}), json!({"b": 2})] {
-            fixture.call(Call::WriteContext, Some(part)).await;
+        assert_eq!(history["data"][0]["attributes"], state(1));
+        assert_eq!(fixture.read(Call::ReadContext).await, json!({}));
+        for context in [json!({"a": 1}), json!({"b": {"c": 2}})] {
+            let stored = fixture.call(Call::WriteContext, Some(context.clone()));
+            assert!(stored.unwrap().status().is_success());
+            assert_eq!(fixture.read(Call::ReadContext).await, context);
         }
-        assert_eq!(
-            fixture.read(Call::ReadContext).await,
-            json!({"a": 1, "b": 2})
-        );
-        let lines = fixture.call(Call::AddLines, Some(json!({}))).await;
+        let lines = fixture.call(Call::AddLines, Some(json!({}))).unwrap();
         assert!(lines.status().is_success());
+    }
+
+    #[test]
+    fn the_record_of_a_job_has_a_limit() {
+        let fixture = fixture();
+        let state = |serial: usize| History {
+            output: "https://hub/state".into(),
+            job_reference: "7".into(),
+            serial: serial as u64,
+            md5: "5f".into(),
+            lineage: "l".into(),
+        };
+        let fill = |record: &mut JobRecord| record.history = (0..MAX_STATES).map(state).collect();
+        fixture.records.0.update_job(&fixture.plan, fill).unwrap();
+        let add = |state: History| {
+            let body = json!({"data": {"attributes": state}});
+            fixture.call(Call::AddHistory, Some(body))
+        };
+        assert!(add(state(0)).is_ok(), "it is recorded already");
+        assert!(add(state(MAX_STATES)).is_err());
+        assert_eq!(fixture.record().history.len(), MAX_STATES);
     }
 }

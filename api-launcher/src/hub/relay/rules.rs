@@ -44,6 +44,13 @@ pub(super) enum RelayRefusal {
     /// Executors then send the log in smaller pieces.
     #[error("the body has more than {0} bytes")]
     TooLarge(usize),
+    #[error(
+        "the context of the job has more than {0} bytes, and a hub without a platform stores no more: \
+         let scripts write less into it"
+    )]
+    ContextTooLarge(usize),
+    #[error("the hub has too many bodies in progress for this task or its pool: try again")]
+    Busy,
     #[error("the body cannot be read: {0}")]
     Unread(&'static str),
     #[error(transparent)]

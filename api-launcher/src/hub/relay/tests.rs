@@ -9,16 +9,21 @@ use std::time::Duration;
 
 use axum::body::Body;
 use axum::http::Method;
+use platform::local::LocalPlatform;
+use platform::terrakube::{Terrakube, TerrakubeConfig, TokenSource};
 use pool_protocol::id::{LeaseId, TaskId};
 use pool_protocol::task::TaskState;
 use pool_store::state::EndReason;
 use pool_store::{EndView, Refusal, TaskView};
 use rstest::rstest;
 use serde_json::{Value, json};
+use url::Url;
 
-use super::body;
-use super::forward::{MAX_CONTEXT, Outgoing};
+use super::forward::{MAX_CONTEXT, MAX_RECORDED_CONTEXT, Outgoing, ToTerrakube};
+use super::records::Records;
 use super::rules::{self, Call, RelayRefusal};
+use super::{Destination, body};
+use crate::hub::budget::Budget;
 use crate::hub::step_of;
 use crate::hub::wire::tests::task;
 
@@ -157,7 +162,15 @@ fn change(kind: &str, id: &str, attributes: Value) -> Value {
     json!({"data": {"type": kind, "id": id, "attributes": attributes}})
 }
 
-fn history(attributes: Value) -> Value {
+fn history(mut attributes: Value) -> Value {
+    for (name, value) in [
+        ("serial", json!(1)),
+        ("md5", json!("0")),
+        ("lineage", json!("0")),
+    ] {
+        let known = attributes.as_object_mut().unwrap();
+        known.entry(name).or_insert(value);
+    }
     json!({"data": {"type": "history", "attributes": attributes}})
 }
 
@@ -176,7 +189,7 @@ const STATE: &str =
 #[case(Call::ChangeStep, change("step", "plan-id", json!({"status": "failed", "output": OUTPUT, "name": "no disk"})))]
 #[case(
     Call::AddHistory,
-    history(json!({"output": STATE, "jobReference": "412", "serial": 1, "md5": "0", "lineage": "0"}))
+    history(json!({"output": STATE, "jobReference": "412", "serial": 3}))
 )]
 #[case(
     Call::AddLines,
@@ -217,6 +230,16 @@ fn an_address_below_another_one_becomes_the_platforms(#[case] other: &str) {
 #[case::no_status(Call::ChangeJob, change("job", "412", json!({"status": null})))]
 #[case::template(Call::ChangeJob, change("job", "412", json!({"tcl": "Zmxvdzo="})))]
 #[case::source(Call::ChangeJob, change("job", "412", json!({"overrideSource": "https://evil"})))]
+#[case::plan_changes(Call::ChangeJob, change("job", "412", json!({"planChanges": "true"})))]
+#[case::plan(Call::ChangeJob, change("job", "412", json!({"terraformPlan": 1})))]
+#[case::commit(Call::ChangeJob, change("job", "412", json!({"commitId": null})))]
+#[case::text(Call::ChangeJob, change("job", "412", json!({"output": false})))]
+#[case::step_name(Call::ChangeStep, change("step", "plan-id", json!({"name": 7})))]
+#[case::step_status(Call::ChangeStep, change("step", "plan-id", json!({"status": "pending"})))]
+#[case::serial(Call::AddHistory, history(json!({"output": STATE, "jobReference": "412", "serial": "1"})))]
+#[case::negative_serial(Call::AddHistory, history(json!({"output": STATE, "jobReference": "412", "serial": -1})))]
+#[case::digest(Call::AddHistory, history(json!({"output": STATE, "jobReference": "412", "md5": [1]})))]
+#[case::field_of_a_history(Call::AddHistory, history(json!({"output": STATE, "jobReference": "412", "id": "1"})))]
 #[case::nested(Call::ChangeJob, change("job", "412", json!({"output": {"a": 1}})))]
 #[case::relationships(
     Call::ChangeJob,
@@ -258,6 +281,16 @@ fn an_address_below_another_one_becomes_the_platforms(#[case] other: &str) {
         {"jobId": 413, "stepId": "plan-id", "lineNumber": 2, "output": ""},
     ]})
 )]
+#[case::line_number(Call::AddLines, json!({"data": [{"jobId": 412, "stepId": "plan-id", "lineNumber": -1, "output": ""}]}))]
+#[case::text_for_a_line_number(
+    Call::AddLines,
+    json!({"data": [{"jobId": 412, "stepId": "plan-id", "lineNumber": "1", "output": ""}]})
+)]
+#[case::line_of_no_text(Call::AddLines, json!({"data": [{"jobId": 412, "stepId": "plan-id", "lineNumber": 1, "output": {"a": 1}}]}))]
+#[case::field_of_a_line(
+    Call::AddLines,
+    json!({"data": [{"jobId": 412, "stepId": "plan-id", "lineNumber": 1, "output": "", "level": 1}]})
+)]
 #[case::line_of_no_job(Call::AddLines, json!({"data": [{"stepId": "plan-id"}]}))]
 #[case::text_for_a_number(Call::AddLines, json!({"data": [{"jobId": "412", "stepId": "plan-id"}]}))]
 #[case::set_up(Call::SetUpLog, json!({}))]
@@ -269,27 +302,101 @@ fn other_documents_are_refused(#[case] call: Call, #[case] document: Value) {
     );
 }
 
+/// Its text is for people. An address in it would be one that the run has chosen.
+#[rstest]
+#[case::text("Before. Step plan-id completed\n", true)]
+#[case::nothing("", true)]
+#[case::no_scheme(" Step plan-id completed\n", true)]
+#[case::script("javascript:alert(1)// Step plan-id completed\n", false)]
+#[case::hidden_script(" \tjava\nscript:alert(1)", false)]
+#[case::elsewhere("https://evil.example.test/", false)]
+#[case::data("data:text/html,x", false)]
+#[case::host_alone("//evil.example.test/x", false)]
+#[case::path_alone(" /x", false)]
+#[case::back_slashes("\\\\evil.example.test", false)]
+fn the_output_of_a_job_is_no_address(#[case] output: &str, #[case] passes: bool) {
+    let document = change("job", "412", json!({"status": "pending", "output": output}));
+    let sent = check(Call::ChangeJob, &document).unwrap();
+    let sent: Value = serde_json::from_slice(&sent).unwrap();
+    let expected = if passes {
+        document
+    } else {
+        // The report itself counts.
+        change("job", "412", json!({"status": "pending"}))
+    };
+    assert_eq!(sent, expected);
+}
+
 #[test]
-fn the_relay_sends_the_parsed_document() {
-    let twice = br#"{"data":{"type":"job","id":"413","id":"412","attributes":{"status":"queue","status":"failed"}}}"#;
-    let sent = check_bytes(Call::ChangeJob, twice).unwrap();
-    let sent = String::from_utf8(sent).unwrap();
-    assert!(!sent.contains("413") && !sent.contains("queue"), "{sent}");
+fn the_relay_sends_what_it_has_read() {
+    let twice =
+        br#"{"data":{"type":"job","id":"413","id":"412","attributes":{"status":"failed"}}}"#;
+    let refused = check_bytes(Call::ChangeJob, twice);
+    assert!(matches!(refused, Err(RelayRefusal::Body(_))), "{refused:?}");
+    let escaped =
+        br#"{"data":{"type":"job","id":"\u0034\u0031\u0032", "attributes":{"status":"failed"}}}"#;
+    let sent = String::from_utf8(check_bytes(Call::ChangeJob, escaped).unwrap()).unwrap();
+    assert!(sent.contains(r#""id":"412""#), "{sent}");
     let broken = check_bytes(Call::ChangeJob, b"{");
     assert_eq!(broken, Err(RelayRefusal::Unread("it is not valid JSON")));
 }
 
+async fn outgoing(
+    call: Call,
+    to: &Destination,
+    body: impl Into<Body>,
+) -> Result<Outgoing, RelayRefusal> {
+    let task = task(TaskState::Running);
+    let held = Budget::new().of_task(&task.pool, task.task);
+    let path = ["context", "v1", "412"];
+    Outgoing::new(call, &path, &step_of(&task), to, body.into(), held).await
+}
+
 #[tokio::test]
 async fn a_context_that_is_too_large_is_refused_before_it_is_sent() {
-    let outgoing = async |length: usize| {
-        let step = step_of(&task(TaskState::Running));
-        let body = Body::from(vec![0; length]);
-        let path = ["context", "v1", "412"];
-        Outgoing::new(Call::WriteContext, &path, &step, None, body).await
+    // Programs install the provider at their start. An earlier test may have installed it.
+    let _ = rustls::crypto::ring::default_provider().install_default();
+    let url: Url = PUBLIC.parse().unwrap();
+    let config = TerrakubeConfig {
+        api_url: url.clone(),
+        public_url: url,
+        registry_domain: None,
+        tokens: TokenSource::parse(&"x".repeat(64)).unwrap(),
+        dispatch_wait: Duration::ZERO,
+        status_poll: Duration::ZERO,
+        report_patience: Duration::ZERO,
+        lease: None,
     };
+    let terrakube = Terrakube::new(config, None).unwrap();
+    let to = Destination::Terrakube(Box::new(ToTerrakube::new(terrakube).unwrap()));
+    let outgoing = |length: usize| outgoing(Call::WriteContext, &to, vec![0; length]);
     assert!(outgoing(MAX_CONTEXT).await.is_ok());
     let refused = outgoing(MAX_CONTEXT + 1).await.unwrap_err();
     assert_eq!(refused, RelayRefusal::TooLarge(MAX_CONTEXT));
+}
+
+#[tokio::test]
+async fn the_records_of_a_machine_take_a_whole_context_of_their_size() {
+    let folder = tempfile::tempdir().unwrap();
+    let to = Destination::Records(Records::new(LocalPlatform::new(folder.path())));
+    let write = async |context: String| outgoing(Call::WriteContext, &to, context).await.err();
+    let of_length = |length: usize| format!(r#"{{"a":"{}"}}"#, "x".repeat(length - 8));
+    assert_eq!(write(of_length(MAX_RECORDED_CONTEXT)).await, None);
+    let refused = write(of_length(MAX_RECORDED_CONTEXT + 1)).await;
+    assert_eq!(
+        refused,
+        Some(RelayRefusal::ContextTooLarge(MAX_RECORDED_CONTEXT))
+    );
+    for other in [
+        "[]",
+        "{",
+        "",
+        r#"{"a":1}{}"#,
+        &format!(r#"{{"a":{}1}}"#, "[".repeat(200)),
+    ] {
+        let refused = write(other.to_owned()).await;
+        assert!(matches!(refused, Some(RelayRefusal::Unread(_))), "{other}");
+    }
 }
 
 fn over(reason: EndReason, ago: u64) -> TaskView {

@@ -1,20 +1,29 @@
 //! Reads bodies, and writes responses: JSON or a problem.
 
+use std::convert::Infallible;
+use std::future::ready;
+
 use axum::Json;
-use axum::body::Body;
+use axum::body::{Body, Bytes};
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
+use futures_util::stream;
 use pool_protocol::problem::{self, Code, Problem};
+use pool_protocol::task::LeasedTask;
 use pool_store::Refusal;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use tracing::warn;
 
-use super::{BODY_TIMEOUT, MAX_BODY_BYTES};
-use crate::http::body;
+use super::BODY_TIMEOUT;
+use crate::http::body::{self, BodyError};
+use crate::hub::budget::Held;
 
 /// The `Retry-After` of an overloaded hub, in seconds.
 const RETRY_AFTER: u32 = 5;
+
+/// The bytes that each byte of a document takes at most: as it arrives, and the values that are made of it.
+const COST: usize = 16;
 
 /// A request that failed.
 #[derive(Debug)]
@@ -93,9 +102,25 @@ pub(super) fn json(document: &impl Serialize) -> Response {
     Json(document).into_response()
 }
 
-/// Reads a document. The error names the position, and quotes nothing.
-pub(super) async fn read<T: DeserializeOwned>(body: Body) -> Result<T, Failure> {
-    serde_json::from_slice(&bytes(body).await?).map_err(|error| {
+/// Reads a document of `limit` bytes at most. `held` takes its bytes until the call is answered. The error names the position,
+/// and quotes nothing.
+pub(super) async fn read<T: DeserializeOwned>(
+    body: Body,
+    limit: usize,
+    held: &mut Held,
+) -> Result<T, Failure> {
+    let take = |length| held.grow(length * COST);
+    let bytes = body::read_in_time(body, limit, BODY_TIMEOUT, take).await;
+    let bytes = bytes.map_err(|error| match error {
+        BodyError::TooSlow => invalid("the body did not arrive in time".to_owned()),
+        BodyError::Busy => Failure::new(
+            Code::RateLimited,
+            "the hub has too many bodies in progress for this pool: try again",
+        ),
+        BodyError::TooLarge => invalid(format!("the body has more than {limit} bytes")),
+        BodyError::Broken => invalid("the body cannot be read".to_owned()),
+    })?;
+    serde_json::from_slice(&bytes).map_err(|error| {
         invalid(format!(
             "the body is not the document of this call: line {} column {}",
             error.line(),
@@ -104,16 +129,22 @@ pub(super) async fn read<T: DeserializeOwned>(body: Body) -> Result<T, Failure> 
     })
 }
 
-/// Reads a body.
-async fn bytes(body: Body) -> Result<Vec<u8>, Failure> {
-    tokio::time::timeout(BODY_TIMEOUT, body::read(body, MAX_BODY_BYTES))
-        .await
-        .map_err(|_| invalid("the body did not arrive in time".to_owned()))?
-        .map_err(|_| {
-            invalid(format!(
-                "the body cannot be read, or has more than {MAX_BODY_BYTES} bytes"
-            ))
-        })
+/// Returns a response with the document of a task. `held` has its bytes until they are sent.
+pub(super) fn task_json(document: &LeasedTask, held: Held) -> Answer {
+    let bytes = serde_json::to_vec(document)
+        .map_err(|_| Failure::new(Code::Other, "the task cannot be written"))?;
+    let length = bytes.len();
+    // The connection asks for a second piece only after it has taken the first one.
+    let pieces = stream::unfold((Some(bytes), held), |(bytes, held)| {
+        let piece = bytes.map(|bytes| Ok::<_, Infallible>(Bytes::from(bytes)));
+        ready(piece.map(|piece| (piece, (None, held))))
+    });
+    let mut response = Response::new(Body::from_stream(pieces));
+    let headers = response.headers_mut();
+    let json = HeaderValue::from_static("application/json");
+    headers.insert(header::CONTENT_TYPE, json);
+    headers.insert(header::CONTENT_LENGTH, HeaderValue::from(length));
+    Ok(response)
 }
 
 fn invalid(text: String) -> Failure {

@@ -16,7 +16,7 @@ use pool_store::Refusal;
 use tracing::info;
 
 use super::answer::{Answer, Failure, json, read};
-use super::{HEARTBEAT, LONGEST_WAIT, seconds};
+use super::{HEARTBEAT, LONGEST_WAIT, MANY_LEASES, seconds};
 use crate::hub::Hub;
 
 /// Registers an instance. It may already be registered.
@@ -26,7 +26,8 @@ pub(super) async fn register(
     body: Body,
 ) -> Answer {
     let agent = hub.agent(&headers)?;
-    let registration: Registration = read(body).await?;
+    let mut held = hub.budget.of_pool(agent.pool());
+    let registration: Registration = read(body, MANY_LEASES, &mut held).await?;
     let theirs = Versions {
         current_version: registration.protocol_max_version,
         min_version: registration.protocol_min_version,
@@ -68,7 +69,8 @@ pub(super) async fn heartbeat(
 ) -> Answer {
     let agent = hub.agent(&headers)?;
     let instance = parse(&instance)?;
-    let heartbeat: InstanceHeartbeat = read(body).await?;
+    let mut held = hub.budget.of_pool(agent.pool());
+    let heartbeat: InstanceHeartbeat = read(body, MANY_LEASES, &mut held).await?;
     let orders = hub
         .store
         .heartbeat(agent.pool(), instance, &heartbeat)

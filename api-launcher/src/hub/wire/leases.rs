@@ -8,7 +8,7 @@ use std::sync::Arc;
 use axum::body::Body;
 use axum::extract::{Path, State};
 use axum::http::HeaderMap;
-use pool_protocol::id::{LeaseId, TaskId};
+use pool_protocol::id::{LeaseId, PoolName, TaskId};
 use pool_protocol::lease::{Acceptance, Decline, End, Ended, Lease, Started};
 use pool_protocol::path::LeaseCall;
 use pool_protocol::problem::Code;
@@ -19,8 +19,9 @@ use tracing::info;
 
 use super::answer::{Answer, Failure, json, read};
 use super::auth::{check_version, has_agent_token};
-use super::{seconds, time_after};
+use super::{ONE_END, ONE_LEASE, seconds, time_after};
 use crate::hub::Hub;
+use crate::hub::budget::Held;
 use crate::hub::duties::sweep::log_change;
 
 /// Handles one call.
@@ -47,36 +48,38 @@ async fn answer(
     body: Body,
 ) -> Answer {
     let call = LeaseCall::of_name(call);
-    let grant = authorize(hub, headers, task, lease, call).await?;
+    let (pool, grant) = authorize(hub, headers, task, lease, call).await?;
+    let mut held = hub.budget.of_pool(&pool);
+    let held = &mut held;
     match call {
         Some(LeaseCall::Started) => {
-            let started: Started = read(body).await?;
+            let started: Started = read(body, ONE_LEASE, held).await?;
             let status = hub.store.started(grant, &started.executor).await?;
             info!(task = %grant.task, executor = started.executor, "an executor was started");
             Ok(lease_of(hub, status))
         }
         Some(LeaseCall::Decline) => {
-            let decline: Decline = read(body).await?;
+            let decline: Decline = read(body, ONE_END, held).await?;
             let state = hub.store.decline(grant, &decline).await?;
             declined(hub, grant, &decline, state).await;
             Ok(ended(grant, state))
         }
         Some(LeaseCall::Accept) => {
-            let acceptance: Acceptance = read(body).await?;
+            let acceptance: Acceptance = read(body, ONE_LEASE, held).await?;
             let status = hub.store.accept(grant, &acceptance.holder).await?;
             info!(task = %grant.task, holder = acceptance.holder.name, "an executor has accepted a task");
             Ok(lease_of(hub, status))
         }
         Some(LeaseCall::Heartbeat) => {
-            let heartbeat: Acceptance = read(body).await?;
+            let heartbeat: Acceptance = read(body, ONE_LEASE, held).await?;
             Ok(lease_of(
                 hub,
                 hub.store.lease_heartbeat(grant, &heartbeat).await?,
             ))
         }
-        Some(LeaseCall::Complete) => end(hub, grant, Ending::Completed, body).await,
-        Some(LeaseCall::Fail) => end(hub, grant, Ending::Failed, body).await,
-        Some(LeaseCall::Cancelled) => end(hub, grant, Ending::Cancelled, body).await,
+        Some(LeaseCall::Complete) => end(hub, grant, Ending::Completed, body, held).await,
+        Some(LeaseCall::Fail) => end(hub, grant, Ending::Failed, body, held).await,
+        Some(LeaseCall::Cancelled) => end(hub, grant, Ending::Cancelled, body, held).await,
         None => Err(Failure::new(
             Code::RequestInvalid,
             "this hub has no such call; lines of the run log go through the relay",
@@ -84,21 +87,23 @@ async fn answer(
     }
 }
 
-/// Returns the lease of a call if the caller may make the call.
+/// Returns the pool and the lease of a call if the caller may make the call.
 async fn authorize(
     hub: &Hub,
     headers: &HeaderMap,
     task: &str,
     lease: &str,
     call: Option<LeaseCall>,
-) -> Result<JobGrant, Failure> {
+) -> Result<(PoolName, JobGrant), Failure> {
     let ids = task
         .parse::<TaskId>()
         .ok()
         .zip(lease.parse::<LeaseId>().ok());
     if !has_agent_token(headers) {
         let (task, lease) = ids.ok_or(Refusal::TaskNotFound)?;
-        return hub.holder(headers, task, lease);
+        let grant = hub.holder(headers, task, lease)?;
+        let found = hub.store.task(task).await?.ok_or(Refusal::TaskNotFound)?;
+        return Ok((found.pool, grant));
     }
     let agent = hub.agent(headers)?;
     if matches!(call, Some(LeaseCall::Accept | LeaseCall::Heartbeat)) {
@@ -106,11 +111,12 @@ async fn authorize(
         return Err(Failure::new(Code::ExecutorPoolForbidden, text));
     }
     let (task, lease) = ids.ok_or(Refusal::TaskNotFound)?;
-    hub.lease_of_agent(&agent, task, lease).await
+    let grant = hub.lease_of_agent(&agent, task, lease).await?;
+    Ok((agent.pool().clone(), grant))
 }
 
-async fn end(hub: &Hub, grant: JobGrant, ending: Ending, body: Body) -> Answer {
-    let end: End = read(body).await?;
+async fn end(hub: &Hub, grant: JobGrant, ending: Ending, body: Body, held: &mut Held) -> Answer {
+    let end: End = read(body, ONE_END, held).await?;
     let state = hub.store.end(grant, ending, &end).await?;
     info!(
         task = %grant.task,

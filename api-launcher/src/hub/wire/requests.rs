@@ -11,10 +11,11 @@ use pool_protocol::problem::Code;
 use pool_protocol::task::{LeasedTask, Task, TaskRequest};
 use pool_protocol::version::Versions;
 use pool_store::LeaseRequest;
+use serde_json::value::RawValue;
 use tracing::{error, info};
 
-use super::answer::{Answer, Failure, json, read};
-use super::{LONGEST_WAIT, seconds, time_after};
+use super::answer::{Answer, Failure, json, read, task_json};
+use super::{LONGEST_WAIT, MANY_LEASES, seconds, time_after};
 use crate::hub::Hub;
 use crate::sealing;
 
@@ -26,7 +27,8 @@ pub(super) async fn protocol() -> Response {
 /// Waits for a task.
 pub(super) async fn task(State(hub): State<Arc<Hub>>, headers: HeaderMap, body: Body) -> Answer {
     let agent = hub.agent(&headers)?;
-    let request: TaskRequest = read(body).await?;
+    let mut held = hub.budget.of_pool(agent.pool());
+    let request: TaskRequest = read(body, MANY_LEASES, &mut held).await?;
     if request.available_capacity == 0 {
         let text = "`availableCapacity` is 0: request a task when the instance has capacity";
         return Err(Failure::new(Code::RequestInvalid, text));
@@ -35,6 +37,8 @@ pub(super) async fn task(State(hub): State<Arc<Hub>>, headers: HeaderMap, body: 
         let text = "too many requests for tasks wait: try again later";
         return Err(Failure::new(Code::RateLimited, text));
     };
+    // The request itself is small, and it can wait for long.
+    drop(held);
     let wait = Duration::from_secs(request.wait_seconds.into()).min(LONGEST_WAIT);
     let lease = LeaseRequest {
         pool: agent.pool().clone(),
@@ -72,16 +76,24 @@ fn deliver(hub: &Hub, request: &LeaseRequest, leased: pool_store::LeasedTask) ->
         "leased a task to an instance"
     );
     let data = leased.payload.data;
+    let mut held = hub.budget.of_pool(&request.pool);
+    // What is made of it on the way to a response goes before the response is sent.
+    if !held.grow(data.len()) {
+        let text = "too many job documents are on their way to this pool: try again";
+        return Err(Failure::new(Code::RateLimited, text));
+    }
     let (payload, sealed_payload) = if let Some(key_id) = leased.payload.key_id {
         (None, Some(sealing::to_payload(key_id, &data)))
     } else {
-        let payload = serde_json::from_slice(&data).map_err(|cause| {
-            error!(task = %grant.task, line = cause.line(), "the document of a task cannot be read");
+        let payload = String::from_utf8(data).ok();
+        let payload = payload.and_then(|json| RawValue::from_string(json).ok());
+        let payload = payload.ok_or_else(|| {
+            error!(task = %grant.task, "the document of a task cannot be read");
             Failure::new(Code::Other, "the document of the task cannot be read")
         })?;
         (Some(payload), None)
     };
-    Ok(json(&LeasedTask {
+    let document = LeasedTask {
         task_id: grant.task,
         lease_id: grant.lease,
         fencing_token: grant.fencing_token,
@@ -100,5 +112,6 @@ fn deliver(hub: &Hub, request: &LeaseRequest, leased: pool_store::LeasedTask) ->
             sealed_payload,
             traceparent: leased.traceparent,
         },
-    }))
+    };
+    task_json(&document, held)
 }
