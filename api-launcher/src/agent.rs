@@ -23,6 +23,7 @@ use std::time::Duration;
 
 use job_contract::Exit;
 use pool_protocol::instance::{Action, Phase, Registered};
+use runtime::hardening::Hardened;
 use tokio::net::TcpListener;
 use tokio::sync::{Mutex, Notify, mpsc, watch};
 use tokio_util::sync::CancellationToken;
@@ -41,6 +42,7 @@ use self::supervise::TaskOutcome;
 use self::target::SharedTarget;
 use crate::http;
 use crate::kubernetes::cluster::ConnectError;
+use crate::local::executor::prepare_for_processes;
 use crate::serve::refuse;
 use crate::shutdown::stop_with_parent;
 
@@ -114,12 +116,10 @@ pub(crate) struct Agent {
 }
 
 /// Runs the agent until a signal or an order stops it, and returns the exit code.
-pub(crate) fn run(args: &AgentArgs) -> u8 {
+pub(crate) fn run(args: &AgentArgs, hardened: Hardened) -> u8 {
     if let Some(configure) = args.configure() {
         return configure::run(configure);
     }
-    // Other processes must not read the tokens from this process's memory and environment.
-    let hardened = runtime::hardening::process();
     // Installs the provider for the whole process, unless there is one.
     let _ = rustls::crypto::ring::default_provider().install_default();
     let telemetry = args.telemetry.resolve();
@@ -141,6 +141,9 @@ pub(crate) fn run(args: &AgentArgs) -> u8 {
     }
     for warning in &settings.warnings {
         warn!("{warning}");
+    }
+    if matches!(settings.target, TargetSettings::Process(_)) {
+        prepare_for_processes(&hardened);
     }
     hardened.report();
     match run_settings(settings) {

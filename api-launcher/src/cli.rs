@@ -37,9 +37,6 @@ pub enum Command {
         /// Which shell
         shell: clap_complete::Shell,
     },
-    /// The executor, as `run` starts it: configured by its environment alone
-    #[command(hide = true)]
-    Executor,
 }
 
 const EXIT_CODES: &str = "\
@@ -126,7 +123,6 @@ mod tests {
     #[case("explain job-42-plan --kubeconfig file")]
     #[case("cancel 42 --grace 2m")]
     #[case("check --election-namespace mayfly")]
-    #[case("executor")]
     #[case("serve")]
     #[case("serve --target none --pools pools.yaml")]
     #[case("pool token new --pool eu --description Frankfurt")]

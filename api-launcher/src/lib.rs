@@ -37,32 +37,55 @@ mod shutdown;
 pub mod terminal;
 
 use std::ffi::OsString;
+use std::io::{self, Write as _};
 use std::process::ExitCode;
 
 use clap::CommandFactory as _;
 use job_contract::Exit;
+use runtime::handover;
+use runtime::hardening::{self, Hardened};
 
 #[cfg(feature = "kubernetes")]
 pub use crate::http::auth;
 
 use crate::cli::{Args, Command};
 
+/// The argument that makes this program the executor that is built into it.
+pub(crate) const EXECUTOR: &str = "executor";
+
 /// Parses the command line, does what it asks, and says how it ended.
 pub fn main_from_args(args: impl IntoIterator<Item = OsString>) -> ExitCode {
+    let args: Vec<OsString> = args.into_iter().collect();
+    if matches!(&args[..], [_, word] if word == EXECUTOR) {
+        return executor::main_from_env();
+    }
+    // The secrets stay in this process's memory and environment, out of reach of what runs beside it.
+    let hardened = hardening::process();
     runtime::telemetry::name_panics("the launcher");
+    if let Err(error) = handover::receive() {
+        let _ = writeln!(
+            io::stderr(),
+            "error: could not read the secrets of `{}`: {error}",
+            handover::DESCRIPTOR
+        );
+        return ExitCode::from(Exit::Infrastructure.code());
+    }
     match cli::parse(args) {
-        Ok(Args { command }) => dispatch(command),
+        Ok(Args { command }) => dispatch(command, hardened),
         Err(error) => usage(&error),
     }
 }
 
-fn dispatch(command: Command) -> ExitCode {
+#[cfg_attr(
+    not(feature = "kubernetes"),
+    expect(unused_variables, reason = "`run` has no log")
+)]
+fn dispatch(command: Command, hardened: Hardened) -> ExitCode {
     match command {
         Command::Run(args) => ExitCode::from(local::run::run(&args)),
         #[cfg(feature = "kubernetes")]
-        Command::Kubernetes(command) => command.run(),
+        Command::Kubernetes(command) => command.run(hardened),
         Command::Completions { shell } => completions(shell),
-        Command::Executor => executor::main_from_env(),
     }
 }
 

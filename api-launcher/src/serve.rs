@@ -10,6 +10,8 @@ use std::time::{Duration, SystemTime};
 use job_contract::report::ReportKey;
 use job_contract::{Exit, env};
 use platform::report_key;
+use runtime::handover;
+use runtime::hardening::Hardened;
 use runtime::setting::SettingError;
 use tokio::net::TcpListener;
 use tracing::{error, info, warn};
@@ -23,6 +25,7 @@ use crate::hub::{Hub, HubError};
 use crate::kubernetes::dispatch_target::{KubernetesTarget, KubernetesTargetError};
 use crate::local::dispatch_target::journal::Journal;
 use crate::local::dispatch_target::{OpenError, ProcessTarget};
+use crate::local::executor::prepare_for_processes;
 use crate::metrics::Metrics;
 use crate::shutdown::{Shutdown, stop_with_parent};
 
@@ -69,15 +72,13 @@ impl ServeError {
 }
 
 /// Serves until a signal says otherwise, and returns the exit code.
-pub fn serve(args: &ServeArgs) -> u8 {
-    // The secret stays in this process's memory and environment, out of reach of what runs beside it.
-    let hardened = runtime::hardening::process();
+pub fn serve(args: &ServeArgs, hardened: Hardened) -> u8 {
     // One provider for the whole process; an earlier one stays.
     let _ = rustls::crypto::ring::default_provider().install_default();
     let telemetry = args.telemetry.resolve();
     // Read here and nowhere else; it reaches no argument, no log and no child.
-    let secret = std::env::var(env::INTERNAL_SECRET).ok();
-    let key = report_key::from_lookup(|name| std::env::var(name).ok());
+    let secret = handover::var(env::INTERNAL_SECRET);
+    let key = report_key::from_lookup(handover::var);
     let settings = args.resolve(secret.as_deref());
     let (format, filter, settings, key) = match (telemetry, settings, key) {
         (Ok((format, filter)), Ok(settings), Ok(key)) => (format, filter, settings, key),
@@ -89,6 +90,9 @@ pub fn serve(args: &ServeArgs) -> u8 {
         }
     };
     runtime::telemetry::subscribe(format, filter);
+    if matches!(settings.target, TargetSettings::Process(_)) {
+        prepare_for_processes(&hardened);
+    }
     hardened.report();
     match run(settings, key) {
         Ok(()) => Exit::Done.code(),

@@ -71,21 +71,6 @@ const INHERITED: &[&str] = &[
 
 const INHERITED_PREFIXES: &[&str] = &["LC_"];
 
-/// Names that are never passed on, even if a workspace lists them. They hold secrets of the platform and of its storage
-/// (contract 10.1). The names of the job data are excluded as well.
-const NEVER: &[&str] = &[
-    env::REPORT_KEY,
-    env::LEASE_TOKEN,
-    "InternalSecret",
-    "AwsTerraformStateAccessKey",
-    "AwsTerraformStateSecretKey",
-    "AzureTerraformStateStorageAccessKey",
-    "GcpTerraformStateCredentials",
-    "TerrakubeRedisPassword",
-    "TerrakubeRedisSentinelPassword",
-    "TerrakubeRedisTruststorePassword",
-];
-
 /// Settings for steps without interaction.
 const AUTOMATION: &[(&str, &str)] = &[
     ("CHECKPOINT_DISABLE", "1"),
@@ -148,7 +133,8 @@ impl ChildEnv {
                         .iter()
                         .any(|prefix| name.starts_with(prefix))
                     || forward.iter().any(|extra| extra.trim() == name);
-                listed && !NEVER.contains(&name) && !env::is_job_data(name)
+                // Secrets are never passed on, even if a workspace or the operator lists them.
+                listed && !env::is_secret(name)
             })
         };
         let (for_children, own): (Vec<_>, Vec<_>) = own
@@ -172,7 +158,7 @@ impl ChildEnv {
             ))
         });
         let extra = mapped.chain(extra_variables(job));
-        let extra = extra.filter(|(name, _)| !NEVER.contains(&name.as_str()));
+        let extra = extra.filter(|(name, _)| !env::SECRETS.contains(&name.as_str()));
         for (name, value) in extra.chain(job.environment_variables.clone()) {
             env.set(&name, &value)?;
         }

@@ -16,6 +16,7 @@ use platform::StepRef;
 use platform::StepView;
 use run_log::{FileSink, LogConfig, Redactor, RunLog, Sink, StdoutSink, secrets_of};
 use runtime::Deadline;
+use runtime::handover;
 use runtime::private_file::private_folder;
 use secrecy::ExposeSecret as _;
 use serde_json::{Map, Value};
@@ -242,7 +243,7 @@ fn open_log(
         .chain(config.lease.secrets())
         .chain(config.redis.secrets());
     secrets.extend(own.map(|secret| secret.expose_secret().to_owned()));
-    secrets.extend(std::env::var(env::REPORT_KEY));
+    secrets.extend(handover::var(env::REPORT_KEY));
     let mut sinks: Vec<Box<dyn Sink>> = vec![Box::new(StdoutSink::open()?)];
     if let Some(file) = &config.run.log_file {
         sinks.push(Box::new(FileSink::new(file.clone())));

@@ -12,6 +12,7 @@ use job_contract::report::{Author, FinalReport, ReportKey};
 use job_contract::{Exit, JobData, env};
 use nix::fcntl::OFlag;
 use platform::report_key;
+use runtime::handover;
 use runtime::setting::SettingError;
 use tracing::debug;
 
@@ -59,7 +60,7 @@ pub(crate) struct ReportWriter {
 impl ReportWriter {
     /// Reads the key and the identity of the run from the environment.
     pub(crate) fn from_environment() -> Result<Self, SettingError> {
-        let key = report_key::from_lookup(|name| std::env::var(name).ok())?;
+        let key = report_key::from_lookup(handover::var)?;
         Ok(Self {
             key,
             ..Self::unsigned()

@@ -1,7 +1,8 @@
 //! Ends the process at the end of its grace period. After a stop order, each part of a run's end has a deadline. This
 //! module is for a run that still does not end, because a task never yields or a write never returns.
 //!
-//! It waits on a thread of its own, takes no lock and writes nothing, so that the rest of the process cannot block it.
+//! It waits on a thread of its own, takes no lock and writes nothing, so that the rest of the process cannot block it. It ends
+//! what the run has started too.
 
 use std::fs::File;
 use std::io;
@@ -12,6 +13,7 @@ use std::time::{Duration, Instant};
 
 use job_contract::StepType;
 use nix::unistd::{dup2_stderr, dup2_stdout};
+use runtime::reaper;
 
 use crate::stop::{Budget, Stop};
 
@@ -76,6 +78,7 @@ fn end(dev_null: &File, code: u8) -> ! {
     // An error means that the stream is closed already.
     let _ = dup2_stdout(dev_null);
     let _ = dup2_stderr(dev_null);
+    reaper::kill_descendants();
     process::exit(code.into())
 }
 

@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use job_contract::report::FinalReport;
 use job_contract::{Exit, JobData};
+use nix::sys::prctl;
 use tracing::{error, info};
 
 pub mod banner;
@@ -28,7 +29,6 @@ mod phase_timer;
 mod phases;
 mod pipeline;
 pub mod process;
-mod reaper;
 mod resolver;
 mod running_report;
 pub mod scripts;
@@ -46,6 +46,7 @@ use final_report::{FinishedRun, ReportWriter};
 use job::JobError;
 use last_deadline::LastDeadline;
 use runtime::hardening::{self, Hardened};
+use runtime::{handover, reaper};
 use stop::Stop;
 
 /// Runs the executor as a process, configured by its environment alone. A program that contains the executor calls it.
@@ -57,6 +58,8 @@ pub fn main_from_env() -> ExitCode {
 pub fn main_from_args(args: impl IntoIterator<Item = OsString>) -> ExitCode {
     // This comes before the job data are read, and before any other code that could read them runs.
     let hardened = hardening::process();
+    // A launcher starts a copy of the program that has no name.
+    let _ = prctl::set_name(c"executor");
     runtime::telemetry::name_panics("the executor");
     if let Err(error) = resolver::ignore_environment() {
         let _ = writeln!(
@@ -64,6 +67,14 @@ pub fn main_from_args(args: impl IntoIterator<Item = OsString>) -> ExitCode {
             "error: could not restart without the resolver's variables: {error}"
         );
         job::discard();
+        return ExitCode::from(Exit::Infrastructure.code());
+    }
+    if let Err(error) = handover::receive() {
+        let _ = writeln!(
+            io::stderr(),
+            "error: could not read the secrets of `{}`: {error}",
+            handover::DESCRIPTOR
+        );
         return ExitCode::from(Exit::Infrastructure.code());
     }
     match Config::parse_over_environment(args) {
@@ -139,7 +150,7 @@ fn run_process(config: &Config, hardened: Hardened) -> u8 {
         return bad_configuration;
     }
     hardened.report();
-    reaper::start_as_init();
+    reaper::adopt_orphans();
     // A second installation, as in a test, fails, and the first stays in force.
     let _ = rustls::crypto::ring::default_provider().install_default();
     info!(version = env!("CARGO_PKG_VERSION"), "executor");

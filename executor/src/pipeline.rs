@@ -7,6 +7,7 @@ use job_contract::report::StopReason;
 use job_contract::{Exit, JobData, StepType, chain};
 use platform::{Platform, RunEnd, RunResult, StepRef};
 use run_log::LogWriter;
+use runtime::reaper;
 use tokio_util::task::AbortOnDropHandle;
 use tracing::warn;
 
@@ -173,6 +174,16 @@ async fn run_connected(
     // timeout. The timeouts are far below the time between the executor's deadline and its Job's. If the Job's deadline
     // comes nevertheless, its signal shortens the waits.
     limit_watch.abort();
+    // What scripts left in the background ends with the run, before the platform hears of the end and starts the next step.
+    let left = tokio::task::spawn_blocking(reaper::kill_descendants).await;
+    if let Ok(processes) = left
+        && processes > 0
+    {
+        warn!(
+            processes,
+            "processes that the run has started could not be killed"
+        );
+    }
     conclude(run, result).await
 }
 

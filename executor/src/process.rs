@@ -16,10 +16,10 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use nix::errno::Errno;
-use nix::sys::memfd::{MFdFlags, memfd_create};
 use nix::sys::signal::{Signal, kill, killpg};
 use nix::unistd::Pid;
 use run_log::LogWriter;
+use runtime::{memory_file, reaper};
 use tokio::io::AsyncReadExt as _;
 use tokio::net::unix::pipe;
 use tokio::process::{Child, Command};
@@ -27,7 +27,6 @@ use tokio::time::{Instant, sleep_until};
 use tracing::{debug, warn};
 
 use crate::error::{ErrorKind, StepError};
-use crate::reaper;
 use crate::stop::Stop;
 
 /// How long a child's background processes may keep its output open after the child has ended.
@@ -272,7 +271,7 @@ fn spawn(invocation: &Invocation) -> Result<(Group, pipe::Receiver), ProcessErro
 
 /// A file in memory, so that it needs no space on a disk.
 fn in_memory(bytes: &[u8]) -> io::Result<File> {
-    let mut file = File::from(memfd_create("input", MFdFlags::MFD_CLOEXEC)?);
+    let mut file = memory_file::data("input")?;
     file.write_all(bytes)?;
     file.rewind()?;
     Ok(file)

@@ -94,8 +94,15 @@ fn words_after(text: &str, prefix: &str, allowed: fn(char) -> bool) -> Names {
 }
 
 fn environment_names() -> Names {
-    let names: Names = read("crates/job-contract/src/env.rs")
-        .lines()
+    // The second file has one name, because its crate does not know the first.
+    let files = [
+        "crates/job-contract/src/env.rs",
+        "crates/runtime/src/handover.rs",
+    ];
+    let names: Names = files
+        .map(read)
+        .iter()
+        .flat_map(|text| text.lines())
         .filter(|line| line.starts_with("pub const") && line.contains(": &str"))
         .map(|line| line.split('"').nth(1).unwrap().to_owned())
         .collect();

@@ -356,6 +356,22 @@ fn a_setting_that_is_no_text_is_named() {
     }
 }
 
+#[test]
+fn an_executor_that_does_not_get_its_secrets_begins_nothing() {
+    let (machine, repository) = (machine(), Repository::fixture());
+    let plan = job::plan(&repository);
+    machine.queue(&[&plan]);
+    // One that is not open, one that is a pipe, and none.
+    for descriptor in ["999", "1", "three", ""] {
+        let executor = machine.executor(&plan);
+        let outcome = executor.env("MAYFLY_SECRETS_DESCRIPTOR", descriptor).run();
+        assert_eq!(outcome.code(), 75, "{outcome}");
+        let said = &outcome.finished.stderr;
+        assert!(said.contains("MAYFLY_SECRETS_DESCRIPTOR"), "{outcome}");
+        assert_eq!(machine.statuses(&plan).1, "pending", "{outcome}");
+    }
+}
+
 /// A chart writes empty values for what is not set.
 #[test]
 fn a_setting_that_is_blank_is_one_that_is_not_set() {

@@ -365,6 +365,28 @@ fn a_process_left_in_the_background_does_not_hold_the_run() {
     assert!(ends(pid), "process {pid} outlived the run\n{outcome}");
 }
 
+/// It has no parent, no group, no folder and no variable of the run.
+#[test]
+fn a_process_that_left_its_session_ends_with_the_run() {
+    let (machine, repository) = (machine(), Repository::fixture());
+    let noted = machine.scratch("noted");
+    let daemon =
+        "trap \"\" TERM INT HUP; echo $$ > \"$0\"; while :; do read -t 9 < <(sleep 9); done";
+    let script = format!(
+        "setsid --fork env -i PATH=\"$PATH\" bash -c 'cd /; {daemon}' {0} </dev/null >/dev/null 2>&1\n\
+         until [[ -s {0} ]]; do :; done",
+        noted.display()
+    );
+    let job = job::scripts(&repository, vec![bash(1, &script)]);
+    machine.queue(&[&job]);
+    let outcome = machine.run(&job).expect_code(0);
+    let pid = std::fs::read_to_string(&noted).unwrap();
+    assert!(
+        ends(pid.trim()),
+        "process {pid} outlived the run\n{outcome}"
+    );
+}
+
 /// The file through which scripts export variables may be anything once they have run.
 #[test]
 fn a_file_of_exported_variables_that_cannot_be_read_fails_the_step_at_once() {

@@ -3,7 +3,6 @@
 
 use std::fs;
 use std::io;
-use std::os::unix::process::ExitStatusExt as _;
 use std::path::{Path, PathBuf};
 use std::process::ExitStatus;
 use std::sync::Arc;
@@ -29,9 +28,9 @@ use super::target::{
     Executor, FoundExecutor, RunEnd, StartFailure, StartRequest, Target, over, unreported,
 };
 use crate::data::{self, DataDir, DataError, attempt_lock};
-use crate::local::detached::{DetachedExecutor, StartError, kill_after, kill_leftovers};
+use crate::local::detached::{DetachedExecutor, StartError, kill_after};
 use crate::local::environment::{Lease, Platform};
-use crate::local::executor::{self, Program};
+use crate::local::executor::{self, Program, tree};
 use crate::local::report_verifier::ReportVerifier;
 use crate::local::run_folder::RunFolder;
 
@@ -285,9 +284,7 @@ impl Executor for Process {
                     }
                 }
             };
-            if status.is_none_or(|status| status.signal().is_some()) {
-                kill_leftovers(&self.folder, &self.verifier, status).await;
-            }
+            tree::kill_leftovers(&self.folder.work()).await;
             let report = self.verifier.read_report(&self.folder, status);
             judge(report.as_ref(), status)
         }
@@ -418,6 +415,8 @@ fn installation(data: &Path) -> String {
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::process::ExitStatusExt as _;
+
     use job_contract::final_statuses::Ending;
     use job_contract::report::UnreportedStep;
     use rstest::rstest;

@@ -3,6 +3,7 @@
 use std::process::ExitCode;
 
 use clap::Subcommand;
+use runtime::hardening::Hardened;
 
 use crate::agent::{self, AgentArgs};
 use crate::hub::token_command::PoolArgs;
@@ -40,10 +41,10 @@ pub enum KubernetesCommand {
 
 impl KubernetesCommand {
     /// Does what the subcommand asks, and says how it ended.
-    pub(crate) fn run(&self) -> ExitCode {
+    pub(crate) fn run(&self, hardened: Hardened) -> ExitCode {
         let code = match self {
-            Self::Serve(args) => serve::serve(args),
-            Self::Agent(args) => agent::run(args),
+            Self::Serve(args) => serve::serve(args, hardened),
+            Self::Agent(args) => agent::run(args, hardened),
             Self::Render(args) => render::run(args).code(),
             Self::Launch(args) => commands::launch(args).code(),
             Self::List(args) => commands::list(args).code(),

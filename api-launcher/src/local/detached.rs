@@ -12,7 +12,6 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use tokio::process::Child;
 
-use super::report_verifier::ReportVerifier;
 use super::run_folder::RunFolder;
 use crate::data::{DataError, attempt_lock};
 use crate::local::environment::{self, Platform, Setup};
@@ -69,14 +68,12 @@ impl DetachedExecutor {
             data_dir,
             work_dir: &work_dir,
             report: &folder.report(),
-            job_file: folder.job_data(),
             color: false,
             platform,
             structured_output: true,
             report_key: Some(report_key),
         };
-        let environment = environment::build(&setup, job, |name| std::env::var_os(name))
-            .map_err(StartError::Folder)?;
+        let environment = environment::build(&setup, job, |name| std::env::var_os(name));
         let file = |path: PathBuf| File::create_new(path).map_err(StartError::Folder);
         let streams = Streams {
             stdin: Stdio::from(lock),
@@ -151,25 +148,13 @@ fn kill_after_grace(configured: Option<&str>) -> Duration {
     grace + Duration::from_mins(1)
 }
 
-/// Kills what an ended executor left running, unless its report says that it reached its end: then it left only what was
-/// meant to stay.
-pub(crate) async fn kill_leftovers(
-    folder: &RunFolder,
-    verifier: &ReportVerifier,
-    status: Option<ExitStatus>,
-) {
-    // Any code that runs here can write a report.
-    if folder.exists() && verifier.read_report(folder, status).is_none() {
-        tree::kill_leftovers(&folder.work()).await;
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use std::os::unix::fs::PermissionsExt as _;
     use std::time::Instant;
 
     use super::*;
+    use crate::local::report_verifier::ReportVerifier;
 
     /// The id that is written there, once it is.
     async fn noted(path: &Path) -> Pid {
@@ -222,8 +207,7 @@ mod tests {
         fs::create_dir(temp.path().join("run")).unwrap();
         let program = Program::choose(Some(&program)).unwrap();
         let job = Document::written(&job_contract::JobData::default());
-        let verifier = ReportVerifier::new(None);
-        let secret = verifier.secret_of(&folder);
+        let secret = ReportVerifier::new(None).secret_of(&folder);
         let mut executor = DetachedExecutor::start(
             &folder,
             &program,
@@ -239,9 +223,7 @@ mod tests {
         executor.kill();
         let status = executor.ended().await.unwrap();
         assert!(status.is_some());
-        // The executor did not write this.
-        fs::write(folder.report(), "{}").unwrap();
-        kill_leftovers(&folder, &verifier, status).await;
+        tree::kill_leftovers(&folder.work()).await;
         let killed = Instant::now();
         while is_at_work(tool) {
             assert!(killed.elapsed() < Duration::from_secs(30), "it goes on");

@@ -1,15 +1,12 @@
-//! The environment an executor is started with: that of a pod, from nothing, plus what a machine needs to be
-//! usable. Nothing else of the caller's environment gets through.
+//! The variables an executor is started with: those of a pod, from nothing, plus what a machine needs to be usable. Nothing
+//! else of the caller's environment gets through. [`super::executor`] hands over the secrets among them apart from the rest.
 
 #[cfg(feature = "kubernetes")]
 use std::collections::BTreeSet;
 use std::ffi::{OsStr, OsString};
-use std::fs::OpenOptions;
-use std::io::{self, Write as _};
-use std::os::unix::fs::OpenOptionsExt as _;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
-use job_contract::{Document, encoding, env};
+use job_contract::{Document, env};
 use secrecy::{ExposeSecret as _, SecretString};
 
 /// What differs between steps and machines.
@@ -20,8 +17,6 @@ pub(crate) struct Setup<'a> {
     pub(crate) work_dir: &'a Path,
     /// Where the executor leaves its final report.
     pub(crate) report: &'a Path,
-    /// Where job data go that are too large for the environment. The executor removes it.
-    pub(crate) job_file: PathBuf,
     pub(crate) color: bool,
     /// What the executor seals its report with, for a launcher that acts on it.
     pub(crate) report_key: Option<String>,
@@ -188,13 +183,12 @@ pub(crate) fn forwarded(own: impl Fn(&str) -> Option<OsString>) -> Vec<String> {
     names.map(str::to_owned).collect()
 }
 
-/// The whole environment for one step. `own` looks up the caller's. Writes the job data to
-/// [`Setup::job_file`] when they are too large to travel in a string.
+/// All variables for one step. `own` looks up the caller's.
 pub(crate) fn build(
     setup: &Setup<'_>,
     job: &Document,
     own: impl Fn(&str) -> Option<OsString>,
-) -> io::Result<Vec<(OsString, OsString)>> {
+) -> Vec<(OsString, OsString)> {
     let forwarded = match setup.platform {
         Platform::Hub(lease) => lease.forwarded.join(","),
         _ => own(env::ENV_FORWARD)
@@ -255,41 +249,22 @@ pub(crate) fn build(
     set(env::COLOR_OUTPUT, &flag(setup.color));
     set(env::STRUCTURED_OUTPUT, &flag(setup.structured_output));
 
-    let encoded = job.encode();
-    if encoded.len() <= encoding::MAX_ENVIRONMENT_BYTES {
-        for (name, part) in encoding::variables(&encoded) {
-            set(&name, OsStr::new(part));
-        }
-    } else {
-        write_private(&setup.job_file, &encoded)?;
-        set(env::JOB_DATA_FILE, setup.job_file.as_os_str());
-    }
-    Ok(variables)
-}
-
-fn write_private(path: &Path, text: &str) -> io::Result<()> {
-    OpenOptions::new()
-        .write(true)
-        .create_new(true)
-        .mode(0o600)
-        .open(path)?
-        .write_all(text.as_bytes())
+    set(env::JOB_DATA, OsStr::new(&job.encode()));
+    variables
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use job_contract::JobData;
+    use job_contract::{JobData, encoding};
     use std::collections::BTreeMap;
-    use std::os::unix::fs::PermissionsExt as _;
 
-    fn environment(folder: &Path, job: &JobData, own: &[(&str, &str)]) -> BTreeMap<String, String> {
-        environment_on(Platform::Machine, folder, job, own)
+    fn environment(job: &JobData, own: &[(&str, &str)]) -> BTreeMap<String, String> {
+        environment_on(Platform::Machine, job, own)
     }
 
     fn environment_on(
         platform: Platform<'_>,
-        folder: &Path,
         job: &JobData,
         own: &[(&str, &str)],
     ) -> BTreeMap<String, String> {
@@ -297,7 +272,6 @@ mod tests {
             data_dir: Path::new("/data"),
             work_dir: Path::new("/work"),
             report: Path::new("/report"),
-            job_file: folder.join("job"),
             color: false,
             report_key: None,
             platform,
@@ -310,7 +284,6 @@ mod tests {
         };
         let text = |value: OsString| value.into_string().unwrap();
         build(&setup, &Document::written(job), own)
-            .unwrap()
             .into_iter()
             .map(|(name, value)| (text(name), text(value)))
             .collect()
@@ -318,7 +291,6 @@ mod tests {
 
     #[test]
     fn the_environment_is_a_pods_and_lets_no_secret_of_the_caller_through() {
-        let temp = tempfile::tempdir().unwrap();
         let own = [
             ("PATH", "/bin"),
             ("https_proxy", "http://proxy"),
@@ -328,7 +300,7 @@ mod tests {
             ("MAYFLY_ENV_FORWARD", "CORP_ID, "),
             ("CORP_ID", "7"),
         ];
-        let found = environment(temp.path(), &JobData::default(), &own);
+        let found = environment(&JobData::default(), &own);
         let mut expected = BTreeMap::from([
             ("EphemeralFlagBatch", "true"),
             ("TerraformStateType", "LocalTerraformStateImpl"),
@@ -359,7 +331,6 @@ mod tests {
 
     #[test]
     fn an_executor_with_a_lease_gets_no_way_to_the_platform_but_the_hub() {
-        let temp = tempfile::tempdir().unwrap();
         let own = [
             ("InternalSecret", "hunter2"),
             ("AzBuilderApiUrl", "http://api"),
@@ -376,7 +347,7 @@ mod tests {
             forwarded: &["CORP_ID".to_owned(), "ABSENT".to_owned()],
         };
         let job = JobData::default();
-        let found = environment_on(Platform::Hub(&lease), temp.path(), &job, &own);
+        let found = environment_on(Platform::Hub(&lease), &job, &own);
         assert!(
             !found.values().any(|value| value.contains("hunter2")),
             "{found:?}"
@@ -427,33 +398,13 @@ mod tests {
         );
     }
 
-    fn with_a_value_of(bytes: usize) -> JobData {
+    #[test]
+    fn large_job_data_stay_in_one_piece() {
         let mut job = JobData::default();
-        job.variables
-            .insert("big".into(), "x".repeat(bytes).as_str().into());
-        job
-    }
-
-    #[test]
-    fn large_job_data_stay_in_the_environment() {
-        let temp = tempfile::tempdir().unwrap();
-        let job = with_a_value_of(3 * env::MAX_ENV_STRING_BYTES);
-        let found = environment(temp.path(), &job, &[]);
+        let value = "x".repeat(2 * encoding::MAX_ENVIRONMENT_BYTES);
+        job.variables.insert("big".into(), value.as_str().into());
+        let found = environment(&job, &[]);
+        assert_eq!(encoding::decode(found[env::JOB_DATA].as_bytes()), Ok(job));
         assert!(!found.contains_key(env::JOB_DATA_FILE));
-        let parts = (0..).map_while(|part| found.get(&env::job_data_part(part)).cloned());
-        let parts: Vec<String> = parts.collect();
-        assert!(parts.len() > 3, "{}", parts.len());
-        assert_eq!(encoding::decode(parts.concat().as_bytes()), Ok(job));
-    }
-
-    #[test]
-    fn job_data_that_no_environment_holds_travel_in_a_private_file() {
-        let temp = tempfile::tempdir().unwrap();
-        let job = with_a_value_of(encoding::MAX_ENVIRONMENT_BYTES);
-        let found = environment(temp.path(), &job, &[]);
-        assert!(!found.contains_key(env::JOB_DATA));
-        let path = Path::new(&found[env::JOB_DATA_FILE]);
-        assert_eq!(path.metadata().unwrap().permissions().mode() & 0o777, 0o600);
-        assert_eq!(encoding::decode(&std::fs::read(path).unwrap()), Ok(job));
     }
 }

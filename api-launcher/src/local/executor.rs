@@ -1,4 +1,5 @@
-//! The executor as a process of this machine, in a process group of its own.
+//! The executor as a process of this machine, in a process group of its own. Other processes of this user, such as the code of
+//! another run, cannot look into it, and secrets are not in its environment.
 
 pub(crate) mod tree;
 
@@ -7,18 +8,35 @@ use std::io;
 use std::os::unix::process::ExitStatusExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{ExitStatus, Stdio};
+use std::sync::Arc;
 
-use job_contract::Exit;
+use job_contract::{Exit, env};
 use nix::sys::signal::Signal;
+use runtime::handover::Handover;
+#[cfg(feature = "kubernetes")]
+use runtime::hardening::Hardened;
+use runtime::reaper;
 use runtime::setting::is_wrong_place;
+use runtime::unreadable_program::UnreadableProgram;
 use tokio::process::{Child, Command};
+use tracing::warn;
+
+use crate::EXECUTOR;
 
 /// Which program is the executor.
 #[derive(Clone, Debug)]
 pub(crate) struct Program {
+    /// What people call it.
     path: PathBuf,
+    /// What is executed.
+    file: PathBuf,
     arguments: Vec<&'static str>,
+    /// The copy that `file` is, if it is one.
+    _copy: Option<Arc<UnreadableProgram>>,
 }
+
+/// This program, also after its file was replaced by another version.
+const THIS: &str = "/proc/self/exe";
 
 /// What an executor reads and writes.
 #[derive(Debug)]
@@ -67,42 +85,75 @@ impl Program {
     /// Returns the program that is given, or else the executor that is built into this one.
     pub(crate) fn choose(given: Option<&Path>) -> Result<Self, ExecutorError> {
         match given {
-            Some(path) => Ok(Self {
-                path: path.to_owned(),
-                arguments: Vec::new(),
-            }),
-            None => Self::this("executor"),
+            Some(path) => {
+                let file = which::which(path).unwrap_or_else(|_| path.to_owned());
+                Ok(Self::new(path.to_owned(), file, Vec::new()))
+            }
+            None => Self::this(EXECUTOR),
         }
     }
 
     /// Returns this program with a subcommand.
     pub(crate) fn this(subcommand: &'static str) -> Result<Self, ExecutorError> {
-        Ok(Self {
-            path: std::env::current_exe().map_err(ExecutorError::NoSelf)?,
-            arguments: vec![subcommand],
-        })
+        let path = std::env::current_exe().map_err(ExecutorError::NoSelf)?;
+        Ok(Self::new(path, THIS.into(), vec![subcommand]))
     }
 
-    /// Starts it with exactly this environment and these streams. In a process group of its own, it does not get the Ctrl-C
-    /// of a terminal: the launcher decides how it stops.
+    fn new(path: PathBuf, file: PathBuf, arguments: Vec<&'static str>) -> Self {
+        let copy = UnreadableProgram::copy(&file).unwrap_or_else(|error| {
+            let path = path.display();
+            warn!(%error, %path, "could not copy the program: runs can look into each other's executors at their start");
+            None
+        });
+        let copy = copy.map(Arc::new);
+        Self {
+            path,
+            file: copy.as_ref().map_or(file, |copy| copy.path()),
+            arguments,
+            _copy: copy,
+        }
+    }
+
+    /// Starts it with exactly these variables and these streams. The secrets among the variables are not in its environment:
+    /// it gets them as a [`Handover`]. In a process group of its own, it does not get the Ctrl-C of a terminal: the launcher
+    /// decides how it stops.
     pub(crate) fn spawn(
         &self,
-        environment: Vec<(OsString, OsString)>,
+        variables: Vec<(OsString, OsString)>,
         streams: Streams,
     ) -> Result<Child, ExecutorError> {
-        Command::new(&self.path)
+        let is_secret = |name: &OsString| name.to_str().is_some_and(env::is_secret);
+        let (secrets, environment): (Vec<_>, Vec<_>) =
+            variables.into_iter().partition(|(name, _)| is_secret(name));
+        let mut command = Command::new(&self.file);
+        command
+            .arg0(&self.path)
             .args(&self.arguments)
             .env_clear()
             .envs(environment)
             .stdin(streams.stdin)
             .stdout(streams.stdout)
             .stderr(streams.stderr)
-            .process_group(0)
-            .spawn()
+            .process_group(0);
+        Handover::of(&secrets)
+            .and_then(|secrets| reaper::spawn_with(&mut command, Some(secrets)))
             .map_err(|source| ExecutorError::Start {
                 path: self.path.clone(),
                 source,
             })
+    }
+}
+
+/// Prepares a launcher or an agent that starts executors on this machine. Warns if the code of a run could read the secrets of
+/// this process when it starts again.
+#[cfg(feature = "kubernetes")]
+pub(crate) fn prepare_for_processes(hardened: &Hardened) {
+    reaper::adopt_orphans();
+    if hardened.was_exposed() {
+        warn!(
+            "runs can read the secrets of this process: use a user other than root, and install the program as root with mode \
+             0711"
+        );
     }
 }
 
@@ -112,13 +163,6 @@ pub(crate) struct Ended {
     pub(crate) status: ExitStatus,
     /// The signal that stopped the run, if one did.
     pub(crate) stopped_by: Option<Signal>,
-}
-
-impl Ended {
-    /// Whether it had no time to end what it had started.
-    pub(crate) fn is_killed(self) -> bool {
-        self.status.signal().is_some()
-    }
 }
 
 /// Outcome of a step as an exit code, and what to say when the executor could not say it itself.
@@ -160,6 +204,8 @@ fn signal_exit(signal: i32) -> Exit {
 mod tests {
     use super::*;
     use rstest::rstest;
+    use std::fs::Permissions;
+    use std::os::unix::fs::PermissionsExt as _;
 
     #[rstest]
     #[case(exited(0), None, 0)]
@@ -185,6 +231,45 @@ mod tests {
         #[case] expected: u8,
     ) {
         assert_eq!(judge(Ended { status, stopped_by }).0.code(), expected);
+    }
+
+    #[tokio::test]
+    async fn secrets_are_handed_over_and_are_not_in_the_environment() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("program");
+        let script = "#!/bin/bash\nenv\necho -- \"$@\"\n\
+                      tr '\\0' '\\n' < /dev/fd/$MAYFLY_SECRETS_DESCRIPTOR\n";
+        std::fs::write(&path, script).unwrap();
+        std::fs::set_permissions(&path, Permissions::from_mode(0o700)).unwrap();
+        let secrets = env::SECRETS.map(str::to_owned).into_iter();
+        let secrets = secrets.chain([0, 1].map(env::job_data_part));
+        let known = ["PATH", env::LEASE_URL].map(str::to_owned);
+        let variables: Vec<(OsString, OsString)> = secrets
+            .chain(known)
+            .map(|name| {
+                let value = match name.as_str() {
+                    "PATH" => "/usr/bin:/bin".to_owned(),
+                    _ => format!("value of {name}"),
+                };
+                (name.into(), value.into())
+            })
+            .collect();
+        let streams = Streams {
+            stdin: Stdio::null(),
+            stdout: Stdio::piped(),
+            stderr: Stdio::null(),
+        };
+        let program = Program::choose(Some(&path)).unwrap();
+        let child = program.spawn(variables, streams).unwrap();
+        let output = child.wait_with_output().await.unwrap().stdout;
+        let output = String::from_utf8(output).unwrap();
+        let (environment, secrets) = output.split_once("--\n").unwrap();
+        assert!(environment.contains("MAYFLY_LEASE_URL=value of MAYFLY_LEASE_URL\n"));
+        for name in env::SECRETS.into_iter().chain(["EphemeralJobData_1"]) {
+            assert!(!environment.contains(name), "{environment}");
+            let line = format!("{name}=value of {name}\n");
+            assert!(secrets.contains(&line), "{secrets}");
+        }
     }
 
     fn exited(code: i32) -> ExitStatus {

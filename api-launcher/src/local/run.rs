@@ -25,6 +25,7 @@ use std::time::Instant;
 
 use job_contract::{Exit, JobData, chain};
 use nix::sys::signal::Signal;
+use runtime::reaper;
 
 use self::args::RunArgs;
 use self::error::RunError;
@@ -94,6 +95,7 @@ impl From<RunError> for Conclusion {
 /// Carries the run out, shows it, and returns the exit code.
 pub fn run(args: &RunArgs) -> u8 {
     let started = Instant::now();
+    reaper::adopt_orphans();
     let terminal = Terminal::detect(args.output.format, args.output.color);
     let mut view = View::new(&args.output, terminal);
     let runtime = tokio::runtime::Builder::new_current_thread()

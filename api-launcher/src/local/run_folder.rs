@@ -15,10 +15,6 @@ impl RunFolder {
         Self { path }
     }
 
-    pub(crate) fn exists(&self) -> bool {
-        self.path.exists()
-    }
-
     /// What the executor printed.
     pub(crate) fn log(&self) -> PathBuf {
         self.path.join("log")
@@ -32,11 +28,6 @@ impl RunFolder {
     /// The final report of the executor.
     pub(crate) fn report(&self) -> PathBuf {
         self.path.join("report")
-    }
-
-    /// Job data that are too large for the environment.
-    pub(crate) fn job_data(&self) -> PathBuf {
-        self.path.join("job")
     }
 
     /// The standard input of the executor, locked while it runs.

@@ -65,6 +65,7 @@ fn piped_output_is_plain_lines() {
         "{plan}"
     );
     assert!(!plan.contains("hunter2"), "{plan}");
+    assert!(!plan.contains("EphemeralJobData"), "{plan}");
 }
 
 #[test]

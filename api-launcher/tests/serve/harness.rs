@@ -71,6 +71,13 @@ impl Fixture {
     /// A launcher that listens on a free port.
     pub(crate) fn serve(&self, settings: &[(&str, &str)]) -> Launcher {
         let mut command = Command::new(env!("CARGO_BIN_EXE_api-launcher"));
+        self.configure(&mut command);
+        command.envs(settings.iter().copied());
+        Launcher::start(&mut command)
+    }
+
+    /// Arguments and environment of a launcher on this data directory.
+    pub(crate) fn configure(&self, command: &mut Command) {
         command
             .args(["serve", "--target", "process"])
             .env_clear()
@@ -79,9 +86,7 @@ impl Fixture {
             .env("InternalSecret", secret())
             .env("MAYFLY_LISTEN", "127.0.0.1:0")
             .env("MAYFLY_DATA_DIR", self.data())
-            .env("MAYFLY_CONCURRENCY", "4")
-            .envs(settings.iter().copied());
-        Launcher::start(&mut command)
+            .env("MAYFLY_CONCURRENCY", "4");
     }
 
     /// A job of one step on the repository.
@@ -256,7 +261,7 @@ pub(crate) struct Launcher {
 }
 
 impl Launcher {
-    fn start(command: &mut Command) -> Self {
+    pub(crate) fn start(command: &mut Command) -> Self {
         // Executors end with a launcher that is asked to stop.
         let mut launcher = Self {
             running: Running::start(command).terminated_when_dropped(),

@@ -7,6 +7,7 @@
 
 mod crashes;
 mod harness;
+mod hidden;
 mod journeys;
 mod page;
 mod routing;

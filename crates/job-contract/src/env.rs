@@ -393,6 +393,27 @@ pub const AGENT_LISTEN: &str = "MAYFLY_AGENT_LISTEN";
 /// Id of the process whose end stops a launcher or an agent.
 pub const PARENT_PID: &str = "MAYFLY_PARENT_PID";
 
+/// The variables with secrets of the platform, of its storage and of Mayfly (contract 10.1), beside those of the job data.
+pub const SECRETS: [&str; 11] = [
+    INTERNAL_SECRET,
+    LEASE_TOKEN,
+    REPORT_KEY,
+    AGENT_TOKEN,
+    AWS_ACCESS_KEY,
+    AWS_SECRET_KEY,
+    AZURE_ACCESS_KEY,
+    GCP_CREDENTIALS,
+    REDIS_PASSWORD,
+    REDIS_SENTINEL_PASSWORD,
+    REDIS_TRUSTSTORE_PASSWORD,
+];
+
+/// Whether the variable contains a secret of the platform, of its storage or of Mayfly, or job data.
+#[must_use]
+pub fn is_secret(name: &str) -> bool {
+    SECRETS.contains(&name) || is_job_data(name)
+}
+
 /// The largest environment string that Linux accepts at `execve`, with name, `=` and NUL (`MAX_ARG_STRLEN`).
 pub const MAX_ENV_STRING_BYTES: usize = 131_072;
 

@@ -9,6 +9,7 @@ use tracing::warn;
 #[derive(Debug)]
 #[must_use]
 pub struct Hardened {
+    was_exposed: bool,
     dumpable: Result<(), Errno>,
     core_files: Result<(), Errno>,
 }
@@ -17,12 +18,19 @@ pub struct Hardened {
 /// `/proc/<pid>` or from a crash.
 pub fn process() -> Hardened {
     Hardened {
+        was_exposed: prctl::get_dumpable().unwrap_or(true),
         dumpable: prctl::set_dumpable(false),
         core_files: setrlimit(Resource::RLIMIT_CORE, 0, 0),
     }
 }
 
 impl Hardened {
+    /// Whether processes of the same user could look into this process before it was hardened, or can for ever because the
+    /// user is root. That is so unless the user may execute the program and not read it.
+    pub const fn was_exposed(&self) -> bool {
+        self.was_exposed
+    }
+
     /// Logs the errors.
     pub fn report(self) {
         if let Err(error) = self.dumpable {

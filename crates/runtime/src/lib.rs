@@ -1,11 +1,16 @@
-//! Basic services of all Mayfly processes: diagnostics on stderr, hardening, settings, deadlines and private files. Knows
-//! neither runs nor platforms nor Kubernetes.
+//! Basic services of all Mayfly processes: diagnostics on stderr, hardening, child processes and their secrets, settings,
+//! deadlines and private files. Knows neither runs nor platforms nor Kubernetes.
 
 pub mod deadline;
+pub mod handover;
 pub mod hardening;
+pub mod memory_file;
 pub mod private_file;
+pub mod process_table;
+pub mod reaper;
 pub mod regular_file;
 pub mod setting;
 pub mod telemetry;
+pub mod unreadable_program;
 
 pub use deadline::Deadline;

@@ -17,6 +17,8 @@ use clap::parser::ValueSource;
 use clap::{Arg, Args, Command, Error, Parser};
 use nix::errno::Errno;
 
+use crate::handover;
+
 pub use value::{HttpUrl, Milliseconds, Seconds, SettingValue, choice, unexpected};
 
 /// The problem of one setting.
@@ -243,14 +245,14 @@ pub fn is_wrong_place(error: &io::Error) -> bool {
     kind || matches!(number, Some(Errno::ELOOP | Errno::ENOEXEC))
 }
 
-/// Parses a command line with the program's name, and the environment. A blank variable counts as not set for the options that
-/// `meant` selects: options that are not [`Setting`]s, or for which a blank has a meaning.
+/// Parses a command line with the program's name, the secrets that were handed over, and the environment. A blank variable
+/// counts as not set for the options that `meant` selects: options that are not [`Setting`]s, or for which a blank has a meaning.
 pub fn parse_over_environment<P: Parser>(
     args: impl IntoIterator<Item = OsString>,
     meant: fn(&Arg) -> bool,
 ) -> Result<P, Error> {
     let args: Vec<OsString> = args.into_iter().collect();
-    let command = without_blank_variables(P::command(), meant);
+    let command = over_environment(P::command(), meant);
     match command.try_get_matches_from(&args) {
         Ok(matches) => P::from_arg_matches(&matches),
         // Help names every variable, also blank ones.
@@ -259,21 +261,24 @@ pub fn parse_over_environment<P: Parser>(
     }
 }
 
-/// The command and its subcommands, without the blank variables of the selected options.
-fn without_blank_variables(command: Command, meant: fn(&Arg) -> bool) -> Command {
+/// The command and its subcommands, with the secrets that were handed over, and without the blank variables of the selected
+/// options.
+fn over_environment(command: Command, meant: fn(&Arg) -> bool) -> Command {
     let blank = |argument: &Arg| {
         let value = argument.get_env().and_then(env::var_os);
         value.is_some_and(|value| value.to_str().is_some_and(|text| text.trim().is_empty()))
     };
     command
         .mut_args(|argument| {
-            if meant(&argument) && blank(&argument) {
+            if let Some(secret) = argument.get_env().and_then(handover::received) {
+                argument.default_value(secret)
+            } else if meant(&argument) && blank(&argument) {
                 argument.env(None)
             } else {
                 argument
             }
         })
-        .mut_subcommands(|below| without_blank_variables(below, meant))
+        .mut_subcommands(|below| over_environment(below, meant))
 }
 
 #[cfg(test)]

@@ -13,12 +13,10 @@ use std::{
     time::Duration,
 };
 
-use runtime::regular_file;
+use runtime::{reaper, regular_file};
 use semver::Version;
 use serde::{Deserialize, Serialize};
 use tokio::process::Command;
-
-use crate::reaper;
 
 const TIME_LIMIT: Duration = Duration::from_secs(10);
 const CACHE_FILE: &str = "probe.json";

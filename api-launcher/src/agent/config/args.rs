@@ -8,6 +8,7 @@ use clap::{Args, Subcommand, ValueHint};
 use job_contract::env;
 use platform::report_key;
 use pool_protocol::id::{AgentName, PoolName};
+use runtime::handover;
 use runtime::setting::{
     HttpUrl, ReadSetting as _, Setting, SettingError, SettingValue, choice, present,
 };
@@ -288,7 +289,7 @@ impl AgentArgs {
     pub(crate) fn resolve(&self) -> Result<Settings, Vec<SettingError>> {
         let file = file::find(self.config.as_deref(), &file::places());
         let file = file.map_err(|error| vec![error])?;
-        let token = std::env::var(env::AGENT_TOKEN).ok();
+        let token = handover::var(env::AGENT_TOKEN);
         self.settings
             .clone()
             .resolve(file, token.as_deref(), &self.kubernetes)
@@ -467,7 +468,7 @@ impl SettingsArgs {
         if is_target_wrong {
             return None;
         }
-        let report_key = report_key::from_lookup(|name| std::env::var(name).ok())
+        let report_key = report_key::from_lookup(handover::var)
             .map_err(|error| errors.push(error))
             .ok();
         let data = self.working_directory.read(errors);

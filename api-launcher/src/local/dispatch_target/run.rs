@@ -1,7 +1,6 @@
 //! One accepted run, from its start to its reported end. If a former launcher was interrupted, the step still runs once, or
 //! its loss is reported.
 
-use std::os::unix::process::ExitStatusExt as _;
 use std::process::ExitStatus;
 use std::sync::Arc;
 use std::time::Duration;
@@ -19,9 +18,9 @@ use super::settings::RunsOnStop;
 use super::{Inner, RunSlot, blocking, now};
 use crate::data;
 use crate::dispatch::has_nothing_to_run;
-use crate::local::detached::{DetachedExecutor, StartError, kill_after, kill_leftovers};
+use crate::local::detached::{DetachedExecutor, StartError, kill_after};
 use crate::local::environment::Platform;
-use crate::local::executor;
+use crate::local::executor::{self, tree};
 use crate::local::run_folder::RunFolder;
 use crate::reporter::{ReportError, StepState};
 
@@ -184,9 +183,7 @@ async fn attempt(inner: &Inner, key: &RunKey) -> Result<Option<Over>, RunError> 
         let FollowEnd::Ended(status) = follow(inner, key, &step, &mut running).await? else {
             return Ok(None);
         };
-        if status.is_none_or(|status| status.signal().is_some()) {
-            kill_leftovers(&folder, &inner.verifier, status).await;
-        }
+        tree::kill_leftovers(&folder.work()).await;
         inner.mark_ended(key);
         let report = inner.verifier.read_report(&folder, status);
         let report = report.as_ref();
@@ -289,7 +286,7 @@ async fn find_progress(
     if let Some(executor) = DetachedExecutor::find(folder) {
         return Ok(RunProgress::Running(executor));
     }
-    kill_leftovers(folder, &inner.verifier, None).await;
+    tree::kill_leftovers(&folder.work()).await;
     let state = inner.reporter.step_state(step).await?;
     if state.has_outcome() || matches!(state.job, JobStatus::Cancelled | JobStatus::Failed) {
         return Ok(RunProgress::Over(state));

@@ -30,8 +30,6 @@ pub(crate) enum RunError {
     Platform(#[from] PlatformError),
     #[error(transparent)]
     Pool(#[from] PoolError),
-    #[error("could not prepare the executor's environment")]
-    Environment(#[source] io::Error),
     #[error("could not listen for signals")]
     Signals(#[source] io::Error),
     #[error("stopped by {} before anything was started", .0.as_str())]
@@ -52,7 +50,7 @@ impl RunError {
             Self::Input(_) => InputError::EXIT,
             Self::Executor(error) => error.exit(),
             Self::Pool(_) => PoolError::EXIT,
-            Self::Platform(_) | Self::Environment(_) | Self::Signals(_) => Exit::Infrastructure,
+            Self::Platform(_) | Self::Signals(_) => Exit::Infrastructure,
             Self::Stopped(signal) => executor::stop_exit(*signal),
             Self::Packing | Self::NoOutcome => Exit::Defect,
         }

@@ -169,20 +169,16 @@ impl<'a> Session<'a> {
             data_dir: self.data.path(),
             work_dir: &work_dir,
             report: &report,
-            job_file: self.work.join(format!("job-{}", self.steps_run)),
             color: self.color,
             report_key: None,
             platform: Platform::Machine,
             structured_output: false,
         };
-        let environment = environment::build(&setup, job, |name| std::env::var_os(name))
-            .map_err(RunError::Environment)?;
+        let environment = environment::build(&setup, job, |name| std::env::var_os(name));
         let running = Running::start(&self.program, environment)?;
         self.work.note_executor(running.group())?;
         let ended = running.follow(self.view, self.signals).await;
-        if ended.as_ref().is_ok_and(|ended| ended.is_killed()) {
-            tree::kill_leftovers(&work_dir).await;
-        }
+        tree::kill_leftovers(&work_dir).await;
         // The executor removes it itself unless it was killed; what is left goes with the whole folder.
         let _ = fs::remove_dir_all(&work_dir);
         Ok(ended?)

@@ -6,10 +6,9 @@ use std::process::Stdio;
 
 use nix::sys::signal::{Signal, killpg};
 use nix::unistd::Pid;
+use runtime::reaper;
 use tokio::io::{AsyncRead, AsyncReadExt as _};
 use tokio::process::Command;
-
-use crate::reaper;
 
 /// The limit of each kept output stream. The server decides how much text git passes on.
 const KEPT_BYTES: usize = 64 * 1024;

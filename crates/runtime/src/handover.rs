@@ -1,0 +1,120 @@
+//! Secrets for a process of this machine. They are not in its environment, which `/proc` shows, and in no file on disk. The
+//! process inherits a file in memory, and its environment contains only the number of the descriptor.
+//!
+//! The receiver looks a secret up like a variable. A process that another program started, such as Kubernetes, has its secrets
+//! in the environment.
+
+use std::collections::BTreeMap;
+use std::ffi::{OsStr, OsString};
+use std::fs::File;
+use std::io::{self, Write as _};
+use std::os::fd::{AsRawFd as _, RawFd};
+use std::os::unix::ffi::{OsStrExt as _, OsStringExt as _};
+use std::path::PathBuf;
+use std::sync::OnceLock;
+
+use nix::fcntl::{FcntlArg, FdFlag, fcntl};
+use nix::unistd::close;
+
+use crate::{memory_file, regular_file};
+
+/// The variable with the number of the descriptor.
+pub const DESCRIPTOR: &str = "MAYFLY_SECRETS_DESCRIPTOR";
+
+/// More than a job document and all secrets of a platform need.
+const MAX_BYTES: u64 = 64 * 1024 * 1024;
+
+static RECEIVED: OnceLock<BTreeMap<OsString, OsString>> = OnceLock::new();
+
+/// Secrets for one process. They can be handed over with [`crate::reaper::spawn_with`].
+#[derive(Debug)]
+pub struct Handover(File);
+
+impl Handover {
+    /// Writes the secrets, which are pairs of name and value, into memory.
+    pub fn of(secrets: &[(OsString, OsString)]) -> io::Result<Self> {
+        let mut content = Vec::new();
+        for (name, value) in secrets {
+            content.extend([name.as_bytes(), b"=", value.as_bytes(), b"\0"].concat());
+        }
+        let mut file = memory_file::data("secrets")?;
+        file.write_all(&content)?;
+        Ok(Self(file))
+    }
+
+    /// The value of [`DESCRIPTOR`] for the receiver.
+    pub(crate) fn number(&self) -> String {
+        self.0.as_raw_fd().to_string()
+    }
+
+    /// Lets every child inherit the secrets that is started while this value lives.
+    pub(crate) fn share(&self) -> io::Result<()> {
+        fcntl(&self.0, FcntlArg::F_SETFD(FdFlag::empty()))?;
+        Ok(())
+    }
+}
+
+/// Takes the secrets that this process was started with. This comes before any code that looks secrets up or starts a process.
+///
+/// # Errors
+/// Returns an error if the descriptor that the environment names holds no secrets.
+pub fn receive() -> io::Result<()> {
+    let Some(number) = std::env::var_os(DESCRIPTOR) else {
+        return Ok(());
+    };
+    let number = number.to_str().and_then(|number| number.parse().ok());
+    let number: RawFd = number
+        .filter(|number| *number > 2)
+        .ok_or_else(|| io::Error::new(io::ErrorKind::InvalidInput, "it is no descriptor"))?;
+    let path = PathBuf::from(format!("/proc/self/fd/{number}"));
+    let secrets = parse(&regular_file::read(&path, MAX_BYTES)?)?;
+    // No child inherits it.
+    close(number)?;
+    let _ = RECEIVED.set(secrets);
+    Ok(())
+}
+
+fn parse(content: &[u8]) -> io::Result<BTreeMap<OsString, OsString>> {
+    let incomplete = || io::Error::new(io::ErrorKind::UnexpectedEof, "the secrets are incomplete");
+    let Some(content) = content.strip_suffix(b"\0") else {
+        return Err(incomplete());
+    };
+    let pairs = content.split(|byte| *byte == 0).map(|pair| {
+        let end = pair.iter().position(|byte| *byte == b'=');
+        let end = end.ok_or_else(incomplete)?;
+        let text = |bytes: &[u8]| OsString::from_vec(bytes.to_vec());
+        Ok((text(&pair[..end]), text(&pair[end + 1..])))
+    });
+    pairs.collect()
+}
+
+/// The secret with this name, if this process was started with it.
+pub fn received(name: &OsStr) -> Option<&'static OsStr> {
+    RECEIVED.get()?.get(name).map(OsString::as_os_str)
+}
+
+/// The secret with this name, or else the variable of the environment.
+pub fn var(name: &str) -> Option<String> {
+    match received(OsStr::new(name)) {
+        Some(secret) => secret.to_str().map(str::to_owned),
+        None => std::env::var(name).ok(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn secrets_arrive_as_they_were_and_an_incomplete_file_is_refused() {
+        let pair = |name: &str, value: &[u8]| (name.into(), OsString::from_vec(value.to_vec()));
+        let secrets = vec![pair("A", b"x=y\n"), pair("B", b""), pair("C", b"\xff")];
+        let handover = Handover::of(&secrets).unwrap();
+        let path = PathBuf::from(format!("/proc/self/fd/{}", handover.number()));
+        let content = regular_file::read(&path, MAX_BYTES).unwrap();
+        assert_eq!(parse(&content).unwrap(), secrets.into_iter().collect());
+        for wrong in [&b""[..], b"A=x", b"A\0", &content[..content.len() - 1]] {
+            assert!(parse(wrong).is_err(), "{wrong:?}");
+        }
+    }
+}

@@ -1,0 +1,273 @@
+//! The children of this process, and what they leave behind. A process that adopts orphans is the parent of every process
+//! that its descendants have started and whose own parent has ended, in whatever group or session it is. So nothing escapes
+//! that a run has started. The kernel makes PID 1 of a container such a parent in any case.
+//!
+//! An adopted process stays in the process table until its parent has waited for it. tokio waits for the children that this
+//! program has started. So all of them are started here, and the reaper skips them.
+
+use std::fs;
+use std::io;
+use std::process;
+use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use nix::sys::prctl;
+use nix::sys::signal::{Signal, kill};
+use nix::sys::wait::{WaitPidFlag, waitpid};
+use nix::unistd::Pid;
+use signal_hook::consts::SIGCHLD;
+use signal_hook::iterator::Signals;
+use tokio::process::{Child, Command};
+use tracing::warn;
+
+use crate::handover::{self, Handover};
+use crate::process_table::{self, ProcessEntry, ProcessIdentity};
+
+/// How long killing may take. The kernel does not end a process that waits for a disk.
+const KILL_LIMIT: Duration = Duration::from_secs(5);
+const BETWEEN_LOOKS: Duration = Duration::from_millis(1);
+
+/// The children that tokio waits for.
+static OWN_CHILDREN: Mutex<Vec<ProcessIdentity>> = Mutex::new(Vec::new());
+/// The children that this process had before it adopted orphans. A script that becomes this program by `exec` may have started
+/// them, such as a proxy in the background. They belong to no run.
+static EARLIER_CHILDREN: OnceLock<Vec<ProcessIdentity>> = OnceLock::new();
+
+fn own_children() -> MutexGuard<'static, Vec<ProcessIdentity>> {
+    OWN_CHILDREN.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Starts a child of this program.
+pub fn spawn(command: &mut Command) -> io::Result<Child> {
+    spawn_with(command, None)
+}
+
+/// Starts a child, and hands secrets over to it.
+pub fn spawn_with(command: &mut Command, secrets: Option<Handover>) -> io::Result<Child> {
+    // The lock is held until the child is on the list, because the child may end at once. No other child starts meanwhile,
+    // which would inherit the secrets.
+    let mut children = own_children();
+    if let Some(secrets) = &secrets {
+        command.env(handover::DESCRIPTOR, secrets.number());
+        secrets.share()?;
+    }
+    let child = command.spawn()?;
+    drop(secrets);
+    children.retain(|known| exists(*known));
+    let pid = child.id().and_then(|pid| i32::try_from(pid).ok());
+    children.extend(pid.and_then(ProcessEntry::of).map(|entry| entry.identity));
+    Ok(child)
+}
+
+fn exists(process: ProcessIdentity) -> bool {
+    ProcessEntry::of(process.pid).is_some_and(|entry| entry.identity == process)
+}
+
+/// Makes this process the parent of orphans among its descendants, and starts to reap them.
+pub fn adopt_orphans() {
+    let _ = EARLIER_CHILDREN.set(children().iter().map(|child| child.identity).collect());
+    let adopted = prctl::set_child_subreaper(true).map_err(io::Error::from);
+    if let Err(error) = adopted.and_then(|()| reap_forever()) {
+        warn!(%error, "processes that a run leaves behind may outlive it");
+    }
+}
+
+fn reap_forever() -> io::Result<()> {
+    let mut signals = Signals::new([SIGCHLD])?;
+    // Some may have ended before this thread started.
+    reap();
+    let reaper = move || {
+        for _ in signals.forever() {
+            reap();
+        }
+    };
+    thread::Builder::new()
+        .name("reaper".to_owned())
+        .spawn(reaper)
+        .map(drop)
+}
+
+/// Reaps every child that has ended and that tokio does not wait for.
+fn reap() {
+    let own = own_children();
+    for orphan in children() {
+        if orphan.has_ended && !own.contains(&orphan.identity) {
+            // No other code uses the exit status, and a missing one does no harm.
+            let pid = Pid::from_raw(orphan.identity.pid);
+            let _ = waitpid(pid, Some(WaitPidFlag::WNOHANG));
+        }
+    }
+}
+
+/// The children of this process, whichever of its threads has started or adopted them.
+fn children() -> Vec<ProcessEntry> {
+    let threads = fs::read_dir("/proc/self/task")
+        .into_iter()
+        .flatten()
+        .flatten();
+    let lists: io::Result<String> = threads
+        .map(|thread| fs::read_to_string(thread.path().join("children")))
+        .collect();
+    if let Ok(list) = lists {
+        let ids = list.split_ascii_whitespace();
+        ids.filter_map(|pid| ProcessEntry::of(pid.parse().ok()?))
+            .collect()
+    } else {
+        // A thread has just ended, or the kernel has no such lists.
+        let own = process::id().cast_signed();
+        let mut all = process_table::all();
+        all.retain(|entry| entry.parent == own);
+        all
+    }
+}
+
+/// Kills everything that this process has started, directly or through others. Returns how many processes are left: none, unless
+/// the kernel does not end them in time. It takes no lock and writes nothing.
+pub fn kill_descendants() -> usize {
+    kill_children(|_| true).1
+}
+
+/// Kills the orphans that this process has adopted, with everything below them, and returns how many there were. The
+/// children that it has started itself, and what these have started, go on.
+pub fn kill_orphans() -> usize {
+    kill_children(|child| !own_children().contains(&child.identity)).0
+}
+
+/// Kills the selected children. Their own children are adopted as soon as they have ended, and are killed next. Returns how many
+/// processes were killed, and how many are left.
+fn kill_children(is_selected: impl Fn(&ProcessEntry) -> bool) -> (usize, usize) {
+    let Some(earlier) = EARLIER_CHILDREN.get() else {
+        return (0, 0);
+    };
+    let deadline = Instant::now() + KILL_LIMIT;
+    let mut killed = 0;
+    loop {
+        let mut left = 0;
+        for child in children() {
+            if !child.has_ended && !earlier.contains(&child.identity) && is_selected(&child) {
+                // One that has ended in between needs no killing.
+                let _ = kill(Pid::from_raw(child.identity.pid), Signal::SIGKILL);
+                left += 1;
+            }
+        }
+        if left == 0 || Instant::now() >= deadline {
+            return (killed, left);
+        }
+        killed += left;
+        thread::sleep(BETWEEN_LOOKS);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::env;
+
+    use super::*;
+
+    const PART: &str = "REAPER_PART";
+    const TIMEOUT: Duration = Duration::from_mins(1);
+
+    fn bash(script: &str) -> Command {
+        let mut command = Command::new("bash");
+        command.args(["-c", script]);
+        command
+    }
+
+    fn dead_children() -> usize {
+        children().iter().filter(|child| child.has_ended).count()
+    }
+
+    fn wait_until(what: &str, done: impl Fn() -> bool) {
+        let until = Instant::now() + TIMEOUT;
+        while !done() {
+            assert!(Instant::now() < until, "{what}");
+            thread::sleep(Duration::from_millis(10));
+        }
+    }
+
+    #[tokio::main(flavor = "multi_thread", worker_threads = 2)]
+    async fn reap_orphans() {
+        adopt_orphans();
+        for code in 0..40 {
+            // The inner shell ends before its child. The child is inherited and ends at once.
+            let script = format!("(true & true &) ; (true &) ; exit {code}");
+            let status = spawn(&mut bash(&script)).unwrap().wait().await.unwrap();
+            assert_eq!(
+                status.code(),
+                Some(code),
+                "the reaper waited for a child of tokio"
+            );
+        }
+        wait_until("dead children are left", || dead_children() == 0);
+    }
+
+    /// A process in a session of its own, without its parent, environment and folder, which ignores signals and has a child.
+    const DAEMON: &str = "cd /; exec setsid --fork env -i /bin/bash -c \
+        'trap \"\" TERM INT HUP; sleep 3600 & while :; do sleep 3600; done' </dev/null >/dev/null 2>&1";
+
+    #[tokio::main(flavor = "multi_thread", worker_threads = 2)]
+    async fn kill_what_is_left() {
+        let mut earlier = spawn(bash("exec sleep 3600").kill_on_drop(true)).unwrap();
+        wait_until("no earlier child came", || living() == 1);
+        adopt_orphans();
+        let mut own = spawn(bash("exec sleep 3600").kill_on_drop(true)).unwrap();
+        let leave = async || {
+            let left = spawn(&mut bash(DAEMON)).unwrap().wait().await.unwrap();
+            assert!(left.success());
+            // The daemon, and its two sleepers.
+            wait_until("no daemon came", || living() == 5);
+        };
+        wait_until("no child came", || living() == 2);
+        leave().await;
+        assert!(kill_orphans() > 0);
+        assert_eq!(living(), 2, "the children of this program go on");
+        leave().await;
+        leave_runaway().await;
+        assert_eq!(kill_descendants(), 0);
+        assert_eq!(living(), 1, "the earlier child goes on");
+        earlier.kill().await.unwrap();
+        assert!(!own.wait().await.unwrap().success());
+    }
+
+    /// A process that starts another one and ends, again and again.
+    async fn leave_runaway() {
+        let script = "run() { (run &) ; exit; }; cd /; exec setsid --fork bash -c \"$(declare -f run); run\"";
+        let left = spawn(&mut bash(script)).unwrap().wait().await.unwrap();
+        assert!(left.success());
+        wait_until("nothing runs away", || living() > 5);
+    }
+
+    fn living() -> usize {
+        let all = process_table::all();
+        let below = process_table::below(&all, [process::id().cast_signed()]);
+        below.iter().filter(|entry| !entry.has_ended).count()
+    }
+
+    /// These tests need processes of their own. The other tests have children that the reaper does not know.
+    fn alone(test: &str, part: fn()) {
+        if env::var(PART).is_ok() {
+            return part();
+        }
+        let done = process::Command::new(env::current_exe().unwrap())
+            .args([&format!("reaper::tests::{test}"), "--exact", "--nocapture"])
+            .env(PART, "alone")
+            .output()
+            .unwrap();
+        let said = String::from_utf8_lossy(&done.stderr);
+        assert!(done.status.success(), "{said}");
+        assert!(String::from_utf8_lossy(&done.stdout).contains("1 passed"));
+    }
+
+    #[test]
+    fn orphans_are_reaped_and_own_children_are_left_to_tokio() {
+        let name = "orphans_are_reaped_and_own_children_are_left_to_tokio";
+        alone(name, reap_orphans);
+    }
+
+    #[test]
+    fn what_left_its_session_and_threw_its_mark_away_is_killed() {
+        let name = "what_left_its_session_and_threw_its_mark_away_is_killed";
+        alone(name, kill_what_is_left);
+    }
+}
