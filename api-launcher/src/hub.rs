@@ -18,6 +18,7 @@ mod submit;
 pub(crate) mod tails;
 mod task_work;
 pub(crate) mod token_command;
+mod views;
 mod watched_file;
 pub(crate) mod wire;
 
@@ -44,6 +45,7 @@ use self::relay::Relay;
 use self::settings::{HubPlatform, HubSettings, KeySetting};
 use self::shares::Shares;
 use self::tails::Tails;
+use self::views::CachedViews;
 use self::watched_file::WatchedFile;
 use crate::data::DataError;
 use crate::dispatch::Readiness;
@@ -67,7 +69,7 @@ const FORM_TIMEOUT: Duration = Duration::from_secs(10);
 #[derive(Debug)]
 pub(crate) struct Hub {
     pools: WatchedFile<Pools>,
-    keys: KeySource,
+    keys: Arc<KeySource>,
     store: Store,
     reporter: Arc<dyn PlatformReporter>,
     relay: Relay,
@@ -76,6 +78,7 @@ pub(crate) struct Hub {
     issuers: Issuers,
     heartbeats: JobHeartbeats,
     metrics: PoolMetrics,
+    views: CachedViews,
     /// Held while the metrics are set and rendered.
     measuring: Mutex<()>,
     polls: Arc<Shares<PoolName>>,
@@ -146,8 +149,9 @@ impl Hub {
             })?;
         }
         let lease = settings.rules.lease;
-        let store = Store::open(settings.store.reveal(), settings.rules).await?;
-        let keys = open_keys(settings.keys)?;
+        let keys = Arc::new(open_keys(settings.keys)?);
+        let keys_of_store = Arc::clone(&keys);
+        let store = Store::open(settings.store.reveal(), settings.rules, keys_of_store).await?;
         let reporter: Arc<dyn PlatformReporter> = match settings.platform {
             HubPlatform::Terrakube(platform) => Arc::new(platform.open()?.of_hub()),
             HubPlatform::Records(data) => Arc::new(LocalReporter::new(data.create()?.path())),
@@ -162,6 +166,7 @@ impl Hub {
             tails: Tails::default(),
             heartbeats: JobHeartbeats::default(),
             metrics: PoolMetrics::register(metrics),
+            views: CachedViews::default(),
             measuring: Mutex::new(()),
             polls: Shares::new(MAX_POLLS_OF_A_POOL, MAX_POLLS),
             budget: Budget::new(),
@@ -184,8 +189,9 @@ impl Hub {
 
     /// Returns whether the hub can store runs of pools now.
     pub(crate) async fn readiness(&self) -> Readiness {
-        if let Err(error) = self.store.pools().await {
-            return Readiness::NotReady(error.to_string());
+        let unread = self.views.pools(&self.store).await.err();
+        if let Some(problem) = self.store.problem().or(unread) {
+            return Readiness::NotReady(problem);
         }
         let problem = self.pools.problem().or_else(|| self.keys.problem());
         problem.map_or(Readiness::Ready, Readiness::Impaired)
@@ -193,7 +199,7 @@ impl Hub {
 
     /// Updates the metrics, and renders them.
     pub(crate) async fn measure(&self, render: impl FnOnce() -> String) -> String {
-        let (pools, file) = (self.store.pools().await, self.pools.current());
+        let (pools, file) = (self.views.pools(&self.store).await, self.pools.current());
         // Another scraper must not see the gauges while they are set.
         let _held = self
             .measuring

@@ -5,6 +5,7 @@ use std::convert::Infallible;
 use axum::body::{Body, Bytes};
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
+use pool_store::Refusal;
 use serde_json::json;
 
 use super::auth::AuthError;
@@ -80,8 +81,8 @@ impl From<SubmitError> for RequestError {
     fn from(error: SubmitError) -> Self {
         match error {
             SubmitError::UnknownPool(pool) => Self::UnknownPool(pool),
-            SubmitError::Store(pool_store::Error::Refused(refusal)) => {
-                Self::Invalid(refusal.to_string())
+            SubmitError::Store(pool_store::Error::Refused(Refusal::RequestInvalid(reason))) => {
+                Self::Invalid(reason)
             }
             SubmitError::Store(error) => Self::Unavailable(error.to_string()),
         }

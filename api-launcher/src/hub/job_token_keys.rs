@@ -1,5 +1,5 @@
-//! The keys of job tokens, access tokens and sessions. The first key signs and every key verifies. So a key can be
-//! replaced while tokens of the old one are in use.
+//! The keys of job tokens, access tokens and sessions, and of the documents in the store. The first key signs and encrypts,
+//! and every key verifies and decrypts. So a key can be replaced while tokens of the old one are in use.
 
 use std::io::{self, Write as _};
 use std::path::Path;
@@ -9,6 +9,7 @@ use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use job_contract::secret;
 use pool_protocol::token::{AccessGrant, JobGrant, JobTokenKey};
+use pool_store::{DocumentKeySource, DocumentKeys};
 use sha2::{Digest as _, Sha256};
 use uuid::Uuid;
 
@@ -16,6 +17,9 @@ use super::watched_file::WatchedFile;
 
 /// The largest number of keys. Two are enough to replace a key.
 const MAX_KEYS: usize = 2;
+
+/// What the keys of documents are derived for. Another text makes all stored documents unreadable.
+const DOCUMENTS: &str = "mayfly documents v1";
 
 /// One or two keys.
 #[derive(Debug)]
@@ -107,6 +111,13 @@ impl KeySource {
             Self::Given(_) => None,
             Self::File(file) => file.problem(),
         }
+    }
+}
+
+impl DocumentKeySource for KeySource {
+    fn document_keys(&self) -> DocumentKeys {
+        let keys = self.current();
+        DocumentKeys::new(keys.0.iter().map(|key| key.derive(DOCUMENTS)))
     }
 }
 

@@ -115,6 +115,15 @@ impl Pools {
         Ok(&known.id)
     }
 
+    /// Returns whether the pool still has the token or the trust with this digest. A token that has expired is not revoked:
+    /// it takes no more runs, and those that it has taken end by themselves.
+    pub(crate) fn has_credential(&self, pool: &PoolName, digest: &str) -> bool {
+        self.pools.get(pool).is_some_and(|pool| {
+            pool.tokens.iter().any(|token| token.sha256 == digest)
+                || pool.oidc.iter().any(|trust| trust.digest == digest)
+        })
+    }
+
     /// Returns whether a token of the pool, or of an operator, has this digest and is valid now.
     pub(crate) fn has_digest(
         &self,

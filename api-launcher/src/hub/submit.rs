@@ -40,12 +40,10 @@ impl Hub {
     ) -> Result<Acceptance, SubmitError> {
         let pools = self.pools.current();
         let known = pool.parse::<PoolName>().ok();
-        let known = known.and_then(|name| Some((pools.get(&name)?, name)));
-        let Some((settings, name)) = known else {
+        let Some(name) = known.filter(|name| pools.get(name).is_some()) else {
             return Err(SubmitError::UnknownPool(pool.chars().take(64).collect()));
         };
         let task = TaskId::new();
-        let stock = settings.has_stock_executors;
         let (pool, head, file) = (name.clone(), job.clone(), Arc::clone(&pools));
         // A long document keeps a thread busy for a while.
         let content = spawn_blocking(move || content(&file, &pool, task, &head, json)).await;

@@ -236,6 +236,12 @@ impl JobTokenKey {
         })
     }
 
+    /// Returns a key for another purpose. It tells nothing about this one. No token has a purpose as its text.
+    #[must_use]
+    pub fn derive(&self, purpose: &str) -> [u8; 32] {
+        self.code(purpose).finalize().into_bytes().into()
+    }
+
     fn with_code(&self, body: String) -> String {
         let code = BASE64_URL_SAFE_NO_PAD.encode(self.code(&body).finalize().into_bytes());
         body + "." + &code

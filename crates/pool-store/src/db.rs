@@ -3,6 +3,7 @@
 
 mod postgres;
 mod sqlite;
+mod wal;
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -14,9 +15,10 @@ use sqlx::{AssertSqlSafe, Postgres, Row as _, Sqlite};
 
 use crate::clock::{Clock, Millis, since_1970};
 use crate::error::{Error, OpenError};
+use crate::turns::{Line, Turn, Turns};
 use crate::waiters::Waiters;
 
-/// The longest wait for a connection. SQLite has only one connection.
+/// The longest wait for a turn, and for a connection. SQLite has only one connection.
 const ACQUIRE: std::time::Duration = std::time::Duration::from_secs(10);
 
 /// An open database.
@@ -24,6 +26,7 @@ pub(crate) struct Database {
     engine: Engine,
     clock: Box<dyn Clock>,
     waiters: Arc<Waiters>,
+    turns: Arc<Turns>,
 }
 
 enum Engine {
@@ -35,11 +38,13 @@ impl Database {
     /// Opens the database of a URL, and creates its tables.
     pub(crate) async fn open(url: &str, clock: Box<dyn Clock>) -> Result<Self, OpenError> {
         let waiters = Arc::<Waiters>::default();
-        let engine = if let Some(path) = url.strip_prefix("sqlite:") {
+        let (engine, connections) = if let Some(path) = url.strip_prefix("sqlite:") {
             let path = path.strip_prefix("//").unwrap_or(path);
-            Engine::Sqlite(sqlite::File::open(path.as_ref(), clock.elapsed()).await?)
+            let file = sqlite::File::open(path.as_ref(), clock.elapsed()).await?;
+            (Engine::Sqlite(file), 1)
         } else if url.starts_with("postgres:") || url.starts_with("postgresql:") {
-            Engine::Postgres(postgres::Server::connect(url, Arc::clone(&waiters)).await?)
+            let server = postgres::Server::connect(url, Arc::clone(&waiters)).await?;
+            (Engine::Postgres(server), postgres::TRANSACTIONS)
         } else {
             return Err(OpenError::Url);
         };
@@ -47,6 +52,7 @@ impl Database {
             engine,
             clock,
             waiters,
+            turns: Turns::new(connections),
         })
     }
 
@@ -60,8 +66,31 @@ impl Database {
         &self.waiters
     }
 
-    /// Begins a transaction. With SQLite, it waits for the end of all others.
-    pub(crate) async fn begin(&self) -> Result<Tx, Error> {
+    /// Brings what was committed into the file of SQLite, as far as no reader is in the way. So a copy of the file alone
+    /// has all but the last minute.
+    pub(crate) async fn checkpoint(&self) -> Result<(), Error> {
+        if let Engine::Sqlite(file) = &self.engine {
+            let _turn = self.turns.next(&Line::Hub).await?;
+            file.checkpoint().await?;
+        }
+        Ok(())
+    }
+
+    /// Returns why the disk of the store has too little space, if it has less than a reserve and these bytes.
+    pub(crate) fn lack_of_space(&self, bytes: u64) -> Option<String> {
+        match &self.engine {
+            Engine::Sqlite(file) => file.lack_of_space(bytes),
+            Engine::Postgres(_) => None,
+        }
+    }
+
+    /// Begins a transaction, when it is the turn of this line. With SQLite, it waits for the end of all others.
+    pub(crate) async fn begin(&self, line: &Line) -> Result<Tx, Error> {
+        let turn = tokio::time::timeout(ACQUIRE, self.turns.next(line)).await;
+        let turn = turn.map_err(|_| {
+            let seconds = ACQUIRE.as_secs();
+            Error::Unavailable(format!("no connection was free for {seconds} s").into())
+        })??;
         let connection = match &self.engine {
             Engine::Sqlite(file) => Connection::Sqlite(file.connection().await?),
             Engine::Postgres(server) => Connection::Postgres(server.connection().await?),
@@ -72,6 +101,7 @@ impl Database {
             wall: 0,
             woken: BTreeMap::new(),
             waiters: Arc::clone(&self.waiters),
+            _turn: turn,
         };
         match &self.engine {
             Engine::Sqlite(file) => {
@@ -89,6 +119,12 @@ impl Database {
             }
         }
         Ok(tx)
+    }
+
+    /// Returns the number of calls that wait for their turn.
+    #[cfg(test)]
+    pub(crate) fn calls_waiting(&self) -> usize {
+        self.turns.waiting()
     }
 
     /// Closes all connections.
@@ -186,6 +222,7 @@ pub(crate) struct Tx {
     pub(crate) wall: Millis,
     woken: BTreeMap<PoolName, usize>,
     waiters: Arc<Waiters>,
+    _turn: Turn,
 }
 
 impl Tx {
@@ -439,12 +476,12 @@ pub(crate) fn unreadable(
 fn migrations() -> sqlx::migrate::Migrator {
     use sqlx::SqlSafeStr as _;
     use sqlx::migrate::{Migration, MigrationType, Migrator};
-    let queue = include_str!("../migrations/0001_queue.sql");
-    Migrator::with_migrations(vec![Migration::new(
-        1,
-        "queue".into(),
-        MigrationType::Simple,
-        queue.into_sql_str(),
-        false,
-    )])
+    let migration = |version, name: &'static str, sql: &'static str| {
+        let (kind, sql) = (MigrationType::Simple, sql.into_sql_str());
+        Migration::new(version, name.into(), kind, sql, false)
+    };
+    Migrator::with_migrations(vec![
+        migration(1, "queue", include_str!("../migrations/0001_queue.sql")),
+        migration(2, "custody", include_str!("../migrations/0002_custody.sql")),
+    ])
 }

@@ -12,9 +12,9 @@ pub enum Refusal {
     #[error("the instance is not registered, or was removed: register again")]
     InstanceUnknown,
     #[error(
-        "the name is in use by an instance that is online, of the installation `{installation}`: choose another name, or stop that one"
+        "the name is in use by an instance of another installation that is online: choose another name, or stop that one. The log of the hub names it"
     )]
-    InstanceNameTaken { installation: String },
+    InstanceNameTaken,
     #[error("the task does not exist")]
     TaskNotFound,
     #[error("the lease ended before the task was accepted")]
@@ -29,6 +29,8 @@ pub enum Refusal {
     TaskAlreadyTerminal,
     #[error("the task was cancelled before it was accepted")]
     TaskCancelled,
+    #[error("too many calls of the pool wait for the store: try again later")]
+    StoreBusy,
     /// A value is too long, or a list has too many entries.
     #[error("{0}")]
     RequestInvalid(String),
@@ -41,7 +43,7 @@ impl Refusal {
         match self {
             Self::InstancePoolMismatch => Code::InstancePoolMismatch,
             Self::InstanceUnknown => Code::InstanceUnknown,
-            Self::InstanceNameTaken { .. } => Code::InstanceNameTaken,
+            Self::InstanceNameTaken => Code::InstanceNameTaken,
             Self::TaskNotFound => Code::TaskNotFound,
             Self::LeaseExpired => Code::LeaseExpired,
             Self::LeaseSuperseded => Code::LeaseSuperseded,
@@ -49,6 +51,7 @@ impl Refusal {
             Self::LeaseAccepted => Code::LeaseAccepted,
             Self::TaskAlreadyTerminal => Code::TaskAlreadyTerminal,
             Self::TaskCancelled => Code::TaskCancelled,
+            Self::StoreBusy => Code::RateLimited,
             Self::RequestInvalid(_) => Code::RequestInvalid,
         }
     }
@@ -59,9 +62,9 @@ impl Refusal {
 pub enum Error {
     #[error(transparent)]
     Refused(#[from] Refusal),
-    /// For example a full disk, or a database that does not respond. The operation may or may not be stored, so repeat
-    /// it.
-    #[error("the store cannot be read or written now: {0}")]
+    /// For example a full disk, a pool with too many waiting bytes, or a database that does not respond. The operation may
+    /// or may not be stored, so repeat it.
+    #[error("the store cannot be used now: {0}")]
     Unavailable(#[source] Box<dyn std::error::Error + Send + Sync>),
 }
 

@@ -13,12 +13,14 @@
 
 mod clock;
 mod db;
+mod document_keys;
 mod error;
 mod model;
 mod rules;
 pub mod state;
 mod store;
 mod text;
+mod turns;
 mod view;
 mod waiters;
 
@@ -26,6 +28,7 @@ mod waiters;
 mod tests;
 
 pub use clock::{Clock, Millis, SystemClock};
+pub use document_keys::{DocumentKeySource, DocumentKeys};
 pub use error::{Error, OpenError, Refusal};
 pub use model::{
     Content, Ending, LeaseRequest, LeaseStatus, LeasedTask, Orders, Payload, PlatformState,

@@ -88,6 +88,8 @@ pub enum PlatformState {
 pub struct LeaseRequest {
     /// The pool of the instance's token.
     pub pool: PoolName,
+    /// See [`Task::credential`](crate::state::Task::credential).
+    pub credential: String,
     pub instance: InstanceId,
     /// All leases that the instance knows. If it has another lease, the store returns that lease again.
     pub holding: Vec<LeaseId>,

@@ -1,8 +1,10 @@
 //! The store. Each operation is one transaction.
 
 mod choice;
+mod health;
 mod holders;
 mod instances;
+mod known_pools;
 mod lease_batches;
 mod platform;
 mod rows;
@@ -12,15 +14,20 @@ mod views;
 
 use std::sync::Arc;
 
-use pool_protocol::id::TaskId;
+use pool_protocol::id::{PoolName, TaskId};
+use pool_protocol::task::TaskState;
 
 use crate::clock::{Clock, SystemClock};
 use crate::db::{Database, Tx};
+use crate::document_keys::DocumentKeySource;
 use crate::error::{Error, OpenError, Refusal};
 use crate::rules::Rules;
 use crate::state::{Event, Task, apply};
+use crate::turns::Line;
 use crate::waiters::Waiters;
 
+use self::health::Health;
+use self::known_pools::KnownPools;
 use self::lease_batches::LeaseBatches;
 
 /// The queue. Cheap to clone.
@@ -30,27 +37,49 @@ use self::lease_batches::LeaseBatches;
 pub struct Store {
     database: Arc<Database>,
     rules: Arc<Rules>,
+    keys: Arc<dyn DocumentKeySource>,
     batches: Arc<LeaseBatches>,
+    known_pools: Arc<KnownPools>,
+    health: Arc<Health>,
 }
 
 impl Store {
     /// Opens the store at a URL: `sqlite:/folder/file.db` or `postgres://…`.
     ///
     /// The platform must confirm all waiting tasks again, because the store may be a restored backup.
-    pub async fn open(url: &str, rules: Rules) -> Result<Self, OpenError> {
-        Self::open_with(url, rules, SystemClock::new()).await
+    pub async fn open(
+        url: &str,
+        rules: Rules,
+        keys: Arc<dyn DocumentKeySource>,
+    ) -> Result<Self, OpenError> {
+        Self::open_with(url, rules, keys, SystemClock::new()).await
     }
 
     /// Opens the store with another clock, for tests.
-    pub async fn open_with(url: &str, rules: Rules, clock: impl Clock) -> Result<Self, OpenError> {
+    pub async fn open_with(
+        url: &str,
+        rules: Rules,
+        keys: Arc<dyn DocumentKeySource>,
+        clock: impl Clock,
+    ) -> Result<Self, OpenError> {
         let database = Database::open(url, Box::new(clock)).await?;
         let store = Self {
             database: Arc::new(database),
             rules: Arc::new(rules),
+            keys,
             batches: Arc::default(),
+            known_pools: Arc::default(),
+            health: Arc::default(),
         };
         store.resume().await?;
         Ok(store)
+    }
+
+    /// Records that a credential is no longer valid. If the task still has a lease of it, the lease ends: a task that no
+    /// executor has accepted returns to the queue, and another one fails.
+    pub async fn revoke(&self, task: TaskId, credential: &str) -> Result<TaskState, Error> {
+        let (task, _) = self.change(task, Event::Revoked { credential }).await?;
+        Ok(task.state.protocol_state())
     }
 
     /// Closes the store. Requests that wait for a task end without one.
@@ -58,8 +87,25 @@ impl Store {
         self.database.close().await;
     }
 
+    /// Begins a transaction for a duty of the hub.
     pub(crate) async fn begin(&self) -> Result<Tx, Error> {
-        self.database.begin().await
+        self.database.begin(&Line::Hub).await
+    }
+
+    /// Begins a transaction for a call of a pool.
+    async fn begin_for_pool(&self, pool: &PoolName) -> Result<Tx, Error> {
+        self.database.begin(&Line::Pool(pool.clone())).await
+    }
+
+    /// Begins a transaction for a call about a task.
+    async fn begin_for_task(&self, task: TaskId) -> Result<Tx, Error> {
+        self.database.begin(&self.known_pools.line(task)).await
+    }
+
+    /// Returns the number of calls that wait for their turn at the database.
+    #[cfg(test)]
+    pub(crate) fn calls_waiting(&self) -> usize {
+        self.database.calls_waiting()
     }
 
     /// Returns the requests that wait for tasks.
@@ -69,12 +115,13 @@ impl Store {
 
     /// Applies an event to a task, and stores the result.
     async fn change(&self, task: TaskId, event: Event<'_>) -> Result<(Task, crate::Millis), Error> {
-        let mut tx = self.begin().await?;
+        let mut tx = self.begin_for_task(task).await?;
         let now = tx.now;
         let Some(before) = tx.task(task).await? else {
             tx.rollback().await?;
             return Err(Refusal::TaskNotFound.into());
         };
+        self.known_pools.add(&before);
         let transition = match apply(&before, event, now, &self.rules) {
             Ok(transition) => transition,
             Err(refusal) => {

@@ -1,11 +1,13 @@
 //! Tests of the store on real databases. Each case runs on SQLite and on PostgreSQL.
 
 mod agents;
+mod custody;
 pub(crate) mod failpoint;
 mod fixture;
 mod kill;
 mod leases;
 mod many;
 mod platform;
+mod pressure;
 mod recovery;
 mod views;

@@ -129,6 +129,8 @@ pub struct TaskView {
     pub fencing_token: u64,
     pub instance: Option<InstanceId>,
     pub agent: Option<AgentName>,
+    /// See [`Task::credential`](crate::state::Task::credential).
+    pub credential: Option<String>,
     /// The Job or process that was started.
     pub executor: Option<String>,
     /// The executor that accepted it: its name, for people.

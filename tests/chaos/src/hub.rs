@@ -9,13 +9,13 @@ use std::fs;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::sync::OnceLock;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use anyhow::{Context as _, Result};
 use job_contract::env;
 use pool_protocol::token::PoolToken;
-use pool_store::{EventView, Page, Rules, Store, TaskFilter, TaskView};
+use pool_store::{DocumentKeys, EventView, Page, Rules, Store, TaskFilter, TaskView};
 use serde_json::Value;
 use tokio::sync::Mutex;
 
@@ -303,7 +303,9 @@ impl HubSide {
 
     /// Reads all tasks. The hub does not run any more.
     async fn read_store(&self) -> Result<()> {
-        let store = Store::open(&self.store_url(), Rules::default()).await?;
+        // No document is read.
+        let keys = Arc::new(DocumentKeys::new([]));
+        let store = Store::open(&self.store_url(), Rules::default(), keys).await?;
         let (mut records, mut page) = (Vec::new(), Page::first());
         loop {
             let tasks = store.tasks(None, TaskFilter::All, page).await?;

@@ -1,8 +1,11 @@
-//! A hub whose disk is full accepts nothing, and keeps what it has accepted.
+//! A hub whose disk is full accepts nothing, says so, and keeps what it has accepted, also when it starts again.
 
+use std::ffi::OsStr;
 use std::fs;
 use std::process::Command;
 
+use integration_tests::Running;
+use integration_tests::process::Stream;
 use job_contract::env;
 use reqwest::StatusCode;
 use serde_json::json;
@@ -12,29 +15,51 @@ use super::fixture::{Fixture, Hub};
 use crate::in_cluster::Launcher;
 
 /// Bytes of the disk.
-const DISK: usize = 1 << 20;
+const DISK: usize = 16 << 20;
 /// Characters in a variable of each run.
-const LARGE: usize = 100_000;
+const LARGE: usize = 400_000;
 
-impl Fixture {
-    /// Starts a hub whose store is on a small disk of its own. Only root can make one.
-    fn serve_on_a_small_disk(&self) -> Hub {
-        let command = self.command();
-        fs::create_dir_all(self.path("store")).unwrap();
-        let script = format!("mount -t tmpfs -o size={DISK} tmpfs \"$0\" && exec \"$@\"");
-        let mut on_a_disk = Command::new("unshare");
-        on_a_disk
-            .args(["--mount", "sh", "-c", &script])
-            .arg(self.path("store"))
+/// A small disk, which is there as long as this process. Only root can make one.
+struct SmallDisk(Running);
+
+impl SmallDisk {
+    fn mount(folder: &OsStr) -> Self {
+        let script =
+            format!("mount -t tmpfs -o size={DISK} tmpfs \"$0\" && echo mounted && exec cat");
+        let mut command = Command::new("unshare");
+        command.args(["--mount", "sh", "-c", &script]).arg(folder);
+        let disk = Self(Running::start_interactive(&mut command));
+        disk.0.wait_for(Stream::Stdout, "mounted");
+        disk
+    }
+
+    /// Returns a command with its arguments and environment, on which the disk is mounted.
+    fn with(&self, command: &Command) -> Command {
+        let mut on_disk = Command::new("nsenter");
+        on_disk
+            .arg(format!("--mount=/proc/{}/ns/mnt", self.0.pid()))
+            .arg("--")
             .arg(command.get_program())
-            .args(command.get_args())
-            .env_clear()
-            .envs(
-                command
-                    .get_envs()
-                    .filter_map(|(name, value)| Some((name, value?))),
-            );
-        Hub(Launcher::start(&mut on_a_disk))
+            .args(command.get_args());
+        on_disk
+    }
+
+    fn serve(&self, fixture: &Fixture) -> Hub {
+        let command = fixture.command();
+        let mut on_disk = self.with(&command);
+        on_disk.env_clear().envs(
+            command
+                .get_envs()
+                .filter_map(|(name, value)| Some((name, value?))),
+        );
+        Hub(Launcher::start(&mut on_disk))
+    }
+
+    fn grow(&self, folder: &OsStr) {
+        let size = format!("remount,size={}", 8 * DISK);
+        let mut remount = Command::new("mount");
+        remount.args(["-o", &size]).arg(folder);
+        assert!(self.with(&remount).status().unwrap().success());
     }
 }
 
@@ -59,10 +84,13 @@ async fn a_full_disk_answers_503_and_what_was_accepted_is_there() {
     let fixture = Fixture::new()
         .await
         .with(env::API_URL, "http://127.0.0.1:1");
-    let hub = fixture.serve_on_a_small_disk();
+    let folder = fixture.path("store").into_os_string();
+    fs::create_dir_all(&folder).unwrap();
+    let disk = SmallDisk::mount(&folder);
+    let hub = disk.serve(&fixture);
     let token = fixture.platform.dispatch_token();
     let http = reqwest::Client::new();
-    let dispatch = async |job: usize| {
+    let dispatch = async |hub: &Hub, job: usize| {
         let document = json!({
             "type": "terraformPlan",
             "organizationId": fixture.platform.organization(),
@@ -76,21 +104,50 @@ async fn a_full_disk_answers_503_and_what_was_accepted_is_there() {
             .post(url)
             .bearer_auth(&token)
             .body(document.to_string());
-        request.send().await.unwrap().status()
+        let answer = request.send().await.unwrap();
+        (answer.status(), answer.text().await.unwrap())
     };
+    let readiness = async |hub: &Hub| {
+        let url = format!("{}/actuator/health/readiness", hub.url());
+        let answer = http.get(url).send().await.unwrap();
+        (answer.status(), answer.text().await.unwrap())
+    };
+    assert_eq!(readiness(&hub).await.0, StatusCode::OK);
     let mut accepted = 0;
-    let refused = loop {
-        match dispatch(accepted).await {
-            StatusCode::ACCEPTED => accepted += 1,
+    let (refused, why) = loop {
+        match dispatch(&hub, accepted).await {
+            (StatusCode::ACCEPTED, _) => accepted += 1,
             other => break other,
         }
         assert!(accepted * LARGE < DISK, "the disk is never full");
     };
     assert_eq!(refused, StatusCode::SERVICE_UNAVAILABLE);
-    assert_ne!(accepted, 0);
-    assert_eq!(dispatch(accepted).await, StatusCode::SERVICE_UNAVAILABLE);
-    // A run that is there is a duplicate, and needs no room.
-    for job in 0..accepted {
-        assert_eq!(dispatch(job).await, StatusCode::ACCEPTED, "job {job}");
-    }
+    assert!(why.contains("the disk of the store"), "{why}");
+    assert!(accepted > 5, "{accepted}");
+    let is_full = async |hub: &Hub| {
+        let again = dispatch(hub, accepted).await.0;
+        assert_eq!(again, StatusCode::SERVICE_UNAVAILABLE);
+        let (status, text) = readiness(hub).await;
+        assert_eq!(status, StatusCode::SERVICE_UNAVAILABLE);
+        assert!(
+            text.contains("DOWN") && text.contains("bytes left"),
+            "{text}"
+        );
+        // A run that is there is a duplicate, and needs no room.
+        for job in 0..accepted {
+            assert_eq!(
+                dispatch(hub, job).await.0,
+                StatusCode::ACCEPTED,
+                "job {job}"
+            );
+        }
+    };
+    is_full(&hub).await;
+    // The queue has left what a start needs.
+    hub.crash();
+    let hub = disk.serve(&fixture);
+    is_full(&hub).await;
+    disk.grow(&folder);
+    assert_eq!(dispatch(&hub, accepted).await.0, StatusCode::ACCEPTED);
+    assert_eq!(readiness(&hub).await.0, StatusCode::OK);
 }

@@ -3,12 +3,14 @@
 use std::process::Command;
 
 use integration_tests::Running;
+use integration_tests::process::Stream;
 use pool_protocol::path::{self, LeaseCall};
 use pool_protocol::problem::Code;
 use pool_protocol::token::PoolToken;
 use pool_protocol::version;
 use reqwest::{Method, StatusCode};
 use serde_json::json;
+use test_platform::Status;
 
 use super::client::executor_of;
 use super::fixture::Fixture;
@@ -163,7 +165,12 @@ async fn two_installations_do_not_share_a_name() {
     let answer = agent.try_register("eu-1", "two").await;
     let text = answer.body["title"].as_str().unwrap().to_owned();
     assert_eq!(answer.refused(), Code::InstanceNameTaken);
-    assert!(text.contains("`one`"), "{text}");
+    assert!(
+        text.contains("choose another name") && !text.contains("`one`"),
+        "{text}"
+    );
+    let line = hub.0.running.line_with(Stream::Stderr, "refused a name");
+    assert!(line.contains("\"in_use_by\":\"one\""), "{line}");
     assert_eq!(
         agent.register().await,
         first,
@@ -175,6 +182,63 @@ async fn two_installations_do_not_share_a_name() {
         agent.heartbeat(first).await.refused(),
         Code::InstanceUnknown
     );
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_removed_token_ends_its_leases_unless_the_agent_has_another() {
+    let fixture = Fixture::new().await;
+    let hub = fixture.serve();
+    let old = fixture.client(&hub);
+    let token = PoolToken::new("eu".parse().unwrap());
+    let new = old.with_token(token.reveal());
+    fixture.write_pools(&[&fixture.token, &token]);
+    let instance = old.register().await;
+    let job = fixture.dispatched_plan().await;
+    let running = old.request(instance).await;
+    let executor = executor_of(&old, &running);
+    executor.accept(&running, "one").await.ok();
+    fixture.dispatched_plan().await;
+    let leased = old.take(instance, std::slice::from_ref(&running)).await;
+    fixture.dispatched_plan().await;
+    let other = new.try_register("eu-2", "two").await.ok();
+    let other = serde_json::from_value(other["instanceId"].clone()).unwrap();
+    let kept = new.request(other).await;
+    let keeps = executor_of(&new, &kept);
+    keeps.accept(&kept, "two").await.ok();
+
+    fixture.write_pools(&[&token]);
+    // No run starts under it any more.
+    let late = executor_of(&old, &leased);
+    assert_eq!(
+        late.accept(&leased, "three").await.refused(),
+        Code::LeaseExpired
+    );
+    // What runs has a moment in which the agent can come with its new token.
+    executor.lease_heartbeat(&running, "one").await.ok();
+    fixture.platform.until_job(job, Status::Failed).await;
+    let beat = executor.lease_heartbeat(&running, "one").await;
+    assert_eq!(beat.refused(), Code::TaskAlreadyTerminal);
+    let history = format!(
+        "/api/v1/organization/{}/workspace/{}/history",
+        running.task.organization_id, running.task.workspace_id
+    );
+    let body = Some(json!({}));
+    let state = executor.relay(&running, Method::POST, &history, body);
+    assert_eq!(state.await.refused(), Code::TaskAlreadyTerminal);
+    let output = fixture.output(job);
+    assert!(
+        output.contains("the token of agent eu-1 is no longer valid"),
+        "{output}"
+    );
+    // Its other run is for another agent. The agent with the new token has kept its own.
+    let beat = late.lease_heartbeat(&leased, "three").await;
+    assert!(matches!(
+        beat.refused(),
+        Code::LeaseExpired | Code::LeaseSuperseded
+    ));
+    keeps.lease_heartbeat(&kept, "two").await.ok();
+    let again = new.take(other, std::slice::from_ref(&kept)).await;
+    assert_eq!(again.task_id, leased.task_id);
 }
 
 #[tokio::test(flavor = "multi_thread")]

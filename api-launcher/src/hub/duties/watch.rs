@@ -1,14 +1,15 @@
-//! Keeps the jobs of all open tasks alive, and writes into run logs why tasks wait.
+//! Keeps the jobs of all open tasks alive, ends leases of agents whose token was removed, and writes into run logs why tasks
+//! wait.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use job_contract::chain;
-use pool_protocol::id::{PoolName, TaskId};
+use pool_protocol::id::{AgentName, PoolName, TaskId};
 use pool_protocol::task::TaskState;
 use pool_store::{EndView, PoolView, TaskView, Wait};
-use tracing::debug;
+use tracing::{debug, warn};
 
 use super::StoreLog;
 use crate::hub::page::words::count;
@@ -16,6 +17,9 @@ use crate::hub::task_work::TaskWork;
 use crate::hub::{Hub, step_of};
 
 const PAUSE: Duration = Duration::from_secs(5);
+/// How long an agent may take to renew its leases with another token, after the one it used was removed. The file of a token
+/// often changes a little later than the file of the pools.
+const REVOKED_AFTER: Duration = Duration::from_secs(20);
 /// Shorter waits are not written into the run log.
 const SHORTEST_WAIT: Duration = Duration::from_secs(10);
 /// How often the reason for waiting is written into the run log.
@@ -25,10 +29,11 @@ const AT_ONCE: usize = 16;
 
 pub(super) async fn perform(hub: &Arc<Hub>) {
     let (lines, mut log) = (TaskWork::new(AT_ONCE), StoreLog::default());
-    let mut written_at = HashMap::new();
+    let (mut written_at, mut revoked_at) = (HashMap::new(), HashMap::new());
     loop {
         if let Some(tasks) = log.log_result("watch", hub.open_tasks().await) {
             keep_alive(hub, &tasks).await;
+            revoke(hub, &tasks, &mut revoked_at).await;
             explain(hub, &tasks, &mut written_at, &lines).await;
         }
         if !hub.pause(PAUSE).await {
@@ -63,6 +68,47 @@ async fn keep_alive(hub: &Hub, tasks: &[TaskView]) {
             Err(error) => debug!(%task, %error, "a task could not be read"),
         }
     }
+}
+
+/// Ends the leases whose token, or whose trust in a provider, was removed from the file of the pools.
+async fn revoke(
+    hub: &Hub,
+    tasks: &[TaskView],
+    revoked_at: &mut HashMap<(PoolName, String), Instant>,
+) {
+    let pools = hub.pools.current();
+    let is_revoked = |task: &&TaskView| {
+        let credential = task.credential.as_deref();
+        credential.is_some_and(|credential| !pools.has_credential(&task.pool, credential))
+    };
+    let mut found = HashMap::new();
+    for task in tasks.iter().filter(is_revoked) {
+        let key = (
+            task.pool.clone(),
+            task.credential.clone().unwrap_or_default(),
+        );
+        let since = revoked_at.get(&key).copied();
+        let since = since.unwrap_or_else(Instant::now);
+        if since.elapsed() >= REVOKED_AFTER {
+            match hub.store.revoke(task.task, &key.1).await {
+                Ok(state) => {
+                    warn!(
+                        task = %task.task,
+                        pool = %task.pool,
+                        job_id = task.job,
+                        step_id = task.step,
+                        agent = task.agent.as_ref().map(AgentName::as_str),
+                        ?state,
+                        "the token of an agent was removed, and its lease has ended"
+                    );
+                    hub.ended.notify_one();
+                }
+                Err(error) => debug!(task = %task.task, %error, "a lease could not be revoked"),
+            }
+        }
+        found.insert(key, since);
+    }
+    *revoked_at = found;
 }
 
 /// Writes a line into the run logs of tasks that wait or are silent.

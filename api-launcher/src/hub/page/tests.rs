@@ -41,6 +41,7 @@ fn task() -> TaskView {
         fencing_token: 1,
         instance: None,
         agent: Some("eu-1".parse().unwrap()),
+        credential: None,
         executor: Some(HOSTILE.to_owned()),
         holder: Some(HOSTILE.to_owned()),
         phase: Some(HOSTILE.to_owned()),

@@ -99,6 +99,9 @@ pub(super) const fn wait_advice(wait: Wait) -> Option<&'static str> {
 pub(super) const fn end_sentence(reason: EndReason) -> Option<&'static str> {
     match reason {
         EndReason::Finished => None,
+        EndReason::Revoked => {
+            Some("The token of the agent was removed while the run was in progress.")
+        }
         EndReason::Lost => Some("The executor that had accepted the run fell silent."),
         EndReason::Expired => Some("No executor accepted the run in time."),
         EndReason::Poison => Some("Every attempt to start the run failed."),
@@ -113,6 +116,9 @@ pub(super) const fn end_advice(reason: EndReason) -> Option<&'static str> {
     match reason {
         EndReason::Lost => Some(
             "Check the network and the cluster of the agent. Compare the state with the infrastructure and look for a lock of the state before you start the run again.",
+        ),
+        EndReason::Revoked => Some(
+            "Stop the agent if it is not yours. Compare the state with the infrastructure and look for a lock of the state before you start the run again.",
         ),
         EndReason::Expired => {
             Some("Start an agent of this pool or raise its capacity, and start the run again.")

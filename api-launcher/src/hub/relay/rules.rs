@@ -6,6 +6,7 @@ use axum::http::Method;
 use platform::StepRef;
 use pool_protocol::id::{LeaseId, TaskId};
 use pool_protocol::task::TaskState;
+use pool_store::state::EndReason;
 use pool_store::{Refusal, TaskView};
 
 /// For how long a task that is over may store its state and its log.
@@ -209,7 +210,11 @@ pub(super) fn check_state(task: &TaskView, call: Call) -> Result<(), RelayRefusa
         TaskState::Available => Refusal::LeaseExpired,
         TaskState::Completed | TaskState::Failed | TaskState::Cancelled => {
             let is_fresh = task.end.as_ref().is_some_and(|end| end.ago <= AFTERWARDS);
-            if is_fresh && call.is_final() {
+            let is_trusted = task
+                .end
+                .as_ref()
+                .is_none_or(|end| end.reason != EndReason::Revoked);
+            if is_fresh && is_trusted && call.is_final() {
                 return Ok(());
             }
             Refusal::TaskAlreadyTerminal

@@ -468,6 +468,11 @@ fn over(reason: EndReason, ago: u64) -> TaskView {
     Some(Refusal::TaskAlreadyTerminal)
 )]
 #[case::state_of_a_lost_run(over(EndReason::Lost, 1), Call::AddHistory, None)]
+#[case::state_of_a_revoked_agent(
+    over(EndReason::Revoked, 1),
+    Call::AddHistory,
+    Some(Refusal::TaskAlreadyTerminal)
+)]
 #[case::lines_of_a_lost_run(over(EndReason::Lost, 1), Call::AddLines, None)]
 fn the_state_of_a_task_decides_which_calls_pass(
     #[case] task: TaskView,

@@ -8,6 +8,7 @@ use pool_protocol::id::{LeaseId, PoolName, TaskId};
 use pool_protocol::problem::Code;
 use pool_protocol::token::{AccessGrant, JobGrant, PoolToken};
 use pool_protocol::version::{self, Versions};
+use pool_store::Refusal;
 use tracing::debug;
 
 use super::answer::Failure;
@@ -30,6 +31,14 @@ impl Agent {
         match self {
             Self::Token(token) => token.pool(),
             Self::Access(grant) => &grant.pool,
+        }
+    }
+
+    /// Returns the digest in the file of the pools that allows the token. Leases of the agent end when it is removed.
+    pub(super) fn credential(&self) -> String {
+        match self {
+            Self::Token(token) => token.digest(),
+            Self::Access(grant) => grant.trust.clone(),
         }
     }
 }
@@ -107,6 +116,20 @@ impl Hub {
         }
     }
 
+    /// Refuses a task whose agent has lost its token. Its lease ends soon.
+    pub(super) async fn require_credential(&self, task: TaskId) -> Result<(), Failure> {
+        let view = self.store.task(task).await?.ok_or(Refusal::TaskNotFound)?;
+        let is_valid = |credential: &String| {
+            let pools = self.pools.current();
+            pools.has_credential(&view.pool, credential)
+        };
+        if view.credential.as_ref().is_none_or(is_valid) {
+            Ok(())
+        } else {
+            Err(Refusal::LeaseExpired.into())
+        }
+    }
+
     /// Returns the current lease of a task for an agent. Tasks of other pools do not exist for it.
     pub(super) async fn lease_of_agent(
         &self,
@@ -116,9 +139,9 @@ impl Hub {
     ) -> Result<JobGrant, Failure> {
         let found = self.store.task(task).await?;
         let found = found.filter(|view| view.pool == *agent.pool());
-        let found = found.ok_or(pool_store::Refusal::TaskNotFound)?;
+        let found = found.ok_or(Refusal::TaskNotFound)?;
         if found.lease != Some(lease) {
-            return Err(pool_store::Refusal::LeaseSuperseded.into());
+            return Err(Refusal::LeaseSuperseded.into());
         }
         Ok(JobGrant {
             task,

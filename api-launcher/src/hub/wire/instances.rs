@@ -39,7 +39,10 @@ pub(super) async fn register(
         let problem = problem.with_versions(Versions::OURS, Some(theirs.max_version));
         return Err(problem.into());
     };
-    let registered = hub.store.register(agent.pool(), &registration).await?;
+    let registered = hub
+        .store
+        .register(agent.pool(), &agent.credential(), &registration)
+        .await?;
     info!(
         pool = %agent.pool(),
         agent = %registration.name,
@@ -73,7 +76,7 @@ pub(super) async fn heartbeat(
     let heartbeat: InstanceHeartbeat = read(body, MANY_LEASES, &mut held).await?;
     let orders = hub
         .store
-        .heartbeat(agent.pool(), instance, &heartbeat)
+        .heartbeat(agent.pool(), &agent.credential(), instance, &heartbeat)
         .await?;
     Ok(json(&InstanceOrders {
         action: Action::None,

@@ -66,6 +66,7 @@ async fn answer(
         }
         Some(LeaseCall::Accept) => {
             let acceptance: Acceptance = read(body, ONE_LEASE, held).await?;
+            hub.require_credential(grant.task).await?;
             let status = hub.store.accept(grant, &acceptance.holder).await?;
             info!(task = %grant.task, holder = acceptance.holder.name, "an executor has accepted a task");
             Ok(lease_of(hub, status))

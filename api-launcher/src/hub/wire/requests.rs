@@ -42,6 +42,7 @@ pub(super) async fn task(State(hub): State<Arc<Hub>>, headers: HeaderMap, body: 
     let wait = Duration::from_secs(request.wait_seconds.into()).min(LONGEST_WAIT);
     let lease = LeaseRequest {
         pool: agent.pool().clone(),
+        credential: agent.credential(),
         instance: request.instance_id,
         holding: request.holding,
         wait,

@@ -26,6 +26,7 @@ pub(crate) fn task(state: TaskState) -> TaskView {
         fencing_token: 0,
         instance: None,
         agent: None,
+        credential: None,
         executor: None,
         holder: None,
         phase: None,

@@ -120,6 +120,7 @@ impl Journal {
                 fencing_token: 0,
                 instance: None,
                 agent: None,
+                credential: None,
                 executor: None,
                 holder: None,
                 phase: None,

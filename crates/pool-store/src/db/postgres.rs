@@ -17,6 +17,8 @@ use crate::waiters::Waiters;
 pub(super) const CHANNEL: &str = "mayfly_pools";
 /// Connections of one hub. One of them listens on the channel.
 const CONNECTIONS: u32 = 10;
+/// Transactions of one hub at a time.
+pub(super) const TRANSACTIONS: usize = CONNECTIONS as usize - 1;
 
 /// Reads the time of the database at the start of the transaction.
 pub(super) const NOW: &str = "SELECT (extract(epoch FROM now()) * 1000)::bigint AS now";

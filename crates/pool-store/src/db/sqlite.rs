@@ -8,18 +8,23 @@ use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use sqlx::pool::PoolConnection;
-use sqlx::sqlite::{
-    SqliteConnectOptions, SqliteJournalMode, SqliteLockingMode, SqlitePoolOptions,
-    SqliteSynchronous,
-};
+use sqlx::sqlite::{SqliteConnectOptions, SqliteJournalMode, SqlitePoolOptions, SqliteSynchronous};
 use sqlx::{Row as _, Sqlite, SqlitePool};
 
-use super::{ACQUIRE, migrations};
+use super::{ACQUIRE, migrations, wal};
 use crate::clock::{Millis, millis};
 use crate::error::{Error, OpenError};
 
+/// The space that the queue leaves free on its disk, in bytes. The tasks in the queue need it for their way through the
+/// states, and the next start of the hub needs it to open the file. A write-ahead log of 1 MiB, the largest document, and
+/// the history that a start writes for ten thousand tasks are less.
+const RESERVE: u64 = 32 << 20;
+/// Pages in the write-ahead log after which SQLite brings them into the file: 1 MiB.
+const WAL_PAGES: &str = "256";
+
 /// An open file.
 pub(super) struct File {
+    folder: PathBuf,
     pool: SqlitePool,
     /// The store's time at `opened_at`.
     time: Millis,
@@ -39,12 +44,21 @@ impl File {
         let lock = lock(&with_suffix(path, ".lock"))?;
         // SQLite creates its other files with the permissions of this one.
         private(path).map_err(|source| unusable(path, source))?;
+        let log = with_suffix(path, "-wal");
+        if let Some(damage) = wal::damage(&log) {
+            tracing::error!(
+                file = %log.display(),
+                %damage,
+                "the write-ahead log of the store is damaged: what was stored last is lost. Look on the platform for jobs that were \
+                 started shortly before the hub ended, or restore a backup"
+            );
+        }
         let options = SqliteConnectOptions::new()
             .filename(path)
             .journal_mode(SqliteJournalMode::Wal)
             .synchronous(SqliteSynchronous::Full)
-            .locking_mode(SqliteLockingMode::Exclusive)
-            // Job documents have secrets. Their bytes must not outlive them in free pages.
+            .pragma("wal_autocheckpoint", WAL_PAGES)
+            // Documents are encrypted. An earlier version stored them as they are.
             .pragma("secure_delete", "ON")
             .busy_timeout(Duration::from_secs(5));
         let pool = SqlitePoolOptions::new()
@@ -60,12 +74,18 @@ impl File {
             .run(&pool)
             .await
             .map_err(OpenError::Migration)?;
+        // From here on, the file has its tables and all that the last process stored, also in a copy without the log.
+        let checkpoint = sqlx::query("PRAGMA wal_checkpoint(TRUNCATE)");
+        if let Err(error) = checkpoint.execute(&pool).await {
+            tracing::warn!(%error, "the write-ahead log of the store could not be brought into its file");
+        }
         let time = sqlx::query("SELECT at FROM clock")
             .fetch_one(&pool)
             .await
             .and_then(|row| row.try_get("at"))
             .map_err(OpenError::Database)?;
         Ok(Self {
+            folder: folder.to_owned(),
             pool,
             time,
             opened_at,
@@ -76,6 +96,33 @@ impl File {
     /// Waits for the connection.
     pub(super) async fn connection(&self) -> Result<PoolConnection<Sqlite>, Error> {
         Ok(self.pool.acquire().await?)
+    }
+
+    /// Brings what was committed into the file. Waits for no reader.
+    pub(super) async fn checkpoint(&self) -> Result<(), Error> {
+        let mut connection = self.connection().await?;
+        let checkpoint = sqlx::query("PRAGMA wal_checkpoint(PASSIVE)");
+        checkpoint.execute(&mut *connection).await?;
+        Ok(())
+    }
+
+    /// Returns why the disk has too little space, if it has less than the reserve and these bytes.
+    pub(super) fn lack_of_space(&self, bytes: u64) -> Option<String> {
+        let disk = nix::sys::statvfs::statvfs(&self.folder).ok()?;
+        #[allow(
+            clippy::useless_conversion,
+            reason = "the width of the numbers differs between C libraries"
+        )]
+        let bytes_of = |blocks| u64::from(blocks).saturating_mul(u64::from(disk.fragment_size()));
+        let (size, free) = (bytes_of(disk.blocks()), bytes_of(disk.blocks_available()));
+        // A small disk can be used too.
+        let needed = RESERVE.min(size / 4) + bytes;
+        (free < needed).then(|| {
+            format!(
+                "the disk of the store at `{}` has {free} bytes left, and {needed} are needed: make space, or use a larger disk",
+                self.folder.display()
+            )
+        })
     }
 
     /// Returns the store's time.
@@ -209,7 +256,7 @@ mod tests {
         let file = File::open(&path, Duration::ZERO).await.unwrap();
         for (pragma, expected) in [
             ("PRAGMA journal_mode", "wal"),
-            ("PRAGMA locking_mode", "exclusive"),
+            ("PRAGMA locking_mode", "normal"),
         ] {
             let row = sqlx::query(pragma).fetch_one(&file.pool).await.unwrap();
             assert_eq!(row.get::<String, _>(0), expected);
@@ -219,7 +266,7 @@ mod tests {
             .await
             .unwrap();
         assert_eq!(row.get::<i64, _>(0), 2, "FULL");
-        for name in ["hub.db", "hub.db-wal", "hub.db.lock"] {
+        for name in ["hub.db", "hub.db-wal", "hub.db-shm", "hub.db.lock"] {
             let metadata = folder.path().join(name).metadata().unwrap();
             assert_eq!(metadata.permissions().mode() & 0o777, 0o600, "{name}");
         }

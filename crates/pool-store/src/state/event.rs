@@ -20,10 +20,13 @@ pub enum Event<'a> {
         lease: LeaseId,
         instance: InstanceId,
         agent: &'a AgentName,
+        /// See [`Task::credential`](super::Task::credential).
+        credential: &'a str,
     },
     /// An instance has named the lease in a heartbeat, or got it again.
     Renewed {
         instance: InstanceId,
+        credential: &'a str,
         /// Why the executor does not start yet, for people.
         reason: Option<&'a str>,
     },
@@ -47,6 +50,10 @@ pub enum Event<'a> {
         ending: Ending,
         end: &'a End,
     },
+    /// The credential with which the lease was made or renewed last is no longer valid.
+    Revoked { credential: &'a str },
+    /// The document cannot be read, so the task cannot be leased.
+    Unreadable { reason: &'a str },
     /// Time has passed.
     TimeOut,
 }

@@ -7,7 +7,7 @@ use pool_protocol::lease::{DeclineReason, End};
 use pool_protocol::token::JobGrant;
 use proptest::prelude::*;
 
-use super::tests::{declined, end, heartbeat, holder, submitted};
+use super::tests::{CREDENTIAL, declined, end, heartbeat, holder, submitted};
 use super::*;
 use crate::clock::Millis;
 use crate::error::Refusal;
@@ -25,8 +25,11 @@ enum Move {
     Started(usize),
     Decline(usize, DeclineReason),
     Accept(usize, usize),
-    /// Only executors whose task was accepted send heartbeats.
     Heartbeat(usize, usize),
+    /// A heartbeat for a lease that the store does not know, because it was restored from a backup.
+    ForgottenHeartbeat(usize),
+    Revoked,
+    Unreadable,
     End(usize, Ending, bool),
     Wait(Millis),
 }
@@ -59,7 +62,10 @@ fn any_move() -> impl Strategy<Value = Move> {
         4 => lease.clone().prop_map(Move::Started),
         3 => (lease.clone(), reason).prop_map(|(lease, reason)| Move::Decline(lease, reason)),
         4 => (lease.clone(), executor.clone()).prop_map(|(lease, executor)| Move::Accept(lease, executor)),
-        4 => (lease.clone(), executor).prop_map(|(lease, executor)| Move::Heartbeat(lease, executor)),
+        4 => (lease.clone(), executor.clone()).prop_map(|(lease, executor)| Move::Heartbeat(lease, executor)),
+        1 => executor.prop_map(Move::ForgottenHeartbeat),
+        1 => Just(Move::Revoked),
+        1 => Just(Move::Unreadable),
         1 => (lease, ending, any::<bool>()).prop_map(|(lease, ending, reported)| Move::End(lease, ending, reported)),
         6 => prop_oneof![Just(0_i64), 1..40_000_i64, 1..700_000_i64].prop_map(Move::Wait),
     ]
@@ -124,6 +130,7 @@ impl Scenario {
                     lease,
                     instance: *instance,
                     agent,
+                    credential: CREDENTIAL,
                 };
                 self.apply_twice(&event, None)?;
                 if self.task.lease == Some(lease) {
@@ -141,6 +148,7 @@ impl Scenario {
                 self.apply_twice(
                     &Event::Renewed {
                         instance,
+                        credential: CREDENTIAL,
                         reason: None,
                     },
                     None,
@@ -172,15 +180,46 @@ impl Scenario {
             }),
             Move::Heartbeat(lease, executor) => self.with(*lease, |scenario, grant| {
                 let heartbeat = &heartbeat(&executor.to_string());
-                if scenario
-                    .granted
-                    .contains(&(grant.lease, heartbeat.holder.uid.clone()))
-                {
-                    scenario.apply_twice(&Event::Heartbeat { grant, heartbeat }, Some(grant))
-                } else {
-                    Ok(())
+                let holder = &heartbeat.holder;
+                let beat = Event::Heartbeat { grant, heartbeat };
+                let accept = Event::Accept { grant, holder };
+                let known = &scenario.task;
+                let beat_result = apply(known, beat, now, &scenario.rules).map(|_| ());
+                let accept_result = apply(known, accept, now, &scenario.rules).map(|_| ());
+                // A heartbeat grants nothing that an acceptance would not.
+                prop_assert_eq!(&beat_result, &accept_result);
+                scenario.apply_twice(&beat, Some(grant))?;
+                if beat_result.is_ok() {
+                    scenario.granted.insert((grant.lease, holder.uid.clone()));
                 }
+                prop_assert!(scenario.granted.len() <= 1, "{:?}", scenario.granted);
+                Ok(())
             }),
+            Move::ForgottenHeartbeat(executor) => {
+                let grant = JobGrant {
+                    task: task.id,
+                    lease: LeaseId::new(),
+                    fencing_token: task.fencing_token + 1,
+                };
+                let heartbeat = &heartbeat(&executor.to_string());
+                self.apply_twice(&Event::Heartbeat { grant, heartbeat }, None)?;
+                if self.task.grant() == Some(grant) {
+                    // No executor that the store knows had accepted it.
+                    prop_assert!(self.granted.is_empty());
+                    self.granted
+                        .insert((grant.lease, heartbeat.holder.uid.clone()));
+                    self.leases.push(grant);
+                }
+                Ok(())
+            }
+            Move::Revoked => {
+                let credential = CREDENTIAL;
+                self.apply_twice(&Event::Revoked { credential }, None)?;
+                // Only a lease of a restored store has another credential.
+                prop_assert!(!self.task.state.is_active() || self.task.credential.is_none());
+                Ok(())
+            }
+            Move::Unreadable => self.apply_twice(&Event::Unreadable { reason: "no key" }, None),
             Move::End(lease, ending, reported) => self.with(*lease, |scenario, grant| {
                 let (ending, end) = (*ending, &finished(*reported));
                 scenario.apply_twice(&Event::End { grant, ending, end }, Some(grant))

@@ -102,6 +102,8 @@ impl State {
 pub enum EndReason {
     /// Its executor, or the agent in its place, has reported the end.
     Finished,
+    /// The credential of its agent was revoked after an executor had accepted it.
+    Revoked,
     /// The executor that had accepted it stopped sending heartbeats.
     Lost,
     /// No executor accepted it in time.
@@ -118,8 +120,9 @@ pub enum EndReason {
 
 impl EndReason {
     /// All values.
-    pub const ALL: [Self; 7] = [
+    pub const ALL: [Self; 8] = [
         Self::Finished,
+        Self::Revoked,
         Self::Lost,
         Self::Expired,
         Self::Poison,
@@ -133,6 +136,7 @@ impl EndReason {
     pub const fn name(self) -> &'static str {
         match self {
             Self::Finished => "finished",
+            Self::Revoked => "revoked",
             Self::Lost => "lost",
             Self::Expired => "expired",
             Self::Poison => "poison",
@@ -185,6 +189,9 @@ pub struct Task {
     /// The instance that has the task, or had it last.
     pub instance: Option<InstanceId>,
     pub agent: Option<AgentName>,
+    /// The id of the credential with which the lease was made or renewed last: a digest of a pool token, or of a trust in
+    /// a provider. `None` if a restored store does not know the lease.
+    pub credential: Option<String>,
     /// Failed leases that count.
     pub attempts: u32,
     /// The reasons of the failed leases that count, then the reason of the last one that does not.

@@ -13,6 +13,8 @@ use crate::error::Refusal;
 use crate::model::{Ending, PlatformState};
 use crate::rules::Rules;
 
+pub(super) const CREDENTIAL: &str = "a digest";
+
 pub(super) fn submitted() -> Task {
     Task {
         id: TaskId::new(),
@@ -28,6 +30,7 @@ pub(super) fn submitted() -> Task {
         lease: None,
         instance: None,
         agent: None,
+        credential: None,
         attempts: 0,
         reasons: Vec::new(),
         sealed_for: None,
@@ -130,6 +133,7 @@ impl Story {
             lease: LeaseId::new(),
             instance: InstanceId::new(),
             agent: &agent,
+            credential: CREDENTIAL,
         };
         assert!(self.happens(event).unwrap().changed);
     }
@@ -141,6 +145,11 @@ impl Story {
             decline: &decline,
         };
         self.happens(event).unwrap();
+    }
+
+    fn revoke(&mut self) {
+        let credential = CREDENTIAL;
+        self.happens(Event::Revoked { credential }).unwrap();
     }
 
     fn grant(&self) -> JobGrant {
@@ -179,6 +188,7 @@ fn a_lease_lasts_30_s_and_a_heartbeat_renews_it() {
     story
         .happens(Event::Renewed {
             instance,
+            credential: CREDENTIAL,
             reason: None,
         })
         .unwrap();
@@ -199,6 +209,7 @@ fn an_instance_that_starts_no_executor_has_a_task_for_300_s() {
         story
             .happens(Event::Renewed {
                 instance,
+                credential: CREDENTIAL,
                 reason: None,
             })
             .unwrap();
@@ -411,6 +422,91 @@ fn a_heartbeat_restores_an_acceptance_that_a_backup_lacks() {
         assert_eq!(story.task.grant(), Some(grant));
         assert_eq!(story.task.holder, Some(holder("x")));
     }
+}
+
+#[rstest]
+#[case::declined(|story: &mut Story| story.decline(DeclineReason::Draining), Refusal::LeaseExpired)]
+#[case::expired(|story: &mut Story| drop(story.passes(Duration::from_secs(31))), Refusal::LeaseExpired)]
+#[case::confirmed_again(|story: &mut Story| { story.decline(DeclineReason::Draining); story.confirm(); }, Refusal::LeaseExpired)]
+#[case::cancelled(|story: &mut Story| drop(story.happens(Event::Cancel).unwrap()), Refusal::TaskCancelled)]
+#[case::revoked(|story: &mut Story| story.revoke(), Refusal::LeaseExpired)]
+#[case::over(|story: &mut Story| story.decline(DeclineReason::Refused), Refusal::TaskAlreadyTerminal)]
+#[case::runs_at_the_platform(|story: &mut Story| {
+    story.decline(DeclineReason::Draining);
+    story.happens(Event::PlatformState(PlatformState::Running)).unwrap();
+}, Refusal::LeaseSuperseded)]
+#[case::leased_again(|story: &mut Story| { story.decline(DeclineReason::Draining); story.confirm(); story.lease(1); }, Refusal::LeaseSuperseded)]
+fn a_heartbeat_does_not_bring_an_ended_lease_back(
+    #[case] ends: fn(&mut Story),
+    #[case] expected: Refusal,
+) {
+    let mut story = Story::leased();
+    let (grant, heartbeat) = (story.grant(), heartbeat("x"));
+    ends(&mut story);
+    let accept = Event::Accept {
+        grant,
+        holder: &heartbeat.holder,
+    };
+    let beat = Event::Heartbeat {
+        grant,
+        heartbeat: &heartbeat,
+    };
+    for event in [beat, accept] {
+        assert_eq!(story.happens(event).unwrap_err(), expected, "{event:?}");
+    }
+}
+
+#[test]
+fn a_revoked_credential_ends_its_leases_and_no_others() {
+    let mut story = Story::leased();
+    let other = Event::Revoked {
+        credential: "another digest",
+    };
+    assert!(!story.happens(other).unwrap().changed);
+    story.revoke();
+    assert_eq!(story.task.state, State::Submitted);
+    assert_eq!((story.task.attempts, story.task.reasons.len()), (0, 1));
+
+    let mut story = Story::running();
+    story.revoke();
+    let end = story.task.end.clone().unwrap();
+    assert_eq!((end.reason, end.reported), (EndReason::Revoked, false));
+    assert!(end.diagnostic.contains("no longer valid"), "{end:?}");
+    let (grant, heartbeat) = (story.grant(), heartbeat("x"));
+    let beat = Event::Heartbeat {
+        grant,
+        heartbeat: &heartbeat,
+    };
+    assert_eq!(
+        story.happens(beat).unwrap_err(),
+        Refusal::TaskAlreadyTerminal
+    );
+
+    // The agent has renewed it with a new token.
+    let mut story = Story::running();
+    let instance = story.task.instance.unwrap();
+    let renewed = Event::Renewed {
+        instance,
+        credential: "another digest",
+        reason: None,
+    };
+    story.happens(renewed).unwrap();
+    story.revoke();
+    assert_eq!(story.task.state, State::Running);
+}
+
+#[test]
+fn a_task_whose_document_cannot_be_read_fails_after_five_attempts() {
+    let mut story = Story::new();
+    for _ in 0..5 {
+        story.confirm();
+        let reason = "no key";
+        story.happens(Event::Unreadable { reason }).unwrap();
+        story.now = story.now.max(story.task.not_before);
+    }
+    let end = story.task.end.clone().unwrap();
+    assert_eq!(end.reason, EndReason::Poison);
+    assert!(end.diagnostic.contains("5. no key"), "{}", end.diagnostic);
 }
 
 #[test]

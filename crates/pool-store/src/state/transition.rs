@@ -70,6 +70,7 @@ pub fn apply(
             lease,
             instance,
             agent,
+            credential,
         } => {
             if task.state != State::Available || task.not_before > now {
                 return Ok(builder.unchanged());
@@ -80,18 +81,25 @@ pub fn apply(
             next.lease = Some(lease);
             next.instance = Some(instance);
             next.agent = Some(agent.clone());
+            next.credential = Some(credential.to_owned());
             next.executor = None;
             next.phase = None;
             next.leased_at = now;
             next.heard_at = now;
             Ok(builder.with_record(next, format!("agent {agent}"), String::new()))
         }
-        Event::Renewed { instance, reason } => Ok(builder.renewed(instance, reason)),
+        Event::Renewed {
+            instance,
+            credential,
+            reason,
+        } => Ok(builder.renewed(instance, credential, reason)),
         Event::Started { grant, executor } => builder.started(grant, executor),
         Event::Decline { grant, decline } => builder.decline(grant, decline),
         Event::Accept { grant, holder } => builder.accept(grant, holder),
         Event::Heartbeat { grant, heartbeat } => builder.heartbeat(grant, heartbeat),
         Event::End { grant, ending, end } => builder.end(grant, ending, end),
+        Event::Revoked { credential } => Ok(builder.revoked(credential)),
+        Event::Unreadable { reason } => Ok(builder.unreadable(reason)),
         Event::TimeOut => Ok(builder.time_out()),
     }
 }
@@ -220,12 +228,13 @@ impl TransitionBuilder<'_> {
         self.with_record(next, "hub".to_owned(), note)
     }
 
-    fn renewed(self, instance: InstanceId, reason: Option<&str>) -> Transition {
+    fn renewed(self, instance: InstanceId, credential: &str, reason: Option<&str>) -> Transition {
         if !self.task.state.is_active() {
             return self.unchanged();
         }
         let mut next = self.task.clone();
         next.instance = Some(instance);
+        next.credential = Some(credential.to_owned());
         next.heard_at = self.now;
         if !next.state.is_accepted() {
             next.phase = reason.map(|reason| cut(reason.to_owned(), NOTE));
@@ -338,6 +347,7 @@ impl TransitionBuilder<'_> {
         }
         let mut next = self.task.clone();
         next.state = State::Submitted;
+        next.credential = None;
         let counted = usize::try_from(next.attempts).unwrap_or(usize::MAX);
         next.reasons.truncate(counted);
         next.reasons.push(cut(reason.clone(), NOTE));
@@ -369,11 +379,19 @@ impl TransitionBuilder<'_> {
     }
 
     fn accept(self, grant: JobGrant, holder: &Holder) -> Result<Transition, Refusal> {
+        if self.has_accepted(grant, holder)? {
+            return Ok(self.heard(None));
+        }
+        Ok(self.accepted(grant, holder, "accepted", None))
+    }
+
+    /// Returns whether the holder has accepted the task, or may accept it. Refuses it if neither is so.
+    fn has_accepted(self, grant: JobGrant, holder: &Holder) -> Result<bool, Refusal> {
         self.require_current(grant)?;
         if self.task.state.is_accepted() {
-            let same = |known: &Holder| known.uid == holder.uid;
-            return if self.task.holder.as_ref().is_some_and(same) {
-                Ok(self.heard(None))
+            let known = self.task.holder.as_ref();
+            return if known.is_some_and(|known| known.uid == holder.uid) {
+                Ok(true)
             } else {
                 Err(Refusal::LeaseSuperseded)
             };
@@ -381,7 +399,7 @@ impl TransitionBuilder<'_> {
         if self.task.cancel_requested {
             return Err(Refusal::TaskCancelled);
         }
-        Ok(self.accepted(grant, holder, "accepted", None))
+        Ok(false)
     }
 
     fn accepted(
@@ -425,30 +443,66 @@ impl TransitionBuilder<'_> {
     }
 
     fn heartbeat(self, grant: JobGrant, heartbeat: &Acceptance) -> Result<Transition, Refusal> {
+        let (holder, phase) = (&heartbeat.holder, heartbeat.phase.as_deref());
+        let is_accepted = if self.is_forgotten(grant)? {
+            match &self.task.holder {
+                Some(known) if self.task.state.is_accepted() => {
+                    if known.uid != holder.uid {
+                        return Err(Refusal::LeaseSuperseded);
+                    }
+                    true
+                }
+                _ => false,
+            }
+        } else {
+            self.has_accepted(grant, holder)?
+        };
+        if is_accepted {
+            return Ok(self.heard(phase));
+        }
+        // Executors send heartbeats only after their task is accepted. So the store was restored from an older backup.
+        let mut restored = self.accepted(grant, holder, "it had accepted the task before", phase);
+        if self.task.grant() != Some(grant) {
+            // The credential of another lease says nothing about this one.
+            restored.task.credential = None;
+        }
+        Ok(restored)
+    }
+
+    /// Returns whether the store was restored from a backup that is older than the lease. The hub signs each grant, and
+    /// gives a fencing token to one lease only.
+    fn is_forgotten(self, grant: JobGrant) -> Result<bool, Refusal> {
         let task = self.task;
         if task.state.is_over() {
             return Err(Refusal::TaskAlreadyTerminal);
         }
-        if grant.fencing_token < task.fencing_token {
-            return Err(Refusal::LeaseSuperseded);
+        let is_same = grant.fencing_token == task.fencing_token;
+        Ok(grant.fencing_token > task.fencing_token || is_same && task.lease != Some(grant.lease))
+    }
+
+    /// Ends the lease if this credential has made or renewed it last.
+    fn revoked(self, credential: &str) -> Transition {
+        let task = self.task;
+        if !task.state.is_active() || task.credential.as_deref() != Some(credential) {
+            return self.unchanged();
         }
-        match &task.holder {
-            Some(holder) if task.state.is_accepted() => {
-                if holder.uid == heartbeat.holder.uid {
-                    Ok(self.heard(heartbeat.phase.as_deref()))
-                } else {
-                    Err(Refusal::LeaseSuperseded)
-                }
-            }
-            // Executors send heartbeats only after their task is accepted. So this executor has the task, and the store
-            // was restored from an older backup.
-            _ => Ok(self.accepted(
-                grant,
-                &heartbeat.holder,
-                "it had accepted the task before",
-                heartbeat.phase.as_deref(),
-            )),
+        let revoked = format!("the token of {} is no longer valid", self.agent());
+        if !task.state.is_accepted() {
+            return self.requeue("hub", revoked, false, 0);
         }
+        let diagnostic = format!(
+            "{revoked}: it was removed from the file of the pools while the run was in progress. Its executor may have changed the infrastructure, and may hold the lock of the state"
+        );
+        self.over(EndReason::Revoked, "hub", diagnostic)
+    }
+
+    /// Delays a task whose document cannot be read. Another hub may get a new key later than this one, so a few attempts
+    /// pass until the task is over.
+    fn unreadable(self, reason: &str) -> Transition {
+        if !matches!(self.task.state, State::Available | State::Leased) {
+            return self.unchanged();
+        }
+        self.requeue("hub", reason.to_owned(), true, 0)
     }
 
     fn end(self, grant: JobGrant, ending: Ending, end: &End) -> Result<Transition, Refusal> {

@@ -48,10 +48,11 @@ impl Store {
     pub async fn register(
         &self,
         pool: &PoolName,
+        credential: &str,
         registration: &Registration,
     ) -> Result<RegisteredInstance, Error> {
         check(registration)?;
-        let mut tx = self.begin().await?;
+        let mut tx = self.begin_for_pool(pool).await?;
         tx.lock(&format!("register {pool}")).await?;
         if let Err(refusal) = self.reserve_name(&mut tx, pool, registration).await? {
             tx.rollback().await?;
@@ -70,7 +71,7 @@ impl Store {
                 &mut tx,
                 pool,
                 &registration.name,
-                instance,
+                (instance, credential),
                 &registration.leases,
             )
             .await?;
@@ -102,11 +103,12 @@ impl Store {
     pub async fn heartbeat(
         &self,
         pool: &PoolName,
+        credential: &str,
         instance: InstanceId,
         heartbeat: &InstanceHeartbeat,
     ) -> Result<Orders, Error> {
         limited("`leases`", heartbeat.leases.len(), MAX_LEASES)?;
-        let mut tx = self.begin().await?;
+        let mut tx = self.begin_for_pool(pool).await?;
         let agent = match agent_of(&mut tx, instance, pool).await? {
             Ok(agent) => agent,
             Err(refusal) => {
@@ -115,7 +117,13 @@ impl Store {
             }
         };
         let stale = self
-            .renew_leases(&mut tx, pool, &agent, instance, &heartbeat.leases)
+            .renew_leases(
+                &mut tx,
+                pool,
+                &agent,
+                (instance, credential),
+                &heartbeat.leases,
+            )
             .await?;
         let values = [Value::text(instance), Value::from(PAGE)];
         let mut signals = Vec::new();
@@ -142,7 +150,7 @@ impl Store {
     /// Removes an instance. Its leases stay until another instance of the agent gets them or names them, or until they
     /// expire.
     pub async fn remove(&self, pool: &PoolName, instance: InstanceId) -> Result<(), Error> {
-        let mut tx = self.begin().await?;
+        let mut tx = self.begin_for_pool(pool).await?;
         if let Err(refusal) = agent_of(&mut tx, instance, pool).await? {
             tx.rollback().await?;
             return match refusal {
@@ -173,8 +181,15 @@ impl Store {
         let mut values = name.to_vec();
         values.push(online);
         if let Some(row) = tx.row(NAME_IN_USE, &values).await? {
-            let installation = row.text("installation")?;
-            return Ok(Err(Refusal::InstanceNameTaken { installation }));
+            // The operator may see both. An agent must not learn of an installation that may be another team's.
+            tracing::warn!(
+                %pool,
+                agent = %registration.name,
+                installation = registration.installation,
+                in_use_by = row.text("installation")?,
+                "refused a name that another installation uses"
+            );
+            return Ok(Err(Refusal::InstanceNameTaken));
         }
         let sql = "DELETE FROM instances WHERE pool = $1 AND agent = $2 AND installation <> $3";
         tx.execute(sql, &name).await?;
@@ -203,7 +218,7 @@ impl Store {
         tx: &mut Tx,
         pool: &PoolName,
         agent: &AgentName,
-        instance: InstanceId,
+        (instance, credential): (InstanceId, &str),
         held: &[HeldLease],
     ) -> Result<Vec<LeaseId>, Error> {
         if held.is_empty() {
@@ -231,6 +246,7 @@ impl Store {
                 Some(task) => {
                     let event = Event::Renewed {
                         instance,
+                        credential,
                         reason: held.reason.as_deref(),
                     };
                     let renewed = apply(&task, event, tx.now, &self.rules)?;

@@ -1,20 +1,26 @@
 //! Operations for the platform: submissions, confirmations, cancellations and reports.
 
-use pool_protocol::id::TaskId;
+use pool_protocol::id::{PoolName, TaskId};
 use pool_protocol::task::TaskState;
 
 use super::Store;
 use super::rows::{CHECK, is_refused_dispatch, read};
 use crate::clock::Millis;
 use crate::db::{Row, Tx, Value};
+use crate::document_keys::Owner;
 use crate::error::{Error, Refusal};
-use crate::model::{Content, PlatformState, Submission, Submitted};
+use crate::model::{Content, Payload, PlatformState, Submission, Submitted};
 use crate::state::{EndReason, Event, Record, State, Task, TaskEnd};
 use crate::text::{DIAGNOSTIC, cut, identifier};
 use crate::view::{PAGE, TaskView};
 
 /// The largest payload, in bytes. A sealed document is a little longer than the job document.
 const PAYLOAD: usize = 9 << 20;
+/// The largest sum of the waiting documents of one pool, each with [`DOCUMENT`], in bytes. So one pool does not fill the
+/// disk for the others. It is enough for ten thousand runs of the usual size, or for 64 of the largest.
+const POOL: i64 = 256 << 20;
+/// What a document counts in addition to its bytes: its task, and the history of the task.
+pub(super) const DOCUMENT: usize = 4096;
 /// The pauses between the first checks of an unconfirmed task, and between the first reports of a refused dispatch.
 const CHECKS: [Millis; 3] = [200, 700, 2000];
 /// The pause after the first report. It doubles up to the longest pause, because a report can take a while.
@@ -23,10 +29,26 @@ const LONGEST_REPORT: Millis = 120_000;
 
 impl Store {
     /// Stores a task. The hub must then confirm it at the platform, or report it if its content is refused.
-    pub async fn submit(&self, submission: Submission) -> Result<Submitted, Error> {
+    pub async fn submit(&self, mut submission: Submission) -> Result<Submitted, Error> {
         check(&submission)?;
-        let mut tx = self.begin().await?;
         let id = submission.task;
+        let document = match &mut submission.content {
+            Content::Payload(payload) => {
+                let payload = Payload {
+                    key_id: payload.key_id.take(),
+                    data: std::mem::take(&mut payload.data),
+                };
+                let owner = Owner {
+                    task: id,
+                    pool: &submission.pool,
+                    job: &submission.job,
+                    step: &submission.step,
+                };
+                Some(self.keys.document_keys().encrypt(&owner, payload)?)
+            }
+            Content::Refused(_) => None,
+        };
+        let mut tx = self.begin_for_pool(&submission.pool).await?;
         let task = new_task(id, &submission, tx.now);
         if !tx.insert(&task, &self.rules).await? {
             let sql = "SELECT * FROM tasks WHERE job = $1 AND step = $2";
@@ -48,8 +70,17 @@ impl Store {
         let (actor, note) = ("platform".to_owned(), String::new());
         tx.record(id, None, task.state, &Record { actor, note })
             .await?;
-        if let Content::Payload(payload) = submission.content {
-            tx.insert_payload(id, payload).await?;
+        if let Some(document) = document {
+            let length = document.payload.data.len();
+            tx.insert_document(&task, document).await?;
+            let refused = match self.require_space(length) {
+                Ok(()) => require_share(&mut tx, &task.pool).await,
+                full => full,
+            };
+            if let Err(error) = refused {
+                tx.rollback().await?;
+                return Err(error);
+            }
         }
         tx.commit().await?;
         Ok(Submitted::New(id))
@@ -138,6 +169,21 @@ impl Store {
     }
 }
 
+/// Refuses a task if the documents of the pool have too many bytes with it.
+async fn require_share(tx: &mut Tx, pool: &PoolName) -> Result<(), Error> {
+    let sql =
+        "SELECT CAST(coalesce(sum(size), 0) AS BIGINT) AS bytes FROM payloads WHERE pool = $1";
+    let row = tx.row(sql, &[Value::text(pool)]).await?;
+    let bytes = row.map_or(Ok(0), |row| row.int("bytes"))?;
+    if bytes <= POOL {
+        return Ok(());
+    }
+    let text = format!(
+        "the runs that wait in pool `{pool}` would have {bytes} bytes, and {POOL} are stored: let agents take runs, or cancel some"
+    );
+    Err(Error::Unavailable(text.into()))
+}
+
 async fn postpone(
     tx: &mut Tx,
     row: &Row,
@@ -211,6 +257,7 @@ fn new_task(id: TaskId, submission: &Submission, now: Millis) -> Task {
         lease: None,
         instance: None,
         agent: None,
+        credential: None,
         attempts: 0,
         reasons: Vec::new(),
         sealed_for: None,

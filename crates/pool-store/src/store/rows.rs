@@ -3,8 +3,10 @@
 use pool_protocol::id::TaskId;
 use pool_protocol::lease::Holder;
 
+use super::platform::DOCUMENT;
 use crate::clock::Millis;
 use crate::db::{Row, Tx, Value, unreadable};
+use crate::document_keys::StoredDocument;
 use crate::error::Error;
 use crate::model::Payload;
 use crate::rules::Rules;
@@ -14,16 +16,16 @@ const INSERT: &str = "\
     INSERT INTO tasks (id, pool, organization, workspace, job, step, kind, traceparent, \
     state, fencing_token, lease, instance, agent, attempts, reasons, sealed_for, submitted_at, not_before, leased_at, \
     heard_at, executor, holder_uid, holder_name, phase, cancel_requested, end_reason, end_diagnostic, end_exit_code, \
-    end_verdict, end_log_sequence, end_report, ended_at, reported, deadline, ask_at, asks) \
+    end_verdict, end_log_sequence, end_report, ended_at, reported, deadline, credential, ask_at, asks) \
     VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18, $19, $20, $21, $22, $23, \
-    $24, $25, $26, $27, $28, $29, $30, $31, $32, $33, $34, $35, 0) ON CONFLICT (job, step) DO NOTHING";
+    $24, $25, $26, $27, $28, $29, $30, $31, $32, $33, $34, $35, $36, 0) ON CONFLICT (job, step) DO NOTHING";
 const UPDATE: &str = "\
     UPDATE tasks SET state = $2, fencing_token = $3, lease = $4, instance = $5, agent = $6, attempts = $7, reasons = $8, \
     sealed_for = $9, submitted_at = $10, not_before = $11, leased_at = $12, heard_at = $13, executor = $14, \
     holder_uid = $15, holder_name = $16, phase = $17, cancel_requested = $18, end_reason = $19, end_diagnostic = $20, \
     end_exit_code = $21, end_verdict = $22, end_log_sequence = $23, end_report = $24, ended_at = $25, reported = $26, \
-    deadline = $27, asks = CASE WHEN $28 = 1 THEN 0 ELSE asks END, \
-    ask_at = CASE WHEN $28 = 1 THEN $29 ELSE ask_at END WHERE id = $1";
+    deadline = $27, credential = $28, asks = CASE WHEN $29 = 1 THEN 0 ELSE asks END, \
+    ask_at = CASE WHEN $29 = 1 THEN $30 ELSE ask_at END WHERE id = $1";
 const EVENT: &str = "\
     INSERT INTO events (task, seq, at, from_state, to_state, actor, note) \
     VALUES ($1, (SELECT coalesce(max(seq), 0) + 1 FROM events WHERE task = $1), $2, $3, $4, $5, $6)";
@@ -119,30 +121,38 @@ impl Tx {
         self.execute(EVENT, &values).await.map(drop)
     }
 
-    /// Stores a payload.
-    pub(super) async fn insert_payload(
+    /// Stores the document of a task.
+    pub(super) async fn insert_document(
         &mut self,
-        task: TaskId,
-        payload: Payload,
+        task: &Task,
+        document: StoredDocument,
     ) -> Result<(), Error> {
-        let sql = "INSERT INTO payloads (task, key_id, data) VALUES ($1, $2, $3)";
+        let sql = "INSERT INTO payloads (task, pool, key_id, stored_key, size, data) VALUES ($1, $2, $3, $4, $5, $6)";
+        let size = i64::try_from(document.payload.data.len() + DOCUMENT).unwrap_or(i64::MAX);
         let values = [
-            Value::text(task),
-            Value::Text(payload.key_id),
-            Value::Bytes(payload.data),
+            Value::text(task.id),
+            Value::text(&task.pool),
+            Value::Text(document.payload.key_id),
+            Value::Text(Some(document.stored_key)),
+            Value::from(size),
+            Value::Bytes(document.payload.data),
         ];
         self.execute(sql, &values).await.map(drop)
     }
 
-    /// Returns the payload of a task that is not accepted yet.
-    pub(super) async fn payload(&mut self, task: TaskId) -> Result<Payload, Error> {
-        let sql = "SELECT key_id, data FROM payloads WHERE task = $1";
-        let row = self.row(sql, &[Value::text(task)]).await?;
-        let row = row.ok_or_else(|| unreadable("data", format!("task {task} has no payload")))?;
-        Ok(Payload {
-            key_id: row.maybe_text("key_id")?,
-            data: row.bytes("data")?,
-        })
+    /// Returns the document of a task that is not accepted yet. An earlier version of the store has removed some.
+    pub(super) async fn document(&mut self, task: TaskId) -> Result<Option<StoredDocument>, Error> {
+        let sql = "SELECT key_id, stored_key, data FROM payloads WHERE task = $1";
+        let Some(row) = self.row(sql, &[Value::text(task)]).await? else {
+            return Ok(None);
+        };
+        Ok(Some(StoredDocument {
+            stored_key: row.text("stored_key")?,
+            payload: Payload {
+                key_id: row.maybe_text("key_id")?,
+                data: row.bytes("data")?,
+            },
+        }))
     }
 
     /// Deletes a task and its history.
@@ -176,7 +186,7 @@ pub(super) fn is_refused_dispatch(task: &Task) -> bool {
 }
 
 /// Returns the values of the columns that change, in the order of the statements.
-fn changing(task: &Task, rules: &Rules) -> Result<[Value; 26], Error> {
+fn changing(task: &Task, rules: &Rules) -> Result<[Value; 27], Error> {
     let end = task.end.as_ref();
     let reported = end.is_some_and(|end| end.reported);
     let deadline = (!task.is_unreported()).then(|| task.deadline(rules));
@@ -210,6 +220,7 @@ fn changing(task: &Task, rules: &Rules) -> Result<[Value; 26], Error> {
         Value::Int(end.map(|end| end.at)),
         Value::from(reported),
         Value::Int(deadline),
+        Value::maybe(task.credential.as_ref()),
     ])
 }
 
@@ -258,6 +269,7 @@ pub(super) fn read(row: &Row) -> Result<Task, Error> {
         lease: row.maybe_parsed("lease")?,
         instance: row.maybe_parsed("instance")?,
         agent: row.maybe_parsed("agent")?,
+        credential: row.maybe_text("credential")?,
         attempts: row.count("attempts")?,
         reasons: texts(row, "reasons")?,
         sealed_for: row.maybe_parsed("sealed_for")?,

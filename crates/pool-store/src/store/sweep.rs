@@ -50,6 +50,14 @@ impl Store {
     /// once if `more` is set. With PostgreSQL, every hub calls it, and one of them does the work. After 15 s without a
     /// sweep, all time limits start again, because requests of agents and executors may have failed in that time.
     pub async fn sweep(&self) -> Result<Swept, Error> {
+        let swept = self.sweep_once().await;
+        if let Err(error) = &swept {
+            self.wrote(Some(error));
+        }
+        swept
+    }
+
+    async fn sweep_once(&self) -> Result<Swept, Error> {
         let mut tx = self.begin().await?;
         let mut swept = Swept::default();
         if !tx.try_lock("sweep").await? {
@@ -61,6 +69,7 @@ impl Store {
         if gap.abs() > MAX_GAP {
             self.rearm(&mut tx, tick).await?;
             tx.commit().await?;
+            self.wrote(None);
             tracing::warn!(
                 milliseconds = gap,
                 "there was no sweep for a while: all time limits start again"
@@ -99,7 +108,10 @@ impl Store {
             return Ok(swept);
         }
         write_tick(&mut tx).await?;
+        let now = tx.now;
         tx.commit().await?;
+        self.wrote(None);
+        self.checkpoint(now).await?;
         Ok(swept)
     }
 

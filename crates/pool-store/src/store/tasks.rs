@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use pool_protocol::id::{AgentName, InstanceId, LeaseId, PoolName};
+use pool_protocol::id::{AgentName, InstanceId, LeaseId, PoolName, TaskId};
 use tokio::time::{Instant, timeout_at};
 
 use super::Store;
@@ -11,16 +11,21 @@ use super::choice::Choice;
 use super::rows::read;
 use crate::clock::{between, millis};
 use crate::db::{Tx, Value};
+use crate::document_keys::Owner;
 use crate::error::{Error, Refusal};
-use crate::model::{LeaseRequest, LeasedTask};
+use crate::model::{LeaseRequest, LeasedTask, Payload};
 use crate::state::{Event, State, Task, apply};
 use crate::text::limited;
+use crate::turns::Line;
 use crate::waiters::Woken;
 
 /// The largest number of leases that an instance may name in one request.
 pub(super) const MAX_LEASES: usize = 1000;
 /// The longest wait. Proxies often close idle connections after a minute.
 const MAX_WAIT: Duration = Duration::from_secs(55);
+
+/// Bytes of the documents of one transaction, at which no more are added. All are in memory until they are sent.
+const BATCH_BYTES: usize = 8 << 20;
 
 /// Leases that an instance may not know of, or whose instance of the same agent has gone.
 const UNDELIVERED: &str = "\
@@ -60,27 +65,36 @@ impl Store {
         }
     }
 
-    /// Leases a task to each request, in their order, in one transaction. All are for the same pool.
-    pub(super) async fn lease_all(
+    /// Leases a task to each request, in their order, in one transaction. All are for the same pool. The last ones have no
+    /// result if the documents of the others are large.
+    pub(crate) async fn lease_all(
         &self,
         requests: &[&LeaseRequest],
     ) -> Result<Vec<Result<Option<LeasedTask>, Refusal>>, Error> {
-        let mut tx = self.begin().await?;
-        let mut choice = None;
+        let first = requests
+            .first()
+            .map_or(Line::Hub, |request| Line::Pool(request.pool.clone()));
+        let mut batch = Batch {
+            tx: self.database.begin(&first).await?,
+            choice: None,
+            bytes: 0,
+            changed: false,
+        };
         let mut results = Vec::with_capacity(requests.len());
         for (request, left) in requests.iter().zip((1..=requests.len()).rev()) {
-            results.push(
-                match self.lease_one(&mut tx, request, &mut choice, left).await {
-                    Ok(leased) => Ok(leased),
-                    Err(Error::Refused(refusal)) => Err(refusal),
-                    Err(error @ Error::Unavailable(_)) => return Err(error),
-                },
-            );
+            if batch.bytes >= BATCH_BYTES {
+                break;
+            }
+            results.push(match self.lease_one(&mut batch, request, left).await {
+                Ok(leased) => Ok(leased),
+                Err(Error::Refused(refusal)) => Err(refusal),
+                Err(error @ Error::Unavailable(_)) => return Err(error),
+            });
         }
-        if results.iter().flatten().any(Option::is_some) {
-            tx.commit().await?;
+        if batch.changed {
+            batch.tx.commit().await?;
         } else {
-            tx.rollback().await?;
+            batch.tx.rollback().await?;
         }
         Ok(results)
     }
@@ -88,35 +102,40 @@ impl Store {
     /// `left`: so many requests of the transaction have no task yet.
     async fn lease_one(
         &self,
-        tx: &mut Tx,
+        batch: &mut Batch,
         request: &LeaseRequest,
-        choice: &mut Option<Choice>,
         left: usize,
     ) -> Result<Option<LeasedTask>, Error> {
-        let agent = agent_of(tx, request.instance, &request.pool).await??;
-        if let Some(task) = self.redeliver(tx, request, &agent).await? {
-            return self.leased(tx, task, true).await.map(Some);
+        let agent = agent_of(&mut batch.tx, request.instance, &request.pool).await??;
+        if let Some((task, payload)) = self.redeliver(batch, request, &agent).await? {
+            return self.leased(&batch.tx, task, payload, true).map(Some);
         }
-        let choice = match choice {
-            Some(choice) => choice,
-            None => choice.insert(Choice::begin(tx, &request.pool).await?),
-        };
-        while let Some(id) = choice.next(tx, left).await? {
+        if batch.choice.is_none() {
+            batch.choice = Some(Choice::begin(&mut batch.tx, &request.pool).await?);
+        }
+        while let Some(id) = batch.next(left).await? {
             // It may be over by now.
-            let Some(task) = tx.task(id).await? else {
+            let Some(task) = batch.tx.task(id).await? else {
                 continue;
             };
             let event = Event::Lease {
                 lease: LeaseId::new(),
                 instance: request.instance,
                 agent: &agent,
+                credential: &request.credential,
             };
-            let leased = apply(&task, event, tx.now, &self.rules)?;
-            if leased.task.state == State::Leased && leased.changed {
-                tx.save(task.state, &leased, &self.rules).await?;
-                choice.taken(&leased.task.organization);
-                return self.leased(tx, leased.task, false).await.map(Some);
+            let leased = apply(&task, event, batch.tx.now, &self.rules)?;
+            if leased.task.state != State::Leased || !leased.changed {
+                continue;
             }
+            let Some(payload) = self.payload(batch, &task).await? else {
+                continue;
+            };
+            batch.tx.save(task.state, &leased, &self.rules).await?;
+            batch.taken(&leased.task.organization);
+            return self
+                .leased(&batch.tx, leased.task, payload, false)
+                .map(Some);
         }
         Ok(None)
     }
@@ -124,42 +143,73 @@ impl Store {
     /// Returns a lease that the instance has and did not name, because its response was lost.
     async fn redeliver(
         &self,
-        tx: &mut Tx,
+        batch: &mut Batch,
         request: &LeaseRequest,
         agent: &AgentName,
-    ) -> Result<Option<Task>, Error> {
+    ) -> Result<Option<(Task, Payload)>, Error> {
         let values = [
             Value::text(&request.pool),
             Value::text(agent),
             Value::text(request.instance),
-            Value::from(tx.now - millis(self.rules.offline_after)),
+            Value::from(batch.tx.now - millis(self.rules.offline_after)),
         ];
         let unknown = |task: &Task| {
             task.lease
                 .is_some_and(|lease| !request.holding.contains(&lease))
         };
-        for row in tx.rows_to_change(UNDELIVERED, &values).await? {
+        for row in batch.tx.rows_to_change(UNDELIVERED, &values).await? {
             let task = read(&row)?;
-            if unknown(&task) {
-                let event = Event::Renewed {
-                    instance: request.instance,
-                    reason: task.phase.as_deref(),
-                };
-                let renewed = apply(&task, event, tx.now, &self.rules)?;
-                tx.save(task.state, &renewed, &self.rules).await?;
-                return Ok(Some(renewed.task));
+            if !unknown(&task) {
+                continue;
             }
+            let Some(payload) = self.payload(batch, &task).await? else {
+                continue;
+            };
+            let event = Event::Renewed {
+                instance: request.instance,
+                credential: &request.credential,
+                reason: task.phase.as_deref(),
+            };
+            let renewed = apply(&task, event, batch.tx.now, &self.rules)?;
+            batch.tx.save(task.state, &renewed, &self.rules).await?;
+            return Ok(Some((renewed.task, payload)));
         }
         Ok(None)
     }
 
-    async fn leased(
+    /// Returns the document of a task. A task whose document cannot be read goes back to the queue.
+    async fn payload(&self, batch: &mut Batch, task: &Task) -> Result<Option<Payload>, Error> {
+        batch.changed = true;
+        let read = match batch.tx.document(task.id).await? {
+            Some(stored) => self.keys.document_keys().decrypt(&Owner::of(task), stored),
+            None => Err(
+                "the store has no job document: an earlier version of the hub stored the run"
+                    .to_owned(),
+            ),
+        };
+        match read {
+            Ok(payload) => {
+                batch.bytes += payload.data.len();
+                Ok(Some(payload))
+            }
+            Err(reason) => {
+                tracing::error!(task = %task.id, job_id = task.job, step_id = task.step, reason, "a run cannot be leased");
+                let event = Event::Unreadable { reason: &reason };
+                let delayed = apply(task, event, batch.tx.now, &self.rules)?;
+                batch.tx.save(task.state, &delayed, &self.rules).await?;
+                Ok(None)
+            }
+        }
+    }
+
+    fn leased(
         &self,
-        tx: &mut Tx,
+        tx: &Tx,
         task: Task,
+        payload: Payload,
         redelivered: bool,
     ) -> Result<LeasedTask, Error> {
-        let payload = tx.payload(task.id).await?;
+        self.known_pools.add(&task);
         let grant = task
             .grant()
             .ok_or_else(|| crate::db::unreadable("lease", "a leased task has no lease"))?;
@@ -176,6 +226,30 @@ impl Store {
             traceparent: task.traceparent,
             payload,
         })
+    }
+}
+
+/// One transaction for several requests.
+struct Batch {
+    tx: Tx,
+    choice: Option<Choice>,
+    /// The bytes of the documents so far.
+    bytes: usize,
+    changed: bool,
+}
+
+impl Batch {
+    async fn next(&mut self, wanted: usize) -> Result<Option<TaskId>, Error> {
+        match &mut self.choice {
+            Some(choice) => choice.next(&mut self.tx, wanted).await,
+            None => Ok(None),
+        }
+    }
+
+    fn taken(&mut self, organization: &str) {
+        if let Some(choice) = &mut self.choice {
+            choice.taken(organization);
+        }
     }
 }
 

@@ -75,7 +75,7 @@ impl Store {
         pool: Option<&PoolName>,
         page: Page<InstanceId>,
     ) -> Result<Vec<InstanceView>, Error> {
-        let mut tx = self.begin().await?;
+        let mut tx = self.begin_to_list(pool).await?;
         let mut values = paged(pool, page);
         values.push(Value::from(tx.now - millis(self.rules.start_within)));
         let rows = tx.rows(INSTANCES, &values).await?;
@@ -98,7 +98,7 @@ impl Store {
             TaskFilter::Latest => LATEST,
             TaskFilter::All => TASKS,
         };
-        let mut tx = self.begin().await?;
+        let mut tx = self.begin_to_list(pool).await?;
         let rows = tx.rows(sql, &paged(pool, page)).await?;
         let tasks: Vec<_> = rows.iter().map(read).collect::<Result<_, _>>()?;
         let views = self.views(&mut tx, &tasks).await?;
@@ -106,12 +106,22 @@ impl Store {
         Ok(views)
     }
 
+    async fn begin_to_list(&self, pool: Option<&PoolName>) -> Result<Tx, Error> {
+        match pool {
+            Some(pool) => self.begin_for_pool(pool).await,
+            None => self.begin().await,
+        }
+    }
+
     /// Returns one task.
     pub async fn task(&self, task: TaskId) -> Result<Option<TaskView>, Error> {
-        let mut tx = self.begin().await?;
+        let mut tx = self.begin_for_task(task).await?;
         let sql = "SELECT * FROM tasks WHERE id = $1";
         let row = tx.row(sql, &[Value::text(task)]).await?;
         let task = row.as_ref().map(read).transpose()?;
+        if let Some(task) = &task {
+            self.known_pools.add(task);
+        }
         let views = self.views(&mut tx, task.as_slice()).await?;
         tx.rollback().await?;
         Ok(views.into_iter().next())
@@ -119,7 +129,7 @@ impl Store {
 
     /// Returns how many tasks of the pool are before a waiting task. `None` if the task does not wait.
     pub async fn position(&self, task: TaskId) -> Result<Option<u32>, Error> {
-        let mut tx = self.begin().await?;
+        let mut tx = self.begin_for_task(task).await?;
         let sql = "SELECT pool, submitted_at FROM tasks WHERE id = $1 AND state IN ('submitted', 'available')";
         let ahead = match tx.row(sql, &[Value::text(task)]).await? {
             None => None,
@@ -136,7 +146,7 @@ impl Store {
 
     /// Returns the last [`PAGE`] entries of the history of a task, oldest first.
     pub async fn events(&self, task: TaskId) -> Result<Vec<EventView>, Error> {
-        let mut tx = self.begin().await?;
+        let mut tx = self.begin_for_task(task).await?;
         let rows = tx
             .rows(EVENTS, &[Value::text(task), Value::from(PAGE)])
             .await?;
@@ -282,6 +292,7 @@ fn task_view(task: &Task, wait: Option<Wait>, now: crate::Millis) -> TaskView {
         fencing_token: task.fencing_token,
         instance: task.instance,
         agent: task.agent.clone(),
+        credential: task.credential.clone(),
         executor: task.executor.clone(),
         holder: task.holder.as_ref().map(name),
         phase: task.phase.clone(),

@@ -27,7 +27,7 @@ async fn a_silent_instance_is_offline_after_30_s_and_removed_later(
     fixture.pass(25).await;
     fixture
         .store
-        .heartbeat(&pool(), one, &beats(vec![]))
+        .heartbeat(&pool(), CREDENTIAL, one, &beats(vec![]))
         .await
         .unwrap();
     fixture.pass(29).await;
@@ -40,7 +40,10 @@ async fn a_silent_instance_is_offline_after_30_s_and_removed_later(
     assert_eq!(listed(&fixture).await.len(), 1);
     fixture.pass(15).await;
     assert!(listed(&fixture).await.is_empty());
-    let beat = fixture.store.heartbeat(&pool(), one, &beats(vec![])).await;
+    let beat = fixture
+        .store
+        .heartbeat(&pool(), CREDENTIAL, one, &beats(vec![]))
+        .await;
     assert_eq!(code(beat), Code::InstanceUnknown);
 }
 
@@ -56,20 +59,40 @@ async fn a_name_belongs_to_one_installation_until_it_is_offline(
     let mut other = registration("one");
     other.system_id = "x".to_owned();
     other.installation = "cluster b".to_owned();
-    let refused = fixture.store.register(&pool(), &other).await.unwrap_err();
+    let refused = fixture
+        .store
+        .register(&pool(), CREDENTIAL, &other)
+        .await
+        .unwrap_err();
     assert_eq!(refused.code(), Code::InstanceNameTaken);
-    assert!(refused.to_string().contains("cluster of one"), "{refused}");
+    // An agent does not learn of another installation.
+    assert!(!refused.to_string().contains("cluster of one"), "{refused}");
     // Another pool has its own names.
     let us: PoolName = "us".parse().unwrap();
-    fixture.store.register(&us, &other).await.unwrap();
+    fixture
+        .store
+        .register(&us, CREDENTIAL, &other)
+        .await
+        .unwrap();
     // The same installation can register again, or a second instance.
     assert_eq!(fixture.agent("one").await, one);
     let mut replica = registration("one");
     replica.system_id = "one-2".to_owned();
-    fixture.store.register(&pool(), &replica).await.unwrap();
+    fixture
+        .store
+        .register(&pool(), CREDENTIAL, &replica)
+        .await
+        .unwrap();
     fixture.pass(31).await;
-    fixture.store.register(&pool(), &other).await.unwrap();
-    let back = fixture.store.register(&pool(), &registration("one")).await;
+    fixture
+        .store
+        .register(&pool(), CREDENTIAL, &other)
+        .await
+        .unwrap();
+    let back = fixture
+        .store
+        .register(&pool(), CREDENTIAL, &registration("one"))
+        .await;
     assert_eq!(code(back), Code::InstanceNameTaken);
 }
 
@@ -96,7 +119,11 @@ async fn an_instance_whose_leases_fail_is_degraded(
         for _ in 0..3 {
             fixture.pass(15).await;
             let beat = beats(vec![]);
-            fixture.store.heartbeat(&pool(), one, &beat).await.unwrap();
+            fixture
+                .store
+                .heartbeat(&pool(), CREDENTIAL, one, &beat)
+                .await
+                .unwrap();
         }
     }
     let view = &listed(&fixture).await[0];
@@ -133,7 +160,11 @@ async fn leases_without_an_executor_count_as_failed_after_120_s(
         assert_eq!(listed(&fixture).await[0].condition, expected, "{second}");
         let held = holding.iter().map(|leased| held(leased, Phase::Preparing));
         let named = beats(held.collect());
-        fixture.store.heartbeat(&pool(), one, &named).await.unwrap();
+        fixture
+            .store
+            .heartbeat(&pool(), CREDENTIAL, one, &named)
+            .await
+            .unwrap();
         fixture.pass(10).await;
     }
     assert_eq!(listed(&fixture).await[0].condition, Condition::Degraded);
@@ -155,20 +186,32 @@ async fn a_new_process_takes_over_the_leases_it_finds(
         ..held(&leased, Phase::Started)
     };
     next.leases = vec![held(&leased, Phase::Running), unknown.clone()];
-    let registered = fixture.store.register(&pool(), &next).await.unwrap();
+    let registered = fixture
+        .store
+        .register(&pool(), CREDENTIAL, &next)
+        .await
+        .unwrap();
     assert_eq!(registered.stale, [unknown.lease_id]);
     let view = fixture.view(leased.grant.task).await;
     assert_eq!(view.instance, Some(registered.instance));
     // Another agent cannot name them.
     let mut other = registration("two");
     other.leases = vec![held(&leased, Phase::Started)];
-    let registered = fixture.store.register(&pool(), &other).await.unwrap();
+    let registered = fixture
+        .store
+        .register(&pool(), CREDENTIAL, &other)
+        .await
+        .unwrap();
     assert_eq!(registered.stale, [leased.grant.lease]);
     // The agent follows the executor, so the task is not orphaned.
     let one = fixture.agent("one").await;
     for _ in 0..10 {
         let named = beats(vec![held(&leased, Phase::Running)]);
-        fixture.store.heartbeat(&pool(), one, &named).await.unwrap();
+        fixture
+            .store
+            .heartbeat(&pool(), CREDENTIAL, one, &named)
+            .await
+            .unwrap();
         assert!(fixture.pass(60).await.is_empty());
     }
 }
@@ -183,7 +226,10 @@ async fn an_instance_gets_tasks_of_its_own_pool_only(
     };
     fixture.ready("acme", "1").await;
     let us: PoolName = "us".parse().unwrap();
-    let foreign = fixture.store.register(&us, &registration("one")).await;
+    let foreign = fixture
+        .store
+        .register(&us, CREDENTIAL, &registration("one"))
+        .await;
     let foreign = foreign.unwrap().instance;
     let request = request(foreign, &[]);
     assert_eq!(
@@ -194,7 +240,10 @@ async fn an_instance_gets_tasks_of_its_own_pool_only(
     there.pool = us;
     assert!(fixture.store.lease(&there).await.unwrap().is_none());
     let beat = beats(vec![]);
-    let heartbeat = fixture.store.heartbeat(&pool(), foreign, &beat).await;
+    let heartbeat = fixture
+        .store
+        .heartbeat(&pool(), CREDENTIAL, foreign, &beat)
+        .await;
     assert_eq!(code(heartbeat), Code::InstancePoolMismatch);
     let removed = fixture.store.remove(&pool(), foreign).await;
     assert_eq!(code(removed), Code::InstancePoolMismatch);
@@ -223,7 +272,7 @@ async fn lists_and_texts_of_agents_have_limits(
     let many = vec![held(&leased, Phase::Started); 1001];
     let heartbeat = fixture
         .store
-        .heartbeat(&pool(), one, &beats(many.clone()))
+        .heartbeat(&pool(), CREDENTIAL, one, &beats(many.clone()))
         .await;
     assert_eq!(code(heartbeat), Code::RequestInvalid);
     let holding = vec![leased.grant.lease; 1001];
@@ -236,7 +285,10 @@ async fn lists_and_texts_of_agents_have_limits(
     let mut version = registration("two");
     version.executor_version = "1".repeat(257);
     for registration in [tags, leases, version] {
-        let refused = fixture.store.register(&pool(), &registration).await;
+        let refused = fixture
+            .store
+            .register(&pool(), CREDENTIAL, &registration)
+            .await;
         assert_eq!(code(refused), Code::RequestInvalid);
     }
     let long = fixture.store.started(leased.grant, &"j".repeat(5000)).await;
@@ -277,7 +329,11 @@ async fn a_draining_instance_is_listed_as_draining(
     let one = fixture.agent("one").await;
     let mut beat = beats(vec![]);
     beat.state = InstanceState::Draining;
-    fixture.store.heartbeat(&pool(), one, &beat).await.unwrap();
+    fixture
+        .store
+        .heartbeat(&pool(), CREDENTIAL, one, &beat)
+        .await
+        .unwrap();
     assert_eq!(listed(&fixture).await[0].condition, Condition::Draining);
     assert_eq!(fixture.store.pools().await.unwrap()[0].free, 0);
 }

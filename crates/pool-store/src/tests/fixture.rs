@@ -17,10 +17,13 @@ use crate::model::{
     Content, Ending, LeaseRequest, LeasedTask, Payload, PlatformState, Submission, Submitted,
 };
 use crate::view::{EventView, Page, TaskFilter, TaskView};
-use crate::{Error, Rules, Store};
+use crate::{DocumentKeys, Error, Rules, Store};
 
 /// A secret in the payload. No view may show it.
 pub(crate) const SECRET: &str = "planted-secret";
+
+/// The credential of all agents.
+pub(crate) const CREDENTIAL: &str = "digest of a token";
 
 /// Short limits, because sweeping through hours and days takes too long.
 pub(crate) const REMEMBERED: Duration = Duration::from_mins(10);
@@ -109,6 +112,14 @@ impl Fixture {
         })
     }
 
+    /// Returns the folder of the SQLite file.
+    pub(crate) fn folder(&self) -> &std::path::Path {
+        match &self.database {
+            Database::File(folder) => folder.path(),
+            Database::Server(_) => panic!("PostgreSQL has no folder here"),
+        }
+    }
+
     /// Restarts the hub.
     pub(crate) async fn reopen(&mut self) {
         self.store.close().await;
@@ -184,7 +195,10 @@ impl Fixture {
 
     /// Registers an instance of an agent.
     pub(crate) async fn agent(&self, name: &str) -> InstanceId {
-        let registered = self.store.register(&pool(), &registration(name)).await;
+        let registered = self
+            .store
+            .register(&pool(), CREDENTIAL, &registration(name))
+            .await;
         registered.unwrap().instance
     }
 
@@ -234,17 +248,27 @@ impl Fixture {
 }
 
 pub(crate) async fn open(url: &str, clock: &TestClock) -> Store {
+    open_with_keys(url, clock, keys()).await
+}
+
+pub(crate) async fn open_with_keys(url: &str, clock: &TestClock, keys: Arc<DocumentKeys>) -> Store {
     let rules = Rules {
         remembered_for: REMEMBERED,
         listed_for: LISTED,
         queue_timeout: QUEUED,
         ..Rules::default()
     };
-    Store::open_with(url, rules, clock.clone()).await.unwrap()
+    Store::open_with(url, rules, keys, clock.clone())
+        .await
+        .unwrap()
 }
 
 fn url_in(folder: &TempDir, name: &str) -> String {
     format!("sqlite:{}", folder.path().join(name).display())
+}
+
+pub(crate) fn keys() -> Arc<DocumentKeys> {
+    Arc::new(DocumentKeys::new([[7; 32]]))
 }
 
 pub(crate) fn pool() -> PoolName {
@@ -292,6 +316,7 @@ pub(crate) fn registration(name: &str) -> Registration {
 pub(crate) fn request(instance: InstanceId, holding: &[LeaseId]) -> LeaseRequest {
     LeaseRequest {
         pool: pool(),
+        credential: CREDENTIAL.to_owned(),
         instance,
         holding: holding.to_vec(),
         wait: Duration::ZERO,

@@ -48,7 +48,10 @@ async fn work(store: &Store, pool: &PoolName) {
             .await
             .unwrap();
     }
-    let registered = store.register(pool, &registration("one")).await.unwrap();
+    let registered = store
+        .register(pool, CREDENTIAL, &registration("one"))
+        .await
+        .unwrap();
     let request_for_task = LeaseRequest {
         pool: pool.clone(),
         ..request(registered.instance, &[])
@@ -85,7 +88,7 @@ async fn hub() {
     let (Ok(url), Ok(pool)) = (std::env::var(URL), std::env::var(POOL)) else {
         return;
     };
-    let store = Store::open(&url, Rules::default()).await.unwrap();
+    let store = Store::open(&url, Rules::default(), keys()).await.unwrap();
     work(&store, &pool.parse().unwrap()).await;
     store.close().await;
 }
@@ -157,7 +160,10 @@ async fn finish(store: &Store, pool: &PoolName) {
             .await
             .unwrap();
     }
-    let instance = store.register(pool, &registration("one")).await.unwrap();
+    let instance = store
+        .register(pool, CREDENTIAL, &registration("one"))
+        .await
+        .unwrap();
     let request_for_task = LeaseRequest {
         pool: pool.clone(),
         ..request(instance.instance, &[])
@@ -225,7 +231,7 @@ async fn kill_at(url: &str, statement: u32, survivor: Option<&Store>) -> bool {
     }
     let restarted = match survivor {
         Some(_) => None,
-        None => Some(Store::open(url, Rules::default()).await.unwrap()),
+        None => Some(Store::open(url, Rules::default(), keys()).await.unwrap()),
     };
     let store = survivor.or(restarted.as_ref()).unwrap();
     check(store, &pool, &acknowledged).await;
@@ -256,7 +262,7 @@ async fn one_of_two_hubs_on_postgresql_can_be_killed_before_any_statement() {
         return;
     };
     let url = server.database().unwrap();
-    let survivor = Store::open(&url, Rules::default()).await.unwrap();
+    let survivor = Store::open(&url, Rules::default(), keys()).await.unwrap();
     let mut statement = 1;
     while kill_at(&url, statement, Some(&survivor)).await {
         statement += 5;

@@ -48,9 +48,15 @@ async fn another_instance_of_the_agent_gets_the_lease_of_a_removed_one(
     let lost = fixture.lease(first).await.unwrap();
     let mut replica = registration("one");
     replica.system_id = "one-2".to_owned();
-    let second = fixture.store.register(&pool(), &replica).await.unwrap();
+    let second = fixture
+        .store
+        .register(&pool(), CREDENTIAL, &replica)
+        .await
+        .unwrap();
     let (pool, heartbeat) = (pool(), beats(Vec::new()));
-    let sent = fixture.store.heartbeat(&pool, first, &heartbeat);
+    let sent = fixture
+        .store
+        .heartbeat(&pool, CREDENTIAL, first, &heartbeat);
     sent.await.unwrap();
     assert!(
         fixture.lease(second.instance).await.is_none(),
@@ -78,7 +84,11 @@ async fn a_lease_of_an_agent_that_starts_again_is_given_to_it_at_once(
     let lost = fixture.lease(first).await.unwrap();
     let mut next = registration("one");
     next.system_id = "one-2".to_owned();
-    let next = fixture.store.register(&pool(), &next).await.unwrap();
+    let next = fixture
+        .store
+        .register(&pool(), CREDENTIAL, &next)
+        .await
+        .unwrap();
     let again = fixture.lease(next.instance).await.unwrap();
     assert_eq!((again.grant, again.attempt), (lost.grant, 1));
 }
@@ -98,7 +108,7 @@ async fn a_silent_agent_loses_its_lease_to_the_next(
     fixture.pass(20).await;
     fixture
         .store
-        .heartbeat(&pool(), one, &beats(vec![]))
+        .heartbeat(&pool(), CREDENTIAL, one, &beats(vec![]))
         .await
         .unwrap();
     assert_eq!(fixture.pass(15).await.len(), 1);
@@ -136,13 +146,21 @@ async fn heartbeats_that_name_a_lease_renew_it(
     for _ in 0..10 {
         assert!(fixture.pass(20).await.is_empty());
         let named = beats(vec![held(&leased, Phase::Preparing)]);
-        let orders = fixture.store.heartbeat(&pool(), one, &named).await.unwrap();
+        let orders = fixture
+            .store
+            .heartbeat(&pool(), CREDENTIAL, one, &named)
+            .await
+            .unwrap();
         assert!(orders.stale.is_empty() && orders.signals.is_empty());
     }
     // The agent's heartbeats were lost.
     assert_eq!(fixture.pass(35).await.len(), 1);
     let named = beats(vec![held(&leased, Phase::Preparing)]);
-    let orders = fixture.store.heartbeat(&pool(), one, &named).await.unwrap();
+    let orders = fixture
+        .store
+        .heartbeat(&pool(), CREDENTIAL, one, &named)
+        .await
+        .unwrap();
     assert_eq!(orders.stale, [leased.grant.lease]);
 }
 
@@ -362,7 +380,11 @@ async fn a_cancelled_lease_gets_a_signal_and_cannot_be_accepted(
     let state = fixture.store.request_cancel(task).await.unwrap();
     assert_eq!(state, TaskState::Leased);
     let named = beats(vec![held(&leased, Phase::Started)]);
-    let orders = fixture.store.heartbeat(&pool(), one, &named).await.unwrap();
+    let orders = fixture
+        .store
+        .heartbeat(&pool(), CREDENTIAL, one, &named)
+        .await
+        .unwrap();
     assert_eq!(orders.signals.len(), 1);
     assert_eq!(orders.signals[0].signal, SignalKind::Cancel);
     assert_eq!(orders.signals[0].lease_id, leased.grant.lease);
@@ -371,7 +393,11 @@ async fn a_cancelled_lease_gets_a_signal_and_cannot_be_accepted(
     let end = end_report(true);
     let ended = fixture.store.end(leased.grant, Ending::Cancelled, &end);
     assert_eq!(ended.await.unwrap(), TaskState::Cancelled);
-    let orders = fixture.store.heartbeat(&pool(), one, &named).await.unwrap();
+    let orders = fixture
+        .store
+        .heartbeat(&pool(), CREDENTIAL, one, &named)
+        .await
+        .unwrap();
     assert!(orders.signals.is_empty());
     assert_eq!(orders.stale, [leased.grant.lease]);
 }
@@ -436,6 +462,10 @@ async fn a_run_survives_five_minutes_of_silence_and_fails_once_after_ten(
     // The executor may have to save the state, so its lease is not stale.
     let one = fixture.agent("one").await;
     let named = beats(vec![held(&leased, Phase::Running)]);
-    let orders = fixture.store.heartbeat(&pool(), one, &named).await.unwrap();
+    let orders = fixture
+        .store
+        .heartbeat(&pool(), CREDENTIAL, one, &named)
+        .await
+        .unwrap();
     assert!(orders.stale.is_empty());
 }

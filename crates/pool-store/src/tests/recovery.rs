@@ -272,7 +272,9 @@ async fn time_in_which_nothing_could_be_stored_does_not_count(
     let instance = fixture.view(leased.grant.task).await.instance.unwrap();
     let heartbeat = beats(vec![held(&leased, Phase::Preparing)]);
     let eu = pool();
-    let renewed = fixture.store.heartbeat(&eu, instance, &heartbeat);
+    let renewed = fixture
+        .store
+        .heartbeat(&eu, CREDENTIAL, instance, &heartbeat);
     assert!(renewed.await.unwrap().stale.is_empty());
     fixture.pass(20).await;
     let view = fixture.view(leased.grant.task).await;
@@ -314,21 +316,25 @@ async fn a_full_disk_is_reported_and_the_store_works_once_there_is_space() {
 #[tokio::test]
 async fn a_file_has_one_hub_at_a_time() {
     let fixture = Fixture::open(Engine::Sqlite).await.unwrap();
-    let second = Store::open(&fixture.url, Rules::default()).await;
+    let second = Store::open(&fixture.url, Rules::default(), keys()).await;
     assert!(matches!(second.unwrap_err(), OpenError::InUse(_)));
     fixture.store.close().await;
-    Store::open(&fixture.url, Rules::default()).await.unwrap();
+    Store::open(&fixture.url, Rules::default(), keys())
+        .await
+        .unwrap();
 }
 
 #[tokio::test]
 async fn an_unknown_url_scheme_is_refused_and_no_error_contains_a_password() {
-    let other = Store::open("mysql://hub:planted@db/x", Rules::default()).await;
+    let other = Store::open("mysql://hub:planted@db/x", Rules::default(), keys()).await;
     assert!(matches!(other, Err(OpenError::Url)));
     for url in [
         "postgres://hub:planted@127.0.0.1:1/x",
         "postgres://hub:planted@127.0.0.1:port/x",
     ] {
-        let error = Store::open(url, Rules::default()).await.unwrap_err();
+        let error = Store::open(url, Rules::default(), keys())
+            .await
+            .unwrap_err();
         let text = format!("{error} {error:?}");
         assert!(!text.contains("planted"), "{text}");
     }

@@ -51,7 +51,11 @@ async fn a_task_view_has_the_reason_for_waiting(
     assert_eq!(wait().await, Some(Wait::Turn));
     let mut full = beats(vec![]);
     full.available_capacity = 0;
-    fixture.store.heartbeat(&pool(), one, &full).await.unwrap();
+    fixture
+        .store
+        .heartbeat(&pool(), CREDENTIAL, one, &full)
+        .await
+        .unwrap();
     assert_eq!(wait().await, Some(Wait::NoCapacity));
     let leased = fixture.lease(one).await.unwrap();
     assert_eq!(wait().await, None);

@@ -1,0 +1,37 @@
+//! The pools of tasks that calls are about. A job token names no pool, and the turn of a call must be known before its task
+//! is read.
+
+use std::collections::HashMap;
+use std::sync::{Mutex, PoisonError};
+
+use pool_protocol::id::{PoolName, TaskId};
+
+use crate::state::Task;
+use crate::turns::Line;
+
+/// The largest number of tasks. Then all are forgotten, and each is learned again from its next call.
+const MOST: usize = 20_000;
+
+/// The pools of tasks. A task never changes its pool.
+#[derive(Debug, Default)]
+pub(super) struct KnownPools(Mutex<HashMap<TaskId, PoolName>>);
+
+impl KnownPools {
+    /// Remembers the pool of a task.
+    pub(super) fn add(&self, task: &Task) {
+        let mut pools = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if pools.contains_key(&task.id) {
+            return;
+        }
+        if pools.len() >= MOST {
+            pools.clear();
+        }
+        pools.insert(task.id, task.pool.clone());
+    }
+
+    /// Returns the line of a call about a task.
+    pub(super) fn line(&self, task: TaskId) -> Line {
+        let pools = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        pools.get(&task).cloned().map_or(Line::Unknown, Line::Pool)
+    }
+}

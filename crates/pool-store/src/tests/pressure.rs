@@ -1,0 +1,202 @@
+//! Tests with one pool that asks for too much.
+
+use std::sync::{Arc, Mutex};
+
+use pool_protocol::id::{PoolName, TaskId};
+use pool_protocol::problem::Code;
+use rstest::rstest;
+use tokio::task::JoinSet;
+
+use super::fixture::*;
+use crate::db::Value;
+use crate::model::{Content, LeaseRequest, Payload, PlatformState, Submission};
+
+fn other_pool() -> PoolName {
+    "us".parse().unwrap()
+}
+
+fn in_other_pool(job: &str) -> Submission {
+    Submission {
+        pool: other_pool(),
+        ..submission("acme", job)
+    }
+}
+
+#[tokio::test]
+async fn a_busy_pool_delays_another_by_one_transaction() {
+    const MANY: usize = 300;
+    let fixture = Fixture::open(Engine::Sqlite).await.unwrap();
+    let busy = fixture.agent("one").await;
+    let registered = fixture
+        .store
+        .register(&other_pool(), CREDENTIAL, &registration("one"));
+    let calm = registered.await.unwrap().instance;
+    let task = fixture
+        .store
+        .submit(in_other_pool("1"))
+        .await
+        .unwrap()
+        .task();
+    let waiting = PlatformState::Waiting;
+    fixture
+        .store
+        .apply_platform_state(task, waiting)
+        .await
+        .unwrap();
+    let request = LeaseRequest {
+        pool: other_pool(),
+        ..request(calm, &[])
+    };
+    let grant = fixture.store.lease(&request).await.unwrap().unwrap().grant;
+    fixture.store.accept(grant, &holder("x")).await.unwrap();
+
+    let held = fixture.store.begin().await.unwrap();
+    let order = Arc::new(Mutex::new(Vec::new()));
+    let mut calls = JoinSet::new();
+    for _ in 0..MANY {
+        let (store, order) = (fixture.store.clone(), Arc::clone(&order));
+        calls.spawn(async move {
+            let heartbeat = beats(Vec::new());
+            let sent = store.heartbeat(&pool(), CREDENTIAL, busy, &heartbeat).await;
+            order.lock().unwrap().push("busy");
+            sent.unwrap();
+        });
+    }
+    while fixture.store.calls_waiting() < MANY {
+        tokio::task::yield_now().await;
+    }
+    let (store, done) = (fixture.store.clone(), Arc::clone(&order));
+    calls.spawn(async move {
+        let beat = beat("x");
+        let sent = store.lease_heartbeat(grant, &beat).await;
+        done.lock().unwrap().push("executor");
+        sent.unwrap();
+    });
+    while fixture.store.calls_waiting() < MANY + 1 {
+        tokio::task::yield_now().await;
+    }
+    let (store, done) = (fixture.store.clone(), Arc::clone(&order));
+    calls.spawn(async move {
+        let heartbeat = beats(Vec::new());
+        let sent = store
+            .heartbeat(&other_pool(), CREDENTIAL, calm, &heartbeat)
+            .await;
+        done.lock().unwrap().push("agent");
+        sent.unwrap();
+    });
+    while fixture.store.calls_waiting() < MANY + 2 {
+        tokio::task::yield_now().await;
+    }
+    held.rollback().await.unwrap();
+    calls.join_all().await;
+    let order = order.lock().unwrap();
+    assert_eq!(order.len(), MANY + 2);
+    let at = |who| order.iter().position(|found| *found == who).unwrap();
+    assert!(at("executor") <= 2 && at("agent") <= 4, "{:?}", &order[..8]);
+}
+
+#[tokio::test]
+async fn too_many_calls_of_one_pool_are_refused_and_those_of_another_are_not() {
+    let fixture = Fixture::open(Engine::Sqlite).await.unwrap();
+    let one = fixture.agent("one").await;
+    let held = fixture.store.begin().await.unwrap();
+    let mut calls = JoinSet::new();
+    for _ in 0..=crate::turns::MAX_WAITING {
+        let store = fixture.store.clone();
+        calls.spawn(async move {
+            let heartbeat = beats(Vec::new());
+            store.heartbeat(&pool(), CREDENTIAL, one, &heartbeat).await
+        });
+    }
+    let first = calls.join_next().await.unwrap().unwrap();
+    assert_eq!(code(first), Code::RateLimited);
+    let store = fixture.store.clone();
+    let other = tokio::spawn(async move { store.submit(in_other_pool("1")).await });
+    while fixture.store.calls_waiting() <= crate::turns::MAX_WAITING {
+        tokio::task::yield_now().await;
+    }
+    held.rollback().await.unwrap();
+    other.await.unwrap().unwrap();
+    assert!(calls.join_all().await.iter().all(Result::is_ok));
+}
+
+#[rstest]
+#[tokio::test]
+async fn a_pool_whose_runs_wait_with_too_many_bytes_is_refused_until_some_are_taken(
+    #[values(Engine::Sqlite, Engine::Postgres)] engine: Engine,
+) {
+    let Some(fixture) = Fixture::open(engine).await else {
+        return;
+    };
+    let first = fixture.ready("acme", "1").await;
+    let mut tx = fixture.store.begin().await.unwrap();
+    let sql = "UPDATE payloads SET size = $1";
+    tx.execute(sql, &[Value::from(256_i64 << 20)])
+        .await
+        .unwrap();
+    tx.commit().await.unwrap();
+    let refused = fixture
+        .store
+        .submit(submission("acme", "2"))
+        .await
+        .unwrap_err();
+    assert_eq!(refused.code(), Code::StoreUnavailable);
+    let text = refused.to_string();
+    assert!(text.contains("wait in pool `eu`"), "{text}");
+    assert_eq!(fixture.all().await.len(), 1);
+    assert_eq!(fixture.submit("acme", "1").await.task(), first);
+    fixture.store.submit(in_other_pool("3")).await.unwrap();
+    let one = fixture.agent("one").await;
+    let leased = fixture.lease(one).await.unwrap();
+    fixture
+        .store
+        .accept(leased.grant, &holder("x"))
+        .await
+        .unwrap();
+    fixture.submit("acme", "2").await;
+}
+
+#[rstest]
+#[tokio::test]
+async fn a_transaction_leases_few_large_documents_and_all_requests_are_served(
+    #[values(Engine::Sqlite, Engine::Postgres)] engine: Engine,
+) {
+    let Some(fixture) = Fixture::open(engine).await else {
+        return;
+    };
+    let submit = async |job: &str| -> TaskId {
+        let content = Content::Payload(Payload {
+            key_id: None,
+            data: vec![b'x'; 5 << 20],
+        });
+        let submission = Submission {
+            content,
+            ..submission("acme", job)
+        };
+        let task = fixture.store.submit(submission).await.unwrap().task();
+        let waiting = PlatformState::Waiting;
+        fixture
+            .store
+            .apply_platform_state(task, waiting)
+            .await
+            .unwrap();
+        task
+    };
+    for job in ["1", "2", "3", "4", "5", "6"] {
+        submit(job).await;
+    }
+    let mut requests = Vec::new();
+    for agent in ["one", "two", "three", "four", "five", "six"] {
+        requests.push(request(fixture.agent(agent).await, &[]));
+    }
+    let three: Vec<_> = requests[..3].iter().collect();
+    let leased = fixture.store.lease_all(&three).await.unwrap();
+    assert_eq!(leased.len(), 2, "10 MiB are enough for one transaction");
+    let mut others = JoinSet::new();
+    for request in requests.split_off(2) {
+        let store = fixture.store.clone();
+        others.spawn(async move { store.lease(&request).await });
+    }
+    let others = others.join_all().await;
+    assert!(others.iter().all(|leased| matches!(leased, Ok(Some(_)))));
+}
