@@ -198,10 +198,7 @@ impl Fixture {
     /// What `look` finds in the namespace of the runs, at the latest when patience ends.
     pub(crate) async fn until<T>(&self, what: &str, look: impl FnMut(&State) -> Option<T>) -> T {
         let found = self.cluster.wait_for(&self.runs, PATIENCE, look).await;
-        found.unwrap_or_else(|state| {
-            let all = json!([state.jobs, state.pods, state.events]);
-            panic!("{what}: not in time, but {all:#}")
-        })
+        found.unwrap_or_else(|error| panic!("{what}: {error}"))
     }
 
     /// Dispatches a plan to a launcher that dies after it has created the Job, and before it has created the Secret.

@@ -2,6 +2,7 @@
 
 use std::ffi::{OsStr, OsString};
 use std::fs;
+use std::io;
 use std::os::unix::fs::lchown;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -379,13 +380,20 @@ pub fn fifo(path: PathBuf) -> PathBuf {
     path
 }
 
-/// Every file and link below a folder, at any depth.
+/// Every file and link below a folder, at any depth. A folder that does not exist has none.
+///
+/// # Panics
+/// If a folder cannot be read: what is in it is not known.
 pub fn files_below(folder: &Path) -> Vec<PathBuf> {
     let mut files = Vec::new();
     let mut folders = vec![folder.to_owned()];
     while let Some(folder) = folders.pop() {
-        for entry in fs::read_dir(&folder).into_iter().flatten().flatten() {
-            let path = entry.path();
+        let entries = match fs::read_dir(&folder) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
+            entries => entries.unwrap_or_else(|error| panic!("{}: {error}", folder.display())),
+        };
+        for entry in entries {
+            let path = entry.unwrap().path();
             if path.is_dir() && !path.is_symlink() {
                 folders.push(path);
             } else {

@@ -58,7 +58,7 @@ impl Peers {
             }
             InjectionPoint::Work | InjectionPoint::Report => {
                 let arrived = self.until_held(target, Gate::Work).await;
-                let arrived = arrived && self.side.until_printed(self, target).await;
+                let arrived = arrived && self.side.until_printed(self, target).await?;
                 let fault_happened = arrived && self.inject_at_work(fault, target).await?;
                 self.release(target.run.number, Gate::Work);
                 fault_happened
@@ -75,10 +75,10 @@ impl Peers {
     async fn inject_at_work(&self, fault: Fault, target: Target) -> Result<bool> {
         match fault {
             Fault::Cancel => {
-                let executor = self.side.executor(self, target.job).await;
+                let executor = self.side.executor(self, target.job).await?;
                 self.platform.cancel(target.job).await;
                 match executor {
-                    Some(executor) => Ok(self.side.until_ended(self, target.job, &executor).await),
+                    Some(executor) => self.side.until_ended(self, target.job, &executor).await,
                     None => Ok(false),
                 }
             }
@@ -143,7 +143,7 @@ impl Peers {
 
     /// Kills the executor or the hub after the platform has refused a report.
     async fn kill_at_report(&self, fault: Fault, target: Target) -> Result<bool> {
-        let Some(executor) = self.side.executor(self, target.job).await else {
+        let Some(executor) = self.side.executor(self, target.job).await? else {
             return Ok(false);
         };
         let _lock = self.locks.platform.lock().await;
@@ -171,7 +171,7 @@ impl Peers {
             return Ok(refused && self.until_over(target.job).await);
         }
         self.side.kill(&executor);
-        let over = self.side.until_ended(self, target.job, &executor).await;
+        let over = self.side.until_ended(self, target.job, &executor).await?;
         self.platform.clear_faults();
         Ok(refused && over)
     }

@@ -6,13 +6,14 @@ mod orphans;
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::fs;
+use std::io;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-use anyhow::{Context as _, Result};
+use anyhow::{Context as _, Result, ensure};
 use job_contract::env;
 use pool_protocol::token::PoolToken;
 use pool_store::{DocumentKeys, EventView, Page, Rules, Store, TaskFilter, TaskView};
@@ -267,7 +268,7 @@ impl HubSide {
 
     /// Processes and folders of runs.
     fn remaining(&self) -> Result<Vec<String>> {
-        let mut left: Vec<String> = orphans::processes(&self.folder)
+        let mut left: Vec<String> = orphans::processes(&self.folder)?
             .into_iter()
             .map(|process| format!("process {process}"))
             .collect();
@@ -281,12 +282,12 @@ impl HubSide {
 
     /// The folders of an agent's runs.
     fn runs_of(&self, agent: usize) -> Result<Vec<PathBuf>> {
-        let runs = self.data_of(agent).join("launcher/agent/runs");
-        if !runs.exists() {
-            return Ok(Vec::new());
+        let folder = self.data_of(agent).join("launcher/agent/runs");
+        match fs::read_dir(folder) {
+            // It has had none.
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Vec::new()),
+            runs => runs?.map(|run| Ok(run?.path())).collect(),
         }
-        let runs = fs::read_dir(runs)?.map(|run| Ok(run?.path()));
-        runs.collect()
     }
 
     /// The gauges of tasks that are not over, or that the platform does not know to be over.
@@ -294,11 +295,14 @@ impl HubSide {
         let programs = self.programs.lock().await;
         let (_, address) = programs.hub.as_ref().context("no hub runs")?;
         let metrics = reqwest::get(format!("http://{address}/metrics")).await?;
-        let metrics = metrics.text().await?;
-        let tasks = metrics
-            .lines()
-            .filter(|line| line.starts_with("mayfly_pool_tasks{") && !line.ends_with(" 0"));
-        Ok(tasks.map(str::to_owned).collect())
+        let metrics = metrics.error_for_status()?.text().await?;
+        let tasks = metrics.lines();
+        let mut tasks = tasks
+            .filter(|line| line.starts_with("mayfly_pool_tasks{"))
+            .peekable();
+        ensure!(tasks.peek().is_some(), "the hub counts no tasks: {metrics}");
+        let open = tasks.filter(|line| !line.ends_with(" 0"));
+        Ok(open.map(str::to_owned).collect())
     }
 
     /// Reads all tasks. The hub does not run any more.
@@ -375,9 +379,20 @@ impl HubSide {
     }
 }
 
+/// A file in a run's folder. `None` if it does not exist yet, or not any more.
+fn file_of(run: &Path, name: &str) -> Result<Option<Vec<u8>>> {
+    match fs::read(run.join(name)) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+        content => Ok(Some(content?)),
+    }
+}
+
 /// The step of the lease in a run's folder, as job and step.
-fn step_of(run: &Path) -> Option<String> {
-    let lease = fs::read(run.join("lease.json")).ok()?;
-    let lease: Value = serde_json::from_slice(&lease).ok()?;
-    lease["run"].as_str().map(str::to_owned)
+fn step_of(run: &Path) -> Result<Option<String>> {
+    let Some(lease) = file_of(run, "lease.json")? else {
+        return Ok(None);
+    };
+    let lease: Value = serde_json::from_slice(&lease)?;
+    let step = lease["run"].as_str().context("a lease without a run")?;
+    Ok(Some(step.to_owned()))
 }

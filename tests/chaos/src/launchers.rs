@@ -10,14 +10,14 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
-use anyhow::{Result, ensure};
+use anyhow::{Context as _, Result, ensure};
 use job_contract::env;
 use k8s_openapi::ByteString;
 use k8s_openapi::api::core::v1::{Pod, Secret};
 use kube::Api;
 use kube::api::{ListParams, PostParams};
 use serde_json::Value;
-use test_cluster::{ADMIN, Cluster, Rule, State};
+use test_cluster::{ADMIN, Cluster, Rule, State, WaitError};
 use test_peers::proxy::Proxy;
 
 use crate::facts::lines_with;
@@ -124,11 +124,13 @@ impl LauncherSide {
     }
 
     /// Waits until the objects of the runs are removed, and returns the objects that are left.
-    pub(crate) async fn until_empty(&self, limit: Duration) -> Vec<String> {
+    pub(crate) async fn until_empty(&self, limit: Duration) -> Result<Vec<String>> {
         let nothing = |state: &State| remaining_objects(state).is_empty().then_some(());
-        let cleaned = self.cluster.wait_for(&self.runs, limit, nothing).await;
-        let left = cleaned.err().map(|state| remaining_objects(&state));
-        left.unwrap_or_default()
+        match self.cluster.wait_for(&self.runs, limit, nothing).await {
+            Ok(()) => Ok(Vec::new()),
+            Err(WaitError::NotFound(state)) => Ok(remaining_objects(&state)),
+            Err(error) => Err(error).context("what is left in the cluster is not known"),
+        }
     }
 
     /// The evidence of a job: final reports of its executors, and log lines of the launchers.
@@ -147,14 +149,11 @@ impl LauncherSide {
     }
 
     /// The pods of a step's Job.
-    async fn pods(&self, job: u32, step: &str) -> Vec<Pod> {
-        let Ok(client) = self.cluster.client(ADMIN) else {
-            return Vec::new();
-        };
+    async fn pods(&self, job: u32, step: &str) -> Result<Vec<Pod>> {
         let label = format!("batch.kubernetes.io/job-name=job-{job}-{step}");
-        let pods = Api::<Pod>::namespaced(client, &self.runs);
-        let list = pods.list(&ListParams::default().labels(&label)).await;
-        list.map(|list| list.items).unwrap_or_default()
+        let pods = Api::<Pod>::namespaced(self.cluster.client(ADMIN)?, &self.runs);
+        let list = pods.list(&ListParams::default().labels(&label)).await?;
+        Ok(list.items)
     }
 }
 

@@ -2,7 +2,9 @@
 //! inject faults.
 
 use std::collections::BTreeMap;
+use std::convert::Infallible;
 use std::fs;
+use std::io;
 use std::net::SocketAddr;
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
@@ -169,11 +171,13 @@ impl Peers {
 
     /// The journal of a run: lines of the tool and of scripts.
     pub(crate) fn journal(&self, run: u32) -> Vec<String> {
-        let text = fs::read_to_string(self.path("journal").join(run.to_string()));
-        text.unwrap_or_default()
-            .lines()
-            .map(str::to_owned)
-            .collect()
+        let path = self.path("journal").join(run.to_string());
+        let text = match fs::read_to_string(&path) {
+            // Nothing of the run has begun.
+            Err(error) if error.kind() == io::ErrorKind::NotFound => String::new(),
+            text => text.unwrap_or_else(|error| panic!("{}: {error}", path.display())),
+        };
+        text.lines().map(str::to_owned).collect()
     }
 
     /// Makes the run stop at this gate.
@@ -252,14 +256,23 @@ pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 /// Waits until a condition holds. Returns whether it does within `limit`.
 pub(crate) async fn until(limit: Duration, mut is_so: impl FnMut() -> bool) -> bool {
+    let held = try_until(limit, || Ok::<_, Infallible>(is_so())).await;
+    held.unwrap_or_else(|never| match never {})
+}
+
+/// The same with a condition of which an error may be all that is known.
+pub(crate) async fn try_until<E>(
+    limit: Duration,
+    mut is_so: impl FnMut() -> Result<bool, E>,
+) -> Result<bool, E> {
     let end = Instant::now() + limit;
-    while !is_so() {
+    while !is_so()? {
         if Instant::now() > end {
-            return false;
+            return Ok(false);
         }
         tokio::time::sleep(POLL).await;
     }
-    true
+    Ok(true)
 }
 
 /// The settings of launchers and executors.

@@ -95,7 +95,7 @@ impl Side {
     /// Waits until nothing of the runs is left, and returns what is left. A hub does not run afterwards.
     pub(crate) async fn until_empty(&self, limit: Duration) -> Result<Vec<String>> {
         match self {
-            Self::Launchers(side) => Ok(side.until_empty(limit).await),
+            Self::Launchers(side) => side.until_empty(limit).await,
             Self::Hub(side) => side.until_empty(limit).await,
         }
     }
@@ -160,7 +160,7 @@ impl Side {
     }
 
     /// Waits until the lines before the gate are printed. Returns whether they are.
-    pub(crate) async fn until_printed(&self, peers: &Peers, target: Target) -> bool {
+    pub(crate) async fn until_printed(&self, peers: &Peers, target: Target) -> Result<bool> {
         match self {
             Self::Launchers(side) => side.until_printed(peers, target).await,
             Self::Hub(side) => side.until_printed(peers, target).await,
@@ -176,14 +176,14 @@ impl Side {
     }
 
     /// The executor of a job, once it works.
-    pub(crate) async fn executor(&self, peers: &Peers, job: u32) -> Option<Executor> {
-        match self {
+    pub(crate) async fn executor(&self, peers: &Peers, job: u32) -> Result<Option<Executor>> {
+        Ok(match self {
             Self::Launchers(side) => {
                 let pod = side.executor(peers, job).await?;
-                Some(Executor::Pod(Box::new(pod)))
+                pod.map(|pod| Executor::Pod(Box::new(pod)))
             }
-            Self::Hub(side) => side.executor(peers, job).await.map(Executor::Process),
-        }
+            Self::Hub(side) => side.executor(peers, job).await?.map(Executor::Process),
+        })
     }
 
     /// Kills an executor.
@@ -203,11 +203,16 @@ impl Side {
     }
 
     /// Waits until an executor has ended. Returns whether it has.
-    pub(crate) async fn until_ended(&self, peers: &Peers, job: u32, executor: &Executor) -> bool {
+    pub(crate) async fn until_ended(
+        &self,
+        peers: &Peers,
+        job: u32,
+        executor: &Executor,
+    ) -> Result<bool> {
         match (self, executor) {
             (Self::Launchers(side), Executor::Pod(pod)) => side.until_ended(peers, job, pod).await,
             (_, Executor::Process(process)) => process.until_ended().await,
-            (Self::Hub(_), Executor::Pod(_)) => false,
+            (Self::Hub(_), Executor::Pod(_)) => Ok(false),
         }
     }
 }

@@ -25,7 +25,7 @@ use crate::kubelet::register::{self, Registry};
 use crate::kubelet::{Image, Order, Runner};
 use crate::provision::{self, Refused};
 use crate::rights::{ADMIN, Rule};
-use crate::state::State;
+use crate::state::{State, WaitError};
 
 const POLL: Duration = Duration::from_millis(20);
 /// What the admission plugin `PodNodeSelector` adds to the node selectors of pods.
@@ -332,24 +332,27 @@ impl Cluster {
         })
     }
 
-    /// Looks at a namespace until `look` finds something. What is there at the deadline is the error.
+    /// Looks at a namespace until `look` finds something. A namespace that cannot be read is no state: it is read again.
     pub async fn wait_for<T>(
         &self,
         namespace: &str,
         deadline: Duration,
         mut look: impl FnMut(&State) -> Option<T>,
-    ) -> Result<T, State> {
+    ) -> Result<T, WaitError> {
         let until = tokio::time::Instant::now() + deadline;
-        loop {
-            let state = self.state(namespace).await.unwrap_or_default();
-            if let Some(found) = look(&state) {
-                return Ok(found);
-            }
-            if tokio::time::Instant::now() >= until {
-                return Err(state);
-            }
+        let mut last = WaitError::Unanswered;
+        // Also ends a request that gets no answer.
+        while let Ok(state) = tokio::time::timeout_at(until, self.state(namespace)).await {
+            last = match state {
+                Ok(state) => match look(&state) {
+                    Some(found) => return Ok(found),
+                    None => WaitError::NotFound(state),
+                },
+                Err(error) => WaitError::Unread(error),
+            };
             tokio::time::sleep(POLL).await;
         }
+        Err(last)
     }
 
     /// Admission refuses every pod of a namespace, in these words.

@@ -3,6 +3,7 @@
 use k8s_openapi::api::batch::v1::Job;
 use k8s_openapi::api::core::v1::{Event, Pod, Secret};
 use kube::ResourceExt;
+use serde_json::json;
 
 /// What a cluster holds, in one namespace.
 #[derive(Debug, Clone, Default)]
@@ -15,6 +16,20 @@ pub struct State {
     pub secrets: Vec<Secret>,
     /// All events.
     pub events: Vec<Event>,
+}
+
+/// Why a wait has found nothing.
+#[derive(Debug, thiserror::Error)]
+pub enum WaitError {
+    /// What was looked for is not there.
+    #[error("not in time, but {:#}", json!([.0.jobs, .0.pods, .0.events]))]
+    NotFound(State),
+    /// The namespace could not be read at the end.
+    #[error("the namespace could not be read: {0}")]
+    Unread(#[source] kube::Error),
+    /// Not one request was answered. Clients repeat requests for which the API server was too busy.
+    #[error("the API server did not answer, or was too busy each time")]
+    Unanswered,
 }
 
 impl State {

@@ -1,6 +1,6 @@
 //! Faults of the hub, agents and executors.
 
-use std::fs;
+use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::Result;
@@ -8,11 +8,11 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use tokio::sync::MutexGuard;
 
-use super::{AGENTS, HubSide, orphans, step_of};
+use super::{AGENTS, HubSide, file_of, orphans, step_of};
 use crate::check::Line;
 use crate::facts::marks;
 use crate::faults::{ARRIVAL, END, REMOVAL, Target};
-use crate::peers::{Gate, LINES, Locks, Peers, until};
+use crate::peers::{Gate, LINES, Locks, Peers, try_until, until};
 use crate::schedule::Fault;
 
 const POLL: Duration = Duration::from_millis(25);
@@ -39,8 +39,8 @@ impl ExecutorProcess {
     }
 
     /// Waits until it has ended. Returns whether it has.
-    pub(crate) async fn until_ended(self) -> bool {
-        until(ENDED, || !orphans::runs(self.pid)).await
+    pub(crate) async fn until_ended(self) -> Result<bool> {
+        try_until(ENDED, || anyhow::Ok(!orphans::runs(self.pid)?)).await
     }
 }
 
@@ -73,7 +73,7 @@ impl HubSide {
         fault: Fault,
         target: Target,
     ) -> Result<bool> {
-        let Some(executor) = self.executor(peers, target.job).await else {
+        let Some(executor) = self.executor(peers, target.job).await? else {
             return Ok(false);
         };
         let _lock = peers.locks.launchers.lock().await;
@@ -87,7 +87,7 @@ impl HubSide {
         let is_killed = matches!(fault, Fault::ExecutorEarly | Fault::AgentAndExecutorEarly);
         let ended = if is_killed {
             executor.kill();
-            executor.until_ended().await
+            executor.until_ended().await?
         } else {
             true
         };
@@ -104,12 +104,12 @@ impl HubSide {
         fault: Fault,
         target: Target,
     ) -> Result<bool> {
-        let Some(executor) = self.executor(peers, target.job).await else {
+        let Some(executor) = self.executor(peers, target.job).await? else {
             return Ok(false);
         };
         if fault == Fault::Terminated {
             executor.signal(Signal::SIGTERM);
-            return Ok(executor.until_ended().await);
+            return executor.until_ended().await;
         }
         let _lock = peers.locks.launchers.lock().await;
         match fault {
@@ -126,7 +126,7 @@ impl HubSide {
             executor.kill();
             self.start_missing().await?;
             // An agent ends the tool, which waits at its gate.
-            return Ok(executor.until_ended().await && peers.until_over(target.job).await);
+            return Ok(executor.until_ended().await? && peers.until_over(target.job).await);
         }
         let worked = peers.finish_work(target).await;
         self.start_missing().await?;
@@ -135,62 +135,78 @@ impl HubSide {
 
     /// Waits until the lines before the gate are printed. An executor that will be killed must have sent them too: its hub
     /// stores what it has got.
-    pub(crate) async fn until_printed(&self, peers: &Peers, target: Target) -> bool {
+    pub(crate) async fn until_printed(&self, peers: &Peers, target: Target) -> Result<bool> {
         let number = target.run.number;
         let mark = (number, Line::new(target.phase, LINES));
         let must_be_sent = target.run.fault.is_some_and(Fault::kills_the_tool);
         let limit = tokio::time::Instant::now() + END;
         while tokio::time::Instant::now() < limit {
-            let printed = self.log_of(peers, target.job).unwrap_or_default();
+            let printed = self.log_of(peers, target.job)?.unwrap_or_default();
             let sent = !must_be_sent || peers.outages(number).redis_lost_data || {
                 let sent = peers.streamed(target.job).await;
                 marks(&sent).contains(&mark)
             };
             if sent && marks(&printed).contains(&mark) {
-                return true;
+                return Ok(true);
             }
             tokio::time::sleep(POLL).await;
         }
-        false
+        Ok(false)
     }
 
     /// The executor of a job, once it works.
-    pub(crate) async fn executor(&self, peers: &Peers, job: u32) -> Option<ExecutorProcess> {
+    pub(crate) async fn executor(
+        &self,
+        peers: &Peers,
+        job: u32,
+    ) -> Result<Option<ExecutorProcess>> {
         let mut found = None;
-        until(ARRIVAL, || {
-            found = self.running(peers, job);
-            found.is_some() || peers.platform.job(job).status.is_terminal()
+        try_until(ARRIVAL, || {
+            found = self.running(peers, job)?;
+            anyhow::Ok(found.is_some() || peers.platform.job(job).status.is_terminal())
         })
-        .await;
-        found
+        .await?;
+        Ok(found)
     }
 
     /// Waits until the folder of a finished run is removed. Returns whether it is.
     pub(crate) async fn until_removed(&self, peers: &Peers, target: Target) -> Result<bool> {
-        Ok(until(REMOVAL, || self.folder_of(peers, target.job).is_none()).await)
+        try_until(REMOVAL, || Ok(self.folder_of(peers, target.job)?.is_none())).await
     }
 
     /// The folder of the dispatched step of a job, and its agent.
-    fn folder_of(&self, peers: &Peers, job: u32) -> Option<(usize, std::path::PathBuf)> {
-        let step = format!("{job}/{}", peers.platform.job(job).dispatched?);
-        let runs = (0..AGENTS).flat_map(|agent| {
-            let runs = self.runs_of(agent).unwrap_or_default();
-            runs.into_iter().map(move |run| (agent, run))
-        });
-        let mut of_step = runs.filter(|(_, run)| step_of(run).as_ref() == Some(&step));
-        of_step.next()
+    fn folder_of(&self, peers: &Peers, job: u32) -> Result<Option<(usize, PathBuf)>> {
+        let Some(step) = peers.platform.job(job).dispatched else {
+            return Ok(None);
+        };
+        let step = format!("{job}/{step}");
+        for agent in 0..AGENTS {
+            for run in self.runs_of(agent)? {
+                if step_of(&run)?.as_ref() == Some(&step) {
+                    return Ok(Some((agent, run)));
+                }
+            }
+        }
+        Ok(None)
     }
 
-    fn log_of(&self, peers: &Peers, job: u32) -> Option<String> {
-        let (_, run) = self.folder_of(peers, job)?;
-        let log = fs::read(run.join("log")).ok()?;
-        Some(String::from_utf8_lossy(&log).into_owned())
+    fn log_of(&self, peers: &Peers, job: u32) -> Result<Option<String>> {
+        let Some((_, run)) = self.folder_of(peers, job)? else {
+            return Ok(None);
+        };
+        let log = file_of(&run, "log")?;
+        Ok(log.map(|log| String::from_utf8_lossy(&log).into_owned()))
     }
 
-    fn running(&self, peers: &Peers, job: u32) -> Option<ExecutorProcess> {
-        let (agent, run) = self.folder_of(peers, job)?;
-        let pid = fs::read_to_string(run.join("pid")).ok()?;
-        let pid = pid.trim().parse().ok()?;
-        orphans::runs(pid).then_some(ExecutorProcess { pid, agent })
+    fn running(&self, peers: &Peers, job: u32) -> Result<Option<ExecutorProcess>> {
+        let Some((agent, run)) = self.folder_of(peers, job)? else {
+            return Ok(None);
+        };
+        let pid = file_of(&run, "pid")?.unwrap_or_default();
+        // It is not written yet.
+        let Ok(pid) = String::from_utf8_lossy(&pid).trim().parse() else {
+            return Ok(None);
+        };
+        Ok(orphans::runs(pid)?.then_some(ExecutorProcess { pid, agent }))
     }
 }

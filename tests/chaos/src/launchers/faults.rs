@@ -89,7 +89,7 @@ impl LauncherSide {
             self.start_missing().await?;
             return Ok(true);
         }
-        let Some(pod) = self.executor(peers, target.job).await else {
+        let Some(pod) = self.executor(peers, target.job).await? else {
             return Ok(false);
         };
         match fault {
@@ -102,7 +102,7 @@ impl LauncherSide {
             }
             _ => self.cluster.preempt(&pod).await?,
         }
-        Ok(self.until_ended(peers, target.job, &pod).await)
+        self.until_ended(peers, target.job, &pod).await
     }
 
     /// Injects a fault while the tool works. Returns whether it happened.
@@ -135,7 +135,7 @@ impl LauncherSide {
     }
 
     async fn inject_into_pod(&self, peers: &Peers, fault: Fault, target: Target) -> Result<bool> {
-        let Some(pod) = self.executor(peers, target.job).await else {
+        let Some(pod) = self.executor(peers, target.job).await? else {
             return Ok(false);
         };
         let pods = Api::<Pod>::namespaced(self.cluster.client(ADMIN)?, &self.runs);
@@ -162,7 +162,7 @@ impl LauncherSide {
                     .await?;
             }
         }
-        Ok(self.until_ended(peers, target.job, &pod).await)
+        self.until_ended(peers, target.job, &pod).await
     }
 
     async fn inject_into_api_server(
@@ -208,20 +208,20 @@ impl LauncherSide {
     }
 
     /// Waits until the lines before the gate are in the container log.
-    pub(crate) async fn until_printed(&self, peers: &Peers, target: Target) -> bool {
+    pub(crate) async fn until_printed(&self, peers: &Peers, target: Target) -> Result<bool> {
         let mark = (target.run.number, Line::new(target.phase, LINES));
         let limit = tokio::time::Instant::now() + END;
         while tokio::time::Instant::now() < limit {
-            for pod in self.pods_of(peers, target.job).await {
+            for pod in self.pods_of(peers, target.job).await? {
                 let log = self.cluster.container_log(&pod, "executor");
                 let log = log.unwrap_or_default();
                 if marks(&log).contains(&mark) {
-                    return true;
+                    return Ok(true);
                 }
             }
             tokio::time::sleep(Duration::from_millis(25)).await;
         }
-        false
+        Ok(false)
     }
 
     /// Waits until the Job of a finished run is removed. Returns whether it is.
@@ -238,22 +238,22 @@ impl LauncherSide {
         Ok(true)
     }
 
-    async fn pods_of(&self, peers: &Peers, job: u32) -> Vec<Pod> {
+    async fn pods_of(&self, peers: &Peers, job: u32) -> Result<Vec<Pod>> {
         let step = peers.platform.job(job).dispatched.unwrap_or_default();
         self.pods(job, &step).await
     }
 
     /// The executor of a job, once it works.
-    pub(crate) async fn executor(&self, peers: &Peers, job: u32) -> Option<Pod> {
+    pub(crate) async fn executor(&self, peers: &Peers, job: u32) -> Result<Option<Pod>> {
         let limit = tokio::time::Instant::now() + END;
         while tokio::time::Instant::now() < limit {
-            let pods = self.pods_of(peers, job).await;
+            let pods = self.pods_of(peers, job).await?;
             if let Some(pod) = pods.into_iter().find(|pod| phase(pod) == "Running") {
-                return Some(pod);
+                return Ok(Some(pod));
             }
             tokio::time::sleep(Duration::from_millis(25)).await;
         }
-        None
+        Ok(None)
     }
 
     /// Kills an executor, as the kernel does.
@@ -262,17 +262,17 @@ impl LauncherSide {
     }
 
     /// Waits until an executor has ended. Returns whether it has.
-    pub(crate) async fn until_ended(&self, peers: &Peers, job: u32, pod: &Pod) -> bool {
+    pub(crate) async fn until_ended(&self, peers: &Peers, job: u32, pod: &Pod) -> Result<bool> {
         let limit = tokio::time::Instant::now() + END;
         while tokio::time::Instant::now() < limit {
-            let pods = self.pods_of(peers, job).await;
+            let pods = self.pods_of(peers, job).await?;
             let same = pods.iter().find(|other| other.uid() == pod.uid());
             if same.is_none_or(|pod| matches!(phase(pod), "Succeeded" | "Failed")) {
-                return true;
+                return Ok(true);
             }
             tokio::time::sleep(Duration::from_millis(25)).await;
         }
-        false
+        Ok(false)
     }
 }
 

@@ -7,3 +7,4 @@
 )]
 
 mod in_cluster;
+mod waits;

@@ -678,7 +678,7 @@ async fn secrets_appear_only_where_they_are_needed() {
         .wait_for(&fixture.runs, Duration::from_mins(1), |state| {
             state.pods.iter().all(is_over).then_some(())
         });
-    assert!(ended.await.is_ok(), "a pod does not end");
+    ended.await.expect("each pod ends");
     // Container logs, termination messages and volumes among them.
     let nodes = contents(stage.fixture().cluster.folder());
     assert!(nodes.iter().any(|(name, _)| name.ends_with(".termination")));

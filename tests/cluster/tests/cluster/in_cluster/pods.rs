@@ -68,12 +68,7 @@ impl Fixture {
         self.cluster
             .wait_for(&self.namespace, SOON, look)
             .await
-            .unwrap_or_else(|state| {
-                panic!(
-                    "not in time: {}",
-                    serde_json::to_string_pretty(&json!([state.jobs, state.pods])).unwrap()
-                )
-            })
+            .unwrap_or_else(|error| panic!("{error}"))
     }
 }
 
