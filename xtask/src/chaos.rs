@@ -30,9 +30,8 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode> {
     }
     let mut command = command(&args.options);
     let plane = if needs_cluster(&args.options) {
-        let Some(plane) = ControlPlane::start("chaos", Release::NEWEST, build)? else {
-            return Ok(ExitCode::SUCCESS);
-        };
+        let plane = ControlPlane::start("chaos", Release::NEWEST, build)?;
+        let plane = plane.context("no run was made: without a cluster, use `--through hub`")?;
         command.envs(cluster::environment(&plane.kubeconfig));
         Some(plane)
     } else {

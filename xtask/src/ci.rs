@@ -7,9 +7,9 @@ use std::time::Instant;
 use anyhow::Result;
 use clap::ValueEnum;
 
-use crate::cluster::unless_skipped;
 use crate::setup::kubernetes::Release;
 use crate::setup::{self, Purpose, unittest};
+use crate::skips::{self, unless_skipped};
 use crate::staged::Staged;
 use crate::suite::cargo;
 use crate::terminal::{complain, run_stage, say};
@@ -76,10 +76,12 @@ pub(crate) fn run(args: &Args) -> ExitCode {
             complain(&format!("error: stage {name}: {error:#}"));
         }
         failed |= outcome.is_err();
-        let word = if outcome.is_ok() { "passed" } else { "FAILED" };
+        let skipped = skips::take();
         let line = format!(
-            "==> stage {name}: {word}, {:.1} s",
-            started.elapsed().as_secs_f64()
+            "==> stage {name}: {}, {:.1} s{}",
+            skips::verdict(outcome.is_err(), &skipped),
+            started.elapsed().as_secs_f64(),
+            skips::list(&skipped)
         );
         say(&line);
         summary.push('\n');
@@ -168,16 +170,16 @@ fn lint() -> Result<()> {
         "documentation tests",
         &mut cargo(["test", "--quiet", "--workspace", "--locked", "--doc"]),
     )?;
-    if which::which("cargo-deny").is_ok() {
-        // Advisories need the network and change every day, so CI checks them separately.
-        run_stage(
-            "dependencies",
-            &mut cargo(["deny", "check", "bans", "licenses", "sources"]),
-        )
-    } else {
-        say("\n==> dependencies: not checked, cargo-deny is not installed");
-        Ok(())
-    }
+    let Some(program) = unless_skipped("dependencies", setup::cargo_deny())? else {
+        return Ok(());
+    };
+    // Advisories change every day, so CI checks them separately.
+    run_stage(
+        "dependencies",
+        Command::new(program)
+            .args(["--locked", "check", "bans", "licenses", "sources"])
+            .current_dir(workspace_root()),
+    )
 }
 
 #[cfg(test)]
@@ -197,8 +199,14 @@ mod tests {
         let script = std::fs::read_to_string(workspace_root().join(".ci/run")).unwrap();
         let commands: Vec<_> = script
             .lines()
-            .filter(|line| line.starts_with("cargo "))
+            .filter(|line| {
+                ["cargo ", "export "]
+                    .iter()
+                    .any(|word| line.starts_with(word))
+            })
             .collect();
-        assert_eq!(commands, ["cargo xtask test", "cargo xtask ci"]);
+        // Without `CI`, what cannot run would be skipped.
+        let expected = ["export CI=true", "cargo xtask test", "cargo xtask ci"];
+        assert_eq!(commands, expected);
     }
 }

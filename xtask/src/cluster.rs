@@ -8,8 +8,9 @@ use std::process::{Child, ChildStdin, Command, Stdio};
 use anyhow::{Context as _, Result, ensure};
 
 use crate::setup::kubernetes::Release;
+use crate::skips::unless_skipped;
 use crate::target_folder;
-use crate::terminal::{complain, say};
+use crate::terminal::say;
 
 /// The variable with the kubeconfig of the cluster in which tests run (`test_cluster::kubeconfig`).
 const CLUSTER: &str = "MAYFLY_TEST_CLUSTER";
@@ -36,18 +37,6 @@ pub(crate) fn existing() -> Result<String> {
         kubeconfig.display()
     );
     Ok(kubeconfig.canonicalize()?.display().to_string())
-}
-
-/// Returns what tests need. Outside CI, `None` if it is missing: the tests are then skipped.
-pub(crate) fn unless_skipped<T>(what: &str, needed: Result<T>) -> Result<Option<T>> {
-    match needed {
-        Ok(needed) => Ok(Some(needed)),
-        Err(error) if env::var_os("CI").is_none() => {
-            complain(&format!("\n==> {what}: SKIPPED, {error:#}"));
-            Ok(None)
-        }
-        Err(error) => Err(error.context("in CI nothing is skipped")),
-    }
 }
 
 /// A running control plane. Dropping it stops it.

@@ -11,6 +11,7 @@ mod image;
 mod node;
 mod report;
 mod setup;
+mod skips;
 mod staged;
 mod suite;
 mod terminal;

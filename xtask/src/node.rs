@@ -8,9 +8,9 @@ use std::process::Command;
 
 use anyhow::{Context as _, Result, ensure};
 
-use crate::cluster::unless_skipped;
 use crate::setup::kubernetes::Release;
 use crate::setup::{self, Purpose};
+use crate::skips::unless_skipped;
 use crate::suite;
 use crate::target_folder;
 

@@ -7,7 +7,7 @@ mod program;
 mod servers;
 pub(crate) mod unittest;
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode, Stdio};
 
 use anyhow::{Result, bail};
@@ -34,15 +34,18 @@ pub(crate) enum Purpose {
     Images,
     /// A node with a real kubelet, beside what tests need.
     Node,
+    /// The check of dependencies.
+    Lint,
 }
 
 impl Purpose {
-    const ALL: [Self; 5] = [
+    const ALL: [Self; 6] = [
         Self::Tests,
         Self::Fuzz,
         Self::Chart,
         Self::Images,
         Self::Node,
+        Self::Lint,
     ];
 }
 
@@ -281,6 +284,12 @@ pub(crate) fn ensure(purposes: &[Purpose]) -> Result<()> {
         refuse_missing(&absent)?;
     }
     servers::install(purposes)
+}
+
+/// cargo-deny: that of `PATH`, or else the installed one.
+pub(crate) fn cargo_deny() -> Result<PathBuf> {
+    servers::install(&[Purpose::Lint])?;
+    servers::cargo_deny()
 }
 
 /// Creates the base image if it does not exist.

@@ -3,10 +3,11 @@
 
 use anyhow::Result;
 
-use crate::cluster::{self, ControlPlane, unless_skipped};
+use crate::cluster::{self, ControlPlane};
 use crate::node;
 use crate::setup::kubernetes::Release;
 use crate::setup::operator;
+use crate::skips::unless_skipped;
 use crate::suite::{self, run_tests};
 
 /// A stage. Its word is a part of the names of its tests.

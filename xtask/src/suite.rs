@@ -9,7 +9,7 @@ use std::thread;
 use anyhow::Result;
 
 use crate::terminal::{run_stage, say};
-use crate::{fuzz, workspace_root};
+use crate::{fuzz, skips, workspace_root};
 
 /// The variable with the file to which skipped tests write (`test_peers::skips`).
 const SKIPS: &str = "MAYFLY_TEST_SKIPS";
@@ -75,27 +75,31 @@ fn processors() -> usize {
 }
 
 fn run_commands(commands: Vec<Command>, environment: &[(&str, &str)]) -> Result<()> {
-    let skips = tempfile::NamedTempFile::new()?;
+    let file = tempfile::NamedTempFile::new()?;
     let mut outcome = Ok(());
     for mut command in commands {
         command.envs(environment.iter().copied());
         // All commands run even if one fails, so that all failures are reported.
-        outcome = outcome.and(run_stage("tests", command.env(SKIPS, skips.path())));
+        outcome = outcome.and(run_stage("tests", command.env(SKIPS, file.path())));
     }
-    say(&skipped(&std::fs::read_to_string(skips.path())?));
+    let skipped = skipped(&std::fs::read_to_string(file.path())?);
+    say(&format!(
+        "\n==> skipped tests: {}{}",
+        skipped.len(),
+        skips::list(&skipped)
+    ));
+    skipped.into_iter().for_each(skips::note);
     outcome
 }
 
-/// How many tests were skipped, and why.
-fn skipped(lines: &str) -> String {
-    let mut lines: Vec<&str> = lines.lines().collect();
-    lines.sort_unstable();
-    let mut told = format!("\n==> skipped tests: {}", lines.len());
-    for line in lines {
-        told.push_str("\n    ");
-        told.push_str(line);
-    }
-    told
+/// The skipped tests and their reasons, from the lines of `test_peers::skips`.
+fn skipped(lines: &str) -> Vec<String> {
+    let lines = lines.lines();
+    let mut skipped: Vec<String> = lines
+        .map(|line| line.trim_start_matches("SKIPPED ").to_owned())
+        .collect();
+    skipped.sort_unstable();
+    skipped
 }
 
 /// The commands that run the tests. Each test runs in one of them. `named` is the number of threads for the tests of `only`.
@@ -202,11 +206,11 @@ mod tests {
     }
 
     #[test]
-    fn skipped_tests_are_counted_and_shown_with_their_reasons() {
-        assert_eq!(skipped(""), "\n==> skipped tests: 0");
+    fn each_skipped_test_is_known_with_its_reason() {
+        assert_eq!(skipped(""), <[String; 0]>::default());
         assert_eq!(
             skipped("SKIPPED b: no root\nSKIPPED a: no kubectl\n"),
-            "\n==> skipped tests: 2\n    SKIPPED a: no kubectl\n    SKIPPED b: no root"
+            ["a: no kubectl", "b: no root"]
         );
     }
 }

@@ -10,7 +10,7 @@ use crate::setup::{self, Purpose};
 use crate::staged::Staged;
 use crate::suite::run_tests;
 use crate::terminal::say;
-use crate::{cluster, staged};
+use crate::{cluster, skips, staged};
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
@@ -69,7 +69,8 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode> {
         None => run_tests(&filters, &[], &[], false)?,
     }
     say(&format!(
-        "==> all of it: {:.1} s",
+        "==> all of it: {}, {:.1} s",
+        skips::verdict(false, &skips::take()),
         started.elapsed().as_secs_f64()
     ));
     Ok(ExitCode::SUCCESS)

