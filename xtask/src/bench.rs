@@ -17,7 +17,7 @@ use serde_json::Value;
 
 use crate::report::{self, Goal, Measurement};
 use crate::terminal::{command_line, complain, say};
-use crate::workspace_root;
+use crate::{skips, workspace_root};
 
 const MEGABYTE: f64 = 1_000_000.0;
 
@@ -26,7 +26,7 @@ pub(crate) struct Args {
     /// Number of runs of each side of a comparison
     #[arg(long, default_value_t = 15)]
     runs: usize,
-    /// Fail if a goal is missed
+    /// Fail if a goal is missed, or if something cannot be measured
     #[arg(long)]
     check: bool,
     /// Format of the results
@@ -105,19 +105,41 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode> {
         Output::Text => say(&format!("\n{}", report::table(&measurements))),
         Output::Json => say(&format!("{:#}", report::as_json(&measurements))),
     }
-    let missed = measurements.iter().any(|measurement| !measurement.met());
-    Ok(if missed && args.check {
-        ExitCode::FAILURE
-    } else {
-        ExitCode::SUCCESS
-    })
+    ensure_measured(&measurements)?;
+    if args.check {
+        judge(&measurements, &skips::take())?;
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Fails if a measurement has measured nothing: each of them takes time, memory or requests.
+fn ensure_measured(measurements: &[Measurement]) -> Result<()> {
+    for Measurement { name, value, .. } in measurements {
+        // The median of no samples is no number.
+        let is_measured = value.is_finite() && *value > 0.0;
+        ensure!(is_measured, "`{name}` has measured nothing: {value}");
+    }
+    Ok(())
+}
+
+/// Fails if a goal is missed, or if something was not measured.
+fn judge(measurements: &[Measurement], skipped: &[String]) -> Result<()> {
+    let missed = measurements.iter().filter(|measurement| !measurement.met());
+    let missed: Vec<_> = missed.map(|measurement| measurement.name).collect();
+    ensure!(missed.is_empty(), "goals are missed: {}", missed.join(", "));
+    ensure!(
+        skipped.is_empty(),
+        "not everything was measured:{}",
+        skips::list(skipped)
+    );
+    Ok(())
 }
 
 /// The stage of CI. Checks the goals of measurements that do not depend on the machine's load. Prints the others that need no
 /// additional build.
 pub(crate) fn stage() -> Result<()> {
-    let judged = vec![Subject::Memory];
-    let shown = vec![Subject::Size, Subject::Pipeline, Subject::FirstRun];
+    let judged = vec![Subject::Memory, Subject::Size];
+    let shown = vec![Subject::Pipeline, Subject::FirstRun];
     for (check, only) in [(true, judged), (false, shown)] {
         let args = Args {
             runs: 5,
@@ -125,7 +147,7 @@ pub(crate) fn stage() -> Result<()> {
             output: Output::Text,
             only,
         };
-        ensure!(run(&args)? == ExitCode::SUCCESS, "a goal is missed");
+        run(&args)?;
     }
     Ok(())
 }
@@ -175,26 +197,45 @@ fn cargo() -> Command {
 fn size(binary: &std::path::Path) -> Result<Measurement> {
     let folder = tempfile::tempdir()?;
     let stripped = folder.path().join("executor");
-    let strip = Command::new("strip")
-        .arg("-o")
-        .arg(&stripped)
-        .arg(binary)
-        .status();
-    let (measured, how) = if strip.is_ok_and(|status| status.success()) {
-        (stripped.as_path(), "`dist` profile, static, stripped")
-    } else {
-        (binary, "`dist` profile; strip is not installed")
-    };
+    let mut strip = Command::new("strip");
+    run_stage_quietly(strip.arg("-o").arg(&stripped).arg(binary))?;
     #[expect(
         clippy::cast_precision_loss,
         reason = "a binary is far below 2^52 bytes"
     )]
-    let bytes = measured.metadata()?.len() as f64;
+    let bytes = stripped.metadata()?.len() as f64;
     Ok(Measurement {
         name: "executor binary",
         value: bytes / MEGABYTE,
         unit: "MB",
         goal: Some(Goal::AtMost(15.0)),
-        detail: how.to_owned(),
+        detail: "`dist` profile, static, stripped".to_owned(),
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_check_fails_with_a_missed_goal_and_with_what_was_not_measured() {
+        let size = |value| Measurement {
+            name: "executor binary",
+            value,
+            unit: "MB",
+            goal: Some(Goal::AtMost(15.0)),
+            detail: String::new(),
+        };
+        ensure_measured(&[size(14.0)]).unwrap();
+        judge(&[size(14.0)], &[]).unwrap();
+        let missed = judge(&[size(14.0), size(16.0)], &[]).unwrap_err();
+        assert_eq!(missed.to_string(), "goals are missed: executor binary");
+        let skipped = ["launches: no API server".to_owned()];
+        let skipped = judge(&[size(14.0)], &skipped).unwrap_err().to_string();
+        assert!(skipped.contains("no API server"), "{skipped}");
+        for nothing in [0.0, f64::NAN, f64::INFINITY] {
+            let error = ensure_measured(&[size(nothing)]).unwrap_err().to_string();
+            assert!(error.contains("has measured nothing"), "{error}");
+        }
+    }
 }

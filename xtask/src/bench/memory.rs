@@ -53,6 +53,10 @@ pub(super) fn measure(binary: &Path) -> Result<Measurement> {
         stored >= OUTPUT_BYTES as u64,
         "only {stored} bytes of the output were stored"
     );
+    ensure!(
+        peak > 0,
+        "the executor's peak memory could not be read in /proc"
+    );
     #[expect(
         clippy::cast_precision_loss,
         reason = "a process is far below 2^52 bytes"
