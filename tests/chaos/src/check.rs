@@ -6,6 +6,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
+use serde_json::Value;
+
 /// How a job or a step can end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Ending {
@@ -76,7 +78,7 @@ pub struct Step {
 }
 
 /// A state in the store.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct State {
     /// Serial number; each write increases it.
     pub serial: u64,
@@ -84,6 +86,8 @@ pub struct State {
     pub lineage: String,
     /// Names of its resources.
     pub resources: BTreeSet<String>,
+    /// All that it says.
+    pub content: Value,
 }
 
 /// The platform's record of a state.
@@ -91,7 +95,7 @@ pub struct State {
 pub struct Published {
     /// Serial number of the state.
     pub serial: u64,
-    /// Whether the store has a readable state with this serial number.
+    /// Whether the store has the state that the record describes.
     pub stored: bool,
 }
 
@@ -102,8 +106,6 @@ pub struct Lock {
     pub info: String,
     /// Whether a stored output contains its id.
     pub reported: bool,
-    /// Whether the store failed during the run, so that the lock could not be released.
-    pub store_failed: bool,
 }
 
 /// One job.
@@ -113,7 +115,7 @@ pub struct Job {
     pub name: String,
     /// All its outcomes, in order.
     pub endings: Vec<Ending>,
-    /// The outcomes that it may have.
+    /// The outcomes that it may have if the store works.
     pub permitted: BTreeSet<Ending>,
     /// Its steps, in order.
     pub steps: Vec<Step>,
@@ -124,7 +126,7 @@ pub struct Job {
 }
 
 /// One run of the schedule: a workspace and its jobs.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct Run {
     /// Its name in the schedule.
     pub name: String,
@@ -144,13 +146,28 @@ pub struct Run {
     pub left_lock: Option<Lock>,
     /// Answers that accepted requests which the launcher must refuse.
     pub accepted_bad: Vec<String>,
+    /// Connections of the run to the store that an outage broke.
+    pub broken_connections: usize,
+}
+
+/// Outages of the store.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct StoreOutages {
+    /// How many there were.
+    pub count: usize,
+    /// The connections that they broke.
+    pub broken: usize,
+    /// Those of them whose run is not known.
+    pub of_unknown_runs: usize,
 }
 
 /// All facts about a journey.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct Facts {
     /// The runs.
     pub runs: Vec<Run>,
+    /// Outages of the store.
+    pub store: StoreOutages,
     /// What is left of the runs: objects, as kind and name, processes, folders and tasks.
     pub left: Vec<String>,
     /// Requests that the API server refused because a right was missing.
@@ -196,6 +213,8 @@ pub enum Kind {
     Denied,
     /// The platform's contract was broken.
     RuleBroken,
+    /// The outages of the store cannot be the cause of so many failures.
+    TooManyExcused,
 }
 
 /// One violation.
@@ -215,11 +234,31 @@ impl fmt::Display for Violation {
     }
 }
 
-/// Checks all rules, and returns every violation.
-pub fn check(facts: &Facts) -> Vec<Violation> {
+/// What the check of a journey has found.
+#[derive(Clone, Debug, Default)]
+pub struct Findings {
+    /// Every violation.
+    pub violations: Vec<Violation>,
+    /// Runs with a failure that is no violation, because an outage broke their connections to the store.
+    pub excused: BTreeSet<String>,
+    /// How often a state was written again as it was.
+    pub rewritten: usize,
+}
+
+/// Runs that an outage of the store may fail, on average. It breaks the connections of that moment and the next few. Clients
+/// retry, so that most of these runs succeed.
+const EXCUSED_BY_AN_OUTAGE: usize = 1;
+
+/// Checks all rules.
+pub fn check(facts: &Facts) -> Findings {
     let mut found = Findings::default();
     for run in &facts.runs {
         found.run(run);
+    }
+    let (excused, outages) = (found.excused.len(), facts.store.count);
+    if excused > outages * EXCUSED_BY_AN_OUTAGE {
+        let detail = format!("{excused} runs are excused with {outages} outages of the store");
+        found.add(Kind::TooManyExcused, "the whole journey", detail);
     }
     for (kind, all) in [
         (Kind::Leftover, &facts.left),
@@ -230,23 +269,32 @@ pub fn check(facts: &Facts) -> Vec<Violation> {
             found.add(kind, "the whole journey", one.clone());
         }
     }
-    found.0
+    found
 }
-
-#[derive(Default)]
-struct Findings(Vec<Violation>);
 
 impl Findings {
     fn add(&mut self, kind: Kind, of: &str, detail: impl Into<String>) {
-        self.0.push(Violation {
+        self.violations.push(Violation {
             kind,
             of: of.to_owned(),
             detail: detail.into(),
         });
     }
 
+    /// Excuses a failure of a run, if an outage of the store can be its cause.
+    fn is_excused(&mut self, run: &Run) -> bool {
+        let may_be = run.broken_connections > 0;
+        if may_be {
+            self.excused.insert(run.name.clone());
+        }
+        may_be
+    }
+
     fn run(&mut self, run: &Run) {
-        if !run.fault_happened {
+        let last = run.jobs.last().and_then(|job| job.endings.last());
+        let failed = last == Some(&Ending::Failed);
+        // It may have failed before the point of its fault.
+        if !(run.fault_happened || failed && self.is_excused(run)) {
             self.add(
                 Kind::FaultMissed,
                 &run.name,
@@ -254,7 +302,7 @@ impl Findings {
             );
         }
         for job in &run.jobs {
-            self.job(&format!("{}: {}", run.name, job.name), job);
+            self.job(&format!("{}: {}", run.name, job.name), run, job);
         }
         for (what, times) in &run.begun {
             if *times > 1 {
@@ -279,7 +327,7 @@ impl Findings {
         }
         self.state(run);
         if let Some(lock) = &run.left_lock
-            && !(lock.reported && lock.store_failed)
+            && !(lock.reported && self.is_excused(run))
         {
             self.add(Kind::Locked, &run.name, lock.info.clone());
         }
@@ -288,10 +336,11 @@ impl Findings {
         }
     }
 
-    fn job(&mut self, of: &str, job: &Job) {
+    fn job(&mut self, of: &str, run: &Run, job: &Job) {
         self.outcome(of, &job.endings);
         if let Some(ending) = job.endings.last()
             && !job.permitted.contains(ending)
+            && !(*ending == Ending::Failed && self.is_excused(run))
         {
             let expected: Vec<_> = job.permitted.iter().map(|ending| ending.name()).collect();
             let detail = format!("{}, not {}", ending.name(), expected.join(" or "));
@@ -302,7 +351,7 @@ impl Findings {
             if step.accepted || !step.endings.is_empty() {
                 self.outcome(&of, &step.endings);
             }
-            self.lines(&of, step);
+            self.lines(&of, run, step);
         }
         self.publications(of, job);
     }
@@ -339,7 +388,7 @@ impl Findings {
         }
     }
 
-    fn lines(&mut self, of: &str, step: &Step) {
+    fn lines(&mut self, of: &str, run: &Run, step: &Step) {
         let none = Vec::new();
         let stored = step.stored.as_ref().unwrap_or(&none);
         let mut seen = BTreeSet::new();
@@ -353,9 +402,13 @@ impl Findings {
             }
             last = place.max(last);
         }
+        let lacks = |due: &[Line]| due.iter().any(|line| !seen.contains(line));
         let whole = match step.endings.last() {
             Some(Ending::Completed) => true,
-            Some(Ending::Failed) => step.prints_all,
+            // Without the store, its tool may have failed before it printed them.
+            Some(Ending::Failed) => {
+                step.prints_all && !(lacks(&step.script) && self.is_excused(run))
+            }
             _ => false,
         };
         let due = if whole { &step.script } else { &none };
@@ -386,6 +439,14 @@ impl Findings {
                     let detail = format!("{} was replaced by {}", old.serial, new.serial);
                     self.add(Kind::StateLost, &run.name, detail);
                 }
+                (Some(old), Some(new)) if new.serial == old.serial => {
+                    if new.content == old.content {
+                        self.rewritten += 1;
+                    } else {
+                        let detail = format!("{} was replaced by another {0}", old.serial);
+                        self.add(Kind::StateLost, &run.name, detail);
+                    }
+                }
                 _ => {}
             }
             before = version.as_ref().or(before);
@@ -407,6 +468,8 @@ impl Findings {
 
 #[cfg(test)]
 mod tests {
+    use serde_json::json;
+
     use super::*;
 
     fn lines(phase: &str, count: u32) -> Vec<Line> {
@@ -422,6 +485,7 @@ mod tests {
             serial,
             lineage: "one".to_owned(),
             resources: names(&["first", "second"]),
+            content: json!({"serial": serial}),
         }
     }
 
@@ -468,7 +532,11 @@ mod tests {
     fn found(change: impl FnOnce(&mut Facts)) -> Vec<Kind> {
         let mut facts = good();
         change(&mut facts);
-        check(&facts).into_iter().map(|found| found.kind).collect()
+        kinds(&check(&facts))
+    }
+
+    fn kinds(found: &Findings) -> Vec<Kind> {
+        found.violations.iter().map(|one| one.kind).collect()
     }
 
     fn with_run(change: impl FnOnce(&mut Run)) -> Vec<Kind> {
@@ -569,6 +637,22 @@ mod tests {
     }
 
     #[test]
+    fn a_state_replaced_by_another_one_of_its_serial_is_found_and_the_same_one_is_counted() {
+        let other = with_run(|run| {
+            let content = json!({"serial": 2, "check_results": []});
+            run.versions.push(Some(State {
+                content,
+                ..state(2)
+            }));
+        });
+        assert_eq!(other, [Kind::StateLost]);
+        let mut facts = good();
+        facts.runs[0].versions.push(Some(state(2)));
+        let found = check(&facts);
+        assert_eq!((kinds(&found), found.rewritten), (vec![], 1));
+    }
+
+    #[test]
     fn a_state_that_is_not_on_record_or_not_in_the_store_is_found() {
         let none = with_job(|job| job.published.clear());
         assert_eq!(none, [Kind::NotPublished]);
@@ -586,20 +670,98 @@ mod tests {
 
     #[test]
     fn a_lock_left_without_a_reason_or_a_message_is_found() {
-        let left = |reported, store_failed| {
+        let left = |reported, broken_connections| {
             let info = "07ce11eb".to_owned();
-            with_run(move |run| {
-                run.left_lock = Some(Lock {
-                    info,
-                    reported,
-                    store_failed,
-                });
+            found(move |facts| {
+                facts.store.count = 1;
+                facts.runs[0].broken_connections = broken_connections;
+                facts.runs[0].left_lock = Some(Lock { info, reported });
             })
         };
-        assert_eq!(left(false, false), [Kind::Locked]);
-        assert_eq!(left(false, true), [Kind::Locked]);
-        assert_eq!(left(true, false), [Kind::Locked]);
-        assert_eq!(left(true, true), []);
+        assert_eq!(left(false, 0), [Kind::Locked]);
+        assert_eq!(left(false, 1), [Kind::Locked]);
+        assert_eq!(left(true, 0), [Kind::Locked]);
+        assert_eq!(left(true, 1), []);
+    }
+
+    /// A run that failed, and that an outage of the store may have failed.
+    fn failed(run: &mut Run, broken_connections: usize) {
+        run.broken_connections = broken_connections;
+        run.jobs[0].endings = vec![Ending::Failed];
+    }
+
+    #[test]
+    fn only_a_run_with_a_broken_connection_is_excused_and_only_what_it_can_cause() {
+        let with = |change: fn(&mut Run)| {
+            let mut facts = good();
+            facts.store.count = 1;
+            change(&mut facts.runs[0]);
+            let found = check(&facts);
+            (kinds(&found), found.excused.len())
+        };
+        assert_eq!(with(|run| failed(run, 0)), (vec![Kind::WrongOutcome], 0));
+        assert_eq!(with(|run| failed(run, 1)), (vec![], 1));
+        let fault = |run: &mut Run| {
+            failed(run, 1);
+            run.fault_happened = false;
+        };
+        assert_eq!(with(fault), (vec![], 1));
+        // Its fault did not happen, and it did not fail either.
+        let fault = |run: &mut Run| {
+            run.broken_connections = 1;
+            run.fault_happened = false;
+        };
+        assert_eq!(with(fault), (vec![Kind::FaultMissed], 0));
+        let cancelled = |run: &mut Run| {
+            run.broken_connections = 1;
+            run.jobs[0].endings = vec![Ending::Cancelled];
+        };
+        assert_eq!(with(cancelled), (vec![Kind::WrongOutcome], 0));
+        let lost = |run: &mut Run| {
+            failed(run, 1);
+            run.versions.clear();
+        };
+        assert_eq!(with(lost), (vec![Kind::StateMissing; 2], 1));
+        // Nothing needs an excuse.
+        assert_eq!(with(|run| run.broken_connections = 1), (vec![], 0));
+    }
+
+    #[test]
+    fn a_failed_apply_owes_all_its_lines_unless_an_outage_failed_it_before() {
+        let short = |broken_connections| {
+            found(|facts| {
+                facts.store.count = 1;
+                let run = &mut facts.runs[0];
+                run.broken_connections = broken_connections;
+                run.jobs[0].endings = vec![Ending::Failed];
+                run.jobs[0].permitted = [Ending::Failed].into();
+                let step = &mut run.jobs[0].steps[0];
+                step.endings = vec![Ending::Failed];
+                step.printed = vec![lines("first", 1)];
+                step.stored = Some(lines("first", 1));
+            })
+        };
+        assert_eq!(short(0), [Kind::LineMissing]);
+        assert_eq!(short(1), []);
+    }
+
+    #[test]
+    fn outages_do_not_excuse_everything() {
+        let excused = |runs: u32, outages| {
+            let mut facts = good();
+            facts.store.count = outages;
+            let run = |number| {
+                let mut run = facts.runs[0].clone();
+                run.name = format!("run {number}");
+                failed(&mut run, 1);
+                run
+            };
+            facts.runs = (0..runs).map(run).collect();
+            kinds(&check(&facts))
+        };
+        assert_eq!(excused(2, 2), []);
+        assert_eq!(excused(3, 2), [Kind::TooManyExcused]);
+        assert_eq!(excused(1, 0), [Kind::TooManyExcused]);
     }
 
     #[test]

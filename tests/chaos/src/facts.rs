@@ -4,13 +4,16 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
 use std::fs;
 use std::path::Path;
+use std::sync::atomic::Ordering;
 
 use anyhow::Result;
+use artifact_store::hex;
+use md5::{Digest as _, Md5};
 use serde_json::Value;
 use test_peers::terraform;
 use test_platform::{Records, Status};
 
-use crate::check::{Ending, Facts, Job, Line, Lock, Published, Run, State, Step};
+use crate::check::{Ending, Facts, Job, Line, Lock, Published, Run, State, Step, StoreOutages};
 use crate::journey::FinishedRun;
 use crate::peers::{LINES, Peers};
 use crate::schedule::Kind;
@@ -36,7 +39,11 @@ pub(crate) fn dump(peers: &Peers, folder: &Path) -> Result<()> {
 /// The evidence of a run with a violation: step outputs, and what its side knows of it.
 pub(crate) fn evidence(peers: &Peers, finished: &FinishedRun) -> Result<String> {
     let records = peers.platform.records();
-    let mut text = format!("{}, with {:?}\n", finished.run, finished.outages);
+    let broken = broken_connections(peers, finished, &records);
+    let mut text = format!(
+        "{}, {broken} broken connections to the store, Redis lost its data: {}\n",
+        finished.run, finished.redis_lost_data
+    );
     for id in &finished.jobs {
         for step in &records.job(*id).steps {
             let title = format!("output of job {id}, {}: {}", step.flow.kind, step.status);
@@ -80,12 +87,27 @@ pub(crate) async fn collect(peers: &Peers, finished: &[FinishedRun]) -> Result<F
     for finished in finished {
         runs.push(run(peers, finished, &records, &printed)?);
     }
+    let broken = peers.store_proxy.broken().len();
+    let known: usize = runs.iter().map(|run| run.broken_connections).sum();
+    let store = StoreOutages {
+        count: peers.store_outages.load(Ordering::SeqCst),
+        broken,
+        of_unknown_runs: broken.saturating_sub(known),
+    };
     Ok(Facts {
         runs,
         left: Vec::new(),
+        store,
         denied: denied.into_iter().collect(),
         broken: violations.iter().map(ToString::to_string).collect(),
     })
+}
+
+/// How many connections of a run to the store were broken.
+fn broken_connections(peers: &Peers, finished: &FinishedRun, records: &Records) -> usize {
+    let broken = peers.store_proxy.broken();
+    let is_its = |sent: &&String| finished.has_sent(sent, &records.organization);
+    broken.iter().filter(is_its).count()
 }
 
 /// Lines of every container, by run.
@@ -132,9 +154,10 @@ fn run(peers: &Peers, finished: &FinishedRun, records: &Records, printed: &Print
     let journal = peers.journal(number);
     let mut run = Run {
         name: finished.run.to_string(),
-        fault_happened: finished.fault_happened || finished.failed_before_fault(records),
+        fault_happened: finished.fault_happened,
         begun: begun(&journal),
         accepted_bad: finished.accepted_bad.clone(),
+        broken_connections: broken_connections(peers, finished, records),
         ..Run::default()
     };
     if finished.run.kind == Kind::BadData {
@@ -178,7 +201,6 @@ fn run(peers: &Peers, finished: &FinishedRun, records: &Records, printed: &Print
         run.left_lock = Some(Lock {
             info: lock.to_string(),
             reported,
-            store_failed: finished.outages.store_failed,
         });
     }
     Ok(run)
@@ -214,15 +236,16 @@ fn begun(journal: &[String]) -> BTreeMap<String, u32> {
 }
 
 fn state(text: &str) -> Option<State> {
-    let state: Value = serde_json::from_str(text).ok()?;
-    let resources = state["resources"].as_array()?;
+    let content: Value = serde_json::from_str(text).ok()?;
+    let resources = content["resources"].as_array()?;
     Some(State {
-        serial: state["serial"].as_u64()?,
-        lineage: state["lineage"].as_str()?.to_owned(),
+        serial: content["serial"].as_u64()?,
+        lineage: content["lineage"].as_str()?.to_owned(),
         resources: resources
             .iter()
             .filter_map(|resource| resource["name"].as_str().map(str::to_owned))
             .collect(),
+        content,
     })
 }
 
@@ -331,8 +354,12 @@ fn publication(
             let base = format!("tfstate/{organization}/{}/state/{name}", history.workspace);
             let shown = peers.store.object(&format!("{base}.json"))?;
             let raw = peers.store.object(&format!("{base}.raw.json"))?;
-            let raw = raw.as_deref().and_then(state);
-            shown.is_some() && raw.is_some_and(|raw| raw.serial == serial)
+            let is_recorded = |raw: String| {
+                let state = state(&raw);
+                state.is_some_and(|it| it.serial == serial && it.lineage == history.lineage)
+                    && hex(&Md5::digest(&raw)) == history.md5
+            };
+            shown.is_some() && raw.is_some_and(is_recorded)
         }
     };
     Ok(Published { serial, stored })

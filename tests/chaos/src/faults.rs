@@ -1,6 +1,7 @@
 //! Injects the faults of a schedule. Each fault waits until its run has reached the right point. Afterwards the run
 //! continues.
 
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use anyhow::Result;
@@ -179,7 +180,7 @@ impl Peers {
     async fn inject_into_store(&self, fault: Fault, target: Target) -> Result<bool> {
         let _lock = self.locks.store.lock().await;
         let before = self.store_proxy.troubled();
-        self.begin_store_outage();
+        self.store_outages.fetch_add(1, Ordering::SeqCst);
         match fault {
             Fault::StoreRefuses => self.store_proxy.next(5, Trouble::Refuse),
             Fault::StoreSlow => self.store_proxy.next(4, Trouble::Stall(SLOW)),
@@ -192,7 +193,7 @@ impl Peers {
         self.release(target.run.number, Gate::Work);
         let over = self.until_over(target.job).await;
         let fault_happened = over && self.store_proxy.troubled() > before;
-        self.end_store_outage();
+        self.store_proxy.clear();
         Ok(fault_happened)
     }
 

@@ -10,6 +10,9 @@ use job_contract::env;
 
 use crate::peers::LINES;
 
+/// What the tool's requests to the store say before the number of their run.
+pub(crate) const STORE_MARK: &str = "mayfly-run/";
+
 /// Programs, repository and scripts of a journey.
 pub(crate) fn write_files(base: &Path, program: &Path) -> Result<()> {
     for folder in [
@@ -39,12 +42,13 @@ pub(crate) fn write_files(base: &Path, program: &Path) -> Result<()> {
             env::STATUS_POLL_SECONDS,
         ),
     )?;
-    // A wrapper of the tool writes the start of every apply and destroy to the journal.
+    // A wrapper of the tool writes the start of every apply and destroy to the journal. Its requests to the store name the run.
     let tool = which::which("terraform").context("`terraform` is missing: cargo xtask setup")?;
     write_script(
         &base.join("bin/terraform"),
         &format!(
-            "case \"$1\" in apply|destroy) echo \"tool $1\" >> '{here}/journal/'\"$RUN\" ;; esac\n\
+            "export TF_APPEND_USER_AGENT=\"{STORE_MARK}$RUN;\"\n\
+             case \"$1\" in apply|destroy) echo \"tool $1\" >> '{here}/journal/'\"$RUN\" ;; esac\n\
              exec '{}' \"$@\"\n",
             tool.display()
         ),

@@ -10,12 +10,13 @@ use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
 
 use serde_json::json;
-use test_platform::{Flow, NewJob, Records, Status, Variable, Workspace};
+use test_platform::{Flow, NewJob, Status, Variable, Workspace};
 
 use crate::check::{Ending, check};
 use crate::facts;
 use crate::faults::Target;
-use crate::peers::{Gate, Outages, Peers};
+use crate::files::STORE_MARK;
+use crate::peers::{Gate, Peers};
 use crate::schedule::{Fault, InjectionPoint, Kind, Run, Through, schedule};
 use crate::summary::Summary;
 
@@ -74,12 +75,13 @@ pub(crate) struct FinishedRun {
     /// The platform's jobs, in order. The last one got the fault.
     pub(crate) jobs: Vec<u32>,
     pub(crate) fault_happened: bool,
-    pub(crate) outages: Outages,
+    /// Whether Redis lost its data during the run, because of the fault of any run.
+    pub(crate) redis_lost_data: bool,
     pub(crate) accepted_bad: Vec<String>,
 }
 
 impl FinishedRun {
-    /// The outcomes a job of the run may have.
+    /// The outcomes a job of the run may have if the store works.
     pub(crate) fn permitted(&self, job: u32) -> BTreeSet<Ending> {
         let is_last = self.jobs.last() == Some(&job);
         let own = match self.run.kind {
@@ -88,18 +90,13 @@ impl FinishedRun {
             }
             _ => Ending::Completed,
         };
-        let mut permitted: BTreeSet<Ending> = match self.run.fault.filter(|_| is_last) {
+        match self.run.fault.filter(|_| is_last) {
             Some(Fault::Cancel) => [Ending::Cancelled].into(),
             // If another fault has killed the agent too, the run is given out again.
             Some(Fault::ExecutorEarly) => [Ending::Failed, own].into(),
             Some(fault) if fault.ends() => [Ending::Failed].into(),
             _ => [own].into(),
-        };
-        // If the store fails for too long, the timeout of the tool passes and the tool fails.
-        if self.outages.store_failed {
-            permitted.insert(Ending::Failed);
         }
-        permitted
     }
 
     /// Whether the output of the job's containers is lost: Redis has lost the live log, and the container log was deleted
@@ -110,20 +107,23 @@ impl FinishedRun {
             // A hub never has the container log.
             Some(Fault::NodeLost | Fault::Deleted | Fault::Executor | Fault::AgentAndExecutor)
         );
-        self.jobs.last() == Some(&job) && goes && self.outages.redis_lost_data
+        self.jobs.last() == Some(&job) && goes && self.redis_lost_data
     }
 
-    /// Whether the run failed because of the store before it reached the point of its fault.
-    pub(crate) fn failed_before_fault(&self, records: &Records) -> bool {
-        let last = self.jobs.last().map(|job| records.job(*job).status);
-        self.outages.store_failed && last == Some(Status::Failed)
-    }
-
-    /// Whether a failed step of the run has printed all its lines, because its own failure comes last. Without the store, the
-    /// tool fails earlier, perhaps in `init`.
+    /// Whether a failed step of the run has printed all its lines, because its own failure comes last.
     pub(crate) fn prints_all_lines_if_it_fails(&self) -> bool {
         let is_ended = self.run.fault.is_some_and(Fault::ends);
-        self.run.kind == Kind::FailingApply && !is_ended && !self.outages.store_failed
+        self.run.kind == Kind::FailingApply && !is_ended
+    }
+
+    /// Whether a connection to the store was the run's, from what its client had sent first: an executor names workspace or
+    /// job in each path, and the tool names the run.
+    pub(crate) fn has_sent(&self, sent: &str, organization: &str) -> bool {
+        let mark = format!("{STORE_MARK}{};", self.run.number);
+        let output = |job: &u32| sent.contains(&format!("/{organization}/{job}/"));
+        sent.contains(&mark)
+            || self.jobs.iter().any(output)
+            || !self.workspace.is_empty() && sent.contains(&self.workspace)
     }
 
     /// Whether the job's tool was killed.
@@ -240,7 +240,7 @@ async fn make_run(peers: &Peers, run: Run) -> Result<FinishedRun> {
         workspace: String::new(),
         jobs: Vec::new(),
         fault_happened: run.fault.is_none(),
-        outages: Outages::default(),
+        redis_lost_data: false,
         accepted_bad: Vec::new(),
     };
     if run.kind == Kind::BadData {
@@ -292,7 +292,7 @@ async fn make_run(peers: &Peers, run: Run) -> Result<FinishedRun> {
     finished.fault_happened = fault_happened?;
     drop(guard);
     peers.until_over(job).await;
-    finished.outages = peers.end(run.number);
+    finished.redis_lost_data = peers.end(run.number);
     Ok(finished)
 }
 
@@ -352,30 +352,48 @@ fn template(peers: &Peers, run: Run) -> Vec<Flow> {
 mod tests {
     use super::*;
 
-    fn failing_apply(fault: Option<Fault>, store_failed: bool) -> FinishedRun {
+    fn finished(fault: Option<Fault>) -> FinishedRun {
         FinishedRun {
             run: Run {
                 number: 18,
                 kind: Kind::FailingApply,
                 fault,
             },
-            workspace: String::new(),
-            jobs: vec![1],
+            workspace: "a1b2".to_owned(),
+            jobs: vec![7],
             fault_happened: true,
-            outages: Outages {
-                store_failed,
-                ..Outages::default()
-            },
+            redis_lost_data: false,
             accepted_bad: Vec::new(),
         }
     }
 
     #[test]
-    fn an_apply_that_fails_owes_all_lines_unless_something_else_failed_it_before() {
-        assert!(failing_apply(None, false).prints_all_lines_if_it_fails());
-        let without_store = failing_apply(None, true);
-        assert_eq!(without_store.permitted(1), [Ending::Failed].into());
-        assert!(!without_store.prints_all_lines_if_it_fails());
-        assert!(!failing_apply(Some(Fault::Evicted), false).prints_all_lines_if_it_fails());
+    fn an_apply_that_fails_owes_all_lines_unless_its_fault_ends_it() {
+        assert!(finished(None).prints_all_lines_if_it_fails());
+        assert!(!finished(Some(Fault::Evicted)).prints_all_lines_if_it_fails());
+    }
+
+    #[test]
+    fn a_connection_to_the_store_is_that_of_one_run() {
+        let run = finished(None);
+        for (sent, is_its) in [
+            (
+                "PUT /bucket/tfstate/org/a1b2/terraform.tfstate HTTP/1.1",
+                true,
+            ),
+            ("GET /bucket/tfoutput/org/7/step.tfoutput HTTP/1.1", true),
+            (
+                "GET /bucket?list-type=2 HTTP/1.1\r\nUser-Agent: x mayfly-run/18;",
+                true,
+            ),
+            ("GET /bucket/tfoutput/org/77/step.tfoutput HTTP/1.1", false),
+            (
+                "GET /bucket?list-type=2 HTTP/1.1\r\nUser-Agent: x mayfly-run/180;",
+                false,
+            ),
+            ("", false),
+        ] {
+            assert_eq!(run.has_sent(sent, "org"), is_its, "{sent}");
+        }
     }
 }

@@ -8,7 +8,7 @@ use std::io;
 use std::net::SocketAddr;
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::AtomicUsize;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -45,9 +45,10 @@ pub(crate) struct Peers {
     pub(crate) client: reqwest::Client,
     /// Locked while a peer has a fault.
     pub(crate) locks: Locks,
-    /// Unfinished runs, and the outages since their start.
-    under_way: Mutex<BTreeMap<u32, Outages>>,
-    store_outages: AtomicUsize,
+    /// Unfinished runs, and whether Redis has lost its data since their start.
+    under_way: Mutex<BTreeMap<u32, bool>>,
+    /// How often the store failed so far.
+    pub(crate) store_outages: AtomicUsize,
 }
 
 /// Locks with which each peer has only one fault at a time.
@@ -57,13 +58,6 @@ pub(crate) struct Locks {
     pub(crate) store: tokio::sync::Mutex<()>,
     pub(crate) api: tokio::sync::Mutex<()>,
     pub(crate) launchers: tokio::sync::Mutex<()>,
-}
-
-/// Outages during a run, from faults of any run.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Outages {
-    pub(crate) store_failed: bool,
-    pub(crate) redis_lost_data: bool,
 }
 
 /// A point at which a run can be stopped.
@@ -201,17 +195,12 @@ impl Peers {
 
     /// Begins a run.
     pub(crate) fn begin(&self, run: u32) {
-        let mut under_way = lock(&self.under_way);
-        let outages = Outages {
-            store_failed: self.store_outages.load(Ordering::SeqCst) > 0,
-            ..Outages::default()
-        };
-        under_way.insert(run, outages);
+        lock(&self.under_way).insert(run, false);
     }
 
-    /// The outages since the start of an unfinished run.
-    pub(crate) fn outages(&self, run: u32) -> Outages {
-        lock(&self.under_way).get(&run).copied().unwrap_or_default()
+    /// Whether Redis has lost its data since the start of an unfinished run.
+    pub(crate) fn redis_lost_data(&self, run: u32) -> bool {
+        lock(&self.under_way).get(&run) == Some(&true)
     }
 
     /// The live log of a job.
@@ -223,30 +212,16 @@ impl Peers {
         lines.join("\n")
     }
 
-    /// Ends a run, and returns the outages during it.
-    pub(crate) fn end(&self, run: u32) -> Outages {
-        lock(&self.under_way).remove(&run).unwrap_or_default()
+    /// Ends a run. Returns whether Redis lost its data during it.
+    pub(crate) fn end(&self, run: u32) -> bool {
+        lock(&self.under_way).remove(&run) == Some(true)
     }
 
     /// Records for all unfinished runs that Redis has lost its data.
     pub(crate) fn record_redis_data_loss(&self) {
-        for outages in lock(&self.under_way).values_mut() {
-            outages.redis_lost_data = true;
-        }
-    }
-
-    /// Records for unfinished and new runs that the store fails.
-    pub(crate) fn begin_store_outage(&self) {
-        self.store_outages.fetch_add(1, Ordering::SeqCst);
-        for outages in lock(&self.under_way).values_mut() {
-            outages.store_failed = true;
-        }
-    }
-
-    /// Ends an outage of the store.
-    pub(crate) fn end_store_outage(&self) {
-        self.store_proxy.clear();
-        self.store_outages.fetch_sub(1, Ordering::SeqCst);
+        lock(&self.under_way)
+            .values_mut()
+            .for_each(|lost| *lost = true);
     }
 }
 

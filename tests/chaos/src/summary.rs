@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 
-use crate::check::{Ending, Facts, Violation};
+use crate::check::{Ending, Facts, Findings, StoreOutages, Violation};
 use crate::journey::{FinishedRun, Options};
 
 /// Runs, faults and violations of a journey.
@@ -32,6 +32,12 @@ pub struct Summary {
     pub started: BTreeMap<&'static str, u32>,
     /// Responses between a hub and its peers, and those that were disturbed.
     pub responses: BTreeMap<&'static str, u64>,
+    /// Outages of the store.
+    pub store: StoreOutages,
+    /// Runs with a failure that an outage of the store excuses.
+    pub excused: Vec<String>,
+    /// How often a state was written again as it was.
+    pub rewritten: usize,
     /// The violations.
     pub found: Vec<Violation>,
     /// Evidence of each run with a violation.
@@ -45,7 +51,7 @@ impl Summary {
         options: &Options,
         facts: &Facts,
         finished: &[FinishedRun],
-        found: Vec<Violation>,
+        found: Findings,
         took: Duration,
     ) -> Self {
         let mut summary = Self {
@@ -59,7 +65,10 @@ impl Summary {
             states: 0,
             started: BTreeMap::new(),
             responses: BTreeMap::new(),
-            found,
+            store: facts.store,
+            excused: found.excused.into_iter().collect(),
+            rewritten: found.rewritten,
+            found: found.violations,
             evidence: Vec::new(),
             took,
         };
@@ -119,6 +128,13 @@ impl Summary {
             "states": self.states,
             "started": self.started,
             "responses": self.responses,
+            "store": {
+                "outages": self.store.count,
+                "broken": self.store.broken,
+                "of_unknown_runs": self.store.of_unknown_runs,
+            },
+            "excused": self.excused,
+            "rewritten": self.rewritten,
             "seconds": self.took.as_secs(),
             "discrepancies": found.collect::<Vec<_>>(),
             "evidence": self.evidence,
@@ -146,6 +162,15 @@ impl fmt::Display for Summary {
         writeln!(f, "started   {}", list(&self.started))?;
         if !self.responses.is_empty() {
             writeln!(f, "responses {}", list(&self.responses))?;
+        }
+        writeln!(
+            f,
+            "store     {} outages, which broke {} connections, {} of unknown runs; {} states written again",
+            self.store.count, self.store.broken, self.store.of_unknown_runs, self.rewritten
+        )?;
+        writeln!(f, "excused   {} runs by these outages", self.excused.len())?;
+        for excused in &self.excused {
+            writeln!(f, "  {excused}")?;
         }
         for found in &self.found {
             writeln!(f, "  {found}")?;

@@ -9,6 +9,14 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
+/// How much is kept of what a client has sent on a connection.
+const KEPT: usize = 1024;
+/// How long a connection that is refused may take until its client has sent something.
+const FIRST: Duration = Duration::from_secs(1);
+
+/// The first bytes that a client has sent on a connection.
+type Sent = Arc<Mutex<Vec<u8>>>;
+
 /// How a connection goes wrong.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Trouble {
@@ -26,7 +34,8 @@ pub enum Trouble {
 struct Shared {
     servers: Mutex<Vec<SocketAddr>>,
     orders: Mutex<VecDeque<Trouble>>,
-    open: Mutex<BTreeMap<u64, [TcpStream; 2]>>,
+    open: Mutex<BTreeMap<u64, ([TcpStream; 2], Sent)>>,
+    broken: Mutex<BTreeMap<u64, Sent>>,
     accepted: AtomicU64,
     troubled: AtomicU64,
     stopping: AtomicBool,
@@ -75,9 +84,18 @@ impl Proxy {
 
     /// Ends every connection there is.
     pub fn cut(&self) {
-        for (_, pair) in std::mem::take(&mut *lock(&self.shared.open)) {
+        for (number, (pair, sent)) in std::mem::take(&mut *lock(&self.shared.open)) {
+            lock(&self.shared.broken).insert(number, sent);
             shut(&pair);
         }
+    }
+
+    /// What the clients had sent first on the connections that went wrong by order or were cut, so far. It says whose they
+    /// were.
+    pub fn broken(&self) -> Vec<String> {
+        let broken = lock(&self.shared.broken);
+        let text = |sent: &Sent| String::from_utf8_lossy(&lock(sent)).into_owned();
+        broken.values().map(text).collect()
     }
 
     /// No connection goes wrong any more by order.
@@ -139,12 +157,20 @@ fn serve(
     trouble: Option<Trouble>,
     shared: &Shared,
 ) -> io::Result<()> {
+    let sent = Sent::default();
     if trouble.is_some() {
         shared.troubled.fetch_add(1, Ordering::SeqCst);
+        lock(&shared.broken).insert(number, Arc::clone(&sent));
     }
     let (mut up, mut down) = (usize::MAX, usize::MAX);
     match trouble {
-        Some(Trouble::Refuse) => return Ok(()),
+        Some(Trouble::Refuse) => {
+            client.set_read_timeout(Some(FIRST))?;
+            let mut first = [0; KEPT];
+            let count = (&mut &*client).read(&mut first)?;
+            lock(&sent).extend(&first[..count]);
+            return Ok(());
+        }
         Some(Trouble::Stall(time)) => std::thread::sleep(time),
         Some(Trouble::CutAnswer(bytes)) => down = bytes,
         Some(Trouble::CutRequest(bytes)) => up = bytes,
@@ -152,18 +178,18 @@ fn serve(
     }
     let server = connect(number, &lock(&shared.servers).clone())?;
     let pair = || Ok::<_, io::Error>([client.try_clone()?, server.try_clone()?]);
-    lock(&shared.open).insert(number, pair()?);
+    lock(&shared.open).insert(number, (pair()?, Arc::clone(&sent)));
     let [client_reader, server_writer] = pair()?;
     let both = pair()?;
     let upward = std::thread::spawn(move || {
-        if pump(client_reader, &server_writer, up) {
+        if pump(client_reader, &server_writer, up, Some(&sent)) {
             shut(&both);
         } else {
             drop(server_writer.shutdown(Shutdown::Write));
         }
     });
     let [client_writer, server_reader] = pair()?;
-    pump(server_reader, &client_writer, down);
+    pump(server_reader, &client_writer, down, None);
     shut(&pair()?);
     drop(upward.join());
     lock(&shared.open).remove(&number);
@@ -184,14 +210,20 @@ fn connect(number: u64, servers: &[SocketAddr]) -> io::Result<TcpStream> {
     Err(last)
 }
 
-/// Passes bytes on until either side ends or `limit` is reached; says whether it was.
-fn pump(mut from: TcpStream, mut to: &TcpStream, mut limit: usize) -> bool {
+/// Passes bytes on until either side ends or `limit` is reached; says whether it was. Keeps the first ones.
+fn pump(mut from: TcpStream, mut to: &TcpStream, mut limit: usize, kept: Option<&Sent>) -> bool {
     let mut buffer = [0; 16 * 1024];
     loop {
         let count = match from.read(&mut buffer) {
-            Ok(count) if count > 0 => count.min(limit),
+            Ok(count) if count > 0 => count,
             _ => return false,
         };
+        if let Some(kept) = kept {
+            let mut kept = lock(kept);
+            let more = count.min(KEPT - kept.len());
+            kept.extend(&buffer[..more]);
+        }
+        let count = count.min(limit);
         if to.write_all(&buffer[..count]).is_err() {
             return false;
         }
@@ -250,6 +282,13 @@ mod tests {
         assert!(!get(&proxy).is_ok_and(|(_, body)| body.ends_with("answer")));
         assert_eq!(get(&proxy).unwrap().1, "a long answer");
         assert_eq!(proxy.troubled(), 4);
+        let broken = proxy.broken();
+        assert_eq!(broken.len(), 4);
+        // Also what was not passed on.
+        assert!(
+            broken.iter().all(|sent| sent.starts_with("GET / ")),
+            "{broken:?}"
+        );
         assert_eq!(server.requests().len(), 2);
     }
 
@@ -262,7 +301,9 @@ mod tests {
         client.write_all(b"x").unwrap();
         let mut byte = [0];
         server.read_exact(&mut byte).unwrap();
+        assert!(proxy.broken().is_empty());
         proxy.cut();
+        assert_eq!(proxy.broken(), ["x"]);
         assert_eq!(server.read(&mut byte).unwrap_or(0), 0);
         assert_eq!(client.read(&mut byte).unwrap_or(0), 0);
     }

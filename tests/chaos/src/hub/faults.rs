@@ -142,7 +142,7 @@ impl HubSide {
         let limit = tokio::time::Instant::now() + END;
         while tokio::time::Instant::now() < limit {
             let printed = self.log_of(peers, target.job)?.unwrap_or_default();
-            let sent = !must_be_sent || peers.outages(number).redis_lost_data || {
+            let sent = !must_be_sent || peers.redis_lost_data(number) || {
                 let sent = peers.streamed(target.job).await;
                 marks(&sent).contains(&mark)
             };
