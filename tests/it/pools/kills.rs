@@ -2,8 +2,10 @@
 
 pub(crate) mod tap;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt::{self, Debug};
 use std::fs;
+use std::io::Write as _;
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 
@@ -37,7 +39,7 @@ pub(super) const STARTED: &str = "POST /api/v1/executor/tasks/{}/leases/{}/start
 pub(super) const ACCEPT: &str = "POST /api/v1/executor/tasks/{}/leases/{}/accept";
 
 /// The process that is killed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Victim {
     /// Only the call is lost.
     None,
@@ -47,7 +49,7 @@ pub(super) enum Victim {
 }
 
 /// The side of the hub on which a call is made.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Side {
     ToHub,
     ToPlatform,
@@ -61,6 +63,24 @@ pub(super) struct Point {
     number: usize,
     moment: Moment,
     victim: Victim,
+}
+
+impl Point {
+    /// The class of its call, and its victim.
+    pub(super) fn of(&self) -> (Side, String, Victim) {
+        (self.side, self.class.clone(), self.victim)
+    }
+}
+
+impl fmt::Display for Point {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (side, victim, moment) = (self.side, self.victim, self.moment);
+        let (class, number) = (&self.class, self.number);
+        write!(
+            f,
+            "{side:?}, {victim:?}, {moment:?}: {class}, call {number}"
+        )
+    }
 }
 
 /// What the platform shows of a run that has ended.
@@ -368,8 +388,43 @@ async fn try_point(run: &mut Run, point: &Point, repository: &Repository, usual:
     was_held
 }
 
-/// Tries the points that are chosen. Returns how many of their calls were made, and how many points there were.
-pub(super) async fn try_points(choose: impl Fn(usize, &Point) -> bool) -> (usize, usize) {
+/// Points that were tried.
+#[derive(Debug, Default)]
+pub(super) struct Tried {
+    /// Those at which the fault happened.
+    hit: Vec<Point>,
+    /// Those whose call was not made: each run makes other ones.
+    missed: Vec<Point>,
+}
+
+impl Tried {
+    /// Fails unless at least one point of each group was hit. Lists the missed ones, also in the output of a test that passes.
+    pub(super) fn assert_hit<K: Ord + Debug>(&self, group: impl Fn(&Point) -> K) {
+        let (hit, missed) = (self.hit.len(), self.missed.len());
+        let lines = self.missed.iter().map(|point| format!("  {point}\n"));
+        let lines: Vec<String> = lines.collect();
+        let list = format!(
+            "{hit} points were hit, and {missed} missed:\n{}",
+            lines.concat()
+        );
+        std::io::stderr().write_all(list.as_bytes()).unwrap();
+        let never = self.never_hit(group);
+        assert!(never.is_empty(), "no point was hit of {never:#?}\n{list}");
+        assert!(hit > 0, "nothing was tried");
+    }
+
+    /// The groups of which no point was hit.
+    fn never_hit<K: Ord>(&self, group: impl Fn(&Point) -> K) -> BTreeSet<K> {
+        let mut never: BTreeSet<K> = self.missed.iter().map(&group).collect();
+        for point in &self.hit {
+            never.remove(&group(point));
+        }
+        never
+    }
+}
+
+/// Tries the points that are chosen.
+pub(super) async fn try_points(choose: impl Fn(usize, &Point) -> bool) -> Tried {
     let repository = Arc::new(Repository::fixture());
     let (points, usual) = learn(&repository).await;
     let chosen = points
@@ -384,36 +439,55 @@ pub(super) async fn try_points(choose: impl Fn(usize, &Point) -> bool) -> (usize
             let mut run = Run::start().await;
             let tried = try_point(&mut run, &point, &repository, &usual);
             let outcome = AssertUnwindSafe(tried).catch_unwind().await;
-            outcome.map_err(|panic| {
+            let outcome = outcome.map_err(|panic| {
                 let words = panic.downcast_ref::<String>().cloned();
-                format!("{point:?}: {}\n{}", words.unwrap_or_default(), run.logs())
-            })
+                format!("{point}: {}\n{}", words.unwrap_or_default(), run.logs())
+            });
+            outcome.map(|was_hit| (point, was_hit))
         };
         // A thread of its own, since it blocks while it waits for processes.
         let tried = tokio::task::spawn_blocking(move || runtime.block_on(one(point)));
         tried.map(|joined| joined.unwrap())
     });
-    let outcomes: Vec<Result<bool, String>> = tried.buffer_unordered(AT_ONCE).collect().await;
-    let failed: Vec<&String> = outcomes
-        .iter()
-        .filter_map(|outcome| outcome.as_ref().err())
-        .collect();
-    assert!(
-        failed.is_empty(),
-        "{} of {} failed\n{}",
-        failed.len(),
-        outcomes.len(),
-        failed.into_iter().cloned().collect::<Vec<_>>().join("\n\n")
-    );
-    let made = outcomes.iter().filter(|made| **made == Ok(true));
-    (made.count(), outcomes.len())
+    let mut outcomes = tried.buffer_unordered(AT_ONCE);
+    let (mut tried, mut failed) = (Tried::default(), Vec::new());
+    while let Some(outcome) = outcomes.next().await {
+        match outcome {
+            Ok((point, true)) => tried.hit.push(point),
+            Ok((point, false)) => tried.missed.push(point),
+            Err(report) => failed.push(report),
+        }
+    }
+    let count = failed.len();
+    assert!(failed.is_empty(), "{count} failed\n{}", failed.join("\n\n"));
+    tried
+}
+
+#[test]
+fn a_group_of_points_of_which_none_was_hit_is_found() {
+    let point = |class: &str, victim| Point {
+        side: Side::ToHub,
+        class: class.to_owned(),
+        number: 1,
+        moment: Moment::Sent,
+        victim,
+    };
+    let tried = Tried {
+        hit: vec![point("a", Victim::Hub), point("b", Victim::Agent)],
+        missed: vec![point("a", Victim::Hub), point("a", Victim::Agent)],
+    };
+    let never = tried.never_hit(Point::of);
+    assert_eq!(never, [(Side::ToHub, "a".to_owned(), Victim::Agent)].into());
+    tried.assert_hit(|point| point.victim);
+    let incomplete = AssertUnwindSafe(|| tried.assert_hit(Point::of));
+    assert!(std::panic::catch_unwind(incomplete).is_err());
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 8)]
 async fn a_run_ends_once_at_some_kills_and_losses() {
     // A number without a common divisor with those of moments and victims, so that all of them occur.
-    let (made, chosen) = try_points(|at, _| at % 17 == 5).await;
-    assert!(made >= 5 && made * 4 >= chosen * 3, "{made} of {chosen}");
+    let tried = try_points(|at, _| at % 17 == 5).await;
+    tried.assert_hit(|point| point.victim);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
