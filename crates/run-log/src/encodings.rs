@@ -8,10 +8,10 @@ use base64::engine::GeneralPurpose;
 use base64::engine::general_purpose::{STANDARD, STANDARD_NO_PAD, URL_SAFE, URL_SAFE_NO_PAD};
 
 /// Encodes a text. The result is borrowed if the text does not change.
-pub(super) type Encoding = fn(&str) -> Cow<'_, str>;
+pub(super) type Encoding<T> = fn(&T) -> Cow<'_, str>;
 
 /// Encodings that keep most characters. Single lines of a secret can be found in them.
-pub(super) const TEXT_ENCODINGS: &[Encoding] = &[
+pub(super) const TEXT_ENCODINGS: &[Encoding<str>] = &[
     as_it_is,
     json,
     json_html_safe,
@@ -49,20 +49,20 @@ pub(super) const TEXT_ENCODINGS: &[Encoding] = &[
     |text| ansi_quoted(text, |c| !c.is_ascii()),
 ];
 
-/// Encodings that change every character: base64 and hexadecimal. Tools may break their output into lines at any place.
-pub(super) const BINARY_ENCODINGS: &[Encoding] = &[
-    |text| STANDARD.encode(text).into(),
-    |text| STANDARD_NO_PAD.encode(text).into(),
-    |text| embedded_base64(&STANDARD_NO_PAD, 0, text),
-    |text| embedded_base64(&STANDARD_NO_PAD, 1, text),
-    |text| embedded_base64(&STANDARD_NO_PAD, 2, text),
-    |text| URL_SAFE.encode(text).into(),
-    |text| URL_SAFE_NO_PAD.encode(text).into(),
-    |text| embedded_base64(&URL_SAFE_NO_PAD, 0, text),
-    |text| embedded_base64(&URL_SAFE_NO_PAD, 1, text),
-    |text| embedded_base64(&URL_SAFE_NO_PAD, 2, text),
-    |text| hex(text, LOWER_HEX),
-    |text| hex(text, UPPER_HEX),
+/// Encodings of bytes: base64 and hexadecimal. Tools may break their output into lines at any place.
+pub(super) const BINARY_ENCODINGS: &[Encoding<[u8]>] = &[
+    |bytes| STANDARD.encode(bytes).into(),
+    |bytes| STANDARD_NO_PAD.encode(bytes).into(),
+    |bytes| embedded_base64(&STANDARD_NO_PAD, 0, bytes),
+    |bytes| embedded_base64(&STANDARD_NO_PAD, 1, bytes),
+    |bytes| embedded_base64(&STANDARD_NO_PAD, 2, bytes),
+    |bytes| URL_SAFE.encode(bytes).into(),
+    |bytes| URL_SAFE_NO_PAD.encode(bytes).into(),
+    |bytes| embedded_base64(&URL_SAFE_NO_PAD, 0, bytes),
+    |bytes| embedded_base64(&URL_SAFE_NO_PAD, 1, bytes),
+    |bytes| embedded_base64(&URL_SAFE_NO_PAD, 2, bytes),
+    |bytes| hex(bytes, LOWER_HEX),
+    |bytes| hex(bytes, UPPER_HEX),
 ];
 
 /// Whether base64 of either alphabet, or a hexadecimal number, can contain this byte.
@@ -187,7 +187,7 @@ fn double_quoted(text: &str) -> Cow<'_, str> {
     escaped(text, |c| "\"\\$`".contains(c))
 }
 
-fn nested(text: &str, inner: Encoding, outer: Encoding) -> Cow<'_, str> {
+fn nested(text: &str, inner: Encoding<str>, outer: Encoding<str>) -> Cow<'_, str> {
     match inner(text) {
         Cow::Borrowed(same) => outer(same),
         Cow::Owned(encoded) => outer(&encoded).into_owned().into(),
@@ -269,11 +269,9 @@ fn ansi_quoted(text: &str, octal: impl Fn(char) -> bool) -> Cow<'_, str> {
     quoted.into()
 }
 
-fn hex<'a>(text: &str, digits: &[u8; 16]) -> Cow<'a, str> {
-    let encoded: String = text
-        .bytes()
-        .flat_map(|byte| hex_digits(byte, digits))
-        .collect();
+fn hex<'a>(bytes: &[u8], digits: &[u8; 16]) -> Cow<'a, str> {
+    let mut encoded = String::with_capacity(bytes.len() * 2);
+    encoded.extend(bytes.iter().flat_map(|byte| hex_digits(*byte, digits)));
     encoded.into()
 }
 
@@ -281,10 +279,11 @@ fn hex_digits(byte: u8, digits: &[u8; 16]) -> [char; 2] {
     [byte >> 4, byte & 15].map(|digit| char::from(digits[usize::from(digit)]))
 }
 
-/// The base64 characters that depend only on the text, if it begins `lead` bytes (modulo 3) after the start of a longer text.
-fn embedded_base64<'a>(engine: &GeneralPurpose, lead: usize, text: &str) -> Cow<'a, str> {
+/// The base64 characters that depend only on these bytes, if they begin `lead` bytes (modulo 3) after the start of a longer
+/// text.
+fn embedded_base64<'a>(engine: &GeneralPurpose, lead: usize, bytes: &[u8]) -> Cow<'a, str> {
     let mut plain = vec![0; lead];
-    plain.extend_from_slice(text.as_bytes());
+    plain.extend_from_slice(bytes);
     let encoded = engine.encode(&plain);
     encoded[(lead * 8).div_ceil(6)..plain.len() * 8 / 6]
         .to_owned()

@@ -11,7 +11,7 @@ use icu_normalizer::ComposingNormalizerBorrowed;
 use serde_json::Value;
 
 use super::encodings::{BINARY_ENCODINGS, TEXT_ENCODINGS, echoed};
-use super::index::{Index, MIN_PATTERN_BYTES, Texts};
+use super::index::{Index, MIN_PATTERN_BYTES};
 use super::split_secrets::SplitSecrets;
 
 /// The text in place of a secret.
@@ -19,15 +19,19 @@ pub const MASK: &str = "***";
 
 /// Shorter lines of a multi-line value are not masked, because `key:` and `EOF` are lines too.
 const MIN_LINE_BYTES: usize = 6;
-/// The largest piece of a value. Larger values are masked in pieces. This limits how much of an endless line must be held
-/// back.
-const PIECE_BYTES: usize = 4096;
+/// The largest piece of a value. Larger values are masked in pieces. This limits the work for one byte of a log, and how much
+/// of an endless line must be held back.
+const PIECE_BYTES: usize = 96;
+/// Pieces overlap by at least this. So no base64 character encodes bits of two pieces and is part of neither. If a line ends
+/// with a piece, it also ends with enough of the next piece to be known as its beginning.
+const OVERLAP_BYTES: usize = 8;
 
 /// Finds and masks the known secrets.
 ///
 /// Multi-line values are masked line by line. Texts shorter than four bytes are never masked. The redactor keeps the values
-/// in memory, because it searches for them. Memory and time are proportional to the values. To add secrets one by one costs
-/// a logarithmic factor more than to add all at once.
+/// in memory, because it searches for them. Memory is proportional to the values. The time to redact a text is proportional to
+/// the text, and grows with the logarithm of the number of values. To add secrets one by one costs a logarithmic factor more
+/// than to add all at once.
 ///
 /// # Caveats
 /// It does not find:
@@ -55,19 +59,14 @@ struct Layer {
     values: BTreeSet<Box<str>>,
     /// Bytes of all values.
     bytes: usize,
-    /// Values, in pieces if they are large.
-    whole: Texts,
-    /// Finds `whole` in binary encodings.
-    binary: Index,
-    /// The texts of `whole`, the lines of multi-line values, and the lines that `echo` prints for a value.
-    parts: Texts,
-    /// Finds `parts` in text encodings.
-    text: Index,
+    /// Finds the values in text encodings. Also the lines of multi-line values, and the lines that `echo` prints for a value.
+    text: Index<str>,
+    /// Finds the values in binary encodings.
+    binary: Index<[u8]>,
 }
 
 impl Layer {
     fn new(values: BTreeSet<Box<str>>) -> Self {
-        let whole: Texts = values.iter().flat_map(|value| pieces(value)).collect();
         let multi_line = values.iter().filter(|value| value.contains(ends_line));
         let echoed: Vec<String> = values
             .iter()
@@ -76,25 +75,19 @@ impl Layer {
                 _ => None,
             })
             .collect();
-        let multi_line = multi_line.map(|value| &**value);
-        let parts: BTreeSet<_> = multi_line
+        let parts = multi_line
+            .map(|value| &**value)
             .chain(echoed.iter().map(String::as_str))
-            .flat_map(lines)
-            .flat_map(pieces)
-            .collect();
-        let parts = whole.iter().chain(parts).collect();
+            .flat_map(lines);
+        let texts = values.iter().map(|value| &**value).chain(parts);
+        let texts: BTreeSet<_> = texts.flat_map(text_pieces).collect();
+        let bytes: BTreeSet<_> = values.iter().flat_map(|value| byte_pieces(value)).collect();
         Self {
             bytes: values.iter().map(|value| value.len()).sum(),
-            binary: Index::new(BINARY_ENCODINGS, &whole),
-            text: Index::new(TEXT_ENCODINGS, &parts),
+            text: Index::new(TEXT_ENCODINGS, texts.into_iter().map(Box::from).collect()),
+            binary: Index::new(BINARY_ENCODINGS, bytes.into_iter().map(Box::from).collect()),
             values,
-            whole,
-            parts,
         }
-    }
-
-    fn indexes(&self) -> [(&Index, &Texts); 2] {
-        [(&self.text, &self.parts), (&self.binary, &self.whole)]
     }
 }
 
@@ -185,7 +178,7 @@ impl Redactor {
     /// it.
     pub(super) fn longest(&self) -> usize {
         let layers = self.layers.iter();
-        let longest = layers.flat_map(|layer| layer.indexes().map(|(index, _)| index.longest()));
+        let longest = layers.map(|layer| layer.text.longest().max(layer.binary.longest()));
         longest.max().unwrap_or_default()
     }
 
@@ -223,17 +216,12 @@ impl Redactor {
     fn find(&self, text: &[u8], split: Option<&mut SplitSecrets>) -> Vec<Range<usize>> {
         let mut found: Vec<Range<usize>> = Vec::new();
         for layer in &self.layers {
-            for (index, texts) in layer.indexes() {
-                for at in index.candidates(text) {
-                    if let Some(length) = index.pattern_at(&text[at..], texts) {
-                        found.push(at..at + length);
-                    }
-                }
-            }
+            layer.text.find(text, &mut found);
+            layer.binary.find(text, &mut found);
         }
         if let Some(split) = split.filter(|_| !self.layers.is_empty()) {
             let layers = self.layers.iter();
-            let indexes: Vec<_> = layers.map(|layer| (&layer.binary, &layer.whole)).collect();
+            let indexes: Vec<_> = layers.map(|layer| &layer.binary).collect();
             let mut start = 0;
             for line in text.split_inclusive(|byte| *byte == b'\n') {
                 split.find(line, &indexes, |part| {
@@ -266,36 +254,44 @@ fn lines(text: &str) -> impl Iterator<Item = &str> {
     lines.filter(|line| line.len() >= MIN_LINE_BYTES)
 }
 
-/// Splits a text into pieces. The last piece is always full: it overlaps the one before, so that it is never too short to be
-/// masked.
-fn pieces(text: &str) -> impl Iterator<Item = &str> {
-    let mut rest = Some(text);
+fn text_pieces(text: &str) -> impl Iterator<Item = &str> {
+    pieces(text.len(), |at| text.floor_char_boundary(at)).map(|piece| &text[piece])
+}
+
+/// The pieces begin at multiples of three bytes. So the end of the last one is encoded in base64 like the end of the text.
+fn byte_pieces(text: &str) -> impl Iterator<Item = &[u8]> {
+    pieces(text.len(), |at| at - at % 3).map(|piece| &text.as_bytes()[piece])
+}
+
+/// Splits a text of this length into pieces. `cut` is the last place at or before another at which a piece may begin or end.
+/// The last piece is always full, so that it is never too short to be masked.
+fn pieces(length: usize, cut: impl Fn(usize) -> usize) -> impl Iterator<Item = Range<usize>> {
+    let mut next = Some(0);
     std::iter::from_fn(move || {
-        let now = rest?;
-        if now.len() <= PIECE_BYTES {
-            rest = None;
-            return Some(if text.len() <= PIECE_BYTES {
-                text
-            } else {
-                &text[text.ceil_char_boundary(text.len() - PIECE_BYTES)..]
-            });
+        let start = next?;
+        let end = cut(start + PIECE_BYTES);
+        if end < length {
+            next = Some(cut(end - OVERLAP_BYTES));
+            return Some(start..end);
         }
-        let (piece, after) = now.split_at(now.floor_char_boundary(PIECE_BYTES));
-        rest = Some(after);
-        Some(piece)
+        next = None;
+        Some(cut(length.saturating_sub(PIECE_BYTES))..length)
     })
 }
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeMap;
     use std::process::Command;
 
     use base64::Engine as _;
     use base64::engine::general_purpose::{STANDARD, STANDARD_NO_PAD, URL_SAFE, URL_SAFE_NO_PAD};
     use proptest::prelude::*;
+    use proptest::sample::Index;
     use rstest::rstest;
     use serde_json::json;
 
+    use super::super::index::work;
     use super::*;
 
     /// A secret with every kind of character that an encoding treats differently.
@@ -452,20 +448,116 @@ mod tests {
     }
 
     impl Redactor {
-        fn patterns(&self) -> usize {
+        fn patterns(&self) -> Vec<String> {
             let layers = self.layers.iter();
             layers
-                .flat_map(|layer| layer.indexes().map(|(index, _)| index.patterns()))
-                .sum()
+                .flat_map(|layer| [layer.text.patterns(), layer.binary.patterns()].concat())
+                .collect()
         }
     }
 
     #[test]
-    fn the_index_grows_with_the_number_of_forms_and_not_with_their_lengths() {
-        let (short, long) = ("Ab1+".repeat(10), "Ab1+".repeat(901));
-        let (short, long) = (Redactor::new([short]), Redactor::new([long]));
-        assert_eq!(short.patterns(), long.patterns());
-        assert!(short.patterns() <= TEXT_ENCODINGS.len() + BINARY_ENCODINGS.len());
+    fn the_index_grows_with_the_number_of_different_pieces() {
+        let forms = TEXT_ENCODINGS.len() + BINARY_ENCODINGS.len();
+        let token = |start: char| (start..='~').collect::<String>();
+        let one = Redactor::new([&token('!')]).patterns().len();
+        assert!((1..=forms).contains(&one));
+        let long = Redactor::new([large(40_000).concat()]).patterns().len();
+        assert!((400..500 * forms).contains(&long), "{long}");
+        let same: Vec<_> = (0..200).map(|_| token('!')).collect();
+        let same = Redactor::new([same.concat()]).patterns().len();
+        assert!(same < 96 * forms, "{same}");
+        let prefix = large(40_000).concat();
+        let shared: Vec<_> = ('a'..='z').map(|end| format!("{prefix}{end}")).collect();
+        let shared = Redactor::new(shared).patterns().len();
+        assert!(shared < long + 27 * 2 * forms, "{shared}");
+    }
+
+    /// Sets of secrets, and texts that have much in common with them.
+    fn adversarial(length: usize) -> Vec<(&'static str, Vec<String>, String)> {
+        const TEXT_BYTES: usize = 4000;
+        let fill =
+            |text: &str| text.repeat(TEXT_BYTES.div_ceil(text.len()))[..TEXT_BYTES].to_owned();
+        let prefix: String = large(40_000)
+            .concat()
+            .chars()
+            .filter(char::is_ascii_graphic)
+            .take(length)
+            .collect();
+        let ends = |ends: usize| (0..ends).map(|end| format!("{prefix}{end:05}"));
+        let nested = |text: &str| {
+            (4..length)
+                .step_by(length.div_ceil(100))
+                .map(|end| text[..end].to_owned())
+                .collect()
+        };
+        let letters = |period: &str| period.repeat(length.div_ceil(period.len()));
+        vec![
+            ("a shared prefix", ends(200).collect(), fill(&prefix)),
+            (
+                "a shared prefix of 8 bytes",
+                (0..200)
+                    .map(|end| format!("{}{end:05}{prefix}", &prefix[..8]))
+                    .collect(),
+                fill(&prefix[..8]),
+            ),
+            (
+                "a shared prefix in base64",
+                ends(200).collect(),
+                fill(&STANDARD.encode(&prefix)),
+            ),
+            (
+                "a shared prefix in base64, in lines",
+                ends(200).collect(),
+                fill(&format!("{}\n", &STANDARD.encode(&prefix)[..40])),
+            ),
+            (
+                "a prefix in base64, then short lines",
+                ends(200).collect(),
+                format!(
+                    "{}\n{}",
+                    &STANDARD.encode(&prefix)[..40],
+                    fill("for each of these\n")
+                ),
+            ),
+            (
+                "all secrets",
+                ends(200).collect(),
+                fill(&ends(200).collect::<String>()),
+            ),
+            ("prefixes of each other", nested(&prefix), fill(&prefix)),
+            ("one letter", vec![letters("a")], fill("a")),
+            ("one letter, many lengths", nested(&letters("a")), fill("a")),
+            (
+                "one letter and another",
+                (4..80).map(|end| "z".repeat(end) + "a").collect(),
+                fill("z"),
+            ),
+            ("one special character", vec![letters("\"")], fill("\\\"")),
+            ("one letter in base64", vec![letters("a")], fill("YWFh")),
+            (
+                "one letter in base64, in lines",
+                vec![letters("a")],
+                fill("YWFhYWFhYWFh\n"),
+            ),
+            ("a period in hexadecimal", vec![letters("ab")], fill("6162")),
+        ]
+    }
+
+    #[test]
+    fn the_work_for_a_text_depends_on_neither_the_lengths_of_secrets_nor_on_what_they_share() {
+        let mut most = BTreeMap::new();
+        for length in [200, 3000] {
+            for (name, secrets, text) in adversarial(length) {
+                let redactor = Redactor::new(&secrets);
+                let work = work::of(|| drop(redactor.redact(&text)));
+                let per_byte = work / text.len() as u64;
+                let most = most.entry(name).or_insert(0);
+                *most = per_byte.max(*most);
+            }
+        }
+        most.retain(|_, per_byte| *per_byte > 2000);
+        assert!(most.is_empty(), "{most:?}");
     }
 
     #[test]
@@ -510,8 +602,70 @@ mod tests {
         assert!(!format!("{:?}", Redactor::new(["hunter22"])).contains("hunter"));
     }
 
+    /// What a search for each piece in each encoding masks.
+    fn masked_one_by_one(secrets: &[String], text: &str) -> String {
+        let mut patterns = BTreeSet::new();
+        for secret in secrets {
+            for encoding in TEXT_ENCODINGS {
+                patterns.extend(text_pieces(secret).map(encoding));
+            }
+            for encoding in BINARY_ENCODINGS {
+                patterns.extend(byte_pieces(secret).map(encoding));
+            }
+        }
+        let mut is_secret = vec![false; text.len()];
+        for pattern in patterns
+            .iter()
+            .filter(|pattern| pattern.len() >= MIN_PATTERN_BYTES)
+        {
+            for at in
+                (0..text.len()).filter(|at| text.as_bytes()[*at..].starts_with(pattern.as_bytes()))
+            {
+                is_secret[at..at + pattern.len()].fill(true);
+            }
+        }
+        let mut masked = String::new();
+        let mut at = 0;
+        for same in is_secret.chunk_by(|one, other| one == other) {
+            masked.push_str(if same[0] {
+                MASK
+            } else {
+                &text[at..at + same.len()]
+            });
+            at += same.len();
+        }
+        masked
+    }
+
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(64))]
+
+        /// The secrets share prefixes, and the text consists of parts of their encodings.
+        #[test]
+        fn a_text_is_masked_as_by_a_search_for_each_piece(
+            prefix in "[ab\"\u{e4}]{4,260}",
+            ends in proptest::collection::vec((any::<Index>(), "[ab]{4,8}"), 1..6),
+            parts in proptest::collection::vec(any::<[Index; 4]>(), 1..8),
+        ) {
+            let secrets: Vec<_> = ends
+                .iter()
+                .map(|(cut, end)| prefix[..prefix.floor_char_boundary(cut.index(prefix.len()))].to_owned() + end)
+                .collect();
+            let encoded = |secret: &str, way: usize| match way.checked_sub(TEXT_ENCODINGS.len()) {
+                None => TEXT_ENCODINGS[way](secret).into_owned(),
+                Some(way) => BINARY_ENCODINGS[way](secret.as_bytes()).into_owned(),
+            };
+            let parts = parts.iter().map(|[secret, way, from, to]| {
+                let ways = TEXT_ENCODINGS.len() + BINARY_ENCODINGS.len();
+                let text = encoded(&secrets[secret.index(secrets.len())], way.index(ways));
+                let [from, to] = [from, to].map(|at| text.floor_char_boundary(at.index(text.len() + 1)));
+                text[from.min(to)..from.max(to)].to_owned()
+            });
+            // The end of a line could be the beginning of a text that is broken into lines.
+            let text = parts.collect::<String>() + " .";
+            let redactor = Redactor::new(&secrets);
+            prop_assert_eq!(redactor.redact(&text), masked_one_by_one(&secrets, &text));
+        }
 
         #[test]
         fn text_without_secrets_passes_as_it_is(
@@ -519,9 +673,7 @@ mod tests {
             text in "(.|\n){0,200}",
         ) {
             let redactor = Redactor::new(&secrets);
-            let texts = redactor.layers.iter().flat_map(|layer| layer.parts.iter());
-            let mut patterns = texts.flat_map(|text| TEXT_ENCODINGS.iter().chain(BINARY_ENCODINGS).map(move |encoding| encoding(text)));
-            prop_assume!(!patterns.any(|pattern| text.contains(&*pattern)));
+            prop_assume!(!redactor.patterns().iter().any(|pattern| text.contains(pattern)));
             prop_assert_eq!(redactor.redact(&text), text.as_str());
         }
 

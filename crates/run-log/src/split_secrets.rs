@@ -4,13 +4,13 @@
 use std::ops::Range;
 
 use super::encodings::is_base64_or_hex;
-use super::index::{Index, Texts};
+use super::index::Index;
 
 /// A shorter part at the end of a line is masked only if the next line confirms it. Such a part could be a word. It encodes
 /// at most five bytes of a secret.
 const MIN_PART_BYTES: usize = 8;
 /// How many prefixes of patterns are kept while unrelated lines are read. The newest ones are kept.
-const MAX_PREFIXES: usize = 16;
+const MAX_PREFIXES: usize = 32;
 
 /// The ends of the lines that were read so far.
 #[derive(Clone, Debug, Default)]
@@ -26,45 +26,49 @@ impl SplitSecrets {
     pub(super) fn find(
         &mut self,
         line: &[u8],
-        indexes: &[(&Index, &Texts)],
+        indexes: &[&Index<[u8]>],
         mut found: impl FnMut(Range<usize>),
     ) {
         let place = last_run(line);
         let run = &line[place.clone()];
+        let longest = indexes.iter().map(|index| index.longest()).max();
+        let longest = longest.unwrap_or_default();
         let mut prefixes = Vec::new();
         for prefix in self.prefixes.drain(..) {
-            let joined = [&prefix, run].concat();
-            match JoinedLines::of(&joined, indexes) {
-                JoinedLines::Prefix => {
-                    found(place.clone());
-                    prefixes.push(joined);
-                }
-                JoinedLines::Complete(length) if length > prefix.len() => {
+            // No pattern reaches further.
+            let next = &run[..run.len().min(longest.saturating_sub(prefix.len()))];
+            let joined = [&prefix, next].concat();
+            if indexes.iter().any(|index| index.is_pattern_prefix(&joined)) {
+                found(place.clone());
+                prefixes.push(joined);
+                continue;
+            }
+            match complete_pattern(&joined, indexes) {
+                Some(length) if length > prefix.len() => {
                     found(place.start..place.start + length - prefix.len());
                 }
                 // The line is unrelated.
-                JoinedLines::Complete(_) | JoinedLines::NoMatch => prefixes.push(prefix),
+                _ => prefixes.push(prefix),
             }
         }
         // Patterns that begin in this line, or in the last line with a part that was too short.
         let before = self.line_end.len();
         self.line_end.extend_from_slice(run);
         for index in indexes {
-            for at in index.0.candidates(&self.line_end) {
+            for at in index.candidates(&self.line_end) {
                 let joined = &self.line_end[at..];
                 if joined.len() < MIN_PART_BYTES {
                     break;
                 }
                 let start = place.start + at.saturating_sub(before);
-                match JoinedLines::of(joined, std::slice::from_ref(index)) {
-                    JoinedLines::Prefix => {
-                        found(start..place.end);
-                        prefixes.push(joined.to_vec());
-                    }
-                    JoinedLines::Complete(length) if at < before && at + length > before => {
-                        found(start..place.start + at + length - before);
-                    }
-                    JoinedLines::Complete(_) | JoinedLines::NoMatch => {}
+                if joined.len() < index.longest() && index.is_pattern_prefix(joined) {
+                    found(start..place.end);
+                    prefixes.push(joined.to_vec());
+                } else if at < before
+                    && let Some(length) = complete_pattern(joined, std::slice::from_ref(index))
+                    && at + length > before
+                {
+                    found(start..place.start + at + length - before);
                 }
             }
         }
@@ -75,27 +79,10 @@ impl SplitSecrets {
     }
 }
 
-/// How the joined ends of lines match the patterns.
-enum JoinedLines {
-    /// They are the beginning of a pattern.
-    Prefix,
-    /// They begin with a complete pattern of this length.
-    Complete(usize),
-    NoMatch,
-}
-
-impl JoinedLines {
-    fn of(joined: &[u8], indexes: &[(&Index, &Texts)]) -> Self {
-        let is_prefix = |(index, texts): &(&Index, &Texts)| index.is_pattern_prefix(joined, texts);
-        if indexes.iter().any(is_prefix) {
-            return Self::Prefix;
-        }
-        let longest = |(index, texts): &(&Index, &Texts)| index.pattern_at(joined, texts);
-        match indexes.iter().filter_map(longest).max() {
-            Some(length) if length >= MIN_PART_BYTES => Self::Complete(length),
-            _ => Self::NoMatch,
-        }
-    }
+/// The length of the longest pattern with which the joined ends of lines begin.
+fn complete_pattern(joined: &[u8], indexes: &[&Index<[u8]>]) -> Option<usize> {
+    let lengths = indexes.iter().filter_map(|index| index.pattern_at(joined));
+    lengths.max().filter(|length| *length >= MIN_PART_BYTES)
 }
 
 /// The encoded text at the end of a line, without closing quotes and brackets.
@@ -112,17 +99,17 @@ fn last_run(line: &[u8]) -> Range<usize> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::encodings::{Encoding, as_it_is};
+    use crate::encodings::Encoding;
 
-    const AS_IT_IS: &[Encoding] = &[as_it_is];
+    const AS_IT_IS: &[Encoding<[u8]>] = &[String::from_utf8_lossy];
 
     fn masked(texts: &[&str], text: &str) -> String {
-        let texts: Texts = texts.iter().copied().collect();
-        let index = Index::new(AS_IT_IS, &texts);
+        let texts = texts.iter().map(|text| text.as_bytes().into()).collect();
+        let index = Index::new(AS_IT_IS, texts);
         let mut split = SplitSecrets::default();
         let lines = text.split_inclusive('\n').map(|line| {
             let mut masked = line.as_bytes().to_vec();
-            split.find(line.as_bytes(), &[(&index, &texts)], |range| {
+            split.find(line.as_bytes(), &[&index], |range| {
                 masked[range].fill(b'*');
             });
             String::from_utf8(masked).unwrap()
