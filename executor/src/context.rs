@@ -61,6 +61,8 @@ pub(crate) struct RunContext<'c> {
     pub(crate) start_report_retry: OnceLock<StartReportRetry>,
     /// The platform's step view when it permitted the step.
     pub(crate) view: OnceLock<StepView>,
+    /// The commit of the sources, once they are fetched.
+    pub(crate) commit_id: OnceLock<String>,
     /// Reports in the run's log that the store fails.
     pub(crate) store_watch: Option<StoreWatch>,
 }
@@ -100,6 +102,7 @@ impl<'c> RunContext<'c> {
             connections,
             start_report_retry: OnceLock::new(),
             view: OnceLock::new(),
+            commit_id: OnceLock::new(),
             store,
             budget: Budget::of(config.run.grace_period(step_type)),
             timer: PhaseTimer::default(),

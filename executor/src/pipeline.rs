@@ -256,7 +256,10 @@ async fn fail_before_claim(run: &RunContext<'_>, failure: &StepError) -> StepRes
 /// launchers do not read exit codes. Under these, only a stopped executor stays silent, because every launcher replaces
 /// its pod.
 fn result_before_claim(run: &RunContext<'_>, failure: &StepError) -> StepResult {
-    let result = StepResult::failed(failure);
+    let result = StepResult {
+        commit_id: run.commit_id.get().cloned().unwrap_or_default(),
+        ..StepResult::failed(failure)
+    };
     if result.exit != Exit::Infrastructure {
         return result;
     }

@@ -251,6 +251,22 @@ fn a_folder_that_leaves_the_tree_through_a_link_is_refused() {
     assert_named(&machine.run(&plan), 65, &["way-out"]);
 }
 
+/// As the stock executor, which records the commit that it cloned.
+#[test]
+fn a_missing_folder_is_reported_with_the_commit_that_lacks_it() {
+    let (machine, repository) = (machine(), Repository::fixture());
+    let plan = JobData {
+        folder: Some("/not-there".into()),
+        ..job::plan(&repository)
+    };
+    machine.queue(&[&plan]);
+    let outcome = machine.run(&plan);
+    assert_named(&outcome, 65, &["not-there"]);
+    assert_eq!(machine.statuses(&plan), ("failed".into(), "failed".into()));
+    assert_eq!(machine.record(&plan).commit_id, Some(repository.head()));
+    assert_eq!(outcome.report().commit_id, Some(repository.head()));
+}
+
 #[test]
 fn a_source_that_cannot_be_fetched_fails_before_the_claim() {
     let repository = Repository::fixture();

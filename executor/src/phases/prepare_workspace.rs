@@ -47,6 +47,7 @@ pub(crate) async fn prepare_workspace(run: &RunContext<'_>) -> Result<Workspace,
         Ok(workspace) => workspace,
         Err(error) => return Err(log_workspace_error(run, error).await),
     };
+    run.commit_id.get_or_init(|| workspace.commit_id.clone());
     clone_tools_repository(run, &workspace, &config).await?;
     Ok(workspace)
 }
