@@ -495,6 +495,8 @@ impl Config {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeSet;
+
     use super::*;
 
     fn config(args: &[&str]) -> Config {
@@ -522,15 +524,20 @@ mod tests {
         ] {
             assert!(help.contains(variable), "{variable} in {help}");
         }
-        let secrets = |argument: &&clap::Arg| argument.is_hide_env_values_set();
-        let command = Config::command();
-        assert!(command.get_arguments().filter(secrets).count() >= 9);
-        assert!(
-            command
-                .get_arguments()
-                .filter(secrets)
-                .all(clap::Arg::is_hide_set)
-        );
+        let named = |hidden: fn(&clap::Arg) -> bool| -> BTreeSet<String> {
+            let command = Config::command();
+            let hidden = command.get_arguments().filter(|argument| hidden(argument));
+            let names = hidden.filter_map(clap::Arg::get_env);
+            names
+                .map(|name| name.to_str().unwrap().to_owned())
+                .collect()
+        };
+        // The key of reports has no option.
+        let secrets = env::SECRETS.iter().filter(|name| **name != env::REPORT_KEY);
+        let secrets = secrets.chain([&env::JOB_DATA]);
+        let secrets: BTreeSet<_> = secrets.map(|name| (*name).to_owned()).collect();
+        assert_eq!(named(clap::Arg::is_hide_env_values_set), secrets);
+        assert_eq!(named(clap::Arg::is_hide_set), secrets);
     }
 
     #[test]

@@ -94,17 +94,37 @@ fn names_may_be_forwarded_by_configuration_but_never_secrets() {
     let (machine, repository) = (machine(), Repository::fixture());
     let job = job::scripts(&repository, vec![job::bash(1, "env")]);
     machine.queue(&[&job]);
-    let outcome = machine
+    let secrets = [
+        env::INTERNAL_SECRET,
+        env::REPORT_KEY,
+        env::AWS_ACCESS_KEY,
+        env::AWS_SECRET_KEY,
+        env::AZURE_ACCESS_KEY,
+        env::GCP_CREDENTIALS,
+        env::REDIS_PASSWORD,
+        env::REDIS_SENTINEL_PASSWORD,
+        env::REDIS_TRUSTSTORE_PASSWORD,
+    ];
+    let forwarded = [
+        &["CORPORATE_CA", "ABSENT", env::JOB_DATA],
+        secrets.as_slice(),
+    ];
+    let executor = machine
         .executor(&job)
         .env("CORPORATE_CA", "/etc/ca.pem")
-        .env(env::INTERNAL_SECRET, INTERNAL)
-        .env(env::ENV_FORWARD, "CORPORATE_CA,ABSENT")
-        .run()
-        .expect_code(0);
+        .env(env::ENV_FORWARD, forwarded.concat().join(","));
+    let executor = secrets
+        .iter()
+        .fold(executor, |run, name| run.env(name, INTERNAL));
+    let outcome = executor.run().expect_code(0);
     assert!(
         outcome.log().contains("CORPORATE_CA=/etc/ca.pem"),
         "{outcome}"
     );
+    // The log masks values, so a secret that was passed on shows by its name.
+    for name in secrets.iter().chain([&env::JOB_DATA]) {
+        assert!(!outcome.log().contains(name), "{name}: {outcome}");
+    }
 }
 
 #[test]
@@ -321,7 +341,7 @@ fn stored_files_belong_to_their_owner_alone() {
             .map_while(|depth| file.ancestors().nth(depth))
             .take_while(|folder| folder.starts_with(machine.data_dir()))
             .chain([file.as_path()])
-            .all(|path| path.metadata().unwrap().permissions().mode() & 0o007 != 0);
-        assert!(!exposed, "{} can be read by anyone", file.display());
+            .all(|path| path.metadata().unwrap().permissions().mode() & 0o077 != 0);
+        assert!(!exposed, "{} can be read by others", file.display());
     }
 }

@@ -244,7 +244,7 @@ impl Stage {
         terraform::whole(&found, Gate::says)
     }
 
-    /// State of the job's workspace, as the backend holds it.
+    /// State of the job's workspace, as the backend holds it. Null if there is none.
     fn state(&self, job: u32) -> serde_json::Value {
         let workspace = self.platform.job(job).workspace;
         let path =
@@ -362,7 +362,7 @@ async fn default_template(stage: &Stage) -> Job {
         "{}",
         plan.display()
     );
-    assert!(stage.resources(id).is_empty());
+    assert!(stage.state(id).is_null());
 
     platform.approve(id).await;
     let job = platform.until_job(id, Status::Completed).await;

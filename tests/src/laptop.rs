@@ -73,17 +73,20 @@ impl Laptop {
         Running::start_interactive(&mut command)
     }
 
-    /// Resources in the state of the only workspace this home has.
-    pub fn resources(&self) -> Vec<String> {
+    /// The state of the only workspace this home has.
+    pub fn state(&self) -> Option<Value> {
         let states: Vec<_> = files_below(self.home())
             .into_iter()
             .filter(|path| path.ends_with("terraform.tfstate"))
             .collect();
         assert!(states.len() <= 1, "{states:?}");
-        let Some(state) = states.first() else {
-            return Vec::new();
-        };
-        let state: Value = serde_json::from_slice(&fs::read(state).unwrap()).unwrap();
+        let state = fs::read(states.first()?).unwrap();
+        Some(serde_json::from_slice(&state).unwrap())
+    }
+
+    /// Names of the resources in that state, which must be there.
+    pub fn resources(&self) -> Vec<String> {
+        let state = self.state().expect("no state is stored");
         let resources = state["resources"].as_array().cloned().unwrap_or_default();
         resources
             .iter()

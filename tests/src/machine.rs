@@ -145,9 +145,9 @@ impl Machine {
         Some(serde_json::from_slice(&text).unwrap())
     }
 
-    /// Addresses (`type.name`) of the resources in the workspace's state.
+    /// Addresses (`type.name`) of the resources in the workspace's state, which must be there.
     pub fn resources(&self, job: &JobData) -> Vec<String> {
-        let state = self.state(job).unwrap_or_default();
+        let state = self.state(job).expect("no state is stored");
         let resources = state["resources"].as_array().cloned().unwrap_or_default();
         resources
             .iter()

@@ -56,7 +56,7 @@ async fn what_was_made_is_not_made_again_and_can_be_destroyed() {
 
     let gone = start(Flow::only("terraformDestroy"));
     platform.until_job(gone, Status::Completed).await;
-    assert_eq!(stage.resources(gone), Vec::<String>::new());
+    assert_eq!(stage.state(gone)["resources"], serde_json::json!([]));
     let serials: Vec<i64> = platform
         .records()
         .histories

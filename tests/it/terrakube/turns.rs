@@ -49,7 +49,7 @@ async fn a_run_that_waits_for_its_turn_on_one_machine_is_not_started() {
     // The third proves that the turn of the second has passed.
     let third = stage.start(Repository::fixture(), Flow::only("terraformApply"));
     stage.platform.until_job(third, Status::Completed).await;
-    assert_eq!(stage.resources(second), Vec::<String>::new());
+    assert!(stage.state(second).is_null());
     assert_eq!(
         stage.platform.job(second).step_statuses(),
         [Status::Cancelled]

@@ -492,8 +492,10 @@ mod tests {
         let line = format!("{}\n", "x".repeat(999));
         fs::write(&path, line.repeat(400)).unwrap();
         let part = read_tail(&path, 0).unwrap();
-        assert_eq!(part.end, 400_000);
-        assert!(part.text.len() as u64 <= TAIL && part.start.is_multiple_of(1000));
+        // The first of the last `TAIL` bytes is inside a line.
+        let first = (400_000 - TAIL).next_multiple_of(1000);
+        assert_eq!((part.start, part.end), (first, 400_000));
+        assert!(part.text == line.repeat(262));
         assert_eq!(read_tail(&path, 400_000).unwrap().text, "");
         // An offset of a longer log.
         assert_eq!(read_tail(&path, 400_001).unwrap(), part);
