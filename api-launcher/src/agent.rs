@@ -48,8 +48,6 @@ use crate::shutdown::stop_with_parent;
 
 /// How long a stopping agent waits for killed executors and for its last calls.
 const LAST_CALLS_TIMEOUT: Duration = Duration::from_secs(10);
-/// More connections than probes need.
-const HEALTH_CONNECTIONS: usize = 32;
 
 /// Why the agent ended without a stop signal.
 #[derive(Debug, thiserror::Error)]
@@ -202,24 +200,10 @@ async fn run_in(settings: Settings) -> Result<(), AgentError> {
         }
         None => None,
     };
-    let served = async {
-        match health {
-            Some(listener) => {
-                let router = health::router(Arc::clone(&agent));
-                http::serve(
-                    listener,
-                    router,
-                    HEALTH_CONNECTIONS,
-                    CancellationToken::new(),
-                )
-                .await;
-            }
-            None => std::future::pending().await,
-        }
-    };
+    let served = http::serve_health(health, health::router(Arc::clone(&agent)));
     tokio::select! {
         result = agent.work(signals) => result,
-        () = served => Ok(()),
+        never = served => match never {},
     }
 }
 

@@ -22,7 +22,7 @@ use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
 
 pub(crate) use auth::Gate;
-pub(crate) use server::{FEW_CONNECTIONS, MANY_CONNECTIONS, serve};
+pub(crate) use server::{Limits, serve, serve_health};
 
 use crate::dispatch::DispatchTarget;
 use crate::dispatch::route::Routing;
@@ -89,14 +89,12 @@ impl AppState {
     }
 }
 
-/// The paths of the service.
-pub(crate) fn router(state: AppState) -> Router {
-    let mut router = Router::new()
-        .route("/api/v1/terraform-rs", post(dispatch::dispatch))
-        .route("/actuator/health", get(health::readiness))
-        .route("/actuator/health/readiness", get(health::readiness))
-        .route("/actuator/health/liveness", get(health::liveness))
-        .route("/metrics", get(health::prometheus));
+/// The paths of the service. `metrics` are served here if they have no port of their own.
+pub(crate) fn router(state: AppState, metrics: bool) -> Router {
+    let mut router = health().route("/api/v1/terraform-rs", post(dispatch::dispatch));
+    if metrics {
+        router = router.merge(self::metrics());
+    }
     if state.hub.is_some() {
         let pool = "/pools/{pool}/api/v1/terraform-rs";
         router = router.route(pool, post(dispatch::dispatch_to_pool));
@@ -112,6 +110,25 @@ pub(crate) fn router(state: AppState) -> Router {
         .fallback(not_found)
         .method_not_allowed_fallback(wrong_method)
         .layer(from_fn_with_state(state, close_while_draining))
+}
+
+/// The paths of the port for health checks and metrics.
+pub(crate) fn health_router(state: AppState) -> Router {
+    let router = health().merge(metrics()).with_state(state);
+    router
+        .fallback(not_found)
+        .method_not_allowed_fallback(wrong_method)
+}
+
+fn health() -> Router<AppState> {
+    Router::new()
+        .route("/actuator/health", get(health::readiness))
+        .route("/actuator/health/readiness", get(health::readiness))
+        .route("/actuator/health/liveness", get(health::liveness))
+}
+
+fn metrics() -> Router<AppState> {
+    Router::new().route("/metrics", get(health::prometheus))
 }
 
 /// Closes each connection after its response while the launcher drains. A client that kept its connection would reach this

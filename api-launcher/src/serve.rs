@@ -19,7 +19,7 @@ use tracing::{error, info, warn};
 use self::config::{ServeArgs, Settings, TargetSettings};
 use crate::dispatch::DispatchTarget;
 use crate::dispatch::no_target::NoTarget;
-use crate::http::{self, AppState, Gate, StatusPage};
+use crate::http::{self, AppState, Gate, Limits, StatusPage};
 use crate::hub::page::Source;
 use crate::hub::{Hub, HubError};
 use crate::kubernetes::dispatch_target::{KubernetesTarget, KubernetesTargetError};
@@ -38,7 +38,7 @@ enum ServeError {
     Signals(#[source] io::Error),
     #[error("could not listen on `{address}`")]
     Listen {
-        address: std::net::SocketAddr,
+        address: SocketAddr,
         #[source]
         source: io::Error,
     },
@@ -138,14 +138,11 @@ async fn run_in(settings: Settings, key: Option<ReportKey>) -> Result<(), ServeE
         Some(hub) => Some(Arc::new(Hub::open(*hub, &metrics, shutdown.clone()).await?)),
         None => None,
     };
-    let listen = |source| ServeError::Listen {
-        address: settings.http.listen,
-        source,
+    let (listener, address) = listen(settings.http.listen).await?;
+    let health = match settings.http.health_listen {
+        Some(address) => Some(listen(address).await?),
+        None => None,
     };
-    let listener = TcpListener::bind(settings.http.listen)
-        .await
-        .map_err(listen)?;
-    let address = listener.local_addr().map_err(listen)?;
     let unauthenticated = settings.http.secret.is_none();
     let open = settings.http.open_page;
     let page = match (&hub, journal) {
@@ -173,15 +170,21 @@ async fn run_in(settings: Settings, key: Option<ReportKey>) -> Result<(), ServeE
     if page.is_some() {
         info!(url = %format_args!("http://{}/ui", on_this_machine(address)), "status page");
     }
+    if let Some((_, address)) = &health {
+        info!(%address, "answers health checks and serves metrics");
+    }
     if unauthenticated {
         warn!("requests are accepted without a token");
     }
-    let connections = match &hub {
-        Some(_) => http::MANY_CONNECTIONS,
-        None => http::FEW_CONNECTIONS,
+    let limits = match &hub {
+        Some(_) => Limits::of_hub(),
+        None => Limits::of_launcher(),
     };
     let stop = shutdown.graceful.clone();
-    let service = http::serve(listener, http::router(state), connections, stop);
+    let router = http::router(state.clone(), health.is_none());
+    let service = http::serve(listener, router, limits, stop);
+    let health = health.map(|(listener, _)| listener);
+    let health_checks = http::serve_health(health, http::health_router(state));
     let hub_work = async {
         if let Some(hub) = &hub {
             hub.work().await;
@@ -200,8 +203,16 @@ async fn run_in(settings: Settings, key: Option<ReportKey>) -> Result<(), ServeE
         () = bound(&shutdown, settings.shutdown) => {
             warn!("stopped before all runs had ended: accepted runs are kept for the next start");
         }
+        never = health_checks => match never {},
     }
     Ok(())
+}
+
+async fn listen(address: SocketAddr) -> Result<(TcpListener, SocketAddr), ServeError> {
+    let failed = |source| ServeError::Listen { address, source };
+    let listener = TcpListener::bind(address).await.map_err(failed)?;
+    let bound = listener.local_addr().map_err(failed)?;
+    Ok((listener, bound))
 }
 
 async fn open(

@@ -19,6 +19,11 @@ pub struct HttpArgs {
     #[arg(long, value_name = "ADDRESS:PORT", env = env::LISTEN)]
     pub listen: Option<Setting<SocketAddr>>,
 
+    /// Address of a port for health checks and metrics alone. It answers while the other port has no connection left, and
+    /// /metrics is then only here [default: none]
+    #[arg(long, value_name = "ADDRESS:PORT", env = env::HEALTH_LISTEN)]
+    pub health_listen: Option<Setting<SocketAddr>>,
+
     /// Accept dispatches without a token: `true` on a loopback address only, `everywhere` on any address. Each also shows
     /// the status page to clients on this machine; `page` does that alone, and dispatches need their token
     /// [default: false]
@@ -30,6 +35,7 @@ pub struct HttpArgs {
 #[derive(Debug)]
 pub(crate) struct HttpSettings {
     pub(crate) listen: SocketAddr,
+    pub(crate) health_listen: Option<SocketAddr>,
     /// If it is `None`, the service accepts requests without a token.
     pub(crate) secret: Option<InternalSecret>,
     /// Clients on this machine see the status page without a token.
@@ -71,6 +77,7 @@ impl HttpArgs {
             secret: resolve_secret(errors, secret, open),
             open_page: open != Unauthenticated::No,
             listen: self.resolve_listen(errors, open),
+            health_listen: self.health_listen.read(errors),
         }
     }
 

@@ -80,7 +80,7 @@ impl Service {
         );
         Self {
             data,
-            router: router(state),
+            router: router(state, true),
             shutdown,
         }
     }
@@ -342,7 +342,7 @@ fn slow(requests: impl IntoIterator<Item = Value>) -> (Arc<SlowTarget>, AppState
     let mut dispatches = JoinSet::new();
     for job in requests {
         let request = dispatch(Some(&format!("Bearer {PLATFORM_TOKEN}")), job.to_string());
-        dispatches.spawn(router(state.clone()).oneshot(request));
+        dispatches.spawn(router(state.clone(), true).oneshot(request));
     }
     (target, state, dispatches)
 }

@@ -28,7 +28,7 @@ const DRAIN_SECONDS: u64 = 10;
 /// Serves `POST /api/v1/terraform-rs`, the address Terrakube gives its jobs to: path included in
 /// `AzBuilderExecutorUrl`, while Terrakube adds the path to an agent's URL and to `TERRAKUBE_DEFAULT_EXECUTOR`. A
 /// dispatch is answered 202 as soon as it is safe on disk, and runs once however often it is delivered. Health is at
-/// /actuator/health, metrics are at /metrics.
+/// /actuator/health, metrics are at /metrics, or on the port of --health-listen.
 ///
 /// Requests must carry the platform's token, signed with the secret in the environment variable `InternalSecret`.
 #[derive(Args, Clone, Debug, Default)]
@@ -266,6 +266,7 @@ mod tests {
     fn all_errors_are_reported_at_once_with_their_names() {
         let args: ServeArgs = from_variables(&[
             (env::LISTEN, "nowhere"),
+            (env::HEALTH_LISTEN, "8091"),
             (env::TARGET, "process"),
             (env::SHUTDOWN_SECONDS, "soon"),
             (env::CONCURRENCY, "0"),
@@ -284,6 +285,7 @@ mod tests {
                 "InternalSecret",
                 "MAYFLY_CONCURRENCY",
                 "MAYFLY_EXECUTOR",
+                "MAYFLY_HEALTH_LISTEN",
                 "MAYFLY_LISTEN",
                 "MAYFLY_PERSISTENT_EXECUTOR_URL",
                 "MAYFLY_ROUTE_STRICT",

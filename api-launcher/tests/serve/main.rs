@@ -9,5 +9,6 @@ mod crashes;
 mod harness;
 mod hidden;
 mod journeys;
+mod overload;
 mod page;
 mod routing;

@@ -183,6 +183,8 @@ pub const POD_UID: &str = "MAYFLY_POD_UID";
 
 /// Listen address of the launcher's HTTP service.
 pub const LISTEN: &str = "MAYFLY_LISTEN";
+/// Listen address of the launcher's health checks and metrics.
+pub const HEALTH_LISTEN: &str = "MAYFLY_HEALTH_LISTEN";
 /// Where accepted steps run: `process` starts executors on the launcher's own machine.
 pub const TARGET: &str = "MAYFLY_TARGET";
 /// How many executors the `process` target runs at a time.

@@ -1,10 +1,11 @@
-//! Basic services of all Mayfly processes: diagnostics on stderr, hardening, child processes and their secrets, settings,
+//! Basic services of all Mayfly processes: diagnostics on stderr, hardening, limits, child processes and their secrets, settings,
 //! deadlines and private files. Knows neither runs nor platforms nor Kubernetes.
 
 pub mod deadline;
 pub mod handover;
 pub mod hardening;
 pub mod memory_file;
+pub mod open_files;
 pub mod private_file;
 pub mod process_table;
 pub mod reaper;

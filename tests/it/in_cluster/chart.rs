@@ -155,6 +155,7 @@ struct Installed {
     documents: Vec<Document>,
     /// Of the launcher, which listens on it once its pod is made.
     port: Port,
+    health_port: Port,
 }
 
 impl Installed {
@@ -167,10 +168,11 @@ impl Installed {
 
     /// A cluster where all is there that the release needs, and nothing of it.
     async fn prepared(over: Value) -> Option<Self> {
-        let port = Port::take().unwrap();
+        let [port, health_port] = [(); 2].map(|()| Port::take().unwrap());
+        let service = json!({"port": port.number(), "healthPort": health_port.number()});
         let mut values = json!({
             "auth": {"internalSecret": {"existingSecret": "internal"}},
-            "launcher": {"listenAddress": "127.0.0.1", "service": {"port": port.number()}},
+            "launcher": {"listenAddress": "127.0.0.1", "service": service},
             // What runs find here is the tool on this machine, and a repository on it.
             "executor": {"cli": {"toolSelection": "installed"}},
             "persistence": {"state": {"enabled": true}},
@@ -188,6 +190,7 @@ impl Installed {
             values,
             documents,
             port,
+            health_port,
         };
         installed.prepare().await;
         installed.put_images();
@@ -333,13 +336,16 @@ impl Installed {
         for (key, value) in selector {
             assert_eq!(template["metadata"]["labels"][key], *value, "{service}");
         }
-        let port = &service.value["spec"]["ports"][0];
-        let of_container = &template["spec"]["containers"][0]["ports"][0];
-        assert_eq!(port["targetPort"], of_container["name"], "{service}");
-        assert_eq!(
-            (&port["port"], &of_container["containerPort"]),
-            (&json!(self.port.number()), &json!(self.port.number()))
-        );
+        for (index, expected) in [&self.port, &self.health_port].into_iter().enumerate() {
+            let port = &service.value["spec"]["ports"][index];
+            let of_container = &template["spec"]["containers"][0]["ports"][index];
+            assert_eq!(port["targetPort"], of_container["name"], "{service}");
+            let expected = json!(expected.number());
+            assert_eq!(
+                (&port["port"], &of_container["containerPort"]),
+                (&expected, &expected)
+            );
+        }
     }
 
     /// The launcher's pod.
