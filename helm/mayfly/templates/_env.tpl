@@ -221,6 +221,7 @@ relay: executors behind the relay of a hub get no way to the platform, and no se
 {{- $env := list
   (dict "name" "MAYFLY_TARGET" "value" $launcher.target)
   (dict "name" "MAYFLY_LISTEN" "value" (printf "%s:%d" $launcher.listenAddress (int $launcher.service.port)))
+  (dict "name" "MAYFLY_HEALTH_LISTEN" "value" (printf "%s:%d" $launcher.listenAddress (int $launcher.service.healthPort)))
   (dict "name" "MAYFLY_LOG" "value" .root.Values.log.level)
   (dict "name" "MAYFLY_POD_NAME" "valueFrom" (dict "fieldRef" (dict "fieldPath" "metadata.name")))
   (dict "name" "MAYFLY_DRAIN_SECONDS" "value" (toString (int $launcher.shutdown.drainSeconds)))

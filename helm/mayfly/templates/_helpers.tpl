@@ -226,6 +226,25 @@ matchExpressions:
 {{- end }}
 {{- end -}}
 
+{{/* Who may reach the launcher: the pods of `helm test`, and these peers or every pod. Takes root, peers, and runs, whether these too. */}}
+{{- define "mayfly.launcher.peers" -}}
+{{- $test := dict "app.kubernetes.io/instance" .root.Release.Name "app.kubernetes.io/component" "test" -}}
+{{- $peers := list (dict "namespaceSelector" dict) -}}
+{{- with .peers }}{{ $peers = append . (dict "podSelector" (dict "matchLabels" $test)) }}{{ end -}}
+{{- $all := list -}}
+{{- range $peers -}}
+{{- $peer := deepCopy . -}}
+{{- if not (or $.runs (hasKey $peer "ipBlock")) -}}
+{{- $selector := default dict $peer.podSelector -}}
+{{- $noRun := dict "key" "app.kubernetes.io/name" "operator" "NotIn" "values" (list "mayfly-executor") -}}
+{{- $_ := set $selector "matchExpressions" (append (default list $selector.matchExpressions) $noRun) -}}
+{{- $_ := set $peer "podSelector" $selector -}}
+{{- end -}}
+{{- $all = append $all $peer -}}
+{{- end -}}
+{{- toYaml $all -}}
+{{- end -}}
+
 {{/* Topology spread with the selector filled in. Takes constraints and selector. */}}
 {{- define "mayfly.topologySpread" -}}
 {{- $all := list -}}

@@ -115,6 +115,9 @@
 {{- if and $values.networkPolicy.enabled $values.networkPolicy.launcher.restrictEgress (include "mayfly.launcher.runs" .) (not $values.networkPolicy.launcher.apiServerCidrs) -}}
 {{- fail "networkPolicy.launcher.apiServerCidrs: are required with networkPolicy.launcher.restrictEgress" -}}
 {{- end -}}
+{{- if eq (int $launcher.service.port) (int $launcher.service.healthPort) -}}
+{{- fail "launcher.service.healthPort: must differ from launcher.service.port" -}}
+{{- end -}}
 {{- if and $values.admissionPolicy.enabled (not (include "mayfly.launcher.runs" .)) (not $values.agent.enabled) -}}
 {{- fail "admissionPolicy.enabled: needs a launcher with target `kubernetes` or an agent, since it knows their runs by what only they have" -}}
 {{- end -}}

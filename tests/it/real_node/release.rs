@@ -40,6 +40,7 @@ async fn helm_installs_tests_and_removes_a_release_and_leaves_nothing_but_tests(
     let said = stage.fixture.helm(&test);
     for words in [
         "GET /actuator/health/readiness: 200",
+        "GET /metrics: 200",
         "POST /api/v1/terraform-rs: 401",
         "Nothing is missing",
         "the canary sings",

@@ -148,9 +148,9 @@ fn every_variable_that_the_chart_sets_is_read_by_a_program() {
                     .iter()
                     .filter_map(|other| other["value"].as_str())
                     .any(|value| value.contains(&of_others));
-                // The test's own script reads these two.
-                let of_script =
-                    container.contains("http") && ["HOST", "PORT"].contains(&variable.as_str());
+                // The test's own script reads these.
+                let of_script = container.contains("http")
+                    && ["HOST", "PORT", "HEALTH_PORT"].contains(&variable.as_str());
                 let read = known.contains(&variable)
                     || OF_OTHERS.contains(&variable.as_str())
                     || of_users.contains(&variable)
@@ -246,6 +246,10 @@ const OTHERWISE: &[(&str, &str)] = &[
     ("MAYFLY_AGENT_ON_STOP", "the help names both targets"),
     ("MAYFLY_AGENT_SERVICE_URL", "it is required"),
     ("MAYFLY_AGENT_LISTEN", "the kubelet asks for the health"),
+    (
+        "MAYFLY_HEALTH_LISTEN",
+        "the kubelet and Prometheus ask on a port that runs do not reach",
+    ),
     ("MAYFLY_POOLS_FILE", "one of them is a hub"),
     (
         "MAYFLY_POOL_STORE",
