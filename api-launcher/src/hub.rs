@@ -33,7 +33,7 @@ use pool_protocol::id::PoolName;
 use pool_store::{OpenError, Page, Store, TaskView};
 use runtime::private_file::private_folder;
 use runtime::setting::is_wrong_place;
-use tokio::sync::{Notify, Semaphore};
+use tokio::sync::Notify;
 
 use self::budget::Budget;
 use self::heartbeats::JobHeartbeats;
@@ -47,6 +47,7 @@ use self::shares::Shares;
 use self::tails::Tails;
 use self::views::CachedViews;
 use self::watched_file::WatchedFile;
+use self::wire::Exchanges;
 use crate::data::DataError;
 use crate::dispatch::Readiness;
 use crate::metrics::Metrics;
@@ -60,8 +61,6 @@ pub(crate) use self::submit::SubmitError;
 const MAX_POLLS: usize = 2000;
 /// Those of one pool.
 const MAX_POLLS_OF_A_POOL: usize = 1000;
-/// Forms of exchanges whose bodies are read at a time.
-const MAX_EXCHANGES: usize = 64;
 /// The timeout for reading a form.
 const FORM_TIMEOUT: Duration = Duration::from_secs(10);
 
@@ -84,8 +83,7 @@ pub(crate) struct Hub {
     polls: Arc<Shares<PoolName>>,
     /// The bytes in progress for agents and executors.
     budget: Budget,
-    /// Forms of exchanges whose bodies are read.
-    exchanges: Semaphore,
+    exchanges: Arc<Exchanges>,
     /// How long a lease is valid.
     lease: Duration,
     /// Notified when there may be an outcome to report.
@@ -170,7 +168,7 @@ impl Hub {
             measuring: Mutex::new(()),
             polls: Shares::new(MAX_POLLS_OF_A_POOL, MAX_POLLS),
             budget: Budget::new(),
-            exchanges: Semaphore::new(MAX_EXCHANGES),
+            exchanges: Arc::default(),
             lease,
             ended: Notify::new(),
             shutdown,

@@ -24,6 +24,7 @@ use pool_protocol::version::{MAX_HEADER, MIN_HEADER, Versions};
 use super::{Hub, relay};
 
 pub(crate) use self::answer::Failure;
+pub(super) use self::exchange::Exchanges;
 
 /// The largest body of a call that names many leases.
 const MANY_LEASES: usize = 512 * 1024;

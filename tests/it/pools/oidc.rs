@@ -1,11 +1,15 @@
 //! Tests of the exchange of OpenID tokens, and of an agent without a pool token.
 
 use std::fs;
+use std::io::Write as _;
+use std::net::TcpStream;
 use std::process::Command;
+use std::time::Duration;
 
 use integration_tests::Running;
 use integration_tests::process::Stream;
 use jsonwebtoken::Algorithm;
+use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use nix::sys::signal::Signal;
 use pool_protocol::path;
 use pool_protocol::problem::Code;
@@ -142,6 +146,32 @@ impl OidcFixture {
         )
         .unwrap();
     }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn slow_forms_without_a_token_do_not_delay_an_exchange() {
+    let (_, most) = getrlimit(Resource::RLIMIT_NOFILE).unwrap();
+    setrlimit(Resource::RLIMIT_NOFILE, most.min(8192), most).unwrap();
+    let fixture = OidcFixture::new().await;
+    let hub = fixture.fixture.serve();
+    let head = format!(
+        "POST {} HTTP/1.1\r\nHost: hub\r\nContent-Length: 20000\r\n\r\ngrant_type=",
+        path::TOKEN
+    );
+    let slow: Vec<_> = (0..640)
+        .map(|_| {
+            let mut stream = TcpStream::connect(hub.address()).unwrap();
+            stream.write_all(head.as_bytes()).unwrap();
+            stream
+        })
+        .collect();
+    // All others end after 10 s.
+    let token = fixture.token();
+    let exchange = fixture.exchange(&hub, &token);
+    let answer = tokio::time::timeout(Duration::from_secs(5), exchange).await;
+    let (status, answer) = answer.expect("the exchange waits for slow forms");
+    assert_eq!(status, StatusCode::OK, "{answer}");
+    drop(slow);
 }
 
 #[tokio::test(flavor = "multi_thread")]

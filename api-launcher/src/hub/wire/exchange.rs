@@ -1,5 +1,7 @@
 //! Exchanges the token of an OpenID provider for an access token of a pool (RFC 8693).
 
+mod places;
+
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -18,6 +20,8 @@ use pool_protocol::token::AccessGrant;
 use tracing::{info, warn};
 use url::form_urlencoded;
 
+pub(crate) use self::places::Exchanges;
+
 use crate::http::body;
 use crate::hub::oidc::{IdToken, Refusal};
 use crate::hub::{FORM_TIMEOUT, Hub};
@@ -34,13 +38,14 @@ const RETRY_AFTER: u32 = 30;
 pub(super) async fn exchange(State(hub): State<Arc<Hub>>, body: Body) -> Response {
     // The spawned task completes a request to a provider even if the sender disconnects.
     let exchanged = tokio::spawn(async move {
-        let form = {
-            // No token is checked before the body is read, so few are read at a time.
-            let _place = hub.exchanges.acquire().await;
-            tokio::time::timeout(FORM_TIMEOUT, body::read(body, MAX_FORM_BYTES)).await
+        let too_many = || {
+            let text = "the hub has too many exchanges in progress";
+            failure(ExchangeCode::TemporarilyUnavailable, text)
         };
-        let Ok(Ok(form)) = form else {
-            return Err(invalid("the body cannot be read"));
+        let place = hub.exchanges.enter().ok_or_else(too_many)?;
+        let reading = tokio::time::timeout(FORM_TIMEOUT, body::read(body, MAX_FORM_BYTES));
+        let Ok(Ok(form)) = place.read(reading).await.ok_or_else(too_many)? else {
+            return Err(invalid("the body cannot be read, or takes too long"));
         };
         hub.exchange(&form).await
     });
