@@ -1,7 +1,7 @@
 //! The status page: pools, agents, the queue and runs, for people. It is read-only, works without JavaScript, and loads
 //! nothing from other sites. It never contains job data.
 //!
-//! - [`access`] says who sees what.
+//! - [`access`] says who sees what, and [`sessions`] how long a browser does.
 //! - [`overview`], [`pool`] and [`run`] turn what the store says into markup. Pure.
 //! - [`json`] is the same for scripts.
 //! - [`source`] says whose runs these are.
@@ -13,12 +13,14 @@ mod json;
 mod overview;
 mod pool;
 mod run;
+mod sessions;
 mod source;
 #[cfg(test)]
 mod tests;
 mod timeline;
 pub(super) mod words;
 
+use std::sync::Arc;
 use std::time::SystemTime;
 
 use axum::Router;
@@ -33,6 +35,7 @@ use tracing::error;
 
 use self::access::{Site, Viewer};
 use self::overview::Summary;
+use self::sessions::Sessions;
 pub(crate) use self::source::Source;
 
 /// The largest number of rows of a list.
@@ -61,7 +64,11 @@ pub(crate) fn router(source: Source, open: bool) -> Router {
         .route("/ui/script.js", get(script))
         .route("/ui/icon.svg", get(icon))
         .layer(map_response(secure))
-        .with_state(Site { source, open })
+        .with_state(Site {
+            source,
+            open,
+            sessions: Arc::new(Sessions::new(SystemTime::now())),
+        })
 }
 
 /// Why a page is not shown.

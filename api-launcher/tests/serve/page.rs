@@ -59,6 +59,29 @@ async fn runs_of_this_machine_are_on_the_page_from_the_queue_to_their_end() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn the_open_page_is_not_for_clients_of_a_proxy_or_of_another_name() {
+    let fixture = Fixture::new();
+    let launcher = fixture.serve(&[("MAYFLY_ALLOW_UNAUTHENTICATED", "page")]);
+    let client = reqwest::Client::builder().no_proxy().build().unwrap();
+    for (name, value, expected) in [
+        ("Accept", "text/html", 200),
+        ("Host", "localhost:8090", 200),
+        ("Host", "runs.example.com", 401),
+        ("Via", "1.1 proxy", 401),
+        ("X-Real-IP", "192.0.2.1", 401),
+        ("X-Forwarded-For", "127.0.0.1", 401),
+        ("X-Forwarded-Proto", "https", 401),
+        ("Forwarded", "for=127.0.0.1", 401),
+    ] {
+        for path in ["/ui", "/pools"] {
+            let request = client.get(launcher.url(path)).header(name, value);
+            let status = request.send().await.unwrap().status();
+            assert_eq!(status, expected, "{path} with {name}: {value}");
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn without_permission_there_is_no_page() {
     let fixture = Fixture::new();
     let launcher = fixture.serve(&[]);

@@ -215,6 +215,11 @@ async fn a_browser_shows_pools_and_runs_with_and_without_scripts() {
     browser.enter(operator.reveal()).unwrap();
     let html = browser.until("Free slots").unwrap();
     assert!(html.contains("/ui/pools/eu") && html.contains("/ui/pools/us"));
+    let log_out = "document.querySelector('form[action=\"/ui/logout\"] button').click()";
+    browser.value(log_out).unwrap();
+    browser.until("Log in</h1>").unwrap();
+    browser.open(&page("/ui")).unwrap();
+    browser.until("Log in</h1>").unwrap();
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -281,24 +286,57 @@ async fn pages_need_a_token_that_may_see_them() {
     for path in ["/ui/pools/eu", &run, &log] {
         assert_eq!(status(path, us.reveal()).await, StatusCode::NOT_FOUND);
     }
-    // A form from another site does not start a session.
-    let form = format!("token={}", us.reveal());
-    for (site, expected) in [
-        ("cross-site", StatusCode::UNAUTHORIZED),
-        ("same-origin", StatusCode::SEE_OTHER),
-    ] {
-        let request = reqwest::Client::builder()
-            .no_proxy()
-            .redirect(reqwest::redirect::Policy::none())
-            .build()
-            .unwrap()
-            .post(format!("{}/ui/login", hub.url()));
-        let request = request.header("sec-fetch-site", site).body(form.clone());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_session_begins_at_this_site_and_ends_with_its_logout() {
+    let fixture = Fixture::new().await;
+    write_pools(&fixture, &[&fixture.token], &OperatorToken::new());
+    let hub = fixture.serve();
+    let client = reqwest::Client::builder()
+        .no_proxy()
+        .redirect(reqwest::redirect::Policy::none())
+        .build()
+        .unwrap();
+    let login = async |name: &str, value: &str| {
+        let request = client.post(format!("{}/ui/login", hub.url()));
+        let form = format!("token={}", fixture.token.reveal());
+        let request = request.header(name, value).body(form);
         let response = request.send().await.unwrap();
-        assert_eq!(response.status(), expected, "{site}");
-        let has_session = response.headers().contains_key("set-cookie");
-        assert_eq!(has_session, expected == StatusCode::SEE_OTHER);
+        let cookie = response.headers().get("set-cookie");
+        let cookie = cookie.map(|cookie| cookie.to_str().unwrap().to_owned());
+        let session = cookie.and_then(|cookie| Some(cookie.split_once(';')?.0.to_owned()));
+        assert_eq!(
+            response.status() == StatusCode::SEE_OTHER,
+            session.is_some(),
+            "{name}: {value}"
+        );
+        session
+    };
+    for (name, value) in [
+        ("sec-fetch-site", "cross-site"),
+        ("origin", "http://evil.example"),
+        ("origin", "null"),
+    ] {
+        assert_eq!(login(name, value).await, None, "{name}: {value}");
     }
+    let first = login("sec-fetch-site", "same-origin").await.unwrap();
+    let second = login("origin", &hub.url()).await.unwrap();
+    let seen = async |session: &str| {
+        let request = client.get(format!("{}/ui", hub.url()));
+        let request = request.header("cookie", session);
+        request.send().await.unwrap().status()
+    };
+    let log_out = async |session: &str, origin: &str| {
+        let request = client.post(format!("{}/ui/logout", hub.url()));
+        let request = request.header("cookie", session).header("origin", origin);
+        request.send().await.unwrap();
+    };
+    log_out(&first, "http://evil.example").await;
+    assert_eq!(seen(&first).await, StatusCode::OK);
+    log_out(&first, &hub.url()).await;
+    assert_eq!(seen(&first).await, StatusCode::UNAUTHORIZED);
+    assert_eq!(seen(&second).await, StatusCode::OK);
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -2,7 +2,8 @@
 //! token, or a trusted proxy names them. A browser logs in with a token and gets a session, which ends with its token.
 
 use std::net::{IpAddr, SocketAddr};
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
 
 use axum::body::Body;
 use axum::extract::{ConnectInfo, FromRequestParts, State};
@@ -13,6 +14,7 @@ use pool_protocol::id::PoolName;
 use pool_protocol::token::{OperatorToken, PoolToken};
 use url::form_urlencoded;
 
+use super::sessions::{LIFETIME, Sessions};
 use super::{Source, frame};
 use crate::http::auth::bearer;
 use crate::http::body;
@@ -20,8 +22,6 @@ use crate::hub::FORM_TIMEOUT;
 use crate::hub::pools::Pools;
 
 const COOKIE: &str = "mayfly_session";
-/// The lifetime of a session: half a working day.
-const SESSION: Duration = Duration::from_hours(4);
 /// Means all pools in a session.
 const ALL: &str = "*";
 const HOME: &str = "/ui";
@@ -34,6 +34,7 @@ pub(super) struct Site {
     pub(super) source: Source,
     /// Clients on this machine need no token.
     pub(super) open: bool,
+    pub(super) sessions: Arc<Sessions>,
 }
 
 /// The user of a page.
@@ -77,9 +78,11 @@ impl Site {
     pub(super) fn viewer(&self, parts: &Parts) -> Option<Viewer> {
         let peer = parts.extensions.get::<ConnectInfo<SocketAddr>>();
         let peer = peer.map(|ConnectInfo(peer)| peer.ip().to_canonical());
-        // The `Host` header counts too, because another site can let its own name resolve to this machine.
-        let is_on_this_machine =
-            peer.is_some_and(|peer| peer.is_loopback()) && is_local(&parts.headers);
+        // The `Host` header counts too, because another site can let its own name resolve to this machine. A proxy on this
+        // machine has clients elsewhere.
+        let is_on_this_machine = peer.is_some_and(|peer| peer.is_loopback())
+            && is_local(&parts.headers)
+            && !is_forwarded(&parts.headers);
         if self.open && is_on_this_machine {
             return Some(Viewer::Open);
         }
@@ -100,7 +103,7 @@ impl Site {
         }
         let keys = hub.keys.current();
         let session = keys.verify_session(cookie(&parts.headers)?)?;
-        Credential::of_session(session, now)
+        Credential::parse(self.sessions.credential(session, now)?)
             .filter(|credential| credential.is_valid(&pools, now))
             .map(Credential::viewer)
     }
@@ -129,26 +132,21 @@ impl Credential {
         })
     }
 
-    /// Returns the content of a session, without its code.
-    fn session(&self, now: SystemTime) -> String {
-        let end = unix(now + SESSION);
+    /// Returns the credential as it is in a session.
+    fn to_text(&self) -> String {
         let pool = self.pool.as_ref().map_or(ALL, PoolName::as_str);
-        format!("{end}.{pool}.{}", self.digest)
+        format!("{pool}.{}", self.digest)
     }
 
-    fn of_session(session: &str, now: SystemTime) -> Option<Self> {
-        let mut parts = session.splitn(3, '.');
-        let end: u64 = parts.next()?.parse().ok()?;
-        if end <= unix(now) {
-            return None;
-        }
-        let pool = match parts.next()? {
+    fn parse(text: &str) -> Option<Self> {
+        let (pool, digest) = text.split_once('.')?;
+        let pool = match pool {
             ALL => None,
             name => Some(name.parse().ok()?),
         };
         Some(Self {
             pool,
-            digest: parts.next()?.to_owned(),
+            digest: digest.to_owned(),
         })
     }
 
@@ -203,14 +201,20 @@ pub(super) async fn login(State(site): State<Site>, headers: HeaderMap, body: Bo
         let page = frame::login(next, Some(text));
         return frame::respond(StatusCode::UNAUTHORIZED, &page);
     };
-    let session = hub.keys.current().sign_session(&credential.session(now));
-    with_cookie(redirect(next), &session, SESSION, &headers)
+    let session = site.sessions.begin(&credential.to_text(), now);
+    let session = hub.keys.current().sign_session(&session);
+    with_cookie(redirect(next), &session, LIFETIME, &headers)
 }
 
-/// Handles the logout: removes the session from the browser.
-pub(super) async fn logout(headers: HeaderMap) -> Response {
+/// Handles the logout: ends the session, and removes it from the browser.
+pub(super) async fn logout(State(site): State<Site>, headers: HeaderMap) -> Response {
     if is_cross_site(&headers) {
         return redirect(HOME);
+    }
+    if let (Source::Hub(hub), Some(cookie)) = (&site.source, cookie(&headers))
+        && let Some(session) = hub.keys.current().verify_session(cookie)
+    {
+        site.sessions.end(session);
     }
     with_cookie(redirect("/ui/login"), "", Duration::ZERO, &headers)
 }
@@ -269,10 +273,35 @@ fn named(pools: &Pools, peer: IpAddr, headers: &HeaderMap) -> Option<String> {
     (!name.is_empty()).then_some(name)
 }
 
-/// Returns whether another site caused the request, according to the browser.
+/// Returns whether another site caused the request, according to the browser. Browsers send `Sec-Fetch-Site` only over TLS
+/// and to this machine. Without it, `Origin` must be this site.
 fn is_cross_site(headers: &HeaderMap) -> bool {
-    let site = headers.get("sec-fetch-site");
-    site.is_some_and(|site| site != "same-origin" && site != "none")
+    if let Some(site) = headers.get("sec-fetch-site") {
+        return site != "same-origin" && site != "none";
+    }
+    let Some(origin) = headers.get(header::ORIGIN) else {
+        return false;
+    };
+    let origin = origin
+        .to_str()
+        .ok()
+        .and_then(|origin| origin.split_once("://"));
+    let is_origin =
+        |host: &&str| origin.is_some_and(|(_, origin)| origin.eq_ignore_ascii_case(host));
+    // A proxy may replace the `Host` header. A page of another site cannot set the other one.
+    let mut hosts = ["host", "x-forwarded-host"]
+        .into_iter()
+        .filter_map(|name| headers.get(name)?.to_str().ok()?.split(',').next())
+        .map(str::trim);
+    !hosts.any(|host| is_origin(&host))
+}
+
+/// Returns whether a proxy has sent the request for another client.
+fn is_forwarded(headers: &HeaderMap) -> bool {
+    headers.keys().any(|name| {
+        let name = name.as_str();
+        matches!(name, "forwarded" | "via" | "x-real-ip") || name.starts_with("x-forwarded-")
+    })
 }
 
 /// Whether the browser has a connection without TLS to this machine. A proxy with TLS may hide both: `Origin` has what the
@@ -307,14 +336,10 @@ fn cookie(headers: &HeaderMap) -> Option<&str> {
         .map(|(_, value)| value)
 }
 
-fn unix(time: SystemTime) -> u64 {
-    time.duration_since(UNIX_EPOCH)
-        .unwrap_or_default()
-        .as_secs()
-}
-
 #[cfg(test)]
 mod tests {
+    use std::time::UNIX_EPOCH;
+
     use rstest::rstest;
 
     use super::*;
@@ -369,16 +394,12 @@ mod tests {
     }
 
     #[test]
-    fn a_session_is_valid_for_its_lifetime_and_while_its_token_is_in_the_file() {
+    fn a_session_is_valid_while_its_token_is_in_the_file() {
         let (eu, operator) = (PoolToken::new("eu".parse().unwrap()), OperatorToken::new());
         for token in [eu.reveal(), operator.reveal()] {
             let credential = Credential::of_token(token).unwrap();
-            let session = credential.session(now());
-            let read = |time| Credential::of_session(&session, time);
-            let almost = SESSION.checked_sub(Duration::from_secs(1)).unwrap();
-            assert_eq!(read(now() + almost), Some(credential));
-            assert_eq!(read(now() + SESSION), None);
-            let read = read(now()).unwrap();
+            let read = Credential::parse(&credential.to_text()).unwrap();
+            assert_eq!(read, credential);
             assert!(read.is_valid(&file(&eu, &operator), now()));
             let others = (PoolToken::new("eu".parse().unwrap()), OperatorToken::new());
             assert!(!read.is_valid(&file(&others.0, &others.1), now()));
@@ -438,17 +459,50 @@ mod tests {
         let found = headers(&[("cookie", "a=b; mayfly_session=x.y=z; c")]);
         assert_eq!(cookie(&found), Some("x.y=z"));
         assert_eq!(cookie(&headers(&[("cookie", "xmayfly_session=1")])), None);
-        assert!(is_cross_site(&headers(&[("sec-fetch-site", "cross-site")])));
-        assert!(!is_cross_site(&headers(&[(
-            "sec-fetch-site",
-            "same-origin"
-        )])));
+    }
+
+    #[rstest]
+    #[case(&[], false)]
+    #[case(&[("sec-fetch-site", "same-origin"), ("origin", "https://hub.example.com")], false)]
+    #[case(&[("sec-fetch-site", "none")], false)]
+    #[case(&[("sec-fetch-site", "same-site")], true)]
+    #[case(&[("sec-fetch-site", "cross-site"), ("origin", "http://hub:8090")], true)]
+    #[case(&[("origin", "http://hub:8090")], false)]
+    #[case(&[("origin", "http://HUB:8090")], false)]
+    #[case(&[("origin", "http://hub:8091")], true)]
+    #[case(&[("origin", "http://evil.example")], true)]
+    #[case(&[("origin", "http://hub:8090.evil.example")], true)]
+    #[case(&[("origin", "null")], true)]
+    #[case(&[("origin", "")], true)]
+    #[case(&[("origin", "https://hub.example.com"), ("x-forwarded-host", "hub.example.com, proxy")], false)]
+    #[case(&[("origin", "https://evil.example"), ("x-forwarded-host", "hub.example.com")], true)]
+    fn a_form_of_another_site_is_recognized(
+        #[case] sent: &[(&'static str, &str)],
+        #[case] expected: bool,
+    ) {
+        let mut all = headers(sent);
+        all.insert("host", HeaderValue::from_static("hub:8090"));
+        assert_eq!(is_cross_site(&all), expected);
+    }
+
+    #[rstest]
+    #[case("forwarded")]
+    #[case("via")]
+    #[case("x-real-ip")]
+    #[case("X-Forwarded-For")]
+    #[case("X-Forwarded-Host")]
+    fn a_request_through_a_proxy_is_recognized(#[case] name: &'static str) {
+        assert!(is_forwarded(&headers(&[(name, "a")])));
+        assert!(!is_forwarded(&headers(&[
+            ("host", "localhost"),
+            ("cookie", "via=a")
+        ])));
     }
 
     #[test]
     fn a_cookie_is_secure_unless_it_is_for_this_machine() {
         let cookie = |host| {
-            let response = with_cookie(redirect(HOME), "v", SESSION, &headers(&[("host", host)]));
+            let response = with_cookie(redirect(HOME), "v", LIFETIME, &headers(&[("host", host)]));
             response.headers()[header::SET_COOKIE]
                 .to_str()
                 .unwrap()
