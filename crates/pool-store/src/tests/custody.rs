@@ -153,8 +153,8 @@ async fn a_lease_ends_with_the_token_that_renewed_it_last(
     fixture.store.revoke(task, "new").await.unwrap();
     let end = fixture.view(task).await.end.unwrap();
     assert_eq!((end.reason, end.reported), (EndReason::Revoked, false));
-    let beat = fixture.store.lease_heartbeat(running.grant, &beat("x"));
-    assert_eq!(code(beat.await), Code::TaskAlreadyTerminal);
+    let sent = fixture.store.lease_heartbeat(running.grant, &beat("x")).await;
+    assert_eq!(code(sent), Code::TaskAlreadyTerminal);
     assert_eq!(fixture.store.to_report(10).await.unwrap()[0].task, task);
 
     // Nothing has happened yet under this lease, so another agent gets the task.
@@ -163,8 +163,8 @@ async fn a_lease_ends_with_the_token_that_renewed_it_last(
     fixture.store.revoke(waiting, CREDENTIAL).await.unwrap();
     let accepted = fixture.store.accept(leased.grant, &holder("y")).await;
     assert_eq!(code(accepted), Code::LeaseExpired);
-    let beat = fixture.store.lease_heartbeat(leased.grant, &beat("y"));
-    assert_eq!(code(beat.await), Code::LeaseExpired);
+    let sent = fixture.store.lease_heartbeat(leased.grant, &beat("y")).await;
+    assert_eq!(code(sent), Code::LeaseExpired);
     let view = fixture.view(waiting).await;
     assert_eq!((view.state, view.attempts), (TaskState::Available, 0));
 }

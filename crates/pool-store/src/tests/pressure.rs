@@ -27,10 +27,9 @@ async fn a_busy_pool_delays_another_by_one_transaction() {
     const MANY: usize = 300;
     let fixture = Fixture::open(Engine::Sqlite).await.unwrap();
     let busy = fixture.agent("one").await;
-    let registered = fixture
-        .store
-        .register(&other_pool(), CREDENTIAL, &registration("one"));
-    let calm = registered.await.unwrap().instance;
+    let us = other_pool();
+    let registered = fixture.store.register(&us, CREDENTIAL, &registration("one")).await;
+    let calm = registered.unwrap().instance;
     let task = fixture
         .store
         .submit(in_other_pool("1"))
