@@ -33,11 +33,16 @@ async fn a_dispatch_given_up_at_any_step_is_completed_by_the_next_delivery() {
     let fixture = or_skip!(Fixture::without_pods().await);
     let launcher = fixture.serve();
     // The third step comes after the answer.
-    let steps = &STEPS[..2];
-    let jobs = many(&job::plan(&Repository::fixture()), steps.len());
-    for (job, (verb, resource)) in jobs.iter().zip(steps) {
+    let given_up = [
+        ("create", "jobs", Fault::InternalError),
+        ("create", "secrets", Fault::TooManyRequests(1)),
+        ("create", "secrets", Fault::DropBefore),
+        ("create", "secrets", Fault::DropAfter),
+    ];
+    let jobs = many(&job::plan(&Repository::fixture()), given_up.len());
+    for (job, (verb, resource, fault)) in jobs.iter().zip(given_up) {
         let faults = fixture.cluster.faults();
-        faults.next_of(LAUNCHER, LONG, verb, resource, Fault::InternalError);
+        faults.next_of(LAUNCHER, LONG, verb, resource, fault);
         let refused = launcher.endpoint().post(job).await.unwrap();
         assert_eq!(refused, 503, "{verb} {resource}");
         faults.clear();

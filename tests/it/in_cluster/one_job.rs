@@ -4,8 +4,12 @@ use std::fs;
 
 use base64::Engine as _;
 use integration_tests::{Repository, job};
-use job_contract::{JobData, env};
-use test_cluster::{Fault, State};
+use job_contract::{Document, JobData, env};
+use k8s_openapi::api::core::v1::Secret;
+use kube::Api;
+use kube::api::PostParams;
+use serde_json::json;
+use test_cluster::{ADMIN, Fault, State};
 
 use super::{Fixture, LAUNCHER, deliver_all, job_data, many, name, post_all, suspended};
 
@@ -86,6 +90,45 @@ async fn a_delivery_cut_between_job_and_secret_is_completed_by_the_next() {
     other.accept(&plan).await;
     fixture.assert_exactly_one_each(&[plan]).await;
     assert_eq!(fixture.jobs_created(), 1);
+}
+
+/// Somebody who may create Secrets, and sees the Job, is faster than the launcher.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_document_that_somebody_else_stored_for_a_job_is_not_run() {
+    let fixture = or_skip!(Fixture::new().await);
+    let repository = Repository::fixture();
+    let plan = job::plan(&repository);
+    let marker = fixture.machine.data_dir().join("foreign-code-ran");
+    let script = format!("touch '{}'", marker.display());
+    let foreign = job::scripts(&repository, vec![job::bash(1, &script)]);
+    let foreign = job::in_job(&foreign, "13");
+    fixture.machine.queue(&[&plan]);
+    fixture.machine.queue(&[&foreign]);
+    let before = fixture.machine.record(&foreign);
+    let data = fixture.machine.data_dir();
+    let launcher = fixture.serve_with(&[(env::DATA_DIR, data.to_str().unwrap())]);
+    let faults = fixture.cluster.faults();
+    faults.next_of(LAUNCHER, 20, "create", "secrets", Fault::InternalError);
+    assert_eq!(launcher.endpoint().post(&plan).await.unwrap(), 503);
+    let state = fixture.state().await;
+    let secret = job_data(state.job(&name(&plan)).unwrap()).unwrap();
+    let secret = json!({
+        "metadata": {"name": secret},
+        "stringData": {"job-data": Document::written(&foreign).encode()},
+    });
+    let secret: Secret = serde_json::from_value(secret).unwrap();
+    let client = fixture.cluster.client(ADMIN).unwrap();
+    let secrets = Api::<Secret>::namespaced(client, &fixture.runs);
+    let stored = secrets.create(&PostParams::default(), &secret).await;
+    stored.unwrap();
+    faults.clear();
+    launcher.accept(&plan).await;
+    fixture.until_over(&plan, "Failed").await;
+    fixture
+        .until_reported(&plan, "the job data are not those of this run")
+        .await;
+    assert!(!marker.exists(), "the code of somebody else ran");
+    assert_eq!(fixture.machine.record(&foreign), before);
 }
 
 /// Documents of the platform, and one that no launcher would write so.
