@@ -3,6 +3,7 @@
 //!
 //! Every namespace enforces the restricted standard of pod security.
 
+mod crashes;
 mod endings;
 mod power;
 mod release;

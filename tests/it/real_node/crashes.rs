@@ -1,0 +1,254 @@
+//! A launcher dies between two requests of its dispatches, while the release's own launcher watches. The platform delivers
+//! again.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::future::pending;
+use std::process::Command;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use axum::Router;
+use axum::body::{Body, to_bytes};
+use axum::extract::Request;
+use axum::http::{Method, StatusCode};
+use axum::response::{IntoResponse as _, Response};
+use integration_tests::Repository;
+use job_contract::env;
+use k8s_openapi::api::apps::v1::Deployment;
+use k8s_openapi::api::batch::v1::Job;
+use k8s_openapi::api::core::v1::{ConfigMap, Service};
+use kube::{Client, ResourceExt};
+use serde_json::{Value, json};
+use test_platform::{Flow, NewJob, Status};
+use tokio::net::TcpListener;
+use tokio::time::Instant;
+
+use super::{PORT, Stage};
+use crate::in_cluster::Launcher;
+
+const STEP: &str = "customScripts";
+const SAID: &str = "the-script-ran";
+/// Seconds after the death.
+const DELIVERED_AGAIN: [u64; 4] = [20, 26, 30, 32];
+
+/// The request that the dying launcher never gets an answer to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Cut {
+    BeforeSecret,
+    BeforeRelease,
+}
+
+impl Cut {
+    fn falls_on(self, request: &Request) -> bool {
+        let path = request.uri().path();
+        match self {
+            Self::BeforeSecret => request.method() == Method::POST && path.ends_with("/secrets"),
+            Self::BeforeRelease => request.method() == Method::PATCH && path.contains("/jobs/"),
+        }
+    }
+}
+
+/// Passes requests to the API server, except those of the cut. Returns its address and how many it has kept.
+async fn cutting(client: Client, cut: Cut) -> (String, Arc<AtomicUsize>) {
+    let kept = Arc::new(AtomicUsize::new(0));
+    let counted = Arc::clone(&kept);
+    let pass = move |request: Request| {
+        let (client, counted) = (client.clone(), Arc::clone(&counted));
+        async move {
+            if cut.falls_on(&request) {
+                counted.fetch_add(1, Ordering::SeqCst);
+                return pending().await;
+            }
+            let (parts, body) = request.into_parts();
+            let body = to_bytes(body, usize::MAX).await.unwrap();
+            let request = axum::http::Request::from_parts(parts, body.to_vec().into());
+            let answer = client.send(request).await;
+            answer.map_or_else(
+                |_| StatusCode::BAD_GATEWAY.into_response(),
+                |answer| -> Response { answer.map(Body::new) },
+            )
+        }
+    };
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap().to_string();
+    let router = Router::new().fallback(pass);
+    tokio::spawn(async move { axum::serve(listener, router).await });
+    (address, kept)
+}
+
+/// A launcher beside the release's, as a process of this machine with the release's settings.
+async fn beside(stage: &Stage, api_server: &str) -> Launcher {
+    let fixture = &stage.fixture;
+    let folder = fixture
+        .node
+        .path(&format!("{}-{api_server}", fixture.namespace));
+    fs::create_dir_all(&folder).unwrap();
+    let written = |name: &str, content: &str| {
+        let file = folder.join(name);
+        fs::write(&file, content).unwrap();
+        file
+    };
+    let named = |kind: &str, value: Value| json!([{"name": "front", kind: value}]);
+    let kubeconfig = json!({
+        "apiVersion": "v1", "kind": "Config", "current-context": "front",
+        "clusters": named("cluster", json!({"server": format!("http://{api_server}")})),
+        "users": named("user", json!({})),
+        "contexts": named("context", json!({"cluster": "front", "user": "front"})),
+    });
+    let release = fixture.all::<Deployment>().get("mayfly").await.unwrap();
+    let pod = release.spec.unwrap().template.spec.unwrap();
+    let variables = pod.containers[0].env.iter().flatten();
+    let settings: BTreeMap<_, _> = variables
+        .filter_map(|variable| Some((&variable.name, variable.value.as_ref()?)))
+        .collect();
+    let mut command = Command::new(env!("CARGO_BIN_EXE_launcher_under_test"));
+    command
+        .args(["serve", "--target", "kubernetes"])
+        .env_clear()
+        .env("HOME", &folder)
+        .envs(settings)
+        .env("KUBECONFIG", written("kubeconfig", &kubeconfig.to_string()))
+        .env(env::INTERNAL_SECRET, stage.platform.secret())
+        .env(env::POD_NAME, "doomed")
+        .env(env::LISTEN, "127.0.0.1:0")
+        .env(env::LOG_FORMAT, "json");
+    for map in fixture.list::<ConfigMap>().await {
+        for (name, content) in map.data.unwrap_or_default() {
+            let variable = match name.as_str() {
+                "pod-template.yaml" => env::POD_TEMPLATE_FILE,
+                "policy.yaml" => env::POLICY_FILE,
+                _ => continue,
+            };
+            command.env(variable, written(&name, &content));
+        }
+    }
+    Launcher::start(&mut command)
+}
+
+/// The status of the answer, if there is one.
+async fn post(stage: &Stage, address: &str, document: &Value) -> Option<u16> {
+    let client = reqwest::Client::builder().no_proxy().build().unwrap();
+    let request = client
+        .post(format!("http://{address}/api/v1/terraform-rs"))
+        .bearer_auth(stage.platform.dispatch_token())
+        .header("content-type", "application/json")
+        .body(document.to_string());
+    Some(request.send().await.ok()?.status().as_u16())
+}
+
+/// A job that this test dispatches.
+fn waiting(stage: &Stage) -> u32 {
+    let workspace = stage
+        .platform
+        .workspace(stage.workspace(Repository::fixture()));
+    let template = vec![Flow::new(STEP, 100).with_script(&format!("echo {SAID}"))];
+    stage
+        .platform
+        .store_job(NewJob::new(&workspace, template), |job| {
+            job.status = Status::Queue;
+            job.steps[0].status = Status::Queue;
+            job.dispatched = Some(job.steps[0].id.clone());
+        })
+}
+
+/// Delivers again until that is accepted, and returns when the run is done.
+async fn deliver_again(stage: &Stage, service: &str, job: u32, document: &Value) {
+    stage
+        .fixture
+        .until("the delivery is accepted", async || {
+            match post(stage, service, document).await {
+                Some(202) => Some(()),
+                answer => {
+                    assert_eq!(answer, Some(503));
+                    None
+                }
+            }
+        })
+        .await;
+    stage
+        .fixture
+        .until("the run is done", async || {
+            let status = stage.platform.job(job).step_of(STEP).status;
+            assert_ne!(status, Status::Failed, "{}", stage.output(job, STEP));
+            (status == Status::Completed).then_some(())
+        })
+        .await;
+    let pods = stage.pods_of(&stage.name(job, STEP)).await;
+    assert_eq!(pods.len(), 1, "{pods:?}");
+    let output = stage.output(job, STEP);
+    let ran = output.lines().filter(|line| line.trim() == SAID).count();
+    assert_eq!(ran, 1, "{output}");
+}
+
+/// The jobs that a launcher was killed over, each with the document of its next delivery and the time for it.
+async fn orphans(stage: &Stage, cut: Cut) -> Vec<(u32, Value, Instant)> {
+    let (api_server, kept) = cutting(stage.fixture.client.clone(), cut).await;
+    let doomed = beside(stage, &api_server).await;
+    let address = doomed.endpoint().address;
+    // The platform encodes some steps anew. A run whose Secret is stored must not care.
+    let documents = match cut {
+        Cut::BeforeSecret => [false, true].as_slice(),
+        Cut::BeforeRelease => &[true],
+    };
+    let mut orphans = Vec::new();
+    for (is_other, after) in documents
+        .iter()
+        .flat_map(|is_other| DELIVERED_AGAIN.map(|after| (*is_other, after)))
+    {
+        let job = waiting(stage);
+        let mut document = stage.platform.job_data(job);
+        let first = document.clone();
+        if is_other {
+            document["encodedAgain"] = json!(true);
+        }
+        orphans.push((job, first, document, after));
+    }
+    let posts = orphans
+        .iter()
+        .map(|(_, first, ..)| post(stage, &address, first));
+    let killed = async {
+        stage
+            .fixture
+            .until("all dispatches reach the cut", async || {
+                (kept.load(Ordering::SeqCst) >= orphans.len()).then_some(())
+            })
+            .await;
+        doomed.crash();
+        Instant::now()
+    };
+    let (answers, killed) = tokio::join!(futures_util::future::join_all(posts), killed);
+    // A dispatch is accepted once its Secret is stored.
+    let accepted = (cut == Cut::BeforeRelease).then_some(202);
+    assert!(
+        answers.iter().all(|answer| *answer == accepted),
+        "{answers:?}"
+    );
+    let orphans = orphans.into_iter();
+    orphans
+        .map(|(job, _, document, after)| (job, document, killed + Duration::from_secs(after)))
+        .collect()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_launcher_killed_between_two_requests_loses_no_run_and_doubles_none() {
+    let Some(stage) = Stage::with(json!({})).await else {
+        return;
+    };
+    let service = stage.fixture.all::<Service>().get("mayfly").await.unwrap();
+    let service = format!("{}:{PORT}", service.spec.unwrap().cluster_ip.unwrap());
+    let mut runs = Vec::new();
+    for cut in [Cut::BeforeSecret, Cut::BeforeRelease] {
+        runs.extend(orphans(&stage, cut).await);
+    }
+    let (stage, service) = (&stage, &service);
+    let runs = runs.iter().map(|(job, document, at)| async move {
+        tokio::time::sleep_until(*at).await;
+        deliver_again(stage, service, *job, document).await;
+    });
+    futures_util::future::join_all(runs).await;
+    let made = stage.fixture.list::<Job>().await;
+    let names: Vec<_> = made.iter().map(ResourceExt::name_any).collect();
+    assert_eq!(names.len(), 3 * DELIVERED_AGAIN.len(), "{names:?}");
+}
