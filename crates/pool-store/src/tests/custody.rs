@@ -153,7 +153,10 @@ async fn a_lease_ends_with_the_token_that_renewed_it_last(
     fixture.store.revoke(task, "new").await.unwrap();
     let end = fixture.view(task).await.end.unwrap();
     assert_eq!((end.reason, end.reported), (EndReason::Revoked, false));
-    let sent = fixture.store.lease_heartbeat(running.grant, &beat("x")).await;
+    let sent = fixture
+        .store
+        .lease_heartbeat(running.grant, &beat("x"))
+        .await;
     assert_eq!(code(sent), Code::TaskAlreadyTerminal);
     assert_eq!(fixture.store.to_report(10).await.unwrap()[0].task, task);
 
@@ -163,7 +166,10 @@ async fn a_lease_ends_with_the_token_that_renewed_it_last(
     fixture.store.revoke(waiting, CREDENTIAL).await.unwrap();
     let accepted = fixture.store.accept(leased.grant, &holder("y")).await;
     assert_eq!(code(accepted), Code::LeaseExpired);
-    let sent = fixture.store.lease_heartbeat(leased.grant, &beat("y")).await;
+    let sent = fixture
+        .store
+        .lease_heartbeat(leased.grant, &beat("y"))
+        .await;
     assert_eq!(code(sent), Code::LeaseExpired);
     let view = fixture.view(waiting).await;
     assert_eq!((view.state, view.attempts), (TaskState::Available, 0));

@@ -28,7 +28,10 @@ async fn a_busy_pool_delays_another_by_one_transaction() {
     let fixture = Fixture::open(Engine::Sqlite).await.unwrap();
     let busy = fixture.agent("one").await;
     let us = other_pool();
-    let registered = fixture.store.register(&us, CREDENTIAL, &registration("one")).await;
+    let registered = fixture
+        .store
+        .register(&us, CREDENTIAL, &registration("one"))
+        .await;
     let calm = registered.unwrap().instance;
     let task = fixture
         .store
