@@ -52,16 +52,6 @@ impl Machine {
         path
     }
 
-    /// The program as a process of the user.
-    fn command(&self, program: &Path) -> Command {
-        let mut command = Command::new(program);
-        if geteuid().is_root() {
-            // Unlike `setpriv`, this drops root's rights before the program is executed.
-            command.uid(NOBODY).gid(NOBODY);
-        }
-        command
-    }
-
     /// Code that tries to look into every launcher and executor.
     fn attack(&self, launcher: &Path) -> Running {
         let program = self.programs.path().join("attacker");
@@ -73,18 +63,18 @@ impl Machine {
             .arg(source)
             .status();
         assert!(compiled.unwrap().success());
-        let mut command = self.command(&program);
-        command.arg(launcher).args(["serve", "executor"]);
-        let attacker = Running::start(&mut command);
+        let mut attack = command(&program);
+        attack.arg(launcher).args(["serve", "executor"]);
+        let attacker = Running::start(&mut attack);
         attacker.wait_for(Stream::Stdout, "ready");
         attacker
     }
 
     fn serve(&self, program: &Path) -> Launcher {
-        let mut command = self.command(program);
-        self.fixture.configure(&mut command);
-        command.env("MAYFLY_REPORT_KEY", secret());
-        Launcher::start(&mut command)
+        let mut serve = command(program);
+        self.fixture.configure(&mut serve);
+        serve.env("MAYFLY_REPORT_KEY", secret());
+        Launcher::start(&mut serve)
     }
 
     /// Starts and kills a launcher after some runs, and returns its log.
@@ -102,6 +92,16 @@ impl Machine {
         launcher.crash();
         log
     }
+}
+
+/// The program as a process of a user other than root.
+fn command(program: &Path) -> Command {
+    let mut command = Command::new(program);
+    if geteuid().is_root() {
+        // Unlike `setpriv`, this drops root's rights before the program is executed.
+        command.uid(NOBODY).gid(NOBODY);
+    }
+    command
 }
 
 /// What the attack came to, without `ready`.

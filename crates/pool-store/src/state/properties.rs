@@ -179,39 +179,9 @@ impl Scenario {
                 Ok(())
             }),
             Move::Heartbeat(lease, executor) => self.with(*lease, |scenario, grant| {
-                let heartbeat = &heartbeat(&executor.to_string());
-                let holder = &heartbeat.holder;
-                let beat = Event::Heartbeat { grant, heartbeat };
-                let accept = Event::Accept { grant, holder };
-                let known = &scenario.task;
-                let beat_result = apply(known, beat, now, &scenario.rules).map(|_| ());
-                let accept_result = apply(known, accept, now, &scenario.rules).map(|_| ());
-                // A heartbeat grants nothing that an acceptance would not.
-                prop_assert_eq!(&beat_result, &accept_result);
-                scenario.apply_twice(&beat, Some(grant))?;
-                if beat_result.is_ok() {
-                    scenario.granted.insert((grant.lease, holder.uid.clone()));
-                }
-                prop_assert!(scenario.granted.len() <= 1, "{:?}", scenario.granted);
-                Ok(())
+                scenario.send_heartbeat(grant, *executor)
             }),
-            Move::ForgottenHeartbeat(executor) => {
-                let grant = JobGrant {
-                    task: task.id,
-                    lease: LeaseId::new(),
-                    fencing_token: task.fencing_token + 1,
-                };
-                let heartbeat = &heartbeat(&executor.to_string());
-                self.apply_twice(&Event::Heartbeat { grant, heartbeat }, None)?;
-                if self.task.grant() == Some(grant) {
-                    // No executor that the store knows had accepted it.
-                    prop_assert!(self.granted.is_empty());
-                    self.granted
-                        .insert((grant.lease, heartbeat.holder.uid.clone()));
-                    self.leases.push(grant);
-                }
-                Ok(())
-            }
+            Move::ForgottenHeartbeat(executor) => self.send_forgotten_heartbeat(*executor),
             Move::Revoked => {
                 let credential = CREDENTIAL;
                 self.apply_twice(&Event::Revoked { credential }, None)?;
@@ -225,6 +195,42 @@ impl Scenario {
                 scenario.apply_twice(&Event::End { grant, ending, end }, Some(grant))
             }),
         }
+    }
+
+    /// A heartbeat grants nothing that an acceptance would not.
+    fn send_heartbeat(&mut self, grant: JobGrant, executor: usize) -> Result<(), TestCaseError> {
+        let heartbeat = &heartbeat(&executor.to_string());
+        let holder = &heartbeat.holder;
+        let beat = Event::Heartbeat { grant, heartbeat };
+        let accept = Event::Accept { grant, holder };
+        let result = |event| apply(&self.task, event, self.now, &self.rules).map(|_| ());
+        let beat_result = result(beat);
+        prop_assert_eq!(&beat_result, &result(accept));
+        self.apply_twice(&beat, Some(grant))?;
+        if beat_result.is_ok() {
+            self.granted.insert((grant.lease, holder.uid.clone()));
+        }
+        prop_assert!(self.granted.len() <= 1, "{:?}", self.granted);
+        Ok(())
+    }
+
+    /// The heartbeat of a lease that the store has lost, because it was restored.
+    fn send_forgotten_heartbeat(&mut self, executor: usize) -> Result<(), TestCaseError> {
+        let grant = JobGrant {
+            task: self.task.id,
+            lease: LeaseId::new(),
+            fencing_token: self.task.fencing_token + 1,
+        };
+        let heartbeat = &heartbeat(&executor.to_string());
+        self.apply_twice(&Event::Heartbeat { grant, heartbeat }, None)?;
+        if self.task.grant() == Some(grant) {
+            // No executor that the store knows had accepted it.
+            prop_assert!(self.granted.is_empty());
+            self.granted
+                .insert((grant.lease, heartbeat.holder.uid.clone()));
+            self.leases.push(grant);
+        }
+        Ok(())
     }
 
     fn with(
