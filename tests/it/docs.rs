@@ -129,7 +129,9 @@ fn every_name_of_ours_in_the_documents_exists() {
     let mut named = 0;
     for document in documents {
         let text = fs::read_to_string(&document).unwrap();
-        for name in words_after(&text, "MAYFLY_", |c| c.is_ascii_uppercase() || c == '_') {
+        for name in words_after(&text, "MAYFLY_", |c| {
+            c.is_ascii_uppercase() || c.is_ascii_digit() || c == '_'
+        }) {
             let name = format!("MAYFLY_{name}");
             assert!(known.contains(&name), "{}: {name}", document.display());
             named += 1;

@@ -113,7 +113,9 @@ async fn a_pool_with_another_boundary_has_no_relay() {
     let fixture = Fixture::new().await;
     let hub = fixture.serve();
     let (executor, lease) = leased(&fixture, &fixture.client(&hub)).await;
-    fixture.replace_pools("pools: {eu: {organizations: ['*'], boundary: direct}}");
+    let token = json!({"id": "t", "sha256": fixture.token.digest()});
+    let eu = json!({"organizations": ["*"], "boundary": "direct", "tokens": [token]});
+    fixture.replace_pools(&json!({"pools": {"eu": eu}}).to_string());
     let context = format!("/context/v1/{}", lease.task.job_id);
     let answer = executor.relay(&lease, Method::GET, &context, None).await;
     assert_eq!(answer.refused(), Code::ExecutorPoolForbidden);

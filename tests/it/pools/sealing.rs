@@ -8,7 +8,6 @@ use integration_tests::process::Stream;
 use integration_tests::{Repository, Running};
 use nix::sys::signal::Signal;
 use serde_json::json;
-use sqlx::{Connection as _, Row as _};
 use test_platform::{Flow, NewJob, Status, Workspace};
 
 use super::agent::ends_with;
@@ -90,10 +89,6 @@ impl SealingFixture {
             .filter(|file| has_secret(&fs::read(file).unwrap()))
             .collect()
     }
-
-    fn database(&self) -> String {
-        format!("sqlite:{}", self.fixture.path("store/pools.db").display())
-    }
 }
 
 fn keygen(folder: &Path) -> Output {
@@ -123,15 +118,6 @@ fn log_of(hub: Hub) -> String {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_hub_with_a_key_stores_no_secret_and_its_agent_runs_the_job() {
     let sealing = SealingFixture::new().await;
-    sealing.write_pools(&[]);
-    let hub = sealing.fixture.serve();
-    // The search finds secrets in unsealed documents.
-    let open = sealing.dispatched().await;
-    assert_ne!(sealing.found(), Vec::<PathBuf>::new());
-    sealing.fixture.platform.cancel(open).await;
-    log_of(hub);
-    fs::remove_dir_all(sealing.fixture.path("store")).unwrap();
-
     sealing.write_pools(&[&sealing.public]);
     let hub = sealing.fixture.serve();
     let job = sealing.dispatched().await;
@@ -149,41 +135,6 @@ async fn a_hub_with_a_key_stores_no_secret_and_its_agent_runs_the_job() {
     assert_eq!(sealing.fixture.times_run(), 1);
     let log = log_of(hub);
     assert!(!has_secret(log.as_bytes()), "{log}");
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn swapped_sealed_documents_are_refused() {
-    let sealing = SealingFixture::new().await;
-    sealing.write_pools(&[&sealing.public]);
-    let hub = sealing.fixture.serve();
-    let jobs = [sealing.dispatched().await, sealing.dispatched().await];
-    hub.crash();
-    let mut database = sqlx::SqliteConnection::connect(&sealing.database())
-        .await
-        .unwrap();
-    let rows = sqlx::query("SELECT task, data FROM payloads").fetch_all(&mut database);
-    let rows = rows.await.unwrap();
-    assert_eq!(rows.len(), 2);
-    for (row, other) in [(&rows[0], &rows[1]), (&rows[1], &rows[0])] {
-        let changed = sqlx::query("UPDATE payloads SET data = $1 WHERE task = $2")
-            .bind(other.get::<Vec<u8>, _>("data"))
-            .bind(row.get::<String, _>("task"));
-        changed.execute(&mut database).await.unwrap();
-    }
-    database.close().await.unwrap();
-    let hub = sealing.fixture.serve();
-    let agent = Running::start(&mut sealing.agent(&hub));
-    for job in jobs {
-        sealing
-            .fixture
-            .platform
-            .until_job(job, Status::Failed)
-            .await;
-    }
-    drop(agent);
-    assert_eq!(sealing.fixture.times_run(), 0);
-    let log = log_of(hub);
-    assert!(log.matches("does not open").count() >= 2, "{log}");
 }
 
 #[tokio::test(flavor = "multi_thread")]
