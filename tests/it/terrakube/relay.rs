@@ -376,8 +376,10 @@ async fn a_run_that_the_hub_has_given_up_stores_its_state_and_leaves_all_statuse
         "{lines:#?}"
     );
     assert_eq!(pool.stage.history(job), before);
-    let refused = pool.calls(&lease, "/heartbeat").into_iter();
-    assert!(refused.map(|call| call.status).any(|status| status == 409));
+    // Which call learns it first depends on time: a heartbeat, or a look at the job.
+    let calls = pool.calls(&lease, "").into_iter();
+    let refused = calls.filter(|call| call.status == 409);
+    assert_ne!(refused.count(), 0);
 }
 
 #[tokio::test(flavor = "multi_thread")]
