@@ -182,9 +182,9 @@ pub struct Task {
     pub traceparent: Option<String>,
 
     pub state: State,
-    /// Increases with each lease.
+    /// Increases with each lease, and when the platform says that the step runs without one.
     pub fencing_token: u64,
-    /// The current lease, or the last one.
+    /// The current lease, or the last one. `None` also if the platform says that the step runs without one.
     pub lease: Option<LeaseId>,
     /// The instance that has the task, or had it last.
     pub instance: Option<InstanceId>,

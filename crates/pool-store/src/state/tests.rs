@@ -512,15 +512,30 @@ fn a_task_whose_document_cannot_be_read_fails_after_five_attempts() {
 #[test]
 fn a_task_that_runs_at_the_platform_cannot_be_accepted() {
     let mut story = Story::leased();
+    let (grant, holder) = (story.grant(), holder("y"));
     story.decline(DeclineReason::Draining);
     story
         .happens(Event::PlatformState(PlatformState::Running))
         .unwrap();
-    let (grant, holder) = (story.grant(), holder("y"));
     let event = Event::Accept {
         grant,
         holder: &holder,
     };
+    assert_eq!(story.happens(event).unwrap_err(), Refusal::LeaseSuperseded);
+}
+
+#[rstest]
+fn an_ended_lease_does_not_end_a_task_that_runs_at_the_platform(
+    #[values(Ending::Completed, Ending::Failed, Ending::Cancelled)] ending: Ending,
+) {
+    let mut story = Story::leased();
+    let grant = story.grant();
+    story.decline(DeclineReason::Draining);
+    story
+        .happens(Event::PlatformState(PlatformState::Running))
+        .unwrap();
+    let end = &end();
+    let event = Event::End { grant, ending, end };
     assert_eq!(story.happens(event).unwrap_err(), Refusal::LeaseSuperseded);
 }
 

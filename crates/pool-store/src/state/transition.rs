@@ -193,6 +193,10 @@ impl TransitionBuilder<'_> {
                 next.state = State::Running;
                 next.heard_at = self.now;
                 next.holder = None;
+                // The last lease has ended, and another executor has the task. That one may have a lease with this number
+                // that a restored store does not know.
+                next.lease = None;
+                next.fencing_token += 1;
                 "the platform says that it runs".to_owned()
             }
             PlatformState::Over => {
