@@ -137,8 +137,7 @@ impl Hub {
         task: TaskId,
         lease: LeaseId,
     ) -> Result<JobGrant, Failure> {
-        let found = self.store.task(task).await?;
-        let found = found.filter(|view| view.pool == *agent.pool());
+        let found = self.store.task_of(agent.pool(), task).await?;
         let found = found.ok_or(Refusal::TaskNotFound)?;
         if found.lease != Some(lease) {
             return Err(Refusal::LeaseSuperseded.into());

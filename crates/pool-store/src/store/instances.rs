@@ -232,15 +232,18 @@ impl Store {
         }
         let mut held: Vec<_> = held.iter().collect();
         // All transactions change tasks in the same order. Another order could cause deadlocks.
-        held.sort_unstable_by_key(|held| held.task_id);
+        let key = |held: &HeldLease| (held.task_id, held.lease_id, held.fencing_token);
+        held.sort_unstable_by_key(|held| key(held));
+        // Each entry costs statements, which the other pools wait for.
+        held.dedup_by_key(|held| key(held));
         let mut stale = Vec::new();
         for held in held {
-            let known = match active.get(&held.task_id) {
-                Some(_) => tx.task(held.task_id).await?,
-                None => None,
-            };
             let is_its = |task: &Task| {
                 task.lease == Some(held.lease_id) && task.fencing_token == held.fencing_token
+            };
+            let known = match active.get(&held.task_id) {
+                Some(task) if is_its(task) => tx.task(held.task_id).await?,
+                _ => None,
             };
             match known.filter(is_its).filter(|task| task.state.is_active()) {
                 Some(task) => {

@@ -115,7 +115,18 @@ impl Store {
 
     /// Returns one task.
     pub async fn task(&self, task: TaskId) -> Result<Option<TaskView>, Error> {
-        let mut tx = self.begin_for_task(task).await?;
+        let tx = self.begin_for_task(task).await?;
+        self.one(tx, task).await
+    }
+
+    /// Returns a task of a pool. A call with any id waits in the line of this pool, and not in that of unknown tasks.
+    pub async fn task_of(&self, pool: &PoolName, task: TaskId) -> Result<Option<TaskView>, Error> {
+        let tx = self.begin_for_pool(pool).await?;
+        let found = self.one(tx, task).await?;
+        Ok(found.filter(|found| found.pool == *pool))
+    }
+
+    async fn one(&self, mut tx: Tx, task: TaskId) -> Result<Option<TaskView>, Error> {
         let sql = "SELECT * FROM tasks WHERE id = $1";
         let row = tx.row(sql, &[Value::text(task)]).await?;
         let task = row.as_ref().map(read).transpose()?;

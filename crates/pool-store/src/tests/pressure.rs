@@ -3,6 +3,7 @@
 use std::sync::{Arc, Mutex};
 
 use pool_protocol::id::{PoolName, TaskId};
+use pool_protocol::instance::Phase;
 use pool_protocol::problem::Code;
 use rstest::rstest;
 use tokio::task::JoinSet;
@@ -120,6 +121,58 @@ async fn too_many_calls_of_one_pool_are_refused_and_those_of_another_are_not() {
     held.rollback().await.unwrap();
     other.await.unwrap().unwrap();
     assert!(calls.join_all().await.iter().all(Result::is_ok));
+}
+
+#[tokio::test]
+async fn calls_of_a_pool_about_unknown_tasks_are_not_in_the_way_of_others() {
+    let fixture = Fixture::open(Engine::Sqlite).await.unwrap();
+    let task = fixture.ready("acme", "1").await;
+    let held = fixture.store.begin().await.unwrap();
+    let mut calls = JoinSet::new();
+    for _ in 0..crate::turns::MAX_WAITING {
+        let store = fixture.store.clone();
+        calls.spawn(async move { store.task_of(&pool(), TaskId::new()).await });
+    }
+    while fixture.store.calls_waiting() < crate::turns::MAX_WAITING {
+        tokio::task::yield_now().await;
+    }
+    // The first call with a job token, and one of another pool.
+    let store = fixture.store.clone();
+    let first = tokio::spawn(async move { store.task(TaskId::new()).await });
+    let store = fixture.store.clone();
+    let other = tokio::spawn(async move { store.task_of(&other_pool(), task).await });
+    while fixture.store.calls_waiting() < crate::turns::MAX_WAITING + 2 {
+        assert!(!first.is_finished() && !other.is_finished(), "refused");
+        tokio::task::yield_now().await;
+    }
+    held.rollback().await.unwrap();
+    assert!(first.await.unwrap().unwrap().is_none());
+    assert!(other.await.unwrap().unwrap().is_none(), "not its task");
+    let calls = calls.join_all().await;
+    assert!(calls.iter().all(|found| matches!(found, Ok(None))));
+    let found = fixture.store.task_of(&pool(), task).await.unwrap();
+    assert_eq!(found.unwrap().task, task);
+}
+
+#[tokio::test]
+async fn a_heartbeat_that_names_a_lease_many_times_writes_it_once() {
+    let fixture = Fixture::open(Engine::Sqlite).await.unwrap();
+    fixture.ready("acme", "1").await;
+    let one = fixture.agent("one").await;
+    let leased = fixture.lease(one).await.unwrap();
+    // All changes of the only connection.
+    let changes = async || {
+        let mut tx = fixture.store.begin().await.unwrap();
+        let row = tx.row("SELECT total_changes() AS changes", &[]).await;
+        tx.rollback().await.unwrap();
+        row.unwrap().unwrap().int("changes").unwrap()
+    };
+    let before = changes().await;
+    let heartbeat = beats(vec![held(&leased, Phase::Started); 1000]);
+    let pool = pool();
+    let sent = fixture.store.heartbeat(&pool, CREDENTIAL, one, &heartbeat);
+    assert!(sent.await.unwrap().stale.is_empty());
+    assert_eq!(changes().await - before, 2, "the task and the instance");
 }
 
 #[rstest]
