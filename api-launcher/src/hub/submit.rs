@@ -6,7 +6,7 @@ use job_contract::{JobData, encoding};
 use pool_protocol::id::{PoolName, TaskId};
 use pool_store::{Content, Payload, Submission, Submitted};
 use tokio::task::spawn_blocking;
-use tracing::{error, warn};
+use tracing::error;
 
 use super::Hub;
 use super::json_check::{MAX_DEPTH, is_readable};
@@ -48,9 +48,6 @@ impl Hub {
         // A long document keeps a thread busy for a while.
         let content = spawn_blocking(move || content(&file, &pool, task, &head, json)).await;
         let content = content.map_err(|error| pool_store::Error::Unavailable(error.into()))?;
-        if let Err(reason) = &content {
-            warn!(pool = %name, job_id = job.job_id, step_id = job.step_id, reason, "refused a run of a pool");
-        }
         let submission = Submission {
             task,
             pool: name,

@@ -8,10 +8,12 @@ mod wal;
 use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
+use std::time::Duration;
 
 use pool_protocol::id::PoolName;
 use sqlx::pool::PoolConnection;
 use sqlx::{AssertSqlSafe, Postgres, Row as _, Sqlite};
+use tokio::time::timeout;
 
 use crate::clock::{Clock, Millis, since_1970};
 use crate::error::{Error, OpenError};
@@ -19,7 +21,7 @@ use crate::turns::{Line, Turn, Turns};
 use crate::waiters::Waiters;
 
 /// The longest wait for a turn, and for a connection. SQLite has only one connection.
-const ACQUIRE: std::time::Duration = std::time::Duration::from_secs(10);
+const ACQUIRE: Duration = Duration::from_secs(10);
 
 /// An open database.
 pub(crate) struct Database {
@@ -76,27 +78,37 @@ impl Database {
         Ok(())
     }
 
-    /// Returns why the disk of the store has too little space, if it has less than a reserve and these bytes.
-    pub(crate) fn lack_of_space(&self, bytes: u64) -> Option<String> {
+    /// Returns the time since the start of the clock.
+    pub(crate) fn elapsed(&self) -> Duration {
+        self.clock.elapsed()
+    }
+
+    /// Returns why the disk of the store has too little space, if it has less than a reserve and a document of these bytes
+    /// need. So many bytes of the file can be used again.
+    pub(crate) fn lack_of_space(&self, reusable: u64, document: u64) -> Option<String> {
         match &self.engine {
-            Engine::Sqlite(file) => file.lack_of_space(bytes),
+            Engine::Sqlite(file) => file.lack_of_space(reusable, document),
             Engine::Postgres(_) => None,
         }
     }
 
     /// Begins a transaction, when it is the turn of this line. With SQLite, it waits for the end of all others.
     pub(crate) async fn begin(&self, line: &Line) -> Result<Tx, Error> {
-        let turn = tokio::time::timeout(ACQUIRE, self.turns.next(line)).await;
+        let turn = timeout(ACQUIRE, self.turns.next(line)).await;
         let turn = turn.map_err(|_| {
             let seconds = ACQUIRE.as_secs();
             Error::Unavailable(format!("no connection was free for {seconds} s").into())
         })??;
-        let connection = match &self.engine {
-            Engine::Sqlite(file) => Connection::Sqlite(file.connection().await?),
-            Engine::Postgres(server) => Connection::Postgres(server.connection().await?),
+        let (connection, limit) = match &self.engine {
+            Engine::Sqlite(file) => (Connection::Sqlite(file.connection().await?), None),
+            Engine::Postgres(server) => {
+                let connection = server.connection().await?;
+                (Connection::Postgres(connection), Some(postgres::STATEMENT))
+            }
         };
         let mut tx = Tx {
             connection: Some(connection),
+            limit,
             now: 0,
             wall: 0,
             woken: BTreeMap::new(),
@@ -213,9 +225,25 @@ macro_rules! run {
     }};
 }
 
+/// Runs a statement for at most this time. After an error, the transaction must be dropped.
+async fn within<T>(
+    limit: Option<Duration>,
+    statement: impl Future<Output = Result<T, Error>>,
+) -> Result<T, Error> {
+    let Some(limit) = limit else {
+        return statement.await;
+    };
+    timeout(limit, statement).await.unwrap_or_else(|_| {
+        let text = format!("the database did not answer a statement for {limit:?}");
+        Err(Error::Unavailable(text.into()))
+    })
+}
+
 /// A transaction. If it is dropped, it changes nothing, and its connection is closed, because its state is unknown.
 pub(crate) struct Tx {
     connection: Option<Connection>,
+    /// The longest time of a statement.
+    pub(crate) limit: Option<Duration>,
     /// The store's time at the start of the transaction.
     pub(crate) now: Millis,
     /// Wall time.
@@ -232,10 +260,13 @@ impl Tx {
         sql: &'static str,
         values: &[Value],
     ) -> Result<u64, Error> {
-        run!(self, sql, values, |query, connection| {
-            let done = query.execute(&mut **connection).await?;
-            Ok(done.rows_affected())
+        within(self.limit, async {
+            run!(self, sql, values, |query, connection| {
+                let done = query.execute(&mut **connection).await?;
+                Ok(done.rows_affected())
+            })
         })
+        .await
     }
 
     /// Returns the rows of a query.
@@ -244,10 +275,13 @@ impl Tx {
         sql: &'static str,
         values: &[Value],
     ) -> Result<Vec<Row>, Error> {
-        run!(self, sql, values, |query, connection| {
-            let rows = query.fetch_all(&mut **connection).await?;
-            Ok(rows.into_iter().map(Row::from).collect())
+        within(self.limit, async {
+            run!(self, sql, values, |query, connection| {
+                let rows = query.fetch_all(&mut **connection).await?;
+                Ok(rows.into_iter().map(Row::from).collect())
+            })
         })
+        .await
     }
 
     /// Returns the rows of a query, and locks them until the transaction ends. Skips rows that another transaction has
@@ -280,15 +314,18 @@ impl Tx {
             // SQLite has one writer at a time.
             return self.rows(sql, values).await;
         }
-        run!(
-            self,
-            AssertSqlSafe(format!("{sql} {lock}")),
-            values,
-            |query, connection| {
-                let rows = query.fetch_all(&mut **connection).await?;
-                Ok(rows.into_iter().map(Row::from).collect())
-            }
-        )
+        within(self.limit, async {
+            run!(
+                self,
+                AssertSqlSafe(format!("{sql} {lock}")),
+                values,
+                |query, connection| {
+                    let rows = query.fetch_all(&mut **connection).await?;
+                    Ok(rows.into_iter().map(Row::from).collect())
+                }
+            )
+        })
+        .await
     }
 
     /// Returns the first row of a query.
@@ -317,6 +354,17 @@ impl Tx {
         let sql = "SELECT pg_try_advisory_xact_lock(hashtextextended($1, 0))::int::bigint AS got";
         let row = self.row(sql, &[Value::text(name)]).await?;
         row.map_or(Ok(false), |row| Ok(row.int("got")? == 1))
+    }
+
+    /// Returns how many bytes of SQLite's file are free, and are used again before the file grows.
+    pub(crate) async fn reusable(&mut self) -> Result<u64, Error> {
+        let Some(Connection::Sqlite(_)) = &self.connection else {
+            return Ok(0);
+        };
+        let sql = "SELECT freelist_count * page_size AS bytes FROM pragma_freelist_count, pragma_page_size";
+        let row = self.row(sql, &[]).await?;
+        let bytes = row.map_or(Ok(0), |row| row.int("bytes"))?;
+        Ok(u64::try_from(bytes).unwrap_or_default())
     }
 
     /// Wakes this many requests that wait for a task of a pool, after the commit.

@@ -62,8 +62,7 @@ impl Refusal {
 pub enum Error {
     #[error(transparent)]
     Refused(#[from] Refusal),
-    /// For example a full disk, a pool with too many waiting bytes, or a database that does not respond. The operation may
-    /// or may not be stored, so repeat it.
+    /// For example a full disk, or a database that does not respond. The operation may or may not be stored, so repeat it.
     #[error("the store cannot be used now: {0}")]
     Unavailable(#[source] Box<dyn std::error::Error + Send + Sync>),
 }

@@ -72,6 +72,7 @@ impl Store {
             health: Arc::default(),
         };
         store.resume().await?;
+        store.swept();
         Ok(store)
     }
 

@@ -3,7 +3,7 @@
 mod agents;
 mod custody;
 pub(crate) mod failpoint;
-mod fixture;
+pub(crate) mod fixture;
 mod kill;
 mod leases;
 mod many;

@@ -2,6 +2,7 @@
 
 use std::str::FromStr as _;
 use std::sync::Arc;
+use std::time::Duration;
 
 use pool_protocol::id::PoolName;
 use sqlx::pool::PoolConnection;
@@ -19,6 +20,10 @@ pub(super) const CHANNEL: &str = "mayfly_pools";
 const CONNECTIONS: u32 = 10;
 /// Transactions of one hub at a time.
 pub(super) const TRANSACTIONS: usize = CONNECTIONS as usize - 1;
+
+/// The longest time of a statement. A connection that was lost silently would keep it waiting for ever. A statement also
+/// waits for transactions of other hubs.
+pub(super) const STATEMENT: Duration = Duration::from_secs(30);
 
 /// Reads the time of the database at the start of the transaction.
 pub(super) const NOW: &str = "SELECT (extract(epoch FROM now()) * 1000)::bigint AS now";
@@ -116,7 +121,7 @@ async fn listen(mut listener: PgListener, waiters: Arc<Waiters>) {
             Err(sqlx::Error::PoolClosed) => return,
             Err(error) => {
                 tracing::warn!(%error, "cannot listen for tasks of other hubs");
-                tokio::time::sleep(std::time::Duration::from_secs(1)).await;
+                tokio::time::sleep(Duration::from_secs(1)).await;
                 waiters.wake_all();
             }
         }

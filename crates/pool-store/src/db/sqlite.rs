@@ -17,10 +17,13 @@ use crate::error::{Error, OpenError};
 
 /// The space that the queue leaves free on its disk, in bytes. The tasks in the queue need it for their way through the
 /// states, and the next start of the hub needs it to open the file. A write-ahead log of 1 MiB, the largest document, and
-/// the history that a start writes for ten thousand tasks are less.
+/// the history that a start writes for ten thousand tasks are less. Free pages of the file count, because they are used again.
+/// But half of the reserve must be free on the disk, because the log cannot use them.
 const RESERVE: u64 = 32 << 20;
 /// Pages in the write-ahead log after which SQLite brings them into the file: 1 MiB.
 const WAL_PAGES: &str = "256";
+/// Bytes to which the log shrinks when it is written again from its beginning. A large document makes it longer.
+const WAL_BYTES: &str = "1048576";
 
 /// An open file.
 pub(super) struct File {
@@ -58,6 +61,7 @@ impl File {
             .journal_mode(SqliteJournalMode::Wal)
             .synchronous(SqliteSynchronous::Full)
             .pragma("wal_autocheckpoint", WAL_PAGES)
+            .pragma("journal_size_limit", WAL_BYTES)
             // Documents are encrypted. An earlier version stored them as they are.
             .pragma("secure_delete", "ON")
             .busy_timeout(Duration::from_secs(5));
@@ -106,8 +110,9 @@ impl File {
         Ok(())
     }
 
-    /// Returns why the disk has too little space, if it has less than the reserve and these bytes.
-    pub(super) fn lack_of_space(&self, bytes: u64) -> Option<String> {
+    /// Returns why the disk has too little space, if it has less than the reserve and this document need. So many bytes of
+    /// the file can be used again.
+    pub(super) fn lack_of_space(&self, reusable: u64, document: u64) -> Option<String> {
         let disk = nix::sys::statvfs::statvfs(&self.folder).ok()?;
         #[allow(
             clippy::useless_conversion,
@@ -115,9 +120,7 @@ impl File {
         )]
         let bytes_of = |blocks| u64::from(blocks).saturating_mul(u64::from(disk.fragment_size()));
         let (size, free) = (bytes_of(disk.blocks()), bytes_of(disk.blocks_available()));
-        // A small disk can be used too.
-        let needed = RESERVE.min(size / 4) + bytes;
-        (free < needed).then(|| {
+        missing(size, free, reusable, document).map(|needed| {
             format!(
                 "the disk of the store at `{}` has {free} bytes left, and {needed} are needed: make space, or use a larger disk",
                 self.folder.display()
@@ -142,6 +145,17 @@ impl File {
             tracing::warn!(%error, "the lock of the store ends with the process");
         }
     }
+}
+
+/// Returns how many bytes a disk must have left for a document, if it has less. The document is written twice: into the log,
+/// then into the file.
+fn missing(size: u64, free: u64, reusable: u64, document: u64) -> Option<u64> {
+    // A small disk can be used too.
+    let reserve = RESERVE.min(size / 4);
+    let for_log = (reserve / 2).saturating_add(document);
+    let needed = reserve.saturating_add(document.saturating_mul(2));
+    let needed = needed.saturating_sub(reusable).max(for_log);
+    (free < needed).then_some(needed)
 }
 
 fn lock(path: &Path) -> Result<Handle, OpenError> {
@@ -235,6 +249,24 @@ mod tests {
         #[case] kind: Option<&'static str>,
     ) {
         assert_eq!(kind_of_number(number), kind);
+    }
+
+    #[rstest]
+    #[case::enough(1000, 250, 0, 0, None)]
+    #[case::less_than_the_reserve(1000, 249, 0, 0, Some(250))]
+    #[case::with_a_document(1000, 269, 0, 10, Some(270))]
+    #[case::an_emptied_queue_has_space(1000, 200, 100, 10, None)]
+    #[case::but_the_log_cannot_use_it(1000, 130, 1_000_000, 10, Some(135))]
+    #[case::a_large_disk(1 << 40, RESERVE, 0, 0, None)]
+    #[case::garbage(1 << 40, 1, 0, u64::MAX, Some(u64::MAX))]
+    fn free_pages_of_the_file_count_as_free_space(
+        #[case] size: u64,
+        #[case] free: u64,
+        #[case] reusable: u64,
+        #[case] document: u64,
+        #[case] expected: Option<u64>,
+    ) {
+        assert_eq!(missing(size, free, reusable, document), expected);
     }
 
     #[tokio::test]

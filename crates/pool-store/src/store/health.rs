@@ -4,42 +4,69 @@ use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 
 use super::Store;
-use crate::clock::Millis;
+use crate::clock::{Millis, millis};
+use crate::db::Tx;
 use crate::error::Error;
 
 /// The pause between two checkpoints.
 const CHECKPOINT: Millis = 60_000;
+/// The hub sweeps every second. If it has not for so long, the store does not answer.
+const SILENT: Millis = 30_000;
 
 /// What the store knows of its database.
 #[derive(Debug, Default)]
 pub(super) struct Health {
     /// Why the last sweep could not write.
     write_error: Mutex<Option<String>>,
-    /// The bytes of the last task that was refused because of the disk.
-    refused: AtomicU64,
+    /// The free bytes in the file of SQLite, which new tasks use again.
+    reusable: AtomicU64,
+    /// The time of the last sweep that has ended, on the clock of the process.
+    swept_at: AtomicI64,
     checkpoint_at: AtomicI64,
 }
 
 impl Store {
-    /// Returns why the store takes no tasks now: the last write failed, or the disk is full. Reads no table.
+    /// Returns why the store takes no tasks now: the last write failed or does not end, or the disk is full. Reads no table.
     #[must_use]
     pub fn problem(&self) -> Option<String> {
         let error = self.health.write_error.lock();
         let error = error.unwrap_or_else(PoisonError::into_inner).clone();
-        let refused = self.health.refused.load(Ordering::Relaxed);
-        error.or_else(|| self.database.lack_of_space(refused))
+        error
+            .or_else(|| self.silence())
+            .or_else(|| self.lack_of_space(0))
     }
 
-    /// Refuses a task if the disk has too little space for it. The document is written twice: into the log, then into the
-    /// file.
-    pub(super) fn require_space(&self, document: usize) -> Result<(), Error> {
-        let bytes = u64::try_from(document)
-            .unwrap_or(u64::MAX)
-            .saturating_mul(2);
-        let lack = self.database.lack_of_space(bytes);
-        let refused = if lack.is_some() { bytes } else { 0 };
-        self.health.refused.store(refused, Ordering::Relaxed);
+    fn silence(&self) -> Option<String> {
+        let silent = millis(self.database.elapsed()) - self.health.swept_at.load(Ordering::Relaxed);
+        (silent > SILENT).then(|| {
+            let seconds = silent / 1000;
+            format!("the store has not answered for {seconds} s: look at its disk, or at the database server and the network to it")
+        })
+    }
+
+    fn lack_of_space(&self, bytes: u64) -> Option<String> {
+        let reusable = self.health.reusable.load(Ordering::Relaxed);
+        self.database.lack_of_space(reusable, bytes)
+    }
+
+    /// Reads how many bytes of the file can be used again.
+    pub(super) async fn read_reusable(&self, tx: &mut Tx) -> Result<(), Error> {
+        let reusable = tx.reusable().await?;
+        self.health.reusable.store(reusable, Ordering::Relaxed);
+        Ok(())
+    }
+
+    /// Refuses a task if the disk has too little space for its document.
+    pub(super) async fn require_space(&self, tx: &mut Tx, document: usize) -> Result<(), Error> {
+        self.read_reusable(tx).await?;
+        let lack = self.lack_of_space(u64::try_from(document).unwrap_or(u64::MAX));
         lack.map_or(Ok(()), |lack| Err(Error::Unavailable(lack.into())))
+    }
+
+    /// Remembers that a sweep has ended, also with an error.
+    pub(super) fn swept(&self) {
+        let now = millis(self.database.elapsed());
+        self.health.swept_at.store(now, Ordering::Relaxed);
     }
 
     /// Remembers whether the store could be written.
@@ -56,5 +83,71 @@ impl Store {
         }
         self.health.checkpoint_at.store(now, Ordering::Relaxed);
         self.database.checkpoint().await
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::{Content, Payload, Submission};
+    use crate::tests::fixture::*;
+
+    #[tokio::test]
+    async fn a_document_that_is_too_large_for_the_disk_does_not_make_it_full() {
+        let fixture = Fixture::open(Engine::Sqlite).await.unwrap();
+        let store = &fixture.store;
+        let mut tx = store.begin().await.unwrap();
+        let refused = store.require_space(&mut tx, usize::MAX).await;
+        tx.rollback().await.unwrap();
+        let text = refused.unwrap_err().to_string();
+        assert!(text.contains("bytes left"), "{text}");
+        assert_eq!(store.problem(), None);
+    }
+
+    #[tokio::test]
+    async fn what_an_emptied_queue_leaves_in_the_file_is_known() {
+        let fixture = Fixture::open(Engine::Sqlite).await.unwrap();
+        let reusable = || fixture.store.health.reusable.load(Ordering::Relaxed);
+        let content = Content::Payload(Payload {
+            key_id: None,
+            data: vec![b'x'; 2 << 20],
+        });
+        let large = Submission {
+            content,
+            ..submission("acme", "1")
+        };
+        let task = fixture.store.submit(large).await.unwrap().task();
+        fixture.pass(1).await;
+        assert!(reusable() < 1 << 20, "{}", reusable());
+        fixture.store.request_cancel(task).await.unwrap();
+        fixture.pass(1).await;
+        assert!(reusable() >= 2 << 20, "{}", reusable());
+    }
+
+    #[tokio::test]
+    async fn a_store_that_is_not_swept_has_a_problem() {
+        let fixture = Fixture::open(Engine::Sqlite).await.unwrap();
+        fixture.clock.pass(30);
+        assert_eq!(fixture.store.problem(), None);
+        fixture.clock.pass(1);
+        let problem = fixture.store.problem().unwrap();
+        assert!(problem.contains("not answered for 31 s"), "{problem}");
+        fixture.store.sweep().await.unwrap();
+        assert_eq!(fixture.store.problem(), None);
+    }
+
+    #[tokio::test]
+    async fn an_error_is_over_when_another_hub_sweeps() {
+        let Some(fixture) = Fixture::open(Engine::Postgres).await else {
+            return;
+        };
+        let store = &fixture.store;
+        store.wrote(Some(&Error::Unavailable("no network".into())));
+        assert!(store.problem().unwrap().contains("no network"));
+        let mut other = store.begin().await.unwrap();
+        assert!(other.try_lock("sweep").await.unwrap());
+        store.sweep().await.unwrap();
+        other.rollback().await.unwrap();
+        assert_eq!(store.problem(), None);
     }
 }

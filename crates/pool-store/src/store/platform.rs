@@ -20,7 +20,7 @@ const PAYLOAD: usize = 9 << 20;
 /// disk for the others. It is enough for ten thousand runs of the usual size, or for 64 of the largest.
 const POOL: i64 = 256 << 20;
 /// What a document counts in addition to its bytes: its task, and the history of the task.
-pub(super) const DOCUMENT: usize = 4096;
+const DOCUMENT: usize = 4096;
 /// The pauses between the first checks of an unconfirmed task, and between the first reports of a refused dispatch.
 const CHECKS: [Millis; 3] = [200, 700, 2000];
 /// The pause after the first report. It doubles up to the longest pause, because a report can take a while.
@@ -28,11 +28,12 @@ const REPORT: Millis = 30_000;
 const LONGEST_REPORT: Millis = 120_000;
 
 impl Store {
-    /// Stores a task. The hub must then confirm it at the platform, or report it if its content is refused.
+    /// Stores a task. The hub must then confirm it at the platform, or report it if its content is refused, or if too much
+    /// waits in its pool.
     pub async fn submit(&self, mut submission: Submission) -> Result<Submitted, Error> {
         check(&submission)?;
         let id = submission.task;
-        let document = match &mut submission.content {
+        let mut document = match &mut submission.content {
             Content::Payload(payload) => {
                 let payload = Payload {
                     key_id: payload.key_id.take(),
@@ -49,6 +50,13 @@ impl Store {
             Content::Refused(_) => None,
         };
         let mut tx = self.begin_for_pool(&submission.pool).await?;
+        if let Some(new) = &document
+            && let Some(reason) = full(&mut tx, &submission.pool, new.payload.data.len()).await?
+        {
+            // The platform would repeat it, and hold up the dispatches of all other pools for it.
+            submission.content = Content::Refused(reason);
+            document = None;
+        }
         let task = new_task(id, &submission, tx.now);
         if !tx.insert(&task, &self.rules).await? {
             let sql = "SELECT * FROM tasks WHERE job = $1 AND step = $2";
@@ -72,17 +80,17 @@ impl Store {
             .await?;
         if let Some(document) = document {
             let length = document.payload.data.len();
-            tx.insert_document(&task, document).await?;
-            let refused = match self.require_space(length) {
-                Ok(()) => require_share(&mut tx, &task.pool).await,
-                full => full,
-            };
-            if let Err(error) = refused {
+            if let Err(error) = self.require_space(&mut tx, length).await {
                 tx.rollback().await?;
                 return Err(error);
             }
+            tx.insert_document(&task, document).await?;
         }
         tx.commit().await?;
+        if let Some(end) = &task.end {
+            let reason = end.diagnostic.as_str();
+            tracing::warn!(pool = %task.pool, job_id = task.job, step_id = task.step, reason, "refused a run of a pool");
+        }
         Ok(Submitted::New(id))
     }
 
@@ -169,19 +177,23 @@ impl Store {
     }
 }
 
-/// Refuses a task if the documents of the pool have too many bytes with it.
-async fn require_share(tx: &mut Tx, pool: &PoolName) -> Result<(), Error> {
+/// Returns why the pool takes no document of this length, if its documents would have too many bytes with it.
+async fn full(tx: &mut Tx, pool: &PoolName, length: usize) -> Result<Option<String>, Error> {
     let sql =
         "SELECT CAST(coalesce(sum(size), 0) AS BIGINT) AS bytes FROM payloads WHERE pool = $1";
     let row = tx.row(sql, &[Value::text(pool)]).await?;
-    let bytes = row.map_or(Ok(0), |row| row.int("bytes"))?;
-    if bytes <= POOL {
-        return Ok(());
-    }
-    let text = format!(
-        "the runs that wait in pool `{pool}` would have {bytes} bytes, and {POOL} are stored: let agents take runs, or cancel some"
-    );
-    Err(Error::Unavailable(text.into()))
+    let stored = row.map_or(Ok(0), |row| row.int("bytes"))?;
+    let bytes = stored.saturating_add(size_of(length));
+    Ok((bytes > POOL).then(|| {
+        format!(
+            "the runs that wait in pool `{pool}` would have {bytes} bytes, and {POOL} are stored: let agents take runs, or cancel some, then start it again"
+        )
+    }))
+}
+
+/// Returns what a document of this length counts.
+pub(super) fn size_of(length: usize) -> i64 {
+    i64::try_from(length.saturating_add(DOCUMENT)).unwrap_or(i64::MAX)
 }
 
 async fn postpone(

@@ -3,7 +3,7 @@
 use pool_protocol::id::TaskId;
 use pool_protocol::lease::Holder;
 
-use super::platform::DOCUMENT;
+use super::platform::size_of;
 use crate::clock::Millis;
 use crate::db::{Row, Tx, Value, unreadable};
 use crate::document_keys::StoredDocument;
@@ -128,7 +128,7 @@ impl Tx {
         document: StoredDocument,
     ) -> Result<(), Error> {
         let sql = "INSERT INTO payloads (task, pool, key_id, stored_key, size, data) VALUES ($1, $2, $3, $4, $5, $6)";
-        let size = i64::try_from(document.payload.data.len() + DOCUMENT).unwrap_or(i64::MAX);
+        let size = size_of(document.payload.data.len());
         let values = [
             Value::text(task.id),
             Value::text(&task.pool),

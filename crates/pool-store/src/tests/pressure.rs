@@ -1,6 +1,7 @@
 //! Tests with one pool that asks for too much.
 
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use pool_protocol::id::{PoolName, TaskId};
 use pool_protocol::instance::Phase;
@@ -11,6 +12,7 @@ use tokio::task::JoinSet;
 use super::fixture::*;
 use crate::db::Value;
 use crate::model::{Content, LeaseRequest, Payload, PlatformState, Submission};
+use crate::state::EndReason;
 
 fn other_pool() -> PoolName {
     "us".parse().unwrap()
@@ -175,9 +177,45 @@ async fn a_heartbeat_that_names_a_lease_many_times_writes_it_once() {
     assert_eq!(changes().await - before, 2, "the task and the instance");
 }
 
+#[tokio::test]
+async fn a_statement_that_does_not_end_is_given_up() {
+    let Some(fixture) = Fixture::open(Engine::Postgres).await else {
+        return;
+    };
+    let mut tx = fixture.store.begin().await.unwrap();
+    assert!(tx.limit.is_some_and(|limit| limit.as_secs() <= 30));
+    tx.limit = Some(Duration::from_millis(300));
+    let slept = tx.rows("SELECT pg_sleep(20)", &[]).await;
+    let error = slept.err().unwrap().to_string();
+    assert!(error.contains("did not answer a statement"), "{error}");
+    drop(tx);
+    fixture.ready("acme", "1").await;
+}
+
+#[tokio::test]
+async fn the_log_of_a_large_document_shrinks_again() {
+    let fixture = Fixture::open(Engine::Sqlite).await.unwrap();
+    let log = || {
+        let path = fixture.folder().join("hub.db-wal");
+        path.metadata().unwrap().len()
+    };
+    let content = Content::Payload(Payload {
+        key_id: None,
+        data: vec![b'x'; 2 << 20],
+    });
+    let large = Submission {
+        content,
+        ..submission("acme", "1")
+    };
+    fixture.store.submit(large).await.unwrap();
+    assert!(log() > 2 << 20, "{}", log());
+    fixture.submit("acme", "2").await;
+    assert!(log() <= 1 << 20, "{}", log());
+}
+
 #[rstest]
 #[tokio::test]
-async fn a_pool_whose_runs_wait_with_too_many_bytes_is_refused_until_some_are_taken(
+async fn a_run_of_a_pool_in_which_too_many_bytes_wait_fails_until_some_are_taken(
     #[values(Engine::Sqlite, Engine::Postgres)] engine: Engine,
 ) {
     let Some(fixture) = Fixture::open(engine).await else {
@@ -190,15 +228,14 @@ async fn a_pool_whose_runs_wait_with_too_many_bytes_is_refused_until_some_are_ta
         .await
         .unwrap();
     tx.commit().await.unwrap();
-    let refused = fixture
-        .store
-        .submit(submission("acme", "2"))
-        .await
-        .unwrap_err();
-    assert_eq!(refused.code(), Code::StoreUnavailable);
-    let text = refused.to_string();
+    // The platform repeats what is not taken, before all newer ones.
+    let refused = fixture.submit("acme", "2").await.task();
+    let end = fixture.view(refused).await.end.unwrap();
+    assert_eq!(end.reason, EndReason::Refused);
+    let text = end.diagnostic;
     assert!(text.contains("wait in pool `eu`"), "{text}");
-    assert_eq!(fixture.all().await.len(), 1);
+    assert_eq!(fixture.payloads().await, 1);
+    assert_eq!(fixture.submit("acme", "2").await.task(), refused);
     assert_eq!(fixture.submit("acme", "1").await.task(), first);
     fixture.store.submit(in_other_pool("3")).await.unwrap();
     let one = fixture.agent("one").await;
@@ -208,7 +245,8 @@ async fn a_pool_whose_runs_wait_with_too_many_bytes_is_refused_until_some_are_ta
         .accept(leased.grant, &holder("x"))
         .await
         .unwrap();
-    fixture.submit("acme", "2").await;
+    let taken = fixture.submit("acme", "3").await.task();
+    assert!(fixture.view(taken).await.end.is_none());
 }
 
 #[rstest]
