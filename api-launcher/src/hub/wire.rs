@@ -26,12 +26,35 @@ use super::{Hub, relay};
 pub(crate) use self::answer::Failure;
 pub(super) use self::exchange::Exchanges;
 
-/// The largest body of a call that names many leases.
-const MANY_LEASES: usize = 512 * 1024;
-/// The largest body of a call with a text for people.
-const ONE_END: usize = 64 * 1024;
-/// The largest body of another call.
-const ONE_LEASE: usize = 16 * 1024;
+/// What a body may be, and what it takes.
+#[derive(Clone, Copy, Debug)]
+struct Size {
+    /// The largest number of bytes.
+    limit: usize,
+    /// The bytes that each byte takes at most: as it arrives, and the values that are made of it.
+    cost: usize,
+}
+
+/// A call that names many leases. Each value of a list takes more than its text.
+const MANY_LEASES: Size = Size {
+    limit: 512 * 1024,
+    cost: 16,
+};
+/// The end of a task. Its report becomes a tree of values.
+const ONE_END: Size = Size {
+    limit: 64 * 1024,
+    cost: 16,
+};
+/// A call with a text for people.
+const ONE_TEXT: Size = Size {
+    limit: 64 * 1024,
+    cost: 3,
+};
+/// Another call.
+const ONE_LEASE: Size = Size {
+    limit: 16 * 1024,
+    cost: 3,
+};
 /// The timeout for reading a body.
 const BODY_TIMEOUT: Duration = Duration::from_secs(30);
 /// The interval of heartbeats of an instance.

@@ -213,6 +213,11 @@ async fn a_removed_token_ends_its_leases_unless_the_agent_has_another() {
         late.accept(&leased, "three").await.refused(),
         Code::LeaseExpired
     );
+    // A heartbeat would accept it too.
+    assert_eq!(
+        late.lease_heartbeat(&leased, "three").await.refused(),
+        Code::LeaseExpired
+    );
     // What runs has a moment in which the agent can come with its new token.
     executor.lease_heartbeat(&running, "one").await.ok();
     fixture.platform.until_job(job, Status::Failed).await;

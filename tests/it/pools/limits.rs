@@ -5,7 +5,8 @@ use std::time::Duration;
 
 use futures_util::future::join_all;
 use futures_util::{StreamExt as _, stream};
-use pool_protocol::path;
+use pool_protocol::path::{self, LeaseCall};
+use pool_protocol::problem::Code;
 use pool_protocol::task::LeasedTask;
 use pool_protocol::token::PoolToken;
 use pool_protocol::version;
@@ -17,7 +18,7 @@ use tokio::net::{TcpSocket, TcpStream};
 use tokio::task::JoinSet;
 
 use super::client::{Client, executor_of};
-use super::fixture::{Fixture, Hub};
+use super::fixture::{Fixture, Hub, in_time};
 use crate::in_cluster::PATIENCE;
 
 /// Enough tasks for all turns of the relay: each has eight.
@@ -178,8 +179,7 @@ async fn a_task_that_ends_while_its_body_arrives_reports_nothing_more() {
     stream.write_all(first.as_bytes()).await.unwrap();
 
     let end = json!({"exitCode": 0, "reported": true});
-    let call = pool_protocol::path::LeaseCall::Complete;
-    executor.lease(lease, call, end).await.ok();
+    executor.lease(lease, LeaseCall::Complete, end).await.ok();
     stream.write_all(rest.as_bytes()).await.unwrap();
     let mut answer = vec![0; 1024];
     let length = stream.read(&mut answer).await.unwrap();
@@ -187,6 +187,59 @@ async fn a_task_that_ends_while_its_body_arrives_reports_nothing_more() {
     assert!(answer.starts_with("HTTP/1.1 409 "), "{answer}");
     let job = task.job_id.parse().unwrap();
     assert_eq!(fixture.reports(job, Status::Failed), 0);
+}
+
+/// More bodies than the share of a pool has room for, if each is as long as it may be.
+const BODIES: usize = 17;
+
+/// Sends the end of a task without its last byte.
+async fn send_end(hub: &Hub, lease: &LeasedTask) -> TcpStream {
+    let length = 64 * 1024;
+    let head = format!(
+        "POST {} HTTP/1.1\r\nHost: hub\r\nAuthorization: Bearer {}\r\n{}: {}\r\nContent-Length: {length}\r\n\r\n",
+        path::lease(lease.task_id, lease.lease_id, LeaseCall::Fail),
+        lease.job_token,
+        version::HEADER,
+        version::VERSION
+    );
+    let mut stream = TcpStream::connect(hub.address()).await.unwrap();
+    stream.write_all(head.as_bytes()).await.unwrap();
+    stream.write_all(&vec![b' '; length - 1]).await.unwrap();
+    stream
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_token_of_a_run_silences_neither_its_agent_nor_another_run() {
+    let fixture = Fixture::new().await;
+    let hub = fixture.serve();
+    let agent = fixture.client(&hub);
+    let tasks = running(&fixture, (&hub, "eu"), &agent, 3).await;
+    let [(ended, over), (executor, hostile), (good, lease)] = &tasks[..] else {
+        panic!("three tasks");
+    };
+    let end = json!({"exitCode": 0, "reported": true});
+    ended.lease(over, LeaseCall::Complete, end).await.ok();
+    let mut answer = vec![0; 1024];
+    let mut stream = send_end(&hub, over).await;
+    let read = tokio::time::timeout(PROMPT, stream.read(&mut answer)).await;
+    let length = read.expect("the hub waits for the body").unwrap();
+    let answer = String::from_utf8_lossy(&answer[..length]);
+    assert!(answer.starts_with("HTTP/1.1 409 "), "{answer}");
+
+    let open = join_all((0..BODIES).map(|_| send_end(&hub, hostile))).await;
+    // The hub has read what has its share: a whole body gets no room. It ends nothing, because it is wrong.
+    let wrong = json!({"diagnostic": 1, "more": "x".repeat(60_000)});
+    let is_full = async || {
+        let answer = executor.lease(hostile, LeaseCall::Fail, wrong.clone());
+        answer.await.refused() == Code::RateLimited
+    };
+    assert!(in_time(PATIENCE, is_full).await, "all bodies have room");
+    let instance = agent.register().await;
+    agent.heartbeat(instance).await.ok();
+    agent.try_request(instance, 0, &[lease.lease_id]).await.ok();
+    good.lease_heartbeat(lease, "pod").await.ok();
+    executor.lease_heartbeat(hostile, "pod").await.ok();
+    drop(open);
 }
 
 /// The limit of the chart is 384 MiB, of which 128 are for the ends of logs and for answers of the relay.

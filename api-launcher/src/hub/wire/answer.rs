@@ -15,15 +15,12 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use tracing::warn;
 
-use super::BODY_TIMEOUT;
+use super::{BODY_TIMEOUT, Size};
 use crate::http::body::{self, BodyError};
 use crate::hub::budget::Held;
 
 /// The `Retry-After` of an overloaded hub, in seconds.
 const RETRY_AFTER: u32 = 5;
-
-/// The bytes that each byte of a document takes at most: as it arrives, and the values that are made of it.
-const COST: usize = 16;
 
 /// A request that failed.
 #[derive(Debug)]
@@ -102,14 +99,15 @@ pub(super) fn json(document: &impl Serialize) -> Response {
     Json(document).into_response()
 }
 
-/// Reads a document of `limit` bytes at most. `held` takes its bytes until the call is answered. The error names the position,
+/// Reads a document of this size at most. `held` takes its bytes until the call is answered. The error names the position,
 /// and quotes nothing.
 pub(super) async fn read<T: DeserializeOwned>(
     body: Body,
-    limit: usize,
+    size: Size,
     held: &mut Held,
 ) -> Result<T, Failure> {
-    let take = |length| held.grow(length * COST);
+    let Size { limit, cost } = size;
+    let take = |length| held.grow(length * cost);
     let bytes = body::read_in_time(body, limit, BODY_TIMEOUT, take).await;
     let bytes = bytes.map_err(|error| match error {
         BodyError::TooSlow => invalid("the body did not arrive in time".to_owned()),

@@ -8,7 +8,7 @@ use pool_protocol::id::{LeaseId, PoolName, TaskId};
 use pool_protocol::problem::Code;
 use pool_protocol::token::{AccessGrant, JobGrant, PoolToken};
 use pool_protocol::version::{self, Versions};
-use pool_store::Refusal;
+use pool_store::{Refusal, TaskView};
 use tracing::debug;
 
 use super::answer::Failure;
@@ -130,23 +130,25 @@ impl Hub {
         }
     }
 
-    /// Returns the current lease of a task for an agent. Tasks of other pools do not exist for it.
+    /// Returns a task and its current lease for an agent. Tasks of other pools do not exist for it.
     pub(super) async fn lease_of_agent(
         &self,
         agent: &Agent,
         task: TaskId,
         lease: LeaseId,
-    ) -> Result<JobGrant, Failure> {
+    ) -> Result<(TaskView, JobGrant), Failure> {
         let found = self.store.task_of(agent.pool(), task).await?;
         let found = found.ok_or(Refusal::TaskNotFound)?;
         if found.lease != Some(lease) {
             return Err(Refusal::LeaseSuperseded.into());
         }
-        Ok(JobGrant {
+        let fencing_token = found.fencing_token;
+        let grant = JobGrant {
             task,
             lease,
-            fencing_token: found.fencing_token,
-        })
+            fencing_token,
+        };
+        Ok((found, grant))
     }
 }
 

@@ -3,23 +3,25 @@
 //! An agent may use the token of its pool for its leases, because a restarted agent follows executors of an earlier
 //! process and has lost their job tokens. Only the job token allows `accept` and `heartbeat`.
 
+use std::cmp::Ordering;
 use std::sync::Arc;
 
 use axum::body::Body;
 use axum::extract::{Path, State};
 use axum::http::HeaderMap;
-use pool_protocol::id::{LeaseId, PoolName, TaskId};
+use pool_protocol::id::{LeaseId, TaskId};
 use pool_protocol::lease::{Acceptance, Decline, End, Ended, Lease, Started};
 use pool_protocol::path::LeaseCall;
 use pool_protocol::problem::Code;
 use pool_protocol::task::TaskState;
 use pool_protocol::token::JobGrant;
-use pool_store::{Ending, LeaseStatus, Refusal};
+use pool_store::state::EndReason;
+use pool_store::{Ending, LeaseStatus, Refusal, TaskView};
 use tracing::info;
 
 use super::answer::{Answer, Failure, json, read};
 use super::auth::{check_version, has_agent_token};
-use super::{ONE_END, ONE_LEASE, seconds, time_after};
+use super::{ONE_END, ONE_LEASE, ONE_TEXT, seconds, time_after};
 use crate::hub::Hub;
 use crate::hub::budget::Held;
 use crate::hub::duties::sweep::log_change;
@@ -48,8 +50,15 @@ async fn answer(
     body: Body,
 ) -> Answer {
     let call = LeaseCall::of_name(call);
-    let (pool, grant) = authorize(hub, headers, task, lease, call).await?;
-    let mut held = hub.budget.of_pool(&pool);
+    let (view, grant) = authorize(hub, headers, task, lease, call).await?;
+    if let Some(answer) = answer_unread(&view, grant, call)? {
+        return Ok(answer);
+    }
+    let mut held = if has_agent_token(headers) {
+        hub.budget.of_pool(&view.pool)
+    } else {
+        hub.budget.of_task(&view.pool, view.task)
+    };
     let held = &mut held;
     match call {
         Some(LeaseCall::Started) => {
@@ -59,7 +68,7 @@ async fn answer(
             Ok(lease_of(hub, status))
         }
         Some(LeaseCall::Decline) => {
-            let decline: Decline = read(body, ONE_END, held).await?;
+            let decline: Decline = read(body, ONE_TEXT, held).await?;
             let state = hub.store.decline(grant, &decline).await?;
             declined(hub, grant, &decline, state).await;
             Ok(ended(grant, state))
@@ -73,6 +82,10 @@ async fn answer(
         }
         Some(LeaseCall::Heartbeat) => {
             let heartbeat: Acceptance = read(body, ONE_LEASE, held).await?;
+            if !is_accepted(&view) && view.lease == Some(grant.lease) {
+                // The heartbeat would accept the task. The credential of another lease says nothing about this one.
+                hub.require_credential(grant.task).await?;
+            }
             Ok(lease_of(
                 hub,
                 hub.store.lease_heartbeat(grant, &heartbeat).await?,
@@ -88,14 +101,14 @@ async fn answer(
     }
 }
 
-/// Returns the pool and the lease of a call if the caller may make the call.
+/// Returns the task and the lease of a call if the caller may make the call.
 async fn authorize(
     hub: &Hub,
     headers: &HeaderMap,
     task: &str,
     lease: &str,
     call: Option<LeaseCall>,
-) -> Result<(PoolName, JobGrant), Failure> {
+) -> Result<(TaskView, JobGrant), Failure> {
     let ids = task
         .parse::<TaskId>()
         .ok()
@@ -104,7 +117,7 @@ async fn authorize(
         let (task, lease) = ids.ok_or(Refusal::TaskNotFound)?;
         let grant = hub.holder(headers, task, lease)?;
         let found = hub.store.task(task).await?.ok_or(Refusal::TaskNotFound)?;
-        return Ok((found.pool, grant));
+        return Ok((found, grant));
     }
     let agent = hub.agent(headers)?;
     if matches!(call, Some(LeaseCall::Accept | LeaseCall::Heartbeat)) {
@@ -112,8 +125,51 @@ async fn authorize(
         return Err(Failure::new(Code::ExecutorPoolForbidden, text));
     }
     let (task, lease) = ids.ok_or(Refusal::TaskNotFound)?;
-    let grant = hub.lease_of_agent(&agent, task, lease).await?;
-    Ok((agent.pool().clone(), grant))
+    hub.lease_of_agent(&agent, task, lease).await
+}
+
+/// Answers a call without its body if the lease is not the last one, or the task is over. Whoever kept the token of such a
+/// lease may take no memory with it. The store decides all other calls.
+fn answer_unread(
+    task: &TaskView,
+    grant: JobGrant,
+    call: Option<LeaseCall>,
+) -> Result<Option<axum::response::Response>, Refusal> {
+    let Some(call) = call else {
+        return Ok(None);
+    };
+    if let Some(end) = &task.end {
+        let is_repeated = is_end_in(call, task.state)
+            && end.reason == EndReason::Finished
+            && (task.lease, task.fencing_token) == (Some(grant.lease), grant.fencing_token);
+        return match end.reported {
+            _ if !is_repeated => Err(Refusal::TaskAlreadyTerminal),
+            true => Ok(Some(ended(grant, task.state))),
+            // The body may say that it is reported.
+            false => Ok(None),
+        };
+    }
+    match grant.fencing_token.cmp(&task.fencing_token) {
+        Ordering::Less => Err(Refusal::LeaseSuperseded),
+        // The store was restored from a backup that does not know the lease. Only a heartbeat brings it back.
+        Ordering::Greater if call != LeaseCall::Heartbeat => Err(Refusal::LeaseExpired),
+        _ => Ok(None),
+    }
+}
+
+/// Returns whether this call ends a task in this state.
+const fn is_end_in(call: LeaseCall, state: TaskState) -> bool {
+    matches!(
+        (call, state),
+        (LeaseCall::Complete, TaskState::Completed)
+            | (LeaseCall::Fail, TaskState::Failed)
+            | (LeaseCall::Cancelled, TaskState::Cancelled)
+    )
+}
+
+/// Returns whether an executor has accepted the task. It stays so until the task is over.
+const fn is_accepted(task: &TaskView) -> bool {
+    matches!(task.state, TaskState::Running | TaskState::Orphaned)
 }
 
 async fn end(hub: &Hub, grant: JobGrant, ending: Ending, body: Body, held: &mut Held) -> Answer {
