@@ -66,7 +66,8 @@ pub(crate) enum DispatchError {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Readiness {
     Ready,
-    /// The target accepts dispatches, but their runs fail for this reason, or are watched less closely.
+    /// The target accepts dispatches, but their runs fail for this reason, or are watched less closely. Or a hub has no space for
+    /// new runs, and the others go on.
     Impaired(String),
     NotReady(String),
 }

@@ -185,13 +185,16 @@ impl Hub {
         self.store.close().await;
     }
 
-    /// Returns whether the hub can store runs of pools now.
+    /// Returns whether the hub can be used now.
     pub(crate) async fn readiness(&self) -> Readiness {
         let unread = self.views.pools(&self.store).await.err();
         if let Some(problem) = self.store.problem().or(unread) {
             return Readiness::NotReady(problem);
         }
-        let problem = self.pools.problem().or_else(|| self.keys.problem());
+        // A hub that is not ready gets no calls, and runs in progress need theirs. So a lack of space alone is no reason.
+        let problem = self.store.lack_of_space();
+        let problem = problem.or_else(|| self.pools.problem());
+        let problem = problem.or_else(|| self.keys.problem());
         problem.map_or(Readiness::Ready, Readiness::Impaired)
     }
 
@@ -208,6 +211,8 @@ impl Hub {
             self.metrics.observe(file.names(), &pools);
         }
         self.metrics.polls_waiting(self.polls.taken());
+        self.metrics
+            .store_full(self.store.lack_of_space().is_some());
         render()
     }
 

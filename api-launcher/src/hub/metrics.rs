@@ -28,6 +28,7 @@ pub(crate) struct PoolMetrics {
     agents: Family<Labels, Gauge>,
     slots: Family<Labels, Gauge>,
     polls: Gauge,
+    store_full: Gauge,
     redelivered: Family<Labels, Counter>,
     declined: Family<Labels, Counter>,
     stale: Counter,
@@ -60,6 +61,11 @@ impl PoolMetrics {
                 "pool_polls_waiting",
                 "Requests for tasks that wait",
                 ours.polls.clone(),
+            );
+            registry.register(
+                "pool_store_full",
+                "1 while the disk of the store has too little space for new tasks",
+                ours.store_full.clone(),
             );
             registry.register(
                 "pool_redelivered",
@@ -140,6 +146,11 @@ impl PoolMetrics {
     /// Sets the number of waiting requests for tasks.
     pub(crate) fn polls_waiting(&self, count: usize) {
         self.polls.set(i64::try_from(count).unwrap_or(i64::MAX));
+    }
+
+    /// Sets whether the disk of the store is full.
+    pub(crate) fn store_full(&self, is_full: bool) {
+        self.store_full.set(is_full.into());
     }
 
     pub(crate) fn redelivered(&self, pool: &PoolName) {

@@ -12,6 +12,8 @@ use crate::error::Error;
 const CHECKPOINT: Millis = 60_000;
 /// The hub sweeps every second. If it has not for so long, the store does not answer.
 const SILENT: Millis = 30_000;
+/// The bytes of a task of the usual size, written twice.
+const USUAL: u64 = 64 << 10;
 
 /// What the store knows of its database.
 #[derive(Debug, Default)]
@@ -26,14 +28,12 @@ pub(super) struct Health {
 }
 
 impl Store {
-    /// Returns why the store takes no tasks now: the last write failed or does not end, or the disk is full. Reads no table.
+    /// Returns why the store cannot be used now: the last write failed or does not end. Reads no table.
     #[must_use]
     pub fn problem(&self) -> Option<String> {
         let error = self.health.write_error.lock();
         let error = error.unwrap_or_else(PoisonError::into_inner).clone();
-        error
-            .or_else(|| self.silence())
-            .or_else(|| self.lack_of_space(0))
+        error.or_else(|| self.silence())
     }
 
     fn silence(&self) -> Option<String> {
@@ -44,7 +44,14 @@ impl Store {
         })
     }
 
-    fn lack_of_space(&self, bytes: u64) -> Option<String> {
+    /// Returns why the store takes no more tasks of the usual size: the disk has little left but the reserve. The tasks that it
+    /// has go on.
+    #[must_use]
+    pub fn lack_of_space(&self) -> Option<String> {
+        self.lack_of_bytes(USUAL)
+    }
+
+    fn lack_of_bytes(&self, bytes: u64) -> Option<String> {
         let reusable = self.health.reusable.load(Ordering::Relaxed);
         self.database.lack_of_space(reusable, bytes)
     }
@@ -56,10 +63,14 @@ impl Store {
         Ok(())
     }
 
-    /// Refuses a task if the disk has too little space for its document.
+    /// Refuses a task if the disk has too little space for it. The document is written twice: into the log, then into the
+    /// file.
     pub(super) async fn require_space(&self, tx: &mut Tx, document: usize) -> Result<(), Error> {
         self.read_reusable(tx).await?;
-        let lack = self.lack_of_space(u64::try_from(document).unwrap_or(u64::MAX));
+        let bytes = u64::try_from(document)
+            .unwrap_or(u64::MAX)
+            .saturating_mul(2);
+        let lack = self.lack_of_bytes(bytes);
         lack.map_or(Ok(()), |lack| Err(Error::Unavailable(lack.into())))
     }
 
