@@ -1,8 +1,9 @@
 //! The background duties of a hub. It confirms tasks at the platform, applies time limits, reports outcomes, keeps jobs
-//! alive, and writes into run logs why tasks wait.
+//! alive, ends leases of removed tokens, and writes into run logs why tasks wait.
 
 mod confirm;
 mod report;
+mod revoke;
 pub(super) mod sweep;
 mod watch;
 
@@ -27,6 +28,7 @@ pub(super) async fn perform(hub: &Arc<Hub>) {
         sweep::perform(hub),
         report::perform(hub),
         watch::perform(hub),
+        revoke::perform(hub),
         read_files,
     );
 }

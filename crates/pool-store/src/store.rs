@@ -79,7 +79,9 @@ impl Store {
     /// Records that a credential is no longer valid. If the task still has a lease of it, the lease ends: a task that no
     /// executor has accepted returns to the queue, and another one fails.
     pub async fn revoke(&self, task: TaskId, credential: &str) -> Result<TaskState, Error> {
-        let (task, _) = self.change(task, Event::Revoked { credential }).await?;
+        let task = self
+            .change_for_hub(task, Event::Revoked { credential })
+            .await?;
         Ok(task.state.protocol_state())
     }
 
@@ -114,9 +116,24 @@ impl Store {
         self.database.waiters()
     }
 
-    /// Applies an event to a task, and stores the result.
+    /// Applies an event of a call to a task, and stores the result.
     async fn change(&self, task: TaskId, event: Event<'_>) -> Result<(Task, crate::Millis), Error> {
-        let mut tx = self.begin_for_task(task).await?;
+        let tx = self.begin_for_task(task).await?;
+        self.change_in(tx, task, event).await
+    }
+
+    /// The same for an event of the hub. It does not wait for the calls of the pool.
+    async fn change_for_hub(&self, task: TaskId, event: Event<'_>) -> Result<Task, Error> {
+        let tx = self.begin().await?;
+        self.change_in(tx, task, event).await.map(|(task, _)| task)
+    }
+
+    async fn change_in(
+        &self,
+        mut tx: Tx,
+        task: TaskId,
+        event: Event<'_>,
+    ) -> Result<(Task, crate::Millis), Error> {
         let now = tx.now;
         let Some(before) = tx.task(task).await? else {
             tx.rollback().await?;

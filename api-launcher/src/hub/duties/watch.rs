@@ -1,15 +1,14 @@
-//! Keeps the jobs of all open tasks alive, ends leases of agents whose token was removed, and writes into run logs why tasks
-//! wait.
+//! Keeps the jobs of all open tasks alive, and writes into run logs why tasks wait.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use job_contract::chain;
-use pool_protocol::id::{AgentName, PoolName, TaskId};
+use pool_protocol::id::{PoolName, TaskId};
 use pool_protocol::task::TaskState;
 use pool_store::{EndView, PoolView, TaskView, Wait};
-use tracing::{debug, warn};
+use tracing::debug;
 
 use super::StoreLog;
 use crate::hub::page::words::count;
@@ -17,9 +16,6 @@ use crate::hub::task_work::TaskWork;
 use crate::hub::{Hub, step_of};
 
 const PAUSE: Duration = Duration::from_secs(5);
-/// How long an agent may take to renew its leases with another token, after the one it used was removed. The file of a token
-/// often changes a little later than the file of the pools.
-const REVOKED_AFTER: Duration = Duration::from_secs(20);
 /// Shorter waits are not written into the run log.
 const SHORTEST_WAIT: Duration = Duration::from_secs(10);
 /// How often the reason for waiting is written into the run log.
@@ -29,11 +25,10 @@ const AT_ONCE: usize = 16;
 
 pub(super) async fn perform(hub: &Arc<Hub>) {
     let (lines, mut log) = (TaskWork::new(AT_ONCE), StoreLog::default());
-    let (mut written_at, mut revoked_at) = (HashMap::new(), HashMap::new());
+    let mut written_at = HashMap::new();
     loop {
         if let Some(tasks) = log.log_result("watch", hub.open_tasks().await) {
             keep_alive(hub, &tasks).await;
-            revoke(hub, &tasks, &mut revoked_at).await;
             explain(hub, &tasks, &mut written_at, &lines).await;
         }
         if !hub.pause(PAUSE).await {
@@ -56,7 +51,7 @@ async fn keep_alive(hub: &Hub, tasks: &[TaskView]) {
             continue;
         }
         // A task that was submitted after the list was read is open.
-        match hub.store.task(task).await {
+        match hub.store.task_for_hub(task).await {
             Ok(Some(view)) => {
                 let is_due =
                     |end: &EndView| end.reported || end.ago >= hub.reporter.report_patience();
@@ -68,47 +63,6 @@ async fn keep_alive(hub: &Hub, tasks: &[TaskView]) {
             Err(error) => debug!(%task, %error, "a task could not be read"),
         }
     }
-}
-
-/// Ends the leases whose token, or whose trust in a provider, was removed from the file of the pools.
-async fn revoke(
-    hub: &Hub,
-    tasks: &[TaskView],
-    revoked_at: &mut HashMap<(PoolName, String), Instant>,
-) {
-    let pools = hub.pools.current();
-    let is_revoked = |task: &&TaskView| {
-        let credential = task.credential.as_deref();
-        credential.is_some_and(|credential| !pools.has_credential(&task.pool, credential))
-    };
-    let mut found = HashMap::new();
-    for task in tasks.iter().filter(is_revoked) {
-        let key = (
-            task.pool.clone(),
-            task.credential.clone().unwrap_or_default(),
-        );
-        let since = revoked_at.get(&key).copied();
-        let since = since.unwrap_or_else(Instant::now);
-        if since.elapsed() >= REVOKED_AFTER {
-            match hub.store.revoke(task.task, &key.1).await {
-                Ok(state) => {
-                    warn!(
-                        task = %task.task,
-                        pool = %task.pool,
-                        job_id = task.job,
-                        step_id = task.step,
-                        agent = task.agent.as_ref().map(AgentName::as_str),
-                        ?state,
-                        "the token of an agent was removed, and its lease has ended"
-                    );
-                    hub.ended.notify_one();
-                }
-                Err(error) => debug!(task = %task.task, %error, "a lease could not be revoked"),
-            }
-        }
-        found.insert(key, since);
-    }
-    *revoked_at = found;
 }
 
 /// Writes a line into the run logs of tasks that wait or are silent.
@@ -137,11 +91,9 @@ async fn explain(
     };
     let pools: HashMap<&PoolName, &PoolView> =
         pools.iter().map(|pool| (&pool.pool, pool)).collect();
+    let positions = positions(tasks);
     for task in due {
-        let position = match task.state {
-            TaskState::Available => hub.store.position(task.task).await.ok().flatten(),
-            _ => None,
-        };
+        let position = positions.get(&task.task).copied();
         let line = line(task, pools.get(&task.pool).copied(), position);
         written_at.insert(task.task, Instant::now());
         let (hub, task) = (Arc::clone(hub), task.clone());
@@ -152,6 +104,22 @@ async fn explain(
             }
         });
     }
+}
+
+/// Returns how many tasks of its pool are before each waiting task. The tasks are all that are open, the oldest first.
+fn positions(tasks: &[TaskView]) -> HashMap<TaskId, u32> {
+    let mut lengths = HashMap::new();
+    let waiting = tasks
+        .iter()
+        .filter(|task| task.state == TaskState::Available);
+    waiting
+        .map(|task| {
+            let length = lengths.entry(&task.pool).or_default();
+            let before = *length;
+            *length += 1;
+            (task.task, before)
+        })
+        .collect()
 }
 
 fn is_worth_a_line(task: &TaskView) -> bool {
@@ -231,6 +199,23 @@ mod tests {
         };
         assert!(is_worth_a_line(&task));
         assert_eq!(line(&task, None, Some(2)), expected);
+    }
+
+    #[test]
+    fn tasks_of_a_pool_wait_in_the_order_of_their_submission() {
+        let of = |pool: &str, state| TaskView {
+            pool: pool.parse().unwrap(),
+            ..task(state)
+        };
+        let tasks = [
+            of("eu", TaskState::Available),
+            of("us", TaskState::Available),
+            of("eu", TaskState::Running),
+            of("eu", TaskState::Available),
+        ];
+        let found = positions(&tasks);
+        let found = tasks.each_ref().map(|task| found.get(&task.task).copied());
+        assert_eq!(found, [Some(0), Some(0), None, Some(1)]);
     }
 
     #[test]

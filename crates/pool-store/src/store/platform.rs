@@ -1,13 +1,13 @@
 //! Operations for the platform: submissions, confirmations, cancellations and reports.
 
-use pool_protocol::id::{PoolName, TaskId};
+use pool_protocol::id::TaskId;
 use pool_protocol::task::TaskState;
 
 use super::Store;
 use super::rows::{CHECK, is_refused_dispatch, read};
 use crate::clock::Millis;
 use crate::db::{Row, Tx, Value};
-use crate::document_keys::Owner;
+use crate::document_keys::{Owner, StoredDocument};
 use crate::error::{Error, Refusal};
 use crate::model::{Content, Payload, PlatformState, Submission, Submitted};
 use crate::state::{EndReason, Event, Record, State, Task, TaskEnd};
@@ -28,8 +28,8 @@ const REPORT: Millis = 30_000;
 const LONGEST_REPORT: Millis = 120_000;
 
 impl Store {
-    /// Stores a task. The hub must then confirm it at the platform, or report it if its content is refused, or if too much
-    /// waits in its pool.
+    /// Stores a task. The hub must then confirm it at the platform, or report it if its content is refused. The store also
+    /// refuses the content of a task whose pool has too many waiting bytes.
     pub async fn submit(&self, mut submission: Submission) -> Result<Submitted, Error> {
         check(&submission)?;
         let id = submission.task;
@@ -49,11 +49,12 @@ impl Store {
             }
             Content::Refused(_) => None,
         };
-        let mut tx = self.begin_for_pool(&submission.pool).await?;
-        if let Some(new) = &document
-            && let Some(reason) = full(&mut tx, &submission.pool, new.payload.data.len()).await?
+        // Not in the line of the pool: a dispatch that has to be repeated delays those of all pools.
+        let mut tx = self.begin().await?;
+        if let Some(wanted) = &document
+            && let Some(reason) = lacks_share(&mut tx, &submission, wanted).await?
         {
-            // The platform would repeat it, and hold up the dispatches of all other pools for it.
+            // The platform would repeat a dispatch that is not stored, before those of all other pools.
             submission.content = Content::Refused(reason);
             document = None;
         }
@@ -87,8 +88,7 @@ impl Store {
             tx.insert_document(&task, document).await?;
         }
         tx.commit().await?;
-        if let Some(end) = &task.end {
-            let reason = end.diagnostic.as_str();
+        if let Content::Refused(reason) = &submission.content {
             tracing::warn!(pool = %task.pool, job_id = task.job, step_id = task.step, reason, "refused a run of a pool");
         }
         Ok(Submitted::New(id))
@@ -118,14 +118,15 @@ impl Store {
         task: TaskId,
         state: PlatformState,
     ) -> Result<TaskState, Error> {
-        let (task, _) = self.change(task, Event::PlatformState(state)).await?;
+        let event = Event::PlatformState(state);
+        let task = self.change_for_hub(task, event).await?;
         Ok(task.state.protocol_state())
     }
 
     /// Records that the platform has cancelled the task. A task without a lease is over at once. Otherwise its instance
     /// and executor get a signal.
     pub async fn request_cancel(&self, task: TaskId) -> Result<TaskState, Error> {
-        let (task, _) = self.change(task, Event::Cancel).await?;
+        let task = self.change_for_hub(task, Event::Cancel).await?;
         Ok(task.state.protocol_state())
     }
 
@@ -150,7 +151,7 @@ impl Store {
 
     /// Records that the platform has the outcome of the task.
     pub async fn reported(&self, task: TaskId) -> Result<(), Error> {
-        self.change(task, Event::Reported).await.map(drop)
+        self.change_for_hub(task, Event::Reported).await.map(drop)
     }
 
     /// Returns the tasks that are due now. Each is due again after a pause.
@@ -177,23 +178,28 @@ impl Store {
     }
 }
 
-/// Returns why the pool takes no document of this length, if its documents would have too many bytes with it.
-async fn full(tx: &mut Tx, pool: &PoolName, length: usize) -> Result<Option<String>, Error> {
+/// Returns what a document counts of the share of its pool.
+pub(super) fn size_of(document: &StoredDocument) -> i64 {
+    i64::try_from(document.payload.data.len() + DOCUMENT).unwrap_or(i64::MAX)
+}
+
+/// Returns why a document is not stored: those of its pool have too many bytes with it.
+async fn lacks_share(
+    tx: &mut Tx,
+    submission: &Submission,
+    document: &StoredDocument,
+) -> Result<Option<String>, Error> {
+    let pool = &submission.pool;
     let sql =
         "SELECT CAST(coalesce(sum(size), 0) AS BIGINT) AS bytes FROM payloads WHERE pool = $1";
     let row = tx.row(sql, &[Value::text(pool)]).await?;
-    let stored = row.map_or(Ok(0), |row| row.int("bytes"))?;
-    let bytes = stored.saturating_add(size_of(length));
+    let waiting = row.map_or(Ok(0), |row| row.int("bytes"))?;
+    let bytes = waiting.saturating_add(size_of(document));
     Ok((bytes > POOL).then(|| {
         format!(
-            "the runs that wait in pool `{pool}` would have {bytes} bytes, and {POOL} are stored: let agents take runs, or cancel some, then start it again"
+            "the runs that wait in pool `{pool}` would have {bytes} bytes, and {POOL} are stored: let agents take runs, or cancel some. Then start the run again"
         )
     }))
-}
-
-/// Returns what a document of this length counts.
-pub(super) fn size_of(length: usize) -> i64 {
-    i64::try_from(length.saturating_add(DOCUMENT)).unwrap_or(i64::MAX)
 }
 
 async fn postpone(

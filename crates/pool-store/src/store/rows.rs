@@ -128,7 +128,7 @@ impl Tx {
         document: StoredDocument,
     ) -> Result<(), Error> {
         let sql = "INSERT INTO payloads (task, pool, key_id, stored_key, size, data) VALUES ($1, $2, $3, $4, $5, $6)";
-        let size = size_of(document.payload.data.len());
+        let size = size_of(&document);
         let values = [
             Value::text(task.id),
             Value::text(&task.pool),

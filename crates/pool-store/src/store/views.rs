@@ -46,6 +46,9 @@ const LATEST: &str = "\
 const AHEAD: &str = "\
     SELECT count(*) AS tasks FROM tasks WHERE reported = 0 AND pool = $1 AND state IN ('submitted', 'available') \
     AND (submitted_at < $2 OR (submitted_at = $2 AND id < $3))";
+const CREDENTIALS: &str = "\
+    SELECT DISTINCT pool, credential FROM tasks WHERE state IN ('leased', 'started', 'running', 'orphaned') \
+    AND credential IS NOT NULL";
 const EVENTS: &str = "\
     SELECT * FROM (SELECT * FROM events WHERE task = $1 ORDER BY seq DESC LIMIT $2) AS latest ORDER BY seq";
 
@@ -113,20 +116,26 @@ impl Store {
         }
     }
 
-    /// Returns one task.
+    /// Returns one task, for a call.
     pub async fn task(&self, task: TaskId) -> Result<Option<TaskView>, Error> {
         let tx = self.begin_for_task(task).await?;
-        self.one(tx, task).await
+        self.task_in(tx, task).await
     }
 
     /// Returns a task of a pool. A call with any id waits in the line of this pool, and not in that of unknown tasks.
     pub async fn task_of(&self, pool: &PoolName, task: TaskId) -> Result<Option<TaskView>, Error> {
         let tx = self.begin_for_pool(pool).await?;
-        let found = self.one(tx, task).await?;
+        let found = self.task_in(tx, task).await?;
         Ok(found.filter(|found| found.pool == *pool))
     }
 
-    async fn one(&self, mut tx: Tx, task: TaskId) -> Result<Option<TaskView>, Error> {
+    /// Returns one task, for a duty of the hub. It does not wait for the calls of the pool.
+    pub async fn task_for_hub(&self, task: TaskId) -> Result<Option<TaskView>, Error> {
+        let tx = self.begin().await?;
+        self.task_in(tx, task).await
+    }
+
+    async fn task_in(&self, mut tx: Tx, task: TaskId) -> Result<Option<TaskView>, Error> {
         let sql = "SELECT * FROM tasks WHERE id = $1";
         let row = tx.row(sql, &[Value::text(task)]).await?;
         let task = row.as_ref().map(read).transpose()?;
@@ -136,6 +145,15 @@ impl Store {
         let views = self.views(&mut tx, task.as_slice()).await?;
         tx.rollback().await?;
         Ok(views.into_iter().next())
+    }
+
+    /// Returns the pools and credentials of all leases.
+    pub async fn credentials(&self) -> Result<Vec<(PoolName, String)>, Error> {
+        let mut tx = self.begin().await?;
+        let rows = tx.rows(CREDENTIALS, &[]).await?;
+        tx.rollback().await?;
+        let credential = |row: &Row| Ok((row.parsed("pool")?, row.text("credential")?));
+        rows.iter().map(credential).collect()
     }
 
     /// Returns how many tasks of the pool are before a waiting task. `None` if the task does not wait.

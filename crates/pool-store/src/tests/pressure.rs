@@ -215,7 +215,7 @@ async fn the_log_of_a_large_document_shrinks_again() {
 
 #[rstest]
 #[tokio::test]
-async fn a_run_of_a_pool_in_which_too_many_bytes_wait_fails_until_some_are_taken(
+async fn a_run_of_a_pool_whose_runs_wait_with_too_many_bytes_fails_and_delays_no_other_pool(
     #[values(Engine::Sqlite, Engine::Postgres)] engine: Engine,
 ) {
     let Some(fixture) = Fixture::open(engine).await else {
@@ -228,14 +228,15 @@ async fn a_run_of_a_pool_in_which_too_many_bytes_wait_fails_until_some_are_taken
         .await
         .unwrap();
     tx.commit().await.unwrap();
-    // The platform repeats what is not taken, before all newer ones.
     let refused = fixture.submit("acme", "2").await.task();
     let end = fixture.view(refused).await.end.unwrap();
     assert_eq!(end.reason, EndReason::Refused);
-    let text = end.diagnostic;
-    assert!(text.contains("wait in pool `eu`"), "{text}");
-    assert_eq!(fixture.payloads().await, 1);
-    assert_eq!(fixture.submit("acme", "2").await.task(), refused);
+    assert!(end.diagnostic.contains("wait in pool `eu`"), "{end:?}");
+    let due = fixture.store.to_report(10).await.unwrap();
+    assert!(due.is_empty(), "the platform records the dispatch first");
+    fixture.pass(1).await;
+    let due = fixture.store.to_report(10).await.unwrap();
+    assert_eq!(due[0].task, refused);
     assert_eq!(fixture.submit("acme", "1").await.task(), first);
     fixture.store.submit(in_other_pool("3")).await.unwrap();
     let one = fixture.agent("one").await;
@@ -245,8 +246,51 @@ async fn a_run_of_a_pool_in_which_too_many_bytes_wait_fails_until_some_are_taken
         .accept(leased.grant, &holder("x"))
         .await
         .unwrap();
-    let taken = fixture.submit("acme", "3").await.task();
-    assert!(fixture.view(taken).await.end.is_none());
+    let taken = fixture.submit("acme", "4").await.task();
+    assert_eq!(fixture.view(taken).await.end, None);
+}
+
+#[tokio::test]
+async fn the_hub_does_not_wait_for_a_busy_pool() {
+    let fixture = Fixture::open(Engine::Sqlite).await.unwrap();
+    let task = fixture.running("1").await.grant.task;
+    let one = fixture.agent("one").await;
+    let credentials = fixture.store.credentials().await.unwrap();
+    assert_eq!(credentials, [(pool(), CREDENTIAL.to_owned())]);
+    let held = fixture.store.begin().await.unwrap();
+    let order = Arc::new(Mutex::new(Vec::new()));
+    let mut calls = JoinSet::new();
+    for _ in 0..crate::turns::MAX_WAITING {
+        let (store, order) = (fixture.store.clone(), Arc::clone(&order));
+        calls.spawn(async move {
+            let heartbeat = beats(Vec::new());
+            let sent = store.heartbeat(&pool(), CREDENTIAL, one, &heartbeat).await;
+            order.lock().unwrap().push("pool");
+            sent.unwrap();
+        });
+    }
+    while fixture.store.calls_waiting() < crate::turns::MAX_WAITING {
+        tokio::task::yield_now().await;
+    }
+    let (store, done) = (fixture.store.clone(), Arc::clone(&order));
+    calls.spawn(async move {
+        assert!(store.task_for_hub(task).await.unwrap().is_some());
+        store.submit(submission("acme", "2")).await.unwrap();
+        store.revoke(task, CREDENTIAL).await.unwrap();
+        done.lock().unwrap().push("hub");
+    });
+    while fixture.store.calls_waiting() <= crate::turns::MAX_WAITING {
+        tokio::task::yield_now().await;
+    }
+    held.rollback().await.unwrap();
+    calls.join_all().await;
+    let order = order.lock().unwrap();
+    let at = order.iter().position(|found| *found == "hub").unwrap();
+    assert!(at <= 12, "{:?}", &order[..=at]);
+    assert_eq!(
+        fixture.view(task).await.end.unwrap().reason,
+        EndReason::Revoked
+    );
 }
 
 #[rstest]
