@@ -1,6 +1,7 @@
 //! Keeps the ends of run logs that pass the relay, in memory, for the status page. The platform has the whole logs.
 
-use std::collections::HashMap;
+use std::borrow::Cow;
+use std::collections::{BTreeMap, HashMap};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use pool_protocol::id::TaskId;
@@ -10,8 +11,10 @@ use tracing::warn;
 const KIB: usize = 1024;
 /// The largest number of bytes that are kept of one run.
 const MAX_BYTES_PER_RUN: usize = 256 * KIB;
-/// The largest number of bytes that are kept of all runs.
+/// The most memory of all logs.
 const MAX_BYTES: usize = 64 * KIB * KIB;
+/// The memory that a log takes beside its text.
+const ENTRY: usize = 512;
 
 /// The end of the log of each run.
 #[derive(Debug, Default)]
@@ -20,6 +23,9 @@ pub(crate) struct Tails(Mutex<LogTails>);
 #[derive(Debug, Default)]
 struct LogTails {
     tails: HashMap<TaskId, Tail>,
+    /// The logs by their last addition.
+    order: BTreeMap<u64, TaskId>,
+    /// The memory that they take.
     bytes: usize,
     /// The number of additions.
     additions: u64,
@@ -63,7 +69,11 @@ impl Tails {
     /// Adds the lines of a document that the platform has accepted.
     pub(crate) fn add(&self, task: TaskId, document: &[u8]) {
         match serde_json::from_slice::<Document>(document) {
-            Ok(document) => self.lock().add(task, &document.data),
+            Ok(document) => {
+                // All logs share one lock, so it is not held for this.
+                let lines: Vec<_> = document.data.iter().map(Line::plain).collect();
+                self.lock().add(task, &lines);
+            }
             Err(error) => warn!(%task, %error, "lines of a run log are not on the status page"),
         }
     }
@@ -89,43 +99,69 @@ impl Tails {
     }
 }
 
+impl Line {
+    /// Returns the number, and the text without colours and without its end.
+    fn plain(&self) -> (u64, Cow<'_, str>) {
+        let text = match console::strip_ansi_codes(&self.output) {
+            Cow::Borrowed(text) => Cow::Borrowed(text.trim_end_matches('\n')),
+            Cow::Owned(text) => Cow::Owned(text.trim_end_matches('\n').to_owned()),
+        };
+        (self.line_number, text)
+    }
+}
+
 impl LogTails {
-    fn add(&mut self, task: TaskId, lines: &[Line]) {
+    fn add(&mut self, task: TaskId, lines: &[(u64, Cow<'_, str>)]) {
+        let mut tail = self.remove(task).unwrap_or_default();
+        tail.add(lines);
         self.additions += 1;
-        let tail = self.tails.entry(task).or_default();
-        self.bytes -= tail.text.len();
         tail.last_addition = self.additions;
-        for line in lines {
-            tail.add(line);
-        }
-        tail.shorten();
-        self.bytes += tail.text.len();
+        self.bytes += tail.memory();
+        self.order.insert(tail.last_addition, task);
+        self.tails.insert(task, tail);
         while self.bytes > MAX_BYTES {
-            let Some(oldest) = self.oldest() else { break };
-            let dropped = self.tails.remove(&oldest);
-            self.bytes -= dropped.map_or(0, |tail| tail.text.len());
+            let Some((_, oldest)) = self.order.first_key_value() else {
+                break;
+            };
+            self.remove(*oldest);
         }
     }
 
-    fn oldest(&self) -> Option<TaskId> {
-        let oldest = self.tails.iter().min_by_key(|(_, tail)| tail.last_addition);
-        oldest.map(|(task, _)| *task)
+    fn remove(&mut self, task: TaskId) -> Option<Tail> {
+        let tail = self.tails.remove(&task)?;
+        self.order.remove(&tail.last_addition);
+        self.bytes -= tail.memory();
+        Some(tail)
     }
 }
 
 impl Tail {
-    fn add(&mut self, line: &Line) {
-        // An executor that got no response sends its lines again. The pieces of a long line have the same number.
-        if line.line_number < self.line {
-            return;
+    fn add(&mut self, lines: &[(u64, Cow<'_, str>)]) {
+        let length = lines.iter().map(|(_, text)| text.len() + 1).sum();
+        self.text.reserve_exact(length);
+        for (number, text) in lines {
+            // An executor that got no response sends its lines again. The pieces of a long line have the same number.
+            if *number < self.line || (*number == self.line && self.ends_with(text)) {
+                continue;
+            }
+            self.line = *number;
+            self.text.push_str(text);
+            self.text.push('\n');
         }
-        let text = console::strip_ansi_codes(&line.output);
-        if line.line_number == self.line && self.text.trim_end_matches('\n').ends_with(&*text) {
-            return;
-        }
-        self.line = line.line_number;
-        self.text.push_str(text.trim_end_matches('\n'));
-        self.text.push('\n');
+        self.shorten();
+        self.text.shrink_to(MAX_BYTES_PER_RUN);
+    }
+
+    /// Whether this is the last line. Looks at no more of the text than the line has.
+    fn ends_with(&self, line: &str) -> bool {
+        let last = self.text.strip_suffix('\n');
+        let before = last.and_then(|last| last.strip_suffix(line));
+        before.is_some_and(|before| before.is_empty() || before.ends_with('\n'))
+    }
+
+    /// The memory that the log takes. What was dropped may still be allocated.
+    fn memory(&self) -> usize {
+        self.text.capacity() + ENTRY
     }
 
     /// Drops the oldest whole lines, or the start of a single long line.
@@ -202,7 +238,7 @@ mod tests {
     fn the_log_without_additions_for_longest_is_dropped_first() {
         let tails = Tails::default();
         let line = "x".repeat(MAX_BYTES_PER_RUN - 1);
-        let tasks: Vec<TaskId> = (0..MAX_BYTES / MAX_BYTES_PER_RUN)
+        let tasks: Vec<TaskId> = (0..MAX_BYTES / (MAX_BYTES_PER_RUN + ENTRY))
             .map(|_| TaskId::new())
             .collect();
         for task in &tasks {
@@ -213,5 +249,44 @@ mod tests {
         assert!(tails.since(tasks[0], 0).is_some());
         assert_eq!(tails.since(tasks[1], 0), None);
         assert!(tails.since(tasks[2], 0).is_some());
+    }
+
+    #[test]
+    fn lines_of_a_long_log_that_come_again_cost_no_more_than_themselves() {
+        let (tails, task) = (Tails::default(), TaskId::new());
+        let tail = Tail {
+            text: "\n".repeat(MAX_BYTES_PER_RUN),
+            line: 2,
+            ..Tail::default()
+        };
+        let mut logs = tails.lock();
+        logs.bytes = tail.memory();
+        logs.tails.insert(task, tail);
+        drop(logs);
+        let again: Vec<_> = (0..20_000).map(|_| (2, "")).collect();
+        let began = std::time::Instant::now();
+        add(&tails, task, &again);
+        // A look at the whole text for each line takes many seconds.
+        assert!(began.elapsed() < std::time::Duration::from_secs(2));
+        let kept = tails.since(task, 0).unwrap();
+        assert_eq!((kept.start, kept.text.len()), (0, MAX_BYTES_PER_RUN));
+    }
+
+    #[test]
+    fn the_limit_counts_the_memory_of_the_logs() {
+        let tails = Tails::default();
+        let large = "x".repeat(4 * MAX_BYTES_PER_RUN);
+        for _ in 0..300 {
+            add(&tails, TaskId::new(), &[(1, &large), (2, "y")]);
+        }
+        for _ in 0..2000 {
+            add(&tails, TaskId::new(), &[(1, "")]);
+        }
+        let logs = tails.lock();
+        let allocated: usize = logs.tails.values().map(|tail| tail.text.capacity()).sum();
+        let in_all = allocated + logs.tails.len() * size_of::<(TaskId, Tail)>();
+        assert!(in_all <= MAX_BYTES, "{in_all}");
+        assert!(logs.bytes >= logs.tails.len() * ENTRY);
+        assert_eq!(logs.order.len(), logs.tails.len());
     }
 }
