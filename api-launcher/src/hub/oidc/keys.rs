@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 use std::path::Path;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use base64::Engine as _;
@@ -46,7 +46,21 @@ type KeySet = HashMap<String, Key>;
 #[derive(Debug)]
 pub(crate) struct Issuers {
     http: reqwest::Client,
-    known: Mutex<HashMap<String, Arc<tokio::sync::Mutex<CachedKeys>>>>,
+    known: Mutex<HashMap<String, Arc<Issuer>>>,
+}
+
+/// A provider.
+#[derive(Debug, Default)]
+struct Issuer {
+    cached: Mutex<CachedKeys>,
+    /// Held while the provider may be asked. Tokens with known keys do not wait for it.
+    asking: tokio::sync::Mutex<()>,
+}
+
+impl Issuer {
+    fn cached(&self) -> MutexGuard<'_, CachedKeys> {
+        self.cached.lock().unwrap_or_else(PoisonError::into_inner)
+    }
 }
 
 /// The cached keys of a provider.
@@ -108,17 +122,24 @@ impl Issuers {
             let mut all = self.known.lock().unwrap_or_else(PoisonError::into_inner);
             Arc::clone(all.entry(trust.issuer.clone()).or_default())
         };
-        let mut known = known.lock().await;
         let is_within = |at: Option<Instant>, time| at.is_some_and(|at| at.elapsed() < time);
-        if is_within(known.read, MAX_CACHE_AGE)
-            && let Ok(key) = find(&known.keys)
-        {
+        let current = || {
+            let cached = known.cached();
+            let is_current = is_within(cached.read, MAX_CACHE_AGE);
+            find(&cached.keys).ok().filter(|_| is_current)
+        };
+        if let Some(key) = current() {
             return Ok(key);
         }
-        if !is_within(known.asked, MIN_REQUEST_INTERVAL) {
-            known.asked = Some(Instant::now());
+        let _asking = known.asking.lock().await;
+        if let Some(key) = current() {
+            return Ok(key);
+        }
+        if !is_within(known.cached().asked, MIN_REQUEST_INTERVAL) {
+            known.cached().asked = Some(Instant::now());
             let fetched = self.fetch(&trust.issuer).await;
-            known.failed = fetched.is_err();
+            let mut cached = known.cached();
+            cached.failed = fetched.is_err();
             match fetched {
                 Ok(keys) => {
                     info!(
@@ -126,7 +147,7 @@ impl Issuers {
                         keys = keys.len(),
                         "read the keys of an issuer"
                     );
-                    (known.keys, known.read) = (keys, Some(Instant::now()));
+                    (cached.keys, cached.read) = (keys, Some(Instant::now()));
                 }
                 Err(problem) => {
                     warn!(
@@ -136,12 +157,13 @@ impl Issuers {
                 }
             }
         }
-        if !is_within(known.read, MAX_KEY_AGE) {
+        let cached = known.cached();
+        if !is_within(cached.read, MAX_KEY_AGE) {
             return Err(Refusal::NoKeys);
         }
-        let found = find(&known.keys);
+        let found = find(&cached.keys);
         found.map_err(|refusal| {
-            if known.failed {
+            if cached.failed {
                 Refusal::NoKeys
             } else {
                 refusal
@@ -232,4 +254,37 @@ fn usable(jwk: &Jwk) -> Option<Key> {
 #[cfg(test)]
 pub(super) fn parse(jwks: Value) -> HashMap<String, Key> {
     key_set(&Jwks::deserialize(jwks).unwrap())
+}
+
+#[cfg(test)]
+mod tests {
+    use futures_util::FutureExt as _;
+    use serde_json::json;
+    use test_peers::oidc::SigningKey;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn a_token_with_a_known_key_does_not_wait_for_the_provider() {
+        let issuers = Issuers::new().unwrap();
+        let issuer = Arc::<Issuer>::default();
+        let key = SigningKey::new("one", Algorithm::ES256);
+        issuer.cached().keys = parse(json!({"keys": [key.jwk]}));
+        issuer.cached().read = Some(Instant::now());
+        let url = "https://issuer.test".to_owned();
+        let known = HashMap::from([(url.clone(), Arc::clone(&issuer))]);
+        *issuers.known.lock().unwrap() = known;
+        let trust = Trust {
+            digest: "d".to_owned(),
+            issuer: url,
+            audiences: Vec::new(),
+            subjects: Vec::new(),
+            claims: serde_json::Map::new(),
+            jwks_file: None,
+        };
+        let _asking = issuer.asking.lock().await;
+        let find = |id| issuers.key(&trust, id, Algorithm::ES256).now_or_never();
+        assert!(find("one").unwrap().is_ok());
+        assert!(find("other").is_none(), "one at a time asks");
+    }
 }
