@@ -10,6 +10,11 @@ use url::Url;
 use super::rules::{Call, RelayRefusal, is_plain, job_reference};
 use crate::hub::json_check;
 
+/// The longest digest or lineage of a state, in bytes.
+const MAX_TEXT: usize = 256;
+/// The schemes of places of plans. Those of the stock executor are among them.
+const PLACES: [&str; 5] = ["https", "http", "s3", "gs", "file"];
+
 /// A JSON:API document with one resource.
 #[derive(Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
@@ -156,6 +161,8 @@ pub(super) fn check(
             let output = &mut document.data.attributes.output;
             // It is a text for people. Instead of an address that somebody may open, the record keeps what it has.
             output.take_if(|output| is_address(output));
+            let plan = &mut document.data.attributes.terraform_plan;
+            plan.take_if(|plan| is_address(plan) && !is_place(plan));
             write(&document)
         }
         Call::ChangeStep => {
@@ -175,6 +182,9 @@ pub(super) fn check(
             let state = &mut document.data.attributes;
             if state.job_reference != job_reference(step) {
                 return Err(RelayRefusal::Body("it is about another job"));
+            }
+            if state.md5.len() > MAX_TEXT || state.lineage.len() > MAX_TEXT {
+                return Err(RelayRefusal::Body("`md5` or `lineage` is too long"));
             }
             let states = format!(
                 "/tfstate/v1/organization/{}/workspace/{}/state/",
@@ -243,7 +253,19 @@ where
 
 /// Returns whether a browser takes a text for an address: an absolute one, or one at the host of the page.
 fn is_address(text: &str) -> bool {
-    Url::parse(text).is_ok() || text.trim_start().starts_with(['/', '\\'])
+    // Browsers ignore spaces and control characters in front.
+    let start = text.trim_start_matches(|char: char| char <= ' ' || char.is_whitespace());
+    Url::parse(text).is_ok() || start.starts_with(['/', '\\'])
+}
+
+/// Returns whether a text may say where a plan is: a path of this machine, or an address in a store. It runs nothing that
+/// somebody opens.
+fn is_place(text: &str) -> bool {
+    if let Some(path) = text.strip_prefix('/') {
+        return !path.contains(|char: char| char.is_control()) && !path.starts_with(['/', '\\']);
+    }
+    let url = Url::parse(text).ok();
+    url.is_some_and(|url| PLACES.contains(&url.scheme()))
 }
 
 /// Makes the address of a record anew. It must be the run's own: `own_path` returns the path of one that is.

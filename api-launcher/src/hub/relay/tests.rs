@@ -240,6 +240,8 @@ fn an_address_below_another_one_becomes_the_platforms(#[case] other: &str) {
 #[case::negative_serial(Call::AddHistory, history(json!({"output": STATE, "jobReference": "412", "serial": -1})))]
 #[case::digest(Call::AddHistory, history(json!({"output": STATE, "jobReference": "412", "md5": [1]})))]
 #[case::field_of_a_history(Call::AddHistory, history(json!({"output": STATE, "jobReference": "412", "id": "1"})))]
+#[case::long_digest(Call::AddHistory, history(json!({"output": STATE, "jobReference": "412", "md5": "x".repeat(257)})))]
+#[case::long_lineage(Call::AddHistory, history(json!({"output": STATE, "jobReference": "412", "lineage": "x".repeat(257)})))]
 #[case::nested(Call::ChangeJob, change("job", "412", json!({"output": {"a": 1}})))]
 #[case::relationships(
     Call::ChangeJob,
@@ -302,6 +304,34 @@ fn other_documents_are_refused(#[case] call: Call, #[case] document: Value) {
     );
 }
 
+#[rstest]
+#[case::file("/var/lib/mayfly/tfoutput/plan", true)]
+#[case::s3("s3://bucket/tfoutput/plan", true)]
+#[case::azure("https://account.blob.core.windows.net/tfoutput/plan", true)]
+#[case::google("gs://bucket/tfoutput/plan", true)]
+#[case::none("", true)]
+#[case::script("javascript:alert(1)", false)]
+#[case::hidden_script("\u{1} java\nscript:alert(1)", false)]
+#[case::data("data:text/html,x", false)]
+#[case::host_alone("//evil.example.test/x", false)]
+#[case::hidden_host("\u{1}//evil.example.test/x", false)]
+#[case::hidden_slash("/\t/evil.example.test/x", false)]
+fn the_place_of_a_plan_runs_nothing(#[case] plan: &str, #[case] passes: bool) {
+    let document = change(
+        "job",
+        "412",
+        json!({"status": "pending", "terraformPlan": plan}),
+    );
+    let sent = check(Call::ChangeJob, &document).unwrap();
+    let sent: Value = serde_json::from_slice(&sent).unwrap();
+    let expected = if passes {
+        document
+    } else {
+        change("job", "412", json!({"status": "pending"}))
+    };
+    assert_eq!(sent, expected);
+}
+
 /// Its text is for people. An address in it would be one that the run has chosen.
 #[rstest]
 #[case::text("Before. Step plan-id completed\n", true)]
@@ -314,6 +344,8 @@ fn other_documents_are_refused(#[case] call: Call, #[case] document: Value) {
 #[case::host_alone("//evil.example.test/x", false)]
 #[case::path_alone(" /x", false)]
 #[case::back_slashes("\\\\evil.example.test", false)]
+#[case::host_behind_control_characters("\u{1}//evil.example.test/x", false)]
+#[case::script_behind_control_characters("\u{1}javascript:alert(1)", false)]
 fn the_output_of_a_job_is_no_address(#[case] output: &str, #[case] passes: bool) {
     let document = change("job", "412", json!({"status": "pending", "output": output}));
     let sent = check(Call::ChangeJob, &document).unwrap();
