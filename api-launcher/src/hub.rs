@@ -3,6 +3,7 @@
 
 mod budget;
 mod duties;
+mod forms;
 mod heartbeats;
 mod job_token_keys;
 mod json_check;
@@ -10,6 +11,7 @@ mod keygen_command;
 mod metrics;
 mod oidc;
 pub(crate) mod page;
+mod passing;
 mod pools;
 mod relay;
 pub(crate) mod settings;
@@ -36,6 +38,7 @@ use runtime::setting::is_wrong_place;
 use tokio::sync::Notify;
 
 use self::budget::Budget;
+use self::forms::Forms;
 use self::heartbeats::JobHeartbeats;
 use self::job_token_keys::KeySource;
 use self::metrics::PoolMetrics;
@@ -47,7 +50,6 @@ use self::shares::Shares;
 use self::tails::Tails;
 use self::views::CachedViews;
 use self::watched_file::WatchedFile;
-use self::wire::Exchanges;
 use crate::data::DataError;
 use crate::dispatch::Readiness;
 use crate::metrics::Metrics;
@@ -61,6 +63,8 @@ pub(crate) use self::submit::SubmitError;
 const MAX_POLLS: usize = 2000;
 /// Those of one pool.
 const MAX_POLLS_OF_A_POOL: usize = 1000;
+/// The most exchanges of tokens in progress.
+const MAX_EXCHANGES: usize = 512;
 /// The timeout for reading a form.
 const FORM_TIMEOUT: Duration = Duration::from_secs(10);
 
@@ -83,7 +87,8 @@ pub(crate) struct Hub {
     polls: Arc<Shares<PoolName>>,
     /// The bytes in progress for agents and executors.
     budget: Budget,
-    exchanges: Arc<Exchanges>,
+    /// The exchanges of tokens in progress.
+    exchanges: Arc<Forms>,
     /// How long a lease is valid.
     lease: Duration,
     /// Notified when there may be an outcome to report.
@@ -168,7 +173,7 @@ impl Hub {
             measuring: Mutex::new(()),
             polls: Shares::new(MAX_POLLS_OF_A_POOL, MAX_POLLS),
             budget: Budget::new(),
-            exchanges: Arc::default(),
+            exchanges: Forms::new(MAX_EXCHANGES),
             lease,
             ended: Notify::new(),
             shutdown,

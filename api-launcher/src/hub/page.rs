@@ -21,15 +21,16 @@ mod timeline;
 pub(super) mod words;
 
 use std::sync::Arc;
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime};
 
 use axum::Router;
-use axum::extract::{Path, State};
+use axum::extract::{Path, Request, State};
 use axum::http::{HeaderName, HeaderValue, StatusCode, Uri, header};
-use axum::middleware::map_response;
+use axum::middleware::{Next, from_fn_with_state, map_response};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use pool_protocol::id::{PoolName, TaskId};
+use pool_protocol::problem::Code;
 use pool_store::{Page, TaskFilter, TaskView};
 use tracing::error;
 
@@ -37,15 +38,34 @@ use self::access::{Site, Viewer};
 use self::overview::Summary;
 use self::sessions::Sessions;
 pub(crate) use self::source::Source;
+use super::forms::Forms;
+use super::passing;
+use super::shares::Shares;
+use super::wire::Failure;
 
 /// The largest number of rows of a list.
 const ROWS: u32 = 100;
+/// The most answers in progress, until they are sent. One can have some MiB.
+const MAX_ANSWERS: usize = 64;
+/// Those of one viewer.
+const MAX_ANSWERS_OF_A_VIEWER: usize = 8;
+/// How long an answer may take.
+const ANSWER_TIMEOUT: Duration = Duration::from_mins(1);
+/// The most login forms in progress.
+const MAX_LOGINS: usize = 64;
 /// Forbids content of other sites, and inline styles and scripts.
 const POLICY: &str = "default-src 'none'; style-src 'self'; script-src 'self'; img-src 'self'; connect-src 'self'; \
                       form-action 'self'; base-uri 'none'; frame-ancestors 'none'";
 
 /// The paths of the status page. If `open`, clients on this machine need no token.
 pub(crate) fn router(source: Source, open: bool) -> Router {
+    let site = Site {
+        source,
+        open,
+        sessions: Arc::new(Sessions::new(SystemTime::now())),
+        answers: Shares::new(MAX_ANSWERS_OF_A_VIEWER, MAX_ANSWERS),
+        logins: Forms::new(MAX_LOGINS),
+    };
     Router::new()
         .route("/pools", get(json::pools))
         .route("/pools/{pool}/agents", get(json::agents))
@@ -59,16 +79,33 @@ pub(crate) fn router(source: Source, open: bool) -> Router {
         .route("/ui/runs/{task}/log", get(log))
         .route("/ui/login", get(access::form).post(access::login))
         .route("/ui/logout", post(access::logout))
+        .layer(from_fn_with_state(site.clone(), limit))
         .layer(map_response(do_not_store))
         .route("/ui/style.css", get(style))
         .route("/ui/script.js", get(script))
         .route("/ui/icon.svg", get(icon))
         .layer(map_response(secure))
-        .with_state(Site {
-            source,
-            open,
-            sessions: Arc::new(Sessions::new(SystemTime::now())),
-        })
+        .with_state(site)
+}
+
+/// Limits the answers of each viewer and of all that are in progress, because a viewer may read slowly. Others get the login
+/// form alone.
+async fn limit(State(site): State<Site>, request: Request, next: Next) -> Response {
+    let (parts, body) = request.into_parts();
+    let viewer = site.viewer(&parts);
+    let is_json = !parts.uri.path().starts_with("/ui");
+    let request = Request::from_parts(parts, body);
+    let Some(viewer) = viewer else {
+        return next.run(request).await;
+    };
+    match site.answers.take(&viewer) {
+        Some(share) => passing::whole(next.run(request).await, ANSWER_TIMEOUT, share).await,
+        None if is_json => {
+            let text = "this viewer has too many requests in progress: try again";
+            Failure::new(Code::RateLimited, text).into_response()
+        }
+        None => PageError::Busy.into_response(),
+    }
 }
 
 /// Why a page is not shown.
@@ -76,6 +113,8 @@ pub(crate) fn router(source: Source, open: bool) -> Router {
 enum PageError {
     /// The pool or run does not exist, or the viewer may not see it.
     NotFound,
+    /// The viewer has too many requests in progress.
+    Busy,
     Store(pool_store::Error),
 }
 
@@ -93,6 +132,11 @@ impl IntoResponse for PageError {
                 "Not found",
                 "There is nothing at this address, or your token does not show it. The hub forgets a run 24 hours after its end.",
             ),
+            Self::Busy => (
+                StatusCode::TOO_MANY_REQUESTS,
+                "Too many requests",
+                "The hub still sends you other pages. Try again in a moment.",
+            ),
             Self::Store(error) => {
                 error!(%error, "a page could not be shown");
                 (
@@ -102,7 +146,7 @@ impl IntoResponse for PageError {
                 )
             }
         };
-        frame::respond(status, &frame::message(title, text))
+        frame::respond(status, frame::message(title, text))
     }
 }
 
@@ -111,7 +155,7 @@ async fn show_overview(State(site): State<Site>, viewer: Viewer) -> Result<Respo
     let body = overview::render(&summaries);
     Ok(frame::respond(
         StatusCode::OK,
-        &frame::page("Pools", Some(&viewer), &body),
+        frame::page("Pools", Some(&viewer), &body),
     ))
 }
 
@@ -145,7 +189,7 @@ async fn show_pool(
     let title = format!("Pool {name}");
     Ok(frame::respond(
         StatusCode::OK,
-        &frame::page(&title, Some(&viewer), &pool::render(&view)),
+        frame::page(&title, Some(&viewer), &pool::render(&view)),
     ))
 }
 
@@ -167,7 +211,7 @@ async fn show_run(
     let title = run::title(&view.task);
     Ok(frame::respond(
         StatusCode::OK,
-        &frame::page(&title, Some(&viewer), &run::render(&view)),
+        frame::page(&title, Some(&viewer), &run::render(&view)),
     ))
 }
 

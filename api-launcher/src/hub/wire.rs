@@ -24,7 +24,6 @@ use pool_protocol::version::{MAX_HEADER, MIN_HEADER, Versions};
 use super::{Hub, relay};
 
 pub(crate) use self::answer::Failure;
-pub(super) use self::exchange::Exchanges;
 
 /// What a body may be, and what it takes.
 #[derive(Clone, Copy, Debug)]

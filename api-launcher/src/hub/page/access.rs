@@ -19,12 +19,24 @@ use super::{Source, frame};
 use crate::http::auth::bearer;
 use crate::http::body;
 use crate::hub::FORM_TIMEOUT;
+use crate::hub::forms::Forms;
 use crate::hub::pools::Pools;
+use crate::hub::shares::Shares;
 
 const COOKIE: &str = "mayfly_session";
 /// Means all pools in a session.
 const ALL: &str = "*";
 const HOME: &str = "/ui";
+/// Headers that only proxies send, beside `X-Forwarded…`.
+const PROXY_HEADERS: [&str; 7] = [
+    "forwarded",
+    "via",
+    "x-real-ip",
+    "x-original-forwarded-for",
+    "x-client-ip",
+    "true-client-ip",
+    "cf-connecting-ip",
+];
 /// The largest form.
 const MAX_FORM_BYTES: usize = 4096;
 
@@ -35,10 +47,14 @@ pub(super) struct Site {
     /// Clients on this machine need no token.
     pub(super) open: bool,
     pub(super) sessions: Arc<Sessions>,
+    /// The answers in progress.
+    pub(super) answers: Arc<Shares<Viewer>>,
+    /// The login forms in progress.
+    pub(super) logins: Arc<Forms>,
 }
 
 /// The user of a page.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(super) enum Viewer {
     /// A holder of a token of this pool.
     Pool(PoolName),
@@ -165,7 +181,7 @@ pub(super) async fn form(State(site): State<Site>, uri: Uri, parts: Parts) -> Re
     if site.viewer(&parts).is_some() {
         return redirect(HOME);
     }
-    frame::respond(StatusCode::OK, &frame::login(&next_of(&uri), None))
+    frame::respond(StatusCode::OK, frame::login(&next_of(&uri), None))
 }
 
 /// Handles the login: exchanges a token for a session.
@@ -177,8 +193,12 @@ pub(super) async fn login(State(site): State<Site>, headers: HeaderMap, body: Bo
             Some("The form was sent by another site. Log in here."),
         );
     }
-    let read = tokio::time::timeout(FORM_TIMEOUT, body::read(body, MAX_FORM_BYTES)).await;
-    let Ok(Ok(form)) = read else {
+    let read = async {
+        let place = site.logins.enter()?;
+        let reading = tokio::time::timeout(FORM_TIMEOUT, body::read(body, MAX_FORM_BYTES));
+        place.read(reading).await
+    };
+    let Some(Ok(Ok(form))) = read.await else {
         return login_required(&home, Some("The form could not be read. Try again."));
     };
     let field = |name: &str| {
@@ -199,7 +219,7 @@ pub(super) async fn login(State(site): State<Site>, headers: HeaderMap, body: Bo
     let Some((hub, credential)) = good else {
         let text = "The token is unknown, has expired, was removed, or was not copied completely.";
         let page = frame::login(next, Some(text));
-        return frame::respond(StatusCode::UNAUTHORIZED, &page);
+        return frame::respond(StatusCode::UNAUTHORIZED, page);
     };
     let session = site.sessions.begin(&credential.to_text(), now);
     let session = hub.keys.current().sign_session(&session);
@@ -214,7 +234,7 @@ pub(super) async fn logout(State(site): State<Site>, headers: HeaderMap) -> Resp
     if let (Source::Hub(hub), Some(cookie)) = (&site.source, cookie(&headers))
         && let Some(session) = hub.keys.current().verify_session(cookie)
     {
-        site.sessions.end(session);
+        site.sessions.end(session, SystemTime::now());
     }
     with_cookie(redirect("/ui/login"), "", Duration::ZERO, &headers)
 }
@@ -222,7 +242,7 @@ pub(super) async fn logout(State(site): State<Site>, headers: HeaderMap) -> Resp
 /// Returns the login form for a page that needs a token.
 fn login_required(uri: &Uri, problem: Option<&str>) -> Response {
     let page = frame::login(&next_of(uri), problem);
-    let mut response = frame::respond(StatusCode::UNAUTHORIZED, &page);
+    let mut response = frame::respond(StatusCode::UNAUTHORIZED, page);
     let scheme = HeaderValue::from_static("Bearer");
     response
         .headers_mut()
@@ -300,7 +320,7 @@ fn is_cross_site(headers: &HeaderMap) -> bool {
 fn is_forwarded(headers: &HeaderMap) -> bool {
     headers.keys().any(|name| {
         let name = name.as_str();
-        matches!(name, "forwarded" | "via" | "x-real-ip") || name.starts_with("x-forwarded-")
+        PROXY_HEADERS.contains(&name) || name.starts_with("x-forwarded")
     })
 }
 
@@ -491,6 +511,11 @@ mod tests {
     #[case("x-real-ip")]
     #[case("X-Forwarded-For")]
     #[case("X-Forwarded-Host")]
+    #[case("X-Forwarded")]
+    #[case("X-Original-Forwarded-For")]
+    #[case("X-Client-IP")]
+    #[case("True-Client-IP")]
+    #[case("CF-Connecting-IP")]
     fn a_request_through_a_proxy_is_recognized(#[case] name: &'static str) {
         assert!(is_forwarded(&headers(&[(name, "a")])));
         assert!(!is_forwarded(&headers(&[

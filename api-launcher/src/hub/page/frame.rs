@@ -10,8 +10,8 @@ use super::access::Viewer;
 use super::words::moment;
 
 /// Returns a response with a page.
-pub(super) fn respond(status: StatusCode, page: &Markup) -> Response {
-    (status, Html(page.0.clone())).into_response()
+pub(super) fn respond(status: StatusCode, page: Markup) -> Response {
+    (status, Html(page.into_string())).into_response()
 }
 
 /// Returns a page with this content.

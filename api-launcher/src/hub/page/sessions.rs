@@ -1,44 +1,45 @@
 //! Sessions of browsers. A session says when it began and for which token. The hub signs it and stores nothing, except
 //! which sessions a logout has ended. That is known to this process only, so a session also ends when the hub restarts.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, HashMap};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 /// The lifetime of a session: half a working day.
 pub(super) const LIFETIME: Duration = Duration::from_hours(4);
-/// The most sessions that are remembered as ended. With more, all that are older end.
-const MAX_ENDED: usize = 10_000;
+/// The most sessions of one credential that are remembered as ended. With more, all of it that are older end.
+const MAX_ENDED: usize = 1000;
 
 /// Which sessions have ended before their time.
 #[derive(Debug)]
 pub(super) struct Sessions {
-    ended: Mutex<Ended>,
+    /// When the hub began, in nanoseconds since 1970: older sessions have ended.
+    start: u64,
+    /// Those of each credential.
+    ended: Mutex<HashMap<String, Ended>>,
 }
 
-#[derive(Debug)]
+#[derive(Debug, Default)]
 struct Ended {
-    /// All sessions that began until this moment, in nanoseconds since 1970.
+    /// All sessions that began until this moment.
     until: u64,
-    /// Single sessions, the oldest first.
-    single: BTreeSet<(u64, String)>,
+    /// When single sessions began.
+    single: BTreeSet<u64>,
 }
 
 impl Sessions {
     pub(super) fn new(now: SystemTime) -> Self {
-        let ended = Ended {
-            until: nanoseconds(now),
-            single: BTreeSet::new(),
-        };
         Self {
-            ended: Mutex::new(ended),
+            start: nanoseconds(now),
+            ended: Mutex::default(),
         }
     }
 
     /// Returns a new session for a credential, without its signature.
     pub(super) fn begin(&self, credential: &str, now: SystemTime) -> String {
+        let until = self.lock().get(credential).map_or(0, |ended| ended.until);
         // A clock that was set back must not let new sessions count as ended.
-        let began = nanoseconds(now).max(self.lock().until + 1);
+        let began = nanoseconds(now).max(until.max(self.start) + 1);
         format!("{began}.{credential}")
     }
 
@@ -46,30 +47,32 @@ impl Sessions {
     pub(super) fn credential<'s>(&self, session: &'s str, now: SystemTime) -> Option<&'s str> {
         let (began, credential) = parse(session)?;
         let age = Duration::from_nanos(nanoseconds(now).saturating_sub(began));
-        let ended = self.lock();
-        let is_open = age < LIFETIME
-            && began > ended.until
-            && !ended.single.contains(&(began, credential.to_owned()));
+        let all = self.lock();
+        let has_ended = |ended: &Ended| began <= ended.until || ended.single.contains(&began);
+        let is_open =
+            age < LIFETIME && began > self.start && !all.get(credential).is_some_and(has_ended);
         is_open.then_some(credential)
     }
 
     /// Ends a session whose signature is valid.
-    pub(super) fn end(&self, session: &str) {
-        let Some((began, credential)) = parse(session) else {
+    pub(super) fn end(&self, session: &str, now: SystemTime) {
+        let Some(credential) = self.credential(session, now) else {
             return;
         };
-        let mut ended = self.lock();
-        if began > ended.until {
-            ended.single.insert((began, credential.to_owned()));
-        }
+        let Some((began, _)) = parse(session) else {
+            return;
+        };
+        let mut all = self.lock();
+        let ended = all.entry(credential.to_owned()).or_default();
+        ended.single.insert(began);
         if ended.single.len() > MAX_ENDED
-            && let Some((oldest, _)) = ended.single.pop_first()
+            && let Some(oldest) = ended.single.pop_first()
         {
             ended.until = oldest;
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, Ended> {
+    fn lock(&self) -> MutexGuard<'_, HashMap<String, Ended>> {
         self.ended.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -107,14 +110,14 @@ mod tests {
         assert_eq!(seen(&first, now() + almost), open);
         let late = now() + LIFETIME + Duration::from_millis(1);
         assert_eq!(seen(&first, late), None);
-        sessions.end(&first);
+        sessions.end(&first, now());
         assert_eq!(seen(&first, now()), None);
         assert_eq!(seen(&second, now()), open);
         let restarted = Sessions::new(now() + Duration::from_secs(1));
         assert_eq!(restarted.credential(&second, now()), None);
         for nonsense in ["", ".", "a.b", "-1.b", "99999999999999999999999.b"] {
             assert_eq!(sessions.credential(nonsense, now()), None, "{nonsense}");
-            sessions.end(nonsense);
+            sessions.end(nonsense, now());
         }
     }
 
@@ -134,14 +137,16 @@ mod tests {
             .map(|number| sessions.begin("eu.digest", at(number)))
             .collect();
         let newest = sessions.begin("eu.digest", at(MAX_ENDED + 10));
+        let other = sessions.begin("us.digest", now());
         for session in &all {
-            sessions.end(session);
+            sessions.end(session, now());
         }
-        assert_eq!(sessions.lock().single.len(), MAX_ENDED);
+        assert_eq!(sessions.lock()["eu.digest"].single.len(), MAX_ENDED);
         assert!(
             all.iter()
                 .all(|session| sessions.credential(session, now()).is_none())
         );
         assert!(sessions.credential(&newest, now()).is_some());
+        assert!(sessions.credential(&other, now()).is_some(), "{other}");
     }
 }

@@ -33,7 +33,11 @@ impl Source {
                 }]);
             }
         };
-        let mut counted = hub.store.pools().await?;
+        // Viewers cause no more reads than those without a token.
+        let counted = hub.views.pools(&hub.store).await;
+        let mut counted = counted
+            .map_err(|problem| Error::Unavailable(problem.into()))?
+            .to_vec();
         let pools = hub.pools.current();
         let mut summaries: Vec<Summary> = pools
             .names()

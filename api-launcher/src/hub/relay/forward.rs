@@ -1,8 +1,5 @@
 //! Sends requests to the platform, with a new token of the platform that is valid for a minute. Only the headers that
 //! are named here pass. Redirects are not followed.
-//!
-//! A task of its own passes each answer on, because nobody polls the stream of an answer that its executor does not read. It
-//! ends after a time, and with it the turn and the connection to the platform.
 
 use std::io;
 use std::time::Duration;
@@ -10,7 +7,7 @@ use std::time::Duration;
 use axum::body::{Body, Bytes, HttpBody as _};
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::Response;
-use futures_util::{Stream, StreamExt as _, TryStreamExt as _, stream};
+use futures_util::{Stream, StreamExt as _, TryStreamExt as _};
 use job_contract::chain;
 use platform::StepRef;
 use platform::terrakube::token::BRIEF;
@@ -18,8 +15,6 @@ use platform::terrakube::{Terrakube, extended};
 use pool_protocol::problem::Code;
 use reqwest::Method;
 use secrecy::ExposeSecret as _;
-use tokio::sync::mpsc;
-use tokio::time::{Instant, timeout, timeout_at};
 use tracing::{debug, warn};
 use url::Url;
 
@@ -30,6 +25,7 @@ use super::turns::Turn;
 use crate::http::body::{self as request_body, BodyError};
 use crate::hub::budget::Held;
 use crate::hub::json_check;
+use crate::hub::passing::passed_on;
 use crate::hub::wire::Failure;
 
 const JSON_API: &str = "application/vnd.api+json";
@@ -43,15 +39,11 @@ pub(super) const MAX_RECORDED_CONTEXT: usize = 4 * MIB;
 
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 /// The platform may wait for the lock on the row of a job.
-const CALL_TIMEOUT: Duration = Duration::from_mins(1);
+pub(super) const CALL_TIMEOUT: Duration = Duration::from_mins(1);
 /// Archives can be large.
 const CONTENT_TIMEOUT: Duration = Duration::from_mins(10);
 /// How long a body may take that is read whole.
 const BODY_TIMEOUT: Duration = Duration::from_secs(30);
-/// How long an executor may take none of its answer.
-const STALLED: Duration = Duration::from_secs(30);
-/// Pieces of an answer that wait for their executor. One can have some 100 KiB.
-const PIECES: usize = 1;
 /// The bytes that each byte of a document takes: as it arrives, as it is read, and as it is sent.
 const COST: usize = 3;
 
@@ -352,45 +344,6 @@ fn respond(answer: reqwest::Response, limit: usize, in_all: Duration, turn: Turn
     response
 }
 
-/// Returns the pieces of an answer, which a task passes on. The task keeps `kept` until it ends: with the answer, with the
-/// response, or when its time is over.
-fn passed_on<S, K>(
-    pieces: S,
-    in_all: Duration,
-    kept: K,
-) -> impl Stream<Item = io::Result<Bytes>> + Send + 'static
-where
-    S: Stream<Item = io::Result<Bytes>> + Send + 'static,
-    K: Send + 'static,
-{
-    let (sender, receiver) = mpsc::channel(PIECES);
-    tokio::spawn(async move {
-        let _kept = kept;
-        let pass_on = async {
-            let mut pieces = Box::pin(pieces.map(Some).chain(stream::iter([None])));
-            while let Some(piece) = pieces.next().await {
-                if !matches!(timeout(STALLED, sender.send(piece)).await, Ok(Ok(()))) {
-                    break;
-                }
-            }
-        };
-        tokio::select! {
-            _ = timeout_at(Instant::now() + in_all, pass_on) => {}
-            // The platform may be silent, and the executor has gone.
-            () = sender.closed() => {}
-        }
-    });
-    // Only `None` is the end of the answer. Without it, the answer broke off, and must not seem whole.
-    stream::unfold(Some(receiver), |receiver| async {
-        let mut receiver: mpsc::Receiver<Option<io::Result<Bytes>>> = receiver?;
-        match receiver.recv().await {
-            Some(Some(piece)) => Some((piece, Some(receiver))),
-            Some(None) => None,
-            None => Some((Err(io::ErrorKind::TimedOut.into()), None)),
-        }
-    })
-}
-
 /// Returns the stream. It fails if it has more than `limit` bytes.
 fn limited<S>(stream: S, limit: usize) -> impl Stream<Item = io::Result<Bytes>> + Send + 'static
 where
@@ -408,71 +361,4 @@ where
 
 fn bad_gateway(text: &str) -> Failure {
     Failure::new(Code::Other, text).with_status(StatusCode::BAD_GATEWAY)
-}
-
-#[cfg(test)]
-mod tests {
-    use std::sync::Arc;
-
-    use super::*;
-
-    const PIECE: &[u8] = &[0; 1024];
-
-    fn answer(pieces: usize) -> impl Stream<Item = io::Result<Bytes>> + Send + 'static {
-        stream::iter((0..pieces).map(|_| Ok(Bytes::from_static(PIECE))))
-    }
-
-    /// Waits until the turn is free, in the time of the test.
-    async fn free(turn: &Arc<()>) -> Duration {
-        let began = Instant::now();
-        while Arc::strong_count(turn) > 1 {
-            tokio::time::sleep(Duration::from_secs(1)).await;
-        }
-        began.elapsed()
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn an_answer_that_nobody_reads_frees_its_turn_and_then_breaks_off() {
-        let turn = Arc::new(());
-        let response = passed_on(answer(100), CONTENT_TIMEOUT, Arc::clone(&turn));
-        assert!(free(&turn).await <= STALLED + Duration::from_secs(1));
-        let read: Vec<_> = response.collect().await;
-        assert_eq!(read.len(), PIECES + 1);
-        assert!(read.last().unwrap().is_err(), "half an answer seems whole");
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn an_answer_that_is_read_slowly_ends_in_its_time() {
-        let turn = Arc::new(());
-        let response = passed_on(answer(100), CALL_TIMEOUT, Arc::clone(&turn));
-        let reader = tokio::spawn(async {
-            let read = response.then(async |piece| {
-                tokio::time::sleep(STALLED / 2).await;
-                piece
-            });
-            read.collect::<Vec<_>>().await
-        });
-        assert!(free(&turn).await <= CALL_TIMEOUT + Duration::from_secs(1));
-        assert!(reader.await.unwrap().last().unwrap().is_err());
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn an_executor_that_has_gone_keeps_no_turn_while_the_platform_is_silent() {
-        let turn = Arc::new(());
-        drop(passed_on(
-            stream::pending(),
-            CONTENT_TIMEOUT,
-            Arc::clone(&turn),
-        ));
-        assert!(free(&turn).await <= Duration::from_secs(1));
-    }
-
-    #[tokio::test]
-    async fn an_answer_passes_whole() {
-        let turn = Arc::new(());
-        let response = passed_on(answer(100), CALL_TIMEOUT, Arc::clone(&turn));
-        let read: Vec<_> = response.collect().await;
-        assert_eq!(read.len(), 100);
-        assert!(read.iter().all(Result::is_ok));
-    }
 }

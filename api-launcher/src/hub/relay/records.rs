@@ -2,6 +2,7 @@
 //! the hub has.
 
 use axum::Json;
+use axum::body::HttpBody as _;
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse as _, Response};
 use job_contract::chain;
@@ -14,9 +15,10 @@ use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 use tracing::error;
 
-use super::forward::{Content, Outgoing};
-use super::rules::Call;
+use super::forward::{CALL_TIMEOUT, Content, Outgoing};
+use super::rules::{Call, RelayRefusal};
 use super::turns::Turn;
+use crate::hub::passing;
 use crate::hub::wire::Failure;
 
 /// Where OpenTofu itself lists its releases.
@@ -24,6 +26,8 @@ const TOFU_RELEASES: &str = "https://api.github.com/repos/opentofu/opentofu/rele
 
 /// The states of one job that are recorded.
 const MAX_STATES: usize = 1000;
+/// The bytes of their texts. The record is a file that each change writes anew.
+const MAX_STATE_BYTES: usize = 512 * 1024;
 
 /// The records of jobs in a data directory.
 #[derive(Clone, Debug)]
@@ -73,13 +77,23 @@ impl Records {
         let (records, step) = (self.clone(), step.clone());
         let answered = tokio::task::spawn_blocking(move || {
             // The work goes on if the executor disconnects, and so does its turn.
-            let _turn = turn;
-            records.answer_now(&outgoing, &step)
+            let answer = records.answer_now(&outgoing, &step);
+            (answer, outgoing.held, turn)
         });
-        answered.await.unwrap_or_else(|error| {
+        let (answer, mut held, turn) = answered.await.map_err(|error| {
             error!(%error, "a request to the records of jobs has failed");
-            Err(Failure::new(Code::Other, "the hub could not answer"))
-        })
+            Failure::new(Code::Other, "the hub could not answer")
+        })?;
+        let answer = answer?;
+        // What the executor has not read is in memory.
+        let length = answer.body().size_hint().lower();
+        if !usize::try_from(length).is_ok_and(|length| held.grow(length)) {
+            return Err(Failure::new(
+                Code::RateLimited,
+                RelayRefusal::Busy.to_string(),
+            ));
+        }
+        Ok(passing::whole(answer, CALL_TIMEOUT, (held, turn)).await)
     }
 
     fn answer_now(&self, outgoing: &Outgoing, step: &StepRef) -> Result<Response, Failure> {
@@ -130,7 +144,8 @@ impl Records {
                     if record.history.contains(&state) {
                         return;
                     }
-                    is_full = record.history.len() >= MAX_STATES;
+                    let bytes: usize = record.history.iter().chain([&state]).map(size).sum();
+                    is_full = record.history.len() >= MAX_STATES || bytes > MAX_STATE_BYTES;
                     if !is_full {
                         record.history.push(state);
                     }
@@ -138,7 +153,7 @@ impl Records {
                 added.map_err(|error| unavailable(&error))?;
                 if is_full {
                     let text = format!(
-                        "the job has published {MAX_STATES} states, and no more are recorded"
+                        "the job has published {MAX_STATES} states or {MAX_STATE_BYTES} bytes about them, and no more are recorded"
                     );
                     return Err(Failure::new(Code::RequestInvalid, text));
                 }
@@ -207,6 +222,11 @@ impl StepChange {
     }
 }
 
+/// The bytes of the texts of a state.
+const fn size(state: &History) -> usize {
+    state.output.len() + state.job_reference.len() + state.md5.len() + state.lineage.len()
+}
+
 /// A job as the platform shows it.
 fn job_document(job: &str, record: &JobRecord) -> Value {
     let steps = record.steps.iter().zip(1..);
@@ -264,9 +284,13 @@ fn unavailable(error: &PlatformError) -> Failure {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use axum::body::Bytes;
     use job_contract::StepType;
+    use pool_protocol::id::TaskId;
 
+    use super::super::turns::Turns;
     use super::*;
     use crate::hub::budget::Budget;
 
@@ -421,5 +445,54 @@ mod tests {
         assert!(add(state(0)).is_ok(), "it is recorded already");
         assert!(add(state(MAX_STATES)).is_err());
         assert_eq!(fixture.record().history.len(), MAX_STATES);
+    }
+
+    #[test]
+    fn the_texts_of_states_have_a_limit_in_all() {
+        let fixture = fixture();
+        let add = |serial: usize| {
+            let output = "x".repeat(15_000);
+            let state = json!({"output": output, "jobReference": "7", "serial": serial, "md5": "5f", "lineage": "l"});
+            fixture.call(
+                Call::AddHistory,
+                Some(json!({"data": {"attributes": state}})),
+            )
+        };
+        let fits = MAX_STATE_BYTES / 15_000;
+        assert!((0..fits).all(|serial| add(serial).is_ok()));
+        assert!(add(fits).is_err());
+        assert_eq!(fixture.record().history.len(), fits);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_answer_keeps_its_turn_and_its_bytes_until_it_is_read() {
+        let (fixture, budget, turns) = (fixture(), Budget::new(), Turns::new());
+        let context = json!({"a": "x".repeat(3 << 20)});
+        fixture.call(Call::WriteContext, Some(context)).unwrap();
+        let (eu, task) = ("eu".parse().unwrap(), TaskId::new());
+        let read = async || {
+            let outgoing = Outgoing {
+                call: Call::ReadContext,
+                content: String::new(),
+                body: Content::None,
+                held: budget.of_task(&eu, task),
+            };
+            let turn = turns.next(&eu, turns.place(task).unwrap()).await.unwrap();
+            fixture.records.answer(outgoing, &fixture.plan, turn).await
+        };
+        let first = read().await.unwrap();
+        let refused = read().await.unwrap_err();
+        assert_eq!(
+            refused.code(),
+            Code::RateLimited,
+            "a second one is too much"
+        );
+        let places: Vec<_> = (0..8).map_while(|_| turns.place(task).ok()).collect();
+        assert_eq!(places.len(), 7, "the answer is on its way");
+        drop(places);
+        let whole = axum::body::to_bytes(first.into_body(), usize::MAX).await;
+        assert!(whole.unwrap().len() > 3 << 20);
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        read().await.unwrap();
     }
 }

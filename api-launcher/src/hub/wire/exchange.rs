@@ -1,7 +1,5 @@
 //! Exchanges the token of an OpenID provider for an access token of a pool (RFC 8693).
 
-mod places;
-
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -19,8 +17,6 @@ use pool_protocol::id::PoolName;
 use pool_protocol::token::AccessGrant;
 use tracing::{info, warn};
 use url::form_urlencoded;
-
-pub(crate) use self::places::Exchanges;
 
 use crate::http::body;
 use crate::hub::oidc::{IdToken, Refusal};

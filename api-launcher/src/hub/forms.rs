@@ -1,17 +1,15 @@
-//! Limits the exchanges in progress, whose forms are in memory. Their senders have shown no token yet. So a new exchange
-//! never waits for the form of another one: if there are too many, it ends the one whose form has been read longest.
+//! Limits the forms in progress, which are in memory: of exchanges, and of logins. Their senders have shown no token yet. So
+//! a new form never waits for another one: if there are too many, it ends the one that has been read longest.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use tokio_util::sync::CancellationToken;
 
-/// The most exchanges in progress.
-const MAX_EXCHANGES: usize = 512;
-
-/// The exchanges in progress.
-#[derive(Debug, Default)]
-pub(crate) struct Exchanges {
+/// The forms in progress.
+#[derive(Debug)]
+pub(crate) struct Forms {
+    limit: usize,
     state: Mutex<State>,
 }
 
@@ -19,23 +17,31 @@ pub(crate) struct Exchanges {
 struct State {
     next: u64,
     in_progress: usize,
-    /// Those whose form is not read completely, the oldest first.
+    /// Those that are not read completely, the oldest first.
     reading: BTreeMap<u64, CancellationToken>,
 }
 
-/// The place of an exchange, until it is dropped.
+/// The place of a form, until it is dropped.
 #[derive(Debug)]
-pub(super) struct Place {
-    exchanges: Arc<Exchanges>,
+pub(crate) struct Place {
+    forms: Arc<Forms>,
     id: u64,
     ended: CancellationToken,
 }
 
-impl Exchanges {
-    /// Returns a place, or `None` if all exchanges have their form and are checked.
-    pub(super) fn enter(self: &Arc<Self>) -> Option<Place> {
+impl Forms {
+    /// Limits forms to this number in progress.
+    pub(crate) fn new(limit: usize) -> Arc<Self> {
+        Arc::new(Self {
+            limit,
+            state: Mutex::default(),
+        })
+    }
+
+    /// Returns a place, or `None` if all forms are read and are checked.
+    pub(crate) fn enter(self: &Arc<Self>) -> Option<Place> {
         let mut state = self.lock();
-        if state.in_progress >= MAX_EXCHANGES {
+        if state.in_progress >= self.limit {
             let (_, oldest) = state.reading.pop_first()?;
             // Its place is dropped later. Until then, there is one more.
             oldest.cancel();
@@ -45,7 +51,7 @@ impl Exchanges {
         state.in_progress += 1;
         state.reading.insert(id, ended.clone());
         Some(Place {
-            exchanges: Arc::clone(self),
+            forms: Arc::clone(self),
             id,
             ended,
         })
@@ -57,21 +63,21 @@ impl Exchanges {
 }
 
 impl Place {
-    /// Completes the reading of the form. Returns `None` if a newer exchange has ended this one.
-    pub(super) async fn read<T>(&self, reading: impl Future<Output = T>) -> Option<T> {
+    /// Completes the reading of the form. Returns `None` if a newer form has ended this one.
+    pub(crate) async fn read<T>(&self, reading: impl Future<Output = T>) -> Option<T> {
         let form = tokio::select! {
             biased;
             () = self.ended.cancelled() => None,
             form = reading => Some(form),
         };
-        self.exchanges.lock().reading.remove(&self.id);
+        self.forms.lock().reading.remove(&self.id);
         form
     }
 }
 
 impl Drop for Place {
     fn drop(&mut self) {
-        let mut state = self.exchanges.lock();
+        let mut state = self.forms.lock();
         state.reading.remove(&self.id);
         state.in_progress -= 1;
     }
@@ -85,14 +91,14 @@ mod tests {
 
     use super::*;
 
+    const LIMIT: usize = 4;
+
     #[tokio::test]
-    async fn a_new_exchange_ends_the_oldest_form_and_never_a_check() {
-        let exchanges = Arc::<Exchanges>::default();
-        let mut places: Vec<_> = (0..MAX_EXCHANGES)
-            .map(|_| exchanges.enter().unwrap())
-            .collect();
+    async fn a_new_form_ends_the_oldest_one_and_never_a_check() {
+        let forms = Forms::new(LIMIT);
+        let mut places: Vec<_> = (0..LIMIT).map(|_| forms.enter().unwrap()).collect();
         assert_eq!(places[0].read(ready(())).await, Some(()));
-        let new = exchanges.enter().unwrap();
+        let new = forms.enter().unwrap();
         assert_eq!(places[1].read(pending::<()>()).await, None);
         assert_eq!(places[2].read(pending::<()>()).now_or_never(), None);
         drop(places.remove(1));
@@ -100,9 +106,9 @@ mod tests {
         for place in &places {
             place.read(ready(())).await;
         }
-        assert!(exchanges.enter().is_none(), "all are checked");
+        assert!(forms.enter().is_none(), "all are checked");
         drop(places);
-        let state = exchanges.lock();
+        let state = forms.lock();
         assert_eq!((state.in_progress, state.reading.len()), (0, 0));
     }
 }
