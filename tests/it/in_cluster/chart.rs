@@ -622,7 +622,10 @@ async fn alerts_and_dashboard_ask_for_what_the_launcher_counts() {
         .set(json!({"metrics": {"prometheusRule": {"enabled": true}, "dashboards": {"enabled": true}}}))
         .documents();
     let (_, endpoint) = installed.launch().await;
-    let url = format!("http://127.0.0.1:{}/metrics", installed.health_port.number());
+    let url = format!(
+        "http://127.0.0.1:{}/metrics",
+        installed.health_port.number()
+    );
     let text = endpoint
         .client
         .get(url)
