@@ -266,6 +266,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_token_with_a_known_key_does_not_wait_for_the_provider() {
+        let _ = rustls::crypto::ring::default_provider().install_default();
         let issuers = Issuers::new().unwrap();
         let issuer = Arc::<Issuer>::default();
         let key = SigningKey::new("one", Algorithm::ES256);
