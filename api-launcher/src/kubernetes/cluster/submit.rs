@@ -274,6 +274,8 @@ impl Cluster {
             Err(ClusterError::NoSuchRun(_)) => return Ok(None),
             Err(error) => return Err(error),
         };
+        // A delivery may store the Secret after the look for it below. So the age is that of the Job before that look.
+        let is_abandoned = self.is_abandoned(&job);
         if !is_same_run(&job.metadata, &objects.job.metadata) {
             return Err(ClusterError::NameTaken {
                 kind: "Job",
@@ -296,7 +298,11 @@ impl Cluster {
         };
         if !held.stored && job_data_secret(&job).is_some() {
             if !self.complete_job_data(objects, &job, &held).await? {
-                self.replace_incomplete(name, &job).await?;
+                if is_abandoned {
+                    self.replace_incomplete(name, &job).await?;
+                } else {
+                    tokio::time::sleep(self.retry_policy.first_pause).await;
+                }
                 return Ok(None);
             }
             if !self.mark_stored(name, &held.uid).await? {
@@ -330,17 +336,17 @@ impl Cluster {
         }
     }
 
-    /// Removes a held Job that has no Secret, so that this delivery creates it again. A delivery that may still complete
-    /// the Job gets the time for it.
-    async fn replace_incomplete(&self, name: &str, job: &Job) -> Result<(), ClusterError> {
+    /// Whether the delivery that created this Job has had its time to complete it.
+    fn is_abandoned(&self, job: &Job) -> bool {
         let created = job.metadata.creation_timestamp.as_ref();
-        let age = created.map_or(ABANDONED, |created| {
-            Duration::try_from(self.now().duration_since(created.0)).unwrap_or_default()
-        });
-        if age < ABANDONED {
-            tokio::time::sleep(self.retry_policy.first_pause).await;
-            return Ok(());
-        }
+        created.is_none_or(|created| {
+            let age = Duration::try_from(self.now().duration_since(created.0));
+            age.unwrap_or_default() >= ABANDONED
+        })
+    }
+
+    /// Removes an abandoned Job that has no Secret, so that this delivery creates it again.
+    async fn replace_incomplete(&self, name: &str, job: &Job) -> Result<(), ClusterError> {
         // The watcher would report the end of a deleted Job.
         let patch = json!({"metadata": {
             "uid": job.metadata.uid,

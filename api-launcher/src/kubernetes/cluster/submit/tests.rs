@@ -6,6 +6,7 @@ use axum::http::{Response, StatusCode};
 use job_contract::{encoding, env};
 use k8s_openapi::ByteString;
 use k8s_openapi::api::core::v1::EnvVar;
+use k8s_openapi::jiff::SignedDuration;
 use rstest::rstest;
 use serde_json::{Value, json};
 
@@ -297,6 +298,28 @@ async fn a_job_without_job_data_is_made_anew_for_another_document() {
     let submitted = server.cluster().submit(&of_document("two")).await.unwrap();
     assert_eq!(submitted, Submitted::Created);
     assert_eq!(document_of(&server), "two");
+}
+
+/// During a look that takes long, the Job becomes old enough. Its delivery may have stored the Secret after that look.
+#[tokio::test]
+async fn a_look_for_job_data_does_not_count_if_the_job_was_young_before_it() {
+    let server = Server::start();
+    let crashing = server.crashing(Crash::Before(1));
+    crashing.submit(&of_document("one")).await.unwrap_err();
+    let inner = Arc::clone(&server);
+    let other = server.faulty(move |line, _| {
+        if line.starts_with("POST") && line.ends_with("/secrets") {
+            inner.set_clock(SignedDuration::try_from(2 * ABANDONED).unwrap());
+        }
+        None
+    });
+    let submitted = other.submit(&of_document("two")).await.unwrap();
+    assert_eq!(submitted, Submitted::Created);
+    let requests = server.requests();
+    let before = requests.split(|request| request == "patch jobs").next();
+    let looks = before.unwrap().iter();
+    let looks = looks.filter(|request| *request == "try to post secrets");
+    assert_eq!(looks.count(), 2, "{requests:?}");
 }
 
 #[tokio::test]
