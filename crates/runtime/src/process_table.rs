@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::fs;
 
 /// The identity of a process. Process ids are reused, so the start time belongs to it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct ProcessIdentity {
     /// The process id.
     pub pid: i32,

@@ -1,10 +1,11 @@
 //! The children of this process, and what they leave behind. A process that adopts orphans is the parent of every process
 //! that its descendants have started and whose own parent has ended, in whatever group or session it is. So nothing escapes
-//! that a run has started. The kernel makes PID 1 of a container such a parent in any case.
+//! that a run has started, except a process that starts others faster than they are found. The kernel makes PID 1 of a container such a parent in any case.
 //!
 //! An adopted process stays in the process table until its parent has waited for it. tokio waits for the children that this
 //! program has started. So all of them are started here, and the reaper skips them.
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::io;
 use std::process;
@@ -14,7 +15,7 @@ use std::time::{Duration, Instant};
 
 use nix::sys::prctl;
 use nix::sys::signal::{Signal, kill};
-use nix::sys::wait::{WaitPidFlag, waitpid};
+use nix::sys::wait::{Id, WaitPidFlag, waitid, waitpid};
 use nix::unistd::Pid;
 use signal_hook::consts::SIGCHLD;
 use signal_hook::iterator::Signals;
@@ -27,6 +28,8 @@ use crate::process_table::{self, ProcessEntry, ProcessIdentity};
 /// How long killing may take. The kernel does not end a process that waits for a disk.
 const KILL_LIMIT: Duration = Duration::from_secs(5);
 const BETWEEN_LOOKS: Duration = Duration::from_millis(1);
+/// How many looks in a row have to find nothing. The kernel's list may lack a child while others end.
+const QUIET_LOOKS: u32 = 3;
 
 /// The children that tokio waits for.
 static OWN_CHILDREN: Mutex<Vec<ProcessIdentity>> = Mutex::new(Vec::new());
@@ -66,7 +69,8 @@ fn exists(process: ProcessIdentity) -> bool {
 
 /// Makes this process the parent of orphans among its descendants, and starts to reap them.
 pub fn adopt_orphans() {
-    let _ = EARLIER_CHILDREN.set(children().iter().map(|child| child.identity).collect());
+    let earlier = children().found;
+    let _ = EARLIER_CHILDREN.set(earlier.iter().map(|child| child.identity).collect());
     let adopted = prctl::set_child_subreaper(true).map_err(io::Error::from);
     if let Err(error) = adopted.and_then(|()| reap_forever()) {
         warn!(%error, "processes that a run leaves behind may outlive it");
@@ -90,18 +94,46 @@ fn reap_forever() -> io::Result<()> {
 
 /// Reaps every child that has ended and that tokio does not wait for.
 fn reap() {
-    let own = own_children();
-    for orphan in children() {
-        if orphan.has_ended && !own.contains(&orphan.identity) {
-            // No other code uses the exit status, and a missing one does no harm.
-            let pid = Pid::from_raw(orphan.identity.pid);
-            let _ = waitpid(pid, Some(WaitPidFlag::WNOHANG));
+    // The usual case needs no list of all children.
+    let peek = WaitPidFlag::WEXITED | WaitPidFlag::WNOHANG | WaitPidFlag::WNOWAIT;
+    while let Ok(Some(pid)) = waitid(Id::All, peek).map(|status| status.pid()) {
+        let Some(ended) = ProcessEntry::of(pid.as_raw()) else {
+            // tokio has just waited for it.
+            continue;
+        };
+        if !reap_orphan(&ended) {
+            break;
+        }
+    }
+    // The kernel shows only the first one. While that is tokio's, the others are on the list.
+    for child in children().found {
+        if child.has_ended {
+            reap_orphan(&child);
         }
     }
 }
 
+/// Reaps a child that has ended. Returns `false` if tokio waits for it.
+fn reap_orphan(child: &ProcessEntry) -> bool {
+    let own = own_children();
+    let is_orphan = !own.contains(&child.identity);
+    if is_orphan {
+        // No other code uses the exit status, and a missing one does no harm.
+        let pid = Pid::from_raw(child.identity.pid);
+        let _ = waitpid(pid, Some(WaitPidFlag::WNOHANG));
+    }
+    is_orphan
+}
+
+/// One look at the children of this process.
+struct Children {
+    found: Vec<ProcessEntry>,
+    /// Whether one of them has gone during the look.
+    has_vanished: bool,
+}
+
 /// The children of this process, whichever of its threads has started or adopted them.
-fn children() -> Vec<ProcessEntry> {
+fn children() -> Children {
     let threads = fs::read_dir("/proc/self/task")
         .into_iter()
         .flatten()
@@ -111,19 +143,27 @@ fn children() -> Vec<ProcessEntry> {
         .collect();
     if let Ok(list) = lists {
         let ids = list.split_ascii_whitespace();
-        ids.filter_map(|pid| ProcessEntry::of(pid.parse().ok()?))
-            .collect()
+        let looked: Vec<_> = ids
+            .map(|pid| pid.parse().ok().and_then(ProcessEntry::of))
+            .collect();
+        Children {
+            has_vanished: looked.contains(&None),
+            found: looked.into_iter().flatten().collect(),
+        }
     } else {
         // A thread has just ended, or the kernel has no such lists.
         let own = process::id().cast_signed();
-        let mut all = process_table::all();
-        all.retain(|entry| entry.parent == own);
-        all
+        let mut found = process_table::all();
+        found.retain(|entry| entry.parent == own);
+        Children {
+            found,
+            has_vanished: false,
+        }
     }
 }
 
 /// Kills everything that this process has started, directly or through others. Returns how many processes are left: none, unless
-/// the kernel does not end them in time. It takes no lock and writes nothing.
+/// the kernel does not end them in time, or they start others faster than they are found. It takes no lock and writes nothing.
 pub fn kill_descendants() -> usize {
     kill_children(|_| true).1
 }
@@ -131,31 +171,59 @@ pub fn kill_descendants() -> usize {
 /// Kills the orphans that this process has adopted, with everything below them, and returns how many there were. The
 /// children that it has started itself, and what these have started, go on.
 pub fn kill_orphans() -> usize {
-    kill_children(|child| !own_children().contains(&child.identity)).0
+    let (killed, left) = kill_children(|child| !own_children().contains(&child.identity));
+    if left > 0 {
+        warn!(
+            processes = left,
+            "processes that a run has left could not be killed"
+        );
+    }
+    killed
 }
 
 /// Kills the selected children. Their own children are adopted as soon as they have ended, and are killed next. Returns how many
 /// processes were killed, and how many are left.
+///
+/// A child that ended during a look may have started another one, which came too late for that look. So a look shows that
+/// nothing is left only if each child had already ended before it.
 fn kill_children(is_selected: impl Fn(&ProcessEntry) -> bool) -> (usize, usize) {
     let Some(earlier) = EARLIER_CHILDREN.get() else {
         return (0, 0);
     };
     let deadline = Instant::now() + KILL_LIMIT;
-    let mut killed = 0;
+    let (mut killed, mut quiet_looks) = (0, 0);
+    let mut dead: BTreeSet<ProcessIdentity> = BTreeSet::new();
     loop {
+        let Children {
+            mut found,
+            has_vanished,
+        } = children();
+        found.retain(|child| !earlier.contains(&child.identity) && is_selected(child));
+        let alive = found.iter().filter(|child| !child.has_ended);
         let mut left = 0;
-        for child in children() {
-            if !child.has_ended && !earlier.contains(&child.identity) && is_selected(&child) {
-                // One that has ended in between needs no killing.
-                let _ = kill(Pid::from_raw(child.identity.pid), Signal::SIGKILL);
-                left += 1;
-            }
-        }
-        if left == 0 || Instant::now() >= deadline {
-            return (killed, left);
+        for child in alive {
+            // One that has ended in between needs no killing.
+            let _ = kill(Pid::from_raw(child.identity.pid), Signal::SIGKILL);
+            left += 1;
         }
         killed += left;
-        thread::sleep(BETWEEN_LOOKS);
+        let ended = found.iter().filter(|child| child.has_ended);
+        let ended: BTreeSet<_> = ended.map(|child| child.identity).collect();
+        let is_quiet = left == 0 && !has_vanished && ended.is_subset(&dead);
+        dead = ended;
+        quiet_looks = if is_quiet { quiet_looks + 1 } else { 0 };
+        if quiet_looks == QUIET_LOOKS {
+            return (killed, 0);
+        }
+        if Instant::now() >= deadline {
+            return (killed, left.max(1));
+        }
+        // What starts others again and again is only found by looking at once.
+        if is_quiet {
+            thread::sleep(BETWEEN_LOOKS);
+        } else {
+            thread::yield_now();
+        }
     }
 }
 
@@ -175,7 +243,8 @@ mod tests {
     }
 
     fn dead_children() -> usize {
-        children().iter().filter(|child| child.has_ended).count()
+        let found = children().found;
+        found.iter().filter(|child| child.has_ended).count()
     }
 
     fn wait_until(what: &str, done: impl Fn() -> bool) {
@@ -238,6 +307,26 @@ mod tests {
         wait_until("nothing runs away", || living() > 5);
     }
 
+    /// Polling cannot win against each of them. So what counts is that it does not believe to have won.
+    #[tokio::main(flavor = "multi_thread", worker_threads = 2)]
+    async fn kill_many_runaways() {
+        const SCRIPT: &str = "use POSIX; my $end = time + 60; for (1..12) { next if fork; \
+            while (time < $end) { POSIX::setsid(); exit if fork; } exit; }";
+        adopt_orphans();
+        let mut command = Command::new("perl");
+        command.args(["-e", SCRIPT]);
+        assert!(spawn(&mut command).unwrap().wait().await.unwrap().success());
+        wait_until("nothing runs away", || living() > 0);
+        let until = Instant::now() + TIMEOUT;
+        while kill_descendants() > 0 {
+            assert!(Instant::now() < until, "they go on");
+        }
+        for _ in 0..100 {
+            assert_eq!(living(), 0);
+            thread::sleep(BETWEEN_LOOKS);
+        }
+    }
+
     fn living() -> usize {
         let all = process_table::all();
         let below = process_table::below(&all, [process::id().cast_signed()]);
@@ -269,5 +358,10 @@ mod tests {
     fn what_left_its_session_and_threw_its_mark_away_is_killed() {
         let name = "what_left_its_session_and_threw_its_mark_away_is_killed";
         alone(name, kill_what_is_left);
+    }
+
+    #[test]
+    fn runaways_are_not_taken_for_gone() {
+        alone("runaways_are_not_taken_for_gone", kill_many_runaways);
     }
 }
