@@ -1,8 +1,12 @@
 //! Protects the environment and the memory of the process from other processes.
 
+use std::fs;
+use std::os::unix::fs::MetadataExt as _;
+
 use nix::errno::Errno;
 use nix::sys::prctl;
 use nix::sys::resource::{Resource, setrlimit};
+use nix::unistd::geteuid;
 use tracing::warn;
 
 /// The errors of hardening. They are logged later, because hardening comes before the setup of diagnostics.
@@ -18,10 +22,17 @@ pub struct Hardened {
 /// `/proc/<pid>` or from a crash.
 pub fn process() -> Hardened {
     Hardened {
-        was_exposed: prctl::get_dumpable().unwrap_or(true),
+        was_exposed: is_exposed(),
         dumpable: prctl::set_dumpable(false),
         core_files: setrlimit(Resource::RLIMIT_CORE, 0, 0),
     }
+}
+
+/// The kernel tells `nix` only whether the process is dumpable. With `fs.suid_dumpable=2`, a program that its user may not read is
+/// dumpable for root alone. Then the files of the process in `/proc` are root's.
+fn is_exposed() -> bool {
+    let owner = fs::metadata("/proc/self/environ").map(|found| found.uid());
+    prctl::get_dumpable().unwrap_or(true) && owner.map_or(true, |owner| owner == geteuid().as_raw())
 }
 
 impl Hardened {

@@ -25,8 +25,10 @@ const ELF: &[u8; 4] = b"\x7fELF";
 pub struct UnreadableProgram(File);
 
 impl UnreadableProgram {
-    /// Copies a program. Returns `None` if a copy is of no use: the program is unreadable itself, it is a script, which its
-    /// interpreter has to read, or this process is root's.
+    /// Copies a program. Returns `None` if a copy is of no use: the program is unreadable itself, or this process is root's.
+    ///
+    /// # Errors
+    /// Returns an error if the program is a script, because its interpreter has to read it.
     pub fn copy(path: &Path) -> io::Result<Option<Self>> {
         let mut program = match File::open(path) {
             Err(error) if error.kind() == io::ErrorKind::PermissionDenied => return Ok(None),
@@ -34,7 +36,12 @@ impl UnreadableProgram {
         };
         let mut start = Vec::new();
         Read::by_ref(&mut program).take(4).read_to_end(&mut start)?;
-        if start != ELF || geteuid().is_root() {
+        if start != ELF {
+            return Err(io::Error::other(
+                "it is a script, which its interpreter has to read",
+            ));
+        }
+        if geteuid().is_root() {
             return Ok(None);
         }
         program.rewind()?;
@@ -57,4 +64,21 @@ impl UnreadableProgram {
 
 fn path_of(file: &File) -> PathBuf {
     PathBuf::from(format!("/proc/self/fd/{}", file.as_raw_fd()))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{env, fs};
+
+    use super::*;
+
+    #[test]
+    fn a_script_cannot_be_protected_and_that_is_an_error() {
+        let folder = tempfile::tempdir().unwrap();
+        let script = folder.path().join("script");
+        fs::write(&script, "#!/bin/sh\n").unwrap();
+        let error = UnreadableProgram::copy(&script).unwrap_err();
+        assert!(error.to_string().starts_with("it is a script"), "{error}");
+        UnreadableProgram::copy(&env::current_exe().unwrap()).unwrap();
+    }
 }
