@@ -17,7 +17,7 @@ use runtime::setting::is_wrong_place;
 
 pub(crate) use lock::WorkspaceLock;
 pub(crate) use lock::attempt as attempt_lock;
-pub(crate) use work::{WorkFolder, remove as remove_folder};
+pub(crate) use work::{PID_BYTES, WorkFolder};
 
 /// The option that names the data directory.
 #[derive(Args, Clone, Debug, Default)]

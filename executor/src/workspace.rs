@@ -26,6 +26,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use job_contract::JobData;
 use job_contract::job::NO_COMMIT;
+use runtime::tree_removal;
 use secrecy::ExposeSecret as _;
 
 pub use self::archive::{ArchiveError, ArchiveLimits};
@@ -37,9 +38,9 @@ pub use self::download::{ContentToken, DownloadError, Relay};
 use self::git::Git;
 pub use self::git::GitError;
 use self::http::ProxySettings;
+use self::layout::remove_file_if_present;
 pub(crate) use self::layout::write_private_file;
 pub use self::layout::{Layout, LayoutConfig};
-use self::layout::{remove_file_if_present, remove_tree};
 use self::source::Source;
 pub use self::source::SourceError;
 
@@ -359,7 +360,7 @@ fn write_commit_file(path: &Path, commit_id: &str) -> io::Result<()> {
 /// Removes a file, link or tree of this name.
 fn remove_entry(path: &Path) -> io::Result<()> {
     match fs::symlink_metadata(path) {
-        Ok(found) if found.is_dir() => remove_tree(path),
+        Ok(found) if found.is_dir() => tree_removal::remove(path),
         _ => remove_file_if_present(path),
     }
 }

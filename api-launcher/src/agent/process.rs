@@ -14,8 +14,8 @@ use job_contract::{Exit, chain};
 use pool_protocol::lease::{DeclineReason, End};
 use pool_protocol::path::LeaseCall;
 use runtime::private_file::private_folder;
-use runtime::regular_file;
 use runtime::setting::is_wrong_place;
+use runtime::{regular_file, tree_removal};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
 use tokio::sync::mpsc;
@@ -27,7 +27,7 @@ use super::lease::{AgentLease, LeaseRef, Stop};
 use super::target::{
     Executor, FoundExecutor, RunEnd, StartFailure, StartRequest, Target, over, unreported,
 };
-use crate::data::{self, DataDir, DataError, attempt_lock};
+use crate::data::{DataDir, DataError, attempt_lock};
 use crate::local::detached::{DetachedExecutor, StartError, kill_after};
 use crate::local::environment::{Lease, Platform};
 use crate::local::executor::{self, Program, tree};
@@ -143,7 +143,7 @@ impl ProcessTarget {
         let mut found = Vec::new();
         for entry in fs::read_dir(&self.runs)? {
             let path = entry?.path();
-            let note = regular_file::read_text(&path.join(LEASE), LEASE_BYTES)
+            let note = regular_file::read_text_unlinked(&path.join(LEASE), LEASE_BYTES)
                 .ok()
                 .and_then(|text| serde_json::from_str::<LeaseFile>(&text).ok())
                 .filter(|note| self.path(&note.lease) == path);
@@ -170,12 +170,7 @@ impl ProcessTarget {
         if let Some(running) = DetachedExecutor::find(&folder) {
             return Ok(self.process(&order.lease, Some(running)));
         }
-        match data::remove_folder(&path) {
-            Err(error) if error.kind() != io::ErrorKind::NotFound => {
-                return Err(StartError::Folder(error));
-            }
-            _ => {}
-        }
+        tree_removal::remove(&path).map_err(StartError::Folder)?;
         private_folder(&path).map_err(StartError::Folder)?;
         let note = LeaseFile {
             lease: order.lease,
@@ -313,11 +308,8 @@ impl Executor for Process {
 }
 
 fn remove(path: &Path) {
-    match data::remove_folder(path) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => {
-            warn!(path = %path.display(), %error, "the folder of a run could not be removed");
-        }
-        _ => {}
+    if let Err(error) = tree_removal::remove(path) {
+        warn!(path = %path.display(), %error, "the folder of a run could not be removed");
     }
 }
 

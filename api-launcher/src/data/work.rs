@@ -2,18 +2,20 @@
 //! They hold secrets and die with the run; a run that crashed is cleaned up by the next one.
 
 use std::fs::{self, File};
-use std::io;
 use std::path::{Path, PathBuf};
 
 use nix::errno::Errno;
 use nix::sys::signal::killpg;
 use nix::unistd::Pid;
+use runtime::{regular_file, tree_removal};
 
 use super::{DataError, create_private, lock};
 
 const LOCK: &str = "lock";
 /// Names the process group of an executor that may outlive its launcher.
 const EXECUTOR: &str = "executor";
+/// More than a process id needs.
+pub(crate) const PID_BYTES: u64 = 32;
 
 /// A run's own folder.
 #[derive(Debug)]
@@ -60,7 +62,7 @@ impl WorkFolder {
 impl Drop for WorkFolder {
     fn drop(&mut self) {
         // What cannot be removed now is removed by the next run's sweep.
-        let _ = remove(&self.path);
+        let _ = tree_removal::remove(&self.path);
     }
 }
 
@@ -69,7 +71,7 @@ fn sweep(area: &Path) {
     for entry in fs::read_dir(area).into_iter().flatten().flatten() {
         let path = entry.path();
         if path.is_dir() && is_abandoned(&path) {
-            let _ = remove(&path);
+            let _ = tree_removal::remove(&path);
         }
     }
 }
@@ -79,35 +81,11 @@ fn is_abandoned(path: &Path) -> bool {
 }
 
 fn executor_lives(path: &Path) -> bool {
-    let group = fs::read_to_string(path.join(EXECUTOR))
+    let group = regular_file::read_text_unlinked(&path.join(EXECUTOR), PID_BYTES)
         .ok()
         .and_then(|text| text.parse::<i32>().ok());
     // Group ids are reused; a wrong "lives" only leaves the folder for a later sweep.
     group.is_some_and(|group| killpg(Pid::from_raw(group), None) != Err(Errno::ESRCH))
-}
-
-/// Folders a module cache made read-only are opened up first: they could not be emptied otherwise.
-pub(crate) fn remove(path: &Path) -> io::Result<()> {
-    use std::os::unix::fs::PermissionsExt as _;
-
-    fn open_up(folder: &Path) -> io::Result<()> {
-        fs::set_permissions(folder, fs::Permissions::from_mode(0o700))?;
-        for entry in fs::read_dir(folder)? {
-            let entry = entry?;
-            if entry.file_type()?.is_dir() {
-                open_up(&entry.path())?;
-            }
-        }
-        Ok(())
-    }
-
-    match fs::remove_dir_all(path) {
-        Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
-            open_up(path)?;
-            fs::remove_dir_all(path)
-        }
-        other => other,
-    }
 }
 
 #[cfg(test)]

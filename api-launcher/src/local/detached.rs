@@ -2,7 +2,7 @@
 //! tells a later launcher whether the executor still runs. Its streams are files, which need no reader.
 
 use std::fs::{self, File};
-use std::io;
+use std::io::{self, Write as _};
 use std::path::{Path, PathBuf};
 use std::process::{ExitStatus, Stdio};
 use std::time::Duration;
@@ -10,10 +10,11 @@ use std::time::Duration;
 use job_contract::{Document, env};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
+use runtime::regular_file;
 use tokio::process::Child;
 
 use super::run_folder::RunFolder;
-use crate::data::{DataError, attempt_lock};
+use crate::data::{DataError, PID_BYTES, attempt_lock};
 use crate::local::environment::{self, Platform, Setup};
 use crate::local::executor::{ExecutorError, Program, Streams, tree};
 
@@ -80,9 +81,11 @@ impl DetachedExecutor {
             stdout: Stdio::from(file(folder.log())?),
             stderr: Stdio::from(file(folder.diagnostics())?),
         };
+        // Later the code of the run could put a FIFO in its place.
+        let mut note = file(folder.pid())?;
         let child = program.spawn(environment, streams)?;
         if let Some(pid) = child.id()
-            && let Err(error) = fs::write(folder.pid(), pid.to_string())
+            && let Err(error) = note.write_all(pid.to_string().as_bytes())
         {
             tracing::warn!(%error, "could not note the executor's process id");
         }
@@ -126,11 +129,13 @@ impl DetachedExecutor {
     fn pid(&self) -> Option<Pid> {
         let pid = match &self.child {
             Some(child) => child.id()?.cast_signed(),
-            None if self.folder.is_locked() => fs::read_to_string(self.folder.pid())
-                .ok()?
-                .trim()
-                .parse()
-                .ok()?,
+            None if self.folder.is_locked() => {
+                regular_file::read_text_unlinked(&self.folder.pid(), PID_BYTES)
+                    .ok()?
+                    .trim()
+                    .parse()
+                    .ok()?
+            }
             None => return None,
         };
         Some(Pid::from_raw(pid))
@@ -190,6 +195,19 @@ mod tests {
             let found = kill_after_grace(configured);
             assert_eq!(found, Duration::from_secs(seconds), "{configured:?}");
         }
+    }
+
+    /// Code of the run can put one in the place of the file with the process id.
+    #[test]
+    fn a_fifo_instead_of_the_process_id_is_not_waited_for() {
+        let temp = tempfile::tempdir().unwrap();
+        let folder = RunFolder::new(temp.path().to_owned());
+        let _held = attempt_lock(&folder.lock()).unwrap().unwrap();
+        nix::unistd::mkfifo(&folder.pid(), nix::sys::stat::Mode::S_IRWXU).unwrap();
+        let found = DetachedExecutor::find(&folder).unwrap();
+        let (said, hear) = std::sync::mpsc::channel();
+        std::thread::spawn(move || said.send(found.id()));
+        assert_eq!(hear.recv_timeout(Duration::from_secs(30)), Ok(None));
     }
 
     #[tokio::test]

@@ -238,7 +238,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("program");
         let script = "#!/bin/bash\nenv\necho -- \"$@\"\n\
-                      tr '\\0' '\\n' < /dev/fd/$MAYFLY_SECRETS_DESCRIPTOR\n";
+                      file=/dev/fd/$MAYFLY_SECRETS_DESCRIPTOR; chmod 400 $file; tr '\\0' '\\n' < $file\n";
         std::fs::write(&path, script).unwrap();
         std::fs::set_permissions(&path, Permissions::from_mode(0o700)).unwrap();
         let secrets = env::SECRETS.map(str::to_owned).into_iter();

@@ -43,7 +43,7 @@ impl ReportVerifier {
     ) -> Option<FinalReport> {
         let key = ReportKey::parse(&self.secret_of(folder)).expect("a run's secret is a key");
         let limit = u64::try_from(MAX_TERMINATION_MESSAGE_BYTES).unwrap_or(u64::MAX);
-        let message = regular_file::read_text(&folder.report(), limit).ok()?;
+        let message = regular_file::read_text_unlinked(&folder.report(), limit).ok()?;
         let report = key.open(&message)?;
         let author = report.author.as_ref()?;
         let matches_exit_code = |status: ExitStatus| status.code() == Some(author.exit_code.into());

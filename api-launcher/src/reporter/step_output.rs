@@ -32,7 +32,7 @@ pub(super) fn complete(output: &Path, latest: &Path, scope: Scope, line: &str) -
     if ends_with(&mut output, line)? {
         return Ok(());
     }
-    match regular_file::open(latest) {
+    match regular_file::open_unlinked(latest) {
         Ok(mut latest) => {
             let length = latest.metadata()?.len();
             let known = if scope == Scope::Step && is_within(&mut latest, &mut output)? {
@@ -68,7 +68,7 @@ pub(super) fn restore(output: &Path, whole: &Path, line: Option<&str>) -> io::Re
         Some(line) => cut_line(&mut output, line)?,
         None => false,
     };
-    let mut whole = regular_file::open(whole)?;
+    let mut whole = regular_file::open_unlinked(whole)?;
     let beginning = beginning_of(&mut whole)?;
     let kept = if is_within(&mut output, &mut whole)? {
         0
@@ -309,6 +309,24 @@ mod tests {
         });
         let said = hear.recv_timeout(std::time::Duration::from_secs(30));
         assert_eq!(said, Ok((true, true)));
+        assert_eq!(fs::read_to_string(&output).unwrap(), "lost\n");
+    }
+
+    /// Otherwise code of a run reads the secrets of another run, which the launcher has open in memory.
+    #[test]
+    fn a_log_that_is_a_link_to_an_open_file_is_not_copied() {
+        let folder = tempfile::tempdir().unwrap();
+        let (output, log) = (folder.path().join("output"), folder.path().join("log"));
+        let mut secrets = runtime::memory_file::data("secrets").unwrap();
+        secrets.write_all(b"secret").unwrap();
+        let link = format!(
+            "/proc/self/fd/{}",
+            std::os::fd::AsRawFd::as_raw_fd(&secrets)
+        );
+        std::os::unix::fs::symlink(link, &log).unwrap();
+        assert_eq!(fs::read(&log).unwrap(), b"secret");
+        complete(&output, &log, Scope::Start, "lost").unwrap();
+        assert!(restore(&output, &log, None).is_err());
         assert_eq!(fs::read_to_string(&output).unwrap(), "lost\n");
     }
 

@@ -6,11 +6,12 @@
 
 use std::collections::BTreeMap;
 use std::ffi::{OsStr, OsString};
-use std::fs::File;
+use std::fs::{self, File, Permissions};
 use std::io::{self, Write as _};
 use std::os::fd::{AsRawFd as _, RawFd};
 use std::os::unix::ffi::{OsStrExt as _, OsStringExt as _};
-use std::path::PathBuf;
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
 use nix::fcntl::{FcntlArg, FdFlag, fcntl};
@@ -39,6 +40,9 @@ impl Handover {
         }
         let mut file = memory_file::data("secrets")?;
         file.write_all(&content)?;
+        // A link of the user's code to this descriptor shows nothing, unless the user is root. The receiver, which owns the file,
+        // takes the rights back.
+        file.set_permissions(Permissions::from_mode(0o000))?;
         Ok(Self(file))
     }
 
@@ -67,11 +71,22 @@ pub fn receive() -> io::Result<()> {
         .filter(|number| *number > 2)
         .ok_or_else(|| io::Error::new(io::ErrorKind::InvalidInput, "it is no descriptor"))?;
     let path = PathBuf::from(format!("/proc/self/fd/{number}"));
-    let secrets = parse(&regular_file::read(&path, MAX_BYTES)?)?;
+    let secrets = parse(&read(&path)?)?;
     // No child inherits it.
     close(number)?;
     let _ = RECEIVED.set(secrets);
     Ok(())
+}
+
+/// Reads the inherited file. It has to be opened again, because its descriptor is only a number here.
+fn read(path: &Path) -> io::Result<Vec<u8>> {
+    match regular_file::read(path, MAX_BYTES) {
+        Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
+            fs::set_permissions(path, Permissions::from_mode(0o400))?;
+            regular_file::read(path, MAX_BYTES)
+        }
+        read => read,
+    }
 }
 
 fn parse(content: &[u8]) -> io::Result<BTreeMap<OsString, OsString>> {
@@ -103,6 +118,8 @@ pub fn var(name: &str) -> Option<String> {
 
 #[cfg(test)]
 mod tests {
+    use nix::unistd::{Uid, chown, geteuid, setfsuid};
+
     use super::*;
 
     #[test]
@@ -111,7 +128,20 @@ mod tests {
         let secrets = vec![pair("A", b"x=y\n"), pair("B", b""), pair("C", b"\xff")];
         let handover = Handover::of(&secrets).unwrap();
         let path = PathBuf::from(format!("/proc/self/fd/{}", handover.number()));
-        let content = regular_file::read(&path, MAX_BYTES).unwrap();
+        // Root may read everything. So a thread without the rights of root, which owns the file, does it.
+        let content = std::thread::scope(|scope| {
+            let receive = || {
+                if geteuid().is_root() {
+                    let nobody = Uid::from_raw(65534);
+                    chown(&path, Some(nobody), None).unwrap();
+                    setfsuid(nobody);
+                }
+                let refused = regular_file::read(&path, MAX_BYTES).unwrap_err();
+                assert_eq!(refused.kind(), io::ErrorKind::PermissionDenied);
+                read(&path).unwrap()
+            };
+            scope.spawn(receive).join().unwrap()
+        });
         assert_eq!(parse(&content).unwrap(), secrets.into_iter().collect());
         for wrong in [&b""[..], b"A=x", b"A\0", &content[..content.len() - 1]] {
             assert!(parse(wrong).is_err(), "{wrong:?}");

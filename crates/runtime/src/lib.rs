@@ -1,5 +1,5 @@
 //! Basic services of all Mayfly processes: diagnostics on stderr, hardening, limits, child processes and their secrets, settings,
-//! deadlines and private files. Knows neither runs nor platforms nor Kubernetes.
+//! deadlines, private files and the removal of folders. Knows neither runs nor platforms nor Kubernetes.
 
 pub mod deadline;
 pub mod handover;
@@ -12,6 +12,7 @@ pub mod reaper;
 pub mod regular_file;
 pub mod setting;
 pub mod telemetry;
+pub mod tree_removal;
 pub mod unreadable_program;
 
 pub use deadline::Deadline;

@@ -14,6 +14,7 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
+use runtime::tree_removal;
 use secrecy::{ExposeSecret as _, SecretString};
 use tempfile::TempDir;
 use tokio::process::Command;
@@ -22,7 +23,7 @@ pub use self::failure::GitFailure;
 use self::failure::{mask, meaningful_line};
 use self::process::Finished;
 use super::credentials::Credential;
-use super::layout::{remove_tree, write_private_file};
+use super::layout::write_private_file;
 use super::source::{Source, Transport, Userinfo};
 use super::ssh::{key_file_content, shell_quote, ssh_command};
 use super::{ErrorKind, WorkspaceConfig};
@@ -213,7 +214,8 @@ impl<'a> Git<'a> {
             Err(error) if error.is(GitFailure::NoReference) => {
                 let forget = arguments(&["submodule", "--quiet", "deinit", "--all", "--force"]);
                 self.run(ACTION, Some(repository), &forget).await?;
-                remove_tree(&repository.join(".git/modules")).map_err(GitError::Session)?;
+                tree_removal::remove(&repository.join(".git/modules"))
+                    .map_err(GitError::Session)?;
                 self.run(ACTION, Some(repository), &arguments(&update))
                     .await
                     .map(drop)

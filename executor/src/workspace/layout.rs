@@ -13,14 +13,13 @@ use std::os::unix::fs::{
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
-use runtime::regular_file;
+use nix::fcntl::OFlag;
+use runtime::{regular_file, tree_removal};
 
 use super::{WorkspaceError, io_error};
 
 const OWNER_ONLY_DIR: u32 = 0o700;
 const OWNER_ONLY_FILE: u32 = 0o600;
-/// A process that is being killed may still add files during the removal.
-const REMOVE_ATTEMPTS: u32 = 4;
 const RUN_PREFIX: &str = "run-";
 const TREE_LOCK: &str = "lock";
 /// Larger than any holder's name.
@@ -91,7 +90,7 @@ impl Layout {
         let Some(mut lock) = try_lock(path).map_err(io_error("lock", path))? else {
             return Ok(false);
         };
-        remove_tree(&self.checkout).map_err(io_error("remove", &self.checkout))?;
+        tree_removal::remove(&self.checkout).map_err(io_error("remove", &self.checkout))?;
         create_private_dir(&self.checkout).map_err(io_error("create", &self.checkout))?;
         lock.set_len(0)
             .and_then(|()| lock.write_all(holder.as_bytes()))
@@ -134,11 +133,11 @@ impl Layout {
     fn clear(&mut self) -> Result<(), WorkspaceError> {
         let tree = match self.turn.take() {
             None => Ok(()),
-            Some(_lock) => remove_tree(&self.checkout)
+            Some(_lock) => tree_removal::remove(&self.checkout)
                 .and_then(|()| remove_file_if_present(&self.checkout_lock))
                 .map_err(io_error("remove", &self.checkout)),
         };
-        remove_tree(&self.root).map_err(io_error("remove", &self.root))?;
+        tree_removal::remove(&self.root).map_err(io_error("remove", &self.root))?;
         tree
     }
 }
@@ -205,10 +204,14 @@ fn sweep_runs(work_dir: &Path) {
         let path = entry.path();
         let is_run = entry.file_name().to_string_lossy().starts_with(RUN_PREFIX);
         if is_run
-            && let Ok(folder) = File::open(&path)
+            // Code of a run can put a FIFO in its place.
+            && let Ok(folder) = OpenOptions::new()
+                .read(true)
+                .custom_flags(OFlag::O_DIRECTORY.bits())
+                .open(&path)
             && folder.try_lock().is_ok()
         {
-            log_removal(&path, remove_tree(&path));
+            log_removal(&path, tree_removal::remove(&path));
         }
     }
 }
@@ -223,7 +226,7 @@ fn sweep_trees(checkouts: &Path) {
             let tree = lock.with_extension("");
             log_removal(
                 &tree,
-                remove_tree(&tree).and_then(|()| remove_file_if_present(&lock)),
+                tree_removal::remove(&tree).and_then(|()| remove_file_if_present(&lock)),
             );
         }
     }
@@ -263,41 +266,6 @@ pub(super) fn remove_file_if_present(path: &Path) -> io::Result<()> {
         Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
         _ => Ok(()),
     }
-}
-
-/// Removes a whole tree, including read-only folders. A missing one is no error.
-pub(super) fn remove_tree(path: &Path) -> io::Result<()> {
-    let mut attempt = 1;
-    loop {
-        match fs::remove_dir_all(path) {
-            Ok(()) => return Ok(()),
-            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
-            Err(error) if attempt == REMOVE_ATTEMPTS => return Err(error),
-            Err(error) => {
-                if error.kind() == io::ErrorKind::PermissionDenied {
-                    open_folders(path)?;
-                }
-                attempt += 1;
-            }
-        }
-    }
-}
-
-/// Makes every folder of a tree writable for its owner, because the permissions of a folder decide about removing its
-/// files.
-fn open_folders(path: &Path) -> io::Result<()> {
-    let kind = fs::symlink_metadata(path)?.file_type();
-    if !kind.is_dir() {
-        return Ok(());
-    }
-    fs::set_permissions(path, Permissions::from_mode(OWNER_ONLY_DIR))?;
-    for entry in fs::read_dir(path)? {
-        let entry = entry?;
-        if entry.file_type()?.is_dir() {
-            open_folders(&entry.path())?;
-        }
-    }
-    Ok(())
 }
 
 #[cfg(test)]
@@ -442,6 +410,6 @@ mod tests {
             layout.root.clone()
         };
         assert!(!root.exists());
-        remove_tree(&root).unwrap();
+        tree_removal::remove(&root).unwrap();
     }
 }

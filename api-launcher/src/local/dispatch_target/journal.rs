@@ -2,7 +2,6 @@
 //! before the start, it knows nothing.
 
 use std::collections::{BTreeMap, HashMap};
-use std::fs::File;
 use std::io::{self, Read as _, Seek as _, SeekFrom};
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -16,6 +15,7 @@ use pool_store::state::{EndReason, State};
 use pool_store::{
     Condition, EndView, EventView, InstanceView, Page, PoolView, TaskFilter, TaskView, Wait,
 };
+use runtime::regular_file;
 
 use super::blocking;
 use super::queue::{RunKey, Stamp};
@@ -406,7 +406,7 @@ async fn read(path: PathBuf, from: u64) -> Option<Part> {
 
 /// Whole lines of the end of a log.
 fn read_tail(path: &Path, from: u64) -> io::Result<Part> {
-    let mut file = File::open(path)?;
+    let mut file = regular_file::open_unlinked(path)?;
     let length = file.metadata()?.len();
     let first = length.saturating_sub(TAIL);
     let is_shown = (first..=length).contains(&from);
@@ -430,6 +430,11 @@ fn read_tail(path: &Path, from: u64) -> io::Result<Part> {
 #[cfg(test)]
 mod tests {
     use std::fs;
+    use std::os::unix::fs::symlink;
+    use std::sync::mpsc;
+
+    use nix::sys::stat::Mode;
+    use nix::unistd::mkfifo;
 
     use super::*;
 
@@ -499,6 +504,22 @@ mod tests {
         assert_eq!(read_tail(&path, 400_000).unwrap().text, "");
         // An offset of a longer log.
         assert_eq!(read_tail(&path, 400_001).unwrap(), part);
+    }
+
+    /// Code of the run can put one in the place of its log. A read that waits for it would keep the slot of the run.
+    #[tokio::test]
+    async fn a_log_that_is_a_fifo_or_a_link_is_none_and_is_not_waited_for() {
+        let temp = tempfile::tempdir().unwrap();
+        let path = temp.path().join("log");
+        mkfifo(&path, Mode::S_IRWXU).unwrap();
+        let (said, hear) = mpsc::channel();
+        let fifo = path.clone();
+        std::thread::spawn(move || said.send(read_tail(&fifo, 0).is_err()));
+        assert_eq!(hear.recv_timeout(Duration::from_secs(30)), Ok(true));
+        fs::write(temp.path().join("other"), "secret\n").unwrap();
+        fs::remove_file(&path).unwrap();
+        symlink("other", &path).unwrap();
+        assert!(read_tail(&path, 0).is_err());
     }
 
     #[test]

@@ -8,12 +8,15 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use job_contract::{Document, JobData};
+use runtime::{regular_file, tree_removal};
 use serde::{Deserialize, Serialize};
-
-use crate::data;
+use tracing::warn;
 
 /// How long a finished pair is remembered (contract 2.5).
 pub(super) const MEMORY: Duration = Duration::from_hours(24);
+
+/// More than the platform's request with a document has.
+const MAX_BYTES: u64 = 64 * 1024 * 1024;
 
 /// What makes a dispatch the same as another.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -112,7 +115,7 @@ impl Queue {
 
     /// The document of an accepted run, as it came.
     pub(super) fn load(&self, key: &RunKey) -> io::Result<Document> {
-        let mut text = fs::read(self.entry(key))?;
+        let mut text = regular_file::read_unlinked(&self.entry(key), MAX_BYTES)?;
         let body = text.iter().position(|byte| *byte == b'\n');
         let body = body.ok_or(io::ErrorKind::InvalidData)? + 1;
         Ok(Document::from_json(text.split_off(body))?)
@@ -127,7 +130,7 @@ impl Queue {
 
     fn forget(&self, key: &RunKey) -> io::Result<()> {
         absent_is_fine(fs::remove_file(self.entry(key)))?;
-        absent_is_fine(data::remove_folder(&self.run_folder(key)))
+        tree_removal::remove(&self.run_folder(key))
     }
 
     /// Looks through what is there, and completes what a crash left half done.
@@ -143,7 +146,10 @@ impl Queue {
                 continue;
             };
             if self.marker(&key).exists() {
-                self.forget(&key)?;
+                // Otherwise one folder that cannot be removed would stop all runs.
+                if let Err(error) = self.forget(&key) {
+                    warn!(run = %key, %error, "a finished run could not be removed from the queue");
+                }
             } else {
                 found.waiting.push((self.accepted_at(&key)?, key));
             }
@@ -154,7 +160,7 @@ impl Queue {
 
     fn accepted_at(&self, key: &RunKey) -> io::Result<Stamp> {
         let mut start = Vec::new();
-        File::open(self.entry(key))?
+        regular_file::open_unlinked(&self.entry(key))?
             .take(64)
             .read_to_end(&mut start)?;
         let line = start.split(|byte| *byte == b'\n').next();
@@ -171,7 +177,8 @@ impl Queue {
             let Some(key) = key_of(&name, MARKER) else {
                 continue;
             };
-            let marker = serde_json::from_slice::<Marker>(&fs::read(&path)?)?;
+            let marker =
+                serde_json::from_slice::<Marker>(&regular_file::read_unlinked(&path, MAX_BYTES)?)?;
             if now.saturating_sub(marker.finished_at) > limit {
                 fs::remove_file(&path)?;
                 expired.push(key);

@@ -9,6 +9,7 @@ use job_contract::report::FinalReport;
 use job_contract::status::{JobStatus, StepStatus};
 use job_contract::{Document, Exit, chain};
 use platform::StepRef;
+use runtime::tree_removal;
 use tokio::time::{Instant, MissedTickBehavior};
 use tracing::{error, info, warn};
 
@@ -16,7 +17,6 @@ use super::journal::RunOutcome;
 use super::queue::RunKey;
 use super::settings::RunsOnStop;
 use super::{Inner, RunSlot, blocking, now};
-use crate::data;
 use crate::dispatch::has_nothing_to_run;
 use crate::local::detached::{DetachedExecutor, StartError, kill_after};
 use crate::local::environment::Platform;
@@ -305,12 +305,7 @@ fn start_executor(
     folder: &RunFolder,
     job: &Document,
 ) -> Result<DetachedExecutor, StartError> {
-    match data::remove_folder(&inner.queue.run_folder(key)) {
-        Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
-            return Err(StartError::Folder(error));
-        }
-        _ => {}
-    }
+    tree_removal::remove(&inner.queue.run_folder(key)).map_err(StartError::Folder)?;
     let executor = DetachedExecutor::start(
         folder,
         &inner.program,

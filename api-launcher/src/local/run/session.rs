@@ -1,6 +1,5 @@
 //! What the steps of one run share, and how one of them is carried out: record, executor, outcome.
 
-use std::fs;
 use std::path::PathBuf;
 use std::time::Instant;
 
@@ -9,6 +8,7 @@ use job_contract::{Document, Exit, JobData};
 use nix::sys::signal::Signal;
 use platform::StepRef;
 use platform::local::{JobRecord, LocalPlatform, StepRecord};
+use runtime::tree_removal;
 
 use super::args::LocalArgs;
 use super::artifacts;
@@ -180,7 +180,7 @@ impl<'a> Session<'a> {
         let ended = running.follow(self.view, self.signals).await;
         tree::kill_leftovers(&work_dir).await;
         // The executor removes it itself unless it was killed; what is left goes with the whole folder.
-        let _ = fs::remove_dir_all(&work_dir);
+        let _ = tree_removal::remove(&work_dir);
         Ok(ended?)
     }
 

@@ -152,6 +152,7 @@ impl Starts {
         let path = self.folder.join(format!("executor-{agent}"));
         let script = format!(
             "#!/bin/sh\ntrap 'kill $! 2>/dev/null; exit 0' TERM\n\
+             chmod 400 /dev/fd/$MAYFLY_SECRETS_DESCRIPTOR\n\
              token=$(tr '\\0' '\\n' < /dev/fd/$MAYFLY_SECRETS_DESCRIPTOR | sed -n 's/^{}=//p')\n\
              echo \"{agent} ${} $token $$\" > '{}'\nsleep 3600 &\nwait\n",
             env::LEASE_TOKEN,
