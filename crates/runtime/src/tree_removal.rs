@@ -138,7 +138,7 @@ mod tests {
     use super::*;
 
     const PART: &str = "TREE_REMOVAL_PART";
-    const LEVELS: u32 = 20_000;
+    const LEVELS: u32 = 4_000;
 
     /// Nests folders: each new one takes the earlier ones in.
     fn nest(folder: &Path) {
