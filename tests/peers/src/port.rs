@@ -41,29 +41,34 @@ impl Port {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use std::net::{TcpListener, TcpStream};
     use std::time::{Duration, Instant};
 
     use super::*;
 
+    /// Waits until nobody listens there. A child that another test starts has the listener too, until it executes its
+    /// program: until then connections are accepted, or reset when it ends.
+    pub(crate) fn until_refused(address: SocketAddr) {
+        let until = Instant::now() + Duration::from_secs(20);
+        loop {
+            let found = TcpStream::connect(address);
+            match &found {
+                Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => return,
+                _ => assert!(Instant::now() < until, "{found:?}"),
+            }
+        }
+    }
+
     #[test]
     fn a_taken_port_refuses_connections_and_is_not_given_out_again() {
         let port = Port::take().unwrap();
-        // A child that another test starts has the listener too, until it executes its program.
-        let until = Instant::now() + Duration::from_secs(20);
-        let refused = || loop {
-            match TcpStream::connect(port.address()) {
-                Err(error) => break error.kind(),
-                Ok(_) => assert!(Instant::now() < until, "connections are accepted"),
-            }
-        };
-        assert_eq!(refused(), io::ErrorKind::ConnectionRefused);
+        until_refused(port.address());
         for _ in 0..2 {
             let server = TcpListener::bind(port.address()).unwrap();
             let client = TcpStream::connect(port.address()).unwrap();
             drop((server.accept().unwrap(), client, server));
-            assert_eq!(refused(), io::ErrorKind::ConnectionRefused);
+            until_refused(port.address());
         }
         // As long as the system has others.
         let others: Vec<_> = (0..500)

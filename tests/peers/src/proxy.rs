@@ -239,6 +239,7 @@ mod tests {
     use super::*;
     use crate::http::{Response, Server, ask};
     use crate::port::Port;
+    use crate::port::tests::until_refused;
 
     fn server(text: &'static str) -> Server {
         Server::start(move |_| Response::new(200, text)).unwrap()
@@ -259,6 +260,7 @@ mod tests {
         answers.sort();
         assert_eq!(answers, ["one", "other"]);
         drop(one);
+        until_refused(held.address());
         for _ in 0..2 {
             assert_eq!(get(&proxy).unwrap().1, "other");
         }
