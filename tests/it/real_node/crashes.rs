@@ -81,9 +81,9 @@ async fn cutting(client: Client, cut: Cut) -> (String, Arc<AtomicUsize>) {
 /// A launcher beside the release's, as a process of this machine with the release's settings.
 async fn beside(stage: &Stage, api_server: &str) -> Launcher {
     let fixture = &stage.fixture;
-    let folder = fixture
-        .node
-        .path(&format!("{}-{api_server}", fixture.namespace));
+    // A colon would end the path in `KUBECONFIG`.
+    let name = format!("{}-{api_server}", fixture.namespace).replace(':', "-");
+    let folder = fixture.node.path(&name);
     fs::create_dir_all(&folder).unwrap();
     let written = |name: &str, content: &str| {
         let file = folder.join(name);
@@ -100,8 +100,15 @@ async fn beside(stage: &Stage, api_server: &str) -> Launcher {
     let release = fixture.all::<Deployment>().get("mayfly").await.unwrap();
     let pod = release.spec.unwrap().template.spec.unwrap();
     let variables = pod.containers[0].env.iter().flatten();
+    // An empty value is left out of the object.
     let settings: BTreeMap<_, _> = variables
-        .filter_map(|variable| Some((&variable.name, variable.value.as_ref()?)))
+        .filter(|variable| variable.value_from.is_none())
+        .map(|variable| {
+            (
+                &variable.name,
+                variable.value.as_deref().unwrap_or_default(),
+            )
+        })
         .collect();
     let mut command = Command::new(env!("CARGO_BIN_EXE_launcher_under_test"));
     command
@@ -111,6 +118,8 @@ async fn beside(stage: &Stage, api_server: &str) -> Launcher {
         .envs(settings)
         .env("KUBECONFIG", written("kubeconfig", &kubeconfig.to_string()))
         .env(env::INTERNAL_SECRET, stage.platform.secret())
+        .env(env::AWS_ACCESS_KEY, stage.store.access_key())
+        .env(env::AWS_SECRET_KEY, stage.store.secret_key())
         .env(env::POD_NAME, "doomed")
         .env(env::LISTEN, "127.0.0.1:0")
         .env(env::LOG_FORMAT, "json");
