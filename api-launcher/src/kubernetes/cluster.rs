@@ -77,6 +77,9 @@ pub mod labels {
 
     /// With this label the queue of the cluster releases the Job, not the launcher.
     pub const KUEUE_QUEUE: &str = "kueue.x-k8s.io/queue-name";
+    /// The value of that label until the Job may be released. Kueue never admits a Job of a queue that does not exist. To a
+    /// Job without the label, it may give the default queue of the namespace.
+    pub const NO_QUEUE: &str = "none.mayfly.dev";
 }
 
 /// Annotations that the launcher writes onto a Job during a run.
@@ -85,6 +88,8 @@ pub mod annotations {
     pub const STORED_AT: &str = "mayfly.dev/stored-at";
     /// Grows with each lease of the task.
     pub const FENCING_TOKEN: &str = "mayfly.dev/fencing-token";
+    /// The queue of the cluster that the Job enters once its Secret is stored.
+    pub const QUEUE: &str = "mayfly.dev/queue";
     /// The Job was allowed to run.
     pub const RELEASED_AT: &str = "mayfly.dev/released-at";
     /// The Job never got its job data and is being replaced. No dispatch of it was answered, so its deletion is not reported.

@@ -5,9 +5,10 @@ use std::fs;
 use base64::Engine as _;
 use integration_tests::{Repository, job};
 use job_contract::{Document, JobData, env};
+use k8s_openapi::api::batch::v1::Job;
 use k8s_openapi::api::core::v1::Secret;
 use kube::Api;
-use kube::api::PostParams;
+use kube::api::{ListParams, Patch, PatchParams, PostParams};
 use serde_json::json;
 use test_cluster::{ADMIN, Fault, State};
 
@@ -15,6 +16,8 @@ use super::{Fixture, LAUNCHER, deliver_all, job_data, many, name, post_all, susp
 
 /// Jobs of a busy platform that comes back.
 const BURST: usize = 300;
+const QUEUE: &str = "team";
+const QUEUE_LABEL: &str = "kueue.x-k8s.io/queue-name";
 
 #[tokio::test(flavor = "multi_thread")]
 async fn concurrent_duplicates_at_two_replicas_make_one_job() {
@@ -89,6 +92,57 @@ async fn a_delivery_cut_between_job_and_secret_is_completed_by_the_next() {
     let other = fixture.serve();
     other.accept(&plan).await;
     fixture.assert_exactly_one_each(&[plan]).await;
+    assert_eq!(fixture.jobs_created(), 1);
+}
+
+/// What Kueue does for a queue with room: it releases each Job that names the queue, as soon as it sees it.
+async fn admit(fixture: &Fixture) {
+    let client = fixture.cluster.client(ADMIN).unwrap();
+    let jobs = Api::<Job>::namespaced(client, &fixture.runs);
+    let queue = ListParams::default().labels(&format!("{QUEUE_LABEL}={QUEUE}"));
+    for job in jobs.list(&queue).await.unwrap().items {
+        let release = Patch::Merge(json!({"spec": {"suspend": false}}));
+        let name = job.metadata.name.unwrap();
+        let released = jobs.patch(&name, &PatchParams::default(), &release).await;
+        released.unwrap();
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_queue_of_the_cluster_gets_no_job_before_its_secret() {
+    let fixture = or_skip!(Fixture::new().await);
+    let repository = Repository::fixture();
+    let plan = job::plan(&repository);
+    fixture.machine.queue(&[&plan]);
+    let data = fixture.machine.data_dir();
+    let labels = format!("{QUEUE_LABEL}={QUEUE}");
+    let settings = [
+        (env::DATA_DIR, data.to_str().unwrap()),
+        (env::EPHEMERAL_LABELS, &labels),
+    ];
+    let doomed = fixture.serve_with(&settings);
+    let faults = fixture.cluster.faults();
+    faults.next_of(LAUNCHER, 20, "create", "secrets", Fault::InternalError);
+    assert_eq!(doomed.endpoint().post(&plan).await.unwrap(), 503);
+    admit(&fixture).await;
+    assert!(fixture.state().await.jobs.iter().all(suspended));
+    // The next delivery is cut between its Secret and the queue. Another launcher completes it.
+    faults.clear();
+    faults.next_of(LAUNCHER, 1000, "patch", "jobs", Fault::InternalError);
+    assert_eq!(doomed.endpoint().post(&plan).await.unwrap(), 503);
+    doomed.crash();
+    admit(&fixture).await;
+    assert!(fixture.state().await.jobs.iter().all(suspended));
+    faults.clear();
+    let _other = fixture.serve_with(&settings);
+    let is_queued = |state: &State| {
+        let labels = state.job(&name(&plan))?.metadata.labels.as_ref()?;
+        (labels[QUEUE_LABEL] == QUEUE).then_some(())
+    };
+    fixture.until("the Job is in its queue", is_queued).await;
+    assert!(fixture.state().await.jobs.iter().all(suspended));
+    admit(&fixture).await;
+    fixture.until_over(&plan, "Complete").await;
     assert_eq!(fixture.jobs_created(), 1);
 }
 

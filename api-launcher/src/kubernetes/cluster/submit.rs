@@ -2,7 +2,8 @@
 //!
 //! 1. Create the Job, suspended.
 //! 2. Store its Secret, with the Job as owner.
-//! 3. Release the Job.
+//! 3. Release the Job. If it has a queue of the cluster, the Job enters that queue instead. Until then it names a queue that
+//!    does not exist, because a queue may release a Job at any time.
 //!
 //! A delivery that gets 409 continues after the last completed step. Two rules prevent the loss of an accepted run in a
 //! crash or a race:
@@ -59,8 +60,16 @@ pub enum Submitted {
 struct Accepted {
     submitted: Submitted,
     uid: String,
-    /// Whether this delivery must release the Job.
-    to_release: bool,
+    /// What this delivery must do with the Job.
+    release: Option<Release>,
+}
+
+/// How a Job that has its Secret is released.
+#[derive(Clone, Debug)]
+pub(super) enum Release {
+    Start,
+    /// It enters this queue of the cluster, which starts it.
+    Enqueue(String),
 }
 
 /// The state of a Job that an earlier delivery created.
@@ -85,10 +94,10 @@ impl Cluster {
         let name = name_of(&objects.job.metadata)?;
         for _ in 0..ROUNDS {
             let accepted = self.store(objects).await?;
-            if !accepted.to_release {
+            let Some(release) = &accepted.release else {
                 return Ok(accepted.submitted);
-            }
-            match self.release_uid(name, &accepted.uid).await {
+            };
+            match self.release_uid(name, &accepted.uid, release).await {
                 // The Job was deleted meanwhile. Start again.
                 Err(error) if error.is_not_found() || error.is_conflict() => {}
                 Err(error) => return Err(error),
@@ -106,9 +115,9 @@ impl Cluster {
         let objects = &kept_until_reported(objects);
         let name = name_of(&objects.job.metadata)?.to_owned();
         let accepted = self.store(objects).await?;
-        if accepted.to_release {
+        if let Some(release) = accepted.release {
             let cluster = self.clone();
-            tokio::spawn(async move { cluster.release_uid(&name, &accepted.uid).await });
+            tokio::spawn(async move { cluster.release_uid(&name, &accepted.uid, &release).await });
         }
         Ok(accepted.submitted)
     }
@@ -171,7 +180,13 @@ impl Cluster {
         if !is_suspended(&job) || terminal(&job).is_some() {
             return Ok(());
         }
-        self.release_uid(name, &uid_of(&job.metadata)?).await
+        match release_of(&job) {
+            Some(release) => {
+                self.release_uid(name, &uid_of(&job.metadata)?, &release)
+                    .await
+            }
+            None => Ok(()),
+        }
     }
 
     pub(super) async fn job(&self, name: &str) -> Result<Job, ClusterError> {
@@ -212,7 +227,8 @@ impl Cluster {
                     if begun.elapsed() > SLOW && !self.mark_stored(name, &uid).await? {
                         continue;
                     }
-                    return Ok(self.accepted(Submitted::Created, objects, uid));
+                    log_run(&job, "created");
+                    return Ok(self.accepted(Submitted::Created, &job, uid));
                 }
                 Err(error) if error.is_already_exists() => {
                     let continued = Box::pin(self.continue_job(objects, name)).await?;
@@ -226,17 +242,17 @@ impl Cluster {
         Err(unsettled())
     }
 
-    fn accepted(&self, submitted: Submitted, objects: &Manifest, uid: String) -> Accepted {
-        log_run(&objects.job, "created");
+    fn accepted(&self, submitted: Submitted, job: &Job, uid: String) -> Accepted {
         self.note_stored(&uid);
-        let to_release = self.max_in_flight == 0
-            && is_suspended(&objects.job)
-            && !self.is_released_at_once(objects)
-            && !is_queued_by_cluster(&objects.job);
+        let is_limited = self.max_in_flight > 0;
+        let release = release_of(job).filter(|release| match release {
+            Release::Start => !is_limited && is_suspended(job),
+            Release::Enqueue(_) => true,
+        });
         Accepted {
             submitted,
             uid,
-            to_release,
+            release,
         }
     }
 
@@ -252,6 +268,7 @@ impl Cluster {
         // of its own.
         let create = || {
             let mut job = objects.job_of_attempt(&attempt());
+            keep_out_of_queue(&mut job.metadata);
             if at_once && let Some(spec) = &mut job.spec {
                 spec.suspend = Some(false);
                 let noted = job.metadata.annotations.get_or_insert_default();
@@ -287,7 +304,7 @@ impl Cluster {
                 return Ok(Some(Accepted {
                     submitted: Submitted::AlreadyThere,
                     uid: uid_of(&job.metadata)?,
-                    to_release: false,
+                    release: None,
                 }));
             }
             JobState::Deleting => {
@@ -309,13 +326,7 @@ impl Cluster {
                 return Ok(None);
             }
         }
-        let to_release = self.max_in_flight == 0 && !is_queued_by_cluster(&job);
-        self.note_stored(&held.uid);
-        Ok(Some(Accepted {
-            submitted: Submitted::AlreadyThere,
-            uid: held.uid,
-            to_release,
-        }))
+        Ok(Some(self.accepted(Submitted::AlreadyThere, &job, held.uid)))
     }
 
     /// Ensures that a held Job has its Secret. `false`: it has none, and this delivery cannot store what the Job accepts.
@@ -410,18 +421,30 @@ impl Cluster {
         }
     }
 
-    pub(super) async fn release_uid(&self, name: &str, uid: &str) -> Result<(), ClusterError> {
+    pub(super) async fn release_uid(
+        &self,
+        name: &str,
+        uid: &str,
+        release: &Release,
+    ) -> Result<(), ClusterError> {
         let now = self.now().to_string();
-        let patch = json!({
-            "metadata": {"uid": uid, "annotations": {
-                annotations::RELEASED_AT: now,
-                annotations::NOT_ACCEPTED: null,
-            }},
-            "spec": {"suspend": false},
-        });
+        let (patch, done) = match release {
+            Release::Start => {
+                let noted = json!({annotations::RELEASED_AT: now, annotations::NOT_ACCEPTED: null});
+                let meta = json!({"uid": uid, "annotations": noted});
+                let patch = json!({"metadata": meta, "spec": {"suspend": false}});
+                (patch, "released")
+            }
+            Release::Enqueue(queue) => {
+                let noted = json!({annotations::QUEUE: null, annotations::NOT_ACCEPTED: null});
+                let queue = json!({labels::KUEUE_QUEUE: queue});
+                let meta = json!({"uid": uid, "annotations": noted, "labels": queue});
+                (json!({"metadata": meta}), "queued")
+            }
+        };
         let job = self.patch_job("release the run", name, &patch).await?;
         self.forget_stored(uid);
-        log_run(&job, "released");
+        log_run(&job, done);
         // The Job was released while it was being deleted. It counts as gone.
         if job.metadata.deletion_timestamp.is_some() {
             return Err(unsettled());
@@ -466,10 +489,10 @@ impl Cluster {
             }
             return self.remove_incomplete(name, &job).await;
         }
-        if is_queued_by_cluster(&job) {
+        let Some(release) = release_of(&job) else {
             return Ok(ReleaseOutcome::Released);
-        }
-        match self.release_uid(name, &held.uid).await {
+        };
+        match self.release_uid(name, &held.uid, &release).await {
             Ok(()) => Ok(ReleaseOutcome::Released),
             Err(error) if error.is_not_found() || error.is_conflict() => {
                 Ok(ReleaseOutcome::NotHeld)
@@ -596,6 +619,28 @@ fn is_same_run(one: &ObjectMeta, other: &ObjectMeta) -> bool {
 
 pub(super) fn is_queued_by_cluster(job: &Job) -> bool {
     label(&job.metadata, labels::KUEUE_QUEUE).is_some()
+}
+
+/// Returns the queue of the cluster that a Job is still kept out of.
+pub(super) fn awaited_queue(job: &Job) -> Option<&str> {
+    annotation(&job.metadata, annotations::QUEUE)
+}
+
+fn keep_out_of_queue(meta: &mut ObjectMeta) {
+    let named = meta.labels.get_or_insert_default();
+    if let Some(queue) = named.get_mut(labels::KUEUE_QUEUE) {
+        let queue = std::mem::replace(queue, labels::NO_QUEUE.to_owned());
+        let noted = meta.annotations.get_or_insert_default();
+        noted.insert(annotations::QUEUE.to_owned(), queue);
+    }
+}
+
+/// How a held Job is released. `None`: it is in a queue of the cluster.
+fn release_of(job: &Job) -> Option<Release> {
+    match awaited_queue(job) {
+        Some(queue) => Some(Release::Enqueue(queue.to_owned())),
+        None => (!is_queued_by_cluster(job)).then_some(Release::Start),
+    }
 }
 
 fn job_state(job: &Job) -> Result<JobState, ClusterError> {

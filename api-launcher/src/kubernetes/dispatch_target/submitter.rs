@@ -11,7 +11,7 @@ use tracing::{info, warn};
 
 use super::start_failure::{CheckedBy, DispatchMode, StartFailureTracker};
 use crate::dispatch::{Acceptance, DispatchError};
-use crate::kubernetes::cluster::{Cluster, ClusterError, Submitted, labels};
+use crate::kubernetes::cluster::{Cluster, ClusterError, Submitted};
 use crate::kubernetes::config::Deployment;
 use crate::kubernetes::manifest::{self, Manifest};
 
@@ -72,7 +72,7 @@ impl JobSubmitter {
         }
     }
 
-    /// Creates the Job and releases it. With `hold`, the Job stays suspended unless a queue of the cluster releases it.
+    /// Creates the Job and releases it. With `hold`, the Job stays suspended.
     pub(super) async fn submit(
         &self,
         job: &Document,
@@ -104,7 +104,6 @@ impl JobSubmitter {
     ) -> Result<Submission, SubmitError> {
         let notes = manifest.notes.clone();
         let name = manifest.job.metadata.name.clone();
-        let hold = hold && is_released_by_launcher(&manifest);
         let cluster = self.cluster.clone();
         let request = if hold {
             async move { cluster.hold(&manifest).await }.boxed()
@@ -193,14 +192,4 @@ impl JobSubmitter {
             "{reason}; and it is not known whether it was accepted before: {error}"
         )))
     }
-}
-
-/// A Job of a queue of the cluster is released by that queue.
-fn is_released_by_launcher(manifest: &Manifest) -> bool {
-    !manifest
-        .job
-        .metadata
-        .labels
-        .as_ref()
-        .is_some_and(|names| names.contains_key(labels::KUEUE_QUEUE))
 }

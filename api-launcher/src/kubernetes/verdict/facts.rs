@@ -9,7 +9,8 @@ use k8s_openapi::api::core::v1::{
 use k8s_openapi::jiff::{SignedDuration, Timestamp};
 
 use super::evidence::Evidence;
-use crate::kubernetes::cluster::{annotations::RELEASED_AT, labels};
+use crate::kubernetes::cluster::annotations::{QUEUE, RELEASED_AT};
+use crate::kubernetes::cluster::labels;
 
 /// The container that runs the step.
 pub(crate) const EXECUTOR: &str = "executor";
@@ -87,6 +88,13 @@ pub(super) fn may_try_again(job: &Job) -> bool {
 
 pub(crate) fn is_suspended(job: &Job) -> bool {
     job.spec.as_ref().and_then(|spec| spec.suspend) == Some(true)
+}
+
+/// Returns the queue of the cluster that the Job waits for, also if it has not entered it yet.
+pub(super) fn queue(job: &Job) -> Option<&String> {
+    let meta = &job.metadata;
+    let awaited = meta.annotations.as_ref().and_then(|all| all.get(QUEUE));
+    awaited.or_else(|| meta.labels.as_ref()?.get(labels::KUEUE_QUEUE))
 }
 
 pub(super) fn created(job: &Job) -> Option<Timestamp> {

@@ -14,7 +14,6 @@ use super::pod_rejection::{PodRejection, pod_rejection};
 use super::step_start::Started;
 use super::wait::{WaitLimits, after, given_up, lacking, waiting};
 use super::{facts, pod_end, run_end, step_start};
-use crate::kubernetes::cluster::labels;
 
 pub(super) fn unfinished(run: &RunObjects<'_>, now: Timestamp, timeouts: &Timeouts) -> Observation {
     let limits = WaitLimits { now, timeouts };
@@ -102,8 +101,7 @@ fn without_pod(run: &RunObjects<'_>, limits: &WaitLimits<'_>) -> Observation {
 }
 
 fn queued(job: &Job, limits: &WaitLimits<'_>) -> Observation {
-    let labels = job.metadata.labels.as_ref();
-    let sentence = match labels.and_then(|labels| labels.get(labels::KUEUE_QUEUE)) {
+    let sentence = match facts::queue(job) {
         Some(queue) => format!("waiting to be admitted by the queue `{queue}`"),
         None => "waiting for its turn: as many runs as are allowed at once are at work".to_owned(),
     };

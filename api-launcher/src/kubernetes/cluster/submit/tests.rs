@@ -49,6 +49,104 @@ async fn a_run_is_a_suspended_job_an_owned_secret_and_a_release() {
     assert_whole(&server, "job-1-a");
 }
 
+/// A run for a queue of the cluster.
+fn queued(objects: Manifest) -> Manifest {
+    objects.labelled(&[(labels::KUEUE_QUEUE, "team")], &[])
+}
+
+/// The queue that the Job names. It was never released by the launcher.
+fn queue_of(server: &Server) -> Value {
+    let job = server.object("jobs", "job-1-a").unwrap();
+    assert_eq!(job["spec"]["suspend"], json!(true));
+    let meta = &job["metadata"];
+    assert!(meta["annotations"][annotations::RELEASED_AT].is_null());
+    meta["labels"][labels::KUEUE_QUEUE].clone()
+}
+
+/// In its queue, it may be released at any time.
+fn assert_queued_with_job_data(server: &Server) {
+    assert_eq!(queue_of(server), json!("team"));
+    assert!(server.job_data_of("job-1-a").1.is_some());
+    let job = server.object("jobs", "job-1-a").unwrap();
+    assert!(job["metadata"]["annotations"][annotations::QUEUE].is_null());
+    assert_eq!(server.count("jobs"), 1);
+}
+
+#[rstest]
+#[tokio::test]
+async fn whatever_call_a_crash_falls_on_a_job_enters_its_queue_after_its_secret(
+    #[values(0, 1, 2, 3)] calls: usize,
+    #[values(true, false)] carried_out: bool,
+    #[values(0, 1)] limit: usize,
+) {
+    let server = Server::start();
+    let crash = if carried_out {
+        Crash::Within(calls)
+    } else {
+        Crash::Before(calls)
+    };
+    let objects = queued(objects("1", "a"));
+    let crashing = server.crashing(crash).with_max_in_flight(limit);
+    crashing.submit(&objects).await.ok();
+    if server.count("jobs") == 1 && server.count("secrets") == 0 {
+        assert_eq!(queue_of(&server), json!(labels::NO_QUEUE));
+    }
+    let other = server.cluster().with_max_in_flight(limit);
+    other.submit(&objects).await.unwrap();
+    assert_queued_with_job_data(&server);
+    // A delivery that comes later changes nothing.
+    other.submit(&objects).await.unwrap();
+    assert_queued_with_job_data(&server);
+}
+
+#[tokio::test]
+async fn a_job_cut_off_from_its_queue_enters_it_by_the_watcher_once() {
+    let server = Server::start();
+    let objects = queued(objects("1", "a"));
+    let crashing = server.crashing(Crash::Within(2));
+    crashing.submit(&objects).await.unwrap_err();
+    assert_eq!(queue_of(&server), json!(labels::NO_QUEUE));
+    let watcher = server.cluster();
+    let released = watcher.release_held("job-1-a", true).await.unwrap();
+    assert_eq!(released, ReleaseOutcome::Released);
+    assert_queued_with_job_data(&server);
+    // The queue releases it from here on.
+    watcher.release_held("job-1-a", true).await.unwrap();
+    watcher.release("job-1-a").await.unwrap();
+    assert_queued_with_job_data(&server);
+}
+
+#[tokio::test]
+async fn a_held_job_enters_its_queue_only_when_it_is_released() {
+    let server = Server::start();
+    let cluster = server.cluster();
+    cluster.hold(&queued(objects("1", "a"))).await.unwrap();
+    assert_eq!(queue_of(&server), json!(labels::NO_QUEUE));
+    cluster.release("job-1-a").await.unwrap();
+    assert_queued_with_job_data(&server);
+}
+
+/// In a namespace with a default queue, a webhook names it in every Job that names none.
+#[tokio::test]
+async fn a_job_that_the_cluster_queued_is_left_to_its_queue() {
+    let server = Server::start();
+    let inner = Arc::clone(&server);
+    let cluster = server.faulty(move |line, _| {
+        if line.ends_with("/secrets") {
+            let labels = json!({labels::KUEUE_QUEUE: "default"});
+            inner.put(
+                "jobs",
+                json!({"metadata": {"name": "job-1-a", "labels": labels}}),
+            );
+        }
+        None
+    });
+    cluster.store(&objects("1", "a")).await.unwrap();
+    let released = server.cluster().release_held("job-1-a", true).await;
+    assert_eq!(released.unwrap(), ReleaseOutcome::Released);
+    assert_eq!(queue_of(&server), json!("default"));
+}
+
 #[tokio::test]
 async fn without_a_secret_one_request_makes_a_run() {
     let server = Server::start();

@@ -23,24 +23,34 @@ impl Transition<'_> {
         let mut counts = RunCounts::default();
         let mut candidates = Vec::new();
         let mut later = Vec::new();
+        let mut due_now = Vec::new();
         for (name, run) in &self.state.runs {
             let is_releasing = self.state.releasing.contains(&run.job_ref.uid);
             match run.stage {
                 JobStage::InFlight => counts.in_flight += 1,
                 JobStage::Held if is_releasing => counts.in_flight += 1,
-                JobStage::Held => match run.release.due(run.first_seen, limit) {
-                    due if due > now => later.push((name.clone(), due - now)),
-                    _ => candidates.push(Candidate {
-                        created: run.created,
-                        name: name.clone(),
-                    }),
-                },
+                JobStage::Held => counts.held += 1,
                 JobStage::Queued => counts.queued += 1,
                 JobStage::Over => {}
             }
+            let is_outside_queue = run.stage == JobStage::Queued && run.release.awaits_queue;
+            if is_releasing || !(is_outside_queue || run.stage == JobStage::Held) {
+                continue;
+            }
+            let due = run.release.due(run.first_seen, limit);
+            if due > now {
+                later.push((name.clone(), due - now));
+            } else if is_outside_queue {
+                due_now.push(name.clone());
+            } else {
+                candidates.push(Candidate {
+                    created: run.created,
+                    name: name.clone(),
+                });
+            }
         }
         let (released, waiting) = split(candidates, counts.in_flight, limit);
-        counts.held = waiting.len() + later.len();
+        counts.held -= released.len();
         counts.in_flight += released.len();
         self.call(ObserverCall::Counts(counts));
         for candidate in waiting {
@@ -52,8 +62,9 @@ impl Transition<'_> {
                 self.wake_after(pause, &name);
             }
         }
-        for candidate in released {
-            self.release(&candidate.name);
+        due_now.extend(released.into_iter().map(|candidate| candidate.name));
+        for name in due_now {
+            self.release(&name);
         }
     }
 
@@ -97,7 +108,11 @@ impl Transition<'_> {
             return;
         };
         match outcome {
-            // The watch will say so too. Until then the run needs its slot.
+            // The watch will say so too.
+            Ok(ReleaseOutcome::Released) if run.stage == JobStage::Queued => {
+                run.release.awaits_queue = false;
+            }
+            // Until then the run needs its slot.
             Ok(ReleaseOutcome::Released) => run.stage = JobStage::InFlight,
             Ok(ReleaseOutcome::Removed) => {}
             outcome => {

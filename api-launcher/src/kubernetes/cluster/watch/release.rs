@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use k8s_openapi::jiff::Timestamp;
 
-/// Without a limit, the delivery that created a Job releases it. The watcher does so in its place only after this time.
+/// Without a limit, or into a queue of the cluster, the delivery that created a Job releases it. The watcher does so in its place only after this time.
 const SUBMITTERS_TURN: Duration = Duration::from_secs(2);
 /// The same for a Job with nothing to run: until then, the launcher may report its step done instead.
 const REPORTERS_TURN: Duration = Duration::from_secs(20);
@@ -16,6 +16,8 @@ pub(super) const LOOK_AGAIN: Duration = Duration::from_secs(5);
 pub(super) struct ReleaseProgress {
     /// Its launcher reports its step done. See [`NOTHING_TO_RUN`](crate::kubernetes::cluster::annotations::NOTHING_TO_RUN).
     pub(super) has_nothing_to_run: bool,
+    /// The Job is not in its queue of the cluster yet.
+    pub(super) awaits_queue: bool,
     /// Before this time there is no further attempt.
     pub(super) not_before: Option<Instant>,
     /// The log says why the Job stays suspended.
@@ -27,7 +29,7 @@ impl ReleaseProgress {
     pub(super) fn due(&self, first_seen: Instant, limit: usize) -> Instant {
         let turn = if self.has_nothing_to_run {
             REPORTERS_TURN
-        } else if limit == 0 {
+        } else if limit == 0 || self.awaits_queue {
             SUBMITTERS_TURN
         } else {
             Duration::ZERO

@@ -11,7 +11,7 @@ use super::message::{JobRef, Now};
 use super::release::ReleaseProgress;
 use super::report::ReportProgress;
 use crate::kubernetes::cluster::cache::Packed;
-use crate::kubernetes::cluster::submit::{KEPT_UNREPORTED, is_queued_by_cluster};
+use crate::kubernetes::cluster::submit::{KEPT_UNREPORTED, awaited_queue, is_queued_by_cluster};
 use crate::kubernetes::cluster::{annotation, annotations};
 use crate::kubernetes::verdict::{self, Observation, is_suspended, terminal};
 
@@ -87,6 +87,7 @@ impl TrackedRun {
             self.seen_released.get_or_insert(now.server);
         }
         self.release.has_nothing_to_run = annotation(meta, annotations::NOTHING_TO_RUN).is_some();
+        self.release.awaits_queue = awaited_queue(job).is_some();
         self.report.is_done |= annotation(meta, annotations::REPORTED_AT).is_some()
             || annotation(meta, annotations::REPORT_REFUSED).is_some();
         self.report.keep_seconds = keep_seconds(job);

@@ -67,6 +67,32 @@ fn a_step_with_nothing_to_run_is_announced_at_once_and_released_after_its_launch
     assert_eq!(turn, Duration::from_secs(20));
 }
 
+/// Its launcher has died. The limit of the launcher does not apply to a queue of the cluster.
+#[test]
+fn a_job_that_is_not_in_its_queue_enters_it_whatever_the_limit() {
+    let outside = |created| {
+        let mut job = held("a", created);
+        job["metadata"]["annotations"]["mayfly.dev/queue"] = json!("team");
+        job["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] = json!("none.mayfly.dev");
+        job
+    };
+    let jobs = vec![job("b", json!({})), outside(0)];
+    let mut machine = Machine::start(WatchSettings::default(), 1, jobs);
+    let said = machine.observations();
+    let said = said.iter().find(|(step, _)| *step == "a").unwrap();
+    assert!(
+        matches!(said.1, Observation::Waiting(wait) if wait.sentence.contains("`team`")),
+        "{said:?}"
+    );
+    let turn = machine.pass_until(|request| matches!(request, Request::Release { .. }));
+    assert_eq!(turn, Duration::from_secs(2));
+    assert_eq!(machine.released(), ["job-1-a"]);
+    machine.take();
+    machine.respond("a", Response::Release(Ok(ReleaseOutcome::Released)));
+    machine.pass(Duration::from_mins(1));
+    assert!(machine.released().is_empty(), "it is in its queue");
+}
+
 #[test]
 fn a_job_that_never_got_its_job_data_is_removed() {
     let mut machine = Machine::with(held("a", 0));
