@@ -29,6 +29,8 @@ enum Move {
     /// A heartbeat for a lease that the store does not know, because it was restored from a backup.
     ForgottenHeartbeat(usize),
     Revoked,
+    /// The heartbeat of an executor whose agent's token was removed from the file of the pools.
+    RevokedHeartbeat(usize),
     Unreadable,
     End(usize, Ending, bool),
     Wait(Millis),
@@ -63,8 +65,9 @@ fn any_move() -> impl Strategy<Value = Move> {
         3 => (lease.clone(), reason).prop_map(|(lease, reason)| Move::Decline(lease, reason)),
         4 => (lease.clone(), executor.clone()).prop_map(|(lease, executor)| Move::Accept(lease, executor)),
         4 => (lease.clone(), executor.clone()).prop_map(|(lease, executor)| Move::Heartbeat(lease, executor)),
-        1 => executor.prop_map(Move::ForgottenHeartbeat),
+        1 => executor.clone().prop_map(Move::ForgottenHeartbeat),
         1 => Just(Move::Revoked),
+        1 => executor.prop_map(Move::RevokedHeartbeat),
         1 => Just(Move::Unreadable),
         1 => (lease, ending, any::<bool>()).prop_map(|(lease, ending, reported)| Move::End(lease, ending, reported)),
         6 => prop_oneof![Just(0_i64), 1..40_000_i64, 1..700_000_i64].prop_map(Move::Wait),
@@ -80,6 +83,8 @@ struct Scenario {
     leases: Vec<JobGrant>,
     /// The leases and executors that have accepted the task.
     granted: HashSet<(LeaseId, String)>,
+    /// The leases that have ended.
+    ended: HashSet<LeaseId>,
     adopted: bool,
     ends: u32,
 }
@@ -96,6 +101,7 @@ impl Scenario {
                 .to_vec(),
             leases: Vec::new(),
             granted: HashSet::new(),
+            ended: HashSet::new(),
             adopted: false,
             ends: 0,
         }
@@ -182,12 +188,12 @@ impl Scenario {
                 scenario.send_heartbeat(grant, *executor)
             }),
             Move::ForgottenHeartbeat(executor) => self.send_forgotten_heartbeat(*executor),
-            Move::Revoked => {
-                let credential = CREDENTIAL;
-                self.apply_twice(&Event::Revoked { credential }, None)?;
-                // Only a lease of a restored store has another credential.
-                prop_assert!(!self.task.state.is_active() || self.task.credential.is_none());
-                Ok(())
+            Move::Revoked => self.revoke(),
+            Move::RevokedHeartbeat(executor) => {
+                self.revoke()?;
+                self.with(0, |scenario, grant| {
+                    scenario.send_heartbeat(grant, *executor)
+                })
             }
             Move::Unreadable => self.apply_twice(&Event::Unreadable { reason: "no key" }, None),
             Move::End(lease, ending, reported) => self.with(*lease, |scenario, grant| {
@@ -195,6 +201,15 @@ impl Scenario {
                 scenario.apply_twice(&Event::End { grant, ending, end }, Some(grant))
             }),
         }
+    }
+
+    /// Removes the token of all agents.
+    fn revoke(&mut self) -> Result<(), TestCaseError> {
+        let credential = CREDENTIAL;
+        self.apply_twice(&Event::Revoked { credential }, None)?;
+        // Only a lease of a restored store has another credential.
+        prop_assert!(!self.task.state.is_active() || self.task.credential.is_none());
+        Ok(())
     }
 
     /// A heartbeat grants nothing that an acceptance would not.
@@ -281,6 +296,11 @@ impl Scenario {
         if before.state.is_accepted() {
             prop_assert!(task.state.is_accepted() || task.state.is_over());
         }
+        // I6: a lease that has ended never comes back.
+        let active = |task: &Task| task.lease.filter(|_| task.state.is_active());
+        let (was, is) = (active(before), active(task));
+        self.ended.extend(was.filter(|_| was != is));
+        prop_assert!(is.is_none_or(|lease| !self.ended.contains(&lease)));
         // I5: a task ends once. Afterwards only `reported` changes.
         match (&before.end, &task.end) {
             (None, Some(end)) => {
