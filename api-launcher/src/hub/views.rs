@@ -8,7 +8,7 @@ use pool_store::{PoolView, Store};
 use tokio::sync::Mutex;
 
 /// How long a view counts.
-const FRESH: Duration = Duration::from_secs(1);
+pub(super) const FRESH: Duration = Duration::from_secs(1);
 
 type Pools = Result<Arc<[PoolView]>, String>;
 

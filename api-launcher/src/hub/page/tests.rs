@@ -1,22 +1,47 @@
-//! Tests of the content of pages, and of the escaping of texts from outside.
+//! Tests of the content of pages, of the escaping of texts from outside, and of what viewers may take from the hub.
 
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::fs;
+use std::io;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
+use axum::Router;
+use axum::body::{Body, Bytes, to_bytes};
+use axum::extract::ConnectInfo;
+use axum::http::{Request, StatusCode};
+use axum::response::Response;
+use futures_util::{FutureExt as _, stream};
 use maud::Markup;
 use pool_protocol::id::{InstanceId, TaskId};
 use pool_protocol::task::TaskState;
 use pool_store::state::EndReason;
-use pool_store::{Condition, EndView, EventView, InstanceView, PoolView, TaskView, Wait};
+use pool_store::{
+    Condition, Content, EndView, EventView, InstanceView, Payload, PoolView, Submission, TaskView,
+    Wait,
+};
 use rstest::rstest;
+use runtime::setting::from_variables;
+use serde_json::Value;
+use tempfile::TempDir;
+use tower::ServiceExt as _;
 
 use super::access::Viewer;
 use super::overview::Summary;
 use super::pool::PoolPage;
 use super::run::RunPage;
-use super::{frame, overview, parameter, pool, run};
+use super::{
+    MAX_ANSWERS_OF_A_VIEWER, MAX_LOGINS, Source, frame, overview, parameter, pool, router, run,
+};
+use crate::data::DataDirArgs;
+use crate::hub::Hub;
 use crate::hub::pools::Boundary;
+use crate::hub::settings::HubArgs;
 use crate::hub::tails::Part;
+use crate::hub::views::FRESH;
 use crate::hub::wire;
+use crate::metrics::Metrics;
+use crate::shutdown::Shutdown;
 
 /// A text that would be markup without escaping.
 const HOSTILE: &str = "<img src=x onerror=alert(1)>\"'&";
@@ -352,4 +377,108 @@ fn only_a_session_has_a_logout() {
     let page = frame::page("a", Some(&pool), &Markup::default()).into_string();
     assert!(page.contains("Log out") && page.contains("<b>eu</b>"));
     assert!(page.contains(&humantime::format_rfc3339_seconds(SystemTime::now()).to_string()[..10]));
+}
+
+/// A hub with pool `eu`, whose page is open to this machine.
+async fn open_hub() -> (TempDir, Arc<Hub>, Router) {
+    let _ = rustls::crypto::ring::default_provider().install_default();
+    let folder = tempfile::tempdir().unwrap();
+    let pools = folder.path().join("pools.yaml");
+    fs::write(&pools, "pools: {eu: {organizations: [org]}}").unwrap();
+    let args = HubArgs {
+        pools: Some(pools),
+        ..HubArgs::default()
+    };
+    let data = DataDirArgs {
+        data_dir: Some(folder.path().join("data")),
+    };
+    let settings = args.resolve(&mut Vec::new(), &data, &from_variables(&[]), true);
+    let (metrics, shutdown) = (Metrics::default(), Shutdown::default());
+    let hub = Hub::open(settings.unwrap(), &metrics, shutdown).await;
+    let hub = Arc::new(hub.unwrap());
+    let router = router(Source::Hub(Arc::clone(&hub)), true);
+    (folder, hub, router)
+}
+
+async fn get(router: &Router, path: &str) -> Response {
+    let peer = SocketAddr::from(([127, 0, 0, 1], 1));
+    let request = Request::get(path).header("host", "localhost");
+    let request = request.extension(ConnectInfo(peer)).body(Body::empty());
+    let response = router.clone().oneshot(request.unwrap()).await;
+    response.unwrap()
+}
+
+/// How many runs of `eu` wait, as the page says.
+async fn waiting(router: &Router) -> Value {
+    let response = get(router, "/pools").await;
+    let body = to_bytes(response.into_body(), usize::MAX).await.unwrap();
+    let mut pools: Value = serde_json::from_slice(&body).unwrap();
+    pools["pools"][0]["waiting"].take()
+}
+
+#[tokio::test]
+async fn viewers_read_the_store_once_a_second() {
+    loop {
+        let (_folder, hub, router) = open_hub().await;
+        let begun = Instant::now();
+        assert_eq!(waiting(&router).await, 0);
+        let submission = Submission {
+            task: TaskId::new(),
+            pool: "eu".parse().unwrap(),
+            organization: "org".to_owned(),
+            workspace: "ws".to_owned(),
+            job: "412".to_owned(),
+            step: "plan-id".to_owned(),
+            kind: "terraformPlan".to_owned(),
+            traceparent: None,
+            content: Content::Payload(Payload {
+                key_id: None,
+                data: b"{}".to_vec(),
+            }),
+        };
+        hub.store.submit(submission).await.unwrap();
+        let again = waiting(&router).await;
+        // On a busy machine, the view may have become too old. Then it says nothing.
+        if begun.elapsed() < FRESH {
+            assert_eq!(again, 0);
+            break;
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_viewer_who_reads_no_answer_gets_no_more_of_them() {
+    let (_folder, _hub, router) = open_hub().await;
+    let mut unread = Vec::new();
+    for _ in 0..MAX_ANSWERS_OF_A_VIEWER {
+        unread.push(get(&router, "/ui").await);
+    }
+    assert!(unread.iter().all(|one| one.status() == StatusCode::OK));
+    for path in ["/ui", "/pools"] {
+        let refused = get(&router, path).await;
+        assert_eq!(refused.status(), StatusCode::TOO_MANY_REQUESTS, "{path}");
+    }
+    let read = to_bytes(unread.remove(0).into_body(), usize::MAX).await;
+    assert!(read.unwrap().ends_with(b"</html>"));
+    // The task that has passed it on ends now.
+    while get(&router, "/pools").await.status() != StatusCode::OK {
+        tokio::task::yield_now().await;
+    }
+}
+
+#[tokio::test]
+async fn a_new_login_form_ends_the_oldest_slow_one() {
+    let (_folder, _hub, router) = open_hub().await;
+    let login = |body: Body| {
+        let request = Request::post("/ui/login").body(body).unwrap();
+        Box::pin(router.clone().oneshot(request))
+    };
+    let slow = || login(Body::from_stream(stream::pending::<io::Result<Bytes>>()));
+    let mut slow: Vec<_> = (0..MAX_LOGINS).map(|_| slow()).collect();
+    assert!(slow.iter_mut().all(|form| form.now_or_never().is_none()));
+    let new = login(Body::from("token=unknown")).await.unwrap();
+    assert_eq!(new.status(), StatusCode::UNAUTHORIZED);
+    let ended = slow.remove(0).now_or_never().expect("the oldest has ended");
+    assert_eq!(ended.unwrap().status(), StatusCode::UNAUTHORIZED);
+    assert!(slow[0].as_mut().now_or_never().is_none());
 }
