@@ -63,11 +63,7 @@ pub fn main_from_args(args: impl IntoIterator<Item = OsString>) -> ExitCode {
     let hardened = hardening::process();
     runtime::telemetry::name_panics("the launcher");
     if let Err(error) = handover::receive() {
-        let _ = writeln!(
-            io::stderr(),
-            "error: could not read the secrets of `{}`: {error}",
-            handover::DESCRIPTOR
-        );
+        let _ = writeln!(io::stderr(), "error: {error}");
         return ExitCode::from(Exit::Infrastructure.code());
     }
     match cli::parse(args) {

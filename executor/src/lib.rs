@@ -70,11 +70,7 @@ pub fn main_from_args(args: impl IntoIterator<Item = OsString>) -> ExitCode {
         return ExitCode::from(Exit::Infrastructure.code());
     }
     if let Err(error) = handover::receive() {
-        let _ = writeln!(
-            io::stderr(),
-            "error: could not read the secrets of `{}`: {error}",
-            handover::DESCRIPTOR
-        );
+        let _ = writeln!(io::stderr(), "error: {error}");
         return ExitCode::from(Exit::Infrastructure.code());
     }
     match Config::parse_over_environment(args) {

@@ -66,6 +66,13 @@ pub fn receive() -> io::Result<()> {
     let Some(number) = std::env::var_os(DESCRIPTOR) else {
         return Ok(());
     };
+    take(&number).map_err(|error| {
+        let text = format!("could not read the secrets of `{DESCRIPTOR}`: {error}");
+        io::Error::new(error.kind(), text)
+    })
+}
+
+fn take(number: &OsStr) -> io::Result<()> {
     let number = number.to_str().and_then(|number| number.parse().ok());
     let number: RawFd = number
         .filter(|number| *number > 2)

@@ -12,6 +12,8 @@ pub mod reaper;
 pub mod regular_file;
 pub mod setting;
 pub mod telemetry;
+#[cfg(test)]
+mod test_process;
 pub mod tree_removal;
 pub mod unreadable_program;
 

@@ -229,11 +229,9 @@ fn kill_children(is_selected: impl Fn(&ProcessEntry) -> bool) -> (usize, usize) 
 
 #[cfg(test)]
 mod tests {
-    use std::env;
-
     use super::*;
+    use crate::test_process;
 
-    const PART: &str = "REAPER_PART";
     const TIMEOUT: Duration = Duration::from_mins(1);
 
     fn bash(script: &str) -> Command {
@@ -333,19 +331,9 @@ mod tests {
         below.iter().filter(|entry| !entry.has_ended).count()
     }
 
-    /// These tests need processes of their own. The other tests have children that the reaper does not know.
+    /// The other tests have children that the reaper does not know.
     fn alone(test: &str, part: fn()) {
-        if env::var(PART).is_ok() {
-            return part();
-        }
-        let done = process::Command::new(env::current_exe().unwrap())
-            .args([&format!("reaper::tests::{test}"), "--exact", "--nocapture"])
-            .env(PART, "alone")
-            .output()
-            .unwrap();
-        let said = String::from_utf8_lossy(&done.stderr);
-        assert!(done.status.success(), "{said}");
-        assert!(String::from_utf8_lossy(&done.stdout).contains("1 passed"));
+        test_process::alone(&format!("reaper::tests::{test}"), part);
     }
 
     #[test]

@@ -126,9 +126,7 @@ fn absent_is_fine(removed: nix::Result<()>) -> io::Result<()> {
 
 #[cfg(test)]
 mod tests {
-    use std::env;
     use std::os::unix::fs::symlink;
-    use std::process::Command;
 
     use nix::fcntl::AT_FDCWD;
     use nix::sys::resource::{Resource, setrlimit};
@@ -136,8 +134,8 @@ mod tests {
     use nix::unistd::{Uid, geteuid, setfsuid};
 
     use super::*;
+    use crate::test_process;
 
-    const PART: &str = "TREE_REMOVAL_PART";
     const LEVELS: u32 = 4_000;
 
     /// Nests folders: each new one takes the earlier ones in.
@@ -161,7 +159,9 @@ mod tests {
     /// The limit on descriptors is that of the whole process, so the test has a process of its own.
     #[test]
     fn a_deep_tree_needs_neither_a_deep_stack_nor_many_descriptors() {
-        if env::var_os(PART).is_some() {
+        let test =
+            "tree_removal::tests::a_deep_tree_needs_neither_a_deep_stack_nor_many_descriptors";
+        test_process::alone(test, || {
             let folder = tempfile::tempdir().unwrap();
             let tree = folder.path().join("tree");
             fs::create_dir(&tree).unwrap();
@@ -169,18 +169,7 @@ mod tests {
             setrlimit(Resource::RLIMIT_NOFILE, 32, 32).unwrap();
             remove(&tree).unwrap();
             assert!(!tree.exists());
-            return;
-        }
-        let test =
-            "tree_removal::tests::a_deep_tree_needs_neither_a_deep_stack_nor_many_descriptors";
-        let done = Command::new(env::current_exe().unwrap())
-            .args([test, "--exact", "--nocapture"])
-            .env(PART, "alone")
-            .output()
-            .unwrap();
-        let said = String::from_utf8_lossy(&done.stderr);
-        assert!(done.status.success(), "{said}");
-        assert!(String::from_utf8_lossy(&done.stdout).contains("1 passed"));
+        });
     }
 
     /// Root may do everything. So a thread without the rights of root does it.

@@ -38,38 +38,18 @@ struct Resource<'d, A> {
 }
 
 /// What executors report of a job.
-#[derive(Deserialize, Serialize)]
-#[serde(rename_all = "camelCase", deny_unknown_fields)]
+#[derive(Default, Deserialize, Serialize)]
+#[serde(default, rename_all = "camelCase", deny_unknown_fields)]
 struct JobChange {
-    #[serde(
-        default,
-        deserialize_with = "present",
-        skip_serializing_if = "Option::is_none"
-    )]
+    #[serde(deserialize_with = "present", skip_serializing_if = "Option::is_none")]
     status: Option<JobStatus>,
-    #[serde(
-        default,
-        deserialize_with = "present",
-        skip_serializing_if = "Option::is_none"
-    )]
+    #[serde(deserialize_with = "present", skip_serializing_if = "Option::is_none")]
     plan_changes: Option<bool>,
-    #[serde(
-        default,
-        deserialize_with = "present",
-        skip_serializing_if = "Option::is_none"
-    )]
+    #[serde(deserialize_with = "present", skip_serializing_if = "Option::is_none")]
     output: Option<String>,
-    #[serde(
-        default,
-        deserialize_with = "present",
-        skip_serializing_if = "Option::is_none"
-    )]
+    #[serde(deserialize_with = "present", skip_serializing_if = "Option::is_none")]
     terraform_plan: Option<String>,
-    #[serde(
-        default,
-        deserialize_with = "present",
-        skip_serializing_if = "Option::is_none"
-    )]
+    #[serde(deserialize_with = "present", skip_serializing_if = "Option::is_none")]
     commit_id: Option<String>,
 }
 
@@ -84,26 +64,14 @@ enum JobStatus {
 }
 
 /// What executors report of a step.
-#[derive(Deserialize, Serialize)]
-#[serde(deny_unknown_fields)]
+#[derive(Default, Deserialize, Serialize)]
+#[serde(default, deny_unknown_fields)]
 struct StepChange {
-    #[serde(
-        default,
-        deserialize_with = "present",
-        skip_serializing_if = "Option::is_none"
-    )]
+    #[serde(deserialize_with = "present", skip_serializing_if = "Option::is_none")]
     status: Option<StepStatus>,
-    #[serde(
-        default,
-        deserialize_with = "present",
-        skip_serializing_if = "Option::is_none"
-    )]
+    #[serde(deserialize_with = "present", skip_serializing_if = "Option::is_none")]
     output: Option<String>,
-    #[serde(
-        default,
-        deserialize_with = "present",
-        skip_serializing_if = "Option::is_none"
-    )]
+    #[serde(deserialize_with = "present", skip_serializing_if = "Option::is_none")]
     name: Option<String>,
 }
 

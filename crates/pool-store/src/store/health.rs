@@ -100,7 +100,6 @@ impl Store {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::model::{Content, Payload, Submission};
     use crate::tests::fixture::*;
 
     #[tokio::test]
@@ -119,15 +118,12 @@ mod tests {
     async fn what_an_emptied_queue_leaves_in_the_file_is_known() {
         let fixture = Fixture::open(Engine::Sqlite).await.unwrap();
         let reusable = || fixture.store.health.reusable.load(Ordering::Relaxed);
-        let content = Content::Payload(Payload {
-            key_id: None,
-            data: vec![b'x'; 2 << 20],
-        });
-        let large = Submission {
-            content,
-            ..submission("acme", "1")
-        };
-        let task = fixture.store.submit(large).await.unwrap().task();
+        let task = fixture
+            .store
+            .submit(large("1", 2 << 20))
+            .await
+            .unwrap()
+            .task();
         fixture.pass(1).await;
         assert!(reusable() < 1 << 20, "{}", reusable());
         fixture.store.request_cancel(task).await.unwrap();

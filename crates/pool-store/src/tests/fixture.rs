@@ -289,6 +289,18 @@ pub(crate) fn submission(organization: &str, job: &str) -> Submission {
     }
 }
 
+/// A submission with a document of this many bytes.
+pub(crate) fn large(job: &str, bytes: usize) -> Submission {
+    let content = Content::Payload(Payload {
+        key_id: None,
+        data: vec![b'x'; bytes],
+    });
+    Submission {
+        content,
+        ..submission("acme", job)
+    }
+}
+
 pub(crate) fn payload() -> Payload {
     Payload {
         key_id: Some("9f31c2aa".to_owned()),

@@ -11,7 +11,7 @@ use tokio::task::JoinSet;
 
 use super::fixture::*;
 use crate::db::Value;
-use crate::model::{Content, LeaseRequest, Payload, PlatformState, Submission};
+use crate::model::{LeaseRequest, PlatformState, Submission};
 use crate::state::EndReason;
 
 fn other_pool() -> PoolName {
@@ -199,15 +199,7 @@ async fn the_log_of_a_large_document_shrinks_again() {
         let path = fixture.folder().join("hub.db-wal");
         path.metadata().unwrap().len()
     };
-    let content = Content::Payload(Payload {
-        key_id: None,
-        data: vec![b'x'; 2 << 20],
-    });
-    let large = Submission {
-        content,
-        ..submission("acme", "1")
-    };
-    fixture.store.submit(large).await.unwrap();
+    fixture.store.submit(large("1", 2 << 20)).await.unwrap();
     assert!(log() > 2 << 20, "{}", log());
     fixture.submit("acme", "2").await;
     assert!(log() <= 1 << 20, "{}", log());
@@ -302,15 +294,12 @@ async fn a_transaction_leases_few_large_documents_and_all_requests_are_served(
         return;
     };
     let submit = async |job: &str| -> TaskId {
-        let content = Content::Payload(Payload {
-            key_id: None,
-            data: vec![b'x'; 4 << 20],
-        });
-        let submission = Submission {
-            content,
-            ..submission("acme", job)
-        };
-        let task = fixture.store.submit(submission).await.unwrap().task();
+        let task = fixture
+            .store
+            .submit(large(job, 4 << 20))
+            .await
+            .unwrap()
+            .task();
         let waiting = PlatformState::Waiting;
         fixture
             .store
