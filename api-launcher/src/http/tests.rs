@@ -236,7 +236,7 @@ async fn bodies_up_to_eight_mebibytes_are_read() {
         job.to_string()
     };
     let answer = service.post(document(MAX_BODY_BYTES)).await;
-    assert_eq!(answer.status, StatusCode::ACCEPTED);
+    assert_eq!(answer.status, StatusCode::ACCEPTED, "{}", answer.body);
     let answer = service.post(document(MAX_BODY_BYTES + 1)).await;
     assert_eq!(answer.status, StatusCode::PAYLOAD_TOO_LARGE);
     assert!(answer.error().contains("8 MiB"), "{}", answer.body);
