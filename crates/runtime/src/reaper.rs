@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 
 use nix::sys::prctl;
 use nix::sys::signal::{Signal, kill};
-use nix::sys::wait::{Id, WaitPidFlag, waitid, waitpid};
+use nix::sys::wait::{Id, WaitPidFlag, WaitStatus, waitid, waitpid};
 use nix::unistd::Pid;
 use signal_hook::consts::SIGCHLD;
 use signal_hook::iterator::Signals;
@@ -30,6 +30,12 @@ const KILL_LIMIT: Duration = Duration::from_secs(5);
 const BETWEEN_LOOKS: Duration = Duration::from_millis(1);
 /// How many looks in a row have to find nothing. The kernel's list may lack a child while others end.
 const QUIET_LOOKS: u32 = 3;
+/// Looks at a child that has ended, and leaves it to who waits for it.
+const PEEK: WaitPidFlag = WaitPidFlag::WEXITED
+    .union(WaitPidFlag::WNOHANG)
+    .union(WaitPidFlag::WNOWAIT);
+/// In place of the start of a child that `/proc` hides.
+const HIDDEN: u64 = 0;
 
 /// The children that tokio waits for.
 static OWN_CHILDREN: Mutex<Vec<ProcessIdentity>> = Mutex::new(Vec::new());
@@ -59,12 +65,33 @@ pub fn spawn_with(command: &mut Command, secrets: Option<Handover>) -> io::Resul
     drop(secrets);
     children.retain(|known| exists(*known));
     let pid = child.id().and_then(|pid| i32::try_from(pid).ok());
-    children.extend(pid.and_then(ProcessEntry::of).map(|entry| entry.identity));
+    children.extend(pid.and_then(look_at).map(|entry| entry.identity));
     Ok(child)
 }
 
 fn exists(process: ProcessIdentity) -> bool {
-    ProcessEntry::of(process.pid).is_some_and(|entry| entry.identity == process)
+    look_at(process.pid).is_some_and(|entry| is_in(&[process], &entry))
+}
+
+/// Looks at a child of this process. If `/proc` has the option `hidepid`, it shows no process that is not dumpable.
+fn look_at(pid: i32) -> Option<ProcessEntry> {
+    ProcessEntry::of(pid).or_else(|| {
+        let status = waitid(Id::Pid(Pid::from_raw(pid)), PEEK).ok()?;
+        Some(ProcessEntry {
+            identity: ProcessIdentity { pid, start: HIDDEN },
+            parent: process::id().cast_signed(),
+            group: pid,
+            has_ended: status != WaitStatus::StillAlive,
+        })
+    })
+}
+
+/// Whether these processes contain the child. It may have become hidden since they were looked at.
+fn is_in(known: &[ProcessIdentity], child: &ProcessEntry) -> bool {
+    let ProcessIdentity { pid, start } = child.identity;
+    known.iter().any(|known| {
+        known.pid == pid && (known.start == start || [known.start, start].contains(&HIDDEN))
+    })
 }
 
 /// Makes this process the parent of orphans among its descendants, and starts to reap them.
@@ -95,9 +122,8 @@ fn reap_forever() -> io::Result<()> {
 /// Reaps every child that has ended and that tokio does not wait for.
 fn reap() {
     // The usual case needs no list of all children.
-    let peek = WaitPidFlag::WEXITED | WaitPidFlag::WNOHANG | WaitPidFlag::WNOWAIT;
-    while let Ok(Some(pid)) = waitid(Id::All, peek).map(|status| status.pid()) {
-        let Some(ended) = ProcessEntry::of(pid.as_raw()) else {
+    while let Ok(Some(pid)) = waitid(Id::All, PEEK).map(|status| status.pid()) {
+        let Some(ended) = look_at(pid.as_raw()) else {
             // tokio has just waited for it.
             continue;
         };
@@ -116,7 +142,7 @@ fn reap() {
 /// Reaps a child that has ended. Returns `false` if tokio waits for it.
 fn reap_orphan(child: &ProcessEntry) -> bool {
     let own = own_children();
-    let is_orphan = !own.contains(&child.identity);
+    let is_orphan = !is_in(&own, child);
     if is_orphan {
         // No other code uses the exit status, and a missing one does no harm.
         let pid = Pid::from_raw(child.identity.pid);
@@ -143,9 +169,7 @@ fn children() -> Children {
         .collect();
     if let Ok(list) = lists {
         let ids = list.split_ascii_whitespace();
-        let looked: Vec<_> = ids
-            .map(|pid| pid.parse().ok().and_then(ProcessEntry::of))
-            .collect();
+        let looked: Vec<_> = ids.map(|pid| pid.parse().ok().and_then(look_at)).collect();
         Children {
             has_vanished: looked.contains(&None),
             found: looked.into_iter().flatten().collect(),
@@ -171,7 +195,7 @@ pub fn kill_descendants() -> usize {
 /// Kills the orphans that this process has adopted, with everything below them, and returns how many there were. The
 /// children that it has started itself, and what these have started, go on.
 pub fn kill_orphans() -> usize {
-    let (killed, left) = kill_children(|child| !own_children().contains(&child.identity));
+    let (killed, left) = kill_children(|child| !is_in(&own_children(), child));
     if left > 0 {
         warn!(
             processes = left,
@@ -198,7 +222,7 @@ fn kill_children(is_selected: impl Fn(&ProcessEntry) -> bool) -> (usize, usize) 
             mut found,
             has_vanished,
         } = children();
-        found.retain(|child| !earlier.contains(&child.identity) && is_selected(child));
+        found.retain(|child| !is_in(earlier, child) && is_selected(child));
         let alive = found.iter().filter(|child| !child.has_ended);
         let mut left = 0;
         for child in alive {
@@ -229,6 +253,11 @@ fn kill_children(is_selected: impl Fn(&ProcessEntry) -> bool) -> (usize, usize) 
 
 #[cfg(test)]
 mod tests {
+    use std::fs::Permissions;
+    use std::os::unix::fs::PermissionsExt as _;
+
+    use nix::unistd::geteuid;
+
     use super::*;
     use crate::test_process;
 
@@ -325,6 +354,36 @@ mod tests {
         }
     }
 
+    /// Nobody may read the program, so its processes are not dumpable, as those of executors.
+    #[tokio::main(flavor = "multi_thread", worker_threads = 2)]
+    async fn kill_what_is_hidden() {
+        let folder = tempfile::tempdir().unwrap();
+        let program = folder.path().join("program");
+        fs::copy("/bin/sleep", &program).unwrap();
+        fs::set_permissions(&program, Permissions::from_mode(0o111)).unwrap();
+        adopt_orphans();
+        let mut own = spawn(Command::new(&program).arg("3600")).unwrap();
+        let script = format!("{} 3600 & exit", program.display());
+        assert!(
+            spawn(&mut bash(&script))
+                .unwrap()
+                .wait()
+                .await
+                .unwrap()
+                .success()
+        );
+        let hidden = || {
+            let found = children().found.into_iter();
+            found.filter(|child| ProcessEntry::of(child.identity.pid).is_none())
+        };
+        wait_until("nothing is hidden", || hidden().count() == 2);
+        let (killed, left) = kill_children(|child| !is_in(&own_children(), child));
+        assert!(killed > 0 && left == 0, "{killed} {left}");
+        assert_eq!(own.try_wait().unwrap(), None, "it goes on");
+        assert_eq!(kill_descendants(), 0);
+        assert!(!own.wait().await.unwrap().success());
+    }
+
     fn living() -> usize {
         let all = process_table::all();
         let below = process_table::below(&all, [process::id().cast_signed()]);
@@ -346,6 +405,22 @@ mod tests {
     fn what_left_its_session_and_threw_its_mark_away_is_killed() {
         let name = "what_left_its_session_and_threw_its_mark_away_is_killed";
         alone(name, kill_what_is_left);
+    }
+
+    #[test]
+    fn what_is_hidden_is_found() {
+        const HIDING: &str = "mount -t proc -o hidepid=2 proc /proc \
+            && exec setpriv --bounding-set=-all --inh-caps=-all \"$0\" \"$@\"";
+        // Others than root need a user namespace to mount something.
+        let user: &[&str] = if geteuid().is_root() {
+            &[]
+        } else {
+            &["--user", "--map-root-user"]
+        };
+        let namespaces = ["--mount", "--pid", "--fork", "--kill-child", "sh", "-c", HIDING];
+        let starter = [&["unshare"], user, &namespaces].concat();
+        let name = "reaper::tests::what_is_hidden_is_found";
+        test_process::alone_behind(&starter, name, kill_what_is_hidden);
     }
 
     #[test]
