@@ -1,8 +1,8 @@
 //! Target `process`: executors are processes of this machine, each with its own folder. Folder and executor outlive the
 //! agent.
 
-use std::fs;
-use std::io;
+use std::fs::{self, File};
+use std::io::{self, Write as _};
 use std::path::{Path, PathBuf};
 use std::process::ExitStatus;
 use std::sync::Arc;
@@ -177,7 +177,8 @@ impl ProcessTarget {
             run: format!("{}/{}", order.job.job_id, order.job.step_id),
         };
         let note = serde_json::to_vec(&note).map_err(io::Error::from);
-        note.and_then(|note| fs::write(path.join(LEASE), note))
+        // Code of another run could have put a FIFO in its place.
+        note.and_then(|note| File::create_new(path.join(LEASE))?.write_all(&note))
             .map_err(StartError::Folder)?;
         let lease = Lease {
             url: &order.url,
@@ -302,8 +303,12 @@ impl Executor for Process {
     }
 
     fn forget(self: Box<Self>) -> BoxFuture<'static, ()> {
-        remove(&self.path);
-        std::future::ready(()).boxed()
+        async move {
+            // Code of the run can have filled the folder. The agent sends heartbeats meanwhile.
+            let path = self.path;
+            let _ = tokio::task::spawn_blocking(move || remove(&path)).await;
+        }
+        .boxed()
     }
 }
 
@@ -417,6 +422,28 @@ mod tests {
 
     fn exited(code: i32) -> ExitStatus {
         ExitStatus::from_raw(code << 8)
+    }
+
+    /// Removing takes as long as the code of the run likes, and the agent has its heartbeats to send.
+    #[tokio::test]
+    async fn the_folder_of_a_run_is_removed_beside_other_work() {
+        let temp = tempfile::tempdir().unwrap();
+        let path = temp.path().join("run");
+        fs::create_dir(&path).unwrap();
+        for number in 0..2_000 {
+            fs::write(path.join(number.to_string()), "").unwrap();
+        }
+        let process = Process {
+            folder: RunFolder::new(path.clone()),
+            path: path.clone(),
+            running: None,
+            verifier: Arc::new(ReportVerifier::new(None)),
+            kill_at: None,
+        };
+        let mut forgetting = Box::new(process).forget();
+        assert!(futures_util::poll!(&mut forgetting).is_pending());
+        forgetting.await;
+        assert!(!path.exists());
     }
 
     fn report(outcome: Exit, unreported: bool) -> FinalReport {
