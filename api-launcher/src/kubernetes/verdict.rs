@@ -37,7 +37,7 @@ pub use evidence::Evidence;
 pub(crate) use facts::{
     EXECUTOR, STATUS_UNKNOWN, UNPROVEN, condition_time, created_pods, executor_ended,
     executor_started, executor_state, failure_of_pod, final_report, in_order, is_about,
-    is_suspended, newest, released, seen, terminal,
+    is_queued_by_cluster, is_suspended, newest, released, seen, terminal,
 };
 pub use kind::VerdictKind;
 pub use lock::LockHolder;

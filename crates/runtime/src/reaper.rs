@@ -417,7 +417,15 @@ mod tests {
         } else {
             &["--user", "--map-root-user"]
         };
-        let namespaces = ["--mount", "--pid", "--fork", "--kill-child", "sh", "-c", HIDING];
+        let namespaces = [
+            "--mount",
+            "--pid",
+            "--fork",
+            "--kill-child",
+            "sh",
+            "-c",
+            HIDING,
+        ];
         let starter = [&["unshare"], user, &namespaces].concat();
         let name = "reaper::tests::what_is_hidden_is_found";
         test_process::alone_behind(&starter, name, kill_what_is_hidden);

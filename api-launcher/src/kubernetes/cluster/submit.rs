@@ -29,7 +29,7 @@ use uuid::Uuid;
 
 use super::{Cluster, ClusterError, annotation, annotations, label, labels};
 use crate::kubernetes::manifest::{Manifest, names, pod};
-use crate::kubernetes::verdict::{is_suspended, terminal};
+use crate::kubernetes::verdict::{is_queued_by_cluster, is_suspended, terminal};
 
 /// Name under which writes appear in managed fields.
 const FIELD_MANAGER: &str = "mayfly";
@@ -76,7 +76,7 @@ pub(super) enum Release {
 enum JobState {
     /// Released or over.
     Released,
-    /// Suspended and never released.
+    /// Suspended and never released. Also a Job that a queue of the cluster releases, until its end.
     Held(HeldJob),
     /// Being deleted, and never released.
     Deleting,
@@ -617,10 +617,6 @@ fn is_same_run(one: &ObjectMeta, other: &ObjectMeta) -> bool {
         .all(|name| label(one, name).is_some() && label(one, name) == label(other, name))
 }
 
-pub(super) fn is_queued_by_cluster(job: &Job) -> bool {
-    label(&job.metadata, labels::KUEUE_QUEUE).is_some()
-}
-
 /// Returns the queue of the cluster that a Job is still kept out of.
 pub(super) fn awaited_queue(job: &Job) -> Option<&str> {
     annotation(&job.metadata, annotations::QUEUE)
@@ -645,10 +641,13 @@ fn release_of(job: &Job) -> Option<Release> {
 
 fn job_state(job: &Job) -> Result<JobState, ClusterError> {
     let released = annotation(&job.metadata, annotations::RELEASED_AT).is_some();
-    if terminal(job).is_some() || !is_suspended(job) || released {
+    let is_deleted = job.metadata.deletion_timestamp.is_some();
+    // The default queue of a namespace may start a Job whose launcher was killed before it stored the Secret.
+    let is_started = !is_suspended(job) && (is_deleted || !is_queued_by_cluster(job));
+    if terminal(job).is_some() || is_started || released {
         return Ok(JobState::Released);
     }
-    if job.metadata.deletion_timestamp.is_some() {
+    if is_deleted {
         return Ok(JobState::Deleting);
     }
     Ok(JobState::Held(HeldJob {

@@ -9,7 +9,7 @@ use k8s_openapi::api::core::v1::{
 use k8s_openapi::jiff::{SignedDuration, Timestamp};
 
 use super::evidence::Evidence;
-use crate::kubernetes::cluster::annotations::{QUEUE, RELEASED_AT};
+use crate::kubernetes::cluster::annotations::{QUEUE, RELEASED_AT, STORED_AT};
 use crate::kubernetes::cluster::labels;
 
 /// The container that runs the step.
@@ -97,17 +97,38 @@ pub(super) fn queue(job: &Job) -> Option<&String> {
     awaited.or_else(|| meta.labels.as_ref()?.get(labels::KUEUE_QUEUE))
 }
 
+/// Whether a queue of the cluster releases the Job, and not the launcher.
+pub(crate) fn is_queued_by_cluster(job: &Job) -> bool {
+    let names = job.metadata.labels.as_ref();
+    names.is_some_and(|names| names.contains_key(labels::KUEUE_QUEUE))
+}
+
 pub(super) fn created(job: &Job) -> Option<Timestamp> {
     job.metadata.creation_timestamp.as_ref().map(|time| time.0)
+}
+
+/// The platform delivers a run again after this time, if the delivery got no answer.
+const REDELIVERY: SignedDuration = SignedDuration::from_secs(30);
+
+/// Returns when the Secret of a Job should be there, if a queue of the cluster releases the Job. The queue may start it before the
+/// Secret is stored. If the launcher is killed then, the next delivery stores the Secret and writes down when.
+pub(super) fn job_data_due(job: &Job) -> Option<Timestamp> {
+    if !is_queued_by_cluster(job) {
+        return None;
+    }
+    let stored = time_noted(job, STORED_AT);
+    stored.or_else(|| created(job)?.checked_add(REDELIVERY).ok())
+}
+
+fn time_noted(job: &Job, annotation: &str) -> Option<Timestamp> {
+    let annotations = job.metadata.annotations.as_ref()?;
+    annotations.get(annotation)?.parse().ok()
 }
 
 /// Returns when the Job was last released. The launcher writes it down; a queue of the cluster does not. The Job
 /// controller sets the start time only when it handles the Job, and sets it again after each suspension.
 pub(crate) fn released(job: &Job) -> Option<Timestamp> {
-    let annotations = job.metadata.annotations.as_ref();
-    let noted = annotations
-        .and_then(|annotations| annotations.get(RELEASED_AT))
-        .and_then(|text| text.parse().ok());
+    let noted = time_noted(job, RELEASED_AT);
     let status = job.status.as_ref();
     let started = status.and_then(|status| status.start_time.as_ref());
     noted.max(started.map(|time| time.0))

@@ -133,6 +133,8 @@ fn stuck_container(
     let since = complaint
         .and_then(facts::first_seen)
         .map_or(scheduled, |time| time.max(scheduled));
+    let due = facts::job_data_due(run.job).filter(|_| kind == VerdictKind::ConfigMissing);
+    let since = due.map_or(since, |due| due.max(since));
     let words = cause(state, complaint);
     let Container { name, image } = container;
     let (what, wait) = match kind {

@@ -1024,6 +1024,28 @@ fn a_container_that_cannot_start_has_thirty_seconds(
     assert!(!verdict.job_over);
 }
 
+/// A queue of the cluster may start the Job before its Secret is stored, and the next delivery of the platform stores it.
+#[rstest]
+#[case(json!({}), 60)]
+#[case(json!({"mayfly.dev/stored-at": time(32)}), 62)]
+fn a_job_of_a_queue_has_time_for_its_job_data(#[case] noted: Value, #[case] until: i64) {
+    let queue = json!({"kueue.x-k8s.io/queue-name": "runs"});
+    let job = job(
+        json!({"metadata": {"creationTimestamp": time(0), "labels": queue, "annotations": noted}}),
+    );
+    let pod = waiting_container(
+        "CreateContainerConfigError",
+        "secret \"job-412-7\" not found",
+    );
+    let held = wait(see(&job, std::slice::from_ref(&pod), &[], until - 1));
+    assert_eq!(
+        (held.reason, held.until),
+        (WaitReason::Config, Some(at(until)))
+    );
+    let verdict = end(see(&job, &[pod], &[], until));
+    assert_eq!(verdict.kind, VerdictKind::ConfigMissing);
+}
+
 #[test]
 fn a_name_that_is_no_image_name_fails_at_once() {
     let pod = waiting_container("InvalidImageName", "couldn't parse image name \"A B\"");

@@ -398,6 +398,24 @@ async fn a_job_without_job_data_is_made_anew_for_another_document() {
     assert_eq!(document_of(&server), "two");
 }
 
+/// The queue does not wait for the Secret.
+#[tokio::test]
+async fn a_job_that_its_queue_started_gets_the_job_data_that_a_crash_left_out() {
+    let server = Server::start();
+    let mut objects = of_document("one");
+    let names = objects.job.metadata.labels.get_or_insert_default();
+    names.insert(labels::KUEUE_QUEUE.to_owned(), "runs".to_owned());
+    let crashing = server.crashing(Crash::Before(1));
+    crashing.accept(&objects).await.unwrap_err();
+    let started = json!({"metadata": {"name": "job-1-a"}, "spec": {"suspend": false}});
+    server.put("jobs", started);
+    let submitted = server.cluster().accept(&objects).await.unwrap();
+    assert_eq!(submitted, Submitted::AlreadyThere);
+    assert_eq!(document_of(&server), "one");
+    let job = server.object("jobs", "job-1-a").unwrap();
+    assert!(job["metadata"]["annotations"][annotations::STORED_AT].is_string());
+}
+
 /// During a look that takes long, the Job becomes old enough. Its delivery may have stored the Secret after that look.
 #[tokio::test]
 async fn a_look_for_job_data_does_not_count_if_the_job_was_young_before_it() {

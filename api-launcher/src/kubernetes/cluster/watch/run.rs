@@ -11,9 +11,9 @@ use super::message::{JobRef, Now};
 use super::release::ReleaseProgress;
 use super::report::ReportProgress;
 use crate::kubernetes::cluster::cache::Packed;
-use crate::kubernetes::cluster::submit::{KEPT_UNREPORTED, awaited_queue, is_queued_by_cluster};
+use crate::kubernetes::cluster::submit::{KEPT_UNREPORTED, awaited_queue};
 use crate::kubernetes::cluster::{annotation, annotations};
-use crate::kubernetes::verdict::{self, Observation, is_suspended, terminal};
+use crate::kubernetes::verdict::{self, Observation, is_queued_by_cluster, is_suspended, terminal};
 
 /// A run whose Job is there.
 #[derive(Debug)]
