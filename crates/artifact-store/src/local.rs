@@ -56,8 +56,9 @@ impl Local {
 
     fn copy_out(&self, reference: &str, target: &Path) -> Result<Digest, StoreError> {
         let path = self.resolve(reference)?;
-        let mut source =
-            File::open(&path).map_err(|source| StoreError::read_file(&path, source))?;
+        // Code of a run on this machine may have put a link or a FIFO in its place meanwhile.
+        let source = regular_file::open_unlinked(&path);
+        let mut source = source.map_err(|source| StoreError::read_file(&path, source))?;
         let created = create_private(target);
         let mut file = created.map_err(|source| StoreError::target(target, source))?;
         let copied = copy_digesting(&mut source, &mut file).map_err(|error| match error {
@@ -140,7 +141,7 @@ impl ObjectService for Local {
 
 /// Reads a file; for a file that is too large, returns its size as the inner error.
 fn read_whole(path: &Path) -> io::Result<Result<Vec<u8>, u64>> {
-    let file = File::open(path)?;
+    let file = regular_file::open(path)?;
     let size = file.metadata()?.len();
     if size > READ_BYTES {
         return Ok(Err(size));
@@ -287,6 +288,28 @@ mod tests {
         let error = store.fetch("/nonexistent", &target).await.unwrap_err();
         assert!(matches!(error, StoreError::Missing { .. }), "{error}");
         assert!(!target.exists());
+    }
+
+    /// Code of a run on this machine can put one in the place of an object.
+    #[test]
+    fn a_fifo_is_not_waited_for() {
+        let folder = tempfile::tempdir().unwrap();
+        let store = Local::new(folder.path());
+        let path = store.path(&ObjectKey::step_output("o", "1", "s"));
+        private_folder(path.parent().unwrap()).unwrap();
+        let made = std::process::Command::new("mkfifo").arg(&path).status();
+        assert!(made.unwrap().success());
+        let (said, hear) = std::sync::mpsc::channel();
+        let target = folder.path().join("copy");
+        std::thread::spawn(move || {
+            said.send(read_whole(&path).is_err()).unwrap();
+            let copied = store.copy_out(path.to_str().unwrap(), &target);
+            said.send(copied.is_err()).unwrap();
+        });
+        for _ in 0..2 {
+            let refused = hear.recv_timeout(std::time::Duration::from_secs(30));
+            assert_eq!(refused, Ok(true));
+        }
     }
 
     #[tokio::test]

@@ -13,6 +13,7 @@ use job_contract::StepType;
 use job_contract::keys::{Area, ObjectKey};
 use job_contract::status::{JobStatus, StepStatus};
 use nix::fcntl::{Flock, FlockArg};
+use runtime::regular_file;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
@@ -21,6 +22,9 @@ use crate::context::merge;
 use crate::{
     Claim, History, Holder, Outcome, PlanReference, PlatformError, StartReport, StepRef, StepView,
 };
+
+/// More than a record or a job context needs.
+const MAX_BYTES: u64 = 64 * 1024 * 1024;
 
 /// The platform's record of one job.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -388,8 +392,9 @@ fn read_json<T: DeserializeOwned>(path: &Path) -> Result<Option<T>, PlatformErro
     })
 }
 
+/// Code of a run can put a FIFO in the place of a record.
 fn read_record(path: &Path) -> Result<Option<Vec<u8>>, PlatformError> {
-    match fs::read(path) {
+    match regular_file::read(path, MAX_BYTES) {
         Ok(text) => Ok(Some(text)),
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
         Err(source) => Err(PlatformError::Record {
@@ -461,6 +466,8 @@ fn lock(path: &Path) -> Result<Flock<File>, PlatformError> {
         let file = OpenOptions::new()
             .create(true)
             .truncate(false)
+            // To open a FIFO for writing alone waits for a reader.
+            .read(true)
             .write(true)
             .mode(0o600)
             .open(&lock_path)?;
@@ -494,8 +501,9 @@ mod tests {
     use super::*;
     use job_contract::final_statuses::{Ending, FinalStatuses};
     use serde_json::json;
-    use std::sync::Barrier;
+    use std::sync::{Barrier, mpsc};
     use std::thread;
+    use std::time::Duration;
 
     fn step(id: &str, step_type: StepType) -> StepRef {
         StepRef {
@@ -532,6 +540,27 @@ mod tests {
             note: None,
             plan,
             commit_id: Some("abc".into()),
+        }
+    }
+
+    /// Code of a run can put one in the place of each file.
+    #[test]
+    fn a_fifo_instead_of_a_record_is_not_waited_for() {
+        let folder = tempfile::tempdir().unwrap();
+        let platform = LocalPlatform::new(folder.path());
+        let path = platform.job_path("7");
+        private_parent(&path).unwrap();
+        for path in [path.with_extension("lock"), path] {
+            nix::unistd::mkfifo(&path, nix::sys::stat::Mode::S_IRWXU).unwrap();
+        }
+        let (said, hear) = mpsc::channel();
+        thread::spawn(move || {
+            said.send(platform.job("7").is_err()).unwrap();
+            let changed = platform.update_job(&step("plan", StepType::Plan), |_| {});
+            said.send(changed.is_err()).unwrap();
+        });
+        for _ in 0..2 {
+            assert_eq!(hear.recv_timeout(Duration::from_secs(30)), Ok(true));
         }
     }
 
