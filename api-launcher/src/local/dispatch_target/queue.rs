@@ -133,7 +133,8 @@ impl Queue {
         tree_removal::remove(&self.run_folder(key))
     }
 
-    /// Looks through what is there, and completes what a crash left half done.
+    /// Looks through what is there, and completes what a crash left half done. Code of a run can change these files, and one that
+    /// cannot be used does not stop the other runs.
     pub(super) fn scan(&self) -> io::Result<Found> {
         let mut found = Found::default();
         for name in names(&self.markers())? {
@@ -142,7 +143,8 @@ impl Queue {
         for name in names(&self.entries())? {
             let Some(key) = key_of(&name, ENTRY) else {
                 // A document that was never whole was never answered.
-                fs::remove_file(self.entries().join(&name))?;
+                let path = self.entries().join(&name);
+                fs::remove_file(&path).unwrap_or_else(|error| warn_of(&path, &error));
                 continue;
             };
             if self.marker(&key).exists() {
@@ -151,7 +153,11 @@ impl Queue {
                     warn!(run = %key, %error, "a finished run could not be removed from the queue");
                 }
             } else {
-                found.waiting.push((self.accepted_at(&key)?, key));
+                let at = self.accepted_at(&key).unwrap_or_else(|error| {
+                    warn_of(&self.entry(&key), &error);
+                    0
+                });
+                found.waiting.push((at, key));
             }
         }
         found.waiting.sort();
@@ -177,11 +183,19 @@ impl Queue {
             let Some(key) = key_of(&name, MARKER) else {
                 continue;
             };
-            let marker =
-                serde_json::from_slice::<Marker>(&regular_file::read_unlinked(&path, MAX_BYTES)?)?;
-            if now.saturating_sub(marker.finished_at) > limit {
-                fs::remove_file(&path)?;
-                expired.push(key);
+            let remove_old = || {
+                let marker = regular_file::read_unlinked(&path, MAX_BYTES)?;
+                let marker = serde_json::from_slice::<Marker>(&marker)?;
+                let is_old = now.saturating_sub(marker.finished_at) > limit;
+                if is_old {
+                    fs::remove_file(&path)?;
+                }
+                Ok(is_old)
+            };
+            match remove_old() {
+                Ok(true) => expired.push(key),
+                Ok(false) => {}
+                Err(error) => warn_of(&path, &error),
             }
         }
         Ok(expired)
@@ -209,6 +223,10 @@ impl Queue {
     fn marker(&self, key: &RunKey) -> PathBuf {
         self.markers().join(format!("{key}{MARKER}"))
     }
+}
+
+fn warn_of(path: &Path, error: &io::Error) {
+    warn!(path = %path.display(), %error, "a file of the queue cannot be used");
 }
 
 const ENTRY: &str = ".run";
@@ -289,6 +307,20 @@ mod tests {
         assert_eq!(found.finished, [key(1)]);
         assert!(!queue.run_folder(&key(1)).exists());
         assert_eq!(names(&queue.entries()).unwrap(), Vec::<String>::new());
+    }
+
+    #[test]
+    fn files_that_cannot_be_used_do_not_stop_the_other_runs() {
+        let (_temp, queue) = queue();
+        queue.store(&key(1), 5, b"{}").unwrap();
+        nix::unistd::mkfifo(&queue.entry(&key(2)), nix::sys::stat::Mode::S_IRWXU).unwrap();
+        fs::create_dir(queue.entries().join("junk")).unwrap();
+        fs::write(queue.marker(&key(3)), "junk").unwrap();
+        queue.finish(&key(4), 0).unwrap();
+        assert_eq!(queue.expire(Stamp::MAX).unwrap(), [key(4)]);
+        let found = queue.scan().unwrap();
+        assert_eq!(found.waiting, [(0, key(2)), (5, key(1))]);
+        assert_eq!(found.finished, [key(3)]);
     }
 
     #[test]
