@@ -18,7 +18,7 @@ pub(crate) enum Line {
     /// The hub, for its own duties. It is never refused.
     Hub,
     Pool(PoolName),
-    /// A call about a task whose pool is not known before the task is read. That is so once for each task.
+    /// A call about a task whose pool is not known before the task is read: the store has forgotten the task, or has just opened.
     Unknown,
 }
 

@@ -26,11 +26,14 @@ const MAX_WAIT: Duration = Duration::from_secs(55);
 
 /// Bytes of the documents of one transaction, at which no more are added. All are in memory until they are sent.
 const BATCH_BYTES: usize = 8 << 20;
+/// Leases that the requests of one transaction look through, at which no more requests are added. Other pools wait for its end.
+const BATCH_LEASES: usize = 1024;
 
-/// Leases that an instance may not know of, or whose instance of the same agent has gone.
+/// Leases that an instance may not know of, or whose instance of the same agent has gone. Among one more than it names, it knows
+/// one not.
 const UNDELIVERED: &str = "\
     SELECT * FROM tasks t WHERE t.pool = $1 AND t.agent = $2 AND t.state = 'leased' AND (t.instance = $3 \
-    OR NOT EXISTS (SELECT 1 FROM instances i WHERE i.id = t.instance AND i.seen_at > $4)) ORDER BY t.id";
+    OR NOT EXISTS (SELECT 1 FROM instances i WHERE i.id = t.instance AND i.seen_at > $4)) ORDER BY t.id LIMIT $5";
 
 impl Store {
     /// Leases a task to an instance. A lease that the instance already has and did not name is returned again. If no
@@ -78,11 +81,12 @@ impl Store {
             tx: self.database.begin(&first).await?,
             choice: None,
             bytes: 0,
+            leases: 0,
             changed: false,
         };
         let mut results = Vec::with_capacity(requests.len());
         for (request, left) in requests.iter().zip((1..=requests.len()).rev()) {
-            if batch.bytes >= BATCH_BYTES {
+            if batch.bytes >= BATCH_BYTES || batch.leases >= BATCH_LEASES {
                 break;
             }
             results.push(match self.lease_one(&mut batch, request, left).await {
@@ -152,12 +156,15 @@ impl Store {
             Value::text(agent),
             Value::text(request.instance),
             Value::from(batch.tx.now - millis(self.rules.offline_after)),
+            Value::from(i64::try_from(request.holding.len() + 1).unwrap_or(i64::MAX)),
         ];
         let unknown = |task: &Task| {
             task.lease
                 .is_some_and(|lease| !request.holding.contains(&lease))
         };
-        for row in batch.tx.rows_to_change(UNDELIVERED, &values).await? {
+        let rows = batch.tx.rows_to_change(UNDELIVERED, &values).await?;
+        batch.leases += rows.len();
+        for row in rows {
             let task = read(&row)?;
             if !unknown(&task) {
                 continue;
@@ -235,6 +242,8 @@ struct Batch {
     choice: Option<Choice>,
     /// The bytes of the documents so far.
     bytes: usize,
+    /// The leases that its requests have looked through so far.
+    leases: usize,
     changed: bool,
 }
 

@@ -139,9 +139,6 @@ impl Store {
         let sql = "SELECT * FROM tasks WHERE id = $1";
         let row = tx.row(sql, &[Value::text(task)]).await?;
         let task = row.as_ref().map(read).transpose()?;
-        if let Some(task) = &task {
-            self.known_pools.add(task);
-        }
         let views = self.views(&mut tx, task.as_slice()).await?;
         tx.rollback().await?;
         Ok(views.into_iter().next())
@@ -183,8 +180,12 @@ impl Store {
         rows.iter().map(event_view).collect()
     }
 
-    /// Returns the views of tasks.
+    /// Returns the views of tasks. From here on, calls about them wait in the lines of their pools: the hub lists all open tasks
+    /// every few seconds, also after a restart, and those of other hubs.
     pub(super) async fn views(&self, tx: &mut Tx, tasks: &[Task]) -> Result<Vec<TaskView>, Error> {
+        for task in tasks {
+            self.known_pools.add(task);
+        }
         let waits = |task: &Task| matches!(task.state, State::Submitted | State::Available);
         let capacities = if tasks.iter().any(waits) {
             self.capacities(tx).await?

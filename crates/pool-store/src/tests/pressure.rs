@@ -10,8 +10,8 @@ use rstest::rstest;
 use tokio::task::JoinSet;
 
 use super::fixture::*;
-use crate::db::Value;
-use crate::model::{LeaseRequest, PlatformState, Submission};
+use crate::db::{Tx, Value};
+use crate::model::{LeaseRequest, LeasedTask, PlatformState, Submission};
 use crate::state::EndReason;
 
 fn other_pool() -> PoolName {
@@ -162,12 +162,11 @@ async fn a_heartbeat_that_names_a_lease_many_times_writes_it_once() {
     fixture.ready("acme", "1").await;
     let one = fixture.agent("one").await;
     let leased = fixture.lease(one).await.unwrap();
-    // All changes of the only connection.
     let changes = async || {
         let mut tx = fixture.store.begin().await.unwrap();
-        let row = tx.row("SELECT total_changes() AS changes", &[]).await;
+        let changes = changes(&mut tx).await;
         tx.rollback().await.unwrap();
-        row.unwrap().unwrap().int("changes").unwrap()
+        changes
     };
     let before = changes().await;
     let heartbeat = beats(vec![held(&leased, Phase::Started); 1000]);
@@ -326,4 +325,108 @@ async fn a_transaction_leases_few_large_documents_and_all_requests_are_served(
     }
     let others = others.join_all().await;
     assert!(others.iter().all(|leased| matches!(leased, Ok(Some(_)))));
+}
+
+#[tokio::test]
+async fn requests_of_a_pool_with_many_leases_do_not_share_one_long_transaction() {
+    const LEASES: usize = 40;
+    const REQUESTS: i64 = 64;
+    let fixture = Fixture::open(Engine::Sqlite).await.unwrap();
+    let one = fixture.agent("one").await;
+    let mut holding = Vec::new();
+    for job in 0..LEASES {
+        fixture.ready("acme", &job.to_string()).await;
+        let leased = fixture.lease_beside(one, &holding).await.unwrap();
+        holding.push(leased.grant.lease);
+    }
+    // Each request looks through all of them, and gets the last one again.
+    holding.pop();
+    let mut held = fixture.store.begin().await.unwrap();
+    let before = changes(&mut held).await;
+    let mut calls = JoinSet::new();
+    for number in 0..=REQUESTS {
+        let store = fixture.store.clone();
+        let request = request(one, &holding);
+        calls.spawn(async move { store.lease(&request).await });
+        // The others wait for the transaction of the first one.
+        while number == 0 && fixture.store.calls_waiting() < 1 {
+            tokio::task::yield_now().await;
+        }
+    }
+    let store = fixture.store.clone();
+    let other = tokio::spawn(async move {
+        store.begin().await.unwrap().rollback().await.unwrap();
+        // This is behind the next transaction of the pool.
+        let mut tx = store.begin().await.unwrap();
+        let after = changes(&mut tx).await;
+        tx.rollback().await.unwrap();
+        after
+    });
+    while fixture.store.calls_waiting() < 2 {
+        tokio::task::yield_now().await;
+    }
+    held.rollback().await.unwrap();
+    let served = other.await.unwrap() - before;
+    assert!((2..REQUESTS).contains(&served), "{served} at once");
+    let leased = calls.join_all().await;
+    let again = |leased: &LeasedTask| leased.redelivered;
+    assert!(
+        leased
+            .iter()
+            .all(|leased| leased.as_ref().unwrap().as_ref().is_some_and(again))
+    );
+}
+
+/// Returns the number of all changes of the only connection.
+async fn changes(tx: &mut Tx) -> i64 {
+    let row = tx.row("SELECT total_changes() AS changes", &[]).await;
+    row.unwrap().unwrap().int("changes").unwrap()
+}
+
+#[tokio::test]
+async fn a_lease_whose_response_was_lost_is_found_among_many() {
+    let fixture = Fixture::open(Engine::Sqlite).await.unwrap();
+    let one = fixture.agent("one").await;
+    let mut holding = Vec::new();
+    for job in 0..5 {
+        fixture.ready("acme", &job.to_string()).await;
+        let leased = fixture.lease_beside(one, &holding).await.unwrap();
+        holding.push(leased.grant.lease);
+    }
+    for lost in 0..holding.len() {
+        let mut known = holding.clone();
+        let lost = known.remove(lost);
+        let again = fixture.lease_beside(one, &known).await.unwrap();
+        assert!(again.redelivered);
+        assert_eq!(again.grant.lease, lost);
+    }
+    assert!(fixture.lease_beside(one, &holding).await.is_none());
+}
+
+#[tokio::test]
+async fn calls_about_open_tasks_wait_in_the_line_of_their_pool_after_a_restart_too() {
+    let mut fixture = Fixture::open(Engine::Sqlite).await.unwrap();
+    let leased = fixture.running("1").await;
+    fixture.reopen().await;
+    // The hub lists all open tasks.
+    fixture.all().await;
+    let held = fixture.store.begin().await.unwrap();
+    let mut calls = JoinSet::new();
+    for _ in 0..crate::turns::MAX_WAITING {
+        let store = fixture.store.clone();
+        // Calls with tokens of tasks that the store has forgotten.
+        calls.spawn(async move { store.task(TaskId::new()).await });
+    }
+    while fixture.store.calls_waiting() < crate::turns::MAX_WAITING {
+        tokio::task::yield_now().await;
+    }
+    let store = fixture.store.clone();
+    let call = tokio::spawn(async move { store.lease_heartbeat(leased.grant, &beat("x")).await });
+    while fixture.store.calls_waiting() < crate::turns::MAX_WAITING + 1 {
+        assert!(!call.is_finished(), "refused");
+        tokio::task::yield_now().await;
+    }
+    held.rollback().await.unwrap();
+    call.await.unwrap().unwrap();
+    calls.join_all().await;
 }
