@@ -214,7 +214,9 @@ pub(super) fn check_state(task: &TaskView, call: Call) -> Result<(), RelayRefusa
                 .end
                 .as_ref()
                 .is_none_or(|end| end.reason != EndReason::Revoked);
-            if is_fresh && is_trusted && call.is_final() {
+            // The last lease of a task that nobody has accepted may have been revoked before. It has nothing to save.
+            let is_accepted = task.holder.is_some();
+            if is_fresh && is_trusted && is_accepted && call.is_final() {
                 return Ok(());
             }
             Refusal::TaskAlreadyTerminal

@@ -443,6 +443,7 @@ fn over(reason: EndReason, ago: u64) -> TaskView {
             ago: Duration::from_secs(ago),
             reported: true,
         }),
+        holder: Some("pod".to_owned()),
         ..task(TaskState::Failed)
     }
 }
@@ -506,6 +507,16 @@ fn over(reason: EndReason, ago: u64) -> TaskView {
     Some(Refusal::TaskAlreadyTerminal)
 )]
 #[case::lines_of_a_lost_run(over(EndReason::Lost, 1), Call::AddLines, None)]
+#[case::state_without_a_claim(
+    TaskView { holder: None, ..over(EndReason::Cancelled, 1) },
+    Call::AddHistory,
+    Some(Refusal::TaskAlreadyTerminal)
+)]
+#[case::lines_without_a_claim(
+    TaskView { holder: None, ..over(EndReason::Poison, 1) },
+    Call::AddLines,
+    Some(Refusal::TaskAlreadyTerminal)
+)]
 fn the_state_of_a_task_decides_which_calls_pass(
     #[case] task: TaskView,
     #[case] call: Call,
