@@ -63,6 +63,8 @@ pub(crate) use self::submit::SubmitError;
 const MAX_POLLS: usize = 2000;
 /// Those of one pool.
 const MAX_POLLS_OF_A_POOL: usize = 1000;
+/// Those that each pool has, also when others have taken all.
+const POLLS_OF_EACH_POOL: usize = 64;
 /// The most exchanges of tokens in progress.
 const MAX_EXCHANGES: usize = 512;
 /// The timeout for reading a form.
@@ -171,7 +173,7 @@ impl Hub {
             metrics: PoolMetrics::register(metrics),
             views: CachedViews::default(),
             measuring: Mutex::new(()),
-            polls: Shares::new(MAX_POLLS_OF_A_POOL, MAX_POLLS),
+            polls: Shares::with_reserve(MAX_POLLS_OF_A_POOL, MAX_POLLS, POLLS_OF_EACH_POOL),
             budget: Budget::new(),
             exchanges: Forms::new(MAX_EXCHANGES),
             lease,

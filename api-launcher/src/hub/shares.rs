@@ -12,6 +12,8 @@ pub(crate) struct Shares<K: Hash + Eq> {
     each: usize,
     /// The limit of all.
     total: usize,
+    /// What each key gets, also when others have taken all.
+    reserve: usize,
     taken: Mutex<Taken<K>>,
 }
 
@@ -31,9 +33,15 @@ pub(crate) struct Share<K: Hash + Eq> {
 
 impl<K: Hash + Eq + Clone> Shares<K> {
     pub(crate) fn new(each: usize, total: usize) -> Arc<Self> {
+        Self::with_reserve(each, total, 0)
+    }
+
+    /// Shares of which each key gets a reserve, also when others have taken all.
+    pub(crate) fn with_reserve(each: usize, total: usize, reserve: usize) -> Arc<Self> {
         Arc::new(Self {
             each,
             total,
+            reserve,
             taken: Mutex::new(Taken {
                 all: 0,
                 of_keys: HashMap::new(),
@@ -75,7 +83,8 @@ impl<K: Hash + Eq + Clone> Share<K> {
         let of_key = taken.of_keys.get(&self.key).copied().unwrap_or_default();
         let fits =
             |taken: usize, limit: usize| taken.checked_add(more).is_some_and(|sum| sum <= limit);
-        if !fits(of_key, self.shares.each) || !fits(taken.all, self.shares.total) {
+        let has_room = fits(taken.all, self.shares.total) || fits(of_key, self.shares.reserve);
+        if !fits(of_key, self.shares.each) || !has_room {
             return false;
         }
         taken.of_keys.insert(self.key.clone(), of_key + more);
@@ -114,6 +123,18 @@ mod tests {
         assert_eq!(shares.taken(), 2);
         assert!(shares.take(&"a").is_some());
         assert_eq!(shares.taken(), 2);
+    }
+
+    #[test]
+    fn a_key_gets_its_reserve_when_others_have_taken_all() {
+        let shares = Shares::with_reserve(2, 4, 1);
+        let many = ["a", "a", "b", "b"].map(|key| shares.take(&key).unwrap());
+        let late = shares.take(&"c").unwrap();
+        assert!(shares.take(&"c").is_none(), "no more than the reserve");
+        drop(many);
+        assert!(shares.take(&"c").is_some(), "its share");
+        drop(late);
+        assert_eq!(shares.taken(), 0);
     }
 
     #[test]

@@ -16,6 +16,8 @@ use crate::hub::wire::Failure;
 const AT_ONCE: usize = 256;
 /// Requests of one pool at a time.
 pub(super) const AT_ONCE_OF_A_POOL: usize = 64;
+/// Those of them that each pool has for itself, also when others have taken all.
+const OWN_OF_A_POOL: usize = 8;
 /// Requests of one task at a time. An executor makes fewer.
 const AT_ONCE_OF_A_TASK: usize = 8;
 /// How long a request waits for its turn.
@@ -25,8 +27,17 @@ const TIMEOUT: Duration = Duration::from_secs(30);
 #[derive(Debug)]
 pub(super) struct Turns {
     of_tasks: Arc<Shares<TaskId>>,
-    of_pools: Mutex<HashMap<PoolName, Arc<Semaphore>>>,
+    of_pools: Mutex<HashMap<PoolName, PoolTurns>>,
     all: Arc<Semaphore>,
+}
+
+/// The turns of one pool.
+#[derive(Clone, Debug)]
+struct PoolTurns {
+    /// Turns of its own.
+    own: Arc<Semaphore>,
+    /// How many it may have of all.
+    of_all: Arc<Semaphore>,
 }
 
 /// One of the requests of a task, from before its body is read.
@@ -37,7 +48,8 @@ pub(super) type Place = Share<TaskId>;
 pub(super) struct Turn {
     _place: Place,
     _of_pool: OwnedSemaphorePermit,
-    _of_all: OwnedSemaphorePermit,
+    /// `None` if the turn is one of the pool's own.
+    _of_all: Option<OwnedSemaphorePermit>,
 }
 
 impl Turns {
@@ -55,12 +67,19 @@ impl Turns {
         place.ok_or_else(|| limited("too many requests of this task at a time: try again"))
     }
 
-    /// Waits for the turn of a request of this pool. Only requests that have one of the pool's own wait for one of all.
+    /// Waits for the turn of a request of this pool: one of its own, or one of all.
     pub(super) async fn next(&self, pool: &PoolName, place: Place) -> Result<Turn, Failure> {
         let (pool, all) = (self.of_pool(pool), Arc::clone(&self.all));
+        let of_all = async {
+            let of_pool = pool.of_all.acquire_owned().await.ok()?;
+            Some((of_pool, Some(all.acquire_owned().await.ok()?)))
+        };
         let turn = async {
-            let of_pool = pool.acquire_owned().await.ok()?;
-            Some((of_pool, all.acquire_owned().await.ok()?))
+            tokio::select! {
+                biased;
+                own = pool.own.acquire_owned() => Some((own.ok()?, None)),
+                turn = of_all => turn,
+            }
         };
         match tokio::time::timeout(TIMEOUT, turn).await {
             Ok(Some((of_pool, of_all))) => Ok(Turn {
@@ -72,10 +91,13 @@ impl Turns {
         }
     }
 
-    fn of_pool(&self, pool: &PoolName) -> Arc<Semaphore> {
+    fn of_pool(&self, pool: &PoolName) -> PoolTurns {
         let mut pools = self.of_pools.lock().unwrap_or_else(PoisonError::into_inner);
-        let of_pool = pools.entry(pool.clone());
-        Arc::clone(of_pool.or_insert_with(|| Arc::new(Semaphore::new(AT_ONCE_OF_A_POOL))))
+        let of_pool = pools.entry(pool.clone()).or_insert_with(|| PoolTurns {
+            own: Arc::new(Semaphore::new(OWN_OF_A_POOL)),
+            of_all: Arc::new(Semaphore::new(AT_ONCE_OF_A_POOL - OWN_OF_A_POOL)),
+        });
+        of_pool.clone()
     }
 }
 
@@ -106,6 +128,32 @@ mod tests {
         assert_eq!(began.elapsed(), Duration::ZERO);
         kept.pop();
         next(&eu).await.unwrap();
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_pool_has_turns_of_its_own_when_others_keep_theirs() {
+        let turns = Turns::new();
+        let next = async |pool: &str| {
+            let place = turns.place(TaskId::new()).unwrap();
+            turns.next(&pool.parse().unwrap(), place).await
+        };
+        let mut kept = Vec::new();
+        for pool in ["a", "b", "c", "d", "e"] {
+            while let Ok(turn) = next(pool).await {
+                kept.push(turn);
+            }
+        }
+        let began = tokio::time::Instant::now();
+        let mut own = Vec::new();
+        for _ in 0..OWN_OF_A_POOL {
+            own.push(next("eu").await.unwrap());
+        }
+        assert_eq!(began.elapsed(), Duration::ZERO);
+        assert!(next("eu").await.is_err());
+        own.pop();
+        next("eu").await.unwrap();
+        drop(kept);
+        next("eu").await.unwrap();
     }
 
     #[tokio::test]
