@@ -108,12 +108,13 @@ impl Database {
         };
         let mut tx = Tx {
             connection: Some(connection),
+            has_failed: false,
             limit,
             now: 0,
             wall: 0,
             woken: BTreeMap::new(),
             waiters: Arc::clone(&self.waiters),
-            _turn: turn,
+            turn: Some(turn),
         };
         match &self.engine {
             Engine::Sqlite(file) => {
@@ -239,9 +240,11 @@ async fn within<T>(
     })
 }
 
-/// A transaction. If it is dropped, it changes nothing, and its connection is closed, because its state is unknown.
+/// A transaction. If it is dropped, it changes nothing that was not committed.
 pub(crate) struct Tx {
     connection: Option<Connection>,
+    /// Whether a statement has failed.
+    has_failed: bool,
     /// The longest time of a statement.
     pub(crate) limit: Option<Duration>,
     /// The store's time at the start of the transaction.
@@ -250,7 +253,7 @@ pub(crate) struct Tx {
     pub(crate) wall: Millis,
     woken: BTreeMap<PoolName, usize>,
     waiters: Arc<Waiters>,
-    _turn: Turn,
+    turn: Option<Turn>,
 }
 
 impl Tx {
@@ -260,13 +263,15 @@ impl Tx {
         sql: &'static str,
         values: &[Value],
     ) -> Result<u64, Error> {
-        within(self.limit, async {
+        let done = within(self.limit, async {
             run!(self, sql, values, |query, connection| {
                 let done = query.execute(&mut **connection).await?;
                 Ok(done.rows_affected())
             })
         })
-        .await
+        .await;
+        self.has_failed |= done.is_err();
+        done
     }
 
     /// Returns the rows of a query.
@@ -275,13 +280,15 @@ impl Tx {
         sql: &'static str,
         values: &[Value],
     ) -> Result<Vec<Row>, Error> {
-        within(self.limit, async {
+        let rows = within(self.limit, async {
             run!(self, sql, values, |query, connection| {
                 let rows = query.fetch_all(&mut **connection).await?;
                 Ok(rows.into_iter().map(Row::from).collect())
             })
         })
-        .await
+        .await;
+        self.has_failed |= rows.is_err();
+        rows
     }
 
     /// Returns the rows of a query, and locks them until the transaction ends. Skips rows that another transaction has
@@ -314,7 +321,7 @@ impl Tx {
             // SQLite has one writer at a time.
             return self.rows(sql, values).await;
         }
-        within(self.limit, async {
+        let rows = within(self.limit, async {
             run!(
                 self,
                 AssertSqlSafe(format!("{sql} {lock}")),
@@ -325,7 +332,9 @@ impl Tx {
                 }
             )
         })
-        .await
+        .await;
+        self.has_failed |= rows.is_err();
+        rows
     }
 
     /// Returns the first row of a query.
@@ -422,9 +431,24 @@ impl Tx {
 
 impl Drop for Tx {
     fn drop(&mut self) {
-        match &mut self.connection {
-            Some(Connection::Sqlite(connection)) => connection.close_on_drop(),
-            Some(Connection::Postgres(connection)) => connection.close_on_drop(),
+        match self.connection.take() {
+            Some(Connection::Sqlite(mut connection)) => {
+                let runtime = tokio::runtime::Handle::try_current().ok();
+                let Some(runtime) = runtime.filter(|_| !self.has_failed) else {
+                    return connection.close_on_drop();
+                };
+                // The caller has left. To open the file again takes long, and all pools would wait. Their next turn begins after
+                // this.
+                let turn = self.turn.take();
+                runtime.spawn(async move {
+                    if sqlite::discard(&mut connection).await.is_err() {
+                        connection.close_on_drop();
+                    }
+                    drop((connection, turn));
+                });
+            }
+            // Its state is unknown.
+            Some(Connection::Postgres(mut connection)) => connection.close_on_drop(),
             None => {}
         }
     }

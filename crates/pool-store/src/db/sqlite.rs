@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use sqlx::pool::PoolConnection;
 use sqlx::sqlite::{SqliteConnectOptions, SqliteJournalMode, SqlitePoolOptions, SqliteSynchronous};
-use sqlx::{Row as _, Sqlite, SqlitePool};
+use sqlx::{Row as _, Sqlite, SqliteConnection, SqlitePool};
 
 use super::{ACQUIRE, migrations, wal};
 use crate::clock::{Millis, millis};
@@ -145,6 +145,16 @@ impl File {
             tracing::warn!(%error, "the lock of the store ends with the process");
         }
     }
+}
+
+/// Ends the transaction of a connection, if there is one: its last statement, which nobody waits for, may have begun it or ended
+/// it. SQLite runs the statements of a connection one after the other.
+pub(super) async fn discard(connection: &mut SqliteConnection) -> Result<(), sqlx::Error> {
+    // A savepoint begins a transaction outside of one. So there is always one to roll back.
+    for sql in ["SAVEPOINT left", "ROLLBACK"] {
+        sqlx::query(sql).execute(&mut *connection).await?;
+    }
+    Ok(())
 }
 
 /// Returns how many bytes a disk must have left for a document, if it has less. The document is written twice: into the log,

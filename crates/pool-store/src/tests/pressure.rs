@@ -3,6 +3,7 @@
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use futures_util::FutureExt as _;
 use pool_protocol::id::{PoolName, TaskId};
 use pool_protocol::instance::Phase;
 use pool_protocol::problem::Code;
@@ -375,6 +376,35 @@ async fn requests_of_a_pool_with_many_leases_do_not_share_one_long_transaction()
             .iter()
             .all(|leased| leased.as_ref().unwrap().as_ref().is_some_and(again))
     );
+}
+
+#[tokio::test]
+async fn a_caller_that_leaves_costs_no_connection_and_changes_nothing() {
+    let fixture = Fixture::open(Engine::Sqlite).await.unwrap();
+    let task = fixture.ready("acme", "1").await;
+    let begin = async || fixture.store.begin().await.unwrap();
+    let mut tx = begin().await;
+    // It is seen by its connection alone, and is gone with it.
+    let mark = "CREATE TEMP TABLE mark (at INTEGER)";
+    tx.execute(mark, &[]).await.unwrap();
+    tx.commit().await.unwrap();
+
+    let delete = "DELETE FROM tasks";
+    let mut between_statements = begin().await;
+    between_statements.execute(delete, &[]).await.unwrap();
+    drop(between_statements);
+    // Each of these is almost always cut off.
+    let mut in_a_statement = begin().await;
+    let _ = in_a_statement.execute(delete, &[]).now_or_never();
+    drop(in_a_statement);
+    drop(fixture.store.begin().now_or_never());
+    let _ = begin().await.commit().now_or_never();
+
+    let mut tx = begin().await;
+    let marks = tx.rows("SELECT * FROM mark", &[]).await;
+    tx.rollback().await.unwrap();
+    assert!(marks.is_ok(), "the connection was closed");
+    assert_eq!(fixture.view(task).await.task, task);
 }
 
 /// Returns the number of all changes of the only connection.
