@@ -49,6 +49,8 @@ const ROWS: u32 = 100;
 const MAX_ANSWERS: usize = 64;
 /// Those of one viewer.
 const MAX_ANSWERS_OF_A_VIEWER: usize = 8;
+/// Those that each viewer gets, also when others have taken all.
+const ANSWERS_OF_EACH_VIEWER: usize = 2;
 /// How long an answer may take.
 const ANSWER_TIMEOUT: Duration = Duration::from_mins(1);
 /// The most login forms in progress.
@@ -63,7 +65,7 @@ pub(crate) fn router(source: Source, open: bool) -> Router {
         source,
         open,
         sessions: Arc::new(Sessions::new(SystemTime::now())),
-        answers: Shares::new(MAX_ANSWERS_OF_A_VIEWER, MAX_ANSWERS),
+        answers: Shares::with_reserve(MAX_ANSWERS_OF_A_VIEWER, MAX_ANSWERS, ANSWERS_OF_EACH_VIEWER),
         logins: Forms::new(MAX_LOGINS),
     };
     Router::new()

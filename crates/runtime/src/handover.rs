@@ -89,8 +89,12 @@ fn take(number: &OsStr) -> io::Result<()> {
 fn read(path: &Path) -> io::Result<Vec<u8>> {
     match regular_file::read(path, MAX_BYTES) {
         Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
-            fs::set_permissions(path, Permissions::from_mode(0o400))?;
-            regular_file::read(path, MAX_BYTES)
+            let permit = |mode| fs::set_permissions(path, Permissions::from_mode(mode));
+            permit(0o400)?;
+            let content = regular_file::read(path, MAX_BYTES);
+            // The sender may not have closed it yet.
+            permit(0o000)?;
+            content
         }
         read => read,
     }
@@ -145,7 +149,10 @@ mod tests {
                 }
                 let refused = regular_file::read(&path, MAX_BYTES).unwrap_err();
                 assert_eq!(refused.kind(), io::ErrorKind::PermissionDenied);
-                read(&path).unwrap()
+                let content = read(&path).unwrap();
+                let refused = regular_file::read(&path, MAX_BYTES).unwrap_err();
+                assert_eq!(refused.kind(), io::ErrorKind::PermissionDenied);
+                content
             };
             scope.spawn(receive).join().unwrap()
         });
