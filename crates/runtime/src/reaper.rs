@@ -409,14 +409,16 @@ mod tests {
 
     #[test]
     fn what_is_hidden_is_found() {
-        const HIDING: &str = "mount -t proc -o hidepid=2 proc /proc \
-            && exec setpriv --bounding-set=-all --inh-caps=-all \"$0\" \"$@\"";
-        // Others than root need a user namespace to mount something.
-        let user: &[&str] = if geteuid().is_root() {
-            &[]
+        // Others than root need a user namespace to mount something. `/proc` shows everything to the group of root.
+        let (user, group): (&[&str], _) = if geteuid().is_root() {
+            (&[], "--regid=65534 --clear-groups")
         } else {
-            &["--user", "--map-root-user"]
+            (&["--user", "--map-root-user"], "")
         };
+        let hiding = format!(
+            "mount -t proc -o hidepid=2 proc /proc \
+             && exec setpriv {group} --bounding-set=-all --inh-caps=-all \"$0\" \"$@\""
+        );
         let namespaces = [
             "--mount",
             "--pid",
@@ -424,7 +426,7 @@ mod tests {
             "--kill-child",
             "sh",
             "-c",
-            HIDING,
+            &hiding,
         ];
         let starter = [&["unshare"], user, &namespaces].concat();
         let name = "reaper::tests::what_is_hidden_is_found";
