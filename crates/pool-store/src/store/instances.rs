@@ -1,14 +1,11 @@
 //! Operations of instances: registration, heartbeats and removal.
 
-use std::collections::HashMap;
-
-use pool_protocol::id::{AgentName, InstanceId, LeaseId, PoolName, TaskId};
+use pool_protocol::id::{AgentName, InstanceId, LeaseId, PoolName};
 use pool_protocol::instance::{
     HeldLease, InstanceHeartbeat, InstanceState, Phase, Registration, Signal, SignalKind,
 };
 
 use super::Store;
-use super::rows::read;
 use super::tasks::{MAX_LEASES, agent_of};
 use crate::clock::millis;
 use crate::db::{Tx, Value};
@@ -20,15 +17,16 @@ use crate::view::PAGE;
 
 /// The largest number of instances of a pool, including offline ones that are still listed.
 const INSTANCES: i64 = 1000;
+/// The most leases that one transaction renews. The other pools wait for its end.
+const RENEWED_AT_ONCE: usize = 64;
 /// The largest number of tags of an instance.
 const TAGS: usize = 32;
 
 const NAME_IN_USE: &str = "\
     SELECT installation FROM instances \
     WHERE pool = $1 AND agent = $2 AND installation <> $3 AND seen_at > $4 LIMIT 1";
-const ACTIVE: &str = "\
-    SELECT * FROM tasks WHERE pool = $1 AND agent = $2 \
-    AND state IN ('leased', 'started', 'running', 'orphaned') ORDER BY id";
+const IS_ITS: &str = "\
+    SELECT id FROM tasks WHERE id = $1 AND pool = $2 AND agent = $3 AND lease = $4";
 const SIGNALS: &str = "\
     SELECT id, lease FROM tasks WHERE instance = $1 AND cancel_requested = 1 AND lease IS NOT NULL \
     AND state IN ('leased', 'started', 'running', 'orphaned') ORDER BY id LIMIT $2";
@@ -66,15 +64,6 @@ impl Store {
         ];
         let known = tx.row(sql, &key).await?;
         let instance = known.map_or_else(|| Ok(InstanceId::new()), |row| row.parsed("id"))?;
-        let stale = self
-            .renew_leases(
-                &mut tx,
-                pool,
-                &registration.name,
-                (instance, credential),
-                &registration.leases,
-            )
-            .await?;
         let mut values = vec![Value::text(instance)];
         values.extend(key);
         values.extend([
@@ -96,6 +85,10 @@ impl Store {
         ];
         tx.execute(REPLACED, &values).await?;
         tx.commit().await?;
+        // An agent that gets no response registers again.
+        let holder = (instance, credential);
+        let held = in_order(&registration.leases);
+        let stale = self.renew_in_parts(pool, holder, &held).await?;
         Ok(RegisteredInstance { instance, stale })
     }
 
@@ -108,6 +101,10 @@ impl Store {
         heartbeat: &InstanceHeartbeat,
     ) -> Result<Orders, Error> {
         limited("`leases`", heartbeat.leases.len(), MAX_LEASES)?;
+        let holder = (instance, credential);
+        let held = in_order(&heartbeat.leases);
+        let (first, last) = held.split_at(held.len().saturating_sub(RENEWED_AT_ONCE));
+        let mut stale = self.renew_in_parts(pool, holder, first).await?;
         let mut tx = self.begin_for_pool(pool).await?;
         let agent = match agent_of(&mut tx, instance, pool).await? {
             Ok(agent) => agent,
@@ -116,15 +113,10 @@ impl Store {
                 return Err(refusal.into());
             }
         };
-        let stale = self
-            .renew_leases(
-                &mut tx,
-                pool,
-                &agent,
-                (instance, credential),
-                &heartbeat.leases,
-            )
-            .await?;
+        stale.extend(
+            self.renew_leases(&mut tx, (pool, &agent), holder, last)
+                .await?,
+        );
         let values = [Value::text(instance), Value::from(PAGE)];
         let mut signals = Vec::new();
         for row in tx.rows(SIGNALS, &values).await? {
@@ -211,39 +203,56 @@ impl Store {
         })
     }
 
+    /// Renews leases in transactions of their own. Returns those that the agent no longer has.
+    async fn renew_in_parts(
+        &self,
+        pool: &PoolName,
+        holder: (InstanceId, &str),
+        held: &[&HeldLease],
+    ) -> Result<Vec<LeaseId>, Error> {
+        let mut stale = Vec::new();
+        for part in held.chunks(RENEWED_AT_ONCE) {
+            let mut tx = self.begin_for_pool(pool).await?;
+            let agent = match agent_of(&mut tx, holder.0, pool).await? {
+                Ok(agent) => agent,
+                Err(refusal) => {
+                    tx.rollback().await?;
+                    return Err(refusal.into());
+                }
+            };
+            stale.extend(
+                self.renew_leases(&mut tx, (pool, &agent), holder, part)
+                    .await?,
+            );
+            tx.commit().await?;
+        }
+        Ok(stale)
+    }
+
     /// Renews the leases that an instance names, including those of earlier instances of its agent. Returns the leases
     /// that the agent no longer has.
     async fn renew_leases(
         &self,
         tx: &mut Tx,
-        pool: &PoolName,
-        agent: &AgentName,
+        (pool, agent): (&PoolName, &AgentName),
         (instance, credential): (InstanceId, &str),
-        held: &[HeldLease],
+        held: &[&HeldLease],
     ) -> Result<Vec<LeaseId>, Error> {
-        if held.is_empty() {
-            return Ok(Vec::new());
-        }
-        let values = [Value::text(pool), Value::text(agent)];
-        let mut active: HashMap<TaskId, Task> = HashMap::new();
-        for row in tx.rows(ACTIVE, &values).await? {
-            let task = read(&row)?;
-            active.insert(task.id, task);
-        }
-        let mut held: Vec<_> = held.iter().collect();
-        // All transactions change tasks in the same order. Another order could cause deadlocks.
-        let key = |held: &HeldLease| (held.task_id, held.lease_id, held.fencing_token);
-        held.sort_unstable_by_key(|held| key(held));
-        // Each entry costs statements, which the other pools wait for.
-        held.dedup_by_key(|held| key(held));
         let mut stale = Vec::new();
         for held in held {
+            // Only a task of this agent is locked.
+            let values = [
+                Value::text(held.task_id),
+                Value::text(pool),
+                Value::text(agent),
+                Value::text(held.lease_id),
+            ];
+            let known = match tx.row(IS_ITS, &values).await? {
+                Some(_) => tx.task(held.task_id).await?,
+                None => None,
+            };
             let is_its = |task: &Task| {
                 task.lease == Some(held.lease_id) && task.fencing_token == held.fencing_token
-            };
-            let known = match active.get(&held.task_id) {
-                Some(task) if is_its(task) => tx.task(held.task_id).await?,
-                _ => None,
             };
             match known.filter(is_its).filter(|task| task.state.is_active()) {
                 Some(task) => {
@@ -263,6 +272,15 @@ impl Store {
         }
         Ok(stale)
     }
+}
+
+/// Leases in the order in which all transactions change tasks, each once. Another order could cause deadlocks.
+fn in_order(held: &[HeldLease]) -> Vec<&HeldLease> {
+    let key = |held: &HeldLease| (held.task_id, held.lease_id, held.fencing_token);
+    let mut held: Vec<_> = held.iter().collect();
+    held.sort_unstable_by_key(|held| key(held));
+    held.dedup_by_key(|held| key(held));
+    held
 }
 
 fn check(registration: &Registration) -> Result<(), Refusal> {

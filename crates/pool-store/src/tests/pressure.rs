@@ -379,6 +379,57 @@ async fn requests_of_a_pool_with_many_leases_do_not_share_one_long_transaction()
 }
 
 #[tokio::test]
+async fn a_heartbeat_with_many_leases_lets_other_pools_in_between() {
+    const LEASES: usize = 70;
+    let fixture = Fixture::open(Engine::Sqlite).await.unwrap();
+    let one = fixture.agent("one").await;
+    let mut holding = Vec::new();
+    let mut named = Vec::new();
+    for job in 0..LEASES {
+        fixture.ready("acme", &job.to_string()).await;
+        let leased = fixture.lease_beside(one, &holding).await.unwrap();
+        holding.push(leased.grant.lease);
+        named.push(held(&leased, Phase::Preparing));
+    }
+    let mut turn = fixture.store.begin().await.unwrap();
+    let before = changes(&mut turn).await;
+    let store = fixture.store.clone();
+    let beat = async move {
+        store
+            .heartbeat(&pool(), CREDENTIAL, one, &beats(named))
+            .await
+    };
+    let beat = tokio::spawn(beat);
+    while fixture.store.calls_waiting() < 1 {
+        tokio::task::yield_now().await;
+    }
+    let store = fixture.store.clone();
+    let other = tokio::spawn(async move {
+        let mut seen = Vec::new();
+        // The first turn may come before the pool's.
+        for _ in 0..2 {
+            let mut tx = store.begin().await.unwrap();
+            seen.push(changes(&mut tx).await - before);
+            tx.rollback().await.unwrap();
+        }
+        seen
+    });
+    while fixture.store.calls_waiting() < 2 {
+        tokio::task::yield_now().await;
+    }
+    turn.rollback().await.unwrap();
+    let seen = other.await.unwrap();
+    let all = i64::try_from(LEASES).unwrap();
+    assert!(
+        seen.iter().any(|renewed| (1..all).contains(renewed)),
+        "{seen:?}"
+    );
+    assert_eq!(beat.await.unwrap().unwrap().stale, []);
+    let mut turn = fixture.store.begin().await.unwrap();
+    assert!(changes(&mut turn).await - before > all, "with its instance");
+}
+
+#[tokio::test]
 async fn a_caller_that_leaves_costs_no_connection_and_changes_nothing() {
     let fixture = Fixture::open(Engine::Sqlite).await.unwrap();
     let task = fixture.ready("acme", "1").await;
