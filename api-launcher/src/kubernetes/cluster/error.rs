@@ -66,6 +66,11 @@ impl ClusterError {
         )
     }
 
+    /// Whether the cluster refuses this run, and would refuse it again.
+    pub fn concerns_one_run(&self) -> bool {
+        !self.is_transient() && !self.concerns_every_run()
+    }
+
     /// Whether this error prevents every run: the launcher is not authorized, may not create the objects of runs, or
     /// its namespace is gone.
     pub fn concerns_every_run(&self) -> bool {

@@ -203,13 +203,28 @@ impl Cluster {
         })
     }
 
-    /// Whether this step has a Job.
+    /// Whether an earlier delivery of this step was accepted.
+    ///
+    /// # Errors
+    /// Fails also while another delivery may still store the job data.
     pub async fn has_run(&self, job_id: &str, step_id: &str) -> Result<bool, ClusterError> {
-        match self.job(&names::job_name(job_id, step_id)).await {
-            Ok(job) => Ok(label(&job.metadata, labels::JOB_ID) == Some(job_id)
-                && label(&job.metadata, labels::STEP_ID) == Some(step_id)),
-            Err(ClusterError::NoSuchRun(_)) => Ok(false),
-            Err(error) => Err(error),
+        let job = match self.job(&names::job_name(job_id, step_id)).await {
+            Ok(job) => job,
+            Err(ClusterError::NoSuchRun(_)) => return Ok(false),
+            Err(error) => return Err(error),
+        };
+        let is_abandoned = self.is_abandoned(&job);
+        let [of_job, of_step] =
+            [labels::JOB_ID, labels::STEP_ID].map(|of| label(&job.metadata, of));
+        if of_job != Some(job_id) || of_step != Some(step_id) {
+            return Ok(false);
+        }
+        match job_state(&job)? {
+            JobState::Released => Ok(true),
+            JobState::Deleting => Ok(false),
+            JobState::Held(held) if self.has_job_data(&job, &held).await? => Ok(true),
+            JobState::Held(_) if is_abandoned => Ok(false),
+            JobState::Held(_) => Err(unsettled()),
         }
     }
 
@@ -221,8 +236,14 @@ impl Cluster {
             match self.create_job(objects).await {
                 Ok(job) => {
                     let uid = uid_of(&job.metadata)?;
-                    if let Some(secret) = &objects.secret {
-                        self.store_secret(secret, &job).await?;
+                    if let Some(secret) = &objects.secret
+                        && let Err(error) = self.store_secret(secret, &job).await
+                    {
+                        if error.concerns_one_run() {
+                            // The delivery is refused. No later one may take its Job for an accepted run.
+                            Box::pin(self.give_up_incomplete(name, &job)).await?;
+                        }
+                        return Err(error);
                     }
                     if begun.elapsed() > SLOW && !self.mark_stored(name, &uid).await? {
                         continue;
@@ -316,7 +337,7 @@ impl Cluster {
         if !held.stored && job_data_secret(&job).is_some() {
             if !self.complete_job_data(objects, &job, &held).await? {
                 if is_abandoned {
-                    self.replace_incomplete(name, &job).await?;
+                    self.give_up_incomplete(name, &job).await?;
                 } else {
                     tokio::time::sleep(self.retry_policy.first_pause).await;
                 }
@@ -356,8 +377,8 @@ impl Cluster {
         })
     }
 
-    /// Removes an abandoned Job that has no Secret, so that this delivery creates it again.
-    async fn replace_incomplete(&self, name: &str, job: &Job) -> Result<(), ClusterError> {
+    /// Removes a Job that has no Secret and was not accepted, unless it has changed.
+    async fn give_up_incomplete(&self, name: &str, job: &Job) -> Result<(), ClusterError> {
         // The watcher would report the end of a deleted Job.
         let patch = json!({"metadata": {
             "uid": job.metadata.uid,
@@ -369,7 +390,6 @@ impl Cluster {
             .await
         {
             Ok(job) => self.remove_incomplete(name, &job).await.map(drop),
-            // The Job has changed. Read it again.
             Err(error) if error.is_not_found() || error.is_conflict() => Ok(()),
             Err(error) => Err(error),
         }

@@ -152,7 +152,7 @@ impl JobSubmitter {
         if error.is_transient() {
             return SubmitError::Unavailable(error.to_string());
         }
-        if !error.concerns_every_run() {
+        if error.concerns_one_run() {
             return SubmitError::Invalid(error.to_string());
         }
         match self

@@ -734,3 +734,35 @@ async fn job_data_that_cannot_be_looked_for_leads_to_advice(
     let given = trial_advice(&error).unwrap_or_default();
     assert!(given.contains(advice), "{error}: {given}");
 }
+
+/// A policy or webhook of the cluster refuses the Secret of one run.
+#[tokio::test]
+async fn a_run_whose_job_data_is_refused_is_not_taken_for_accepted() {
+    let server = Server::start();
+    let cluster = server.faulty(|line, _| {
+        let is_secret = line.starts_with("POST") && line.ends_with("/secrets");
+        let message = "admission webhook \"w\" denied the request";
+        is_secret.then(|| refusal(StatusCode::FORBIDDEN, "Forbidden", message))
+    });
+    let error = cluster.accept(&objects("1", "a")).await.unwrap_err();
+    assert!(error.concerns_one_run(), "{error}");
+    assert_eq!(server.count("jobs"), 0);
+    assert!(!cluster.has_run("1", "a").await.unwrap());
+}
+
+#[tokio::test]
+async fn a_run_was_accepted_once_its_job_data_is_stored() {
+    let server = Server::start();
+    let cluster = server.cluster();
+    let crashing = server.crashing(Crash::Before(1));
+    crashing.accept(&objects("1", "a")).await.unwrap_err();
+    // Its delivery may still store them.
+    let unknown = cluster.has_run("1", "a").await.unwrap_err();
+    assert!(unknown.is_transient(), "{unknown}");
+    let created = cluster.now() - SignedDuration::try_from(ABANDONED).unwrap();
+    let old = json!({"name": "job-1-a", "creationTimestamp": created.to_string()});
+    server.put("jobs", json!({"metadata": old}));
+    assert!(!cluster.has_run("1", "a").await.unwrap());
+    cluster.hold(&objects("1", "a")).await.unwrap();
+    assert!(cluster.has_run("1", "a").await.unwrap());
+}
