@@ -151,22 +151,15 @@ impl KubernetesTarget {
         order: &StartRequest,
     ) -> Result<(), StartFailure> {
         for _ in 0..MAX_ATTEMPTS {
-            match self
-                .cluster
-                .accept(manifest)
-                .await
-                .map_err(|error| classify(&error))?
-            {
-                Submitted::Created => return Ok(()),
-                Submitted::AlreadyThere => {}
-            }
             // A Job with this lease comes from an interrupted start. A Job with an earlier lease has not accepted the
-            // task, because the hub would not have leased the task again.
+            // task, because the hub would not have leased the task again. It must not get the job data of this lease.
             let removed = self.cluster.remove_unless_leased(name, &order.lease).await;
-            if !removed.map_err(|error| classify(&error))? {
-                return Ok(());
+            let removed = removed.map_err(|error| classify(&error))?;
+            let submitted = self.cluster.accept(manifest).await;
+            match submitted.map_err(|error| classify(&error))? {
+                Submitted::AlreadyThere if removed => warn!(job = name, "another lease has a Job"),
+                Submitted::Created | Submitted::AlreadyThere => return Ok(()),
             }
-            warn!(job = name, "removed the Job of an earlier lease");
         }
         Err(retryable("the Job of an earlier lease does not go away"))
     }
