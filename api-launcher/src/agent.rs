@@ -114,7 +114,7 @@ pub(crate) struct Agent {
 }
 
 /// Runs the agent until a signal or an order stops it, and returns the exit code.
-pub(crate) fn run(args: &AgentArgs, hardened: Hardened) -> u8 {
+pub(crate) fn run(args: &AgentArgs, hardened: &Hardened) -> u8 {
     if let Some(configure) = args.configure() {
         return configure::run(configure);
     }
@@ -141,7 +141,7 @@ pub(crate) fn run(args: &AgentArgs, hardened: Hardened) -> u8 {
         warn!("{warning}");
     }
     if matches!(settings.target, TargetSettings::Process(_)) {
-        prepare_for_processes(&hardened);
+        prepare_for_processes(hardened);
     }
     hardened.report();
     match run_settings(settings) {

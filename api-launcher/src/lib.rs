@@ -67,7 +67,7 @@ pub fn main_from_args(args: impl IntoIterator<Item = OsString>) -> ExitCode {
         return ExitCode::from(Exit::Infrastructure.code());
     }
     match cli::parse(args) {
-        Ok(Args { command }) => dispatch(command, hardened),
+        Ok(Args { command }) => dispatch(command, &hardened),
         Err(error) => usage(&error),
     }
 }
@@ -76,7 +76,7 @@ pub fn main_from_args(args: impl IntoIterator<Item = OsString>) -> ExitCode {
     not(feature = "kubernetes"),
     expect(unused_variables, reason = "`run` has no log")
 )]
-fn dispatch(command: Command, hardened: Hardened) -> ExitCode {
+fn dispatch(command: Command, hardened: &Hardened) -> ExitCode {
     match command {
         Command::Run(args) => ExitCode::from(local::run::run(&args)),
         #[cfg(feature = "kubernetes")]

@@ -72,7 +72,7 @@ impl ServeError {
 }
 
 /// Serves until a signal says otherwise, and returns the exit code.
-pub fn serve(args: &ServeArgs, hardened: Hardened) -> u8 {
+pub fn serve(args: &ServeArgs, hardened: &Hardened) -> u8 {
     // One provider for the whole process; an earlier one stays.
     let _ = rustls::crypto::ring::default_provider().install_default();
     let telemetry = args.telemetry.resolve();
@@ -91,7 +91,7 @@ pub fn serve(args: &ServeArgs, hardened: Hardened) -> u8 {
     };
     runtime::telemetry::subscribe(format, filter);
     if matches!(settings.target, TargetSettings::Process(_)) {
-        prepare_for_processes(&hardened);
+        prepare_for_processes(hardened);
     }
     hardened.report();
     match run(settings, key) {

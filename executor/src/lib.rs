@@ -74,7 +74,7 @@ pub fn main_from_args(args: impl IntoIterator<Item = OsString>) -> ExitCode {
         return ExitCode::from(Exit::Infrastructure.code());
     }
     match Config::parse_over_environment(args) {
-        Ok(config) => ExitCode::from(run_process(&config, hardened)),
+        Ok(config) => ExitCode::from(run_process(&config, &hardened)),
         Err(usage) => usage_exit(&usage),
     }
 }
@@ -114,7 +114,7 @@ fn unusable(error: String, hint: Option<String>) -> FinalReport {
     }
 }
 
-fn run_process(config: &Config, hardened: Hardened) -> u8 {
+fn run_process(config: &Config, hardened: &Hardened) -> u8 {
     // These come before any output, because writes block if the reader is gone.
     let (stop, deadline) = (Stop::default(), LastDeadline::default());
     if let Some(seconds) = config.run.grace_period_seconds {

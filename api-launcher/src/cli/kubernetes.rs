@@ -41,7 +41,7 @@ pub enum KubernetesCommand {
 
 impl KubernetesCommand {
     /// Does what the subcommand asks, and says how it ended.
-    pub(crate) fn run(&self, hardened: Hardened) -> ExitCode {
+    pub(crate) fn run(&self, hardened: &Hardened) -> ExitCode {
         let code = match self {
             Self::Serve(args) => serve::serve(args, hardened),
             Self::Agent(args) => agent::run(args, hardened),

@@ -43,11 +43,11 @@ impl Hardened {
     }
 
     /// Logs the errors.
-    pub fn report(self) {
-        if let Err(error) = self.dumpable {
+    pub fn report(&self) {
+        if let Err(error) = &self.dumpable {
             warn!(%error, "could not make the process non-dumpable");
         }
-        if let Err(error) = self.core_files {
+        if let Err(error) = &self.core_files {
             warn!(%error, "could not disable core files");
         }
     }
