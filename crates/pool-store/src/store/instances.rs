@@ -103,8 +103,7 @@ impl Store {
         limited("`leases`", heartbeat.leases.len(), MAX_LEASES)?;
         let holder = (instance, credential);
         let held = in_order(&heartbeat.leases);
-        let (first, last) = held.split_at(held.len().saturating_sub(RENEWED_AT_ONCE));
-        let mut stale = self.renew_in_parts(pool, holder, first).await?;
+        let (first, others) = held.split_at(held.len().min(RENEWED_AT_ONCE));
         let mut tx = self.begin_for_pool(pool).await?;
         let agent = match agent_of(&mut tx, instance, pool).await? {
             Ok(agent) => agent,
@@ -113,10 +112,9 @@ impl Store {
                 return Err(refusal.into());
             }
         };
-        stale.extend(
-            self.renew_leases(&mut tx, (pool, &agent), holder, last)
-                .await?,
-        );
+        let mut stale = self
+            .renew_leases(&mut tx, (pool, &agent), holder, first)
+            .await?;
         let values = [Value::text(instance), Value::from(PAGE)];
         let mut signals = Vec::new();
         for row in tx.rows(SIGNALS, &values).await? {
@@ -136,6 +134,7 @@ impl Store {
         ];
         tx.execute(sql, &values).await?;
         tx.commit().await?;
+        stale.extend(self.renew_in_parts(pool, holder, others).await?);
         Ok(Orders { signals, stale })
     }
 
