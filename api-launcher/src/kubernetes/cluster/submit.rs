@@ -241,7 +241,7 @@ impl Cluster {
                     {
                         if error.concerns_one_run() {
                             // The delivery is refused. No later one may take its Job for an accepted run.
-                            Box::pin(self.give_up_incomplete(name, &job)).await?;
+                            Box::pin(self.give_up_refused(name, &uid)).await?;
                         }
                         return Err(error);
                     }
@@ -375,6 +375,25 @@ impl Cluster {
             let age = Duration::try_from(self.now().duration_since(created.0));
             age.unwrap_or_default() >= ABANDONED
         })
+    }
+
+    /// Removes the Job of a refused delivery, unless another delivery has completed it. The Job controller may change it
+    /// at any time.
+    async fn give_up_refused(&self, name: &str, uid: &str) -> Result<(), ClusterError> {
+        for _ in 0..ROUNDS {
+            let job = match self.job(name).await {
+                Ok(job) if job.metadata.uid.as_deref() == Some(uid) => job,
+                Ok(_) | Err(ClusterError::NoSuchRun(_)) => return Ok(()),
+                Err(error) => return Err(error),
+            };
+            match job_state(&job)? {
+                JobState::Held(held) if !held.stored => {
+                    self.give_up_incomplete(name, &job).await?;
+                }
+                _ => return Ok(()),
+            }
+        }
+        Err(unsettled())
     }
 
     /// Removes a Job that has no Secret and was not accepted, unless it has changed.

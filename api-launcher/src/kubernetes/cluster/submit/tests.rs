@@ -739,8 +739,16 @@ async fn job_data_that_cannot_be_looked_for_leads_to_advice(
 #[tokio::test]
 async fn a_run_whose_job_data_is_refused_is_not_taken_for_accepted() {
     let server = Server::start();
-    let cluster = server.faulty(|line, _| {
+    let inner = Arc::clone(&server);
+    let cluster = server.faulty(move |line, _| {
         let is_secret = line.starts_with("POST") && line.ends_with("/secrets");
+        if is_secret {
+            // The Job controller has seen the Job.
+            let conditions = json!([{"type": "Suspended", "status": "True"}]);
+            let seen =
+                json!({"metadata": {"name": "job-1-a"}, "status": {"conditions": conditions}});
+            inner.put("jobs", seen);
+        }
         let message = "admission webhook \"w\" denied the request";
         is_secret.then(|| refusal(StatusCode::FORBIDDEN, "Forbidden", message))
     });
