@@ -195,34 +195,39 @@ impl<N: Into<i64>> From<N> for Value {
 macro_rules! run {
     ($tx:expr, $sql:expr, $values:expr, |$query:ident, $connection:ident| $then:expr) => {{
         $tx.before_statement();
-        let sql = $sql;
+        let (sql, limit) = ($sql, $tx.limit);
         let Some(connection) = $tx.connection.as_mut() else {
             return Err(Error::from(sqlx::Error::PoolClosed));
         };
-        match connection {
-            Connection::Sqlite($connection) => {
-                let mut $query = sqlx::query::<Sqlite>(sql);
-                for value in $values {
-                    $query = match value {
-                        Value::Int(number) => $query.bind(*number),
-                        Value::Text(text) => $query.bind(text.clone()),
-                        Value::Bytes(bytes) => $query.bind(bytes.clone()),
-                    };
+        let done = within(limit, async {
+            match connection {
+                Connection::Sqlite($connection) => {
+                    let mut $query = sqlx::query::<Sqlite>(sql);
+                    for value in $values {
+                        $query = match value {
+                            Value::Int(number) => $query.bind(*number),
+                            Value::Text(text) => $query.bind(text.clone()),
+                            Value::Bytes(bytes) => $query.bind(bytes.clone()),
+                        };
+                    }
+                    $then
                 }
-                $then
-            }
-            Connection::Postgres($connection) => {
-                let mut $query = sqlx::query::<Postgres>(sql);
-                for value in $values {
-                    $query = match value {
-                        Value::Int(number) => $query.bind(*number),
-                        Value::Text(text) => $query.bind(text.clone()),
-                        Value::Bytes(bytes) => $query.bind(bytes.clone()),
-                    };
+                Connection::Postgres($connection) => {
+                    let mut $query = sqlx::query::<Postgres>(sql);
+                    for value in $values {
+                        $query = match value {
+                            Value::Int(number) => $query.bind(*number),
+                            Value::Text(text) => $query.bind(text.clone()),
+                            Value::Bytes(bytes) => $query.bind(bytes.clone()),
+                        };
+                    }
+                    $then
                 }
-                $then
             }
-        }
+        });
+        let done = done.await;
+        $tx.has_failed |= done.is_err();
+        done
     }};
 }
 
@@ -263,15 +268,10 @@ impl Tx {
         sql: &'static str,
         values: &[Value],
     ) -> Result<u64, Error> {
-        let done = within(self.limit, async {
-            run!(self, sql, values, |query, connection| {
-                let done = query.execute(&mut **connection).await?;
-                Ok(done.rows_affected())
-            })
+        run!(self, sql, values, |query, connection| {
+            let done = query.execute(&mut **connection).await?;
+            Ok(done.rows_affected())
         })
-        .await;
-        self.has_failed |= done.is_err();
-        done
     }
 
     /// Returns the rows of a query.
@@ -280,15 +280,10 @@ impl Tx {
         sql: &'static str,
         values: &[Value],
     ) -> Result<Vec<Row>, Error> {
-        let rows = within(self.limit, async {
-            run!(self, sql, values, |query, connection| {
-                let rows = query.fetch_all(&mut **connection).await?;
-                Ok(rows.into_iter().map(Row::from).collect())
-            })
+        run!(self, sql, values, |query, connection| {
+            let rows = query.fetch_all(&mut **connection).await?;
+            Ok(rows.into_iter().map(Row::from).collect())
         })
-        .await;
-        self.has_failed |= rows.is_err();
-        rows
     }
 
     /// Returns the rows of a query, and locks them until the transaction ends. Skips rows that another transaction has
@@ -321,20 +316,15 @@ impl Tx {
             // SQLite has one writer at a time.
             return self.rows(sql, values).await;
         }
-        let rows = within(self.limit, async {
-            run!(
-                self,
-                AssertSqlSafe(format!("{sql} {lock}")),
-                values,
-                |query, connection| {
-                    let rows = query.fetch_all(&mut **connection).await?;
-                    Ok(rows.into_iter().map(Row::from).collect())
-                }
-            )
-        })
-        .await;
-        self.has_failed |= rows.is_err();
-        rows
+        run!(
+            self,
+            AssertSqlSafe(format!("{sql} {lock}")),
+            values,
+            |query, connection| {
+                let rows = query.fetch_all(&mut **connection).await?;
+                Ok(rows.into_iter().map(Row::from).collect())
+            }
+        )
     }
 
     /// Returns the first row of a query.
