@@ -153,11 +153,13 @@ impl KubernetesTarget {
         for _ in 0..MAX_ATTEMPTS {
             // A Job with this lease comes from an interrupted start. A Job with an earlier lease has not accepted the
             // task, because the hub would not have leased the task again. It must not get the job data of this lease.
-            let removed = self.cluster.remove_unless_leased(name, &order.lease).await;
-            let removed = removed.map_err(|error| classify(&error))?;
+            let is_free = self.cluster.remove_unless_leased(name, &order.lease).await;
+            let is_free = is_free.map_err(|error| classify(&error))?;
             let submitted = self.cluster.accept(manifest).await;
             match submitted.map_err(|error| classify(&error))? {
-                Submitted::AlreadyThere if removed => warn!(job = name, "another lease has a Job"),
+                Submitted::AlreadyThere if is_free => {
+                    warn!(job = name, "the Job of another lease appeared meanwhile");
+                }
                 Submitted::Created | Submitted::AlreadyThere => return Ok(()),
             }
         }

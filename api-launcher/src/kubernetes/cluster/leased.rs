@@ -37,7 +37,10 @@ impl Cluster {
         }
     }
 
-    /// Removes a Job unless it has this lease. Returns whether it had another one, or is gone.
+    /// Removes the Job of a run unless it has this lease. Returns whether no Job has it: the Job had another one, or is gone.
+    ///
+    /// # Errors
+    /// Refuses a Job that is of no run.
     pub(crate) async fn remove_unless_leased(
         &self,
         name: &str,
@@ -48,8 +51,13 @@ impl Cluster {
             Err(ClusterError::NoSuchRun(_)) => return Ok(true),
             Err(error) => return Err(error),
         };
-        let has_lease = RunKey::of(&job.metadata).is_some_and(|run| run.lease == Some(*lease));
-        if has_lease && job.metadata.deletion_timestamp.is_none() {
+        let Some(run) = RunKey::of(&job.metadata) else {
+            return Err(ClusterError::NameTaken {
+                kind: "Job",
+                name: name.to_owned(),
+            });
+        };
+        if run.lease == Some(*lease) && job.metadata.deletion_timestamp.is_none() {
             return Ok(false);
         }
         self.remove_job(&job).await?;
@@ -180,6 +188,10 @@ mod tests {
         assert_eq!((server.count("jobs"), server.count("secrets")), (0, 0));
         let removed = cluster.remove_unless_leased("job-1-a", &second).await;
         assert!(removed.unwrap(), "it is gone");
+        server.put("jobs", json!({"metadata": {"name": "job-1-a"}}));
+        let foreign = cluster.remove_unless_leased("job-1-a", &second).await;
+        assert!(matches!(foreign, Err(ClusterError::NameTaken { .. })));
+        assert_eq!(server.count("jobs"), 1);
     }
 
     #[tokio::test]
