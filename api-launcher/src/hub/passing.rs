@@ -25,8 +25,15 @@ pub(super) async fn whole<K: Send + 'static>(
     kept: K,
 ) -> Response {
     let (mut head, body) = response.into_parts();
-    let Ok(bytes) = to_bytes(body, usize::MAX).await else {
-        return Response::from_parts(head, Body::empty());
+    let bytes = match to_bytes(body, usize::MAX).await {
+        Ok(bytes) => bytes,
+        // It was not in memory. Half an answer must not seem whole.
+        Err(error) => {
+            return Response::from_parts(
+                head,
+                Body::from_stream(stream::iter([Err::<Bytes, _>(error)])),
+            );
+        }
     };
     if bytes.is_empty() {
         return Response::from_parts(head, Body::empty());
