@@ -128,7 +128,7 @@ impl ProcessTarget {
         let mut beats = HashMap::new();
         let journal = Journal::new(settings.concurrency);
         for (at, key) in found.waiting {
-            // A document that cannot be read fails its run later.
+            // A run whose document cannot be read is tried again and again, and the log says so.
             if let Ok(job) = queue.load(&key) {
                 journal.accepted(&key, &job, at);
             }

@@ -1,6 +1,7 @@
 //! The children of this process, and what they leave behind. A process that adopts orphans is the parent of every process
 //! that its descendants have started and whose own parent has ended, in whatever group or session it is. So nothing escapes
-//! that a run has started, except a process that starts others faster than they are found. The kernel makes PID 1 of a container such a parent in any case.
+//! that a run has started, except a process that starts others faster than they are found. The kernel makes PID 1 of a
+//! container such a parent in any case.
 //!
 //! An adopted process stays in the process table until its parent has waited for it. tokio waits for the children that this
 //! program has started. So all of them are started here, and the reaper skips them.

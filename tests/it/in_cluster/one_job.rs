@@ -95,7 +95,8 @@ async fn a_delivery_cut_between_job_and_secret_is_completed_by_the_next() {
     assert_eq!(fixture.jobs_created(), 1);
 }
 
-/// What Kueue does for a queue with room: it releases each Job that names the queue, as soon as it sees it.
+/// What Kueue does for a queue with room: it releases each Job that names the queue, as soon as it sees it. Unlike Kueue, it
+/// has no webhooks, makes no workload, and suspends no Job again.
 async fn admit(fixture: &Fixture) {
     let client = fixture.cluster.client(ADMIN).unwrap();
     let jobs = Api::<Job>::namespaced(client, &fixture.runs);

@@ -240,7 +240,7 @@ async fn the_token_of_a_run_silences_neither_its_agent_nor_another_run() {
     drop(open);
 }
 
-/// The limit of the chart is 512 MiB, of which 256 are for connections, the ends of logs and answers of the relay.
+/// Half of the limit of the chart, which also holds connections, the ends of logs and answers of the relay.
 const MEMORY: u64 = 256 << 20;
 
 /// The most memory that a hub ever had, in bytes.

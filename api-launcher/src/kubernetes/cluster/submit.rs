@@ -67,6 +67,7 @@ struct Accepted {
 /// How a Job that has its Secret is released.
 #[derive(Clone, Debug)]
 pub(super) enum Release {
+    /// `suspend` becomes false.
     Start,
     /// It enters this queue of the cluster, which starts it.
     Enqueue(String),

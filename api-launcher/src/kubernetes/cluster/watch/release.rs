@@ -4,7 +4,8 @@ use std::time::{Duration, Instant};
 
 use k8s_openapi::jiff::Timestamp;
 
-/// Without a limit, or into a queue of the cluster, the delivery that created a Job releases it. The watcher does so in its place only after this time.
+/// Without a limit, or into a queue of the cluster, the delivery that created a Job releases it. The watcher does so in its
+/// place only after this time.
 const SUBMITTERS_TURN: Duration = Duration::from_secs(2);
 /// The same for a Job with nothing to run: until then, the launcher may report its step done instead.
 const REPORTERS_TURN: Duration = Duration::from_secs(20);
