@@ -83,8 +83,8 @@ pub async fn run(arguments: impl IntoIterator<Item = OsString>) -> Result<ExitCo
     fs::copy(plane.kubeconfig_file("default")?, folder.kubeconfig())?;
     imported.await??;
     power.kubelet()?;
-    runtime::start("proxy", runtime::proxy(&proxy, &folder), &folder)?;
-    runtime::start("dns", network::name_server(&folder), &folder)?;
+    runtime::start("proxy", &mut runtime::proxy(&proxy, &folder), &folder)?;
+    runtime::start("dns", &mut network::name_server(&folder), &folder)?;
     until_ready(&folder).await?;
     power.serve()?;
 

@@ -4,7 +4,8 @@ use std::fs;
 use std::io::{self, BufRead as _, BufReader, Write as _};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
-use std::process::Child;
+use std::process::{Child, Command};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -26,7 +27,7 @@ const POLL: Duration = Duration::from_millis(20);
 pub struct Power {
     folder: Folder,
     kubelet: PathBuf,
-    running: Vec<Child>,
+    running: Vec<Service>,
 }
 
 impl Power {
@@ -45,8 +46,8 @@ impl Power {
     /// Fails when it does not start.
     pub fn containerd(&mut self) -> Result<()> {
         let command = runtime::containerd(&self.folder)?;
-        let child = runtime::start("containerd", command, &self.folder)?;
-        self.running.push(child);
+        let service = Service::start("containerd", command, &self.folder)?;
+        self.running.push(service);
         let until = Instant::now() + START;
         while let Err(error) = UnixStream::connect(self.folder.path("containerd.sock")) {
             if Instant::now() > until {
@@ -65,8 +66,8 @@ impl Power {
     pub fn kubelet(&mut self) -> Result<()> {
         self.make_control_groups()?;
         let command = runtime::kubelet(&self.kubelet, &self.folder)?;
-        let child = runtime::start("kubelet", command, &self.folder)?;
-        self.running.push(child);
+        let service = Service::start("kubelet", command, &self.folder)?;
+        self.running.push(service);
         Ok(())
     }
 
@@ -83,20 +84,21 @@ impl Power {
     }
 
     fn off(&mut self) -> Result<()> {
-        for child in &mut self.running {
-            child.kill()?;
-            child.wait()?;
+        for service in self.running.drain(..) {
+            service.kill()?;
         }
-        self.running.clear();
         // Each shim first: it would tell the next containerd of the end of its container.
         let socket = self.folder.path("containerd.sock");
         let of_shims = processes_with(&socket.to_string_lossy())?;
         let of_pods = processes_in(&self.folder.control_group())?;
-        for pid in of_shims.into_iter().chain(of_pods) {
-            match kill(pid, Signal::SIGKILL) {
-                // It ended with another.
-                Ok(()) | Err(nix::Error::ESRCH) => {}
-                Err(error) => return Err(error.into()),
+        // None of them sees another end: an executor whose tool is killed first would report that.
+        for signal in [Signal::SIGSTOP, Signal::SIGKILL] {
+            for pid in of_shims.iter().chain(&of_pods) {
+                match kill(*pid, signal) {
+                    // It ended with another.
+                    Ok(()) | Err(nix::Error::ESRCH) => {}
+                    Err(error) => return Err(error.into()),
+                }
             }
         }
         Ok(())
@@ -135,6 +137,39 @@ impl Power {
             Ok(()) => writeln!(stream, "done"),
             Err(error) => write!(stream, "{error:#}"),
         }
+    }
+}
+
+/// A program that is started again when it ends, as the service manager of a node does: a kubelet gives up if containerd is slow.
+#[derive(Debug)]
+struct Service(Arc<Mutex<Option<Child>>>);
+
+impl Service {
+    fn start(name: &'static str, mut command: Command, folder: &Folder) -> Result<Self> {
+        let child = runtime::start(name, &mut command, folder)?;
+        let running = Arc::new(Mutex::new(Some(child)));
+        let (watched, folder) = (Arc::clone(&running), folder.clone());
+        thread::spawn(move || {
+            loop {
+                thread::sleep(POLL);
+                let mut running = watched.lock().unwrap_or_else(PoisonError::into_inner);
+                let Some(child) = &mut *running else { return };
+                if !matches!(child.try_wait(), Ok(None)) {
+                    // What does not start fails the tests, and its log says why.
+                    *running = runtime::start(name, &mut command, &folder).ok();
+                }
+            }
+        });
+        Ok(Self(running))
+    }
+
+    fn kill(self) -> io::Result<()> {
+        let running = self.0.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let Some(mut child) = running else {
+            return Ok(());
+        };
+        child.kill()?;
+        child.wait().map(drop)
     }
 }
 

@@ -107,7 +107,7 @@ pub fn proxy(program: &Path, folder: &Folder) -> Command {
 ///
 /// # Errors
 /// Fails if the program or the file is missing.
-pub fn start(name: &str, mut command: Command, folder: &Folder) -> Result<std::process::Child> {
+pub fn start(name: &str, command: &mut Command, folder: &Folder) -> Result<std::process::Child> {
     let log = fs::OpenOptions::new()
         .append(true)
         .create(true)
