@@ -139,7 +139,7 @@ fn judge(measurements: &[Measurement], skipped: &[String]) -> Result<()> {
 /// additional build.
 pub(crate) fn stage() -> Result<()> {
     let judged = vec![Subject::Memory, Subject::Size];
-    let shown = vec![Subject::Pipeline, Subject::FirstRun];
+    let shown = vec![Subject::Pipeline];
     for (check, only) in [(true, judged), (false, shown)] {
         let args = Args {
             runs: 5,

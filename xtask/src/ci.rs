@@ -206,7 +206,12 @@ mod tests {
             })
             .collect();
         // Without `CI`, what cannot run would be skipped.
-        let expected = ["export CI=true", "cargo xtask test", "cargo xtask ci"];
+        let expected = [
+            "export CI=true",
+            "export CARGO_INCREMENTAL=0",
+            "cargo xtask test",
+            "cargo xtask ci",
+        ];
         assert_eq!(commands, expected);
     }
 }

@@ -6,9 +6,9 @@ use std::ffi::OsStr;
 use std::process::Command;
 use std::thread;
 
-use anyhow::Result;
+use anyhow::{Context as _, Result};
 
-use crate::terminal::{run_stage, say};
+use crate::terminal::{command_line, run_stage, say};
 use crate::{fuzz, skips, workspace_root};
 
 /// The variable with the file to which skipped tests write (`test_peers::skips`).
@@ -59,11 +59,30 @@ pub(crate) fn run_tests_under(beside: impl Fn() -> Command, only: &[&str]) -> Re
 
 /// Builds all tests with the options with which they run. With other options, they would be compiled again.
 pub(crate) fn build(stage: &str) -> Result<()> {
+    run_stage(stage, &mut build_command())
+}
+
+/// Does something that mostly waits for servers, while all tests are built.
+pub(crate) fn while_building<T>(work: impl FnOnce() -> Result<T>) -> Result<T> {
+    let mut command = build_command();
+    say(&format!("\n==> build: {}", command_line(&command)));
+    let mut build = command
+        .arg("--quiet")
+        .spawn()
+        .context("could not start cargo")?;
+    let done = work();
+    if done.is_err() {
+        build.kill()?;
+    }
+    // If it fails, the tests fail with the same errors.
+    build.wait()?;
+    done
+}
+
+fn build_command() -> Command {
     let mut command = cargo(["test", "--workspace", "--exclude", fuzz::PACKAGE]);
-    run_stage(
-        stage,
-        command.args(["--locked", "--all-targets", "--no-run"]),
-    )
+    command.args(["--locked", "--all-targets", "--no-run"]);
+    command
 }
 
 fn has_nextest() -> bool {
@@ -158,7 +177,6 @@ pub(crate) fn cargo<I: IntoIterator<Item: AsRef<OsStr>>>(args: I) -> Command {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::terminal::command_line;
 
     fn lines(only: &[&str], but: &[&str], nextest: bool) -> Vec<String> {
         let commands = test_commands(only, but, nextest, 2);

@@ -8,7 +8,7 @@ use anyhow::{Result, bail};
 use crate::setup::kubernetes::Release;
 use crate::setup::{self, Purpose};
 use crate::staged::Staged;
-use crate::suite::run_tests;
+use crate::suite::{self, run_tests};
 use crate::terminal::say;
 use crate::{cluster, skips, staged};
 
@@ -47,7 +47,7 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode> {
             Some(_) => &[Purpose::Tests, Purpose::Chart],
             None => &[Purpose::Tests],
         };
-        setup::ensure(needed)?;
+        suite::while_building(|| setup::ensure(needed))?;
     }
     let filters: Vec<_> = args.filters.iter().map(String::as_str).collect();
     match args.part {
