@@ -11,7 +11,7 @@ use runtime::setting::parse_over_environment;
 
 #[cfg(feature = "kubernetes")]
 pub use self::kubernetes::KubernetesCommand;
-use crate::local::run::args::RunArgs;
+use crate::run::args::RunArgs;
 
 /// Launches Terraform and OpenTofu runs, one step per executor process.
 #[derive(Debug, Parser)]
@@ -122,7 +122,7 @@ mod tests {
     #[case("logs 42/plan -f --raw")]
     #[case("explain job-42-plan --kubeconfig file")]
     #[case("cancel 42 --grace 2m")]
-    #[case("check --election-namespace mayfly")]
+    #[case("check --namespace runs")]
     #[case("serve")]
     #[case("serve --target none --pools pools.yaml")]
     #[case("pool token new --pool eu --description Frankfurt")]

@@ -3,16 +3,15 @@
 
 mod answer;
 pub mod auth;
-pub(crate) mod body;
 mod dispatch;
 mod health;
-mod server;
 pub(crate) mod settings;
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use axum::Router;
+use axum::body::Bytes;
 use axum::extract::{Request, State};
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::middleware::{Next, from_fn_with_state};
@@ -22,13 +21,12 @@ use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
 
 pub(crate) use auth::Gate;
-pub(crate) use server::{Limits, serve, serve_health};
 
 use crate::dispatch::DispatchTarget;
 use crate::dispatch::route::Routing;
-use crate::hub::page::Source;
-use crate::hub::{self, Hub};
 use crate::metrics::Metrics;
+use http_service::Fresh;
+use hub::Hub;
 
 /// Largest job document (contract 2.9).
 const MAX_BODY_BYTES: usize = 8 * 1024 * KIB;
@@ -50,6 +48,8 @@ pub(crate) struct AppState {
     hub: Option<Arc<Hub>>,
     page: Option<StatusPage>,
     metrics: Metrics,
+    /// The metrics as text.
+    rendered: Arc<Fresh<Bytes>>,
     /// Turns of dispatches.
     turns: Arc<Semaphore>,
     /// Memory of dispatches, in KiB.
@@ -60,7 +60,7 @@ pub(crate) struct AppState {
 /// The status page.
 #[derive(Clone, Debug)]
 pub(crate) struct StatusPage {
-    pub(crate) source: Source,
+    pub(crate) hub: Arc<Hub>,
     /// Clients on this machine need no token.
     pub(crate) open: bool,
 }
@@ -82,6 +82,7 @@ impl AppState {
             hub,
             page,
             metrics,
+            rendered: Arc::default(),
             turns: Arc::new(Semaphore::new(AT_ONCE)),
             memory: Arc::new(Semaphore::new(MEMORY_KIB)),
             draining,
@@ -101,10 +102,10 @@ pub(crate) fn router(state: AppState, metrics: bool) -> Router {
     }
     let mut router = router.with_state(state.clone());
     if let Some(hub) = &state.hub {
-        router = router.merge(hub::wire::router(Arc::clone(hub)));
+        router = router.merge(hub::router(Arc::clone(hub)));
     }
     if let Some(page) = &state.page {
-        router = router.merge(hub::page::router(page.source.clone(), page.open));
+        router = router.merge(hub::page::router(Arc::clone(&page.hub), page.open));
     }
     router
         .fallback(not_found)

@@ -1,39 +1,28 @@
-//! The API-side half of Mayfly. `local` runs steps on this machine: one job with `api-launcher run`, dispatches with
-//! `api-launcher serve --target process`. `kubernetes` runs dispatches as Jobs of a cluster. The executor is a separate
-//! process in either case.
+//! The API-side half of Mayfly: the command line, and what puts the other crates together.
+//!
+//! - [`run`] is `api-launcher run`: one job on this machine.
+//! - `serve` is `api-launcher serve`: it takes the dispatches of the platform, and gives them to the target `kubernetes`, or to a
+//!   hub. With target `process`, a hub and an agent are in this process.
+//! - `kubernetes` has that target, and the commands for people.
+//!
+//! The executor is a separate process in each case. This crate must not know how Terraform is run, and has no client of
+//! Kubernetes: that is `cluster`.
 
-#![cfg_attr(
-    not(feature = "kubernetes"),
-    expect(
-        unused_imports,
-        reason = "`run` shares some parts with what is left out"
-    )
-)]
-
-#[cfg(feature = "kubernetes")]
-mod agent;
 pub mod cli;
-mod data;
 #[cfg(feature = "kubernetes")]
 mod dispatch;
 mod document;
 #[cfg(feature = "kubernetes")]
 mod http;
 #[cfg(feature = "kubernetes")]
-mod hub;
-#[cfg(feature = "kubernetes")]
 pub mod kubernetes;
-pub mod local;
 #[cfg(feature = "kubernetes")]
 pub mod metrics;
 #[cfg(feature = "kubernetes")]
-mod reporter;
-#[cfg(feature = "kubernetes")]
-mod sealing;
+mod pool_command;
+pub mod run;
 #[cfg(feature = "kubernetes")]
 pub mod serve;
-#[cfg(feature = "kubernetes")]
-mod shutdown;
 pub mod terminal;
 
 use std::ffi::OsString;
@@ -50,13 +39,10 @@ pub use crate::http::auth;
 
 use crate::cli::{Args, Command};
 
-/// The argument that makes this program the executor that is built into it.
-pub(crate) const EXECUTOR: &str = "executor";
-
 /// Parses the command line, does what it asks, and says how it ended.
 pub fn main_from_args(args: impl IntoIterator<Item = OsString>) -> ExitCode {
     let args: Vec<OsString> = args.into_iter().collect();
-    if matches!(&args[..], [_, word] if word == EXECUTOR) {
+    if matches!(&args[..], [_, word] if word == processes::executor::SUBCOMMAND) {
         return executor::main_from_env();
     }
     // The secrets stay in this process's memory and environment, out of reach of what runs beside it.
@@ -78,7 +64,7 @@ pub fn main_from_args(args: impl IntoIterator<Item = OsString>) -> ExitCode {
 )]
 fn dispatch(command: Command, hardened: &Hardened) -> ExitCode {
     match command {
-        Command::Run(args) => ExitCode::from(local::run::run(&args)),
+        Command::Run(args) => ExitCode::from(run::run(&args)),
         #[cfg(feature = "kubernetes")]
         Command::Kubernetes(command) => command.run(hardened),
         Command::Completions { shell } => completions(shell),

@@ -1,22 +1,16 @@
 //! What the launcher counts, in the Prometheus text format. Names start with `mayfly_`; labels have few values,
 //! none of them an id.
 
-use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use prometheus_client::encoding::text::encode;
+use cluster::watch::RunCounts;
+use http_service::MetricsRegistry;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::metrics::info::Info;
-use prometheus_client::registry::Registry;
-
-use crate::kubernetes::cluster::watch::RunCounts;
-use crate::kubernetes::verdict::VerdictKind;
-
-/// Media type of [`Metrics::render`].
-pub(crate) const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+use verdict::VerdictKind;
 
 /// Below two seconds is the goal; the platform gives up after sixty.
 const ACCEPT_SECONDS: [f64; 11] = [
@@ -67,24 +61,14 @@ impl DispatchResult {
     }
 }
 
-/// How many runs wait and run, and how long the oldest has waited.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Load {
-    pub(crate) queued: usize,
-    pub(crate) running: usize,
-    pub(crate) oldest: Duration,
-}
-
 /// The launcher's counters. Clones share them.
 #[derive(Clone, Debug)]
 pub(crate) struct Metrics {
-    registry: Arc<Mutex<Registry>>,
+    registry: MetricsRegistry,
     dispatches: Family<Label, Counter>,
     accept_seconds: Histogram,
     runs: Family<Label, Gauge>,
-    oldest_seconds: Gauge,
     finished: Family<Label, Counter>,
-    start_failures: Counter,
     watching: Gauge,
     barred: Gauge,
     ended: Family<Label, Counter>,
@@ -94,13 +78,11 @@ pub(crate) struct Metrics {
 impl Default for Metrics {
     fn default() -> Self {
         let metrics = Self {
-            registry: Arc::new(Mutex::new(Registry::with_prefix("mayfly"))),
+            registry: MetricsRegistry::default(),
             dispatches: Family::default(),
             accept_seconds: Histogram::new(ACCEPT_SECONDS),
             runs: Family::default(),
-            oldest_seconds: Gauge::default(),
             finished: Family::default(),
-            start_failures: Counter::default(),
             watching: Gauge::default(),
             barred: Gauge::default(),
             ended: Family::default(),
@@ -120,42 +102,33 @@ impl Metrics {
         for outcome in [OK, FAILED] {
             drop(self.finished.get_or_create(&outcome));
         }
-        let mut registry = self.lock();
-        registry.register(
-            "build",
-            "Version of the launcher",
-            Info::new(vec![("version", env!("CARGO_PKG_VERSION"))]),
-        );
-        registry.register(
-            "dispatches",
-            "Dispatches by how they were answered",
-            self.dispatches.clone(),
-        );
-        registry.register(
-            "accept_duration_seconds",
-            "Time from a dispatch's head to its answer",
-            self.accept_seconds.clone(),
-        );
-        registry.register(
-            "runs",
-            "Accepted runs that have not ended, by state",
-            self.runs.clone(),
-        );
-        registry.register(
-            "queue_oldest_age_seconds",
-            "How long the oldest queued run has waited",
-            self.oldest_seconds.clone(),
-        );
-        registry.register(
-            "runs_finished",
-            "Runs that have ended, by outcome",
-            self.finished.clone(),
-        );
-        registry.register(
-            "executor_start_failures",
-            "Executors that could not be started",
-            self.start_failures.clone(),
-        );
+        self.registry.extend(|registry| {
+            registry.register(
+                "build",
+                "Version of the launcher",
+                Info::new(vec![("version", env!("CARGO_PKG_VERSION"))]),
+            );
+            registry.register(
+                "dispatches",
+                "Dispatches by how they were answered",
+                self.dispatches.clone(),
+            );
+            registry.register(
+                "accept_duration_seconds",
+                "Time from a dispatch's head to its answer",
+                self.accept_seconds.clone(),
+            );
+            registry.register(
+                "runs",
+                "Accepted runs that have not ended, by state",
+                self.runs.clone(),
+            );
+            registry.register(
+                "runs_finished",
+                "Runs that have ended, by outcome",
+                self.finished.clone(),
+            );
+        });
     }
 
     /// Adds what only a launcher has that watches a cluster.
@@ -164,34 +137,34 @@ impl Metrics {
             drop(self.ended.get_or_create(&[("verdict", kind.name())]));
         }
         self.stand(RunCounts::default());
-        let mut registry = self.lock();
-        registry.register(
-            "watching",
-            "Whether this replica watches the runs: it holds the Lease, or may hold none",
-            self.watching.clone(),
-        );
-        registry.register(
-            "barred",
-            "Whether a missing namespace or right lets this replica start no run",
-            self.barred.clone(),
-        );
-        registry.register(
-            "runs_ended",
-            "Runs this replica saw end, by verdict",
-            self.ended.clone(),
-        );
-        registry.register(
-            "report_failures",
-            "Verdicts the platform could not take, by attempt",
-            self.report_failures.clone(),
-        );
-        drop(registry);
+        self.registry.extend(|registry| {
+            registry.register(
+                "watching",
+                "Whether this replica watches the runs: it holds the Lease, or may hold none",
+                self.watching.clone(),
+            );
+            registry.register(
+                "barred",
+                "Whether a missing namespace or right lets this replica start no run",
+                self.barred.clone(),
+            );
+            registry.register(
+                "runs_ended",
+                "Runs this replica saw end, by verdict",
+                self.ended.clone(),
+            );
+            registry.register(
+                "report_failures",
+                "Verdicts the platform could not take, by attempt",
+                self.report_failures.clone(),
+            );
+        });
         self
     }
 
-    /// Adds what another part counts.
-    pub(crate) fn extend(&self, register: impl FnOnce(&mut Registry)) {
-        register(&mut self.lock());
+    /// Other parts add what they count.
+    pub(crate) const fn registry(&self) -> &MetricsRegistry {
+        &self.registry
     }
 
     /// This replica watches for as long as the value lives.
@@ -242,41 +215,16 @@ impl Metrics {
             .inc();
     }
 
-    /// Counts an executor that could not be started.
-    pub(crate) fn start_failed(&self) {
-        self.start_failures.inc();
-    }
-
     /// Everything, as text.
-    pub(crate) fn render(&self, load: Option<Load>) -> String {
-        if let Some(load) = load {
-            self.set(load);
-        }
-        let mut text = String::new();
-        encode(&mut text, &self.lock()).expect("writing to a string does not fail");
-        text
-    }
-
-    fn set(&self, load: Load) {
-        let seconds = i64::try_from(load.oldest.as_secs()).unwrap_or(i64::MAX);
-        self.runs
-            .get_or_create(&[("state", "queued")])
-            .set(gauge(load.queued));
-        self.runs
-            .get_or_create(&[("state", "running")])
-            .set(gauge(load.running));
-        self.oldest_seconds.set(seconds);
-    }
-
-    fn lock(&self) -> std::sync::MutexGuard<'_, Registry> {
-        self.registry.lock().unwrap_or_else(PoisonError::into_inner)
+    pub(crate) fn render(&self) -> String {
+        self.registry.render()
     }
 }
 
 /// What a launcher of a cluster shows before anything has happened: every series it will ever have, with all its labels.
 #[must_use]
 pub fn at_start() -> String {
-    Metrics::default().for_cluster().render(None)
+    Metrics::default().for_cluster().render()
 }
 
 fn gauge(count: usize) -> i64 {
@@ -302,25 +250,16 @@ mod tests {
     use super::*;
 
     #[test]
-    fn events_and_load_appear_under_our_prefix() {
+    fn events_appear_under_our_prefix() {
         let metrics = Metrics::default();
         metrics.dispatched(DispatchResult::Accepted, Duration::from_millis(30));
         metrics.finished(false);
-        metrics.start_failed();
-        let text = metrics.render(Some(Load {
-            queued: 3,
-            running: 2,
-            oldest: Duration::from_secs(61),
-        }));
+        let text = metrics.render();
         for line in [
             r#"mayfly_dispatches_total{result="accepted"} 1"#,
             r#"mayfly_dispatches_total{result="duplicate"} 0"#,
             r#"mayfly_accept_duration_seconds_bucket{le="0.05"} 1"#,
-            r#"mayfly_runs{state="queued"} 3"#,
-            r#"mayfly_runs{state="running"} 2"#,
-            "mayfly_queue_oldest_age_seconds 61",
             r#"mayfly_runs_finished_total{outcome="failed"} 1"#,
-            "mayfly_executor_start_failures_total 1",
         ] {
             assert!(text.lines().any(|found| found == line), "{line}\n{text}");
         }
@@ -336,7 +275,7 @@ mod tests {
             queued: 2,
             in_flight: 25,
         });
-        let text = metrics.render(None);
+        let text = metrics.render();
         for line in [
             "mayfly_watching 1",
             r#"mayfly_runs{state="held"} 3"#,
@@ -348,7 +287,7 @@ mod tests {
             assert!(text.lines().any(|found| found == line), "{line}\n{text}");
         }
         drop(watching);
-        let text = metrics.render(None);
+        let text = metrics.render();
         for line in ["mayfly_watching 0", r#"mayfly_runs{state="in_flight"} 0"#] {
             assert!(text.lines().any(|found| found == line), "{line}\n{text}");
         }

@@ -1,33 +1,34 @@
 //! `api-launcher serve`: starts the target and the HTTP service that the settings describe, and stops both.
 
 pub mod config;
+mod machine;
 
-use std::io::{self, Write as _};
+use std::io;
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
+use agent::AgentError;
+use http_service::diagnostics::refuse;
+use http_service::{Limits, Shutdown};
+use hub::{Hub, HubError};
 use job_contract::report::ReportKey;
 use job_contract::{Exit, env};
 use platform::report_key;
+use processes::executor::prepare_for_processes;
 use runtime::handover;
 use runtime::hardening::Hardened;
-use runtime::setting::SettingError;
 use tokio::net::TcpListener;
+use tokio_util::sync::CancellationToken;
 use tracing::{error, info, warn};
 
 use self::config::{ServeArgs, Settings, TargetSettings};
+use self::machine::{Machine, MachineError};
 use crate::dispatch::DispatchTarget;
 use crate::dispatch::no_target::NoTarget;
-use crate::http::{self, AppState, Gate, Limits, StatusPage};
-use crate::hub::page::Source;
-use crate::hub::{Hub, HubError};
+use crate::http::{self, AppState, Gate, StatusPage};
 use crate::kubernetes::dispatch_target::{KubernetesTarget, KubernetesTargetError};
-use crate::local::dispatch_target::journal::Journal;
-use crate::local::dispatch_target::{OpenError, ProcessTarget};
-use crate::local::executor::prepare_for_processes;
 use crate::metrics::Metrics;
-use crate::shutdown::{Shutdown, stop_with_parent};
 
 /// Why the service ended before it was told to.
 #[derive(Debug, thiserror::Error)]
@@ -45,7 +46,9 @@ enum ServeError {
     #[error(transparent)]
     Kubernetes(#[from] KubernetesTargetError),
     #[error(transparent)]
-    Process(#[from] OpenError),
+    Machine(#[from] MachineError),
+    #[error("the agent of this machine ended")]
+    Agent(#[from] AgentError),
     #[error(transparent)]
     Hub(#[from] HubError),
 }
@@ -55,7 +58,8 @@ impl ServeError {
         match self {
             Self::Kubernetes(KubernetesTargetError::Connect(error)) => error.exit(),
             Self::Kubernetes(KubernetesTargetError::Data(error)) => error.exit(),
-            Self::Process(error) => error.exit(),
+            Self::Machine(error) => error.exit(),
+            Self::Agent(error) => error.exit(),
             Self::Hub(error) => error.exit(),
             _ => Exit::Infrastructure,
         }
@@ -64,8 +68,8 @@ impl ServeError {
     /// What to do about it.
     fn hint(&self) -> Option<&'static str> {
         match self {
-            Self::Kubernetes(KubernetesTargetError::Data(error))
-            | Self::Process(OpenError::Data(error)) => error.hint(),
+            Self::Kubernetes(KubernetesTargetError::Data(error)) => error.hint(),
+            Self::Machine(error) => error.hint(),
             _ => None,
         }
     }
@@ -105,16 +109,6 @@ pub fn serve(args: &ServeArgs, hardened: &Hardened) -> u8 {
     }
 }
 
-/// Prints the wrong settings, and returns the exit code.
-pub(crate) fn refuse(errors: &[SettingError]) -> u8 {
-    let mut text = String::from("error: the configuration cannot be used\n");
-    for error in errors {
-        text = format!("{text}  {} {}\n", error.variable, error.text);
-    }
-    let _ = io::stderr().write_all(text.as_bytes());
-    Exit::BadConfiguration.code()
-}
-
 fn run(settings: Settings, key: Option<ReportKey>) -> Result<(), ServeError> {
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .enable_all()
@@ -131,13 +125,20 @@ async fn run_in(settings: Settings, key: Option<ReportKey>) -> Result<(), ServeE
     shutdown
         .on_signals(settings.drain)
         .map_err(ServeError::Signals)?;
-    stop_with_parent();
     let metrics = Metrics::default();
-    let (target, journal) = open(settings.target, key, &metrics, &shutdown).await?;
+    let mut serving = shutdown.clone();
+    if matches!(settings.target, TargetSettings::Process(_)) {
+        // The agent of this machine ends before its hub, because the executors that it stops report to the hub.
+        serving.graceful = CancellationToken::new();
+    }
+    let opened = open(settings.target, key, &metrics, &shutdown).await?;
     let hub = match settings.hub {
-        Some(hub) => Some(Arc::new(Hub::open(*hub, &metrics, shutdown.clone()).await?)),
+        Some(hub) => Some(Arc::new(
+            Hub::open(*hub, metrics.registry(), serving.clone()).await?,
+        )),
         None => None,
     };
+    let (target, machine) = opened.over(hub.as_ref());
     let (listener, address) = listen(settings.http.listen).await?;
     let health = match settings.http.health_listen {
         Some(address) => Some(listen(address).await?),
@@ -145,12 +146,9 @@ async fn run_in(settings: Settings, key: Option<ReportKey>) -> Result<(), ServeE
     };
     let unauthenticated = settings.http.secret.is_none();
     let open = settings.http.open_page;
-    let page = match (&hub, journal) {
-        (Some(hub), _) => Some(Source::Hub(Arc::clone(hub))),
-        // There are no tokens that show it.
-        (None, journal) => journal.filter(|_| open).map(Source::Machine),
-    };
-    let page = page.map(|source| StatusPage { source, open });
+    // Without a file of pools, there are no tokens that show it.
+    let page = hub.clone().filter(|_| open || settings.has_pools_file);
+    let page = page.map(|hub| StatusPage { hub, open });
     let state = AppState::new(
         Gate::new(settings.http.secret, SystemTime::now),
         settings.routing,
@@ -176,30 +174,45 @@ async fn run_in(settings: Settings, key: Option<ReportKey>) -> Result<(), ServeE
     if unauthenticated {
         warn!("requests are accepted without a token");
     }
+    // The executors of a hub have connections too, also those of this machine.
     let limits = match &hub {
         Some(_) => Limits::of_hub(),
         None => Limits::of_launcher(),
     };
-    let stop = shutdown.graceful.clone();
+    let stop = serving.graceful.clone();
     let router = http::router(state.clone(), health.is_none());
-    let service = http::serve(listener, router, limits, stop);
+    let service = http_service::serve(listener, router, limits, stop);
     let health = health.map(|(listener, _)| listener);
-    let health_checks = http::serve_health(health, http::health_router(state));
+    let health_checks = http_service::serve_health(health, http::health_router(state));
     let hub_work = async {
         if let Some(hub) = &hub {
             hub.work().await;
         }
     };
+    let agent_work = async {
+        let Some(machine) = machine else {
+            return Ok(());
+        };
+        let worked = machine
+            .work(on_this_machine(address), shutdown.graceful.clone())
+            .await;
+        serving.graceful.cancel();
+        worked
+    };
     let work = async {
-        tokio::join!(service, target.work(), hub_work);
+        let (worked, ..) = tokio::join!(agent_work, service, target.work(), hub_work);
         if let Some(hub) = &hub {
             hub.close().await;
         }
         // The service has ended, so no response starts another task.
         target.finish_background_tasks().await;
+        worked
     };
     tokio::select! {
-        () = work => info!("stopped"),
+        worked = work => {
+            worked?;
+            info!("stopped");
+        }
         () = bound(&shutdown, settings.shutdown) => {
             warn!("stopped before all runs had ended: accepted runs are kept for the next start");
         }
@@ -215,28 +228,44 @@ async fn listen(address: SocketAddr) -> Result<(TcpListener, SocketAddr), ServeE
     Ok((listener, bound))
 }
 
+/// A target that is open. That of this machine still needs its hub.
+enum OpenTarget {
+    Whole(Arc<dyn DispatchTarget>),
+    Machine(Box<Machine>),
+}
+
 async fn open(
     settings: TargetSettings,
     key: Option<ReportKey>,
     metrics: &Metrics,
     shutdown: &Shutdown,
-) -> Result<(Arc<dyn DispatchTarget>, Option<Arc<Journal>>), ServeError> {
-    let (metrics, shutdown) = (metrics.clone(), shutdown.clone());
+) -> Result<OpenTarget, ServeError> {
     Ok(match settings {
         TargetSettings::Kubernetes(settings) => {
-            let target = KubernetesTarget::connect(*settings, key, metrics, shutdown).await?;
-            (Arc::new(target), None)
+            let (metrics, shutdown) = (metrics.clone(), shutdown.clone());
+            let target = KubernetesTarget::connect(*settings, key, metrics, shutdown);
+            OpenTarget::Whole(Arc::new(target.await?))
         }
         TargetSettings::Process(settings) => {
-            let target = ProcessTarget::open(settings, key, metrics, shutdown)?;
-            let journal = target.journal();
-            (Arc::new(target), Some(journal))
+            OpenTarget::Machine(Box::new(Machine::open(*settings, key)?))
         }
-        TargetSettings::None => (Arc::new(NoTarget), None),
+        TargetSettings::None => OpenTarget::Whole(Arc::new(NoTarget)),
     })
 }
 
-/// An address that a browser on this machine can open.
+impl OpenTarget {
+    /// Returns what takes dispatches, and the agent of this machine.
+    fn over(self, hub: Option<&Arc<Hub>>) -> (Arc<dyn DispatchTarget>, Option<Box<Machine>>) {
+        match (self, hub) {
+            (Self::Whole(target), _) => (target, None),
+            (Self::Machine(machine), Some(hub)) => (Arc::new(machine.target(hub)), Some(machine)),
+            // The settings of a machine have those of its hub.
+            (Self::Machine(_), None) => (Arc::new(NoTarget), None),
+        }
+    }
+}
+
+/// An address that a client on this machine can open.
 fn on_this_machine(mut address: SocketAddr) -> SocketAddr {
     if address.ip().is_unspecified() {
         address.set_ip(match address {

@@ -2,7 +2,7 @@
 
 use std::fmt;
 use std::future::Future;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard};
 use std::time::Instant;
 
 use job_contract::progress::{self, Phase, Progress};
@@ -49,7 +49,7 @@ impl PhaseTimer {
     }
 
     fn lock(&self) -> MutexGuard<'_, Vec<PhaseTiming>> {
-        self.timings.lock().unwrap_or_else(PoisonError::into_inner)
+        runtime::lock(&self.timings)
     }
 }
 

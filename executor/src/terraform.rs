@@ -25,6 +25,7 @@ pub mod backend;
 pub mod credentials;
 pub mod event_state;
 pub mod events;
+mod hcl;
 pub mod lock_error;
 pub mod progress;
 pub mod raw_state;

@@ -2,8 +2,8 @@
 
 #![no_main]
 
-use api_launcher::kubernetes::manifest::image::{Reference, check, check_registry};
 use libfuzzer_sys::fuzz_target;
+use manifest::image::{Reference, check, check_registry};
 
 fuzz_target!(|text: &str| {
     let (image, registry) = text

@@ -4,7 +4,7 @@
 
 use std::collections::BTreeMap;
 
-use api_launcher::kubernetes::config::DeploymentArgs;
+use cluster::job_settings::DeploymentArgs;
 use job_contract::env;
 use libfuzzer_sys::fuzz_target;
 

@@ -3,12 +3,12 @@
 
 #![no_main]
 
-use api_launcher::kubernetes::manifest::{Deployment, build};
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use job_contract::Document;
 use job_contract::encoding::decode;
 use libfuzzer_sys::fuzz_target;
+use manifest::{Deployment, build};
 use serde_json::{Value, json};
 
 const TOKEN: &str = "s3cr3t-access-token";

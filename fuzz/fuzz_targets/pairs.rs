@@ -4,7 +4,7 @@
 
 use std::collections::HashSet;
 
-use api_launcher::kubernetes::manifest::pairs::{parse_list, parse_pairs};
+use job_contract::pairs::{parse_list, parse_pairs};
 use libfuzzer_sys::fuzz_target;
 
 fuzz_target!(|text: &str| {

@@ -2,8 +2,8 @@
 
 #![no_main]
 
-use api_launcher::kubernetes::manifest::quantity::Amount;
 use libfuzzer_sys::fuzz_target;
+use manifest::quantity::Amount;
 
 fuzz_target!(|text: &str| {
     let Ok(amount) = Amount::parse(text) else {

@@ -3,8 +3,8 @@
 
 #![no_main]
 
-use api_launcher::kubernetes::manifest::tolerations::parse_tolerations;
 use libfuzzer_sys::fuzz_target;
+use manifest::tolerations::parse_tolerations;
 
 fuzz_target!(|text: &str| {
     let tolerations = match parse_tolerations(text) {

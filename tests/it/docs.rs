@@ -50,14 +50,8 @@ fn sources() -> Vec<(PathBuf, String)> {
     let mut found = Vec::new();
     let folders = [
         "api-launcher/src",
-        "crates/artifact-store/src",
+        "crates",
         "executor/src",
-        "crates/job-contract/src",
-        "crates/platform/src",
-        "crates/pool-protocol/src",
-        "crates/pool-store/src",
-        "crates/run-log/src",
-        "crates/runtime/src",
         "tests/chaos",
         "tests/chart",
         "tests/cluster",
@@ -182,7 +176,7 @@ fn every_key_of_an_agent_is_documented() {
 #[test]
 fn every_metric_of_pools_is_documented() {
     let listed = first_cells(&read("docs/http-service.md"));
-    let registered = words_after(&read("api-launcher/src/hub/metrics.rs"), "\"pool_", |c| {
+    let registered = words_after(&read("crates/hub/src/metrics.rs"), "\"pool_", |c| {
         c.is_ascii_lowercase() || c == '_'
     });
     assert!(registered.len() >= 10, "{registered:?}");
@@ -250,13 +244,69 @@ fn every_document_the_code_and_the_documents_refer_to_exists() {
         for name in words_after(&text, "docs/", |c| {
             c.is_ascii_alphanumeric() || "-_./".contains(c)
         }) {
-            let is_example = path.ends_with("api-launcher/src/local/run/content.rs");
+            let is_example = path.ends_with("api-launcher/src/run/content.rs");
             let exists = root().join("docs").join(&name).exists();
             assert!(is_example || exists, "{}: docs/{name}", path.display());
             named += 1;
         }
     }
     assert!(named > 20, "only {named} references were found");
+}
+
+/// Whether `path`, whose parts are separated by `::`, names a module, or something that the text of a module has.
+fn names_code(path: &str, sources: &[(PathBuf, String)]) -> bool {
+    // The crates below `tests` have this prefix.
+    let path = path.replacen("test_", "tests::", usize::from(path.starts_with("test_")));
+    let parts: Vec<&str> = path.split("::").collect();
+    let is_module = |file: &Path, parts: &[&str]| {
+        let file = file.with_extension("").to_string_lossy().replace('-', "_");
+        let file = file.trim_end_matches("/lib").trim_end_matches("/src");
+        let end = format!("/{}", parts.join("/"));
+        file.replace("/src/", "/").ends_with(&end)
+    };
+    sources.iter().any(|(file, text)| {
+        (1..=parts.len()).any(|module| {
+            let (module, items) = parts.split_at(module);
+            is_module(file, module) && items.iter().all(|item| text.contains(item))
+        })
+    })
+}
+
+#[test]
+fn every_module_and_file_the_documents_name_exists() {
+    let mut sources = sources();
+    let mut more = Vec::new();
+    for folder in ["api-launcher/tests", "fuzz", "tests"] {
+        files(&root().join(folder), ".rs", &mut more);
+    }
+    sources.extend(more.into_iter().map(|path| (path, String::new())));
+    let (mut named, mut missing) = (0, Vec::new());
+    for document in documents() {
+        let text = fs::read_to_string(&document).unwrap();
+        for code in text.split('`').skip(1).step_by(2) {
+            let is_file = |c: char| c.is_ascii_alphanumeric() || "_/.-".contains(c);
+            let is_module = |c: char| c.is_ascii_alphanumeric() || "_:".contains(c);
+            let is_lowercase = code.starts_with(|c: char| c.is_ascii_lowercase());
+            let end = Path::new(code);
+            let is_source = end.extension().is_some_and(|extension| extension == "rs");
+            let exists = if is_source && code.chars().all(is_file) {
+                // A map of the code has places, others have names.
+                let is_map = document.ends_with("docs/code.md");
+                let is_named = |(file, _): &(PathBuf, String)| file.ends_with(end);
+                root().join(end).is_file() || !is_map && sources.iter().any(is_named)
+            } else if code.contains("::") && code.chars().all(is_module) && is_lowercase {
+                names_code(code.trim_end_matches("::"), &sources)
+            } else {
+                continue;
+            };
+            if !exists {
+                missing.push(format!("{}: {code}", document.display()));
+            }
+            named += 1;
+        }
+    }
+    assert!(missing.is_empty(), "{missing:#?}");
+    assert!(named > 200, "only {named} were found");
 }
 
 /// Every Markdown file of the repository.

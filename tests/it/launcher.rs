@@ -8,10 +8,9 @@ use std::path::PathBuf;
 use integration_tests::laptop::plain;
 use integration_tests::process::Stream;
 use integration_tests::repository::ROOT_MODULE;
-use integration_tests::{Finished, Laptop, Repository, Running, fifo, job};
+use integration_tests::{Finished, Laptop, Repository, fifo, job};
 use job_contract::env;
-use nix::sys::signal::{Signal, kill};
-use nix::unistd::Pid;
+use nix::sys::signal::Signal;
 use serde_json::Value;
 
 use crate::laptop;
@@ -193,95 +192,6 @@ fn a_plan_document_and_an_apply_document_are_two_steps_of_one_job() {
     let applied = expect(laptop.run(&["run", "-f", apply.to_str().unwrap()]), 0);
     assert!(applied.stdout.contains("Apply complete!"), "{applied}");
     assert_eq!(laptop.resources(), ["greeting"]);
-}
-
-#[test]
-fn a_folder_goes_through_a_hub_and_an_agent_that_end_with_the_run() {
-    let laptop = laptop(ROOT_MODULE);
-    let run = |more: &[&str]| {
-        let args = [&["run", "stack", "--with-hub", "--output", "json"], more].concat();
-        laptop.run(&args)
-    };
-    let first = expect(run(&["--auto-approve"]), 0);
-    assert_eq!(laptop.resources(), ["greeting"]);
-    assert_eq!(statuses(&first).last().unwrap(), "applied");
-    let events = first.events();
-    let of = |kind: &'static str| {
-        let of_kind = move |event: &&Value| event["type"] == kind;
-        events.iter().filter(of_kind)
-    };
-    let lines: Vec<&str> = of("log").filter_map(|log| log["line"].as_str()).collect();
-    for expected in ["will be created", "Apply complete!"] {
-        let count = lines.iter().filter(|line| line.contains(expected)).count();
-        assert_eq!(count, 1, "{expected}\n{first}");
-    }
-    let ends: Vec<_> = of("step_finished").map(|end| &end["status"]).collect();
-    assert_eq!(ends, ["completed", "completed"]);
-    let outputs = of("outputs").next().unwrap();
-    assert_eq!(outputs["outputs"][0]["name"], "greeting");
-
-    // The tasks are in the queue of the hub, and the hub is gone.
-    let page = of("hub_started").next().unwrap()["page"].as_str().unwrap();
-    let address = page.trim_start_matches("http://").trim_end_matches("/ui");
-    assert!(std::net::TcpStream::connect(address).is_err(), "{page}");
-    let files = integration_tests::machine::files_below(laptop.home());
-    assert!(
-        files
-            .iter()
-            .any(|file| file.ends_with("launcher/pools/pools.db"))
-    );
-
-    let second = expect(run(&["--auto-approve"]), 0);
-    assert_eq!(statuses(&second).last().unwrap(), "no_changes");
-    let failed = expect(run(&["--plan-only", "--var", "replicas=none"]), 1);
-    assert_eq!(statuses(&failed).last().unwrap(), "failed");
-}
-
-#[test]
-fn ctrl_c_in_an_apply_through_a_hub_saves_the_state_and_exits_130() {
-    let laptop = gated();
-    let args = ["run", "stack", "--auto-approve", "--with-hub"];
-    let running = integration_tests::Running::start(&mut laptop.command(&args));
-    running.wait_for(Stream::Stdout, "at-the-gate");
-    running.signal(Signal::SIGINT);
-    let finished = expect(running.wait(), 130);
-    assert!(
-        laptop.resources().contains(&"first".to_owned()),
-        "{finished}"
-    );
-}
-
-/// The hub or the agent of a run.
-fn companion(run: &Running, subcommand: &str) -> Pid {
-    let processes = fs::read_dir("/proc").unwrap().flatten();
-    let mut ids = processes.filter_map(|process| process.file_name().to_str()?.parse().ok());
-    let parent = format!("PPid:\t{}", run.pid());
-    let found = ids.find(|id: &i32| {
-        let read = |file| fs::read_to_string(format!("/proc/{id}/{file}")).unwrap_or_default();
-        read("status").lines().any(|line| line == parent)
-            && read("cmdline").split('\0').nth(1) == Some(subcommand)
-    });
-    Pid::from_raw(found.expect("it runs"))
-}
-
-#[test]
-fn a_hub_that_dies_in_an_apply_costs_no_state() {
-    let laptop = gated();
-    let mut command = laptop.command(&["run", "stack", "--auto-approve", "--with-hub"]);
-    command.env(env::GRACE_PERIOD_SECONDS, "20");
-    let running = Running::start(&mut command);
-    running.wait_for(Stream::Stdout, "at-the-gate");
-    kill(companion(&running, "serve"), Signal::SIGKILL).unwrap();
-    let finished = expect(running.wait(), 75);
-    assert!(finished.stderr.contains("the hub ended"), "{finished}");
-    assert!(
-        laptop.resources().contains(&"first".to_owned()),
-        "{finished}"
-    );
-    // A tool that was killed leaves its lock.
-    let files = integration_tests::machine::files_below(laptop.home());
-    let is_lock = |file: &&PathBuf| file.to_string_lossy().ends_with(".lock.info");
-    assert_eq!(files.iter().find(is_lock), None, "{finished}");
 }
 
 #[test]

@@ -22,6 +22,5 @@ mod proxies;
 mod queue;
 mod relay;
 mod runs;
-mod sealing;
 mod status_page;
 mod two_hubs;

@@ -13,9 +13,9 @@ use std::fs;
 use std::sync::Mutex;
 use std::time::Duration;
 
-use api_launcher::kubernetes::cluster::{Cluster, annotations};
-use api_launcher::kubernetes::verdict::{Verdict, VerdictKind};
+use cluster::Cluster;
 use integration_tests::Repository;
+use job_contract::annotations;
 use job_contract::keys::ObjectKey;
 use job_contract::report::ReportKey;
 use k8s_openapi::api::batch::v1::Job;
@@ -38,6 +38,7 @@ use test_peers::skips::needed;
 use test_peers::terraform;
 use test_platform::{Flow, NewJob, Outputs, Platform, Status, Workspace};
 use tokio::sync::{RwLock, RwLockReadGuard, RwLockWriteGuard};
+use verdict::{Verdict, VerdictKind};
 
 /// Generous: a busy machine is slow, and nothing waits this long unless it is broken.
 const PATIENCE: Duration = Duration::from_secs(90);

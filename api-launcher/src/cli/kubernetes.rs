@@ -2,15 +2,15 @@
 
 use std::process::ExitCode;
 
+use agent::AgentArgs;
 use clap::Subcommand;
 use runtime::hardening::Hardened;
 
-use crate::agent::{self, AgentArgs};
-use crate::hub::token_command::PoolArgs;
 use crate::kubernetes::commands::{
     self, CancelArgs, CheckArgs, ExplainArgs, LaunchArgs, ListArgs, LogsArgs,
 };
 use crate::kubernetes::render::{self, RenderArgs};
+use crate::pool_command::PoolArgs;
 use crate::serve;
 use crate::serve::config::ServeArgs;
 
@@ -59,9 +59,14 @@ impl KubernetesCommand {
 }
 
 const RENDER_NOTES: &str = "\
-The list holds exactly what would be created, and needs no cluster. One thing only the cluster knows is missing: the
-Secret's owner reference, which names the Job's UID. The Job is suspended, as it is created; it is released once its
-Secret exists. The job data in it is encoded, not encrypted: treat the output as the secret it is.
+The list holds what would be created, and needs no cluster. What is created differs in this:
+- The name of the Secret ends with 16 random digits instead of zeros, and the Secret names the Job as its owner.
+- `serve` sets the Job's time to live to one day until the end is reported. The annotation `mayfly.dev/keep-seconds`
+  has the configured time.
+- With a queue of the cluster, the Job has the label `kueue.x-k8s.io/queue-name=none.mayfly.dev` until its Secret is
+  stored. The annotation `mayfly.dev/queue` has the queue.
+- Without a Secret, the Job may be released by the request that creates it, and then is not suspended.
+The job data in the list is encoded, not encrypted: treat the output as the secret it is.
 
 Example:
   api-launcher render -f job.json | kubectl apply --dry-run=server -f -";

@@ -2,10 +2,11 @@
 
 use futures_util::FutureExt as _;
 use futures_util::future::BoxFuture;
+use http_service::Readiness;
 use job_contract::Document;
+use reporter::dispatch::{Acceptance, DispatchError, ResponseSent};
 
-use super::response::ResponseSent;
-use super::{Acceptance, DispatchError, DispatchTarget, Readiness};
+use super::DispatchTarget;
 
 /// The target.
 #[derive(Debug)]

@@ -27,37 +27,18 @@ impl Routing {
     pub(crate) fn fallback_for(&self, job: &JobData) -> Option<&Fallback> {
         match self {
             Self::All => None,
-            Self::Flag(fallback) => (!fallback.flag.is_on(job)).then_some(fallback),
+            // As upstream: the flag counts by its presence, whatever its value (contract 2.1).
+            Self::Flag(fallback) => (!job
+                .environment_variables
+                .contains_key(env::EPHEMERAL_SWITCH))
+            .then_some(fallback),
         }
-    }
-}
-
-/// How the workspace's flag is read.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Flag {
-    /// As upstream: whatever its value (contract 2.1).
-    Present,
-    /// `0`, `false` and `off` mean no.
-    Strict,
-}
-
-impl Flag {
-    fn is_on(self, job: &JobData) -> bool {
-        let Some(value) = job.environment_variables.get(env::EPHEMERAL_SWITCH) else {
-            return false;
-        };
-        let value = value.trim();
-        self == Self::Present
-            || !["0", "false", "off"]
-                .iter()
-                .any(|off| value.eq_ignore_ascii_case(off))
     }
 }
 
 /// The persistent executor.
 #[derive(Debug)]
 pub(crate) struct Fallback {
-    flag: Flag,
     url: Url,
     client: reqwest::Client,
 }
@@ -71,14 +52,14 @@ pub(crate) struct ForwardError {
 
 impl Fallback {
     /// The executor at `url`. Proxies of the environment are for the outside; this executor is a neighbour.
-    pub(crate) fn new(flag: Flag, url: Url) -> Result<Self, reqwest::Error> {
+    pub(crate) fn new(url: Url) -> Result<Self, reqwest::Error> {
         let client = reqwest::Client::builder()
             .connect_timeout(CONNECT_TIMEOUT)
             .timeout(TOTAL_TIMEOUT)
             .redirect(reqwest::redirect::Policy::none())
             .no_proxy()
             .build()?;
-        Ok(Self { flag, url, client })
+        Ok(Self { url, client })
     }
 
     /// Forwards the dispatch. The body of the response is still on its way when this returns.
@@ -111,24 +92,19 @@ mod tests {
     use rstest::rstest;
 
     #[rstest]
-    #[case(None, false, false)]
-    #[case(Some("true"), true, true)]
-    #[case(Some(""), true, true)]
-    #[case(Some("0"), true, false)]
-    #[case(Some(" False "), true, false)]
-    #[case(Some("OFF"), true, false)]
-    #[case(Some("offline"), true, true)]
-    fn the_flag_counts_by_presence_or_by_value(
-        #[case] value: Option<&str>,
-        #[case] present: bool,
-        #[case] strict: bool,
-    ) {
+    #[case(None, false)]
+    #[case(Some("true"), true)]
+    #[case(Some(""), true)]
+    #[case(Some("false"), true)]
+    fn the_flag_counts_by_its_presence(#[case] value: Option<&str>, #[case] is_ours: bool) {
         let mut job = JobData::default();
         if let Some(value) = value {
             job.environment_variables
                 .insert(env::EPHEMERAL_SWITCH.to_owned(), value.to_owned());
         }
-        assert_eq!(Flag::Present.is_on(&job), present);
-        assert_eq!(Flag::Strict.is_on(&job), strict);
+        let _ = rustls::crypto::ring::default_provider().install_default();
+        let url = Url::parse("http://executor.test/").unwrap();
+        let routing = Routing::Flag(Fallback::new(url).unwrap());
+        assert_eq!(routing.fallback_for(&job).is_none(), is_ours);
     }
 }

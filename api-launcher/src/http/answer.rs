@@ -5,14 +5,12 @@ use std::convert::Infallible;
 use axum::body::{Body, Bytes};
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
-use pool_store::Refusal;
+use http_service::body::BodyError;
+use hub::SubmitError;
+use reporter::dispatch::{DispatchError, PendingResponse};
 use serde_json::json;
 
 use super::auth::AuthError;
-use super::body::BodyError;
-use crate::dispatch::DispatchError;
-use crate::dispatch::response::PendingResponse;
-use crate::hub::SubmitError;
 use crate::metrics::DispatchResult;
 
 /// A request that was not accepted.
@@ -81,10 +79,7 @@ impl From<SubmitError> for RequestError {
     fn from(error: SubmitError) -> Self {
         match error {
             SubmitError::UnknownPool(pool) => Self::UnknownPool(pool),
-            SubmitError::Store(pool_store::Error::Refused(Refusal::RequestInvalid(reason))) => {
-                Self::Invalid(reason)
-            }
-            SubmitError::Store(error) => Self::Unavailable(error.to_string()),
+            error @ SubmitError::Store(_) => DispatchError::from(error).into(),
         }
     }
 }

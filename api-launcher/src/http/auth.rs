@@ -2,9 +2,10 @@
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+use http_service::bearer;
 use job_contract::secret::{self, SecretError};
 use jsonwebtoken::errors::ErrorKind;
-use jsonwebtoken::{Algorithm, DecodingKey, EncodingKey, Header, Validation, decode, encode};
+use jsonwebtoken::{Algorithm, DecodingKey, Validation, decode};
 use serde::Deserialize;
 
 /// Issuer and audience of the platform's tokens.
@@ -28,23 +29,6 @@ impl InternalSecret {
     pub fn parse(text: &str) -> Result<Self, SecretError> {
         Ok(Self(DecodingKey::from_secret(&secret::decode(text)?)))
     }
-}
-
-/// Makes a token as the platform does, for a hub whose platform is the records of its machine.
-pub(crate) fn platform_token(
-    secret: &str,
-    now: SystemTime,
-    lifetime: Duration,
-) -> Result<String, SecretError> {
-    let issued = now.duration_since(UNIX_EPOCH).unwrap_or_default();
-    let claims = serde_json::json!({
-        "iss": PLATFORM,
-        "aud": PLATFORM,
-        "iat": issued.as_secs(),
-        "exp": (issued + lifetime).as_secs(),
-    });
-    let key = EncodingKey::from_secret(&secret::decode(secret)?);
-    Ok(encode(&Header::new(Algorithm::HS256), &claims, &key).expect("claims of text and numbers"))
 }
 
 /// What every token must say.
@@ -145,13 +129,6 @@ impl Gate {
         }
         Ok(())
     }
-}
-
-/// Returns the token of an `Authorization` header.
-pub(crate) fn bearer(authorization: &[u8]) -> Option<&str> {
-    let (scheme, token) = std::str::from_utf8(authorization).ok()?.split_once(' ')?;
-    let token = token.trim();
-    (scheme.eq_ignore_ascii_case("bearer") && !token.is_empty()).then_some(token)
 }
 
 /// The signature alone is checked here, in constant time; times are compared with a clock that can be given.

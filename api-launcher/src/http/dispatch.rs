@@ -7,17 +7,16 @@ use axum::body::HttpBody as _;
 use axum::extract::{Path, Request, State};
 use axum::http::{HeaderMap, HeaderValue, header};
 use axum::response::{IntoResponse as _, Response};
+use http_service::body;
 use job_contract::{Document, JobData};
+use reporter::dispatch::{Acceptance, response_signal};
 use serde_json::error::Category;
 use tokio::sync::{AcquireError, SemaphorePermit};
 use tracing::{info, warn};
 
 use super::answer::{self, RequestError};
 use super::auth::AuthError;
-use super::body;
 use super::{AppState, BODY_TIMEOUT, KIB, MAX_BODY_BYTES};
-use crate::dispatch::Acceptance;
-use crate::dispatch::response::response_signal;
 use crate::metrics::DispatchResult;
 
 /// The request header with the trace of the sender.

@@ -1,15 +1,15 @@
 //! The health paths of a stock executor (contract 2.7), and the metrics. They need no token, so they contain only states,
 //! numbers, and why a launcher is not ready.
 
+use axum::body::Bytes;
 use axum::extract::State;
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse as _, Response};
+use http_service::{CONTENT_TYPE, Readiness};
 use serde_json::json;
 
 use super::AppState;
 use super::answer::json_body;
-use crate::dispatch::Readiness;
-use crate::metrics;
 
 /// The launcher is alive if it responds.
 pub(super) async fn liveness() -> Response {
@@ -37,17 +37,19 @@ pub(super) async fn readiness(State(state): State<AppState>) -> Response {
     }
 }
 
+/// All answers of a second share one text, also those that their clients do not read.
 pub(super) async fn prometheus(State(state): State<AppState>) -> Response {
-    let render = || state.metrics.render(state.target.load());
-    let text = match &state.hub {
-        Some(hub) => hub.measure(render).await,
-        None => render(),
-    };
+    let render = Box::pin(async {
+        if let Some(hub) = &state.hub {
+            hub.measure().await;
+        }
+        Bytes::from(state.metrics.render())
+    });
+    let text = state.rendered.get(render).await;
     let mut response = text.into_response();
-    response.headers_mut().insert(
-        header::CONTENT_TYPE,
-        HeaderValue::from_static(metrics::CONTENT_TYPE),
-    );
+    response
+        .headers_mut()
+        .insert(header::CONTENT_TYPE, HeaderValue::from_static(CONTENT_TYPE));
     response
 }
 

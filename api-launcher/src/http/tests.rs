@@ -1,14 +1,17 @@
 //! Every answer of the service, without a socket.
 
-use std::path::Path;
-use std::sync::Arc;
+use std::collections::BTreeSet;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use axum::Router;
 use axum::body::{Body, to_bytes};
 use axum::http::{HeaderValue, Request, StatusCode, header};
 use futures_util::FutureExt as _;
 use futures_util::future::BoxFuture;
+use http_service::{Readiness, Shutdown};
 use job_contract::Document;
+use reporter::dispatch::{Acceptance, DispatchError, ResponseSent};
 use rstest::rstest;
 use serde_json::{Value, json};
 use tokio::sync::Semaphore;
@@ -18,20 +21,51 @@ use tower::ServiceExt as _;
 use super::auth::Gate;
 use super::auth::tests::{PLATFORM_TOKEN, gate, when_issued};
 use super::{AT_ONCE, AppState, MAX_BODY_BYTES, router};
-use crate::data::DataDir;
-use crate::dispatch::response::ResponseSent;
+use crate::dispatch::DispatchTarget;
 use crate::dispatch::route::Routing;
-use crate::dispatch::{Acceptance, DispatchError, DispatchTarget, Readiness};
-use crate::local::dispatch_target::ProcessTarget;
-use crate::local::dispatch_target::settings::{ProcessSettings, RunsOnStop};
-use crate::local::executor::Program;
 use crate::metrics::Metrics;
-use crate::shutdown::Shutdown;
 
 struct Service {
-    data: tempfile::TempDir,
+    target: Arc<KeepingTarget>,
     router: Router,
     shutdown: Shutdown,
+}
+
+/// A target that keeps the steps of dispatches and starts nothing.
+#[derive(Debug, Default)]
+struct KeepingTarget {
+    steps: Mutex<BTreeSet<String>>,
+    /// Why it cannot keep one.
+    problem: Mutex<Option<&'static str>>,
+}
+
+impl DispatchTarget for KeepingTarget {
+    fn accept(
+        &self,
+        job: Document,
+        _response_sent: ResponseSent,
+    ) -> BoxFuture<'_, Result<Acceptance, DispatchError>> {
+        let accepted = match *self.problem.lock().unwrap() {
+            Some(problem) => Err(DispatchError::Unavailable(problem.to_owned())),
+            None if self.steps.lock().unwrap().insert(job.step_id.clone()) => Ok(Acceptance::New),
+            None => Ok(Acceptance::Duplicate),
+        };
+        std::future::ready(accepted).boxed()
+    }
+
+    fn readiness(&self) -> BoxFuture<'_, Readiness> {
+        let problem = *self.problem.lock().unwrap();
+        let not_ready = |problem: &str| Readiness::NotReady(problem.to_owned());
+        std::future::ready(problem.map_or(Readiness::Ready, not_ready)).boxed()
+    }
+
+    fn work(&self) -> BoxFuture<'_, ()> {
+        std::future::ready(()).boxed()
+    }
+
+    fn name(&self) -> &'static str {
+        "keeping"
+    }
 }
 
 struct Answer {
@@ -51,35 +85,24 @@ impl Answer {
 }
 
 impl Service {
-    /// A service whose target accepts and starts nothing.
     fn new() -> Self {
         Self::with(gate(when_issued))
     }
 
     fn with(gate: Gate) -> Self {
-        let data = tempfile::tempdir().unwrap();
         let shutdown = Shutdown::default();
-        let metrics = Metrics::default();
-        let settings = ProcessSettings {
-            data: DataDir::locate(Some(data.path())).unwrap(),
-            program: Program::choose(Some(Path::new("/nonexistent"))).unwrap(),
-            concurrency: 1,
-            on_stop: RunsOnStop::Interrupt,
-            platform: None,
-        };
-        let target =
-            ProcessTarget::open(settings, None, metrics.clone(), shutdown.clone()).unwrap();
+        let target = Arc::new(KeepingTarget::default());
         let state = AppState::new(
             gate,
             Routing::All,
-            Arc::new(target),
+            Arc::clone(&target) as Arc<dyn DispatchTarget>,
             None,
             None,
-            metrics,
+            Metrics::default(),
             shutdown.draining.clone(),
         );
         Self {
-            data,
+            target,
             router: router(state, true),
             shutdown,
         }
@@ -108,9 +131,9 @@ impl Service {
             .await
     }
 
-    fn entries(&self) -> usize {
-        let entries = self.data.path().join("launcher/queue/entries");
-        std::fs::read_dir(entries).unwrap().count()
+    /// How many steps the target keeps.
+    fn kept(&self) -> usize {
+        self.target.steps.lock().unwrap().len()
     }
 }
 
@@ -136,7 +159,7 @@ fn job() -> Value {
 }
 
 #[tokio::test]
-async fn a_dispatch_is_accepted_once_it_is_on_disk_and_only_once() {
+async fn a_dispatch_is_accepted_as_often_as_it_comes_and_counts_once() {
     let service = Service::new();
     for _ in 0..3 {
         let answer = service.post(job().to_string()).await;
@@ -145,7 +168,7 @@ async fn a_dispatch_is_accepted_once_it_is_on_disk_and_only_once() {
             (answer.kind.as_str(), answer.body.as_str()),
             ("application/json", "{}")
         );
-        assert_eq!(service.entries(), 1);
+        assert_eq!(service.kept(), 1);
     }
     let metrics = service.get("/metrics").await.body;
     assert!(
@@ -154,14 +177,14 @@ async fn a_dispatch_is_accepted_once_it_is_on_disk_and_only_once() {
     );
 }
 
-#[tokio::test]
-async fn concurrent_deliveries_of_one_pair_are_all_accepted_and_kept_once() {
+#[tokio::test(start_paused = true)]
+async fn answers_with_metrics_share_one_text_for_a_second() {
     let service = Service::new();
-    let answers = (0..20).map(|_| service.post(job().to_string()));
-    for answer in futures_util::future::join_all(answers).await {
-        assert_eq!(answer.status, StatusCode::ACCEPTED);
-    }
-    assert_eq!(service.entries(), 1);
+    let first = service.get("/metrics").await.body;
+    service.post(job().to_string()).await;
+    assert_eq!(service.get("/metrics").await.body, first);
+    tokio::time::advance(Duration::from_secs(1)).await;
+    assert_ne!(service.get("/metrics").await.body, first);
 }
 
 #[rstest]
@@ -187,7 +210,7 @@ async fn requests_without_the_platforms_token_are_refused(
         .await;
     assert_eq!(answer.status, StatusCode::UNAUTHORIZED);
     assert!(answer.error().contains(expected), "{}", answer.body);
-    assert_eq!(service.entries(), 0);
+    assert_eq!(service.kept(), 0);
 }
 
 #[tokio::test]
@@ -200,7 +223,7 @@ async fn without_authentication_a_web_page_cannot_dispatch() {
     let refused = service.ask(of_a_page).await;
     assert_eq!(refused.status, StatusCode::UNAUTHORIZED);
     assert!(refused.error().contains("Origin"), "{}", refused.body);
-    assert_eq!(service.entries(), 0);
+    assert_eq!(service.kept(), 0);
     assert_eq!(service.ask(request()).await.status, StatusCode::ACCEPTED);
 }
 
@@ -245,18 +268,23 @@ async fn bodies_up_to_eight_mebibytes_are_read() {
 #[tokio::test]
 async fn nothing_is_accepted_that_cannot_be_kept() {
     let service = Service::new();
-    std::fs::remove_dir_all(service.data.path().join("launcher")).unwrap();
+    *service.target.problem.lock().unwrap() = Some("the disk is full");
     let answer = service.post(job().to_string()).await;
     assert_eq!(answer.status, StatusCode::SERVICE_UNAVAILABLE);
+    assert!(
+        answer.error().contains("the disk is full"),
+        "{}",
+        answer.body
+    );
     let health = service.get("/actuator/health/readiness").await;
     assert_eq!(health.status, StatusCode::SERVICE_UNAVAILABLE);
     assert_eq!(health.json()["status"], "DOWN");
     let reason = health.json()["problem"].to_string();
-    assert!(reason.contains("No such file"), "{reason}");
+    assert!(reason.contains("the disk is full"), "{reason}");
     let alive = service.get("/actuator/health/liveness").await;
     assert_eq!(alive.status, StatusCode::OK);
 
-    std::fs::create_dir_all(service.data.path().join("launcher/queue/entries")).unwrap();
+    *service.target.problem.lock().unwrap() = None;
     let answer = service.post(job().to_string()).await;
     assert_eq!(answer.status, StatusCode::ACCEPTED, "the next try counts");
 }

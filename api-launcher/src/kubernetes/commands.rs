@@ -122,7 +122,7 @@ mod tests {
 
     use super::output::captured::output;
     use super::*;
-    use crate::kubernetes::cluster::{Cluster, RunKey};
+    use cluster::{Cluster, RunRef};
 
     fn job(name: &str, step: &str) -> Value {
         json!({
@@ -337,7 +337,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_run_is_stayed_with_to_its_end_and_its_outcome_is_passed_on() {
-        let key = RunKey {
+        let key = RunRef {
             job_id: "9".into(),
             step_id: "z".into(),
             name: "job-9-z".into(),

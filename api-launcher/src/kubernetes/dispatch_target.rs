@@ -11,29 +11,30 @@ mod watcher;
 
 use std::sync::Arc;
 
+use cluster::settings::ClusterSettings;
+use cluster::{Cluster, ConnectError};
+use data_dir::{DataDir, DataError};
 use futures_util::FutureExt as _;
 use futures_util::future::BoxFuture;
+use http_service::{Readiness, Shutdown};
 use job_contract::report::ReportKey;
 use job_contract::status::JobStatus;
 use job_contract::{Document, JobData, chain, env};
+use manifest::Deployment;
 use platform::StepRef;
+use reporter::dispatch::{Acceptance, DispatchError, ResponseSent};
+use reporter::settings::PlatformSetupError;
+use reporter::{LocalReporter, PlatformReporter};
 use tracing::{info, warn};
 
 use self::background::BackgroundTasks;
 use self::readiness::ReadinessProbe;
-use self::settings::{ClusterSettings, KubernetesSettings};
+use self::settings::KubernetesSettings;
 use self::start_failure::StartFailureTracker;
 use self::submitter::{JobSubmitter, Submission, SubmitError};
 use self::watcher::RunWatcher;
-use crate::data::{DataDir, DataError};
-use crate::dispatch::response::ResponseSent;
-use crate::dispatch::{Acceptance, DispatchError, DispatchTarget, Readiness, has_nothing_to_run};
-use crate::kubernetes::cluster::{Cluster, ConnectError};
-use crate::kubernetes::config::Deployment;
+use crate::dispatch::{DispatchTarget, has_nothing_to_run};
 use crate::metrics::Metrics;
-use crate::reporter::settings::PlatformSetupError;
-use crate::reporter::{LocalReporter, PlatformReporter};
-use crate::shutdown::Shutdown;
 
 /// The target.
 #[derive(Debug)]
@@ -106,20 +107,12 @@ impl KubernetesTarget {
         shutdown: Shutdown,
     ) -> Self {
         let cluster = cluster.with_max_in_flight(settings.max_in_flight);
-        let cluster = match settings.rate {
-            Some(rate) => cluster.with_rate_limit(rate),
-            None => cluster,
-        };
         let metrics = metrics.for_cluster();
         let start_failures = Arc::new(StartFailureTracker::new(
             start_failure::FAILURE_TIMEOUT,
             metrics.clone(),
         ));
-        let readiness = ReadinessProbe::new(
-            cluster.clone(),
-            Arc::clone(&start_failures),
-            settings.lease_name.clone(),
-        );
+        let readiness = ReadinessProbe::new(cluster.clone(), Arc::clone(&start_failures));
         let watcher = RunWatcher {
             cluster: cluster.clone(),
             namespace: deployment.namespace.clone(),

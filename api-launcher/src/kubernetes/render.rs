@@ -4,12 +4,11 @@ use std::io::{self, Write as _};
 use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
+use cluster::job_settings::DeploymentArgs;
 use job_contract::{Exit, chain, env};
 use serde_json::Value;
 
 use crate::document;
-use crate::kubernetes::config::DeploymentArgs;
-use crate::kubernetes::manifest;
 use crate::terminal::stdout;
 
 /// Stands for what tells one attempt to create a Job from another, so that the same document renders the same.
@@ -101,7 +100,7 @@ mod tests {
     use super::*;
     use std::fs;
 
-    use crate::kubernetes::config::DeploymentArgs;
+    use cluster::job_settings::DeploymentArgs;
 
     const JOB: &str = r#"{"type":"terraformPlan","organizationId":"o","workspaceId":"w","jobId":"1","stepId":"s",
         "environmentVariables":{"EPHEMERAL_CONFIG_ANNOTATIONS":"a=yes;b=012;c=1e3;d=null;e=# x;f=~;g=on;h=é\u0007"}}"#;

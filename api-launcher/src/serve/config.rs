@@ -1,22 +1,23 @@
 //! The options of `api-launcher serve`. The parts of the service define their own options beside what they
 //! configure; this module composes them. It finds every error before it reports any.
 
+use std::net::SocketAddr;
 use std::time::Duration;
 
 use clap::Args;
+use cluster::settings::KubernetesArgs;
+use data_dir::DataDirArgs;
+use http_service::diagnostics::TelemetryArgs;
+use hub::settings::{HubArgs, HubSettings};
 use job_contract::{Records, env};
+use reporter::settings::PlatformArgs;
 use runtime::setting::{ReadSetting as _, Setting, SettingError, SettingValue, choice};
-use runtime::telemetry::LogFormat;
-use tracing_subscriber::EnvFilter;
 
-use crate::data::DataDirArgs;
 use crate::dispatch::route::Routing;
 use crate::dispatch::route::settings::RoutingArgs;
 use crate::http::settings::{HttpArgs, HttpSettings};
-use crate::hub::settings::{HubArgs, HubSettings};
-use crate::kubernetes::dispatch_target::settings::{KubernetesArgs, KubernetesSettings};
-use crate::local::dispatch_target::settings::{ProcessArgs, ProcessSettings};
-use crate::reporter::settings::PlatformArgs;
+use crate::kubernetes::dispatch_target::settings::KubernetesSettings;
+use crate::serve::machine::settings::{MachineArgs, MachineSettings};
 
 /// Less than the 30 s Kubernetes gives a pod by default.
 const SHUTDOWN_SECONDS: u64 = 25;
@@ -56,7 +57,7 @@ pub struct ServeArgs {
     pub shutdown_seconds: Option<Setting<u64>>,
 
     #[command(flatten)]
-    pub process: ProcessArgs,
+    pub machine: MachineArgs,
 
     #[command(flatten)]
     pub routing: RoutingArgs,
@@ -74,23 +75,10 @@ pub struct ServeArgs {
     pub hub: HubArgs,
 }
 
-/// The options of diagnostics.
-#[derive(Args, Clone, Debug, Default)]
-#[command(next_help_heading = "Diagnostics")]
-pub struct TelemetryArgs {
-    /// `json` or `text` [default: text on a terminal, else json]
-    #[arg(long, value_name = "FORMAT", env = env::LOG_FORMAT)]
-    pub log_format: Option<Setting<LogFormat>>,
-
-    /// Filter of the log, as `tracing` directives [default: info]
-    #[arg(long, value_name = "FILTER", env = env::LOG_FILTER)]
-    pub log_filter: Option<Setting<String>>,
-}
-
 const EXAMPLES: &str = "\
 Examples:
   InternalSecret=… api-launcher serve --data-dir /var/lib/mayfly
-  api-launcher serve --allow-unauthenticated --listen 127.0.0.1:0     to try it out
+  api-launcher serve --target process --allow-unauthenticated         to try it out
   MAYFLY_ROUTE=flag MAYFLY_PERSISTENT_EXECUTOR_URL=http://executor:8090/api/v1/terraform-rs \\
       InternalSecret=… api-launcher serve
 
@@ -105,7 +93,7 @@ what is queued for the next start; a second SIGTERM ends the process at once.";
 #[derive(Debug)]
 pub(crate) enum TargetSettings {
     Kubernetes(Box<KubernetesSettings>),
-    Process(ProcessSettings),
+    Process(Box<MachineSettings>),
     None,
 }
 
@@ -136,35 +124,13 @@ pub(crate) struct Settings {
     pub(crate) target: TargetSettings,
     /// The pools, if there are any.
     pub(crate) hub: Option<Box<HubSettings>>,
+    /// A file of pools has tokens that show the status page.
+    pub(crate) has_pools_file: bool,
     pub(crate) routing: Routing,
     /// How long the service accepts dispatches after SIGTERM.
     pub(crate) drain: Duration,
     /// How long stopping may take, the drain included.
     pub(crate) shutdown: Duration,
-}
-
-/// The library warns of each refused attempt to watch. The watcher itself logs refusals once.
-const REFUSED_WATCHES: &str = "kube_runtime::watcher=error";
-
-impl TelemetryArgs {
-    /// Format and filter, with what is wrong about them.
-    pub(crate) fn resolve(&self) -> Result<(LogFormat, EnvFilter), Vec<SettingError>> {
-        let mut errors = Vec::new();
-        let format = self.log_format.read(&mut errors);
-        let directives = self.log_filter.read(&mut errors);
-        let directives = directives.as_deref().unwrap_or("info");
-        let filter = EnvFilter::try_new(format!("{REFUSED_WATCHES},{directives}"));
-        if filter.is_err() {
-            let text = "holds no `tracing` directives";
-            errors.push(SettingError::new(env::LOG_FILTER, text));
-        }
-        match filter {
-            Ok(filter) if errors.is_empty() => {
-                Ok((format.unwrap_or_else(LogFormat::detect), filter))
-            }
-            _ => Err(errors),
-        }
-    }
 }
 
 impl ServeArgs {
@@ -174,16 +140,23 @@ impl ServeArgs {
         let target = self.target.read(errors);
         let target = target.unwrap_or(TargetName::Kubernetes);
         let http = self.http.resolve(errors, secret);
+        if let (TargetName::Process, SocketAddr::V6(address)) = (target, http.listen)
+            && address.scope_id() != 0
+        {
+            let text =
+                format!("is `{address}`, but target `process` needs an address without a zone");
+            errors.push(SettingError::new(env::LISTEN, text));
+        }
         let (drain, shutdown) = self.resolve_stopping(errors, target);
         let target = match target {
-            TargetName::Kubernetes => self
-                .kubernetes
-                .resolve(errors, &self.data, &self.platform)
-                .map(|settings| TargetSettings::Kubernetes(Box::new(settings))),
+            TargetName::Kubernetes => {
+                KubernetesSettings::resolve(&self.kubernetes, errors, &self.data, &self.platform)
+                    .map(|settings| TargetSettings::Kubernetes(Box::new(settings)))
+            }
             TargetName::Process => self
-                .process
-                .resolve(errors, &self.data, &self.platform)
-                .map(TargetSettings::Process),
+                .machine
+                .resolve(errors, &self.data, self.platform.terrakube.is_set())
+                .map(|settings| TargetSettings::Process(Box::new(settings))),
             TargetName::None => {
                 if self.hub.pools.is_none() {
                     let text = format!("is not set, but {} is `none`", env::TARGET);
@@ -195,13 +168,20 @@ impl ServeArgs {
         // The target `kubernetes` says what is wrong with it.
         let records = self.kubernetes.deployment.records.get();
         let shared = records.is_some_and(|setting| setting.0 == Some(Records::Shared));
-        let hub = self.hub.resolve(errors, &self.data, &self.platform, shared);
+        let own = match &target {
+            Some(TargetSettings::Process(machine)) => Some(machine.pool.clone()),
+            _ => None,
+        };
+        let hub = self
+            .hub
+            .resolve(errors, &self.data, &self.platform, shared, own);
         let routing = self.routing.resolve(errors);
         match (target, routing) {
             (Some(target), Some(routing)) if errors.is_empty() => Ok(Settings {
                 http,
                 target,
                 hub: hub.map(Box::new),
+                has_pools_file: self.hub.pools.is_some(),
                 routing,
                 drain,
                 shutdown,
@@ -273,7 +253,6 @@ mod tests {
             (env::RUNS_ON_STOP, "explode"),
             (env::EXECUTOR, "/etc/passwd"),
             (env::ROUTE, "flag"),
-            (env::ROUTE_STRICT, "maybe"),
             (env::PERSISTENT_EXECUTOR_URL, "ftp://executor"),
         ]);
         let errors = args.resolve(Some("hunter2")).unwrap_err();
@@ -288,7 +267,6 @@ mod tests {
                 "MAYFLY_HEALTH_LISTEN",
                 "MAYFLY_LISTEN",
                 "MAYFLY_PERSISTENT_EXECUTOR_URL",
-                "MAYFLY_ROUTE_STRICT",
                 "MAYFLY_RUNS_ON_STOP",
                 "MAYFLY_SHUTDOWN_SECONDS",
             ]
@@ -371,6 +349,16 @@ mod tests {
             "{}",
             errors[0]
         );
+    }
+
+    #[test]
+    fn an_address_with_a_zone_is_refused_where_the_launcher_is_its_own_client() {
+        let args = |target| -> ServeArgs {
+            from_variables(&[(env::TARGET, target), (env::LISTEN, "[fe80::1%1]:0")])
+        };
+        let errors = args("process").resolve(Some(SECRET)).unwrap_err();
+        assert_eq!(errors[0].variable, "MAYFLY_LISTEN");
+        assert!(args("kubernetes").resolve(Some(SECRET)).is_ok());
     }
 
     #[test]

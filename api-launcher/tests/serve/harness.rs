@@ -5,18 +5,18 @@ use std::path::PathBuf;
 use std::process::{Command, ExitStatus};
 use std::sync::mpsc;
 use std::thread;
-use std::time::{Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use base64::Engine as _;
 use job_contract::JobData;
-use job_contract::status::StepStatus;
+use job_contract::status::{JobStatus, StepStatus};
 use jsonwebtoken::{Algorithm, EncodingKey, Header};
 use nix::sys::signal::Signal;
 use nix::unistd::Pid;
+use platform::StepRef;
 use platform::local::{JobRecord, LocalPlatform};
-use platform::{Claim, Holder};
-use platform::{Platform, StepRef};
 use serde_json::{Value, json};
+use test_peers::port::Port;
 use test_peers::process::{DEADLINE, Running, Stream};
 
 const SECRET: [u8; 64] = [0xfb; 64];
@@ -29,9 +29,10 @@ output "greeting" {
 }
 "#;
 
-/// A place for launchers, one after the other.
+/// A place for launchers, one after the other at one address: executors that outlive one find the next.
 pub(crate) struct Fixture {
     temp: tempfile::TempDir,
+    port: Port,
 }
 
 impl Fixture {
@@ -39,25 +40,33 @@ impl Fixture {
         // Some tests have no other client than the one this serves.
         let _ = rustls::crypto::ring::default_provider().install_default();
         let temp = tempfile::tempdir().unwrap();
-        let fixture = Self { temp };
+        let port = Port::take().unwrap();
+        let fixture = Self { temp, port };
         for folder in ["data", "repository"] {
             fs::create_dir(fixture.path(folder)).unwrap();
         }
-        fs::write(fixture.path("repository/main.tf"), MODULE).unwrap();
-        for words in [
-            "init --quiet --initial-branch=main",
-            "add --all",
-            "-c user.name=F -c user.email=f@example.test commit --quiet -m fixture",
-        ] {
-            let status = Command::new("git")
-                .args(words.split_whitespace())
-                .current_dir(fixture.path("repository"))
-                .env("GIT_CONFIG_GLOBAL", "/dev/null")
-                .env("GIT_CONFIG_NOSYSTEM", "1")
-                .status();
-            assert!(status.unwrap().success(), "git {words}");
-        }
+        fixture.git("init --quiet --initial-branch=main");
+        fixture.commit("main.tf", MODULE);
         fixture
+    }
+
+    /// Adds a file to the repository.
+    pub(crate) fn commit(&self, file: &str, text: &str) {
+        let path = self.path("repository").join(file);
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        fs::write(path, text).unwrap();
+        self.git("add --all");
+        self.git("-c user.name=F -c user.email=f@example.test commit --quiet -m fixture");
+    }
+
+    fn git(&self, words: &str) {
+        let status = Command::new("git")
+            .args(words.split_whitespace())
+            .current_dir(self.path("repository"))
+            .env("GIT_CONFIG_GLOBAL", "/dev/null")
+            .env("GIT_CONFIG_NOSYSTEM", "1")
+            .status();
+        assert!(status.unwrap().success(), "git {words}");
     }
 
     pub(crate) fn path(&self, name: &str) -> PathBuf {
@@ -68,12 +77,17 @@ impl Fixture {
         self.path("data")
     }
 
-    /// A launcher that listens on a free port.
+    /// A launcher with these settings.
     pub(crate) fn serve(&self, settings: &[(&str, &str)]) -> Launcher {
         let mut command = Command::new(env!("CARGO_BIN_EXE_api-launcher"));
         self.configure(&mut command);
         command.envs(settings.iter().copied());
-        Launcher::start(&mut command)
+        self.start(&mut command)
+    }
+
+    /// Starts a launcher on this data directory.
+    pub(crate) fn start(&self, command: &mut Command) -> Launcher {
+        Launcher::start(command, self.platform())
     }
 
     /// Arguments and environment of a launcher on this data directory.
@@ -84,7 +98,7 @@ impl Fixture {
             .env("PATH", std::env::var_os("PATH").unwrap())
             .env("HOME", self.temp.path())
             .env("InternalSecret", secret())
-            .env("MAYFLY_LISTEN", "127.0.0.1:0")
+            .env("MAYFLY_LISTEN", self.port.address().to_string())
             .env("MAYFLY_DATA_DIR", self.data())
             .env("MAYFLY_CONCURRENCY", "4");
     }
@@ -148,55 +162,45 @@ impl Fixture {
         fs::read_to_string(self.data().join(path)).unwrap()
     }
 
-    /// Takes the step, as its executor does.
-    pub(crate) async fn claim(&self, document: &Value) {
-        let holder = Holder {
-            pod: "executor".to_owned(),
-            uid: "1".to_owned(),
-            since: "now".to_owned(),
+    /// The folder of a run in progress.
+    pub(crate) fn run_folder(&self, job: usize) -> PathBuf {
+        let run = format!("{job}/step");
+        let is_of_job = |folder: &PathBuf| {
+            let lease = fs::read(folder.join("lease.json")).unwrap_or_default();
+            let lease: Value = serde_json::from_slice(&lease).unwrap_or_default();
+            lease["run"] == run.as_str()
         };
-        let platform = Platform::Local(self.platform());
-        let claim = platform.claim(&step_ref(document), &holder).await;
-        assert_eq!(claim.unwrap(), Claim::Granted);
+        let mut folders = self.run_folders().into_iter();
+        folders.find(is_of_job).expect("the run is in progress")
     }
 
-    pub(crate) fn claims(&self) -> usize {
-        let names = fs::read_dir(self.data().join("platform/claims")).unwrap();
-        names.count()
+    fn run_folders(&self) -> Vec<PathBuf> {
+        let folders = fs::read_dir(self.data().join("launcher/agent/runs")).unwrap();
+        folders.map(|folder| folder.unwrap().path()).collect()
     }
 
     /// The process of a running executor.
     pub(crate) fn executor(&self, job: usize) -> Pid {
-        let path = format!("launcher/queue/runs/{job}_step/pid");
-        let text = fs::read_to_string(self.data().join(path)).unwrap();
+        let text = fs::read_to_string(self.run_folder(job).join("pid")).unwrap();
         Pid::from_raw(text.trim().parse().unwrap())
     }
 
-    /// Waits until the executor of a job has printed something: its output is a file, which announces nothing.
-    pub(crate) fn wait_for_log(&self, job: usize, text: &str) {
-        let path = self
-            .data()
-            .join(format!("launcher/queue/runs/{job}_step/log"));
-        let deadline = Instant::now() + DEADLINE;
-        while !fs::read_to_string(&path).is_ok_and(|log| log.contains(text)) {
-            assert!(
-                Instant::now() < deadline,
-                "`{text}` never appeared in {}",
-                path.display()
-            );
-            std::thread::yield_now();
-        }
+    /// Waits until nothing is left of runs that are over.
+    pub(crate) fn until_no_folders(&self) {
+        let is_empty = || self.run_folders().is_empty().then_some(());
+        until("the folders of runs are removed", is_empty);
     }
+}
 
-    /// What is left of accepted runs: documents and folders.
-    pub(crate) fn leftovers(&self) -> Vec<PathBuf> {
-        ["entries", "runs"]
-            .iter()
-            .flat_map(|folder| {
-                fs::read_dir(self.data().join("launcher/queue").join(folder)).unwrap()
-            })
-            .map(|entry| entry.unwrap().path())
-            .collect()
+/// Waits until a look finds something.
+pub(crate) fn until<T>(what: &str, look: impl Fn() -> Option<T>) -> T {
+    let deadline = Instant::now() + DEADLINE;
+    loop {
+        if let Some(found) = look() {
+            return found;
+        }
+        assert!(Instant::now() < deadline, "{what}: not in time");
+        thread::sleep(Duration::from_millis(5));
     }
 }
 
@@ -258,15 +262,17 @@ pub(crate) struct Launcher {
     running: Running,
     address: String,
     client: reqwest::Client,
+    records: LocalPlatform,
 }
 
 impl Launcher {
-    pub(crate) fn start(command: &mut Command) -> Self {
+    fn start(command: &mut Command, records: LocalPlatform) -> Self {
         // Executors end with a launcher that is asked to stop.
         let mut launcher = Self {
             running: Running::start(command).terminated_when_dropped(),
             address: String::new(),
             client: reqwest::Client::builder().no_proxy().build().unwrap(),
+            records,
         };
         let listening = launcher.wait_for("listening", |_| true);
         assert_eq!(listening["dispatch_target"], "process");
@@ -284,9 +290,16 @@ impl Launcher {
         })
     }
 
+    /// Waits until the platform has the outcome of a step and of its job.
     pub(crate) fn wait_for_end(&self, job: usize, step: &str) {
-        let run = format!("{job}_{step}");
-        self.wait_for("a run has ended", |line| line["run"] == run.as_str());
+        let is_over = || {
+            let record = self.records.job(&job.to_string()).ok()??;
+            let status = record.step(step)?.status;
+            let is_open = matches!(status, StepStatus::Pending | StepStatus::Running)
+                || matches!(record.status, JobStatus::Queue | JobStatus::Running);
+            (!is_open).then_some(())
+        };
+        until(&format!("step {step} of job {job} ends"), is_over);
     }
 
     /// How many lines so far have that message.
@@ -306,8 +319,12 @@ impl Launcher {
     }
 
     pub(crate) fn request(&self, document: &Value) -> reqwest::RequestBuilder {
+        self.request_at("/api/v1/terraform-rs", document)
+    }
+
+    pub(crate) fn request_at(&self, path: &str, document: &Value) -> reqwest::RequestBuilder {
         self.client
-            .post(self.url("/api/v1/terraform-rs"))
+            .post(self.url(path))
             .bearer_auth(token())
             .header("content-type", "application/json")
             .body(document.to_string())
@@ -323,6 +340,20 @@ impl Launcher {
     pub(crate) async fn get(&self, path: &str) -> String {
         let answer = self.client.get(self.url(path)).send().await.unwrap();
         answer.text().await.unwrap()
+    }
+
+    /// Waits until the end of a log on the status page has a text.
+    pub(crate) async fn until_log(&self, text: &str) {
+        let runs: Value = serde_json::from_str(&self.get("/pools/local/runs").await).unwrap();
+        let run = runs["runs"][0]["run"].as_str().unwrap();
+        let path = format!("/pools/local/runs/{run}/log");
+        let found = async {
+            while !self.get(&path).await.contains(text) {
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+        };
+        let found = tokio::time::timeout(DEADLINE, found).await;
+        found.expect("the text never appeared");
     }
 
     pub(crate) fn signal(&self, signal: Signal) {

@@ -74,7 +74,7 @@ impl Machine {
         let mut serve = command(program);
         self.fixture.configure(&mut serve);
         serve.env("MAYFLY_REPORT_KEY", secret());
-        Launcher::start(&mut serve)
+        self.fixture.start(&mut serve)
     }
 
     /// Starts and kills a launcher after some runs, and returns its log.

@@ -1,10 +1,10 @@
 //! Dispatches that run to their end.
 
-use std::fs::{self, Permissions};
-use std::os::unix::fs::PermissionsExt as _;
+use std::fs;
 
 use job_contract::status::{JobStatus, StepStatus};
 use nix::sys::signal::Signal;
+use test_peers::port::Port;
 
 use crate::harness::{Fixture, step_ref};
 
@@ -29,13 +29,12 @@ async fn a_plan_and_its_apply_run_to_completed() {
         .join("local/backend/org/ws/terraform.tfstate");
     assert!(fs::read_to_string(state).unwrap().contains("hello"));
     assert!(fixture.output(7, "apply").contains("Apply complete!"));
-    assert_eq!(fixture.leftovers(), Vec::<std::path::PathBuf>::new());
+    fixture.until_no_folders();
     assert!(!launcher.log().contains("hunter2"));
     let metrics = launcher.get("/metrics").await;
     for line in [
         "mayfly_dispatches_total{result=\"accepted\"} 2",
-        "mayfly_runs_finished_total{outcome=\"done\"} 2",
-        "mayfly_runs{state=\"running\"} 0",
+        "mayfly_pool_tasks{pool=\"local\",state=\"running\"} 0",
     ] {
         assert!(metrics.contains(line), "{line}\n{metrics}");
     }
@@ -127,20 +126,36 @@ async fn stopping_interrupts_what_runs_and_keeps_what_waits() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_executor_that_cannot_start_fails_its_step_with_the_reason() {
+async fn a_proxy_for_other_addresses_is_not_between_the_parts_of_a_launcher() {
     let fixture = Fixture::new();
-    // A program by the look of it, as the launcher asks for.
-    let executor = fixture.path("executor");
-    fs::write(&executor, "#!/nonexistent/interpreter\n").unwrap();
-    fs::set_permissions(&executor, Permissions::from_mode(0o755)).unwrap();
-    let launcher = fixture.serve(&[("MAYFLY_EXECUTOR", executor.to_str().unwrap())]);
-    launcher.post(&fixture.script(1, "")).await;
+    // Nobody listens there.
+    let proxy = Port::take().unwrap();
+    let proxy = format!("http://{}", proxy.address());
+    let launcher = fixture.serve(&[("http_proxy", &proxy), ("HTTPS_PROXY", &proxy)]);
+    launcher.post(&fixture.script(1, "echo $no_proxy")).await;
     launcher.wait_for_end(1, "step");
-    assert_eq!(fixture.record(1).status, JobStatus::Failed);
-    assert!(fixture.output(1, "step").contains("could not be started"));
-    let metrics = launcher.get("/metrics").await;
-    assert!(
-        metrics.contains("mayfly_executor_start_failures_total 1"),
-        "{metrics}"
+    assert_eq!(fixture.step_status(1, "step"), StepStatus::Completed);
+    assert!(fixture.output(1, "step").contains("127.0.0.1"));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_example_of_the_readme_runs() {
+    let fixture = Fixture::new();
+    let launcher = fixture.serve(&[]);
+    let hello = concat!(env!("CARGO_MANIFEST_DIR"), "/../examples/hello/main.tf");
+    let scripts = concat!(env!("CARGO_MANIFEST_DIR"), "/../examples/scripts/job.json");
+    fixture.commit(
+        "examples/hello/main.tf",
+        &fs::read_to_string(hello).unwrap(),
     );
+    let document = fs::read_to_string(scripts).unwrap();
+    let repository = fixture.path("repository").display().to_string();
+    let document = document.replace("@REPOSITORY@", &repository);
+    let document = serde_json::from_str(&document).unwrap();
+    let step = step_ref(&document);
+    launcher.post(&document).await;
+    let job = step.job_id.parse().unwrap();
+    launcher.wait_for_end(job, &step.step_id);
+    let status = fixture.step_status(job, &step.step_id);
+    assert_eq!(status, StepStatus::Completed, "{}", launcher.log());
 }

@@ -1,7 +1,8 @@
 //! Clients that hold connections and do nothing with them.
 
-use std::io::Write as _;
+use std::io::{Read as _, Write as _};
 use std::net::TcpStream;
+use std::process::Command;
 use std::time::Duration;
 
 use reqwest::StatusCode;
@@ -36,7 +37,13 @@ async fn a_launcher_that_is_flooded_by_one_client_answers_probes_and_accepts_run
     let files = runtime::open_files::allow_open_files(4096);
     assert!(files >= 2048, "the system allows only {files} open files");
     let fixture = Fixture::new();
-    let launcher = fixture.serve(&[("MAYFLY_HEALTH_LISTEN", "127.0.0.1:0")]);
+    // So few open files leave it 512 connections.
+    let mut command = Command::new("bash");
+    let program = env!("CARGO_BIN_EXE_api-launcher");
+    command.args(["-c", "ulimit -n 1536 && exec \"$0\" \"$@\"", program]);
+    fixture.configure(&mut command);
+    command.env("MAYFLY_HEALTH_LISTEN", "127.0.0.1:0");
+    let launcher = fixture.start(&mut command);
     let health = launcher.wait_for("answers health checks and serves metrics", |_| true);
     let health = health["address"].as_str().unwrap().to_owned();
     let address = launcher.url("").trim_start_matches("http://").to_owned();
@@ -76,4 +83,21 @@ async fn a_launcher_that_is_flooded_by_one_client_answers_probes_and_accepts_run
     );
     launcher.wait_for_end(1, "step");
     drop(held);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn who_can_get_no_token_is_answered_before_the_body_of_an_exchange() {
+    let fixture = Fixture::new();
+    let launcher = fixture.serve(&[]);
+    let address = launcher.url("").trim_start_matches("http://").to_owned();
+    let head = "POST /api/v1/executor/token HTTP/1.1\r\nHost: a\r\nContent-Length: 2000\r\n\r\ngrant_type=";
+    let mut stream = connect(&address, head.as_bytes());
+    // The launcher waits for a body for longer.
+    stream
+        .set_read_timeout(Some(Duration::from_secs(5)))
+        .unwrap();
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).unwrap();
+    assert!(answer.starts_with("HTTP/1.1 400"), "{answer}");
+    assert!(answer.contains("trusts an OpenID provider"), "{answer}");
 }

@@ -47,22 +47,6 @@ async fn dispatches_without_the_flag_and_their_responses_are_forwarded_unchanged
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn with_strict_routing_a_flag_of_false_is_forwarded() {
-    let fixture = Fixture::new();
-    let (executor, url) = persistent_executor();
-    let launcher = fixture.serve(&[
-        ("MAYFLY_ROUTE", "flag"),
-        ("MAYFLY_ROUTE_STRICT", "true"),
-        ("MAYFLY_PERSISTENT_EXECUTOR_URL", &url),
-    ]);
-    let mut job = fixture.job(1, "step", "terraformPlan");
-    job["environmentVariables"] = json!({"TERRAKUBE_ENABLE_EPHEMERAL_EXECUTOR": "false"});
-    let answer = launcher.request(&job).send().await.unwrap();
-    assert_eq!(answer.status(), 418);
-    assert_eq!(executor.requests().len(), 1);
-}
-
-#[tokio::test(flavor = "multi_thread")]
 async fn an_unreachable_persistent_executor_gives_status_503() {
     let fixture = Fixture::new();
     // Kept, so that nobody listens on it.

@@ -15,7 +15,6 @@ use object_store::client::{HttpClient, HttpConnector as _, HttpRequest, HttpRequ
 use secrecy::{ExposeSecret as _, SecretString};
 use url::Url;
 
-use crate::backend::BackendSettings;
 use crate::digest::Digest;
 use crate::error::{Answer, StoreError};
 use crate::reference::{ObjectUrl, address, key_of};
@@ -23,6 +22,7 @@ use crate::remote::{BucketInfo, Remote, RequestTiming, check_tls, client_error, 
 use crate::retry::Health;
 use crate::service::ObjectService;
 use crate::settings::AzureSettings;
+use crate::state_backend::BackendSettings;
 
 const SERVICE: &str = "Azure Blob Storage";
 const CREDENTIAL_SETTINGS: &str =
@@ -190,9 +190,17 @@ impl ObjectService for Azure {
         }
     }
 
-    async fn fetch(&self, reference: &str, target: &Path) -> Result<Digest, StoreError> {
+    async fn fetch(
+        &self,
+        reference: &str,
+        target: &Path,
+        limit: u64,
+    ) -> Result<Digest, StoreError> {
         let key = found(self.key_behind(reference), reference)?;
-        let fetched = self.container(key.area).fetch(&key.path, target).await;
+        let fetched = self
+            .container(key.area)
+            .fetch(&key.path, target, limit)
+            .await;
         fetched.map_err(|error| missing_container_is_missing_object(error, &key))
     }
 

@@ -43,8 +43,8 @@ pub enum StoreError {
     /// There is no such object.
     #[error("`{object}` does not exist")]
     Missing { object: String },
-    /// The object is larger than the limit for objects in memory.
-    #[error("`{object}` has {bytes} bytes; at most {limit} are read into memory")]
+    /// The object is larger than the limit of the reader.
+    #[error("`{object}` has {bytes} bytes; at most {limit} are read")]
     TooLarge {
         object: String,
         bytes: u64,
@@ -86,6 +86,19 @@ pub enum StoreError {
 }
 
 impl StoreError {
+    /// Refuses an object that is larger than its reader takes.
+    pub(crate) fn unless_fits(object: &str, bytes: u64, limit: u64) -> Result<(), Self> {
+        if bytes <= limit {
+            return Ok(());
+        }
+        let object = object.to_owned();
+        Err(Self::TooLarge {
+            object,
+            bytes,
+            limit,
+        })
+    }
+
     pub(crate) fn write_file(path: &Path, source: io::Error) -> Self {
         let path = path.to_owned();
         Self::WriteFile { path, source }

@@ -11,7 +11,6 @@ use object_store::gcp::GoogleCloudStorageBuilder;
 use secrecy::{ExposeSecret as _, SecretString};
 use url::Url;
 
-use crate::backend::BackendSettings;
 use crate::digest::Digest;
 use crate::error::StoreError;
 use crate::reference::{ObjectUrl, address, key_of};
@@ -19,6 +18,7 @@ use crate::remote::{BucketInfo, Remote, RequestTiming, check_tls, client_error, 
 use crate::retry::Health;
 use crate::service::ObjectService;
 use crate::settings::GcsSettings;
+use crate::state_backend::BackendSettings;
 
 const SERVICE: &str = "Google Cloud Storage";
 
@@ -93,9 +93,14 @@ impl ObjectService for Gcs {
         self.remote.put_file(&key.in_bucket(), source).await
     }
 
-    async fn fetch(&self, reference: &str, target: &Path) -> Result<Digest, StoreError> {
+    async fn fetch(
+        &self,
+        reference: &str,
+        target: &Path,
+        limit: u64,
+    ) -> Result<Digest, StoreError> {
         let key = found(self.key_behind(reference), reference)?;
-        self.remote.fetch(&key.in_bucket(), target).await
+        self.remote.fetch(&key.in_bucket(), target, limit).await
     }
 
     async fn read(&self, key: &ObjectKey) -> Result<Option<Bytes>, StoreError> {

@@ -4,7 +4,6 @@
 //! makes the objects, nor of the platform that reads them. Memory is bounded for objects of any size.
 
 mod azure;
-mod backend;
 mod digest;
 mod error;
 mod gcs;
@@ -15,6 +14,7 @@ mod retry;
 mod s3;
 mod service;
 mod settings;
+mod state_backend;
 
 use std::path::Path;
 use std::sync::Arc;
@@ -31,7 +31,6 @@ use retry::Health;
 use s3::S3;
 use service::ObjectService;
 
-pub use backend::{BackendSettings, Handover, StaticKeys};
 pub use digest::{Digest, hex};
 pub use error::StoreError;
 pub use remote::RequestTiming;
@@ -40,6 +39,7 @@ pub use settings::{
     AzureSettings, GcsSettings, S3Credentials, S3Settings, StoreArgs, StoreConfigError, StoreKind,
     StoreSettings,
 };
+pub use state_backend::{BackendSettings, Handover, StaticKeys};
 
 /// The largest object that is read into memory.
 pub const READ_BYTES: u64 = 16 * 1024 * 1024;
@@ -99,7 +99,17 @@ impl Store {
     /// An empty object is no error; an object that does not exist is [`StoreError::Missing`]. After an error there
     /// is no file.
     pub async fn fetch(&self, reference: &str, target: &Path) -> Result<Digest, StoreError> {
-        self.service.fetch(reference, target).await
+        self.fetch_at_most(reference, target, u64::MAX).await
+    }
+
+    /// Does the same for an object of at most `limit` bytes. A larger one is [`StoreError::TooLarge`].
+    pub async fn fetch_at_most(
+        &self,
+        reference: &str,
+        target: &Path,
+        limit: u64,
+    ) -> Result<Digest, StoreError> {
+        self.service.fetch(reference, target, limit).await
     }
 
     /// Reads an object; `None` if it does not exist. An object of more than [`READ_BYTES`] is

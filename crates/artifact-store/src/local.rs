@@ -11,10 +11,10 @@ use bytes::Bytes;
 use job_contract::keys::{self, Area, ObjectKey};
 
 use crate::READ_BYTES;
-use crate::backend::BackendSettings;
 use crate::digest::{Digest, Hasher};
 use crate::error::StoreError;
 use crate::service::ObjectService;
+use crate::state_backend::BackendSettings;
 use runtime::private_file::private_folder;
 use runtime::regular_file;
 
@@ -54,11 +54,14 @@ impl Local {
         .await
     }
 
-    fn copy_out(&self, reference: &str, target: &Path) -> Result<Digest, StoreError> {
+    fn copy_out(&self, reference: &str, target: &Path, limit: u64) -> Result<Digest, StoreError> {
         let path = self.resolve(reference)?;
         // Code of a run on this machine may have put a link or a FIFO in its place meanwhile.
         let source = regular_file::open_unlinked(&path);
         let mut source = source.map_err(|source| StoreError::read_file(&path, source))?;
+        let metadata = source.metadata();
+        let metadata = metadata.map_err(|source| StoreError::read_file(&path, source))?;
+        StoreError::unless_fits(reference, metadata.len(), limit)?;
         let created = create_private(target);
         let mut file = created.map_err(|source| StoreError::target(target, source))?;
         let copied = copy_digesting(&mut source, &mut file).map_err(|error| match error {
@@ -110,9 +113,14 @@ impl ObjectService for Local {
         self.write(key, move |file| copy_into(&source, file)).await
     }
 
-    async fn fetch(&self, reference: &str, target: &Path) -> Result<Digest, StoreError> {
+    async fn fetch(
+        &self,
+        reference: &str,
+        target: &Path,
+        limit: u64,
+    ) -> Result<Digest, StoreError> {
         let (store, reference, target) = (self.clone(), reference.to_owned(), target.to_owned());
-        blocking(move || store.copy_out(&reference, &target)).await
+        blocking(move || store.copy_out(&reference, &target, limit)).await
     }
 
     async fn read(&self, key: &ObjectKey) -> Result<Option<Bytes>, StoreError> {
@@ -263,7 +271,7 @@ mod tests {
         let reference = store.reference(&key);
         assert_eq!(mode(Path::new(&reference)), 0o600);
         let target = folder.path().join("copy");
-        let digest = store.fetch(&reference, &target).await.unwrap();
+        let digest = store.fetch(&reference, &target, u64::MAX).await.unwrap();
         assert_eq!(fs::read(&target).unwrap(), b"plan");
         assert_eq!(mode(&target), 0o600);
         assert_eq!(digest, Digest::of(&target).unwrap());
@@ -283,9 +291,12 @@ mod tests {
         let store = Local::new(folder.path());
         let target = folder.path().join("copy");
         let reference = outside.path().to_str().unwrap();
-        let error = store.fetch(reference, &target).await.unwrap_err();
+        let error = store.fetch(reference, &target, u64::MAX).await.unwrap_err();
         assert!(matches!(error, StoreError::Foreign { .. }), "{error}");
-        let error = store.fetch("/nonexistent", &target).await.unwrap_err();
+        let error = store
+            .fetch("/nonexistent", &target, u64::MAX)
+            .await
+            .unwrap_err();
         assert!(matches!(error, StoreError::Missing { .. }), "{error}");
         assert!(!target.exists());
     }
@@ -303,7 +314,7 @@ mod tests {
         let target = folder.path().join("copy");
         std::thread::spawn(move || {
             said.send(read_whole(&path).is_err()).unwrap();
-            let copied = store.copy_out(path.to_str().unwrap(), &target);
+            let copied = store.copy_out(path.to_str().unwrap(), &target, u64::MAX);
             said.send(copied.is_err()).unwrap();
         });
         for _ in 0..2 {
@@ -333,9 +344,23 @@ mod tests {
         store.put(&key, Bytes::from_static(b"plan")).await.unwrap();
         let target = folder.path().join("copy");
         fs::write(&target, "mine").unwrap();
-        let error = store.fetch(&store.reference(&key), &target).await;
+        let error = store.fetch(&store.reference(&key), &target, u64::MAX).await;
         assert!(matches!(error, Err(StoreError::Target { .. })));
         assert_eq!(fs::read(&target).unwrap(), b"mine");
+    }
+
+    #[tokio::test]
+    async fn an_object_above_the_limit_is_not_fetched() {
+        let folder = tempfile::tempdir().unwrap();
+        let store = Local::new(folder.path());
+        let key = ObjectKey::step_output("o", "1", "s");
+        store.put(&key, Bytes::from_static(b"log")).await.unwrap();
+        let target = folder.path().join("copy");
+        let error = store.fetch(&store.reference(&key), &target, 2).await;
+        assert!(matches!(error, Err(StoreError::TooLarge { bytes: 3, .. })));
+        assert!(!target.exists());
+        let fetched = store.fetch(&store.reference(&key), &target, 3).await;
+        fetched.unwrap();
     }
 
     #[tokio::test]

@@ -143,9 +143,19 @@ impl Remote {
         sent
     }
 
-    pub(crate) async fn fetch(&self, name: &str, target: &Path) -> Result<Digest, StoreError> {
+    pub(crate) async fn fetch(
+        &self,
+        name: &str,
+        target: &Path,
+        limit: u64,
+    ) -> Result<Digest, StoreError> {
         let failed = |error| self.failed("fetch", name, &error);
         let found = self.client.get(&location(name)?).await.map_err(failed)?;
+        StoreError::unless_fits(
+            &format!("{}/{name}", self.bucket.name),
+            found.meta.size,
+            limit,
+        )?;
         let created = create_private(target);
         let mut file = created.map_err(|source| StoreError::target(target, source))?;
         let copied = async {
@@ -171,14 +181,11 @@ impl Remote {
         let read = async {
             let failed = |error| self.failed("fetch", name, &error);
             let found = self.client.get(&location(name)?).await.map_err(failed)?;
-            let bytes = found.meta.size;
-            if bytes > READ_BYTES {
-                return Err(StoreError::TooLarge {
-                    object: format!("{}/{name}", self.bucket.name),
-                    bytes,
-                    limit: READ_BYTES,
-                });
-            }
+            StoreError::unless_fits(
+                &format!("{}/{name}", self.bucket.name),
+                found.meta.size,
+                READ_BYTES,
+            )?;
             found.bytes().await.map_err(failed)
         };
         match read.await {

@@ -10,7 +10,6 @@ use object_store::aws::{AmazonS3Builder, AmazonS3ConfigKey};
 use secrecy::{ExposeSecret as _, SecretString};
 use url::Url;
 
-use crate::backend::BackendSettings;
 use crate::digest::Digest;
 use crate::error::StoreError;
 use crate::reference::{ObjectUrl, address, key_of};
@@ -18,6 +17,7 @@ use crate::remote::{BucketInfo, Remote, RequestTiming, check_tls, client_error, 
 use crate::retry::Health;
 use crate::service::ObjectService;
 use crate::settings::{S3Credentials, S3Settings};
+use crate::state_backend::BackendSettings;
 use std::sync::Arc;
 
 const SERVICE: &str = "S3";
@@ -128,9 +128,14 @@ impl ObjectService for S3 {
         self.remote.put_file(&key.in_bucket(), source).await
     }
 
-    async fn fetch(&self, reference: &str, target: &Path) -> Result<Digest, StoreError> {
+    async fn fetch(
+        &self,
+        reference: &str,
+        target: &Path,
+        limit: u64,
+    ) -> Result<Digest, StoreError> {
         let key = found(self.key_behind(reference), reference)?;
-        self.remote.fetch(&key.in_bucket(), target).await
+        self.remote.fetch(&key.in_bucket(), target, limit).await
     }
 
     async fn read(&self, key: &ObjectKey) -> Result<Option<Bytes>, StoreError> {
@@ -254,7 +259,7 @@ mod tests {
     use super::*;
     use rstest::rstest;
 
-    use crate::backend::{Handover, StaticKeys};
+    use crate::state_backend::{Handover, StaticKeys};
     use runtime::setting::HttpUrl;
 
     fn store(bucket: &str, endpoint: Option<&str>) -> S3 {

@@ -9,10 +9,10 @@ use bytes::Bytes;
 use job_contract::keys::ObjectKey;
 use secrecy::SecretString;
 
-use crate::backend::BackendSettings;
 use crate::digest::Digest;
 use crate::error::StoreError;
 use crate::retry::Health;
+use crate::state_backend::BackendSettings;
 
 /// One kind of store.
 #[async_trait]
@@ -27,7 +27,8 @@ pub(crate) trait ObjectService: Debug + Send + Sync {
     async fn put_file(&self, key: &ObjectKey, source: &Path) -> Result<(), StoreError>;
 
     /// Copies the object of a reference into a new file.
-    async fn fetch(&self, reference: &str, target: &Path) -> Result<Digest, StoreError>;
+    async fn fetch(&self, reference: &str, target: &Path, limit: u64)
+    -> Result<Digest, StoreError>;
 
     /// Reads an object; `None` if it does not exist.
     async fn read(&self, key: &ObjectKey) -> Result<Option<Bytes>, StoreError>;

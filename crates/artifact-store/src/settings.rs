@@ -12,7 +12,7 @@ use secrecy::{ExposeSecret as _, SecretString};
 use serde::Deserialize;
 use url::Url;
 
-use crate::backend::{Handover, StaticKeys};
+use crate::state_backend::{Handover, StaticKeys};
 
 /// Which store is used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

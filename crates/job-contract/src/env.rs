@@ -193,8 +193,6 @@ pub const CONCURRENCY: &str = "MAYFLY_CONCURRENCY";
 pub const ALLOW_UNAUTHENTICATED: &str = "MAYFLY_ALLOW_UNAUTHENTICATED";
 /// `all` launches every dispatch, `flag` only those of workspaces with the flag.
 pub const ROUTE: &str = "MAYFLY_ROUTE";
-/// `true` treats the values `0`, `false` and `off` of the workspace's flag as a missing flag.
-pub const ROUTE_STRICT: &str = "MAYFLY_ROUTE_STRICT";
 /// Full URL of the executor that gets the dispatches of workspaces without the flag.
 pub const PERSISTENT_EXECUTOR_URL: &str = "MAYFLY_PERSISTENT_EXECUTOR_URL";
 /// The longest time in which the launcher stops, in seconds.
@@ -221,30 +219,12 @@ pub const MAX_JOBS_IN_FLIGHT: &str = "MAYFLY_MAX_JOBS_IN_FLIGHT";
 pub const HISTORY_SUCCEEDED: &str = "MAYFLY_HISTORY_SUCCEEDED";
 /// How many failed Jobs are kept within their time to live.
 pub const HISTORY_FAILED: &str = "MAYFLY_HISTORY_FAILED";
-/// Seconds without a pod after which the log of a released run says that the run waits for one.
-pub const NO_POD_EXPLAIN_SECONDS: &str = "MAYFLY_NO_POD_EXPLAIN_SECONDS";
-/// Seconds without a pod after which the launcher gives up a released run.
-pub const NO_POD_SECONDS: &str = "MAYFLY_NO_POD_SECONDS";
 /// Seconds without a node after which the launcher gives up a run.
 pub const UNSCHEDULABLE_SECONDS: &str = "MAYFLY_UNSCHEDULABLE_SECONDS";
 /// Seconds without image or configuration after which the launcher gives up a run.
 pub const CONTAINER_ERROR_SECONDS: &str = "MAYFLY_CONTAINER_ERROR_SECONDS";
 /// Seconds from a node to the executor's start after which the launcher gives up a run.
 pub const START_SECONDS: &str = "MAYFLY_START_SECONDS";
-/// How many seconds other containers of the pod may outlive the executor.
-pub const LINGER_SECONDS: &str = "MAYFLY_LINGER_SECONDS";
-/// Seconds after which the launcher removes a Job without job data.
-pub const INCOMPLETE_SECONDS: &str = "MAYFLY_INCOMPLETE_SECONDS";
-/// Seconds after which a verdict that could not be reported is reported again.
-pub const REPORT_RETRY_SECONDS: &str = "MAYFLY_REPORT_RETRY_SECONDS";
-/// Requests a second to the Kubernetes API; unset leaves it to the API server.
-pub const KUBE_REQUESTS_PER_SECOND: &str = "MAYFLY_KUBE_REQUESTS_PER_SECOND";
-/// How many requests may exceed that rate in a burst.
-pub const KUBE_BURST: &str = "MAYFLY_KUBE_BURST";
-/// Name of the Lease of the replica that watches.
-pub const LEASE_NAME: &str = "MAYFLY_LEASE_NAME";
-/// Namespace of that Lease.
-pub const LEASE_NAMESPACE: &str = "MAYFLY_LEASE_NAMESPACE";
 
 // Settings of a run's Job, as workspace variables (contract 3.3); the launcher takes the same names as defaults.
 
@@ -321,8 +301,6 @@ pub const JAVA_TOOL_OPTIONS: &str = "JAVA_TOOL_OPTIONS";
 pub const APPLY_GRACE_PERIOD_SECONDS: &str = "MAYFLY_APPLY_GRACE_PERIOD_SECONDS";
 /// `secret` or `env`: how the job document reaches the pod.
 pub const JOB_DATA_MODE: &str = "MAYFLY_JOB_DATA_MODE";
-/// `auto`, `on` or `off`: whether a document that is too large may be compressed.
-pub const JOB_DATA_COMPRESSION: &str = "MAYFLY_JOB_DATA_COMPRESSION";
 /// `mayfly`, `stock` or `auto`: the executor in the image.
 pub const EXECUTOR_KIND: &str = "MAYFLY_EXECUTOR_KIND";
 /// Registry, or registry and path, that replaces the registry of images.
@@ -364,8 +342,6 @@ pub const AGENT_ORGANIZATION_NAME: &str = "MAYFLY_AGENT_ORGANIZATION_NAME";
 pub const AGENT_RUNNER_POOL_ID: &str = "MAYFLY_AGENT_RUNNER_POOL_ID";
 /// Lifetime of the tokens that the exchange gives, in seconds.
 pub const AGENT_TOKEN_EXPIRATION: &str = "MAYFLY_AGENT_TOKEN_EXPIRATION";
-/// Folder with the private keys of the pool.
-pub const AGENT_PRIVATE_KEY_DIR: &str = "MAYFLY_AGENT_PRIVATE_KEY_DIR";
 /// Address of the hub.
 pub const AGENT_SERVICE_URL: &str = "MAYFLY_AGENT_SERVICE_URL";
 /// Name of the agent.
@@ -392,8 +368,6 @@ pub const AGENT_ENV_FORWARD_ALLOWLIST: &str = "MAYFLY_AGENT_ENV_FORWARD_ALLOWLIS
 pub const AGENT_WORKING_DIRECTORY: &str = "MAYFLY_AGENT_WORKING_DIRECTORY";
 /// Address on which an agent answers health checks.
 pub const AGENT_LISTEN: &str = "MAYFLY_AGENT_LISTEN";
-/// Id of the process whose end stops a launcher or an agent.
-pub const PARENT_PID: &str = "MAYFLY_PARENT_PID";
 
 /// The variables with secrets of the platform, of its storage and of Mayfly (contract 10.1), beside those of the job data.
 pub const SECRETS: [&str; 11] = [

@@ -4,6 +4,7 @@
 //!
 //! The wire format is Terrakube's. "contract 4.6" in the documentation of items is section 4.6 of `docs/job-contract.md`.
 
+pub mod annotations;
 pub mod chain;
 pub mod document;
 pub mod encoding;
@@ -12,6 +13,7 @@ pub mod exit;
 pub mod final_statuses;
 pub mod job;
 pub mod keys;
+pub mod labels;
 pub mod pairs;
 pub mod progress;
 pub mod records;

@@ -5,9 +5,8 @@ mod args;
 mod heartbeat;
 #[cfg(test)]
 mod tests;
-mod token;
 
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
 
 use job_contract::chain;
@@ -20,13 +19,15 @@ use tokio::sync::watch;
 use tracing::{info, warn};
 
 pub use args::{LeaseArgs, LeaseConfig};
-pub use token::JobToken;
+
+pub use crate::calls::job_token::JobToken;
 
 use self::heartbeat::Heartbeat;
+use crate::calls::client::{Call, Client, JSON, Pace};
+use crate::calls::error::TerrakubeError;
+use crate::calls::text::fitting;
+use crate::calls::token::TokenSource;
 use crate::step::{Claim, Holder, RunEnd, RunResult};
-use crate::terrakube::client::{Call, Client, JSON, Pace};
-use crate::terrakube::document::fitting;
-use crate::terrakube::{TerrakubeError, TokenSource};
 use runtime::Deadline;
 
 /// How long the executor retries a claim. This is longer than a hub takes to start. Before the claim, nothing is
@@ -183,7 +184,6 @@ impl Lease {
     }
 
     fn heartbeat(&self) -> std::sync::MutexGuard<'_, Option<Heartbeat>> {
-        let heartbeat = self.0.heartbeat.lock();
-        heartbeat.unwrap_or_else(PoisonError::into_inner)
+        runtime::lock(&self.0.heartbeat)
     }
 }

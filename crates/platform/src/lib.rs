@@ -1,6 +1,12 @@
 //! The clients with which both programs use the platform: step views, claims, status reports, job context, state history,
-//! heartbeats and the live log. This crate knows neither Kubernetes nor how Terraform is run.
+//! heartbeats and the live log.
+//!
+//! - [`Platform`] is the platform of a step: [`terrakube`], the records of one machine ([`local`]), or the lease of a hub ([`lease`]).
+//! - [`heartbeat`] and [`redis`] keep a job alive, and [`sinks`] shows its log.
+//!
+//! This crate must not know Kubernetes, or how Terraform is run.
 
+mod calls;
 pub mod context;
 mod error;
 pub mod heartbeat;

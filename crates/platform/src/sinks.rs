@@ -4,4 +4,4 @@ mod api;
 mod redis;
 
 pub use self::api::{ApiLog, ApiSink};
-pub use self::redis::{JobStream, RedisLog, RedisSink, Repeated};
+pub use self::redis::{CopyError, JobStream, RedisLog, RedisSink, Repeated};

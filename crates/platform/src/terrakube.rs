@@ -2,18 +2,15 @@
 //! published states (contract 5). It knows neither Kubernetes nor how Terraform is run. It sends tokens only to the
 //! configured addresses.
 
-pub mod args;
+mod args;
 mod claims;
-pub(crate) mod client;
 mod context;
-pub(crate) mod document;
-pub mod error;
+mod document;
 mod report;
 mod step_view;
 mod template;
 #[cfg(test)]
 mod tests;
-pub mod token;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -23,8 +20,10 @@ use reqwest::{Method, Url};
 use serde::Serialize;
 use tracing::debug;
 
-use self::client::{Call, Client, JSON_API, Pace};
-use self::document::{Change, HISTORY_REFERENCE_WIDTH, HistoryDocument, JobDocument, fitting};
+use self::document::{Change, HISTORY_REFERENCE_WIDTH, HistoryDocument, JobDocument};
+
+use crate::calls::client::{Call, Client, JSON_API, Pace};
+use crate::calls::text::fitting;
 use crate::lease::Lease;
 use crate::redis::Redis;
 use crate::step::RunEnd;
@@ -32,8 +31,10 @@ use crate::{History, StepRef};
 use runtime::Deadline;
 
 pub use args::{TerrakubeArgs, TerrakubeConfig};
-pub use error::TerrakubeError;
-pub use token::TokenSource;
+
+pub use crate::calls::address::extended;
+pub use crate::calls::error::TerrakubeError;
+pub use crate::calls::token::{self, TokenSource};
 
 /// How long most calls are retried: long enough for a restart of the API.
 const CALL_TIMEOUT: Duration = Duration::from_mins(1);
@@ -226,14 +227,4 @@ fn file_name(address: &str) -> Option<&str> {
 fn of_job(reference: &str) -> String {
     let quoted = reference.replace('\\', "\\\\").replace('\'', "\\'");
     format!("jobReference=='{quoted}'")
-}
-
-/// Appends encoded path segments to an address, so that no id can change the path.
-pub fn extended(base: &Url, path: &[&str]) -> Url {
-    let mut url = base.clone();
-    url.path_segments_mut()
-        .expect("base addresses are http or https")
-        .pop_if_empty()
-        .extend(path);
-    url
 }

@@ -5,6 +5,15 @@ use serde::{Deserialize, Serialize};
 use crate::id::{LeaseId, TaskId};
 use crate::task::TaskState;
 
+/// Identifies a lease. Every executor carries it, so that a later agent finds the lease of the executor.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct LeaseRef {
+    pub task: TaskId,
+    pub lease: LeaseId,
+    pub fencing_token: u64,
+}
+
 /// The body of `started`: an executor exists.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
@@ -40,8 +49,6 @@ pub enum DeclineReason {
     Quota,
     /// The payload belongs to another task, or the agent may not run the task.
     Refused,
-    /// The agent has no key for the payload.
-    Sealed,
     /// Infrastructure failed.
     Failed,
     /// A reason of a later version of the protocol.

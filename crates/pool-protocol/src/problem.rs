@@ -1,10 +1,9 @@
 //! Errors of the protocol: `application/problem+json` (RFC 9457) with a stable code.
 
 use std::fmt;
+use std::ops::RangeInclusive;
 
 use serde::{Deserialize, Serialize};
-
-use crate::version::Versions;
 
 /// The media type of problems.
 pub const MEDIA_TYPE: &str = "application/problem+json";
@@ -120,10 +119,14 @@ impl Problem {
 
     /// Adds the versions of the server and the version of the client.
     #[must_use]
-    pub const fn with_versions(mut self, ours: Versions, requested: Option<u32>) -> Self {
+    pub const fn with_versions(
+        mut self,
+        ours: RangeInclusive<u32>,
+        requested: Option<u32>,
+    ) -> Self {
         self.requested_version = requested;
-        self.min_version = Some(ours.min_version);
-        self.max_version = Some(ours.max_version);
+        self.min_version = Some(*ours.start());
+        self.max_version = Some(*ours.end());
         self
     }
 }

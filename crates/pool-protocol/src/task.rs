@@ -100,13 +100,9 @@ pub struct Task {
     /// The type of the step, as in the job document.
     #[serde(rename = "type")]
     pub kind: String,
-    /// The job document, as the platform sent it. Absent if the pool has a key.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[cfg_attr(test, schemars(with = "Option<serde_json::Value>"))]
-    pub payload: Option<Box<RawValue>>,
-    /// The job document, sealed to a key of the pool.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub sealed_payload: Option<SealedPayload>,
+    /// The job document, as the platform sent it.
+    #[cfg_attr(test, schemars(with = "serde_json::Value"))]
+    pub payload: Box<RawValue>,
     /// The trace of the run (W3C Trace Context).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub traceparent: Option<String>,
@@ -123,17 +119,4 @@ impl std::fmt::Debug for Task {
             .field("kind", &self.kind)
             .finish_non_exhaustive()
     }
-}
-
-/// A job document that only the holder of a pool's private key can read (HPKE, RFC 9180).
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[cfg_attr(test, derive(schemars::JsonSchema))]
-#[serde(rename_all = "camelCase")]
-pub struct SealedPayload {
-    /// The id of the key: the first 8 hexadecimal digits of the SHA-256 of its public half.
-    pub key_id: String,
-    /// Base64.
-    pub encapsulated_key: String,
-    /// Base64.
-    pub ciphertext: String,
 }

@@ -1,6 +1,8 @@
 //! Negotiates the version of the protocol. The hub checks it before everything else, so that an old agent learns that
 //! it is old, and not that its token is wrong.
 
+use std::ops::RangeInclusive;
+
 use serde::{Deserialize, Serialize};
 
 use crate::problem::{Code, Problem};
@@ -32,6 +34,12 @@ impl Versions {
         max_version: VERSION,
     };
 
+    /// Returns the supported versions.
+    #[must_use]
+    pub const fn supported(self) -> RangeInclusive<u32> {
+        self.min_version..=self.max_version
+    }
+
     /// Returns the highest version that both sides support.
     #[must_use]
     pub fn common(self, other: Self) -> Option<u32> {
@@ -50,9 +58,9 @@ impl Versions {
                 Code::ExecutorProtocolVersionRequired,
                 format!("the header `{HEADER}` must have the version of the protocol, an integer"),
             )
-            .with_versions(self, None));
+            .with_versions(self.supported(), None));
         };
-        if (self.min_version..=self.max_version).contains(&version) {
+        if self.supported().contains(&version) {
             return Ok(version);
         }
         let text = format!(
@@ -60,7 +68,7 @@ impl Versions {
             self.min_version, self.max_version
         );
         Err(Problem::new(Code::ExecutorProtocolVersionUnsupported, text)
-            .with_versions(self, Some(version)))
+            .with_versions(self.supported(), Some(version)))
     }
 }
 

@@ -545,5 +545,6 @@ fn migrations() -> sqlx::migrate::Migrator {
     Migrator::with_migrations(vec![
         migration(1, "queue", include_str!("../migrations/0001_queue.sql")),
         migration(2, "custody", include_str!("../migrations/0002_custody.sql")),
+        migration(3, "leases", include_str!("../migrations/0003_leases.sql")),
     ])
 }

@@ -1,10 +1,9 @@
-//! Encrypts job documents at rest, with XChaCha20-Poly1305. A document is bound to its task. So neither the files of the
+//! Encrypts job documents at rest. A document is bound to its task. So neither the files of the
 //! database nor its backups contain a document, and nobody without a key can store one.
 
 use std::fmt;
 
-use chacha20poly1305::aead::{AeadInOut as _, Generate as _, KeyInit as _};
-use chacha20poly1305::{XChaCha20Poly1305, XNonce};
+use document_cipher::Cipher;
 use pool_protocol::id::{PoolName, TaskId};
 use sha2::{Digest as _, Sha256};
 
@@ -12,10 +11,11 @@ use crate::error::Error;
 use crate::model::Payload;
 use crate::state::Task;
 
-/// Length in bytes of a nonce, which is stored behind the document.
-const NONCE: usize = 24;
 /// Length in bytes of the digest that is the id of a key.
 const ID: usize = 4;
+
+/// What a document counts in addition to its bytes: its task, and the history of the task.
+const BESIDE: usize = 4096;
 
 /// The source of the current keys. They may change at any time.
 pub trait DocumentKeySource: fmt::Debug + Send + Sync + 'static {
@@ -25,7 +25,7 @@ pub trait DocumentKeySource: fmt::Debug + Send + Sync + 'static {
 
 /// The keys of documents. The first one encrypts, and each decrypts.
 #[derive(Clone)]
-pub struct DocumentKeys(Vec<(String, XChaCha20Poly1305)>);
+pub struct DocumentKeys(Vec<(String, Cipher)>);
 
 /// Whose document it is. It opens for no other.
 #[derive(Clone, Copy, Debug)]
@@ -46,7 +46,7 @@ impl<'a> Owner<'a> {
         }
     }
 
-    fn bound_to(&self, payload: &Payload) -> Vec<u8> {
+    fn bound_to(&self) -> Vec<u8> {
         let Self {
             task,
             pool,
@@ -54,24 +54,32 @@ impl<'a> Owner<'a> {
             step,
         } = self;
         let (task, pool) = (task.to_string(), pool.to_string());
-        serde_json::json!(["mayfly document v1", task, pool, job, step, payload.key_id])
+        // The last place is that of a key of the pool, which earlier versions had.
+        serde_json::json!(["mayfly document v1", task, pool, job, step, null])
             .to_string()
             .into_bytes()
     }
 }
 
 /// A document as it is stored.
-#[derive(Debug)]
 pub(crate) struct StoredDocument {
     /// The id of the key with which it is encrypted.
-    pub(crate) stored_key: String,
-    pub(crate) payload: Payload,
+    pub(crate) key: String,
+    /// The encrypted document, followed by the nonce.
+    pub(crate) data: Vec<u8>,
+}
+
+impl StoredDocument {
+    /// Returns what the document counts of the share of its pool, in bytes.
+    pub(crate) fn size(&self) -> i64 {
+        i64::try_from(self.data.len() + BESIDE).unwrap_or(i64::MAX)
+    }
 }
 
 impl DocumentKeys {
     /// Returns keys with these bytes.
     pub fn new(keys: impl IntoIterator<Item = [u8; 32]>) -> Self {
-        let key = |key: [u8; 32]| (id(&key), XChaCha20Poly1305::new(&key.into()));
+        let key = |key: [u8; 32]| (id(&key), Cipher::new(key));
         Self(keys.into_iter().map(key).collect())
     }
 
@@ -79,20 +87,16 @@ impl DocumentKeys {
     pub(crate) fn encrypt(
         &self,
         owner: &Owner<'_>,
-        payload: Payload,
+        Payload(mut data): Payload,
     ) -> Result<StoredDocument, Error> {
         let failed =
             |why: &str| Error::Unavailable(format!("cannot encrypt a document: {why}").into());
         let (id, key) = self.0.first().ok_or_else(|| failed("there is no key"))?;
-        let nonce = XNonce::try_generate().map_err(|error| failed(&error.to_string()))?;
-        let bound_to = owner.bound_to(&payload);
-        let Payload { key_id, mut data } = payload;
-        key.encrypt_in_place(&nonce, &bound_to, &mut data)
-            .map_err(|_| failed("it is too long"))?;
-        data.extend_from_slice(&nonce);
+        key.encrypt(&owner.bound_to(), &mut data)
+            .map_err(|why| failed(&why))?;
         Ok(StoredDocument {
-            stored_key: id.clone(),
-            payload: Payload { key_id, data },
+            key: id.clone(),
+            data,
         })
     }
 
@@ -103,25 +107,18 @@ impl DocumentKeys {
         stored: StoredDocument,
     ) -> Result<Payload, String> {
         let StoredDocument {
-            stored_key,
-            payload,
+            key: key_id,
+            mut data,
         } = stored;
         let mut keys = self.0.iter();
-        let Some((_, key)) = keys.find(|(id, _)| *id == stored_key) else {
+        let Some((_, key)) = keys.find(|(id, _)| *id == key_id) else {
             return Err(format!(
-                "the job document is stored with key `{stored_key}`, which the hub does not have: when you replace the key of job tokens, keep the old one until no run waits that was stored with it"
+                "the job document is stored with key `{key_id}`, which the hub does not have: when you replace the key of job tokens, keep the old one until no run waits that was stored with it"
             ));
         };
-        let changed =
-            || "the job document in the store was changed, or is of another task".to_owned();
-        let bound_to = owner.bound_to(&payload);
-        let Payload { key_id, mut data } = payload;
-        let length = data.len().checked_sub(NONCE).ok_or_else(changed)?;
-        let nonce = data.split_off(length);
-        let nonce = XNonce::try_from(nonce.as_slice()).map_err(|_| changed())?;
-        key.decrypt_in_place(&nonce, &bound_to, &mut data)
-            .map_err(|_| changed())?;
-        Ok(Payload { key_id, data })
+        let opened = key.decrypt(&owner.bound_to(), &mut data);
+        opened.ok_or("the job document in the store was changed, or is of another task")?;
+        Ok(Payload(data))
     }
 }
 
@@ -153,10 +150,7 @@ mod tests {
     use super::*;
 
     fn document() -> Payload {
-        Payload {
-            key_id: None,
-            data: b"{\"jobId\":\"7\"}".to_vec(),
-        }
+        Payload(b"{\"jobId\":\"7\"}".to_vec())
     }
 
     #[test]
@@ -170,16 +164,13 @@ mod tests {
             step: "a",
         };
         let stored = DocumentKeys::new([old]).encrypt(&own, document()).unwrap();
-        let (id, data) = (stored.stored_key, stored.payload.data);
-        let stored_as = |key_id: Option<&str>, data: &[u8]| StoredDocument {
-            stored_key: id.clone(),
-            payload: Payload {
-                key_id: key_id.map(str::to_owned),
-                data: data.to_vec(),
-            },
+        let (id, data) = (stored.key, stored.data);
+        let stored_as = |data: &[u8]| StoredDocument {
+            key: id.clone(),
+            data: data.to_vec(),
         };
         let both = DocumentKeys::new([new, old]);
-        let same = || stored_as(None, &data);
+        let same = || stored_as(&data);
         assert_eq!(both.decrypt(&own, same()), Ok(document()));
         let gone = DocumentKeys::new([new]).decrypt(&own, same());
         assert!(gone.unwrap_err().contains(&format!("key `{id}`")));
@@ -194,16 +185,15 @@ mod tests {
             (Owner { pool: &us, ..own }, same()),
             (Owner { job: "8", ..own }, same()),
             (Owner { step: "b", ..own }, same()),
-            (own, stored_as(Some("9f31c2aa"), &data)),
-            (own, stored_as(None, &changed)),
-            (own, stored_as(None, &data[..NONCE - 1])),
-            (own, stored_as(None, &[])),
+            (own, stored_as(&changed)),
+            (own, stored_as(&data[..23])),
+            (own, stored_as(&[])),
         ] {
             let error = both.decrypt(&owner, stored).unwrap_err();
             assert!(error.contains("was changed"), "{error}");
         }
         let again = both.encrypt(&own, document()).unwrap();
-        assert_ne!(again.stored_key, id, "the first key encrypts");
+        assert_ne!(again.key, id, "the first key encrypts");
         assert_eq!(format!("{:?}", DocumentKeys::new([old])).len(), 12);
     }
 }

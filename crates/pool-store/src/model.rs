@@ -31,27 +31,19 @@ pub struct Submission {
 /// The content of a submission.
 #[derive(Clone, Debug)]
 pub enum Content {
-    /// The job document.
     Payload(Payload),
     /// The task may not run, for this reason. It is over at once, and must be reported.
     Refused(String),
 }
 
-/// A job document, encoded or sealed by the caller. The store does not read it.
-#[derive(Clone, PartialEq, Eq)]
-pub struct Payload {
-    /// The key to which it is sealed. `None`: it is not sealed.
-    pub key_id: Option<String>,
-    pub data: Vec<u8>,
-}
+/// A job document. The store does not read it.
+#[derive(Clone, Default, PartialEq, Eq)]
+pub struct Payload(pub Vec<u8>);
 
-// The data may be secret.
+// The document has secrets.
 impl fmt::Debug for Payload {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Payload")
-            .field("key_id", &self.key_id)
-            .field("length", &self.data.len())
-            .finish()
+        write!(f, "Payload({} bytes)", self.0.len())
     }
 }
 

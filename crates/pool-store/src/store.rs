@@ -6,10 +6,10 @@ mod holders;
 mod instances;
 mod known_pools;
 mod lease_batches;
-mod platform;
+mod leases;
 mod rows;
+mod submissions;
 mod sweep;
-mod tasks;
 mod views;
 
 use std::sync::Arc;

@@ -1,8 +1,13 @@
 //! Turns at the database. SQLite has one connection, so transactions wait for each other. Those of one pool wait in one
-//! line, and the lines take turns: a pool with a thousand calls delays a call of another pool by one transaction.
+//! line, and the lines get equal parts of the time: neither a thousand calls of a pool nor long ones delay calls of
+//! another pool that needs less than its part by more than one transaction.
+//!
+//! This is start-time fair queueing: the next line is the one that has used the least time, and a line that comes back
+//! begins where the others are.
 
-use std::collections::VecDeque;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::collections::{HashMap, VecDeque};
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::{Duration, Instant};
 
 use pool_protocol::id::PoolName;
 use tokio::sync::oneshot;
@@ -13,9 +18,9 @@ use crate::error::Refusal;
 pub(crate) const MAX_WAITING: usize = 1000;
 
 /// Who waits.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Line {
-    /// The hub, for its own duties. It is never refused.
+    /// The hub, for its own duties. It is never refused, and its time does not count, but every second turn is for others.
     Hub,
     Pool(PoolName),
     /// A call about a task whose pool is not known before the task is read: the store has forgotten the task, or has just opened.
@@ -29,13 +34,26 @@ pub(crate) struct Turns(Mutex<State>);
 #[derive(Debug)]
 struct State {
     free: usize,
-    /// Lines with waiting calls. The first one is next.
+    /// Lines with waiting calls. Among those that have used the same time, the first one is next.
     lines: VecDeque<(Line, VecDeque<oneshot::Sender<Turn>>)>,
+    /// The time that lines have used, if it is more than `begin`.
+    used: HashMap<Line, Duration>,
+    /// What the line of the last turn had used then. A line that has used less has not called meanwhile.
+    begin: Duration,
+    /// Whether the last turn was one of the hub.
+    after_hub: bool,
 }
 
 /// A turn, until it is dropped.
 #[derive(Debug)]
-pub(crate) struct Turn(Option<Arc<Turns>>);
+pub(crate) struct Turn(Option<Taken>);
+
+#[derive(Debug)]
+struct Taken {
+    turns: Arc<Turns>,
+    line: Line,
+    at: Instant,
+}
 
 impl Turns {
     /// Returns turns of which this many are taken at a time.
@@ -43,6 +61,9 @@ impl Turns {
         Arc::new(Self(Mutex::new(State {
             free: at_once,
             lines: VecDeque::new(),
+            used: HashMap::new(),
+            begin: Duration::ZERO,
+            after_hub: false,
         })))
     }
 
@@ -52,7 +73,9 @@ impl Turns {
             let mut state = self.lock();
             if state.free > 0 {
                 state.free -= 1;
-                return Ok(Turn(Some(Arc::clone(self))));
+                state.begin = state.used(line);
+                state.after_hub = *line == Line::Hub;
+                return Ok(self.turn(line.clone()));
             }
             let (sender, receiver) = oneshot::channel();
             state.add(line, sender)?;
@@ -62,8 +85,16 @@ impl Turns {
         receiver.await.map_err(|_| Refusal::StoreBusy)
     }
 
+    fn turn(self: &Arc<Self>, line: Line) -> Turn {
+        Turn(Some(Taken {
+            turns: Arc::clone(self),
+            line,
+            at: Instant::now(),
+        }))
+    }
+
     fn lock(&self) -> MutexGuard<'_, State> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        runtime::lock(&self.0)
     }
 
     #[cfg(test)]
@@ -90,24 +121,44 @@ impl State {
     }
 
     /// Takes the next call. Its line goes to the end.
-    fn pop(&mut self) -> Option<oneshot::Sender<Turn>> {
-        let (line, mut calls) = self.lines.pop_front()?;
-        let call = calls.pop_front();
+    fn pop(&mut self) -> Option<(Line, oneshot::Sender<Turn>)> {
+        let order = |line: &Line| (self.after_hub && *line == Line::Hub, self.used(line));
+        let order = self.lines.iter().map(|(line, _)| order(line)).enumerate();
+        let (next, (_, begin)) = order.min_by_key(|(_, order)| *order)?;
+        let (line, mut calls) = self.lines.remove(next)?;
+        self.begin = begin;
+        self.after_hub = line == Line::Hub;
+        let call = calls.pop_front()?;
         if !calls.is_empty() {
-            self.lines.push_back((line, calls));
+            self.lines.push_back((line.clone(), calls));
         }
-        call
+        Some((line, call))
+    }
+
+    fn used(&self, line: &Line) -> Duration {
+        let used = self.used.get(line).copied().unwrap_or_default();
+        used.max(self.begin)
+    }
+
+    fn add_time(&mut self, line: Line, time: Duration) {
+        if line != Line::Hub {
+            let used = self.used(&line) + time;
+            self.used.insert(line, used);
+        }
+        let begin = self.begin;
+        self.used.retain(|_, used| *used > begin);
     }
 }
 
 impl Drop for Turn {
     fn drop(&mut self) {
-        let Some(turns) = self.0.take() else {
+        let Some(Taken { turns, line, at }) = self.0.take() else {
             return;
         };
         let mut state = turns.lock();
-        while let Some(call) = state.pop() {
-            match call.send(Self(Some(Arc::clone(&turns)))) {
+        state.add_time(line, at.elapsed());
+        while let Some((line, call)) = state.pop() {
+            match call.send(turns.turn(line)) {
                 Ok(()) => return,
                 // The call has left. Its turn must not end while the lock is held.
                 Err(mut unused) => unused.0 = None,
@@ -141,13 +192,88 @@ mod tests {
         assert!((&mut other).now_or_never().is_none());
         assert!((&mut hub).now_or_never().is_none());
         drop(turn);
-        let first = (&mut many[0]).now_or_never().unwrap().unwrap();
-        assert!((&mut other).now_or_never().is_none(), "one at a time");
+        let first = (&mut other).now_or_never().unwrap().unwrap();
+        assert!((&mut hub).now_or_never().is_none(), "one at a time");
         drop(first);
-        let second = other.now_or_never().unwrap().unwrap();
-        drop(second);
         drop(hub.now_or_never().unwrap().unwrap());
+        assert!((&mut many[0]).now_or_never().unwrap().is_ok());
         assert!((&mut many[1]).now_or_never().unwrap().is_ok());
+    }
+
+    /// Drops a turn as if it had taken this much longer.
+    fn end_after(mut turn: Turn, seconds: u64) {
+        let taken = turn.0.as_mut().unwrap();
+        taken.at = taken.at.checked_sub(Duration::from_secs(seconds)).unwrap();
+    }
+
+    #[tokio::test]
+    async fn a_pool_with_long_transactions_gets_no_more_time_than_another() {
+        let turns = Turns::new(1);
+        let (slow, fast) = (line("slow"), line("fast"));
+        let turn = turns.next(&fast).await.unwrap();
+        let mut slow: Vec<_> = (0..9).map(|_| Box::pin(turns.next(&slow))).collect();
+        let mut fast: Vec<_> = (0..90).map(|_| Box::pin(turns.next(&fast))).collect();
+        for call in slow.iter_mut().chain(&mut fast) {
+            assert!(call.now_or_never().is_none());
+        }
+        end_after(turn, 1);
+        let (mut slow, mut fast) = (slow.iter_mut().peekable(), fast.iter_mut().peekable());
+        let mut order = String::new();
+        while let (Some(one), Some(other)) = (slow.peek_mut(), fast.peek_mut()) {
+            if let Some(turn) = one.now_or_never() {
+                order.push('s');
+                end_after(turn.unwrap(), 10);
+                slow.next();
+            } else {
+                order.push('f');
+                end_after(other.now_or_never().unwrap().unwrap(), 1);
+                fast.next();
+            }
+        }
+        let (first, rest) = order.split_at(1);
+        assert_eq!(first, "s", "{order}");
+        let between: Vec<usize> = rest.split('s').map(str::len).collect();
+        assert!(
+            between[..8].iter().all(|fast| (9..=11).contains(fast)),
+            "{order}"
+        );
+    }
+
+    #[tokio::test]
+    async fn calls_of_the_hub_are_first_but_take_turns_with_the_others() {
+        let turns = Turns::new(1);
+        let eu = line("eu");
+        end_after(turns.next(&eu).await.unwrap(), 10);
+        let turn = turns.next(&eu).await.unwrap();
+        let mut pool: Vec<_> = (0..3).map(|_| Box::pin(turns.next(&eu))).collect();
+        let mut hub: Vec<_> = (0..4).map(|_| Box::pin(turns.next(&Line::Hub))).collect();
+        for call in pool.iter_mut().chain(&mut hub) {
+            assert!(call.now_or_never().is_none());
+        }
+        end_after(turn, 10);
+        for (hub, pool) in hub.iter_mut().zip(&mut pool) {
+            end_after(hub.now_or_never().unwrap().unwrap(), 1);
+            end_after(pool.now_or_never().unwrap().unwrap(), 10);
+        }
+    }
+
+    #[tokio::test]
+    async fn time_that_a_pool_had_alone_is_not_held_against_it() {
+        let turns = Turns::new(1);
+        let (early, late) = (line("early"), line("late"));
+        for _ in 0..100 {
+            end_after(turns.next(&early).await.unwrap(), 10);
+        }
+        let turn = turns.next(&early).await.unwrap();
+        let mut late: Vec<_> = (0..9).map(|_| Box::pin(turns.next(&late))).collect();
+        let mut early = Box::pin(turns.next(&early));
+        for call in &mut late {
+            assert!(call.now_or_never().is_none());
+        }
+        assert!((&mut early).now_or_never().is_none());
+        end_after(turn, 10);
+        end_after((&mut late[0]).now_or_never().unwrap().unwrap(), 11);
+        assert!(early.now_or_never().unwrap().is_ok());
     }
 
     #[tokio::test]

@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use pool_protocol::id::PoolName;
 use tokio::sync::Notify;
@@ -19,7 +19,7 @@ pub(crate) struct Waiters {
 impl Waiters {
     /// Returns the notification of a pool's waiting requests.
     pub(crate) fn queue(&self, pool: &PoolName) -> Arc<Notify> {
-        let mut pools = self.pools.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut pools = runtime::lock(&self.pools);
         if let Some(notify) = pools.get(pool) {
             return Arc::clone(notify);
         }
@@ -28,7 +28,7 @@ impl Waiters {
 
     /// Wakes this many waiting requests of a pool.
     pub(crate) fn wake(&self, pool: &PoolName, count: usize) {
-        let pools = self.pools.lock().unwrap_or_else(PoisonError::into_inner);
+        let pools = runtime::lock(&self.pools);
         if let Some(notify) = pools.get(pool) {
             // If no request waits, one notification is kept for the next one.
             (0..count).for_each(|_| notify.notify_one());
@@ -37,7 +37,7 @@ impl Waiters {
 
     /// Wakes all waiting requests, because a notification may be lost.
     pub(crate) fn wake_all(&self) {
-        let pools = self.pools.lock().unwrap_or_else(PoisonError::into_inner);
+        let pools = runtime::lock(&self.pools);
         pools.values().for_each(|notify| notify.notify_waiters());
     }
 

@@ -57,7 +57,7 @@ impl State {
 impl Feed {
     fn state(&self) -> MutexGuard<'_, State> {
         // The state is consistent after each statement, so it can be used after a panic of another thread.
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        runtime::lock(&self.state)
     }
 
     /// Adds a new range of the spool.

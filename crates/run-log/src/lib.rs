@@ -47,7 +47,7 @@ use self::lines::{LineBuffer, count_lines};
 use self::spool::{Command, Spool};
 
 pub use self::file::FileSink;
-pub use self::limited::LimitedSink;
+pub use self::limited::{LINE_BYTES, LimitedSink};
 pub use self::lines::{char_boundary, whole_lines_len};
 pub use self::redact::{MASK, Redactor};
 pub use self::secrets::{secrets_in, secrets_of};
@@ -254,10 +254,7 @@ impl RunLog {
             .shared
             .commands
             .send(Command::Feed(Arc::clone(&sink.feed)));
-        self.sinks
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .push(sink);
+        runtime::lock(&self.sinks).push(sink);
         Ok(())
     }
 
@@ -340,11 +337,7 @@ impl RunLog {
             delivered = deliver => delivered,
             () = watch => unreachable!("the watch never ends"),
         };
-        let spool = self
-            .spool_summary
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .clone();
+        let spool = runtime::lock(&self.spool_summary).clone();
         LogSummary {
             lines: written,
             spool: SpoolSummary {

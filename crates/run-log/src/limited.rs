@@ -2,8 +2,8 @@
 
 use crate::{Batch, Sink, SinkError};
 
-/// About how many bytes a line takes in Redis in addition to its text.
-const LINE_BYTES: u64 = 128;
+/// What a line counts in addition to its text: about as many bytes as it takes in Redis.
+pub const LINE_BYTES: u64 = 128;
 
 /// Passes the beginning of a log to a sink, and then one line that says where the rest is.
 #[derive(Debug)]

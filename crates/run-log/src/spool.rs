@@ -5,7 +5,7 @@ use std::fs::{self, File, OpenOptions};
 use std::io;
 use std::os::unix::fs::{FileExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use tokio::sync::Semaphore;
@@ -329,7 +329,7 @@ impl Spool {
     }
 
     fn update(&self, change: impl FnOnce(&mut SpoolSummary)) {
-        change(&mut self.summary.lock().unwrap_or_else(PoisonError::into_inner));
+        change(&mut runtime::lock(&self.summary));
     }
 }
 

@@ -4,6 +4,7 @@
 pub mod deadline;
 pub mod handover;
 pub mod hardening;
+mod lock;
 pub mod memory_file;
 pub mod open_files;
 pub mod private_file;
@@ -18,3 +19,4 @@ pub mod tree_removal;
 pub mod unreadable_program;
 
 pub use deadline::Deadline;
+pub use lock::lock;

@@ -10,7 +10,7 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::io;
 use std::process;
-use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Mutex, MutexGuard, OnceLock};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -45,7 +45,7 @@ static OWN_CHILDREN: Mutex<Vec<ProcessIdentity>> = Mutex::new(Vec::new());
 static EARLIER_CHILDREN: OnceLock<Vec<ProcessIdentity>> = OnceLock::new();
 
 fn own_children() -> MutexGuard<'static, Vec<ProcessIdentity>> {
-    OWN_CHILDREN.lock().unwrap_or_else(PoisonError::into_inner)
+    crate::lock(&OWN_CHILDREN)
 }
 
 /// Starts a child of this program.

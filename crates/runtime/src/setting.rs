@@ -4,6 +4,7 @@
 //! A program declares `Option<Setting<T>>` options, `T` being a [`SettingValue`], and reads each with
 //! [`ReadSetting::read`] or [`ReadSetting::require`].
 
+mod nearest;
 mod value;
 
 use std::env;
@@ -19,6 +20,7 @@ use nix::errno::Errno;
 
 use crate::handover;
 
+pub use nearest::nearest;
 pub use value::{HttpUrl, Milliseconds, Seconds, SettingValue, choice, unexpected};
 
 /// The problem of one setting.

@@ -9,6 +9,7 @@ use std::path::Path;
 use std::time::{Duration, SystemTime};
 
 use artifact_store::StoreError;
+use backon::{BackoffBuilder as _, ExponentialBuilder};
 use bytes::Bytes;
 use job_contract::chain;
 use job_contract::keys::ObjectKey;
@@ -126,7 +127,11 @@ impl Rescue<'_, '_> {
     }
 
     async fn push_until_stored(&self, progress: &mut RescueProgress) -> StateOutcome {
-        let mut pause = FIRST_PAUSE;
+        let mut pauses = ExponentialBuilder::default()
+            .with_min_delay(FIRST_PAUSE)
+            .with_max_delay(LONGEST_PAUSE)
+            .without_max_times()
+            .build();
         loop {
             let lock = match self.push(progress.is_first).await {
                 Push::Stored => {
@@ -147,10 +152,11 @@ impl Rescue<'_, '_> {
             if self.release_lock(lock, progress).await {
                 continue;
             }
+            let pause = pauses.next().unwrap_or(LONGEST_PAUSE);
             tokio::select! {
                 biased;
                 () = self.time_is_up(progress) => return self.give_up(progress.kept.take()),
-                () = sleep(pause) => pause = (pause * 2).min(LONGEST_PAUSE),
+                () = sleep(pause) => {}
             }
         }
     }

@@ -11,6 +11,7 @@ use runtime::regular_file;
 use secrecy::{ExposeSecret as _, SecretString};
 use semver::Version;
 
+use super::hcl::quote;
 use crate::child_env::{ChildEnv, ChildEnvError};
 use crate::error::{DISK_HINT, StepError};
 use crate::workspace::write_private_file;
@@ -278,7 +279,7 @@ fn s3(settings: &BackendSettings, version: &Version, handover: Handover) -> Stri
         block.text("endpoint", endpoint).truth("force_path_style")
     } else {
         block
-            .raw("endpoints", &format!("{{ s3 = {} }}", quoted(endpoint)))
+            .raw("endpoints", &format!("{{ s3 = {} }}", quote(endpoint)))
             .truth("skip_requesting_account_id")
             .truth("skip_s3_checksum")
             .truth("use_path_style")
@@ -304,7 +305,7 @@ impl Block {
     }
 
     fn text(self, name: &str, value: &str) -> Self {
-        self.raw(name, &quoted(value))
+        self.raw(name, &quote(value))
     }
 
     fn optional(self, name: &str, value: Option<&str>) -> Self {
@@ -321,31 +322,6 @@ impl Block {
     fn finish(self) -> String {
         self.0 + "  }\n}\n"
     }
-}
-
-/// A string literal of the tool's language. It escapes the value, so that no part is an expression or ends the string.
-fn quoted(value: &str) -> String {
-    let mut text = String::from("\"");
-    let mut rest = value.chars().peekable();
-    while let Some(c) = rest.next() {
-        match c {
-            '"' => text.push_str("\\\""),
-            '\\' => text.push_str("\\\\"),
-            '\n' => text.push_str("\\n"),
-            '\r' => text.push_str("\\r"),
-            '\t' => text.push_str("\\t"),
-            '$' | '%' if rest.peek() == Some(&'{') => {
-                text.push(c);
-                text.push(c);
-            }
-            c if c.is_control() => {
-                write!(text, "\\u{:04x}", u32::from(c)).expect("writing to a string cannot fail");
-            }
-            c => text.push(c),
-        }
-    }
-    text.push('"');
-    text
 }
 
 /// Replaces any file or link of that name by a file that only this user can read.

@@ -1,7 +1,7 @@
 //! The state of the running operation, from the tool's events. The reader of the tool's output updates it without
 //! blocking. The publisher reads it at any time.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 use bytes::Bytes;
 use serde_json::Value;
@@ -98,9 +98,6 @@ impl EventState {
 
     fn lock(&self) -> MutexGuard<'_, Summary> {
         // If an update panicked, at worst an event is missing in the counts.
-        self.0
-            .summary
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
+        runtime::lock(&self.0.summary)
     }
 }

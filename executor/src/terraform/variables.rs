@@ -17,6 +17,7 @@ use job_contract::job::Variable;
 use runtime::regular_file;
 use serde_json::Value;
 
+use super::hcl::quote;
 use crate::error::{ErrorKind, StepError};
 use crate::workspace::write_private_file;
 
@@ -284,34 +285,9 @@ fn is_identifier(name: &str) -> bool {
         && chars.all(|c| c.is_alphanumeric() || c == '_' || c == '-')
 }
 
-/// A quoted template with exactly the value `text`.
-fn quote(text: &str) -> String {
-    let mut quoted = String::with_capacity(text.len() + 2);
-    quoted.push('"');
-    let mut chars = text.chars().peekable();
-    while let Some(c) = chars.next() {
-        match c {
-            '"' => quoted.push_str("\\\""),
-            '\\' => quoted.push_str("\\\\"),
-            '\n' => quoted.push_str("\\n"),
-            '\r' => quoted.push_str("\\r"),
-            '\t' => quoted.push_str("\\t"),
-            // `${` and `%{` begin an interpolation unless the first character is doubled.
-            '$' | '%' if chars.peek() == Some(&'{') => quoted.extend([c, c]),
-            c if c.is_control() => {
-                write!(quoted, "\\u{:04x}", u32::from(c)).expect("writing to a string cannot fail");
-            }
-            c => quoted.push(c),
-        }
-    }
-    quoted.push('"');
-    quoted
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use proptest::prelude::*;
 
     const MODULE: &str = r#"
         variable "plain" {}
@@ -450,21 +426,5 @@ mod tests {
             declared.definitions(&given).unwrap(),
             "a = []\nb = \"[]\"\nc = \"[]\"\n"
         );
-    }
-
-    proptest! {
-        #[test]
-        fn quoting_is_undone_by_the_parser(text in "(?s).{0,40}") {
-            let expression: Expression = quote(&text).parse().unwrap();
-            let read = match &expression {
-                Expression::String(text) => text.as_str().to_owned(),
-                Expression::StringTemplate(template) => template.iter().map(|element| match element {
-                    hcl_edit::template::Element::Literal(literal) => literal.to_string(),
-                    other => panic!("an interpolation appeared: {other:?}"),
-                }).collect(),
-                other => panic!("not a string: {other:?}"),
-            };
-            prop_assert_eq!(read, text);
-        }
     }
 }

@@ -167,7 +167,6 @@ relay: executors behind the relay of a hub get no way to the platform, and no se
   (dict "name" "MAYFLY_EXECUTOR_KIND" "value" $executor.image.kind)
   (dict "name" "MAYFLY_IMAGE_PULL_POLICY" "value" $executor.image.pullPolicy)
   (dict "name" "MAYFLY_JOB_DATA_MODE" "value" $executor.jobData.mode)
-  (dict "name" "MAYFLY_JOB_DATA_COMPRESSION" "value" $executor.jobData.compression)
   (dict "name" "ExecutorEphemeralActiveDeadlineSeconds" "value" (toString (int64 $executor.job.activeDeadlineSeconds)))
   (dict "name" "ExecutorEphemeralTtlSecondsAfterFinished" "value" (toString (int64 $executor.job.ttlSecondsAfterFinished)))
   (dict "name" "ExecutorEphemeralTerminationGracePeriodSeconds" "value" (toString (int64 $executor.terminationGracePeriodSeconds)))
@@ -176,13 +175,9 @@ relay: executors behind the relay of a hub get no way to the platform, and no se
   (dict "name" "MAYFLY_TMP_SIZE_LIMIT" "value" (toString $executor.workspace.tmpSizeLimit))
   (dict "name" "MAYFLY_HISTORY_SUCCEEDED" "value" (toString $executor.job.historyLimit.successful))
   (dict "name" "MAYFLY_HISTORY_FAILED" "value" (toString $executor.job.historyLimit.failed))
-  (dict "name" "MAYFLY_NO_POD_EXPLAIN_SECONDS" "value" (toString (int64 $jobs.noPodExplainSeconds)))
-  (dict "name" "MAYFLY_NO_POD_SECONDS" "value" (toString (int64 $jobs.noPodTimeoutSeconds)))
   (dict "name" "MAYFLY_UNSCHEDULABLE_SECONDS" "value" (toString (int64 $jobs.schedulingTimeoutSeconds)))
   (dict "name" "MAYFLY_CONTAINER_ERROR_SECONDS" "value" (toString (int64 $jobs.containerErrorTimeoutSeconds)))
   (dict "name" "MAYFLY_START_SECONDS" "value" (toString (int64 $jobs.startTimeoutSeconds)))
-  (dict "name" "MAYFLY_LINGER_SECONDS" "value" (toString (int64 $jobs.lingerSeconds)))
-  (dict "name" "MAYFLY_INCOMPLETE_SECONDS" "value" (toString (int64 $jobs.incompleteSeconds)))
 -}}
 {{- with .root.Values.global.imageRegistry }}{{- $env = append $env (dict "name" "MAYFLY_IMAGE_REGISTRY" "value" .) -}}{{- end -}}
 {{- with include "mayfly.pullSecretNames" .root }}{{- $env = append $env (dict "name" "MAYFLY_IMAGE_PULL_SECRETS" "value" .) -}}{{- end -}}
@@ -202,12 +197,6 @@ relay: executors behind the relay of a hub get no way to the platform, and no se
 {{- $env = append $env (dict "name" "MAYFLY_PLUGIN_CACHE_DIR" "value" .mountPath) -}}
 {{- $env = append $env (dict "name" "MAYFLY_PLUGIN_CACHE_CLAIM" "value" (include "mayfly.claimName" (dict "root" $root "kind" "cache"))) -}}
 {{- end -}}
-{{- end -}}
-{{- if not (kindIs "invalid" $launcher.kubeApi.requestsPerSecond) -}}
-{{- $env = append $env (dict "name" "MAYFLY_KUBE_REQUESTS_PER_SECOND" "value" (toString $launcher.kubeApi.requestsPerSecond)) -}}
-{{- end -}}
-{{- if not (kindIs "invalid" $launcher.kubeApi.burst) -}}
-{{- $env = append $env (dict "name" "MAYFLY_KUBE_BURST" "value" (toString (int64 $launcher.kubeApi.burst))) -}}
 {{- end -}}
 {{- dict "items" $env | toJson -}}
 {{- end -}}
@@ -231,7 +220,6 @@ relay: executors behind the relay of a hub get no way to the platform, and no se
 {{- $env = concat $env (fromJson (include "mayfly.env.jobs" .)).items (list
   (dict "name" "MAYFLY_RECORDS" "value" $executor.records)
   (dict "name" "MAYFLY_MAX_JOBS_IN_FLIGHT" "value" (toString (int64 $jobs.maxConcurrent)))
-  (dict "name" "MAYFLY_REPORT_RETRY_SECONDS" "value" (toString (int64 $jobs.reportRetrySeconds)))
   (dict "name" "MAYFLY_POD_TEMPLATE_FILE" "value" "/etc/mayfly/launcher/pod-template.yaml")
   (dict "name" "MAYFLY_POLICY_FILE" "value" "/etc/mayfly/launcher/policy.yaml")
 ) -}}
@@ -240,16 +228,11 @@ relay: executors behind the relay of a hub get no way to the platform, and no se
 {{- with .root.Values.auth.internalSecret.existingSecret -}}
 {{- $env = append $env (fromJson (include "mayfly.env.fromSecret" (dict "name" "InternalSecret" "secret" . "key" $root.Values.auth.internalSecret.key))) -}}
 {{- end -}}
-{{- if include "mayfly.elects" .root -}}
-{{- $env = append $env (dict "name" "MAYFLY_LEASE_NAME" "value" (include "mayfly.leaseName" .)) -}}
-{{- $env = append $env (dict "name" "MAYFLY_LEASE_NAMESPACE" "value" (include "mayfly.leaseNamespace" .)) -}}
-{{- end -}}
 {{- if include "mayfly.launcher.mountsState" . -}}
 {{- $env = append $env (dict "name" "MAYFLY_DATA_DIR" "value" .root.Values.persistence.state.mountPath) -}}
 {{- end -}}
 {{- if $jobs.requireWorkspaceFlag -}}
 {{- $env = append $env (dict "name" "MAYFLY_ROUTE" "value" "flag") -}}
-{{- $env = append $env (dict "name" "MAYFLY_ROUTE_STRICT" "value" (toString $jobs.strictWorkspaceFlag)) -}}
 {{- $env = append $env (dict "name" "MAYFLY_PERSISTENT_EXECUTOR_URL" "value" $jobs.persistentExecutorUrl) -}}
 {{- end -}}
 {{- with $launcher.compatJavaToolOptions }}{{- $env = append $env (dict "name" "JAVA_TOOL_OPTIONS" "value" .) -}}{{- end -}}
@@ -365,9 +348,6 @@ changes.
 ) -}}
 {{- else -}}
 {{- $env = append $env (dict "name" "MAYFLY_AGENT_TOKEN_FILE" "value" "/etc/mayfly/token/token") -}}
-{{- end -}}
-{{- if $agent.privateKeys.existingSecret -}}
-{{- $env = append $env (dict "name" "MAYFLY_AGENT_PRIVATE_KEY_DIR" "value" "/etc/mayfly/private-keys") -}}
 {{- end -}}
 {{- with $agent.envForwardAllowlist -}}
 {{- $env = append $env (dict "name" "MAYFLY_AGENT_ENV_FORWARD_ALLOWLIST" "value" (join " " .)) -}}

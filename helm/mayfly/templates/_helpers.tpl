@@ -291,21 +291,6 @@ matchExpressions:
 {{- if and $elects (not (include "mayfly.hub.claim" .)) }}true{{ end -}}
 {{- end -}}
 
-{{/* Namespace of the Lease. Takes root and runsIn. */}}
-{{- define "mayfly.leaseNamespace" -}}
-{{- default .runsIn .root.Values.launcher.leaderElection.leaseNamespace -}}
-{{- end -}}
-
-{{/* Name of the Lease. In one namespace launchers of different namespaces of runs need one each. Takes root and runsIn. */}}
-{{- define "mayfly.leaseName" -}}
-{{- $election := .root.Values.launcher.leaderElection -}}
-{{- if and $election.leaseNamespace (ne .runsIn (include "mayfly.runsNamespace" .root)) -}}
-{{- printf "%s-%s" $election.leaseName .runsIn -}}
-{{- else -}}
-{{- $election.leaseName -}}
-{{- end -}}
-{{- end -}}
-
 {{/* The hub */}}
 
 {{/* The claim of the hub's database; empty without one. */}}

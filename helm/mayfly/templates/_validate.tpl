@@ -31,9 +31,6 @@
 {{- fail "launcher.podDisruptionBudget.minAvailable: excludes maxUnavailable; set one of them to null" -}}
 {{- end -}}
 {{- end -}}
-{{- if and (not (kindIs "invalid" $launcher.kubeApi.burst)) (kindIs "invalid" $launcher.kubeApi.requestsPerSecond) -}}
-{{- fail "launcher.kubeApi.burst: needs launcher.kubeApi.requestsPerSecond" -}}
-{{- end -}}
 {{- $paths := list -}}
 {{- range $launcher.extraVolumeMounts }}{{- $paths = append $paths .mountPath -}}{{- end -}}
 {{- if not (or $launcher.serviceAccount.automountToken (not (include "mayfly.launcher.runs" .)) (include "mayfly.launcher.names" (list . "KUBECONFIG")) (has "/var/run/secrets/kubernetes.io/serviceaccount" $paths)) -}}

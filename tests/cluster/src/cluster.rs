@@ -169,6 +169,11 @@ impl Cluster {
         Ok(())
     }
 
+    /// From now on, the API server's clock is ahead by so much, as clients see it. Times in objects stay as they are.
+    pub fn set_clock_ahead(&self, by: Duration) {
+        self.front.set_ahead(by);
+    }
+
     /// Where the API server listens.
     pub fn url(&self) -> String {
         self.front.url()

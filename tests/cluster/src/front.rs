@@ -13,23 +13,26 @@ pub(crate) mod upstream;
 use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
 use axum::body::Body;
-use axum::http::{Request, Response, header};
+use axum::http::{HeaderValue, Request, Response, header};
+use faults::{Fault, Faults};
 use futures_util::{StreamExt as _, stream};
 use hyper::body::Incoming;
-use serde_json::{Value, json};
-use tokio::net::TcpListener;
-use tokio::sync::watch;
-use tokio_util::sync::CancellationToken;
-
-use crate::rights::ADMIN;
-use faults::{Fault, Faults};
 use logs::Logs;
 use recorder::Recorder;
 use request::{Query, Target};
+use serde_json::{Value, json};
 use status::{ApiError, json_response};
+use tokio::net::TcpListener;
+use tokio::sync::watch;
+use tokio_util::sync::CancellationToken;
 use upstream::Upstream;
+
+use crate::clock;
+use crate::rights::ADMIN;
 
 const TOKEN: &str = "token-of-";
 
@@ -53,6 +56,8 @@ pub(crate) struct Front {
     address: SocketAddr,
     /// Changes when watches are cut.
     cuts: watch::Sender<u64>,
+    /// Seconds by which the dates of responses are late.
+    ahead: AtomicU64,
     stop: CancellationToken,
 }
 
@@ -70,6 +75,7 @@ impl Front {
             logs: Arc::default(),
             address: listener.local_addr()?,
             cuts: watch::Sender::new(0),
+            ahead: AtomicU64::new(0),
             stop,
         });
         tokio::spawn(Arc::clone(&front).accept(listener));
@@ -124,7 +130,7 @@ impl Front {
             ordered: fault.is_some(),
             ..entry
         });
-        let response = match fault {
+        let mut response = match fault {
             Some(Fault::Hang) => {
                 self.stop.cancelled().await;
                 return Err(Dropped);
@@ -139,10 +145,21 @@ impl Front {
             None => self.answer(&identity, request, &target).await?,
         };
         self.recorder.answered(at, response.status().as_u16());
+        let ahead = self.ahead.load(Ordering::Relaxed);
+        if ahead > 0
+            && let Ok(date) = HeaderValue::from_str(&clock::date(Duration::from_secs(ahead)))
+        {
+            response.headers_mut().insert(header::DATE, date);
+        }
         if target.verb == "watch" && identity != crate::CONTROLLERS {
             return Ok(self.cuttable(response));
         }
         Ok(response)
+    }
+
+    /// From now on, responses are dated later by so much.
+    pub(crate) fn set_ahead(&self, by: Duration) {
+        self.ahead.store(by.as_secs(), Ordering::Relaxed);
     }
 
     /// Ends the watches of all clients but the cluster's own, in the middle of their streams.

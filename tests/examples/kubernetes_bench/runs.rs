@@ -1,7 +1,6 @@
 //! Runs as the launcher would make them, and what a bare client does to make the same.
 
 use anyhow::{Context as _, Result};
-use api_launcher::kubernetes::manifest::{self, Deployment, Manifest, names};
 use integration_tests::{Repository, job};
 use job_contract::{Document, JobData};
 use k8s_openapi::api::batch::v1::Job;
@@ -9,6 +8,7 @@ use k8s_openapi::api::core::v1::Secret;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 use kube::api::{Patch, PatchParams, PostParams};
 use kube::{Api, Client, Resource as _, ResourceExt as _};
+use manifest::{Deployment, Manifest, names};
 use serde_json::json;
 
 use crate::server::BARE;

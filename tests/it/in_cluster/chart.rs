@@ -13,7 +13,6 @@ use std::path::Path;
 use std::process::Command;
 use std::time::Instant;
 
-use api_launcher::kubernetes::manifest::pod_security::{Level, violations};
 use base64::Engine as _;
 use integration_tests::{Repository, Running, job};
 use job_contract::JobData;
@@ -23,6 +22,7 @@ use kube::api::{
 };
 use kube::core::{ApiResource, GroupVersionKind};
 use kube::{Api, ResourceExt};
+use manifest::pod_security::{Level, violations};
 use serde_json::{Value, json};
 use test_chart::programs::{helm_with, output, told};
 use test_chart::values::merge;

@@ -2,7 +2,7 @@
 
 use std::fs;
 
-use api_launcher::kubernetes::cluster::rights::{LEASE, RIGHTS, Right};
+use cluster::rights::{LEASE, RIGHTS, Right};
 use integration_tests::process::Stream;
 use integration_tests::{Finished, Repository, Running, job};
 use job_contract::JobData;
@@ -365,13 +365,22 @@ async fn a_check_passes_or_prints_a_fix_for_each_failure() {
 
     // The Role is for one Lease.
     fixture.cluster.revoke(LAUNCHER).await.unwrap();
-    let one = rules(ROLES);
-    let granted = fixture.cluster.grant(LAUNCHER, &fixture.runs, &one);
+    let another = ROLES.replace(
+        "resourceNames: [\"mayfly-launcher\"]",
+        "resourceNames: [\"another\"]",
+    );
+    assert_ne!(another, ROLES);
+    let another = rules(&another);
+    let granted = fixture.cluster.grant(LAUNCHER, &fixture.runs, &another);
     granted.await.unwrap();
-    let failed = failing(&["--lease-name", "another"]);
+    let failed = failing(&[]);
     let denied =
-        ["get", "update"].map(|verb| format!("right to {verb} leases.coordination.k8s.io another"));
+        ["get", "update"].map(|verb| format!("right to {verb} leases.coordination.k8s.io {LEASE}"));
     assert_eq!(subjects(&failed), denied);
+    fixture.cluster.revoke(LAUNCHER).await.unwrap();
+    let granted = rules(ROLES);
+    let granted = fixture.cluster.grant(LAUNCHER, &fixture.runs, &granted);
+    granted.await.unwrap();
 
     // What the Role does not let it read is no fault, and can be looked at otherwise.
     let told = fixture.told(&["check", "--env-config-maps", "settings"]);

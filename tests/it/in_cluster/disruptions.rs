@@ -3,7 +3,6 @@
 use std::fs;
 use std::os::unix::fs::PermissionsExt as _;
 
-use api_launcher::kubernetes::verdict::VerdictKind;
 use integration_tests::{Repository, job};
 use job_contract::{Exit, StepType, env};
 use k8s_openapi::api::core::v1::Pod;
@@ -11,6 +10,7 @@ use kube::Api;
 use kube::api::{EvictParams, PostParams};
 use serde_json::{Value, json};
 use test_cluster::ADMIN;
+use verdict::VerdictKind;
 
 use super::{Fixture, name};
 

@@ -3,16 +3,17 @@
 use std::fs;
 use std::time::Duration;
 
-use api_launcher::kubernetes::cluster::{Cluster, annotations};
-use api_launcher::kubernetes::verdict::{VerdictKind, WaitReason};
+use cluster::Cluster;
 use integration_tests::{Repository, job};
+use job_contract::annotations;
 use job_contract::job::StepType;
 use job_contract::{JobData, env};
 use k8s_openapi::api::core::v1::{ConfigMap, Pod};
-use kube::Api;
 use kube::api::{DeleteParams, PostParams};
+use kube::{Api, ResourceExt as _};
 use test_cluster::{ADMIN, Fault, State};
 use test_peers::terraform;
+use verdict::{VerdictKind, WaitReason};
 
 use super::{Fixture, LAUNCHER, Launcher, PATIENCE, name};
 
@@ -98,12 +99,12 @@ impl Fixture {
     }
 
     /// Returns when the run's log has passed the tool's pipe as far as this number.
-    async fn until_printed(&self, job: &JobData, number: usize) {
+    async fn until_printed(&self, pod: &Pod, number: usize) {
         let library = self.library();
         let said = async {
             loop {
                 let target = self.machine.scratch("seen");
-                library.save_log(&name(job), &target).await.unwrap();
+                library.save_log(&pod.name_any(), &target).await.unwrap();
                 let printed = numbers(&fs::read_to_string(&target).unwrap());
                 if printed.last() == Some(&number) {
                     return;
@@ -312,7 +313,7 @@ async fn what_a_killed_executor_had_printed_is_in_the_output_of_its_step_once_an
     let launcher = fixture.serve_reporting();
     launcher.accept(&apply).await;
     let pod = fixture.pod_at_work(&apply, || begun(&fixture) == 1).await;
-    fixture.until_printed(&apply, 3000).await;
+    fixture.until_printed(&pod, 3000).await;
     assert!(fixture.cluster.oom_kill(&pod));
     fixture.until_reported(&apply, "memory").await;
     let output = fixture.machine.step_output(&apply);
@@ -331,7 +332,7 @@ async fn the_log_of_a_killed_executor_is_asked_for_again_while_the_cluster_canno
     let launcher = fixture.serve_reporting();
     launcher.accept(&apply).await;
     let pod = fixture.pod_at_work(&apply, || begun(&fixture) == 1).await;
-    fixture.until_printed(&apply, 300).await;
+    fixture.until_printed(&pod, 300).await;
     fixture
         .cluster
         .faults()

@@ -2,24 +2,15 @@
 
 use std::fs;
 
-use api_launcher::kubernetes::verdict::VerdictKind;
 use integration_tests::{Repository, fifo, job};
 use job_contract::env;
-use k8s_openapi::api::coordination::v1::Lease;
-use kube::Api;
-use test_cluster::{ADMIN, Cluster};
+use verdict::VerdictKind;
 
-use super::{Fixture, ROLES, name, rules};
+use super::{Fixture, name};
 
 #[tokio::test(flavor = "multi_thread")]
-async fn no_more_jobs_are_released_than_may_be_in_flight_and_the_lease_is_the_one_named() {
-    // The Role names the Lease, and so does the operator who names another.
-    let roles = ROLES.replace(
-        "resourceNames: [\"mayfly-launcher\"]",
-        "resourceNames: [\"of-these-runs\"]",
-    );
-    assert_ne!(roles, ROLES);
-    let fixture = or_skip!(Fixture::of(Cluster::builder(), &rules(&roles)).await);
+async fn no_more_jobs_are_released_than_may_be_in_flight() {
+    let fixture = or_skip!(Fixture::new().await);
     let repository = Repository::fixture();
     let gate = fifo(fixture.machine.scratch("gate"));
     let begun = gate.with_extension("begun");
@@ -29,10 +20,7 @@ async fn no_more_jobs_are_released_than_may_be_in_flight_and_the_lease_is_the_on
         begun.display(),
         gate.display()
     ));
-    let launcher = fixture.serve_with(&[
-        (env::MAX_JOBS_IN_FLIGHT, "1"),
-        (env::LEASE_NAME, "of-these-runs"),
-    ]);
+    let launcher = fixture.serve_with(&[(env::MAX_JOBS_IN_FLIGHT, "1")]);
     let first = job::plan(&repository);
     let second = job::apply_after(&first);
     fixture.machine.queue(&[&first, &second]);
@@ -41,10 +29,6 @@ async fn no_more_jobs_are_released_than_may_be_in_flight_and_the_lease_is_the_on
     fixture.until("the first is at work", at_work).await;
     launcher.accept(&second).await;
     fixture.until_waiting_for_its_turn(&second).await;
-    let client = fixture.cluster.client(ADMIN).unwrap();
-    let leases = Api::<Lease>::namespaced(client, &fixture.runs);
-    leases.get("of-these-runs").await.unwrap();
-
     fs::write(&gate, "").unwrap();
     fixture.until_over(&first, "Complete").await;
     fixture.until_over(&second, "Complete").await;
@@ -74,19 +58,4 @@ async fn an_unschedulable_run_is_given_up_after_the_configured_time() {
         verdict.sentence
     );
     fixture.until_reported(&plan, "no node took the pod").await;
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn a_request_rate_holds_up_but_loses_nothing() {
-    let (fixture, repository) = (or_skip!(Fixture::new().await), Repository::fixture());
-    let launcher = fixture.serve_with(&[
-        (env::KUBE_REQUESTS_PER_SECOND, "20"),
-        (env::KUBE_BURST, "2"),
-    ]);
-    let jobs = super::many(&job::plan(&repository), 6);
-    for job in &jobs {
-        fixture.machine.queue(&[job]);
-        launcher.accept(job).await;
-    }
-    fixture.assert_exactly_one_each(&jobs).await;
 }

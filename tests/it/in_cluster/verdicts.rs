@@ -1,7 +1,14 @@
 //! Runs that cannot continue: what the platform and the launcher's commands show once their time is up.
 
 use std::fs;
+use std::sync::Arc;
+use std::time::Duration;
 
+use cluster::RunRef;
+use cluster::watch::{ReportOutcome, RunObserver, WatchSettings};
+use futures_util::FutureExt as _;
+use futures_util::future::{self, BoxFuture};
+use integration_tests::{Repository, job};
 use job_contract::{JobData, env};
 use k8s_openapi::api::batch::v1::Job;
 use k8s_openapi::api::core::v1::{Pod, Secret};
@@ -10,13 +17,13 @@ use kube::api::{DeleteParams, Patch, PatchParams};
 use nix::sys::signal::Signal;
 use serde_json::{Value, json};
 use test_cluster::{ADMIN, Node, State};
-
-use api_launcher::kubernetes::verdict::WaitReason;
-use integration_tests::{Repository, job};
+use verdict::{Observation, Verdict, WaitReason};
 
 use super::endings::{begun, endless};
 use super::{Fixture, Launcher, name};
 
+/// Longer than the launcher waits for a pod that no quota holds back.
+const WAIT_FOR_POD: Duration = Duration::from_mins(3);
 const NODE_SELECTOR: &str = "EPHEMERAL_CONFIG_NODE_SELECTOR_TAGS";
 
 impl Fixture {
@@ -29,10 +36,15 @@ impl Fixture {
         impatience: &[(&str, &str)],
     ) -> Launcher {
         self.until_waiting(job, reason, words).await;
-        let patient = patient.into_running();
-        patient.signal(Signal::SIGTERM);
-        patient.wait();
-        self.serve_reporting_with(impatience)
+        self.restart(patient, impatience)
+    }
+
+    /// Stops a launcher and starts another one.
+    fn restart(&self, before: Launcher, settings: &[(&str, &str)]) -> Launcher {
+        let before = before.into_running();
+        before.signal(Signal::SIGTERM);
+        before.wait();
+        self.serve_reporting_with(settings)
     }
 
     /// A plan the platform has queued and dispatched, of a repository that is never fetched.
@@ -196,13 +208,11 @@ async fn a_pod_that_admission_denies_ends_the_run_with_its_message() {
     refused.await.unwrap();
     let launcher = fixture.serve_reporting();
     let plan = fixture.dispatched(&launcher).await;
-    let impatience = [
-        (env::NO_POD_EXPLAIN_SECONDS, "1"),
-        (env::NO_POD_SECONDS, "1"),
-    ];
-    let _launcher = fixture
-        .lose_patience(launcher, &plan, (WaitReason::Admission, words), &impatience)
+    fixture
+        .until_waiting(&plan, WaitReason::Admission, words)
         .await;
+    fixture.cluster.set_clock_ahead(WAIT_FOR_POD);
+    let _launcher = fixture.restart(launcher, &[]);
     fixture
         .until_given_up(&plan, "admission_refused", words)
         .await;
@@ -212,29 +222,17 @@ async fn a_pod_that_admission_denies_ends_the_run_with_its_message() {
 async fn a_quota_is_waited_for_until_the_deadline() {
     let fixture = or_skip!(Fixture::new().await);
     fixture.cluster.allow_no_pod(&fixture.runs).await.unwrap();
-    // Longer than it takes to be told of the quota, and shorter than the run is waited for.
-    let launcher = fixture.serve_reporting_with(&[
-        (env::NO_POD_EXPLAIN_SECONDS, "1"),
-        (env::NO_POD_SECONDS, "8"),
-    ]);
+    let launcher = fixture.serve_reporting();
     let plan = fixture.dispatched(&launcher).await;
-    fixture
-        .until_waiting(&plan, WaitReason::Quota, "exceeded quota")
-        .await;
-    let noted = |_: &State| {
-        let (_, step) = fixture.machine.statuses(&plan);
-        assert_eq!(step, "pending");
-        let explanation = fixture.json(&["explain", &name(&plan)]);
-        let since: k8s_openapi::jiff::Timestamp =
-            explanation["wait"]["since"].as_str()?.parse().ok()?;
-        let waited = k8s_openapi::jiff::Timestamp::now().duration_since(since);
-        (waited.as_secs() >= 10).then_some(())
-    };
-    fixture.until("the run goes on waiting", noted).await;
+    let words = "exceeded quota";
+    fixture.until_waiting(&plan, WaitReason::Quota, words).await;
+    fixture.cluster.set_clock_ahead(WAIT_FOR_POD);
+    let _launcher = fixture.restart(launcher, &[]);
+    fixture.until_waiting(&plan, WaitReason::Quota, words).await;
+    let (_, step) = fixture.machine.statuses(&plan);
+    assert_eq!(step, "pending");
     fixture.end_soon(&plan).await;
-    fixture
-        .until_given_up(&plan, "quota_exceeded", "exceeded quota")
-        .await;
+    fixture.until_given_up(&plan, "quota_exceeded", words).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -347,15 +345,38 @@ async fn a_deleted_job_ends_its_run_at_the_platform() {
     assert!(output.contains("start the run again"), "{output}");
 }
 
+/// For a watcher whose observations do not matter.
+#[derive(Debug)]
+struct Unheard;
+
+impl RunObserver for Unheard {
+    fn on_observation(&self, _run: &RunRef, _observation: &Observation) {}
+
+    fn on_ended<'a>(
+        &'a self,
+        _run: &'a RunRef,
+        _verdict: &'a Verdict,
+    ) -> BoxFuture<'a, ReportOutcome> {
+        future::ready(ReportOutcome::Delivered).boxed()
+    }
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_job_that_never_got_its_job_data_is_removed_after_a_timeout() {
     let fixture = or_skip!(Fixture::without_pods().await);
     let plan = fixture.cut_between_job_and_secret().await;
-    let other = fixture.serve_reporting_with(&[(env::INCOMPLETE_SECONDS, "20")]);
+    let settings = WatchSettings {
+        incomplete_after: Duration::from_secs(20),
+        ..WatchSettings::default()
+    };
+    let watcher = fixture.library();
+    let watching = tokio::spawn(async move { watcher.watch(settings, Arc::new(Unheard)).await });
     let gone = |state: &State| state.job(&name(&plan)).is_none().then_some(());
     fixture.until("the Job is removed", gone).await;
+    watching.abort();
     // That run was not accepted: the next delivery is the first.
-    fixture.dispatch(&other, plan.clone()).await;
+    let launcher = fixture.serve_reporting();
+    fixture.dispatch(&launcher, plan.clone()).await;
     fixture.assert_exactly_one_each(&[plan]).await;
     assert_eq!(fixture.jobs_created(), 2);
 }

@@ -341,7 +341,7 @@ async fn documents_of_many_variables_pass_unchanged_and_stay_below_the_memory_of
         leased.push(serde_json::from_str::<LeasedTask>(&text).unwrap());
     }
     for lease in &leased {
-        let payload = lease.task.payload.as_ref().unwrap().get();
+        let payload = lease.task.payload.get();
         assert!(documents.iter().any(|document| document == payload));
     }
     let peak = peak(&hub);

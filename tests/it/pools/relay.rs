@@ -1,10 +1,13 @@
 //! Tests of the relay between executors of a pool and the platform.
 
+use std::time::Duration;
+
 use pool_protocol::problem::Code;
 use pool_protocol::task::LeasedTask;
 use reqwest::{Method, StatusCode};
 use serde_json::{Value, json};
 use test_platform::{Effect, Fault, Flow, NewJob, Status, Workspace};
+use tokio::time::timeout;
 
 use super::client::{Client, executor_of};
 use super::fixture::Fixture;
@@ -91,6 +94,26 @@ async fn responses_of_the_platform_pass_unchanged_and_its_failure_is_reported() 
         answer.body["title"],
         "the platform does not respond: try again"
     );
+}
+
+/// The platform still works on what it was sent.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_sender_that_leaves_keeps_its_turn_until_the_platform_answers() {
+    let fixture = Fixture::new().await;
+    let hub = fixture.serve();
+    let (executor, lease) = leased(&fixture, &fixture.client(&hub)).await;
+    let context = format!("/context/v1/{}", lease.task.job_id);
+    let slow = Effect::Slow(Duration::from_mins(10));
+    fixture.platform.fault(Fault::always("GET", &context, slow));
+    let read = || executor.relay(&lease, Method::GET, &context, None);
+    // A task has eight turns. Each read that gets one leaves before its answer.
+    for _ in 0..60 {
+        if let Ok(answer) = timeout(Duration::from_millis(200), read()).await {
+            assert_eq!(answer.refused(), Code::RateLimited);
+            return;
+        }
+    }
+    panic!("a turn ends with its sender");
 }
 
 #[tokio::test(flavor = "multi_thread")]

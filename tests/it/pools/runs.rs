@@ -83,7 +83,7 @@ async fn a_run_completes_through_the_relay() {
     let agent = fixture.client(&hub);
     let instance = agent.register().await;
     let lease = agent.request(instance).await;
-    let payload = lease.task.payload.as_ref().unwrap();
+    let payload = &lease.task.payload;
     let payload: serde_json::Value = serde_json::from_str(payload.get()).unwrap();
     assert_eq!(payload, fixture.platform.job_data(job));
     assert_eq!(lease.task.kind, "terraformPlan");

@@ -107,7 +107,7 @@ async fn create_runs(fixture: &Fixture, hub: &Hub) -> [LeasedTask; 2] {
 
     dispatch_plan(fixture).await;
     let failed = agent.request(instance).await;
-    let payload = failed.task.payload.as_ref().unwrap().to_string();
+    let payload = failed.task.payload.to_string();
     assert!(payload.contains(SECRET), "{payload}");
     let started = json!({"executor": format!("Job {HOSTILE}")});
     agent.lease(&failed, LeaseCall::Started, started).await.ok();

@@ -2,13 +2,13 @@
 
 use std::time::{Duration, Instant};
 
-use api_launcher::kubernetes::verdict::VerdictKind;
 use integration_tests::Repository;
 use k8s_openapi::api::batch::v1::Job;
 use k8s_openapi::api::core::v1::Pod;
 use kube::api::{DeleteParams, EvictParams};
 use serde_json::json;
 use test_platform::{Flow, Status};
+use verdict::VerdictKind;
 
 use super::{Stage, endless, provisioned};
 

@@ -1,8 +1,8 @@
 //! A node that dies and comes back. Nothing else runs on it meanwhile.
 
-use api_launcher::kubernetes::verdict::VerdictKind;
 use serde_json::json;
 use test_platform::{Flow, Status};
+use verdict::VerdictKind;
 
 use super::{Fixture, Stage, endless};
 

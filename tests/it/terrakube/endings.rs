@@ -3,6 +3,7 @@
 use integration_tests::Repository;
 use integration_tests::process::Stream;
 use job_contract::{encoding, env};
+use serde_json::Value;
 use test_platform::{Effect, Fault, Flow, Native, Platform, Status, Variable};
 
 use super::{Gate, RunTarget, Stage};
@@ -12,7 +13,10 @@ use crate::machine;
 async fn a_run_whose_job_was_removed_is_stopped_and_dropped() {
     let stage = Stage::on(RunTarget::Machine(machine()), Platform::builder()).await;
     let gate = Gate::new(stage.machine());
-    let launcher = stage.serve_with(&[(env::STATUS_POLL_SECONDS, "1")]);
+    let launcher = stage.serve_with(&[
+        (env::STATUS_POLL_SECONDS, "1"),
+        (env::REPORT_PATIENCE_SECONDS, "2"),
+    ]);
     let job = stage.start(gate.module(), Flow::only("terraformApply"));
     stage.platform.until_streamed(job, "at-the-gate").await;
     let path = format!("/job/{job}");
@@ -20,14 +24,20 @@ async fn a_run_whose_job_was_removed_is_stopped_and_dropped() {
         let fault = Fault::always(method, &path, Effect::Status(404));
         stage.platform.fault(fault);
     }
-    launcher.running.line_with(
-        Stream::Stderr,
-        "the platform refuses every request about a run",
-    );
     stage
         .platform
         .until_streamed(job, "Interrupt received")
         .await;
+    tokio::task::block_in_place(|| {
+        launcher
+            .running
+            .find_line(Stream::Stderr, "the run is dropped", |line| {
+                let line: Value = serde_json::from_str(line).ok()?;
+                let is_dropped = line["message"] == "the outcome of a task could not be reported"
+                    && line["again"] == false;
+                is_dropped.then_some(())
+            });
+    });
 }
 
 /// As in the platform's own Jobs, whose container logs are not shown.

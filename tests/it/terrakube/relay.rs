@@ -89,7 +89,7 @@ impl Pool {
 
     /// The executor of an agent.
     fn executor(&self, lease: &LeasedTask) -> ExecutorRun<'_> {
-        let payload = lease.task.payload.as_ref().unwrap().get();
+        let payload = lease.task.payload.get();
         let job: JobData = serde_json::from_str(payload).unwrap();
         let relay = path::relay(lease.task_id, lease.lease_id);
         let url = format!("{}{}", self.tap.url(), relay.trim_end_matches("/platform"));
@@ -318,7 +318,7 @@ fn a_hub_of_other_versions_is_an_error_of_the_configuration_with_both() {
             max_version: 3,
         };
         let problem = Problem::new(Code::ExecutorProtocolVersionUnsupported, "too old");
-        let problem = problem.with_versions(versions, Some(1));
+        let problem = problem.with_versions(versions.supported(), Some(1));
         Response::new(problem.status, serde_json::to_vec(&problem).unwrap())
     });
     let hub = hub.unwrap();

@@ -3,9 +3,8 @@
 use std::time::Duration;
 
 use integration_tests::Repository;
-use integration_tests::process::Stream;
 use job_contract::env;
-use test_platform::{Effect, Fault, Flow, Platform, Records, Status};
+use test_platform::{Effect, Fault, Flow, Ledger, Platform, Records, Status};
 
 use super::{Gate, RunTarget, Stage};
 use crate::machine;
@@ -61,7 +60,7 @@ async fn a_run_that_waits_for_its_turn_on_one_machine_is_not_started() {
 async fn a_run_survives_a_single_refusal_of_the_platform() {
     let stage = Stage::on(RunTarget::Machine(machine()), Platform::builder()).await;
     let gate = Gate::new(stage.machine());
-    let launcher = stage.serve_with(&[(env::CONCURRENCY, "1")]);
+    let _launcher = stage.serve_with(&[(env::CONCURRENCY, "1")]);
     let first = stage.start(gate.module(), Flow::only("terraformApply"));
     stage.platform.until_streamed(first, "at-the-gate").await;
     let second = stage.start(Repository::fixture(), Flow::only("terraformApply"));
@@ -70,11 +69,12 @@ async fn a_run_survives_a_single_refusal_of_the_platform() {
     stage
         .platform
         .fault(Fault::once("GET", &path, Effect::Status(404)));
+    let refused = |ledger: &Ledger| {
+        let mut requests = ledger.requests.iter();
+        requests.any(|request| request.status == 404).then_some(())
+    };
+    stage.platform.until_asked("it is refused", refused).await;
     gate.open().await;
-    launcher.running.line_with(
-        Stream::Stderr,
-        "a run could not be continued; it is tried again",
-    );
     stage.platform.until_job(second, Status::Completed).await;
     stage.platform.assert_kept().await;
 }

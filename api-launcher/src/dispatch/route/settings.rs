@@ -4,7 +4,7 @@ use clap::Args;
 use job_contract::env;
 use runtime::setting::{HttpUrl, ReadSetting as _, Setting, SettingError, SettingValue, choice};
 
-use super::{Fallback, Flag, Routing};
+use super::{Fallback, Routing};
 
 /// The options of routing.
 #[derive(Args, Clone, Debug, Default)]
@@ -14,10 +14,6 @@ pub struct RoutingArgs {
     /// `TERRAKUBE_ENABLE_EPHEMERAL_EXECUTOR` in their environment; the others go to the persistent executor [default: all]
     #[arg(long, value_name = "WHICH", env = env::ROUTE)]
     pub route: Option<Setting<Route>>,
-
-    /// `true` reads a flag of 0, false or off as absent [default: false]
-    #[arg(long, value_name = "BOOL", env = env::ROUTE_STRICT, num_args = 0..=1, default_missing_value = "true")]
-    pub route_strict: Option<Setting<bool>>,
 
     /// The persistent executor, its path included: `http://executor:8090/api/v1/terraform-rs`
     #[arg(long, value_name = "URL", env = env::PERSISTENT_EXECUTOR_URL)]
@@ -41,7 +37,6 @@ impl RoutingArgs {
     /// Returns the routing, or `None` if one of its settings is invalid.
     pub(crate) fn resolve(&self, errors: &mut Vec<SettingError>) -> Option<Routing> {
         let route = self.route.read(errors).unwrap_or(Route::All);
-        let strict = self.route_strict.read(errors).unwrap_or(false);
         let url = self.persistent_executor_url.read(errors);
         if route == Route::All {
             return Some(Routing::All);
@@ -55,8 +50,7 @@ impl RoutingArgs {
             }
             return None;
         };
-        let flag = if strict { Flag::Strict } else { Flag::Present };
-        Fallback::new(flag, url)
+        Fallback::new(url)
             .map_err(|error| reject(format!("cannot be used: {error}")))
             .ok()
             .map(Routing::Flag)

@@ -3,13 +3,13 @@
 use std::time::Duration;
 
 use clap::Args;
+use cluster::{Cancelled, Cluster};
 use job_contract::Exit;
 use serde_json::json;
 
 use super::error::CommandError;
 use super::output::Output;
 use super::{ClusterArgs, ShowArgs, select};
-use crate::kubernetes::cluster::{Cancelled, Cluster};
 
 /// Which run, and how gently.
 #[derive(Args, Debug)]

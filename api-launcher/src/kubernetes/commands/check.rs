@@ -3,30 +3,24 @@
 mod peers;
 
 use clap::Args;
-use job_contract::{Exit, env};
+use job_contract::Exit;
 use serde_json::json;
 
 pub use self::peers::PeerArgs;
 use super::error::CommandError;
 use super::output::Output;
 use super::{AccessArgs, ShowArgs};
-use crate::kubernetes::cluster::RetryPolicy;
-use crate::kubernetes::cluster::check::{CheckOutcome, CheckResult, Expectations};
-use crate::kubernetes::config::{Deployment, DeploymentArgs};
-use crate::kubernetes::manifest::job_data::Mode;
-use crate::kubernetes::manifest::{self, ManifestErrors};
 use crate::terminal::paint::Paint;
 use crate::terminal::table::{Cell, Table, Tone};
+use cluster::RetryPolicy;
+use cluster::check::{CheckOutcome, CheckResult, Expectations};
+use cluster::job_settings::{Deployment, DeploymentArgs};
+use manifest::ManifestErrors;
+use manifest::job_data::Mode;
 
 /// What is checked: the configuration `serve` and `launch` would use.
 #[derive(Args, Debug)]
 pub struct CheckArgs {
-    /// Namespace of the Lease of the replica that watches [default: that of the runs]
-    #[arg(long, alias = "election-namespace", value_name = "NAME", env = env::LEASE_NAMESPACE)]
-    pub lease_namespace: Option<String>,
-    /// Its name [default: mayfly-launcher]
-    #[arg(long, value_name = "NAME", env = env::LEASE_NAME)]
-    pub lease_name: Option<String>,
     #[command(flatten)]
     pub peers: PeerArgs,
     #[command(flatten)]
@@ -51,12 +45,7 @@ pub(super) async fn check(args: &CheckArgs, out: &mut Output) -> Result<Exit, Co
         attempts: 1,
         ..RetryPolicy::default()
     });
-    let set = |text: &Option<String>| text.clone().filter(|text| !text.trim().is_empty());
-    let expected = Expectations {
-        lease_namespace: set(&args.lease_namespace),
-        lease_name: set(&args.lease_name),
-        ..expectations(&deployment).map_err(CommandError::Manifest)?
-    };
+    let expected = expectations(&deployment).map_err(CommandError::Manifest)?;
     let mut results = cluster.check(&expected).await;
     results.extend(peers::check(&args.peers).await);
     let exit = verdict(&results);
@@ -74,7 +63,6 @@ fn expectations(deployment: &Deployment) -> Result<Expectations, ManifestErrors>
     Ok(Expectations {
         job_data_in_secret: deployment.job_data_mode == Mode::Secret,
         references: manifest::references(deployment)?,
-        ..Expectations::default()
     })
 }
 
@@ -130,7 +118,7 @@ fn render(results: &[CheckResult], paint: Paint) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::kubernetes::manifest::overlay::Overlay;
+    use manifest::overlay::Overlay;
 
     fn result(subject: &str, outcome: CheckOutcome, fix: Option<&str>) -> CheckResult {
         CheckResult {

@@ -3,14 +3,14 @@
 use std::path::PathBuf;
 
 use clap::Args;
+use cluster::{Access, Cluster};
 use job_contract::env;
+use manifest::deployment::DEFAULT_NAMESPACE;
+use manifest::{ManifestError, Origin, check};
 use platform::report_key;
 use runtime::setting::present;
 
 use super::error::CommandError;
-use crate::kubernetes::cluster::{Access, Cluster};
-use crate::kubernetes::manifest::deployment::DEFAULT_NAMESPACE;
-use crate::kubernetes::manifest::{ManifestError, Origin, check};
 
 /// How the cluster is reached.
 #[derive(Args, Clone, Debug, Default)]

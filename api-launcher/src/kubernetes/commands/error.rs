@@ -2,12 +2,12 @@
 
 use std::io;
 
+use cluster::{ClusterError, ConnectError};
 use job_contract::{Exit, chain};
+use manifest::ManifestError;
+use manifest::ManifestErrors;
 
 use crate::document::DocumentError;
-use crate::kubernetes::cluster::{ClusterError, ConnectError};
-use crate::kubernetes::manifest::ManifestError;
-use crate::kubernetes::manifest::ManifestErrors;
 
 const REACH: &str = "is the API server reachable? Set KUBECONFIG or pass --kubeconfig and --context; in a pod, the service \
     account must have its token mounted";

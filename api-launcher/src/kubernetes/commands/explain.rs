@@ -3,15 +3,15 @@
 use std::fmt::Write as _;
 
 use clap::Args;
+use cluster::Cluster;
+use cluster::explain::{Explanation, RunPod};
 use job_contract::Exit;
 use serde::Serialize;
+use verdict::{Started, VerdictKind};
 
 use super::error::CommandError;
 use super::output::Output;
 use super::{ClusterArgs, ShowArgs, select, timeline};
-use crate::kubernetes::cluster::Cluster;
-use crate::kubernetes::cluster::explain::{Explanation, RunPod};
-use crate::kubernetes::verdict::{Started, VerdictKind};
 use crate::terminal::paint::Paint;
 use crate::terminal::table::{Cell, Table, Tone};
 
@@ -163,7 +163,7 @@ mod tests {
     use super::super::list::tests::{at, run};
     use super::super::timeline::tests::timeline;
     use super::*;
-    use crate::kubernetes::verdict::{Evidence, Verdict, Wait, WaitReason};
+    use verdict::{Evidence, Verdict, Wait, WaitReason};
 
     fn explanation(verdict: Option<Verdict>, wait: Option<Wait>) -> Explanation {
         Explanation {
@@ -196,6 +196,7 @@ mod tests {
             started: Started::Yes,
             may_change: true,
             job_over: true,
+            pod: None,
             report: None,
         };
         let text = render(&explanation(Some(verdict), None), Paint { on: false });

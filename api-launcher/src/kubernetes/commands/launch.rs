@@ -4,18 +4,17 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::Args;
+use cluster::job_settings::DeploymentArgs;
+use cluster::{Cluster, ClusterError, LogLine, RunRef, Submitted};
 use futures_util::{StreamExt as _, stream};
 use job_contract::{Exit, env};
 use serde_json::json;
+use verdict::{Verdict, VerdictKind, Wait};
 
 use super::error::CommandError;
 use super::output::Output;
 use super::{AccessArgs, ShowArgs, logs};
 use crate::document;
-use crate::kubernetes::cluster::{Cluster, ClusterError, LogLine, RunKey, Submitted};
-use crate::kubernetes::config::DeploymentArgs;
-use crate::kubernetes::manifest;
-use crate::kubernetes::verdict::{Verdict, VerdictKind, Wait};
 
 /// The pause between two looks at a run.
 const LOOK: Duration = Duration::from_secs(1);
@@ -58,7 +57,7 @@ pub(super) async fn launch(args: &LaunchArgs, out: &mut Output) -> Result<Exit, 
     for note in &manifest.notes {
         out.note(&format!("warning: {note}"));
     }
-    let key = RunKey::of(&manifest.job.metadata).ok_or(ClusterError::Incomplete("labels"))?;
+    let key = RunRef::of(&manifest.job.metadata).ok_or(ClusterError::Incomplete("labels"))?;
     let cluster = args.access.connect(&deployment.namespace).await?;
     let submitted = cluster.submit(&manifest).await?;
     announce(&key, submitted, out)?;
@@ -73,7 +72,7 @@ pub(super) async fn launch(args: &LaunchArgs, out: &mut Output) -> Result<Exit, 
     Ok(Exit::Signal(INTERRUPT))
 }
 
-fn announce(key: &RunKey, submitted: Submitted, out: &mut Output) -> Result<(), CommandError> {
+fn announce(key: &RunRef, submitted: Submitted, out: &mut Output) -> Result<(), CommandError> {
     let (word, sentence) = match submitted {
         Submitted::Created => ("created", "launched"),
         Submitted::AlreadyThere => ("already_there", "was launched before"),
@@ -88,7 +87,7 @@ fn announce(key: &RunKey, submitted: Submitted, out: &mut Output) -> Result<(), 
     Ok(())
 }
 
-fn left_behind(key: &RunKey) -> String {
+fn left_behind(key: &RunRef) -> String {
     let name = &key.name;
     format!(
         "The run goes on. `api-launcher logs {name} -f` follows it again, `api-launcher cancel {name}` ends it."
@@ -98,7 +97,7 @@ fn left_behind(key: &RunKey) -> String {
 /// Follows the run until it is over.
 pub(super) async fn stay(
     cluster: &Cluster,
-    key: &RunKey,
+    key: &RunRef,
     follow: bool,
     out: &mut Output,
 ) -> Result<Exit, CommandError> {
@@ -135,7 +134,7 @@ enum Sighting {
     Gone,
 }
 
-async fn look(cluster: &Cluster, key: &RunKey) -> Result<Sighting, CommandError> {
+async fn look(cluster: &Cluster, key: &RunRef) -> Result<Sighting, CommandError> {
     let explanation = match cluster.explain(&key.name).await {
         Ok(explanation) => explanation,
         // The run continues without this command. The next look starts here.

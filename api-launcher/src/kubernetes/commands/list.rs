@@ -1,6 +1,7 @@
 //! `list`: the runs of the namespace.
 
 use clap::Args;
+use cluster::{Cluster, RunState, RunView};
 use job_contract::Exit;
 use k8s_openapi::jiff::Timestamp;
 use serde_json::json;
@@ -8,7 +9,6 @@ use serde_json::json;
 use super::error::CommandError;
 use super::output::Output;
 use super::{ClusterArgs, ShowArgs};
-use crate::kubernetes::cluster::{Cluster, RunState, RunView};
 use crate::terminal::paint::Paint;
 use crate::terminal::table::{Cell, Table, Tone};
 
@@ -120,8 +120,8 @@ pub(super) fn between(from: Timestamp, to: Timestamp) -> String {
 #[cfg(test)]
 pub(super) mod tests {
     use super::*;
-    use crate::kubernetes::cluster::RunKey;
-    use crate::kubernetes::verdict::VerdictKind;
+    use cluster::RunRef;
+    use verdict::VerdictKind;
 
     pub(in crate::kubernetes::commands) fn at(second: i64) -> Timestamp {
         Timestamp::from_second(1_767_225_600 + second).unwrap()
@@ -129,7 +129,7 @@ pub(super) mod tests {
 
     pub(in crate::kubernetes::commands) fn run(job: &str, step: &str) -> RunView {
         RunView {
-            key: RunKey {
+            key: RunRef {
                 job_id: job.into(),
                 step_id: step.into(),
                 name: format!("job-{job}-{step}"),

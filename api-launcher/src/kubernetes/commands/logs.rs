@@ -2,6 +2,7 @@
 //! separated from the lines of the run, and only the important ones are shown.
 
 use clap::Args;
+use cluster::{Cluster, LogLine};
 use futures_util::StreamExt as _;
 use job_contract::Exit;
 use job_contract::progress::Diagnostic;
@@ -9,7 +10,6 @@ use job_contract::progress::Diagnostic;
 use super::error::CommandError;
 use super::output::Output;
 use super::{ClusterArgs, ShowArgs, select};
-use crate::kubernetes::cluster::{Cluster, LogLine};
 use crate::terminal::paint::Paint;
 use crate::terminal::text::plain;
 

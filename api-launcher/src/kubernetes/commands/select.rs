@@ -1,7 +1,8 @@
 //! Finds the runs that an argument names.
 
+use cluster::{Cluster, RunView};
+
 use super::error::CommandError;
-use crate::kubernetes::cluster::{Cluster, RunView};
 
 /// Returns the run that the argument names.
 pub(super) async fn find(cluster: &Cluster, word: &str) -> Result<RunView, CommandError> {

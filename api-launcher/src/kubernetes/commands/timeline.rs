@@ -1,8 +1,8 @@
 //! Draws the timeline of a run: one line for each moment, with a bar for its duration. Pure.
 
+use cluster::explain::TimelineEntry;
 use k8s_openapi::jiff::Timestamp;
 
-use crate::kubernetes::cluster::explain::TimelineEntry;
 use crate::terminal::paint::Paint;
 use crate::terminal::table::{Cell, Table, Tone};
 use crate::terminal::text::duration;

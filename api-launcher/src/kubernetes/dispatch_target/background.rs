@@ -3,16 +3,15 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use cluster::Cluster;
+use http_service::Shutdown;
 use job_contract::{JobData, chain};
 use platform::StepRef;
 use platform::heartbeat::{self, Beat};
+use reporter::PlatformReporter;
+use reporter::dispatch::ResponseSent;
 use tokio_util::task::TaskTracker;
 use tracing::{debug, info, warn};
-
-use crate::dispatch::response::ResponseSent;
-use crate::kubernetes::cluster::Cluster;
-use crate::reporter::PlatformReporter;
-use crate::shutdown::Shutdown;
 
 /// How long the launcher keeps the heartbeat of a run that it accepted. That is one heartbeat, valid for 45 seconds. By then
 /// the replica that watches has noticed the run. The heartbeat of a short run ends soon after its end (contract 2.6).

@@ -9,21 +9,21 @@ mod tracked;
 use std::sync::Arc;
 use std::time::Duration;
 
+use cluster::watch::{Heartbeat, ReportOutcome, RunCounts, RunObserver};
+use cluster::{Cluster, RunRef};
 use futures_util::FutureExt as _;
 use futures_util::future::BoxFuture;
 use job_contract::chain;
 use platform::StepRef;
 use platform::heartbeat::HeartbeatState;
+use reporter::PlatformReporter;
 use tokio::sync::Semaphore;
 use tracing::{info, warn};
+use verdict::{Observation, Verdict, VerdictKind};
 
 use self::notes::Notes;
 use self::tracked::TrackedRuns;
-use crate::kubernetes::cluster::watch::{Heartbeat, ReportOutcome, RunCounts, RunObserver};
-use crate::kubernetes::cluster::{Cluster, RunKey};
-use crate::kubernetes::verdict::{Observation, Verdict, VerdictKind};
 use crate::metrics::Metrics;
-use crate::reporter::PlatformReporter;
 
 /// How many logs are recovered at a time.
 const RECOVERIES: usize = 2;
@@ -81,7 +81,7 @@ impl Observer {
     }
 
     /// Writes why a run waits into its log.
-    fn note(&self, run: &RunKey, sentence: &str) {
+    fn note(&self, run: &RunRef, sentence: &str) {
         let Some(reporter) = &self.reporter else {
             return;
         };
@@ -95,19 +95,19 @@ impl Observer {
 
     fn report_result(
         &self,
-        run: &RunKey,
+        run: &RunRef,
         result: Result<(), end::EndReportError>,
     ) -> ReportOutcome {
         match result {
             Ok(()) => {
-                self.runs.tracked().remove(run);
+                self.runs.forget(run);
                 ReportOutcome::Delivered
             }
             Err(error) if error.is_final() => {
                 let why = chain(&error);
                 warn!(%run, error = why, "the end of a run cannot be reported to the platform");
                 self.metrics.report_failed();
-                self.runs.tracked().remove(run);
+                self.runs.forget(run);
                 ReportOutcome::Refused(why)
             }
             Err(error) => {
@@ -120,20 +120,20 @@ impl Observer {
 }
 
 impl RunObserver for Observer {
-    fn on_held(&self, run: &RunKey) {
+    fn on_held(&self, run: &RunRef) {
         self.runs.hold(run);
     }
 
-    fn on_forgotten(&self, run: &RunKey) {
+    fn on_forgotten(&self, run: &RunRef) {
         self.runs.forget(run);
     }
 
-    fn on_observation(&self, run: &RunKey, observation: &Observation) {
+    fn on_observation(&self, run: &RunRef, observation: &Observation) {
         match observation {
             Observation::Ended(verdict) => {
                 // After a restart, the platform may know the end already. A run that was first seen after its end was
                 // counted by the replica that saw it end.
-                let tracked = self.runs.tracked().remove(run);
+                let tracked = self.runs.forget(run);
                 if tracked.is_some_and(|tracked| tracked.ended.is_none()) {
                     self.metrics.ended(verdict.kind);
                 }
@@ -146,23 +146,22 @@ impl RunObserver for Observer {
                 }
             }
             Observation::InProgress => {
-                self.runs.track(run, None);
+                self.runs.track(run);
                 // From now on only the executor writes the log. A note stored later would replace it.
                 if let Some(tracked) = self.runs.tracked().get_mut(run) {
                     tracked.notes = None;
                 }
             }
         }
-        self.runs.held().remove(run);
     }
 
-    fn on_running(&self, run: &RunKey, since: Option<Duration>) {
+    fn on_running(&self, run: &RunRef, since: Option<Duration>) {
         // Without the status of the container, it is not known when the executor starts.
         let within = since.map(|since| TAKE_OVER.saturating_sub(since));
         self.runs.track_running(run, within);
     }
 
-    fn check_heartbeat<'a>(&'a self, run: &'a RunKey) -> BoxFuture<'a, Heartbeat> {
+    fn check_heartbeat<'a>(&'a self, run: &'a RunRef) -> BoxFuture<'a, Heartbeat> {
         async move {
             let Some(reporter) = &self.reporter else {
                 return Heartbeat::Unknown;
@@ -179,7 +178,7 @@ impl RunObserver for Observer {
 
     fn on_ended<'a>(
         &'a self,
-        run: &'a RunKey,
+        run: &'a RunRef,
         verdict: &'a Verdict,
     ) -> BoxFuture<'a, ReportOutcome> {
         async move {
@@ -194,7 +193,7 @@ impl RunObserver for Observer {
         .boxed()
     }
 
-    fn on_more<'a>(&'a self, run: &'a RunKey, verdict: &'a Verdict) -> BoxFuture<'a, ()> {
+    fn on_more<'a>(&'a self, run: &'a RunRef, verdict: &'a Verdict) -> BoxFuture<'a, ()> {
         async move {
             if let Err(error) = self.complete_output(run, verdict).await {
                 warn!(%run, error = chain(&error), "the log of the run could not be completed");
@@ -209,7 +208,7 @@ impl RunObserver for Observer {
 }
 
 /// The step of a run, as its Job names it.
-fn step_of(run: &RunKey) -> StepRef {
+fn step_of(run: &RunRef) -> StepRef {
     StepRef {
         organization_id: run.organization_id.clone(),
         workspace_id: run.workspace_id.clone(),

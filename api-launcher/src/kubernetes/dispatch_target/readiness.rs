@@ -1,16 +1,17 @@
 //! Answers whether the target could accept a dispatch now.
 
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex as SyncMutex, PoisonError};
+use std::sync::{Arc, Mutex as SyncMutex};
 use std::time::{Duration, Instant};
 
+use cluster::lease::LeaseState;
+use cluster::rights::LEASE;
+use cluster::{Cluster, ClusterError};
+use http_service::Readiness;
 use tokio::sync::Mutex;
 use tokio::time::timeout;
 
 use super::start_failure::{CheckedBy, DispatchMode, StartFailureTracker};
-use crate::dispatch::Readiness;
-use crate::kubernetes::cluster::lease::LeaseState;
-use crate::kubernetes::cluster::{Cluster, ClusterError};
 
 /// How long a result is valid. Every client may send this request, so a response must be cheap.
 const VALIDITY: Duration = Duration::from_secs(5);
@@ -26,23 +27,17 @@ pub(super) struct ReadinessProbe {
     cluster: Cluster,
     pub(super) start_failures: Arc<StartFailureTracker>,
     pub(super) lease: SharedLeaseState,
-    lease_name: String,
     pub(super) last: Mutex<Option<(Instant, Readiness)>>,
     /// Whether the cluster has accepted a Job of this launcher, in a dry run.
     accepts_jobs: AtomicBool,
 }
 
 impl ReadinessProbe {
-    pub(super) fn new(
-        cluster: Cluster,
-        start_failures: Arc<StartFailureTracker>,
-        lease_name: String,
-    ) -> Self {
+    pub(super) fn new(cluster: Cluster, start_failures: Arc<StartFailureTracker>) -> Self {
         Self {
             cluster,
             start_failures,
             lease: SharedLeaseState::default(),
-            lease_name,
             last: Mutex::new(None),
             accepts_jobs: AtomicBool::new(false),
         }
@@ -100,17 +95,15 @@ impl ReadinessProbe {
     /// A standby replica is as ready as the holder of the Lease. A replica that could not take over is not ready, because
     /// possibly no replica watches.
     fn with_lease(&self) -> Readiness {
-        let lease = self.lease.lock().unwrap_or_else(PoisonError::into_inner);
+        let lease = runtime::lock(&self.lease);
         match &*lease {
             None | Some(LeaseState::Holder | LeaseState::StandsBy) => Readiness::Ready,
             Some(LeaseState::NotAllowed) => Readiness::Impaired(format!(
-                "no right to hold the Lease `{}`: this replica watches the runs without one, which only a single replica \
-                 may do. Grant it what `rbac/launcher.yaml` does",
-                self.lease_name
+                "no right to hold the Lease `{LEASE}`: this replica watches the runs without one, which only a single replica \
+                 may do. Grant it what `rbac/launcher.yaml` does"
             )),
             Some(LeaseState::OutOfReach(cause)) => Readiness::NotReady(format!(
-                "the Lease `{}` cannot be taken, so perhaps no replica watches the runs: {cause}",
-                self.lease_name
+                "the Lease `{LEASE}` cannot be taken, so perhaps no replica watches the runs: {cause}"
             )),
         }
     }

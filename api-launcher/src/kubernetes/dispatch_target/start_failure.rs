@@ -4,7 +4,7 @@
 //! dispatches in one order for all organizations, and a delayed dispatch delays all others. So after a timeout, runs are
 //! accepted and fail with the reason (contract 3.6).
 
-use std::sync::{Mutex, PoisonError};
+use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
 use tracing::{info, warn};
@@ -59,7 +59,7 @@ impl StartFailureTracker {
 
     /// Records a failure and returns the dispatch mode.
     pub(super) fn record_failure(&self, by: CheckedBy, reason: &str) -> DispatchMode {
-        let mut failure = self.failure.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut failure = runtime::lock(&self.failure);
         if let Some(known) = &mut *failure {
             known.by = known.by.max(by);
             reason.clone_into(&mut known.reason);
@@ -81,7 +81,7 @@ impl StartFailureTracker {
 
     /// Records a success. It clears the failure if the same check or a weaker one recorded it.
     pub(super) fn record_success(&self, by: CheckedBy) {
-        let mut failure = self.failure.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut failure = runtime::lock(&self.failure);
         if failure.take_if(|known| known.by <= by).is_some() {
             info!("the cluster lets runs start again");
             self.metrics.barred(false);
@@ -89,7 +89,7 @@ impl StartFailureTracker {
     }
 
     pub(super) fn mode(&self) -> DispatchMode {
-        let failure = self.failure.lock().unwrap_or_else(PoisonError::into_inner);
+        let failure = runtime::lock(&self.failure);
         mode_of(failure.as_ref(), self.timeout)
     }
 }
@@ -118,7 +118,7 @@ mod tests {
             young.record_failure(CheckedBy::Dispatch, "no right"),
             DispatchMode::Delay(reason())
         );
-        assert!(metrics.render(None).contains("mayfly_barred 1\n"));
+        assert!(metrics.render().contains("mayfly_barred 1\n"));
         let old = StartFailureTracker::new(Duration::ZERO, Metrics::default());
         old.record_failure(CheckedBy::Probe, "no right");
         assert_eq!(old.mode(), DispatchMode::Fail(reason()));
@@ -134,7 +134,7 @@ mod tests {
         assert_ne!(start_failures.mode(), DispatchMode::Accept);
         start_failures.record_success(CheckedBy::Dispatch);
         assert_eq!(start_failures.mode(), DispatchMode::Accept);
-        assert!(metrics.render(None).contains("mayfly_barred 0\n"));
+        assert!(metrics.render().contains("mayfly_barred 0\n"));
         start_failures.record_failure(CheckedBy::Probe, "no namespace");
         start_failures.record_success(CheckedBy::Probe);
         assert_eq!(start_failures.mode(), DispatchMode::Accept);

@@ -3,17 +3,17 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use cluster::{Cluster, ClusterError, Submitted};
 use futures_util::FutureExt as _;
 use futures_util::future::BoxFuture;
 use job_contract::{Document, JobData, chain};
+use manifest::Deployment;
+use manifest::Manifest;
+use reporter::dispatch::{Acceptance, DispatchError};
 use tokio::time::{Instant, timeout_at};
 use tracing::{info, warn};
 
 use super::start_failure::{CheckedBy, DispatchMode, StartFailureTracker};
-use crate::dispatch::{Acceptance, DispatchError};
-use crate::kubernetes::cluster::{Cluster, ClusterError, Submitted};
-use crate::kubernetes::config::Deployment;
-use crate::kubernetes::manifest::{self, Manifest};
 
 /// How long a submission may take. Terrakube closes the connection after a minute, and then does not know that it may
 /// dispatch again.

@@ -6,20 +6,21 @@ use std::time::Duration;
 
 use artifact_store::Store;
 use axum::http::{Method, Request, Response, StatusCode};
+use cluster::RetryPolicy;
+use cluster::lease::LeaseState;
 use job_contract::keys::ObjectKey;
+use job_contract::labels;
 use job_contract::status::StepStatus;
 use kube::Client;
 use kube::client::Body;
+use manifest::executor_kind::{ExecutorKind, ExecutorKindSetting};
+use reporter::StepState;
+use reporter::dispatch::response_signal;
 use serde_json::{Value, json};
 use tower::service_fn;
 
 use super::start_failure::CheckedBy;
 use super::*;
-use crate::dispatch::response::response_signal;
-use crate::kubernetes::cluster::lease::LeaseState;
-use crate::kubernetes::cluster::{RetryPolicy, labels};
-use crate::kubernetes::manifest::executor_kind::{ExecutorKind, ExecutorKindSetting};
-use crate::reporter::StepState;
 
 type Requests = Arc<Record<Vec<String>>>;
 
@@ -217,7 +218,7 @@ async fn a_refused_run_is_recorded_as_failed_with_the_reason() {
         (state.job, state.step),
         (JobStatus::Failed, StepStatus::Failed)
     );
-    let record = reporter.record("412").unwrap();
+    let record = reporter.records().job("412").unwrap().unwrap();
     let output = record.step("step").unwrap().output.clone().unwrap();
     let output = std::fs::read_to_string(output).unwrap();
     assert!(output.contains("EPHEMERAL_CPU_REQUEST"), "{output}");
@@ -232,14 +233,14 @@ async fn what_cannot_be_accepted_yet_leaves_no_record() {
         accept(&target, job()).await,
         Err(DispatchError::Unavailable(_))
     ));
-    assert_eq!(reporter.record("412"), None);
+    assert_eq!(reporter.records().job("412").unwrap(), None);
     // No heartbeat is sent for a job that the platform has never recorded.
     let target = with_reporter(Some((422, "spec is invalid")), &reporter);
     assert!(matches!(
         accept(&target, job()).await,
         Err(DispatchError::Invalid(_))
     ));
-    assert_eq!(reporter.record("412"), None);
+    assert_eq!(reporter.records().job("412").unwrap(), None);
 }
 
 #[tokio::test]
@@ -252,7 +253,7 @@ async fn a_step_that_is_over_gets_no_second_job_unless_its_job_was_rejected() {
             record.status = status;
             record.steps[0].status = StepStatus::Completed;
         };
-        reporter.edit(&step, change);
+        reporter.records().update_job(&step, change).unwrap();
     };
     put(JobStatus::Completed);
     let (mut target, requests) = target(None);
@@ -346,7 +347,7 @@ async fn a_right_that_stays_missing_fails_the_run_with_the_reason() {
     assert!(matches!(refused, DispatchError::Invalid(_)), "{refused:?}");
     let state = state_of(&reporter).await;
     assert_eq!(state.job, JobStatus::Failed);
-    let record = reporter.record("412").unwrap();
+    let record = reporter.records().job("412").unwrap().unwrap();
     let output = record.step("step").unwrap().output.clone().unwrap();
     let output = std::fs::read_to_string(output).unwrap();
     assert!(output.contains("cannot create resource"), "{output}");
@@ -389,7 +390,11 @@ async fn a_run_accepted_earlier_is_accepted_again_though_a_setting_breaks_a_rule
         let again = accept(&target, wrong_job()).await;
         assert_eq!(again, Ok(Acceptance::Duplicate));
     }
-    let record = LocalReporter::new(folder.path()).record("412").unwrap();
+    let record = LocalReporter::new(folder.path())
+        .records()
+        .job("412")
+        .unwrap()
+        .unwrap();
     assert_eq!(record.status, JobStatus::Queue);
     // Where that cannot be told, it may come again.
     let (away, _) = target(Some((503, "overloaded")));

@@ -1,19 +1,20 @@
 //! Watches the runs while this replica holds the Lease.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
+use cluster::Cluster;
+use cluster::lease::{LeaseSettings, LeaseState};
+use cluster::rights::LEASE;
+use cluster::settings::ClusterSettings;
+use http_service::Shutdown;
 use job_contract::env;
+use reporter::PlatformReporter;
 use tracing::warn;
 
 use super::background::BackgroundTasks;
 use super::observer::{Observer, WatchGuard};
 use super::readiness::SharedLeaseState;
-use super::settings::ClusterSettings;
-use crate::kubernetes::cluster::Cluster;
-use crate::kubernetes::cluster::lease::{LeaseSettings, LeaseState};
 use crate::metrics::Metrics;
-use crate::reporter::PlatformReporter;
-use crate::shutdown::Shutdown;
 
 /// Watches runs.
 #[derive(Debug)]
@@ -56,15 +57,13 @@ impl RunWatcher {
     /// Watches whenever this replica holds the Lease, until the launcher drains: the next replica watches while this one
     /// still accepts dispatches.
     pub(super) async fn watch_as_leader(&self) {
-        let namespace = self.settings.lease_namespace.as_ref();
-        let namespace = namespace.unwrap_or(&self.namespace);
-        let lease = LeaseSettings::new(namespace, &self.settings.lease_name, replica_name());
+        let lease = LeaseSettings::new(&self.namespace, LEASE, replica_name());
         let stop = self.shutdown.draining.cancelled();
         // If the API server is unreachable, the term ends and no replica watches. The last holder then keeps the guard,
         // and with it the heartbeats, until it watches again or another replica does.
         let guard = Mutex::new(None);
         let replace_guard = |next: Option<WatchGuard>| {
-            *guard.lock().unwrap_or_else(PoisonError::into_inner) = next;
+            *runtime::lock(&guard) = next;
         };
         let work = || {
             let observer = Observer::new(self.reporter.clone(), self.metrics.clone())
@@ -84,7 +83,7 @@ impl RunWatcher {
             if state == LeaseState::StandsBy {
                 replace_guard(None);
             }
-            *self.lease.lock().unwrap_or_else(PoisonError::into_inner) = Some(state);
+            *runtime::lock(&self.lease) = Some(state);
         };
         self.cluster.lead(&lease, stop, work, on_state).await;
     }

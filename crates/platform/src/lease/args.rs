@@ -6,9 +6,8 @@ use pool_protocol::path::LeaseCall;
 use reqwest::Url;
 use secrecy::{ExposeSecret as _, SecretString};
 
-use super::token::JobToken;
-use crate::terrakube::args::base_url;
-use crate::terrakube::extended;
+use crate::calls::address::{base_url, extended};
+use crate::calls::job_token::JobToken;
 use runtime::setting::{HttpUrl, ReadSetting as _, Setting, SettingError};
 
 /// The lease that a hub has granted for the step.

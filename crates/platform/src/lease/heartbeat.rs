@@ -13,7 +13,7 @@ use tokio::time::{Instant, sleep_until};
 use tracing::{debug, info, warn};
 
 use super::{Hub, JobToken, LeaseConfig, LeaseStatus, PACE};
-use crate::terrakube::client::LONGEST_RETRY_AFTER;
+use crate::calls::client::LONGEST_RETRY_AFTER;
 use runtime::Deadline;
 
 /// The time between two heartbeats, unless the lease is short.

@@ -43,7 +43,7 @@ fn lease_response(job_token: &str, cancel_requested: bool) -> Response {
 }
 
 fn problem(code: Code) -> Response {
-    let problem = Problem::new(code, "the reason").with_versions(Versions::OURS, None);
+    let problem = Problem::new(code, "the reason").with_versions(Versions::OURS.supported(), None);
     Response::new(problem.status, serde_json::to_vec(&problem).unwrap())
 }
 

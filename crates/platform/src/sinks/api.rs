@@ -11,7 +11,7 @@ use run_log::{Batch, POLL_INTERVAL, Sink, SinkError, char_boundary, whole_lines_
 use serde::Serialize;
 use tokio::runtime::Runtime;
 
-use crate::terrakube::client::USER_AGENT;
+use crate::calls::client::USER_AGENT;
 use crate::terrakube::{TokenSource, token};
 
 const MEDIA_TYPE: &str = "application/vnd.api+json";

@@ -5,10 +5,11 @@
 //! keeps what it has acknowledged.
 
 use std::collections::HashSet;
+use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 use std::io;
 
 use job_contract::chain;
-use run_log::{Batch, Sink, SinkError};
+use run_log::{Batch, LINE_BYTES, Sink, SinkError};
 use tokio::runtime::Runtime;
 
 use crate::java;
@@ -18,6 +19,8 @@ use crate::redis::{Field, Redis, RedisError, Retention, StoredEntry, StreamEntry
 const GROUPS: [&str; 2] = ["CLI", "UI"];
 /// How many entries are read at a time to find lines that may have been written.
 const LOOK_BACK: usize = 500;
+/// How many entries are copied at a time. An executor's lines may have 1 MiB.
+const COPIED: usize = 32;
 
 /// The stream, and the step that writes.
 #[derive(Clone, Debug)]
@@ -195,32 +198,66 @@ impl JobStream {
             .map(drop)
     }
 
-    /// The lines of the step that are still in the stream: the first `limit` bytes, to the end of a line.
-    pub async fn text(&self, limit: usize, repeated: Repeated) -> Result<String, RedisError> {
-        let (mut text, mut last) = (String::new(), None);
+    /// Writes the lines of the step that are in the stream now. At most `limit` bytes are read: each entry counts
+    /// [`LINE_BYTES`], and the text of the step. A run decides how long its lines are and how many, so few are in memory at
+    /// a time.
+    pub async fn copy(
+        &self,
+        target: &mut (impl io::Write + Send),
+        limit: u64,
+        repeated: Repeated,
+    ) -> Result<(), CopyError> {
+        let key = &self.stream.key;
+        // What is added meanwhile does not prolong the copy.
+        let Some(end) = self.redis.last_id(key).await? else {
+            return Ok(());
+        };
+        let (mut left, mut last) = (limit, None);
         let mut known = HashSet::new();
-        while text.len() < limit {
-            let entries = self
-                .redis
-                .entries_after(&self.stream.key, last.as_deref(), LOOK_BACK)
-                .await?;
-            let Some(entry) = entries.last() else { break };
+        loop {
+            let after = last.as_deref();
+            let entries = self.redis.entries_after(key, after, COPIED).await?;
+            let Some(entry) = entries.last() else {
+                return Ok(());
+            };
             last = Some(entry.id.clone());
             for entry in &entries {
-                let Some(line) = self.stream.output(entry) else {
-                    continue;
+                let line = self.stream.output(entry);
+                let length = line.as_ref().map_or(0, String::len) as u64;
+                let Some(rest) = left.checked_sub(LINE_BYTES + length) else {
+                    return Ok(());
                 };
+                left = rest;
                 // Remarks have the number 0.
                 let number = self.stream.line_number(entry).unwrap_or_default();
                 let may_be_known = repeated == Repeated::Skip && number > 0;
-                if !may_be_known || known.insert((number, line.clone())) {
-                    text.push_str(&line);
-                    text.push('\n');
+                let is_new = |line: &String| !may_be_known || known.insert((number, hash(line)));
+                if let Some(line) = line.filter(is_new) {
+                    writeln!(target, "{line}")?;
+                }
+                if entry.id == end {
+                    return Ok(());
                 }
             }
         }
-        Ok(text)
     }
+}
+
+/// A live log could not be copied.
+#[derive(Debug, thiserror::Error)]
+pub enum CopyError {
+    /// It could not be read.
+    #[error(transparent)]
+    Redis(#[from] RedisError),
+    /// The copy could not be written.
+    #[error("the copy could not be written")]
+    Write(#[from] io::Error),
+}
+
+fn hash(line: &str) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    line.hash(&mut hasher);
+    hasher.finish()
 }
 
 /// The stream of a job with the entries of one step.

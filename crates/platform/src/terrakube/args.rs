@@ -7,7 +7,8 @@ use job_contract::env;
 use reqwest::Url;
 use secrecy::{ExposeSecret as _, SecretString};
 
-use super::token::TokenSource;
+use crate::calls::address::base_url;
+use crate::calls::token::TokenSource;
 use crate::lease::LeaseConfig;
 use runtime::setting::{HttpUrl, ReadSetting as _, Seconds, Setting, SettingError};
 
@@ -164,25 +165,6 @@ impl TerrakubeArgs {
         TokenSource::parse(secret.expose_secret())
             .map_or_else(|error| reject(error.to_string()), Some)
     }
-}
-
-/// The address, unless it holds what does not belong there.
-pub(crate) fn base_url(
-    variable: &'static str,
-    setting: Option<&Setting<HttpUrl>>,
-    errors: &mut Vec<SettingError>,
-) -> Option<Url> {
-    let HttpUrl { url, .. } = setting.cloned().require(variable, errors)?;
-    // Addresses are written into records and logs.
-    let text = if !url.username().is_empty() || url.password().is_some() {
-        "contains credentials, which are not allowed here"
-    } else if url.query().is_some() || url.fragment().is_some() {
-        "has a query or a fragment, which a base URL must not have"
-    } else {
-        return Some(url);
-    };
-    errors.push(SettingError::new(variable, text));
-    None
 }
 
 #[cfg(test)]

@@ -7,10 +7,11 @@ use serde_json::{Map, Value, json};
 use tokio::time::Instant;
 use tracing::debug;
 
-use super::client::{Call, JSON};
-use super::token::BRIEF;
-use super::{CALL_TIMEOUT, Terrakube, TerrakubeError, extended};
+use super::{CALL_TIMEOUT, Terrakube, TerrakubeError};
 use crate::StepRef;
+use crate::calls::address::extended;
+use crate::calls::client::{Call, JSON};
+use crate::calls::token::BRIEF;
 use crate::context::merge;
 use runtime::Deadline;
 

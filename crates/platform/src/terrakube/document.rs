@@ -203,18 +203,6 @@ pub(super) struct StepChange<'c> {
     pub(super) name: Option<&'c str>,
 }
 
-/// Cuts a text to the width of a column.
-pub(crate) fn fitting(text: &str, width: usize) -> &str {
-    text.char_indices()
-        .nth(width)
-        .map_or(text, |(end, _)| &text[..end])
-}
-
-/// Whether a text fits in a column.
-pub(super) fn fits(text: &str, width: usize) -> bool {
-    text.chars().nth(width).is_none()
-}
-
 fn unless_empty<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<String>, D::Error> {
     let text = Option::<String>::deserialize(deserializer)?;
     Ok(text.filter(|text| !text.trim().is_empty()))
@@ -287,12 +275,5 @@ mod tests {
             serde_json::to_value(Change::of("job", "412", change)).unwrap(),
             json!({"data": {"type": "job", "id": "412", "attributes": {"status": "running"}}})
         );
-    }
-
-    #[test]
-    fn texts_are_cut_to_their_columns_between_characters() {
-        assert_eq!(fitting("äöü", 2), "äö");
-        assert_eq!(fitting("äöü", 3), "äöü");
-        assert!(fits("äöü", 3) && !fits("äöü", 2));
     }
 }

@@ -13,10 +13,11 @@ use tracing::{error, info, warn};
 
 use super::document::{
     JOB_COMMIT_WIDTH, JOB_OUTPUT_WIDTH, JOB_PLAN_WIDTH, JobChange, JobDocument, STEP_NAME_WIDTH,
-    STEP_OUTPUT_WIDTH, StepChange, fits, fitting,
+    STEP_OUTPUT_WIDTH, StepChange,
 };
 use super::step_view::has_ended;
 use super::{Terrakube, TerrakubeError};
+use crate::calls::text::{fits, fitting};
 use crate::lease::Lease;
 use crate::{Outcome, PlanReference, StartReport, StepRef};
 use runtime::Deadline;

@@ -225,7 +225,7 @@ async fn remarks_of_others_are_not_taken_for_lines_whose_answer_was_lost() {
     let lines: Vec<_> = (0..20).map(|number| format!("line {number}")).collect();
     assert_eq!(numbered, lines);
     // The reporter of a lost run finds the complete log.
-    let text = remarks.text(1024 * 1024, Repeated::Keep).await.unwrap();
+    let text = copied(&remarks, 1024 * 1024, Repeated::Keep).await;
     assert!(
         text.starts_with("no node yet\nstill none\nline 0\n"),
         "{text}"
@@ -254,10 +254,105 @@ async fn lines_that_the_api_got_twice_are_read_once() {
     let stream = JobStream::new(&redis_at(&server), "412", STEP);
     stream.remark("lost\nlost").await.unwrap();
     let limit = 1024 * 1024;
-    let once = stream.text(limit, Repeated::Skip).await.unwrap();
+    let once = copied(&stream, limit, Repeated::Skip).await;
     assert_eq!(once, "same\nsame\nthree\nlost\nlost\n");
-    let all = stream.text(limit, Repeated::Keep).await.unwrap();
+    let all = copied(&stream, limit, Repeated::Keep).await;
     assert_eq!(all, "same\nsame\nsame\nsame\nthree\nlost\nlost\n");
+    // A line counts its text and 128 bytes.
+    let two = copied(&stream, 2 * (128 + 4), Repeated::Skip).await;
+    assert_eq!(two, "same\nsame\n");
+    // One that is left out counts too.
+    let four = copied(&stream, 4 * (128 + 4), Repeated::Skip).await;
+    assert_eq!(four, "same\nsame\n");
+}
+
+async fn copied(stream: &JobStream, limit: u64, repeated: Repeated) -> String {
+    let mut text = Vec::new();
+    stream.copy(&mut text, limit, repeated).await.unwrap();
+    String::from_utf8(text).unwrap()
+}
+
+/// Asks the server how much it has sent when the first line arrives.
+struct FirstLine {
+    server: redis::Connection,
+    sent_before: Option<u64>,
+}
+
+impl std::io::Write for FirstLine {
+    fn write(&mut self, line: &[u8]) -> std::io::Result<usize> {
+        if self.sent_before.is_none() {
+            let stats: redis::InfoDict = redis::cmd("INFO")
+                .arg("stats")
+                .query(&mut self.server)
+                .unwrap();
+            self.sent_before = stats.get("total_net_output_bytes");
+        }
+        Ok(line.len())
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        Ok(())
+    }
+}
+
+#[tokio::test]
+async fn a_live_log_of_long_lines_is_never_in_memory_as_a_whole() {
+    let server = RedisServer::start().unwrap();
+    let stream = JobStream::new(&redis_at(&server), "412", STEP);
+    for _ in 0..48 {
+        stream.remark(&"x".repeat(1024 * 1024)).await.unwrap();
+    }
+    let mut first = FirstLine {
+        server: server.connect().unwrap(),
+        sent_before: None,
+    };
+    stream
+        .copy(&mut first, u64::MAX, Repeated::Skip)
+        .await
+        .unwrap();
+    let sent = first.sent_before.unwrap();
+    assert!((1..36 << 20).contains(&sent), "{sent} bytes");
+}
+
+/// Adds an entry to the stream for each line that arrives.
+struct Growing {
+    server: redis::Connection,
+    lines: usize,
+}
+
+impl std::io::Write for Growing {
+    fn write(&mut self, text: &[u8]) -> std::io::Result<usize> {
+        self.lines += usize::from(text.ends_with(b"\n"));
+        let mut add = redis::cmd("XADD");
+        add.arg(java::encode("412")).arg("*");
+        let fields = [("jobId", "412"), ("stepId", STEP), ("output", "more")];
+        for (name, value) in fields {
+            add.arg(java::encode(name)).arg(java::encode(value));
+        }
+        add.exec(&mut self.server).unwrap();
+        Ok(text.len())
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        Ok(())
+    }
+}
+
+#[tokio::test]
+async fn lines_that_are_added_meanwhile_do_not_prolong_a_copy() {
+    let server = RedisServer::start().unwrap();
+    let stream = JobStream::new(&redis_at(&server), "412", STEP);
+    stream.remark("one\ntwo\nthree").await.unwrap();
+    let mut growing = Growing {
+        server: server.connect().unwrap(),
+        lines: 0,
+    };
+    let limit = 1024 * 1024;
+    stream
+        .copy(&mut growing, limit, Repeated::Skip)
+        .await
+        .unwrap();
+    assert_eq!(growing.lines, 3);
 }
 
 #[tokio::test]

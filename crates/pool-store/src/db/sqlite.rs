@@ -4,7 +4,7 @@ use std::fs::{File as Handle, OpenOptions, TryLockError};
 use std::io;
 use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, PoisonError};
+use std::sync::Mutex;
 use std::time::Duration;
 
 use sqlx::pool::PoolConnection;
@@ -137,7 +137,7 @@ impl File {
     /// Closes the connection and unlocks the file. Then another process may open it.
     pub(super) async fn close(&self) {
         self.pool.close().await;
-        let mut lock = self.lock.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut lock = runtime::lock(&self.lock);
         // A child process that was just forked has the file open too. So dropping the file is not enough.
         if let Some(lock) = lock.take()
             && let Err(error) = lock.unlock()

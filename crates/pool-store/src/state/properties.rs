@@ -48,7 +48,6 @@ fn any_move() -> impl Strategy<Value = Move> {
         Just(DeclineReason::Draining),
         Just(DeclineReason::Quota),
         Just(DeclineReason::Failed),
-        Just(DeclineReason::Sealed),
     ];
     let ending = prop_oneof![
         Just(Ending::Completed),

@@ -114,7 +114,7 @@ pub enum EndReason {
     Cancelled,
     /// The platform no longer wanted it. It is not reported. The step can be submitted again.
     Superseded,
-    /// It may not run, or no agent can open its payload.
+    /// It may not run, or an agent refused it.
     Refused,
 }
 
@@ -196,8 +196,6 @@ pub struct Task {
     pub attempts: u32,
     /// The reasons of the failed leases that count, then the reason of the last one that does not.
     pub reasons: Vec<String>,
-    /// An agent that has no key for the payload.
-    pub sealed_for: Option<AgentName>,
     pub submitted_at: Millis,
     /// The task is not leased before this time.
     pub not_before: Millis,

@@ -33,7 +33,6 @@ pub(super) fn submitted() -> Task {
         credential: None,
         attempts: 0,
         reasons: Vec::new(),
-        sealed_for: None,
         submitted_at: 0,
         not_before: 0,
         leased_at: 0,
@@ -311,21 +310,6 @@ fn an_agent_without_room_costs_no_attempt(
     };
     story.happens(event).unwrap();
     assert_eq!(story.task.not_before - story.now, 300_000);
-}
-
-#[test]
-fn a_payload_that_two_agents_cannot_open_is_refused() {
-    let mut story = Story::leased();
-    story.decline(DeclineReason::Sealed);
-    assert_eq!(story.task.state, State::Submitted);
-    for agent in [0, 1] {
-        story.now = story.task.not_before;
-        story.confirm();
-        story.lease(agent);
-        story.decline(DeclineReason::Sealed);
-    }
-    assert_eq!(story.end_reason(), Some(EndReason::Refused));
-    assert_eq!(story.task.attempts, 2);
 }
 
 #[test]

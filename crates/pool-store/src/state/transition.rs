@@ -310,19 +310,10 @@ impl TransitionBuilder<'_> {
         if decline.reason == DeclineReason::Refused {
             return Ok(self.over(EndReason::Refused, &self.agent(), reason));
         }
-        let mut task = self.task.clone();
-        if decline.reason == DeclineReason::Sealed {
-            match &task.sealed_for {
-                Some(agent) if Some(agent) != task.agent.as_ref() => {
-                    let reason = format!("{reason}. Neither had {agent} a key for it");
-                    return Ok(self.over(EndReason::Refused, &self.agent(), reason));
-                }
-                _ => task.sealed_for.clone_from(&task.agent),
-            }
-        }
         let requested = decline
             .delay_seconds
             .map(|seconds| Millis::from(seconds) * 1000);
+        let task = self.task;
         let is_repeated = task.reasons.len() > usize::try_from(task.attempts).unwrap_or(usize::MAX);
         let shortest = if is_repeated { REPEATED } else { 0 };
         let pause = match decline.reason {
@@ -330,12 +321,8 @@ impl TransitionBuilder<'_> {
             _ => requested.unwrap_or_default(),
         };
         let pause = pause.clamp(shortest, LONGEST_PAUSE);
-        let builder = TransitionBuilder {
-            task: &task,
-            ..self
-        };
         let counts = decline.reason.counts();
-        let requeued = builder.requeue(&self.agent(), reason, counts, pause);
+        let requeued = self.requeue(&self.agent(), reason, counts, pause);
         Ok(if counts {
             self.with_outcome(requeued, LeaseOutcome::Failed)
         } else {

@@ -1,7 +1,7 @@
 //! Whether the store can be written, and when it was brought into its file.
 
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
-use std::sync::{Mutex, PoisonError};
 
 use super::Store;
 use crate::clock::{Millis, millis};
@@ -31,8 +31,7 @@ impl Store {
     /// Returns why the store cannot be used now: the last write failed or does not end. Reads no table.
     #[must_use]
     pub fn problem(&self) -> Option<String> {
-        let error = self.health.write_error.lock();
-        let error = error.unwrap_or_else(PoisonError::into_inner).clone();
+        let error = runtime::lock(&self.health.write_error).clone();
         error.or_else(|| self.silence())
     }
 

@@ -6,7 +6,7 @@ use pool_protocol::instance::{
 };
 
 use super::Store;
-use super::tasks::{MAX_LEASES, agent_of};
+use super::leases::{MAX_LEASES, agent_of};
 use crate::clock::millis;
 use crate::db::{Tx, Value};
 use crate::error::{Error, Refusal};

@@ -2,7 +2,7 @@
 //! is read.
 
 use std::collections::HashMap;
-use std::sync::{Mutex, PoisonError};
+use std::sync::Mutex;
 
 use pool_protocol::id::{PoolName, TaskId};
 
@@ -19,7 +19,7 @@ pub(super) struct KnownPools(Mutex<HashMap<TaskId, PoolName>>);
 impl KnownPools {
     /// Remembers the pool of a task.
     pub(super) fn add(&self, task: &Task) {
-        let mut pools = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut pools = runtime::lock(&self.0);
         if pools.contains_key(&task.id) {
             return;
         }
@@ -31,7 +31,7 @@ impl KnownPools {
 
     /// Returns the line of a call about a task.
     pub(super) fn line(&self, task: TaskId) -> Line {
-        let pools = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let pools = runtime::lock(&self.0);
         pools.get(&task).cloned().map_or(Line::Unknown, Line::Pool)
     }
 }

@@ -2,7 +2,7 @@
 //! transaction lasts as long as the disk takes, so hundreds of agents that ask at once would wait for each other.
 
 use std::collections::{HashMap, VecDeque};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use pool_protocol::id::PoolName;
 use tokio::sync::oneshot;
@@ -91,14 +91,14 @@ impl Store {
 
 impl LeaseBatches {
     fn of(&self, pool: &PoolName) -> Arc<PoolBatches> {
-        let mut pools = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut pools = runtime::lock(&self.0);
         Arc::clone(pools.entry(pool.clone()).or_default())
     }
 }
 
 impl PoolBatches {
     fn lock(&self) -> std::sync::MutexGuard<'_, VecDeque<Asked>> {
-        self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
+        runtime::lock(&self.waiting)
     }
 
     /// The next ones. Those who have left are forgotten.

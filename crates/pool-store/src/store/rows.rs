@@ -3,32 +3,34 @@
 use pool_protocol::id::TaskId;
 use pool_protocol::lease::Holder;
 
-use super::platform::size_of;
 use crate::clock::Millis;
 use crate::db::{Row, Tx, Value, unreadable};
 use crate::document_keys::StoredDocument;
 use crate::error::Error;
-use crate::model::Payload;
 use crate::rules::Rules;
 use crate::state::{EndReason, LeaseOutcome, Record, State, Task, TaskEnd, Transition};
 
 const INSERT: &str = "\
     INSERT INTO tasks (id, pool, organization, workspace, job, step, kind, traceparent, \
-    state, fencing_token, lease, instance, agent, attempts, reasons, sealed_for, submitted_at, not_before, leased_at, \
+    state, fencing_token, lease, instance, agent, attempts, reasons, submitted_at, not_before, leased_at, \
     heard_at, executor, holder_uid, holder_name, phase, cancel_requested, end_reason, end_diagnostic, end_exit_code, \
     end_verdict, end_log_sequence, end_report, ended_at, reported, deadline, credential, ask_at, asks) \
     VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18, $19, $20, $21, $22, $23, \
-    $24, $25, $26, $27, $28, $29, $30, $31, $32, $33, $34, $35, $36, 0) ON CONFLICT (job, step) DO NOTHING";
+    $24, $25, $26, $27, $28, $29, $30, $31, $32, $33, $34, $35, 0) ON CONFLICT (job, step) DO NOTHING";
 const UPDATE: &str = "\
     UPDATE tasks SET state = $2, fencing_token = $3, lease = $4, instance = $5, agent = $6, attempts = $7, reasons = $8, \
-    sealed_for = $9, submitted_at = $10, not_before = $11, leased_at = $12, heard_at = $13, executor = $14, \
-    holder_uid = $15, holder_name = $16, phase = $17, cancel_requested = $18, end_reason = $19, end_diagnostic = $20, \
-    end_exit_code = $21, end_verdict = $22, end_log_sequence = $23, end_report = $24, ended_at = $25, reported = $26, \
-    deadline = $27, credential = $28, asks = CASE WHEN $29 = 1 THEN 0 ELSE asks END, \
-    ask_at = CASE WHEN $29 = 1 THEN $30 ELSE ask_at END WHERE id = $1";
+    submitted_at = $9, not_before = $10, leased_at = $11, heard_at = $12, executor = $13, \
+    holder_uid = $14, holder_name = $15, phase = $16, cancel_requested = $17, end_reason = $18, end_diagnostic = $19, \
+    end_exit_code = $20, end_verdict = $21, end_log_sequence = $22, end_report = $23, ended_at = $24, reported = $25, \
+    deadline = $26, credential = $27, asks = CASE WHEN $28 = 1 THEN 0 ELSE asks END, \
+    ask_at = CASE WHEN $28 = 1 THEN $29 ELSE ask_at END WHERE id = $1";
 const EVENT: &str = "\
     INSERT INTO events (task, seq, at, from_state, to_state, actor, note) \
     VALUES ($1, (SELECT coalesce(max(seq), 0) + 1 FROM events WHERE task = $1), $2, $3, $4, $5, $6)";
+
+/// How many entries of its history a task keeps when it returns to the queue, which it may do as often as its agents like.
+const HISTORY: i64 = 100;
+const FORGET: &str = "DELETE FROM events WHERE task = $1 AND seq <= (SELECT max(seq) FROM events WHERE task = $1) - $2";
 
 /// The delay before the first check or report of a new task. The platform may not have committed the step before.
 const FIRST_CHECK: Millis = 100;
@@ -80,6 +82,10 @@ impl Tx {
         if let Some(record) = &transition.record {
             self.record(task.id, Some(before), task.state, record)
                 .await?;
+            if task.state == State::Submitted {
+                let values = [Value::text(task.id), Value::from(HISTORY)];
+                self.execute(FORGET, &values).await?;
+            }
         }
         if transition.drops_payload {
             let sql = "DELETE FROM payloads WHERE task = $1";
@@ -127,31 +133,28 @@ impl Tx {
         task: &Task,
         document: StoredDocument,
     ) -> Result<(), Error> {
-        let sql = "INSERT INTO payloads (task, pool, key_id, stored_key, size, data) VALUES ($1, $2, $3, $4, $5, $6)";
-        let size = size_of(&document);
+        let sql =
+            "INSERT INTO payloads (task, pool, stored_key, size, data) VALUES ($1, $2, $3, $4, $5)";
+        let size = document.size();
         let values = [
             Value::text(task.id),
             Value::text(&task.pool),
-            Value::Text(document.payload.key_id),
-            Value::Text(Some(document.stored_key)),
+            Value::Text(Some(document.key)),
             Value::from(size),
-            Value::Bytes(document.payload.data),
+            Value::Bytes(document.data),
         ];
         self.execute(sql, &values).await.map(drop)
     }
 
-    /// Returns the document of a task that is not accepted yet. An earlier version of the store has removed some.
+    /// Returns the document of a task that is not accepted yet. A migration of the store has removed some.
     pub(super) async fn document(&mut self, task: TaskId) -> Result<Option<StoredDocument>, Error> {
-        let sql = "SELECT key_id, stored_key, data FROM payloads WHERE task = $1";
+        let sql = "SELECT stored_key, data FROM payloads WHERE task = $1";
         let Some(row) = self.row(sql, &[Value::text(task)]).await? else {
             return Ok(None);
         };
         Ok(Some(StoredDocument {
-            stored_key: row.text("stored_key")?,
-            payload: Payload {
-                key_id: row.maybe_text("key_id")?,
-                data: row.bytes("data")?,
-            },
+            key: row.text("stored_key")?,
+            data: row.bytes("data")?,
         }))
     }
 
@@ -186,7 +189,7 @@ pub(super) fn is_refused_dispatch(task: &Task) -> bool {
 }
 
 /// Returns the values of the columns that change, in the order of the statements.
-fn changing(task: &Task, rules: &Rules) -> Result<[Value; 27], Error> {
+fn changing(task: &Task, rules: &Rules) -> Result<[Value; 26], Error> {
     let end = task.end.as_ref();
     let reported = end.is_some_and(|end| end.reported);
     let deadline = (!task.is_unreported()).then(|| task.deadline(rules));
@@ -198,7 +201,6 @@ fn changing(task: &Task, rules: &Rules) -> Result<[Value; 27], Error> {
         Value::maybe(task.agent.as_ref()),
         Value::from(task.attempts),
         Value::text(serde_json::Value::from(task.reasons.clone())),
-        Value::maybe(task.sealed_for.as_ref()),
         Value::from(task.submitted_at),
         Value::from(task.not_before),
         Value::from(task.leased_at),
@@ -272,7 +274,6 @@ pub(super) fn read(row: &Row) -> Result<Task, Error> {
         credential: row.maybe_text("credential")?,
         attempts: row.count("attempts")?,
         reasons: texts(row, "reasons")?,
-        sealed_for: row.maybe_parsed("sealed_for")?,
         submitted_at: row.int("submitted_at")?,
         not_before: row.int("not_before")?,
         leased_at: row.int("leased_at")?,

@@ -38,11 +38,15 @@ const TASKS: &str =
     "SELECT * FROM tasks WHERE id > $1 AND ($2 = '' OR pool = $2) ORDER BY id LIMIT $3";
 const OPEN: &str = "\
     SELECT * FROM tasks WHERE id > $1 AND ($2 = '' OR pool = $2) AND end_reason IS NULL ORDER BY id LIMIT $3";
-const OVER: &str = "\
-    SELECT * FROM tasks WHERE id > $1 AND ($2 = '' OR pool = $2) AND end_reason IS NOT NULL ORDER BY id LIMIT $3";
+// Ended tasks are many. For one pool, `tasks_over` has its own alone.
+const OVER: &str =
+    "SELECT * FROM tasks WHERE id > $1 AND $2 = '' AND end_reason IS NOT NULL ORDER BY id LIMIT $3";
+const OVER_IN_POOL: &str = "\
+    SELECT * FROM tasks WHERE id > $1 AND pool = $2 AND end_reason IS NOT NULL ORDER BY id LIMIT $3";
 const LATEST: &str = "\
-    SELECT * FROM tasks WHERE ($1 = '' OR id < $1) AND ($2 = '' OR pool = $2) AND end_reason IS NOT NULL \
-    ORDER BY id DESC LIMIT $3";
+    SELECT * FROM tasks WHERE ($1 = '' OR id < $1) AND $2 = '' AND end_reason IS NOT NULL ORDER BY id DESC LIMIT $3";
+const LATEST_IN_POOL: &str = "\
+    SELECT * FROM tasks WHERE ($1 = '' OR id < $1) AND pool = $2 AND end_reason IS NOT NULL ORDER BY id DESC LIMIT $3";
 const AHEAD: &str = "\
     SELECT count(*) AS tasks FROM tasks WHERE reported = 0 AND pool = $1 AND state IN ('submitted', 'available') \
     AND (submitted_at < $2 OR (submitted_at = $2 AND id < $3))";
@@ -95,11 +99,13 @@ impl Store {
         filter: TaskFilter,
         page: Page<TaskId>,
     ) -> Result<Vec<TaskView>, Error> {
-        let sql = match filter {
-            TaskFilter::Open => OPEN,
-            TaskFilter::Over => OVER,
-            TaskFilter::Latest => LATEST,
-            TaskFilter::All => TASKS,
+        let sql = match (filter, pool) {
+            (TaskFilter::Open, _) => OPEN,
+            (TaskFilter::Over, None) => OVER,
+            (TaskFilter::Over, Some(_)) => OVER_IN_POOL,
+            (TaskFilter::Latest, None) => LATEST,
+            (TaskFilter::Latest, Some(_)) => LATEST_IN_POOL,
+            (TaskFilter::All, _) => TASKS,
         };
         let mut tx = self.begin_to_list(pool).await?;
         let rows = tx.rows(sql, &paged(pool, page)).await?;

@@ -105,15 +105,18 @@ async fn documents_of_an_earlier_version_are_removed_and_their_runs_get_a_reason
     let task = fixture.submit("acme", "1").await.task();
     let mut tx = fixture.store.begin().await.unwrap();
     for sql in [
+        "DROP INDEX tasks_over",
+        "DROP INDEX tasks_leased",
+        "ALTER TABLE tasks ADD COLUMN sealed_for TEXT",
         "DROP TABLE payloads",
         "CREATE TABLE payloads (task TEXT NOT NULL PRIMARY KEY, key_id TEXT, data BYTEA NOT NULL)",
         "ALTER TABLE tasks DROP COLUMN credential",
-        "DELETE FROM _sqlx_migrations WHERE version = 2",
+        "DELETE FROM _sqlx_migrations WHERE version >= 2",
     ] {
         tx.execute(sql, &[]).await.unwrap();
     }
     let sql = "INSERT INTO payloads (task, data) VALUES ($1, $2)";
-    let row = [Value::text(task), Value::Bytes(payload().data)];
+    let row = [Value::text(task), Value::Bytes(payload().0)];
     tx.execute(sql, &row).await.unwrap();
     tx.commit().await.unwrap();
     fixture.reopen().await;
@@ -126,6 +129,42 @@ async fn documents_of_an_earlier_version_are_removed_and_their_runs_get_a_reason
     let one = fixture.agent("one").await;
     assert!(fixture.lease(one).await.is_none());
     let view = fixture.view(task).await;
+    assert!(view.reasons[0].contains("an earlier version"), "{view:?}");
+}
+
+#[rstest]
+#[tokio::test]
+async fn a_sealed_document_of_an_earlier_version_is_removed_and_another_is_kept(
+    #[values(Engine::Sqlite, Engine::Postgres)] engine: Engine,
+) {
+    let Some(mut fixture) = Fixture::open(engine).await else {
+        return;
+    };
+    let sealed = fixture.submit("acme", "sealed").await.task();
+    let plain = fixture.submit("acme", "plain").await.task();
+    let mut tx = fixture.store.begin().await.unwrap();
+    for sql in [
+        "DROP INDEX tasks_over",
+        "DROP INDEX tasks_leased",
+        "ALTER TABLE tasks ADD COLUMN sealed_for TEXT",
+        "ALTER TABLE payloads ADD COLUMN key_id TEXT",
+        "DELETE FROM _sqlx_migrations WHERE version = 3",
+    ] {
+        tx.execute(sql, &[]).await.unwrap();
+    }
+    let sql = "UPDATE payloads SET key_id = '9f31c2aa' WHERE task = $1";
+    tx.execute(sql, &[Value::text(sealed)]).await.unwrap();
+    tx.commit().await.unwrap();
+    fixture.reopen().await;
+    let waiting = PlatformState::Waiting;
+    for task in [sealed, plain] {
+        let confirmed = fixture.store.apply_platform_state(task, waiting).await;
+        confirmed.unwrap();
+    }
+    let one = fixture.agent("one").await;
+    let leased = fixture.lease(one).await.unwrap();
+    assert_eq!((leased.grant.task, leased.payload), (plain, payload()));
+    let view = fixture.view(sealed).await;
     assert!(view.reasons[0].contains("an earlier version"), "{view:?}");
 }
 

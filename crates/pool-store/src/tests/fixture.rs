@@ -291,10 +291,7 @@ pub(crate) fn submission(organization: &str, job: &str) -> Submission {
 
 /// A submission with a document of this many bytes.
 pub(crate) fn large(job: &str, bytes: usize) -> Submission {
-    let content = Content::Payload(Payload {
-        key_id: None,
-        data: vec![b'x'; bytes],
-    });
+    let content = Content::Payload(Payload(vec![b'x'; bytes]));
     Submission {
         content,
         ..submission("acme", job)
@@ -302,10 +299,7 @@ pub(crate) fn large(job: &str, bytes: usize) -> Submission {
 }
 
 pub(crate) fn payload() -> Payload {
-    Payload {
-        key_id: Some("9f31c2aa".to_owned()),
-        data: format!("\0\u{ff}{SECRET}").into_bytes(),
-    }
+    Payload(format!("\0\u{ff}{SECRET}").into_bytes())
 }
 
 pub(crate) fn registration(name: &str) -> Registration {

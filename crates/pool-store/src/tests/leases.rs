@@ -194,6 +194,35 @@ async fn a_started_lease_expires_after_300_s_and_not_before(
 
 #[rstest]
 #[tokio::test]
+async fn the_history_of_a_task_that_is_always_declined_has_a_limit(
+    #[values(Engine::Sqlite, Engine::Postgres)] engine: Engine,
+) {
+    let Some(fixture) = Fixture::open(engine).await else {
+        return;
+    };
+    let store = &fixture.store;
+    let task = fixture.ready("acme", "1").await;
+    let one = fixture.agent("one").await;
+    let draining = declined(DeclineReason::Draining, "it stops");
+    for round in 0..50 {
+        let grant = fixture.lease(one).await.unwrap().grant;
+        store.decline(grant, &draining).await.unwrap();
+        fixture.pass(5).await;
+        let waiting = PlatformState::Waiting;
+        let confirmed = store.apply_platform_state(task, waiting).await;
+        confirmed.unwrap();
+        let agent = beats(vec![]);
+        store
+            .heartbeat(&pool(), CREDENTIAL, one, &agent)
+            .await
+            .unwrap();
+        let kept = fixture.events(task).await.len();
+        assert!(kept <= 103 && kept >= (3 * round).min(100), "{kept}");
+    }
+}
+
+#[rstest]
+#[tokio::test]
 async fn one_executor_accepts_a_task_and_its_payload_is_deleted(
     #[values(Engine::Sqlite, Engine::Postgres)] engine: Engine,
 ) {

@@ -27,7 +27,7 @@ fn in_other_pool(job: &str) -> Submission {
 }
 
 #[tokio::test]
-async fn a_busy_pool_delays_another_by_one_transaction() {
+async fn a_busy_pool_leaves_another_its_part_of_the_time() {
     const MANY: usize = 300;
     let fixture = Fixture::open(Engine::Sqlite).await.unwrap();
     let busy = fixture.agent("one").await;
@@ -98,7 +98,9 @@ async fn a_busy_pool_delays_another_by_one_transaction() {
     let order = order.lock().unwrap();
     assert_eq!(order.len(), MANY + 2);
     let at = |who| order.iter().position(|found| *found == who).unwrap();
-    assert!(at("executor") <= 2 && at("agent") <= 4, "{:?}", &order[..8]);
+    // Each of the two waits until the other pool has used as much time.
+    let last = at("executor").max(at("agent"));
+    assert!(last < MANY / 4, "{last}");
 }
 
 #[tokio::test]
@@ -331,7 +333,7 @@ async fn a_transaction_leases_few_large_documents_and_all_requests_are_served(
 #[tokio::test]
 async fn requests_of_a_pool_with_many_leases_do_not_share_one_long_transaction() {
     const LEASES: usize = 40;
-    const REQUESTS: i64 = 64;
+    const REQUESTS: usize = 64;
     let fixture = Fixture::open(Engine::Sqlite).await.unwrap();
     let one = fixture.agent("one").await;
     let mut holding = Vec::new();
@@ -342,34 +344,10 @@ async fn requests_of_a_pool_with_many_leases_do_not_share_one_long_transaction()
     }
     // Each request looks through all of them, and gets the last one again.
     holding.pop();
-    let mut held = fixture.store.begin().await.unwrap();
-    let before = changes(&mut held).await;
-    let mut calls = JoinSet::new();
-    for number in 0..=REQUESTS {
-        let store = fixture.store.clone();
-        let request = request(one, &holding);
-        calls.spawn(async move { store.lease(&request).await });
-        // The others wait for the transaction of the first one.
-        while number == 0 && fixture.store.calls_waiting() < 1 {
-            tokio::task::yield_now().await;
-        }
-    }
-    let store = fixture.store.clone();
-    let other = tokio::spawn(async move {
-        store.begin().await.unwrap().rollback().await.unwrap();
-        // This is behind the next transaction of the pool.
-        let mut tx = store.begin().await.unwrap();
-        let after = changes(&mut tx).await;
-        tx.rollback().await.unwrap();
-        after
-    });
-    while fixture.store.calls_waiting() < 2 {
-        tokio::task::yield_now().await;
-    }
-    held.rollback().await.unwrap();
-    let served = other.await.unwrap() - before;
-    assert!((2..REQUESTS).contains(&served), "{served} at once");
-    let leased = calls.join_all().await;
+    let request = request(one, &holding);
+    let leased = fixture.store.lease_all(&[&request; REQUESTS]).await;
+    let leased = leased.unwrap();
+    assert!((2..REQUESTS).contains(&leased.len()), "{}", leased.len());
     let again = |leased: &LeasedTask| leased.redelivered;
     assert!(
         leased

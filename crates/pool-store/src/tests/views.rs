@@ -211,7 +211,7 @@ async fn no_view_contains_the_payload(#[values(Engine::Sqlite, Engine::Postgres)
     let task = fixture.ready("acme", "1").await;
     let one = fixture.agent("one").await;
     let leased = fixture.lease(one).await.unwrap();
-    let bytes = String::from_utf8(leased.payload.data.clone()).unwrap();
+    let bytes = String::from_utf8(leased.payload.0.clone()).unwrap();
     assert!(bytes.contains(SECRET));
     let page = Page::first();
     let shown = format!(

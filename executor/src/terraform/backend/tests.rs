@@ -1,8 +1,10 @@
-use super::*;
-use job_contract::JobData;
 use std::fs;
 use std::os::unix::fs::PermissionsExt as _;
+
+use job_contract::JobData;
 use tempfile::TempDir;
+
+use super::*;
 
 const NEW: Version = Version::new(1, 11, 4);
 const OLD: Version = Version::new(1, 5, 7);
@@ -271,12 +273,4 @@ fn a_link_in_the_repository_does_not_redirect_the_file() {
     fixture.write(&s3_settings(Handover::InFile, None), &NEW);
     assert_eq!(fs::read_to_string(&elsewhere).unwrap(), "untouched");
     assert!(fixture.file(name).contains("hunter2"));
-}
-
-#[test]
-fn values_cannot_end_their_quotes() {
-    assert_eq!(
-        quoted("a\"b\\c\n\t\u{7f}${x}%{y}$$ %"),
-        "\"a\\\"b\\\\c\\n\\t\\u007f$${x}%%{y}$$ %\""
-    );
 }

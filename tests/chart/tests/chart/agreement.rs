@@ -5,13 +5,13 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use api_launcher::cli::Args;
-use api_launcher::kubernetes::verdict::VerdictKind;
 use clap::CommandFactory as _;
 use serde_json::{Value, json};
 use test_chart::programs::{helm_with, told};
 use test_chart::render;
 use test_chart::values::{rows, table};
 use test_chart::{Document, Release, chart, files, root, values_files};
+use verdict::VerdictKind;
 
 use crate::documents;
 
@@ -256,10 +256,6 @@ const OTHERWISE: &[(&str, &str)] = &[
         "the claim of the hub is not its data directory",
     ),
     (
-        "MAYFLY_LEASE_NAMESPACE",
-        "the namespace of runs, by its name",
-    ),
-    (
         "ExecutorEphemeralImage",
         "by its tag, which the version of the chart is held to",
     ),
@@ -324,6 +320,10 @@ const WITHOUT_AN_ALERT: &[(VerdictKind, &str)] = &[
         "the tool or a script failed, to whoever wrote it",
     ),
     (VerdictKind::Cancelled, "somebody wanted it so"),
+    (
+        VerdictKind::AgentForced,
+        "whoever stopped the agent wanted it so",
+    ),
 ];
 
 #[test]

@@ -152,7 +152,7 @@ async fn the_launcher_reports_an_apply_whose_executor_could_not() {
     let words = quick() + &patience;
     stage.fixture().image_that_first(&words);
     let gate = Gate::new(stage.machine());
-    let _launcher = stage.serve_with(&[(env::REPORT_RETRY_SECONDS, "1")]);
+    let _launcher = stage.serve_with(&[]);
     let platform = &stage.platform;
     let job = stage.start(gate.module(), Flow::only("terraformApply"));
     platform.until_streamed(job, "at-the-gate").await;

@@ -5,11 +5,10 @@ use std::error::Error;
 use std::time::Duration;
 
 use clap::Args;
+use cluster::check::CheckResult;
 use job_contract::{chain, env};
 use platform::redis::{Redis, RedisArgs};
 use runtime::setting::SettingError;
-
-use crate::kubernetes::cluster::check::CheckResult;
 
 /// The timeout for the response of a peer.
 const TIMEOUT: Duration = Duration::from_secs(5);
@@ -111,7 +110,7 @@ mod tests {
     use test_peers::redis::{Options, RedisServer};
 
     use super::*;
-    use crate::kubernetes::cluster::check::CheckOutcome;
+    use cluster::check::CheckOutcome;
 
     async fn answering(status: StatusCode) -> String {
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();

@@ -2,16 +2,16 @@
 
 use std::time::Duration;
 
+use cluster::{Cluster, RunRef};
 use futures_util::StreamExt as _;
 use job_contract::chain;
 use job_contract::status::JobStatus;
+use reporter::PlatformReporter;
 use tokio::task::JoinSet;
 use tokio::time::MissedTickBehavior;
 use tracing::{debug, info, warn};
 
 use super::{Observer, step_of};
-use crate::kubernetes::cluster::{Cluster, RunKey};
-use crate::reporter::PlatformReporter;
 
 /// How often the platform is asked whether a run is cancelled (contract 11.4). A run is not asked about before it has been
 /// seen for so long: the request that brought it may still be open.
@@ -54,8 +54,8 @@ impl Observer {
     }
 
     /// Returns the runs that have to be stopped now, and marks them as stopping.
-    async fn select_cancelled(&self, reporter: &dyn PlatformReporter) -> Vec<RunKey> {
-        let candidates: Vec<RunKey> = self
+    async fn select_cancelled(&self, reporter: &dyn PlatformReporter) -> Vec<RunRef> {
+        let candidates: Vec<RunRef> = self
             .runs
             .tracked()
             .iter()
@@ -87,7 +87,7 @@ impl Observer {
 }
 
 /// Returns the status of the run's job. If the platform does not answer, the job counts as not cancelled.
-async fn job_status(reporter: &dyn PlatformReporter, run: &RunKey) -> Option<JobStatus> {
+async fn job_status(reporter: &dyn PlatformReporter, run: &RunRef) -> Option<JobStatus> {
     let step = reporter.find_step(step_of(run)).ok()??;
     match reporter.step_state(&step).await {
         Ok(state) => Some(state.job),

@@ -2,15 +2,15 @@
 
 use std::path::PathBuf;
 
+use cluster::{Cluster, RunRef, SaveError};
 use job_contract::chain;
 use platform::StepRef;
+use reporter::{PlatformReporter, ReportError};
 use tempfile::TempDir;
 use tracing::{debug, warn};
+use verdict::{Verdict, VerdictKind};
 
 use super::{Observer, step_of};
-use crate::kubernetes::cluster::{Cluster, RunKey, SaveError};
-use crate::kubernetes::verdict::{Verdict, VerdictKind};
-use crate::reporter::{PlatformReporter, ReportError};
 
 /// Why the end of a run could not be reported.
 #[derive(Debug, thiserror::Error)]
@@ -41,18 +41,18 @@ impl Observer {
     /// Reports the end of the run, unless the platform has an outcome of its step.
     pub(super) async fn report_end(
         &self,
-        run: &RunKey,
+        run: &RunRef,
         verdict: &Verdict,
     ) -> Result<(), EndReportError> {
         let Some((reporter, step)) = self.find_step(run)? else {
             return Ok(());
         };
-        let (_permit, saved) = match self.cluster_with_log(verdict) {
-            Some(cluster) => {
+        let (_permit, saved) = match self.pod_with_log(verdict) {
+            Some(pod) => {
                 // No log is fetched while the platform does not answer.
                 reporter.step_state(&step).await?;
                 let permit = self.recoveries.acquire().await;
-                (Some(permit), self.save_log(run, verdict, cluster).await?)
+                (Some(permit), self.save_log(run, verdict, pod).await?)
             }
             None => (None, None),
         };
@@ -73,7 +73,7 @@ impl Observer {
     }
 
     /// Gives the job the outcome of its step, if the executor reported only the step.
-    pub(super) async fn finish_report(&self, run: &RunKey) -> Result<(), EndReportError> {
+    pub(super) async fn finish_report(&self, run: &RunRef) -> Result<(), EndReportError> {
         if let Some((reporter, step)) = self.find_step(run)? {
             reporter.finish_report(&step).await?;
         }
@@ -83,16 +83,16 @@ impl Observer {
     /// Adds to the output of a reported run what its executor could not know, or not deliver.
     pub(super) async fn complete_output(
         &self,
-        run: &RunKey,
+        run: &RunRef,
         verdict: &Verdict,
     ) -> Result<(), EndReportError> {
         let Some((reporter, step)) = self.find_step(run)? else {
             return Ok(());
         };
         let remark = verdict.lock_remark();
-        if let Some(cluster) = self.cluster_with_log(verdict) {
+        if let Some(pod) = self.pod_with_log(verdict) {
             let _permit = self.recoveries.acquire().await;
-            if let Some(saved) = self.save_log(run, verdict, cluster).await? {
+            if let Some(saved) = self.save_log(run, verdict, pod).await? {
                 reporter
                     .restore_log(&step, &saved.path(), remark.as_deref())
                     .await?;
@@ -107,7 +107,7 @@ impl Observer {
     /// Returns the step of a run with the reporter of its platform, or `None` if one of them is missing.
     fn find_step(
         &self,
-        run: &RunKey,
+        run: &RunRef,
     ) -> Result<Option<(&dyn PlatformReporter, StepRef)>, ReportError> {
         let Some(reporter) = self.reporter.as_deref() else {
             return Ok(None);
@@ -116,25 +116,25 @@ impl Observer {
         Ok(step.map(|step| (reporter, step)))
     }
 
-    /// Returns the cluster if it may have the log that the platform lacks.
-    fn cluster_with_log(&self, verdict: &Verdict) -> Option<&Cluster> {
+    /// Returns the cluster and the pod that may have the log that the platform lacks.
+    fn pod_with_log<'a>(&'a self, verdict: &'a Verdict) -> Option<(&'a Cluster, &'a str)> {
         // A lost node does not answer, and would be asked for as long as the platform waits.
         let is_there = verdict.job_over || verdict.kind != VerdictKind::NodeLost;
-        self.cluster
-            .as_ref()
-            .filter(|_| verdict.lacks_log() && is_there)
+        let pod = verdict.pod.as_deref();
+        let pod = pod.filter(|_| verdict.lacks_log() && is_there)?;
+        Some((self.cluster.as_ref()?, pod))
     }
 
     /// Saves what the container of the run printed. After an error, another attempt may succeed.
     async fn save_log(
         &self,
-        run: &RunKey,
+        run: &RunRef,
         verdict: &Verdict,
-        cluster: &Cluster,
+        (cluster, pod): (&Cluster, &str),
     ) -> Result<Option<SavedLog>, EndReportError> {
         let fetched = async {
             let saved = SavedLog(tempfile::tempdir()?);
-            let size = cluster.save_log(&run.name, &saved.path()).await?;
+            let size = cluster.save_log(pod, &saved.path()).await?;
             Ok::<_, SaveError>((size > 0).then_some(saved))
         };
         match fetched.await {
@@ -153,7 +153,7 @@ impl Observer {
     }
 
     /// Returns whether there is time to fetch the log again. A lost node does not answer.
-    fn may_retry_log(&self, run: &RunKey, verdict: &Verdict) -> bool {
+    fn may_retry_log(&self, run: &RunRef, verdict: &Verdict) -> bool {
         let Some(reporter) = &self.reporter else {
             return false;
         };

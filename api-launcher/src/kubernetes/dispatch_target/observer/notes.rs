@@ -3,14 +3,14 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use cluster::RunRef;
 use job_contract::chain;
+use reporter::PlatformReporter;
 use tokio::sync::mpsc::{self, UnboundedReceiver, UnboundedSender};
 use tokio_util::task::AbortOnDropHandle;
 use tracing::warn;
 
 use super::step_of;
-use crate::kubernetes::cluster::RunKey;
-use crate::reporter::PlatformReporter;
 
 /// How long the response to a dispatch takes at most once its Job exists.
 const RESPONSE: Duration = Duration::from_secs(2);
@@ -23,7 +23,7 @@ pub(super) struct Notes {
 }
 
 impl Notes {
-    pub(super) fn start(reporter: Arc<dyn PlatformReporter>, run: RunKey) -> Self {
+    pub(super) fn start(reporter: Arc<dyn PlatformReporter>, run: RunRef) -> Self {
         let (sender, receiver) = mpsc::unbounded_channel();
         let writer = tokio::spawn(write(reporter, run, receiver));
         Self {
@@ -40,7 +40,7 @@ impl Notes {
 /// Writes the sentences in order.
 async fn write(
     reporter: Arc<dyn PlatformReporter>,
-    run: RunKey,
+    run: RunRef,
     mut sentences: UnboundedReceiver<String>,
 ) {
     // The request that brought the run may still be open.

@@ -1,8 +1,5 @@
 //! The observer before a platform that is away, and before a cluster that keeps logs.
 
-use platform::redis::{Redis, RedisArgs};
-use platform::terrakube::{Terrakube, TerrakubeArgs};
-
 use std::convert::Infallible;
 use std::fs;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -16,15 +13,17 @@ use k8s_openapi::jiff::Timestamp;
 use kube::Client;
 use kube::client::Body;
 use platform::local::StepRecord;
+use platform::redis::{Redis, RedisArgs};
+use platform::terrakube::{Terrakube, TerrakubeArgs};
+use reporter::{LocalReporter, TerrakubeReporter};
 use serde_json::json;
 use tower::service_fn;
+use verdict::{Started, Wait, WaitReason};
 
 use super::*;
-use crate::kubernetes::verdict::{Started, Wait, WaitReason};
-use crate::reporter::{LocalReporter, TerrakubeReporter};
 
-fn run() -> RunKey {
-    RunKey {
+fn run() -> RunRef {
+    RunRef {
         job_id: "412".into(),
         step_id: "step".into(),
         name: "job-412-step".into(),
@@ -54,12 +53,13 @@ fn verdict(kind: VerdictKind) -> Verdict {
         started: Started::Yes,
         may_change: true,
         job_over: true,
+        pod: Some("run-a".into()),
         report: None,
     }
 }
 
 fn assert_says(metrics: &Metrics, lines: &[&str]) {
-    let text = metrics.render(None);
+    let text = metrics.render();
     for line in lines {
         assert!(text.lines().any(|found| found == *line), "{line}\n{text}");
     }
@@ -115,24 +115,14 @@ fn cluster(turns: Arc<Semaphore>, given: Arc<Given>) -> Cluster {
         let (turns, given) = (Arc::clone(&turns), Arc::clone(&given));
         async move {
             let path = request.uri().path();
-            let answer = if path.ends_with("/log") {
-                let at_once = given.at_once.fetch_add(1, Ordering::SeqCst) + 1;
-                given.most.fetch_max(at_once, Ordering::SeqCst);
-                turns.acquire().await.unwrap().forget();
-                given.at_once.fetch_sub(1, Ordering::SeqCst);
-                let own = json!({"timestamp": "t", "level": "INFO", "message": "m", "target": "executor"});
-                format!("{own}\nall it said\n")
-            } else if path.contains("/jobs/") {
-                json!({"metadata": {"name": "run", "uid": "1"}}).to_string()
-            } else {
-                let status = json!({"name": "executor", "image": "", "imageID": "", "ready": false,
-                    "restartCount": 0, "state": {"terminated": {"exitCode": 137}}});
-                let owner =
-                    json!({"apiVersion": "batch/v1", "kind": "Job", "name": "run", "uid": "1"});
-                let pod = json!({"metadata": {"name": "run-a", "ownerReferences": [owner]},
-                    "status": {"phase": "Failed", "containerStatuses": [status]}});
-                json!({"metadata": {}, "items": [pod]}).to_string()
-            };
+            assert!(path.ends_with("/pods/run-a/log"), "{path}");
+            let at_once = given.at_once.fetch_add(1, Ordering::SeqCst) + 1;
+            given.most.fetch_max(at_once, Ordering::SeqCst);
+            turns.acquire().await.unwrap().forget();
+            given.at_once.fetch_sub(1, Ordering::SeqCst);
+            let own =
+                json!({"timestamp": "t", "level": "INFO", "message": "m", "target": "executor"});
+            let answer = format!("{own}\nall it said\n");
             Ok::<_, Infallible>(Response::new(axum::body::Body::from(answer)))
         }
     });
@@ -153,18 +143,19 @@ async fn however_many_runs_end_at_once_few_of_their_logs_are_recovered_at_a_time
     let (turns, given) = (Arc::new(Semaphore::new(0)), Arc::new(Given::default()));
     let observer = Observer::new(Some(reporter.clone()), Metrics::default())
         .recovering_from(cluster(Arc::clone(&turns), Arc::clone(&given)));
-    let runs = (0..RUNS).map(|n| RunKey {
+    let runs = (0..RUNS).map(|n| RunRef {
         job_id: n.to_string(),
         ..run()
     });
-    let runs: Vec<RunKey> = runs.collect();
+    let runs: Vec<RunRef> = runs.collect();
     for run in &runs {
-        reporter.edit(&step_of(run), |record| {
+        let queued = reporter.records().update_job(&step_of(run), |record| {
             record.status = JobStatus::Running;
             record
                 .steps
                 .push(StepRecord::pending("step", "terraformPlan"));
         });
+        queued.unwrap();
     }
     let verdict = verdict(VerdictKind::OomKilled);
     let ends = join_all(runs.iter().map(|run| observer.on_ended(run, &verdict)));
@@ -213,7 +204,7 @@ async fn a_held_run_has_a_heartbeat_until_it_is_watched_or_dropped() {
     let _ = rustls::crypto::ring::default_provider().install_default();
     let metrics = Metrics::default().for_cluster();
     let observer = Observer::new(Some(away()), metrics.clone());
-    let beats = || observer.runs.held().values().flatten().count();
+    let beats = || observer.runs.heartbeats.count();
     observer.on_held(&run());
     observer.on_held(&run());
     assert_eq!(beats(), 1);
@@ -224,9 +215,9 @@ async fn a_held_run_has_a_heartbeat_until_it_is_watched_or_dropped() {
     observer.on_held(&run());
     observer.on_observation(&run(), &waits());
     observer.on_held(&run());
-    assert_eq!(beats(), 0);
-    assert!(observer.runs.tracked()[&run()].beat.is_some());
+    assert_eq!(beats(), 1);
     observer.on_forgotten(&run());
+    assert_eq!(beats(), 0);
     assert!(observer.runs.tracked().is_empty());
 
     // A run that its launcher completed needs no report.
@@ -244,15 +235,11 @@ async fn a_held_run_has_a_heartbeat_until_it_is_watched_or_dropped() {
 async fn a_replica_that_no_longer_watches_sends_no_heartbeats() {
     let _ = rustls::crypto::ring::default_provider().install_default();
     let observer = Arc::new(Observer::new(Some(away()), Metrics::default()));
-    let other = RunKey {
+    let other = RunRef {
         job_id: "413".into(),
         ..run()
     };
-    let beats = || {
-        let live = observer.runs.tracked();
-        let live = live.values().filter(|live| live.beat.is_some()).count();
-        live + observer.runs.held().values().flatten().count()
-    };
+    let beats = || observer.runs.heartbeats.count();
     let guard = observer.start_watch();
     observer.on_observation(&run(), &Observation::InProgress);
     observer.on_running(&run(), Some(Duration::ZERO));
@@ -278,7 +265,7 @@ async fn a_job_whose_end_the_platform_does_not_accept_has_a_heartbeat_for_a_limi
         observer
             .runs
             .stop_late_heartbeats(reporter.report_patience());
-        observer.runs.tracked()[&run()].beat.is_some()
+        observer.runs.heartbeats.count() == 1
     };
     observer.on_observation(&run(), &Observation::InProgress);
     observer
@@ -289,5 +276,5 @@ async fn a_job_whose_end_the_platform_does_not_accept_has_a_heartbeat_for_a_limi
     assert!(beats(Duration::from_secs(590)), "there is still time");
     assert!(!beats(Duration::from_mins(10)));
     observer.runs.mark_ended(&run());
-    assert!(observer.runs.tracked()[&run()].beat.is_none());
+    assert_eq!(observer.runs.heartbeats.count(), 0);
 }

@@ -7,7 +7,7 @@ use serde_json::{Map, Value};
 use test_platform::{Effect, Fault, Flow, Job, NewJob, Platform, Rule, Status, Workspace};
 
 use crate::StepRef;
-use crate::terrakube::client::Pace;
+use crate::calls::client::Pace;
 use crate::terrakube::{Terrakube, TerrakubeConfig, TokenSource};
 
 /// The rules that these tests break on purpose: they report in every order, and with invented addresses of step outputs.

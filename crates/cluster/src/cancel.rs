@@ -1,0 +1,146 @@
+//! Ends a run early.
+
+use std::time::Duration;
+
+use job_contract::annotations;
+use kube::api::{DeleteParams, Preconditions, PropagationPolicy};
+use serde_json::json;
+use verdict::{executor_state, is_suspended, newest, terminal};
+
+use super::{Cluster, ClusterError};
+
+/// The result of a cancellation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Cancelled {
+    /// The executor had not started. The run is gone.
+    BeforeStart,
+    /// The executor is being stopped. It can save state and report within its pod's grace period.
+    Stopping,
+    /// The run was over, and stays as it is.
+    AlreadyOver,
+}
+
+impl Cluster {
+    /// Cancels a run by deleting its Job. The garbage collector ends the pod with the pod's own grace period. A started
+    /// executor first gets `head_start`, because it may end by itself after the platform's cancellation.
+    pub async fn cancel(
+        &self,
+        name: &str,
+        head_start: Duration,
+    ) -> Result<Cancelled, ClusterError> {
+        let job = self.job(name).await?;
+        if terminal(&job).is_some() {
+            return Ok(Cancelled::AlreadyOver);
+        }
+        let uid = job.metadata.uid.clone();
+        let now = self.now().to_string();
+        let mark =
+            json!({"metadata": {"uid": uid, "annotations": {annotations::CANCELLED_AT: now}}});
+        match self.patch_job("cancel the run", name, &mark).await {
+            Ok(_) => {}
+            Err(error) if error.is_not_found() || error.is_conflict() => {
+                return Ok(Cancelled::AlreadyOver);
+            }
+            Err(error) => return Err(error),
+        }
+        let started = match self.visible_pods_of(&job).await? {
+            Some(pods) => newest(&pods)
+                .and_then(executor_state)
+                .is_some_and(|state| state.running.is_some() || state.terminated.is_some()),
+            // If the pods cannot be read, the executor may have started.
+            None => !is_suspended(&job),
+        };
+        if started && !head_start.is_zero() {
+            tokio::time::sleep(head_start).await;
+            match self.job(name).await {
+                Ok(job) if terminal(&job).is_some() => return Ok(Cancelled::AlreadyOver),
+                Err(ClusterError::NoSuchRun(_)) => return Ok(Cancelled::AlreadyOver),
+                Ok(_) => {}
+                Err(error) => return Err(error),
+            }
+        }
+        let jobs = self.jobs();
+        let params = DeleteParams {
+            propagation_policy: Some(PropagationPolicy::Foreground),
+            preconditions: Some(Preconditions {
+                uid,
+                resource_version: None,
+            }),
+            ..DeleteParams::default()
+        };
+        match self
+            .request_with_retries("cancel the run", || jobs.delete(name, &params))
+            .await
+        {
+            Ok(_) if started => Ok(Cancelled::Stopping),
+            Ok(_) => Ok(Cancelled::BeforeStart),
+            Err(error) if error.is_not_found() || error.is_conflict() => Ok(Cancelled::AlreadyOver),
+            Err(error) => Err(error),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use http::StatusCode;
+    use serde_json::json;
+
+    use super::super::fake_server::{Server, inline, objects, refusal};
+    use super::*;
+
+    #[tokio::test]
+    async fn cancelling_a_held_run_removes_its_job_and_its_job_data() {
+        let server = Server::start();
+        let cluster = server.cluster().with_max_in_flight(1);
+        cluster.submit(&objects("1", "a")).await.unwrap();
+        let cancelled = cluster.cancel("job-1-a", Duration::from_mins(1)).await;
+        assert_eq!(cancelled.unwrap(), Cancelled::BeforeStart);
+        assert_eq!((server.count("jobs"), server.count("secrets")), (0, 0));
+    }
+
+    #[tokio::test]
+    async fn a_run_that_is_over_is_left_as_it_is() {
+        let server = Server::start();
+        let cluster = server.cluster();
+        cluster.submit(&inline("1", "a")).await.unwrap();
+        server.put(
+            "jobs",
+            json!({"metadata": {"name": "job-1-a"},
+                "status": {"conditions": [{"type": "Complete", "status": "True"}]}}),
+        );
+        let cancelled = cluster.cancel("job-1-a", Duration::ZERO).await.unwrap();
+        assert_eq!(cancelled, Cancelled::AlreadyOver);
+        assert_eq!(server.count("jobs"), 1);
+    }
+
+    #[tokio::test]
+    async fn an_executor_that_may_not_be_looked_at_has_its_head_start() {
+        let server = Server::start();
+        let cluster = server.faulty(|line, _| {
+            line.ends_with("/pods")
+                .then(|| refusal(StatusCode::FORBIDDEN, "Forbidden", "no pods for you"))
+        });
+        cluster.submit(&inline("1", "a")).await.unwrap();
+        let head_start = Duration::from_millis(50);
+        let begun = std::time::Instant::now();
+        let cancelled = cluster.cancel("job-1-a", head_start).await.unwrap();
+        assert_eq!(cancelled, Cancelled::Stopping);
+        assert!(begun.elapsed() >= head_start);
+        assert_eq!(server.count("jobs"), 0);
+        // What was never released has nothing to end.
+        let cluster = cluster.with_max_in_flight(1);
+        cluster.submit(&objects("1", "b")).await.unwrap();
+        let cancelled = cluster.cancel("job-1-b", Duration::from_mins(1)).await;
+        assert_eq!(cancelled.unwrap(), Cancelled::BeforeStart);
+    }
+
+    #[tokio::test]
+    async fn what_is_not_there_cannot_be_cancelled() {
+        let error = Server::start()
+            .cluster()
+            .cancel("job-1-a", Duration::ZERO)
+            .await
+            .unwrap_err();
+        assert!(matches!(error, ClusterError::NoSuchRun(name) if name == "job-1-a"));
+    }
+}

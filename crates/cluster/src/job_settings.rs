@@ -1,0 +1,247 @@
+//! The settings of Jobs, from options and environment. Terrakube's names keep their meaning; Mayfly's start with `MAYFLY_`.
+//! [`DeploymentArgs::resolve`] parses all values and finds every error before it reports any.
+
+mod args;
+mod java_options;
+pub mod values;
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::PathBuf;
+
+use job_contract::env;
+use job_contract::pairs::{parse_list, parse_pairs};
+use manifest::check;
+use manifest::deployment::DEFAULT_IMAGE;
+use manifest::error::{ErrorList, ManifestError, Origin, quote};
+use manifest::grace_period::MIN_GRACE_SECONDS;
+use manifest::overlay::Overlay;
+use manifest::overrides::{self, Names, Overrides};
+use manifest::policy::Policy;
+use manifest::quantity::SLIP;
+use runtime::setting::ReadSetting;
+
+pub use self::args::{DefaultsArgs, DeploymentArgs};
+use self::values::{Namespace, PullPolicy};
+pub use manifest::Deployment;
+
+impl DeploymentArgs {
+    /// Looks at every setting. Reads the two files some of them name, and nothing else. `api_url` is the platform's API
+    /// as the launcher knows it.
+    pub fn resolve(&self, api_url: Option<&str>) -> Result<Deployment, Vec<ManifestError>> {
+        let mut found = ErrorList::new(Origin::Deployment);
+        let mut deployment = Deployment {
+            reports_to_platform: api_url.is_some_and(|url| !url.trim().is_empty()),
+            ..Deployment::default()
+        };
+        self.resolve_objects(&mut deployment, &mut found);
+        self.resolve_image(&mut deployment, &mut found);
+        self.resolve_times(&mut deployment, &mut found);
+        self.resolve_job_data(&mut deployment, &mut found);
+        self.resolve_files(&mut deployment, &mut found);
+        let (defaults, unreadable) = overrides::read(
+            &self.defaults.variables(),
+            Names::DEPLOYMENT,
+            Origin::Deployment,
+        );
+        let below = self.platform_defaults(&mut found);
+        deployment.defaults = defaults.over(below);
+        let mut errors = found.into_vec();
+        errors.extend(unreadable);
+        if errors.is_empty() {
+            // What only shows when the settings meet, in every run alike.
+            errors.extend(manifest::deployment_errors(&deployment));
+        }
+        if errors.is_empty() {
+            Ok(deployment)
+        } else {
+            Err(errors)
+        }
+    }
+
+    fn resolve_objects(&self, deployment: &mut Deployment, found: &mut ErrorList) {
+        if let Some(Namespace(namespace)) = read(found, &self.namespace) {
+            deployment.namespace = namespace;
+        }
+        let mut names = |name, value: &Option<String>, list: &mut Vec<String>| {
+            if let Some(value) = value {
+                *list = parse_list(value);
+            }
+            for element in list.iter() {
+                if let Err(rule) = check::object_name(element) {
+                    found.add(name, format!("names {}, which {rule}", quote(element)));
+                }
+            }
+        };
+        names(
+            env::ENV_SECRETS,
+            &self.env_secrets,
+            &mut deployment.env_secrets,
+        );
+        names(
+            env::ENV_CONFIG_MAPS,
+            &self.env_config_maps,
+            &mut deployment.env_config_maps,
+        );
+        names(
+            env::IMAGE_PULL_SECRETS,
+            &self.image_pull_secrets,
+            &mut deployment.image_pull_secrets,
+        );
+        deployment.priority_class = read(found, &self.priority_class).map(|name| name.0);
+        if let Some(amount) = read(found, &self.work_size_limit) {
+            if amount.is_a_slip() {
+                found.add(env::WORK_SIZE_LIMIT, format!("is {amount}, {SLIP}"));
+            }
+            deployment.work_size_limit = amount;
+        }
+        if let Some(amount) = read(found, &self.tmp_size_limit) {
+            deployment.tmp_size_limit = amount;
+        }
+    }
+
+    fn resolve_image(&self, deployment: &mut Deployment, found: &mut ErrorList) {
+        deployment.image =
+            read(found, &self.image).map_or_else(|| DEFAULT_IMAGE.to_owned(), |image| image.0);
+        deployment.executor_kind = read(found, &self.executor_kind).unwrap_or_default();
+        deployment.image_registry = read(found, &self.image_registry).map(|registry| registry.0);
+        if let Some(PullPolicy(policy)) = read(found, &self.image_pull_policy) {
+            deployment.image_pull_policy = Some(policy.to_owned());
+        }
+    }
+
+    fn resolve_times(&self, deployment: &mut Deployment, found: &mut ErrorList) {
+        let deadline = read(found, &self.active_deadline_seconds).map(|seconds| seconds.0);
+        let ttl = read(found, &self.ttl_seconds_after_finished).map(|seconds| seconds.0);
+        let backoff = read(found, &self.backoff_limit).map(|limit| limit.0);
+        let grace = read(found, &self.termination_grace_period_seconds).map(|seconds| seconds.0);
+        let apply_grace = read(found, &self.apply_grace_period_seconds).map(|seconds| seconds.0);
+        // Stock launchers take any number, so that one is no reason not to start.
+        if let Some(short) = grace.filter(|grace| *grace < MIN_GRACE_SECONDS) {
+            deployment.warnings.push(format!(
+                "`{}` is {short}, and {MIN_GRACE_SECONDS} counts instead: the executor needs so many seconds to stop and \
+                 save",
+                env::TERMINATION_GRACE_PERIOD_SECONDS
+            ));
+        }
+        let grace = grace.map(|grace| grace.max(MIN_GRACE_SECONDS));
+        deployment.records = read(found, &self.records).and_then(|records| records.0);
+        let small = |value: i64| i32::try_from(value).unwrap_or(i32::MAX);
+        deployment.active_deadline_seconds = deadline.unwrap_or(deployment.active_deadline_seconds);
+        deployment.ttl_seconds_after_finished =
+            ttl.map_or(deployment.ttl_seconds_after_finished, small);
+        deployment.backoff_limit = backoff.map(small);
+        deployment.grace_seconds = grace.unwrap_or(deployment.grace_seconds);
+        deployment.apply_grace_seconds = apply_grace
+            .or(grace)
+            .unwrap_or(deployment.apply_grace_seconds);
+        let longest = deployment.grace_seconds.max(deployment.apply_grace_seconds);
+        if deployment.active_deadline_seconds <= longest {
+            found.add(
+                env::ACTIVE_DEADLINE_SECONDS,
+                format!("must be longer than the grace period of {longest} s"),
+            );
+        }
+    }
+
+    fn resolve_job_data(&self, deployment: &mut Deployment, found: &mut ErrorList) {
+        deployment.job_data_mode = read(found, &self.job_data_mode).unwrap_or_default();
+        deployment.plugin_cache = read(found, &self.plugin_cache).unwrap_or_default();
+    }
+
+    fn resolve_files(&self, deployment: &mut Deployment, found: &mut ErrorList) {
+        let name = self.policy_file.name(env::POLICY_FILE);
+        if let Some(text) = read_file(found, name, &self.policy_file) {
+            let policy = serde_saphyr::from_str::<Option<Policy>>(&text).map_err(|error| {
+                let error = error.to_string();
+                format!("is no policy: {}", error.lines().next().unwrap_or_default())
+            });
+            if let Some(policy) = found.keep(name, policy) {
+                deployment.policy = policy.unwrap_or_default();
+            }
+        }
+        let name = self.pod_template_file.name(env::POD_TEMPLATE_FILE);
+        if let Some(text) = read_file(found, name, &self.pod_template_file) {
+            match Overlay::parse(&text) {
+                Ok(overlay) => deployment.overlay = Some(overlay),
+                Err(errors) => {
+                    for error in errors {
+                        found.add(name, error.to_string());
+                    }
+                }
+            }
+        }
+    }
+
+    /// What Terrakube's own names say of settings a workspace can override.
+    fn platform_defaults(&self, found: &mut ErrorList) -> Overrides {
+        let mut defaults = Overrides::default();
+        if let Some(text) = filled(self.pod_annotations.as_ref()) {
+            let annotations = annotations(text);
+            if let Some(annotations) = found.keep(env::POD_ANNOTATIONS, annotations) {
+                defaults.pod_annotations = annotations;
+            }
+            for key in defaults.pod_annotations.keys() {
+                if let Err(rule) = check::qualified_name(&key.to_ascii_lowercase()) {
+                    found.add(
+                        env::POD_ANNOTATIONS,
+                        format!("has a key {} that {rule}", quote(key)),
+                    );
+                }
+            }
+        }
+        if let Some(text) = filled(self.java_tool_options.as_ref()) {
+            let selector = java_options::node_selector(text);
+            for (key, value) in &selector {
+                let rule = check::qualified_name(key).and_then(|()| check::label_value(value));
+                if let Err(rule) = rule {
+                    found.add(
+                        env::JAVA_TOOL_OPTIONS,
+                        format!("has a node selector {} that {rule}", quote(key)),
+                    );
+                }
+            }
+            defaults.node_selector = Some(selector).filter(|selector| !selector.is_empty());
+        }
+        defaults
+    }
+}
+
+/// A blank setting counts as one that is not made.
+fn filled(value: Option<&String>) -> Option<&str> {
+    value
+        .map(|text| text.trim())
+        .filter(|text| !text.is_empty())
+}
+
+/// Returns the value of a setting, or `None` if it is not set or wrong.
+fn read<T>(found: &mut ErrorList, setting: &impl ReadSetting<T>) -> Option<T> {
+    let mut wrong = Vec::new();
+    let value = setting.read(&mut wrong);
+    for error in wrong {
+        found.add(&error.variable, error.text);
+    }
+    value
+}
+
+fn read_file(
+    found: &mut ErrorList,
+    name: &str,
+    path: &impl ReadSetting<PathBuf>,
+) -> Option<String> {
+    let path = read(found, path)?;
+    let text = fs::read_to_string(&path)
+        .map_err(|error| format!("names `{}`, which cannot be read: {error}", path.display()));
+    found.keep(name, text)
+}
+
+fn annotations(text: &str) -> Result<BTreeMap<String, String>, &'static str> {
+    if text.starts_with('{') {
+        serde_json::from_str(text).map_err(|_| "is no JSON object of strings")
+    } else {
+        Ok(parse_pairs(text))
+    }
+}
+
+#[cfg(test)]
+mod tests;
