@@ -13,11 +13,10 @@ use std::path::PathBuf;
 use std::process::{Command, ExitCode};
 
 use anyhow::{Context as _, Result, ensure};
-use serde_json::Value;
 
 use crate::report::{self, Goal, Measurement};
 use crate::terminal::{command_line, complain, say};
-use crate::{skips, workspace_root};
+use crate::{skips, target_folder, workspace_root};
 
 const MEGABYTE: f64 = 1_000_000.0;
 
@@ -161,7 +160,7 @@ fn build(what: &[&str]) -> Result<PathBuf> {
         .args(["--", "-C", "target-feature=+crt-static"])
         .args(["-C", "link-arg=-Wl,-z,pack-relative-relocs"]);
     run_stage_quietly(&mut command)?;
-    Ok(target_directory()?.join("dist"))
+    Ok(target_folder().join("dist"))
 }
 
 /// Runs a stage with its output on stderr. Only results go to stdout, so that `--output json` can be piped.
@@ -172,19 +171,6 @@ fn run_stage_quietly(command: &mut Command) -> Result<()> {
     let status = status.with_context(|| format!("could not start `{line}`"))?;
     ensure!(status.success(), "`{line}` failed ({status})");
     Ok(())
-}
-
-fn target_directory() -> Result<PathBuf> {
-    let output = cargo()
-        .args(["metadata", "--format-version=1", "--no-deps", "--offline"])
-        .output()
-        .context("could not start cargo")?;
-    let metadata: Value =
-        serde_json::from_slice(&output.stdout).context("cargo metadata printed no JSON")?;
-    let folder = metadata["target_directory"]
-        .as_str()
-        .context("cargo metadata names no target directory")?;
-    Ok(PathBuf::from(folder))
 }
 
 fn cargo() -> Command {

@@ -13,12 +13,16 @@ use std::process::{Command, ExitCode, Stdio};
 use anyhow::{Result, bail};
 
 use crate::terminal::{PAUSES, run_stage, say, with_retries};
+use kubernetes::Release;
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
     /// Only list what is missing; install nothing
     #[arg(long)]
     check: bool,
+    /// Only provide the programs of Kubernetes that stages of `cargo xtask ci` use
+    #[arg(long, conflicts_with = "check")]
+    kubernetes: bool,
 }
 
 /// The purpose of a program.
@@ -266,6 +270,11 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode> {
                 "object stores or chart tools that the tests need are missing: run `cargo xtask setup`"
             );
         }
+    } else if args.kubernetes {
+        for release in [Release::NEWEST, Release::OLDEST] {
+            release.programs()?;
+        }
+        Release::NEWEST.programs_of_nodes()?;
     } else {
         ensure(&Purpose::ALL)?;
     }

@@ -7,8 +7,9 @@ use std::process::Command;
 use std::thread;
 
 use anyhow::{Context as _, Result};
+use serde_json::{Value, json};
 
-use crate::terminal::{command_line, run_stage, say};
+use crate::terminal::{command_line, run_stage, run_together, say};
 use crate::{fuzz, skips, workspace_root};
 
 /// The variable with the file to which skipped tests write (`test_peers::skips`).
@@ -16,8 +17,12 @@ const SKIPS: &str = "MAYFLY_TEST_SKIPS";
 /// Tests that measure how fast an error is reported. No other test may run at the same time. `.config/nextest.toml` lists them
 /// too.
 const ALONE: [&str; 2] = ["failure::", "wrong_inputs"];
-/// Journeys mostly wait for processes, so more threads than processors are useful.
+/// The target with the journeys, which mostly wait for processes. The other tests run beside them.
+const JOURNEYS: &str = "it";
+/// The threads for tests that mostly wait.
 const THREADS: usize = 4;
+/// The threads for journeys that other tests run beside, and for these tests.
+const BESIDE: [usize; 2] = [5, 2];
 
 /// Runs the tests whose names contain one of the words of `only`, or all tests if it is empty. Tests with a word of `but` do
 /// not run. `environment` is added to the tests' environment. `waits` means that the tests of `only` mostly wait.
@@ -32,15 +37,20 @@ pub(crate) fn run_tests(
     } else {
         processors()
     };
-    let commands = test_commands(only, but, has_nextest(), threads);
+    let targets = if only.is_empty() {
+        test_targets()?
+    } else {
+        Vec::new()
+    };
+    let commands = test_commands(only, but, has_nextest(), threads, &targets);
     run_commands(commands, environment)
 }
 
 /// Runs the tests whose names contain one of the words. Each command runs under the command that `beside` returns.
 pub(crate) fn run_tests_under(beside: impl Fn() -> Command, only: &[&str]) -> Result<()> {
     let threads = processors().max(THREADS);
-    let commands = test_commands(only, &[], has_nextest(), threads).into_iter();
-    let commands = commands.map(|tests| {
+    let mut commands = test_commands(only, &[], has_nextest(), threads, &[]);
+    for tests in commands.iter_mut().flatten() {
         let mut command = beside();
         command
             .arg(tests.get_program())
@@ -52,9 +62,9 @@ pub(crate) fn run_tests_under(beside: impl Fn() -> Command, only: &[&str]) -> Re
                 None => command.env_remove(name),
             };
         }
-        command
-    });
-    run_commands(commands.collect(), &[])
+        *tests = command;
+    }
+    run_commands(commands, &[])
 }
 
 /// Builds all tests with the options with which they run. With other options, they would be compiled again.
@@ -93,13 +103,33 @@ fn processors() -> usize {
     thread::available_parallelism().map_or(1, usize::from)
 }
 
-fn run_commands(commands: Vec<Command>, environment: &[(&str, &str)]) -> Result<()> {
+/// The names of all targets with tests that are not in a library or a program.
+fn test_targets() -> Result<Vec<String>> {
+    let mut command = cargo(["metadata", "--format-version=1", "--no-deps", "--locked"]);
+    let output = command.output().context("could not start cargo")?;
+    let metadata: Value =
+        serde_json::from_slice(&output.stdout).context("cargo metadata printed no JSON")?;
+    let packages = metadata["packages"].as_array().into_iter().flatten();
+    let targets = packages.filter_map(|package| package["targets"].as_array());
+    let tests = targets
+        .flatten()
+        .filter(|target| target["kind"] == json!(["test"]));
+    Ok(tests
+        .filter_map(|target| Some(target["name"].as_str()?.to_owned()))
+        .collect())
+}
+
+/// Runs commands one after another, and those of a group at the same time.
+fn run_commands(groups: Vec<Vec<Command>>, environment: &[(&str, &str)]) -> Result<()> {
     let file = tempfile::NamedTempFile::new()?;
     let mut outcome = Ok(());
-    for mut command in commands {
-        command.envs(environment.iter().copied());
+    for mut commands in groups {
+        for command in &mut commands {
+            command.envs(environment.iter().copied());
+            command.env(SKIPS, file.path());
+        }
         // All commands run even if one fails, so that all failures are reported.
-        outcome = outcome.and(run_stage("tests", command.env(SKIPS, file.path())));
+        outcome = outcome.and(run_together("tests", &mut commands));
     }
     let skipped = skipped(&std::fs::read_to_string(file.path())?);
     say(&format!(
@@ -121,33 +151,47 @@ fn skipped(lines: &str) -> Vec<String> {
     skipped
 }
 
-/// The commands that run the tests. Each test runs in one of them. `named` is the number of threads for the tests of `only`.
-fn test_commands(only: &[&str], but: &[&str], nextest: bool, named: usize) -> Vec<Command> {
+/// The commands that run the tests, in groups that run one after another. Each test runs in one of them. `named` is the number
+/// of threads for the tests of `only`. `targets` are the names of all targets with tests.
+fn test_commands(
+    only: &[&str],
+    but: &[&str],
+    nextest: bool,
+    named: usize,
+    targets: &[String],
+) -> Vec<Vec<Command>> {
     if nextest {
-        return vec![with_words(
-            cargo(["nextest", "run", "--workspace", "--locked", "--"]),
-            only,
-            but,
-        )];
+        let command = cargo(["nextest", "run", "--workspace", "--locked", "--"]);
+        return vec![vec![with_words(command, only, but)]];
     }
-    let test = |threads: usize| {
-        let mut command = cargo(["test", "--workspace", "--locked", "--all-targets"]);
-        // `--all-targets` would start the fuzz targets without a limit.
-        command.args(["--exclude", fuzz::PACKAGE]);
+    let test = |targets: &[&str], threads: usize| {
+        let mut command = cargo(["test", "--workspace", "--locked"]);
+        // They would start the fuzz targets without a limit.
+        command.args(["--exclude", fuzz::PACKAGE]).args(targets);
         // All tests run even if one fails, as in the settings of nextest.
         command.args(["--no-fail-fast", "--"]);
         command.arg(format!("--test-threads={threads}"));
         command
     };
-    let threads = processors().max(THREADS);
-    if only.is_empty() {
-        vec![
-            with_words(test(threads), &[], &[&ALONE, but].concat()),
-            with_words(test(1), &ALONE, but),
-        ]
-    } else {
-        vec![with_words(test(named), only, but)]
+    if !only.is_empty() {
+        let command = test(&["--all-targets"], named);
+        return vec![vec![with_words(command, only, but)]];
     }
+    let mut others = vec!["--lib", "--bins", "--examples", "--benches"];
+    for target in targets.iter().filter(|target| *target != JOURNEYS) {
+        others.extend(["--test", target]);
+    }
+    let [of_journeys, of_others] = BESIDE;
+    let together = [
+        test(&["--test", JOURNEYS], of_journeys),
+        test(&others, of_others),
+    ];
+    vec![
+        together
+            .map(|command| with_words(command, &[], &[&ALONE, but].concat()))
+            .into(),
+        vec![with_words(test(&["--all-targets"], 1), &ALONE, but)],
+    ]
 }
 
 fn with_words(mut command: Command, only: &[&str], but: &[&str]) -> Command {
@@ -179,8 +223,9 @@ mod tests {
     use super::*;
 
     fn lines(only: &[&str], but: &[&str], nextest: bool) -> Vec<String> {
-        let commands = test_commands(only, but, nextest, 2);
-        commands.iter().map(command_line).collect()
+        let targets = ["it", "run"].map(str::to_owned);
+        let commands = test_commands(only, but, nextest, 2, &targets);
+        commands.iter().flatten().map(command_line).collect()
     }
 
     #[test]
@@ -192,18 +237,34 @@ mod tests {
     }
 
     #[test]
-    fn what_one_command_leaves_out_the_other_runs() {
-        let [together, alone] = &lines(&[], &["chart::"], false)[..] else {
-            panic!("not two commands");
+    fn what_one_command_leaves_out_another_runs() {
+        let [journeys, others, alone] = &lines(&[], &["chart::"], false)[..] else {
+            panic!("not three commands");
         };
         assert!(
-            together.ends_with(" --skip failure:: --skip wrong_inputs --skip chart::"),
-            "{together}"
+            journeys.contains(" --test it --no-fail-fast "),
+            "{journeys}"
         );
+        assert!(!others.contains(" --test it "), "{others}");
+        for kind in ["--lib", "--bins", "--examples", "--benches", "--test run"] {
+            assert!(others.contains(&format!(" {kind} ")), "{kind}: {others}");
+        }
+        for line in [journeys, others] {
+            let but = " --skip failure:: --skip wrong_inputs --skip chart::";
+            assert!(line.ends_with(but), "{line}");
+        }
         assert!(
             alone.ends_with(" --test-threads=1 failure:: wrong_inputs --skip chart::"),
             "{alone}"
         );
+    }
+
+    #[test]
+    fn targets_with_tests_are_known() {
+        let targets = test_targets().unwrap();
+        for target in [JOURNEYS, "run", "serve"] {
+            assert!(targets.iter().any(|name| name == target), "{targets:?}");
+        }
     }
 
     #[test]

@@ -19,7 +19,7 @@ use crate::workspace_root;
 const SHOWN: usize = 12;
 
 pub(super) fn measure() -> Result<Vec<Measurement>> {
-    let target = super::target_directory()?;
+    let target = crate::target_folder();
     fs::create_dir_all(&target)?;
     // The folder for temporary files is often in memory.
     let folder = tempfile::tempdir_in(target)?;

@@ -81,11 +81,15 @@ pub(super) fn version_in(modules: &'static str, module: &str) -> &'static str {
 }
 
 impl Source<'_> {
-    /// The path of the program. It is downloaded or built if it is not in the cache.
+    /// The path of the program. It is downloaded or built if it is not in the cache. If another process does that, this one waits
+    /// for it.
     pub(super) fn ensure(&self, cache: &Path) -> Result<PathBuf> {
         let kept = cache.join(self.name);
         if !kept.is_file() {
-            keep(&kept, |program| self.make(program))?;
+            let _turn = turn(cache)?;
+            if !kept.is_file() {
+                keep(&kept, |program| self.make(program))?;
+            }
         }
         Ok(kept)
     }
@@ -110,6 +114,14 @@ impl Source<'_> {
         ));
         run_stage(name, &mut self.build.command(program))
     }
+}
+
+/// Waits until no other process fills this cache. Others wait while the file exists here.
+fn turn(cache: &Path) -> Result<fs::File> {
+    fs::create_dir_all(cache).with_context(|| format!("could not create `{}`", cache.display()))?;
+    let file = fs::File::create(cache.join("lock"))?;
+    file.lock()?;
+    Ok(file)
 }
 
 /// Writes a program to a path. The rename to its name is the last step, so that an incomplete program is never used.
@@ -259,6 +271,16 @@ mod tests {
                 "{error}"
             );
         }
+    }
+
+    #[test]
+    fn one_process_at_a_time_fills_a_cache() {
+        let folder = tempfile::tempdir().unwrap();
+        let first = turn(folder.path()).unwrap();
+        let second = fs::File::open(folder.path().join("lock")).unwrap();
+        assert!(second.try_lock().is_err());
+        drop(first);
+        second.try_lock().unwrap();
     }
 
     #[test]
