@@ -22,7 +22,7 @@ const JOURNEYS: &str = "it";
 /// The threads for tests that mostly wait.
 const THREADS: usize = 4;
 /// The threads for journeys that other tests run beside, and for these tests.
-const BESIDE: [usize; 2] = [5, 2];
+const BESIDE: [usize; 2] = [4, 4];
 
 /// Runs the tests whose names contain one of the words of `only`, or all tests if it is empty. Tests with a word of `but` do
 /// not run. `environment` is added to the tests' environment. `waits` means that the tests of `only` mostly wait.
