@@ -36,10 +36,10 @@ use super::target::{
     Executor, FoundExecutor, RunEnd, StartFailure, StartRequest, Target, over, unreported,
 };
 
-/// The file with the lease in the folder of a run.
 /// The agent's folder in that of the launcher, and the folder of runs in it.
 const FOLDER: &str = "agent";
 const RUNS: &str = "runs";
+/// The file with the lease in the folder of a run.
 const LEASE: &str = "lease.json";
 const LEASE_BYTES: u64 = 64 * 1024;
 

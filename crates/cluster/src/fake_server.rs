@@ -64,6 +64,12 @@ impl Server {
         self.client(crash, Box::new(|_, _| None))
     }
 
+    /// A launcher that dies while it submits a run.
+    pub(super) async fn submit_and_crash(self: &Arc<Self>, crash: Crash, objects: &Manifest) {
+        let cluster = self.crashing(crash);
+        cluster.submit(objects).await.unwrap_err();
+    }
+
     pub(super) fn faulty(
         self: &Arc<Self>,
         fault: impl Fn(&str, usize) -> Option<Response<AnyBody>> + Send + Sync + 'static,

@@ -177,11 +177,8 @@ pub fn build(
     own: impl Fn(&str) -> Option<OsString>,
 ) -> Vec<(OsString, OsString)> {
     let forwarded = match setup.platform {
-        Platform::Hub(lease) => lease.forwarded.join(","),
-        Platform::Machine => own(env::ENV_FORWARD)
-            .unwrap_or_default()
-            .to_string_lossy()
-            .into_owned(),
+        Platform::Hub(lease) => lease.forwarded.to_vec(),
+        Platform::Machine => forwarded(&own),
     };
     let (access, platform): (&[&str], &[&str]) = match setup.platform {
         Platform::Machine => (&[], &[]),
@@ -195,9 +192,8 @@ pub fn build(
         .into_iter()
         .chain(DEPLOYMENT)
         .chain(access.iter().chain(platform).copied())
-        .chain(forwarded.split(',').map(str::trim));
+        .chain(forwarded.iter().map(String::as_str));
     let mut variables: Vec<(OsString, OsString)> = names
-        .filter(|name| !name.is_empty())
         .filter_map(|name| Some((name.into(), own(name)?)))
         .collect();
 
@@ -212,7 +208,7 @@ pub fn build(
         Platform::Hub(lease) => {
             set(env::LEASE_URL, OsStr::new(lease.url));
             set(env::LEASE_TOKEN, OsStr::new(lease.token.expose_secret()));
-            set(env::ENV_FORWARD, OsStr::new(&forwarded));
+            set(env::ENV_FORWARD, OsStr::new(&forwarded.join(",")));
             for (name, value) in of_hub_here(lease, &own) {
                 set(name, &value);
             }

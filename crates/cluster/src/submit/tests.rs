@@ -105,8 +105,7 @@ async fn whatever_call_a_crash_falls_on_a_job_enters_its_queue_after_its_secret(
 async fn a_job_cut_off_from_its_queue_enters_it_by_the_watcher_once() {
     let server = Server::start();
     let objects = queued(objects("1", "a"));
-    let crashing = server.crashing(Crash::Within(2));
-    crashing.submit(&objects).await.unwrap_err();
+    server.submit_and_crash(Crash::Within(2), &objects).await;
     assert_eq!(queue_of(&server), json!(labels::NO_QUEUE));
     let watcher = server.cluster();
     let released = watcher.release_held("job-1-a", true).await.unwrap();
@@ -259,10 +258,8 @@ async fn the_secret_of_a_deleted_job_does_not_block_a_new_job() {
 async fn a_job_deleted_under_a_delivery_is_made_anew_with_job_data_of_its_own() {
     let server = Server::start();
     server
-        .crashing(Crash::Before(1))
-        .submit(&objects("1", "a"))
-        .await
-        .unwrap_err();
+        .submit_and_crash(Crash::Before(1), &objects("1", "a"))
+        .await;
     let (first, _) = server.job_data_of("job-1-a");
     let (inner, seen) = (Arc::clone(&server), first.clone());
     let patches = AtomicUsize::new(0);
@@ -333,10 +330,8 @@ async fn a_job_of_another_launcher_is_neither_taken_nor_removed() {
 async fn a_job_cut_off_from_its_secret_is_made_anew_by_a_launcher_that_uses_none() {
     let server = Server::start();
     server
-        .crashing(Crash::Before(1))
-        .submit(&objects("1", "a"))
-        .await
-        .unwrap_err();
+        .submit_and_crash(Crash::Before(1), &objects("1", "a"))
+        .await;
     make_old(&server);
     let submitted = server.cluster().submit(&inline("1", "a")).await.unwrap();
     assert_eq!(submitted, Submitted::Created);
@@ -387,8 +382,9 @@ fn document_of(server: &Server) -> String {
 #[tokio::test]
 async fn a_job_without_job_data_is_made_anew_for_another_document() {
     let server = Server::start();
-    let crashing = server.crashing(Crash::Before(1));
-    crashing.submit(&of_document("one")).await.unwrap_err();
+    server
+        .submit_and_crash(Crash::Before(1), &of_document("one"))
+        .await;
     // Its delivery may be about to store the Secret.
     let early = server.cluster().submit(&of_document("two")).await;
     let early = early.unwrap_err();
@@ -422,8 +418,9 @@ async fn a_job_that_its_queue_started_gets_the_job_data_that_a_crash_left_out() 
 #[tokio::test]
 async fn a_look_for_job_data_does_not_count_if_the_job_was_young_before_it() {
     let server = Server::start();
-    let crashing = server.crashing(Crash::Before(1));
-    crashing.submit(&of_document("one")).await.unwrap_err();
+    server
+        .submit_and_crash(Crash::Before(1), &of_document("one"))
+        .await;
     let inner = Arc::clone(&server);
     let other = server.faulty(move |line, _| {
         if line.starts_with("POST") && line.ends_with("/secrets") {
@@ -443,8 +440,9 @@ async fn a_look_for_job_data_does_not_count_if_the_job_was_young_before_it() {
 #[tokio::test]
 async fn a_job_with_its_job_data_keeps_them_when_another_document_is_delivered() {
     let server = Server::start();
-    let crashing = server.crashing(Crash::Within(2));
-    crashing.submit(&of_document("one")).await.unwrap_err();
+    server
+        .submit_and_crash(Crash::Within(2), &of_document("one"))
+        .await;
     let submitted = server.cluster().submit(&of_document("two")).await.unwrap();
     assert_eq!(submitted, Submitted::AlreadyThere);
     assert_eq!(document_of(&server), "one");
@@ -457,8 +455,9 @@ async fn a_slow_delivery_is_not_lost_to_another_document(
     #[values("PATCH", "DELETE")] overtaken: &'static str,
 ) {
     let server = Server::start();
-    let crashing = server.crashing(Crash::Before(1));
-    crashing.submit(&of_document("one")).await.unwrap_err();
+    server
+        .submit_and_crash(Crash::Before(1), &of_document("one"))
+        .await;
     make_old(&server);
     let inner = Arc::clone(&server);
     let other = server.faulty(move |line, _| {
@@ -488,12 +487,14 @@ async fn a_slow_delivery_is_not_lost_to_another_document(
 #[tokio::test]
 async fn a_job_that_was_to_be_replaced_and_is_accepted_after_all_says_so() {
     let server = Server::start();
-    let crashing = server.crashing(Crash::Before(1));
-    crashing.submit(&of_document("one")).await.unwrap_err();
+    server
+        .submit_and_crash(Crash::Before(1), &of_document("one"))
+        .await;
     make_old(&server);
     // Reads the Job and the clock, looks for the Secret, marks the Job, and dies.
-    let replacing = server.crashing(Crash::Before(4));
-    replacing.submit(&of_document("two")).await.unwrap_err();
+    server
+        .submit_and_crash(Crash::Before(4), &of_document("two"))
+        .await;
     let marked = || {
         let job = server.object("jobs", "job-1-a").unwrap();
         job["metadata"]["annotations"]["mayfly.dev/not-accepted"].clone()
@@ -530,10 +531,8 @@ async fn twenty_deliveries_of_as_many_documents_make_one_job_with_one_of_them() 
 async fn a_run_cut_between_its_secret_and_its_release_is_released() {
     let server = Server::start();
     server
-        .crashing(Crash::Within(2))
-        .submit(&objects("1", "a"))
-        .await
-        .unwrap_err();
+        .submit_and_crash(Crash::Within(2), &objects("1", "a"))
+        .await;
     assert!(server.job_data_of("job-1-a").1.is_some());
     let before = server.requests().len();
     assert_eq!(
@@ -568,10 +567,8 @@ async fn with_a_limit_the_release_is_left_to_the_watcher() {
 async fn a_job_without_job_data_is_removed_only_when_no_launcher_is_about_to_store_it() {
     let server = Server::start();
     server
-        .crashing(Crash::Before(1))
-        .submit(&objects("1", "a"))
-        .await
-        .unwrap_err();
+        .submit_and_crash(Crash::Before(1), &objects("1", "a"))
+        .await;
     let cluster = server.cluster();
     assert_eq!(
         cluster.release_held("job-1-a", false).await.unwrap(),
@@ -592,10 +589,8 @@ async fn a_job_without_job_data_is_removed_only_when_no_launcher_is_about_to_sto
 async fn a_delivery_between_the_read_and_the_removal_keeps_its_run() {
     let server = Server::start();
     server
-        .crashing(Crash::Before(1))
-        .submit(&objects("1", "a"))
-        .await
-        .unwrap_err();
+        .submit_and_crash(Crash::Before(1), &objects("1", "a"))
+        .await;
     let inner = Arc::clone(&server);
     // While the reconciler deletes, the late delivery stores its Secret and writes to the Job.
     let reconciler = server.faulty(move |line, _| {
@@ -726,8 +721,9 @@ async fn job_data_that_cannot_be_looked_for_leads_to_advice(
 ) {
     let server = Server::start();
     // Its launcher died before the release.
-    let crashing = server.crashing(Crash::Within(2));
-    crashing.submit(&objects("1", "a")).await.unwrap_err();
+    server
+        .submit_and_crash(Crash::Within(2), &objects("1", "a"))
+        .await;
     let cluster = server.faulty(move |line, _| {
         let is_trial = line.starts_with("POST") && line.ends_with("/secrets");
         is_trial.then(|| refusal(StatusCode::from_u16(code).unwrap(), "Refused", message))
@@ -861,8 +857,7 @@ async fn what_render_prints_is_created_but_for_the_differences_it_names() {
     // With a queue, it is created outside of the queue.
     let manifest = queued(plan_manifest(Mode::Env));
     let server = Server::start();
-    let crashing = server.crashing(Crash::Within(1));
-    crashing.submit(&manifest).await.unwrap_err();
+    server.submit_and_crash(Crash::Within(1), &manifest).await;
     let expected = printed(&manifest, |items| {
         let meta = &mut items[0]["metadata"];
         meta["labels"][labels::KUEUE_QUEUE] = json!(labels::NO_QUEUE);
