@@ -13,7 +13,6 @@ use std::process::{Command, ExitCode, Stdio};
 use anyhow::{Result, bail};
 
 use crate::terminal::{PAUSES, run_stage, say, with_retries};
-use kubernetes::Release;
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
@@ -271,10 +270,9 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode> {
             );
         }
     } else if args.kubernetes {
-        for release in [Release::NEWEST, Release::OLDEST] {
-            release.programs()?;
-        }
-        Release::NEWEST.programs_of_nodes()?;
+        kubernetes::ensure()?;
+        say("setup: all programs of Kubernetes that the stages use are in the cache");
+        return Ok(ExitCode::SUCCESS);
     } else {
         ensure(&Purpose::ALL)?;
     }

@@ -153,22 +153,20 @@ mod tests {
 
     #[test]
     fn commands_run_at_the_same_time_and_each_can_fail() {
-        let folder = tempfile::tempdir().unwrap();
-        // Each waits for the file of the other one.
-        let shell = |own: &str, other: &str, code: u8| {
-            let mut command = Command::new("bash");
-            let script =
-                format!("echo > {own}; until [ -e {other} ]; do sleep 0.01; done; exit {code}");
-            command.args(["-c", &script]).current_dir(&folder);
-            command
-        };
         for (codes, works) in [([0, 0], true), ([1, 0], false), ([0, 1], false)] {
-            let mut commands = [shell("a", "b", codes[0]), shell("b", "a", codes[1])];
-            assert_eq!(
-                run_together("two", &mut commands).is_ok(),
-                works,
-                "{codes:?}"
-            );
+            let folder = tempfile::tempdir().unwrap();
+            let waits_for = |other: &str, own: &str, code: u8| {
+                let mut command = Command::new("timeout");
+                let script =
+                    format!("> {own}; until [ -e {other} ]; do sleep 0.01; done; exit {code}");
+                command
+                    .args(["20", "bash", "-c", &script])
+                    .current_dir(&folder);
+                command
+            };
+            let mut commands = [waits_for("b", "a", codes[0]), waits_for("a", "b", codes[1])];
+            let outcome = run_together("two", &mut commands);
+            assert_eq!(outcome.is_ok(), works, "{codes:?}: {outcome:?}");
         }
     }
 

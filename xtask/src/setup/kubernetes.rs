@@ -159,6 +159,17 @@ impl Release {
     }
 }
 
+/// Provides the programs of all stages, in the order in which the stages need them. Without etcd, which is not built.
+pub(super) fn ensure() -> Result<()> {
+    for name in KUBERNETES.iter().chain(&NODE) {
+        Release::NEWEST.program(name)?;
+    }
+    for name in KUBERNETES {
+        Release::OLDEST.program(name)?;
+    }
+    Ok(())
+}
+
 fn asset(name: &str) -> Option<PathBuf> {
     let assets = env::var_os(ASSETS).filter(|value| !value.is_empty())?;
     let program = PathBuf::from(assets).join(name);
