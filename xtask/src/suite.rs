@@ -14,9 +14,9 @@ use crate::{fuzz, skips, workspace_root};
 
 /// The variable with the file to which skipped tests write (`test_peers::skips`).
 const SKIPS: &str = "MAYFLY_TEST_SKIPS";
-/// Tests that measure how fast an error is reported. No other test may run at the same time. `.config/nextest.toml` lists them
-/// too.
-const ALONE: [&str; 2] = ["failure::", "wrong_inputs"];
+/// Tests that measure how fast an error is reported, or how pools share the time of a hub. No other test may run at the same time.
+/// `.config/nextest.toml` lists them too.
+const ALONE: [&str; 3] = ["failure::", "wrong_inputs", "pressure::"];
 /// The target with the journeys, which mostly wait for processes. The other tests run beside them.
 const JOURNEYS: &str = "it";
 /// The threads for tests that mostly wait.
@@ -250,11 +250,11 @@ mod tests {
             assert!(others.contains(&format!(" {kind} ")), "{kind}: {others}");
         }
         for line in [journeys, others] {
-            let but = " --skip failure:: --skip wrong_inputs --skip chart::";
+            let but = " --skip failure:: --skip wrong_inputs --skip pressure:: --skip chart::";
             assert!(line.ends_with(but), "{line}");
         }
         assert!(
-            alone.ends_with(" --test-threads=1 failure:: wrong_inputs --skip chart::"),
+            alone.ends_with(" --test-threads=1 failure:: wrong_inputs pressure:: --skip chart::"),
             "{alone}"
         );
     }
