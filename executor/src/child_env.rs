@@ -14,7 +14,7 @@ use job_contract::pairs::parse_pairs;
 use job_contract::{JobData, env};
 
 use crate::config::Config;
-use crate::error::{ErrorKind, StepError};
+use crate::error::StepError;
 
 /// Names that every process needs to run, and those that identify the pod.
 const INHERITED: &[&str] = &[
@@ -78,30 +78,6 @@ const AUTOMATION: &[(&str, &str)] = &[
     ("TF_INPUT", "0"),
 ];
 
-/// A run variable that no environment can hold.
-#[derive(Debug, PartialEq, Eq, thiserror::Error)]
-pub enum ChildEnvError {
-    /// The name is empty or holds `=` or NUL.
-    #[error("environment variable `{}` has a name no process can have", name.escape_debug())]
-    BadName { name: String },
-    /// The value holds NUL.
-    #[error("environment variable `{name}` holds a NUL character")]
-    BadValue { name: String },
-    /// One string is larger than the kernel accepts.
-    #[error("environment variable `{name}` is {size} bytes long, the limit is {limit}")]
-    TooLarge {
-        name: String,
-        size: usize,
-        limit: usize,
-    },
-}
-
-impl From<ChildEnvError> for StepError {
-    fn from(error: ChildEnvError) -> Self {
-        Self::new(ErrorKind::User.exit(), error)
-    }
-}
-
 /// The environment from which every child of this run starts.
 #[derive(Clone, Default)]
 pub struct ChildEnv {
@@ -125,7 +101,7 @@ impl ChildEnv {
         own: impl IntoIterator<Item = (OsString, OsString)>,
         forward: &[String],
         job: &JobData,
-    ) -> Result<Self, ChildEnvError> {
+    ) -> Result<Self, StepError> {
         let is_allowed = |name: &OsStr| {
             name.to_str().is_some_and(|name| {
                 let listed = INHERITED.contains(&name)
@@ -166,7 +142,7 @@ impl ChildEnv {
     }
 
     /// Sets a variable of the run.
-    pub fn set(&mut self, name: &str, value: &str) -> Result<(), ChildEnvError> {
+    pub fn set(&mut self, name: &str, value: &str) -> Result<(), StepError> {
         check(name, value)?;
         self.run.insert(name.to_owned(), value.to_owned());
         Ok(())
@@ -220,27 +196,23 @@ fn is_fixed(name: &str) -> bool {
     ["PATH", env::RUN_MARK].contains(&name)
 }
 
-fn check(name: &str, value: &str) -> Result<(), ChildEnvError> {
-    let limit = job_contract::env::MAX_ENV_STRING_BYTES;
-    if name.is_empty() || name.contains(['=', '\0']) {
-        return Err(ChildEnvError::BadName {
-            name: name.to_owned(),
-        });
-    }
-    if value.contains('\0') {
-        return Err(ChildEnvError::BadValue {
-            name: name.to_owned(),
-        });
-    }
+/// Refuses a variable that no environment can hold.
+fn check(name: &str, value: &str) -> Result<(), StepError> {
+    let limit = env::MAX_ENV_STRING_BYTES;
     let size = name.len() + value.len() + 2;
-    if size > limit {
-        return Err(ChildEnvError::TooLarge {
-            name: name.to_owned(),
-            size,
-            limit,
-        });
-    }
-    Ok(())
+    let problem = if name.is_empty() || name.contains(['=', '\0']) {
+        "has a name no process can have".to_owned()
+    } else if value.contains('\0') {
+        "holds a NUL character".to_owned()
+    } else if size > limit {
+        format!("is {size} bytes long, the limit is {limit}")
+    } else {
+        return Ok(());
+    };
+    let name = name.escape_debug();
+    Err(StepError::user(format!(
+        "environment variable `{name}` {problem}"
+    )))
 }
 
 /// The pairs of `EPHEMERAL_JOB_ENV_VARS` (contract 3.4).
@@ -415,17 +387,13 @@ mod tests {
         let fail = |name: &str, value: &str| {
             ChildEnv::new(own(&[]), &[], &job(&[(name, value)])).unwrap_err()
         };
-        assert_eq!(
-            fail("A=B", "x"),
-            ChildEnvError::BadName { name: "A=B".into() }
-        );
-        assert_eq!(
-            fail("A", "x\0"),
-            ChildEnvError::BadValue { name: "A".into() }
-        );
-        assert!(matches!(
-            fail("A", &"x".repeat(131_072)),
-            ChildEnvError::TooLarge { .. }
-        ));
+        for (name, value, problem) in [
+            ("A=B", "x", "`A=B` has a name no process can have"),
+            ("A", "x\0", "`A` holds a NUL character"),
+            ("A", &"x".repeat(131_072), "`A` is 131075 bytes long"),
+        ] {
+            let error = fail(name, value).to_string();
+            assert!(error.contains(problem), "{error}");
+        }
     }
 }

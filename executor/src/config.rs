@@ -5,7 +5,7 @@ use std::ffi::OsString;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use artifact_store::{Store, StoreArgs, StoreConfigError};
+use artifact_store::{Store, StoreArgs};
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{Arg, Args, CommandFactory as _, Parser};
 use job_contract::{Exit, Records, StepType, env};
@@ -270,34 +270,9 @@ pub struct TelemetryConfig {
     pub log_filter: String,
 }
 
-/// A setting that cannot be used.
-#[derive(Debug, PartialEq, Eq, thiserror::Error)]
-pub enum ConfigError {
-    /// Neither the data directory nor `HOME`, which contains its default, is set.
-    #[error("neither `{}` nor `HOME` is set", env::DATA_DIR)]
-    NoDataDir,
-    /// The store's settings contradict each other.
-    #[error(transparent)]
-    Store(#[from] StoreConfigError),
-    /// The settings of the platform or of its Redis cannot be used. The list holds all errors.
-    #[error("{}", .0.join("; "))]
-    Platform(Vec<String>),
-    /// The step's claim would be lost with this pod.
-    #[error("`{missing}` is not set, and {}", missing_records(*records))]
-    NoRecords {
-        missing: &'static str,
-        records: Option<Records>,
-    },
-}
-
-impl From<ConfigError> for StepError {
-    fn from(error: ConfigError) -> Self {
-        let hint = match &error {
-            ConfigError::Store(error) => error.hint(),
-            _ => "run `executor --help` for the settings".to_owned(),
-        };
-        Self::new(Exit::BadConfiguration, error).with_hint(hint)
-    }
+/// Settings that cannot be used.
+fn unusable(text: impl Into<String>) -> StepError {
+    StepError::new(Exit::BadConfiguration, text).with_hint("run `executor --help` for the settings")
 }
 
 fn missing_records(records: Option<Records>) -> String {
@@ -370,7 +345,9 @@ impl StoreConfig {
     /// Opens the store of these settings. All errors are reported at once.
     pub fn open(&self, folders: &Folders) -> Result<Store, StepError> {
         let settings = self.artifacts.resolve(&folders.data);
-        Ok(Store::open(&settings.map_err(ConfigError::from)?)?)
+        let settings =
+            settings.map_err(|error| unusable(error.to_string()).with_hint(error.hint()))?;
+        Ok(Store::open(&settings)?)
     }
 }
 
@@ -386,12 +363,15 @@ impl Config {
     }
 
     /// Resolves the folders from the settings and `HOME`.
-    pub fn folders(&self, home: Option<OsString>) -> Result<Folders, ConfigError> {
+    pub fn folders(&self, home: Option<OsString>) -> Result<Folders, StepError> {
         let home = home.filter(|home| !home.is_empty()).map(PathBuf::from);
         let data = match (&self.store.data_dir, &home) {
             (Some(data), _) => data.clone(),
             (None, Some(home)) => home.join(".terraform-spring-boot"),
-            (None, None) => return Err(ConfigError::NoDataDir),
+            (None, None) => {
+                let text = format!("neither `{}` nor `HOME` is set", env::DATA_DIR);
+                return Err(unusable(text));
+            }
         };
         let work = self
             .store
@@ -423,11 +403,11 @@ impl Config {
 
     /// Checks that the step's record is kept where the launcher expects it. A pod has no folder that outlives it.
     /// Without a record, the step would be unreported, and a second pod would not know that it started.
-    pub fn check_records(&self) -> Result<(), ConfigError> {
+    pub fn check_records(&self) -> Result<(), StepError> {
         self.check_records_in(self.is_in_pod())
     }
 
-    fn check_records_in(&self, is_pod: bool) -> Result<(), ConfigError> {
+    fn check_records_in(&self, is_pod: bool) -> Result<(), StepError> {
         let records = self.run.records;
         let has_platform = self.platform.is_set() || self.lease.is_set();
         let missing = match records {
@@ -437,13 +417,17 @@ impl Config {
             Some(Records::Shared) => self.store.data_dir.is_none().then_some(env::DATA_DIR),
             None => (is_pod && self.store.data_dir.is_none()).then_some(env::API_URL),
         };
-        missing.map_or(Ok(()), |missing| {
-            Err(ConfigError::NoRecords { missing, records })
-        })
+        match missing {
+            Some(missing) => {
+                let why = missing_records(records);
+                Err(unusable(format!("`{missing}` is not set, and {why}")))
+            }
+            None => Ok(()),
+        }
     }
 
     /// The platform's API and its Redis, if they are set. All errors are reported at once.
-    pub fn network(&self) -> Result<(Option<TerrakubeConfig>, Option<Redis>), ConfigError> {
+    pub fn network(&self) -> Result<(Option<TerrakubeConfig>, Option<Redis>), StepError> {
         let mut errors = Vec::new();
         let platform = self.terrakube().unwrap_or_else(|wrong| {
             errors.extend(wrong.iter().map(ToString::to_string));
@@ -456,7 +440,7 @@ impl Config {
         if errors.is_empty() {
             Ok((platform, redis.map(Redis::new)))
         } else {
-            Err(ConfigError::Platform(errors))
+            Err(unusable(errors.join("; ")))
         }
     }
 
@@ -566,21 +550,17 @@ mod tests {
             (folders.data, folders.tool_cache),
             ("/d".into(), "/d".into())
         );
-        assert_eq!(
-            config(&[]).folders(None).unwrap_err(),
-            ConfigError::NoDataDir
-        );
+        let error = config(&[]).folders(None).unwrap_err().to_string();
+        assert_eq!(error, "neither `MAYFLY_DATA_DIR` nor `HOME` is set");
     }
 
     #[test]
     fn the_error_of_a_pod_without_records_names_the_variable() {
-        let missing = |args: &[&str], is_pod| match config(args).check_records_in(is_pod) {
-            Ok(()) => None,
-            Err(error @ ConfigError::NoRecords { missing, .. }) => {
-                assert!(error.to_string().contains(missing), "{error}");
-                Some(missing)
-            }
-            Err(other) => panic!("{other}"),
+        let missing = |args: &[&str], is_pod| {
+            let error = config(args).check_records_in(is_pod).err()?.to_string();
+            [env::API_URL, env::DATA_DIR]
+                .into_iter()
+                .find(|name| error.starts_with(&format!("`{name}` is not set, and ")))
         };
         let api = ["--api-url", "http://api"];
         let folder = ["--data-dir", "/d"];

@@ -61,7 +61,6 @@ pub(crate) struct RunContext<'c> {
     pub(crate) start_report_retry: OnceLock<StartReportRetry>,
     /// The platform's step view when it permitted the step.
     pub(crate) view: OnceLock<StepView>,
-    /// The commit of the sources, once they are fetched.
     pub(crate) commit_id: OnceLock<String>,
     /// Reports in the run's log that the store fails.
     pub(crate) store_watch: Option<StoreWatch>,
@@ -87,7 +86,7 @@ impl<'c> RunContext<'c> {
             private_folder(folder)
                 .and_then(|folder| Ok(eaccess(folder, AccessFlags::W_OK)?))
                 .map_err(|source| {
-                    StepError::work_folder("could not create the folder", folder, source)
+                    StepError::work_folder("could not create the folder", folder, &source)
                 })?;
         }
         let layout = Layout::create(LayoutConfig {

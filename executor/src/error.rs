@@ -1,7 +1,7 @@
-//! The error of a step: its exit code, and its hint for users.
+//! The error of a step: its exit code, and its hint for users. All parts of the executor return it. A part has an error of
+//! its own only if it decides by it, for example about a retry.
 //!
-//! This module knows no other part of the executor. Each part has its own errors, and converts them into a
-//! [`StepError`].
+//! This module knows no other part of the executor.
 
 use std::error::Error;
 use std::fmt;
@@ -12,8 +12,9 @@ use std::path::Path;
 
 use artifact_store::StoreError;
 use futures_util::FutureExt as _;
+use job_contract::chain::{chain, with_causes};
 use job_contract::job::JobDataError;
-use job_contract::{Exit, chain, env};
+use job_contract::{Exit, env};
 use platform::PlatformError;
 use run_log::LogError;
 use runtime::setting::is_wrong_place;
@@ -22,49 +23,37 @@ use runtime::setting::is_wrong_place;
 pub const DISK_HINT: &str =
     "check that the disk is not full and the folder belongs to the executor's user";
 
-/// The cause of an error.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum ErrorKind {
-    /// The run refers to something that is missing or invalid.
-    User,
-    /// The executor's environment does not work; a retry may help.
-    Infrastructure,
-    /// The executor has a defect.
-    Defect,
-}
-
-impl ErrorKind {
-    /// The exit code of a step that failed for this cause before its claim.
-    pub const fn exit(self) -> Exit {
-        match self {
-            Self::User => Exit::BadJobData,
-            Self::Infrastructure => Exit::Infrastructure,
-            Self::Defect => Exit::Defect,
-        }
-    }
-}
-
-/// The error of a step. It is displayed with all its causes, in one sentence.
+/// The error of a step: one sentence with all causes.
 #[derive(Debug)]
 pub struct StepError {
     exit: Exit,
     hint: Option<String>,
-    source: Box<dyn Error + Send + Sync>,
+    text: String,
 }
 
 impl StepError {
     /// An error, and the exit code if the error ends a step.
-    pub fn new(exit: Exit, source: impl Into<Box<dyn Error + Send + Sync>>) -> Self {
+    pub fn new(exit: Exit, text: impl Into<String>) -> Self {
         Self {
             exit,
             hint: None,
-            source: source.into(),
+            text: text.into(),
         }
     }
 
-    /// The executor's environment does not work.
-    pub fn infrastructure(source: impl Into<Box<dyn Error + Send + Sync>>) -> Self {
-        Self::new(Exit::Infrastructure, source)
+    /// The run refers to something that is missing or invalid.
+    pub fn user(text: impl Into<String>) -> Self {
+        Self::new(Exit::BadJobData, text)
+    }
+
+    /// The executor's environment does not work; a retry may help.
+    pub fn infrastructure(text: impl Into<String>) -> Self {
+        Self::new(Exit::Infrastructure, text)
+    }
+
+    /// The executor has a defect.
+    pub fn defect(text: impl Into<String>) -> Self {
+        Self::new(Exit::Defect, text)
     }
 
     /// A stop order came before the step started anything.
@@ -74,45 +63,51 @@ impl StepError {
 
     /// A phase panicked. The diagnostics have the details.
     pub fn panicked() -> Self {
-        Self::new(Exit::Defect, "a phase of the run panicked")
+        Self::defect("a phase of the run panicked")
     }
 
     /// The executor could not create, write or remove one of its own files or folders. `failure` names which.
-    pub fn work_folder(failure: &'static str, path: &Path, source: io::Error) -> Self {
-        let is_wrong_place = is_wrong_place(&source);
-        let error = FileError {
-            failure,
-            path: path.display().to_string(),
-            source,
-        };
-        if is_wrong_place {
-            let hint = format!(
-                "set `{}` or `{}` to a folder that the executor's user can write in, and `{}` too if it is set",
-                env::WORK_DIR,
-                env::DATA_DIR,
-                env::CHECKOUT_DIR
-            );
-            Self::new(Exit::BadConfiguration, error).with_hint(hint)
-        } else {
-            Self::infrastructure(error).with_hint(DISK_HINT.to_owned())
+    pub fn work_folder(failure: &str, path: &Path, source: &io::Error) -> Self {
+        let error = Self::infrastructure(format!("{failure} `{}`", path.display())).because(source);
+        if !is_wrong_place(source) {
+            return error.with_hint(DISK_HINT);
+        }
+        let hint = format!(
+            "set `{}` or `{}` to a folder that the executor's user can write in, and `{}` too if it is set",
+            env::WORK_DIR,
+            env::DATA_DIR,
+            env::CHECKOUT_DIR
+        );
+        Self {
+            exit: Exit::BadConfiguration,
+            ..error.with_hint(hint)
         }
     }
 
     /// The executor could not read or write a file of the tool's working directory.
-    pub fn working_dir(path: &Path, source: io::Error) -> Self {
-        let error = FileError {
-            failure: "could not write into the working directory",
-            path: path.display().to_string(),
-            source,
-        };
-        Self::infrastructure(error).with_hint(DISK_HINT.to_owned())
+    pub fn working_dir(path: &Path, source: &io::Error) -> Self {
+        let path = path.display();
+        Self::infrastructure(format!(
+            "could not write into the working directory `{path}`"
+        ))
+        .because(source)
+        .with_hint(DISK_HINT)
     }
 
-    /// Adds a hint to the error.
+    /// Adds the cause, with its own causes, to the text.
     #[must_use]
-    pub fn with_hint(self, hint: impl Into<Option<String>>) -> Self {
+    pub fn because(self, cause: &(dyn Error + 'static)) -> Self {
         Self {
-            hint: hint.into(),
+            text: with_causes(self.text, Some(cause)),
+            ..self
+        }
+    }
+
+    /// Adds a hint for users.
+    #[must_use]
+    pub fn with_hint(self, hint: impl Into<String>) -> Self {
+        Self {
+            hint: Some(hint.into()),
             ..self
         }
     }
@@ -128,44 +123,41 @@ impl StepError {
     }
 }
 
+impl Error for StepError {}
+
 impl fmt::Display for StepError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&chain(&*self.source))
+        f.write_str(&self.text)
     }
-}
-
-#[derive(Debug, thiserror::Error)]
-#[error("{failure} `{path}`")]
-struct FileError {
-    failure: &'static str,
-    path: String,
-    #[source]
-    source: io::Error,
 }
 
 impl From<JobDataError> for StepError {
     fn from(error: JobDataError) -> Self {
-        Self::new(ErrorKind::User.exit(), error)
+        Self::user(error.to_string())
     }
 }
 
 impl From<LogError> for StepError {
     fn from(error: LogError) -> Self {
-        Self::infrastructure(error)
+        Self::infrastructure(chain(&error))
     }
 }
 
 impl From<PlatformError> for StepError {
     fn from(error: PlatformError) -> Self {
-        let hint = error.hint();
-        Self::new(error.exit(), error).with_hint(hint)
+        Self {
+            hint: error.hint(),
+            ..Self::new(error.exit(), chain(&error))
+        }
     }
 }
 
 impl From<StoreError> for StepError {
     fn from(error: StoreError) -> Self {
-        let hint = error.hint();
-        Self::infrastructure(error).with_hint(hint)
+        Self {
+            hint: error.hint(),
+            ..Self::infrastructure(chain(&error))
+        }
     }
 }
 
@@ -192,7 +184,7 @@ mod tests {
     #[test]
     fn an_error_is_shown_with_its_causes() {
         let full = io::Error::from(io::ErrorKind::StorageFull);
-        let error = StepError::working_dir(Path::new("/w/x"), full);
+        let error = StepError::working_dir(Path::new("/w/x"), &full);
         assert_eq!(
             error.to_string(),
             "could not write into the working directory `/w/x`: no storage space"
@@ -205,7 +197,7 @@ mod tests {
     fn an_unusable_folder_is_a_wrong_setting() {
         let denied = io::Error::from(io::ErrorKind::PermissionDenied);
         let failure = "could not create the folder";
-        let error = StepError::work_folder(failure, Path::new("/w"), denied);
+        let error = StepError::work_folder(failure, Path::new("/w"), &denied);
         let text = error.to_string();
         assert!(
             text.starts_with("could not create the folder `/w`: "),

@@ -4,71 +4,31 @@ use std::fs::{self, File};
 use std::io::{self, Read as _};
 use std::path::{Path, PathBuf};
 
-use job_contract::encoding::{self, DecodeError, MAX_DOCUMENT_BYTES};
+use job_contract::encoding::{self, MAX_DOCUMENT_BYTES};
 use job_contract::{JobData, env};
-
 use tracing::debug;
 
 use crate::config::JobConfig;
-use crate::error::{ErrorKind, StepError};
+use crate::error::StepError;
 
 /// Why the process has no job.
-#[derive(Debug, thiserror::Error)]
-pub enum JobError {
-    /// Neither variable is set.
-    #[error(
-        "there is no job data: neither `{}` nor `{}` is set",
-        env::JOB_DATA,
-        env::JOB_DATA_FILE
-    )]
-    Absent,
-    /// The file could not be read.
-    #[error("could not read the job data in `{}`", path.display())]
-    Unreadable {
-        path: PathBuf,
-        #[source]
-        source: io::Error,
-    },
-    /// The data are not those for which this executor was started.
-    #[error(
-        "the job data are not those of this run: they do not have the digest in `{}`",
-        env::JOB_DATA_DIGEST
-    )]
-    Foreign,
-    /// The data are not a job document.
-    #[error("{error}")]
-    Undecodable {
-        error: DecodeError,
-        /// The step's identity, if the document contains it.
-        identity: Option<Box<JobData>>,
-    },
+#[derive(Debug)]
+pub struct JobError {
+    pub error: StepError,
+    /// The step's identity, if the document contains it.
+    pub identity: JobData,
+    /// Whether the data are not those for which this executor was started. Then everything that came with them may be
+    /// foreign.
+    pub is_foreign: bool,
 }
 
-impl JobError {
-    /// The hint for users.
-    pub const fn hint(&self) -> &'static str {
-        match self {
-            Self::Absent => {
-                "the executor is started by a launcher; to run a folder on this machine use `api-launcher run`"
-            }
-            Self::Unreadable { .. } => {
-                "mount the file that holds the job data, readable by the executor's user"
-            }
-            Self::Foreign => {
-                "the Secret of the run holds what its launcher did not store: find out who may create Secrets in the \
-                 namespace of the runs, and start the job again"
-            }
-            Self::Undecodable { .. } => {
-                "send base64 of the JSON document, on its own or zstd-compressed"
-            }
+impl From<StepError> for JobError {
+    fn from(error: StepError) -> Self {
+        Self {
+            error,
+            identity: JobData::default(),
+            is_foreign: false,
         }
-    }
-}
-
-impl From<JobError> for StepError {
-    fn from(error: JobError) -> Self {
-        let hint = error.hint().to_owned();
-        Self::new(ErrorKind::User.exit(), error).with_hint(hint)
     }
 }
 
@@ -77,23 +37,46 @@ pub fn decode(config: &JobConfig) -> Result<JobData, JobError> {
     let text = match (&config.job_data, &config.job_data_file) {
         (Some(data), _) if is_given(data) => data.as_bytes().to_vec(),
         (_, Some(path)) => {
-            let text = read(path).map_err(|source| JobError::Unreadable {
-                path: path.clone(),
-                source,
+            let text = read(path).map_err(|source| {
+                let path = path.display();
+                StepError::user(format!("could not read the job data in `{path}`"))
+                    .because(&source)
+                    .with_hint(
+                        "mount the file that holds the job data, readable by the executor's user",
+                    )
             })?;
             remove(path);
             text
         }
-        (_, None) => return Err(JobError::Absent),
+        (_, None) => {
+            let text = format!(
+                "there is no job data: neither `{}` nor `{}` is set",
+                env::JOB_DATA,
+                env::JOB_DATA_FILE
+            );
+            let hint = "the executor is started by a launcher; to run a folder on this machine use `api-launcher run`";
+            return Err(StepError::user(text).with_hint(hint).into());
+        }
     };
     // Before anything is read from them. Somebody else may have written them.
     let expected = config.job_data_sha256.as_deref();
     if expected.is_some_and(|expected| expected != encoding::digest(&[&text])) {
-        return Err(JobError::Foreign);
+        let error = StepError::user(format!(
+            "the job data are not those of this run: they do not have the digest in `{}`",
+            env::JOB_DATA_DIGEST
+        ));
+        let hint = "the Secret of the run holds what its launcher did not store: find out who may create Secrets in the \
+                    namespace of the runs, and start the job again";
+        return Err(JobError {
+            is_foreign: true,
+            ..error.with_hint(hint).into()
+        });
     }
-    encoding::decode(&text).map_err(|error| JobError::Undecodable {
-        identity: encoding::identify(&text).map(Box::new),
-        error,
+    encoding::decode(&text).map_err(|error| JobError {
+        identity: encoding::identify(&text).unwrap_or_default(),
+        ..StepError::user(error.to_string())
+            .with_hint("send base64 of the JSON document, on its own or zstd-compressed")
+            .into()
     })
 }
 
@@ -166,17 +149,16 @@ mod tests {
 
     #[test]
     fn an_unreadable_document_may_still_name_its_step() {
-        let whose = |data: &str| match decode(&config(Some(data), None)) {
-            Err(JobError::Undecodable { identity, .. }) => {
-                identity.map(|job| (job.job_id, job.step_id))
-            }
-            other => panic!("{other:?}"),
+        let whose = |data: &str| {
+            let job = decode(&config(Some(data), None)).unwrap_err().identity;
+            (job.job_id, job.step_id)
         };
         let ids = r#""jobId":"7","stepId":"s","organizationId":"o","workspaceId":"w""#;
-        let identity = Some(("7".to_owned(), "s".to_owned()));
+        let identity = ("7".to_owned(), "s".to_owned());
         assert_eq!(whose(&format!(r#"{{{ids},"refresh":"soon"}}"#)), identity);
-        assert_eq!(whose(r#"{"jobId":"7","refresh":"soon"}"#), None);
-        assert_eq!(whose(&format!("{{{ids}")), None);
+        let unknown = (String::new(), String::new());
+        assert_eq!(whose(r#"{"jobId":"7","refresh":"soon"}"#), unknown);
+        assert_eq!(whose(&format!("{{{ids}")), unknown);
     }
 
     #[test]
@@ -199,18 +181,16 @@ mod tests {
             ..JobData::default()
         });
         for (data, digest) in [(&*foreign, &*digest), ("no base64", &digest), (&ours, "")] {
-            let refused = of(data, digest);
-            assert!(matches!(refused, Err(JobError::Foreign)), "{refused:?}");
+            assert!(of(data, digest).unwrap_err().is_foreign);
         }
     }
 
     #[test]
     fn missing_job_data_are_named() {
-        assert!(matches!(decode(&config(None, None)), Err(JobError::Absent)));
-        let error = decode(&config(None, Some("/nonexistent".into()))).unwrap_err();
-        assert_eq!(
-            error.to_string(),
-            "could not read the job data in `/nonexistent`"
-        );
+        let error = |file| decode(&config(None, file)).unwrap_err().error.to_string();
+        assert!(error(None).starts_with("there is no job data: "));
+        let unreadable = error(Some("/nonexistent".into()));
+        let expected = "could not read the job data in `/nonexistent`: ";
+        assert!(unreadable.starts_with(expected), "{unreadable}");
     }
 }

@@ -146,9 +146,7 @@ pub(crate) struct OperationResult {
     pub(crate) ending: Ending,
     pub(crate) after_ok: bool,
     pub(crate) changes: Option<ChangeCounts>,
-    /// Where a plan step stored its plan.
     pub(crate) plan: Option<String>,
-    /// The record of the state that was published.
     pub(crate) history: Option<History>,
     /// JSON of the outputs, for the scripts after the operation.
     pub(crate) terraform_output: String,

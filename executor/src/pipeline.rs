@@ -66,23 +66,14 @@ pub(crate) async fn run(
 
 /// Reports job data that cannot be run, if they identify the step.
 pub(crate) async fn reject(config: &Config, failure: JobError, stop: &Stop) -> FinishedRun {
-    let job = match &failure {
-        JobError::Undecodable {
-            identity: Some(job),
-            ..
-        } => job.as_ref().clone(),
-        _ => JobData::default(),
-    };
-    // What came with foreign job data, such as a token, may be foreign too.
-    let is_foreign = matches!(failure, JobError::Foreign);
-    let failure = StepError::from(failure);
-    if is_foreign {
-        return end_unreported(&job, &failure);
+    let (job, error) = (&failure.identity, &failure.error);
+    if failure.is_foreign {
+        return end_unreported(job, error);
     }
     match open_connections(config) {
-        Ok((_, connections)) => reject_and_end(config, &connections, &job, &failure, stop).await,
+        Ok((_, connections)) => reject_and_end(config, &connections, job, error, stop).await,
         // The error in the document is reported, because it occurs in every environment.
-        Err(_) => reject_unconnected(config, &job, &failure, stop).await,
+        Err(_) => reject_unconnected(config, job, error, stop).await,
     }
 }
 

@@ -10,7 +10,7 @@ use std::future::{Future, pending};
 use std::io::{self, Seek as _, Write as _};
 use std::os::fd::OwnedFd;
 use std::os::unix::process::ExitStatusExt as _;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::{ExitStatus, Stdio};
 use std::time::Duration;
 
@@ -26,7 +26,7 @@ use tokio::process::{Child, Command};
 use tokio::time::{Instant, sleep_until};
 use tracing::{debug, warn};
 
-use crate::error::{ErrorKind, StepError};
+use crate::error::StepError;
 use crate::stop::Stop;
 
 /// How long a child's background processes may keep its output open after the child has ended.
@@ -119,44 +119,6 @@ pub struct Completion {
     pub stopped: bool,
 }
 
-/// A command that could not be run.
-#[derive(Debug, thiserror::Error)]
-pub enum ProcessError {
-    /// It could not be started.
-    #[error("could not start `{}`", program.display())]
-    Spawn {
-        program: PathBuf,
-        #[source]
-        source: io::Error,
-    },
-    /// Arguments and environment together are larger than the kernel accepts.
-    #[error("could not start `{}`: its arguments and environment are larger than the system accepts", program.display())]
-    TooLarge { program: PathBuf },
-    /// Its output or its end could not be observed.
-    #[error("could not observe the process `{}`", program.display())]
-    Lost {
-        program: PathBuf,
-        #[source]
-        source: io::Error,
-    },
-}
-
-impl ProcessError {
-    /// The kind of the error, which decides about retries.
-    pub(crate) const fn kind(&self) -> ErrorKind {
-        match self {
-            Self::TooLarge { .. } => ErrorKind::User,
-            Self::Spawn { .. } | Self::Lost { .. } => ErrorKind::Infrastructure,
-        }
-    }
-}
-
-impl From<ProcessError> for StepError {
-    fn from(error: ProcessError) -> Self {
-        Self::new(error.kind().exit(), error)
-    }
-}
-
 /// Receives a child's output as the child writes it.
 pub trait Consumer: Send {
     /// Takes the next bytes. The child's output is not read until this returns.
@@ -206,11 +168,8 @@ pub async fn run(
     invocation: &Invocation,
     limit: &Limit,
     consumer: &mut impl Consumer,
-) -> Result<Completion, ProcessError> {
-    let lost = |source| ProcessError::Lost {
-        program: invocation.program.clone(),
-        source,
-    };
+) -> Result<Completion, StepError> {
+    let lost = |source| failed(invocation, "observe the process", &source);
     let (child, mut output) = spawn(invocation)?;
     debug!(program = %invocation.program.display(), pid = child.group.as_raw(), "started");
     Supervision {
@@ -224,15 +183,13 @@ pub async fn run(
     .map_err(lost)
 }
 
-fn spawn(invocation: &Invocation) -> Result<(Group, pipe::Receiver), ProcessError> {
+fn spawn(invocation: &Invocation) -> Result<(Group, pipe::Receiver), StepError> {
     let fail = |source: io::Error| match source.raw_os_error().map(Errno::from_raw) {
-        Some(Errno::E2BIG) => ProcessError::TooLarge {
-            program: invocation.program.clone(),
-        },
-        _ => ProcessError::Spawn {
-            program: invocation.program.clone(),
-            source,
-        },
+        Some(Errno::E2BIG) => StepError::user(format!(
+            "could not start `{}`: its arguments and environment are larger than the system accepts",
+            invocation.program.display()
+        )),
+        _ => failed(invocation, "start", &source),
     };
     let (reader, writer) = io::pipe().map_err(fail)?;
     let reader = pipe::Receiver::from_owned_fd(OwnedFd::from(reader)).map_err(fail)?;
@@ -267,6 +224,11 @@ fn spawn(invocation: &Invocation) -> Result<(Group, pipe::Receiver), ProcessErro
         },
         reader,
     ))
+}
+
+fn failed(invocation: &Invocation, action: &str, source: &io::Error) -> StepError {
+    let program = invocation.program.display();
+    StepError::infrastructure(format!("could not {action} `{program}`")).because(source)
 }
 
 /// A file in memory, so that it needs no space on a disk.
@@ -375,15 +337,11 @@ pub fn environment<N: Into<OsString>, V: Into<OsString>>(
         .collect()
 }
 
-/// Whether a file can be executed by this user.
-pub fn is_executable(path: &Path) -> bool {
-    path.is_file() && nix::unistd::access(path, nix::unistd::AccessFlags::X_OK).is_ok()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::stop::Cause;
+    use job_contract::Exit;
     use nix::unistd::Pid;
     use signal_hook::consts::SIGINT;
     use std::sync::Arc;
@@ -616,12 +574,14 @@ mod tests {
         let error = run(&missing, &limit, &mut Capture::default())
             .await
             .unwrap_err();
-        assert_eq!(error.to_string(), "could not start `/nonexistent/tool`");
+        let text = error.to_string();
+        assert!(
+            text.starts_with("could not start `/nonexistent/tool`: "),
+            "{text}"
+        );
         let mut huge = bash("true");
         huge.args.push("x".repeat(4 << 20).into());
-        assert!(matches!(
-            run(&huge, &limit, &mut Capture::default()).await,
-            Err(ProcessError::TooLarge { .. })
-        ));
+        let refused = run(&huge, &limit, &mut Capture::default()).await;
+        assert_eq!(refused.unwrap_err().exit(), Exit::BadJobData);
     }
 }

@@ -17,8 +17,8 @@ use tracing::warn;
 
 use crate::banner::Palette;
 use crate::child_env::ChildEnv;
-use crate::error::{ErrorKind, StepError};
-use crate::process::{self, Interrupt, Invocation, Limit, ProcessError, ToLog};
+use crate::error::StepError;
+use crate::process::{self, Interrupt, Invocation, Limit, ToLog};
 use crate::stop::{Budget, Stop};
 use crate::tool::{Origin, ResolvedTool};
 use crate::workspace::write_private_file;
@@ -37,62 +37,6 @@ const TOOLS: &str = ".terrakube/tools";
 const TOOLS_REPOSITORY: &str = ".terrakube/toolsRepository";
 /// How deep folders are searched for scripts that belong on `PATH`.
 const MAX_PATH_DEPTH: usize = 16;
-
-/// A script that could not run. A script that ran and failed is no error of this kind.
-#[derive(Debug, thiserror::Error)]
-pub enum ScriptError {
-    /// Neither `BASH` nor `GROOVY`.
-    #[error("a script with priority {priority} has runtime `{}`, expected `BASH` or `GROOVY`", runtime.as_deref().unwrap_or("null"))]
-    UnknownRuntime {
-        priority: i64,
-        runtime: Option<String>,
-    },
-    /// A Groovy script, but Groovy is not installed.
-    #[error("a script with priority {priority} needs Groovy, and no `groovy` is on PATH")]
-    NoGroovy { priority: i64 },
-    /// A file of the script could not be written or read.
-    #[error("could not prepare a script in `{}`", dir.display())]
-    Prepare {
-        dir: PathBuf,
-        #[source]
-        source: io::Error,
-    },
-    /// The file of exported variables exists, but is unusable.
-    #[error("could not read the variables a script exported in `{}`", path.display())]
-    Exports {
-        path: PathBuf,
-        #[source]
-        source: io::Error,
-    },
-    /// The interpreter could not be run.
-    #[error(transparent)]
-    Process(#[from] ProcessError),
-}
-
-impl ScriptError {
-    /// The kind of the error, which decides about retries.
-    const fn kind(&self) -> ErrorKind {
-        match self {
-            Self::UnknownRuntime { .. } | Self::NoGroovy { .. } | Self::Exports { .. } => {
-                ErrorKind::User
-            }
-            Self::Prepare { .. } => ErrorKind::Infrastructure,
-            Self::Process(error) => error.kind(),
-        }
-    }
-
-    fn hint(&self) -> Option<String> {
-        matches!(self, Self::NoGroovy { .. })
-            .then(|| "use an executor image with Groovy, or rewrite the script in Bash".to_owned())
-    }
-}
-
-impl From<ScriptError> for StepError {
-    fn from(error: ScriptError) -> Self {
-        let hint = error.hint();
-        Self::new(error.kind().exit(), error).with_hint(hint)
-    }
-}
 
 /// Whether a command runs in a phase. Script steps and failure lists run all their commands.
 const fn runs_in(command: &Command, phase: Phase) -> bool {
@@ -116,22 +60,29 @@ pub fn select(commands: &[Command], phase: Phase) -> Vec<&Command> {
 }
 
 /// Refuses a step with a script that can never run, before the step does any work.
-pub fn check(job: &JobData, path: &std::ffi::OsStr) -> Result<(), ScriptError> {
+pub fn check(job: &JobData, path: &std::ffi::OsStr) -> Result<(), StepError> {
     for command in job.command_list.iter().chain(&job.on_failure_list) {
-        let priority = command.priority;
-        match command.runtime() {
-            Some(Runtime::Bash) => {}
-            Some(Runtime::Groovy) if groovy::find(path).is_some() => {}
-            Some(Runtime::Groovy) => return Err(ScriptError::NoGroovy { priority }),
-            None => {
-                return Err(ScriptError::UnknownRuntime {
-                    priority,
-                    runtime: command.runtime.clone(),
-                });
-            }
+        if runtime_of(command)? == Runtime::Groovy {
+            groovy::find(path, command)?;
         }
     }
     Ok(())
+}
+
+fn runtime_of(command: &Command) -> Result<Runtime, StepError> {
+    command.runtime().ok_or_else(|| {
+        StepError::user(format!(
+            "a script with priority {} has runtime `{}`, expected `BASH` or `GROOVY`",
+            command.priority,
+            command.runtime.as_deref().unwrap_or("null")
+        ))
+    })
+}
+
+/// A file of a script could not be written or read.
+fn not_prepared(dir: &Path, source: &io::Error) -> StepError {
+    let dir = dir.display();
+    StepError::infrastructure(format!("could not prepare a script in `{dir}`")).because(source)
 }
 
 /// Whether a script of the step speaks of the platform's token.
@@ -166,7 +117,7 @@ impl Scripts<'_> {
         commands: &[&Command],
         env: &mut ChildEnv,
         terraform_output: &str,
-    ) -> Result<bool, ScriptError> {
+    ) -> Result<bool, StepError> {
         for command in commands {
             if self.stop.given().is_some() {
                 return Ok(false);
@@ -186,14 +137,9 @@ impl Scripts<'_> {
         command: &Command,
         env: &ChildEnv,
         terraform_output: &str,
-    ) -> Result<bool, ScriptError> {
+    ) -> Result<bool, StepError> {
         let log = self.log.writer();
-        let runtime = command
-            .runtime()
-            .ok_or_else(|| ScriptError::UnknownRuntime {
-                priority: command.priority,
-                runtime: command.runtime.clone(),
-            })?;
+        let runtime = runtime_of(command)?;
         if command.verbose {
             let name = command.runtime.as_deref().unwrap_or_default();
             log.line(
@@ -240,15 +186,12 @@ impl Scripts<'_> {
         Ok(ended.is_success())
     }
 
-    fn write_script(&self, command: &Command, runtime: Runtime) -> Result<PathBuf, ScriptError> {
+    fn write_script(&self, command: &Command, runtime: Runtime) -> Result<PathBuf, StepError> {
         let name = match runtime {
             Runtime::Bash => "userScript.sh",
             Runtime::Groovy => "userScript.groovy",
         };
-        let fail = |source| ScriptError::Prepare {
-            dir: self.dir.to_owned(),
-            source,
-        };
+        let fail = |source| not_prepared(self.dir, &source);
         fs::create_dir_all(self.dir.join(TOOLS)).map_err(fail)?;
         let file = self.dir.join(name);
         write_private_file(&file, command.script.as_bytes()).map_err(fail)?;
@@ -347,12 +290,16 @@ impl Scripts<'_> {
         std::env::join_paths(folders).unwrap_or_else(|_| env.path())
     }
 
-    fn load_exported(&self, env: &mut ChildEnv) -> Result<(), ScriptError> {
+    fn load_exported(&self, env: &mut ChildEnv) -> Result<(), StepError> {
         let path = self.dir.join(TEMP_ENV);
         let text = match regular_file::read_text(&path, MAX_TEMP_ENV_BYTES) {
             Ok(text) => text,
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
-            Err(source) => return Err(ScriptError::Exports { path, source }),
+            Err(source) => {
+                let path = path.display();
+                let text = format!("could not read the variables a script exported in `{path}`");
+                return Err(StepError::user(text).because(&source));
+            }
         };
         for (number, line) in (1..)
             .zip(text.lines())
@@ -475,20 +422,14 @@ mod tests {
         };
         let path = std::ffi::OsStr::new("/nonexistent");
         assert!(check(&job(Some("BASH")), path).is_ok());
-        assert!(matches!(
-            check(&job(Some("GROOVY")), path),
-            Err(ScriptError::NoGroovy { priority: 3 })
-        ));
-        assert!(matches!(
-            check(&job(Some("bash")), path),
-            Err(ScriptError::UnknownRuntime { .. })
-        ));
-        assert!(
-            check(&job(None), path)
-                .unwrap_err()
-                .to_string()
-                .contains("`null`")
-        );
+        for (runtime, problem) in [
+            (Some("GROOVY"), "with priority 3 needs Groovy"),
+            (Some("bash"), "has runtime `bash`"),
+            (None, "has runtime `null`"),
+        ] {
+            let error = check(&job(runtime), path).unwrap_err().to_string();
+            assert!(error.contains(problem), "{error}");
+        }
     }
 
     #[test]
@@ -502,6 +443,7 @@ mod tests {
         let mut found = Vec::new();
         collect_script_folders(folder.path(), 8, &mut found);
         assert_eq!(found, std::slice::from_ref(&nested));
-        assert!(process::is_executable(&nested.join("x.sh")));
+        let mode = nested.join("x.sh").metadata().unwrap().permissions().mode();
+        assert_eq!(mode & 0o100, 0o100);
     }
 }

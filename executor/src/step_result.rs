@@ -23,13 +23,11 @@ pub(crate) struct StepResult {
     pub(crate) after_ok: bool,
     pub(crate) changes: Option<ChangeCounts>,
     pub(crate) plan: PlanReference,
-    /// The record of the state that was published.
     pub(crate) history: Option<History>,
     pub(crate) commit_id: String,
     pub(crate) tool: Option<ToolRecord>,
     pub(crate) error: Option<String>,
     pub(crate) hint: Option<String>,
-    /// Why it was stopped early.
     pub(crate) stopped: Option<StopReason>,
     pub(crate) details: OperationDetails,
     /// Whether this executor reports the step. It does not if another executor holds the step, if the step is over, or

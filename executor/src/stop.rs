@@ -38,14 +38,16 @@ pub struct Order {
 pub enum Cause {
     /// The pod ends: a node is drained, or the Job is deleted or past its deadline.
     Signal(u8),
-    /// The platform's job is over.
     Cancelled,
     /// The run reached its own time limit.
     Deadline(Duration),
     /// The log received no line for this long.
     Silence(Duration),
     /// Memory is about to run out. Values are in bytes.
-    Memory { used: u64, limit: u64 },
+    Memory {
+        used: u64,
+        limit: u64,
+    },
 }
 
 impl Cause {

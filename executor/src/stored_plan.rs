@@ -25,6 +25,8 @@ use crate::tool::ResolvedTool;
 /// Key of the job context in which plan steps save their [`PlanRecord`].
 pub const CONTEXT_KEY: &str = "mayflyPlan";
 
+const PLAN_AGAIN: &str = "plan again, review the new plan and apply it";
+
 /// Every plan file is a zip archive.
 const ZIP_MAGIC: &[u8] = b"PK\x03\x04";
 
@@ -81,15 +83,20 @@ impl PlanNote {
     }
 
     /// The note of the job; none if no plan step has saved one.
-    pub async fn read(store: &Store, job: &JobData) -> Result<Option<Self>, PlanError> {
+    pub async fn read(store: &Store, job: &JobData) -> Result<Option<Self>, StepError> {
         let key = note_key(job);
-        let text = store.read(&key).await.map_err(PlanError::Unavailable)?;
-        text.map(|text| serde_json::from_slice(&text))
-            .transpose()
-            .map_err(|source| PlanError::BadNote {
-                reference: store.reference(&key),
-                source,
-            })
+        let text = store
+            .read(&key)
+            .await
+            .map_err(|error| unavailable(&error))?;
+        let note = text.map(|text| serde_json::from_slice(&text)).transpose();
+        note.map_err(|source| {
+            let reference = store.reference(&key);
+            refusal(format!(
+                "the note of the plan in `{reference}` cannot be read"
+            ))
+            .because(&source)
+        })
     }
 }
 
@@ -149,71 +156,26 @@ pub async fn note(
     PlanNote { step_id, plan }.save(store, job).await
 }
 
-/// Why an apply must not use a plan.
-#[derive(Debug, thiserror::Error)]
-pub enum PlanError {
-    /// The job was planned, but the platform has no reference to the plan.
-    #[error("the job has a reviewed plan, but the platform no longer knows where it is stored")]
-    Unknown,
-    /// The note of the plan step cannot be read.
-    #[error("the note of the plan in `{reference}` cannot be read")]
-    BadNote {
-        reference: String,
-        #[source]
-        source: serde_json::Error,
-    },
-    /// There is no record of its author and its digest.
-    #[error("the plan in `{reference}` has no record of the executor that made it")]
-    Unrecorded { reference: String },
-    /// It cannot be fetched.
-    #[error("the reviewed plan cannot be fetched")]
-    Unavailable(#[source] StoreError),
-    /// It is empty.
-    #[error("the reviewed plan in `{reference}` is empty")]
-    Empty { reference: String },
-    /// It differs from the plan that the plan step stored.
-    #[error("the reviewed plan in `{reference}` was altered after it was made")]
-    Altered { reference: String },
-    /// It is not a plan.
-    #[error("the file in `{reference}` is not a plan")]
-    NotAPlan { reference: String },
-    /// The other tool made it.
-    #[error("the reviewed plan was made by {made_by}, this step uses {required}")]
-    OtherTool { made_by: Tool, required: Tool },
-    /// It could not be put into the working directory.
-    #[error("could not put the reviewed plan into `{}`", path.display())]
-    NotWritten {
-        path: PathBuf,
-        #[source]
-        source: io::Error,
-    },
+/// An apply must not use the plan. The document is valid, but the plan that it refers to is not.
+fn refusal(text: impl Into<String>) -> StepError {
+    StepError::new(Exit::StepFailed, text).with_hint(PLAN_AGAIN)
 }
 
-impl PlanError {
-    /// The hint for users.
-    pub fn hint(&self) -> String {
-        match self {
-            Self::Unavailable(error) if error.hint().is_some() => error.hint().unwrap_or_default(),
-            Self::Unrecorded { .. } => format!(
-                "plan again; if other executors make plans too, set {}=true to apply their plans",
-                env::MIXED_FLEET
-            ),
-            _ => "plan again, review the new plan and apply it".to_owned(),
-        }
-    }
+fn unavailable(error: &StoreError) -> StepError {
+    let exit = match error {
+        // The cause is neither the plan nor the review.
+        StoreError::Unavailable { .. } => Exit::Infrastructure,
+        _ => Exit::StepFailed,
+    };
+    StepError::new(exit, "the reviewed plan cannot be fetched")
+        .because(error)
+        .with_hint(error.hint().unwrap_or_else(|| PLAN_AGAIN.to_owned()))
 }
 
-impl From<PlanError> for StepError {
-    fn from(error: PlanError) -> Self {
-        let exit = match error {
-            // The cause is neither the plan nor the review.
-            PlanError::Unavailable(StoreError::Unavailable { .. }) => Exit::Infrastructure,
-            // The document is valid, but the plan that it refers to is not.
-            _ => Exit::StepFailed,
-        };
-        let hint = error.hint();
-        Self::new(exit, error).with_hint(hint)
-    }
+fn altered(reference: &str) -> StepError {
+    refusal(format!(
+        "the reviewed plan in `{reference}` was altered after it was made"
+    ))
 }
 
 /// A fetched plan that may be applied.
@@ -243,7 +205,7 @@ pub struct PlanFetcher<'h> {
 
 impl PlanFetcher<'_> {
     /// Fetches the job's plan; `None` if the job has no plan step whose plan it must use.
-    pub async fn fetch(&self) -> Result<Option<ReviewedPlan>, PlanError> {
+    pub async fn fetch(&self) -> Result<Option<ReviewedPlan>, StepError> {
         let mut note = None;
         let mut reference = self.view.terraform_plan.clone();
         let mut planned = self.view.planned;
@@ -255,7 +217,9 @@ impl PlanFetcher<'_> {
         }
         let Some(reference) = reference else {
             return if planned {
-                Err(PlanError::Unknown)
+                Err(refusal(
+                    "the job has a reviewed plan, but the platform no longer knows where it is stored",
+                ))
             } else {
                 Ok(None)
             };
@@ -271,7 +235,13 @@ impl PlanFetcher<'_> {
                 .filter(|record| record.reference == reference);
         }
         if record.is_none() && !self.mixed_fleet {
-            return Err(PlanError::Unrecorded { reference });
+            let hint = format!(
+                "plan again; if other executors make plans too, set {}=true to apply their plans",
+                env::MIXED_FLEET
+            );
+            let text =
+                format!("the plan in `{reference}` has no record of the executor that made it");
+            return Err(refusal(text).with_hint(hint));
         }
         fetch_and_check(self.store, self.private, self.job.tool(), reference, record)
             .await
@@ -285,30 +255,32 @@ async fn fetch_and_check(
     tool: Tool,
     reference: String,
     record: Option<PlanRecord>,
-) -> Result<ReviewedPlan, PlanError> {
+) -> Result<ReviewedPlan, StepError> {
     let file = private.join("reviewed.tfPlan");
     let digest = store
         .fetch(&reference, &file)
         .await
-        .map_err(PlanError::Unavailable)?;
+        .map_err(|error| unavailable(&error))?;
     if digest.size_bytes == 0 {
-        return Err(PlanError::Empty { reference });
+        return Err(refusal(format!(
+            "the reviewed plan in `{reference}` is empty"
+        )));
     }
     match &record {
         Some(record)
             if record.sha256 != digest.sha256 || record.size_bytes != digest.size_bytes =>
         {
-            return Err(PlanError::Altered { reference });
+            return Err(altered(&reference));
         }
         Some(record) if record.tool != tool => {
-            return Err(PlanError::OtherTool {
-                made_by: record.tool,
-                required: tool,
-            });
+            return Err(refusal(format!(
+                "the reviewed plan was made by {}, this step uses {tool}",
+                record.tool
+            )));
         }
         Some(_) => {}
         None if is_zip(&file) => {}
-        None => return Err(PlanError::NotAPlan { reference }),
+        None => return Err(refusal(format!("the file in `{reference}` is not a plan"))),
     }
     Ok(ReviewedPlan {
         file,
@@ -321,7 +293,7 @@ async fn fetch_and_check(
 impl ReviewedPlan {
     /// Copies the plan to `target`, replacing any file of a script, and checks it again. So the applied plan is the
     /// fetched one.
-    pub fn copy_to(&self, target: &Path) -> Result<(), PlanError> {
+    pub fn copy_to(&self, target: &Path) -> Result<(), StepError> {
         let copy = || {
             match fs::remove_file(target) {
                 Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
@@ -330,16 +302,14 @@ impl ReviewedPlan {
             fs::copy(&self.file, target)?;
             Digest::of(target)
         };
-        let copied = copy().map_err(|source| PlanError::NotWritten {
-            path: target.to_owned(),
-            source,
+        let copied = copy().map_err(|source| {
+            let target = target.display();
+            refusal(format!("could not put the reviewed plan into `{target}`")).because(&source)
         })?;
         if copied == self.digest {
             Ok(())
         } else {
-            Err(PlanError::Altered {
-                reference: self.reference.clone(),
-            })
+            Err(altered(&self.reference))
         }
     }
 }
@@ -394,7 +364,7 @@ mod tests {
         async fn fetch(
             &self,
             context: &Map<String, Value>,
-        ) -> Result<Option<ReviewedPlan>, PlanError> {
+        ) -> Result<Option<ReviewedPlan>, StepError> {
             let view = step_view(Some(self.reference.clone()), true);
             self.fetch_as(&view, context, |_| {}).await
         }
@@ -404,7 +374,7 @@ mod tests {
             view: &StepView,
             context: &Map<String, Value>,
             change: impl FnOnce(&mut PlanFetcher<'_>),
-        ) -> Result<Option<ReviewedPlan>, PlanError> {
+        ) -> Result<Option<ReviewedPlan>, StepError> {
             let private = tempfile::tempdir_in(self.folder.path()).unwrap().keep();
             let mut fetcher = PlanFetcher {
                 job: &job(),
@@ -426,6 +396,12 @@ mod tests {
             };
             note.save(&self.store, &job()).await.unwrap();
         }
+    }
+
+    fn assert_refused(fetched: Result<Option<ReviewedPlan>, StepError>, problem: &str) {
+        let error = fetched.unwrap_err();
+        assert!(error.to_string().contains(problem), "{error}");
+        assert_eq!(error.exit(), Exit::StepFailed);
     }
 
     fn job() -> JobData {
@@ -469,20 +445,11 @@ mod tests {
         let fixture = Fixture::new(b"PK\x03\x04plan").await;
         let context = fixture.record().patch("s");
         fs::write(&fixture.reference, b"PK\x03\x04PLAN").unwrap();
-        assert!(matches!(
-            fixture.fetch(&context).await,
-            Err(PlanError::Altered { .. })
-        ));
+        assert_refused(fixture.fetch(&context).await, "was altered");
         fs::write(&fixture.reference, b"").unwrap();
-        assert!(matches!(
-            fixture.fetch(&context).await,
-            Err(PlanError::Empty { .. })
-        ));
+        assert_refused(fixture.fetch(&context).await, "is empty");
         fs::remove_file(&fixture.reference).unwrap();
-        assert!(matches!(
-            fixture.fetch(&context).await,
-            Err(PlanError::Unavailable(_))
-        ));
+        assert_refused(fixture.fetch(&context).await, "cannot be fetched");
     }
 
     #[tokio::test]
@@ -492,7 +459,7 @@ mod tests {
             let view = step_view(None, planned);
             fixture.fetch_as(&view, &Map::new(), |_| {}).await
         };
-        assert!(matches!(fetch(true).await, Err(PlanError::Unknown)));
+        assert_refused(fetch(true).await, "no longer knows");
         assert!(fetch(false).await.unwrap().is_none());
     }
 
@@ -500,18 +467,16 @@ mod tests {
     async fn a_plan_without_a_record_is_refused_unless_fleets_are_mixed() {
         let fixture = Fixture::new(b"PK\x03\x04plan").await;
         let refused = fixture.fetch(&Map::new()).await.unwrap_err();
-        assert!(matches!(refused, PlanError::Unrecorded { .. }));
-        assert!(refused.hint().contains("MAYFLY_MIXED_FLEET=true"));
+        let hint = refused.hint().unwrap();
+        assert!(hint.contains("MAYFLY_MIXED_FLEET=true"), "{hint}");
+        assert_refused(Err(refused), "has no record");
         // A record of another plan does not count.
         let other = PlanRecord {
             reference: "elsewhere".into(),
             ..fixture.record()
         };
         fixture.note(Some(other.clone())).await;
-        assert!(matches!(
-            fixture.fetch(&other.patch("s")).await,
-            Err(PlanError::Unrecorded { .. })
-        ));
+        assert_refused(fixture.fetch(&other.patch("s")).await, "has no record");
         let mixed = |fetcher: &mut PlanFetcher<'_>| fetcher.mixed_fleet = true;
         let view = step_view(Some(fixture.reference.clone()), true);
         let fetched = fixture.fetch_as(&view, &Map::new(), mixed).await;
@@ -523,10 +488,10 @@ mod tests {
         let fixture = Fixture::new(b"hello").await;
         let mixed = |fetcher: &mut PlanFetcher<'_>| fetcher.mixed_fleet = true;
         let view = step_view(Some(fixture.reference.clone()), true);
-        assert!(matches!(
+        assert_refused(
             fixture.fetch_as(&view, &Map::new(), mixed).await,
-            Err(PlanError::NotAPlan { .. })
-        ));
+            "is not a plan",
+        );
     }
 
     #[tokio::test]
@@ -536,10 +501,7 @@ mod tests {
         let plan = fixture.fetch(&Map::new()).await.unwrap().unwrap();
         assert_eq!(plan.record, Some(fixture.record()));
         fs::write(&fixture.reference, b"PK\x03\x04PLAN").unwrap();
-        assert!(matches!(
-            fixture.fetch(&Map::new()).await,
-            Err(PlanError::Altered { .. })
-        ));
+        assert_refused(fixture.fetch(&Map::new()).await, "was altered");
     }
 
     #[tokio::test]
@@ -556,10 +518,8 @@ mod tests {
             "it was never planned"
         );
         fixture.note(None).await;
-        assert!(
-            matches!(fetch(false).await, Err(PlanError::Unknown)),
-            "it was planned, and there is no plan"
-        );
+        // It was planned, and there is no plan.
+        assert_refused(fetch(false).await, "no longer knows");
         fixture.note(Some(fixture.record())).await;
         let plan = fetch(false).await.unwrap().unwrap();
         assert_eq!(plan.record, Some(fixture.record()));
@@ -567,7 +527,7 @@ mod tests {
         assert!(fetch(true).await.unwrap().is_none());
         let note = note_key(&job());
         fixture.store.put(&note, "{").await.unwrap();
-        assert!(matches!(fetch(false).await, Err(PlanError::BadNote { .. })));
+        assert_refused(fetch(false).await, "cannot be read");
     }
 
     #[tokio::test]
@@ -577,9 +537,9 @@ mod tests {
             tool: Tool::OpenTofu,
             ..fixture.record()
         };
-        assert!(matches!(
+        assert_refused(
             fixture.fetch(&record.patch("s")).await,
-            Err(PlanError::OtherTool { .. })
-        ));
+            "was made by OpenTofu",
+        );
     }
 }

@@ -1,18 +1,18 @@
 //! The tool's command line, typed: one method for each command that a step needs.
 
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::path::{Path, PathBuf};
 
 use bytes::Bytes;
+use job_contract::keys::PLAN_FILE;
 use job_contract::report::StateLock;
 use run_log::LogWriter;
 
 use crate::child_env::ChildEnv;
-use crate::process::{
-    self, Capture, Completion, Consumer, Interrupt, Invocation, Limit, ProcessError,
-};
+use crate::error::StepError;
+use crate::process::{self, Capture, Completion, Consumer, Interrupt, Invocation, Limit};
 use crate::stop::{Budget, Stop};
-use crate::terraform::args::{Options, PlanOutput};
+use crate::terraform::args::{Options, PlanOutput, words};
 use crate::terraform::event_state::EventState;
 use crate::terraform::events::EventStream;
 use crate::terraform::lock_error::find_lock;
@@ -46,7 +46,6 @@ pub struct Terraform<'r> {
     pub color: bool,
     /// Whether a plan writes events, not the tool's own rendering, and whether plan and state are also rendered as JSON.
     pub structured_output: bool,
-    /// File of input variables.
     pub variables: Option<PathBuf>,
     pub refresh: bool,
     pub refresh_only: bool,
@@ -57,7 +56,6 @@ pub struct Terraform<'r> {
 /// A state the tool could not store itself.
 #[derive(Clone, Debug)]
 pub enum ErroredState {
-    /// The state is in this file.
     File(PathBuf),
     /// No disk accepted the state, so the tool printed it.
     Printed(Bytes),
@@ -84,7 +82,7 @@ impl Terraform<'_> {
         env: &ChildEnv,
         ssh_command: Option<&str>,
         consumer: &mut impl Consumer,
-    ) -> Result<Completion, ProcessError> {
+    ) -> Result<Completion, StepError> {
         let args = args::init(
             self.tool.tool,
             &self.tool.version,
@@ -111,7 +109,7 @@ impl Terraform<'_> {
         env: &ChildEnv,
         destroy: bool,
         log: LogWriter,
-    ) -> Result<(Completion, Structured), ProcessError> {
+    ) -> Result<(Completion, Structured), StepError> {
         let output = if self.structured_output {
             PlanOutput::Events
         } else {
@@ -132,7 +130,7 @@ impl Terraform<'_> {
         env: &ChildEnv,
         log: LogWriter,
         planned: Structured,
-    ) -> Result<(Completion, Structured), ProcessError> {
+    ) -> Result<(Completion, Structured), StepError> {
         self.run_with_events(env, args::apply_plan(&self.tool.version), log, planned)
             .await
     }
@@ -142,7 +140,7 @@ impl Terraform<'_> {
         &self,
         env: &ChildEnv,
         log: LogWriter,
-    ) -> Result<(Completion, Structured), ProcessError> {
+    ) -> Result<(Completion, Structured), StepError> {
         self.run_with_events(
             env,
             args::apply_direct(self.options(), self.color),
@@ -157,7 +155,7 @@ impl Terraform<'_> {
         &self,
         env: &ChildEnv,
         log: LogWriter,
-    ) -> Result<(Completion, Structured), ProcessError> {
+    ) -> Result<(Completion, Structured), StepError> {
         self.run_with_events(
             env,
             args::destroy(self.options()),
@@ -168,23 +166,25 @@ impl Terraform<'_> {
     }
 
     /// The plan for people; `None` when the tool could not render it.
-    pub async fn show_plan(&self, env: &ChildEnv) -> Result<Option<Vec<u8>>, ProcessError> {
+    pub async fn show_plan(&self, env: &ChildEnv) -> Result<Option<Vec<u8>>, StepError> {
         self.document(env, args::show_plan(self.color)).await
     }
 
     /// The plan for machines.
-    pub async fn show_plan_json(&self, env: &ChildEnv) -> Result<Option<Vec<u8>>, ProcessError> {
-        self.document(env, args::show_plan_json()).await
+    pub async fn show_plan_json(&self, env: &ChildEnv) -> Result<Option<Vec<u8>>, StepError> {
+        let args = words(["show", "-no-color", "-json", PLAN_FILE]);
+        self.document(env, args).await
     }
 
     /// The state for machines.
-    pub async fn show_state_json(&self, env: &ChildEnv) -> Result<Option<Vec<u8>>, ProcessError> {
-        self.document(env, args::show_state_json()).await
+    pub async fn show_state_json(&self, env: &ChildEnv) -> Result<Option<Vec<u8>>, StepError> {
+        self.document(env, words(["show", "-no-color", "-json"]))
+            .await
     }
 
     /// The raw state.
-    pub async fn state_pull(&self, env: &ChildEnv) -> Result<Option<Vec<u8>>, ProcessError> {
-        self.document(env, args::state_pull()).await
+    pub async fn state_pull(&self, env: &ChildEnv) -> Result<Option<Vec<u8>>, StepError> {
+        self.document(env, words(["state", "pull"])).await
     }
 
     /// Stores a state that the tool could not store itself.
@@ -192,11 +192,12 @@ impl Terraform<'_> {
         &self,
         env: &ChildEnv,
         state: &ErroredState,
-    ) -> Result<CommandOutput, ProcessError> {
-        let (args, input) = match state {
-            ErroredState::File(file) => (args::state_push(file), None),
-            ErroredState::Printed(state) => (args::state_push_input(), Some(state.clone())),
+    ) -> Result<CommandOutput, StepError> {
+        let (file, input) = match state {
+            ErroredState::File(file) => (file.as_os_str(), None),
+            ErroredState::Printed(state) => (OsStr::new("-"), Some(state.clone())),
         };
+        let args = vec!["state".into(), "push".into(), file.into()];
         let invocation = Invocation {
             input,
             ..self.invocation(env, args)
@@ -206,22 +207,21 @@ impl Terraform<'_> {
 
     /// Takes the lock on the state and releases it at once. It changes nothing. It fails while another process holds
     /// the lock.
-    pub async fn probe_lock(&self, env: &ChildEnv) -> Result<CommandOutput, ProcessError> {
-        self.run_small(self.invocation(env, args::probe_lock()))
-            .await
+    pub async fn probe_lock(&self, env: &ChildEnv) -> Result<CommandOutput, StepError> {
+        // No resource has this address.
+        let address = "terraform_data.mayfly_asks_for_the_lock";
+        let args = words(["untaint", "-no-color", "-allow-missing", address]);
+        self.run_small(self.invocation(env, args)).await
     }
 
     /// Releases a lock of any holder.
-    pub async fn force_unlock(
-        &self,
-        env: &ChildEnv,
-        id: &str,
-    ) -> Result<CommandOutput, ProcessError> {
-        self.run_small(self.invocation(env, args::force_unlock(id)))
-            .await
+    pub async fn force_unlock(&self, env: &ChildEnv, id: &str) -> Result<CommandOutput, StepError> {
+        // `--` ends the flags, because the id is text from the backend.
+        let args = words(["force-unlock", "-force", "--", id]);
+        self.run_small(self.invocation(env, args)).await
     }
 
-    async fn run_small(&self, invocation: Invocation) -> Result<CommandOutput, ProcessError> {
+    async fn run_small(&self, invocation: Invocation) -> Result<CommandOutput, StepError> {
         let mut capture = Capture::up_to(MAX_TEXT_BYTES);
         let done = process::run(&invocation, &self.saving(), &mut capture).await?;
         Ok(CommandOutput {
@@ -236,7 +236,7 @@ impl Terraform<'_> {
         args: Vec<OsString>,
         log: LogWriter,
         structured: Structured,
-    ) -> Result<(Completion, Structured), ProcessError> {
+    ) -> Result<(Completion, Structured), StepError> {
         self.events.begin(structured);
         let mut stream = EventStream::new(log, self.events.clone());
         let done = process::run(
@@ -253,7 +253,7 @@ impl Terraform<'_> {
         &self,
         env: &ChildEnv,
         args: Vec<OsString>,
-    ) -> Result<Option<Vec<u8>>, ProcessError> {
+    ) -> Result<Option<Vec<u8>>, StepError> {
         let mut capture = Capture::up_to(MAX_DOCUMENT_BYTES);
         // This drops stderr, which contains only warnings and the output of `TF_LOG`.
         let invocation = Invocation {

@@ -6,105 +6,48 @@
 
 mod cache;
 mod download;
-mod error;
 mod fetch;
 mod index;
 mod probe;
 mod range;
 mod verify;
 
-use std::{ffi::OsString, fmt, path::PathBuf, str::FromStr, time::Duration};
+use std::{ffi::OsString, fmt, path::PathBuf, time::Duration};
 
 pub use cache::install_archive;
-pub use error::{ArchiveError, FetchError, ToolError};
 pub(crate) use fetch::RETRY_FOR;
 pub use job_contract::job::Tool;
 pub use range::{Range, RangeError};
-pub use verify::SignatureError;
 
-use cache::Slot;
+use cache::{Slot, cache_error};
+use clap::ValueEnum;
 use fetch::Shown;
 use job_contract::chain;
+use range::EXAMPLES;
 use semver::Version;
 use url::Url;
+
+use crate::error::StepError;
 
 /// Receives one-line messages about slow work and warnings.
 pub type Notify<'a> = &'a (dyn Fn(&str) + Send + Sync);
 
 /// Which of several matching versions is used.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Selection {
     /// The binary on PATH if it satisfies the range, else the greatest in the cache, else the greatest published one.
-    #[default]
     Installed,
     /// The greatest published one, as with the stock executor.
     Newest,
 }
 
 /// The required signature of a release. A signature that exists must be valid in any case.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum SignaturePolicy {
     /// A release may have no signature, because a mirror may lack them. Checksums are still required.
-    #[default]
     Offered,
     /// A release without a signature is refused.
     Required,
-}
-
-/// A setting's text that is none of its choices.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("`{found}` is not one of {expected}")]
-pub struct UnknownChoice {
-    found: String,
-    expected: &'static str,
-}
-
-impl FromStr for Selection {
-    type Err = UnknownChoice;
-
-    fn from_str(text: &str) -> Result<Self, Self::Err> {
-        match text {
-            "installed" => Ok(Self::Installed),
-            "newest" => Ok(Self::Newest),
-            _ => Err(UnknownChoice {
-                found: text.to_owned(),
-                expected: "`installed`, `newest`",
-            }),
-        }
-    }
-}
-
-impl fmt::Display for Selection {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Installed => "installed",
-            Self::Newest => "newest",
-        })
-    }
-}
-
-impl FromStr for SignaturePolicy {
-    type Err = UnknownChoice;
-
-    fn from_str(text: &str) -> Result<Self, Self::Err> {
-        match text {
-            "offered" => Ok(Self::Offered),
-            "required" => Ok(Self::Required),
-            _ => Err(UnknownChoice {
-                found: text.to_owned(),
-                expected: "`offered`, `required`",
-            }),
-        }
-    }
-}
-
-impl fmt::Display for SignaturePolicy {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Offered => "offered",
-            Self::Required => "required",
-        })
-    }
 }
 
 /// Where tools come from.
@@ -112,9 +55,7 @@ impl fmt::Display for SignaturePolicy {
 pub struct ToolConfig {
     /// Directory of downloaded tools. Many executors may share it.
     pub cache_dir: PathBuf,
-    /// Terraform's release index.
     pub terraform_index: Url,
-    /// OpenTofu's release index.
     pub tofu_index: Url,
     /// Replaces scheme, host and path prefix of the index's download addresses.
     pub mirror: Option<Url>,
@@ -122,7 +63,6 @@ pub struct ToolConfig {
     pub signatures: SignaturePolicy,
     /// OpenPGP public keys that are trusted in addition to the publishers' own.
     pub extra_keys: Option<PathBuf>,
-    /// The PATH to search.
     pub path: OsString,
     /// How long requests to an unusable release server are repeated.
     pub retry_for: Duration,
@@ -181,10 +121,12 @@ pub async fn resolve(
     range: &str,
     config: &ToolConfig,
     notify: Notify<'_>,
-) -> Result<ResolvedTool, ToolError> {
-    let range = Range::parse(range)?;
+) -> Result<ResolvedTool, StepError> {
+    let range = Range::parse(range).map_err(|error| {
+        StepError::user(error.to_string()).with_hint(format!("valid ranges look like {EXAMPLES}"))
+    })?;
     let cache_dir = std::path::absolute(&config.cache_dir)
-        .map_err(|error| ToolError::cache(&config.cache_dir, error))?;
+        .map_err(|error| cache_error(&config.cache_dir, &error))?;
     Resolver {
         tool,
         range,
@@ -205,7 +147,7 @@ struct Resolver<'a> {
 }
 
 impl Resolver<'_> {
-    async fn resolve(&self) -> Result<ResolvedTool, ToolError> {
+    async fn resolve(&self) -> Result<ResolvedTool, StepError> {
         // A full version needs no index, because it is the same from every source.
         let local_first =
             self.config.selection == Selection::Installed || self.range.exact().is_some();
@@ -227,10 +169,8 @@ impl Resolver<'_> {
         match self.local().await {
             Some(found) => {
                 (self.notify)(&format!(
-                    "warning: {}; using the installed {} {}",
-                    chain(&failure),
-                    self.tool,
-                    found.version
+                    "warning: {failure}; using the installed {} {}",
+                    self.tool, found.version
                 ));
                 Ok(found)
             }

@@ -9,7 +9,6 @@ pub mod credentials;
 pub mod download;
 mod dynamic;
 pub mod git;
-mod http;
 pub mod layout;
 pub mod source;
 mod ssh;
@@ -23,39 +22,37 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 use job_contract::JobData;
 use job_contract::job::NO_COMMIT;
+use reqwest::redirect::Policy;
+use reqwest::{Client, ClientBuilder};
 use runtime::tree_removal;
 use secrecy::ExposeSecret as _;
+use tracing::info;
 
-pub use self::archive::{ArchiveError, ArchiveLimits};
+pub use self::archive::ArchiveLimits;
 pub use self::azure::AzureEnvironment;
-pub use self::credentials::CredentialError;
 use self::credentials::VcsAccess;
 use self::download::Download;
-pub use self::download::{ContentToken, DownloadError, Relay};
+pub use self::download::{ContentToken, Relay};
 use self::git::Git;
-pub use self::git::GitError;
-use self::http::ProxySettings;
 use self::layout::remove_file_if_present;
 pub(crate) use self::layout::write_private_file;
 pub use self::layout::{Layout, LayoutConfig};
 use self::source::Source;
-pub use self::source::SourceError;
+use crate::error::StepError;
 
 /// Deployment settings that the workspace needs, and the environment of its processes.
 #[derive(Clone, Debug)]
 pub struct WorkspaceConfig {
     /// The file of accepted SSH server keys. Without it, every key is accepted, as the contract requires.
     pub known_hosts: Option<PathBuf>,
-    /// Limits on tarballs.
     pub archive_limits: ArchiveLimits,
-    /// `PATH` of git.
     pub path: OsString,
-    /// `HOME` of git.
     pub home: PathBuf,
-    /// Further allow-listed environment of git: proxies, CA bundles. Downloads use its proxies too.
+    /// Further allow-listed environment of git: proxies, CA bundles.
     pub environment: Vec<(OsString, OsString)>,
     /// The platform's token, and the host that may receive it with tarball downloads.
     pub content_token: Option<ContentToken>,
@@ -76,120 +73,56 @@ pub struct Workspace {
     pub environment: BTreeMap<String, String>,
 }
 
-use crate::error::{ErrorKind, StepError};
-
-/// Why there is no workspace.
-#[derive(Debug, thiserror::Error)]
-pub enum WorkspaceError {
-    /// The address in the job data is unusable.
-    #[error(transparent)]
-    Source(#[from] SourceError),
-    /// There is no credential for the VCS.
-    #[error(transparent)]
-    Credential(#[from] CredentialError),
-    /// Git failed.
-    #[error(transparent)]
-    Git(#[from] GitError),
-    /// The tarball could not be fetched.
-    #[error(transparent)]
-    Download(#[from] DownloadError),
-    /// The tarball could not be unpacked.
-    #[error(transparent)]
-    Archive(#[from] ArchiveError),
-    /// The folder of the root module does not exist.
-    #[error("the folder `{folder}` does not exist in the source")]
-    NoFolder { folder: String },
-    /// The folder of the root module is a file.
-    #[error("`{folder}` in the source is not a folder")]
-    NotAFolder { folder: String },
-    /// The folder of the root module is outside the tree.
-    #[error("the folder `{folder}` is outside the source")]
-    OutsideFolder { folder: String },
-    /// A file system operation of this module failed.
-    #[error("could not {action} `{}`", path.display())]
-    Io {
-        action: &'static str,
-        path: PathBuf,
-        #[source]
-        source: io::Error,
-    },
-    /// The unpacking task ended without a result.
-    #[error("unpacking ended unexpectedly")]
-    Unpacking(#[source] tokio::task::JoinError),
-}
-
-impl WorkspaceError {
-    /// The kind of the error, which decides about retries.
-    pub fn kind(&self) -> ErrorKind {
-        match self {
-            Self::Credential(error) => error.kind(),
-            Self::Git(error) => error.kind(),
-            Self::Download(error) => error.kind(),
-            Self::Archive(error) => error.kind(),
-            Self::Source(_)
-            | Self::NoFolder { .. }
-            | Self::NotAFolder { .. }
-            | Self::OutsideFolder { .. } => ErrorKind::User,
-            Self::Io { .. } => ErrorKind::Infrastructure,
-            Self::Unpacking(_) => ErrorKind::Defect,
-        }
-    }
-
-    /// The hint for users, if there is one.
-    pub fn hint(&self) -> Option<String> {
-        match self {
-            Self::Source(error) => Some(error.hint().to_owned()),
-            Self::Credential(error) => error.hint(),
-            Self::Git(error) => error.hint(),
-            Self::Download(error) => error.hint(),
-            Self::Archive(error) => error.hint(),
-            Self::NoFolder { .. } | Self::NotAFolder { .. } | Self::OutsideFolder { .. } => Some(
-                "set the folder of the workspace to the one that holds the root module".to_owned(),
-            ),
-            Self::Io { source, .. } if source.kind() == io::ErrorKind::StorageFull => {
-                Some("give the work directory more space".to_owned())
-            }
-            Self::Io { .. } | Self::Unpacking(_) => None,
-        }
-    }
-}
-
-impl From<WorkspaceError> for StepError {
-    fn from(error: WorkspaceError) -> Self {
-        let hint = error.hint();
-        Self::new(error.kind().exit(), error).with_hint(hint)
-    }
-}
-
 /// For `map_err`: adds the action and the path.
-fn io_error(action: &'static str, path: &Path) -> impl FnOnce(io::Error) -> WorkspaceError {
-    let path = path.to_path_buf();
-    move |source| WorkspaceError::Io {
-        action,
-        path,
-        source,
+fn io_error(action: &'static str, path: &Path) -> impl FnOnce(io::Error) -> StepError {
+    let text = format!("could not {action} `{}`", path.display());
+    move |source| {
+        let error = StepError::infrastructure(text).because(&source);
+        if source.kind() == io::ErrorKind::StorageFull {
+            error.with_hint("give the work directory more space")
+        } else {
+            error
+        }
     }
+}
+
+/// The folder of the root module cannot be used.
+fn bad_folder(text: String) -> StepError {
+    StepError::user(text)
+        .with_hint("set the folder of the workspace to the one that holds the root module")
+}
+
+const NETWORK_HINT: &str = "check the address, and the proxy and network policy of the executor";
+const SPACE_HINT: &str = "check the free space of the work directory";
+const TOO_LARGE_HINT: &str = "exclude what the run does not need with `.terraformignore`, or raise the limit of the executor";
+
+/// HTTP clients of the workspace. They follow no redirects, because the caller decides for each redirect about the token.
+fn client_builder() -> ClientBuilder {
+    Client::builder()
+        .redirect(Policy::none())
+        .connect_timeout(Duration::from_secs(20))
+        .read_timeout(Duration::from_mins(1))
+        .user_agent(concat!("mayfly-executor/", env!("CARGO_PKG_VERSION")))
 }
 
 /// The file with the commit id in the tree, for scripts (contract 8.1).
 const COMMIT_FILE: &str = "commitHash.info";
 const INIT_KEY_FILE: &str = "ssh/id";
 
-/// Fetches the content of `job` into `layout`, and writes its credentials. `notify` gets progress messages of one line.
+/// Fetches the content of `job` into `layout`, and writes its credentials.
 ///
 /// Dropping the future kills git and its child processes.
 pub async fn prepare(
     job: &JobData,
     layout: &Layout,
     config: &WorkspaceConfig,
-    notify: &(dyn Fn(&str) + Send + Sync),
-) -> Result<Workspace, WorkspaceError> {
+) -> Result<Workspace, StepError> {
     let access = vcs_access(job);
     let commit_id = if job.is_remote_content() {
-        unpack_content(job, layout, config, notify).await?;
+        unpack_content(job, layout, config).await?;
         NO_COMMIT.to_owned()
     } else {
-        clone_source(job, access, layout, config, notify).await?
+        clone_source(job, access, layout, config).await?
     };
     let environment = dynamic::write_credentials(&job.environment_variables, layout.private())
         .map_err(io_error("write credentials to", layout.private()))?;
@@ -203,19 +136,22 @@ pub async fn prepare(
 
 impl Workspace {
     /// The folder of the root module. It must be a folder within the tree, also after resolving links.
-    pub fn working_dir(&self, job: &JobData) -> Result<PathBuf, WorkspaceError> {
+    pub fn working_dir(&self, job: &JobData) -> Result<PathBuf, StepError> {
         let folder = job.folder();
-        let named = || folder.to_owned();
         let path = self.root.join(folder.trim_start_matches('/'));
         let found = fs::canonicalize(&path).map_err(|error| match error.kind() {
             io::ErrorKind::PermissionDenied => io_error("open", &path)(error),
-            _ => WorkspaceError::NoFolder { folder: named() },
+            _ => bad_folder(format!(
+                "the folder `{folder}` does not exist in the source"
+            )),
         })?;
         if !found.starts_with(&self.root) {
-            return Err(WorkspaceError::OutsideFolder { folder: named() });
+            return Err(outside_folder(folder));
         }
         if !found.is_dir() {
-            return Err(WorkspaceError::NotAFolder { folder: named() });
+            return Err(bad_folder(format!(
+                "`{folder}` in the source is not a folder"
+            )));
         }
         Ok(found)
     }
@@ -230,7 +166,7 @@ pub async fn clone_tools_repository(
     environment: &BTreeMap<String, String>,
     layout: &Layout,
     config: &WorkspaceConfig,
-) -> Result<(), WorkspaceError> {
+) -> Result<(), StepError> {
     let value = |name: &str| environment.get(name).map(String::as_str);
     let access = VcsAccess {
         vcs_type: value("TERRAKUBE_PRIVATE_EXTENSION_REPO_TYPE").unwrap_or("PUBLIC"),
@@ -240,8 +176,7 @@ pub async fn clone_tools_repository(
     let source = Source::parse(repository)?;
     refuse_detour(layout.checkout(), target)?;
     remove_entry(target).map_err(io_error("replace", target))?;
-    let proxies = ProxySettings::from_environment(&config.environment);
-    let credential = access.credential(&config.azure, &proxies).await?;
+    let credential = access.credential(&config.azure).await?;
     let git = Git::open(config, layout.private(), &source, &credential)?;
     git.clone(branch, target).await?;
     git.check_out_head(target).await?;
@@ -261,26 +196,24 @@ async fn clone_source(
     access: VcsAccess<'_>,
     layout: &Layout,
     config: &WorkspaceConfig,
-    notify: &(dyn Fn(&str) + Send + Sync),
-) -> Result<String, WorkspaceError> {
+) -> Result<String, StepError> {
     let source = Source::parse(job.source.as_deref().unwrap_or_default())?;
-    let proxies = ProxySettings::from_environment(&config.environment);
-    let credential = access.credential(&config.azure, &proxies).await?;
+    let credential = access.credential(&config.azure).await?;
     let git = Git::open(config, layout.private(), &source, &credential)?;
     let root = layout.checkout();
 
-    notify(&format!("cloning {source} ({})", job.branch));
+    info!("cloning {source} ({})", job.branch);
     git.clone(&job.branch, root).await?;
     let commit_id = match job.commit() {
         Some(commit) => {
-            notify(&format!("checking out commit {commit}"));
+            info!("checking out commit {commit}");
             git.check_out_commit(root, commit).await?;
             commit.to_owned()
         }
         None => git.check_out_head(root).await?,
     };
     if git::has_submodules(root) {
-        notify("fetching submodules");
+        info!("fetching submodules");
         git.update_submodules(root).await?;
     }
     write_commit_file(&root.join(COMMIT_FILE), &commit_id)
@@ -292,18 +225,15 @@ async fn unpack_content(
     job: &JobData,
     layout: &Layout,
     config: &WorkspaceConfig,
-    notify: &(dyn Fn(&str) + Send + Sync),
-) -> Result<(), WorkspaceError> {
+) -> Result<(), StepError> {
     let address = job.source.as_deref().unwrap_or_default();
-    let proxies = ProxySettings::from_environment(&config.environment);
     let limits = config.archive_limits;
     let download = Download {
         token: config.content_token.as_ref(),
-        proxies: &proxies,
         max_bytes: limits.max_bytes,
         folder: layout.private(),
     };
-    notify("fetching the content");
+    info!("fetching the content");
     let tarball = download.open(address).await?;
 
     let root = layout.checkout().to_path_buf();
@@ -312,11 +242,9 @@ async fn unpack_content(
     let unpack = move || archive::unpack(tarball, &root, limits, &stopped);
     let unpacked = tokio::task::spawn_blocking(unpack)
         .await
-        .map_err(WorkspaceError::Unpacking)??;
-    notify(&format!(
-        "unpacked {} entries, {} bytes",
-        unpacked.entries, unpacked.bytes
-    ));
+        .map_err(|error| StepError::defect("unpacking ended unexpectedly").because(&error))??;
+    let archive::Unpacked { entries, bytes } = unpacked;
+    info!("unpacked {entries} entries, {bytes} bytes");
     Ok(())
 }
 
@@ -335,7 +263,7 @@ fn init_ssh_command(
     access: VcsAccess<'_>,
     layout: &Layout,
     config: &WorkspaceConfig,
-) -> Result<Option<String>, WorkspaceError> {
+) -> Result<Option<String>, StepError> {
     let Some(key) = ssh::module_key(job, access) else {
         return Ok(None);
     };
@@ -366,7 +294,7 @@ fn remove_entry(path: &Path) -> io::Result<()> {
 }
 
 /// Refuses a target below the tree if links in its path lead out of the tree.
-fn refuse_detour(root: &Path, target: &Path) -> Result<(), WorkspaceError> {
+fn refuse_detour(root: &Path, target: &Path) -> Result<(), StepError> {
     if !target.starts_with(root) {
         return Ok(());
     }
@@ -377,8 +305,10 @@ fn refuse_detour(root: &Path, target: &Path) -> Result<(), WorkspaceError> {
     if existing.is_some_and(|folder| folder.starts_with(root)) {
         Ok(())
     } else {
-        Err(WorkspaceError::OutsideFolder {
-            folder: target.display().to_string(),
-        })
+        Err(outside_folder(&target.display().to_string()))
     }
+}
+
+fn outside_folder(folder: &str) -> StepError {
+    bad_folder(format!("the folder `{folder}` is outside the source"))
 }

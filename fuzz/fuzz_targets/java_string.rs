@@ -4,13 +4,11 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use platform::java::{JavaStringError, decode, encode};
+use platform::java::{decode, encode};
 
 fuzz_target!(|data: &[u8]| {
-    match decode(data) {
-        Ok(text) => survives(&text),
-        Err(JavaStringError::Malformed { at }) => assert!(at < data.len()),
-        Err(error) => assert!(error.to_string().len() < 200),
+    if let Some(text) = decode(data) {
+        survives(&text);
     }
     survives(&String::from_utf8_lossy(data));
 });
@@ -19,7 +17,7 @@ fn survives(text: &str) {
     let bytes = encode(text);
     // At most three bytes for each byte of the text, and a header of thirteen bytes.
     assert!(bytes.len() <= 3 * text.len() + 13);
-    assert_eq!(decode(&bytes).as_deref(), Ok(text));
+    assert_eq!(decode(&bytes).as_deref(), Some(text));
     let head = if bytes[4] == 0x74 { 7 } else { 13 };
     assert!(!bytes[head..].contains(&0));
 }

@@ -181,7 +181,12 @@ fn an_outcome_is_reported_even_when_the_log_cannot_be_stored() {
 
     let outcome = machine.run(&apply).expect_code(1);
 
-    assert!(outcome.error().contains("could not store"), "{outcome}");
+    assert!(
+        outcome
+            .error()
+            .contains("could not write the stored object"),
+        "{outcome}"
+    );
     assert_eq!(
         machine.statuses(&apply),
         ("completed".into(), "completed".into()),

@@ -1,13 +1,11 @@
 //! Size and SHA-256 of content.
 
-use std::io::{self, Read as _};
+use std::io::{self, Read, Write};
 use std::path::Path;
 
-use sha2::{Digest as _, Sha256};
-
+use job_contract::encoding::hex;
 use runtime::regular_file;
-
-const CHUNK_BYTES: usize = 64 * 1024;
+use sha2::{Digest as _, Sha256};
 
 /// Size and SHA-256 of an object.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -20,17 +18,14 @@ pub struct Digest {
 impl Digest {
     /// The digest of a file.
     pub fn of(path: &Path) -> io::Result<Self> {
-        let mut file = regular_file::open(path)?;
+        Self::of_rest(&mut regular_file::open(path)?)
+    }
+
+    /// The digest of what is still to be read.
+    pub fn of_rest(content: &mut impl Read) -> io::Result<Self> {
         let mut hasher = Hasher::default();
-        let mut chunk = vec![0; CHUNK_BYTES];
-        loop {
-            match file.read(&mut chunk) {
-                Ok(0) => return Ok(hasher.finish()),
-                Ok(length) => hasher.update(&chunk[..length]),
-                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                Err(error) => return Err(error),
-            }
-        }
+        io::copy(content, &mut hasher)?;
+        Ok(hasher.finish())
     }
 }
 
@@ -55,13 +50,13 @@ impl Hasher {
     }
 }
 
-/// Lower-case hex.
-pub fn hex(bytes: &[u8]) -> String {
-    use std::fmt::Write as _;
-    bytes
-        .iter()
-        .fold(String::with_capacity(bytes.len() * 2), |mut text, byte| {
-            write!(text, "{byte:02x}").expect("writing to a string cannot fail");
-            text
-        })
+impl Write for Hasher {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.update(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
 }

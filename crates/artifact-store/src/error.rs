@@ -6,33 +6,26 @@ use std::path::{Path, PathBuf};
 
 use job_contract::chain;
 
+/// What a store reads and writes, in messages.
+pub(crate) const OBJECT: &str = "the stored object";
+pub(crate) const SOURCE: &str = "the file to store,";
+pub(crate) const TARGET: &str = "a fetched object to";
+
 /// Why an artifact could not be stored or fetched.
 #[derive(Debug, thiserror::Error)]
 pub enum StoreError {
-    /// A file of the local store could not be written, for example because the disk is full.
-    #[error("could not store `{}`", path.display())]
-    WriteFile {
+    /// A file of the local store, or the file to store.
+    #[error("could not read {what} `{}`", path.display())]
+    Read {
+        what: &'static str,
         path: PathBuf,
         #[source]
         source: io::Error,
     },
-    /// A file of the local store could not be read.
-    #[error("could not fetch `{}`", path.display())]
-    ReadFile {
-        path: PathBuf,
-        #[source]
-        source: io::Error,
-    },
-    /// The file to store cannot be read.
-    #[error("could not read the file `{}` to store it", path.display())]
-    Source {
-        path: PathBuf,
-        #[source]
-        source: io::Error,
-    },
-    /// The target file of a fetch cannot be written.
-    #[error("could not write a fetched object to `{}`", path.display())]
-    Target {
+    /// A file of the local store, or the target of a fetch.
+    #[error("could not write {what} `{}`", path.display())]
+    Write {
+        what: &'static str,
         path: PathBuf,
         #[source]
         source: io::Error,
@@ -40,24 +33,20 @@ pub enum StoreError {
     /// A reference that points outside the store.
     #[error("`{reference}` is not in this store")]
     Foreign { reference: String },
-    /// There is no such object.
     #[error("`{object}` does not exist")]
     Missing { object: String },
-    /// The object is larger than the limit of the reader.
     #[error("`{object}` has {bytes} bytes; at most {limit} are read")]
     TooLarge {
         object: String,
         bytes: u64,
         limit: u64,
     },
-    /// There is no such bucket.
     #[error("{service} has no bucket `{bucket}`, the value of `{setting}`")]
     NoBucket {
         service: &'static str,
         bucket: String,
         setting: &'static str,
     },
-    /// The credentials are wrong, or lack a permission.
     #[error("{service} refused access to `{object}` with the credentials of {settings}")]
     Refused {
         service: &'static str,
@@ -99,25 +88,30 @@ impl StoreError {
         })
     }
 
-    pub(crate) fn write_file(path: &Path, source: io::Error) -> Self {
+    /// For `map_err`: `what` could not be read.
+    pub(crate) fn read(what: &'static str, path: &Path) -> impl Fn(io::Error) -> Self {
         let path = path.to_owned();
-        Self::WriteFile { path, source }
+        move |source| Self::Read {
+            what,
+            path: path.clone(),
+            source,
+        }
     }
 
-    pub(crate) fn read_file(path: &Path, source: io::Error) -> Self {
+    /// For `map_err`: `what` could not be written.
+    pub(crate) fn write(what: &'static str, path: &Path) -> impl Fn(io::Error) -> Self {
         let path = path.to_owned();
-        Self::ReadFile { path, source }
-    }
-
-    pub(crate) fn target(path: &Path, source: io::Error) -> Self {
-        let path = path.to_owned();
-        Self::Target { path, source }
+        move |source| Self::Write {
+            what,
+            path: path.clone(),
+            source,
+        }
     }
 
     /// The next step for the operator.
     pub fn hint(&self) -> Option<String> {
         Some(match self {
-            Self::WriteFile { .. } | Self::Target { .. } => {
+            Self::Write { .. } => {
                 "check that the disk is not full and the folder belongs to the executor's user"
                     .to_owned()
             }
@@ -131,8 +125,7 @@ impl StoreError {
                 "check the address of the store, the network and the proxy settings".to_owned()
             }
             Self::Client { .. } => "check the settings of the store".to_owned(),
-            Self::ReadFile { .. }
-            | Self::Source { .. }
+            Self::Read { .. }
             | Self::Foreign { .. }
             | Self::TooLarge { .. }
             | Self::Missing { .. } => return None,

@@ -31,7 +31,7 @@ use retry::Health;
 use s3::S3;
 use service::ObjectService;
 
-pub use digest::{Digest, hex};
+pub use digest::Digest;
 pub use error::StoreError;
 pub use remote::RequestTiming;
 pub use runtime::setting::HttpUrl;

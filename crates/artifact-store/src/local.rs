@@ -12,7 +12,7 @@ use job_contract::keys::{self, Area, ObjectKey};
 
 use crate::READ_BYTES;
 use crate::digest::{Digest, Hasher};
-use crate::error::StoreError;
+use crate::error::{OBJECT, SOURCE, StoreError, TARGET};
 use crate::service::ObjectService;
 use crate::state_backend::BackendSettings;
 use runtime::private_file::private_folder;
@@ -40,34 +40,41 @@ impl Local {
     async fn write(
         &self,
         key: &ObjectKey,
-        write: impl FnOnce(&mut File) -> Result<(), WriteError> + Send + 'static,
+        write: impl FnOnce(&mut File, &Path) -> Result<(), StoreError> + Send + 'static,
     ) -> Result<(), StoreError> {
         let path = self.path(key);
         // A crash of the machine may lose the name of a new log, but never a part of a log. Plans and states stay.
         let keeps_name = key.area != Area::Output;
         blocking(move || {
-            write_whole(&path, keeps_name, write).map_err(|error| match error {
-                WriteError::Object(source) => StoreError::write_file(&path, source),
-                WriteError::Source { path, source } => StoreError::Source { path, source },
-            })
+            let failed = StoreError::write(OBJECT, &path);
+            let folder = path.parent().expect("keys have a folder");
+            let draft = private_folder(folder).and_then(tempfile::NamedTempFile::new_in);
+            let mut draft = draft.map_err(&failed)?;
+            write(draft.as_file_mut(), &path)?;
+            let keep = || {
+                draft.as_file().sync_all()?;
+                draft.persist(&path)?;
+                if keeps_name {
+                    File::open(folder)?.sync_all()
+                } else {
+                    Ok(())
+                }
+            };
+            keep().map_err(&failed)
         })
         .await
     }
 
     fn copy_out(&self, reference: &str, target: &Path, limit: u64) -> Result<Digest, StoreError> {
         let path = self.resolve(reference)?;
+        let unreadable = StoreError::read(OBJECT, &path);
+        let unwritable = StoreError::write(TARGET, target);
         // Code of a run on this machine may have put a link or a FIFO in its place meanwhile.
-        let source = regular_file::open_unlinked(&path);
-        let mut source = source.map_err(|source| StoreError::read_file(&path, source))?;
-        let metadata = source.metadata();
-        let metadata = metadata.map_err(|source| StoreError::read_file(&path, source))?;
-        StoreError::unless_fits(reference, metadata.len(), limit)?;
-        let created = create_private(target);
-        let mut file = created.map_err(|source| StoreError::target(target, source))?;
-        let copied = copy_digesting(&mut source, &mut file).map_err(|error| match error {
-            CopyError::Read(source) => StoreError::read_file(&path, source),
-            CopyError::Write(source) => StoreError::target(target, source),
-        });
+        let mut source = regular_file::open_unlinked(&path).map_err(&unreadable)?;
+        let size = source.metadata().map_err(&unreadable)?.len();
+        StoreError::unless_fits(reference, size, limit)?;
+        let mut file = create_private(target).map_err(&unwritable)?;
+        let copied = copy_digesting(&mut source, &mut file, unreadable, unwritable);
         if copied.is_err() {
             discard(target);
         }
@@ -81,8 +88,7 @@ impl Local {
             Err(error) if error.kind() == io::ErrorKind::NotFound => Err(StoreError::Missing {
                 object: reference.to_owned(),
             }),
-            Err(source) => Err(StoreError::read_file(path, source)),
-            Ok(path) => Ok(path),
+            found => found.map_err(StoreError::read(OBJECT, path)),
         };
         let (root, resolved) = (canonical(&self.root)?, canonical(path)?);
         if resolved.starts_with(root) {
@@ -102,15 +108,22 @@ impl ObjectService for Local {
     }
 
     async fn put(&self, key: &ObjectKey, bytes: Bytes) -> Result<(), StoreError> {
-        self.write(key, move |file| {
-            file.write_all(&bytes).map_err(WriteError::Object)
+        self.write(key, move |file, path| {
+            file.write_all(&bytes)
+                .map_err(StoreError::write(OBJECT, path))
         })
         .await
     }
 
     async fn put_file(&self, key: &ObjectKey, source: &Path) -> Result<(), StoreError> {
         let source = source.to_owned();
-        self.write(key, move |file| copy_into(&source, file)).await
+        self.write(key, move |file, path| {
+            let unreadable = StoreError::read(SOURCE, &source);
+            let mut input = regular_file::open(&source).map_err(&unreadable)?;
+            let unwritable = StoreError::write(OBJECT, path);
+            copy_digesting(&mut input, file, unreadable, unwritable).map(drop)
+        })
+        .await
     }
 
     async fn fetch(
@@ -125,15 +138,18 @@ impl ObjectService for Local {
 
     async fn read(&self, key: &ObjectKey) -> Result<Option<Bytes>, StoreError> {
         let path = self.path(key);
-        blocking(move || match read_whole(&path) {
-            Ok(Ok(bytes)) => Ok(Some(bytes.into())),
-            Ok(Err(bytes)) => Err(StoreError::TooLarge {
-                object: path.display().to_string(),
-                bytes,
-                limit: READ_BYTES,
-            }),
-            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
-            Err(source) => Err(StoreError::read_file(&path, source)),
+        blocking(move || {
+            let failed = StoreError::read(OBJECT, &path);
+            let file = match regular_file::open(&path) {
+                Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+                opened => opened.map_err(&failed)?,
+            };
+            let size = file.metadata().map_err(&failed)?.len();
+            StoreError::unless_fits(&path.display().to_string(), size, READ_BYTES)?;
+            let mut bytes = Vec::new();
+            let read = file.take(READ_BYTES).read_to_end(&mut bytes);
+            read.map_err(failed)?;
+            Ok(Some(bytes.into()))
         })
         .await
     }
@@ -145,18 +161,6 @@ impl ObjectService for Local {
                 .join(keys::local_backend_state(organization, workspace)),
         }
     }
-}
-
-/// Reads a file; for a file that is too large, returns its size as the inner error.
-fn read_whole(path: &Path) -> io::Result<Result<Vec<u8>, u64>> {
-    let file = regular_file::open(path)?;
-    let size = file.metadata()?.len();
-    if size > READ_BYTES {
-        return Ok(Err(size));
-    }
-    let mut bytes = Vec::new();
-    file.take(READ_BYTES).read_to_end(&mut bytes)?;
-    Ok(Ok(bytes))
 }
 
 /// Creates a file that only its owner can read.
@@ -175,53 +179,12 @@ pub(crate) fn discard(path: &Path) {
     }
 }
 
-enum WriteError {
-    Object(io::Error),
-    Source { path: PathBuf, source: io::Error },
-}
-
-fn write_whole(
-    path: &Path,
-    keeps_name: bool,
-    write: impl FnOnce(&mut File) -> Result<(), WriteError>,
-) -> Result<(), WriteError> {
-    let folder = path.parent().expect("keys have a folder");
-    let mut draft = private_folder(folder)
-        .and_then(tempfile::NamedTempFile::new_in)
-        .map_err(WriteError::Object)?;
-    write(draft.as_file_mut())?;
-    let keep = || {
-        draft.as_file().sync_all()?;
-        draft.persist(path)?;
-        if keeps_name {
-            File::open(folder)?.sync_all()
-        } else {
-            Ok(())
-        }
-    };
-    keep().map_err(WriteError::Object)
-}
-
-fn copy_into(source: &Path, file: &mut File) -> Result<(), WriteError> {
-    let unreadable = |error| WriteError::Source {
-        path: source.to_owned(),
-        source: error,
-    };
-    let mut input = regular_file::open(source).map_err(unreadable)?;
-    copy_digesting(&mut input, file)
-        .map(drop)
-        .map_err(|error| match error {
-            CopyError::Read(error) => unreadable(error),
-            CopyError::Write(error) => WriteError::Object(error),
-        })
-}
-
-enum CopyError {
-    Read(io::Error),
-    Write(io::Error),
-}
-
-fn copy_digesting(source: &mut File, target: &mut File) -> Result<Digest, CopyError> {
+fn copy_digesting(
+    source: &mut File,
+    target: &mut File,
+    unreadable: impl Fn(io::Error) -> StoreError,
+    unwritable: impl Fn(io::Error) -> StoreError,
+) -> Result<Digest, StoreError> {
     let mut hasher = Hasher::default();
     let mut chunk = vec![0; CHUNK_BYTES];
     loop {
@@ -229,12 +192,10 @@ fn copy_digesting(source: &mut File, target: &mut File) -> Result<Digest, CopyEr
             Ok(0) => return Ok(hasher.finish()),
             Ok(length) => length,
             Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
-            Err(error) => return Err(CopyError::Read(error)),
+            Err(error) => return Err(unreadable(error)),
         };
         hasher.update(&chunk[..length]);
-        target
-            .write_all(&chunk[..length])
-            .map_err(CopyError::Write)?;
+        target.write_all(&chunk[..length]).map_err(&unwritable)?;
     }
 }
 
@@ -306,14 +267,19 @@ mod tests {
     fn a_fifo_is_not_waited_for() {
         let folder = tempfile::tempdir().unwrap();
         let store = Local::new(folder.path());
-        let path = store.path(&ObjectKey::step_output("o", "1", "s"));
+        let key = ObjectKey::step_output("o", "1", "s");
+        let path = store.path(&key);
         private_folder(path.parent().unwrap()).unwrap();
         let made = std::process::Command::new("mkfifo").arg(&path).status();
         assert!(made.unwrap().success());
         let (said, hear) = std::sync::mpsc::channel();
         let target = folder.path().join("copy");
         std::thread::spawn(move || {
-            said.send(read_whole(&path).is_err()).unwrap();
+            let runtime = tokio::runtime::Builder::new_current_thread()
+                .build()
+                .unwrap();
+            let read = runtime.block_on(store.read(&key));
+            said.send(read.is_err()).unwrap();
             let copied = store.copy_out(path.to_str().unwrap(), &target, u64::MAX);
             said.send(copied.is_err()).unwrap();
         });
@@ -329,7 +295,7 @@ mod tests {
         let store = Local::new(folder.path());
         let key = ObjectKey::plan("o", "w", "1", "s");
         let error = store.put_file(&key, Path::new("/nonexistent")).await;
-        assert!(matches!(error, Err(StoreError::Source { .. })));
+        assert!(matches!(error, Err(StoreError::Read { .. })));
         let left = fs::read_dir(folder.path().join("local/state/o/w/1/s"))
             .unwrap()
             .count();
@@ -345,7 +311,7 @@ mod tests {
         let target = folder.path().join("copy");
         fs::write(&target, "mine").unwrap();
         let error = store.fetch(&store.reference(&key), &target, u64::MAX).await;
-        assert!(matches!(error, Err(StoreError::Target { .. })));
+        assert!(matches!(error, Err(StoreError::Write { .. })));
         assert_eq!(fs::read(&target).unwrap(), b"mine");
     }
 

@@ -1,6 +1,6 @@
 //! One bucket or container of a service: reads and writes objects in bounded memory, with timeouts and retries.
 
-use std::io::{self, Write as _};
+use std::io::Write as _;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
@@ -19,7 +19,7 @@ use tokio::io::AsyncReadExt as _;
 
 use crate::READ_BYTES;
 use crate::digest::{Digest, Hasher};
-use crate::error::{Answer, Meaning, StoreError, meaning};
+use crate::error::{Answer, Meaning, SOURCE, StoreError, TARGET, meaning};
 use crate::local::{create_private, discard};
 use crate::retry::{Connector, Health};
 use runtime::regular_file;
@@ -156,8 +156,8 @@ impl Remote {
             found.meta.size,
             limit,
         )?;
-        let created = create_private(target);
-        let mut file = created.map_err(|source| StoreError::target(target, source))?;
+        let unwritable = StoreError::write(TARGET, target);
+        let mut file = create_private(target).map_err(&unwritable)?;
         let copied = async {
             let mut hasher = Hasher::default();
             let mut content = found.into_stream();
@@ -165,8 +165,7 @@ impl Remote {
                 hasher.update(&chunk);
                 // A chunk has the size of one read from the socket. To write it takes microseconds; another
                 // thread would take longer.
-                let written = file.write_all(&chunk);
-                written.map_err(|source| StoreError::target(target, source))?;
+                file.write_all(&chunk).map_err(&unwritable)?;
             }
             Ok(hasher.finish())
         }
@@ -247,15 +246,11 @@ fn location(name: &str) -> Result<Location, StoreError> {
     })
 }
 
-pub(crate) fn foreign(reference: &str) -> StoreError {
-    StoreError::Foreign {
-        reference: reference.to_owned(),
-    }
-}
-
 /// The key of a reference, or an error if the reference is not in this store.
 pub(crate) fn found(key: Option<ObjectKey>, reference: &str) -> Result<ObjectKey, StoreError> {
-    key.ok_or_else(|| foreign(reference))
+    key.ok_or_else(|| StoreError::Foreign {
+        reference: reference.to_owned(),
+    })
 }
 
 /// A file that is read in parts.
@@ -266,13 +261,11 @@ struct Source<'p> {
 
 impl<'p> Source<'p> {
     fn open(path: &'p Path) -> Result<Self, StoreError> {
-        match regular_file::open(path) {
-            Ok(file) => Ok(Self {
-                path,
-                file: File::from_std(file),
-            }),
-            Err(source) => Err(unreadable(path, source)),
-        }
+        let file = regular_file::open(path).map_err(StoreError::read(SOURCE, path))?;
+        Ok(Self {
+            path,
+            file: File::from_std(file),
+        })
     }
 
     /// The next part. Only the last part may be shorter, or empty.
@@ -282,14 +275,9 @@ impl<'p> Source<'p> {
             .take(PART_BYTES as u64)
             .read_to_end(&mut part)
             .await
-            .map_err(|source| unreadable(self.path, source))?;
+            .map_err(StoreError::read(SOURCE, self.path))?;
         Ok(part.into())
     }
-}
-
-fn unreadable(path: &Path, source: io::Error) -> StoreError {
-    let path = path.to_owned();
-    StoreError::Source { path, source }
 }
 
 enum PartError {

@@ -30,7 +30,6 @@ const ANY_REGION: &str = "auto";
 pub(crate) struct S3 {
     remote: Remote,
     settings: S3Settings,
-    /// Address of the bucket.
     base: Url,
 }
 

@@ -1,6 +1,5 @@
 //! The settings of the store, under the names that the stock executor reads (contract 10.1).
 
-use std::fmt;
 use std::path::{Path, PathBuf};
 
 use base64::Engine as _;
@@ -116,7 +115,7 @@ service_names! {
 }
 
 /// Settings of the store as text. [`StoreArgs::resolve`] checks them.
-#[derive(Args, Clone, Default)]
+#[derive(Args, Clone, Debug, Default)]
 #[command(next_help_heading = "Storage")]
 pub struct StoreArgs {
     /// Where plans, state and logs are kept: `LocalTerraformStateImpl`, `AwsTerraformStateImpl`,
@@ -175,21 +174,6 @@ pub struct StoreArgs {
     pub gcp_credentials: Option<Setting<SecretString>>,
 }
 
-/// Shows no credentials.
-impl fmt::Debug for StoreArgs {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("StoreArgs")
-            .field("state_type", &self.state_type)
-            .field("aws_bucket", &self.aws_bucket)
-            .field("aws_region", &self.aws_region)
-            .field("aws_endpoint", &self.aws_endpoint)
-            .field("azure_account", &self.azure_account)
-            .field("azure_container", &self.azure_container)
-            .field("gcp_bucket", &self.gcp_bucket)
-            .finish_non_exhaustive()
-    }
-}
-
 /// The checked settings of a store.
 #[derive(Clone, Debug)]
 pub enum StoreSettings {
@@ -228,7 +212,6 @@ pub struct AzureSettings {
     pub container: String,
     pub resource_group: Option<String>,
     pub handover: Handover,
-    /// Address of the account's blobs.
     pub endpoint: Url,
 }
 
@@ -239,7 +222,6 @@ pub struct GcsSettings {
     /// JSON of the service account.
     pub credentials: SecretString,
     pub handover: Handover,
-    /// Address of the service.
     pub endpoint: Url,
 }
 

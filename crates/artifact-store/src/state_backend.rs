@@ -37,7 +37,6 @@ pub enum BackendSettings {
         keys: Option<StaticKeys>,
         handover: Handover,
         use_lockfile: bool,
-        /// The address of a service other than AWS.
         endpoint: Option<String>,
     },
     /// A blob in the configured container for states.

@@ -4,8 +4,11 @@ use std::error::Error;
 
 /// An error and its causes, outermost first. Libraries repeat their sources in their messages, so repeated texts are left out.
 pub fn chain(error: &dyn Error) -> String {
-    let mut text = error.to_string();
-    let mut cause = error.source();
+    with_causes(error.to_string(), error.source())
+}
+
+/// A text, the cause of what it says, and the causes of that.
+pub fn with_causes(mut text: String, mut cause: Option<&(dyn Error + 'static)>) -> String {
     while let Some(error) = cause {
         let said = error.to_string();
         if !text.contains(&said) {

@@ -27,13 +27,11 @@ const ZSTD_MAGIC: [u8; 4] = [0x28, 0xb5, 0x2f, 0xfd];
 /// Why a text cannot be decoded.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub enum DecodeError {
-    /// The text has only white space.
     #[error("the job data is empty")]
     Empty,
     /// A character outside both base64 alphabets, or an invalid length.
     #[error("the job data is not base64: {reason}")]
     NotBase64 { reason: String },
-    /// A zstd frame that does not decompress.
     #[error("the job data is not a valid zstd frame")]
     NotZstd,
     /// Larger than [`MAX_DOCUMENT_BYTES`].
@@ -80,7 +78,13 @@ pub fn digest<T: AsRef<[u8]>>(parts: &[T]) -> String {
     for part in parts {
         sum.update(part);
     }
-    sum.finalize().iter().fold(String::new(), |mut text, byte| {
+    hex(&sum.finalize())
+}
+
+/// Hexadecimal digits in lower case.
+#[must_use]
+pub fn hex(bytes: &[u8]) -> String {
+    bytes.iter().fold(String::new(), |mut text, byte| {
         let _ = write!(text, "{byte:02x}");
         text
     })

@@ -23,18 +23,14 @@ pub enum Ending {
 /// The scripts that run after the operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FollowingScripts {
-    /// Run `onFailureList`.
     pub on_failure: bool,
-    /// Run the commands marked `after`.
     pub after: bool,
 }
 
 /// The statuses that are reported for a step and its job.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FinalStatuses {
-    /// Status of the step.
     pub step: StepStatus,
-    /// Status of the job.
     pub job: JobStatus,
     /// `planChanges` of the job; always true when the job is pending (contract 5.4).
     pub plan_changes: bool,

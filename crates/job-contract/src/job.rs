@@ -23,7 +23,6 @@ pub struct JobData {
     /// Scripts of this flow entry.
     #[serde(deserialize_with = "null_as_default")]
     pub command_list: Vec<Command>,
-    /// Scripts run when the operation fails.
     #[serde(deserialize_with = "null_as_default")]
     pub on_failure_list: Vec<Command>,
     /// Type of the step on the wire; use [`JobData::step_type`].
@@ -71,7 +70,6 @@ pub struct JobData {
     pub access_token: Option<String>,
     /// Private key for module downloads. Secret.
     pub module_ssh_key: Option<String>,
-    /// Commit to check out.
     pub commit_id: Option<String>,
     /// OpenTofu instead of Terraform.
     #[serde(deserialize_with = "null_as_default")]
@@ -300,6 +298,16 @@ pub enum StepType {
 }
 
 impl StepType {
+    pub(crate) const ALL: [Self; 7] = [
+        Self::Plan,
+        Self::PlanDestroy,
+        Self::Apply,
+        Self::Destroy,
+        Self::CustomScripts,
+        Self::Approval,
+        Self::PolicyEvaluation,
+    ];
+
     /// The names on the wire, in the order of the variants.
     pub const NAMES: [&'static str; 7] = [
         "terraformPlan",
@@ -318,17 +326,8 @@ impl StepType {
 
     /// The type with exactly that name.
     pub fn parse(name: &str) -> Option<Self> {
-        [
-            Self::Plan,
-            Self::PlanDestroy,
-            Self::Apply,
-            Self::Destroy,
-            Self::CustomScripts,
-            Self::Approval,
-            Self::PolicyEvaluation,
-        ]
-        .into_iter()
-        .find(|step_type| step_type.name() == name)
+        let mut all = Self::ALL.into_iter();
+        all.find(|step_type| step_type.name() == name)
     }
 
     /// Whether the step can change infrastructure by itself. Such a step must run at most once.
@@ -395,7 +394,6 @@ impl fmt::Display for Tool {
 pub struct Command {
     /// `BASH` or `GROOVY`. Null is refused when the command runs.
     pub runtime: Option<String>,
-    /// Full text of the script.
     #[serde(deserialize_with = "null_as_default")]
     pub script: String,
     /// Ascending order of execution.

@@ -43,63 +43,54 @@ impl Area {
 /// Name of one stored object within its [`Area`].
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct ObjectKey {
-    /// Its area.
     pub area: Area,
     /// Path within the area, `/`-separated.
     pub path: String,
 }
 
 impl ObjectKey {
-    fn new(area: Area, path: String) -> Self {
+    fn state(path: String) -> Self {
+        let area = Area::State;
+        Self { area, path }
+    }
+
+    fn output(path: String) -> Self {
+        let area = Area::Output;
         Self { area, path }
     }
 
     /// Current state of a workspace, in the tool's backend. Contract 6.1.
     pub fn backend_state(organization: &str, workspace: &str) -> Self {
-        Self::new(
-            Area::State,
-            format!("{organization}/{workspace}/{STATE_FILE}"),
-        )
+        Self::state(format!("{organization}/{workspace}/{STATE_FILE}"))
     }
 
     /// The plan of a step. Contract 6.2.
     pub fn plan(organization: &str, workspace: &str, job: &str, step: &str) -> Self {
-        Self::new(
-            Area::State,
-            format!("{organization}/{workspace}/{job}/{step}/{PLAN_FILE}"),
-        )
+        Self::state(format!(
+            "{organization}/{workspace}/{job}/{step}/{PLAN_FILE}"
+        ))
     }
 
     /// The record about the plan that a job's apply uses. Contract 6.2.
     pub fn plan_record(organization: &str, workspace: &str, job: &str) -> Self {
-        Self::new(
-            Area::State,
-            format!("{organization}/{workspace}/{job}/{PLAN_RECORD_FILE}"),
-        )
+        Self::state(format!(
+            "{organization}/{workspace}/{job}/{PLAN_RECORD_FILE}"
+        ))
     }
 
     /// State as `show -json` prints it, under a random name. Contract 6.4.
     pub fn state_json(organization: &str, workspace: &str, name: &str) -> Self {
-        Self::new(
-            Area::State,
-            format!("{organization}/{workspace}/state/{name}.json"),
-        )
+        Self::state(format!("{organization}/{workspace}/state/{name}.json"))
     }
 
     /// State as the backend stores it, under the same name. Contract 6.4.
     pub fn state_raw(organization: &str, workspace: &str, name: &str) -> Self {
-        Self::new(
-            Area::State,
-            format!("{organization}/{workspace}/state/{name}.raw.json"),
-        )
+        Self::state(format!("{organization}/{workspace}/state/{name}.raw.json"))
     }
 
     /// Stored log of a step. Contract 6.3.
     pub fn step_output(organization: &str, job: &str, step: &str) -> Self {
-        Self::new(
-            Area::Output,
-            format!("{organization}/{job}/{step}.tfoutput"),
-        )
+        Self::output(format!("{organization}/{job}/{step}.tfoutput"))
     }
 
     /// Name of the object in a bucket with all areas.
@@ -109,7 +100,7 @@ impl ObjectKey {
 
     /// Context document of a job. Contract 6.6.
     pub fn context(job: &str) -> Self {
-        Self::new(Area::Output, format!("context/{job}/context.json"))
+        Self::output(format!("context/{job}/context.json"))
     }
 }
 

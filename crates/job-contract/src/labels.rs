@@ -52,17 +52,8 @@ pub const fn step_type_value(step_type: StepType) -> &'static str {
 
 /// Returns the step type of a value of [`STEP_TYPE`].
 pub fn step_type(value: &str) -> Option<StepType> {
-    [
-        StepType::Plan,
-        StepType::PlanDestroy,
-        StepType::Apply,
-        StepType::Destroy,
-        StepType::CustomScripts,
-        StepType::Approval,
-        StepType::PolicyEvaluation,
-    ]
-    .into_iter()
-    .find(|step_type| step_type_value(*step_type) == value)
+    let mut all = StepType::ALL.into_iter();
+    all.find(|step_type| step_type_value(*step_type) == value)
 }
 
 /// Whether the key belongs to the launcher or to the Job controller of Kubernetes.

@@ -16,9 +16,7 @@ pub enum Phase {
     Workspace,
     /// Find, or download and verify, the tool.
     Tool,
-    /// Take the claim on the step.
     Claim,
-    /// Scripts before init.
     BeforeInit,
     Init,
     /// Scripts between init and the operation.
@@ -32,13 +30,9 @@ pub enum Phase {
     State,
     /// Render the plan as text and as JSON.
     Show,
-    /// Scripts after a failure.
     OnFailure,
-    /// Scripts after a success.
     After,
-    /// Store plan and step output.
     Store,
-    /// Report the outcome.
     Report,
 }
 
@@ -68,22 +62,11 @@ impl Phase {
     /// The name in messages, as the object of "running".
     pub const fn label(self) -> &'static str {
         match self {
-            Self::Workspace => "workspace",
-            Self::Tool => "tool",
-            Self::Claim => "claim",
             Self::BeforeInit => "scripts before init",
-            Self::Init => "init",
             Self::Before => "scripts before",
-            Self::Plan => "plan",
-            Self::Apply => "apply",
-            Self::Destroy => "destroy",
-            Self::Scripts => "scripts",
-            Self::State => "state",
-            Self::Show => "show",
             Self::OnFailure => "scripts on failure",
             Self::After => "scripts after",
-            Self::Store => "store",
-            Self::Report => "report",
+            _ => self.name(),
         }
     }
 }
@@ -99,7 +82,6 @@ impl fmt::Display for Phase {
 pub struct Diagnostic {
     /// `ERROR`, `WARN`, `INFO`, `DEBUG` or `TRACE`.
     pub level: String,
-    /// The text.
     #[serde(default)]
     pub message: String,
     /// Module, or [`TARGET`] for progress.
@@ -108,13 +90,10 @@ pub struct Diagnostic {
     /// The kind of progress; absent in other diagnostics.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub event: Option<Progress>,
-    /// The phase of an event.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub phase: Option<Phase>,
-    /// Duration of a finished phase.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub duration_ms: Option<u64>,
-    /// Whether a finished phase succeeded.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ok: Option<bool>,
 }

@@ -37,10 +37,8 @@ pub struct FinalReport {
     /// Why the step was stopped before its end, if it was.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub stopped: Option<StopReason>,
-    /// The tool that ran.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub tool: Option<ToolRecord>,
-    /// The checked-out commit.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub commit_id: Option<String>,
     /// Counts of a plan, apply or destroy.
@@ -66,7 +64,6 @@ pub struct FinalReport {
     /// The data for the launcher's report of a step that was done but not reported.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub unreported_step: Option<UnreportedStep>,
-    /// The process that wrote the report.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub author: Option<Author>,
 }
@@ -78,7 +75,6 @@ pub struct FinalReport {
 pub struct Author {
     /// UID of the pod; on one machine, the mark of the run.
     pub run: String,
-    /// The exit code of the process.
     pub exit_code: u8,
 }
 
@@ -122,7 +118,6 @@ pub struct UnreportedStep {
     pub ending: Ending,
     pub after_ok: bool,
     pub ignore_error: bool,
-    /// Address of the stored plan.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub plan: Option<String>,
 }
@@ -131,11 +126,8 @@ pub struct UnreportedStep {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub enum StopReason {
-    /// The executor got a signal.
     Signal,
-    /// The platform's job was cancelled.
     Cancelled,
-    /// The deadline of the run passed.
     Deadline,
     /// The run wrote nothing to its log for too long.
     Silence,
@@ -146,9 +138,7 @@ pub enum StopReason {
 /// The tool that ran a step.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ToolRecord {
-    /// Terraform or OpenTofu.
     pub name: Tool,
-    /// Its exact version.
     pub version: String,
 }
 
@@ -181,7 +171,6 @@ impl ChangeCounts {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct ApplyProgress {
-    /// Number of completed changes.
     pub applied: u64,
     /// Addresses of resources whose change failed; the first [`ApplyProgress::MAX_ADDRESSES`].
     pub failed: Vec<String>,
@@ -201,7 +190,6 @@ impl ApplyProgress {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub enum StateStatus {
-    /// The tool stored it.
     Stored,
     /// The tool could not store it and wrote `errored.tfstate`, which the executor pushed.
     Rescued,

@@ -17,15 +17,11 @@ const BASE64_AS_JAVA: GeneralPurpose = GeneralPurpose::new(&alphabet::URL_SAFE, 
 /// Why a text is no secret. Never quotes it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum SecretError {
-    /// Not base64 in either alphabet.
     #[error("is not base64")]
     NotBase64,
     /// The secret is so short that an attacker could guess it.
     #[error("holds {found} bytes, at least {MIN_BYTES} are needed")]
-    TooShort {
-        /// Number of bytes in the secret.
-        found: usize,
-    },
+    TooShort { found: usize },
 }
 
 /// The bytes of a secret. The text is base64 in the URL-safe or the standard alphabet, with or without padding: the platform

@@ -35,19 +35,7 @@ impl JobStatus {
 
 impl fmt::Display for JobStatus {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Pending => "pending",
-            Self::WaitingApproval => "waitingApproval",
-            Self::Approved => "approved",
-            Self::Queue => "queue",
-            Self::Running => "running",
-            Self::Completed => "completed",
-            Self::NoChanges => "noChanges",
-            Self::Failed => "failed",
-            Self::Cancelled => "cancelled",
-            Self::Rejected => "rejected",
-            Self::Other(other) => other,
-        })
+        self.serialize(f)
     }
 }
 

@@ -1,6 +1,6 @@
 //! Errors of requests to a platform, with the next step.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use job_contract::{Exit, env};
 use runtime::setting::is_wrong_place;
@@ -10,7 +10,6 @@ use crate::terrakube::TerrakubeError;
 /// Why a request to the platform failed.
 #[derive(Debug, thiserror::Error)]
 pub enum PlatformError {
-    /// A record of the local platform could not be read or written.
     #[error("could not {action} `{}`", path.display())]
     Record {
         action: &'static str,
@@ -18,19 +17,27 @@ pub enum PlatformError {
         #[source]
         source: std::io::Error,
     },
-    /// A record of the local platform is not in Mayfly's format.
     #[error("`{}` is not a record of this program", path.display())]
     Corrupt {
         path: PathBuf,
         #[source]
         source: serde_json::Error,
     },
-    /// A request to Terrakube's API failed.
     #[error(transparent)]
     Terrakube(#[from] TerrakubeError),
 }
 
 impl PlatformError {
+    /// Makes the error of an action with a record of the local platform.
+    pub(crate) fn record(action: &'static str, path: &Path) -> impl FnOnce(std::io::Error) -> Self {
+        let path = path.to_owned();
+        move |source| Self::Record {
+            action,
+            path,
+            source,
+        }
+    }
+
     /// The exit code if the error prevents the start of a step.
     pub fn exit(&self) -> Exit {
         match self {

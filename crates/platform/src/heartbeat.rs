@@ -14,7 +14,7 @@ use std::thread;
 use std::time::Duration;
 
 use futures_util::future::join_all;
-use job_contract::{Exit, chain};
+use job_contract::chain;
 use tokio::sync::mpsc::{self, UnboundedReceiver, UnboundedSender};
 use tokio::sync::oneshot;
 use tokio::time::{Instant, sleep_until, timeout};
@@ -47,7 +47,6 @@ pub enum HeartbeatState {
     Missing,
     /// A launcher. This says nothing about the executor.
     FromLauncher,
-    /// The executor.
     FromExecutor,
 }
 
@@ -64,17 +63,7 @@ pub async fn heartbeat_state(redis: &Redis, job_id: &str) -> Result<HeartbeatSta
 /// Why the heartbeats could not start.
 #[derive(Debug, thiserror::Error)]
 #[error("could not start the heartbeat's thread")]
-pub struct HeartbeatError {
-    #[source]
-    source: io::Error,
-}
-
-impl HeartbeatError {
-    /// The exit code. The machine is the cause.
-    pub const fn exit(&self) -> Exit {
-        Exit::Infrastructure
-    }
-}
+pub struct HeartbeatError(#[source] io::Error);
 
 /// The key of a job's heartbeat.
 pub fn key(job_id: &str) -> Vec<u8> {
@@ -221,7 +210,7 @@ impl Heartbeats {
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_all()
             .build()
-            .map_err(|source| HeartbeatError { source })?;
+            .map_err(HeartbeatError)?;
         let (orders, receiver) = mpsc::unbounded_channel();
         let (ended, gone) = oneshot::channel();
         thread::Builder::new()
@@ -230,7 +219,7 @@ impl Heartbeats {
                 runtime.block_on(beat(&redis, value, receiver));
                 let _ = ended.send(());
             })
-            .map_err(|source| HeartbeatError { source })?;
+            .map_err(HeartbeatError)?;
         Ok(Self {
             orders,
             gone: Some(gone),

@@ -15,7 +15,7 @@ use tokio::time::{Instant, sleep_until, timeout_at};
 use tracing::{debug, warn};
 
 use crate::java;
-use crate::redis::{Redis, Retention, StreamEntry};
+use crate::redis::{Redis, Retention};
 
 /// The shortest time between two states.
 const INTERVAL: Duration = Duration::from_secs(1);
@@ -40,7 +40,6 @@ pub struct LiveState {
     pub phase: LivePhase,
     /// Changes, written as in the job context.
     pub changes: Vec<Value>,
-    /// Diagnostics that belong to no change.
     pub diagnostics: Vec<Value>,
 }
 
@@ -128,11 +127,11 @@ impl PublisherTask {
             return Err(format!("it takes {} bytes", output.len()));
         }
         let field = |name: &str, value: &str| (java::encode(name), java::encode(value));
-        let entry = StreamEntry(vec![
+        let entry = vec![
             field("jobId", &self.job_id),
             field("stepId", &self.step_id),
             field("output", &output),
-        ]);
+        ];
         let retention = Retention {
             entries: Some(ENTRIES),
             expiry: Some(EXPIRY),

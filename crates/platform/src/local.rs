@@ -6,13 +6,14 @@
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write as _};
-use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _};
+use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
 
 use job_contract::StepType;
 use job_contract::keys::{Area, ObjectKey};
 use job_contract::status::{JobStatus, StepStatus};
 use nix::fcntl::{Flock, FlockArg};
+use runtime::private_file::private_folder;
 use runtime::regular_file;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
@@ -33,16 +34,12 @@ pub struct JobRecord {
     pub organization_id: String,
     pub workspace_id: String,
     pub status: JobStatus,
-    /// Whether the plan found changes.
     #[serde(default)]
     pub plan_changes: bool,
-    /// Address of the job's plan.
     #[serde(default)]
     pub terraform_plan: Option<String>,
-    /// Commit of the last step.
     #[serde(default)]
     pub commit_id: Option<String>,
-    /// The template's steps, in order.
     pub steps: Vec<StepRecord>,
     /// States published by the job, oldest first.
     #[serde(default)]
@@ -58,7 +55,6 @@ pub struct StepRecord {
     #[serde(rename = "type")]
     pub step_type: String,
     pub status: StepStatus,
-    /// Address of the step's log.
     #[serde(default)]
     pub output: Option<String>,
 }
@@ -201,14 +197,7 @@ impl LocalPlatform {
     /// link fails if the name exists.
     pub(crate) fn claim(&self, step: &StepRef, holder: &Holder) -> Result<Claim, PlatformError> {
         let path = self.claim_path(step);
-        let fail = |action| {
-            let path = path.clone();
-            move |source| PlatformError::Record {
-                action,
-                path,
-                source,
-            }
-        };
+        let fail = |action| PlatformError::record(action, &path);
         let folder = private_parent(&path).map_err(fail("create the folder of"))?;
         let mut draft = tempfile::NamedTempFile::new_in(folder).map_err(fail("write"))?;
         let text = serde_json::to_vec(holder).expect("a holder has no failing serialiser");
@@ -397,11 +386,7 @@ fn read_record(path: &Path) -> Result<Option<Vec<u8>>, PlatformError> {
     match regular_file::read(path, MAX_BYTES) {
         Ok(text) => Ok(Some(text)),
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
-        Err(source) => Err(PlatformError::Record {
-            action: "read",
-            path: path.to_owned(),
-            source,
-        }),
+        Err(error) => Err(PlatformError::record("read", path)(error)),
     }
 }
 
@@ -428,11 +413,8 @@ fn write_json<T: Serialize>(
     value: &T,
     durability: Durability,
 ) -> Result<(), PlatformError> {
-    let mut text = serde_json::to_vec_pretty(value).map_err(|error| PlatformError::Record {
-        action: "write",
-        path: path.to_owned(),
-        source: error.into(),
-    })?;
+    let mut text = serde_json::to_vec_pretty(value)
+        .map_err(|error| PlatformError::record("write", path)(error.into()))?;
     text.push(b'\n');
     write_record(path, &text, durability)
 }
@@ -451,11 +433,7 @@ fn write_record(path: &Path, text: &[u8], durability: Durability) -> Result<(), 
             Durability::Complete | Durability::Eventual => Ok(()),
         }
     };
-    write().map_err(|source| PlatformError::Record {
-        action: "write",
-        path: path.to_owned(),
-        source,
-    })
+    write().map_err(PlatformError::record("write", path))
 }
 
 /// Locks a record for writing. Readers need no lock.
@@ -473,23 +451,13 @@ fn lock(path: &Path) -> Result<Flock<File>, PlatformError> {
             .open(&lock_path)?;
         Flock::lock(file, FlockArg::LockExclusive).map_err(|(_, errno)| io::Error::from(errno))
     };
-    open().map_err(|source| PlatformError::Record {
-        action: "lock",
-        path: lock_path.clone(),
-        source,
-    })
+    open().map_err(PlatformError::record("lock", &lock_path))
 }
 
 /// Creates the folder of `path`, private to its owner because records contain what was planned and applied.
 fn private_parent(path: &Path) -> io::Result<&Path> {
-    let folder = path
-        .parent()
-        .expect("every record is below the data directory");
-    fs::DirBuilder::new()
-        .recursive(true)
-        .mode(0o700)
-        .create(folder)?;
-    Ok(folder)
+    let folder = path.parent();
+    private_folder(folder.expect("every record is below the data directory"))
 }
 
 fn sync_folder(folder: &Path) -> io::Result<()> {

@@ -17,9 +17,7 @@ use crate::terrakube::Terrakube;
 /// A platform. Each executor uses exactly one.
 #[derive(Clone, Debug)]
 pub enum Platform {
-    /// Files on this machine.
     Local(LocalPlatform),
-    /// Terrakube's API.
     Terrakube(Terrakube),
 }
 

@@ -8,7 +8,6 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use job_contract::Exit;
 use redis::{Cmd, ErrorKind, FromRedisValue, Pipeline, ServerErrorKind, Value};
 use tokio::sync::Mutex;
 
@@ -16,18 +15,15 @@ use self::args::{Node, Topology};
 pub use self::args::{Nodes, RedisArgs, RedisConfig};
 use self::connection::{Connections, Lease};
 
-/// Why a call of Redis failed.
+/// Why a call of Redis failed. An `action` is a verb phrase for the command.
 #[derive(Debug, thiserror::Error)]
 pub enum RedisError {
-    /// No connection.
     #[error("could not connect to Redis at `{node}`")]
     Connect {
-        /// Host and port.
         node: String,
         #[source]
         source: redis::RedisError,
     },
-    /// No sentinel names a server.
     #[error("no sentinel names the server of `{master}`")]
     NoMaster {
         /// The name of the server in the settings of the sentinels.
@@ -39,36 +35,25 @@ pub enum RedisError {
     /// No answer in time. Redis may have executed the command.
     #[error("Redis did not {action} within {} ms", limit.as_millis())]
     Timeout {
-        /// The command, as a verb phrase.
         action: &'static str,
-        /// The timeout.
         limit: Duration,
     },
     /// Redis refused the command, or the connection was lost before the answer. In the second case Redis may have
     /// executed it.
     #[error("Redis could not {action}")]
     Command {
-        /// The command, as a verb phrase.
         action: &'static str,
         #[source]
         source: redis::RedisError,
     },
-    /// The nodes of a cluster redirected the command too often.
     #[error("Redis could not {action}: more than {redirects} redirections")]
     Redirects {
-        /// The command, as a verb phrase.
         action: &'static str,
-        /// How many redirections were followed.
         redirects: u32,
     },
 }
 
 impl RedisError {
-    /// The exit code. Redis or the network is the cause.
-    pub const fn exit(&self) -> Exit {
-        Exit::Infrastructure
-    }
-
     /// Whether the connection cannot be used any more.
     fn ends_connection(&self) -> bool {
         match self {
@@ -92,15 +77,13 @@ impl RedisError {
 pub type Field = (Vec<u8>, Vec<u8>);
 
 /// One entry of a stream: its fields in order.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct StreamEntry(pub Vec<Field>);
+pub type StreamEntry = Vec<Field>;
 
 /// An entry with its id on the server.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StoredEntry {
     /// Two numbers with a hyphen between them. Later entries have greater ids.
     pub id: String,
-    /// Names and values.
     pub entry: StreamEntry,
 }
 
@@ -116,9 +99,7 @@ pub struct Retention {
 /// The result of [`Redis::take`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Taken {
-    /// The key has our value now.
     Ours,
-    /// The key has this other value.
     Held(Vec<u8>),
 }
 
@@ -167,11 +148,6 @@ impl Redis {
         Self::over(Arc::clone(&self.config))
     }
 
-    /// The longest time of a call.
-    pub fn timeout(&self) -> Duration {
-        self.config.timeout
-    }
-
     /// Hosts and ports, for messages.
     pub fn address(&self) -> String {
         let list = |nodes: &[Node]| {
@@ -206,7 +182,7 @@ impl Redis {
         }
         let mut pipeline = redis::pipe();
         pipeline.atomic();
-        for StreamEntry(fields) in entries {
+        for fields in entries {
             let command = pipeline.cmd("XADD").arg(stream);
             if let Some(entries) = retention.entries {
                 command.arg("MAXLEN").arg("~").arg(entries);
@@ -283,10 +259,7 @@ impl Redis {
             .await?;
         Ok(entries
             .into_iter()
-            .map(|(id, fields)| StoredEntry {
-                id,
-                entry: StreamEntry(fields),
-            })
+            .map(|(id, entry)| StoredEntry { id, entry })
             .collect())
     }
 
@@ -348,14 +321,6 @@ impl Redis {
         self.run("delete a key", Some(key), &command, Repeat::Yes)
             .await
             .map(|_: u64| ())
-    }
-
-    /// Sets the expiry of a key. Returns whether the key exists.
-    pub async fn expire(&self, key: &[u8], expiry: Duration) -> Result<bool, RedisError> {
-        let mut command = redis::cmd("EXPIRE");
-        command.arg(key).arg(expiry.as_secs().max(1));
-        self.run("let a key expire", Some(key), &command, Repeat::Yes)
-            .await
     }
 
     /// Publishes a message on a channel.

@@ -35,9 +35,7 @@ impl StepRef {
 /// Whether a step may run.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum StartPermission {
-    /// The step may run.
     Granted(StepView),
-    /// The job has ended with this status.
     JobEnded(JobStatus),
     /// The step has an outcome, but its job continues: the dispatch came late.
     StepEnded(StepStatus),
@@ -48,7 +46,6 @@ pub enum StartPermission {
 /// The answer to the report that a step runs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum StartReport {
-    /// The platform has recorded the start.
     Accepted,
     /// The step or its job has ended meanwhile, so the step must not run. Has the status of the job.
     Ended(JobStatus),
@@ -57,13 +54,10 @@ pub enum StartReport {
 /// What the platform's records say about a step.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StepView {
-    /// Status of the job.
     pub status: JobStatus,
     /// Status of the step, if the platform knows it.
     pub step: Option<StepStatus>,
-    /// How many steps the job's template has.
     pub template_steps: usize,
-    /// Where the job's plan is stored.
     pub terraform_plan: Option<String>,
     /// Whether a plan step of this job has completed. If so, an apply must use its plan.
     pub planned: bool,
@@ -120,9 +114,7 @@ impl fmt::Display for Holder {
 /// The answer to an attempt to claim a step.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Claim {
-    /// The caller has the claim.
     Granted,
-    /// Another executor holds the claim, or held it.
     Held(Holder),
     /// It is not ours, for this reason, and not to be run whatever it does.
     Refused(String),
@@ -131,13 +123,10 @@ pub enum Claim {
 /// How a run ended, for the hub that has given it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RunEnd {
-    /// Its result.
     pub result: RunResult,
-    /// The exit code of the executor.
     pub exit_code: u8,
     /// What to tell people. Never a secret.
     pub diagnostic: String,
-    /// Whether the platform knows the outcome.
     pub reported: bool,
     /// What the hub needs to report the step, if the executor did not.
     pub report: Option<Map<String, Value>>,
@@ -148,14 +137,12 @@ pub struct RunEnd {
 pub enum RunResult {
     Completed,
     Failed,
-    /// It was stopped because its job was cancelled.
     Cancelled,
 }
 
 /// What happens to the job's reference to its plan (contract 5.4).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum PlanReference {
-    /// It does not change.
     Keep,
     /// A plan succeeded and is stored at this address.
     Set(String),
@@ -166,13 +153,11 @@ pub enum PlanReference {
 /// The final report of a step.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Outcome {
-    /// Statuses of step and job.
     pub statuses: FinalStatuses,
     /// Address of the step's output.
     pub output: Option<String>,
     /// One sentence with the cause, for a platform that has no output to show.
     pub note: Option<String>,
-    /// The plan reference.
     pub plan: PlanReference,
     /// Commit of the step; empty if the workspace could not be prepared. `None` keeps the recorded one.
     pub commit_id: Option<String>,
@@ -184,12 +169,9 @@ pub struct Outcome {
 pub struct History {
     /// Address of the state's JSON.
     pub output: String,
-    /// Job that published the state.
     pub job_reference: String,
-    /// Serial of the raw state.
     pub serial: u64,
     /// MD5 of the raw state, lower-case hex.
     pub md5: String,
-    /// Lineage of the raw state.
     pub lineage: String,
 }

@@ -35,9 +35,7 @@ struct State {
     queue: VecDeque<Segment>,
     direct_bytes: usize,
     too_slow: bool,
-    /// Nothing more will be added.
     ended: bool,
-    /// The sink accepts nothing more.
     closed: bool,
     deadline: Option<Instant>,
     /// Ends the wait for a sink that has failed from the beginning.

@@ -23,7 +23,6 @@ pub(super) struct Index<T: ?Sized + 'static> {
     patterns: Vec<Pattern>,
     /// Has a bit for the first [`MIN_PATTERN_BYTES`] of every pattern.
     filter: Vec<u64>,
-    /// Bytes of the longest pattern.
     longest: usize,
 }
 

@@ -36,7 +36,6 @@ use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use job_contract::Exit;
 use runtime::Deadline;
 use tokio::sync::mpsc::{self, UnboundedSender};
 use tokio::sync::{Semaphore, oneshot};
@@ -87,39 +86,24 @@ impl LogConfig {
 
 /// Why a log could not be started.
 #[derive(Debug, thiserror::Error)]
-pub enum LogError {
-    /// The spool's file could not be created.
-    #[error("could not create the run's log in `{}`", folder.display())]
-    Spool {
-        folder: PathBuf,
-        #[source]
-        source: io::Error,
-    },
-    /// A sink could not be opened.
-    #[error("could not open a sink of the run's log")]
-    Sink {
-        #[source]
-        source: io::Error,
-    },
-    /// The system could not start a thread.
-    #[error("could not start a thread for the run's log")]
-    Thread {
-        #[source]
-        source: io::Error,
-    },
+#[error("could not {action}")]
+pub struct LogError {
+    /// A verb phrase.
+    action: String,
+    #[source]
+    source: io::Error,
 }
 
 impl LogError {
-    /// The exit code. The machine is the cause in all cases.
-    pub const fn exit(&self) -> Exit {
-        Exit::Infrastructure
+    fn new(action: impl Into<String>, source: io::Error) -> Self {
+        let action = action.into();
+        Self { action, source }
     }
 }
 
 /// The result of a log.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LogSummary {
-    /// Lines written.
     pub lines: u64,
     /// The log on disk, with the number of missing lines.
     pub spool: SpoolSummary,
@@ -137,11 +121,8 @@ impl LogSummary {
 /// The result of the log on disk.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct SpoolSummary {
-    /// The file.
     pub path: PathBuf,
-    /// Its size.
     pub bytes: u64,
-    /// Lines of the log in it.
     pub lines: u64,
     /// Lines that are missing because the disk or the limit was full. A notice replaces them in the file.
     pub missing: u64,
@@ -156,7 +137,6 @@ pub struct SinkSummary {
     pub name: String,
     /// Lines that arrived completely, and those beyond the limit of a limited sink.
     pub delivered: u64,
-    /// Lines that did not arrive.
     pub lost: u64,
     /// The last error, even if a later attempt succeeded.
     pub last_error: Option<String>,
@@ -169,7 +149,6 @@ pub struct RunLog {
     spool_path: PathBuf,
     spool_summary: Arc<Mutex<SpoolSummary>>,
     spool_ended: oneshot::Receiver<()>,
-    /// The file from which sinks read.
     spooled: Arc<File>,
     sinks: Mutex<Vec<RunningSink>>,
 }
@@ -190,7 +169,6 @@ struct Shared {
     /// dropped.
     queue_permits: Arc<Semaphore>,
     written: AtomicU64,
-    /// Number of writes.
     writes: AtomicU64,
     max_line_bytes: usize,
 }
@@ -202,11 +180,12 @@ impl RunLog {
         redactor: Redactor,
         sinks: Vec<Box<dyn Sink>>,
     ) -> Result<Self, LogError> {
-        let spool = Spool::create(&config.spool_dir, config.max_spool_bytes).map_err(|source| {
-            LogError::Spool {
-                folder: config.spool_dir,
-                source,
-            }
+        let folder = &config.spool_dir;
+        let spool = Spool::create(folder, config.max_spool_bytes).map_err(|error| {
+            LogError::new(
+                format!("create the run's log in `{}`", folder.display()),
+                error,
+            )
         })?;
         Self::start_over(spool, config.max_line_bytes, redactor, sinks)
     }
@@ -409,7 +388,7 @@ fn start_thread(
             work();
             let _ = ended.send(());
         })
-        .map_err(|source| LogError::Thread { source })?;
+        .map_err(|error| LogError::new("start a thread for the run's log", error))?;
     Ok(receiver)
 }
 

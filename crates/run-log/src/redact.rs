@@ -57,7 +57,6 @@ impl fmt::Debug for Redactor {
 /// Secrets that became known at about the same time.
 struct Layer {
     values: BTreeSet<Box<str>>,
-    /// Bytes of all values.
     bytes: usize,
     /// Finds the values in text encodings. Also the lines of multi-line values, and the lines that `echo` prints for a value.
     text: Index<str>,

@@ -51,7 +51,6 @@ pub(super) fn missing_lines_notice(lines: u64, why: &str) -> String {
 pub(super) struct Spool {
     path: PathBuf,
     file: Arc<File>,
-    /// The length of the log.
     length: u64,
     /// The length of the file with the reserved space. Text that overwrites reserved space fits also on a full disk.
     held: u64,

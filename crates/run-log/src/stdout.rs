@@ -25,7 +25,8 @@ impl StdoutSink {
     /// Standard output of this process.
     pub fn open() -> Result<Self, LogError> {
         let output = io::stdout().as_fd().try_clone_to_owned();
-        let output = output.map_err(|source| LogError::Sink { source })?;
+        let output =
+            output.map_err(|error| LogError::new("open a sink of the run's log", error))?;
         Ok(Self::over(output))
     }
 

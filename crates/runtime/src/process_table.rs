@@ -6,7 +6,6 @@ use std::fs;
 /// The identity of a process. Process ids are reused, so the start time belongs to it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct ProcessIdentity {
-    /// The process id.
     pub pid: i32,
     /// In ticks since the machine's start.
     pub start: u64,
@@ -15,11 +14,8 @@ pub struct ProcessIdentity {
 /// The kernel's data about a process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ProcessEntry {
-    /// Which process it is.
     pub identity: ProcessIdentity,
-    /// The process id of its parent.
     pub parent: i32,
-    /// Its process group.
     pub group: i32,
     /// It has ended, but its parent has not waited for it yet.
     pub has_ended: bool,

@@ -86,10 +86,7 @@ pub(crate) async fn conclude(mut run: RunContext<'_>, mut result: StepResult) ->
         result.error.get_or_insert_with(|| failure.to_string());
     }
     if let Err(failure) = layout.remove() {
-        error!(
-            error = chain(&failure),
-            "the workspace could not be removed"
-        );
+        error!(error = %failure, "the workspace could not be removed");
     }
     // Only the holder of a claim must report the outcome. The platform already has the outcome of a job that is over.
     let is_reported = delivered.is_ok() && (result.must_report || result.exit == Exit::Done);
@@ -210,8 +207,9 @@ impl Reporter<'_> {
                 return Ok(self.store.put_file(&key, log).await?);
             }
         }
-        append(log, &whole)
-            .map_err(|source| StepError::work_folder("could not add the log to", &whole, source))?;
+        append(log, &whole).map_err(|source| {
+            StepError::work_folder("could not add the log to", &whole, &source)
+        })?;
         Ok(self.store.put_file(&key, &whole).await?)
     }
 

@@ -33,5 +33,5 @@ pub(crate) async fn fetch_plan(
         platform_keeps_records: !run.connections.is_local(),
         mixed_fleet: run.config.run.mixed_fleet,
     };
-    Ok(fetcher.fetch().await?)
+    fetcher.fetch().await
 }

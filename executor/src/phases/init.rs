@@ -34,15 +34,15 @@ pub(crate) fn write_backend(
         .backend(&run.job.organization_id, &run.job.workspace_id);
     if let BackendSettings::Local { path } = &settings {
         let folder = path.parent().expect("a state file has a folder");
-        private_folder(folder).map_err(|source| StepError::working_dir(folder, source))?;
+        private_folder(folder).map_err(|source| StepError::working_dir(folder, &source))?;
     }
-    Ok(backend::write(
+    backend::write(
         &settings,
         &prepared.tool.version,
         &prepared.working_dir,
         run.layout.private(),
         env,
-    )?)
+    )
 }
 
 /// Writes the variables file. Scripts before init may still write configuration, so the declarations are read after
@@ -145,7 +145,7 @@ async fn run_init(context: &OperationContext<'_, '_>, env: &ChildEnv) -> Result<
 
 fn init_end(context: &OperationContext<'_, '_>, done: Completion) -> Result<bool, StepError> {
     match memory_exceeded(done, &context.run.oom_kills) {
-        Some(text) => Err(StepError::new(Exit::StepFailed, text).with_hint(MEMORY_HINT.to_owned())),
+        Some(text) => Err(StepError::new(Exit::StepFailed, text).with_hint(MEMORY_HINT)),
         None => Ok(done.ended.is_success()),
     }
 }

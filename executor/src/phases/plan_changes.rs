@@ -197,7 +197,7 @@ async fn store_and_show(
 async fn store_plan(context: &OperationContext<'_, '_>) -> Result<PlanRecord, StepError> {
     let (run, prepared) = (context.run, context.prepared);
     let file = prepared.working_dir.join(PLAN_FILE);
-    let digest = Digest::of(&file).map_err(|source| StepError::working_dir(&file, source))?;
+    let digest = Digest::of(&file).map_err(|source| StepError::working_dir(&file, &source))?;
     let plan = NewPlan {
         file: &file,
         digest,

@@ -7,16 +7,14 @@ use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use job_contract::{JobData, chain};
+use job_contract::JobData;
 use tokio::time::{Instant, sleep};
 use tracing::{info, warn};
 
 use crate::context::RunContext;
 use crate::error::StepError;
 use crate::scripts;
-use crate::workspace::{
-    self, ArchiveLimits, AzureEnvironment, Workspace, WorkspaceConfig, WorkspaceError,
-};
+use crate::workspace::{self, ArchiveLimits, AzureEnvironment, Workspace, WorkspaceConfig};
 
 /// How often a step checks whether the folder of its workspace is free, and after how long it logs that it waits.
 const TURN_POLL: Duration = Duration::from_millis(200);
@@ -42,8 +40,7 @@ pub(crate) async fn prepare_workspace(run: &RunContext<'_>) -> Result<Workspace,
         content_token: run.connections.content_token(),
         azure: AzureEnvironment::from_lookup(|name| std::env::var(name).ok()),
     };
-    let notify = |text: &str| info!("{text}");
-    let workspace = match workspace::prepare(&job, &run.layout, &config, &notify).await {
+    let workspace = match workspace::prepare(&job, &run.layout, &config).await {
         Ok(workspace) => workspace,
         Err(error) => return Err(log_workspace_error(run, error).await),
     };
@@ -80,10 +77,7 @@ async fn clone_tools_repository(
         config,
     );
     if let Err(error) = cloned.await {
-        warn!(
-            error = chain(&error),
-            "the extension repository could not be cloned"
-        );
+        warn!(%error, "the extension repository could not be cloned");
     }
     Ok(())
 }
@@ -127,9 +121,9 @@ pub(crate) async fn working_dir(
 }
 
 /// Reports in the run's log that there is no workspace (contract 4.1).
-async fn log_workspace_error(run: &RunContext<'_>, error: WorkspaceError) -> StepError {
+async fn log_workspace_error(run: &RunContext<'_>, error: StepError) -> StepError {
     run.log.writer().line("Failed to prepare work dir").await;
-    error.into()
+    error
 }
 
 /// Clears the flag when the wait ends, also after a stop order.

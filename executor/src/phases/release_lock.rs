@@ -4,10 +4,10 @@
 
 use std::time::SystemTime;
 
+use job_contract::Tool;
 use job_contract::keys::PLAN_FILE;
 use job_contract::progress::Phase;
 use job_contract::report::{LockStatus, StateLock};
-use job_contract::{Tool, chain};
 use tracing::{info, warn};
 
 use crate::child_env::ChildEnv;
@@ -66,9 +66,8 @@ pub(crate) async fn release_leftover_lock(
         Err(_) => None,
     };
     let Some(lock) = lock else {
-        let error = probe.as_ref().err().map(|error| chain(error));
         warn!(
-            error,
+            error = probe.as_ref().err().map(ToString::to_string),
             "whether the tool left its lock on the state is not known"
         );
         if let Ok(output) = &probe {
@@ -113,7 +112,7 @@ pub(crate) async fn release_own_lock(
                 };
             }
             Ok(output) => run.log_output(&output.text).await,
-            Err(error) => warn!(error = chain(&error), "the lock could not be released"),
+            Err(error) => warn!(%error, "the lock could not be released"),
         }
     }
     let text = format!("The state is still locked {}.", describe(&lock));

@@ -11,7 +11,6 @@ use std::time::{Duration, SystemTime};
 use artifact_store::StoreError;
 use backon::{BackoffBuilder as _, ExponentialBuilder};
 use bytes::Bytes;
-use job_contract::chain;
 use job_contract::keys::ObjectKey;
 use job_contract::report::{LockStatus, StateLock, StateStatus};
 use runtime::private_file::private_folder;
@@ -71,7 +70,6 @@ pub(crate) fn find_errored_state(
 /// One attempt to push the state.
 enum Push {
     Stored,
-    /// The lock that blocked the push, if there was one.
     Failed(Option<StateLock>),
 }
 
@@ -171,7 +169,7 @@ impl Rescue<'_, '_> {
                 Push::Failed(output.lock())
             }
             Err(error) => {
-                warn!(error = chain(&error), "the state could not be pushed");
+                warn!(%error, "the state could not be pushed");
                 Push::Failed(None)
             }
         }

@@ -38,10 +38,7 @@ pub(crate) async fn resolve_optional_tool(run: &RunContext<'_>) -> Option<Resolv
     match run.unless_stopped(resolved).await {
         Ok(tool) => Some(tool),
         Err(error) => {
-            warn!(
-                %error,
-                "scripts run without the tool on PATH"
-            );
+            warn!(%error, "scripts run without the tool on PATH");
             None
         }
     }

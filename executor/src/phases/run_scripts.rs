@@ -37,11 +37,9 @@ pub(crate) async fn run_scripts(
     }
     let scripts = scripts_in(run, &prepared.working_dir, Some(&prepared.tool));
     let work = scripts.run(&commands, env, terraform_output);
-    let done = run
-        .timer
+    run.timer
         .time(phase, work, |done| matches!(done, Ok(true)))
-        .await;
-    Ok(done?)
+        .await
 }
 
 /// Runs a step of scripts: every command in the clone root, by priority.
@@ -57,7 +55,7 @@ pub(crate) async fn run_script_step(
         for (name, value) in &workspace.environment {
             env.set(name, value)?;
         }
-        Ok::<_, StepError>(scripts.run(&commands, &mut env, "").await?)
+        scripts.run(&commands, &mut env, "").await
     };
     let done = run
         .timer

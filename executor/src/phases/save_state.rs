@@ -8,8 +8,9 @@ use std::collections::HashSet;
 use std::io;
 use std::time::SystemTime;
 
-use artifact_store::{BackendSettings, hex};
+use artifact_store::BackendSettings;
 use bytes::Bytes;
+use job_contract::encoding::hex;
 use job_contract::keys::ObjectKey;
 use job_contract::report::{ApplyProgress, StateLock, StateStatus};
 use md5::{Digest as _, Md5};
@@ -60,7 +61,6 @@ pub(crate) struct PublishedState {
     pub(crate) raw: Option<RawState>,
     /// The state as JSON, if it was rendered.
     pub(crate) json: Option<Value>,
-    /// The record of the state for the platform.
     pub(crate) history: Option<History>,
 }
 
@@ -202,7 +202,7 @@ async fn publish(
         .await
         .map_err(PublishError::NotCopied)?;
     let parsed = RawState::parse(&raw);
-    let Some(text) = json.map_err(|error| PublishError::Unread(error.into()))? else {
+    let Some(text) = json.map_err(PublishError::Unread)? else {
         if rendered {
             warn!("the tool could not render the state as JSON; only the raw state is stored");
         }
@@ -260,9 +260,7 @@ async fn raw_state(
                 }
                 Ok(state) => Some(state),
                 Err(error) if error.kind() == io::ErrorKind::NotFound => None,
-                Err(source) => {
-                    return Err(StepError::working_dir(&path, source));
-                }
+                Err(source) => return Err(StepError::working_dir(&path, &source)),
             }
         }
         // The output of a failed `state pull` is not a state (W-40).

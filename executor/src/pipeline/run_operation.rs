@@ -53,7 +53,7 @@ async fn run_phases(run: &RunContext<'_>, prepared: &PreparedOperation) -> Opera
     let mut env = run.env.clone();
     for (name, value) in &prepared.workspace.environment {
         if let Err(error) = env.set(name, value) {
-            return OperationResult::failed(Ending::NotReached, error.into());
+            return OperationResult::failed(Ending::NotReached, error);
         }
     }
     let mut context = OperationContext::new(run, prepared);

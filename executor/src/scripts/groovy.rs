@@ -9,7 +9,8 @@ use std::path::{Path, PathBuf};
 use job_contract::Command;
 use serde_json::json;
 
-use super::{ScriptError, Scripts, TOOLS_REPOSITORY};
+use super::{Scripts, TOOLS_REPOSITORY, not_prepared};
+use crate::error::StepError;
 use crate::process::Invocation;
 use crate::workspace::write_private_file;
 
@@ -29,9 +30,16 @@ try {
 }
 "#;
 
-/// Finds `groovy` on `path`.
-pub(super) fn find(path: &OsStr) -> Option<PathBuf> {
-    which::which_in("groovy", Some(path), "/").ok()
+/// Finds `groovy` on `path`, for this script.
+pub(super) fn find(path: &OsStr, command: &Command) -> Result<PathBuf, StepError> {
+    which::which_in("groovy", Some(path), "/").map_err(|_| {
+        let text = format!(
+            "a script with priority {} needs Groovy, and no `groovy` is on PATH",
+            command.priority
+        );
+        StepError::user(text)
+            .with_hint("use an executor image with Groovy, or rewrite the script in Bash")
+    })
 }
 
 pub(super) fn invocation(
@@ -39,14 +47,12 @@ pub(super) fn invocation(
     command: &Command,
     script: &Path,
     variables: &BTreeMap<String, OsString>,
-) -> Result<Invocation, ScriptError> {
+) -> Result<Invocation, StepError> {
     let path = variables
         .get("PATH")
         .map(OsString::as_os_str)
         .unwrap_or_default();
-    let groovy = find(path).ok_or(ScriptError::NoGroovy {
-        priority: command.priority,
-    })?;
+    let groovy = find(path, command)?;
     let (driver, bindings) = (
         scripts.private.join("driver.groovy"),
         scripts.private.join("bindings.json"),
@@ -59,10 +65,7 @@ pub(super) fn invocation(
         write_private_file(&driver, DRIVER.as_bytes())?;
         write_private_file(&bindings, &serde_json::to_vec(&values)?)
     };
-    write().map_err(|source| ScriptError::Prepare {
-        dir: scripts.private.to_owned(),
-        source,
-    })?;
+    write().map_err(|source: std::io::Error| not_prepared(scripts.private, &source))?;
     let mut args: Vec<OsString> = Vec::new();
     let classes = scripts.dir.join(TOOLS_REPOSITORY);
     if fs::metadata(&classes).is_ok_and(|metadata| metadata.is_dir()) {

@@ -16,7 +16,6 @@ pub struct Options<'a> {
     pub refresh: bool,
     /// `true` adds `-refresh-only`.
     pub refresh_only: bool,
-    /// File of input variables.
     pub variables: Option<&'a Path>,
 }
 
@@ -130,51 +129,9 @@ pub fn show_plan(color: bool) -> Vec<OsString> {
     args
 }
 
-/// `show` of the plan for machines.
-pub fn show_plan_json() -> Vec<OsString> {
-    ["show", "-no-color", "-json", PLAN_FILE]
-        .map(OsString::from)
-        .into()
-}
-
-/// `show` of the state for machines.
-pub fn show_state_json() -> Vec<OsString> {
-    ["show", "-no-color", "-json"].map(OsString::from).into()
-}
-
-/// The raw state on stdout.
-pub fn state_pull() -> Vec<OsString> {
-    ["state", "pull"].map(OsString::from).into()
-}
-
-/// Pushes a state file that the tool could not store itself.
-pub fn state_push(file: &Path) -> Vec<OsString> {
-    vec!["state".into(), "push".into(), file.into()]
-}
-
-/// Pushes a state from stdin.
-pub fn state_push_input() -> Vec<OsString> {
-    ["state", "push", "-"].map(OsString::from).into()
-}
-
-/// Takes the lock on the state and releases it. No resource has this address, so nothing changes.
-pub fn probe_lock() -> Vec<OsString> {
-    [
-        "untaint",
-        "-no-color",
-        "-allow-missing",
-        "terraform_data.mayfly_asks_for_the_lock",
-    ]
-    .map(OsString::from)
-    .into()
-}
-
-/// Releases the lock with that id.
-pub fn force_unlock(id: &str) -> Vec<OsString> {
-    // `--` ends the flags, because the id is text from the backend.
-    ["force-unlock", "-force", "--", id]
-        .map(OsString::from)
-        .into()
+/// A command line whose words are all known.
+pub fn words<const N: usize>(words: [&str; N]) -> Vec<OsString> {
+    words.map(OsString::from).into()
 }
 
 fn command(name: &str) -> Vec<OsString> {
@@ -291,9 +248,5 @@ mod tests {
             "init -input=false"
         );
         assert_eq!(text(show_plan(true)), "show terraformLibrary.tfPlan");
-        assert_eq!(
-            text(show_plan_json()),
-            "show -no-color -json terraformLibrary.tfPlan"
-        );
     }
 }

@@ -12,7 +12,7 @@ use secrecy::{ExposeSecret as _, SecretString};
 use semver::Version;
 
 use super::hcl::quote;
-use crate::child_env::{ChildEnv, ChildEnvError};
+use crate::child_env::ChildEnv;
 use crate::error::{DISK_HINT, StepError};
 use crate::workspace::write_private_file;
 
@@ -30,34 +30,6 @@ const GCS_FILE: &str = "GCP_CREDENTIALS_FILE.json";
 const NEW_S3: Version = Version::new(1, 6, 0);
 /// From this version on, states can be locked with objects in the bucket.
 const LOCKFILE: Version = Version::new(1, 10, 0);
-
-/// A backend that could not be set up.
-#[derive(Debug, thiserror::Error)]
-pub enum BackendError {
-    /// A file could not be written.
-    #[error("could not write `{}` for the backend", path.display())]
-    Write {
-        path: PathBuf,
-        #[source]
-        source: io::Error,
-    },
-    /// The user's own credentials file could not be read.
-    #[error("could not read the credentials file `{}`", path.display())]
-    Read {
-        path: PathBuf,
-        #[source]
-        source: io::Error,
-    },
-    /// The credentials do not fit into an environment variable.
-    #[error(transparent)]
-    Env(#[from] ChildEnvError),
-}
-
-impl From<BackendError> for StepError {
-    fn from(error: BackendError) -> Self {
-        Self::infrastructure(error).with_hint(DISK_HINT.to_owned())
-    }
-}
 
 /// The credentials that the tool needs in its environment to use the backend.
 #[derive(Debug)]
@@ -82,7 +54,7 @@ pub fn write(
     working_dir: &Path,
     private: &Path,
     env: &ChildEnv,
-) -> Result<BackendAccess, BackendError> {
+) -> Result<BackendAccess, StepError> {
     let plan = Override::of(settings, version, env);
     for (name, content) in &plan.files {
         write_private(&working_dir.join(name), content)?;
@@ -96,7 +68,7 @@ pub fn write(
 impl BackendAccess {
     /// Sets the variables that the tool needs. Scripts that use the tool in the initialised directory need them too.
     /// Scripts may change them, so they are set again after scripts.
-    pub fn provide(&self, env: &mut ChildEnv) -> Result<(), BackendError> {
+    pub fn provide(&self, env: &mut ChildEnv) -> Result<(), StepError> {
         match &self.credentials {
             Credentials::Nothing => {}
             Credentials::Azure(key) => env.set(AZURE_KEY, key.expose_secret())?,
@@ -121,7 +93,7 @@ fn aws_credentials(
     keys: &StaticKeys,
     env: &ChildEnv,
     executor_file: &Path,
-) -> Result<String, BackendError> {
+) -> Result<String, StepError> {
     let named = env.get(AWS_CREDENTIALS).map(PathBuf::from);
     let default = || Some(Path::new(env.get("HOME")?).join(".aws/credentials"));
     let user_file = named.filter(|path| path != executor_file).or_else(default);
@@ -130,7 +102,10 @@ fn aws_credentials(
             None => String::new(),
             Some((Ok(text), _)) => text,
             Some((Err(error), _)) if error.kind() == io::ErrorKind::NotFound => String::new(),
-            Some((Err(source), path)) => return Err(BackendError::Read { path, source }),
+            Some((Err(source), path)) => {
+                let text = format!("could not read the credentials file `{}`", path.display());
+                return Err(unusable(text, &source));
+            }
         };
     Ok(format!(
         "{user_text}\n[{AWS_PROFILE}]\naws_access_key_id = {}\naws_secret_access_key = {}\n",
@@ -325,11 +300,17 @@ impl Block {
 }
 
 /// Replaces any file or link of that name by a file that only this user can read.
-fn write_private(path: &Path, content: &str) -> Result<(), BackendError> {
-    write_private_file(path, content.as_bytes()).map_err(|source| BackendError::Write {
-        path: path.to_owned(),
-        source,
+fn write_private(path: &Path, content: &str) -> Result<(), StepError> {
+    write_private_file(path, content.as_bytes()).map_err(|source| {
+        let path = path.display();
+        unusable(format!("could not write `{path}` for the backend"), &source)
     })
+}
+
+fn unusable(text: String, source: &io::Error) -> StepError {
+    StepError::infrastructure(text)
+        .because(source)
+        .with_hint(DISK_HINT)
 }
 
 #[cfg(test)]

@@ -54,7 +54,7 @@ pub fn write_token_file(
     // It is created first, so that a partly written file is removed too.
     let file = TokenFile(Some(path.clone()));
     write_private_file(&path, text.as_bytes()).map_err(|source| {
-        StepError::work_folder("could not write the credentials file", &path, source)
+        StepError::work_folder("could not write the credentials file", &path, &source)
     })?;
     env.set(CONFIG_FILE, &path.to_string_lossy())?;
     Ok(file)
@@ -72,7 +72,7 @@ impl TokenFile {
             return Ok(());
         };
         fs::remove_file(&path).map_err(|source| {
-            StepError::work_folder("could not remove the credentials file", &path, source)
+            StepError::work_folder("could not remove the credentials file", &path, &source)
         })
     }
 }

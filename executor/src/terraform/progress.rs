@@ -30,7 +30,6 @@ struct Change {
     state: ChangeState,
     /// A replacement is two operations on one address.
     operations_left: u8,
-    /// Whether the object exists after the change.
     exists_after: bool,
 }
 

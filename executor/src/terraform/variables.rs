@@ -18,7 +18,7 @@ use runtime::regular_file;
 use serde_json::Value;
 
 use super::hcl::quote;
-use crate::error::{ErrorKind, StepError};
+use crate::error::StepError;
 use crate::workspace::write_private_file;
 
 const FILE_NAME: &str = "variables.tfvars";
@@ -28,7 +28,6 @@ const MAX_FILE_BYTES: u64 = 16 << 20;
 /// How the text of a variable is interpreted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
-    /// The string itself.
     Literal,
     /// An expression in the tool's language.
     Expression,
@@ -42,42 +41,9 @@ pub struct Declarations {
     complete: bool,
 }
 
-/// Why the definitions file could not be written. Values are never quoted.
-#[derive(Debug, thiserror::Error)]
-pub enum VariablesError {
-    /// The root module's folder could not be read.
-    #[error("could not read the root module in `{}`", dir.display())]
-    Unreadable {
-        dir: PathBuf,
-        #[source]
-        source: io::Error,
-    },
-    /// A configuration file that the tool could not read either, or not in reasonable time.
-    #[error("could not read the configuration file `{}`", path.display())]
-    File {
-        path: PathBuf,
-        #[source]
-        source: io::Error,
-    },
-    /// No variable can have this name.
-    #[error("variable name `{}` is not an identifier", name.escape_debug())]
-    BadName { name: String },
-    /// The value of a variable with a complex type is not an expression.
-    #[error(
-        "the value of variable `{name}` is not a valid expression, and its declared type is not a plain string, number or bool"
-    )]
-    NotAnExpression { name: String },
-}
-
-impl From<VariablesError> for StepError {
-    fn from(error: VariablesError) -> Self {
-        Self::new(ErrorKind::User.exit(), error)
-    }
-}
-
 impl Declarations {
     /// Reads the declarations of the root module in `dir`.
-    pub fn read(dir: &Path, tool: Tool) -> Result<Self, VariablesError> {
+    pub fn read(dir: &Path, tool: Tool) -> Result<Self, StepError> {
         let mut declarations = Self {
             complete: true,
             ..Self::default()
@@ -86,7 +52,7 @@ impl Declarations {
             let text = match regular_file::read_text(&path, MAX_FILE_BYTES) {
                 Ok(text) => Some(text),
                 Err(error) if is_for_the_tool(&error) => None,
-                Err(source) => return Err(VariablesError::File { path, source }),
+                Err(source) => return Err(unreadable_file(&path, &source)),
             };
             let added = text.and_then(|text| declarations.add(&text, syntax));
             // The tool reports errors in the file better than the executor could.
@@ -153,14 +119,13 @@ impl Declarations {
     }
 
     /// The definitions file for `variables`. It leaves out undeclared ones, which this module does not use.
-    pub fn definitions(
-        &self,
-        variables: &BTreeMap<String, Variable>,
-    ) -> Result<String, VariablesError> {
+    pub fn definitions(&self, variables: &BTreeMap<String, Variable>) -> Result<String, StepError> {
         let mut text = String::new();
         for (name, variable) in variables {
             if !is_identifier(name) {
-                return Err(VariablesError::BadName { name: name.clone() });
+                let name = name.escape_debug();
+                let text = format!("variable name `{name}` is not an identifier");
+                return Err(StepError::user(text));
             }
             if self.complete && !self.kinds.contains_key(name) {
                 continue;
@@ -171,7 +136,10 @@ impl Declarations {
                     let value = variable.value.trim();
                     // The whole text is one expression, so it cannot define other variables.
                     if value.parse::<Expression>().is_err() {
-                        return Err(VariablesError::NotAnExpression { name: name.clone() });
+                        return Err(StepError::user(format!(
+                            "the value of variable `{name}` is not a valid expression, and its declared type is not a plain \
+                             string, number or bool"
+                        )));
                     }
                     writeln!(text, "{name} = {value}")
                 }
@@ -190,7 +158,7 @@ impl Declarations {
         let path = folder.join(FILE_NAME);
         let definitions = self.definitions(variables)?;
         write_private_file(&path, definitions.as_bytes())
-            .map_err(|source| StepError::working_dir(&path, source))?;
+            .map_err(|source| StepError::working_dir(&path, &source))?;
         Ok(path)
     }
 
@@ -200,16 +168,22 @@ impl Declarations {
 }
 
 /// Refuses a root module with a file that would block the tool or fill its memory.
-pub fn check(dir: &Path, tool: Tool) -> Result<(), VariablesError> {
+pub fn check(dir: &Path, tool: Tool) -> Result<(), StepError> {
     for (path, _) in configuration_files(dir, tool)? {
         match regular_file::check(&path, MAX_FILE_BYTES) {
             Err(source) if !is_for_the_tool(&source) => {
-                return Err(VariablesError::File { path, source });
+                return Err(unreadable_file(&path, &source));
             }
             Ok(()) | Err(_) => {}
         }
     }
     Ok(())
+}
+
+/// A configuration file that the tool could not read either, or not in reasonable time.
+fn unreadable_file(path: &Path, source: &io::Error) -> StepError {
+    let path = path.display();
+    StepError::user(format!("could not read the configuration file `{path}`")).because(source)
 }
 
 /// Whether the tool itself reports the error at once, and better than the executor could.
@@ -221,10 +195,10 @@ fn is_for_the_tool(error: &io::Error) -> bool {
 }
 
 /// The files of the root module, without folders. The tool leaves out folders too.
-fn configuration_files(dir: &Path, tool: Tool) -> Result<Vec<(PathBuf, Syntax)>, VariablesError> {
-    let unreadable = |source| VariablesError::Unreadable {
-        dir: dir.to_owned(),
-        source,
+fn configuration_files(dir: &Path, tool: Tool) -> Result<Vec<(PathBuf, Syntax)>, StepError> {
+    let unreadable = |source| {
+        let dir = dir.display();
+        StepError::user(format!("could not read the root module in `{dir}`")).because(&source)
     };
     let mut files = Vec::new();
     for entry in fs::read_dir(dir).map_err(unreadable)? {
@@ -321,7 +295,7 @@ mod tests {
                 check(folder.path(), Tool::Terraform).unwrap_err(),
                 Declarations::read(folder.path(), Tool::Terraform).unwrap_err(),
             ] {
-                let error = job_contract::chain(&error);
+                let error = error.to_string();
                 assert!(error.contains("/bad.tf`: it "), "{error}");
             }
             fs::remove_file(&bad).unwrap();
@@ -363,18 +337,13 @@ mod tests {
     fn an_expression_cannot_define_other_variables() {
         let declared = declarations(MODULE);
         for value in ["[]\ntext = 1", "[", "", "{} # x\nplain = 2"] {
-            assert!(
-                matches!(
-                    declared.definitions(&variables(&[("tags", value)])),
-                    Err(VariablesError::NotAnExpression { name }) if name == "tags"
-                ),
-                "{value:?}"
-            );
+            let error = declared.definitions(&variables(&[("tags", value)]));
+            let error = error.unwrap_err().to_string();
+            assert!(error.starts_with("the value of variable `tags` is not"));
         }
-        assert!(matches!(
-            declared.definitions(&variables(&[("a b", "x")])),
-            Err(VariablesError::BadName { .. })
-        ));
+        let error = declared.definitions(&variables(&[("a b", "x")]));
+        let error = error.unwrap_err().to_string();
+        assert_eq!(error, "variable name `a b` is not an identifier");
     }
 
     #[test]

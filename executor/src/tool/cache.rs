@@ -12,11 +12,13 @@ use std::{
     time::Duration,
 };
 
+use job_contract::Exit;
 use job_contract::job::Tool;
+use runtime::setting::is_wrong_place;
 use semver::Version;
 use tempfile::NamedTempFile;
 
-use super::error::{ArchiveError, ToolError};
+use crate::error::StepError;
 
 const LOCK: &str = ".lock";
 /// The prefix of unfinished files. The next install of the same version removes them.
@@ -54,22 +56,24 @@ impl Slot {
     }
 
     /// Waits until no other executor installs this version. If one does, `waiting` is called once.
-    pub(crate) async fn lock(&self, waiting: impl FnOnce()) -> Result<Lock, ToolError> {
+    pub(crate) async fn lock(&self, waiting: impl FnOnce()) -> Result<Lock, StepError> {
         fs::create_dir_all(&self.directory)
-            .map_err(|error| ToolError::cache(&self.directory, error))?;
+            .map_err(|error| cache_error(&self.directory, &error))?;
         let path = self.directory.join(LOCK);
         let file = File::options()
             .create(true)
             .append(true)
             .open(&path)
-            .map_err(|error| ToolError::cache(&path, error))?;
+            .map_err(|error| cache_error(&path, &error))?;
         let mut waiting = Some(waiting);
         loop {
             match file.try_lock() {
                 Ok(()) => return Ok(Lock { _file: file }),
                 Err(TryLockError::WouldBlock) => {}
                 Err(TryLockError::Error(source)) => {
-                    return Err(ToolError::CacheLock { path, source });
+                    let text = format!("could not lock `{}`", path.display());
+                    let hint = "the file system must support file locks; set a cache directory on another one";
+                    return Err(unusable(text, &source).with_hint(hint));
                 }
             }
             if let Some(waiting) = waiting.take() {
@@ -93,39 +97,38 @@ impl Slot {
     }
 
     /// A temporary file on the same file system.
-    pub(crate) fn unfinished(&self) -> Result<NamedTempFile, ToolError> {
+    pub(crate) fn unfinished(&self) -> Result<NamedTempFile, StepError> {
         tempfile::Builder::new()
             .prefix(UNFINISHED)
             .tempfile_in(&self.directory)
-            .map_err(|error| ToolError::cache(&self.directory, error))
+            .map_err(|error| cache_error(&self.directory, &error))
     }
 
     /// Unpacks the tool's binary from a verified archive, and makes it visible. Blocks.
-    pub(crate) fn install(&self, archive: &File, shown_url: &str) -> Result<PathBuf, ToolError> {
-        let broken = |source| ToolError::Archive {
-            url: shown_url.to_owned(),
-            source,
+    pub(crate) fn install(&self, archive: &File, shown_url: &str) -> Result<PathBuf, StepError> {
+        let broken = |problem: String| {
+            let hint = "the file has the published checksum, so the release itself is broken; choose another version";
+            StepError::infrastructure(format!("could not unpack `{shown_url}`: {problem}"))
+                .with_hint(hint)
         };
-        let mut zip = zip::ZipArchive::new(archive)
-            .map_err(|error| broken(ArchiveError::Unreadable(error)))?;
+        let unreadable = |error| broken(format!("not a readable zip archive: {error}"));
+        let mut zip = zip::ZipArchive::new(archive).map_err(unreadable)?;
         // Only the entry with exactly this name is read, and names never become paths.
         let mut entry = match zip.by_name(self.binary) {
             Ok(entry) if entry.is_file() => entry,
             Ok(_) | Err(zip::result::ZipError::FileNotFound) => {
-                return Err(broken(ArchiveError::NoBinary(self.binary)));
+                return Err(broken(format!("it has no file `{}`", self.binary)));
             }
-            Err(error) => return Err(broken(ArchiveError::Unreadable(error))),
+            Err(error) => return Err(unreadable(error)),
         };
         let mut unfinished = self.unfinished()?;
         match copy(&mut entry, unfinished.as_file_mut()) {
             Ok(()) => {}
-            Err(CopyError::Write(error)) => {
-                return Err(ToolError::cache(unfinished.path(), error));
-            }
-            Err(CopyError::Read(error)) => return Err(broken(error)),
+            Err(CopyError::Write(error)) => return Err(cache_error(unfinished.path(), &error)),
+            Err(CopyError::Read(problem)) => return Err(broken(problem)),
         }
         let path = self.directory.join(self.binary);
-        publish(unfinished, &path).map_err(|error| ToolError::cache(&path, error))?;
+        publish(unfinished, &path).map_err(|error| cache_error(&path, &error))?;
         Ok(path)
     }
 }
@@ -137,10 +140,9 @@ pub fn install_archive(
     tool: Tool,
     version: &Version,
     archive: &File,
-) -> Result<PathBuf, ToolError> {
+) -> Result<PathBuf, StepError> {
     let slot = Slot::new(cache, tool, version);
-    fs::create_dir_all(&slot.directory)
-        .map_err(|error| ToolError::cache(&slot.directory, error))?;
+    fs::create_dir_all(&slot.directory).map_err(|error| cache_error(&slot.directory, &error))?;
     slot.install(archive, "a local archive")
 }
 
@@ -172,7 +174,7 @@ pub(crate) fn versions(cache: &Path, tool: Tool) -> Vec<Version> {
 }
 
 enum CopyError {
-    Read(ArchiveError),
+    Read(String),
     Write(io::Error),
 }
 
@@ -187,13 +189,15 @@ fn copy(from: &mut impl io::Read, to: &mut impl io::Write) -> Result<(), CopyErr
             Ok(0) => return Ok(()),
             Ok(read) => read,
             Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
-            Err(error) => return Err(CopyError::Read(ArchiveError::Corrupt(error))),
+            Err(error) => {
+                let problem = format!("its binary cannot be read: {error}");
+                return Err(CopyError::Read(problem));
+            }
         };
         total += read as u64;
         if total > limit {
-            return Err(CopyError::Read(ArchiveError::TooLarge {
-                limit_mib: MAX_BINARY_MIB,
-            }));
+            let problem = format!("its binary is larger than {MAX_BINARY_MIB} MiB");
+            return Err(CopyError::Read(problem));
         }
         to.write_all(&buffer[..read]).map_err(CopyError::Write)?;
     }
@@ -210,4 +214,31 @@ fn publish(file: NamedTempFile, path: &Path) -> io::Result<()> {
         File::open(directory)?.sync_all()?;
     }
     Ok(())
+}
+
+/// Classifies an I/O error in the cache by its remedy.
+pub(super) fn cache_error(path: &Path, source: &io::Error) -> StepError {
+    let path = path.display();
+    match source.kind() {
+        io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {
+            unusable(format!("the tool cache is full, writing `{path}`"), source)
+                .with_hint("free space on its volume, or set another cache directory")
+        }
+        io::ErrorKind::PermissionDenied | io::ErrorKind::ReadOnlyFilesystem => unusable(
+            format!("the tool cache is not writable at `{path}`"),
+            source,
+        )
+        .with_hint("make it writable, or put the wanted version there beforehand"),
+        _ => unusable(format!("could not use the tool cache at `{path}`"), source)
+            .with_hint("check the directory and its file system"),
+    }
+}
+
+fn unusable(text: String, source: &io::Error) -> StepError {
+    let exit = if is_wrong_place(source) {
+        Exit::BadConfiguration
+    } else {
+        Exit::Infrastructure
+    };
+    StepError::new(exit, text).because(source)
 }

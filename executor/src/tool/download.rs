@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 
+use job_contract::Exit;
 use reqwest::StatusCode;
 use semver::Version;
 use tempfile::NamedTempFile;
@@ -9,12 +10,12 @@ use url::Url;
 
 use super::{
     Origin, ResolvedTool, Resolver, SignaturePolicy,
-    cache::{Lock, Slot},
-    error::{FetchError, ToolError},
-    fetch::{Fetcher, Shown},
+    cache::{Lock, Slot, cache_error},
+    fetch::{FetchError, Fetcher, Shown},
     index::{self, Files, Platform, Release},
     verify::{self, Keyring, SignatureError},
 };
+use crate::error::StepError;
 
 /// Terraform's index has about 10 MiB.
 const MAX_INDEX: u64 = 64 << 20;
@@ -25,7 +26,7 @@ const MAX_PAGES: usize = 20;
 
 impl Resolver<'_> {
     /// The greatest published release that satisfies the range and is built for this platform.
-    pub(super) async fn published(&self) -> Result<(Version, Files), ToolError> {
+    pub(super) async fn published(&self) -> Result<(Version, Files), StepError> {
         let platform = Platform::current();
         let (matching, others): (Vec<_>, Vec<_>) = self
             .releases(platform)
@@ -43,44 +44,55 @@ impl Resolver<'_> {
             .max_by(|(a, _), (b, _)| a.cmp(b));
         match (built, greatest) {
             (Some(built), _) => Ok(built),
-            (None, Some(version)) => Err(ToolError::NoBuild {
-                tool: self.tool,
-                version,
-                platform: platform.to_string(),
-            }),
-            (None, None) => Err(ToolError::NoMatch {
-                tool: self.tool,
-                range: self.range.to_string(),
-                newest: others
+            (None, Some(version)) => {
+                let text = format!("{} {version} is not published for {platform}", self.tool);
+                let hint = "choose another version, or run on a platform it is published for";
+                Err(StepError::user(text).with_hint(hint))
+            }
+            (None, None) => {
+                let index = Shown(self.config.index(self.tool));
+                let stable = others
                     .into_iter()
                     .map(|release| release.version)
-                    .filter(|version| version.pre.is_empty())
-                    .max(),
-                index: Shown(self.config.index(self.tool)).to_string(),
-            }),
+                    .filter(|version| version.pre.is_empty());
+                let hint = match stable.max() {
+                    Some(newest) => format!("the newest release offered by `{index}` is {newest}"),
+                    None => format!("`{index}` offers no stable release at all; check its address"),
+                };
+                let text = format!("no {} release satisfies `{}`", self.tool, self.range);
+                Err(StepError::user(text).with_hint(hint))
+            }
         }
     }
 
-    async fn releases(&self, platform: Platform) -> Result<Vec<Release>, ToolError> {
+    async fn releases(&self, platform: Platform) -> Result<Vec<Release>, StepError> {
         let tool = self.tool;
         let fetcher = Fetcher::new(self.config.retry_for)?;
         let mut releases = Vec::new();
         let mut next = Some(self.config.index(tool).clone());
         for _ in 0..MAX_PAGES {
             let Some(url) = next else { break };
-            let (bytes, after) = fetcher
-                .page(&url, MAX_INDEX)
-                .await
-                .map_err(|source| ToolError::Index { tool, source })?;
+            let (bytes, after) = fetcher.page(&url, MAX_INDEX).await.map_err(|error| {
+                let exit = if error.is_transient() {
+                    Exit::BadConfiguration
+                } else {
+                    Exit::Infrastructure
+                };
+                StepError::new(exit, format!("could not read the {tool} release index"))
+                    .because(&error)
+                    .with_hint(error.hint())
+            })?;
             let shown = Shown(&url).to_string();
             let page = blocking("read the release index", move || {
                 index::parse(tool, &bytes, &url, platform)
             })
             .await?;
-            releases.extend(page.map_err(|source| ToolError::IndexFormat {
-                tool,
-                url: shown,
-                source,
+            releases.extend(page.map_err(|error| {
+                StepError::infrastructure(format!(
+                    "the {tool} release index at `{shown}` is not in the format expected"
+                ))
+                .because(&error)
+                .with_hint("check its address; a proxy or a login page may have answered instead")
             })?);
             next = after.filter(|_| !self.is_decided(&releases));
         }
@@ -108,7 +120,7 @@ impl Resolver<'_> {
     pub(super) async fn download(
         &self,
         (version, files): (Version, Files),
-    ) -> Result<ResolvedTool, ToolError> {
+    ) -> Result<ResolvedTool, StepError> {
         let name = format!("{} {version}", self.tool);
         let slot = Slot::new(&self.cache_dir, self.tool, &version);
         let lock = slot
@@ -144,20 +156,25 @@ impl Resolver<'_> {
     }
 
     /// The archive's SHA-256 from its publisher's list, after the list's signature was checked.
-    async fn expected_digest(&self, fetcher: &Fetcher, files: &Files) -> Result<String, ToolError> {
+    async fn expected_digest(&self, fetcher: &Fetcher, files: &Files) -> Result<String, StepError> {
         let url = Shown(&files.checksums).to_string();
         let checksums = match fetcher.bytes(&files.checksums, MAX_SMALL_FILE).await {
             Ok(checksums) => checksums,
             Err(FetchError::Status {
                 status: StatusCode::NOT_FOUND | StatusCode::GONE,
                 ..
-            }) => return Err(ToolError::ChecksumsMissing { url }),
+            }) => {
+                let hint =
+                    "a mirror must have each release's SHA256SUMS in the folder of its archives";
+                let text = format!("no checksums are published at `{url}`");
+                return Err(StepError::infrastructure(text).with_hint(hint));
+            }
             Err(error) => return Err(error.into()),
         };
         self.check_signatures(fetcher, files, &checksums).await?;
         let archive = index::file_name(&files.archive).to_owned();
         verify::listed_digest(&String::from_utf8_lossy(&checksums), &archive)
-            .ok_or(ToolError::ChecksumUnlisted { url, archive })
+            .ok_or_else(|| changed(format!("the checksums at `{url}` do not list `{archive}`")))
     }
 
     /// One valid signature by a trusted key is enough. An invalid signature before it is an error. A signature by an
@@ -167,43 +184,49 @@ impl Resolver<'_> {
         fetcher: &Fetcher,
         files: &Files,
         checksums: &[u8],
-    ) -> Result<(), ToolError> {
+    ) -> Result<(), StepError> {
         let keyring = self.keyring().await?;
         let mut untrusted = None;
         for url in &files.signatures {
             let Some(signature) = fetcher.bytes_if_any(url, MAX_SMALL_FILE).await? else {
                 continue;
             };
-            let rejected = |source| ToolError::Signature {
-                url: Shown(url).to_string(),
-                source,
-            };
+            let text = format!("the signature at `{}` was not accepted", Shown(url));
             match keyring.check(checksums, &signature) {
                 Ok(()) => return Ok(()),
                 Err(error @ SignatureError::UnknownSigner { .. }) => {
-                    untrusted = Some(rejected(error));
+                    let hint =
+                        "if this mirror signs releases itself, name its public key as an extra key";
+                    let error = StepError::infrastructure(text).because(&error);
+                    untrusted = Some(error.with_hint(hint));
                 }
-                Err(error) => return Err(rejected(error)),
+                Err(error) => return Err(changed(text).because(&error)),
             }
         }
         match (untrusted, self.config.signatures) {
             (Some(error), _) => Err(error),
             (None, SignaturePolicy::Offered) => Ok(()),
-            (None, SignaturePolicy::Required) => Err(ToolError::SignatureMissing {
-                url: Shown(&files.checksums).to_string(),
-            }),
+            (None, SignaturePolicy::Required) => {
+                let url = Shown(&files.checksums);
+                let text = format!("no signature is published for `{url}`");
+                let hint = "mirror the signature files too, or do not require signatures";
+                Err(StepError::infrastructure(text).with_hint(hint))
+            }
         }
     }
 
-    async fn keyring(&self) -> Result<Keyring, ToolError> {
+    async fn keyring(&self) -> Result<Keyring, StepError> {
         let tool = self.tool;
         let extra = self.config.extra_keys.clone();
         blocking("load the signing keys", move || {
             let mut keyring = Keyring::publisher(tool);
             if let Some(path) = extra {
-                keyring
-                    .add_file(&path)
-                    .map_err(|source| ToolError::ExtraKeys { path, source })?;
+                keyring.add_file(&path).map_err(|error| {
+                    let text = format!("could not load the signing keys in `{}`", path.display());
+                    StepError::new(Exit::BadConfiguration, text)
+                        .because(&error)
+                        .with_hint("the file must hold OpenPGP public keys")
+                })?;
             }
             Ok(keyring)
         })
@@ -218,19 +241,16 @@ async fn unpack(
     archive: NamedTempFile,
     url: &Url,
     expected: String,
-) -> Result<PathBuf, ToolError> {
+) -> Result<PathBuf, StepError> {
     let url = Shown(url).to_string();
     blocking("unpack the archive", move || {
         // The task holds the lock, so that the lock outlives a cancelled caller.
         let _lock = lock;
         let actual = verify::file_digest(archive.as_file())
-            .map_err(|error| ToolError::cache(archive.path(), error))?;
+            .map_err(|error| cache_error(archive.path(), &error))?;
         if actual != expected {
-            return Err(ToolError::ChecksumMismatch {
-                url,
-                expected,
-                actual,
-            });
+            let text = format!("`{url}` has SHA-256 {actual}, but its release lists {expected}");
+            return Err(changed(text));
         }
         slot.install(archive.as_file(), &url)
     })
@@ -240,8 +260,13 @@ async fn unpack(
 async fn blocking<T: Send + 'static>(
     task: &'static str,
     work: impl FnOnce() -> T + Send + 'static,
-) -> Result<T, ToolError> {
-    tokio::task::spawn_blocking(work)
-        .await
-        .map_err(|source| ToolError::Task { task, source })
+) -> Result<T, StepError> {
+    tokio::task::spawn_blocking(work).await.map_err(|error| {
+        StepError::defect(format!("the task to {task} ended unexpectedly")).because(&error)
+    })
+}
+
+fn changed(text: String) -> StepError {
+    let hint = "the mirror or a proxy serves a changed or incomplete file; nothing was installed";
+    StepError::infrastructure(text).with_hint(hint)
 }

@@ -11,10 +11,12 @@ use std::{
 };
 
 use backon::{ExponentialBuilder, Retryable};
+use job_contract::{Exit, chain};
 use reqwest::{Client, Response, StatusCode, header, redirect};
 use url::Url;
 
-use super::error::{FetchError, ToolError};
+use super::cache::cache_error;
+use crate::error::StepError;
 
 /// How long requests to an unusable server are repeated. Including the last attempt, this takes less than 30 seconds,
 /// both if connections are refused and if packets are dropped.
@@ -52,6 +54,84 @@ impl fmt::Debug for Shown<'_> {
     }
 }
 
+/// Why a file could not be fetched.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum FetchError {
+    #[error("could not reach `{url}`")]
+    Unreachable { url: String, source: reqwest::Error },
+    #[error("`{url}` answered {status}")]
+    Status { url: String, status: StatusCode },
+    #[error("the download of `{url}` was interrupted")]
+    Interrupted { url: String, source: reqwest::Error },
+    #[error("`{url}` is larger than {limit_mib} MiB")]
+    TooLarge { url: String, limit_mib: u64 },
+}
+
+impl FetchError {
+    /// Whether the release server was unusable, and did not refuse the request.
+    pub(super) fn is_transient(&self) -> bool {
+        match self {
+            Self::Unreachable { source, .. } => !source.is_redirect() && !source.is_builder(),
+            Self::Interrupted { .. } => true,
+            Self::Status { status, .. } => {
+                status.is_server_error()
+                    || matches!(
+                        *status,
+                        StatusCode::REQUEST_TIMEOUT | StatusCode::TOO_MANY_REQUESTS
+                    )
+            }
+            Self::TooLarge { .. } => false,
+        }
+    }
+
+    pub(super) fn hint(&self) -> &'static str {
+        let status = match self {
+            Self::Unreachable { .. } | Self::Interrupted { .. } => {
+                return "put this version on PATH (in the executor's image) or into the tool cache, name a release index or \
+                        mirror that can be reached, or correct the proxy settings";
+            }
+            Self::TooLarge { .. } => return "no release is that large; check the address",
+            Self::Status { status, .. } => *status,
+        };
+        match status {
+            StatusCode::NOT_FOUND => "check the address of the index or mirror",
+            StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN => {
+                "the server requires credentials, or refuses those in the address"
+            }
+            StatusCode::TOO_MANY_REQUESTS => {
+                "the server limits requests; use a mirror or an index that caches"
+            }
+            _ => "the server reports an error; try again later",
+        }
+    }
+}
+
+/// The retries are over. So the cause of an unreachable server is a missing route to the releases, or the missing version
+/// in the image. Another executor would have the same error.
+impl From<FetchError> for StepError {
+    fn from(error: FetchError) -> Self {
+        let is_unreachable = matches!(error, FetchError::Unreachable { .. });
+        let exit = if is_unreachable && error.is_transient() {
+            Exit::BadConfiguration
+        } else {
+            Exit::Infrastructure
+        };
+        Self::new(exit, chain(&error)).with_hint(error.hint())
+    }
+}
+
+/// Why a file could not be fetched into another one.
+enum TransferError {
+    Fetch(FetchError),
+    Write(StepError),
+}
+
+impl From<FetchError> for TransferError {
+    fn from(error: FetchError) -> Self {
+        Self::Fetch(error)
+    }
+}
+
 /// Fetches release files.
 #[derive(Debug, Clone)]
 pub(crate) struct Fetcher {
@@ -60,10 +140,11 @@ pub(crate) struct Fetcher {
 }
 
 impl Fetcher {
-    pub(crate) fn new(retry_for: Duration) -> Result<Self, ToolError> {
+    pub(crate) fn new(retry_for: Duration) -> Result<Self, StepError> {
         // Without a provider, building a client panics.
         if rustls::crypto::CryptoProvider::get_default().is_none() {
-            return Err(ToolError::NoTlsProvider);
+            let text = "no TLS provider was installed before resolving a tool";
+            return Err(StepError::defect(text));
         }
         let client = Client::builder()
             // GitHub answers 403 to requests without a user agent.
@@ -72,7 +153,9 @@ impl Fetcher {
             .read_timeout(IDLE_TIMEOUT)
             .redirect(redirect_policy())
             .build()
-            .map_err(|error| FetchError::Client(error.without_url()))?;
+            .map_err(|error| {
+                StepError::defect("could not set up HTTP").because(&error.without_url())
+            })?;
         Ok(Self { client, retry_for })
     }
 
@@ -118,18 +201,22 @@ impl Fetcher {
         limit: u64,
         file: &std::fs::File,
         path: &Path,
-    ) -> Result<(), ToolError> {
+    ) -> Result<(), StepError> {
         let began = Instant::now();
-        let again = |error: &ToolError| match error {
+        let again = |error: &TransferError| match error {
             // The server answered, so retries do not depend on the time until then.
-            ToolError::Fetch(FetchError::Interrupted { .. }) => true,
-            ToolError::Fetch(error) => error.is_transient() && began.elapsed() < self.retry_for,
-            _ => false,
+            TransferError::Fetch(FetchError::Interrupted { .. }) => true,
+            TransferError::Fetch(error) => error.is_transient() && began.elapsed() < self.retry_for,
+            TransferError::Write(_) => false,
         };
-        (|| self.try_file(url, limit, file, path))
+        let fetched = (|| self.try_file(url, limit, file, path))
             .retry(backoff().with_max_times(RETRIES))
             .when(again)
-            .await
+            .await;
+        fetched.map_err(|error| match error {
+            TransferError::Fetch(error) => error.into(),
+            TransferError::Write(error) => error,
+        })
     }
 
     async fn try_bytes(&self, url: &Url, limit: u64) -> Result<(Vec<u8>, Option<Url>), FetchError> {
@@ -149,9 +236,9 @@ impl Fetcher {
         limit: u64,
         mut file: &std::fs::File,
         path: &Path,
-    ) -> Result<(), ToolError> {
+    ) -> Result<(), TransferError> {
         let mut response = self.get(url, limit).await?;
-        let cache = |error| ToolError::cache(path, error);
+        let cache = |error| TransferError::Write(cache_error(path, &error));
         // An earlier attempt may have left partial content.
         file.set_len(0).map_err(cache)?;
         file.seek(SeekFrom::Start(0)).map_err(cache)?;

@@ -3,12 +3,12 @@
 //! The input is bytes. This module does not know their source.
 
 use std::{
-    fmt::Write as _,
     fs,
-    io::{self, Read as _, Seek as _, SeekFrom},
+    io::{self, Seek as _, SeekFrom},
     path::Path,
 };
 
+use artifact_store::Digest;
 use job_contract::job::Tool;
 use pgp::{
     composed::{Deserializable, DetachedSignature, SignedPublicKey, SignedPublicSubKey},
@@ -16,7 +16,6 @@ use pgp::{
     packet::{Signature, SignatureType},
     types::{Fingerprint, KeyDetails, KeyId, Tag},
 };
-use sha2::{Digest, Sha256};
 
 /// HashiCorp's security key, C874 011F 0AB4 0511 0D02 1055 3436 5D94 72D7 468F, published at
 /// <https://www.hashicorp.com/security>. Releases are signed by its signing subkeys.
@@ -31,7 +30,7 @@ pub(crate) const HASHICORP_SHORT_ID: &str = "72D7468F";
 
 /// Why a signature was not accepted.
 #[derive(Debug, thiserror::Error)]
-pub enum SignatureError {
+pub(crate) enum SignatureError {
     #[error("it does not match the signed file")]
     Bad(#[source] pgp::errors::Error),
     #[error("it was made by {signer}, which is not trusted here")]
@@ -46,18 +45,6 @@ pub enum SignatureError {
     Io(#[from] io::Error),
     #[error("it holds no key that may sign")]
     NoKeys,
-}
-
-impl SignatureError {
-    pub(crate) fn hint(&self) -> String {
-        match self {
-            Self::UnknownSigner { .. } => {
-                "if this mirror signs releases itself, name its public key as an extra key".into()
-            }
-            _ => "the mirror or a proxy serves a changed or incomplete file; nothing was installed"
-                .into(),
-        }
-    }
 }
 
 /// Keys whose signatures are trusted.
@@ -271,24 +258,7 @@ pub(crate) fn listed_digest(document: &str, file: &str) -> Option<String> {
 /// The SHA-256 of a whole file, in lower case. Blocks.
 pub(crate) fn file_digest(mut file: &fs::File) -> io::Result<String> {
     file.seek(SeekFrom::Start(0))?;
-    let mut digest = Sha256::new();
-    let mut buffer = vec![0; 256 << 10];
-    loop {
-        match file.read(&mut buffer) {
-            Ok(0) => return Ok(hex(&digest.finalize())),
-            Ok(read) => digest.update(&buffer[..read]),
-            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-            Err(error) => return Err(error),
-        }
-    }
-}
-
-/// Lower-case hexadecimal.
-pub(crate) fn hex(bytes: &[u8]) -> String {
-    bytes.iter().fold(String::new(), |mut text, byte| {
-        let _ = write!(text, "{byte:02x}");
-        text
-    })
+    Ok(Digest::of_rest(&mut file)?.sha256)
 }
 
 #[cfg(test)]

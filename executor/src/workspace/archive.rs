@@ -7,7 +7,7 @@
 use std::cell::Cell;
 use std::collections::HashSet;
 use std::ffi::OsStr;
-use std::fs::{self, DirBuilder, File, OpenOptions};
+use std::fs::{self, DirBuilder, OpenOptions};
 use std::io::{self, BufRead, BufReader, Read, Write as _};
 use std::os::unix::ffi::OsStrExt as _;
 use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _, symlink};
@@ -16,9 +16,11 @@ use std::rc::Rc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use flate2::bufread::GzDecoder;
+use job_contract::chain;
 use tar::{Entry, EntryType};
 
-use super::ErrorKind;
+use super::{SPACE_HINT, TOO_LARGE_HINT};
+use crate::error::StepError;
 
 /// How much content may be unpacked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -45,49 +47,13 @@ pub struct Unpacked {
     pub bytes: u64,
 }
 
-/// Why an archive could not be unpacked.
-#[derive(Debug, thiserror::Error)]
-pub enum ArchiveError {
-    /// It is not gzip.
-    #[error("the content is not a gzip-compressed tar archive")]
-    NotGzip,
-    /// It ends in the middle.
-    #[error("the archive is truncated")]
-    Truncated,
-    /// A checksum or header is wrong.
-    #[error("the archive is damaged")]
-    Damaged(#[source] io::Error),
-    /// More bytes than allowed.
-    #[error("the archive unpacks to more than {limit} bytes")]
-    TooManyBytes { limit: u64 },
-    /// More entries than allowed.
-    #[error("the archive has more than {limit} entries")]
-    TooManyEntries { limit: u64 },
-    /// An entry was refused.
-    #[error("the archive entry `{entry}` is not accepted: {reason}")]
-    Refused { entry: String, reason: Refusal },
-    /// The target could not be written.
-    #[error("could not write the archive entry `{entry}`")]
-    Write {
-        entry: String,
-        #[source]
-        source: io::Error,
-    },
-    /// The run ended meanwhile.
-    #[error("unpacking was stopped")]
-    Stopped,
-}
-
 /// Why an entry was refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Refusal {
-    /// `/etc/passwd`
     #[error("its path is absolute")]
     Absolute,
-    /// `a/../../b`
     #[error("its path contains `..`")]
     Parent,
-    /// Longer than file systems allow.
     #[error("its path is too long")]
     TooLong,
     /// The path is empty or `.` although the entry is no folder, or it contains NUL.
@@ -96,46 +62,61 @@ pub enum Refusal {
     /// A folder on its path is a link or a file.
     #[error("a part of its path is not a folder")]
     NotAFolder,
-    /// It would replace a folder.
     #[error("a folder of this name exists already")]
     ReplacesFolder,
-    /// A link that leads out of the archive.
     #[error("it links to a place outside the archive")]
     OutwardLink,
-    /// A hard link to something else than a file of this archive.
     #[error("it links to a file that is not in the archive")]
     DanglingHardLink,
-    /// Devices, FIFOs and unknown kinds.
     #[error("it is neither a file, a folder nor a link")]
     Kind,
 }
 
-impl ArchiveError {
-    pub(super) fn kind(&self) -> ErrorKind {
-        match self {
-            Self::NotGzip
-            | Self::TooManyBytes { .. }
-            | Self::TooManyEntries { .. }
-            | Self::Refused { .. } => ErrorKind::User,
-            Self::Truncated | Self::Damaged(_) | Self::Write { .. } | Self::Stopped => {
-                ErrorKind::Infrastructure
-            }
-        }
-    }
+/// Why one entry was not unpacked.
+enum EntryError {
+    Refused(Refusal),
+    Write(io::Error),
+    Archive(StepError),
+}
 
-    pub(super) fn hint(&self) -> Option<String> {
-        let hint = match self {
-            Self::NotGzip | Self::Truncated | Self::Damaged(_) => "upload the configuration again",
-            Self::TooManyBytes { .. } | Self::TooManyEntries { .. } => {
-                "exclude what the run does not need with `.terraformignore`, or raise the limit of the executor"
-            }
-            Self::Refused { .. } => "pack plain files, folders and links within the configuration",
-            Self::Write { .. } => "check the free space of the work directory",
-            Self::Stopped => return None,
-        };
-        Some(hint.to_owned())
+impl From<Refusal> for EntryError {
+    fn from(reason: Refusal) -> Self {
+        Self::Refused(reason)
     }
 }
+
+impl From<io::Error> for EntryError {
+    fn from(error: io::Error) -> Self {
+        Self::Write(error)
+    }
+}
+
+impl From<StepError> for EntryError {
+    fn from(error: StepError) -> Self {
+        Self::Archive(error)
+    }
+}
+
+impl EntryError {
+    fn of(self, name: &[u8]) -> StepError {
+        let name: String = String::from_utf8_lossy(name).chars().take(200).collect();
+        let name = name.escape_debug();
+        match self {
+            Self::Refused(reason) => StepError::user(format!(
+                "the archive entry `{name}` is not accepted: {reason}"
+            ))
+            .with_hint("pack plain files, folders and links within the configuration"),
+            Self::Write(source) => {
+                StepError::infrastructure(format!("could not write the archive entry `{name}`"))
+                    .because(&source)
+                    .with_hint(SPACE_HINT)
+            }
+            Self::Archive(error) => error,
+        }
+    }
+}
+
+const UPLOAD_AGAIN: &str = "upload the configuration again";
 
 /// Linux's `PATH_MAX` and `NAME_MAX`, minus space for the target's own path.
 const MAX_PATH_BYTES: usize = 3072;
@@ -150,14 +131,15 @@ pub fn unpack(
     target: &Path,
     limits: ArchiveLimits,
     stop: &AtomicBool,
-) -> Result<Unpacked, ArchiveError> {
+) -> Result<Unpacked, StepError> {
     let mut archive = BufReader::with_capacity(COPY_BYTES, archive);
     if !archive
         .fill_buf()
         .map_err(read_error)?
         .starts_with(&GZIP_MAGIC[..1])
     {
-        return Err(ArchiveError::NotGzip);
+        let text = "the content is not a gzip-compressed tar archive";
+        return Err(StepError::user(text).with_hint(UPLOAD_AGAIN));
     }
     let allowance = Rc::new(Cell::new(MAX_METADATA_BYTES));
     let metered = Metered {
@@ -175,7 +157,10 @@ pub fn unpack(
         unpacked: Unpacked::default(),
     };
     for entry in archive.entries().map_err(read_error)? {
-        unpacker.entry(entry.map_err(read_error)?)?;
+        let entry = entry.map_err(read_error)?;
+        let name = entry.path_bytes().into_owned();
+        let unpacked = unpacker.entry(entry, &name);
+        unpacked.map_err(|error| error.of(&name))?;
     }
     let total = unpacker.unpacked;
     drain(&mut archive.into_inner())?;
@@ -184,7 +169,7 @@ pub fn unpack(
 
 /// Reads to the end of the gzip stream, so that a truncated or damaged trailer is noticed. It stops if the padding is
 /// longer than usual.
-fn drain(rest: &mut impl Read) -> Result<(), ArchiveError> {
+fn drain(rest: &mut impl Read) -> Result<(), StepError> {
     let mut buffer = [0; 8192];
     loop {
         match rest.read(&mut buffer) {
@@ -210,7 +195,7 @@ struct Unpacker<'a> {
 }
 
 impl Unpacker<'_> {
-    fn entry<R: Read>(&mut self, mut entry: Entry<'_, R>) -> Result<(), ArchiveError> {
+    fn entry<R: Read>(&mut self, mut entry: Entry<'_, R>, name: &[u8]) -> Result<(), EntryError> {
         self.unpacked.entries += 1;
         self.check_entries()?;
         let kind = entry.header().entry_type();
@@ -219,39 +204,37 @@ impl Unpacker<'_> {
             self.allowance.set(MAX_METADATA_BYTES);
             return Ok(());
         }
-        let name = entry.path_bytes().into_owned();
-        let entry_name = EntryName { name: &name, kind };
-        let path = entry_name.path()?;
+        let path = plain_path(name)?;
+        // The target folder itself may have an entry, `./`.
+        if path.as_os_str().is_empty() && kind != EntryType::Directory {
+            return Err(Refusal::NoName.into());
+        }
+        let link = entry.link_name_bytes().unwrap_or_default().into_owned();
         match kind {
-            EntryType::Directory => self.folder(&path).map_err(|e| entry_name.at(e))?,
+            EntryType::Directory => self.folder(&path)?,
             // Very old archives have no folder entries, and mark folders by their names.
-            EntryType::Regular if name.ends_with(b"/") => {
-                self.folder(&path).map_err(|e| entry_name.at(e))?;
-            }
+            EntryType::Regular if name.ends_with(b"/") => self.folder(&path)?,
             EntryType::Regular | EntryType::Continuous | EntryType::GNUSparse => {
-                self.clear_path(&path).map_err(|e| entry_name.at(e))?;
-                self.file(&mut entry, &path, &entry_name)?;
+                self.clear_path(&path)?;
+                self.file(&mut entry, &path)?;
             }
             EntryType::Symlink => {
-                let text = entry.link_name_bytes().unwrap_or_default().into_owned();
-                let link = inner_link(&path, &text).map_err(|e| entry_name.refuse(e))?;
-                self.clear_path(&path).map_err(|e| entry_name.at(e))?;
-                symlink(link, self.target.join(&path)).map_err(|e| entry_name.at(e.into()))?;
+                let link = inner_link(&path, &link)?;
+                self.clear_path(&path)?;
+                symlink(link, self.target.join(&path))?;
             }
-            EntryType::Link => {
-                let text = entry.link_name_bytes().unwrap_or_default().into_owned();
-                self.hard_link(&path, &text).map_err(|e| entry_name.at(e))?;
-            }
-            _ => return Err(entry_name.refuse(Refusal::Kind)),
+            EntryType::Link => self.hard_link(&path, &link)?,
+            _ => return Err(Refusal::Kind.into()),
         }
         self.allowance.set(MAX_METADATA_BYTES);
         Ok(())
     }
 
-    fn check_entries(&self) -> Result<(), TooManyEntries> {
+    fn check_entries(&self) -> Result<(), StepError> {
         let limit = self.limits.max_entries;
         if self.unpacked.entries + self.implied_folders > limit {
-            return Err(TooManyEntries { limit });
+            let text = format!("the archive has more than {limit} entries");
+            return Err(StepError::user(text).with_hint(TOO_LARGE_HINT));
         }
         Ok(())
     }
@@ -303,24 +286,20 @@ impl Unpacker<'_> {
         }
     }
 
-    fn file<R: Read>(
-        &mut self,
-        entry: &mut Entry<'_, R>,
-        path: &Path,
-        entry_name: &EntryName<'_>,
-    ) -> Result<(), ArchiveError> {
-        if entry.size() > self.limits.max_bytes.saturating_sub(self.unpacked.bytes) {
-            return Err(self.too_many_bytes());
-        }
+    fn file<R: Read>(&mut self, entry: &mut Entry<'_, R>, path: &Path) -> Result<(), EntryError> {
+        self.check_bytes(self.unpacked.bytes.saturating_add(entry.size()))?;
         let executable = entry.header().mode().unwrap_or(0o644) & 0o100 != 0;
-        let mut file = create_file(&self.target.join(path), executable)
-            .map_err(|e| entry_name.at(e.into()))?;
+        let mut file = OpenOptions::new()
+            .write(true)
+            .create_new(true)
+            .mode(if executable { 0o755 } else { 0o644 })
+            .open(self.target.join(path))?;
         self.allowance.set(u64::MAX);
         let mut buffer = vec![0; COPY_BYTES];
         let mut remaining = entry.size();
         loop {
             if self.stop.load(Ordering::Relaxed) {
-                return Err(ArchiveError::Stopped);
+                return Err(StepError::infrastructure("unpacking was stopped").into());
             }
             let read = entry.read(&mut buffer).map_err(read_error)?;
             if read == 0 {
@@ -328,15 +307,12 @@ impl Unpacker<'_> {
             }
             remaining = remaining.saturating_sub(read as u64);
             self.unpacked.bytes += read as u64;
-            if self.unpacked.bytes > self.limits.max_bytes {
-                return Err(self.too_many_bytes());
-            }
-            file.write_all(&buffer[..read])
-                .map_err(|e| entry_name.at(e.into()))?;
+            self.check_bytes(self.unpacked.bytes)?;
+            file.write_all(&buffer[..read])?;
         }
         // The reader treats the end of the archive as the end of the entry.
         if remaining > 0 {
-            return Err(ArchiveError::Truncated);
+            return Err(truncated().into());
         }
         Ok(())
     }
@@ -361,96 +337,14 @@ impl Unpacker<'_> {
         Ok(fs::hard_link(full, self.target.join(path))?)
     }
 
-    fn too_many_bytes(&self) -> ArchiveError {
-        ArchiveError::TooManyBytes {
-            limit: self.limits.max_bytes,
+    fn check_bytes(&self, bytes: u64) -> Result<(), StepError> {
+        let limit = self.limits.max_bytes;
+        if bytes > limit {
+            let text = format!("the archive unpacks to more than {limit} bytes");
+            return Err(StepError::user(text).with_hint(TOO_LARGE_HINT));
         }
+        Ok(())
     }
-}
-
-/// Why one entry failed, without its name.
-enum EntryError {
-    Refused(Refusal),
-    Io(io::Error),
-    TooMany(TooManyEntries),
-}
-
-/// The number of entries and folders is over the limit.
-struct TooManyEntries {
-    limit: u64,
-}
-
-impl From<TooManyEntries> for ArchiveError {
-    fn from(TooManyEntries { limit }: TooManyEntries) -> Self {
-        Self::TooManyEntries { limit }
-    }
-}
-
-impl From<TooManyEntries> for EntryError {
-    fn from(error: TooManyEntries) -> Self {
-        Self::TooMany(error)
-    }
-}
-
-impl From<Refusal> for EntryError {
-    fn from(reason: Refusal) -> Self {
-        Self::Refused(reason)
-    }
-}
-
-impl From<io::Error> for EntryError {
-    fn from(error: io::Error) -> Self {
-        Self::Io(error)
-    }
-}
-
-/// The name of an entry, from its header.
-struct EntryName<'a> {
-    name: &'a [u8],
-    kind: EntryType,
-}
-
-impl EntryName<'_> {
-    fn path(&self) -> Result<PathBuf, ArchiveError> {
-        let path = plain_path(self.name).map_err(|reason| self.refuse(reason))?;
-        // The target folder itself may have an entry, `./`.
-        if path.as_os_str().is_empty() && self.kind != EntryType::Directory {
-            return Err(self.refuse(Refusal::NoName));
-        }
-        Ok(path)
-    }
-
-    fn display(&self) -> String {
-        let name = String::from_utf8_lossy(self.name);
-        let shown: String = name.chars().take(200).collect();
-        shown.escape_debug().to_string()
-    }
-
-    fn refuse(&self, reason: Refusal) -> ArchiveError {
-        ArchiveError::Refused {
-            entry: self.display(),
-            reason,
-        }
-    }
-
-    fn at(&self, error: EntryError) -> ArchiveError {
-        match error {
-            EntryError::Refused(reason) => self.refuse(reason),
-            EntryError::Io(source) => ArchiveError::Write {
-                entry: self.display(),
-                source,
-            },
-            EntryError::TooMany(error) => error.into(),
-        }
-    }
-}
-
-fn create_file(path: &Path, executable: bool) -> io::Result<File> {
-    OpenOptions::new()
-        .write(true)
-        .create_new(true)
-        .mode(if executable { 0o755 } else { 0o644 })
-        .open(path)
 }
 
 /// Splits a name into components that only lead further down.
@@ -576,11 +470,17 @@ fn is_too_much_metadata(error: &io::Error) -> bool {
         .is_some_and(<dyn std::error::Error + Send + Sync>::is::<MetadataTooLarge>)
 }
 
-fn read_error(error: io::Error) -> ArchiveError {
-    match error.kind() {
-        io::ErrorKind::UnexpectedEof => ArchiveError::Truncated,
-        _ => ArchiveError::Damaged(error),
+fn read_error(error: io::Error) -> StepError {
+    if error.kind() == io::ErrorKind::UnexpectedEof {
+        return truncated();
     }
+    // The reader quotes names of entries.
+    let cause = chain(&error).escape_debug().to_string();
+    StepError::infrastructure(format!("the archive is damaged: {cause}")).with_hint(UPLOAD_AGAIN)
+}
+
+fn truncated() -> StepError {
+    StepError::infrastructure("the archive is truncated").with_hint(UPLOAD_AGAIN)
 }
 
 #[cfg(test)]

@@ -5,14 +5,15 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use backon::{ExponentialBuilder, Retryable as _};
+use job_contract::Exit;
 use reqwest::{RequestBuilder, StatusCode};
 use secrecy::{ExposeSecret as _, SecretString};
 use serde::Deserialize;
 use url::Url;
 use url::form_urlencoded::Serializer;
 
-use super::ErrorKind;
-use super::http::{ProxySettings, direct_client};
+use super::client_builder;
+use crate::error::StepError;
 
 /// The application id of Azure DevOps. It is the same in every tenant.
 const DEVOPS: &str = "499b84ac-1321-427f-aa17-267ca6975798";
@@ -26,19 +27,12 @@ const METADATA_CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
 /// The variables of Azure's own libraries, from the executor's environment.
 #[derive(Clone, Debug, Default)]
 pub struct AzureEnvironment {
-    /// `AZURE_TENANT_ID`
     pub tenant_id: Option<String>,
-    /// `AZURE_CLIENT_ID`
     pub client_id: Option<String>,
-    /// `AZURE_CLIENT_SECRET`
     pub client_secret: Option<SecretString>,
-    /// `AZURE_FEDERATED_TOKEN_FILE`
     pub federated_token_file: Option<PathBuf>,
-    /// `AZURE_AUTHORITY_HOST`
     pub authority_host: Option<String>,
-    /// `IDENTITY_ENDPOINT`
     pub identity_endpoint: Option<String>,
-    /// `IDENTITY_HEADER`
     pub identity_header: Option<SecretString>,
     /// `AZURE_POD_IDENTITY_AUTHORITY_HOST`: replaces the well-known address of the metadata service.
     pub metadata_endpoint: Option<String>,
@@ -61,52 +55,46 @@ impl AzureEnvironment {
     }
 
     /// A token for Azure DevOps.
-    pub(super) async fn devops_token(
-        &self,
-        proxies: &ProxySettings,
-    ) -> Result<SecretString, AzureError> {
-        match (&self.tenant_id, &self.client_id) {
-            (Some(tenant), Some(client)) if self.client_secret.is_some() => {
-                let secret = self.client_secret.clone().unwrap_or_default();
-                let proof = [("client_secret", secret.expose_secret())];
-                self.authority_token(Identity::ClientSecret, tenant, client, &proof, proxies)
-                    .await
-            }
-            (Some(tenant), Some(client)) if self.federated_token_file.is_some() => {
-                let assertion = self.federated_token().await?;
-                let proof = [
-                    ("client_assertion_type", ASSERTION_TYPE),
-                    ("client_assertion", assertion.expose_secret()),
-                ];
-                self.authority_token(Identity::Workload, tenant, client, &proof, proxies)
-                    .await
-            }
-            _ => self.managed_identity_token().await,
+    pub(super) async fn devops_token(&self) -> Result<SecretString, StepError> {
+        let (Some(tenant), Some(client)) = (&self.tenant_id, &self.client_id) else {
+            return self.managed_identity_token().await;
+        };
+        if let Some(secret) = &self.client_secret {
+            let proof = [("client_secret", secret.expose_secret())];
+            return self
+                .authority_token("client secret", tenant, client, &proof)
+                .await;
         }
-    }
-
-    async fn federated_token(&self) -> Result<SecretString, AzureError> {
-        let path = self.federated_token_file.clone().unwrap_or_default();
-        match tokio::fs::read_to_string(&path).await {
-            Ok(text) => Ok(text.trim().into()),
-            Err(source) => Err(AzureError::TokenFile { path, source }),
-        }
+        let Some(path) = &self.federated_token_file else {
+            return self.managed_identity_token().await;
+        };
+        let assertion = tokio::fs::read_to_string(path).await.map_err(|source| {
+            let path = path.display();
+            StepError::user(no_token(format!(
+                "could not read the federated token `{path}`"
+            )))
+            .because(&source)
+        })?;
+        let assertion = SecretString::from(assertion.trim());
+        let proof = [
+            ("client_assertion_type", ASSERTION_TYPE),
+            ("client_assertion", assertion.expose_secret()),
+        ];
+        self.authority_token("workload identity", tenant, client, &proof)
+            .await
     }
 
     async fn authority_token(
         &self,
-        identity: Identity,
+        identity: &str,
         tenant: &str,
         client_id: &str,
         proof: &[(&str, &str)],
-        proxies: &ProxySettings,
-    ) -> Result<SecretString, AzureError> {
+    ) -> Result<SecretString, StepError> {
         let authority = self.authority_host.as_deref().unwrap_or(PUBLIC_AUTHORITY);
         let mut url = parse_url(authority)?;
         url.path_segments_mut()
-            .map_err(|()| AzureError::BadAddress {
-                address: authority.to_owned(),
-            })?
+            .map_err(|()| bad_address(authority))?
             .pop_if_empty()
             .extend([tenant, "oauth2", "v2.0", "token"]);
         let body = Serializer::new(String::new())
@@ -115,27 +103,37 @@ impl AzureEnvironment {
             .append_pair("client_id", client_id)
             .extend_pairs(proof)
             .finish();
-        let client = proxies.client().map_err(|e| unreachable(identity, e))?;
-        request_token(identity, || {
-            client
-                .post(url.clone())
-                .header("content-type", "application/x-www-form-urlencoded")
-                .body(body.clone())
-        })
-        .await
+        let token = async {
+            let client = client_builder().build()?;
+            request_token(|| {
+                client
+                    .post(url.clone())
+                    .header("content-type", "application/x-www-form-urlencoded")
+                    .body(body.clone())
+            })
+            .await
+        };
+        token
+            .await
+            .map_err(|error: RequestError| error.of(identity))
     }
 
-    async fn managed_identity_token(&self) -> Result<SecretString, AzureError> {
-        let client = direct_client(METADATA_CONNECT_TIMEOUT)
-            .map_err(|e| unreachable(Identity::Managed, e))?;
+    async fn managed_identity_token(&self) -> Result<SecretString, StepError> {
+        const IDENTITY: &str = "managed identity";
+        // The addresses are on this machine or link.
+        let client = client_builder()
+            .no_proxy()
+            .connect_timeout(METADATA_CONNECT_TIMEOUT)
+            .build()
+            .map_err(|error| RequestError::from(error).of(IDENTITY))?;
         if let (Some(endpoint), Some(header)) = (&self.identity_endpoint, &self.identity_header) {
             let url = self.managed_url(parse_url(endpoint)?, "2019-08-01");
-            return request_token(Identity::Managed, || {
+            let token = request_token(|| {
                 client
                     .get(url.clone())
                     .header("x-identity-header", header.expose_secret())
-            })
-            .await;
+            });
+            return token.await.map_err(|error| error.of(IDENTITY));
         }
         let base = self
             .metadata_endpoint
@@ -144,13 +142,16 @@ impl AzureEnvironment {
         let mut url = parse_url(base)?;
         url.set_path(METADATA_PATH);
         let url = self.managed_url(url, "2018-02-01");
-        request_token(Identity::Managed, || {
-            client.get(url.clone()).header("metadata", "true")
-        })
-        .await
-        .map_err(|error| match error {
-            AzureError::Unreachable { source, .. } => AzureError::NoIdentity { source },
-            other => other,
+        let token = request_token(|| client.get(url.clone()).header("metadata", "true"));
+        token.await.map_err(|error| match error {
+            RequestError::Unreachable(source) => {
+                let text = "the environment names no Azure identity and no metadata service answers";
+                StepError::user(no_token(text)).because(&source).with_hint(
+                    "give the executor AZURE_TENANT_ID, AZURE_CLIENT_ID and AZURE_CLIENT_SECRET, a workload identity, or a \
+                     managed identity",
+                )
+            }
+            RequestError::Refused { .. } => error.of(IDENTITY),
         })
     }
 
@@ -165,88 +166,24 @@ impl AzureEnvironment {
     }
 }
 
-/// The identity that requested a token.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Identity {
-    /// A service principal with a client secret.
-    ClientSecret,
-    /// A federated token of the pod's service account.
-    Workload,
-    /// The identity of the node or of the hosting service.
-    Managed,
+fn no_token(reason: impl std::fmt::Display) -> String {
+    format!("could not acquire a token for Azure DevOps: {reason}")
 }
 
-impl std::fmt::Display for Identity {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str(match self {
-            Self::ClientSecret => "client secret",
-            Self::Workload => "workload identity",
-            Self::Managed => "managed identity",
-        })
+/// Why a request has no token as its answer.
+enum RequestError {
+    Refused { status: StatusCode, detail: String },
+    Unreachable(reqwest::Error),
+}
+
+impl From<reqwest::Error> for RequestError {
+    /// Omits the URL, because a query or an endpoint path may be secret. The identity already tells which service it was.
+    fn from(error: reqwest::Error) -> Self {
+        Self::Unreachable(error.without_url())
     }
 }
 
-/// Why there is no token.
-#[derive(Debug, thiserror::Error)]
-pub enum AzureError {
-    /// The environment contains no identity, and there is no metadata service.
-    #[error("the environment names no Azure identity and no metadata service answers")]
-    NoIdentity {
-        #[source]
-        source: reqwest::Error,
-    },
-    /// The federated token cannot be read.
-    #[error("could not read the federated token `{}`", path.display())]
-    TokenFile {
-        path: PathBuf,
-        #[source]
-        source: std::io::Error,
-    },
-    /// A configured address is no URL.
-    #[error("`{address}` is not the address of an Azure token service")]
-    BadAddress { address: String },
-    /// The service refused the request.
-    #[error("the {identity} was refused with status {status}: {detail}")]
-    Refused {
-        identity: Identity,
-        status: StatusCode,
-        detail: String,
-    },
-    /// The service could not be reached.
-    #[error("the token service for the {identity} could not be reached")]
-    Unreachable {
-        identity: Identity,
-        #[source]
-        source: reqwest::Error,
-    },
-}
-
-impl AzureError {
-    pub(super) fn kind(&self) -> ErrorKind {
-        match self {
-            Self::NoIdentity { .. } | Self::TokenFile { .. } | Self::BadAddress { .. } => {
-                ErrorKind::User
-            }
-            Self::Refused { .. } if !self.is_transient() => ErrorKind::User,
-            Self::Refused { .. } | Self::Unreachable { .. } => ErrorKind::Infrastructure,
-        }
-    }
-
-    pub(super) fn hint(&self) -> Option<String> {
-        match self {
-            Self::NoIdentity { .. } => Some(
-                "give the executor AZURE_TENANT_ID, AZURE_CLIENT_ID and AZURE_CLIENT_SECRET, a workload \
-                 identity, or a managed identity"
-                    .to_owned(),
-            ),
-            Self::Refused { .. } => Some(
-                "check that the identity exists, is valid and was added to the Azure DevOps organization"
-                    .to_owned(),
-            ),
-            Self::BadAddress { .. } | Self::TokenFile { .. } | Self::Unreachable { .. } => None,
-        }
-    }
-
+impl RequestError {
     /// While a service of managed identities starts, it asks clients to retry.
     fn is_transient(&self) -> bool {
         match self {
@@ -258,8 +195,29 @@ impl AzureError {
                     )
             }
             // A refused connection is final: outside Azure, no service listens at the metadata address.
-            Self::Unreachable { source, .. } => !source.is_connect() && !source.is_decode(),
-            _ => false,
+            Self::Unreachable(source) => !source.is_connect() && !source.is_decode(),
+        }
+    }
+
+    /// The error of a step that has this identity.
+    fn of(self, identity: &str) -> StepError {
+        let is_transient = self.is_transient();
+        match self {
+            Self::Unreachable(source) => {
+                let text = format!("the token service for the {identity} could not be reached");
+                StepError::infrastructure(no_token(text)).because(&source)
+            }
+            Self::Refused { status, detail } => {
+                let exit = if is_transient {
+                    Exit::Infrastructure
+                } else {
+                    Exit::BadJobData
+                };
+                let text = format!("the {identity} was refused with status {status}: {detail}");
+                StepError::new(exit, no_token(text)).with_hint(
+                    "check that the identity exists, is valid and was added to the Azure DevOps organization",
+                )
+            }
         }
     }
 }
@@ -277,26 +235,17 @@ struct ErrorAnswer {
     error_description: String,
 }
 
-async fn request_token(
-    identity: Identity,
-    request: impl Fn() -> RequestBuilder,
-) -> Result<SecretString, AzureError> {
+async fn request_token(request: impl Fn() -> RequestBuilder) -> Result<SecretString, RequestError> {
     let attempt = async || {
-        let answer = request()
-            .send()
-            .await
-            .map_err(|e| unreachable(identity, e))?;
+        let answer = request().send().await?;
         let status = answer.status();
         if status.is_success() {
-            let token: TokenAnswer = answer.json().await.map_err(|e| unreachable(identity, e))?;
+            let token: TokenAnswer = answer.json().await?;
             return Ok(token.access_token.into());
         }
         let error: ErrorAnswer = answer.json().await.unwrap_or_default();
-        Err(AzureError::Refused {
-            identity,
-            status,
-            detail: describe(&error),
-        })
+        let detail = describe(&error);
+        Err(RequestError::Refused { status, detail })
     };
     attempt
         .retry(
@@ -304,7 +253,7 @@ async fn request_token(
                 .with_min_delay(Duration::from_millis(200))
                 .with_max_times(3),
         )
-        .when(AzureError::is_transient)
+        .when(RequestError::is_transient)
         .await
 }
 
@@ -319,22 +268,16 @@ fn describe(error: &ErrorAnswer) -> String {
     }
 }
 
-fn parse_url(text: &str) -> Result<Url, AzureError> {
-    let bad = || AzureError::BadAddress {
-        address: text.to_owned(),
-    };
+fn parse_url(text: &str) -> Result<Url, StepError> {
     let with_scheme = if text.contains("://") {
         text.to_owned()
     } else {
         format!("https://{text}")
     };
-    Url::parse(&with_scheme).map_err(|_| bad())
+    Url::parse(&with_scheme).map_err(|_| bad_address(text))
 }
 
-/// Omits the URL, because a query or an endpoint path may be secret. The identity already tells which service it was.
-fn unreachable(identity: Identity, source: reqwest::Error) -> AzureError {
-    AzureError::Unreachable {
-        identity,
-        source: source.without_url(),
-    }
+fn bad_address(address: &str) -> StepError {
+    let text = format!("`{address}` is not the address of an Azure token service");
+    StepError::user(no_token(text))
 }

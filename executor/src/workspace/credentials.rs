@@ -2,21 +2,18 @@
 
 use secrecy::{ExposeSecret as _, SecretString};
 
-use super::ErrorKind;
-use super::azure::{AzureEnvironment, AzureError};
-use super::http::ProxySettings;
+use super::azure::AzureEnvironment;
+use crate::error::StepError;
 
 /// How git authenticates.
 #[derive(Clone, Debug)]
 pub(super) enum Credential {
-    /// No credentials.
     Anonymous,
     /// User name and password over HTTP. Either may be the secret.
     Basic {
         username: SecretString,
         password: SecretString,
     },
-    /// A private key for SSH.
     SshKey(SecretString),
 }
 
@@ -26,46 +23,6 @@ pub(super) struct VcsAccess<'a> {
     pub(super) vcs_type: &'a str,
     pub(super) connection_type: Option<&'a str>,
     pub(super) token: Option<&'a str>,
-}
-
-/// Why there is no credential.
-#[derive(Debug, thiserror::Error)]
-pub enum CredentialError {
-    /// A connection that needs a token has none.
-    #[error("the job data holds no access token for the VCS connection of type `{vcs_type}`")]
-    NoToken { vcs_type: String },
-    /// An SSH connection has no key.
-    #[error("the job data holds no private key for the SSH connection `{vcs_type}`")]
-    NoKey { vcs_type: String },
-    /// The credential contains a line break, which would end it early and start another one.
-    #[error("the access token for the VCS connection of type `{vcs_type}` holds a line break")]
-    BadToken { vcs_type: String },
-    /// The token had to be fetched, and the request failed.
-    #[error("could not acquire a token for Azure DevOps")]
-    Azure(#[source] AzureError),
-}
-
-impl CredentialError {
-    pub(super) fn kind(&self) -> ErrorKind {
-        match self {
-            Self::NoToken { .. } | Self::NoKey { .. } | Self::BadToken { .. } => ErrorKind::User,
-            Self::Azure(error) => error.kind(),
-        }
-    }
-
-    pub(super) fn hint(&self) -> Option<String> {
-        match self {
-            Self::NoToken { .. } => Some(
-                "reconnect the VCS provider of the workspace; the platform could not issue a token"
-                    .to_owned(),
-            ),
-            Self::NoKey { .. } => {
-                Some("check the SSH key the workspace is configured with".to_owned())
-            }
-            Self::BadToken { .. } => Some("enter the token again, as one line".to_owned()),
-            Self::Azure(error) => error.hint(),
-        }
-    }
 }
 
 const SSH: &str = "SSH";
@@ -80,8 +37,7 @@ impl VcsAccess<'_> {
     pub(super) async fn credential(
         &self,
         azure: &AzureEnvironment,
-        proxies: &ProxySettings,
-    ) -> Result<Credential, CredentialError> {
+    ) -> Result<Credential, StepError> {
         let oauth = self
             .connection_type
             .is_some_and(|kind| kind.eq_ignore_ascii_case("OAUTH"));
@@ -91,33 +47,36 @@ impl VcsAccess<'_> {
             "GITLAB" => Ok(basic("oauth2".into(), self.token()?)),
             "BITBUCKET" => Ok(basic("x-token-auth".into(), self.token()?)),
             "AZURE_DEVOPS" => Ok(basic("dummy".into(), self.token()?)),
-            "AZURE_SP_MI" => azure
-                .devops_token(proxies)
-                .await
-                .map(|token| basic("dummy".into(), token))
-                .map_err(CredentialError::Azure),
+            "AZURE_SP_MI" => Ok(basic("dummy".into(), azure.devops_token().await?)),
             _ if self.is_ssh() => match self.token.filter(|key| !key.trim().is_empty()) {
                 Some(key) => Ok(Credential::SshKey(key.into())),
-                None => Err(CredentialError::NoKey {
-                    vcs_type: self.vcs_type.to_owned(),
-                }),
+                None => Err(StepError::user(format!(
+                    "the job data holds no private key for the SSH connection `{}`",
+                    self.vcs_type
+                ))
+                .with_hint("check the SSH key the workspace is configured with")),
             },
             _ => Ok(Credential::Anonymous),
         }
     }
 
-    fn token(&self) -> Result<SecretString, CredentialError> {
-        let vcs_type = || self.vcs_type.to_owned();
+    fn token(&self) -> Result<SecretString, StepError> {
+        let vcs_type = self.vcs_type;
         let token = self.token.map(str::trim).unwrap_or_default();
         if token.is_empty() {
-            return Err(CredentialError::NoToken {
-                vcs_type: vcs_type(),
-            });
+            return Err(StepError::user(format!(
+                "the job data holds no access token for the VCS connection of type `{vcs_type}`"
+            ))
+            .with_hint(
+                "reconnect the VCS provider of the workspace; the platform could not issue a token",
+            ));
         }
+        // It would end the credential early and start another one.
         if token.contains(char::is_control) {
-            return Err(CredentialError::BadToken {
-                vcs_type: vcs_type(),
-            });
+            return Err(StepError::user(format!(
+                "the access token for the VCS connection of type `{vcs_type}` holds a line break"
+            ))
+            .with_hint("enter the token again, as one line"));
         }
         Ok(token.into())
     }
@@ -144,19 +103,20 @@ impl Credential {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use job_contract::Exit;
     use rstest::rstest;
 
     async fn credential(
         vcs_type: &str,
         connection_type: Option<&str>,
         token: Option<&str>,
-    ) -> Result<Credential, CredentialError> {
+    ) -> Result<Credential, StepError> {
         VcsAccess {
             vcs_type,
             connection_type,
             token,
         }
-        .credential(&AzureEnvironment::default(), &ProxySettings::default())
+        .credential(&AzureEnvironment::default())
         .await
     }
 
@@ -196,7 +156,7 @@ mod tests {
         for token in [None, Some(""), Some(" \n")] {
             let error = credential(vcs_type, None, token).await.unwrap_err();
             assert!(error.to_string().contains(vcs_type), "{error}");
-            assert_eq!(error.kind(), ErrorKind::User);
+            assert_eq!(error.exit(), Exit::BadJobData);
             assert!(error.hint().is_some());
         }
     }
@@ -206,7 +166,7 @@ mod tests {
         let error = credential("GITLAB", None, Some("a\nhost=evil"))
             .await
             .unwrap_err();
-        assert!(matches!(error, CredentialError::BadToken { .. }));
+        assert!(error.to_string().ends_with("holds a line break"));
         assert!(!error.to_string().contains("evil"));
     }
 

@@ -4,19 +4,20 @@
 use std::fmt;
 use std::fs::File;
 use std::io::{self, Seek as _};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
 use backon::{ExponentialBuilder, Retryable as _};
+use job_contract::chain;
 use reqwest::{Client, RequestBuilder, Response, StatusCode};
 use runtime::regular_file;
 use tokio::io::AsyncWriteExt as _;
 use url::{Origin, Url};
 
-use super::ErrorKind;
-use super::http::ProxySettings;
-use super::source::{SourceError, display_address, local_path};
+use super::source::{self, display_address, local_path};
+use super::{NETWORK_HINT, SPACE_HINT, TOO_LARGE_HINT, client_builder};
+use crate::error::StepError;
 
 /// The platform's token for tarballs, and the servers that may get it.
 #[derive(Clone)]
@@ -34,7 +35,6 @@ pub struct ContentToken {
 pub struct Relay {
     /// The platform's address in job data.
     pub public: Url,
-    /// The address of the relay.
     pub base: Url,
 }
 
@@ -74,79 +74,20 @@ impl Relay {
 
 /// Why there is no tarball. Addresses are displayed without userinfo and query.
 #[derive(Debug, thiserror::Error)]
-pub enum DownloadError {
-    /// The address is invalid.
-    #[error(transparent)]
-    Source(#[from] SourceError),
-    /// A local tarball cannot be opened.
-    #[error("could not open the content `{}`", path.display())]
-    Open {
-        path: PathBuf,
-        #[source]
-        source: io::Error,
-    },
-    /// The HTTP client cannot be set up, for example because a proxy's address is malformed.
-    #[error("could not set up the HTTP client")]
-    Client(#[source] reqwest::Error),
-    /// There is no answer, or an incomplete one.
+enum DownloadError {
     #[error("could not download the content from `{address}`")]
     Transfer {
         address: String,
         #[source]
         source: reqwest::Error,
     },
-    /// The answer is not the content.
     #[error("`{address}` answered {status} instead of the content")]
     Status { address: String, status: StatusCode },
-    /// The redirects form a circle, or have no valid target.
-    #[error("`{address}` redirects too often or to no valid address")]
-    Redirect { address: String },
-    /// Larger than the limit.
-    #[error("the content at `{address}` is larger than {limit} bytes")]
-    TooLarge { address: String, limit: u64 },
-    /// The spool file cannot be written.
-    #[error("could not keep the downloaded content")]
-    Keep(#[source] io::Error),
+    #[error("{0}")]
+    Other(StepError),
 }
 
 impl DownloadError {
-    pub(super) fn kind(&self) -> ErrorKind {
-        match self {
-            Self::Source(_) | Self::Open { .. } | Self::Redirect { .. } | Self::TooLarge { .. } => {
-                ErrorKind::User
-            }
-            Self::Status { .. } if !self.is_transient() => ErrorKind::User,
-            Self::Status { .. } | Self::Transfer { .. } | Self::Client(_) | Self::Keep(_) => {
-                ErrorKind::Infrastructure
-            }
-        }
-    }
-
-    pub(super) fn hint(&self) -> Option<String> {
-        let hint = match self {
-            Self::Source(error) => error.hint(),
-            Self::Status { status, .. } => match *status {
-                StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN => {
-                    "the platform's token is sent only to the configured API host; check that the address is on it"
-                }
-                StatusCode::NOT_FOUND | StatusCode::GONE => {
-                    "the uploaded configuration may have expired; start a new run"
-                }
-                _ => return None,
-            },
-            Self::Transfer { .. } => {
-                "check the address, and the proxy and network policy of the executor"
-            }
-            Self::TooLarge { .. } => {
-                "exclude what the run does not need with `.terraformignore`, or raise the limit of the executor"
-            }
-            Self::Keep(_) => "check the free space of the work directory",
-            Self::Client(_) => "check the proxy variables of the executor",
-            Self::Open { .. } | Self::Redirect { .. } => return None,
-        };
-        Some(hint.to_owned())
-    }
-
     fn is_transient(&self) -> bool {
         match self {
             Self::Transfer { .. } => true,
@@ -157,9 +98,39 @@ impl DownloadError {
                         StatusCode::TOO_MANY_REQUESTS | StatusCode::REQUEST_TIMEOUT
                     )
             }
-            _ => false,
+            Self::Other(_) => false,
         }
     }
+}
+
+impl From<DownloadError> for StepError {
+    fn from(error: DownloadError) -> Self {
+        let (text, is_transient) = (chain(&error), error.is_transient());
+        let status = match error {
+            DownloadError::Other(error) => return error,
+            DownloadError::Transfer { .. } => {
+                return Self::infrastructure(text).with_hint(NETWORK_HINT);
+            }
+            DownloadError::Status { status, .. } => status,
+        };
+        match status {
+            _ if is_transient => Self::infrastructure(text),
+            StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN => Self::user(text).with_hint(
+                "the platform's token is sent only to the configured API host; check that the address is on it",
+            ),
+            StatusCode::NOT_FOUND | StatusCode::GONE => Self::user(text)
+                .with_hint("the uploaded configuration may have expired; start a new run"),
+            _ => Self::user(text),
+        }
+    }
+}
+
+fn keep_error(source: &io::Error) -> DownloadError {
+    DownloadError::Other(
+        StepError::infrastructure("could not keep the downloaded content")
+            .because(source)
+            .with_hint(SPACE_HINT),
+    )
 }
 
 const MAX_REDIRECTS: usize = 10;
@@ -167,7 +138,6 @@ const MAX_REDIRECTS: usize = 10;
 /// The inputs of the download, besides the address.
 pub(super) struct Download<'a> {
     pub(super) token: Option<&'a ContentToken>,
-    pub(super) proxies: &'a ProxySettings,
     pub(super) max_bytes: u64,
     /// The folder of the unnamed file that holds the tarball.
     pub(super) folder: &'a Path,
@@ -175,54 +145,63 @@ pub(super) struct Download<'a> {
 
 impl Download<'_> {
     /// Opens the tarball at `address`: a URL, a `file://` URL or an absolute path.
-    pub(super) async fn open(&self, address: &str) -> Result<File, DownloadError> {
+    pub(super) async fn open(&self, address: &str) -> Result<File, StepError> {
         let address = address.trim();
         if address.is_empty() {
-            return Err(SourceError::Missing.into());
+            return Err(source::missing());
         }
         if let Some(path) = local_path(address) {
-            return open_local(path);
+            return regular_file::open(&path).map_err(|source| {
+                let path = path.display();
+                StepError::user(format!("could not open the content `{path}`")).because(&source)
+            });
         }
         let url = parse_url(address)?;
-        let client = self.proxies.client().map_err(DownloadError::Client)?;
+        let client = client_builder().build().map_err(|error| {
+            StepError::infrastructure("could not set up the HTTP client")
+                .because(&error)
+                .with_hint("check the proxy variables of the executor")
+        })?;
         let attempt = async || self.fetch(&client, &url).await;
-        attempt
+        let fetched = attempt
             .retry(
                 ExponentialBuilder::default()
                     .with_min_delay(Duration::from_millis(200))
                     .with_max_times(2),
             )
-            .when(DownloadError::is_transient)
-            .await
+            .when(DownloadError::is_transient);
+        Ok(fetched.await?)
     }
 
     async fn fetch(&self, client: &Client, url: &Url) -> Result<File, DownloadError> {
-        let address = || display_address(url.as_str());
         let mut answer = self.follow(client, url).await?;
-        let too_large = || DownloadError::TooLarge {
-            address: address(),
-            limit: self.max_bytes,
+        let check = |length: u64| {
+            if length <= self.max_bytes {
+                return Ok(());
+            }
+            let (address, limit) = (display_address(url.as_str()), self.max_bytes);
+            let text = format!("the content at `{address}` is larger than {limit} bytes");
+            let error = StepError::user(text).with_hint(TOO_LARGE_HINT);
+            Err(DownloadError::Other(error))
         };
-        if answer
-            .content_length()
-            .is_some_and(|length| length > self.max_bytes)
-        {
-            return Err(too_large());
-        }
-        let file = tempfile::tempfile_in(self.folder).map_err(DownloadError::Keep)?;
+        check(answer.content_length().unwrap_or_default())?;
+        let file = tempfile::tempfile_in(self.folder).map_err(|error| keep_error(&error))?;
         let mut file = tokio::fs::File::from_std(file);
         let mut received = 0;
         while let Some(chunk) = answer.chunk().await.map_err(|e| transfer(url, e))? {
             received += chunk.len() as u64;
-            if received > self.max_bytes {
-                return Err(too_large());
-            }
-            file.write_all(&chunk).await.map_err(DownloadError::Keep)?;
+            check(received)?;
+            file.write_all(&chunk)
+                .await
+                .map_err(|error| keep_error(&error))?;
         }
-        file.flush().await.map_err(DownloadError::Keep)?;
-        let mut file = file.into_std().await;
-        file.rewind().map_err(DownloadError::Keep)?;
-        Ok(file)
+        let rewound = async {
+            file.flush().await?;
+            let mut file = file.into_std().await;
+            file.rewind()?;
+            Ok(file)
+        };
+        rewound.await.map_err(|error: io::Error| keep_error(&error))
     }
 
     /// Follows redirects itself, and decides for each of them whether its target may get the token.
@@ -256,29 +235,19 @@ impl Download<'_> {
     }
 }
 
-fn open_local(path: PathBuf) -> Result<File, DownloadError> {
-    regular_file::open(&path).map_err(|source| DownloadError::Open { path, source })
-}
-
-fn parse_url(address: &str) -> Result<Url, SourceError> {
-    let malformed = |reason| SourceError::Malformed {
-        address: display_address(address),
-        reason,
-    };
-    let url = Url::parse(address).map_err(|_| malformed("it is not a valid URL"))?;
+fn parse_url(address: &str) -> Result<Url, StepError> {
+    let url =
+        Url::parse(address).map_err(|_| source::malformed(address, "it is not a valid URL"))?;
     match url.scheme() {
         "http" | "https" => Ok(url),
-        other => Err(SourceError::Transport {
-            address: display_address(address),
-            transport: other.to_owned(),
-        }),
+        other => Err(source::refused_transport(address, other)),
     }
 }
 
 fn redirect(start: &Url) -> DownloadError {
-    DownloadError::Redirect {
-        address: display_address(start.as_str()),
-    }
+    let address = display_address(start.as_str());
+    let text = format!("`{address}` redirects too often or to no valid address");
+    DownloadError::Other(StepError::user(text))
 }
 
 fn transfer(url: &Url, source: reqwest::Error) -> DownloadError {

@@ -19,83 +19,23 @@ use secrecy::{ExposeSecret as _, SecretString};
 use tempfile::TempDir;
 use tokio::process::Command;
 
-pub use self::failure::GitFailure;
+pub(super) use self::failure::GitFailure;
 use self::failure::{mask, meaningful_line};
 use self::process::Finished;
+use super::WorkspaceConfig;
 use super::credentials::Credential;
 use super::layout::write_private_file;
 use super::source::{Source, Transport, Userinfo};
 use super::ssh::{key_file_content, shell_quote, ssh_command};
-use super::{ErrorKind, WorkspaceConfig};
+use crate::error::StepError;
 
 /// Seconds without a byte after which an HTTP transfer ends. Servers that are busy packing send keep-alives more often.
 const STALLED_AFTER_SECONDS: u32 = 120;
 
-/// Why a git operation failed.
-#[derive(Debug, thiserror::Error)]
-pub enum GitError {
-    /// No `git` on the path.
-    #[error("`git` is not installed or not on PATH")]
-    NotInstalled,
-    /// `git` is installed but does not start, or its output is incomplete.
-    #[error("could not run `git`")]
-    Start(#[source] io::Error),
-    /// The private files of the session could not be written.
-    #[error("could not prepare the credentials for `git`")]
-    Session(#[source] io::Error),
-    /// A command failed.
-    #[error("could not {action}: {}: {detail}", failure.summary())]
-    Failed {
-        action: String,
-        failure: GitFailure,
-        detail: String,
-    },
-    /// Neither a branch nor a tag.
-    #[error("`{repository}` has no branch or tag `{reference}`")]
-    NoReference {
-        repository: String,
-        reference: String,
-    },
-    /// The commit does not exist, or is not reachable from the reference.
-    #[error("the commit `{commit}` was not found in `{repository}`")]
-    NoCommit { repository: String, commit: String },
-}
-
-impl GitError {
-    pub(super) fn kind(&self) -> ErrorKind {
-        match self {
-            Self::NotInstalled | Self::Start(_) | Self::Session(_) => ErrorKind::Infrastructure,
-            Self::Failed { failure, .. } => failure.kind(),
-            Self::NoReference { .. } | Self::NoCommit { .. } => ErrorKind::User,
-        }
-    }
-
-    pub(super) fn hint(&self) -> Option<String> {
-        let hint = match self {
-            Self::NotInstalled => Some("install git where the executor runs"),
-            Self::Start(_) | Self::Session(_) => None,
-            Self::Failed { failure, .. } => failure.hint(),
-            Self::NoReference { .. } => GitFailure::NoReference.hint(),
-            Self::NoCommit { .. } => Some(
-                "it may have been removed by a forced push; start a new run to use the newest commit",
-            ),
-        };
-        hint.map(str::to_owned)
-    }
-
-    fn is(&self, kind: GitFailure) -> bool {
-        matches!(self, Self::Failed { failure, .. } if *failure == kind)
-    }
-
-    /// Whether another request to the same server would fail as well.
-    fn concerns_the_connection(&self) -> bool {
-        match self {
-            Self::Failed { failure, .. } => {
-                !matches!(failure, GitFailure::NoReference | GitFailure::Other)
-            }
-            _ => true,
-        }
-    }
+/// A command of git that failed.
+struct Failed {
+    failure: GitFailure,
+    error: StepError,
 }
 
 /// Git with the settings for one source.
@@ -115,7 +55,7 @@ impl<'a> Git<'a> {
         private: &Path,
         source: &'a Source,
         credential: &Credential,
-    ) -> Result<Self, GitError> {
+    ) -> Result<Self, StepError> {
         let from_address = source
             .userinfo
             .as_ref()
@@ -131,7 +71,7 @@ impl<'a> Git<'a> {
             (credential, _) => credential,
         };
         let (session, key) =
-            write_session(private, source, credential).map_err(GitError::Session)?;
+            write_session(private, source, credential).map_err(|error| no_session(&error))?;
         Ok(Self {
             config,
             source,
@@ -143,7 +83,7 @@ impl<'a> Git<'a> {
 
     /// Clones one reference without its history, and checks nothing out. A branch wins over a tag of the same name.
     /// Without a name, it clones the server's HEAD.
-    pub(super) async fn clone(&self, reference: &str, target: &Path) -> Result<(), GitError> {
+    pub(super) async fn clone(&self, reference: &str, target: &Path) -> Result<(), StepError> {
         let mut args = arguments(&[
             "clone",
             "--quiet",
@@ -157,18 +97,18 @@ impl<'a> Git<'a> {
         }
         args.extend(arguments(&["--", &self.source.address]));
         args.push(target.into());
-        match self.run("clone", None, &args).await {
-            Ok(_) => Ok(()),
-            Err(error) if error.is(GitFailure::NoReference) => Err(GitError::NoReference {
-                repository: self.source.to_string(),
-                reference: reference.to_owned(),
-            }),
-            Err(error) => Err(error),
+        match self.attempt("clone", None, &args).await? {
+            Err(failed) if failed.failure == GitFailure::NoReference => {
+                let repository = self.source;
+                let text = format!("`{repository}` has no branch or tag `{reference}`");
+                Err(GitFailure::NoReference.error(text))
+            }
+            done => done.map(drop).map_err(|failed| failed.error),
         }
     }
 
     /// Checks out the reference that [`Git::clone`] fetched, and returns its commit.
-    pub(super) async fn check_out_head(&self, repository: &Path) -> Result<String, GitError> {
+    pub(super) async fn check_out_head(&self, repository: &Path) -> Result<String, StepError> {
         self.check_out(repository, "HEAD", false).await?;
         let args = arguments(&["rev-parse", "HEAD"]);
         let finished = self
@@ -183,10 +123,11 @@ impl<'a> Git<'a> {
         &self,
         repository: &Path,
         commit: &str,
-    ) -> Result<(), GitError> {
-        let not_found = || GitError::NoCommit {
-            repository: self.source.to_string(),
-            commit: commit.to_owned(),
+    ) -> Result<(), StepError> {
+        let not_found = || {
+            let repository = self.source;
+            StepError::user(format!("the commit `{commit}` was not found in `{repository}`"))
+                .with_hint("it may have been removed by a forced push; start a new run to use the newest commit")
         };
         if !is_plain_revision(commit) {
             return Err(not_found());
@@ -205,22 +146,22 @@ impl<'a> Git<'a> {
     }
 
     /// Fetches the submodules, without history if the server permits that.
-    pub(super) async fn update_submodules(&self, repository: &Path) -> Result<(), GitError> {
+    pub(super) async fn update_submodules(&self, repository: &Path) -> Result<(), StepError> {
         const ACTION: &str = "fetch the submodules of";
         let update = ["submodule", "--quiet", "update", "--init", "--recursive"];
         let mut shallow = arguments(&update);
         shallow.push("--depth=1".into());
-        match self.run(ACTION, Some(repository), &shallow).await {
-            Err(error) if error.is(GitFailure::NoReference) => {
+        match self.attempt(ACTION, Some(repository), &shallow).await? {
+            Err(failed) if failed.failure == GitFailure::NoReference => {
                 let forget = arguments(&["submodule", "--quiet", "deinit", "--all", "--force"]);
                 self.run(ACTION, Some(repository), &forget).await?;
                 tree_removal::remove(&repository.join(".git/modules"))
-                    .map_err(GitError::Session)?;
+                    .map_err(|error| no_session(&error))?;
                 self.run(ACTION, Some(repository), &arguments(&update))
                     .await
                     .map(drop)
             }
-            other => other.map(drop),
+            done => done.map(drop).map_err(|failed| failed.error),
         }
     }
 
@@ -229,7 +170,7 @@ impl<'a> Git<'a> {
         repository: &Path,
         revision: &str,
         detach: bool,
-    ) -> Result<(), GitError> {
+    ) -> Result<(), StepError> {
         let mut args = arguments(&["checkout", "--quiet", "--force"]);
         if detach {
             args.push("--detach".into());
@@ -240,7 +181,7 @@ impl<'a> Git<'a> {
             .map(drop)
     }
 
-    async fn has_commit(&self, repository: &Path, commit: &str) -> Result<bool, GitError> {
+    async fn has_commit(&self, repository: &Path, commit: &str) -> Result<bool, StepError> {
         let commit = format!("{commit}^{{commit}}");
         let args = arguments(&[
             "rev-parse",
@@ -253,27 +194,30 @@ impl<'a> Git<'a> {
     }
 
     /// Fetches exactly this commit or name. Returns whether the server permitted it.
-    async fn fetch_alone(&self, repository: &Path, commit: &str) -> Result<bool, GitError> {
+    async fn fetch_alone(&self, repository: &Path, commit: &str) -> Result<bool, StepError> {
         let args = arguments(&["fetch", "--quiet", "--depth=1", "origin", commit]);
         self.try_fetch(repository, &args).await
     }
 
-    async fn deepen_until(&self, repository: &Path, commit: &str) -> Result<bool, GitError> {
+    async fn deepen_until(&self, repository: &Path, commit: &str) -> Result<bool, StepError> {
         let args = arguments(&["fetch", "--quiet", "--unshallow", "origin"]);
         // A repository with a single commit is complete already, which git reports as an error.
         self.try_fetch(repository, &args).await?;
         self.has_commit(repository, commit).await
     }
 
-    async fn try_fetch(&self, repository: &Path, args: &[OsString]) -> Result<bool, GitError> {
-        match self.run("fetch from", Some(repository), args).await {
-            Ok(_) => Ok(true),
-            Err(error) if error.concerns_the_connection() => Err(error),
-            Err(error) => {
-                tracing::debug!(%error, "the server does not permit fetching this");
-                Ok(false)
-            }
+    async fn try_fetch(&self, repository: &Path, args: &[OsString]) -> Result<bool, StepError> {
+        let Err(Failed { failure, error }) =
+            self.attempt("fetch from", Some(repository), args).await?
+        else {
+            return Ok(true);
+        };
+        // Any other failure would occur with the next request too.
+        if !matches!(failure, GitFailure::NoReference | GitFailure::Other) {
+            return Err(error);
         }
+        tracing::debug!(%error, "the server does not permit fetching this");
+        Ok(false)
     }
 
     async fn run(
@@ -281,10 +225,21 @@ impl<'a> Git<'a> {
         action: &str,
         repository: Option<&Path>,
         args: &[OsString],
-    ) -> Result<Finished, GitError> {
+    ) -> Result<Finished, StepError> {
+        let done = self.attempt(action, repository, args).await?;
+        done.map_err(|failed| failed.error)
+    }
+
+    /// Runs a command that may fail. The outer error means that git could not be run.
+    async fn attempt(
+        &self,
+        action: &str,
+        repository: Option<&Path>,
+        args: &[OsString],
+    ) -> Result<Result<Finished, Failed>, StepError> {
         let finished = self.execute(repository, args).await?;
         if finished.success {
-            return Ok(finished);
+            return Ok(Ok(finished));
         }
         let secrets: Vec<&str> = self
             .secrets
@@ -292,25 +247,30 @@ impl<'a> Git<'a> {
             .map(SecretString::expose_secret)
             .collect();
         tracing::debug!(stderr = %mask(&finished.stderr, &secrets), "git failed");
-        Err(GitError::Failed {
-            action: format!("{action} `{}`", self.source),
-            failure: GitFailure::classify(&finished.stderr),
-            detail: meaningful_line(&finished.stderr, &secrets),
-        })
+        let failure = GitFailure::classify(&finished.stderr);
+        let text = format!(
+            "could not {action} `{}`: {}: {}",
+            self.source,
+            failure.summary(),
+            meaningful_line(&finished.stderr, &secrets)
+        );
+        let error = failure.error(text);
+        Ok(Err(Failed { failure, error }))
     }
 
     async fn execute(
         &self,
         repository: Option<&Path>,
         args: &[OsString],
-    ) -> Result<Finished, GitError> {
+    ) -> Result<Finished, StepError> {
         let command = self.command(repository, args);
         tracing::debug!(?args, "git");
         process::run(command).await.map_err(|error| {
             if error.kind() == io::ErrorKind::NotFound {
-                GitError::NotInstalled
+                StepError::infrastructure("`git` is not installed or not on PATH")
+                    .with_hint("install git where the executor runs")
             } else {
-                GitError::Start(error)
+                StepError::infrastructure("could not run `git`").because(&error)
             }
         })
     }
@@ -359,6 +319,11 @@ impl<'a> Git<'a> {
         };
         value("GIT_SSL_CAINFO").or_else(|| value("SSL_CERT_FILE"))
     }
+}
+
+/// The private files of the session could not be written.
+fn no_session(error: &io::Error) -> StepError {
+    StepError::infrastructure("could not prepare the credentials for `git`").because(error)
 }
 
 const CONFIG_FILE: &str = "config";

@@ -16,7 +16,8 @@ use std::sync::OnceLock;
 use nix::fcntl::OFlag;
 use runtime::{regular_file, tree_removal};
 
-use super::{WorkspaceError, io_error};
+use super::io_error;
+use crate::error::StepError;
 
 const OWNER_ONLY_DIR: u32 = 0o700;
 const OWNER_ONLY_FILE: u32 = 0o600;
@@ -56,7 +57,7 @@ pub struct Layout {
 impl Layout {
     /// Creates the run's own folders, and their parents if these are missing. The work tree is created when it is this
     /// run's turn.
-    pub fn create(config: LayoutConfig<'_>) -> Result<Self, WorkspaceError> {
+    pub fn create(config: LayoutConfig<'_>) -> Result<Self, StepError> {
         let work_dir = create_folder(config.work_dir)?;
         let checkouts = create_folder(config.checkouts)?;
         // The lock covers sweeping and creating, so that a new folder is never found without its lock.
@@ -85,7 +86,7 @@ impl Layout {
     }
 
     /// Takes the work tree for this run, and empties it, unless another run holds it. Other runs read `holder`.
-    pub fn try_take_turn(&self, holder: &str) -> Result<bool, WorkspaceError> {
+    pub fn try_take_turn(&self, holder: &str) -> Result<bool, StepError> {
         let path = &self.checkout_lock;
         let Some(mut lock) = try_lock(path).map_err(io_error("lock", path))? else {
             return Ok(false);
@@ -125,12 +126,12 @@ impl Layout {
     }
 
     /// Removes all folders, including read-only files of a tool. Missing folders are no error.
-    pub fn remove(mut self) -> Result<(), WorkspaceError> {
+    pub fn remove(mut self) -> Result<(), StepError> {
         self.clear()
     }
 
     /// This has an effect only once, because another run may hold the work tree afterwards.
-    fn clear(&mut self) -> Result<(), WorkspaceError> {
+    fn clear(&mut self) -> Result<(), StepError> {
         let tree = match self.turn.take() {
             None => Ok(()),
             Some(_lock) => tree_removal::remove(&self.checkout)
@@ -145,14 +146,13 @@ impl Layout {
 impl Drop for Layout {
     fn drop(&mut self) {
         if let Err(error) = self.clear() {
-            let error = job_contract::chain(&error);
-            tracing::warn!(error, "could not remove the folders of the run");
+            tracing::warn!(%error, "could not remove the folders of the run");
         }
     }
 }
 
 /// Creates a folder, and returns its canonical path, so that it can be compared with other canonical paths.
-fn create_folder(folder: &Path) -> Result<PathBuf, WorkspaceError> {
+fn create_folder(folder: &Path) -> Result<PathBuf, StepError> {
     create_private_dir(folder).map_err(io_error("create the folder", folder))?;
     fs::canonicalize(folder).map_err(io_error("find", folder))
 }

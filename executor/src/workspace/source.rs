@@ -7,10 +7,11 @@ use std::path::{Path, PathBuf};
 use secrecy::{ExposeSecret as _, SecretString};
 use url::Url;
 
+use crate::error::StepError;
+
 /// A git address without credentials, and the credentials from it.
 #[derive(Clone, Debug)]
 pub(super) struct Source {
-    /// The address for git.
     pub(super) address: String,
     pub(super) transport: Transport,
     /// User and password, or a token, from the address.
@@ -35,44 +36,40 @@ pub(super) struct Userinfo {
     pub(super) password: SecretString,
 }
 
-/// Why an address cannot be used.
-#[derive(Debug, PartialEq, Eq, thiserror::Error)]
-pub enum SourceError {
-    /// Null or empty.
-    #[error("the job data has no `source`")]
-    Missing,
-    /// Not an address of any accepted form.
-    #[error("the source `{address}` is not a usable address: {reason}")]
-    Malformed {
-        address: String,
-        reason: &'static str,
-    },
-    /// A transport that could run programs, or is not supported.
-    #[error("the source `{address}` uses the transport `{transport}`, which is not accepted")]
-    Transport { address: String, transport: String },
+/// The hint for an address that cannot be used.
+pub(super) const ACCEPTED: &str =
+    "accepted are https://, http://, ssh://, git@host:path, file:// and absolute paths";
+
+/// Null or empty.
+pub(super) fn missing() -> StepError {
+    StepError::user("the job data has no `source`").with_hint("set the repository of the workspace")
 }
 
-impl SourceError {
-    pub(super) fn hint(&self) -> &'static str {
-        match self {
-            Self::Missing => "set the repository of the workspace",
-            Self::Malformed { .. } | Self::Transport { .. } => {
-                "accepted are https://, http://, ssh://, git@host:path, file:// and absolute paths"
-            }
-        }
-    }
+/// Not an address of any accepted form.
+pub(super) fn malformed(address: &str, reason: &str) -> StepError {
+    let address = display_address(address);
+    StepError::user(format!(
+        "the source `{address}` is not a usable address: {reason}"
+    ))
+    .with_hint(ACCEPTED)
+}
+
+/// A transport that could run programs, or is not supported.
+pub(super) fn refused_transport(address: &str, transport: &str) -> StepError {
+    let address = display_address(address);
+    StepError::user(format!(
+        "the source `{address}` uses the transport `{transport}`, which is not accepted"
+    ))
+    .with_hint(ACCEPTED)
 }
 
 impl Source {
     /// Parses an address of any accepted form: URL, scp-like, or absolute path.
-    pub(super) fn parse(text: &str) -> Result<Self, SourceError> {
+    pub(super) fn parse(text: &str) -> Result<Self, StepError> {
         let text = text.trim();
-        let malformed = |reason| SourceError::Malformed {
-            address: display_address(text),
-            reason,
-        };
+        let malformed = |reason| malformed(text, reason);
         if text.is_empty() {
-            return Err(SourceError::Missing);
+            return Err(missing());
         }
         if text.starts_with('-') {
             return Err(malformed("it begins with `-`"));
@@ -92,10 +89,7 @@ impl Source {
         if let Some((helper, _)) = text.split_once("::")
             && is_scheme(helper)
         {
-            return Err(SourceError::Transport {
-                address: display_address(text),
-                transport: helper.to_owned(),
-            });
+            return Err(refused_transport(text, helper));
         }
         if is_scp_like(text) {
             return Ok(Self::plain(text.to_owned(), Transport::Ssh));
@@ -111,11 +105,8 @@ impl Source {
         }
     }
 
-    fn from_url(text: &str, scheme: &str, rest: &str) -> Result<Self, SourceError> {
-        let malformed = |reason| SourceError::Malformed {
-            address: display_address(text),
-            reason,
-        };
+    fn from_url(text: &str, scheme: &str, rest: &str) -> Result<Self, StepError> {
+        let malformed = |reason| malformed(text, reason);
         let scheme = scheme.to_ascii_lowercase();
         let (userinfo, bare) = split_userinfo(rest);
         let url = Url::parse(&format!("{scheme}://{bare}"))
@@ -150,10 +141,7 @@ impl Source {
                 Ok(Self::plain(format!("file://{bare}"), Transport::File))
             }
             "file" => Err(malformed("a file address has no host")),
-            _ => Err(SourceError::Transport {
-                address: display_address(text),
-                transport: scheme,
-            }),
+            _ => Err(refused_transport(text, &scheme)),
         }
     }
 }
@@ -370,7 +358,7 @@ mod tests {
     #[case("https://user:a%0ahost=evil@host/r")]
     fn hostile_and_unusable_addresses_are_refused(#[case] text: &str) {
         let error = Source::parse(text).unwrap_err();
-        assert!(!error.hint().is_empty());
+        assert!(error.hint().is_some());
     }
 
     #[test]

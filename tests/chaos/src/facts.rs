@@ -7,7 +7,7 @@ use std::path::Path;
 use std::sync::atomic::Ordering;
 
 use anyhow::Result;
-use artifact_store::hex;
+use job_contract::encoding::hex;
 use md5::{Digest as _, Md5};
 use serde_json::Value;
 use test_peers::terraform;

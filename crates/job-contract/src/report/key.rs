@@ -9,6 +9,7 @@ use hmac::{Hmac, KeyInit as _, Mac as _};
 use sha2::Sha256;
 
 use super::FinalReport;
+use crate::encoding::hex;
 use crate::secret::{self, SecretError};
 
 /// Input of the key derivation. With it, the key of reports differs from the platform's secret, which also signs tokens.
@@ -52,16 +53,7 @@ impl ReportKey {
     pub(super) fn seal(&self, report: &str) -> String {
         let code = code(&self.0, report.as_bytes()).finalize().into_bytes();
         let open = report.strip_suffix('}').unwrap_or(report);
-        let mut sealed = String::with_capacity(report.len() + SEAL_BYTES);
-        sealed.push_str(open);
-        sealed.push_str(MARK);
-        for byte in code {
-            for digit in [byte >> 4, byte & 0xf] {
-                sealed.extend(char::from_digit(digit.into(), 16));
-            }
-        }
-        sealed.push_str(END);
-        sealed
+        format!("{open}{MARK}{}{END}", hex(&code))
     }
 
     /// The report in a message that was sealed with this key; `None` for all other texts. The caller must check its

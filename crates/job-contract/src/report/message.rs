@@ -2,7 +2,7 @@
 //! field has a limit, and the sum of the limits is less than the kubelet's limit.
 
 use super::key::SEAL_BYTES;
-use super::{ApplyProgress, Author, FinalReport, ReportKey, StateLock, ToolRecord, UnreportedStep};
+use super::{ApplyProgress, FinalReport, ReportKey};
 
 /// The longest termination message that Kubernetes keeps.
 pub const MAX_TERMINATION_MESSAGE_BYTES: usize = 4096;
@@ -68,65 +68,49 @@ impl FinalReport {
     }
 
     fn within(&self, budget: Budget) -> Self {
-        let unreported_step = self
-            .unreported_step
-            .as_ref()
-            .map(|unreported_step| UnreportedStep {
-                ending: unreported_step.ending,
-                after_ok: unreported_step.after_ok,
-                ignore_error: unreported_step.ignore_error,
-                plan: unreported_step
-                    .plan
-                    .as_deref()
-                    .and_then(|plan| whole(plan, REFERENCE)),
-            });
-        let plan = |unreported_step: &Option<UnreportedStep>| {
-            unreported_step.as_ref().is_some_and(|it| it.plan.is_some())
-        };
-        let error = match &self.error {
-            None if plan(&self.unreported_step) && !plan(&unreported_step) => Some(
-                "the address of the plan is too long for this report and was left out".to_owned(),
-            ),
-            error => error.as_deref().map(|error| cut(error, budget.error)),
-        };
-        Self {
-            job_id: whole(&self.job_id, ID).unwrap_or_default(),
-            step_id: whole(&self.step_id, ID).unwrap_or_default(),
-            step_type: self.step_type.as_deref().map(|name| cut(name, WORD)),
-            outcome: self.outcome,
-            error,
-            hint: self.hint.as_deref().map(|hint| cut(hint, budget.hint)),
-            stopped: self.stopped,
-            tool: self.tool.as_ref().map(|tool| ToolRecord {
-                name: tool.name,
-                version: cut(&tool.version, WORD),
-            }),
-            commit_id: self.commit_id.as_deref().map(|commit| cut(commit, WORD)),
-            changes: self.changes,
-            progress: self.progress.as_ref().map(|progress| ApplyProgress {
-                applied: progress.applied,
-                failed: first(&progress.failed, budget.addresses),
-                unfinished: first(&progress.unfinished, budget.addresses),
-                not_begun: progress.not_begun,
-            }),
-            state: self.state,
-            lock: self.lock.as_ref().map(|lock| StateLock {
-                id: cut(&lock.id, PHRASE),
-                who: cut(&lock.who, PHRASE),
-                operation: cut(&lock.operation, WORD),
-                created: cut(&lock.created, WORD),
-                path: cut(&lock.path, PHRASE),
-                status: lock.status,
-            }),
-            phases: self.phases[..self.phases.len().min(budget.phases)].to_vec(),
-            lost_log_lines: self.lost_log_lines,
-            unreported: self.unreported,
-            unreported_step,
-            author: self.author.as_ref().map(|author| Author {
-                run: whole(&author.run, PHRASE).unwrap_or_default(),
-                exit_code: author.exit_code,
-            }),
+        let mut report = self.clone();
+        let author = report.author.as_mut().map(|author| &mut author.run);
+        for (id, limit) in [
+            (Some(&mut report.job_id), ID),
+            (Some(&mut report.step_id), ID),
+            (author, PHRASE),
+        ] {
+            if let Some(id) = id.filter(|id| !fits(id, limit)) {
+                id.clear();
+            }
         }
+        if let Some(step) = &mut report.unreported_step
+            && step.plan.take_if(|plan| !fits(plan, REFERENCE)).is_some()
+        {
+            let text = "the address of the plan is too long for this report and was left out";
+            report.error.get_or_insert_with(|| text.to_owned());
+        }
+        let tool = report.tool.as_mut().map(|tool| &mut tool.version);
+        let mut texts = vec![
+            (report.step_type.as_mut(), WORD),
+            (self.error.as_ref().and(report.error.as_mut()), budget.error),
+            (report.hint.as_mut(), budget.hint),
+            (tool, WORD),
+            (report.commit_id.as_mut(), WORD),
+        ];
+        if let Some(lock) = &mut report.lock {
+            texts.push((Some(&mut lock.id), PHRASE));
+            texts.push((Some(&mut lock.who), PHRASE));
+            texts.push((Some(&mut lock.operation), WORD));
+            texts.push((Some(&mut lock.created), WORD));
+            texts.push((Some(&mut lock.path), PHRASE));
+        }
+        for (text, limit) in texts {
+            if let Some(text) = text {
+                *text = cut(text, limit);
+            }
+        }
+        if let Some(progress) = &mut report.progress {
+            progress.failed = first(&progress.failed, budget.addresses);
+            progress.unfinished = first(&progress.unfinished, budget.addresses);
+        }
+        report.phases.truncate(budget.phases);
+        report
     }
 }
 
@@ -155,18 +139,17 @@ fn end(text: &str, budget: usize) -> Option<usize> {
         .map(|(at, _)| at)
 }
 
+fn fits(text: &str, budget: usize) -> bool {
+    end(text, budget).is_none()
+}
+
 /// Cuts a text to `budget` bytes, with an ellipsis at the end.
 fn cut(text: &str, budget: usize) -> String {
-    if end(text, budget).is_none() {
+    if fits(text, budget) {
         return text.to_owned();
     }
     let keep = end(text, budget.saturating_sub(ELLIPSIS_BYTES)).unwrap_or_default();
     format!("{}{ELLIPSIS}", &text[..keep])
-}
-
-/// The text if all of it fits; for texts that have no meaning if they are cut.
-fn whole(text: &str, budget: usize) -> Option<String> {
-    end(text, budget).is_none().then(|| text.to_owned())
 }
 
 /// The first items of a list: as many as fit, but at least one.
@@ -195,7 +178,10 @@ mod tests {
     use crate::final_statuses::Ending;
     use crate::job::Tool;
     use crate::progress::Phase;
-    use crate::report::{ChangeCounts, LockStatus, PhaseTiming, StateStatus, StopReason};
+    use crate::report::{
+        Author, ChangeCounts, LockStatus, PhaseTiming, StateLock, StateStatus, StopReason,
+        ToolRecord, UnreportedStep,
+    };
 
     /// Any text, and very long ones: of plain characters, of characters with six bytes in JSON, and of characters with four
     /// bytes.

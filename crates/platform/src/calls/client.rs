@@ -67,9 +67,7 @@ pub(crate) struct Call {
     url: Url,
     media_type: &'static str,
     body: Option<Vec<u8>>,
-    /// The largest answer, in bytes.
     limit: usize,
-    /// The lifetime of the call's token.
     lifetime: Duration,
     /// Names the call at a hub, which takes its repetition for the same.
     key: Option<Uuid>,

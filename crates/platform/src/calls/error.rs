@@ -15,50 +15,30 @@ pub enum TerrakubeError {
     /// The platform sent no answer, or an incomplete one.
     #[error("no answer to `{call}`")]
     Transfer {
-        /// Method and address.
         call: String,
         /// The cause, without the address.
         #[source]
         source: reqwest::Error,
     },
-    /// The platform denied access.
     #[error("the platform refused `{call}` with {status}")]
-    Refused {
-        /// Method and address.
-        call: String,
-        /// 401 or 403.
-        status: StatusCode,
-    },
+    Refused { call: String, status: StatusCode },
     /// The job or record does not exist, or was deleted.
     #[error("the platform does not know what `{call}` asks for")]
-    Gone {
-        /// Method and address.
-        call: String,
-    },
-    /// An answer with another status than success.
+    Gone { call: String },
     #[error("`{call}` was answered {status}{detail}")]
     Status {
-        /// Method and address.
         call: String,
-        /// The answer's status.
         status: StatusCode,
         /// The error text of the answer, after a colon; may be empty.
         detail: String,
-        /// The `Retry-After` of the answer.
         retry_after: Option<Duration>,
     },
-    /// The hub refused a call for the lease.
     #[error("the hub refused `{call}` with {status}: {detail}")]
     Hub {
-        /// Method and address.
         call: String,
-        /// The answer's status.
         status: StatusCode,
-        /// The stable code of the refusal.
         code: Code,
-        /// The error text of the hub.
         detail: String,
-        /// The pause that the answer asks for.
         retry_after: Option<Duration>,
     },
     /// An answer that neither the hub nor the platform wrote, such as the page of a proxy.
@@ -66,51 +46,30 @@ pub enum TerrakubeError {
         "`{call}` was answered with {status}, but not by the hub: a proxy or gateway answers instead"
     )]
     Foreign {
-        /// Method and address.
         call: String,
-        /// The answer's status.
         status: StatusCode,
-        /// The pause that the answer asks for.
         retry_after: Option<Duration>,
     },
     /// The answer is larger than any document of the platform should be.
     #[error("the answer to `{call}` is larger than {limit} bytes")]
-    TooLarge {
-        /// Method and address.
-        call: String,
-        /// The largest answer, in bytes.
-        limit: usize,
-    },
-    /// The answer is not the expected document.
+    TooLarge { call: String, limit: usize },
     #[error("the answer to `{call}` is not the expected document")]
     Malformed {
-        /// Method and address.
         call: String,
-        /// The error of the JSON parser.
         #[source]
         source: serde_json::Error,
     },
     /// The platform lists no steps for the job, also after several reads.
     #[error("the platform lists no steps of job {job_id}")]
-    NoSteps {
-        /// The job.
-        job_id: String,
-    },
+    NoSteps { job_id: String },
     /// The deadline passed before one attempt ended.
     #[error("there was no time left for `{call}`")]
-    OutOfTime {
-        /// Method and address.
-        call: String,
-    },
-    /// It is not certain that the claim succeeded, so the step was not started.
+    OutOfTime { call: String },
     #[error("could not claim the step in the job context; the step was not started")]
     ClaimUncertain(#[source] Box<Self>),
     /// Another writer of the job context, or the platform itself, overwrote the claim.
     #[error("the claim on step {step_id} is missing in the job context after it was written")]
-    ClaimOverwritten {
-        /// The step.
-        step_id: String,
-    },
+    ClaimOverwritten { step_id: String },
 }
 
 impl TerrakubeError {

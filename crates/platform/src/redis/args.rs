@@ -22,7 +22,7 @@ const MAX_REDIRECTS: u32 = 5;
 const PEM_MARK: &[u8] = b"-----BEGIN";
 
 /// The options of Redis. If none is set, there is no Redis: runs then have no heartbeat and no live log.
-#[derive(Args, Clone, Default)]
+#[derive(Args, Clone, Debug, Default)]
 #[command(next_help_heading = "Redis")]
 pub struct RedisArgs {
     /// Host of Redis [default: no Redis].
@@ -71,17 +71,6 @@ pub struct RedisArgs {
     /// Password for sentinels, and for Redis when it has none of its own.
     #[arg(long, value_name = "PASSWORD", env = env::REDIS_SENTINEL_PASSWORD, hide_env_values = true, hide = true)]
     pub redis_sentinel_password: Option<Setting<SecretString>>,
-}
-
-impl fmt::Debug for RedisArgs {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("RedisArgs")
-            .field("redis_hostname", &self.redis_hostname)
-            .field("redis_cluster_nodes", &self.redis_cluster_nodes)
-            .field("redis_sentinel_nodes", &self.redis_sentinel_nodes)
-            .field("redis_ssl", &self.redis_ssl)
-            .finish_non_exhaustive()
-    }
 }
 
 /// Host and port of one server.

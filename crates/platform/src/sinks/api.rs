@@ -11,6 +11,7 @@ use run_log::{Batch, POLL_INTERVAL, Sink, SinkError, char_boundary, whole_lines_
 use serde::Serialize;
 use tokio::runtime::Runtime;
 
+use crate::calls::address::extended;
 use crate::calls::client::USER_AGENT;
 use crate::terrakube::{TokenSource, token};
 
@@ -31,7 +32,6 @@ pub struct ApiLog {
     pub base: Url,
     /// The job; all its steps share the stream.
     pub job_id: u32,
-    /// The step that writes.
     pub step_id: String,
     pub tokens: TokenSource,
 }
@@ -116,8 +116,9 @@ impl ApiSink {
 
     async fn post(&mut self, client: &Client, batch: Batch<'_>) -> Result<usize, SinkError> {
         if !self.is_set_up {
-            let path = format!("logs/{}/setup-consumer-groups", self.log.job_id);
-            let request = client.post(self.address(&path));
+            let job = self.log.job_id.to_string();
+            let path = ["logs", &job, "setup-consumer-groups"];
+            let request = client.post(extended(&self.log.base, &path));
             let answer = self.send(request).await;
             self.accepted(answer.map_err(SinkError::Unavailable)?)?;
             self.is_set_up = true;
@@ -129,7 +130,7 @@ impl ApiSink {
             let body = self
                 .render(piece, batch.first_line)
                 .map_err(SinkError::Unavailable)?;
-            let request = client.post(self.address("logs")).body(body);
+            let request = client.post(extended(&self.log.base, &["logs"])).body(body);
             let answer = self.send(request).await;
             self.note_time(text.len(), answer.as_ref().err());
             let answer = answer.map_err(SinkError::Unavailable)?;
@@ -195,15 +196,6 @@ impl ApiSink {
                 .collect(),
         };
         serde_json::to_vec(&document).map_err(io::Error::other)
-    }
-
-    /// An address below the base address.
-    fn address(&self, path: &str) -> Url {
-        let mut address = self.log.base.clone();
-        if let Ok(mut segments) = address.path_segments_mut() {
-            segments.pop_if_empty().extend(path.split('/'));
-        }
-        address
     }
 
     fn accepted(&self, status: StatusCode) -> Result<(), SinkError> {

@@ -25,11 +25,9 @@ const COPIED: usize = 32;
 /// The stream, and the step that writes.
 #[derive(Clone, Debug)]
 pub struct RedisLog {
-    /// The Redis that has the stream.
     pub redis: Redis,
     /// The job; all its steps share the stream.
     pub job_id: String,
-    /// The step that writes.
     pub step_id: String,
 }
 
@@ -46,9 +44,7 @@ pub struct RedisSink {
 /// What the sink knows about the end of the stream.
 #[derive(Debug)]
 enum State {
-    /// Nothing was read yet.
     Unknown,
-    /// The last entry is known.
     Known(Position),
     /// Our lines may have been added after this entry.
     InDoubt(Position),
@@ -246,10 +242,8 @@ impl JobStream {
 /// A live log could not be copied.
 #[derive(Debug, thiserror::Error)]
 pub enum CopyError {
-    /// It could not be read.
     #[error(transparent)]
     Redis(#[from] RedisError),
-    /// The copy could not be written.
     #[error("the copy could not be written")]
     Write(#[from] io::Error),
 }
@@ -280,12 +274,12 @@ impl Stream {
     /// The entry of a line. Readers add the line break themselves.
     fn entry(&self, number: u64, line: &[u8]) -> StreamEntry {
         let text = String::from_utf8_lossy(line.strip_suffix(b"\n").unwrap_or(line));
-        StreamEntry(vec![
+        vec![
             self.job_id.clone(),
             self.step_id.clone(),
             field("lineNumber", &number.to_string()),
             field("output", &text),
-        ])
+        ]
     }
 
     /// The number of a line of this step.
@@ -299,13 +293,12 @@ impl Stream {
     }
 
     fn own_field(&self, entry: &StoredEntry, name: &str) -> Option<String> {
-        let StreamEntry(fields) = &entry.entry;
-        if !fields.contains(&self.step_id) {
+        if !entry.entry.contains(&self.step_id) {
             return None;
         }
         let name = java::encode(name);
-        let (_, value) = fields.iter().find(|(known, _)| *known == name)?;
-        java::decode(value).ok()
+        let (_, value) = entry.entry.iter().find(|(known, _)| *known == name)?;
+        java::decode(value)
     }
 }
 

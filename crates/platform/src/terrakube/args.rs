@@ -49,13 +49,10 @@ pub struct TerrakubeArgs {
 /// The checked settings of Terrakube's API.
 #[derive(Clone, Debug)]
 pub struct TerrakubeConfig {
-    /// Base URL of API calls.
     pub api_url: Url,
     /// Base URL of the addresses written into records, and of the job context unless a hub relays the calls.
     pub public_url: Url,
-    /// Host of the module registry.
     pub registry_domain: Option<String>,
-    /// Signs requests.
     pub tokens: TokenSource,
     /// How long to wait for the platform to record a dispatch.
     pub dispatch_wait: Duration,

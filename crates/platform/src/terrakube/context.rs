@@ -23,9 +23,7 @@ const MERGE_TIMEOUT: Duration = Duration::from_secs(15);
 /// The result of [`Terrakube::insert_note`].
 #[derive(Debug)]
 pub(super) enum Insertion {
-    /// The note was written.
     Inserted,
-    /// The context already has this note.
     Existing(Value),
 }
 

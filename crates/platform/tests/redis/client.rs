@@ -11,10 +11,10 @@ use crate::support::{LONG, args, eventually, redis, redis_at, until_it_answers};
 const MINUTE: Duration = Duration::from_mins(1);
 
 fn entry(text: &str) -> StreamEntry {
-    StreamEntry(vec![
+    vec![
         (b"name".to_vec(), b"value".to_vec()),
         (b"output".to_vec(), text.as_bytes().to_vec()),
-    ])
+    ]
 }
 
 /// Uses every command once.
@@ -22,11 +22,9 @@ async fn exercise(redis: &Redis) {
     redis.ping().await.unwrap();
     redis.set(b"key", b"one", MINUTE).await.unwrap();
     assert_eq!(redis.get(b"key").await.unwrap().unwrap(), b"one");
-    assert!(redis.expire(b"key", MINUTE).await.unwrap());
     redis.delete(b"key").await.unwrap();
     redis.delete(b"key").await.unwrap();
     assert_eq!(redis.get(b"key").await.unwrap(), None);
-    assert!(!redis.expire(b"key", MINUTE).await.unwrap());
     redis.publish("channel", b"message").await.unwrap();
 
     assert_eq!(redis.last_id(b"stream").await.unwrap(), None);

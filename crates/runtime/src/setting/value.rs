@@ -125,7 +125,6 @@ impl SettingValue for Milliseconds {
 /// An address of a server. It may contain a login, so errors do not quote it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HttpUrl {
-    /// The address.
     pub url: Url,
     /// The text as the operator wrote it.
     pub text: String,

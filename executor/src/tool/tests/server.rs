@@ -26,7 +26,8 @@ use tokio::{
 };
 use zip::{CompressionMethod, ZipWriter, write::SimpleFileOptions};
 
-use super::super::{index::Platform, verify::hex};
+use super::super::index::Platform;
+use job_contract::encoding::hex;
 
 /// The answer of a path.
 #[derive(Clone)]

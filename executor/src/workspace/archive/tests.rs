@@ -83,11 +83,11 @@ impl Sandbox {
         self.folder.path().join("target")
     }
 
-    fn unpack_with(&self, archive: &[u8], limits: ArchiveLimits) -> Result<Unpacked, ArchiveError> {
+    fn unpack_with(&self, archive: &[u8], limits: ArchiveLimits) -> Result<Unpacked, StepError> {
         unpack(archive, &self.target(), limits, &AtomicBool::new(false))
     }
 
-    fn unpack(&self, archive: &[u8]) -> Result<Unpacked, ArchiveError> {
+    fn unpack(&self, archive: &[u8]) -> Result<Unpacked, StepError> {
         self.unpack_with(archive, ArchiveLimits::default())
     }
 
@@ -141,11 +141,13 @@ impl Sandbox {
     }
 }
 
-fn refusal(result: Result<Unpacked, ArchiveError>) -> Refusal {
-    match result {
-        Err(ArchiveError::Refused { reason, .. }) => reason,
-        other => panic!("expected a refusal, got {other:?}"),
-    }
+fn assert_refused(result: Result<Unpacked, StepError>, reason: Refusal) {
+    assert_fails(result, &format!("is not accepted: {reason}"));
+}
+
+fn assert_fails(result: Result<Unpacked, StepError>, problem: &str) {
+    let error = result.unwrap_err().to_string();
+    assert!(error.contains(problem), "{error}");
 }
 
 #[test]
@@ -212,24 +214,23 @@ fn files_folders_modes_and_links_arrive() {
 fn hostile_entries_are_refused(#[case] entry: Raw, #[case] expected: Refusal) {
     let sandbox = Sandbox::new();
     let before = sandbox.surroundings();
-    assert_eq!(refusal(sandbox.unpack(&gzip(&tar(&[entry])))), expected);
+    assert_refused(sandbox.unpack(&gzip(&tar(&[entry]))), expected);
     assert_eq!(sandbox.surroundings(), before);
 }
 
 #[test]
 fn nothing_is_written_through_a_link() {
-    for entry in [file("up/x", ""), raw(EntryType::Link, "h", "up/f")] {
+    for (entry, reason) in [
+        (file("up/x", ""), Refusal::NotAFolder),
+        (raw(EntryType::Link, "h", "up/f"), Refusal::DanglingHardLink),
+    ] {
         let sandbox = Sandbox::new();
         let entries = [
             file("real/f", "kept"),
             raw(EntryType::Symlink, "up", "real"),
             entry,
         ];
-        let reason = refusal(sandbox.unpack(&gzip(&tar(&entries))));
-        assert!(
-            matches!(reason, Refusal::NotAFolder | Refusal::DanglingHardLink),
-            "{reason}"
-        );
+        assert_refused(sandbox.unpack(&gzip(&tar(&entries))), reason);
         assert_eq!(sandbox.read("real/f"), "kept");
     }
 }
@@ -264,10 +265,8 @@ fn the_last_entry_of_a_name_counts() {
     assert_eq!(sandbox.read("hard"), "first");
     assert_eq!(sandbox.read("s"), "own");
     let entries = [raw(EntryType::Directory, "d", ""), file("d", "")];
-    assert_eq!(
-        refusal(Sandbox::new().unpack(&gzip(&tar(&entries)))),
-        Refusal::ReplacesFolder
-    );
+    let refused = Sandbox::new().unpack(&gzip(&tar(&entries)));
+    assert_refused(refused, Refusal::ReplacesFolder);
 }
 
 #[test]
@@ -304,7 +303,7 @@ fn names_too_long_for_a_file_system_are_refused() {
             .append_data(&mut header, &name, io::empty())
             .unwrap();
         let archive = gzip(&builder.into_inner().unwrap());
-        assert_eq!(refusal(Sandbox::new().unpack(&archive)), Refusal::TooLong);
+        assert_refused(Sandbox::new().unpack(&archive), Refusal::TooLong);
     }
 }
 
@@ -332,28 +331,16 @@ fn limits_apply_to_small_archives_with_large_content() {
     };
     let big = file("big", &"x".repeat(2000));
     let result = Sandbox::new().unpack_with(&gzip(&tar(&[big])), limits);
-    assert!(matches!(
-        result,
-        Err(ArchiveError::TooManyBytes { limit: 1000 })
-    ));
+    assert_fails(result, "more than 1000 bytes");
     let parts = [file("a", &"x".repeat(600)), file("b", &"x".repeat(600))];
     let result = Sandbox::new().unpack_with(&gzip(&tar(&parts)), limits);
-    assert!(matches!(
-        result,
-        Err(ArchiveError::TooManyBytes { limit: 1000 })
-    ));
+    assert_fails(result, "more than 1000 bytes");
     let many = vec![raw(EntryType::Directory, "d", ""); 4];
     let result = Sandbox::new().unpack_with(&gzip(&tar(&many)), limits);
-    assert!(matches!(
-        result,
-        Err(ArchiveError::TooManyEntries { limit: 3 })
-    ));
+    assert_fails(result, "more than 3 entries");
     let deep = [file("a/b/c/d", "")];
     let result = Sandbox::new().unpack_with(&gzip(&tar(&deep)), limits);
-    assert!(matches!(
-        result,
-        Err(ArchiveError::TooManyEntries { limit: 3 })
-    ));
+    assert_fails(result, "more than 3 entries");
     let with_folders = [
         raw(EntryType::Directory, "a", ""),
         raw(EntryType::Directory, "a/b", ""),
@@ -372,10 +359,7 @@ fn endless_metadata_is_not_loaded_into_memory() {
             ..raw(kind, "long", "")
         };
         let result = Sandbox::new().unpack(&gzip(&tar(&[endless, file("f", "")])));
-        assert!(
-            matches!(result, Err(ArchiveError::Damaged(_))),
-            "{result:?}"
-        );
+        assert_fails(result, "the archive is damaged");
     }
 }
 
@@ -400,30 +384,21 @@ fn an_archive_is_reported_as_truncated_at_every_position() {
     let whole = gzip(&archive);
     for length in [2, 15, whole.len() / 2, whole.len() - 9, whole.len() - 1] {
         let result = Sandbox::new().unpack(&whole[..length]);
-        assert!(
-            matches!(result, Err(ArchiveError::Truncated)),
-            "{length}: {result:?}"
-        );
+        assert_fails(result, "the archive is truncated");
     }
     let result = Sandbox::new().unpack(&gzip(&archive[..1024]));
-    assert!(matches!(result, Err(ArchiveError::Truncated)), "{result:?}");
+    assert_fails(result, "the archive is truncated");
 }
 
 #[test]
 fn damage_and_other_formats_are_named() {
     for other in [&b""[..], b"<html>sign in</html>", b"PK\x03\x04"] {
-        assert!(matches!(
-            Sandbox::new().unpack(other),
-            Err(ArchiveError::NotGzip)
-        ));
+        assert_fails(Sandbox::new().unpack(other), "is not a gzip");
     }
     let mut damaged = gzip(&tar(&[file("a", "text")]));
     let checksum = damaged.len() - 6;
     damaged[checksum] ^= 0xff;
-    assert!(matches!(
-        Sandbox::new().unpack(&damaged),
-        Err(ArchiveError::Damaged(_))
-    ));
+    assert_fails(Sandbox::new().unpack(&damaged), "the archive is damaged");
 }
 
 #[test]
@@ -435,7 +410,7 @@ fn unpacking_stops_on_a_stop_order() {
         ArchiveLimits::default(),
         &AtomicBool::new(true),
     );
-    assert!(matches!(stopped, Err(ArchiveError::Stopped)));
+    assert_fails(stopped, "unpacking was stopped");
 }
 
 fn hostile_path() -> impl Strategy<Value = String> {

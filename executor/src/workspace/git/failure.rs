@@ -1,30 +1,21 @@
 //! Classifies git's stderr, and extracts a line for users. It does no I/O. git must have run under `LC_ALL=C`.
 
-use super::super::ErrorKind;
-use super::super::source::mask_userinfo;
+use super::super::NETWORK_HINT;
+use super::super::source::{ACCEPTED, mask_userinfo};
+use crate::error::StepError;
 
 /// The kinds of failure, each with its own hint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum GitFailure {
-    /// The server could not be reached, or the connection broke.
+pub(crate) enum GitFailure {
     Unreachable,
-    /// The server's certificate is not trusted.
     Certificate,
-    /// The server's SSH key is not the expected one.
     HostKey,
-    /// ssh cannot use the private key file.
     PrivateKey,
-    /// The server did not accept the credentials, or requires some.
     AuthRefused,
-    /// The repository does not exist, or is not visible with these credentials.
     NoRepository,
-    /// The reference does not exist.
     NoReference,
-    /// The address cannot be used.
     BadAddress,
-    /// The disk is full.
     DiskFull,
-    /// None of the above.
     Other,
 }
 
@@ -140,22 +131,20 @@ impl GitFailure {
             .map_or(Self::Other, |(kind, _)| *kind)
     }
 
-    /// The kind of the error. Only failures that may disappear are worth another start.
-    pub(super) fn kind(self) -> ErrorKind {
-        match self {
-            Self::Unreachable | Self::DiskFull | Self::Other => ErrorKind::Infrastructure,
-            Self::Certificate
-            | Self::HostKey
-            | Self::PrivateKey
-            | Self::AuthRefused
-            | Self::NoRepository
-            | Self::NoReference
-            | Self::BadAddress => ErrorKind::User,
+    /// The error of a step with this failure. Only failures that may disappear are worth another start.
+    pub(super) fn error(self, text: String) -> StepError {
+        let error = match self {
+            Self::Unreachable | Self::DiskFull | Self::Other => StepError::infrastructure(text),
+            _ => StepError::user(text),
+        };
+        match self.hint() {
+            Some(hint) => error.with_hint(hint),
+            None => error,
         }
     }
 
     /// A description of the failure, which precedes git's own message.
-    pub(super) fn summary(self) -> &'static str {
+    pub(crate) fn summary(self) -> &'static str {
         match self {
             Self::Unreachable => "the server could not be reached",
             Self::Certificate => "the server's certificate is not trusted",
@@ -170,11 +159,9 @@ impl GitFailure {
         }
     }
 
-    pub(super) fn hint(self) -> Option<&'static str> {
+    fn hint(self) -> Option<&'static str> {
         match self {
-            Self::Unreachable => {
-                Some("check the address, and the proxy and network policy of the executor")
-            }
+            Self::Unreachable => Some(NETWORK_HINT),
             Self::Certificate => {
                 Some("set SSL_CERT_FILE to a CA bundle that contains the server's issuer")
             }
@@ -191,9 +178,7 @@ impl GitFailure {
                 "check the address; servers also give this answer if the credentials have no access to it",
             ),
             Self::NoReference => Some("check the branch or tag of the workspace"),
-            Self::BadAddress => Some(
-                "accepted are https://, http://, ssh://, git@host:path, file:// and absolute paths",
-            ),
+            Self::BadAddress => Some(ACCEPTED),
             Self::DiskFull => Some("give the work directory more space"),
             Self::Other => None,
         }

@@ -2,6 +2,7 @@
 
 use std::fs;
 
+use job_contract::Exit;
 use rstest::rstest;
 use test_peers::git_http::{self, GitHttpOptions};
 use test_peers::http::{Response, Server};
@@ -10,13 +11,6 @@ use test_peers::port::Port;
 use super::super::git::GitFailure;
 use super::super::*;
 use super::support::*;
-
-fn failure(error: &WorkspaceError) -> Option<GitFailure> {
-    match error {
-        WorkspaceError::Git(GitError::Failed { failure, .. }) => Some(*failure),
-        _ => None,
-    }
-}
 
 #[rstest]
 #[case("main", "# two")]
@@ -136,12 +130,9 @@ async fn an_unreachable_commit_is_named(#[case] commit: &str) {
         let mut job = job(&format!("{}/repo.git", server.url()), "main");
         job.commit_id = Some(commit.to_owned());
         let error = fixture.prepare(&job).await.unwrap_err();
-        assert!(
-            matches!(error, WorkspaceError::Git(GitError::NoCommit { .. })),
-            "{error}"
-        );
-        assert!(error.to_string().contains(commit));
-        assert_eq!(error.kind(), ErrorKind::User);
+        let expected = format!("the commit `{commit}` was not found in");
+        assert!(error.to_string().starts_with(&expected), "{error}");
+        assert_eq!(error.exit(), Exit::BadJobData);
         assert!(error.hint().is_some());
     }
 }
@@ -156,7 +147,7 @@ async fn a_missing_branch_is_named() {
         error.to_string(),
         format!("`{source}` has no branch or tag `nowhere`")
     );
-    assert_eq!(error.kind(), ErrorKind::User);
+    assert_eq!(error.exit(), Exit::BadJobData);
 }
 
 #[tokio::test]
@@ -169,14 +160,14 @@ async fn a_missing_repository_differs_from_an_unreachable_server() {
         repository.served().join("other.git").display().to_string(),
     ] {
         let error = fixture.prepare(&job(&source, "main")).await.unwrap_err();
-        assert_eq!(failure(&error), Some(GitFailure::NoRepository), "{error}");
-        assert_eq!(error.kind(), ErrorKind::User);
+        assert_failure(&error, GitFailure::NoRepository);
+        assert_eq!(error.exit(), Exit::BadJobData);
     }
     let closed_port = Port::take().unwrap();
     let source = format!("http://{}/repo.git", closed_port.address());
     let error = fixture.prepare(&job(&source, "main")).await.unwrap_err();
-    assert_eq!(failure(&error), Some(GitFailure::Unreachable), "{error}");
-    assert_eq!(error.kind(), ErrorKind::Infrastructure);
+    assert_failure(&error, GitFailure::Unreachable);
+    assert_eq!(error.exit(), Exit::Infrastructure);
 }
 
 #[tokio::test]
@@ -186,7 +177,7 @@ async fn a_busy_server_permits_another_start() {
         .prepare(&job(&format!("{}/r", server.url()), "main"))
         .await
         .unwrap_err();
-    assert_eq!(error.kind(), ErrorKind::Infrastructure, "{error}");
+    assert_eq!(error.exit(), Exit::Infrastructure, "{error}");
 }
 
 #[tokio::test]
@@ -280,7 +271,7 @@ async fn remote_repositories_cannot_read_files_of_this_machine() {
         .prepare(&job(&remote, "main"))
         .await
         .unwrap_err();
-    assert_eq!(failure(&error), Some(GitFailure::BadAddress), "{error}");
+    assert_failure(&error, GitFailure::BadAddress);
 }
 
 /// Commits a submodule `sub` at a commit of `inner` that no reference points to.
@@ -346,6 +337,6 @@ async fn the_tools_repository_is_not_cloned_through_a_link() {
     )
     .await
     .unwrap_err();
-    assert!(matches!(error, WorkspaceError::OutsideFolder { .. }));
+    assert!(error.to_string().ends_with("is outside the source"));
     assert_eq!(fs::read_dir(outside).unwrap().count(), 0);
 }

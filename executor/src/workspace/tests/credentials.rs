@@ -3,7 +3,7 @@
 use std::fs;
 use std::process::Command;
 
-use job_contract::JobData;
+use job_contract::{Exit, JobData};
 use rstest::rstest;
 use test_peers::git_http::{self, GitHttpOptions};
 use test_peers::http::{Response, Server};
@@ -20,13 +20,6 @@ fn demanding(credentials: &str) -> GitHttpOptions {
     GitHttpOptions {
         credentials: Some(credentials.to_owned()),
         ..GitHttpOptions::default()
-    }
-}
-
-fn failure(error: &WorkspaceError) -> Option<GitFailure> {
-    match error {
-        WorkspaceError::Git(GitError::Failed { failure, .. }) => Some(*failure),
-        _ => None,
     }
 }
 
@@ -82,7 +75,7 @@ async fn an_untrusted_certificate_is_named() {
         .prepare(&job(&source, "main"))
         .await
         .unwrap_err();
-    assert_eq!(failure(&error), Some(GitFailure::Certificate), "{error}");
+    assert_failure(&error, GitFailure::Certificate);
 }
 
 #[rstest]
@@ -113,12 +106,12 @@ async fn refused_credentials_are_named_and_not_shown() {
     let source = format!("{}/repo.git", server.url());
     for job in [github(&source, TOKEN), job(&source, "main")] {
         let error = Fixture::new().prepare(&job).await.unwrap_err();
-        assert_eq!(failure(&error), Some(GitFailure::AuthRefused), "{error}");
-        assert_eq!(error.kind(), ErrorKind::User);
+        assert_failure(&error, GitFailure::AuthRefused);
+        assert_eq!(error.exit(), Exit::BadJobData);
         assert!(error.to_string().starts_with(&format!(
             "could not clone `{source}`: the server refused the credentials: "
         )));
-        assert!(!chain(&error).contains(TOKEN));
+        assert!(!error.to_string().contains(TOKEN));
     }
 }
 
@@ -135,8 +128,8 @@ async fn the_message_of_a_server_is_shown_without_the_token() {
         .prepare(&github(&source, TOKEN))
         .await
         .unwrap_err();
-    assert_eq!(failure(&error), Some(GitFailure::AuthRefused), "{error}");
-    assert!(!chain(&error).contains(TOKEN), "{error}");
+    assert_failure(&error, GitFailure::AuthRefused);
+    assert!(!error.to_string().contains(TOKEN), "{error}");
 }
 
 #[tokio::test]
@@ -164,7 +157,7 @@ async fn a_submodule_on_another_host_never_sees_the_token() {
     let job = github(&format!("{}/repo.git", here.url()), TOKEN);
     let error = fixture.prepare(&job).await.unwrap_err();
     assert!(error.to_string().contains("submodules"), "{error}");
-    assert_eq!(failure(&error), Some(GitFailure::AuthRefused), "{error}");
+    assert_failure(&error, GitFailure::AuthRefused);
     assert!(here.requests().iter().any(|r| r.basic_auth().is_some()));
     assert!(!elsewhere.requests().is_empty());
     assert!(
@@ -284,8 +277,8 @@ async fn host_keys_are_checked_against_a_configured_file() {
         let mut fixture = Fixture::new();
         fixture.config.known_hosts = Some(hosts_file.clone());
         let error = fixture.prepare(&job).await.unwrap_err();
-        assert_eq!(failure(&error), Some(GitFailure::HostKey), "{error}");
-        assert_eq!(error.kind(), ErrorKind::User);
+        assert_failure(&error, GitFailure::HostKey);
+        assert_eq!(error.exit(), Exit::BadJobData);
     }
 }
 
@@ -298,11 +291,11 @@ async fn a_wrong_or_broken_key_is_named() {
     let stranger = sshd::generate_key(&fixture.work.path().join("stranger"), "ed25519").unwrap();
     job.access_token = Some(stranger);
     let error = fixture.prepare(&job).await.unwrap_err();
-    assert_eq!(failure(&error), Some(GitFailure::AuthRefused), "{error}");
+    assert_failure(&error, GitFailure::AuthRefused);
 
     job.access_token = Some("-----BEGIN RSA PRIVATE KEY-----\nnot one\n".to_owned());
     let error = fixture.prepare(&job).await.unwrap_err();
-    assert_eq!(failure(&error), Some(GitFailure::PrivateKey), "{error}");
+    assert_failure(&error, GitFailure::PrivateKey);
 
     job.access_token = None;
     let error = fixture.prepare(&job).await.unwrap_err();
@@ -341,7 +334,7 @@ mod azure {
 
     const ANSWER: &str = r#"{"access_token":"azur3t0k3n","expires_in":3600}"#;
 
-    async fn prepare_with(environment: &[(&str, &str)]) -> Result<(), WorkspaceError> {
+    async fn prepare_with(environment: &[(&str, &str)]) -> Result<(), StepError> {
         let repository = Repository::new();
         let server = git_http::serve(repository.served(), demanding("dummy:azur3t0k3n")).unwrap();
         let mut fixture = Fixture::new();
@@ -447,11 +440,11 @@ mod azure {
         .await
         .unwrap_err();
         assert_eq!(
-            chain(&error),
+            error.to_string(),
             "could not acquire a token for Azure DevOps: the client secret was refused with status \
              401 Unauthorized: invalid_client: AADSTS7000215: wrong."
         );
-        assert_eq!(error.kind(), ErrorKind::User);
+        assert_eq!(error.exit(), Exit::BadJobData);
         assert_eq!(authority.requests().len(), 1);
     }
 
@@ -475,10 +468,10 @@ mod azure {
             .await
             .unwrap_err();
         assert!(
-            chain(&error).contains("names no Azure identity"),
+            error.to_string().contains("names no Azure identity"),
             "{}",
-            chain(&error)
+            error.to_string()
         );
-        assert_eq!(error.kind(), ErrorKind::User);
+        assert_eq!(error.exit(), Exit::BadJobData);
     }
 }

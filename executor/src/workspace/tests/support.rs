@@ -8,6 +8,7 @@ use std::process::Command;
 use job_contract::JobData;
 use tempfile::TempDir;
 
+use super::super::git::GitFailure;
 use super::super::*;
 
 /// A repository with three commits on `main`. No reference names the second, and a tag names the first. One name is
@@ -143,8 +144,8 @@ impl Fixture {
         }
     }
 
-    pub(super) async fn prepare(&self, job: &JobData) -> Result<Workspace, WorkspaceError> {
-        prepare(job, &self.layout, &self.config, &|_| ()).await
+    pub(super) async fn prepare(&self, job: &JobData) -> Result<Workspace, StepError> {
+        prepare(job, &self.layout, &self.config).await
     }
 
     pub(super) fn set(&mut self, name: &str, value: impl Into<OsString>) {
@@ -204,13 +205,8 @@ pub(super) fn github(source: &str, token: &str) -> JobData {
     }
 }
 
-/// The message as users see it: the whole chain.
-pub(super) fn chain(error: &WorkspaceError) -> String {
-    let mut text = error.to_string();
-    let mut source = std::error::Error::source(error);
-    while let Some(cause) = source {
-        text = format!("{text}: {cause}");
-        source = cause.source();
-    }
-    text
+/// Checks the summary of the failure in the error.
+pub(super) fn assert_failure(error: &StepError, failure: GitFailure) {
+    let summary = format!("`: {}: ", failure.summary());
+    assert!(error.to_string().contains(&summary), "{error}");
 }
