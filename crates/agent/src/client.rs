@@ -203,7 +203,7 @@ impl HubClient {
         let token = self.own_token().await?;
         let answer = self.attempt(call, body, &token).await?;
         match &self.token {
-            // The access token may have expired while the hub held the request.
+            // The access token may have expired while the request waited at the hub.
             Token::Exchange(exchange) if answer.status == 401 => {
                 exchange.discard(&token).await;
                 let token = self.own_token().await?;
@@ -259,7 +259,7 @@ impl HubClient {
         read(request).await
     }
 
-    /// Records whether the hub was reached and accepts the agent's own token. The result of a call with a job token
+    /// Stores whether the hub was reached and accepts the agent's own token. The result of a call with a job token
     /// says nothing about the agent's token.
     fn record_contact<T>(
         &self,

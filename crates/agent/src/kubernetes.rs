@@ -252,11 +252,11 @@ struct JobOfLease {
 }
 
 impl JobOfLease {
-    async fn follow(&mut self, held: &AgentLease) -> RunEnd {
+    async fn follow(&mut self, lease: &AgentLease) -> RunEnd {
         let mut is_missing = false;
         loop {
             let view = self.view.borrow_and_update().clone();
-            held.set_reason(view.reason);
+            lease.set_reason(view.reason);
             if let Some(verdict) = &view.end {
                 return judge(verdict);
             }
@@ -287,8 +287,8 @@ impl Executor for JobOfLease {
         format!("{}/{}", self.cluster.namespace(), self.name)
     }
 
-    fn ended<'a>(&'a mut self, held: &'a AgentLease) -> BoxFuture<'a, RunEnd> {
-        self.follow(held).boxed()
+    fn ended<'a>(&'a mut self, lease: &'a AgentLease) -> BoxFuture<'a, RunEnd> {
+        self.follow(lease).boxed()
     }
 
     fn stop(&mut self, stop: Stop) -> BoxFuture<'_, Result<(), String>> {

@@ -5,7 +5,7 @@ use std::collections::btree_map::Entry;
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use pool_protocol::id::LeaseId;
-use pool_protocol::instance::{HeldLease, Phase};
+use pool_protocol::instance::{InstanceLease, Phase};
 use pool_protocol::lease::LeaseRef;
 use secrecy::SecretString;
 use tokio::sync::watch;
@@ -39,7 +39,7 @@ pub(crate) struct StopOrder {
 /// A lease of the agent.
 #[derive(Debug)]
 pub(crate) struct AgentLease {
-    pub(crate) lease: LeaseRef,
+    pub(crate) reference: LeaseRef,
     /// The job and step, for the log.
     pub(crate) run: String,
     state: Mutex<AgentLeaseState>,
@@ -54,9 +54,9 @@ struct AgentLeaseState {
 }
 
 impl AgentLease {
-    fn new(lease: LeaseRef, run: String, token: Option<SecretString>, phase: Phase) -> Self {
+    fn new(reference: LeaseRef, run: String, token: Option<SecretString>, phase: Phase) -> Self {
         Self {
-            lease,
+            reference,
             run,
             state: Mutex::new(AgentLeaseState {
                 token,
@@ -109,12 +109,12 @@ impl AgentLease {
         self.orders.subscribe()
     }
 
-    fn to_held_lease(&self) -> HeldLease {
+    fn report(&self) -> InstanceLease {
         let state = self.state();
-        HeldLease {
-            task_id: self.lease.task,
-            lease_id: self.lease.lease,
-            fencing_token: self.lease.fencing_token,
+        InstanceLease {
+            task_id: self.reference.task,
+            lease_id: self.reference.lease,
+            fencing_token: self.reference.fencing_token,
             phase: state.phase,
             reason: state.reason.clone(),
         }
@@ -124,22 +124,22 @@ impl AgentLease {
 /// All leases of the agent.
 #[derive(Debug)]
 pub(crate) struct Leases {
-    held: Mutex<BTreeMap<LeaseId, Arc<AgentLease>>>,
+    by_id: Mutex<BTreeMap<LeaseId, Arc<AgentLease>>>,
     changes: watch::Sender<()>,
 }
 
 impl Default for Leases {
     fn default() -> Self {
         Self {
-            held: Mutex::default(),
+            by_id: Mutex::default(),
             changes: watch::Sender::new(()),
         }
     }
 }
 
 impl Leases {
-    fn held(&self) -> MutexGuard<'_, BTreeMap<LeaseId, Arc<AgentLease>>> {
-        runtime::lock(&self.held)
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<LeaseId, Arc<AgentLease>>> {
+        runtime::lock(&self.by_id)
     }
 
     /// Adds a lease. Returns `None` if the agent already has it.
@@ -151,7 +151,7 @@ impl Leases {
         phase: Phase,
     ) -> Option<Arc<AgentLease>> {
         let new = Arc::new(AgentLease::new(lease, run, token, phase));
-        match self.held().entry(lease.lease) {
+        match self.lock().entry(lease.lease) {
             Entry::Occupied(_) => return None,
             Entry::Vacant(place) => place.insert(Arc::clone(&new)),
         };
@@ -160,65 +160,62 @@ impl Leases {
     }
 
     pub(crate) fn remove(&self, lease: LeaseId) {
-        self.held().remove(&lease);
+        self.lock().remove(&lease);
         self.changes.send_replace(());
     }
 
-    pub(crate) fn set_phase(&self, held: &AgentLease, phase: Phase) {
-        held.state().phase = phase;
+    pub(crate) fn set_phase(&self, lease: &AgentLease, phase: Phase) {
+        lease.state().phase = phase;
         self.changes.send_replace(());
     }
 
     pub(crate) fn get(&self, lease: LeaseId) -> Option<Arc<AgentLease>> {
-        self.held().get(&lease).cloned()
+        self.lock().get(&lease).cloned()
     }
 
     pub(crate) fn ids(&self) -> Vec<LeaseId> {
-        self.held().keys().copied().collect()
+        self.lock().keys().copied().collect()
     }
 
-    pub(crate) fn held_leases(&self) -> Vec<HeldLease> {
-        self.held()
-            .values()
-            .map(|held| held.to_held_lease())
-            .collect()
+    pub(crate) fn reports(&self) -> Vec<InstanceLease> {
+        self.lock().values().map(|lease| lease.report()).collect()
     }
 
     pub(crate) fn len(&self) -> usize {
-        self.held().len()
+        self.lock().len()
     }
 
     /// Orders a stop for all leases.
     pub(crate) fn order_all(&self, order: StopOrder) {
-        for held in self.held().values() {
-            held.order(order);
+        for lease in self.lock().values() {
+            lease.order(order);
         }
     }
 
     /// Waits until there are fewer than `limit` leases.
     pub(crate) async fn fewer_than(&self, limit: usize) {
-        self.until(|held| held.len() < limit).await;
+        self.until(|all| all.len() < limit).await;
     }
 
     /// Waits until there is a lease.
     pub(crate) async fn at_least_one(&self) {
-        self.until(|held| !held.is_empty()).await;
+        self.until(|all| !all.is_empty()).await;
     }
 
     /// Waits until the agent no longer has this lease.
     pub(crate) async fn without(&self, lease: LeaseId) {
-        self.until(|held| !held.contains_key(&lease)).await;
+        self.until(|all| !all.contains_key(&lease)).await;
     }
 
     /// Waits until no lease is in this phase.
     pub(crate) async fn none_in(&self, phase: Phase) {
-        self.until(|held| held.values().all(|held| held.state().phase != phase))
+        self.until(|all| all.values().all(|lease| lease.state().phase != phase))
             .await;
     }
 
     async fn until(&self, condition: impl Fn(&BTreeMap<LeaseId, Arc<AgentLease>>) -> bool) {
         let mut changes = self.changes.subscribe();
-        while !condition(&self.held()) {
+        while !condition(&self.lock()) {
             // The sender lives as long as this table.
             let _ = changes.changed().await;
         }
@@ -247,7 +244,7 @@ mod tests {
         assert!(add().is_some());
         assert!(add().is_none());
         assert_eq!(leases.ids(), [lease.lease]);
-        assert_eq!(leases.held_leases()[0].phase, Phase::Started);
+        assert_eq!(leases.reports()[0].phase, Phase::Started);
         leases.remove(lease.lease);
         assert_eq!(leases.len(), 0);
     }
@@ -267,32 +264,32 @@ mod tests {
 
     #[test]
     fn only_stronger_orders_replace_an_order_and_the_first_is_the_reason() {
-        let held = AgentLease::new(lease(), String::new(), None, Phase::Started);
+        let lease = AgentLease::new(lease(), String::new(), None, Phase::Started);
         let order = |stop, by| StopOrder { stop, by };
-        let mut orders = held.orders();
-        held.order(order(Stop::Terminate, StoppedBy::Hub));
-        held.order(order(Stop::Withdraw, StoppedBy::Agent));
+        let mut orders = lease.orders();
+        lease.order(order(Stop::Terminate, StoppedBy::Hub));
+        lease.order(order(Stop::Withdraw, StoppedBy::Agent));
         assert_eq!(
             *orders.borrow_and_update(),
             Some(order(Stop::Terminate, StoppedBy::Hub))
         );
-        held.order(order(Stop::Kill, StoppedBy::Agent));
+        lease.order(order(Stop::Kill, StoppedBy::Agent));
         assert_eq!(
             *orders.borrow_and_update(),
             Some(order(Stop::Kill, StoppedBy::Hub))
         );
-        held.order(order(Stop::Kill, StoppedBy::Agent));
+        lease.order(order(Stop::Kill, StoppedBy::Agent));
         assert!(!orders.has_changed().unwrap());
     }
 
     #[test]
     fn debug_output_contains_no_token() {
-        let held = AgentLease::new(
+        let lease = AgentLease::new(
             lease(),
             String::new(),
             Some("mfr_planted".into()),
             Phase::Started,
         );
-        assert!(!format!("{held:?}").contains("planted"));
+        assert!(!format!("{lease:?}").contains("planted"));
     }
 }

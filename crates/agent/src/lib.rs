@@ -3,7 +3,7 @@
 //!
 //! - [`run`] is the command, with the options of [`AgentArgs`]. [`Agent::of_this_machine`] is an agent beside its hub in one process.
 //! - `session` registers, sends heartbeats and waits for tasks. `supervise` handles one task from its lease to its end.
-//! - A target starts executors: as processes ([`ProcessTarget`]) or as Jobs. The Jobs or run folders are the only records. A
+//! - A target starts executors: as processes ([`ProcessTarget`]) or as Jobs. Only the Jobs or run folders are kept. A
 //!   restarted agent finds running executors there.
 //!
 //! An agent must not know its hub, except by its answers, nor the platform, nor the HTTP service of dispatches.

@@ -277,7 +277,7 @@ impl Executor for Process {
         format!("{pid} in {}", self.path.display())
     }
 
-    fn ended<'a>(&'a mut self, _held: &'a AgentLease) -> BoxFuture<'a, RunEnd> {
+    fn ended<'a>(&'a mut self, _lease: &'a AgentLease) -> BoxFuture<'a, RunEnd> {
         async {
             let status = loop {
                 let kill_at = self.kill_at;

@@ -52,13 +52,13 @@ impl Agent {
             executor_version: env!("CARGO_PKG_VERSION").to_owned(),
             protocol_min_version: VERSION,
             protocol_max_version: VERSION,
-            platform: std::env::consts::OS.to_owned(),
+            operating_system: std::env::consts::OS.to_owned(),
             architecture: architecture().to_owned(),
             capacity: self.settings.slots,
             tags: Vec::new(),
             installation: self.target.installation().to_owned(),
             target: self.target.name().to_owned(),
-            leases: self.leases.held_leases(),
+            leases: self.leases.reports(),
         };
         let key = Uuid::new_v4();
         let mut pauses = Pauses::default();
@@ -111,7 +111,7 @@ impl Agent {
                     InstanceState::Online
                 },
                 available_capacity: self.free(),
-                leases: self.leases.held_leases(),
+                leases: self.leases.reports(),
             };
             let sent = self.client.heartbeat(registered.instance_id, &heartbeat);
             let pause = match sent.await {
@@ -144,9 +144,9 @@ impl Agent {
                 SignalKind::Force => Stop::Kill,
                 SignalKind::Other => continue,
             };
-            if let Some(held) = self.leases.get(signal.lease_id) {
+            if let Some(lease) = self.leases.get(signal.lease_id) {
                 let by = StoppedBy::Hub;
-                held.order(StopOrder { stop, by });
+                lease.order(StopOrder { stop, by });
             }
         }
         self.withdraw(&orders.stale);
@@ -161,9 +161,9 @@ impl Agent {
     }
 
     fn withdraw(&self, stale: &[LeaseId]) {
-        for held in stale.iter().filter_map(|lease| self.leases.get(*lease)) {
-            info!(run = held.run, lease = %held.lease.lease, "the lease is over");
-            held.order(StopOrder {
+        for lease in stale.iter().filter_map(|id| self.leases.get(*id)) {
+            info!(run = lease.run, lease = %lease.reference.lease, "the lease is over");
+            lease.order(StopOrder {
                 stop: Stop::Withdraw,
                 by: StoppedBy::Hub,
             });
@@ -193,7 +193,7 @@ impl Agent {
                     pauses = Pauses::default();
                     match task {
                         Some(task) => {
-                            // The hub may have held the request for so long, and the lease began after that.
+                            // The hub may have answered only then, and the lease began after that.
                             let wait = Duration::from_secs(request.wait_seconds.into());
                             let delay = sent.elapsed().saturating_sub(wait);
                             self.take(task, delay);
@@ -229,8 +229,8 @@ impl Agent {
     }
 
     fn free(&self) -> u32 {
-        let held = u32::try_from(self.leases.len()).unwrap_or(u32::MAX);
-        self.settings.slots.saturating_sub(held)
+        let used = u32::try_from(self.leases.len()).unwrap_or(u32::MAX);
+        self.settings.slots.saturating_sub(used)
     }
 }
 

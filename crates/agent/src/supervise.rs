@@ -41,14 +41,14 @@ impl Agent {
         };
         let run = format!("{}/{}", task.task.job_id, task.task.step_id);
         let token = SecretString::from(task.job_token.clone());
-        let Some(held) = self.leases.add(lease, run, Some(token), Phase::Preparing) else {
+        let Some(lease) = self.leases.add(lease, run, Some(token), Phase::Preparing) else {
             return;
         };
-        info!(run = held.run, lease = %lease.lease, attempt = task.attempt, "took a task");
+        info!(run = lease.run, lease = %lease.reference.lease, attempt = task.attempt, "took a task");
         let agent = Arc::clone(self);
         tokio::spawn(async move {
-            let outcome = agent.run(&held, task, delay).await;
-            agent.finish(&held, outcome);
+            let outcome = agent.run(&lease, task, delay).await;
+            agent.finish(&lease, outcome);
         });
     }
 
@@ -59,7 +59,7 @@ impl Agent {
             run,
             executor,
         } = found;
-        let Some(held) = self.leases.add(lease, run, None, Phase::Started) else {
+        let Some(lease) = self.leases.add(lease, run, None, Phase::Started) else {
             let agent = Arc::clone(self);
             // The task that follows the run may already have forgotten it, when the target found it again.
             tokio::spawn(async move {
@@ -68,72 +68,80 @@ impl Agent {
             });
             return;
         };
-        info!(run = held.run, lease = %lease.lease, executor = executor.name(), "found an executor of an earlier agent");
+        info!(run = lease.run, lease = %lease.reference.lease, executor = executor.name(), "found an executor of an earlier agent");
         let agent = Arc::clone(self);
         tokio::spawn(async move {
-            agent.follow(&held, executor).await;
-            agent.finish(&held, TaskOutcome::Ran);
+            agent.follow(&lease, executor).await;
+            agent.finish(&lease, TaskOutcome::Ran);
         });
     }
 
-    fn finish(&self, held: &AgentLease, outcome: TaskOutcome) {
+    fn finish(&self, lease: &AgentLease, outcome: TaskOutcome) {
         self.last_outcome.send_replace(Some(outcome));
-        self.leases.remove(held.lease.lease);
+        self.leases.remove(lease.reference.lease);
         // The heartbeat shows the free slot at once.
         self.heartbeat_now.notify_one();
     }
 
-    async fn run(&self, held: &AgentLease, task: LeasedTask, delay: Duration) -> TaskOutcome {
+    async fn run(&self, lease: &AgentLease, task: LeasedTask, delay: Duration) -> TaskOutcome {
         let expires_in = Duration::from_secs(task.expires_in_seconds.into());
         // A hub that does not say how long counts it itself.
         let is_late = !expires_in.is_zero() && delay >= expires_in;
         if is_late {
-            warn!(run = held.run, "the lease was over before it arrived");
+            warn!(run = lease.run, "the lease was over before it arrived");
             return TaskOutcome::Declined;
         }
-        let order = match open(held, task, &self.client.lease_url(&held.lease)) {
+        let order = match open(lease, task, &self.client.lease_url(&lease.reference)) {
             Ok(order) => order,
-            Err((reason, text)) => return self.decline(held, reason, text).await,
+            Err((reason, text)) => return self.decline(lease, reason, text).await,
         };
-        if self.detaching.is_cancelled() || held.is_stopped_by_agent() {
+        if self.detaching.is_cancelled() || lease.is_stopped_by_agent() {
             let text = "the agent stops".to_owned();
-            return self.decline(held, DeclineReason::Draining, text).await;
+            return self.decline(lease, DeclineReason::Draining, text).await;
         }
         match self.target.start(&order).await {
             Ok(executor) => {
                 drop(order);
-                self.leases.set_phase(held, Phase::Started);
+                self.leases.set_phase(lease, Phase::Started);
                 let name = executor.name();
-                let mut followed = std::pin::pin!(self.follow(held, executor));
+                let mut followed = std::pin::pin!(self.follow(lease, executor));
                 // An executor is stopped also while the hub cannot be reached.
                 tokio::select! {
-                    () = self.report_started(held, name) => followed.await,
+                    () = self.report_started(lease, name) => followed.await,
                     () = &mut followed => {}
                 }
                 TaskOutcome::Ran
             }
-            Err(StartFailure::Decline(reason, text)) => self.decline(held, reason, text).await,
+            Err(StartFailure::Decline(reason, text)) => self.decline(lease, reason, text).await,
             Err(StartFailure::Fail(verdict, text)) => {
                 let end = super::target::over(LeaseCall::Fail, None, verdict, text);
-                self.report_end(held, end).await;
+                self.report_end(lease, end).await;
                 TaskOutcome::Ran
             }
         }
     }
 
-    async fn decline(&self, held: &AgentLease, reason: DeclineReason, text: String) -> TaskOutcome {
-        self.report_end(held, RunEnd::Decline(reason, text)).await;
+    async fn decline(
+        &self,
+        lease: &AgentLease,
+        reason: DeclineReason,
+        text: String,
+    ) -> TaskOutcome {
+        self.report_end(lease, RunEnd::Decline(reason, text)).await;
         TaskOutcome::Declined
     }
 
-    async fn report_started(&self, held: &AgentLease, executor: String) {
-        info!(run = held.run, executor, "started an executor");
+    async fn report_started(&self, lease: &AgentLease, executor: String) {
+        info!(run = lease.run, executor, "started an executor");
         let started = Started { executor };
-        match self.call::<Lease>(held, LeaseCall::Started, &started).await {
-            Ok(lease) => {
-                held.set_token(lease.job_token.into());
-                if lease.state == TaskState::Running {
-                    self.leases.set_phase(held, Phase::Running);
+        match self
+            .call::<Lease>(lease, LeaseCall::Started, &started)
+            .await
+        {
+            Ok(answer) => {
+                lease.set_token(answer.job_token.into());
+                if answer.state == TaskState::Running {
+                    self.leases.set_phase(lease, Phase::Running);
                 }
             }
             Err(failure) => {
@@ -143,28 +151,28 @@ impl Agent {
                     // An executor that has not accepted the task can no longer do so.
                     _ => Stop::Withdraw,
                 };
-                warn!(run = held.run, %failure, "the hub refuses the executor that was started");
+                warn!(run = lease.run, %failure, "the hub refuses the executor that was started");
                 let by = StoppedBy::Hub;
-                held.order(StopOrder { stop, by });
+                lease.order(StopOrder { stop, by });
             }
         }
     }
 
     /// Follows an executor to its end, and stops it on an order. Then reports the end to the hub, because the executor
     /// may not have reported it.
-    async fn follow(&self, held: &AgentLease, mut executor: Box<dyn Executor>) {
-        let mut orders = held.orders();
+    async fn follow(&self, lease: &AgentLease, mut executor: Box<dyn Executor>) {
+        let mut orders = lease.orders();
         let mut stopped: Option<Stop> = None;
         let (end, order) = loop {
             let order = *orders.borrow_and_update();
             let due = order.filter(|order| stopped < Some(order.stop));
             if let Some(StopOrder { stop, by }) = due {
-                info!(run = held.run, ?stop, ?by, "stopping an executor");
+                info!(run = lease.run, ?stop, ?by, "stopping an executor");
                 match executor.stop(stop).await {
                     Ok(()) => stopped = Some(stop),
                     Err(error) => {
                         warn!(
-                            run = held.run,
+                            run = lease.run,
                             error, "an executor could not be stopped, trying again"
                         );
                     }
@@ -172,13 +180,13 @@ impl Agent {
             }
             let failed = due.is_some_and(|order| stopped < Some(order.stop));
             tokio::select! {
-                end = executor.ended(held) => break (end, order),
+                end = executor.ended(lease) => break (end, order),
                 // The sender lives as long as the lease.
                 _ = orders.changed() => {}
                 () = tokio::time::sleep(STOP_RETRY_PAUSE), if failed => {}
             }
         };
-        let is_answered = self.report_end(held, with_cause(end, order)).await;
+        let is_answered = self.report_end(lease, with_cause(end, order)).await;
         // Otherwise the next agent finds the executor and reports its end.
         if is_answered {
             executor.forget().await;
@@ -186,44 +194,44 @@ impl Agent {
     }
 
     /// Reports an end. Returns whether the hub has an answer to it: not if it does not speak the agent's protocol.
-    async fn report_end(&self, held: &AgentLease, end: RunEnd) -> bool {
+    async fn report_end(&self, lease: &AgentLease, end: RunEnd) -> bool {
         let answer = match &end {
             RunEnd::Elsewhere => {
                 let text = "the hub refused its executor";
-                self.send_decline(held, DeclineReason::Failed, text).await
+                self.send_decline(lease, DeclineReason::Failed, text).await
             }
-            RunEnd::Over(call, end) => match self.call::<Ended>(held, *call, end).await {
+            RunEnd::Over(call, end) => match self.call::<Ended>(lease, *call, end).await {
                 // It ended by itself before its claim. The platform decides whether it is given again.
                 Err(failure) if failure.code() == Some(Code::LeaseNotAccepted) => {
                     let text = format!(
                         "its executor ended before it had accepted the task. {}",
                         end.diagnostic
                     );
-                    self.send_decline(held, DeclineReason::Failed, text.trim_end())
+                    self.send_decline(lease, DeclineReason::Failed, text.trim_end())
                         .await
                 }
                 answer => answer,
             },
             RunEnd::Decline(reason, text) => {
                 let end = unreported(None, VerdictKind::Lost, text.clone());
-                self.decline_or_fail(held, *reason, &end).await
+                self.decline_or_fail(lease, *reason, &end).await
             }
-            RunEnd::Lost(reason, end) => self.decline_or_fail(held, *reason, end).await,
+            RunEnd::Lost(reason, end) => self.decline_or_fail(lease, *reason, end).await,
         };
         let is_answered = !matches!(answer, Err(Failure::Unsupported { .. }));
         match answer {
             Ok(ended) => {
-                info!(run = held.run, end = ?end, state = ?ended.state, "a task has ended here");
+                info!(run = lease.run, end = ?end, state = ?ended.state, "a task has ended here");
             }
             Err(failure) if end == RunEnd::Elsewhere => {
-                info!(run = held.run, %failure, "another executor has the task");
+                info!(run = lease.run, %failure, "another executor has the task");
             }
             // The executor has reported its end.
             Err(failure) if failure.code() == Some(Code::TaskAlreadyTerminal) => {
-                info!(run = held.run, "a task has ended");
+                info!(run = lease.run, "a task has ended");
             }
             Err(failure) => {
-                warn!(run = held.run, end = ?end, %failure, "the hub refuses the end of a task");
+                warn!(run = lease.run, end = ?end, %failure, "the hub refuses the end of a task");
             }
         }
         is_answered
@@ -232,13 +240,13 @@ impl Agent {
     /// Declines a task, or fails it if its executor had accepted it.
     async fn decline_or_fail(
         &self,
-        held: &AgentLease,
+        lease: &AgentLease,
         reason: DeclineReason,
         end: &End,
     ) -> Result<Ended, Failure> {
-        match self.send_decline(held, reason, &end.diagnostic).await {
+        match self.send_decline(lease, reason, &end.diagnostic).await {
             Err(failure) if failure.code() == Some(Code::LeaseAccepted) => {
-                self.call(held, LeaseCall::Fail, end).await
+                self.call(lease, LeaseCall::Fail, end).await
             }
             answer => answer,
         }
@@ -246,7 +254,7 @@ impl Agent {
 
     async fn send_decline(
         &self,
-        held: &AgentLease,
+        lease: &AgentLease,
         reason: DeclineReason,
         text: &str,
     ) -> Result<Ended, Failure> {
@@ -255,23 +263,23 @@ impl Agent {
             diagnostic: text.to_owned(),
             delay_seconds: None,
         };
-        self.call(held, LeaseCall::Decline, &decline).await
+        self.call(lease, LeaseCall::Decline, &decline).await
     }
 
     /// Makes a call about a lease, again until it is answered.
     async fn call<T: DeserializeOwned>(
         &self,
-        held: &AgentLease,
+        lease: &AgentLease,
         call: LeaseCall,
         body: &impl Serialize,
     ) -> Result<T, Failure> {
-        let mut token = held.token();
+        let mut token = lease.token();
         let key = Uuid::new_v4();
         let mut pauses = Pauses::default();
         loop {
             let sent = self
                 .client
-                .lease(&held.lease, token.as_ref(), call, key, body);
+                .lease(&lease.reference, token.as_ref(), call, key, body);
             let failure = match sent.await {
                 Ok(answer) => return Ok(answer),
                 // The hub may have another key by now. The token of the pool may make the same calls.
@@ -291,7 +299,7 @@ impl Agent {
 
 /// Returns the request for an executor from the payload of a task. The payload must belong to the task.
 fn open(
-    held: &AgentLease,
+    lease: &AgentLease,
     task: LeasedTask,
     url: &str,
 ) -> Result<StartRequest, (DeclineReason, String)> {
@@ -308,7 +316,7 @@ fn open(
         )));
     }
     Ok(StartRequest {
-        lease: held.lease,
+        lease: lease.reference,
         job,
         url: url.to_owned(),
         token: job_token.into(),
@@ -414,8 +422,8 @@ mod tests {
             lease: task.lease_id,
             fencing_token: task.fencing_token,
         };
-        let held = Leases::default().add(lease, String::new(), None, Phase::Preparing);
-        open(&held.unwrap(), task, "http://hub/lease")
+        let lease = Leases::default().add(lease, String::new(), None, Phase::Preparing);
+        open(&lease.unwrap(), task, "http://hub/lease")
     }
 
     #[test]
@@ -535,14 +543,14 @@ mod tests {
             fencing_token: 1,
         };
         let leases = Leases::default();
-        let held = leases
+        let lease = leases
             .add(lease, String::new(), None, Phase::Preparing)
             .unwrap();
-        assert!(!held.is_stopped_by_agent());
+        assert!(!lease.is_stopped_by_agent());
         leases.order_all(StopOrder {
             stop: Stop::Terminate,
             by: StoppedBy::Agent,
         });
-        assert!(held.is_stopped_by_agent());
+        assert!(lease.is_stopped_by_agent());
     }
 }

@@ -83,9 +83,9 @@ pub(crate) trait Executor: Debug + Send + Sync {
     /// Returns the name of the executor, for people.
     fn name(&self) -> String;
 
-    /// Waits for the end of the executor, and records in `held` why it waits. The future may be dropped and created
+    /// Waits for the end of the executor, and sets in `lease` why it waits. The future may be dropped and created
     /// again.
-    fn ended<'a>(&'a mut self, held: &'a AgentLease) -> BoxFuture<'a, RunEnd>;
+    fn ended<'a>(&'a mut self, lease: &'a AgentLease) -> BoxFuture<'a, RunEnd>;
 
     /// Stops the executor. Its end follows.
     fn stop(&mut self, stop: Stop) -> BoxFuture<'_, Result<(), String>>;

@@ -34,7 +34,7 @@ pub(super) struct Budget {
 
 /// Bytes of one pool, until it is dropped.
 #[derive(Debug)]
-pub(super) struct Held {
+pub(super) struct TakenBytes {
     of_pool: Share<PoolName>,
     of: Holder,
 }
@@ -64,8 +64,8 @@ impl Budget {
     }
 
     /// Returns no bytes of the agents of a pool, which can grow.
-    pub(super) fn of_pool(&self, pool: &PoolName) -> Held {
-        Held {
+    pub(super) fn of_pool(&self, pool: &PoolName) -> TakenBytes {
+        TakenBytes {
             of_pool: self.pools.open(pool),
             of: Holder::Agent {
                 reserve: self.reserves_of_pools.open(pool),
@@ -74,8 +74,8 @@ impl Budget {
     }
 
     /// Returns no bytes of a task.
-    pub(super) fn of_task(&self, pool: &PoolName, task: TaskId) -> Held {
-        Held {
+    pub(super) fn of_task(&self, pool: &PoolName, task: TaskId) -> TakenBytes {
+        TakenBytes {
             of_pool: self.pools.open(pool),
             of: Holder::Task {
                 of_tasks: self.tasks_of_pools.open(pool),
@@ -86,7 +86,7 @@ impl Budget {
     }
 }
 
-impl Held {
+impl TakenBytes {
     /// Takes more bytes. Returns whether there were enough.
     pub(super) fn grow(&mut self, bytes: usize) -> bool {
         let of_pool = &mut self.of_pool;
@@ -129,7 +129,7 @@ mod tests {
         let (budget, eu) = (Budget::new(), "eu".parse().unwrap());
         let open = || budget.of_task(&eu, TaskId::new());
         let mut tasks = [open(), open(), open(), open()];
-        let taken = tasks.each_mut().map(|held| held.grow(OF_A_TASK));
+        let taken = tasks.each_mut().map(|taken| taken.grow(OF_A_TASK));
         assert_eq!(taken, [true, true, true, false]);
         assert!(budget.of_pool(&eu).grow(OF_A_POOL - OF_TASKS));
         // Another task can still send a heartbeat.
@@ -142,7 +142,7 @@ mod tests {
         let budget = Budget::new();
         let pools: [PoolName; 4] = ["a", "b", "c", "d"].map(|name| name.parse().unwrap());
         let mut all = pools.map(|pool| budget.of_pool(&pool));
-        assert!(all.iter_mut().all(|held| held.grow(OF_A_POOL)));
+        assert!(all.iter_mut().all(|taken| taken.grow(OF_A_POOL)));
         let eu = "eu".parse().unwrap();
         let mut late = budget.of_pool(&eu);
         assert!(!late.grow(MIB));

@@ -70,7 +70,7 @@ impl Tails {
     pub(crate) fn add(&self, task: TaskId, document: &[u8]) {
         match serde_json::from_slice::<Document>(document) {
             Ok(document) => {
-                // All logs share one lock, so it is not held for this.
+                // All logs share one lock, so this does not wait for it.
                 let lines: Vec<_> = document.data.iter().map(Line::plain).collect();
                 self.lock().add(task, &lines);
             }

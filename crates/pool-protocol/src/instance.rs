@@ -16,7 +16,7 @@ pub struct Registration {
     pub protocol_min_version: u32,
     pub protocol_max_version: u32,
     /// The operating system, for example `linux`.
-    pub platform: String,
+    pub operating_system: String,
     /// The architecture, for example `amd64`.
     pub architecture: String,
     /// How many tasks it runs at once.
@@ -31,14 +31,14 @@ pub struct Registration {
     pub target: String,
     /// Leases of earlier processes of the agent whose executors were found.
     #[serde(default)]
-    pub leases: Vec<HeldLease>,
+    pub leases: Vec<InstanceLease>,
 }
 
 /// A lease that an instance has.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
-pub struct HeldLease {
+pub struct InstanceLease {
     pub task_id: TaskId,
     pub lease_id: LeaseId,
     pub fencing_token: u64,
@@ -111,7 +111,7 @@ pub struct InstanceHeartbeat {
     pub state: InstanceState,
     pub available_capacity: u32,
     #[serde(default)]
-    pub leases: Vec<HeldLease>,
+    pub leases: Vec<InstanceLease>,
 }
 
 /// The state of an instance.

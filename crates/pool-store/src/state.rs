@@ -22,4 +22,4 @@ mod tests;
 
 pub use event::Event;
 pub use task::{EndReason, State, Task, TaskEnd};
-pub use transition::{LeaseOutcome, Record, Transition, apply};
+pub use transition::{HistoryEntry, LeaseOutcome, Transition, apply};

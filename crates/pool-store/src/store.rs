@@ -76,7 +76,7 @@ impl Store {
         Ok(store)
     }
 
-    /// Records that a credential is no longer valid. If the task still has a lease of it, the lease ends: a task that no
+    /// Stores that a credential is no longer valid. If the task still has a lease of it, the lease ends: a task that no
     /// executor has accepted returns to the queue, and another one fails.
     pub async fn revoke(&self, task: TaskId, credential: &str) -> Result<TaskState, Error> {
         let task = self

@@ -160,7 +160,7 @@ impl Drop for Turn {
         while let Some((line, call)) = state.pop() {
             match call.send(turns.turn(line)) {
                 Ok(()) => return,
-                // The call has left. Its turn must not end while the lock is held.
+                // The call has left. Its turn must not end under the lock.
                 Err(mut unused) => unused.0 = None,
             }
         }
@@ -258,7 +258,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn time_that_a_pool_had_alone_is_not_held_against_it() {
+    async fn time_that_a_pool_had_alone_does_not_count_against_it() {
         let turns = Turns::new(1);
         let (early, late) = (line("early"), line("late"));
         for _ in 0..100 {

@@ -74,7 +74,7 @@ pub struct InstanceView {
     pub system_id: String,
     pub installation: String,
     pub version: String,
-    pub platform: String,
+    pub operating_system: String,
     pub architecture: String,
     pub target: String,
     pub tags: Vec<String>,

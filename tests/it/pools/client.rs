@@ -85,7 +85,7 @@ impl Client {
             "executorVersion": "1",
             "protocolMinVersion": 1,
             "protocolMaxVersion": 1,
-            "platform": "linux",
+            "operatingSystem": "linux",
             "architecture": "amd64",
             "capacity": 10,
             "installation": installation,

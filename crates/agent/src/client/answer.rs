@@ -15,7 +15,7 @@ const UNAUTHORIZED_PAUSE: Duration = Duration::from_secs(30);
 const FORBIDDEN_PAUSE: Duration = Duration::from_mins(1);
 
 /// A request that waited for so long reached the hub. A proxy has cut the connection.
-const HELD: Duration = Duration::from_secs(5);
+const REACHED_THE_HUB: Duration = Duration::from_secs(5);
 
 /// An answer as it came.
 #[derive(Debug)]
@@ -178,7 +178,7 @@ impl Pauses {
     /// Notes how long a request waited before it failed. Some proxies end every request before the hub answers it. The
     /// pauses between such requests stay short, because no run is taken during a pause.
     pub(crate) fn waited(&mut self, time: Duration) {
-        if time >= HELD {
+        if time >= REACHED_THE_HUB {
             self.unreachable = None;
         }
     }

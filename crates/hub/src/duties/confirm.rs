@@ -1,4 +1,4 @@
-//! Checks at the platform whether tasks are still wanted. Before the first lease, because the platform records a
+//! Checks at the platform whether tasks are still wanted. Before the first lease, because the platform stores a
 //! dispatch only after the hub's response, and because the store may be a restored backup. Then until an executor
 //! accepts the task, because jobs are cancelled.
 

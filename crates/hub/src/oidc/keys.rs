@@ -53,7 +53,7 @@ pub(crate) struct Issuers {
 #[derive(Debug, Default)]
 struct Issuer {
     cached: Mutex<CachedKeys>,
-    /// Held while the provider may be asked. Tokens with known keys do not wait for it.
+    /// Locked while the provider may be asked. Tokens with known keys do not wait for it.
     asking: tokio::sync::Mutex<()>,
 }
 

@@ -160,7 +160,7 @@ fn agent(agent: &InstanceView) -> Value {
         "agent": agent.agent,
         "condition": condition,
         "version": agent.version,
-        "platform": agent.platform,
+        "operatingSystem": agent.operating_system,
         "architecture": agent.architecture,
         "target": agent.target,
         "tags": agent.tags,

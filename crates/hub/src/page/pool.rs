@@ -179,7 +179,7 @@ fn agents(agents: &[InstanceView]) -> Markup {
                         td data-label="Version" { (agent.version) }
                         td data-label="Executors" {
                             (dash(Some(agent.target.clone()).filter(|target| !target.is_empty())))
-                            span.more { " " (agent.platform) "/" (agent.architecture) }
+                            span.more { " " (agent.operating_system) "/" (agent.architecture) }
                         }
                         td.number data-label="Runs" { (agent.tasks) }
                         td.number data-label="Free slots" { (agent.free) " of " (agent.capacity) }

@@ -97,7 +97,7 @@ fn agent() -> InstanceView {
         system_id: HOSTILE.to_owned(),
         installation: HOSTILE.to_owned(),
         version: HOSTILE.to_owned(),
-        platform: HOSTILE.to_owned(),
+        operating_system: HOSTILE.to_owned(),
         architecture: HOSTILE.to_owned(),
         target: HOSTILE.to_owned(),
         tags: vec![HOSTILE.to_owned()],

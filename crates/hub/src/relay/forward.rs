@@ -23,7 +23,7 @@ use super::Destination;
 use super::body;
 use super::rules::{Call, RelayRefusal, own_history};
 use super::turns::Turn;
-use crate::budget::Held;
+use crate::budget::TakenBytes;
 use crate::failure::Failure;
 use crate::json_check;
 use crate::passing::passed_on;
@@ -55,7 +55,7 @@ pub(super) struct Outgoing {
     pub(super) content: String,
     pub(super) body: Content,
     /// The bytes of the document.
-    pub(super) held: Held,
+    pub(super) taken: TakenBytes,
 }
 
 /// What a request says.
@@ -69,14 +69,14 @@ pub(super) enum Content {
 }
 
 impl Outgoing {
-    /// Reads and checks the body of a request to `to`. `held` takes its bytes.
+    /// Reads and checks the body of a request to `to`. `taken` takes its bytes.
     pub(super) async fn new(
         call: Call,
         path: &[&str],
         step: &StepRef,
         to: &Destination,
         body: Body,
-        mut held: Held,
+        mut taken: TakenBytes,
     ) -> Result<Self, RelayRefusal> {
         let body = match (call, to) {
             (Call::WriteContext, Destination::Terrakube(_)) => {
@@ -87,7 +87,7 @@ impl Outgoing {
                 Content::Context(body)
             }
             (Call::WriteContext, Destination::Records(_)) => {
-                let context = read(body, MAX_RECORDED_CONTEXT, 1, &mut held).await;
+                let context = read(body, MAX_RECORDED_CONTEXT, 1, &mut taken).await;
                 let context = context.map_err(|refusal| match refusal {
                     RelayRefusal::TooLarge(limit) => RelayRefusal::ContextTooLarge(limit),
                     other => other,
@@ -101,7 +101,7 @@ impl Outgoing {
                 Content::Document(context.into())
             }
             _ => {
-                let bytes = read(body, largest(call), COST, &mut held).await?;
+                let bytes = read(body, largest(call), COST, &mut taken).await?;
                 let public_url = to.public_url();
                 let checked = has_body(call).then(|| body::check(call, &bytes, step, public_url));
                 checked
@@ -114,7 +114,7 @@ impl Outgoing {
             call,
             content,
             body,
-            held,
+            taken,
         })
     }
 
@@ -141,9 +141,9 @@ async fn read(
     body: Body,
     limit: usize,
     cost: usize,
-    held: &mut Held,
+    taken: &mut TakenBytes,
 ) -> Result<Vec<u8>, RelayRefusal> {
-    let take = |length| held.grow(length * cost);
+    let take = |length| taken.grow(length * cost);
     let read = request_body::read_in_time(body, limit, BODY_TIMEOUT, take).await;
     read.map_err(|error| match error {
         BodyError::TooSlow => RelayRefusal::Unread("it did not arrive in time"),
@@ -194,7 +194,7 @@ impl ToTerrakube {
             call,
             content,
             body,
-            held: _held,
+            taken: _taken,
         } = outgoing;
         let url = self.url(call, &content, step).await?;
         let (method, media_type, timeout, limit) = properties(call);

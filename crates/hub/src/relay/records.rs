@@ -78,22 +78,22 @@ impl Records {
         let answered = tokio::task::spawn_blocking(move || {
             // The work goes on if the executor disconnects, and so does its turn.
             let answer = records.answer_now(&outgoing, &step);
-            (answer, outgoing.held, turn)
+            (answer, outgoing.taken, turn)
         });
-        let (answer, mut held, turn) = answered.await.map_err(|error| {
+        let (answer, mut taken, turn) = answered.await.map_err(|error| {
             error!(%error, "a request to the records of jobs has failed");
             Failure::new(Code::Other, "the hub could not answer")
         })?;
         let answer = answer?;
         // What the executor has not read is in memory.
         let length = answer.body().size_hint().lower();
-        if !usize::try_from(length).is_ok_and(|length| held.grow(length)) {
+        if !usize::try_from(length).is_ok_and(|length| taken.grow(length)) {
             return Err(Failure::new(
                 Code::RateLimited,
                 RelayRefusal::Busy.to_string(),
             ));
         }
-        Ok(passing::whole(answer, CALL_TIMEOUT, (held, turn)).await)
+        Ok(passing::whole(answer, CALL_TIMEOUT, (taken, turn)).await)
     }
 
     fn answer_now(&self, outgoing: &Outgoing, step: &StepRef) -> Result<Response, Failure> {
@@ -331,7 +331,7 @@ mod tests {
                 call,
                 content: String::new(),
                 body: body.map_or(Content::None, document),
-                held: Budget::new().of_pool(&"eu".parse().unwrap()),
+                taken: Budget::new().of_pool(&"eu".parse().unwrap()),
             };
             self.records.answer_now(&outgoing, &self.plan)
         }
@@ -475,7 +475,7 @@ mod tests {
                 call: Call::ReadContext,
                 content: String::new(),
                 body: Content::None,
-                held: budget.of_task(&eu, task),
+                taken: budget.of_task(&eu, task),
             };
             let turn = turns.next(&eu, turns.place(task).unwrap()).await.unwrap();
             fixture.records.answer(outgoing, &fixture.plan, turn).await

@@ -189,7 +189,7 @@ pub(super) fn own_history(step: &StepRef) -> String {
     format!("jobReference=='{}'", job_reference(step))
 }
 
-/// Returns the reference to the job in records of states.
+/// Returns the reference to the job in the history of states.
 pub(super) fn job_reference(step: &StepRef) -> String {
     step.job_id.chars().take(REFERENCE_WIDTH).collect()
 }

@@ -379,9 +379,9 @@ async fn outgoing(
     body: impl Into<Body>,
 ) -> Result<Outgoing, RelayRefusal> {
     let task = task(TaskState::Running);
-    let held = Budget::new().of_task(&task.pool, task.task);
+    let taken = Budget::new().of_task(&task.pool, task.task);
     let path = ["context", "v1", "412"];
-    Outgoing::new(call, &path, &step_of(&task), to, body.into(), held).await
+    Outgoing::new(call, &path, &step_of(&task), to, body.into(), taken).await
 }
 
 #[tokio::test]

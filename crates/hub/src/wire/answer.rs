@@ -15,7 +15,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use super::{BODY_TIMEOUT, Size};
-use crate::budget::Held;
+use crate::budget::TakenBytes;
 use crate::failure::Failure;
 
 /// The result of a handler.
@@ -26,15 +26,15 @@ pub(super) fn json(document: &impl Serialize) -> Response {
     Json(document).into_response()
 }
 
-/// Reads a document of this size at most. `held` takes its bytes until the call is answered. The error names the position,
+/// Reads a document of this size at most. `taken` takes its bytes until the call is answered. The error names the position,
 /// and quotes nothing.
 pub(super) async fn read<T: DeserializeOwned>(
     body: Body,
     size: Size,
-    held: &mut Held,
+    taken: &mut TakenBytes,
 ) -> Result<T, Failure> {
     let Size { limit, cost } = size;
-    let take = |length| held.grow(length * cost);
+    let take = |length| taken.grow(length * cost);
     let bytes = body::read_in_time(body, limit, BODY_TIMEOUT, take).await;
     let bytes = bytes.map_err(|error| match error {
         BodyError::TooSlow => invalid("the body did not arrive in time".to_owned()),
@@ -54,15 +54,15 @@ pub(super) async fn read<T: DeserializeOwned>(
     })
 }
 
-/// Returns a response with the document of a task. `held` has its bytes until they are sent.
-pub(super) fn task_json(document: &LeasedTask, held: Held) -> Answer {
+/// Returns a response with the document of a task. `taken` has its bytes until they are sent.
+pub(super) fn task_json(document: &LeasedTask, taken: TakenBytes) -> Answer {
     let bytes = serde_json::to_vec(document)
         .map_err(|_| Failure::new(Code::Other, "the task cannot be written"))?;
     let length = bytes.len();
     // The connection asks for a second piece only after it has taken the first one.
-    let pieces = stream::unfold((Some(bytes), held), |(bytes, held)| {
+    let pieces = stream::unfold((Some(bytes), taken), |(bytes, taken)| {
         let piece = bytes.map(|bytes| Ok::<_, Infallible>(Bytes::from(bytes)));
-        ready(piece.map(|piece| (piece, (None, held))))
+        ready(piece.map(|piece| (piece, (None, taken))))
     });
     let mut response = Response::new(Body::from_stream(pieces));
     let headers = response.headers_mut();

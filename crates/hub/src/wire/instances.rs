@@ -27,8 +27,8 @@ pub(super) async fn register(
     body: Body,
 ) -> Answer {
     let agent = hub.agent(&headers)?;
-    let mut held = hub.budget.of_pool(agent.pool());
-    let registration: Registration = read(body, MANY_LEASES, &mut held).await?;
+    let mut taken = hub.budget.of_pool(agent.pool());
+    let registration: Registration = read(body, MANY_LEASES, &mut taken).await?;
     let theirs = Versions {
         current_version: registration.protocol_max_version,
         min_version: registration.protocol_min_version,
@@ -73,8 +73,8 @@ pub(super) async fn heartbeat(
 ) -> Answer {
     let agent = hub.agent(&headers)?;
     let instance = parse(&instance)?;
-    let mut held = hub.budget.of_pool(agent.pool());
-    let heartbeat: InstanceHeartbeat = read(body, MANY_LEASES, &mut held).await?;
+    let mut taken = hub.budget.of_pool(agent.pool());
+    let heartbeat: InstanceHeartbeat = read(body, MANY_LEASES, &mut taken).await?;
     let orders = hub
         .store
         .heartbeat(agent.pool(), &agent.credential(), instance, &heartbeat)

@@ -22,7 +22,7 @@ use tracing::info;
 use super::answer::{Answer, json, read};
 use super::{ONE_END, ONE_LEASE, ONE_TEXT, seconds, time_after};
 use crate::Hub;
-use crate::budget::Held;
+use crate::budget::TakenBytes;
 use crate::callers::{check_version, has_agent_token};
 use crate::duties::sweep::log_change;
 use crate::failure::Failure;
@@ -55,21 +55,21 @@ async fn answer(
     if let Some(answer) = answer_unread(&view, grant, call)? {
         return Ok(answer);
     }
-    let mut held = if has_agent_token(headers) {
+    let mut taken = if has_agent_token(headers) {
         hub.budget.of_pool(&view.pool)
     } else {
         hub.budget.of_task(&view.pool, view.task)
     };
-    let held = &mut held;
+    let taken = &mut taken;
     match call {
         Some(LeaseCall::Started) => {
-            let started: Started = read(body, ONE_LEASE, held).await?;
+            let started: Started = read(body, ONE_LEASE, taken).await?;
             let status = hub.store.started(grant, &started.executor).await?;
             info!(task = %grant.task, executor = started.executor, "an executor was started");
             Ok(lease_of(hub, status))
         }
         Some(LeaseCall::Decline) => {
-            let decline: Decline = read(body, ONE_TEXT, held).await?;
+            let decline: Decline = read(body, ONE_TEXT, taken).await?;
             // It may have been the last attempt.
             if let Some(logs) = &hub.run_logs {
                 logs.keep(grant.lease);
@@ -82,14 +82,14 @@ async fn answer(
             Ok(ended(grant, state))
         }
         Some(LeaseCall::Accept) => {
-            let acceptance: Acceptance = read(body, ONE_LEASE, held).await?;
+            let acceptance: Acceptance = read(body, ONE_LEASE, taken).await?;
             hub.require_credential(grant.task).await?;
             let status = hub.store.accept(grant, &acceptance.holder).await?;
             info!(task = %grant.task, holder = acceptance.holder.name, "an executor has accepted a task");
             Ok(lease_of(hub, status))
         }
         Some(LeaseCall::Heartbeat) => {
-            let heartbeat: Acceptance = read(body, ONE_LEASE, held).await?;
+            let heartbeat: Acceptance = read(body, ONE_LEASE, taken).await?;
             if !is_accepted(&view) && view.lease == Some(grant.lease) {
                 // The heartbeat would accept the task. The credential of another lease says nothing about this one.
                 hub.require_credential(grant.task).await?;
@@ -99,9 +99,9 @@ async fn answer(
                 hub.store.lease_heartbeat(grant, &heartbeat).await?,
             ))
         }
-        Some(LeaseCall::Complete) => end(hub, grant, Ending::Completed, body, held).await,
-        Some(LeaseCall::Fail) => end(hub, grant, Ending::Failed, body, held).await,
-        Some(LeaseCall::Cancelled) => end(hub, grant, Ending::Cancelled, body, held).await,
+        Some(LeaseCall::Complete) => end(hub, grant, Ending::Completed, body, taken).await,
+        Some(LeaseCall::Fail) => end(hub, grant, Ending::Failed, body, taken).await,
+        Some(LeaseCall::Cancelled) => end(hub, grant, Ending::Cancelled, body, taken).await,
         None => Err(Failure::new(
             Code::RequestInvalid,
             "this hub has no such call; lines of the run log go through the relay",
@@ -180,8 +180,14 @@ const fn is_accepted(task: &TaskView) -> bool {
     matches!(task.state, TaskState::Running | TaskState::Orphaned)
 }
 
-async fn end(hub: &Hub, grant: JobGrant, ending: Ending, body: Body, held: &mut Held) -> Answer {
-    let end: End = read(body, ONE_END, held).await?;
+async fn end(
+    hub: &Hub,
+    grant: JobGrant,
+    ending: Ending,
+    body: Body,
+    taken: &mut TakenBytes,
+) -> Answer {
+    let end: End = read(body, ONE_END, taken).await?;
     if let Some(logs) = hub.run_logs.as_ref().filter(|_| !end.reported) {
         logs.keep(grant.lease);
     }

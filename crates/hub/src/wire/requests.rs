@@ -27,8 +27,8 @@ pub(super) async fn protocol() -> Response {
 /// Waits for a task.
 pub(super) async fn task(State(hub): State<Arc<Hub>>, headers: HeaderMap, body: Body) -> Answer {
     let agent = hub.agent(&headers)?;
-    let mut held = hub.budget.of_pool(agent.pool());
-    let request: TaskRequest = read(body, MANY_LEASES, &mut held).await?;
+    let mut taken = hub.budget.of_pool(agent.pool());
+    let request: TaskRequest = read(body, MANY_LEASES, &mut taken).await?;
     if request.available_capacity == 0 {
         let text = "`availableCapacity` is 0: request a task when the instance has capacity";
         return Err(Failure::new(Code::RequestInvalid, text));
@@ -38,7 +38,7 @@ pub(super) async fn task(State(hub): State<Arc<Hub>>, headers: HeaderMap, body: 
         return Err(Failure::new(Code::RateLimited, text));
     };
     // The request itself is small, and it can wait for long.
-    drop(held);
+    drop(taken);
     let wait = Duration::from_secs(request.wait_seconds.into()).min(LONGEST_WAIT);
     let lease = LeaseRequest {
         pool: agent.pool().clone(),
@@ -77,9 +77,9 @@ fn deliver(hub: &Hub, request: &LeaseRequest, leased: pool_store::LeasedTask) ->
         "leased a task to an instance"
     );
     let data = leased.payload.0;
-    let mut held = hub.budget.of_pool(&request.pool);
+    let mut taken = hub.budget.of_pool(&request.pool);
     // What is made of it on the way to a response goes before the response is sent.
-    if !held.grow(data.len()) {
+    if !taken.grow(data.len()) {
         let text = "too many job documents are on their way to this pool: try again";
         return Err(Failure::new(Code::RateLimited, text));
     }
@@ -108,5 +108,5 @@ fn deliver(hub: &Hub, request: &LeaseRequest, leased: pool_store::LeasedTask) ->
             traceparent: leased.traceparent,
         },
     };
-    task_json(&document, held)
+    task_json(&document, taken)
 }

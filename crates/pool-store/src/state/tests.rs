@@ -333,8 +333,8 @@ fn silence_orphans_a_task_then_loses_it_and_a_heartbeat_recovers_an_orphan() {
         grant,
         heartbeat: &heartbeat,
     };
-    let record = story.happens(event).unwrap().record.unwrap();
-    assert_eq!(record.note, "heard again after 390 s");
+    let entry = story.happens(event).unwrap().entry.unwrap();
+    assert_eq!(entry.note, "heard again after 390 s");
     assert_eq!(story.task.state, State::Running);
     story.passes(90 * SECOND);
     story.passes(509 * SECOND);
@@ -356,7 +356,7 @@ fn only_one_holder_can_accept_a_task_and_it_may_repeat() {
         holder: &same,
     };
     let again = story.happens(event).unwrap();
-    assert_eq!((again.task.state, again.record), (State::Running, None));
+    assert_eq!((again.task.state, again.entry), (State::Running, None));
     let event = Event::Accept {
         grant,
         holder: &other,

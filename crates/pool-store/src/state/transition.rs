@@ -27,7 +27,7 @@ pub struct Transition {
     /// Whether the task must be written.
     pub changed: bool,
     /// The entry in the history, if there is one.
-    pub record: Option<Record>,
+    pub entry: Option<HistoryEntry>,
     /// Whether the payload is no longer needed.
     pub drops_payload: bool,
     /// What the event shows about the instance of the lease.
@@ -36,7 +36,7 @@ pub struct Transition {
 
 /// An entry in the history of a task.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Record {
+pub struct HistoryEntry {
     /// The platform, the hub, an agent or an executor.
     pub actor: String,
     pub note: String,
@@ -86,7 +86,7 @@ pub fn apply(
             next.phase = None;
             next.leased_at = now;
             next.heard_at = now;
-            Ok(builder.with_record(next, format!("agent {agent}"), String::new()))
+            Ok(builder.with_entry(next, format!("agent {agent}"), String::new()))
         }
         Event::Renewed {
             instance,
@@ -117,7 +117,7 @@ impl TransitionBuilder<'_> {
         Transition {
             task: self.task.clone(),
             changed: false,
-            record: None,
+            entry: None,
             drops_payload: false,
             instance: None,
         }
@@ -132,11 +132,11 @@ impl TransitionBuilder<'_> {
         }
     }
 
-    fn with_record(self, task: Task, actor: String, note: String) -> Transition {
+    fn with_entry(self, task: Task, actor: String, note: String) -> Transition {
         let drops_payload = task.state.is_over() || task.state.is_accepted();
         Transition {
             drops_payload,
-            record: Some(Record {
+            entry: Some(HistoryEntry {
                 actor: cut(actor, NOTE),
                 note: cut(note, NOTE),
             }),
@@ -176,7 +176,7 @@ impl TransitionBuilder<'_> {
             at: self.now,
             reported: reason == EndReason::Superseded,
         });
-        self.with_record(next, actor.to_owned(), format!("{}: {note}", reason.name()))
+        self.with_entry(next, actor.to_owned(), format!("{}: {note}", reason.name()))
     }
 
     fn platform_state(self, state: PlatformState) -> Transition {
@@ -204,7 +204,7 @@ impl TransitionBuilder<'_> {
                 return self.over(EndReason::Superseded, "platform", note);
             }
         };
-        self.with_record(next, "platform".to_owned(), note)
+        self.with_entry(next, "platform".to_owned(), note)
     }
 
     fn cancel(self) -> Transition {
@@ -217,7 +217,7 @@ impl TransitionBuilder<'_> {
         }
         let mut next = self.task.clone();
         next.cancel_requested = true;
-        self.with_record(next, "platform".to_owned(), "cancel requested".to_owned())
+        self.with_entry(next, "platform".to_owned(), "cancel requested".to_owned())
     }
 
     fn reported(self) -> Transition {
@@ -229,7 +229,7 @@ impl TransitionBuilder<'_> {
             end.reported = true;
         }
         let note = "the platform has the outcome".to_owned();
-        self.with_record(next, "hub".to_owned(), note)
+        self.with_entry(next, "hub".to_owned(), note)
     }
 
     fn renewed(self, instance: InstanceId, credential: &str, reason: Option<&str>) -> Transition {
@@ -245,7 +245,7 @@ impl TransitionBuilder<'_> {
         }
         if next.state == State::Orphaned {
             next.state = State::Running;
-            return self.with_record(next, self.agent(), "the agent follows it".to_owned());
+            return self.with_entry(next, self.agent(), "the agent follows it".to_owned());
         }
         self.without_record(next)
     }
@@ -285,7 +285,7 @@ impl TransitionBuilder<'_> {
         next.state = State::Started;
         let note = next.executor.clone().unwrap_or_default();
         Ok(self.with_outcome(
-            self.with_record(next, self.agent(), note),
+            self.with_entry(next, self.agent(), note),
             LeaseOutcome::Started,
         ))
     }
@@ -366,7 +366,7 @@ impl TransitionBuilder<'_> {
             return builder.over(EndReason::Poison, actor, diagnostic);
         }
         next.not_before = self.now.saturating_add(pause);
-        self.with_record(next, actor.to_owned(), reason)
+        self.with_entry(next, actor.to_owned(), reason)
     }
 
     fn accept(self, grant: JobGrant, holder: &Holder) -> Result<Transition, Refusal> {
@@ -412,12 +412,12 @@ impl TransitionBuilder<'_> {
         next.heard_at = self.now;
         let actor = format!("executor {}", holder.name);
         self.with_outcome(
-            self.with_record(next, actor, note.to_owned()),
+            self.with_entry(next, actor, note.to_owned()),
             LeaseOutcome::Started,
         )
     }
 
-    /// Records a heartbeat of the holder.
+    /// Stores a heartbeat of the holder.
     fn heard(self, phase: Option<&str>) -> Transition {
         let mut next = self.task.clone();
         next.heard_at = self.now;
@@ -428,7 +428,7 @@ impl TransitionBuilder<'_> {
             next.state = State::Running;
             let silent = between(self.task.heard_at, self.now).as_secs();
             let note = format!("heard again after {silent} s");
-            return self.with_record(next, "executor".to_owned(), note);
+            return self.with_entry(next, "executor".to_owned(), note);
         }
         self.without_record(next)
     }
@@ -543,7 +543,7 @@ impl TransitionBuilder<'_> {
             Some(holder) => format!("executor {} or {}", holder.name, self.agent()),
             None => self.agent(),
         };
-        Ok(self.with_record(next, actor, end.diagnostic.clone()))
+        Ok(self.with_entry(next, actor, end.diagnostic.clone()))
     }
 
     fn time_out(self) -> Transition {
@@ -557,8 +557,8 @@ impl TransitionBuilder<'_> {
                 let has_heartbeat =
                     task.state == State::Leased && silent < self.rules.lease.as_secs();
                 let reason = if has_heartbeat {
-                    let held = between(task.leased_at, self.now).as_secs();
-                    format!("{} started no executor within {held} s", self.agent())
+                    let seconds = between(task.leased_at, self.now).as_secs();
+                    format!("{} started no executor within {seconds} s", self.agent())
                 } else {
                     format!("no heartbeat from {} for {silent} s", self.agent())
                 };
@@ -569,7 +569,7 @@ impl TransitionBuilder<'_> {
                 let mut next = task.clone();
                 next.state = State::Orphaned;
                 let note = format!("no heartbeat from {} for {silent} s", self.agent());
-                self.with_record(next, "hub".to_owned(), note)
+                self.with_entry(next, "hub".to_owned(), note)
             }
             State::Orphaned => {
                 let diagnostic = format!(

@@ -15,7 +15,7 @@ use crate::text::identifier;
 const REPORT: usize = 8192;
 
 impl Store {
-    /// Records that an executor exists. `executor` names the Job or the process, for people.
+    /// Stores that an executor exists. `executor` names the Job or the process, for people.
     pub async fn started(&self, grant: JobGrant, executor: &str) -> Result<LeaseStatus, Error> {
         let event = Event::Started { grant, executor };
         self.change_lease(grant, event).await
@@ -36,7 +36,7 @@ impl Store {
         self.change_lease(grant, event).await
     }
 
-    /// Records a heartbeat of the executor that has accepted the task. If the store was restored from an older backup,
+    /// Stores a heartbeat of the executor that has accepted the task. If the store was restored from an older backup,
     /// this restores the acceptance. Until then, the store refuses the end of the task as not accepted or expired.
     pub async fn lease_heartbeat(
         &self,

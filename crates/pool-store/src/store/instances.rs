@@ -2,7 +2,7 @@
 
 use pool_protocol::id::{AgentName, InstanceId, LeaseId, PoolName};
 use pool_protocol::instance::{
-    HeldLease, InstanceHeartbeat, InstanceState, Phase, Registration, Signal, SignalKind,
+    InstanceHeartbeat, InstanceLease, InstanceState, Phase, Registration, Signal, SignalKind,
 };
 
 use super::Store;
@@ -33,10 +33,10 @@ const SIGNALS: &str = "\
 const REPLACED: &str = "\
     UPDATE instances SET seen_at = $4 WHERE pool = $1 AND agent = $2 AND id <> $3 AND seen_at > $4";
 const REGISTER: &str = "\
-    INSERT INTO instances (id, pool, agent, system_id, installation, version, platform, architecture, target, tags, \
+    INSERT INTO instances (id, pool, agent, system_id, installation, version, operating_system, architecture, target, tags, \
     capacity, free, draining, failures, seen_at) \
     VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $11, 0, 0, $12) \
-    ON CONFLICT (id) DO UPDATE SET version = excluded.version, platform = excluded.platform, \
+    ON CONFLICT (id) DO UPDATE SET version = excluded.version, operating_system = excluded.operating_system, \
     architecture = excluded.architecture, target = excluded.target, tags = excluded.tags, \
     capacity = excluded.capacity, free = excluded.free, draining = 0, failures = 0, seen_at = excluded.seen_at";
 
@@ -69,7 +69,7 @@ impl Store {
         values.extend([
             Value::text(&registration.installation),
             Value::text(&registration.executor_version),
-            Value::text(&registration.platform),
+            Value::text(&registration.operating_system),
             Value::text(&registration.architecture),
             Value::text(&registration.target),
             Value::text(serde_json::Value::from(registration.tags.clone())),
@@ -87,12 +87,12 @@ impl Store {
         tx.commit().await?;
         // An agent that gets no response registers again.
         let holder = (instance, credential);
-        let held = in_order(&registration.leases);
-        let stale = self.renew_in_parts(pool, holder, &held).await?;
+        let leases = in_order(&registration.leases);
+        let stale = self.renew_in_parts(pool, holder, &leases).await?;
         Ok(RegisteredInstance { instance, stale })
     }
 
-    /// Records a heartbeat of an instance, and renews the leases that it names.
+    /// Stores a heartbeat of an instance, and renews the leases that it names.
     pub async fn heartbeat(
         &self,
         pool: &PoolName,
@@ -102,8 +102,8 @@ impl Store {
     ) -> Result<Orders, Error> {
         limited("`leases`", heartbeat.leases.len(), MAX_LEASES)?;
         let holder = (instance, credential);
-        let held = in_order(&heartbeat.leases);
-        let (first, others) = held.split_at(held.len().min(RENEWED_AT_ONCE));
+        let leases = in_order(&heartbeat.leases);
+        let (first, others) = leases.split_at(leases.len().min(RENEWED_AT_ONCE));
         let mut tx = self.begin_for_pool(pool).await?;
         let agent = match agent_of(&mut tx, instance, pool).await? {
             Ok(agent) => agent,
@@ -207,10 +207,10 @@ impl Store {
         &self,
         pool: &PoolName,
         holder: (InstanceId, &str),
-        held: &[&HeldLease],
+        leases: &[&InstanceLease],
     ) -> Result<Vec<LeaseId>, Error> {
         let mut stale = Vec::new();
-        for part in held.chunks(RENEWED_AT_ONCE) {
+        for part in leases.chunks(RENEWED_AT_ONCE) {
             let mut tx = self.begin_for_pool(pool).await?;
             let agent = match agent_of(&mut tx, holder.0, pool).await? {
                 Ok(agent) => agent,
@@ -235,38 +235,38 @@ impl Store {
         tx: &mut Tx,
         (pool, agent): (&PoolName, &AgentName),
         (instance, credential): (InstanceId, &str),
-        held: &[&HeldLease],
+        leases: &[&InstanceLease],
     ) -> Result<Vec<LeaseId>, Error> {
         let mut stale = Vec::new();
-        for held in held {
+        for lease in leases {
             // Only a task of this agent is locked.
             let values = [
-                Value::text(held.task_id),
+                Value::text(lease.task_id),
                 Value::text(pool),
                 Value::text(agent),
-                Value::text(held.lease_id),
+                Value::text(lease.lease_id),
             ];
             let known = match tx.row(IS_ITS, &values).await? {
-                Some(_) => tx.task(held.task_id).await?,
+                Some(_) => tx.task(lease.task_id).await?,
                 None => None,
             };
             let is_its = |task: &Task| {
-                task.lease == Some(held.lease_id) && task.fencing_token == held.fencing_token
+                task.lease == Some(lease.lease_id) && task.fencing_token == lease.fencing_token
             };
             match known.filter(is_its).filter(|task| task.state.is_active()) {
                 Some(task) => {
                     let event = Event::Renewed {
                         instance,
                         credential,
-                        reason: held.reason.as_deref(),
+                        reason: lease.reason.as_deref(),
                     };
                     let renewed = apply(&task, event, tx.now, &self.rules)?;
                     tx.save(task.state, &renewed, &self.rules).await?;
                 }
                 // An executor that has accepted its task gets the reason from its own requests. It may have to save the
                 // state, and a restored store may not know it.
-                None if held.phase == Phase::Running => {}
-                None => stale.push(held.lease_id),
+                None if lease.phase == Phase::Running => {}
+                None => stale.push(lease.lease_id),
             }
         }
         Ok(stale)
@@ -274,19 +274,19 @@ impl Store {
 }
 
 /// Leases in the order in which all transactions change tasks, each once. Another order could cause deadlocks.
-fn in_order(held: &[HeldLease]) -> Vec<&HeldLease> {
-    let key = |held: &HeldLease| (held.task_id, held.lease_id, held.fencing_token);
-    let mut held: Vec<_> = held.iter().collect();
-    held.sort_unstable_by_key(|held| key(held));
-    held.dedup_by_key(|held| key(held));
-    held
+fn in_order(leases: &[InstanceLease]) -> Vec<&InstanceLease> {
+    let key = |lease: &InstanceLease| (lease.task_id, lease.lease_id, lease.fencing_token);
+    let mut leases: Vec<_> = leases.iter().collect();
+    leases.sort_unstable_by_key(|lease| key(lease));
+    leases.dedup_by_key(|lease| key(lease));
+    leases
 }
 
 fn check(registration: &Registration) -> Result<(), Refusal> {
     for (what, text) in [
         ("`systemId`", &registration.system_id),
         ("`executorVersion`", &registration.executor_version),
-        ("`platform`", &registration.platform),
+        ("`operatingSystem`", &registration.operating_system),
         ("`architecture`", &registration.architecture),
         ("`installation`", &registration.installation),
         ("`target`", &registration.target),

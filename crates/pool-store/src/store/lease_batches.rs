@@ -21,7 +21,7 @@ pub(super) struct LeaseBatches(Mutex<HashMap<PoolName, Arc<PoolBatches>>>);
 #[derive(Debug, Default)]
 struct PoolBatches {
     waiting: Mutex<VecDeque<Asked>>,
-    /// Held by the one who serves.
+    /// Locked by the one who serves.
     serving: tokio::sync::Mutex<()>,
 }
 

@@ -8,7 +8,7 @@ use crate::db::{Row, Tx, Value, unreadable};
 use crate::document_keys::StoredDocument;
 use crate::error::Error;
 use crate::rules::Rules;
-use crate::state::{EndReason, LeaseOutcome, Record, State, Task, TaskEnd, Transition};
+use crate::state::{EndReason, HistoryEntry, LeaseOutcome, State, Task, TaskEnd, Transition};
 
 const INSERT: &str = "\
     INSERT INTO tasks (id, pool, organization, workspace, job, step, kind, traceparent, \
@@ -76,11 +76,11 @@ impl Tx {
         let mut values = vec![Value::text(task.id)];
         values.extend(changing(task, rules)?);
         // An entry in the history means a new state, so checks and reports start again.
-        values.push(Value::from(transition.record.is_some()));
+        values.push(Value::from(transition.entry.is_some()));
         values.push(Value::Int(first_due(task, self.now)));
         self.execute(UPDATE, &values).await?;
-        if let Some(record) = &transition.record {
-            self.record(task.id, Some(before), task.state, record)
+        if let Some(entry) = &transition.entry {
+            self.add_entry(task.id, Some(before), task.state, entry)
                 .await?;
             if task.state == State::Submitted {
                 let values = [Value::text(task.id), Value::from(HISTORY)];
@@ -109,20 +109,20 @@ impl Tx {
     }
 
     /// Writes an event.
-    pub(super) async fn record(
+    pub(super) async fn add_entry(
         &mut self,
         task: TaskId,
         from: Option<State>,
         to: State,
-        record: &Record,
+        entry: &HistoryEntry,
     ) -> Result<(), Error> {
         let values = [
             Value::text(task),
             Value::from(self.wall),
             Value::maybe(from.map(State::name)),
             Value::text(to.name()),
-            Value::text(&record.actor),
-            Value::text(&record.note),
+            Value::text(&entry.actor),
+            Value::text(&entry.note),
         ];
         self.execute(EVENT, &values).await.map(drop)
     }
@@ -181,7 +181,7 @@ fn first_due(task: &Task, now: Millis) -> Option<Millis> {
     }
 }
 
-/// Returns whether the task was refused at its dispatch and is not reported. The platform records the dispatch only after
+/// Returns whether the task was refused at its dispatch and is not reported. The platform stores the dispatch only after
 /// the hub's response, and takes no report before.
 pub(super) fn is_refused_dispatch(task: &Task) -> bool {
     let is_refused = |end: &TaskEnd| end.reason == EndReason::Refused && !end.reported;

@@ -10,7 +10,7 @@ use crate::db::{Row, Tx, Value};
 use crate::document_keys::{Owner, StoredDocument};
 use crate::error::{Error, Refusal};
 use crate::model::{Content, Payload, PlatformState, Submission, Submitted};
-use crate::state::{EndReason, Event, Record, State, Task, TaskEnd};
+use crate::state::{EndReason, Event, HistoryEntry, State, Task, TaskEnd};
 use crate::text::{DIAGNOSTIC, cut, identifier};
 use crate::view::{PAGE, TaskView};
 
@@ -75,7 +75,7 @@ impl Store {
             }
         }
         let (actor, note) = ("platform".to_owned(), String::new());
-        tx.record(id, None, task.state, &Record { actor, note })
+        tx.add_entry(id, None, task.state, &HistoryEntry { actor, note })
             .await?;
         if let Some(document) = document {
             let length = document.data.len();
@@ -121,7 +121,7 @@ impl Store {
         Ok(task.state.protocol_state())
     }
 
-    /// Records that the platform has cancelled the task. A task without a lease is over at once. Otherwise its instance
+    /// Stores that the platform has cancelled the task. A task without a lease is over at once. Otherwise its instance
     /// and executor get a signal.
     pub async fn request_cancel(&self, task: TaskId) -> Result<TaskState, Error> {
         let task = self.change_for_hub(task, Event::Cancel).await?;
@@ -147,7 +147,7 @@ impl Store {
         self.due(sql, limit, pause).await
     }
 
-    /// Records that the platform has the outcome of the task.
+    /// Stores that the platform has the outcome of the task.
     pub async fn reported(&self, task: TaskId) -> Result<(), Error> {
         self.change_for_hub(task, Event::Reported).await.map(drop)
     }

@@ -239,7 +239,7 @@ impl Store {
             system_id: row.text("system_id")?,
             installation: row.text("installation")?,
             version: row.text("version")?,
-            platform: row.text("platform")?,
+            operating_system: row.text("operating_system")?,
             architecture: row.text("architecture")?,
             target: row.text("target")?,
             tags: texts(row, "tags")?,

@@ -181,7 +181,7 @@ async fn a_new_process_takes_over_the_leases_it_finds(
     let leased = fixture.running("1").await;
     let mut next = registration("one");
     next.system_id = "one-2".to_owned();
-    let unknown = pool_protocol::instance::HeldLease {
+    let unknown = pool_protocol::instance::InstanceLease {
         lease_id: LeaseId::new(),
         ..held(&leased, Phase::Started)
     };

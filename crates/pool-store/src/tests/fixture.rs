@@ -5,7 +5,9 @@ use std::sync::{Arc, OnceLock};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use pool_protocol::id::{InstanceId, LeaseId, PoolName, TaskId};
-use pool_protocol::instance::{HeldLease, InstanceHeartbeat, InstanceState, Phase, Registration};
+use pool_protocol::instance::{
+    InstanceHeartbeat, InstanceLease, InstanceState, Phase, Registration,
+};
 use pool_protocol::lease::{Acceptance, Decline, DeclineReason, End, Holder};
 use pool_protocol::problem::Code;
 use tempfile::TempDir;
@@ -309,7 +311,7 @@ pub(crate) fn registration(name: &str) -> Registration {
         executor_version: "0.1.0".to_owned(),
         protocol_min_version: 1,
         protocol_max_version: 1,
-        platform: "linux".to_owned(),
+        operating_system: "linux".to_owned(),
         architecture: "amd64".to_owned(),
         capacity: 10,
         tags: vec!["gpu".to_owned()],
@@ -329,7 +331,7 @@ pub(crate) fn request(instance: InstanceId, holding: &[LeaseId]) -> LeaseRequest
     }
 }
 
-pub(crate) fn beats(leases: Vec<HeldLease>) -> InstanceHeartbeat {
+pub(crate) fn beats(leases: Vec<InstanceLease>) -> InstanceHeartbeat {
     InstanceHeartbeat {
         state: InstanceState::Online,
         available_capacity: 9,
@@ -337,8 +339,8 @@ pub(crate) fn beats(leases: Vec<HeldLease>) -> InstanceHeartbeat {
     }
 }
 
-pub(crate) fn held(leased: &LeasedTask, phase: Phase) -> HeldLease {
-    HeldLease {
+pub(crate) fn held(leased: &LeasedTask, phase: Phase) -> InstanceLease {
+    InstanceLease {
         task_id: leased.grant.task,
         lease_id: leased.grant.lease,
         fencing_token: leased.grant.fencing_token,
