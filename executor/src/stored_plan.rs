@@ -53,8 +53,8 @@ impl PlanRecord {
     }
 
     fn find(context: &Map<String, Value>, reference: &str) -> Option<Self> {
-        let records = context.get(CONTEXT_KEY)?.as_object()?.values();
-        records
+        let plans = context.get(CONTEXT_KEY)?.as_object()?.values();
+        plans
             .filter_map(|record| serde_json::from_value::<Self>(record.clone()).ok())
             .find(|record| record.reference == reference)
     }

@@ -1,6 +1,6 @@
 //! Lists the software in a program: an SBOM in `CycloneDX`, and the licences with their texts.
 //!
-//! Both lists come from cargo, and have exactly the crates that are linked into the program on this platform. Existing tools
+//! Both lists come from cargo, and have exactly the crates that are linked into the program for this target. Existing tools
 //! read the resolution of the whole workspace with its tests, and take longer to install than the programs take to build.
 //!
 //! The same sources give the same bytes: the lists have no time, no random number and no path of this machine.
@@ -74,12 +74,12 @@ impl Sbom {
             "--format",
             " {p}",
         ]))?)?;
-        let platform = host()?;
+        let target = host()?;
         let metadata = output_of(cargo("metadata").args([
             "--format-version",
             "1",
             "--filter-platform",
-            &platform,
+            &target,
         ]))?;
         let metadata: Value =
             serde_json::from_str(&metadata).with_context(|| "cargo's metadata is not JSON")?;

@@ -105,7 +105,7 @@ const fn result_of(acceptance: Acceptance) -> DispatchResult {
     }
 }
 
-/// The turn of a dispatch, and its memory. They are held until the dispatch is accepted.
+/// The turn of a dispatch, and its memory. They are kept until the dispatch is accepted.
 type Permits<'a> = (SemaphorePermit<'a>, SemaphorePermit<'a>);
 
 /// Authorizes a request, and reads its body, which takes `cost` times its length.

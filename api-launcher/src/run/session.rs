@@ -30,7 +30,7 @@ pub(crate) struct Session<'a> {
     pub(crate) platform: LocalPlatform,
     pub(crate) work: WorkFolder,
     pub(crate) color: bool,
-    /// Held until the run is over.
+    /// Kept until the run is over.
     _lock: WorkspaceLock,
     steps_run: usize,
 }

@@ -62,7 +62,7 @@ pub enum LeaseState {
 /// The result of an attempt to get the Lease.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Acquired {
-    Held,
+    Ours,
     /// The launcher's Role has no rights on Leases, like the Role in Terrakube's documentation.
     NotAllowed,
 }
@@ -70,7 +70,7 @@ enum Acquired {
 /// The result of reading the Lease once.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Look {
-    Held,
+    Ours,
     /// It was free, and another replica acquired it first. The next read shows that replica.
     Missed,
     /// Another holds it.
@@ -79,7 +79,7 @@ enum Look {
 
 impl Look {
     fn of(written: bool) -> Self {
-        if written { Self::Held } else { Self::Missed }
+        if written { Self::Ours } else { Self::Missed }
     }
 }
 
@@ -122,7 +122,7 @@ impl Cluster {
                 }
                 warn!(
                     lease = settings.name,
-                    "the Lease may be held by now: watching only while this replica holds it"
+                    "another replica may have the Lease by now: watching only while this replica holds it"
                 );
                 continue;
             }
@@ -182,7 +182,7 @@ impl Cluster {
                 since.is_some_and(|since| since.elapsed() >= settings.duration)
             };
             match look {
-                Ok(Look::Held) => return Acquired::Held,
+                Ok(Look::Ours) => return Acquired::Ours,
                 Ok(Look::Another) => on_state(LeaseState::StandsBy),
                 Ok(Look::Missed) => {}
                 Err(_) if lasts(refused) => return Acquired::NotAllowed,

@@ -1,4 +1,4 @@
-//! Locks between launchers: held by an open file, so the kernel drops them with the process, however it ends.
+//! Locks between launchers: they belong to an open file, so the kernel drops them with the process, however it ends.
 
 use std::fs::{File, OpenOptions, TryLockError};
 use std::io::{Read as _, Seek as _, Write as _};
@@ -39,7 +39,7 @@ pub fn attempt(path: &Path) -> Result<Option<File>, DataError> {
     }
 }
 
-/// Held by the one launcher that runs a workspace. The tool's own state lock would stop a second run too, but
+/// Locked by the one launcher that runs a workspace. The tool's own state lock would stop a second run too, but
 /// only after it has been packed and planned, and with words about state.
 #[derive(Debug)]
 pub struct WorkspaceLock {
@@ -53,7 +53,7 @@ impl WorkspaceLock {
                 holder: holder(path),
             });
         };
-        // The content names the holder for people. Only the lock itself proves that it is held.
+        // The content names the holder for people. Only the lock itself proves that it is locked.
         let _ = file
             .set_len(0)
             .and_then(|()| file.rewind())

@@ -229,9 +229,9 @@ impl StateLock {
 pub enum LockStatus {
     /// Another run or a person holds it. Because of it, the step did not run, or its state could not be pushed.
     InTheWay,
-    /// This step held it when its tool died. The executor released it.
+    /// This step had it when its tool died. The executor released it.
     Released,
-    /// This step held it, and the executor could not release it.
+    /// This step had it, and the executor could not release it.
     LeftBehind,
 }
 

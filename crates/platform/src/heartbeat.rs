@@ -155,7 +155,7 @@ enum Reason {
 
 /// The reasons to send heartbeats for one job.
 #[derive(Debug, Default)]
-struct Held {
+struct JobReasons {
     reasons: Vec<Reason>,
     /// The executor has sent a heartbeat, so the launcher sends no more for it.
     taken_over: bool,
@@ -170,7 +170,7 @@ enum WriteMode {
     UnlessExecutor,
 }
 
-impl Held {
+impl JobReasons {
     fn mode(&self, now: Instant) -> Option<WriteMode> {
         if self.reasons.contains(&Reason::NoExecutor) {
             return Some(WriteMode::Overwrite);
@@ -179,7 +179,7 @@ impl Held {
         (!self.taken_over && self.reasons.iter().any(waits)).then_some(WriteMode::UnlessExecutor)
     }
 
-    fn hold(&mut self, reason: Reason) {
+    fn add(&mut self, reason: Reason) {
         self.reasons.push(reason);
         if reason == Reason::NoExecutor {
             self.taken_over = false;
@@ -228,16 +228,16 @@ impl Heartbeats {
 
     /// Sends heartbeats for a job without a running executor until the returned value is dropped.
     pub fn beat(&self, job_id: &str) -> Beat {
-        self.hold(job_id, Reason::NoExecutor)
+        self.add(job_id, Reason::NoExecutor)
     }
 
     /// Sends heartbeats for a job whose executor starts. Ends with the executor's first heartbeat, after `within`, or when
     /// the returned value is dropped. After that only the executor sends them.
     pub fn beat_until_taken_over(&self, job_id: &str, within: Duration) -> Beat {
-        self.hold(job_id, Reason::Until(Instant::now() + within))
+        self.add(job_id, Reason::Until(Instant::now() + within))
     }
 
-    fn hold(&self, job_id: &str, reason: Reason) -> Beat {
+    fn add(&self, job_id: &str, reason: Reason) -> Beat {
         let _ = self.orders.send(Order::Hold(job_id.to_owned(), reason));
         Beat {
             job_id: job_id.to_owned(),
@@ -273,7 +273,7 @@ fn wait_blocking(gone: oneshot::Receiver<()>) {
 }
 
 async fn beat(redis: &Redis, value: &str, mut orders: UnboundedReceiver<Order>) {
-    let mut jobs: BTreeMap<String, Held> = BTreeMap::new();
+    let mut jobs: BTreeMap<String, JobReasons> = BTreeMap::new();
     let mut state = State::Working;
     let mut next = Instant::now();
     loop {
@@ -286,10 +286,10 @@ async fn beat(redis: &Redis, value: &str, mut orders: UnboundedReceiver<Order>) 
                 if jobs.is_empty() {
                     next = Instant::now() + INTERVAL;
                 }
-                let held = jobs.entry(job.clone()).or_default();
-                let before = held.mode(Instant::now());
-                held.hold(reason);
-                let now = held.mode(Instant::now());
+                let reasons = jobs.entry(job.clone()).or_default();
+                let before = reasons.mode(Instant::now());
+                reasons.add(reason);
+                let now = reasons.mode(Instant::now());
                 let Some(mode) = now.filter(|_| now != before) else {
                     continue;
                 };
@@ -301,9 +301,9 @@ async fn beat(redis: &Redis, value: &str, mut orders: UnboundedReceiver<Order>) 
                 }
             }
             Some(Order::Release(job, reason)) => {
-                if let Some(held) = jobs.get_mut(&job) {
-                    held.release(reason);
-                    if held.reasons.is_empty() {
+                if let Some(reasons) = jobs.get_mut(&job) {
+                    reasons.release(reason);
+                    if reasons.reasons.is_empty() {
                         jobs.remove(&job);
                     }
                 }
@@ -318,7 +318,7 @@ async fn beat(redis: &Redis, value: &str, mut orders: UnboundedReceiver<Order>) 
                 let started = Instant::now();
                 let all: Vec<_> = jobs
                     .iter()
-                    .filter_map(|(job, held)| Some((job.clone(), held.mode(started)?)))
+                    .filter_map(|(job, reasons)| Some((job.clone(), reasons.mode(started)?)))
                     .collect();
                 next = if beat_for(redis, value, &all, &mut jobs, &mut state).await {
                     started + INTERVAL
@@ -341,7 +341,7 @@ async fn beat_for(
     redis: &Redis,
     value: &str,
     due: &[(String, WriteMode)],
-    jobs: &mut BTreeMap<String, Held>,
+    jobs: &mut BTreeMap<String, JobReasons>,
     state: &mut State,
 ) -> bool {
     for some in due.chunks(AT_ONCE) {
@@ -353,8 +353,8 @@ async fn beat_for(
             match beat {
                 Ok(Written::ByUs) => {}
                 Ok(Written::ByExecutor) => {
-                    if let Some(held) = jobs.get_mut(job) {
-                        held.taken_over = true;
+                    if let Some(reasons) = jobs.get_mut(job) {
+                        reasons.taken_over = true;
                     }
                 }
                 Err(error) => failure = Some(error),

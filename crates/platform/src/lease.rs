@@ -57,7 +57,7 @@ struct Inner {
 /// The status of a lease.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum LeaseStatus {
-    Held,
+    Valid,
     /// The platform has cancelled the run.
     CancelRequested,
     /// The lease has ended, or another executor has the task.
@@ -88,7 +88,7 @@ impl Lease {
     pub(crate) fn new(config: LeaseConfig) -> Result<Self, TerrakubeError> {
         Ok(Self(Arc::new(Inner {
             hub: Hub::new(config)?,
-            status: watch::channel(LeaseStatus::Held).0,
+            status: watch::channel(LeaseStatus::Valid).0,
             accepted: OnceLock::new(),
             heartbeat: Mutex::default(),
         })))
@@ -131,7 +131,7 @@ impl Lease {
     pub(crate) async fn stopped(&self) -> JobStatus {
         let mut status = self.0.status.subscribe();
         // The sender lives as long as `self`.
-        let _ = status.wait_for(|now| *now != LeaseStatus::Held).await;
+        let _ = status.wait_for(|now| *now != LeaseStatus::Valid).await;
         if self.is_lost() {
             JobStatus::Failed
         } else {

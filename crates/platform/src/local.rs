@@ -213,8 +213,8 @@ impl LocalPlatform {
                 .map(|()| Claim::Granted)
                 .map_err(fail("write")),
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
-                let held = self.claimed_by(step)?;
-                Ok(Claim::Held(held.unwrap_or_else(Holder::unknown)))
+                let holder = self.claimed_by(step)?;
+                Ok(Claim::Taken(holder.unwrap_or_else(Holder::unknown)))
             }
             Err(error) => Err(fail("write")(error)),
         }
@@ -618,7 +618,7 @@ mod tests {
         fs::write(&path, "").unwrap();
         assert_eq!(
             platform.claim(&apply, &holder(1)).unwrap(),
-            Claim::Held(Holder::unknown())
+            Claim::Taken(Holder::unknown())
         );
     }
 
@@ -648,7 +648,7 @@ mod tests {
             .position(|claim| *claim == Claim::Granted)
             .unwrap();
         for (uid, claim) in claims.iter().enumerate().filter(|(uid, _)| *uid != winner) {
-            assert_eq!(*claim, Claim::Held(holder(winner)), "claimant {uid}");
+            assert_eq!(*claim, Claim::Taken(holder(winner)), "claimant {uid}");
         }
     }
 

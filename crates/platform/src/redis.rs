@@ -100,7 +100,8 @@ pub struct Retention {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Taken {
     Ours,
-    Held(Vec<u8>),
+    /// The key has this other value.
+    ByOther(Vec<u8>),
 }
 
 /// Whether a command may be sent again if Redis may have executed it already.
@@ -298,8 +299,8 @@ impl Redis {
                 return Ok(Taken::Ours);
             }
             match self.get(key).await? {
-                Some(held) if held == value => return Ok(Taken::Ours),
-                Some(held) => return Ok(Taken::Held(held)),
+                Some(found) if found == value => return Ok(Taken::Ours),
+                Some(found) => return Ok(Taken::ByOther(found)),
                 // The key expired between the two commands.
                 None => {}
             }

@@ -115,7 +115,8 @@ impl fmt::Display for Holder {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Claim {
     Granted,
-    Held(Holder),
+    /// Another executor has the claim, or had it.
+    Taken(Holder),
     /// It is not ours, for this reason, and not to be run whatever it does.
     Refused(String),
 }

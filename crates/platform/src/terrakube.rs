@@ -129,7 +129,7 @@ impl Terrakube {
         Ok(document.into_job().override_source)
     }
 
-    /// Records a published state. An attempt whose answer was lost may have succeeded. So the records are read before the
+    /// Reports a published state. An attempt whose answer was lost may have succeeded. So the history is read before the
     /// state is sent again.
     pub async fn record_history(
         &self,
@@ -146,7 +146,7 @@ impl Terrakube {
         let mut retry = self.0.client.retry(deadline);
         while let Err(error) = self.0.client.request_once(&call, deadline).await {
             retry.after(error).await?;
-            match self.has_record(step, &history, deadline).await {
+            match self.has_history(step, &history, deadline).await {
                 Ok(true) => return Ok(()),
                 Ok(false) => {}
                 // A state that is recorded twice is better than one that is not recorded.
@@ -159,8 +159,8 @@ impl Terrakube {
         Ok(())
     }
 
-    /// Whether the records of the job contain the state.
-    async fn has_record(
+    /// Whether the history of the job contains the state.
+    async fn has_history(
         &self,
         step: &StepRef,
         history: &History,
@@ -223,7 +223,7 @@ fn file_name(address: &str) -> Option<&str> {
     address.rsplit('/').next()
 }
 
-/// A filter for the records of a job, in the platform's query language.
+/// A filter for the history of a job, in the platform's query language.
 fn of_job(reference: &str) -> String {
     let quoted = reference.replace('\\', "\\\\").replace('\'', "\\'");
     format!("jobReference=='{quoted}'")

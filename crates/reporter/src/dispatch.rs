@@ -24,13 +24,13 @@ pub enum DispatchError {
     Invalid(String),
 }
 
-/// Held by the response. Dropping it says that the response is on its way.
+/// Owned by the response. Dropping it says that the response is on its way.
 #[derive(Debug)]
 pub struct PendingResponse(
     #[expect(dead_code, reason = "dropping it is the signal")] oneshot::Sender<()>,
 );
 
-/// Held by the target until the response is on its way.
+/// Owned by the target until the response is on its way.
 #[derive(Debug)]
 pub struct ResponseSent(oneshot::Receiver<()>);
 

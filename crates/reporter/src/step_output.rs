@@ -89,7 +89,7 @@ pub(super) fn restore(output: &Path, whole: &Path, line: Option<&str>) -> io::Re
         io::copy(&mut whole, &mut output)?;
     }
     match line {
-        // What was cut off may have held a verdict in other words.
+        // What was cut off may have contained a verdict in other words.
         Some(line) if told || lacks => {
             end_line(&mut output)?;
             output.seek(SeekFrom::End(0))?;

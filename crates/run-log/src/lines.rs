@@ -17,7 +17,7 @@ pub(super) struct LineBuffer {
     /// kept because a secret may continue after it.
     raw: Vec<u8>,
     redacted: usize,
-    /// The redacted part of an unfinished line that is too long to be held back.
+    /// The redacted part of an unfinished line that is too long to be kept back.
     redacted_start: Vec<u8>,
     split: SplitSecrets,
     max_line_bytes: usize,

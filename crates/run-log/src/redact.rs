@@ -20,7 +20,7 @@ pub const MASK: &str = "***";
 /// Shorter lines of a multi-line value are not masked, because `key:` and `EOF` are lines too.
 const MIN_LINE_BYTES: usize = 6;
 /// The largest piece of a value. Larger values are masked in pieces. This limits the work for one byte of a log, and how much
-/// of an endless line must be held back.
+/// of an endless line must be kept back.
 const PIECE_BYTES: usize = 96;
 /// Pieces overlap by at least this. So no base64 character encodes bits of two pieces and is part of neither. If a line ends
 /// with a piece, it also ends with enough of the next piece to be known as its beginning.

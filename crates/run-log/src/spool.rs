@@ -21,10 +21,10 @@ const FILE_NAME: &str = "run.log";
 /// The space that is reserved after the log for the notice of missing lines.
 const NOTICE_BYTES: u64 = 4096;
 /// How much more space is reserved at a time, so that small writes need no new space.
-const HOLD_BYTES: usize = 64 * 1024;
+const RESERVED_BYTES: usize = 64 * 1024;
 /// The content of reserved space: empty lines. They do not disturb readers of the file, and a file system does not store them
 /// as a hole.
-static BLANK: [u8; HOLD_BYTES] = [b'\n'; HOLD_BYTES];
+static BLANK: [u8; RESERVED_BYTES] = [b'\n'; RESERVED_BYTES];
 /// Small chunks in the queue are written together, up to this size.
 const WRITE_BYTES: usize = 64 * 1024;
 /// The pause before a write to a full disk is retried.
@@ -53,7 +53,7 @@ pub(super) struct Spool {
     file: Arc<File>,
     length: u64,
     /// The length of the file with the reserved space. Text that overwrites reserved space fits also on a full disk.
-    held: u64,
+    reserved: u64,
     max_bytes: u64,
     gap: Option<Gap>,
     feeds: Vec<Arc<Feed>>,
@@ -85,7 +85,7 @@ impl Spool {
         let file = create_private(&path)?;
         let mut spool = Self::over(path, file, max_bytes);
         // Reserved space is optional: a full disk must not prevent delivery to the sinks.
-        if let Err(error) = spool.hold(0) {
+        if let Err(error) = spool.reserve(0) {
             warn!(%error, "could not reserve disk space for the run's log");
         }
         Ok(spool)
@@ -101,7 +101,7 @@ impl Spool {
             path,
             file: Arc::new(file),
             length: 0,
-            held: 0,
+            reserved: 0,
             max_bytes,
             gap: None,
             feeds: Vec::new(),
@@ -229,9 +229,9 @@ impl Spool {
     /// Writes as many complete lines as fit, and opens a gap if some do not fit.
     fn keep_here(&mut self, text: &[u8]) -> usize {
         let allowed = self.max_bytes.saturating_sub(self.length + NOTICE_BYTES);
-        let refused = self.hold(allowed.min(text.len() as u64)).err();
-        let held = self.held.saturating_sub(self.length + NOTICE_BYTES);
-        let limit = usize::try_from(held.min(allowed)).unwrap_or(usize::MAX);
+        let refused = self.reserve(allowed.min(text.len() as u64)).err();
+        let reserved = self.reserved.saturating_sub(self.length + NOTICE_BYTES);
+        let limit = usize::try_from(reserved.min(allowed)).unwrap_or(usize::MAX);
         let fitting = if text.len() > limit {
             whole_lines_len(&text[..limit])
         } else {
@@ -249,19 +249,20 @@ impl Spool {
 
     /// Reserves space for so much text and for the notice of missing lines after it. After an error, a part of the space may
     /// be reserved.
-    fn hold(&mut self, bytes: u64) -> io::Result<()> {
+    fn reserve(&mut self, bytes: u64) -> io::Result<()> {
         let wanted = self.length + bytes + NOTICE_BYTES;
-        if wanted <= self.held {
+        if wanted <= self.reserved {
             return Ok(());
         }
-        let ahead = wanted.saturating_add(HOLD_BYTES as u64);
+        let ahead = wanted.saturating_add(RESERVED_BYTES as u64);
         let ahead = ahead.min(self.max_bytes).max(wanted);
-        while self.held < ahead {
-            let missing = usize::try_from(ahead - self.held).unwrap_or(usize::MAX);
-            let (written, error) = self.write_at(&BLANK[..missing.min(HOLD_BYTES)], self.held);
-            self.held += written as u64;
+        while self.reserved < ahead {
+            let missing = usize::try_from(ahead - self.reserved).unwrap_or(usize::MAX);
+            let (written, error) =
+                self.write_at(&BLANK[..missing.min(RESERVED_BYTES)], self.reserved);
+            self.reserved += written as u64;
             match error {
-                Some(error) if self.held < wanted => return Err(error),
+                Some(error) if self.reserved < wanted => return Err(error),
                 Some(_) => break,
                 None => {}
             }
@@ -296,7 +297,7 @@ impl Spool {
         let (written, error) = self.write_at(text, self.length);
         let kept = whole_lines_len(&text[..written]);
         self.length += kept as u64;
-        self.held = self.held.max(self.length);
+        self.reserved = self.reserved.max(self.length);
         let length = self.length;
         self.update(|summary| summary.bytes = length);
         (kept, error)

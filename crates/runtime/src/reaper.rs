@@ -55,7 +55,7 @@ pub fn spawn(command: &mut Command) -> io::Result<Child> {
 
 /// Starts a child, and hands secrets over to it.
 pub fn spawn_with(command: &mut Command, secrets: Option<Handover>) -> io::Result<Child> {
-    // The lock is held until the child is on the list, because the child may end at once. No other child starts meanwhile,
+    // The lock is kept until the child is on the list, because the child may end at once. No other child starts meanwhile,
     // which would inherit the secrets.
     let mut children = own_children();
     if let Some(secrets) = &secrets {

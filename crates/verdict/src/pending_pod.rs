@@ -18,8 +18,8 @@ pub(super) fn pending(run: &RunObjects<'_>, pod: &Pod, limits: &WaitLimits<'_>) 
         .creation_timestamp
         .as_ref()
         .map_or(limits.now, |time| time.0);
-    if let Some(held) = unscheduled(run, pod, created, limits) {
-        return held;
+    if let Some(wait) = unscheduled(run, pod, created, limits) {
+        return wait;
     }
     let scheduled = facts::condition_time(pod, "PodScheduled").unwrap_or(created);
     let stuck = facts::all_statuses(pod).find_map(|status| {

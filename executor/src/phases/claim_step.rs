@@ -42,14 +42,14 @@ pub(crate) async fn claim_step(
         Box::pin(run.phase(Phase::Claim, claim)).await?
     };
     match claim {
-        Claim::Held(holder) if changes_something(&run.job) => {
-            let result = held_by(&run.step, &holder);
+        Claim::Taken(holder) if changes_something(&run.job) => {
+            let result = taken_by(&run.step, &holder);
             if let Some(text) = &result.error {
                 run.log_failure(text).await;
             }
             return Ok(StartDecision::DoNotStart(Box::new(result)));
         }
-        Claim::Held(holder) => {
+        Claim::Taken(holder) => {
             // Its outcome may be under review already, and the reviewed artifacts must stay unchanged.
             let deadline = run.deadline();
             let view = run
@@ -128,7 +128,7 @@ pub(crate) async fn claim_to_report(
     }
     Ok(match platform.claim(&step, &holder(config)).await? {
         Claim::Granted => None,
-        Claim::Held(holder) => Some(held_by(&step, &holder)),
+        Claim::Taken(holder) => Some(taken_by(&step, &holder)),
         Claim::Refused(why) => Some(refused(&step, &why)),
     })
 }
@@ -139,7 +139,7 @@ fn refused(step: &StepRef, why: &str) -> StepResult {
     StepResult::not_run(Exit::Claimed, text)
 }
 
-fn held_by(step: &StepRef, holder: &Holder) -> StepResult {
+fn taken_by(step: &StepRef, holder: &Holder) -> StepResult {
     let text = format!(
         "step {} was already taken by pod {holder}: it is not run again",
         step.step_id

@@ -1,6 +1,6 @@
 //! Releases the lock on the state if the tool died with it, and names a lock of another run (decision 0011).
 //!
-//! `terraform::lock_error` decides which process held a lock.
+//! `terraform::lock_error` decides which process had a lock.
 
 use std::time::SystemTime;
 
@@ -48,7 +48,7 @@ pub(crate) fn find_tool_with_lock(
         host_is_unique: run.config.run.pod_name.as_ref() == Some(&host),
         host,
         started,
-        held_at: terraform.events.progress().lock_held_at(),
+        locked_at: terraform.events.progress().locked_at(),
     })
 }
 
@@ -77,7 +77,7 @@ pub(crate) async fn release_leftover_lock(
         run.log_failure(text).await;
         return None;
     };
-    if tool.may_have_held(&lock) {
+    if tool.may_have_taken(&lock) {
         return Some(release_own_lock(run, terraform, env, tool, lock).await);
     }
     info!(
@@ -87,7 +87,7 @@ pub(crate) async fn release_leftover_lock(
     None
 }
 
-/// Releases a lock only if the dead process certainly held it. It never touches any other lock.
+/// Releases a lock only if the dead process certainly took it. It never touches any other lock.
 pub(crate) async fn release_own_lock(
     run: &RunContext<'_>,
     terraform: &Terraform<'_>,
@@ -95,10 +95,10 @@ pub(crate) async fn release_own_lock(
     tool: &EndedTool,
     lock: StateLock,
 ) -> StateLock {
-    if !tool.may_have_held(&lock) {
+    if !tool.may_have_taken(&lock) {
         return lock;
     }
-    if tool.certainly_held(&lock) {
+    if tool.certainly_took(&lock) {
         match terraform.force_unlock(env, &lock.id).await {
             Ok(output) if output.ok => {
                 let text = format!(

@@ -12,7 +12,7 @@ use crate::process::Consumer;
 use crate::terraform::event_state::EventState;
 use crate::terraform::raw_state::{MAX_DOCUMENT_BYTES, RawState};
 
-/// The longest event that is parsed, because an event is held in memory. Known events are much smaller.
+/// The longest event that is parsed, because an event is kept in memory. Known events are much smaller.
 const MAX_EVENT_BYTES: usize = 16 * 1024 * 1024;
 
 /// Message of the event in which the tool prints a state that no disk accepted.

@@ -1,4 +1,4 @@
-//! The lock in an error of the tool: the block `Lock Info:`, and the process that held that lock.
+//! The lock in an error of the tool: the block `Lock Info:`, and the process that took that lock.
 
 use std::time::SystemTime;
 
@@ -187,26 +187,26 @@ pub struct EndedTool {
     pub host_is_unique: bool,
     /// A time before the process began.
     pub started: SystemTime,
-    /// A time at which it certainly held the lock.
-    pub held_at: Option<SystemTime>,
+    /// A time at which it certainly had the lock.
+    pub locked_at: Option<SystemTime>,
 }
 
 impl EndedTool {
     /// Whether that process certainly took this lock. A state has one lock at a time. So the lock is its own if it was
-    /// created after the process began, and not after the process held a lock. If no other host has the name, it is
+    /// created after the process began, and not after the process had a lock. If no other host has the name, it is
     /// enough that the lock was created there after the process began.
-    pub fn certainly_held(&self, lock: &StateLock) -> bool {
+    pub fn certainly_took(&self, lock: &StateLock) -> bool {
         let Some(created) = instant(&lock.created) else {
             return false;
         };
         lock.host() == Some(&self.host)
             && lock.operation == self.operation
             && created >= self.started
-            && (self.host_is_unique || self.held_at.is_some_and(|held_at| created <= held_at))
+            && (self.host_is_unique || self.locked_at.is_some_and(|locked_at| created <= locked_at))
     }
 
     /// Whether that process may have taken this lock.
-    pub fn may_have_held(&self, lock: &StateLock) -> bool {
+    pub fn may_have_taken(&self, lock: &StateLock) -> bool {
         lock.host() == Some(&self.host)
             && instant(&lock.created).is_none_or(|created| created >= self.started)
     }
@@ -323,7 +323,7 @@ mod tests {
     }
 
     #[test]
-    fn only_the_lock_a_process_certainly_held_is_its_own() {
+    fn only_the_lock_a_process_certainly_took_is_its_own() {
         let created = instant(&lock().created).unwrap();
         let second = Duration::from_secs(1);
         let tool = EndedTool {
@@ -331,9 +331,9 @@ mod tests {
             host: "pod-1".into(),
             host_is_unique: false,
             started: created - second,
-            held_at: Some(created + second),
+            locked_at: Some(created + second),
         };
-        assert!(tool.certainly_held(&lock()));
+        assert!(tool.certainly_took(&lock()));
         let other = |change: fn(&mut EndedTool)| {
             let mut other = tool.clone();
             change(&mut other);
@@ -343,22 +343,24 @@ mod tests {
             |it| it.host = "pod-2".into(),
             |it| it.operation = "OperationTypePlan",
             |it| it.started += Duration::from_secs(2),
-            |it| it.held_at = None,
+            |it| it.locked_at = None,
             // Another process took it after this tool's lock had been released.
-            |it| it.held_at = Some(it.started),
+            |it| it.locked_at = Some(it.started),
         ];
         for doubt in doubts {
-            assert!(!other(doubt).certainly_held(&lock()));
+            assert!(!other(doubt).certainly_took(&lock()));
         }
-        assert!(other(|it| (it.held_at, it.host_is_unique) = (None, true)).certainly_held(&lock()));
+        assert!(
+            other(|it| (it.locked_at, it.host_is_unique) = (None, true)).certainly_took(&lock())
+        );
         let undated = StateLock {
             created: "yesterday".into(),
             ..lock()
         };
-        assert!(!tool.certainly_held(&undated));
+        assert!(!tool.certainly_took(&undated));
         assert!(
-            tool.may_have_held(&undated)
-                && !other(|it| it.host = "x".into()).may_have_held(&lock())
+            tool.may_have_taken(&undated)
+                && !other(|it| it.host = "x".into()).may_have_taken(&lock())
         );
     }
 }

@@ -1,5 +1,5 @@
 //! The progress of an operation: which changes were planned, begun, made and failed, and since when the tool must have
-//! held the lock on its state. The sources are the tool's JSON events, or the lines of a tool without JSON. The
+//! had the lock on its state. The sources are the tool's JSON events, or the lines of a tool without JSON. The
 //! progress contains only addresses, never values.
 
 use std::collections::HashMap;
@@ -16,8 +16,8 @@ pub struct Progress {
     by_address: HashMap<String, usize>,
     /// Whether changes were announced before they began. Only then is their number known.
     announced: bool,
-    /// A time at which the tool held the lock: it plans, and begins changes, only under the lock.
-    lock_held_at: Option<SystemTime>,
+    /// A time at which the tool had the lock: it plans, and begins changes, only under the lock.
+    locked_at: Option<SystemTime>,
     /// The counts of a plain plan.
     planned: Option<ChangeCounts>,
     /// The last plain diagnostic was an error, so a following address names the failed resource.
@@ -139,9 +139,9 @@ impl Progress {
         }
     }
 
-    /// When the tool first certainly held the lock on the state, if it ever did.
-    pub const fn lock_held_at(&self) -> Option<SystemTime> {
-        self.lock_held_at
+    /// When the tool first certainly had the lock on the state, if it ever did.
+    pub const fn locked_at(&self) -> Option<SystemTime> {
+        self.locked_at
     }
 
     /// The counts of a plain plan; `None` if the plan changes no resource.
@@ -217,7 +217,7 @@ impl Progress {
     }
 
     fn record_lock(&mut self) {
-        self.lock_held_at.get_or_insert_with(SystemTime::now);
+        self.locked_at.get_or_insert_with(SystemTime::now);
     }
 
     fn planned(&mut self, address: &str, operations: u8) {
@@ -369,7 +369,7 @@ mod tests {
             progress.sentence(),
             "1 of 4 changes was made, 1 failed (a.failed), 1 was in progress (a.late), 1 was not begun"
         );
-        assert!(progress.lock_held_at().is_some());
+        assert!(progress.locked_at().is_some());
         assert_eq!(progress.missing_from(|_| false), ["a.made"]);
         assert!(
             progress
@@ -394,7 +394,7 @@ mod tests {
     #[test]
     fn without_a_begun_change_nothing_has_changed() {
         assert_eq!(Progress::default().sentence(), "no change was begun");
-        assert!(Progress::default().lock_held_at().is_none());
+        assert!(Progress::default().locked_at().is_none());
         let planned = progress_after(&[planned("a.x", "create"), planned("a.y", "create")]);
         assert_eq!(planned.sentence(), "none of 2 changes was begun");
         assert!(!planned.has_begun());

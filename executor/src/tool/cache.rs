@@ -24,7 +24,7 @@ const LOCK: &str = ".lock";
 /// The prefix of unfinished files. The next install of the same version removes them.
 const UNFINISHED: &str = ".unfinished-";
 const MAX_BINARY_MIB: u64 = 512;
-/// How often the executor tries to take a held lock. A wait in the kernel could not be cancelled.
+/// How often the executor tries to take a lock that another has. A wait in the kernel could not be cancelled.
 const LOCK_POLL: Duration = Duration::from_millis(100);
 
 /// The folder of one version in the cache.

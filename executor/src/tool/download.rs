@@ -12,7 +12,7 @@ use super::{
     Origin, ResolvedTool, Resolver, SignaturePolicy,
     cache::{Lock, Slot, cache_error},
     fetch::{FetchError, Fetcher, Shown},
-    index::{self, Files, Platform, Release},
+    index::{self, Files, OsArch, Release},
     verify::{self, Keyring, SignatureError},
 };
 use crate::error::StepError;
@@ -25,11 +25,11 @@ const MAX_ARCHIVE: u64 = 512 << 20;
 const MAX_PAGES: usize = 20;
 
 impl Resolver<'_> {
-    /// The greatest published release that satisfies the range and is built for this platform.
+    /// The greatest published release that satisfies the range and is built for this system.
     pub(super) async fn published(&self) -> Result<(Version, Files), StepError> {
-        let platform = Platform::current();
+        let os_arch = OsArch::current();
         let (matching, others): (Vec<_>, Vec<_>) = self
-            .releases(platform)
+            .releases(os_arch)
             .await?
             .into_iter()
             .partition(|release| self.range.matches(&release.version));
@@ -45,8 +45,8 @@ impl Resolver<'_> {
         match (built, greatest) {
             (Some(built), _) => Ok(built),
             (None, Some(version)) => {
-                let text = format!("{} {version} is not published for {platform}", self.tool);
-                let hint = "choose another version, or run on a platform it is published for";
+                let text = format!("{} {version} is not published for {os_arch}", self.tool);
+                let hint = "choose another version, or run on a system it is published for";
                 Err(StepError::user(text).with_hint(hint))
             }
             (None, None) => {
@@ -65,7 +65,7 @@ impl Resolver<'_> {
         }
     }
 
-    async fn releases(&self, platform: Platform) -> Result<Vec<Release>, StepError> {
+    async fn releases(&self, os_arch: OsArch) -> Result<Vec<Release>, StepError> {
         let tool = self.tool;
         let fetcher = Fetcher::new(self.config.retry_for)?;
         let mut releases = Vec::new();
@@ -84,7 +84,7 @@ impl Resolver<'_> {
             })?;
             let shown = Shown(&url).to_string();
             let page = blocking("read the release index", move || {
-                index::parse(tool, &bytes, &url, platform)
+                index::parse(tool, &bytes, &url, os_arch)
             })
             .await?;
             releases.extend(page.map_err(|error| {

@@ -13,17 +13,17 @@ use super::verify::HASHICORP_SHORT_ID;
 
 /// Operating system and architecture, as the release indexes name them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Platform {
+pub(crate) struct OsArch {
     os: &'static str,
     arch: &'static str,
 }
 
-impl Platform {
+impl OsArch {
     pub(crate) const fn of(os: &'static str, arch: &'static str) -> Self {
         Self { os, arch }
     }
 
-    /// The platform of this executor's build.
+    /// That of this executor's build.
     pub(crate) fn current() -> Self {
         let os = match consts::OS {
             "macos" => "darwin",
@@ -40,7 +40,7 @@ impl Platform {
     }
 }
 
-impl fmt::Display for Platform {
+impl fmt::Display for OsArch {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}_{}", self.os, self.arch)
     }
@@ -50,7 +50,7 @@ impl fmt::Display for Platform {
 #[derive(Debug, Clone)]
 pub(crate) struct Release {
     pub(crate) version: Version,
-    /// Absent if it is not published for the requested platform.
+    /// Absent if it is not published for the requested system.
     pub(crate) files: Option<Files>,
 }
 
@@ -94,11 +94,11 @@ pub(crate) fn parse(
     tool: Tool,
     bytes: &[u8],
     base: &Url,
-    platform: Platform,
+    os_arch: OsArch,
 ) -> Result<Vec<Release>, serde_json::Error> {
     Ok(match tool {
-        Tool::Terraform => terraform(serde_json::from_slice(bytes)?, base, platform),
-        Tool::OpenTofu => tofu(serde_json::from_slice(bytes)?, base, platform),
+        Tool::Terraform => terraform(serde_json::from_slice(bytes)?, base, os_arch),
+        Tool::OpenTofu => tofu(serde_json::from_slice(bytes)?, base, os_arch),
     })
 }
 
@@ -129,13 +129,13 @@ struct TerraformBuild {
     url: String,
 }
 
-fn terraform(index: TerraformIndex, base: &Url, platform: Platform) -> Vec<Release> {
+fn terraform(index: TerraformIndex, base: &Url, os_arch: OsArch) -> Vec<Release> {
     index
         .versions
         .into_iter()
         .filter_map(|(version, release)| {
             let version = Version::parse(&version).ok()?;
-            let files = terraform_files(&version, &release, base, platform);
+            let files = terraform_files(&version, &release, base, os_arch);
             Some(Release { version, files })
         })
         .collect()
@@ -145,12 +145,12 @@ fn terraform_files(
     version: &Version,
     release: &TerraformRelease,
     base: &Url,
-    platform: Platform,
+    os_arch: OsArch,
 ) -> Option<Files> {
     let build = release
         .builds
         .iter()
-        .find(|build| build.os == platform.os && build.arch == platform.arch)?;
+        .find(|build| build.os == os_arch.os && build.arch == os_arch.arch)?;
     let archive = if build.url.is_empty() {
         base.join(&format!("{version}/{}", build.filename))
     } else {
@@ -199,7 +199,7 @@ struct TofuAsset {
     browser_download_url: String,
 }
 
-fn tofu(releases: Vec<TofuRelease>, base: &Url, platform: Platform) -> Vec<Release> {
+fn tofu(releases: Vec<TofuRelease>, base: &Url, os_arch: OsArch) -> Vec<Release> {
     releases
         .into_iter()
         .filter(|release| !release.draft)
@@ -211,7 +211,7 @@ fn tofu(releases: Vec<TofuRelease>, base: &Url, platform: Platform) -> Vec<Relea
                     let name = name.trim();
                     Version::parse(name.strip_prefix('v').unwrap_or(name)).ok()
                 })?;
-            let files = tofu_files(&version, &release.assets, base, platform);
+            let files = tofu_files(&version, &release.assets, base, os_arch);
             Some(Release { version, files })
         })
         .collect()
@@ -221,13 +221,13 @@ fn tofu_files(
     version: &Version,
     assets: &[TofuAsset],
     base: &Url,
-    platform: Platform,
+    os_arch: OsArch,
 ) -> Option<Files> {
     let asset = |name: &str| {
         let asset = assets.iter().find(|asset| asset.name == name)?;
         base.join(&asset.browser_download_url).ok().filter(is_http)
     };
-    let archive = asset(&format!("tofu_{version}_{platform}.zip"))?;
+    let archive = asset(&format!("tofu_{version}_{os_arch}.zip"))?;
     let sums = format!("tofu_{version}_SHA256SUMS");
     // The `.sig` file is a cosign signature, which is not used here.
     let signature = format!("{sums}.gpgsig");
@@ -257,14 +257,14 @@ fn is_http(url: &Url) -> bool {
 mod tests {
     use super::*;
 
-    const LINUX: Platform = Platform::of("linux", "amd64");
+    const LINUX: OsArch = OsArch::of("linux", "amd64");
 
     fn url(text: &str) -> Url {
         Url::parse(text).unwrap()
     }
 
-    fn only(tool: Tool, json: &str, base: &str, platform: Platform) -> Release {
-        let mut releases = parse(tool, json.as_bytes(), &url(base), platform).unwrap();
+    fn only(tool: Tool, json: &str, base: &str, os_arch: OsArch) -> Release {
+        let mut releases = parse(tool, json.as_bytes(), &url(base), os_arch).unwrap();
         assert_eq!(releases.len(), 1, "{releases:?}");
         releases.remove(0)
     }
@@ -308,9 +308,9 @@ mod tests {
     }
 
     #[test]
-    fn a_version_without_a_build_for_the_platform_is_still_listed() {
-        let platform = Platform::of("plan9", "amd64");
-        let release = only(Tool::Terraform, TERRAFORM, "https://index.test/", platform);
+    fn a_version_without_a_build_for_the_system_is_still_listed() {
+        let os_arch = OsArch::of("plan9", "amd64");
+        let release = only(Tool::Terraform, TERRAFORM, "https://index.test/", os_arch);
         assert_eq!(release.files, None);
     }
 

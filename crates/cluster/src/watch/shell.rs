@@ -132,7 +132,7 @@ fn pod_events(cluster: &Cluster, selector: &str) -> impl Stream<Item = Input> + 
 }
 
 /// Repeats a watch after its errors, with growing pauses. They are short again after the first object. The start of a list
-/// is an event too, also of a list that is refused then. So it is held back until the list has an answer.
+/// is an event too, also of a list that is refused then. So it waits until the list has an answer.
 fn repeated<K: Send>(
     events: impl Stream<Item = WatchResult<K>> + Send,
 ) -> impl Stream<Item = WatchResult<K>> + Send {

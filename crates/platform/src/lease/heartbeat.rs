@@ -83,7 +83,7 @@ pub(super) fn apply_response(
     token.replace(&lease.job_token);
     if lease.cancel_requested {
         status.send_if_modified(|now| {
-            let changed = *now == LeaseStatus::Held;
+            let changed = *now == LeaseStatus::Valid;
             if changed {
                 *now = LeaseStatus::CancelRequested;
             }

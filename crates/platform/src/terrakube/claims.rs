@@ -59,7 +59,7 @@ impl Terrakube {
                 None => self.context_holder(step).await,
                 known => known,
             };
-            return Ok(Claim::Held(known.unwrap_or_else(Holder::unknown)));
+            return Ok(Claim::Taken(known.unwrap_or_else(Holder::unknown)));
         }
         let Some(redis) = redis else {
             return self.claim_in_context(step, holder, &view).await;
@@ -67,7 +67,7 @@ impl Terrakube {
         let value = serde_json::to_vec(holder).expect("a holder has no failing serialiser");
         Ok(match redis.take(&key(step), &value, EXPIRY).await {
             Ok(Taken::Ours) => self.check_context_claim(step, holder, &view).await,
-            Ok(Taken::Held(value)) => Claim::Held(read(&value).unwrap_or_else(Holder::unknown)),
+            Ok(Taken::ByOther(value)) => Claim::Taken(read(&value).unwrap_or_else(Holder::unknown)),
             Err(error) => {
                 warn!(
                     error = chain(&error),
@@ -114,19 +114,19 @@ impl Terrakube {
             .await;
         match note.map_err(uncertain)? {
             Insertion::Inserted => {}
-            Insertion::Existing(other) => return Ok(Claim::Held(holder_of(other))),
+            Insertion::Existing(other) => return Ok(Claim::Taken(holder_of(other))),
         }
         sleep(OVERWRITE_WAIT).await;
         let noted = self.context_claim(step).await.map_err(uncertain)?;
         match noted.map(holder_of) {
             Some(settled) if settled.uid == holder.uid => {}
-            Some(other) => return Ok(Claim::Held(other)),
+            Some(other) => return Ok(Claim::Taken(other)),
             None => return Err(uncertain(overwritten(step))),
         }
         // An executor that claimed the step in Redis before it failed has written no note, but has reported its start.
         let view = self.step_view(step, &Deadline::after(CALL_TIMEOUT)).await?;
         if is_taken(&view) {
-            return Ok(Claim::Held(Holder::unknown()));
+            return Ok(Claim::Taken(Holder::unknown()));
         }
         Ok(Claim::Granted)
     }
@@ -139,7 +139,7 @@ impl Terrakube {
             return Claim::Granted;
         }
         match self.context_holder(step).await {
-            Some(other) if other != *holder => Claim::Held(other),
+            Some(other) if other != *holder => Claim::Taken(other),
             _ => Claim::Granted,
         }
     }

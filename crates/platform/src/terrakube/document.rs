@@ -112,7 +112,7 @@ impl JobDocument {
     }
 }
 
-/// Records of published states.
+/// The published states.
 #[derive(Debug, Deserialize)]
 pub(super) struct HistoryDocument {
     data: Vec<HistoryResource>,
@@ -132,8 +132,8 @@ struct HistoryAttributes {
 impl HistoryDocument {
     /// The addresses of the states.
     pub(super) fn outputs(&self) -> impl Iterator<Item = &str> + '_ {
-        let records = self.data.iter();
-        records.filter_map(|record| record.attributes.output.as_deref())
+        let states = self.data.iter();
+        states.filter_map(|state| state.attributes.output.as_deref())
     }
 }
 

@@ -896,7 +896,7 @@ async fn of_many_claimants_redis_grants_the_step_to_one_whatever_its_status_says
         .position(|claim| *claim == Claim::Granted)
         .unwrap();
     let winner = holder(u32::try_from(winner).unwrap());
-    let held = Claim::Held(winner.clone());
+    let held = Claim::Taken(winner.clone());
     assert_eq!(
         answers.iter().filter(|claim| **claim == held).count(),
         7,
@@ -911,7 +911,7 @@ async fn of_many_claimants_redis_grants_the_step_to_one_whatever_its_status_says
     drop(server);
     assert_eq!(
         client.claim(&apply, &holder(9)).await.unwrap(),
-        Claim::Held(Holder::unknown())
+        Claim::Taken(Holder::unknown())
     );
 }
 
@@ -939,11 +939,11 @@ async fn of_many_claimants_without_redis_the_job_context_grants_the_step_to_one_
     // Some may have read a note that the winner's note replaced.
     let claimants: Vec<Holder> = (0..8).map(holder).collect();
     let is_held =
-        |claim: &&Claim| matches!(claim, Claim::Held(holder) if claimants.contains(holder));
+        |claim: &&Claim| matches!(claim, Claim::Taken(holder) if claimants.contains(holder));
     assert_eq!(answers.iter().filter(is_held).count(), 7, "{answers:?}");
 
     // A running step has a claim, and the context has its holder.
-    let held = Claim::Held(winner);
+    let held = Claim::Taken(winner);
     api.set_step(1, "running");
     assert_eq!(api.client().claim(&apply, &holder(9)).await.unwrap(), held);
 }
@@ -972,7 +972,7 @@ async fn a_step_claimed_without_redis_is_not_granted_once_redis_is_available() {
     assert_eq!(first.unwrap(), Claim::Granted);
     server.restart().unwrap();
     let second = client.claim(&apply, &claimant(2)).await;
-    assert_eq!(second.unwrap(), Claim::Held(claimant(1)));
+    assert_eq!(second.unwrap(), Claim::Taken(claimant(1)));
     // A plan may run twice. A context that cannot be read prevents no claim.
     let plan = step("apply-id", PLAN);
     let again = client.claim(&plan, &claimant(2)).await;
@@ -1051,7 +1051,7 @@ async fn the_note_of_another_run_is_not_changed(#[case] note: Value, #[case] exp
         .client()
         .claim(&step("apply-id", "terraformApply"), &claimant(2))
         .await;
-    assert_eq!(claim.unwrap(), Claim::Held(expected));
+    assert_eq!(claim.unwrap(), Claim::Taken(expected));
     assert_eq!(api.context(), Some(context));
 }
 
@@ -1084,7 +1084,7 @@ async fn a_step_that_begins_while_a_note_settles_is_its_beginners() {
         api.set_step(1, "running");
     };
     let (claim, ()) = tokio::join!(client.claim(&apply, &me), begins);
-    assert_eq!(claim.unwrap(), Claim::Held(Holder::unknown()));
+    assert_eq!(claim.unwrap(), Claim::Taken(Holder::unknown()));
 }
 
 #[tokio::test]

@@ -98,7 +98,7 @@ async fn one_of_many_clients_gets_a_key_and_the_others_its_value() {
     let [(winner, _)] = &winners[..] else {
         panic!("{winners:?}");
     };
-    let held = Taken::Held(winner.clone().into_bytes());
+    let held = Taken::ByOther(winner.clone().into_bytes());
     assert!(losers.iter().all(|(_, taken)| *taken == held));
     // A caller that lost the answer repeats the call.
     let redis = redis_at(&server);

@@ -26,7 +26,7 @@ use tokio::{
 };
 use zip::{CompressionMethod, ZipWriter, write::SimpleFileOptions};
 
-use super::super::index::Platform;
+use super::super::index::OsArch;
 use job_contract::encoding::hex;
 
 /// The answer of a path.
@@ -230,7 +230,7 @@ impl Publication {
         signer: Option<&Signer>,
     ) -> Self {
         let mut sums = String::new();
-        let name = format!("{tool}_{version}_{}.zip", Platform::current());
+        let name = format!("{tool}_{version}_{}.zip", OsArch::current());
         writeln!(sums, "{}  {tool}_{version}_plan9_mips.zip", "0".repeat(64)).unwrap();
         writeln!(sums, "{}  {name}", hex(&Sha256::digest(&archive))).unwrap();
         let sums = sums.into_bytes();
@@ -248,7 +248,7 @@ impl Publication {
     }
 
     pub(super) fn archive_name(&self) -> String {
-        format!("{}_{}_{}.zip", self.tool, self.version, Platform::current())
+        format!("{}_{}_{}.zip", self.tool, self.version, OsArch::current())
     }
 
     /// The address of `name` in this release.
@@ -276,7 +276,7 @@ impl Publication {
 
     /// This release's entry in the index of Terraform, with addresses at `origin`.
     pub(super) fn terraform_entry(&self, origin: &str) -> serde_json::Value {
-        let platform = Platform::current().to_string();
+        let platform = OsArch::current().to_string();
         let (os, arch) = platform.split_once('_').unwrap();
         let sums = self.sums_name();
         serde_json::json!({
