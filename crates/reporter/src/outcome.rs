@@ -110,12 +110,7 @@ impl dyn PlatformReporter + '_ {
                 .write_output(step, LOST_PLAN, LogSource::Live(None))
                 .await
         {
-            warn!(
-                job_id = step.job_id,
-                step_id = step.step_id,
-                error = chain(&error),
-                "the reason of a failure could not be stored"
-            );
+            warn_of(step, &error, "the reason of a failure could not be stored");
         }
         // The step has its outcome already, so the report says nothing about it.
         self.send_outcome(step, &outcome(statuses)).await
@@ -183,23 +178,14 @@ impl dyn PlatformReporter + '_ {
         let output = match self.write_output(step, reason, source).await {
             // The platform then shows the reason in the name of the step.
             Err(error) if !self.requires_stored_output() => {
-                warn!(
-                    job_id = step.job_id,
-                    step_id = step.step_id,
-                    error = chain(&error),
-                    "the reason of a failure could not be stored"
-                );
+                warn_of(step, &error, "the reason of a failure could not be stored");
                 None
             }
             output => output?,
         };
         if let Err(error) = self.write_live_log(step, reason).await {
-            warn!(
-                job_id = step.job_id,
-                step_id = step.step_id,
-                error = chain(&error),
-                "the reason of a failure could not be written into the run's live log"
-            );
+            let what = "the reason of a failure could not be written into the run's live log";
+            warn_of(step, &error, what);
         }
         let statuses = FinalStatuses::of(type_of(step), Ending::NotReached, true, false, 1);
         let outcome = Outcome {
@@ -306,6 +292,13 @@ impl dyn PlatformReporter + '_ {
             .report_outcome(step, outcome, &deadline)
             .await?)
     }
+}
+
+fn warn_of(step: &StepRef, error: &ReportError, what: &str) {
+    let StepRef {
+        job_id, step_id, ..
+    } = step;
+    warn!(job_id, step_id, error = chain(error), "{what}");
 }
 
 /// An outcome without anything that is not always known.
