@@ -32,7 +32,6 @@ impl Packed {
     }
 }
 
-/// A change of a Job.
 #[derive(Debug)]
 pub(super) enum Change {
     /// The Job is new or different.
@@ -93,7 +92,6 @@ struct Known {
     gone: bool,
 }
 
-/// Pods by their Job.
 #[derive(Debug, Default)]
 pub(super) struct Pods {
     /// Nearly all have one.

@@ -3,10 +3,11 @@
 use std::time::Duration;
 
 use job_contract::annotations;
-use kube::api::{DeleteParams, Preconditions, PropagationPolicy};
+use kube::api::DeleteParams;
 use serde_json::json;
-use verdict::{executor_state, is_suspended, newest, terminal};
+use verdict::terminal;
 
+use super::job::{Deletion, this_job};
 use super::{Cluster, ClusterError};
 
 /// The result of a cancellation.
@@ -32,51 +33,29 @@ impl Cluster {
         if terminal(&job).is_some() {
             return Ok(Cancelled::AlreadyOver);
         }
-        let uid = job.metadata.uid.clone();
         let now = self.now().to_string();
-        let mark =
-            json!({"metadata": {"uid": uid, "annotations": {annotations::CANCELLED_AT: now}}});
-        match self.patch_job("cancel the run", name, &mark).await {
-            Ok(_) => {}
-            Err(error) if error.is_not_found() || error.is_conflict() => {
-                return Ok(Cancelled::AlreadyOver);
-            }
-            Err(error) => return Err(error),
+        let mark = json!({"metadata": {"uid": job.metadata.uid, "annotations": {annotations::CANCELLED_AT: now}}});
+        let action = "cancel the run";
+        if self.patch_this_job(action, name, &mark).await?.is_none() {
+            return Ok(Cancelled::AlreadyOver);
         }
-        let started = match self.visible_pods_of(&job).await? {
-            Some(pods) => newest(&pods)
-                .and_then(executor_state)
-                .is_some_and(|state| state.running.is_some() || state.terminated.is_some()),
-            // If the pods cannot be read, the executor may have started.
-            None => !is_suspended(&job),
-        };
+        let started = self.may_have_begun(&job).await?;
         if started && !head_start.is_zero() {
             tokio::time::sleep(head_start).await;
-            match self.job(name).await {
-                Ok(job) if terminal(&job).is_some() => return Ok(Cancelled::AlreadyOver),
-                Err(ClusterError::NoSuchRun(_)) => return Ok(Cancelled::AlreadyOver),
-                Ok(_) => {}
-                Err(error) => return Err(error),
+            let job = self.find_job(name).await?;
+            if job.is_none_or(|job| terminal(&job).is_some()) {
+                return Ok(Cancelled::AlreadyOver);
             }
         }
-        let jobs = self.jobs();
-        let params = DeleteParams {
-            propagation_policy: Some(PropagationPolicy::Foreground),
-            preconditions: Some(Preconditions {
-                uid,
-                resource_version: None,
-            }),
-            ..DeleteParams::default()
-        };
-        match self
-            .request_with_retries("cancel the run", || jobs.delete(name, &params))
-            .await
-        {
-            Ok(_) if started => Ok(Cancelled::Stopping),
-            Ok(_) => Ok(Cancelled::BeforeStart),
-            Err(error) if error.is_not_found() || error.is_conflict() => Ok(Cancelled::AlreadyOver),
-            Err(error) => Err(error),
-        }
+        let params = DeleteParams::foreground();
+        let deleted = self
+            .delete_job(action, name, params, this_job(&job))
+            .await?;
+        Ok(match deleted {
+            Deletion::Done if started => Cancelled::Stopping,
+            Deletion::Done => Cancelled::BeforeStart,
+            Deletion::Gone | Deletion::Changed => Cancelled::AlreadyOver,
+        })
     }
 }
 

@@ -1,4 +1,5 @@
-//! Checks whether a run would start here. Each finding says how to fix it.
+//! Checks whether a run would start here. Each finding says how to fix it. Also the cheaper requests for the readiness of a
+//! launcher.
 
 use std::collections::BTreeSet;
 
@@ -6,15 +7,11 @@ use k8s_openapi::api::authorization::v1::{
     ResourceAttributes, SelfSubjectAccessReview, SelfSubjectAccessReviewSpec,
 };
 use k8s_openapi::api::batch::v1::Job;
-use k8s_openapi::api::core::v1::{ConfigMap, PersistentVolumeClaim, ServiceAccount};
-use k8s_openapi::api::node::v1::RuntimeClass;
-use k8s_openapi::api::scheduling::v1::PriorityClass;
 use kube::Api;
-use kube::api::{ListParams, PostParams};
+use kube::api::{ApiResource, DynamicObject, GroupVersionKind, ListParams, PostParams};
 use manifest::image;
 use manifest::references::References;
 use serde::Serialize;
-use serde::de::DeserializeOwned;
 
 use super::rights::{LEASE, Need, RIGHTS, Right};
 use super::{Cluster, ClusterError};
@@ -53,12 +50,7 @@ pub struct CheckResult {
 
 impl CheckResult {
     pub fn ok(subject: impl Into<String>, finding: impl Into<String>) -> Self {
-        Self {
-            subject: subject.into(),
-            outcome: CheckOutcome::Ok,
-            finding: finding.into(),
-            fix: None,
-        }
+        Self::new(subject, CheckOutcome::Ok, finding)
     }
 
     pub fn failed(
@@ -67,18 +59,20 @@ impl CheckResult {
         fix: impl Into<String>,
     ) -> Self {
         Self {
-            subject: subject.into(),
-            outcome: CheckOutcome::Failed,
-            finding: finding.into(),
             fix: Some(fix.into()),
+            ..Self::new(subject, CheckOutcome::Failed, finding)
         }
     }
 
     fn unknown(subject: impl Into<String>, error: &ClusterError) -> Self {
+        Self::new(subject, CheckOutcome::Unknown, error.to_string())
+    }
+
+    fn new(subject: impl Into<String>, outcome: CheckOutcome, finding: impl Into<String>) -> Self {
         Self {
             subject: subject.into(),
-            outcome: CheckOutcome::Unknown,
-            finding: error.to_string(),
+            outcome,
+            finding: finding.into(),
             fix: None,
         }
     }
@@ -96,47 +90,20 @@ impl Cluster {
             results.push(self.check_right(right, name, &self.namespace).await);
         }
         let refers = &expected.references;
-        let ours = || Some(self.namespace.as_str());
-        let client = || self.client.clone();
-        let maps: Api<ConfigMap> = Api::namespaced(client(), &self.namespace);
-        let accounts: Api<ServiceAccount> = Api::namespaced(client(), &self.namespace);
-        let secrets = self.secrets();
-        let claims: Api<PersistentVolumeClaim> = Api::namespaced(client(), &self.namespace);
-        let priorities: Api<PriorityClass> = Api::all(client());
-        let runtimes: Api<RuntimeClass> = Api::all(client());
-        let secret = Kind::of("", "secrets", "Secret", ours());
-        let map = Kind::of("", "configmaps", "ConfigMap", ours());
-        let account = Kind::of("", "serviceaccounts", "ServiceAccount", ours());
-        let claim = Kind::of(
-            "",
-            "persistentvolumeclaims",
-            "PersistentVolumeClaim",
-            ours(),
-        );
-        let priority = Kind::of(
-            "scheduling.k8s.io",
-            "priorityclasses",
-            "PriorityClass",
-            None,
-        );
-        let runtime = Kind::of("node.k8s.io", "runtimeclasses", "RuntimeClass", None);
-        self.check_all(&secret, &secrets, &refers.secrets, &mut results)
-            .await;
-        self.check_all(&map, &maps, &refers.config_maps, &mut results)
-            .await;
-        self.check_all(&account, &accounts, &refers.service_accounts, &mut results)
-            .await;
-        self.check_all(&claim, &claims, &refers.claims, &mut results)
-            .await;
-        self.check_all(
-            &priority,
-            &priorities,
-            &refers.priority_classes,
-            &mut results,
-        )
-        .await;
-        self.check_all(&runtime, &runtimes, &refers.runtime_classes, &mut results)
-            .await;
+        let (priorities, runtimes) = (&refers.priority_classes, &refers.runtime_classes);
+        for (group, name, names) in [
+            ("", "Secret", &refers.secrets),
+            ("", "ConfigMap", &refers.config_maps),
+            ("", "ServiceAccount", &refers.service_accounts),
+            ("", "PersistentVolumeClaim", &refers.claims),
+            ("scheduling.k8s.io", "PriorityClass", priorities),
+            ("node.k8s.io", "RuntimeClass", runtimes),
+        ] {
+            let kind = ApiResource::from_gvk(&GroupVersionKind::gvk(group, "v1", name));
+            // The two kinds of classes are for the whole cluster.
+            let namespace = group.is_empty().then_some(self.namespace.as_str());
+            self.check_all(&kind, namespace, names, &mut results).await;
+        }
         results.extend(refers.images.iter().map(|image| check_image(image)));
         results
     }
@@ -190,7 +157,12 @@ impl Cluster {
     }
 
     /// Whether the launcher has the right, for every object or for the named one.
-    async fn check_right(&self, right: &Right, name: Option<&str>, namespace: &str) -> CheckResult {
+    async fn check_right(
+        &self,
+        right: &Right<'_>,
+        name: Option<&str>,
+        namespace: &str,
+    ) -> CheckResult {
         let what = match name {
             Some(name) => format!("{} {name}", what(right)),
             None => what(right),
@@ -232,63 +204,65 @@ impl Cluster {
         }
     }
 
-    /// Objects of a kind runs do not read, so that the launcher's Role need not let it either.
-    async fn check_all<K>(
+    /// Objects of a kind runs do not read, so that the launcher's Role need not let it either. Without a `namespace`, they are
+    /// for the whole cluster.
+    async fn check_all(
         &self,
-        kind: &Kind<'_>,
-        api: &Api<K>,
+        kind: &ApiResource,
+        namespace: Option<&str>,
         names: &BTreeSet<String>,
         results: &mut Vec<CheckResult>,
-    ) where
-        K: Clone + std::fmt::Debug + DeserializeOwned,
-    {
+    ) {
         if names.is_empty() {
             return;
         }
         // Asked first, so that a right that is not needed is not tried either.
+        let (group, resource) = (kind.group.as_str(), kind.plural.as_str());
         let reading = Right {
             verb: "get",
-            group: kind.group,
-            resource: kind.resource,
+            group,
+            resource,
             ..RIGHTS[0]
         };
-        let namespace = kind.namespace.unwrap_or_default();
-        let may = self.check_right(&reading, None, namespace).await.outcome == CheckOutcome::Ok;
+        let place = namespace.unwrap_or_default();
+        let may = self.check_right(&reading, None, place).await.outcome == CheckOutcome::Ok;
+        let client = self.client.clone();
+        let api: Api<DynamicObject> = match namespace {
+            Some(namespace) => Api::namespaced_with(client, namespace, kind),
+            None => Api::all_with(client, kind),
+        };
         for name in names {
             if !may {
-                results.push(not_checked(kind.name, name, kind.namespace));
+                results.push(not_checked(&kind.kind, name, namespace));
                 continue;
             }
             let found = self
                 .request_with_retries("look for what runs refer to", || api.get_metadata_opt(name))
                 .await
                 .map(|found| found.is_some());
-            results.push(presence(kind.name, name, kind.namespace, found));
+            results.push(presence(&kind.kind, name, namespace, found));
         }
     }
 }
 
-/// A kind of object, as rights name it.
-struct Kind<'a> {
-    group: &'static str,
-    resource: &'static str,
-    name: &'static str,
-    /// `None`: for the whole cluster.
-    namespace: Option<&'a str>,
-}
+impl Cluster {
+    /// Reads a Job that need not exist. This is the cheapest request that needs the API server, the namespace and the right
+    /// to read runs.
+    pub async fn check_access(&self) -> Result<(), ClusterError> {
+        let jobs = self.jobs();
+        self.request_with_retries("reach the namespace of runs", || {
+            jobs.get_opt("mayfly-readiness")
+        })
+        .await
+        .map(drop)
+    }
 
-impl<'a> Kind<'a> {
-    const fn of(
-        group: &'static str,
-        resource: &'static str,
-        name: &'static str,
-        namespace: Option<&'a str>,
-    ) -> Self {
-        Self {
-            group,
-            resource,
-            name,
-            namespace,
+    /// Checks that the namespace exists and that the launcher may create Jobs in it. What the API server says of the Job
+    /// itself does not matter. Nothing is created.
+    pub async fn check_creation(&self) -> Result<(), ClusterError> {
+        match self.try_to_create().await {
+            Err(error) if !error.is_transient() && !error.concerns_every_run() => Ok(()),
+            tried => tried,
         }
     }
 }
@@ -329,7 +303,7 @@ fn not_checked(kind: &str, name: &str, namespace: Option<&str>) -> CheckResult {
     }
 }
 
-fn fix(right: &Right, what: &str, namespace: &str) -> String {
+fn fix(right: &Right<'_>, what: &str, namespace: &str) -> String {
     let alone = if right.need == Need::Election {
         ", or run a single replica, which watches without it"
     } else {
@@ -341,7 +315,7 @@ fn fix(right: &Right, what: &str, namespace: &str) -> String {
     )
 }
 
-fn what(right: &Right) -> String {
+fn what(right: &Right<'_>) -> String {
     let mut what = right.resource.to_owned();
     for (mark, part) in [("/", right.subresource), (".", right.group)] {
         if !part.is_empty() {

@@ -76,11 +76,7 @@ impl ConnectError {
                 _ => Exit::Infrastructure,
             },
             Self::Credential(error) => error.exit(),
-            Self::Configuration(_)
-            | Self::Nowhere { .. }
-            | Self::Kubeconfig(_)
-            | Self::KubeconfigFile { .. }
-            | Self::KubeconfigText { .. } => Exit::BadConfiguration,
+            _ => Exit::BadConfiguration,
         }
     }
 

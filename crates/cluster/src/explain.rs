@@ -11,11 +11,11 @@ use k8s_openapi::jiff::{SignedDuration, Timestamp};
 use kube::api::ListParams;
 use serde::Serialize;
 use verdict::{
-    self, Evidence, Observation, Started, Timeouts, Verdict, Wait, condition_time, executor_state,
+    self, Evidence, Observation, Started, Verdict, Wait, condition_time, executor_state,
     final_report, in_order,
 };
 
-use super::view::recorded_verdict;
+use super::view::observe;
 use super::{Cluster, ClusterError, RunRef, annotation, label};
 
 /// A run, explained.
@@ -153,10 +153,7 @@ fn key_of(name: &str) -> Option<RunRef> {
         job_id: job_id.to_owned(),
         step_id: step_id.to_owned(),
         name: name.to_owned(),
-        organization_id: String::new(),
-        workspace_id: String::new(),
-        step_type: "",
-        lease: None,
+        ..RunRef::default()
     })
 }
 
@@ -228,10 +225,7 @@ fn explanation(
     events: &[Event],
     now: Timestamp,
 ) -> Explanation {
-    let observation = recorded_verdict(job).map_or_else(
-        || verdict::observe(job, pods, events, now, &Timeouts::default()),
-        |verdict| Observation::Ended(Box::new(verdict)),
-    );
+    let observation = observe(job, pods, events, now);
     let timeline = timeline(job, pods, events);
     let step_type = label(&job.metadata, labels::STEP_TYPE).map(str::to_owned);
     let pods = pods_of_run(pods, events);
@@ -344,7 +338,6 @@ fn whole_second(at: Timestamp) -> Timestamp {
     Timestamp::from_second(at.as_second()).unwrap_or(at)
 }
 
-/// A timeline that is being built.
 #[derive(Default)]
 struct Line {
     entries: Vec<TimelineEntry>,

@@ -211,12 +211,7 @@ impl Cluster {
         settings: &LeaseSettings,
         observed: &mut Option<Observed>,
     ) -> Result<Look, ClusterError> {
-        let leases = self.leases(settings);
-        let found = leases
-            .get_opt(&settings.name)
-            .await
-            .map_err(|error| ClusterError::from_kube("read the Lease", error))?;
-        let Some(lease) = found else {
+        let Some(lease) = self.read_lease(settings).await? else {
             return self.write(settings, None).await.map(Look::of);
         };
         let version = lease.metadata.resource_version.clone();
@@ -258,15 +253,22 @@ impl Cluster {
     }
 
     async fn renew(&self, settings: &LeaseSettings) -> Result<bool, ClusterError> {
-        let leases = self.leases(settings);
-        let lease = leases
-            .get(&settings.name)
-            .await
-            .map_err(|error| ClusterError::from_kube("read the Lease", error))?;
-        if holder(&lease) != settings.identity {
-            return Ok(false);
+        match self.own_lease(settings).await? {
+            Some(lease) => self.write(settings, Some(lease)).await,
+            None => Ok(false),
         }
-        self.write(settings, Some(lease)).await
+    }
+
+    async fn read_lease(&self, settings: &LeaseSettings) -> Result<Option<Lease>, ClusterError> {
+        let leases = self.leases(settings);
+        let found = leases.get_opt(&settings.name).await;
+        found.map_err(|error| ClusterError::from_kube("read the Lease", error))
+    }
+
+    /// The Lease, if this replica holds it.
+    async fn own_lease(&self, settings: &LeaseSettings) -> Result<Option<Lease>, ClusterError> {
+        let found = self.read_lease(settings).await?;
+        Ok(found.filter(|lease| holder(lease) == settings.identity))
     }
 
     /// Writes this replica as the holder. `false`: another replica was faster.
@@ -296,20 +298,15 @@ impl Cluster {
     }
 
     async fn give_back(&self, settings: &LeaseSettings) -> Result<(), ClusterError> {
-        let leases = self.leases(settings);
-        let mut lease = leases
-            .get(&settings.name)
-            .await
-            .map_err(|error| ClusterError::from_kube("read the Lease", error))?;
-        if holder(&lease) != settings.identity {
+        let Some(mut lease) = self.own_lease(settings).await? else {
             return Ok(());
-        }
+        };
         if let Some(spec) = &mut lease.spec {
             spec.holder_identity = Some(String::new());
             spec.lease_duration_seconds = Some(1);
             spec.renew_time = Some(MicroTime(Timestamp::now()));
         }
-        leases
+        self.leases(settings)
             .replace(&settings.name, &PostParams::default(), &lease)
             .await
             .map(drop)

@@ -2,11 +2,12 @@
 
 use job_contract::{annotations, labels};
 use k8s_openapi::api::batch::v1::Job;
-use kube::api::{DeleteParams, ListParams, Preconditions};
+use kube::api::{DeleteParams, ListParams};
 use pool_protocol::lease::LeaseRef;
 use tracing::warn;
-use verdict::{executor_state, is_suspended, newest, terminal};
+use verdict::{is_suspended, terminal};
 
+use super::job::this_job;
 use super::{Cluster, ClusterError, RunRef, annotation};
 
 impl Cluster {
@@ -31,11 +32,7 @@ impl Cluster {
 
     /// Whether there is a Job of this name.
     pub async fn is_there(&self, name: &str) -> Result<bool, ClusterError> {
-        match self.job(name).await {
-            Ok(_) => Ok(true),
-            Err(ClusterError::NoSuchRun(_)) => Ok(false),
-            Err(error) => Err(error),
-        }
+        Ok(self.find_job(name).await?.is_some())
     }
 
     /// Removes the Job of a run unless it has this lease. Returns whether no Job has it: the Job had another one, or is gone.
@@ -47,10 +44,8 @@ impl Cluster {
         name: &str,
         lease: &LeaseRef,
     ) -> Result<bool, ClusterError> {
-        let job = match self.job(name).await {
-            Ok(job) => job,
-            Err(ClusterError::NoSuchRun(_)) => return Ok(true),
-            Err(error) => return Err(error),
+        let Some(job) = self.find_job(name).await? else {
+            return Ok(true);
         };
         let Some(run) = RunRef::of(&job.metadata) else {
             return Err(ClusterError::NameTaken {
@@ -68,14 +63,7 @@ impl Cluster {
     /// Removes a run whose executor has not started.
     pub async fn withdraw(&self, name: &str) -> Result<(), ClusterError> {
         let job = self.job(name).await?;
-        let has_started = match self.visible_pods_of(&job).await? {
-            Some(pods) => newest(&pods)
-                .and_then(executor_state)
-                .is_some_and(|state| state.running.is_some() || state.terminated.is_some()),
-            // Without a look at them, it may have.
-            None => !is_suspended(&job),
-        };
-        if has_started || terminal(&job).is_some() {
+        if self.may_have_begun(&job).await? || terminal(&job).is_some() {
             return Ok(());
         }
         self.remove_job(&job).await
@@ -105,19 +93,11 @@ impl Cluster {
     }
 
     async fn remove_job(&self, job: &Job) -> Result<(), ClusterError> {
-        let jobs = self.jobs();
         let name = job.metadata.name.as_deref().unwrap_or_default();
-        let params = DeleteParams::background().preconditions(Preconditions {
-            uid: job.metadata.uid.clone(),
-            resource_version: None,
-        });
-        let removed = self
-            .request_with_retries("remove the run", || jobs.delete(name, &params))
-            .await;
-        match removed {
-            Err(error) if !error.is_not_found() && !error.is_conflict() => Err(error),
-            _ => Ok(()),
-        }
+        let params = DeleteParams::background();
+        self.delete_job("remove the run", name, params, this_job(job))
+            .await
+            .map(drop)
     }
 }
 

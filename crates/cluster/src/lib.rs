@@ -21,11 +21,11 @@ mod connect;
 mod credential;
 mod error;
 pub mod explain;
+mod job;
 pub mod job_settings;
 pub mod lease;
 mod leased;
 mod logs;
-mod readiness;
 mod report_seal;
 pub mod rights;
 pub mod settings;
@@ -59,7 +59,7 @@ pub use submit::Submitted;
 pub use view::{RunState, RunView};
 
 /// A run: one step of one job.
-#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct RunRef {
     pub job_id: String,
@@ -248,7 +248,7 @@ impl Cluster {
     }
 
     fn note_stored(&self, uid: &str) {
-        let mut stored = self.stored.lock().expect("no holder of this lock panics");
+        let mut stored = runtime::lock(&self.stored);
         // This only saves a request. The limit is for a replica that never releases Jobs.
         if stored.len() >= REMEMBERED {
             stored.clear();
@@ -257,13 +257,11 @@ impl Cluster {
     }
 
     fn forget_stored(&self, uid: &str) {
-        let mut stored = self.stored.lock().expect("no holder of this lock panics");
-        stored.remove(uid);
+        runtime::lock(&self.stored).remove(uid);
     }
 
     fn knows_stored(&self, uid: &str) -> bool {
-        let stored = self.stored.lock().expect("no holder of this lock panics");
-        stored.contains(uid)
+        runtime::lock(&self.stored).contains(uid)
     }
 }
 

@@ -20,6 +20,7 @@ use tokio::io::{AsyncWriteExt as _, BufWriter};
 use tokio::sync::mpsc;
 use verdict::{EXECUTOR, executor_state, newest, terminal};
 
+use super::view::has_begun;
 use super::{Cluster, ClusterError};
 
 /// The buffer of lines for a reader that is slower than the cluster.
@@ -102,7 +103,7 @@ impl LogLine {
 }
 
 /// The position in the log of one pod. It prevents that a line is shown twice when the log is read again.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 struct LogPosition {
     last: Option<Timestamp>,
     /// Number of shown lines with exactly this time.
@@ -111,38 +112,24 @@ struct LogPosition {
     plain: usize,
 }
 
-/// One pass over a pod's log, compared with the lines that were shown before.
-struct Reading {
-    from: Option<Timestamp>,
-    to_skip_at_from: usize,
-    to_skip_plain: usize,
-}
-
 impl LogPosition {
-    fn reading(&self) -> Reading {
-        Reading {
-            from: self.last,
-            to_skip_at_from: self.at_last,
-            to_skip_plain: self.plain,
-        }
-    }
-
-    /// Whether the line is new. A new line counts as shown.
-    fn admits(&mut self, reading: &mut Reading, line: &LogLine) -> bool {
+    /// Whether the line is new. A new line counts as shown. `before` is the position before this pass over the log, less the lines
+    /// of that time that came again.
+    fn admits(&mut self, before: &mut Self, line: &LogLine) -> bool {
         let Some(at) = line.at else {
-            if reading.to_skip_plain > 0 {
-                reading.to_skip_plain -= 1;
+            if before.plain > 0 {
+                before.plain -= 1;
                 return false;
             }
             self.plain += 1;
             return true;
         };
-        if let Some(from) = reading.from {
+        if let Some(from) = before.last {
             if at < from {
                 return false;
             }
-            if at == from && reading.to_skip_at_from > 0 {
-                reading.to_skip_at_from -= 1;
+            if at == from && before.at_last > 0 {
+                before.at_last -= 1;
                 return false;
             }
         }
@@ -192,15 +179,14 @@ impl Cluster {
         let mut shown: Option<(String, LogPosition)> = None;
         loop {
             // The order matters: a pod that is read after its Job was over has no later lines.
-            let job = match self.job(name).await {
-                Ok(job) if job.metadata.uid == uid => job,
+            let job = self.find_job(name).await?;
+            let Some(job) = job.filter(|job| job.metadata.uid == uid) else {
                 // The Job and its pods are gone.
-                Ok(_) | Err(ClusterError::NoSuchRun(_)) => return Ok(()),
-                Err(error) => return Err(error),
+                return Ok(());
             };
             let over = terminal(&job).is_some();
             let pods = self.pods_of(&job).await?;
-            if let Some(pod) = newest(&pods).filter(|pod| has_log(pod)) {
+            if let Some(pod) = newest(&pods).filter(|pod| has_begun(pod)) {
                 let pod_name = pod.metadata.name.clone().unwrap_or_default();
                 let mut position = match shown.take() {
                     Some((of, position)) if of == pod_name => position,
@@ -279,7 +265,7 @@ impl Cluster {
         position: &mut LogPosition,
         lines: &mpsc::Sender<Result<LogLine, ClusterError>>,
     ) -> Result<(), ClusterError> {
-        let mut reading = position.reading();
+        let mut before = position.clone();
         let pods = self.pods();
         let params = LogParams {
             container: Some(EXECUTOR.to_owned()),
@@ -302,16 +288,12 @@ impl Cluster {
         // A broken connection ends this pass, like the end of the log. The next pass continues here.
         while let Some(Ok(line)) = log.next().await {
             let line = LogLine::parse(&line);
-            if position.admits(&mut reading, &line) && lines.send(Ok(line)).await.is_err() {
+            if position.admits(&mut before, &line) && lines.send(Ok(line)).await.is_err() {
                 return Ok(());
             }
         }
         Ok(())
     }
-}
-
-fn has_log(pod: &Pod) -> bool {
-    executor_state(pod).is_some_and(|state| state.running.is_some() || state.terminated.is_some())
 }
 
 fn has_ended(pod: &Pod) -> bool {
@@ -340,10 +322,10 @@ mod tests {
     use crate::fake_server::Server;
 
     fn show(position: &mut LogPosition, text: &str) -> Vec<String> {
-        let mut reading = position.reading();
+        let mut before = position.clone();
         text.lines()
             .map(LogLine::parse)
-            .filter(|line| position.admits(&mut reading, line))
+            .filter(|line| position.admits(&mut before, line))
             .map(|line| line.text)
             .collect()
     }

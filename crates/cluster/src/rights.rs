@@ -24,10 +24,10 @@ pub enum Need {
 
 /// One verb on one resource.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Right {
+pub struct Right<'a> {
     pub verb: &'static str,
-    pub group: &'static str,
-    pub resource: &'static str,
+    pub group: &'a str,
+    pub resource: &'a str,
     pub subresource: &'static str,
     pub scope: RightScope,
     pub need: Need,
@@ -42,7 +42,7 @@ const fn right(
     group: &'static str,
     resource: &'static str,
     purpose: &'static str,
-) -> Right {
+) -> Right<'static> {
     Right {
         verb,
         group,
@@ -55,14 +55,18 @@ const fn right(
     }
 }
 
-const fn secret(verb: &'static str, purpose: &'static str) -> Right {
+const fn job(verb: &'static str, purpose: &'static str) -> Right<'static> {
+    right(verb, "batch", "jobs", purpose)
+}
+
+const fn secret(verb: &'static str, purpose: &'static str) -> Right<'static> {
     Right {
         need: Need::JobDataInSecret,
         ..right(verb, "", "secrets", purpose)
     }
 }
 
-const fn lease(verb: &'static str, purpose: &'static str) -> Right {
+const fn lease(verb: &'static str, purpose: &'static str) -> Right<'static> {
     Right {
         scope: RightScope::Launcher,
         need: Need::Election,
@@ -70,7 +74,7 @@ const fn lease(verb: &'static str, purpose: &'static str) -> Right {
     }
 }
 
-const fn own_lease(verb: &'static str, purpose: &'static str) -> Right {
+const fn own_lease(verb: &'static str, purpose: &'static str) -> Right<'static> {
     Right {
         lease_only: true,
         ..lease(verb, purpose)
@@ -78,33 +82,13 @@ const fn own_lease(verb: &'static str, purpose: &'static str) -> Right {
 }
 
 /// The table.
-pub const RIGHTS: &[Right] = &[
-    right("create", "batch", "jobs", "start runs"),
-    right(
-        "get",
-        "batch",
-        "jobs",
-        "continue what an earlier delivery began",
-    ),
-    right(
-        "list",
-        "batch",
-        "jobs",
-        "find every run again after a restart",
-    ),
-    right("watch", "batch", "jobs", "follow runs"),
-    right(
-        "patch",
-        "batch",
-        "jobs",
-        "release runs and note what was reported",
-    ),
-    right(
-        "delete",
-        "batch",
-        "jobs",
-        "cancel runs and keep the history short",
-    ),
+pub const RIGHTS: &[Right<'static>] = &[
+    job("create", "start runs"),
+    job("get", "continue what an earlier delivery began"),
+    job("list", "find every run again after a restart"),
+    job("watch", "follow runs"),
+    job("patch", "release runs and note what was reported"),
+    job("delete", "cancel runs and keep the history short"),
     right("list", "", "pods", "show the state of runs"),
     right("watch", "", "pods", "follow runs"),
     Right {

@@ -24,17 +24,18 @@ use job_contract::{annotations, labels};
 use k8s_openapi::api::batch::v1::Job;
 use k8s_openapi::api::core::v1::Secret;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference};
-use kube::api::{DeleteParams, Patch, PatchParams, PostParams, Preconditions};
+use kube::api::{DeleteParams, PostParams};
 use manifest::{Manifest, names, pod};
-use serde_json::{Value, json};
+use serde_json::json;
 use tracing::info;
 use uuid::Uuid;
 use verdict::{is_queued_by_cluster, is_suspended, terminal};
 
+use super::job::{Deletion, this_version};
 use super::{Cluster, ClusterError, annotation, label};
 
 /// Name under which writes appear in managed fields.
-const FIELD_MANAGER: &str = "mayfly";
+pub(super) const FIELD_MANAGER: &str = "mayfly";
 /// The action of the dry run that shows whether a Secret exists.
 pub(super) const DRY_RUN_ACTION: &str = "look for the job data";
 /// How often the objects of a run may change during a delivery. After that, the next delivery continues.
@@ -66,7 +67,6 @@ struct Accepted {
     release: Option<Release>,
 }
 
-/// How a Job that has its Secret is released.
 #[derive(Clone, Debug)]
 pub(super) enum Release {
     /// `suspend` becomes false.
@@ -147,31 +147,19 @@ impl Cluster {
     /// Removes a Job that was held and never released. The deletion applies only to the version that was read, because
     /// the Job may be released at any time.
     pub async fn dismiss(&self, name: &str) -> Result<(), ClusterError> {
-        let jobs = self.jobs();
+        let action = "remove a run with nothing to do";
         for _ in 0..ROUNDS {
-            let job = match self.job(name).await {
-                Ok(job) => job,
-                Err(ClusterError::NoSuchRun(_)) => return Ok(()),
-                Err(error) => return Err(error),
+            let Some(job) = self.find_job(name).await? else {
+                return Ok(());
             };
             if !is_suspended(&job) || annotation(&job.metadata, annotations::RELEASED_AT).is_some()
             {
                 return Ok(());
             }
-            let params = DeleteParams::background().preconditions(Preconditions {
-                uid: job.metadata.uid.clone(),
-                resource_version: job.metadata.resource_version.clone(),
-            });
-            let removed = self
-                .request_with_retries("remove a run with nothing to do", || {
-                    jobs.delete(name, &params)
-                })
-                .await;
-            match removed {
-                // The Job has changed, for example its conditions by the Job controller. Read it again.
-                Err(error) if error.is_conflict() => {}
-                Err(error) if !error.is_not_found() => return Err(error),
-                _ => return Ok(()),
+            let (params, meant) = (DeleteParams::background(), this_version(&job));
+            // The Job may have changed, for example its conditions by the Job controller. Then it is read again.
+            if self.delete_job(action, name, params, meant).await? != Deletion::Changed {
+                return Ok(());
             }
         }
         Err(unsettled())
@@ -192,29 +180,13 @@ impl Cluster {
         }
     }
 
-    pub(super) async fn job(&self, name: &str) -> Result<Job, ClusterError> {
-        let jobs = self.jobs();
-        let job = self
-            .request_with_retries("read the Job", || jobs.get(name))
-            .await;
-        job.map_err(|error| {
-            if error.is_not_found() {
-                ClusterError::NoSuchRun(name.to_owned())
-            } else {
-                error
-            }
-        })
-    }
-
     /// Whether an earlier delivery of this step was accepted.
     ///
     /// # Errors
     /// Fails also while another delivery may still store the job data.
     pub async fn has_run(&self, job_id: &str, step_id: &str) -> Result<bool, ClusterError> {
-        let job = match self.job(&names::job_name(job_id, step_id)).await {
-            Ok(job) => job,
-            Err(ClusterError::NoSuchRun(_)) => return Ok(false),
-            Err(error) => return Err(error),
+        let Some(job) = self.find_job(&names::job_name(job_id, step_id)).await? else {
+            return Ok(false);
         };
         let is_abandoned = self.is_abandoned(&job);
         let [of_job, of_step] =
@@ -231,7 +203,6 @@ impl Cluster {
         }
     }
 
-    /// Stores the Job and its Secret.
     async fn store(&self, objects: &Manifest) -> Result<Accepted, ClusterError> {
         let name = name_of(&objects.job.metadata)?;
         for _ in 0..ROUNDS {
@@ -310,10 +281,8 @@ impl Cluster {
         objects: &Manifest,
         name: &str,
     ) -> Result<Option<Accepted>, ClusterError> {
-        let job = match self.job(name).await {
-            Ok(job) => job,
-            Err(ClusterError::NoSuchRun(_)) => return Ok(None),
-            Err(error) => return Err(error),
+        let Some(job) = self.find_job(name).await? else {
+            return Ok(None);
         };
         // A delivery may store the Secret after the look for it below. So the age is that of the Job before that look.
         let is_abandoned = self.is_abandoned(&job);
@@ -384,10 +353,9 @@ impl Cluster {
     /// at any time.
     async fn give_up_refused(&self, name: &str, uid: &str) -> Result<(), ClusterError> {
         for _ in 0..ROUNDS {
-            let job = match self.job(name).await {
-                Ok(job) if job.metadata.uid.as_deref() == Some(uid) => job,
-                Ok(_) | Err(ClusterError::NoSuchRun(_)) => return Ok(()),
-                Err(error) => return Err(error),
+            let job = self.find_job(name).await?;
+            let Some(job) = job.filter(|job| job.metadata.uid.as_deref() == Some(uid)) else {
+                return Ok(());
             };
             match job_state(&job)? {
                 JobState::Held(held) if !held.stored => {
@@ -407,13 +375,10 @@ impl Cluster {
             "resourceVersion": job.metadata.resource_version,
             "annotations": {annotations::NOT_ACCEPTED: "true"},
         }});
-        match self
-            .patch_job("give up an incomplete Job", name, &patch)
-            .await
-        {
-            Ok(job) => self.remove_incomplete(name, &job).await.map(drop),
-            Err(error) if error.is_not_found() || error.is_conflict() => Ok(()),
-            Err(error) => Err(error),
+        let action = "give up an incomplete Job";
+        match self.patch_this_job(action, name, &patch).await? {
+            Some(job) => self.remove_incomplete(name, &job).await.map(drop),
+            None => Ok(()),
         }
     }
 
@@ -456,11 +421,8 @@ impl Cluster {
         let now = self.now().to_string();
         let noted = json!({annotations::STORED_AT: now, annotations::NOT_ACCEPTED: null});
         let patch = json!({"metadata": {"uid": uid, "annotations": noted}});
-        match self.patch_job("accept the run", name, &patch).await {
-            Ok(job) => Ok(job.metadata.deletion_timestamp.is_none()),
-            Err(error) if error.is_not_found() || error.is_conflict() => Ok(false),
-            Err(error) => Err(error),
-        }
+        let job = self.patch_this_job("accept the run", name, &patch).await?;
+        Ok(job.is_some_and(|job| job.metadata.deletion_timestamp.is_none()))
     }
 
     pub(super) async fn release_uid(
@@ -494,22 +456,6 @@ impl Cluster {
         Ok(())
     }
 
-    pub(super) async fn patch_job(
-        &self,
-        action: &'static str,
-        name: &str,
-        patch: &Value,
-    ) -> Result<Job, ClusterError> {
-        let jobs = self.jobs();
-        let params = PatchParams {
-            field_manager: Some(FIELD_MANAGER.to_owned()),
-            ..PatchParams::default()
-        };
-        let patch = Patch::Merge(patch);
-        self.request_with_retries(action, || jobs.patch(name, &params, &patch))
-            .await
-    }
-
     /// Releases a suspended Job that was never released. If its job data is missing and `remove_incomplete` is set, it
     /// removes the Job instead, because its submitter is dead.
     pub(super) async fn release_held(
@@ -517,10 +463,8 @@ impl Cluster {
         name: &str,
         remove_incomplete: bool,
     ) -> Result<ReleaseOutcome, ClusterError> {
-        let job = match self.job(name).await {
-            Ok(job) => job,
-            Err(ClusterError::NoSuchRun(_)) => return Ok(ReleaseOutcome::NotHeld),
-            Err(error) => return Err(error),
+        let Some(job) = self.find_job(name).await? else {
+            return Ok(ReleaseOutcome::NotHeld);
         };
         let JobState::Held(held) = job_state(&job)? else {
             return Ok(ReleaseOutcome::NotHeld);
@@ -559,21 +503,14 @@ impl Cluster {
         name: &str,
         job: &Job,
     ) -> Result<ReleaseOutcome, ClusterError> {
-        let jobs = self.jobs();
-        let params = DeleteParams::background().preconditions(Preconditions {
-            uid: job.metadata.uid.clone(),
-            resource_version: job.metadata.resource_version.clone(),
-        });
-        let removed = self
-            .request_with_retries("remove an incomplete Job", || jobs.delete(name, &params))
-            .await;
-        match removed {
-            Ok(_) => Ok(ReleaseOutcome::Removed),
-            Err(error) if error.is_not_found() => Ok(ReleaseOutcome::NotHeld),
-            // The Job has changed. Read it again.
-            Err(error) if error.is_conflict() => Ok(ReleaseOutcome::Incomplete),
-            Err(error) => Err(error),
-        }
+        let (params, meant) = (DeleteParams::background(), this_version(job));
+        let action = "remove an incomplete Job";
+        Ok(match self.delete_job(action, name, params, meant).await? {
+            Deletion::Done => ReleaseOutcome::Removed,
+            Deletion::Gone => ReleaseOutcome::NotHeld,
+            // Read it again.
+            Deletion::Changed => ReleaseOutcome::Incomplete,
+        })
     }
 }
 
@@ -619,7 +556,6 @@ pub(super) fn trial_advice(error: &ClusterError) -> Option<&'static str> {
     }
 }
 
-/// The result of releasing a suspended Job.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum ReleaseOutcome {
     Released,

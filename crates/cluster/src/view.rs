@@ -4,11 +4,13 @@ use std::collections::HashMap;
 
 use job_contract::{annotations, labels};
 use k8s_openapi::api::batch::v1::Job;
-use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::api::core::v1::{Event, Pod};
 use k8s_openapi::jiff::Timestamp;
+use kube::Api;
 use kube::api::ListParams;
 use manifest::check;
 use serde::Serialize;
+use serde::de::DeserializeOwned;
 use verdict::{LockHolder, Observation, Timeouts, Verdict, VerdictKind, WaitReason};
 
 use super::{Cluster, ClusterError, RunRef, annotation, label, report_seal};
@@ -68,22 +70,28 @@ impl Cluster {
     /// Every run of the namespace, oldest first.
     pub async fn list(&self) -> Result<Vec<RunView>, ClusterError> {
         let mut pods: HashMap<String, Vec<Pod>> = HashMap::new();
-        for pod in self.all_pods().await? {
+        let api = self.pods();
+        let listed = self.each_of(&api, "list the pods", |mut pod: Pod| {
+            report_seal::mark_unproven(&mut pod, self.report_key.as_ref());
             if let Some(job) = label(&pod.metadata, labels::JOB_NAME) {
                 pods.entry(job.to_owned()).or_default().push(pod);
             }
+        });
+        match listed.await {
+            // The Role in Terrakube's documentation can read only Jobs. Then the details of pods are missing.
+            Err(error) if error.is_forbidden() => {}
+            listed => listed?,
         }
         let now = self.now();
-        let mut views: Vec<RunView> = self
-            .all_jobs()
-            .await?
-            .into_iter()
-            .filter_map(|job| {
-                let key = RunRef::of(&job.metadata)?;
+        let mut views = Vec::new();
+        self.each_job(|job| {
+            let key = RunRef::of(&job.metadata);
+            views.extend(key.map(|key| {
                 let pods = pods.remove(&key.name).unwrap_or_default();
-                Some(view(key, &job, &pods, now))
-            })
-            .collect();
+                view(key, &job, &pods, now)
+            }));
+        })
+        .await?;
         views.sort_by(|a, b| (a.created, &a.key.name).cmp(&(b.created, &b.key.name)));
         Ok(views)
     }
@@ -100,41 +108,24 @@ impl Cluster {
         Ok(found)
     }
 
-    /// The run a user means: by its Job's name, `job/step`, or the job's id (then its newest step).
-    pub async fn find(&self, word: &str) -> Result<RunRef, ClusterError> {
-        if let Ok(job) = self.job(word).await
-            && let Some(key) = RunRef::of(&job.metadata)
-        {
-            return Ok(key);
-        }
-        let mut found: Vec<(Option<Timestamp>, RunRef)> = self
-            .all_jobs()
-            .await?
-            .iter()
-            .filter_map(|job| {
-                let key = RunRef::of(&job.metadata).filter(|key| key.is_meant_by(word))?;
-                let created = job.metadata.creation_timestamp.as_ref().map(|time| time.0);
-                Some((created, key))
-            })
-            .collect();
-        found.sort();
-        let newest = found.pop().map(|(_, key)| key);
-        newest.ok_or_else(|| ClusterError::NoSuchRun(word.to_owned()))
+    async fn each_job(&self, look: impl FnMut(Job)) -> Result<(), ClusterError> {
+        self.each_of(&self.jobs(), "list the runs", look).await
     }
 
-    async fn all_jobs(&self) -> Result<Vec<Job>, ClusterError> {
-        let mut all = Vec::new();
-        self.each_job(|job| all.push(job)).await?;
-        Ok(all)
-    }
-
-    /// Calls a function for every Job, and keeps none in memory.
-    async fn each_job(&self, mut look: impl FnMut(Job)) -> Result<(), ClusterError> {
-        let api = self.jobs();
+    /// Calls a function for every object of a run, and keeps none in memory.
+    async fn each_of<K>(
+        &self,
+        api: &Api<K>,
+        action: &'static str,
+        mut look: impl FnMut(K),
+    ) -> Result<(), ClusterError>
+    where
+        K: Clone + std::fmt::Debug + DeserializeOwned,
+    {
         let mut params = ListParams::default().labels(labels::SELECTOR).limit(PAGE);
         loop {
             let page = self
-                .request_with_retries("list the runs", || api.list(&params))
+                .request_with_retries(action, || api.list(&params))
                 .await?;
             page.items.into_iter().for_each(&mut look);
             match page.metadata.continue_.filter(|token| !token.is_empty()) {
@@ -142,31 +133,6 @@ impl Cluster {
                 None => return Ok(()),
             }
         }
-    }
-
-    /// The Role in Terrakube's documentation can read only Jobs. Then the details of pods are missing.
-    async fn all_pods(&self) -> Result<Vec<Pod>, ClusterError> {
-        let api = self.pods();
-        let mut params = ListParams::default().labels(labels::SELECTOR).limit(PAGE);
-        let mut all = Vec::new();
-        loop {
-            let page = match self
-                .request_with_retries("list the pods", || api.list(&params))
-                .await
-            {
-                Err(error) if error.is_forbidden() => return Ok(Vec::new()),
-                page => page?,
-            };
-            all.extend(page.items);
-            match page.metadata.continue_.filter(|token| !token.is_empty()) {
-                Some(token) => params = params.continue_token(&token),
-                None => break,
-            }
-        }
-        for pod in &mut all {
-            report_seal::mark_unproven(pod, self.report_key.as_ref());
-        }
-        Ok(all)
     }
 
     /// Returns the pods of one Job. Empty if they may not be read.
@@ -223,16 +189,27 @@ impl Cluster {
     }
 }
 
+/// Whether the executor of a pod has started.
+pub(super) fn has_begun(pod: &Pod) -> bool {
+    verdict::executor_state(pod)
+        .is_some_and(|state| state.running.is_some() || state.terminated.is_some())
+}
+
+/// Observes a run, unless its verdict is recorded on the Job.
+pub(super) fn observe(job: &Job, pods: &[Pod], events: &[Event], now: Timestamp) -> Observation {
+    recorded_verdict(job).map_or_else(
+        || verdict::observe(job, pods, events, now, &Timeouts::default()),
+        |verdict| Observation::Ended(Box::new(verdict)),
+    )
+}
+
 /// Returns the verdict that is recorded on the Job.
 pub(super) fn recorded_verdict(job: &Job) -> Option<Verdict> {
     serde_json::from_str(annotation(&job.metadata, annotations::VERDICT)?).ok()
 }
 
 fn view(key: RunRef, job: &Job, pods: &[Pod], now: Timestamp) -> RunView {
-    let observation = recorded_verdict(job).map_or_else(
-        || verdict::observe(job, pods, &[], now, &Timeouts::default()),
-        |verdict| Observation::Ended(Box::new(verdict)),
-    );
+    let observation = observe(job, pods, &[], now);
     let terminal = verdict::terminal(job);
     let ended = terminal
         .and_then(|condition| condition.last_transition_time.as_ref())

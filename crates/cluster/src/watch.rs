@@ -19,18 +19,45 @@ mod report;
 mod reporting;
 mod requests;
 mod run;
-mod settings;
 mod shell;
 mod state;
 mod transition;
 
 use std::sync::Arc;
+use std::time::Duration;
+
+use job_contract::labels;
+use verdict::Timeouts;
 
 pub use history::HistoryLimits;
 pub use observer::{Heartbeat, ReportOutcome, RunCounts, RunObserver};
-pub use settings::WatchSettings;
 
 use super::Cluster;
+
+/// How the watcher behaves.
+#[derive(Clone, Debug)]
+pub struct WatchSettings {
+    /// Which Jobs and pods are watched.
+    pub selector: String,
+    pub timeouts: Timeouts,
+    pub history: HistoryLimits,
+    /// A suspended Job whose job data is still missing after this time is removed: its submitter is dead.
+    pub incomplete_after: Duration,
+    /// The pause before the second attempt to report a run. Later pauses grow.
+    pub report_again: Duration,
+}
+
+impl Default for WatchSettings {
+    fn default() -> Self {
+        Self {
+            selector: labels::of_launcher(),
+            timeouts: Timeouts::default(),
+            history: HistoryLimits::default(),
+            incomplete_after: Duration::from_mins(1),
+            report_again: Duration::from_secs(5),
+        }
+    }
+}
 
 impl Cluster {
     /// Watches until dropped.

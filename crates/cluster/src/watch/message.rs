@@ -53,18 +53,15 @@ pub(super) enum Input {
     QueueReview,
     /// Every run is to be looked at again, in case an event was missed.
     Resync,
-    /// A request has ended.
     Response(Box<JobRef>, Response),
 }
 
 /// Something that the state asks for.
 #[derive(Debug, PartialEq)]
 pub(super) enum Effect {
-    /// A call of the observer.
     Call(ObserverCall),
     /// A request about a Job. It runs beside the others, and its response is an input.
     Request(JobRef, Request),
-    /// A line in the launcher's own log.
     Diagnostic(Diagnostic),
     /// The Secret of this Job (a UID) need not be remembered any more.
     ForgetSecret(String),
@@ -80,7 +77,6 @@ pub(super) enum ObserverCall {
     Counts(RunCounts),
 }
 
-/// A request about one Job.
 #[derive(Debug, PartialEq)]
 pub(super) enum Request {
     /// Fetches the events of a run and, once its end was seen, its pods as they are now.
@@ -90,9 +86,13 @@ pub(super) enum Request {
         has_ended: bool,
     },
     /// Looks for a heartbeat of the executor after this pause.
-    Heartbeat { pause: Duration },
+    Heartbeat {
+        pause: Duration,
+    },
     /// Releases a suspended Job, or removes it if its job data is missing and no request is about to store it.
-    Release { remove_incomplete: bool },
+    Release {
+        remove_incomplete: bool,
+    },
     /// Stops a run that was given up, reports its end, and writes both onto the Job.
     Report {
         verdict: Box<Verdict>,
@@ -109,14 +109,16 @@ pub(super) enum Request {
         keep: Option<i32>,
     },
     /// Reports the end of a run whose Job is gone.
-    ReportGone { verdict: Box<Verdict> },
+    ReportGone {
+        verdict: Box<Verdict>,
+    },
     /// Ends the Job of a run that is over and writes the verdict onto it.
-    Stop { verdict: Box<Verdict> },
-    /// Removes an ended Job.
+    Stop {
+        verdict: Box<Verdict>,
+    },
     Remove,
 }
 
-/// The response to a [`Request`].
 #[derive(Debug)]
 pub(super) enum Response {
     Events {
@@ -134,7 +136,6 @@ pub(super) enum Response {
     Remove,
 }
 
-/// A line in the launcher's own log.
 #[derive(Debug, PartialEq)]
 pub(super) enum Diagnostic {
     RunEnded(RunRef, Box<Verdict>),

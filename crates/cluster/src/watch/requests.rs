@@ -204,12 +204,12 @@ impl Cluster {
     }
 
     async fn remove_ended(&self, name: &str, uid: &str) -> Result<(), ClusterError> {
-        let jobs = self.jobs();
-        let params = DeleteParams::background().preconditions(Preconditions {
+        let meant = Preconditions {
             uid: Some(uid.to_owned()),
             resource_version: None,
-        });
-        self.request_with_retries("remove an ended run", || jobs.delete(name, &params))
+        };
+        let params = DeleteParams::background();
+        self.delete_job("remove an ended run", name, params, meant)
             .await
             .map(drop)
     }

@@ -12,9 +12,9 @@ use kube::runtime::{WatchStreamExt as _, watcher};
 use tokio::sync::{Semaphore, mpsc};
 use tracing::{info, warn};
 
+use super::WatchSettings;
 use super::message::{Diagnostic, Effect, Input, JobRef, Now, ObserverCall, Request};
 use super::observer::RunObserver;
-use super::settings::WatchSettings;
 use super::state::WatchState;
 use crate::{Cluster, report_seal};
 
@@ -54,14 +54,14 @@ pub(super) async fn watch(
     loop {
         let alarm = state.next_alarm().map(|at| {
             let pause = at.duration_since(cluster.now());
-            Duration::try_from(pause).unwrap_or_default()
+            tokio::time::Instant::now() + Duration::try_from(pause).unwrap_or_default()
         });
         let input = tokio::select! {
             Some(input) = jobs.next() => input,
             Some(input) = pods.next() => input,
             Some(input) = inbox.recv() => input,
-            () = sleep_if(alarm) => Input::Alarm,
-            () = sleep_until_if(review_at) => Input::QueueReview,
+            () = until(alarm) => Input::Alarm,
+            () = until(review_at) => Input::QueueReview,
             _ = resync.tick() => Input::Resync,
         };
         review_at = match input {
@@ -78,14 +78,7 @@ pub(super) async fn watch(
     }
 }
 
-async fn sleep_if(pause: Option<Duration>) {
-    match pause {
-        Some(pause) => tokio::time::sleep(pause).await,
-        None => std::future::pending().await,
-    }
-}
-
-async fn sleep_until_if(at: Option<tokio::time::Instant>) {
+async fn until(at: Option<tokio::time::Instant>) {
     match at {
         Some(at) => tokio::time::sleep_until(at).await,
         None => std::future::pending().await,

@@ -7,10 +7,10 @@ use k8s_openapi::api::batch::v1::Job;
 use k8s_openapi::jiff::Timestamp;
 use verdict::{Observation, is_suspended, terminal};
 
+use super::WatchSettings;
 use super::message::{Diagnostic, Effect, JobRef, Now, ObserverCall, Request};
 use super::report::GoneRun;
 use super::run::TrackedRun;
-use super::settings::WatchSettings;
 use crate::RunRef;
 use crate::cache::{JobFeed, Pods};
 
