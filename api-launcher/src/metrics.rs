@@ -33,31 +33,20 @@ pub(crate) enum DispatchResult {
 }
 
 impl DispatchResult {
-    const ALL: [Self; 8] = [
-        Self::Accepted,
-        Self::Duplicate,
-        Self::Forwarded,
-        Self::Unauthorized,
-        Self::Invalid,
-        Self::TooLarge,
-        Self::Timeout,
-        Self::Unavailable,
+    /// The values of the label, in the order of the variants.
+    const WORDS: [&'static str; 8] = [
+        "accepted",
+        "duplicate",
+        "forwarded",
+        "unauthorized",
+        "invalid",
+        "too_large",
+        "timeout",
+        "unavailable",
     ];
 
     const fn label(self) -> Label {
-        [(
-            "result",
-            match self {
-                Self::Accepted => "accepted",
-                Self::Duplicate => "duplicate",
-                Self::Forwarded => "forwarded",
-                Self::Unauthorized => "unauthorized",
-                Self::Invalid => "invalid",
-                Self::TooLarge => "too_large",
-                Self::Timeout => "timeout",
-                Self::Unavailable => "unavailable",
-            },
-        )]
+        [("result", Self::WORDS[self as usize])]
     }
 }
 
@@ -77,60 +66,51 @@ pub(crate) struct Metrics {
 
 impl Default for Metrics {
     fn default() -> Self {
-        let metrics = Self {
-            registry: MetricsRegistry::default(),
-            dispatches: Family::default(),
-            accept_seconds: Histogram::new(ACCEPT_SECONDS),
-            runs: Family::default(),
-            finished: Family::default(),
+        let registry = MetricsRegistry::default();
+        let version = Info::new(vec![("version", env!("CARGO_PKG_VERSION"))]);
+        registry.extend(|registry| registry.register("build", "Version of the launcher", version));
+        let dispatches: Family<Label, Counter> = registry.add(
+            "dispatches",
+            "Dispatches by how they were answered",
+            Family::default(),
+        );
+        let accept_seconds = registry.add(
+            "accept_duration_seconds",
+            "Time from a dispatch's head to its answer",
+            Histogram::new(ACCEPT_SECONDS),
+        );
+        let runs = registry.add(
+            "runs",
+            "Accepted runs that have not ended, by state",
+            Family::default(),
+        );
+        let finished: Family<Label, Counter> = registry.add(
+            "runs_finished",
+            "Runs that have ended, by outcome",
+            Family::default(),
+        );
+        // A series that appears with its first event hides that event from rates.
+        for result in DispatchResult::WORDS {
+            drop(dispatches.get_or_create(&[("result", result)]));
+        }
+        for outcome in [OK, FAILED] {
+            drop(finished.get_or_create(&outcome));
+        }
+        Self {
+            registry,
+            dispatches,
+            accept_seconds,
+            runs,
+            finished,
             watching: Gauge::default(),
             barred: Gauge::default(),
             ended: Family::default(),
             report_failures: Counter::default(),
-        };
-        metrics.register();
-        metrics
+        }
     }
 }
 
 impl Metrics {
-    fn register(&self) {
-        // A series that appears with its first event hides that event from rates.
-        for result in DispatchResult::ALL {
-            drop(self.dispatches.get_or_create(&result.label()));
-        }
-        for outcome in [OK, FAILED] {
-            drop(self.finished.get_or_create(&outcome));
-        }
-        self.registry.extend(|registry| {
-            registry.register(
-                "build",
-                "Version of the launcher",
-                Info::new(vec![("version", env!("CARGO_PKG_VERSION"))]),
-            );
-            registry.register(
-                "dispatches",
-                "Dispatches by how they were answered",
-                self.dispatches.clone(),
-            );
-            registry.register(
-                "accept_duration_seconds",
-                "Time from a dispatch's head to its answer",
-                self.accept_seconds.clone(),
-            );
-            registry.register(
-                "runs",
-                "Accepted runs that have not ended, by state",
-                self.runs.clone(),
-            );
-            registry.register(
-                "runs_finished",
-                "Runs that have ended, by outcome",
-                self.finished.clone(),
-            );
-        });
-    }
-
     /// Adds what only a launcher has that watches a cluster.
     pub(crate) fn for_cluster(self) -> Self {
         for kind in VerdictKind::ALL {
@@ -191,31 +171,26 @@ impl Metrics {
         }
     }
 
-    /// Counts a run of the cluster that has ended.
     pub(crate) fn ended(&self, kind: VerdictKind) {
         self.ended.get_or_create(&[("verdict", kind.name())]).inc();
         self.finished(kind == VerdictKind::Completed);
     }
 
-    /// Counts a verdict the platform could not take.
     pub(crate) fn report_failed(&self) {
         self.report_failures.inc();
     }
 
-    /// Counts an answered dispatch.
     pub(crate) fn dispatched(&self, result: DispatchResult, took: Duration) {
         self.dispatches.get_or_create(&result.label()).inc();
         self.accept_seconds.observe(took.as_secs_f64());
     }
 
-    /// Counts a run that has ended.
     pub(crate) fn finished(&self, ok: bool) {
         self.finished
             .get_or_create(if ok { &OK } else { &FAILED })
             .inc();
     }
 
-    /// Everything, as text.
     pub(crate) fn render(&self) -> String {
         self.registry.render()
     }

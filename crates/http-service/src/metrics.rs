@@ -3,7 +3,7 @@
 use std::sync::{Arc, Mutex};
 
 use prometheus_client::encoding::text::encode;
-use prometheus_client::registry::Registry;
+use prometheus_client::registry::{Metric, Registry};
 
 /// Media type of [`MetricsRegistry::render`].
 pub const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
@@ -22,6 +22,12 @@ impl MetricsRegistry {
     /// Adds the metrics of a part.
     pub fn extend(&self, register: impl FnOnce(&mut Registry)) {
         register(&mut runtime::lock(&self.0));
+    }
+
+    /// Adds one metric, and returns it.
+    pub fn add<M: Metric + Clone>(&self, name: &str, help: &str, metric: M) -> M {
+        self.extend(|registry| registry.register(name, help, metric.clone()));
+        metric
     }
 
     /// Returns all metrics as text.
