@@ -5,125 +5,66 @@ use std::fmt;
 use job_contract::Exit;
 use serde::{Deserialize, Serialize};
 
-/// Every way a run can end.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum VerdictKind {
-    Completed,
-    StepFailed,
-    NeverScheduled,
-    ImageNotPulled,
-    ConfigMissing,
-    QuotaExceeded,
-    AdmissionRefused,
-    OomKilled,
-    Evicted,
-    Preempted,
-    NodeLost,
-    DeadlineExceeded,
-    Deleted,
-    Lost,
-    BadJobData,
-    Claimed,
-    Infrastructure,
-    Defect,
-    Signalled,
-    /// The job was cancelled.
-    Cancelled,
-    /// The executor stopped the tool before the kernel would have killed it for its memory.
-    MemoryStop,
-    /// The executor stopped the tool because the tool had no output for too long.
-    Silence,
-    /// A lock of another run or person was on the state.
-    StateLocked,
-    /// The agent of a pool had to stop at once and ended the executor.
-    AgentForced,
+/// Makes the kinds from a table: the kind, its name in JSON and in tables, and the exit with which the executor would have ended,
+/// if it could.
+macro_rules! kinds {
+    ($($(#[$doc:meta])* $kind:ident, $name:literal, $outcome:expr;)*) => {
+        /// Every way a run can end.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+        pub enum VerdictKind {
+            $($(#[$doc])* #[serde(rename = $name)] $kind,)*
+        }
+
+        impl VerdictKind {
+            pub const ALL: [Self; 24] = [$(Self::$kind),*];
+
+            /// The name in JSON and in tables.
+            pub const fn name(self) -> &'static str {
+                match self {
+                    $(Self::$kind => $name,)*
+                }
+            }
+
+            /// The exit with which the executor would have ended, if it could.
+            pub const fn outcome(self) -> Exit {
+                match self {
+                    $(Self::$kind => $outcome,)*
+                }
+            }
+        }
+    };
 }
 
-impl VerdictKind {
-    /// Every kind there is.
-    pub const ALL: [Self; 24] = [
-        Self::Completed,
-        Self::StepFailed,
-        Self::NeverScheduled,
-        Self::ImageNotPulled,
-        Self::ConfigMissing,
-        Self::QuotaExceeded,
-        Self::AdmissionRefused,
-        Self::OomKilled,
-        Self::Evicted,
-        Self::Preempted,
-        Self::NodeLost,
-        Self::DeadlineExceeded,
-        Self::Deleted,
-        Self::Lost,
-        Self::BadJobData,
-        Self::Claimed,
-        Self::Infrastructure,
-        Self::Defect,
-        Self::Signalled,
-        Self::Cancelled,
-        Self::MemoryStop,
-        Self::Silence,
-        Self::StateLocked,
-        Self::AgentForced,
-    ];
-
-    /// The name in JSON and in tables.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Completed => "completed",
-            Self::StepFailed => "step_failed",
-            Self::NeverScheduled => "never_scheduled",
-            Self::ImageNotPulled => "image_not_pulled",
-            Self::ConfigMissing => "config_missing",
-            Self::QuotaExceeded => "quota_exceeded",
-            Self::AdmissionRefused => "admission_refused",
-            Self::OomKilled => "oom_killed",
-            Self::Evicted => "evicted",
-            Self::Preempted => "preempted",
-            Self::NodeLost => "node_lost",
-            Self::DeadlineExceeded => "deadline_exceeded",
-            Self::Deleted => "deleted",
-            Self::Lost => "lost",
-            Self::BadJobData => "bad_job_data",
-            Self::Claimed => "claimed",
-            Self::Infrastructure => "infrastructure",
-            Self::Defect => "defect",
-            Self::Signalled => "signalled",
-            Self::Cancelled => "cancelled",
-            Self::MemoryStop => "memory_stop",
-            Self::Silence => "silence",
-            Self::StateLocked => "state_locked",
-            Self::AgentForced => "agent_forced",
-        }
-    }
-
-    /// The exit with which the executor would have ended, if it could.
-    pub const fn outcome(self) -> Exit {
-        match self {
-            Self::Completed => Exit::Done,
-            Self::StepFailed | Self::MemoryStop | Self::Silence | Self::StateLocked => {
-                Exit::StepFailed
-            }
-            Self::NeverScheduled
-            | Self::ImageNotPulled
-            | Self::QuotaExceeded
-            | Self::Infrastructure => Exit::Infrastructure,
-            Self::ConfigMissing | Self::AdmissionRefused => Exit::BadConfiguration,
-            Self::BadJobData => Exit::BadJobData,
-            Self::Claimed => Exit::Claimed,
-            Self::Defect => Exit::Defect,
-            Self::Preempted
-            | Self::DeadlineExceeded
-            | Self::Deleted
-            | Self::Signalled
-            | Self::Cancelled => Exit::Signal(15),
-            Self::OomKilled | Self::Evicted | Self::NodeLost | Self::Lost | Self::AgentForced => {
-                Exit::Signal(9)
-            }
-        }
-    }
+kinds! {
+    Completed, "completed", Exit::Done;
+    StepFailed, "step_failed", Exit::StepFailed;
+    NeverScheduled, "never_scheduled", Exit::Infrastructure;
+    ImageNotPulled, "image_not_pulled", Exit::Infrastructure;
+    ConfigMissing, "config_missing", Exit::BadConfiguration;
+    QuotaExceeded, "quota_exceeded", Exit::Infrastructure;
+    AdmissionRefused, "admission_refused", Exit::BadConfiguration;
+    OomKilled, "oom_killed", Exit::Signal(9);
+    Evicted, "evicted", Exit::Signal(9);
+    Preempted, "preempted", Exit::Signal(15);
+    NodeLost, "node_lost", Exit::Signal(9);
+    DeadlineExceeded, "deadline_exceeded", Exit::Signal(15);
+    Deleted, "deleted", Exit::Signal(15);
+    Lost, "lost", Exit::Signal(9);
+    BadJobData, "bad_job_data", Exit::BadJobData;
+    Claimed, "claimed", Exit::Claimed;
+    Infrastructure, "infrastructure", Exit::Infrastructure;
+    Defect, "defect", Exit::Defect;
+    Signalled, "signalled", Exit::Signal(15);
+    /// The job was cancelled.
+    Cancelled, "cancelled", Exit::Signal(15);
+    /// The executor stopped the tool before the kernel would have killed it for its memory.
+    MemoryStop, "memory_stop", Exit::StepFailed;
+    /// The executor stopped the tool because the tool had no output for too long.
+    Silence, "silence", Exit::StepFailed;
+    /// A lock of another run or person was on the state.
+    StateLocked, "state_locked", Exit::StepFailed;
+    /// The agent of a pool had to stop at once and ended the executor.
+    AgentForced, "agent_forced", Exit::Signal(9);
 }
 
 /// What an executor's own exit code says, in a pod and on a machine alike.

@@ -14,7 +14,6 @@ use super::{facts, step_start};
 /// SIGKILL, as an exit code.
 pub(super) const KILLED: i32 = 137;
 
-/// How one pod ended.
 pub(super) struct PodEnd {
     pub(super) kind: VerdictKind,
     pub(super) sentence: String,
@@ -72,7 +71,6 @@ fn spoken(pod: &Pod) -> Option<PodEnd> {
     let exit = Exit::from_code(i32::from(report.outcome)).unwrap_or(Exit::Defect);
     let in_the_way = |lock: &StateLock| lock.status == LockStatus::InTheWay;
     let kind = match exit {
-        Exit::Done => VerdictKind::Completed,
         Exit::StepFailed => match report.stopped {
             Some(StopReason::Cancelled) => VerdictKind::Cancelled,
             Some(StopReason::Deadline) => VerdictKind::DeadlineExceeded,
@@ -83,12 +81,7 @@ fn spoken(pod: &Pod) -> Option<PodEnd> {
             _ if was_out_of_memory(pod) => VerdictKind::OomKilled,
             Some(StopReason::Signal) | None => VerdictKind::StepFailed,
         },
-        Exit::Defect => VerdictKind::Defect,
-        Exit::BadConfiguration => VerdictKind::ConfigMissing,
-        Exit::BadJobData => VerdictKind::BadJobData,
-        Exit::Infrastructure => VerdictKind::Infrastructure,
-        Exit::Claimed => VerdictKind::Claimed,
-        Exit::Signal(_) => VerdictKind::Signalled,
+        other => VerdictKind::from(other),
     };
     let sentence = match (exit, &report.error) {
         (Exit::Done, None) => "the step did what it was asked to do".to_owned(),

@@ -9,7 +9,6 @@ use super::kind::VerdictKind;
 use super::model::{Observation, RunObjects, Timeouts, Wait, WaitReason};
 use super::run_end;
 
-/// The current time and the timeouts.
 pub(super) struct WaitLimits<'a> {
     pub(super) now: Timestamp,
     pub(super) timeouts: &'a Timeouts,
