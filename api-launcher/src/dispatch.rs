@@ -25,7 +25,9 @@ pub(crate) trait DispatchTarget: Debug + Send + Sync {
     fn readiness(&self) -> BoxFuture<'_, Readiness>;
 
     /// Does what the target does beside accepting, until the launcher stops.
-    fn work(&self) -> BoxFuture<'_, ()>;
+    fn work(&self) -> BoxFuture<'_, ()> {
+        std::future::ready(()).boxed()
+    }
 
     /// Waits for the tasks that follow responses. No dispatch is accepted any more.
     fn finish_background_tasks(&self) -> BoxFuture<'_, ()> {

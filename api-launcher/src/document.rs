@@ -2,62 +2,27 @@
 
 use std::fs::File;
 use std::io::{self, Read as _};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
-use job_contract::encoding::{self, DecodeError, MAX_DOCUMENT_BYTES};
-use job_contract::job::JobDataError;
+use job_contract::encoding::{self, MAX_DOCUMENT_BYTES};
 use job_contract::{Document, Exit};
+
+use crate::failure::Failure;
 
 /// Stands for standard input.
 pub(crate) const STDIN: &str = "-";
 
-/// Why there is no document to run.
-#[derive(Debug, thiserror::Error)]
-pub(crate) enum DocumentError {
-    #[error("could not read the job document `{}`", path.display())]
-    Read {
-        path: PathBuf,
-        #[source]
-        source: io::Error,
-    },
-    #[error("the job document `{}` cannot be decoded", path.display())]
-    Decode {
-        path: PathBuf,
-        #[source]
-        source: DecodeError,
-    },
-    #[error("the job document `{}` cannot be run", path.display())]
-    Unusable {
-        path: PathBuf,
-        #[source]
-        source: JobDataError,
-    },
-}
-
-impl DocumentError {
-    /// Whose fault it is.
-    pub(crate) const fn exit(&self) -> Exit {
-        match self {
-            Self::Read { .. } => Exit::BadConfiguration,
-            Self::Decode { .. } | Self::Unusable { .. } => Exit::BadJobData,
-        }
-    }
-}
-
 /// The document in `path`, JSON or encoded, with all that every step needs.
-pub(crate) fn read(path: &Path) -> Result<Document, DocumentError> {
-    let text = read_limited(path).map_err(|source| DocumentError::Read {
-        path: path.to_owned(),
-        source,
+pub(crate) fn read(path: &Path) -> Result<Document, Failure> {
+    let name = format!("the job document `{}`", path.display());
+    let unusable = |what| Failure::new(Exit::BadJobData, format!("{name} cannot be {what}"));
+    let text = read_limited(path).map_err(|error| {
+        let text = format!("could not read {name}");
+        Failure::new(Exit::BadConfiguration, text).because(error)
     })?;
-    let job = encoding::document(&text).map_err(|source| DocumentError::Decode {
-        path: path.to_owned(),
-        source,
-    })?;
-    job.validate().map_err(|source| DocumentError::Unusable {
-        path: path.to_owned(),
-        source,
-    })?;
+    let job = encoding::document(&text).map_err(|error| unusable("decoded").because(error))?;
+    job.validate()
+        .map_err(|error| unusable("run").because(error))?;
     Ok(job)
 }
 
@@ -102,9 +67,9 @@ mod tests {
             let message = format!("{error}: {}", error.source().unwrap());
             assert!(message.contains(expected), "{message}");
             assert!(!message.contains("hunter2"), "{message}");
-            assert_eq!(error.exit(), exit);
+            assert_eq!(error.exit, exit);
         }
         let absent = read(&temp.path().join("absent")).unwrap_err();
-        assert_eq!(absent.exit(), Exit::BadConfiguration);
+        assert_eq!(absent.exit, Exit::BadConfiguration);
     }
 }

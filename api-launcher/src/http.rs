@@ -44,11 +44,9 @@ pub(crate) struct AppState {
     gate: Arc<Gate>,
     routing: Arc<Routing>,
     target: Arc<dyn DispatchTarget>,
-    /// The pools, if there are any.
     hub: Option<Arc<Hub>>,
     page: Option<StatusPage>,
     metrics: Metrics,
-    /// The metrics as text.
     rendered: Arc<Fresh<Bytes>>,
     /// Turns of dispatches.
     turns: Arc<Semaphore>,
@@ -57,7 +55,6 @@ pub(crate) struct AppState {
     draining: CancellationToken,
 }
 
-/// The status page.
 #[derive(Clone, Debug)]
 pub(crate) struct StatusPage {
     pub(crate) hub: Arc<Hub>,

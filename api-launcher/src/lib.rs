@@ -12,6 +12,7 @@ pub mod cli;
 #[cfg(feature = "kubernetes")]
 mod dispatch;
 mod document;
+mod failure;
 #[cfg(feature = "kubernetes")]
 mod http;
 #[cfg(feature = "kubernetes")]
@@ -87,5 +88,5 @@ fn usage(error: &clap::Error) -> ExitCode {
 fn completions(shell: clap_complete::Shell) -> ExitCode {
     let mut script = Vec::new();
     clap_complete::generate(shell, &mut Args::command(), "api-launcher", &mut script);
-    ExitCode::from(terminal::stdout::print(&script).code())
+    ExitCode::from(terminal::sink::print(&script).code())
 }

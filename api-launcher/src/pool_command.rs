@@ -8,7 +8,7 @@ use job_contract::Exit;
 use pool_protocol::id::PoolName;
 use pool_protocol::token::{OperatorToken, PoolToken};
 
-use crate::terminal;
+use crate::terminal::sink;
 
 /// Work with pools
 #[derive(Args, Clone, Debug)]
@@ -60,7 +60,6 @@ Example:
   api-launcher pool token new --pool eu --description Frankfurt > token";
 
 impl PoolArgs {
-    /// Runs the subcommand.
     pub(crate) fn run(&self) -> Exit {
         match &self.command {
             PoolCommand::Token {
@@ -91,6 +90,6 @@ impl NewArgs {
         if written.is_err() {
             return Exit::Infrastructure;
         }
-        terminal::stdout::print(format!("{token}\n").as_bytes())
+        sink::print(format!("{token}\n").as_bytes())
     }
 }

@@ -4,7 +4,6 @@
 pub mod args;
 pub(crate) mod artifacts;
 mod content;
-mod error;
 mod event;
 mod folder;
 mod follow;
@@ -14,6 +13,7 @@ mod session;
 mod signals;
 pub(crate) mod view;
 
+use std::io;
 use std::path::Path;
 use std::time::Instant;
 
@@ -23,12 +23,12 @@ use processes::executor::{self, Program};
 use runtime::reaper;
 
 use self::args::RunArgs;
-use self::error::RunError;
 use self::event::{Event, RunStatus, RunSummary};
 use self::session::{JobIds, Session, StepOutcome};
 use self::signals::Signals;
 use self::view::View;
 use crate::document;
+use crate::failure::Failure;
 use crate::terminal::Terminal;
 
 /// How a run came out.
@@ -72,18 +72,22 @@ impl Conclusion {
     }
 }
 
-impl From<RunError> for Conclusion {
-    fn from(error: RunError) -> Self {
+impl From<Failure> for Conclusion {
+    fn from(failure: Failure) -> Self {
         Self {
-            status: match error {
-                RunError::Stopped(_) => RunStatus::Interrupted,
+            status: match failure.exit {
+                Exit::Signal(_) => RunStatus::Interrupted,
                 _ => RunStatus::Failed,
             },
-            exit: error.exit(),
-            error: Some(chain(&error)),
-            hint: error.hint().map(str::to_owned),
+            exit: failure.exit,
+            error: Some(chain(&failure)),
+            hint: failure.hint.map(str::to_owned),
         }
     }
+}
+
+fn no_signals(error: io::Error) -> Failure {
+    Failure::new(Exit::Infrastructure, "could not listen for signals").because(error)
 }
 
 /// Carries the run out, shows it, and returns the exit code.
@@ -95,7 +99,7 @@ pub fn run(args: &RunArgs) -> u8 {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()
-        .map_err(RunError::Signals);
+        .map_err(no_signals);
     let conclusion = runtime.and_then(|runtime| {
         let result = runtime.block_on(run_in(args, terminal, &mut view));
         // A folder still being packed when the run was stopped is not waited for.
@@ -117,8 +121,8 @@ async fn run_in(
     args: &RunArgs,
     terminal: Terminal,
     view: &mut View,
-) -> Result<Conclusion, RunError> {
-    let mut signals = Signals::listen().map_err(RunError::Signals)?;
+) -> Result<Conclusion, Failure> {
+    let mut signals = Signals::listen().map_err(no_signals)?;
     match &args.file {
         Some(path) => run_document(args, path, terminal, view, &mut signals).await,
         None => folder::run(args, terminal, view, &mut signals).await,
@@ -133,7 +137,7 @@ async fn run_document(
     terminal: Terminal,
     view: &mut View,
     signals: &mut Signals,
-) -> Result<Conclusion, RunError> {
+) -> Result<Conclusion, Failure> {
     let document = document::read(path)?;
     let document = job::with_inputs(document, &args.inputs, |name| std::env::var(name))?;
     let job: &JobData = &document;

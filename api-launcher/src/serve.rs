@@ -8,12 +8,11 @@ use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
-use agent::AgentError;
 use http_service::diagnostics::refuse;
 use http_service::{Limits, Shutdown};
-use hub::{Hub, HubError};
+use hub::Hub;
 use job_contract::report::ReportKey;
-use job_contract::{Exit, env};
+use job_contract::{Exit, chain, env};
 use platform::report_key;
 use processes::executor::prepare_for_processes;
 use runtime::handover;
@@ -23,57 +22,13 @@ use tokio_util::sync::CancellationToken;
 use tracing::{error, info, warn};
 
 use self::config::{ServeArgs, Settings, TargetSettings};
-use self::machine::{Machine, MachineError};
+use self::machine::Machine;
 use crate::dispatch::DispatchTarget;
 use crate::dispatch::no_target::NoTarget;
+use crate::failure::Failure;
 use crate::http::{self, AppState, Gate, StatusPage};
-use crate::kubernetes::dispatch_target::{KubernetesTarget, KubernetesTargetError};
+use crate::kubernetes::dispatch_target::KubernetesTarget;
 use crate::metrics::Metrics;
-
-/// Why the service ended before it was told to.
-#[derive(Debug, thiserror::Error)]
-enum ServeError {
-    #[error("could not start the runtime")]
-    Runtime(#[source] io::Error),
-    #[error("could not listen for signals")]
-    Signals(#[source] io::Error),
-    #[error("could not listen on `{address}`")]
-    Listen {
-        address: SocketAddr,
-        #[source]
-        source: io::Error,
-    },
-    #[error(transparent)]
-    Kubernetes(#[from] KubernetesTargetError),
-    #[error(transparent)]
-    Machine(#[from] MachineError),
-    #[error("the agent of this machine ended")]
-    Agent(#[from] AgentError),
-    #[error(transparent)]
-    Hub(#[from] HubError),
-}
-
-impl ServeError {
-    fn exit(&self) -> Exit {
-        match self {
-            Self::Kubernetes(KubernetesTargetError::Connect(error)) => error.exit(),
-            Self::Kubernetes(KubernetesTargetError::Data(error)) => error.exit(),
-            Self::Machine(error) => error.exit(),
-            Self::Agent(error) => error.exit(),
-            Self::Hub(error) => error.exit(),
-            _ => Exit::Infrastructure,
-        }
-    }
-
-    /// What to do about it.
-    fn hint(&self) -> Option<&'static str> {
-        match self {
-            Self::Kubernetes(KubernetesTargetError::Data(error)) => error.hint(),
-            Self::Machine(error) => error.hint(),
-            _ => None,
-        }
-    }
-}
 
 /// Serves until a signal says otherwise, and returns the exit code.
 pub fn serve(args: &ServeArgs, hardened: &Hardened) -> u8 {
@@ -101,30 +56,31 @@ pub fn serve(args: &ServeArgs, hardened: &Hardened) -> u8 {
     match run(settings, key) {
         Ok(()) => Exit::Done.code(),
         Err(failure) => {
-            let cause = std::error::Error::source(&failure).map(ToString::to_string);
+            let (message, whole) = (failure.to_string(), chain(&failure));
             // Without one the field is left out.
-            error!(cause, hint = failure.hint(), "{failure}");
-            failure.exit().code()
+            let cause = whole[message.len()..].strip_prefix(": ");
+            error!(cause, hint = failure.hint, "{message}");
+            failure.exit.code()
         }
     }
 }
 
-fn run(settings: Settings, key: Option<ReportKey>) -> Result<(), ServeError> {
+fn run(settings: Settings, key: Option<ReportKey>) -> Result<(), Failure> {
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .enable_all()
         .build()
-        .map_err(ServeError::Runtime)?;
+        .map_err(|error| failed("could not start the runtime", error))?;
     let result = runtime.block_on(run_in(settings, key));
     // Requests and files still at work after the bound are not waited for.
     runtime.shutdown_timeout(Duration::from_secs(1));
     result
 }
 
-async fn run_in(settings: Settings, key: Option<ReportKey>) -> Result<(), ServeError> {
+async fn run_in(settings: Settings, key: Option<ReportKey>) -> Result<(), Failure> {
     let shutdown = Shutdown::default();
     shutdown
         .on_signals(settings.drain)
-        .map_err(ServeError::Signals)?;
+        .map_err(|error| failed("could not listen for signals", error))?;
     let metrics = Metrics::default();
     let mut serving = shutdown.clone();
     if matches!(settings.target, TargetSettings::Process(_)) {
@@ -133,12 +89,15 @@ async fn run_in(settings: Settings, key: Option<ReportKey>) -> Result<(), ServeE
     }
     let opened = open(settings.target, key, &metrics, &shutdown).await?;
     let hub = match settings.hub {
-        Some(hub) => Some(Arc::new(
-            Hub::open(*hub, metrics.registry(), serving.clone()).await?,
-        )),
+        Some(hub) => {
+            let hub = Hub::open(*hub, metrics.registry(), serving.clone()).await;
+            Some(Arc::new(
+                hub.map_err(|error| Failure::of(error.exit(), error))?,
+            ))
+        }
         None => None,
     };
-    let (target, machine) = opened.over(hub.as_ref());
+    let (target, machine) = opened.over(hub.as_ref())?;
     let (listener, address) = listen(settings.http.listen).await?;
     let health = match settings.http.health_listen {
         Some(address) => Some(listen(address).await?),
@@ -210,7 +169,9 @@ async fn run_in(settings: Settings, key: Option<ReportKey>) -> Result<(), ServeE
     };
     tokio::select! {
         worked = work => {
-            worked?;
+            worked.map_err(|error| {
+                Failure::new(error.exit(), "the agent of this machine ended").because(error)
+            })?;
             info!("stopped");
         }
         () = bound(&shutdown, settings.shutdown) => {
@@ -221,11 +182,15 @@ async fn run_in(settings: Settings, key: Option<ReportKey>) -> Result<(), ServeE
     Ok(())
 }
 
-async fn listen(address: SocketAddr) -> Result<(TcpListener, SocketAddr), ServeError> {
-    let failed = |source| ServeError::Listen { address, source };
+async fn listen(address: SocketAddr) -> Result<(TcpListener, SocketAddr), Failure> {
+    let failed = |error| failed(&format!("could not listen on `{address}`"), error);
     let listener = TcpListener::bind(address).await.map_err(failed)?;
     let bound = listener.local_addr().map_err(failed)?;
     Ok((listener, bound))
+}
+
+fn failed(text: &str, error: io::Error) -> Failure {
+    Failure::new(Exit::Infrastructure, text).because(error)
 }
 
 /// A target that is open. That of this machine still needs its hub.
@@ -239,7 +204,7 @@ async fn open(
     key: Option<ReportKey>,
     metrics: &Metrics,
     shutdown: &Shutdown,
-) -> Result<OpenTarget, ServeError> {
+) -> Result<OpenTarget, Failure> {
     Ok(match settings {
         TargetSettings::Kubernetes(settings) => {
             let (metrics, shutdown) = (metrics.clone(), shutdown.clone());
@@ -253,14 +218,21 @@ async fn open(
     })
 }
 
+/// What takes dispatches, and the agent of this machine.
+type TargetAndAgent = (Arc<dyn DispatchTarget>, Option<Box<Machine>>);
+
 impl OpenTarget {
-    /// Returns what takes dispatches, and the agent of this machine.
-    fn over(self, hub: Option<&Arc<Hub>>) -> (Arc<dyn DispatchTarget>, Option<Box<Machine>>) {
+    fn over(self, hub: Option<&Arc<Hub>>) -> Result<TargetAndAgent, Failure> {
         match (self, hub) {
-            (Self::Whole(target), _) => (target, None),
-            (Self::Machine(machine), Some(hub)) => (Arc::new(machine.target(hub)), Some(machine)),
+            (Self::Whole(target), _) => Ok((target, None)),
+            (Self::Machine(machine), Some(hub)) => {
+                Ok((Arc::new(machine.target(hub)), Some(machine)))
+            }
             // The settings of a machine have those of its hub.
-            (Self::Machine(_), None) => (Arc::new(NoTarget), None),
+            (Self::Machine(_), None) => {
+                let text = "target `process` has no hub to take its dispatches";
+                Err(Failure::new(Exit::Defect, text))
+            }
         }
     }
 }
@@ -282,5 +254,27 @@ async fn bound(shutdown: &Shutdown, timeout: Duration) {
     tokio::select! {
         () = shutdown.immediate.cancelled() => {}
         () = tokio::time::sleep(timeout) => {}
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use runtime::setting::from_variables;
+
+    #[test]
+    fn a_machine_without_a_hub_does_not_serve() {
+        let folder = tempfile::tempdir().unwrap();
+        let args: ServeArgs = from_variables(&[
+            (env::TARGET, "process"),
+            (env::DATA_DIR, folder.path().to_str().unwrap()),
+            (env::ALLOW_UNAUTHENTICATED, "true"),
+        ]);
+        let TargetSettings::Process(settings) = args.resolve(None).unwrap().target else {
+            panic!("another target");
+        };
+        let machine = OpenTarget::Machine(Box::new(Machine::open(*settings, None).unwrap()));
+        let failure = machine.over(None).map(drop).unwrap_err();
+        assert_eq!(failure.exit, Exit::Defect);
     }
 }

@@ -2,7 +2,7 @@
 
 pub mod options;
 pub(crate) mod paint;
-pub(crate) mod stdout;
+pub(crate) mod sink;
 #[cfg(feature = "kubernetes")]
 pub(crate) mod table;
 pub(crate) mod text;

@@ -39,7 +39,7 @@ fn node_selector(options: &str) -> Option<BTreeMap<String, String>> {
         Err(errors) => {
             assert!(!errors.is_empty());
             for error in errors {
-                assert_eq!(error.subject, env::JAVA_TOOL_OPTIONS);
+                assert_eq!(error.variable, env::JAVA_TOOL_OPTIONS);
                 let message = error.to_string();
                 assert!(
                     message.len() <= 1024 && !message.contains('\n'),

@@ -23,8 +23,8 @@ fuzz_target!(|data: &[u8]| {
     let manifest = match build(&document, &deployment) {
         Ok(manifest) => manifest,
         Err(errors) => {
-            assert!(!errors.errors().is_empty());
-            for error in errors.errors() {
+            assert!(!errors.errors.is_empty());
+            for error in errors.errors {
                 let message = error.to_string();
                 assert!(message.len() <= 2048, "{message}");
                 assert!(

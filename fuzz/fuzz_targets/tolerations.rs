@@ -12,7 +12,7 @@ fuzz_target!(|text: &str| {
         Err(errors) => {
             assert!(!errors.is_empty() && errors.len() <= text.split(';').count());
             for error in errors {
-                let message = error.to_string();
+                let message = error;
                 assert!(
                     message.len() <= 1024 && !message.contains('\n'),
                     "{message}"

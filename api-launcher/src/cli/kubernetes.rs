@@ -7,9 +7,8 @@ use clap::Subcommand;
 use runtime::hardening::Hardened;
 
 use crate::kubernetes::commands::{
-    self, CancelArgs, CheckArgs, ExplainArgs, LaunchArgs, ListArgs, LogsArgs,
+    self, CancelArgs, CheckArgs, ExplainArgs, LaunchArgs, ListArgs, LogsArgs, RenderArgs,
 };
-use crate::kubernetes::render::{self, RenderArgs};
 use crate::pool_command::PoolArgs;
 use crate::serve;
 use crate::serve::config::ServeArgs;
@@ -45,7 +44,7 @@ impl KubernetesCommand {
         let code = match self {
             Self::Serve(args) => serve::serve(args, hardened),
             Self::Agent(args) => agent::run(args, hardened),
-            Self::Render(args) => render::run(args).code(),
+            Self::Render(args) => commands::render(args).code(),
             Self::Launch(args) => commands::launch(args).code(),
             Self::List(args) => commands::list(args).code(),
             Self::Logs(args) => commands::logs(args).code(),

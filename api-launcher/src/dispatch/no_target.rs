@@ -8,7 +8,6 @@ use reporter::dispatch::{Acceptance, DispatchError, ResponseSent};
 
 use super::DispatchTarget;
 
-/// The target.
 #[derive(Debug)]
 pub(crate) struct NoTarget;
 
@@ -25,10 +24,6 @@ impl DispatchTarget for NoTarget {
 
     fn readiness(&self) -> BoxFuture<'_, Readiness> {
         std::future::ready(Readiness::Ready).boxed()
-    }
-
-    fn work(&self) -> BoxFuture<'_, ()> {
-        std::future::ready(()).boxed()
     }
 
     fn name(&self) -> &'static str {

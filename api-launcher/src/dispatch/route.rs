@@ -16,7 +16,6 @@ const TOTAL_TIMEOUT: Duration = Duration::from_secs(55);
 /// Which dispatches the launcher runs.
 #[derive(Debug)]
 pub(crate) enum Routing {
-    /// Every dispatch.
     All,
     /// Dispatches of workspaces that carry the flag. The persistent executor gets the others.
     Flag(Fallback),
@@ -36,7 +35,6 @@ impl Routing {
     }
 }
 
-/// The persistent executor.
 #[derive(Debug)]
 pub(crate) struct Fallback {
     url: Url,

@@ -13,7 +13,6 @@ use serde_json::json;
 use super::auth::AuthError;
 use crate::metrics::DispatchResult;
 
-/// A request that was not accepted.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum RequestError {
     #[error(transparent)]
@@ -130,7 +129,6 @@ pub(super) fn forwarded(from: reqwest::Response) -> Response {
     response
 }
 
-/// An error as JSON.
 pub(super) fn error(status: StatusCode, message: &str) -> Response {
     json_body(status, json!({ "error": message }).to_string())
 }

@@ -147,7 +147,10 @@ fn verify(token: &str, secret: &InternalSecret) -> Result<Claims, AuthError> {
 }
 
 #[cfg(test)]
-pub(crate) mod tests {
+pub(super) use tests::{PLATFORM_TOKEN, gate, when_issued};
+
+#[cfg(test)]
+mod tests {
     use super::*;
     use base64::Engine as _;
     use base64::engine::general_purpose::URL_SAFE_NO_PAD;

@@ -31,7 +31,6 @@ pub struct HttpArgs {
     pub allow_unauthenticated: Option<Setting<Unauthenticated>>,
 }
 
-/// The settings of the HTTP service.
 #[derive(Debug)]
 pub(crate) struct HttpSettings {
     pub(crate) listen: SocketAddr,

@@ -19,7 +19,7 @@ use tokio::task::JoinSet;
 use tower::ServiceExt as _;
 
 use super::auth::Gate;
-use super::auth::tests::{PLATFORM_TOKEN, gate, when_issued};
+use super::auth::{PLATFORM_TOKEN, gate, when_issued};
 use super::{AT_ONCE, AppState, MAX_BODY_BYTES, router};
 use crate::dispatch::DispatchTarget;
 use crate::dispatch::route::Routing;

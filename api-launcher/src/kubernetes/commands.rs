@@ -1,4 +1,4 @@
-//! The commands about runs in a cluster: `launch`, `list`, `logs`, `explain`, `cancel`, `check`. They read
+//! The commands about runs in a cluster: `render`, `launch`, `list`, `logs`, `explain`, `cancel`, `check`. They read
 //! the arguments and print the results. `cluster` sends the requests.
 
 mod cancel;
@@ -10,10 +10,16 @@ mod launch;
 mod list;
 mod logs;
 mod output;
+mod render;
 mod select;
 mod timeline;
 
+use std::io;
+use std::path::Path;
+
+use cluster::job_settings::{Deployment, DeploymentArgs};
 use job_contract::{Exit, chain};
+use manifest::Manifest;
 
 pub use self::cancel::CancelArgs;
 pub use self::check::{CheckArgs, PeerArgs};
@@ -23,9 +29,16 @@ pub use self::launch::LaunchArgs;
 pub use self::list::ListArgs;
 pub use self::logs::LogsArgs;
 pub use self::output::ShowArgs;
+pub use self::render::RenderArgs;
 
-use self::error::CommandError;
 use self::output::Output;
+use crate::document;
+use crate::failure::Failure;
+
+/// `api-launcher render`.
+pub fn render(args: &RenderArgs) -> Exit {
+    answer(&ShowArgs::default(), async |out| render::render(args, out))
+}
 
 /// `api-launcher launch`.
 pub fn launch(args: &LaunchArgs) -> Exit {
@@ -71,7 +84,7 @@ pub fn check(args: &CheckArgs) -> Exit {
 /// Runs a command whose purpose is its output. It fails if the output could not be printed.
 fn answer(
     show: &ShowArgs,
-    command: impl AsyncFnOnce(&mut Output) -> Result<Exit, CommandError>,
+    command: impl AsyncFnOnce(&mut Output) -> Result<Exit, Failure>,
 ) -> Exit {
     carry_out(show, async |out| {
         let exit = command(out).await?;
@@ -82,7 +95,7 @@ fn answer(
 
 fn carry_out(
     show: &ShowArgs,
-    command: impl AsyncFnOnce(&mut Output) -> Result<Exit, CommandError>,
+    command: impl AsyncFnOnce(&mut Output) -> Result<Exit, Failure>,
 ) -> Exit {
     // An already installed provider works as well.
     let _ = rustls::crypto::ring::default_provider().install_default();
@@ -92,21 +105,54 @@ fn carry_out(
         .build();
     let end = match runtime {
         Ok(runtime) => runtime.block_on(command(&mut out)),
-        Err(source) => Err(CommandError::Runtime(source)),
+        Err(error) => Err(not_started(error)),
     };
     match end {
         Ok(exit) => {
             // A failure to print does not change the outcome of a run.
             if let Err(error) = out.written() {
-                out.note(&format!("warning: {}", chain(&error)));
+                out.warn(&chain(&error));
             }
             exit
         }
         Err(error) => {
             out.fail(&error);
-            error.exit()
+            error.exit
         }
     }
+}
+
+fn not_started(error: io::Error) -> Failure {
+    Failure::new(Exit::Infrastructure, "could not start").because(error)
+}
+
+/// The settings of Jobs. What is odd about them is printed.
+fn resolve(
+    args: &DeploymentArgs,
+    api_url: Option<&str>,
+    out: &mut Output,
+) -> Result<Deployment, Failure> {
+    let deployment = args.resolve(api_url)?;
+    for warning in &deployment.warnings {
+        out.warn(warning);
+    }
+    Ok(deployment)
+}
+
+/// The objects that a job document would become.
+fn build(
+    file: &Path,
+    args: &DeploymentArgs,
+    api_url: Option<&str>,
+    out: &mut Output,
+) -> Result<(Deployment, Manifest), Failure> {
+    let deployment = resolve(args, api_url, out)?;
+    let job = document::read(file)?;
+    let manifest = manifest::build(&job, &deployment)?;
+    for note in &manifest.notes {
+        out.warn(note);
+    }
+    Ok((deployment, manifest))
 }
 
 #[cfg(test)]
@@ -302,18 +348,14 @@ mod tests {
         let (mut out, ..) = output(false);
         let unknown = explain::explain("77", &cluster("runs"), &mut out).await;
         let unknown = unknown.unwrap_err();
-        assert!(
-            matches!(unknown, CommandError::NotFound { .. }),
-            "{unknown}"
-        );
+        assert!(unknown.to_string().contains("no run `77`"), "{unknown}");
         // Its events are forbidden.
         let refused = explain::explain("77", &cluster("mute"), &mut out).await;
         let refused = refused.unwrap_err();
-        assert!(matches!(refused, CommandError::Cluster(_)), "{refused}");
-        let told = refused.lines().concat();
+        let told = chain(&refused);
         assert!(told.contains("what is left of the run"), "{told}");
         assert!(told.contains("forbidden"), "{told}");
-        assert!(refused.hint().is_some_and(|hint| hint.contains("check")));
+        assert!(refused.hint.is_some_and(|hint| hint.contains("check")));
     }
 
     #[tokio::test]
@@ -332,7 +374,7 @@ mod tests {
         let error = cancel::cancel(&cancel_args("42"), &cluster("runs"), &mut out)
             .await
             .unwrap_err();
-        assert!(matches!(error, CommandError::Ambiguous { .. }), "{error}");
+        assert!(error.to_string().contains("may mean any of 2"), "{error}");
     }
 
     #[tokio::test]
@@ -359,7 +401,7 @@ mod tests {
     async fn a_refusal_names_what_was_refused_and_where_to_look() {
         let (mut out, _, said) = output(false);
         let error = list::list(&cluster("other"), &mut out).await.unwrap_err();
-        assert_eq!(error.exit(), Exit::BadConfiguration);
+        assert_eq!(error.exit, Exit::BadConfiguration);
         out.fail(&error);
         let said = said.text();
         assert!(

@@ -11,19 +11,18 @@ mod watcher;
 
 use std::sync::Arc;
 
+use cluster::Cluster;
 use cluster::settings::ClusterSettings;
-use cluster::{Cluster, ConnectError};
-use data_dir::{DataDir, DataError};
+use data_dir::DataDir;
 use futures_util::FutureExt as _;
 use futures_util::future::BoxFuture;
 use http_service::{Readiness, Shutdown};
 use job_contract::report::ReportKey;
 use job_contract::status::JobStatus;
-use job_contract::{Document, JobData, chain, env};
+use job_contract::{Document, Exit, JobData, chain, env};
 use manifest::Deployment;
 use platform::StepRef;
 use reporter::dispatch::{Acceptance, DispatchError, ResponseSent};
-use reporter::settings::PlatformSetupError;
 use reporter::{LocalReporter, PlatformReporter};
 use tracing::{info, warn};
 
@@ -34,9 +33,9 @@ use self::start_failure::StartFailureTracker;
 use self::submitter::{JobSubmitter, Submission, SubmitError};
 use self::watcher::RunWatcher;
 use crate::dispatch::{DispatchTarget, has_nothing_to_run};
+use crate::failure::Failure;
 use crate::metrics::Metrics;
 
-/// The target.
 #[derive(Debug)]
 pub(crate) struct KubernetesTarget {
     submitter: JobSubmitter,
@@ -47,17 +46,6 @@ pub(crate) struct KubernetesTarget {
     reporter: Option<Arc<dyn PlatformReporter>>,
 }
 
-/// Why the target cannot connect.
-#[derive(Debug, thiserror::Error)]
-pub(crate) enum KubernetesTargetError {
-    #[error(transparent)]
-    Connect(#[from] ConnectError),
-    #[error(transparent)]
-    Data(#[from] DataError),
-    #[error(transparent)]
-    Platform(#[from] PlatformSetupError),
-}
-
 impl KubernetesTarget {
     /// Connects to the cluster and to the platform. `key` verifies the final reports of executors.
     pub(crate) async fn connect(
@@ -65,7 +53,7 @@ impl KubernetesTarget {
         key: Option<ReportKey>,
         metrics: Metrics,
         shutdown: Shutdown,
-    ) -> Result<Self, KubernetesTargetError> {
+    ) -> Result<Self, Failure> {
         let deployment = settings.deployment;
         for warning in &deployment.warnings {
             warn!("{warning}");
@@ -76,11 +64,18 @@ impl KubernetesTarget {
                 "final reports cannot be verified: runs are judged by exit codes alone"
             );
         }
-        let cluster = Cluster::connect(Some(deployment.namespace.clone())).await?;
+        let cluster = Cluster::connect(Some(deployment.namespace.clone()))
+            .await
+            .map_err(|error| Failure::of(error.exit(), error))?;
         let cluster = cluster.with_report_key(key);
         let reporter: Option<Arc<dyn PlatformReporter>> =
             match (settings.platform, settings.data_dir) {
-                (Some(platform), _) => Some(Arc::new(platform.open()?)),
+                (Some(platform), _) => {
+                    let reporter = platform.open();
+                    let reporter =
+                        reporter.map_err(|error| Failure::of(Exit::Infrastructure, error))?;
+                    Some(Arc::new(reporter))
+                }
                 (None, Some(path)) => {
                     let data = DataDir::locate(Some(&path))?.create()?;
                     Some(Arc::new(LocalReporter::new(data.path())))
@@ -119,11 +114,16 @@ impl KubernetesTarget {
             settings,
             reporter: reporter.clone(),
             metrics,
-            lease: readiness.lease(),
+            lease: Arc::clone(&readiness.lease),
             shutdown: shutdown.clone(),
         };
         Self {
-            submitter: JobSubmitter::new(cluster.clone(), deployment, start_failures),
+            submitter: JobSubmitter {
+                cluster: cluster.clone(),
+                deployment,
+                start_failures,
+                timeout: submitter::TIMEOUT,
+            },
             background: BackgroundTasks::new(cluster, shutdown),
             readiness,
             watcher,

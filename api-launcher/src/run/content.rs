@@ -12,9 +12,11 @@ use std::path::{Component, Path, PathBuf};
 use job_contract::Exit;
 
 pub(crate) use archive::{Extra, write};
+pub(crate) use modules::has_opentofu_files;
 pub(crate) use tree::{Entry, Kind};
 
 use self::tree::Walk;
+use crate::failure::Failure;
 
 /// A snapshot to be taken: which files below which root, and where in it the root module lies.
 #[derive(Debug)]
@@ -36,115 +38,31 @@ impl Content {
     }
 }
 
-/// Why a folder cannot be packed.
-#[derive(Debug, thiserror::Error)]
-pub(crate) enum ContentError {
-    #[error("there is no folder `{}`", path.display())]
-    Missing { path: PathBuf },
-    #[error("`{}` is not a folder", path.display())]
-    NotAFolder { path: PathBuf },
-    #[error("`{}` holds no .tf, .tf.json, .tofu or .tofu.json file", path.display())]
-    NoConfiguration { path: PathBuf },
-    #[error("`{}` does not lie below the root `{}`", dir.display(), root.display())]
-    OutsideRoot { dir: PathBuf, root: PathBuf },
-    #[error("the path of `{}` cannot be written into job data", path.display())]
-    UnusablePath { path: PathBuf },
-    #[error("the variable file `{}` is no readable file", path.display())]
-    VariableFile {
-        path: PathBuf,
-        #[source]
-        source: io::Error,
-    },
-    #[error("could not read `{}`", path.display())]
-    Read {
-        path: PathBuf,
-        #[source]
-        source: io::Error,
-    },
-    #[error("`{}` cannot be used as ignore rules", path.display())]
-    Ignore {
-        path: PathBuf,
-        #[source]
-        source: ignore::Error,
-    },
-    #[error("`{}` changed while it was packed", path.display())]
-    Changed { path: PathBuf },
-    #[error("`{}` holds more than {limit}", root.display())]
-    TooLarge { root: PathBuf, limit: String },
-    #[error("could not write `{}`", path.display())]
-    Write {
-        path: PathBuf,
-        #[source]
-        source: io::Error,
-    },
-}
-
-impl ContentError {
-    /// Whose fault it is.
-    pub(crate) const fn exit(&self) -> Exit {
-        match self {
-            Self::Missing { .. }
-            | Self::NotAFolder { .. }
-            | Self::OutsideRoot { .. }
-            | Self::VariableFile { .. } => Exit::BadConfiguration,
-            Self::NoConfiguration { .. }
-            | Self::UnusablePath { .. }
-            | Self::Read { .. }
-            | Self::Ignore { .. }
-            | Self::TooLarge { .. } => Exit::BadJobData,
-            Self::Changed { .. } | Self::Write { .. } => Exit::Infrastructure,
-        }
-    }
-
-    /// What to do about it.
-    pub(crate) const fn hint(&self) -> Option<&'static str> {
-        match self {
-            Self::NoConfiguration { .. } => Some("name the folder that holds the root module"),
-            Self::TooLarge { .. } => {
-                Some("leave out what the run does not need, in a .terraformignore file")
-            }
-            Self::Changed { .. } => Some("run it again once nothing writes there"),
-            _ => None,
-        }
-    }
-}
-
 /// The folder as the file system knows it, if it is one that can be planned.
-pub(crate) fn root_module(dir: &Path) -> Result<PathBuf, ContentError> {
+pub(crate) fn root_module(dir: &Path) -> Result<PathBuf, Failure> {
     let canonical = canonical_folder(dir)?;
     if modules::has_configuration(&canonical)? {
         Ok(canonical)
     } else {
-        Err(ContentError::NoConfiguration {
-            path: dir.to_owned(),
-        })
+        let path = dir.display();
+        let text = format!("`{path}` holds no .tf, .tf.json, .tofu or .tofu.json file");
+        let failure = Failure::new(Exit::BadJobData, text);
+        Err(failure.with_hint("name the folder that holds the root module"))
     }
 }
 
-/// Whether the root module is written for OpenTofu alone.
-pub(crate) fn is_for_opentofu(dir: &Path) -> Result<bool, ContentError> {
-    modules::has_opentofu_files(dir)
-}
-
-fn canonical_folder(dir: &Path) -> Result<PathBuf, ContentError> {
-    let canonical = dir.canonicalize().map_err(|source| match source.kind() {
-        io::ErrorKind::NotFound => ContentError::Missing {
-            path: dir.to_owned(),
-        },
-        io::ErrorKind::NotADirectory => ContentError::NotAFolder {
-            path: dir.to_owned(),
-        },
-        _ => ContentError::Read {
-            path: dir.to_owned(),
-            source,
-        },
-    })?;
-    if canonical.is_dir() {
-        Ok(canonical)
-    } else {
-        Err(ContentError::NotAFolder {
-            path: dir.to_owned(),
-        })
+fn canonical_folder(dir: &Path) -> Result<PathBuf, Failure> {
+    let path = dir.display();
+    let wrong = |text| Failure::new(Exit::BadConfiguration, text);
+    match dir.canonicalize() {
+        Ok(canonical) if canonical.is_dir() => Ok(canonical),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {
+            Err(wrong(format!("there is no folder `{path}`")))
+        }
+        Err(error) if error.kind() != io::ErrorKind::NotADirectory => {
+            Err(Failure::unreadable(dir)(error))
+        }
+        _ => Err(wrong(format!("`{path}` is not a folder"))),
     }
 }
 
@@ -155,15 +73,14 @@ pub(crate) fn survey(
     dir: &Path,
     root: Option<&Path>,
     left_out: &[PathBuf],
-) -> Result<Content, ContentError> {
+) -> Result<Content, Failure> {
     let mut walk = Walk::new(dir, left_out);
     let root = if let Some(root) = root {
         let root = canonical_folder(root)?;
         if !dir.starts_with(&root) {
-            return Err(ContentError::OutsideRoot {
-                dir: dir.to_owned(),
-                root,
-            });
+            let (dir, root) = (dir.display(), root.display());
+            let text = format!("`{dir}` does not lie below the root `{root}`");
+            return Err(Failure::new(Exit::BadConfiguration, text));
         }
         walk.add_fixed(&root)?;
         root
@@ -183,7 +100,9 @@ pub(crate) fn survey(
     // Job data are text, and a folder ends at its first comma (contract 1.2).
     let is_usable = |path: &str| !path.contains(',') && path.trim() == path;
     if !folder.to_str().is_some_and(is_usable) {
-        return Err(ContentError::UnusablePath { path: folder });
+        let path = folder.display();
+        let text = format!("the path of `{path}` cannot be written into job data");
+        return Err(Failure::new(Exit::BadJobData, text));
     }
     Ok(Content {
         root,
@@ -395,10 +314,8 @@ mod tests {
         assert_eq!(content.job_folder(), "/stack");
         assert_eq!(names(&content), ["neighbour/x", "stack/main.tf"]);
         assert_eq!(content.notes.len(), 1, "{:?}", content.notes);
-        assert!(matches!(
-            survey(&dir, Some(&root.join("out")), &[]),
-            Err(ContentError::OutsideRoot { .. })
-        ));
+        let outside = survey(&dir, Some(&root.join("out")), &[]).unwrap_err();
+        assert!(outside.to_string().contains("below the root"), "{outside}");
     }
 
     #[test]

@@ -9,7 +9,6 @@ use job_contract::report::{ChangeCounts, ToolRecord};
 use serde::Serialize;
 use serde_json::Value;
 
-/// One thing that happened.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(untagged, rename_all_fields = "camelCase")]
 pub(crate) enum Event {

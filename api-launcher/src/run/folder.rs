@@ -7,19 +7,19 @@ use std::path::{Path, PathBuf};
 use job_contract::status::JobStatus;
 use job_contract::{Document, Exit, JobData, Tool};
 use platform::local::JobRecord;
-use processes::executor::Program;
+use processes::executor::{self, Program};
 use uuid::Uuid;
 
 use super::Conclusion;
 use super::args::RunArgs;
-use super::content::{self, ContentError, Extra};
-use super::error::RunError;
+use super::content::{self, Extra};
 use super::event::{Event, Level, RunStatus};
 use super::job::{self, Folder, ORGANIZATION};
 use super::prompt::{self, Answer};
 use super::session::{JobIds, Session, StepOutcome, pending};
 use super::signals::Signals;
 use super::view::View;
+use crate::failure::Failure;
 use crate::terminal::Terminal;
 
 const TARBALL: &str = "content.tar.gz";
@@ -57,7 +57,7 @@ pub(crate) async fn run(
     terminal: Terminal,
     view: &mut View,
     signals: &mut Signals,
-) -> Result<Conclusion, RunError> {
+) -> Result<Conclusion, Failure> {
     let named = args.dir.clone().unwrap_or_else(|| PathBuf::from("."));
     let dir = content::root_module(&named)?;
     let extras = variable_files(&dir, &args.inputs.var_files)?;
@@ -125,22 +125,22 @@ fn warn_about_state(session: &mut Session<'_>, dir: &Path) {
 }
 
 /// Asked for; else OpenTofu for folders written for it, and where it alone is installed.
-fn choose_tool(args: &RunArgs, dir: &Path) -> Result<Tool, RunError> {
+fn choose_tool(args: &RunArgs, dir: &Path) -> Result<Tool, Failure> {
     let installed = |tool: Tool| which::which(tool.binary()).is_ok();
     Ok(match args.inputs.tool {
         Some(tool) => tool.into(),
-        None if content::is_for_opentofu(dir)? => Tool::OpenTofu,
+        None if content::has_opentofu_files(dir)? => Tool::OpenTofu,
         None if !installed(Tool::Terraform) && installed(Tool::OpenTofu) => Tool::OpenTofu,
         None => Tool::Terraform,
     })
 }
 
 /// Read now and once, so that plan and apply get the same, and so that a pipe serves as well as a file.
-fn variable_files(dir: &Path, files: &[PathBuf]) -> Result<Vec<Extra>, ContentError> {
+fn variable_files(dir: &Path, files: &[PathBuf]) -> Result<Vec<Extra>, Failure> {
     let texts = files.iter().map(|path| {
-        read_limited(path).map_err(|source| ContentError::VariableFile {
-            path: path.clone(),
-            source,
+        read_limited(path).map_err(|error| {
+            let text = format!("the variable file `{}` is no readable file", path.display());
+            Failure::new(Exit::BadConfiguration, text).because(error)
         })
     });
     let texts = texts.collect::<Result<Vec<_>, _>>()?;
@@ -181,17 +181,22 @@ async fn pack(
     dir: &Path,
     extras: Vec<Extra>,
     tarball: &Path,
-) -> Result<String, RunError> {
+) -> Result<String, Failure> {
     let (dir, root, tarball) = (dir.to_owned(), args.inputs.root.clone(), tarball.to_owned());
     let left_out = vec![session.data.path().to_owned()];
     let packing = tokio::task::spawn_blocking(move || {
         let content = content::survey(&dir, root.as_deref(), &left_out)?;
         content::write(&content, &extras, &tarball)?;
-        Ok::<_, ContentError>(content)
+        Ok::<_, Failure>(content)
     });
     let content = tokio::select! {
-        packed = packing => packed.map_err(|_| RunError::Packing)??,
-        signal = session.signals.next() => return Err(RunError::Stopped(signal)),
+        packed = packing => packed.map_err(|error| {
+            Failure::new(Exit::Defect, "packing the folder ended unexpectedly").because(error)
+        })??,
+        signal = session.signals.next() => {
+            let text = format!("stopped by {} before anything was started", signal.as_str());
+            return Err(Failure::new(executor::stop_exit(signal), text));
+        }
     };
     let folder = content.job_folder();
     session.view.show(Event::Diagnostic {
@@ -212,7 +217,7 @@ async fn plan_and_apply(
     session: &mut Session<'_>,
     plan: &JobData,
     approval: Approval,
-) -> Result<Conclusion, RunError> {
+) -> Result<Conclusion, Failure> {
     let apply = job::apply_step(plan, job::new_step_id());
     let mut steps = vec![pending(plan)];
     if !matches!(approval, Approval::Never(_)) {

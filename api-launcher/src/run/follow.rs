@@ -26,7 +26,6 @@ const BATCH: usize = 256;
 /// How long the streams may stay open after the executor has ended: something it started still holds them.
 const DRAIN: Duration = Duration::from_secs(2);
 
-/// A started executor.
 #[derive(Debug)]
 pub(crate) struct Running {
     child: Child,

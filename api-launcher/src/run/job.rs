@@ -10,6 +10,7 @@ use job_contract::{Document, Exit, JobData, StepType, Tool};
 use uuid::{Uuid, uuid};
 
 use super::args::{Assignment, EnvVariable, InputArgs, PlanArgs};
+use crate::failure::Failure;
 
 /// The organization of every folder on this machine.
 pub(crate) const ORGANIZATION: Uuid = uuid!("6d617966-6c79-4000-8000-6c6f63616c21");
@@ -17,30 +18,6 @@ pub(crate) const ORGANIZATION: Uuid = uuid!("6d617966-6c79-4000-8000-6c6f63616c2
 const ORGANIZATION_NAME: &str = "local";
 /// Any version will do.
 const ANY_VERSION: &str = "*";
-
-/// Why the options cannot be turned into a job.
-#[derive(Debug, thiserror::Error)]
-pub(crate) enum InputError {
-    #[error("`{name}` is to be passed on to the tool, but is not set")]
-    NotSet { name: String },
-    #[error("the value of `{name}` is not UTF-8 text and cannot be passed on")]
-    NotText { name: String },
-    #[error("the path `{}` cannot be written as a URL", path.display())]
-    NoUrl { path: PathBuf },
-}
-
-impl InputError {
-    /// Always the caller's fault.
-    pub(crate) const EXIT: Exit = Exit::BadConfiguration;
-
-    /// What to do about it.
-    pub(crate) const fn hint(&self) -> Option<&'static str> {
-        match self {
-            Self::NotSet { .. } => Some("set it, or give the value with --env NAME=VALUE"),
-            Self::NotText { .. } | Self::NoUrl { .. } => None,
-        }
-    }
-}
 
 /// The workspace of a folder: the same folder, the same state, whenever it is run. `dir` is canonical.
 pub(crate) fn workspace_id(dir: &Path) -> Uuid {
@@ -54,7 +31,6 @@ pub(crate) struct Folder<'a> {
     pub(crate) dir: &'a Path,
     /// It, below the packed root, as job data name it.
     pub(crate) root_module: String,
-    /// The tarball.
     pub(crate) tarball: &'a Path,
     pub(crate) job_id: String,
     pub(crate) tool: Tool,
@@ -65,9 +41,11 @@ pub(crate) fn build(
     folder: &Folder<'_>,
     plan: &PlanArgs,
     inputs: &InputArgs,
-) -> Result<JobData, InputError> {
-    let source = url::Url::from_file_path(folder.tarball).map_err(|()| InputError::NoUrl {
-        path: folder.tarball.to_owned(),
+) -> Result<JobData, Failure> {
+    let source = url::Url::from_file_path(folder.tarball).map_err(|()| {
+        let path = folder.tarball.display();
+        let text = format!("the path `{path}` cannot be written as a URL");
+        Failure::new(Exit::BadConfiguration, text)
     })?;
     let name = folder
         .dir
@@ -108,7 +86,6 @@ pub(crate) fn build(
     Ok(job)
 }
 
-/// A random id for a step.
 pub(crate) fn new_step_id() -> String {
     Uuid::new_v4().to_string()
 }
@@ -127,7 +104,7 @@ pub(crate) fn with_inputs(
     document: Document,
     inputs: &InputArgs,
     own: impl Fn(&str) -> Result<String, VarError>,
-) -> Result<Document, InputError> {
+) -> Result<Document, Failure> {
     let mut job = JobData::clone(&document);
     apply_inputs(&mut job, inputs, own)?;
     Ok(if job == *document {
@@ -142,7 +119,7 @@ pub(crate) fn apply_inputs(
     job: &mut JobData,
     inputs: &InputArgs,
     own: impl Fn(&str) -> Result<String, VarError>,
-) -> Result<(), InputError> {
+) -> Result<(), Failure> {
     let has_flags = job
         .variables
         .values()
@@ -162,10 +139,7 @@ pub(crate) fn apply_inputs(
             EnvVariable::Set(Assignment { name, value }) => (name, value.clone()),
             EnvVariable::Forward(name) => (
                 name,
-                own(name).map_err(|error| match error {
-                    VarError::NotPresent => InputError::NotSet { name: name.clone() },
-                    VarError::NotUnicode(_) => InputError::NotText { name: name.clone() },
-                })?,
+                own(name).map_err(|error| not_forwarded(name, &error))?,
             ),
         };
         job.environment_variables.insert(name.clone(), value);
@@ -177,6 +151,19 @@ pub(crate) fn apply_inputs(
         job.terraform_version.clone_from(version);
     }
     Ok(())
+}
+
+fn not_forwarded(name: &str, error: &VarError) -> Failure {
+    let failed = |text| Failure::new(Exit::BadConfiguration, text);
+    match error {
+        VarError::NotPresent => failed(format!(
+            "`{name}` is to be passed on to the tool, but is not set"
+        ))
+        .with_hint("set it, or give the value with --env NAME=VALUE"),
+        VarError::NotUnicode(_) => failed(format!(
+            "the value of `{name}` is not UTF-8 text and cannot be passed on"
+        )),
+    }
 }
 
 /// Names in the root module under which variable files are read after every other one, in their order: the
@@ -297,7 +284,8 @@ mod tests {
         };
         let mut job = JobData::default();
         let error = apply_inputs(&mut job, &args.inputs, own).unwrap_err();
-        assert!(matches!(error, InputError::NotSet { name } if name == "ABSENT"));
+        assert!(error.to_string().contains("`ABSENT`"), "{error}");
+        assert!(error.hint.is_some());
         assert_eq!(job.environment_variables["PRESENT"], "yes");
     }
 

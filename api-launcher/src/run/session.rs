@@ -14,11 +14,11 @@ use processes::executor::{self, Program, tree};
 use runtime::tree_removal;
 
 use super::artifacts;
-use super::error::RunError;
 use super::event::{Event, StepSummary};
 use super::follow::Running;
 use super::signals::Signals;
 use super::view::View;
+use crate::failure::Failure;
 
 /// A run that has its job and its place on this machine.
 #[derive(Debug)]
@@ -30,12 +30,13 @@ pub(crate) struct Session<'a> {
     pub(crate) platform: LocalPlatform,
     pub(crate) work: WorkFolder,
     pub(crate) color: bool,
+    /// The names of the variables that the executor, its tool and its scripts get too.
+    forwarded: Vec<String>,
     /// Kept until the run is over.
     _lock: WorkspaceLock,
     steps_run: usize,
 }
 
-/// How a step ended.
 #[derive(Debug)]
 pub(crate) struct StepOutcome {
     pub(crate) exit: Exit,
@@ -55,7 +56,9 @@ impl<'a> Session<'a> {
         data: DataDir,
         ids: JobIds<'_>,
         color: bool,
-    ) -> Result<Self, RunError> {
+    ) -> Result<Self, Failure> {
+        let forwarded =
+            environment::forwarded(|name| std::env::var_os(name)).map_err(|error| vec![error])?;
         let lock = data.lock_workspace(ids.organization, ids.workspace)?;
         let work = data.work_folder(ids.job)?;
         view.enter_job(ids.job);
@@ -67,6 +70,7 @@ impl<'a> Session<'a> {
             data,
             work,
             color,
+            forwarded,
             _lock: lock,
             steps_run: 0,
         })
@@ -74,7 +78,7 @@ impl<'a> Session<'a> {
 
     /// Queues a step in the job's record, as the platform does before it dispatches one. The record is made
     /// when the job has none.
-    pub(crate) fn queue(&self, job: &JobData) -> Result<(), RunError> {
+    pub(crate) fn queue(&self, job: &JobData) -> Result<(), Failure> {
         self.platform.update_progress(&StepRef::of(job), |record| {
             record.status = JobStatus::Queue;
             if record.step(&job.step_id).is_none() {
@@ -85,7 +89,7 @@ impl<'a> Session<'a> {
     }
 
     /// Runs the step, shows what happens, and tells how it ended.
-    pub(crate) async fn run_step(&mut self, job: &Document) -> Result<StepOutcome, RunError> {
+    pub(crate) async fn run_step(&mut self, job: &Document) -> Result<StepOutcome, Failure> {
         let started = Instant::now();
         self.steps_run += 1;
         self.view.enter_step(Some(&job.step_id));
@@ -128,7 +132,7 @@ impl<'a> Session<'a> {
         &mut self,
         job: &Document,
         report: PathBuf,
-    ) -> Result<executor::Ended, RunError> {
+    ) -> Result<executor::Ended, Failure> {
         let name = format!("step-{}", self.steps_run);
         let work_dir = self.work.subfolder(&name)?;
         let setup = Setup {
@@ -137,7 +141,7 @@ impl<'a> Session<'a> {
             report: &report,
             color: self.color,
             report_key: None,
-            platform: Platform::Machine,
+            platform: Platform::Machine(&self.forwarded),
             structured_output: false,
         };
         let environment = environment::build(&setup, job, |name| std::env::var_os(name));
@@ -152,19 +156,21 @@ impl<'a> Session<'a> {
 
     /// The record after the step. An executor that failed to speak for itself is spoken for, so that no job
     /// is left running for ever.
-    fn record_outcome(&self, job: &JobData, exit: Exit) -> Result<JobRecord, RunError> {
+    fn record_outcome(&self, job: &JobData, exit: Exit) -> Result<JobRecord, Failure> {
         let has_ended = |record: &JobRecord| {
             record.step(&job.step_id).is_some_and(|step| {
                 !matches!(step.status, StepStatus::Pending | StepStatus::Running)
             })
         };
-        let read = || self.platform.job(&job.job_id)?.ok_or(RunError::NoOutcome);
+        let text = "the executor ended without a report of the step's outcome";
+        let no_outcome = || Failure::new(Exit::Defect, text);
+        let read = || self.platform.job(&job.job_id)?.ok_or_else(no_outcome);
         let record = read()?;
         if has_ended(&record) || exit == Exit::Claimed {
             return Ok(record);
         }
         if exit == Exit::Done {
-            return Err(RunError::NoOutcome);
+            return Err(no_outcome());
         }
         self.platform.update_job(&StepRef::of(job), |record| {
             let step = record.steps.iter_mut().find(|step| step.id == job.step_id);
@@ -181,7 +187,7 @@ impl<'a> Session<'a> {
     }
 
     /// Ends a job whose remaining steps are not going to run.
-    pub(crate) fn close(&self, job: &JobData, status: JobStatus) -> Result<(), RunError> {
+    pub(crate) fn close(&self, job: &JobData, status: JobStatus) -> Result<(), Failure> {
         self.platform.update_job(&StepRef::of(job), |record| {
             record.status = status;
             for step in &mut record.steps {

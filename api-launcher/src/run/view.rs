@@ -1,18 +1,17 @@
 //! How a run is shown: every event goes through here, to a terminal, to plain text, or to lines of JSON.
 
-mod sink;
 mod status_line;
 mod summary;
 mod text;
 
 use std::time::SystemTime;
 
-use self::sink::Sink;
 use self::text::Text;
 use super::args::OutputArgs;
 use super::event::{Event, Line};
 use crate::terminal::Terminal;
 use crate::terminal::options::Format;
+use crate::terminal::sink::Sink;
 use crate::terminal::text::plain;
 
 /// Shows events.
@@ -74,7 +73,7 @@ impl View {
                     lines += &Line::new(&event, SystemTime::now(), job, step).to_json();
                     lines.push('\n');
                 }
-                sink.write(&lines);
+                sink.show(&lines);
             }
             Kind::Text(text) => text.show(events),
         }

@@ -89,7 +89,6 @@ of the artifact store.
 SIGTERM ends readiness, stops accepting after the endpoints had time to be updated, finishes open requests, and keeps
 what is queued for the next start; a second SIGTERM ends the process at once.";
 
-/// The target and its settings.
 #[derive(Debug)]
 pub(crate) enum TargetSettings {
     Kubernetes(Box<KubernetesSettings>),
@@ -117,12 +116,10 @@ impl SettingValue for TargetName {
     }
 }
 
-/// The settings of the service.
 #[derive(Debug)]
 pub(crate) struct Settings {
     pub(crate) http: HttpSettings,
     pub(crate) target: TargetSettings,
-    /// The pools, if there are any.
     pub(crate) hub: Option<Box<HubSettings>>,
     /// A file of pools has tokens that show the status page.
     pub(crate) has_pools_file: bool,
@@ -233,6 +230,25 @@ mod tests {
     use runtime::setting::from_variables;
 
     const SECRET: &str = "MDEyMzQ1Njc4OWFiY2RlZjAxMjM0NTY3ODlhYmNkZWY=";
+
+    #[rstest]
+    #[case("1", true)]
+    #[case("1000", true)]
+    #[case("1001", false)]
+    #[case("99999999999", false)]
+    fn a_machine_runs_as_many_executors_as_its_hub_has_connections_for(
+        #[case] concurrency: &str,
+        #[case] is_possible: bool,
+    ) {
+        let args: ServeArgs =
+            from_variables(&[(env::TARGET, "process"), (env::CONCURRENCY, concurrency)]);
+        let settings = args.resolve(Some(SECRET));
+        assert_eq!(settings.is_ok(), is_possible);
+        if let Err(errors) = settings {
+            assert_eq!(errors[0].variable, env::CONCURRENCY);
+            assert!(errors[0].text.contains("from 1 to 1000"), "{}", errors[0]);
+        }
+    }
 
     #[test]
     fn a_secret_is_all_it_needs() {

@@ -6,14 +6,11 @@ pub(crate) mod settings;
 use std::fs::{self, File};
 use std::io;
 use std::net::SocketAddr;
-use std::path::PathBuf;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-use agent::{
-    Agent, AgentError, AgentSettings, OpenProcessError, ProcessSettings, ProcessTarget, StopSignals,
-};
-use data_dir::{DataDir, DataError, attempt_lock};
+use agent::{Agent, AgentError, AgentSettings, ProcessSettings, ProcessTarget, StopSignals};
+use data_dir::{DataDir, attempt_lock};
 use futures_util::FutureExt as _;
 use futures_util::future::BoxFuture;
 use http_service::Readiness;
@@ -22,59 +19,16 @@ use job_contract::report::ReportKey;
 use job_contract::{Document, Exit, JobData};
 use pool_protocol::id::PoolName;
 use processes::detached::kill_after;
-use processes::environment;
 use reporter::dispatch::{Acceptance, DispatchError, ResponseSent};
 use tokio_util::sync::CancellationToken;
 use url::Url;
 
 use self::settings::MachineSettings;
 use crate::dispatch::DispatchTarget;
+use crate::failure::Failure;
 
 /// The name of the agent. It is the same for each process, so that the next one finds the runs of this one.
 const AGENT: &str = "this-machine";
-
-/// Why this machine cannot run steps.
-#[derive(Debug, thiserror::Error)]
-pub(crate) enum MachineError {
-    #[error(transparent)]
-    Data(#[from] DataError),
-    #[error(transparent)]
-    Process(#[from] OpenProcessError),
-    #[error("an earlier version has left accepted runs in `{}`", path.display())]
-    OldQueue { path: PathBuf },
-    #[error("a launcher of an earlier version uses `{}`", path.display())]
-    OldLauncher { path: PathBuf },
-    #[error("could not look for accepted runs of an earlier version in `{}`", path.display())]
-    Unreadable {
-        path: PathBuf,
-        #[source]
-        source: io::Error,
-    },
-}
-
-impl MachineError {
-    pub(crate) fn exit(&self) -> Exit {
-        match self {
-            Self::Data(error) => error.exit(),
-            Self::Process(error) => error.exit(),
-            Self::OldQueue { .. } => Exit::BadConfiguration,
-            Self::OldLauncher { .. } | Self::Unreadable { .. } => Exit::Infrastructure,
-        }
-    }
-
-    /// What to do about it.
-    pub(crate) fn hint(&self) -> Option<&'static str> {
-        match self {
-            Self::Data(error) => error.hint(),
-            Self::OldLauncher { .. } => Some("stop it, or name another folder with --data-dir"),
-            Self::Process(_) | Self::Unreadable { .. } => None,
-            Self::OldQueue { .. } => Some(
-                "start that version until they have ended, or remove the folder to give them up; the platform then still waits \
-                 for them",
-            ),
-        }
-    }
-}
 
 /// The agent, once its hub has an address.
 type SharedAgent = Arc<OnceLock<Arc<Agent>>>;
@@ -94,16 +48,17 @@ impl Machine {
     pub(crate) fn open(
         settings: MachineSettings,
         report_key: Option<ReportKey>,
-    ) -> Result<Self, MachineError> {
+    ) -> Result<Self, Failure> {
         let data = settings.data.clone().create()?;
         let old_lock = refuse_old_queue(&data)?;
         let processes = ProcessTarget::open(ProcessSettings {
             data,
             program: settings.program.clone(),
-            forwarded: environment::forwarded(|name| std::env::var_os(name)),
+            forwarded: settings.forwarded.clone(),
             access: settings.access,
             report_key,
-        })?;
+        });
+        let processes = processes.map_err(|error| Failure::of(error.exit(), error))?;
         Ok(Self {
             settings,
             processes,
@@ -156,23 +111,30 @@ impl Machine {
 }
 
 /// An earlier version kept its queue in files. Executors of its runs may still be at work, so the runs cannot be taken over.
-fn refuse_old_queue(data: &DataDir) -> Result<Option<File>, MachineError> {
+fn refuse_old_queue(data: &DataDir) -> Result<Option<File>, Failure> {
     let path = data.launcher().join("queue");
+    let shown = path.display();
+    let unreadable = |error| {
+        let text = format!("could not look for accepted runs of an earlier version in `{shown}`");
+        Failure::new(Exit::Infrastructure, text).because(error)
+    };
     let entries = match fs::read_dir(path.join("entries")) {
-        Ok(entries) => entries,
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
-        Err(source) => return Err(MachineError::Unreadable { path, source }),
+        entries => entries.map_err(unreadable)?,
     };
     let Some(lock) = attempt_lock(&path.join("lock"))? else {
-        return Err(MachineError::OldLauncher { path });
+        let text = format!("a launcher of an earlier version uses `{shown}`");
+        return Err(Failure::new(Exit::Infrastructure, text)
+            .with_hint("stop it, or name another folder with --data-dir"));
     };
     for entry in entries {
-        match entry {
-            Ok(entry) if entry.path().extension().is_some_and(|kind| kind == "run") => {
-                return Err(MachineError::OldQueue { path });
-            }
-            Ok(_) => {}
-            Err(source) => return Err(MachineError::Unreadable { path, source }),
+        let path = entry.map_err(unreadable)?.path();
+        if path.extension().is_some_and(|kind| kind == "run") {
+            let text = format!("an earlier version has left accepted runs in `{shown}`");
+            return Err(Failure::new(Exit::BadConfiguration, text).with_hint(
+                "start that version until they have ended, or remove the folder to give them up; the platform then still waits \
+                 for them",
+            ));
         }
     }
     Ok(Some(lock))
@@ -209,10 +171,6 @@ impl DispatchTarget for PoolTarget {
         let impaired =
             |problem| Readiness::Impaired(format!("the agent of this machine: {problem}"));
         std::future::ready(problem.map_or(Readiness::Ready, impaired)).boxed()
-    }
-
-    fn work(&self) -> BoxFuture<'_, ()> {
-        std::future::ready(()).boxed()
     }
 
     fn name(&self) -> &'static str {

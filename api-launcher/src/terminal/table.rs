@@ -9,7 +9,6 @@ use super::text::plain;
 /// Between two columns.
 const GAP: &str = "  ";
 
-/// How a cell looks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum Tone {
     #[default]
@@ -20,7 +19,6 @@ pub(crate) enum Tone {
     Bad,
 }
 
-/// One cell.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Cell {
     text: String,

@@ -1,5 +1,7 @@
 //! Texts as people read them.
 
+use super::paint::Paint;
+
 /// A line without colours, cursor movement and carriage returns.
 pub(crate) fn plain(line: &str) -> String {
     if line.bytes().any(|byte| byte < b' ' && byte != b'\t') {
@@ -7,6 +9,20 @@ pub(crate) fn plain(line: &str) -> String {
             .chars()
             .filter(|c| *c == '\t' || !c.is_control())
             .collect()
+    } else {
+        line.to_owned()
+    }
+}
+
+/// A line of a run's log. With colours, it keeps its own.
+pub(crate) fn shown(line: &str, paint: Paint) -> String {
+    if !paint.on {
+        return plain(line);
+    }
+    let line = line.trim_end_matches('\r');
+    if line.contains('\u{1b}') {
+        // A line that leaves its colour on must not colour the ones that follow.
+        format!("{line}\u{1b}[0m")
     } else {
         line.to_owned()
     }

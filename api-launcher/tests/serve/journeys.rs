@@ -114,6 +114,9 @@ async fn stopping_interrupts_what_runs_and_keeps_what_waits() {
     barrier.reached();
     launcher.post(&fixture.script(2, "")).await;
     launcher.signal(Signal::SIGTERM);
+    // Dispatches are still accepted until the executor has reported.
+    let stopping = "stopping: no further run begins here; another signal stops at once";
+    launcher.wait_for(stopping, |_| true);
     launcher.wait_for("stopped", |_| true);
     assert!(launcher.end().success());
     assert_eq!(fixture.step_status(1, "step"), StepStatus::Failed);

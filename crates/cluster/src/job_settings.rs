@@ -13,13 +13,13 @@ use job_contract::env;
 use job_contract::pairs::{parse_list, parse_pairs};
 use manifest::check;
 use manifest::deployment::DEFAULT_IMAGE;
-use manifest::error::{ErrorList, ManifestError, Origin, quote};
+use manifest::error::{CollectErrors as _, quote};
 use manifest::grace_period::MIN_GRACE_SECONDS;
 use manifest::overlay::Overlay;
 use manifest::overrides::{self, Names, Overrides};
 use manifest::policy::Policy;
 use manifest::quantity::SLIP;
-use runtime::setting::ReadSetting;
+use runtime::setting::{ReadSetting, SettingError, present};
 
 pub use self::args::{DefaultsArgs, DeploymentArgs};
 use self::values::{Namespace, PullPolicy};
@@ -28,8 +28,8 @@ pub use manifest::Deployment;
 impl DeploymentArgs {
     /// Looks at every setting. Reads the two files some of them name, and nothing else. `api_url` is the platform's API
     /// as the launcher knows it.
-    pub fn resolve(&self, api_url: Option<&str>) -> Result<Deployment, Vec<ManifestError>> {
-        let mut found = ErrorList::new(Origin::Deployment);
+    pub fn resolve(&self, api_url: Option<&str>) -> Result<Deployment, Vec<SettingError>> {
+        let mut found = Vec::new();
         let mut deployment = Deployment {
             reports_to_platform: api_url.is_some_and(|url| !url.trim().is_empty()),
             ..Deployment::default()
@@ -39,28 +39,23 @@ impl DeploymentArgs {
         self.resolve_times(&mut deployment, &mut found);
         self.resolve_job_data(&mut deployment, &mut found);
         self.resolve_files(&mut deployment, &mut found);
-        let (defaults, unreadable) = overrides::read(
-            &self.defaults.variables(),
-            Names::DEPLOYMENT,
-            Origin::Deployment,
-        );
+        let (defaults, unreadable) = overrides::read(&self.defaults.variables(), Names::DEPLOYMENT);
         let below = self.platform_defaults(&mut found);
         deployment.defaults = defaults.over(below);
-        let mut errors = found.into_vec();
-        errors.extend(unreadable);
-        if errors.is_empty() {
+        found.extend(unreadable);
+        if found.is_empty() {
             // What only shows when the settings meet, in every run alike.
-            errors.extend(manifest::deployment_errors(&deployment));
+            found.extend(manifest::deployment_errors(&deployment));
         }
-        if errors.is_empty() {
+        if found.is_empty() {
             Ok(deployment)
         } else {
-            Err(errors)
+            Err(found)
         }
     }
 
-    fn resolve_objects(&self, deployment: &mut Deployment, found: &mut ErrorList) {
-        if let Some(Namespace(namespace)) = read(found, &self.namespace) {
+    fn resolve_objects(&self, deployment: &mut Deployment, found: &mut Vec<SettingError>) {
+        if let Some(Namespace(namespace)) = self.namespace.read(found) {
             deployment.namespace = namespace;
         }
         let mut names = |name, value: &Option<String>, list: &mut Vec<String>| {
@@ -88,34 +83,48 @@ impl DeploymentArgs {
             &self.image_pull_secrets,
             &mut deployment.image_pull_secrets,
         );
-        deployment.priority_class = read(found, &self.priority_class).map(|name| name.0);
-        if let Some(amount) = read(found, &self.work_size_limit) {
+        deployment.priority_class = self.priority_class.read(found).map(|name| name.0);
+        if let Some(amount) = self.work_size_limit.read(found) {
             if amount.is_a_slip() {
                 found.add(env::WORK_SIZE_LIMIT, format!("is {amount}, {SLIP}"));
             }
             deployment.work_size_limit = amount;
         }
-        if let Some(amount) = read(found, &self.tmp_size_limit) {
+        if let Some(amount) = self.tmp_size_limit.read(found) {
             deployment.tmp_size_limit = amount;
         }
     }
 
-    fn resolve_image(&self, deployment: &mut Deployment, found: &mut ErrorList) {
-        deployment.image =
-            read(found, &self.image).map_or_else(|| DEFAULT_IMAGE.to_owned(), |image| image.0);
-        deployment.executor_kind = read(found, &self.executor_kind).unwrap_or_default();
-        deployment.image_registry = read(found, &self.image_registry).map(|registry| registry.0);
-        if let Some(PullPolicy(policy)) = read(found, &self.image_pull_policy) {
+    fn resolve_image(&self, deployment: &mut Deployment, found: &mut Vec<SettingError>) {
+        deployment.image = self
+            .image
+            .read(found)
+            .map_or_else(|| DEFAULT_IMAGE.to_owned(), |image| image.0);
+        deployment.executor_kind = self.executor_kind.read(found).unwrap_or_default();
+        deployment.image_registry = self.image_registry.read(found).map(|registry| registry.0);
+        if let Some(PullPolicy(policy)) = self.image_pull_policy.read(found) {
             deployment.image_pull_policy = Some(policy.to_owned());
         }
     }
 
-    fn resolve_times(&self, deployment: &mut Deployment, found: &mut ErrorList) {
-        let deadline = read(found, &self.active_deadline_seconds).map(|seconds| seconds.0);
-        let ttl = read(found, &self.ttl_seconds_after_finished).map(|seconds| seconds.0);
-        let backoff = read(found, &self.backoff_limit).map(|limit| limit.0);
-        let grace = read(found, &self.termination_grace_period_seconds).map(|seconds| seconds.0);
-        let apply_grace = read(found, &self.apply_grace_period_seconds).map(|seconds| seconds.0);
+    fn resolve_times(&self, deployment: &mut Deployment, found: &mut Vec<SettingError>) {
+        let deadline = self
+            .active_deadline_seconds
+            .read(found)
+            .map(|seconds| seconds.0);
+        let ttl = self
+            .ttl_seconds_after_finished
+            .read(found)
+            .map(|seconds| seconds.0);
+        let backoff = self.backoff_limit.read(found).map(|limit| limit.0);
+        let grace = self
+            .termination_grace_period_seconds
+            .read(found)
+            .map(|seconds| seconds.0);
+        let apply_grace = self
+            .apply_grace_period_seconds
+            .read(found)
+            .map(|seconds| seconds.0);
         // Stock launchers take any number, so that one is no reason not to start.
         if let Some(short) = grace.filter(|grace| *grace < MIN_GRACE_SECONDS) {
             deployment.warnings.push(format!(
@@ -125,7 +134,7 @@ impl DeploymentArgs {
             ));
         }
         let grace = grace.map(|grace| grace.max(MIN_GRACE_SECONDS));
-        deployment.records = read(found, &self.records).and_then(|records| records.0);
+        deployment.records = self.records.read(found).and_then(|records| records.0);
         let small = |value: i64| i32::try_from(value).unwrap_or(i32::MAX);
         deployment.active_deadline_seconds = deadline.unwrap_or(deployment.active_deadline_seconds);
         deployment.ttl_seconds_after_finished =
@@ -144,12 +153,12 @@ impl DeploymentArgs {
         }
     }
 
-    fn resolve_job_data(&self, deployment: &mut Deployment, found: &mut ErrorList) {
-        deployment.job_data_mode = read(found, &self.job_data_mode).unwrap_or_default();
-        deployment.plugin_cache = read(found, &self.plugin_cache).unwrap_or_default();
+    fn resolve_job_data(&self, deployment: &mut Deployment, found: &mut Vec<SettingError>) {
+        deployment.job_data_mode = self.job_data_mode.read(found).unwrap_or_default();
+        deployment.plugin_cache = self.plugin_cache.read(found).unwrap_or_default();
     }
 
-    fn resolve_files(&self, deployment: &mut Deployment, found: &mut ErrorList) {
+    fn resolve_files(&self, deployment: &mut Deployment, found: &mut Vec<SettingError>) {
         let name = self.policy_file.name(env::POLICY_FILE);
         if let Some(text) = read_file(found, name, &self.policy_file) {
             let policy = serde_saphyr::from_str::<Option<Policy>>(&text).map_err(|error| {
@@ -166,7 +175,7 @@ impl DeploymentArgs {
                 Ok(overlay) => deployment.overlay = Some(overlay),
                 Err(errors) => {
                     for error in errors {
-                        found.add(name, error.to_string());
+                        found.add(name, error);
                     }
                 }
             }
@@ -174,9 +183,9 @@ impl DeploymentArgs {
     }
 
     /// What Terrakube's own names say of settings a workspace can override.
-    fn platform_defaults(&self, found: &mut ErrorList) -> Overrides {
+    fn platform_defaults(&self, found: &mut Vec<SettingError>) -> Overrides {
         let mut defaults = Overrides::default();
-        if let Some(text) = filled(self.pod_annotations.as_ref()) {
+        if let Some(text) = present(self.pod_annotations.as_deref()) {
             let annotations = annotations(text);
             if let Some(annotations) = found.keep(env::POD_ANNOTATIONS, annotations) {
                 defaults.pod_annotations = annotations;
@@ -190,7 +199,7 @@ impl DeploymentArgs {
                 }
             }
         }
-        if let Some(text) = filled(self.java_tool_options.as_ref()) {
+        if let Some(text) = present(self.java_tool_options.as_deref()) {
             let selector = java_options::node_selector(text);
             for (key, value) in &selector {
                 let rule = check::qualified_name(key).and_then(|()| check::label_value(value));
@@ -207,29 +216,12 @@ impl DeploymentArgs {
     }
 }
 
-/// A blank setting counts as one that is not made.
-fn filled(value: Option<&String>) -> Option<&str> {
-    value
-        .map(|text| text.trim())
-        .filter(|text| !text.is_empty())
-}
-
-/// Returns the value of a setting, or `None` if it is not set or wrong.
-fn read<T>(found: &mut ErrorList, setting: &impl ReadSetting<T>) -> Option<T> {
-    let mut wrong = Vec::new();
-    let value = setting.read(&mut wrong);
-    for error in wrong {
-        found.add(&error.variable, error.text);
-    }
-    value
-}
-
 fn read_file(
-    found: &mut ErrorList,
+    found: &mut Vec<SettingError>,
     name: &str,
     path: &impl ReadSetting<PathBuf>,
 ) -> Option<String> {
-    let path = read(found, path)?;
+    let path = path.read(found)?;
     let text = fs::read_to_string(&path)
         .map_err(|error| format!("names `{}`, which cannot be read: {error}", path.display()));
     found.keep(name, text)

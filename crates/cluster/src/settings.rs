@@ -77,7 +77,7 @@ impl KubernetesArgs {
         let mut deployment = self
             .deployment
             .resolve(hub)
-            .map_err(|wrong| errors.extend(wrong.iter().map(SettingError::from)))
+            .map_err(|wrong| errors.extend(wrong))
             .ok()?;
         if self.deployment.env_secrets.is_none() {
             deployment.env_secrets.clear();
@@ -85,8 +85,7 @@ impl KubernetesArgs {
         // The hub keeps the claims.
         deployment.records = Some(Records::Platform);
         deployment.leased = true;
-        let wrong = manifest::deployment_errors(&deployment);
-        errors.extend(wrong.iter().map(SettingError::from));
+        errors.extend(manifest::deployment_errors(&deployment));
         if deployment.job_data_mode == Mode::Env {
             let text = "is `env`, but the token of a lease has to be in a Secret";
             errors.push(SettingError::new(env::JOB_DATA_MODE, text));
@@ -97,43 +96,33 @@ impl KubernetesArgs {
     /// Returns how the cluster is used.
     pub fn resolve_cluster(&self, errors: &mut Vec<SettingError>) -> ClusterSettings {
         let default = ClusterSettings::default();
+        let (timeouts, history) = (default.watch.timeouts.clone(), default.watch.history);
+        let mut seconds = |setting: &Option<Setting<u64>>, default| {
+            let seconds = setting.read(errors);
+            seconds.map_or(default, Duration::from_secs)
+        };
+        let timeouts = Timeouts {
+            unschedulable: seconds(&self.unschedulable_seconds, timeouts.unschedulable),
+            container_error: seconds(&self.container_error_seconds, timeouts.container_error),
+            start: seconds(&self.start_seconds, timeouts.start),
+            ..timeouts
+        };
+        let mut limit = |setting: &Option<Setting<HistoryLimit>>, default| {
+            let limit = setting.read(errors);
+            limit.map_or(default, |HistoryLimit(limit)| limit)
+        };
+        let history = HistoryLimits {
+            successful: limit(&self.history_succeeded, history.successful),
+            failed: limit(&self.history_failed, history.failed),
+        };
         let max_in_flight = self.max_jobs_in_flight.read(errors);
         ClusterSettings {
             max_in_flight: max_in_flight.unwrap_or(default.max_in_flight),
             watch: WatchSettings {
-                timeouts: self.resolve_timeouts(errors, &default.watch.timeouts),
-                history: self.resolve_history(errors, default.watch.history),
+                timeouts,
+                history,
                 ..default.watch
             },
-        }
-    }
-
-    fn resolve_timeouts(&self, errors: &mut Vec<SettingError>, default: &Timeouts) -> Timeouts {
-        let timeout = |seconds: Option<u64>, default| seconds.map_or(default, Duration::from_secs);
-        Timeouts {
-            unschedulable: timeout(
-                self.unschedulable_seconds.read(errors),
-                default.unschedulable,
-            ),
-            container_error: timeout(
-                self.container_error_seconds.read(errors),
-                default.container_error,
-            ),
-            start: timeout(self.start_seconds.read(errors), default.start),
-            ..default.clone()
-        }
-    }
-
-    fn resolve_history(
-        &self,
-        errors: &mut Vec<SettingError>,
-        default: HistoryLimits,
-    ) -> HistoryLimits {
-        let successful = self.history_succeeded.read(errors);
-        let failed = self.history_failed.read(errors);
-        HistoryLimits {
-            successful: successful.map_or(default.successful, |HistoryLimit(limit)| limit),
-            failed: failed.map_or(default.failed, |HistoryLimit(limit)| limit),
         }
     }
 }

@@ -48,7 +48,8 @@ impl Shutdown {
         }
         self.draining.cancel();
         if drain.is_zero() {
-            warn!("stopping: nothing new is accepted; another signal stops at once");
+            // A launcher that runs steps on this machine accepts dispatches until its executors have reported.
+            warn!("stopping: no further run begins here; another signal stops at once");
             self.graceful.cancel();
             return;
         }

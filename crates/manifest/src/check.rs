@@ -21,28 +21,15 @@ fn is_label_text(text: &str) -> bool {
             .all(|b| is_alphanumeric(*b) || b"-_.".contains(b))
 }
 
-fn is_dns_label(text: &str) -> bool {
-    let bytes = text.as_bytes();
-    let plain = |b: u8| b.is_ascii_lowercase() || b.is_ascii_digit();
-    bytes.len() <= LABEL
-        && bytes.first().copied().is_some_and(plain)
-        && bytes.last().copied().is_some_and(plain)
-        && bytes.iter().all(|b| plain(*b) || *b == b'-')
+/// Lower-case letters, digits and `-`, beginning and ending with a letter or digit. Of any length.
+fn is_dns_text(text: &str) -> bool {
+    let plain = |b: u8| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'-';
+    !text.is_empty() && text.bytes().all(plain) && !text.starts_with('-') && !text.ends_with('-')
 }
 
+/// Kubernetes limits the whole name only, not its parts.
 fn is_subdomain(text: &str) -> bool {
-    text.len() <= SUBDOMAIN
-        && text.split('.').all(|part| {
-            // Kubernetes limits the whole name only, not its parts.
-            is_dns_label(part) || (part.len() > LABEL && is_dns_label_of_any_length(part))
-        })
-}
-
-fn is_dns_label_of_any_length(text: &str) -> bool {
-    text.bytes()
-        .all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'-')
-        && !text.starts_with('-')
-        && !text.ends_with('-')
+    text.len() <= SUBDOMAIN && text.split('.').all(is_dns_text)
 }
 
 /// A key of a label, an annotation, a node selector or a taint.
@@ -77,7 +64,7 @@ pub fn label_value(value: &str) -> Result<(), &'static str> {
 
 /// The name of a namespace.
 pub fn dns_label(name: &str) -> Result<(), &'static str> {
-    if is_dns_label(name) {
+    if name.len() <= LABEL && is_dns_text(name) {
         Ok(())
     } else {
         Err(

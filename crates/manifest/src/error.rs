@@ -3,8 +3,9 @@
 use std::fmt;
 
 use job_contract::Exit;
+use runtime::setting::SettingError;
 
-/// Where a wrong setting comes from. This shows who can correct it.
+/// Where wrong settings come from. This shows who can correct them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Origin {
     /// The owner of the workspace: a variable or the job itself asks for something impossible.
@@ -13,54 +14,29 @@ pub enum Origin {
     Deployment,
 }
 
-/// One setting of a run or of the deployment that cannot be used.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("`{subject}` {rule}")]
-pub struct ManifestError {
-    /// The variable, or the property of the job data.
-    pub subject: String,
-    /// The rule it breaks, as a phrase that follows the subject. Never holds a value that could be secret.
-    pub rule: String,
-    pub origin: Origin,
-}
-
-/// Every error of one run, at least one, in the order they were found.
+/// Every error of one run, in the order they were found.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub struct ManifestErrors {
-    errors: Vec<ManifestError>,
+    pub origin: Origin,
+    /// At least one. The variables are variables, or properties of the job data.
+    pub errors: Vec<SettingError>,
 }
 
 impl ManifestErrors {
-    /// The errors, of which there must be at least one.
-    pub(super) const fn new(errors: Vec<ManifestError>) -> Self {
-        Self { errors }
-    }
-
     /// `Ok` if there are no errors.
-    pub(super) fn check(errors: Vec<ManifestError>) -> Result<(), Self> {
+    pub(super) fn check(origin: Origin, errors: Vec<SettingError>) -> Result<(), Self> {
         if errors.is_empty() {
             Ok(())
         } else {
-            Err(Self { errors })
+            Err(Self { origin, errors })
         }
     }
 
-    /// The errors, at least one.
-    pub fn errors(&self) -> &[ManifestError] {
-        &self.errors
-    }
-
-    /// The exit code of a command that failed for these reasons. Errors of the configuration come first, because they
-    /// affect every run.
-    pub fn exit(&self) -> Exit {
-        if self
-            .errors
-            .iter()
-            .any(|error| error.origin == Origin::Deployment)
-        {
-            Exit::BadConfiguration
-        } else {
-            Exit::BadJobData
+    /// The exit code of a command that failed for these reasons.
+    pub const fn exit(&self) -> Exit {
+        match self.origin {
+            Origin::Run => Exit::BadJobData,
+            Origin::Deployment => Exit::BadConfiguration,
         }
     }
 }
@@ -68,51 +44,27 @@ impl ManifestErrors {
 /// One sentence for each error, for the log of the run.
 impl fmt::Display for ManifestErrors {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        for (index, error) in self.errors.iter().enumerate() {
-            if index > 0 {
-                f.write_str("; ")?;
-            }
-            write!(f, "{error}")?;
-        }
-        Ok(())
+        let sentences: Vec<String> = self.errors.iter().map(ToString::to_string).collect();
+        f.write_str(&sentences.join("; "))
     }
 }
 
-/// Collects errors with the same [`Origin`].
-#[derive(Debug)]
-pub struct ErrorList {
-    origin: Origin,
-    found: Vec<ManifestError>,
-}
-
-impl ErrorList {
-    /// Returns a list without errors.
-    pub const fn new(origin: Origin) -> Self {
-        Self {
-            origin,
-            found: Vec::new(),
-        }
-    }
-
+/// Collects errors of settings.
+pub trait CollectErrors {
     /// Adds an error: this setting breaks this rule.
-    pub fn add(&mut self, subject: &str, rule: impl Into<String>) {
-        self.found.push(ManifestError {
-            subject: subject.to_owned(),
-            rule: rule.into(),
-            origin: self.origin,
-        });
-    }
+    fn add(&mut self, setting: &str, rule: impl Into<String>);
 
     /// Returns the value, or `None` after it recorded the error.
-    pub fn keep<T>(&mut self, subject: &str, result: Result<T, impl fmt::Display>) -> Option<T> {
+    fn keep<T>(&mut self, setting: &str, result: Result<T, impl fmt::Display>) -> Option<T> {
         result
-            .map_err(|rule| self.add(subject, rule.to_string()))
+            .map_err(|rule| self.add(setting, rule.to_string()))
             .ok()
     }
+}
 
-    /// Returns the errors in the order they were added.
-    pub fn into_vec(self) -> Vec<ManifestError> {
-        self.found
+impl CollectErrors for Vec<SettingError> {
+    fn add(&mut self, setting: &str, rule: impl Into<String>) {
+        self.push(SettingError::new(setting, rule));
     }
 }
 

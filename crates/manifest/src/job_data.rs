@@ -1,8 +1,9 @@
 //! Chooses how the pod gets the job document: by its size, the executor and the operator's mode.
 
 use job_contract::{Document, encoding, env};
+use runtime::setting::SettingError;
 
-use super::error::{ManifestError, Origin};
+use super::error::{ManifestErrors, Origin};
 use super::executor_kind::ExecutorKind;
 
 /// Where the document is kept.
@@ -43,7 +44,7 @@ impl Transport {
         document: &Document,
         kind: ExecutorKind,
         mode: Mode,
-    ) -> Result<Self, ManifestError> {
+    ) -> Result<Self, ManifestErrors> {
         let plain = document.encode();
         if let Some(parts) = fit(&plain, kind) {
             return Ok(Self::of(parts, mode));
@@ -53,10 +54,9 @@ impl Transport {
         if kind != ExecutorKind::Mayfly {
             return Err(too_large(size, None, kind));
         }
-        let compressed = document.encode_compressed().map_err(|_| ManifestError {
-            subject: env::JOB_DATA.to_owned(),
-            rule: "could not be compressed for want of memory".to_owned(),
-            origin: Origin::Deployment,
+        let compressed = document.encode_compressed().map_err(|_| {
+            let rule = "could not be compressed for want of memory".to_owned();
+            refused(Origin::Deployment, rule)
         })?;
         let parts = fit(&compressed, kind);
         parts
@@ -85,7 +85,7 @@ fn fit(encoded: &str, kind: ExecutorKind) -> Option<Vec<String>> {
     })
 }
 
-fn too_large(size: usize, compressed: Option<usize>, kind: ExecutorKind) -> ManifestError {
+fn too_large(size: usize, compressed: Option<usize>, kind: ExecutorKind) -> ManifestErrors {
     let compressed = compressed
         .map(|bytes| format!(" ({bytes} compressed)"))
         .unwrap_or_default();
@@ -96,11 +96,13 @@ fn too_large(size: usize, compressed: Option<usize>, kind: ExecutorKind) -> Mani
             env::MAX_ENV_STRING_BYTES - env::JOB_DATA.len() - 2
         ),
     };
-    ManifestError {
-        subject: env::JOB_DATA.to_owned(),
-        rule: format!("is too large: {size} bytes encoded{compressed}, and {limit}"),
-        origin: Origin::Run,
-    }
+    let rule = format!("is too large: {size} bytes encoded{compressed}, and {limit}");
+    refused(Origin::Run, rule)
+}
+
+fn refused(origin: Origin, rule: String) -> ManifestErrors {
+    let errors = vec![SettingError::new(env::JOB_DATA, rule)];
+    ManifestErrors { origin, errors }
 }
 
 #[cfg(test)]

@@ -38,12 +38,13 @@ use k8s_openapi::ByteString;
 use k8s_openapi::api::batch::v1::{Job, JobSpec};
 use k8s_openapi::api::core::v1::{PodTemplateSpec, Secret};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use runtime::setting::SettingError;
 use serde_json::{Value, json};
 
 pub use self::deployment::Deployment;
-pub use self::error::{ManifestError, ManifestErrors, Origin};
+pub use self::error::{ManifestErrors, Origin};
 
-use self::error::{ErrorList, quote};
+use self::error::{CollectErrors as _, quote};
 use self::executor_kind::ExecutorKind;
 use self::job_data::Transport;
 use self::overrides::{Names, Overrides};
@@ -160,16 +161,19 @@ impl Manifest {
 
 /// Builds the objects of a step, or returns all errors in the settings of its workspace.
 pub fn build(job: &Document, deployment: &Deployment) -> Result<Manifest, ManifestErrors> {
-    let mut job_errors = ErrorList::new(Origin::Run);
-    let step_type = check_job(job, &mut job_errors);
-    let mut errors = job_errors.into_vec();
+    let mut errors = Vec::new();
+    let step_type = check_job(job, &mut errors);
     let request = Request::read(job, deployment, &mut errors);
     let transport = Transport::choose(job, request.kind, deployment.job_data_mode);
     let (transport, step_type) = match (transport, step_type) {
         (Ok(transport), Some(step_type)) if errors.is_empty() => (transport, step_type),
         (transport, _) => {
-            errors.extend(transport.err());
-            return Err(ManifestErrors::new(errors));
+            let mut origin = Origin::Run;
+            if let Err(wrong) = transport {
+                origin = wrong.origin;
+                errors.extend(wrong.errors);
+            }
+            return Err(ManifestErrors { origin, errors });
         }
     };
     assemble(job, deployment, request, transport, step_type)
@@ -186,9 +190,9 @@ struct Request {
 }
 
 impl Request {
-    fn read(job: &JobData, deployment: &Deployment, errors: &mut Vec<ManifestError>) -> Self {
+    fn read(job: &JobData, deployment: &Deployment, errors: &mut Vec<SettingError>) -> Self {
         let (mut requested, unreadable) =
-            overrides::read(&job.environment_variables, Names::WORKSPACE, Origin::Run);
+            overrides::read(&job.environment_variables, Names::WORKSPACE);
         errors.extend(unreadable);
         errors.extend(deployment.policy.refusals(&requested));
         let merged = requested.clone().over(deployment.defaults.clone());
@@ -243,9 +247,11 @@ fn assemble(
         ..ObjectMeta::default()
     };
     if merged.labels.contains_key(labels::KUEUE_QUEUE) && !second_pod::finds_claims(kind, records) {
-        let mut errors = ErrorList::new(Origin::Run);
-        errors.add(labels::KUEUE_QUEUE, second_pod::queue_refusal(kind));
-        return Err(ManifestErrors::new(errors.into_vec()));
+        let refusal = SettingError::new(labels::KUEUE_QUEUE, second_pod::queue_refusal(kind));
+        return Err(ManifestErrors {
+            origin: Origin::Run,
+            errors: vec![refusal],
+        });
     }
     let backoff_limit = second_pod::backoff_limit(kind, records, deployment);
     Ok(Manifest {
@@ -264,21 +270,18 @@ fn assemble(
 
 /// Returns the errors that every run of this deployment would have. They come from settings that conflict, so no single
 /// setting shows them.
-pub fn deployment_errors(deployment: &Deployment) -> Vec<ManifestError> {
+pub fn deployment_errors(deployment: &Deployment) -> Vec<SettingError> {
     let run = match any_run(deployment) {
         Ok(run) => run,
-        Err(errors) => return errors.errors().to_vec(),
+        Err(errors) => return errors.errors,
     };
-    let mut errors = ErrorList::new(Origin::Deployment);
     let honoured = run.job.spec.and_then(|spec| spec.backoff_limit);
-    if let Some(limit) = deployment
-        .backoff_limit
-        .filter(|limit| honoured != Some(*limit))
-    {
-        let kind = deployment.executor_kind_of(&deployment.defaults);
-        errors.add(env::BACKOFF_LIMIT, second_pod::refusal(limit, kind));
-    }
-    errors.into_vec()
+    let limit = deployment.backoff_limit;
+    let ignored = limit.filter(|limit| honoured != Some(*limit));
+    let kind = deployment.executor_kind_of(&deployment.defaults);
+    let refusal = ignored.map(|limit| second_pod::refusal(limit, kind));
+    let refusal = refusal.map(|rule| SettingError::new(env::BACKOFF_LIMIT, rule));
+    refusal.into_iter().collect()
 }
 
 /// Returns the objects that runs of this deployment refer to. Settings of workspaces can add more.
@@ -302,7 +305,7 @@ fn any_run(deployment: &Deployment) -> Result<Manifest, ManifestErrors> {
 }
 
 /// The ids become labels, whose rules are stricter than the rules of path segments.
-fn check_job(job: &JobData, errors: &mut ErrorList) -> Option<StepType> {
+fn check_job(job: &JobData, errors: &mut Vec<SettingError>) -> Option<StepType> {
     if let Err(error) = job.validate() {
         errors.add("job data", format!("cannot be used: {error}"));
         return None;
@@ -328,13 +331,14 @@ fn combined_setting_errors(
     requested: &Overrides,
     merged: &Overrides,
     deployment: &Deployment,
-) -> Vec<ManifestError> {
-    let mut errors = ErrorList::new(Origin::Run);
+) -> Vec<SettingError> {
+    let mut errors = Vec::new();
     if deployment.leased && deployment.executor_kind_of(merged) == ExecutorKind::Stock {
         let image = quote(deployment.image_of(merged));
-        errors.add(
-            env::EXECUTOR_KIND,
-            format!("must be `mayfly` to say that {image} holds Mayfly's executor: no other one accepts a lease"),
+        errors.add(env::EXECUTOR_KIND,
+            format!(
+                "must be `mayfly` to say that {image} holds Mayfly's executor: no other one accepts a lease"
+            ),
         );
     }
     if requested.plugin_cache_dir.is_some()
@@ -344,8 +348,7 @@ fn combined_setting_errors(
         let by_operator = deployment.defaults.plugin_cache_claim.as_deref() == Some(claim);
         let by_name = requested.plugin_cache_claim.is_some();
         if !by_operator && !by_name && !deployment.policy.persistent_volume_claims.allow(claim) {
-            errors.add(
-                env::PLUGIN_CACHE_DIR,
+            errors.add(env::PLUGIN_CACHE_DIR,
                 format!(
                     "asks for the claim `{claim}`, which the policy's `persistentVolumeClaims` does not allow"
                 ),
@@ -378,7 +381,7 @@ fn combined_setting_errors(
             }
         }
     }
-    errors.into_vec()
+    errors
 }
 
 /// Mayfly's labels come last, so they replace other values of these keys.
@@ -404,7 +407,7 @@ fn check_template(
     template: &PodTemplateSpec,
     deployment: &Deployment,
 ) -> Result<(), ManifestErrors> {
-    let mut errors = ErrorList::new(Origin::Deployment);
+    let mut errors = Vec::new();
     let spec = template.spec.clone().unwrap_or_default();
     let subject = match deployment.overlay {
         Some(_) => env::POD_TEMPLATE_FILE,
@@ -425,9 +428,14 @@ fn check_template(
         let level = deployment.policy.pod_security;
         if let Some(rule) = pod_security::annotation_rule(key, value, level) {
             let of_default = deployment.defaults.pod_annotations.contains_key(key);
-            errors.add(
-                if of_default { env::EPHEMERAL_POD_ANNOTATIONS } else { subject },
-                format!("has the annotation `{key}`, which {rule} by the policy's `podSecurity: {level}`"),
+            errors.add(if of_default {
+                    env::EPHEMERAL_POD_ANNOTATIONS
+                } else {
+                    subject
+                },
+                format!(
+                    "has the annotation `{key}`, which {rule} by the policy's `podSecurity: {level}`"
+                ),
             );
         }
     }
@@ -443,7 +451,7 @@ fn check_template(
             errors.add(subject, violation);
         }
     }
-    ManifestErrors::check(errors.into_vec())
+    ManifestErrors::check(Origin::Deployment, errors)
 }
 
 fn job_spec(deployment: &Deployment, template: PodTemplateSpec, backoff_limit: i32) -> JobSpec {

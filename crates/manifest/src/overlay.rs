@@ -30,42 +30,10 @@ impl std::fmt::Debug for Overlay {
     }
 }
 
-/// Why a document cannot be an overlay, as a phrase that follows the name of the setting.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum OverlayError {
-    /// It is no pod template.
-    #[error("is no pod template: {0}")]
-    Shape(String),
-    /// This release does not know the field, or the field is misspelt.
-    #[error("has the field `{0}`, which a pod template does not have")]
-    UnknownField(String),
-    /// Only the launcher may set this.
-    #[error("sets {0}, which only the launcher sets")]
-    Reserved(String),
-    /// The pod would wait for this container.
-    #[error(
-        "has the container `{0}` beside the executor, which would keep the run alive after it has ended; \
-         as a sidecar it belongs in `initContainers`, with `restartPolicy: Always`"
-    )]
-    SideCar(String),
-    /// A quantity that is not valid.
-    #[error("has the quantity `{0}`, which cannot be read")]
-    Quantity(String),
-    /// The executor cannot work with this limit.
-    #[error("limits the executor's {resource} to {amount}, {SLIP}")]
-    TooSmall {
-        resource: &'static str,
-        amount: String,
-    },
-    /// This container could never be created.
-    #[error("has a request of {request} above its limit of {limit}")]
-    AboveLimit { request: String, limit: String },
-}
-
 impl Overlay {
-    /// Parses a template from YAML or JSON, and returns all its errors.
-    pub fn parse(text: &str) -> Result<Self, Vec<OverlayError>> {
-        let shape = |error: String| vec![OverlayError::Shape(error)];
+    /// Parses a template from YAML or JSON, and returns all its errors, as phrases that follow the name of the setting.
+    pub fn parse(text: &str) -> Result<Self, Vec<String>> {
+        let shape = |error: String| vec![format!("is no pod template: {error}")];
         let document: Value = serde_saphyr::from_str(text).map_err(|e| shape(first_line(&e)))?;
         let document = match document {
             Value::Null => Value::Object(serde_json::Map::new()),
@@ -158,20 +126,16 @@ fn first_line(error: &serde_saphyr::Error) -> String {
 }
 
 /// Returns every field of `document` that is not a field of a pod template.
-fn unknown_fields(
-    document: &Value,
-    understood: &Value,
-    path: &str,
-    errors: &mut Vec<OverlayError>,
-) {
+fn unknown_fields(document: &Value, understood: &Value, path: &str, errors: &mut Vec<String>) {
     match (document, understood) {
         (Value::Object(document), Value::Object(understood)) => {
             for (key, value) in document.iter().filter(|(_, value)| !value.is_null()) {
                 let path = format!("{path}.{key}");
                 match understood.get(key) {
                     Some(known) => unknown_fields(value, known, &path, errors),
-                    None => errors.push(OverlayError::UnknownField(
-                        path.trim_start_matches('.').to_owned(),
+                    None => errors.push(format!(
+                        "has the field `{}`, which a pod template does not have",
+                        path.trim_start_matches('.')
                     )),
                 }
             }
@@ -185,18 +149,25 @@ fn unknown_fields(
     }
 }
 
-fn side_cars(template: &PodTemplateSpec, errors: &mut Vec<OverlayError>) {
+fn side_cars(template: &PodTemplateSpec, errors: &mut Vec<String>) {
     let containers = template.spec.iter().flat_map(|spec| &spec.containers);
     let others = containers.filter(|container| container.name != CONTAINER);
     errors.extend(
         others
             .filter(|container| !container.name.is_empty())
-            .map(|container| OverlayError::SideCar(container.name.clone())),
+            .map(|container| {
+                format!(
+                    "has the container `{}` beside the executor, which would keep the run alive after it has ended; \
+                     as a sidecar it belongs in `initContainers`, with `restartPolicy: Always`",
+                    container.name
+                )
+            }),
     );
 }
 
-fn reserved_fields(template: &PodTemplateSpec, errors: &mut Vec<OverlayError>) {
-    let mut reserved = |what: String| errors.push(OverlayError::Reserved(what));
+fn reserved_fields(template: &PodTemplateSpec, errors: &mut Vec<String>) {
+    let mut reserved =
+        |what: String| errors.push(format!("sets {what}, which only the launcher sets"));
     let metadata = template.metadata.clone().unwrap_or_default();
     for key in metadata
         .labels
@@ -231,7 +202,7 @@ fn reserved_fields(template: &PodTemplateSpec, errors: &mut Vec<OverlayError>) {
     }
 }
 
-fn quantities(container: &Container, errors: &mut Vec<OverlayError>) {
+fn quantities(container: &Container, errors: &mut Vec<String>) {
     let resources = container.resources.clone().unwrap_or_default();
     let amounts = container::amounts(&resources);
     for (resource, span) in [
@@ -240,20 +211,18 @@ fn quantities(container: &Container, errors: &mut Vec<OverlayError>) {
     ] {
         let limit = span.limit.as_ref().filter(|limit| limit.is_a_slip());
         if let Some(limit) = limit.filter(|_| container.name == CONTAINER) {
-            errors.push(OverlayError::TooSmall {
-                resource,
-                amount: limit.to_string(),
-            });
+            errors.push(format!(
+                "limits the executor's {resource} to {limit}, {SLIP}"
+            ));
         }
     }
     for span in [amounts.cpu, amounts.memory, amounts.ephemeral_storage] {
         if let (Some(request), Some(limit)) = (span.request, span.limit)
             && request > limit
         {
-            errors.push(OverlayError::AboveLimit {
-                request: request.to_string(),
-                limit: limit.to_string(),
-            });
+            errors.push(format!(
+                "has a request of {request} above its limit of {limit}"
+            ));
         }
     }
     for quantity in [resources.requests, resources.limits]
@@ -262,7 +231,10 @@ fn quantities(container: &Container, errors: &mut Vec<OverlayError>) {
         .flat_map(std::collections::BTreeMap::into_values)
     {
         if Amount::parse(&quantity.0).is_err() {
-            errors.push(OverlayError::Quantity(quantity.0));
+            errors.push(format!(
+                "has the quantity `{}`, which cannot be read",
+                quantity.0
+            ));
         }
     }
 }
@@ -320,6 +292,6 @@ mod tests {
     fn what_it_may_not_hold_is_named(#[case] text: &str, #[case] named: &str) {
         let errors = Overlay::parse(text).unwrap_err();
         assert_eq!(errors.len(), 1, "{errors:?}");
-        assert!(errors[0].to_string().contains(named), "{}", errors[0]);
+        assert!(errors[0].contains(named), "{}", errors[0]);
     }
 }

@@ -9,9 +9,11 @@ use std::fmt;
 use job_contract::env;
 use job_contract::labels;
 use k8s_openapi::api::core::v1::Toleration;
+use runtime::setting::SettingError;
+use serde_json::{Map, Value, json};
 
 use super::check;
-use super::error::{ErrorList, ManifestError, Origin, quote};
+use super::error::{CollectErrors as _, quote};
 use super::quantity::{Amount, SLIP};
 use super::tolerations::parse_tolerations;
 use job_contract::pairs::{parse_list, parse_pairs};
@@ -53,8 +55,8 @@ pub struct Overrides {
     pub config_map: Option<String>,
     pub config_map_path: Option<String>,
     pub env_config_maps: Option<Vec<String>>,
-    pub pod_security: PodSecurity,
-    pub container_security: ContainerSecurity,
+    pub pod_security: SecurityKeys,
+    pub container_security: SecurityKeys,
     pub resources: Resources,
     /// Extra environment of the container.
     pub env: BTreeMap<String, String>,
@@ -64,29 +66,37 @@ pub struct Overrides {
     pub image: Option<String>,
 }
 
-/// `EPHEMERAL_CONFIG_POD_SECURITY_CONTEXT`.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct PodSecurity {
-    pub fs_group: Option<i64>,
-    pub fs_group_change_policy: Option<String>,
-    pub run_as_group: Option<i64>,
-    pub run_as_non_root: Option<bool>,
-    pub run_as_user: Option<i64>,
-    pub seccomp_profile: Option<String>,
-    pub supplemental_groups: Option<Vec<i64>>,
-}
+/// The keys of a security context that are set, with their values as Kubernetes has them.
+pub type SecurityKeys = Map<String, Value>;
 
-/// `EPHEMERAL_CONFIG_SECURITY_CONTEXT`.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct ContainerSecurity {
-    pub allow_privilege_escalation: Option<bool>,
-    pub privileged: Option<bool>,
-    pub read_only_root_filesystem: Option<bool>,
-    pub run_as_group: Option<i64>,
-    pub run_as_non_root: Option<bool>,
-    pub run_as_user: Option<i64>,
-    pub seccomp_profile: Option<String>,
-}
+/// Reads the value of a key. The error is the broken rule.
+type ReadValue = fn(&str) -> Result<Value, String>;
+
+/// The keys in `EPHEMERAL_CONFIG_POD_SECURITY_CONTEXT`.
+const POD_SECURITY: &[(&str, ReadValue)] = &[
+    ("fsGroup", id),
+    ("fsGroupChangePolicy", |text| {
+        choice(text, &["OnRootMismatch", "Always"])
+    }),
+    ("runAsGroup", id),
+    ("runAsNonRoot", truth),
+    ("runAsUser", id),
+    ("seccompProfile", seccomp_profile),
+    ("supplementalGroups", |text| {
+        parse_list(text).iter().map(|group| id(group)).collect()
+    }),
+];
+
+/// The keys in `EPHEMERAL_CONFIG_SECURITY_CONTEXT`.
+const CONTAINER_SECURITY: &[(&str, ReadValue)] = &[
+    ("allowPrivilegeEscalation", truth),
+    ("privileged", truth),
+    ("readOnlyRootFilesystem", truth),
+    ("runAsGroup", id),
+    ("runAsNonRoot", truth),
+    ("runAsUser", id),
+    ("seccompProfile", seccomp_profile),
+];
 
 /// A request and a limit of one resource.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -138,14 +148,10 @@ impl Names {
 }
 
 /// Parses the variables of a level, and returns all errors in them.
-pub fn read(
-    variables: &BTreeMap<String, String>,
-    names: Names,
-    origin: Origin,
-) -> (Overrides, Vec<ManifestError>) {
+pub fn read(variables: &BTreeMap<String, String>, names: Names) -> (Overrides, Vec<SettingError>) {
     let mut reader = Reader {
         variables,
-        errors: ErrorList::new(origin),
+        errors: Vec::new(),
     };
     let overrides = Overrides {
         node_selector: reader.node_selector(),
@@ -157,20 +163,20 @@ pub fn read(
         config_map: reader.object_name(env::EPHEMERAL_CONFIG_MAP),
         config_map_path: reader.mount_path(env::EPHEMERAL_CONFIG_MAP_PATH),
         env_config_maps: reader.object_names(env::EPHEMERAL_ENV_CONFIG_MAPS),
-        pod_security: reader.pod_security(),
-        container_security: reader.container_security(),
+        pod_security: reader.security(env::EPHEMERAL_POD_SECURITY, POD_SECURITY),
+        container_security: reader.security(env::EPHEMERAL_SECURITY, CONTAINER_SECURITY),
         resources: reader.resources(),
         env: reader.env(),
         plugin_cache_dir: reader.mount_path(names.plugin_cache_dir),
         plugin_cache_claim: reader.object_name(names.plugin_cache_claim),
         image: reader.image(),
     };
-    (overrides, reader.errors.into_vec())
+    (overrides, reader.errors)
 }
 
 struct Reader<'a> {
     variables: &'a BTreeMap<String, String>,
-    errors: ErrorList,
+    errors: Vec<SettingError>,
 }
 
 impl<'a> Reader<'a> {
@@ -270,7 +276,7 @@ impl<'a> Reader<'a> {
             Ok(tolerations) => Some(tolerations),
             Err(errors) => {
                 for error in errors {
-                    self.errors.add(name, error.to_string());
+                    self.errors.add(name, error);
                 }
                 None
             }
@@ -345,100 +351,59 @@ impl<'a> Reader<'a> {
         resources
     }
 
-    fn pod_security(&mut self) -> PodSecurity {
-        let name = env::EPHEMERAL_POD_SECURITY;
-        let mut security = PodSecurity::default();
-        for (key, value) in self.pairs(name) {
-            let result = match key.as_str() {
-                "fsGroup" => id(&value).map(|id| security.fs_group = Some(id)),
-                "fsGroupChangePolicy" => choice(&value, &["OnRootMismatch", "Always"])
-                    .map(|policy| security.fs_group_change_policy = Some(policy)),
-                "runAsGroup" => id(&value).map(|id| security.run_as_group = Some(id)),
-                "runAsNonRoot" => truth(&value).map(|yes| security.run_as_non_root = Some(yes)),
-                "runAsUser" => id(&value).map(|id| security.run_as_user = Some(id)),
-                "seccompProfile" => choice(&value, &["RuntimeDefault", "Unconfined"])
-                    .map(|profile| security.seccomp_profile = Some(profile)),
-                "supplementalGroups" => parse_list(&value)
-                    .iter()
-                    .map(|group| id(group))
-                    .collect::<Result<_, _>>()
-                    .map(|groups| security.supplemental_groups = Some(groups)),
-                _ => Err(
-                    "is not one of fsGroup, fsGroupChangePolicy, runAsGroup, runAsNonRoot, runAsUser, \
-                     seccompProfile and supplementalGroups"
-                        .to_owned(),
-                ),
+    fn security(&mut self, name: &str, known: &[(&str, ReadValue)]) -> SecurityKeys {
+        let mut set = SecurityKeys::new();
+        for (key, text) in self.pairs(name) {
+            let value = if let Some((_, read)) = known.iter().find(|(known, _)| *known == key) {
+                read(&text)
+            } else {
+                let known: Vec<&str> = known.iter().map(|(key, _)| *key).collect();
+                Err(format!("is not one of {}", known.join(", ")))
             };
-            self.key_error(name, &key, result);
+            let value = value.map_err(|rule| format!("has a key {} that {rule}", quote(&key)));
+            if let Some(value) = self.errors.keep(name, value) {
+                set.insert(key, value);
+            }
         }
-        security
-    }
-
-    fn container_security(&mut self) -> ContainerSecurity {
-        let name = env::EPHEMERAL_SECURITY;
-        let mut security = ContainerSecurity::default();
-        for (key, value) in self.pairs(name) {
-            let result = match key.as_str() {
-                "allowPrivilegeEscalation" => {
-                    truth(&value).map(|yes| security.allow_privilege_escalation = Some(yes))
-                }
-                "privileged" => truth(&value).map(|yes| security.privileged = Some(yes)),
-                "readOnlyRootFilesystem" => {
-                    truth(&value).map(|yes| security.read_only_root_filesystem = Some(yes))
-                }
-                "runAsGroup" => id(&value).map(|id| security.run_as_group = Some(id)),
-                "runAsNonRoot" => truth(&value).map(|yes| security.run_as_non_root = Some(yes)),
-                "runAsUser" => id(&value).map(|id| security.run_as_user = Some(id)),
-                "seccompProfile" => choice(&value, &["RuntimeDefault", "Unconfined"])
-                    .map(|profile| security.seccomp_profile = Some(profile)),
-                _ => Err(
-                    "is not one of allowPrivilegeEscalation, privileged, readOnlyRootFilesystem, runAsGroup, \
-                     runAsNonRoot, runAsUser and seccompProfile"
-                        .to_owned(),
-                ),
-            };
-            self.key_error(name, &key, result);
-        }
-        security
-    }
-
-    fn key_error(&mut self, name: &str, key: &str, result: Result<(), String>) {
-        if let Err(rule) = result {
-            self.errors
-                .add(name, format!("has a key {} that {rule}", quote(key)));
-        }
+        set
     }
 }
 
 /// A user or group id.
-fn id(text: &str) -> Result<i64, String> {
+fn id(text: &str) -> Result<Value, String> {
     text.parse::<i64>()
         .ok()
         .filter(|id| (0..=i64::from(i32::MAX)).contains(id))
+        .map(Value::from)
         .ok_or_else(|| "must be a whole number from 0 to 2147483647".to_owned())
 }
 
 /// The stock launcher takes every text except `true` as false. Here, a typing error is an error, because the setting
 /// concerns security.
-fn truth(text: &str) -> Result<bool, String> {
+fn truth(text: &str) -> Result<Value, String> {
     match text.to_ascii_lowercase().as_str() {
-        "true" => Ok(true),
-        "false" => Ok(false),
+        "true" => Ok(Value::Bool(true)),
+        "false" => Ok(Value::Bool(false)),
         _ => Err("must be `true` or `false`".to_owned()),
     }
 }
 
-fn choice(text: &str, known: &[&str]) -> Result<String, String> {
+fn seccomp_profile(text: &str) -> Result<Value, String> {
+    let profile = choice(text, &["RuntimeDefault", "Unconfined"])?;
+    Ok(json!({ "type": profile }))
+}
+
+fn choice(text: &str, known: &[&str]) -> Result<Value, String> {
     known
         .iter()
         .find(|name| name.eq_ignore_ascii_case(text))
-        .map(|name| (*name).to_owned())
+        .map(|name| Value::from(*name))
         .ok_or_else(|| format!("must be one of {}", known.join(", ")))
 }
 
 impl Overrides {
-    /// Returns these settings, and those of `below` where these are not set. Maps of labels, annotations and
-    /// environment are merged key by key. Selectors, tolerations and lists are replaced.
+    /// Returns these settings, and those of `below` where these are not set. Maps of labels, annotations, environment and
+    /// security contexts are merged key by key. Selectors, tolerations and lists are replaced.
     #[must_use]
     pub fn over(self, below: Self) -> Self {
         Self {
@@ -451,8 +416,8 @@ impl Overrides {
             config_map: self.config_map.or(below.config_map),
             config_map_path: self.config_map_path.or(below.config_map_path),
             env_config_maps: self.env_config_maps.or(below.env_config_maps),
-            pod_security: self.pod_security.over(below.pod_security),
-            container_security: self.container_security.over(below.container_security),
+            pod_security: joined(self.pod_security, below.pod_security),
+            container_security: joined(self.container_security, below.container_security),
             resources: self.resources.over(below.resources),
             env: joined(self.env, below.env),
             plugin_cache_dir: self.plugin_cache_dir.or(below.plugin_cache_dir),
@@ -462,77 +427,9 @@ impl Overrides {
     }
 }
 
-fn joined(
-    above: BTreeMap<String, String>,
-    mut below: BTreeMap<String, String>,
-) -> BTreeMap<String, String> {
+fn joined<M: IntoIterator + Extend<M::Item>>(above: M, mut below: M) -> M {
     below.extend(above);
     below
-}
-
-/// The key where the setting is made.
-macro_rules! keys {
-    ($($field:expr => $key:literal),+ $(,)?) => {
-        [$($field.is_some().then_some($key)),+].into_iter().flatten().collect()
-    };
-}
-
-impl PodSecurity {
-    /// Returns the keys that are set, as the variable spells them.
-    pub(super) fn keys(&self) -> Vec<&'static str> {
-        keys![
-            self.fs_group => "fsGroup",
-            self.fs_group_change_policy => "fsGroupChangePolicy",
-            self.run_as_group => "runAsGroup",
-            self.run_as_non_root => "runAsNonRoot",
-            self.run_as_user => "runAsUser",
-            self.seccomp_profile => "seccompProfile",
-            self.supplemental_groups => "supplementalGroups",
-        ]
-    }
-
-    fn over(self, below: Self) -> Self {
-        Self {
-            fs_group: self.fs_group.or(below.fs_group),
-            fs_group_change_policy: self.fs_group_change_policy.or(below.fs_group_change_policy),
-            run_as_group: self.run_as_group.or(below.run_as_group),
-            run_as_non_root: self.run_as_non_root.or(below.run_as_non_root),
-            run_as_user: self.run_as_user.or(below.run_as_user),
-            seccomp_profile: self.seccomp_profile.or(below.seccomp_profile),
-            supplemental_groups: self.supplemental_groups.or(below.supplemental_groups),
-        }
-    }
-}
-
-impl ContainerSecurity {
-    /// Returns the keys that are set, as the variable spells them.
-    pub(super) fn keys(&self) -> Vec<&'static str> {
-        keys![
-            self.allow_privilege_escalation => "allowPrivilegeEscalation",
-            self.privileged => "privileged",
-            self.read_only_root_filesystem => "readOnlyRootFilesystem",
-            self.run_as_group => "runAsGroup",
-            self.run_as_non_root => "runAsNonRoot",
-            self.run_as_user => "runAsUser",
-            self.seccomp_profile => "seccompProfile",
-        ]
-    }
-
-    fn over(self, below: Self) -> Self {
-        Self {
-            allow_privilege_escalation: self
-                .allow_privilege_escalation
-                .or(below.allow_privilege_escalation),
-            privileged: self.privileged.or(below.privileged),
-            read_only_root_filesystem: self
-                .read_only_root_filesystem
-                .or(below.read_only_root_filesystem),
-            run_as_group: self.run_as_group.or(below.run_as_group),
-            run_as_non_root: self.run_as_non_root.or(below.run_as_non_root),
-            run_as_user: self.run_as_user.or(below.run_as_user),
-            seccomp_profile: self.seccomp_profile.or(below.seccomp_profile),
-        }
-    }
 }
 
 impl Resources {

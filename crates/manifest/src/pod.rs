@@ -12,6 +12,9 @@ use k8s_openapi::api::core::v1::{
     Volume, VolumeMount,
 };
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use serde_json::json;
 
 use super::container::{self, CONTAINER, CPU, EPHEMERAL_STORAGE, MEMORY, amounts};
 use super::deployment::{self, Deployment, PluginCache};
@@ -19,7 +22,7 @@ use super::executor_kind::ExecutorKind;
 use super::grace_period;
 use super::image::Reference;
 use super::job_data::Transport;
-use super::overrides::{ContainerSecurity, Overrides, PodSecurity, Resources};
+use super::overrides::{Overrides, Resources, SecurityKeys};
 use super::quantity::Amount;
 use super::second_pod;
 
@@ -117,7 +120,10 @@ fn skeleton(from: &PodInput<'_>) -> PodSpec {
             run_as_group: Some(USER),
             run_as_non_root: Some(true),
             run_as_user: Some(USER),
-            seccomp_profile: Some(seccomp("RuntimeDefault")),
+            seccomp_profile: Some(SeccompProfile {
+                type_: "RuntimeDefault".to_owned(),
+                localhost_profile: None,
+            }),
             ..PodSecurityContext::default()
         }),
         termination_grace_period_seconds: Some(from.grace_seconds),
@@ -262,14 +268,14 @@ fn apply(template: &mut PodTemplateSpec, level: &Overrides, env_text: fn(&str) -
     if let Some(account) = &level.service_account {
         spec.service_account_name = Some(account.clone());
     }
-    apply_pod_security(
+    apply_security(
         spec.security_context.get_or_insert_default(),
         &level.pod_security,
     );
     let Some(executor) = container::executor_mut(spec) else {
         return;
     };
-    apply_container_security(
+    apply_security(
         executor.security_context.get_or_insert_default(),
         &level.container_security,
     );
@@ -286,60 +292,24 @@ fn unexpanded(text: &str) -> String {
     text.replace('$', "$$")
 }
 
-fn apply_pod_security(context: &mut PodSecurityContext, level: &PodSecurity) {
-    let level = level.clone();
-    replace(&mut context.fs_group, level.fs_group);
-    replace(
-        &mut context.fs_group_change_policy,
-        level.fs_group_change_policy,
-    );
-    replace(&mut context.run_as_group, level.run_as_group);
-    replace(
-        &mut context.run_as_non_root,
-        level.run_as_non_root.or(not_if_root(level.run_as_user)),
-    );
-    replace(&mut context.run_as_user, level.run_as_user);
-    replace(
-        &mut context.seccomp_profile,
-        level.seccomp_profile.as_deref().map(seccomp),
-    );
-    replace(&mut context.supplemental_groups, level.supplemental_groups);
-}
-
-fn apply_container_security(context: &mut SecurityContext, level: &ContainerSecurity) {
-    replace(
-        &mut context.allow_privilege_escalation,
-        // Kubernetes refuses a privileged container that may not escalate privileges.
-        level
-            .allow_privilege_escalation
-            .or((level.privileged == Some(true)).then_some(true)),
-    );
-    replace(&mut context.privileged, level.privileged);
-    replace(
-        &mut context.read_only_root_filesystem,
-        level.read_only_root_filesystem,
-    );
-    replace(&mut context.run_as_group, level.run_as_group);
-    replace(
-        &mut context.run_as_non_root,
-        level.run_as_non_root.or(not_if_root(level.run_as_user)),
-    );
-    replace(&mut context.run_as_user, level.run_as_user);
-    replace(
-        &mut context.seccomp_profile,
-        level.seccomp_profile.as_deref().map(seccomp),
-    );
-}
-
-/// If the policy allows UID 0, a workspace can set it.
-fn not_if_root(user: Option<i64>) -> Option<bool> {
-    (user == Some(0)).then_some(false)
-}
-
-fn replace<T>(field: &mut Option<T>, value: Option<T>) {
-    if value.is_some() {
-        *field = value;
+/// Sets the keys of one level in a security context.
+fn apply_security<C: Serialize + DeserializeOwned>(context: &mut C, level: &SecurityKeys) {
+    let mut level = level.clone();
+    // If the policy allows UID 0, a workspace can set it.
+    if level.get("runAsUser") == Some(&json!(0)) {
+        level.entry("runAsNonRoot").or_insert(json!(false));
     }
+    // Kubernetes refuses a privileged container that may not escalate privileges.
+    if level.get("privileged") == Some(&json!(true)) {
+        level
+            .entry("allowPrivilegeEscalation")
+            .or_insert(json!(true));
+    }
+    let mut all = serde_json::to_value(&*context).expect("Kubernetes objects are plain JSON");
+    if let Some(all) = all.as_object_mut() {
+        all.extend(level);
+    }
+    *context = serde_json::from_value(all).expect("each key was read with its type");
 }
 
 /// Returns the executor's own deadline in seconds. It comes before the Job's deadline, so the executor can stop, store
@@ -566,13 +536,6 @@ fn empty_dir(name: &str, size_limit: Option<&Amount>) -> Volume {
             size_limit: size_limit.map(Amount::to_quantity),
         }),
         ..Volume::default()
-    }
-}
-
-fn seccomp(type_: &str) -> SeccompProfile {
-    SeccompProfile {
-        localhost_profile: None,
-        type_: type_.to_owned(),
     }
 }
 

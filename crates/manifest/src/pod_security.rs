@@ -150,33 +150,30 @@ fn baseline_pod(pod: &PodSpec, found: &mut Vec<String>) {
             }
         }
         shared_rules(
-            &Shared {
-                app_armor: context.app_armor_profile.as_ref(),
-                se_linux: context.se_linux_options.as_ref(),
-                seccomp: context.seccomp_profile.as_ref(),
-                windows: context.windows_options.as_ref(),
-            },
+            context.app_armor_profile.as_ref(),
+            context.se_linux_options.as_ref(),
+            context.seccomp_profile.as_ref(),
+            context.windows_options.as_ref(),
             found,
         );
     }
 }
 
-/// Settings that both the pod and each container have.
-struct Shared<'a> {
-    app_armor: Option<&'a AppArmorProfile>,
-    se_linux: Option<&'a SELinuxOptions>,
-    seccomp: Option<&'a SeccompProfile>,
-    windows: Option<&'a WindowsSecurityContextOptions>,
-}
-
-fn shared_rules(shared: &Shared<'_>, found: &mut Vec<String>) {
-    if shared.seccomp.is_some_and(|p| p.type_ == "Unconfined") {
+/// The rules for what both the pod and each container can set.
+fn shared_rules(
+    app_armor: Option<&AppArmorProfile>,
+    se_linux: Option<&SELinuxOptions>,
+    seccomp: Option<&SeccompProfile>,
+    windows: Option<&WindowsSecurityContextOptions>,
+    found: &mut Vec<String>,
+) {
+    if seccomp.is_some_and(|p| p.type_ == "Unconfined") {
         found.push("seccompProfile must not be Unconfined".to_owned());
     }
-    if shared.app_armor.is_some_and(|p| p.type_ == "Unconfined") {
+    if app_armor.is_some_and(|p| p.type_ == "Unconfined") {
         found.push("appArmorProfile must not be Unconfined".to_owned());
     }
-    if let Some(options) = shared.se_linux {
+    if let Some(options) = se_linux {
         let filled = |text: &Option<String>| text.as_deref().is_some_and(|t| !t.is_empty());
         if !BASELINE_SELINUX_TYPES.contains(&options.type_.as_deref().unwrap_or_default())
             || filled(&options.user)
@@ -185,10 +182,7 @@ fn shared_rules(shared: &Shared<'_>, found: &mut Vec<String>) {
             found.push("seLinuxOptions may set only a container type".to_owned());
         }
     }
-    if shared
-        .windows
-        .is_some_and(|options| options.host_process == Some(true))
-    {
+    if windows.is_some_and(|options| options.host_process == Some(true)) {
         found.push("windowsOptions.hostProcess must not be true".to_owned());
     }
 }
@@ -215,12 +209,10 @@ fn baseline_container(container: &Container, context: &SecurityContext, found: &
         }
     }
     shared_rules(
-        &Shared {
-            app_armor: context.app_armor_profile.as_ref(),
-            se_linux: context.se_linux_options.as_ref(),
-            seccomp: context.seccomp_profile.as_ref(),
-            windows: context.windows_options.as_ref(),
-        },
+        context.app_armor_profile.as_ref(),
+        context.se_linux_options.as_ref(),
+        context.seccomp_profile.as_ref(),
+        context.windows_options.as_ref(),
         found,
     );
 }

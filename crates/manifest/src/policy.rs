@@ -7,11 +7,12 @@ mod security;
 use std::collections::BTreeMap;
 
 use job_contract::env;
+use runtime::setting::SettingError;
 use serde::Deserialize;
 
 use self::defaults::{ANNOTATIONS, MOUNT_PATHS};
 pub use self::patterns::Patterns;
-use super::error::{ErrorList, ManifestError, Origin, quote};
+use super::error::{CollectErrors as _, quote};
 use super::image::Reference;
 use super::overrides::{Overrides, Span};
 use super::pod_security::Level;
@@ -93,14 +94,14 @@ const EVERY_TAINT: &str = ":Exists";
 
 impl Policy {
     /// Returns the settings of a workspace that the policy forbids.
-    pub fn refusals(&self, requested: &Overrides) -> Vec<ManifestError> {
-        let mut refusals = Refusals(ErrorList::new(Origin::Run));
+    pub fn refusals(&self, requested: &Overrides) -> Vec<SettingError> {
+        let mut refusals = Refusals(Vec::new());
         self.refuse_names(requested, &mut refusals);
         self.refuse_keys(requested, &mut refusals);
         self.refuse_paths(requested, &mut refusals);
         self.refuse_resources(requested, &mut refusals);
         self.refuse_security(requested, &mut refusals);
-        refusals.0.into_vec()
+        refusals.0
     }
 
     fn refuse_names(&self, requested: &Overrides, refusals: &mut Refusals) {
@@ -217,7 +218,7 @@ impl Policy {
     }
 }
 
-struct Refusals(ErrorList);
+struct Refusals(Vec<SettingError>);
 
 impl Refusals {
     fn add(&mut self, variable: &str, name: &str, rule: &str) {

@@ -18,27 +18,9 @@ const SMALLEST_LIMIT: i128 = 16 * 1024 * 1024 * 1_000_000_000;
 /// The error for a smaller limit on memory or storage, as a phrase that follows the amount.
 pub const SLIP: &str = "and must be at least `16Mi`: a number without a unit counts bytes, and `Mi` or `Gi` may be missing";
 
-/// Why a text is not a quantity.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum QuantityError {
-    /// Only white space.
-    #[error("is empty")]
-    Empty,
-    /// It does not start with a decimal number.
-    #[error("does not start with a number")]
-    NotANumber,
-    /// Kubernetes does not know the unit.
-    #[error(
-        "has an unknown unit: use none, `m`, `k`, `M`, `G`, `T`, `P`, `E`, or `Ki`, `Mi`, `Gi`, `Ti`, `Pi`, `Ei`"
-    )]
-    UnknownUnit,
-    /// It is negative.
-    #[error("is negative")]
-    Negative,
-    /// It is larger than 2^63 - 1, the largest quantity of Kubernetes.
-    #[error("is too large")]
-    TooLarge,
-}
+const UNKNOWN_UNIT: &str = "has an unknown unit: use none, `m`, `k`, `M`, `G`, `T`, `P`, `E`, or `Ki`, `Mi`, `Gi`, `Ti`, `Pi`, `Ei`";
+/// It is larger than 2^63 - 1, the largest quantity of Kubernetes.
+const TOO_LARGE: &str = "is too large";
 
 /// The factor of a suffix: 2 to the first power times 10 to the second.
 struct Scale {
@@ -47,11 +29,11 @@ struct Scale {
 }
 
 impl Amount {
-    /// Parses a quantity that is not negative. White space around it is ignored.
-    pub fn parse(text: &str) -> Result<Self, QuantityError> {
+    /// Parses a quantity that is not negative. White space around it is ignored. The error is a phrase that follows the quantity.
+    pub fn parse(text: &str) -> Result<Self, &'static str> {
         let text = text.trim();
         if text.is_empty() {
-            return Err(QuantityError::Empty);
+            return Err("is empty");
         }
         let negative = text.starts_with('-');
         let unsigned = text.strip_prefix(['+', '-']).unwrap_or(text);
@@ -61,11 +43,11 @@ impl Amount {
         let (number, suffix) = unsigned.split_at(number_end);
         let (whole, fraction) = number.split_once('.').unwrap_or((number, ""));
         if fraction.contains('.') || (whole.is_empty() && fraction.is_empty()) {
-            return Err(QuantityError::NotANumber);
+            return Err("does not start with a number");
         }
         let nano = in_billionths(whole, fraction.trim_end_matches('0'), &scale(suffix)?)?;
         if negative && nano != 0 {
-            return Err(QuantityError::Negative);
+            return Err("is negative");
         }
         Ok(Self {
             text: text.to_owned(),
@@ -89,7 +71,7 @@ impl Amount {
     }
 }
 
-fn scale(suffix: &str) -> Result<Scale, QuantityError> {
+fn scale(suffix: &str) -> Result<Scale, &'static str> {
     let (binary, decimal) = match suffix {
         "n" => (0, -9),
         "u" => (0, -6),
@@ -113,45 +95,41 @@ fn scale(suffix: &str) -> Result<Scale, QuantityError> {
 }
 
 /// The number after `e` or `E`.
-fn exponent(suffix: &str) -> Result<i32, QuantityError> {
-    let digits = suffix
-        .strip_prefix(['e', 'E'])
-        .ok_or(QuantityError::UnknownUnit)?;
+fn exponent(suffix: &str) -> Result<i32, &'static str> {
+    let digits = suffix.strip_prefix(['e', 'E']).ok_or(UNKNOWN_UNIT)?;
     let unsigned = digits.strip_prefix(['+', '-']).unwrap_or(digits);
     if unsigned.is_empty() || !unsigned.bytes().all(|b| b.is_ascii_digit()) {
-        return Err(QuantityError::UnknownUnit);
+        return Err(UNKNOWN_UNIT);
     }
     // This is far larger than every quantity, and too small to overflow the sums below.
     digits
         .parse()
         .ok()
         .filter(|exponent: &i32| exponent.abs() <= 100)
-        .ok_or(QuantityError::TooLarge)
+        .ok_or(TOO_LARGE)
 }
 
 /// Rounds values below a billionth up, as Kubernetes does.
-fn in_billionths(whole: &str, fraction: &str, scale: &Scale) -> Result<i128, QuantityError> {
+fn in_billionths(whole: &str, fraction: &str, scale: &Scale) -> Result<i128, &'static str> {
     const LARGEST: i128 = (i64::MAX as i128) * 1_000_000_000;
     let digits = format!("{whole}{fraction}");
     let digits = digits.trim_start_matches('0');
     if digits.is_empty() {
         return Ok(0);
     }
-    let value: i128 = digits.parse().map_err(|_| QuantityError::TooLarge)?;
-    let value = value
-        .checked_mul(1 << scale.binary)
-        .ok_or(QuantityError::TooLarge)?;
-    let places = i32::try_from(fraction.len()).map_err(|_| QuantityError::TooLarge)?;
+    let value: i128 = digits.parse().map_err(|_| TOO_LARGE)?;
+    let value = value.checked_mul(1 << scale.binary).ok_or(TOO_LARGE)?;
+    let places = i32::try_from(fraction.len()).map_err(|_| TOO_LARGE)?;
     let power = 9 + scale.decimal - places;
     let factor = 10_i128.checked_pow(power.unsigned_abs());
     let nano = match (power >= 0, factor) {
-        (true, Some(factor)) => value.checked_mul(factor).ok_or(QuantityError::TooLarge)?,
-        (true, None) => return Err(QuantityError::TooLarge),
+        (true, Some(factor)) => value.checked_mul(factor).ok_or(TOO_LARGE)?,
+        (true, None) => return Err(TOO_LARGE),
         (false, Some(factor)) => value / factor + i128::from(value % factor != 0),
         (false, None) => 1,
     };
     if nano > LARGEST {
-        return Err(QuantityError::TooLarge);
+        return Err(TOO_LARGE);
     }
     Ok(nano)
 }
@@ -229,29 +207,26 @@ mod tests {
     }
 
     #[rstest]
-    #[case("", QuantityError::Empty)]
-    #[case("  ", QuantityError::Empty)]
-    #[case(".", QuantityError::NotANumber)]
-    #[case("Gi", QuantityError::NotANumber)]
-    #[case("1.2.3", QuantityError::NotANumber)]
-    #[case("one", QuantityError::NotANumber)]
-    #[case("1 Gi", QuantityError::UnknownUnit)]
-    #[case("1K", QuantityError::UnknownUnit)]
-    #[case("1gb", QuantityError::UnknownUnit)]
-    #[case("1GiB", QuantityError::UnknownUnit)]
-    #[case("1e", QuantityError::UnknownUnit)]
-    #[case("1e+", QuantityError::UnknownUnit)]
-    #[case("1e1.5", QuantityError::UnknownUnit)]
-    #[case("1,5", QuantityError::UnknownUnit)]
-    #[case("-1", QuantityError::Negative)]
-    #[case("1e99", QuantityError::TooLarge)]
-    #[case("1e99999999999", QuantityError::TooLarge)]
-    #[case("16Ei", QuantityError::TooLarge)]
-    #[case("99999999999999999999999999999999999999999", QuantityError::TooLarge)]
-    fn anything_else_is_refused_with_the_reason(
-        #[case] text: &str,
-        #[case] expected: QuantityError,
-    ) {
+    #[case("", "is empty")]
+    #[case("  ", "is empty")]
+    #[case(".", "does not start with a number")]
+    #[case("Gi", "does not start with a number")]
+    #[case("1.2.3", "does not start with a number")]
+    #[case("one", "does not start with a number")]
+    #[case("1 Gi", UNKNOWN_UNIT)]
+    #[case("1K", UNKNOWN_UNIT)]
+    #[case("1gb", UNKNOWN_UNIT)]
+    #[case("1GiB", UNKNOWN_UNIT)]
+    #[case("1e", UNKNOWN_UNIT)]
+    #[case("1e+", UNKNOWN_UNIT)]
+    #[case("1e1.5", UNKNOWN_UNIT)]
+    #[case("1,5", UNKNOWN_UNIT)]
+    #[case("-1", "is negative")]
+    #[case("1e99", TOO_LARGE)]
+    #[case("1e99999999999", TOO_LARGE)]
+    #[case("16Ei", TOO_LARGE)]
+    #[case("99999999999999999999999999999999999999999", TOO_LARGE)]
+    fn anything_else_is_refused_with_the_reason(#[case] text: &str, #[case] expected: &str) {
         assert_eq!(Amount::parse(text).unwrap_err(), expected, "{text}");
     }
 
@@ -270,7 +245,7 @@ mod tests {
             ).unwrap();
             let read = Amount::parse(&text);
             let is_quantity = match &read {
-                Ok(_) | Err(QuantityError::Negative | QuantityError::TooLarge) => true,
+                Ok(_) | Err("is negative" | TOO_LARGE) => true,
                 Err(_) => false,
             };
             prop_assert_eq!(is_quantity, grammar.is_match(text.trim()), "{:?}: {:?}", text, read);

@@ -1,9 +1,9 @@
 //! How an operator spells the settings of Jobs.
 
-use runtime::setting::{SettingError, SettingValue, choice};
+use runtime::setting::{SettingValue, choice};
 
 use crate::deployment::PluginCache;
-use crate::error::{ManifestError, quote};
+use crate::error::quote;
 use crate::executor_kind::{ExecutorKind, ExecutorKindSetting};
 use crate::job_data::Mode;
 use crate::quantity::Amount;
@@ -37,11 +37,5 @@ impl SettingValue for PluginCache {
             text,
             &[("claim", Self::Claim), ("empty-dir", Self::EmptyDir)],
         )
-    }
-}
-
-impl From<&ManifestError> for SettingError {
-    fn from(error: &ManifestError) -> Self {
-        Self::new(error.subject.as_str(), error.rule.as_str())
     }
 }

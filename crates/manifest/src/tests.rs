@@ -102,7 +102,7 @@ fn env_of<'a>(pod: &'a Value, name: &str) -> Option<&'a Value> {
 
 fn errors(deployment: &Deployment, variables: &[(&str, &str)]) -> Vec<String> {
     let errors = build(&job("terraformPlan", variables), deployment).unwrap_err();
-    errors.errors().iter().map(ToString::to_string).collect()
+    errors.errors.iter().map(ToString::to_string).collect()
 }
 
 fn deployment_with(variables: &[(&str, &str)]) -> Deployment {
@@ -110,7 +110,7 @@ fn deployment_with(variables: &[(&str, &str)]) -> Deployment {
         .iter()
         .map(|(name, value)| ((*name).to_owned(), (*value).to_owned()))
         .collect();
-    let (defaults, errors) = overrides::read(&variables, Names::DEPLOYMENT, Origin::Deployment);
+    let (defaults, errors) = overrides::read(&variables, Names::DEPLOYMENT);
     assert_eq!(errors, []);
     Deployment {
         defaults,
@@ -620,12 +620,12 @@ fn annotations_of_the_deployment_keep_to_the_standard_too() {
         (overlay, env::POD_TEMPLATE_FILE),
     ] {
         let errors = build(&job("terraformPlan", &[]), &deployment).unwrap_err();
-        let error = &errors.errors()[0];
+        let error = &errors.errors[0];
         assert_eq!(
-            (error.subject.as_str(), error.origin),
+            (error.variable.as_str(), errors.origin),
             (subject, Origin::Deployment)
         );
-        assert!(error.rule.contains(key), "{error}");
+        assert!(error.text.contains(key), "{error}");
         let open = Deployment {
             policy: serde_saphyr::from_str("podSecurity: privileged").unwrap(),
             ..deployment
@@ -729,7 +729,7 @@ fn every_error_is_reported_at_once() {
         (env::EPHEMERAL_MEMORY_LIMIT, "1Gi"),
     ];
     let errors = build(&job("terraformPlan", &variables), &Deployment::default()).unwrap_err();
-    assert_eq!(errors.errors().len(), 5, "{errors}");
+    assert_eq!(errors.errors.len(), 5, "{errors}");
     assert_eq!(errors.exit(), job_contract::Exit::BadJobData);
 }
 

@@ -8,26 +8,15 @@ use k8s_openapi::api::core::v1::Toleration;
 use super::check;
 use super::error::quote;
 
-/// Why an element is not a toleration, as a phrase that follows the name of the variable.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("has an element {element} that {rule}")]
-pub struct TolerationError {
-    element: String,
-    rule: &'static str,
-}
-
-/// Parses a list, and returns an error for every wrong element.
-pub fn parse_tolerations(text: &str) -> Result<Vec<Toleration>, Vec<TolerationError>> {
+/// Parses a list, and returns an error for every wrong element, as a phrase that follows the name of the variable.
+pub fn parse_tolerations(text: &str) -> Result<Vec<Toleration>, Vec<String>> {
     let mut tolerations = Vec::new();
     let mut errors = Vec::new();
     for element in text.split(';').map(str::trim).filter(|e| !e.is_empty()) {
         match parse_element(element) {
             Ok(toleration) if tolerations.contains(&toleration) => {}
             Ok(toleration) => tolerations.push(toleration),
-            Err(rule) => errors.push(TolerationError {
-                element: quote(element),
-                rule,
-            }),
+            Err(rule) => errors.push(format!("has an element {} that {rule}", quote(element))),
         }
     }
     if errors.is_empty() {
@@ -195,7 +184,7 @@ mod tests {
     fn a_wrong_element_is_named_with_its_rule(#[case] text: &str, #[case] rule: &str) {
         let errors = parse_tolerations(&format!("good;{text};also-good:Exists")).unwrap_err();
         assert_eq!(errors.len(), 1, "{text}");
-        let message = errors[0].to_string();
+        let message = &errors[0];
         assert!(message.contains(&format!("`{text}`")), "{message}");
         assert!(message.contains(rule), "{message}");
     }

@@ -230,7 +230,7 @@ mod tests {
             &folder,
             &program,
             temp.path(),
-            Platform::Machine,
+            Platform::Machine(&[]),
             secret,
             &job,
         )

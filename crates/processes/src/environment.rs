@@ -5,6 +5,7 @@ use std::ffi::{OsStr, OsString};
 use std::path::Path;
 
 use job_contract::{Document, env};
+use runtime::setting::SettingError;
 use secrecy::{ExposeSecret as _, SecretString};
 use url::Url;
 
@@ -27,8 +28,8 @@ pub struct Setup<'a> {
 /// Which platform the executor reports to.
 #[derive(Clone, Copy, Debug)]
 pub enum Platform<'a> {
-    /// The records of this machine.
-    Machine,
+    /// The records of this machine. Names of the caller's variables that the executor, its tool and its scripts get too.
+    Machine(&'a [String]),
     /// The one behind a hub. The executor has a lease, and no secret of the platform.
     Hub(&'a Lease<'a>),
 }
@@ -162,12 +163,24 @@ const PLATFORM: [&str; 27] = [
 ];
 
 /// The names of the variables that executors, tools and scripts get too.
-pub fn forwarded(own: impl Fn(&str) -> Option<OsString>) -> Vec<String> {
+///
+/// # Errors
+/// Refuses the secrets of the platform: no tool and no script gets them.
+pub fn forwarded(own: impl Fn(&str) -> Option<OsString>) -> Result<Vec<String>, SettingError> {
     let list = own(env::ENV_FORWARD).unwrap_or_default();
     let list = list.to_string_lossy();
     let names = list.split(',').map(str::trim);
-    let names = names.filter(|name| !name.is_empty());
-    names.map(str::to_owned).collect()
+    let names: Vec<String> = names
+        .filter(|name| !name.is_empty())
+        .map(str::to_owned)
+        .collect();
+    match names.iter().find(|name| env::is_secret(name)) {
+        Some(secret) => {
+            let text = format!("names `{secret}`, a secret that no tool and no script may get");
+            Err(SettingError::new(env::ENV_FORWARD, text))
+        }
+        None => Ok(names),
+    }
 }
 
 /// All variables for one step. `own` looks up the caller's.
@@ -177,11 +190,11 @@ pub fn build(
     own: impl Fn(&str) -> Option<OsString>,
 ) -> Vec<(OsString, OsString)> {
     let forwarded = match setup.platform {
-        Platform::Hub(lease) => lease.forwarded.to_vec(),
-        Platform::Machine => forwarded(&own),
+        Platform::Hub(lease) => lease.forwarded,
+        Platform::Machine(forwarded) => forwarded,
     };
     let (access, platform): (&[&str], &[&str]) = match setup.platform {
-        Platform::Machine => (&[], &[]),
+        Platform::Machine(_) => (&[], &[]),
         Platform::Hub(lease) => match lease.access {
             Access::Agent => (&[], &PLATFORM),
             Access::Records => (&[], &[env::REPORT_PATIENCE_SECONDS]),
@@ -204,7 +217,7 @@ pub fn build(
     };
     set(env::BATCH, &flag(true));
     match setup.platform {
-        Platform::Machine => set(env::STATE_TYPE, OsStr::new(LOCAL_STORE)),
+        Platform::Machine(_) => set(env::STATE_TYPE, OsStr::new(LOCAL_STORE)),
         Platform::Hub(lease) => {
             set(env::LEASE_URL, OsStr::new(lease.url));
             set(env::LEASE_TOKEN, OsStr::new(lease.token.expose_secret()));
@@ -287,7 +300,7 @@ mod tests {
     use std::collections::BTreeMap;
 
     fn environment(job: &JobData, own: &[(&str, &str)]) -> BTreeMap<String, String> {
-        environment_on(Platform::Machine, job, own)
+        environment_on(Platform::Machine(&["CORP_ID".to_owned()]), job, own)
     }
 
     fn environment_on(
@@ -397,7 +410,7 @@ mod tests {
     fn an_executor_beside_its_hub_reaches_it_without_a_proxy_and_the_platform_as_the_launcher_does()
     {
         let own = |name: &str| (name == "MAYFLY_ENV_FORWARD").then(|| " CORP_ID,, PATH".into());
-        assert_eq!(forwarded(own), ["CORP_ID", "PATH"]);
+        assert_eq!(forwarded(own).unwrap(), ["CORP_ID", "PATH"]);
         let own = [
             ("NO_PROXY", "git.example.test"),
             ("InternalSecret", "hunter2"),
@@ -432,6 +445,17 @@ mod tests {
         ] {
             assert_eq!(records[name], value, "{name}");
         }
+    }
+
+    #[rstest]
+    #[case(env::INTERNAL_SECRET)]
+    #[case(env::AWS_SECRET_KEY)]
+    #[case("EphemeralJobData_1")]
+    fn a_secret_is_not_forwarded_and_named(#[case] secret: &str) {
+        let own = |_: &str| Some(format!("CORP_ID,{secret}").into());
+        let error = forwarded(own).unwrap_err();
+        assert_eq!(error.variable, env::ENV_FORWARD);
+        assert!(error.text.contains(&format!("`{secret}`")), "{error}");
     }
 
     #[rstest]

@@ -7,9 +7,9 @@ use cluster::{Cancelled, Cluster};
 use job_contract::Exit;
 use serde_json::json;
 
-use super::error::CommandError;
 use super::output::Output;
 use super::{ClusterArgs, ShowArgs, select};
+use crate::failure::Failure;
 
 /// Which run, and how gently.
 #[derive(Args, Debug)]
@@ -29,34 +29,27 @@ pub(super) async fn cancel(
     args: &CancelArgs,
     cluster: &Cluster,
     out: &mut Output,
-) -> Result<Exit, CommandError> {
+) -> Result<Exit, Failure> {
     let run = select::find(cluster, &args.run).await?;
     let done = cluster.cancel(&run.key.name, args.grace).await?;
+    let (word, sentence) = match done {
+        Cancelled::BeforeStart => (
+            "cancelled_before_start",
+            "cancelled before its executor started; nothing was changed.",
+        ),
+        Cancelled::Stopping => (
+            "stopping",
+            "its executor is being stopped. It has the grace period of its pod to end the tool and to store the state.",
+        ),
+        Cancelled::AlreadyOver => ("already_over", "was over already; nothing was done."),
+    };
+    let key = &run.key;
     if out.json {
-        let key = &run.key;
         out.print_json(&json!({
-            "jobId": key.job_id, "stepId": key.step_id, "name": key.name, "result": word(done),
+            "jobId": key.job_id, "stepId": key.step_id, "name": key.name, "result": word,
         }))?;
     } else {
-        out.print(&format!("{}: {}\n", run.key.name, sentence(done)));
+        out.print(&format!("{}: {sentence}\n", key.name));
     }
     Ok(Exit::Done)
-}
-
-const fn word(done: Cancelled) -> &'static str {
-    match done {
-        Cancelled::BeforeStart => "cancelled_before_start",
-        Cancelled::Stopping => "stopping",
-        Cancelled::AlreadyOver => "already_over",
-    }
-}
-
-const fn sentence(done: Cancelled) -> &'static str {
-    match done {
-        Cancelled::BeforeStart => "cancelled before its executor started; nothing was changed.",
-        Cancelled::Stopping => {
-            "its executor is being stopped. It has the grace period of its pod to end the tool and to store the state."
-        }
-        Cancelled::AlreadyOver => "was over already; nothing was done.",
-    }
 }

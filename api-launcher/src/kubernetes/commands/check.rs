@@ -7,9 +7,9 @@ use job_contract::Exit;
 use serde_json::json;
 
 pub use self::peers::PeerArgs;
-use super::error::CommandError;
 use super::output::Output;
-use super::{AccessArgs, ShowArgs};
+use super::{AccessArgs, ShowArgs, resolve};
+use crate::failure::Failure;
 use crate::terminal::paint::Paint;
 use crate::terminal::table::{Cell, Table, Tone};
 use cluster::RetryPolicy;
@@ -31,21 +31,15 @@ pub struct CheckArgs {
     pub deployment: DeploymentArgs,
 }
 
-pub(super) async fn check(args: &CheckArgs, out: &mut Output) -> Result<Exit, CommandError> {
-    let deployment = args
-        .deployment
-        .resolve(args.peers.api_url.as_deref())
-        .map_err(CommandError::Configuration)?;
-    for warning in &deployment.warnings {
-        out.note(&format!("warning: {warning}"));
-    }
+pub(super) async fn check(args: &CheckArgs, out: &mut Output) -> Result<Exit, Failure> {
+    let deployment = resolve(&args.deployment, args.peers.api_url.as_deref(), out)?;
     let cluster = args.access.connect(&deployment.namespace).await?;
     // A quick answer is more useful here than many retries.
     let cluster = cluster.with_retry_policy(RetryPolicy {
         attempts: 1,
         ..RetryPolicy::default()
     });
-    let expected = expectations(&deployment).map_err(CommandError::Manifest)?;
+    let expected = expectations(&deployment)?;
     let mut results = cluster.check(&expected).await;
     results.extend(peers::check(&args.peers).await);
     let exit = verdict(&results);

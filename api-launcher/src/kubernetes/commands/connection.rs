@@ -5,12 +5,12 @@ use std::path::PathBuf;
 use clap::Args;
 use cluster::{Access, Cluster};
 use job_contract::env;
+use manifest::check;
 use manifest::deployment::DEFAULT_NAMESPACE;
-use manifest::{ManifestError, Origin, check};
 use platform::report_key;
-use runtime::setting::present;
+use runtime::setting::{SettingError, present};
 
-use super::error::CommandError;
+use crate::failure::Failure;
 
 /// How the cluster is reached.
 #[derive(Args, Clone, Debug, Default)]
@@ -25,20 +25,14 @@ pub struct AccessArgs {
 }
 
 impl AccessArgs {
-    pub(super) async fn connect(&self, namespace: &str) -> Result<Cluster, CommandError> {
+    pub(super) async fn connect(&self, namespace: &str) -> Result<Cluster, Failure> {
         let access = Access {
             namespace: Some(namespace.to_owned()),
             context: self.context.clone(),
             kubeconfig: self.kubeconfig.clone(),
         };
         let key = report_key::from_lookup(|name| std::env::var(name).ok());
-        let key = key.map_err(|error| {
-            CommandError::Configuration(vec![ManifestError {
-                subject: error.variable.clone(),
-                rule: error.text,
-                origin: Origin::Deployment,
-            }])
-        })?;
+        let key = key.map_err(|error| vec![error])?;
         Ok(Cluster::connect_with(access).await?.with_report_key(key))
     }
 }
@@ -55,20 +49,15 @@ pub struct ClusterArgs {
 }
 
 impl ClusterArgs {
-    pub(super) async fn connect(&self) -> Result<Cluster, CommandError> {
+    pub(super) async fn connect(&self) -> Result<Cluster, Failure> {
         self.access.connect(self.namespace()?).await
     }
 
     /// A blank variable is not set, as for `launch`.
-    fn namespace(&self) -> Result<&str, CommandError> {
+    fn namespace(&self) -> Result<&str, Failure> {
         let namespace = present(Some(&self.namespace)).unwrap_or(DEFAULT_NAMESPACE);
-        check::dns_label(namespace).map_err(|rule| {
-            CommandError::Configuration(vec![ManifestError {
-                subject: env::NAMESPACE.to_owned(),
-                rule: rule.to_owned(),
-                origin: Origin::Deployment,
-            }])
-        })?;
+        check::dns_label(namespace)
+            .map_err(|rule| vec![SettingError::new(env::NAMESPACE, rule)])?;
         Ok(namespace)
     }
 }

@@ -9,9 +9,9 @@ use job_contract::Exit;
 use serde::Serialize;
 use verdict::{Started, VerdictKind};
 
-use super::error::CommandError;
 use super::output::Output;
 use super::{ClusterArgs, ShowArgs, select, timeline};
+use crate::failure::Failure;
 use crate::terminal::paint::Paint;
 use crate::terminal::table::{Cell, Table, Tone};
 
@@ -30,24 +30,18 @@ pub(super) async fn explain(
     word: &str,
     cluster: &Cluster,
     out: &mut Output,
-) -> Result<Exit, CommandError> {
-    let explained = match select::find_all(cluster, word).await {
-        Ok(runs) => {
-            let mut explained = Vec::new();
-            for run in runs {
-                explained.push(cluster.explain(&run.key.name).await?);
-            }
-            explained
-        }
-        // The Job is gone. Its events may still explain the run.
-        Err(unknown @ CommandError::NotFound { .. }) => match cluster.explain_gone(word).await {
-            Ok(explained) if explained.is_empty() => return Err(unknown),
-            Ok(explained) => explained,
-            // The Job may exist. The error matters more than the message that there is no such run.
-            Err(error) => return Err(error.into()),
-        },
-        Err(error) => return Err(error),
-    };
+) -> Result<Exit, Failure> {
+    let mut explained = Vec::new();
+    for run in select::find_all(cluster, word).await? {
+        explained.push(cluster.explain(&run.key.name).await?);
+    }
+    if explained.is_empty() {
+        // The Job is gone. Its events may still explain the run. If they cannot be read, the Job may exist.
+        explained = cluster.explain_gone(word).await?;
+    }
+    if explained.is_empty() {
+        return Err(select::not_found(word, cluster.namespace()));
+    }
     if out.json {
         out.print_json(&Explained::of(&explained))?;
     } else {
@@ -160,8 +154,8 @@ fn facts(explanation: &Explanation) -> Table {
 
 #[cfg(test)]
 mod tests {
-    use super::super::list::tests::{at, run};
-    use super::super::timeline::tests::timeline;
+    use super::super::list::{at, run};
+    use super::super::timeline::timeline;
     use super::*;
     use verdict::{Evidence, Verdict, Wait, WaitReason};
 

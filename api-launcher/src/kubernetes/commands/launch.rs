@@ -11,10 +11,9 @@ use job_contract::{Exit, env};
 use serde_json::json;
 use verdict::{Verdict, VerdictKind, Wait};
 
-use super::error::CommandError;
 use super::output::Output;
-use super::{AccessArgs, ShowArgs, logs};
-use crate::document;
+use super::{AccessArgs, ShowArgs, build, logs, not_started};
+use crate::failure::Failure;
 
 /// The pause between two looks at a run.
 const LOOK: Duration = Duration::from_secs(1);
@@ -44,19 +43,9 @@ pub struct LaunchArgs {
     pub deployment: DeploymentArgs,
 }
 
-pub(super) async fn launch(args: &LaunchArgs, out: &mut Output) -> Result<Exit, CommandError> {
-    let deployment = args
-        .deployment
-        .resolve(args.api_url.as_deref())
-        .map_err(CommandError::Configuration)?;
-    for warning in &deployment.warnings {
-        out.note(&format!("warning: {warning}"));
-    }
-    let job = document::read(&args.file)?;
-    let manifest = manifest::build(&job, &deployment).map_err(CommandError::Manifest)?;
-    for note in &manifest.notes {
-        out.note(&format!("warning: {note}"));
-    }
+pub(super) async fn launch(args: &LaunchArgs, out: &mut Output) -> Result<Exit, Failure> {
+    let api_url = args.api_url.as_deref();
+    let (deployment, manifest) = build(&args.file, &args.deployment, api_url, out)?;
     let key = RunRef::of(&manifest.job.metadata).ok_or(ClusterError::Incomplete("labels"))?;
     let cluster = args.access.connect(&deployment.namespace).await?;
     let submitted = cluster.submit(&manifest).await?;
@@ -66,13 +55,13 @@ pub(super) async fn launch(args: &LaunchArgs, out: &mut Output) -> Result<Exit, 
     }
     tokio::select! {
         end = stay(&cluster, &key, args.follow, out) => return end,
-        interrupted = tokio::signal::ctrl_c() => interrupted.map_err(CommandError::Runtime)?,
+        interrupted = tokio::signal::ctrl_c() => interrupted.map_err(not_started)?,
     }
     out.note(&left_behind(&key));
     Ok(Exit::Signal(INTERRUPT))
 }
 
-fn announce(key: &RunRef, submitted: Submitted, out: &mut Output) -> Result<(), CommandError> {
+fn announce(key: &RunRef, submitted: Submitted, out: &mut Output) -> Result<(), Failure> {
     let (word, sentence) = match submitted {
         Submitted::Created => ("created", "launched"),
         Submitted::AlreadyThere => ("already_there", "was launched before"),
@@ -100,7 +89,7 @@ pub(super) async fn stay(
     key: &RunRef,
     follow: bool,
     out: &mut Output,
-) -> Result<Exit, CommandError> {
+) -> Result<Exit, Failure> {
     let log = follow.then(|| cluster.logs(&key.name, true));
     let mut lines = stream::iter(log).flatten().boxed().fuse();
     let mut told: Option<String> = None;
@@ -134,7 +123,7 @@ enum Sighting {
     Gone,
 }
 
-async fn look(cluster: &Cluster, key: &RunRef) -> Result<Sighting, CommandError> {
+async fn look(cluster: &Cluster, key: &RunRef) -> Result<Sighting, Failure> {
     let explanation = match cluster.explain(&key.name).await {
         Ok(explanation) => explanation,
         // The run continues without this command. The next look starts here.
@@ -149,7 +138,7 @@ async fn look(cluster: &Cluster, key: &RunRef) -> Result<Sighting, CommandError>
     })
 }
 
-fn tell(wait: Wait, told: &mut Option<String>, out: &mut Output) -> Result<(), CommandError> {
+fn tell(wait: Wait, told: &mut Option<String>, out: &mut Output) -> Result<(), Failure> {
     if !wait.reason.is_news() || told.as_ref() == Some(&wait.sentence) {
         return Ok(());
     }
@@ -163,11 +152,11 @@ fn tell(wait: Wait, told: &mut Option<String>, out: &mut Output) -> Result<(), C
 }
 
 /// An unreadable log ends neither the run nor the wait for it.
-fn show(line: Result<LogLine, ClusterError>, out: &mut Output) -> Result<(), CommandError> {
+fn show(line: Result<LogLine, ClusterError>, out: &mut Output) -> Result<(), Failure> {
     let line = match line {
         Ok(line) => line,
         Err(error) => {
-            out.note(&format!("warning: {error}"));
+            out.warn(&error.to_string());
             return Ok(());
         }
     };
@@ -181,7 +170,7 @@ fn show(line: Result<LogLine, ClusterError>, out: &mut Output) -> Result<(), Com
 }
 
 /// The Job was deleted, so the end of the run is unknown.
-fn gone(out: &mut Output) -> Result<Exit, CommandError> {
+fn gone(out: &mut Output) -> Result<Exit, Failure> {
     if out.json {
         out.print_json_line(&json!({"type": "gone"}))?;
     } else {
@@ -190,7 +179,7 @@ fn gone(out: &mut Output) -> Result<Exit, CommandError> {
     Ok(VerdictKind::Deleted.outcome())
 }
 
-fn conclude(verdict: &Verdict, out: &mut Output) -> Result<Exit, CommandError> {
+fn conclude(verdict: &Verdict, out: &mut Output) -> Result<Exit, Failure> {
     if out.json {
         out.print_json_line(&json!({"type": "ended", "verdict": verdict}))?;
     } else {

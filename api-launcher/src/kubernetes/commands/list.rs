@@ -6,9 +6,9 @@ use job_contract::Exit;
 use k8s_openapi::jiff::Timestamp;
 use serde_json::json;
 
-use super::error::CommandError;
 use super::output::Output;
 use super::{ClusterArgs, ShowArgs};
+use crate::failure::Failure;
 use crate::terminal::paint::Paint;
 use crate::terminal::table::{Cell, Table, Tone};
 
@@ -24,7 +24,7 @@ pub struct ListArgs {
     pub show: ShowArgs,
 }
 
-pub(super) async fn list(cluster: &Cluster, out: &mut Output) -> Result<Exit, CommandError> {
+pub(super) async fn list(cluster: &Cluster, out: &mut Output) -> Result<Exit, Failure> {
     let runs = cluster.list().await?;
     if out.json {
         out.print_json(&json!({"namespace": cluster.namespace(), "runs": runs}))?;
@@ -118,7 +118,10 @@ pub(super) fn between(from: Timestamp, to: Timestamp) -> String {
 }
 
 #[cfg(test)]
-pub(super) mod tests {
+pub(super) use tests::{at, run};
+
+#[cfg(test)]
+mod tests {
     use super::*;
     use cluster::RunRef;
     use verdict::VerdictKind;

@@ -7,11 +7,11 @@ use futures_util::StreamExt as _;
 use job_contract::Exit;
 use job_contract::progress::Diagnostic;
 
-use super::error::CommandError;
 use super::output::Output;
 use super::{ClusterArgs, ShowArgs, select};
+use crate::failure::Failure;
 use crate::terminal::paint::Paint;
-use crate::terminal::text::plain;
+use crate::terminal::text::{self, plain};
 
 /// Which run, and how much of it.
 #[derive(Args, Debug)]
@@ -34,7 +34,7 @@ pub(super) async fn logs(
     args: &LogsArgs,
     cluster: &Cluster,
     out: &mut Output,
-) -> Result<Exit, CommandError> {
+) -> Result<Exit, Failure> {
     let run = select::find(cluster, &args.run).await?;
     let mut lines = std::pin::pin!(cluster.logs(&run.key.name, args.follow));
     let mut any = false;
@@ -52,7 +52,7 @@ pub(super) async fn logs(
     Ok(Exit::Done)
 }
 
-fn show(line: &LogLine, raw: bool, out: &mut Output) -> Result<(), CommandError> {
+fn show(line: &LogLine, raw: bool, out: &mut Output) -> Result<(), Failure> {
     if out.json {
         return out.print_json_line(line);
     }
@@ -77,17 +77,7 @@ pub(super) fn shown(line: &str, raw: bool, paint: Paint) -> Option<String> {
             _ => None,
         };
     }
-    Some(if paint.on {
-        // A line that does not reset its colour must not colour the next lines.
-        let reset = if line.contains('\u{1b}') {
-            "\u{1b}[0m"
-        } else {
-            ""
-        };
-        format!("{line}{reset}")
-    } else {
-        plain(line)
-    })
+    Some(text::shown(line, paint))
 }
 
 #[cfg(test)]

@@ -4,12 +4,14 @@ use std::fmt;
 use std::io::{self, IsTerminal as _, Write};
 
 use clap::Args;
+use job_contract::{Exit, chain};
 use serde::Serialize;
 
-use super::error::CommandError;
+use crate::failure::Failure;
 use crate::terminal::Terminal;
 use crate::terminal::options::{COLOR_HELP, Format, When};
 use crate::terminal::paint::Paint;
+use crate::terminal::sink::Sink;
 
 /// How answers are shown.
 #[derive(Args, Clone, Debug, Default)]
@@ -31,9 +33,8 @@ pub struct ShowArgs {
 
 /// The two streams.
 pub(super) struct Output {
-    out: Box<dyn Write>,
+    out: Sink,
     err: Box<dyn Write>,
-    open: bool,
     /// Why standard output could not be written. A reader that closed it is no error.
     lost: Option<io::Error>,
     pub(super) json: bool,
@@ -54,9 +55,8 @@ impl Output {
     pub(super) fn new(show: &ShowArgs) -> Self {
         let terminal = Terminal::detect(show.format, show.color);
         Self {
-            out: Box::new(io::stdout()),
+            out: Sink::stdout(),
             err: Box::new(io::stderr()),
-            open: true,
             lost: None,
             json: show.format == Format::Json,
             paint: Paint { on: terminal.color },
@@ -68,41 +68,43 @@ impl Output {
 
     /// Returns whether standard output still has a reader.
     pub(super) const fn is_open(&self) -> bool {
-        self.open
+        self.out.is_open()
     }
 
     pub(super) fn print(&mut self, text: &str) {
-        if !self.open {
-            return;
-        }
-        let written = self.out.write_all(text.as_bytes());
-        if let Err(error) = written.and_then(|()| self.out.flush()) {
-            self.open = false;
-            // A reader that stops early is no failure.
-            if error.kind() != io::ErrorKind::BrokenPipe {
-                self.lost = Some(error);
-            }
+        if let Err(error) = self.out.write(text.as_bytes()) {
+            self.lost = Some(error);
         }
     }
 
     /// Returns an error if a part of the output could not be written.
-    pub(super) fn written(&mut self) -> Result<(), CommandError> {
-        self.lost
-            .take()
-            .map_or(Ok(()), |error| Err(CommandError::Output(error)))
+    pub(super) fn written(&mut self) -> Result<(), Failure> {
+        let text = "could not write to standard output";
+        let lost = self.lost.take();
+        lost.map_or(Ok(()), |error| {
+            Err(Failure::new(Exit::Infrastructure, text).because(error))
+        })
     }
 
     /// Prints the whole answer of a command as JSON.
-    pub(super) fn print_json<T: Serialize>(&mut self, value: &T) -> Result<(), CommandError> {
-        let text = serde_json::to_string_pretty(value).map_err(CommandError::Json)?;
-        self.print(&(text + "\n"));
-        Ok(())
+    pub(super) fn print_json<T: Serialize>(&mut self, value: &T) -> Result<(), Failure> {
+        self.print_text(serde_json::to_string_pretty(value))
     }
 
     /// Prints one of several answers as a JSON line.
-    pub(super) fn print_json_line<T: Serialize>(&mut self, value: &T) -> Result<(), CommandError> {
-        let text = serde_json::to_string(value).map_err(CommandError::Json)?;
-        self.print(&(text + "\n"));
+    pub(super) fn print_json_line<T: Serialize>(&mut self, value: &T) -> Result<(), Failure> {
+        self.print_text(serde_json::to_string(value))
+    }
+
+    /// Prints what a serialiser has made.
+    pub(super) fn print_text<E>(&mut self, text: Result<String, E>) -> Result<(), Failure>
+    where
+        E: std::error::Error + Send + Sync + 'static,
+    {
+        let text = text.map_err(|error| {
+            Failure::new(Exit::Defect, "could not write the answer").because(error)
+        })?;
+        self.print(&(text.trim_end_matches('\n').to_owned() + "\n"));
         Ok(())
     }
 
@@ -112,14 +114,18 @@ impl Output {
         let _ = writeln!(self.err, "{text}");
     }
 
-    pub(super) fn fail(&mut self, error: &CommandError) {
+    pub(super) fn warn(&mut self, text: &str) {
+        self.note(&format!("warning: {text}"));
+    }
+
+    pub(super) fn fail(&mut self, failure: &Failure) {
         let paint = Paint {
             on: self.paint.on && io::stderr().is_terminal(),
         };
-        for line in error.lines() {
+        for line in chain(failure).lines() {
             self.note(&format!("{} {line}", paint.red("error:")));
         }
-        if let Some(hint) = error.hint() {
+        if let Some(hint) = failure.hint {
             self.note(&format!("{} {hint}", paint.dim("hint:")));
         }
     }
@@ -154,9 +160,8 @@ pub(super) mod captured {
     pub(in crate::kubernetes::commands) fn output(json: bool) -> (Output, Captured, Captured) {
         let (out, err) = (Captured::default(), Captured::default());
         let output = Output {
-            out: Box::new(out.clone()),
+            out: Sink::new(Box::new(out.clone())),
             err: Box::new(err.clone()),
-            open: true,
             lost: None,
             json,
             paint: Paint { on: false },
@@ -187,13 +192,13 @@ mod tests {
     #[test]
     fn an_answer_is_lost_on_a_full_disk_and_not_on_a_reader_who_has_had_enough() {
         let (mut output, ..) = captured::output(false);
-        output.out = Box::new(Ends(io::ErrorKind::StorageFull));
+        output.out = Sink::new(Box::new(Ends(io::ErrorKind::StorageFull)));
         output.print("a");
         assert!(!output.is_open());
-        assert!(matches!(output.written(), Err(CommandError::Output(_))));
+        assert!(output.written().is_err());
 
         let (mut output, ..) = captured::output(false);
-        output.out = Box::new(Ends(io::ErrorKind::BrokenPipe));
+        output.out = Sink::new(Box::new(Ends(io::ErrorKind::BrokenPipe)));
         output.print("a");
         assert!(!output.is_open() && output.written().is_ok());
     }

@@ -1,5 +1,7 @@
 //! Draws the timeline of a run: one line for each moment, with a bar for its duration. Pure.
 
+use std::ops::Range;
+
 use cluster::explain::TimelineEntry;
 use k8s_openapi::jiff::Timestamp;
 
@@ -10,22 +12,16 @@ use crate::terminal::text::duration;
 /// Columns of the longest bar.
 const COLUMNS: i64 = 32;
 
-/// A span of time, in milliseconds since the beginning.
-struct Stretch {
-    from: i64,
-    to: i64,
-}
-
 /// Returns the lines of the timeline. Empty if nothing is known.
 pub(super) fn draw(timeline: &[TimelineEntry], paint: Paint) -> String {
     let Some(first) = timeline.first() else {
         return String::new();
     };
-    let stretches: Vec<Stretch> = timeline
+    let stretches: Vec<Range<i64>> = timeline
         .iter()
         .map(|moment| stretch(moment, first.at))
         .collect();
-    let whole = stretches.iter().map(|s| s.to).max().unwrap_or_default();
+    let whole = stretches.iter().map(|s| s.end).max().unwrap_or_default();
     let mut table = Table::default();
     for (index, (moment, stretch)) in timeline.iter().zip(&stretches).enumerate() {
         let tone = match (moment.failed, moment.is_phase) {
@@ -61,32 +57,27 @@ fn duration_of(moment: &TimelineEntry) -> String {
     duration(u64::try_from(moment.milliseconds).unwrap_or_default())
 }
 
-/// A phase lasts from its beginning. A moment ends the wait before it.
-fn stretch(moment: &TimelineEntry, start: Timestamp) -> Stretch {
+/// Returns a span of time, in milliseconds since the beginning. A phase lasts from its beginning. A moment ends the wait
+/// before it.
+fn stretch(moment: &TimelineEntry, start: Timestamp) -> Range<i64> {
     let at = i64::try_from(moment.at.duration_since(start).as_millis())
         .unwrap_or(i64::MAX)
         .max(0);
     let long = moment.milliseconds.max(0);
     if moment.is_phase {
-        Stretch {
-            from: at,
-            to: at.saturating_add(long),
-        }
+        at..at.saturating_add(long)
     } else {
-        Stretch {
-            from: at.saturating_sub(long).max(0),
-            to: at,
-        }
+        at.saturating_sub(long).max(0)..at
     }
 }
 
 /// A duration that is shorter than a column gets a thin bar.
-fn bar(stretch: &Stretch, whole: i64, is_phase: bool) -> String {
+fn bar(stretch: &Range<i64>, whole: i64, is_phase: bool) -> String {
     let scale = |at: i64| {
         let column = i128::from(at) * i128::from(COLUMNS) / i128::from(whole.max(1));
         usize::try_from(column).unwrap_or_default()
     };
-    let (from, to) = (scale(stretch.from), scale(stretch.to));
+    let (from, to) = (scale(stretch.start), scale(stretch.end));
     let offset = from.min(scale(whole).saturating_sub(1));
     let bar = match (to - from, is_phase) {
         (0, _) => "\u{258f}".to_owned(),
@@ -97,8 +88,11 @@ fn bar(stretch: &Stretch, whole: i64, is_phase: bool) -> String {
 }
 
 #[cfg(test)]
-pub(super) mod tests {
-    use super::super::list::tests::at;
+pub(super) use tests::timeline;
+
+#[cfg(test)]
+mod tests {
+    use super::super::list::at;
     use super::*;
 
     fn moment(what: &str, second: i64, milliseconds: i64) -> TimelineEntry {

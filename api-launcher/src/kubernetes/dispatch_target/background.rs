@@ -22,7 +22,6 @@ const COMPLETION_TIMEOUT: Duration = Duration::from_secs(15);
 const NOTES_TIMEOUT: Duration = Duration::from_mins(2);
 const NOTES_RETRY: Duration = Duration::from_secs(5);
 
-/// The tasks that follow responses.
 #[derive(Debug)]
 pub(super) struct BackgroundTasks {
     cluster: Cluster,

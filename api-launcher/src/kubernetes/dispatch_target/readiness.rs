@@ -21,11 +21,11 @@ const TIMEOUT: Duration = Duration::from_secs(2);
 /// The state of the Lease as this replica sees it, once that is known.
 pub(super) type SharedLeaseState = Arc<SyncMutex<Option<LeaseState>>>;
 
-/// Probes the cluster.
 #[derive(Debug)]
 pub(super) struct ReadinessProbe {
     cluster: Cluster,
     pub(super) start_failures: Arc<StartFailureTracker>,
+    /// The watcher keeps it up to date.
     pub(super) lease: SharedLeaseState,
     pub(super) last: Mutex<Option<(Instant, Readiness)>>,
     /// Whether the cluster has accepted a Job of this launcher, in a dry run.
@@ -41,11 +41,6 @@ impl ReadinessProbe {
             last: Mutex::new(None),
             accepts_jobs: AtomicBool::new(false),
         }
-    }
-
-    /// Returns the state that the watcher keeps up to date.
-    pub(super) fn lease(&self) -> SharedLeaseState {
-        Arc::clone(&self.lease)
     }
 
     /// Returns whether the cluster answers, lets this launcher see runs, and has a watcher.

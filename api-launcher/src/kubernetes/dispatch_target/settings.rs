@@ -8,12 +8,10 @@ use manifest::Deployment;
 use reporter::settings::{PlatformArgs, PlatformSettings};
 use runtime::setting::SettingError;
 
-/// The settings of target `kubernetes`.
 #[derive(Debug)]
 pub(crate) struct KubernetesSettings {
     pub(crate) deployment: Deployment,
     pub(crate) cluster: ClusterSettings,
-    /// The platform that runs are reported to.
     pub(crate) platform: Option<PlatformSettings>,
     /// The records of a local platform, which replace `platform`.
     pub(crate) data_dir: Option<PathBuf>,
@@ -33,7 +31,7 @@ impl KubernetesSettings {
         let deployment = args
             .deployment
             .resolve(api_url)
-            .map_err(|wrong| errors.extend(wrong.iter().map(SettingError::from)))
+            .map_err(|wrong| errors.extend(wrong))
             .ok()?;
         Some(Self {
             deployment,

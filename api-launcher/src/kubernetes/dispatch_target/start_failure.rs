@@ -22,7 +22,6 @@ pub(super) enum CheckedBy {
     Dispatch,
 }
 
-/// What the launcher does with dispatches.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum DispatchMode {
     /// Runs can start. The launcher accepts dispatches.

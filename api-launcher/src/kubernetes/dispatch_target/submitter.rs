@@ -19,7 +19,6 @@ use super::start_failure::{CheckedBy, DispatchMode, StartFailureTracker};
 /// dispatch again.
 pub(super) const TIMEOUT: Duration = Duration::from_secs(30);
 
-/// Creates Jobs.
 #[derive(Debug)]
 pub(super) struct JobSubmitter {
     pub(super) cluster: Cluster,
@@ -28,7 +27,6 @@ pub(super) struct JobSubmitter {
     pub(super) timeout: Duration,
 }
 
-/// A run in the cluster.
 #[derive(Debug)]
 pub(super) struct Submission {
     pub(super) acceptance: Acceptance,
@@ -59,19 +57,6 @@ impl From<SubmitError> for DispatchError {
 }
 
 impl JobSubmitter {
-    pub(super) const fn new(
-        cluster: Cluster,
-        deployment: Deployment,
-        start_failures: Arc<StartFailureTracker>,
-    ) -> Self {
-        Self {
-            cluster,
-            deployment,
-            start_failures,
-            timeout: TIMEOUT,
-        }
-    }
-
     /// Creates the Job and releases it. With `hold`, the Job stays suspended.
     pub(super) async fn submit(
         &self,

@@ -16,11 +16,9 @@ use super::observer::{Observer, WatchGuard};
 use super::readiness::SharedLeaseState;
 use crate::metrics::Metrics;
 
-/// Watches runs.
 #[derive(Debug)]
 pub(super) struct RunWatcher {
     pub(super) cluster: Cluster,
-    /// The namespace of the runs.
     pub(super) namespace: String,
     pub(super) settings: ClusterSettings,
     pub(super) reporter: Option<Arc<dyn PlatformReporter>>,

@@ -7,10 +7,12 @@ use std::path::Path;
 
 use flate2::Compression;
 use flate2::write::GzEncoder;
+use job_contract::Exit;
 use runtime::regular_file;
 use tar::{Builder, EntryType, Header};
 
-use super::{Content, ContentError, Entry, Kind};
+use super::{Content, Entry, Kind};
+use crate::failure::Failure;
 
 /// A file that is not in the tree but goes along.
 pub(crate) struct Extra {
@@ -28,15 +30,8 @@ impl std::fmt::Debug for Extra {
 
 /// Writes `content` and `extras` to a new file at `target`, readable by its owner alone: variable files hold
 /// secrets.
-pub(crate) fn write(
-    content: &Content,
-    extras: &[Extra],
-    target: &Path,
-) -> Result<(), ContentError> {
-    let fail = |source| ContentError::Write {
-        path: target.to_owned(),
-        source,
-    };
+pub(crate) fn write(content: &Content, extras: &[Extra], target: &Path) -> Result<(), Failure> {
+    let fail = |error| unwritable(target, error);
     let file = OpenOptions::new()
         .write(true)
         .create_new(true)
@@ -69,7 +64,7 @@ struct Archive<'a, W: Write> {
 }
 
 impl<W: Write> Archive<'_, W> {
-    fn append(&mut self, entry: &Entry) -> Result<(), ContentError> {
+    fn append(&mut self, entry: &Entry) -> Result<(), Failure> {
         match &entry.kind {
             Kind::File => self.append_file(&entry.path, &entry.name),
             Kind::Folder => {
@@ -87,12 +82,9 @@ impl<W: Write> Archive<'_, W> {
 
     /// A file keeps the size it had when it was opened: one that grows is cut there, one that shrinks is
     /// refused, and neither spoils the archive.
-    fn append_file(&mut self, path: &Path, name: &Path) -> Result<(), ContentError> {
-        let read = |source| ContentError::Read {
-            path: path.to_owned(),
-            source,
-        };
-        let file = regular_file::open(path).map_err(read)?;
+    fn append_file(&mut self, path: &Path, name: &Path) -> Result<(), Failure> {
+        let read = Failure::unreadable(path);
+        let file = regular_file::open(path).map_err(&read)?;
         let metadata = file.metadata().map_err(read)?;
         let mut header = header(
             EntryType::Regular,
@@ -106,14 +98,14 @@ impl<W: Write> Archive<'_, W> {
         };
         let appended = self.tar.append_data(&mut header, name, &mut source);
         if appended.is_ok() && source.count < metadata.len() {
-            return Err(ContentError::Changed {
-                path: path.to_owned(),
-            });
+            let text = format!("`{}` changed while it was packed", path.display());
+            return Err(Failure::new(Exit::Infrastructure, text)
+                .with_hint("run it again once nothing writes there"));
         }
         self.written(appended)
     }
 
-    fn append_extra(&mut self, extra: &Extra, folder: &Path) -> Result<(), ContentError> {
+    fn append_extra(&mut self, extra: &Extra, folder: &Path) -> Result<(), Failure> {
         let mut header = header(EntryType::Regular, 0o600, 0);
         header.set_size(extra.text.len() as u64);
         let name = folder.join(&extra.name);
@@ -121,12 +113,14 @@ impl<W: Write> Archive<'_, W> {
         self.written(appended)
     }
 
-    fn written(&self, result: io::Result<()>) -> Result<(), ContentError> {
-        result.map_err(|source| ContentError::Write {
-            path: self.target.to_owned(),
-            source,
-        })
+    fn written(&self, result: io::Result<()>) -> Result<(), Failure> {
+        result.map_err(|error| unwritable(self.target, error))
     }
+}
+
+fn unwritable(path: &Path, error: io::Error) -> Failure {
+    let text = format!("could not write `{}`", path.display());
+    Failure::new(Exit::Infrastructure, text).because(error)
 }
 
 fn header(kind: EntryType, mode: u32, mtime: u64) -> Header {

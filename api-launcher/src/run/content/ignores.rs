@@ -4,9 +4,10 @@
 use std::path::Path;
 
 use ignore::gitignore::{Gitignore, GitignoreBuilder};
+use job_contract::Exit;
 use runtime::regular_file;
 
-use super::ContentError;
+use crate::failure::Failure;
 
 const FILE: &str = ".terraformignore";
 const MAX_BYTES: u64 = 1 << 20;
@@ -19,20 +20,16 @@ pub(super) struct Ignores {
 
 impl Ignores {
     /// Adds the rules of `folder`, if it has any.
-    pub(super) fn add(&mut self, folder: &Path) -> Result<(), ContentError> {
+    pub(super) fn add(&mut self, folder: &Path) -> Result<(), Failure> {
         let path = folder.join(FILE);
         if !path.is_file() || self.rules.iter().any(|rules| rules.path() == folder) {
             return Ok(());
         }
-        let fail = |source| ContentError::Ignore {
-            path: path.clone(),
-            source,
+        let fail = |error: ignore::Error| {
+            let text = format!("`{}` cannot be used as ignore rules", path.display());
+            Failure::new(Exit::BadJobData, text).because(error)
         };
-        let text =
-            regular_file::read_text(&path, MAX_BYTES).map_err(|source| ContentError::Read {
-                path: path.clone(),
-                source,
-            })?;
+        let text = regular_file::read_text(&path, MAX_BYTES).map_err(Failure::unreadable(&path))?;
         let mut builder = GitignoreBuilder::new(folder);
         for line in text.trim_start_matches('\u{feff}').lines() {
             builder.add_line(Some(path.clone()), line).map_err(fail)?;

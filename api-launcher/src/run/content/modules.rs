@@ -9,18 +9,19 @@ use hcl_edit::structure::Body;
 use runtime::regular_file;
 use serde_json::Value;
 
-use super::{ContentError, lexical};
+use super::lexical;
+use crate::failure::Failure;
 
 /// The largest configuration file that is read.
 const MAX_FILE_BYTES: u64 = 16 << 20;
 
 /// Whether the folder holds any configuration.
-pub(super) fn has_configuration(dir: &Path) -> Result<bool, ContentError> {
+pub(super) fn has_configuration(dir: &Path) -> Result<bool, Failure> {
     Ok(!configuration_files(dir)?.is_empty())
 }
 
 /// Whether the folder holds files only OpenTofu reads.
-pub(super) fn has_opentofu_files(dir: &Path) -> Result<bool, ContentError> {
+pub(crate) fn has_opentofu_files(dir: &Path) -> Result<bool, Failure> {
     Ok(configuration_files(dir)?.iter().any(|path| {
         let name = path.to_string_lossy();
         name.ends_with(".tofu") || name.ends_with(".tofu.json")
@@ -29,7 +30,7 @@ pub(super) fn has_opentofu_files(dir: &Path) -> Result<bool, ContentError> {
 
 /// Folders of all local modules `dir` calls, directly or through others, `dir` not among them. Sources that do
 /// not exist are left for the tool to complain about.
-pub(super) fn closure(dir: &Path) -> Result<BTreeSet<PathBuf>, ContentError> {
+pub(super) fn closure(dir: &Path) -> Result<BTreeSet<PathBuf>, Failure> {
     let mut found = BTreeSet::from([dir.to_owned()]);
     let mut waiting = vec![dir.to_owned()];
     while let Some(module) = waiting.pop() {
@@ -44,13 +45,13 @@ pub(super) fn closure(dir: &Path) -> Result<BTreeSet<PathBuf>, ContentError> {
     Ok(found)
 }
 
-fn local_sources(module: &Path) -> Result<Vec<String>, ContentError> {
+fn local_sources(module: &Path) -> Result<Vec<String>, Failure> {
     let mut sources = Vec::new();
     for path in configuration_files(module)? {
         let text = match regular_file::read_text(&path, MAX_FILE_BYTES) {
             Ok(text) => text,
             Err(source) if source.kind() == io::ErrorKind::FileTooLarge => {
-                return Err(ContentError::Read { path, source });
+                return Err(Failure::unreadable(&path)(source));
             }
             Err(_) => continue,
         };
@@ -107,14 +108,11 @@ fn json_sources(text: &str, sources: &mut Vec<String>) {
     }
 }
 
-fn configuration_files(dir: &Path) -> Result<Vec<PathBuf>, ContentError> {
-    let fail = |source| ContentError::Read {
-        path: dir.to_owned(),
-        source,
-    };
+fn configuration_files(dir: &Path) -> Result<Vec<PathBuf>, Failure> {
+    let fail = Failure::unreadable(dir);
     let mut files = Vec::new();
-    for entry in fs::read_dir(dir).map_err(fail)? {
-        let entry = entry.map_err(fail)?;
+    for entry in fs::read_dir(dir).map_err(&fail)? {
+        let entry = entry.map_err(&fail)?;
         let name = entry.file_name();
         let is_configuration = name.to_str().is_some_and(|name| {
             [".tf", ".tf.json", ".tofu", ".tofu.json"]

@@ -5,14 +5,16 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Component, Path, PathBuf};
 
+use job_contract::Exit;
+
 use super::ignores::Ignores;
-use super::{ContentError, lexical};
+use super::lexical;
+use crate::failure::Failure;
 
 /// Far above any configuration, and low enough that a link to a home folder is noticed before it is packed.
 const MAX_ENTRIES: usize = 200_000;
 const MAX_BYTES: u64 = 2 * 1024 * 1024 * 1024;
 
-/// One thing to pack.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Entry {
     /// Where it is read from.
@@ -22,7 +24,6 @@ pub(crate) struct Entry {
     pub(crate) kind: Kind,
 }
 
-/// What kind of thing.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
     Folder,
@@ -63,13 +64,13 @@ impl<'a> Walk<'a> {
     }
 
     /// Adds everything below `root`, and the ignore rules it carries.
-    pub(super) fn add_fixed(&mut self, root: &Path) -> Result<(), ContentError> {
+    pub(super) fn add_fixed(&mut self, root: &Path) -> Result<(), Failure> {
         self.ignores.add(root)?;
         self.add(root)
     }
 
     /// Adds a folder with everything below it, or a single file.
-    pub(super) fn add(&mut self, path: &Path) -> Result<(), ContentError> {
+    pub(super) fn add(&mut self, path: &Path) -> Result<(), Failure> {
         if self.needed.iter().any(|known| path.starts_with(known)) {
             return Ok(());
         }
@@ -82,17 +83,14 @@ impl<'a> Walk<'a> {
         }
     }
 
-    fn walk(&mut self, top: &Path) -> Result<(), ContentError> {
+    fn walk(&mut self, top: &Path) -> Result<(), Failure> {
         self.found.insert(top.to_owned(), Found::Folder);
         let mut waiting = vec![top.to_owned()];
         while let Some(folder) = waiting.pop() {
-            let fail = |source| ContentError::Read {
-                path: folder.clone(),
-                source,
-            };
-            for entry in fs::read_dir(&folder).map_err(fail)? {
-                let entry = entry.map_err(fail)?;
-                let (path, kind) = (entry.path(), entry.file_type().map_err(fail)?);
+            let fail = Failure::unreadable(&folder);
+            for entry in fs::read_dir(&folder).map_err(&fail)? {
+                let entry = entry.map_err(&fail)?;
+                let (path, kind) = (entry.path(), entry.file_type().map_err(&fail)?);
                 if self.left_out.contains(&path) || self.ignores.leave_out(&path, kind.is_dir()) {
                     continue;
                 }
@@ -114,18 +112,14 @@ impl<'a> Walk<'a> {
         Ok(())
     }
 
-    fn note_file(&mut self, path: PathBuf) -> Result<(), ContentError> {
-        let size = fs::metadata(&path)
-            .map_err(|source| ContentError::Read {
-                path: path.clone(),
-                source,
-            })?
-            .len();
+    fn note_file(&mut self, path: PathBuf) -> Result<(), Failure> {
+        let metadata = fs::metadata(&path).map_err(Failure::unreadable(&path))?;
+        let size = metadata.len();
         self.bytes = self.bytes.saturating_add(size);
         self.insert(path, Found::File)
     }
 
-    fn insert(&mut self, path: PathBuf, found: Found) -> Result<(), ContentError> {
+    fn insert(&mut self, path: PathBuf, found: Found) -> Result<(), Failure> {
         self.found.insert(path, found);
         let limit = if self.found.len() > MAX_ENTRIES {
             format!("{MAX_ENTRIES} entries")
@@ -134,14 +128,16 @@ impl<'a> Walk<'a> {
         } else {
             return Ok(());
         };
-        Err(ContentError::TooLarge {
-            root: self.common_ancestor(),
-            limit,
-        })
+        let text = format!(
+            "`{}` holds more than {limit}",
+            self.common_ancestor().display()
+        );
+        Err(Failure::new(Exit::BadJobData, text)
+            .with_hint("leave out what the run does not need, in a .terraformignore file"))
     }
 
     /// Adds what links refer to and is not there yet, until nothing is missing.
-    pub(super) fn follow_links(&mut self) -> Result<(), ContentError> {
+    pub(super) fn follow_links(&mut self) -> Result<(), Failure> {
         loop {
             let missing: Vec<PathBuf> = self
                 .found
@@ -175,7 +171,7 @@ impl<'a> Walk<'a> {
     }
 
     /// What was found, with the names it has below `root`.
-    pub(super) fn finish(mut self, root: &Path) -> Result<(Vec<Entry>, Vec<String>), ContentError> {
+    pub(super) fn finish(mut self, root: &Path) -> Result<(Vec<Entry>, Vec<String>), Failure> {
         let mut entries = Vec::with_capacity(self.found.len());
         for (path, found) in std::mem::take(&mut self.found) {
             let kind = match found {
@@ -207,11 +203,8 @@ impl<'a> Walk<'a> {
 
 /// The text a link needs in the archive: its own where that works below any root, else the relative way to
 /// its target. `None` when the target does not exist or lies outside.
-fn link_text(link: &Path, root: &Path) -> Result<Option<PathBuf>, ContentError> {
-    let text = fs::read_link(link).map_err(|source| ContentError::Read {
-        path: link.to_owned(),
-        source,
-    })?;
+fn link_text(link: &Path, root: &Path) -> Result<Option<PathBuf>, Failure> {
+    let text = fs::read_link(link).map_err(Failure::unreadable(link))?;
     let Ok(target) = link.canonicalize() else {
         return Ok(None);
     };

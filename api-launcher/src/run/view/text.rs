@@ -3,13 +3,13 @@
 use job_contract::progress::Phase;
 
 use super::super::event::{Event, Level};
-use super::sink::Sink;
 use super::status_line::StatusLine;
 use super::summary::{self, Summary};
 use crate::document::STDIN;
 use crate::terminal::Terminal;
 use crate::terminal::paint::Paint;
-use crate::terminal::text::{duration, plain};
+use crate::terminal::sink::Sink;
+use crate::terminal::text::{duration, shown};
 
 /// Phases that succeed within this time are not worth a line of their own.
 const NOTEWORTHY_MS: u64 = 50;
@@ -79,9 +79,9 @@ impl Text {
         self.status.around(|| {
             for (to_stderr, text) in pending.0 {
                 if to_stderr {
-                    err.write(&text);
+                    err.show(&text);
                 } else {
-                    out.write(&text);
+                    out.show(&text);
                 }
             }
         });
@@ -121,7 +121,7 @@ impl Text {
                 }
                 self.wait_for(self.step.to_owned());
             }
-            Event::Log { line } => pending.push(false, &self.log_line(line)),
+            Event::Log { line } => pending.push(false, &shown(line, paint)),
             Event::Diagnostic { level, message } => {
                 pending.push(true, &diagnostic_line(paint, *level, message));
             }
@@ -165,26 +165,13 @@ impl Text {
         )
     }
 
-    fn log_line(&self, line: &str) -> String {
-        if !self.terminal.color {
-            return plain(line);
-        }
-        let line = line.trim_end_matches('\r');
-        if line.contains('\u{1b}') {
-            // A line that leaves its colour on must not colour the ones that follow.
-            format!("{line}\u{1b}[0m")
-        } else {
-            line.to_owned()
-        }
-    }
-
     pub(super) fn ask(&mut self, question: &str) {
         self.status.clear();
         let question = format!("\n{} ", self.paint.bold(question));
         if self.terminal.stdout {
-            self.out.write(&question);
+            self.out.show(&question);
         } else {
-            self.err.write(&question);
+            self.err.show(&question);
         }
     }
 }

@@ -1,6 +1,5 @@
 //! The settings of target `process`.
 
-use std::num::NonZeroUsize;
 use std::path::PathBuf;
 
 use agent::{ProcessTarget, StopMode};
@@ -9,12 +8,15 @@ use data_dir::{DataDir, DataDirArgs};
 use hub::{Boundary, OwnPool, RunLogs};
 use job_contract::env;
 use pool_protocol::token::PoolToken;
-use processes::environment::Access;
+use processes::environment::{self, Access};
 use processes::executor::Program;
-use runtime::setting::{ReadSetting as _, Setting, SettingError, SettingValue, choice};
+use runtime::setting::{ReadSetting as _, Setting, SettingError, SettingValue, choice, unexpected};
 
-/// The name of the pool.
 const POOL: &str = "local";
+
+/// The most executors at a time. The hub gives all executors of this machine about four thousand connections, and each
+/// executor uses up to four.
+const MAX_CONCURRENCY: u32 = 1000;
 
 /// The options of target `process`.
 #[derive(Args, Clone, Debug, Default)]
@@ -22,7 +24,7 @@ const POOL: &str = "local";
 pub struct MachineArgs {
     /// How many executors run at a time; the rest wait, oldest first [default: one per processor]
     #[arg(long, value_name = "N", env = env::CONCURRENCY)]
-    pub concurrency: Option<Setting<NonZeroUsize>>,
+    pub concurrency: Option<Setting<Concurrency>>,
 
     /// What happens to running executors when the launcher stops: `interrupt` asks them to finish gracefully,
     /// `leave` keeps them running, and the next launcher finds them [default: interrupt]
@@ -32,6 +34,20 @@ pub struct MachineArgs {
     /// Another executor binary than the built-in one
     #[arg(long, value_name = "PATH", env = env::EXECUTOR, value_hint = ValueHint::ExecutablePath)]
     pub executor: Option<PathBuf>,
+}
+
+/// How many executors run at a time.
+#[derive(Clone, Copy, Debug)]
+pub struct Concurrency(u32);
+
+impl SettingValue for Concurrency {
+    fn parse(text: &str) -> Result<Self, String> {
+        let number = text.parse().ok();
+        number
+            .filter(|number| (1..=MAX_CONCURRENCY).contains(number))
+            .map(Self)
+            .ok_or_else(|| unexpected(text, &format!("a whole number from 1 to {MAX_CONCURRENCY}")))
+    }
 }
 
 /// What happens to running executors when the launcher stops.
@@ -50,7 +66,6 @@ impl SettingValue for RunsOnStop {
     }
 }
 
-/// The settings of target `process`.
 #[derive(Debug)]
 pub(crate) struct MachineSettings {
     pub(crate) data: DataDir,
@@ -58,6 +73,8 @@ pub(crate) struct MachineSettings {
     /// How many executors run at a time.
     pub(crate) slots: u32,
     pub(crate) on_stop: StopMode,
+    /// The names of the variables that executors, tools and scripts get too.
+    pub(crate) forwarded: Vec<String>,
     pub(crate) access: Access,
     pub(crate) pool: OwnPool,
 }
@@ -73,6 +90,8 @@ impl MachineArgs {
     ) -> Option<MachineSettings> {
         let concurrency = self.concurrency.read(errors);
         let on_stop = self.runs_on_stop.read(errors);
+        let forwarded = environment::forwarded(|name| std::env::var_os(name))
+            .map_err(|error| errors.push(error));
         let mut reject = |variable: &str, text: String| {
             errors.push(SettingError::new(variable, text));
         };
@@ -92,8 +111,9 @@ impl MachineArgs {
         }
         let program = Program::choose(self.executor.as_deref())
             .map_err(|error| reject(env::EXECUTOR, format!("is needed: {error}")));
-        let slots = concurrency.or_else(|| std::thread::available_parallelism().ok());
-        let slots = slots.map_or(1, NonZeroUsize::get);
+        let processors = std::thread::available_parallelism().map_or(1, usize::from);
+        let processors = u32::try_from(processors).unwrap_or(MAX_CONCURRENCY);
+        let slots = concurrency.map_or(processors.min(MAX_CONCURRENCY), |Concurrency(slots)| slots);
         // Executors of this machine always had the platform's secret, and scripts and registries need it.
         let (access, boundary) = if has_platform {
             (Access::Terrakube, Boundary::Direct)
@@ -104,11 +124,12 @@ impl MachineArgs {
         Some(MachineSettings {
             data: data.clone(),
             program: program.ok()?,
-            slots: u32::try_from(slots).unwrap_or(u32::MAX),
+            slots,
             on_stop: match on_stop.unwrap_or(RunsOnStop::Interrupt) {
                 RunsOnStop::Interrupt => StopMode::Grace,
                 RunsOnStop::Leave => StopMode::Detach,
             },
+            forwarded: forwarded.ok()?,
             access,
             pool: OwnPool {
                 boundary,

@@ -97,72 +97,72 @@ pub struct DeploymentArgs {
     pub defaults: DefaultsArgs,
 }
 
-/// Defaults of what workspaces can say themselves.
-#[derive(Args, Clone, Default)]
-#[command(
-    next_help_heading = "Defaults of workspaces, each of which a workspace variable of that name overrides"
-)]
-pub struct DefaultsArgs {
+/// Makes the options from a table of their names and variables.
+macro_rules! defaults_args {
+    ($($(#[$attribute:meta])* $option:ident: $variable:ident,)*) => {
+        /// Defaults of what workspaces can say themselves.
+        #[derive(Args, Clone, Default)]
+        #[command(
+            next_help_heading = "Defaults of workspaces, each of which a workspace variable of that name overrides"
+        )]
+        pub struct DefaultsArgs {
+            $($(#[$attribute])* #[arg(long, env = env::$variable)] pub $option: Option<String>,)*
+        }
+
+        impl DefaultsArgs {
+            /// The variables as a workspace would have them.
+            pub(super) fn variables(&self) -> BTreeMap<String, String> {
+                [$((env::$variable, &self.$option)),*]
+                    .into_iter()
+                    .filter_map(|(name, value)| Some((name.to_owned(), value.clone()?)))
+                    .collect()
+            }
+        }
+    };
+}
+
+defaults_args! {
     /// Labels that the node of a pod must have: `key=value;key=value`.
-    #[arg(long, env = env::EPHEMERAL_NODE_SELECTOR)]
-    pub node_selector: Option<String>,
+    node_selector: EPHEMERAL_NODE_SELECTOR,
     /// Taints that pods tolerate: `key[=value][:operator[:effect[:seconds]]]`, joined by `;`.
-    #[arg(long, env = env::EPHEMERAL_TOLERATIONS)]
-    pub tolerations: Option<String>,
+    tolerations: EPHEMERAL_TOLERATIONS,
     /// Service account of pods.
-    #[arg(long, env = env::EPHEMERAL_SERVICE_ACCOUNT)]
-    pub service_account: Option<String>,
+    service_account: EPHEMERAL_SERVICE_ACCOUNT,
     /// Annotations of the Job: `key=value;key=value`.
-    #[arg(long, env = env::EPHEMERAL_ANNOTATIONS)]
-    pub job_annotations: Option<String>,
+    job_annotations: EPHEMERAL_ANNOTATIONS,
     /// Annotations of the pod: `key=value;key=value`.
-    #[arg(long, env = env::EPHEMERAL_POD_ANNOTATIONS)]
-    pub default_pod_annotations: Option<String>,
+    default_pod_annotations: EPHEMERAL_POD_ANNOTATIONS,
     /// Labels of the Job and its pod: `key=value;key=value`.
-    #[arg(long, env = env::EPHEMERAL_LABELS)]
-    pub labels: Option<String>,
+    labels: EPHEMERAL_LABELS,
     /// Config map to mount.
-    #[arg(long, env = env::EPHEMERAL_CONFIG_MAP)]
-    pub config_map: Option<String>,
+    config_map: EPHEMERAL_CONFIG_MAP,
     /// Where to mount the config map [default: /data].
-    #[arg(long, env = env::EPHEMERAL_CONFIG_MAP_PATH)]
-    pub config_map_path: Option<String>,
+    config_map_path: EPHEMERAL_CONFIG_MAP_PATH,
     /// Config maps that become environment of the tool and scripts, separated by commas.
-    #[arg(long, env = env::EPHEMERAL_ENV_CONFIG_MAPS)]
-    pub default_env_config_maps: Option<String>,
+    default_env_config_maps: EPHEMERAL_ENV_CONFIG_MAPS,
     /// Security context of the pod, such as `runAsUser=1000;fsGroup=1000`.
-    #[arg(long, env = env::EPHEMERAL_POD_SECURITY)]
-    pub pod_security_context: Option<String>,
+    pod_security_context: EPHEMERAL_POD_SECURITY,
     /// Security context of the container, such as `readOnlyRootFilesystem=true`.
-    #[arg(long, env = env::EPHEMERAL_SECURITY)]
-    pub security_context: Option<String>,
+    security_context: EPHEMERAL_SECURITY,
     /// CPU that the node must have for the pod, such as `500m` [default: 250m].
-    #[arg(long, env = env::EPHEMERAL_CPU_REQUEST)]
-    pub cpu_request: Option<String>,
+    cpu_request: EPHEMERAL_CPU_REQUEST,
     /// CPU that the pod may use at most, such as `2`. Without it there is no limit.
-    #[arg(long, env = env::EPHEMERAL_CPU_LIMIT)]
-    pub cpu_limit: Option<String>,
+    cpu_limit: EPHEMERAL_CPU_LIMIT,
     /// Memory that the node must have for the pod [default: 512Mi].
-    #[arg(long, env = env::EPHEMERAL_MEMORY_REQUEST)]
-    pub memory_request: Option<String>,
+    memory_request: EPHEMERAL_MEMORY_REQUEST,
     /// Memory above which the executor is killed [default: 2Gi].
-    #[arg(long, env = env::EPHEMERAL_MEMORY_LIMIT)]
-    pub memory_limit: Option<String>,
+    memory_limit: EPHEMERAL_MEMORY_LIMIT,
     /// Disk that the node must have for the pod [default: 2Gi].
-    #[arg(long, env = env::EPHEMERAL_STORAGE_REQUEST)]
-    pub storage_request: Option<String>,
+    storage_request: EPHEMERAL_STORAGE_REQUEST,
     /// Disk above which the pod is evicted, such as `20Gi`. Without it there is no limit.
-    #[arg(long, env = env::EPHEMERAL_STORAGE_LIMIT)]
-    pub storage_limit: Option<String>,
+    storage_limit: EPHEMERAL_STORAGE_LIMIT,
     /// Environment of the executor: `key=value;key=value`.
-    #[arg(long, env = env::EPHEMERAL_ENV, hide_env_values = true, hide = true)]
-    pub executor_env: Option<String>,
+    #[arg(hide_env_values = true, hide = true)]
+    executor_env: EPHEMERAL_ENV,
     /// Path at which the plugin cache is mounted, for every workspace.
-    #[arg(long, env = env::DEPLOYMENT_PLUGIN_CACHE_DIR)]
-    pub plugin_cache_dir: Option<String>,
+    plugin_cache_dir: DEPLOYMENT_PLUGIN_CACHE_DIR,
     /// Claim of the plugin cache [default: terrakube-plugin-pvc].
-    #[arg(long, env = env::DEPLOYMENT_PLUGIN_CACHE_CLAIM)]
-    pub plugin_cache_claim: Option<String>,
+    plugin_cache_claim: DEPLOYMENT_PLUGIN_CACHE_CLAIM,
 }
 
 /// Environment of executors may hold secrets, so only the settings' presence is shown.
@@ -180,42 +180,5 @@ impl std::fmt::Debug for DeploymentArgs {
 impl std::fmt::Debug for DefaultsArgs {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("DefaultsArgs").finish_non_exhaustive()
-    }
-}
-
-impl DefaultsArgs {
-    /// The variables as a workspace would have them.
-    pub(super) fn variables(&self) -> BTreeMap<String, String> {
-        [
-            (env::EPHEMERAL_NODE_SELECTOR, &self.node_selector),
-            (env::EPHEMERAL_TOLERATIONS, &self.tolerations),
-            (env::EPHEMERAL_SERVICE_ACCOUNT, &self.service_account),
-            (env::EPHEMERAL_ANNOTATIONS, &self.job_annotations),
-            (
-                env::EPHEMERAL_POD_ANNOTATIONS,
-                &self.default_pod_annotations,
-            ),
-            (env::EPHEMERAL_LABELS, &self.labels),
-            (env::EPHEMERAL_CONFIG_MAP, &self.config_map),
-            (env::EPHEMERAL_CONFIG_MAP_PATH, &self.config_map_path),
-            (
-                env::EPHEMERAL_ENV_CONFIG_MAPS,
-                &self.default_env_config_maps,
-            ),
-            (env::EPHEMERAL_POD_SECURITY, &self.pod_security_context),
-            (env::EPHEMERAL_SECURITY, &self.security_context),
-            (env::EPHEMERAL_CPU_REQUEST, &self.cpu_request),
-            (env::EPHEMERAL_CPU_LIMIT, &self.cpu_limit),
-            (env::EPHEMERAL_MEMORY_REQUEST, &self.memory_request),
-            (env::EPHEMERAL_MEMORY_LIMIT, &self.memory_limit),
-            (env::EPHEMERAL_STORAGE_REQUEST, &self.storage_request),
-            (env::EPHEMERAL_STORAGE_LIMIT, &self.storage_limit),
-            (env::EPHEMERAL_ENV, &self.executor_env),
-            (env::DEPLOYMENT_PLUGIN_CACHE_DIR, &self.plugin_cache_dir),
-            (env::DEPLOYMENT_PLUGIN_CACHE_CLAIM, &self.plugin_cache_claim),
-        ]
-        .into_iter()
-        .filter_map(|(name, value)| Some((name.to_owned(), value.clone()?)))
-        .collect()
     }
 }

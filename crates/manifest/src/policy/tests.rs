@@ -8,7 +8,7 @@ use super::*;
 fn refusals(policy: &str, variable: &str, value: &str) -> Vec<String> {
     let policy: Policy = serde_saphyr::from_str(policy).unwrap();
     let variables = [(variable.to_owned(), value.to_owned())].into();
-    let (requested, errors) = read(&variables, Names::WORKSPACE, Origin::Run);
+    let (requested, errors) = read(&variables, Names::WORKSPACE);
     assert_eq!(errors, []);
     policy
         .refusals(&requested)

@@ -37,7 +37,6 @@ impl Notes {
     }
 }
 
-/// Writes the sentences in order.
 async fn write(
     reporter: Arc<dyn PlatformReporter>,
     run: RunRef,

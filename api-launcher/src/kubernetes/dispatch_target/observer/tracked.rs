@@ -14,7 +14,6 @@ use super::notes::Notes;
 /// A run that is not over, or whose end the platform does not know.
 pub(super) struct UnreportedRun {
     pub(super) first_seen: Instant,
-    /// Writes the reasons for waiting.
     pub(super) notes: Option<Notes>,
     /// Whether the platform's job had failed at the last look. Its executor may have reported that and be about to end.
     pub(super) failed_before: bool,
@@ -33,7 +32,6 @@ impl fmt::Debug for UnreportedRun {
     }
 }
 
-/// The runs that an observer tracks.
 #[derive(Debug)]
 pub(super) struct TrackedRuns {
     reporter: Option<Arc<dyn PlatformReporter>>,
@@ -76,7 +74,6 @@ impl TrackedRuns {
         self.tracked().remove(run)
     }
 
-    /// Tracks a run.
     pub(super) fn track(&self, run: &RunRef) {
         let mut tracked = self.tracked();
         tracked.entry(run.clone()).or_insert_with(|| UnreportedRun {

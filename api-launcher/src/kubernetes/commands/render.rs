@@ -1,15 +1,14 @@
 //! `api-launcher render`: the objects a job document would become, with no cluster at hand.
 
-use std::io::{self, Write as _};
 use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
 use cluster::job_settings::DeploymentArgs;
-use job_contract::{Exit, chain, env};
-use serde_json::Value;
+use job_contract::{Exit, env};
 
-use crate::document;
-use crate::terminal::stdout;
+use super::build;
+use super::output::Output;
+use crate::failure::Failure;
 
 /// Stands for what tells one attempt to create a Job from another, so that the same document renders the same.
 const ATTEMPT: &str = "0000000000000000";
@@ -37,70 +36,28 @@ pub enum Format {
     Json,
 }
 
-/// Prints the list, or on standard error everything that is wrong, and returns the exit code.
-pub fn run(args: &RenderArgs) -> Exit {
-    match render(args) {
-        Ok(text) => stdout::print(text.as_bytes()),
-        Err((exit, lines)) => {
-            let mut stderr = io::stderr().lock();
-            for line in lines {
-                // Where the terminal is gone, the exit code still tells.
-                let _ = writeln!(stderr, "error: {line}");
-            }
-            exit
-        }
-    }
-}
-
-fn render(args: &RenderArgs) -> Result<String, (Exit, Vec<String>)> {
-    let deployment = args.deployment.resolve(args.api_url.as_deref());
-    let deployment = deployment.map_err(|errors| {
-        let lines = errors.iter().map(ToString::to_string).collect();
-        (Exit::BadConfiguration, lines)
-    })?;
-    for warning in &deployment.warnings {
-        // Where the terminal is gone, the list still comes.
-        let _ = writeln!(io::stderr(), "warning: {warning}");
-    }
-    let job = document::read(&args.file).map_err(|error| (error.exit(), vec![chain(&error)]))?;
-    let manifest = manifest::build(&job, &deployment).map_err(|errors| {
-        let lines = errors.errors().iter().map(ToString::to_string);
-        (errors.exit(), lines.collect())
-    })?;
-    for note in &manifest.notes {
-        // Likewise.
-        let _ = writeln!(io::stderr(), "warning: {note}");
-    }
-    to_text(&manifest.of_attempt(ATTEMPT).to_list(), args.output).map_err(|error| {
-        (
-            Exit::Defect,
-            vec![format!("could not write the list: {error}")],
-        )
-    })
-}
-
-/// The list as text, ending with one line break.
-fn to_text(list: &Value, format: Format) -> Result<String, String> {
-    let mut text = match format {
-        Format::Json => serde_json::to_string_pretty(list).map_err(|e| e.to_string())?,
+pub(super) fn render(args: &RenderArgs, out: &mut Output) -> Result<Exit, Failure> {
+    let (_, manifest) = build(&args.file, &args.deployment, args.api_url.as_deref(), out)?;
+    let list = manifest.of_attempt(ATTEMPT).to_list();
+    match args.output {
+        Format::Json => out.print_json(&list)?,
         Format::Yaml => {
             // Job data is one long line, which must stay one.
             let options = serde_saphyr::ser_options! { prefer_block_scalars: false };
-            serde_saphyr::to_string_with_options(list, options).map_err(|e| e.to_string())?
+            out.print_text(serde_saphyr::to_string_with_options(&list, options))?;
         }
-    };
-    if !text.ends_with('\n') {
-        text.push('\n');
     }
-    Ok(text)
+    Ok(Exit::Done)
 }
 
 #[cfg(test)]
 mod tests {
+    use super::super::output::captured;
     use super::*;
     use std::fs;
 
-    use cluster::job_settings::DeploymentArgs;
+    use job_contract::chain;
+    use serde_json::Value;
 
     const JOB: &str = r#"{"type":"terraformPlan","organizationId":"o","workspaceId":"w","jobId":"1","stepId":"s",
         "environmentVariables":{"EPHEMERAL_CONFIG_ANNOTATIONS":"a=yes;b=012;c=1e3;d=null;e=# x;f=~;g=on;h=é\u0007"}}"#;
@@ -109,16 +66,20 @@ mod tests {
         job: &str,
         output: Format,
         deployment: DeploymentArgs,
-    ) -> Result<String, (Exit, Vec<String>)> {
+    ) -> Result<String, (Exit, String)> {
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("job.json");
         fs::write(&file, job).unwrap();
-        render(&RenderArgs {
+        let args = RenderArgs {
             file,
             output,
             api_url: None,
             deployment,
-        })
+        };
+        let (mut out, shown, _) = captured::output(false);
+        render(&args, &mut out)
+            .map(|_| shown.text())
+            .map_err(|failure| (failure.exit, chain(&failure)))
     }
 
     #[test]
@@ -157,20 +118,19 @@ mod tests {
             image: Some("B".into()),
             ..DeploymentArgs::default()
         };
-        let (exit, lines) = rendered(JOB, Format::Yaml, wrong).unwrap_err();
-        assert_eq!((exit, lines.len()), (Exit::BadConfiguration, 2));
+        let (exit, text) = rendered(JOB, Format::Yaml, wrong).unwrap_err();
+        assert_eq!((exit, text.lines().count()), (Exit::BadConfiguration, 2));
         let job = JOB
             .replace("a=yes", "=hunter2")
             .replace("ANNOTATIONS", "LABELS");
-        let (exit, lines) = rendered(&job, Format::Yaml, DeploymentArgs::default()).unwrap_err();
+        let (exit, text) = rendered(&job, Format::Yaml, DeploymentArgs::default()).unwrap_err();
         assert_eq!(exit, Exit::BadJobData);
         assert!(
-            lines
-                .iter()
+            text.lines()
                 .all(|line| line.contains("EPHEMERAL_CONFIG_LABELS")),
-            "{lines:?}"
+            "{text}"
         );
-        assert!(!lines.concat().contains("hunter2"), "{lines:?}");
+        assert!(!text.contains("hunter2"), "{text}");
         let (exit, _) = rendered("{}", Format::Yaml, DeploymentArgs::default()).unwrap_err();
         assert_eq!(exit, Exit::BadJobData);
     }
