@@ -189,7 +189,7 @@ impl Peers {
                 self.store_proxy.next(2, Trouble::CutRequest(200));
             }
         }
-        self.store_proxy.cut();
+        self.store_proxy.cut_open();
         self.release(target.run.number, Gate::Work);
         let over = self.until_over(target.job).await;
         let fault_happened = over && self.store_proxy.troubled() > before;

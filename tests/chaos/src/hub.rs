@@ -84,7 +84,7 @@ impl HubSide {
     ) -> Result<Self> {
         let platform = settings.get(env::API_URL).context("no platform")?;
         let platform: SocketAddr = platform.trim_start_matches("http://").parse()?;
-        let behind_hub = Wire::start(seed.wrapping_mul(2), Some(platform)).await?;
+        let behind_hub = Wire::start(seed.wrapping_mul(2), Some(platform))?;
         settings.insert(env::API_URL.to_owned(), behind_hub.url());
         let token = PoolToken::new(POOL.parse()?);
         fs::write(
@@ -110,7 +110,7 @@ impl HubSide {
             folder: folder.to_owned(),
             settings,
             token,
-            before_hub: Wire::start(seed.wrapping_mul(2) + 1, None).await?,
+            before_hub: Wire::start(seed.wrapping_mul(2) + 1, None)?,
             behind_hub,
             programs: Mutex::default(),
             records: OnceLock::new(),

@@ -79,7 +79,7 @@ impl LauncherSide {
 
     /// The URL to which the platform dispatches.
     pub(crate) fn dispatch_url(&self) -> String {
-        format!("http://{}{DISPATCH}", self.proxy.address())
+        format!("{}{DISPATCH}", self.proxy.url())
     }
 
     /// The URLs of all that take dispatches.
@@ -99,7 +99,7 @@ impl LauncherSide {
     pub(crate) async fn start_missing(&self) -> Result<()> {
         let mut launchers = self.launchers.lock().await;
         launchers.start_missing().await?;
-        self.proxy.pass_on_to(&launchers.addresses());
+        *self.proxy.servers() = launchers.addresses();
         Ok(())
     }
 

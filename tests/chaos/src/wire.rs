@@ -4,20 +4,13 @@
 use std::fmt;
 use std::io;
 use std::net::SocketAddr;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, SystemTime};
 
-use axum::body::{Body, Bytes, to_bytes};
-use axum::http::request::Parts;
-use axum::http::{HeaderMap, Method, Request, Response, StatusCode, header};
-use hyper::body::Incoming;
-use hyper::server::conn::http1;
-use hyper::service::service_fn;
-use hyper_util::rt::TokioIo;
 use serde_json::Value;
-use tokio::net::{TcpListener, TcpStream};
-use tokio::task::JoinHandle;
+use test_peers::http::Request;
+use test_peers::proxy::{Call, Fate, Moment, Proxy};
 
 use crate::peers::lock;
 use crate::random::Random;
@@ -26,14 +19,6 @@ use crate::random::Random;
 const DISTURBED: usize = 50;
 /// The longest delay of a response.
 const LONGEST_DELAY: usize = 3000;
-/// Headers that are about one connection.
-const OF_CONNECTION: [header::HeaderName; 4] = [
-    header::HOST,
-    header::CONNECTION,
-    header::CONTENT_LENGTH,
-    header::TRANSFER_ENCODING,
-];
-
 /// What happens to a response.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Harm {
@@ -75,7 +60,7 @@ pub(crate) struct Hit {
     at: SystemTime,
     pub(crate) harm: Harm,
     status: u16,
-    method: Method,
+    method: String,
     path: String,
     /// The task of the response to a request for a task, and the job of a dispatch.
     about: Option<String>,
@@ -106,75 +91,50 @@ impl fmt::Display for Hit {
     }
 }
 
-/// A listening proxy.
+/// A proxy that disturbs responses.
 #[derive(Debug)]
 pub(crate) struct Wire {
-    address: SocketAddr,
+    proxy: Proxy,
     shared: Arc<Shared>,
-    accepting: JoinHandle<()>,
 }
 
-#[derive(Debug)]
+#[derive(Debug, Default)]
 struct Shared {
     seed: u64,
-    server: Mutex<Option<SocketAddr>>,
-    client: reqwest::Client,
+    /// Whether there is no server.
+    is_away: AtomicBool,
     responses: AtomicU64,
     /// Dispatches while there was no server.
     missed: AtomicU64,
     hits: Mutex<Vec<Hit>>,
 }
 
-/// The connection ends without a response.
-#[derive(Debug)]
-struct Cut;
-
-impl fmt::Display for Cut {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("the connection is cut")
-    }
-}
-
-impl std::error::Error for Cut {}
-
 impl Wire {
     /// Listens on a free port. Without a server, connections end without a response.
-    pub(crate) async fn start(seed: u64, server: Option<SocketAddr>) -> anyhow::Result<Self> {
-        let listener = TcpListener::bind("127.0.0.1:0").await?;
-        let address = listener.local_addr()?;
+    pub(crate) fn start(seed: u64, server: Option<SocketAddr>) -> io::Result<Self> {
+        let proxy = Proxy::of_calls(&[])?;
         let shared = Arc::new(Shared {
             seed,
-            server: Mutex::new(server),
-            client: reqwest::Client::builder()
-                .no_proxy()
-                .redirect(reqwest::redirect::Policy::none())
-                .pool_max_idle_per_host(0)
-                .build()?,
-            responses: AtomicU64::new(0),
-            missed: AtomicU64::new(0),
-            hits: Mutex::default(),
+            ..Shared::default()
         });
         let inner = Arc::clone(&shared);
-        let accepting = tokio::spawn(async move {
-            while let Ok((stream, _)) = listener.accept().await {
-                tokio::spawn(serve(Arc::clone(&inner), stream));
-            }
-        });
-        Ok(Self {
-            address,
-            shared,
-            accepting,
-        })
+        proxy.rule(usize::MAX, move |call| inner.fate(call));
+        let wire = Self { proxy, shared };
+        wire.pass_on_to(server);
+        Ok(wire)
     }
 
     pub(crate) fn url(&self) -> String {
-        format!("http://{}", self.address)
+        self.proxy.url()
     }
 
     /// From now on new requests go there.
     pub(crate) fn pass_on_to(&self, server: Option<SocketAddr>) {
         self.shared.missed.store(0, Ordering::SeqCst);
-        *lock(&self.shared.server) = server;
+        *self.proxy.servers() = server.into_iter().collect();
+        self.shared
+            .is_away
+            .store(server.is_none(), Ordering::SeqCst);
     }
 
     /// How many dispatches came since there is no server.
@@ -193,68 +153,49 @@ impl Wire {
     }
 }
 
-impl Drop for Wire {
-    fn drop(&mut self) {
-        self.accepting.abort();
-    }
-}
-
-async fn serve(shared: Arc<Shared>, stream: TcpStream) {
-    let service = service_fn(move |request| pass(Arc::clone(&shared), request));
-    // A client may close its connection, and a cut ends it.
-    let _ = http1::Builder::new()
-        .serve_connection(TokioIo::new(stream), service)
-        .await;
-}
-
-/// Passes a request on. If the client closes its connection meanwhile, the server sees that too.
-async fn pass(shared: Arc<Shared>, request: Request<Incoming>) -> Result<Response<Body>, Cut> {
-    let (head, body) = request.into_parts();
-    let body = to_bytes(Body::new(body), usize::MAX)
-        .await
-        .map_err(|_| Cut)?;
-    let response = shared.ask(&head, &body).await.map_err(|_| Cut)?;
-    let number = shared.responses.fetch_add(1, Ordering::SeqCst);
-    let Some(harm) = Harm::of(shared.seed, number) else {
-        return Ok(response.into());
-    };
-    let harm = match harm {
-        Harm::Duplicated if !may_repeat(&head) => Harm::Dropped,
-        harm => harm,
-    };
-    lock(&shared.hits).push(Hit {
-        at: SystemTime::now(),
-        harm,
-        status: response.status.as_u16(),
-        method: head.method.clone(),
-        path: head.uri.to_string(),
-        about: about(&body).or_else(|| about(&response.body)),
-    });
-    match harm {
-        Harm::Dropped => Err(Cut),
-        Harm::Delayed(time) => {
-            tokio::time::sleep(time).await;
-            Ok(response.into())
+impl Shared {
+    fn fate(&self, call: &Call) -> Option<Fate> {
+        let request = &call.request;
+        if call.moment() == Moment::Sent {
+            let is_missed = is_dispatch(request) && self.is_away.load(Ordering::SeqCst);
+            self.missed
+                .fetch_add(u64::from(is_missed), Ordering::SeqCst);
+            return None;
         }
-        // A request for a task that got none would wait once more.
-        Harm::Duplicated if response.status == StatusCode::NO_CONTENT => Ok(response.into()),
-        Harm::Duplicated => match shared.ask(&head, &body).await {
-            Ok(second) => Ok(second.into()),
-            Err(_) => Err(Cut),
-        },
+        let number = self.responses.fetch_add(1, Ordering::SeqCst);
+        let harm = match Harm::of(self.seed, number)? {
+            Harm::Duplicated if !may_repeat(request) => Harm::Dropped,
+            harm => harm,
+        };
+        lock(&self.hits).push(Hit {
+            at: SystemTime::now(),
+            harm,
+            status: call.status,
+            method: request.method.clone(),
+            path: request.target(),
+            about: about(&request.body).or_else(|| about(&call.answer)),
+        });
+        match harm {
+            Harm::Dropped => Some(Fate::Drop),
+            Harm::Delayed(time) => Some(Fate::Delay(time)),
+            // A request for a task that got none would wait once more.
+            Harm::Duplicated if call.status == 204 => None,
+            Harm::Duplicated => Some(Fate::Repeat),
+        }
     }
 }
 
 /// Whether a request may arrive twice. HTTP lets a proxy repeat idempotent methods; other calls say that they may be repeated,
 /// or are the dispatch, which the platform itself repeats.
-fn may_repeat(head: &Parts) -> bool {
-    let is_idempotent =
-        [Method::GET, Method::HEAD, Method::PUT, Method::DELETE].contains(&head.method);
-    is_idempotent || head.headers.contains_key(pool_protocol::IDEMPOTENCY_KEY) || is_dispatch(head)
+fn may_repeat(request: &Request) -> bool {
+    let is_idempotent = ["GET", "HEAD", "PUT", "DELETE"].contains(&&*request.method);
+    is_idempotent
+        || request.header(pool_protocol::IDEMPOTENCY_KEY).is_some()
+        || is_dispatch(request)
 }
 
-fn is_dispatch(head: &Parts) -> bool {
-    head.uri.path().ends_with("/terraform-rs")
+fn is_dispatch(request: &Request) -> bool {
+    request.path.ends_with("/terraform-rs")
 }
 
 /// The task or the job that a document is about.
@@ -264,55 +205,9 @@ fn about(document: &[u8]) -> Option<String> {
     Some(name.to_owned())
 }
 
-/// A response, read to its end.
-struct Whole {
-    status: StatusCode,
-    headers: HeaderMap,
-    body: Bytes,
-}
-
-impl From<Whole> for Response<Body> {
-    fn from(whole: Whole) -> Self {
-        let mut response = Self::new(Body::from(whole.body));
-        *response.status_mut() = whole.status;
-        *response.headers_mut() = whole.headers;
-        response
-    }
-}
-
-impl Shared {
-    async fn ask(&self, head: &Parts, body: &Bytes) -> io::Result<Whole> {
-        let server = *lock(&self.server);
-        let Some(server) = server else {
-            self.missed
-                .fetch_add(u64::from(is_dispatch(head)), Ordering::SeqCst);
-            return Err(io::ErrorKind::ConnectionRefused.into());
-        };
-        let url = format!("http://{server}{}", head.uri);
-        let request = self
-            .client
-            .request(head.method.clone(), url)
-            .headers(passed_on(&head.headers))
-            .body(body.clone());
-        let response = request.send().await.map_err(io::Error::other)?;
-        Ok(Whole {
-            status: response.status(),
-            headers: passed_on(response.headers()),
-            body: response.bytes().await.map_err(io::Error::other)?,
-        })
-    }
-}
-
-fn passed_on(headers: &HeaderMap) -> HeaderMap {
-    let mut headers = headers.clone();
-    for name in OF_CONNECTION {
-        headers.remove(name);
-    }
-    headers
-}
-
 #[cfg(test)]
 mod tests {
+    use reqwest::Method;
     use test_peers::http::{Response, Server};
 
     use super::*;
@@ -343,7 +238,7 @@ mod tests {
     async fn each_harm_does_what_it_says() {
         let _ = rustls::crypto::ring::default_provider().install_default();
         let server = Server::start(|_| Response::new(200, "{\"taskId\":\"t\"}")).unwrap();
-        let wire = Wire::start(1, Some(server.address())).await.unwrap();
+        let wire = Wire::start(1, Some(server.address())).unwrap();
         let client = reqwest::Client::builder().no_proxy().build().unwrap();
         let (mut asked, mut answered) = (0, 0);
         let repeated = |method: &Method| *method == Method::GET;

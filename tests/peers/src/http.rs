@@ -33,6 +33,14 @@ pub struct Request {
 }
 
 impl Request {
+    /// Path and query, as they were sent.
+    pub fn target(&self) -> String {
+        match &*self.query {
+            "" => self.path.clone(),
+            query => format!("{}?{query}", self.path),
+        }
+    }
+
     /// The first value of a header, by its name in lower case.
     pub fn header(&self, name: &str) -> Option<&str> {
         self.headers
@@ -238,14 +246,10 @@ pub(crate) fn ask(
 pub fn pass_on(request: &Request, server: SocketAddr, host: &str) -> io::Result<Response> {
     let mut stream = TcpStream::connect(server)?;
     stream.set_read_timeout(Some(SILENCE))?;
-    let query = match &*request.query {
-        "" => String::new(),
-        query => format!("?{query}"),
-    };
     let mut head = format!(
-        "{} {}{query} HTTP/1.0\r\nHost: {host}\r\nContent-Length: {}\r\n",
+        "{} {} HTTP/1.0\r\nHost: {host}\r\nContent-Length: {}\r\n",
         request.method,
-        request.path,
+        request.target(),
         request.body.len()
     );
     for (name, value) in &request.headers {

@@ -1,18 +1,40 @@
-//! A way through TCP to one of several servers, on which connections go wrong by order: the object store that is away
-//! for a while, and the address that several replicas of a program share. Knows nothing of what is said on it.
+//! The proxy that tests put before servers on loopback. Connections go to the servers in turn. They are refused, delayed, cut and
+//! counted by order. A proxy of calls also reads HTTP: rules hold, drop, delay, repeat or answer single calls.
+//!
+//! All proxies of a process share two threads, so a test that blocks its own threads delays no connection.
+
+mod calls;
 
 use std::collections::{BTreeMap, VecDeque};
-use std::io::{self, Read, Write};
-use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::thread::JoinHandle;
+use std::io;
+use std::net::SocketAddr;
+use std::pin::pin;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
+
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::tcp::{ReadHalf, WriteHalf};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::runtime::{Builder, Runtime};
+use tokio::task::AbortHandle;
+use tokio::time::{sleep, timeout};
+
+pub use self::calls::{Call, Fate, Held, Moment};
+use self::calls::{Calls, converse};
 
 /// How much is kept of what a client has sent on a connection.
 const KEPT: usize = 1024;
 /// How long a connection that is refused may take until its client has sent something.
 const FIRST: Duration = Duration::from_secs(1);
+
+static RUNTIME: LazyLock<Runtime> = LazyLock::new(|| {
+    let runtime = Builder::new_multi_thread()
+        .worker_threads(2)
+        .enable_all()
+        .build();
+    runtime.expect("two threads start")
+});
 
 /// The first bytes that a client has sent on a connection.
 type Sent = Arc<Mutex<Vec<u8>>>;
@@ -28,17 +50,36 @@ pub enum Trouble {
     CutAnswer(usize),
     /// It ends after so many bytes of the request.
     CutRequest(usize),
+    /// It ends after this time. One that has ended before has not gone wrong.
+    CutAfter(Duration),
 }
 
+/// Only a proxy of calls has `calls`.
 #[derive(Debug, Default)]
 struct Shared {
     servers: Mutex<Vec<SocketAddr>>,
-    orders: Mutex<VecDeque<Trouble>>,
-    open: Mutex<BTreeMap<u64, ([TcpStream; 2], Sent)>>,
-    broken: Mutex<BTreeMap<u64, Sent>>,
-    accepted: AtomicU64,
-    troubled: AtomicU64,
-    stopping: AtomicBool,
+    turn: AtomicUsize,
+    passed_over: AtomicUsize,
+    connections: Mutex<Connections>,
+    calls: Option<Mutex<Calls>>,
+}
+
+#[derive(Debug, Default)]
+struct Connections {
+    accepted: u64,
+    orders: VecDeque<Trouble>,
+    open: BTreeMap<u64, (AbortHandle, Sent)>,
+    troubled: usize,
+    broken: BTreeMap<u64, Sent>,
+    are_cut: bool,
+}
+
+impl Connections {
+    /// A connection goes wrong by order.
+    fn spoil(&mut self, number: u64, sent: &Sent) {
+        self.troubled += 1;
+        self.broken.insert(number, Arc::clone(sent));
+    }
 }
 
 /// A listening proxy; its connections end with it.
@@ -46,24 +87,31 @@ struct Shared {
 pub struct Proxy {
     address: SocketAddr,
     shared: Arc<Shared>,
-    acceptor: Option<JoinHandle<()>>,
+    acceptor: AbortHandle,
 }
 
 impl Proxy {
-    /// Listens on a free port and passes on to these servers, in turn. One that does not answer is passed over.
+    /// Listens on a free port, and passes connections on to these servers. A half-closed connection stays half-closed.
     pub fn start(servers: &[SocketAddr]) -> io::Result<Self> {
-        let listener = TcpListener::bind("127.0.0.1:0")?;
+        Self::listen(servers, None)
+    }
+
+    fn listen(servers: &[SocketAddr], calls: Option<Mutex<Calls>>) -> io::Result<Self> {
+        let listener = std::net::TcpListener::bind("127.0.0.1:0")?;
+        listener.set_nonblocking(true)?;
         let address = listener.local_addr()?;
+        let _runtime = RUNTIME.enter();
+        let listener = TcpListener::from_std(listener)?;
         let shared = Arc::new(Shared {
             servers: Mutex::new(servers.to_vec()),
+            calls,
             ..Shared::default()
         });
-        let inner = Arc::clone(&shared);
-        let acceptor = std::thread::spawn(move || accept(&listener, &inner));
+        let acceptor = tokio::spawn(accept(listener, Arc::clone(&shared))).abort_handle();
         Ok(Self {
             address,
             shared,
-            acceptor: Some(acceptor),
+            acceptor,
         })
     }
 
@@ -72,57 +120,78 @@ impl Proxy {
         self.address
     }
 
-    /// From now on new connections go there.
-    pub fn pass_on_to(&self, servers: &[SocketAddr]) {
-        *lock(&self.shared.servers) = servers.to_vec();
+    /// The same, for clients of HTTP.
+    pub fn url(&self) -> String {
+        format!("http://{}", self.address)
+    }
+
+    /// The servers, in turn. One that does not accept a connection is passed over.
+    pub fn servers(&self) -> MutexGuard<'_, Vec<SocketAddr>> {
+        lock(&self.shared.servers)
+    }
+
+    /// How often a server was passed over so far.
+    pub fn passed_over(&self) -> usize {
+        self.shared.passed_over.load(Ordering::SeqCst)
+    }
+
+    fn connections(&self) -> MutexGuard<'_, Connections> {
+        lock(&self.shared.connections)
     }
 
     /// The next `count` connections go wrong.
     pub fn next(&self, count: usize, trouble: Trouble) {
-        lock(&self.shared.orders).extend(std::iter::repeat_n(trouble, count));
+        let orders = std::iter::repeat_n(trouble, count);
+        self.connections().orders.extend(orders);
+    }
+
+    /// No connection goes wrong any more by order.
+    pub fn clear(&self) {
+        self.connections().orders.clear();
+    }
+
+    /// How many connections there were so far.
+    pub fn accepted(&self) -> u64 {
+        self.connections().accepted
+    }
+
+    /// How many connections went wrong by order so far.
+    pub fn troubled(&self) -> usize {
+        self.connections().troubled
     }
 
     /// Ends every connection there is.
-    pub fn cut(&self) {
-        for (number, (pair, sent)) in std::mem::take(&mut *lock(&self.shared.open)) {
-            lock(&self.shared.broken).insert(number, sent);
-            shut(&pair);
+    pub fn cut_open(&self) {
+        let connections = &mut *self.connections();
+        for (number, (task, sent)) in std::mem::take(&mut connections.open) {
+            connections.broken.insert(number, sent);
+            task.abort();
         }
+    }
+
+    /// Ends every connection there is, and each new one at once.
+    pub fn cut(&self) {
+        self.connections().are_cut = true;
+        self.cut_open();
+    }
+
+    /// New connections are passed on again.
+    pub fn heal(&self) {
+        self.connections().are_cut = false;
     }
 
     /// What the clients had sent first on the connections that went wrong by order or were cut, so far. It says whose they
     /// were.
     pub fn broken(&self) -> Vec<String> {
-        let broken = lock(&self.shared.broken);
         let text = |sent: &Sent| String::from_utf8_lossy(&lock(sent)).into_owned();
-        broken.values().map(text).collect()
-    }
-
-    /// No connection goes wrong any more by order.
-    pub fn clear(&self) {
-        lock(&self.shared.orders).clear();
-    }
-
-    /// How many connections there were so far.
-    pub fn accepted(&self) -> u64 {
-        self.shared.accepted.load(Ordering::SeqCst)
-    }
-
-    /// How many connections went wrong by order so far.
-    pub fn troubled(&self) -> u64 {
-        self.shared.troubled.load(Ordering::SeqCst)
+        self.connections().broken.values().map(text).collect()
     }
 }
 
 impl Drop for Proxy {
     fn drop(&mut self) {
-        self.shared.stopping.store(true, Ordering::SeqCst);
+        self.acceptor.abort();
         self.cut();
-        // Wakes the acceptor up.
-        drop(TcpStream::connect(self.address));
-        if let Some(acceptor) = self.acceptor.take() {
-            drop(acceptor.join());
-        }
     }
 }
 
@@ -130,112 +199,122 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-fn shut(pair: &[TcpStream; 2]) {
-    for stream in pair {
-        // What has ended already needs no end.
-        drop(stream.shutdown(Shutdown::Both));
-    }
-}
-
-fn accept(listener: &TcpListener, shared: &Arc<Shared>) {
-    for stream in listener.incoming() {
-        if shared.stopping.load(Ordering::SeqCst) {
-            return;
+async fn accept(listener: TcpListener, shared: Arc<Shared>) {
+    loop {
+        let Ok((client, _)) = listener.accept().await else {
+            continue;
+        };
+        let mut connections = lock(&shared.connections);
+        if connections.are_cut {
+            continue;
         }
-        let Ok(client) = stream else { continue };
-        let number = shared.accepted.fetch_add(1, Ordering::SeqCst);
-        let trouble = lock(&shared.orders).pop_front();
-        let shared = Arc::clone(shared);
-        // A connection that cannot be served ends, which is all there is to say about it.
-        std::thread::spawn(move || drop(serve(&client, number, trouble, &shared)));
+        connections.accepted += 1;
+        let (number, sent) = (connections.accepted, Sent::default());
+        let trouble = connections.orders.pop_front();
+        if !matches!(trouble, None | Some(Trouble::CutAfter(_))) {
+            connections.spoil(number, &sent);
+        }
+        let (inner, kept) = (Arc::clone(&shared), Arc::clone(&sent));
+        let task = tokio::spawn(async move {
+            // A connection that cannot be served ends, which is all there is to say about it.
+            let _ = serve(client, number, trouble, &kept, &inner).await;
+            lock(&inner.connections).open.remove(&number);
+        });
+        let open = (task.abort_handle(), sent);
+        connections.open.insert(number, open);
     }
 }
 
-fn serve(
-    client: &TcpStream,
+async fn serve(
+    mut client: TcpStream,
     number: u64,
     trouble: Option<Trouble>,
-    shared: &Shared,
+    sent: &Sent,
+    shared: &Arc<Shared>,
 ) -> io::Result<()> {
-    let sent = Sent::default();
-    if trouble.is_some() {
-        shared.troubled.fetch_add(1, Ordering::SeqCst);
-        lock(&shared.broken).insert(number, Arc::clone(&sent));
-    }
-    let (mut up, mut down) = (usize::MAX, usize::MAX);
+    let (mut up, mut down, mut time) = (usize::MAX, usize::MAX, Duration::MAX);
     match trouble {
         Some(Trouble::Refuse) => {
-            client.set_read_timeout(Some(FIRST))?;
             let mut first = [0; KEPT];
-            let count = (&mut &*client).read(&mut first)?;
-            lock(&sent).extend(&first[..count]);
+            let count = timeout(FIRST, client.read(&mut first)).await??;
+            lock(sent).extend(&first[..count]);
             return Ok(());
         }
-        Some(Trouble::Stall(time)) => std::thread::sleep(time),
+        Some(Trouble::Stall(time)) => sleep(time).await,
         Some(Trouble::CutAnswer(bytes)) => down = bytes,
         Some(Trouble::CutRequest(bytes)) => up = bytes,
+        Some(Trouble::CutAfter(after)) => time = after,
         None => {}
     }
-    let server = connect(number, &lock(&shared.servers).clone())?;
-    let pair = || Ok::<_, io::Error>([client.try_clone()?, server.try_clone()?]);
-    lock(&shared.open).insert(number, (pair()?, Arc::clone(&sent)));
-    let [client_reader, server_writer] = pair()?;
-    let both = pair()?;
-    let upward = std::thread::spawn(move || {
-        if pump(client_reader, &server_writer, up, Some(&sent)) {
-            shut(&both);
-        } else {
-            drop(server_writer.shutdown(Shutdown::Write));
+    // It is noted first that the connection goes wrong, and then it ends.
+    let passing = pin!(async {
+        if shared.calls.is_some() {
+            return converse(client, shared).await;
         }
+        let mut server = shared.connect().await?;
+        let (from_client, to_client) = client.split();
+        let (from_server, to_server) = server.split();
+        tokio::try_join!(
+            pump(from_client, to_server, up, Some(sent)),
+            pump(from_server, to_client, down, None)
+        )?;
+        Ok(())
     });
-    let [client_writer, server_reader] = pair()?;
-    pump(server_reader, &client_writer, down, None);
-    shut(&pair()?);
-    drop(upward.join());
-    lock(&shared.open).remove(&number);
+    if timeout(time, passing).await.is_err() {
+        lock(&shared.connections).spoil(number, sent);
+    }
     Ok(())
 }
 
-/// The first that answers, beginning with another one each time.
-fn connect(number: u64, servers: &[SocketAddr]) -> io::Result<TcpStream> {
-    let count = servers.len().max(1);
-    let first = usize::try_from(number).unwrap_or_default() % count;
-    let mut last = io::Error::from(io::ErrorKind::NotConnected);
-    for server in servers.iter().cycle().skip(first).take(servers.len()) {
-        match TcpStream::connect(server) {
-            Ok(stream) => return Ok(stream),
-            Err(error) => last = error,
+impl Shared {
+    /// A connection to the first server that accepts it, beginning with another one each time.
+    async fn connect(&self) -> io::Result<TcpStream> {
+        let servers = lock(&self.servers).clone();
+        let first = self.turn.fetch_add(1, Ordering::SeqCst);
+        let mut last = io::Error::from(io::ErrorKind::NotConnected);
+        for at in 0..servers.len() {
+            match TcpStream::connect(servers[(first + at) % servers.len()]).await {
+                Ok(stream) => return Ok(stream),
+                Err(error) => last = error,
+            }
+            self.passed_over.fetch_add(1, Ordering::SeqCst);
         }
+        Err(last)
     }
-    Err(last)
 }
 
-/// Passes bytes on until either side ends or `limit` is reached; says whether it was. Keeps the first ones.
-fn pump(mut from: TcpStream, mut to: &TcpStream, mut limit: usize, kept: Option<&Sent>) -> bool {
-    let mut buffer = [0; 16 * 1024];
+/// Passes bytes on until one side ends, and keeps the first ones. Fails when `limit` is reached.
+async fn pump(
+    mut from: ReadHalf<'_>,
+    mut to: WriteHalf<'_>,
+    mut limit: usize,
+    kept: Option<&Sent>,
+) -> io::Result<()> {
+    let mut buffer = vec![0; 16 * 1024];
     loop {
-        let count = match from.read(&mut buffer) {
-            Ok(count) if count > 0 => count,
-            _ => return false,
-        };
+        let count = from.read(&mut buffer).await?;
+        if count == 0 {
+            return to.shutdown().await;
+        }
         if let Some(kept) = kept {
             let mut kept = lock(kept);
             let more = count.min(KEPT - kept.len());
             kept.extend(&buffer[..more]);
         }
         let count = count.min(limit);
-        if to.write_all(&buffer[..count]).is_err() {
-            return false;
-        }
+        to.write_all(&buffer[..count]).await?;
         limit -= count;
         if limit == 0 {
-            return true;
+            return Err(io::ErrorKind::ConnectionAborted.into());
         }
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::io::{Read as _, Write as _};
+    use std::net::{Shutdown, TcpListener, TcpStream};
+
     use super::*;
     use crate::http::{Response, Server, ask};
     use crate::port::Port;
@@ -265,7 +344,8 @@ mod tests {
             assert_eq!(get(&proxy).unwrap().1, "other");
         }
         let third = server("third");
-        proxy.pass_on_to(&[third.address()]);
+        assert_eq!(proxy.passed_over(), 1);
+        *proxy.servers() = vec![third.address()];
         assert_eq!(get(&proxy).unwrap().1, "third");
     }
 
@@ -298,15 +378,51 @@ mod tests {
     fn connections_that_are_open_can_be_cut() {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let proxy = Proxy::start(&[listener.local_addr().unwrap()]).unwrap();
+        let connect = || {
+            let mut client = TcpStream::connect(proxy.address()).unwrap();
+            let (mut server, _) = listener.accept().unwrap();
+            client.write_all(b"x").unwrap();
+            server.read_exact(&mut [0]).unwrap();
+            (client, server)
+        };
+        let ends = |mut stream: &TcpStream| stream.read(&mut [0]).unwrap_or(0) == 0;
+        let (client, server) = connect();
+        assert!(proxy.broken().is_empty());
+        proxy.cut_open();
+        assert_eq!(proxy.broken(), ["x"]);
+        assert!(ends(&server) && ends(&client));
+        let (client, server) = connect();
+        proxy.cut();
+        assert!(ends(&server) && ends(&client));
+        assert!(ends(&TcpStream::connect(proxy.address()).unwrap()));
+        proxy.heal();
+        let (client, server) = connect();
+        drop(proxy);
+        assert!(ends(&server) && ends(&client));
+    }
+
+    #[test]
+    fn a_half_closed_connection_stays_half_closed() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let proxy = Proxy::start(&[listener.local_addr().unwrap()]).unwrap();
         let mut client = TcpStream::connect(proxy.address()).unwrap();
         let (mut server, _) = listener.accept().unwrap();
-        client.write_all(b"x").unwrap();
-        let mut byte = [0];
-        server.read_exact(&mut byte).unwrap();
-        assert!(proxy.broken().is_empty());
-        proxy.cut();
-        assert_eq!(proxy.broken(), ["x"]);
-        assert_eq!(server.read(&mut byte).unwrap_or(0), 0);
-        assert_eq!(client.read(&mut byte).unwrap_or(0), 0);
+        client.shutdown(Shutdown::Write).unwrap();
+        assert_eq!(server.read(&mut [0]).unwrap(), 0);
+        server.write_all(b"answer").unwrap();
+        drop(server);
+        let mut text = String::new();
+        client.read_to_string(&mut text).unwrap();
+        assert_eq!(text, "answer");
+    }
+
+    #[test]
+    fn a_connection_that_is_cut_by_time_has_gone_wrong_then() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let proxy = Proxy::start(&[listener.local_addr().unwrap()]).unwrap();
+        proxy.next(1, Trouble::CutAfter(Duration::from_millis(20)));
+        let mut client = TcpStream::connect(proxy.address()).unwrap();
+        assert_eq!(client.read(&mut [0]).unwrap_or(0), 0);
+        assert_eq!(proxy.troubled(), 1);
     }
 }
