@@ -1,7 +1,6 @@
 //! A rolling upgrade under load: launchers are replaced one after the other behind an address that follows their readiness
 //! late, as endpoints do, and no dispatch is lost.
 
-use std::collections::BTreeSet;
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
@@ -10,7 +9,7 @@ use std::time::Duration;
 use integration_tests::{Repository, job};
 use job_contract::{JobData, env};
 use nix::sys::signal::Signal;
-use tokio::net::{TcpListener, TcpStream};
+use test_peers::proxy::Proxy;
 use tokio::task::JoinSet;
 
 use super::{Endpoint, Fixture, Launcher, PATIENCE};
@@ -25,63 +24,26 @@ const PROBE: Duration = Duration::from_millis(100);
 /// What launchers are told to give the balancer; the rest of it is for a busy machine.
 const DRAIN_SECONDS: &str = "5";
 
-/// An address that leads to the replica that was ready last.
-#[derive(Clone, Default)]
-struct Balancer {
-    /// Who gets connections.
-    routed: Arc<Mutex<BTreeSet<SocketAddr>>>,
-    turn: Arc<AtomicUsize>,
-}
-
-impl Balancer {
-    async fn listen(&self) -> SocketAddr {
-        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let address = listener.local_addr().unwrap();
-        let balancer = self.clone();
-        tokio::spawn(async move {
-            while let Ok((mut client, _)) = listener.accept().await {
-                let Some(backend) = balancer.next() else {
-                    continue;
-                };
-                tokio::spawn(async move {
-                    // A backend that is gone ends the client's connection too, which the client tells of.
-                    if let Ok(mut server) = TcpStream::connect(backend).await {
-                        let _ = tokio::io::copy_bidirectional(&mut client, &mut server).await;
-                    }
-                });
-            }
-        });
-        address
-    }
-
-    fn next(&self) -> Option<SocketAddr> {
-        let routed = self.routed.lock().unwrap();
-        let turn = self.turn.fetch_add(1, Ordering::SeqCst);
-        let backend = routed.iter().nth(turn % routed.len().max(1));
-        backend.copied()
-    }
-
-    /// Leads to the launcher once it is ready, and no more some time after it is not.
-    async fn follow(&self, endpoint: &Endpoint) {
-        let address: SocketAddr = endpoint.address.parse().unwrap();
-        let ready = async {
-            while !is_ready(endpoint).await {
-                tokio::time::sleep(PROBE).await;
-            }
-        };
-        tokio::time::timeout(PATIENCE, ready)
-            .await
-            .expect("it becomes ready");
-        self.routed.lock().unwrap().insert(address);
-        let (routed, endpoint) = (Arc::clone(&self.routed), endpoint.clone());
-        tokio::spawn(async move {
-            while is_ready(&endpoint).await {
-                tokio::time::sleep(PROBE).await;
-            }
-            tokio::time::sleep(LATE).await;
-            routed.lock().unwrap().remove(&address);
-        });
-    }
+/// Leads to the launcher once it is ready, and no more some time after it is not.
+async fn follow(balancer: &Arc<Proxy>, endpoint: &Endpoint) {
+    let address: SocketAddr = endpoint.address.parse().unwrap();
+    let ready = async {
+        while !is_ready(endpoint).await {
+            tokio::time::sleep(PROBE).await;
+        }
+    };
+    tokio::time::timeout(PATIENCE, ready)
+        .await
+        .expect("it becomes ready");
+    balancer.servers().push(address);
+    let (balancer, endpoint) = (Arc::clone(balancer), endpoint.clone());
+    tokio::spawn(async move {
+        while is_ready(&endpoint).await {
+            tokio::time::sleep(PROBE).await;
+        }
+        tokio::time::sleep(LATE).await;
+        balancer.servers().retain(|server| *server != address);
+    });
 }
 
 async fn is_ready(endpoint: &Endpoint) -> bool {
@@ -148,22 +110,22 @@ async fn three_restarts_under_load_lose_no_dispatch() {
         let settings = [(env::DRAIN_SECONDS, DRAIN_SECONDS)];
         tokio::task::block_in_place(|| fixture.serve_with(&settings))
     };
-    let balancer = Balancer::default();
+    let balancer = Arc::new(Proxy::start(&[]).unwrap());
     let mut launchers = Vec::new();
     for _ in 0..2 {
         let launcher = serve();
-        balancer.follow(&launcher.endpoint()).await;
+        follow(&balancer, &launcher.endpoint()).await;
         launchers.push(launcher);
     }
     let endpoint = Endpoint {
-        address: balancer.listen().await.to_string(),
+        address: balancer.address().to_string(),
         ..launchers[0].endpoint()
     };
     let senders = Senders::start(&endpoint, &job::plan(&Repository::fixture()));
 
     for _ in 0..RESTARTS {
         let next = serve();
-        balancer.follow(&next.endpoint()).await;
+        follow(&balancer, &next.endpoint()).await;
         launchers.push(next);
         let before = senders.count();
         let old = launchers.remove(0).into_running();
@@ -174,6 +136,8 @@ async fn three_restarts_under_load_lose_no_dispatch() {
     }
 
     let posted = senders.stop().await;
+    // Each launcher accepted connections as long as they were led to it.
+    assert_eq!(balancer.passed_over(), 0);
     let lost: Vec<_> = posted
         .iter()
         .filter(|(_, answer)| answer != "202")

@@ -3,8 +3,6 @@
 use std::fs;
 use std::path::PathBuf;
 use std::process::Command;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use integration_tests::machine::fifo;
@@ -14,9 +12,8 @@ use job_contract::env;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde_json::Value;
+use test_peers::proxy::{Call, Fate, Proxy};
 use test_platform::{Flow, NewJob, Status, Workspace};
-use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
-use tokio::net::{TcpListener, TcpStream};
 
 use super::fixture::{Fixture, Hub};
 use crate::in_cluster::PATIENCE;
@@ -253,58 +250,19 @@ async fn a_cancelled_run_stops_and_frees_its_slot() {
     drop(agent);
 }
 
-/// Starts a proxy in front of a hub. The proxy drops the first response with a task.
-async fn losing_proxy(hub: &Hub) -> (String, Arc<AtomicBool>) {
-    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let url = format!("http://{}", listener.local_addr().unwrap());
-    let target = hub.url().replace("http://", "");
-    let is_lost = Arc::new(AtomicBool::new(false));
-    let lost = Arc::clone(&is_lost);
-    tokio::spawn(async move {
-        loop {
-            let (client, _) = listener.accept().await.unwrap();
-            let server = TcpStream::connect(&target).await.unwrap();
-            tokio::spawn(pass(client, server, Arc::clone(&lost)));
-        }
-    });
-    (url, is_lost)
-}
-
-async fn pass(client: TcpStream, server: TcpStream, lost: Arc<AtomicBool>) {
-    let (mut from_client, mut to_client) = client.into_split();
-    let (mut from_server, mut to_server) = server.into_split();
-    let up = async { tokio::io::copy(&mut from_client, &mut to_server).await };
-    let down = async {
-        let mut piece = vec![0; 64 * 1024];
-        loop {
-            let length = from_server.read(&mut piece).await.unwrap_or(0);
-            let text = String::from_utf8_lossy(&piece[..length]).into_owned();
-            let has_task = text.contains("\"jobToken\"") && text.contains("\"payload\"");
-            if length == 0 || has_task && !lost.swap(true, Ordering::SeqCst) {
-                return;
-            }
-            if to_client.write_all(&piece[..length]).await.is_err() {
-                return;
-            }
-        }
-    };
-    tokio::select! {
-        _ = up => {}
-        () = down => {}
-    }
-}
-
 #[tokio::test(flavor = "multi_thread")]
 async fn a_task_whose_response_was_lost_is_returned_again_and_runs_once() {
     let fixture = Fixture::new().await;
     let hub = fixture.serve();
-    let (proxy, is_lost) = losing_proxy(&hub).await;
-    let agent = Running::start(&mut fixture.agent(&proxy));
+    let proxy = Proxy::of_calls(&[hub.address()]).unwrap();
+    let has_task = |call: &Call| call.class.ends_with("/tasks/request") && call.status == 200;
+    proxy.rule(1, move |call| has_task(call).then_some(Fate::Drop));
+    let agent = Running::start(&mut fixture.agent(&proxy.url()));
     wait_for(&agent, "\"registered\"");
     let gate = Gate::new(&fixture);
     let job = fixture.start_script(&gate);
     fixture.platform.until_streamed(job, "at-the-gate").await;
-    assert!(is_lost.load(Ordering::SeqCst));
+    assert_eq!(proxy.rules_left(), 0);
     gate.open().await;
     fixture.platform.until_job(job, Status::Completed).await;
     agent.signal(Signal::SIGTERM);

@@ -3,11 +3,11 @@
 use integration_tests::{Repository, Running};
 use nix::sys::signal::{Signal, kill};
 use pool_protocol::token::PoolToken;
+use test_peers::proxy::Moment;
 use test_platform::{Flow, NewJob, Status, Workspace};
 
 use super::agent::{Gate, ends_with, wait_for};
 use super::fixture::{Fixture, Hub, until};
-use super::kills::tap::Moment;
 use super::kills::{ACCEPT, Run, STARTED};
 
 /// Starts an agent with this stop mode, and a run that waits at the gate.
@@ -103,7 +103,7 @@ async fn each_mode_does_what_it_says_to_a_run_that_starts() {
         let mut command = run.fixture.agent(&run.to_hub.url());
         let agent = Running::start(command.env("MAYFLY_AGENT_ON_STOP", mode));
         run.until_asked_for_tasks().await;
-        let held = run.to_hub.hold(ACCEPT, 1, Moment::Sent);
+        let held = run.to_hub.hold(|call| call.is(ACCEPT, 1, Moment::Sent));
         let job = run.fixture.start_note(&repository);
         let held = held.await.unwrap();
         agent.signal(Signal::SIGTERM);
@@ -146,7 +146,7 @@ async fn an_agent_that_is_forced_ends_its_run_also_without_the_hub() {
     let mut command = run.fixture.agent(&run.to_hub.url());
     let agent = Running::start(command.env("MAYFLY_AGENT_ON_STOP", "force"));
     run.until_asked_for_tasks().await;
-    let held = run.to_hub.hold(STARTED, 1, Moment::Sent);
+    let held = run.to_hub.hold(|call| call.is(STARTED, 1, Moment::Sent));
     let repository = Repository::fixture();
     run.fixture.start_note(&repository);
     let held = held.await.unwrap();

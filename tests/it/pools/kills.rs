@@ -1,7 +1,5 @@
 //! Processes that are killed at each of their calls, and calls that are lost: one run each, which ends once.
 
-pub(crate) mod tap;
-
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::{self, Debug};
 use std::fs;
@@ -19,9 +17,9 @@ use nix::unistd::Pid;
 use pool_protocol::path::LeaseCall;
 use serde_json::json;
 use sqlx::{Connection as _, Row as _};
+use test_peers::proxy::{Moment, Proxy};
 use test_platform::{Actor, Job, Status};
 
-use self::tap::{Moment, Tap};
 use super::agent::ends_with;
 use super::client::Client;
 use super::fixture::{Fixture, Hub, until};
@@ -86,11 +84,11 @@ impl fmt::Display for Point {
 /// What the platform shows of a run that has ended.
 type Changes = Vec<(Option<u32>, Status, Status, Actor)>;
 
-/// A hub and an agent, with taps between all parts.
+/// A hub and an agent, with proxies between all parts.
 pub(super) struct Run {
     pub(super) fixture: Fixture,
-    pub(super) to_hub: Tap,
-    pub(super) to_platform: Tap,
+    pub(super) to_hub: Proxy,
+    pub(super) to_platform: Proxy,
     pub(super) hub: Option<Hub>,
     pub(super) agent: Option<Running>,
     /// The logs of killed processes.
@@ -108,11 +106,12 @@ impl Run {
         for (name, value) in settings {
             fixture = fixture.with(name, value);
         }
-        let (to_hub, to_platform) = (Tap::start().await, Tap::start().await);
-        to_platform.lead_to(&fixture.platform.url());
+        let platform = fixture.platform.url();
+        let platform = platform.trim_start_matches("http://").parse().unwrap();
+        let to_platform = Proxy::of_calls(&[platform]).unwrap();
         let mut run = Self {
             fixture: fixture.with(env::API_URL, &to_platform.url()),
-            to_hub,
+            to_hub: Proxy::of_calls(&[]).unwrap(),
             to_platform,
             hub: None,
             agent: None,
@@ -125,7 +124,7 @@ impl Run {
     pub(super) fn start_hub(&mut self) {
         let command = &mut self.fixture.command();
         let hub = Hub(tokio::task::block_in_place(|| Launcher::start(command)));
-        self.to_hub.lead_to(&hub.url());
+        *self.to_hub.servers() = vec![hub.address()];
         let url = format!("{}/pools/eu/api/v1/terraform-rs", self.to_hub.url());
         self.fixture.platform.dispatch_to(&url);
         self.hub = Some(hub);
@@ -334,11 +333,12 @@ fn victims(side: Side, class: &str) -> &'static [Victim] {
 
 /// One run with one fault. Returns whether the call was made.
 async fn try_point(run: &mut Run, point: &Point, repository: &Repository, usual: &Changes) -> bool {
-    let tap = match point.side {
+    let proxy = match point.side {
         Side::ToHub => &run.to_hub,
         Side::ToPlatform => &run.to_platform,
     };
-    let held = tap.hold(&point.class, point.number, point.moment);
+    let wanted = point.clone();
+    let held = proxy.hold(move |call| call.is(&wanted.class, wanted.number, wanted.moment));
     run.start_agent();
     // The first calls may be the ones that are held.
     let is_early = point.class.contains("/instances/") || point.class.ends_with("/tasks/request");
@@ -495,7 +495,7 @@ async fn a_run_that_is_over_before_its_claim_leaves_nothing() {
     let mut run = Run::start().await;
     run.start_agent();
     run.until_asked_for_tasks().await;
-    let held = run.to_hub.hold(ASK, 1, Moment::Sent);
+    let held = run.to_hub.hold(|call| call.is(ASK, 1, Moment::Sent));
     let repository = Repository::fixture();
     let job = run.fixture.start_note(&repository);
     let held = held.await.unwrap();
@@ -535,7 +535,7 @@ async fn calls_that_come_again_after_the_end_change_nothing() {
     run.start_hub();
     let old = first.lease_id.to_string();
     for call in &calls {
-        let (status, body) = run.to_hub.repeat(call).await;
+        let (status, body) = run.to_hub.repeat(call).await.unwrap();
         if call.is_about(&old) {
             assert_eq!(status, 409, "{}: {body}", call.class);
             assert!(

@@ -7,11 +7,11 @@ use integration_tests::process::Stream;
 use integration_tests::{Repository, Running};
 use job_contract::env;
 use nix::sys::signal::{Signal, kill};
+use test_peers::proxy::Moment;
 use test_platform::{Flow, NewJob, Outputs, Status, Workspace};
 
 use super::agent::{Gate, ends_with};
 use super::fixture::in_time;
-use super::kills::tap::Moment;
 use super::kills::{Point, Run, STARTED, try_points};
 use crate::in_cluster::PATIENCE;
 
@@ -26,7 +26,7 @@ async fn an_executor_that_was_cut_off_before_its_claim_changes_nothing_later() {
     let mut run = Run::start().await;
     run.start_agent();
     run.until_asked_for_tasks().await;
-    let held = run.to_hub.hold(STARTED, 1, Moment::Sent);
+    let held = run.to_hub.hold(|call| call.is(STARTED, 1, Moment::Sent));
     let repository = Repository::fixture();
     let job = run.fixture.start_note(&repository);
     let held = held.await.unwrap();
@@ -117,7 +117,9 @@ async fn a_plan_that_its_executor_cannot_report_is_applied_all_the_same() {
     let mut run = Run::start().await;
     run.start_agent();
     run.until_asked_for_tasks().await;
-    let held = run.to_platform.hold(OUTCOME, 2, Moment::Sent);
+    let held = run
+        .to_platform
+        .hold(|call| call.is(OUTCOME, 2, Moment::Sent));
     let repository = Repository::fixture();
     let platform = &run.fixture.platform;
     let workspace = platform.workspace(Workspace::new(&repository.url()));

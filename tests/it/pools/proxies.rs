@@ -1,95 +1,40 @@
 //! Agents behind proxies that cut connections, hold answers back, or answer with pages of their own.
 
-use std::collections::HashSet;
-use std::net::SocketAddr;
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use integration_tests::Running;
 use nix::sys::signal::Signal;
-use test_peers::http::{Request, Response, Server, pass_on};
+use test_peers::http::{Response, Server, pass_on};
+use test_peers::proxy::{Call, Fate, Moment, Proxy, Trouble};
 use test_platform::Status;
-use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::watch;
 
 use super::agent::{Gate, ends_with, tasks_taken, wait_for};
-use super::fixture::{Fixture, Hub};
-use crate::in_cluster::PATIENCE;
+use super::fixture::{Fixture, until};
 
 /// As 55 s are for requests of 50 s, but less than the request for a task waits.
 const CUT_AFTER: Duration = Duration::from_secs(1);
+/// More connections than a test makes.
+const MANY: usize = 1000;
 
-/// A proxy of connections, which go to the hubs in turn.
-pub(super) struct Proxy {
-    address: SocketAddr,
-    cuts: watch::Receiver<usize>,
-}
-
-impl Proxy {
-    /// A proxy before these hubs. It cuts each connection after the time, if there is one.
-    pub(super) async fn start(hubs: &[&Hub], cut_after: Option<Duration>) -> Self {
-        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let address = listener.local_addr().unwrap();
-        let hubs: Vec<_> = hubs.iter().map(|hub| hub.address()).collect();
-        let (cut, cuts) = watch::channel(0);
-        tokio::spawn(async move {
-            let next = AtomicUsize::new(0);
-            loop {
-                let (mut client, _) = listener.accept().await.unwrap();
-                let first = next.fetch_add(1, Ordering::Relaxed);
-                let (hubs, cut) = (hubs.clone(), cut.clone());
-                tokio::spawn(async move {
-                    let Some(mut hub) = connect(&hubs, first).await else {
-                        return;
-                    };
-                    let pass = tokio::io::copy_bidirectional(&mut client, &mut hub);
-                    let time = cut_after.unwrap_or(Duration::MAX);
-                    if tokio::time::timeout(time, pass).await.is_err() {
-                        cut.send_modify(|cuts| *cuts += 1);
-                    }
-                });
-            }
-        });
-        Self { address, cuts }
-    }
-
-    pub(super) fn url(&self) -> String {
-        format!("http://{}", self.address)
-    }
-
-    /// Waits until this many more connections were cut.
-    async fn cut(&self, more: usize) {
-        let mut cuts = self.cuts.clone();
-        let enough = *cuts.borrow() + more;
-        let wait = cuts.wait_for(|cuts| *cuts >= enough);
-        tokio::time::timeout(PATIENCE, wait).await.unwrap().unwrap();
-    }
-}
-
-/// A connection to the first hub in turn that accepts one.
-async fn connect(hubs: &[SocketAddr], first: usize) -> Option<TcpStream> {
-    for turn in 0..hubs.len() {
-        let hub = hubs[(first + turn) % hubs.len()];
-        if let Ok(connection) = TcpStream::connect(hub).await {
-            return Some(connection);
-        }
-    }
-    None
+/// Waits until the proxy has cut two more connections.
+async fn until_cut(proxy: &Proxy) {
+    let before = proxy.troubled();
+    until("two cuts", || proxy.troubled() >= before + 2).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_proxy_that_cuts_every_connection_loses_no_run() {
     let fixture = Fixture::new().await;
     let hub = fixture.serve();
-    let proxy = Proxy::start(&[&hub], Some(CUT_AFTER)).await;
+    let proxy = Proxy::start(&[hub.address()]).unwrap();
+    proxy.next(MANY, Trouble::CutAfter(CUT_AFTER));
     let agent = Running::start(&mut fixture.agent(&proxy.url()));
     wait_for(&agent, "\"registered\"");
-    proxy.cut(2).await;
+    until_cut(&proxy).await;
     let gate = Gate::new(&fixture);
     let job = fixture.start_script(&gate);
     fixture.platform.until_streamed(job, "at-the-gate").await;
-    proxy.cut(2).await;
+    until_cut(&proxy).await;
     gate.open().await;
     fixture.platform.until_job(job, Status::Completed).await;
     agent.signal(Signal::SIGTERM);
@@ -105,26 +50,17 @@ async fn a_proxy_that_cuts_every_connection_loses_no_run() {
     fixture.platform.assert_kept().await;
 }
 
-/// A proxy that reads each request and each answer to its end before it passes them on, unless it has an answer itself.
-fn buffering_proxy(
-    hub: &Hub,
-    own: impl Fn(&Request) -> Option<Response> + Send + Sync + 'static,
-) -> Server {
-    let hub = hub.address();
-    let answer = move |request: &Request| {
-        own(request).unwrap_or_else(|| {
-            let answer = pass_on(request, hub, &hub.to_string());
-            answer.unwrap_or_else(|_| Response::new(504, "<html>the server is slow</html>"))
-        })
-    };
-    Server::start(answer).unwrap()
-}
-
 #[tokio::test(flavor = "multi_thread")]
 async fn a_proxy_that_buffers_answers_loses_no_run() {
     let fixture = Fixture::new().await;
     let hub = fixture.serve();
-    let proxy = buffering_proxy(&hub, |_| None);
+    let address = hub.address();
+    // It reads each request and each answer to its end before it passes them on.
+    let proxy = Server::start(move |request| {
+        let answer = pass_on(request, address, &address.to_string());
+        answer.unwrap_or_else(|_| Response::new(504, "<html>the server is slow</html>"))
+    });
+    let proxy = proxy.unwrap();
     let agent = Running::start(&mut fixture.agent(&proxy.url()));
     let gate = Gate::new(&fixture);
     let job = fixture.start_script(&gate);
@@ -137,25 +73,14 @@ async fn a_proxy_that_buffers_answers_loses_no_run() {
     fixture.platform.assert_kept().await;
 }
 
-/// What a request asks for, without what names one run or one agent.
-fn kind(request: &Request) -> String {
-    let has_digit = |part: &&str| part.contains(|letter: char| letter.is_ascii_digit());
-    let parts = request.path.split('/').filter(|part| !has_digit(part));
-    format!("{} {}", request.method, parts.collect::<Vec<_>>().join("/"))
-}
-
 #[tokio::test(flavor = "multi_thread")]
 async fn a_proxy_that_answers_with_pages_loses_no_run() {
     let fixture = Fixture::new().await;
     let hub = fixture.serve();
-    let seen = Arc::<Mutex<HashSet<String>>>::default();
-    let pages = Arc::clone(&seen);
-    // The first request of each kind gets a page instead of an answer, with status 200.
-    let proxy = buffering_proxy(&hub, move |request| {
-        let is_first = pages.lock().unwrap().insert(kind(request));
-        let page = "<!doctype html><title>Please sign in</title>";
-        is_first.then(|| Response::new(200, page).with_header("Content-Type", "text/html"))
-    });
+    let proxy = Proxy::of_calls(&[hub.address()]).unwrap();
+    // The first request of each class gets a page instead of an answer, with status 200.
+    let is_first = |call: &Call| call.number == 1 && call.moment() == Moment::Sent;
+    proxy.rule(usize::MAX, move |call| is_first(call).then(Fate::page));
     let agent = Running::start(&mut fixture.agent(&proxy.url()));
     let gate = Gate::new(&fixture);
     let job = fixture.start_script(&gate);
@@ -171,9 +96,11 @@ async fn a_proxy_that_answers_with_pages_loses_no_run() {
         let names_cause = |line: &&str| line.contains(call) && line.contains(cause);
         assert!(log.lines().any(|line| names_cause(&line)), "{call}: {log}");
     }
-    let seen = seen.lock().unwrap().clone();
-    let writes = seen.iter().filter(|kind| kind.starts_with("PATCH"));
-    assert_eq!(writes.count(), 2, "of job and step: {seen:?}");
+    let calls = proxy.calls().into_iter().map(|call| call.class);
+    let mut writes: Vec<_> = calls.filter(|class| class.starts_with("PATCH")).collect();
+    writes.sort();
+    writes.dedup();
+    assert_eq!(writes.len(), 2, "of job and step: {writes:?}");
     assert_eq!(tasks_taken(&log).len(), 1, "{log}");
     assert_eq!(fixture.times_run(), 1);
     fixture.platform.assert_kept().await;

@@ -8,12 +8,12 @@ use integration_tests::{Repository, Running};
 use job_contract::env;
 use nix::sys::signal::Signal;
 use test_peers::postgres::PostgresServer;
+use test_peers::proxy::Proxy;
 use test_peers::skips::needed;
 use test_platform::{Flow, NewJob, Status, Workspace};
 
 use super::agent::{ends_with, tasks_taken, wait_for};
 use super::fixture::{Fixture, Hub, in_time};
-use super::proxies::Proxy;
 use crate::in_cluster::{Launcher, PATIENCE};
 
 const AGENTS: usize = 4;
@@ -59,7 +59,7 @@ async fn a_hub_that_is_killed_under_load_loses_no_run_and_doubles_none() {
         .with(env::POOL_STORE, &postgres.database().unwrap())
         .with(env::JOB_TOKEN_KEYS, &key);
     let (doomed, hub) = (serve(&fixture), serve(&fixture));
-    let proxy = Proxy::start(&[&doomed, &hub], None).await;
+    let proxy = Proxy::start(&[doomed.address(), hub.address()]).unwrap();
     let dispatch = format!("{}/pools/eu/api/v1/terraform-rs", proxy.url());
     fixture.platform.dispatch_to(&dispatch);
     let agents: Vec<_> = (1..=AGENTS)

@@ -51,6 +51,7 @@ impl Cut {
 }
 
 /// Passes requests to the API server, except those of the cut. Returns its address and how many it has kept.
+/// `test_peers::proxy` cannot: this server speaks TLS, and wants the credentials of the client.
 async fn cutting(client: Client, cut: Cut) -> (String, Arc<AtomicUsize>) {
     let kept = Arc::new(AtomicUsize::new(0));
     let counted = Arc::clone(&kept);

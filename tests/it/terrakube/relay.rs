@@ -15,6 +15,7 @@ use pool_protocol::token::PoolToken;
 use pool_protocol::version::Versions;
 use serde_json::{Value, json};
 use test_peers::http::{Response, Server};
+use test_peers::proxy::{Call, Fate, Moment, Proxy};
 use test_platform::{Actor, Flow, NewJob, Platform, Status, Workspace};
 
 use super::{Gate, Stage};
@@ -22,18 +23,17 @@ use crate::in_cluster::Launcher;
 use crate::machine;
 use crate::pools::client::{Client, executor_of};
 use crate::pools::fixture::hub_command;
-use crate::pools::kills::tap::{Call, Tap};
 
 /// As executors know the platform. They cannot reach it.
 const PUBLIC: &str = "https://terrakube.example.test";
 /// A call for a lease.
 const LEASE: &str = "POST /api/v1/executor/tasks/{}/leases/{}";
 
-/// A platform, a hub before it, a tap before the hub, and a machine in another network.
+/// A platform, a hub before it, a proxy before the hub, and a machine in another network.
 struct Pool {
     stage: Stage,
     folder: tempfile::TempDir,
-    tap: Tap,
+    proxy: Proxy,
     hub: Option<Launcher>,
     lost_seconds: &'static str,
     agent: Client,
@@ -48,8 +48,8 @@ impl Pool {
     async fn that_gives_up_after(lost_seconds: &'static str) -> Self {
         let stage = Stage::on_this_machine().await;
         let token = PoolToken::new("eu".parse().unwrap());
-        let tap = Tap::start().await;
-        let agent = Client::new(&tap.url(), token.reveal());
+        let proxy = Proxy::of_calls(&[]).unwrap();
+        let agent = Client::new(&proxy.url(), token.reveal());
         let mut pool = Self {
             stage,
             folder: tempfile::tempdir().unwrap(),
@@ -57,7 +57,7 @@ impl Pool {
             lost_seconds,
             agent,
             instance: InstanceId::new(),
-            tap,
+            proxy,
         };
         let pools = json!({"pools": {"eu": {
             "organizations": ["*"],
@@ -77,7 +77,7 @@ impl Pool {
         command.env(env::POOL_LOST_SECONDS, self.lost_seconds);
         let hub = tokio::task::block_in_place(|| Launcher::start(&mut command));
         let address = hub.endpoint().address;
-        self.tap.lead_to(&address);
+        *self.proxy.servers() = vec![address.parse().unwrap()];
         let url = format!("http://{address}/pools/eu/api/v1/terraform-rs");
         self.stage.platform.dispatch_to(&url);
         self.hub = Some(hub);
@@ -92,7 +92,11 @@ impl Pool {
         let payload = lease.task.payload.get();
         let job: JobData = serde_json::from_str(payload).unwrap();
         let relay = path::relay(lease.task_id, lease.lease_id);
-        let url = format!("{}{}", self.tap.url(), relay.trim_end_matches("/platform"));
+        let url = format!(
+            "{}{}",
+            self.proxy.url(),
+            relay.trim_end_matches("/platform")
+        );
         self.stage
             .machine()
             .executor(&job)
@@ -126,7 +130,7 @@ impl Pool {
 
     /// The calls for a lease with this end of their class.
     fn calls(&self, lease: &LeasedTask, end: &str) -> Vec<Call> {
-        let calls = self.tap.calls().into_iter();
+        let calls = self.proxy.calls().into_iter();
         let lease = lease.lease_id.to_string();
         calls
             .filter(|call| call.class.ends_with(end) && call.is_about(&lease))
@@ -135,14 +139,14 @@ impl Pool {
 
     /// Requests that would change something at the platform.
     fn changes(&self) -> Vec<String> {
-        let calls = self.tap.calls().into_iter().map(|call| call.class);
+        let calls = self.proxy.calls().into_iter().map(|call| call.class);
         let is_change = |class: &String| class.contains("/platform/") && !class.starts_with("GET ");
         calls.filter(is_change).collect()
     }
 
     #[track_caller]
     fn assert_nothing_refused(&self) {
-        let calls = self.tap.calls().into_iter();
+        let calls = self.proxy.calls().into_iter();
         let refused: Vec<_> = calls
             .filter(|call| call.class.contains("/platform/") && matches!(call.status, 400..500))
             // The platform itself takes no context of a job that was cancelled.
@@ -355,10 +359,10 @@ async fn a_run_that_the_hub_has_given_up_stores_its_state_and_leaves_all_statuse
     let pool = Pool::that_gives_up_after("6").await;
     let gate = Gate::new(pool.stage.machine());
     let (job, lease, executor) = pool.at_the_gate(&gate).await;
-    pool.tap.cut();
+    pool.proxy.cut();
     pool.platform().until_job(job, Status::Failed).await;
     let before = pool.stage.history(job);
-    pool.tap.heal();
+    pool.proxy.heal();
     let outcome = wait(executor).expect_code(1);
     assert!(outcome.log().contains("Interrupt received"), "{outcome}");
     assert!(
@@ -429,7 +433,10 @@ async fn pages_with_status_200_are_no_answers() {
     let lease = pool.next_step().await;
     let pages = |method: &str, below: &str, count| {
         let class = format!("{method} {}{below}", LEASE.trim_start_matches("POST "));
-        pool.tap.answer_with_pages(&class, count);
+        pool.proxy.rule(count, move |call| {
+            let is_it = call.class == class && call.moment() == Moment::Sent;
+            is_it.then(Fate::page)
+        });
     };
     let of_job = "/platform/api/v1/organization/{}/job/{}";
     // Reading the job, the claim, and lines of the log.
@@ -453,7 +460,7 @@ async fn pages_with_status_200_are_no_answers() {
     pages("POST", "/complete", 1);
     gate.open().await;
     wait(executor).expect_code(0);
-    assert_eq!(pool.tap.pages_left(), 0);
+    assert_eq!(pool.proxy.rules_left(), 0);
     pool.assert_nothing_refused();
     pool.assert_ended(&lease, LeaseCall::Complete, 0);
     pool.platform().until_job(job, Status::Completed).await;
@@ -480,7 +487,7 @@ async fn with_the_platforms_secret_only_claim_heartbeats_and_end_go_to_the_hub()
     gate.open().await;
     wait(executor).expect_code(0);
     pool.assert_ended(&lease, LeaseCall::Complete, 0);
-    let calls = pool.tap.calls().into_iter().map(|call| call.class);
+    let calls = pool.proxy.calls().into_iter().map(|call| call.class);
     let relayed: Vec<_> = calls.filter(|class| class.contains("/platform/")).collect();
     assert!(relayed.is_empty(), "{relayed:?}");
     pool.platform().until_job(job, Status::Completed).await;
