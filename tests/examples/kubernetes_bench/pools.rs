@@ -4,7 +4,6 @@
 mod fleet;
 mod hub;
 mod load;
-mod proxy;
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -12,10 +11,10 @@ use std::time::{Duration, Instant};
 use anyhow::Result;
 use integration_tests::{Machine, Repository};
 use serde_json::{Value, json};
+use test_peers::proxy::Proxy;
 
 use self::fleet::{Agent, Starts};
 use self::hub::Hub;
-use self::proxy::Counting;
 use crate::launcher::{Launcher, Reports};
 use crate::runs;
 use crate::server::{ApiServer, RUNS};
@@ -31,11 +30,11 @@ const RUNS_AT_ONCE: usize = 100;
 /// Measures with executors as processes.
 pub(crate) async fn measure(program: &str, count: usize) -> Result<Value> {
     let hub = Arc::new(Hub::start(program).await?);
-    let proxy = Counting::before(hub.address()).await?;
+    let proxy = Proxy::of_calls(&[hub.address()])?;
     let idle = Agent::start(program, &hub, "idle", "idle", 25, &proxy.url(), None)?;
     idle.registered();
     let began = Instant::now();
-    proxy.count();
+    let before = proxy.calls().len();
 
     let starts = Starts::new(hub.folder())?;
     let late = late_agent(program, &hub, &starts, count).await?;
@@ -53,7 +52,9 @@ pub(crate) async fn measure(program: &str, count: usize) -> Result<Value> {
         tokio::time::sleep(left).await;
     }
     let minutes = began.elapsed().as_secs_f64() / 60.0;
-    let idle_calls = proxy.counted();
+    let calls = proxy.calls().into_iter().skip(before);
+    let (heartbeats, others): (Vec<_>, Vec<_>) =
+        calls.partition(|call| call.class.ends_with("/heartbeat"));
     idle.stop()?;
     Ok(json!({
         "store": hub.store(),
@@ -64,8 +65,8 @@ pub(crate) async fn measure(program: &str, count: usize) -> Result<Value> {
         "load": runs,
         "idle": {
             "minutes": minutes,
-            "requests": idle_calls.others,
-            "heartbeats": idle_calls.heartbeats,
+            "requests": others.len(),
+            "heartbeats": heartbeats.len(),
         },
     }))
 }
