@@ -342,10 +342,10 @@ mod tests {
     use super::*;
     use crate::stop::Cause;
     use job_contract::Exit;
-    use nix::unistd::Pid;
     use signal_hook::consts::SIGINT;
     use std::sync::Arc;
     use std::sync::atomic::AtomicBool;
+    use test_peers::process::ends;
     use tokio::time::timeout;
 
     const TIMEOUT: Duration = Duration::from_secs(20);
@@ -403,12 +403,6 @@ mod tests {
             .unwrap()
             .unwrap();
         (done, String::from_utf8(consumer.2.bytes).unwrap())
-    }
-
-    fn is_alive(pid: i32) -> bool {
-        kill(Pid::from_raw(pid), None).is_ok()
-            && !std::fs::read_to_string(format!("/proc/{pid}/stat"))
-                .is_ok_and(|stat| stat.contains(") Z"))
     }
 
     #[tokio::test]
@@ -493,13 +487,7 @@ mod tests {
             }
         );
         let pid: i32 = output.split_whitespace().next().unwrap().parse().unwrap();
-        timeout(TIMEOUT, async {
-            while is_alive(pid) {
-                tokio::task::yield_now().await;
-            }
-        })
-        .await
-        .expect("the group must be gone");
+        assert!(ends(pid), "the group must be gone");
     }
 
     #[tokio::test]
@@ -519,13 +507,7 @@ mod tests {
             .trim()
             .parse()
             .unwrap();
-        timeout(TIMEOUT, async {
-            while is_alive(pid) {
-                tokio::task::yield_now().await;
-            }
-        })
-        .await
-        .expect("the background process must be gone");
+        assert!(ends(pid), "the background process must be gone");
     }
 
     #[tokio::test]

@@ -20,7 +20,7 @@ use std::fs;
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::PathBuf;
 use std::process::Command;
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::time::{SystemTime, UNIX_EPOCH};
 
 use base64::Engine as _;
 use integration_tests::process::Stream;
@@ -30,6 +30,7 @@ use jsonwebtoken::{Algorithm, EncodingKey, Header};
 use serde_json::{Value, json};
 use test_cluster::{Builder, Cluster, Fault, Recorded, Request, Rule, State};
 use test_peers::skips::needed;
+use test_peers::wait::{self, DEADLINE};
 
 use crate::machine;
 
@@ -43,8 +44,6 @@ pub(crate) const IMAGE: &str = "registry.example.test/mayfly-executor:1";
 const SECRET: [u8; 64] = [0xfb; 64];
 /// What final reports are sealed with.
 const REPORT_KEY: &str = "MDEyMzQ1Njc4OWFiY2RlZjAxMjM0NTY3ODlhYmNkZWY=";
-/// Generous: a busy machine is slow, and nothing waits this long unless it is broken.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(90);
 
 /// A cluster, and a data directory its pods and the test share.
 pub(crate) struct Fixture {
@@ -196,9 +195,12 @@ impl Fixture {
     }
 
     /// What `look` finds in the namespace of the runs, at the latest when patience ends.
-    pub(crate) async fn until<T>(&self, what: &str, look: impl FnMut(&State) -> Option<T>) -> T {
-        let found = self.cluster.wait_for(&self.runs, PATIENCE, look).await;
-        found.unwrap_or_else(|error| panic!("{what}: {error}"))
+    pub(crate) async fn until<T>(&self, what: &str, look: impl Fn(&State) -> Option<T>) -> T {
+        let found = self
+            .cluster
+            .wait_for(&self.runs, DEADLINE, what, look)
+            .await;
+        found.unwrap_or_else(|late| panic!("{late}"))
     }
 
     /// Dispatches a plan to a launcher that dies after it has created the Job, and before it has created the Secret.
@@ -385,7 +387,7 @@ impl Endpoint {
             address: line["address"].as_str().unwrap().to_owned(),
             client: reqwest::Client::builder()
                 .no_proxy()
-                .timeout(PATIENCE)
+                .timeout(DEADLINE)
                 .build()
                 .unwrap(),
         }
@@ -416,10 +418,8 @@ impl Endpoint {
 
 /// Delivers every job to one of the doors, and again as the platform does with what is for later, until all are accepted.
 async fn deliver_all(doors: &[Endpoint], jobs: &[JobData]) {
-    let until = Instant::now() + PATIENCE;
     let mut left = jobs.to_vec();
-    while !left.is_empty() {
-        assert!(Instant::now() < until, "{} are never accepted", left.len());
+    wait::until("all dispatches are accepted", async || {
         let posts = left.iter().zip(doors.iter().cycle());
         let posts = posts.map(|(job, endpoint)| (endpoint.clone(), job.clone()));
         let answers = post_all(posts.collect()).await;
@@ -428,7 +428,12 @@ async fn deliver_all(doors: &[Endpoint], jobs: &[JobData]) {
         }
         let mut answers = answers.into_iter();
         left.retain(|_| answers.next() != Some(Some(202)));
-    }
+        match left.len() {
+            0 => Ok(()),
+            left => Err(format!("{left} are not")),
+        }
+    })
+    .await;
 }
 
 /// Posts every job to an endpoint at the same time.

@@ -11,7 +11,6 @@ mod runs;
 
 use std::fs;
 use std::sync::Mutex;
-use std::time::Duration;
 
 use cluster::Cluster;
 use integration_tests::Repository;
@@ -36,13 +35,11 @@ use test_peers::redis::{self, RedisServer};
 use test_peers::s3::{self, S3};
 use test_peers::skips::needed;
 use test_peers::terraform;
+use test_peers::wait::{self, DEADLINE};
 use test_platform::{Flow, NewJob, Outputs, Platform, Status, Workspace};
 use tokio::sync::{RwLock, RwLockReadGuard, RwLockWriteGuard};
 use verdict::{Verdict, VerdictKind};
 
-/// Generous: a busy machine is slow, and nothing waits this long unless it is broken.
-const PATIENCE: Duration = Duration::from_secs(90);
-const POLL: Duration = Duration::from_millis(50);
 /// Of the chart.
 const PORT: u16 = 8090;
 
@@ -141,19 +138,13 @@ impl Fixture {
 
     /// What `look` finds, at the latest when patience ends.
     async fn until<T>(&self, what: &str, look: impl AsyncFn() -> Option<T>) -> T {
-        let wait = async {
-            loop {
-                if let Some(found) = look().await {
-                    return found;
-                }
-                tokio::time::sleep(POLL).await;
+        match wait::within(DEADLINE, what, || look()).await {
+            Ok(found) => found,
+            Err(late) => {
+                let there = json!([self.list::<Job>().await, self.list::<Pod>().await]);
+                panic!("{late}, but {there:#}")
             }
-        };
-        if let Ok(found) = tokio::time::timeout(PATIENCE, wait).await {
-            return found;
         }
-        let there = json!([self.list::<Job>().await, self.list::<Pod>().await]);
-        panic!("{what}: not in time, but {there:#}")
     }
 }
 

@@ -2,13 +2,14 @@
 
 use std::fs::{self, File, FileTimes};
 use std::os::unix::fs::{PermissionsExt as _, symlink};
-use std::time::{Duration, Instant, UNIX_EPOCH};
+use std::time::UNIX_EPOCH;
 
 use integration_tests::process::{Stream, ends};
 use integration_tests::{FakeTool, Repository, fifo, job};
 use job_contract::keys::local_backend_state;
 use job_contract::{JobData, StepType, env};
 use nix::sys::signal::Signal;
+use test_peers::wait::until_blocking;
 
 use crate::machine;
 
@@ -98,14 +99,8 @@ fn a_signal_while_files_of_the_repository_are_read_ends_the_run_without_waiting_
     };
     machine.queue(&[&apply]);
     let run = machine.executor(&apply).env("PATH", tool.path()).start();
-    let begun = Instant::now();
-    while fs::metadata(&large).unwrap().accessed().unwrap() == UNIX_EPOCH {
-        assert!(
-            begun.elapsed() < Duration::from_secs(90),
-            "it is not read, or the file system does not tell"
-        );
-        std::thread::sleep(Duration::from_millis(5));
-    }
+    let is_read = || fs::metadata(&large).unwrap().accessed().unwrap() != UNIX_EPOCH;
+    until_blocking("it is read, and the file system tells", is_read);
     run.running.signal(Signal::SIGTERM);
     let outcome = run.wait().expect_code(143);
     assert!(!tool.was_called("init"), "{outcome}");

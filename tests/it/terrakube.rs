@@ -16,7 +16,6 @@ use std::fs;
 use std::path::PathBuf;
 use std::process::Command;
 use std::sync::Mutex;
-use std::time::Duration;
 
 use integration_tests::{Machine, Repository, fifo};
 use job_contract::env;
@@ -27,17 +26,16 @@ use kube::api::PostParams;
 use test_cluster::ADMIN;
 use test_peers::redis::RedisServer;
 use test_peers::terraform;
+use test_peers::wait::{self, DEADLINE};
 use test_platform::{
     Actor, Builder, Flow, Job, NewJob, Outputs, Platform, Status, Variable, Workspace,
 };
 
-use crate::in_cluster::{Fixture, Launcher, PATIENCE};
+use crate::in_cluster::{Fixture, Launcher};
 use crate::machine;
 
 /// Name of the Secret every pod of a stock installation gets its settings from.
 const SETTINGS: &str = "terrakube-executor-secrets";
-
-const POLL: Duration = Duration::from_millis(20);
 
 type Settings = BTreeMap<String, String>;
 
@@ -215,16 +213,8 @@ impl Stage {
 
     /// Waits until `look` finds something.
     async fn until<T>(&self, what: &str, mut look: impl FnMut() -> Option<T>) -> T {
-        let wait = async {
-            loop {
-                if let Some(found) = look() {
-                    return found;
-                }
-                tokio::time::sleep(POLL).await;
-            }
-        };
-        let found = tokio::time::timeout(PATIENCE, wait).await;
-        found.unwrap_or_else(|_| panic!("{what}: not in time\n{}", self.platform.report()))
+        let look = async || look().ok_or_else(|| self.platform.report());
+        wait::until(what, look).await
     }
 
     /// Starts a job of this template in a new workspace of the repository.
@@ -339,7 +329,7 @@ resource "terraform_data" "third" {{
         let path = self.0.clone();
         let opened =
             tokio::task::spawn_blocking(move || fs::OpenOptions::new().write(true).open(path));
-        let opened = tokio::time::timeout(PATIENCE, opened).await;
+        let opened = tokio::time::timeout(DEADLINE, opened).await;
         drop(opened.expect("nobody came to the gate").unwrap().unwrap());
     }
 }

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::process::{Command, ExitStatus};
 use std::sync::mpsc;
 use std::thread;
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::time::{SystemTime, UNIX_EPOCH};
 
 use base64::Engine as _;
 use job_contract::JobData;
@@ -17,7 +17,8 @@ use platform::StepRef;
 use platform::local::{JobRecord, LocalPlatform};
 use serde_json::{Value, json};
 use test_peers::port::Port;
-use test_peers::process::{DEADLINE, Running, Stream};
+use test_peers::process::{Running, Stream};
+use test_peers::wait::{DEADLINE, until, until_blocking};
 
 const SECRET: [u8; 64] = [0xfb; 64];
 const MODULE: &str = r#"
@@ -188,19 +189,7 @@ impl Fixture {
     /// Waits until nothing is left of runs that are over.
     pub(crate) fn until_no_folders(&self) {
         let is_empty = || self.run_folders().is_empty().then_some(());
-        until("the folders of runs are removed", is_empty);
-    }
-}
-
-/// Waits until a look finds something.
-pub(crate) fn until<T>(what: &str, look: impl Fn() -> Option<T>) -> T {
-    let deadline = Instant::now() + DEADLINE;
-    loop {
-        if let Some(found) = look() {
-            return found;
-        }
-        assert!(Instant::now() < deadline, "{what}: not in time");
-        thread::sleep(Duration::from_millis(5));
+        until_blocking("the folders of runs are removed", is_empty);
     }
 }
 
@@ -299,7 +288,7 @@ impl Launcher {
                 || matches!(record.status, JobStatus::Queue | JobStatus::Running);
             (!is_open).then_some(())
         };
-        until(&format!("step {step} of job {job} ends"), is_over);
+        until_blocking(&format!("step {step} of job {job} ends"), is_over);
     }
 
     /// How many lines so far have that message.
@@ -347,13 +336,11 @@ impl Launcher {
         let runs: Value = serde_json::from_str(&self.get("/pools/local/runs").await).unwrap();
         let run = runs["runs"][0]["run"].as_str().unwrap();
         let path = format!("/pools/local/runs/{run}/log");
-        let found = async {
-            while !self.get(&path).await.contains(text) {
-                tokio::time::sleep(Duration::from_millis(5)).await;
-            }
+        let has_text = async || {
+            let log = self.get(&path).await;
+            if log.contains(text) { Ok(()) } else { Err(log) }
         };
-        let found = tokio::time::timeout(DEADLINE, found).await;
-        found.expect("the text never appeared");
+        until(text, has_text).await;
     }
 
     pub(crate) fn signal(&self, signal: Signal) {

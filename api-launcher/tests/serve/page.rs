@@ -1,10 +1,8 @@
 //! The status page of target `process`, and the same as JSON.
 
-use std::fs;
-use std::time::Duration;
-
 use serde_json::Value;
-use test_peers::process::DEADLINE;
+use std::fs;
+use test_peers::wait::until;
 
 use crate::harness::Fixture;
 
@@ -28,16 +26,12 @@ async fn runs_of_this_machine_are_on_the_page_from_the_queue_to_their_end() {
     launcher.post(&fixture.script(2, "echo done")).await;
 
     // The agent tells its free slots with its next heartbeat.
-    let runs = async {
-        loop {
-            let runs = parsed(&launcher.get("/pools/local/runs").await);
-            if runs["runs"][1]["waitsFor"] == "no_free_slot" {
-                return runs;
-            }
-            tokio::time::sleep(Duration::from_millis(20)).await;
-        }
-    };
-    let runs = tokio::time::timeout(DEADLINE, runs).await.unwrap();
+    let runs = until("a run waits for a slot", async || {
+        let runs = parsed(&launcher.get("/pools/local/runs").await);
+        let waits = runs["runs"][1]["waitsFor"] == "no_free_slot";
+        if waits { Ok(runs) } else { Err(runs) }
+    });
+    let runs = runs.await;
     assert_eq!(runs["runs"][0]["state"], "RUNNING");
     let pools = parsed(&launcher.get("/pools").await);
     let pool = &pools["pools"][0];

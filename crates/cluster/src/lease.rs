@@ -371,6 +371,7 @@ mod tests {
 
     use http::StatusCode;
     use platform::heartbeat::EXPIRY;
+    use test_peers::wait::until;
 
     use super::super::RetryPolicy;
     use super::super::fake_server::{Crash, Server, refusal};
@@ -416,14 +417,6 @@ mod tests {
         assert_eq!(stolen.lease_transitions, Some(1));
         assert_eq!(stolen.acquire_time, Some(MicroTime(at(30))));
         assert_eq!(stolen.holder_identity.as_deref(), Some("b"));
-    }
-
-    async fn until(what: &str, mut done: impl FnMut() -> bool) {
-        let begun = Instant::now();
-        while !done() {
-            assert!(begun.elapsed() < Duration::from_secs(10), "{what}");
-            tokio::time::sleep(Duration::from_millis(5)).await;
-        }
     }
 
     /// Silent for so long, a holder is succeeded.
@@ -484,14 +477,17 @@ mod tests {
         // If the scheduler pauses this process, that time does not count as silence.
         let never = Duration::from_hours(1);
         let (stop_a, a) = replica(server.cluster(), "a", never, &at_work, &successions);
-        until("a leads", || *at_work.lock().unwrap() == ["a"]).await;
+        until("a leads", async || *at_work.lock().unwrap() == ["a"]).await;
         let (stop_b, b) = replica(server.cluster(), "b", never, &at_work, &successions);
         let seen = server.requests().len();
-        until("both have looked", || server.requests().len() > seen + 6).await;
+        until("both have looked", async || {
+            server.requests().len() > seen + 6
+        })
+        .await;
         assert_eq!(*at_work.lock().unwrap(), ["a"]);
         stop_a.send(()).unwrap();
         a.await.unwrap();
-        until("b leads", || *at_work.lock().unwrap() == ["a", "b"]).await;
+        until("b leads", async || *at_work.lock().unwrap() == ["a", "b"]).await;
         drop(stop_b);
         b.await.unwrap();
         let lease = server.object("leases", "launcher-leader").unwrap();
@@ -544,7 +540,7 @@ mod tests {
         let (at_work, successions) = <_>::default();
         let begun = Instant::now();
         let (stop, task) = replica(server.cluster(), "a", SOON, &at_work, &successions);
-        until("a leads", || *at_work.lock().unwrap() == ["a"]).await;
+        until("a leads", async || *at_work.lock().unwrap() == ["a"]).await;
         assert!(begun.elapsed() >= SOON);
         let lease = server.object("leases", "launcher-leader").unwrap();
         assert_eq!(lease["spec"]["leaseTransitions"], 4);
@@ -570,11 +566,7 @@ mod tests {
             };
             let begun = Instant::now();
             let told = std::cell::RefCell::new(None);
-            let stop = async {
-                while told.borrow().is_none() {
-                    tokio::time::sleep(Duration::from_millis(5)).await;
-                }
-            };
+            let stop = until("it tells", async || told.borrow().is_some());
             let work = std::future::pending::<()>;
             let tell = |state| drop(told.replace(Some(state)));
             cluster.lead(&settings, stop, work, tell).await;
@@ -592,14 +584,17 @@ mod tests {
         let server = Server::start();
         let (at_work, successions) = <_>::default();
         let (stop, task) = replica(server.cluster(), "a", SOON, &at_work, &successions);
-        until("a leads", || *at_work.lock().unwrap() == ["a"]).await;
+        until("a leads", async || *at_work.lock().unwrap() == ["a"]).await;
         server.put(
             "leases",
             serde_json::json!({"metadata": {"name": "launcher-leader"}, "spec": {"holderIdentity": "b"}}),
         );
         // It works again only after b was silent for a whole duration.
         let begun = Instant::now();
-        until("a leads again", || *at_work.lock().unwrap() == ["a", "a"]).await;
+        until("a leads again", async || {
+            *at_work.lock().unwrap() == ["a", "a"]
+        })
+        .await;
         assert!(begun.elapsed() >= SOON);
         assert!(successions.load(Ordering::SeqCst) > 0);
         drop(stop);
@@ -617,11 +612,14 @@ mod tests {
         });
         let (at_work, successions) = <_>::default();
         let (stop, task) = replica(cluster, "a", SOON, &at_work, &successions);
-        until("a leads", || *at_work.lock().unwrap() == ["a"]).await;
+        until("a leads", async || *at_work.lock().unwrap() == ["a"]).await;
         away.store(true, Ordering::SeqCst);
-        until("a lets go", || Arc::strong_count(&at_work) == 2).await;
+        until("a lets go", async || Arc::strong_count(&at_work) == 2).await;
         away.store(false, Ordering::SeqCst);
-        until("a leads again", || *at_work.lock().unwrap() == ["a", "a"]).await;
+        until("a leads again", async || {
+            *at_work.lock().unwrap() == ["a", "a"]
+        })
+        .await;
         assert_eq!(successions.load(Ordering::SeqCst), 0);
         drop(stop);
         task.await.unwrap();
@@ -633,12 +631,12 @@ mod tests {
         let (at_work, successions) = <_>::default();
         let never = Duration::from_hours(1);
         let (stop_a, a) = replica(server.cluster(), "a", never, &at_work, &successions);
-        until("a leads", || *at_work.lock().unwrap() == ["a"]).await;
+        until("a leads", async || *at_work.lock().unwrap() == ["a"]).await;
         let (cluster, refuses) = refusing(&server);
         let (stop_b, b) = replica(cluster, "b", never, &at_work, &successions);
         let seen = successions.load(Ordering::SeqCst);
         refuses.store(false, Ordering::SeqCst);
-        until("b has looked", || {
+        until("b has looked", async || {
             successions.load(Ordering::SeqCst) > seen + 2
         })
         .await;
@@ -656,7 +654,10 @@ mod tests {
         let (cluster, refuses) = refusing(&server);
         let begun = Instant::now();
         let (stop_b, b) = replica(cluster, "b", SOON, &at_work, &successions);
-        until("b watches on its own", || *at_work.lock().unwrap() == ["b"]).await;
+        until("b watches on its own", async || {
+            *at_work.lock().unwrap() == ["b"]
+        })
+        .await;
         assert!(begun.elapsed() >= SOON, "one refusal is no reason");
         // Held by one that was never refused, for longer than this test takes.
         server.put(
@@ -665,7 +666,7 @@ mod tests {
                 "spec": {"holderIdentity": "a", "leaseDurationSeconds": 3600}}),
         );
         refuses.store(false, Ordering::SeqCst);
-        until("b gives way", || Arc::strong_count(&at_work) == 2).await;
+        until("b gives way", async || Arc::strong_count(&at_work) == 2).await;
         assert_eq!(*at_work.lock().unwrap(), ["b"]);
         drop(stop_b);
         b.await.unwrap();

@@ -156,31 +156,20 @@ fn kill_after_grace(configured: Option<&str>) -> Duration {
 #[cfg(test)]
 mod tests {
     use std::os::unix::fs::PermissionsExt as _;
-    use std::time::Instant;
+
+    use test_peers::process::{ends, has_ended};
+    use test_peers::wait::until;
 
     use super::*;
     use crate::report_verifier::ReportVerifier;
 
     /// The id that is written there, once it is.
     async fn noted(path: &Path) -> Pid {
-        let begun = Instant::now();
-        loop {
+        let id = async || {
             let text = fs::read_to_string(path).unwrap_or_default();
-            if let Some(id) = text.strip_suffix('\n') {
-                return Pid::from_raw(id.parse().unwrap());
-            }
-            assert!(
-                begun.elapsed() < Duration::from_secs(30),
-                "{}",
-                path.display()
-            );
-            tokio::time::sleep(Duration::from_millis(5)).await;
-        }
-    }
-
-    fn is_at_work(pid: Pid) -> bool {
-        let stat = fs::read_to_string(format!("/proc/{pid}/stat"));
-        stat.is_ok_and(|stat| !stat.contains(") Z "))
+            text.strip_suffix('\n').map(|id| id.parse().unwrap())
+        };
+        Pid::from_raw(until("the id of a process", id).await)
     }
 
     #[test]
@@ -237,16 +226,12 @@ mod tests {
         .unwrap();
         let tool = noted(&tool).await;
         executor.terminate();
-        assert!(is_at_work(tool));
+        assert!(!has_ended(tool));
         executor.kill();
         let status = executor.ended().await.unwrap();
         assert!(status.is_some());
         tree::kill_leftovers(&folder.work()).await;
-        let killed = Instant::now();
-        while is_at_work(tool) {
-            assert!(killed.elapsed() < Duration::from_secs(30), "it goes on");
-            tokio::task::yield_now().await;
-        }
+        assert!(ends(tool), "it goes on");
         assert!(DetachedExecutor::find(&folder).is_none());
     }
 }

@@ -12,6 +12,7 @@ use nix::fcntl::{FcntlArg, OFlag, fcntl};
 use nix::sys::resource::{Resource, UsageWho, getrlimit, getrusage, setrlimit};
 use nix::sys::time::TimeValLike as _;
 use tempfile::TempDir;
+use test_peers::wait;
 
 use super::*;
 
@@ -78,18 +79,11 @@ async fn write(log: &RunLog, text: &str) {
 /// Waits until the condition holds for the delivered lines and the last error of a sink.
 async fn until(log: &RunLog, sink: usize, holds: impl Fn(u64, Option<String>) -> bool) {
     let feed = Arc::clone(&log.sinks.lock().unwrap()[sink].feed);
-    let waiting = async {
-        loop {
-            let (delivered, last_error) = feed.outcome();
-            if holds(delivered, last_error) {
-                return;
-            }
-            tokio::time::sleep(Duration::from_millis(5)).await;
-        }
-    };
-    tokio::time::timeout(LONG, waiting)
-        .await
-        .expect("the sink does its work");
+    wait::until("the sink does its work", async || {
+        let (delivered, last_error) = feed.outcome();
+        holds(delivered, last_error)
+    })
+    .await;
 }
 
 #[tokio::test]

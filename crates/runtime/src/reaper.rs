@@ -258,11 +258,10 @@ mod tests {
     use std::os::unix::fs::PermissionsExt as _;
 
     use nix::unistd::geteuid;
+    use test_peers::wait::until_blocking;
 
     use super::*;
     use crate::test_process;
-
-    const TIMEOUT: Duration = Duration::from_mins(1);
 
     fn bash(script: &str) -> Command {
         let mut command = Command::new("bash");
@@ -273,14 +272,6 @@ mod tests {
     fn dead_children() -> usize {
         let found = children().found;
         found.iter().filter(|child| child.has_ended).count()
-    }
-
-    fn wait_until(what: &str, done: impl Fn() -> bool) {
-        let until = Instant::now() + TIMEOUT;
-        while !done() {
-            assert!(Instant::now() < until, "{what}");
-            thread::sleep(Duration::from_millis(10));
-        }
     }
 
     #[tokio::main(flavor = "multi_thread", worker_threads = 2)]
@@ -296,7 +287,7 @@ mod tests {
                 "the reaper waited for a child of tokio"
             );
         }
-        wait_until("dead children are left", || dead_children() == 0);
+        until_blocking("the dead children are reaped", || dead_children() == 0);
     }
 
     /// A process in a session of its own, without its parent, environment and folder, which ignores signals and has a child.
@@ -306,16 +297,16 @@ mod tests {
     #[tokio::main(flavor = "multi_thread", worker_threads = 2)]
     async fn kill_what_is_left() {
         let mut earlier = spawn(bash("exec sleep 3600").kill_on_drop(true)).unwrap();
-        wait_until("no earlier child came", || living() == 1);
+        until_blocking("an earlier child", || living() == 1);
         adopt_orphans();
         let mut own = spawn(bash("exec sleep 3600").kill_on_drop(true)).unwrap();
         let leave = async || {
             let left = spawn(&mut bash(DAEMON)).unwrap().wait().await.unwrap();
             assert!(left.success());
             // The daemon, and its two sleepers.
-            wait_until("no daemon came", || living() == 5);
+            until_blocking("the daemon", || living() == 5);
         };
-        wait_until("no child came", || living() == 2);
+        until_blocking("the child", || living() == 2);
         leave().await;
         assert!(kill_orphans() > 0);
         assert_eq!(living(), 2, "the children of this program go on");
@@ -332,7 +323,7 @@ mod tests {
         let script = "run() { (run &) ; exit; }; cd /; exec setsid --fork bash -c \"$(declare -f run); run\"";
         let left = spawn(&mut bash(script)).unwrap().wait().await.unwrap();
         assert!(left.success());
-        wait_until("nothing runs away", || living() > 5);
+        until_blocking("runaways", || living() > 5);
     }
 
     /// Polling cannot win against each of them. So what counts is that it does not believe to have won.
@@ -345,10 +336,7 @@ mod tests {
         command.args(["-e", SCRIPT]);
         // It has started all of them when it ends.
         assert!(spawn(&mut command).unwrap().wait().await.unwrap().success());
-        let until = Instant::now() + TIMEOUT;
-        while kill_descendants() > 0 {
-            assert!(Instant::now() < until, "they go on");
-        }
+        until_blocking("no descendant is left", || kill_descendants() == 0);
         for _ in 0..100 {
             assert_eq!(living(), 0);
             thread::sleep(BETWEEN_LOOKS);
@@ -377,7 +365,7 @@ mod tests {
             let found = children().found.into_iter();
             found.filter(|child| ProcessEntry::of(child.identity.pid).is_none())
         };
-        wait_until("nothing is hidden", || hidden().count() == 2);
+        until_blocking("hidden processes", || hidden().count() == 2);
         let (killed, left) = kill_children(|child| !is_in(&own_children(), child));
         assert!(killed > 0 && left == 0, "{killed} {left}");
         assert_eq!(own.try_wait().unwrap(), None, "it goes on");

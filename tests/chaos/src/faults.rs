@@ -9,7 +9,7 @@ use serde_json::Value;
 use test_peers::proxy::Trouble;
 use test_platform::{Effect, Fault as PlatformFault};
 
-use crate::peers::{Gate, Peers, until};
+use crate::peers::{Gate, Peers, holds};
 use crate::schedule::{Fault, InjectionPoint, Run};
 
 /// How long a run may take to reach the point of its fault. If another run's fault delays its release, it waits half a minute
@@ -40,12 +40,12 @@ impl Peers {
     pub(crate) async fn inject(&self, fault: Fault, target: Target) -> Result<bool> {
         let fault_happened = match fault.injection_point() {
             InjectionPoint::Dispatch => {
-                let dispatched = || self.platform.job(target.job).posts > 0;
+                let dispatched = || async { self.platform.job(target.job).posts > 0 };
                 match fault {
                     Fault::HubAtDispatch => {
                         self.side.inject_at_dispatch(self, fault, target).await?
                     }
-                    _ if !until(ARRIVAL, dispatched).await => false,
+                    _ if !holds(ARRIVAL, "the dispatch", dispatched).await => false,
                     Fault::DuplicatesAtDispatch => self.deliver_again(target.job, 4).await?,
                     _ => self.side.inject_at_dispatch(self, fault, target).await?,
                 }
@@ -59,7 +59,7 @@ impl Peers {
             }
             InjectionPoint::Work | InjectionPoint::Report => {
                 let arrived = self.until_held(target, Gate::Work).await;
-                let arrived = arrived && self.side.until_printed(self, target).await?;
+                let arrived = arrived && self.side.until_printed(self, target).await;
                 let fault_happened = arrived && self.inject_at_work(fault, target).await?;
                 self.release(target.run.number, Gate::Work);
                 fault_happened
@@ -76,12 +76,12 @@ impl Peers {
     async fn inject_at_work(&self, fault: Fault, target: Target) -> Result<bool> {
         match fault {
             Fault::Cancel => {
-                let executor = self.side.executor(self, target.job).await?;
+                let executor = self.side.executor(self, target.job).await;
                 self.platform.cancel(target.job).await;
-                match executor {
+                Ok(match executor {
                     Some(executor) => self.side.until_ended(self, target.job, &executor).await,
-                    None => Ok(false),
-                }
+                    None => false,
+                })
             }
             Fault::Duplicates => self.deliver_again(target.job, 3).await,
             Fault::RedisRestarted => {
@@ -144,7 +144,7 @@ impl Peers {
 
     /// Kills the executor or the hub after the platform has refused a report.
     async fn kill_at_report(&self, fault: Fault, target: Target) -> Result<bool> {
-        let Some(executor) = self.side.executor(self, target.job).await? else {
+        let Some(executor) = self.side.executor(self, target.job).await else {
             return Ok(false);
         };
         let _lock = self.locks.platform.lock().await;
@@ -156,14 +156,14 @@ impl Peers {
                 .fault(PlatformFault::always(REPORT, &path, Effect::Status(503)));
         }
         self.release(target.run.number, Gate::Work);
-        let refused = || {
+        let refused = || async {
             let ledger = self.platform.ledger();
             let reports = ledger.of(REPORT, "");
             let mut reports = reports.iter().filter(|one| one.job == Some(target.job));
             // Reports of the running tool may have been refused earlier.
             reports.any(|report| report.status == 503 && report.at >= since)
         };
-        let refused = until(WORK, refused).await;
+        let refused = holds(WORK, "a refused report", refused).await;
         if fault == Fault::HubAtReport {
             let _lock = self.locks.launchers.lock().await;
             self.side.kill_hub().await;
@@ -172,7 +172,7 @@ impl Peers {
             return Ok(refused && self.until_over(target.job).await);
         }
         self.side.kill(&executor);
-        let over = self.side.until_ended(self, target.job, &executor).await?;
+        let over = self.side.until_ended(self, target.job, &executor).await;
         self.platform.clear_faults();
         Ok(refused && over)
     }
@@ -242,24 +242,33 @@ impl Peers {
     }
 
     async fn until_held(&self, target: Target, gate: Gate) -> bool {
+        let is_held = || self.is_held(target.run.number, gate);
         let over = || self.platform.job(target.job).status.is_terminal();
-        until(ARRIVAL, || self.is_held(target.run.number, gate) || over()).await;
-        self.is_held(target.run.number, gate)
+        holds(ARRIVAL, "the run at its gate", || async {
+            is_held() || over()
+        })
+        .await;
+        is_held()
     }
 
     /// Releases the run, and waits until its work is done. Returns whether it is.
     pub(crate) async fn finish_work(&self, target: Target) -> bool {
         self.release(target.run.number, Gate::Work);
         let done = format!("end {}", target.phase);
-        until(WORK, || {
+        holds(WORK, &done, || async {
             let journal = self.journal(target.run.number);
-            journal.contains(&done)
+            if journal.contains(&done) {
+                Ok(())
+            } else {
+                Err(journal.join("\n"))
+            }
         })
         .await
     }
 
     /// Waits until the platform's job has ended.
     pub(crate) async fn until_over(&self, job: u32) -> bool {
-        until(WORK * 3, || self.platform.job(job).status.is_terminal()).await
+        let is_over = || async { self.platform.job(job).status.is_terminal() };
+        holds(WORK * 3, &format!("the end of job {job}"), is_over).await
     }
 }

@@ -22,6 +22,7 @@ use tokio::sync::Mutex;
 
 use crate::facts::lines_with;
 use crate::files::write_script;
+use crate::peers::holds;
 use crate::process::{Process, listening};
 use crate::wire::{Hit, Wire};
 
@@ -41,7 +42,6 @@ const OF_THE_HUB: [&str; 5] = [
     env::REDIS_HOSTNAME,
     env::REDIS_PORT,
 ];
-const POLL: Duration = Duration::from_millis(100);
 
 /// The hub and its agents.
 #[derive(Debug)]
@@ -251,19 +251,23 @@ impl HubSide {
 
     /// Waits until nothing of the runs is left, stops all programs, and returns what is left.
     pub(crate) async fn until_empty(&self, limit: Duration) -> Result<Vec<String>> {
-        let end = tokio::time::Instant::now() + limit;
-        let left = loop {
-            let mut left = self.remaining()?;
-            left.extend(self.open_tasks().await?);
-            if left.is_empty() || tokio::time::Instant::now() > end {
-                break left;
-            }
-            tokio::time::sleep(POLL).await;
+        let nothing = || async {
+            let left = self.left().await?;
+            ensure!(left.is_empty(), "{left:?}");
+            Ok(())
         };
+        holds(limit, "nothing is left", nothing).await;
+        let left = self.left().await?;
         self.kill_agents().await;
         self.kill_hub().await;
         self.read_store().await?;
         Ok(left.into_iter().chain(self.unfinished()).collect())
+    }
+
+    async fn left(&self) -> Result<Vec<String>> {
+        let mut left = self.remaining()?;
+        left.extend(self.open_tasks().await?);
+        Ok(left)
     }
 
     /// Processes and folders of runs.

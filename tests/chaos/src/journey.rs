@@ -16,7 +16,7 @@ use crate::check::{Ending, check};
 use crate::facts;
 use crate::faults::Target;
 use crate::files::STORE_MARK;
-use crate::peers::{Gate, Peers};
+use crate::peers::{Gate, Peers, holds};
 use crate::schedule::{Fault, InjectionPoint, Kind, Run, Through, schedule};
 use crate::summary::Summary;
 
@@ -302,8 +302,8 @@ async fn approve(peers: &Peers, run: Run, job: u32) {
         return;
     }
     let status = || peers.platform.job(job).status;
-    let waits = || status() == Status::WaitingApproval || status().is_terminal();
-    crate::peers::until(CLEANUP_TIMEOUT, waits).await;
+    let waits = || async { status() == Status::WaitingApproval || status().is_terminal() };
+    holds(CLEANUP_TIMEOUT, "an approval to give", waits).await;
     if status() == Status::WaitingApproval {
         peers.platform.approve(job).await;
     }

@@ -17,8 +17,9 @@ use k8s_openapi::api::core::v1::{Pod, Secret};
 use kube::Api;
 use kube::api::{ListParams, PostParams};
 use serde_json::Value;
-use test_cluster::{ADMIN, Cluster, Rule, State, WaitError};
+use test_cluster::{ADMIN, Cluster, Rule, Seen, State};
 use test_peers::proxy::Proxy;
+use test_peers::wait::NotInTime;
 
 use crate::facts::lines_with;
 use crate::process::{Process, listening};
@@ -126,9 +127,15 @@ impl LauncherSide {
     /// Waits until the objects of the runs are removed, and returns the objects that are left.
     pub(crate) async fn until_empty(&self, limit: Duration) -> Result<Vec<String>> {
         let nothing = |state: &State| remaining_objects(state).is_empty().then_some(());
-        match self.cluster.wait_for(&self.runs, limit, nothing).await {
+        let waited = self
+            .cluster
+            .wait_for(&self.runs, limit, "nothing is left", nothing);
+        match waited.await {
             Ok(()) => Ok(Vec::new()),
-            Err(WaitError::NotFound(state)) => Ok(remaining_objects(&state)),
+            Err(NotInTime {
+                seen: Some(Seen::State(state)),
+                ..
+            }) => Ok(remaining_objects(&state)),
             Err(error) => Err(error).context("what is left in the cluster is not known"),
         }
     }

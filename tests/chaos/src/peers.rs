@@ -2,7 +2,6 @@
 //! inject faults.
 
 use std::collections::BTreeMap;
-use std::convert::Infallible;
 use std::fs;
 use std::io;
 use std::net::SocketAddr;
@@ -18,6 +17,7 @@ use tempfile::TempDir;
 use test_peers::proxy::Proxy;
 use test_peers::redis::RedisServer;
 use test_peers::s3::{self, S3};
+use test_peers::wait::{Look, within};
 use test_platform::{Outputs, Platform};
 
 use crate::files::write_files;
@@ -25,7 +25,6 @@ use crate::hub::HubSide;
 use crate::launchers::LauncherSide;
 use crate::side::Side;
 
-const POLL: Duration = Duration::from_millis(25);
 /// How long the answer to a dispatch may take. A hanging dispatch delays all others.
 const ANSWER: Duration = Duration::from_secs(10);
 /// Number of lines that a phase prints before the gate, and after it.
@@ -229,25 +228,14 @@ pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Waits until a condition holds. Returns whether it does within `limit`.
-pub(crate) async fn until(limit: Duration, mut is_so: impl FnMut() -> bool) -> bool {
-    let held = try_until(limit, || Ok::<_, Infallible>(is_so())).await;
-    held.unwrap_or_else(|never| match never {})
-}
-
-/// The same with a condition of which an error may be all that is known.
-pub(crate) async fn try_until<E>(
+/// Waits until a condition holds. Returns whether it does within `limit`. If not, it prints what is there instead.
+pub(crate) async fn holds<L: Look, F: Future<Output = L>>(
     limit: Duration,
-    mut is_so: impl FnMut() -> Result<bool, E>,
-) -> Result<bool, E> {
-    let end = Instant::now() + limit;
-    while !is_so()? {
-        if Instant::now() > end {
-            return Ok(false);
-        }
-        tokio::time::sleep(POLL).await;
-    }
-    Ok(true)
+    what: &str,
+    look: impl FnMut() -> F,
+) -> bool {
+    let found = within(limit, what, look).await;
+    found.inspect_err(|late| eprintln!("{late}")).is_ok()
 }
 
 /// The settings of launchers and executors.

@@ -8,8 +8,7 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result};
 use serde_json::Value;
-
-use crate::peers::until;
+use test_peers::wait::within;
 
 /// How long a program may take until it listens.
 const LISTENING: Duration = Duration::from_mins(1);
@@ -40,14 +39,11 @@ impl Drop for Process {
 
 /// Waits until a program listens, and returns the address in its log.
 pub(crate) async fn listening(log: &Path) -> Result<SocketAddr> {
-    let said = || fs::read_to_string(log).unwrap_or_default();
-    let mut address = None;
-    until(LISTENING, || {
-        address = address_in(&said());
-        address.is_some()
-    })
-    .await;
-    address.with_context(|| format!("it does not listen:\n{}", said()))
+    let address = || async {
+        let said = fs::read_to_string(log).unwrap_or_default();
+        address_in(&said).context(said)
+    };
+    Ok(within(LISTENING, "a program listens", address).await?)
 }
 
 /// The listen address in a launcher's log.

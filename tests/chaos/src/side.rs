@@ -160,7 +160,7 @@ impl Side {
     }
 
     /// Waits until the lines before the gate are printed. Returns whether they are.
-    pub(crate) async fn until_printed(&self, peers: &Peers, target: Target) -> Result<bool> {
+    pub(crate) async fn until_printed(&self, peers: &Peers, target: Target) -> bool {
         match self {
             Self::Launchers(side) => side.until_printed(peers, target).await,
             Self::Hub(side) => side.until_printed(peers, target).await,
@@ -171,19 +171,19 @@ impl Side {
     pub(crate) async fn until_removed(&self, peers: &Peers, target: Target) -> Result<bool> {
         match self {
             Self::Launchers(side) => side.until_removed(peers, target).await,
-            Self::Hub(side) => side.until_removed(peers, target).await,
+            Self::Hub(side) => Ok(side.until_removed(peers, target).await),
         }
     }
 
     /// The executor of a job, once it works.
-    pub(crate) async fn executor(&self, peers: &Peers, job: u32) -> Result<Option<Executor>> {
-        Ok(match self {
+    pub(crate) async fn executor(&self, peers: &Peers, job: u32) -> Option<Executor> {
+        match self {
             Self::Launchers(side) => {
-                let pod = side.executor(peers, job).await?;
+                let pod = side.executor(peers, job).await;
                 pod.map(|pod| Executor::Pod(Box::new(pod)))
             }
-            Self::Hub(side) => side.executor(peers, job).await?.map(Executor::Process),
-        })
+            Self::Hub(side) => side.executor(peers, job).await.map(Executor::Process),
+        }
     }
 
     /// Kills an executor.
@@ -203,16 +203,11 @@ impl Side {
     }
 
     /// Waits until an executor has ended. Returns whether it has.
-    pub(crate) async fn until_ended(
-        &self,
-        peers: &Peers,
-        job: u32,
-        executor: &Executor,
-    ) -> Result<bool> {
+    pub(crate) async fn until_ended(&self, peers: &Peers, job: u32, executor: &Executor) -> bool {
         match (self, executor) {
             (Self::Launchers(side), Executor::Pod(pod)) => side.until_ended(peers, job, pod).await,
             (_, Executor::Process(process)) => process.until_ended().await,
-            (Self::Hub(_), Executor::Pod(_)) => Ok(false),
+            (Self::Hub(_), Executor::Pod(_)) => false,
         }
     }
 }

@@ -12,6 +12,7 @@ use kube::config::{KubeConfigOptions, Kubeconfig, KubeconfigError};
 use kube::{Api, Client, Config, ResourceExt};
 use serde_json::json;
 use tempfile::TempDir;
+use test_peers::wait::{self, NotInTime};
 use tokio::runtime::{Handle, Runtime};
 use tokio_util::sync::CancellationToken;
 
@@ -25,9 +26,8 @@ use crate::kubelet::register::{self, Registry};
 use crate::kubelet::{Image, Order, Runner};
 use crate::provision::{self, Refused};
 use crate::rights::{ADMIN, Rule};
-use crate::state::{State, WaitError};
+use crate::state::{Seen, State};
 
-const POLL: Duration = Duration::from_millis(20);
 /// What the admission plugin `PodNodeSelector` adds to the node selectors of pods.
 const NODE_SELECTOR: &str = "scheduler.alpha.kubernetes.io/node-selector";
 /// How long the end of a cluster may take to have namespaces deleted that would outlive it.
@@ -303,9 +303,12 @@ impl Cluster {
         ));
         // Without it no pod is admitted, and a controller makes it.
         let accounts = Api::<ServiceAccount>::namespaced(client.clone(), &name);
-        while accounts.get_opt("default").await?.is_none() {
-            tokio::time::sleep(POLL).await;
-        }
+        let found = wait::within(TIDY, "the account of pods", || async {
+            accounts.get("default").await
+        });
+        found
+            .await
+            .map_err(|late| provision::error(io::Error::other(late)))?;
         provision::lead_pods(&client, &name, &self.id).await?;
         Ok(name)
     }
@@ -342,22 +345,14 @@ impl Cluster {
         &self,
         namespace: &str,
         deadline: Duration,
-        mut look: impl FnMut(&State) -> Option<T>,
-    ) -> Result<T, WaitError> {
-        let until = tokio::time::Instant::now() + deadline;
-        let mut last = WaitError::Unanswered;
-        // Also ends a request that gets no answer.
-        while let Ok(state) = tokio::time::timeout_at(until, self.state(namespace)).await {
-            last = match state {
-                Ok(state) => match look(&state) {
-                    Some(found) => return Ok(found),
-                    None => WaitError::NotFound(state),
-                },
-                Err(error) => WaitError::Unread(error),
-            };
-            tokio::time::sleep(POLL).await;
-        }
-        Err(last)
+        what: &str,
+        look: impl Fn(&State) -> Option<T>,
+    ) -> Result<T, NotInTime<Seen>> {
+        wait::within(deadline, what, || async {
+            let state = self.state(namespace).await.map_err(Seen::Unread)?;
+            look(&state).ok_or(Seen::State(state))
+        })
+        .await
     }
 
     /// Admission refuses every pod of a namespace, in these words.

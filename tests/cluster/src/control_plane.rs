@@ -8,7 +8,7 @@ use std::fs;
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, TcpListener};
 use std::path::{Path, PathBuf};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use base64::Engine as _;
 use base64::prelude::BASE64_STANDARD;
@@ -16,12 +16,12 @@ use kube::{Client, Config};
 use rcgen::KeyPair;
 use serde_json::json;
 use tempfile::TempDir;
+use test_peers::wait;
 
 use crate::processes::{EndedProgram, Processes};
 
 /// How long etcd and the API server may take to be ready, on a busy machine.
 const START: Duration = Duration::from_mins(2);
-const POLL: Duration = Duration::from_millis(100);
 /// How often another process may take a port before the server has it.
 const TRIES: usize = 3;
 /// Requests per second of the controllers, which wait for their turn otherwise when many tests begin at once.
@@ -261,22 +261,18 @@ impl ControlPlane {
 
     async fn ready(&mut self) -> Result<(), ControlPlaneError> {
         let client = self.client()?;
-        let until = Instant::now() + START;
-        loop {
+        let is_ready = || async {
             let asked = axum::http::Request::get("/readyz").body(Vec::new());
-            if let Ok(request) = asked
-                && client.request_text(request).await.is_ok()
-            {
-                return Ok(());
-            }
-            if let Some(ended) = self.processes.ended()? {
-                return Err(ended.into());
-            }
-            if Instant::now() > until {
-                let log = self.processes.logs();
-                return Err(ControlPlaneError::NotReady { log });
-            }
-            tokio::time::sleep(POLL).await;
+            client
+                .request_text(asked.map_err(kube::Error::HttpError)?)
+                .await
+        };
+        tokio::select! {
+            ready = wait::within(START, "the API server is ready", is_ready) => match ready {
+                Ok(_) => Ok(()),
+                Err(_) => Err(ControlPlaneError::NotReady { log: self.processes.logs() }),
+            },
+            ended = self.processes.until_ended() => Err(ended?.into()),
         }
     }
 }

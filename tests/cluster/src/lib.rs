@@ -24,7 +24,7 @@ pub use front::recorder::{Recorded, Request};
 pub use kubelet::nodes::{Node, Nodes};
 pub use processes::EndedProgram;
 pub use rights::{ADMIN, Rule};
-pub use state::{State, WaitError};
+pub use state::{Seen, State};
 pub use target::{NoCluster, kubeconfig};
 
 /// The identity of the nodes, and of what else the harness does in the cluster.

@@ -22,11 +22,11 @@ use kube::runtime::{WatchStreamExt as _, watcher};
 use kube::{Api, Client, ResourceExt};
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
+use test_peers::wait;
 
 use crate::kubelet::Runner;
 use crate::kubelet::register::LABEL;
 
-const POLL: Duration = Duration::from_millis(50);
 /// How long a policy or a quota may take to be heeded.
 const EFFECT: Duration = Duration::from_mins(1);
 
@@ -137,7 +137,7 @@ pub(crate) async fn lead_pods(
     namespace: &str,
     id: &str,
 ) -> Result<(), kube::Error> {
-    let is_led = |answer: Result<Pod, kube::Error>| {
+    let is_led = |answer: Result<Pod, kube::Error>| -> Result<bool, kube::Error> {
         let selector = answer?.spec.and_then(|spec| spec.node_selector);
         let value = selector.and_then(|selector| selector.get(LABEL).cloned());
         Ok(value.is_some_and(|value| value == id))
@@ -182,7 +182,14 @@ pub(crate) async fn lead_pods(
             made => made?,
         }
     }
-    until(|| async { is_led(try_pod(client, namespace).await) }).await
+    let is_led = || async {
+        match is_led(try_pod(client, namespace).await) {
+            Ok(true) => Ok(()),
+            other => Err(format!("{other:?}")),
+        }
+    };
+    let led = wait::within(EFFECT, "pods are led to their nodes", is_led).await;
+    led.map_err(|late| error(io::Error::other(late)))
 }
 
 /// The kinds of policies that change what is created, and of their bindings.
@@ -198,22 +205,8 @@ fn mutating(client: &Client) -> [Api<DynamicObject>; 2] {
     })
 }
 
-fn error(error: io::Error) -> kube::Error {
+pub(crate) fn error(error: io::Error) -> kube::Error {
     kube::Error::Service(Box::new(error))
-}
-
-async fn until<F>(mut is_so: impl FnMut() -> F) -> Result<(), kube::Error>
-where
-    F: Future<Output = Result<bool, kube::Error>>,
-{
-    let until = tokio::time::Instant::now() + EFFECT;
-    while !is_so().await? {
-        if tokio::time::Instant::now() > until {
-            return Err(error(io::ErrorKind::TimedOut.into()));
-        }
-        tokio::time::sleep(POLL).await;
-    }
-    Ok(())
 }
 
 async fn try_pod(client: &Client, namespace: &str) -> Result<Pod, kube::Error> {
@@ -257,13 +250,14 @@ async fn until_refused<F: Future<Output = Result<(), kube::Error>>>(
     words: &str,
     tried: impl Fn() -> F,
 ) -> Result<(), kube::Error> {
-    until(|| async {
+    let is_refused = || async {
         match tried().await {
-            Err(kube::Error::Api(status)) => Ok(status.message.contains(words)),
-            other => other.map(|()| false),
+            Err(kube::Error::Api(status)) if status.message.contains(words) => Ok(()),
+            other => Err(format!("{other:?}")),
         }
-    })
-    .await
+    };
+    let refused = wait::within(EFFECT, "what is refused", is_refused).await;
+    refused.map_err(|late| error(io::Error::other(late)))
 }
 
 /// Removes all that a test has made besides what is in its namespaces, and these.

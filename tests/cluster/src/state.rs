@@ -18,18 +18,15 @@ pub struct State {
     pub events: Vec<Event>,
 }
 
-/// Why a wait has found nothing.
+/// What a wait has seen last, which has found nothing.
 #[derive(Debug, thiserror::Error)]
-pub enum WaitError {
+pub enum Seen {
     /// What was looked for is not there.
-    #[error("not in time, but {:#}", json!([.0.jobs, .0.pods, .0.events]))]
-    NotFound(State),
-    /// The namespace could not be read at the end.
+    #[error("{:#}", json!([.0.jobs, .0.pods, .0.events]))]
+    State(State),
+    /// The namespace could not be read.
     #[error("the namespace could not be read: {0}")]
     Unread(#[source] kube::Error),
-    /// Not one request was answered. Clients repeat requests for which the API server was too busy.
-    #[error("the API server did not answer, or was too busy each time")]
-    Unanswered,
 }
 
 impl State {

@@ -6,8 +6,8 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context as _, Result, ensure};
 use base64::Engine as _;
+use integration_tests::Machine;
 use integration_tests::process::{Running, Stream};
-use integration_tests::{Machine, process};
 use job_contract::{JobData, env};
 use jsonwebtoken::{Algorithm, EncodingKey, Header};
 use nix::unistd::Pid;
@@ -76,7 +76,7 @@ impl Launcher {
                 token: token()?,
                 client: reqwest::Client::builder()
                     .no_proxy()
-                    .timeout(process::DEADLINE)
+                    .timeout(test_peers::wait::DEADLINE)
                     .build()?,
             },
         })

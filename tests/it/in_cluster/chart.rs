@@ -29,9 +29,10 @@ use test_chart::values::merge;
 use test_chart::{Document, Release, values_files};
 use test_cluster::{ADMIN, Cluster, State};
 use test_peers::port::Port;
+use test_peers::wait::{self, DEADLINE};
 
 use super::rights::everything_it_does;
-use super::{Endpoint, Fixture, PATIENCE, SECRET};
+use super::{Endpoint, Fixture, SECRET};
 use crate::chart::{deployments, launchers_rights, singles, values, variable};
 
 #[tokio::test(flavor = "multi_thread")]
@@ -365,24 +366,17 @@ impl Installed {
             address: self.port.address().to_string(),
             client: reqwest::Client::builder()
                 .no_proxy()
-                .timeout(PATIENCE)
+                .timeout(DEADLINE)
                 .build()
                 .unwrap(),
         };
-        let until = Instant::now() + PATIENCE;
         let url = format!("http://{}/actuator/health/readiness", endpoint.address);
-        loop {
-            let answer = endpoint.client.get(&url).send().await;
-            if answer.as_ref().is_ok_and(|answer| answer.status() == 200) {
-                return (name, endpoint);
-            }
-            assert!(
-                Instant::now() < until,
-                "{answer:?}: {}",
-                self.log(&name, "launcher").await
-            );
-            tokio::time::sleep(std::time::Duration::from_millis(50)).await;
-        }
+        let is_ready = async || match endpoint.client.get(&url).send().await {
+            Ok(answer) if answer.status() == 200 => Ok(()),
+            answer => Err(format!("{answer:?}: {}", self.log(&name, "launcher").await)),
+        };
+        wait::until("the launcher is ready", is_ready).await;
+        (name, endpoint)
     }
 
     /// The end of a container's log.

@@ -1,7 +1,6 @@
 //! Runs that wait, are killed or are disrupted: what is said about them, and what Kubernetes does with them.
 
 use std::fs;
-use std::time::Duration;
 
 use cluster::Cluster;
 use integration_tests::{Repository, job};
@@ -13,9 +12,10 @@ use kube::api::{DeleteParams, PostParams};
 use kube::{Api, ResourceExt as _};
 use test_cluster::{ADMIN, Fault, State};
 use test_peers::terraform;
+use test_peers::wait;
 use verdict::{VerdictKind, WaitReason};
 
-use super::{Fixture, LAUNCHER, Launcher, PATIENCE, name};
+use super::{Fixture, LAUNCHER, Launcher, name};
 
 impl Fixture {
     /// What a launcher would say of runs.
@@ -26,23 +26,14 @@ impl Fixture {
     /// Returns when this is what the run waits for.
     pub(super) async fn until_waiting(&self, job: &JobData, reason: WaitReason, words: &str) {
         let library = self.library();
-        let look = async {
-            loop {
-                let explanation = library.explain(&name(job)).await.unwrap();
-                if let Some(wait) = explanation.wait
-                    && wait.reason == reason
-                    && wait.sentence.contains(words)
-                {
-                    return;
-                }
-                tokio::time::sleep(Duration::from_millis(20)).await;
+        let is_waiting = async || {
+            let explanation = library.explain(&name(job)).await.unwrap();
+            match &explanation.wait {
+                Some(wait) if wait.reason == reason && wait.sentence.contains(words) => Ok(()),
+                _ => Err(format!("{explanation:#?}")),
             }
         };
-        let waited = tokio::time::timeout(PATIENCE, look).await;
-        if waited.is_err() {
-            let explanation = library.explain(&name(job)).await;
-            panic!("not {reason:?} with {words:?}, but {explanation:#?}");
-        }
+        wait::until(&format!("{reason:?} with {words:?}"), is_waiting).await;
     }
 
     pub(super) async fn until_waiting_for_its_turn(&self, job: &JobData) {
@@ -101,18 +92,17 @@ impl Fixture {
     /// Returns when the run's log has passed the tool's pipe as far as this number.
     async fn until_printed(&self, pod: &Pod, number: usize) {
         let library = self.library();
-        let said = async {
-            loop {
-                let target = self.machine.scratch("seen");
-                library.save_log(&pod.name_any(), &target).await.unwrap();
-                let printed = numbers(&fs::read_to_string(&target).unwrap());
-                if printed.last() == Some(&number) {
-                    return;
-                }
-                tokio::time::sleep(Duration::from_millis(50)).await;
+        let is_printed = async || {
+            let target = self.machine.scratch("seen");
+            library.save_log(&pod.name_any(), &target).await.unwrap();
+            let printed = numbers(&fs::read_to_string(&target).unwrap());
+            if printed.last() == Some(&number) {
+                Ok(())
+            } else {
+                Err(format!("{printed:?}"))
             }
         };
-        tokio::time::timeout(PATIENCE, said).await.unwrap();
+        wait::until(&format!("{number} is printed"), is_printed).await;
     }
 
     pub(super) async fn config_map(&self, name: &str) {

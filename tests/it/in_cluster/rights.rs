@@ -1,7 +1,5 @@
 //! The launcher asks the cluster for what `rbac/` grants it, for all of that, and for nothing else.
 
-use std::time::{Duration, Instant};
-
 use integration_tests::process::Stream;
 use integration_tests::{Repository, job};
 use job_contract::status::JobStatus;
@@ -11,8 +9,9 @@ use kube::Api;
 use kube::api::{DeleteParams, PropagationPolicy};
 use nix::sys::signal::Signal;
 use test_cluster::{ADMIN, Cluster, State};
+use test_peers::wait;
 
-use super::{Fixture, PATIENCE, name, rights, rules};
+use super::{Fixture, name, rights, rules};
 
 const SEED: &str = include_str!("../../../rbac/seed.yaml");
 
@@ -104,14 +103,11 @@ async fn a_launcher_without_rights_puts_runs_off_and_then_fails_them() {
     assert_eq!(endpoint.get("/actuator/health/readiness").await, 503);
     assert!(!fixture.machine.record(&plan).status.is_over());
 
-    let until = Instant::now() + PATIENCE;
-    let answer = loop {
-        match endpoint.post(&plan).await.unwrap() {
-            503 => assert!(Instant::now() < until, "it is put off for ever"),
-            answer => break answer,
-        }
-        tokio::time::sleep(Duration::from_secs(1)).await;
-    };
+    let answer = wait::until("it is put off no more", async || {
+        let answer = endpoint.post(&plan).await.unwrap();
+        (answer != 503).then_some(answer)
+    })
+    .await;
     // A platform on record is told so by the answer too.
     assert_eq!(answer, 400);
     assert_eq!(fixture.machine.record(&plan).status, JobStatus::Failed);

@@ -10,9 +10,10 @@ use integration_tests::{Repository, job};
 use job_contract::{JobData, env};
 use nix::sys::signal::Signal;
 use test_peers::proxy::Proxy;
+use test_peers::wait;
 use tokio::task::JoinSet;
 
-use super::{Endpoint, Fixture, Launcher, PATIENCE};
+use super::{Endpoint, Fixture, Launcher};
 
 const RESTARTS: usize = 3;
 const SENDERS: usize = 4;
@@ -27,14 +28,7 @@ const DRAIN_SECONDS: &str = "5";
 /// Leads to the launcher once it is ready, and no more some time after it is not.
 async fn follow(balancer: &Arc<Proxy>, endpoint: &Endpoint) {
     let address: SocketAddr = endpoint.address.parse().unwrap();
-    let ready = async {
-        while !is_ready(endpoint).await {
-            tokio::time::sleep(PROBE).await;
-        }
-    };
-    tokio::time::timeout(PATIENCE, ready)
-        .await
-        .expect("it becomes ready");
+    wait::until("the launcher is ready", async || is_ready(endpoint).await).await;
     balancer.servers().push(address);
     let (balancer, endpoint) = (Arc::clone(balancer), endpoint.clone());
     tokio::spawn(async move {

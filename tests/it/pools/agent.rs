@@ -13,10 +13,10 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde_json::Value;
 use test_peers::proxy::{Call, Fate, Proxy};
+use test_peers::wait::DEADLINE;
 use test_platform::{Flow, NewJob, Status, Workspace};
 
 use super::fixture::{Fixture, Hub};
-use crate::in_cluster::PATIENCE;
 
 /// The longest time until a free slot is used again. It is generous for slow machines.
 const MAX_DELAY: Duration = Duration::from_secs(10);
@@ -111,7 +111,7 @@ impl Gate {
         let path = self.path.clone();
         let opened =
             tokio::task::spawn_blocking(move || fs::OpenOptions::new().write(true).open(path));
-        let opened = tokio::time::timeout(PATIENCE, opened).await;
+        let opened = tokio::time::timeout(DEADLINE, opened).await;
         drop(
             opened
                 .expect("no script came to the gate")

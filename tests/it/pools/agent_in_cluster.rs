@@ -5,10 +5,11 @@ use integration_tests::{Repository, Running};
 use job_contract::env;
 use nix::sys::signal::Signal;
 use test_cluster::{Builder, Cluster, Fault, State};
+use test_peers::wait::until;
 use test_platform::{Flow, LogEntry, NewJob, Outputs, Status, Variable, Workspace};
 
 use super::agent::{Gate, ends_with, tasks_taken};
-use super::fixture::{Fixture, Hub, until};
+use super::fixture::{Fixture, Hub};
 use crate::chart::{agents_rights, values};
 use crate::in_cluster::{Fixture as ClusterFixture, LAUNCHER, suspended};
 
@@ -188,7 +189,7 @@ async fn an_agent_that_is_killed_at_any_request_of_a_start_leaves_one_job_of_eac
             let faults = cluster.cluster.faults();
             faults.next_of(LAUNCHER, 1, verb, resource, fault.clone());
             let job = fixture.start_note(&repository);
-            until("the request", || faults.left() == 0).await;
+            until("the request", async || faults.left() == 0).await;
             runs += 1;
             if fault == Fault::DropAfter {
                 let is_done = |state: &State| {

@@ -4,10 +4,11 @@ use integration_tests::{Repository, Running};
 use nix::sys::signal::{Signal, kill};
 use pool_protocol::token::PoolToken;
 use test_peers::proxy::Moment;
+use test_peers::wait::until;
 use test_platform::{Flow, NewJob, Status, Workspace};
 
 use super::agent::{Gate, ends_with, wait_for};
-use super::fixture::{Fixture, Hub, until};
+use super::fixture::{Fixture, Hub};
 use super::kills::{ACCEPT, Run, STARTED};
 
 /// Starts an agent with this stop mode, and a run that waits at the gate.
@@ -155,7 +156,7 @@ async fn an_agent_that_is_forced_ends_its_run_also_without_the_hub() {
     agent.signal(Signal::SIGTERM);
     ends_with(agent, 0);
     // The hub, and no executor.
-    until("no executor", || run.processes() == 1).await;
+    until("no executor", async || run.processes() == 1).await;
     assert_eq!(run.fixture.times_run(), 0);
 }
 

@@ -7,8 +7,7 @@ use pool_protocol::task::LeasedTask;
 use pool_protocol::version;
 use reqwest::{Method, RequestBuilder, StatusCode};
 use serde_json::{Value, json};
-
-use crate::in_cluster::PATIENCE;
+use test_peers::wait::DEADLINE;
 
 /// A response of the hub.
 #[derive(Debug)]
@@ -50,7 +49,7 @@ impl Client {
             token: token.to_owned(),
             http: reqwest::Client::builder()
                 .no_proxy()
-                .timeout(PATIENCE)
+                .timeout(DEADLINE)
                 .build()
                 .unwrap(),
         }

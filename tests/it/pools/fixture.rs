@@ -4,18 +4,16 @@ use std::fs;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::time::Duration;
 
 use job_contract::env;
 use pool_protocol::task::Task;
 use pool_protocol::token::PoolToken;
 use test_peers::redis::RedisServer;
+use test_peers::wait;
 use test_platform::{Flow, NewJob, Outputs, Platform, Status, Workspace};
 
 use super::client::Client;
-use crate::in_cluster::{Launcher, PATIENCE};
-
-const POLL: Duration = Duration::from_millis(20);
+use crate::in_cluster::Launcher;
 
 /// A platform, a file of the pools, and settings for hubs.
 pub(super) struct Fixture {
@@ -145,9 +143,8 @@ impl Fixture {
 
     /// Waits for the heartbeat of a job. The hub writes it beside its answer to the dispatch.
     pub(super) async fn until_alive(&self, job: u32) {
-        let is_alive = async || self.platform.heartbeat(job).await.is_some();
-        let found = in_time(PATIENCE, is_alive).await;
-        assert!(found, "job {job} has no heartbeat");
+        let heartbeat = async || self.platform.heartbeat(job).await;
+        wait::until(&format!("a heartbeat of job {job}"), heartbeat).await;
     }
 
     /// Stores the output of a step, as its executor does.
@@ -195,22 +192,6 @@ pub(crate) fn hub_command(folder: &Path) -> Command {
     command
 }
 
-/// Waits until a condition is true. Fails after [`PATIENCE`].
-pub(super) async fn until(what: &str, mut is_so: impl FnMut() -> bool) {
-    let found = in_time(PATIENCE, async || is_so()).await;
-    assert!(found, "{what}: not in time");
-}
-
-/// Waits until a condition is true. Returns whether it was in this time.
-pub(super) async fn in_time(patience: Duration, mut is_so: impl AsyncFnMut() -> bool) -> bool {
-    let wait = async {
-        while !is_so().await {
-            tokio::time::sleep(POLL).await;
-        }
-    };
-    tokio::time::timeout(patience, wait).await.is_ok()
-}
-
 /// Returns the entry of a token in the file of the pools.
 fn entry(id: &str, token: &PoolToken) -> String {
     format!("      - {{id: {id}, sha256: {}}}\n", token.digest())
@@ -241,12 +222,11 @@ impl Hub {
 
     /// Waits until the metrics contain a line.
     pub(super) async fn until_metric(&self, line: &str) {
-        let mut metrics = String::new();
         let has_line = async || {
-            metrics = self.get("/metrics").await;
-            metrics.lines().any(|found| found == line)
+            let metrics = self.get("/metrics").await;
+            let there = metrics.lines().any(|found| found == line);
+            if there { Ok(()) } else { Err(metrics) }
         };
-        let found = in_time(PATIENCE, has_line).await;
-        assert!(found, "{line}: not in time in\n{metrics}");
+        wait::until(line, has_line).await;
     }
 }

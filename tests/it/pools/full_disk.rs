@@ -3,14 +3,14 @@
 use std::ffi::OsStr;
 use std::fs;
 use std::process::Command;
-use std::time::Instant;
 
 use integration_tests::Running;
-use integration_tests::process::{self, Stream};
+use integration_tests::process::Stream;
 use job_contract::env;
 use reqwest::StatusCode;
 use serde_json::json;
 use test_peers::skips::needed;
+use test_peers::wait::until;
 
 use super::fixture::{Fixture, Hub};
 use crate::in_cluster::Launcher;
@@ -129,8 +129,7 @@ async fn a_full_disk_answers_503_and_what_was_accepted_is_there() {
     assert!(accepted > 5, "{accepted}");
     // Returns how many runs fill the disk.
     let fill = async |hub: &Hub, mut accepted: usize| {
-        let began = Instant::now();
-        while began.elapsed() < process::DEADLINE {
+        until("the metrics say that the disk is full", async || {
             while dispatch(hub, accepted, SMALL).await.0 == StatusCode::ACCEPTED {
                 accepted += 1;
             }
@@ -142,11 +141,10 @@ async fn a_full_disk_answers_503_and_what_was_accepted_is_there() {
             // once a second.
             let metrics = hub.get("/metrics").await;
             let is_full = |line| line == "mayfly_pool_store_full 1";
-            if text.contains("bytes left") && metrics.lines().any(is_full) {
-                return accepted;
-            }
-        }
-        panic!("the metrics do not say that the disk is full");
+            let full = text.contains("bytes left") && metrics.lines().any(is_full);
+            full.then_some(accepted)
+        })
+        .await
     };
     let is_full = async |hub: &Hub, accepted: usize| {
         fixture.client(hub).register().await;

@@ -18,11 +18,12 @@ use pool_protocol::path::LeaseCall;
 use serde_json::json;
 use sqlx::{Connection as _, Row as _};
 use test_peers::proxy::{Moment, Proxy};
+use test_peers::wait::until;
 use test_platform::{Actor, Job, Status};
 
 use super::agent::ends_with;
 use super::client::Client;
-use super::fixture::{Fixture, Hub, until};
+use super::fixture::{Fixture, Hub};
 use crate::in_cluster::Launcher;
 
 /// Runs at a time.
@@ -156,7 +157,7 @@ impl Run {
 
     /// Waits until the agent has registered and asks for tasks.
     pub(super) async fn until_asked_for_tasks(&self) {
-        until("a request for a task", || {
+        until("a request for a task", async || {
             let calls = self.to_hub.calls();
             calls
                 .iter()
@@ -193,9 +194,12 @@ impl Run {
         }
         hub.until_metric(r#"mayfly_pool_slots{pool="eu",state="busy"} 0"#)
             .await;
-        until("no folder of a run", || self.fixture.runs().is_empty()).await;
+        until("no folder of a run", async || {
+            self.fixture.runs().is_empty()
+        })
+        .await;
         let own = 1 + usize::from(self.agent.is_some());
-        until("no process of a run", || self.processes() == own).await;
+        until("no process of a run", async || self.processes() == own).await;
         self.fixture.platform.assert_kept().await;
     }
 
@@ -214,15 +218,12 @@ impl Run {
 
     /// The executor, which has just made a call.
     async fn executor(&self) -> Pid {
-        let mut found = None;
-        until("the id of the executor", || {
+        let id = async || {
             let runs = self.fixture.runs();
-            let pid = runs.first().map(|run| fs::read_to_string(run.join("pid")));
-            found = pid.and_then(|pid| pid.ok()?.trim().parse().ok());
-            found.is_some()
-        })
-        .await;
-        Pid::from_raw(found.unwrap())
+            let id = fs::read_to_string(runs.first()?.join("pid")).ok()?;
+            id.trim().parse().ok()
+        };
+        Pid::from_raw(until("the id of the executor", id).await)
     }
 
     /// What the hub has stored of tasks, without the times that a restart changes.

@@ -8,12 +8,11 @@ use integration_tests::{Repository, Running};
 use job_contract::env;
 use nix::sys::signal::{Signal, kill};
 use test_peers::proxy::Moment;
+use test_peers::wait::{DEADLINE, within};
 use test_platform::{Flow, NewJob, Outputs, Status, Workspace};
 
 use super::agent::{Gate, ends_with};
-use super::fixture::in_time;
 use super::kills::{Point, Run, STARTED, try_points};
-use crate::in_cluster::PATIENCE;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 8)]
 async fn a_run_ends_once_wherever_a_process_is_killed_or_a_call_is_lost() {
@@ -131,9 +130,9 @@ async fn a_plan_that_its_executor_cannot_report_is_applied_all_the_same() {
     kill(run.fixture.executor(), Signal::SIGTERM).unwrap();
     let hub = run.hub.as_ref().unwrap();
     let owed = r#"mayfly_pool_tasks{pool="eu",state="unreported"} 1"#;
-    let has_given_up = async || hub.get("/metrics").await.contains(owed);
-    let gives_up = in_time(2 * PATIENCE, has_given_up).await;
-    assert!(gives_up, "the executor does not give up");
+    let has_given_up = || async { hub.get("/metrics").await.contains(owed) };
+    let gives_up = within(2 * DEADLINE, "the executor gives up", has_given_up).await;
+    gives_up.unwrap();
     run.to_platform.heal();
     let done = platform.until_job(job, Status::Completed).await;
     assert_eq!(done.step_statuses(), [Status::Completed; 2]);
@@ -166,9 +165,9 @@ async fn a_run_that_never_starts_is_given_up_after_five_attempts_and_others_run_
         .until_job(other, Status::Completed)
         .await;
     // The last pause alone takes 80 s.
-    let has_failed = async || run.fixture.platform.job(given_up).status == Status::Failed;
-    let fails = in_time(3 * PATIENCE, has_failed).await;
-    assert!(fails, "{}", run.fixture.platform.report());
+    let has_failed = || async { run.fixture.platform.job(given_up).status == Status::Failed };
+    let fails = within(3 * DEADLINE, "the run is given up", has_failed).await;
+    assert!(fails.is_ok(), "{}", run.fixture.platform.report());
     let output = run.fixture.output(given_up);
     assert!(output.contains("given up after 5 attempts"), "{output}");
     for number in 1..=5 {

@@ -12,14 +12,14 @@ use pool_protocol::token::PoolToken;
 use pool_protocol::version;
 use reqwest::{Method, StatusCode};
 use serde_json::json;
+use test_peers::wait::{DEADLINE, until};
 use test_platform::{Flow, NewJob, Status, Workspace};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpSocket, TcpStream};
 use tokio::task::JoinSet;
 
 use super::client::{Client, executor_of};
-use super::fixture::{Fixture, Hub, in_time};
-use crate::in_cluster::PATIENCE;
+use super::fixture::{Fixture, Hub};
 
 /// Enough tasks for all turns of the relay: each has eight.
 const TASKS: usize = 32;
@@ -147,7 +147,7 @@ async fn answers_that_are_never_read_delay_no_other_pool() {
     // All that the relay answers at a time: 64 of the pool, and no more while these are not read.
     let mut open = Vec::new();
     loop {
-        let patience = if open.len() < 64 { PATIENCE } else { PROMPT };
+        let patience = if open.len() < 64 { DEADLINE } else { PROMPT };
         match tokio::time::timeout(patience, answered.join_next()).await {
             Ok(Some(stream)) => open.push(stream.unwrap()),
             _ => break,
@@ -231,7 +231,7 @@ async fn the_token_of_a_run_silences_neither_its_agent_nor_another_run() {
         let answer = executor.lease(hostile, LeaseCall::Fail, wrong.clone());
         answer.await.refused() == Code::RateLimited
     };
-    assert!(in_time(PATIENCE, is_full).await, "all bodies have room");
+    until("bodies get no room", is_full).await;
     let instance = agent.register().await;
     agent.heartbeat(instance).await.ok();
     agent.try_request(instance, 0, &[lease.lease_id]).await.ok();
@@ -307,7 +307,7 @@ async fn documents_of_many_variables_pass_unchanged_and_stay_below_the_memory_of
     let http = reqwest::Client::builder()
         .no_proxy()
         .tcp_user_timeout(None::<Duration>)
-        .timeout(2 * PATIENCE)
+        .timeout(2 * DEADLINE)
         .build()
         .unwrap();
     let url = format!("{}/pools/eu/api/v1/terraform-rs", hub.url());

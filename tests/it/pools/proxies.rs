@@ -6,10 +6,11 @@ use integration_tests::Running;
 use nix::sys::signal::Signal;
 use test_peers::http::{Response, Server, pass_on};
 use test_peers::proxy::{Call, Fate, Moment, Proxy, Trouble};
+use test_peers::wait::until;
 use test_platform::Status;
 
 use super::agent::{Gate, ends_with, tasks_taken, wait_for};
-use super::fixture::{Fixture, until};
+use super::fixture::Fixture;
 
 /// As 55 s are for requests of 50 s, but less than the request for a task waits.
 const CUT_AFTER: Duration = Duration::from_secs(1);
@@ -19,7 +20,7 @@ const MANY: usize = 1000;
 /// Waits until the proxy has cut two more connections.
 async fn until_cut(proxy: &Proxy) {
     let before = proxy.troubled();
-    until("two cuts", || proxy.troubled() >= before + 2).await;
+    until("two cuts", async || proxy.troubled() >= before + 2).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]

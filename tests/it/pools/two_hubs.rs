@@ -10,11 +10,12 @@ use nix::sys::signal::Signal;
 use test_peers::postgres::PostgresServer;
 use test_peers::proxy::Proxy;
 use test_peers::skips::needed;
+use test_peers::wait::until;
 use test_platform::{Flow, NewJob, Status, Workspace};
 
 use super::agent::{ends_with, tasks_taken, wait_for};
-use super::fixture::{Fixture, Hub, in_time};
-use crate::in_cluster::{Launcher, PATIENCE};
+use super::fixture::{Fixture, Hub};
+use crate::in_cluster::Launcher;
 
 const AGENTS: usize = 4;
 const SLOTS: usize = 2;
@@ -44,8 +45,11 @@ fn serve(fixture: &Fixture) -> Hub {
 }
 
 async fn until_run(fixture: &Fixture, count: usize) {
-    let enough = in_time(PATIENCE, async || fixture.times_run() >= count).await;
-    assert!(enough, "{} of {count} run", fixture.times_run());
+    let enough = async || match fixture.times_run() {
+        times if times >= count => Ok(()),
+        times => Err(times),
+    };
+    until(&format!("{count} run"), enough).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]

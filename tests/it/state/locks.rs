@@ -3,15 +3,15 @@
 use std::fs;
 use std::os::unix::fs::PermissionsExt as _;
 use std::process::Command;
-use std::time::Instant;
 
-use integration_tests::process::{DEADLINE, Stream, ends};
+use integration_tests::process::{Stream, ends};
 use integration_tests::tool::program;
 use integration_tests::{FakeTool, Repository, fifo, job};
 use job_contract::report::{LockStatus, StateLock, StateStatus, StopReason};
 use job_contract::{StepType, Tool, env};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
+use test_peers::wait::until_blocking;
 
 use super::{Bucket, Gate, Journey, lock_key, tool_at_the_gate};
 use crate::machine;
@@ -144,18 +144,15 @@ fn after_a_plan_without_a_plan_file_its_lock_is_checked_and_a_failed_check_is_re
 
 /// The one child of a process. Threads come and go, and what they had started goes to another.
 fn child_of(parent: Pid) -> Pid {
-    let deadline = Instant::now() + DEADLINE;
-    loop {
+    let child = until_blocking("one child", || {
         let tasks = fs::read_dir(format!("/proc/{parent}/task")).unwrap();
         let children = tasks.flatten().filter_map(|task| {
             let children = fs::read_to_string(task.path().join("children"));
             children.ok()
         });
-        if let Ok(child) = children.collect::<String>().trim().parse() {
-            return Pid::from_raw(child);
-        }
-        assert!(Instant::now() < deadline, "there is never one child");
-    }
+        children.collect::<String>().trim().parse::<i32>()
+    });
+    Pid::from_raw(child)
 }
 
 fn a_lock_of_another_run_is_named_with_its_holder_and_left_alone(tool: Tool) {

@@ -3,12 +3,12 @@
 use std::fs;
 use std::time::{Duration, Instant};
 
-use integration_tests::process::DEADLINE;
 use integration_tests::{Repository, job};
 use job_contract::keys::{Area, ObjectKey};
 use job_contract::{StepType, Tool, env};
 use nix::fcntl::{Flock, FlockArg};
 use nix::sys::signal::Signal;
+use test_peers::wait::until_blocking;
 
 use super::{Bucket, Journey, is_state, tool_at_the_gate};
 use crate::machine;
@@ -164,10 +164,7 @@ fn an_executor_killed_before_its_report_has_stored_everything_and_is_not_repeate
         &journey.apply.job_id,
         &journey.apply.step_id,
     );
-    let deadline = Instant::now() + DEADLINE;
-    while journey.bucket.bytes(&output).is_none() {
-        assert!(Instant::now() < deadline, "the log was never stored");
-    }
+    until_blocking("the log is stored", || journey.bucket.bytes(&output));
     run.running.signal(Signal::SIGKILL);
     run.wait();
     drop(record);

@@ -4,6 +4,7 @@ use std::fs;
 
 use integration_tests::Repository;
 use job_contract::env;
+use test_peers::wait;
 use test_platform::{Flow, NewJob, Platform, Status, Workspace};
 
 use super::{Gate, RunTarget, Stage};
@@ -57,14 +58,11 @@ async fn a_run_is_watched_live_as_text_and_as_a_picture() {
     assert_eq!(stage.platform.job(job).status, Status::Running);
     assert!(stage.platform.heartbeat(job).await.is_some());
     let step = stage.platform.job(job).step_of("terraformApply").id.clone();
-    let mut pictures = stage.platform.structured(job).await;
     let of_apply = |picture: &serde_json::Value| {
         picture["phase"] == "apply" && picture["changes"].get(&step).is_some()
     };
-    while !pictures.iter().any(of_apply) {
-        tokio::time::sleep(super::POLL).await;
-        pictures = stage.platform.structured(job).await;
-    }
+    let has_picture = async || stage.platform.structured(job).await.iter().any(of_apply);
+    wait::until("a picture of the apply", has_picture).await;
     gate.open().await;
     stage.platform.until_job(job, Status::Completed).await;
     stage.platform.assert_kept().await;

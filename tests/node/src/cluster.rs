@@ -5,19 +5,19 @@ use std::fs;
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use anyhow::{Context as _, Result, bail, ensure};
+use anyhow::{Context as _, Result, ensure};
 use k8s_openapi::api::core::v1::Node;
 use kube::config::{KubeConfigOptions, Kubeconfig};
 use kube::{Api, Client, Config};
 use test_cluster::{ControlPlane, Programs};
+use test_peers::wait;
 
 use crate::power::Power;
 use crate::{Folder, NODE, images, network, runtime};
 
 const START: Duration = Duration::from_mins(2);
-const POLL: Duration = Duration::from_millis(100);
 /// Folders of the machine to which programs write that have no option for another one. An empty one may remain.
 const PRIVATE: [&str; 5] = [
     "/run",
@@ -113,20 +113,25 @@ async fn until_ready(folder: &Folder) -> Result<()> {
     let file = Kubeconfig::read_from(folder.kubeconfig())?;
     let config = Config::from_custom_kubeconfig(file, &KubeConfigOptions::default()).await?;
     let nodes = Api::<Node>::all(Client::try_from(config)?);
-    let until = Instant::now() + START;
-    loop {
-        let node = nodes.get_opt(runtime::NODE_NAME).await?;
-        let conditions = node.and_then(|node| node.status?.conditions);
-        let mut conditions = conditions.iter().flatten();
-        if conditions.any(|condition| condition.type_ == "Ready" && condition.status == "True") {
-            return Ok(());
-        }
-        if Instant::now() > until {
+    let is_ready = || async {
+        let conditions = nodes
+            .get(runtime::NODE_NAME)
+            .await?
+            .status
+            .and_then(|status| status.conditions);
+        let ready = conditions
+            .iter()
+            .flatten()
+            .any(|condition| condition.type_ == "Ready" && condition.status == "True");
+        ensure!(ready, "{conditions:?}");
+        Ok(())
+    };
+    wait::within(START, "the node is ready", is_ready)
+        .await
+        .with_context(|| {
             let log = fs::read_to_string(folder.path("kubelet.log")).unwrap_or_default();
             let lines: Vec<_> = log.lines().collect();
             let end = lines[lines.len().saturating_sub(20)..].join("\n");
-            bail!("the node was not ready in time, the kubelet's log ends: {end}");
-        }
-        tokio::time::sleep(POLL).await;
-    }
+            format!("the kubelet's log ends: {end}")
+        })
 }

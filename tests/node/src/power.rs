@@ -7,11 +7,12 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use anyhow::{Context as _, Result, bail};
+use anyhow::{Result, bail};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
+use test_peers::wait;
 
 use crate::{Folder, runtime};
 
@@ -48,14 +49,12 @@ impl Power {
         let command = runtime::containerd(&self.folder)?;
         let service = Service::start("containerd", command, &self.folder)?;
         self.running.push(service);
-        let until = Instant::now() + START;
-        while let Err(error) = UnixStream::connect(self.folder.path("containerd.sock")) {
-            if Instant::now() > until {
-                return Err(error)
-                    .context("containerd does not listen; its log is beside its socket");
-            }
-            thread::sleep(POLL);
-        }
+        let listens = || UnixStream::connect(self.folder.path("containerd.sock")).map(drop);
+        wait::within_blocking(
+            START,
+            "containerd listens; its log is beside its socket",
+            listens,
+        )?;
         Ok(())
     }
 

@@ -7,7 +7,7 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::sync::mpsc::{Receiver, channel};
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
@@ -17,9 +17,7 @@ use nix::unistd::{Pid, geteuid, mkfifo};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
-/// The timeout of every wait.
-const DEADLINE: Duration = Duration::from_mins(1);
-const POLL: Duration = Duration::from_millis(50);
+use crate::wait::{self, DEADLINE};
 
 /// A browser with one page.
 #[derive(Debug)]
@@ -190,19 +188,15 @@ impl Browser {
 
     /// Waits until the page contains a text, and returns the page.
     pub fn until(&mut self, expected: &str) -> io::Result<String> {
-        let start = Instant::now();
-        loop {
+        let found = wait::within_blocking(DEADLINE, expected, || {
             // While a page loads, there may be none.
-            let html = self.html();
-            if html.as_ref().is_ok_and(|html| html.contains(expected)) {
-                return html;
+            let html = self.html()?;
+            match html.contains(expected) {
+                true => Ok(html),
+                false => Err(io::Error::other(format!("it is not in\n{html}"))),
             }
-            if start.elapsed() > DEADLINE {
-                let text = format!("`{expected}` is not in\n{}", html?);
-                return Err(io::Error::other(text));
-            }
-            thread::sleep(POLL);
-        }
+        });
+        found.map_err(io::Error::other)
     }
 
     /// Stores a screenshot of the whole page as PNG.

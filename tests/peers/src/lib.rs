@@ -20,5 +20,6 @@ pub mod s3;
 pub mod skips;
 pub mod sshd;
 pub mod terraform;
+pub mod wait;
 
 pub use daemon::installed;

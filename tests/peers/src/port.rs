@@ -43,21 +43,19 @@ impl Port {
 #[cfg(test)]
 pub(crate) mod tests {
     use std::net::{TcpListener, TcpStream};
-    use std::time::{Duration, Instant};
 
     use super::*;
+    use crate::wait;
 
     /// Waits until nobody listens there. A child that another test starts has the listener too, until it executes its
     /// program: until then connections are accepted, or reset when it ends.
     pub(crate) fn until_refused(address: SocketAddr) {
-        let until = Instant::now() + Duration::from_secs(20);
-        loop {
-            let found = TcpStream::connect(address);
-            match &found {
-                Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => return,
-                _ => assert!(Instant::now() < until, "{found:?}"),
+        wait::until_blocking("connections are refused", || {
+            match TcpStream::connect(address) {
+                Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => Ok(()),
+                found => Err(format!("{found:?}")),
             }
-        }
+        });
     }
 
     #[test]

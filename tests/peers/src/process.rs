@@ -21,8 +21,7 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde_json::Value;
 
-/// No journey waits longer for one thing; generous, because a machine may be busy with other tests.
-pub const DEADLINE: Duration = Duration::from_secs(90);
+use crate::wait::{self, DEADLINE};
 
 /// Which of its two streams a process wrote to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -237,16 +236,8 @@ pub fn has_ended(pid: impl fmt::Display) -> bool {
 
 /// Whether a process ends before [`DEADLINE`].
 pub fn ends(pid: impl fmt::Display) -> bool {
-    let deadline = Instant::now() + DEADLINE;
-    loop {
-        if has_ended(&pid) {
-            return true;
-        }
-        if Instant::now() > deadline {
-            return false;
-        }
-        thread::sleep(Duration::from_millis(5));
-    }
+    let has_ended = || has_ended(&pid);
+    wait::within_blocking(DEADLINE, "the end of a process", has_ended).is_ok()
 }
 
 /// Everything there is to know, for the message of a failed assertion.

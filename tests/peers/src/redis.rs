@@ -12,6 +12,7 @@ use std::time::Duration;
 use tempfile::TempDir;
 
 use crate::port::Port;
+use crate::wait;
 
 /// Longer than a start takes on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -360,24 +361,19 @@ impl RedisCluster {
 
     /// Nodes tell each other by and by; there is nothing to wait on but their own word.
     fn wait_until_whole(&self) -> io::Result<()> {
-        let deadline = std::time::Instant::now() + PATIENCE;
         for node in &self.nodes {
             let mut client = node.connect().map_err(io::Error::other)?;
-            loop {
-                let info: String = redis::cmd("CLUSTER")
+            let is_whole = || {
+                let info = redis::cmd("CLUSTER")
                     .arg("INFO")
-                    .query(&mut client)
-                    .map_err(io::Error::other)?;
-                if info.contains("cluster_state:ok") && info.contains("cluster_slots_ok:16384") {
-                    break;
-                }
-                if std::time::Instant::now() > deadline {
-                    return Err(io::Error::other(format!(
-                        "the cluster does not form: {info}"
-                    )));
-                }
-                std::thread::sleep(Duration::from_millis(20));
-            }
+                    .query::<String>(&mut client);
+                let info = info.map_err(|error| error.to_string())?;
+                let signs = ["cluster_state:ok", "cluster_slots_ok:16384"];
+                let whole = signs.iter().all(|sign| info.contains(sign));
+                if whole { Ok(()) } else { Err(info) }
+            };
+            wait::within_blocking(PATIENCE, "the cluster forms", is_whole)
+                .map_err(io::Error::other)?;
         }
         Ok(())
     }

@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use serde_json::Value;
 use test_peers::terraform;
+use test_peers::wait::{self, DEADLINE};
 use tokio::sync::mpsc::{UnboundedSender, unbounded_channel};
 use tokio::sync::watch;
 use uuid::Uuid;
@@ -22,11 +23,6 @@ use crate::server::Server;
 use crate::streams::{LogEntry, StreamPosition, Streams};
 use crate::token::Secret;
 use crate::{scheduler, sweep};
-
-/// How long a test waits for one condition. Long, because other tests may keep the machine busy.
-const DEADLINE: Duration = Duration::from_secs(90);
-
-const POLL: Duration = Duration::from_millis(20);
 
 /// The tool puts fewer characters before a line of a provisioner.
 const ADDRESS: usize = 200;
@@ -522,26 +518,20 @@ impl Platform {
                 terraform::whole(&pieces.join("\n"), |line| line == said).contains(needle)
             }
         };
-        let wait = async {
-            let (mut position, mut lines) = (StreamPosition::default(), Vec::new());
-            loop {
-                let over = self.job(job).status.is_terminal();
-                lines.extend(self.news(job, &mut position).await);
-                if holds(&lines) {
-                    return;
-                }
-                if over {
-                    let lines = self.streamed(job).await;
-                    panic!("{needle:?} is not in {lines:#?}\n{}", self.report());
-                }
-                // The next lines may complete a cut line.
-                lines.drain(..lines.len().saturating_sub(PIECES));
-                tokio::time::sleep(POLL).await;
-            }
+        let seen = tokio::sync::Mutex::new((StreamPosition::default(), Vec::new()));
+        let look = || async {
+            let (position, lines) = &mut *seen.lock().await;
+            let over = self.job(job).status.is_terminal();
+            lines.extend(self.news(job, position).await);
+            let found = holds(lines);
+            // The next lines may complete a cut line.
+            lines.drain(..lines.len().saturating_sub(PIECES));
+            (found || over).then_some(found)
         };
-        if tokio::time::timeout(DEADLINE, wait).await.is_err() {
+        let found = wait::within(DEADLINE, needle, look).await;
+        if !found.as_ref().is_ok_and(|found| *found) {
             let lines = self.streamed(job).await;
-            panic!("{needle:?}: not in time in {lines:#?}\n{}", self.report());
+            panic!("{needle:?} is not in {lines:#?}\n{}", self.report());
         }
     }
 
@@ -617,13 +607,10 @@ impl Platform {
     /// Whether the heartbeat of the job ends. The process that reported its end needs a moment to end itself. A key that
     /// expires without another beat counts as removed.
     async fn falls_silent(&self, job: u32) -> bool {
-        let wait = async {
-            while self.heartbeat(job).await.is_some_and(|left| left > LIVING) {
-                tokio::time::sleep(POLL).await;
-            }
-        };
+        let is_silent = || async { self.heartbeat(job).await.is_none_or(|left| left <= LIVING) };
         let limit = self.shared.settings.silent_within;
-        tokio::time::timeout(limit, wait).await.is_ok()
+        let silent = wait::within(limit, "the heartbeat ends", is_silent).await;
+        silent.is_ok()
     }
 
     async fn leftovers(&self, job: u32) -> Vec<(Rule, String)> {

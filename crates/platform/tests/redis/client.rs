@@ -5,8 +5,9 @@ use std::time::{Duration, Instant};
 use job_contract::chain;
 use platform::redis::{Redis, RedisArgs, RedisError, Retention, StreamEntry, Taken};
 use test_peers::redis::{Options, RedisCluster, RedisServer, Sentinel};
+use test_peers::wait::until;
 
-use crate::support::{LONG, args, eventually, redis, redis_at, until_it_answers};
+use crate::support::{args, redis, redis_at, until_it_answers};
 
 const MINUTE: Duration = Duration::from_mins(1);
 
@@ -234,7 +235,7 @@ async fn sentinels_lead_to_the_server_and_after_a_failover_to_the_next() {
         .unwrap()
         .get_connection()
         .unwrap();
-    eventually("the replica is known", || {
+    until("the replica is known", async || {
         let known: Vec<redis::Value> = redis::cmd("SENTINEL")
             .arg("replicas")
             .arg("mymaster")
@@ -245,11 +246,11 @@ async fn sentinels_lead_to_the_server_and_after_a_failover_to_the_next() {
     .await;
     sentinel.lose_patience().unwrap();
     first.kill();
-    let started = Instant::now();
-    while let Err(error) = redis.set(b"after", b"failover", MINUTE).await {
-        assert!(started.elapsed() < LONG, "{}", chain(&error));
-        tokio::time::sleep(Duration::from_millis(50)).await;
-    }
+    until("the failover", async || {
+        let set = redis.set(b"after", b"failover", MINUTE).await;
+        set.map_err(|error| chain(&error).to_string())
+    })
+    .await;
     let there: String = redis::cmd("GET")
         .arg("after")
         .query(&mut second.connect().unwrap())

@@ -6,8 +6,9 @@ use platform::heartbeat::{Heartbeat, HeartbeatState, Heartbeats, heartbeat_state
 use platform::java;
 use platform::redis::RedisArgs;
 use test_peers::redis::RedisServer;
+use test_peers::wait::{until, until_blocking};
 
-use crate::support::{args, eventually, redis, redis_at};
+use crate::support::{args, redis, redis_at};
 
 fn ttl(client: &mut redis::Connection, job: &str) -> i64 {
     redis::cmd("TTL").arg(key(job)).query(client).unwrap()
@@ -30,7 +31,7 @@ async fn a_heartbeat_exists_from_the_start_to_the_end() {
     let server = RedisServer::start().unwrap();
     let mut client = server.connect().unwrap();
     let heartbeat = Heartbeat::start(&redis_at(&server), "42").unwrap();
-    eventually("it beats", || is_alive(&mut client, "42")).await;
+    until("it beats", async || is_alive(&mut client, "42")).await;
     let left = ttl(&mut client, "42");
     assert!((40..=45).contains(&left), "{left}");
     let value: Vec<u8> = redis::cmd("GET").arg(key("42")).query(&mut client).unwrap();
@@ -44,7 +45,7 @@ async fn a_dropped_heartbeat_is_removed() {
     let server = RedisServer::start().unwrap();
     let mut client = server.connect().unwrap();
     let heartbeat = Heartbeat::start(&redis_at(&server), "42").unwrap();
-    eventually("it beats", || is_alive(&mut client, "42")).await;
+    until("it beats", async || is_alive(&mut client, "42")).await;
     drop(heartbeat);
     assert_eq!(ttl(&mut client, "42"), -2);
 }
@@ -54,11 +55,11 @@ async fn a_key_that_is_lost_is_written_again() {
     let mut server = RedisServer::start().unwrap();
     let heartbeat = Heartbeat::start(&redis_at(&server), "42").unwrap();
     let mut client = server.connect().unwrap();
-    eventually("it beats", || is_alive(&mut client, "42")).await;
+    until("it beats", async || is_alive(&mut client, "42")).await;
     // The restarted server has lost all keys.
     server.restart().unwrap();
     let mut client = server.connect().unwrap();
-    eventually("it beats again", || is_alive(&mut client, "42")).await;
+    until("it beats again", async || is_alive(&mut client, "42")).await;
     heartbeat.stop().await;
 }
 
@@ -69,7 +70,7 @@ async fn a_heartbeat_is_written_once_redis_is_available() {
     let heartbeat = Heartbeat::start(&redis_at(&server), "42").unwrap();
     server.restart().unwrap();
     let mut client = server.connect().unwrap();
-    eventually("it beats", || is_alive(&mut client, "42")).await;
+    until("it beats", async || is_alive(&mut client, "42")).await;
     heartbeat.stop().await;
 }
 
@@ -78,7 +79,7 @@ async fn a_redis_that_does_not_respond_delays_the_end_by_two_seconds_at_most() {
     let server = RedisServer::start().unwrap();
     let mut client = server.connect().unwrap();
     let heartbeat = Heartbeat::start(&redis_at(&server), "42").unwrap();
-    eventually("it beats", || is_alive(&mut client, "42")).await;
+    until("it beats", async || is_alive(&mut client, "42")).await;
     server.freeze().unwrap();
     let started = Instant::now();
     heartbeat.stop().await;
@@ -92,11 +93,7 @@ async fn a_run_that_leaves_its_runtime_no_time_has_a_heartbeat_still() {
     let mut client = server.connect().unwrap();
     // This test's runtime has one thread, and the loop below blocks it.
     let heartbeat = Heartbeat::start(&redis_at(&server), "42").unwrap();
-    let started = Instant::now();
-    while ttl(&mut client, "42") < 0 {
-        assert!(started.elapsed() < Duration::from_secs(30));
-        std::hint::spin_loop();
-    }
+    until_blocking("it beats", || ttl(&mut client, "42") >= 0);
     heartbeat.stop().await;
 }
 
@@ -109,20 +106,23 @@ async fn heartbeats_of_many_jobs_share_one_thread() {
         .map(|job| heartbeats.beat(&job.to_string()))
         .collect();
     for job in 0..200 {
-        eventually("each beats", || is_alive(&mut client, &job.to_string())).await;
+        until("each beats", async || {
+            is_alive(&mut client, &job.to_string())
+        })
+        .await;
     }
     // A second reason keeps the heartbeat of this job.
     beats.push(heartbeats.beat("8"));
     drop(beats.drain(7..=8));
     beats.push(heartbeats.beat("200"));
-    eventually("a new one beats", || is_alive(&mut client, "200")).await;
+    until("a new one beats", async || is_alive(&mut client, "200")).await;
     // The key expires by itself, because another process may send heartbeats for the job.
     assert!(ttl(&mut client, "7") > 0);
     for job in ["7", "8"] {
         let deleted: u64 = redis::cmd("DEL").arg(key(job)).query(&mut client).unwrap();
         assert_eq!(deleted, 1);
     }
-    eventually("the other ones go on", || is_alive(&mut client, "8")).await;
+    until("the other ones go on", async || is_alive(&mut client, "8")).await;
     assert_eq!(ttl(&mut client, "7"), -2, "a forgotten one does not");
 }
 
@@ -141,7 +141,7 @@ async fn orders_do_not_wait_for_an_unavailable_redis() {
     drop(beats.drain(..499));
     server.thaw().unwrap();
     let mut client = server.connect().unwrap();
-    eventually("the one that is left beats", || {
+    until("the one that is left beats", async || {
         is_alive(&mut client, "499")
     })
     .await;
@@ -170,7 +170,7 @@ async fn a_launcher_sends_heartbeats_only_until_the_executor_does() {
     let (mut client, redis) = (server.connect().unwrap(), redis_at(&server));
     let launchers = Heartbeats::start(&redis).unwrap();
     let waiting = launchers.beat("42");
-    eventually("it beats", || is_alive(&mut client, "42")).await;
+    until("it beats", async || is_alive(&mut client, "42")).await;
     assert_eq!(
         heartbeat_state(&redis, "42").await.unwrap(),
         HeartbeatState::FromLauncher
@@ -181,13 +181,13 @@ async fn a_launcher_sends_heartbeats_only_until_the_executor_does() {
     drop(waiting);
     write(&mut client, "1");
     let another = launchers.beat("43");
-    eventually("a round of beats has begun", || {
+    until("a round of beats has begun", async || {
         (ttl(&mut client, "43") > 0).then_some(())
     })
     .await;
     let mut expire = redis::cmd("EXPIRE");
     expire.arg(key("43")).arg(30).exec(&mut client).unwrap();
-    eventually("a whole round is over", || {
+    until("a whole round is over", async || {
         (ttl(&mut client, "43") > 40).then_some(())
     })
     .await;
@@ -200,7 +200,7 @@ async fn a_launcher_sends_heartbeats_only_until_the_executor_does() {
     // The executor dies. The launcher sends no heartbeats for it.
     redis::cmd("DEL").arg(key("42")).exec(&mut client).unwrap();
     expire.exec(&mut client).unwrap();
-    eventually("another round is over", || {
+    until("another round is over", async || {
         (ttl(&mut client, "43") > 40).then_some(())
     })
     .await;
@@ -211,7 +211,7 @@ async fn a_launcher_sends_heartbeats_only_until_the_executor_does() {
 
     // Kubernetes creates another pod, which must start first.
     let waiting = launchers.beat("42");
-    eventually("it beats again", || is_alive(&mut client, "42")).await;
+    until("it beats again", async || is_alive(&mut client, "42")).await;
     assert_eq!(written(&mut client).as_deref(), Some("launcher"));
     drop((starting, waiting, another));
 }
@@ -222,13 +222,13 @@ async fn a_launcher_sends_heartbeats_for_an_executor_that_may_still_start() {
     let mut client = server.connect().unwrap();
     let launchers = Heartbeats::start(&redis_at(&server)).unwrap();
     let soon = launchers.beat_until_taken_over("42", MINUTE);
-    eventually("it beats", || is_alive(&mut client, "42")).await;
+    until("it beats", async || is_alive(&mut client, "42")).await;
     drop(soon);
     redis::cmd("DEL").arg(key("42")).exec(&mut client).unwrap();
     // The executor started long ago, as after a restart of the launcher.
     let late = launchers.beat_until_taken_over("42", Duration::ZERO);
     let other = launchers.beat("43");
-    eventually("the other one beats", || is_alive(&mut client, "43")).await;
+    until("the other one beats", async || is_alive(&mut client, "43")).await;
     assert_eq!(written(&mut client), None);
     drop((late, other));
 }

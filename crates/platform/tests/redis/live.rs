@@ -6,8 +6,9 @@ use platform::java;
 use platform::live::{LivePhase, LiveState, LiveViewPublisher};
 use serde_json::{Value, json};
 use test_peers::redis::RedisServer;
+use test_peers::wait::until;
 
-use crate::support::{LONG, eventually, redis_at, stream};
+use crate::support::{LONG, redis_at, stream};
 
 const STEP: &str = "5a5e1f0b-9c3f-4a55-9f0e-3d0f3b8f0101";
 const NAME: &str = "412-context";
@@ -26,7 +27,7 @@ async fn pictures_stand_in_a_stream_that_expires() {
     let mut client = server.connect().unwrap();
     let live = LiveViewPublisher::start(redis_at(&server), "412", STEP);
     live.publish(state("applying"));
-    eventually("the first is there at once", || {
+    until("the first is there at once", async || {
         (!stream(&mut client, NAME).is_empty()).then_some(())
     })
     .await;
@@ -69,7 +70,7 @@ async fn the_last_picture_does_not_wait_for_its_turn() {
         let name = format!("{number}-context");
         let live = LiveViewPublisher::start(redis_at(&server), &number.to_string(), STEP);
         live.publish(state("applying"));
-        eventually("the first is there", || {
+        until("the first is there", async || {
             (!stream(&mut client, &name).is_empty()).then_some(())
         })
         .await;
@@ -104,7 +105,7 @@ async fn a_redis_that_is_available_again_gets_the_latest_picture() {
     live.publish(state("first"));
     server.restart().unwrap();
     let mut client = server.connect().unwrap();
-    let arrived = eventually("one arrives", || {
+    let arrived = until("one arrives", async || {
         live.publish(state("later"));
         stream(&mut client, NAME).pop()
     });

@@ -15,8 +15,9 @@ use tempfile::TempDir;
 use test_peers::http::{Request, Response, Server};
 use test_peers::proxy::Proxy;
 use test_peers::redis::{Options, RedisServer};
+use test_peers::wait::until;
 
-use crate::support::{LONG, args, eventually, redis, redis_at, stream};
+use crate::support::{LONG, args, redis, redis_at, stream};
 
 const STEP: &str = "5a5e1f0b-9c3f-4a55-9f0e-3d0f3b8f0101";
 
@@ -130,7 +131,7 @@ async fn a_redis_killed_and_started_again_in_the_middle_loses_nothing_and_double
         write_numbers(&mut writer, round * 5000..(round + 1) * 5000).await;
         // The failure happens during a delivery, not before or after it.
         let mut client = server.connect().unwrap();
-        eventually("some lines arrive", || {
+        until("some lines arrive", async || {
             let entries: u32 = redis::cmd("XLEN")
                 .arg(java::encode("412"))
                 .query(&mut client)
@@ -148,7 +149,7 @@ async fn a_redis_killed_and_started_again_in_the_middle_loses_nothing_and_double
 
 /// Waits until the sink has given up the old connections and has opened a new one to check what was written.
 async fn given_up(way: &Proxy, before: u64) {
-    eventually("the answer is given up", || {
+    until("the answer is given up", async || {
         (way.accepted() > before).then_some(())
     })
     .await;
@@ -168,7 +169,7 @@ async fn lines_whose_answer_was_lost_are_not_sent_again() {
     let mut writer = log.writer();
     write_numbers(&mut writer, 0..1).await;
     let mut client = server.connect().unwrap();
-    eventually("the first line arrives", || {
+    until("the first line arrives", async || {
         (!stream(&mut client, "412").is_empty()).then_some(())
     })
     .await;
@@ -202,7 +203,7 @@ async fn remarks_of_others_are_not_taken_for_lines_whose_answer_was_lost() {
     let mut writer = log.writer();
     write_numbers(&mut writer, 0..1).await;
     let mut client = server.connect().unwrap();
-    eventually("the first line arrives", || {
+    until("the first line arrives", async || {
         (stream(&mut client, "412").len() == 3).then_some(())
     })
     .await;
@@ -381,7 +382,7 @@ async fn a_stream_the_platform_deletes_meanwhile_is_made_again() {
     let log = start(&folder, redis_sink(redis_at(&server)));
     let mut client = server.connect().unwrap();
     log.writer().line("before").await;
-    eventually("it arrives", || {
+    until("it arrives", async || {
         (!stream(&mut client, "412").is_empty()).then_some(())
     })
     .await;
@@ -604,7 +605,7 @@ async fn a_redis_that_is_away_for_a_minute_gets_what_was_written_meanwhile_once_
     let mut writer = log.writer();
     write_numbers(&mut writer, 0..LINES).await;
     let mut client = server.connect().unwrap();
-    eventually("some lines arrive", || {
+    until("some lines arrive", async || {
         let entries: u32 = redis::cmd("XLEN")
             .arg(java::encode("412"))
             .query(&mut client)

@@ -1,11 +1,12 @@
 //! Settings for a test's own server, and functions that read its content.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use job_contract::chain;
 use platform::java;
 use platform::redis::{Field, Redis, RedisArgs};
 use test_peers::redis::RedisServer;
+use test_peers::wait::until;
 
 /// Longer than any of these tests takes, so that a hang fails.
 pub(crate) const LONG: Duration = Duration::from_mins(1);
@@ -28,22 +29,13 @@ pub(crate) fn redis_at(server: &RedisServer) -> Redis {
 
 /// Waits until the server answers in time. On a busy machine, a short timeout may pass a few times.
 pub(crate) async fn until_it_answers(redis: &Redis) {
-    let started = Instant::now();
-    while let Err(error) = redis.ping().await {
-        assert!(started.elapsed() < LONG, "{}", chain(&error));
-    }
-}
-
-/// Repeats the question until there is an answer; fails if none comes.
-pub(crate) async fn eventually<T>(what: &str, mut question: impl FnMut() -> Option<T>) -> T {
-    let started = Instant::now();
-    loop {
-        if let Some(answer) = question() {
-            return answer;
-        }
-        assert!(started.elapsed() < LONG, "{what}");
-        tokio::time::sleep(Duration::from_millis(10)).await;
-    }
+    until("the server answers", async || {
+        redis
+            .ping()
+            .await
+            .map_err(|error| chain(&error).to_string())
+    })
+    .await;
 }
 
 /// One entry. Of Mayfly's code, only the codec is used to read it.

@@ -71,8 +71,10 @@ async fn read_tail(stream: Option<impl AsyncRead + Unpin>) -> io::Result<String>
 
 #[cfg(test)]
 mod tests {
+    use test_peers::process::ends;
+    use test_peers::wait::until;
+
     use super::*;
-    use std::time::{Duration, Instant};
 
     fn shell(script: &str) -> Command {
         let mut command = Command::new("sh");
@@ -100,27 +102,12 @@ mod tests {
             pid_file.display()
         );
         let running = tokio::spawn(run(shell(&script)));
-        let deadline = Instant::now() + Duration::from_secs(20);
-        let pid: i32 = loop {
-            if let Ok(text) = std::fs::read_to_string(&pid_file) {
-                break text.trim().parse().unwrap();
-            }
-            assert!(Instant::now() < deadline, "the command never started");
-            tokio::time::sleep(Duration::from_millis(5)).await;
-        };
+        let noted = until("the command starts", async || {
+            std::fs::read_to_string(&pid_file)
+        });
+        let pid: i32 = noted.await.trim().parse().unwrap();
         running.abort();
         assert!(running.await.is_err());
-        let alive = || {
-            // A killed process stays a zombie until its new parent reaps it.
-            std::fs::read_to_string(format!("/proc/{pid}/stat"))
-                .is_ok_and(|stat| !stat.contains(") Z "))
-        };
-        while alive() {
-            assert!(
-                Instant::now() < deadline,
-                "the grandchild outlived the future"
-            );
-            tokio::time::sleep(Duration::from_millis(5)).await;
-        }
+        assert!(ends(pid), "the grandchild outlived the future");
     }
 }

@@ -3,19 +3,19 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use anyhow::Result;
+use anyhow::{Result, bail, ensure};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
+use test_peers::wait::within;
 use tokio::sync::MutexGuard;
 
 use super::{AGENTS, HubSide, file_of, orphans, step_of};
 use crate::check::Line;
 use crate::facts::marks;
 use crate::faults::{ARRIVAL, END, REMOVAL, Target};
-use crate::peers::{Gate, LINES, Locks, Peers, try_until, until};
+use crate::peers::{Gate, LINES, Locks, Peers, holds};
 use crate::schedule::Fault;
 
-const POLL: Duration = Duration::from_millis(25);
 /// How long an executor may take to end. One that is stopped stores its output first, and sends the rest of its log for up to a
 /// minute.
 const ENDED: Duration = Duration::from_mins(3);
@@ -39,8 +39,12 @@ impl ExecutorProcess {
     }
 
     /// Waits until it has ended. Returns whether it has.
-    pub(crate) async fn until_ended(self) -> Result<bool> {
-        try_until(ENDED, || anyhow::Ok(!orphans::runs(self.pid)?)).await
+    pub(crate) async fn until_ended(self) -> bool {
+        let has_ended = || async {
+            ensure!(!orphans::runs(self.pid)?, "it runs");
+            Ok(())
+        };
+        holds(ENDED, "the end of the executor", has_ended).await
     }
 }
 
@@ -61,7 +65,8 @@ impl HubSide {
 
     /// Lets the hub miss a dispatch. It may be that of an older job: the platform repeats the oldest one first.
     pub(crate) async fn inject_at_dispatch(&self) -> Result<bool> {
-        let missed = until(ARRIVAL, || self.before_hub.missed() > 0).await;
+        let missed = || async { self.before_hub.missed() > 0 };
+        let missed = holds(ARRIVAL, "a missed dispatch", missed).await;
         self.start_missing().await?;
         Ok(missed)
     }
@@ -73,7 +78,7 @@ impl HubSide {
         fault: Fault,
         target: Target,
     ) -> Result<bool> {
-        let Some(executor) = self.executor(peers, target.job).await? else {
+        let Some(executor) = self.executor(peers, target.job).await else {
             return Ok(false);
         };
         let _lock = peers.locks.launchers.lock().await;
@@ -87,7 +92,7 @@ impl HubSide {
         let is_killed = matches!(fault, Fault::ExecutorEarly | Fault::AgentAndExecutorEarly);
         let ended = if is_killed {
             executor.kill();
-            executor.until_ended().await?
+            executor.until_ended().await
         } else {
             true
         };
@@ -104,12 +109,12 @@ impl HubSide {
         fault: Fault,
         target: Target,
     ) -> Result<bool> {
-        let Some(executor) = self.executor(peers, target.job).await? else {
+        let Some(executor) = self.executor(peers, target.job).await else {
             return Ok(false);
         };
         if fault == Fault::Terminated {
             executor.signal(Signal::SIGTERM);
-            return executor.until_ended().await;
+            return Ok(executor.until_ended().await);
         }
         let _lock = peers.locks.launchers.lock().await;
         match fault {
@@ -126,7 +131,7 @@ impl HubSide {
             executor.kill();
             self.start_missing().await?;
             // An agent ends the tool, which waits at its gate.
-            return Ok(executor.until_ended().await? && peers.until_over(target.job).await);
+            return Ok(executor.until_ended().await && peers.until_over(target.job).await);
         }
         let worked = peers.finish_work(target).await;
         self.start_missing().await?;
@@ -135,43 +140,44 @@ impl HubSide {
 
     /// Waits until the lines before the gate are printed. An executor that will be killed must have sent them too: its hub
     /// stores what it has got.
-    pub(crate) async fn until_printed(&self, peers: &Peers, target: Target) -> Result<bool> {
+    pub(crate) async fn until_printed(&self, peers: &Peers, target: Target) -> bool {
         let number = target.run.number;
         let mark = (number, Line::new(target.phase, LINES));
         let must_be_sent = target.run.fault.is_some_and(Fault::kills_the_tool);
-        let limit = tokio::time::Instant::now() + END;
-        while tokio::time::Instant::now() < limit {
+        let is_printed = || async {
             let printed = self.log_of(peers, target.job)?.unwrap_or_default();
             let sent = !must_be_sent || peers.redis_lost_data(number) || {
                 let sent = peers.streamed(target.job).await;
                 marks(&sent).contains(&mark)
             };
-            if sent && marks(&printed).contains(&mark) {
-                return Ok(true);
-            }
-            tokio::time::sleep(POLL).await;
-        }
-        Ok(false)
+            ensure!(sent, "they are not sent");
+            ensure!(marks(&printed).contains(&mark), "{printed}");
+            Ok(())
+        };
+        holds(END, "the lines before the gate", is_printed).await
     }
 
     /// The executor of a job, once it works.
-    pub(crate) async fn executor(
-        &self,
-        peers: &Peers,
-        job: u32,
-    ) -> Result<Option<ExecutorProcess>> {
-        let mut found = None;
-        try_until(ARRIVAL, || {
-            found = self.running(peers, job)?;
-            anyhow::Ok(found.is_some() || peers.platform.job(job).status.is_terminal())
-        })
-        .await?;
-        Ok(found)
+    pub(crate) async fn executor(&self, peers: &Peers, job: u32) -> Option<ExecutorProcess> {
+        let at_work = || async {
+            match self.running(peers, job)? {
+                None if !peers.platform.job(job).status.is_terminal() => bail!("none runs"),
+                found => Ok(found),
+            }
+        };
+        let found = within(ARRIVAL, "the executor", at_work).await;
+        found.inspect_err(|late| eprintln!("{late}")).ok()?
     }
 
     /// Waits until the folder of a finished run is removed. Returns whether it is.
-    pub(crate) async fn until_removed(&self, peers: &Peers, target: Target) -> Result<bool> {
-        try_until(REMOVAL, || Ok(self.folder_of(peers, target.job)?.is_none())).await
+    pub(crate) async fn until_removed(&self, peers: &Peers, target: Target) -> bool {
+        let is_removed = || async {
+            match self.folder_of(peers, target.job)? {
+                Some((_, folder)) => bail!("{} is left", folder.display()),
+                None => Ok(()),
+            }
+        };
+        holds(REMOVAL, "the removal of the folder", is_removed).await
     }
 
     /// The folder of the dispatched step of a job, and its agent.

@@ -1,20 +1,19 @@
 //! Faults of launchers, pods and the API server.
 
-use std::time::Duration;
-
-use anyhow::Result;
+use anyhow::{Context as _, Result, ensure};
 use k8s_openapi::api::batch::v1::Job;
 use k8s_openapi::api::core::v1::Pod;
 use kube::api::DeleteParams;
 use kube::{Api, ResourceExt as _};
 use test_cluster::{ADMIN, Fault as ApiFault};
+use test_peers::wait::within;
 use tokio::sync::MutexGuard;
 
 use super::{LAUNCHER, LauncherSide};
 use crate::check::Line;
 use crate::facts::marks;
 use crate::faults::{ARRIVAL, END, REMOVAL, Target};
-use crate::peers::{Gate, LINES, Locks, Peers, until};
+use crate::peers::{Gate, LINES, Locks, Peers, holds};
 use crate::schedule::Fault;
 
 impl LauncherSide {
@@ -58,12 +57,12 @@ impl LauncherSide {
             Fault::LaunchersAtDispatch => {
                 let jobs = Api::<Job>::namespaced(self.cluster.client(ADMIN)?, &self.runs);
                 let name = job_name(peers, target.job);
-                let limit = tokio::time::Instant::now() + ARRIVAL;
-                while jobs.get_opt(&name).await?.is_none() || self.cluster.faults().left() > 0 {
-                    if tokio::time::Instant::now() > limit {
-                        return Ok(false);
-                    }
-                    tokio::time::sleep(Duration::from_millis(25)).await;
+                let is_there = || async {
+                    jobs.get(&name).await?;
+                    self.faults_happened()
+                };
+                if !holds(ARRIVAL, "the Job", is_there).await {
+                    return Ok(false);
                 }
                 let _lock = peers.locks.launchers.lock().await;
                 self.launchers.lock().await.kill_all();
@@ -71,7 +70,7 @@ impl LauncherSide {
                 Ok(true)
             }
             // The dispatch ends only after all faults have happened.
-            _ => Ok(until(ARRIVAL, || self.cluster.faults().left() == 0).await),
+            _ => Ok(holds(ARRIVAL, "all faults", || async { self.faults_happened() }).await),
         }
     }
 
@@ -89,7 +88,7 @@ impl LauncherSide {
             self.start_missing().await?;
             return Ok(true);
         }
-        let Some(pod) = self.executor(peers, target.job).await? else {
+        let Some(pod) = self.executor(peers, target.job).await else {
             return Ok(false);
         };
         match fault {
@@ -102,7 +101,7 @@ impl LauncherSide {
             }
             _ => self.cluster.preempt(&pod).await?,
         }
-        self.until_ended(peers, target.job, &pod).await
+        Ok(self.until_ended(peers, target.job, &pod).await)
     }
 
     /// Injects a fault while the tool works. Returns whether it happened.
@@ -135,7 +134,7 @@ impl LauncherSide {
     }
 
     async fn inject_into_pod(&self, peers: &Peers, fault: Fault, target: Target) -> Result<bool> {
-        let Some(pod) = self.executor(peers, target.job).await? else {
+        let Some(pod) = self.executor(peers, target.job).await else {
             return Ok(false);
         };
         let pods = Api::<Pod>::namespaced(self.cluster.client(ADMIN)?, &self.runs);
@@ -162,7 +161,7 @@ impl LauncherSide {
                     .await?;
             }
         }
-        self.until_ended(peers, target.job, &pod).await
+        Ok(self.until_ended(peers, target.job, &pod).await)
     }
 
     async fn inject_into_api_server(
@@ -200,7 +199,7 @@ impl LauncherSide {
             self.cluster.cut_watches();
         }
         // The run waits until the first fault has happened to a launcher.
-        let happened = until(END, || faults.left() < ordered).await;
+        let happened = holds(END, "a fault", || async { faults.left() < ordered }).await;
         peers.release(target.run.number, Gate::Work);
         let over = peers.until_over(target.job).await;
         faults.clear();
@@ -208,34 +207,36 @@ impl LauncherSide {
     }
 
     /// Waits until the lines before the gate are in the container log.
-    pub(crate) async fn until_printed(&self, peers: &Peers, target: Target) -> Result<bool> {
+    pub(crate) async fn until_printed(&self, peers: &Peers, target: Target) -> bool {
         let mark = (target.run.number, Line::new(target.phase, LINES));
-        let limit = tokio::time::Instant::now() + END;
-        while tokio::time::Instant::now() < limit {
-            for pod in self.pods_of(peers, target.job).await? {
-                let log = self.cluster.container_log(&pod, "executor");
-                let log = log.unwrap_or_default();
-                if marks(&log).contains(&mark) {
-                    return Ok(true);
-                }
-            }
-            tokio::time::sleep(Duration::from_millis(25)).await;
-        }
-        Ok(false)
+        let is_printed = || async {
+            let pods = self.pods_of(peers, target.job).await?;
+            let logs = pods
+                .iter()
+                .filter_map(|pod| self.cluster.container_log(pod, "executor"));
+            let logs: String = logs.collect();
+            ensure!(marks(&logs).contains(&mark), "{logs}");
+            Ok(())
+        };
+        holds(END, "the lines before the gate", is_printed).await
+    }
+
+    /// Fails while not all ordered faults have happened.
+    fn faults_happened(&self) -> Result<()> {
+        let left = self.cluster.faults().left();
+        ensure!(left == 0, "{left} faults are left");
+        Ok(())
     }
 
     /// Waits until the Job of a finished run is removed. Returns whether it is.
     pub(crate) async fn until_removed(&self, peers: &Peers, target: Target) -> Result<bool> {
         let jobs = Api::<Job>::namespaced(self.cluster.client(ADMIN)?, &self.runs);
         let name = job_name(peers, target.job);
-        let limit = tokio::time::Instant::now() + REMOVAL;
-        while jobs.get_opt(&name).await?.is_some() {
-            if tokio::time::Instant::now() > limit {
-                return Ok(false);
-            }
-            tokio::time::sleep(Duration::from_millis(100)).await;
-        }
-        Ok(true)
+        let is_removed = || async {
+            ensure!(jobs.get_opt(&name).await?.is_none(), "it is there");
+            Ok(())
+        };
+        Ok(holds(REMOVAL, "the removal of the Job", is_removed).await)
     }
 
     async fn pods_of(&self, peers: &Peers, job: u32) -> Result<Vec<Pod>> {
@@ -244,16 +245,14 @@ impl LauncherSide {
     }
 
     /// The executor of a job, once it works.
-    pub(crate) async fn executor(&self, peers: &Peers, job: u32) -> Result<Option<Pod>> {
-        let limit = tokio::time::Instant::now() + END;
-        while tokio::time::Instant::now() < limit {
+    pub(crate) async fn executor(&self, peers: &Peers, job: u32) -> Option<Pod> {
+        let at_work = || async {
             let pods = self.pods_of(peers, job).await?;
-            if let Some(pod) = pods.into_iter().find(|pod| phase(pod) == "Running") {
-                return Ok(Some(pod));
-            }
-            tokio::time::sleep(Duration::from_millis(25)).await;
-        }
-        Ok(None)
+            let pod = pods.into_iter().find(|pod| phase(pod) == "Running");
+            pod.context("no pod is running")
+        };
+        let found = within(END, "the executor", at_work).await;
+        found.inspect_err(|late| eprintln!("{late}")).ok()
     }
 
     /// Kills an executor, as the kernel does.
@@ -262,17 +261,15 @@ impl LauncherSide {
     }
 
     /// Waits until an executor has ended. Returns whether it has.
-    pub(crate) async fn until_ended(&self, peers: &Peers, job: u32, pod: &Pod) -> Result<bool> {
-        let limit = tokio::time::Instant::now() + END;
-        while tokio::time::Instant::now() < limit {
+    pub(crate) async fn until_ended(&self, peers: &Peers, job: u32, pod: &Pod) -> bool {
+        let has_ended = || async {
             let pods = self.pods_of(peers, job).await?;
             let same = pods.iter().find(|other| other.uid() == pod.uid());
-            if same.is_none_or(|pod| matches!(phase(pod), "Succeeded" | "Failed")) {
-                return Ok(true);
-            }
-            tokio::time::sleep(Duration::from_millis(25)).await;
-        }
-        Ok(false)
+            let phase = same.map_or("Succeeded", phase);
+            ensure!(matches!(phase, "Succeeded" | "Failed"), "it is {phase}");
+            Ok(())
+        };
+        holds(END, "the end of the executor", has_ended).await
     }
 }
 

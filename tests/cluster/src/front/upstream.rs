@@ -18,6 +18,7 @@ use k8s_openapi::api::rbac::v1::{PolicyRule, Role, RoleBinding, RoleRef, Subject
 use kube::api::{DeleteParams, PostParams};
 use kube::{Api, Client, Config};
 use serde_json::Value;
+use test_peers::wait;
 
 use super::request::Target;
 use super::status::ApiError;
@@ -27,7 +28,6 @@ use crate::rights::{Action, Rule, sentence};
 const BODY: usize = 64 * 1024 * 1024;
 /// The server's RBAC follows Roles by a watch of its own.
 const EFFECT: Duration = Duration::from_secs(30);
-const POLL: Duration = Duration::from_millis(20);
 
 /// Why a request could not be handed on.
 #[derive(Debug, thiserror::Error)]
@@ -196,7 +196,6 @@ impl Upstream {
         granted: &Granted,
         allowed: bool,
     ) -> Result<(), kube::Error> {
-        let until = tokio::time::Instant::now() + EFFECT;
         for rule in granted.rules.iter().flat_map(Rule::singles) {
             let resource = rule.resources[0].as_str();
             let (resource, subresource) = resource.split_once('/').unwrap_or((resource, ""));
@@ -208,13 +207,14 @@ impl Upstream {
                 namespace: &granted.namespace,
                 name: rule.resource_names.first().map_or("", String::as_str),
             };
-            while self.allows(identity, &action).await? != allowed {
-                if tokio::time::Instant::now() > until {
-                    let late = std::io::Error::from(std::io::ErrorKind::TimedOut);
-                    return Err(kube::Error::Service(Box::new(late)));
+            let has_effect = || async {
+                match self.allows(identity, &action).await {
+                    Ok(now) if now == allowed => Ok(()),
+                    other => Err(format!("{other:?}")),
                 }
-                tokio::time::sleep(POLL).await;
-            }
+            };
+            let decided = wait::within(EFFECT, "the effect of a Role", has_effect).await;
+            decided.map_err(|late| kube::Error::Service(Box::new(late)))?;
         }
         Ok(())
     }

@@ -17,12 +17,12 @@ use job_contract::{JobData, env};
 use nix::unistd::Pid;
 use pool_protocol::token::PoolToken;
 use serde_json::{Map, Value, json};
+use test_peers::wait;
 
 use crate::launcher::memory_of;
 
 /// Nothing that works takes so long.
 pub(super) const PATIENCE: Duration = Duration::from_mins(5);
-const POLL: Duration = Duration::from_millis(20);
 /// The pools: of agents as processes, of many runs, of many agents that wait, and of an agent that stays idle.
 const POOLS: [&str; 4] = ["eu", "load", "empty", "idle"];
 
@@ -158,23 +158,13 @@ impl Hub {
 
     /// Waits until a line is in the metrics.
     pub(super) async fn until_line(&self, line: &str) -> Result<()> {
-        let wait = async {
-            loop {
-                let metrics = self.client.get(format!("{}/metrics", self.url())).send();
-                if metrics
-                    .await?
-                    .text()
-                    .await?
-                    .lines()
-                    .any(|found| found == line)
-                {
-                    return anyhow::Ok(());
-                }
-                tokio::time::sleep(POLL).await;
-            }
+        let has_line = || async {
+            let metrics = self.client.get(format!("{}/metrics", self.url())).send();
+            let metrics = metrics.await?.text().await?;
+            ensure!(metrics.lines().any(|found| found == line), "{metrics}");
+            Ok(())
         };
-        let waited = tokio::time::timeout(PATIENCE, wait).await;
-        waited.with_context(|| format!("not in time: {line}"))?
+        Ok(wait::within(PATIENCE, line, has_line).await?)
     }
 
     /// A memory figure of the kernel, in bytes.

@@ -14,8 +14,7 @@ use kube::{Api, Client, Config, ResourceExt as _};
 use serde_json::{Value, json};
 use test_cluster::{ADMIN, Cluster};
 use test_peers::skips::needed;
-
-use crate::in_cluster::PATIENCE;
+use test_peers::wait::DEADLINE;
 
 const MANAGER: &str = "mayfly-test";
 
@@ -73,7 +72,7 @@ impl DryRun {
                     .unwrap();
             }
             let established = await_condition(all.clone(), &name, conditions::is_crd_established());
-            tokio::time::timeout(PATIENCE, established)
+            tokio::time::timeout(DEADLINE, established)
                 .await
                 .unwrap()
                 .unwrap();

@@ -1,18 +1,14 @@
 //! The admission policy, in force in a real API server.
 
-use std::time::{Duration, Instant};
-
 use integration_tests::{Repository, job};
 use kube::Client;
 use serde_json::{Value, json};
 use test_chart::{Document, Release, values_files};
 use test_peers::skips::needed;
+use test_peers::wait;
 
-use super::super::PATIENCE;
 use super::dry_run::DryRun;
 use super::{makers_of_jobs, rendered};
-
-const POLL: Duration = Duration::from_millis(50);
 
 /// A release whose policy is in force.
 struct Policed {
@@ -61,11 +57,8 @@ impl Policed {
         let client = self.server.client_of(&user).await;
         let mut refused = job.clone();
         refused["metadata"]["labels"] = of_another();
-        let until = Instant::now() + PATIENCE;
-        while self.server.takes_from(&client, &refused).await.is_ok() {
-            assert!(Instant::now() < until, "the policy has no effect");
-            tokio::time::sleep(POLL).await;
-        }
+        let is_refused = async || self.server.takes_from(&client, &refused).await.is_err();
+        wait::until("the policy has an effect", is_refused).await;
         // The policy is for launchers alone.
         assert_eq!(self.server.takes(&refused).await, Ok(()));
         client

@@ -1,6 +1,6 @@
 //! The heartbeat of a run: first the launcher writes it, then only the executor, to the end.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use integration_tests::Repository;
 use integration_tests::process::Stream;
@@ -12,10 +12,11 @@ use platform::heartbeat::{self, HeartbeatState};
 use platform::redis::{Redis, RedisArgs};
 use serde_json::json;
 use test_cluster::{ADMIN, Fault as ClusterFault, State};
+use test_peers::wait;
 use test_platform::{Actor, Effect, Fault, Flow, Platform, Records, Status};
 
-use crate::in_cluster::{Fixture, LAUNCHER, Launcher, PATIENCE};
-use crate::terrakube::{Gate, POLL, RunTarget, Stage, quick};
+use crate::in_cluster::{Fixture, LAUNCHER, Launcher};
+use crate::terrakube::{Gate, RunTarget, Stage, quick};
 
 /// How long a job may stay without a heartbeat: less than any run here takes, and long enough for a launcher to write a key
 /// on a slow machine.
@@ -57,24 +58,42 @@ impl Stage {
     }
 
     async fn until_state(&self, job: u32, sign: HeartbeatState) {
-        let began = Instant::now();
-        while self.sign(job).await != sign {
-            let report = self.platform.report();
-            assert!(began.elapsed() < PATIENCE, "no sign of {sign:?}\n{report}");
-            tokio::time::sleep(POLL).await;
-        }
+        let what = format!("the sign {sign:?}");
+        self.until_so(&what, async || self.sign(job).await == sign)
+            .await;
     }
 
     /// Waits until the executor has written several heartbeats.
     async fn until_beaten_by_its_executor(&self, job: u32) {
         self.until_state(job, HeartbeatState::FromExecutor).await;
-        let (began, mut beats) = (Instant::now(), 0);
-        while beats < 3 {
-            assert!(began.elapsed() < PATIENCE, "{}", self.platform.report());
+        let mut beats = 0;
+        self.until_so("three beats", async || {
             beats += usize::from(self.hasten(job));
             assert_eq!(self.sign(job).await, HeartbeatState::FromExecutor);
-            tokio::time::sleep(POLL).await;
-        }
+            beats == 3
+        })
+        .await;
+    }
+
+    async fn until_so(&self, what: &str, mut is_so: impl AsyncFnMut() -> bool) {
+        let look = async || {
+            let so = is_so().await;
+            if so {
+                Ok(())
+            } else {
+                Err(self.platform.report())
+            }
+        };
+        wait::until(what, look).await;
+    }
+
+    /// Waits for another status, and has heartbeats end soon meanwhile.
+    async fn until_no_longer(&self, job: u32, status: Status) {
+        let has_changed = async || {
+            self.hasten(job);
+            self.platform.job(job).status != status
+        };
+        self.until_so("another status", has_changed).await;
     }
 
     /// A run whose executor is at work, with its launcher beside it.
@@ -148,12 +167,8 @@ impl Stage {
     }
 
     async fn until_alive(&self, job: u32) {
-        let began = Instant::now();
-        while self.platform.heartbeat(job).await.is_none() {
-            let report = self.platform.report();
-            assert!(began.elapsed() < PATIENCE, "no heartbeat\n{report}");
-            tokio::time::sleep(POLL).await;
-        }
+        let is_alive = async || self.platform.heartbeat(job).await.is_some();
+        self.until_so("a heartbeat", is_alive).await;
     }
 }
 
@@ -177,12 +192,7 @@ async fn a_launcher_that_has_lost_the_lease_keeps_no_run_alive() {
     let (stage, gate, _launcher, job) = or_skip!(Stage::waiting().await);
     stage.usurp_lease().await;
     // The new watcher does nothing. So the platform must find the run lost, although the former watcher runs.
-    let began = Instant::now();
-    while stage.platform.job(job).status == Status::Queue {
-        assert!(began.elapsed() < PATIENCE, "{}", stage.platform.report());
-        stage.hasten(job);
-        tokio::time::sleep(POLL).await;
-    }
+    stage.until_no_longer(job, Status::Queue).await;
     stage.platform.until_job(job, Status::Failed).await;
     gate.open().await;
 }
@@ -196,13 +206,14 @@ async fn a_waiting_run_has_a_heartbeat_while_the_api_server_is_unreachable() {
     launcher
         .running
         .wait_for(Stream::Stderr, "the Lease could not be acquired");
-    let (began, mut beats) = (Instant::now(), 0);
-    while beats < 3 {
-        assert!(began.elapsed() < PATIENCE, "{}", stage.platform.report());
-        beats += usize::from(stage.hasten(job));
-        assert_eq!(stage.platform.job(job).status, Status::Queue);
-        tokio::time::sleep(POLL).await;
-    }
+    let mut beats = 0;
+    stage
+        .until_so("three beats", async || {
+            beats += usize::from(stage.hasten(job));
+            assert_eq!(stage.platform.job(job).status, Status::Queue);
+            beats == 3
+        })
+        .await;
     faults.clear();
     gate.open().await;
     stage.platform.until_job(job, Status::Completed).await;
@@ -239,12 +250,7 @@ async fn a_run_on_a_dead_node_is_lost_in_a_minute_and_no_other_pod_starts_it() {
     assert_eq!(pods.len(), 1);
     cluster.silence_node(&pods[0]).await.unwrap();
     // What it beat last counts for a shorter time here.
-    let began = Instant::now();
-    while stage.platform.job(job).status == Status::Running {
-        assert!(began.elapsed() < PATIENCE, "{}", stage.platform.report());
-        stage.hasten(job);
-        tokio::time::sleep(POLL).await;
-    }
+    stage.until_no_longer(job, Status::Running).await;
     stage.platform.until_job(job, Status::Failed).await;
     let step = stage.platform.job(job).steps[0].id.clone();
     let output = stage.platform.step_output(job, &step).unwrap();
@@ -258,7 +264,7 @@ async fn a_run_on_a_dead_node_is_lost_in_a_minute_and_no_other_pod_starts_it() {
         ended.find(|condition| condition.type_ == "Failed" && condition.status == "True")?;
         Some(state.pods.clone())
     };
-    let left = cluster.wait_for(runs, PATIENCE, over).await.unwrap();
+    let left = stage.fixture().until("the Job has failed", over).await;
     let another = |pod: &Pod| pod.metadata.uid != pods[0].metadata.uid;
     assert!(!left.iter().any(another), "{left:?}");
     stage.platform.assert_kept().await;

@@ -8,7 +8,6 @@ use std::net::{Shutdown, TcpStream};
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 use std::thread::JoinHandle;
-use std::time::Duration;
 
 use integration_tests::machine::files_below;
 use integration_tests::{Repository, Search, TestSecret};
@@ -21,7 +20,7 @@ use nix::errno::Errno;
 use nix::sys::signal::Signal;
 use serde_json::{Value, json};
 use tempfile::TempDir;
-use test_cluster::ADMIN;
+use test_cluster::{ADMIN, State};
 use test_peers::git_http::{GitHttpOptions, serve as serve_git};
 use test_peers::redis::{Options, RedisServer};
 use test_peers::s3::{self, S3};
@@ -673,12 +672,8 @@ async fn secrets_appear_only_where_they_are_needed() {
         phase.is_some_and(|phase| ["Succeeded", "Failed"].contains(&phase))
     };
     let fixture = stage.fixture();
-    let ended = fixture
-        .cluster
-        .wait_for(&fixture.runs, Duration::from_mins(1), |state| {
-            state.pods.iter().all(is_over).then_some(())
-        });
-    ended.await.expect("each pod ends");
+    let all_over = |state: &State| state.pods.iter().all(is_over).then_some(());
+    fixture.until("each pod ends", all_over).await;
     // Container logs, termination messages and volumes among them.
     let nodes = contents(stage.fixture().cluster.folder());
     assert!(nodes.iter().any(|(name, _)| name.ends_with(".termination")));

@@ -3,7 +3,7 @@
 use std::io;
 use std::ops::Deref;
 use std::sync::{Arc, Mutex};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use futures_util::FutureExt as _;
 use futures_util::future::{BoxFuture, pending, ready};
@@ -11,6 +11,7 @@ use http::StatusCode;
 use job_contract::report::{Author, FinalReport, ReportKey};
 use k8s_openapi::jiff::{SignedDuration, Timestamp};
 use serde_json::{Value, json};
+use test_peers::wait::until;
 use verdict::{Observation, Timeouts, Verdict, VerdictKind};
 
 use super::super::shell::AT_ONCE;
@@ -121,20 +122,12 @@ fn watching_with(cluster: Cluster, settings: WatchSettings, recorder: Recorder) 
     Watching { recorder, task }
 }
 
-async fn until(what: &str, mut done: impl FnMut() -> bool) {
-    let begun = Instant::now();
-    while !done() {
-        assert!(begun.elapsed() < Duration::from_secs(15), "{what}");
-        tokio::time::sleep(Duration::from_millis(5)).await;
-    }
-}
-
 async fn until_delivered(watching: &Watching) {
-    until("it is reported", || !watching.delivered().is_empty()).await;
+    until("it is reported", async || !watching.delivered().is_empty()).await;
 }
 
 async fn until_reported_at(server: &Server) {
-    until("it is noted", || {
+    until("it is noted", async || {
         annotation_of(server, "job-1-a", "mayfly.dev/reported-at").is_string()
     })
     .await;
@@ -199,14 +192,14 @@ async fn a_run_whose_launcher_crashed_before_its_release_is_released() {
         .unwrap_err();
     assert!(suspended(&server, "job-1-a"));
     let _watching = watching(server.cluster());
-    until("it is released", || !suspended(&server, "job-1-a")).await;
+    until("it is released", async || !suspended(&server, "job-1-a")).await;
 }
 
 #[tokio::test]
 async fn a_job_that_is_seen_to_be_over_before_its_pod_is_has_the_pods_verdict() {
     let server = submitted().await;
     let watching = watching(server.cluster());
-    until("it is watched", || watching.observed(|_| true)).await;
+    until("it is watched", async || watching.observed(|_| true)).await;
     let dead = container(&json!({"terminated": {"exitCode": 137, "reason": "OOMKilled"}}));
     let dead = pod_of(&server, "job-1-a", dead);
     server.put_unheard("pods", dead);
@@ -248,7 +241,7 @@ async fn a_run_whose_executor_left_a_sealed_report_is_not_reported() {
     let cluster = server.cluster().with_report_key(Some(report_key()));
     let watching = watching(cluster);
     let step_failed = |observation: &Observation| matches!(observation, Observation::Ended(verdict) if verdict.kind == VerdictKind::StepFailed);
-    until("it is observed", || watching.observed(step_failed)).await;
+    until("it is observed", async || watching.observed(step_failed)).await;
     assert!(watching.delivered().is_empty());
     assert!(!server.requests().contains(&"get events".to_owned()));
 }
@@ -295,7 +288,7 @@ async fn where_pods_may_not_be_looked_at_runs_are_judged_by_their_jobs() {
             "status": {"startTime": long_ago}}),
     );
     let watching = watching(cluster);
-    until("it is said to be at work", || {
+    until("it is said to be at work", async || {
         watching.observed(|observation| *observation == Observation::InProgress)
     })
     .await;
@@ -378,12 +371,12 @@ async fn reports_that_take_long_keep_no_run_from_its_release() {
     let observer: Arc<dyn RunObserver> = Arc::clone(&stuck) as _;
     let watched = cluster.clone();
     let task = tokio::spawn(async move { watched.watch(often(), observer).await });
-    until("all are being reported", || {
+    until("all are being reported", async || {
         *stuck.0.lock().unwrap() == AT_ONCE
     })
     .await;
     cluster.submit(&inline("1", "held")).await.unwrap();
-    until("it is released", || !suspended(&server, "job-1-held")).await;
+    until("it is released", async || !suspended(&server, "job-1-held")).await;
     task.abort();
 }
 
@@ -415,7 +408,7 @@ async fn the_waiting_time_of_a_run_follows_the_clock_of_the_api_server() {
         );
         // A launcher that starts only now extends no deadline.
         let watching = watching_with(server.cluster(), settings.clone(), Recorder::default());
-        until("it is judged", || watching.observed(|_| true)).await;
+        until("it is judged", async || watching.observed(|_| true)).await;
         let given_up = watching.observed(|said| matches!(said, Observation::Ended(_)));
         assert_eq!(given_up, too_long, "{ahead} {waited}");
     }
@@ -427,7 +420,7 @@ async fn ended_without_a_word(server: &Arc<Server>) {
     let spec = objects.job.spec.as_mut().unwrap();
     spec.ttl_seconds_after_finished = Some(600);
     Box::pin(server.cluster().accept(&objects)).await.unwrap();
-    until("it is released", || !suspended(server, "job-1-a")).await;
+    until("it is released", async || !suspended(server, "job-1-a")).await;
     over(server, "job-1-a", "Failed");
 }
 
@@ -450,7 +443,7 @@ async fn a_refusal_is_written_onto_the_job() {
         ..Recorder::default()
     };
     let watching = watching_with(server.cluster(), often(), refused);
-    until("the refusal is noted", || {
+    until("the refusal is noted", async || {
         annotation_of(&server, "job-1-a", "mayfly.dev/report-refused").is_string()
     })
     .await;
@@ -466,7 +459,7 @@ async fn a_run_is_kept_until_some_watcher_reports_it_and_is_then_for_the_history
     assert_eq!(time_to_live(&server), day);
     let failing = Recorder::failing();
     let first = watching_with(server.cluster(), often(), failing);
-    until("it is tried", || first.attempts() > 2).await;
+    until("it is tried", async || first.attempts() > 2).await;
     assert_eq!(time_to_live(&server), day);
     drop(first);
 
@@ -496,7 +489,7 @@ async fn a_run_is_kept_until_some_watcher_reports_it_and_is_then_for_the_history
     };
     let fourth = watching_with(server.cluster(), settings, Recorder::default());
     let is_gone = || server.object("jobs", "job-1-a").is_none();
-    until("the history removes it", is_gone).await;
+    until("the history removes it", async || is_gone()).await;
     assert!(fourth.observed(|said| matches!(said, Observation::Ended(_))));
     assert_eq!(fourth.attempts(), 0, "the platform knows");
 }
@@ -511,7 +504,10 @@ async fn a_run_stopped_for_its_lost_node_has_that_verdict_from_every_launcher() 
     server.put("pods", at_work);
     let failing = Recorder::failing();
     let first = watching_with(server.cluster(), often(), failing);
-    until("it is stopped, and not reported", || first.attempts() > 0).await;
+    until("it is stopped, and not reported", async || {
+        first.attempts() > 0
+    })
+    .await;
     let job = server.object("jobs", "job-1-a").unwrap();
     assert_eq!(job["spec"]["activeDeadlineSeconds"], 1);
     drop(first);

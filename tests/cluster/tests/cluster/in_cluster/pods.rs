@@ -2,7 +2,6 @@
 
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::PathBuf;
-use std::time::Duration;
 
 use k8s_openapi::api::batch::v1::Job;
 use k8s_openapi::api::core::v1::{Pod, Secret};
@@ -12,11 +11,10 @@ use kube::core::NamespaceResourceScope;
 use kube::{Api, Resource, ResourceExt};
 use serde_json::{Value, json};
 use test_cluster::{ADMIN, Cluster, State};
+use test_peers::process::ends;
+use test_peers::wait::DEADLINE;
 
 use super::cluster;
-
-/// Nothing waits this long unless it is broken.
-const SOON: Duration = Duration::from_secs(90);
 
 struct Fixture {
     cluster: Cluster,
@@ -64,9 +62,9 @@ impl Fixture {
             .unwrap()
     }
 
-    async fn until<T>(&self, look: impl FnMut(&State) -> Option<T>) -> T {
+    async fn until<T>(&self, look: impl Fn(&State) -> Option<T>) -> T {
         self.cluster
-            .wait_for(&self.namespace, SOON, look)
+            .wait_for(&self.namespace, DEADLINE, "what the test looks for", look)
             .await
             .unwrap_or_else(|error| panic!("{error}"))
     }
@@ -361,16 +359,5 @@ async fn no_process_outlives_the_cluster() {
     let child = fixture.until(|_| read()).await;
     let Fixture { cluster, .. } = fixture;
     drop(cluster);
-    let alive = || {
-        let stat = std::fs::read_to_string(format!("/proc/{child}/stat")).unwrap_or_default();
-        !stat.is_empty() && !stat.contains(") Z ")
-    };
-    let until = std::time::Instant::now() + SOON;
-    while alive() {
-        assert!(
-            std::time::Instant::now() < until,
-            "process {child} is still there"
-        );
-        tokio::task::yield_now().await;
-    }
+    assert!(ends(child), "process {child} is still there");
 }
