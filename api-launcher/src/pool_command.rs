@@ -76,7 +76,7 @@ impl NewArgs {
             let place = format!("pools.{pool}.tokens");
             (place, token.reveal().to_owned(), token.digest())
         } else {
-            let token = OperatorToken::new();
+            let token = OperatorToken::random();
             let place = "operators.tokens".to_owned();
             (place, token.reveal().to_owned(), token.digest())
         };

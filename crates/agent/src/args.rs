@@ -56,7 +56,6 @@ token at the hub for access tokens of the pool.
 SIGTERM stops the agent as --on-stop says. A second signal leads from `drain` to `grace`, and from `grace` to `force`.";
 
 impl AgentArgs {
-    /// Returns the arguments of `configure`, if it is the subcommand.
     pub(crate) const fn configure(&self) -> Option<&ConfigureArgs> {
         match &self.command {
             Some(AgentCommand::Configure(args)) => Some(args),

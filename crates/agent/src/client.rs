@@ -24,7 +24,7 @@ use url::Url;
 use uuid::Uuid;
 
 use self::answer::{Answer, Failure};
-use self::exchange::{Exchange, ExchangeSettings};
+use self::exchange::Exchange;
 use self::token::PoolTokenSource;
 
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
@@ -39,12 +39,6 @@ const MAX_ANSWER_BYTES: usize = 32 * 1024 * 1024;
 #[derive(Clone, Debug)]
 pub(crate) enum AgentToken {
     Pool(PoolTokenSource),
-    Exchange(ExchangeSettings),
-}
-
-#[derive(Clone, Debug)]
-enum Token {
-    Pool(PoolTokenSource),
     Exchange(Arc<Exchange>),
 }
 
@@ -53,7 +47,7 @@ enum Token {
 pub(crate) struct HubClient {
     http: reqwest::Client,
     base: String,
-    token: Token,
+    token: AgentToken,
     contact: Arc<Mutex<Contact>>,
 }
 
@@ -64,7 +58,6 @@ struct Contact {
     problem: Option<String>,
 }
 
-/// A call to the hub.
 struct Call<'a> {
     method: Method,
     path: &'a str,
@@ -92,12 +85,7 @@ impl HubClient {
         Ok(Self {
             http,
             base: base.as_str().trim_end_matches('/').to_owned(),
-            token: match token {
-                AgentToken::Pool(source) => Token::Pool(source),
-                AgentToken::Exchange(settings) => {
-                    Token::Exchange(Arc::new(Exchange::new(settings)))
-                }
-            },
+            token,
             contact: Arc::new(Mutex::new(Contact {
                 last: None,
                 problem: None,
@@ -105,7 +93,6 @@ impl HubClient {
         })
     }
 
-    /// Registers this process.
     pub(crate) async fn register(
         &self,
         key: Uuid,
@@ -115,7 +102,6 @@ impl HubClient {
         self.request_json(call, registration).await
     }
 
-    /// Sends a heartbeat of this process.
     pub(crate) async fn heartbeat(
         &self,
         instance: InstanceId,
@@ -150,7 +136,6 @@ impl HubClient {
         self.request_json(call, body).await
     }
 
-    /// Removes this process from the list of agents.
     pub(crate) async fn remove(&self, instance: InstanceId) -> Result<(), Failure> {
         let path = path::instance(instance);
         let call = Call {
@@ -204,7 +189,7 @@ impl HubClient {
         let answer = self.attempt(call, body, &token).await?;
         match &self.token {
             // The access token may have expired while the request waited at the hub.
-            Token::Exchange(exchange) if answer.status == 401 => {
+            AgentToken::Exchange(exchange) if answer.status == 401 => {
                 exchange.discard(&token).await;
                 let token = self.own_token().await?;
                 self.attempt(call, body, &token).await
@@ -215,10 +200,8 @@ impl HubClient {
 
     async fn own_token(&self) -> Result<SecretString, Failure> {
         let token = match &self.token {
-            Token::Pool(source) => source
-                .read()
-                .map_err(|error| Failure::Unauthorized(error.to_string())),
-            Token::Exchange(exchange) => {
+            AgentToken::Pool(source) => source.read().map_err(Failure::Unauthorized),
+            AgentToken::Exchange(exchange) => {
                 let send = async |form: String| {
                     let request = self
                         .http
@@ -286,7 +269,6 @@ impl HubClient {
     }
 }
 
-/// Sends a request, and reads the response.
 async fn read(request: reqwest::RequestBuilder) -> Result<Answer, Failure> {
     let unreachable = |error: reqwest::Error| Failure::Unreachable(chain(&error));
     let mut response = request.send().await.map_err(unreachable)?;

@@ -27,7 +27,6 @@ async fn readiness(State(agent): State<Arc<Agent>>) -> (StatusCode, String) {
     }
 }
 
-/// Returns why the agent is not ready.
 pub(super) fn problem(agent: &Agent) -> Option<String> {
     let (silence, problem) = agent.client.silence();
     unready(silence, problem)

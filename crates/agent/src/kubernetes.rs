@@ -57,7 +57,6 @@ pub(crate) struct KubernetesTarget {
 }
 
 impl KubernetesTarget {
-    /// Connects to the cluster.
     pub(crate) async fn connect(
         settings: KubernetesSettings,
         agent: AgentName,
@@ -85,7 +84,6 @@ impl KubernetesTarget {
         })
     }
 
-    /// Builds the objects of a task.
     fn manifest(&self, order: &StartRequest) -> Result<Manifest, StartFailure> {
         let manifest = manifest::build(&order.job, &self.deployment)
             .map_err(|errors| StartFailure::Fail(VerdictKind::ConfigMissing, errors.to_string()))?;

@@ -104,7 +104,6 @@ impl AgentLease {
         order.is_some_and(|order| order.by == StoppedBy::Agent)
     }
 
-    /// Returns a receiver of stop orders.
     pub(crate) fn orders(&self) -> watch::Receiver<Option<StopOrder>> {
         self.orders.subscribe()
     }
@@ -185,29 +184,24 @@ impl Leases {
         self.lock().len()
     }
 
-    /// Orders a stop for all leases.
     pub(crate) fn order_all(&self, order: StopOrder) {
         for lease in self.lock().values() {
             lease.order(order);
         }
     }
 
-    /// Waits until there are fewer than `limit` leases.
     pub(crate) async fn fewer_than(&self, limit: usize) {
         self.until(|all| all.len() < limit).await;
     }
 
-    /// Waits until there is a lease.
     pub(crate) async fn at_least_one(&self) {
         self.until(|all| !all.is_empty()).await;
     }
 
-    /// Waits until the agent no longer has this lease.
     pub(crate) async fn without(&self, lease: LeaseId) {
         self.until(|all| !all.contains_key(&lease)).await;
     }
 
-    /// Waits until no lease is in this phase.
     pub(crate) async fn none_in(&self, phase: Phase) {
         self.until(|all| all.values().all(|lease| lease.state().phase != phase))
             .await;

@@ -238,7 +238,6 @@ impl Agent {
         })
     }
 
-    /// Returns whether the agent takes no more tasks.
     fn is_stopping(&self) -> bool {
         self.stopping.is_cancelled()
     }

@@ -12,7 +12,7 @@ use pool_protocol::version::VERSION;
 use tracing::{info, warn};
 use uuid::Uuid;
 
-use super::client::answer::{Failure, Pauses, RetryDecision, jitter};
+use super::client::answer::{Failure, Pauses, jitter};
 use super::lease::{Stop, StopOrder, StoppedBy};
 use super::{Agent, AgentError};
 
@@ -90,14 +90,12 @@ impl Agent {
         if self.settings.single_run && is_rejected && self.leases.len() == 0 {
             return Err(AgentError::Rejected(failure.clone()));
         }
-        match (next, failure) {
-            (_, Failure::Unsupported { .. }) => Err(AgentError::Unsupported(failure.clone())),
-            (RetryDecision::Retry(pause), _) => Ok(Some(pause)),
-            (RetryDecision::Register | RetryDecision::GiveUp, _) => Ok(None),
+        match failure {
+            Failure::Unsupported { .. } => Err(AgentError::Unsupported(failure.clone())),
+            _ => Ok(next),
         }
     }
 
-    /// Sends heartbeats of this process.
     pub(crate) async fn send_heartbeats(&self) -> Result<(), AgentError> {
         let mut pauses = Pauses::default();
         let mut unknown = None;

@@ -17,7 +17,7 @@ use uuid::Uuid;
 use verdict::VerdictKind;
 
 use super::Agent;
-use super::client::answer::{Failure, Pauses, RetryDecision, jitter};
+use super::client::answer::{Failure, Pauses, jitter};
 use super::lease::{AgentLease, Stop, StopOrder, StoppedBy};
 use super::target::{Executor, FoundExecutor, RunEnd, StartFailure, StartRequest, unreported};
 
@@ -289,7 +289,7 @@ impl Agent {
                 }
                 Err(failure) => failure,
             };
-            let RetryDecision::Retry(pause) = pauses.after(&failure, jitter) else {
+            let Some(pause) = pauses.after(&failure, jitter) else {
                 return Err(failure);
             };
             tokio::time::sleep(pause).await;

@@ -6,9 +6,10 @@ use std::time::SystemTime;
 use axum::http::{HeaderMap, header};
 use http_service::bearer;
 use pool_protocol::id::{LeaseId, PoolName, TaskId};
+use pool_protocol::lease::LeaseRef;
 use pool_protocol::problem::Code;
-use pool_protocol::token::{AccessGrant, JobGrant, PoolToken};
-use pool_protocol::version::{self, Versions};
+use pool_protocol::token::{AccessGrant, PoolToken};
+use pool_protocol::version;
 use pool_store::{Refusal, TaskView};
 use tracing::debug;
 
@@ -26,7 +27,6 @@ pub(super) enum Agent {
 }
 
 impl Agent {
-    /// Returns the pool of the token.
     pub(super) const fn pool(&self) -> &PoolName {
         match self {
             Self::Token(token) => token.pool(),
@@ -43,15 +43,13 @@ impl Agent {
     }
 }
 
-/// Checks the version of a request.
-pub(super) fn check_version(headers: &HeaderMap) -> Result<u32, Failure> {
+pub(super) fn check_version(headers: &HeaderMap) -> Result<(), Failure> {
     let header = headers.get(version::HEADER);
     let header = header.map(|value| value.to_str().unwrap_or_default());
-    Ok(Versions::OURS.check(header)?)
+    Ok(version::check(header)?)
 }
 
 impl Hub {
-    /// Returns the agent that sent a request.
     pub(super) fn agent(&self, headers: &HeaderMap) -> Result<Agent, Failure> {
         check_version(headers)?;
         let token = token_of(headers)?;
@@ -67,7 +65,6 @@ impl Hub {
         Ok(agent)
     }
 
-    /// Checks whether the token of an agent is valid now.
     pub(super) fn check(&self, agent: &Agent) -> Result<(), Failure> {
         let pools = self.pools.current();
         let now = SystemTime::now();
@@ -104,7 +101,7 @@ impl Hub {
         headers: &HeaderMap,
         task: TaskId,
         lease: LeaseId,
-    ) -> Result<JobGrant, Failure> {
+    ) -> Result<LeaseRef, Failure> {
         let token = token_of(headers)?;
         let grant = self.keys.current().verify(token);
         let grant = grant.ok_or_else(|| refused("this is no job token of this hub".to_owned()))?;
@@ -136,14 +133,14 @@ impl Hub {
         agent: &Agent,
         task: TaskId,
         lease: LeaseId,
-    ) -> Result<(TaskView, JobGrant), Failure> {
+    ) -> Result<(TaskView, LeaseRef), Failure> {
         let found = self.store.task_of(agent.pool(), task).await?;
         let found = found.ok_or(Refusal::TaskNotFound)?;
         if found.lease != Some(lease) {
             return Err(Refusal::LeaseSuperseded.into());
         }
         let fencing_token = found.fencing_token;
-        let grant = JobGrant {
+        let grant = LeaseRef {
             task,
             lease,
             fencing_token,
@@ -152,7 +149,6 @@ impl Hub {
     }
 }
 
-/// Returns whether the request has the token of an agent.
 pub(super) fn has_agent_token(headers: &HeaderMap) -> bool {
     token_of(headers)
         .is_ok_and(|token| token.starts_with(POOL_TOKEN) || AccessGrant::is_token(token))

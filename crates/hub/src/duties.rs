@@ -14,7 +14,6 @@ use tracing::{info, warn};
 
 use super::Hub;
 
-/// Performs all duties until the launcher stops.
 pub(super) async fn perform(hub: &Arc<Hub>) {
     let read_files = async {
         // Files are also read while there is no request, so that waiting requests notice a change.

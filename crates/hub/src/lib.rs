@@ -48,6 +48,7 @@ use job_contract::Exit;
 use platform::StepRef;
 use pool_protocol::id::{PoolName, TaskId};
 use pool_protocol::path;
+use pool_protocol::token::JobTokenKeys;
 use pool_store::{OpenError, Page, PoolView, Store, TaskView};
 use reporter::settings::PlatformSetupError;
 use reporter::{HeartbeatKeeper, LocalReporter, PlatformReporter};
@@ -57,7 +58,6 @@ use tokio::sync::Notify;
 
 use self::budget::Budget;
 use self::forms::Forms;
-use self::job_token_keys::KeySource;
 use self::metrics::PoolMetrics;
 use self::oidc::Issuers;
 use self::pools::Pools;
@@ -89,7 +89,7 @@ const FORM_TIMEOUT: Duration = Duration::from_secs(10);
 #[derive(Debug)]
 pub struct Hub {
     pools: WatchedFile<Pools>,
-    keys: Arc<KeySource>,
+    keys: Arc<WatchedFile<JobTokenKeys>>,
     store: Store,
     reporter: Arc<dyn PlatformReporter>,
     relay: Relay,
@@ -231,7 +231,6 @@ impl Hub {
         problem.map_or(Readiness::Ready, Readiness::Impaired)
     }
 
-    /// Returns the pools of the store, or why they cannot be read.
     async fn pool_views(&self) -> Result<Arc<[PoolView]>, String> {
         let read = async {
             let pools = self.store.pools().await;
@@ -247,9 +246,10 @@ impl Hub {
         if let Ok(pools) = pools {
             self.metrics.observe(file.names(), &pools);
         }
-        self.metrics.polls_waiting(self.polls.taken());
-        self.metrics
-            .store_full(self.store.lack_of_space().is_some());
+        let polls = i64::try_from(self.polls.taken()).unwrap_or(i64::MAX);
+        self.metrics.polls.set(polls);
+        let is_full = self.store.lack_of_space().is_some();
+        self.metrics.store_full.set(is_full.into());
     }
 
     /// Returns all tasks that are not over. The store returns them in pages.
@@ -271,7 +271,7 @@ impl Hub {
     }
 }
 
-fn open_keys(setting: KeySetting) -> Result<KeySource, HubError> {
+fn open_keys(setting: KeySetting) -> Result<WatchedFile<JobTokenKeys>, HubError> {
     match setting {
         KeySetting::Known(source) => Ok(source),
         KeySetting::Create(path) => {
@@ -279,12 +279,12 @@ fn open_keys(setting: KeySetting) -> Result<KeySource, HubError> {
                 path: path.clone(),
                 source,
             })?;
-            KeySource::file(&path).map_err(|errors| HubError::Key { path, errors })
+            WatchedFile::open(&path, job_token_keys::parse)
+                .map_err(|errors| HubError::Key { path, errors })
         }
     }
 }
 
-/// Returns the step of a task.
 fn step_of(task: &TaskView) -> StepRef {
     StepRef {
         organization_id: task.organization.clone(),

@@ -25,11 +25,11 @@ pub(crate) struct PoolMetrics {
     oldest: Family<Labels, Gauge>,
     agents: Family<Labels, Gauge>,
     slots: Family<Labels, Gauge>,
-    polls: Gauge,
-    store_full: Gauge,
+    pub(crate) polls: Gauge,
+    pub(crate) store_full: Gauge,
     redelivered: Family<Labels, Counter>,
     declined: Family<Labels, Counter>,
-    stale: Counter,
+    pub(crate) stale: Counter,
     poison: Family<Labels, Counter>,
     lost: Family<Labels, Counter>,
 }
@@ -141,16 +141,6 @@ impl PoolMetrics {
         self.oldest.get_or_create(&of(pool)).set(oldest);
     }
 
-    /// Sets the number of waiting requests for tasks.
-    pub(crate) fn polls_waiting(&self, count: usize) {
-        self.polls.set(i64::try_from(count).unwrap_or(i64::MAX));
-    }
-
-    /// Sets whether the disk of the store is full.
-    pub(crate) fn store_full(&self, is_full: bool) {
-        self.store_full.set(is_full.into());
-    }
-
     pub(crate) fn redelivered(&self, pool: &PoolName) {
         self.redelivered.get_or_create(&of(pool)).inc();
     }
@@ -158,10 +148,6 @@ impl PoolMetrics {
     pub(crate) fn declined(&self, pool: &PoolName, reason: DeclineReason) {
         let labels = declined(pool, reason);
         self.declined.get_or_create(&labels).inc();
-    }
-
-    pub(crate) fn stale(&self) {
-        self.stale.inc();
     }
 
     pub(crate) fn poison(&self, pool: &PoolName) {

@@ -216,7 +216,6 @@ fn check_age(claims: &Map<String, Value>, now: SystemTime) -> Result<(), Refusal
     }
 }
 
-/// Returns whether a subject matches a pattern.
 fn matches_pattern(pattern: &str, subject: &str) -> bool {
     match pattern.strip_suffix('*') {
         Some(start) => subject.starts_with(start),

@@ -95,7 +95,7 @@ pub fn router(hub: Arc<Hub>, open: bool) -> Router {
 async fn limit(State(site): State<Site>, request: Request, next: Next) -> Response {
     let (parts, body) = request.into_parts();
     let viewer = site.viewer(&parts);
-    let is_json = !parts.uri.path().starts_with("/ui");
+    let is_json = is_json(&parts.uri);
     let request = Request::from_parts(parts, body);
     let Some(viewer) = viewer else {
         return next.run(request).await;
@@ -108,6 +108,11 @@ async fn limit(State(site): State<Site>, request: Request, next: Next) -> Respon
         }
         None => PageError::Busy.into_response(),
     }
+}
+
+/// Whether the answer is JSON for scripts, and no page.
+fn is_json(uri: &Uri) -> bool {
+    !uri.path().starts_with("/ui")
 }
 
 /// Why a page is not shown.

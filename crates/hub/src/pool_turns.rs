@@ -69,7 +69,6 @@ impl PoolTurns {
         })
     }
 
-    /// Gives no more turns.
     pub(crate) fn close(&self) {
         self.shared.close();
         for pool in self.lock().values() {

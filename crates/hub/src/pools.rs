@@ -133,12 +133,10 @@ impl Pools {
         self.pools.values().any(|pool| !pool.oidc.is_empty())
     }
 
-    /// Returns the pool with this name.
     pub(crate) fn get(&self, name: &PoolName) -> Option<&Pool> {
         self.pools.get(name)
     }
 
-    /// Returns the names of all pools.
     pub(crate) fn names(&self) -> impl Iterator<Item = &PoolName> {
         self.pools.keys()
     }
@@ -211,7 +209,6 @@ impl Pools {
 }
 
 impl Pool {
-    /// Returns whether the pool takes runs of the organization.
     pub(crate) fn takes(&self, organization: &str) -> bool {
         match &self.organizations {
             Organizations::All => true,

@@ -20,6 +20,7 @@ use std::sync::Arc;
 use axum::extract::{Request, State};
 use axum::http::{HeaderMap, Method, StatusCode};
 use axum::response::{IntoResponse as _, Response};
+use platform::local::LocalPlatform;
 use platform::{Platform, StepRef};
 use pool_protocol::id::{LeaseId, TaskId};
 use pool_protocol::problem::Code;
@@ -29,7 +30,6 @@ use url::Url;
 
 use self::forward::{Outgoing, ToTerrakube};
 use self::log_limit::LogLimits;
-use self::records::Records;
 use self::rules::{Call, RelayRefusal};
 use self::turns::{Turn, Turns};
 use super::failure::Failure;
@@ -48,7 +48,7 @@ pub(crate) struct Relay {
 #[derive(Debug)]
 enum Destination {
     Terrakube(Box<ToTerrakube>),
-    Records(Records),
+    Records(LocalPlatform),
 }
 
 impl Destination {
@@ -62,13 +62,12 @@ impl Destination {
 }
 
 impl Relay {
-    /// A relay to this platform.
     pub(crate) fn new(platform: &Platform) -> Result<Self, reqwest::Error> {
         let to = match platform {
             Platform::Terrakube(terrakube) => {
                 Destination::Terrakube(Box::new(ToTerrakube::new(terrakube.clone())?))
             }
-            Platform::Local(records) => Destination::Records(Records::new(records.clone())),
+            Platform::Local(records) => Destination::Records(records.clone()),
         };
         Ok(Self {
             to,
@@ -85,12 +84,11 @@ impl Relay {
     ) -> Result<Response, Failure> {
         match &self.to {
             Destination::Terrakube(terrakube) => terrakube.send(outgoing, step, turn).await,
-            Destination::Records(records) => records.answer(outgoing, step, turn).await,
+            Destination::Records(records) => records::answer(records, outgoing, step, turn).await,
         }
     }
 }
 
-/// Handles a request of an executor to the platform.
 pub(super) async fn handle(State(hub): State<Arc<Hub>>, request: Request) -> Response {
     match pass(&hub, request).await {
         Ok(response) => response,
@@ -165,7 +163,7 @@ async fn authorize(
     let grant = hub.holder(headers, task, lease)?;
     let view = hub.store.task(task).await?.ok_or(Refusal::TaskNotFound)?;
     if (view.lease, view.fencing_token) != (Some(grant.lease), grant.fencing_token) {
-        hub.metrics.stale();
+        hub.metrics.stale.inc();
         return Err(Refusal::LeaseSuperseded.into());
     }
     let pools = hub.pools.current();

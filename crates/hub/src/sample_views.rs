@@ -33,6 +33,7 @@ pub(crate) fn task(state: TaskState) -> TaskView {
         silent: None,
         cancel_requested: false,
         end: None,
+        ended: None,
     }
 }
 

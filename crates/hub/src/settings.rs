@@ -1,18 +1,18 @@
 //! The settings of a hub.
 
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::time::Duration;
 
 use clap::{Args, ValueHint};
 use data_dir::{DataDir, DataDirArgs};
 use job_contract::env;
+use pool_protocol::token::JobTokenKeys;
 use pool_store::Rules;
 use reporter::settings::{PlatformArgs, PlatformSettings};
 use runtime::setting::{ReadSetting as _, Seconds, Setting, SettingError};
 use secrecy::{ExposeSecret as _, SecretString};
 
-use super::job_token_keys::{JobTokenKeys, KeySource};
+use super::job_token_keys;
 use super::pools::{self, OwnPool, Pools, RunLogs};
 use super::watched_file::WatchedFile;
 
@@ -79,19 +79,14 @@ pub(crate) enum HubPlatform {
 /// The source of the keys of job tokens.
 #[derive(Debug)]
 pub(crate) enum KeySetting {
-    Known(KeySource),
+    Known(WatchedFile<JobTokenKeys>),
     /// A file that is created if it does not exist.
     Create(PathBuf),
 }
 
 /// The URL of a store. It may contain a password.
+#[derive(Debug)]
 pub(crate) struct StoreUrl(SecretString);
-
-impl std::fmt::Debug for StoreUrl {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("StoreUrl")
-    }
-}
 
 impl StoreUrl {
     pub(crate) fn reveal(&self) -> &str {
@@ -240,11 +235,11 @@ impl HubArgs {
                 wrong(env::JOB_TOKEN_KEYS, vec![text]);
                 None
             }
-            (Some(keys), None) => JobTokenKeys::parse(keys.expose_secret())
-                .map(|keys| KeySetting::Known(KeySource::Given(Arc::new(keys))))
+            (Some(keys), None) => job_token_keys::parse(keys.expose_secret())
+                .map(|keys| KeySetting::Known(WatchedFile::without_file(keys)))
                 .map_err(|texts| wrong(env::JOB_TOKEN_KEYS, texts))
                 .ok(),
-            (None, Some(file)) => KeySource::file(file)
+            (None, Some(file)) => WatchedFile::open(file, job_token_keys::parse)
                 .map(KeySetting::Known)
                 .map_err(|texts| wrong(env::JOB_TOKEN_KEYS_FILE, texts))
                 .ok(),

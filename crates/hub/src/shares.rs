@@ -64,7 +64,6 @@ impl<K: Hash + Eq + Clone> Shares<K> {
         }
     }
 
-    /// Returns how many are taken.
     pub(crate) fn taken(&self) -> usize {
         self.lock().all
     }

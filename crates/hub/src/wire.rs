@@ -16,7 +16,7 @@ use axum::middleware::map_response;
 use axum::response::Response;
 use axum::routing::{delete, get, post};
 use pool_protocol::path;
-use pool_protocol::version::{MAX_HEADER, MIN_HEADER, Versions};
+use pool_protocol::version::{MAX_HEADER, MIN_HEADER, VERSION};
 
 use super::Hub;
 
@@ -69,15 +69,11 @@ pub(super) fn router() -> Router<Arc<Hub>> {
 
 /// Adds the supported versions to each response.
 async fn name_versions(mut response: Response) -> Response {
-    let ours = Versions::OURS;
-    for (name, version) in [
-        (MIN_HEADER, ours.min_version),
-        (MAX_HEADER, ours.max_version),
-    ] {
+    for name in [MIN_HEADER, MAX_HEADER] {
         let name = HeaderName::from_static(name);
         response
             .headers_mut()
-            .insert(name, HeaderValue::from(version));
+            .insert(name, HeaderValue::from(VERSION));
     }
     response
 }

@@ -83,7 +83,6 @@ macro_rules! id {
 
         impl $name {
             /// Returns a new id. Later ids sort after earlier ones.
-            #[must_use]
             pub fn new() -> Self {
                 Self(Uuid::now_v7())
             }

@@ -58,7 +58,6 @@ pub enum DeclineReason {
 
 impl DeclineReason {
     /// Returns whether the decline counts as an attempt.
-    #[must_use]
     pub const fn counts(self) -> bool {
         !matches!(self, Self::Draining | Self::Quota)
     }

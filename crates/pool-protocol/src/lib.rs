@@ -11,6 +11,7 @@ pub mod exchange;
 pub mod id;
 pub mod instance;
 pub mod lease;
+mod names;
 pub mod path;
 pub mod problem;
 pub mod task;

@@ -34,38 +34,16 @@ pub enum LeaseCall {
     Cancelled,
 }
 
-impl LeaseCall {
-    /// All calls.
-    pub const ALL: [Self; 7] = [
-        Self::Started,
-        Self::Decline,
-        Self::Accept,
-        Self::Heartbeat,
-        Self::Complete,
-        Self::Fail,
-        Self::Cancelled,
-    ];
-
-    /// Returns the last segment of the path.
-    #[must_use]
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Started => "started",
-            Self::Decline => "decline",
-            Self::Accept => "accept",
-            Self::Heartbeat => "heartbeat",
-            Self::Complete => "complete",
-            Self::Fail => "fail",
-            Self::Cancelled => "cancelled",
-        }
-    }
-
-    /// Returns the call with this name.
-    #[must_use]
-    pub fn of_name(name: &str) -> Option<Self> {
-        Self::ALL.into_iter().find(|call| call.name() == name)
-    }
-}
+// The last segment of the path.
+crate::names!(LeaseCall {
+    Started = "started",
+    Decline = "decline",
+    Accept = "accept",
+    Heartbeat = "heartbeat",
+    Complete = "complete",
+    Fail = "fail",
+    Cancelled = "cancelled",
+});
 
 /// A call for a lease.
 pub const LEASE: &str = "/api/v1/executor/tasks/{task}/leases/{lease}/{call}";
@@ -73,25 +51,21 @@ pub const LEASE: &str = "/api/v1/executor/tasks/{task}/leases/{lease}/{call}";
 pub const RELAY: &str = "/api/v1/executor/tasks/{task}/leases/{lease}/platform/{*path}";
 
 /// Returns the path of a call for a lease.
-#[must_use]
 pub fn lease(task: TaskId, lease: LeaseId, call: LeaseCall) -> String {
     format!("{}/{}", lease_base(task, lease), call.name())
 }
 
 /// Returns the prefix of the platform's paths for an executor that uses the relay.
-#[must_use]
 pub fn relay(task: TaskId, lease: LeaseId) -> String {
     format!("{}/platform", lease_base(task, lease))
 }
 
 /// Returns the path of an instance.
-#[must_use]
 pub fn instance(instance: InstanceId) -> String {
     format!("/api/v1/executor/instances/{instance}")
 }
 
 /// Returns the path for heartbeats of an instance.
-#[must_use]
 pub fn instance_heartbeat(instance: InstanceId) -> String {
     format!("/api/v1/executor/instances/{instance}/heartbeat")
 }

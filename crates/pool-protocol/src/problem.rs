@@ -56,7 +56,6 @@ pub enum Code {
 
 impl Code {
     /// Returns the HTTP status of the code.
-    #[must_use]
     pub const fn status(self) -> u16 {
         match self {
             Self::ExecutorProtocolVersionRequired | Self::RequestInvalid => 400,
@@ -101,7 +100,6 @@ pub struct Problem {
 
 impl Problem {
     /// Returns a problem with the status of its code.
-    #[must_use]
     pub fn new(code: Code, title: impl Into<String>) -> Self {
         let name = serde_json::to_value(code).ok();
         let name = name.as_ref().and_then(serde_json::Value::as_str);

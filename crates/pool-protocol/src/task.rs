@@ -31,7 +31,6 @@ pub enum TaskState {
 
 impl TaskState {
     /// Returns whether the task is over. Then its state never changes again.
-    #[must_use]
     pub const fn is_terminal(self) -> bool {
         matches!(self, Self::Completed | Self::Failed | Self::Cancelled)
     }

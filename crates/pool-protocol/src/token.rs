@@ -3,7 +3,7 @@
 //! A pool token has 256 random bits, and the hub stores only its SHA-256. A job token, an access token and a session
 //! contain their rights and a code under the hub's key, so the hub stores nothing.
 
-use std::fmt;
+use std::{fmt, iter};
 
 use base64::Engine as _;
 use base64::prelude::BASE64_URL_SAFE_NO_PAD;
@@ -12,7 +12,8 @@ use sha2::{Digest as _, Sha256};
 use subtle::ConstantTimeEq as _;
 use uuid::Uuid;
 
-use crate::id::{LeaseId, PoolName, TaskId};
+use crate::id::PoolName;
+use crate::lease::LeaseRef;
 
 const POOL_PREFIX: &str = "mfp";
 const JOB_PREFIX: &str = "mfr";
@@ -40,9 +41,8 @@ pub struct PoolToken {
 
 impl PoolToken {
     /// Returns a new token for a pool.
-    #[must_use]
     pub fn new(pool: PoolName) -> Self {
-        let body = format!("{POOL_PREFIX}_{pool}_{}", secret());
+        let body = format!("{POOL_PREFIX}_{pool}_{}", hex(&random_key()));
         let text = format!("{body}_{}", checksum(&body));
         Self { pool, text }
     }
@@ -82,13 +82,11 @@ impl PoolToken {
     }
 
     /// Returns what the hub stores: the SHA-256 of the token in hexadecimal digits.
-    #[must_use]
     pub fn digest(&self) -> String {
         hex(&Sha256::digest(&self.text))
     }
 
     /// Returns whether the token has this digest. Takes constant time.
-    #[must_use]
     pub fn has_digest(&self, digest: &str) -> bool {
         self.digest().as_bytes().ct_eq(digest.as_bytes()).into()
     }
@@ -108,14 +106,12 @@ pub struct OperatorToken(String);
 
 impl OperatorToken {
     /// Returns a new token.
-    #[must_use]
-    pub fn new() -> Self {
-        let body = format!("{OPERATOR_PREFIX}_{}", secret());
+    pub fn random() -> Self {
+        let body = format!("{OPERATOR_PREFIX}_{}", hex(&random_key()));
         Self(format!("{body}_{}", checksum(&body)))
     }
 
     /// Parses a token. Returns `None` if the text has another form.
-    #[must_use]
     pub fn parse(text: &str) -> Option<Self> {
         let (body, sum) = text.rsplit_once('_')?;
         let (prefix, _) = body.split_once('_')?;
@@ -128,15 +124,8 @@ impl OperatorToken {
     }
 
     /// Returns what the hub stores: the SHA-256 of the token in hexadecimal digits.
-    #[must_use]
     pub fn digest(&self) -> String {
         hex(&Sha256::digest(&self.0))
-    }
-}
-
-impl Default for OperatorToken {
-    fn default() -> Self {
-        Self::new()
     }
 }
 
@@ -144,14 +133,6 @@ impl fmt::Debug for OperatorToken {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("OperatorToken").finish_non_exhaustive()
     }
-}
-
-/// The rights of a job token.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct JobGrant {
-    pub task: TaskId,
-    pub lease: LeaseId,
-    pub fencing_token: u64,
 }
 
 /// The rights of an access token.
@@ -166,26 +147,27 @@ pub struct AccessGrant {
 
 impl AccessGrant {
     /// Returns whether a text has the form of an access token.
-    #[must_use]
     pub fn is_token(text: &str) -> bool {
         text.strip_prefix(ACCESS_PREFIX)
             .is_some_and(|rest| rest.starts_with('_'))
     }
 }
 
-/// The key of the hub's job tokens, access tokens and sessions.
+/// The keys of the hub's job tokens, access tokens and sessions. The first one signs, and each verifies.
 #[derive(Clone)]
-pub struct JobTokenKey(Vec<u8>);
+pub struct JobTokenKeys {
+    first: Vec<u8>,
+    others: Vec<Vec<u8>>,
+}
 
-impl JobTokenKey {
-    /// Returns a key with these bytes.
-    pub const fn new(bytes: Vec<u8>) -> Self {
-        Self(bytes)
+impl JobTokenKeys {
+    /// Returns keys with these bytes.
+    pub const fn new(first: Vec<u8>, others: Vec<Vec<u8>>) -> Self {
+        Self { first, others }
     }
 
     /// Makes a job token. The same grant gives the same token.
-    #[must_use]
-    pub fn sign(&self, grant: JobGrant) -> String {
+    pub fn sign(&self, grant: LeaseRef) -> String {
         self.with_code(format!(
             "{JOB_PREFIX}_{}.{}.{}",
             grant.task, grant.lease, grant.fencing_token
@@ -193,23 +175,20 @@ impl JobTokenKey {
     }
 
     /// Makes the token of a session at the status page. It contains `session`.
-    #[must_use]
     pub fn sign_session(&self, session: &str) -> String {
         self.with_code(format!("{SESSION_PREFIX}_{session}"))
     }
 
     /// Returns the content of a session token, if this key made it.
-    #[must_use]
     pub fn verify_session<'t>(&self, token: &'t str) -> Option<&'t str> {
         let (prefix, session) = self.without_code(token)?.split_once('_')?;
         (prefix == SESSION_PREFIX).then_some(session)
     }
 
     /// Returns the rights of a job token, if this key made it.
-    #[must_use]
-    pub fn verify(&self, token: &str) -> Option<JobGrant> {
+    pub fn verify(&self, token: &str) -> Option<LeaseRef> {
         let [task, lease, fencing_token] = self.parts(token, JOB_PREFIX)?;
-        Some(JobGrant {
+        Some(LeaseRef {
             task: task.parse().ok()?,
             lease: lease.parse().ok()?,
             fencing_token: fencing_token.parse().ok()?,
@@ -217,7 +196,6 @@ impl JobTokenKey {
     }
 
     /// Makes an access token.
-    #[must_use]
     pub fn sign_access(&self, grant: &AccessGrant) -> String {
         self.with_code(format!(
             "{ACCESS_PREFIX}_{}.{}.{}",
@@ -226,7 +204,6 @@ impl JobTokenKey {
     }
 
     /// Returns the rights of an access token, if this key made it. It may have expired.
-    #[must_use]
     pub fn verify_access(&self, token: &str) -> Option<AccessGrant> {
         let [pool, trust, expires] = self.parts(token, ACCESS_PREFIX)?;
         Some(AccessGrant {
@@ -236,15 +213,19 @@ impl JobTokenKey {
         })
     }
 
-    /// Returns a key for another purpose. It tells nothing about this one. No token has a purpose as its text.
-    #[must_use]
-    pub fn derive(&self, purpose: &str) -> [u8; 32] {
-        self.code(purpose).finalize().into_bytes().into()
+    /// Returns keys for another purpose, in the same order. They tell nothing about these. No token has a purpose as its text.
+    pub fn derive(&self, purpose: &str) -> impl Iterator<Item = [u8; 32]> {
+        self.all()
+            .map(move |key| code(key, purpose).finalize().into_bytes().into())
+    }
+
+    fn all(&self) -> impl Iterator<Item = &Vec<u8>> {
+        iter::once(&self.first).chain(&self.others)
     }
 
     fn with_code(&self, body: String) -> String {
-        let code = BASE64_URL_SAFE_NO_PAD.encode(self.code(&body).finalize().into_bytes());
-        body + "." + &code
+        let code = code(&self.first, &body).finalize().into_bytes();
+        body + "." + &BASE64_URL_SAFE_NO_PAD.encode(code)
     }
 
     /// Returns the parts between the prefix and the code, if this key made the code.
@@ -255,34 +236,34 @@ impl JobTokenKey {
     }
 
     fn without_code<'t>(&self, token: &'t str) -> Option<&'t str> {
-        let (body, code) = token.rsplit_once('.')?;
-        let code = BASE64_URL_SAFE_NO_PAD.decode(code).ok()?;
-        self.code(body).verify_slice(&code).ok()?;
-        Some(body)
-    }
-
-    fn code(&self, body: &str) -> Hmac<Sha256> {
-        let mut code =
-            Hmac::<Sha256>::new_from_slice(&self.0).expect("HMAC takes keys of any length");
-        code.update(body.as_bytes());
-        code
+        let (body, found) = token.rsplit_once('.')?;
+        let found = BASE64_URL_SAFE_NO_PAD.decode(found).ok()?;
+        let mut keys = self.all();
+        keys.any(|key| code(key, body).verify_slice(&found).is_ok())
+            .then_some(body)
     }
 }
 
-impl fmt::Debug for JobTokenKey {
+impl fmt::Debug for JobTokenKeys {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("JobTokenKey").finish_non_exhaustive()
+        f.debug_struct("JobTokenKeys").finish_non_exhaustive()
     }
 }
 
-/// Returns 256 random bits in hexadecimal digits.
-fn secret() -> String {
-    let mut secret = Sha256::new();
+fn code(key: &[u8], body: &str) -> Hmac<Sha256> {
+    let mut code = Hmac::<Sha256>::new_from_slice(key).expect("HMAC takes keys of any length");
+    code.update(body.as_bytes());
+    code
+}
+
+/// Returns 256 random bits.
+pub fn random_key() -> [u8; 32] {
+    let mut key = Sha256::new();
     // Four UUIDs of version 4 have 488 random bits.
     for _ in 0..4 {
-        secret.update(Uuid::new_v4());
+        key.update(Uuid::new_v4());
     }
-    hex(&secret.finalize())
+    key.finalize().into()
 }
 
 fn checksum(body: &str) -> String {
@@ -292,11 +273,7 @@ fn checksum(body: &str) -> String {
 }
 
 fn hex(bytes: &[u8]) -> String {
-    bytes.iter().fold(String::new(), |mut text, byte| {
-        text.push(char::from_digit(u32::from(byte >> 4), 16).unwrap_or_default());
-        text.push(char::from_digit(u32::from(byte & 15), 16).unwrap_or_default());
-        text
-    })
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 #[cfg(test)]
@@ -304,13 +281,14 @@ mod tests {
     use rstest::rstest;
 
     use super::*;
+    use crate::id::{LeaseId, TaskId};
 
     fn pool() -> PoolName {
         "eu-west".parse().unwrap()
     }
 
-    fn grant() -> JobGrant {
-        JobGrant {
+    fn grant() -> LeaseRef {
+        LeaseRef {
             task: TaskId::new(),
             lease: LeaseId::new(),
             fencing_token: 3,
@@ -351,12 +329,15 @@ mod tests {
         let token = PoolToken::new(pool());
         let secret = token.reveal().split('_').nth(2).unwrap();
         assert!(!format!("{token:?}").contains(secret));
-        assert!(!format!("{:?}", JobTokenKey::new(b"planted".to_vec())).contains("planted"));
+        assert!(
+            !format!("{:?}", JobTokenKeys::new(b"planted".to_vec(), Vec::new()))
+                .contains("planted")
+        );
     }
 
     #[test]
     fn an_operator_token_is_not_a_pool_token() {
-        let token = OperatorToken::new();
+        let token = OperatorToken::random();
         assert_eq!(OperatorToken::parse(token.reveal()), Some(token.clone()));
         assert!(PoolToken::parse(token.reveal()).is_err());
         assert_eq!(OperatorToken::parse(PoolToken::new(pool()).reveal()), None);
@@ -366,19 +347,19 @@ mod tests {
 
     #[test]
     fn a_session_is_not_a_job_token() {
-        let key = JobTokenKey::new(b"key".to_vec());
+        let key = JobTokenKeys::new(b"key".to_vec(), Vec::new());
         let session = key.sign_session("1.eu.ab");
         assert_eq!(key.verify_session(&session), Some("1.eu.ab"));
         assert_eq!(key.verify(&session), None);
         assert_eq!(key.verify_session(&key.sign(grant())), None);
-        let other = JobTokenKey::new(b"other".to_vec());
+        let other = JobTokenKeys::new(b"other".to_vec(), Vec::new());
         assert_eq!(other.verify_session(&session), None);
         assert_eq!(key.verify_session(&session.replace("eu", "us")), None);
     }
 
     #[test]
     fn a_job_token_contains_its_grant() {
-        let key = JobTokenKey::new(b"key".to_vec());
+        let key = JobTokenKeys::new(b"key".to_vec(), Vec::new());
         let grant = grant();
         let token = key.sign(grant);
         assert_eq!(key.verify(&token), Some(grant));
@@ -387,7 +368,7 @@ mod tests {
 
     #[test]
     fn an_access_token_contains_its_grant_and_is_not_a_job_token() {
-        let key = JobTokenKey::new(b"key".to_vec());
+        let key = JobTokenKeys::new(b"key".to_vec(), Vec::new());
         let grant = AccessGrant {
             pool: pool(),
             trust: "9f31c2aa".to_owned(),
@@ -401,7 +382,7 @@ mod tests {
         for forged in [
             token.replace("eu-west", "us-west"),
             token.replace("1800000000", "1900000000"),
-            JobTokenKey::new(b"other".to_vec()).sign_access(&grant),
+            JobTokenKeys::new(b"other".to_vec(), Vec::new()).sign_access(&grant),
         ] {
             assert_eq!(key.verify_access(&forged), None, "{forged}");
         }
@@ -410,12 +391,12 @@ mod tests {
 
     #[test]
     fn a_job_token_cannot_be_changed_or_made_without_the_key() {
-        let key = JobTokenKey::new(b"key".to_vec());
+        let key = JobTokenKeys::new(b"key".to_vec(), Vec::new());
         let token = key.sign(grant());
         let (body, code) = token.rsplit_once('.').unwrap();
         let later = body.rsplit_once('.').unwrap().0;
         for forged in [
-            JobTokenKey::new(b"other".to_vec()).sign(grant()),
+            JobTokenKeys::new(b"other".to_vec(), Vec::new()).sign(grant()),
             format!("{later}.4.{code}"),
             format!("{body}."),
             body.to_owned(),

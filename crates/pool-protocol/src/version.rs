@@ -1,7 +1,5 @@
-//! Negotiates the version of the protocol. The hub checks it before everything else, so that an old agent learns that
-//! it is old, and not that its token is wrong.
-
-use std::ops::RangeInclusive;
+//! The version of the protocol. The hub checks it before everything else, so that an old agent learns that it is old, and not
+//! that its token is wrong.
 
 use serde::{Deserialize, Serialize};
 
@@ -33,43 +31,29 @@ impl Versions {
         min_version: VERSION,
         max_version: VERSION,
     };
+}
 
-    /// Returns the supported versions.
-    #[must_use]
-    pub const fn supported(self) -> RangeInclusive<u32> {
-        self.min_version..=self.max_version
+/// Checks the version header of a request. `None` means that there is no header.
+///
+/// # Errors
+/// A problem with status 400 if the header is missing or not an integer, and with 426 if the version is not supported.
+pub fn check(header: Option<&str>) -> Result<(), Problem> {
+    match header.and_then(|text| text.trim().parse().ok()) {
+        Some(VERSION) => Ok(()),
+        Some(version) => Err(unsupported(version)),
+        None => Err(Problem::new(
+            Code::ExecutorProtocolVersionRequired,
+            format!("the header `{HEADER}` must have the version of the protocol, an integer"),
+        )
+        .with_versions(VERSION..=VERSION, None)),
     }
+}
 
-    /// Returns the highest version that both sides support.
-    #[must_use]
-    pub fn common(self, other: Self) -> Option<u32> {
-        let highest = self.max_version.min(other.max_version);
-        (highest >= self.min_version.max(other.min_version)).then_some(highest)
-    }
-
-    /// Checks the version header of a request. `None` means that there is no header.
-    ///
-    /// # Errors
-    /// A problem with status 400 if the header is missing or not an integer, and with 426 if the version is not
-    /// supported.
-    pub fn check(self, header: Option<&str>) -> Result<u32, Problem> {
-        let Some(version) = header.and_then(|text| text.trim().parse().ok()) else {
-            return Err(Problem::new(
-                Code::ExecutorProtocolVersionRequired,
-                format!("the header `{HEADER}` must have the version of the protocol, an integer"),
-            )
-            .with_versions(self.supported(), None));
-        };
-        if self.supported().contains(&version) {
-            return Ok(version);
-        }
-        let text = format!(
-            "version {version} is not supported, but {} to {} are",
-            self.min_version, self.max_version
-        );
-        Err(Problem::new(Code::ExecutorProtocolVersionUnsupported, text)
-            .with_versions(self.supported(), Some(version)))
-    }
+/// Returns the problem of a client that speaks another version.
+pub fn unsupported(version: u32) -> Problem {
+    let text = format!("version {version} is not supported, but {VERSION} is");
+    Problem::new(Code::ExecutorProtocolVersionUnsupported, text)
+        .with_versions(VERSION..=VERSION, Some(version))
 }
 
 #[cfg(test)]
@@ -78,46 +62,19 @@ mod tests {
 
     use super::*;
 
-    const TWO_TO_FOUR: Versions = Versions {
-        current_version: 4,
-        min_version: 2,
-        max_version: 4,
-    };
-
     #[rstest]
     #[case::missing(None, Err(400))]
     #[case::empty(Some(""), Err(400))]
-    #[case::no_number(Some("v2"), Err(400))]
-    #[case::negative(Some("-2"), Err(400))]
+    #[case::no_number(Some("v1"), Err(400))]
+    #[case::negative(Some("-1"), Err(400))]
     #[case::too_large(Some("99999999999999999999"), Err(400))]
-    #[case::too_old(Some("1"), Err(426))]
-    #[case::oldest(Some("2"), Ok(2))]
-    #[case::newest(Some(" 4 "), Ok(4))]
-    #[case::too_new(Some("5"), Err(426))]
+    #[case::too_old(Some("0"), Err(426))]
+    #[case::ours(Some(" 1 "), Ok(()))]
+    #[case::too_new(Some("2"), Err(426))]
     fn a_version_is_known_or_refused(
         #[case] header: Option<&str>,
-        #[case] expected: Result<u32, u16>,
+        #[case] expected: Result<(), u16>,
     ) {
-        let checked = TWO_TO_FOUR.check(header);
-        assert_eq!(checked.map_err(|problem| problem.status), expected);
-    }
-
-    #[rstest]
-    #[case(1, 1, None)]
-    #[case(1, 2, Some(2))]
-    #[case(3, 9, Some(4))]
-    #[case(5, 9, None)]
-    fn the_highest_common_version_is_chosen(
-        #[case] min_version: u32,
-        #[case] max_version: u32,
-        #[case] expected: Option<u32>,
-    ) {
-        let other = Versions {
-            current_version: max_version,
-            min_version,
-            max_version,
-        };
-        assert_eq!(TWO_TO_FOUR.common(other), expected);
-        assert_eq!(other.common(TWO_TO_FOUR), expected);
+        assert_eq!(check(header).map_err(|problem| problem.status), expected);
     }
 }

@@ -31,15 +31,8 @@ pub struct SystemClock(Instant);
 
 impl SystemClock {
     /// Returns a clock that starts at zero.
-    #[must_use]
-    pub fn new() -> Self {
+    pub fn start() -> Self {
         Self(Instant::now())
-    }
-}
-
-impl Default for SystemClock {
-    fn default() -> Self {
-        Self::new()
     }
 }
 
@@ -53,7 +46,6 @@ impl Clock for SystemClock {
     }
 }
 
-/// Returns a duration in milliseconds.
 pub(crate) fn millis(duration: Duration) -> Millis {
     Millis::try_from(duration.as_millis()).unwrap_or(Millis::MAX)
 }

@@ -23,7 +23,6 @@ use crate::waiters::Waiters;
 /// The longest wait for a turn, and for a connection. SQLite has only one connection.
 const ACQUIRE: Duration = Duration::from_secs(10);
 
-/// An open database.
 pub(crate) struct Database {
     engine: Engine,
     clock: Box<dyn Clock>,
@@ -63,7 +62,6 @@ impl Database {
         matches!(self.engine, Engine::Postgres(_))
     }
 
-    /// Returns the requests that wait for tasks.
     pub(crate) fn waiters(&self) -> &Waiters {
         &self.waiters
     }
@@ -78,7 +76,6 @@ impl Database {
         Ok(())
     }
 
-    /// Returns the time since the start of the clock.
     pub(crate) fn elapsed(&self) -> Duration {
         self.clock.elapsed()
     }
@@ -140,7 +137,6 @@ impl Database {
         self.turns.waiting()
     }
 
-    /// Closes all connections.
     pub(crate) async fn close(&self) {
         self.waiters.close();
         match &self.engine {
@@ -174,7 +170,6 @@ pub(crate) enum Value {
 }
 
 impl Value {
-    /// Returns a text.
     pub(crate) fn text(value: impl fmt::Display) -> Self {
         Self::Text(Some(value.to_string()))
     }
@@ -274,7 +269,6 @@ impl Tx {
         })
     }
 
-    /// Returns the rows of a query.
     pub(crate) async fn rows(
         &mut self,
         sql: &'static str,
@@ -327,7 +321,6 @@ impl Tx {
         )
     }
 
-    /// Returns the first row of a query.
     pub(crate) async fn row(
         &mut self,
         sql: &'static str,
@@ -371,7 +364,6 @@ impl Tx {
         *self.woken.entry(pool.clone()).or_default() += count;
     }
 
-    /// Commits all changes.
     pub(crate) async fn commit(mut self) -> Result<(), Error> {
         let woken = std::mem::take(&mut self.woken);
         let wakes_here = matches!(self.connection, Some(Connection::Sqlite(_)));
@@ -393,9 +385,24 @@ impl Tx {
         Ok(())
     }
 
-    /// Discards all changes.
     pub(crate) async fn rollback(mut self) -> Result<(), Error> {
         self.finish("ROLLBACK").await
+    }
+
+    /// Returns the result of a part of the transaction. If the part was refused, discards all changes: a transaction that is
+    /// dropped costs its connection to PostgreSQL.
+    pub(crate) async fn unless_refused<T>(
+        self,
+        result: Result<T, Error>,
+    ) -> Result<(Self, T), Error> {
+        match result {
+            Ok(value) => Ok((self, value)),
+            Err(refusal @ Error::Refused(_)) => {
+                self.rollback().await?;
+                Err(refusal)
+            }
+            Err(error) => Err(error),
+        }
     }
 
     async fn finish(&mut self, sql: &'static str) -> Result<(), Error> {
@@ -444,7 +451,6 @@ impl Drop for Tx {
     }
 }
 
-/// A row of a result.
 pub(crate) enum Row {
     Sqlite(sqlx::sqlite::SqliteRow),
     Postgres(sqlx::postgres::PgRow),
@@ -483,7 +489,6 @@ get! {
     int: i64;
     /// Returns a number or `None`.
     maybe_int: Option<i64>;
-    /// Returns a text.
     text: String;
     /// Returns a text or `None`.
     maybe_text: Option<String>;
@@ -502,7 +507,6 @@ impl Row {
         Ok(self.int(column)? != 0)
     }
 
-    /// Parses a text.
     pub(crate) fn parsed<T>(&self, column: &str) -> Result<T, Error>
     where
         T: std::str::FromStr<Err: std::error::Error + Send + Sync + 'static>,

@@ -61,7 +61,6 @@ impl<'a> Owner<'a> {
     }
 }
 
-/// A document as it is stored.
 pub(crate) struct StoredDocument {
     /// The id of the key with which it is encrypted.
     pub(crate) key: String,
@@ -83,7 +82,6 @@ impl DocumentKeys {
         Self(keys.into_iter().map(key).collect())
     }
 
-    /// Encrypts a document.
     pub(crate) fn encrypt(
         &self,
         owner: &Owner<'_>,

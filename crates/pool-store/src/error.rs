@@ -38,7 +38,6 @@ pub enum Refusal {
 
 impl Refusal {
     /// Returns the code of the protocol for this refusal. Clients decide by it.
-    #[must_use]
     pub const fn code(&self) -> Code {
         match self {
             Self::InstancePoolMismatch => Code::InstancePoolMismatch,
@@ -69,7 +68,6 @@ pub enum Error {
 
 impl Error {
     /// Returns the code of the protocol for this error. Clients decide by it.
-    #[must_use]
     pub const fn code(&self) -> Code {
         match self {
             Self::Refused(refusal) => refusal.code(),

@@ -37,5 +37,5 @@ pub use model::{
 pub use rules::Rules;
 pub use store::Store;
 pub use view::{
-    Condition, EndView, EventView, InstanceView, PAGE, Page, PoolView, TaskFilter, TaskView, Wait,
+    Condition, EventView, InstanceView, PAGE, Page, PoolView, TaskFilter, TaskView, Wait,
 };

@@ -5,9 +5,10 @@ use std::time::Duration;
 
 use pool_protocol::id::{InstanceId, LeaseId, PoolName, TaskId};
 use pool_protocol::instance::Signal;
+use pool_protocol::lease::LeaseRef;
 use pool_protocol::task::TaskState;
-use pool_protocol::token::JobGrant;
 
+use crate::state::Task;
 use crate::view::TaskView;
 
 /// A run step that the platform has ordered.
@@ -56,7 +57,6 @@ pub enum Submitted {
 
 impl Submitted {
     /// Returns the id of the task.
-    #[must_use]
     pub const fn task(self) -> TaskId {
         match self {
             Self::New(task) | Self::Duplicate(task) => task,
@@ -92,26 +92,21 @@ pub struct LeaseRequest {
 /// A task and the lease on it.
 #[derive(Clone, Debug)]
 pub struct LeasedTask {
-    pub grant: JobGrant,
+    pub grant: LeaseRef,
     /// How long the lease is valid without a heartbeat of the instance.
     pub expires_in: Duration,
     /// 1 for the first lease.
     pub attempt: u32,
     /// Whether the instance was given this lease before.
     pub redelivered: bool,
-    pub organization: String,
-    pub workspace: String,
-    pub job: String,
-    pub step: String,
-    pub kind: String,
-    pub traceparent: Option<String>,
+    pub task: Task,
     pub payload: Payload,
 }
 
 /// A lease as the store sees it after a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LeaseStatus {
-    pub grant: JobGrant,
+    pub grant: LeaseRef,
     pub state: TaskState,
     /// How long the lease is valid without a heartbeat.
     pub expires_in: Duration,

@@ -52,7 +52,7 @@ impl Store {
         rules: Rules,
         keys: Arc<dyn DocumentKeySource>,
     ) -> Result<Self, OpenError> {
-        Self::open_with(url, rules, keys, SystemClock::new()).await
+        Self::open_with(url, rules, keys, SystemClock::start()).await
     }
 
     /// Opens the store with another clock, for tests.
@@ -90,17 +90,14 @@ impl Store {
         self.database.close().await;
     }
 
-    /// Begins a transaction for a duty of the hub.
     pub(crate) async fn begin(&self) -> Result<Tx, Error> {
         self.database.begin(&Line::Hub).await
     }
 
-    /// Begins a transaction for a call of a pool.
     async fn begin_for_pool(&self, pool: &PoolName) -> Result<Tx, Error> {
         self.database.begin(&Line::Pool(pool.clone())).await
     }
 
-    /// Begins a transaction for a call about a task.
     async fn begin_for_task(&self, task: TaskId) -> Result<Tx, Error> {
         self.database.begin(&self.known_pools.line(task)).await
     }
@@ -111,7 +108,6 @@ impl Store {
         self.database.calls_waiting()
     }
 
-    /// Returns the requests that wait for tasks.
     pub(crate) fn waiters(&self) -> &Waiters {
         self.database.waiters()
     }
@@ -135,19 +131,14 @@ impl Store {
         event: Event<'_>,
     ) -> Result<(Task, crate::Millis), Error> {
         let now = tx.now;
-        let Some(before) = tx.task(task).await? else {
-            tx.rollback().await?;
-            return Err(Refusal::TaskNotFound.into());
-        };
-        self.known_pools.add(&before);
-        let transition = match apply(&before, event, now, &self.rules) {
-            Ok(transition) => transition,
-            Err(refusal) => {
-                tx.rollback().await?;
-                return Err(refusal.into());
-            }
-        };
-        tx.save(before.state, &transition, &self.rules).await?;
+        let before = tx.task(task).await?;
+        let applied = before.ok_or(Refusal::TaskNotFound).and_then(|before| {
+            self.known_pools.add(&before);
+            Ok((before.state, apply(&before, event, now, &self.rules)?))
+        });
+        let (mut tx, (before, transition)) =
+            tx.unless_refused(applied.map_err(Error::from)).await?;
+        tx.save(before, &transition, &self.rules).await?;
         if transition.changed {
             tx.commit().await?;
         } else {

@@ -5,7 +5,7 @@ use std::time::{Duration, SystemTime};
 use pool_protocol::id::{AgentName, InstanceId, LeaseId, PoolName, TaskId};
 use pool_protocol::task::TaskState;
 
-use crate::state::EndReason;
+use crate::state::TaskEnd;
 
 /// The largest number of entries of a list.
 pub const PAGE: u32 = 500;
@@ -21,7 +21,6 @@ pub struct Page<Id> {
 
 impl<Id> Page<Id> {
     /// The first page.
-    #[must_use]
     pub const fn first() -> Self {
         Self {
             after: None,
@@ -71,8 +70,6 @@ pub struct InstanceView {
     pub instance: InstanceId,
     pub pool: PoolName,
     pub agent: AgentName,
-    pub system_id: String,
-    pub installation: String,
     pub version: String,
     pub operating_system: String,
     pub architecture: String,
@@ -140,23 +137,9 @@ pub struct TaskView {
     /// The time since the last heartbeat, if the task is leased or accepted.
     pub silent: Option<Duration>,
     pub cancel_requested: bool,
-    pub end: Option<EndView>,
-}
-
-/// How a task ended.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct EndView {
-    pub reason: EndReason,
-    /// The explanation for people.
-    pub diagnostic: String,
-    pub exit_code: Option<i32>,
-    pub verdict: Option<String>,
-    pub final_log_sequence: Option<u64>,
-    /// The final report of an executor that could not report to the platform, as JSON.
-    pub report: Option<String>,
-    pub ago: Duration,
-    /// Whether the platform has the outcome.
-    pub reported: bool,
+    pub end: Option<TaskEnd>,
+    /// The time since its end.
+    pub ended: Option<Duration>,
 }
 
 /// Selects the tasks of a list.
@@ -165,8 +148,6 @@ pub enum TaskFilter {
     /// Tasks that are not over.
     #[default]
     Open,
-    /// Tasks that are over.
-    Over,
     /// Tasks that are over, the last submitted first.
     Latest,
     /// All tasks.

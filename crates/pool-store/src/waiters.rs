@@ -41,13 +41,11 @@ impl Waiters {
         pools.values().for_each(|notify| notify.notify_waiters());
     }
 
-    /// Ends all waits.
     pub(crate) fn close(&self) {
         self.closed.store(true, Ordering::SeqCst);
         self.wake_all();
     }
 
-    /// Returns whether the waits have ended.
     pub(crate) fn is_closed(&self) -> bool {
         self.closed.load(Ordering::SeqCst)
     }
@@ -58,7 +56,6 @@ impl Waiters {
 pub(crate) struct Woken(Option<Arc<Notify>>);
 
 impl Woken {
-    /// Takes over a notification.
     pub(crate) const fn by(notify: Arc<Notify>) -> Self {
         Self(Some(notify))
     }

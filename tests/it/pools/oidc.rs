@@ -13,7 +13,7 @@ use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use nix::sys::signal::Signal;
 use pool_protocol::path;
 use pool_protocol::problem::Code;
-use pool_protocol::token::JobTokenKey;
+use pool_protocol::token::JobTokenKeys;
 use reqwest::{Method, StatusCode};
 use serde_json::{Value, json};
 use test_peers::oidc::{Issuer, SigningKey, now};
@@ -269,7 +269,7 @@ async fn an_access_token_is_valid_while_the_pool_trusts_the_provider() {
     let token = issued["access_token"].as_str().unwrap();
     let agent = Client::new(&hub.url(), token);
     let instance = agent.register().await;
-    let forged = JobTokenKey::new(b"another key".to_vec());
+    let forged = JobTokenKeys::new(b"another key".to_vec(), Vec::new());
     let grant = pool_protocol::token::AccessGrant {
         pool: "eu".parse().unwrap(),
         trust: token.split('.').nth(1).unwrap().to_owned(),

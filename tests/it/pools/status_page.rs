@@ -141,7 +141,7 @@ async fn create_runs(fixture: &Fixture, hub: &Hub) -> [LeasedTask; 2] {
 async fn a_browser_shows_pools_and_runs_with_and_without_scripts() {
     let mut browser = or_skip!(test_peers::skips::needed(Browser::start()));
     let fixture = Fixture::new().await;
-    let operator = OperatorToken::new();
+    let operator = OperatorToken::random();
     write_pools(&fixture, &[&fixture.token], &operator);
     let hub = fixture.serve();
     let [running, failed] = create_runs(&fixture, &hub).await;
@@ -226,7 +226,7 @@ async fn a_browser_shows_pools_and_runs_with_and_without_scripts() {
 async fn the_trusted_proxy_names_operators() {
     let mut browser = or_skip!(test_peers::skips::needed(Browser::start()));
     let fixture = Fixture::new().await;
-    write_pools(&fixture, &[&fixture.token], &OperatorToken::new());
+    write_pools(&fixture, &[&fixture.token], &OperatorToken::random());
     let hub = fixture.serve();
     let address: SocketAddr = hub.url().trim_start_matches("http://").parse().unwrap();
     let proxy = Server::start(move |request| {
@@ -248,7 +248,7 @@ async fn the_trusted_proxy_names_operators() {
 #[tokio::test(flavor = "multi_thread")]
 async fn pages_need_a_token_that_may_see_them() {
     let fixture = Fixture::new().await;
-    let operator = OperatorToken::new();
+    let operator = OperatorToken::random();
     write_pools(&fixture, &[&fixture.token], &operator);
     let hub = fixture.serve();
     fixture.dispatched_plan().await;
@@ -291,7 +291,7 @@ async fn pages_need_a_token_that_may_see_them() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_session_begins_at_this_site_and_ends_with_its_logout() {
     let fixture = Fixture::new().await;
-    write_pools(&fixture, &[&fixture.token], &OperatorToken::new());
+    write_pools(&fixture, &[&fixture.token], &OperatorToken::random());
     let hub = fixture.serve();
     let client = reqwest::Client::builder()
         .no_proxy()
@@ -342,7 +342,7 @@ async fn a_session_begins_at_this_site_and_ends_with_its_logout() {
 #[tokio::test(flavor = "multi_thread")]
 async fn scripts_get_the_same_as_json_with_the_same_tokens() {
     let fixture = Fixture::new().await;
-    let operator = OperatorToken::new();
+    let operator = OperatorToken::random();
     write_pools(&fixture, &[&fixture.token], &operator);
     let hub = fixture.serve();
     let [running, failed] = create_runs(&fixture, &hub).await;

@@ -12,7 +12,6 @@ use pool_protocol::path::{self, LeaseCall};
 use pool_protocol::problem::{Code, Problem};
 use pool_protocol::task::LeasedTask;
 use pool_protocol::token::PoolToken;
-use pool_protocol::version::Versions;
 use serde_json::{Value, json};
 use test_peers::http::{Response, Server};
 use test_peers::proxy::{Call, Fate, Moment, Proxy};
@@ -316,13 +315,8 @@ async fn an_executor_whose_lease_was_given_to_another_ends_with_76_and_changes_n
 #[test]
 fn a_hub_of_other_versions_is_an_error_of_the_configuration_with_both() {
     let hub = Server::start(|_| {
-        let versions = Versions {
-            current_version: 3,
-            min_version: 2,
-            max_version: 3,
-        };
         let problem = Problem::new(Code::ExecutorProtocolVersionUnsupported, "too old");
-        let problem = problem.with_versions(versions.supported(), Some(1));
+        let problem = problem.with_versions(2..=3, Some(1));
         Response::new(problem.status, serde_json::to_vec(&problem).unwrap())
     });
     let hub = hub.unwrap();

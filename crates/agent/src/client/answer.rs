@@ -42,14 +42,10 @@ pub enum Failure {
     #[error("the hub does not know this agent")]
     Unregistered,
     #[error(
-        "the hub does not support version {ours} of the protocol, which the agent uses, but {}: install an agent of the hub's \
+        "the hub does not support version {VERSION} of the protocol, which the agent uses, but {}: install an agent of the hub's \
          release", versions(*min, *max)
     )]
-    Unsupported {
-        ours: u32,
-        min: Option<u32>,
-        max: Option<u32>,
-    },
+    Unsupported { min: Option<u32>, max: Option<u32> },
     /// A retry would fail again.
     #[error("the hub refuses the call: {0}")]
     Refused(Problem),
@@ -64,7 +60,6 @@ fn versions(min: Option<u32>, max: Option<u32>) -> String {
 }
 
 impl Failure {
-    /// Returns the code of a refused call.
     pub(crate) const fn code(&self) -> Option<Code> {
         match self {
             Self::Refused(problem) => Some(problem.code),
@@ -107,7 +102,6 @@ impl Answer {
             403 => Failure::Forbidden(problem.title),
             410 => Failure::Unregistered,
             426 => Failure::Unsupported {
-                ours: VERSION,
                 min: problem.min_version,
                 max: problem.max_version,
             },
@@ -123,17 +117,6 @@ impl Answer {
     }
 }
 
-/// What follows a failure.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum RetryDecision {
-    /// Retry the call after this pause.
-    Retry(Duration),
-    /// Register, then retry the call.
-    Register,
-    /// A retry does not help.
-    GiveUp,
-}
-
 /// The pauses between the attempts of one kind of call.
 #[derive(Debug, Default)]
 pub(crate) struct Pauses {
@@ -143,12 +126,13 @@ pub(crate) struct Pauses {
 }
 
 impl Pauses {
-    /// Returns what follows a failure. `jitter` chooses a pause between zero and the given one.
+    /// Returns the pause before the next attempt, or `None` if another attempt would fail too. `jitter` chooses a pause between
+    /// zero and the given one.
     pub(crate) fn after(
         &mut self,
         failure: &Failure,
         jitter: impl FnOnce(Duration) -> Duration,
-    ) -> RetryDecision {
+    ) -> Option<Duration> {
         match failure {
             Failure::Unreachable(_) => {
                 let pauses = self.unreachable.get_or_insert_with(|| {
@@ -158,20 +142,19 @@ impl Pauses {
                         .without_max_times()
                         .build()
                 });
-                RetryDecision::Retry(jitter(pauses.next().unwrap_or(LONGEST_PAUSE)))
+                Some(jitter(pauses.next().unwrap_or(LONGEST_PAUSE)))
             }
-            Failure::Busy { wait, .. } => RetryDecision::Retry(*wait),
+            Failure::Busy { wait, .. } => Some(*wait),
             Failure::Unauthorized(_) => {
                 self.unauthorized += 1;
                 // The token file is read for each call, and may have changed.
-                RetryDecision::Retry(match self.unauthorized {
+                Some(match self.unauthorized {
                     1 => Duration::ZERO,
                     _ => UNAUTHORIZED_PAUSE,
                 })
             }
-            Failure::Forbidden(_) => RetryDecision::Retry(FORBIDDEN_PAUSE),
-            Failure::Unregistered => RetryDecision::Register,
-            Failure::Unsupported { .. } | Failure::Refused(_) => RetryDecision::GiveUp,
+            Failure::Forbidden(_) => Some(FORBIDDEN_PAUSE),
+            Failure::Unregistered | Failure::Unsupported { .. } | Failure::Refused(_) => None,
         }
     }
 
@@ -197,19 +180,13 @@ pub(crate) fn jitter(most: Duration) -> Duration {
 #[cfg(test)]
 mod tests {
     use pool_protocol::task::TaskState;
-    use pool_protocol::version::Versions;
     use rstest::rstest;
     use serde_json::Value;
 
     use super::*;
 
     fn problem(code: Code) -> Vec<u8> {
-        let versions = Versions {
-            current_version: 3,
-            min_version: 2,
-            max_version: 3,
-        };
-        let problem = Problem::new(code, "why").with_versions(versions.supported(), Some(1));
+        let problem = Problem::new(code, "why").with_versions(2..=3, Some(1));
         serde_json::to_vec(&problem).unwrap()
     }
 
@@ -222,60 +199,55 @@ mod tests {
     }
 
     #[rstest]
-    #[case::server_error(500, None, b"".to_vec(), RetryDecision::Retry(Duration::from_secs(1)))]
-    #[case::bad_gateway(502, None, b"<html>".to_vec(), RetryDecision::Retry(Duration::from_secs(1)))]
+    #[case::server_error(500, None, b"".to_vec(), Some(Duration::from_secs(1)))]
+    #[case::bad_gateway(502, None, b"<html>".to_vec(), Some(Duration::from_secs(1)))]
     #[case::store(
         503,
         None,
         problem(Code::StoreUnavailable),
-        RetryDecision::Retry(Duration::from_secs(1))
+        Some(Duration::from_secs(1))
     )]
-    #[case::wait(503, Some(7), b"<html>".to_vec(), RetryDecision::Retry(Duration::from_secs(7)))]
+    #[case::wait(503, Some(7), b"<html>".to_vec(), Some(Duration::from_secs(7)))]
     #[case::wait_for_the_hub(
         503,
         Some(0),
         problem(Code::ExecutorPoolPaused),
-        RetryDecision::Retry(Duration::from_secs(1))
+        Some(Duration::from_secs(1))
     )]
     #[case::rate(
         429,
         Some(90),
         problem(Code::RateLimited),
-        RetryDecision::Retry(Duration::from_secs(90))
+        Some(Duration::from_secs(90))
     )]
-    #[case::rate_of_a_proxy(429, None, b"".to_vec(), RetryDecision::Retry(Duration::from_secs(1)))]
+    #[case::rate_of_a_proxy(429, None, b"".to_vec(), Some(Duration::from_secs(1)))]
     #[case::token(
         401,
         None,
         problem(Code::ExecutorAuthenticationFailed),
-        RetryDecision::Retry(Duration::ZERO)
+        Some(Duration::ZERO)
     )]
-    #[case::token_of_a_proxy(401, None, b"<html>".to_vec(), RetryDecision::Retry(Duration::from_secs(1)))]
+    #[case::token_of_a_proxy(401, None, b"<html>".to_vec(), Some(Duration::from_secs(1)))]
     #[case::forbidden(
         403,
         None,
         problem(Code::ExecutorPoolForbidden),
-        RetryDecision::Retry(Duration::from_mins(1))
+        Some(Duration::from_mins(1))
     )]
-    #[case::forbidden_by_a_proxy(403, None, b"blocked".to_vec(), RetryDecision::Retry(Duration::from_secs(1)))]
-    #[case::unknown(410, None, problem(Code::InstanceUnknown), RetryDecision::Register)]
-    #[case::version(
-        426,
-        None,
-        problem(Code::ExecutorProtocolVersionUnsupported),
-        RetryDecision::GiveUp
-    )]
-    #[case::lease(409, None, problem(Code::LeaseExpired), RetryDecision::GiveUp)]
-    #[case::request(400, None, problem(Code::RequestInvalid), RetryDecision::GiveUp)]
-    #[case::task(404, None, problem(Code::TaskNotFound), RetryDecision::GiveUp)]
-    #[case::page_not_found(404, None, b"<html>".to_vec(), RetryDecision::Retry(Duration::from_secs(1)))]
-    #[case::redirect(302, None, b"".to_vec(), RetryDecision::Retry(Duration::from_secs(1)))]
-    #[case::page(200, None, b"<html>sign in</html>".to_vec(), RetryDecision::Retry(Duration::from_secs(1)))]
+    #[case::forbidden_by_a_proxy(403, None, b"blocked".to_vec(), Some(Duration::from_secs(1)))]
+    #[case::unknown(410, None, problem(Code::InstanceUnknown), None)]
+    #[case::version(426, None, problem(Code::ExecutorProtocolVersionUnsupported), None)]
+    #[case::lease(409, None, problem(Code::LeaseExpired), None)]
+    #[case::request(400, None, problem(Code::RequestInvalid), None)]
+    #[case::task(404, None, problem(Code::TaskNotFound), None)]
+    #[case::page_not_found(404, None, b"<html>".to_vec(), Some(Duration::from_secs(1)))]
+    #[case::redirect(302, None, b"".to_vec(), Some(Duration::from_secs(1)))]
+    #[case::page(200, None, b"<html>sign in</html>".to_vec(), Some(Duration::from_secs(1)))]
     fn each_failure_has_its_decision(
         #[case] status: u16,
         #[case] retry_after: Option<u64>,
         #[case] body: Vec<u8>,
-        #[case] expected: RetryDecision,
+        #[case] expected: Option<Duration>,
     ) {
         let answer = answer(status, retry_after, &body);
         let failure = answer.read::<TaskState>().unwrap_err();
@@ -314,7 +286,7 @@ mod tests {
         let failure = Failure::Unreachable(String::new());
         let seconds: Vec<_> = (0..8)
             .map(|_| match pauses.after(&failure, |most| most) {
-                RetryDecision::Retry(pause) => pause.as_secs(),
+                Some(pause) => pause.as_secs(),
                 other => panic!("{other:?}"),
             })
             .collect();
@@ -330,7 +302,7 @@ mod tests {
         let failure = Failure::Unreachable(String::new());
         for (waited, pause) in [(0, 1), (4, 2), (30, 1), (30, 1), (0, 2)] {
             pauses.waited(Duration::from_secs(waited));
-            let expected = RetryDecision::Retry(Duration::from_secs(pause));
+            let expected = Some(Duration::from_secs(pause));
             assert_eq!(pauses.after(&failure, |most| most), expected);
         }
     }
@@ -340,7 +312,7 @@ mod tests {
         let mut pauses = Pauses::default();
         let failure = Failure::Unauthorized(String::new());
         for (pause, locked_out) in [(0, false), (30, true), (30, true)] {
-            let expected = RetryDecision::Retry(Duration::from_secs(pause));
+            let expected = Some(Duration::from_secs(pause));
             assert_eq!(pauses.after(&failure, |most| most), expected);
             assert_eq!(pauses.is_locked_out(), locked_out);
         }

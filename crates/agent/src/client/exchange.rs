@@ -37,8 +37,8 @@ pub(crate) struct ExchangeSettings {
 
 /// Gets access tokens, and caches one while it is valid.
 #[derive(Debug)]
-pub(super) struct Exchange {
-    settings: ExchangeSettings,
+pub(crate) struct Exchange {
+    pub(crate) settings: ExchangeSettings,
     current: Mutex<Option<CachedToken>>,
 }
 
@@ -50,7 +50,7 @@ struct CachedToken {
 }
 
 impl Exchange {
-    pub(super) fn new(settings: ExchangeSettings) -> Self {
+    pub(crate) fn new(settings: ExchangeSettings) -> Self {
         Self {
             settings,
             current: Mutex::default(),

@@ -16,43 +16,29 @@ pub(crate) enum PoolTokenSource {
     File(PathBuf),
 }
 
-/// Why the token cannot be read.
-#[derive(Debug, thiserror::Error)]
-pub(crate) enum TokenSourceError {
-    #[error("could not read the token in `{}`: {reason}", path.display())]
-    File { path: PathBuf, reason: String },
-    #[error("the token is empty")]
-    Empty,
-    #[error(transparent)]
-    Token(TokenError),
-}
-
 impl PoolTokenSource {
-    /// Reads the token.
-    pub(crate) fn read(&self) -> Result<SecretString, TokenSourceError> {
+    /// Reads the token. Returns why it cannot be read.
+    pub(crate) fn read(&self) -> Result<SecretString, String> {
         match self {
             Self::Given(token) => Ok(token.clone()),
             Self::File(path) => {
-                let text = regular_file::read_text(path, MAX_BYTES).map_err(|error| {
-                    TokenSourceError::File {
-                        path: path.clone(),
-                        reason: error.to_string(),
-                    }
-                })?;
-                check(&text)
+                let text = regular_file::read_text(path, MAX_BYTES);
+                check(&text.map_err(|error| {
+                    format!("could not read the token in `{}`: {error}", path.display())
+                })?)
             }
         }
     }
 }
 
 /// Returns the token in a text. A token in the form of Mayfly's hub must be complete. Other hubs may have other forms.
-pub(crate) fn check(text: &str) -> Result<SecretString, TokenSourceError> {
+pub(crate) fn check(text: &str) -> Result<SecretString, String> {
     let text = text.trim();
     if text.is_empty() {
-        return Err(TokenSourceError::Empty);
+        return Err("the token is empty".to_owned());
     }
     match PoolToken::parse(text) {
-        Err(error @ TokenError::Checksum) => Err(TokenSourceError::Token(error)),
+        Err(error @ TokenError::Checksum) => Err(error.to_string()),
         Ok(_) | Err(TokenError::Form) => Ok(text.into()),
     }
 }
@@ -70,14 +56,14 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("token");
         let source = PoolTokenSource::File(path.clone());
-        let error = source.read().unwrap_err().to_string();
+        let error = source.read().unwrap_err();
         assert!(error.contains(path.to_str().unwrap()), "{error}");
         for text in ["first", "second\n"] {
             fs::write(&path, text).unwrap();
             assert_eq!(source.read().unwrap().expose_secret(), text.trim());
         }
         fs::write(&path, " \n").unwrap();
-        assert!(matches!(source.read(), Err(TokenSourceError::Empty)));
+        assert_eq!(source.read().unwrap_err(), "the token is empty");
     }
 
     #[test]
@@ -85,8 +71,7 @@ mod tests {
         let token = PoolToken::new("eu".parse().unwrap());
         let whole = token.reveal();
         assert_eq!(check(whole).unwrap().expose_secret(), whole);
-        let error = check(&whole[..whole.len() - 1]).unwrap_err();
-        let shown = format!("{error} {error:?}");
+        let shown = check(&whole[..whole.len() - 1]).unwrap_err();
         assert!(!shown.contains(&whole[8..20]), "{shown}");
         let source = PoolTokenSource::Given(whole.into());
         assert!(!format!("{source:?}").contains(&whole[8..20]));

@@ -2,6 +2,8 @@
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
+use std::str::FromStr;
+use std::sync::Arc;
 use std::time::Duration;
 
 use clap::{Args, ValueHint};
@@ -9,7 +11,7 @@ use cluster::settings::KubernetesArgs;
 use data_dir::DataDir;
 use job_contract::env;
 use platform::report_key;
-use pool_protocol::id::{AgentName, PoolName};
+use pool_protocol::id::{AgentName, NameError, PoolName};
 use processes::environment::Access;
 use processes::executor::Program;
 use runtime::handover;
@@ -20,7 +22,7 @@ use runtime::setting::{
 use super::file::FileValues;
 use super::{AgentSettings, Settings, TargetSettings};
 use crate::client::AgentToken;
-use crate::client::exchange::ExchangeSettings;
+use crate::client::exchange::{Exchange, ExchangeSettings};
 use crate::client::token::{self, PoolTokenSource};
 use crate::kubernetes::KubernetesSettings;
 use crate::process::ProcessSettings;
@@ -54,7 +56,7 @@ pub(crate) struct SettingsArgs {
 
     /// Name of the pool, for the exchange
     #[arg(long, value_name = "NAME", env = env::AGENT_RUNNER_POOL_ID)]
-    runner_pool_id: Option<Setting<Pool>>,
+    runner_pool_id: Option<Setting<Name<PoolName>>>,
 
     /// Seconds for which a token of the exchange is good, 43200 at most [default: 3600]
     #[arg(long, value_name = "SECONDS", env = env::AGENT_TOKEN_EXPIRATION)]
@@ -62,7 +64,7 @@ pub(crate) struct SettingsArgs {
 
     /// Name of the agent, unique in its pool [default: the name of this host]
     #[arg(long, value_name = "NAME", env = env::AGENT_NAME)]
-    name: Option<Setting<Name>>,
+    name: Option<Setting<Name<AgentName>>>,
 
     /// How many tasks run at a time [default: 25]
     #[arg(long, value_name = "N", env = env::AGENT_SLOTS)]
@@ -130,25 +132,17 @@ impl SettingValue for TargetName {
     }
 }
 
+/// The name of an agent or a pool.
 #[derive(Clone, Debug)]
-struct Name(AgentName);
+struct Name<N>(N);
 
-impl SettingValue for Name {
+impl<N> SettingValue for Name<N>
+where
+    N: FromStr<Err = NameError> + Clone + Send + Sync + 'static,
+{
     fn parse(text: &str) -> Result<Self, String> {
-        text.parse()
-            .map(Self)
-            .map_err(|error| format!("cannot be used: {error}"))
-    }
-}
-
-#[derive(Clone, Debug)]
-struct Pool(PoolName);
-
-impl SettingValue for Pool {
-    fn parse(text: &str) -> Result<Self, String> {
-        text.parse()
-            .map(Self)
-            .map_err(|error| format!("cannot be used: {error}"))
+        let name = text.parse().map(Self);
+        name.map_err(|error| format!("cannot be used: {error}"))
     }
 }
 
@@ -283,14 +277,15 @@ impl SettingsArgs {
             .runner_pool_id
             .require(env::AGENT_RUNNER_POOL_ID, errors);
         let expiration = self.token_expiration.read(errors);
-        Some(AgentToken::Exchange(ExchangeSettings {
-            file: file?,
-            organization: organization?,
-            pool: pool?.0,
-            expiration: expiration
-                .map_or(TOKEN_SECONDS, |PositiveNumber(it)| it)
-                .into(),
-        }))
+        let expiration = expiration.map_or(TOKEN_SECONDS, |PositiveNumber(seconds)| seconds);
+        Some(AgentToken::Exchange(Arc::new(Exchange::new(
+            ExchangeSettings {
+                file: file?,
+                organization: organization?,
+                pool: pool?.0,
+                expiration: expiration.into(),
+            },
+        ))))
     }
 
     /// Chooses between the tokens of the environment and of the file. Each has the name of its setting.
@@ -670,14 +665,17 @@ mod tests {
             panic!("an exchange");
         };
         assert_eq!(
-            (&*exchange.organization, exchange.pool.as_str()),
+            (
+                &*exchange.settings.organization,
+                exchange.settings.pool.as_str()
+            ),
             ("one", "eu")
         );
-        assert_eq!(exchange.expiration, 3600);
+        assert_eq!(exchange.settings.expiration, 3600);
         let more = format!("{text}\ntoken_expiration: 600");
         let settings = resolve(&[HUB], None, &more).unwrap();
         assert!(
-            matches!(settings.token, AgentToken::Exchange(exchange) if exchange.expiration == 600)
+            matches!(settings.token, AgentToken::Exchange(exchange) if exchange.settings.expiration == 600)
         );
         let errors = resolve(&[HUB], Some("secret"), text).unwrap_err();
         assert!(errors[0].to_string().contains("set one"), "{errors:?}");

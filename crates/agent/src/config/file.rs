@@ -15,7 +15,6 @@ pub(crate) const NAME: &str = "mayfly-agent.yaml";
 /// The largest file that is read.
 const MAX_BYTES: u64 = 1024 * 1024;
 
-/// The values of a file.
 pub(crate) struct FileValues {
     pub(crate) path: PathBuf,
     values: BTreeMap<String, String>,
@@ -119,13 +118,11 @@ fn parse(text: &str) -> Result<BTreeMap<String, String>, String> {
 }
 
 impl FileValues {
-    /// Parses the text of the file at this path.
     pub(crate) fn parse(path: PathBuf, text: &str) -> Result<Self, SettingError> {
         let values = parse(text).map_err(|text| setting_error(&path, text))?;
         Ok(Self { path, values })
     }
 
-    /// Removes and returns the value of a key.
     pub(crate) fn take(&mut self, key: &str) -> Option<String> {
         self.values.remove(key)
     }

@@ -9,8 +9,8 @@ use job_contract::chain;
 use job_contract::report::FinalReport;
 use platform::{Platform, StepRef};
 use pool_protocol::task::TaskState;
-use pool_store::state::EndReason;
-use pool_store::{EndView, TaskView};
+use pool_store::TaskView;
+use pool_store::state::{EndReason, TaskEnd};
 use reporter::ReportError;
 use tempfile::NamedTempFile;
 use tracing::{debug, info, warn};
@@ -48,7 +48,7 @@ async fn report(hub: &Hub, task: &TaskView) {
         return;
     };
     let timeout = hub.reporter.report_patience();
-    if end.ago < timeout {
+    if task.ended < Some(timeout) {
         hub.heartbeats
             .start(&task.task, || hub.reporter.start_heartbeat(&task.job));
     }
@@ -68,7 +68,7 @@ async fn report(hub: &Hub, task: &TaskView) {
             return;
         }
         Err(error) => {
-            let is_given_up = error.is_final() && end.ago > timeout;
+            let is_given_up = error.is_final() && task.ended > Some(timeout);
             warn!(
                 task = %task.task,
                 job_id = task.job,
@@ -95,7 +95,7 @@ async fn report(hub: &Hub, task: &TaskView) {
     }
 }
 
-async fn send(hub: &Hub, task: &TaskView, end: &EndView) -> Result<(), ReportError> {
+async fn send(hub: &Hub, task: &TaskView, end: &TaskEnd) -> Result<(), ReportError> {
     let (reporter, step) = (&*hub.reporter, step_of(task));
     let text = log_text(task, end);
     let kept = hub.run_logs.as_ref().and_then(|logs| logs.find(task));
@@ -130,7 +130,7 @@ async fn log_of(
 }
 
 /// Returns the final report that came with the end. Without one, the hub does not know whether a plan found changes.
-fn report_of(task: &TaskView, end: &EndView) -> FinalReport {
+fn report_of(task: &TaskView, end: &TaskEnd) -> FinalReport {
     let Some(text) = &end.report else {
         return FinalReport::default();
     };
@@ -151,8 +151,7 @@ fn report_of(task: &TaskView, end: &EndView) -> FinalReport {
     FinalReport::default()
 }
 
-/// Returns the text for the run log.
-fn log_text(task: &TaskView, end: &EndView) -> String {
+fn log_text(task: &TaskView, end: &TaskEnd) -> String {
     let diagnostic = end.diagnostic.trim();
     let begin = match end.reason {
         EndReason::Refused => "The run was refused",
@@ -190,15 +189,9 @@ mod tests {
             "jobId": task.job, "stepId": task.step,
             "unreportedStep": {"ending": "changes", "afterOk": true, "ignoreError": false, "plan": plan},
         });
-        let end = EndView {
-            reason: EndReason::Finished,
-            diagnostic: String::new(),
-            exit_code: Some(0),
-            verdict: None,
-            final_log_sequence: None,
+        let end = TaskEnd {
             report: Some(report.to_string()),
-            ago: Duration::ZERO,
-            reported: false,
+            ..TaskEnd::new(EndReason::Finished, String::new(), 0)
         };
         let unreported = report_of(&task, &end).unreported_step.unwrap();
         assert_eq!(unreported.plan.is_some(), is_kept);

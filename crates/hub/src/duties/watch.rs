@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use job_contract::chain;
 use pool_protocol::id::{PoolName, TaskId};
 use pool_protocol::task::TaskState;
-use pool_store::{EndView, PoolView, TaskView, Wait};
+use pool_store::{PoolView, TaskView, Wait};
 use tracing::debug;
 
 use super::StoreLog;
@@ -54,9 +54,8 @@ async fn keep_alive(hub: &Hub, tasks: &[TaskView]) {
         // A task that was submitted after the list was read is open.
         match hub.store.task_for_hub(task).await {
             Ok(Some(view)) => {
-                let is_due =
-                    |end: &EndView| end.reported || end.ago >= hub.reporter.report_patience();
-                if view.end.as_ref().is_some_and(is_due) {
+                let is_late = view.ended >= Some(hub.reporter.report_patience());
+                if view.end.is_some_and(|end| end.reported || is_late) {
                     hub.heartbeats.release(&task);
                 }
             }

@@ -12,12 +12,14 @@ use axum::http::{HeaderMap, HeaderValue, StatusCode, Uri, header};
 use axum::response::{IntoResponse as _, Response};
 use http_service::{bearer, body};
 use pool_protocol::id::PoolName;
+use pool_protocol::problem::Code;
 use pool_protocol::token::{OperatorToken, PoolToken};
 use url::form_urlencoded;
 
-use super::frame;
 use super::sessions::{LIFETIME, Sessions};
 use super::viewer::Viewer;
+use super::{frame, is_json};
+use crate::failure::Failure;
 use crate::forms::Forms;
 use crate::pools::Pools;
 use crate::shares::Shares;
@@ -57,8 +59,13 @@ impl FromRequestParts<Site> for Viewer {
     type Rejection = Response;
 
     async fn from_request_parts(parts: &mut Parts, site: &Site) -> Result<Self, Response> {
-        site.viewer(parts)
-            .ok_or_else(|| login_required(&parts.uri, None).into_response())
+        site.viewer(parts).ok_or_else(|| {
+            if !is_json(&parts.uri) {
+                return login_required(&parts.uri, None);
+            }
+            let text = "the request has no token of this pool or of an operator that is good now";
+            Failure::new(Code::ExecutorAuthenticationFailed, text).into_response()
+        })
     }
 }
 
@@ -351,7 +358,10 @@ mod tests {
 
     #[test]
     fn a_pool_token_shows_its_pool_and_an_operator_token_all_pools() {
-        let (eu, operator) = (PoolToken::new("eu".parse().unwrap()), OperatorToken::new());
+        let (eu, operator) = (
+            PoolToken::new("eu".parse().unwrap()),
+            OperatorToken::random(),
+        );
         let pools = file(&eu, &operator);
         let viewer = |text: &str| {
             Credential::of_token(text)
@@ -366,7 +376,7 @@ mod tests {
         for unknown in [
             PoolToken::new("eu".parse().unwrap()).reveal(),
             PoolToken::new("us".parse().unwrap()).reveal(),
-            OperatorToken::new().reveal(),
+            OperatorToken::random().reveal(),
             "",
         ] {
             assert_eq!(viewer(unknown), None, "{unknown}");
@@ -378,13 +388,19 @@ mod tests {
 
     #[test]
     fn a_session_is_valid_while_its_token_is_in_the_file() {
-        let (eu, operator) = (PoolToken::new("eu".parse().unwrap()), OperatorToken::new());
+        let (eu, operator) = (
+            PoolToken::new("eu".parse().unwrap()),
+            OperatorToken::random(),
+        );
         for token in [eu.reveal(), operator.reveal()] {
             let credential = Credential::of_token(token).unwrap();
             let read = Credential::parse(&credential.to_text()).unwrap();
             assert_eq!(read, credential);
             assert!(read.is_valid(&file(&eu, &operator), now()));
-            let others = (PoolToken::new("eu".parse().unwrap()), OperatorToken::new());
+            let others = (
+                PoolToken::new("eu".parse().unwrap()),
+                OperatorToken::random(),
+            );
             assert!(!read.is_valid(&file(&others.0, &others.1), now()));
         }
     }
@@ -404,7 +420,7 @@ mod tests {
     ) {
         let pools = file(
             &PoolToken::new("eu".parse().unwrap()),
-            &OperatorToken::new(),
+            &OperatorToken::random(),
         );
         let found = named(&pools, peer.parse().unwrap(), &headers(sent));
         assert_eq!(found.as_deref(), expected);

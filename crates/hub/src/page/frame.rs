@@ -9,12 +9,10 @@ use maud::{DOCTYPE, Markup, html};
 use super::viewer::Viewer;
 use super::words::moment;
 
-/// Returns a response with a page.
 pub(super) fn respond(status: StatusCode, page: Markup) -> Response {
     (status, Html(page.into_string())).into_response()
 }
 
-/// Returns a page with this content.
 pub(super) fn page(title: &str, viewer: Option<&Viewer>, content: &Markup) -> Markup {
     html! {
         (DOCTYPE)
@@ -65,7 +63,6 @@ fn who(viewer: &Viewer) -> Markup {
     }
 }
 
-/// Returns a page with a single message.
 pub(super) fn message(title: &str, text: &str) -> Markup {
     let content = html! {
         section.narrow {
@@ -77,7 +74,6 @@ pub(super) fn message(title: &str, text: &str) -> Markup {
     page(title, None, &content)
 }
 
-/// Returns the login form.
 pub(super) fn login(next: &str, problem: Option<&str>) -> Markup {
     let content = html! {
         section.narrow {

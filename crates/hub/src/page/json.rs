@@ -3,13 +3,13 @@
 use std::time::Duration;
 
 use axum::Json;
-use axum::extract::{FromRequestParts, Path, State};
+use axum::extract::{Path, State};
 use axum::http::Uri;
-use axum::http::request::Parts;
 use axum::response::{IntoResponse as _, Response};
 use pool_protocol::id::{PoolName, TaskId};
 use pool_protocol::problem::Code;
-use pool_store::{Condition, EndView, EventView, InstanceView, Page, TaskFilter, TaskView, Wait};
+use pool_store::state::TaskEnd;
+use pool_store::{Condition, EventView, InstanceView, Page, TaskFilter, TaskView, Wait};
 use serde_json::{Value, json};
 
 use super::access::Site;
@@ -18,24 +18,7 @@ use super::viewer::Viewer;
 use super::{ROWS, log_response, more, parameter};
 use crate::failure::Failure;
 
-/// Who asks.
-#[derive(Debug)]
-pub(super) struct Asker(Viewer);
-
-impl FromRequestParts<Site> for Asker {
-    type Rejection = Response;
-
-    async fn from_request_parts(parts: &mut Parts, site: &Site) -> Result<Self, Response> {
-        let text = "the request has no token of this pool or of an operator that is good now";
-        let refused = || Failure::new(Code::ExecutorAuthenticationFailed, text).into_response();
-        site.viewer(parts).map(Self).ok_or_else(refused)
-    }
-}
-
-pub(super) async fn pools(
-    State(site): State<Site>,
-    Asker(viewer): Asker,
-) -> Result<Response, Failure> {
+pub(super) async fn pools(State(site): State<Site>, viewer: Viewer) -> Result<Response, Failure> {
     let summaries = site.summaries(&viewer).await?;
     let pools: Vec<Value> = summaries.iter().map(pool).collect();
     Ok(Json(json!({ "pools": pools })).into_response())
@@ -43,7 +26,7 @@ pub(super) async fn pools(
 
 pub(super) async fn agents(
     State(site): State<Site>,
-    Asker(viewer): Asker,
+    viewer: Viewer,
     Path(name): Path<String>,
     uri: Uri,
 ) -> Result<Response, Failure> {
@@ -61,7 +44,7 @@ pub(super) async fn agents(
 /// Runs that are not over, oldest first; with `state=over` those that are, the last one first.
 pub(super) async fn runs(
     State(site): State<Site>,
-    Asker(viewer): Asker,
+    viewer: Viewer,
     Path(name): Path<String>,
     uri: Uri,
 ) -> Result<Response, Failure> {
@@ -87,7 +70,7 @@ pub(super) async fn runs(
 
 pub(super) async fn one_run(
     State(site): State<Site>,
-    Asker(viewer): Asker,
+    viewer: Viewer,
     Path((name, id)): Path<(String, String)>,
 ) -> Result<Response, Failure> {
     let task = find(&site, &viewer, &name, &id).await?;
@@ -100,7 +83,7 @@ pub(super) async fn one_run(
 
 pub(super) async fn log(
     State(site): State<Site>,
-    Asker(viewer): Asker,
+    viewer: Viewer,
     Path((name, id)): Path<(String, String)>,
     uri: Uri,
 ) -> Result<Response, Failure> {
@@ -200,17 +183,17 @@ fn run(task: &TaskView) -> Value {
         "silentSeconds": task.silent.map(seconds),
         "cancelRequested": task.cancel_requested,
         "traceparent": task.traceparent,
-        "end": task.end.as_ref().map(end),
+        "end": task.end.as_ref().map(|reached| end(task, reached)),
     })
 }
 
-fn end(end: &EndView) -> Value {
+fn end(task: &TaskView, end: &TaskEnd) -> Value {
     json!({
         "reason": end.reason.name(),
         "diagnostic": end.diagnostic,
         "exitCode": end.exit_code,
         "verdict": end.verdict,
-        "secondsAgo": seconds(end.ago),
+        "secondsAgo": task.ended.map(seconds),
         "reported": end.reported,
     })
 }

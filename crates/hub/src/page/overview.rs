@@ -61,7 +61,6 @@ impl Summary {
     }
 }
 
-/// Returns the content of the page.
 pub(super) fn render(pools: &[Summary]) -> Markup {
     let sum = |value: fn(&Summary) -> u32| pools.iter().map(value).sum::<u32>();
     html! {

@@ -19,7 +19,6 @@ pub(super) struct PoolPage {
     pub(super) over: Vec<TaskView>,
 }
 
-/// Returns the content of the page.
 pub(super) fn render(page: &PoolPage) -> Markup {
     let summary = &page.summary;
     let is_waiting = |task: &&TaskView| task.state == TaskState::Available;
@@ -211,7 +210,7 @@ fn runs_that_are_over(tasks: &[TaskView]) -> Markup {
                         td data-label="Outcome" { (run_badge(task)) }
                         td data-label="Reason" { (dash(reason(task))) }
                         td data-label="Agent" { (dash(task.agent.as_ref().map(ToString::to_string))) }
-                        td data-label="Ended" { (dash(task.end.as_ref().map(|end| ago(end.ago)))) }
+                        td data-label="Ended" { (dash(task.ended.map(ago))) }
                     }
                 }
             }

@@ -5,7 +5,8 @@ use std::time::SystemTime;
 use maud::{Markup, html};
 use pool_protocol::id::AgentName;
 use pool_protocol::task::TaskState;
-use pool_store::{EndView, EventView, TaskView};
+use pool_store::state::TaskEnd;
+use pool_store::{EventView, TaskView};
 
 use super::timeline;
 use super::words::{
@@ -31,7 +32,6 @@ pub(super) struct RunPage {
     pub(super) now: SystemTime,
 }
 
-/// Returns the title of a run.
 pub(super) fn title(task: &TaskView) -> String {
     match &*task.kind {
         "" => format!("Job {}", task.job),
@@ -39,7 +39,6 @@ pub(super) fn title(task: &TaskView) -> String {
     }
 }
 
-/// Returns the content of the page.
 pub(super) fn render(page: &RunPage) -> Markup {
     let task = &page.task;
     html! {
@@ -109,7 +108,7 @@ fn callout(page: &RunPage) -> Markup {
     }
 }
 
-fn ending(task: &TaskView, end: &EndView) -> Markup {
+fn ending(task: &TaskView, end: &TaskEnd) -> Markup {
     let tone = match task.state {
         TaskState::Completed => "good",
         TaskState::Failed => "bad",
@@ -195,7 +194,7 @@ fn facts(page: &RunPage) -> Markup {
             (fact("Failed attempts", Some(&task.attempts.to_string())))
             @if task.lease.is_some() { (fact("Fencing token", Some(&task.fencing_token.to_string()))) }
             @if let Some(end) = end {
-                (fact("Ended", Some(&ago(end.ago))))
+                (fact("Ended", Some(&ago(task.ended.unwrap_or_default()))))
                 (fact("Verdict", end.verdict.as_deref()))
                 (fact("Exit code", end.exit_code.map(|code| code.to_string()).as_deref()))
                 (fact("Reported", Some(if end.reported { "yes" } else { "not yet" })))

@@ -17,10 +17,9 @@ use http_service::{FRESH, MetricsRegistry, Shutdown};
 use maud::Markup;
 use pool_protocol::id::{InstanceId, TaskId};
 use pool_protocol::task::TaskState;
-use pool_store::state::EndReason;
+use pool_store::state::{EndReason, TaskEnd};
 use pool_store::{
-    Condition, Content, EndView, EventView, InstanceView, Payload, PoolView, Submission, TaskView,
-    Wait,
+    Condition, Content, EventView, InstanceView, Payload, PoolView, Submission, TaskView, Wait,
 };
 use rstest::rstest;
 use runtime::setting::from_variables;
@@ -69,22 +68,19 @@ fn task() -> TaskView {
         silent: None,
         cancel_requested: false,
         end: None,
+        ended: None,
     }
 }
 
 fn ended(reason: EndReason, diagnostic: &str) -> TaskView {
     TaskView {
         state: TaskState::Failed,
-        end: Some(EndView {
-            reason,
-            diagnostic: diagnostic.to_owned(),
+        end: Some(TaskEnd {
             exit_code: Some(1),
             verdict: Some(HOSTILE.to_owned()),
-            final_log_sequence: None,
-            report: None,
-            ago: Duration::from_secs(5),
-            reported: false,
+            ..TaskEnd::new(reason, diagnostic.to_owned(), 0)
         }),
+        ended: Some(Duration::from_secs(5)),
         ..task()
     }
 }
@@ -94,8 +90,6 @@ fn agent() -> InstanceView {
         instance: InstanceId::new(),
         pool: "eu".parse().unwrap(),
         agent: "eu-1".parse().unwrap(),
-        system_id: HOSTILE.to_owned(),
-        installation: HOSTILE.to_owned(),
         version: HOSTILE.to_owned(),
         operating_system: HOSTILE.to_owned(),
         architecture: HOSTILE.to_owned(),

@@ -27,7 +27,6 @@ struct Period {
     is_current: bool,
 }
 
-/// Returns the timeline of a run.
 pub(super) fn render(events: &[EventView], now: SystemTime) -> Markup {
     let periods = periods(events, now);
     let total = periods

@@ -16,7 +16,6 @@ pub(super) enum Viewer {
 }
 
 impl Viewer {
-    /// Returns whether the viewer may see a pool.
     pub(super) fn sees(&self, pool: &PoolName) -> bool {
         match self {
             Self::Pool(own) => own == pool,

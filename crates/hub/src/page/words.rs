@@ -47,7 +47,6 @@ pub(super) fn badge(tone: Tone, word: &str) -> Markup {
     }
 }
 
-/// Returns the badge of a run.
 pub(super) fn run_badge(task: &TaskView) -> Markup {
     let (tone, word) = match task.state {
         TaskState::Available => (Tone::Quiet, "Waiting"),
@@ -62,7 +61,6 @@ pub(super) fn run_badge(task: &TaskView) -> Markup {
     badge(tone, word)
 }
 
-/// Returns the badge of an agent.
 pub(super) fn condition_badge(condition: Condition) -> Markup {
     let (tone, word) = match condition {
         Condition::Online => (Tone::Good, "Online"),
@@ -73,7 +71,6 @@ pub(super) fn condition_badge(condition: Condition) -> Markup {
     badge(tone, word)
 }
 
-/// Returns why a run waits.
 pub(super) fn wait_reason(wait: Wait, attempts: u32) -> String {
     match wait {
         Wait::Unconfirmed => "The platform has not confirmed the run yet".to_owned(),
@@ -84,7 +81,6 @@ pub(super) fn wait_reason(wait: Wait, attempts: u32) -> String {
     }
 }
 
-/// Returns the advice for a waiting run.
 pub(super) const fn wait_advice(wait: Wait) -> Option<&'static str> {
     match wait {
         Wait::NoInstance => Some("Start an agent with a token of this pool, or look at its log."),
@@ -111,7 +107,6 @@ pub(super) const fn end_sentence(reason: EndReason) -> Option<&'static str> {
     }
 }
 
-/// Returns the advice for a run that is over.
 pub(super) const fn end_advice(reason: EndReason) -> Option<&'static str> {
     match reason {
         EndReason::Lost => Some(

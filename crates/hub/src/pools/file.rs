@@ -16,7 +16,6 @@ use super::{Boundary, KnownToken, Operators, Organizations, Pool, Pools, Proxy};
 /// Means all organizations.
 const ALL: &str = "*";
 
-/// Parses the text of the file.
 pub(crate) fn parse(text: &str) -> Result<Pools, Vec<String>> {
     let file: Value = serde_saphyr::from_str(text)
         .map_err(|error| vec![format!("is no YAML: {}", first_line(&error.to_string()))])?;

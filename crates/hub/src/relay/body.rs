@@ -3,6 +3,7 @@
 
 use std::borrow::Cow;
 
+use job_contract::status::{JobStatus, StepStatus};
 use platform::StepRef;
 use serde::{Deserialize, Deserializer, Serialize};
 use url::Url;
@@ -13,18 +14,32 @@ use crate::json_check;
 
 /// The longest digest or lineage of a state, in bytes.
 const MAX_TEXT: usize = 256;
+/// The statuses that executors give a job.
+const JOB_STATUSES: [JobStatus; 4] = [
+    JobStatus::Running,
+    JobStatus::Pending,
+    JobStatus::Completed,
+    JobStatus::Failed,
+];
+/// The statuses that executors give a step.
+const STEP_STATUSES: [StepStatus; 3] = [
+    StepStatus::Running,
+    StepStatus::Completed,
+    StepStatus::Failed,
+];
+const NO_REPORT: &str = "a field is missing, has another type, or is none of a report";
 
 /// A JSON:API document with one resource.
 #[derive(Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
-struct Document<'d, A> {
+pub(super) struct Document<'d, A> {
     #[serde(borrow)]
-    data: Resource<'d, A>,
+    pub(super) data: Resource<'d, A>,
 }
 
 #[derive(Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
-struct Resource<'d, A> {
+pub(super) struct Resource<'d, A> {
     #[serde(rename = "type", borrow)]
     kind: Cow<'d, str>,
     #[serde(
@@ -33,54 +48,35 @@ struct Resource<'d, A> {
         skip_serializing_if = "Option::is_none"
     )]
     id: Option<Cow<'d, str>>,
-    attributes: A,
+    pub(super) attributes: A,
 }
 
 /// What executors report of a job.
 #[derive(Default, Deserialize, Serialize)]
 #[serde(default, rename_all = "camelCase", deny_unknown_fields)]
-struct JobChange {
+pub(super) struct JobChange {
     #[serde(deserialize_with = "present", skip_serializing_if = "Option::is_none")]
-    status: Option<JobStatus>,
+    pub(super) status: Option<JobStatus>,
     #[serde(deserialize_with = "present", skip_serializing_if = "Option::is_none")]
-    plan_changes: Option<bool>,
+    pub(super) plan_changes: Option<bool>,
     #[serde(deserialize_with = "present", skip_serializing_if = "Option::is_none")]
     output: Option<String>,
     #[serde(deserialize_with = "present", skip_serializing_if = "Option::is_none")]
-    terraform_plan: Option<String>,
+    pub(super) terraform_plan: Option<String>,
     #[serde(deserialize_with = "present", skip_serializing_if = "Option::is_none")]
-    commit_id: Option<String>,
-}
-
-/// The statuses that executors give a job.
-#[derive(Deserialize, Serialize)]
-#[serde(rename_all = "camelCase")]
-enum JobStatus {
-    Running,
-    Pending,
-    Completed,
-    Failed,
+    pub(super) commit_id: Option<String>,
 }
 
 /// What executors report of a step.
 #[derive(Default, Deserialize, Serialize)]
 #[serde(default, deny_unknown_fields)]
-struct StepChange {
+pub(super) struct StepChange {
     #[serde(deserialize_with = "present", skip_serializing_if = "Option::is_none")]
-    status: Option<StepStatus>,
+    pub(super) status: Option<StepStatus>,
     #[serde(deserialize_with = "present", skip_serializing_if = "Option::is_none")]
-    output: Option<String>,
+    pub(super) output: Option<String>,
     #[serde(deserialize_with = "present", skip_serializing_if = "Option::is_none")]
     name: Option<String>,
-}
-
-/// The statuses that executors give a step.
-#[derive(Deserialize, Serialize)]
-#[serde(rename_all = "camelCase")]
-enum StepStatus {
-    Running,
-    Completed,
-    Failed,
 }
 
 /// A state that a job has published.
@@ -125,6 +121,10 @@ pub(super) fn check(
         Call::SetUpLog if bytes.is_empty() => Ok(Vec::new()),
         Call::ChangeJob => {
             let mut document = resource::<JobChange>(bytes, "job", Some(&step.job_id))?;
+            let given = document.data.attributes.status.as_ref();
+            if !given.is_none_or(|status| JOB_STATUSES.contains(status)) {
+                return Err(RelayRefusal::Body(NO_REPORT));
+            }
             let output = &mut document.data.attributes.output;
             // It is a text for people. Instead of an address that somebody may open, the record keeps what it has.
             output.take_if(|output| is_address(output));
@@ -134,6 +134,10 @@ pub(super) fn check(
         }
         Call::ChangeStep => {
             let mut document = resource::<StepChange>(bytes, "step", Some(&step.step_id))?;
+            let given = document.data.attributes.status;
+            if !given.is_none_or(|status| STEP_STATUSES.contains(&status)) {
+                return Err(RelayRefusal::Body(NO_REPORT));
+            }
             let own = format!(
                 "/tfoutput/v1/organization/{}/job/{}/step/{}",
                 step.organization_id, step.job_id, step.step_id
@@ -198,7 +202,7 @@ fn resource<'d, A: Deserialize<'d>>(
 fn read<'d, T: Deserialize<'d>>(bytes: &'d [u8]) -> Result<T, RelayRefusal> {
     serde_json::from_slice(bytes).map_err(|_| {
         if json_check::is_readable(bytes) {
-            RelayRefusal::Body("a field is missing, has another type, or is none of a report")
+            RelayRefusal::Body(NO_REPORT)
         } else {
             RelayRefusal::Unread("it is not valid JSON")
         }

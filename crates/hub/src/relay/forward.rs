@@ -127,7 +127,6 @@ impl Outgoing {
     }
 }
 
-/// The largest document of a call.
 const fn largest(call: Call) -> usize {
     match call {
         Call::ChangeJob | Call::ChangeStep => 64 * KIB,
@@ -168,7 +167,6 @@ pub(crate) struct ToTerrakube {
 }
 
 impl ToTerrakube {
-    /// A relay to this platform.
     pub(super) fn new(terrakube: Terrakube) -> Result<Self, reqwest::Error> {
         let http = reqwest::Client::builder()
             .redirect(reqwest::redirect::Policy::none())
@@ -183,7 +181,6 @@ impl ToTerrakube {
         &self.terrakube.config().public_url
     }
 
-    /// Sends the request, and returns the response of the platform.
     pub(super) async fn send(
         &self,
         outgoing: Outgoing,

@@ -6,15 +6,15 @@ use axum::body::HttpBody as _;
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse as _, Response};
 use job_contract::chain;
-use job_contract::status::{JobStatus, StepStatus};
+use job_contract::status::JobStatus;
 use platform::local::{JobRecord, LocalPlatform, StepRecord};
 use platform::{History, PlatformError, StepRef};
 use pool_protocol::problem::Code;
 use serde::Deserialize;
-use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 use tracing::error;
 
+use super::body::{Document, JobChange, StepChange};
 use super::forward::{CALL_TIMEOUT, Content, Outgoing};
 use super::rules::{Call, RelayRefusal};
 use super::turns::Turn;
@@ -29,162 +29,127 @@ const MAX_STATES: usize = 1000;
 /// The bytes of their texts. The record is a file that each change writes anew.
 const MAX_STATE_BYTES: usize = 512 * 1024;
 
-/// The records of jobs in a data directory.
-#[derive(Clone, Debug)]
-pub(crate) struct Records(LocalPlatform);
-
-/// A document with one resource.
-#[derive(Debug, Deserialize)]
-struct Document<A> {
-    data: Resource<A>,
-}
-
-#[derive(Debug, Deserialize)]
-struct Resource<A> {
-    attributes: A,
-}
-
-/// What a report changes of a job.
-#[derive(Debug, Default, Deserialize)]
-#[serde(rename_all = "camelCase", default)]
-struct JobChange {
-    status: Option<JobStatus>,
-    plan_changes: Option<bool>,
-    terraform_plan: Option<String>,
-    commit_id: Option<String>,
-}
-
-/// What a report changes of a step.
-#[derive(Debug, Default, Deserialize)]
-#[serde(default)]
-struct StepChange {
-    status: Option<StepStatus>,
-    output: Option<String>,
-}
-
-impl Records {
-    pub(super) const fn new(records: LocalPlatform) -> Self {
-        Self(records)
+/// Carries the request out. Records are files, so a thread that may wait does it.
+pub(super) async fn answer(
+    records: &LocalPlatform,
+    outgoing: Outgoing,
+    step: &StepRef,
+    turn: Turn,
+) -> Result<Response, Failure> {
+    let (records, step) = (records.clone(), step.clone());
+    let answered = tokio::task::spawn_blocking(move || {
+        // The work goes on if the executor disconnects, and so does its turn.
+        let answer = answer_now(&records, &outgoing, &step);
+        (answer, outgoing.taken, turn)
+    });
+    let (answer, mut taken, turn) = answered.await.map_err(|error| {
+        error!(%error, "a request to the records of jobs has failed");
+        Failure::new(Code::Other, "the hub could not answer")
+    })?;
+    let answer = answer?;
+    // What the executor has not read is in memory.
+    let length = answer.body().size_hint().lower();
+    if !usize::try_from(length).is_ok_and(|length| taken.grow(length)) {
+        return Err(Failure::new(
+            Code::RateLimited,
+            RelayRefusal::Busy.to_string(),
+        ));
     }
+    Ok(passing::whole(answer, CALL_TIMEOUT, (taken, turn)).await)
+}
 
-    /// Carries the request out. Records are files, so a thread that may wait does it.
-    pub(super) async fn answer(
-        &self,
-        outgoing: Outgoing,
-        step: &StepRef,
-        turn: Turn,
-    ) -> Result<Response, Failure> {
-        let (records, step) = (self.clone(), step.clone());
-        let answered = tokio::task::spawn_blocking(move || {
-            // The work goes on if the executor disconnects, and so does its turn.
-            let answer = records.answer_now(&outgoing, &step);
-            (answer, outgoing.taken, turn)
-        });
-        let (answer, mut taken, turn) = answered.await.map_err(|error| {
-            error!(%error, "a request to the records of jobs has failed");
-            Failure::new(Code::Other, "the hub could not answer")
-        })?;
-        let answer = answer?;
-        // What the executor has not read is in memory.
-        let length = answer.body().size_hint().lower();
-        if !usize::try_from(length).is_ok_and(|length| taken.grow(length)) {
-            return Err(Failure::new(
-                Code::RateLimited,
-                RelayRefusal::Busy.to_string(),
-            ));
+fn answer_now(
+    records: &LocalPlatform,
+    outgoing: &Outgoing,
+    step: &StepRef,
+) -> Result<Response, Failure> {
+    let document: &[u8] = match &outgoing.body {
+        Content::Document(bytes) => bytes,
+        Content::None | Content::Context(_) => &[],
+    };
+    match outgoing.call {
+        Call::ReadJob => match records
+            .job(&step.job_id)
+            .map_err(|error| unavailable(&error))?
+        {
+            Some(record) => Ok(document_of(job_document(&step.job_id, &record))),
+            None => Ok(StatusCode::NOT_FOUND.into_response()),
+        },
+        Call::ChangeJob => {
+            let change: Document<'_, JobChange> = read(document)?;
+            let change = change.data.attributes;
+            let changed = records.update_job(step, |record| change.apply(record));
+            changed.map_err(|error| unavailable(&error))?;
+            Ok(StatusCode::NO_CONTENT.into_response())
         }
-        Ok(passing::whole(answer, CALL_TIMEOUT, (taken, turn)).await)
-    }
-
-    fn answer_now(&self, outgoing: &Outgoing, step: &StepRef) -> Result<Response, Failure> {
-        let records = &self.0;
-        let document: &[u8] = match &outgoing.body {
-            Content::Document(bytes) => bytes,
-            Content::None | Content::Context(_) => &[],
-        };
-        match outgoing.call {
-            Call::ReadJob => match records
+        Call::ChangeStep => {
+            let change: Document<'_, StepChange> = read(document)?;
+            let change = change.data.attributes;
+            let changed = records.update_job(step, |record| {
+                change.apply(record.step_mut(step));
+            });
+            changed.map_err(|error| unavailable(&error))?;
+            Ok(StatusCode::NO_CONTENT.into_response())
+        }
+        Call::ReadHistory => {
+            let record = records
                 .job(&step.job_id)
-                .map_err(|error| unavailable(&error))?
-            {
-                Some(record) => Ok(answer(job_document(&step.job_id, &record))),
-                None => Ok(StatusCode::NOT_FOUND.into_response()),
-            },
-            Call::ChangeJob => {
-                let change: Document<JobChange> = read(document)?;
-                let change = change.data.attributes;
-                let changed = records.update_job(step, |record| change.apply(record));
-                changed.map_err(|error| unavailable(&error))?;
-                Ok(StatusCode::NO_CONTENT.into_response())
-            }
-            Call::ChangeStep => {
-                let change: Document<StepChange> = read(document)?;
-                let change = change.data.attributes;
-                let changed = records.update_job(step, |record| {
-                    change.apply(record.step_mut(step));
-                });
-                changed.map_err(|error| unavailable(&error))?;
-                Ok(StatusCode::NO_CONTENT.into_response())
-            }
-            Call::ReadHistory => {
-                let record = records
-                    .job(&step.job_id)
-                    .map_err(|error| unavailable(&error))?;
-                let history = record.map(|record| record.history).unwrap_or_default();
-                let resource = |state: &History| json!({"type": "history", "id": state.md5, "attributes": state});
-                let data: Vec<Value> = history.iter().map(resource).collect();
-                Ok(answer(json!({ "data": data })))
-            }
-            Call::AddHistory => {
-                let state: Document<History> = read(document)?;
-                let state = state.data.attributes;
-                let mut is_full = false;
-                let added = records.update_job(step, |record| {
-                    // An executor that got no answer sends it again.
-                    if record.history.contains(&state) {
-                        return;
-                    }
-                    let bytes: usize = record.history.iter().chain([&state]).map(size).sum();
-                    is_full = record.history.len() >= MAX_STATES || bytes > MAX_STATE_BYTES;
-                    if !is_full {
-                        record.history.push(state);
-                    }
-                });
-                added.map_err(|error| unavailable(&error))?;
-                if is_full {
-                    let text = format!(
-                        "the job has published {MAX_STATES} states or {MAX_STATE_BYTES} bytes about them, and no more are recorded"
-                    );
-                    return Err(Failure::new(Code::RequestInvalid, text));
+                .map_err(|error| unavailable(&error))?;
+            let history = record.map(|record| record.history).unwrap_or_default();
+            let resource =
+                |state: &History| json!({"type": "history", "id": state.md5, "attributes": state});
+            let data: Vec<Value> = history.iter().map(resource).collect();
+            Ok(document_of(json!({ "data": data })))
+        }
+        Call::AddHistory => {
+            let state: Document<'_, History> = read(document)?;
+            let state = state.data.attributes;
+            let mut is_full = false;
+            let added = records.update_job(step, |record| {
+                // An executor that got no answer sends it again.
+                if record.history.contains(&state) {
+                    return;
                 }
-                Ok((StatusCode::CREATED, Json(json!({}))).into_response())
+                let bytes: usize = record.history.iter().chain([&state]).map(size).sum();
+                is_full = record.history.len() >= MAX_STATES || bytes > MAX_STATE_BYTES;
+                if !is_full {
+                    record.history.push(state);
+                }
+            });
+            added.map_err(|error| unavailable(&error))?;
+            if is_full {
+                let text = format!(
+                    "the job has published {MAX_STATES} states or {MAX_STATE_BYTES} bytes about them, and no more are recorded"
+                );
+                return Err(Failure::new(Code::RequestInvalid, text));
             }
-            // The log passes here for the status page. The executor stores all of it at its end.
-            Call::SetUpLog | Call::AddLines => Ok(answer(json!({}))),
-            Call::ReadContext => {
-                let context = records
-                    .stored_context(&step.job_id)
-                    .map_err(|error| unavailable(&error))?;
-                let context = context.unwrap_or_else(|| b"{}".to_vec());
-                let json = HeaderValue::from_static("application/json");
-                Ok(for_it_alone(
-                    ([(header::CONTENT_TYPE, json)], context).into_response(),
-                ))
-            }
-            // As at the platform, a context replaces the one before. Executors read it, and send it back with more.
-            Call::WriteContext => {
-                let stored = records.store_context(&step.job_id, document);
-                stored.map_err(|error| unavailable(&error))?;
-                Ok(answer(json!({})))
-            }
-            Call::ReadContent => {
-                let text = "the job has no content at the platform";
-                Err(Failure::new(Code::ExecutorPoolForbidden, text))
-            }
-            Call::ReadReleases => {
-                let location = HeaderValue::from_static(TOFU_RELEASES);
-                Ok((StatusCode::FOUND, [(header::LOCATION, location)]).into_response())
-            }
+            Ok((StatusCode::CREATED, Json(json!({}))).into_response())
+        }
+        // The log passes here for the status page. The executor stores all of it at its end.
+        Call::SetUpLog | Call::AddLines => Ok(document_of(json!({}))),
+        Call::ReadContext => {
+            let context = records
+                .stored_context(&step.job_id)
+                .map_err(|error| unavailable(&error))?;
+            let context = context.unwrap_or_else(|| b"{}".to_vec());
+            let json = HeaderValue::from_static("application/json");
+            Ok(for_it_alone(
+                ([(header::CONTENT_TYPE, json)], context).into_response(),
+            ))
+        }
+        // As at the platform, a context replaces the one before. Executors read it, and send it back with more.
+        Call::WriteContext => {
+            let stored = records.store_context(&step.job_id, document);
+            stored.map_err(|error| unavailable(&error))?;
+            Ok(document_of(json!({})))
+        }
+        Call::ReadContent => {
+            let text = "the job has no content at the platform";
+            Err(Failure::new(Code::ExecutorPoolForbidden, text))
+        }
+        Call::ReadReleases => {
+            let location = HeaderValue::from_static(TOFU_RELEASES);
+            Ok((StatusCode::FOUND, [(header::LOCATION, location)]).into_response())
         }
     }
 }
@@ -252,7 +217,7 @@ fn job_document(job: &str, record: &JobRecord) -> Value {
     })
 }
 
-fn read<T: DeserializeOwned>(document: &[u8]) -> Result<T, Failure> {
+fn read<'d, T: Deserialize<'d>>(document: &'d [u8]) -> Result<T, Failure> {
     serde_json::from_slice(document).map_err(|error| {
         let place = format!("line {} column {}", error.line(), error.column());
         let text = format!("the document cannot be read: {place}");
@@ -260,7 +225,7 @@ fn read<T: DeserializeOwned>(document: &[u8]) -> Result<T, Failure> {
     })
 }
 
-fn answer(document: Value) -> Response {
+fn document_of(document: Value) -> Response {
     for_it_alone(Json(document).into_response())
 }
 
@@ -288,6 +253,7 @@ mod tests {
 
     use axum::body::Bytes;
     use job_contract::StepType;
+    use job_contract::status::StepStatus;
     use pool_protocol::id::TaskId;
 
     use super::super::turns::Turns;
@@ -296,7 +262,7 @@ mod tests {
 
     struct Fixture {
         _folder: tempfile::TempDir,
-        records: Records,
+        records: LocalPlatform,
         plan: StepRef,
     }
 
@@ -319,7 +285,7 @@ mod tests {
         };
         Fixture {
             _folder: folder,
-            records: Records::new(records),
+            records,
             plan,
         }
     }
@@ -333,11 +299,11 @@ mod tests {
                 body: body.map_or(Content::None, document),
                 taken: Budget::new().of_pool(&"eu".parse().unwrap()),
             };
-            self.records.answer_now(&outgoing, &self.plan)
+            answer_now(&self.records, &outgoing, &self.plan)
         }
 
         fn change(&self, call: Call, attributes: impl Into<Value>) {
-            let body = json!({"data": {"attributes": attributes.into()}});
+            let body = json!({"data": {"type": "any", "attributes": attributes.into()}});
             let response = self.call(call, Some(body)).unwrap();
             assert!(response.status().is_success(), "{response:?}");
         }
@@ -349,7 +315,7 @@ mod tests {
         }
 
         fn record(&self) -> JobRecord {
-            self.records.0.job("7").unwrap().unwrap()
+            self.records.job("7").unwrap().unwrap()
         }
     }
 
@@ -397,7 +363,6 @@ mod tests {
         let fixture = fixture();
         fixture
             .records
-            .0
             .update_job(&fixture.plan, |record| {
                 record.status = JobStatus::Cancelled;
             })
@@ -437,9 +402,9 @@ mod tests {
             lineage: "l".into(),
         };
         let fill = |record: &mut JobRecord| record.history = (0..MAX_STATES).map(state).collect();
-        fixture.records.0.update_job(&fixture.plan, fill).unwrap();
+        fixture.records.update_job(&fixture.plan, fill).unwrap();
         let add = |state: History| {
-            let body = json!({"data": {"attributes": state}});
+            let body = json!({"data": {"type": "any", "attributes": state}});
             fixture.call(Call::AddHistory, Some(body))
         };
         assert!(add(state(0)).is_ok(), "it is recorded already");
@@ -455,7 +420,7 @@ mod tests {
             let state = json!({"output": output, "jobReference": "7", "serial": serial, "md5": "5f", "lineage": "l"});
             fixture.call(
                 Call::AddHistory,
-                Some(json!({"data": {"attributes": state}})),
+                Some(json!({"data": {"type": "any", "attributes": state}})),
             )
         };
         let fits = MAX_STATE_BYTES / 15_000;
@@ -478,7 +443,7 @@ mod tests {
                 taken: budget.of_task(&eu, task),
             };
             let turn = turns.next(&eu, turns.place(task).unwrap()).await.unwrap();
-            fixture.records.answer(outgoing, &fixture.plan, turn).await
+            answer(&fixture.records, outgoing, &fixture.plan, turn).await
         };
         let first = read().await.unwrap();
         let refused = read().await.unwrap_err();

@@ -209,7 +209,7 @@ pub(super) fn check_state(task: &TaskView, call: Call) -> Result<(), RelayRefusa
         TaskState::Leased => Refusal::LeaseNotAccepted,
         TaskState::Available => Refusal::LeaseExpired,
         TaskState::Completed | TaskState::Failed | TaskState::Cancelled => {
-            let is_fresh = task.end.as_ref().is_some_and(|end| end.ago <= AFTERWARDS);
+            let is_fresh = task.ended.is_some_and(|ago| ago <= AFTERWARDS);
             let is_trusted = task
                 .end
                 .as_ref()

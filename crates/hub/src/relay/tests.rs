@@ -13,14 +13,13 @@ use platform::local::LocalPlatform;
 use platform::terrakube::{Terrakube, TerrakubeConfig, TokenSource};
 use pool_protocol::id::{LeaseId, TaskId};
 use pool_protocol::task::TaskState;
-use pool_store::state::EndReason;
-use pool_store::{EndView, Refusal, TaskView};
+use pool_store::state::{EndReason, TaskEnd};
+use pool_store::{Refusal, TaskView};
 use rstest::rstest;
 use serde_json::{Value, json};
 use url::Url;
 
 use super::forward::{MAX_CONTEXT, MAX_RECORDED_CONTEXT, Outgoing, ToTerrakube};
-use super::records::Records;
 use super::rules::{self, Call, RelayRefusal};
 use super::{Destination, body};
 use crate::budget::Budget;
@@ -410,7 +409,7 @@ async fn a_context_that_is_too_large_is_refused_before_it_is_sent() {
 #[tokio::test]
 async fn the_records_of_a_machine_take_a_whole_context_of_their_size() {
     let folder = tempfile::tempdir().unwrap();
-    let to = Destination::Records(Records::new(LocalPlatform::new(folder.path())));
+    let to = Destination::Records(LocalPlatform::new(folder.path()));
     let write = async |context: String| outgoing(Call::WriteContext, &to, context).await.err();
     let of_length = |length: usize| format!(r#"{{"a":"{}"}}"#, "x".repeat(length - 8));
     assert_eq!(write(of_length(MAX_RECORDED_CONTEXT)).await, None);
@@ -433,16 +432,11 @@ async fn the_records_of_a_machine_take_a_whole_context_of_their_size() {
 
 fn over(reason: EndReason, ago: u64) -> TaskView {
     TaskView {
-        end: Some(EndView {
-            reason,
-            diagnostic: String::new(),
-            exit_code: None,
-            verdict: None,
-            final_log_sequence: None,
-            report: None,
-            ago: Duration::from_secs(ago),
+        end: Some(TaskEnd {
             reported: true,
+            ..TaskEnd::new(reason, String::new(), 0)
         }),
+        ended: Some(Duration::from_secs(ago)),
         holder: Some("pod".to_owned()),
         ..task(TaskState::Failed)
     }

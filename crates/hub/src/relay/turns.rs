@@ -49,13 +49,11 @@ impl Turns {
         }
     }
 
-    /// Takes a place of a task.
     pub(super) fn place(&self, task: TaskId) -> Result<Place, Failure> {
         let place = self.of_tasks.take(&task);
         place.ok_or_else(|| limited("too many requests of this task at a time: try again"))
     }
 
-    /// Waits for the turn of a request of this pool.
     pub(super) async fn next(&self, pool: &PoolName, place: Place) -> Result<Turn, Failure> {
         match tokio::time::timeout(TIMEOUT, self.of_pools.next(pool)).await {
             Ok(Some(of_pool)) => Ok(Turn {

@@ -21,7 +21,6 @@ use crate::failure::Failure;
 /// The result of a handler.
 pub(super) type Answer = Result<Response, Failure>;
 
-/// Returns a response with this document.
 pub(super) fn json(document: &impl Serialize) -> Response {
     Json(document).into_response()
 }

@@ -10,8 +10,7 @@ use pool_protocol::id::InstanceId;
 use pool_protocol::instance::{
     Action, InstanceHeartbeat, InstanceOrders, InstanceStatus, Registered, Registration,
 };
-use pool_protocol::problem::{Code, Problem};
-use pool_protocol::version::Versions;
+use pool_protocol::version::{self, VERSION};
 use pool_store::Refusal;
 use tracing::info;
 
@@ -29,17 +28,13 @@ pub(super) async fn register(
     let agent = hub.agent(&headers)?;
     let mut taken = hub.budget.of_pool(agent.pool());
     let registration: Registration = read(body, MANY_LEASES, &mut taken).await?;
-    let theirs = Versions {
-        current_version: registration.protocol_max_version,
-        min_version: registration.protocol_min_version,
-        max_version: registration.protocol_max_version,
-    };
-    let Some(version) = Versions::OURS.common(theirs) else {
-        let text = "the hub supports no version of the protocol that the instance supports";
-        let problem = Problem::new(Code::ExecutorProtocolVersionUnsupported, text);
-        let problem = problem.with_versions(Versions::OURS.supported(), Some(theirs.max_version));
-        return Err(problem.into());
-    };
+    let (min, max) = (
+        registration.protocol_min_version,
+        registration.protocol_max_version,
+    );
+    if !(min..=max).contains(&VERSION) {
+        return Err(version::unsupported(max).into());
+    }
     let registered = hub
         .store
         .register(agent.pool(), &agent.credential(), &registration)
@@ -55,7 +50,7 @@ pub(super) async fn register(
         instance_id: registered.instance,
         pool_id: agent.pool().clone(),
         system_id: registration.system_id,
-        selected_protocol_version: version,
+        selected_protocol_version: VERSION,
         status: InstanceStatus::Active,
         heartbeat_interval_seconds: seconds(HEARTBEAT),
         lease_duration_seconds: seconds(hub.lease),
@@ -64,7 +59,6 @@ pub(super) async fn register(
     }))
 }
 
-/// Handles the heartbeat of an instance.
 pub(super) async fn heartbeat(
     State(hub): State<Arc<Hub>>,
     headers: HeaderMap,
@@ -86,7 +80,6 @@ pub(super) async fn heartbeat(
     }))
 }
 
-/// Removes an instance.
 pub(super) async fn remove(
     State(hub): State<Arc<Hub>>,
     headers: HeaderMap,

@@ -10,11 +10,10 @@ use axum::body::Body;
 use axum::extract::{Path, State};
 use axum::http::HeaderMap;
 use pool_protocol::id::{LeaseId, TaskId};
-use pool_protocol::lease::{Acceptance, Decline, End, Ended, Lease, Started};
+use pool_protocol::lease::{Acceptance, Decline, End, Ended, Lease, LeaseRef, Started};
 use pool_protocol::path::LeaseCall;
 use pool_protocol::problem::Code;
 use pool_protocol::task::TaskState;
-use pool_protocol::token::JobGrant;
 use pool_store::state::EndReason;
 use pool_store::{Ending, LeaseStatus, Refusal, TaskView};
 use tracing::info;
@@ -27,7 +26,6 @@ use crate::callers::{check_version, has_agent_token};
 use crate::duties::sweep::log_change;
 use crate::failure::Failure;
 
-/// Handles one call.
 pub(super) async fn call(
     State(hub): State<Arc<Hub>>,
     headers: HeaderMap,
@@ -39,7 +37,7 @@ pub(super) async fn call(
     if let Err(failure) = &answered
         && matches!(failure.code(), Code::LeaseSuperseded | Code::LeaseExpired)
     {
-        hub.metrics.stale();
+        hub.metrics.stale.inc();
     }
     answered
 }
@@ -116,7 +114,7 @@ async fn authorize(
     task: &str,
     lease: &str,
     call: Option<LeaseCall>,
-) -> Result<(TaskView, JobGrant), Failure> {
+) -> Result<(TaskView, LeaseRef), Failure> {
     let ids = task
         .parse::<TaskId>()
         .ok()
@@ -140,7 +138,7 @@ async fn authorize(
 /// lease may take no memory with it. The store decides all other calls.
 fn answer_unread(
     task: &TaskView,
-    grant: JobGrant,
+    grant: LeaseRef,
     call: Option<LeaseCall>,
 ) -> Result<Option<axum::response::Response>, Refusal> {
     let Some(call) = call else {
@@ -182,7 +180,7 @@ const fn is_accepted(task: &TaskView) -> bool {
 
 async fn end(
     hub: &Hub,
-    grant: JobGrant,
+    grant: LeaseRef,
     ending: Ending,
     body: Body,
     taken: &mut TakenBytes,
@@ -208,7 +206,7 @@ async fn end(
     Ok(ended(grant, state))
 }
 
-async fn declined(hub: &Hub, grant: JobGrant, decline: &Decline, state: TaskState) {
+async fn declined(hub: &Hub, grant: LeaseRef, decline: &Decline, state: TaskState) {
     info!(
         task = %grant.task,
         reason = ?decline.reason,
@@ -224,7 +222,7 @@ async fn declined(hub: &Hub, grant: JobGrant, decline: &Decline, state: TaskStat
     }
 }
 
-fn ended(grant: JobGrant, state: TaskState) -> axum::response::Response {
+fn ended(grant: LeaseRef, state: TaskState) -> axum::response::Response {
     json(&Ended {
         task_id: grant.task,
         state,

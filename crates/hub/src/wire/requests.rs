@@ -24,7 +24,6 @@ pub(super) async fn protocol() -> Response {
     json(&Versions::OURS)
 }
 
-/// Waits for a task.
 pub(super) async fn task(State(hub): State<Arc<Hub>>, headers: HeaderMap, body: Body) -> Answer {
     let agent = hub.agent(&headers)?;
     let mut taken = hub.budget.of_pool(agent.pool());
@@ -70,8 +69,8 @@ fn deliver(hub: &Hub, request: &LeaseRequest, leased: pool_store::LeasedTask) ->
         instance = %request.instance,
         task = %grant.task,
         lease = %grant.lease,
-        job_id = leased.job,
-        step_id = leased.step,
+        job_id = leased.task.job,
+        step_id = leased.task.step,
         attempt = leased.attempt,
         redelivered = leased.redelivered,
         "leased a task to an instance"
@@ -99,13 +98,13 @@ fn deliver(hub: &Hub, request: &LeaseRequest, leased: pool_store::LeasedTask) ->
         attempt: leased.attempt,
         job_token: hub.keys.current().sign(grant),
         task: Task {
-            organization_id: leased.organization,
-            workspace_id: leased.workspace,
-            job_id: leased.job,
-            step_id: leased.step,
-            kind: leased.kind,
+            organization_id: leased.task.organization,
+            workspace_id: leased.task.workspace,
+            job_id: leased.task.job,
+            step_id: leased.task.step,
+            kind: leased.task.kind,
             payload,
-            traceparent: leased.traceparent,
+            traceparent: leased.task.traceparent,
         },
     };
     task_json(&document, taken)

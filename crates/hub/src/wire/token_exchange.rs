@@ -30,7 +30,6 @@ const MAX_FORM_BYTES: usize = 32 * 1024;
 /// The `Retry-After` if a provider cannot be reached, in seconds.
 const RETRY_AFTER: u32 = 30;
 
-/// Handles an exchange.
 pub(super) async fn exchange(State(hub): State<Arc<Hub>>, body: Body) -> Response {
     // Callers have no token yet. Where none of them can get one, their bodies are not waited for.
     if !hub.pools.current().has_oidc() {
@@ -128,7 +127,6 @@ impl Hub {
     }
 }
 
-/// A complete request.
 struct Request {
     token: String,
     organization: String,

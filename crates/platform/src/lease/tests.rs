@@ -11,7 +11,7 @@ use pool_protocol::id::{LeaseId, TaskId};
 use pool_protocol::lease as wire;
 use pool_protocol::problem::{Code, Problem};
 use pool_protocol::task::TaskState;
-use pool_protocol::version::{HEADER, Versions};
+use pool_protocol::version::{HEADER, VERSION};
 use rstest::rstest;
 use test_peers::http::{Request, Response, Server};
 
@@ -43,7 +43,7 @@ fn lease_response(job_token: &str, cancel_requested: bool) -> Response {
 }
 
 fn problem(code: Code) -> Response {
-    let problem = Problem::new(code, "the reason").with_versions(Versions::OURS.supported(), None);
+    let problem = Problem::new(code, "the reason").with_versions(VERSION..=VERSION, None);
     Response::new(problem.status, serde_json::to_vec(&problem).unwrap())
 }
 

@@ -36,7 +36,6 @@ const SCHEMA: &str = "BEGIN; SELECT pg_advisory_xact_lock(hashtextextended('mayf
 const SESSION: &str = "SET search_path TO mayfly_pools; \
     SELECT set_config('synchronous_commit', 'on', false) WHERE current_setting('synchronous_commit') = 'off'";
 
-/// A connected database.
 pub(super) struct Server {
     pool: PgPool,
     listener: JoinHandle<()>,
@@ -80,12 +79,10 @@ impl Server {
         })
     }
 
-    /// Returns a connection from the pool.
     pub(super) async fn connection(&self) -> Result<PoolConnection<Postgres>, Error> {
         Ok(self.pool.acquire().await?)
     }
 
-    /// Closes all connections.
     pub(super) async fn close(&self) {
         self.listener.abort();
         self.pool.close().await;

@@ -25,7 +25,6 @@ const WAL_PAGES: &str = "256";
 /// Bytes to which the log shrinks when it is written again from its beginning. A large document makes it longer.
 const WAL_BYTES: &str = "1048576";
 
-/// An open file.
 pub(super) struct File {
     folder: PathBuf,
     pool: SqlitePool,
@@ -97,7 +96,6 @@ impl File {
         })
     }
 
-    /// Waits for the connection.
     pub(super) async fn connection(&self) -> Result<PoolConnection<Sqlite>, Error> {
         Ok(self.pool.acquire().await?)
     }
@@ -128,7 +126,6 @@ impl File {
         })
     }
 
-    /// Returns the store's time.
     pub(super) fn now(&self, elapsed: Duration) -> Millis {
         let passed = elapsed.saturating_sub(self.opened_at);
         self.time.saturating_add(millis(passed))

@@ -1,8 +1,7 @@
 //! The events of a task.
 
 use pool_protocol::id::{AgentName, InstanceId, LeaseId};
-use pool_protocol::lease::{Acceptance, Decline, End, Holder};
-use pool_protocol::token::JobGrant;
+use pool_protocol::lease::{Acceptance, Decline, End, Holder, LeaseRef};
 
 use crate::model::{Ending, PlatformState};
 
@@ -31,22 +30,22 @@ pub enum Event<'a> {
         reason: Option<&'a str>,
     },
     /// An executor exists.
-    Started { grant: JobGrant, executor: &'a str },
+    Started { grant: LeaseRef, executor: &'a str },
     /// The agent declines the task.
     Decline {
-        grant: JobGrant,
+        grant: LeaseRef,
         decline: &'a Decline,
     },
     /// An executor accepts the task.
-    Accept { grant: JobGrant, holder: &'a Holder },
+    Accept { grant: LeaseRef, holder: &'a Holder },
     /// The executor that has accepted the task sends a heartbeat.
     Heartbeat {
-        grant: JobGrant,
+        grant: LeaseRef,
         heartbeat: &'a Acceptance,
     },
     /// The task has ended.
     End {
-        grant: JobGrant,
+        grant: LeaseRef,
         ending: Ending,
         end: &'a End,
     },

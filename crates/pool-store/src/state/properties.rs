@@ -3,8 +3,7 @@
 use std::collections::HashSet;
 
 use pool_protocol::id::{AgentName, InstanceId, LeaseId};
-use pool_protocol::lease::{DeclineReason, End};
-use pool_protocol::token::JobGrant;
+use pool_protocol::lease::{DeclineReason, End, LeaseRef};
 use proptest::prelude::*;
 
 use super::tests::{CREDENTIAL, declined, end, heartbeat, holder, submitted};
@@ -79,7 +78,7 @@ struct Scenario {
     now: Millis,
     rules: Rules,
     agents: Vec<(InstanceId, AgentName)>,
-    leases: Vec<JobGrant>,
+    leases: Vec<LeaseRef>,
     /// The leases and executors that have accepted the task.
     granted: HashSet<(LeaseId, String)>,
     /// The leases that have ended.
@@ -107,7 +106,7 @@ impl Scenario {
     }
 
     /// Returns one of the leases so far. 0 is the last one.
-    fn lease(&self, back: usize) -> Option<JobGrant> {
+    fn lease(&self, back: usize) -> Option<LeaseRef> {
         let last = self.leases.len().checked_sub(1)?;
         self.leases.get(last - back.min(last)).copied()
     }
@@ -212,7 +211,7 @@ impl Scenario {
     }
 
     /// A heartbeat grants nothing that an acceptance would not.
-    fn send_heartbeat(&mut self, grant: JobGrant, executor: usize) -> Result<(), TestCaseError> {
+    fn send_heartbeat(&mut self, grant: LeaseRef, executor: usize) -> Result<(), TestCaseError> {
         let heartbeat = &heartbeat(&executor.to_string());
         let holder = &heartbeat.holder;
         let beat = Event::Heartbeat { grant, heartbeat };
@@ -230,7 +229,7 @@ impl Scenario {
 
     /// The heartbeat of a lease that the store has lost, because it was restored.
     fn send_forgotten_heartbeat(&mut self, executor: usize) -> Result<(), TestCaseError> {
-        let grant = JobGrant {
+        let grant = LeaseRef {
             task: self.task.id,
             lease: LeaseId::new(),
             fencing_token: self.task.fencing_token + 1,
@@ -250,7 +249,7 @@ impl Scenario {
     fn with(
         &mut self,
         lease: usize,
-        play: impl FnOnce(&mut Self, JobGrant) -> Result<(), TestCaseError>,
+        play: impl FnOnce(&mut Self, LeaseRef) -> Result<(), TestCaseError>,
     ) -> Result<(), TestCaseError> {
         match self.lease(lease) {
             Some(grant) => play(self, grant),
@@ -262,7 +261,7 @@ impl Scenario {
     fn apply_twice(
         &mut self,
         event: &Event<'_>,
-        grant: Option<JobGrant>,
+        grant: Option<LeaseRef>,
     ) -> Result<(), TestCaseError> {
         let before = self.task.clone();
         let result = apply(&before, *event, self.now, &self.rules);
@@ -332,7 +331,7 @@ impl Scenario {
 /// Checks that a lease that is not the last one changes nothing, and that the refusal shows this.
 fn stale_leases_change_nothing(
     task: &Task,
-    grant: JobGrant,
+    grant: LeaseRef,
     result: Result<&Transition, &Refusal>,
 ) -> Result<(), TestCaseError> {
     if task.grant() == Some(grant) {

@@ -1,9 +1,9 @@
 //! A task and its states.
 
 use pool_protocol::id::{AgentName, InstanceId, LeaseId, PoolName, TaskId};
-use pool_protocol::lease::Holder;
+use pool_protocol::lease::{Holder, LeaseRef};
+use pool_protocol::names;
 use pool_protocol::task::TaskState;
-use pool_protocol::token::JobGrant;
 
 use crate::clock::{Millis, millis};
 use crate::rules::Rules;
@@ -28,44 +28,21 @@ pub enum State {
     Cancelled,
 }
 
+// In the database and for people.
+names!(State {
+    Submitted = "submitted",
+    Available = "available",
+    Leased = "leased",
+    Started = "started",
+    Running = "running",
+    Orphaned = "orphaned",
+    Completed = "completed",
+    Failed = "failed",
+    Cancelled = "cancelled",
+});
+
 impl State {
-    /// All values.
-    pub const ALL: [Self; 9] = [
-        Self::Submitted,
-        Self::Available,
-        Self::Leased,
-        Self::Started,
-        Self::Running,
-        Self::Orphaned,
-        Self::Completed,
-        Self::Failed,
-        Self::Cancelled,
-    ];
-
-    /// Returns the name in the database and for people.
-    #[must_use]
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Submitted => "submitted",
-            Self::Available => "available",
-            Self::Leased => "leased",
-            Self::Started => "started",
-            Self::Running => "running",
-            Self::Orphaned => "orphaned",
-            Self::Completed => "completed",
-            Self::Failed => "failed",
-            Self::Cancelled => "cancelled",
-        }
-    }
-
-    /// Returns the state with this name.
-    #[must_use]
-    pub fn of_name(name: &str) -> Option<Self> {
-        Self::ALL.into_iter().find(|state| state.name() == name)
-    }
-
     /// Returns the state in the protocol.
-    #[must_use]
     pub const fn protocol_state(self) -> TaskState {
         match self {
             Self::Submitted | Self::Available => TaskState::Available,
@@ -79,19 +56,16 @@ impl State {
     }
 
     /// Returns whether the task is over. Then its state never changes again.
-    #[must_use]
     pub const fn is_over(self) -> bool {
         self.protocol_state().is_terminal()
     }
 
     /// Returns whether an executor has accepted the task, and the task is not over.
-    #[must_use]
     pub const fn is_accepted(self) -> bool {
         matches!(self, Self::Running | Self::Orphaned)
     }
 
     /// Returns whether an instance has a lease.
-    #[must_use]
     pub const fn is_active(self) -> bool {
         matches!(self, Self::Leased | Self::Started) || self.is_accepted()
     }
@@ -118,40 +92,17 @@ pub enum EndReason {
     Refused,
 }
 
-impl EndReason {
-    /// All values.
-    pub const ALL: [Self; 8] = [
-        Self::Finished,
-        Self::Revoked,
-        Self::Lost,
-        Self::Expired,
-        Self::Poison,
-        Self::Cancelled,
-        Self::Superseded,
-        Self::Refused,
-    ];
-
-    /// Returns the name in the database, for people and for metrics.
-    #[must_use]
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Finished => "finished",
-            Self::Revoked => "revoked",
-            Self::Lost => "lost",
-            Self::Expired => "expired",
-            Self::Poison => "poison",
-            Self::Cancelled => "cancelled",
-            Self::Superseded => "superseded",
-            Self::Refused => "refused",
-        }
-    }
-
-    /// Returns the reason with this name.
-    #[must_use]
-    pub fn of_name(name: &str) -> Option<Self> {
-        Self::ALL.into_iter().find(|reason| reason.name() == name)
-    }
-}
+// In the database and for people.
+names!(EndReason {
+    Finished = "finished",
+    Revoked = "revoked",
+    Lost = "lost",
+    Expired = "expired",
+    Poison = "poison",
+    Cancelled = "cancelled",
+    Superseded = "superseded",
+    Refused = "refused",
+});
 
 /// How a task ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -167,6 +118,22 @@ pub struct TaskEnd {
     pub at: Millis,
     /// Whether the platform has the outcome or needs none.
     pub reported: bool,
+}
+
+impl TaskEnd {
+    /// Returns the end of a task of whose executor nothing is known. The platform does not have it yet.
+    pub const fn new(reason: EndReason, diagnostic: String, at: Millis) -> Self {
+        Self {
+            reason,
+            diagnostic,
+            exit_code: None,
+            verdict: None,
+            final_log_sequence: None,
+            report: None,
+            at,
+            reported: false,
+        }
+    }
 }
 
 /// A task without its payload.
@@ -215,7 +182,6 @@ pub struct Task {
 impl Task {
     /// Returns the time at which the state times out. If the task is over, returns the time at which it is deleted,
     /// unless it must still be reported.
-    #[must_use]
     pub fn deadline(&self, rules: &Rules) -> Millis {
         let (from, limit) = match self.state {
             State::Submitted | State::Available => (self.submitted_at, rules.queue_timeout),
@@ -236,15 +202,13 @@ impl Task {
     }
 
     /// Returns whether the task is over and its outcome must still be reported.
-    #[must_use]
     pub fn is_unreported(&self) -> bool {
         self.end.as_ref().is_some_and(|end| !end.reported)
     }
 
     /// The current lease, or the last one.
-    #[must_use]
-    pub fn grant(&self) -> Option<JobGrant> {
-        Some(JobGrant {
+    pub fn grant(&self) -> Option<LeaseRef> {
+        Some(LeaseRef {
             task: self.id,
             lease: self.lease?,
             fencing_token: self.fencing_token,

@@ -3,8 +3,7 @@
 use std::time::Duration;
 
 use pool_protocol::id::{InstanceId, LeaseId, TaskId};
-use pool_protocol::lease::{Acceptance, Decline, DeclineReason, End, Holder};
-use pool_protocol::token::JobGrant;
+use pool_protocol::lease::{Acceptance, Decline, DeclineReason, End, Holder, LeaseRef};
 use rstest::rstest;
 
 use super::*;
@@ -151,7 +150,7 @@ impl Story {
         self.happens(Event::Revoked { credential }).unwrap();
     }
 
-    fn grant(&self) -> JobGrant {
+    fn grant(&self) -> LeaseRef {
         self.task.grant().unwrap()
     }
 

@@ -1,8 +1,7 @@
 //! Applies events to tasks.
 
 use pool_protocol::id::InstanceId;
-use pool_protocol::lease::{Acceptance, Decline, DeclineReason, End, Holder};
-use pool_protocol::token::JobGrant;
+use pool_protocol::lease::{Acceptance, Decline, DeclineReason, End, Holder, LeaseRef};
 use serde_json::Value;
 
 use super::event::Event;
@@ -167,14 +166,8 @@ impl TransitionBuilder<'_> {
         };
         let note = diagnostic.clone();
         next.end = Some(TaskEnd {
-            reason,
-            diagnostic: cut(diagnostic, DIAGNOSTIC),
-            exit_code: None,
-            verdict: None,
-            final_log_sequence: None,
-            report: None,
-            at: self.now,
             reported: reason == EndReason::Superseded,
+            ..TaskEnd::new(reason, cut(diagnostic, DIAGNOSTIC), self.now)
         });
         self.with_entry(next, actor.to_owned(), format!("{}: {note}", reason.name()))
     }
@@ -251,7 +244,7 @@ impl TransitionBuilder<'_> {
     }
 
     /// Refuses every lease except the current one.
-    fn require_current(self, grant: JobGrant) -> Result<(), Refusal> {
+    fn require_current(self, grant: LeaseRef) -> Result<(), Refusal> {
         let task = self.task;
         if task.state.is_over() {
             return Err(Refusal::TaskAlreadyTerminal);
@@ -270,7 +263,7 @@ impl TransitionBuilder<'_> {
         }
     }
 
-    fn started(self, grant: JobGrant, executor: &str) -> Result<Transition, Refusal> {
+    fn started(self, grant: LeaseRef, executor: &str) -> Result<Transition, Refusal> {
         self.require_current(grant)?;
         let executor = Some(cut(executor.to_owned(), NOTE));
         if self.task.executor == executor && self.task.state != State::Leased {
@@ -290,7 +283,7 @@ impl TransitionBuilder<'_> {
         ))
     }
 
-    fn decline(self, grant: JobGrant, decline: &Decline) -> Result<Transition, Refusal> {
+    fn decline(self, grant: LeaseRef, decline: &Decline) -> Result<Transition, Refusal> {
         match self.require_current(grant) {
             // The task is back in the queue. The request was repeated, or the lease had expired.
             Err(Refusal::LeaseExpired) if self.task.grant() == Some(grant) => {
@@ -369,7 +362,7 @@ impl TransitionBuilder<'_> {
         self.with_entry(next, actor.to_owned(), reason)
     }
 
-    fn accept(self, grant: JobGrant, holder: &Holder) -> Result<Transition, Refusal> {
+    fn accept(self, grant: LeaseRef, holder: &Holder) -> Result<Transition, Refusal> {
         if self.has_accepted(grant, holder)? {
             return Ok(self.heard(None));
         }
@@ -377,7 +370,7 @@ impl TransitionBuilder<'_> {
     }
 
     /// Returns whether the holder has accepted the task, or may accept it. Refuses it if neither is so.
-    fn has_accepted(self, grant: JobGrant, holder: &Holder) -> Result<bool, Refusal> {
+    fn has_accepted(self, grant: LeaseRef, holder: &Holder) -> Result<bool, Refusal> {
         self.require_current(grant)?;
         if self.task.state.is_accepted() {
             let known = self.task.holder.as_ref();
@@ -395,7 +388,7 @@ impl TransitionBuilder<'_> {
 
     fn accepted(
         self,
-        grant: JobGrant,
+        grant: LeaseRef,
         holder: &Holder,
         note: &str,
         phase: Option<&str>,
@@ -433,7 +426,7 @@ impl TransitionBuilder<'_> {
         self.without_record(next)
     }
 
-    fn heartbeat(self, grant: JobGrant, heartbeat: &Acceptance) -> Result<Transition, Refusal> {
+    fn heartbeat(self, grant: LeaseRef, heartbeat: &Acceptance) -> Result<Transition, Refusal> {
         let (holder, phase) = (&heartbeat.holder, heartbeat.phase.as_deref());
         let is_accepted = if self.is_forgotten(grant)? {
             match &self.task.holder {
@@ -462,7 +455,7 @@ impl TransitionBuilder<'_> {
 
     /// Returns whether the store was restored from a backup that is older than the lease. The hub signs each grant, and
     /// gives a fencing token to one lease only.
-    fn is_forgotten(self, grant: JobGrant) -> Result<bool, Refusal> {
+    fn is_forgotten(self, grant: LeaseRef) -> Result<bool, Refusal> {
         let task = self.task;
         if task.state.is_over() {
             return Err(Refusal::TaskAlreadyTerminal);
@@ -496,7 +489,7 @@ impl TransitionBuilder<'_> {
         self.requeue("hub", reason.to_owned(), true, 0)
     }
 
-    fn end(self, grant: JobGrant, ending: Ending, end: &End) -> Result<Transition, Refusal> {
+    fn end(self, grant: LeaseRef, ending: Ending, end: &End) -> Result<Transition, Refusal> {
         let task = self.task;
         let state = match ending {
             Ending::Completed => State::Completed,

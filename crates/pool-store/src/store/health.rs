@@ -29,7 +29,6 @@ pub(super) struct Health {
 
 impl Store {
     /// Returns why the store cannot be used now: the last write failed or does not end. Reads no table.
-    #[must_use]
     pub fn problem(&self) -> Option<String> {
         let error = runtime::lock(&self.health.write_error).clone();
         error.or_else(|| self.silence())
@@ -45,7 +44,6 @@ impl Store {
 
     /// Returns why the store takes no more tasks of the usual size: the disk has little left but the reserve. The tasks that it
     /// has go on.
-    #[must_use]
     pub fn lack_of_space(&self) -> Option<String> {
         self.lack_of_bytes(USUAL)
     }

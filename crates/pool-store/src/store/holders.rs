@@ -1,8 +1,7 @@
 //! Operations of the agent and the executor that have a lease.
 
-use pool_protocol::lease::{Acceptance, Decline, End, Holder};
+use pool_protocol::lease::{Acceptance, Decline, End, Holder, LeaseRef};
 use pool_protocol::task::TaskState;
-use pool_protocol::token::JobGrant;
 
 use super::Store;
 use crate::clock::{Millis, between};
@@ -16,13 +15,13 @@ const REPORT: usize = 8192;
 
 impl Store {
     /// Stores that an executor exists. `executor` names the Job or the process, for people.
-    pub async fn started(&self, grant: JobGrant, executor: &str) -> Result<LeaseStatus, Error> {
+    pub async fn started(&self, grant: LeaseRef, executor: &str) -> Result<LeaseStatus, Error> {
         let event = Event::Started { grant, executor };
         self.change_lease(grant, event).await
     }
 
     /// Returns a task to the queue, because its agent declines it.
-    pub async fn decline(&self, grant: JobGrant, decline: &Decline) -> Result<TaskState, Error> {
+    pub async fn decline(&self, grant: LeaseRef, decline: &Decline) -> Result<TaskState, Error> {
         let event = Event::Decline { grant, decline };
         let (task, _) = self.change(grant.task, event).await?;
         Ok(task.state.protocol_state())
@@ -30,7 +29,7 @@ impl Store {
 
     /// Accepts a task for an executor: the claim. Only one holder can accept it, and may repeat the request. Deletes
     /// the payload.
-    pub async fn accept(&self, grant: JobGrant, holder: &Holder) -> Result<LeaseStatus, Error> {
+    pub async fn accept(&self, grant: LeaseRef, holder: &Holder) -> Result<LeaseStatus, Error> {
         identifier("the holder's UID", &holder.uid)?;
         let event = Event::Accept { grant, holder };
         self.change_lease(grant, event).await
@@ -40,7 +39,7 @@ impl Store {
     /// this restores the acceptance. Until then, the store refuses the end of the task as not accepted or expired.
     pub async fn lease_heartbeat(
         &self,
-        grant: JobGrant,
+        grant: LeaseRef,
         heartbeat: &Acceptance,
     ) -> Result<LeaseStatus, Error> {
         identifier("the holder's UID", &heartbeat.holder.uid)?;
@@ -51,7 +50,7 @@ impl Store {
     /// Ends the task. If it has already ended, the first result counts.
     pub async fn end(
         &self,
-        grant: JobGrant,
+        grant: LeaseRef,
         ending: Ending,
         end: &End,
     ) -> Result<TaskState, Error> {
@@ -74,12 +73,12 @@ impl Store {
         Ok(task.state.protocol_state())
     }
 
-    async fn change_lease(&self, grant: JobGrant, event: Event<'_>) -> Result<LeaseStatus, Error> {
+    async fn change_lease(&self, grant: LeaseRef, event: Event<'_>) -> Result<LeaseStatus, Error> {
         let (task, now) = self.change(grant.task, event).await?;
         Ok(self.status(&task, grant, now))
     }
 
-    fn status(&self, task: &Task, grant: JobGrant, now: Millis) -> LeaseStatus {
+    fn status(&self, task: &Task, grant: LeaseRef, now: Millis) -> LeaseStatus {
         LeaseStatus {
             grant,
             state: task.state.protocol_state(),

@@ -1,6 +1,6 @@
 //! Operations of instances: registration, heartbeats and removal.
 
-use pool_protocol::id::{AgentName, InstanceId, LeaseId, PoolName};
+use pool_protocol::id::{InstanceId, LeaseId, PoolName};
 use pool_protocol::instance::{
     InstanceHeartbeat, InstanceLease, InstanceState, Phase, Registration, Signal, SignalKind,
 };
@@ -52,10 +52,8 @@ impl Store {
         check(registration)?;
         let mut tx = self.begin_for_pool(pool).await?;
         tx.lock(&format!("register {pool}")).await?;
-        if let Err(refusal) = self.reserve_name(&mut tx, pool, registration).await? {
-            tx.rollback().await?;
-            return Err(refusal.into());
-        }
+        let reserved = self.reserve_name(&mut tx, pool, registration).await;
+        let (mut tx, ()) = tx.unless_refused(reserved).await?;
         let sql = "SELECT id FROM instances WHERE pool = $1 AND agent = $2 AND system_id = $3";
         let key = [
             Value::text(pool),
@@ -104,17 +102,7 @@ impl Store {
         let holder = (instance, credential);
         let leases = in_order(&heartbeat.leases);
         let (first, others) = leases.split_at(leases.len().min(RENEWED_AT_ONCE));
-        let mut tx = self.begin_for_pool(pool).await?;
-        let agent = match agent_of(&mut tx, instance, pool).await? {
-            Ok(agent) => agent,
-            Err(refusal) => {
-                tx.rollback().await?;
-                return Err(refusal.into());
-            }
-        };
-        let mut stale = self
-            .renew_leases(&mut tx, (pool, &agent), holder, first)
-            .await?;
+        let (mut tx, mut stale) = self.renew_leases(pool, holder, first).await?;
         let values = [Value::text(instance), Value::from(PAGE)];
         let mut signals = Vec::new();
         for row in tx.rows(SIGNALS, &values).await? {
@@ -142,14 +130,13 @@ impl Store {
     /// expire.
     pub async fn remove(&self, pool: &PoolName, instance: InstanceId) -> Result<(), Error> {
         let mut tx = self.begin_for_pool(pool).await?;
-        if let Err(refusal) = agent_of(&mut tx, instance, pool).await? {
-            tx.rollback().await?;
-            return match refusal {
-                // The request was repeated.
-                Refusal::InstanceUnknown => Ok(()),
-                refusal => Err(refusal.into()),
-            };
-        }
+        let agent = agent_of(&mut tx, instance, pool).await;
+        let mut tx = match tx.unless_refused(agent).await {
+            Ok((tx, _)) => tx,
+            // The request was repeated.
+            Err(Error::Refused(Refusal::InstanceUnknown)) => return Ok(()),
+            Err(error) => return Err(error),
+        };
         let sql = "DELETE FROM instances WHERE id = $1";
         tx.execute(sql, &[Value::text(instance)]).await?;
         tx.commit().await
@@ -162,7 +149,7 @@ impl Store {
         tx: &mut Tx,
         pool: &PoolName,
         registration: &Registration,
-    ) -> Result<Result<(), Refusal>, Error> {
+    ) -> Result<(), Error> {
         let name = [
             Value::text(pool),
             Value::text(&registration.name),
@@ -180,7 +167,7 @@ impl Store {
                 in_use_by = row.text("installation")?,
                 "refused a name that another installation uses"
             );
-            return Ok(Err(Refusal::InstanceNameTaken));
+            return Err(Refusal::InstanceNameTaken.into());
         }
         let sql = "DELETE FROM instances WHERE pool = $1 AND agent = $2 AND installation <> $3";
         tx.execute(sql, &name).await?;
@@ -193,13 +180,13 @@ impl Store {
         ];
         let row = tx.row(sql, &others).await?;
         let registered = row.map_or(Ok(0), |row| row.int("instances"))?;
-        Ok(if registered < INSTANCES {
-            Ok(())
-        } else {
-            Err(Refusal::RequestInvalid(format!(
+        if registered >= INSTANCES {
+            let text = format!(
                 "the pool has {registered} instances, online or offline: no more are registered"
-            )))
-        })
+            );
+            return Err(Refusal::RequestInvalid(text).into());
+        }
+        Ok(())
     }
 
     /// Renews leases in transactions of their own. Returns those that the agent no longer has.
@@ -211,39 +198,31 @@ impl Store {
     ) -> Result<Vec<LeaseId>, Error> {
         let mut stale = Vec::new();
         for part in leases.chunks(RENEWED_AT_ONCE) {
-            let mut tx = self.begin_for_pool(pool).await?;
-            let agent = match agent_of(&mut tx, holder.0, pool).await? {
-                Ok(agent) => agent,
-                Err(refusal) => {
-                    tx.rollback().await?;
-                    return Err(refusal.into());
-                }
-            };
-            stale.extend(
-                self.renew_leases(&mut tx, (pool, &agent), holder, part)
-                    .await?,
-            );
+            let (tx, of_part) = self.renew_leases(pool, holder, part).await?;
             tx.commit().await?;
+            stale.extend(of_part);
         }
         Ok(stale)
     }
 
-    /// Renews the leases that an instance names, including those of earlier instances of its agent. Returns the leases
-    /// that the agent no longer has.
+    /// Renews the leases that an instance names, including those of earlier instances of its agent. Returns the transaction, and
+    /// the leases that the agent no longer has.
     async fn renew_leases(
         &self,
-        tx: &mut Tx,
-        (pool, agent): (&PoolName, &AgentName),
+        pool: &PoolName,
         (instance, credential): (InstanceId, &str),
         leases: &[&InstanceLease],
-    ) -> Result<Vec<LeaseId>, Error> {
+    ) -> Result<(Tx, Vec<LeaseId>), Error> {
+        let mut tx = self.begin_for_pool(pool).await?;
+        let agent = agent_of(&mut tx, instance, pool).await;
+        let (mut tx, agent) = tx.unless_refused(agent).await?;
         let mut stale = Vec::new();
         for lease in leases {
             // Only a task of this agent is locked.
             let values = [
                 Value::text(lease.task_id),
                 Value::text(pool),
-                Value::text(agent),
+                Value::text(&agent),
                 Value::text(lease.lease_id),
             ];
             let known = match tx.row(IS_ITS, &values).await? {
@@ -269,7 +248,7 @@ impl Store {
                 None => stale.push(lease.lease_id),
             }
         }
-        Ok(stale)
+        Ok((tx, stale))
     }
 }
 

@@ -17,7 +17,6 @@ const MOST: usize = 20_000;
 pub(super) struct KnownPools(Mutex<HashMap<TaskId, PoolName>>);
 
 impl KnownPools {
-    /// Remembers the pool of a task.
     pub(super) fn add(&self, task: &Task) {
         let mut pools = runtime::lock(&self.0);
         if pools.contains_key(&task.id) {
@@ -29,7 +28,6 @@ impl KnownPools {
         pools.insert(task.id, task.pool.clone());
     }
 
-    /// Returns the line of a call about a task.
     pub(super) fn line(&self, task: TaskId) -> Line {
         let pools = runtime::lock(&self.0);
         pools.get(&task).cloned().map_or(Line::Unknown, Line::Pool)

@@ -110,7 +110,7 @@ impl Store {
         request: &LeaseRequest,
         left: usize,
     ) -> Result<Option<LeasedTask>, Error> {
-        let agent = agent_of(&mut batch.tx, request.instance, &request.pool).await??;
+        let agent = agent_of(&mut batch.tx, request.instance, &request.pool).await?;
         if let Some((task, payload)) = self.redeliver(batch, request, &agent).await? {
             return self.leased(&batch.tx, task, payload, true).map(Some);
         }
@@ -225,12 +225,7 @@ impl Store {
             expires_in: between(tx.now, task.deadline(&self.rules)),
             attempt: task.attempts + 1,
             redelivered,
-            organization: task.organization,
-            workspace: task.workspace,
-            job: task.job,
-            step: task.step,
-            kind: task.kind,
-            traceparent: task.traceparent,
+            task,
             payload,
         })
     }
@@ -267,13 +262,12 @@ pub(super) async fn agent_of(
     tx: &mut Tx,
     instance: InstanceId,
     pool: &PoolName,
-) -> Result<Result<AgentName, Refusal>, Error> {
+) -> Result<AgentName, Error> {
     let sql = "SELECT pool, agent FROM instances WHERE id = $1";
-    let Some(row) = tx.row(sql, &[Value::text(instance)]).await? else {
-        return Ok(Err(Refusal::InstanceUnknown));
-    };
+    let row = tx.row(sql, &[Value::text(instance)]).await?;
+    let row = row.ok_or(Refusal::InstanceUnknown)?;
     if row.parsed::<PoolName>("pool")? != *pool {
-        return Ok(Err(Refusal::InstancePoolMismatch));
+        return Err(Refusal::InstancePoolMismatch.into());
     }
-    Ok(Ok(row.parsed("agent")?))
+    row.parsed("agent")
 }

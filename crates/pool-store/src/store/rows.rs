@@ -62,7 +62,6 @@ impl Tx {
         Ok(self.execute(INSERT, &values).await? == 1)
     }
 
-    /// Writes the changes of a transition.
     pub(super) async fn save(
         &mut self,
         before: State,
@@ -108,7 +107,6 @@ impl Tx {
         Ok(())
     }
 
-    /// Writes an event.
     pub(super) async fn add_entry(
         &mut self,
         task: TaskId,
@@ -127,7 +125,6 @@ impl Tx {
         self.execute(EVENT, &values).await.map(drop)
     }
 
-    /// Stores the document of a task.
     pub(super) async fn insert_document(
         &mut self,
         task: &Task,
@@ -158,7 +155,6 @@ impl Tx {
         }))
     }
 
-    /// Deletes a task and its history.
     pub(super) async fn delete_task(&mut self, task: TaskId) -> Result<(), Error> {
         let id = [Value::text(task)];
         self.execute("DELETE FROM events WHERE task = $1", &id)
@@ -232,7 +228,6 @@ fn signed(number: u64) -> Result<Value, Error> {
     Ok(Value::from(number))
 }
 
-/// Reads a task from its row.
 pub(super) fn read(row: &Row) -> Result<Task, Error> {
     let end = match row.maybe_text("end_reason")? {
         None => None,

@@ -236,16 +236,10 @@ fn check(submission: &Submission) -> Result<(), Refusal> {
 fn new_task(id: TaskId, submission: &Submission, now: Millis) -> Task {
     let end = match &submission.content {
         Content::Payload(_) => None,
-        Content::Refused(why) => Some(TaskEnd {
-            reason: EndReason::Refused,
-            diagnostic: cut(why.clone(), DIAGNOSTIC),
-            exit_code: None,
-            verdict: None,
-            final_log_sequence: None,
-            report: None,
-            at: now,
-            reported: false,
-        }),
+        Content::Refused(why) => {
+            let why = cut(why.clone(), DIAGNOSTIC);
+            Some(TaskEnd::new(EndReason::Refused, why, now))
+        }
     };
     Task {
         id,

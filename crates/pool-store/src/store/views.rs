@@ -11,7 +11,7 @@ use crate::db::{Row, Tx, Value, unreadable};
 use crate::error::Error;
 use crate::state::{State, Task};
 use crate::view::{
-    Condition, EndView, EventView, InstanceView, PAGE, Page, PoolView, TaskFilter, TaskView, Wait,
+    Condition, EventView, InstanceView, PAGE, Page, PoolView, TaskFilter, TaskView, Wait,
 };
 
 /// An instance with so many failed leases in a row is degraded.
@@ -39,10 +39,6 @@ const TASKS: &str =
 const OPEN: &str = "\
     SELECT * FROM tasks WHERE id > $1 AND ($2 = '' OR pool = $2) AND end_reason IS NULL ORDER BY id LIMIT $3";
 // Ended tasks are many. For one pool, `tasks_over` has its own alone.
-const OVER: &str =
-    "SELECT * FROM tasks WHERE id > $1 AND $2 = '' AND end_reason IS NOT NULL ORDER BY id LIMIT $3";
-const OVER_IN_POOL: &str = "\
-    SELECT * FROM tasks WHERE id > $1 AND pool = $2 AND end_reason IS NOT NULL ORDER BY id LIMIT $3";
 const LATEST: &str = "\
     SELECT * FROM tasks WHERE ($1 = '' OR id < $1) AND $2 = '' AND end_reason IS NOT NULL ORDER BY id DESC LIMIT $3";
 const LATEST_IN_POOL: &str = "\
@@ -101,8 +97,6 @@ impl Store {
     ) -> Result<Vec<TaskView>, Error> {
         let sql = match (filter, pool) {
             (TaskFilter::Open, _) => OPEN,
-            (TaskFilter::Over, None) => OVER,
-            (TaskFilter::Over, Some(_)) => OVER_IN_POOL,
             (TaskFilter::Latest, None) => LATEST,
             (TaskFilter::Latest, Some(_)) => LATEST_IN_POOL,
             (TaskFilter::All, _) => TASKS,
@@ -236,8 +230,6 @@ impl Store {
             instance: row.parsed("id")?,
             pool: row.parsed("pool")?,
             agent: row.parsed("agent")?,
-            system_id: row.text("system_id")?,
-            installation: row.text("installation")?,
             version: row.text("version")?,
             operating_system: row.text("operating_system")?,
             architecture: row.text("architecture")?,
@@ -334,16 +326,8 @@ fn task_view(task: &Task, wait: Option<Wait>, now: crate::Millis) -> TaskView {
         phase: task.phase.clone(),
         silent: task.state.is_active().then(|| between(task.heard_at, now)),
         cancel_requested: task.cancel_requested,
-        end: task.end.as_ref().map(|end| EndView {
-            reason: end.reason,
-            diagnostic: end.diagnostic.clone(),
-            exit_code: end.exit_code,
-            verdict: end.verdict.clone(),
-            final_log_sequence: end.final_log_sequence,
-            report: end.report.clone(),
-            ago: between(end.at, now),
-            reported: end.reported,
-        }),
+        end: task.end.clone(),
+        ended: task.end.as_ref().map(|end| between(end.at, now)),
     }
 }
 

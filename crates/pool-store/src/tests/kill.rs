@@ -7,9 +7,8 @@ use std::os::unix::process::ExitStatusExt as _;
 use std::process::{Command, Stdio};
 
 use pool_protocol::id::PoolName;
-use pool_protocol::lease::DeclineReason;
+use pool_protocol::lease::{DeclineReason, LeaseRef};
 use pool_protocol::task::TaskState;
-use pool_protocol::token::JobGrant;
 
 use super::failpoint::KILL_AT;
 use super::fixture::*;
@@ -57,17 +56,17 @@ async fn work(store: &Store, pool: &PoolName) {
         ..request(registered.instance, &[])
     };
     if let Some(leased) = store.lease(&request_for_task).await.unwrap() {
-        acknowledge(&format!("leased {}", leased.job));
+        acknowledge(&format!("leased {}", leased.task.job));
         let grant = leased.grant;
         store.started(grant, "ns/job").await.unwrap();
         store.accept(grant, &holder("x")).await.unwrap();
-        acknowledge(&format!("accepted {}", leased.job));
+        acknowledge(&format!("accepted {}", leased.task.job));
         store.lease_heartbeat(grant, &beat("x")).await.unwrap();
         store
             .end(grant, Ending::Completed, &end_report(false))
             .await
             .unwrap();
-        acknowledge(&format!("ended {}", leased.job));
+        acknowledge(&format!("ended {}", leased.task.job));
     }
     if let Some(leased) = store.lease(&request_for_task).await.unwrap() {
         let draining = declined(DeclineReason::Draining, "it stops");
@@ -171,7 +170,7 @@ async fn finish(store: &Store, pool: &PoolName) {
     for task in tasks_of(store, pool).await.into_values() {
         let exists = task.executor.is_some() && !task.state.is_terminal();
         if exists {
-            let grant = JobGrant {
+            let grant = LeaseRef {
                 task: task.task,
                 lease: task.lease.unwrap(),
                 fencing_token: task.fencing_token,

@@ -2,10 +2,9 @@
 
 use pool_protocol::id::LeaseId;
 use pool_protocol::instance::{Phase, SignalKind};
-use pool_protocol::lease::DeclineReason;
+use pool_protocol::lease::{DeclineReason, LeaseRef};
 use pool_protocol::problem::Code;
 use pool_protocol::task::TaskState;
-use pool_protocol::token::JobGrant;
 use rstest::rstest;
 
 use super::fixture::*;
@@ -274,7 +273,7 @@ async fn calls_of_old_leases_change_nothing_and_have_stable_codes(
         .await
         .unwrap();
     let new = fixture.lease(one).await.unwrap().grant;
-    let replay = async |grant: JobGrant| {
+    let replay = async |grant: LeaseRef| {
         [
             code(store.started(grant, "ns/job").await),
             code(store.decline(grant, &draining).await),
@@ -329,11 +328,11 @@ async fn a_lease_is_valid_for_its_own_task_only(
     let store = &fixture.store;
     let (a, b) = (fixture.running("1").await, fixture.running("2").await);
     for grant in [
-        JobGrant {
+        LeaseRef {
             task: b.grant.task,
             ..a.grant
         },
-        JobGrant {
+        LeaseRef {
             lease: LeaseId::new(),
             ..b.grant
         },
@@ -360,7 +359,10 @@ async fn a_task_fails_with_all_reasons_after_five_attempts(
     let one = fixture.agent("one").await;
     for attempt in 1..=5 {
         let leased = fixture.lease(one).await.unwrap();
-        assert_eq!((leased.job.as_str(), leased.attempt), ("poison", attempt));
+        assert_eq!(
+            (leased.task.job.as_str(), leased.attempt),
+            ("poison", attempt)
+        );
         let decline = declined(DeclineReason::Failed, &format!("error {attempt}"));
         fixture.store.decline(leased.grant, &decline).await.unwrap();
         if attempt == 5 {

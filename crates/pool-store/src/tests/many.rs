@@ -33,7 +33,7 @@ async fn a_burst_of_one_organization_does_not_delay_another(
     held.push(next.grant.lease);
     // Tasks of one organization are leased in the order of their submission.
     let next = fixture.lease_beside(one, &held).await.unwrap();
-    assert_eq!(next.job, "b5");
+    assert_eq!(next.task.job, "b5");
 }
 
 /// Leases tasks until there are none. Returns them with their organizations.
@@ -47,7 +47,7 @@ async fn take(store: crate::Store, instance: InstanceId) -> Vec<(TaskId, String)
         };
         assert!(!leased.redelivered);
         holding.push(leased.grant.lease);
-        taken.push((leased.grant.task, leased.organization));
+        taken.push((leased.grant.task, leased.task.organization));
     }
 }
 

@@ -55,7 +55,7 @@ async fn a_task_is_not_leased_before_the_platform_confirms_it(
     let leased = fixture.lease(instance).await.unwrap();
     assert_eq!((leased.grant.task, leased.attempt), (task, 1));
     assert_eq!(leased.payload, payload());
-    assert_eq!(leased.traceparent.as_deref(), Some("00-1-2-01"));
+    assert_eq!(leased.task.traceparent.as_deref(), Some("00-1-2-01"));
     assert_eq!(leased.expires_in.as_secs(), 30);
     // A late answer changes nothing.
     fixture
