@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use integration_tests::machine::files_below;
 use integration_tests::process::Stream;
-use integration_tests::{Machine, Repository, fifo, job};
+use integration_tests::{Machine, Repository, job};
 use job_contract::status::JobStatus;
 use job_contract::{JobData, StepType, Tool, env};
 use nix::sys::signal::Signal;
@@ -221,11 +221,8 @@ fn the_plan_of_another_run_is_not_applied_in_its_place(tool: Tool) {
 #[test]
 fn a_second_executor_leaves_a_claimed_apply_alone() {
     let machine = machine();
-    let fifo = fifo(machine.scratch("gate"));
-    let repository = Repository::module(&format!(
-        "resource \"terraform_data\" \"gated\" {{\n  provisioner \"local-exec\" {{\n    command = \"echo at-the-gate; cat {}\"\n  }}\n}}\n",
-        fifo.display()
-    ));
+    let gate = machine.gate();
+    let repository = gate.repository();
     let (_, apply) = planned(Tool::Terraform, &machine, &repository);
     let first = machine.executor(&apply).start();
     first.running.wait_for(Stream::Stdout, "at-the-gate");
@@ -234,7 +231,7 @@ fn a_second_executor_leaves_a_claimed_apply_alone() {
 
     assert!(second.error().contains("already"), "{second}");
     assert_eq!(machine.statuses(&apply).0, "running");
-    fs::write(&fifo, "open\n").unwrap();
+    gate.open_blocking();
     first.wait().expect_code(0);
     assert_eq!(
         machine.statuses(&apply),
@@ -255,11 +252,8 @@ fn a_second_executor_leaves_a_claimed_apply_alone() {
 #[test]
 fn an_executor_that_fails_before_its_claim_does_not_end_the_apply_of_another() {
     let machine = machine();
-    let gate = fifo(machine.scratch("gate"));
-    let repository = Repository::module(&format!(
-        "resource \"terraform_data\" \"gated\" {{\n  provisioner \"local-exec\" {{\n    command = \"echo at-the-gate; cat {}\"\n  }}\n}}\n",
-        gate.display()
-    ));
+    let gate = machine.gate();
+    let repository = gate.repository();
     let apply = job::step(StepType::Apply, &repository);
     machine.queue(&[&apply]);
     let first = machine.executor(&apply).start();
@@ -281,7 +275,7 @@ fn an_executor_that_fails_before_its_claim_does_not_end_the_apply_of_another() {
         );
     }
 
-    fs::write(&gate, "open\n").unwrap();
+    gate.open_blocking();
     first.wait().expect_code(0);
     assert_eq!(
         machine.statuses(&apply),
@@ -371,13 +365,10 @@ fn the_absolute_path_of_a_module_is_the_same_in_two_executors_of_one_machine() {
 #[test]
 fn steps_of_one_workspace_take_turns_on_one_machine() {
     let machine = machine();
-    let gate = fifo(machine.scratch("gate"));
+    let gate = machine.gate();
     let repository = Repository::fixture();
     let first = JobData {
-        command_list: vec![job::before_init(job::bash(
-            10,
-            &format!("echo at-the-gate; cat {}", gate.display()),
-        ))],
+        command_list: vec![job::before_init(job::bash(10, &gate.words()))],
         ..job::plan(&repository)
     };
     let second = job::in_job(&job::plan(&repository), "413");
@@ -411,5 +402,5 @@ fn steps_of_one_workspace_take_turns_on_one_machine() {
     next.wait().expect_code(0);
     assert_eq!(files_below(&checkouts), <[PathBuf; 0]>::default());
     // Lets the script of the killed executor end.
-    fs::write(&gate, "open\n").unwrap();
+    gate.open_blocking();
 }

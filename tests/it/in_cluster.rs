@@ -22,15 +22,14 @@ use std::path::PathBuf;
 use std::process::Command;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use base64::Engine as _;
 use integration_tests::process::Stream;
 use integration_tests::{Machine, Repository, Running, job};
 use job_contract::{JobData, env};
-use jsonwebtoken::{Algorithm, EncodingKey, Header};
-use serde_json::{Value, json};
+use serde_json::Value;
 use test_cluster::{Builder, Cluster, Fault, Recorded, Request, Rule, State};
 use test_peers::skips::needed;
 use test_peers::wait::{self, DEADLINE};
+use test_platform::Secret;
 
 use crate::machine;
 
@@ -41,7 +40,6 @@ pub(crate) const ROLES: &str = include_str!("../../rbac/launcher.yaml");
 /// Who the launcher is in the cluster.
 pub(crate) const LAUNCHER: &str = "launcher";
 pub(crate) const IMAGE: &str = "registry.example.test/mayfly-executor:1";
-const SECRET: [u8; 64] = [0xfb; 64];
 /// What final reports are sealed with.
 const REPORT_KEY: &str = "MDEyMzQ1Njc4OWFiY2RlZjAxMjM0NTY3ODlhYmNkZWY=";
 
@@ -159,10 +157,9 @@ impl Fixture {
 
     /// A launcher that listens on a free port.
     pub(crate) fn serve_with(&self, settings: &[(&str, &str)]) -> Launcher {
-        let secret = base64::engine::general_purpose::STANDARD.encode(SECRET);
         let mut command = self.command(&["serve", "--target", "kubernetes"]);
         command
-            .env(env::INTERNAL_SECRET, secret)
+            .env(env::INTERNAL_SECRET, Secret::long().text())
             .env(env::LISTEN, "127.0.0.1:0")
             .env(env::LOG_FORMAT, "json")
             // Runs need not be followed; a journey about that says so.
@@ -196,10 +193,8 @@ impl Fixture {
 
     /// What `look` finds in the namespace of the runs, at the latest when patience ends.
     pub(crate) async fn until<T>(&self, what: &str, look: impl Fn(&State) -> Option<T>) -> T {
-        let found = self
-            .cluster
-            .wait_for(&self.runs, DEADLINE, what, look)
-            .await;
+        let found = self.cluster.wait_for(&self.runs, DEADLINE, what, look);
+        let found = Box::pin(found).await;
         found.unwrap_or_else(|late| panic!("{late}"))
     }
 
@@ -318,19 +313,6 @@ fn many(job: &JobData, count: usize) -> Vec<JobData> {
     (0..count).map(numbered).collect()
 }
 
-/// A token as the platform makes it.
-fn token() -> String {
-    let now = unix_time();
-    let claims = json!({
-        "iss": "TERRAKUBE_INTERNAL",
-        "aud": ["TERRAKUBE_INTERNAL"],
-        "iat": now,
-        "exp": now + 300,
-    });
-    let key = EncodingKey::from_secret(&SECRET);
-    jsonwebtoken::encode(&Header::new(Algorithm::HS512), &claims, &key).unwrap()
-}
-
 /// In seconds.
 fn unix_time() -> u64 {
     let now = SystemTime::now().duration_since(UNIX_EPOCH);
@@ -404,7 +386,7 @@ impl Endpoint {
         let request = self
             .client
             .post(url)
-            .bearer_auth(token())
+            .bearer_auth(Secret::long().dispatch_token(DEADLINE))
             .header("content-type", "application/json")
             .body(document);
         Ok(request.send().await?.status().as_u16())

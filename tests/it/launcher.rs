@@ -8,7 +8,7 @@ use std::path::PathBuf;
 use integration_tests::laptop::plain;
 use integration_tests::process::Stream;
 use integration_tests::repository::ROOT_MODULE;
-use integration_tests::{Finished, Laptop, Repository, fifo, job};
+use integration_tests::{Finished, Gate, Laptop, Repository, job};
 use job_contract::env;
 use nix::sys::signal::Signal;
 use serde_json::Value;
@@ -24,12 +24,12 @@ fn expect(finished: Finished, code: i32) -> Finished {
 /// A module whose second resource waits at a gate that stays closed.
 fn gated() -> Laptop {
     let laptop = laptop("");
-    let gate = fifo(laptop.home().join("gate"));
+    let gate = Gate::new(laptop.home().join("gate"));
     laptop.write(
         "stack/main.tf",
         &format!(
             "resource \"terraform_data\" \"first\" {{}}\nresource \"terraform_data\" \"second\" {{\n  depends_on = [terraform_data.first]\n  provisioner \"local-exec\" {{\n    command = \"echo at-the-gate; exec cat {}\"\n  }}\n}}\n",
-            gate.display()
+            gate.path().display()
         ),
     );
     laptop

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::Context as _;
 use integration_tests::process::Stream;
-use integration_tests::{FakeTool, Repository, fifo, job};
+use integration_tests::{FakeTool, Repository, job};
 use job_contract::keys::local_backend_state;
 use job_contract::report::{StateStatus, StopReason};
 use job_contract::{StepType, env};
@@ -204,11 +204,11 @@ fn a_tool_that_fills_its_memory_is_interrupted_before_the_kernel_kills_it() {
         return;
     };
     let (machine, repository) = (machine(), Repository::fixture());
-    let gate = fifo(machine.scratch("gate"));
+    let gate = machine.gate();
     let fills = format!(
         "{}fill 74; read -r _ < '{}'; fill 82",
         group.filler(),
-        gate.display()
+        gate.path().display()
     );
     let tool = stuck(&machine, &fills);
     let apply = job::step(StepType::Apply, &repository);
@@ -220,7 +220,7 @@ fn a_tool_that_fills_its_memory_is_interrupted_before_the_kernel_kills_it() {
         .start();
     let warning = "at 80 % the tool is interrupted";
     run.running.wait_for(Stream::Stdout, warning);
-    fs::write(&gate, "on\n").unwrap();
+    gate.open_blocking();
     let outcome = run.wait().expect_code(1);
 
     assert_eq!(

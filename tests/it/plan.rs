@@ -3,7 +3,7 @@
 use std::fs;
 
 use integration_tests::process::Stream;
-use integration_tests::{Repository, fifo, job};
+use integration_tests::{Repository, job};
 use job_contract::status::JobStatus;
 use job_contract::{JobData, StepType, Tool, env};
 use serde_json::json;
@@ -232,17 +232,16 @@ fn of_two_plans_at_once_the_first_to_be_reported_is_the_one_that_is_kept() {
     let (machine, repository) = (machine(), Repository::fixture());
     let plan = job::plan(&repository);
     machine.queue(&[&plan, &job::apply_after(&plan)]);
-    let gate = fifo(machine.scratch("gate"));
-    let words = format!("echo at-the-gate; cat {}", gate.display());
+    let gate = machine.gate();
     let slow = JobData {
-        command_list: vec![job::before(job::bash(1, &words))],
+        command_list: vec![job::before(job::bash(1, &gate.words()))],
         ..plan.clone()
     };
     let slow = machine.executor(&slow).start();
     slow.running.wait_for(Stream::Stdout, "at-the-gate");
     machine.run(&plan).expect_code(0);
     let reviewed = fs::read(machine.plan_file(&plan)).unwrap();
-    fs::write(&gate, "open\n").unwrap();
+    gate.open_blocking();
     slow.wait().expect_code(0);
     assert!(fs::read(machine.plan_file(&plan)).unwrap() == reviewed);
     assert_eq!(

@@ -143,7 +143,7 @@ fn a_user_process_cannot_read_the_executors_environment() {
     let run = machine.executor(&job).env(env::INTERNAL_SECRET, INTERNAL);
     let outcome = if nix::unistd::geteuid().is_root() {
         // Root may read anything; a pod's user may not.
-        repository.give_to(65534);
+        give_away(repository.path(), 65534);
         run.as_user(65534).run()
     } else {
         run.run()

@@ -5,7 +5,7 @@ use std::os::unix::fs::{PermissionsExt as _, symlink};
 use std::time::UNIX_EPOCH;
 
 use integration_tests::process::{Stream, ends};
-use integration_tests::{FakeTool, Repository, fifo, job};
+use integration_tests::{FakeTool, Repository, job};
 use job_contract::keys::local_backend_state;
 use job_contract::{JobData, StepType, env};
 use nix::sys::signal::Signal;
@@ -113,12 +113,12 @@ fn an_executor_stopped_before_its_claim_leaves_the_step_to_the_next() {
     let (machine, repository) = (machine(), Repository::fixture());
     let bin = machine.scratch("bin");
     fs::create_dir(&bin).unwrap();
-    let (git, gate) = (bin.join("git"), fifo(machine.scratch("gate")));
-    // The first fetch says that it has begun, and never ends.
+    let (git, gate) = (bin.join("git"), machine.gate());
+    // The first fetch never ends.
     let script = format!(
-        "#!/bin/sh\nif mkdir '{0}/tried' 2>/dev/null; then echo begun > '{1}'; exec sleep 1000; fi\nPATH=\"${{PATH#*:}}\" exec git \"$@\"\n",
+        "#!/bin/sh\nif mkdir '{0}/tried' 2>/dev/null; then exec cat '{1}'; fi\nPATH=\"${{PATH#*:}}\" exec git \"$@\"\n",
         bin.display(),
-        gate.display(),
+        gate.path().display(),
     );
     fs::write(&git, script).unwrap();
     fs::set_permissions(&git, fs::Permissions::from_mode(0o755)).unwrap();
@@ -127,7 +127,7 @@ fn an_executor_stopped_before_its_claim_leaves_the_step_to_the_next() {
     machine.queue(&[&plan, &job::apply_after(&plan)]);
 
     let run = machine.executor(&plan).env("PATH", &path).start();
-    assert_eq!(fs::read_to_string(&gate).unwrap(), "begun\n");
+    gate.reached();
     run.running.signal(Signal::SIGTERM);
     let outcome = run.wait().expect_code(75);
 

@@ -8,15 +8,13 @@ mod locks;
 mod publishing;
 mod rescue;
 
-use std::fs;
-use std::path::PathBuf;
-
 use artifact_store::{
     Handover, HttpUrl, S3Credentials, S3Settings, StaticKeys, Store, StoreSettings,
 };
 use integration_tests::machine::{ExecutorRun, RunningExecutor};
 use integration_tests::process::Stream;
-use integration_tests::{Machine, Outcome, Repository, fifo, job};
+use integration_tests::repository::chain;
+use integration_tests::{Gate, Machine, Outcome, Repository, job};
 use job_contract::keys::ObjectKey;
 use job_contract::report::StateStatus;
 use job_contract::{JobData, Tool, env};
@@ -126,43 +124,21 @@ fn is_state(path: &str) -> bool {
     path.ends_with("/terraform.tfstate")
 }
 
-/// Three resources in a row, the second of which waits at a gate that [`Gate::open`] opens.
-struct Gate {
-    fifo: PathBuf,
-    repository: Repository,
-}
-
 /// The tool shows the command before it runs it, and there the two words are in quotes.
 const AT_THE_GATE: &str = "at-the-gate tool-";
 
-impl Gate {
-    fn new(machine: &Machine) -> Self {
-        Self::that(machine, "")
-    }
+/// Three resources in a row, the second of which waits at the gate.
+fn gated(gate: &Gate) -> Repository {
+    gated_when(gate, "")
+}
 
-    /// The provisioner of the second resource is that of its end.
-    fn at_the_end(machine: &Machine) -> Self {
-        Self::that(machine, "    when = destroy\n")
-    }
-
-    fn that(machine: &Machine, when: &str) -> Self {
-        let fifo = fifo(machine.scratch("gate"));
-        let module = format!(
-            "resource \"terraform_data\" \"first\" {{\n  input = \"made\"\n}}\nresource \"terraform_data\" \
-             \"second\" {{\n  depends_on = [terraform_data.first]\n  provisioner \"local-exec\" {{\n{when}    \
-             command = \"echo at-the-gate' 'tool-$PPID.; exec cat {}\"\n  }}\n}}\nresource \"terraform_data\" \
-             \"third\" {{\n  depends_on = [terraform_data.second]\n}}\n",
-            fifo.display()
-        );
-        Self {
-            fifo,
-            repository: Repository::module(&module),
-        }
-    }
-
-    fn open(&self) {
-        fs::write(&self.fifo, "open\n").unwrap();
-    }
+/// The provisioner of the second resource runs then.
+fn gated_when(gate: &Gate, when: &str) -> Repository {
+    let command = format!(
+        "echo at-the-gate' 'tool-$PPID.; exec cat {}",
+        gate.path().display()
+    );
+    Repository::module(&chain(&format!("{when}command = \"{command}\"")))
 }
 
 /// Waits until the tool is at the gate, and returns its process id.
@@ -177,6 +153,7 @@ struct Journey {
     bucket: Bucket,
     machine: Machine,
     gate: Gate,
+    repository: Repository,
     apply: JobData,
 }
 
@@ -193,8 +170,9 @@ impl Journey {
 
     fn that(tool: Tool, is_planned: bool) -> Self {
         let (bucket, machine) = (Bucket::new(), machine());
-        let gate = Gate::new(&machine);
-        let plan = job::plan_by(tool, &gate.repository);
+        let gate = machine.gate();
+        let repository = gated(&gate);
+        let plan = job::plan_by(tool, &repository);
         let apply = job::apply_after(&plan);
         if is_planned {
             machine.queue(&[&plan, &apply]);
@@ -207,6 +185,7 @@ impl Journey {
             bucket,
             machine,
             gate,
+            repository,
             apply,
         }
     }

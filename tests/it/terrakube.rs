@@ -17,7 +17,7 @@ use std::path::PathBuf;
 use std::process::Command;
 use std::sync::Mutex;
 
-use integration_tests::{Machine, Repository, fifo};
+use integration_tests::{Gate, Machine, Repository};
 use job_contract::env;
 use k8s_openapi::ByteString;
 use k8s_openapi::api::core::v1::Secret;
@@ -26,7 +26,7 @@ use kube::api::PostParams;
 use test_cluster::ADMIN;
 use test_peers::redis::RedisServer;
 use test_peers::terraform;
-use test_peers::wait::{self, DEADLINE};
+use test_peers::wait;
 use test_platform::{
     Actor, Builder, Flow, Job, NewJob, Outputs, Platform, Status, Variable, Workspace,
 };
@@ -278,60 +278,6 @@ fn quick() -> String {
         words.extend(["export ", name, "=", value, "\n"]);
     }
     words
-}
-
-/// A point at which a run waits until the test opens it.
-struct Gate(PathBuf);
-
-impl Gate {
-    const SAID: [&str; 2] = ["at-the-gate", "past-the-gate"];
-
-    fn new(machine: &Machine) -> Self {
-        Self(fifo(machine.scratch("gate")))
-    }
-
-    /// Shell commands that print a line, wait at the gate, and print another line.
-    fn words(&self) -> String {
-        let [here, past] = Self::SAID;
-        format!(
-            "echo {here}; cat {} > /dev/null; echo {past}",
-            self.0.display()
-        )
-    }
-
-    fn says(line: &str) -> bool {
-        Self::SAID.contains(&line)
-    }
-
-    /// A module of three resources. The second one waits at the gate.
-    fn module(&self) -> Repository {
-        Repository::module(&format!(
-            r#"
-resource "terraform_data" "first" {{
-  input = "made"
-}}
-resource "terraform_data" "second" {{
-  depends_on = [terraform_data.first]
-  provisioner "local-exec" {{
-    command = "{}"
-  }}
-}}
-resource "terraform_data" "third" {{
-  depends_on = [terraform_data.second]
-}}
-"#,
-            self.words(),
-        ))
-    }
-
-    /// Opens the gate for one process that waits or will wait.
-    async fn open(&self) {
-        let path = self.0.clone();
-        let opened =
-            tokio::task::spawn_blocking(move || fs::OpenOptions::new().write(true).open(path));
-        let opened = tokio::time::timeout(DEADLINE, opened).await;
-        drop(opened.expect("nobody came to the gate").unwrap().unwrap());
-    }
 }
 
 /// Runs a job of the default template with plan, approval and apply, and checks all its results.

@@ -14,15 +14,15 @@ pub mod fake_tool;
 pub mod job;
 pub mod laptop;
 pub mod machine;
-pub mod repository;
 pub mod test_secrets;
 pub mod tool;
 pub mod waiting_platform;
 
 pub use fake_tool::FakeTool;
 pub use laptop::Laptop;
-pub use machine::{ExecutorRun, Machine, Outcome, fifo};
-pub use repository::Repository;
+pub use machine::{ExecutorRun, Machine, Outcome};
+pub use test_peers::gate::Gate;
 pub use test_peers::process::{self, Finished, Running};
+pub use test_peers::repository::{self, Repository};
 pub use test_secrets::{Search, TestSecret};
 pub use waiting_platform::WaitingPlatform;

@@ -17,6 +17,7 @@ use platform::StepRef;
 use platform::local::{JobRecord, LocalPlatform, StepRecord};
 use serde_json::{Map, Value};
 use tempfile::TempDir;
+use test_peers::gate::Gate;
 
 use crate::process::{Finished, Running};
 use crate::tool;
@@ -52,6 +53,11 @@ impl Machine {
     /// A path for files of the test, outside the folders that Mayfly writes to.
     pub fn scratch(&self, name: &str) -> PathBuf {
         self.folder.path().join(name)
+    }
+
+    /// A gate for the runs of a test.
+    pub fn gate(&self) -> Gate {
+        Gate::new(self.scratch("gate"))
     }
 
     /// Records a job with these steps, as a platform does before it dispatches the first.
@@ -371,13 +377,6 @@ impl std::fmt::Display for Outcome {
             self.finished, self.termination_message, self.left_behind
         )
     }
-}
-
-/// Makes a named pipe. A reader waits until another process opens it for writing.
-pub fn fifo(path: PathBuf) -> PathBuf {
-    let made = Command::new("mkfifo").arg(&path).status().unwrap();
-    assert!(made.success());
-    path
 }
 
 /// Every file and link below a folder, at any depth. A folder that does not exist has none.

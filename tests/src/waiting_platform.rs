@@ -2,22 +2,20 @@
 //! records, so that ten thousand runs cost it nothing.
 
 use std::net::SocketAddr;
+use std::time::Duration;
 
 use axum::Router;
 use axum::extract::Path;
 use axum::response::IntoResponse;
 use axum::routing::get;
-use base64::Engine as _;
 use job_contract::job::StepType;
 use job_contract::{JobData, env};
-use jsonwebtoken::{Algorithm, EncodingKey, Header};
 use serde_json::{Value, json};
 use test_peers::redis::RedisServer;
+use test_platform::Secret;
 use tokio::net::TcpListener;
 
 use crate::job;
-
-const SECRET: [u8; 64] = [0xfb; 64];
 
 /// The platform, with the Redis of its heartbeats. It serves as long as the runtime.
 #[derive(Debug)]
@@ -46,10 +44,7 @@ impl WaitingPlatform {
         vec![
             (env::API_URL, url.clone()),
             (env::PUBLIC_API_URL, url),
-            (
-                env::INTERNAL_SECRET,
-                base64::engine::general_purpose::STANDARD.encode(SECRET),
-            ),
+            (env::INTERNAL_SECRET, Secret::long().text()),
             (env::REDIS_HOSTNAME, "127.0.0.1".to_owned()),
             (env::REDIS_PORT, self.redis.port().to_string()),
         ]
@@ -57,15 +52,7 @@ impl WaitingPlatform {
 
     /// A token as it comes with a dispatch, good for an hour.
     pub fn dispatch_token() -> String {
-        let now = jsonwebtoken::get_current_timestamp();
-        let claims = json!({
-            "iss": "TERRAKUBE_INTERNAL",
-            "aud": ["TERRAKUBE_INTERNAL"],
-            "iat": now,
-            "exp": now + 3600,
-        });
-        let key = EncodingKey::from_secret(&SECRET);
-        jsonwebtoken::encode(&Header::new(Algorithm::HS512), &claims, &key).unwrap()
+        Secret::long().dispatch_token(Duration::from_hours(1))
     }
 
     /// A plan of this organization in a job of this number, of about 16 kB.

@@ -10,9 +10,10 @@ use job_contract::report::{FinalReport, UnreportedStep};
 use job_contract::status::{JobStatus, StepStatus};
 use nix::sys::signal::{Signal, kill, killpg};
 use nix::unistd::Pid;
+use test_peers::gate::Gate;
 use test_peers::process::{ends, has_ended};
 
-use crate::harness::{Barrier, Fixture, Launcher};
+use crate::harness::{Fixture, Launcher};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn every_run_accepted_in_a_burst_runs_once_although_the_launcher_is_killed() {
@@ -58,15 +59,15 @@ async fn every_run_accepted_in_a_burst_runs_once_although_the_launcher_is_killed
 async fn an_executor_that_outlives_its_launcher_is_waited_for() {
     let fixture = Fixture::new();
     let first = fixture.serve(&[]);
-    let barrier = fixture.barrier("barrier");
-    first.post(&fixture.script(1, &barrier.wait())).await;
-    barrier.reached();
+    let gate = fixture.gate();
+    first.post(&fixture.script(1, &gate.words())).await;
+    gate.reached();
     first.crash();
 
     let second = fixture.serve(&[]);
     second.wait_for("found an executor of an earlier agent", |_| true);
-    second.post(&fixture.script(1, &barrier.wait())).await;
-    barrier.open();
+    second.post(&fixture.script(1, &gate.words())).await;
+    gate.open_blocking();
     second.wait_for_end(1, "step");
     assert_eq!(fixture.record(1).status, JobStatus::Completed);
     assert_eq!(fixture.times_run(1), 1);
@@ -78,10 +79,10 @@ async fn an_executor_that_outlives_its_launcher_is_waited_for() {
 async fn a_claimed_step_whose_executor_is_killed_too_fails_and_is_not_run_again() {
     let fixture = Fixture::new();
     let first = fixture.serve(&[("MAYFLY_ALLOW_UNAUTHENTICATED", "page")]);
-    let barrier = fixture.barrier("barrier");
-    let job = fixture.script(1, &format!("echo so far; {}", barrier.wait()));
+    let gate = fixture.gate();
+    let job = fixture.script(1, &format!("echo so far; {}", gate.words()));
     first.post(&job).await;
-    barrier.reached();
+    gate.reached();
     first.until_log("so far").await;
     let executor = fixture.executor(1);
     first.crash();
@@ -106,16 +107,16 @@ async fn a_claimed_step_whose_executor_is_killed_too_fails_and_is_not_run_again(
 async fn an_executor_that_is_killed_fails_its_step() {
     let fixture = Fixture::new();
     let launcher = fixture.serve(&[("MAYFLY_ALLOW_UNAUTHENTICATED", "page")]);
-    let barrier = fixture.barrier("barrier");
+    let gate = fixture.gate();
     let job = fixture.script(
         1,
         &format!(
             "echo the beginning; seq 60000; echo so far; {}",
-            barrier.wait()
+            gate.words()
         ),
     );
     launcher.post(&job).await;
-    barrier.reached();
+    gate.reached();
     launcher.until_log("so far").await;
     killpg(fixture.executor(1), Signal::SIGKILL).unwrap();
     launcher.wait_for_end(1, "step");
@@ -127,7 +128,7 @@ async fn an_executor_that_is_killed_fails_its_step() {
 }
 
 /// A script that notes its id, has a child that does the same in a session of its own and elsewhere, and waits.
-fn entangled(fixture: &Fixture, barrier: &Barrier) -> String {
+fn entangled(fixture: &Fixture, gate: &Gate) -> String {
     let (own, child) = (fixture.path("script"), fixture.path("child"));
     format!(
         "echo $$ > {}\n\
@@ -137,7 +138,7 @@ fn entangled(fixture: &Fixture, barrier: &Barrier) -> String {
         own.display(),
         child.display(),
         child.display(),
-        barrier.wait(),
+        gate.words(),
     )
 }
 
@@ -155,11 +156,11 @@ fn both_at_work(fixture: &Fixture) -> [Pid; 2] {
 async fn all_processes_of_a_step_end_once_its_executor_is_killed() {
     let fixture = Fixture::new();
     let launcher = fixture.serve(&[]);
-    let barrier = fixture.barrier("barrier");
+    let gate = fixture.gate();
     launcher
-        .post(&fixture.script(1, &entangled(&fixture, &barrier)))
+        .post(&fixture.script(1, &entangled(&fixture, &gate)))
         .await;
-    barrier.reached();
+    gate.reached();
     let both = both_at_work(&fixture);
     kill(fixture.executor(1), Signal::SIGKILL).unwrap();
     launcher.wait_for_end(1, "step");
@@ -171,11 +172,11 @@ async fn all_processes_of_a_step_end_once_its_executor_is_killed() {
 async fn all_processes_of_a_step_end_once_its_executor_and_launcher_are_killed() {
     let fixture = Fixture::new();
     let first = fixture.serve(&[]);
-    let barrier = fixture.barrier("barrier");
+    let gate = fixture.gate();
     first
-        .post(&fixture.script(1, &entangled(&fixture, &barrier)))
+        .post(&fixture.script(1, &entangled(&fixture, &gate)))
         .await;
-    barrier.reached();
+    gate.reached();
     let executor = fixture.executor(1);
     first.crash();
     kill(executor, Signal::SIGKILL).unwrap();
@@ -192,10 +193,10 @@ async fn all_processes_of_a_step_end_once_its_executor_and_launcher_are_killed()
 async fn a_step_whose_code_forges_a_report_and_kills_the_executor_fails() {
     let fixture = Fixture::new();
     let launcher = fixture.serve(&[]);
-    let barrier = fixture.barrier("barrier");
-    let script = format!("echo ${{MAYFLY_RUN_MARK:?}}; {}", barrier.wait());
+    let gate = fixture.gate();
+    let script = format!("echo ${{MAYFLY_RUN_MARK:?}}; {}", gate.words());
     launcher.post(&fixture.script(1, &script)).await;
-    barrier.reached();
+    gate.reached();
     let forged = FinalReport {
         outcome: Exit::Done.code(),
         unreported: true,
@@ -240,20 +241,15 @@ fn until_gone(process: Pid) {
     assert!(ends(process), "{process} goes on");
 }
 
-/// A module whose second resource waits at the barrier.
-fn gated(fixture: &Fixture) -> Barrier {
-    let barrier = fixture.barrier("barrier");
-    let module = format!(
-        "resource \"terraform_data\" \"first\" {{}}\nresource \"terraform_data\" \"second\" {{\n  \
-         depends_on = [terraform_data.first]\n  provisioner \"local-exec\" {{\n    command = \"{}\"\n  }}\n}}\n",
-        barrier.wait()
-    );
-    fixture.commit("main.tf", &module);
-    barrier
+/// A gate at which the second resource of the module waits.
+fn gated(fixture: &Fixture) -> Gate {
+    let gate = fixture.gate();
+    fixture.repository.commit(&[("main.tf", &gate.module())]);
+    gate
 }
 
 /// A launcher that is in the midst of an apply.
-async fn applying(fixture: &Fixture, barrier: &Barrier) -> Launcher {
+async fn applying(fixture: &Fixture, gate: &Gate) -> Launcher {
     let launcher = fixture.serve(&[]);
     launcher
         .post(&fixture.job(7, "plan", "terraformPlan"))
@@ -262,7 +258,7 @@ async fn applying(fixture: &Fixture, barrier: &Barrier) -> Launcher {
     launcher
         .post(&fixture.job(7, "apply", "terraformApply"))
         .await;
-    barrier.reached();
+    gate.reached();
     launcher
 }
 
@@ -278,10 +274,10 @@ fn state(fixture: &Fixture) -> String {
 #[tokio::test(flavor = "multi_thread")]
 async fn an_apply_whose_launcher_is_killed_completes() {
     let fixture = Fixture::new();
-    let barrier = gated(&fixture);
-    applying(&fixture, &barrier).await.crash();
+    let gate = gated(&fixture);
+    applying(&fixture, &gate).await.crash();
     let second = fixture.serve(&[]);
-    barrier.open();
+    gate.open_blocking();
     second.wait_for_end(7, "apply");
     assert_eq!(fixture.record(7).status, JobStatus::Completed);
     assert!(state(&fixture).contains("\"second\""));
@@ -291,8 +287,8 @@ async fn an_apply_whose_launcher_is_killed_completes() {
 #[tokio::test(flavor = "multi_thread")]
 async fn an_apply_whose_launcher_stops_saves_the_state() {
     let fixture = Fixture::new();
-    let barrier = gated(&fixture);
-    let launcher = applying(&fixture, &barrier).await;
+    let gate = gated(&fixture);
+    let launcher = applying(&fixture, &gate).await;
     launcher.signal(Signal::SIGTERM);
     assert!(launcher.end().success());
     assert_eq!(fixture.record(7).status, JobStatus::Failed);
@@ -303,15 +299,15 @@ async fn an_apply_whose_launcher_stops_saves_the_state() {
 async fn runs_left_on_purpose_are_found_again() {
     let fixture = Fixture::new();
     let first = fixture.serve(&[("MAYFLY_RUNS_ON_STOP", "leave")]);
-    let barrier = fixture.barrier("barrier");
-    first.post(&fixture.script(1, &barrier.wait())).await;
-    barrier.reached();
+    let gate = fixture.gate();
+    first.post(&fixture.script(1, &gate.words())).await;
+    gate.reached();
     first.signal(Signal::SIGTERM);
     first.wait_for("stopped", |_| true);
     assert!(first.end().success());
 
     let second = fixture.serve(&[]);
-    barrier.open();
+    gate.open_blocking();
     second.wait_for_end(1, "step");
     assert_eq!(fixture.step_status(1, "step"), StepStatus::Completed);
 }

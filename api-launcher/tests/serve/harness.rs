@@ -3,24 +3,21 @@
 use std::fs;
 use std::path::PathBuf;
 use std::process::{Command, ExitStatus};
-use std::sync::mpsc;
-use std::thread;
-use std::time::{SystemTime, UNIX_EPOCH};
 
-use base64::Engine as _;
 use job_contract::JobData;
 use job_contract::status::{JobStatus, StepStatus};
-use jsonwebtoken::{Algorithm, EncodingKey, Header};
 use nix::sys::signal::Signal;
 use nix::unistd::Pid;
 use platform::StepRef;
 use platform::local::{JobRecord, LocalPlatform};
 use serde_json::{Value, json};
+use test_peers::gate::Gate;
 use test_peers::port::Port;
 use test_peers::process::{Running, Stream};
-use test_peers::wait::{DEADLINE, until, until_blocking};
+use test_peers::repository::Repository;
+use test_peers::wait::{until, until_blocking};
+use test_platform::{LIFETIME, Secret};
 
-const SECRET: [u8; 64] = [0xfb; 64];
 const MODULE: &str = r#"
 resource "terraform_data" "greeting" {
   input = "hello"
@@ -33,6 +30,7 @@ output "greeting" {
 /// A place for launchers, one after the other at one address: executors that outlive one find the next.
 pub(crate) struct Fixture {
     temp: tempfile::TempDir,
+    pub(crate) repository: Repository,
     port: Port,
 }
 
@@ -42,32 +40,12 @@ impl Fixture {
         let _ = rustls::crypto::ring::default_provider().install_default();
         let temp = tempfile::tempdir().unwrap();
         let port = Port::take().unwrap();
-        let fixture = Self { temp, port };
-        for folder in ["data", "repository"] {
-            fs::create_dir(fixture.path(folder)).unwrap();
+        fs::create_dir(temp.path().join("data")).unwrap();
+        Self {
+            temp,
+            repository: Repository::module(MODULE),
+            port,
         }
-        fixture.git("init --quiet --initial-branch=main");
-        fixture.commit("main.tf", MODULE);
-        fixture
-    }
-
-    /// Adds a file to the repository.
-    pub(crate) fn commit(&self, file: &str, text: &str) {
-        let path = self.path("repository").join(file);
-        fs::create_dir_all(path.parent().unwrap()).unwrap();
-        fs::write(path, text).unwrap();
-        self.git("add --all");
-        self.git("-c user.name=F -c user.email=f@example.test commit --quiet -m fixture");
-    }
-
-    fn git(&self, words: &str) {
-        let status = Command::new("git")
-            .args(words.split_whitespace())
-            .current_dir(self.path("repository"))
-            .env("GIT_CONFIG_GLOBAL", "/dev/null")
-            .env("GIT_CONFIG_NOSYSTEM", "1")
-            .status();
-        assert!(status.unwrap().success(), "git {words}");
     }
 
     pub(crate) fn path(&self, name: &str) -> PathBuf {
@@ -98,7 +76,7 @@ impl Fixture {
             .env_clear()
             .env("PATH", std::env::var_os("PATH").unwrap())
             .env("HOME", self.temp.path())
-            .env("InternalSecret", secret())
+            .env("InternalSecret", Secret::long().text())
             .env("MAYFLY_LISTEN", self.port.address().to_string())
             .env("MAYFLY_DATA_DIR", self.data())
             .env("MAYFLY_CONCURRENCY", "4");
@@ -113,7 +91,7 @@ impl Fixture {
             "jobId": job.to_string(),
             "stepId": step,
             "terraformVersion": ">=1.4.0",
-            "source": format!("file://{}", self.path("repository").display()),
+            "source": self.repository.url(),
             "branch": "main",
             "folder": "/",
             "vcsType": "PUBLIC",
@@ -139,11 +117,9 @@ impl Fixture {
         ledger.lines().filter(|line| *line == job).count()
     }
 
-    /// A pipe that a script waits on until the test lets it go.
-    pub(crate) fn barrier(&self, name: &str) -> Barrier {
-        let path = self.path(name);
-        nix::unistd::mkfifo(&path, nix::sys::stat::Mode::S_IRWXU).unwrap();
-        Barrier { path }
+    /// A gate for scripts.
+    pub(crate) fn gate(&self) -> Gate {
+        Gate::new(self.path("gate"))
     }
 
     pub(crate) fn platform(&self) -> LocalPlatform {
@@ -202,48 +178,6 @@ pub(crate) fn step_ref(document: &Value) -> StepRef {
         step_id: job.step_id,
         step_type: job.step_type.unwrap(),
     }
-}
-
-pub(crate) struct Barrier {
-    path: PathBuf,
-}
-
-impl Barrier {
-    /// Words of a script that says it has come here, and waits.
-    pub(crate) fn wait(&self) -> String {
-        let path = self.path.display();
-        format!("echo here > {path}; read -r _ < {path}")
-    }
-
-    /// Returns when the script is there.
-    pub(crate) fn reached(&self) {
-        let (send, reached) = mpsc::channel();
-        let path = self.path.clone();
-        thread::spawn(move || send.send(fs::read_to_string(path)));
-        let text = reached.recv_timeout(DEADLINE).expect("no script came");
-        assert_eq!(text.unwrap(), "here\n");
-    }
-
-    pub(crate) fn open(&self) {
-        fs::write(&self.path, "go\n").unwrap();
-    }
-}
-
-pub(crate) fn secret() -> String {
-    base64::engine::general_purpose::STANDARD.encode(SECRET)
-}
-
-/// A token as the platform makes it for a secret of that length.
-pub(crate) fn token() -> String {
-    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap();
-    let claims = json!({
-        "iss": "TERRAKUBE_INTERNAL",
-        "aud": ["TERRAKUBE_INTERNAL"],
-        "iat": now.as_secs(),
-        "exp": now.as_secs() + 10,
-    });
-    let key = EncodingKey::from_secret(&SECRET);
-    jsonwebtoken::encode(&Header::new(Algorithm::HS512), &claims, &key).unwrap()
 }
 
 /// A launcher that serves.
@@ -314,7 +248,7 @@ impl Launcher {
     pub(crate) fn request_at(&self, path: &str, document: &Value) -> reqwest::RequestBuilder {
         self.client
             .post(self.url(path))
-            .bearer_auth(token())
+            .bearer_auth(Secret::long().dispatch_token(LIFETIME))
             .header("content-type", "application/json")
             .body(document.to_string())
     }

@@ -10,8 +10,9 @@ use std::process::Command;
 use nix::sys::signal::Signal;
 use nix::unistd::geteuid;
 use test_peers::process::{Running, Stream};
+use test_platform::Secret;
 
-use crate::harness::{Fixture, Launcher, secret};
+use crate::harness::{Fixture, Launcher};
 
 const NOBODY: u32 = 65534;
 /// How often the launcher starts, and how many runs each of them starts.
@@ -73,7 +74,7 @@ impl Machine {
     fn serve(&self, program: &Path) -> Launcher {
         let mut serve = command(program);
         self.fixture.configure(&mut serve);
-        serve.env("MAYFLY_REPORT_KEY", secret());
+        serve.env("MAYFLY_REPORT_KEY", Secret::long().text());
         self.fixture.start(&mut serve)
     }
 

@@ -59,9 +59,9 @@ async fn twenty_concurrent_duplicates_are_one_run() {
 async fn the_oldest_waiting_run_is_next() {
     let fixture = Fixture::new();
     let launcher = fixture.serve(&[("MAYFLY_CONCURRENCY", "1")]);
-    let barrier = fixture.barrier("barrier");
-    launcher.post(&fixture.script(9, &barrier.wait())).await;
-    barrier.reached();
+    let gate = fixture.gate();
+    launcher.post(&fixture.script(9, &gate.words())).await;
+    gate.reached();
     for job in [3, 1, 2] {
         launcher.post(&fixture.script(job, "")).await;
     }
@@ -69,7 +69,7 @@ async fn the_oldest_waiting_run_is_next() {
         launcher.get("/actuator/health/readiness").await,
         r#"{"status":"UP"}"#
     );
-    barrier.open();
+    gate.open_blocking();
     for job in [3, 1, 2] {
         launcher.wait_for_end(job, "step");
     }
@@ -81,10 +81,10 @@ async fn the_oldest_waiting_run_is_next() {
 async fn a_cancelled_job_stops_whether_it_runs_or_waits() {
     let fixture = Fixture::new();
     let launcher = fixture.serve(&[("MAYFLY_CONCURRENCY", "1")]);
-    let barrier = fixture.barrier("barrier");
-    let running = fixture.script(1, &barrier.wait());
+    let gate = fixture.gate();
+    let running = fixture.script(1, &gate.words());
     launcher.post(&running).await;
-    barrier.reached();
+    gate.reached();
     let waiting = fixture.script(2, "");
     launcher.post(&waiting).await;
     for job in [&waiting, &running] {
@@ -109,9 +109,9 @@ async fn a_cancelled_job_stops_whether_it_runs_or_waits() {
 async fn stopping_interrupts_what_runs_and_keeps_what_waits() {
     let fixture = Fixture::new();
     let launcher = fixture.serve(&[("MAYFLY_CONCURRENCY", "1")]);
-    let barrier = fixture.barrier("barrier");
-    launcher.post(&fixture.script(1, &barrier.wait())).await;
-    barrier.reached();
+    let gate = fixture.gate();
+    launcher.post(&fixture.script(1, &gate.words())).await;
+    gate.reached();
     launcher.post(&fixture.script(2, "")).await;
     launcher.signal(Signal::SIGTERM);
     // Dispatches are still accepted until the executor has reported.
@@ -147,12 +147,12 @@ async fn the_example_of_the_readme_runs() {
     let launcher = fixture.serve(&[]);
     let hello = concat!(env!("CARGO_MANIFEST_DIR"), "/../examples/hello/main.tf");
     let scripts = concat!(env!("CARGO_MANIFEST_DIR"), "/../examples/scripts/job.json");
-    fixture.commit(
+    fixture.repository.commit(&[(
         "examples/hello/main.tf",
         &fs::read_to_string(hello).unwrap(),
-    );
+    )]);
     let document = fs::read_to_string(scripts).unwrap();
-    let repository = fixture.path("repository").display().to_string();
+    let repository = fixture.repository.path().display().to_string();
     let document = document.replace("@REPOSITORY@", &repository);
     let document = serde_json::from_str(&document).unwrap();
     let step = step_ref(&document);

@@ -19,10 +19,10 @@ async fn runs_of_this_machine_are_on_the_page_from_the_queue_to_their_end() {
     ]);
     let page = launcher.wait_for("status page", |_| true);
     assert_eq!(page["url"], launcher.url("/ui"));
-    let barrier = fixture.barrier("barrier");
-    let script = format!("echo working; {}; exit 3", barrier.wait());
+    let gate = fixture.gate();
+    let script = format!("echo working; {}; exit 3", gate.words());
     launcher.post(&fixture.script(1, &script)).await;
-    barrier.reached();
+    gate.reached();
     launcher.post(&fixture.script(2, "echo done")).await;
 
     // The agent tells its free slots with its next heartbeat.
@@ -45,7 +45,7 @@ async fn runs_of_this_machine_are_on_the_page_from_the_queue_to_their_end() {
     let live = launcher.get(&format!("/ui/runs/{id}")).await;
     assert!(live.contains("working"), "{live}");
 
-    barrier.open();
+    gate.open_blocking();
     launcher.wait_for_end(1, "step");
     launcher.wait_for_end(2, "step");
     // The agent removes them once the hub has the ends.

@@ -3,10 +3,10 @@
 use std::fs;
 use std::os::unix::fs::{PermissionsExt as _, symlink};
 use std::path::Path;
-use std::process::Command;
 
-use anyhow::{Context as _, Result, ensure};
+use anyhow::{Context as _, Result};
 use job_contract::env;
+use test_peers::repository;
 
 use crate::peers::LINES;
 
@@ -66,7 +66,7 @@ pub(crate) fn write_files(base: &Path, program: &Path) -> Result<()> {
         ),
     )?;
     fs::write(base.join("work.sh"), work_script(base))?;
-    repository(base, &git)
+    make_repository(base)
 }
 
 /// A script that prints lines, stops at the gate, and prints more lines. It writes its begin and end to the journal.
@@ -88,7 +88,7 @@ fn work_script(base: &Path) -> String {
     )
 }
 
-fn repository(base: &Path, git: &Path) -> Result<()> {
+fn make_repository(base: &Path) -> Result<()> {
     let folder = base.join("repository");
     let work = |phase: &str| format!("sh {}/work.sh {phase}", base.display());
     let module = format!(
@@ -105,25 +105,7 @@ fn repository(base: &Path, git: &Path) -> Result<()> {
         fs::create_dir(folder.join(name))?;
         fs::write(folder.join(name).join("main.tf"), text)?;
     }
-    for words in [
-        &["init", "--quiet", "--initial-branch=main"][..],
-        &["add", "--all"],
-        &["commit", "--quiet", "--message=fixture"],
-    ] {
-        let done = Command::new(git)
-            .current_dir(&folder)
-            .args([
-                "-c",
-                "user.name=Fixture",
-                "-c",
-                "user.email=fixture@example.test",
-            ])
-            .args(words)
-            .env("GIT_CONFIG_GLOBAL", "/dev/null")
-            .env("GIT_CONFIG_NOSYSTEM", "1")
-            .status()?;
-        ensure!(done.success(), "git {words:?} failed");
-    }
+    repository::init(&folder);
     Ok(())
 }
 

@@ -2,6 +2,7 @@
 //! inject faults.
 
 use std::collections::BTreeMap;
+use std::fmt::Display;
 use std::fs;
 use std::io;
 use std::net::SocketAddr;
@@ -17,7 +18,7 @@ use tempfile::TempDir;
 use test_peers::proxy::Proxy;
 use test_peers::redis::RedisServer;
 use test_peers::s3::{self, S3};
-use test_peers::wait::{Look, within};
+use test_peers::wait::{Look, NotInTime, within};
 use test_platform::{Outputs, Platform};
 
 use crate::files::write_files;
@@ -234,8 +235,16 @@ pub(crate) async fn holds<L: Look, F: Future<Output = L>>(
     what: &str,
     look: impl FnMut() -> F,
 ) -> bool {
-    let found = within(limit, what, look).await;
-    found.inspect_err(|late| eprintln!("{late}")).is_ok()
+    found(within(limit, what, look).await).is_some()
+}
+
+/// What a wait has found. If that is nothing, it prints what is there instead.
+#[expect(
+    clippy::print_stderr,
+    reason = "the summary says only that a fault did not happen"
+)]
+pub(crate) fn found<T, S: Display>(waited: Result<T, NotInTime<S>>) -> Option<T> {
+    waited.inspect_err(|late| eprintln!("{late}")).ok()
 }
 
 /// The settings of launchers and executors.

@@ -2,20 +2,18 @@
 
 use std::fs;
 use std::process::Command;
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
-use base64::Engine as _;
 use integration_tests::Machine;
 use integration_tests::process::{Running, Stream};
 use job_contract::{JobData, env};
-use jsonwebtoken::{Algorithm, EncodingKey, Header};
 use nix::unistd::Pid;
-use serde_json::{Value, json};
+use serde_json::Value;
+use test_peers::wait::DEADLINE;
+use test_platform::Secret;
 
 use crate::server::{ApiServer, RUNS};
-
-const SECRET: [u8; 64] = [0xfb; 64];
 
 /// Whom the launcher tells how runs end.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -48,7 +46,7 @@ impl Launcher {
         machine: &Machine,
         reports: Reports,
     ) -> Result<Self> {
-        let secret = base64::engine::general_purpose::STANDARD.encode(SECRET);
+        let secret = Secret::long().text();
         let mut command = Command::new(program);
         command.env_clear();
         if reports == Reports::ToRecords {
@@ -73,10 +71,11 @@ impl Launcher {
             running,
             endpoint: Endpoint {
                 url: format!("http://{address}/api/v1/terraform-rs"),
-                token: token()?,
+                // Good for the whole bench.
+                token: Secret::long().dispatch_token(Duration::from_hours(24)),
                 client: reqwest::Client::builder()
                     .no_proxy()
-                    .timeout(test_peers::wait::DEADLINE)
+                    .timeout(DEADLINE)
                     .build()?,
             },
         })
@@ -113,21 +112,4 @@ impl Endpoint {
         ensure!(status.as_u16() == 202, "a dispatch was answered {status}");
         Ok(())
     }
-}
-
-/// A token as the platform makes it, good for the whole bench.
-fn token() -> Result<String> {
-    let now = SystemTime::now().duration_since(UNIX_EPOCH)?.as_secs();
-    let claims = json!({
-        "iss": "TERRAKUBE_INTERNAL",
-        "aud": ["TERRAKUBE_INTERNAL"],
-        "iat": now,
-        "exp": now + 24 * 3600,
-    });
-    let key = EncodingKey::from_secret(&SECRET);
-    Ok(jsonwebtoken::encode(
-        &Header::new(Algorithm::HS512),
-        &claims,
-        &key,
-    )?)
 }

@@ -13,7 +13,6 @@ use std::path::Path;
 use std::process::Command;
 use std::time::Instant;
 
-use base64::Engine as _;
 use integration_tests::{Repository, Running, job};
 use job_contract::JobData;
 use k8s_openapi::api::core::v1::{Pod, Secret};
@@ -32,7 +31,7 @@ use test_peers::port::Port;
 use test_peers::wait::{self, DEADLINE};
 
 use super::rights::everything_it_does;
-use super::{Endpoint, Fixture, SECRET};
+use super::{Endpoint, Fixture};
 use crate::chart::{deployments, launchers_rights, singles, values, variable};
 
 #[tokio::test(flavor = "multi_thread")]
@@ -250,7 +249,7 @@ impl Installed {
 
     /// What is there before: the platform's secret, and behind the claim the folder where this test keeps its records.
     async fn prepare(&self) {
-        let secret = base64::prelude::BASE64_STANDARD.encode(SECRET);
+        let secret = test_platform::Secret::long().text();
         let secret: Secret = serde_json::from_value(json!({
             "metadata": {"name": "internal"},
             "stringData": {"InternalSecret": secret},

@@ -27,7 +27,7 @@ impl Fixture {
     pub(super) async fn until_waiting(&self, job: &JobData, reason: WaitReason, words: &str) {
         let library = self.library();
         let is_waiting = async || {
-            let explanation = library.explain(&name(job)).await.unwrap();
+            let explanation = Box::pin(library.explain(&name(job))).await.unwrap();
             match &explanation.wait {
                 Some(wait) if wait.reason == reason && wait.sentence.contains(words) => Ok(()),
                 _ => Err(format!("{explanation:#?}")),

@@ -6,7 +6,6 @@ use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use base64::Engine as _;
 use images::Program;
 use images::base::Base;
 use images::builder::{Build, Builder, Image};
@@ -21,8 +20,9 @@ use nix::sys::signal::Signal;
 use serde_json::Value;
 use tempfile::TempDir;
 use test_cluster::{Cluster, State};
+use test_platform::Secret;
 
-use super::{Endpoint, Fixture, LAUNCHER, ROLES, SECRET, job_data, name, rules};
+use super::{Endpoint, Fixture, LAUNCHER, ROLES, job_data, name, rules};
 
 /// Name of the imported base.
 const BASE: &str = "localhost/base";
@@ -177,7 +177,7 @@ fn serve(fixture: &Fixture, (root, image): &(PathBuf, Image)) -> (RunningContain
     let readable = fixture.machine.scratch("kubeconfig");
     fs::copy(kubeconfig, &readable).unwrap();
     fs::set_permissions(&readable, fs::Permissions::from_mode(0o644)).unwrap();
-    let secret = base64::engine::general_purpose::STANDARD.encode(SECRET);
+    let secret = Secret::long().text();
     let container = Container::of(root, &image.config)
         .bind(&readable, "/etc/kubeconfig", &["ro"])
         .env("KUBECONFIG", "/etc/kubeconfig")
@@ -290,7 +290,7 @@ async fn a_step_dispatched_to_the_launchers_image_runs_in_the_executors_image() 
         fixture.machine.queue(&[&step]);
         assert_eq!(endpoint.post(&step).await.unwrap(), 202);
         let pod = pod_of(&fixture, &step).await;
-        repository.give_to(USER);
+        give_away(repository.path(), USER);
         give_away(&fixture.machine.data_dir(), USER);
 
         let finished = run_pod(&fixture, &executor, &pod, repository.path());

@@ -6,12 +6,13 @@ use std::fs;
 use base64::Engine as _;
 use base64::prelude::BASE64_STANDARD;
 use job_contract::JobData;
-use jsonwebtoken::{Algorithm, EncodingKey, Header};
+use jsonwebtoken::Algorithm;
 use serde::Deserialize;
 use serde_json::{Value, json};
 use test_cluster::State;
+use test_platform::Secret;
 
-use super::{Endpoint, Fixture, SECRET, job_data, name, unix_time};
+use super::{Endpoint, Fixture, job_data, name, unix_time};
 
 /// The largest answer that the API reads: the default limit of its HTTP client.
 const MAX_ANSWER_BYTES: usize = 256 * 1024;
@@ -50,8 +51,7 @@ impl Dispatch {
         let now = unix_time();
         claims["iat"] = json!(now);
         claims["exp"] = json!(now + seconds("exp") - seconds("iat"));
-        let key = EncodingKey::from_secret(&SECRET);
-        let token = jsonwebtoken::encode(&Header::new(Algorithm::HS256), &claims, &key).unwrap();
+        let token = Secret::long().sign(Algorithm::HS256, &claims);
         let url = format!("http://{}{}", endpoint.address, self.path);
         let mut request = endpoint
             .client

@@ -1,8 +1,6 @@
 //! What the operator sets on `serve` is what happens in the cluster.
 
-use std::fs;
-
-use integration_tests::{Repository, fifo, job};
+use integration_tests::{Repository, job};
 use job_contract::env;
 use verdict::VerdictKind;
 
@@ -12,13 +10,13 @@ use super::{Fixture, name};
 async fn no_more_jobs_are_released_than_may_be_in_flight() {
     let fixture = or_skip!(Fixture::new().await);
     let repository = Repository::fixture();
-    let gate = fifo(fixture.machine.scratch("gate"));
-    let begun = gate.with_extension("begun");
+    let gate = fixture.machine.gate();
+    let begun = gate.path().with_extension("begun");
     // The first of them waits at the gate.
     fixture.image_that_first(&format!(
         "if mkdir '{}' 2>/dev/null; then cat '{}'; fi",
         begun.display(),
-        gate.display()
+        gate.path().display()
     ));
     let launcher = fixture.serve_with(&[(env::MAX_JOBS_IN_FLIGHT, "1")]);
     let first = job::plan(&repository);
@@ -29,7 +27,7 @@ async fn no_more_jobs_are_released_than_may_be_in_flight() {
     fixture.until("the first is at work", at_work).await;
     launcher.accept(&second).await;
     fixture.until_waiting_for_its_turn(&second).await;
-    fs::write(&gate, "").unwrap();
+    gate.open().await;
     fixture.until_over(&first, "Complete").await;
     fixture.until_over(&second, "Complete").await;
 }

@@ -5,15 +5,13 @@ use std::path::PathBuf;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use integration_tests::machine::fifo;
 use integration_tests::process::Stream;
-use integration_tests::{Repository, Running};
+use integration_tests::{Gate, Repository, Running};
 use job_contract::env;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde_json::Value;
 use test_peers::proxy::{Call, Fate, Proxy};
-use test_peers::wait::DEADLINE;
 use test_platform::{Flow, NewJob, Status, Workspace};
 
 use super::fixture::{Fixture, Hub};
@@ -53,19 +51,20 @@ impl Fixture {
     pub(super) fn start_script(&self, gate: &Gate) -> u32 {
         let workspace = self
             .platform
-            .workspace(Workspace::new(&gate.repository.url()));
+            .workspace(Workspace::new(&self.repository.url()));
         let script = format!(
-            "echo ran >> {}; echo at-the-gate; cat {}",
+            "echo ran >> {}; {}",
             self.path("ledger").display(),
-            gate.path.display()
+            gate.words()
         );
         let flow = Flow::new("customScripts", 100).with_script(&script);
         self.platform.start_job(NewJob::new(&workspace, vec![flow]))
     }
 
     /// A job of one script, which notes that it ran.
-    pub(super) fn start_note(&self, repository: &Repository) -> u32 {
-        let workspace = self.platform.workspace(Workspace::new(&repository.url()));
+    pub(super) fn start_note(&self) -> u32 {
+        let workspace = Workspace::new(&self.repository.url());
+        let workspace = self.platform.workspace(workspace);
         let script = format!("echo ran >> {}", self.path("ledger").display());
         let flow = Flow::new("customScripts", 100).with_script(&script);
         self.platform.start_job(NewJob::new(&workspace, vec![flow]))
@@ -89,35 +88,6 @@ impl Fixture {
         assert_eq!(runs.len(), 1, "{runs:?}");
         let pid = fs::read_to_string(runs[0].join("pid")).unwrap();
         Pid::from_raw(pid.trim().parse().unwrap())
-    }
-}
-
-/// A point at which scripts wait.
-pub(super) struct Gate {
-    path: PathBuf,
-    repository: Repository,
-}
-
-impl Gate {
-    pub(super) fn new(fixture: &Fixture) -> Self {
-        Self {
-            path: fifo(fixture.path("gate")),
-            repository: Repository::fixture(),
-        }
-    }
-
-    /// Lets one script continue.
-    pub(super) async fn open(&self) {
-        let path = self.path.clone();
-        let opened =
-            tokio::task::spawn_blocking(move || fs::OpenOptions::new().write(true).open(path));
-        let opened = tokio::time::timeout(DEADLINE, opened).await;
-        drop(
-            opened
-                .expect("no script came to the gate")
-                .unwrap()
-                .unwrap(),
-        );
     }
 }
 
@@ -172,7 +142,7 @@ async fn a_plan_and_its_apply_run_without_a_secret_of_the_platform() {
 async fn the_end_of_a_run_frees_its_slot() {
     let fixture = Fixture::new().await;
     let hub = fixture.serve();
-    let gate = Gate::new(&fixture);
+    let gate = fixture.gate();
     let mut command = fixture.agent(&hub.url());
     let agent = Running::start(command.env("MAYFLY_AGENT_SLOTS", "1"));
     let first = fixture.start_script(&gate);
@@ -195,7 +165,7 @@ async fn the_end_of_a_run_frees_its_slot() {
 async fn a_restarted_agent_finds_its_run() {
     let fixture = Fixture::new().await;
     let hub = fixture.serve();
-    let gate = Gate::new(&fixture);
+    let gate = fixture.gate();
     let agent = fixture.start_agent(&hub);
     let job = fixture.start_script(&gate);
     fixture.platform.until_streamed(job, "at-the-gate").await;
@@ -215,7 +185,7 @@ async fn a_restarted_agent_finds_its_run() {
 async fn a_run_whose_executor_dies_without_an_agent_fails_once() {
     let fixture = Fixture::new().await;
     let hub = fixture.serve();
-    let gate = Gate::new(&fixture);
+    let gate = fixture.gate();
     let agent = fixture.start_agent(&hub);
     let job = fixture.start_script(&gate);
     fixture.platform.until_streamed(job, "at-the-gate").await;
@@ -236,7 +206,7 @@ async fn a_run_whose_executor_dies_without_an_agent_fails_once() {
 async fn a_cancelled_run_stops_and_frees_its_slot() {
     let fixture = Fixture::new().await;
     let hub = fixture.serve();
-    let gate = Gate::new(&fixture);
+    let gate = fixture.gate();
     let mut command = fixture.agent(&hub.url());
     let agent = Running::start(command.env("MAYFLY_AGENT_SLOTS", "1"));
     let first = fixture.start_script(&gate);
@@ -259,7 +229,7 @@ async fn a_task_whose_response_was_lost_is_returned_again_and_runs_once() {
     proxy.rule(1, move |call| has_task(call).then_some(Fate::Drop));
     let agent = Running::start(&mut fixture.agent(&proxy.url()));
     wait_for(&agent, "\"registered\"");
-    let gate = Gate::new(&fixture);
+    let gate = fixture.gate();
     let job = fixture.start_script(&gate);
     fixture.platform.until_streamed(job, "at-the-gate").await;
     assert_eq!(proxy.rules_left(), 0);

@@ -8,7 +8,7 @@ use test_cluster::{Builder, Cluster, Fault, State};
 use test_peers::wait::until;
 use test_platform::{Flow, LogEntry, NewJob, Outputs, Status, Variable, Workspace};
 
-use super::agent::{Gate, ends_with, tasks_taken};
+use super::agent::{ends_with, tasks_taken};
 use super::fixture::{Fixture, Hub};
 use crate::chart::{agents_rights, values};
 use crate::in_cluster::{Fixture as ClusterFixture, LAUNCHER, suspended};
@@ -54,7 +54,7 @@ async fn a_killed_agent_finds_its_job_again_and_no_token_is_in_it() {
     let hub = fixture.serve();
     prepare(&cluster, &fixture);
     let agent = start(&cluster, &fixture, &hub);
-    let gate = Gate::new(&fixture);
+    let gate = fixture.gate();
     let job = fixture.start_script(&gate);
     fixture.platform.until_streamed(job, "at-the-gate").await;
     let state = cluster.state().await;
@@ -86,7 +86,7 @@ async fn a_run_that_is_cancelled_before_its_pod_starts_leaves_no_job() {
     let fixture = Fixture::new().await;
     let hub = fixture.serve();
     let agent = start(&cluster, &fixture, &hub);
-    let gate = Gate::new(&fixture);
+    let gate = fixture.gate();
     let job = fixture.start_script(&gate);
     cluster.until("the Job is there", one_job).await;
     fixture.platform.cancel(job).await;
@@ -106,7 +106,7 @@ async fn an_executor_that_is_killed_for_its_memory_fails_its_step_with_the_verdi
     let hub = fixture.serve();
     prepare(&cluster, &fixture);
     let agent = start(&cluster, &fixture, &hub);
-    let gate = Gate::new(&fixture);
+    let gate = fixture.gate();
     let job = fixture.start_script(&gate);
     fixture.platform.until_streamed(job, "at-the-gate").await;
     let state = cluster.state().await;
@@ -157,7 +157,7 @@ async fn a_run_whose_job_the_cluster_refuses_fails_at_once_with_its_words() {
     let refused = cluster.cluster.refuse_jobs(&cluster.runs, words);
     refused.await.unwrap();
     let agent = start(&cluster, &fixture, &hub);
-    let job = fixture.start_note(&Repository::fixture());
+    let job = fixture.start_note();
     fixture.platform.until_job(job, Status::Failed).await;
     let output = fixture.output(job);
     assert!(output.contains(words), "{output}");
@@ -180,7 +180,6 @@ async fn an_agent_that_is_killed_at_any_request_of_a_start_leaves_one_job_of_eac
     prepare(&cluster, &fixture);
     let outputs = cluster.machine.data_dir().join("local/output");
     fixture.platform.read_outputs(Outputs::folder(&outputs));
-    let repository = Repository::fixture();
     let mut runs = 0;
     for (verb, resource) in STEPS {
         // Killed before the request is carried out, and after that.
@@ -188,7 +187,7 @@ async fn an_agent_that_is_killed_at_any_request_of_a_start_leaves_one_job_of_eac
             let agent = start(&cluster, &fixture, &hub);
             let faults = cluster.cluster.faults();
             faults.next_of(LAUNCHER, 1, verb, resource, fault.clone());
-            let job = fixture.start_note(&repository);
+            let job = fixture.start_note();
             until("the request", async || faults.left() == 0).await;
             runs += 1;
             if fault == Fault::DropAfter {

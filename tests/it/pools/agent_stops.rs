@@ -1,5 +1,6 @@
 //! Tests of the stop modes of agents.
 
+use integration_tests::Gate;
 use integration_tests::{Repository, Running};
 use nix::sys::signal::{Signal, kill};
 use pool_protocol::token::PoolToken;
@@ -7,7 +8,7 @@ use test_peers::proxy::Moment;
 use test_peers::wait::until;
 use test_platform::{Flow, NewJob, Status, Workspace};
 
-use super::agent::{Gate, ends_with, wait_for};
+use super::agent::{ends_with, wait_for};
 use super::fixture::{Fixture, Hub};
 use super::kills::{ACCEPT, Run, STARTED};
 
@@ -15,7 +16,7 @@ use super::kills::{ACCEPT, Run, STARTED};
 async fn at_the_gate(fixture: &Fixture, hub: &Hub, mode: &str) -> (Running, Gate, u32) {
     let mut command = fixture.agent(&hub.url());
     let agent = Running::start(command.env("MAYFLY_AGENT_ON_STOP", mode));
-    let gate = Gate::new(fixture);
+    let gate = fixture.gate();
     let job = fixture.start_script(&gate);
     fixture.platform.until_streamed(job, "at-the-gate").await;
     (agent, gate, job)
@@ -93,7 +94,6 @@ enum Unclaimed {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn each_mode_does_what_it_says_to_a_run_that_starts() {
-    let repository = Repository::fixture();
     for (mode, expected) in [
         ("detach", Unclaimed::GoesOn),
         ("drain", Unclaimed::IsAwaited),
@@ -105,7 +105,7 @@ async fn each_mode_does_what_it_says_to_a_run_that_starts() {
         let agent = Running::start(command.env("MAYFLY_AGENT_ON_STOP", mode));
         run.until_asked_for_tasks().await;
         let held = run.to_hub.hold(|call| call.is(ACCEPT, 1, Moment::Sent));
-        let job = run.fixture.start_note(&repository);
+        let job = run.fixture.start_note();
         let held = held.await.unwrap();
         agent.signal(Signal::SIGTERM);
         wait_for(&agent, "no task is taken any more");
@@ -148,8 +148,7 @@ async fn an_agent_that_is_forced_ends_its_run_also_without_the_hub() {
     let agent = Running::start(command.env("MAYFLY_AGENT_ON_STOP", "force"));
     run.until_asked_for_tasks().await;
     let held = run.to_hub.hold(|call| call.is(STARTED, 1, Moment::Sent));
-    let repository = Repository::fixture();
-    run.fixture.start_note(&repository);
+    run.fixture.start_note();
     let held = held.await.unwrap();
     run.to_hub.cut();
     drop(held);

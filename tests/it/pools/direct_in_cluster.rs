@@ -6,7 +6,7 @@ use nix::sys::signal::Signal;
 use serde_json::json;
 use test_platform::Status;
 
-use super::agent::{Gate, ends_with};
+use super::agent::ends_with;
 use super::fixture::Fixture;
 use crate::in_cluster::Fixture as ClusterFixture;
 
@@ -43,7 +43,7 @@ async fn an_executor_with_the_platforms_secret_needs_no_relay() {
         .env("MAYFLY_AGENT_TOKEN", fixture.token.reveal())
         .env(env::LOG_FORMAT, "json");
     let agent = Running::start(&mut command);
-    let gate = Gate::new(&fixture);
+    let gate = fixture.gate();
     let job = fixture.start_script(&gate);
     platform.until_streamed(job, "at-the-gate").await;
     gate.open().await;

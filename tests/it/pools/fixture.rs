@@ -5,6 +5,7 @@ use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use integration_tests::{Gate, Repository};
 use job_contract::env;
 use pool_protocol::task::Task;
 use pool_protocol::token::PoolToken;
@@ -20,6 +21,8 @@ pub(super) struct Fixture {
     pub(super) platform: Platform,
     redis: RedisServer,
     folder: tempfile::TempDir,
+    /// Of the workspaces whose runs are scripts.
+    pub(super) repository: Repository,
     /// A token of pool `eu`.
     pub(super) token: PoolToken,
     more: Vec<(&'static str, String)>,
@@ -38,6 +41,7 @@ impl Fixture {
             platform,
             redis,
             folder: tempfile::tempdir().unwrap(),
+            repository: Repository::fixture(),
             token: PoolToken::new("eu".parse().unwrap()),
             more: Vec::new(),
         };
@@ -51,6 +55,11 @@ impl Fixture {
     pub(super) fn with(mut self, name: &'static str, value: &str) -> Self {
         self.more.push((name, value.to_owned()));
         self
+    }
+
+    /// Makes the gate of its scripts.
+    pub(super) fn gate(&self) -> Gate {
+        Gate::new(self.path("gate"))
     }
 
     pub(super) fn path(&self, name: &str) -> PathBuf {

@@ -10,7 +10,6 @@ use test_cluster::{ADMIN, Cluster, State};
 use test_peers::port::Port;
 use test_platform::Status;
 
-use super::agent::Gate;
 use super::agent_in_cluster::cluster;
 use super::fixture::{Fixture, Hub};
 use crate::in_cluster::Fixture as ClusterFixture;
@@ -70,7 +69,7 @@ async fn everything_an_installed_agent_does_uses_each_right_the_chart_grants_and
     let health = reqwest::get(format!("http://{}/readyz", port.address())).await;
     assert_eq!(health.unwrap().status(), 200);
 
-    let gate = Gate::new(&fixture);
+    let gate = fixture.gate();
     let job = fixture.start_script(&gate);
     gate.open().await;
     fixture.platform.until_job(job, Status::Completed).await;

@@ -5,12 +5,11 @@ use std::fmt::{self, Debug};
 use std::fs;
 use std::io::Write as _;
 use std::panic::AssertUnwindSafe;
-use std::sync::Arc;
 
 use futures_util::FutureExt as _;
 use futures_util::StreamExt as _;
+use integration_tests::Running;
 use integration_tests::process::{Stream, has_ended};
-use integration_tests::{Repository, Running};
 use job_contract::env;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
@@ -285,11 +284,11 @@ impl Run {
 }
 
 /// A run without a fault: all points that there are, and what the platform shows.
-async fn learn(repository: &Repository) -> (Vec<Point>, Changes) {
+async fn learn() -> (Vec<Point>, Changes) {
     let mut run = Run::start().await;
     run.start_agent();
     run.until_asked_for_tasks().await;
-    let job = run.fixture.start_note(repository);
+    let job = run.fixture.start_note();
     run.fixture.platform.until_job(job, Status::Completed).await;
     let (to_hub, to_platform) = (run.to_hub.calls(), run.to_platform.calls());
     run.assert_nothing_left().await;
@@ -333,7 +332,7 @@ fn victims(side: Side, class: &str) -> &'static [Victim] {
 }
 
 /// One run with one fault. Returns whether the call was made.
-async fn try_point(run: &mut Run, point: &Point, repository: &Repository, usual: &Changes) -> bool {
+async fn try_point(run: &mut Run, point: &Point, usual: &Changes) -> bool {
     let proxy = match point.side {
         Side::ToHub => &run.to_hub,
         Side::ToPlatform => &run.to_platform,
@@ -346,7 +345,7 @@ async fn try_point(run: &mut Run, point: &Point, repository: &Repository, usual:
     if !is_early {
         run.until_asked_for_tasks().await;
     }
-    let job = run.fixture.start_note(repository);
+    let job = run.fixture.start_note();
     let held = tokio::select! {
         held = held => held.ok(),
         _ = run.until_over(job) => None,
@@ -426,19 +425,18 @@ impl Tried {
 
 /// Tries the points that are chosen.
 pub(super) async fn try_points(choose: impl Fn(usize, &Point) -> bool) -> Tried {
-    let repository = Arc::new(Repository::fixture());
-    let (points, usual) = learn(&repository).await;
+    let (points, usual) = learn().await;
     let chosen = points
         .iter()
         .enumerate()
         .filter(|(at, point)| choose(*at, point));
     let chosen: Vec<Point> = chosen.map(|(_, point)| point.clone()).collect();
     let tried = futures_util::stream::iter(chosen).map(|point| {
-        let (repository, usual) = (Arc::clone(&repository), usual.clone());
+        let usual = usual.clone();
         let runtime = tokio::runtime::Handle::current();
         let one = async move |point: Point| {
             let mut run = Run::start().await;
-            let tried = try_point(&mut run, &point, &repository, &usual);
+            let tried = try_point(&mut run, &point, &usual);
             let outcome = AssertUnwindSafe(tried).catch_unwind().await;
             let outcome = outcome.map_err(|panic| {
                 let words = panic.downcast_ref::<String>().cloned();
@@ -497,8 +495,7 @@ async fn a_run_that_is_over_before_its_claim_leaves_nothing() {
     run.start_agent();
     run.until_asked_for_tasks().await;
     let held = run.to_hub.hold(|call| call.is(ASK, 1, Moment::Sent));
-    let repository = Repository::fixture();
-    let job = run.fixture.start_note(&repository);
+    let job = run.fixture.start_note();
     let held = held.await.unwrap();
     run.fixture.platform.cancel(job).await;
     held.release();
@@ -513,8 +510,7 @@ async fn calls_that_come_again_after_the_end_change_nothing() {
     let mut run = Run::start().await;
     let client = Client::new(&run.to_hub.url(), run.fixture.token.reveal());
     let instance = client.register().await;
-    let repository = Repository::fixture();
-    let job = run.fixture.start_note(&repository);
+    let job = run.fixture.start_note();
     let first = client.request(instance).await;
     let decline = json!({"reason": "DRAINING", "diagnostic": "the agent stops"});
     for (call, body) in [

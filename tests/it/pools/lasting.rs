@@ -11,7 +11,7 @@ use test_peers::proxy::Moment;
 use test_peers::wait::{DEADLINE, within};
 use test_platform::{Flow, NewJob, Outputs, Status, Workspace};
 
-use super::agent::{Gate, ends_with};
+use super::agent::ends_with;
 use super::kills::{Point, Run, STARTED, try_points};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 8)]
@@ -26,8 +26,7 @@ async fn an_executor_that_was_cut_off_before_its_claim_changes_nothing_later() {
     run.start_agent();
     run.until_asked_for_tasks().await;
     let held = run.to_hub.hold(|call| call.is(STARTED, 1, Moment::Sent));
-    let repository = Repository::fixture();
-    let job = run.fixture.start_note(&repository);
+    let job = run.fixture.start_note();
     let held = held.await.unwrap();
     // Neither the agent nor its executor reaches the hub any more.
     run.to_hub.cut();
@@ -53,7 +52,7 @@ async fn an_executor_that_was_cut_off_before_its_claim_changes_nothing_later() {
 async fn a_run_that_is_cut_off_for_a_while_completes_and_its_log_says_so_once() {
     let mut run = Run::start_with(&[(env::POOL_LOST_SECONDS, "60")]).await;
     run.start_agent();
-    let gate = Gate::new(&run.fixture);
+    let gate = run.fixture.gate();
     let job = run.fixture.start_script(&gate);
     let platform = &run.fixture.platform;
     platform.until_streamed(job, "at-the-gate").await;
@@ -86,7 +85,7 @@ async fn a_run_that_is_cut_off_for_a_while_completes_and_its_log_says_so_once() 
 async fn a_run_that_is_cut_off_for_good_fails_once_and_its_executor_stops() {
     let mut run = Run::start_with(&[(env::POOL_LOST_SECONDS, "6")]).await;
     run.start_agent();
-    let gate = Gate::new(&run.fixture);
+    let gate = run.fixture.gate();
     let job = run.fixture.start_script(&gate);
     let platform = &run.fixture.platform;
     platform.until_streamed(job, "at-the-gate").await;
@@ -144,8 +143,7 @@ async fn a_plan_that_its_executor_cannot_report_is_applied_all_the_same() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn a_run_that_never_starts_is_given_up_after_five_attempts_and_others_run_meanwhile() {
     let mut run = Run::start().await;
-    let repository = Repository::fixture();
-    let given_up = run.fixture.start_note(&repository);
+    let given_up = run.fixture.start_note();
     let program = run.fixture.path("executor");
     let script = format!(
         "#!/bin/sh\ngrep -q '\"run\":\"{given_up}/' \"${{{}%/*}}/lease.json\" && exit 75\nexec '{}'\n",
@@ -159,7 +157,7 @@ async fn a_run_that_never_starts_is_given_up_after_five_attempts_and_others_run_
     let hub = run.hub.as_ref().unwrap();
     hub.until_metric(r#"mayfly_pool_declined_total{pool="eu",reason="failed"} 1"#)
         .await;
-    let other = run.fixture.start_note(&repository);
+    let other = run.fixture.start_note();
     run.fixture
         .platform
         .until_job(other, Status::Completed)

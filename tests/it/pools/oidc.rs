@@ -19,7 +19,7 @@ use serde_json::{Value, json};
 use test_peers::oidc::{Issuer, SigningKey, now};
 use test_platform::Status;
 
-use super::agent::{Gate, ends_with};
+use super::agent::ends_with;
 use super::client::Client;
 use super::fixture::{Fixture, Hub};
 
@@ -299,7 +299,7 @@ async fn an_agent_runs_with_a_token_file_that_rotates() {
     fixture.write_token(&fixture.token());
     // The lifetime is short, so that the agent renews the token several times during a run.
     let agent = Running::start(&mut fixture.agent(&hub.url(), "3"));
-    let gate = Gate::new(&fixture.fixture);
+    let gate = fixture.fixture.gate();
     let job = fixture.fixture.start_script(&gate);
     fixture
         .fixture

@@ -9,7 +9,7 @@ use test_peers::proxy::{Call, Fate, Moment, Proxy, Trouble};
 use test_peers::wait::until;
 use test_platform::Status;
 
-use super::agent::{Gate, ends_with, tasks_taken, wait_for};
+use super::agent::{ends_with, tasks_taken, wait_for};
 use super::fixture::Fixture;
 
 /// As 55 s are for requests of 50 s, but less than the request for a task waits.
@@ -32,7 +32,7 @@ async fn a_proxy_that_cuts_every_connection_loses_no_run() {
     let agent = Running::start(&mut fixture.agent(&proxy.url()));
     wait_for(&agent, "\"registered\"");
     until_cut(&proxy).await;
-    let gate = Gate::new(&fixture);
+    let gate = fixture.gate();
     let job = fixture.start_script(&gate);
     fixture.platform.until_streamed(job, "at-the-gate").await;
     until_cut(&proxy).await;
@@ -63,7 +63,7 @@ async fn a_proxy_that_buffers_answers_loses_no_run() {
     });
     let proxy = proxy.unwrap();
     let agent = Running::start(&mut fixture.agent(&proxy.url()));
-    let gate = Gate::new(&fixture);
+    let gate = fixture.gate();
     let job = fixture.start_script(&gate);
     fixture.platform.until_streamed(job, "at-the-gate").await;
     gate.open().await;
@@ -83,7 +83,7 @@ async fn a_proxy_that_answers_with_pages_loses_no_run() {
     let is_first = |call: &Call| call.number == 1 && call.moment() == Moment::Sent;
     proxy.rule(usize::MAX, move |call| is_first(call).then(Fate::page));
     let agent = Running::start(&mut fixture.agent(&proxy.url()));
-    let gate = Gate::new(&fixture);
+    let gate = fixture.gate();
     let job = fixture.start_script(&gate);
     fixture.platform.until_streamed(job, "at-the-gate").await;
     gate.open().await;

@@ -42,7 +42,7 @@ mod tools {
 
         bucket.endpoint.open();
         bucket.write(&state_key(), state.to_string());
-        let plan = job::in_job(&job::plan_by(tool, &journey.gate.repository), "413");
+        let plan = job::in_job(&job::plan_by(tool, &journey.repository), "413");
         let plan = job::encrypted(&plan);
         journey.machine.queue(&[&plan]);
         let outcome = bucket

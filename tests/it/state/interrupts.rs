@@ -9,7 +9,7 @@ use job_contract::status::JobStatus;
 use job_contract::{StepType, Tool, env};
 use nix::sys::signal::{Signal, killpg};
 
-use super::{AT_THE_GATE, Bucket, Gate, Journey, assert_interrupted_once, tool_at_the_gate};
+use super::{AT_THE_GATE, Bucket, Journey, assert_interrupted_once, gated_when, tool_at_the_gate};
 use crate::machine;
 
 with_both_tools! {
@@ -81,14 +81,12 @@ fn an_apply_whose_job_is_cancelled_saves_its_state(tool: Tool) {
 
 fn an_interrupted_destroy_keeps_what_it_has_not_destroyed(tool: Tool) {
     let (bucket, machine) = (Bucket::new(), machine());
-    let gate = Gate::at_the_end(&machine);
-    let apply = job::step_by(tool, StepType::Apply, &gate.repository);
+    let gate = machine.gate();
+    let repository = gated_when(&gate, "when = destroy\n");
+    let apply = job::step_by(tool, StepType::Apply, &repository);
     machine.queue(&[&apply]);
     bucket.executor(&machine, &apply).run().expect_code(0);
-    let destroy = job::in_job(
-        &job::step_by(tool, StepType::Destroy, &gate.repository),
-        "413",
-    );
+    let destroy = job::in_job(&job::step_by(tool, StepType::Destroy, &repository), "413");
     machine.queue(&[&destroy]);
 
     let run = bucket.executor(&machine, &destroy).start();

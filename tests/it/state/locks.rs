@@ -6,14 +6,14 @@ use std::process::Command;
 
 use integration_tests::process::{Stream, ends};
 use integration_tests::tool::program;
-use integration_tests::{FakeTool, Repository, fifo, job};
+use integration_tests::{FakeTool, Repository, job};
 use job_contract::report::{LockStatus, StateLock, StateStatus, StopReason};
 use job_contract::{StepType, Tool, env};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use test_peers::wait::until_blocking;
 
-use super::{Bucket, Gate, Journey, lock_key, tool_at_the_gate};
+use super::{Bucket, Journey, gated, lock_key, tool_at_the_gate};
 use crate::machine;
 
 with_both_tools! {
@@ -56,9 +56,10 @@ fn the_lock_of_a_killed_tool_is_released_and_the_report_names_what_the_state_lac
 
 fn a_killed_tool_leaves_in_a_local_state_what_it_has_written(tool: Tool) {
     let machine = machine();
-    let gate = Gate::new(&machine);
+    let gate = machine.gate();
+    let repository = gated(&gate);
     // Without a plan, and so without events: its lines tell as much.
-    let apply = job::step_by(tool, StepType::Apply, &gate.repository);
+    let apply = job::step_by(tool, StepType::Apply, &repository);
     machine.queue(&[&apply]);
     let run = machine.executor(&apply).start();
     kill(tool_at_the_gate(&run), Signal::SIGKILL).unwrap();
@@ -101,12 +102,12 @@ fn a_tool_that_ignores_interrupts_is_killed_and_its_lock_released(tool: Tool) {
 
 fn the_lock_of_a_killed_plan_is_released(tool: Tool) {
     let (bucket, machine) = (Bucket::new(), machine());
-    let fifo = fifo(machine.scratch("gate"));
+    let gate = machine.gate();
     // Read while planning, under the lock.
     let repository = Repository::module(&format!(
         "data \"terraform_remote_state\" \"waits\" {{\n  backend = \"local\"\n  config = {{\n    path = \"{}\"\n  \
          }}\n}}\nresource \"terraform_data\" \"first\" {{}}\n",
-        fifo.display()
+        gate.path().display()
     ));
     let plan = job::plan_by(tool, &repository);
     machine.queue(&[&plan]);
@@ -195,7 +196,7 @@ fn a_lock_of_another_run_is_named_with_its_holder_and_left_alone(tool: Tool) {
         assert!(machine.record(&second).history.is_empty(), "{outcome}");
         assert_eq!(holder.bucket.lock().as_ref(), Some(&locked), "{outcome}");
     }
-    holder.gate.open();
+    holder.gate.open_blocking();
     run.wait().expect_code(0);
     assert!(holder.bucket.lock().is_none());
 }

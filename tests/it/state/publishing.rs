@@ -111,7 +111,7 @@ fn an_executor_killed_while_it_saves_leaves_whole_objects_and_its_step_is_not_re
         let run = journey.executor().start();
         tool_at_the_gate(&run);
         let request = journey.bucket.endpoint.hold(method, path);
-        journey.gate.open();
+        journey.gate.open_blocking();
         request.wait();
         run.running.signal(Signal::SIGKILL);
         run.wait();
@@ -158,7 +158,7 @@ fn an_executor_killed_before_its_report_has_stored_everything_and_is_not_repeate
         .truncate(false)
         .open(journey.machine.data_dir().join(record));
     let record = Flock::lock(record.unwrap(), FlockArg::LockExclusive).unwrap();
-    journey.gate.open();
+    journey.gate.open_blocking();
     let output = ObjectKey::step_output(
         &journey.apply.organization_id,
         &journey.apply.job_id,

@@ -29,7 +29,7 @@ fn a_state_the_backend_refused_is_pushed_again(tool: Tool) {
     let run = journey.executor().start();
     tool_at_the_gate(&run);
     journey.bucket.endpoint.refuse("PUT", is_state, 1);
-    journey.gate.open();
+    journey.gate.open_blocking();
     let outcome = run.wait().expect_code(1);
     journey.assert_rescued(&outcome);
     let words = "3 of 3 changes were made; the state was rescued and is stored";
@@ -43,7 +43,7 @@ fn a_state_that_is_kept_is_still_pushed_once_the_backend_takes_it(tool: Tool) {
     tool_at_the_gate(&run);
     // The tool's own attempt, and two of ours.
     journey.bucket.endpoint.refuse("PUT", is_state, 3);
-    journey.gate.open();
+    journey.gate.open_blocking();
     let outcome = run.wait().expect_code(1);
     assert!(outcome.log().contains("The state is kept in"), "{outcome}");
     journey.assert_rescued(&outcome);
@@ -60,7 +60,7 @@ fn a_state_that_the_backend_keeps_refusing_is_kept_and_named(tool: Tool) {
         if stopped_before {
             run.running.signal(Signal::SIGTERM);
         } else {
-            journey.gate.open();
+            journey.gate.open_blocking();
             run.running
                 .wait_for(Stream::Stdout, "The executor tries again to store it.");
             run.running.signal(Signal::SIGTERM);
@@ -84,7 +84,7 @@ fn a_state_that_can_be_put_nowhere_is_tried_until_it_can(tool: Tool) {
     let run = journey.executor().start();
     tool_at_the_gate(&run);
     journey.bucket.endpoint.refuse("PUT", |_| true, usize::MAX);
-    journey.gate.open();
+    journey.gate.open_blocking();
     run.running.wait_for(
         Stream::Stdout,
         "could neither be stored nor kept: trying again",
@@ -105,7 +105,7 @@ fn a_state_that_can_be_put_nowhere_to_the_end_is_laid_aside_and_named(tool: Tool
     let run = executor.start();
     tool_at_the_gate(&run);
     journey.bucket.endpoint.refuse("PUT", |_| true, usize::MAX);
-    journey.gate.open();
+    journey.gate.open_blocking();
     run.running.wait_for(
         Stream::Stdout,
         "could neither be stored nor kept: trying again",
@@ -139,7 +139,7 @@ fn a_tool_killed_while_it_could_not_store_its_state_has_it_rescued_past_its_own_
         .bucket
         .endpoint
         .hold("DELETE", |path| path.ends_with(".tflock"));
-    journey.gate.open();
+    journey.gate.open_blocking();
     held.wait();
     kill(process, Signal::SIGKILL).unwrap();
     let outcome = run.wait().expect_code(1);
@@ -158,7 +158,7 @@ fn a_state_that_the_tool_could_only_print_is_stored_and_not_logged(tool: Tool) {
         fs::create_dir(format!("/proc/{process}/cwd/errored.tfstate")).unwrap();
         // The tool's own attempt, and one of ours.
         journey.bucket.endpoint.refuse("PUT", is_state, 2);
-        journey.gate.open();
+        journey.gate.open_blocking();
         let outcome = run.wait().expect_code(1);
         assert!(outcome.log().contains("Failed to create local state file"));
         journey.assert_rescued(&outcome);

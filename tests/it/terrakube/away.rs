@@ -2,14 +2,14 @@
 
 use std::time::Duration;
 
-use integration_tests::Repository;
+use integration_tests::{Gate, Repository};
 use job_contract::env;
 use platform::terrakube::TerrakubeArgs;
 use test_peers::redis::{Options, RedisServer};
 use test_peers::terraform;
 use test_platform::{Actor, Effect, Fault, Flow, Ledger, Platform, Records, Status};
 
-use super::{Gate, RunTarget, Stage};
+use super::{RunTarget, Stage};
 use crate::machine;
 
 /// Long enough for a heartbeat to be missed, and short for a test.
@@ -34,10 +34,10 @@ async fn an_apply_that_ends_while_the_platform_is_away_is_delivered_once_it_is_b
         Platform::builder().grace(GRACE),
     )
     .await;
-    let gate = Gate::new(stage.machine());
+    let gate = stage.machine().gate();
     let _launcher = stage.serve();
     let platform = &stage.platform;
-    let job = stage.start(gate.module(), Flow::only("terraformApply"));
+    let job = stage.start(gate.repository(), Flow::only("terraformApply"));
     platform.until_streamed(job, "at-the-gate").await;
     platform.go_down().await;
     gate.open().await;
@@ -77,7 +77,7 @@ async fn an_answer_that_is_lost_is_no_reason_to_report_twice() {
     let stage = Stage::on_this_machine().await;
     let _launcher = stage.serve();
     let platform = &stage.platform;
-    let gate = Gate::new(stage.machine());
+    let gate = stage.machine().gate();
     let lose_two = |path: &str| {
         for _ in 0..2 {
             platform.fault(Fault::once("PATCH", path, Effect::DropAfter));
@@ -90,7 +90,7 @@ async fn an_answer_that_is_lost_is_no_reason_to_report_twice() {
     platform.fault(Fault::once("POST", "/history", Effect::DropBefore));
     platform.fault(Fault::once("POST", "/history", Effect::DropAfter));
     platform.fault(Fault::once("GET", "/history", Effect::DropBefore));
-    let job = stage.start(gate.module(), Flow::plan_apply());
+    let job = stage.start(gate.repository(), Flow::plan_apply());
     platform.until_streamed(job, "at-the-gate").await;
     lose_two(&format!("/job/{job}$"));
     lose_two("/step/");
@@ -118,10 +118,10 @@ async fn the_patience_for_a_report_is_minutes_and_can_be_set() {
         Platform::builder().grace(GRACE),
     )
     .await;
-    let gate = Gate::new(stage.machine());
+    let gate = stage.machine().gate();
     let _launcher = stage.serve_with(&[(env::REPORT_PATIENCE_SECONDS, "1")]);
     let platform = &stage.platform;
-    let job = stage.start(gate.module(), Flow::only("terraformApply"));
+    let job = stage.start(gate.repository(), Flow::only("terraformApply"));
     platform.until_streamed(job, "at-the-gate").await;
     platform.fault(Fault::always("PATCH", "", Effect::Status(503)));
     gate.open().await;
@@ -171,9 +171,9 @@ async fn a_run_survives_a_restart_of_redis_without_losing_a_line() {
     let keeping = RedisServer::with(Options::default().keeps()).unwrap();
     let platform = Platform::builder().redis(&format!("redis://{}", keeping.address()));
     let mut stage = Stage::of(RunTarget::Machine(machine()), platform, Some(keeping)).await;
-    let gate = Gate::new(stage.machine());
+    let gate = stage.machine().gate();
     let _launcher = stage.serve();
-    let job = stage.start(gate.module(), Flow::only("terraformApply"));
+    let job = stage.start(gate.repository(), Flow::only("terraformApply"));
     stage.platform.until_streamed(job, "at-the-gate").await;
     stage.redis.as_mut().unwrap().kill();
     gate.open().await;
@@ -199,9 +199,9 @@ async fn a_run_survives_a_restart_of_redis_without_losing_a_line() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_run_ends_well_although_redis_stays_away() {
     let mut stage = Stage::on_this_machine().await;
-    let gate = Gate::new(stage.machine());
+    let gate = stage.machine().gate();
     let _launcher = stage.serve();
-    let job = stage.start(gate.module(), Flow::plan_apply());
+    let job = stage.start(gate.repository(), Flow::plan_apply());
     stage.platform.until_streamed(job, "at-the-gate").await;
     stage.redis.as_mut().unwrap().kill();
     gate.open().await;

@@ -6,18 +6,18 @@ use job_contract::{encoding, env};
 use serde_json::Value;
 use test_platform::{Effect, Fault, Flow, Native, Platform, Status, Variable};
 
-use super::{Gate, RunTarget, Stage};
+use super::{RunTarget, Stage};
 use crate::machine;
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_run_whose_job_was_removed_is_stopped_and_dropped() {
     let stage = Stage::on(RunTarget::Machine(machine()), Platform::builder()).await;
-    let gate = Gate::new(stage.machine());
+    let gate = stage.machine().gate();
     let launcher = stage.serve_with(&[
         (env::STATUS_POLL_SECONDS, "1"),
         (env::REPORT_PATIENCE_SECONDS, "2"),
     ]);
-    let job = stage.start(gate.module(), Flow::only("terraformApply"));
+    let job = stage.start(gate.repository(), Flow::only("terraformApply"));
     stage.platform.until_streamed(job, "at-the-gate").await;
     let path = format!("/job/{job}");
     for method in ["GET", "PATCH"] {

@@ -7,7 +7,7 @@ use job_contract::env;
 use test_peers::wait;
 use test_platform::{Flow, NewJob, Platform, Status, Workspace};
 
-use super::{Gate, RunTarget, Stage};
+use super::{RunTarget, Stage};
 use crate::machine;
 
 #[tokio::test(flavor = "multi_thread")]
@@ -16,9 +16,9 @@ async fn lines_are_sent_to_the_platforms_api_if_executors_cannot_reach_redis() {
     let redis = test_peers::redis::RedisServer::start().unwrap();
     let platform = Platform::builder().redis(&format!("redis://{}", redis.address()));
     let stage = Stage::of(RunTarget::Machine(machine()), platform, None).await;
-    let gate = Gate::new(stage.machine());
+    let gate = stage.machine().gate();
     let _launcher = stage.serve_with(&[(env::LOG_VIA_API, "true")]);
-    let job = stage.start(gate.module(), Flow::plan_apply());
+    let job = stage.start(gate.repository(), Flow::plan_apply());
     stage.platform.until_streamed(job, "at-the-gate").await;
     gate.open().await;
     let job = stage.platform.until_job(job, Status::Completed).await;
@@ -51,9 +51,9 @@ async fn lines_are_sent_to_the_platforms_api_if_executors_cannot_reach_redis() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_run_is_watched_live_as_text_and_as_a_picture() {
     let stage = Stage::on_this_machine().await;
-    let gate = Gate::new(stage.machine());
+    let gate = stage.machine().gate();
     let _launcher = stage.serve();
-    let job = stage.start(gate.module(), Flow::only("terraformApply"));
+    let job = stage.start(gate.repository(), Flow::only("terraformApply"));
     stage.platform.until_streamed(job, "at-the-gate").await;
     assert_eq!(stage.platform.job(job).status, Status::Running);
     assert!(stage.platform.heartbeat(job).await.is_some());
@@ -93,14 +93,14 @@ async fn a_burst_of_100_megabytes_is_watched_and_stored_whole_in_little_memory()
     // Each is waited for by itself, since a slow machine takes its time for all of it.
     const PARTS: [usize; 3] = [3_333, 6_666, LINES];
     let stage = Stage::on_this_machine().await;
-    let gate = Gate::new(stage.machine());
+    let gate = stage.machine().gate();
     // The live log would end long before.
     let launcher = stage.serve_with(&[(env::LIVE_LOG_MAX_BYTES, "1000000000")]);
     let script = format!(
         "echo at-the-gate; cat {0} > /dev/null\nfrom=1; for to in {1}; do\n\
          seq -f \"%.0f $(head -c 10000 /dev/zero | tr '\\0' x)\" $from $to\n\
          echo all-is-said-to-$to.; from=$((to + 1)); done; cat {0} > /dev/null",
-        gate.0.display(),
+        gate.path().display(),
         PARTS.map(|to| to.to_string()).join(" "),
     );
     let repository = Repository::fixture();

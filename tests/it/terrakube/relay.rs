@@ -5,7 +5,7 @@ use flate2::write::GzEncoder;
 use integration_tests::machine::{RunningExecutor, files_below};
 use integration_tests::process::Stream;
 use integration_tests::repository::ROOT_MODULE;
-use integration_tests::{ExecutorRun, Outcome, Repository};
+use integration_tests::{ExecutorRun, Gate, Outcome, Repository};
 use job_contract::{JobData, env};
 use pool_protocol::id::InstanceId;
 use pool_protocol::path::{self, LeaseCall};
@@ -17,7 +17,7 @@ use test_peers::http::{Response, Server};
 use test_peers::proxy::{Call, Fate, Moment, Proxy};
 use test_platform::{Actor, Flow, NewJob, Platform, Status, Workspace};
 
-use super::{Gate, Stage};
+use super::Stage;
 use crate::in_cluster::Launcher;
 use crate::machine;
 use crate::pools::client::{Client, executor_of};
@@ -120,7 +120,7 @@ impl Pool {
     async fn at_the_gate(&self, gate: &Gate) -> (u32, LeasedTask, RunningExecutor) {
         let job = self
             .stage
-            .start(gate.module(), Flow::only("terraformApply"));
+            .start(gate.repository(), Flow::only("terraformApply"));
         let lease = self.next_step().await;
         let executor = self.executor(&lease).start();
         self.platform().until_streamed(job, "at-the-gate").await;
@@ -335,7 +335,7 @@ fn a_hub_of_other_versions_is_an_error_of_the_configuration_with_both() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_cancellation_of_the_job_is_seen_through_the_relay_and_the_state_is_stored() {
     let pool = Pool::new().await;
-    let gate = Gate::new(pool.stage.machine());
+    let gate = pool.stage.machine().gate();
     let (job, lease, executor) = pool.at_the_gate(&gate).await;
     pool.platform().cancel(job).await;
     let outcome = wait(executor).expect_code(1);
@@ -351,7 +351,7 @@ async fn a_cancellation_of_the_job_is_seen_through_the_relay_and_the_state_is_st
 #[tokio::test(flavor = "multi_thread")]
 async fn a_run_that_the_hub_has_given_up_stores_its_state_and_leaves_all_statuses_alone() {
     let pool = Pool::that_gives_up_after("6").await;
-    let gate = Gate::new(pool.stage.machine());
+    let gate = pool.stage.machine().gate();
     let (job, lease, executor) = pool.at_the_gate(&gate).await;
     pool.proxy.cut();
     pool.platform().until_job(job, Status::Failed).await;
@@ -383,7 +383,7 @@ async fn a_run_that_the_hub_has_given_up_stores_its_state_and_leaves_all_statuse
 #[tokio::test(flavor = "multi_thread")]
 async fn a_hub_that_is_away_during_an_apply_holds_nothing_up() {
     let mut pool = Pool::that_gives_up_after("60").await;
-    let gate = Gate::new(pool.stage.machine());
+    let gate = pool.stage.machine().gate();
     let (job, lease, executor) = pool.at_the_gate(&gate).await;
     let hub = pool.hub.take().unwrap();
     tokio::task::block_in_place(|| hub.crash());
@@ -420,10 +420,10 @@ async fn a_hub_that_is_away_during_an_apply_holds_nothing_up() {
 #[tokio::test(flavor = "multi_thread")]
 async fn pages_with_status_200_are_no_answers() {
     let pool = Pool::that_gives_up_after("20").await;
-    let gate = Gate::new(pool.stage.machine());
+    let gate = pool.stage.machine().gate();
     let job = pool
         .stage
-        .start(gate.module(), Flow::only("terraformApply"));
+        .start(gate.repository(), Flow::only("terraformApply"));
     let lease = pool.next_step().await;
     let pages = |method: &str, below: &str, count| {
         let class = format!("{method} {}{below}", LEASE.trim_start_matches("POST "));
@@ -465,10 +465,10 @@ async fn pages_with_status_200_are_no_answers() {
 #[tokio::test(flavor = "multi_thread")]
 async fn with_the_platforms_secret_only_claim_heartbeats_and_end_go_to_the_hub() {
     let pool = Pool::that_gives_up_after("20").await;
-    let gate = Gate::new(pool.stage.machine());
+    let gate = pool.stage.machine().gate();
     let job = pool
         .stage
-        .start(gate.module(), Flow::only("terraformApply"));
+        .start(gate.repository(), Flow::only("terraformApply"));
     let lease = pool.next_step().await;
     let settings = pool.stage.settings().into_iter();
     let run = settings.fold(pool.executor(&lease), |run, (name, value)| {

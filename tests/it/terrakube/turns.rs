@@ -6,7 +6,7 @@ use integration_tests::Repository;
 use job_contract::env;
 use test_platform::{Effect, Fault, Flow, Ledger, Platform, Records, Status};
 
-use super::{Gate, RunTarget, Stage};
+use super::{RunTarget, Stage};
 use crate::machine;
 
 /// How long the platform waits for a heartbeat: less than the wait for a turn takes here.
@@ -16,9 +16,9 @@ const GRACE: Duration = Duration::from_secs(5);
 async fn a_run_that_waits_for_its_turn_on_one_machine_has_a_heartbeat() {
     let run_target = RunTarget::Machine(machine());
     let stage = Stage::on(run_target, Platform::builder().grace(GRACE)).await;
-    let gate = Gate::new(stage.machine());
+    let gate = stage.machine().gate();
     let _launcher = stage.serve_with(&[(env::CONCURRENCY, "1")]);
-    let first = stage.start(gate.module(), Flow::only("terraformApply"));
+    let first = stage.start(gate.repository(), Flow::only("terraformApply"));
     stage.platform.until_streamed(first, "at-the-gate").await;
     let second = stage.start(Repository::fixture(), Flow::only("terraformPlan"));
     let spared = |records: &Records| (records.job(second).spared >= 2).then_some(());
@@ -36,9 +36,9 @@ async fn a_run_that_waits_for_its_turn_on_one_machine_has_a_heartbeat() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_run_that_waits_for_its_turn_on_one_machine_is_not_started() {
     let stage = Stage::on(RunTarget::Machine(machine()), Platform::builder()).await;
-    let gate = Gate::new(stage.machine());
+    let gate = stage.machine().gate();
     let _launcher = stage.serve_with(&[(env::CONCURRENCY, "1")]);
-    let first = stage.start(gate.module(), Flow::only("terraformApply"));
+    let first = stage.start(gate.repository(), Flow::only("terraformApply"));
     stage.platform.until_streamed(first, "at-the-gate").await;
     let second = stage.start(Repository::fixture(), Flow::only("terraformApply"));
     stage.platform.until_job(second, Status::Queue).await;
@@ -59,9 +59,9 @@ async fn a_run_that_waits_for_its_turn_on_one_machine_is_not_started() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_run_survives_a_single_refusal_of_the_platform() {
     let stage = Stage::on(RunTarget::Machine(machine()), Platform::builder()).await;
-    let gate = Gate::new(stage.machine());
+    let gate = stage.machine().gate();
     let _launcher = stage.serve_with(&[(env::CONCURRENCY, "1")]);
-    let first = stage.start(gate.module(), Flow::only("terraformApply"));
+    let first = stage.start(gate.repository(), Flow::only("terraformApply"));
     stage.platform.until_streamed(first, "at-the-gate").await;
     let second = stage.start(Repository::fixture(), Flow::only("terraformApply"));
     stage.platform.until_job(second, Status::Queue).await;

@@ -191,10 +191,10 @@ impl Browser {
         let found = wait::within_blocking(DEADLINE, expected, || {
             // While a page loads, there may be none.
             let html = self.html()?;
-            match html.contains(expected) {
-                true => Ok(html),
-                false => Err(io::Error::other(format!("it is not in\n{html}"))),
+            if html.contains(expected) {
+                return Ok(html);
             }
+            Err(io::Error::other(format!("it is not in\n{html}")))
         });
         found.map_err(io::Error::other)
     }

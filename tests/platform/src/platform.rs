@@ -21,7 +21,7 @@ use crate::ledger::{Actor, Ledger, Rule};
 use crate::records::{Job, NewJob, Records, Status, Workspace};
 use crate::server::Server;
 use crate::streams::{LogEntry, StreamPosition, Streams};
-use crate::token::Secret;
+use crate::token::{LIFETIME, Secret};
 use crate::{scheduler, sweep};
 
 /// The tool puts fewer characters before a line of a provisioner.
@@ -313,7 +313,7 @@ impl Platform {
 
     /// A token as it comes with a dispatch.
     pub fn dispatch_token(&self) -> String {
-        self.shared.secret.dispatch_token()
+        self.shared.secret.dispatch_token(LIFETIME)
     }
 
     /// Id of the only organization.

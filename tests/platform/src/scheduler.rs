@@ -3,6 +3,7 @@
 
 use std::sync::Arc;
 
+use crate::token::LIFETIME;
 use serde_json::Value;
 use tokio::sync::mpsc::UnboundedReceiver;
 
@@ -104,7 +105,10 @@ async fn fire(shared: Arc<Shared>, id: u32) {
 
 async fn send(shared: &Shared, data: &Value) -> Answer {
     if !dispatch::asks_for_native(data) {
-        let (url, token) = (shared.executor_url(), shared.secret.dispatch_token());
+        let (url, token) = (
+            shared.executor_url(),
+            shared.secret.dispatch_token(LIFETIME),
+        );
         let limit = shared.settings.answer_within;
         return dispatch::post(&shared.client, &url, &token, data, limit).await;
     }

@@ -15,9 +15,12 @@ pub(crate) const INTERNAL: &str = "TerrakubeInternal";
 /// Issuer of the tokens of people.
 const PERSONAL: &str = "Terrakube";
 
+/// How long the token of a dispatch is valid.
+pub const LIFETIME: Duration = Duration::from_secs(10);
+
 /// The shared secret.
 #[derive(Debug, Clone)]
-pub(crate) struct Secret(Vec<u8>);
+pub struct Secret(Vec<u8>);
 
 /// The claims of a valid token.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -41,27 +44,41 @@ impl Secret {
         Self(bytes.to_vec())
     }
 
+    /// A secret of 64 bytes, for tests without a platform. Its text has characters that are special in Base64.
+    #[must_use]
+    pub fn long() -> Self {
+        Self::new(&[0xfb; 64])
+    }
+
     /// As operators set it.
-    pub(crate) fn text(&self) -> String {
+    #[must_use]
+    pub fn text(&self) -> String {
         URL_SAFE_NO_PAD.encode(&self.0)
     }
 
-    /// The token of a dispatch: ten seconds long, its algorithm chosen by the length of the secret.
-    pub(crate) fn dispatch_token(&self) -> String {
+    /// The token of a dispatch, with the algorithm that the length of the secret chooses.
+    #[must_use]
+    pub fn dispatch_token(&self, lifetime: Duration) -> String {
         let now = seconds();
         let claims = json!({
             "iss": "TERRAKUBE_INTERNAL", "sub": "Terrakube Internal (Token)", "aud": ["TERRAKUBE_INTERNAL"],
             "jti": Uuid::new_v4(), "email": "internal@terrakube.io", "email_verified": true,
-            "name": "Terrakube Api", "iat": now, "exp": now + 10,
+            "name": "Terrakube Api", "iat": now, "exp": now + lifetime.as_secs(),
         });
         let algorithm = match self.0.len() {
             ..48 => Algorithm::HS256,
             48..64 => Algorithm::HS384,
             _ => Algorithm::HS512,
         };
+        self.sign(algorithm, &claims)
+    }
+
+    /// A token with these claims.
+    #[must_use]
+    pub fn sign(&self, algorithm: Algorithm, claims: &Value) -> String {
         let mut header = Header::new(algorithm);
         header.typ = None;
-        jsonwebtoken::encode(&header, &claims, &EncodingKey::from_secret(&self.0))
+        jsonwebtoken::encode(&header, claims, &EncodingKey::from_secret(&self.0))
             .expect("a secret signs")
     }
 
@@ -175,7 +192,7 @@ mod tests {
             (48, Algorithm::HS384),
             (64, Algorithm::HS512),
         ] {
-            let token = Secret::new(&vec![1; length]).dispatch_token();
+            let token = Secret::new(&vec![1; length]).dispatch_token(LIFETIME);
             assert_eq!(jsonwebtoken::decode_header(token).unwrap().alg, algorithm);
         }
     }

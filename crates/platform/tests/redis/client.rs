@@ -248,7 +248,7 @@ async fn sentinels_lead_to_the_server_and_after_a_failover_to_the_next() {
     first.kill();
     until("the failover", async || {
         let set = redis.set(b"after", b"failover", MINUTE).await;
-        set.map_err(|error| chain(&error).to_string())
+        set.map_err(|error| chain(&error))
     })
     .await;
     let there: String = redis::cmd("GET")

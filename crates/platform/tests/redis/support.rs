@@ -30,10 +30,7 @@ pub(crate) fn redis_at(server: &RedisServer) -> Redis {
 /// Waits until the server answers in time. On a busy machine, a short timeout may pass a few times.
 pub(crate) async fn until_it_answers(redis: &Redis) {
     until("the server answers", async || {
-        redis
-            .ping()
-            .await
-            .map_err(|error| chain(&error).to_string())
+        redis.ping().await.map_err(|error| chain(&error))
     })
     .await;
 }

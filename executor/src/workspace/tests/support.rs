@@ -3,10 +3,10 @@
 use std::ffi::OsString;
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::Command;
 
 use job_contract::JobData;
 use tempfile::TempDir;
+pub(super) use test_peers::repository::{commit_all, git};
 
 use super::super::git::GitFailure;
 use super::super::*;
@@ -74,35 +74,6 @@ impl Repository {
 pub(super) fn commit_file(tree: &Path, name: &str, content: &str) -> String {
     fs::write(tree.join(name), content).unwrap();
     commit_all(tree)
-}
-
-pub(super) fn commit_all(tree: &Path) -> String {
-    git(tree, &["add", "-A"]);
-    git(tree, &["commit", "-q", "-m", "change"]);
-    git(tree, &["rev-parse", "HEAD"])
-}
-
-pub(super) fn git(folder: &Path, args: &[&str]) -> String {
-    let output = Command::new("git")
-        .current_dir(folder)
-        .args(["-c", "protocol.file.allow=always"])
-        .args(args)
-        .env("GIT_CONFIG_NOSYSTEM", "1")
-        .env("GIT_CONFIG_GLOBAL", "/dev/null")
-        .envs([
-            ("GIT_AUTHOR_NAME", "t"),
-            ("GIT_AUTHOR_EMAIL", "t@example.com"),
-            ("GIT_COMMITTER_NAME", "t"),
-            ("GIT_COMMITTER_EMAIL", "t@example.com"),
-        ])
-        .output()
-        .unwrap();
-    assert!(
-        output.status.success(),
-        "git {args:?}: {}",
-        String::from_utf8_lossy(&output.stderr)
-    );
-    String::from_utf8(output.stdout).unwrap().trim().to_owned()
 }
 
 /// A work dir, a configuration for it, and a record of every command line git ran.

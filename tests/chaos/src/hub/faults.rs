@@ -13,7 +13,7 @@ use super::{AGENTS, HubSide, file_of, orphans, step_of};
 use crate::check::Line;
 use crate::facts::marks;
 use crate::faults::{ARRIVAL, END, REMOVAL, Target};
-use crate::peers::{Gate, LINES, Locks, Peers, holds};
+use crate::peers::{Gate, LINES, Locks, Peers, found, holds};
 use crate::schedule::Fault;
 
 /// How long an executor may take to end. One that is stopped stores its output first, and sends the rest of its log for up to a
@@ -165,8 +165,7 @@ impl HubSide {
                 found => Ok(found),
             }
         };
-        let found = within(ARRIVAL, "the executor", at_work).await;
-        found.inspect_err(|late| eprintln!("{late}")).ok()?
+        found(within(ARRIVAL, "the executor", at_work).await)?
     }
 
     /// Waits until the folder of a finished run is removed. Returns whether it is.

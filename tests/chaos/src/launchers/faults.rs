@@ -13,7 +13,7 @@ use super::{LAUNCHER, LauncherSide};
 use crate::check::Line;
 use crate::facts::marks;
 use crate::faults::{ARRIVAL, END, REMOVAL, Target};
-use crate::peers::{Gate, LINES, Locks, Peers, holds};
+use crate::peers::{Gate, LINES, Locks, Peers, found, holds};
 use crate::schedule::Fault;
 
 impl LauncherSide {
@@ -251,8 +251,7 @@ impl LauncherSide {
             let pod = pods.into_iter().find(|pod| phase(pod) == "Running");
             pod.context("no pod is running")
         };
-        let found = within(END, "the executor", at_work).await;
-        found.inspect_err(|late| eprintln!("{late}")).ok()
+        found(within(END, "the executor", at_work).await)
     }
 
     /// Kills an executor, as the kernel does.

@@ -8,11 +8,12 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
-use integration_tests::fifo;
 use integration_tests::process::{Running, Stream};
 use job_contract::env;
 use nix::sys::signal::{Signal, kill};
+use nix::sys::stat::Mode;
 use nix::unistd::Pid;
+use nix::unistd::mkfifo;
 use pool_protocol::IDEMPOTENCY_KEY;
 use pool_protocol::id::LeaseId;
 use pool_protocol::path::LeaseCall;
@@ -110,7 +111,8 @@ pub(super) struct Started {
 
 impl Starts {
     pub(super) fn new(folder: &Path) -> Result<Self> {
-        let pipe = fifo(folder.join("starts"));
+        let pipe = folder.join("starts");
+        mkfifo(&pipe, Mode::S_IRWXU)?;
         // Open for both, so that it has no end.
         let pipe = tokio::net::unix::pipe::OpenOptions::new()
             .read_write(true)

@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use integration_tests::Repository;
 use integration_tests::process::Stream;
+use integration_tests::{Gate, Repository};
 use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::api::core::v1::Pod;
 use kube::Api;
@@ -16,7 +16,7 @@ use test_peers::wait;
 use test_platform::{Actor, Effect, Fault, Flow, Platform, Records, Status};
 
 use crate::in_cluster::{Fixture, LAUNCHER, Launcher};
-use crate::terrakube::{Gate, RunTarget, Stage, quick};
+use crate::terrakube::{RunTarget, Stage, quick};
 
 /// How long a job may stay without a heartbeat: less than any run here takes, and long enough for a launcher to write a key
 /// on a slow machine.
@@ -100,9 +100,9 @@ impl Stage {
     async fn at_work(grace: Duration) -> Option<(Self, Gate, Launcher, u32)> {
         let run_target = RunTarget::Cluster(Box::new(Fixture::new().await?));
         let stage = Self::on(run_target, Platform::builder().grace(grace)).await;
-        let gate = Gate::new(stage.machine());
+        let gate = stage.machine().gate();
         let launcher = stage.serve();
-        let job = stage.start(gate.module(), Flow::only("terraformApply"));
+        let job = stage.start(gate.repository(), Flow::only("terraformApply"));
         stage.platform.until_streamed(job, "at-the-gate").await;
         Some((stage, gate, launcher, job))
     }
@@ -155,7 +155,7 @@ impl Stage {
     async fn waiting() -> Option<(Self, Gate, Launcher, u32)> {
         let run_target = RunTarget::Cluster(Box::new(Fixture::new().await?));
         let stage = Self::on(run_target, Platform::builder().grace(GRACE)).await;
-        let gate = Gate::new(stage.machine());
+        let gate = stage.machine().gate();
         stage
             .fixture()
             .image_that_first(&format!("{}{}", quick(), gate.words()));

@@ -4,7 +4,7 @@ use integration_tests::{FakeTool, Repository};
 use test_platform::{Actor, Flow, Platform, Status};
 
 use crate::in_cluster::Fixture;
-use crate::terrakube::{Gate, RunTarget, Stage, quick};
+use crate::terrakube::{RunTarget, Stage, quick};
 
 impl Stage {
     /// Cancels, waits until the run has ended, and checks that it changed no status.
@@ -100,9 +100,9 @@ async fn a_plan_is_interrupted() {
 #[tokio::test(flavor = "multi_thread")]
 async fn an_apply_is_interrupted_and_what_it_made_is_published() {
     let stage = or_skip!(Stage::in_cluster().await);
-    let gate = Gate::new(stage.machine());
+    let gate = stage.machine().gate();
     let _launcher = stage.serve();
-    let job = stage.start(gate.module(), Flow::plan_apply());
+    let job = stage.start(gate.repository(), Flow::plan_apply());
     stage.platform.until_streamed(job, "at-the-gate").await;
     stage
         .cancel(job, &[Status::Completed, Status::Cancelled])

@@ -8,7 +8,7 @@ use k8s_openapi::api::core::v1::Pod;
 use test_platform::{Actor, Effect, Fault, Flow, NewJob, Platform, Status, Variable, Workspace};
 
 use crate::in_cluster::{Fixture, LAUNCHER};
-use crate::terrakube::{Gate, RunTarget, Stage, quick};
+use crate::terrakube::{RunTarget, Stage, quick};
 
 impl Stage {
     /// Waits for the failure of the job, and fails unless its step's output holds these words.
@@ -78,9 +78,9 @@ async fn an_unschedulable_pod_fails_the_step_with_the_schedulers_message() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_pod_that_is_killed_for_its_memory_fails_the_step_and_is_not_replaced() {
     let stage = or_skip!(Stage::in_cluster().await);
-    let gate = Gate::new(stage.machine());
+    let gate = stage.machine().gate();
     let _launcher = stage.serve();
-    let job = stage.start(gate.module(), Flow::only("terraformApply"));
+    let job = stage.start(gate.repository(), Flow::only("terraformApply"));
     stage.platform.until_streamed(job, "at-the-gate").await;
     let pod = stage.only_pod().await;
     assert!(stage.fixture().cluster.oom_kill(&pod));
@@ -151,10 +151,10 @@ async fn the_launcher_reports_an_apply_whose_executor_could_not() {
     let patience = format!("export {}=1\n", env::REPORT_PATIENCE_SECONDS);
     let words = quick() + &patience;
     stage.fixture().image_that_first(&words);
-    let gate = Gate::new(stage.machine());
+    let gate = stage.machine().gate();
     let _launcher = stage.serve_with(&[]);
     let platform = &stage.platform;
-    let job = stage.start(gate.module(), Flow::only("terraformApply"));
+    let job = stage.start(gate.repository(), Flow::only("terraformApply"));
     platform.until_streamed(job, "at-the-gate").await;
     platform.fault(Fault::always("PATCH", "", Effect::Status(503)));
     gate.open().await;

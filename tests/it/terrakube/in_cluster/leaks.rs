@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use std::thread::JoinHandle;
 
 use integration_tests::machine::files_below;
-use integration_tests::{Repository, Search, TestSecret};
+use integration_tests::{Gate, Repository, Search, TestSecret};
 use job_contract::env;
 use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::api::core::v1::Pod;
@@ -27,7 +27,7 @@ use test_peers::s3::{self, S3};
 use test_platform::{Flow, NewJob, Outputs, Platform, Status, Variable, Workspace};
 
 use crate::in_cluster::{Fixture, Launcher};
-use crate::terrakube::{Gate, RunTarget, Settings, Stage, quick};
+use crate::terrakube::{RunTarget, Settings, Stage, quick};
 
 /// The line of the tool when a run is at the gate.
 const AT_THE_GATE: &str = "(local-exec): at-the-gate";
@@ -456,7 +456,7 @@ impl Scene {
             machine.scratch("home").display(),
             temporary.display(),
         ));
-        let gate = Gate::new(machine);
+        let gate = machine.gate();
         Some(Self {
             stage,
             store,

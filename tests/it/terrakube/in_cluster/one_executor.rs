@@ -179,12 +179,12 @@ async fn stage_with(redis: bool, platform: Builder) -> Option<Stage> {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn of_two_pods_for_one_apply_and_one_destroy_one_does_it_and_the_other_names_it() {
-    one_of_two_pods_does_it(true).await;
+    Box::pin(one_of_two_pods_does_it(true)).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn without_redis_too_one_of_two_pods_does_it_and_the_other_names_it() {
-    one_of_two_pods_does_it(false).await;
+    Box::pin(one_of_two_pods_does_it(false)).await;
 }
 
 /// No launcher runs meanwhile, so all reports come from executors.

@@ -17,7 +17,7 @@ use test_cluster::ADMIN;
 use test_platform::{Flow, Ledger, Native, Platform, Status, Variable};
 
 use crate::in_cluster::{Fixture, IMAGE};
-use crate::terrakube::{Gate, RunTarget, SETTINGS, Stage, default_template};
+use crate::terrakube::{RunTarget, SETTINGS, Stage, default_template};
 
 /// The Job as the platform's own client submits it, which knows nothing of retries, deadlines or claims. Only that it has
 /// half a minute to live after its end; here it stays until it was looked at.
@@ -132,8 +132,8 @@ async fn an_outcome_that_was_reported_looks_like_success_to_a_job_that_would_rep
     let failed = stage.start(failing, Flow::plan_apply());
     stage.platform.until_job(failed, Status::Failed).await;
 
-    let gate = Gate::new(stage.machine());
-    let cancelled = stage.start(gate.module(), Flow::only("terraformApply"));
+    let gate = stage.machine().gate();
+    let cancelled = stage.start(gate.repository(), Flow::only("terraformApply"));
     stage
         .platform
         .until_streamed(cancelled, "at-the-gate")
@@ -152,8 +152,8 @@ async fn an_outcome_that_was_reported_looks_like_success_to_a_job_that_would_rep
 #[tokio::test(flavor = "multi_thread")]
 async fn a_pod_that_gets_sigterm_publishes_its_state_and_reports_before_it_ends() {
     let stage = native(or_skip!(Fixture::new().await)).await;
-    let gate = Gate::new(stage.machine());
-    let job = stage.start(gate.module(), Flow::only("terraformApply"));
+    let gate = stage.machine().gate();
+    let job = stage.start(gate.repository(), Flow::only("terraformApply"));
     stage.platform.until_streamed(job, "at-the-gate").await;
     let client = stage.fixture().cluster.client(ADMIN).unwrap();
     let pods = Api::<Pod>::namespaced(client, &stage.fixture().runs);
@@ -212,7 +212,7 @@ async fn an_executor_that_is_there_before_its_dispatch_is_on_record_waits_for_it
 async fn the_report_of_an_executor_without_a_final_report_stays_as_it_is() {
     for status in [Status::Completed, Status::Failed] {
         let stage = or_skip!(Stage::in_cluster().await);
-        let gate = Gate::new(stage.machine());
+        let gate = stage.machine().gate();
         let at_work = stage.machine().scratch("at-work");
         let words = format!(": > '{}'\n{}\nexit 0", at_work.display(), gate.words());
         stage.fixture().image_that_first(&words);

@@ -1,12 +1,12 @@
 //! Git repositories made for one test: Terraform configurations that need no provider download.
 
+#![expect(clippy::unwrap_used, reason = "a harness fails a test by panicking")]
+
 use std::fs;
 use std::path::Path;
 use std::process::Command;
 
 use tempfile::TempDir;
-
-use crate::machine::give_away;
 
 /// Root module of [`Repository::fixture`]: three variables, one resource, two outputs.
 pub const ROOT_MODULE: &str = r#"
@@ -39,6 +39,26 @@ output "tags" {
 }
 "#;
 
+/// A module of three resources in a row, the second of which has this provisioner.
+pub fn chain(provisioner: &str) -> String {
+    format!(
+        r#"
+resource "terraform_data" "first" {{
+  input = "made"
+}}
+resource "terraform_data" "second" {{
+  depends_on = [terraform_data.first]
+  provisioner "local-exec" {{
+    {provisioner}
+  }}
+}}
+resource "terraform_data" "third" {{
+  depends_on = [terraform_data.second]
+}}
+"#
+    )
+}
+
 /// A repository on this machine, with the branch `main` and the tag `v1.2.0` on its first commit.
 #[derive(Debug)]
 pub struct Repository {
@@ -64,22 +84,24 @@ impl Repository {
         let repository = Self {
             folder: tempfile::tempdir().unwrap(),
         };
-        repository.git(&["init", "--quiet", "--initial-branch=main"]);
-        repository.commit(files);
+        repository.write(files);
+        init(repository.path());
         repository.git(&["tag", "v1.2.0"]);
         repository
     }
 
     /// Adds or replaces files and commits them.
     pub fn commit(&self, files: &[(&str, &str)]) -> String {
+        self.write(files);
+        commit_all(self.path())
+    }
+
+    fn write(&self, files: &[(&str, &str)]) {
         for (name, text) in files {
             let path = self.path().join(name);
             fs::create_dir_all(path.parent().unwrap()).unwrap();
             fs::write(path, text).unwrap();
         }
-        self.git(&["add", "--all"]);
-        self.git(&["commit", "--quiet", "--allow-empty", "--message=fixture"]);
-        self.head()
     }
 
     /// Id of the newest commit on `main`.
@@ -96,30 +118,47 @@ impl Repository {
         format!("file://{}", self.path().display())
     }
 
-    /// Hands the repository to another user, whom git would otherwise not let read it.
-    pub fn give_to(&self, user: u32) {
-        give_away(self.path(), user);
-    }
-
     fn git(&self, args: &[&str]) -> String {
-        let output = Command::new("git")
-            .current_dir(self.path())
-            .args([
-                "-c",
-                "user.name=Fixture",
-                "-c",
-                "user.email=fixture@example.test",
-            ])
-            .args(args)
-            .env("GIT_CONFIG_GLOBAL", "/dev/null")
-            .env("GIT_CONFIG_NOSYSTEM", "1")
-            .output()
-            .unwrap();
-        assert!(
-            output.status.success(),
-            "git {args:?}: {}",
-            String::from_utf8_lossy(&output.stderr)
-        );
-        String::from_utf8(output.stdout).unwrap().trim().to_owned()
+        git(self.path(), args)
     }
+}
+
+/// Makes a repository of all files in a folder.
+pub fn init(folder: &Path) {
+    git(folder, &["init", "--quiet", "--initial-branch=main"]);
+    commit_all(folder);
+}
+
+/// Commits all files in the folder of a repository, and returns the id.
+pub fn commit_all(folder: &Path) -> String {
+    git(folder, &["add", "--all"]);
+    git(
+        folder,
+        &["commit", "--quiet", "--allow-empty", "--message=fixture"],
+    );
+    git(folder, &["rev-parse", "HEAD"])
+}
+
+/// Runs git in a folder, without the settings of this machine, and returns what it prints.
+pub fn git(folder: &Path, args: &[&str]) -> String {
+    let output = Command::new("git")
+        .current_dir(folder)
+        .args([
+            "-c",
+            "user.name=Fixture",
+            "-c",
+            "user.email=fixture@example.test",
+        ])
+        .args(["-c", "protocol.file.allow=always"])
+        .args(args)
+        .env("GIT_CONFIG_GLOBAL", "/dev/null")
+        .env("GIT_CONFIG_NOSYSTEM", "1")
+        .output()
+        .unwrap();
+    assert!(
+        output.status.success(),
+        "git {args:?}: {}",
+        String::from_utf8_lossy(&output.stderr)
+    );
+    String::from_utf8(output.stdout).unwrap().trim().to_owned()
 }
