@@ -342,6 +342,8 @@ fn refuse_missing(absent: &[&Need]) -> Result<()> {
 
 /// Installs Debian packages. The package index is refreshed only if the installation fails with the current one.
 fn install(packages: &[&str]) -> Result<()> {
+    // `apt-get` fails while another one runs, and stages may run beside each other.
+    let _turn = program::turn(&program::cache("packages")?)?;
     let apt = |args: &[&str]| {
         let mut command = Command::new("apt-get");
         command

@@ -117,7 +117,7 @@ impl Source<'_> {
 }
 
 /// Waits until no other process fills this cache. Others wait while the file exists here.
-fn turn(cache: &Path) -> Result<fs::File> {
+pub(super) fn turn(cache: &Path) -> Result<fs::File> {
     fs::create_dir_all(cache).with_context(|| format!("could not create `{}`", cache.display()))?;
     let file = fs::File::create(cache.join("lock"))?;
     file.lock()?;
