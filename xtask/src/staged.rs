@@ -42,7 +42,7 @@ impl Staged {
             Self::Chart => "chart::",
             Self::Tools => "tools::",
             Self::Chaos => "in_chaos",
-            Self::Pools => "lasting::",
+            Self::Pools => "in_pools::",
         }
     }
 

@@ -19,9 +19,9 @@ use test_platform::{Actor, Flow, NewJob, Platform, Status, Workspace};
 
 use super::Stage;
 use crate::in_cluster::Launcher;
+use crate::in_pools::client::{Client, executor_of};
+use crate::in_pools::fixture::hub_command;
 use crate::machine;
-use crate::pools::client::{Client, executor_of};
-use crate::pools::fixture::hub_command;
 
 /// As executors know the platform. They cannot reach it.
 const PUBLIC: &str = "https://terrakube.example.test";
