@@ -16,7 +16,7 @@ use crate::error::StepError;
 pub struct JobError {
     pub error: StepError,
     /// The step's identity, if the document contains it.
-    pub identity: JobData,
+    pub identity: Box<JobData>,
     /// Whether the data are not those for which this executor was started. Then everything that came with them may be
     /// foreign.
     pub is_foreign: bool,
@@ -26,7 +26,7 @@ impl From<StepError> for JobError {
     fn from(error: StepError) -> Self {
         Self {
             error,
-            identity: JobData::default(),
+            identity: Box::default(),
             is_foreign: false,
         }
     }
@@ -73,7 +73,7 @@ pub fn decode(config: &JobConfig) -> Result<JobData, JobError> {
         });
     }
     encoding::decode(&text).map_err(|error| JobError {
-        identity: encoding::identify(&text).unwrap_or_default(),
+        identity: encoding::identify(&text).unwrap_or_default().into(),
         ..StepError::user(error.to_string())
             .with_hint("send base64 of the JSON document, on its own or zstd-compressed")
             .into()

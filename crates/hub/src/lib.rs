@@ -246,8 +246,8 @@ impl Hub {
         if let Ok(pools) = pools {
             self.metrics.observe(file.names(), &pools);
         }
-        let polls = i64::try_from(self.polls.taken()).unwrap_or(i64::MAX);
-        self.metrics.polls.set(polls);
+        let waiting = i64::try_from(self.polls.taken()).unwrap_or(i64::MAX);
+        self.metrics.polls.set(waiting);
         let is_full = self.store.lack_of_space().is_some();
         self.metrics.store_full.set(is_full.into());
     }

@@ -180,14 +180,18 @@ impl RunLog {
         redactor: Redactor,
         sinks: Vec<Box<dyn Sink>>,
     ) -> Result<Self, LogError> {
-        let folder = &config.spool_dir;
-        let spool = Spool::create(folder, config.max_spool_bytes).map_err(|error| {
+        let LogConfig {
+            spool_dir: folder,
+            max_line_bytes,
+            max_spool_bytes,
+        } = config;
+        let spool = Spool::create(&folder, max_spool_bytes).map_err(|error| {
             LogError::new(
                 format!("create the run's log in `{}`", folder.display()),
                 error,
             )
         })?;
-        Self::start_over(spool, config.max_line_bytes, redactor, sinks)
+        Self::start_over(spool, max_line_bytes, redactor, sinks)
     }
 
     fn start_over(

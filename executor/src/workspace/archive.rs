@@ -159,8 +159,8 @@ pub fn unpack(
     for entry in archive.entries().map_err(read_error)? {
         let entry = entry.map_err(read_error)?;
         let name = entry.path_bytes().into_owned();
-        let unpacked = unpacker.entry(entry, &name);
-        unpacked.map_err(|error| error.of(&name))?;
+        let entry = unpacker.entry(entry, &name);
+        entry.map_err(|error| error.of(&name))?;
     }
     let total = unpacker.unpacked;
     drain(&mut archive.into_inner())?;
@@ -470,6 +470,7 @@ fn is_too_much_metadata(error: &io::Error) -> bool {
         .is_some_and(<dyn std::error::Error + Send + Sync>::is::<MetadataTooLarge>)
 }
 
+#[expect(clippy::needless_pass_by_value, reason = "for `map_err`")]
 fn read_error(error: io::Error) -> StepError {
     if error.kind() == io::ErrorKind::UnexpectedEof {
         return truncated();
