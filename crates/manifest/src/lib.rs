@@ -4,7 +4,7 @@
 //!   with.
 //! - [`overrides`] reads the variables of a workspace, [`policy`] says which of them count, [`overlay`] lays a pod template over
 //!   the result.
-//! - [`references`] lists what a pod refers to, for those who check whether it is there.
+//! - [`references()`] lists what a pod refers to, for those who check whether it is there.
 //!
 //! Pure: no client, clock, randomness or environment. The same document and deployment give the same bytes. So a second
 //! delivery creates nothing new. This crate must not know how a Job is created or watched, and why.

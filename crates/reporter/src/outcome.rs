@@ -55,7 +55,7 @@ impl dyn PlatformReporter + '_ {
     }
 
     /// Reports the success that an executor left in its final report, under the conditions of
-    /// [`report_failure`](Self::report_failure).
+    /// `report_failure`.
     pub async fn report_success(
         &self,
         step: &StepRef,
