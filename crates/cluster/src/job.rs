@@ -5,9 +5,8 @@ use kube::api::{DeleteParams, Patch, PatchParams, Preconditions};
 use serde_json::Value;
 use verdict::is_suspended;
 
-use super::submit::FIELD_MANAGER;
 use super::view::has_begun;
-use super::{Cluster, ClusterError};
+use super::{Cluster, ClusterError, FIELD_MANAGER};
 
 /// What became of a deletion.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -58,6 +58,9 @@ pub use logs::{LogLine, SaveError};
 pub use submit::Submitted;
 pub use view::{RunState, RunView};
 
+/// Name under which writes appear in managed fields.
+const FIELD_MANAGER: &str = "mayfly";
+
 /// A run: one step of one job.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "camelCase")]

@@ -32,10 +32,8 @@ use uuid::Uuid;
 use verdict::{is_queued_by_cluster, is_suspended, terminal};
 
 use super::job::{Deletion, this_version};
-use super::{Cluster, ClusterError, annotation, label};
+use super::{Cluster, ClusterError, FIELD_MANAGER, annotation, label};
 
-/// Name under which writes appear in managed fields.
-pub(super) const FIELD_MANAGER: &str = "mayfly";
 /// The action of the dry run that shows whether a Secret exists.
 pub(super) const DRY_RUN_ACTION: &str = "look for the job data";
 /// How often the objects of a run may change during a delivery. After that, the next delivery continues.
