@@ -33,20 +33,29 @@ pub(crate) enum DispatchResult {
 }
 
 impl DispatchResult {
-    /// The values of the label, in the order of the variants.
-    const WORDS: [&'static str; 8] = [
-        "accepted",
-        "duplicate",
-        "forwarded",
-        "unauthorized",
-        "invalid",
-        "too_large",
-        "timeout",
-        "unavailable",
+    const ALL: [Self; 8] = [
+        Self::Accepted,
+        Self::Duplicate,
+        Self::Forwarded,
+        Self::Unauthorized,
+        Self::Invalid,
+        Self::TooLarge,
+        Self::Timeout,
+        Self::Unavailable,
     ];
 
     const fn label(self) -> Label {
-        [("result", Self::WORDS[self as usize])]
+        let word = match self {
+            Self::Accepted => "accepted",
+            Self::Duplicate => "duplicate",
+            Self::Forwarded => "forwarded",
+            Self::Unauthorized => "unauthorized",
+            Self::Invalid => "invalid",
+            Self::TooLarge => "too_large",
+            Self::Timeout => "timeout",
+            Self::Unavailable => "unavailable",
+        };
+        [("result", word)]
     }
 }
 
@@ -90,8 +99,8 @@ impl Default for Metrics {
             Family::default(),
         );
         // A series that appears with its first event hides that event from rates.
-        for result in DispatchResult::WORDS {
-            drop(dispatches.get_or_create(&[("result", result)]));
+        for result in DispatchResult::ALL {
+            drop(dispatches.get_or_create(&result.label()));
         }
         for outcome in [OK, FAILED] {
             drop(finished.get_or_create(&outcome));

@@ -558,9 +558,9 @@ mod tests {
     fn the_error_of_a_pod_without_records_names_the_variable() {
         let missing = |args: &[&str], is_pod| {
             let error = config(args).check_records_in(is_pod).err()?.to_string();
-            [env::API_URL, env::DATA_DIR]
-                .into_iter()
-                .find(|name| error.starts_with(&format!("`{name}` is not set, and ")))
+            let mut names = [env::API_URL, env::DATA_DIR].into_iter();
+            let name = names.find(|name| error.starts_with(&format!("`{name}` is not set, and ")));
+            Some(name.expect(&error))
         };
         let api = ["--api-url", "http://api"];
         let folder = ["--data-dir", "/d"];

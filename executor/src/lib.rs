@@ -8,6 +8,7 @@ use std::io::{self, Write as _};
 use std::process::ExitCode;
 use std::time::Duration;
 
+use clap::error::{ContextKind, ContextValue};
 use job_contract::report::FinalReport;
 use job_contract::{Exit, JobData};
 use nix::sys::prctl;
@@ -93,14 +94,25 @@ fn usage_exit(usage: &clap::Error) -> ExitCode {
     if let Some(hint) = &hint {
         let _ = writeln!(io::stderr(), "hint: {hint}");
     }
-    let error = usage.to_string();
-    let error = error.lines().next().unwrap_or_default();
-    let error = error.trim_start_matches("error: ").to_owned();
+    let error = in_one_line(usage);
     let report_writer =
         ReportWriter::from_environment().unwrap_or_else(|_| ReportWriter::unsigned());
     let code = Exit::BadConfiguration.code();
     report_writer.write(&final_report::default_path(), unusable(error, hint), code);
     ExitCode::from(code)
+}
+
+/// The error with the values that are possible, which clap writes into a line of their own.
+fn in_one_line(usage: &clap::Error) -> String {
+    let text = usage.to_string();
+    let first = text.lines().next().unwrap_or_default();
+    let error = first.trim_start_matches("error: ").to_owned();
+    match usage.get(ContextKind::ValidValue) {
+        Some(ContextValue::Strings(values)) if !values.is_empty() => {
+            format!("{error}: it is one of {}", values.join(", "))
+        }
+        _ => error,
+    }
 }
 
 /// The report of an executor that could not read its settings.
@@ -199,5 +211,23 @@ async fn run_step(
             Box::pin(pipeline::run(config, job, stop, deadline)).await
         }
         Err(failure) => pipeline::reject(config, failure, &stop).await,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_value_that_is_none_of_a_few_is_reported_with_them() {
+        let error = Config::parse_over_environment(
+            ["executor", "--tool-selection", "newst"].map(OsString::from),
+        );
+        let text = in_one_line(&error.unwrap_err());
+        assert!(
+            text.starts_with("invalid value 'newst' for '--tool-selection"),
+            "{text}"
+        );
+        assert!(text.ends_with(": it is one of installed, newest"), "{text}");
     }
 }

@@ -9,6 +9,7 @@ pub mod credentials;
 pub mod download;
 mod dynamic;
 pub mod git;
+mod http;
 pub mod layout;
 pub mod source;
 mod ssh;
@@ -22,12 +23,9 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
 
 use job_contract::JobData;
 use job_contract::job::NO_COMMIT;
-use reqwest::redirect::Policy;
-use reqwest::{Client, ClientBuilder};
 use runtime::tree_removal;
 use secrecy::ExposeSecret as _;
 use tracing::info;
@@ -38,6 +36,7 @@ use self::credentials::VcsAccess;
 use self::download::Download;
 pub use self::download::{ContentToken, Relay};
 use self::git::Git;
+use self::http::ProxySettings;
 use self::layout::remove_file_if_present;
 pub(crate) use self::layout::write_private_file;
 pub use self::layout::{Layout, LayoutConfig};
@@ -95,15 +94,6 @@ fn bad_folder(text: String) -> StepError {
 const NETWORK_HINT: &str = "check the address, and the proxy and network policy of the executor";
 const SPACE_HINT: &str = "check the free space of the work directory";
 const TOO_LARGE_HINT: &str = "exclude what the run does not need with `.terraformignore`, or raise the limit of the executor";
-
-/// HTTP clients of the workspace. They follow no redirects, because the caller decides for each redirect about the token.
-fn client_builder() -> ClientBuilder {
-    Client::builder()
-        .redirect(Policy::none())
-        .connect_timeout(Duration::from_secs(20))
-        .read_timeout(Duration::from_mins(1))
-        .user_agent(concat!("mayfly-executor/", env!("CARGO_PKG_VERSION")))
-}
 
 /// The file with the commit id in the tree, for scripts (contract 8.1).
 const COMMIT_FILE: &str = "commitHash.info";
@@ -176,7 +166,8 @@ pub async fn clone_tools_repository(
     let source = Source::parse(repository)?;
     refuse_detour(layout.checkout(), target)?;
     remove_entry(target).map_err(io_error("replace", target))?;
-    let credential = access.credential(&config.azure).await?;
+    let proxies = ProxySettings::from_environment(&config.environment);
+    let credential = access.credential(&config.azure, &proxies).await?;
     let git = Git::open(config, layout.private(), &source, &credential)?;
     git.clone(branch, target).await?;
     git.check_out_head(target).await?;
@@ -198,7 +189,8 @@ async fn clone_source(
     config: &WorkspaceConfig,
 ) -> Result<String, StepError> {
     let source = Source::parse(job.source.as_deref().unwrap_or_default())?;
-    let credential = access.credential(&config.azure).await?;
+    let proxies = ProxySettings::from_environment(&config.environment);
+    let credential = access.credential(&config.azure, &proxies).await?;
     let git = Git::open(config, layout.private(), &source, &credential)?;
     let root = layout.checkout();
 
@@ -230,6 +222,7 @@ async fn unpack_content(
     let limits = config.archive_limits;
     let download = Download {
         token: config.content_token.as_ref(),
+        proxies: &ProxySettings::from_environment(&config.environment),
         max_bytes: limits.max_bytes,
         folder: layout.private(),
     };

@@ -11,8 +11,7 @@ fuzz_target!(|text: &str| {
         Ok(tolerations) => tolerations,
         Err(errors) => {
             assert!(!errors.is_empty() && errors.len() <= text.split(';').count());
-            for error in errors {
-                let message = error;
+            for message in errors {
                 assert!(
                     message.len() <= 1024 && !message.contains('\n'),
                     "{message}"

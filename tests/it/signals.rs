@@ -127,7 +127,7 @@ fn an_executor_stopped_before_its_claim_leaves_the_step_to_the_next() {
     machine.queue(&[&plan, &job::apply_after(&plan)]);
 
     let run = machine.executor(&plan).env("PATH", &path).start();
-    gate.reached();
+    let _at_the_gate = gate.reached();
     run.running.signal(Signal::SIGTERM);
     let outcome = run.wait().expect_code(75);
 

@@ -191,7 +191,7 @@ impl Agent {
                     pauses = Pauses::default();
                     match task {
                         Some(task) => {
-                            // The hub may have answered only then, and the lease began after that.
+                            // The hub may have waited that long before it leased the task.
                             let wait = Duration::from_secs(request.wait_seconds.into());
                             let delay = sent.elapsed().saturating_sub(wait);
                             self.take(task, delay);

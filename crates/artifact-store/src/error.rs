@@ -8,7 +8,8 @@ use job_contract::chain;
 
 /// What a store reads and writes, in messages.
 pub(crate) const OBJECT: &str = "the stored object";
-pub(crate) const SOURCE: &str = "the file to store,";
+pub(crate) const FOLDER: &str = "the folder of the store";
+pub(crate) const SOURCE: &str = "the file to store";
 pub(crate) const TARGET: &str = "a fetched object to";
 
 /// Why an artifact could not be stored or fetched.

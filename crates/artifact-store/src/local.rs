@@ -12,7 +12,7 @@ use job_contract::keys::{self, Area, ObjectKey};
 
 use crate::READ_BYTES;
 use crate::digest::{Digest, Hasher};
-use crate::error::{OBJECT, SOURCE, StoreError, TARGET};
+use crate::error::{FOLDER, OBJECT, SOURCE, StoreError, TARGET};
 use crate::service::ObjectService;
 use crate::state_backend::BackendSettings;
 use runtime::private_file::private_folder;
@@ -84,13 +84,13 @@ impl Local {
     /// A reference is a path. It must be below this store, so that a record cannot name another file.
     fn resolve(&self, reference: &str) -> Result<PathBuf, StoreError> {
         let path = Path::new(reference);
-        let canonical = |path: &Path| match path.canonicalize() {
+        let canonical = |what, path: &Path| match path.canonicalize() {
             Err(error) if error.kind() == io::ErrorKind::NotFound => Err(StoreError::Missing {
                 object: reference.to_owned(),
             }),
-            found => found.map_err(StoreError::read(OBJECT, path)),
+            found => found.map_err(StoreError::read(what, path)),
         };
-        let (root, resolved) = (canonical(&self.root)?, canonical(path)?);
+        let (root, resolved) = (canonical(FOLDER, &self.root)?, canonical(OBJECT, path)?);
         if resolved.starts_with(root) {
             Ok(resolved)
         } else {
@@ -295,7 +295,7 @@ mod tests {
         let store = Local::new(folder.path());
         let key = ObjectKey::plan("o", "w", "1", "s");
         let error = store.put_file(&key, Path::new("/nonexistent")).await;
-        assert!(matches!(error, Err(StoreError::Read { .. })));
+        assert!(matches!(error, Err(StoreError::Read { what: SOURCE, .. })));
         let left = fs::read_dir(folder.path().join("local/state/o/w/1/s"))
             .unwrap()
             .count();
@@ -311,7 +311,7 @@ mod tests {
         let target = folder.path().join("copy");
         fs::write(&target, "mine").unwrap();
         let error = store.fetch(&store.reference(&key), &target, u64::MAX).await;
-        assert!(matches!(error, Err(StoreError::Write { .. })));
+        assert!(matches!(error, Err(StoreError::Write { what: TARGET, .. })));
         assert_eq!(fs::read(&target).unwrap(), b"mine");
     }
 

@@ -232,7 +232,8 @@ impl Cluster {
         Ok(Look::Another)
     }
 
-    /// Renews the Lease until another replica holds it, or may hold it because the renewals failed for too long.
+    /// Renews the Lease until another replica holds it, or may hold it because the Lease was deleted or the renewals failed for
+    /// too long.
     async fn keep(&self, settings: &LeaseSettings) {
         let mut renewed = Instant::now();
         loop {
@@ -492,6 +493,23 @@ mod tests {
         b.await.unwrap();
         let lease = server.object("leases", "launcher-leader").unwrap();
         assert_eq!(lease["spec"]["holderIdentity"], "");
+    }
+
+    /// A standby may create it at any time.
+    #[tokio::test]
+    async fn a_holder_whose_lease_is_deleted_stops_and_takes_it_anew() {
+        let server = Server::start();
+        let (at_work, successions) = <_>::default();
+        let never = Duration::from_hours(1);
+        let (stop, task) = replica(server.cluster(), "a", never, &at_work, &successions);
+        until("a leads", async || *at_work.lock().unwrap() == ["a"]).await;
+        server.remove("leases", "launcher-leader");
+        until("a leads anew", async || {
+            *at_work.lock().unwrap() == ["a", "a"]
+        })
+        .await;
+        drop(stop);
+        task.await.unwrap();
     }
 
     #[tokio::test]

@@ -79,7 +79,7 @@ impl Cluster {
         });
         match listed.await {
             // The Role in Terrakube's documentation can read only Jobs. Then the details of pods are missing.
-            Err(error) if error.is_forbidden() => {}
+            Err(error) if error.is_forbidden() => pods.clear(),
             listed => listed?,
         }
         let now = self.now();

@@ -53,7 +53,7 @@ impl WorkspaceLock {
                 holder: holder(path),
             });
         };
-        // The content names the holder for people. Only the lock itself proves that it is locked.
+        // The content names the holder for people. Only the lock itself proves that the workspace is in use.
         let _ = file
             .set_len(0)
             .and_then(|()| file.rewind())

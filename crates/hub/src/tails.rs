@@ -70,7 +70,7 @@ impl Tails {
     pub(crate) fn add(&self, task: TaskId, document: &[u8]) {
         match serde_json::from_slice::<Document>(document) {
             Ok(document) => {
-                // All logs share one lock, so this does not wait for it.
+                // All logs share one lock, so the lines are made before it is taken.
                 let lines: Vec<_> = document.data.iter().map(Line::plain).collect();
                 self.lock().add(task, &lines);
             }

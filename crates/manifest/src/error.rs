@@ -18,7 +18,7 @@ pub enum Origin {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub struct ManifestErrors {
     pub origin: Origin,
-    /// At least one. The variables are variables, or properties of the job data.
+    /// At least one. Instead of a variable, an error may name a property of the job data or a label.
     pub errors: Vec<SettingError>,
 }
 

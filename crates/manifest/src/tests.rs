@@ -635,6 +635,39 @@ fn annotations_of_the_deployment_keep_to_the_standard_too() {
 }
 
 #[test]
+fn each_key_of_the_security_variables_reaches_the_pod() {
+    let open = Deployment {
+        policy: serde_saphyr::from_str("podSecurity: privileged").unwrap(),
+        ..Deployment::default()
+    };
+    let of_pod = "fsGroup=1;fsGroupChangePolicy=Always;runAsGroup=2;runAsUser=0;seccompProfile=unconfined;supplementalGroups=3,4";
+    let of_container = "privileged=true;readOnlyRootFilesystem=true;runAsGroup=5;runAsNonRoot=true;runAsUser=6;\
+                        seccompProfile=RuntimeDefault";
+    let pod = pod(
+        &open,
+        &[
+            (env::EPHEMERAL_POD_SECURITY, of_pod),
+            (env::EPHEMERAL_SECURITY, of_container),
+        ],
+    );
+    assert_eq!(
+        pod["securityContext"],
+        json!({
+            "fsGroup": 1, "fsGroupChangePolicy": "Always", "runAsGroup": 2, "runAsNonRoot": false, "runAsUser": 0,
+            "seccompProfile": {"type": "Unconfined"}, "supplementalGroups": [3, 4],
+        })
+    );
+    assert_eq!(
+        executor(&pod)["securityContext"],
+        json!({
+            "allowPrivilegeEscalation": true, "capabilities": {"drop": ["ALL"]}, "privileged": true,
+            "readOnlyRootFilesystem": true, "runAsGroup": 5, "runAsNonRoot": true, "runAsUser": 6,
+            "seccompProfile": {"type": "RuntimeDefault"},
+        })
+    );
+}
+
+#[test]
 fn a_config_map_that_a_workspace_names_is_no_environment_of_our_executor() {
     let sources = |deployment: &Deployment, variables: &[(&str, &str)]| {
         let pod = pod(deployment, variables);

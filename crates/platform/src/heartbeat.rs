@@ -139,7 +139,7 @@ impl Drop for Beat {
 
 #[derive(Debug)]
 enum Order {
-    Hold(String, Reason),
+    Add(String, Reason),
     Release(String, Reason),
     End(KeyAtEnd),
 }
@@ -238,7 +238,7 @@ impl Heartbeats {
     }
 
     fn add(&self, job_id: &str, reason: Reason) -> Beat {
-        let _ = self.orders.send(Order::Hold(job_id.to_owned(), reason));
+        let _ = self.orders.send(Order::Add(job_id.to_owned(), reason));
         Beat {
             job_id: job_id.to_owned(),
             reason,
@@ -282,7 +282,7 @@ async fn beat(redis: &Redis, value: &str, mut orders: UnboundedReceiver<Order>) 
             () = sleep_until(next), if !jobs.is_empty() => None,
         };
         match order {
-            Some(Order::Hold(job, reason)) => {
+            Some(Order::Add(job, reason)) => {
                 if jobs.is_empty() {
                     next = Instant::now() + INTERVAL;
                 }

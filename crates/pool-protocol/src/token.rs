@@ -1,7 +1,7 @@
 //! Tokens of agents, executors, operators and sessions.
 //!
 //! A pool token has 256 random bits, and the hub stores only its SHA-256. A job token, an access token and a session
-//! contain their rights and a code under the hub's key, so the hub stores nothing.
+//! contain their rights and a code under a key of the hub, so the hub stores nothing.
 
 use std::{fmt, iter};
 
@@ -179,13 +179,13 @@ impl JobTokenKeys {
         self.with_code(format!("{SESSION_PREFIX}_{session}"))
     }
 
-    /// Returns the content of a session token, if this key made it.
+    /// Returns the content of a session token, if one of the keys made it.
     pub fn verify_session<'t>(&self, token: &'t str) -> Option<&'t str> {
         let (prefix, session) = self.without_code(token)?.split_once('_')?;
         (prefix == SESSION_PREFIX).then_some(session)
     }
 
-    /// Returns the rights of a job token, if this key made it.
+    /// Returns the rights of a job token, if one of the keys made it.
     pub fn verify(&self, token: &str) -> Option<LeaseRef> {
         let [task, lease, fencing_token] = self.parts(token, JOB_PREFIX)?;
         Some(LeaseRef {
@@ -203,7 +203,7 @@ impl JobTokenKeys {
         ))
     }
 
-    /// Returns the rights of an access token, if this key made it. It may have expired.
+    /// Returns the rights of an access token, if one of the keys made it. It may have expired.
     pub fn verify_access(&self, token: &str) -> Option<AccessGrant> {
         let [pool, trust, expires] = self.parts(token, ACCESS_PREFIX)?;
         Some(AccessGrant {
@@ -228,7 +228,7 @@ impl JobTokenKeys {
         body + "." + &BASE64_URL_SAFE_NO_PAD.encode(code)
     }
 
-    /// Returns the parts between the prefix and the code, if this key made the code.
+    /// Returns the parts between the prefix and the code, if one of the keys made the code.
     fn parts<'t>(&self, token: &'t str, prefix: &str) -> Option<[&'t str; 3]> {
         let (found, rest) = self.without_code(token)?.split_once('_')?;
         let parts: Vec<&str> = rest.split('.').collect();

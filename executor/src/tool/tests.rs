@@ -489,6 +489,7 @@ async fn refusal(fixture: &Fixture, spoil: impl FnOnce(&mut Publication)) -> Ste
     let error = fixture.resolve("1.9.8").await.unwrap_err();
     assert_eq!(names(&fixture.slot("1.9.8")), [".lock"], "{error}");
     assert!(error.hint().is_some(), "{error}");
+    assert_eq!(error.exit(), Exit::Infrastructure, "{error}");
     error
 }
 
@@ -581,10 +582,12 @@ async fn signatures_that_cannot_be_fetched_do_not_count_as_absent() {
 
 #[tokio::test]
 async fn unreadable_extra_keys_are_named() {
-    let fixture = Fixture::new().await;
+    let fixture = Fixture::with(&["1.9.8"]).await;
     fs::write(fixture.config.extra_keys.as_ref().unwrap(), "not a key").unwrap();
-    let error = refusal(&fixture, |_| {}).await;
-    assert!(error.to_string().contains("keys.asc"), "{error}");
+    let error = fixture.resolve("1.9.8").await.unwrap_err();
+    assert_eq!(names(&fixture.slot("1.9.8")), [".lock"], "{error}");
+    assert_eq!(error.exit(), Exit::BadConfiguration, "{error}");
+    assert_says(&error, "keys.asc");
 }
 
 #[rstest]

@@ -12,7 +12,7 @@ use serde::Deserialize;
 use url::Url;
 use url::form_urlencoded::Serializer;
 
-use super::client_builder;
+use super::http::{ProxySettings, direct_client};
 use crate::error::StepError;
 
 /// The application id of Azure DevOps. It is the same in every tenant.
@@ -55,14 +55,17 @@ impl AzureEnvironment {
     }
 
     /// A token for Azure DevOps.
-    pub(super) async fn devops_token(&self) -> Result<SecretString, StepError> {
+    pub(super) async fn devops_token(
+        &self,
+        proxies: &ProxySettings,
+    ) -> Result<SecretString, StepError> {
         let (Some(tenant), Some(client)) = (&self.tenant_id, &self.client_id) else {
             return self.managed_identity_token().await;
         };
         if let Some(secret) = &self.client_secret {
             let proof = [("client_secret", secret.expose_secret())];
             return self
-                .authority_token("client secret", tenant, client, &proof)
+                .authority_token("client secret", tenant, client, &proof, proxies)
                 .await;
         }
         let Some(path) = &self.federated_token_file else {
@@ -80,7 +83,7 @@ impl AzureEnvironment {
             ("client_assertion_type", ASSERTION_TYPE),
             ("client_assertion", assertion.expose_secret()),
         ];
-        self.authority_token("workload identity", tenant, client, &proof)
+        self.authority_token("workload identity", tenant, client, &proof, proxies)
             .await
     }
 
@@ -90,6 +93,7 @@ impl AzureEnvironment {
         tenant: &str,
         client_id: &str,
         proof: &[(&str, &str)],
+        proxies: &ProxySettings,
     ) -> Result<SecretString, StepError> {
         let authority = self.authority_host.as_deref().unwrap_or(PUBLIC_AUTHORITY);
         let mut url = parse_url(authority)?;
@@ -104,7 +108,7 @@ impl AzureEnvironment {
             .extend_pairs(proof)
             .finish();
         let token = async {
-            let client = client_builder().build()?;
+            let client = proxies.client()?;
             request_token(|| {
                 client
                     .post(url.clone())
@@ -120,11 +124,7 @@ impl AzureEnvironment {
 
     async fn managed_identity_token(&self) -> Result<SecretString, StepError> {
         const IDENTITY: &str = "managed identity";
-        // The addresses are on this machine or link.
-        let client = client_builder()
-            .no_proxy()
-            .connect_timeout(METADATA_CONNECT_TIMEOUT)
-            .build()
+        let client = direct_client(METADATA_CONNECT_TIMEOUT)
             .map_err(|error| RequestError::from(error).of(IDENTITY))?;
         if let (Some(endpoint), Some(header)) = (&self.identity_endpoint, &self.identity_header) {
             let url = self.managed_url(parse_url(endpoint)?, "2019-08-01");

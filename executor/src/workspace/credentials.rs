@@ -3,6 +3,7 @@
 use secrecy::{ExposeSecret as _, SecretString};
 
 use super::azure::AzureEnvironment;
+use super::http::ProxySettings;
 use crate::error::StepError;
 
 /// How git authenticates.
@@ -37,6 +38,7 @@ impl VcsAccess<'_> {
     pub(super) async fn credential(
         &self,
         azure: &AzureEnvironment,
+        proxies: &ProxySettings,
     ) -> Result<Credential, StepError> {
         let oauth = self
             .connection_type
@@ -47,7 +49,7 @@ impl VcsAccess<'_> {
             "GITLAB" => Ok(basic("oauth2".into(), self.token()?)),
             "BITBUCKET" => Ok(basic("x-token-auth".into(), self.token()?)),
             "AZURE_DEVOPS" => Ok(basic("dummy".into(), self.token()?)),
-            "AZURE_SP_MI" => Ok(basic("dummy".into(), azure.devops_token().await?)),
+            "AZURE_SP_MI" => Ok(basic("dummy".into(), azure.devops_token(proxies).await?)),
             _ if self.is_ssh() => match self.token.filter(|key| !key.trim().is_empty()) {
                 Some(key) => Ok(Credential::SshKey(key.into())),
                 None => Err(StepError::user(format!(
@@ -116,7 +118,7 @@ mod tests {
             connection_type,
             token,
         }
-        .credential(&AzureEnvironment::default())
+        .credential(&AzureEnvironment::default(), &ProxySettings::default())
         .await
     }
 

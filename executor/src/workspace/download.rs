@@ -15,8 +15,9 @@ use runtime::regular_file;
 use tokio::io::AsyncWriteExt as _;
 use url::{Origin, Url};
 
+use super::http::ProxySettings;
 use super::source::{self, display_address, local_path};
-use super::{NETWORK_HINT, SPACE_HINT, TOO_LARGE_HINT, client_builder};
+use super::{NETWORK_HINT, SPACE_HINT, TOO_LARGE_HINT};
 use crate::error::StepError;
 
 /// The platform's token for tarballs, and the servers that may get it.
@@ -138,6 +139,7 @@ const MAX_REDIRECTS: usize = 10;
 /// The inputs of the download, besides the address.
 pub(super) struct Download<'a> {
     pub(super) token: Option<&'a ContentToken>,
+    pub(super) proxies: &'a ProxySettings,
     pub(super) max_bytes: u64,
     /// The folder of the unnamed file that holds the tarball.
     pub(super) folder: &'a Path,
@@ -157,7 +159,7 @@ impl Download<'_> {
             });
         }
         let url = parse_url(address)?;
-        let client = client_builder().build().map_err(|error| {
+        let client = self.proxies.client().map_err(|error| {
             StepError::infrastructure("could not set up the HTTP client")
                 .because(&error)
                 .with_hint("check the proxy variables of the executor")

@@ -78,13 +78,23 @@ impl Client {
 
     /// Registers an instance of this name and installation.
     pub(crate) async fn try_register(&self, name: &str, installation: &str) -> Answer {
+        self.register_with(name, installation, [1, 1]).await
+    }
+
+    /// Registers an instance that speaks these versions of the protocol.
+    pub(crate) async fn register_with(
+        &self,
+        name: &str,
+        installation: &str,
+        [min, max]: [u32; 2],
+    ) -> Answer {
         let body = json!({
             "systemId": format!("{name} of {installation}"),
             "name": name,
             "executorVersion": "1",
-            "protocolMinVersion": 1,
-            "protocolMaxVersion": 1,
-            "operatingSystem": "linux",
+            "protocolMinVersion": min,
+            "protocolMaxVersion": max,
+            "platform": "linux",
             "architecture": "amd64",
             "capacity": 10,
             "installation": installation,

@@ -56,6 +56,8 @@ async fn an_old_client_learns_that_it_is_old_and_not_that_its_token_is_wrong() {
         register_with(Some("1")).await,
         "EXECUTOR_AUTHENTICATION_FAILED"
     );
+    let newer = agent.register_with("eu-1", "one", [2, 3]).await;
+    assert_eq!(newer.refused(), Code::ExecutorProtocolVersionUnsupported);
 }
 
 #[tokio::test(flavor = "multi_thread")]

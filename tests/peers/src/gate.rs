@@ -6,7 +6,6 @@ use std::fs::{File, OpenOptions};
 use std::io::{self, Write as _};
 use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
-use std::sync::Mutex;
 
 use nix::libc::O_NONBLOCK;
 use nix::sys::stat::Mode;
@@ -23,8 +22,6 @@ const OPEN: &[u8] = b"open\n";
 #[derive(Debug)]
 pub struct Gate {
     pipe: PathBuf,
-    /// While it is open, the script that was seen at the gate waits for its end.
-    held: Mutex<Option<File>>,
 }
 
 impl Gate {
@@ -32,10 +29,7 @@ impl Gate {
     pub fn new(pipe: impl Into<PathBuf>) -> Self {
         let pipe = pipe.into();
         mkfifo(&pipe, Mode::S_IRWXU).unwrap();
-        Self {
-            pipe,
-            held: Mutex::default(),
-        }
+        Self { pipe }
     }
 
     /// The pipe.
@@ -65,32 +59,20 @@ impl Gate {
         Repository::module(&self.module())
     }
 
-    /// Waits until a script is at the gate, and keeps it there.
-    pub fn reached(&self) {
-        let pipe = wait::until_blocking(WAITS, || self.look());
-        *self.held.lock().unwrap() = Some(pipe);
+    /// Waits until a script is at the gate. It stays there as long as the file is open.
+    pub fn reached(&self) -> File {
+        wait::until_blocking(WAITS, || self.look())
     }
 
     /// Lets one script pass that is at the gate, or will be.
     pub async fn open(&self) {
-        if !self.is_let_go() {
-            let mut pipe = wait::until(WAITS, async || self.look()).await;
-            pipe.write_all(OPEN).unwrap();
-        }
+        let mut pipe = wait::until(WAITS, async || self.look()).await;
+        pipe.write_all(OPEN).unwrap();
     }
 
     /// The same, and blocks the thread meanwhile.
     pub fn open_blocking(&self) {
-        if !self.is_let_go() {
-            let mut pipe = wait::until_blocking(WAITS, || self.look());
-            pipe.write_all(OPEN).unwrap();
-        }
-    }
-
-    /// Lets the script go that was kept. Returns whether there was one, which has not been killed.
-    fn is_let_go(&self) -> bool {
-        let held = self.held.lock().unwrap().take();
-        held.is_some_and(|mut pipe| pipe.write_all(OPEN).is_ok())
+        self.reached().write_all(OPEN).unwrap();
     }
 
     /// Opens the pipe for writing, which fails without a reader.

@@ -1,4 +1,5 @@
-//! A reverse proxy for HTTP that refuses chosen requests, answers them with errors for a while, or holds them.
+//! A reverse proxy for HTTP that refuses chosen requests, answers them with errors for a while, or holds them. Unlike
+//! [`crate::proxy`] it names a host of its own to the server, so that signatures of requests to S3 stay valid.
 
 use std::io;
 use std::net::SocketAddr;
@@ -7,9 +8,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use crate::http::{Request, Response, Server, pass_on};
-
-/// How long a test waits for a request.
-const PATIENCE: Duration = Duration::from_secs(90);
+use crate::wait::DEADLINE;
 
 /// The proxy. It forwards every request without a rule.
 #[derive(Debug)]
@@ -49,7 +48,7 @@ impl Held {
     /// When it does not arrive in time.
     pub fn wait(&self) {
         self.came
-            .recv_timeout(PATIENCE)
+            .recv_timeout(DEADLINE)
             .expect("the request to hold did not arrive");
     }
 }

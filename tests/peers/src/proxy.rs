@@ -140,7 +140,15 @@ impl Proxy {
     }
 
     /// The next `count` connections go wrong.
+    ///
+    /// # Panics
+    /// A proxy of calls counts no bytes, so it cannot cut a connection after some.
     pub fn next(&self, count: usize, trouble: Trouble) {
+        let counts_bytes = matches!(trouble, Trouble::CutAnswer(_) | Trouble::CutRequest(_));
+        assert!(
+            !(counts_bytes && self.shared.calls.is_some()),
+            "{trouble:?}"
+        );
         let orders = std::iter::repeat_n(trouble, count);
         self.connections().orders.extend(orders);
     }

@@ -1,5 +1,5 @@
-//! Waits until a condition holds. No other code of tests looks at something again and again. A wait has a limit. If it fails, it
-//! says what it waited for, and what it saw last.
+//! Waits until a condition holds. A wait has a limit. If it fails, it says what it waited for, and what it saw last. Only the waits
+//! for a live Terrakube (`tests/conformance`) are others: they end at the first error.
 
 #![expect(
     clippy::panic,
@@ -164,6 +164,10 @@ impl<'a, S> Wait<'a, S> {
             Ok(Err(seen)) => self.seen = seen,
             Err(_) => return Some(Err(self.give_up())),
         }
+        // A look that never waits is not ended by its limit.
+        if self.began.elapsed() >= self.limit {
+            return Some(Err(self.give_up()));
+        }
         tokio::time::sleep(self.next_pause()).await;
         None
     }
@@ -202,6 +206,15 @@ mod tests {
         });
         let text = "the third look: not within 50ms, but look 2";
         assert_eq!(late.await.unwrap_err().to_string(), text);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_look_that_never_waits_has_a_limit_too() {
+        let late = within(SHORT, "nothing", || async { false });
+        assert_eq!(
+            late.await.unwrap_err().to_string(),
+            "nothing: not within 50ms"
+        );
     }
 
     #[test]

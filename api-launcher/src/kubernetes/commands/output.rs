@@ -4,7 +4,7 @@ use std::fmt;
 use std::io::{self, IsTerminal as _, Write};
 
 use clap::Args;
-use job_contract::{Exit, chain};
+use job_contract::Exit;
 use serde::Serialize;
 
 use crate::failure::Failure;
@@ -122,8 +122,8 @@ impl Output {
         let paint = Paint {
             on: self.paint.on && io::stderr().is_terminal(),
         };
-        for line in chain(failure).lines() {
-            self.note(&format!("{} {line}", paint.red("error:")));
+        for fact in failure.facts() {
+            self.note(&format!("{} {fact}", paint.red("error:")));
         }
         if let Some(hint) = failure.hint {
             self.note(&format!("{} {hint}", paint.dim("hint:")));

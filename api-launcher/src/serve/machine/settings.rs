@@ -14,15 +14,16 @@ use runtime::setting::{ReadSetting as _, Setting, SettingError, SettingValue, ch
 
 const POOL: &str = "local";
 
-/// The most executors at a time. The hub gives all executors of this machine about four thousand connections, and each
-/// executor uses up to four.
+/// The most executors at a time. The hub gives all executors of this machine about four thousand connections, unless the system
+/// allows fewer open files, and each executor uses up to four.
 const MAX_CONCURRENCY: u32 = 1000;
 
 /// The options of target `process`.
 #[derive(Args, Clone, Debug, Default)]
 #[command(next_help_heading = "Target `process`")]
 pub struct MachineArgs {
-    /// How many executors run at a time; the rest wait, oldest first [default: one per processor]
+    /// How many executors run at a time; at most 1000, and the rest wait, oldest first
+    /// [default: one per processor]
     #[arg(long, value_name = "N", env = env::CONCURRENCY)]
     pub concurrency: Option<Setting<Concurrency>>,
 

@@ -255,6 +255,13 @@ mod tests {
     }
 
     #[test]
+    fn an_instance_that_the_hub_does_not_know_registers_again() {
+        let answer = answer(410, None, &problem(Code::InstanceUnknown));
+        let failure = answer.read::<TaskState>().unwrap_err();
+        assert_eq!(failure, Failure::Unregistered);
+    }
+
+    #[test]
     fn a_success_has_a_body_or_none() {
         let read = |status, body: &[u8]| answer(status, None, body).read::<Value>();
         assert_eq!(read(204, b""), Ok(None));

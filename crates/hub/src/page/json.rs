@@ -143,7 +143,7 @@ fn agent(agent: &InstanceView) -> Value {
         "agent": agent.agent,
         "condition": condition,
         "version": agent.version,
-        "operatingSystem": agent.operating_system,
+        "platform": agent.operating_system,
         "architecture": agent.architecture,
         "target": agent.target,
         "tags": agent.tags,

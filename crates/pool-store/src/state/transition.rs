@@ -123,7 +123,7 @@ impl TransitionBuilder<'_> {
     }
 
     /// Writes the task without an entry in the history.
-    fn without_record(self, task: Task) -> Transition {
+    fn without_entry(self, task: Task) -> Transition {
         Transition {
             task,
             changed: true,
@@ -139,7 +139,7 @@ impl TransitionBuilder<'_> {
                 actor: cut(actor, NOTE),
                 note: cut(note, NOTE),
             }),
-            ..self.without_record(task)
+            ..self.without_entry(task)
         }
     }
 
@@ -240,7 +240,7 @@ impl TransitionBuilder<'_> {
             next.state = State::Running;
             return self.with_entry(next, self.agent(), "the agent follows it".to_owned());
         }
-        self.without_record(next)
+        self.without_entry(next)
     }
 
     /// Refuses every lease except the current one.
@@ -273,7 +273,7 @@ impl TransitionBuilder<'_> {
         next.executor = executor;
         next.heard_at = self.now;
         if self.task.state != State::Leased {
-            return Ok(self.without_record(next));
+            return Ok(self.without_entry(next));
         }
         next.state = State::Started;
         let note = next.executor.clone().unwrap_or_default();
@@ -423,7 +423,7 @@ impl TransitionBuilder<'_> {
             let note = format!("heard again after {silent} s");
             return self.with_entry(next, "executor".to_owned(), note);
         }
-        self.without_record(next)
+        self.without_entry(next)
     }
 
     fn heartbeat(self, grant: LeaseRef, heartbeat: &Acceptance) -> Result<Transition, Refusal> {

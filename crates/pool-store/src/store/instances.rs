@@ -33,10 +33,10 @@ const SIGNALS: &str = "\
 const REPLACED: &str = "\
     UPDATE instances SET seen_at = $4 WHERE pool = $1 AND agent = $2 AND id <> $3 AND seen_at > $4";
 const REGISTER: &str = "\
-    INSERT INTO instances (id, pool, agent, system_id, installation, version, operating_system, architecture, target, tags, \
+    INSERT INTO instances (id, pool, agent, system_id, installation, version, platform, architecture, target, tags, \
     capacity, free, draining, failures, seen_at) \
     VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $11, 0, 0, $12) \
-    ON CONFLICT (id) DO UPDATE SET version = excluded.version, operating_system = excluded.operating_system, \
+    ON CONFLICT (id) DO UPDATE SET version = excluded.version, platform = excluded.platform, \
     architecture = excluded.architecture, target = excluded.target, tags = excluded.tags, \
     capacity = excluded.capacity, free = excluded.free, draining = 0, failures = 0, seen_at = excluded.seen_at";
 
@@ -265,7 +265,7 @@ fn check(registration: &Registration) -> Result<(), Refusal> {
     for (what, text) in [
         ("`systemId`", &registration.system_id),
         ("`executorVersion`", &registration.executor_version),
-        ("`operatingSystem`", &registration.operating_system),
+        ("`platform`", &registration.operating_system),
         ("`architecture`", &registration.architecture),
         ("`installation`", &registration.installation),
         ("`target`", &registration.target),

@@ -231,7 +231,7 @@ impl Store {
             pool: row.parsed("pool")?,
             agent: row.parsed("agent")?,
             version: row.text("version")?,
-            operating_system: row.text("operating_system")?,
+            operating_system: row.text("platform")?,
             architecture: row.text("architecture")?,
             target: row.text("target")?,
             tags: texts(row, "tags")?,

@@ -111,7 +111,6 @@ async fn documents_of_an_earlier_version_are_removed_and_their_runs_get_a_reason
         "DROP TABLE payloads",
         "CREATE TABLE payloads (task TEXT NOT NULL PRIMARY KEY, key_id TEXT, data BYTEA NOT NULL)",
         "ALTER TABLE tasks DROP COLUMN credential",
-        "ALTER TABLE instances RENAME COLUMN operating_system TO platform",
         "DELETE FROM _sqlx_migrations WHERE version >= 2",
     ] {
         tx.execute(sql, &[]).await.unwrap();

@@ -180,7 +180,7 @@ impl Client {
             "executorVersion": "0",
             "protocolMinVersion": version::VERSION,
             "protocolMaxVersion": version::VERSION,
-            "operatingSystem": "linux",
+            "platform": "linux",
             "architecture": "amd64",
             "capacity": 25,
             "installation": number.to_string(),

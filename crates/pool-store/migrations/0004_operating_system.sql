@@ -1,2 +1,0 @@
--- `platform` is the system that orders runs.
-ALTER TABLE instances RENAME COLUMN platform TO operating_system;
