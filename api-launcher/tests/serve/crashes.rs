@@ -61,13 +61,13 @@ async fn an_executor_that_outlives_its_launcher_is_waited_for() {
     let first = fixture.serve(&[]);
     let gate = fixture.gate();
     first.post(&fixture.script(1, &gate.words())).await;
-    gate.reached();
+    let at_gate = gate.reached();
     first.crash();
 
     let second = fixture.serve(&[]);
     second.wait_for("found an executor of an earlier agent", |_| true);
     second.post(&fixture.script(1, &gate.words())).await;
-    gate.open_blocking();
+    drop(at_gate);
     second.wait_for_end(1, "step");
     assert_eq!(fixture.record(1).status, JobStatus::Completed);
     assert_eq!(fixture.times_run(1), 1);
@@ -82,7 +82,7 @@ async fn a_claimed_step_whose_executor_is_killed_too_fails_and_is_not_run_again(
     let gate = fixture.gate();
     let job = fixture.script(1, &format!("echo so far; {}", gate.words()));
     first.post(&job).await;
-    gate.reached();
+    let _at_gate = gate.reached();
     first.until_log("so far").await;
     let executor = fixture.executor(1);
     first.crash();
@@ -116,7 +116,7 @@ async fn an_executor_that_is_killed_fails_its_step() {
         ),
     );
     launcher.post(&job).await;
-    gate.reached();
+    let _at_gate = gate.reached();
     launcher.until_log("so far").await;
     killpg(fixture.executor(1), Signal::SIGKILL).unwrap();
     launcher.wait_for_end(1, "step");
@@ -160,7 +160,7 @@ async fn all_processes_of_a_step_end_once_its_executor_is_killed() {
     launcher
         .post(&fixture.script(1, &entangled(&fixture, &gate)))
         .await;
-    gate.reached();
+    let _at_gate = gate.reached();
     let both = both_at_work(&fixture);
     kill(fixture.executor(1), Signal::SIGKILL).unwrap();
     launcher.wait_for_end(1, "step");
@@ -176,7 +176,7 @@ async fn all_processes_of_a_step_end_once_its_executor_and_launcher_are_killed()
     first
         .post(&fixture.script(1, &entangled(&fixture, &gate)))
         .await;
-    gate.reached();
+    let _at_gate = gate.reached();
     let executor = fixture.executor(1);
     first.crash();
     kill(executor, Signal::SIGKILL).unwrap();
@@ -196,7 +196,7 @@ async fn a_step_whose_code_forges_a_report_and_kills_the_executor_fails() {
     let gate = fixture.gate();
     let script = format!("echo ${{MAYFLY_RUN_MARK:?}}; {}", gate.words());
     launcher.post(&fixture.script(1, &script)).await;
-    gate.reached();
+    let _at_gate = gate.reached();
     let forged = FinalReport {
         outcome: Exit::Done.code(),
         unreported: true,
@@ -248,8 +248,8 @@ fn gated(fixture: &Fixture) -> Gate {
     gate
 }
 
-/// A launcher that is in the midst of an apply.
-async fn applying(fixture: &Fixture, gate: &Gate) -> Launcher {
+/// A launcher that is in the midst of an apply, which waits at the gate.
+async fn applying(fixture: &Fixture, gate: &Gate) -> (Launcher, File) {
     let launcher = fixture.serve(&[]);
     launcher
         .post(&fixture.job(7, "plan", "terraformPlan"))
@@ -258,8 +258,7 @@ async fn applying(fixture: &Fixture, gate: &Gate) -> Launcher {
     launcher
         .post(&fixture.job(7, "apply", "terraformApply"))
         .await;
-    gate.reached();
-    launcher
+    (launcher, gate.reached())
 }
 
 /// The state, which nobody holds.
@@ -275,9 +274,10 @@ fn state(fixture: &Fixture) -> String {
 async fn an_apply_whose_launcher_is_killed_completes() {
     let fixture = Fixture::new();
     let gate = gated(&fixture);
-    applying(&fixture, &gate).await.crash();
+    let (first, at_gate) = applying(&fixture, &gate).await;
+    first.crash();
     let second = fixture.serve(&[]);
-    gate.open_blocking();
+    drop(at_gate);
     second.wait_for_end(7, "apply");
     assert_eq!(fixture.record(7).status, JobStatus::Completed);
     assert!(state(&fixture).contains("\"second\""));
@@ -288,7 +288,7 @@ async fn an_apply_whose_launcher_is_killed_completes() {
 async fn an_apply_whose_launcher_stops_saves_the_state() {
     let fixture = Fixture::new();
     let gate = gated(&fixture);
-    let launcher = applying(&fixture, &gate).await;
+    let (launcher, _at_gate) = applying(&fixture, &gate).await;
     launcher.signal(Signal::SIGTERM);
     assert!(launcher.end().success());
     assert_eq!(fixture.record(7).status, JobStatus::Failed);
@@ -301,13 +301,13 @@ async fn runs_left_on_purpose_are_found_again() {
     let first = fixture.serve(&[("MAYFLY_RUNS_ON_STOP", "leave")]);
     let gate = fixture.gate();
     first.post(&fixture.script(1, &gate.words())).await;
-    gate.reached();
+    let at_gate = gate.reached();
     first.signal(Signal::SIGTERM);
     first.wait_for("stopped", |_| true);
     assert!(first.end().success());
 
     let second = fixture.serve(&[]);
-    gate.open_blocking();
+    drop(at_gate);
     second.wait_for_end(1, "step");
     assert_eq!(fixture.step_status(1, "step"), StepStatus::Completed);
 }

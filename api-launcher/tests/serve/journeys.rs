@@ -61,7 +61,7 @@ async fn the_oldest_waiting_run_is_next() {
     let launcher = fixture.serve(&[("MAYFLY_CONCURRENCY", "1")]);
     let gate = fixture.gate();
     launcher.post(&fixture.script(9, &gate.words())).await;
-    gate.reached();
+    let at_gate = gate.reached();
     for job in [3, 1, 2] {
         launcher.post(&fixture.script(job, "")).await;
     }
@@ -69,7 +69,7 @@ async fn the_oldest_waiting_run_is_next() {
         launcher.get("/actuator/health/readiness").await,
         r#"{"status":"UP"}"#
     );
-    gate.open_blocking();
+    drop(at_gate);
     for job in [3, 1, 2] {
         launcher.wait_for_end(job, "step");
     }
@@ -84,7 +84,7 @@ async fn a_cancelled_job_stops_whether_it_runs_or_waits() {
     let gate = fixture.gate();
     let running = fixture.script(1, &gate.words());
     launcher.post(&running).await;
-    gate.reached();
+    let _at_gate = gate.reached();
     let waiting = fixture.script(2, "");
     launcher.post(&waiting).await;
     for job in [&waiting, &running] {
@@ -111,7 +111,7 @@ async fn stopping_interrupts_what_runs_and_keeps_what_waits() {
     let launcher = fixture.serve(&[("MAYFLY_CONCURRENCY", "1")]);
     let gate = fixture.gate();
     launcher.post(&fixture.script(1, &gate.words())).await;
-    gate.reached();
+    let _at_gate = gate.reached();
     launcher.post(&fixture.script(2, "")).await;
     launcher.signal(Signal::SIGTERM);
     // Dispatches are still accepted until the executor has reported.

@@ -22,7 +22,7 @@ async fn runs_of_this_machine_are_on_the_page_from_the_queue_to_their_end() {
     let gate = fixture.gate();
     let script = format!("echo working; {}; exit 3", gate.words());
     launcher.post(&fixture.script(1, &script)).await;
-    gate.reached();
+    let at_gate = gate.reached();
     launcher.post(&fixture.script(2, "echo done")).await;
 
     // The agent tells its free slots with its next heartbeat.
@@ -45,7 +45,7 @@ async fn runs_of_this_machine_are_on_the_page_from_the_queue_to_their_end() {
     let live = launcher.get(&format!("/ui/runs/{id}")).await;
     assert!(live.contains("working"), "{live}");
 
-    gate.open_blocking();
+    drop(at_gate);
     launcher.wait_for_end(1, "step");
     launcher.wait_for_end(2, "step");
     // The agent removes them once the hub has the ends.

@@ -59,7 +59,8 @@ impl Gate {
         Repository::module(&self.module())
     }
 
-    /// Waits until a script is at the gate. It stays there as long as the file is open.
+    /// Waits until a script is at the gate. It stays there as long as the file is open, and passes once it is dropped.
+    #[must_use]
     pub fn reached(&self) -> File {
         wait::until_blocking(WAITS, || self.look())
     }
