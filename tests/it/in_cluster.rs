@@ -22,14 +22,14 @@ use std::path::PathBuf;
 use std::process::Command;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use integration_tests::process::Stream;
-use integration_tests::{Machine, Repository, Running, job};
+use integration_tests::{Machine, Repository, job};
 use job_contract::{JobData, env};
 use serde_json::Value;
 use test_cluster::{Builder, Cluster, Fault, Recorded, Request, Rule, State};
 use test_peers::skips::needed;
 use test_peers::wait::{self, DEADLINE};
 use test_platform::Secret;
+use test_platform::launcher::{self, Endpoint, Launcher};
 
 use crate::machine;
 
@@ -126,7 +126,7 @@ impl Fixture {
             "#!/bin/sh\nexport {}={REPORT_KEY} {}=installed\n{words}\nexec '{}'\n",
             env::REPORT_KEY,
             env::TOOL_SELECTION,
-            env!("CARGO_BIN_EXE_executor_under_test"),
+            crate::EXECUTOR,
         );
         // Renamed over the old one, which may be running.
         let new = self.machine.scratch("image.new");
@@ -144,7 +144,7 @@ impl Fixture {
         let script = format!(
             "#!/bin/sh\nexport KUBECONFIG='{}'\nexec '{}' \"$@\"\n",
             kubeconfig.display(),
-            env!("CARGO_BIN_EXE_launcher_under_test"),
+            crate::LAUNCHER,
         );
         fs::write(&path, script).unwrap();
         fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
@@ -157,13 +157,9 @@ impl Fixture {
 
     /// A launcher that listens on a free port.
     pub(crate) fn serve_with(&self, settings: &[(&str, &str)]) -> Launcher {
-        let mut command = self.command(&["serve", "--target", "kubernetes"]);
-        command
+        let mut command = self.command(&[]);
+        launcher::serve(&mut command, "kubernetes")
             .env(env::INTERNAL_SECRET, Secret::long().text())
-            .env(env::LISTEN, "127.0.0.1:0")
-            .env(env::LOG_FORMAT, "json")
-            // Runs need not be followed; a journey about that says so.
-            .env(env::DRAIN_SECONDS, "0")
             .envs(settings.iter().copied());
         Launcher::start(&mut command)
     }
@@ -171,12 +167,9 @@ impl Fixture {
     /// The launcher with these arguments and the configuration of this fixture.
     pub(crate) fn command(&self, args: &[&str]) -> Command {
         let kubeconfig = self.cluster.kubeconfig_file(LAUNCHER, &self.runs);
-        let mut command = Command::new(env!("CARGO_BIN_EXE_launcher_under_test"));
+        let mut command = launcher::command(crate::LAUNCHER, &self.machine.scratch("home"));
         command
             .args(args)
-            .env_clear()
-            .env("PATH", std::env::var_os("PATH").unwrap())
-            .env("HOME", self.machine.scratch("home"))
             .env("KUBECONFIG", kubeconfig.unwrap())
             .env("ExecutorEphemeralNamespace", &self.runs)
             .env("ExecutorEphemeralImage", IMAGE)
@@ -204,7 +197,7 @@ impl Fixture {
         let doomed = self.serve();
         let faults = self.cluster.faults();
         faults.next_of(LAUNCHER, 1, "create", "secrets", Fault::Hang);
-        let delivery = tokio::spawn(post_all(vec![(doomed.endpoint(), plan.clone())]));
+        let delivery = tokio::spawn(post_all(vec![(doomed.endpoint.clone(), plan.clone())]));
         let there = |state: &State| state.job(&name(&plan)).map(drop);
         self.until("the Job is there", there).await;
         doomed.crash();
@@ -317,85 +310,6 @@ fn many(job: &JobData, count: usize) -> Vec<JobData> {
 fn unix_time() -> u64 {
     let now = SystemTime::now().duration_since(UNIX_EPOCH);
     now.unwrap().as_secs()
-}
-
-/// A launcher that serves; killed when dropped.
-pub(crate) struct Launcher {
-    pub(crate) running: Running,
-    endpoint: Endpoint,
-}
-
-/// Where a launcher takes dispatches. Outlives it, as the platform's knowledge of the address does.
-#[derive(Clone)]
-pub(crate) struct Endpoint {
-    pub(crate) address: String,
-    client: reqwest::Client,
-}
-
-impl Launcher {
-    pub(crate) fn start(command: &mut Command) -> Self {
-        let running = Running::start(command);
-        let line = running.line_with(Stream::Stderr, "\"listening\"");
-        let endpoint = Endpoint::announced(&line);
-        Self { running, endpoint }
-    }
-
-    pub(crate) fn endpoint(&self) -> Endpoint {
-        self.endpoint.clone()
-    }
-
-    /// Posts a dispatch that must be accepted.
-    async fn accept(&self, job: &JobData) {
-        assert_eq!(self.endpoint.post(job).await.unwrap(), 202, "{}", name(job));
-    }
-
-    /// The process, to be waited for.
-    pub(crate) fn into_running(self) -> Running {
-        self.running
-    }
-
-    /// Kills it as a crash would.
-    pub(crate) fn crash(self) {
-        self.running.signal(nix::sys::signal::Signal::SIGKILL);
-        self.running.wait();
-    }
-}
-
-impl Endpoint {
-    /// Of the launcher that says in this line of its log where it listens.
-    fn announced(line: &str) -> Self {
-        let line: Value = serde_json::from_str(line).unwrap();
-        Self {
-            address: line["address"].as_str().unwrap().to_owned(),
-            client: reqwest::Client::builder()
-                .no_proxy()
-                .timeout(DEADLINE)
-                .build()
-                .unwrap(),
-        }
-    }
-
-    /// The status of the answer, if there is one.
-    async fn post(&self, job: &JobData) -> Result<u16, reqwest::Error> {
-        self.post_text(serde_json::to_string(job).unwrap()).await
-    }
-
-    /// The same for a document as it is.
-    async fn post_text(&self, document: String) -> Result<u16, reqwest::Error> {
-        let url = format!("http://{}/api/v1/terraform-rs", self.address);
-        let request = self
-            .client
-            .post(url)
-            .bearer_auth(Secret::long().dispatch_token(DEADLINE))
-            .header("content-type", "application/json")
-            .body(document);
-        Ok(request.send().await?.status().as_u16())
-    }
-
-    async fn get(&self, path: &str) -> u16 {
-        let url = format!("http://{}{path}", self.address);
-        self.client.get(url).send().await.unwrap().status().as_u16()
-    }
 }
 
 /// Delivers every job to one of the doors, and again as the platform does with what is for later, until all are accepted.

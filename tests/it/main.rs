@@ -66,12 +66,16 @@ mod workflows;
 
 use integration_tests::{Laptop, Machine};
 
+/// The programs of this build.
+const EXECUTOR: &str = env!("CARGO_BIN_EXE_executor_under_test");
+const LAUNCHER: &str = env!("CARGO_BIN_EXE_launcher_under_test");
+
 /// A fresh data directory whose runs use the executor of this build.
 fn machine() -> Machine {
-    Machine::new(env!("CARGO_BIN_EXE_executor_under_test"))
+    Machine::new(EXECUTOR)
 }
 
 /// A fresh home and folder for the launcher of this build.
 fn laptop(module: &str) -> Laptop {
-    Laptop::new(env!("CARGO_BIN_EXE_launcher_under_test"), module)
+    Laptop::new(LAUNCHER, module)
 }

@@ -4,7 +4,6 @@
 use std::fs;
 use std::os::unix::fs::MetadataExt as _;
 use std::os::unix::process::ExitStatusExt as _;
-use std::process::Command;
 
 use integration_tests::machine::{files_below, give_away};
 use integration_tests::process::Stream;
@@ -12,6 +11,7 @@ use integration_tests::{Machine, Outcome, Repository, job};
 use job_contract::{JobData, StepType, env};
 use nix::sys::signal::Signal;
 use nix::unistd::Pid;
+use test_platform::launcher;
 
 use crate::machine;
 
@@ -227,8 +227,8 @@ fn a_launcher_that_serves_keeps_its_memory_and_its_environment_to_itself() {
     let _ = rustls::crypto::ring::default_provider().install_default();
     let machine = machine();
     let program = machine.scratch("launcher");
-    fs::copy(env!("CARGO_BIN_EXE_launcher_under_test"), &program).unwrap();
-    let mut command = Command::new(DUMPING[0]);
+    fs::copy(crate::LAUNCHER, &program).unwrap();
+    let mut command = launcher::command(DUMPING[0], &machine.scratch("home"));
     command.args(&DUMPING[1..]);
     if nix::unistd::geteuid().is_root() {
         // What root's processes show belongs to root in any case.
@@ -240,24 +240,17 @@ fn a_launcher_that_serves_keeps_its_memory_and_its_environment_to_itself() {
             "--clear-groups",
         ]);
     }
-    command
-        .arg(program)
-        .args(["serve", "--target", "process"])
-        .env_clear()
-        .env("PATH", std::env::var_os("PATH").unwrap())
-        .env("HOME", machine.scratch("home"))
+    launcher::serve(command.arg(program), "process")
         .env(env::DATA_DIR, machine.data_dir())
-        .env(env::LISTEN, "127.0.0.1:0")
-        .env(env::LOG_FORMAT, "json")
         .env(env::INTERNAL_SECRET, INTERNAL);
-    let launcher = crate::in_cluster::Launcher::start(&mut command);
+    let launcher = launcher::Launcher::start(&mut command);
     let pid = launcher.running.pid();
     assert_eq!(most_of_a_dump(pid), "0 0");
     // The kernel gives what others may not look into to root.
     let owner = |file: &str| fs::metadata(format!("/proc/{pid}/{file}")).unwrap().uid();
     assert_eq!((owner("environ"), owner("mem")), (0, 0));
     launcher.running.signal(Signal::SIGABRT);
-    let ended = launcher.into_running().wait();
+    let ended = launcher.running.wait();
     assert_eq!(
         ended.status.signal(),
         Some(Signal::SIGABRT as i32),

@@ -14,7 +14,6 @@ mod turns;
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::PathBuf;
-use std::process::Command;
 use std::sync::Mutex;
 
 use integration_tests::{Gate, Machine, Repository};
@@ -27,11 +26,12 @@ use test_cluster::ADMIN;
 use test_peers::redis::RedisServer;
 use test_peers::terraform;
 use test_peers::wait;
+use test_platform::launcher::{self, DISPATCH, Launcher};
 use test_platform::{
     Actor, Builder, Flow, Job, NewJob, Outputs, Platform, Status, Variable, Workspace,
 };
 
-use crate::in_cluster::{Fixture, Launcher};
+use crate::in_cluster::Fixture;
 use crate::machine;
 
 /// Name of the Secret every pod of a stock installation gets its settings from.
@@ -192,22 +192,17 @@ impl Stage {
                     .collect();
                 fixture.serve_with(&settings)
             }
-            RunTarget::Machine(machine) => Launcher::start(
-                Command::new(env!("CARGO_BIN_EXE_launcher_under_test"))
-                    .args(["serve", "--target", "process"])
-                    .env_clear()
-                    .env("PATH", std::env::var_os("PATH").unwrap())
-                    .env("HOME", machine.scratch("home"))
-                    .env(env::LISTEN, "127.0.0.1:0")
-                    .env(env::LOG_FORMAT, "json")
+            RunTarget::Machine(machine) => {
+                let mut command = launcher::command(crate::LAUNCHER, &machine.scratch("home"));
+                launcher::serve(&mut command, "process")
                     .env(env::TOOL_SELECTION, "installed")
                     .envs(quick_settings())
-                    .envs(settings),
-            ),
+                    .envs(settings);
+                Launcher::start(&mut command)
+            }
         };
-        let address = launcher.endpoint().address;
-        self.platform
-            .dispatch_to(&format!("http://{address}/api/v1/terraform-rs"));
+        let url = launcher.endpoint.url(DISPATCH);
+        self.platform.dispatch_to(&url);
         launcher
     }
 

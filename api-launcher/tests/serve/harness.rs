@@ -16,7 +16,8 @@ use test_peers::port::Port;
 use test_peers::process::{Running, Stream};
 use test_peers::repository::Repository;
 use test_peers::wait::{until, until_blocking};
-use test_platform::{LIFETIME, Secret};
+use test_platform::Secret;
+use test_platform::launcher::{self, DISPATCH, Endpoint};
 
 const MODULE: &str = r#"
 resource "terraform_data" "greeting" {
@@ -71,11 +72,7 @@ impl Fixture {
 
     /// Arguments and environment of a launcher on this data directory.
     pub(crate) fn configure(&self, command: &mut Command) {
-        command
-            .args(["serve", "--target", "process"])
-            .env_clear()
-            .env("PATH", std::env::var_os("PATH").unwrap())
-            .env("HOME", self.temp.path())
+        launcher::serve(launcher::at_home(command, self.temp.path()), "process")
             .env("InternalSecret", Secret::long().text())
             .env("MAYFLY_LISTEN", self.port.address().to_string())
             .env("MAYFLY_DATA_DIR", self.data())
@@ -183,26 +180,23 @@ pub(crate) fn step_ref(document: &Value) -> StepRef {
 /// A launcher that serves.
 pub(crate) struct Launcher {
     running: Running,
-    address: String,
-    client: reqwest::Client,
+    endpoint: Endpoint,
     records: LocalPlatform,
 }
 
 impl Launcher {
     fn start(command: &mut Command, records: LocalPlatform) -> Self {
         // Executors end with a launcher that is asked to stop.
-        let mut launcher = Self {
-            running: Running::start(command).terminated_when_dropped(),
-            address: String::new(),
-            client: reqwest::Client::builder().no_proxy().build().unwrap(),
+        let running = Running::start(command).terminated_when_dropped();
+        let address = launcher::address(&running);
+        let launcher = Self {
+            endpoint: Endpoint::new(address, Secret::long()),
+            running,
             records,
         };
         let listening = launcher.wait_for("listening", |_| true);
         assert_eq!(listening["dispatch_target"], "process");
         assert_eq!(listening["version"], env!("CARGO_PKG_VERSION"));
-        launcher
-            .address
-            .push_str(listening["address"].as_str().unwrap());
         launcher
     }
 
@@ -238,19 +232,15 @@ impl Launcher {
     }
 
     pub(crate) fn url(&self, path: &str) -> String {
-        format!("http://{}{path}", self.address)
+        self.endpoint.url(path)
     }
 
     pub(crate) fn request(&self, document: &Value) -> reqwest::RequestBuilder {
-        self.request_at("/api/v1/terraform-rs", document)
+        self.request_at(DISPATCH, document)
     }
 
     pub(crate) fn request_at(&self, path: &str, document: &Value) -> reqwest::RequestBuilder {
-        self.client
-            .post(self.url(path))
-            .bearer_auth(Secret::long().dispatch_token(LIFETIME))
-            .header("content-type", "application/json")
-            .body(document.to_string())
+        self.endpoint.request(path, document.to_string())
     }
 
     pub(crate) async fn post(&self, document: &Value) {
@@ -261,7 +251,8 @@ impl Launcher {
     }
 
     pub(crate) async fn get(&self, path: &str) -> String {
-        let answer = self.client.get(self.url(path)).send().await.unwrap();
+        let request = self.endpoint.client.get(self.url(path));
+        let answer = request.send().await.unwrap();
         answer.text().await.unwrap()
     }
 
@@ -283,8 +274,7 @@ impl Launcher {
 
     /// Kills it as a crash would, with everything it is doing.
     pub(crate) fn crash(self) {
-        self.signal(Signal::SIGKILL);
-        self.running.wait();
+        self.running.kill();
     }
 
     pub(crate) fn end(self) -> ExitStatus {

@@ -18,6 +18,7 @@ use job_contract::env;
 use pool_protocol::token::PoolToken;
 use pool_store::{DocumentKeys, EventView, Page, Rules, Store, TaskFilter, TaskView};
 use serde_json::Value;
+use test_platform::launcher;
 use tokio::sync::Mutex;
 
 use crate::facts::lines_with;
@@ -191,38 +192,27 @@ impl HubSide {
         self.programs.lock().await.agents.clear();
     }
 
-    fn command(&self) -> Command {
-        let mut command = Command::new(self.folder.join("programs/launcher"));
-        let path = std::env::var("PATH").unwrap_or_default();
-        command
-            .env_clear()
-            .env("PATH", format!("{}/bin:{path}", self.folder.display()))
-            .env("HOME", self.folder.join("home"))
-            .env(env::LOG_FORMAT, "json");
-        command
+    fn program(&self) -> PathBuf {
+        self.folder.join("programs/launcher")
     }
 
     fn hub(&self) -> Command {
-        let mut command = self.command();
+        let mut command = launcher::hub(self.program(), &self.folder);
         command
-            .args(["serve", "--target", "none", "--pools"])
-            .arg(self.folder.join("pools.yaml"))
-            .env(env::DATA_DIR, self.folder.join("data"))
             .env(env::POOL_STORE, self.store_url())
-            .env(env::LISTEN, "127.0.0.1:0")
             .envs(&self.settings);
         command
     }
 
     fn agent(&self, number: usize) -> Command {
-        let mut command = self.command();
         let shared = self.settings.iter();
         let shared = shared.filter(|(name, _)| !OF_THE_HUB.contains(&name.as_str()));
-        command
-            .args(["agent", "--deploy-target", "process", "--name"])
-            .arg(format!("{POOL}-{number}"))
-            .env("MAYFLY_AGENT_SERVICE_URL", self.before_hub.url())
-            .env("MAYFLY_AGENT_TOKEN", self.token.reveal())
+        let (name, hub) = (format!("{POOL}-{number}"), self.before_hub.url());
+        let path = std::env::var("PATH").unwrap_or_default();
+        let mut command = launcher::command(self.program(), &self.folder.join("home"));
+        launcher::agent(&mut command, &name, &hub, self.token.reveal())
+            .args(["--deploy-target", "process"])
+            .env("PATH", format!("{}/bin:{path}", self.folder.display()))
             .env("MAYFLY_AGENT_SLOTS", SLOTS)
             .env("MAYFLY_AGENT_WORKING_DIRECTORY", self.data_of(number))
             .env(env::EXECUTOR, self.folder.join("process"))

@@ -7,7 +7,6 @@ use std::fmt::Write as _;
 use std::fs;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
-use std::process::Command;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
@@ -20,6 +19,7 @@ use serde_json::Value;
 use test_cluster::{ADMIN, Cluster, Rule, Seen, State};
 use test_peers::proxy::Proxy;
 use test_peers::wait::NotInTime;
+use test_platform::launcher::{self, DISPATCH};
 
 use crate::facts::lines_with;
 use crate::process::{Process, listening};
@@ -32,8 +32,6 @@ const IMAGE: &str = "registry.example.test/mayfly-executor:1";
 const ROLES: &str = include_str!("../../../rbac/launcher.yaml");
 /// Jobs with a reported end are removed at once, other Jobs after this time.
 const TTL_SECONDS: &str = "90";
-/// Where a launcher gets dispatches.
-const DISPATCH: &str = "/api/v1/terraform-rs";
 
 /// The launchers and their cluster.
 #[derive(Debug)]
@@ -211,18 +209,13 @@ impl Launchers {
     async fn start(&mut self) -> Result<Launcher> {
         self.started += 1;
         let log = self.folder.join(format!("launcher-{}.log", self.started));
-        let mut command = Command::new(self.folder.join("programs/launcher"));
-        command
-            .args(["serve", "--target", "kubernetes"])
-            .env_clear()
-            .env("PATH", std::env::var_os("PATH").unwrap_or_default())
-            .env("HOME", self.folder.join("home"))
+        let program = self.folder.join("programs/launcher");
+        let mut command = launcher::command(program, &self.folder.join("home"));
+        launcher::serve(&mut command, "kubernetes")
             .env("KUBECONFIG", &self.kubeconfig)
             .env(env::NAMESPACE, &self.runs)
             .env(env::IMAGE, IMAGE)
             .env(env::ENV_SECRETS, SETTINGS)
-            .env(env::LISTEN, "127.0.0.1:0")
-            .env(env::LOG_FORMAT, "json")
             .env(env::HISTORY_SUCCEEDED, "0")
             .env(env::HISTORY_FAILED, "0")
             .env(env::TTL_SECONDS_AFTER_FINISHED, TTL_SECONDS)

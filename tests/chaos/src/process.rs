@@ -7,8 +7,8 @@ use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 use anyhow::{Context as _, Result};
-use serde_json::Value;
 use test_peers::wait::within;
+use test_platform::launcher::address_in;
 
 /// How long a program may take until it listens.
 const LISTENING: Duration = Duration::from_mins(1);
@@ -41,15 +41,8 @@ impl Drop for Process {
 pub(crate) async fn listening(log: &Path) -> Result<SocketAddr> {
     let address = || async {
         let said = fs::read_to_string(log).unwrap_or_default();
-        address_in(&said).context(said)
+        // The last line may be incomplete.
+        said.lines().find_map(address_in).context(said)
     };
     Ok(within(LISTENING, "a program listens", address).await?)
-}
-
-/// The listen address in a launcher's log.
-fn address_in(log: &str) -> Option<SocketAddr> {
-    let mut lines = log.split_inclusive('\n');
-    let line = lines.find(|line| line.ends_with('\n') && line.contains("\"listening\""))?;
-    let line: Value = serde_json::from_str(line).ok()?;
-    line["address"].as_str()?.parse().ok()
 }

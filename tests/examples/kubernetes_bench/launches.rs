@@ -8,9 +8,10 @@ use anyhow::Result;
 use integration_tests::{Machine, job};
 use job_contract::JobData;
 use serde_json::{Value, json};
+use test_platform::launcher::{Endpoint, Launcher};
 use tokio::sync::Semaphore;
 
-use crate::launcher::{Endpoint, Launcher, Reports};
+use crate::launcher::{self, Reports, post};
 use crate::runs::{self, Bare};
 use crate::server::{ApiServer, BARE, RUNS};
 use crate::sight::Sight;
@@ -36,9 +37,9 @@ pub(crate) async fn measure(server: [&str; 2], program: &str, runs: usize) -> Re
     let server = ApiServer::start(server).await?;
     let machine = Machine::new("");
     let client = server.client().await?;
-    let launcher = Launcher::start(program, &server, &machine, Reports::Nowhere)?;
+    let launcher = launcher::start(program, &server, &machine, Reports::Nowhere);
     let mut bench = Bench {
-        endpoint: launcher.endpoint(),
+        endpoint: launcher.endpoint.clone(),
         _launcher: launcher,
         bare: Bare::new(client.clone()),
         ours: Sight::of(client.clone(), RUNS, runs::is_released).await?,
@@ -82,7 +83,7 @@ impl Bench {
         let job = self.jobs(1).remove(0);
         let name = runs::name(&job);
         let begun = Instant::now();
-        self.endpoint.post(&job).await?;
+        post(&self.endpoint, &job).await?;
         let answered = begun.elapsed();
         let seen = self.ours.when(&name).await?;
         Ok((seconds(seen - begun), seconds(answered)))
@@ -105,7 +106,7 @@ impl Bench {
         let endpoint = self.endpoint.clone();
         at_once(jobs, move |job| {
             let endpoint = endpoint.clone();
-            async move { endpoint.post(&job).await }
+            async move { post(&endpoint, &job).await }
         })
         .await?;
         rate(begun, &names, &mut self.ours).await

@@ -15,7 +15,7 @@ use test_peers::proxy::Proxy;
 
 use self::fleet::{Agent, Starts};
 use self::hub::Hub;
-use crate::launcher::{Launcher, Reports};
+use crate::launcher::{self, Reports};
 use crate::runs;
 use crate::server::{ApiServer, RUNS};
 use crate::sight::Sight;
@@ -94,7 +94,7 @@ pub(crate) async fn jobs(server: [&str; 2], program: &str, count: usize) -> Resu
     let machine = Machine::new("");
     let client = server.client().await?;
     let mut sight = Sight::of(client, RUNS, runs::is_released).await?;
-    let launcher = Launcher::start(program, &server, &machine, Reports::Nowhere)?;
+    let launcher = launcher::start(program, &server, &machine, Reports::Nowhere);
     let hub = Hub::start(program).await?;
     let agent = Agent::in_cluster(program, &hub, &server.kubeconfig);
     agent.registered();
@@ -103,7 +103,7 @@ pub(crate) async fn jobs(server: [&str; 2], program: &str, count: usize) -> Resu
     for number in 0..=count {
         let direct = integration_tests::job::in_job(&step, &(1_000_000 + number).to_string());
         let begun = Instant::now();
-        launcher.endpoint().post(&direct).await?;
+        launcher::post(&launcher.endpoint, &direct).await?;
         let direct = sight.when(&runs::name(&direct)).await? - begun;
         let pooled = hub.job();
         let begun = Instant::now();

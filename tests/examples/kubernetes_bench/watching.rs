@@ -3,6 +3,7 @@
 
 use std::time::Instant;
 
+use crate::launcher::{self, Reports, memory_of};
 use anyhow::{Context as _, Result, ensure};
 use integration_tests::process::Stream;
 use integration_tests::{Machine, job};
@@ -13,8 +14,8 @@ use k8s_openapi::jiff::Timestamp;
 use kube::api::{ObjectMeta, Patch, PatchParams, PostParams};
 use kube::{Api, Client, ResourceExt as _};
 use serde_json::{Value, json};
+use test_platform::launcher::Launcher;
 
-use crate::launcher::{Launcher, Reports};
 use crate::launches::at_once;
 use crate::runs;
 use crate::server::{ApiServer, RUNS};
@@ -52,10 +53,11 @@ pub(crate) async fn measure(
     let last = job::in_job(&step, &(count + 1).to_string());
     field.unschedulable_run(&last).await?;
 
-    let launcher = Launcher::start(program, &server, &machine, Reports::ToRecords)?;
+    let launcher = launcher::start(program, &server, &machine, Reports::ToRecords);
+    let pid = launcher.running.pid();
     // Runs are judged once all of them are listed.
     told(&launcher, &last);
-    let (resident, peak) = (launcher.memory("VmRSS")?, launcher.memory("VmHWM")?);
+    let (resident, peak) = (memory_of(pid, "VmRSS")?, memory_of(pid, "VmHWM")?);
 
     let mut reported = Sight::of(field.client.clone(), RUNS, is_reported).await?;
     let (mut verdicts, mut reasons) = (Vec::new(), Vec::new());
@@ -76,7 +78,7 @@ pub(crate) async fn measure(
         told(&launcher, sticking);
         reasons.push(begun.elapsed().as_secs_f64());
     }
-    let busy = launcher.memory("VmHWM")?;
+    let busy = memory_of(pid, "VmHWM")?;
     Ok(json!({
         "server": server.name, "jobs": count, "resident": resident, "peak": peak.max(busy),
         "verdicts": verdicts, "reasons": reasons,

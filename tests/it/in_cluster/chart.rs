@@ -28,10 +28,11 @@ use test_chart::values::merge;
 use test_chart::{Document, Release, values_files};
 use test_cluster::{ADMIN, Cluster, State};
 use test_peers::port::Port;
-use test_peers::wait::{self, DEADLINE};
+use test_peers::wait;
+use test_platform::launcher::{Endpoint, READINESS};
 
+use super::Fixture;
 use super::rights::everything_it_does;
-use super::{Endpoint, Fixture};
 use crate::chart::{deployments, launchers_rights, singles, values, variable};
 
 #[tokio::test(flavor = "multi_thread")]
@@ -114,7 +115,7 @@ fn rendered(documents: &[Document], deployment: &Document, job: &JobData) -> Vec
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("job.json");
     fs::write(&file, serde_json::to_vec(job).unwrap()).unwrap();
-    let mut command = Command::new(env!("CARGO_BIN_EXE_launcher_under_test"));
+    let mut command = Command::new(crate::LAUNCHER);
     command
         .args(["render", "-o", "json", "-f"])
         .arg(&file)
@@ -276,7 +277,7 @@ impl Installed {
     fn put_images(&self) {
         let cluster = &self.fixture.cluster;
         let launcher = self.fixture.program_of_launcher();
-        let executor = Path::new(env!("CARGO_BIN_EXE_executor_under_test"));
+        let executor = Path::new(crate::EXECUTOR);
         let deployment = self.deployment();
         let image = deployment.text_at("/spec/template/spec/containers/0/image");
         cluster.image(image, &launcher);
@@ -361,17 +362,9 @@ impl Installed {
     /// The launcher's pod once it is ready, and its endpoint.
     async fn launch(&self) -> (String, Endpoint) {
         let name = self.pod_of_launcher().await;
-        let endpoint = Endpoint {
-            address: self.port.address().to_string(),
-            client: reqwest::Client::builder()
-                .no_proxy()
-                .timeout(DEADLINE)
-                .build()
-                .unwrap(),
-        };
-        let url = format!("http://{}/actuator/health/readiness", endpoint.address);
-        let is_ready = async || match endpoint.client.get(&url).send().await {
-            Ok(answer) if answer.status() == 200 => Ok(()),
+        let endpoint = Endpoint::new(self.port.address(), test_platform::Secret::long());
+        let is_ready = async || match endpoint.get(READINESS).await {
+            Ok(200) => Ok(()),
             answer => Err(format!("{answer:?}: {}", self.log(&name, "launcher").await)),
         };
         wait::until("the launcher is ready", is_ready).await;

@@ -48,7 +48,7 @@ async fn a_run_preempted_before_its_claim_is_run_by_another_pod() {
     let apply = job::step(StepType::Apply, &repository);
     fixture.machine.queue(&[&apply]);
     let launcher = fixture.serve_reporting();
-    launcher.accept(&apply).await;
+    launcher.endpoint.accept(&apply).await;
     let pod = fixture.first_pod(&name(&apply), || begun.exists()).await;
     fixture.cluster.preempt(&pod).await.unwrap();
     fixture.until_over(&apply, "Complete").await;
@@ -72,7 +72,7 @@ async fn what_a_run_waited_for_stays_in_its_log() {
     let launcher = fixture.serve_with(&settings);
     let plan = job::plan(&repository);
     fixture.machine.queue(&[&plan]);
-    launcher.accept(&plan).await;
+    launcher.endpoint.accept(&plan).await;
     let said = |text: &str| text.contains("late:1");
     fixture
         .until("the reason is in the log", |_| {
@@ -100,7 +100,7 @@ async fn a_run_evicted_without_grace_before_its_claim_is_run_by_another_pod() {
     let plan = job::plan(&repository);
     fixture.machine.queue(&[&plan]);
     let launcher = fixture.serve_reporting();
-    launcher.accept(&plan).await;
+    launcher.endpoint.accept(&plan).await;
     let pod = fixture.first_pod(&name(&plan), || begun.exists()).await;
     fixture.cluster.lose_node(&pod).await.unwrap();
     fixture.cluster.remove_node_of(&pod).await.unwrap();
@@ -114,7 +114,7 @@ async fn the_verdict_of_a_preempted_run_names_the_preemption_after_its_pod_is_de
     let fixture = or_skip!(Fixture::new().await);
     let (_repository, apply) = super::endings::endless(&fixture);
     let launcher = fixture.serve_reporting();
-    launcher.accept(&apply).await;
+    launcher.endpoint.accept(&apply).await;
     let at_work = || super::endings::begun(&fixture) == 1;
     let pod = fixture.first_pod(&name(&apply), at_work).await;
     fixture.cluster.preempt(&pod).await.unwrap();
@@ -158,7 +158,7 @@ async fn an_apply_on_a_drained_node_saves_its_state_and_reports_its_changes() {
     let apply = job::step(StepType::Apply, &repository);
     fixture.machine.queue(&[&apply]);
     let launcher = fixture.serve_reporting();
-    launcher.accept(&apply).await;
+    launcher.endpoint.accept(&apply).await;
     let pod = fixture.first_pod(&name(&apply), || begun.exists()).await;
     let pods = Api::<Pod>::namespaced(fixture.cluster.client(ADMIN).unwrap(), &fixture.runs);
     let pod = pod.metadata.name.unwrap();
@@ -193,7 +193,7 @@ async fn an_apply_whose_claim_ends_with_its_pod_is_never_begun_again() {
     ));
     let apply = job::step(StepType::Apply, &repository);
     let launcher = fixture.serve_with(&[(env::RECORDS, "pod")]);
-    launcher.accept(&apply).await;
+    launcher.endpoint.accept(&apply).await;
     let run = name(&apply);
     let at_work = || super::endings::begun(&fixture) == 1;
     let pod = fixture.first_pod(&run, at_work).await;
@@ -229,7 +229,7 @@ async fn an_executor_without_records_names_the_missing_setting() {
     fixture.image_that_shares_nothing();
     let apply = job::step(StepType::Apply, &Repository::fixture());
     let launcher = fixture.serve_with(&[(env::RECORDS, "")]);
-    launcher.accept(&apply).await;
+    launcher.endpoint.accept(&apply).await;
     fixture.until_over(&apply, "Failed").await;
     let explanation = fixture.library().explain(&name(&apply)).await.unwrap();
     let verdict = explanation.verdict.unwrap();

@@ -13,9 +13,10 @@ use kube::{Api, ResourceExt as _};
 use test_cluster::{ADMIN, Fault, State};
 use test_peers::terraform;
 use test_peers::wait;
+use test_platform::launcher::Launcher;
 use verdict::{VerdictKind, WaitReason};
 
-use super::{Fixture, LAUNCHER, Launcher, name};
+use super::{Fixture, LAUNCHER, name};
 
 impl Fixture {
     /// What a launcher would say of runs.
@@ -145,7 +146,7 @@ async fn a_waiting_run_shows_what_it_waits_for_and_continues_once_that_exists() 
     plan.environment_variables
         .insert(selector, "disk=ssd".to_owned());
     fixture.machine.queue(&[&plan]);
-    launcher.accept(&plan).await;
+    launcher.endpoint.accept(&plan).await;
 
     fixture.until_waiting(&plan, WaitReason::Node, "node").await;
     fixture.cluster.nodes().set(test_cluster::Node {
@@ -172,7 +173,7 @@ async fn an_apply_killed_for_its_memory_ends_and_is_not_run_again() {
     let fixture = or_skip!(Fixture::new().await);
     let (_repository, apply) = endless(&fixture);
     let launcher = fixture.serve_reporting();
-    launcher.accept(&apply).await;
+    launcher.endpoint.accept(&apply).await;
     let pod = fixture.pod_at_work(&apply, || begun(&fixture) == 1).await;
     assert!(fixture.cluster.oom_kill(&pod));
     fixture.until_over(&apply, "Failed").await;
@@ -187,7 +188,7 @@ async fn the_verdict_of_an_apply_whose_pod_is_deleted_names_the_deletion() {
     let fixture = or_skip!(Fixture::new().await);
     let (_repository, apply) = endless(&fixture);
     let launcher = fixture.serve_reporting();
-    launcher.accept(&apply).await;
+    launcher.endpoint.accept(&apply).await;
     let pod = fixture.pod_at_work(&apply, || begun(&fixture) == 1).await;
     let pods = Api::<Pod>::namespaced(fixture.cluster.client(ADMIN).unwrap(), &fixture.runs);
     let pod = pod.metadata.name.unwrap();
@@ -206,7 +207,7 @@ async fn the_verdict_of_an_apply_on_a_restarted_node_names_the_restart() {
     let fixture = or_skip!(Fixture::new().await);
     let (_repository, apply) = endless(&fixture);
     let launcher = fixture.serve_reporting();
-    launcher.accept(&apply).await;
+    launcher.endpoint.accept(&apply).await;
     let pod = fixture.pod_at_work(&apply, || begun(&fixture) == 1).await;
     assert!(fixture.cluster.reboot(&pod));
     fixture.until_over(&apply, "Failed").await;
@@ -223,7 +224,7 @@ async fn an_apply_evicted_at_work_is_not_run_again() {
     let fixture = or_skip!(Fixture::new().await);
     let (_repository, apply) = endless(&fixture);
     let launcher = fixture.serve_reporting();
-    launcher.accept(&apply).await;
+    launcher.endpoint.accept(&apply).await;
     let pod = fixture.pod_at_work(&apply, || begun(&fixture) == 1).await;
     assert!(fixture.cluster.evict(&pod));
     fixture.until_over(&apply, "Failed").await;
@@ -239,7 +240,7 @@ async fn a_pod_evicted_before_its_image_was_there_is_replaced() {
     let launcher = fixture.serve_with(&[("ExecutorEphemeralImage", other)]);
     let plan = job::plan(&repository);
     fixture.machine.queue(&[&plan]);
-    launcher.accept(&plan).await;
+    launcher.endpoint.accept(&plan).await;
     fixture
         .until_waiting(&plan, WaitReason::Image, "late:1")
         .await;
@@ -264,7 +265,7 @@ async fn an_executor_that_started_nothing_is_tried_again() {
     let plan = job::plan(&repository);
     fixture.machine.queue(&[&plan]);
     let launcher = fixture.serve();
-    launcher.accept(&plan).await;
+    launcher.endpoint.accept(&plan).await;
     fixture.until_over(&plan, "Complete").await;
     assert_eq!(fixture.state().await.pods_of(&name(&plan)).len(), 2);
     assert_eq!(fixture.verdict(&plan).await, VerdictKind::Completed);
@@ -301,7 +302,7 @@ async fn what_a_killed_executor_had_printed_is_in_the_output_of_its_step_once_an
     let fixture = or_skip!(Fixture::new().await);
     let (_repository, apply) = talkative(&fixture, 3000);
     let launcher = fixture.serve_reporting();
-    launcher.accept(&apply).await;
+    launcher.endpoint.accept(&apply).await;
     let pod = fixture.pod_at_work(&apply, || begun(&fixture) == 1).await;
     fixture.until_printed(&pod, 3000).await;
     assert!(fixture.cluster.oom_kill(&pod));
@@ -320,7 +321,7 @@ async fn the_log_of_a_killed_executor_is_asked_for_again_while_the_cluster_canno
     let fixture = or_skip!(Fixture::new().await);
     let (_repository, apply) = talkative(&fixture, 300);
     let launcher = fixture.serve_reporting();
-    launcher.accept(&apply).await;
+    launcher.endpoint.accept(&apply).await;
     let pod = fixture.pod_at_work(&apply, || begun(&fixture) == 1).await;
     fixture.until_printed(&pod, 300).await;
     fixture
@@ -347,7 +348,7 @@ async fn a_log_that_no_store_took_is_stored_by_the_launcher_once_one_does() {
     fs::create_dir_all(outputs.parent().unwrap()).unwrap();
     fs::write(&outputs, "in the way").unwrap();
     let launcher = fixture.serve_reporting();
-    launcher.accept(&apply).await;
+    launcher.endpoint.accept(&apply).await;
     fixture.until_over(&apply, "Failed").await;
     fs::remove_file(&outputs).unwrap();
     fixture

@@ -3,7 +3,7 @@
 use integration_tests::{Repository, job};
 use test_cluster::Fault;
 
-use super::{Fixture, LAUNCHER, Launcher, deliver_all, many};
+use super::{Fixture, LAUNCHER, deliver_all, many};
 
 /// More than a launcher tries within one delivery.
 const LONG: usize = 20;
@@ -22,7 +22,7 @@ async fn a_lost_answer_at_any_step_is_made_up_for_within_the_delivery() {
                 .cluster
                 .faults()
                 .next_of(LAUNCHER, 1, verb, resource, fault);
-            launcher.accept(next.next().unwrap()).await;
+            launcher.endpoint.accept(next.next().unwrap()).await;
         }
     }
     fixture.assert_exactly_one_each(&jobs).await;
@@ -43,10 +43,10 @@ async fn a_dispatch_given_up_at_any_step_is_completed_by_the_next_delivery() {
     for (job, (verb, resource, fault)) in jobs.iter().zip(given_up) {
         let faults = fixture.cluster.faults();
         faults.next_of(LAUNCHER, LONG, verb, resource, fault);
-        let refused = launcher.endpoint().post(job).await.unwrap();
+        let refused = launcher.endpoint.post(job).await.unwrap();
         assert_eq!(refused, 503, "{verb} {resource}");
         faults.clear();
-        launcher.accept(job).await;
+        launcher.endpoint.accept(job).await;
     }
     fixture.assert_exactly_one_each(&jobs).await;
     assert_eq!(fixture.jobs_created(), jobs.len());
@@ -60,7 +60,7 @@ async fn a_run_whose_release_failed_is_released_by_the_watcher() {
     let faults = fixture.cluster.faults();
     // As often as the delivery tries, and the watcher once more.
     faults.next_of(LAUNCHER, 5, "patch", "jobs", Fault::InternalError);
-    launcher.accept(&plan).await;
+    launcher.endpoint.accept(&plan).await;
     fixture.assert_exactly_one_each(&[plan]).await;
 }
 
@@ -81,7 +81,7 @@ async fn a_failing_api_server_loses_and_doubles_no_run() {
             .next_of(LAUNCHER, LONG, "*", "*", fault);
     }
     // Each round uses up faults, so there is a last one.
-    let doors = replicas.each_ref().map(Launcher::endpoint);
+    let doors = replicas.each_ref().map(|replica| replica.endpoint.clone());
     deliver_all(&doors, &jobs).await;
     fixture.assert_exactly_one_each(&jobs).await;
 }

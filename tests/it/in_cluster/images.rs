@@ -21,8 +21,9 @@ use serde_json::Value;
 use tempfile::TempDir;
 use test_cluster::{Cluster, State};
 use test_platform::Secret;
+use test_platform::launcher::{self, Endpoint, READINESS};
 
-use super::{Endpoint, Fixture, LAUNCHER, ROLES, job_data, name, rules};
+use super::{Fixture, LAUNCHER, ROLES, job_data, name, rules};
 
 /// Name of the imported base.
 const BASE: &str = "localhost/base";
@@ -58,8 +59,8 @@ impl Workshop {
     /// Builds an image from the base and a fresh copy of the program.
     fn build(&self, program: Program) -> Image {
         let binary = match program {
-            Program::Launcher => env!("CARGO_BIN_EXE_launcher_under_test"),
-            Program::Executor => env!("CARGO_BIN_EXE_executor_under_test"),
+            Program::Launcher => crate::LAUNCHER,
+            Program::Executor => crate::EXECUTOR,
         };
         let programs = self.folder.path().join("programs");
         let root = programs.join(program.name());
@@ -187,10 +188,8 @@ fn serve(fixture: &Fixture, (root, image): &(PathBuf, Image)) -> (RunningContain
         .env(env::LISTEN, "127.0.0.1:0")
         .env(env::LOG_FORMAT, "json")
         .start();
-    let line = container
-        .running()
-        .line_with(Stream::Stderr, "\"listening\"");
-    let endpoint = Endpoint::announced(&line);
+    let address = launcher::address(container.running());
+    let endpoint = Endpoint::new(address, Secret::long());
     (container, endpoint)
 }
 
@@ -275,8 +274,11 @@ async fn a_step_dispatched_to_the_launchers_image_runs_in_the_executors_image() 
     let launcher = workshop.started(Program::Launcher);
     let executor = workshop.started(Program::Executor);
     let (serving, endpoint) = serve(&fixture, &launcher);
-    assert_eq!(endpoint.get("/actuator/health/liveness").await, 200);
-    assert_eq!(endpoint.get("/actuator/health/readiness").await, 200);
+    assert_eq!(
+        endpoint.get("/actuator/health/liveness").await.unwrap(),
+        200
+    );
+    assert_eq!(endpoint.get(READINESS).await.unwrap(), 200);
 
     let good = Repository::fixture();
     let bad = Repository::module("output \"broken\" {\n  value = var.nowhere\n}\n");

@@ -11,6 +11,7 @@ use kube::Api;
 use kube::api::{ListParams, Patch, PatchParams, PostParams};
 use serde_json::json;
 use test_cluster::{ADMIN, Fault, State};
+use test_platform::launcher::DISPATCH;
 
 use super::{Fixture, LAUNCHER, deliver_all, job_data, many, name, post_all, suspended};
 
@@ -24,7 +25,7 @@ async fn concurrent_duplicates_at_two_replicas_make_one_job() {
     let fixture = or_skip!(Fixture::without_pods().await);
     let plan = job::plan(&Repository::fixture());
     let replicas = [fixture.serve(), fixture.serve()];
-    let posts = (0..20).map(|number| (replicas[number % 2].endpoint(), plan.clone()));
+    let posts = (0..20).map(|number| (replicas[number % 2].endpoint.clone(), plan.clone()));
     let answers = post_all(posts.collect()).await;
     assert_eq!(answers, vec![Some(202); 20]);
     fixture.assert_exactly_one_each(&[plan]).await;
@@ -41,7 +42,9 @@ async fn a_replica_killed_in_a_burst_leaves_exactly_one_job_each() {
         .cluster
         .faults()
         .next(20, "create", "secrets", Fault::Hang);
-    let posts = jobs.iter().map(|job| (doomed.endpoint(), job.clone()));
+    let posts = jobs
+        .iter()
+        .map(|job| (doomed.endpoint.clone(), job.clone()));
     let burst = tokio::spawn(post_all(posts.collect()));
     fixture
         .until("the burst is under way", |state| {
@@ -62,7 +65,7 @@ async fn a_replica_killed_in_a_burst_leaves_exactly_one_job_each() {
     );
 
     let restarted = fixture.serve();
-    deliver_all(&[restarted.endpoint(), other.endpoint()], &jobs).await;
+    deliver_all(&[restarted.endpoint.clone(), other.endpoint.clone()], &jobs).await;
     fixture.assert_exactly_one_each(&jobs).await;
     assert_eq!(fixture.jobs_created(), BURST, "no Job was made twice");
 }
@@ -75,7 +78,7 @@ async fn what_a_killed_replica_had_accepted_is_released_without_another_delivery
     let faults = fixture.cluster.faults();
     faults.next_of(LAUNCHER, 1000, "patch", "jobs", Fault::InternalError);
     for job in &jobs {
-        doomed.accept(job).await;
+        doomed.endpoint.accept(job).await;
     }
     assert!(fixture.state().await.jobs.iter().all(suspended));
     doomed.crash();
@@ -90,7 +93,7 @@ async fn a_delivery_cut_between_job_and_secret_is_completed_by_the_next() {
     let plan = fixture.cut_between_job_and_secret().await;
     assert!(fixture.state().await.secrets.is_empty());
     let other = fixture.serve();
-    other.accept(&plan).await;
+    other.endpoint.accept(&plan).await;
     fixture.assert_exactly_one_each(&[plan]).await;
     assert_eq!(fixture.jobs_created(), 1);
 }
@@ -124,13 +127,13 @@ async fn a_queue_of_the_cluster_gets_no_job_before_its_secret() {
     let doomed = fixture.serve_with(&settings);
     let faults = fixture.cluster.faults();
     faults.next_of(LAUNCHER, 20, "create", "secrets", Fault::InternalError);
-    assert_eq!(doomed.endpoint().post(&plan).await.unwrap(), 503);
+    assert_eq!(doomed.endpoint.post(&plan).await.unwrap(), 503);
     admit(&fixture).await;
     assert!(fixture.state().await.jobs.iter().all(suspended));
     // The next delivery is cut between its Secret and the queue. Another launcher completes it.
     faults.clear();
     faults.next_of(LAUNCHER, 1000, "patch", "jobs", Fault::InternalError);
-    assert_eq!(doomed.endpoint().post(&plan).await.unwrap(), 503);
+    assert_eq!(doomed.endpoint.post(&plan).await.unwrap(), 503);
     doomed.crash();
     admit(&fixture).await;
     assert!(fixture.state().await.jobs.iter().all(suspended));
@@ -164,7 +167,7 @@ async fn a_document_that_somebody_else_stored_for_a_job_is_not_run() {
     let launcher = fixture.serve_with(&[(env::DATA_DIR, data.to_str().unwrap())]);
     let faults = fixture.cluster.faults();
     faults.next_of(LAUNCHER, 20, "create", "secrets", Fault::InternalError);
-    assert_eq!(launcher.endpoint().post(&plan).await.unwrap(), 503);
+    assert_eq!(launcher.endpoint.post(&plan).await.unwrap(), 503);
     let state = fixture.state().await;
     let secret = job_data(state.job(&name(&plan)).unwrap()).unwrap();
     let secret = json!({
@@ -177,7 +180,7 @@ async fn a_document_that_somebody_else_stored_for_a_job_is_not_run() {
     let stored = secrets.create(&PostParams::default(), &secret).await;
     stored.unwrap();
     faults.clear();
-    launcher.accept(&plan).await;
+    launcher.endpoint.accept(&plan).await;
     fixture.until_over(&plan, "Failed").await;
     fixture
         .until_reported(&plan, "the job data are not those of this run")
@@ -215,11 +218,11 @@ fn documents() -> Vec<String> {
 async fn the_executor_receives_every_document_byte_for_byte() {
     let fixture = or_skip!(Fixture::without_pods().await);
     let launcher = fixture.serve();
-    let endpoint = launcher.endpoint();
+    let endpoint = launcher.endpoint.clone();
     for document in documents() {
         let job: JobData = serde_json::from_str(&document).unwrap();
-        let answer = endpoint.post_text(document.clone()).await.unwrap();
-        assert_eq!(answer, 202, "{document}");
+        let answer = endpoint.request(DISPATCH, document.clone()).send().await;
+        assert_eq!(answer.unwrap().status(), 202, "{document}");
         let is_stored = |state: &State| {
             let secret = job_data(state.job(&name(&job))?)?;
             let mut secrets = state.secrets.iter();

@@ -11,8 +11,9 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 use test_cluster::State;
 use test_platform::Secret;
+use test_platform::launcher::{DISPATCH, Endpoint};
 
-use super::{Endpoint, Fixture, job_data, name, unix_time};
+use super::{Fixture, job_data, name, unix_time};
 
 /// The largest answer that the API reads: the default limit of its HTTP client.
 const MAX_ANSWER_BYTES: usize = 256 * 1024;
@@ -52,10 +53,9 @@ impl Dispatch {
         claims["iat"] = json!(now);
         claims["exp"] = json!(now + seconds("exp") - seconds("iat"));
         let token = Secret::long().sign(Algorithm::HS256, &claims);
-        let url = format!("http://{}{}", endpoint.address, self.path);
         let mut request = endpoint
             .client
-            .request(self.method.parse().unwrap(), url)
+            .request(self.method.parse().unwrap(), endpoint.url(&self.path))
             .bearer_auth(token)
             .body(self.body.clone());
         for (name, value) in &self.headers {
@@ -72,7 +72,7 @@ async fn every_dispatch_of_a_stock_api_is_answered_as_it_needs_and_reaches_the_e
     let dispatches = dispatches();
     assert_eq!(dispatches.len(), 33);
     for dispatch in &dispatches {
-        let answer = dispatch.send(&launcher.endpoint()).await;
+        let answer = dispatch.send(&launcher.endpoint.clone()).await;
         // Everything else fails the job.
         assert_eq!(answer.status(), 202, "{}", dispatch.body);
         assert_eq!(answer.headers()["content-type"], "application/json");
@@ -110,8 +110,8 @@ async fn a_stock_executor_gets_the_pod_that_the_stock_api_gives_it() {
         ("ExecutorEphemeralSecret", "terrakube-executor-secrets"),
         ("MAYFLY_JOB_DATA_MODE", "env"),
     ]);
-    let answer = launcher.endpoint().post_text(document).await.unwrap();
-    assert_eq!(answer, 202);
+    let answer = launcher.endpoint.request(DISPATCH, document).send().await;
+    assert_eq!(answer.unwrap().status(), 202);
     let ours = |state: &State| state.job(&name(&job)).cloned();
     let ours = fixture.until("the Job is there", ours).await;
     let ours = serde_json::to_value(ours).unwrap();

@@ -10,6 +10,7 @@ use kube::api::{DeleteParams, PropagationPolicy};
 use nix::sys::signal::Signal;
 use test_cluster::{ADMIN, Cluster, State};
 use test_peers::wait;
+use test_platform::launcher::READINESS;
 
 use super::{Fixture, name, rights, rules};
 
@@ -47,12 +48,9 @@ pub(super) async fn everything_it_does(fixture: Fixture) {
 
     fixture.told(&["check"]);
     let launcher = fixture.serve();
-    assert_eq!(
-        launcher.endpoint().get("/actuator/health/readiness").await,
-        200
-    );
-    launcher.accept(&plan).await;
-    launcher.accept(&plan).await;
+    assert_eq!(launcher.endpoint.get(READINESS).await.unwrap(), 200);
+    launcher.endpoint.accept(&plan).await;
+    launcher.endpoint.accept(&plan).await;
     fixture.until_over(&plan, "Complete").await;
     let log = fixture.told(&["launch", "--follow", "-f", &fixture.document(&other)]);
     assert!(log.contains("Plan:"), "{log}");
@@ -69,14 +67,14 @@ pub(super) async fn everything_it_does(fixture: Fixture) {
     let nowhere = ("EPHEMERAL_CONFIG_NODE_SELECTOR_TAGS", "disk=none");
     let variables = &mut stuck.environment_variables;
     variables.insert(nowhere.0.to_owned(), nowhere.1.to_owned());
-    launcher.accept(&stuck).await;
+    launcher.endpoint.accept(&stuck).await;
     let job_data = async || {
         let state = fixture.state().await;
         super::job_data(state.job(&name(&stuck)).unwrap()).map(str::to_owned)
     };
     let left = job_data().await;
     fixture.orphan(&stuck).await;
-    launcher.accept(&stuck).await;
+    launcher.endpoint.accept(&stuck).await;
     assert_ne!(job_data().await, left);
     fixture.told(&["cancel", "13"]);
     let cancelled = |state: &State| state.job(&name(&stuck)).is_none().then_some(());
@@ -98,9 +96,9 @@ async fn a_launcher_without_rights_puts_runs_off_and_then_fails_them() {
     fixture.machine.queue(&[&plan]);
     let data_dir = fixture.machine.data_dir();
     let launcher = fixture.serve_with(&[(env::DATA_DIR, data_dir.to_str().unwrap())]);
-    let endpoint = launcher.endpoint();
+    let endpoint = launcher.endpoint.clone();
     assert_eq!(endpoint.post(&plan).await.unwrap(), 503);
-    assert_eq!(endpoint.get("/actuator/health/readiness").await, 503);
+    assert_eq!(endpoint.get(READINESS).await.unwrap(), 503);
     assert!(!fixture.machine.record(&plan).status.is_over());
 
     let answer = wait::until("it is put off no more", async || {
@@ -114,7 +112,7 @@ async fn a_launcher_without_rights_puts_runs_off_and_then_fails_them() {
     let output = fixture.machine.step_output(&plan);
     assert!(output.contains("cannot create resource"), "{output}");
     // A launcher that is not ready gets no dispatch, and could fail none.
-    assert_eq!(endpoint.get("/actuator/health/readiness").await, 200);
+    assert_eq!(endpoint.get(READINESS).await.unwrap(), 200);
     assert!(fixture.state().await.jobs.is_empty());
 }
 
@@ -130,12 +128,9 @@ async fn with_job_data_in_the_environment_the_rights_of_the_documentation_carry_
     launcher
         .running
         .wait_for(Stream::Stderr, "watches without one");
-    assert_eq!(
-        launcher.endpoint().get("/actuator/health/readiness").await,
-        200
-    );
-    launcher.accept(&plan).await;
-    launcher.accept(&plan).await;
+    assert_eq!(launcher.endpoint.get(READINESS).await.unwrap(), 200);
+    launcher.endpoint.accept(&plan).await;
+    launcher.endpoint.accept(&plan).await;
     fixture.until_over(&plan, "Complete").await;
     assert!(fixture.machine.record(&plan).plan_changes);
 
@@ -176,12 +171,12 @@ async fn with_the_rights_of_the_documentation_failures_are_reported_and_cancelle
     launcher
         .running
         .wait_for(Stream::Stderr, "judged by their Jobs alone");
-    launcher.accept(&stuck).await;
+    launcher.endpoint.accept(&stuck).await;
     fixture.machine.set_status(&stuck, JobStatus::Cancelled);
 
     // Its executor is killed before it can say anything.
     fixture.image_that_first("kill -9 $$");
-    launcher.accept(&failing).await;
+    launcher.endpoint.accept(&failing).await;
     fixture
         .until_reported(&failing, "Job condition Failed")
         .await;

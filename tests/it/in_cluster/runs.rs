@@ -23,7 +23,7 @@ async fn a_plan_and_its_apply_run_as_two_jobs() {
     fixture.machine.queue(&[&plan, &apply]);
     let launcher = fixture.serve();
 
-    launcher.accept(&plan).await;
+    launcher.endpoint.accept(&plan).await;
     fixture.until_over(&plan, "Complete").await;
     assert_eq!(
         fixture.machine.statuses(&plan),
@@ -31,7 +31,7 @@ async fn a_plan_and_its_apply_run_as_two_jobs() {
     );
     assert!(fixture.machine.record(&plan).plan_changes);
 
-    launcher.accept(&apply).await;
+    launcher.endpoint.accept(&apply).await;
     fixture.until_over(&apply, "Complete").await;
     assert_eq!(
         fixture.machine.statuses(&apply),
@@ -44,7 +44,7 @@ async fn a_plan_and_its_apply_run_as_two_jobs() {
     assert_eq!(fixture.machine.output(&apply, "greeting"), SENSITIVE);
 
     // Delivered again after its end, it is answered and nothing happens.
-    launcher.accept(&apply).await;
+    launcher.endpoint.accept(&apply).await;
     fixture
         .assert_exactly_one_each(&[plan.clone(), apply.clone()])
         .await;

@@ -22,10 +22,10 @@ async fn no_more_jobs_are_released_than_may_be_in_flight() {
     let first = job::plan(&repository);
     let second = job::apply_after(&first);
     fixture.machine.queue(&[&first, &second]);
-    launcher.accept(&first).await;
+    launcher.endpoint.accept(&first).await;
     let at_work = |_: &test_cluster::State| begun.exists().then_some(());
     fixture.until("the first is at work", at_work).await;
-    launcher.accept(&second).await;
+    launcher.endpoint.accept(&second).await;
     fixture.until_waiting_for_its_turn(&second).await;
     gate.open().await;
     fixture.until_over(&first, "Complete").await;
@@ -45,7 +45,7 @@ async fn an_unschedulable_run_is_given_up_after_the_configured_time() {
     plan.environment_variables
         .insert(selector, "disk=none".to_owned());
     fixture.machine.queue(&[&plan]);
-    launcher.accept(&plan).await;
+    launcher.endpoint.accept(&plan).await;
     fixture.until_over(&plan, "Failed").await;
     let explanation = fixture.library().explain(&name(&plan)).await.unwrap();
     let verdict = explanation.verdict.unwrap();

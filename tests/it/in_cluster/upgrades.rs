@@ -1,7 +1,6 @@
 //! A rolling upgrade under load: launchers are replaced one after the other behind an address that follows their readiness
 //! late, as endpoints do, and no dispatch is lost.
 
-use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -11,9 +10,11 @@ use job_contract::{JobData, env};
 use nix::sys::signal::Signal;
 use test_peers::proxy::Proxy;
 use test_peers::wait;
+use test_platform::Secret;
+use test_platform::launcher::{Endpoint, Launcher, READINESS};
 use tokio::task::JoinSet;
 
-use super::{Endpoint, Fixture, Launcher};
+use super::Fixture;
 
 const RESTARTS: usize = 3;
 const SENDERS: usize = 4;
@@ -27,7 +28,7 @@ const DRAIN_SECONDS: &str = "5";
 
 /// Leads to the launcher once it is ready, and no more some time after it is not.
 async fn follow(balancer: &Arc<Proxy>, endpoint: &Endpoint) {
-    let address: SocketAddr = endpoint.address.parse().unwrap();
+    let address = endpoint.address;
     wait::until("the launcher is ready", async || is_ready(endpoint).await).await;
     balancer.servers().push(address);
     let (balancer, endpoint) = (Arc::clone(balancer), endpoint.clone());
@@ -41,9 +42,10 @@ async fn follow(balancer: &Arc<Proxy>, endpoint: &Endpoint) {
 }
 
 async fn is_ready(endpoint: &Endpoint) -> bool {
-    let url = format!("http://{}/actuator/health/readiness", endpoint.address);
-    let answer = endpoint.client.get(url).send().await;
-    answer.is_ok_and(|answer| answer.status() == 200)
+    endpoint
+        .get(READINESS)
+        .await
+        .is_ok_and(|status| status == 200)
 }
 
 /// Who posts one dispatch after the other, over connections that are kept as long as they may be.
@@ -108,21 +110,18 @@ async fn three_restarts_under_load_lose_no_dispatch() {
     let mut launchers = Vec::new();
     for _ in 0..2 {
         let launcher = serve();
-        follow(&balancer, &launcher.endpoint()).await;
+        follow(&balancer, &launcher.endpoint.clone()).await;
         launchers.push(launcher);
     }
-    let endpoint = Endpoint {
-        address: balancer.address().to_string(),
-        ..launchers[0].endpoint()
-    };
+    let endpoint = Endpoint::new(balancer.address(), Secret::long());
     let senders = Senders::start(&endpoint, &job::plan(&Repository::fixture()));
 
     for _ in 0..RESTARTS {
         let next = serve();
-        follow(&balancer, &next.endpoint()).await;
+        follow(&balancer, &next.endpoint.clone()).await;
         launchers.push(next);
         let before = senders.count();
-        let old = launchers.remove(0).into_running();
+        let old = launchers.remove(0).running;
         old.signal(Signal::SIGTERM);
         let finished = tokio::task::block_in_place(|| old.wait());
         assert_eq!(finished.code(), 0, "{finished}");

@@ -17,10 +17,11 @@ use kube::api::{DeleteParams, Patch, PatchParams};
 use nix::sys::signal::Signal;
 use serde_json::{Value, json};
 use test_cluster::{ADMIN, Node, State};
+use test_platform::launcher::Launcher;
 use verdict::{Observation, Verdict, WaitReason};
 
 use super::endings::{begun, endless};
-use super::{Fixture, Launcher, name};
+use super::{Fixture, name};
 
 /// Longer than the launcher waits for a pod that no quota holds back.
 const WAIT_FOR_POD: Duration = Duration::from_mins(3);
@@ -41,7 +42,7 @@ impl Fixture {
 
     /// Stops a launcher and starts another one.
     fn restart(&self, before: Launcher, settings: &[(&str, &str)]) -> Launcher {
-        let before = before.into_running();
+        let before = before.running;
         before.signal(Signal::SIGTERM);
         before.wait();
         self.serve_reporting_with(settings)
@@ -55,7 +56,7 @@ impl Fixture {
 
     async fn dispatch(&self, launcher: &Launcher, job: JobData) -> JobData {
         self.machine.queue(&[&job]);
-        launcher.accept(&job).await;
+        launcher.endpoint.accept(&job).await;
         job
     }
 
@@ -240,7 +241,7 @@ async fn the_verdict_of_a_run_over_its_deadline_names_the_deadline() {
     let fixture = or_skip!(Fixture::new().await);
     let (_repository, apply) = endless(&fixture);
     let launcher = fixture.serve_reporting();
-    launcher.accept(&apply).await;
+    launcher.endpoint.accept(&apply).await;
     fixture.pod_at_work(&apply, || begun(&fixture) == 1).await;
     fixture.end_soon(&apply).await;
     fixture.until_over(&apply, "Failed").await;
@@ -315,7 +316,7 @@ async fn the_verdict_of_an_apply_on_a_lost_node_names_the_node_and_it_is_not_run
     let fixture = or_skip!(Fixture::new().await);
     let (_repository, apply) = endless(&fixture);
     let launcher = fixture.serve_reporting();
-    launcher.accept(&apply).await;
+    launcher.endpoint.accept(&apply).await;
     let pod = fixture.pod_at_work(&apply, || begun(&fixture) == 1).await;
     fixture.cluster.lose_node(&pod).await.unwrap();
     fixture.cluster.remove_node_of(&pod).await.unwrap();
@@ -405,7 +406,7 @@ async fn a_run_of_which_only_events_are_left_is_still_explained() {
     let fixture = or_skip!(Fixture::new().await);
     let (_repository, apply) = super::endings::endless(&fixture);
     let launcher = fixture.serve_reporting_with(&[(env::TTL_SECONDS_AFTER_FINISHED, "1")]);
-    launcher.accept(&apply).await;
+    launcher.endpoint.accept(&apply).await;
     let pod = fixture
         .pod_at_work(&apply, || super::endings::begun(&fixture) == 1)
         .await;

@@ -12,6 +12,7 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde_json::Value;
 use test_peers::proxy::{Call, Fate, Proxy};
+use test_platform::launcher;
 use test_platform::{Flow, NewJob, Status, Workspace};
 
 use super::fixture::{Fixture, Hub};
@@ -27,16 +28,10 @@ impl Fixture {
 
     /// An agent with a folder of its own.
     pub(super) fn agent_named(&self, name: &str, folder: &str, hub: &str) -> Command {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_launcher_under_test"));
-        command
-            .args(["agent", "--deploy-target", "process", "--name", name])
-            .env_clear()
-            .env("PATH", std::env::var_os("PATH").unwrap())
-            .env("HOME", self.path(""))
-            .env("MAYFLY_AGENT_SERVICE_URL", hub)
-            .env("MAYFLY_AGENT_TOKEN", self.token.reveal())
+        let mut command = launcher::command(crate::LAUNCHER, &self.path(""));
+        launcher::agent(&mut command, name, hub, self.token.reveal())
+            .args(["--deploy-target", "process"])
             .env("MAYFLY_AGENT_WORKING_DIRECTORY", self.path(folder))
-            .env(env::LOG_FORMAT, "json")
             .env(env::PUBLIC_API_URL, self.platform.url())
             .env(env::STATE_TYPE, "LocalTerraformStateImpl")
             .env(env::STATUS_POLL_SECONDS, "1");

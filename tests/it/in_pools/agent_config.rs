@@ -10,20 +10,15 @@ use job_contract::env;
 use nix::sys::signal::Signal;
 use serde_json::Value;
 use test_peers::port::Port;
+use test_platform::launcher;
 
 use super::agent::ends_with;
 use super::fixture::Fixture;
 
 /// An agent that knows its home folder, and nothing else from the environment.
 fn agent(fixture: &Fixture) -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_launcher_under_test"));
-    command
-        .arg("agent")
-        .env_clear()
-        .env("PATH", std::env::var_os("PATH").unwrap())
-        .env("HOME", fixture.path(""))
-        .env("MAYFLY_LOG_FORMAT", "json")
-        .current_dir("/");
+    let mut command = launcher::command(crate::LAUNCHER, &fixture.path(""));
+    command.arg("agent").current_dir("/");
     command
 }
 

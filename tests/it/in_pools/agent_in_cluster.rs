@@ -6,6 +6,7 @@ use job_contract::env;
 use nix::sys::signal::Signal;
 use test_cluster::{Builder, Cluster, Fault, State};
 use test_peers::wait::until;
+use test_platform::launcher;
 use test_platform::{Flow, LogEntry, NewJob, Outputs, Status, Variable, Workspace};
 
 use super::agent::{ends_with, tasks_taken};
@@ -21,12 +22,9 @@ pub(super) async fn cluster(parts: Builder) -> Option<ClusterFixture> {
 
 /// Starts the agent `eu-1` with the cluster of the test.
 fn start(cluster: &ClusterFixture, fixture: &Fixture, hub: &Hub) -> Running {
-    let mut command = cluster.command(&["agent", "--name", "eu-1"]);
-    command
-        .env("MAYFLY_AGENT_SERVICE_URL", hub.url())
-        .env("MAYFLY_AGENT_TOKEN", fixture.token.reveal())
-        .env(env::LOG_FORMAT, "json");
-    Running::start(&mut command)
+    let mut command = cluster.command(&[]);
+    let token = fixture.token.reveal();
+    Running::start(launcher::agent(&mut command, "eu-1", &hub.url(), token))
 }
 
 /// Gives executors the public URL of the platform, and a store of states that the test can read.

@@ -6,6 +6,7 @@ use integration_tests::process::Stream;
 use job_contract::env;
 use pool_protocol::path::LeaseCall;
 use serde_json::json;
+use test_platform::launcher::Launcher;
 
 use super::client::executor_of;
 use super::fixture::{Fixture, Hub};
@@ -72,7 +73,7 @@ async fn a_damaged_log_is_named_and_the_hub_starts() {
     let fixture = Fixture::new()
         .await
         .with(env::API_URL, "http://127.0.0.1:1");
-    let start = || Hub(crate::in_cluster::Launcher::start(&mut fixture.command()));
+    let start = || Hub(Launcher::start(&mut fixture.command()));
     let hub = start();
     let token = fixture.platform.dispatch_token();
     for job in ["1", "2", "3"] {

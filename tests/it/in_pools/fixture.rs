@@ -2,7 +2,7 @@
 
 use std::fs;
 use std::net::SocketAddr;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::Command;
 
 use integration_tests::{Gate, Repository};
@@ -14,7 +14,8 @@ use test_peers::wait;
 use test_platform::{Flow, NewJob, Outputs, Platform, Status, Workspace};
 
 use super::client::Client;
-use crate::in_cluster::Launcher;
+use test_platform::launcher;
+use test_platform::launcher::Launcher;
 
 /// A platform, a file of the pools, and settings for hubs.
 pub(super) struct Fixture {
@@ -97,7 +98,7 @@ impl Fixture {
 
     /// Returns the command of a hub.
     pub(super) fn command(&self) -> Command {
-        let mut command = hub_command(self.folder.path());
+        let mut command = launcher::hub(crate::LAUNCHER, self.folder.path());
         command
             .env(
                 env::POOL_STORE,
@@ -185,22 +186,6 @@ impl Fixture {
     }
 }
 
-/// Returns the command of a hub with the `pools.yaml` of this folder.
-pub(crate) fn hub_command(folder: &Path) -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_launcher_under_test"));
-    command
-        .args(["serve", "--target", "none", "--pools"])
-        .arg(folder.join("pools.yaml"))
-        .env_clear()
-        .env("PATH", std::env::var_os("PATH").unwrap())
-        .env("HOME", folder)
-        .env(env::DATA_DIR, folder.join("data"))
-        .env(env::LISTEN, "127.0.0.1:0")
-        .env(env::LOG_FORMAT, "json")
-        .env(env::DRAIN_SECONDS, "0");
-    command
-}
-
 /// Returns the entry of a token in the file of the pools.
 fn entry(id: &str, token: &PoolToken) -> String {
     format!("      - {{id: {id}, sha256: {}}}\n", token.digest())
@@ -211,12 +196,12 @@ pub(super) struct Hub(pub(super) Launcher);
 
 impl Hub {
     pub(super) fn url(&self) -> String {
-        format!("http://{}", self.0.endpoint().address)
+        self.0.endpoint.url("")
     }
 
     /// Where it listens.
     pub(super) fn address(&self) -> SocketAddr {
-        self.0.endpoint().address.parse().unwrap()
+        self.0.endpoint.address
     }
 
     /// Kills it as a crash would.

@@ -13,7 +13,7 @@ use test_peers::skips::needed;
 use test_peers::wait::until;
 
 use super::fixture::{Fixture, Hub};
-use crate::in_cluster::Launcher;
+use test_platform::launcher::Launcher;
 
 /// Bytes of the disk.
 const DISK: usize = 16 << 20;

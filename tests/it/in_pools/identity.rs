@@ -320,8 +320,7 @@ async fn requests_that_are_too_large_or_unreadable_are_refused() {
 async fn a_new_token_is_valid_with_its_line() {
     let fixture = Fixture::new().await;
     let made = Running::start(
-        Command::new(env!("CARGO_BIN_EXE_launcher_under_test"))
-            .args(["pool", "token", "new", "--pool", "asia"]),
+        Command::new(crate::LAUNCHER).args(["pool", "token", "new", "--pool", "asia"]),
     )
     .wait();
     assert_eq!(made.code(), 0, "{made}");

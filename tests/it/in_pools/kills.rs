@@ -23,7 +23,7 @@ use test_platform::{Actor, Job, Status};
 use super::agent::ends_with;
 use super::client::Client;
 use super::fixture::{Fixture, Hub};
-use crate::in_cluster::Launcher;
+use test_platform::launcher::Launcher;
 
 /// Runs at a time.
 const AT_ONCE: usize = 6;
@@ -137,7 +137,7 @@ impl Run {
 
     pub(super) fn kill_hub(&mut self) {
         if let Some(hub) = self.hub.take() {
-            self.end(hub.0.into_running());
+            self.end(hub.0.running);
         }
     }
 

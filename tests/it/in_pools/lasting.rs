@@ -148,7 +148,7 @@ async fn a_run_that_never_starts_is_given_up_after_five_attempts_and_others_run_
     let script = format!(
         "#!/bin/sh\ngrep -q '\"run\":\"{given_up}/' \"${{{}%/*}}/lease.json\" && exit 75\nexec '{}'\n",
         env::TERMINATION_LOG,
-        env!("CARGO_BIN_EXE_executor_under_test"),
+        crate::EXECUTOR,
     );
     fs::write(&program, script).unwrap();
     fs::set_permissions(&program, fs::Permissions::from_mode(0o755)).unwrap();

@@ -8,8 +8,9 @@ use pool_protocol::token::PoolToken;
 use serde_json::json;
 
 use super::client::{Client, executor_of};
-use super::fixture::{Hub, hub_command};
-use crate::in_cluster::Launcher;
+use super::fixture::Hub;
+use test_platform::launcher;
+use test_platform::launcher::Launcher;
 
 const BURST: usize = 100;
 const SLOTS: usize = 5;
@@ -21,7 +22,7 @@ fn serve(platform: &WaitingPlatform, folder: &tempfile::TempDir, token: &PoolTok
         token.digest()
     );
     fs::write(folder.path().join("pools.yaml"), text).unwrap();
-    let mut command = hub_command(folder.path());
+    let mut command = launcher::hub(crate::LAUNCHER, folder.path());
     Hub(Launcher::start(command.envs(platform.settings())))
 }
 

@@ -172,7 +172,7 @@ async fn a_waiting_request_ends_when_the_hub_stops() {
     let instance = agent.register().await;
     let waiting = tokio::spawn(async move { agent.try_request(instance, 50, &[]).await });
     hub.until_metric("mayfly_pool_polls_waiting 1").await;
-    let running = hub.0.into_running();
+    let running = hub.0.running;
     running.signal(nix::sys::signal::Signal::SIGTERM);
     assert_eq!(waiting.await.unwrap().status, StatusCode::NO_CONTENT);
     let finished = running.wait();

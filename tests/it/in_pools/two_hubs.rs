@@ -15,7 +15,7 @@ use test_platform::{Flow, NewJob, Status, Workspace};
 
 use super::agent::{ends_with, tasks_taken, wait_for};
 use super::fixture::{Fixture, Hub};
-use crate::in_cluster::Launcher;
+use test_platform::launcher::Launcher;
 
 const AGENTS: usize = 4;
 const SLOTS: usize = 2;

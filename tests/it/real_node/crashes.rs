@@ -4,7 +4,6 @@
 use std::collections::BTreeMap;
 use std::fs;
 use std::future::pending;
-use std::process::Command;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
@@ -26,7 +25,7 @@ use tokio::net::TcpListener;
 use tokio::time::Instant;
 
 use super::{PORT, Stage};
-use crate::in_cluster::Launcher;
+use test_platform::launcher::{self, Endpoint, Launcher};
 
 const STEP: &str = "customScripts";
 const SAID: &str = "the-script-ran";
@@ -111,19 +110,14 @@ async fn beside(stage: &Stage, api_server: &str) -> Launcher {
             )
         })
         .collect();
-    let mut command = Command::new(env!("CARGO_BIN_EXE_launcher_under_test"));
-    command
-        .args(["serve", "--target", "kubernetes"])
-        .env_clear()
-        .env("HOME", &folder)
-        .envs(settings)
+    let mut command = launcher::command(crate::LAUNCHER, &folder);
+    // What the release sets counts less than what this launcher needs.
+    launcher::serve(command.envs(settings), "kubernetes")
         .env("KUBECONFIG", written("kubeconfig", &kubeconfig.to_string()))
         .env(env::INTERNAL_SECRET, stage.platform.secret())
         .env(env::AWS_ACCESS_KEY, stage.store.access_key())
         .env(env::AWS_SECRET_KEY, stage.store.secret_key())
-        .env(env::POD_NAME, "doomed")
-        .env(env::LISTEN, "127.0.0.1:0")
-        .env(env::LOG_FORMAT, "json");
+        .env(env::POD_NAME, "doomed");
     for map in fixture.list::<ConfigMap>().await {
         for (name, content) in map.data.unwrap_or_default() {
             let variable = match name.as_str() {
@@ -135,17 +129,6 @@ async fn beside(stage: &Stage, api_server: &str) -> Launcher {
         }
     }
     Launcher::start(&mut command)
-}
-
-/// The status of the answer, if there is one.
-async fn post(stage: &Stage, address: &str, document: &Value) -> Option<u16> {
-    let client = reqwest::Client::builder().no_proxy().build().unwrap();
-    let request = client
-        .post(format!("http://{address}/api/v1/terraform-rs"))
-        .bearer_auth(stage.platform.dispatch_token())
-        .header("content-type", "application/json")
-        .body(document.to_string());
-    Some(request.send().await.ok()?.status().as_u16())
 }
 
 /// A job that this test dispatches.
@@ -164,17 +147,13 @@ fn waiting(stage: &Stage) -> u32 {
 }
 
 /// Delivers again until that is accepted, and returns when the run is done.
-async fn deliver_again(stage: &Stage, service: &str, job: u32, document: &Value) {
+async fn deliver_again(stage: &Stage, service: &Endpoint, job: u32, document: &Value) {
     stage
         .fixture
         .until("the delivery is accepted", async || {
-            match post(stage, service, document).await {
-                Some(202) => Some(()),
-                answer => {
-                    assert_eq!(answer, Some(503));
-                    None
-                }
-            }
+            let answer = service.post(document).await.unwrap();
+            assert!(matches!(answer, 202 | 503), "{answer}");
+            (answer == 202).then_some(())
         })
         .await;
     stage
@@ -196,7 +175,7 @@ async fn deliver_again(stage: &Stage, service: &str, job: u32, document: &Value)
 async fn orphans(stage: &Stage, cut: Cut) -> Vec<(u32, Value, Instant)> {
     let (api_server, kept) = cutting(stage.fixture.client.clone(), cut).await;
     let doomed = beside(stage, &api_server).await;
-    let address = doomed.endpoint().address;
+    let endpoint = stage.platform.endpoint(doomed.endpoint.address);
     // The platform encodes some steps anew. A run whose Secret is stored must not care.
     let documents = match cut {
         Cut::BeforeSecret => [false, true].as_slice(),
@@ -215,9 +194,7 @@ async fn orphans(stage: &Stage, cut: Cut) -> Vec<(u32, Value, Instant)> {
         }
         orphans.push((job, first, document, after));
     }
-    let posts = orphans
-        .iter()
-        .map(|(_, first, ..)| post(stage, &address, first));
+    let posts = orphans.iter().map(|(_, first, ..)| endpoint.post(first));
     let killed = async {
         stage
             .fixture
@@ -232,7 +209,9 @@ async fn orphans(stage: &Stage, cut: Cut) -> Vec<(u32, Value, Instant)> {
     // A dispatch is accepted once its Secret is stored.
     let accepted = (cut == Cut::BeforeRelease).then_some(202);
     assert!(
-        answers.iter().all(|answer| *answer == accepted),
+        answers
+            .iter()
+            .all(|answer| answer.as_ref().ok() == accepted.as_ref()),
         "{answers:?}"
     );
     let orphans = orphans.into_iter();
@@ -248,6 +227,7 @@ async fn a_launcher_killed_between_two_requests_loses_no_run_and_doubles_none() 
     };
     let service = stage.fixture.all::<Service>().get("mayfly").await.unwrap();
     let service = format!("{}:{PORT}", service.spec.unwrap().cluster_ip.unwrap());
+    let service = stage.platform.endpoint(service.parse().unwrap());
     let mut runs = Vec::new();
     for cut in [Cut::BeforeSecret, Cut::BeforeRelease] {
         runs.extend(orphans(&stage, cut).await);

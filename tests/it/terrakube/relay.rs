@@ -18,10 +18,9 @@ use test_peers::proxy::{Call, Fate, Moment, Proxy};
 use test_platform::{Actor, Flow, NewJob, Platform, Status, Workspace};
 
 use super::Stage;
-use crate::in_cluster::Launcher;
 use crate::in_pools::client::{Client, executor_of};
-use crate::in_pools::fixture::hub_command;
 use crate::machine;
+use test_platform::launcher::{self, Launcher};
 
 /// As executors know the platform. They cannot reach it.
 const PUBLIC: &str = "https://terrakube.example.test";
@@ -69,15 +68,14 @@ impl Pool {
     }
 
     fn start_hub(&mut self) {
-        let mut command = hub_command(self.folder.path());
+        let mut command = launcher::hub(crate::LAUNCHER, self.folder.path());
         for (name, value) in self.stage.settings() {
             command.env(name, value);
         }
         command.env(env::POOL_LOST_SECONDS, self.lost_seconds);
         let hub = tokio::task::block_in_place(|| Launcher::start(&mut command));
-        let address = hub.endpoint().address;
-        *self.proxy.servers() = vec![address.parse().unwrap()];
-        let url = format!("http://{address}/pools/eu/api/v1/terraform-rs");
+        *self.proxy.servers() = vec![hub.endpoint.address];
+        let url = hub.endpoint.url("/pools/eu/api/v1/terraform-rs");
         self.stage.platform.dispatch_to(&url);
         self.hub = Some(hub);
     }

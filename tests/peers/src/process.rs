@@ -177,6 +177,12 @@ impl Running {
         }
     }
 
+    /// Kills it as a crash would.
+    pub fn kill(self) -> Finished {
+        self.signal(Signal::SIGKILL);
+        self.wait()
+    }
+
     fn so_far(&self) -> String {
         format!(
             "--- stdout\n{}\n--- stderr\n{}",

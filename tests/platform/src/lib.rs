@@ -16,6 +16,7 @@ mod dispatch;
 mod faults;
 mod http;
 pub mod java;
+pub mod launcher;
 mod ledger;
 mod platform;
 mod records;

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::fmt::{self, Write as _};
 use std::fs;
 use std::io;
+use std::net::SocketAddr;
 use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -17,6 +18,7 @@ use uuid::Uuid;
 
 use crate::dispatch::{self, Native};
 use crate::faults::{Fault, Faults};
+use crate::launcher::Endpoint;
 use crate::ledger::{Actor, Ledger, Rule};
 use crate::records::{Job, NewJob, Records, Status, Workspace};
 use crate::server::Server;
@@ -309,6 +311,11 @@ impl Platform {
     /// The secret as operators set it.
     pub fn secret(&self) -> String {
         self.shared.secret.text()
+    }
+
+    /// Where a launcher or hub takes dispatches of this platform.
+    pub fn endpoint(&self, address: SocketAddr) -> Endpoint {
+        Endpoint::new(address, self.shared.secret.clone())
     }
 
     /// A token as it comes with a dispatch.

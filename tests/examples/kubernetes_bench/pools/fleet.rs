@@ -19,6 +19,7 @@ use pool_protocol::id::LeaseId;
 use pool_protocol::path::LeaseCall;
 use pool_protocol::version;
 use serde_json::{Value, json};
+use test_platform::launcher;
 use tokio::io::{AsyncBufReadExt as _, BufReader};
 use tokio::sync::{Mutex, mpsc};
 
@@ -78,16 +79,8 @@ impl Agent {
 }
 
 fn command(program: &str, hub: &Hub, pool: &str, name: &str, url: &str) -> Command {
-    let mut command = Command::new(program);
-    command
-        .args(["agent", "--name", name])
-        .env_clear()
-        .env("PATH", std::env::var_os("PATH").unwrap_or_default())
-        .env("HOME", hub.folder())
-        .env("MAYFLY_AGENT_SERVICE_URL", url)
-        .env("MAYFLY_AGENT_TOKEN", hub.token(pool))
-        .env("MAYFLY_AGENT_ON_STOP", "drain")
-        .env(env::LOG_FORMAT, "json");
+    let mut command = launcher::command(program, hub.folder());
+    launcher::agent(&mut command, name, url, hub.token(pool)).env("MAYFLY_AGENT_ON_STOP", "drain");
     command
 }
 

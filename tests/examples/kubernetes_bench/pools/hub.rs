@@ -3,21 +3,21 @@
 use std::fs;
 use std::net::SocketAddr;
 use std::path::Path;
-use std::process::Command;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use anyhow::{Context as _, Result, ensure};
+use anyhow::{Result, ensure};
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use integration_tests::WaitingPlatform;
-use integration_tests::process::{Running, Stream};
+use integration_tests::process::Running;
 use job_contract::{JobData, env};
 use nix::unistd::Pid;
 use pool_protocol::token::PoolToken;
 use serde_json::{Map, Value, json};
 use test_peers::wait;
+use test_platform::launcher::{self, DISPATCH, Endpoint, Launcher};
 
 use crate::launcher::memory_of;
 
@@ -31,10 +31,8 @@ pub(super) struct Hub {
     /// In a lock, because clients in other threads share the hub.
     _running: Mutex<Running>,
     process: Pid,
-    address: SocketAddr,
+    endpoint: Endpoint,
     tokens: Vec<(&'static str, PoolToken)>,
-    dispatch_token: String,
-    client: reqwest::Client,
     _platform: WaitingPlatform,
     store: &'static str,
     next: AtomicUsize,
@@ -56,35 +54,18 @@ impl Hub {
         fs::write(&file, json!({"pools": pools}).to_string())?;
         let store = std::env::var(env::POOL_STORE).ok();
         let key = STANDARD.encode([7; 32]);
-        let running = Running::start(
-            Command::new(program)
-                .args(["serve", "--target", "none", "--pools"])
-                .arg(file)
-                .env_clear()
-                .env("HOME", folder.path())
-                .env(env::DATA_DIR, folder.path().join("hub"))
-                .env(env::LISTEN, "127.0.0.1:0")
-                .env(env::LOG_FORMAT, "json")
-                .env(env::DRAIN_SECONDS, "0")
-                .envs(platform.settings())
-                .envs(store.as_ref().map(|store| (env::POOL_STORE, store)))
-                // On PostgreSQL, the hub makes no key of its own.
-                .envs(store.as_ref().map(|_| (env::JOB_TOKEN_KEYS, &key))),
-        );
-        let line = running.line_with(Stream::Stderr, "\"listening\"");
-        let line: Value = serde_json::from_str(&line)?;
-        let address = line["address"].as_str();
-        let address = address.context("the hub did not say where it listens")?;
+        let mut command = launcher::hub(program, folder.path());
+        command
+            .envs(platform.settings())
+            .envs(store.as_ref().map(|store| (env::POOL_STORE, store)))
+            // On PostgreSQL, the hub makes no key of its own.
+            .envs(store.as_ref().map(|_| (env::JOB_TOKEN_KEYS, &key)));
+        let hub = Launcher::start(&mut command);
         Ok(Self {
-            process: running.pid(),
-            _running: Mutex::new(running),
-            address: address.parse()?,
+            process: hub.running.pid(),
+            _running: Mutex::new(hub.running),
+            endpoint: hub.endpoint,
             tokens: tokens.into(),
-            dispatch_token: WaitingPlatform::dispatch_token(),
-            client: reqwest::Client::builder()
-                .no_proxy()
-                .timeout(PATIENCE)
-                .build()?,
             _platform: platform,
             store: match store {
                 Some(url) if url.starts_with("postgres") => "PostgreSQL",
@@ -96,11 +77,11 @@ impl Hub {
     }
 
     pub(super) fn address(&self) -> SocketAddr {
-        self.address
+        self.endpoint.address
     }
 
     pub(super) fn url(&self) -> String {
-        format!("http://{}", self.address)
+        self.endpoint.url("")
     }
 
     pub(super) fn store(&self) -> &'static str {
@@ -136,12 +117,8 @@ impl Hub {
             organization_id: organization.to_owned(),
             ..job.clone()
         };
-        let request = self
-            .client
-            .post(format!("{}/pools/{pool}/api/v1/terraform-rs", self.url()))
-            .bearer_auth(&self.dispatch_token)
-            .header("Content-Type", "application/json")
-            .body(serde_json::to_string(&job)?);
+        let path = format!("/pools/{pool}{DISPATCH}");
+        let request = self.endpoint.request(&path, serde_json::to_string(&job)?);
         let began = Instant::now();
         let status = request.send().await?.status();
         ensure!(status.as_u16() == 202, "a dispatch was answered {status}");
@@ -159,8 +136,8 @@ impl Hub {
     /// Waits until a line is in the metrics.
     pub(super) async fn until_line(&self, line: &str) -> Result<()> {
         let has_line = || async {
-            let metrics = self.client.get(format!("{}/metrics", self.url())).send();
-            let metrics = metrics.await?.text().await?;
+            let metrics = self.endpoint.client.get(self.endpoint.url("/metrics"));
+            let metrics = metrics.send().await?.text().await?;
             ensure!(metrics.lines().any(|found| found == line), "{metrics}");
             Ok(())
         };

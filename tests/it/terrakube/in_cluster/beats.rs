@@ -13,9 +13,10 @@ use platform::redis::{Redis, RedisArgs};
 use serde_json::json;
 use test_cluster::{ADMIN, Fault as ClusterFault, State};
 use test_peers::wait;
+use test_platform::launcher::Launcher;
 use test_platform::{Actor, Effect, Fault, Flow, Platform, Records, Status};
 
-use crate::in_cluster::{Fixture, LAUNCHER, Launcher};
+use crate::in_cluster::{Fixture, LAUNCHER};
 use crate::terrakube::{RunTarget, Stage, quick};
 
 /// How long a job may stay without a heartbeat: less than any run here takes, and long enough for a launcher to write a key

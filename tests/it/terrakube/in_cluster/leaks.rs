@@ -24,9 +24,10 @@ use test_cluster::{ADMIN, State};
 use test_peers::git_http::{GitHttpOptions, serve as serve_git};
 use test_peers::redis::{Options, RedisServer};
 use test_peers::s3::{self, S3};
+use test_platform::launcher::Launcher;
 use test_platform::{Flow, NewJob, Outputs, Platform, Status, Variable, Workspace};
 
-use crate::in_cluster::{Fixture, Launcher};
+use crate::in_cluster::Fixture;
 use crate::terrakube::{RunTarget, Settings, Stage, quick};
 
 /// The line of the tool when a run is at the gate.
@@ -624,13 +625,11 @@ async fn carry_out(scene: &Scene, findings: &mut Findings) -> u32 {
 
 /// Searches metrics and diagnostics of a launcher, and stops it.
 async fn look_at(launcher: Launcher, well: u32, all: &Search, findings: &mut Findings) {
-    let address = launcher.endpoint().address;
-    let metrics = reqwest::get(format!("http://{address}/metrics"))
-        .await
-        .unwrap();
+    let metrics = launcher.endpoint.url("/metrics");
+    let metrics = reqwest::get(metrics).await.unwrap();
     let metrics = metrics.text().await.unwrap();
     findings.look("the launcher", "mayfly_", all, &one("metrics", metrics));
-    let launcher = launcher.into_running();
+    let launcher = launcher.running;
     launcher.signal(Signal::SIGTERM);
     let ended = launcher.wait();
     let job = format!("job-{well}-");

@@ -13,24 +13,18 @@ use kube::Api;
 use kube::api::{DeleteParams, LogParams, PostParams};
 use serde_json::Value;
 use test_cluster::{ADMIN, Fault, State};
+use test_platform::launcher::{DISPATCH, Launcher};
 use test_platform::{Builder, Flow, Native, NewJob, Platform, Status, Workspace};
 
-use crate::in_cluster::{Fixture, LAUNCHER, Launcher};
+use crate::in_cluster::{Fixture, LAUNCHER};
 use crate::terrakube::{RunTarget, Stage, quick};
 
 impl Stage {
     /// Delivers the last dispatch of a job again; returns status and body of the answer.
     async fn deliver_again(&self, launcher: &Launcher, job: u32) -> (u16, String) {
-        let url = format!("http://{}/api/v1/terraform-rs", launcher.endpoint().address);
-        let request = reqwest::Client::builder()
-            .no_proxy()
-            .build()
-            .unwrap()
-            .post(url)
-            .bearer_auth(self.platform.dispatch_token())
-            .header("content-type", "application/json")
-            .body(self.platform.job_data(job).to_string());
-        let answer = request.send().await.unwrap();
+        let endpoint = self.platform.endpoint(launcher.endpoint.address);
+        let data = self.platform.job_data(job).to_string();
+        let answer = endpoint.request(DISPATCH, data).send().await.unwrap();
         (answer.status().as_u16(), answer.text().await.unwrap())
     }
 }
