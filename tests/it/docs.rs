@@ -57,7 +57,6 @@ fn sources() -> Vec<(PathBuf, String)> {
         "tests/cluster",
         "tests/conformance",
         "tests/it",
-        "tests/node",
         "tests/peers/src",
         "tests/platform/src",
         "tests/src",

@@ -1,5 +1,5 @@
 //! `cargo xtask test node`: the journeys on a node with a real kubelet. Knows what a node needs and leaves on this machine, but
-//! not how it is started (`tests/node`) or what the journeys do.
+//! not how it is started (`tests/cluster/src/node`) or what the journeys do.
 
 use std::fs;
 use std::io;

@@ -11,6 +11,7 @@ mod cluster;
 mod control_plane;
 mod front;
 mod kubelet;
+pub mod node;
 mod processes;
 mod provision;
 mod rights;

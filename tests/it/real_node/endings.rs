@@ -146,7 +146,7 @@ async fn an_image_that_cannot_be_pulled_ends_the_run_in_the_time_it_has() {
 async fn a_native_sidecar_that_ignores_its_end_does_not_keep_a_finished_run_running() {
     let stubborn = json!({
         "name": "stubborn",
-        "image": test_node::images::name_of(images::Program::Executor),
+        "image": test_cluster::node::images::name_of(images::Program::Executor),
         "command": ["/bin/bash", "-c", "trap '' TERM; while :; do sleep 1; done"],
         "securityContext": {"allowPrivilegeEscalation": false, "capabilities": {"drop": ["ALL"]}},
     });

@@ -4,5 +4,5 @@ use std::process::ExitCode;
 
 #[tokio::main]
 async fn main() -> anyhow::Result<ExitCode> {
-    test_node::cluster::run(std::env::args_os()).await
+    test_cluster::node::run(std::env::args_os()).await
 }

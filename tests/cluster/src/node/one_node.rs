@@ -11,11 +11,11 @@ use anyhow::{Context as _, Result, ensure};
 use k8s_openapi::api::core::v1::Node;
 use kube::config::{KubeConfigOptions, Kubeconfig};
 use kube::{Api, Client, Config};
-use test_cluster::{ControlPlane, Programs};
 use test_peers::wait;
 
-use crate::power::Power;
-use crate::{Folder, NODE, images, network, runtime};
+use super::power::Power;
+use super::{Folder, NODE, images, network, runtime};
+use crate::control_plane::{ControlPlane, Programs};
 
 const START: Duration = Duration::from_mins(2);
 /// Folders of the machine to which programs write that have no option for another one. An empty one may remain.

@@ -7,11 +7,13 @@ use std::io::{self, Read as _, Write as _};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 
-pub mod cluster;
 pub mod images;
 pub mod network;
-pub mod power;
-pub mod runtime;
+mod one_node;
+mod power;
+mod runtime;
+
+pub use one_node::run;
 
 /// Names the folder of the node to its tests.
 pub const NODE: &str = "MAYFLY_TEST_NODE";

@@ -14,7 +14,7 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use test_peers::wait;
 
-use crate::{Folder, runtime};
+use super::{Folder, runtime};
 
 /// Where control groups are.
 const CONTROL_GROUPS: &str = "/sys/fs/cgroup";
@@ -25,7 +25,7 @@ const POLL: Duration = Duration::from_millis(20);
 
 /// containerd and kubelet of a node.
 #[derive(Debug)]
-pub struct Power {
+pub(super) struct Power {
     folder: Folder,
     kubelet: PathBuf,
     running: Vec<Service>,
@@ -33,7 +33,7 @@ pub struct Power {
 
 impl Power {
     /// A node on which nothing runs.
-    pub fn new(folder: &Folder, kubelet: &Path) -> Self {
+    pub(super) fn new(folder: &Folder, kubelet: &Path) -> Self {
         Self {
             folder: folder.clone(),
             kubelet: kubelet.to_owned(),
@@ -45,7 +45,7 @@ impl Power {
     ///
     /// # Errors
     /// Fails when it does not start.
-    pub fn containerd(&mut self) -> Result<()> {
+    pub(super) fn containerd(&mut self) -> Result<()> {
         let command = runtime::containerd(&self.folder)?;
         let service = Service::start("containerd", command, &self.folder)?;
         self.running.push(service);
@@ -62,7 +62,7 @@ impl Power {
     ///
     /// # Errors
     /// Fails when it does not start.
-    pub fn kubelet(&mut self) -> Result<()> {
+    pub(super) fn kubelet(&mut self) -> Result<()> {
         self.make_control_groups()?;
         let command = runtime::kubelet(&self.kubelet, &self.folder)?;
         let service = Service::start("kubelet", command, &self.folder)?;
@@ -118,7 +118,7 @@ impl Power {
     ///
     /// # Errors
     /// Fails when there is no socket.
-    pub fn serve(mut self) -> Result<()> {
+    pub(super) fn serve(mut self) -> Result<()> {
         let listener = UnixListener::bind(self.folder.switch())?;
         thread::spawn(move || {
             for stream in listener.incoming() {

@@ -7,7 +7,7 @@ use std::process::Command;
 use anyhow::{Context as _, Result, ensure};
 use serde_json::json;
 
-use crate::Folder;
+use super::Folder;
 
 /// The node, its kubelet and the API server.
 pub const NODE_ADDRESS: &str = "10.20.0.1";

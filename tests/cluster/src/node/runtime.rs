@@ -7,19 +7,19 @@ use std::process::{Command, Stdio};
 use anyhow::{Context as _, Result};
 use serde_json::json;
 
-use crate::Folder;
-use crate::images::PAUSE;
-use crate::network::{NODE_ADDRESS, PLUGINS, PODS};
+use super::Folder;
+use super::images::PAUSE;
+use super::network::{NODE_ADDRESS, PLUGINS, PODS};
 
 /// The only node of the cluster.
-pub const NODE_NAME: &str = "node-1";
+pub(super) const NODE_NAME: &str = "node-1";
 
 /// containerd with the plugin for Kubernetes. Root of a machine that is itself contained may not have the right to protect
 /// processes from being killed for memory, so containers are protected no better than containerd is.
 ///
 /// # Errors
 /// Fails when its configuration cannot be written.
-pub fn containerd(folder: &Folder) -> Result<Command> {
+pub(super) fn containerd(folder: &Folder) -> Result<Command> {
     let config = format!(
         "version = 2\n\
          root = '{}'\n\
@@ -48,7 +48,7 @@ pub fn containerd(folder: &Folder) -> Result<Command> {
 ///
 /// # Errors
 /// Fails when its configuration cannot be written.
-pub fn kubelet(program: &Path, folder: &Folder) -> Result<Command> {
+pub(super) fn kubelet(program: &Path, folder: &Folder) -> Result<Command> {
     let config = json!({
         "apiVersion": "kubelet.config.k8s.io/v1beta1",
         "kind": "KubeletConfiguration",
@@ -87,7 +87,7 @@ pub fn kubelet(program: &Path, folder: &Folder) -> Result<Command> {
 }
 
 /// Leads what is sent to Services to their pods.
-pub fn proxy(program: &Path, folder: &Folder) -> Command {
+pub(super) fn proxy(program: &Path, folder: &Folder) -> Command {
     let mut command = Command::new(program);
     command
         .arg(format!("--kubeconfig={}", folder.kubeconfig().display()))
@@ -107,7 +107,11 @@ pub fn proxy(program: &Path, folder: &Folder) -> Command {
 ///
 /// # Errors
 /// Fails if the program or the file is missing.
-pub fn start(name: &str, command: &mut Command, folder: &Folder) -> Result<std::process::Child> {
+pub(super) fn start(
+    name: &str,
+    command: &mut Command,
+    folder: &Folder,
+) -> Result<std::process::Child> {
     let log = fs::OpenOptions::new()
         .append(true)
         .create(true)

@@ -12,7 +12,7 @@ use ::images::base::Base;
 use ::images::builder::{Build, Builder};
 use anyhow::{Context as _, Result, ensure};
 
-use crate::{Folder, REGISTRY, TAG};
+use super::{Folder, REGISTRY, TAG};
 
 /// Name of the image of pods themselves.
 pub const PAUSE: &str = "registry.example.test/pause:1";
