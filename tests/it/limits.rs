@@ -247,8 +247,13 @@ fn the_real_tool_is_interrupted_in_a_full_memory_and_saves_its_state() {
         return;
     };
     let machine = machine();
+    let gate = machine.gate();
     let fills = machine.scratch("fills.sh");
-    let script = group.filler() + "fill 84\nwhile :; do sleep 0.1; done\n";
+    let script = format!(
+        "{}fill 74; {}; fill 84; while :; do sleep 0.1; done\n",
+        group.filler(),
+        gate.words()
+    );
     fs::write(&fills, script).unwrap();
     let repository = Repository::module(&format!(
         "resource \"terraform_data\" \"first\" {{\n  input = \"made\"\n}}\nresource \"terraform_data\" \
@@ -258,12 +263,21 @@ fn the_real_tool_is_interrupted_in_a_full_memory_and_saves_its_state() {
     ));
     let apply = job::step(StepType::Apply, &repository);
     machine.queue(&[&apply]);
-    let outcome = machine
+    let run = machine
         .executor(&apply)
         .wrapped_in(&["sh", "-c", &group.entrance(), "sh"])
-        .run()
-        .expect_code(1);
+        .start();
+    let warning = "at 80 % the tool is interrupted";
+    run.running.wait_for(Stream::Stdout, warning);
+    gate.open_blocking();
+    let outcome = run.wait().expect_code(1);
 
+    let log = outcome.log();
+    let warned = log.find(warning).expect("a warning");
+    let stopped = log.find("of memory were in use").expect("the reason");
+    assert!(warned < stopped, "{outcome}");
+    assert!(log.contains(&format!("of {} MiB", group.mib)), "{outcome}");
+    assert_eq!(machine.statuses(&apply), ("failed".into(), "failed".into()));
     let report = outcome.report();
     assert_eq!(report.stopped, Some(StopReason::Memory), "{outcome}");
     assert_eq!(report.state, Some(StateStatus::Stored), "{outcome}");

@@ -58,6 +58,10 @@ fn an_apply_that_is_not_done_by_its_deadline_saves_its_state(tool: Tool) {
         let outcome = run.wait().expect_code(1);
         assert_eq!(outcome.report().stopped, Some(StopReason::Deadline));
         if came_to_its_gate {
+            let words = format!("it did not end within {seconds}s");
+            assert!(outcome.log().contains(&words), "{outcome}");
+            assert!(outcome.error().contains(&words), "{outcome}");
+            assert!(outcome.report().hint.is_some(), "{outcome}");
             assert_interrupted_once(&outcome);
             journey.assert_saved(&outcome);
         }
