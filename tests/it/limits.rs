@@ -14,43 +14,28 @@ use test_peers::skips::needed;
 
 use crate::machine;
 
-/// An apply that makes something, runs `then` and ends when it is interrupted.
-fn stuck(machine: &integration_tests::Machine, then: &str) -> FakeTool {
-    let state = machine
-        .data_dir()
-        .join(local_backend_state(job::ORGANIZATION, job::WORKSPACE));
-    FakeTool::new().on(
-        "apply",
-        &format!(
-            r#"trap 'echo INT >> "$tool/signals"; echo interrupted; exit 1' INT
-mkdir -p "$(dirname {0})"; echo '{{"version":4,"serial":1,"lineage":"x"}}' > {0}
-echo made; {then}
-sleep 1000 & while :; do wait; done"#,
-            state.display()
-        ),
-    )
-}
-
 /// How much time a run has is to end while the apply is at work, of which the test is. How long a run takes to come to
 /// its apply is the machine's affair.
-fn interrupted_for(reason: StopReason, setting: &str, words: impl Fn(u64) -> String) {
+#[test]
+fn a_run_that_falls_silent_is_interrupted_and_its_state_kept() {
     let at_work = [4, 8, 16, 32].into_iter().any(|seconds| {
         let (machine, repository) = (machine(), Repository::fixture());
-        let tool = stuck(&machine, "true");
+        let tool = silent(&machine);
         let apply = job::step(StepType::Apply, &repository);
         machine.queue(&[&apply]);
         let outcome = machine
             .executor(&apply)
             .env("PATH", tool.path())
-            .env(setting, seconds.to_string())
+            .env(env::SILENCE_SECONDS, seconds.to_string())
             .run();
         if !outcome.log().contains("made\n") {
             return false;
         }
         let outcome = outcome.expect_code(1);
 
-        assert_eq!(outcome.report().stopped, Some(reason), "{outcome}");
-        let words = words(seconds);
+        let reason = Some(StopReason::Silence);
+        assert_eq!(outcome.report().stopped, reason, "{outcome}");
+        let words = format!("its log had no new line for {seconds}s");
         assert!(outcome.log().contains(&words), "{outcome}");
         assert!(outcome.error().contains(&words), "{outcome}");
         assert!(outcome.report().hint.is_some(), "{outcome}");
@@ -75,18 +60,21 @@ fn interrupted_for(reason: StopReason, setting: &str, words: impl Fn(u64) -> Str
     assert!(at_work, "no run came to its apply");
 }
 
-#[test]
-fn a_run_that_is_not_done_by_its_deadline_is_interrupted_and_its_state_kept() {
-    interrupted_for(StopReason::Deadline, env::DEADLINE_SECONDS, |seconds| {
-        format!("it did not end within {seconds}s")
-    });
-}
-
-#[test]
-fn a_run_that_falls_silent_is_interrupted_and_its_state_kept() {
-    interrupted_for(StopReason::Silence, env::SILENCE_SECONDS, |seconds| {
-        format!("its log had no new line for {seconds}s")
-    });
+/// An apply that makes something, says no more, and ends when it is interrupted.
+fn silent(machine: &integration_tests::Machine) -> FakeTool {
+    let state = machine
+        .data_dir()
+        .join(local_backend_state(job::ORGANIZATION, job::WORKSPACE));
+    FakeTool::new().on(
+        "apply",
+        &format!(
+            r#"trap 'echo INT >> "$tool/signals"; echo interrupted; exit 1' INT
+mkdir -p "$(dirname {0})"; echo '{{"version":4,"serial":1,"lineage":"x"}}' > {0}
+echo made
+sleep 1000 & while :; do wait; done"#,
+            state.display()
+        ),
+    )
 }
 
 /// A control group with a memory limit, for one process tree.
@@ -196,49 +184,6 @@ impl Drop for MemoryGroup {
         // Its processes have ended, or the test failed anyway.
         let _ = fs::remove_dir(&self.folder);
     }
-}
-
-#[test]
-fn a_tool_that_fills_its_memory_is_interrupted_before_the_kernel_kills_it() {
-    let Some(group) = MemoryGroup::of(160) else {
-        return;
-    };
-    let (machine, repository) = (machine(), Repository::fixture());
-    let gate = machine.gate();
-    let fills = format!(
-        "{}fill 74; read -r _ < '{}'; fill 82",
-        group.filler(),
-        gate.path().display()
-    );
-    let tool = stuck(&machine, &fills);
-    let apply = job::step(StepType::Apply, &repository);
-    machine.queue(&[&apply]);
-    let run = machine
-        .executor(&apply)
-        .env("PATH", tool.path())
-        .wrapped_in(&["sh", "-c", &group.entrance(), "sh"])
-        .start();
-    let warning = "at 80 % the tool is interrupted";
-    run.running.wait_for(Stream::Stdout, warning);
-    gate.open_blocking();
-    let outcome = run.wait().expect_code(1);
-
-    assert_eq!(
-        outcome.report().stopped,
-        Some(StopReason::Memory),
-        "{outcome}"
-    );
-    let log = outcome.log();
-    let warned = log.find(warning).expect("a warning");
-    let stopped = log.find("of memory were in use").expect("the reason");
-    assert!(warned < stopped, "{outcome}");
-    assert!(log.contains(&format!("of {} MiB", group.mib)), "{outcome}");
-    assert_eq!(
-        machine.record(&apply).history.len(),
-        1,
-        "state was not kept\n{outcome}"
-    );
-    assert_eq!(machine.statuses(&apply), ("failed".into(), "failed".into()));
 }
 
 #[test]

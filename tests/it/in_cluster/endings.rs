@@ -168,20 +168,6 @@ async fn a_waiting_run_shows_what_it_waits_for_and_continues_once_that_exists() 
     assert_eq!(fixture.verdict(&plan).await, VerdictKind::Completed);
 }
 
-#[tokio::test(flavor = "multi_thread")]
-async fn an_apply_killed_for_its_memory_ends_and_is_not_run_again() {
-    let fixture = or_skip!(Fixture::new().await);
-    let (_repository, apply) = endless(&fixture);
-    let launcher = fixture.serve_reporting();
-    launcher.endpoint.accept(&apply).await;
-    let pod = fixture.pod_at_work(&apply, || begun(&fixture) == 1).await;
-    assert!(fixture.cluster.oom_kill(&pod));
-    fixture.until_over(&apply, "Failed").await;
-    assert_eq!(fixture.verdict(&apply).await, VerdictKind::OomKilled);
-    fixture.until_reported(&apply, "memory").await;
-    assert_eq!(begun(&fixture), 1);
-}
-
 /// `kubectl delete pod`.
 #[tokio::test(flavor = "multi_thread")]
 async fn the_verdict_of_an_apply_whose_pod_is_deleted_names_the_deletion() {

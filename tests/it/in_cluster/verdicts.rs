@@ -113,17 +113,6 @@ fn on_ssd(mut job: JobData) -> JobData {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_image_that_cannot_be_pulled_ends_the_run() {
-    let fixture = or_skip!(Fixture::new().await);
-    let missing = ("ExecutorEphemeralImage", "registry.example.test/missing:1");
-    let launcher = fixture.serve_reporting_with(&[missing, (env::CONTAINER_ERROR_SECONDS, "2")]);
-    let plan = fixture.dispatched(&launcher).await;
-    fixture
-        .until_given_up(&plan, "image_not_pulled", "missing:1")
-        .await;
-}
-
-#[tokio::test(flavor = "multi_thread")]
 async fn a_missing_config_map_ends_the_run() {
     let fixture = or_skip!(Fixture::new().await);
     let launcher = fixture.serve_reporting_with(&[

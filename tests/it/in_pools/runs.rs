@@ -8,7 +8,7 @@ use reqwest::{Method, StatusCode};
 use serde_json::{Value, json};
 use test_platform::Status;
 
-use super::client::{Client, executor_of};
+use super::client::Client;
 use super::fixture::Fixture;
 
 /// The longest time until a run is leased. It is generous for slow machines.
@@ -74,45 +74,11 @@ pub(super) async fn run_plan(fixture: &Fixture, executor: &Client, lease: &Lease
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_run_completes_through_the_relay() {
-    let fixture = Fixture::new().await;
-    let hub = fixture.serve();
-    let job = fixture.dispatched_plan().await;
-    fixture.until_alive(job).await;
-
-    let agent = fixture.client(&hub);
-    let instance = agent.register().await;
-    let lease = agent.request(instance).await;
-    let payload = &lease.task.payload;
-    let payload: serde_json::Value = serde_json::from_str(payload.get()).unwrap();
-    assert_eq!(payload, fixture.platform.job_data(job));
-    assert_eq!(lease.task.kind, "terraformPlan");
-    assert_eq!(lease.attempt, 1);
-    let started = json!({"executor": "runs/job-412"});
-    let started = agent.lease(&lease, LeaseCall::Started, started).await.ok();
-    assert_eq!(started["state"], "LEASED");
-
-    let executor = executor_of(&agent, &lease);
-    let read = format!(
-        "/api/v1/organization/{}/job/{job}?include=step",
-        fixture.platform.organization()
-    );
-    let found = executor.relay(&lease, Method::GET, &read, None).await.ok();
-    assert_eq!(found["data"]["attributes"]["status"], "queue");
-    run_plan(&fixture, &executor, &lease).await;
-
-    fixture.platform.until_job(job, Status::Completed).await;
-    fixture.platform.until_streamed(job, "No changes.").await;
-    hub.until_metric(r#"mayfly_pool_tasks{pool="eu",state="running"} 0"#)
-        .await;
-    fixture.platform.assert_kept().await;
-}
-
-#[tokio::test(flavor = "multi_thread")]
 async fn the_run_log_shows_a_missing_agent_and_a_new_agent_gets_the_run_at_once() {
     let fixture = Fixture::new().await;
     let hub = fixture.serve();
     let job = fixture.dispatched_plan().await;
+    fixture.until_alive(job).await;
     fixture
         .platform
         .until_streamed(

@@ -95,29 +95,6 @@ async fn a_local_tarball_is_unpacked_and_has_no_commit() {
 }
 
 #[tokio::test]
-async fn content_of_the_platform_comes_through_the_relay() {
-    let hub = Server::start(|_| Response::new(200, tarball())).unwrap();
-    let mut fixture = with_token(&hub);
-    let public = Url::parse("https://terrakube.example.test/api/").unwrap();
-    let token = fixture.config.content_token.as_mut().unwrap();
-    token.origins = vec![public.origin()];
-    token.relay = Some(Relay {
-        public,
-        base: Url::parse(&format!("{}/leases/1/platform", hub.url())).unwrap(),
-    });
-    let source = "https://terrakube.example.test/api/remote/v2/x/content.tar.gz?a=b";
-    fixture.prepare(&content_job(source)).await.unwrap();
-    let requests = hub.requests();
-    assert_eq!(requests.len(), 1);
-    assert_eq!(
-        requests[0].path,
-        "/leases/1/platform/remote/v2/x/content.tar.gz"
-    );
-    assert_eq!(requests[0].query, "a=b");
-    assert_eq!(tokens(&hub), [Some(format!("Bearer {TOKEN}"))]);
-}
-
-#[tokio::test]
 async fn the_token_is_sent_to_the_platform_and_not_to_redirect_targets() {
     let elsewhere = Server::start(|_| Response::new(200, tarball())).unwrap();
     let target = format!("{}/blob?sig=1", elsewhere.url());

@@ -84,7 +84,7 @@ async fn a_pod_that_is_killed_for_its_memory_fails_the_step_and_is_not_replaced(
     stage.platform.until_streamed(job, "at-the-gate").await;
     let pod = stage.only_pod().await;
     assert!(stage.fixture().cluster.oom_kill(&pod));
-    stage.until_told(job, "memory").await;
+    stage.until_told(job, "more memory than").await;
     assert_eq!(stage.fixture().state().await.pods.len(), 1);
 }
 
