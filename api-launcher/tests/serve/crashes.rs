@@ -11,7 +11,7 @@ use job_contract::status::{JobStatus, StepStatus};
 use nix::sys::signal::{Signal, kill, killpg};
 use nix::unistd::Pid;
 use test_peers::gate::Gate;
-use test_peers::process::{ends, has_ended};
+use test_peers::process::{Running, ends, has_ended};
 
 use crate::harness::{Fixture, Launcher};
 
@@ -314,15 +314,14 @@ async fn runs_left_on_purpose_are_found_again() {
 
 /// What a launcher on this data directory says that cannot start.
 fn refused(fixture: &Fixture, code: i32) -> String {
-    let launcher = std::process::Command::new(env!("CARGO_BIN_EXE_api-launcher"))
+    let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_api-launcher"));
+    command
         .args(["serve", "--target=process", "--listen=127.0.0.1:0"])
         .env("MAYFLY_ALLOW_UNAUTHENTICATED", "true")
-        .env("MAYFLY_DATA_DIR", fixture.data())
-        .output()
-        .unwrap();
-    let stderr = String::from_utf8(launcher.stderr).unwrap();
-    assert_eq!(launcher.status.code(), Some(code), "{stderr}");
-    stderr
+        .env("MAYFLY_DATA_DIR", fixture.data());
+    let launcher = Running::start(&mut command).wait();
+    assert_eq!(launcher.code(), code, "{launcher}");
+    launcher.stderr
 }
 
 #[test]

@@ -149,9 +149,13 @@ impl HubClient {
 
     /// Returns the URL of a lease, for its executor.
     pub(crate) fn lease_url(&self, lease: &LeaseRef) -> String {
-        let relay = path::relay(lease.task, lease.lease);
-        let path = relay.rsplit_once('/').map_or("", |(lease, _)| lease);
-        format!("{}{path}", self.base)
+        format!("{}{}", self.base, lease_path(lease))
+    }
+
+    /// Returns the hub of the URL of a lease, if it is another one. What is no such URL names no hub.
+    pub(crate) fn other_hub(&self, lease: &LeaseRef, url: &str) -> Option<Url> {
+        let base = url.strip_suffix(&lease_path(lease))?;
+        (base != self.base).then(|| Url::parse(base).ok())?
     }
 
     /// Returns how long ago the hub was reached, and why it refuses the agent now.
@@ -303,4 +307,10 @@ impl<'a> Call<'a> {
         self.key = Some(key);
         self
     }
+}
+/// Returns the path of a lease.
+fn lease_path(lease: &LeaseRef) -> String {
+    let relay = path::relay(lease.task, lease.lease);
+    let path = relay.rsplit_once('/').map_or("", |(lease, _)| lease);
+    path.to_owned()
 }

@@ -174,6 +174,8 @@ impl KubernetesTarget {
         Some(FoundExecutor {
             lease,
             run: run.to_string(),
+            // Jobs belong to the agent of their label, whatever address its hub has.
+            url: None,
             executor: Box::new(self.job(lease, run.name, self.runs.follow(lease.lease))),
         })
     }

@@ -33,6 +33,7 @@ use tokio::net::TcpListener;
 use tokio::sync::{Mutex, Notify, mpsc, watch};
 use tokio_util::sync::CancellationToken;
 use tracing::{error, info, warn};
+use url::Url;
 use uuid::Uuid;
 
 pub use self::args::AgentArgs;
@@ -46,7 +47,7 @@ use self::lease::{Leases, Stop, StopOrder, StoppedBy};
 pub use self::process::{OpenProcessError, ProcessSettings, ProcessTarget};
 pub use self::stop::{StopMode, StopSignals};
 use self::supervise::TaskOutcome;
-use self::target::SharedTarget;
+use self::target::{FoundExecutor, SharedTarget};
 use cluster::ConnectError;
 use http_service::diagnostics::refuse;
 use processes::executor::prepare_for_processes;
@@ -247,7 +248,13 @@ impl Agent {
         let (sender, mut unknown) = mpsc::unbounded_channel();
         let found = self.target.find().await.map_err(AgentError::Find)?;
         for found in found {
-            self.adopt(found);
+            match self.other_hub(&found) {
+                None => self.adopt(found),
+                Some(hub) => {
+                    let (run, executor) = (&found.run, found.executor.name());
+                    warn!(run, executor, %hub, "left an executor of another hub alone: an agent of that hub follows it");
+                }
+            }
         }
         // The scope ends calls in progress, for example a registration, so that they do not block the last call.
         let result = {
@@ -270,6 +277,16 @@ impl Agent {
             info!(leases = self.leases.len(), "stopped");
         }
         result
+    }
+
+    /// Returns the hub of an executor, if it is another one: this agent's hub would stop the run, and get what is not its own. The
+    /// hub in this process has the same runs at each address.
+    fn other_hub(&self, found: &FoundExecutor) -> Option<Url> {
+        let url = found
+            .url
+            .as_deref()
+            .filter(|_| !self.settings.hub_is_here)?;
+        self.client.other_hub(&found.lease, url)
     }
 
     async fn run_until_stop(self: &Arc<Self>, signals: &mut StopSignals) -> Result<(), AgentError> {

@@ -103,6 +103,9 @@ struct LeaseFile {
     #[serde(flatten)]
     lease: LeaseRef,
     run: String,
+    /// The URL of the lease. Files of earlier versions have none.
+    #[serde(default)]
+    url: Option<String>,
 }
 
 impl ProcessTarget {
@@ -174,6 +177,7 @@ impl ProcessTarget {
                     found.push(FoundExecutor {
                         lease: note.lease,
                         run: note.run,
+                        url: note.url,
                         executor: Box::new(self.process(&note.lease, running)),
                     });
                 }
@@ -194,6 +198,7 @@ impl ProcessTarget {
         let note = LeaseFile {
             lease: order.lease,
             run: format!("{}/{}", order.job.job_id, order.job.step_id),
+            url: Some(order.url.clone()),
         };
         let note = serde_json::to_vec(&note).map_err(io::Error::from);
         // Code of another run could have put a FIFO in its place.

@@ -58,6 +58,7 @@ impl Agent {
             lease,
             run,
             executor,
+            ..
         } = found;
         let Some(lease) = self.leases.add(lease, run, None, Phase::Started) else {
             let agent = Arc::clone(self);

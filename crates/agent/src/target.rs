@@ -38,6 +38,8 @@ pub(crate) struct FoundExecutor {
     pub(crate) lease: LeaseRef,
     /// The job and step, for the log.
     pub(crate) run: String,
+    /// The URL of the lease that the executor uses, if the target knows it.
+    pub(crate) url: Option<String>,
     pub(crate) executor: Box<dyn Executor>,
 }
 

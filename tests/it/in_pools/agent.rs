@@ -134,6 +134,39 @@ async fn a_plan_and_its_apply_run_without_a_secret_of_the_platform() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn an_executor_of_another_hub_is_left_to_an_agent_of_that_hub() {
+    let fixture = Fixture::new().await;
+    let hub = fixture.serve();
+    let agent = fixture.start_agent(&hub);
+    let gate = fixture.gate();
+    let job = fixture.start_script(&gate);
+    fixture.platform.until_streamed(job, "at-the-gate").await;
+    tokio::task::block_in_place(|| agent.kill());
+
+    let other = Fixture::new().await;
+    let its_hub = other.serve();
+    let mut command = other.agent(&its_hub.url());
+    let folder = fixture.path("data");
+    let stranger = Running::start(command.env("MAYFLY_AGENT_WORKING_DIRECTORY", folder));
+    wait_for(&stranger, "left an executor of another hub alone");
+    wait_for(&stranger, "\"registered\"");
+    stranger.signal(Signal::SIGTERM);
+    ends_with(stranger, 0);
+
+    // Files of earlier versions name no hub.
+    let file = fixture.runs()[0].join("lease.json");
+    let mut lease: Value = serde_json::from_slice(&fs::read(&file).unwrap()).unwrap();
+    let url = lease.as_object_mut().unwrap().remove("url").unwrap();
+    assert!(url.as_str().unwrap().starts_with(&hub.url()), "{url}");
+    fs::write(&file, lease.to_string()).unwrap();
+    let agent = fixture.start_agent(&hub);
+    wait_for(&agent, "found an executor of an earlier agent");
+    gate.open().await;
+    fixture.platform.until_job(job, Status::Completed).await;
+    assert_eq!(fixture.times_run(), 1);
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn the_end_of_a_run_frees_its_slot() {
     let fixture = Fixture::new().await;
     let hub = fixture.serve();
