@@ -59,9 +59,9 @@ mod signals;
 mod sources;
 mod state;
 mod stores;
-mod terrakube;
 mod tools;
 mod variables;
+mod with_terrakube;
 mod workflows;
 
 use integration_tests::{Laptop, Machine};

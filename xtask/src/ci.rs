@@ -43,6 +43,8 @@ enum Stage {
     Tools,
     /// The journeys of pools, also with runs that lose each process and each call once, and are cut off for a while
     Pools,
+    /// The journeys under a platform, with executors as processes
+    Terrakube,
     /// Measurements, compared with their baselines and goals
     Bench,
     // Kubernetes may still be built while the stages before run.
@@ -115,6 +117,7 @@ impl Stage {
             Self::Node => Staged::Node.run(&[]),
             Self::Chaos => Staged::Chaos.run(&[]),
             Self::Pools => Staged::Pools.run(&[]),
+            Self::Terrakube => Staged::Terrakube.run(&[]),
             Self::Bench => bench::stage(),
         }
     }
@@ -127,7 +130,9 @@ impl Stage {
                 &[Purpose::Tests, Purpose::Chart]
             }
             Self::Images => &[Purpose::Tests, Purpose::Images],
-            Self::Tools | Self::Chaos | Self::Pools | Self::Bench => &[Purpose::Tests],
+            Self::Tools | Self::Chaos | Self::Pools | Self::Terrakube | Self::Bench => {
+                &[Purpose::Tests]
+            }
         }
     }
 }

@@ -20,11 +20,12 @@ pub(crate) enum Staged {
     Tools,
     Chaos,
     Pools,
+    Terrakube,
 }
 
 impl Staged {
     /// The stages in the order in which they select tests.
-    const ALL: [Self; 7] = [
+    const ALL: [Self; 8] = [
         Self::Images,
         Self::Node,
         Self::Cluster,
@@ -32,6 +33,7 @@ impl Staged {
         Self::Tools,
         Self::Chaos,
         Self::Pools,
+        Self::Terrakube,
     ];
 
     const fn word(self) -> &'static str {
@@ -43,6 +45,7 @@ impl Staged {
             Self::Tools => "tools::",
             Self::Chaos => "in_chaos",
             Self::Pools => "in_pools::",
+            Self::Terrakube => "with_terrakube::",
         }
     }
 
@@ -87,7 +90,10 @@ impl Staged {
         let only = if named.is_empty() { &own } else { named };
         let environment = kubeconfig.map(cluster::environment);
         // These tests mostly wait.
-        let waits = matches!(self, Self::Cluster | Self::Tools | Self::Pools);
+        let waits = matches!(
+            self,
+            Self::Cluster | Self::Tools | Self::Pools | Self::Terrakube
+        );
         run_tests(
             only,
             &self.before(),
@@ -98,7 +104,7 @@ impl Staged {
 }
 
 /// The words of all stages.
-pub(crate) fn words() -> [&'static str; 7] {
+pub(crate) fn words() -> [&'static str; 8] {
     Staged::ALL.map(Staged::word)
 }
 

@@ -3,7 +3,7 @@
 use integration_tests::Repository;
 use test_platform::{Flow, Status};
 
-use crate::terrakube::{Stage, default_template};
+use crate::with_terrakube::{Stage, default_template};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn the_default_template_runs_as_jobs_of_a_cluster() {

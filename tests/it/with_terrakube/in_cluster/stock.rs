@@ -17,7 +17,7 @@ use test_cluster::ADMIN;
 use test_platform::{Flow, Ledger, Native, Platform, Status, Variable};
 
 use crate::in_cluster::{Fixture, IMAGE};
-use crate::terrakube::{RunTarget, SETTINGS, Stage, default_template};
+use crate::with_terrakube::{RunTarget, SETTINGS, Stage, default_template};
 
 /// The Job as the platform's own client submits it, which knows nothing of retries, deadlines or claims. Only that it has
 /// half a minute to live after its end; here it stays until it was looked at.

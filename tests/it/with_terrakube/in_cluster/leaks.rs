@@ -28,7 +28,7 @@ use test_platform::launcher::Launcher;
 use test_platform::{Flow, NewJob, Outputs, Platform, Status, Variable, Workspace};
 
 use crate::in_cluster::Fixture;
-use crate::terrakube::{RunTarget, Settings, Stage, quick};
+use crate::with_terrakube::{RunTarget, Settings, Stage, quick};
 
 /// The line of the tool when a run is at the gate.
 const AT_THE_GATE: &str = "(local-exec): at-the-gate";

@@ -17,7 +17,7 @@ use test_platform::launcher::{DISPATCH, Launcher};
 use test_platform::{Builder, Flow, Native, NewJob, Platform, Status, Workspace};
 
 use crate::in_cluster::{Fixture, LAUNCHER};
-use crate::terrakube::{RunTarget, Stage, quick};
+use crate::with_terrakube::{RunTarget, Stage, quick};
 
 impl Stage {
     /// Delivers the last dispatch of a job again; returns status and body of the answer.

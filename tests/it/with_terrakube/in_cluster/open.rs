@@ -7,7 +7,7 @@ use test_cluster::{Fault, State};
 use test_platform::{Flow, Platform, Status};
 
 use crate::in_cluster::{Fixture, LAUNCHER};
-use crate::terrakube::{RunTarget, Stage};
+use crate::with_terrakube::{RunTarget, Stage};
 
 /// How long the platform waits for an answer.
 const OPEN: Duration = Duration::from_secs(2);

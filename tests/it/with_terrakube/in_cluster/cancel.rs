@@ -4,7 +4,7 @@ use integration_tests::{FakeTool, Repository};
 use test_platform::{Actor, Flow, Platform, Status};
 
 use crate::in_cluster::Fixture;
-use crate::terrakube::{RunTarget, Stage, quick};
+use crate::with_terrakube::{RunTarget, Stage, quick};
 
 impl Stage {
     /// Cancels, waits until the run has ended, and checks that it changed no status.

@@ -8,7 +8,7 @@ use k8s_openapi::api::core::v1::Pod;
 use test_platform::{Actor, Effect, Fault, Flow, NewJob, Platform, Status, Variable, Workspace};
 
 use crate::in_cluster::{Fixture, LAUNCHER};
-use crate::terrakube::{RunTarget, Stage, quick};
+use crate::with_terrakube::{RunTarget, Stage, quick};
 
 impl Stage {
     /// Waits for the failure of the job, and fails unless its step's output holds these words.

@@ -17,7 +17,7 @@ use test_platform::launcher::Launcher;
 use test_platform::{Actor, Effect, Fault, Flow, Platform, Records, Status};
 
 use crate::in_cluster::{Fixture, LAUNCHER};
-use crate::terrakube::{RunTarget, Stage, quick};
+use crate::with_terrakube::{RunTarget, Stage, quick};
 
 /// How long a job may stay without a heartbeat: less than any run here takes, and long enough for a launcher to write a key
 /// on a slow machine.
