@@ -5,7 +5,7 @@ use std::io;
 use std::path::Path;
 
 use data_dir::DataError;
-use job_contract::{Exit, chain};
+use job_contract::Exit;
 use platform::PlatformError;
 use processes::executor::ExecutorError;
 use runtime::setting::SettingError;
@@ -41,14 +41,6 @@ impl Failure {
     pub(crate) fn unreadable(path: &Path) -> impl Fn(io::Error) -> Self + use<> {
         let text = format!("could not read `{}`", path.display());
         move |error| Self::new(Exit::BadJobData, &text).because(error)
-    }
-
-    /// The lines of the text, or one text with all causes.
-    pub(crate) fn facts(&self) -> Vec<String> {
-        match self.source {
-            Some(_) => vec![chain(self)],
-            None => self.text.lines().map(str::to_owned).collect(),
-        }
     }
 
     pub(crate) fn because(mut self, cause: impl Error + Send + Sync + 'static) -> Self {

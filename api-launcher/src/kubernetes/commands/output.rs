@@ -4,7 +4,7 @@ use std::fmt;
 use std::io::{self, IsTerminal as _, Write};
 
 use clap::Args;
-use job_contract::Exit;
+use job_contract::{Exit, chain};
 use serde::Serialize;
 
 use crate::failure::Failure;
@@ -122,12 +122,20 @@ impl Output {
         let paint = Paint {
             on: self.paint.on && io::stderr().is_terminal(),
         };
-        for fact in failure.facts() {
+        for fact in facts(failure) {
             self.note(&format!("{} {fact}", paint.red("error:")));
         }
         if let Some(hint) = failure.hint {
             self.note(&format!("{} {hint}", paint.dim("hint:")));
         }
+    }
+}
+
+/// The lines of a failure, or one text with all causes.
+fn facts(failure: &Failure) -> Vec<String> {
+    match std::error::Error::source(failure) {
+        Some(_) => vec![chain(failure)],
+        None => failure.to_string().lines().map(str::to_owned).collect(),
     }
 }
 
