@@ -107,19 +107,14 @@ impl AzureEnvironment {
             .append_pair("client_id", client_id)
             .extend_pairs(proof)
             .finish();
-        let token = async {
-            let client = proxies.client()?;
-            request_token(|| {
-                client
-                    .post(url.clone())
-                    .header("content-type", "application/x-www-form-urlencoded")
-                    .body(body.clone())
-            })
-            .await
-        };
-        token
-            .await
-            .map_err(|error: RequestError| error.of(identity))
+        let client = proxies.client()?;
+        let token = request_token(|| {
+            client
+                .post(url.clone())
+                .header("content-type", "application/x-www-form-urlencoded")
+                .body(body.clone())
+        });
+        token.await.map_err(|error| error.of(identity))
     }
 
     async fn managed_identity_token(&self) -> Result<SecretString, StepError> {

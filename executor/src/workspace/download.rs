@@ -62,7 +62,7 @@ impl ContentToken {
 
 impl Relay {
     /// Where the relay has what the platform has at `url`.
-    fn address(&self, url: &Url) -> Url {
+    pub(super) fn address(&self, url: &Url) -> Url {
         let base = |url: &Url| url.path().trim_end_matches('/').to_owned();
         let path = url.path();
         let rest = path.strip_prefix(&base(&self.public)).unwrap_or(path);
@@ -159,11 +159,7 @@ impl Download<'_> {
             });
         }
         let url = parse_url(address)?;
-        let client = self.proxies.client().map_err(|error| {
-            StepError::infrastructure("could not set up the HTTP client")
-                .because(&error)
-                .with_hint("check the proxy variables of the executor")
-        })?;
+        let client = self.proxies.client()?;
         let attempt = async || self.fetch(&client, &url).await;
         let fetched = attempt
             .retry(

@@ -1,4 +1,4 @@
-//! HTTP clients of the workspace. They use the proxies of the run's environment, not those of the process. This module
+//! HTTP clients of the workspace. They use the proxies of the executor's own environment, as git gets them. This module
 //! knows nothing of the requests.
 
 use std::ffi::OsString;
@@ -6,6 +6,8 @@ use std::time::Duration;
 
 use reqwest::redirect::Policy;
 use reqwest::{Client, ClientBuilder, NoProxy, Proxy};
+
+use crate::error::StepError;
 
 /// Timeout of a server for accepting a connection.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(20);
@@ -41,16 +43,25 @@ impl ProxySettings {
 
     /// A client that uses these proxies. It follows no redirects, because the caller decides for each redirect about
     /// the token.
-    pub(super) fn client(&self) -> reqwest::Result<Client> {
+    pub(super) fn client(&self) -> Result<Client, StepError> {
         let exempt = self.none_for.as_deref().and_then(NoProxy::from_string);
+        // The error of a proxy has its password in it.
+        let unusable = |name: &str| {
+            let text = format!("`{name}`, or `all_proxy` in its place, is no address of a proxy");
+            StepError::infrastructure(text).with_hint("check the proxy variables of the executor")
+        };
         let mut builder = base_client();
         if let Some(proxy) = &self.http {
-            builder = builder.proxy(Proxy::http(proxy)?.no_proxy(exempt.clone()));
+            let proxy = Proxy::http(proxy).map_err(|_| unusable("http_proxy"))?;
+            builder = builder.proxy(proxy.no_proxy(exempt.clone()));
         }
         if let Some(proxy) = &self.https {
-            builder = builder.proxy(Proxy::https(proxy)?.no_proxy(exempt));
+            let proxy = Proxy::https(proxy).map_err(|_| unusable("https_proxy"))?;
+            builder = builder.proxy(proxy.no_proxy(exempt));
         }
-        builder.build()
+        builder.build().map_err(|error| {
+            StepError::infrastructure("could not set up the HTTP client").because(&error)
+        })
     }
 }
 
@@ -85,5 +96,18 @@ mod tests {
         assert_eq!(proxies.https.as_deref(), Some("http://lower:1"));
         assert_eq!(proxies.http.as_deref(), Some("http://all:1"));
         assert_eq!(proxies.none_for.as_deref(), Some("localhost,.svc"));
+    }
+
+    #[test]
+    fn a_proxy_that_cannot_be_used_is_named_without_its_password() {
+        drop(rustls::crypto::ring::default_provider().install_default());
+        for name in ["http_proxy", "HTTPS_PROXY"] {
+            let value = OsString::from("user:pl4n/ted@proxy:3128");
+            let proxies = ProxySettings::from_environment(&[(OsString::from(name), value)]);
+            let error = proxies.client().unwrap_err();
+            let text = format!("{error} {error:?}");
+            assert!(text.contains(&name.to_lowercase()), "{text}");
+            assert!(!text.contains("pl4n") && !text.contains("ted@"), "{text}");
+        }
     }
 }

@@ -94,6 +94,41 @@ async fn a_local_tarball_is_unpacked_and_has_no_commit() {
     assert_eq!(again.main_tf(), "# content");
 }
 
+#[test]
+fn the_relay_has_what_is_below_the_public_address_of_the_platform() {
+    let relay = Relay {
+        public: Url::parse("https://terrakube.example.test/api/").unwrap(),
+        base: Url::parse("https://hub/leases/1/platform").unwrap(),
+    };
+    let content = "https://terrakube.example.test/api/remote/v2/x/content.tar.gz?a=b";
+    assert_eq!(
+        relay.address(&Url::parse(content).unwrap()).as_str(),
+        "https://hub/leases/1/platform/remote/v2/x/content.tar.gz?a=b"
+    );
+}
+
+#[tokio::test]
+async fn content_comes_through_the_proxy_unless_its_host_needs_none() {
+    let server = Server::start(|_| Response::new(200, tarball())).unwrap();
+    let mut fixture = Fixture::new();
+    fixture.set("http_proxy", server.url());
+    let source = "http://platform.example.test/content.tar.gz";
+    fixture.prepare(&content_job(source)).await.unwrap();
+    let asked = server.requests();
+    let host = asked[0].header("host").map(str::to_owned);
+    assert_eq!(
+        (asked.len(), host.as_deref()),
+        (1, Some("platform.example.test"))
+    );
+
+    let mut fixture = Fixture::new();
+    // Nobody listens there.
+    fixture.set("http_proxy", "http://127.0.0.1:1");
+    fixture.set("no_proxy", "127.0.0.1");
+    let source = format!("{}/content.tar.gz", server.url());
+    fixture.prepare(&content_job(&source)).await.unwrap();
+}
+
 #[tokio::test]
 async fn the_token_is_sent_to_the_platform_and_not_to_redirect_targets() {
     let elsewhere = Server::start(|_| Response::new(200, tarball())).unwrap();
