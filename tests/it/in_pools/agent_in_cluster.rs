@@ -21,7 +21,7 @@ pub(super) async fn cluster(parts: Builder) -> Option<ClusterFixture> {
 }
 
 /// Starts the agent `eu-1` with the cluster of the test.
-fn start(cluster: &ClusterFixture, fixture: &Fixture, hub: &Hub) -> Running {
+pub(super) fn start(cluster: &ClusterFixture, fixture: &Fixture, hub: &Hub) -> Running {
     let mut command = cluster.command(&[]);
     let token = fixture.token.reveal();
     Running::start(launcher::agent(&mut command, "eu-1", &hub.url(), token))

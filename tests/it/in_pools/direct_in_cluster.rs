@@ -1,12 +1,12 @@
 //! A pool whose executors reach the platform themselves. The hub still gives out leases, and takes claims and ends.
 
-use integration_tests::Running;
 use job_contract::env;
 use nix::sys::signal::Signal;
 use serde_json::json;
 use test_platform::Status;
 
 use super::agent::ends_with;
+use super::agent_in_cluster;
 use super::fixture::Fixture;
 use crate::in_cluster::Fixture as ClusterFixture;
 
@@ -37,12 +37,7 @@ async fn an_executor_with_the_platforms_secret_needs_no_relay() {
         env::STATE_TYPE,
         env::STATUS_POLL_SECONDS,
     ));
-    let mut command = cluster.command(&["agent", "--name", "eu-1"]);
-    command
-        .env("MAYFLY_AGENT_SERVICE_URL", hub.url())
-        .env("MAYFLY_AGENT_TOKEN", fixture.token.reveal())
-        .env(env::LOG_FORMAT, "json");
-    let agent = Running::start(&mut command);
+    let agent = agent_in_cluster::start(&cluster, &fixture, &hub);
     let gate = fixture.gate();
     let job = fixture.start_script(&gate);
     platform.until_streamed(job, "at-the-gate").await;

@@ -93,6 +93,9 @@ async fn the_run_log_shows_a_missing_agent_and_a_new_agent_gets_the_run_at_once(
     let lease = agent.request(instance).await;
     assert!(requested.elapsed() < MAX_DELAY, "{:?}", requested.elapsed());
     assert_eq!(lease.task.job_id, job.to_string());
+    assert_eq!((&*lease.task.kind, lease.attempt), ("terraformPlan", 1));
+    let payload: Value = serde_json::from_str(lease.task.payload.get()).unwrap();
+    assert_eq!(payload, fixture.platform.job_data(job));
     fixture.platform.assert_kept().await;
 }
 

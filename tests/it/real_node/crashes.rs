@@ -113,6 +113,7 @@ async fn beside(stage: &Stage, api_server: &str) -> Launcher {
     let mut command = launcher::command(crate::LAUNCHER, &folder);
     // What the release sets counts less than what this launcher needs.
     launcher::serve(command.envs(settings), "kubernetes")
+        .env(env::LOG_FORMAT, "json")
         .env("KUBECONFIG", written("kubeconfig", &kubeconfig.to_string()))
         .env(env::INTERNAL_SECRET, stage.platform.secret())
         .env(env::AWS_ACCESS_KEY, stage.store.access_key())

@@ -34,4 +34,4 @@ pub use platform::{Builder, Outputs, Platform, StartError};
 pub use records::{History, Job, NewJob, Records, Status, Step, Variable, Workspace};
 pub use streams::LogEntry;
 pub use template::Flow;
-pub use token::{LIFETIME, Secret};
+pub use token::Secret;

@@ -16,7 +16,7 @@ pub(crate) const INTERNAL: &str = "TerrakubeInternal";
 const PERSONAL: &str = "Terrakube";
 
 /// How long the token of a dispatch is valid.
-pub const LIFETIME: Duration = Duration::from_secs(10);
+pub(crate) const LIFETIME: Duration = Duration::from_secs(10);
 
 /// The shared secret.
 #[derive(Debug, Clone)]
