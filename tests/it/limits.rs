@@ -10,7 +10,10 @@ use integration_tests::{FakeTool, Repository, job};
 use job_contract::keys::local_backend_state;
 use job_contract::report::{StateStatus, StopReason};
 use job_contract::{StepType, env};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
 use test_peers::skips::needed;
+use test_peers::wait::{DEADLINE, within_blocking};
 
 use crate::machine;
 
@@ -181,8 +184,13 @@ fill() {{
 
 impl Drop for MemoryGroup {
     fn drop(&mut self) {
-        // Its processes have ended, or the test failed anyway.
-        let _ = fs::remove_dir(&self.folder);
+        // If the test failed, processes may be left, which would fill their memory for ever.
+        let left = fs::read_to_string(self.folder.join("cgroup.procs")).unwrap_or_default();
+        for process in left.lines().filter_map(|line| line.parse().ok()) {
+            let _ = kill(Pid::from_raw(process), Signal::SIGKILL);
+        }
+        let is_removed = || fs::remove_dir(&self.folder);
+        let _ = within_blocking(DEADLINE, "the group has no process", is_removed);
     }
 }
 

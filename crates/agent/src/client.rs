@@ -308,6 +308,7 @@ impl<'a> Call<'a> {
         self
     }
 }
+
 /// Returns the path of a lease.
 fn lease_path(lease: &LeaseRef) -> String {
     let relay = path::relay(lease.task, lease.lease);

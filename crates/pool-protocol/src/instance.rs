@@ -15,7 +15,8 @@ pub struct Registration {
     pub executor_version: String,
     pub protocol_min_version: u32,
     pub protocol_max_version: u32,
-    /// The operating system, for example `linux`. The protocol calls it `platform`.
+    /// The operating system, for example `linux`.
+    // Elsewhere, the platform is the system that orders runs.
     #[serde(rename = "platform")]
     pub operating_system: String,
     /// The architecture, for example `amd64`.

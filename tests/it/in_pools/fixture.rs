@@ -14,8 +14,7 @@ use test_peers::wait;
 use test_platform::{Flow, NewJob, Outputs, Platform, Status, Workspace};
 
 use super::client::Client;
-use test_platform::launcher;
-use test_platform::launcher::Launcher;
+use test_platform::launcher::{self, Launcher};
 
 /// A platform, a file of the pools, and settings for hubs.
 pub(super) struct Fixture {

@@ -9,8 +9,7 @@ use serde_json::json;
 
 use super::client::{Client, executor_of};
 use super::fixture::Hub;
-use test_platform::launcher;
-use test_platform::launcher::Launcher;
+use test_platform::launcher::{self, Launcher};
 
 const BURST: usize = 100;
 const SLOTS: usize = 5;

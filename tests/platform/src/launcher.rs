@@ -68,7 +68,8 @@ pub fn agent<'a>(command: &'a mut Command, name: &str, hub: &str, token: &str) -
 pub struct Launcher {
     /// The process.
     pub running: Running,
-    /// Where it takes dispatches.
+    /// Where it takes dispatches, with tokens of [`Secret::long`]. For another secret there is
+    /// [`Platform::endpoint`](crate::Platform::endpoint).
     pub endpoint: Endpoint,
 }
 
