@@ -17,11 +17,11 @@ const SKIPS: &str = "MAYFLY_TEST_SKIPS";
 /// Tests that measure how fast an error is reported, or how pools share the time of a hub. No other test may run at the same time.
 /// `.config/nextest.toml` lists them too.
 const ALONE: [&str; 3] = ["failure::", "wrong_inputs", "pressure::"];
-/// The target with the journeys, which mostly wait for processes. The other tests run beside them.
-const JOURNEYS: &str = "it";
+/// The targets whose tests mostly wait, for processes and for servers that are away. The other tests run beside them.
+const WAITING: [&str; 2] = ["it", "redis"];
 /// The threads for tests that mostly wait.
 const THREADS: usize = 4;
-/// The threads for journeys that other tests run beside, and for these tests.
+/// The threads for tests that mostly wait and that other tests run beside, and for these tests.
 const BESIDE: [usize; 2] = [4, 4];
 
 /// Runs the tests whose names contain one of the words of `only`, or all tests if it is empty. Tests with a word of `but` do
@@ -178,12 +178,14 @@ fn test_commands(
         return vec![vec![with_words(command, only, but)]];
     }
     let mut others = vec!["--lib", "--bins", "--examples", "--benches"];
-    for target in targets.iter().filter(|target| *target != JOURNEYS) {
+    let is_waiting = |target: &&String| WAITING.contains(&target.as_str());
+    for target in targets.iter().filter(|target| !is_waiting(target)) {
         others.extend(["--test", target]);
     }
-    let [of_journeys, of_others] = BESIDE;
+    let waiting = WAITING.map(|target| ["--test", target]);
+    let [of_waiting, of_others] = BESIDE;
     let together = [
-        test(&["--test", JOURNEYS], of_journeys),
+        test(waiting.as_flattened(), of_waiting),
         test(&others, of_others),
     ];
     vec![
@@ -223,7 +225,7 @@ mod tests {
     use super::*;
 
     fn lines(only: &[&str], but: &[&str], nextest: bool) -> Vec<String> {
-        let targets = ["it", "run"].map(str::to_owned);
+        let targets = ["it", "redis", "run"].map(str::to_owned);
         let commands = test_commands(only, but, nextest, 2, &targets);
         commands.iter().flatten().map(command_line).collect()
     }
@@ -238,18 +240,18 @@ mod tests {
 
     #[test]
     fn what_one_command_leaves_out_another_runs() {
-        let [journeys, others, alone] = &lines(&[], &["chart::"], false)[..] else {
+        let [waiting, others, alone] = &lines(&[], &["chart::"], false)[..] else {
             panic!("not three commands");
         };
-        assert!(
-            journeys.contains(" --test it --no-fail-fast "),
-            "{journeys}"
-        );
-        assert!(!others.contains(" --test it "), "{others}");
+        let both = " --test it --test redis --no-fail-fast ";
+        assert!(waiting.contains(both), "{waiting}");
+        for target in WAITING {
+            assert!(!others.contains(&format!(" --test {target} ")), "{others}");
+        }
         for kind in ["--lib", "--bins", "--examples", "--benches", "--test run"] {
             assert!(others.contains(&format!(" {kind} ")), "{kind}: {others}");
         }
-        for line in [journeys, others] {
+        for line in [waiting, others] {
             let but = " --skip failure:: --skip wrong_inputs --skip pressure:: --skip chart::";
             assert!(line.ends_with(but), "{line}");
         }
@@ -262,7 +264,7 @@ mod tests {
     #[test]
     fn targets_with_tests_are_known() {
         let targets = test_targets().unwrap();
-        for target in [JOURNEYS, "run", "serve"] {
+        for target in ["it", "redis", "run", "serve"] {
             assert!(targets.iter().any(|name| name == target), "{targets:?}");
         }
     }
