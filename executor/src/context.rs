@@ -98,13 +98,14 @@ impl<'c> RunContext<'c> {
         let store_watch = StoreWatch::start(&store, log.writer());
         Ok(Self {
             step: StepRef::of(&job),
+            timer: PhaseTimer::new(connections.platform.clone()),
             connections,
             start_report_retry: OnceLock::new(),
             view: OnceLock::new(),
             commit_id: OnceLock::new(),
             store,
             budget: Budget::of(config.run.grace_period(step_type)),
-            timer: PhaseTimer::default(),
+
             waiting: Arc::default(),
             job,
             step_type,

@@ -7,12 +7,14 @@ use std::time::Instant;
 
 use job_contract::progress::{self, Phase, Progress};
 use job_contract::report::PhaseTiming;
+use platform::Platform;
 use tracing::info;
 
 /// Durations of the phases that have ended, in that order.
-#[derive(Default)]
 pub(crate) struct PhaseTimer {
     timings: Mutex<Vec<PhaseTiming>>,
+    /// Learns of each phase that begins.
+    platform: Platform,
 }
 
 impl fmt::Debug for PhaseTimer {
@@ -22,6 +24,13 @@ impl fmt::Debug for PhaseTimer {
 }
 
 impl PhaseTimer {
+    pub(crate) const fn new(platform: Platform) -> Self {
+        Self {
+            timings: Mutex::new(Vec::new()),
+            platform,
+        }
+    }
+
     /// Times a piece of work; `ok` tells whether its result is a success.
     pub(crate) async fn time<T>(
         &self,
@@ -30,6 +39,7 @@ impl PhaseTimer {
         ok: impl FnOnce(&T) -> bool,
     ) -> T {
         announce_start(phase);
+        self.platform.enter(phase);
         let start = Instant::now();
         let result = work.await;
         let duration_ms = u64::try_from(start.elapsed().as_millis()).unwrap_or(u64::MAX);

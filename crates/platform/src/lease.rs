@@ -22,7 +22,7 @@ pub use args::{LeaseArgs, LeaseConfig};
 
 pub use crate::calls::job_token::JobToken;
 
-use self::heartbeat::Heartbeat;
+use self::heartbeat::{Beat, Heartbeat};
 use crate::calls::client::{Call, Client, JSON, Pace};
 use crate::calls::error::TerrakubeError;
 use crate::calls::text::fitting;
@@ -52,7 +52,12 @@ struct Inner {
     /// The claim, once it is granted.
     accepted: OnceLock<wire::Acceptance>,
     heartbeat: Mutex<Option<Heartbeat>>,
+    /// What the executor does, for people.
+    phase: CurrentPhase,
 }
+
+/// The name of the current phase of the executor. Clones share it.
+type CurrentPhase = Arc<Mutex<Option<&'static str>>>;
 
 /// The status of a lease.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -91,6 +96,7 @@ impl Lease {
             status: watch::channel(LeaseStatus::Valid).0,
             accepted: OnceLock::new(),
             heartbeat: Mutex::default(),
+            phase: CurrentPhase::default(),
         })))
     }
 
@@ -115,11 +121,20 @@ impl Lease {
         let mut heartbeat = self.heartbeat();
         if heartbeat.is_none() {
             let status = self.0.status.clone();
-            *heartbeat = Heartbeat::start(hub.config.clone(), &lease, acceptance.clone(), status)
+            let beat = Beat {
+                acceptance: acceptance.clone(),
+                phase: Arc::clone(&self.0.phase),
+            };
+            *heartbeat = Heartbeat::start(hub.config.clone(), &lease, beat, status)
                 .inspect_err(|error| warn!(error = chain(error), "the run has no heartbeat"))
                 .ok();
         }
         Ok(Claim::Granted)
+    }
+
+    /// Notes what the executor does. The next heartbeat says it.
+    pub(crate) fn enter(&self, phase: &'static str) {
+        *runtime::lock(&self.0.phase) = Some(phase);
     }
 
     /// Returns whether the lease is lost. Then this executor must not change the statuses.

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use job_contract::StepType;
+use job_contract::progress::Phase;
 use job_contract::status::JobStatus;
 use runtime::Deadline;
 use serde_json::{Map, Value};
@@ -88,6 +89,13 @@ impl Platform {
         match self {
             Self::Local(_) => false,
             Self::Terrakube(terrakube) => terrakube.config().lease.is_some(),
+        }
+    }
+
+    /// Notes what the executor does. With a lease, the hub's page shows it.
+    pub fn enter(&self, phase: Phase) {
+        if let Self::Terrakube(terrakube) = self {
+            terrakube.enter(phase.name());
         }
     }
 

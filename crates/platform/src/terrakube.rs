@@ -83,6 +83,13 @@ impl Terrakube {
         &self.0.config
     }
 
+    /// Notes what the executor does, for the hub.
+    pub(crate) fn enter(&self, phase: &'static str) {
+        if let Some(lease) = &self.0.lease {
+            lease.enter(phase);
+        }
+    }
+
     /// Ends the task of the step at its hub, if there is one.
     pub async fn end(&self, end: &RunEnd, deadline: &Deadline) -> Result<(), TerrakubeError> {
         match &self.0.lease {

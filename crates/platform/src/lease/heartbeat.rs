@@ -12,7 +12,7 @@ use tokio::sync::{oneshot, watch};
 use tokio::time::{Instant, sleep_until};
 use tracing::{debug, info, warn};
 
-use super::{Hub, JobToken, LeaseConfig, LeaseStatus, PACE};
+use super::{CurrentPhase, Hub, JobToken, LeaseConfig, LeaseStatus, PACE};
 use crate::calls::client::LONGEST_RETRY_AFTER;
 use runtime::Deadline;
 
@@ -25,6 +25,23 @@ const ATTEMPT_TIMEOUT: Duration = Duration::from_secs(10);
 /// The shortest pause that a hub can ask for.
 const SHORTEST: Duration = Duration::from_secs(1);
 
+/// What a heartbeat says.
+#[derive(Debug)]
+pub(super) struct Beat {
+    pub(super) acceptance: wire::Acceptance,
+    pub(super) phase: CurrentPhase,
+}
+
+impl Beat {
+    fn now(&self) -> wire::Acceptance {
+        let phase = *runtime::lock(&self.phase);
+        wire::Acceptance {
+            phase: phase.map(str::to_owned),
+            ..self.acceptance.clone()
+        }
+    }
+}
+
 /// Running heartbeats. They end when this value is dropped.
 #[derive(Debug)]
 pub(super) struct Heartbeat {
@@ -36,12 +53,12 @@ impl Heartbeat {
     pub(super) fn start(
         hub: LeaseConfig,
         lease: &wire::Lease,
-        acceptance: wire::Acceptance,
+        beat: Beat,
         status: watch::Sender<LeaseStatus>,
     ) -> io::Result<Self> {
         let (alive, over) = oneshot::channel();
         let heartbeat_loop = HeartbeatLoop {
-            acceptance,
+            beat,
             interval: interval(lease),
             status,
         };
@@ -93,7 +110,7 @@ pub(super) fn apply_response(
 }
 
 struct HeartbeatLoop {
-    acceptance: wire::Acceptance,
+    beat: Beat,
     interval: Duration,
     status: watch::Sender<LeaseStatus>,
 }
@@ -105,7 +122,7 @@ impl HeartbeatLoop {
         let mut next = Instant::now() + self.interval;
         loop {
             sleep_until(next).await;
-            let call = hub.call(LeaseCall::Heartbeat, &self.acceptance);
+            let call = hub.call(LeaseCall::Heartbeat, &self.beat.now());
             let deadline = Deadline::after(ATTEMPT_TIMEOUT);
             let sent_at = Instant::now();
             match hub

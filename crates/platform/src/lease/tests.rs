@@ -13,6 +13,7 @@ use pool_protocol::problem::{Code, Problem};
 use pool_protocol::task::TaskState;
 use pool_protocol::version::{HEADER, VERSION};
 use rstest::rstest;
+use serde_json::Value;
 use test_peers::http::{Request, Response, Server};
 
 use super::*;
@@ -91,8 +92,11 @@ async fn heartbeats_continue_while_the_run_blocks_all_threads_and_use_the_latest
     let server = server.unwrap();
     let lease = lease_at(&server);
     assert_eq!(lease.accept(&holder()).await.unwrap(), Claim::Granted);
+    lease.enter("apply");
     for _ in 0..2 {
         let request = beats.recv_timeout(LONG).unwrap();
+        let said: Value = serde_json::from_slice(&request.body).unwrap();
+        assert_eq!(said["phase"], "apply");
         assert_eq!(request.header("authorization"), Some("Bearer mfr_next"));
         assert_eq!(request.header(HEADER), Some("1"));
         assert!(request.header("user-agent").unwrap().starts_with("mayfly/"));
