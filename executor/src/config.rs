@@ -3,17 +3,18 @@
 use std::env::{VarError, var as env_var};
 use std::ffi::OsString;
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
 
-use artifact_store::{Store, StoreArgs};
+use artifact_store::{HubSettings, HubStore, RequestTiming, Store, StoreArgs};
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{Arg, Args, CommandFactory as _, Parser};
-use job_contract::{Exit, Records, StepType, env};
-use platform::lease::LeaseArgs;
+use job_contract::{Exit, JobData, Records, StepType, env};
+use platform::lease::{LeaseArgs, LeaseConfig};
 use platform::redis::{Redis, RedisArgs};
 use platform::terrakube::{TerrakubeArgs, TerrakubeConfig};
 use reqwest::Url;
-use runtime::setting::{SettingError, parse_over_environment};
+use runtime::setting::{ReadSetting as _, SettingError, parse_over_environment};
 use runtime::telemetry::LogFormat;
 
 use crate::error::StepError;
@@ -342,8 +343,29 @@ pub struct Folders {
 }
 
 impl StoreConfig {
-    /// Opens the store of these settings. All errors are reported at once.
-    pub fn open(&self, folders: &Folders) -> Result<Store, StepError> {
+    /// Opens the store of these settings, or the store of the hub, if it relays the requests of the run and no other store is
+    /// set. All errors are reported at once.
+    pub(crate) fn open(
+        &self,
+        folders: &Folders,
+        relaying: Option<&LeaseConfig>,
+        job: &JobData,
+    ) -> Result<Store, StepError> {
+        if let Some(lease) = relaying
+            && !self.artifacts.state_type.is_set()
+        {
+            let token = lease.token().clone();
+            let settings = HubSettings {
+                lease: lease.url().clone(),
+                token: Arc::new(move || token.current()),
+                organization: job.organization_id.clone(),
+                workspace: job.workspace_id.clone(),
+                job: job.job_id.clone(),
+                step: job.step_id.clone(),
+            };
+            let store = HubStore::open(settings, &RequestTiming::default())?;
+            return Ok(Store::of_hub(store));
+        }
         let settings = self.artifacts.resolve(&folders.data);
         let settings =
             settings.map_err(|error| unusable(error.to_string()).with_hint(error.hint()))?;

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use job_contract::{JobData, Records, chain};
 use platform::heartbeat::Heartbeat;
+use platform::lease::LeaseConfig;
 use platform::live::LiveViewPublisher;
 use platform::local::LocalPlatform;
 use platform::redis::Redis;
@@ -77,6 +78,12 @@ impl Connections {
             Platform::Local(_) => None,
             Platform::Terrakube(terrakube) => Some(terrakube),
         }
+    }
+
+    /// The lease, if the hub also passes the artifacts of the run on.
+    pub(crate) fn relaying_lease(&self) -> Option<&LeaseConfig> {
+        let config = self.terrakube().map(Terrakube::config);
+        config.filter(|config| config.is_relayed())?.lease.as_ref()
     }
 
     /// Starts the heartbeats of the job. A run continues without them, because the platform may wait long enough. With a

@@ -7,7 +7,7 @@ use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-use artifact_store::{Store, StoreError};
+use artifact_store::{BackendSettings, Store, StoreError};
 use job_contract::keys::ObjectKey;
 use job_contract::progress::Phase;
 use job_contract::{JobData, StepType, chain, env};
@@ -31,6 +31,7 @@ use crate::connections::Connections;
 use crate::error::StepError;
 use crate::phase_timer::PhaseTimer;
 use crate::running_report::StartReportRetry;
+use crate::state_server::StateServer;
 use crate::stop::{Budget, Stop};
 use crate::store_watch::StoreWatch;
 use crate::workspace::{Layout, LayoutConfig};
@@ -50,6 +51,9 @@ pub(crate) struct RunContext<'c> {
     pub(crate) log: RunLog,
     pub(crate) connections: Connections,
     pub(crate) store: Store,
+    /// Where the tool keeps the state.
+    pub(crate) backend: BackendSettings,
+    _state_server: Option<StateServer>,
     pub(crate) env: ChildEnv,
     pub(crate) stop: Stop,
     pub(crate) oom_kills: OomKills,
@@ -77,7 +81,9 @@ impl<'c> RunContext<'c> {
     ) -> Result<Self, StepError> {
         job.validate()?;
         let step_type = job.step_type()?;
-        let store = config.store.open(&folders)?;
+        let store = config
+            .store
+            .open(&folders, connections.relaying_lease(), &job)?;
         let mut env = ChildEnv::new(std::env::vars_os(), &config.run.env_forward, &job)?;
         if env.get("HOME").is_none() {
             env.set("HOME", &folders.home.to_string_lossy())?;
@@ -96,6 +102,20 @@ impl<'c> RunContext<'c> {
         })?;
         let log = open_log(config, &job, &layout, &store)?;
         let store_watch = StoreWatch::start(&store, log.writer());
+        let backend = store.backend(&job.organization_id, &job.workspace_id);
+        let state_server = match &backend {
+            BackendSettings::Hub(hub) => {
+                let server = StateServer::start(hub.clone(), log.writer());
+                let server = server.map_err(|source| {
+                    StepError::infrastructure("could not serve the state on loopback")
+                        .because(&source)
+                })?;
+                log.add_secrets([server.secret().expose_secret()]);
+                Some(server)
+            }
+            _ => None,
+        };
+        let backend = state_server.as_ref().map_or(backend, StateServer::settings);
         Ok(Self {
             step: StepRef::of(&job),
             timer: PhaseTimer::new(connections.platform.clone()),
@@ -104,8 +124,9 @@ impl<'c> RunContext<'c> {
             view: OnceLock::new(),
             commit_id: OnceLock::new(),
             store,
+            backend,
+            _state_server: state_server,
             budget: Budget::of(config.run.grace_period(step_type)),
-
             waiting: Arc::default(),
             job,
             step_type,

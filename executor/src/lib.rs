@@ -33,6 +33,7 @@ pub mod process;
 mod resolver;
 mod running_report;
 pub mod scripts;
+mod state_server;
 mod step_result;
 pub mod stop;
 mod store_watch;

@@ -10,7 +10,7 @@ use std::fs;
 use std::io::{self, Read as _};
 use std::path::{Path, PathBuf};
 
-use artifact_store::{Digest, Store, StoreError};
+use artifact_store::{Digest, HTTP, Store, StoreError};
 use job_contract::keys::ObjectKey;
 use job_contract::{Exit, JobData, Tool, env};
 use platform::StepView;
@@ -42,6 +42,9 @@ pub struct PlanRecord {
     pub tool: Tool,
     pub version: String,
     pub commit_id: String,
+    /// The tool's backend, which is a part of the plan. Earlier versions did not note it, and used no hub.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub backend: Option<String>,
 }
 
 impl PlanRecord {
@@ -91,11 +94,8 @@ impl PlanNote {
             .map_err(|error| unavailable(&error))?;
         let note = text.map(|text| serde_json::from_slice(&text)).transpose();
         note.map_err(|source| {
-            let reference = store.reference(&key);
-            refusal(format!(
-                "the note of the plan in `{reference}` cannot be read"
-            ))
-            .because(&source)
+            let note = key.in_bucket();
+            refusal(format!("the note of the plan in `{note}` cannot be read")).because(&source)
         })
     }
 }
@@ -107,6 +107,8 @@ pub struct NewPlan<'p> {
     pub digest: Digest,
     pub tool: &'p ResolvedTool,
     pub commit_id: &'p str,
+    /// The tool's backend.
+    pub backend: &'static str,
 }
 
 /// Stores a plan, and saves its note for later steps. The order does not matter: an apply refuses a plan that is missing, or
@@ -123,12 +125,13 @@ pub async fn store(
         &job.step_id,
     );
     let record = PlanRecord {
-        reference: store.reference(&key),
+        reference: store.reference(&key).await?,
         sha256: plan.digest.sha256,
         size_bytes: plan.digest.size_bytes,
         tool: plan.tool.tool,
         version: plan.tool.version.to_string(),
         commit_id: plan.commit_id.to_owned(),
+        backend: Some(plan.backend.to_owned()),
     };
     let (stored, noted) = tokio::join!(
         store.put_file(&key, plan.file),
@@ -195,6 +198,8 @@ pub struct PlanFetcher<'h> {
     pub view: &'h StepView,
     pub context: &'h Map<String, Value>,
     pub store: &'h Store,
+    /// The tool's backend, which must be the one of the plan.
+    pub backend: &'static str,
     /// A folder that no other user can read.
     pub private: &'h Path,
     /// Whether a platform records the job's steps and its plan. If not, the note in the store counts.
@@ -243,10 +248,27 @@ impl PlanFetcher<'_> {
                 format!("the plan in `{reference}` has no record of the executor that made it");
             return Err(refusal(text).with_hint(hint));
         }
+        check_backend(record.as_ref(), self.backend, &reference)?;
         fetch_and_check(self.store, self.private, self.job.tool(), reference, record)
             .await
             .map(Some)
     }
+}
+
+/// Refuses a plan with another backend: the tool would read and write the state somewhere else.
+fn check_backend(record: Option<&PlanRecord>, own: &str, reference: &str) -> Result<(), StepError> {
+    let made = record.and_then(|record| record.backend.as_deref());
+    let of_hub = "is kept by a hub (backend `http`)";
+    let text = match made {
+        Some(made) if made == own => return Ok(()),
+        None if own != HTTP => return Ok(()),
+        Some(HTTP) => format!("state {of_hub}, and this executor uses the backend `{own}`"),
+        Some(made) => format!("state is in the backend `{made}`, and this executor uses `{own}`"),
+        None => format!("state is not kept by a hub, and this executor's state {of_hub}"),
+    };
+    Err(refusal(format!(
+        "the reviewed plan in `{reference}` cannot be applied here: its {text}"
+    )))
 }
 
 async fn fetch_and_check(
@@ -358,6 +380,7 @@ mod tests {
                 tool: Tool::Terraform,
                 version: "1.9.8".into(),
                 commit_id: "c".into(),
+                backend: Some("local".into()),
             }
         }
 
@@ -381,6 +404,7 @@ mod tests {
                 view,
                 context,
                 store: &self.store,
+                backend: "local",
                 private: &private,
                 platform_keeps_records: true,
                 mixed_fleet: false,
@@ -528,6 +552,25 @@ mod tests {
         let note = note_key(&job());
         fixture.store.put(&note, "{").await.unwrap();
         assert_refused(fetch(false).await, "cannot be read");
+    }
+
+    #[tokio::test]
+    async fn a_plan_of_another_backend_is_refused_by_name() {
+        let fixture = Fixture::new(b"PK\x03\x04plan").await;
+        let fetch = async |made: Option<&str>, own: &'static str| {
+            let record = PlanRecord {
+                backend: made.map(str::to_owned),
+                ..fixture.record()
+            };
+            let view = step_view(Some(fixture.reference.clone()), true);
+            let change = |fetcher: &mut PlanFetcher<'_>| fetcher.backend = own;
+            fixture.fetch_as(&view, &record.patch("s"), change).await
+        };
+        assert_refused(fetch(Some("http"), "s3").await, "is kept by a hub");
+        assert_refused(fetch(Some("s3"), "http").await, "is in the backend `s3`");
+        assert_refused(fetch(None, "http").await, "is not kept by a hub");
+        fetch(Some("http"), "http").await.unwrap();
+        fetch(None, "s3").await.unwrap();
     }
 
     #[tokio::test]

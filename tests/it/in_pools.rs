@@ -4,6 +4,7 @@ mod agent;
 mod agent_config;
 mod agent_in_cluster;
 mod agent_stops;
+mod artifacts;
 mod at_rest;
 pub(crate) mod client;
 mod crashes;

@@ -20,9 +20,11 @@ use crate::error::{Answer, StoreError};
 use crate::reference::{ObjectUrl, address, key_of};
 use crate::remote::{BucketInfo, Remote, RequestTiming, check_tls, client_error, found};
 use crate::retry::Health;
+use crate::served::{ServedService, StateObject, StatePlace};
 use crate::service::ObjectService;
 use crate::settings::AzureSettings;
 use crate::state_backend::BackendSettings;
+use crate::transfer::{Content, Upload};
 
 const SERVICE: &str = "Azure Blob Storage";
 const CREDENTIAL_SETTINGS: &str =
@@ -33,6 +35,8 @@ const CREDENTIAL_SETTINGS: &str =
 pub(crate) struct Azure {
     state: Remote,
     output: Remote,
+    /// The container of backend states.
+    backend: Remote,
     settings: AzureSettings,
     http: HttpClient,
     timing: RequestTiming,
@@ -47,11 +51,11 @@ impl Azure {
         let options = timing.client_options(settings.endpoint.scheme() == "http");
         let connector = timing.connector(SERVICE);
         let fail = |error| client_error(SERVICE, &error);
-        let container = |area: Area| {
+        let container = |name: &str| {
             let client = MicrosoftAzureBuilder::new()
                 .with_account(&settings.account)
                 .with_access_key(settings.access_key.expose_secret())
-                .with_container_name(area.bucket_prefix())
+                .with_container_name(name)
                 .with_endpoint(settings.endpoint.as_str().trim_end_matches('/').to_owned())
                 .with_client_options(options.clone())
                 .with_retry(timing.retry_config())
@@ -62,7 +66,7 @@ impl Azure {
                 client: Arc::new(client),
                 bucket: BucketInfo {
                     service: SERVICE,
-                    name: area.bucket_prefix().to_owned(),
+                    name: name.to_owned(),
                     setting: env::AZURE_ACCOUNT,
                     credential_settings: CREDENTIAL_SETTINGS,
                 },
@@ -70,8 +74,9 @@ impl Azure {
             })
         };
         Ok(Self {
-            state: container(Area::State)?,
-            output: container(Area::Output)?,
+            state: container(Area::State.bucket_prefix())?,
+            output: container(Area::Output.bucket_prefix())?,
+            backend: container(&settings.container)?,
             settings: settings.clone(),
             http: connector.connect(&options).map_err(fail)?,
             timing: timing.clone(),
@@ -96,21 +101,20 @@ impl Azure {
     }
 
     /// Creates a container. It is no error if another run created it first.
-    async fn create_container(&self, area: Area) -> Result<(), StoreError> {
+    async fn create_container(&self, container: &str) -> Result<(), StoreError> {
         let backoff = ExponentialBuilder::default()
             .with_jitter()
             .with_min_delay(self.timing.first_pause)
             .with_max_delay(self.timing.longest_pause)
             .without_max_times()
             .with_total_delay(Some(self.timing.retry_for));
-        (|| self.try_create_container(area))
+        (|| self.try_create_container(container))
             .retry(backoff)
             .when(|error| matches!(error, StoreError::Unavailable { .. }))
             .await
     }
 
-    async fn try_create_container(&self, area: Area) -> Result<(), StoreError> {
-        let container = area.bucket_prefix();
+    async fn try_create_container(&self, container: &str) -> Result<(), StoreError> {
         let unavailable = |source| StoreError::Unavailable {
             service: SERVICE,
             action: "create the container",
@@ -156,6 +160,10 @@ impl Azure {
             .map_err(fail)?;
         Ok(request)
     }
+
+    fn reference_of(&self, key: &ObjectKey) -> String {
+        address(&self.settings.endpoint, &key.in_bucket())
+    }
 }
 
 #[async_trait]
@@ -164,15 +172,15 @@ impl ObjectService for Azure {
         Some(&self.state.health)
     }
 
-    fn reference(&self, key: &ObjectKey) -> String {
-        address(&self.settings.endpoint, &key.in_bucket())
+    async fn reference(&self, key: &ObjectKey) -> Result<String, StoreError> {
+        Ok(self.reference_of(key))
     }
 
     async fn put(&self, key: &ObjectKey, bytes: Bytes) -> Result<(), StoreError> {
         let container = self.container(key.area);
         match container.put(&key.path, bytes.clone()).await {
             Err(StoreError::NoBucket { .. }) => {
-                self.create_container(key.area).await?;
+                self.create_container(key.area.bucket_prefix()).await?;
                 container.put(&key.path, bytes).await
             }
             stored => stored,
@@ -183,7 +191,7 @@ impl ObjectService for Azure {
         let container = self.container(key.area);
         match container.put_file(&key.path, source).await {
             Err(StoreError::NoBucket { .. }) => {
-                self.create_container(key.area).await?;
+                self.create_container(key.area.bucket_prefix()).await?;
                 container.put_file(&key.path, source).await
             }
             stored => stored,
@@ -205,10 +213,7 @@ impl ObjectService for Azure {
     }
 
     async fn read(&self, key: &ObjectKey) -> Result<Option<Bytes>, StoreError> {
-        match self.container(key.area).read(&key.path).await {
-            Err(StoreError::NoBucket { .. }) => Ok(None),
-            read => read,
-        }
+        none_without_container(self.container(key.area).read(&key.path).await)
     }
 
     fn backend(&self, organization: &str, workspace: &str) -> BackendSettings {
@@ -225,6 +230,89 @@ impl ObjectService for Azure {
 
     fn secrets(&self) -> Vec<SecretString> {
         vec![self.settings.access_key.clone()]
+    }
+}
+
+#[async_trait]
+impl ServedService for Azure {
+    fn reference_of(&self, key: &ObjectKey) -> String {
+        self.reference_of(key)
+    }
+
+    fn key_behind(&self, reference: &str) -> Option<ObjectKey> {
+        self.key_behind(reference)
+    }
+
+    async fn open(&self, key: &ObjectKey) -> Result<Option<Content>, StoreError> {
+        none_without_container(self.container(key.area).open(&key.path).await)
+    }
+
+    async fn put_upload(&self, key: &ObjectKey, upload: Upload) -> Result<(), StoreError> {
+        // An upload cannot be repeated here, so its container has to be there first.
+        self.create_container(key.area.bucket_prefix()).await?;
+        let container = self.container(key.area);
+        container.put_upload(&key.path, upload).await
+    }
+
+    fn state(&self, organization: &str, workspace: &str) -> Arc<dyn StatePlace> {
+        Arc::new(StateBlob {
+            azure: self.clone(),
+            object: StateObject {
+                remote: self.backend.clone(),
+                name: ObjectKey::backend_state(organization, workspace).path,
+                lock: None,
+            },
+        })
+    }
+}
+
+/// A state in the container of backend states. The tool's own backend locks it by a lease on the blob, without which the blob
+/// cannot be written. No such lease is taken here.
+struct StateBlob {
+    azure: Azure,
+    object: StateObject,
+}
+
+#[async_trait]
+impl StatePlace for StateBlob {
+    async fn open(&self) -> Result<Option<Content>, StoreError> {
+        none_without_container(self.object.open().await)
+    }
+
+    async fn put(&self, upload: Upload) -> Result<(), StoreError> {
+        let container = &self.azure.settings.container;
+        self.azure.create_container(container).await?;
+        self.object.put(upload).await
+    }
+
+    async fn delete(&self) -> Result<(), StoreError> {
+        none_without_container(self.object.delete().await.map(Some)).map(drop)
+    }
+
+    fn has_lock(&self) -> bool {
+        false
+    }
+
+    async fn lock(&self, info: Bytes) -> Result<bool, StoreError> {
+        self.object.lock(info).await
+    }
+
+    async fn lock_info(&self) -> Result<Option<Bytes>, StoreError> {
+        self.object.lock_info().await
+    }
+
+    async fn unlock(&self) -> Result<(), StoreError> {
+        self.object.unlock().await
+    }
+}
+
+/// Without its container, there is no object.
+fn none_without_container<T>(
+    found: Result<Option<T>, StoreError>,
+) -> Result<Option<T>, StoreError> {
+    match found {
+        Err(StoreError::NoBucket { .. }) => Ok(None),
+        found => found,
     }
 }
 

@@ -42,6 +42,10 @@ impl Hasher {
         self.sha256.update(bytes);
     }
 
+    pub(crate) const fn size_bytes(&self) -> u64 {
+        self.size_bytes
+    }
+
     pub(crate) fn finish(self) -> Digest {
         Digest {
             size_bytes: self.size_bytes,

@@ -42,6 +42,19 @@ pub enum StoreError {
         bytes: u64,
         limit: u64,
     },
+    /// The hub refused it.
+    #[error("the hub refused `{object}`")]
+    Rejected {
+        object: String,
+        #[source]
+        source: Answer,
+    },
+    /// An upload that is not what its sender has declared. Nothing is stored.
+    #[error("the content of `{object}` differs from its declared size or digest")]
+    Altered { object: String },
+    /// An upload that ended early. Nothing is stored.
+    #[error("the content broke off")]
+    Broken(#[source] io::Error),
     #[error("{service} has no bucket `{bucket}`, the value of `{setting}`")]
     NoBucket {
         service: &'static str,
@@ -89,8 +102,12 @@ impl StoreError {
         })
     }
 
+    pub(crate) const fn broken(source: io::Error) -> Self {
+        Self::Broken(source)
+    }
+
     /// For `map_err`: `what` could not be read.
-    pub(crate) fn read(what: &'static str, path: &Path) -> impl Fn(io::Error) -> Self {
+    pub(crate) fn read(what: &'static str, path: &Path) -> impl Fn(io::Error) -> Self + use<> {
         let path = path.to_owned();
         move |source| Self::Read {
             what,
@@ -129,6 +146,9 @@ impl StoreError {
             Self::Read { .. }
             | Self::Foreign { .. }
             | Self::TooLarge { .. }
+            | Self::Altered { .. }
+            | Self::Broken(_)
+            | Self::Rejected { .. }
             | Self::Missing { .. } => return None,
         })
     }

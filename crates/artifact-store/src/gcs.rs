@@ -16,9 +16,11 @@ use crate::error::StoreError;
 use crate::reference::{ObjectUrl, address, key_of};
 use crate::remote::{BucketInfo, Remote, RequestTiming, check_tls, client_error, found};
 use crate::retry::Health;
+use crate::served::{ServedService, StateObject, StatePlace};
 use crate::service::ObjectService;
 use crate::settings::GcsSettings;
 use crate::state_backend::BackendSettings;
+use crate::transfer::{Content, Upload};
 
 const SERVICE: &str = "Google Cloud Storage";
 
@@ -73,6 +75,10 @@ impl Gcs {
         let name = url.path.strip_prefix(&self.settings.bucket)?;
         key_of(name.strip_prefix('/')?)
     }
+
+    fn reference_of(&self, key: &ObjectKey) -> String {
+        address(&self.base, &key.in_bucket())
+    }
 }
 
 #[async_trait]
@@ -81,8 +87,8 @@ impl ObjectService for Gcs {
         Some(&self.remote.health)
     }
 
-    fn reference(&self, key: &ObjectKey) -> String {
-        address(&self.base, &key.in_bucket())
+    async fn reference(&self, key: &ObjectKey) -> Result<String, StoreError> {
+        Ok(self.reference_of(key))
     }
 
     async fn put(&self, key: &ObjectKey, bytes: Bytes) -> Result<(), StoreError> {
@@ -118,5 +124,34 @@ impl ObjectService for Gcs {
 
     fn secrets(&self) -> Vec<SecretString> {
         vec![self.settings.credentials.clone()]
+    }
+}
+
+#[async_trait]
+impl ServedService for Gcs {
+    fn reference_of(&self, key: &ObjectKey) -> String {
+        self.reference_of(key)
+    }
+
+    fn key_behind(&self, reference: &str) -> Option<ObjectKey> {
+        self.key_behind(reference)
+    }
+
+    async fn open(&self, key: &ObjectKey) -> Result<Option<Content>, StoreError> {
+        self.remote.open(&key.in_bucket()).await
+    }
+
+    async fn put_upload(&self, key: &ObjectKey, upload: Upload) -> Result<(), StoreError> {
+        self.remote.put_upload(&key.in_bucket(), upload).await
+    }
+
+    fn state(&self, organization: &str, workspace: &str) -> Arc<dyn StatePlace> {
+        // The backend appends the name of the tool's workspace to its prefix.
+        let prefix = ObjectKey::backend_state(organization, workspace).in_bucket();
+        Arc::new(StateObject {
+            remote: self.remote.clone(),
+            name: format!("{prefix}/default.tfstate"),
+            lock: Some(format!("{prefix}/default.tflock")),
+        })
     }
 }

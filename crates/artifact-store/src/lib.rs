@@ -1,5 +1,8 @@
 //! The artifact store for plans, states and step output (contract 6): a folder, S3, Azure Blob Storage or GCS.
 //!
+//! - [`Store`] is what an executor uses. It may be the store of a hub ([`HubStore`]).
+//! - [`ServedStore`] is what the hub uses to pass artifacts on.
+//!
 //! This crate knows the object keys of `job-contract` and the protocol of each service. It knows nothing of the tool that
 //! makes the objects, nor of the platform that reads them. Memory is bounded for objects of any size.
 
@@ -7,14 +10,17 @@ mod azure;
 mod digest;
 mod error;
 mod gcs;
+mod hub;
 mod local;
 mod reference;
 mod remote;
 mod retry;
 mod s3;
+mod served;
 mod service;
 mod settings;
 mod state_backend;
+mod transfer;
 
 use std::path::Path;
 use std::sync::Arc;
@@ -33,13 +39,16 @@ use service::ObjectService;
 
 pub use digest::Digest;
 pub use error::StoreError;
+pub use hub::{CurrentToken, HubSettings, HubStore, StateLocked};
 pub use remote::RequestTiming;
 pub use runtime::setting::HttpUrl;
+pub use served::{ServedStore, WorkspaceState};
 pub use settings::{
     AzureSettings, GcsSettings, S3Credentials, S3Settings, StoreArgs, StoreConfigError, StoreKind,
     StoreSettings,
 };
-pub use state_backend::{BackendSettings, Handover, StaticKeys};
+pub use state_backend::{BackendSettings, HTTP, Handover, StaticKeys};
+pub use transfer::{Content, Upload};
 
 /// The largest object that is read into memory.
 pub const READ_BYTES: u64 = 16 * 1024 * 1024;
@@ -74,9 +83,16 @@ impl Store {
         Ok(Self { service })
     }
 
+    /// The store of a hub, for one step.
+    pub fn of_hub(store: HubStore) -> Self {
+        Self {
+            service: Arc::new(store),
+        }
+    }
+
     /// The reference by which the platform knows an object. The object need not exist yet.
-    pub fn reference(&self, key: &ObjectKey) -> String {
-        self.service.reference(key)
+    pub async fn reference(&self, key: &ObjectKey) -> Result<String, StoreError> {
+        self.service.reference(key).await
     }
 
     /// Stores bytes and returns the object's reference. An existing object is replaced.
@@ -86,13 +102,13 @@ impl Store {
         bytes: impl Into<Bytes>,
     ) -> Result<String, StoreError> {
         self.service.put(key, bytes.into()).await?;
-        Ok(self.reference(key))
+        self.reference(key).await
     }
 
     /// Stores a file's content and returns the object's reference. An existing object is replaced.
     pub async fn put_file(&self, key: &ObjectKey, source: &Path) -> Result<String, StoreError> {
         self.service.put_file(key, source).await?;
-        Ok(self.reference(key))
+        self.reference(key).await
     }
 
     /// Copies the object of a reference into a new file, private to its owner, and returns its size and digest.
@@ -116,6 +132,11 @@ impl Store {
     /// [`StoreError::TooLarge`]: use [`Self::fetch`] for objects that may be large.
     pub async fn read(&self, key: &ObjectKey) -> Result<Option<Bytes>, StoreError> {
         self.service.read(key).await
+    }
+
+    /// The name under which a step publishes its state.
+    pub async fn state_name(&self) -> Result<String, StoreError> {
+        self.service.state_name().await
     }
 
     /// Where the tool's own backend keeps the state of a workspace, and how the backend gets its credentials.

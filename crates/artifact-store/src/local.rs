@@ -5,16 +5,22 @@ use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read as _, Write as _};
 use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use async_trait::async_trait;
 use bytes::Bytes;
+use futures_util::{StreamExt as _, TryStreamExt as _};
 use job_contract::keys::{self, Area, ObjectKey};
+use tokio_util::io::{ReaderStream, SyncIoBridge};
 
 use crate::READ_BYTES;
 use crate::digest::{Digest, Hasher};
 use crate::error::{FOLDER, OBJECT, SOURCE, StoreError, TARGET};
+use crate::reference::key_of;
+use crate::served::{ServedService, StatePlace};
 use crate::service::ObjectService;
 use crate::state_backend::BackendSettings;
+use crate::transfer::{Check, Content, Upload};
 use runtime::private_file::private_folder;
 use runtime::regular_file;
 
@@ -42,27 +48,8 @@ impl Local {
         key: &ObjectKey,
         write: impl FnOnce(&mut File, &Path) -> Result<(), StoreError> + Send + 'static,
     ) -> Result<(), StoreError> {
-        let path = self.path(key);
         // A crash of the machine may lose the name of a new log, but never a part of a log. Plans and states stay.
-        let keeps_name = key.area != Area::Output;
-        blocking(move || {
-            let failed = StoreError::write(OBJECT, &path);
-            let folder = path.parent().expect("keys have a folder");
-            let draft = private_folder(folder).and_then(tempfile::NamedTempFile::new_in);
-            let mut draft = draft.map_err(&failed)?;
-            write(draft.as_file_mut(), &path)?;
-            let keep = || {
-                draft.as_file().sync_all()?;
-                draft.persist(&path)?;
-                if keeps_name {
-                    File::open(folder)?.sync_all()
-                } else {
-                    Ok(())
-                }
-            };
-            keep().map_err(&failed)
-        })
-        .await
+        replace(self.path(key), key.area != Area::Output, write).await
     }
 
     fn copy_out(&self, reference: &str, target: &Path, limit: u64) -> Result<Digest, StoreError> {
@@ -99,12 +86,16 @@ impl Local {
             })
         }
     }
+
+    fn reference_of(&self, key: &ObjectKey) -> String {
+        self.path(key).display().to_string()
+    }
 }
 
 #[async_trait]
 impl ObjectService for Local {
-    fn reference(&self, key: &ObjectKey) -> String {
-        self.path(key).display().to_string()
+    async fn reference(&self, key: &ObjectKey) -> Result<String, StoreError> {
+        Ok(self.reference_of(key))
     }
 
     async fn put(&self, key: &ObjectKey, bytes: Bytes) -> Result<(), StoreError> {
@@ -161,6 +152,155 @@ impl ObjectService for Local {
                 .join(keys::local_backend_state(organization, workspace)),
         }
     }
+}
+
+#[async_trait]
+impl ServedService for Local {
+    fn reference_of(&self, key: &ObjectKey) -> String {
+        self.reference_of(key)
+    }
+
+    fn key_behind(&self, reference: &str) -> Option<ObjectKey> {
+        Area::ALL.into_iter().find_map(|area| {
+            let path = Path::new(reference).strip_prefix(self.root.join(area.local_folder()));
+            key_of(&format!(
+                "{}/{}",
+                area.bucket_prefix(),
+                path.ok()?.to_str()?
+            ))
+        })
+    }
+
+    async fn open(&self, key: &ObjectKey) -> Result<Option<Content>, StoreError> {
+        open(self.path(key)).await
+    }
+
+    async fn put_upload(&self, key: &ObjectKey, upload: Upload) -> Result<(), StoreError> {
+        let object = self.reference_of(key);
+        self.write(key, copy_upload(upload, object)).await
+    }
+
+    fn state(&self, organization: &str, workspace: &str) -> Arc<dyn StatePlace> {
+        let path = keys::local_backend_state(organization, workspace);
+        Arc::new(StateFile(self.root.join(path)))
+    }
+}
+
+/// The state of the tool's local backend. The tool locks the file for its process, which no other process can do for it.
+struct StateFile(PathBuf);
+
+#[async_trait]
+impl StatePlace for StateFile {
+    async fn open(&self) -> Result<Option<Content>, StoreError> {
+        open(self.0.clone()).await
+    }
+
+    async fn put(&self, upload: Upload) -> Result<(), StoreError> {
+        let object = self.0.display().to_string();
+        replace(self.0.clone(), true, copy_upload(upload, object)).await
+    }
+
+    async fn delete(&self) -> Result<(), StoreError> {
+        let path = self.0.clone();
+        blocking(move || match fs::remove_file(&path) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => {
+                Err(StoreError::write(OBJECT, &path)(error))
+            }
+            _ => Ok(()),
+        })
+        .await
+    }
+
+    fn has_lock(&self) -> bool {
+        false
+    }
+
+    async fn lock(&self, _info: Bytes) -> Result<bool, StoreError> {
+        Ok(true)
+    }
+
+    async fn lock_info(&self) -> Result<Option<Bytes>, StoreError> {
+        Ok(None)
+    }
+
+    async fn unlock(&self) -> Result<(), StoreError> {
+        Ok(())
+    }
+}
+
+/// Replaces a file by what `write` writes, or leaves it as it is.
+async fn replace(
+    path: PathBuf,
+    keeps_name: bool,
+    write: impl FnOnce(&mut File, &Path) -> Result<(), StoreError> + Send + 'static,
+) -> Result<(), StoreError> {
+    blocking(move || {
+        let failed = StoreError::write(OBJECT, &path);
+        let folder = path.parent().expect("keys have a folder");
+        let draft = private_folder(folder).and_then(tempfile::NamedTempFile::new_in);
+        let mut draft = draft.map_err(&failed)?;
+        write(draft.as_file_mut(), &path)?;
+        let keep = || {
+            draft.as_file().sync_all()?;
+            draft.persist(&path)?;
+            if keeps_name {
+                File::open(folder)?.sync_all()
+            } else {
+                Ok(())
+            }
+        };
+        keep().map_err(&failed)
+    })
+    .await
+}
+
+/// Copies an upload into a file, and checks it.
+fn copy_upload(
+    upload: Upload,
+    object: String,
+) -> impl FnOnce(&mut File, &Path) -> Result<(), StoreError> + Send + 'static {
+    let mut content = SyncIoBridge::new(upload.content);
+    let mut check = Check::new(upload.digest, object);
+    move |file, path| {
+        let mut chunk = vec![0; CHUNK_BYTES];
+        loop {
+            let length = match content.read(&mut chunk) {
+                Ok(0) => return check.finish(),
+                Ok(length) => length,
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
+                Err(error) => return Err(StoreError::broken(error)),
+            };
+            check.update(&chunk[..length])?;
+            file.write_all(&chunk[..length])
+                .map_err(StoreError::write(OBJECT, path))?;
+        }
+    }
+}
+
+/// Opens a file of the store; `None` if it does not exist.
+async fn open(path: PathBuf) -> Result<Option<Content>, StoreError> {
+    let failed = StoreError::read(OBJECT, &path);
+    let opened = blocking(move || {
+        let failed = StoreError::read(OBJECT, &path);
+        // Code of a run on this machine may have put a link or a FIFO in its place.
+        match regular_file::open_unlinked(&path) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+            opened => {
+                let file = opened.map_err(&failed)?;
+                let size = file.metadata().map_err(&failed)?.len();
+                Ok(Some((file, size)))
+            }
+        }
+    });
+    Ok(opened.await?.map(|(file, size_bytes)| {
+        let file = tokio::fs::File::from_std(file);
+        Content {
+            size_bytes,
+            chunks: ReaderStream::with_capacity(file, CHUNK_BYTES)
+                .map_err(failed)
+                .boxed(),
+        }
+    }))
 }
 
 /// Creates a file that only its owner can read.
@@ -229,7 +369,7 @@ mod tests {
         let key = ObjectKey::plan("o", "w", "1", "s");
         assert_eq!(store.read(&key).await.unwrap(), None);
         store.put(&key, Bytes::from_static(b"plan")).await.unwrap();
-        let reference = store.reference(&key);
+        let reference = store.reference_of(&key);
         assert_eq!(mode(Path::new(&reference)), 0o600);
         let target = folder.path().join("copy");
         let digest = store.fetch(&reference, &target, u64::MAX).await.unwrap();
@@ -310,7 +450,9 @@ mod tests {
         store.put(&key, Bytes::from_static(b"plan")).await.unwrap();
         let target = folder.path().join("copy");
         fs::write(&target, "mine").unwrap();
-        let error = store.fetch(&store.reference(&key), &target, u64::MAX).await;
+        let error = store
+            .fetch(&store.reference_of(&key), &target, u64::MAX)
+            .await;
         assert!(matches!(error, Err(StoreError::Write { what: TARGET, .. })));
         assert_eq!(fs::read(&target).unwrap(), b"mine");
     }
@@ -322,10 +464,10 @@ mod tests {
         let key = ObjectKey::step_output("o", "1", "s");
         store.put(&key, Bytes::from_static(b"log")).await.unwrap();
         let target = folder.path().join("copy");
-        let error = store.fetch(&store.reference(&key), &target, 2).await;
+        let error = store.fetch(&store.reference_of(&key), &target, 2).await;
         assert!(matches!(error, Err(StoreError::TooLarge { bytes: 3, .. })));
         assert!(!target.exists());
-        let fetched = store.fetch(&store.reference(&key), &target, 3).await;
+        let fetched = store.fetch(&store.reference_of(&key), &target, 3).await;
         fetched.unwrap();
     }
 

@@ -1,33 +1,52 @@
 //! One bucket or container of a service: reads and writes objects in bounded memory, with timeouts and retries.
 
-use std::io::Write as _;
+use std::io::{self, Write as _};
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use futures_util::TryStreamExt as _;
 use futures_util::stream::FuturesUnordered;
+use futures_util::{StreamExt as _, TryStreamExt as _};
 use job_contract::keys::ObjectKey;
 use object_store::path::Path as Location;
 use object_store::{
     BackoffConfig, ClientOptions, HeaderValue, MultipartUpload, ObjectStore, ObjectStoreExt as _,
-    RetryConfig,
+    PutMode, RetryConfig,
 };
 use tokio::fs::File;
-use tokio::io::AsyncReadExt as _;
+use tokio::io::{AsyncRead, AsyncReadExt as _};
 
 use crate::READ_BYTES;
 use crate::digest::{Digest, Hasher};
 use crate::error::{Answer, Meaning, SOURCE, StoreError, TARGET, meaning};
 use crate::local::{create_private, discard};
 use crate::retry::{Connector, Health};
+use crate::transfer::{Check, Content, Upload};
 use runtime::regular_file;
 
-/// Objects up to this size are stored with one request, larger ones in parts of it.
-const PART_BYTES: usize = 8 * 1024 * 1024;
-/// So many parts are sent at a time. Memory holds these and the part that is being read.
-const PARTS_IN_FLIGHT: usize = 3;
+const MIB: usize = 1024 * 1024;
+
+/// How an object is sent. Smaller objects than a part are stored with one request. Memory holds the parts in flight and the
+/// one that is being read.
+#[derive(Clone, Copy, Debug)]
+struct Parts {
+    bytes: usize,
+    in_flight: usize,
+}
+
+impl Parts {
+    const OF_FILE: Self = Self {
+        bytes: 8 * MIB,
+        in_flight: 3,
+    };
+    /// One process passes on many uploads. No part of S3 may be smaller, except the last.
+    const OF_UPLOAD: Self = Self {
+        bytes: 5 * MIB,
+        in_flight: 1,
+    };
+}
+
 /// The longest time to delete the parts of a failed upload.
 const ABORT_TIME: Duration = Duration::from_secs(5);
 
@@ -123,9 +142,18 @@ impl Remote {
     }
 
     pub(crate) async fn put_file(&self, name: &str, path: &Path) -> Result<(), StoreError> {
-        let mut source = Source::open(path)?;
+        self.put_parts(name, Source::file(path)?).await
+    }
+
+    /// Stores content that a sender has declared. Without all of it, and nothing else, there is no object.
+    pub(crate) async fn put_upload(&self, name: &str, upload: Upload) -> Result<(), StoreError> {
+        let object = format!("{}/{name}", self.bucket.name);
+        self.put_parts(name, Source::upload(upload, object)).await
+    }
+
+    async fn put_parts(&self, name: &str, mut source: Source) -> Result<(), StoreError> {
         let first = source.part().await?;
-        if first.len() < PART_BYTES {
+        if first.len() < source.parts.bytes {
             return self.put(name, first).await;
         }
         let failed = |error| self.failed("store", name, &error);
@@ -174,6 +202,49 @@ impl Remote {
             discard(target);
         }
         copied
+    }
+
+    /// Opens an object; `None` if it does not exist.
+    pub(crate) async fn open(&self, name: &str) -> Result<Option<Content>, StoreError> {
+        let found = match self.client.get(&location(name)?).await {
+            Ok(found) => found,
+            Err(error) => {
+                return match self.failed("fetch", name, &error) {
+                    StoreError::Missing { .. } => Ok(None),
+                    error => Err(error),
+                };
+            }
+        };
+        let (remote, name) = (self.clone(), name.to_owned());
+        Ok(Some(Content {
+            size_bytes: found.meta.size,
+            chunks: found
+                .into_stream()
+                .map_err(move |error| remote.failed("fetch", &name, &error))
+                .boxed(),
+        }))
+    }
+
+    /// Creates an object. `false` if it exists.
+    pub(crate) async fn create(&self, name: &str, bytes: Bytes) -> Result<bool, StoreError> {
+        let location = location(name)?;
+        let options = PutMode::Create.into();
+        match self.client.put_opts(&location, bytes.into(), options).await {
+            Ok(_) => Ok(true),
+            Err(object_store::Error::AlreadyExists { .. }) => Ok(false),
+            Err(error) => Err(self.failed("store", name, &error)),
+        }
+    }
+
+    /// Deletes an object. It is no error if it does not exist.
+    pub(crate) async fn delete(&self, name: &str) -> Result<(), StoreError> {
+        match self.client.delete(&location(name)?).await {
+            Ok(()) => Ok(()),
+            Err(error) => match self.failed("delete", name, &error) {
+                StoreError::Missing { .. } => Ok(()),
+                error => Err(error),
+            },
+        }
     }
 
     pub(crate) async fn read(&self, name: &str) -> Result<Option<Bytes>, StoreError> {
@@ -253,29 +324,54 @@ pub(crate) fn found(key: Option<ObjectKey>, reference: &str) -> Result<ObjectKey
     })
 }
 
-/// A file that is read in parts.
-struct Source<'p> {
-    path: &'p Path,
-    file: File,
+/// Content that is read in parts.
+struct Source {
+    content: Box<dyn AsyncRead + Send + Unpin>,
+    failed: Box<dyn Fn(io::Error) -> StoreError + Send + Sync>,
+    parts: Parts,
+    /// What the content must be, and what was read of it.
+    check: Option<Check>,
 }
 
-impl<'p> Source<'p> {
-    fn open(path: &'p Path) -> Result<Self, StoreError> {
-        let file = regular_file::open(path).map_err(StoreError::read(SOURCE, path))?;
+impl Source {
+    fn file(path: &Path) -> Result<Self, StoreError> {
+        let failed = StoreError::read(SOURCE, path);
+        let file = regular_file::open(path).map_err(&failed)?;
         Ok(Self {
-            path,
-            file: File::from_std(file),
+            content: Box::new(File::from_std(file)),
+            failed: Box::new(failed),
+            parts: Parts::OF_FILE,
+            check: None,
         })
     }
 
-    /// The next part. Only the last part may be shorter, or empty.
+    fn upload(upload: Upload, object: String) -> Self {
+        let check = Check::new(upload.digest, object);
+        Self {
+            content: upload.content,
+            failed: Box::new(StoreError::broken),
+            parts: Parts::OF_UPLOAD,
+            check: Some(check),
+        }
+    }
+
+    /// The next part. Only the last part may be shorter, or empty. The last one of an upload is an error if the upload is not
+    /// what its sender has declared.
     async fn part(&mut self) -> Result<Bytes, StoreError> {
         let mut part = Vec::new();
-        (&mut self.file)
-            .take(PART_BYTES as u64)
+        (&mut self.content)
+            .take(self.parts.bytes as u64)
             .read_to_end(&mut part)
             .await
-            .map_err(StoreError::read(SOURCE, self.path))?;
+            .map_err(&self.failed)?;
+        if let Some(check) = &mut self.check {
+            check.update(&part)?;
+        }
+        if part.len() < self.parts.bytes
+            && let Some(check) = self.check.take()
+        {
+            check.finish()?;
+        }
         Ok(part.into())
     }
 }
@@ -288,12 +384,12 @@ enum PartError {
 async fn send_parts(
     upload: &mut dyn MultipartUpload,
     first: Bytes,
-    source: &mut Source<'_>,
+    source: &mut Source,
 ) -> Result<(), PartError> {
     let mut in_flight = FuturesUnordered::new();
     let mut part = first;
     while !part.is_empty() {
-        if in_flight.len() == PARTS_IN_FLIGHT {
+        if in_flight.len() == source.parts.in_flight {
             in_flight.try_next().await.map_err(PartError::Store)?;
         }
         in_flight.push(upload.put_part(part.into()));

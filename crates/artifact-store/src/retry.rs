@@ -20,7 +20,7 @@ impl Health {
         self.0.subscribe()
     }
 
-    fn set(&self, trouble: Option<String>) {
+    pub(crate) fn set(&self, trouble: Option<String>) {
         self.0.send_if_modified(|last| {
             let is_other = last.is_some() != trouble.is_some();
             *last = trouble;
@@ -84,7 +84,7 @@ impl HttpService for Watched {
 }
 
 /// The pause in a `Retry-After` header: seconds, or a date.
-fn asked_pause(value: &str) -> Option<Duration> {
+pub(crate) fn asked_pause(value: &str) -> Option<Duration> {
     if let Ok(seconds) = value.trim().parse() {
         return Some(Duration::from_secs(seconds));
     }

@@ -1,6 +1,7 @@
 //! S3 and compatible services.
 
 use std::path::Path;
+use std::sync::Arc;
 
 use async_trait::async_trait;
 use bytes::Bytes;
@@ -15,10 +16,11 @@ use crate::error::StoreError;
 use crate::reference::{ObjectUrl, address, key_of};
 use crate::remote::{BucketInfo, Remote, RequestTiming, check_tls, client_error, found};
 use crate::retry::Health;
+use crate::served::{ServedService, StateObject, StatePlace};
 use crate::service::ObjectService;
 use crate::settings::{S3Credentials, S3Settings};
 use crate::state_backend::BackendSettings;
-use std::sync::Arc;
+use crate::transfer::{Content, Upload};
 
 const SERVICE: &str = "S3";
 
@@ -107,6 +109,10 @@ impl S3 {
         .flatten()
         .find_map(key_of)
     }
+
+    fn reference_of(&self, key: &ObjectKey) -> String {
+        address(&self.base, &key.in_bucket())
+    }
 }
 
 #[async_trait]
@@ -115,8 +121,8 @@ impl ObjectService for S3 {
         Some(&self.remote.health)
     }
 
-    fn reference(&self, key: &ObjectKey) -> String {
-        address(&self.base, &key.in_bucket())
+    async fn reference(&self, key: &ObjectKey) -> Result<String, StoreError> {
+        Ok(self.reference_of(key))
     }
 
     async fn put(&self, key: &ObjectKey, bytes: Bytes) -> Result<(), StoreError> {
@@ -162,6 +168,35 @@ impl ObjectService for S3 {
             S3Credentials::Keys(keys) => vec![keys.secret_key.clone()],
             S3Credentials::Role => Vec::new(),
         }
+    }
+}
+
+#[async_trait]
+impl ServedService for S3 {
+    fn reference_of(&self, key: &ObjectKey) -> String {
+        self.reference_of(key)
+    }
+
+    fn key_behind(&self, reference: &str) -> Option<ObjectKey> {
+        self.key_behind(reference)
+    }
+
+    async fn open(&self, key: &ObjectKey) -> Result<Option<Content>, StoreError> {
+        self.remote.open(&key.in_bucket()).await
+    }
+
+    async fn put_upload(&self, key: &ObjectKey, upload: Upload) -> Result<(), StoreError> {
+        self.remote.put_upload(&key.in_bucket(), upload).await
+    }
+
+    fn state(&self, organization: &str, workspace: &str) -> Arc<dyn StatePlace> {
+        let name = ObjectKey::backend_state(organization, workspace).in_bucket();
+        let lock = self.settings.use_lockfile;
+        Arc::new(StateObject {
+            remote: self.remote.clone(),
+            lock: lock.then(|| format!("{name}.tflock")),
+            name,
+        })
     }
 }
 
@@ -300,7 +335,7 @@ mod tests {
         #[case] base: &str,
     ) {
         let store = store(bucket, endpoint);
-        let reference = store.reference(&plan());
+        let reference = store.reference_of(&plan());
         assert_eq!(reference, format!("{base}{PLAN}"));
         assert_eq!(store.key_behind(&reference), Some(plan()));
     }
@@ -351,7 +386,7 @@ mod tests {
         let store = S3::open(&settings, &RequestTiming::default()).unwrap();
         assert!(
             store
-                .reference(&plan())
+                .reference_of(&plan())
                 .contains("b.s3.eu-central-1.amazonaws.com")
         );
     }

@@ -8,6 +8,7 @@ use async_trait::async_trait;
 use bytes::Bytes;
 use job_contract::keys::ObjectKey;
 use secrecy::SecretString;
+use uuid::Uuid;
 
 use crate::digest::Digest;
 use crate::error::StoreError;
@@ -18,7 +19,7 @@ use crate::state_backend::BackendSettings;
 #[async_trait]
 pub(crate) trait ObjectService: Debug + Send + Sync {
     /// The reference by which the platform knows an object.
-    fn reference(&self, key: &ObjectKey) -> String;
+    async fn reference(&self, key: &ObjectKey) -> Result<String, StoreError>;
 
     /// Stores bytes. An existing object is replaced.
     async fn put(&self, key: &ObjectKey, bytes: Bytes) -> Result<(), StoreError>;
@@ -32,6 +33,11 @@ pub(crate) trait ObjectService: Debug + Send + Sync {
 
     /// Reads an object; `None` if it does not exist.
     async fn read(&self, key: &ObjectKey) -> Result<Option<Bytes>, StoreError>;
+
+    /// The name under which a state is published.
+    async fn state_name(&self) -> Result<String, StoreError> {
+        Ok(Uuid::new_v4().to_string())
+    }
 
     /// Where the tool's own backend keeps the state of a workspace.
     fn backend(&self, organization: &str, workspace: &str) -> BackendSettings;

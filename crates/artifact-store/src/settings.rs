@@ -119,8 +119,9 @@ service_names! {
 #[command(next_help_heading = "Storage")]
 pub struct StoreArgs {
     /// Where plans, state and logs are kept: `LocalTerraformStateImpl`, `AwsTerraformStateImpl`,
-    /// `AzureTerraformStateImpl` or `GcpTerraformStateImpl`.
-    #[arg(long, env = env::STATE_TYPE, default_value = StoreKind::Local.name())]
+    /// `AzureTerraformStateImpl` or `GcpTerraformStateImpl` [default: the store of the hub that relays the requests of the run,
+    /// without one `LocalTerraformStateImpl`].
+    #[arg(long, env = env::STATE_TYPE)]
     pub state_type: Option<Setting<StoreKind>>,
     /// Bucket on S3.
     #[arg(long, env = env::AWS_BUCKET)]

@@ -5,6 +5,11 @@ use std::path::PathBuf;
 
 use secrecy::SecretString;
 
+use crate::hub::HubStore;
+
+/// The name of the tool's backend for the state of a hub.
+pub const HTTP: &str = "http";
+
 /// Keys of an S3 account.
 #[derive(Clone, Debug)]
 pub struct StaticKeys {
@@ -26,6 +31,14 @@ pub enum Handover {
 /// Where the tool's own backend keeps one workspace's state.
 #[derive(Clone, Debug)]
 pub enum BackendSettings {
+    /// The hub has the state. The executor serves it to the tool as [`Self::Http`].
+    Hub(HubStore),
+    /// A server on loopback for this run alone.
+    Http {
+        address: String,
+        user: String,
+        password: SecretString,
+    },
     /// A file.
     Local { path: PathBuf },
     /// An object in a bucket.
@@ -56,4 +69,17 @@ pub enum BackendSettings {
         credentials: SecretString,
         handover: Handover,
     },
+}
+
+impl BackendSettings {
+    /// The name of the tool's backend.
+    pub const fn kind(&self) -> &'static str {
+        match self {
+            Self::Hub(_) | Self::Http { .. } => HTTP,
+            Self::Local { .. } => "local",
+            Self::S3 { .. } => "s3",
+            Self::Azurerm { .. } => "azurerm",
+            Self::Gcs { .. } => "gcs",
+        }
+    }
 }

@@ -12,10 +12,11 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use artifact_store::{
-    AzureSettings, Digest, GcsSettings, Handover, HttpUrl, RequestTiming, S3Credentials,
-    S3Settings, StaticKeys, Store, StoreError, StoreSettings,
+    AzureSettings, Content, Digest, GcsSettings, Handover, HttpUrl, RequestTiming, S3Credentials,
+    S3Settings, ServedStore, StaticKeys, Store, StoreError, StoreSettings, Upload,
 };
 use bytes::Bytes;
+use futures_util::TryStreamExt as _;
 use job_contract::keys::ObjectKey;
 use secrecy::SecretString;
 use tempfile::TempDir;
@@ -112,7 +113,7 @@ async fn small_objects_come_back(store: &Store, folder: &TempDir) {
     assert_eq!(store.read(&key).await.unwrap(), None);
     for content in ["first", "second"] {
         let reference = store.put(&key, content).await.unwrap();
-        assert_eq!(reference, store.reference(&key));
+        assert_eq!(reference, store.reference(&key).await.unwrap());
         assert_eq!(store.read(&key).await.unwrap().unwrap(), content);
         let target = folder.path().join(content);
         let digest = store.fetch(&reference, &target).await.unwrap();
@@ -141,7 +142,10 @@ async fn large_files_come_back(store: &Store, folder: &TempDir) {
 
 async fn missing_and_empty_objects_differ(store: &Store, folder: &TempDir) {
     let target = folder.path().join("nothing");
-    let missing = store.reference(&ObjectKey::plan("o", "w", "1", "never"));
+    let missing = store
+        .reference(&ObjectKey::plan("o", "w", "1", "never"))
+        .await
+        .unwrap();
     let error = store.fetch(&missing, &target).await.unwrap_err();
     assert!(matches!(error, StoreError::Missing { .. }), "{error:?}");
     assert!(!target.exists());
@@ -177,7 +181,7 @@ async fn s3_keeps_what_it_is_given() {
         server.url(),
         s3::BUCKET
     );
-    assert_eq!(store.reference(&key), expected);
+    assert_eq!(store.reference(&key).await.unwrap(), expected);
 }
 
 #[tokio::test]
@@ -216,7 +220,10 @@ async fn gcs_keeps_what_it_is_given() {
     small_objects_come_back(&store, &folder).await;
     missing_and_empty_objects_differ(&store, &folder).await;
     assert_eq!(
-        store.reference(&ObjectKey::plan("o", "w", "1", "s")),
+        store
+            .reference(&ObjectKey::plan("o", "w", "1", "s"))
+            .await
+            .unwrap(),
         "https://storage.cloud.google.com/states/tfstate/o/w/1/s/terraformLibrary.tfPlan"
     );
 }
@@ -437,7 +444,10 @@ async fn half_a_download_is_no_file() {
     });
     let folder = tempfile::tempdir().unwrap();
     let target = folder.path().join("plan");
-    let reference = store.reference(&ObjectKey::plan("o", "w", "1", "s"));
+    let reference = store
+        .reference(&ObjectKey::plan("o", "w", "1", "s"))
+        .await
+        .unwrap();
     let error = store.fetch(&reference, &target).await.unwrap_err();
     assert!(matches!(error, StoreError::Unavailable { .. }), "{error:?}");
     assert!(!target.exists());
@@ -454,4 +464,86 @@ async fn an_object_too_large_for_memory_is_refused_before_it_is_read() {
     let key = ObjectKey::step_output("o", "1", "s");
     let error = store.read(&key).await.unwrap_err();
     assert!(matches!(error, StoreError::TooLarge { .. }), "{error:?}");
+}
+
+fn upload(content: &[u8], declared: &[u8]) -> Upload {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("declared");
+    fs::write(&file, declared).unwrap();
+    Upload {
+        content: Box::new(std::io::Cursor::new(content.to_vec())),
+        digest: Digest::of(&file).unwrap(),
+    }
+}
+
+async fn content_of(content: Option<Content>) -> Option<Vec<u8>> {
+    let content = content?;
+    let chunks: Vec<Bytes> = content.chunks.try_collect().await.unwrap();
+    let whole = chunks.concat();
+    assert_eq!(content.size_bytes, whole.len() as u64);
+    Some(whole)
+}
+
+/// Checks what every store of a hub must do.
+async fn passes_on(settings: StoreSettings, large: bool, has_lock: bool) {
+    let _ = rustls::crypto::ring::default_provider().install_default();
+    let store = ServedStore::open(&settings, &timing()).unwrap();
+    let key = ObjectKey::plan("o", "w", "1", "s");
+    assert_eq!(store.key_behind(&store.reference(&key)), Some(key.clone()));
+    assert_eq!(store.key_behind("/etc/passwd"), None);
+    let read = async || content_of(store.read(&key).await.unwrap()).await;
+    assert_eq!(read().await, None);
+    let whole: Vec<u8> = (0u8..=250).cycle().take(LARGE).collect();
+    let contents = [b"small".to_vec(), whole];
+    for content in &contents[..1 + usize::from(large)] {
+        store.put(&key, upload(content, content)).await.unwrap();
+        // What breaks off, differs, or does not end changes nothing.
+        let [mut other, mut longer] = [content.clone(), content.clone()];
+        other[0] = b'X';
+        longer.push(b'X');
+        for wrong in [&content[1..], &other, &longer] {
+            let error = store.put(&key, upload(wrong, content)).await.unwrap_err();
+            assert!(matches!(error, StoreError::Altered { .. }), "{error:?}");
+        }
+        assert!(read().await.as_ref() == Some(content));
+    }
+
+    let state = store.state("o", "w");
+    let read = async || content_of(state.open().await.unwrap()).await;
+    assert_eq!(read().await, None);
+    state.put(upload(b"{}", b"{}")).await.unwrap();
+    assert_eq!(read().await.as_deref(), Some(&b"{}"[..]));
+    assert_eq!(state.has_lock(), has_lock);
+    for taken in [true, !has_lock] {
+        let locked = state.lock("info".into()).await.unwrap();
+        assert_eq!(locked, taken, "{settings:?}");
+    }
+    let info = state.lock_info().await.unwrap();
+    assert_eq!(info, has_lock.then(|| Bytes::from("info")));
+    for _ in 0..2 {
+        state.unlock().await.unwrap();
+        state.delete().await.unwrap();
+    }
+    assert_eq!(state.lock_info().await.unwrap(), None);
+    assert_eq!(read().await, None);
+}
+
+#[tokio::test]
+async fn every_store_passes_on_what_comes_whole() {
+    let folder = tempfile::tempdir().unwrap();
+    let data_dir = folder.path().to_owned();
+    passes_on(StoreSettings::Local { data_dir }, true, false).await;
+    let s3 = S3::start().unwrap();
+    let StoreSettings::S3(settings) = s3_of(&s3) else {
+        unreachable!("it is S3")
+    };
+    let settings = S3Settings {
+        use_lockfile: true,
+        ..settings
+    };
+    passes_on(StoreSettings::S3(settings), true, true).await;
+    let azure = Azurite::start().unwrap();
+    passes_on(azure_at(&azure.url(), azurite::ACCOUNT_KEY), true, false).await;
+    let gcs = Gcs::start().unwrap();
+    passes_on(gcs_at(&gcs, gcs::BUCKET), false, true).await;
 }

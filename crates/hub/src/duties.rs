@@ -1,7 +1,8 @@
 //! The background duties of a hub. It confirms tasks at the platform, applies time limits, reports outcomes, keeps jobs
-//! alive, ends leases of removed tokens, and writes into run logs why tasks wait.
+//! alive, ends leases of removed tokens, releases locks that runs have left, and writes into run logs why tasks wait.
 
 mod confirm;
+mod locks;
 mod report;
 mod revoke;
 pub(super) mod sweep;
@@ -28,6 +29,7 @@ pub(super) async fn perform(hub: &Arc<Hub>) {
         report::perform(hub),
         watch::perform(hub),
         revoke::perform(hub),
+        locks::perform(hub),
         read_files,
     );
 }

@@ -25,6 +25,11 @@ impl Failure {
         self
     }
 
+    #[cfg(test)]
+    pub(crate) const fn status(&self) -> u16 {
+        self.0.status
+    }
+
     pub(crate) const fn code(&self) -> Code {
         self.0.code
     }

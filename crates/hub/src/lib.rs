@@ -9,6 +9,7 @@
 //! `pool_store`.
 
 mod addresses;
+mod artifacts;
 mod budget;
 mod callers;
 mod duties;
@@ -56,6 +57,7 @@ use runtime::private_file::private_folder;
 use runtime::setting::is_wrong_place;
 use tokio::sync::Notify;
 
+use self::artifacts::ArtifactService;
 use self::budget::Budget;
 use self::forms::Forms;
 use self::metrics::PoolMetrics;
@@ -93,6 +95,7 @@ pub struct Hub {
     store: Store,
     reporter: Arc<dyn PlatformReporter>,
     relay: Relay,
+    artifacts: ArtifactService,
     /// The ends of run logs, for the status page.
     tails: Tails,
     run_logs: Option<KeptLogs>,
@@ -123,6 +126,8 @@ pub enum HubError {
     Data(#[from] DataError),
     #[error("could not set up the client of the platform")]
     Client(#[source] reqwest::Error),
+    #[error("could not set up the store of artifacts")]
+    Artifacts(#[source] artifact_store::StoreError),
     #[error("could not set up the client of OpenID providers")]
     Issuers(#[source] reqwest::Error),
     #[error("could not create `{}` for the store of pools", path.display())]
@@ -183,6 +188,8 @@ impl Hub {
         let keys = Arc::new(open_keys(settings.keys)?);
         let keys_of_store = Arc::clone(&keys);
         let store = Store::open(settings.store.reveal(), settings.rules, keys_of_store).await?;
+        let artifacts = settings.platform.artifacts();
+        let artifacts = ArtifactService::open(artifacts.as_ref()).map_err(HubError::Artifacts)?;
         let reporter: Arc<dyn PlatformReporter> = match settings.platform {
             HubPlatform::Terrakube(platform) => Arc::new(platform.open()?.of_hub()),
             HubPlatform::Records(data) => Arc::new(LocalReporter::new(data.create()?.path())),
@@ -192,6 +199,7 @@ impl Hub {
             keys,
             store,
             relay: Relay::new(reporter.platform()).map_err(HubError::Client)?,
+            artifacts,
             issuers: Issuers::new().map_err(HubError::Issuers)?,
             reporter,
             tails: Tails::default(),

@@ -10,7 +10,7 @@ mod body;
 mod forward;
 mod log_limit;
 mod records;
-mod rules;
+pub(crate) mod rules;
 #[cfg(test)]
 mod tests;
 mod turns;
@@ -31,7 +31,8 @@ use url::Url;
 use self::forward::{Outgoing, ToTerrakube};
 use self::log_limit::LogLimits;
 use self::rules::{Call, RelayRefusal};
-use self::turns::{Turn, Turns};
+pub(crate) use self::turns::Turn;
+use self::turns::Turns;
 use super::failure::Failure;
 use super::pools::Boundary;
 use super::{Hub, step_of};
@@ -76,6 +77,10 @@ impl Relay {
         })
     }
 
+    pub(crate) const fn turns(&self) -> &Turns {
+        &self.turns
+    }
+
     async fn send(
         &self,
         outgoing: Outgoing,
@@ -105,7 +110,7 @@ async fn pass(hub: &Arc<Hub>, request: Request) -> Result<Response, Failure> {
     let refuse = |denied| refuse(&task, &head.method, head.uri.path(), &denied);
     let step = step_of(&task);
     let call = Call::find(&head.method, &target.path, head.uri.query(), &step)
-        .and_then(|call| rules::check_state(&task, call).map(|()| call));
+        .and_then(|call| rules::check_state(&task, call.when()).map(|()| call));
     let call = call.map_err(refuse)?;
     let place = hub.relay.turns.place(task.task)?;
     let bytes = hub.budget.of_task(&task.pool, task.task);
@@ -114,7 +119,7 @@ async fn pass(hub: &Arc<Hub>, request: Request) -> Result<Response, Failure> {
     let outgoing = outgoing.map_err(refuse)?;
     let turn = hub.relay.turns.next(&task.pool, place).await?;
     // The task may have ended while its body or its turn was waited for.
-    rules::check_state(&authorize().await?, call).map_err(refuse)?;
+    rules::check_state(&authorize().await?, call.when()).map_err(refuse)?;
     debug!(task = %task.task, ?call, "relayed");
     let lines = outgoing.lines();
     if lines.is_some() && hub.relay.logs.is_full(task.task) {
@@ -154,7 +159,7 @@ fn note_lines(hub: &Hub, task: &TaskView, lines: &[u8]) {
 }
 
 /// Returns the task of a request, if its token is valid for the current lease of the task.
-async fn authorize(
+pub(crate) async fn authorize(
     hub: &Hub,
     headers: &HeaderMap,
     task: TaskId,
@@ -174,7 +179,12 @@ async fn authorize(
     Err(Failure::new(Code::ExecutorPoolForbidden, text))
 }
 
-fn refuse(task: &TaskView, method: &Method, path: &str, refusal: &RelayRefusal) -> Failure {
+pub(crate) fn refuse(
+    task: &TaskView,
+    method: &Method,
+    path: &str,
+    refusal: &RelayRefusal,
+) -> Failure {
     warn!(
         task = %task.task,
         pool = %task.pool,

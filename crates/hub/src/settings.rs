@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use artifact_store::StoreSettings;
 use clap::{Args, ValueHint};
 use data_dir::{DataDir, DataDirArgs};
 use job_contract::env;
@@ -74,6 +75,18 @@ pub(crate) enum HubPlatform {
     Terrakube(Box<PlatformSettings>),
     /// The records in the data directory. Its agents are on this machine, or share the directory.
     Records(DataDir),
+}
+
+impl HubPlatform {
+    /// The store of the artifacts of pools: the platform's, if others reach it.
+    pub(crate) fn artifacts(&self) -> Option<StoreSettings> {
+        match self {
+            Self::Terrakube(platform) => platform.outputs().cloned(),
+            Self::Records(data) => Some(StoreSettings::Local {
+                data_dir: data.path().to_owned(),
+            }),
+        }
+    }
 }
 
 /// The source of the keys of job tokens.

@@ -18,7 +18,7 @@ use axum::routing::{delete, get, post};
 use pool_protocol::path;
 use pool_protocol::version::{MAX_HEADER, MIN_HEADER, VERSION};
 
-use super::Hub;
+use super::{Hub, artifacts};
 
 /// What a body may be, and what it takes.
 #[derive(Clone, Copy, Debug)]
@@ -54,7 +54,7 @@ const BODY_TIMEOUT: Duration = Duration::from_secs(30);
 /// The longest wait of a request for a task. Proxies often end requests after a minute.
 const LONGEST_WAIT: Duration = Duration::from_secs(50);
 
-/// Returns the routes of the protocol, without the relay.
+/// Returns the routes of the protocol, without the relay to the platform.
 pub(super) fn router() -> Router<Arc<Hub>> {
     Router::new()
         .route(path::PROTOCOL, get(requests::protocol))
@@ -64,6 +64,7 @@ pub(super) fn router() -> Router<Arc<Hub>> {
         .route(path::INSTANCE_HEARTBEAT, post(instances::heartbeat))
         .route(path::REQUEST_TASK, post(requests::task))
         .route(path::LEASE, post(leases::call))
+        .merge(artifacts::router())
         .layer(map_response(name_versions))
 }
 

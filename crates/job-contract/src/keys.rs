@@ -88,6 +88,11 @@ impl ObjectKey {
         Self::state(format!("{organization}/{workspace}/state/{name}.raw.json"))
     }
 
+    /// A state that the tool could not store, until it is stored.
+    pub fn errored_state(organization: &str, workspace: &str, job: &str, step: &str) -> Self {
+        Self::state_raw(organization, workspace, &format!("errored-{job}-{step}"))
+    }
+
     /// Stored log of a step. Contract 6.3.
     pub fn step_output(organization: &str, job: &str, step: &str) -> Self {
         Self::output(format!("{organization}/{job}/{step}.tfoutput"))
@@ -101,6 +106,78 @@ impl ObjectKey {
     /// Context document of a job. Contract 6.6.
     pub fn context(job: &str) -> Self {
         Self::output(format!("context/{job}/context.json"))
+    }
+}
+
+/// The ids by which the artifacts of a step are named.
+#[derive(Clone, Copy, Debug)]
+pub struct StepIds<'i> {
+    pub organization: &'i str,
+    pub workspace: &'i str,
+    pub job: &'i str,
+    pub step: &'i str,
+}
+
+/// What a step writes into the store, besides the state in the tool's backend. Executors of pools name an artifact to their
+/// hub, which computes its key.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Artifact {
+    Plan,
+    PlanRecord,
+    /// The published state as JSON.
+    State,
+    /// The published state as the tool's backend stores it.
+    RawState,
+    ErroredState,
+    /// The log of the step.
+    Output,
+}
+
+impl Artifact {
+    pub const ALL: [Self; 6] = [
+        Self::Plan,
+        Self::PlanRecord,
+        Self::State,
+        Self::RawState,
+        Self::ErroredState,
+        Self::Output,
+    ];
+
+    /// The name on the wire.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Plan => "plan",
+            Self::PlanRecord => "plan-record",
+            Self::State => "state",
+            Self::RawState => "raw-state",
+            Self::ErroredState => "errored-state",
+            Self::Output => "output",
+        }
+    }
+
+    /// The artifact with this name.
+    pub fn of_name(name: &str) -> Option<Self> {
+        Self::ALL
+            .into_iter()
+            .find(|artifact| artifact.name() == name)
+    }
+
+    /// The key of a step's artifact. A published state has a name of its own.
+    pub fn key(self, ids: StepIds<'_>, state_name: &str) -> ObjectKey {
+        let StepIds {
+            organization,
+            workspace,
+            job,
+            step,
+        } = ids;
+        match self {
+            Self::Plan => ObjectKey::plan(organization, workspace, job, step),
+            Self::PlanRecord => ObjectKey::plan_record(organization, workspace, job),
+            Self::State => ObjectKey::state_json(organization, workspace, state_name),
+            Self::RawState => ObjectKey::state_raw(organization, workspace, state_name),
+            Self::ErroredState => ObjectKey::errored_state(organization, workspace, job, step),
+            Self::Output => ObjectKey::step_output(organization, job, step),
+        }
     }
 }
 

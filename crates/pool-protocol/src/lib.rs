@@ -7,6 +7,7 @@
 //!
 //! This crate performs no I/O and knows no HTTP library.
 
+pub mod artifact;
 pub mod exchange;
 pub mod id;
 pub mod instance;

@@ -8,7 +8,7 @@ use schemars::JsonSchema;
 use schemars::generate::SchemaSettings;
 use serde_json::{Map, Value, json};
 
-use crate::{OPENAPI, exchange, instance, lease, path, problem, task, version};
+use crate::{OPENAPI, artifact, exchange, instance, lease, path, problem, task, version};
 
 /// The start of the schemas. People write the part above it.
 const SCHEMAS: &str = "\ncomponents:\n";
@@ -40,6 +40,7 @@ fn schemas() -> Map<String, Value> {
     add::<lease::Lease>(&mut generator);
     add::<lease::End>(&mut generator);
     add::<lease::Ended>(&mut generator);
+    add::<artifact::Artifacts>(&mut generator);
     generator.take_definitions(true).into_iter().collect()
 }
 
@@ -104,6 +105,11 @@ fn the_document_has_every_path() {
         path::INSTANCE_HEARTBEAT,
         path::REQUEST_TASK,
         path::LEASE,
+        path::ARTIFACTS,
+        path::ARTIFACT,
+        path::STATE,
+        path::STATE_LOCK,
+        path::STATE_UNLOCK,
     ]);
     assert_eq!(described, known);
     let calls = &document["paths"][path::LEASE]["post"]["parameters"][4]["schema"]["enum"];

@@ -50,6 +50,17 @@ pub const LEASE: &str = "/api/v1/executor/tasks/{task}/leases/{lease}/{call}";
 /// The interface of the platform. Executors reach it through the hub with the token of a lease.
 pub const RELAY: &str = "/api/v1/executor/tasks/{task}/leases/{lease}/platform/{*path}";
 
+/// Returns what the store of the hub calls the artifacts of a step.
+pub const ARTIFACTS: &str = "/api/v1/executor/tasks/{task}/leases/{lease}/artifacts";
+/// One artifact of a step.
+pub const ARTIFACT: &str = "/api/v1/executor/tasks/{task}/leases/{lease}/artifacts/{artifact}";
+/// The state of the workspace, as the tool's own backend stores it.
+pub const STATE: &str = "/api/v1/executor/tasks/{task}/leases/{lease}/state";
+/// Locks the state.
+pub const STATE_LOCK: &str = "/api/v1/executor/tasks/{task}/leases/{lease}/state/lock";
+/// Unlocks the state.
+pub const STATE_UNLOCK: &str = "/api/v1/executor/tasks/{task}/leases/{lease}/state/unlock";
+
 /// Returns the path of a call for a lease.
 pub fn lease(task: TaskId, lease: LeaseId, call: LeaseCall) -> String {
     format!("{}/{}", lease_base(task, lease), call.name())

@@ -550,5 +550,10 @@ fn migrations() -> sqlx::migrate::Migrator {
         migration(1, "queue", include_str!("../migrations/0001_queue.sql")),
         migration(2, "custody", include_str!("../migrations/0002_custody.sql")),
         migration(3, "leases", include_str!("../migrations/0003_leases.sql")),
+        migration(
+            4,
+            "state locks",
+            include_str!("../migrations/0004_state_locks.sql"),
+        ),
     ])
 }

@@ -8,6 +8,7 @@ mod known_pools;
 mod lease_batches;
 mod leases;
 mod rows;
+mod state_locks;
 mod submissions;
 mod sweep;
 mod views;

@@ -130,14 +130,18 @@ const PLATFORM_ACCESS: [&str; 20] = [
     env::REDIS_SENTINEL_PASSWORD,
 ];
 
-/// What belongs to a platform; the store comes with it.
-const PLATFORM: [&str; 27] = [
+/// What belongs to a platform, without anything that opens it.
+const PLATFORM: [&str; 6] = [
     env::PUBLIC_API_URL,
     env::REGISTRY_DOMAIN,
     env::DISPATCH_WAIT_SECONDS,
     env::STATUS_POLL_SECONDS,
     env::REPORT_PATIENCE_SECONDS,
     env::LIVE_LOG_MAX_BYTES,
+];
+
+/// The store of a platform. Behind a hub of another process, executors use the store through the hub.
+const STORE: [&str; 21] = [
     env::STATE_TYPE,
     env::BACKEND_CREDENTIALS,
     env::AWS_BUCKET,
@@ -193,18 +197,18 @@ pub fn build(
         Platform::Hub(lease) => lease.forwarded,
         Platform::Machine(forwarded) => forwarded,
     };
-    let (access, platform): (&[&str], &[&str]) = match setup.platform {
-        Platform::Machine(_) => (&[], &[]),
+    let platform: &[&[&str]] = match setup.platform {
+        Platform::Machine(_) => &[],
         Platform::Hub(lease) => match lease.access {
-            Access::Agent => (&[], &PLATFORM),
-            Access::Records => (&[], &[env::REPORT_PATIENCE_SECONDS]),
-            Access::Terrakube => (&PLATFORM_ACCESS, &PLATFORM),
+            Access::Agent => &[&PLATFORM],
+            Access::Records => &[&[env::REPORT_PATIENCE_SECONDS]],
+            Access::Terrakube => &[&PLATFORM_ACCESS, &PLATFORM, &STORE],
         },
     };
     let names = MACHINE
         .into_iter()
         .chain(DEPLOYMENT)
-        .chain(access.iter().chain(platform).copied())
+        .chain(platform.iter().copied().flatten().copied())
         .chain(forwarded.iter().map(String::as_str));
     let mut variables: Vec<(OsString, OsString)> = names
         .filter_map(|name| Some((name.into(), own(name)?)))
@@ -393,14 +397,15 @@ mod tests {
             !found.values().any(|value| value.contains("hunter2")),
             "{found:?}"
         );
-        assert!(!found.contains_key("AzBuilderApiUrl") && !found.contains_key("ABSENT"));
+        for name in ["AzBuilderApiUrl", "ABSENT", "TerraformStateType"] {
+            assert!(!found.contains_key(name), "{name}");
+        }
         for (name, value) in [
             ("MAYFLY_LEASE_URL", "http://hub/lease"),
             ("MAYFLY_LEASE_TOKEN", "mfr_token"),
             ("MAYFLY_ENV_FORWARD", "CORP_ID,ABSENT"),
             ("CORP_ID", "7"),
             ("TerrakubeApiUrl", "https://terrakube.example.test"),
-            ("TerraformStateType", "AwsTerraformStateImpl"),
         ] {
             assert_eq!(found[name], value, "{name}");
         }

@@ -59,7 +59,7 @@ impl OutputStore {
         let permit = permit.expect("nobody closes it");
         // Logs may be larger than the memory of this process.
         let folder = tempfile::tempdir().map_err(ReportError::Draft)?;
-        let (reference, draft) = (self.store.reference(&key), folder.path().join(DRAFT));
+        let (reference, draft) = (self.store.reference(&key).await?, folder.path().join(DRAFT));
         let fetched = self
             .store
             .fetch_at_most(&reference, &draft, LARGEST_OUTPUT)
@@ -111,7 +111,7 @@ impl Edit<'_> {
         change: impl FnOnce(&Path) -> io::Result<()> + Send + 'static,
     ) -> Result<String, ReportError> {
         if self.is_too_large {
-            return Ok(self.store.reference(&self.key));
+            return Ok(self.store.reference(&self.key).await?);
         }
         let draft = self.beside(DRAFT);
         let edited = draft.clone();

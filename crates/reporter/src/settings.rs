@@ -87,6 +87,11 @@ impl PlatformArgs {
 }
 
 impl PlatformSettings {
+    /// The store of step outputs, if the platform reaches it.
+    pub const fn outputs(&self) -> Option<&StoreSettings> {
+        self.outputs.as_ref()
+    }
+
     /// Creates the reporter. It sends no request yet.
     pub fn open(self) -> Result<TerrakubeReporter, PlatformSetupError> {
         // A store that fails must not delay other runs: outputs are changed one after the other.

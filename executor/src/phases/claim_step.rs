@@ -33,6 +33,9 @@ pub(crate) async fn claim_step(
     if run.stop.given().is_some() {
         return Err(StepError::stopped());
     }
+    // A store that cannot be used is found before the claim.
+    let output = async { Ok(run.store.reference(&output_key(&run.job)).await?) };
+    let output = run.unless_stopped(output).await?;
     let platform = &run.connections.platform;
     let claim = async { Ok(platform.claim(&run.step, &holder(run.config)).await?) };
     let claim = if platform.is_leased() {
@@ -75,12 +78,15 @@ pub(crate) async fn claim_step(
     if run.config.run.disable_acknowledge {
         return Ok(StartDecision::Start);
     }
-    Ok(report_running(run, workspace).await)
+    Ok(report_running(run, workspace, output).await)
 }
 
 /// Reports that the step runs. The step must not start if its job is over.
-async fn report_running(run: &RunContext<'_>, workspace: &Workspace) -> StartDecision {
-    let stored = run.store.reference(&output_key(&run.job));
+async fn report_running(
+    run: &RunContext<'_>,
+    workspace: &Workspace,
+    stored: String,
+) -> StartDecision {
     let output = run.connections.platform.step_output(&run.step, stored);
     let running = RunningReport {
         platform: run.connections.platform.clone(),

@@ -195,7 +195,7 @@ impl Reporter<'_> {
     async fn store_log(&self, log: &Path) -> Result<String, StepError> {
         let key = output_key(self.job);
         let whole = log.with_extension("whole");
-        let before = self.store.reference(&key);
+        let before = self.store.reference(&key).await?;
         match self.store.fetch(&before, &whole).await {
             Ok(_) => {}
             Err(StoreError::Missing { .. }) => return Ok(self.store.put_file(&key, log).await?),

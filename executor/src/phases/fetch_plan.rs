@@ -29,6 +29,7 @@ pub(crate) async fn fetch_plan(
         view,
         context: &context,
         store: &run.store,
+        backend: run.backend.kind(),
         private: run.layout.private(),
         platform_keeps_records: !run.connections.is_local(),
         mixed_fleet: run.config.run.mixed_fleet,

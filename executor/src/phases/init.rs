@@ -29,15 +29,13 @@ pub(crate) fn write_backend(
     env: &ChildEnv,
 ) -> Result<BackendAccess, StepError> {
     let (run, prepared) = (context.run, context.prepared);
-    let settings = run
-        .store
-        .backend(&run.job.organization_id, &run.job.workspace_id);
-    if let BackendSettings::Local { path } = &settings {
+    let settings = &run.backend;
+    if let BackendSettings::Local { path } = settings {
         let folder = path.parent().expect("a state file has a folder");
         private_folder(folder).map_err(|source| StepError::working_dir(folder, &source))?;
     }
     backend::write(
-        &settings,
+        settings,
         &prepared.tool.version,
         &prepared.working_dir,
         run.layout.private(),
@@ -73,25 +71,22 @@ pub(crate) async fn write_variables(
     Ok(Some(path))
 }
 
-/// Runs `init`; false if it failed and has logged the reason. Only this command gets the platform's token. The token is
-/// removed afterwards in any case.
+/// Runs `init`. Only this command gets the platform's token. The token is removed afterwards in any case.
 pub(crate) async fn init(
     context: &OperationContext<'_, '_>,
     env: &ChildEnv,
-) -> Result<bool, StepError> {
+) -> Result<(), StepError> {
     let mut env = env.clone();
     let token = write_token(context, &mut env)?;
     let init = context
         .run
         .timer
-        .time(Phase::Init, run_init(context, &env), |done| {
-            matches!(done, Ok(true))
-        });
+        .time(Phase::Init, run_init(context, &env), Result::is_ok);
     let done = init.await;
     token.remove()?;
     let connections = &context.run.connections;
     let hosts = connections.tool_hosts().join(", ");
-    if matches!(done, Ok(false)) && connections.withholds_tokens() {
+    if done.is_err() && connections.withholds_tokens() {
         let text = format!(
             "`init` had no token for {hosts}: executors of a pool have none of the platform."
         );
@@ -124,7 +119,7 @@ fn write_token(
     credentials::write_token_file(&access, env)
 }
 
-async fn run_init(context: &OperationContext<'_, '_>, env: &ChildEnv) -> Result<bool, StepError> {
+async fn run_init(context: &OperationContext<'_, '_>, env: &ChildEnv) -> Result<(), StepError> {
     let (run, job) = (context.run, &context.run.job);
     let ssh = context.prepared.workspace.init_ssh_command.as_deref();
     if job.show_header {
@@ -143,9 +138,13 @@ async fn run_init(context: &OperationContext<'_, '_>, env: &ChildEnv) -> Result<
     init_end(context, done)
 }
 
-fn init_end(context: &OperationContext<'_, '_>, done: Completion) -> Result<bool, StepError> {
+fn init_end(context: &OperationContext<'_, '_>, done: Completion) -> Result<(), StepError> {
     match memory_exceeded(done, &context.run.oom_kills) {
         Some(text) => Err(StepError::new(Exit::StepFailed, text).with_hint(MEMORY_HINT)),
-        None => Ok(done.ended.is_success()),
+        None if done.ended.is_success() => Ok(()),
+        None => {
+            let text = format!("init ended with {}", done.ended);
+            Err(StepError::new(Exit::StepFailed, text))
+        }
     }
 }

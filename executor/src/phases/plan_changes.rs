@@ -132,7 +132,11 @@ async fn run_plan(
     }
     let (done, structured) = planned?;
     context.log_unusual_end(done, details).await;
-    Ok((plan_ending(done), structured))
+    let ending = plan_ending(done);
+    if ending == Ending::Failure {
+        details.tool_end = Some(format!("the tool ended with {}", done.ended));
+    }
+    Ok((ending, structured))
 }
 
 /// Exit codes of `plan -detailed-exitcode`; every other end is a failure (W-18).
@@ -203,6 +207,7 @@ async fn store_plan(context: &OperationContext<'_, '_>) -> Result<PlanRecord, St
         digest,
         tool: &prepared.tool,
         commit_id: &prepared.workspace.commit_id,
+        backend: context.run.backend.kind(),
     };
     run.stored(stored_plan::store(&run.store, &run.job, plan))
         .await

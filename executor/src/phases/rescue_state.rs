@@ -195,8 +195,12 @@ impl Rescue<'_, '_> {
 
     async fn store_copy(&self) -> Result<String, StoreError> {
         let (job, store) = (&self.run.job, &self.run.store);
-        let name = format!("errored-{}-{}", job.job_id, job.step_id);
-        let key = ObjectKey::state_raw(&job.organization_id, &job.workspace_id, &name);
+        let key = ObjectKey::errored_state(
+            &job.organization_id,
+            &job.workspace_id,
+            &job.job_id,
+            &job.step_id,
+        );
         match &self.errored {
             ErroredState::File(file) => store.put_file(&key, file).await,
             ErroredState::Printed(state) => store.put(&key, state.clone()).await,

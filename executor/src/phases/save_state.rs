@@ -18,7 +18,6 @@ use platform::History;
 use runtime::regular_file;
 use serde_json::Value;
 use tracing::warn;
-use uuid::Uuid;
 
 use crate::child_env::ChildEnv;
 use crate::context::RunContext;
@@ -196,7 +195,8 @@ async fn publish(
     let Some(raw) = raw.map_err(PublishError::Unread)? else {
         return Ok(None);
     };
-    let (job, name) = (&run.job, Uuid::new_v4().to_string());
+    let (job, name) = (&run.job, run.stored(run.store.state_name()).await);
+    let name = name.map_err(PublishError::NotCopied)?;
     let key = ObjectKey::state_raw(&job.organization_id, &job.workspace_id, &name);
     run.stored(run.store.put(&key, raw.clone()))
         .await
@@ -249,18 +249,15 @@ async fn raw_state(
     let is_default = env
         .get("TF_WORKSPACE")
         .is_none_or(|workspace| workspace == "default");
-    let backend = run
-        .store
-        .backend(&run.job.organization_id, &run.job.workspace_id);
-    let state = match backend {
+    let state = match &run.backend {
         BackendSettings::Local { path } if is_default => {
-            match regular_file::read(&path, MAX_DOCUMENT_BYTES as u64) {
+            match regular_file::read(path, MAX_DOCUMENT_BYTES as u64) {
                 Ok(state) if is_encrypted(&state) => {
                     Some(terraform.state_pull(env).await?.unwrap_or(state))
                 }
                 Ok(state) => Some(state),
                 Err(error) if error.kind() == io::ErrorKind::NotFound => None,
-                Err(source) => return Err(StepError::working_dir(&path, &source)),
+                Err(source) => return Err(StepError::working_dir(path, &source)),
             }
         }
         // The output of a failed `state pull` is not a state (W-40).

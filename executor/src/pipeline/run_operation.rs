@@ -72,7 +72,7 @@ async fn run_phases(run: &RunContext<'_>, prepared: &PreparedOperation) -> Opera
     result
 }
 
-/// Runs everything before the operation; false if something failed and has logged the reason.
+/// Runs everything before the operation; false if a stop order ended it.
 async fn run_phases_before(
     context: &mut OperationContext<'_, '_>,
     env: &mut ChildEnv,
@@ -83,9 +83,7 @@ async fn run_phases_before(
     let access = write_backend(context, env)?;
     access.provide(env)?;
     context.terraform.variables = write_variables(context).await?;
-    if !init(context, env).await? {
-        return Ok(false);
-    }
+    init(context, env).await?;
     let before = run_scripts(context, Phase::Before, env, "").await;
     access.provide(env)?;
     before

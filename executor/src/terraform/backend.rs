@@ -21,6 +21,14 @@ const AWS_PROFILE: &str = "mayfly-state";
 const AWS_CREDENTIALS: &str = "AWS_SHARED_CREDENTIALS_FILE";
 const MAX_CREDENTIALS_BYTES: u64 = 1 << 20;
 const AZURE_KEY: &str = "ARM_ACCESS_KEY";
+/// The variables of the `http` backend.
+const HTTP_ADDRESSES: [&str; 3] = [
+    "TF_HTTP_ADDRESS",
+    "TF_HTTP_LOCK_ADDRESS",
+    "TF_HTTP_UNLOCK_ADDRESS",
+];
+const HTTP_USER: &str = "TF_HTTP_USERNAME";
+const HTTP_PASSWORD: &str = "TF_HTTP_PASSWORD";
 const GCS_CREDENTIALS: &str = "GOOGLE_BACKEND_CREDENTIALS";
 /// The file of the service account, in the folder where the stock executor puts it.
 const GCS_FILE: &str = "GCP_CREDENTIALS_FILE.json";
@@ -45,6 +53,11 @@ enum Credentials {
     Aws(StaticKeys),
     Azure(SecretString),
     Gcs(SecretString),
+    Http {
+        address: String,
+        user: String,
+        password: SecretString,
+    },
 }
 
 /// Writes the override into the working directory. Generated credentials are written below `private`.
@@ -71,6 +84,17 @@ impl BackendAccess {
     pub fn provide(&self, env: &mut ChildEnv) -> Result<(), StepError> {
         match &self.credentials {
             Credentials::Nothing => {}
+            Credentials::Http {
+                address,
+                user,
+                password,
+            } => {
+                for name in HTTP_ADDRESSES {
+                    env.set(name, address)?;
+                }
+                env.set(HTTP_USER, user)?;
+                env.set(HTTP_PASSWORD, password.expose_secret())?;
+            }
             Credentials::Azure(key) => env.set(AZURE_KEY, key.expose_secret())?,
             Credentials::Gcs(json) => {
                 let path = self.private.join("backend-gcs.json");
@@ -127,6 +151,20 @@ impl Override {
             handover == Handover::Outside && env.get(name).is_none()
         };
         match settings {
+            BackendSettings::Hub(_) => unreachable!("the run serves the state of its hub"),
+            // A plan keeps the arguments of its backend, and the next run has another port.
+            BackendSettings::Http {
+                address,
+                user,
+                password,
+            } => Self {
+                files: vec![("mayfly_backend_override.tf", Block::new("http").finish())],
+                credentials: Credentials::Http {
+                    address: address.clone(),
+                    user: user.clone(),
+                    password: password.clone(),
+                },
+            },
             BackendSettings::Local { path } => Self {
                 files: vec![(
                     "terrakube_override.tf",

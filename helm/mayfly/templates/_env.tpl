@@ -27,7 +27,7 @@ server-side apply refuses a container with one.
 
 {{/*
 What launcher and executor are told alike: how to reach the platform, Redis and the store; proxy and authorities. Takes root and
-relay: executors behind the relay of a hub get no way to the platform, and no secret of it.
+relay: executors behind the relay of a hub get no way to the platform and its store, and no secret of them.
 */}}
 {{- define "mayfly.env.shared" -}}
 {{- $all := list -}}
@@ -35,9 +35,9 @@ relay: executors behind the relay of a hub get no way to the platform, and no se
 {{- with .root.Values.platform.publicApiUrl }}{{- $all = append $all (dict "name" "TerrakubeApiUrl" "value" .) -}}{{- end -}}
 {{- with .root.Values.platform.registryDomain }}{{- $all = append $all (dict "name" "TerrakubeRegistryDomain" "value" .) -}}{{- end -}}
 {{- else -}}
-{{- $all = (fromJson (include "mayfly.env.platform" .root)).items -}}
+{{- $all = concat (fromJson (include "mayfly.env.platform" .root)).items (fromJson (include "mayfly.env.storage" .root)).items -}}
 {{- end -}}
-{{- $all = concat $all (fromJson (include "mayfly.env.storage" .root)).items (fromJson (include "mayfly.env.common" .root)).items -}}
+{{- $all = concat $all (fromJson (include "mayfly.env.common" .root)).items -}}
 {{- dict "items" $all | toJson -}}
 {{- end -}}
 

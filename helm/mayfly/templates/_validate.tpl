@@ -208,6 +208,9 @@
 {{- fail "executor.envForwardAllowlist: has no effect behind an agent; use agent.envForwardAllowlist, with the variables in agent.extraEnv" -}}
 {{- end -}}
 {{- if eq $agent.boundary "relay" -}}
+{{- if and .Values.platform.storage.type (not (or (include "mayfly.launcher.runs" .) .Values.hub.enabled)) -}}
+{{- fail "platform.storage: has no effect with agent.boundary `relay`; runs use the store of their hub, so set it there" -}}
+{{- end -}}
 {{- if and $executor.secretNames (include "mayfly.launcher.runs" .) -}}
 {{- fail "executor.secretNames: runs of the agent would get the Secrets of the launcher's runs too; install the agent as a release of its own, or set agent.boundary to `direct`" -}}
 {{- end -}}

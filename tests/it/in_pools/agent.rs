@@ -33,7 +33,6 @@ impl Fixture {
             .args(["--deploy-target", "process"])
             .env("MAYFLY_AGENT_WORKING_DIRECTORY", self.path(folder))
             .env(env::PUBLIC_API_URL, self.platform.url())
-            .env(env::STATE_TYPE, "LocalTerraformStateImpl")
             .env(env::STATUS_POLL_SECONDS, "1");
         command
     }

@@ -7,7 +7,7 @@ use nix::sys::signal::Signal;
 use test_cluster::{Builder, Cluster, Fault, State};
 use test_peers::wait::until;
 use test_platform::launcher;
-use test_platform::{Flow, LogEntry, NewJob, Outputs, Status, Variable, Workspace};
+use test_platform::{Flow, LogEntry, NewJob, Status, Variable, Workspace};
 
 use super::agent::{ends_with, tasks_taken};
 use super::fixture::{Fixture, Hub};
@@ -27,13 +27,12 @@ pub(super) fn start(cluster: &ClusterFixture, fixture: &Fixture, hub: &Hub) -> R
     Running::start(launcher::agent(&mut command, "eu-1", &hub.url(), token))
 }
 
-/// Gives executors the public URL of the platform, and a store of states that the test can read.
+/// Gives executors the public URL of the platform.
 fn prepare(cluster: &ClusterFixture, fixture: &Fixture) {
     cluster.image_that_first(&format!(
-        "export {}='{}' {}=LocalTerraformStateImpl {}=1",
+        "export {}='{}' {}=1",
         env::PUBLIC_API_URL,
         fixture.platform.url(),
-        env::STATE_TYPE,
         env::STATUS_POLL_SECONDS,
     ));
 }
@@ -176,8 +175,6 @@ async fn an_agent_that_is_killed_at_any_request_of_a_start_leaves_one_job_of_eac
     let fixture = Fixture::new().await;
     let hub = fixture.serve();
     prepare(&cluster, &fixture);
-    let outputs = cluster.machine.data_dir().join("local/output");
-    fixture.platform.read_outputs(Outputs::folder(&outputs));
     let mut runs = 0;
     for (verb, resource) in STEPS {
         // Killed before the request is carried out, and after that.

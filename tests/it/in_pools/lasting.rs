@@ -9,7 +9,7 @@ use job_contract::env;
 use nix::sys::signal::{Signal, kill};
 use test_peers::proxy::Moment;
 use test_peers::wait::{DEADLINE, within};
-use test_platform::{Flow, NewJob, Outputs, Status, Workspace};
+use test_platform::{Flow, NewJob, Status, Workspace};
 
 use super::agent::ends_with;
 use super::kills::{Point, Run, STARTED, try_points};
@@ -31,8 +31,6 @@ async fn an_executor_that_was_cut_off_before_its_claim_changes_nothing_later() {
     // Neither the agent nor its executor reaches the hub any more.
     run.to_hub.cut();
     drop(held);
-    let outputs = Outputs::folder(&run.fixture.path("other/local/output"));
-    run.fixture.platform.read_outputs(outputs);
     let hub = run.hub.as_ref().unwrap().url();
     let other = Running::start(&mut run.fixture.agent_named("eu-2", "other", &hub));
     run.fixture.platform.until_job(job, Status::Completed).await;

@@ -73,6 +73,8 @@ impl Pool {
             command.env(name, value);
         }
         command.env(env::POOL_LOST_SECONDS, self.lost_seconds);
+        // The stage looks for states and outputs there.
+        command.env(env::DATA_DIR, self.stage.machine().data_dir());
         let hub = tokio::task::block_in_place(|| Launcher::start(&mut command));
         *self.proxy.servers() = vec![hub.endpoint.address];
         let url = hub.endpoint.url("/pools/eu/api/v1/terraform-rs");
@@ -97,6 +99,7 @@ impl Pool {
         self.stage
             .machine()
             .executor(&job)
+            .without(env::STATE_TYPE)
             .env(env::LEASE_URL, url)
             .env(env::LEASE_TOKEN, &lease.job_token)
             .env(env::PUBLIC_API_URL, PUBLIC)
@@ -379,7 +382,7 @@ async fn a_run_that_the_hub_has_given_up_stores_its_state_and_leaves_all_statuse
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_hub_that_is_away_during_an_apply_holds_nothing_up() {
+async fn a_hub_that_is_away_during_an_apply_gets_its_state_when_it_is_back() {
     let mut pool = Pool::that_gives_up_after("60").await;
     let gate = pool.stage.machine().gate();
     let (job, lease, executor) = pool.at_the_gate(&gate).await;
@@ -388,16 +391,12 @@ async fn a_hub_that_is_away_during_an_apply_holds_nothing_up() {
     let away = "the hub does not accept heartbeats";
     tokio::task::block_in_place(|| executor.running.wait_for(Stream::Stderr, away));
     gate.open().await;
-    let made = || {
-        pool.stage
-            .resources(job)
-            .contains(&"third".to_owned())
-            .then_some(())
-    };
-    pool.stage.until("the apply is through", made).await;
+    let made = "terraform_data.third: Creation complete";
+    tokio::task::block_in_place(|| executor.running.wait_for(Stream::Stdout, made));
     assert_eq!(pool.platform().job(job).step_statuses(), [Status::Running]);
     pool.start_hub();
     wait(executor).expect_code(0);
+    assert!(pool.stage.resources(job).contains(&"third".to_owned()));
     pool.assert_ended(&lease, LeaseCall::Complete, 0);
     let job = pool.platform().until_job(job, Status::Completed).await;
     let reports = pool.stage.history(job.id).into_iter();

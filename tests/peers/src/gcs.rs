@@ -5,6 +5,7 @@ use std::io;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::{Mutex, PoisonError};
 
 use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
@@ -116,8 +117,25 @@ fn guard(request: &Request, server: SocketAddr) -> Response {
     asked.unwrap_or_else(|error| Response::new(502, error.to_string()))
 }
 
-/// The server takes an upload of this form from signed addresses alone, and forgets the tag in its answer.
+/// One upload at a time is compared with what is there.
+static UPLOAD: Mutex<()> = Mutex::new(());
+
+/// The server takes an upload of this form from signed addresses alone, and forgets the tag in its answer. It ignores the
+/// condition that there is no object yet.
 fn upload(request: &Request, server: SocketAddr) -> io::Result<Response> {
+    let _one = UPLOAD.lock().unwrap_or_else(PoisonError::into_inner);
+    if request.header("x-goog-if-generation-match") == Some("0") {
+        let read = Request {
+            method: "GET".to_owned(),
+            body: Vec::new(),
+            ..request.clone()
+        };
+        if pass_on(&read, server, HOST)?.status == 200 {
+            let text =
+                "<Error><Code>PreconditionFailed</Code><Message>It is there.</Message></Error>";
+            return Ok(Response::new(412, text));
+        }
+    }
     let signed = Request {
         query: "X-Goog-Algorithm=GOOG4-RSA-SHA256".to_owned(),
         ..request.clone()

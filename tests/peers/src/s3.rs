@@ -116,6 +116,24 @@ impl S3 {
         object_at(self.address, key)
     }
 
+    /// Stores an object, past all clients; only where signatures are believed.
+    ///
+    /// # Errors
+    /// Fails when the service does not answer.
+    pub fn put(&self, key: &str, content: &[u8]) -> io::Result<()> {
+        let (status, answer) = self.ask("PUT", &format!("/{BUCKET}/{key}"), content)?;
+        expect(status == 200, &answer)
+    }
+
+    /// Removes an object in the same way.
+    ///
+    /// # Errors
+    /// Fails when the service does not answer.
+    pub fn remove(&self, key: &str) -> io::Result<()> {
+        let (status, answer) = self.ask("DELETE", &format!("/{BUCKET}/{key}"), b"")?;
+        expect(status == 204, &answer)
+    }
+
     /// Every version of an object, the oldest first, and how often it was deleted.
     ///
     /// # Errors

@@ -107,7 +107,8 @@ async fn settings_without_effect_are_named_in_the_runs_log() {
     target.background.finish().await;
     let store = Store::local(folder.path());
     let output = folder.path().join("output");
-    store.fetch(&store.reference(&key), &output).await.unwrap();
+    let reference = store.reference(&key).await.unwrap();
+    store.fetch(&reference, &output).await.unwrap();
     let output = std::fs::read_to_string(output).unwrap();
     assert!(
         output.contains("`LOCALDOMAIN`, which has no effect"),

@@ -37,7 +37,7 @@ pub(super) enum Call {
 
 /// Why the relay refuses a request.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub(super) enum RelayRefusal {
+pub(crate) enum RelayRefusal {
     #[error("the relay does not pass this request: {0}")]
     Request(&'static str),
     #[error("the relay does not pass this document: {0}")]
@@ -166,22 +166,31 @@ impl Call {
         }
     }
 
-    /// Returns whether the executor may make the call before it accepts its task.
-    const fn is_read(self) -> bool {
-        matches!(
+    /// What is done after the end saves what a run leaves behind: state and log. Executors report statuses before they end
+    /// their task, and otherwise the hub reports the outcome. So no status changes after the end.
+    pub(super) const fn when(self) -> When {
+        let before_acceptance = matches!(
             self,
             Self::ReadJob | Self::ReadContext | Self::ReadContent | Self::ReadReleases
-        )
-    }
-
-    /// Whether it saves what a run leaves behind: state and log. Executors report statuses before they end their task, and
-    /// otherwise the hub reports the outcome. So no status changes after the end.
-    const fn is_final(self) -> bool {
-        matches!(
+        );
+        let after_end = matches!(
             self,
             Self::ReadJob | Self::ReadHistory | Self::AddHistory | Self::SetUpLog | Self::AddLines
-        )
+        );
+        When {
+            before_acceptance,
+            after_end,
+        }
     }
+}
+
+/// When an executor may make a request, besides the time in which it has the task.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct When {
+    /// Before it accepts the task.
+    pub(crate) before_acceptance: bool,
+    /// For a time after the end of the task, to save what the run leaves behind.
+    pub(crate) after_end: bool,
 }
 
 /// Returns the filter for the states that the job has published, in the platform's query language.
@@ -195,17 +204,17 @@ pub(super) fn job_reference(step: &StepRef) -> String {
 }
 
 /// Ids need no other characters. So nothing is decoded, here or behind.
-pub(super) fn is_plain(part: &str) -> bool {
+pub(crate) fn is_plain(part: &str) -> bool {
     let known = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_' | b'.');
     !part.is_empty() && part.bytes().all(known) && !part.bytes().all(|byte| byte == b'.')
 }
 
-/// Checks whether the state of the task allows the call.
-pub(super) fn check_state(task: &TaskView, call: Call) -> Result<(), RelayRefusal> {
+/// Checks whether the state of the task allows the request.
+pub(crate) fn check_state(task: &TaskView, when: When) -> Result<(), RelayRefusal> {
     let refusal = match task.state {
         // An orphaned run may still run, and its reports count.
         TaskState::Running | TaskState::Orphaned => return Ok(()),
-        TaskState::Leased if call.is_read() => return Ok(()),
+        TaskState::Leased if when.before_acceptance => return Ok(()),
         TaskState::Leased => Refusal::LeaseNotAccepted,
         TaskState::Available => Refusal::LeaseExpired,
         TaskState::Completed | TaskState::Failed | TaskState::Cancelled => {
@@ -216,7 +225,7 @@ pub(super) fn check_state(task: &TaskView, call: Call) -> Result<(), RelayRefusa
                 .is_none_or(|end| end.reason != EndReason::Revoked);
             // The last lease of a task that nobody has accepted may have been revoked before. It has nothing to save.
             let is_accepted = task.holder.is_some();
-            if is_fresh && is_trusted && is_accepted && call.is_final() {
+            if is_fresh && is_trusted && is_accepted && when.after_end {
                 return Ok(());
             }
             Refusal::TaskAlreadyTerminal

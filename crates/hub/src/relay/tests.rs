@@ -517,5 +517,5 @@ fn the_state_of_a_task_decides_which_calls_pass(
     #[case] refused: Option<Refusal>,
 ) {
     let expected = refused.map_or(Ok(()), |refusal| Err(RelayRefusal::State(refusal)));
-    assert_eq!(rules::check_state(&task, call), expected);
+    assert_eq!(rules::check_state(&task, call.when()), expected);
 }

@@ -26,17 +26,17 @@ const TIMEOUT: Duration = Duration::from_secs(30);
 
 /// The turns of all tasks.
 #[derive(Debug)]
-pub(super) struct Turns {
+pub(crate) struct Turns {
     of_tasks: Arc<Shares<TaskId>>,
     of_pools: PoolTurns,
 }
 
 /// One of the requests of a task, from before its body is read.
-pub(super) type Place = Share<TaskId>;
+pub(crate) type Place = Share<TaskId>;
 
 /// The right to one request to the platform, until its answer has passed.
 #[derive(Debug)]
-pub(super) struct Turn {
+pub(crate) struct Turn {
     _place: Place,
     _of_pool: PoolTurn,
 }
@@ -49,12 +49,12 @@ impl Turns {
         }
     }
 
-    pub(super) fn place(&self, task: TaskId) -> Result<Place, Failure> {
+    pub(crate) fn place(&self, task: TaskId) -> Result<Place, Failure> {
         let place = self.of_tasks.take(&task);
         place.ok_or_else(|| limited("too many requests of this task at a time: try again"))
     }
 
-    pub(super) async fn next(&self, pool: &PoolName, place: Place) -> Result<Turn, Failure> {
+    pub(crate) async fn next(&self, pool: &PoolName, place: Place) -> Result<Turn, Failure> {
         match tokio::time::timeout(TIMEOUT, self.of_pools.next(pool)).await {
             Ok(Some(of_pool)) => Ok(Turn {
                 _place: place,

@@ -36,6 +36,16 @@ impl LeaseConfig {
         Self { url, token }
     }
 
+    /// Returns the URL of the lease.
+    pub const fn url(&self) -> &Url {
+        &self.url
+    }
+
+    /// Returns the token of the lease.
+    pub const fn token(&self) -> &JobToken {
+        &self.token
+    }
+
     /// Returns the prefix of the platform's paths behind the hub.
     pub(crate) fn relay(&self) -> Url {
         extended(&self.url, &["platform"])

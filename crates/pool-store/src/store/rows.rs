@@ -159,6 +159,8 @@ impl Tx {
         let id = [Value::text(task)];
         self.execute("DELETE FROM events WHERE task = $1", &id)
             .await?;
+        self.execute("DELETE FROM state_locks WHERE task = $1", &id)
+            .await?;
         self.execute("DELETE FROM tasks WHERE id = $1", &id).await?;
         Ok(())
     }

@@ -1,0 +1,80 @@
+//! Content that passes through a process: a hub gets it from one side, and sends it to the other.
+
+use std::fmt;
+
+use bytes::Bytes;
+use futures_util::stream::BoxStream;
+use tokio::io::AsyncRead;
+
+use crate::digest::{Digest, Hasher};
+use crate::error::StoreError;
+
+/// Content on its way into a store. Its sender has declared its size and digest.
+pub struct Upload {
+    pub content: Box<dyn AsyncRead + Send + Unpin>,
+    pub digest: Digest,
+}
+
+/// Content on its way out of a store.
+pub struct Content {
+    pub size_bytes: u64,
+    pub chunks: BoxStream<'static, Result<Bytes, StoreError>>,
+}
+
+impl fmt::Debug for Upload {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Upload")
+            .field("digest", &self.digest)
+            .finish_non_exhaustive()
+    }
+}
+
+impl fmt::Debug for Content {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Content")
+            .field("size_bytes", &self.size_bytes)
+            .finish_non_exhaustive()
+    }
+}
+
+/// Checks whether content is what its sender has declared.
+pub(crate) struct Check {
+    expected: Digest,
+    hasher: Hasher,
+    object: String,
+}
+
+impl Check {
+    pub(crate) fn new(expected: Digest, object: String) -> Self {
+        Self {
+            expected,
+            hasher: Hasher::default(),
+            object,
+        }
+    }
+
+    /// Adds the next bytes. An error if there are more than declared.
+    pub(crate) fn update(&mut self, bytes: &[u8]) -> Result<(), StoreError> {
+        self.hasher.update(bytes);
+        if self.hasher.size_bytes() > self.expected.size_bytes {
+            return Err(self.altered());
+        }
+        Ok(())
+    }
+
+    /// An error if the content differs.
+    pub(crate) fn finish(mut self) -> Result<(), StoreError> {
+        let found = std::mem::take(&mut self.hasher).finish();
+        if found == self.expected {
+            Ok(())
+        } else {
+            Err(self.altered())
+        }
+    }
+
+    fn altered(&self) -> StoreError {
+        StoreError::Altered {
+            object: self.object.clone(),
+        }
+    }
+}

@@ -1,0 +1,333 @@
+//! The artifacts of steps: plan, published states, output, and the state of the workspace. Executors of a pool with boundary
+//! `relay` read and write them through the hub, so that the network of their agent holds no key of the store.
+//!
+//! The hub computes every key from the organization, workspace, job and step of the lease. It streams contents, and an object
+//! appears in the store only whole.
+//!
+//! - [`upload`] receives contents, and limits how many are in progress.
+//! - [`state`] decides whether a state may follow another one. [`locks`] locks it as the tool's own backend does.
+
+mod head;
+pub(crate) mod locks;
+mod state;
+#[cfg(test)]
+mod tests;
+mod upload;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use artifact_store::{Content, RequestTiming, ServedStore, StoreError, StoreSettings};
+use axum::Router;
+use axum::body::Body;
+use axum::extract::{Path, Request, State};
+use axum::http::request::Parts;
+use axum::http::{HeaderValue, Method, StatusCode, header};
+use axum::response::{IntoResponse as _, Response};
+use axum::routing::{any, get, post};
+use futures_util::TryStreamExt as _;
+use job_contract::chain;
+use job_contract::keys::{Artifact, ObjectKey, StepIds};
+use pool_protocol::artifact::Artifacts;
+use pool_protocol::id::{LeaseId, TaskId};
+use pool_protocol::path;
+use pool_protocol::problem::Code;
+use pool_store::{Refusal, TaskView};
+use tracing::{debug, warn};
+use uuid::Uuid;
+
+use self::state::StateWrites;
+use self::upload::Uploads;
+use crate::Hub;
+use crate::failure::Failure;
+use crate::passing::passed_on;
+use crate::relay::rules::{self, When};
+use crate::relay::{self, Turn};
+use crate::step_of;
+
+/// How long a content may take to its reader, which is limited too while it reads nothing.
+const CONTENT_TIMEOUT: Duration = Duration::from_mins(10);
+/// The executor repeats its requests for longer, so each attempt of the hub is short.
+const RETRY_FOR: Duration = Duration::from_secs(10);
+const MIB: u64 = 1024 * 1024;
+
+/// The store of the artifacts.
+#[derive(Debug)]
+pub(crate) struct ArtifactService {
+    /// `None`: the hub has no store that others reach.
+    store: Option<ServedStore>,
+    uploads: Uploads,
+    states: StateWrites,
+}
+
+impl ArtifactService {
+    pub(crate) fn open(store: Option<&StoreSettings>) -> Result<Self, StoreError> {
+        let timing = RequestTiming {
+            retry_for: RETRY_FOR,
+            ..RequestTiming::default()
+        };
+        let open = |settings| ServedStore::open(settings, &timing);
+        Ok(Self {
+            store: store.map(open).transpose()?,
+            uploads: Uploads::new(),
+            states: StateWrites::default(),
+        })
+    }
+
+    fn store(&self) -> Result<&ServedStore, Failure> {
+        self.store.as_ref().ok_or_else(|| {
+            conflict(
+                "this hub has no store for the artifacts of pools: set `TerraformStateType` and the settings of the store, or \
+                 `MAYFLY_DATA_DIR` for a folder",
+            )
+        })
+    }
+}
+
+/// Returns the routes of executors.
+pub(crate) fn router() -> Router<Arc<Hub>> {
+    Router::new()
+        .route(path::ARTIFACTS, get(names))
+        .route(path::ARTIFACT, any(artifact))
+        .route(path::STATE, any(state::handle))
+        .route(path::STATE_LOCK, post(locks::lock))
+        .route(path::STATE_UNLOCK, post(locks::unlock))
+}
+
+type Answer = Result<Response, Failure>;
+
+/// A request of an executor that may make it.
+struct Allowed {
+    task: TaskView,
+    lease: LeaseId,
+}
+
+impl Allowed {
+    fn ids(&self) -> StepIds<'_> {
+        StepIds {
+            organization: &self.task.organization,
+            workspace: &self.task.workspace,
+            job: &self.task.job,
+            step: &self.task.step,
+        }
+    }
+
+    /// The name under which the step publishes its state. No lease can replace what another has published.
+    fn state_name(&self) -> String {
+        Uuid::new_v5(&Uuid::NAMESPACE_OID, self.lease.to_string().as_bytes()).to_string()
+    }
+
+    fn key(&self, artifact: Artifact) -> ObjectKey {
+        artifact.key(self.ids(), &self.state_name())
+    }
+}
+
+/// Checks the lease of a request, and whether the state of its task allows it.
+async fn allow(
+    hub: &Hub,
+    head: &Parts,
+    (task, lease): (&str, &str),
+    when: When,
+) -> Result<Allowed, Failure> {
+    let ids = task.parse().ok().zip(lease.parse().ok());
+    let (task, lease): (TaskId, LeaseId) = ids.ok_or(Refusal::TaskNotFound)?;
+    let task = relay::authorize(hub, &head.headers, task, lease).await?;
+    let refuse = |refusal| relay::refuse(&task, &head.method, head.uri.path(), &refusal);
+    rules::check_state(&task, when).map_err(refuse)?;
+    let is_plain = |id: &&String| rules::is_plain(id);
+    let step = step_of(&task);
+    let ids = [
+        &step.organization_id,
+        &step.workspace_id,
+        &step.job_id,
+        &step.step_id,
+    ];
+    if ids.iter().all(is_plain) {
+        Ok(Allowed { task, lease })
+    } else {
+        Err(conflict("the ids of the step cannot be parts of a key"))
+    }
+}
+
+async fn names(
+    State(hub): State<Arc<Hub>>,
+    Path((task, lease)): Path<(String, String)>,
+    request: Request,
+) -> Answer {
+    let when = When {
+        before_acceptance: true,
+        after_end: true,
+    };
+    let (head, _) = request.into_parts();
+    let allowed = allow(&hub, &head, (&task, &lease), when).await?;
+    let store = hub.artifacts.store()?;
+    let reference = |artifact: Artifact| {
+        let reference = store.reference(&allowed.key(artifact));
+        (artifact.name().to_owned(), reference)
+    };
+    let state = store.state(&allowed.task.organization, &allowed.task.workspace);
+    Ok(axum::Json(Artifacts {
+        references: Artifact::ALL.map(reference).into(),
+        state_name: allowed.state_name(),
+        locks_state: state.has_lock(),
+    })
+    .into_response())
+}
+
+async fn artifact(
+    State(hub): State<Arc<Hub>>,
+    Path((task, lease, name)): Path<(String, String, String)>,
+    request: Request,
+) -> Answer {
+    let artifact = Artifact::of_name(&name);
+    let artifact = artifact.ok_or_else(|| conflict("a step has no such artifact"))?;
+    let of = (task.as_str(), lease.as_str());
+    let (head, body) = request.into_parts();
+    match head.method {
+        Method::GET => read(&hub, of, artifact, &head).await,
+        Method::PUT => write(&hub, of, artifact, &head, body).await,
+        _ => Err(no_method()),
+    }
+}
+
+async fn read(hub: &Hub, of: (&str, &str), artifact: Artifact, head: &Parts) -> Answer {
+    let when = match artifact {
+        // An executor adds its log to what the output has.
+        Artifact::Output => When {
+            before_acceptance: false,
+            after_end: true,
+        },
+        Artifact::Plan | Artifact::PlanRecord => When {
+            before_acceptance: true,
+            after_end: false,
+        },
+        _ => return Err(conflict("executors do not read this artifact")),
+    };
+    let allowed = allow(hub, head, of, when).await?;
+    let store = hub.artifacts.store()?;
+    let key = match head.uri.query() {
+        Some(query) => plan_of_job(store, &allowed, artifact, query)?,
+        None => allowed.key(artifact),
+    };
+    let turn = turn(hub, &allowed.task).await?;
+    let content = store.read(&key).await.map_err(|error| failed(&error))?;
+    let content = content.ok_or_else(|| {
+        Failure::new(Code::Other, "the artifact does not exist").with_status(StatusCode::NOT_FOUND)
+    })?;
+    Ok(respond(content, turn))
+}
+
+/// Returns the key of the plan of another step of the job, which the platform knows by its reference.
+fn plan_of_job(
+    store: &ServedStore,
+    allowed: &Allowed,
+    artifact: Artifact,
+    query: &str,
+) -> Result<ObjectKey, Failure> {
+    let mut pairs = url::form_urlencoded::parse(query.as_bytes());
+    let reference = match (artifact, pairs.next(), pairs.next()) {
+        (Artifact::Plan, Some((name, reference)), None) if name == "reference" => reference,
+        _ => return Err(conflict("its query is not one that this path takes")),
+    };
+    let key = store.key_behind(&reference);
+    let ids = allowed.ids();
+    let is_of_job = |key: &ObjectKey| {
+        let step = key.path.rsplit('/').nth(1).unwrap_or_default();
+        rules::is_plain(step) && *key == Artifact::Plan.key(StepIds { step, ..ids }, "")
+    };
+    key.filter(is_of_job).ok_or_else(|| {
+        warn!(task = %allowed.task.task, "an executor asked for a plan of another job");
+        Failure::new(
+            Code::ExecutorPoolForbidden,
+            "the reference is not of a plan of this job",
+        )
+    })
+}
+
+async fn write(
+    hub: &Hub,
+    of: (&str, &str),
+    artifact: Artifact,
+    head: &Parts,
+    body: Body,
+) -> Answer {
+    let when = When {
+        before_acceptance: false,
+        after_end: !matches!(artifact, Artifact::Plan | Artifact::PlanRecord),
+    };
+    let allowed = allow(hub, head, of, when).await?;
+    let store = hub.artifacts.store()?;
+    let incoming = upload::receive(hub, &allowed, &head.headers, body, largest(artifact)).await?;
+    // The task may have ended while its turn was waited for.
+    let task = hub.store.task(allowed.task.task).await?;
+    let task = task.ok_or(Refusal::TaskNotFound)?;
+    rules::check_state(&task, when).map_err(|refusal| {
+        let path = artifact.name();
+        relay::refuse(&task, &Method::PUT, path, &refusal)
+    })?;
+    let (upload, _turn) = incoming.into_upload();
+    let key = allowed.key(artifact);
+    store
+        .put(&key, upload)
+        .await
+        .map_err(|error| failed(&error))?;
+    debug!(task = %allowed.task.task, artifact = artifact.name(), "stored an artifact");
+    Ok(StatusCode::NO_CONTENT.into_response())
+}
+
+const fn largest(artifact: Artifact) -> u64 {
+    match artifact {
+        Artifact::PlanRecord => MIB,
+        Artifact::Plan | Artifact::Output => 1024 * MIB,
+        Artifact::State | Artifact::RawState | Artifact::ErroredState => state::LARGEST,
+    }
+}
+
+async fn turn(hub: &Hub, task: &TaskView) -> Result<Turn, Failure> {
+    let place = hub.relay.turns().place(task.task)?;
+    hub.relay.turns().next(&task.pool, place).await
+}
+
+/// Passes a content on.
+fn respond(content: Content, turn: Turn) -> Response {
+    let Content { size_bytes, chunks } = content;
+    let chunks = chunks.map_err(std::io::Error::other);
+    let mut response = Response::new(Body::from_stream(passed_on(chunks, CONTENT_TIMEOUT, turn)));
+    let headers = response.headers_mut();
+    // A reader recognizes an answer that broke off.
+    headers.insert(header::CONTENT_LENGTH, HeaderValue::from(size_bytes));
+    headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-store"));
+    let media_type = HeaderValue::from_static("application/octet-stream");
+    headers.insert(header::CONTENT_TYPE, media_type);
+    response
+}
+
+/// A request that repetition does not change.
+fn conflict(text: impl Into<String>) -> Failure {
+    Failure::new(Code::RequestInvalid, text).with_status(StatusCode::CONFLICT)
+}
+
+fn no_method() -> Failure {
+    Failure::new(Code::RequestInvalid, "this path has no such method")
+        .with_status(StatusCode::METHOD_NOT_ALLOWED)
+}
+
+/// What an executor learns of an error of the store. The reference is the platform's, and no secret.
+fn failed(error: &StoreError) -> Failure {
+    match error {
+        StoreError::Altered { .. } | StoreError::Broken(_) => {
+            Failure::new(Code::RequestInvalid, chain(error))
+        }
+        StoreError::Unavailable { .. } => {
+            warn!(error = chain(error), "the artifact store cannot be used");
+            Failure::new(
+                Code::StoreUnavailable,
+                "the hub cannot use its artifact store now: try again",
+            )
+        }
+        error => {
+            warn!(error = chain(error), "the artifact store refuses the hub");
+            conflict(format!("the hub cannot use its artifact store: {error}"))
+        }
+    }
+}
