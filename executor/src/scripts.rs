@@ -18,7 +18,7 @@ use tracing::warn;
 use crate::banner::Palette;
 use crate::child_env::ChildEnv;
 use crate::error::StepError;
-use crate::process::{self, Interrupt, Invocation, Limit, ToLog};
+use crate::process::{self, Ended, Interrupt, Invocation, Limit, ToLog};
 use crate::stop::{Budget, Stop};
 use crate::tool::{Origin, ResolvedTool};
 use crate::workspace::write_private_file;
@@ -109,27 +109,38 @@ pub struct Scripts<'r> {
     pub budget: Budget,
 }
 
+/// How scripts ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ScriptsEnd {
+    Done,
+    /// A stop order came before the next one.
+    Stopped,
+    /// A script failed. Its output is in the log.
+    Failed(Ended),
+}
+
 impl Scripts<'_> {
-    /// Runs commands one after the other, and stops at the first that fails; false if one failed. Exported variables go
-    /// into `env`, and so reach everything that runs later.
+    /// Runs commands one after the other, and stops at the first that fails. Exported variables go into `env`, and so reach
+    /// everything that runs later.
     pub async fn run(
         &self,
         commands: &[&Command],
         env: &mut ChildEnv,
         terraform_output: &str,
-    ) -> Result<bool, StepError> {
+    ) -> Result<ScriptsEnd, StepError> {
         for command in commands {
             if self.stop.given().is_some() {
-                return Ok(false);
+                return Ok(ScriptsEnd::Stopped);
             }
             let done = self.run_one(command, env, terraform_output).await;
             let exported = self.load_exported(env);
-            if !done? {
-                return Ok(false);
+            let ended = done?;
+            if !ended.is_success() {
+                return Ok(ScriptsEnd::Failed(ended));
             }
             exported?;
         }
-        Ok(true)
+        Ok(ScriptsEnd::Done)
     }
 
     async fn run_one(
@@ -137,7 +148,7 @@ impl Scripts<'_> {
         command: &Command,
         env: &ChildEnv,
         terraform_output: &str,
-    ) -> Result<bool, StepError> {
+    ) -> Result<Ended, StepError> {
         let log = self.log.writer();
         let runtime = runtime_of(command)?;
         if command.verbose {
@@ -173,8 +184,8 @@ impl Scripts<'_> {
         let ended = done?.ended;
         if !ended.is_success() {
             let code = match ended {
-                process::Ended::Code(code) => code.to_string(),
-                process::Ended::Signal(signal) => (128 + signal).to_string(),
+                Ended::Code(code) => code.to_string(),
+                Ended::Signal(signal) => (128 + signal).to_string(),
             };
             log.line(&self.palette.failure(&format!("Script Exit Code ==>{code}")))
                 .await;
@@ -183,7 +194,7 @@ impl Scripts<'_> {
             log.line(self.palette.script_ends().trim_end_matches('\n'))
                 .await;
         }
-        Ok(ended.is_success())
+        Ok(ended)
     }
 
     fn write_script(&self, command: &Command, runtime: Runtime) -> Result<PathBuf, StepError> {

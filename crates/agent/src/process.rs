@@ -278,8 +278,10 @@ struct Process {
 impl Executor for Process {
     fn name(&self) -> String {
         let pid = self.running.as_ref().and_then(DetachedExecutor::id);
-        let pid = pid.map_or_else(|| "ended".to_owned(), |pid| format!("process {pid}"));
-        format!("{pid} in {}", self.path.display())
+        pid.map_or_else(
+            || "a process that has ended".to_owned(),
+            |pid| format!("process {pid}"),
+        )
     }
 
     fn ended<'a>(&'a mut self, _lease: &'a AgentLease) -> BoxFuture<'a, RunEnd> {

@@ -12,12 +12,12 @@ use crate::child_env::ChildEnv;
 use crate::context::RunContext;
 use crate::error::{StepError, catch_panic};
 use crate::operation::OperationContext;
-use crate::scripts::{self, Scripts};
+use crate::scripts::{self, Scripts, ScriptsEnd};
 use crate::step_result::StepResult;
 use crate::tool::ResolvedTool;
 use crate::workspace::Workspace;
 
-/// Runs the scripts of a phase around the operation; false if one failed and has logged the reason.
+/// Runs the scripts of a phase around the operation; false if a stop order ended them. A script that fails is an error.
 pub(crate) async fn run_scripts(
     context: &OperationContext<'_, '_>,
     phase: Phase,
@@ -36,7 +36,10 @@ pub(crate) async fn run_scripts(
         return Ok(run.stop.given().is_none() || phase == Phase::After);
     }
     let scripts = scripts_in(run, &prepared.working_dir, Some(&prepared.tool));
-    let work = scripts.run(&commands, env, terraform_output);
+    let work = async {
+        let end = scripts.run(&commands, env, terraform_output).await?;
+        is_done(end, &place(phase, prepared.operation.phase()))
+    };
     run.timer
         .time(phase, work, |done| matches!(done, Ok(true)))
         .await
@@ -55,7 +58,7 @@ pub(crate) async fn run_script_step(
         for (name, value) in &workspace.environment {
             env.set(name, value)?;
         }
-        scripts.run(&commands, &mut env, "").await
+        is_done(scripts.run(&commands, &mut env, "").await?, "a script")
     };
     let done = run
         .timer
@@ -83,6 +86,28 @@ pub(crate) async fn run_script_step(
     StepResult {
         commit_id: workspace.commit_id.clone(),
         ..result
+    }
+}
+
+/// Which scripts those of a phase are.
+fn place(phase: Phase, operation: Phase) -> String {
+    match phase {
+        Phase::BeforeInit => "a script before init".to_owned(),
+        Phase::Before => format!("a script before the {}", operation.name()),
+        Phase::After => format!("a script after the {}", operation.name()),
+        _ => "a script on failure".to_owned(),
+    }
+}
+
+/// False if a stop order ended the scripts.
+fn is_done(end: ScriptsEnd, scripts: &str) -> Result<bool, StepError> {
+    match end {
+        ScriptsEnd::Done => Ok(true),
+        ScriptsEnd::Stopped => Ok(false),
+        ScriptsEnd::Failed(ended) => {
+            let text = format!("{scripts} ended with {ended}");
+            Err(StepError::new(Exit::StepFailed, text))
+        }
     }
 }
 
