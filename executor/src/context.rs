@@ -53,7 +53,8 @@ pub(crate) struct RunContext<'c> {
     pub(crate) store: Store,
     /// Where the tool keeps the state.
     pub(crate) backend: BackendSettings,
-    _state_server: Option<StateServer>,
+    /// Serves the state of a hub to the tool.
+    pub(crate) state_server: Option<StateServer>,
     pub(crate) env: ChildEnv,
     pub(crate) stop: Stop,
     pub(crate) oom_kills: OomKills,
@@ -105,7 +106,7 @@ impl<'c> RunContext<'c> {
         let backend = store.backend(&job.organization_id, &job.workspace_id);
         let state_server = match &backend {
             BackendSettings::Hub(hub) => {
-                let server = StateServer::start(hub.clone(), log.writer());
+                let server = StateServer::start(hub.clone(), log.writer(), stop.clone());
                 let server = server.map_err(|source| {
                     StepError::infrastructure("could not serve the state on loopback")
                         .because(&source)
@@ -125,7 +126,7 @@ impl<'c> RunContext<'c> {
             commit_id: OnceLock::new(),
             store,
             backend,
-            _state_server: state_server,
+            state_server,
             budget: Budget::of(config.run.grace_period(step_type)),
             waiting: Arc::default(),
             job,

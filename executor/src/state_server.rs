@@ -4,7 +4,8 @@
 use std::convert::Infallible;
 use std::io;
 use std::net::{Ipv4Addr, SocketAddr, TcpListener};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use artifact_store::{BackendSettings, HubStore, StateLocked, StoreError};
 use base64::Engine as _;
@@ -19,45 +20,65 @@ use hyper::service::service_fn;
 use hyper::{Request, Response, StatusCode};
 use hyper_util::rt::TokioIo;
 use job_contract::chain;
+use job_contract::report::{LockStatus, StateLock};
 use run_log::LogWriter;
 use secrecy::{ExposeSecret as _, SecretString};
+use serde_json::{Map, Value};
+use tokio::time::{Instant, sleep, sleep_until};
 use tokio_util::task::AbortOnDropHandle;
 use tracing::{debug, warn};
 use uuid::Uuid;
 
+use crate::stop::Stop;
 use crate::terraform::raw_state::MAX_DOCUMENT_BYTES;
 
 /// The user of the backend.
-pub(crate) const USER: &str = "mayfly";
+const USER: &str = "mayfly";
+/// For how long after a stop order the tool waits for a hub that does not answer.
+const PATIENCE: Duration = Duration::from_secs(15);
+/// How long each of its requests waits then. The tool repeats each twice.
+const LEAST: Duration = Duration::from_secs(3);
+/// The pause after a connection that could not be accepted.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
 /// The server of one run. It ends when it is dropped.
 #[derive(Debug)]
 pub(crate) struct StateServer {
     address: SocketAddr,
     password: SecretString,
+    hub: HubStore,
+    holder: Holder,
     _task: AbortOnDropHandle<()>,
 }
+
+/// What the holder of the lock has written that refused the tool.
+type Holder = Arc<Mutex<Option<Bytes>>>;
 
 type Body = UnsyncBoxBody<Bytes, StoreError>;
 
 impl StateServer {
     /// Starts the server on a free port.
-    pub(crate) fn start(hub: HubStore, log: LogWriter) -> io::Result<Self> {
+    pub(crate) fn start(hub: HubStore, log: LogWriter, stop: Stop) -> io::Result<Self> {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?;
         listener.set_nonblocking(true)?;
         let address = listener.local_addr()?;
         let listener = tokio::net::TcpListener::from_std(listener)?;
         let password = Uuid::new_v4().simple().to_string();
         let credentials = STANDARD.encode(format!("{USER}:{password}"));
+        let holder = Holder::default();
         let backend = Arc::new(Backend {
-            hub,
+            hub: hub.clone(),
             log,
+            stop,
+            holder: Arc::clone(&holder),
             authorization: format!("Basic {credentials}").into(),
         });
         let task = tokio::spawn(accept(listener, backend));
         Ok(Self {
             address,
             password: password.into(),
+            hub,
+            holder,
             _task: AbortOnDropHandle::new(task),
         })
     }
@@ -68,6 +89,36 @@ impl StateServer {
             address: format!("http://{}/state", self.address),
             user: USER.to_owned(),
             password: self.password.clone(),
+        }
+    }
+
+    /// The lock of somebody else that refused the tool. The tool itself shows its own request instead.
+    pub(crate) fn blocking_lock(&self) -> Option<StateLock> {
+        let holder = runtime::lock(&self.holder).clone()?;
+        let fields: Map<String, Value> = serde_json::from_slice(&holder).ok()?;
+        let text = |name: &str| fields.get(name)?.as_str().map(str::to_owned);
+        Some(StateLock {
+            id: text("ID")?,
+            who: text("Who").unwrap_or_default(),
+            operation: text("Operation").unwrap_or_default(),
+            created: text("Created").unwrap_or_default(),
+            path: text("Path").unwrap_or_default(),
+            status: LockStatus::InTheWay,
+        })
+    }
+
+    /// Releases the lock of this step, after the tool that took it has ended. Returns whether the step has none.
+    pub(crate) async fn release_lock(&self) -> bool {
+        match self.hub.unlock_state(&Bytes::new()).await {
+            // Somebody else's lock is none of this step.
+            Ok(StateLocked::Yes | StateLocked::By(_)) => true,
+            Err(error) => {
+                warn!(
+                    error = chain(&error),
+                    "whether the tool left its lock on the state is not known"
+                );
+                false
+            }
         }
     }
 
@@ -83,7 +134,7 @@ async fn accept(listener: tokio::net::TcpListener, backend: Arc<Backend>) {
             Ok((stream, _)) => stream,
             Err(error) => {
                 warn!(%error, "a connection of the tool could not be accepted");
-                tokio::task::yield_now().await;
+                sleep(ACCEPT_PAUSE).await;
                 continue;
             }
         };
@@ -106,6 +157,8 @@ async fn accept(listener: tokio::net::TcpListener, backend: Arc<Backend>) {
 struct Backend {
     hub: HubStore,
     log: LogWriter,
+    stop: Stop,
+    holder: Holder,
     authorization: SecretString,
 }
 
@@ -120,9 +173,21 @@ impl Backend {
             return status(StatusCode::NOT_FOUND);
         }
         let method = request.method().as_str().to_owned();
-        match self.pass_on(&method, request).await {
+        let answer = tokio::select! {
+            biased;
+            answer = self.pass_on(&method, request) => answer,
+            () = self.time_is_up() => Err(Failure::Stopped),
+        };
+        match answer {
             Ok(response) => response,
-            Err(Failure::Unread) => status(StatusCode::BAD_REQUEST),
+            Err(Failure::Unread) => {
+                let text = format!(
+                    "The state cannot be read, or has more than {MAX_DOCUMENT_BYTES} bytes."
+                );
+                self.log.line(&text).await;
+                status(StatusCode::BAD_REQUEST)
+            }
+            Err(Failure::Stopped) => status(StatusCode::SERVICE_UNAVAILABLE),
             Err(Failure::Method) => status(StatusCode::METHOD_NOT_ALLOWED),
             Err(Failure::Store(error)) => {
                 warn!(
@@ -135,7 +200,8 @@ impl Backend {
                 self.log.line(&text).await;
                 status(match error {
                     StoreError::Unavailable { .. } => StatusCode::SERVICE_UNAVAILABLE,
-                    _ => StatusCode::CONFLICT,
+                    // The tool takes 409 for the lock of somebody else.
+                    _ => StatusCode::BAD_REQUEST,
                 })
             }
         }
@@ -169,13 +235,36 @@ impl Backend {
             }
             "LOCK" => {
                 let info = read(request).await?;
-                Ok(locked(self.hub.lock_state(&info).await?))
+                Ok(self.locked(self.hub.lock_state(&info).await?))
             }
             "UNLOCK" => {
                 let info = read(request).await?;
-                Ok(locked(self.hub.unlock_state(&info).await?))
+                Ok(self.locked(self.hub.unlock_state(&info).await?))
             }
             _ => Err(Failure::Method),
+        }
+    }
+
+    fn locked(&self, answer: StateLocked) -> Response<Body> {
+        let (code, holder) = match answer {
+            StateLocked::Yes => (StatusCode::OK, None),
+            StateLocked::By(holder) => (StatusCode::LOCKED, Some(holder)),
+        };
+        let mut response = Response::new(whole(holder.clone().unwrap_or_default()));
+        *response.status_mut() = code;
+        *runtime::lock(&self.holder) = holder;
+        response
+    }
+
+    /// Waits for a stop order, and a little longer for a hub that does not answer. The tool has to learn of that in time: then it
+    /// leaves the state in a file, which is rescued.
+    async fn time_is_up(&self) {
+        let least = Instant::now() + LEAST;
+        let order = self.stop.ordered().await;
+        sleep_until(least.max(order.at + PATIENCE)).await;
+        let mut trouble = self.hub.trouble();
+        if trouble.wait_for(Option::is_some).await.is_err() {
+            std::future::pending().await
         }
     }
 }
@@ -184,6 +273,8 @@ impl Backend {
 enum Failure {
     Unread,
     Method,
+    /// The hub did not answer in the time after a stop order.
+    Stopped,
     Store(StoreError),
 }
 
@@ -218,17 +309,6 @@ async fn read(request: Request<Incoming>) -> Result<Bytes, Failure> {
         .await;
     body.map(|body| body.to_bytes())
         .map_err(|_| Failure::Unread)
-}
-
-fn locked(answer: StateLocked) -> Response<Body> {
-    match answer {
-        StateLocked::Yes => status(StatusCode::OK),
-        StateLocked::By(holder) => {
-            let mut response = Response::new(whole(holder));
-            *response.status_mut() = StatusCode::LOCKED;
-            response
-        }
-    }
 }
 
 fn status(status: StatusCode) -> Response<Body> {

@@ -42,6 +42,9 @@ pub enum StoreError {
         bytes: u64,
         limit: u64,
     },
+    /// Somebody else has locked the object.
+    #[error("another run has locked `{object}`")]
+    Locked { object: String },
     /// The hub refused it.
     #[error("the hub refused `{object}`")]
     Rejected {
@@ -149,6 +152,7 @@ impl StoreError {
             | Self::Altered { .. }
             | Self::Broken(_)
             | Self::Rejected { .. }
+            | Self::Locked { .. }
             | Self::Missing { .. } => return None,
         })
     }
@@ -225,6 +229,8 @@ pub(crate) enum Meaning {
     Refused,
     NoBucket,
     Missing,
+    /// Somebody else has locked or changed the object.
+    Locked,
     Unavailable,
 }
 
@@ -240,6 +246,7 @@ pub(crate) fn meaning(error: &object_store::Error) -> Meaning {
         _ if said(CREDENTIAL_CODES) => Meaning::Refused,
         _ if said(BUCKET_CODES) => Meaning::NoBucket,
         E::NotFound { .. } => Meaning::Missing,
+        E::Precondition { .. } => Meaning::Locked,
         _ => Meaning::Unavailable,
     }
 }

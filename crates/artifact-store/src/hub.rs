@@ -20,7 +20,7 @@ use reqwest::redirect::Policy;
 use reqwest::{Body, Method, Response, StatusCode};
 use runtime::regular_file;
 use secrecy::{ExposeSecret as _, SecretString};
-use tokio::sync::OnceCell;
+use tokio::sync::{OnceCell, watch};
 use tokio::time::{Instant, sleep};
 use tokio_util::io::ReaderStream;
 use url::Url;
@@ -38,8 +38,12 @@ use crate::transfer::Content;
 const SERVICE: &str = "the hub";
 /// The longest document of the hub.
 const DOCUMENT_BYTES: u64 = 64 * 1024;
-/// The longest wait for the answer to a request, after its body. The hub passes a body on before it answers.
-const ANSWER_TIMEOUT: Duration = Duration::from_mins(5);
+/// The time for a request with a body of any size. The body may wait for its turn, and the hub passes it on before it answers.
+const SEND_TIMEOUT: Duration = Duration::from_mins(5);
+/// A larger body needs so many bytes a second, as the hub demands it.
+const BYTES_A_SECOND: u64 = 256 * 1024;
+/// The pause before a download begins again.
+const PAUSE: Duration = Duration::from_secs(1);
 
 /// Returns the current token of a lease. The hub may replace it during the run.
 pub type CurrentToken = Arc<dyn Fn() -> SecretString + Send + Sync>;
@@ -72,6 +76,8 @@ pub struct HubStore(Arc<Inner>);
 struct Inner {
     settings: HubSettings,
     client: reqwest::Client,
+    /// For requests with bodies: the timeout of the other one would count while they are sent.
+    sender: reqwest::Client,
     timing: RequestTiming,
     health: Health,
     /// What the store of the hub calls the artifacts of the step.
@@ -94,28 +100,50 @@ enum Sent<'s> {
     File(&'s Path, &'s Digest),
 }
 
+impl Sent<'_> {
+    /// The length of the body, if there is one.
+    const fn length(self) -> Option<u64> {
+        match self {
+            Self::Nothing => None,
+            Self::Bytes(bytes) => Some(bytes.len() as u64),
+            Self::File(_, digest) => Some(digest.size_bytes),
+        }
+    }
+}
+
 impl HubStore {
     /// Opens the store. It sends no request yet.
     pub fn open(settings: HubSettings, timing: &RequestTiming) -> Result<Self, StoreError> {
         check_tls(SERVICE)?;
-        let client = reqwest::Client::builder()
-            // A redirect would send the token to another address.
-            .redirect(Policy::none())
-            .connect_timeout(timing.connect_timeout)
-            .read_timeout(timing.read_timeout.max(ANSWER_TIMEOUT))
-            .user_agent(concat!("mayfly/", env!("CARGO_PKG_VERSION")))
-            .build()
-            .map_err(|error| StoreError::Client {
+        let builder = || {
+            reqwest::Client::builder()
+                // A redirect would send the token to another address.
+                .redirect(Policy::none())
+                .connect_timeout(timing.connect_timeout)
+                .user_agent(concat!("mayfly/", env!("CARGO_PKG_VERSION")))
+        };
+        let build = |builder: reqwest::ClientBuilder| {
+            builder.build().map_err(|error| StoreError::Client {
                 service: SERVICE,
                 source: Answer::of(&error),
-            })?;
+            })
+        };
+        // An answer waits for its turn at the hub.
+        let client = build(builder().read_timeout(timing.read_timeout * 2))?;
+        let sender = build(builder())?;
         Ok(Self(Arc::new(Inner {
             settings,
             client,
+            sender,
             timing: timing.clone(),
             health: Health::default(),
             artifacts: OnceCell::new(),
         })))
+    }
+
+    /// A watch on what is wrong with the hub while requests are repeated.
+    pub fn trouble(&self) -> watch::Receiver<Option<String>> {
+        self.0.health.watch()
     }
 
     /// What the store of the hub calls the artifacts of the step.
@@ -144,6 +172,7 @@ impl HubStore {
         let chunks = answer.bytes_stream();
         Ok(Some(Content {
             size_bytes,
+            version: String::new(),
             chunks: chunks
                 .map_err(|error| unavailable("fetch", "state", &error))
                 .boxed(),
@@ -282,8 +311,18 @@ impl HubStore {
         action: &'static str,
     ) -> Result<Response, Failure> {
         let Inner {
-            client, settings, ..
+            client,
+            sender,
+            settings,
+            ..
         } = &*self.0;
+        let (client, timeout) = match sent.length() {
+            None => (client, None),
+            Some(length) => {
+                let longer = Duration::from_secs(length / BYTES_A_SECOND);
+                (sender, Some(SEND_TIMEOUT + longer))
+            }
+        };
         let object = url.path().rsplit_once("/leases/").map_or("", |(_, of)| of);
         let object = object.split_once('/').map_or(object, |(_, name)| name);
         let mut bearer =
@@ -293,6 +332,10 @@ impl HubStore {
         let request = client
             .request(method, url.clone())
             .header(AUTHORIZATION, bearer);
+        let request = match timeout {
+            Some(timeout) => request.timeout(timeout),
+            None => request,
+        };
         let request = match sent {
             Sent::Nothing => request,
             Sent::Bytes(bytes) => {
@@ -362,7 +405,7 @@ impl HubStore {
             Some(problem) => problem.title.clone(),
             None => format!("{status}, which is no answer of a hub"),
         });
-        if is_passing || problem.is_none() {
+        if is_passing || problem.is_none() || !is_of_hub {
             return Err(Failure::Again {
                 error: StoreError::Unavailable {
                     service: SERVICE,
@@ -395,7 +438,9 @@ impl HubStore {
         let until = Instant::now() + self.0.timing.retry_for;
         loop {
             match self.fetch_once(url, target, limit).await {
-                Err(StoreError::Unavailable { .. }) if Instant::now() < until => {}
+                Err(StoreError::Unavailable { .. }) if Instant::now() < until => {
+                    sleep(PAUSE).await;
+                }
                 fetched => return fetched,
             }
         }

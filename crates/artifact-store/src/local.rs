@@ -3,7 +3,7 @@
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read as _, Write as _};
-use std::os::unix::fs::OpenOptionsExt as _;
+use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -287,15 +287,17 @@ async fn open(path: PathBuf) -> Result<Option<Content>, StoreError> {
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
             opened => {
                 let file = opened.map_err(&failed)?;
-                let size = file.metadata().map_err(&failed)?.len();
-                Ok(Some((file, size)))
+                let facts = file.metadata().map_err(&failed)?;
+                let version = format!("{}-{}-{}", facts.ino(), facts.mtime(), facts.mtime_nsec());
+                Ok(Some((file, facts.len(), version)))
             }
         }
     });
-    Ok(opened.await?.map(|(file, size_bytes)| {
+    Ok(opened.await?.map(|(file, size_bytes, version)| {
         let file = tokio::fs::File::from_std(file);
         Content {
             size_bytes,
+            version,
             chunks: ReaderStream::with_capacity(file, CHUNK_BYTES)
                 .map_err(failed)
                 .boxed(),

@@ -218,6 +218,7 @@ impl Remote {
         let (remote, name) = (self.clone(), name.to_owned());
         Ok(Some(Content {
             size_bytes: found.meta.size,
+            version: found.meta.e_tag.clone().unwrap_or_default(),
             chunks: found
                 .into_stream()
                 .map_err(move |error| remote.failed("fetch", &name, &error))
@@ -282,6 +283,7 @@ impl Remote {
                 setting: self.bucket.setting,
             },
             (Meaning::Missing, _) => StoreError::Missing { object },
+            (Meaning::Locked, _) => StoreError::Locked { object },
             (Meaning::Unavailable, _) => StoreError::Unavailable {
                 service,
                 action,
@@ -358,7 +360,8 @@ impl Source {
     /// The next part. Only the last part may be shorter, or empty. The last one of an upload is an error if the upload is not
     /// what its sender has declared.
     async fn part(&mut self) -> Result<Bytes, StoreError> {
-        let mut part = Vec::new();
+        // A vector that grows would take twice as much.
+        let mut part = Vec::with_capacity(self.parts.bytes + 64);
         (&mut self.content)
             .take(self.parts.bytes as u64)
             .read_to_end(&mut part)

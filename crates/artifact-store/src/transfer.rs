@@ -18,6 +18,8 @@ pub struct Upload {
 /// Content on its way out of a store.
 pub struct Content {
     pub size_bytes: u64,
+    /// Another content of the same object has another one.
+    pub version: String,
     pub chunks: BoxStream<'static, Result<Bytes, StoreError>>,
 }
 

@@ -25,7 +25,7 @@ use axum::http::request::Parts;
 use axum::http::{HeaderValue, Method, StatusCode, header};
 use axum::response::{IntoResponse as _, Response};
 use axum::routing::{any, get, post};
-use futures_util::TryStreamExt as _;
+use futures_util::{StreamExt as _, TryStreamExt as _};
 use job_contract::chain;
 use job_contract::keys::{Artifact, ObjectKey, StepIds};
 use pool_protocol::artifact::Artifacts;
@@ -42,7 +42,7 @@ use crate::Hub;
 use crate::failure::Failure;
 use crate::passing::passed_on;
 use crate::relay::rules::{self, When};
-use crate::relay::{self, Turn};
+use crate::relay::{self, Place, Turn};
 use crate::step_of;
 
 /// How long a content may take to its reader, which is limited too while it reads nothing.
@@ -50,6 +50,11 @@ const CONTENT_TIMEOUT: Duration = Duration::from_mins(10);
 /// The executor repeats its requests for longer, so each attempt of the hub is short.
 const RETRY_FOR: Duration = Duration::from_secs(10);
 const MIB: u64 = 1024 * 1024;
+/// A longer content needs so many bytes a second.
+const BYTES_A_SECOND: u64 = 256 * 1024;
+/// How much is read of a body that was refused, and for how long.
+const FORGOTTEN: u64 = 64 * MIB;
+const FORGET_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// The store of the artifacts.
 #[derive(Debug)]
@@ -57,6 +62,7 @@ pub(crate) struct ArtifactService {
     /// `None`: the hub has no store that others reach.
     store: Option<ServedStore>,
     uploads: Uploads,
+    state_uploads: Uploads,
     states: StateWrites,
 }
 
@@ -69,7 +75,8 @@ impl ArtifactService {
         let open = |settings| ServedStore::open(settings, &timing);
         Ok(Self {
             store: store.map(open).transpose()?,
-            uploads: Uploads::new(),
+            uploads: Uploads::of_contents(),
+            state_uploads: Uploads::of_states(),
             states: StateWrites::default(),
         })
     }
@@ -100,6 +107,8 @@ type Answer = Result<Response, Failure>;
 struct Allowed {
     task: TaskView,
     lease: LeaseId,
+    /// One of the requests of the task, until it is answered.
+    place: Place,
 }
 
 impl Allowed {
@@ -142,11 +151,37 @@ async fn allow(
         &step.job_id,
         &step.step_id,
     ];
-    if ids.iter().all(is_plain) {
-        Ok(Allowed { task, lease })
-    } else {
-        Err(conflict("the ids of the step cannot be parts of a key"))
+    if !ids.iter().all(is_plain) {
+        return Err(conflict("the ids of the step cannot be parts of a key"));
     }
+    let place = hub.relay.turns().place(task.task)?;
+    Ok(Allowed { task, lease, place })
+}
+
+/// Checks again, for a request that has waited, that its lease is the current one and its task allows it.
+async fn check_again(hub: &Hub, before: &TaskView, when: When) -> Result<(), Failure> {
+    let task = hub.store.task(before.task).await?;
+    let task = task.ok_or(Refusal::TaskNotFound)?;
+    if (task.lease, task.fencing_token) != (before.lease, before.fencing_token) {
+        return Err(Refusal::LeaseSuperseded.into());
+    }
+    let refuse = |refusal| relay::refuse(&task, &Method::PUT, "artifacts", &refusal);
+    rules::check_state(&task, when).map_err(refuse)
+}
+
+/// Reads what a sender still sends after it was refused. Otherwise the connection ends under it, and it never sees why.
+fn forget(body: Body) {
+    let mut chunks = body.into_data_stream();
+    let read = async move {
+        let mut length = 0;
+        while let Some(Ok(chunk)) = chunks.next().await {
+            length += chunk.len() as u64;
+            if length > FORGOTTEN {
+                break;
+            }
+        }
+    };
+    tokio::spawn(tokio::time::timeout(FORGET_TIMEOUT, read));
 }
 
 async fn names(
@@ -183,11 +218,14 @@ async fn artifact(
     let artifact = artifact.ok_or_else(|| conflict("a step has no such artifact"))?;
     let of = (task.as_str(), lease.as_str());
     let (head, body) = request.into_parts();
-    match head.method {
+    let mut body = Some(body);
+    let answer = match head.method {
         Method::GET => read(&hub, of, artifact, &head).await,
-        Method::PUT => write(&hub, of, artifact, &head, body).await,
+        Method::PUT => write(&hub, of, artifact, &head, &mut body).await,
         _ => Err(no_method()),
-    }
+    };
+    body.into_iter().for_each(forget);
+    answer
 }
 
 async fn read(hub: &Hub, of: (&str, &str), artifact: Artifact, head: &Parts) -> Answer {
@@ -209,7 +247,7 @@ async fn read(hub: &Hub, of: (&str, &str), artifact: Artifact, head: &Parts) -> 
         Some(query) => plan_of_job(store, &allowed, artifact, query)?,
         None => allowed.key(artifact),
     };
-    let turn = turn(hub, &allowed.task).await?;
+    let turn = turn(hub, allowed).await?;
     let content = store.read(&key).await.map_err(|error| failed(&error))?;
     let content = content.ok_or_else(|| {
         Failure::new(Code::Other, "the artifact does not exist").with_status(StatusCode::NOT_FOUND)
@@ -249,7 +287,7 @@ async fn write(
     of: (&str, &str),
     artifact: Artifact,
     head: &Parts,
-    body: Body,
+    body: &mut Option<Body>,
 ) -> Answer {
     let when = When {
         before_acceptance: false,
@@ -257,21 +295,17 @@ async fn write(
     };
     let allowed = allow(hub, head, of, when).await?;
     let store = hub.artifacts.store()?;
-    let incoming = upload::receive(hub, &allowed, &head.headers, body, largest(artifact)).await?;
-    // The task may have ended while its turn was waited for.
-    let task = hub.store.task(allowed.task.task).await?;
-    let task = task.ok_or(Refusal::TaskNotFound)?;
-    rules::check_state(&task, when).map_err(|refusal| {
-        let path = artifact.name();
-        relay::refuse(&task, &Method::PUT, path, &refusal)
-    })?;
-    let (upload, _turn) = incoming.into_upload();
-    let key = allowed.key(artifact);
+    let (key, before) = (allowed.key(artifact), allowed.task.clone());
+    let turns = &hub.artifacts.uploads;
+    let declared = (&head.headers, upload::length(body.as_ref()));
+    let turn = upload::turn(hub, turns, allowed, declared, largest(artifact)).await?;
+    check_again(hub, &before, when).await?;
+    let (upload, _turn) = turn.receive(body.take().unwrap_or_default()).into_upload();
     store
         .put(&key, upload)
         .await
         .map_err(|error| failed(&error))?;
-    debug!(task = %allowed.task.task, artifact = artifact.name(), "stored an artifact");
+    debug!(task = %before.task, artifact = artifact.name(), "stored an artifact");
     Ok(StatusCode::NO_CONTENT.into_response())
 }
 
@@ -283,16 +317,20 @@ const fn largest(artifact: Artifact) -> u64 {
     }
 }
 
-async fn turn(hub: &Hub, task: &TaskView) -> Result<Turn, Failure> {
-    let place = hub.relay.turns().place(task.task)?;
+/// Waits for a turn like those of other requests to the platform.
+async fn turn(hub: &Hub, allowed: Allowed) -> Result<Turn, Failure> {
+    let Allowed { task, place, .. } = allowed;
     hub.relay.turns().next(&task.pool, place).await
 }
 
 /// Passes a content on.
 fn respond(content: Content, turn: Turn) -> Response {
-    let Content { size_bytes, chunks } = content;
+    let Content {
+        size_bytes, chunks, ..
+    } = content;
     let chunks = chunks.map_err(std::io::Error::other);
-    let mut response = Response::new(Body::from_stream(passed_on(chunks, CONTENT_TIMEOUT, turn)));
+    let in_all = CONTENT_TIMEOUT + Duration::from_secs(size_bytes / BYTES_A_SECOND);
+    let mut response = Response::new(Body::from_stream(passed_on(chunks, in_all, turn)));
     let headers = response.headers_mut();
     // A reader recognizes an answer that broke off.
     headers.insert(header::CONTENT_LENGTH, HeaderValue::from(size_bytes));
@@ -307,6 +345,11 @@ fn conflict(text: impl Into<String>) -> Failure {
     Failure::new(Code::RequestInvalid, text).with_status(StatusCode::CONFLICT)
 }
 
+/// A request that may succeed later.
+fn again(text: &str) -> Failure {
+    Failure::new(Code::StoreUnavailable, text)
+}
+
 fn no_method() -> Failure {
     Failure::new(Code::RequestInvalid, "this path has no such method")
         .with_status(StatusCode::METHOD_NOT_ALLOWED)
@@ -315,15 +358,15 @@ fn no_method() -> Failure {
 /// What an executor learns of an error of the store. The reference is the platform's, and no secret.
 fn failed(error: &StoreError) -> Failure {
     match error {
+        StoreError::Broken(source) if source.kind() == std::io::ErrorKind::TimedOut => {
+            again("the content did not arrive in time: try again")
+        }
         StoreError::Altered { .. } | StoreError::Broken(_) => {
             Failure::new(Code::RequestInvalid, chain(error))
         }
         StoreError::Unavailable { .. } => {
             warn!(error = chain(error), "the artifact store cannot be used");
-            Failure::new(
-                Code::StoreUnavailable,
-                "the hub cannot use its artifact store now: try again",
-            )
+            again("the hub cannot use its artifact store now: try again")
         }
         error => {
             warn!(error = chain(error), "the artifact store refuses the hub");

@@ -1,2 +1,3 @@
 -- Tasks whose executor may have locked the state of its workspace.
-CREATE TABLE state_locks (task TEXT NOT NULL PRIMARY KEY);
+-- `late` is 1 if the task was over: it rescues its state.
+CREATE TABLE state_locks (task TEXT NOT NULL PRIMARY KEY, late BIGINT NOT NULL);

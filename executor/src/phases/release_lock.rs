@@ -14,6 +14,7 @@ use crate::child_env::ChildEnv;
 use crate::context::RunContext;
 use crate::operation::OperationContext;
 use crate::process::{Completion, Ended};
+use crate::state_server::StateServer;
 use crate::step_result::{OperationDetails, join_present};
 use crate::terraform::Terraform;
 use crate::terraform::lock_error::EndedTool;
@@ -59,6 +60,11 @@ pub(crate) async fn release_leftover_lock(
     env: &ChildEnv,
     tool: &EndedTool,
 ) -> Option<StateLock> {
+    if let Some(server) = &run.state_server {
+        // The hub knows the locks of the step. The tool would not say who has one.
+        server.release_lock().await;
+        return None;
+    }
     let probe = terraform.probe_lock(env).await;
     let lock = match &probe {
         Ok(output) if output.ok => return None,
@@ -131,6 +137,8 @@ pub(crate) fn record_blocking_lock(
     let Some(lock) = context.terraform.events.locks().blocking() else {
         return false;
     };
+    let server = context.run.state_server.as_ref();
+    let lock = server.and_then(StateServer::blocking_lock).unwrap_or(lock);
     details.sentence = Some(format!(
         "the state is locked {}: nothing was changed",
         describe(&lock)

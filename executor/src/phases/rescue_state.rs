@@ -107,6 +107,10 @@ impl Rescue<'_, '_> {
             }
         })
         .await;
+        // The tool has ended. Its push would be refused by the lock that it left at the hub.
+        if let Some(server) = &self.run.state_server {
+            server.release_lock().await;
+        }
         let mut progress = RescueProgress {
             started: Instant::now(),
             is_first: true,

@@ -77,10 +77,12 @@ pub(crate) async fn run_script_step(
             } else {
                 Exit::StepFailed
             };
-            StepResult {
+            let failed = StepResult {
                 exit,
+                ending: Ending::Failure,
                 ..StepResult::failed(&error)
-            }
+            };
+            failed.or_stopped(&run.stop)
         }
     };
     StepResult {

@@ -39,7 +39,7 @@ fn settings(store: &S3) -> [(&'static str, String); 7] {
 
 impl Fixture {
     /// Its hubs use this store.
-    async fn with_store(store: &S3) -> Self {
+    pub(super) async fn with_store(store: &S3) -> Self {
         let mut fixture = Self::new().await;
         for (name, value) in settings(store) {
             fixture = fixture.with(name, &value);
@@ -366,7 +366,7 @@ fn state(serial: u64, lineage: &str) -> Vec<u8> {
     state.to_string().into_bytes()
 }
 
-fn digest(body: &[u8]) -> String {
+pub(super) fn digest(body: &[u8]) -> String {
     use base64::Engine as _;
     let digest = base64::engine::general_purpose::STANDARD.encode(Sha256::digest(body));
     format!("sha-256=:{digest}:")
@@ -392,7 +392,12 @@ async fn a_state_is_never_replaced_by_an_older_or_a_foreign_one() {
     let same_serial = json!({"serial": 3, "lineage": "l", "resources": [1]}).to_string();
     let (status, text) = lease.send("POST", "state", same_serial.as_bytes()).await;
     assert_eq!(status, StatusCode::CONFLICT, "{text}");
-    for garbage in [&b""[..], b"{}", b"null", b"{\"serial\":9,\"lineage\":\"l\""] {
+    for garbage in [
+        &b" "[..],
+        b"{}",
+        b"null",
+        b"{\"serial\":9,\"lineage\":\"l\"",
+    ] {
         let (status, text) = lease.send("POST", "state", garbage).await;
         assert_eq!(status, StatusCode::CONFLICT, "{text}");
     }
@@ -661,6 +666,53 @@ async fn the_lock_of_a_killed_executor_is_released_also_by_a_hub_that_was_killed
     wait::until("the release of the lock", released).await;
     drop(agent.kill());
     drop(hub);
+}
+
+/// The tool cannot store the state, and its lock stays at the hub. The executor stores it when the hub is back.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_state_that_a_hub_was_not_there_to_take_is_rescued_past_the_lock_of_its_tool() {
+    let store = S3::start_open().unwrap();
+    let fixture = Fixture::with_store(&store).await;
+    let hub = fixture.serve();
+    let gate = fixture.gate();
+    let agent = fixture.start_agent(&hub);
+    let repository = gate.repository();
+    let workspace = Workspace::new(&repository.url());
+    let workspace = fixture.platform.workspace(workspace);
+    let number = NewJob::new(&workspace, Flow::only("terraformApply"));
+    let number = fixture.platform.start_job(number);
+    let at_the_gate = tokio::task::block_in_place(|| gate.reached());
+    let address = hub.address();
+    hub.crash();
+    kill(fixture.executor(), Signal::SIGTERM).unwrap();
+    drop(at_the_gate);
+    let log = fixture.runs().remove(0).join("log");
+    let is_left = async || {
+        let log = fs::read_to_string(&log).unwrap_or_default();
+        let is_left = log.contains("left it in errored.tfstate");
+        if is_left { Ok(()) } else { Err(log) }
+    };
+    wait::until("a state that is left", is_left).await;
+    let key = ObjectKey::backend_state(
+        &fixture.platform.organization(),
+        &fixture.platform.job(number).workspace,
+    );
+    let lock = || {
+        store
+            .object(&format!("{}.tflock", key.in_bucket()))
+            .unwrap()
+    };
+    assert!(lock().is_some(), "the tool has left no lock");
+    // The platform has given the job up meanwhile.
+    let fixture = fixture.with(env::LISTEN, &address.to_string());
+    let hub = fixture.serve();
+    let is_stored = async || {
+        let state = store.object(&key.in_bucket()).unwrap().unwrap_or_default();
+        let is_stored = state.contains("\"first\"") && lock().is_none();
+        if is_stored { Ok(()) } else { Err(state) }
+    };
+    wait::until("the state and no lock", is_stored).await;
+    drop((agent.kill(), hub));
 }
 
 /// Each call of a state's write is lost once, before it arrives and after it: nothing is lost, and nothing older stays.

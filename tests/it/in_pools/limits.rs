@@ -3,6 +3,7 @@
 use std::fs;
 use std::time::Duration;
 
+use axum::body::Bytes;
 use futures_util::future::join_all;
 use futures_util::{StreamExt as _, stream};
 use pool_protocol::path::{self, LeaseCall};
@@ -12,18 +13,22 @@ use pool_protocol::token::PoolToken;
 use pool_protocol::version;
 use reqwest::{Method, StatusCode};
 use serde_json::json;
+use test_peers::s3::S3;
 use test_peers::wait::{DEADLINE, until};
 use test_platform::{Flow, NewJob, Status, Workspace};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpSocket, TcpStream};
 use tokio::task::JoinSet;
 
+use super::artifacts;
 use super::client::{Client, executor_of};
 use super::fixture::{Fixture, Hub};
 
 /// Enough tasks for all turns of the relay: each has eight.
 const TASKS: usize = 32;
 const REQUESTS: usize = 8;
+/// For all uploads of a test.
+const LONG: Duration = Duration::from_mins(5);
 /// Well below the time of a turn.
 const PROMPT: Duration = Duration::from_secs(5);
 
@@ -277,6 +282,38 @@ async fn bodies_of_agents_stay_below_the_memory_of_the_hub() {
     let peak = peak(&hub);
     assert!(peak < MEMORY, "{} MiB", peak >> 20);
     drop(open);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn fifty_large_plans_at_a_time_are_stored_in_128_megabytes() {
+    const UPLOADS: usize = 50;
+    let store = S3::start_open().unwrap();
+    let fixture = Fixture::with_store(&store).await;
+    let hub = fixture.serve();
+    let agent = fixture.client(&hub);
+    let all = running(&fixture, (&hub, "eu"), &agent, UPLOADS).await;
+    let plan = Bytes::from(vec![b'x'; 50 << 20]);
+    let digest = artifacts::digest(&plan);
+    let upload = async |(executor, lease): &(Client, LeasedTask)| {
+        let path = path::relay(lease.task_id, lease.lease_id);
+        let path = path.replace("/platform", "/artifacts/plan");
+        // As executors do.
+        let is_stored = async || {
+            let request = executor
+                .plain(Method::PUT, &path)
+                .bearer_auth(&lease.job_token);
+            let request = request.header("content-digest", &digest).body(plan.clone());
+            match request.timeout(LONG).send().await.unwrap().status() {
+                StatusCode::NO_CONTENT => Some(()),
+                StatusCode::TOO_MANY_REQUESTS => None,
+                status => panic!("{status}"),
+            }
+        };
+        while is_stored().await.is_none() {}
+    };
+    join_all(all.iter().map(upload)).await;
+    let peak = peak(&hub);
+    assert!(peak < 128 << 20, "{} MiB", peak >> 20);
 }
 
 #[tokio::test(flavor = "multi_thread")]

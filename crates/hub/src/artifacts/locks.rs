@@ -1,7 +1,8 @@
 //! Locks the state of a workspace as the tool's own backend does, so that executors in the cluster and those of pools keep each
 //! other out. The lock says which task has it. So a lock that a dead executor has left is released when its task is over.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use artifact_store::WorkspaceState;
 use axum::body::{Body, Bytes};
@@ -11,16 +12,18 @@ use axum::response::{IntoResponse as _, Response};
 use http_service::body;
 use pool_protocol::id::TaskId;
 use pool_protocol::problem::Code;
+use pool_store::TaskView;
 use serde_json::{Map, Value};
 use tracing::{info, warn};
 
-use super::state::{SAVE, place};
-use super::{Allowed, Answer, allow, conflict, failed};
+use super::state::{SAVE, place, to_its_end};
+use super::{Answer, allow, check_again, conflict, failed};
 use crate::Hub;
 use crate::failure::Failure;
 
 /// The largest description of a lock.
 const LARGEST: usize = 16 * 1024;
+const BODY_TIMEOUT: Duration = Duration::from_secs(30);
 /// The longest id.
 const LONGEST_ID: usize = 128;
 /// The field of the tool for an explanation. It names the task after this word.
@@ -37,25 +40,34 @@ pub(super) async fn lock(
 ) -> Answer {
     let (head, body) = request.into_parts();
     let allowed = allow(&hub, &head, (&task, &lease), SAVE).await?;
-    let state = place(&hub, &allowed)?;
+    let state = place(&hub, &allowed.task)?;
     let info = read(body).await?;
     let (id, info) = named(&info, allowed.task.task)?;
     if !state.has_lock() {
         return Ok(StatusCode::NO_CONTENT.into_response());
     }
-    // This comes first, so that no lock is left that nobody knows.
-    hub.store.note_state_lock(allowed.task.task).await?;
-    match take(&hub, &state, &id, info).await? {
-        None => {}
-        Some(holder) => return Ok(held_response(&holder)),
-    }
-    // The task may have ended meanwhile, and its locks may have been released before this one.
-    if let Err(failure) = is_current(&hub, &allowed).await {
-        state.unlock().await.map_err(|error| failed(&error))?;
-        return Err(failure);
-    }
-    info!(task = %allowed.task.task, workspace_id = allowed.task.workspace, "a state was locked");
-    Ok(StatusCode::NO_CONTENT.into_response())
+    let write = hub.artifacts.states.next(&allowed.task).await?;
+    let held = Arc::<Mutex<Option<Bytes>>>::default();
+    let holder = Arc::clone(&held);
+    let locked = to_its_end(async move {
+        let (_write, task) = (write, &allowed.task);
+        // This comes first, so that no lock is left that nobody knows.
+        hub.store.note_state_lock(task.task).await?;
+        if let Some(other) = take(&hub, &state, (&id, task.task), info).await? {
+            *runtime::lock(&holder) = Some(other);
+            return Ok(());
+        }
+        // The task may have ended meanwhile, and its locks may have been released before this one.
+        if let Err(failure) = check_again(&hub, task, SAVE).await {
+            release(&state, |info| is_of(info, Some(&id), task.task)).await?;
+            return Err(failure);
+        }
+        info!(task = %task.task, workspace_id = task.workspace, "a state was locked");
+        Ok(())
+    });
+    let locked = locked.await?;
+    let held = runtime::lock(&held).take();
+    Ok(held.map_or(locked, |holder| held_response(&holder)))
 }
 
 pub(super) async fn unlock(
@@ -65,30 +77,35 @@ pub(super) async fn unlock(
 ) -> Answer {
     let (head, body) = request.into_parts();
     let allowed = allow(&hub, &head, (&task, &lease), SAVE).await?;
-    let state = place(&hub, &allowed)?;
+    let state = place(&hub, &allowed.task)?;
     let asked = read(body).await?;
-    let found = state.lock_info().await.map_err(|error| failed(&error))?;
-    if let Some(found) = found {
-        // `force-unlock` describes no lock. It must not release the lock of another run.
-        let may = if asked.is_empty() {
-            task_of(&found) == Some(allowed.task.task)
-        } else {
-            holder_id(&asked).is_some() && holder_id(&asked) == holder_id(&found)
+    let write = hub.artifacts.states.next(&allowed.task).await?;
+    let held = Arc::<Mutex<Option<Bytes>>>::default();
+    let holder = Arc::clone(&held);
+    let unlocked = to_its_end(async move {
+        let (_write, task) = (write, allowed.task.task);
+        let id = holder_id(&asked);
+        // Without a description, it is the lock of this task.
+        let is_own = |info: &[u8]| match &id {
+            Some(id) => is_of(info, Some(id), task),
+            None => asked.is_empty() && task_of(info) == Some(task),
         };
-        if !may {
-            return Ok(held_response(&found));
+        match release(&state, is_own).await? {
+            Some(other) => *runtime::lock(&holder) = Some(other),
+            None => hub.store.forget_state_lock(task).await?,
         }
-        state.unlock().await.map_err(|error| failed(&error))?;
-    }
-    hub.store.forget_state_lock(allowed.task.task).await?;
-    Ok(StatusCode::NO_CONTENT.into_response())
+        Ok(())
+    });
+    let unlocked = unlocked.await?;
+    let held = runtime::lock(&held).take();
+    Ok(held.map_or(unlocked, |holder| held_response(&holder)))
 }
 
 /// Takes the lock. Returns what its holder has written, if somebody has it.
 async fn take(
     hub: &Hub,
     state: &WorkspaceState,
-    id: &str,
+    (id, task): (&str, TaskId),
     info: Bytes,
 ) -> Result<Option<Bytes>, Failure> {
     for _ in 0..ATTEMPTS {
@@ -101,74 +118,82 @@ async fn take(
             // It was released meanwhile.
             continue;
         };
-        if holder_id(&holder).as_deref() == Some(id) {
+        if is_of(&holder, Some(id), task) {
             // The answer to the first request was lost.
             return Ok(None);
         }
-        if !is_left(hub, &holder).await? {
+        let Some(left) = left(hub, &holder).await? else {
             return Ok(Some(holder));
-        }
-        warn!(holder = %String::from_utf8_lossy(&holder), "the lock of a task that is over is released");
-        state.unlock().await.map_err(|error| failed(&error))?;
+        };
+        warn!(task = %left, "the lock of a task that is over is released");
+        release(state, |info| task_of(info) == Some(left)).await?;
     }
     let text = "the lock of the state changes all the time: try again";
     Err(Failure::new(Code::RateLimited, text))
 }
 
-/// Whether a lock is of a task that is over.
-async fn is_left(hub: &Hub, holder: &[u8]) -> Result<bool, Failure> {
+/// Returns the task that has left a lock.
+async fn left(hub: &Hub, holder: &[u8]) -> Result<Option<TaskId>, Failure> {
     let Some(task) = task_of(holder) else {
-        return Ok(false);
+        return Ok(None);
     };
-    Ok(hub
-        .store
-        .task(task)
-        .await?
-        .is_some_and(|task| task.state.is_terminal()))
+    let left = hub.store.left_state_locks().await?;
+    Ok(left.iter().any(|left| left.task == task).then_some(task))
 }
 
-async fn is_current(hub: &Hub, allowed: &Allowed) -> Result<(), Failure> {
-    let task = hub.store.task(allowed.task.task).await?;
-    let task = task.ok_or(pool_store::Refusal::TaskNotFound)?;
-    if (task.lease, task.fencing_token) == (Some(allowed.lease), allowed.task.fencing_token)
-        && task.state.is_terminal() == allowed.task.state.is_terminal()
-    {
-        Ok(())
-    } else {
-        Err(pool_store::Refusal::LeaseSuperseded.into())
+/// Releases the lock if it is the one of the caller, who may change the state of the workspace. Otherwise returns what its holder
+/// has written.
+async fn release(
+    state: &WorkspaceState,
+    is_own: impl Fn(&[u8]) -> bool + Send,
+) -> Result<Option<Bytes>, Failure> {
+    let found = state.lock_info().await.map_err(|error| failed(&error))?;
+    match found {
+        Some(found) if !is_own(&found) => return Ok(Some(found)),
+        Some(_) => state.unlock().await.map_err(|error| failed(&error))?,
+        None => {}
     }
+    Ok(None)
 }
 
 /// Releases the lock that a task has left, if it is still there. Returns whether nothing of it is left.
-pub(crate) async fn release_left(hub: &Hub, task: &pool_store::TaskView) -> bool {
-    let Ok(store) = hub.artifacts.store() else {
+pub(crate) async fn release_left(hub: &Hub, task: &TaskView) -> bool {
+    let Ok(state) = place(hub, task) else {
         return true;
     };
-    let state = store.state(&task.organization, &task.workspace);
-    let released = async {
-        let found = state.lock_info().await?;
-        let is_its = found.is_some_and(|info| task_of(&info) == Some(task.task));
-        if is_its {
-            state.unlock().await?;
+    // A write of the task may be in progress.
+    let Some(_write) = hub.artifacts.states.free(task) else {
+        return false;
+    };
+    let found = state.lock_info().await;
+    let is_its = match found {
+        Ok(found) => found.is_some_and(|info| task_of(&info) == Some(task.task)),
+        Err(error) => {
+            warn!(task = %task.task, %error, "whether a run has left its lock is not known");
+            return false;
+        }
+    };
+    if !is_its {
+        return true;
+    }
+    match state.unlock().await {
+        Ok(()) => {
             warn!(
                 task = %task.task,
                 workspace_id = task.workspace,
                 "the lock that a run has left on its state is released"
             );
+            true
         }
-        Ok::<_, artifact_store::StoreError>(())
-    };
-    match released.await {
-        Ok(()) => true,
         Err(error) => {
-            warn!(task = %task.task, %error, "whether a run has left its lock is not known");
+            warn!(task = %task.task, %error, "the lock that a run has left is not released");
             false
         }
     }
 }
 
 async fn read(body: Body) -> Result<Bytes, Failure> {
-    let body = body::read(body, LARGEST).await;
+    let body = body::read_in_time(body, LARGEST, BODY_TIMEOUT, |_| true).await;
     let body = body.map_err(|_| {
         Failure::new(
             Code::RequestInvalid,
@@ -193,8 +218,13 @@ fn named(info: &[u8], task: TaskId) -> Result<(String, Bytes), Failure> {
     Ok((id, info.into()))
 }
 
+/// Whether a lock is of this task, and has this id.
+pub(super) fn is_of(info: &[u8], id: Option<&str>, task: TaskId) -> bool {
+    id.is_some() && holder_id(info).as_deref() == id && task_of(info) == Some(task)
+}
+
 /// The id of a lock.
-pub(super) fn holder_id(info: &[u8]) -> Option<String> {
+fn holder_id(info: &[u8]) -> Option<String> {
     let fields: Map<String, Value> = serde_json::from_slice(info).ok()?;
     Some(fields.get(ID)?.as_str()?.to_owned())
 }

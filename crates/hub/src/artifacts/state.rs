@@ -4,39 +4,62 @@ use std::collections::HashMap;
 use std::io;
 use std::sync::{Arc, Mutex, Weak};
 
-use artifact_store::{Digest, StoreError, WorkspaceState};
-use axum::body::{Body, Bytes};
+use artifact_store::{Digest, StoreError, Upload, WorkspaceState};
+use axum::body::Body;
 use axum::extract::{Path, Request, State};
 use axum::http::request::Parts;
 use axum::http::{Method, StatusCode};
 use axum::response::IntoResponse as _;
 use futures_util::{StreamExt as _, TryStreamExt as _, stream};
 use job_contract::encoding::hex;
-use pool_store::Refusal;
+use pool_protocol::id::TaskId;
+use pool_protocol::problem::Code;
+use pool_store::TaskView;
 use sha2::{Digest as _, Sha256};
+use tokio::sync::OwnedMutexGuard;
+use tokio::time::timeout;
+use tokio_util::io::StreamReader;
 use tracing::{info, warn};
 
 use super::head::{HeadScanner, StateHead};
-use super::locks::{self, holder_id};
-use super::upload::{self, Chunks};
-use super::{Allowed, Answer, MIB, allow, conflict, failed, no_method, respond, turn};
+use super::locks::{self, is_of};
+use super::upload::{self, Chunks, TURN_TIMEOUT};
+use super::{
+    Answer, MIB, again, allow, check_again, conflict, failed, forget, no_method, respond, turn,
+};
 use crate::Hub;
 use crate::failure::Failure;
-use crate::relay;
-use crate::relay::rules::{self, When};
+use crate::relay::rules::When;
 
 /// The largest state.
 pub(super) const LARGEST: u64 = 512 * MIB;
 /// The parameter with the lock of the tool.
 const LOCK: &str = "lock";
 
-/// Lets the writes of a workspace's state follow each other. A write that an executor has given up may still be in progress.
+/// Lets the changes of a workspace's state and of its lock follow each other. A write that an executor has given up may still be
+/// in progress.
 #[derive(Debug, Default)]
 pub(super) struct StateWrites(Mutex<HashMap<(String, String), Weak<tokio::sync::Mutex<()>>>>);
 
+/// The right to change the state of a workspace.
+pub(super) type StateWrite = OwnedMutexGuard<()>;
+
 impl StateWrites {
-    fn of(&self, allowed: &Allowed) -> Arc<tokio::sync::Mutex<()>> {
-        let task = &allowed.task;
+    /// Waits for the right.
+    pub(super) async fn next(&self, task: &TaskView) -> Result<StateWrite, Failure> {
+        let next = timeout(TURN_TIMEOUT, self.of(task).lock_owned()).await;
+        next.map_err(|_| {
+            let text = "the state of the workspace is being written: try again";
+            Failure::new(Code::RateLimited, text)
+        })
+    }
+
+    /// Returns the right if nobody has it.
+    pub(super) fn free(&self, task: &TaskView) -> Option<StateWrite> {
+        self.of(task).try_lock_owned().ok()
+    }
+
+    fn of(&self, task: &TaskView) -> Arc<tokio::sync::Mutex<()>> {
         let mut writes = runtime::lock(&self.0);
         writes.retain(|_, write| write.strong_count() > 0);
         let key = (task.organization.clone(), task.workspace.clone());
@@ -54,6 +77,7 @@ impl StateWrites {
 struct StoredState {
     head: StateHead,
     digest: Digest,
+    version: String,
 }
 
 /// What a write does.
@@ -71,31 +95,53 @@ pub(super) async fn handle(
 ) -> Answer {
     let of = (task.as_str(), lease.as_str());
     let (head, body) = request.into_parts();
-    match head.method {
-        Method::GET => {
-            let allowed = allow(&hub, &head, of, SAVE).await?;
-            let turn = turn(&hub, &allowed.task).await?;
-            let state = place(&hub, &allowed)?.open().await;
-            let state = state.map_err(|error| failed(&error))?;
-            // The tool's backend for Azure stores an empty blob for its lock.
-            let state = state.filter(|state| state.size_bytes > 0);
-            Ok(state.map_or_else(
-                || StatusCode::NO_CONTENT.into_response(),
-                |state| respond(state, turn),
-            ))
-        }
-        Method::POST => write(&hub, of, &head, body).await,
-        Method::DELETE => {
-            let allowed = allow(&hub, &head, of, CHANGE).await?;
-            let _write = hub.artifacts.states.of(&allowed).lock_owned().await;
-            let state = place(&hub, &allowed)?;
-            check_lock(&state, lock_of(&head).as_deref()).await?;
-            state.delete().await.map_err(|error| failed(&error))?;
-            info!(task = %allowed.task.task, "the state of a workspace was removed");
-            Ok(StatusCode::NO_CONTENT.into_response())
-        }
+    let mut body = Some(body);
+    let answer = match head.method {
+        Method::GET => read(&hub, of, &head).await,
+        Method::POST => write(&hub, of, &head, &mut body).await,
+        Method::DELETE => delete(&hub, of, &head).await,
         _ => Err(no_method()),
-    }
+    };
+    body.into_iter().for_each(forget);
+    answer
+}
+
+async fn read(hub: &Hub, of: (&str, &str), head: &Parts) -> Answer {
+    let allowed = allow(hub, head, of, SAVE).await?;
+    let place = place(hub, &allowed.task)?;
+    let turn = turn(hub, allowed).await?;
+    let state = place.open().await.map_err(|error| failed(&error))?;
+    // The tool's backend for Azure stores an empty blob for its lock.
+    let state = state.filter(|state| state.size_bytes > 0);
+    Ok(state.map_or_else(
+        || StatusCode::NO_CONTENT.into_response(),
+        |state| respond(state, turn),
+    ))
+}
+
+async fn delete(hub: &Arc<Hub>, of: (&str, &str), head: &Parts) -> Answer {
+    let allowed = allow(hub, head, of, CHANGE).await?;
+    let (state, lock) = (place(hub, &allowed.task)?, lock_of(head));
+    let write = hub.artifacts.states.next(&allowed.task).await?;
+    let deleted = async move {
+        let (_write, task) = (write, &allowed.task);
+        check_lock(&state, lock.as_deref(), task.task).await?;
+        state.delete().await.map_err(|error| failed(&error))?;
+        info!(task = %task.task, "the state of a workspace was removed");
+        Ok(())
+    };
+    to_its_end(deleted).await
+}
+
+/// Does something to its end, also if its caller leaves: the next change must not overtake it.
+pub(super) async fn to_its_end(
+    change: impl Future<Output = Result<(), Failure>> + Send + 'static,
+) -> Answer {
+    let done = tokio::spawn(change).await.unwrap_or_else(|error| {
+        warn!(%error, "a change of a state ended without an answer");
+        Err(again("the request ended without an answer: try again"))
+    });
+    done.map(|()| StatusCode::NO_CONTENT.into_response())
 }
 
 /// What may be done while an executor has the task.
@@ -109,9 +155,9 @@ pub(super) const SAVE: When = When {
     after_end: true,
 };
 
-pub(super) fn place(hub: &Hub, allowed: &Allowed) -> Result<WorkspaceState, Failure> {
+pub(super) fn place(hub: &Hub, task: &TaskView) -> Result<WorkspaceState, Failure> {
     let store = hub.artifacts.store()?;
-    Ok(store.state(&allowed.task.organization, &allowed.task.workspace))
+    Ok(store.state(&task.organization, &task.workspace))
 }
 
 /// The id of the lock that the tool has taken.
@@ -122,66 +168,63 @@ fn lock_of(head: &Parts) -> Option<String> {
     lock.map(|(_, id)| id.into_owned())
 }
 
-async fn write(hub: &Arc<Hub>, of: (&str, &str), head: &Parts, body: Body) -> Answer {
+async fn write(hub: &Arc<Hub>, of: (&str, &str), head: &Parts, body: &mut Option<Body>) -> Answer {
     let allowed = allow(hub, head, of, SAVE).await?;
-    let state = place(hub, &allowed)?;
+    let (state, task) = (place(hub, &allowed.task)?, allowed.task.clone());
     let lock = lock_of(head);
-    let incoming = upload::receive(hub, &allowed, &head.headers, body, LARGEST).await?;
-    let write = hub.artifacts.states.of(&allowed).lock_owned().await;
-    // The sender may leave, but the write goes on, and the next one follows it.
+    let write = hub.artifacts.states.next(&task).await?;
+    let turns = &hub.artifacts.state_uploads;
+    let declared = (&head.headers, upload::length(body.as_ref()));
+    let turn = upload::turn(hub, turns, allowed, declared, LARGEST).await?;
+    let before = stored(&state).await?;
+    let incoming = turn.receive(body.take().unwrap_or_default());
     let hub = Arc::clone(hub);
-    let written = tokio::spawn(async move {
+    to_its_end(async move {
         let _write = write;
-        let task = hub.store.task(allowed.task.task).await?;
-        let task = task.ok_or(Refusal::TaskNotFound)?;
-        let is_same =
-            (task.lease, task.fencing_token) == (Some(allowed.lease), allowed.task.fencing_token);
-        if !is_same {
-            return Err(Refusal::LeaseSuperseded.into());
-        }
-        rules::check_state(&task, SAVE)
-            .map_err(|refusal| relay::refuse(&task, &Method::POST, "state", &refusal))?;
-        check_lock(&state, lock.as_deref()).await?;
-        let before = stored(&state).await?;
         let (digest, taken) = (incoming.digest, incoming.taken);
-        let refused = Arc::<Mutex<Option<&'static str>>>::default();
-        let chunks = checked(
-            incoming.chunks,
+        let refused = Arc::<Mutex<Option<Refused>>>::default();
+        let check = Check {
+            hub,
+            task: task.clone(),
+            state: state.clone(),
+            lock,
             before,
-            digest.clone(),
-            Arc::clone(&refused),
-        );
-        let upload = artifact_store::Upload {
-            content: Box::new(tokio_util::io::StreamReader::new(chunks)),
+            digest: digest.clone(),
+        };
+        check.lease_and_lock().await?;
+        let chunks = checked(incoming.chunks, check, Arc::clone(&refused));
+        let upload = Upload {
+            content: Box::new(StreamReader::new(chunks)),
             digest,
         };
         let stored = state.put(upload).await;
         drop(taken);
-        match (stored, *runtime::lock(&refused)) {
+        let refused = runtime::lock(&refused).take();
+        match (stored, refused) {
             (Ok(()), _) => {
                 info!(task = %task.task, workspace_id = task.workspace, "a state was stored");
                 Ok(())
             }
-            (Err(StoreError::Broken(_)), Some(ALREADY_THERE)) => Ok(()),
-            (Err(StoreError::Broken(_)), Some(why)) => {
-                warn!(task = %task.task, workspace_id = task.workspace, why, "a state was refused");
-                Err(conflict(why))
+            (Err(StoreError::Broken(_)), Some(Refused::AlreadyThere)) => Ok(()),
+            (Err(StoreError::Broken(_)), Some(Refused::Because(failure))) => {
+                warn!(task = %task.task, workspace_id = task.workspace, ?failure, "a state was refused");
+                Err(failure)
             }
             (Err(error), _) => Err(failed(&error)),
         }
-    });
-    let written = written.await.unwrap_or_else(|error| {
-        warn!(%error, "a write of a state ended without an answer");
-        Err(conflict("the write ended without an answer: try again"))
-    });
-    written.map(|()| StatusCode::NO_CONTENT.into_response())
+    })
+    .await
 }
 
 /// Refuses a write while somebody else has the lock.
-async fn check_lock(state: &WorkspaceState, own: Option<&str>) -> Result<(), Failure> {
+async fn check_lock(
+    state: &WorkspaceState,
+    own: Option<&str>,
+    task: TaskId,
+) -> Result<(), Failure> {
     let info = state.lock_info().await.map_err(|error| failed(&error))?;
     match info {
-        Some(info) if holder_id(&info).as_deref() != own => Err(locks::held(&info)),
+        Some(info) if !is_of(&info, own, task) => Err(locks::held(&info)),
         _ => Ok(()),
     }
 }
@@ -205,46 +248,80 @@ async fn stored(state: &WorkspaceState) -> Result<Option<StoredState>, Failure> 
         size_bytes: content.size_bytes,
         sha256: hex(&hasher.finalize()),
     };
-    Ok(Some(StoredState { head, digest }))
+    Ok(Some(StoredState {
+        head,
+        digest,
+        version: content.version,
+    }))
 }
 
-/// Stands for a state that is there.
-const ALREADY_THERE: &str = "the state is there";
+/// Why a state is not stored.
+#[derive(Debug)]
+enum Refused {
+    /// It is there: the answer to an earlier request was lost.
+    AlreadyThere,
+    Because(Failure),
+}
 
-/// Returns the chunks, and an error instead of their end if the state must not be stored. The store then keeps what it has.
-fn checked(
-    chunks: Chunks,
+/// What is checked before a state takes the place of another one.
+struct Check {
+    hub: Arc<Hub>,
+    task: TaskView,
+    state: WorkspaceState,
+    /// The lock of the tool.
+    lock: Option<String>,
     before: Option<StoredState>,
     digest: Digest,
-    refused: Arc<Mutex<Option<&'static str>>>,
-) -> Chunks {
-    let end = move |head: Option<StateHead>| {
-        let refusal = match decide(before.as_ref(), head, &digest) {
-            Ok(Write::Replace) => return None,
-            Ok(Write::Nothing) => ALREADY_THERE,
-            Err(why) => why,
-        };
-        *runtime::lock(&refused) = Some(refusal);
-        Some(Err(io::Error::other(refusal)))
-    };
-    let start = (chunks, HeadScanner::default(), Some(end));
+}
+
+impl Check {
+    async fn lease_and_lock(&self) -> Result<(), Failure> {
+        check_again(&self.hub, &self.task, SAVE).await?;
+        check_lock(&self.state, self.lock.as_deref(), self.task.task).await
+    }
+
+    /// The content has arrived, which may have taken minutes. Nobody may have changed anything meanwhile.
+    async fn at_the_end(&self, head: Option<StateHead>) -> Result<(), Refused> {
+        match decide(self.before.as_ref(), head, &self.digest) {
+            Ok(Write::Replace) => {}
+            Ok(Write::Nothing) => return Err(Refused::AlreadyThere),
+            Err(why) => return Err(Refused::Because(conflict(why))),
+        }
+        self.lease_and_lock().await.map_err(Refused::Because)?;
+        let now = self.state.open().await;
+        let now = now.map_err(|error| Refused::Because(failed(&error)))?;
+        let now = now.filter(|now| now.size_bytes > 0).map(|now| now.version);
+        if now == self.before.as_ref().map(|before| before.version.clone()) {
+            Ok(())
+        } else {
+            let text = "somebody else has changed the state meanwhile";
+            Err(Refused::Because(conflict(text)))
+        }
+    }
+}
+
+/// Returns the chunks, and an error instead of their end if the state must not be stored. The store then keeps what it has.
+fn checked(chunks: Chunks, check: Check, refused: Arc<Mutex<Option<Refused>>>) -> Chunks {
+    let start = (chunks, HeadScanner::default(), Some((check, refused)));
     Box::pin(stream::unfold(
         start,
-        |(mut chunks, mut scanner, mut end)| async move {
-            end.as_ref()?;
-            let chunk: Option<io::Result<Bytes>> = chunks.next().await;
-            let next = match chunk {
+        async |(mut chunks, mut scanner, mut check)| {
+            check.as_ref()?;
+            let next = match chunks.next().await {
                 Some(Ok(chunk)) => {
                     scanner.read(&chunk);
                     Ok(chunk)
                 }
                 Some(Err(error)) => Err(error),
                 None => {
-                    let scanner = std::mem::take(&mut scanner);
-                    end.take()?(scanner.finish())?
+                    let (check, refused) = check.take()?;
+                    let head = std::mem::take(&mut scanner).finish();
+                    let why = check.at_the_end(head).await.err()?;
+                    *runtime::lock(&refused) = Some(why);
+                    Err(io::Error::other("the state is refused"))
                 }
             };
-            Some((next, (chunks, scanner, end)))
+            Some((next, (chunks, scanner, check)))
         },
     ))
 }
@@ -307,6 +384,7 @@ mod unit_tests {
         let before = before.map(|serial| StoredState {
             head: head(serial, "l"),
             digest: digest("before"),
+            version: String::new(),
         });
         match (decide(before.as_ref(), after, &digest("after")), expected) {
             (Ok(found), Ok(expected)) => assert_eq!(found, expected),
@@ -320,6 +398,7 @@ mod unit_tests {
         let before = StoredState {
             head: head(7, "l"),
             digest: digest("same"),
+            version: String::new(),
         };
         let decided = decide(Some(&before), Some(head(7, "l")), &digest("same"));
         assert_eq!(decided, Ok(Write::Nothing));

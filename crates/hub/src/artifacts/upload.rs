@@ -3,6 +3,7 @@
 
 use std::io;
 use std::pin::Pin;
+use std::sync::Arc;
 use std::time::Duration;
 
 use artifact_store::{Digest, Upload};
@@ -11,40 +12,63 @@ use axum::body::{Body, Bytes};
 use axum::http::{HeaderMap, StatusCode};
 use futures_util::{Stream, StreamExt as _, TryStreamExt as _, stream};
 use pool_protocol::artifact::{CONTENT_DIGEST, sha256_of};
+use pool_protocol::id::TaskId;
 use pool_protocol::problem::Code;
-use tokio::time::{Instant, timeout, timeout_at};
+use tokio::time::{Instant, timeout};
 use tokio_util::io::StreamReader;
 
-use super::{Allowed, turn};
+use super::{Allowed, BYTES_A_SECOND};
 use crate::Hub;
 use crate::budget::TakenBytes;
 use crate::failure::Failure;
 use crate::pool_turns::{Limits, PoolTurn, PoolTurns};
-use crate::relay::Turn;
+use crate::relay::{Place, Turn};
+use crate::shares::{Share, Shares};
 
-/// Large contents at a time. Each takes 10 MiB, twice the size of a part.
-const LIMITS: Limits = Limits {
-    shared: 4,
-    of_a_pool: 3,
+/// Large contents at a time, and those of one pool. Each takes 10 MiB: the part that is sent, and the one that is read. No pool
+/// takes all of them.
+const CONTENTS: Limits = Limits {
+    shared: 3,
+    of_a_pool: 2,
+    own: 0,
+};
+/// The same of states. They wait for no plan.
+const STATES: Limits = Limits {
+    shared: 2,
+    of_a_pool: 1,
     own: 0,
 };
 /// Contents up to this size are taken as documents of the relay are.
 const SMALL: u64 = 512 * 1024;
 /// How long a large content waits for its turn. Its sender tries again.
-const TURN_TIMEOUT: Duration = Duration::from_secs(100);
+pub(super) const TURN_TIMEOUT: Duration = Duration::from_secs(45);
 /// How long a sender may send nothing.
 const STALLED: Duration = Duration::from_secs(30);
-/// The time for a content of any size, and the bytes a second that a larger one needs at least.
+/// The time that a sender of a content of any size takes, and what a larger one needs at least.
 const SHORTEST: Duration = Duration::from_mins(1);
-const BYTES_A_SECOND: u64 = 256 * 1024;
 
 /// The large contents in progress.
 #[derive(Debug)]
-pub(super) struct Uploads(PoolTurns);
+pub(super) struct Uploads {
+    of_pools: PoolTurns,
+    /// One of each task.
+    of_tasks: Arc<Shares<TaskId>>,
+}
 
 impl Uploads {
-    pub(super) fn new() -> Self {
-        Self(PoolTurns::new(LIMITS))
+    pub(super) fn of_contents() -> Self {
+        Self::new(CONTENTS)
+    }
+
+    pub(super) fn of_states() -> Self {
+        Self::new(STATES)
+    }
+
+    fn new(limits: Limits) -> Self {
+        Self {
+            of_pools: PoolTurns::new(limits),
+            of_tasks: Shares::new(1, usize::MAX),
+        }
     }
 }
 
@@ -55,14 +79,31 @@ pub(super) type Chunks = Pin<Box<dyn Stream<Item = io::Result<Bytes>> + Send>>;
 #[derive(Debug)]
 pub(super) enum Taken {
     Small(#[expect(dead_code, reason = "it is dropped")] (Turn, TakenBytes)),
-    Large(#[expect(dead_code, reason = "it is dropped")] PoolTurn),
+    Large(#[expect(dead_code, reason = "it is dropped")] (Place, Share<TaskId>, PoolTurn)),
 }
 
 /// A content whose turn it is. Nothing of it is read yet.
+#[derive(Debug)]
+pub(super) struct Waiting {
+    pub(super) digest: Digest,
+    taken: Taken,
+}
+
+/// A content that arrives.
 pub(super) struct Incoming {
     pub(super) digest: Digest,
     pub(super) chunks: Chunks,
     pub(super) taken: Taken,
+}
+
+impl Waiting {
+    pub(super) fn receive(self, body: Body) -> Incoming {
+        Incoming {
+            chunks: in_time(body, self.digest.size_bytes),
+            digest: self.digest,
+            taken: self.taken,
+        }
+    }
 }
 
 impl Incoming {
@@ -75,33 +116,35 @@ impl Incoming {
     }
 }
 
+/// The length of a body, if its sender has declared it.
+pub(super) fn length(body: Option<&Body>) -> Option<u64> {
+    body?.size_hint().exact()
+}
+
 /// Checks what the sender declares, and waits for the content's turn.
-pub(super) async fn receive(
+pub(super) async fn turn(
     hub: &Hub,
-    allowed: &Allowed,
-    headers: &HeaderMap,
-    body: Body,
+    uploads: &Uploads,
+    allowed: Allowed,
+    (headers, size): (&HeaderMap, Option<u64>),
     largest: u64,
-) -> Result<Incoming, Failure> {
-    let digest = declared(headers, body.size_hint().exact(), largest)?;
-    let pool = &allowed.task.pool;
+) -> Result<Waiting, Failure> {
+    let digest = declared(headers, size, largest)?;
+    let (pool, task) = (allowed.task.pool.clone(), allowed.task.task);
     let taken = if digest.size_bytes <= SMALL {
-        let turn = turn(hub, &allowed.task).await?;
-        let mut bytes = hub.budget.of_task(pool, allowed.task.task);
+        let turn = super::turn(hub, allowed).await?;
+        let mut bytes = hub.budget.of_task(&pool, task);
         if !bytes.grow(usize::try_from(digest.size_bytes).unwrap_or(usize::MAX)) {
             return Err(busy());
         }
         Taken::Small((turn, bytes))
     } else {
-        let next = timeout(TURN_TIMEOUT, hub.artifacts.uploads.0.next(pool)).await;
-        Taken::Large(next.ok().flatten().ok_or_else(busy)?)
+        let of_task = uploads.of_tasks.take(&task).ok_or_else(busy)?;
+        let next = timeout(TURN_TIMEOUT, uploads.of_pools.next(&pool)).await;
+        let of_pool = next.ok().flatten().ok_or_else(busy)?;
+        Taken::Large((allowed.place, of_task, of_pool))
     };
-    let chunks = in_time(body, digest.size_bytes);
-    Ok(Incoming {
-        digest,
-        chunks,
-        taken,
-    })
+    Ok(Waiting { digest, taken })
 }
 
 /// The size and digest that a sender declares.
@@ -134,18 +177,19 @@ fn busy() -> Failure {
     )
 }
 
-/// Returns the chunks of a body. They end with an error if they take too long.
+/// Returns the chunks of a body. They end with an error if their sender takes too long. The time in which the store takes them
+/// does not count.
 fn in_time(body: Body, size_bytes: u64) -> Chunks {
-    let until = Instant::now() + SHORTEST + Duration::from_secs(size_bytes / BYTES_A_SECOND);
-    let chunks = body.into_data_stream().map_err(io::Error::other);
+    let in_all = SHORTEST + Duration::from_secs(size_bytes / BYTES_A_SECOND);
+    let chunks = body.into_data_stream().map_err(io::Error::other).boxed();
     Box::pin(stream::unfold(
-        chunks.boxed(),
-        move |mut chunks| async move {
-            let until = until.min(Instant::now() + STALLED);
-            let next = timeout_at(until, chunks.next()).await;
+        (chunks, in_all),
+        async |(mut chunks, left)| {
+            let since = Instant::now();
+            let next = timeout(left.min(STALLED), chunks.next()).await;
             let late = || io::Error::new(io::ErrorKind::TimedOut, "it did not arrive in time");
             let chunk = next.unwrap_or_else(|_| Some(Err(late())))?;
-            Some((chunk, chunks))
+            Some((chunk, (chunks, left.saturating_sub(since.elapsed()))))
         },
     ))
 }

@@ -8,8 +8,8 @@ use crate::Hub;
 use crate::artifacts::locks::release_left;
 
 const PAUSE: Duration = Duration::from_secs(5);
-/// A request that began before the end of a task is over by then.
-const LATE: Duration = Duration::from_mins(2);
+/// No request of the executor can take the lock any more.
+const LATE: Duration = Duration::from_mins(15);
 
 pub(super) async fn perform(hub: &Arc<Hub>) {
     let mut log = StoreLog::default();

@@ -1,17 +1,26 @@
 //! The tasks that may have locked the state of their workspace. The lock itself is in the artifact store.
 
+use std::time::Duration;
+
 use pool_protocol::id::TaskId;
 
 use super::Store;
 use super::rows::read;
+use crate::clock::millis;
 use crate::db::Value;
 use crate::error::Error;
 use crate::view::{PAGE, TaskView};
 
-const NOTE: &str = "INSERT INTO state_locks (task) VALUES ($1) ON CONFLICT (task) DO NOTHING";
+const NOTE: &str = "\
+    INSERT INTO state_locks (task, late) \
+    SELECT id, CASE WHEN end_reason IS NULL THEN 0 ELSE 1 END FROM tasks WHERE id = $1 \
+    ON CONFLICT (task) DO UPDATE SET late = excluded.late";
 const FORGET: &str = "DELETE FROM state_locks WHERE task = $1";
 const LEFT: &str = "\
-    SELECT t.* FROM state_locks l JOIN tasks t ON t.id = l.task WHERE t.end_reason IS NOT NULL ORDER BY t.id LIMIT $1";
+    SELECT t.* FROM state_locks l JOIN tasks t ON t.id = l.task \
+    WHERE t.end_reason IS NOT NULL AND (l.late = 0 OR t.ended_at <= $2) ORDER BY t.id LIMIT $1";
+/// By then, no executor may rescue its state any more, and its last request is over.
+const RESCUED: Duration = Duration::from_mins(12);
 
 impl Store {
     /// Notes that a task may have the lock of its state. Call it before the lock is taken, or nobody releases a lock that is
@@ -31,10 +40,12 @@ impl Store {
         tx.commit().await
     }
 
-    /// Returns tasks that are over and may have left their lock.
+    /// Returns tasks that are over and may have left their lock. One that rescues its state has left it only when no executor may
+    /// do that any more.
     pub async fn left_state_locks(&self) -> Result<Vec<TaskView>, Error> {
         let mut tx = self.begin().await?;
-        let rows = tx.rows(LEFT, &[Value::from(PAGE)]).await?;
+        let rescued = Value::from(tx.now - millis(RESCUED));
+        let rows = tx.rows(LEFT, &[Value::from(PAGE), rescued]).await?;
         let tasks: Vec<_> = rows.iter().map(read).collect::<Result<_, _>>()?;
         let views = self.views(&mut tx, &tasks).await?;
         tx.rollback().await?;
