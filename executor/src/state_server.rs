@@ -14,7 +14,7 @@ use bytes::Bytes;
 use futures_util::TryStreamExt as _;
 use http_body_util::combinators::UnsyncBoxBody;
 use http_body_util::{BodyExt as _, Full, Limited, StreamBody};
-use hyper::body::{Frame, Incoming};
+use hyper::body::{Body as _, Frame, Incoming};
 use hyper::header::{AUTHORIZATION, CONTENT_LENGTH};
 use hyper::service::service_fn;
 use hyper::{Request, Response, StatusCode};
@@ -37,7 +37,9 @@ const USER: &str = "mayfly";
 /// For how long after a stop order the tool waits for a hub that does not answer.
 const PATIENCE: Duration = Duration::from_secs(15);
 /// How long each of its requests waits then. The tool repeats each twice.
-const LEAST: Duration = Duration::from_secs(3);
+const LEAST: Duration = Duration::from_secs(5);
+/// A larger state has a second more for so many bytes.
+const BYTES_A_SECOND: u64 = 1024 * 1024;
 /// The pause after a connection that could not be accepted.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
@@ -107,18 +109,13 @@ impl StateServer {
         })
     }
 
-    /// Releases the lock of this step, after the tool that took it has ended. Returns whether the step has none.
-    pub(crate) async fn release_lock(&self) -> bool {
-        match self.hub.unlock_state(&Bytes::new()).await {
-            // Somebody else's lock is none of this step.
-            Ok(StateLocked::Yes | StateLocked::By(_)) => true,
-            Err(error) => {
-                warn!(
-                    error = chain(&error),
-                    "whether the tool left its lock on the state is not known"
-                );
-                false
-            }
+    /// Releases the lock of this step, after the tool that took it has ended. Somebody else's lock stays.
+    pub(crate) async fn release_lock(&self) {
+        if let Err(error) = self.hub.unlock_state(&Bytes::new()).await {
+            warn!(
+                error = chain(&error),
+                "whether the tool left its lock on the state is not known"
+            );
         }
     }
 
@@ -173,10 +170,11 @@ impl Backend {
             return status(StatusCode::NOT_FOUND);
         }
         let method = request.method().as_str().to_owned();
+        let length = request.body().size_hint().lower();
         let answer = tokio::select! {
             biased;
             answer = self.pass_on(&method, request) => answer,
-            () = self.time_is_up() => Err(Failure::Stopped),
+            () = self.time_is_up(length) => Err(Failure::Stopped),
         };
         match answer {
             Ok(response) => response,
@@ -256,16 +254,12 @@ impl Backend {
         response
     }
 
-    /// Waits for a stop order, and a little longer for a hub that does not answer. The tool has to learn of that in time: then it
-    /// leaves the state in a file, which is rescued.
-    async fn time_is_up(&self) {
-        let least = Instant::now() + LEAST;
+    /// Waits for a stop order, and then for a hub that does not answer as long as a request of this length may take. The tool has
+    /// to learn of that in time: then it leaves the state in a file, which is rescued.
+    async fn time_is_up(&self, length: u64) {
+        let least = Instant::now() + LEAST + Duration::from_secs(length / BYTES_A_SECOND);
         let order = self.stop.ordered().await;
         sleep_until(least.max(order.at + PATIENCE)).await;
-        let mut trouble = self.hub.trouble();
-        if trouble.wait_for(Option::is_some).await.is_err() {
-            std::future::pending().await
-        }
     }
 }
 

@@ -20,7 +20,7 @@ use reqwest::redirect::Policy;
 use reqwest::{Body, Method, Response, StatusCode};
 use runtime::regular_file;
 use secrecy::{ExposeSecret as _, SecretString};
-use tokio::sync::{OnceCell, watch};
+use tokio::sync::OnceCell;
 use tokio::time::{Instant, sleep};
 use tokio_util::io::ReaderStream;
 use url::Url;
@@ -139,11 +139,6 @@ impl HubStore {
             health: Health::default(),
             artifacts: OnceCell::new(),
         })))
-    }
-
-    /// A watch on what is wrong with the hub while requests are repeated.
-    pub fn trouble(&self) -> watch::Receiver<Option<String>> {
-        self.0.health.watch()
     }
 
     /// What the store of the hub calls the artifacts of the step.

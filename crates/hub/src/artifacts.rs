@@ -10,8 +10,6 @@
 mod head;
 pub(crate) mod locks;
 mod state;
-#[cfg(test)]
-mod tests;
 mod upload;
 
 use std::sync::Arc;
@@ -73,8 +71,17 @@ impl ArtifactService {
             ..RequestTiming::default()
         };
         let open = |settings| ServedStore::open(settings, &timing);
+        let is_bucket = !matches!(store, None | Some(StoreSettings::Local { .. }));
+        let store = store.map(open).transpose()?;
+        let has_lock = |store: &ServedStore| store.state("", "").has_lock();
+        if is_bucket && !store.as_ref().is_some_and(has_lock) {
+            warn!(
+                "states of pools are not locked, because no lock is set or known for the artifact store: only the platform keeps \
+                 runs of a workspace apart"
+            );
+        }
         Ok(Self {
-            store: store.map(open).transpose()?,
+            store,
             uploads: Uploads::of_contents(),
             state_uploads: Uploads::of_states(),
             states: StateWrites::default(),
@@ -200,11 +207,9 @@ async fn names(
         let reference = store.reference(&allowed.key(artifact));
         (artifact.name().to_owned(), reference)
     };
-    let state = store.state(&allowed.task.organization, &allowed.task.workspace);
     Ok(axum::Json(Artifacts {
         references: Artifact::ALL.map(reference).into(),
         state_name: allowed.state_name(),
-        locks_state: state.has_lock(),
     })
     .into_response())
 }

@@ -18,8 +18,6 @@ pub struct Artifacts {
     pub references: BTreeMap<String, String>,
     /// The name under which the step publishes its state.
     pub state_name: String,
-    /// Whether the store has a lock for the state of the workspace.
-    pub locks_state: bool,
 }
 
 /// Returns the value of [`CONTENT_DIGEST`] for a SHA-256 in hexadecimal.

@@ -2,7 +2,7 @@
 //!
 //! `terraform::lock_error` decides which process had a lock.
 
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime};
 
 use job_contract::Tool;
 use job_contract::keys::PLAN_FILE;
@@ -18,6 +18,9 @@ use crate::state_server::StateServer;
 use crate::step_result::{OperationDetails, join_present};
 use crate::terraform::Terraform;
 use crate::terraform::lock_error::EndedTool;
+
+/// How long the hub may take to release a lock. If it does not, it releases the lock when the task is over.
+const HUB_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// The tool's process if it may have left its lock: it died, its end was not observed, or its output said so. A tool
 /// that ends in another way has released its lock.
@@ -53,6 +56,20 @@ pub(crate) fn find_tool_with_lock(
     })
 }
 
+/// Releases the lock of the step at the hub, if the hub keeps the state. It knows the locks of the step, and the tool would not say
+/// who has one. The tool has ended.
+pub(crate) async fn release_lock_at_hub(run: &RunContext<'_>) {
+    let Some(server) = &run.state_server else {
+        return;
+    };
+    let deadline = run.while_saving(HUB_TIMEOUT);
+    tokio::select! {
+        biased;
+        () = server.release_lock() => {}
+        () = deadline.over() => warn!("the hub does not answer whether the tool left its lock"),
+    }
+}
+
 /// Finds and releases the lock that the tool left. The caller has read everything it needs from the state.
 pub(crate) async fn release_leftover_lock(
     run: &RunContext<'_>,
@@ -60,9 +77,8 @@ pub(crate) async fn release_leftover_lock(
     env: &ChildEnv,
     tool: &EndedTool,
 ) -> Option<StateLock> {
-    if let Some(server) = &run.state_server {
-        // The hub knows the locks of the step. The tool would not say who has one.
-        server.release_lock().await;
+    if run.state_server.is_some() {
+        release_lock_at_hub(run).await;
         return None;
     }
     let probe = terraform.probe_lock(env).await;

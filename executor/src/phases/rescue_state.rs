@@ -107,10 +107,6 @@ impl Rescue<'_, '_> {
             }
         })
         .await;
-        // The tool has ended. Its push would be refused by the lock that it left at the hub.
-        if let Some(server) = &self.run.state_server {
-            server.release_lock().await;
-        }
         let mut progress = RescueProgress {
             started: Instant::now(),
             is_first: true,
@@ -135,6 +131,8 @@ impl Rescue<'_, '_> {
             .without_max_times()
             .build();
         loop {
+            // A push would be refused by the lock that the tool, or an earlier push, left at the hub.
+            release_lock::release_lock_at_hub(self.run).await;
             let lock = match self.push(progress.is_first).await {
                 Push::Stored => {
                     self.log("The state is stored.").await;

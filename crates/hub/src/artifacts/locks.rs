@@ -9,7 +9,7 @@ use axum::body::{Body, Bytes};
 use axum::extract::{Path, Request, State};
 use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse as _, Response};
-use http_service::body;
+use http_service::body::{self, BodyError};
 use pool_protocol::id::TaskId;
 use pool_protocol::problem::Code;
 use pool_store::TaskView;
@@ -17,7 +17,7 @@ use serde_json::{Map, Value};
 use tracing::{info, warn};
 
 use super::state::{SAVE, place, to_its_end};
-use super::{Answer, allow, check_again, conflict, failed};
+use super::{Answer, again, allow, check_again, conflict, failed};
 use crate::Hub;
 use crate::failure::Failure;
 
@@ -62,6 +62,7 @@ pub(super) async fn lock(
             release(&state, |info| is_of(info, Some(&id), task.task)).await?;
             return Err(failure);
         }
+        hub.store.took_state_lock(task.task).await?;
         info!(task = %task.task, workspace_id = task.workspace, "a state was locked");
         Ok(())
     });
@@ -137,8 +138,8 @@ async fn left(hub: &Hub, holder: &[u8]) -> Result<Option<TaskId>, Failure> {
     let Some(task) = task_of(holder) else {
         return Ok(None);
     };
-    let left = hub.store.left_state_locks().await?;
-    Ok(left.iter().any(|left| left.task == task).then_some(task))
+    let is_left = hub.store.has_left_state_lock(task).await?;
+    Ok(is_left.then_some(task))
 }
 
 /// Releases the lock if it is the one of the caller, who may change the state of the workspace. Otherwise returns what its holder
@@ -165,6 +166,10 @@ pub(crate) async fn release_left(hub: &Hub, task: &TaskView) -> bool {
     let Some(_write) = hub.artifacts.states.free(task) else {
         return false;
     };
+    // It may have taken the lock again meanwhile, to rescue its state.
+    if !matches!(hub.store.has_left_state_lock(task.task).await, Ok(true)) {
+        return false;
+    }
     let found = state.lock_info().await;
     let is_its = match found {
         Ok(found) => found.is_some_and(|info| task_of(&info) == Some(task.task)),
@@ -194,11 +199,9 @@ pub(crate) async fn release_left(hub: &Hub, task: &TaskView) -> bool {
 
 async fn read(body: Body) -> Result<Bytes, Failure> {
     let body = body::read_in_time(body, LARGEST, BODY_TIMEOUT, |_| true).await;
-    let body = body.map_err(|_| {
-        Failure::new(
-            Code::RequestInvalid,
-            "the description of the lock cannot be read",
-        )
+    let body = body.map_err(|error| match error {
+        BodyError::TooLarge => conflict("it is no description of a lock: it is too large"),
+        _ => again("the description of the lock did not arrive in time: try again"),
     })?;
     Ok(body.into())
 }

@@ -177,21 +177,20 @@ async fn write(hub: &Arc<Hub>, of: (&str, &str), head: &Parts, body: &mut Option
     let declared = (&head.headers, upload::length(body.as_ref()));
     let turn = upload::turn(hub, turns, allowed, declared, LARGEST).await?;
     let before = stored(&state).await?;
+    let check = Check {
+        hub: Arc::clone(hub),
+        task: task.clone(),
+        state: state.clone(),
+        lock,
+        before,
+        digest: turn.digest.clone(),
+    };
+    check.lease_and_lock().await?;
     let incoming = turn.receive(body.take().unwrap_or_default());
-    let hub = Arc::clone(hub);
     to_its_end(async move {
         let _write = write;
         let (digest, taken) = (incoming.digest, incoming.taken);
         let refused = Arc::<Mutex<Option<Refused>>>::default();
-        let check = Check {
-            hub,
-            task: task.clone(),
-            state: state.clone(),
-            lock,
-            before,
-            digest: digest.clone(),
-        };
-        check.lease_and_lock().await?;
         let chunks = checked(incoming.chunks, check, Arc::clone(&refused));
         let upload = Upload {
             content: Box::new(StreamReader::new(chunks)),
@@ -294,8 +293,9 @@ impl Check {
         if now == self.before.as_ref().map(|before| before.version.clone()) {
             Ok(())
         } else {
-            let text = "somebody else has changed the state meanwhile";
-            Err(Refused::Because(conflict(text)))
+            // It may have been an earlier attempt of the same write, at another hub.
+            let text = "the state was changed meanwhile: try again";
+            Err(Refused::Because(again(text)))
         }
     }
 }
@@ -350,7 +350,7 @@ fn decide(
 }
 
 #[cfg(test)]
-mod unit_tests {
+mod tests {
     use rstest::rstest;
 
     use super::*;

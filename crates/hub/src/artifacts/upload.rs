@@ -32,11 +32,11 @@ const CONTENTS: Limits = Limits {
     of_a_pool: 2,
     own: 0,
 };
-/// The same of states. They wait for no plan.
+/// The same of states. They wait for no plan, and each pool has one turn that no other pool can take.
 const STATES: Limits = Limits {
     shared: 2,
-    of_a_pool: 1,
-    own: 0,
+    of_a_pool: 2,
+    own: 1,
 };
 /// Contents up to this size are taken as documents of the relay are.
 const SMALL: u64 = 512 * 1024;

@@ -11,14 +11,18 @@ use crate::db::Value;
 use crate::error::Error;
 use crate::view::{PAGE, TaskView};
 
-const NOTE: &str = "\
-    INSERT INTO state_locks (task, late) \
-    SELECT id, CASE WHEN end_reason IS NULL THEN 0 ELSE 1 END FROM tasks WHERE id = $1 \
-    ON CONFLICT (task) DO UPDATE SET late = excluded.late";
+const NOTE: &str =
+    "INSERT INTO state_locks (task, late) VALUES ($1, 0) ON CONFLICT (task) DO NOTHING";
+const TAKEN: &str = "\
+    UPDATE state_locks SET late = (SELECT CASE WHEN end_reason IS NULL THEN 0 ELSE 1 END FROM tasks WHERE id = $1) \
+    WHERE task = $1";
 const FORGET: &str = "DELETE FROM state_locks WHERE task = $1";
 const LEFT: &str = "\
     SELECT t.* FROM state_locks l JOIN tasks t ON t.id = l.task \
     WHERE t.end_reason IS NOT NULL AND (l.late = 0 OR t.ended_at <= $2) ORDER BY t.id LIMIT $1";
+const LEFT_ONE: &str = "\
+    SELECT t.id FROM state_locks l JOIN tasks t ON t.id = l.task \
+    WHERE t.id = $1 AND t.end_reason IS NOT NULL AND (l.late = 0 OR t.ended_at <= $2)";
 /// By then, no executor may rescue its state any more, and its last request is over.
 const RESCUED: Duration = Duration::from_mins(12);
 
@@ -27,6 +31,20 @@ impl Store {
     /// left.
     pub async fn note_state_lock(&self, task: TaskId) -> Result<(), Error> {
         self.change_state_lock(NOTE, task).await
+    }
+
+    /// Notes that a task has taken its lock.
+    pub async fn took_state_lock(&self, task: TaskId) -> Result<(), Error> {
+        self.change_state_lock(TAKEN, task).await
+    }
+
+    /// Returns whether a task is one of [`Self::left_state_locks`].
+    pub async fn has_left_state_lock(&self, task: TaskId) -> Result<bool, Error> {
+        let mut tx = self.begin().await?;
+        let rescued = Value::from(tx.now - millis(RESCUED));
+        let found = tx.row(LEFT_ONE, &[Value::text(task), rescued]).await?;
+        tx.rollback().await?;
+        Ok(found.is_some())
     }
 
     /// Forgets a lock that was released.
