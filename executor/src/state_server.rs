@@ -13,7 +13,7 @@ use base64::engine::general_purpose::STANDARD;
 use bytes::Bytes;
 use futures_util::TryStreamExt as _;
 use http_body_util::combinators::UnsyncBoxBody;
-use http_body_util::{BodyExt as _, Full, Limited, StreamBody};
+use http_body_util::{BodyExt as _, Collected, Full, Limited, StreamBody};
 use hyper::body::{Body as _, Frame, Incoming};
 use hyper::header::{AUTHORIZATION, CONTENT_LENGTH};
 use hyper::service::service_fn;
@@ -301,8 +301,7 @@ async fn read(request: Request<Incoming>) -> Result<Bytes, Failure> {
     let body = Limited::new(request.into_body(), MAX_DOCUMENT_BYTES)
         .collect()
         .await;
-    body.map(|body| body.to_bytes())
-        .map_err(|_| Failure::Unread)
+    body.map(Collected::to_bytes).map_err(|_| Failure::Unread)
 }
 
 fn status(status: StatusCode) -> Response<Body> {

@@ -35,7 +35,7 @@ pub enum KubernetesCommand {
     /// Check whether runs would start in the cluster, and say what is missing
     Check(Box<CheckArgs>),
     /// Make tokens for the agents of pools
-    Pool(PoolArgs),
+    Pool(Box<PoolArgs>),
 }
 
 impl KubernetesCommand {

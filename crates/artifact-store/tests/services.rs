@@ -495,7 +495,7 @@ async fn passes_on(settings: StoreSettings, large: bool, has_lock: bool) {
     assert_eq!(read().await, None);
     let whole: Vec<u8> = (0u8..=250).cycle().take(LARGE).collect();
     let contents = [b"small".to_vec(), whole];
-    for content in &contents[..1 + usize::from(large)] {
+    for content in &contents[..=usize::from(large)] {
         store.put(&key, upload(content, content)).await.unwrap();
         // What breaks off, differs, or does not end changes nothing.
         let [mut other, mut longer] = [content.clone(), content.clone()];

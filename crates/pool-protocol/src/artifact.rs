@@ -6,6 +6,8 @@ use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use serde::{Deserialize, Serialize};
 
+use crate::token::hex;
+
 /// The header with the SHA-256 of a body (RFC 9530), as [`content_digest`] writes it. Each body that is stored has one.
 pub const CONTENT_DIGEST: &str = "content-digest";
 
@@ -33,7 +35,7 @@ pub fn content_digest(sha256: &str) -> String {
 pub fn sha256_of(content_digest: &str) -> Option<String> {
     let text = content_digest.trim().strip_prefix("sha-256=:")?;
     let bytes = STANDARD.decode(text.strip_suffix(':')?).ok()?;
-    (bytes.len() == 32).then(|| bytes.iter().map(|byte| format!("{byte:02x}")).collect())
+    (bytes.len() == 32).then(|| hex(&bytes))
 }
 
 #[cfg(test)]

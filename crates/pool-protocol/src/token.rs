@@ -272,7 +272,7 @@ fn checksum(body: &str) -> String {
     sum
 }
 
-fn hex(bytes: &[u8]) -> String {
+pub(crate) fn hex(bytes: &[u8]) -> String {
     bytes.iter().fold(String::new(), |mut text, byte| {
         text.push(char::from_digit(u32::from(byte >> 4), 16).unwrap_or_default());
         text.push(char::from_digit(u32::from(byte & 15), 16).unwrap_or_default());

@@ -37,6 +37,15 @@ fn settings(store: &S3) -> [(&'static str, String); 7] {
     ]
 }
 
+/// An executor in the cluster of the platform, with the keys of the store.
+fn direct<'m>(machine: &'m Machine, store: &S3, job: &JobData) -> ExecutorRun<'m> {
+    let executor = machine.executor(job);
+    let settings = settings(store).into_iter();
+    settings.fold(executor, |executor, (name, value)| {
+        executor.env(name, value)
+    })
+}
+
 impl Fixture {
     /// Its hubs use this store.
     pub(super) async fn with_store(store: &S3) -> Self {
@@ -46,21 +55,12 @@ impl Fixture {
         }
         let address = store.address();
         let outputs = Outputs::from_fn(move |organization, job, step| {
-            let key = ObjectKey::step_output(organization, &job.to_string(), step);
+            let key = ObjectKey::step_output(organization, job, step);
             let found = s3::object_at(address, &key.in_bucket()).ok()??;
             Some(found.into_bytes())
         });
         fixture.platform.read_outputs(outputs);
         fixture
-    }
-
-    /// An executor in the cluster of the platform, with the keys of the store.
-    fn direct<'m>(&self, machine: &'m Machine, store: &S3, job: &JobData) -> ExecutorRun<'m> {
-        let executor = machine.executor(job);
-        let settings = settings(store).into_iter();
-        settings.fold(executor, |executor, (name, value)| {
-            executor.env(name, value)
-        })
     }
 
     /// A step of the workspace of a job, without the platform.
@@ -248,18 +248,18 @@ async fn runs_of_pools_and_runs_in_the_cluster_follow_each_other_and_do_not_mix_
     // What the pool has made, the cluster knows, and the other way round.
     let machine = machine();
     let plan = fixture.step(&job, StepType::Plan, &repository);
-    let direct = |step: &JobData| {
+    let run = |step: &JobData| {
         machine.queue(&[step]);
-        tokio::task::block_in_place(|| fixture.direct(&machine, &store, step).run())
+        tokio::task::block_in_place(|| direct(&machine, &store, step).run())
     };
-    let outcome = direct(&plan).expect_code(0);
+    let outcome = run(&plan).expect_code(0);
     assert!(outcome.log().contains("No changes."), "{outcome}");
     let destroy = JobData {
         step_type: Some(StepType::Destroy.name().to_owned()),
         job_id: "9001".to_owned(),
         ..plan.clone()
     };
-    direct(&destroy).expect_code(0);
+    run(&destroy).expect_code(0);
     let workspace = job.workspace.clone();
     let again = NewJob::new(&workspace, Flow::plan_apply());
     let again = fixture.platform.start_job(again);
@@ -275,14 +275,14 @@ async fn runs_of_pools_and_runs_in_the_cluster_follow_each_other_and_do_not_mix_
     };
     machine.queue(&[&apply]);
     machine.set_plan(&apply, Some(reference.as_ref()));
-    let refused = tokio::task::block_in_place(|| fixture.direct(&machine, &store, &apply).run());
+    let refused = tokio::task::block_in_place(|| direct(&machine, &store, &apply).run());
     let refused = refused.expect_code(1);
     assert!(refused.error().contains("is kept by a hub"), "{refused}");
     drop(agent.kill());
 }
 
 /// A lease of an executor, which a client plays.
-struct Lease {
+struct Holder {
     fixture: Fixture,
     hub: Hub,
     agent: Client,
@@ -291,7 +291,7 @@ struct Lease {
     store: S3,
 }
 
-impl Lease {
+impl Holder {
     /// An accepted lease.
     async fn accepted() -> Self {
         let lease = Self::offered().await;
@@ -376,7 +376,7 @@ const OK: StatusCode = StatusCode::NO_CONTENT;
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_state_is_never_replaced_by_an_older_or_a_foreign_one() {
-    let lease = Lease::accepted().await;
+    let lease = Holder::accepted().await;
     assert_eq!(lease.send("GET", "state", b"").await.0, OK, "there is none");
     assert_eq!(lease.write(3, "l").await.0, OK);
     for (serial, lineage, reason) in [
@@ -412,7 +412,7 @@ async fn a_state_is_never_replaced_by_an_older_or_a_foreign_one() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_body_that_is_not_what_it_says_stores_nothing() {
-    let lease = Lease::accepted().await;
+    let lease = Holder::accepted().await;
     // Whole parts, and a part of one.
     let large = [5 << 20, 6 << 20, 10 << 20].map(|length| vec![b'x'; length]);
     let bodies = large.iter().map(Vec::as_slice);
@@ -445,7 +445,7 @@ async fn a_body_that_is_not_what_it_says_stores_nothing() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_body_that_is_too_large_or_has_no_length_is_refused_before_it_is_sent() {
     use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
-    let lease = Lease::accepted().await;
+    let lease = Holder::accepted().await;
     for (length, status) in [
         ("Content-Length: 2147483648", "413"),
         ("Transfer-Encoding: chunked", "411"),
@@ -471,7 +471,7 @@ async fn a_body_that_is_too_large_or_has_no_length_is_refused_before_it_is_sent(
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_lease_opens_the_artifacts_of_its_own_step_alone() {
-    let lease = Lease::accepted().await;
+    let lease = Holder::accepted().await;
     let (status, names) = lease.send("GET", "artifacts", b"").await;
     assert_eq!(status, StatusCode::OK, "{names}");
     let names: Value = serde_json::from_str(&names).unwrap();
@@ -556,7 +556,7 @@ async fn a_lease_opens_the_artifacts_of_its_own_step_alone() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn only_the_holder_of_the_accepted_lease_writes_and_after_its_end_only_to_rescue() {
-    let lease = Lease::offered().await;
+    let lease = Holder::offered().await;
     for (method, below) in [
         ("POST", "state"),
         ("GET", "state"),
@@ -593,7 +593,7 @@ fn lock_info(id: &str) -> Vec<u8> {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_lock_keeps_others_out_and_is_released_when_its_run_is_over() {
-    let lease = Lease::accepted().await;
+    let lease = Holder::accepted().await;
     let (one, two) = (lock_info("one"), lock_info("two"));
     assert_eq!(lease.send("POST", "state/lock", &one).await.0, OK);
     // The answer was lost.

@@ -28,7 +28,7 @@ async fn install_agent(cluster: &ClusterFixture, fixture: &Fixture, hub: &Hub, p
             "onStop": "force",
         },
         "log": {"format": "json"},
-        "platform": {"publicApiUrl": fixture.platform.url(), "storage": {"type": "local"}},
+        "platform": {"publicApiUrl": fixture.platform.url()},
     });
     let mut release = Release::new()
         .with(&chart().join("ci/agent-values.yaml"))

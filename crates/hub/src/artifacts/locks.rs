@@ -47,8 +47,8 @@ pub(super) async fn lock(
         return Ok(StatusCode::NO_CONTENT.into_response());
     }
     let write = hub.artifacts.states.next(&allowed.task).await?;
-    let held = Arc::<Mutex<Option<Bytes>>>::default();
-    let holder = Arc::clone(&held);
+    let refused = Arc::<Mutex<Option<Bytes>>>::default();
+    let holder = Arc::clone(&refused);
     let locked = to_its_end(async move {
         let (_write, task) = (write, &allowed.task);
         // This comes first, so that no lock is left that nobody knows.
@@ -67,8 +67,8 @@ pub(super) async fn lock(
         Ok(())
     });
     let locked = locked.await?;
-    let held = runtime::lock(&held).take();
-    Ok(held.map_or(locked, |holder| held_response(&holder)))
+    let refused = runtime::lock(&refused).take();
+    Ok(refused.map_or(locked, |holder| held_response(&holder)))
 }
 
 pub(super) async fn unlock(
@@ -81,8 +81,8 @@ pub(super) async fn unlock(
     let state = place(&hub, &allowed.task)?;
     let asked = read(body).await?;
     let write = hub.artifacts.states.next(&allowed.task).await?;
-    let held = Arc::<Mutex<Option<Bytes>>>::default();
-    let holder = Arc::clone(&held);
+    let refused = Arc::<Mutex<Option<Bytes>>>::default();
+    let holder = Arc::clone(&refused);
     let unlocked = to_its_end(async move {
         let (_write, task) = (write, allowed.task.task);
         let id = holder_id(&asked);
@@ -98,8 +98,8 @@ pub(super) async fn unlock(
         Ok(())
     });
     let unlocked = unlocked.await?;
-    let held = runtime::lock(&held).take();
-    Ok(held.map_or(unlocked, |holder| held_response(&holder)))
+    let refused = runtime::lock(&refused).take();
+    Ok(refused.map_or(unlocked, |holder| held_response(&holder)))
 }
 
 /// Takes the lock. Returns what its holder has written, if somebody has it.

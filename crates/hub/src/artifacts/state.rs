@@ -39,7 +39,10 @@ const LOCK: &str = "lock";
 /// Lets the changes of a workspace's state and of its lock follow each other. A write that an executor has given up may still be
 /// in progress.
 #[derive(Debug, Default)]
-pub(super) struct StateWrites(Mutex<HashMap<(String, String), Weak<tokio::sync::Mutex<()>>>>);
+pub(super) struct StateWrites(Mutex<HashMap<Workspace, Weak<tokio::sync::Mutex<()>>>>);
+
+/// Ids of an organization and of its workspace.
+type Workspace = (String, String);
 
 /// The right to change the state of a workspace.
 pub(super) type StateWrite = OwnedMutexGuard<()>;
