@@ -37,7 +37,7 @@ const USER: &str = "mayfly";
 /// For how long after a stop order the tool waits for a hub that does not answer.
 const PATIENCE: Duration = Duration::from_secs(15);
 /// How long each of its requests waits then. The tool repeats each twice.
-const LEAST: Duration = Duration::from_secs(5);
+const LEAST: Duration = Duration::from_secs(3);
 /// A larger state has a second more for so many bytes.
 const BYTES_A_SECOND: u64 = 1024 * 1024;
 /// The pause after a connection that could not be accepted.
