@@ -103,9 +103,8 @@ impl<'c> RunContext<'c> {
         })?;
         let log = open_log(config, &job, &layout, &store)?;
         let store_watch = StoreWatch::start(&store, log.writer());
-        let backend = store.backend(&job.organization_id, &job.workspace_id);
-        let state_server = match &backend {
-            BackendSettings::Hub(hub) => {
+        let state_server = match store.hub() {
+            Some(hub) => {
                 let server = StateServer::start(hub.clone(), log.writer(), stop.clone());
                 let server = server.map_err(|source| {
                     StepError::infrastructure("could not serve the state on loopback")
@@ -114,9 +113,12 @@ impl<'c> RunContext<'c> {
                 log.add_secrets([server.secret().expose_secret()]);
                 Some(server)
             }
-            _ => None,
+            None => None,
         };
-        let backend = state_server.as_ref().map_or(backend, StateServer::settings);
+        let backend = state_server.as_ref().map_or_else(
+            || store.backend(&job.organization_id, &job.workspace_id),
+            StateServer::settings,
+        );
         Ok(Self {
             step: StepRef::of(&job),
             timer: PhaseTimer::new(connections.platform.clone()),

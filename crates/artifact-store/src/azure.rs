@@ -20,10 +20,10 @@ use crate::error::{Answer, StoreError};
 use crate::reference::{ObjectUrl, address, key_of};
 use crate::remote::{BucketInfo, Remote, RequestTiming, check_tls, client_error, found};
 use crate::retry::Health;
-use crate::served::{ServedService, StateObject, StatePlace};
-use crate::service::ObjectService;
+use crate::service::{ObjectService, ServedService, StatePlace};
 use crate::settings::AzureSettings;
 use crate::state_backend::BackendSettings;
+use crate::state_object::StateObject;
 use crate::transfer::{Content, Upload};
 
 const SERVICE: &str = "Azure Blob Storage";

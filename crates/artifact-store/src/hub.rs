@@ -573,7 +573,7 @@ impl ObjectService for HubStore {
     }
 
     fn backend(&self, _organization: &str, _workspace: &str) -> BackendSettings {
-        BackendSettings::Hub(self.clone())
+        BackendSettings::Hub
     }
 
     fn health(&self) -> Option<&Health> {

@@ -20,6 +20,7 @@ mod served;
 mod service;
 mod settings;
 mod state_backend;
+mod state_object;
 mod transfer;
 
 use std::path::Path;
@@ -57,6 +58,7 @@ pub const READ_BYTES: u64 = 16 * 1024 * 1024;
 #[derive(Clone, Debug)]
 pub struct Store {
     service: Arc<dyn ObjectService>,
+    hub: Option<HubStore>,
 }
 
 impl Store {
@@ -64,6 +66,7 @@ impl Store {
     pub fn local(data_dir: &Path) -> Self {
         Self {
             service: Arc::new(Local::new(data_dir)),
+            hub: None,
         }
     }
 
@@ -80,14 +83,20 @@ impl Store {
             StoreSettings::Azure(settings) => Arc::new(Azure::open(settings, timing)?),
             StoreSettings::Gcs(settings) => Arc::new(Gcs::open(settings, timing)?),
         };
-        Ok(Self { service })
+        Ok(Self { service, hub: None })
     }
 
     /// The store of a hub, for one step.
     pub fn of_hub(store: HubStore) -> Self {
         Self {
-            service: Arc::new(store),
+            service: Arc::new(store.clone()),
+            hub: Some(store),
         }
+    }
+
+    /// The store of a hub, if this is one. It keeps the state of the workspace too.
+    pub fn hub(&self) -> Option<&HubStore> {
+        self.hub.as_ref()
     }
 
     /// The reference by which the platform knows an object. The object need not exist yet.

@@ -3,7 +3,6 @@
 
 use std::sync::Arc;
 
-use async_trait::async_trait;
 use bytes::Bytes;
 use job_contract::keys::ObjectKey;
 
@@ -11,45 +10,11 @@ use crate::azure::Azure;
 use crate::error::StoreError;
 use crate::gcs::Gcs;
 use crate::local::Local;
-use crate::remote::{Remote, RequestTiming};
+use crate::remote::RequestTiming;
 use crate::s3::S3;
-use crate::service::ObjectService;
+use crate::service::{ServedService, StatePlace};
 use crate::settings::StoreSettings;
 use crate::transfer::{Content, Upload};
-
-/// One kind of store, for a hub.
-#[async_trait]
-pub(crate) trait ServedService: ObjectService {
-    /// The reference by which the platform knows an object.
-    fn reference_of(&self, key: &ObjectKey) -> String;
-
-    /// The key of a reference; `None` if the reference is not in this store.
-    fn key_behind(&self, reference: &str) -> Option<ObjectKey>;
-
-    /// Opens an object; `None` if it does not exist.
-    async fn open(&self, key: &ObjectKey) -> Result<Option<Content>, StoreError>;
-
-    /// Stores an upload. An existing object is replaced by the whole of it, or stays.
-    async fn put_upload(&self, key: &ObjectKey, upload: Upload) -> Result<(), StoreError>;
-
-    /// The place in which the tool's own backend keeps the state of a workspace.
-    fn state(&self, organization: &str, workspace: &str) -> Arc<dyn StatePlace>;
-}
-
-/// The place of a workspace's state, with the lock that the tool's own backend takes there.
-#[async_trait]
-pub(crate) trait StatePlace: Send + Sync {
-    async fn open(&self) -> Result<Option<Content>, StoreError>;
-    async fn put(&self, upload: Upload) -> Result<(), StoreError>;
-    async fn delete(&self) -> Result<(), StoreError>;
-    /// Whether the store has a lock.
-    fn has_lock(&self) -> bool;
-    /// Takes the lock. `false` if somebody has it.
-    async fn lock(&self, info: Bytes) -> Result<bool, StoreError>;
-    /// What the holder of the lock has written; `None` if nobody has it.
-    async fn lock_info(&self) -> Result<Option<Bytes>, StoreError>;
-    async fn unlock(&self) -> Result<(), StoreError>;
-}
 
 /// A store whose objects a hub passes on. Clones share it.
 #[derive(Clone, Debug)]
@@ -140,53 +105,5 @@ impl WorkspaceState {
     /// Releases the lock, whoever has it. It is no error if nobody has it.
     pub async fn unlock(&self) -> Result<(), StoreError> {
         self.0.unlock().await
-    }
-}
-
-/// A state in a bucket, whose lock is an object beside it.
-pub(crate) struct StateObject {
-    pub(crate) remote: Remote,
-    pub(crate) name: String,
-    /// The name of the lock, if the tool's own backend takes one.
-    pub(crate) lock: Option<String>,
-}
-
-#[async_trait]
-impl StatePlace for StateObject {
-    async fn open(&self) -> Result<Option<Content>, StoreError> {
-        self.remote.open(&self.name).await
-    }
-
-    async fn put(&self, upload: Upload) -> Result<(), StoreError> {
-        self.remote.put_upload(&self.name, upload).await
-    }
-
-    async fn delete(&self) -> Result<(), StoreError> {
-        self.remote.delete(&self.name).await
-    }
-
-    fn has_lock(&self) -> bool {
-        self.lock.is_some()
-    }
-
-    async fn lock(&self, info: Bytes) -> Result<bool, StoreError> {
-        match &self.lock {
-            Some(lock) => self.remote.create(lock, info).await,
-            None => Ok(true),
-        }
-    }
-
-    async fn lock_info(&self) -> Result<Option<Bytes>, StoreError> {
-        match &self.lock {
-            Some(lock) => self.remote.read(lock).await,
-            None => Ok(None),
-        }
-    }
-
-    async fn unlock(&self) -> Result<(), StoreError> {
-        match &self.lock {
-            Some(lock) => self.remote.delete(lock).await,
-            None => Ok(()),
-        }
     }
 }

@@ -1,8 +1,9 @@
-//! The interface of a kind of store. A new kind implements [`ObjectService`], adds its settings to [`crate::settings`], and
-//! adds a variant to [`BackendSettings`] for the tool's own backend.
+//! The interfaces of a kind of store. A new kind implements [`ObjectService`] and [`ServedService`], adds its settings to
+//! [`crate::settings`], and adds a variant to [`BackendSettings`] for the tool's own backend.
 
 use std::fmt::Debug;
 use std::path::Path;
+use std::sync::Arc;
 
 use async_trait::async_trait;
 use bytes::Bytes;
@@ -14,6 +15,7 @@ use crate::digest::Digest;
 use crate::error::StoreError;
 use crate::retry::Health;
 use crate::state_backend::BackendSettings;
+use crate::transfer::{Content, Upload};
 
 /// One kind of store.
 #[async_trait]
@@ -51,4 +53,38 @@ pub(crate) trait ObjectService: Debug + Send + Sync {
     fn secrets(&self) -> Vec<SecretString> {
         Vec::new()
     }
+}
+
+/// One kind of store, for a hub.
+#[async_trait]
+pub(crate) trait ServedService: ObjectService {
+    /// The reference by which the platform knows an object.
+    fn reference_of(&self, key: &ObjectKey) -> String;
+
+    /// The key of a reference; `None` if the reference is not in this store.
+    fn key_behind(&self, reference: &str) -> Option<ObjectKey>;
+
+    /// Opens an object; `None` if it does not exist.
+    async fn open(&self, key: &ObjectKey) -> Result<Option<Content>, StoreError>;
+
+    /// Stores an upload. An existing object is replaced by the whole of it, or stays.
+    async fn put_upload(&self, key: &ObjectKey, upload: Upload) -> Result<(), StoreError>;
+
+    /// The place in which the tool's own backend keeps the state of a workspace.
+    fn state(&self, organization: &str, workspace: &str) -> Arc<dyn StatePlace>;
+}
+
+/// The place of a workspace's state, with the lock that the tool's own backend takes there.
+#[async_trait]
+pub(crate) trait StatePlace: Send + Sync {
+    async fn open(&self) -> Result<Option<Content>, StoreError>;
+    async fn put(&self, upload: Upload) -> Result<(), StoreError>;
+    async fn delete(&self) -> Result<(), StoreError>;
+    /// Whether the store has a lock.
+    fn has_lock(&self) -> bool;
+    /// Takes the lock. `false` if somebody has it.
+    async fn lock(&self, info: Bytes) -> Result<bool, StoreError>;
+    /// What the holder of the lock has written; `None` if nobody has it.
+    async fn lock_info(&self) -> Result<Option<Bytes>, StoreError>;
+    async fn unlock(&self) -> Result<(), StoreError>;
 }

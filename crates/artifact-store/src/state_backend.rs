@@ -5,8 +5,6 @@ use std::path::PathBuf;
 
 use secrecy::SecretString;
 
-use crate::hub::HubStore;
-
 /// The name of the tool's backend for the state of a hub.
 pub const HTTP: &str = "http";
 
@@ -32,7 +30,7 @@ pub enum Handover {
 #[derive(Clone, Debug)]
 pub enum BackendSettings {
     /// The hub has the state. The executor serves it to the tool as [`Self::Http`].
-    Hub(HubStore),
+    Hub,
     /// A server on loopback for this run alone.
     Http {
         address: String,
@@ -75,7 +73,7 @@ impl BackendSettings {
     /// The name of the tool's backend.
     pub const fn kind(&self) -> &'static str {
         match self {
-            Self::Hub(_) | Self::Http { .. } => HTTP,
+            Self::Hub | Self::Http { .. } => HTTP,
             Self::Local { .. } => "local",
             Self::S3 { .. } => "s3",
             Self::Azurerm { .. } => "azurerm",

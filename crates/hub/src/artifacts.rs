@@ -5,8 +5,10 @@
 //! appears in the store only whole.
 //!
 //! - [`upload`] receives contents, and limits how many are in progress.
-//! - [`state`] decides whether a state may follow another one. [`locks`] locks it as the tool's own backend does.
+//! - [`state`] decides whether a state may follow another one. [`locks`] locks it as the tool's own backend does. [`changes`] lets
+//!   the changes of both follow each other.
 
+mod changes;
 mod head;
 pub(crate) mod locks;
 mod state;
@@ -34,7 +36,7 @@ use pool_store::{Refusal, TaskView};
 use tracing::{debug, warn};
 use uuid::Uuid;
 
-use self::state::StateWrites;
+use self::changes::StateWrites;
 use self::upload::Uploads;
 use crate::Hub;
 use crate::failure::Failure;

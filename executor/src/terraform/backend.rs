@@ -151,7 +151,7 @@ impl Override {
             handover == Handover::Outside && env.get(name).is_none()
         };
         match settings {
-            BackendSettings::Hub(_) => unreachable!("the run serves the state of its hub"),
+            BackendSettings::Hub => unreachable!("the run serves the state of its hub"),
             // A plan keeps the arguments of its backend, and the next run has another port.
             BackendSettings::Http {
                 address,

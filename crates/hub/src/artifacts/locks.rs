@@ -16,7 +16,7 @@ use pool_store::TaskView;
 use serde_json::{Map, Value};
 use tracing::{info, warn};
 
-use super::state::{SAVE, place, to_its_end};
+use super::changes::{SAVE, place, to_its_end};
 use super::{Answer, again, allow, check_again, conflict, failed};
 use crate::Hub;
 use crate::failure::Failure;

@@ -1,8 +1,7 @@
 //! The state of a workspace, where the platform's own executors keep it. The tool of an executor uses it as an `http` backend.
 
-use std::collections::HashMap;
 use std::io;
-use std::sync::{Arc, Mutex, Weak};
+use std::sync::{Arc, Mutex};
 
 use artifact_store::{Digest, StoreError, Upload, WorkspaceState};
 use axum::body::Body;
@@ -13,17 +12,15 @@ use axum::response::IntoResponse as _;
 use futures_util::{StreamExt as _, TryStreamExt as _, stream};
 use job_contract::encoding::hex;
 use pool_protocol::id::TaskId;
-use pool_protocol::problem::Code;
 use pool_store::TaskView;
 use sha2::{Digest as _, Sha256};
-use tokio::sync::OwnedMutexGuard;
-use tokio::time::timeout;
 use tokio_util::io::StreamReader;
 use tracing::{info, warn};
 
+use super::changes::{SAVE, place, to_its_end};
 use super::head::{HeadScanner, StateHead};
 use super::locks::{self, is_of};
-use super::upload::{self, Chunks, TURN_TIMEOUT};
+use super::upload::{self, Chunks};
 use super::{
     Answer, MIB, again, allow, check_again, conflict, failed, forget, no_method, respond, turn,
 };
@@ -35,45 +32,6 @@ use crate::relay::rules::When;
 pub(super) const LARGEST: u64 = 512 * MIB;
 /// The parameter with the lock of the tool.
 const LOCK: &str = "lock";
-
-/// Lets the changes of a workspace's state and of its lock follow each other. A write that an executor has given up may still be
-/// in progress.
-#[derive(Debug, Default)]
-pub(super) struct StateWrites(Mutex<HashMap<Workspace, Weak<tokio::sync::Mutex<()>>>>);
-
-/// Ids of an organization and of its workspace.
-type Workspace = (String, String);
-
-/// The right to change the state of a workspace.
-pub(super) type StateWrite = OwnedMutexGuard<()>;
-
-impl StateWrites {
-    /// Waits for the right.
-    pub(super) async fn next(&self, task: &TaskView) -> Result<StateWrite, Failure> {
-        let next = timeout(TURN_TIMEOUT, self.of(task).lock_owned()).await;
-        next.map_err(|_| {
-            let text = "the state of the workspace is being written: try again";
-            Failure::new(Code::RateLimited, text)
-        })
-    }
-
-    /// Returns the right if nobody has it.
-    pub(super) fn free(&self, task: &TaskView) -> Option<StateWrite> {
-        self.of(task).try_lock_owned().ok()
-    }
-
-    fn of(&self, task: &TaskView) -> Arc<tokio::sync::Mutex<()>> {
-        let mut writes = runtime::lock(&self.0);
-        writes.retain(|_, write| write.strong_count() > 0);
-        let key = (task.organization.clone(), task.workspace.clone());
-        let known = writes.get(&key).and_then(Weak::upgrade);
-        known.unwrap_or_else(|| {
-            let write = Arc::default();
-            writes.insert(key, Arc::downgrade(&write));
-            write
-        })
-    }
-}
 
 /// A state as it is stored.
 #[derive(Debug)]
@@ -136,33 +94,11 @@ async fn delete(hub: &Arc<Hub>, of: (&str, &str), head: &Parts) -> Answer {
     to_its_end(deleted).await
 }
 
-/// Does something to its end, also if its caller leaves: the next change must not overtake it.
-pub(super) async fn to_its_end(
-    change: impl Future<Output = Result<(), Failure>> + Send + 'static,
-) -> Answer {
-    let done = tokio::spawn(change).await.unwrap_or_else(|error| {
-        warn!(%error, "a change of a state ended without an answer");
-        Err(again("the request ended without an answer: try again"))
-    });
-    done.map(|()| StatusCode::NO_CONTENT.into_response())
-}
-
 /// What may be done while an executor has the task.
 const CHANGE: When = When {
     before_acceptance: false,
     after_end: false,
 };
-/// What may be done to rescue a state.
-pub(super) const SAVE: When = When {
-    before_acceptance: false,
-    after_end: true,
-};
-
-pub(super) fn place(hub: &Hub, task: &TaskView) -> Result<WorkspaceState, Failure> {
-    let store = hub.artifacts.store()?;
-    Ok(store.state(&task.organization, &task.workspace))
-}
-
 /// The id of the lock that the tool has taken.
 fn lock_of(head: &Parts) -> Option<String> {
     let query = head.uri.query()?;
