@@ -23,7 +23,9 @@ async fn runs_of_this_machine_are_on_the_page_from_the_queue_to_their_end() {
     let script = format!("echo working; {}; exit 3", gate.words());
     launcher.post(&fixture.script(1, &script)).await;
     let at_gate = gate.reached();
-    launcher.post(&fixture.script(2, "echo done")).await;
+    let mut second = fixture.script(2, "echo done");
+    second["workspaceId"] = "other".into();
+    launcher.post(&second).await;
 
     // The agent tells its free slots with its next heartbeat.
     let runs = until("a run waits for a slot", async || {

@@ -555,5 +555,10 @@ fn migrations() -> sqlx::migrate::Migrator {
             "state locks",
             include_str!("../migrations/0004_state_locks.sql"),
         ),
+        migration(
+            5,
+            "workspaces",
+            include_str!("../migrations/0005_workspaces.sql"),
+        ),
     ])
 }

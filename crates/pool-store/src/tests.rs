@@ -12,3 +12,4 @@ mod pressure;
 mod recovery;
 mod submissions;
 mod views;
+mod workspaces;

@@ -93,6 +93,8 @@ pub enum Wait {
     Unconfirmed,
     /// The pause after a failed lease is not over.
     Pause(Duration),
+    /// Another task of its workspace is active.
+    Workspace(TaskId),
     /// No instance of the pool is online.
     NoInstance,
     /// No instance has free capacity.

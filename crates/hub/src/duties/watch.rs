@@ -149,6 +149,7 @@ fn line(task: &TaskView, pool: Option<&PoolView>, position: Option<u32>) -> Stri
     let place = position.map_or_else(String::new, |before| format!(", position {}", before + 1));
     let (online, free) = pool.map_or((0, 0), |pool| (pool.online, pool.free));
     let why = match task.wait {
+        Some(Wait::Workspace(_)) => "another step of its workspace is in progress".to_owned(),
         Some(Wait::NoInstance) => "the pool has no agent that is online".to_owned(),
         Some(Wait::Pause(time)) => format!("the next attempt is in {} s", time.as_secs()),
         _ => {

@@ -159,10 +159,15 @@ fn run(task: &TaskView) -> Value {
     let wait = task.wait.map(|wait| match wait {
         Wait::Unconfirmed => "unconfirmed",
         Wait::Pause(_) => "pause",
+        Wait::Workspace(_) => "workspace",
         Wait::NoInstance => "no_agent",
         Wait::NoCapacity => "no_free_slot",
         Wait::Turn => "turn",
     });
+    let waits_for_run = match task.wait {
+        Some(Wait::Workspace(active)) => Some(active),
+        _ => None,
+    };
     json!({
         "run": task.task,
         "pool": task.pool,
@@ -173,6 +178,7 @@ fn run(task: &TaskView) -> Value {
         "type": task.kind,
         "state": task.state,
         "waitsFor": wait,
+        "waitsForRun": waits_for_run,
         "submittedSecondsAgo": seconds(task.age),
         "attempts": task.attempts,
         "reasons": task.reasons,

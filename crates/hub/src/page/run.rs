@@ -6,7 +6,7 @@ use maud::{Markup, html};
 use pool_protocol::id::AgentName;
 use pool_protocol::task::TaskState;
 use pool_store::state::TaskEnd;
-use pool_store::{EventView, TaskView};
+use pool_store::{EventView, TaskView, Wait};
 
 use super::timeline;
 use super::words::{
@@ -78,7 +78,9 @@ fn callout(page: &RunPage) -> Markup {
         @if let Some(wait) = task.wait {
             div.callout.quiet {
                 p.sentence { (wait_reason(wait, task.attempts)) "." }
-                @if let Some(ahead) = page.position {
+                @if let Wait::Workspace(active) = wait {
+                    p { a href={ "/ui/runs/" (active) } { "The run of that step" } }
+                } @else if let Some(ahead) = page.position {
                     p {
                         @match ahead {
                             0 => "It is the first of the queue.",

@@ -263,6 +263,21 @@ fn a_waiting_run_shows_its_reason_and_advice(
 }
 
 #[test]
+fn a_run_that_waits_for_its_workspace_names_the_active_run() {
+    let active = task().task;
+    let page = run_page(TaskView {
+        wait: Some(Wait::Workspace(active)),
+        ..task()
+    });
+    let page = run::render(&page).into_string();
+    assert!(page.contains("Another step of its workspace is in progress."));
+    assert!(
+        page.contains(&format!("href=\"/ui/runs/{active}\"")),
+        "{page}"
+    );
+}
+
+#[test]
 fn the_queue_of_a_pool_shows_only_waiting_runs() {
     let waiting = TaskView {
         wait: Some(Wait::NoCapacity),

@@ -75,6 +75,7 @@ pub(super) fn wait_reason(wait: Wait, attempts: u32) -> String {
     match wait {
         Wait::Unconfirmed => "The platform has not confirmed the run yet".to_owned(),
         Wait::Pause(pause) => format!("Pause of {} after attempt {attempts}", span(pause)),
+        Wait::Workspace(_) => "Another step of its workspace is in progress".to_owned(),
         Wait::NoInstance => "No agent is online".to_owned(),
         Wait::NoCapacity => "No agent has a free slot".to_owned(),
         Wait::Turn => "An agent has a free slot and takes it soon".to_owned(),
@@ -87,7 +88,7 @@ pub(super) const fn wait_advice(wait: Wait) -> Option<&'static str> {
         Wait::NoCapacity => {
             Some("Wait until other runs end, give an agent more slots, or add an agent.")
         }
-        Wait::Unconfirmed | Wait::Pause(_) | Wait::Turn => None,
+        Wait::Unconfirmed | Wait::Pause(_) | Wait::Workspace(_) | Wait::Turn => None,
     }
 }
 

@@ -1,5 +1,6 @@
 //! Which task is leased next: the oldest one of the organization that has the fewest active ones. So a burst of one
-//! organization does not hold up another.
+//! organization does not hold up another. Steps of one workspace run one after another, so a task whose workspace has an active
+//! one is left in the queue: an executor would wait for the folder or the state, and use a slot.
 
 use std::collections::VecDeque;
 
@@ -7,6 +8,7 @@ use pool_protocol::id::{PoolName, TaskId};
 
 use crate::db::{Tx, Value};
 use crate::error::Error;
+use crate::state::Task;
 
 /// Each organization with available tasks, and how many of its tasks are active. It looks at one task of each organization,
 /// however many there are.
@@ -22,8 +24,11 @@ const ORGANIZATIONS: &str = "\
             AND t.state IN ('leased', 'started', 'running', 'orphaned')) AS active \
     FROM o WHERE o.organization IS NOT NULL";
 const OLDEST: &str = "\
-    SELECT id FROM tasks WHERE pool = $1 AND state = 'available' AND organization = $2 AND not_before <= $3 \
-    ORDER BY submitted_at, id LIMIT $4";
+    SELECT t.id, t.workspace FROM tasks t \
+    WHERE t.pool = $1 AND t.state = 'available' AND t.organization = $2 AND t.not_before <= $3 \
+    AND NOT EXISTS (SELECT 1 FROM tasks a WHERE a.pool = t.pool AND a.organization = t.organization \
+        AND a.workspace = t.workspace AND a.state IN ('leased', 'started', 'running', 'orphaned')) \
+    ORDER BY t.submitted_at, t.id LIMIT $4";
 
 /// The next tasks of a pool, for one transaction.
 pub(super) struct Choice {
@@ -35,8 +40,8 @@ pub(super) struct Choice {
 struct Line {
     organization: String,
     active: i64,
-    /// The oldest available ones.
-    oldest: VecDeque<TaskId>,
+    /// The oldest available ones, with their workspaces.
+    oldest: VecDeque<(TaskId, String)>,
 }
 
 impl Choice {
@@ -80,21 +85,24 @@ impl Choice {
                     Value::from(i64::try_from(at_once).unwrap_or(i64::MAX)),
                 ];
                 for row in tx.rows(OLDEST, &values).await? {
-                    line.oldest.push_back(row.parsed("id")?);
+                    let next = (row.parsed("id")?, row.text("workspace")?);
+                    line.oldest.push_back(next);
                 }
             }
-            if let Some(id) = line.oldest.pop_front() {
+            if let Some((id, _)) = line.oldest.pop_front() {
                 return Ok(Some(id));
             }
             self.lines.swap_remove(index);
         }
     }
 
-    /// A task of this organization is active now.
-    pub(super) fn taken(&mut self, organization: &str) {
+    /// This task is active now.
+    pub(super) fn taken(&mut self, task: &Task) {
         let mut lines = self.lines.iter_mut();
-        if let Some(line) = lines.find(|line| line.organization == organization) {
+        if let Some(line) = lines.find(|line| line.organization == task.organization) {
             line.active += 1;
+            line.oldest
+                .retain(|(_, workspace)| *workspace != task.workspace);
         }
     }
 }

@@ -136,7 +136,7 @@ impl Store {
                 continue;
             };
             batch.tx.save(task.state, &leased, &self.rules).await?;
-            batch.taken(&leased.task.organization);
+            batch.taken(&leased.task);
             return self
                 .leased(&batch.tx, leased.task, payload, false)
                 .map(Some);
@@ -250,9 +250,9 @@ impl Batch {
         }
     }
 
-    fn taken(&mut self, organization: &str) {
+    fn taken(&mut self, task: &Task) {
         if let Some(choice) = &mut self.choice {
-            choice.taken(organization);
+            choice.taken(task);
         }
     }
 }

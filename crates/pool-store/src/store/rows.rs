@@ -101,7 +101,10 @@ impl Tx {
             };
             self.execute(sql, &[Value::text(instance)]).await?;
         }
-        if task.state == State::Available && task.not_before <= self.now {
+        // The next task of the workspace may have waited for the end of this one.
+        let frees_workspace = before.is_active() && !task.state.is_active();
+        let is_available = task.state == State::Available && task.not_before <= self.now;
+        if frees_workspace || is_available {
             self.wake(&task.pool, 1);
         }
         Ok(())

@@ -46,6 +46,10 @@ const LATEST_IN_POOL: &str = "\
 const AHEAD: &str = "\
     SELECT count(*) AS tasks FROM tasks WHERE reported = 0 AND pool = $1 AND state IN ('submitted', 'available') \
     AND (submitted_at < $2 OR (submitted_at = $2 AND id < $3))";
+const BEHIND: &str = "\
+    SELECT t.id, a.id AS active FROM tasks t JOIN tasks a ON a.pool = t.pool AND a.organization = t.organization \
+    AND a.workspace = t.workspace AND a.state IN ('leased', 'started', 'running', 'orphaned') \
+    WHERE t.id >= $1 AND t.id <= $2 AND t.end_reason IS NULL AND t.state = 'available'";
 const CREDENTIALS: &str = "\
     SELECT DISTINCT pool, credential FROM tasks WHERE state IN ('leased', 'started', 'running', 'orphaned') \
     AND credential IS NOT NULL";
@@ -186,14 +190,20 @@ impl Store {
         for task in tasks {
             self.known_pools.add(task);
         }
-        let waits = |task: &Task| matches!(task.state, State::Submitted | State::Available);
-        let capacities = if tasks.iter().any(waits) {
-            self.capacities(tx).await?
-        } else {
-            BTreeMap::new()
+        let waits = |task: &&Task| matches!(task.state, State::Submitted | State::Available);
+        let waiting: Vec<_> = tasks.iter().filter(waits).map(|task| task.id).collect();
+        let (capacities, behind) = match (waiting.iter().min(), waiting.iter().max()) {
+            (Some(first), Some(last)) => {
+                (self.capacities(tx).await?, behind(tx, *first, *last).await?)
+            }
+            _ => Default::default(),
         };
         let now = tx.now;
-        let view = |task: &Task| task_view(task, wait(task, capacities.get(&task.pool), now), now);
+        let view = |task: &Task| {
+            let active = behind.get(&task.id).copied();
+            let wait = wait(task, capacities.get(&task.pool), active, now);
+            task_view(task, wait, now)
+        };
         Ok(tasks.iter().map(view).collect())
     }
 
@@ -245,6 +255,18 @@ impl Store {
     }
 }
 
+/// Returns the available tasks from one to another that wait for an active one of their workspace, with that one.
+async fn behind(
+    tx: &mut Tx,
+    first: TaskId,
+    last: TaskId,
+) -> Result<BTreeMap<TaskId, TaskId>, Error> {
+    let values = [Value::text(first), Value::text(last)];
+    let rows = tx.rows(BEHIND, &values).await?;
+    let pair = |row: &Row| Ok((row.parsed("id")?, row.parsed("active")?));
+    rows.iter().map(pair).collect()
+}
+
 fn paged<Id: std::fmt::Display>(pool: Option<&PoolName>, page: Page<Id>) -> Vec<Value> {
     vec![
         Value::Text(Some(
@@ -283,9 +305,21 @@ fn count_of(view: &mut PoolView, state: State) -> &mut u32 {
     }
 }
 
-fn wait(task: &Task, capacity: Option<&PoolView>, now: crate::Millis) -> Option<Wait> {
+/// `active`: the active task of its workspace.
+fn wait(
+    task: &Task,
+    capacity: Option<&PoolView>,
+    active: Option<TaskId>,
+    now: crate::Millis,
+) -> Option<Wait> {
     if !matches!(task.state, State::Submitted | State::Available) {
         return None;
+    }
+    if task.not_before <= now
+        && task.state == State::Available
+        && let Some(active) = active
+    {
+        return Some(Wait::Workspace(active));
     }
     Some(match capacity {
         _ if task.not_before > now => Wait::Pause(between(now, task.not_before)),

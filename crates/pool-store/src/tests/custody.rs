@@ -105,6 +105,8 @@ async fn documents_of_an_earlier_version_are_removed_and_their_runs_get_a_reason
     let task = fixture.submit("acme", "1").await.task();
     let mut tx = fixture.store.begin().await.unwrap();
     for sql in [
+        "DROP INDEX tasks_of_workspace",
+        "CREATE INDEX tasks_active ON tasks (pool, organization)",
         "DROP INDEX tasks_over",
         "DROP INDEX tasks_leased",
         "ALTER TABLE tasks ADD COLUMN sealed_for TEXT",
@@ -145,6 +147,8 @@ async fn a_sealed_document_of_an_earlier_version_is_removed_and_another_is_kept(
     let plain = fixture.submit("acme", "plain").await.task();
     let mut tx = fixture.store.begin().await.unwrap();
     for sql in [
+        "DROP INDEX tasks_of_workspace",
+        "CREATE INDEX tasks_active ON tasks (pool, organization)",
         "DROP INDEX tasks_over",
         "DROP INDEX tasks_leased",
         "ALTER TABLE tasks ADD COLUMN sealed_for TEXT",

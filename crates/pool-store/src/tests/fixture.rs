@@ -282,7 +282,7 @@ pub(crate) fn submission(organization: &str, job: &str) -> Submission {
         task: TaskId::new(),
         pool: pool(),
         organization: organization.to_owned(),
-        workspace: "net".to_owned(),
+        workspace: format!("net-{job}"),
         job: job.to_owned(),
         step: "a".to_owned(),
         kind: "terraformPlan".to_owned(),
