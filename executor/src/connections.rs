@@ -7,11 +7,11 @@ use std::time::Duration;
 use job_contract::{JobData, Records, chain};
 use platform::heartbeat::Heartbeat;
 use platform::lease::LeaseConfig;
-use platform::live::LiveViewPublisher;
+use platform::live::{LiveStream, LiveViewPublisher};
 use platform::local::LocalPlatform;
 use platform::redis::Redis;
 use platform::sinks::{ApiLog, ApiSink, RedisLog, RedisSink};
-use platform::terrakube::{Terrakube, TokenSource, token};
+use platform::terrakube::{Terrakube, TerrakubeError, TokenSource, token};
 use platform::{Platform, PlatformError};
 use run_log::{LimitedSink, Sink};
 use runtime::Deadline;
@@ -82,8 +82,7 @@ impl Connections {
 
     /// The lease, if the hub also passes the artifacts of the run on.
     pub(crate) fn relaying_lease(&self) -> Option<&LeaseConfig> {
-        let config = self.terrakube().map(Terrakube::config);
-        config.filter(|config| config.is_relayed())?.lease.as_ref()
+        self.relayed()?.config().lease.as_ref()
     }
 
     /// Starts the heartbeats of the job. A run continues without them, because the platform may wait long enough. With a
@@ -121,14 +120,24 @@ impl Connections {
 
     /// The live view of an operation.
     pub(crate) fn live_view_publisher(&self, job: &JobData) -> Option<LiveViewPublisher> {
-        let redis = self.redis.clone()?;
-        Some(LiveViewPublisher::start(redis, &job.job_id, &job.step_id))
+        if let Some(terrakube) = self.relayed() {
+            return Some(LiveViewPublisher::relayed(terrakube.clone()));
+        }
+        let stream = LiveStream::new(self.redis.clone()?, &job.job_id, &job.step_id);
+        Some(LiveViewPublisher::start(stream))
     }
 
-    /// Whether scripts get no token of the platform. Behind a relay, the executor has only the token of the lease.
-    pub(crate) fn withholds_tokens(&self) -> bool {
-        self.terrakube()
-            .is_some_and(|terrakube| terrakube.config().is_relayed())
+    /// The platform behind the relay of a hub.
+    pub(crate) fn relayed(&self) -> Option<&Terrakube> {
+        self.terrakube().filter(|api| api.config().is_relayed())
+    }
+
+    /// The hosts of modules and providers that a hub passes on.
+    pub(crate) async fn registry_hosts(&self) -> Result<Vec<String>, TerrakubeError> {
+        match self.relayed() {
+            Some(terrakube) => terrakube.registry_hosts().await,
+            None => Ok(Vec::new()),
+        }
     }
 
     /// The source of the platform's tokens.

@@ -30,6 +30,7 @@ use crate::config::{Config, Folders};
 use crate::connections::Connections;
 use crate::error::StepError;
 use crate::phase_timer::PhaseTimer;
+use crate::platform_server::PlatformServer;
 use crate::running_report::StartReportRetry;
 use crate::state_server::StateServer;
 use crate::stop::{Budget, Stop};
@@ -55,6 +56,8 @@ pub(crate) struct RunContext<'c> {
     pub(crate) backend: BackendSettings,
     /// Serves the state of a hub to the tool.
     pub(crate) state_server: Option<StateServer>,
+    /// Behind the relay of a hub.
+    pub(crate) platform_server: Option<PlatformServer>,
     pub(crate) env: ChildEnv,
     pub(crate) stop: Stop,
     pub(crate) oom_kills: OomKills,
@@ -115,6 +118,18 @@ impl<'c> RunContext<'c> {
             }
             None => None,
         };
+        let platform_server = match connections.relayed() {
+            Some(terrakube) => {
+                let server = PlatformServer::start(terrakube.config(), log.writer());
+                let server = server.map_err(|source| {
+                    StepError::infrastructure("could not serve the platform on loopback")
+                        .because(&source)
+                })?;
+                log.add_secrets([server.secret().expose_secret()]);
+                Some(server)
+            }
+            None => None,
+        };
         let backend = state_server.as_ref().map_or_else(
             || store.backend(&job.organization_id, &job.workspace_id),
             StateServer::settings,
@@ -129,6 +144,7 @@ impl<'c> RunContext<'c> {
             store,
             backend,
             state_server,
+            platform_server,
             budget: Budget::of(config.run.grace_period(step_type)),
             waiting: Arc::default(),
             job,

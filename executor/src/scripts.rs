@@ -12,7 +12,7 @@ use job_contract::{Command, JobData, Runtime};
 use platform::terrakube::{TokenSource, token};
 use run_log::RunLog;
 use runtime::regular_file;
-use secrecy::ExposeSecret as _;
+use secrecy::{ExposeSecret as _, SecretString};
 use tracing::warn;
 
 use crate::banner::Palette;
@@ -28,7 +28,7 @@ mod groovy;
 /// The file in which scripts export variables for everything that runs later.
 const TEMP_ENV: &str = ".terrakube_temp_env";
 /// The variable with the token for the platform.
-pub(crate) const PLATFORM_TOKEN: &str = "terrakubeToken";
+const PLATFORM_TOKEN: &str = "terrakubeToken";
 /// Larger than any environment can be.
 const MAX_TEMP_ENV_BYTES: u64 = 4 << 20;
 /// The folder for tools that scripts install for later scripts.
@@ -85,12 +85,6 @@ fn not_prepared(dir: &Path, source: &io::Error) -> StepError {
     StepError::infrastructure(format!("could not prepare a script in `{dir}`")).because(source)
 }
 
-/// Whether a script of the step speaks of the platform's token.
-pub fn name_token(job: &JobData) -> bool {
-    let mut scripts = job.command_list.iter().chain(&job.on_failure_list);
-    scripts.any(|command| command.script.contains(PLATFORM_TOKEN))
-}
-
 /// Runs scripts in one folder.
 #[derive(Debug)]
 pub struct Scripts<'r> {
@@ -100,13 +94,41 @@ pub struct Scripts<'r> {
     /// Folder for generated files that must not be in the work tree.
     pub private: &'r Path,
     pub tool: Option<&'r ResolvedTool>,
-    pub public_api_url: Option<&'r str>,
-    /// Creates the token with which scripts authenticate to the platform.
-    pub tokens: Option<&'r TokenSource>,
+    pub api: PlatformApi<'r>,
     pub log: &'r RunLog,
     pub palette: Palette,
     pub stop: &'r Stop,
     pub budget: Budget,
+}
+
+/// Programs of scripts send requests to this machine through a proxy too, unless they are told not to.
+fn without_proxy_here(variables: &mut BTreeMap<String, OsString>) {
+    const HERE: &str = "127.0.0.1";
+    for name in ["no_proxy", "NO_PROXY"] {
+        let hosts = variables.entry(name.to_owned()).or_default();
+        if !hosts.is_empty() {
+            hosts.push(",");
+        }
+        hosts.push(HERE);
+    }
+}
+
+/// How scripts reach the platform's API.
+#[derive(Debug)]
+pub struct PlatformApi<'r> {
+    /// Its address, if there is one.
+    pub url: Option<String>,
+    pub token: ApiToken<'r>,
+}
+
+/// The token that scripts send.
+#[derive(Debug)]
+pub enum ApiToken<'r> {
+    None,
+    /// A new one for each script.
+    Minted(&'r TokenSource),
+    /// The same for all, at an address of the run itself.
+    OfRun(&'r SecretString),
 }
 
 /// How scripts ended.
@@ -160,7 +182,11 @@ impl Scripts<'_> {
             )
             .await;
         }
-        let token = self.tokens.and_then(|tokens| tokens.mint(token::SCRIPT));
+        let token = match self.api.token {
+            ApiToken::None => None,
+            ApiToken::Minted(tokens) => tokens.mint(token::SCRIPT),
+            ApiToken::OfRun(token) => Some(token.clone()),
+        };
         let token = token.as_ref().map_or("", |token| token.expose_secret());
         self.log
             .add_secrets([token].iter().filter(|token| !token.is_empty()));
@@ -250,7 +276,7 @@ impl Scripts<'_> {
             ("vcsType", text(job.vcs_type.as_deref())),
             ("accessToken", text(job.access_token.as_deref())),
             ("terraformOutput", terraform_output.to_owned()),
-            ("terrakubeApi", text(self.public_api_url)),
+            ("terrakubeApi", text(self.api.url.as_deref())),
             (PLATFORM_TOKEN, token.to_owned()),
         ];
         let mut variables: BTreeMap<String, OsString> = own
@@ -267,6 +293,9 @@ impl Scripts<'_> {
                 .map(|(name, value)| (name.clone(), value.value.clone().into())),
         );
         variables.insert("PATH".to_owned(), self.path(env));
+        if matches!(self.api.token, ApiToken::OfRun(_)) {
+            without_proxy_here(&mut variables);
+        }
         variables.retain(|name, value| {
             let fits = name.len() + value.len() + 2 <= job_contract::env::MAX_ENV_STRING_BYTES
                 && !name.is_empty()
@@ -441,6 +470,14 @@ mod tests {
             let error = check(&job(runtime), path).unwrap_err().to_string();
             assert!(error.contains(problem), "{error}");
         }
+    }
+
+    #[test]
+    fn no_proxy_is_between_a_script_and_its_run() {
+        let mut variables = BTreeMap::from([("NO_PROXY".to_owned(), ".internal".into())]);
+        without_proxy_here(&mut variables);
+        assert_eq!(variables["NO_PROXY"], ".internal,127.0.0.1");
+        assert_eq!(variables["no_proxy"], "127.0.0.1");
     }
 
     #[test]

@@ -1,9 +1,7 @@
 //! Serves the tool's `http` backend on loopback, and passes its requests on to the hub of the lease. The tool gets address and
 //! password in its environment, so that a stored plan names neither.
 
-use std::convert::Infallible;
 use std::io;
-use std::net::{Ipv4Addr, SocketAddr, TcpListener};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -12,23 +10,19 @@ use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use bytes::Bytes;
 use futures_util::TryStreamExt as _;
-use http_body_util::combinators::UnsyncBoxBody;
-use http_body_util::{BodyExt as _, Collected, Full, Limited, StreamBody};
-use hyper::body::{Body as _, Frame, Incoming};
+use http_body_util::{BodyExt as _, Collected, Limited};
+use hyper::body::{Body as _, Incoming};
 use hyper::header::{AUTHORIZATION, CONTENT_LENGTH};
-use hyper::service::service_fn;
 use hyper::{Request, Response, StatusCode};
-use hyper_util::rt::TokioIo;
 use job_contract::chain;
 use job_contract::report::{LockStatus, StateLock};
 use run_log::LogWriter;
 use secrecy::{ExposeSecret as _, SecretString};
 use serde_json::{Map, Value};
-use tokio::time::{Instant, sleep, sleep_until};
-use tokio_util::task::AbortOnDropHandle;
-use tracing::{debug, warn};
-use uuid::Uuid;
+use tokio::time::{Instant, sleep_until};
+use tracing::warn;
 
+use crate::loopback::{self, Body, Loopback, status, streamed, whole};
 use crate::stop::Stop;
 use crate::terraform::raw_state::MAX_DOCUMENT_BYTES;
 
@@ -40,33 +34,24 @@ const PATIENCE: Duration = Duration::from_secs(15);
 const LEAST: Duration = Duration::from_secs(3);
 /// A larger state has a second more for so many bytes.
 const BYTES_A_SECOND: u64 = 1024 * 1024;
-/// The pause after a connection that could not be accepted.
-const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
 /// The server of one run. It ends when it is dropped.
 #[derive(Debug)]
 pub(crate) struct StateServer {
-    address: SocketAddr,
+    loopback: Loopback,
     password: SecretString,
     hub: HubStore,
     holder: Holder,
-    _task: AbortOnDropHandle<()>,
 }
 
 /// What the holder of the lock has written that refused the tool.
 type Holder = Arc<Mutex<Option<Bytes>>>;
 
-type Body = UnsyncBoxBody<Bytes, StoreError>;
-
 impl StateServer {
     /// Starts the server on a free port.
     pub(crate) fn start(hub: HubStore, log: LogWriter, stop: Stop) -> io::Result<Self> {
-        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?;
-        listener.set_nonblocking(true)?;
-        let address = listener.local_addr()?;
-        let listener = tokio::net::TcpListener::from_std(listener)?;
-        let password = Uuid::new_v4().simple().to_string();
-        let credentials = STANDARD.encode(format!("{USER}:{password}"));
+        let password = loopback::new_password();
+        let credentials = STANDARD.encode(format!("{USER}:{}", password.expose_secret()));
         let holder = Holder::default();
         let backend = Arc::new(Backend {
             hub: hub.clone(),
@@ -75,20 +60,22 @@ impl StateServer {
             holder: Arc::clone(&holder),
             authorization: format!("Basic {credentials}").into(),
         });
-        let task = tokio::spawn(accept(listener, backend));
+        let answer = move |request| {
+            let backend = Arc::clone(&backend);
+            async move { backend.answer(request).await }
+        };
         Ok(Self {
-            address,
-            password: password.into(),
+            loopback: Loopback::start(answer)?,
+            password,
             hub,
             holder,
-            _task: AbortOnDropHandle::new(task),
         })
     }
 
     /// What the tool needs to use it.
     pub(crate) fn settings(&self) -> BackendSettings {
         BackendSettings::Http {
-            address: format!("http://{}/state", self.address),
+            address: format!("http://{}/state", self.loopback.address()),
             user: USER.to_owned(),
             password: self.password.clone(),
         }
@@ -125,31 +112,6 @@ impl StateServer {
     }
 }
 
-async fn accept(listener: tokio::net::TcpListener, backend: Arc<Backend>) {
-    loop {
-        let stream = match listener.accept().await {
-            Ok((stream, _)) => stream,
-            Err(error) => {
-                warn!(%error, "a connection of the tool could not be accepted");
-                sleep(ACCEPT_PAUSE).await;
-                continue;
-            }
-        };
-        let backend = Arc::clone(&backend);
-        tokio::spawn(async move {
-            let answer = service_fn(move |request| {
-                let backend = Arc::clone(&backend);
-                async move { Ok::<_, Infallible>(backend.answer(request).await) }
-            });
-            let connection = hyper::server::conn::http1::Builder::new()
-                .serve_connection(TokioIo::new(stream), answer);
-            if let Err(error) = connection.await {
-                debug!(%error, "a connection of the tool broke off");
-            }
-        });
-    }
-}
-
 /// The backend of the tool.
 struct Backend {
     hub: HubStore,
@@ -162,7 +124,8 @@ struct Backend {
 impl Backend {
     async fn answer(&self, request: Request<Incoming>) -> Response<Body> {
         let given = request.headers().get(AUTHORIZATION);
-        let is_own = given.is_some_and(|given| is_same(given.as_bytes(), &self.authorization));
+        let is_own =
+            given.is_some_and(|given| loopback::is_same(given.as_bytes(), &self.authorization));
         if !is_own {
             return status(StatusCode::UNAUTHORIZED);
         }
@@ -214,8 +177,7 @@ impl Backend {
             "GET" => match self.hub.state().await? {
                 None => Ok(status(StatusCode::NO_CONTENT)),
                 Some(state) => {
-                    let frames = state.chunks.map_ok(Frame::data);
-                    let mut response = Response::new(StreamBody::new(frames).boxed_unsync());
+                    let mut response = Response::new(streamed(state.chunks.map_err(Into::into)));
                     let length = state.size_bytes.into();
                     response.headers_mut().insert(CONTENT_LENGTH, length);
                     Ok(response)
@@ -278,17 +240,6 @@ impl From<StoreError> for Failure {
     }
 }
 
-/// Compares in constant time, because code of the run could measure it.
-fn is_same(given: &[u8], own: &SecretString) -> bool {
-    let own = own.expose_secret().as_bytes();
-    given.len() == own.len()
-        && given
-            .iter()
-            .zip(own)
-            .fold(0, |differs, (given, own)| differs | (given ^ own))
-            == 0
-}
-
 /// The id of the tool's lock, which it adds to its writes.
 fn lock_of(request: &Request<Incoming>) -> Option<String> {
     let query = request.uri().query()?;
@@ -302,16 +253,4 @@ async fn read(request: Request<Incoming>) -> Result<Bytes, Failure> {
         .collect()
         .await;
     body.map(Collected::to_bytes).map_err(|_| Failure::Unread)
-}
-
-fn status(status: StatusCode) -> Response<Body> {
-    let mut response = Response::new(whole(Bytes::new()));
-    *response.status_mut() = status;
-    response
-}
-
-fn whole(bytes: Bytes) -> Body {
-    let body = Full::new(bytes);
-    body.map_err(|never: Infallible| match never {})
-        .boxed_unsync()
 }

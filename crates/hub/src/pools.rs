@@ -43,6 +43,7 @@ struct Proxy {
 pub(crate) struct Pool {
     organizations: Organizations,
     pub(crate) boundary: Boundary,
+    pub(crate) scripts: ScriptAccess,
     tokens: Vec<KnownToken>,
     /// The accepted tokens of OpenID providers.
     pub(crate) oidc: Vec<Trust>,
@@ -83,6 +84,15 @@ pub enum Boundary {
     Direct,
 }
 
+/// What scripts may ask the platform through the relay.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum ScriptAccess {
+    /// For the context of their job.
+    Context,
+    /// Also its API, about their workspace.
+    Workspace,
+}
+
 /// A token in the file.
 #[derive(Debug)]
 struct KnownToken {
@@ -111,6 +121,8 @@ impl Pools {
         let pool = Pool {
             organizations: Organizations::All,
             boundary: own.boundary,
+            // Without the relay, they use the API themselves.
+            scripts: ScriptAccess::Context,
             tokens: vec![KnownToken {
                 id: "this-process".to_owned(),
                 sha256: own.token.digest(),
@@ -235,6 +247,7 @@ mod tests {
         let pool = Pool {
             organizations: Organizations::These(["a".to_owned()].into()),
             boundary: Boundary::Relay,
+            scripts: ScriptAccess::Context,
             tokens: tokens.iter().enumerate().map(known).collect(),
             oidc: Vec::new(),
             has_passing_token: false,

@@ -3,6 +3,7 @@
 //!
 //! - [`rules`] says which requests there are, and which of them a task may make in its state. Pure.
 //! - [`body`] checks what a request says. Pure.
+//! - [`scripts`] says what scripts may ask, and [`registry`] what the registry of modules is asked. Pure.
 //! - [`turns`] limits the requests of each task and each pool, and [`log_limit`] the live log of each task.
 //! - [`forward`] sends it to Terrakube, and [`records`] answers it from the records of this machine.
 
@@ -10,7 +11,9 @@ mod body;
 mod forward;
 mod log_limit;
 mod records;
+mod registry;
 pub(crate) mod rules;
+mod scripts;
 #[cfg(test)]
 mod tests;
 mod turns;
@@ -22,19 +25,19 @@ use axum::http::{HeaderMap, Method, StatusCode};
 use axum::response::{IntoResponse as _, Response};
 use platform::local::LocalPlatform;
 use platform::{Platform, StepRef};
-use pool_protocol::id::{LeaseId, TaskId};
+use pool_protocol::id::{LeaseId, PoolName, TaskId};
 use pool_protocol::problem::Code;
 use pool_store::{Refusal, TaskView};
 use tracing::{debug, error, warn};
 use url::Url;
 
-use self::forward::{Outgoing, ToTerrakube};
+use self::forward::{Asked, Outgoing, ToTerrakube};
 use self::log_limit::LogLimits;
 use self::rules::{Call, RelayRefusal};
 use self::turns::Turns;
 pub(crate) use self::turns::{Place, Turn};
 use super::failure::Failure;
-use super::pools::Boundary;
+use super::pools::{Boundary, ScriptAccess};
 use super::{Hub, step_of};
 
 /// The way of executors to the platform.
@@ -109,13 +112,24 @@ async fn pass(hub: &Arc<Hub>, request: Request) -> Result<Response, Failure> {
     let task = authorize().await?;
     let refuse = |denied| refuse(&task, &head.method, head.uri.path(), &denied);
     let step = step_of(&task);
-    let call = Call::find(&head.method, &target.path, head.uri.query(), &step)
+    let query = head.uri.query();
+    let call = Call::find(&head.method, &target.path, query, &step)
         .and_then(|call| rules::check_state(&task, call.when()).map(|()| call));
     let call = call.map_err(refuse)?;
+    if call == Call::OfScript && !hub.lets_scripts_ask(&task.pool) {
+        let reason = "the file of the pools does not let scripts of this pool use the API (`scripts: workspace`)";
+        return Err(refuse(RelayRefusal::Request(reason)));
+    }
     let place = hub.relay.turns.place(task.task)?;
     let bytes = hub.budget.of_task(&task.pool, task.task);
     let to = &hub.relay.to;
-    let outgoing = Outgoing::new(call, &target.path, &step, to, body, bytes).await;
+    let asked = Asked {
+        call,
+        method: head.method.clone(),
+        path: &target.path,
+        query,
+    };
+    let outgoing = Outgoing::new(asked, &step, to, body, bytes).await;
     let outgoing = outgoing.map_err(refuse)?;
     let turn = hub.relay.turns.next(&task.pool, place).await?;
     // The task may have ended while its body or its turn was waited for.
@@ -142,6 +156,14 @@ async fn pass(hub: &Arc<Hub>, request: Request) -> Result<Response, Failure> {
             "the request ended without an answer: try again",
         ))
     })
+}
+
+impl Hub {
+    /// Returns whether scripts of a pool may use the platform's API.
+    fn lets_scripts_ask(&self, pool: &PoolName) -> bool {
+        let pools = self.pools.current();
+        pools.get(pool).map(|pool| pool.scripts) == Some(ScriptAccess::Workspace)
+    }
 }
 
 /// Notes lines that the platform has accepted.

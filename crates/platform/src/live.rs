@@ -1,4 +1,4 @@
-//! Publishes the live view of a plan or an apply to Redis (contract 7.4).
+//! Publishes the live view of a plan or an apply to Redis (contract 7.4), or to the hub before it.
 //!
 //! A task of its own writes the latest state, at most once a second, to a stream that expires (W-24). A lost state is no
 //! error: the job context has all changes in the end.
@@ -7,7 +7,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use job_contract::chain;
-use serde::Serialize;
+use runtime::Deadline;
+use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
@@ -16,6 +17,7 @@ use tracing::{debug, warn};
 
 use crate::java;
 use crate::redis::{Redis, Retention};
+use crate::terrakube::Terrakube;
 
 /// The shortest time between two states.
 const INTERVAL: Duration = Duration::from_secs(1);
@@ -25,9 +27,13 @@ const ENTRIES: u64 = 20;
 const EXPIRY: Duration = Duration::from_hours(6);
 /// The largest state that is published.
 const MAX_BYTES: usize = 8 * 1024 * 1024;
+/// The largest one that a hub takes.
+const MAX_RELAYED_BYTES: usize = 1024 * 1024;
+/// How long a hub may take. Then the next state is due.
+const RELAY_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// The operation. Readers see a destroy as an apply.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum LivePhase {
     Plan,
@@ -35,7 +41,8 @@ pub enum LivePhase {
 }
 
 /// The state of an operation.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
+#[serde(deny_unknown_fields)]
 pub struct LiveState {
     pub phase: LivePhase,
     /// Changes, written as in the job context.
@@ -52,17 +59,20 @@ pub struct LiveViewPublisher {
 
 impl LiveViewPublisher {
     /// Starts the publishing task in the current runtime.
-    pub fn start(redis: Redis, job_id: &str, step_id: &str) -> Self {
+    pub fn start(stream: LiveStream) -> Self {
+        Self::to(Destination::Redis(stream))
+    }
+
+    /// The same, through a hub's relay.
+    pub fn relayed(terrakube: Terrakube) -> Self {
+        Self::to(Destination::Hub(terrakube))
+    }
+
+    fn to(destination: Destination) -> Self {
         let (latest, states) = watch::channel(None);
-        let publisher_task = PublisherTask {
-            redis,
-            key: java::encode(&format!("{job_id}-context")),
-            job_id: job_id.to_owned(),
-            step_id: step_id.to_owned(),
-        };
         Self {
             latest,
-            publisher: tokio::spawn(publisher_task.publish_all(states)),
+            publisher: tokio::spawn(destination.publish_all(states)),
         }
     }
 
@@ -87,14 +97,12 @@ impl LiveViewPublisher {
     }
 }
 
-struct PublisherTask {
-    redis: Redis,
-    key: Vec<u8>,
-    job_id: String,
-    step_id: String,
+enum Destination {
+    Redis(LiveStream),
+    Hub(Terrakube),
 }
 
-impl PublisherTask {
+impl Destination {
     async fn publish_all(self, mut states: watch::Receiver<Option<Arc<LiveState>>>) {
         let mut failing = false;
         let mut due = Instant::now();
@@ -113,7 +121,7 @@ impl PublisherTask {
                 Ok(()) => failing = false,
                 Err(error) => {
                     if !failing {
-                        warn!(%error, "the live view of the run does not reach Redis");
+                        warn!(%error, "the live view of the run does not reach the platform");
                     }
                     failing = true;
                 }
@@ -122,9 +130,46 @@ impl PublisherTask {
     }
 
     async fn add(&self, state: &LiveState) -> Result<(), String> {
+        match self {
+            Self::Redis(stream) => stream.add(state).await,
+            Self::Hub(terrakube) => {
+                let size = serde_json::to_vec(state).map_or(0, |state| state.len());
+                if size > MAX_RELAYED_BYTES {
+                    return Err(too_large(size));
+                }
+                let deadline = Deadline::after(RELAY_TIMEOUT);
+                let shown = terrakube.show_changes(state, &deadline).await;
+                shown.map_err(|error| chain(&error))
+            }
+        }
+    }
+}
+
+/// The stream of one step's live view in Redis.
+#[derive(Debug)]
+pub struct LiveStream {
+    redis: Redis,
+    key: Vec<u8>,
+    job_id: String,
+    step_id: String,
+}
+
+impl LiveStream {
+    /// The stream of a step. Nothing is sent yet.
+    pub fn new(redis: Redis, job_id: &str, step_id: &str) -> Self {
+        Self {
+            redis,
+            key: java::encode(&format!("{job_id}-context")),
+            job_id: job_id.to_owned(),
+            step_id: step_id.to_owned(),
+        }
+    }
+
+    /// Adds a state. Returns why that was not possible.
+    pub async fn add(&self, state: &LiveState) -> Result<(), String> {
         let output = self.render(state);
         if output.len() > MAX_BYTES {
-            return Err(format!("it takes {} bytes", output.len()));
+            return Err(too_large(output.len()));
         }
         let field = |name: &str, value: &str| (java::encode(name), java::encode(value));
         let entry = vec![
@@ -152,6 +197,10 @@ impl PublisherTask {
         })
         .to_string()
     }
+}
+
+fn too_large(bytes: usize) -> String {
+    format!("it takes {bytes} bytes")
 }
 
 /// Waits until the sender is dropped.

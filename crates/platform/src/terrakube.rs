@@ -20,11 +20,15 @@ use reqwest::{Method, Url};
 use serde::Serialize;
 use tracing::debug;
 
-use self::document::{Change, HISTORY_REFERENCE_WIDTH, HistoryDocument, JobDocument};
+use self::document::{
+    Change, HISTORY_REFERENCE_WIDTH, HistoryDocument, JobDocument, OrganizationDocument,
+    RegistryHosts,
+};
 
-use crate::calls::client::{Call, Client, JSON_API, Pace};
+use crate::calls::client::{Call, Client, JSON, JSON_API, Pace};
 use crate::calls::text::fitting;
 use crate::lease::Lease;
+use crate::live::LiveState;
 use crate::redis::Redis;
 use crate::step::RunEnd;
 use crate::{History, StepRef};
@@ -134,6 +138,40 @@ impl Terrakube {
     pub async fn override_source(&self, step: &StepRef) -> Result<Option<String>, TerrakubeError> {
         let document = self.job(step, &Deadline::after(CALL_TIMEOUT)).await?;
         Ok(document.into_job().override_source)
+    }
+
+    /// The name of an organization, as the registry of modules and providers has it.
+    pub async fn organization_name(&self, step: &StepRef) -> Result<String, TerrakubeError> {
+        let url = self.api(&["organization", &step.organization_id]);
+        let call = Call::new(Method::GET, url, JSON_API);
+        let deadline = Deadline::after(CALL_TIMEOUT);
+        let document: OrganizationDocument = self.0.client.request_json(&call, &deadline).await?;
+        Ok(document.data.attributes.name)
+    }
+
+    /// The hosts of modules and providers that are found through a hub's relay.
+    pub async fn registry_hosts(&self) -> Result<Vec<String>, TerrakubeError> {
+        let url = extended(&self.0.config.api_url, &["registry"]);
+        let call = Call::new(Method::GET, url, JSON);
+        let deadline = Deadline::after(CALL_TIMEOUT);
+        let found: RegistryHosts = self.0.client.request_json(&call, &deadline).await?;
+        Ok(found.hosts)
+    }
+
+    /// Shows the live view of an operation through a hub's relay.
+    pub(crate) async fn show_changes(
+        &self,
+        state: &LiveState,
+        deadline: &Deadline,
+    ) -> Result<(), TerrakubeError> {
+        let url = extended(&self.0.config.api_url, &["live"]);
+        let call = Call::new(Method::POST, url, JSON).body(state);
+        self.0.client.request_once(&call, deadline).await.map(drop)
+    }
+
+    /// The platform's Redis, where it is known.
+    pub fn redis(&self) -> Option<&Redis> {
+        self.0.redis.as_ref()
     }
 
     /// Reports a published state. An attempt whose answer was lost may have succeeded. So the history is read before the

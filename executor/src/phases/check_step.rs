@@ -21,13 +21,6 @@ pub(crate) async fn check_step(run: &RunContext<'_>) -> Result<(), StepError> {
         );
         run.log.writer().line(&text).await;
     }
-    if run.connections.withholds_tokens() && scripts::name_token(&run.job) {
-        let text = format!(
-            "`{}` is empty in the scripts of this step: it runs in a pool, whose executors have no token of the platform.",
-            scripts::PLATFORM_TOKEN
-        );
-        run.log.writer().line(&text).await;
-    }
     refuse_policies(run).await
 }
 

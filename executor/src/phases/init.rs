@@ -5,19 +5,20 @@
 use std::path::PathBuf;
 
 use artifact_store::BackendSettings;
-use job_contract::Exit;
 use job_contract::progress::Phase;
+use job_contract::{Exit, chain};
 use platform::terrakube::token;
 use runtime::private_file::private_folder;
 use secrecy::ExposeSecret as _;
 
 use crate::child_env::ChildEnv;
+use crate::context::RunContext;
 use crate::error::StepError;
 use crate::operation::{OperationContext, memory_exceeded};
 use crate::process::{Capture, Completion, ToLog};
 use crate::stop::MEMORY_HINT;
 use crate::terraform::backend::{self, BackendAccess};
-use crate::terraform::credentials::{self, HostToken, TokenFile};
+use crate::terraform::credentials::{self, AccessBy, HostAccess, TokenFile};
 use crate::terraform::variables::{self, Declarations};
 
 /// How much output of a quiet init is kept, to show it if init fails.
@@ -71,52 +72,71 @@ pub(crate) async fn write_variables(
     Ok(Some(path))
 }
 
-/// Runs `init`. Only this command gets the platform's token. The token is removed afterwards in any case.
+/// Runs `init`. Only this command is told how to reach the platform's registry. It is taken back afterwards in any case.
 pub(crate) async fn init(
     context: &OperationContext<'_, '_>,
     env: &ChildEnv,
 ) -> Result<(), StepError> {
     let mut env = env.clone();
-    let token = write_token(context, &mut env)?;
+    let token = write_access(context, &mut env).await?;
     let init = context
         .run
         .timer
         .time(Phase::Init, run_init(context, &env), Result::is_ok);
     let done = init.await;
     token.remove()?;
-    let connections = &context.run.connections;
-    let hosts = connections.tool_hosts().join(", ");
-    if done.is_err() && connections.withholds_tokens() {
-        let text = format!(
-            "`init` had no token for {hosts}: executors of a pool have none of the platform."
-        );
-        context.run.log.writer().line(&text).await;
-    }
     done
 }
 
-fn write_token(
+async fn write_access(
     context: &OperationContext<'_, '_>,
     env: &mut ChildEnv,
 ) -> Result<TokenFile, StepError> {
     let run = context.run;
-    let hosts = run.connections.tool_hosts();
-    let token = run
-        .connections
-        .tokens()
-        .and_then(|tokens| tokens.mint_for_workspace(token::INIT, &run.job.workspace_id));
-    let Some(token) = token.filter(|_| !hosts.is_empty()) else {
-        return Ok(TokenFile::none());
+    let (hosts, token, registry);
+    let by = if let Some(server) = &run.platform_server {
+        hosts = registry_hosts(run).await;
+        registry = server.registry();
+        AccessBy::Registry(&registry)
+    } else {
+        let minted = run
+            .connections
+            .tokens()
+            .and_then(|tokens| tokens.mint_for_workspace(token::INIT, &run.job.workspace_id));
+        let Some(minted) = minted else {
+            return Ok(TokenFile::none());
+        };
+        token = minted;
+        run.log.add_secrets([token.expose_secret()]);
+        hosts = run.connections.tool_hosts();
+        AccessBy::Token(&token)
     };
-    run.log.add_secrets([token.expose_secret()]);
-    let access = HostToken {
+    if hosts.is_empty() {
+        return Ok(TokenFile::none());
+    }
+    let access = HostAccess {
         hosts: &hosts,
-        token: &token,
+        by,
         tool: run.job.tool(),
         home: &run.folders.home,
         private: run.layout.private(),
     };
     credentials::write_token_file(&access, env)
+}
+
+/// The hosts whose modules and providers the hub passes on. A run that needs none of them continues without.
+async fn registry_hosts(run: &RunContext<'_>) -> Vec<String> {
+    match run.connections.registry_hosts().await {
+        Ok(hosts) => hosts,
+        Err(error) => {
+            let text = format!(
+                "Private modules of the platform are not found: the hub does not say where they are: {}.",
+                chain(&error)
+            );
+            run.log.writer().line(&text).await;
+            Vec::new()
+        }
+    }
 }
 
 async fn run_init(context: &OperationContext<'_, '_>, env: &ChildEnv) -> Result<(), StepError> {

@@ -12,7 +12,7 @@ use crate::child_env::ChildEnv;
 use crate::context::RunContext;
 use crate::error::{StepError, catch_panic};
 use crate::operation::OperationContext;
-use crate::scripts::{self, Scripts, ScriptsEnd};
+use crate::scripts::{self, ApiToken, PlatformApi, Scripts, ScriptsEnd};
 use crate::step_result::StepResult;
 use crate::tool::ResolvedTool;
 use crate::workspace::Workspace;
@@ -123,11 +123,27 @@ fn scripts_in<'r>(
         dir,
         private: run.layout.private(),
         tool,
-        public_api_url: run.config.platform.public_url(),
-        tokens: run.connections.tokens(),
+        api: platform_api(run),
         log: &run.log,
         palette: run.palette(),
         stop: &run.stop,
         budget: run.budget,
+    }
+}
+
+fn platform_api<'r>(run: &'r RunContext<'_>) -> PlatformApi<'r> {
+    let own = run.config.platform.public_url().map(str::to_owned);
+    match &run.platform_server {
+        Some(server) => PlatformApi {
+            url: Some(server.api()),
+            token: ApiToken::OfRun(server.secret()),
+        },
+        None => PlatformApi {
+            url: own,
+            token: run
+                .connections
+                .tokens()
+                .map_or(ApiToken::None, ApiToken::Minted),
+        },
     }
 }

@@ -1,6 +1,6 @@
-//! The token that `init` sends to the platform's registry of modules and providers (contract 8.7). It is in a file of
-//! its own outside the work tree. The file exists only while `init` runs, so that neither the tool's providers nor
-//! scripts find it. The operator's configuration file comes first and stays valid.
+//! How `init` reaches the platform's registry of modules and providers (contract 8.7): with a token of the platform, or behind a
+//! hub at an address that has a password. It is in a file of its own outside the work tree. The file exists only while `init`
+//! runs, so that neither the tool's providers nor scripts find it. The operator's configuration file comes first and stays valid.
 
 use std::fmt::Write as _;
 use std::fs;
@@ -26,12 +26,11 @@ const MAX_CONFIGURATION_BYTES: u64 = 1 << 20;
 #[must_use = "the token stays on disk until the file is removed"]
 pub struct TokenFile(Option<PathBuf>);
 
-/// A token for the tool, and the hosts that accept it.
+/// How the tool reaches hosts of the platform.
 #[derive(Debug)]
-pub struct HostToken<'t> {
-    /// Hosts that the tool may send the token to.
+pub struct HostAccess<'t> {
     pub hosts: &'t [String],
-    pub token: &'t SecretString,
+    pub by: AccessBy<'t>,
     pub tool: Tool,
     /// The folder of the operator's configuration file.
     pub home: &'t Path,
@@ -39,17 +38,50 @@ pub struct HostToken<'t> {
     pub private: &'t Path,
 }
 
+/// What is different from other hosts.
+#[derive(Clone, Copy, Debug)]
+pub enum AccessBy<'t> {
+    /// They get this token.
+    Token(&'t SecretString),
+    /// Their registry is at this address.
+    Registry(&'t SecretString),
+}
+
+impl AccessBy<'_> {
+    /// The name of the block in the configuration.
+    const fn block(self) -> &'static str {
+        match self {
+            Self::Token(_) => "credentials",
+            Self::Registry(_) => "host",
+        }
+    }
+
+    /// What the block says.
+    fn settings(self) -> String {
+        match self {
+            Self::Token(token) => format!("  token = \"{}\"", token.expose_secret()),
+            Self::Registry(address) => {
+                let address = address.expose_secret();
+                format!(
+                    "  services = {{\n    \"modules.v1\" = \"{address}/modules/v1/\"\n    \
+                     \"providers.v1\" = \"{address}/providers/v1/\"\n  }}"
+                )
+            }
+        }
+    }
+}
+
 /// Writes the file and sets its path in the environment of `init`, unless the path of another file is set.
 pub fn write_token_file(
-    access: &HostToken<'_>,
+    access: &HostAccess<'_>,
     env: &mut ChildEnv,
 ) -> Result<TokenFile, StepError> {
     if env.get(CONFIG_FILE).is_some() {
-        info!("`{CONFIG_FILE}` is set: the tool gets no token for the platform");
+        info!("`{CONFIG_FILE}` is set: the tool is not told how to reach the platform");
         return Ok(TokenFile::none());
     }
     let own = own_configuration(access.home, access.tool);
-    let text = configuration(&own, access.hosts, access.token.expose_secret());
+    let text = configuration(&own, access.hosts, access.by);
     let path = access.private.join(FILE_NAME);
     // It is created first, so that a partly written file is removed too.
     let file = TokenFile(Some(path.clone()));
@@ -109,8 +141,8 @@ fn own_configuration(home: &Path, tool: Tool) -> String {
     String::new()
 }
 
-/// `own`, plus credentials for those hosts that it has none for.
-fn configuration(own: &str, hosts: &[String], token: &str) -> String {
+/// `own`, plus a block for those hosts that it has none for.
+fn configuration(own: &str, hosts: &[String], by: AccessBy<'_>) -> String {
     let mut text = own.to_owned();
     if !text.is_empty() && !text.ends_with('\n') {
         text.push('\n');
@@ -119,14 +151,15 @@ fn configuration(own: &str, hosts: &[String], token: &str) -> String {
         if !is_host(host) {
             warn!(
                 host,
-                "the tool gets no token for this name, because it is not a host"
+                "the tool is not told how to reach this name, because it is not a host"
             );
             continue;
         }
-        if own.contains(&format!("credentials \"{host}\"")) {
+        let block = format!("{} \"{host}\"", by.block());
+        if own.contains(&block) {
             continue;
         }
-        writeln!(text, "credentials \"{host}\" {{\n  token = \"{token}\"\n}}")
+        writeln!(text, "{block} {{\n{}\n}}", by.settings())
             .expect("writing to a string cannot fail");
     }
     text
@@ -166,9 +199,21 @@ mod tests {
             "api.example.test".to_owned(),
         ];
         assert_eq!(
-            configuration("", &hosts, "t.o.k"),
+            configuration("", &hosts, AccessBy::Token(&"t.o.k".into())),
             "credentials \"registry.example.test:8443\" {\n  token = \"t.o.k\"\n}\n\
              credentials \"api.example.test\" {\n  token = \"t.o.k\"\n}\n"
+        );
+    }
+
+    #[test]
+    fn a_registry_behind_a_hub_has_another_address() {
+        let hosts = ["registry.example.test".to_owned()];
+        let address = "http://127.0.0.1:1/registry/p".into();
+        assert_eq!(
+            configuration("", &hosts, AccessBy::Registry(&address)),
+            "host \"registry.example.test\" {\n  services = {\n    \
+             \"modules.v1\" = \"http://127.0.0.1:1/registry/p/modules/v1/\"\n    \
+             \"providers.v1\" = \"http://127.0.0.1:1/registry/p/providers/v1/\"\n  }\n}\n"
         );
     }
 
@@ -179,7 +224,7 @@ mod tests {
             "registry.example.test".to_owned(),
             "api.example.test".to_owned(),
         ];
-        let text = configuration(own, &hosts, "t");
+        let text = configuration(own, &hosts, AccessBy::Token(&"t".into()));
         assert!(text.starts_with(own), "{text}");
         assert_eq!(text.matches("credentials").count(), 2, "{text}");
     }
@@ -187,7 +232,7 @@ mod tests {
     #[test]
     fn a_host_cannot_end_its_quotes() {
         let hosts = ["evil\" {}".to_owned(), String::new()];
-        assert_eq!(configuration("", &hosts, "t"), "");
+        assert_eq!(configuration("", &hosts, AccessBy::Token(&"t".into())), "");
     }
 
     #[test]

@@ -33,7 +33,6 @@ relay: executors behind the relay of a hub get no way to the platform and its st
 {{- $all := list -}}
 {{- if .relay -}}
 {{- with .root.Values.platform.publicApiUrl }}{{- $all = append $all (dict "name" "TerrakubeApiUrl" "value" .) -}}{{- end -}}
-{{- with .root.Values.platform.registryDomain }}{{- $all = append $all (dict "name" "TerrakubeRegistryDomain" "value" .) -}}{{- end -}}
 {{- else -}}
 {{- $all = concat (fromJson (include "mayfly.env.platform" .root)).items (fromJson (include "mayfly.env.storage" .root)).items -}}
 {{- end -}}

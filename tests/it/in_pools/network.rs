@@ -1,19 +1,23 @@
 //! An agent whose network refuses every incoming connection, and lets out what goes to the hub and to the source alone.
 
+use std::fs;
 use std::io::{self, Read as _};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpStream};
 use std::process::{Child, Command, Output, Stdio};
 use std::time::Duration;
 
+use integration_tests::repository::chain;
 use integration_tests::{Repository, Running};
 use job_contract::env;
 use nix::sys::signal::Signal;
 use test_peers::git_http::{self, GitHttpOptions};
+use test_peers::http::Server;
+use test_peers::modules::{MODULE, ModuleRegistry};
 use test_peers::skips::needed;
-use test_platform::{Flow, NewJob, Status, Workspace};
+use test_platform::{Flow, Job, NewJob, ORGANIZATION, Status, Variable, Workspace};
 
 use super::agent::ends_with;
-use super::fixture::Fixture;
+use super::fixture::{Fixture, Hub};
 
 /// Where the agent listens for probes.
 const HEALTH: u16 = 8080;
@@ -38,9 +42,9 @@ impl Network {
             .stderr(Stdio::piped())
             .spawn()
             .map_err(|error| io::Error::other(format!("`unshare` cannot be started: {error}")))?;
-        // Of the range for tests of networks (RFC 2544), so that no real address is hidden. One for each process.
-        let process = std::process::id() % (1 << 15);
-        let base = u32::from(Ipv4Addr::new(198, 18, 0, 0)) + process * 4;
+        // Of the range for tests of networks (RFC 2544), so that no real address is hidden. One for each network.
+        let number = keeper.id() % (1 << 15);
+        let base = u32::from(Ipv4Addr::new(198, 18, 0, 0)) + number * 4;
         let mut network = Self {
             keeper,
             here: Ipv4Addr::from(base + 1),
@@ -57,7 +61,7 @@ impl Network {
             let said = said.trim();
             return Err(io::Error::other(format!("no network namespace: {said}")));
         }
-        let (outer, inner) = (format!("mfo{process}"), format!("mfi{process}"));
+        let (outer, inner) = (format!("mfo{number}"), format!("mfi{number}"));
         let keeper = network.keeper.id().to_string();
         let (here, there) = (
             format!("{}/30", network.here),
@@ -208,4 +212,243 @@ async fn an_agent_that_nothing_can_connect_to_takes_a_run_and_calls_the_hub_and_
         assert!(matched(&outgoing, &port) > 0, "{outgoing:?}");
     }
     fixture.platform.assert_kept().await;
+}
+
+/// What a script asks the platform. Each line of its output is a name and a status.
+const SCRIPT: &str = r#"
+set -eu
+ask() { curl -sS --path-as-is -o answer -w '%{http_code}\n' -H "Authorization: Bearer $terrakubeToken" "$@"; }
+api=$terrakubeApi/api/v1/organization/$organizationId
+echo "context $(ask -d '{"cost":"12"}' "$terrakubeApi/context/v1/$jobId")"
+echo "another context $(ask "$terrakubeApi/context/v1/0")"
+echo "workspace $(ask "$api/workspace/$workspaceId")"
+cat answer
+echo "again $(ask "$api/workspace/$workspaceId")"
+echo "another workspace $(ask "$api/workspace/other")"
+echo "status $(ask -X PATCH -d '{}' "$api/job/$jobId")"
+echo "way out $(ask "$terrakubeApi/context/v1/../../api/v1/organization/$organizationId/job/$jobId")"
+echo "nobody $(terrakubeToken=x ask "$api/workspace/$workspaceId")"
+"#;
+
+/// A closed network with an agent of target `process`, a platform with a registry of modules, and the hub between them.
+struct Enclosed {
+    agent: Running,
+    _hub: Hub,
+    fixture: Fixture,
+    registry: ModuleRegistry,
+    /// Serves a repository to the agent's network.
+    source: Server,
+    _repository: Repository,
+    /// The last one, because the servers above end by a connection to their address.
+    network: Network,
+}
+
+impl Enclosed {
+    /// `main`: the root module, for the address of the registry. `None`: the machine has no such networks.
+    async fn new(main: impl Fn(&str) -> String) -> Option<Self> {
+        let network = needed(Network::new())?;
+        let fixture = Fixture::new().await;
+        let module = r#"output "greeting" { value = "from the registry" }"#;
+        let check = fixture.platform.token_check();
+        let registry = ModuleRegistry::start(ORGANIZATION, module, check).unwrap();
+        let trusted = fixture.path("registry.pem");
+        fs::write(&trusted, registry.certificate()).unwrap();
+        let fixture = fixture
+            .with(env::LISTEN, &format!("{}:0", network.here))
+            .with(env::REGISTRY_DOMAIN, &registry.host())
+            .with("SSL_CERT_FILE", trusted.to_str().unwrap());
+        let hub = fixture.serve();
+        let repository = Repository::module(&main(&registry.host()));
+        let options = GitHttpOptions {
+            address: Some(IpAddr::V4(network.here)),
+            ..GitHttpOptions::default()
+        };
+        let source = git_http::serve(repository.path(), options).unwrap();
+        needed(network.close(&[hub.address(), source.address()]))?;
+        let agent = Running::start(&mut network.inside(&fixture.agent(&hub.url())));
+        Some(Self {
+            agent,
+            _hub: hub,
+            fixture,
+            registry,
+            source,
+            _repository: repository,
+            network,
+        })
+    }
+
+    /// A workspace of the repository, with a value of its variable `command`.
+    fn workspace(&self, command: &str) -> String {
+        let workspace = Workspace::new(&format!("{}/.git", self.source.url()));
+        let workspace = workspace.with(Variable::terraform("command", command));
+        self.fixture.platform.workspace(workspace)
+    }
+
+    fn start(&self, workspace: &str, flow: Vec<Flow>) -> u32 {
+        self.fixture
+            .platform
+            .start_job(NewJob::new(workspace, flow))
+    }
+
+    async fn ends(&self, job: u32, status: Status) -> Job {
+        self.fixture.platform.until_job(job, status).await
+    }
+
+    fn output(&self, job: &Job, step: usize) -> String {
+        let platform = &self.fixture.platform;
+        let found = platform.step_output(job.id, &job.steps[step].id);
+        found.unwrap_or_else(|| panic!("no output\n{}", platform.report()))
+    }
+
+    /// Ends the agent. Nothing has tried to leave the network.
+    async fn end(self) {
+        self.agent.signal(Signal::SIGTERM);
+        ends_with(self.agent, 0);
+        let outgoing = self.network.counts("OUTPUT").unwrap();
+        let rejecting = outgoing.iter().find(|(_, rule)| rule.contains("REJECT"));
+        assert_eq!(rejecting.unwrap().0, 0, "{outgoing:?}");
+        self.fixture.platform.assert_kept().await;
+    }
+}
+
+/// A root module that calls the module of an organization.
+fn calling(registry: &str, organization: &str) -> String {
+    let [name, provider, version] = MODULE;
+    format!(
+        r#"
+module "net" {{
+  source  = "{registry}/{organization}/{name}/{provider}"
+  version = "{version}"
+}}
+resource "terraform_data" "it" {{
+  input = module.net.greeting
+}}
+output "greeting" {{
+  value = terraform_data.it.output
+}}
+"#
+    )
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn modules_of_the_platform_and_the_live_view_pass_the_hub() {
+    let Some(it) = Enclosed::new(|registry| calling(registry, ORGANIZATION)).await else {
+        return;
+    };
+    let job = it.start(&it.workspace(""), Flow::plan_apply());
+    let job = it.ends(job, Status::Completed).await;
+    let applied = it.output(&job, 1);
+    assert!(applied.contains("from the registry"), "{applied}");
+    let live = it.fixture.platform.structured(job.id).await;
+    let of = |phase: &str| live.iter().any(|state| state["phase"] == phase);
+    assert!(of("plan") && of("apply"), "{live:?}");
+    it.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn modules_of_other_organizations_do_not_pass_the_hub() {
+    let Some(it) = Enclosed::new(|registry| calling(registry, "other")).await else {
+        return;
+    };
+    let job = it.start(&it.workspace(""), Flow::only("terraformPlan"));
+    let job = it.ends(job, Status::Failed).await;
+    let said = it.output(&job, 0);
+    let why = "passes on modules and providers of `acme` alone";
+    assert!(said.contains(why), "{said}");
+    assert_eq!(it.registry.asked(), Vec::<String>::new());
+    it.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn scripts_ask_the_platform_what_the_file_of_the_pools_lets_them() {
+    let Some(it) = Enclosed::new(|_| String::new()).await else {
+        return;
+    };
+    let scripts = || vec![Flow::new("customScripts", 50).with_script(SCRIPT)];
+    let job = it.start(&it.workspace(""), scripts());
+    let job = it.ends(job, Status::Completed).await;
+    let said = it.output(&job, 0);
+    for line in [
+        "context 200",
+        "another context 403",
+        "workspace 403",
+        "again 403",
+        "another workspace 403",
+        "status 403",
+        "way out 400",
+        "nobody 401",
+    ] {
+        assert!(said.contains(line), "no `{line}` in {said}");
+    }
+    let refused = said.lines().filter(|line| {
+        line.starts_with("The hub refused") && line.contains("does not let scripts of this pool")
+    });
+    assert_eq!(refused.count(), 1, "{said}");
+    let context = it.fixture.platform.records().contexts[&job.id].clone();
+    assert_eq!(context["cost"], "12");
+
+    let token = format!("{{id: t0, sha256: {}}}", it.fixture.token.digest());
+    it.fixture.replace_pools(&format!(
+        "pools:\n  eu:\n    organizations: [{}]\n    scripts: workspace\n    tokens: [{token}]\n",
+        it.fixture.platform.organization()
+    ));
+    let job = it.start(&it.workspace(""), scripts());
+    let job = it.ends(job, Status::Completed).await;
+    let said = it.output(&job, 0);
+    for line in [
+        "workspace 200",
+        "network-dev",
+        "another workspace 403",
+        "status 403",
+        "way out 400",
+    ] {
+        assert!(said.contains(line), "no `{line}` in {said}");
+    }
+    it.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn runs_of_a_closed_network_end_as_elsewhere() {
+    let main = chain("command = var.command") + "variable \"command\" {}\n";
+    let Some(it) = Enclosed::new(|_| main.clone()).await else {
+        return;
+    };
+    let workspace = it.workspace("true");
+    let mut flow = Flow::plan_apply();
+    flow.push(Flow::new("terraformDestroy", 300));
+    let job = it.start(&workspace, flow);
+    let job = it.ends(job, Status::Completed).await;
+    assert!(
+        it.output(&job, 2).contains("3 destroyed"),
+        "{}",
+        it.output(&job, 2)
+    );
+
+    // The hub has what a failed apply has made.
+    let workspace = it.workspace("exit 9");
+    let job = it.start(&workspace, Flow::plan_apply());
+    it.ends(job, Status::Failed).await;
+    let job = it.start(&workspace, Flow::only("terraformPlan"));
+    let job = it.ends(job, Status::Completed).await;
+    let planned = it.output(&job, 0);
+    assert!(
+        planned.contains("terraform_data.first: Refreshing"),
+        "{planned}"
+    );
+
+    // And what a cancelled one has made.
+    let gate = it.fixture.gate();
+    let workspace = it.workspace(&gate.words());
+    let job = it.start(&workspace, Flow::plan_apply());
+    let _at_gate = gate.reached();
+    it.fixture.platform.cancel(job).await;
+    it.ends(job, Status::Cancelled).await;
+    let job = it.start(&workspace, Flow::only("terraformPlan"));
+    let job = it.ends(job, Status::Completed).await;
+    let planned = it.output(&job, 0);
+    assert!(
+        planned.contains("terraform_data.first: Refreshing"),
+        "{planned}"
+    );
+    it.end().await;
 }

@@ -10,6 +10,7 @@ pub mod gcs;
 pub mod git_http;
 pub mod http;
 pub mod http_proxy;
+pub mod modules;
 pub mod oidc;
 pub mod port;
 pub mod postgres;

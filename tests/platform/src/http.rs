@@ -285,6 +285,11 @@ async fn route(shared: &Arc<Shared>, call: &Call) -> Answer {
             internal(shared, call)?;
             plain::content(shared, id)
         }
+        ("GET", ["api", "v1", "organization", organization]) => {
+            authenticated(shared, call)?;
+            call.must_accept(JSON_API)?;
+            documents::organization(shared, organization)
+        }
         (method, ["api", "v1", "organization", organization, rest @ ..]) => {
             if method == "GET" {
                 authenticated(shared, call)?;
@@ -297,6 +302,7 @@ async fn route(shared: &Arc<Shared>, call: &Call) -> Answer {
             }
             match (method, rest) {
                 ("GET", ["job", job]) => documents::job(shared, call, job),
+                ("GET", ["workspace", workspace]) => documents::workspace(shared, workspace),
                 ("GET", ["workspace", workspace, "history"]) => {
                     documents::histories(shared, call, workspace)
                 }

@@ -31,7 +31,7 @@ pub use dispatch::Native;
 pub use faults::{Effect, Fault};
 pub use ledger::{Actor, Ledger, Request, Rule, Transition, Violation};
 pub use platform::{Builder, Outputs, Platform, StartError};
-pub use records::{History, Job, NewJob, Records, Status, Step, Variable, Workspace};
+pub use records::{History, Job, NewJob, ORGANIZATION, Records, Status, Step, Variable, Workspace};
 pub use streams::LogEntry;
 pub use template::Flow;
 pub use token::Secret;

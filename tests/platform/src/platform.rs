@@ -23,7 +23,7 @@ use crate::ledger::{Actor, Ledger, Rule};
 use crate::records::{Job, NewJob, Records, Status, Workspace};
 use crate::server::Server;
 use crate::streams::{LogEntry, StreamPosition, Streams};
-use crate::token::{LIFETIME, Secret};
+use crate::token::{INTERNAL, LIFETIME, Secret};
 use crate::{scheduler, sweep};
 
 /// The tool puts fewer characters before a line of a provisioner.
@@ -326,6 +326,15 @@ impl Platform {
     /// Id of the only organization.
     pub fn organization(&self) -> String {
         self.shared.read(|records| records.organization.clone())
+    }
+
+    /// Returns whether a request has a token of the platform's own programs, as its registry checks it.
+    pub fn token_check(&self) -> impl Fn(&str) -> bool + Send + Sync + use<> {
+        let secret = self.shared.secret.clone();
+        move |authorization| {
+            let bearer = secret.read(authorization);
+            bearer.is_ok_and(|bearer| bearer.issuer == INTERNAL)
+        }
     }
 
     /// Where dispatches go, complete with the path.

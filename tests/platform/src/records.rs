@@ -92,6 +92,9 @@ impl Variable {
     }
 }
 
+/// The name of the organization, which addresses of modules and providers have.
+pub const ORGANIZATION: &str = "acme";
+
 /// A workspace. The platform has one organization.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Workspace {

@@ -11,7 +11,7 @@ use pool_protocol::id::PoolName;
 use runtime::setting::nearest;
 use serde_json::{Map, Value};
 
-use super::{Boundary, KnownToken, Operators, Organizations, Pool, Pools, Proxy};
+use super::{Boundary, KnownToken, Operators, Organizations, Pool, Pools, Proxy, ScriptAccess};
 
 /// Means all organizations.
 const ALL: &str = "*";
@@ -112,15 +112,17 @@ impl Reader {
         let fields = self.object(
             place,
             value,
-            &["organizations", "boundary", "tokens", "oidc"],
+            &["organizations", "boundary", "scripts", "tokens", "oidc"],
         )?;
         let organizations = self.organizations(&format!("{place}.organizations"), fields);
         let boundary = self.boundary(&format!("{place}.boundary"), fields);
+        let scripts = self.scripts(&format!("{place}.scripts"), fields);
         let tokens = self.tokens(&format!("{place}.tokens"), fields);
         let oidc = self.trusts(&format!("{place}.oidc"), fields);
         Some(Pool {
             organizations: organizations?,
             boundary: boundary?,
+            scripts: scripts?,
             tokens,
             oidc,
             has_passing_token: false,
@@ -151,6 +153,17 @@ impl Reader {
             Some(Some("direct")) => Some(Boundary::Direct),
             Some(_) => {
                 self.report(place, "must be `relay` or `direct`");
+                None
+            }
+        }
+    }
+
+    fn scripts(&mut self, place: &str, fields: &Map<String, Value>) -> Option<ScriptAccess> {
+        match fields.get("scripts").map(Value::as_str) {
+            None | Some(Some("context")) => Some(ScriptAccess::Context),
+            Some(Some("workspace")) => Some(ScriptAccess::Workspace),
+            Some(_) => {
+                self.report(place, "must be `context` or `workspace`");
                 None
             }
         }
@@ -287,6 +300,7 @@ pools:
       - {{id: two, sha256: "{DIGEST}"}}
   us-1:
     organizations: ["*"]
+    scripts: workspace
 "#
         ))
         .unwrap();
@@ -300,6 +314,8 @@ pools:
         assert!(eu.tokens[0].expires.is_some() && eu.tokens[1].expires.is_none());
         let us = pools.get(&"us-1".parse().unwrap()).unwrap();
         assert_eq!(us.boundary, Boundary::Relay);
+        assert_eq!(eu.scripts, ScriptAccess::Context);
+        assert_eq!(us.scripts, ScriptAccess::Workspace);
         assert!(us.takes("anything"));
     }
 
@@ -316,6 +332,7 @@ pools:
   eu:
     organisations: [a]
     boundary: relais
+    scripts: all
     tokens:
       - {id: one, sha256: "12", expires: tomorrow}
       - {sha: x, colour: red}
@@ -334,6 +351,7 @@ pools:
             "pools.eu has the unknown key `organisations`: did you mean `organizations`?",
             "pools.eu.organizations must be a list",
             "pools.eu.boundary must be `relay` or `direct`",
+            "pools.eu.scripts must be `context` or `workspace`",
             "pools.eu.tokens[0] must have a `sha256` of 64 hexadecimal digits",
             "pools.eu.tokens[0].expires must be a time",
             "pools.eu.tokens[1] has the unknown key `sha`: did you mean",

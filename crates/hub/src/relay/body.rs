@@ -5,6 +5,7 @@ use std::borrow::Cow;
 
 use job_contract::status::{JobStatus, StepStatus};
 use platform::StepRef;
+use platform::live::LiveState;
 use serde::{Deserialize, Deserializer, Serialize};
 use url::Url;
 
@@ -179,6 +180,7 @@ pub(super) fn check(
                 Err(RelayRefusal::Body("a line is about another step"))
             }
         }
+        Call::ShowChanges => write(&read::<LiveState>(bytes)?),
         _ => Err(RelayRefusal::Body("this request has none")),
     }
 }

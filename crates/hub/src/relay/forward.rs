@@ -4,18 +4,21 @@
 use std::io;
 use std::time::Duration;
 
+use axum::Json;
 use axum::body::{Body, Bytes, HttpBody as _};
-use axum::http::{HeaderValue, StatusCode, header};
-use axum::response::Response;
+use axum::http::{HeaderName, HeaderValue, StatusCode, header};
+use axum::response::{IntoResponse as _, Response};
 use futures_util::{Stream, StreamExt as _, TryStreamExt as _};
 use http_service::body::{self as request_body, BodyError};
 use job_contract::chain;
 use platform::StepRef;
+use platform::live::{LiveState, LiveStream};
 use platform::terrakube::token::BRIEF;
 use platform::terrakube::{Terrakube, extended};
 use pool_protocol::problem::Code;
 use reqwest::Method;
 use secrecy::ExposeSecret as _;
+use serde_json::json;
 use tracing::{debug, warn};
 use url::Url;
 
@@ -23,6 +26,7 @@ use super::Destination;
 use super::body;
 use super::rules::{Call, RelayRefusal, own_history};
 use super::turns::Turn;
+use super::{registry, scripts};
 use crate::budget::TakenBytes;
 use crate::failure::Failure;
 use crate::json_check;
@@ -30,6 +34,8 @@ use crate::passing::passed_on;
 
 const JSON_API: &str = "application/vnd.api+json";
 const JSON: &str = "application/json";
+/// Where a registry says that a module is.
+const MODULE_LOCATION: HeaderName = HeaderName::from_static("x-terraform-get");
 const KIB: usize = 1024;
 const MIB: usize = 1024 * KIB;
 /// The largest context of a job.
@@ -46,16 +52,29 @@ const CONTENT_TIMEOUT: Duration = Duration::from_mins(10);
 const BODY_TIMEOUT: Duration = Duration::from_secs(30);
 /// The bytes that each byte of a document takes: as it arrives, as it is read, and as it is sent.
 const COST: usize = 3;
+/// Those of a document whose fields are not known.
+const ANY_COST: usize = 12;
 
 /// A checked request.
 #[derive(Debug)]
 pub(super) struct Outgoing {
     pub(super) call: Call,
-    /// The last two parts of the path of a run's content.
-    pub(super) content: String,
+    pub(super) method: Method,
+    pub(super) path: Vec<String>,
+    pub(super) query: Option<String>,
     pub(super) body: Content,
     /// The bytes of the document.
     pub(super) taken: TakenBytes,
+}
+
+/// A request that [`Call::find`] has let pass.
+#[derive(Debug)]
+pub(super) struct Asked<'r> {
+    pub(super) call: Call,
+    pub(super) method: Method,
+    /// The path below the platform's URL.
+    pub(super) path: &'r [&'r str],
+    pub(super) query: Option<&'r str>,
 }
 
 /// What a request says.
@@ -71,13 +90,13 @@ pub(super) enum Content {
 impl Outgoing {
     /// Reads and checks the body of a request to `to`. `taken` takes its bytes.
     pub(super) async fn new(
-        call: Call,
-        path: &[&str],
+        asked: Asked<'_>,
         step: &StepRef,
         to: &Destination,
         body: Body,
         mut taken: TakenBytes,
     ) -> Result<Self, RelayRefusal> {
+        let Asked { call, path, .. } = asked;
         let body = match (call, to) {
             (Call::WriteContext, Destination::Terrakube(_)) => {
                 // A longer body breaks off at the platform, and its sender would repeat it.
@@ -101,18 +120,28 @@ impl Outgoing {
                 Content::Document(context.into())
             }
             _ => {
-                let bytes = read(body, largest(call), COST, &mut taken).await?;
-                let public_url = to.public_url();
-                let checked = has_body(call).then(|| body::check(call, &bytes, step, public_url));
-                checked
-                    .transpose()?
-                    .map_or(Content::None, |checked| Content::Document(checked.into()))
+                let cost = match call {
+                    Call::ShowChanges | Call::OfScript => ANY_COST,
+                    _ => COST,
+                };
+                let bytes = read(body, largest(call), cost, &mut taken).await?;
+                let checked = match call {
+                    Call::OfScript => scripts::document(&path[1..], &bytes, step)?,
+                    call if has_body(call) => body::check(call, &bytes, step, to.public_url())?,
+                    _ => Vec::new(),
+                };
+                if has_body(call) || !checked.is_empty() {
+                    Content::Document(checked.into())
+                } else {
+                    Content::None
+                }
             }
         };
-        let content = path[path.len().saturating_sub(2)..].join("/");
         Ok(Self {
             call,
-            content,
+            method: asked.method,
+            path: path.iter().map(|part| (*part).to_owned()).collect(),
+            query: asked.query.map(str::to_owned),
             body,
             taken,
         })
@@ -131,7 +160,7 @@ const fn largest(call: Call) -> usize {
     match call {
         Call::ChangeJob | Call::ChangeStep => 64 * KIB,
         Call::AddHistory => 16 * KIB,
-        Call::AddLines => MIB,
+        Call::AddLines | Call::ShowChanges | Call::OfScript => MIB,
         _ => 0,
     }
 }
@@ -155,7 +184,12 @@ async fn read(
 const fn has_body(call: Call) -> bool {
     matches!(
         call,
-        Call::ChangeJob | Call::ChangeStep | Call::AddHistory | Call::AddLines | Call::SetUpLog
+        Call::ChangeJob
+            | Call::ChangeStep
+            | Call::AddHistory
+            | Call::AddLines
+            | Call::SetUpLog
+            | Call::ShowChanges
     )
 }
 
@@ -164,6 +198,8 @@ const fn has_body(call: Call) -> bool {
 pub(crate) struct ToTerrakube {
     terrakube: Terrakube,
     http: reqwest::Client,
+    /// The platform's registry of modules and providers.
+    registry: Option<Url>,
 }
 
 impl ToTerrakube {
@@ -173,7 +209,14 @@ impl ToTerrakube {
             .connect_timeout(CONNECT_TIMEOUT)
             .user_agent(concat!("mayfly/", env!("CARGO_PKG_VERSION")))
             .build()?;
-        Ok(Self { terrakube, http })
+        let domain = terrakube.config().registry_domain.as_ref();
+        // Tools reach it like this too.
+        let registry = domain.and_then(|domain| Url::parse(&format!("https://{domain}/")).ok());
+        Ok(Self {
+            terrakube,
+            http,
+            registry,
+        })
     }
 
     /// The address of the platform that users know.
@@ -189,12 +232,22 @@ impl ToTerrakube {
     ) -> Result<Response, Failure> {
         let Outgoing {
             call,
-            content,
+            method: asked,
+            path,
+            query,
             body,
             taken: _taken,
         } = outgoing;
-        let url = self.url(call, &content, step).await?;
-        let (method, media_type, timeout, limit) = properties(call);
+        let body = match (call, body) {
+            (Call::ReadHosts, _) => return Ok(self.hosts()),
+            (Call::ShowChanges, Content::Document(state)) => {
+                return self.show_changes(&state, step).await;
+            }
+            (_, body) => body,
+        };
+        let path: Vec<_> = path.iter().map(String::as_str).collect();
+        let url = self.url(call, &path, query.as_deref(), step).await?;
+        let (method, media_type, timeout, limit) = properties(call, asked);
         let mut request = self
             .http
             .request(method, url)
@@ -213,9 +266,14 @@ impl ToTerrakube {
         }
         // Releases are public, so no token is sent.
         let tokens = &self.terrakube.config().tokens;
-        if call != Call::ReadReleases
-            && let Some(token) = tokens.mint(BRIEF)
-        {
+        let token = match call {
+            Call::ReadReleases => None,
+            Call::ReadRegistry | Call::ReadModule | Call::OfScript => {
+                tokens.mint_for_workspace(BRIEF, &step.workspace_id)
+            }
+            _ => tokens.mint(BRIEF),
+        };
+        if let Some(token) = token {
             request = request.bearer_auth(token.expose_secret());
         }
         let answer = request.send().await.map_err(|error| {
@@ -227,10 +285,79 @@ impl ToTerrakube {
             );
             bad_gateway("the platform does not respond: try again")
         })?;
-        Ok(respond(answer, limit, timeout, turn))
+        let location = self.location(call, &answer);
+        let mut response = respond(answer, limit, timeout, turn);
+        response
+            .headers_mut()
+            .extend(location.map(|location| (MODULE_LOCATION, location)));
+        Ok(response)
     }
 
-    async fn url(&self, call: Call, content: &str, step: &StepRef) -> Result<Url, Failure> {
+    /// Returns where the tool finds a module that the registry has named.
+    fn location(&self, call: Call, answer: &reqwest::Response) -> Option<HeaderValue> {
+        let named = answer.headers().get(MODULE_LOCATION)?.to_str().ok()?;
+        let registry = self
+            .registry
+            .as_ref()
+            .filter(|_| call == Call::ReadRegistry)?;
+        HeaderValue::from_str(&registry::location(named, registry)).ok()
+    }
+
+    /// Returns the hosts of modules and providers that are found through the relay.
+    fn hosts(&self) -> Response {
+        let domain = self.terrakube.config().registry_domain.as_ref();
+        let hosts: Vec<_> = domain
+            .filter(|_| self.registry.is_some())
+            .into_iter()
+            .collect();
+        Json(json!({ "hosts": hosts })).into_response()
+    }
+
+    async fn show_changes(&self, state: &[u8], step: &StepRef) -> Result<Response, Failure> {
+        let state: LiveState = serde_json::from_slice(state)
+            .map_err(|_| Failure::new(Code::RequestInvalid, "it is no state of an operation"))?;
+        if let Some(redis) = self.terrakube.redis() {
+            let stream = LiveStream::new(redis.clone(), &step.job_id, &step.step_id);
+            stream.add(&state).await.map_err(|error| {
+                debug!(error, "a live view of a run does not reach Redis");
+                bad_gateway("the platform does not take the live view")
+            })?;
+        }
+        Ok(StatusCode::NO_CONTENT.into_response())
+    }
+
+    /// Returns an address of the registry. The platform knows the name by which its addresses say whose module it is.
+    async fn registry(&self, path: &[&str], step: &StepRef) -> Result<Url, Failure> {
+        let forbidden = |text: &str| Failure::new(Code::ExecutorPoolForbidden, text);
+        let registry = self.registry.as_ref();
+        let registry = registry.ok_or_else(|| forbidden("the hub knows no registry"))?;
+        let name = self.terrakube.organization_name(step).await;
+        let name = name.map_err(|error| {
+            debug!(
+                error = chain(&error),
+                "the name of an organization cannot be found"
+            );
+            bad_gateway("the platform does not say the name of the organization: try again")
+        })?;
+        if registry::namespace(path).is_none_or(|(_, namespace)| namespace != name) {
+            let text = format!("the relay passes on modules and providers of `{name}` alone");
+            warn!(
+                job_id = step.job_id,
+                ?path,
+                "the relay has refused a module of another organization"
+            );
+            return Err(forbidden(&text));
+        }
+        Ok(extended(registry, &[&[registry::ROOT], path].concat()))
+    }
+
+    async fn url(
+        &self,
+        call: Call,
+        path: &[&str],
+        query: Option<&str>,
+        step: &StepRef,
+    ) -> Result<Url, Failure> {
         let config = self.terrakube.config();
         let (org, job) = (step.organization_id.as_str(), step.job_id.as_str());
         let job_path = ["api", "v1", "organization", org, "job", job];
@@ -267,7 +394,17 @@ impl ToTerrakube {
                 extended(&config.public_url, &["context", "v1", job])
             }
             Call::ReadReleases => extended(&config.api_url, &["tofu", "index.json"]),
-            Call::ReadContent => self.content(content, step).await?,
+            Call::ReadContent => {
+                let content = path[path.len().saturating_sub(2)..].join("/");
+                self.content(&content, step).await?
+            }
+            Call::ReadRegistry | Call::ReadModule => self.registry(&path[1..], step).await?,
+            Call::OfScript => {
+                let mut url = extended(&config.api_url, &path[1..]);
+                url.set_query(query);
+                url
+            }
+            Call::ReadHosts | Call::ShowChanges => config.api_url.clone(),
         })
     }
 
@@ -303,18 +440,20 @@ impl ToTerrakube {
 }
 
 /// Returns method, media type, timeout and largest response of a request.
-fn properties(call: Call) -> (Method, &'static str, Duration, usize) {
+fn properties(call: Call, asked: Method) -> (Method, &'static str, Duration, usize) {
     let (method, media_type) = match call {
+        Call::OfScript => (asked, JSON_API),
         Call::ReadJob | Call::ReadHistory => (Method::GET, JSON_API),
         Call::ChangeJob | Call::ChangeStep => (Method::PATCH, JSON_API),
         Call::AddHistory | Call::SetUpLog | Call::AddLines => (Method::POST, JSON_API),
         Call::ReadContext => (Method::GET, JSON),
         Call::WriteContext => (Method::POST, JSON),
-        Call::ReadContent => (Method::GET, "*/*"),
-        Call::ReadReleases => (Method::GET, JSON),
+        Call::ReadContent | Call::ReadModule => (Method::GET, "*/*"),
+        Call::ReadReleases | Call::ReadRegistry | Call::ReadHosts => (Method::GET, JSON),
+        Call::ShowChanges => (Method::POST, JSON),
     };
     let (timeout, limit) = match call {
-        Call::ReadContent => (CONTENT_TIMEOUT, 1024 * MIB),
+        Call::ReadContent | Call::ReadModule => (CONTENT_TIMEOUT, 1024 * MIB),
         Call::ReadContext | Call::WriteContext => (CALL_TIMEOUT, MAX_CONTEXT),
         _ => (CALL_TIMEOUT, 8 * MIB),
     };

@@ -126,7 +126,12 @@ fn answer_now(
             Ok((StatusCode::CREATED, Json(json!({}))).into_response())
         }
         // The log passes here for the status page. The executor stores all of it at its end.
-        Call::SetUpLog | Call::AddLines => Ok(document_of(json!({}))),
+        Call::SetUpLog | Call::AddLines | Call::ShowChanges => Ok(document_of(json!({}))),
+        Call::ReadHosts => Ok(document_of(json!({"hosts": []}))),
+        Call::ReadRegistry | Call::ReadModule | Call::OfScript => {
+            let text = "the hub has no platform";
+            Err(Failure::new(Code::ExecutorPoolForbidden, text))
+        }
         Call::ReadContext => {
             let context = records
                 .stored_context(&step.job_id)
@@ -257,6 +262,8 @@ mod tests {
     use pool_protocol::id::TaskId;
 
     use super::super::turns::Turns;
+    use axum::http::Method;
+
     use super::*;
     use crate::budget::Budget;
 
@@ -295,7 +302,9 @@ mod tests {
             let document = |value: Value| Content::Document(Bytes::from(value.to_string()));
             let outgoing = Outgoing {
                 call,
-                content: String::new(),
+                method: Method::GET,
+                path: Vec::new(),
+                query: None,
                 body: body.map_or(Content::None, document),
                 taken: Budget::new().of_pool(&"eu".parse().unwrap()),
             };
@@ -438,7 +447,9 @@ mod tests {
         let read = async || {
             let outgoing = Outgoing {
                 call: Call::ReadContext,
-                content: String::new(),
+                method: Method::GET,
+                path: Vec::new(),
+                query: None,
                 body: Content::None,
                 taken: budget.of_task(&eu, task),
             };

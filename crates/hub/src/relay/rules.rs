@@ -9,12 +9,15 @@ use pool_protocol::task::TaskState;
 use pool_store::state::EndReason;
 use pool_store::{Refusal, TaskView};
 
+use super::{registry, scripts};
+
 /// For how long a task that is over may store its state and its log.
 const AFTERWARDS: Duration = Duration::from_mins(10);
 /// The width of the platform's column for the job of a state.
 const REFERENCE_WIDTH: usize = 36;
 /// The longest path of a request.
 const MAX_PATH: usize = 1024;
+const NO_SUCH: &str = "executors make no such request";
 
 /// A request that executors make.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -33,6 +36,16 @@ pub(super) enum Call {
     ReadContent,
     /// The releases of OpenTofu.
     ReadReleases,
+    /// The hosts of the platform's registry of modules and providers.
+    ReadHosts,
+    /// A document of this registry.
+    ReadRegistry,
+    /// The archive of a module.
+    ReadModule,
+    /// The live view of an operation.
+    ShowChanges,
+    /// What a script asks the platform's API.
+    OfScript,
 }
 
 /// Why the relay refuses a request.
@@ -91,6 +104,9 @@ impl Call {
         if length > MAX_PATH || !path.iter().all(|part| is_plain(part)) {
             return Err(RelayRefusal::Request("its path is not in plain form"));
         }
+        if let ["scripts", path @ ..] = path {
+            return scripts::check(method, path, query, step).map(|()| Self::OfScript);
+        }
         let call = Self::of_path(method, path, step)?;
         if call.takes_query(query, step) {
             Ok(call)
@@ -142,7 +158,14 @@ impl Call {
                 ],
             ) => (Self::ReadContent, true),
             ("GET", ["tofu", "index.json"]) => (Self::ReadReleases, true),
-            _ => return Err(RelayRefusal::Request("executors make no such request")),
+            ("POST", ["live"]) => (Self::ShowChanges, true),
+            ("GET", ["registry"]) => (Self::ReadHosts, true),
+            // `ToTerrakube::registry` checks later that it is the run's own organization.
+            ("GET", ["registry", rest @ ..]) => match registry::namespace(rest) {
+                Some((call, _)) => (call, true),
+                None => return Err(RelayRefusal::Request(NO_SUCH)),
+            },
+            _ => return Err(RelayRefusal::Request(NO_SUCH)),
         };
         if is_own {
             Ok(call)
@@ -171,7 +194,13 @@ impl Call {
     pub(super) const fn when(self) -> When {
         let before_acceptance = matches!(
             self,
-            Self::ReadJob | Self::ReadContext | Self::ReadContent | Self::ReadReleases
+            Self::ReadJob
+                | Self::ReadContext
+                | Self::ReadContent
+                | Self::ReadReleases
+                | Self::ReadHosts
+                | Self::ReadRegistry
+                | Self::ReadModule
         );
         let after_end = matches!(
             self,

@@ -19,7 +19,7 @@ use rstest::rstest;
 use serde_json::{Value, json};
 use url::Url;
 
-use super::forward::{MAX_CONTEXT, MAX_RECORDED_CONTEXT, Outgoing, ToTerrakube};
+use super::forward::{Asked, MAX_CONTEXT, MAX_RECORDED_CONTEXT, Outgoing, ToTerrakube};
 use super::rules::{self, Call, RelayRefusal};
 use super::{Destination, body};
 use crate::budget::Budget;
@@ -56,6 +56,22 @@ fn call(request: &str) -> Result<Call, RelayRefusal> {
     Call::ReadContent
 )]
 #[case("GET tofu/index.json", Call::ReadReleases)]
+#[case("POST live", Call::ShowChanges)]
+#[case("GET registry", Call::ReadHosts)]
+#[case("GET registry/modules/v1/acme/net/aws/versions", Call::ReadRegistry)]
+#[case(
+    "GET registry/modules/v1/acme/net/aws/1.2.0/download",
+    Call::ReadRegistry
+)]
+#[case(
+    "GET registry/modules/v1/download/acme/net/aws/1.2.0/module.zip",
+    Call::ReadModule
+)]
+#[case("GET registry/providers/v1/acme/dns/versions", Call::ReadRegistry)]
+#[case(
+    "GET registry/providers/v1/acme/dns/1.2.0/download/linux/amd64",
+    Call::ReadRegistry
+)]
 fn requests_of_executors_pass(#[case] request: &str, #[case] expected: Call) {
     assert_eq!(call(request), Ok(expected));
 }
@@ -108,6 +124,11 @@ fn requests_about_another_run_are_refused(#[case] request: &str) {
 #[case::null("GET context/v1/412%00")]
 #[case::more_of_an_id("GET context/v1/4120")]
 #[case::less_of_an_id("GET context/v1/41")]
+#[case::change_of_the_registry("POST registry/modules/v1/acme/net/aws/versions")]
+#[case::readme_of_a_module("GET registry/readme/v1/acme/net/aws/1.2.0/download")]
+#[case::discovery("GET registry/.well-known/terraform.json")]
+#[case::dots_in_the_registry("GET registry/modules/v1/acme/../aws/versions")]
+#[case::encoded_namespace("GET registry/modules/v1/acme%2F..%2Fother/net/aws/versions")]
 #[case::content_of_another_name("GET remote/tfe/v2/configuration-versions/x/terraform.tar.gz")]
 fn other_requests_are_refused(#[case] request: &str) {
     assert!(call(request).is_err(), "{request}");
@@ -128,6 +149,94 @@ fn other_requests_are_refused(#[case] request: &str) {
 fn other_queries_are_refused(#[case] request: &str) {
     let expected = RelayRefusal::Request("its query is not one that this path takes");
     assert_eq!(call(request), Err(expected));
+}
+
+#[rstest]
+#[case("GET workspace/ws")]
+#[case("PATCH workspace/ws")]
+#[case("GET workspace/ws?include=variable,history")]
+#[case("GET workspace/ws/variable?page%5Bsize%5D=10")]
+#[case("POST workspace/ws/variable")]
+#[case("PATCH workspace/ws/variable/1")]
+#[case("DELETE workspace/ws/schedule/1")]
+#[case("GET workspace/ws/history/1")]
+#[case("GET job/412?include=step")]
+#[case("GET job/412/step")]
+#[case("POST job")]
+fn scripts_may_ask_about_their_workspace_and_job(#[case] request: &str) {
+    let (method, rest) = request.split_once(' ').unwrap();
+    let request = format!("{method} scripts/api/v1/organization/org/{rest}");
+    assert_eq!(call(&request), Ok(Call::OfScript));
+}
+
+#[rstest]
+#[case::workspace("GET api/v1/organization/org/workspace/other")]
+#[case::variables("GET api/v1/organization/org/workspace/other/variable")]
+#[case::job("GET api/v1/organization/org/job/413")]
+#[case::organization("GET api/v1/organization/other/workspace/ws")]
+#[case::organization_itself("GET api/v1/organization/org")]
+#[case::jobs("GET api/v1/organization/org/job")]
+#[case::change_of_a_job("PATCH api/v1/organization/org/job/412")]
+#[case::end_of_a_workspace("DELETE api/v1/organization/org/workspace/ws")]
+#[case::change_of_the_history("POST api/v1/organization/org/workspace/ws/history")]
+#[case::tokens("GET api/v1/organization/org/workspace/ws/access")]
+#[case::secrets("GET api/v1/organization/org/vcs")]
+#[case::job_of_the_workspace("GET api/v1/organization/org/workspace/ws/job/413")]
+#[case::way_back("GET api/v1/organization/org/workspace/ws/organization")]
+#[case::relationship("GET api/v1/organization/org/workspace/ws/relationships/organization")]
+#[case::deeper("GET api/v1/organization/org/workspace/ws/variable/1/workspace")]
+#[case::graphql("POST graphql/api/v1")]
+#[case::encoded("GET api/v1/organization/org/workspace/ws%2Fvariable")]
+#[case::included("GET api/v1/organization/org/workspace/ws?include=organization")]
+#[case::included_deeper("GET api/v1/organization/org/workspace/ws?include=history.job")]
+#[case::included_twice(
+    "GET api/v1/organization/org/workspace/ws?include=history&include=organization.vcs"
+)]
+#[case::filter(
+    "GET api/v1/organization/org/workspace/ws/variable?filter=workspace.organization.vcs.clientSecret=='a*'"
+)]
+#[case::sorted("GET api/v1/organization/org/workspace/ws/variable?sort=workspace.name")]
+#[case::executors_only("POST logs")]
+#[case::context_of_another_job("GET context/v1/413")]
+fn other_requests_of_scripts_are_refused(#[case] request: &str) {
+    let (method, rest) = request.split_once(' ').unwrap();
+    let found = call(&format!("{method} scripts/{rest}"));
+    assert!(matches!(found, Err(RelayRefusal::Request(_))), "{found:?}");
+}
+
+#[rstest]
+#[case("workspace/ws/variable", json!({"type": "variable", "attributes": {"key": "a"}}))]
+#[case("workspace/ws/variable/1", json!({"type": "variable", "id": "1", "attributes": {}}))]
+#[case("workspace/ws", json!({"type": "workspace", "id": "ws", "attributes": {"locked": true}}))]
+#[case("job", json!({"type": "job", "attributes": {"templateReference": "t"},
+    "relationships": {"workspace": {"data": {"type": "workspace", "id": "ws"}}}}))]
+fn documents_of_scripts_pass(#[case] path: &str, #[case] data: Value) {
+    assert!(document_of_script(path, data).is_ok());
+}
+
+#[rstest]
+#[case::type_("workspace/ws/variable", json!({"type": "vcs", "attributes": {}}))]
+#[case::id("workspace/ws", json!({"type": "workspace", "id": "other", "attributes": {}}))]
+#[case::no_id("workspace/ws/variable/1", json!({"type": "variable", "attributes": {}}))]
+#[case::moved("workspace/ws", json!({"type": "workspace", "id": "ws", "attributes": {},
+    "relationships": {"organization": {"data": {"type": "organization", "id": "other"}}}}))]
+#[case::moved_to_its_own("workspace/ws/variable", json!({"type": "variable", "attributes": {},
+    "relationships": {"workspace": {"data": {"type": "workspace", "id": "ws"}}}}))]
+#[case::job_of_no_workspace("job", json!({"type": "job", "attributes": {}}))]
+#[case::job_of_another_workspace("job", json!({"type": "job", "attributes": {},
+    "relationships": {"workspace": {"data": {"type": "workspace", "id": "other"}}}}))]
+#[case::list("workspace/ws/variable", json!([{"type": "variable", "attributes": {}}]))]
+fn other_documents_of_scripts_are_refused(#[case] path: &str, #[case] data: Value) {
+    let refused = document_of_script(path, data);
+    assert!(matches!(refused, Err(RelayRefusal::Body(_))), "{refused:?}");
+}
+
+fn document_of_script(path: &str, data: Value) -> Result<Vec<u8>, RelayRefusal> {
+    let path = format!("api/v1/organization/org/{path}");
+    let path: Vec<_> = path.split('/').collect();
+    let bytes = json!({ "data": data }).to_string();
+    let step = step_of(&task(TaskState::Running));
+    super::scripts::document(&path, bytes.as_bytes(), &step)
 }
 
 #[test]
@@ -379,8 +488,13 @@ async fn outgoing(
 ) -> Result<Outgoing, RelayRefusal> {
     let task = task(TaskState::Running);
     let taken = Budget::new().of_task(&task.pool, task.task);
-    let path = ["context", "v1", "412"];
-    Outgoing::new(call, &path, &step_of(&task), to, body.into(), taken).await
+    let asked = Asked {
+        call,
+        method: Method::POST,
+        path: &["context", "v1", "412"],
+        query: None,
+    };
+    Outgoing::new(asked, &step_of(&task), to, body.into(), taken).await
 }
 
 #[tokio::test]

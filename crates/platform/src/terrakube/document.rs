@@ -48,6 +48,28 @@ pub(super) struct JobAttributes {
     pub(super) tcl: Option<String>,
 }
 
+/// An organization.
+#[derive(Debug, Deserialize)]
+pub(super) struct OrganizationDocument {
+    pub(super) data: Organization,
+}
+
+#[derive(Debug, Deserialize)]
+pub(super) struct Organization {
+    pub(super) attributes: OrganizationAttributes,
+}
+
+#[derive(Debug, Deserialize)]
+pub(super) struct OrganizationAttributes {
+    pub(super) name: String,
+}
+
+/// What a hub says about the registry behind it.
+#[derive(Debug, Deserialize)]
+pub(super) struct RegistryHosts {
+    pub(super) hosts: Vec<String>,
+}
+
 #[derive(Debug, Default, Deserialize)]
 struct Relationships {
     #[serde(default)]

@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use platform::java;
-use platform::live::{LivePhase, LiveState, LiveViewPublisher};
+use platform::live::{LivePhase, LiveState, LiveStream, LiveViewPublisher};
 use serde_json::{Value, json};
 use test_peers::redis::RedisServer;
 use test_peers::wait::until;
@@ -25,7 +25,7 @@ fn state(status: &str) -> LiveState {
 async fn pictures_stand_in_a_stream_that_expires() {
     let server = RedisServer::start().unwrap();
     let mut client = server.connect().unwrap();
-    let live = LiveViewPublisher::start(redis_at(&server), "412", STEP);
+    let live = LiveViewPublisher::start(LiveStream::new(redis_at(&server), "412", STEP));
     live.publish(state("applying"));
     until("the first is there at once", async || {
         (!stream(&mut client, NAME).is_empty()).then_some(())
@@ -68,7 +68,11 @@ async fn the_last_picture_does_not_wait_for_its_turn() {
     // On a busy machine one attempt may take as long as the interval for other reasons.
     for number in 0..5 {
         let name = format!("{number}-context");
-        let live = LiveViewPublisher::start(redis_at(&server), &number.to_string(), STEP);
+        let live = LiveViewPublisher::start(LiveStream::new(
+            redis_at(&server),
+            &number.to_string(),
+            STEP,
+        ));
         live.publish(state("applying"));
         until("the first is there", async || {
             (!stream(&mut client, &name).is_empty()).then_some(())
@@ -86,7 +90,7 @@ async fn the_last_picture_does_not_wait_for_its_turn() {
 #[tokio::test]
 async fn a_redis_that_is_away_costs_the_limit_at_most_and_nothing_before() {
     let server = RedisServer::start().unwrap();
-    let live = LiveViewPublisher::start(redis_at(&server), "412", STEP);
+    let live = LiveViewPublisher::start(LiveStream::new(redis_at(&server), "412", STEP));
     server.freeze().unwrap();
     let started = Instant::now();
     for _ in 0..1000 {
@@ -101,7 +105,7 @@ async fn a_redis_that_is_away_costs_the_limit_at_most_and_nothing_before() {
 async fn a_redis_that_is_available_again_gets_the_latest_picture() {
     let mut server = RedisServer::start().unwrap();
     server.kill();
-    let live = LiveViewPublisher::start(redis_at(&server), "412", STEP);
+    let live = LiveViewPublisher::start(LiveStream::new(redis_at(&server), "412", STEP));
     live.publish(state("first"));
     server.restart().unwrap();
     let mut client = server.connect().unwrap();

@@ -10,7 +10,25 @@ use serde_json::{Value, json};
 use super::{Answer, Call, JSON_API, Refusal, json_response, not_found, refuse};
 use crate::ledger::Rule;
 use crate::platform::Shared;
-use crate::records::{History, Job, Step};
+use crate::records::{History, Job, ORGANIZATION, Step};
+
+pub(super) fn organization(shared: &Shared, id: &str) -> Answer {
+    if shared.read(|records| records.organization != id) {
+        return not_found("such organization");
+    }
+    let attributes = json!({"name": ORGANIZATION, "disabled": false});
+    let data = json!({"type": "organization", "id": id, "attributes": attributes});
+    Ok(json_response(200, JSON_API, &json!({ "data": data })))
+}
+
+pub(super) fn workspace(shared: &Shared, id: &str) -> Answer {
+    let name = shared.read(|records| Some(records.workspaces.get(id)?.name.clone()));
+    let Some(name) = name else {
+        return not_found("such workspace");
+    };
+    let data = json!({"type": "workspace", "id": id, "attributes": {"name": name}});
+    Ok(json_response(200, JSON_API, &json!({ "data": data })))
+}
 
 pub(super) fn job(shared: &Shared, call: &Call, id: &str) -> Answer {
     let with_steps = call.path.contains("include=step");
