@@ -71,6 +71,7 @@ impl Delivery<'_> {
             let batch = Batch {
                 text,
                 first_line: self.next_line,
+                is_over: self.feed.has_ended(),
             };
             match self.sink.deliver(batch) {
                 Ok(taken) => {
@@ -83,6 +84,7 @@ impl Delivery<'_> {
                     self.note_success();
                 }
                 Err(SinkError::Busy) => {}
+                Err(SinkError::Early(time)) => self.feed.wait_for_end(time),
                 Err(SinkError::Unavailable(error)) => {
                     if !self.wait_after(&error) {
                         return false;

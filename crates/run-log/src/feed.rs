@@ -110,6 +110,21 @@ impl Feed {
         self.changed.notify_all();
     }
 
+    /// Returns whether the log has ended.
+    pub(super) fn has_ended(&self) -> bool {
+        self.state().ended
+    }
+
+    /// Waits for the end of the log, or of the sink.
+    pub(super) fn wait_for_end(&self, limit: Duration) {
+        let goes_on = |state: &mut State| !state.ended && !state.is_over();
+        let waited = self
+            .changed
+            .wait_timeout_while(self.state(), limit, goes_on);
+        // The state is consistent after each statement.
+        drop(waited);
+    }
+
     /// Sets the time after which undelivered lines are lost. Wakes a sink that pauses after an error.
     pub(super) fn set_deadline(&self, deadline: Instant) {
         self.state().deadline = Some(deadline);

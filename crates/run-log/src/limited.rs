@@ -82,6 +82,7 @@ mod tests {
             let batch = Batch {
                 text: text.as_bytes(),
                 first_line,
+                is_over: false,
             };
             let taken = sink.deliver(batch).unwrap();
             first_line += text[..taken].lines().count() as u64;

@@ -5,6 +5,7 @@
 
 use std::fmt;
 use std::io;
+use std::time::Duration;
 
 /// Text for a sink.
 #[derive(Clone, Copy, Debug)]
@@ -14,6 +15,8 @@ pub struct Batch<'a> {
     /// Number of the first line in the run, from 1 on. Lost lines have numbers too. A repeated line keeps its number, so a
     /// sink can recognise repetitions.
     pub first_line: u64,
+    /// Whether the log has ended: no line follows but those that wait already.
+    pub is_over: bool,
 }
 
 /// Why a sink accepted nothing.
@@ -21,6 +24,8 @@ pub struct Batch<'a> {
 pub enum SinkError {
     /// The reader is slow, which is no error. Returned after at most [`POLL_INTERVAL`](crate::POLL_INTERVAL).
     Busy,
+    /// The text is taken together with what follows within this time, or at the end of the log.
+    Early(Duration),
     /// A retry after a pause may succeed.
     Unavailable(io::Error),
     /// The receiver does not exist any more.

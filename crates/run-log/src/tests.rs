@@ -698,3 +698,34 @@ async fn a_sink_that_joins_later_gets_the_log_from_its_beginning() {
         assert_eq!(text, redacted(&format!("{before}{after}")), "{name}");
     }
 }
+
+/// Takes its text at the end of the log alone.
+#[derive(Debug)]
+struct LateSink(Box<dyn Sink>);
+
+impl Sink for LateSink {
+    fn name(&self) -> String {
+        self.0.name()
+    }
+
+    fn deliver(&mut self, batch: Batch<'_>) -> Result<usize, SinkError> {
+        if batch.is_over {
+            self.0.deliver(batch)
+        } else {
+            Err(SinkError::Early(LONG))
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_sink_that_waits_for_more_gets_the_rest_at_once_when_the_log_ends() {
+    let folder = tempfile::tempdir().unwrap();
+    let sink = LateSink(file_sink(&folder, "late"));
+    let log = start(&folder, u64::MAX, vec![Box::new(sink)]);
+    log.writer().line("the last one").await;
+    let began = Instant::now();
+    let summary = log.finish(LONG).await;
+    assert!(began.elapsed() < LONG / 2, "{summary:?}");
+    let written = fs::read_to_string(folder.path().join("late")).unwrap();
+    assert_eq!(written, "the last one\n");
+}

@@ -2,12 +2,11 @@
 //! the same stream.
 
 use std::io;
-use std::thread;
 use std::time::{Duration, Instant};
 
 use reqwest::header::{CONTENT_TYPE, HeaderValue};
 use reqwest::{Client, RequestBuilder, StatusCode, Url};
-use run_log::{Batch, POLL_INTERVAL, Sink, SinkError, char_boundary, whole_lines_len};
+use run_log::{Batch, Sink, SinkError, char_boundary, whole_lines_len};
 use serde::Serialize;
 use tokio::runtime::Runtime;
 
@@ -81,9 +80,8 @@ impl Sink for ApiSink {
     }
 
     fn deliver(&mut self, batch: Batch<'_>) -> Result<usize, SinkError> {
-        if self.should_wait(batch.text.len()) {
-            thread::sleep(POLL_INTERVAL);
-            return Err(SinkError::Busy);
+        if let Some(time) = self.should_wait(&batch) {
+            return Err(SinkError::Early(time));
         }
         let driver = match self.driver.take() {
             Some(driver) => driver,
@@ -110,8 +108,10 @@ impl ApiSink {
         }
     }
 
-    fn should_wait(&self, bytes: usize) -> bool {
-        bytes < ENOUGH && self.last_post.is_some_and(|last| last.elapsed() < INTERVAL)
+    /// How long a few lines wait for more.
+    fn should_wait(&self, batch: &Batch<'_>) -> Option<Duration> {
+        let time = INTERVAL.checked_sub(self.last_post?.elapsed())?;
+        (batch.text.len() < ENOUGH && !batch.is_over && !time.is_zero()).then_some(time)
     }
 
     async fn post(&mut self, client: &Client, batch: Batch<'_>) -> Result<usize, SinkError> {
