@@ -60,6 +60,8 @@ enum Subject {
     FirstRun,
     /// Memory with 10,000 live Jobs watched, and time from a pod's status to its verdict
     Watching,
+    /// Plan and apply through the store of a hub, divided by the time with the keys of the same store
+    Artifacts,
     /// Time from a dispatch to a pool until its executor starts, the cost of an idle agent, and a hub with 10,000 runs and 500 agents
     Pools,
 }
@@ -93,6 +95,9 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode> {
     }
     if wanted(Subject::Watching) {
         measurements.extend(kubernetes::watching(args.runs)?);
+    }
+    if wanted(Subject::Artifacts) {
+        measurements.extend(pools::artifacts(&executor()?, args.runs)?);
     }
     if wanted(Subject::Pools) {
         measurements.extend(pools::measure(args.runs)?);

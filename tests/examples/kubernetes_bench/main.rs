@@ -25,6 +25,7 @@ const USAGE: &str = "usage: kubernetes_bench serve-api ETCD KUBE_APISERVER\n    
     kubernetes_bench launches ETCD KUBE_APISERVER LAUNCHER RUNS\n       \
     kubernetes_bench watching ETCD KUBE_APISERVER LAUNCHER RUNS JOBS\n       \
     kubernetes_bench pools LAUNCHER RUNS\n       \
+    kubernetes_bench artifacts LAUNCHER EXECUTOR RUNS\n       \
     kubernetes_bench pool-jobs ETCD KUBE_APISERVER LAUNCHER RUNS";
 
 fn main() -> Result<()> {
@@ -48,6 +49,10 @@ fn main() -> Result<()> {
         }
         ["pools", launcher, runs] => {
             runtime.block_on(pools::measure(launcher, runs.parse().context(USAGE)?))
+        }
+        ["artifacts", launcher, executor, runs] => {
+            let runs = runs.parse().context(USAGE)?;
+            runtime.block_on(pools::artifacts::measure(launcher, executor, runs))
         }
         ["pool-jobs", etcd, api_server, launcher, runs] => {
             let (server, runs) = ([etcd, api_server], runs.parse().context(USAGE)?);

@@ -1,6 +1,7 @@
 //! The hub of pools and its agents, as processes: how soon runs start, what an idle agent costs, and a hub with many runs and
 //! many agents.
 
+pub(crate) mod artifacts;
 mod fleet;
 mod hub;
 mod load;

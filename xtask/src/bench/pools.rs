@@ -1,7 +1,7 @@
 //! Measures the hub of pools and its agents: how soon runs start, what an idle agent costs, and a hub with 10,000 runs in its
 //! queue and 500 agents.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use anyhow::{Context as _, Result, ensure};
@@ -26,6 +26,33 @@ pub(super) fn measure(runs: usize) -> Result<Vec<Measurement>> {
         measurements.extend(jobs(&take("pool-jobs", &server, runs)?)?);
     }
     Ok(measurements)
+}
+
+/// What it costs that a run reaches its store through a hub.
+pub(super) fn artifacts(executor: &Path, runs: usize) -> Result<Vec<Measurement>> {
+    complain("==> plan and apply through the store of a hub");
+    let taken = take_with("artifacts", &[], &[executor.to_owned()], runs)?;
+    let subjects = [
+        ("pool: plan and apply over direct S3", "usual", 1.10),
+        ("pool: the same, state of 20 MB", "large", 1.30),
+    ];
+    let measured = subjects.into_iter().map(|(name, key, goal)| {
+        let side = |index: usize| list(&taken[key], |pair| pair[index].as_f64());
+        let (relayed, direct) = (side(0)?, side(1)?);
+        Ok(Measurement {
+            name,
+            value: median(&ratios(&relayed, &direct)),
+            unit: "ratio",
+            goal: Some(Goal::AtMost(goal)),
+            detail: format!(
+                "median of {} interleaved pairs; medians {:.0} ms over {:.0} ms",
+                relayed.len(),
+                median(&relayed) * MILLISECONDS,
+                median(&direct) * MILLISECONDS
+            ),
+        })
+    });
+    measured.collect()
 }
 
 /// How soon executors start, as processes.
@@ -206,6 +233,11 @@ fn jobs(taken: &Value) -> Result<Vec<Measurement>> {
 
 /// Takes the samples with a separate program.
 fn take(subject: &str, server: &[PathBuf], runs: usize) -> Result<Value> {
+    take_with(subject, server, &[], runs)
+}
+
+/// `more`: programs besides the launcher.
+fn take_with(subject: &str, server: &[PathBuf], more: &[PathBuf], runs: usize) -> Result<Value> {
     let launcher = super::build(&["--package", "api-launcher", "--bin", "api-launcher"])?;
     let bench = super::build(&[
         "--package",
@@ -217,6 +249,7 @@ fn take(subject: &str, server: &[PathBuf], runs: usize) -> Result<Value> {
         .arg(subject)
         .args(server)
         .arg(launcher.join("api-launcher"))
+        .args(more)
         .arg(runs.to_string())
         .stdin(Stdio::null())
         .stderr(Stdio::inherit())
