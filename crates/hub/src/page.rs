@@ -24,7 +24,7 @@ use std::time::{Duration, SystemTime};
 
 use axum::Router;
 use axum::extract::{Path, Request, State};
-use axum::http::{HeaderName, HeaderValue, StatusCode, Uri, header};
+use axum::http::{HeaderMap, HeaderName, HeaderValue, StatusCode, Uri, header};
 use axum::middleware::{Next, from_fn_with_state, map_response};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
@@ -41,6 +41,7 @@ use super::Hub;
 use super::failure::Failure;
 use super::forms::Forms;
 use super::passing;
+use super::pools::Pool;
 use super::shares::Shares;
 
 /// The largest number of rows of a list.
@@ -166,10 +167,27 @@ async fn show_overview(State(site): State<Site>, viewer: Viewer) -> Result<Respo
     ))
 }
 
+/// Returns the address at which a viewer has found the hub.
+fn address(headers: &HeaderMap) -> String {
+    let named = headers
+        .get("x-forwarded-host")
+        .or(headers.get(header::HOST));
+    let is_plain = |host: &&str| {
+        let known = |byte: u8| byte.is_ascii_alphanumeric() || b".-:[]".contains(&byte);
+        !host.is_empty() && host.bytes().all(known)
+    };
+    let host = named.and_then(|host| host.to_str().ok()).filter(is_plain);
+    let host = host.unwrap_or("hub.example.com");
+    let is_here = host.starts_with("localhost") || host.starts_with("127.");
+    let scheme = if is_here { "http" } else { "https" };
+    format!("{scheme}://{host}")
+}
+
 async fn show_pool(
     State(site): State<Site>,
     viewer: Viewer,
     Path(name): Path<String>,
+    headers: HeaderMap,
     uri: Uri,
 ) -> Result<Response, PageError> {
     let name: PoolName = name.parse().map_err(|_| PageError::NotFound)?;
@@ -185,6 +203,8 @@ async fn show_pool(
         after: parameter(&uri, "agents"),
         limit: ROWS,
     };
+    let pools = site.hub.pools.current();
+    let takes_agents = viewer.is_operator() && pools.get(&name).is_some_and(Pool::takes_agents);
     let view = pool::PoolPage {
         agents: store.instances(Some(&name), agents).await?,
         open: store
@@ -194,6 +214,10 @@ async fn show_pool(
             .tasks(Some(&name), TaskFilter::Latest, page("before"))
             .await?,
         summary,
+        new_agents: takes_agents.then(|| pool::NewAgents {
+            hub: address(&headers),
+            platform: site.hub.relay.public_url().map(ToString::to_string),
+        }),
     };
     let title = format!("Pool {name}");
     Ok(frame::respond(

@@ -93,6 +93,13 @@ pub(crate) enum ScriptAccess {
     Workspace,
 }
 
+impl Pool {
+    /// Returns whether the file of the pools has the pool, so that agents can be added.
+    pub(crate) const fn takes_agents(&self) -> bool {
+        !self.has_passing_token
+    }
+}
+
 /// A token in the file.
 #[derive(Debug)]
 struct KnownToken {

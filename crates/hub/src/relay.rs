@@ -80,6 +80,11 @@ impl Relay {
         })
     }
 
+    /// Returns the address of the platform that users know.
+    pub(crate) fn public_url(&self) -> Option<&Url> {
+        self.to.public_url()
+    }
+
     pub(crate) const fn turns(&self) -> &Turns {
         &self.turns
     }

@@ -17,6 +17,17 @@ pub(super) struct PoolPage {
     pub(super) open: Vec<TaskView>,
     /// Runs that are over, the last submitted first.
     pub(super) over: Vec<TaskView>,
+    /// For viewers who may add agents.
+    pub(super) new_agents: Option<NewAgents>,
+}
+
+/// What an agent of the pool has to know.
+#[derive(Debug)]
+pub(super) struct NewAgents {
+    /// The address at which the viewer has found the hub.
+    pub(super) hub: String,
+    /// The address of the platform as users know it.
+    pub(super) platform: Option<String>,
 }
 
 pub(super) fn render(page: &PoolPage) -> Markup {
@@ -62,6 +73,7 @@ pub(super) fn render(page: &PoolPage) -> Markup {
                 p { a href={ (path) "?agents=" (after) } { "More agents" } }
             }
         }
+        @if let Some(new) = &page.new_agents { (adding(summary, new)) }
         section #over data-live aria-labelledby="over-title" {
             h2 #over-title { "Recent runs" }
             @if page.over.is_empty() { p.empty { "No run has ended in the last 24 hours." } }
@@ -74,6 +86,39 @@ pub(super) fn render(page: &PoolPage) -> Markup {
 }
 
 /// Returns the name of a run, with a link to its page.
+/// Returns the steps that add an agent.
+fn adding(summary: &Summary, new: &NewAgents) -> Markup {
+    let pool = &summary.pool;
+    let platform = new.platform.as_deref();
+    let platform = platform.map_or_else(String::new, |url| format!(" --public-api-url {url}"));
+    let token = format!(
+        "api-launcher pool token new --pool {pool} --values --service-url {}{platform} > values.yaml",
+        new.hub
+    );
+    let install = format!(
+        "helm install {pool}-agent helm/mayfly --namespace runs --create-namespace -f values.yaml"
+    );
+    html! {
+        section #add aria-labelledby="add-title" {
+            h2 #add-title { "Add an agent" }
+            ol {
+                li {
+                    "Make its token. Correct the address of the hub if agents reach it at another one."
+                    pre { code { (token) } }
+                }
+                li {
+                    "Add the line that this prints to " code { "pools." (pool) ".tokens" } " in the file of the pools."
+                }
+                li {
+                    "Install it in its own cluster, from a checkout of Mayfly. Then remove " code { "values.yaml" }
+                    ", which has the token."
+                    pre { code { (install) } }
+                }
+            }
+        }
+    }
+}
+
 fn name(task: &TaskView) -> Markup {
     html! {
         a href={ "/ui/runs/" (task.task) } { "Job " (task.job) }

@@ -153,6 +153,7 @@ fn pool_page(open: Vec<TaskView>) -> PoolPage {
         agents: vec![agent()],
         open,
         over: vec![ended(EndReason::Finished, HOSTILE)],
+        new_agents: None,
     }
 }
 
@@ -301,6 +302,25 @@ fn the_queue_of_a_pool_shows_only_waiting_runs() {
         !page.contains("More"),
         "a list that is shown in_page has no more"
     );
+}
+
+#[test]
+fn an_operator_sees_how_an_agent_is_added() {
+    let mut page = pool_page(Vec::new());
+    assert!(!pool::render(&page).into_string().contains("Add an agent"));
+    page.new_agents = Some(pool::NewAgents {
+        hub: "https://hub.example.test".to_owned(),
+        platform: Some("https://terrakube.example.test/".to_owned()),
+    });
+    let page = pool::render(&page).into_string();
+    for expected in [
+        "pool token new --pool eu --values --service-url https://hub.example.test \
+         --public-api-url https://terrakube.example.test/ &gt; values.yaml",
+        "<code>pools.eu.tokens</code>",
+        "helm install eu-agent helm/mayfly",
+    ] {
+        assert!(page.contains(expected), "no {expected} in {page}");
+    }
 }
 
 #[test]

@@ -23,6 +23,11 @@ impl Viewer {
         }
     }
 
+    /// Returns whether the viewer sees all pools.
+    pub(super) const fn is_operator(&self) -> bool {
+        !matches!(self, Self::Pool(_))
+    }
+
     /// Returns whether the viewer has a session that can be ended.
     pub(super) const fn can_log_out(&self) -> bool {
         matches!(self, Self::Pool(_) | Self::Operator)
