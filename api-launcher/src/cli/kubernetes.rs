@@ -43,7 +43,7 @@ impl KubernetesCommand {
     pub(crate) fn run(&self, hardened: &Hardened) -> ExitCode {
         let code = match self {
             Self::Serve(args) => serve::serve(args, hardened),
-            Self::Agent(args) => agent::run(args, hardened),
+            Self::Agent(args) => agent::run(args, hardened, commands::show_agent),
             Self::Render(args) => commands::render(args).code(),
             Self::Launch(args) => commands::launch(args).code(),
             Self::List(args) => commands::list(args).code(),

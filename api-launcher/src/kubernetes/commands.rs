@@ -22,7 +22,7 @@ use job_contract::{Exit, chain};
 use manifest::Manifest;
 
 pub use self::cancel::CancelArgs;
-pub use self::check::{CheckArgs, PeerArgs};
+pub use self::check::{CheckArgs, PeerArgs, show_agent};
 pub use self::connection::{AccessArgs, ClusterArgs};
 pub use self::explain::ExplainArgs;
 pub use self::launch::LaunchArgs;

@@ -42,6 +42,8 @@ pub struct AgentArgs {
 enum AgentCommand {
     /// Write a configuration file
     Configure(ConfigureArgs),
+    /// Check whether the hub takes the agent, and whether runs would start
+    Check,
 }
 
 const NOTES: &str = "\
@@ -59,8 +61,12 @@ impl AgentArgs {
     pub(crate) const fn configure(&self) -> Option<&ConfigureArgs> {
         match &self.command {
             Some(AgentCommand::Configure(args)) => Some(args),
-            None => None,
+            Some(AgentCommand::Check) | None => None,
         }
+    }
+
+    pub(crate) const fn is_check(&self) -> bool {
+        matches!(self.command, Some(AgentCommand::Check))
     }
 
     /// Returns the settings, or all errors.

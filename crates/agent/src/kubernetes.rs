@@ -5,8 +5,9 @@ mod runs;
 use std::sync::Arc;
 use std::time::Duration;
 
+use cluster::check::{CheckResult, Expectations};
 use cluster::settings::ClusterSettings;
-use cluster::{Cluster, ClusterError, ConnectError, RunRef, Submitted};
+use cluster::{Cluster, ClusterError, ConnectError, RetryPolicy, RunRef, Submitted, rights};
 use futures_util::FutureExt as _;
 use futures_util::future::BoxFuture;
 use job_contract::env;
@@ -23,6 +24,7 @@ use tracing::warn;
 use verdict::{Started, Verdict, VerdictKind};
 
 use self::runs::{AgentObserver, ObservedRun, Runs};
+use super::AgentError;
 use super::lease::{AgentLease, Stop};
 use super::target::{Executor, FoundExecutor, RunEnd, StartFailure, StartRequest, Target};
 
@@ -42,6 +44,24 @@ pub(crate) struct KubernetesSettings {
     pub(crate) forwarded: Vec<(String, String)>,
     /// Verifies the final reports of executors.
     pub(crate) report_key: Option<ReportKey>,
+}
+
+/// Checks the agent's rights, and what pods of runs refer to.
+pub(crate) async fn check(settings: KubernetesSettings) -> Result<Vec<CheckResult>, AgentError> {
+    let deployment = settings.deployment;
+    let references =
+        manifest::references(&deployment).map_err(|errors| AgentError::Find(errors.to_string()))?;
+    let cluster = Cluster::connect(Some(deployment.namespace)).await?;
+    let cluster = cluster.with_retry_policy(RetryPolicy {
+        attempts: 1,
+        ..RetryPolicy::default()
+    });
+    let expected = Expectations {
+        rights: rights::of_agents().collect(),
+        job_data_in_secret: true,
+        references,
+    };
+    Ok(cluster.check(&expected).await)
 }
 
 /// The target.

@@ -9,6 +9,7 @@
 //! An agent must not know its hub, except by its answers, nor the platform, nor the HTTP service of dispatches.
 
 mod args;
+mod check;
 mod client;
 mod config;
 mod configure;
@@ -49,6 +50,7 @@ pub use self::stop::{StopMode, StopSignals};
 use self::supervise::TaskOutcome;
 use self::target::{FoundExecutor, SharedTarget};
 use cluster::ConnectError;
+use cluster::check::CheckResult;
 use http_service::diagnostics::refuse;
 use processes::executor::prepare_for_processes;
 
@@ -120,8 +122,8 @@ pub struct Agent {
     last_outcome: watch::Sender<Option<TaskOutcome>>,
 }
 
-/// Runs the agent until a signal or an order stops it, and returns the exit code.
-pub fn run(args: &AgentArgs, hardened: &Hardened) -> u8 {
+/// Runs the agent until a signal or an order stops it, and returns the exit code. `show` shows what a check has found.
+pub fn run(args: &AgentArgs, hardened: &Hardened, show: impl FnOnce(&[CheckResult]) -> Exit) -> u8 {
     if let Some(configure) = args.configure() {
         return configure::run(configure);
     }
@@ -151,8 +153,13 @@ pub fn run(args: &AgentArgs, hardened: &Hardened) -> u8 {
         prepare_for_processes(hardened);
     }
     hardened.report();
-    match run_settings(settings) {
-        Ok(()) => Exit::Done.code(),
+    let done = if args.is_check() {
+        in_runtime(check::check(settings)).map(|results| show(&results))
+    } else {
+        in_runtime(run_in(settings)).map(|()| Exit::Done)
+    };
+    match done {
+        Ok(exit) => exit.code(),
         Err(failure) => {
             let cause = std::error::Error::source(&failure).map(ToString::to_string);
             error!(cause, "{failure}");
@@ -161,12 +168,12 @@ pub fn run(args: &AgentArgs, hardened: &Hardened) -> u8 {
     }
 }
 
-fn run_settings(settings: Settings) -> Result<(), AgentError> {
+fn in_runtime<T>(work: impl Future<Output = Result<T, AgentError>>) -> Result<T, AgentError> {
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .enable_all()
         .build()
         .map_err(AgentError::Runtime)?;
-    let result = runtime.block_on(run_in(settings));
+    let result = runtime.block_on(work);
     runtime.shutdown_timeout(Duration::from_secs(1));
     result
 }

@@ -17,8 +17,9 @@ use super::rights::{LEASE, Need, RIGHTS, Right};
 use super::{Cluster, ClusterError};
 
 /// The requirements of the deployment.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug)]
 pub struct Expectations {
+    pub rights: Vec<&'static Right<'static>>,
     /// Job data travels in Secrets.
     pub job_data_in_secret: bool,
     /// The objects that pods of runs refer to.
@@ -82,7 +83,7 @@ impl Cluster {
     /// Every check, in a fixed order.
     pub async fn check(&self, expected: &Expectations) -> Vec<CheckResult> {
         let mut results = vec![self.check_namespace().await];
-        for right in RIGHTS {
+        for right in &expected.rights {
             if right.need == Need::JobDataInSecret && !expected.job_data_in_secret {
                 continue;
             }

@@ -351,3 +351,70 @@ configMap:
 {{- $name := index . 1 -}}
 {{- range concat $values.global.extraEnv $values.launcher.extraEnv }}{{ if eq .name $name }}true{{ end }}{{ end -}}
 {{- end -}}
+
+{{/* Mounts of an agent's container, and of the pod of `helm test` for agents. */}}
+{{- define "mayfly.agent.volumeMounts" -}}
+{{- $agent := .Values.agent -}}
+- name: config
+  mountPath: /etc/mayfly/agent
+  readOnly: true
+- name: tmp
+  mountPath: /tmp
+{{- if $agent.oidc.enabled }}
+- name: oidc
+  mountPath: /etc/mayfly/oidc
+  readOnly: true
+{{- else }}
+- name: token
+  mountPath: /etc/mayfly/token
+  readOnly: true
+{{- end }}
+{{- if include "mayfly.caFile" . }}
+- name: tls
+  mountPath: /etc/mayfly/tls
+  readOnly: true
+{{- end }}
+{{- with $agent.extraVolumeMounts }}
+{{- toYaml . | nindent 0 }}
+{{- end }}
+{{- end -}}
+
+{{/* Volumes of both. */}}
+{{- define "mayfly.agent.volumes" -}}
+{{- $agent := .Values.agent -}}
+{{- $name := include "mayfly.agent.name" . -}}
+- name: config
+  configMap:
+    name: {{ $name }}
+    items:
+      - key: pod-template.yaml
+        path: pod-template.yaml
+      - key: policy.yaml
+        path: policy.yaml
+- name: tmp
+  emptyDir:
+    sizeLimit: 64Mi
+# Folders, so that a token or a key can be replaced without a restart.
+{{- if $agent.oidc.enabled }}
+- name: oidc
+  projected:
+    sources:
+      - serviceAccountToken:
+          path: token
+          audience: {{ default $agent.serviceUrl $agent.oidc.audience | quote }}
+          expirationSeconds: {{ int64 $agent.oidc.serviceAccountTokenSeconds }}
+{{- else }}
+- name: token
+  secret:
+    secretName: {{ $agent.token.existingSecret }}
+    items:
+      - key: {{ $agent.token.key }}
+        path: token
+{{- end }}
+{{- if include "mayfly.caFile" . }}
+- {{- include "mayfly.caVolume" (dict "root" . "configMap" $name) | nindent 2 }}
+{{- end }}
+{{- with $agent.extraVolumes }}
+{{- toYaml . | nindent 0 }}
+{{- end }}
+{{- end -}}

@@ -2,10 +2,11 @@
 
 use job_contract::env;
 use k8s_openapi::api::core::v1::{Pod, Secret};
-use kube::api::{DeleteParams, PostParams};
+use kube::api::{DeleteParams, LogParams, PostParams};
 use kube::{Api, ResourceExt as _};
+use pool_protocol::token::PoolToken;
 use serde_json::json;
-use test_chart::{Release, chart};
+use test_chart::{Document, Release, chart};
 use test_cluster::{ADMIN, Cluster, State};
 use test_peers::port::Port;
 use test_platform::Status;
@@ -19,7 +20,12 @@ use crate::in_cluster::chart::install;
 const AGENT: &str = "mayfly-agent-0";
 
 /// Makes what the agent needs beside its release, and then the release.
-async fn install_agent(cluster: &ClusterFixture, fixture: &Fixture, hub: &Hub, port: &Port) {
+async fn install_agent(
+    cluster: &ClusterFixture,
+    fixture: &Fixture,
+    hub: &Hub,
+    port: &Port,
+) -> Vec<Document> {
     let values = json!({
         "agent": {
             "serviceUrl": hub.url(),
@@ -48,7 +54,35 @@ async fn install_agent(cluster: &ClusterFixture, fixture: &Fixture, hub: &Hub, p
         .create(&PostParams::default(), &token)
         .await
         .unwrap();
-    install(images, &release.documents()).await;
+    let documents = release.documents();
+    install(images, &documents).await;
+    documents
+}
+
+/// Starts the pod of `helm test`, and returns how it ended, with its log.
+async fn tested(cluster: &ClusterFixture, documents: &[Document]) -> (String, String) {
+    let pod = documents.iter().find(|document| document.kind() == "Pod");
+    let pod: Pod = serde_json::from_value(pod.unwrap().value.clone()).unwrap();
+    let pods = Api::<Pod>::namespaced(cluster.cluster.client(ADMIN).unwrap(), &cluster.runs);
+    pods.create(&PostParams::default(), &pod).await.unwrap();
+    let name = pod.name_any();
+    let phase = |state: &State| {
+        let pod = state.pods.iter().find(|pod| pod.name_any() == name)?;
+        let phase = pod.status.as_ref()?.phase.clone()?;
+        ["Succeeded", "Failed"].contains(&&*phase).then_some(phase)
+    };
+    let ended = cluster.until("the test of the release ends", phase).await;
+    let log = pods.logs(&name, &LogParams::default()).await.unwrap();
+    pods.delete(&name, &DeleteParams::default()).await.unwrap();
+    let is_gone = |state: &State| {
+        state
+            .pods
+            .iter()
+            .all(|pod| pod.name_any() != name)
+            .then_some(())
+    };
+    cluster.until("the pod of the test is gone", is_gone).await;
+    (ended, log)
 }
 
 /// The id of the agent's pod.
@@ -107,4 +141,27 @@ async fn everything_an_installed_agent_does_uses_each_right_the_chart_grants_and
 
     let asked = cluster.asked();
     assert_eq!(asked.unused(&cluster.rules), Vec::<String>::new());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_test_of_a_release_asks_the_hub_and_for_the_rights_of_the_agent() {
+    let cluster = or_skip!(cluster(Cluster::builder()).await);
+    let fixture = Fixture::new().await;
+    let hub = fixture.serve();
+    let port = Port::take().unwrap();
+    let documents = install_agent(&cluster, &fixture, &hub, &port).await;
+    let (ended, log) = tested(&cluster, &documents).await;
+    assert_eq!(ended, "Succeeded", "{log}");
+    assert!(log.contains("answers, and takes the token"), "{log}");
+    assert!(log.contains("right to delete pods"), "{log}");
+
+    // A token of another hub.
+    fixture.write_pools(&[&PoolToken::new("eu".parse().unwrap())]);
+    let (ended, log) = tested(&cluster, &documents).await;
+    assert_eq!(ended, "Failed", "{log}");
+    assert!(
+        log.contains("add the token to the file of the pools"),
+        "{log}"
+    );
+    assert!(!log.contains(fixture.token.reveal()), "{log}");
 }

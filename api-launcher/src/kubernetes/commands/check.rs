@@ -10,11 +10,15 @@ pub use self::peers::PeerArgs;
 use super::output::Output;
 use super::{AccessArgs, ShowArgs, resolve};
 use crate::failure::Failure;
+use crate::terminal::Terminal;
+use crate::terminal::options::{Format, When};
 use crate::terminal::paint::Paint;
+use crate::terminal::sink;
 use crate::terminal::table::{Cell, Table, Tone};
 use cluster::RetryPolicy;
 use cluster::check::{CheckOutcome, CheckResult, Expectations};
 use cluster::job_settings::{Deployment, DeploymentArgs};
+use cluster::rights::RIGHTS;
 use manifest::ManifestErrors;
 use manifest::job_data::Mode;
 
@@ -53,8 +57,19 @@ pub(super) async fn check(args: &CheckArgs, out: &mut Output) -> Result<Exit, Fa
     Ok(exit)
 }
 
+/// Shows what `agent check` has found, and returns how it ended.
+pub fn show_agent(results: &[CheckResult]) -> Exit {
+    let on = Terminal::detect(Format::Text, When::Auto).color;
+    let text = render(results, Paint { on });
+    match sink::print(text.as_bytes()) {
+        Exit::Done => verdict(results),
+        unwritten => unwritten,
+    }
+}
+
 fn expectations(deployment: &Deployment) -> Result<Expectations, ManifestErrors> {
     Ok(Expectations {
+        rights: RIGHTS.iter().collect(),
         job_data_in_secret: deployment.job_data_mode == Mode::Secret,
         references: manifest::references(deployment)?,
     })
@@ -63,11 +78,14 @@ fn expectations(deployment: &Deployment) -> Result<Expectations, ManifestErrors>
 /// If no right could be checked, the cluster cannot be reached, which may be temporary. All other failures must be fixed.
 fn verdict(results: &[CheckResult]) -> Exit {
     let any = |outcome| results.iter().any(|result| result.outcome == outcome);
-    let told = results
-        .iter()
-        .filter(|result| result.subject.starts_with("right to "))
-        .any(|result| result.outcome != CheckOutcome::Unknown);
-    if !told {
+    let of_rights = || {
+        results
+            .iter()
+            .filter(|result| result.subject.starts_with("right to "))
+    };
+    let is_unknown = |result: &CheckResult| result.outcome == CheckOutcome::Unknown;
+    // An agent of target `process` has none.
+    if of_rights().next().is_some() && of_rights().all(is_unknown) {
         Exit::Infrastructure
     } else if any(CheckOutcome::Failed) {
         Exit::BadConfiguration

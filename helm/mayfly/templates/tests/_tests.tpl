@@ -6,8 +6,9 @@
 )) -}}
 {{- end -}}
 
-{{/* What every such pod has in common. Takes root. */}}
+{{/* What every such pod has in common. Takes root, and of: the values of an agent, where it is not for the launcher. */}}
 {{- define "mayfly.test.pod" -}}
+{{- $of := default .root.Values.launcher .of -}}
 restartPolicy: Never
 enableServiceLinks: false
 activeDeadlineSeconds: 900
@@ -17,16 +18,16 @@ imagePullSecrets:
   - name: {{ . }}
   {{- end }}
 {{- end }}
-{{- with .root.Values.launcher.nodeSelector }}
+{{- with $of.nodeSelector }}
 nodeSelector:
   {{- toYaml . | nindent 2 }}
 {{- end }}
-{{- with .root.Values.launcher.tolerations }}
+{{- with $of.tolerations }}
 tolerations:
   {{- toYaml . | nindent 2 }}
 {{- end }}
 securityContext:
-  {{- toYaml .root.Values.launcher.podSecurityContext | nindent 2 }}
+  {{- toYaml $of.podSecurityContext | nindent 2 }}
 {{- end -}}
 
 {{/* What every container of them has in common. Takes root. */}}

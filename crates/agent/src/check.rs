@@ -1,0 +1,57 @@
+//! `api-launcher agent check`: whether the hub takes the agent, and whether runs would start here. Takes no task.
+
+use cluster::check::CheckResult;
+use pool_protocol::id::InstanceId;
+use pool_protocol::instance::{InstanceHeartbeat, InstanceState};
+
+use super::AgentError;
+use super::client::HubClient;
+use super::client::answer::Failure;
+use super::config::{Settings, TargetSettings};
+use super::kubernetes;
+use super::process::ProcessTarget;
+
+/// Makes all checks.
+pub(super) async fn check(settings: Settings) -> Result<Vec<CheckResult>, AgentError> {
+    let agent = &settings.agent;
+    let hub = HubClient::new(&agent.service_url, agent.hub_is_here, settings.token);
+    let mut results = vec![of_hub(&hub.map_err(AgentError::Client)?).await];
+    match settings.target {
+        TargetSettings::Process(process) => {
+            ProcessTarget::open(process)?;
+            results.push(CheckResult::ok(
+                "target process",
+                "its folder and executor are there",
+            ));
+        }
+        TargetSettings::Kubernetes(settings) => {
+            results.extend(Box::pin(kubernetes::check(*settings)).await?);
+        }
+    }
+    Ok(results)
+}
+
+/// Sends a heartbeat of an agent that does not exist. A hub that says so has taken the token.
+async fn of_hub(hub: &HubClient) -> CheckResult {
+    let heartbeat = InstanceHeartbeat {
+        state: InstanceState::Online,
+        available_capacity: 0,
+        leases: Vec::new(),
+    };
+    let fix = match hub.heartbeat(InstanceId::new(), &heartbeat).await {
+        Ok(_) | Err(Failure::Unregistered) => {
+            return CheckResult::ok("hub", "answers, and takes the token");
+        }
+        Err(failure) => failure,
+    };
+    let advice = match &fix {
+        Failure::Unreachable(_) | Failure::Busy { .. } => {
+            "check the address of the hub, and the proxies and network policies in between"
+        }
+        Failure::Unauthorized(_) | Failure::Forbidden(_) => {
+            "add the token to the file of the pools, or give the agent the right one"
+        }
+        _ => "install an agent of the hub's release",
+    };
+    CheckResult::failed("hub", fix.to_string(), advice)
+}
