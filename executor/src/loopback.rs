@@ -13,8 +13,9 @@ use http_body_util::{BodyExt as _, Full, StreamBody};
 use hyper::body::{Frame, Incoming};
 use hyper::service::service_fn;
 use hyper::{Request, Response, StatusCode};
-use hyper_util::rt::TokioIo;
+use hyper_util::rt::{TokioIo, TokioTimer};
 use secrecy::{ExposeSecret as _, SecretString};
+use tokio::task::JoinSet;
 use tokio::time::sleep;
 use tokio_util::task::AbortOnDropHandle;
 use tracing::{debug, warn};
@@ -23,7 +24,12 @@ use uuid::Uuid;
 /// The pause after a connection that could not be accepted.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
-/// A running server. It ends when it is dropped.
+/// Connections at a time. Other users of the machine can open them too.
+const CONNECTIONS: usize = 64;
+/// How long a request may take until its headers have come.
+const HEADER_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// A running server. It ends with its connections when it is dropped.
 #[derive(Debug)]
 pub(crate) struct Loopback {
     address: SocketAddr,
@@ -62,7 +68,12 @@ where
     A: Fn(Request<Incoming>) -> F + Clone + Send + 'static,
     F: Future<Output = Response<Body>> + Send + 'static,
 {
+    let mut connections = JoinSet::new();
     loop {
+        while connections.len() >= CONNECTIONS {
+            connections.join_next().await;
+        }
+        while connections.try_join_next().is_some() {}
         let stream = match listener.accept().await {
             Ok((stream, _)) => stream,
             Err(error) => {
@@ -72,12 +83,14 @@ where
             }
         };
         let answer = answer.clone();
-        tokio::spawn(async move {
+        connections.spawn(async move {
             let service = service_fn(move |request| {
                 let answered = answer(request);
                 async move { Ok::<_, Infallible>(answered.await) }
             });
             let connection = hyper::server::conn::http1::Builder::new()
+                .timer(TokioTimer::new())
+                .header_read_timeout(HEADER_TIMEOUT)
                 .serve_connection(TokioIo::new(stream), service);
             if let Err(error) = connection.await {
                 debug!(%error, "a connection of a program of the run broke off");

@@ -103,14 +103,18 @@ pub struct Scripts<'r> {
 
 /// Programs of scripts send requests to this machine through a proxy too, unless they are told not to.
 fn without_proxy_here(variables: &mut BTreeMap<String, OsString>) {
-    const HERE: &str = "127.0.0.1";
-    for name in ["no_proxy", "NO_PROXY"] {
-        let hosts = variables.entry(name.to_owned()).or_default();
-        if !hosts.is_empty() {
-            hosts.push(",");
+    const NAMES: [&str; 2] = ["no_proxy", "NO_PROXY"];
+    // Programs differ in which of the two they read.
+    let set = |name| variables.get(name).filter(|hosts| !hosts.is_empty());
+    let mut direct = NAMES.into_iter().find_map(set).cloned().unwrap_or_default();
+    // This means all, but only alone.
+    if direct != "*" {
+        if !direct.is_empty() {
+            direct.push(",");
         }
-        hosts.push(HERE);
+        direct.push("127.0.0.1");
     }
+    variables.extend(NAMES.map(|name| (name.to_owned(), direct.clone())));
 }
 
 /// How scripts reach the platform's API.
@@ -474,10 +478,19 @@ mod tests {
 
     #[test]
     fn no_proxy_is_between_a_script_and_its_run() {
-        let mut variables = BTreeMap::from([("NO_PROXY".to_owned(), ".internal".into())]);
-        without_proxy_here(&mut variables);
-        assert_eq!(variables["NO_PROXY"], ".internal,127.0.0.1");
-        assert_eq!(variables["no_proxy"], "127.0.0.1");
+        let both = |own: &[(&str, &str)]| {
+            let own = own.iter();
+            let mut variables = own
+                .map(|(name, value)| ((*name).to_owned(), (*value).into()))
+                .collect();
+            without_proxy_here(&mut variables);
+            assert_eq!(variables["NO_PROXY"], variables["no_proxy"]);
+            variables["no_proxy"].clone()
+        };
+        assert_eq!(both(&[]), "127.0.0.1");
+        assert_eq!(both(&[("NO_PROXY", ".internal")]), ".internal,127.0.0.1");
+        assert_eq!(both(&[("NO_PROXY", "a"), ("no_proxy", "b")]), "b,127.0.0.1");
+        assert_eq!(both(&[("no_proxy", "*")]), "*");
     }
 
     #[test]

@@ -15,8 +15,6 @@ use test_peers::redis::RedisServer;
 use test_platform::Secret;
 use tokio::net::TcpListener;
 
-use crate::job;
-
 /// The platform, with the Redis of its heartbeats. It serves as long as the runtime.
 #[derive(Debug)]
 pub struct WaitingPlatform {
@@ -60,7 +58,8 @@ impl WaitingPlatform {
         let mut plan = JobData {
             step_type: Some(StepType::Plan.name().to_owned()),
             organization_id: organization.to_owned(),
-            workspace_id: job::WORKSPACE.to_owned(),
+            // Runs of one workspace would wait for each other.
+            workspace_id: format!("workspace-{number}"),
             job_id: number.to_string(),
             step_id: step_of(&number.to_string()),
             terraform_version: "1.11.4".to_owned(),

@@ -1,6 +1,7 @@
 //! `api-launcher agent check`: whether the hub takes the agent, and whether runs would start here. Takes no task.
 
 use cluster::check::CheckResult;
+use job_contract::chain;
 use pool_protocol::id::InstanceId;
 use pool_protocol::instance::{InstanceHeartbeat, InstanceState};
 
@@ -9,7 +10,7 @@ use super::client::HubClient;
 use super::client::answer::Failure;
 use super::config::{Settings, TargetSettings};
 use super::kubernetes;
-use super::process::ProcessTarget;
+use super::process::{OpenProcessError, ProcessTarget};
 
 /// Makes all checks.
 pub(super) async fn check(settings: Settings) -> Result<Vec<CheckResult>, AgentError> {
@@ -17,15 +18,24 @@ pub(super) async fn check(settings: Settings) -> Result<Vec<CheckResult>, AgentE
     let hub = HubClient::new(&agent.service_url, agent.hub_is_here, settings.token);
     let mut results = vec![of_hub(&hub.map_err(AgentError::Client)?).await];
     match settings.target {
-        TargetSettings::Process(process) => {
-            ProcessTarget::open(process)?;
-            results.push(CheckResult::ok(
-                "target process",
-                "its folder and executor are there",
-            ));
-        }
+        TargetSettings::Process(process) => results.push(match ProcessTarget::open(process) {
+            Ok(_) => CheckResult::ok("folder of runs", "is there"),
+            Err(OpenProcessError::InUse { .. }) => {
+                CheckResult::ok("folder of runs", "an agent is at work in it")
+            }
+            Err(error) => {
+                let advice = "give the agent a folder that its user can write";
+                CheckResult::failed("folder of runs", chain(&error), advice)
+            }
+        }),
         TargetSettings::Kubernetes(settings) => {
-            results.extend(Box::pin(kubernetes::check(*settings)).await?);
+            match Box::pin(kubernetes::check(*settings)).await {
+                Ok(found) => results.extend(found),
+                Err(error) => {
+                    let advice = "check KUBECONFIG, or the agent's service account";
+                    results.push(CheckResult::failed("cluster", chain(&error), advice));
+                }
+            }
         }
     }
     Ok(results)

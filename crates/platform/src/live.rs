@@ -3,6 +3,7 @@
 //! A task of its own writes the latest state, at most once a second, to a stream that expires (W-24). A lost state is no
 //! error: the job context has all changes in the end.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -10,6 +11,7 @@ use job_contract::chain;
 use runtime::Deadline;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
+use serde_json::value::{RawValue, to_raw_value};
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep_until, timeout_at};
@@ -28,7 +30,9 @@ const EXPIRY: Duration = Duration::from_hours(6);
 /// The largest state that is published.
 const MAX_BYTES: usize = 8 * 1024 * 1024;
 /// The largest one that a hub takes.
-const MAX_RELAYED_BYTES: usize = 1024 * 1024;
+pub const MAX_RELAYED_BYTES: usize = 512 * 1024;
+/// What a document has besides its lists, at most.
+const KEYS: usize = 1024;
 /// How long a hub may take. Then the next state is due.
 const RELAY_TIMEOUT: Duration = Duration::from_secs(10);
 
@@ -41,13 +45,47 @@ pub enum LivePhase {
 }
 
 /// The state of an operation.
-#[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
-#[serde(deny_unknown_fields)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct LiveState {
     pub phase: LivePhase,
     /// Changes, written as in the job context.
     pub changes: Vec<Value>,
     pub diagnostics: Vec<Value>,
+}
+
+/// The same as text, as a hub gets it.
+#[derive(Debug, Deserialize, Serialize)]
+#[serde(deny_unknown_fields)]
+pub struct LiveDocument {
+    phase: LivePhase,
+    changes: Box<RawValue>,
+    diagnostics: Box<RawValue>,
+}
+
+impl LiveDocument {
+    fn new(state: &LiveState) -> serde_json::Result<Self> {
+        Ok(Self {
+            phase: state.phase,
+            changes: to_raw_value(&state.changes)?,
+            diagnostics: to_raw_value(&state.diagnostics)?,
+        })
+    }
+
+    /// Whether changes and diagnostics are lists.
+    pub fn is_whole(&self) -> bool {
+        [&self.changes, &self.diagnostics]
+            .iter()
+            .all(|list| list.get().starts_with('['))
+    }
+}
+
+/// What the stream has of it.
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+struct Entry<'d> {
+    phase: LivePhase,
+    changes: BTreeMap<&'d str, &'d RawValue>,
+    job_diagnostics: BTreeMap<&'d str, &'d RawValue>,
 }
 
 /// Publishes the live view of one step.
@@ -130,15 +168,16 @@ impl Destination {
     }
 
     async fn add(&self, state: &LiveState) -> Result<(), String> {
+        let document = LiveDocument::new(state).map_err(|error| chain(&error))?;
         match self {
-            Self::Redis(stream) => stream.add(state).await,
+            Self::Redis(stream) => stream.add(&document).await,
             Self::Hub(terrakube) => {
-                let size = serde_json::to_vec(state).map_or(0, |state| state.len());
-                if size > MAX_RELAYED_BYTES {
+                let size = document.changes.get().len() + document.diagnostics.get().len();
+                if size > MAX_RELAYED_BYTES - KEYS {
                     return Err(too_large(size));
                 }
                 let deadline = Deadline::after(RELAY_TIMEOUT);
-                let shown = terrakube.show_changes(state, &deadline).await;
+                let shown = terrakube.show_changes(&document, &deadline).await;
                 shown.map_err(|error| chain(&error))
             }
         }
@@ -166,8 +205,8 @@ impl LiveStream {
     }
 
     /// Adds a state. Returns why that was not possible.
-    pub async fn add(&self, state: &LiveState) -> Result<(), String> {
-        let output = self.render(state);
+    pub async fn add(&self, state: &LiveDocument) -> Result<(), String> {
+        let output = self.render(state).map_err(|error| chain(&error))?;
         if output.len() > MAX_BYTES {
             return Err(too_large(output.len()));
         }
@@ -188,14 +227,13 @@ impl LiveStream {
             .map_err(|error| chain(&error))
     }
 
-    fn render(&self, state: &LiveState) -> String {
-        let step = &self.step_id;
-        serde_json::json!({
-            "phase": state.phase,
-            "changes": { step: state.changes },
-            "jobDiagnostics": { step: state.diagnostics },
+    fn render(&self, state: &LiveDocument) -> serde_json::Result<String> {
+        let step = self.step_id.as_str();
+        serde_json::to_string(&Entry {
+            phase: state.phase,
+            changes: BTreeMap::from([(step, &*state.changes)]),
+            job_diagnostics: BTreeMap::from([(step, &*state.diagnostics)]),
         })
-        .to_string()
     }
 }
 

@@ -28,7 +28,7 @@ use self::document::{
 use crate::calls::client::{Call, Client, JSON, JSON_API, Pace};
 use crate::calls::text::fitting;
 use crate::lease::Lease;
-use crate::live::LiveState;
+use crate::live::LiveDocument;
 use crate::redis::Redis;
 use crate::step::RunEnd;
 use crate::{History, StepRef};
@@ -142,7 +142,9 @@ impl Terrakube {
 
     /// The name of an organization, as the registry of modules and providers has it.
     pub async fn organization_name(&self, step: &StepRef) -> Result<String, TerrakubeError> {
-        let url = self.api(&["organization", &step.organization_id]);
+        let mut url = self.api(&["organization", &step.organization_id]);
+        // Otherwise the platform lists everything that the organization has.
+        url.set_query(Some("fields[organization]=name"));
         let call = Call::new(Method::GET, url, JSON_API);
         let deadline = Deadline::after(CALL_TIMEOUT);
         let document: OrganizationDocument = self.0.client.request_json(&call, &deadline).await?;
@@ -161,7 +163,7 @@ impl Terrakube {
     /// Shows the live view of an operation through a hub's relay.
     pub(crate) async fn show_changes(
         &self,
-        state: &LiveState,
+        state: &LiveDocument,
         deadline: &Deadline,
     ) -> Result<(), TerrakubeError> {
         let url = extended(&self.0.config.api_url, &["live"]);

@@ -95,7 +95,9 @@ async fn write_access(
     let run = context.run;
     let (hosts, token, registry);
     let by = if let Some(server) = &run.platform_server {
-        hosts = registry_hosts(run).await;
+        hosts = run
+            .unless_stopped(async { Ok(registry_hosts(run).await) })
+            .await?;
         registry = server.registry();
         AccessBy::Registry(&registry)
     } else {

@@ -81,7 +81,22 @@ pub fn write_token_file(
         return Ok(TokenFile::none());
     }
     let own = own_configuration(access.home, access.tool);
-    let text = configuration(&own, access.hosts, access.by);
+    // A token that the run brings itself is for the host itself.
+    let brings_token = |host: &String| {
+        token_variables(host)
+            .iter()
+            .any(|name| env.get(name).is_some())
+    };
+    let hosts: Vec<_> = match access.by {
+        AccessBy::Token(_) => access.hosts.to_vec(),
+        AccessBy::Registry(_) => access
+            .hosts
+            .iter()
+            .filter(|host| !brings_token(host))
+            .cloned()
+            .collect(),
+    };
+    let text = configuration(&own, &hosts, access.by);
     let path = access.private.join(FILE_NAME);
     // It is created first, so that a partly written file is removed too.
     let file = TokenFile(Some(path.clone()));
@@ -165,6 +180,12 @@ fn configuration(own: &str, hosts: &[String], by: AccessBy<'_>) -> String {
     text
 }
 
+/// The variables in which a tool looks for the token of a host.
+fn token_variables(host: &str) -> [String; 2] {
+    let name = format!("TF_TOKEN_{}", host.replace('.', "_"));
+    [name.replace('-', "__"), name]
+}
+
 /// Whether a text can be a host with or without a port, and needs no quoting.
 fn is_host(text: &str) -> bool {
     !text.is_empty()
@@ -215,6 +236,33 @@ mod tests {
              \"modules.v1\" = \"http://127.0.0.1:1/registry/p/modules/v1/\"\n    \
              \"providers.v1\" = \"http://127.0.0.1:1/registry/p/providers/v1/\"\n  }\n}\n"
         );
+    }
+
+    #[test]
+    fn a_host_with_a_token_of_the_run_itself_keeps_its_address() {
+        let folder = tempfile::tempdir().unwrap();
+        let hosts = [
+            "a-b.example.test".to_owned(),
+            "registry.example.test".to_owned(),
+        ];
+        let address = "http://127.0.0.1:1/registry/p".into();
+        let access = HostAccess {
+            hosts: &hosts,
+            by: AccessBy::Registry(&address),
+            tool: Tool::Terraform,
+            home: folder.path(),
+            private: folder.path(),
+        };
+        let job = job_contract::JobData::default();
+        let mut env = ChildEnv::new(std::iter::empty(), &[], &job).unwrap();
+        env.set("TF_TOKEN_a__b_example_test", "own").unwrap();
+        let file = write_token_file(&access, &mut env).unwrap();
+        let text = fs::read_to_string(folder.path().join(FILE_NAME)).unwrap();
+        assert!(
+            text.contains("registry.example.test") && !text.contains("a-b"),
+            "{text}"
+        );
+        file.remove().unwrap();
     }
 
     #[test]

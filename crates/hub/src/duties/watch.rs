@@ -106,12 +106,13 @@ async fn explain(
     }
 }
 
-/// Returns how many tasks of its pool are before each waiting task. The tasks are all that are open, the oldest first.
+/// Returns how many tasks of its pool are before each that waits for an agent. The tasks are all that are open, the oldest first.
 fn positions(tasks: &[TaskView]) -> HashMap<TaskId, u32> {
     let mut lengths = HashMap::new();
     let waiting = tasks
         .iter()
-        .filter(|task| task.state == TaskState::Available);
+        .filter(|task| task.state == TaskState::Available)
+        .filter(|task| !matches!(task.wait, Some(Wait::Workspace(_))));
     waiting
         .map(|task| {
             let length = lengths.entry(&task.pool).or_default();
@@ -187,6 +188,11 @@ mod tests {
         Some("no node"),
         "Waiting in pool `eu`, position 3: the next attempt is in 20 s. The last attempt failed: no node"
     )]
+    #[case(
+        Wait::Workspace(TaskId::new()),
+        None,
+        "Waiting in pool `eu`: another step of its workspace is in progress"
+    )]
     fn a_line_has_the_reason_for_waiting(
         #[case] wait: Wait,
         #[case] reason: Option<&str>,
@@ -199,7 +205,8 @@ mod tests {
             ..task(TaskState::Available)
         };
         assert!(is_worth_a_line(&task));
-        assert_eq!(line(&task, None, Some(2)), expected);
+        let is_in_line = positions(std::slice::from_ref(&task)).contains_key(&task.task);
+        assert_eq!(line(&task, None, is_in_line.then_some(2)), expected);
     }
 
     #[test]

@@ -75,7 +75,9 @@ pub(super) async fn one_run(
 ) -> Result<Response, Failure> {
     let task = find(&site, &viewer, &name, &id).await?;
     let mut document = run(&task);
-    document["position"] = json!(site.hub.store.position(task.task).await?);
+    let is_in_line = !matches!(task.wait, Some(Wait::Workspace(_)));
+    let position = site.hub.store.position(task.task).await?;
+    document["position"] = json!(position.filter(|_| is_in_line));
     let events = site.hub.store.events(task.task).await?;
     document["events"] = events.iter().map(event).collect();
     Ok(Json(document).into_response())

@@ -85,8 +85,7 @@ pub(super) fn render(page: &PoolPage) -> Markup {
     }
 }
 
-/// Returns the name of a run, with a link to its page.
-/// Returns the steps that add an agent.
+/// Returns the steps that add an agent to the pool.
 fn adding(summary: &Summary, new: &NewAgents) -> Markup {
     let pool = &summary.pool;
     let platform = new.platform.as_deref();
@@ -119,6 +118,7 @@ fn adding(summary: &Summary, new: &NewAgents) -> Markup {
     }
 }
 
+/// Returns the name of a run, with a link to its page.
 fn name(task: &TaskView) -> Markup {
     html! {
         a href={ "/ui/runs/" (task.task) } { "Job " (task.job) }

@@ -5,7 +5,7 @@ use std::borrow::Cow;
 
 use job_contract::status::{JobStatus, StepStatus};
 use platform::StepRef;
-use platform::live::LiveState;
+use platform::live::LiveDocument;
 use serde::{Deserialize, Deserializer, Serialize};
 use url::Url;
 
@@ -180,7 +180,14 @@ pub(super) fn check(
                 Err(RelayRefusal::Body("a line is about another step"))
             }
         }
-        Call::ShowChanges => write(&read::<LiveState>(bytes)?),
+        Call::ShowChanges => {
+            let state: LiveDocument = read(bytes)?;
+            if state.is_whole() && json_check::is_readable(bytes) {
+                write(&state)
+            } else {
+                Err(RelayRefusal::Body(NO_REPORT))
+            }
+        }
         _ => Err(RelayRefusal::Body("this request has none")),
     }
 }

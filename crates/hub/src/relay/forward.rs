@@ -12,7 +12,7 @@ use futures_util::{Stream, StreamExt as _, TryStreamExt as _};
 use http_service::body::{self as request_body, BodyError};
 use job_contract::chain;
 use platform::StepRef;
-use platform::live::{LiveState, LiveStream};
+use platform::live::{LiveDocument, LiveStream, MAX_RELAYED_BYTES};
 use platform::terrakube::token::BRIEF;
 use platform::terrakube::{Terrakube, extended};
 use pool_protocol::problem::Code;
@@ -52,8 +52,12 @@ const CONTENT_TIMEOUT: Duration = Duration::from_mins(10);
 const BODY_TIMEOUT: Duration = Duration::from_secs(30);
 /// The bytes that each byte of a document takes: as it arrives, as it is read, and as it is sent.
 const COST: usize = 3;
-/// Those of a document whose fields are not known.
-const ANY_COST: usize = 12;
+/// Those of a live view, which is also encoded for Redis.
+const LIVE_COST: usize = 6;
+/// Those of a document of a script, whose values are not known.
+const SCRIPT_COST: usize = 12;
+/// The largest document of a script.
+const MAX_SCRIPT: usize = 256 * KIB;
 
 /// A checked request.
 #[derive(Debug)]
@@ -121,7 +125,8 @@ impl Outgoing {
             }
             _ => {
                 let cost = match call {
-                    Call::ShowChanges | Call::OfScript => ANY_COST,
+                    Call::ShowChanges => LIVE_COST,
+                    Call::OfScript => SCRIPT_COST,
                     _ => COST,
                 };
                 let bytes = read(body, largest(call), cost, &mut taken).await?;
@@ -160,7 +165,9 @@ const fn largest(call: Call) -> usize {
     match call {
         Call::ChangeJob | Call::ChangeStep => 64 * KIB,
         Call::AddHistory => 16 * KIB,
-        Call::AddLines | Call::ShowChanges | Call::OfScript => MIB,
+        Call::AddLines => MIB,
+        Call::ShowChanges => MAX_RELAYED_BYTES,
+        Call::OfScript => MAX_SCRIPT,
         _ => 0,
     }
 }
@@ -314,12 +321,12 @@ impl ToTerrakube {
     }
 
     async fn show_changes(&self, state: &[u8], step: &StepRef) -> Result<Response, Failure> {
-        let state: LiveState = serde_json::from_slice(state)
+        let state: LiveDocument = serde_json::from_slice(state)
             .map_err(|_| Failure::new(Code::RequestInvalid, "it is no state of an operation"))?;
         if let Some(redis) = self.terrakube.redis() {
             let stream = LiveStream::new(redis.clone(), &step.job_id, &step.step_id);
             stream.add(&state).await.map_err(|error| {
-                debug!(error, "a live view of a run does not reach Redis");
+                warn!(error, "a live view of a run does not reach Redis");
                 bad_gateway("the platform does not take the live view")
             })?;
         }
@@ -333,7 +340,7 @@ impl ToTerrakube {
         let registry = registry.ok_or_else(|| forbidden("the hub knows no registry"))?;
         let name = self.terrakube.organization_name(step).await;
         let name = name.map_err(|error| {
-            debug!(
+            warn!(
                 error = chain(&error),
                 "the name of an organization cannot be found"
             );

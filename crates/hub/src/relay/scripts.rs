@@ -2,23 +2,60 @@
 //! their job. Pure.
 //!
 //! The platform does what a token of its own executors asks for, for all organizations. Its API follows relationships from one
-//! resource to another, in paths, queries and documents. So each of these has to be listed here.
+//! resource to another, in paths, queries and documents, also where a document has the name of one among its attributes. So each
+//! of these has to be listed here. Attributes that name a record of any organization by its id are not.
+
+use std::collections::BTreeMap;
 
 use axum::http::Method;
 use platform::StepRef;
 use serde::{Deserialize, Serialize};
-use serde_json::{Map, Value};
 
 use super::rules::RelayRefusal;
 
-/// What a workspace has that its scripts may change.
-const CHANGEABLE: [&str; 3] = ["variable", "schedule", "workspaceTag"];
+/// What scripts may read of a workspace.
+const READABLE: [&str; 4] = ["variable", "schedule", "workspaceTag", "history"];
+/// What they may send about each kind. All are texts, numbers or truth values.
+const ATTRIBUTES: [(&str, &[&str]); 3] = [
+    (
+        "workspace",
+        &[
+            "description",
+            "locked",
+            "lockDescription",
+            "terraformVersion",
+            "branch",
+            "folder",
+        ],
+    ),
+    (
+        "variable",
+        &[
+            "key",
+            "value",
+            "description",
+            "category",
+            "sensitive",
+            "hcl",
+        ],
+    ),
+    (
+        "job",
+        &[
+            "tcl",
+            "overrideBranch",
+            "refresh",
+            "refreshOnly",
+            "comments",
+        ],
+    ),
+];
 /// What may come with a resource.
 const INCLUDED: [&str; 5] = ["variable", "schedule", "workspaceTag", "history", "step"];
 
 const QUERY: &str =
     "scripts may only ask for `include` of what is below a workspace or job, and for pages";
-const DOCUMENT: &str = "scripts send one resource with its attributes, without relationships";
+const DOCUMENT: &str = "scripts send one resource with the attributes that are listed for it, and without relationships";
 
 /// A path of the API below the organization, and what it is about.
 fn resource<'p>(path: &[&'p str], step: &StepRef) -> Option<Resource<'p>> {
@@ -30,9 +67,8 @@ fn resource<'p>(path: &[&'p str], step: &StepRef) -> Option<Resource<'p>> {
         return None;
     }
     let found = |kind: &'p str, id| Some(Resource { kind, id });
-    let is_below = |own: &str, kind: &str| {
-        is_own(own, &step.workspace_id) && (kind == "history" || CHANGEABLE.contains(&kind))
-    };
+    let is_below =
+        |own: &str, kind: &str| is_own(own, &step.workspace_id) && READABLE.contains(&kind);
     match rest {
         [kind @ "workspace", id] if is_own(id, &step.workspace_id) => found(kind, Some(*id)),
         ["workspace", own, kind] if is_below(own, kind) => found(kind, None),
@@ -53,16 +89,11 @@ struct Resource<'p> {
 
 impl Resource<'_> {
     fn takes(&self, method: &Method) -> bool {
-        let is_changeable = CHANGEABLE.contains(&self.kind);
         match (method.as_str(), self.id) {
-            ("GET", id) => match self.kind {
-                "workspace" | "step" | "history" => true,
-                "job" => id.is_some(),
-                _ => is_changeable,
-            },
-            ("POST", None) => is_changeable || self.kind == "job",
-            ("PATCH", Some(_)) => is_changeable || self.kind == "workspace",
-            ("DELETE", Some(_)) => is_changeable,
+            ("GET", id) => self.kind != "job" || id.is_some(),
+            ("POST", None) => matches!(self.kind, "variable" | "job"),
+            ("PATCH", Some(_)) => matches!(self.kind, "variable" | "workspace"),
+            ("DELETE", Some(_)) => self.kind == "variable",
             _ => false,
         }
     }
@@ -107,9 +138,19 @@ struct Data {
     #[serde(skip_serializing_if = "Option::is_none")]
     id: Option<String>,
     #[serde(default)]
-    attributes: Map<String, Value>,
+    attributes: BTreeMap<String, Scalar>,
     #[serde(skip_serializing_if = "Option::is_none")]
     relationships: Option<Relationships>,
+}
+
+/// What has neither fields nor items.
+#[derive(Deserialize, Serialize)]
+#[serde(untagged)]
+enum Scalar {
+    None,
+    Flag(bool),
+    Number(serde_json::Number),
+    Text(String),
 }
 
 /// Only a new job has one.
@@ -155,7 +196,10 @@ pub(super) fn document(
         _ => related.is_none(),
     };
     let is_same = resource.id.is_none() || data.id.as_deref() == resource.id;
-    if data.kind != resource.kind || !is_same || !is_related {
+    let listed = ATTRIBUTES.iter().find(|(kind, _)| *kind == resource.kind);
+    let is_listed = |name: &String| listed.is_some_and(|(_, names)| names.contains(&name.as_str()));
+    let are_listed = data.attributes.keys().all(is_listed);
+    if data.kind != resource.kind || !is_same || !is_related || !are_listed {
         return Err(refused());
     }
     serde_json::to_vec(&document).map_err(|_| refused())

@@ -158,7 +158,8 @@ fn other_queries_are_refused(#[case] request: &str) {
 #[case("GET workspace/ws/variable?page%5Bsize%5D=10")]
 #[case("POST workspace/ws/variable")]
 #[case("PATCH workspace/ws/variable/1")]
-#[case("DELETE workspace/ws/schedule/1")]
+#[case("DELETE workspace/ws/variable/1")]
+#[case("GET workspace/ws/schedule")]
 #[case("GET workspace/ws/history/1")]
 #[case("GET job/412?include=step")]
 #[case("GET job/412/step")]
@@ -179,6 +180,8 @@ fn scripts_may_ask_about_their_workspace_and_job(#[case] request: &str) {
 #[case::change_of_a_job("PATCH api/v1/organization/org/job/412")]
 #[case::end_of_a_workspace("DELETE api/v1/organization/org/workspace/ws")]
 #[case::change_of_the_history("POST api/v1/organization/org/workspace/ws/history")]
+#[case::schedule("POST api/v1/organization/org/workspace/ws/schedule")]
+#[case::tags("PATCH api/v1/organization/org/workspace/ws/workspaceTag/1")]
 #[case::tokens("GET api/v1/organization/org/workspace/ws/access")]
 #[case::secrets("GET api/v1/organization/org/vcs")]
 #[case::job_of_the_workspace("GET api/v1/organization/org/workspace/ws/job/413")]
@@ -208,7 +211,7 @@ fn other_requests_of_scripts_are_refused(#[case] request: &str) {
 #[case("workspace/ws/variable", json!({"type": "variable", "attributes": {"key": "a"}}))]
 #[case("workspace/ws/variable/1", json!({"type": "variable", "id": "1", "attributes": {}}))]
 #[case("workspace/ws", json!({"type": "workspace", "id": "ws", "attributes": {"locked": true}}))]
-#[case("job", json!({"type": "job", "attributes": {"templateReference": "t"},
+#[case("job", json!({"type": "job", "attributes": {"tcl": "Zmxvdzo="},
     "relationships": {"workspace": {"data": {"type": "workspace", "id": "ws"}}}}))]
 fn documents_of_scripts_pass(#[case] path: &str, #[case] data: Value) {
     assert!(document_of_script(path, data).is_ok());
@@ -225,6 +228,19 @@ fn documents_of_scripts_pass(#[case] path: &str, #[case] data: Value) {
 #[case::job_of_no_workspace("job", json!({"type": "job", "attributes": {}}))]
 #[case::job_of_another_workspace("job", json!({"type": "job", "attributes": {},
     "relationships": {"workspace": {"data": {"type": "workspace", "id": "other"}}}}))]
+#[case::attribute_that_is_a_relationship("workspace/ws/variable/1", json!({"type": "variable", "id": "1",
+    "attributes": {"workspace": {"id": "other"}}}))]
+#[case::attribute_with_the_id_of_a_relationship("workspace/ws", json!({"type": "workspace", "id": "ws",
+    "attributes": {"vcs": "other"}}))]
+#[case::record_of_any_organization("workspace/ws", json!({"type": "workspace", "id": "ws",
+    "attributes": {"moduleSshKey": "other"}}))]
+#[case::end_of_a_workspace("workspace/ws", json!({"type": "workspace", "id": "ws", "attributes": {"deleted": true}}))]
+#[case::value_with_fields("workspace/ws/variable/1", json!({"type": "variable", "id": "1",
+    "attributes": {"value": {"id": "other"}}}))]
+#[case::status_of_a_new_job("job", json!({"type": "job", "attributes": {"status": "completed"},
+    "relationships": {"workspace": {"data": {"type": "workspace", "id": "ws"}}}}))]
+#[case::template_of_any_organization("job", json!({"type": "job", "attributes": {"templateReference": "t"},
+    "relationships": {"workspace": {"data": {"type": "workspace", "id": "ws"}}}}))]
 #[case::list("workspace/ws/variable", json!([{"type": "variable", "attributes": {}}]))]
 fn other_documents_of_scripts_are_refused(#[case] path: &str, #[case] data: Value) {
     let refused = document_of_script(path, data);

@@ -49,7 +49,7 @@ const AHEAD: &str = "\
 const BEHIND: &str = "\
     SELECT t.id, a.id AS active FROM tasks t JOIN tasks a ON a.pool = t.pool AND a.organization = t.organization \
     AND a.workspace = t.workspace AND a.state IN ('leased', 'started', 'running', 'orphaned') \
-    WHERE t.id >= $1 AND t.id <= $2 AND t.end_reason IS NULL AND t.state = 'available'";
+    WHERE t.id >= $1 AND t.id <= $2 AND ($3 = '' OR t.pool = $3) AND t.end_reason IS NULL AND t.state = 'available'";
 const CREDENTIALS: &str = "\
     SELECT DISTINCT pool, credential FROM tasks WHERE state IN ('leased', 'started', 'running', 'orphaned') \
     AND credential IS NOT NULL";
@@ -191,12 +191,11 @@ impl Store {
             self.known_pools.add(task);
         }
         let waits = |task: &&Task| matches!(task.state, State::Submitted | State::Available);
-        let waiting: Vec<_> = tasks.iter().filter(waits).map(|task| task.id).collect();
-        let (capacities, behind) = match (waiting.iter().min(), waiting.iter().max()) {
-            (Some(first), Some(last)) => {
-                (self.capacities(tx).await?, behind(tx, *first, *last).await?)
-            }
-            _ => Default::default(),
+        let waiting: Vec<_> = tasks.iter().filter(waits).collect();
+        let (capacities, behind) = if waiting.is_empty() {
+            Default::default()
+        } else {
+            (self.capacities(tx).await?, behind(tx, &waiting).await?)
         };
         let now = tx.now;
         let view = |task: &Task| {
@@ -255,13 +254,22 @@ impl Store {
     }
 }
 
-/// Returns the available tasks from one to another that wait for an active one of their workspace, with that one.
-async fn behind(
-    tx: &mut Tx,
-    first: TaskId,
-    last: TaskId,
-) -> Result<BTreeMap<TaskId, TaskId>, Error> {
-    let values = [Value::text(first), Value::text(last)];
+/// Returns those of the tasks that wait for an active one of their workspace, with that one.
+async fn behind(tx: &mut Tx, waiting: &[&Task]) -> Result<BTreeMap<TaskId, TaskId>, Error> {
+    let ids = || waiting.iter().map(|task| task.id);
+    let (Some(first), Some(last)) = (ids().min(), ids().max()) else {
+        return Ok(BTreeMap::new());
+    };
+    let pool = &waiting[0].pool;
+    let pool = waiting
+        .iter()
+        .all(|task| task.pool == *pool)
+        .then_some(pool);
+    let values = [
+        Value::text(first),
+        Value::text(last),
+        Value::text(pool.map_or("", PoolName::as_str)),
+    ];
     let rows = tx.rows(BEHIND, &values).await?;
     let pair = |row: &Row| Ok((row.parsed("id")?, row.parsed("active")?));
     rows.iter().map(pair).collect()
