@@ -701,7 +701,7 @@ async fn a_sink_that_joins_later_gets_the_log_from_its_beginning() {
 
 /// Takes its text at the end of the log alone.
 #[derive(Debug)]
-struct LateSink(Box<dyn Sink>);
+struct LateSink(Box<dyn Sink>, std::sync::mpsc::Sender<()>);
 
 impl Sink for LateSink {
     fn name(&self) -> String {
@@ -712,6 +712,7 @@ impl Sink for LateSink {
         if batch.is_over {
             self.0.deliver(batch)
         } else {
+            self.1.send(()).unwrap();
             Err(SinkError::Early(LONG))
         }
     }
@@ -720,9 +721,11 @@ impl Sink for LateSink {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_sink_that_waits_for_more_gets_the_rest_at_once_when_the_log_ends() {
     let folder = tempfile::tempdir().unwrap();
-    let sink = LateSink(file_sink(&folder, "late"));
+    let (sender, early) = std::sync::mpsc::channel();
+    let sink = LateSink(file_sink(&folder, "late"), sender);
     let log = start(&folder, u64::MAX, vec![Box::new(sink)]);
     log.writer().line("the last one").await;
+    early.recv_timeout(LONG).unwrap();
     let began = Instant::now();
     let summary = log.finish(LONG).await;
     assert!(began.elapsed() < LONG / 2, "{summary:?}");
