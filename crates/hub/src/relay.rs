@@ -8,6 +8,7 @@
 //! - [`forward`] sends it to Terrakube, and [`records`] answers it from the records of this machine.
 
 mod body;
+mod calls;
 mod forward;
 mod log_limit;
 mod records;

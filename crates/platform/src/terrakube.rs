@@ -28,7 +28,6 @@ use self::document::{
 use crate::calls::client::{Call, Client, JSON, JSON_API, Pace};
 use crate::calls::text::fitting;
 use crate::lease::Lease;
-use crate::live::LiveDocument;
 use crate::redis::Redis;
 use crate::step::RunEnd;
 use crate::{History, StepRef};
@@ -163,7 +162,7 @@ impl Terrakube {
     /// Shows the live view of an operation through a hub's relay.
     pub(crate) async fn show_changes(
         &self,
-        state: &LiveDocument,
+        state: &impl Serialize,
         deadline: &Deadline,
     ) -> Result<(), TerrakubeError> {
         let url = extended(&self.0.config.api_url, &["live"]);

@@ -3,7 +3,7 @@
 
 use url::Url;
 
-use super::rules::{Call, is_plain};
+use super::calls::{Call, is_plain};
 
 /// The paths of the registry on its host.
 pub(super) const ROOT: &str = "terraform";

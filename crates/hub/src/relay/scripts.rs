@@ -11,7 +11,7 @@ use axum::http::Method;
 use platform::StepRef;
 use serde::{Deserialize, Serialize};
 
-use super::rules::RelayRefusal;
+use super::calls::RelayRefusal;
 
 /// What scripts may read of a workspace.
 const READABLE: [&str; 4] = ["variable", "schedule", "workspaceTag", "history"];
