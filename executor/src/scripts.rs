@@ -11,7 +11,7 @@ use job_contract::progress::Phase;
 use job_contract::{Command, JobData, Runtime};
 use platform::terrakube::{TokenSource, token};
 use run_log::RunLog;
-use runtime::regular_file;
+use runtime::{no_proxy, regular_file};
 use secrecy::{ExposeSecret as _, SecretString};
 use tracing::warn;
 
@@ -99,22 +99,6 @@ pub struct Scripts<'r> {
     pub palette: Palette,
     pub stop: &'r Stop,
     pub budget: Budget,
-}
-
-/// Programs of scripts send requests to this machine through a proxy too, unless they are told not to.
-fn without_proxy_here(variables: &mut BTreeMap<String, OsString>) {
-    const NAMES: [&str; 2] = ["no_proxy", "NO_PROXY"];
-    // Programs differ in which of the two they read.
-    let set = |name| variables.get(name).filter(|hosts| !hosts.is_empty());
-    let mut direct = NAMES.into_iter().find_map(set).cloned().unwrap_or_default();
-    // This means all, but only alone.
-    if direct != "*" {
-        if !direct.is_empty() {
-            direct.push(",");
-        }
-        direct.push("127.0.0.1");
-    }
-    variables.extend(NAMES.map(|name| (name.to_owned(), direct.clone())));
 }
 
 /// How scripts reach the platform's API.
@@ -298,7 +282,9 @@ impl Scripts<'_> {
         );
         variables.insert("PATH".to_owned(), self.path(env));
         if matches!(self.api.token, ApiToken::OfRun(_)) {
-            without_proxy_here(&mut variables);
+            // Programs send requests to this machine through a proxy too, unless they are told not to.
+            let direct = no_proxy::with("127.0.0.1", |name| variables.get(name).cloned());
+            variables.extend(no_proxy::NAMES.map(|name| (name.to_owned(), direct.clone())));
         }
         variables.retain(|name, value| {
             let fits = name.len() + value.len() + 2 <= job_contract::env::MAX_ENV_STRING_BYTES
@@ -474,23 +460,6 @@ mod tests {
             let error = check(&job(runtime), path).unwrap_err().to_string();
             assert!(error.contains(problem), "{error}");
         }
-    }
-
-    #[test]
-    fn no_proxy_is_between_a_script_and_its_run() {
-        let both = |own: &[(&str, &str)]| {
-            let own = own.iter();
-            let mut variables = own
-                .map(|(name, value)| ((*name).to_owned(), (*value).into()))
-                .collect();
-            without_proxy_here(&mut variables);
-            assert_eq!(variables["NO_PROXY"], variables["no_proxy"]);
-            variables["no_proxy"].clone()
-        };
-        assert_eq!(both(&[]), "127.0.0.1");
-        assert_eq!(both(&[("NO_PROXY", ".internal")]), ".internal,127.0.0.1");
-        assert_eq!(both(&[("NO_PROXY", "a"), ("no_proxy", "b")]), "b,127.0.0.1");
-        assert_eq!(both(&[("no_proxy", "*")]), "*");
     }
 
     #[test]

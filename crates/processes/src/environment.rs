@@ -5,6 +5,7 @@ use std::ffi::{OsStr, OsString};
 use std::path::Path;
 
 use job_contract::{Document, env};
+use runtime::no_proxy;
 use runtime::setting::SettingError;
 use secrecy::{ExposeSecret as _, SecretString};
 use url::Url;
@@ -270,19 +271,8 @@ fn of_hub_here(
     // An IPv6 address stands there without its brackets.
     let host = hub.host_str().unwrap_or_default();
     let host = host.trim_matches(['[', ']']);
-    // Programs differ in which of the two they read.
-    let set = |name| own(name).filter(|value| !value.is_empty());
-    let mut direct = set("no_proxy")
-        .or_else(|| set("NO_PROXY"))
-        .unwrap_or_default();
-    // This means all, but only alone.
-    if direct != "*" {
-        if !direct.is_empty() {
-            direct.push(",");
-        }
-        direct.push(host);
-    }
-    let mut variables = vec![("no_proxy", direct.clone()), ("NO_PROXY", direct)];
+    let direct = no_proxy::with(host, &own);
+    let mut variables: Vec<_> = no_proxy::NAMES.map(|name| (name, direct.clone())).into();
     if lease.access == Access::Records {
         variables.push((env::STATE_TYPE, LOCAL_STORE.into()));
         variables.push((

@@ -6,6 +6,7 @@ pub mod handover;
 pub mod hardening;
 mod lock;
 pub mod memory_file;
+pub mod no_proxy;
 pub mod open_files;
 pub mod private_file;
 pub mod process_table;
