@@ -48,13 +48,13 @@ async fn of_hub(hub: &HubClient) -> CheckResult {
         available_capacity: 0,
         leases: Vec::new(),
     };
-    let fix = match hub.heartbeat(InstanceId::new(), &heartbeat).await {
+    let failure = match hub.heartbeat(InstanceId::new(), &heartbeat).await {
         Ok(_) | Err(Failure::Unregistered) => {
             return CheckResult::ok("hub", "answers, and takes the token");
         }
         Err(failure) => failure,
     };
-    let advice = match &fix {
+    let advice = match &failure {
         Failure::Unreachable(_) | Failure::Busy { .. } => {
             "check the address of the hub, and the proxies and network policies in between"
         }
@@ -63,5 +63,5 @@ async fn of_hub(hub: &HubClient) -> CheckResult {
         }
         _ => "install an agent of the hub's release",
     };
-    CheckResult::failed("hub", fix.to_string(), advice)
+    CheckResult::failed("hub", failure.to_string(), advice)
 }

@@ -24,7 +24,6 @@ use tracing::warn;
 use verdict::{Started, Verdict, VerdictKind};
 
 use self::runs::{AgentObserver, ObservedRun, Runs};
-use super::AgentError;
 use super::lease::{AgentLease, Stop};
 use super::target::{Executor, FoundExecutor, RunEnd, StartFailure, StartRequest, Target};
 
@@ -47,10 +46,15 @@ pub(crate) struct KubernetesSettings {
 }
 
 /// Checks the agent's rights, and what pods of runs refer to.
-pub(crate) async fn check(settings: KubernetesSettings) -> Result<Vec<CheckResult>, AgentError> {
+pub(crate) async fn check(settings: KubernetesSettings) -> Result<Vec<CheckResult>, ConnectError> {
     let deployment = settings.deployment;
-    let references =
-        manifest::references(&deployment).map_err(|errors| AgentError::Find(errors.to_string()))?;
+    let references = match manifest::references(&deployment) {
+        Ok(references) => references,
+        Err(errors) => {
+            let wrong = CheckResult::failed("settings of runs", errors.to_string(), "correct them");
+            return Ok(vec![wrong]);
+        }
+    };
     let cluster = Cluster::connect(Some(deployment.namespace)).await?;
     let cluster = cluster.with_retry_policy(RetryPolicy {
         attempts: 1,

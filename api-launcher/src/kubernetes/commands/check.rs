@@ -165,6 +165,11 @@ mod tests {
             Exit::Infrastructure
         );
         assert_eq!(verdict(&[right(CheckOutcome::Ok)]), Exit::Done);
+        // An agent of target `process` has no rights.
+        let hub = |outcome| result("hub", outcome, None);
+        assert_eq!(verdict(&[hub(CheckOutcome::Ok)]), Exit::Done);
+        let refused = hub(CheckOutcome::Failed);
+        assert_eq!(verdict(&[refused]), Exit::BadConfiguration);
     }
 
     #[test]
