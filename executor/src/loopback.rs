@@ -23,7 +23,6 @@ use uuid::Uuid;
 
 /// The pause after a connection that could not be accepted.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
-
 /// Connections at a time. Other users of the machine can open them too.
 const CONNECTIONS: usize = 64;
 /// How long a request may take until its headers have come.

@@ -18,7 +18,7 @@ use crate::operation::{OperationContext, memory_exceeded};
 use crate::process::{Capture, Completion, ToLog};
 use crate::stop::MEMORY_HINT;
 use crate::terraform::backend::{self, BackendAccess};
-use crate::terraform::credentials::{self, AccessBy, HostAccess, TokenFile};
+use crate::terraform::credentials::{self, AccessBy, AccessFile, HostAccess};
 use crate::terraform::variables::{self, Declarations};
 
 /// How much output of a quiet init is kept, to show it if init fails.
@@ -78,20 +78,20 @@ pub(crate) async fn init(
     env: &ChildEnv,
 ) -> Result<(), StepError> {
     let mut env = env.clone();
-    let token = write_access(context, &mut env).await?;
+    let access = write_access(context, &mut env).await?;
     let init = context
         .run
         .timer
         .time(Phase::Init, run_init(context, &env), Result::is_ok);
     let done = init.await;
-    token.remove()?;
+    access.remove()?;
     done
 }
 
 async fn write_access(
     context: &OperationContext<'_, '_>,
     env: &mut ChildEnv,
-) -> Result<TokenFile, StepError> {
+) -> Result<AccessFile, StepError> {
     let run = context.run;
     let (hosts, token, registry);
     let by = if let Some(server) = &run.platform_server {
@@ -106,7 +106,7 @@ async fn write_access(
             .tokens()
             .and_then(|tokens| tokens.mint_for_workspace(token::INIT, &run.job.workspace_id));
         let Some(minted) = minted else {
-            return Ok(TokenFile::none());
+            return Ok(AccessFile::none());
         };
         token = minted;
         run.log.add_secrets([token.expose_secret()]);
@@ -114,7 +114,7 @@ async fn write_access(
         AccessBy::Token(&token)
     };
     if hosts.is_empty() {
-        return Ok(TokenFile::none());
+        return Ok(AccessFile::none());
     }
     let access = HostAccess {
         hosts: &hosts,
@@ -123,7 +123,7 @@ async fn write_access(
         home: &run.folders.home,
         private: run.layout.private(),
     };
-    credentials::write_token_file(&access, env)
+    credentials::write_access_file(&access, env)
 }
 
 /// The hosts whose modules and providers the hub passes on. A run that needs none of them continues without.

@@ -21,10 +21,10 @@ const CONFIG_FILE: &str = "TF_CLI_CONFIG_FILE";
 const FILE_NAME: &str = "platform.tfrc";
 const MAX_CONFIGURATION_BYTES: u64 = 1 << 20;
 
-/// The file with the token. It is removed on drop.
+/// The file with a token or password. It is removed on drop.
 #[derive(Debug)]
 #[must_use = "the token stays on disk until the file is removed"]
-pub struct TokenFile(Option<PathBuf>);
+pub struct AccessFile(Option<PathBuf>);
 
 /// How the tool reaches hosts of the platform.
 #[derive(Debug)]
@@ -72,13 +72,13 @@ impl AccessBy<'_> {
 }
 
 /// Writes the file and sets its path in the environment of `init`, unless the path of another file is set.
-pub fn write_token_file(
+pub fn write_access_file(
     access: &HostAccess<'_>,
     env: &mut ChildEnv,
-) -> Result<TokenFile, StepError> {
+) -> Result<AccessFile, StepError> {
     if env.get(CONFIG_FILE).is_some() {
         info!("`{CONFIG_FILE}` is set: the tool is not told how to reach the platform");
-        return Ok(TokenFile::none());
+        return Ok(AccessFile::none());
     }
     let own = own_configuration(access.home, access.tool);
     // A token that the run brings itself is for the host itself.
@@ -99,7 +99,7 @@ pub fn write_token_file(
     let text = configuration(&own, &hosts, access.by);
     let path = access.private.join(FILE_NAME);
     // It is created first, so that a partly written file is removed too.
-    let file = TokenFile(Some(path.clone()));
+    let file = AccessFile(Some(path.clone()));
     write_private_file(&path, text.as_bytes()).map_err(|source| {
         StepError::work_folder("could not write the credentials file", &path, &source)
     })?;
@@ -107,7 +107,7 @@ pub fn write_token_file(
     Ok(file)
 }
 
-impl TokenFile {
+impl AccessFile {
     /// No file.
     pub const fn none() -> Self {
         Self(None)
@@ -125,7 +125,7 @@ impl TokenFile {
 }
 
 /// Removes the file after an `init` that panicked or was cancelled.
-impl Drop for TokenFile {
+impl Drop for AccessFile {
     fn drop(&mut self) {
         let Some(path) = &self.0 else { return };
         match fs::remove_file(path) {
@@ -203,14 +203,14 @@ mod tests {
         let private = tempfile::tempdir().unwrap();
         let path = private.path().join(FILE_NAME);
         fs::write(&path, "token").unwrap();
-        TokenFile(Some(path.clone())).remove().unwrap();
+        AccessFile(Some(path.clone())).remove().unwrap();
         assert!(!path.exists());
         fs::write(&path, "token").unwrap();
-        drop(TokenFile(Some(path.clone())));
+        drop(AccessFile(Some(path.clone())));
         assert!(!path.exists());
         // If the file cannot be removed, the step must not continue.
         fs::create_dir(&path).unwrap();
-        assert!(TokenFile(Some(path)).remove().is_err());
+        assert!(AccessFile(Some(path)).remove().is_err());
     }
 
     #[test]
@@ -256,7 +256,7 @@ mod tests {
         let job = job_contract::JobData::default();
         let mut env = ChildEnv::new(std::iter::empty(), &[], &job).unwrap();
         env.set("TF_TOKEN_a__b_example_test", "own").unwrap();
-        let file = write_token_file(&access, &mut env).unwrap();
+        let file = write_access_file(&access, &mut env).unwrap();
         let text = fs::read_to_string(folder.path().join(FILE_NAME)).unwrap();
         assert!(
             text.contains("registry.example.test") && !text.contains("a-b"),
