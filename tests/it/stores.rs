@@ -5,17 +5,18 @@ use std::fs;
 use std::path::Path;
 
 use artifact_store::{
-    AzureSettings, GcsSettings, Handover, HttpUrl, S3Credentials, S3Settings, StaticKeys, Store,
-    StoreSettings,
+    AzureSettings, GcsSettings, Handover, HttpUrl, RequestTiming, S3Credentials, S3Settings,
+    ServedStore, StaticKeys, Store, StoreSettings,
 };
+use axum::body::Bytes;
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use integration_tests::machine::{ExecutorRun, files_below};
-use integration_tests::{FakeTool, Machine, Outcome, Repository, job};
+use integration_tests::{FakeTool, Gate, Machine, Outcome, Repository, job};
 use job_contract::keys::{Area, ObjectKey, PLAN_FILE};
-use job_contract::{JobData, env};
+use job_contract::{JobData, StepType, env};
 use secrecy::SecretString;
-use serde_json::Value;
+use serde_json::{Value, json};
 use tempfile::TempDir;
 use test_peers::azurite::{self, Azurite};
 use test_peers::clouds::Clouds;
@@ -363,18 +364,19 @@ fn azure_keeps_a_whole_job() {
         (env::AZURE_RESOURCE_GROUP, "group".to_owned()),
     ];
     environment.extend(clouds.environment());
+    let settings = StoreSettings::Azure(AzureSettings {
+        account: azurite::ACCOUNT.to_owned(),
+        access_key: SecretString::from(azurite::ACCOUNT_KEY),
+        container: "tfstate".to_owned(),
+        resource_group: None,
+        handover: Handover::Outside,
+        endpoint: Url::parse(&server.url()).unwrap(),
+    });
     let fixture = Fixture {
         environment,
         variables: Vec::new(),
         secrets: vec![azurite::ACCOUNT_KEY.to_owned()],
-        store: open(&StoreSettings::Azure(AzureSettings {
-            account: azurite::ACCOUNT.to_owned(),
-            access_key: SecretString::from(azurite::ACCOUNT_KEY),
-            container: "tfstate".to_owned(),
-            resource_group: None,
-            handover: Handover::Outside,
-            endpoint: Url::parse(&server.url()).unwrap(),
-        })),
+        store: open(&settings),
         address: format!("https://{host}/tfstate/"),
         state: backend_state(),
     };
@@ -384,6 +386,49 @@ fn azure_keeps_a_whole_job() {
     let made = fixture.store.put(&key, "x");
     runtime.block_on(made).unwrap();
     plans_and_applies(&fixture);
+    hub_and_tool_keep_each_other_out(&fixture, &settings, &runtime);
+}
+
+/// The lock that a hub takes is the one of the tool's own backend.
+fn hub_and_tool_keep_each_other_out(
+    fixture: &Fixture,
+    settings: &StoreSettings,
+    runtime: &tokio::runtime::Runtime,
+) {
+    let hub = ServedStore::open(settings, &RequestTiming::default()).unwrap();
+    let state = hub.state(job::ORGANIZATION, job::WORKSPACE);
+    let info = json!({"ID": "6c2a9f0e-3f0b-4b52-9d0c-6f6c8b8d7a11", "Who": "the-hub", "Operation": "OperationTypeApply",
+        "Info": "", "Version": "1.14.0", "Created": "2026-11-26T00:00:00Z", "Path": ""});
+    let info = Bytes::from(info.to_string());
+    let lock = || runtime.block_on(state.lock(info.clone())).unwrap();
+    let holder = || runtime.block_on(state.lock_info()).unwrap();
+
+    assert!(lock());
+    let journey = Journey::new(fixture);
+    let gate = Gate::new(journey.look.path().join("gate"));
+    let repository = gate.repository();
+    // The job of the journey above has a plan.
+    let apply = JobData {
+        job_id: "9000".to_owned(),
+        ..job::step(StepType::Apply, &repository)
+    };
+    let refused = journey.executor(&apply).run().expect_code(1);
+    assert!(refused.log().contains("the-hub"), "{refused}");
+    runtime.block_on(state.unlock(&info)).unwrap();
+    assert_eq!(holder(), None);
+
+    let journey = Journey::new(fixture);
+    std::thread::scope(|scope| {
+        let run = scope.spawn(|| journey.run(&apply));
+        let at_the_gate = gate.reached();
+        let tools = holder().expect("the lock of the tool");
+        assert!(String::from_utf8_lossy(&tools).contains("OperationTypeApply"));
+        assert!(!lock());
+        drop(at_the_gate);
+        run.join().unwrap();
+    });
+    assert_eq!(holder(), None);
+    assert!(lock());
 }
 
 #[test]

@@ -1,5 +1,7 @@
 //! Azure Blob Storage. Each area has its own container, which is created if it is missing (contract 6.2).
 
+mod state;
+
 use std::path::Path;
 use std::sync::Arc;
 
@@ -11,7 +13,8 @@ use job_contract::keys::{Area, ObjectKey};
 use object_store::azure::{
     AzureAccessKey, AzureAuthorizer, AzureCredential, MicrosoftAzureBuilder,
 };
-use object_store::client::{HttpClient, HttpConnector as _, HttpRequest, HttpRequestBody};
+use object_store::client::{HttpClient, HttpConnector, HttpRequest, HttpRequestBody};
+use object_store::{ClientOptions, HeaderMap, HeaderValue};
 use secrecy::{ExposeSecret as _, SecretString};
 use url::Url;
 
@@ -23,12 +26,24 @@ use crate::retry::Health;
 use crate::service::{ObjectService, ServedService, StatePlace};
 use crate::settings::AzureSettings;
 use crate::state_backend::BackendSettings;
-use crate::state_object::StateObject;
 use crate::transfer::{Content, Upload};
+
+use self::state::StateBlob;
 
 const SERVICE: &str = "Azure Blob Storage";
 const CREDENTIAL_SETTINGS: &str =
     "`AzureTerraformStateStorageAccountName` and `AzureTerraformStateStorageAccessKey`";
+
+/// A request that the client of `object_store` has no call for.
+struct Call<'a> {
+    /// For messages.
+    action: &'static str,
+    method: &'static str,
+    /// A container, or a blob with its container.
+    object: &'a str,
+    query: Option<&'static str>,
+    headers: HeaderMap,
+}
 
 /// A storage account.
 #[derive(Clone, Debug)]
@@ -48,37 +63,20 @@ impl Azure {
         timing: &RequestTiming,
     ) -> Result<Self, StoreError> {
         check_tls(SERVICE)?;
-        let options = timing.client_options(settings.endpoint.scheme() == "http");
         let connector = timing.connector(SERVICE);
-        let fail = |error| client_error(SERVICE, &error);
         let container = |name: &str| {
-            let client = MicrosoftAzureBuilder::new()
-                .with_account(&settings.account)
-                .with_access_key(settings.access_key.expose_secret())
-                .with_container_name(name)
-                .with_endpoint(settings.endpoint.as_str().trim_end_matches('/').to_owned())
-                .with_client_options(options.clone())
-                .with_retry(timing.retry_config())
-                .with_http_connector(connector.clone())
-                .build()
-                .map_err(fail)?;
-            Ok(Remote {
-                client: Arc::new(client),
-                bucket: BucketInfo {
-                    service: SERVICE,
-                    name: name.to_owned(),
-                    setting: env::AZURE_ACCOUNT,
-                    credential_settings: CREDENTIAL_SETTINGS,
-                },
-                health: connector.health.clone(),
-            })
+            let health = connector.health.clone();
+            container(settings, timing, name, connector.clone(), health)
         };
+        let options = client_options(settings, timing);
         Ok(Self {
             state: container(Area::State.bucket_prefix())?,
             output: container(Area::Output.bucket_prefix())?,
             backend: container(&settings.container)?,
             settings: settings.clone(),
-            http: connector.connect(&options).map_err(fail)?,
+            http: connector
+                .connect(&options)
+                .map_err(|error| client_error(SERVICE, &error))?,
             timing: timing.clone(),
         })
     }
@@ -102,63 +100,86 @@ impl Azure {
 
     /// Creates a container. It is no error if another run created it first.
     async fn create_container(&self, container: &str) -> Result<(), StoreError> {
+        let call = Call {
+            action: "create the container",
+            method: "PUT",
+            object: container,
+            query: Some("restype=container"),
+            headers: HeaderMap::new(),
+        };
+        match self.send(&call).await {
+            Ok(_) | Err(StoreError::Locked { .. }) => Ok(()),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Sends a request that the client of `object_store` has no call for. Returns the headers of the answer.
+    async fn send(&self, call: &Call<'_>) -> Result<HeaderMap, StoreError> {
         let backoff = ExponentialBuilder::default()
             .with_jitter()
             .with_min_delay(self.timing.first_pause)
             .with_max_delay(self.timing.longest_pause)
             .without_max_times()
             .with_total_delay(Some(self.timing.retry_for));
-        (|| self.try_create_container(container))
+        (|| self.try_send(call))
             .retry(backoff)
             .when(|error| matches!(error, StoreError::Unavailable { .. }))
             .await
     }
 
-    async fn try_create_container(&self, container: &str) -> Result<(), StoreError> {
-        let unavailable = |source| StoreError::Unavailable {
+    async fn try_send(&self, call: &Call<'_>) -> Result<HeaderMap, StoreError> {
+        let object = call.object.to_owned();
+        let unavailable = |object, source| StoreError::Unavailable {
             service: SERVICE,
-            action: "create the container",
-            object: container.to_owned(),
+            action: call.action,
+            object,
             source,
         };
-        let request = self.creation_request(container)?;
-        let sent = self.http.execute(request).await;
-        let status = sent
-            .map_err(|error| unavailable(Answer::of(&error)))?
-            .status();
+        let request = self.request(call)?;
+        let response = match self.http.execute(request).await {
+            Ok(response) => response,
+            Err(error) => return Err(unavailable(object, Answer::of(&error))),
+        };
+        let status = response.status();
+        let code = response.headers().get("x-ms-error-code");
+        let code = code.and_then(|code| code.to_str().ok()).unwrap_or_default();
+        let source = Answer::new(format!("{status} {code}").trim_end());
         match status.as_u16() {
-            200..300 | 409 => Ok(()),
+            200..300 => Ok(response.headers().clone()),
             401 | 403 => Err(StoreError::Refused {
                 service: SERVICE,
-                object: container.to_owned(),
+                object,
                 settings: CREDENTIAL_SETTINGS,
-                source: Answer::new(status.to_string()),
+                source,
             }),
-            _ => Err(unavailable(Answer::new(status.to_string()))),
+            404 => Err(StoreError::Missing { object }),
+            409 | 412 => Err(StoreError::Locked { object }),
+            _ => Err(unavailable(object, source)),
         }
     }
 
-    fn creation_request(&self, container: &str) -> Result<HttpRequest, StoreError> {
-        let fail = |error: object_store::Error| client_error(SERVICE, &error);
-        let address = address(&self.settings.endpoint, container);
+    fn request(&self, call: &Call<'_>) -> Result<HttpRequest, StoreError> {
+        let address = address(&self.settings.endpoint, call.object);
         let mut url = Url::parse(&address).expect("an address below an address");
-        url.set_query(Some("restype=container"));
+        url.set_query(call.query);
         let mut request = HttpRequest::new(HttpRequestBody::empty());
-        *request.method_mut() = "PUT".parse().expect("a method");
+        *request.method_mut() = call.method.parse().expect("a method");
         *request.uri_mut() = url
             .as_str()
             .parse()
             .expect("an address is one for HTTP too");
-        request.headers_mut().insert(
-            "content-length",
-            object_store::HeaderValue::from_static("0"),
-        );
-        let key = AzureAccessKey::try_new(self.settings.access_key.expose_secret());
-        let key = key.map_err(|error| fail(error.into()))?;
-        AzureAuthorizer::new(&AzureCredential::AccessKey(key), &self.settings.account)
-            .try_authorize(&mut request)
-            .map_err(fail)?;
+        let headers = request.headers_mut();
+        headers.insert("content-length", HeaderValue::from_static("0"));
+        headers.extend(call.headers.clone());
+        self.sign(&mut request)
+            .map_err(|error| client_error(SERVICE, &error))?;
         Ok(request)
+    }
+
+    fn sign(&self, request: &mut HttpRequest) -> object_store::Result<()> {
+        let key = AzureAccessKey::try_new(self.settings.access_key.expose_secret())?;
+        AzureAuthorizer::new(&AzureCredential::AccessKey(key), &self.settings.account)
+            .try_authorize(request)
     }
 
     fn reference_of(&self, key: &ObjectKey) -> String {
@@ -257,53 +278,43 @@ impl ServedService for Azure {
     fn state(&self, organization: &str, workspace: &str) -> Arc<dyn StatePlace> {
         Arc::new(StateBlob {
             azure: self.clone(),
-            object: StateObject {
-                remote: self.backend.clone(),
-                name: ObjectKey::backend_state(organization, workspace).path,
-                lock: None,
-            },
+            name: ObjectKey::backend_state(organization, workspace).path,
         })
     }
 }
 
-/// A state in the container of backend states. The tool's own backend locks it by a lease on the blob, without which the blob
-/// cannot be written. No such lease is taken here.
-struct StateBlob {
-    azure: Azure,
-    object: StateObject,
+fn client_options(settings: &AzureSettings, timing: &RequestTiming) -> ClientOptions {
+    timing.client_options(settings.endpoint.scheme() == "http")
 }
 
-#[async_trait]
-impl StatePlace for StateBlob {
-    async fn open(&self) -> Result<Option<Content>, StoreError> {
-        none_without_container(self.object.open().await)
-    }
-
-    async fn put(&self, upload: Upload) -> Result<(), StoreError> {
-        let container = &self.azure.settings.container;
-        self.azure.create_container(container).await?;
-        self.object.put(upload).await
-    }
-
-    async fn delete(&self) -> Result<(), StoreError> {
-        none_without_container(self.object.delete().await.map(Some)).map(drop)
-    }
-
-    fn has_lock(&self) -> bool {
-        false
-    }
-
-    async fn lock(&self, info: Bytes) -> Result<bool, StoreError> {
-        self.object.lock(info).await
-    }
-
-    async fn lock_info(&self) -> Result<Option<Bytes>, StoreError> {
-        self.object.lock_info().await
-    }
-
-    async fn unlock(&self) -> Result<(), StoreError> {
-        self.object.unlock().await
-    }
+/// Returns the client of a container.
+fn container(
+    settings: &AzureSettings,
+    timing: &RequestTiming,
+    name: &str,
+    connector: impl HttpConnector,
+    health: Health,
+) -> Result<Remote, StoreError> {
+    let client = MicrosoftAzureBuilder::new()
+        .with_account(&settings.account)
+        .with_access_key(settings.access_key.expose_secret())
+        .with_container_name(name)
+        .with_endpoint(settings.endpoint.as_str().trim_end_matches('/').to_owned())
+        .with_client_options(client_options(settings, timing))
+        .with_retry(timing.retry_config())
+        .with_http_connector(connector)
+        .build()
+        .map_err(|error| client_error(SERVICE, &error))?;
+    Ok(Remote {
+        client: Arc::new(client),
+        bucket: BucketInfo {
+            service: SERVICE,
+            name: name.to_owned(),
+            setting: env::AZURE_ACCOUNT,
+            credential_settings: CREDENTIAL_SETTINGS,
+        },
+        health,
+    })
 }
 
 /// Without its container, there is no object.

@@ -194,12 +194,12 @@ impl StatePlace for StateFile {
         open(self.0.clone()).await
     }
 
-    async fn put(&self, upload: Upload) -> Result<(), StoreError> {
+    async fn put(&self, upload: Upload, _lock: Option<&str>) -> Result<(), StoreError> {
         let object = self.0.display().to_string();
         replace(self.0.clone(), true, copy_upload(upload, object)).await
     }
 
-    async fn delete(&self) -> Result<(), StoreError> {
+    async fn delete(&self, _lock: Option<&str>) -> Result<(), StoreError> {
         let path = self.0.clone();
         blocking(move || match fs::remove_file(&path) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => {
@@ -222,7 +222,7 @@ impl StatePlace for StateFile {
         Ok(None)
     }
 
-    async fn unlock(&self) -> Result<(), StoreError> {
+    async fn unlock(&self, _info: &[u8]) -> Result<(), StoreError> {
         Ok(())
     }
 }

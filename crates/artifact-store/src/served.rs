@@ -76,14 +76,14 @@ impl WorkspaceState {
         self.0.open().await
     }
 
-    /// Replaces the state.
-    pub async fn put(&self, upload: Upload) -> Result<(), StoreError> {
-        self.0.put(upload).await
+    /// Replaces the state. `lock` is the id of the lock that the caller has. Where locks are leases, nobody else's write succeeds.
+    pub async fn put(&self, upload: Upload, lock: Option<&str>) -> Result<(), StoreError> {
+        self.0.put(upload, lock).await
     }
 
-    /// Removes the state. It is no error if there is none.
-    pub async fn delete(&self) -> Result<(), StoreError> {
-        self.0.delete().await
+    /// Removes the state, as [`Self::put`] replaces it. It is no error if there is none.
+    pub async fn delete(&self, lock: Option<&str>) -> Result<(), StoreError> {
+        self.0.delete(lock).await
     }
 
     /// Whether the tool's own backend takes a lock in this store that others than the tool can take.
@@ -102,8 +102,9 @@ impl WorkspaceState {
         self.0.lock_info().await
     }
 
-    /// Releases the lock, whoever has it. It is no error if nobody has it.
-    pub async fn unlock(&self) -> Result<(), StoreError> {
-        self.0.unlock().await
+    /// Releases the lock whose holder has written this. It is no error if nobody has it. Where a lock is an object, another
+    /// holder's lock is released too, if it was taken since.
+    pub async fn unlock(&self, info: &[u8]) -> Result<(), StoreError> {
+        self.0.unlock(info).await
     }
 }

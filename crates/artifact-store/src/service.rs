@@ -78,13 +78,16 @@ pub(crate) trait ServedService: ObjectService {
 #[async_trait]
 pub(crate) trait StatePlace: Send + Sync {
     async fn open(&self) -> Result<Option<Content>, StoreError>;
-    async fn put(&self, upload: Upload) -> Result<(), StoreError>;
-    async fn delete(&self) -> Result<(), StoreError>;
+    /// Replaces the state. `lock` is the id of the lock that the caller has.
+    async fn put(&self, upload: Upload, lock: Option<&str>) -> Result<(), StoreError>;
+    /// Removes the state. `lock` is the id of the lock that the caller has.
+    async fn delete(&self, lock: Option<&str>) -> Result<(), StoreError>;
     /// Whether the store has a lock.
     fn has_lock(&self) -> bool;
     /// Takes the lock. `false` if somebody has it.
     async fn lock(&self, info: Bytes) -> Result<bool, StoreError>;
     /// What the holder of the lock has written; `None` if nobody has it.
     async fn lock_info(&self) -> Result<Option<Bytes>, StoreError>;
-    async fn unlock(&self) -> Result<(), StoreError>;
+    /// Releases the lock that has this description.
+    async fn unlock(&self, info: &[u8]) -> Result<(), StoreError>;
 }

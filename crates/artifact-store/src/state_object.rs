@@ -22,11 +22,11 @@ impl StatePlace for StateObject {
         self.remote.open(&self.name).await
     }
 
-    async fn put(&self, upload: Upload) -> Result<(), StoreError> {
+    async fn put(&self, upload: Upload, _lock: Option<&str>) -> Result<(), StoreError> {
         self.remote.put_upload(&self.name, upload).await
     }
 
-    async fn delete(&self) -> Result<(), StoreError> {
+    async fn delete(&self, _lock: Option<&str>) -> Result<(), StoreError> {
         self.remote.delete(&self.name).await
     }
 
@@ -48,7 +48,7 @@ impl StatePlace for StateObject {
         }
     }
 
-    async fn unlock(&self) -> Result<(), StoreError> {
+    async fn unlock(&self, _info: &[u8]) -> Result<(), StoreError> {
         match &self.lock {
             Some(lock) => self.remote.delete(lock).await,
             None => Ok(()),

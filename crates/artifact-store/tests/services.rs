@@ -17,13 +17,16 @@ use artifact_store::{
 };
 use bytes::Bytes;
 use futures_util::TryStreamExt as _;
+use futures_util::future::join_all;
 use job_contract::keys::ObjectKey;
 use secrecy::SecretString;
 use tempfile::TempDir;
 use test_peers::azurite::{self, Azurite};
 use test_peers::gcs::{self, Gcs};
 use test_peers::http::{Request, Response, Server};
+use test_peers::proxy::{Moment, Proxy};
 use test_peers::s3::{self, S3};
+use test_peers::wait;
 use url::Url;
 
 /// More than two parts, and no multiple of a part.
@@ -484,6 +487,15 @@ async fn content_of(content: Option<Content>) -> Option<Vec<u8>> {
     Some(whole)
 }
 
+/// Ids of locks.
+const ONE: &str = "6c2a9f0e-3f0b-4b52-9d0c-6f6c8b8d7a11";
+const TWO: &str = "0b9e1c55-8f5e-4d0f-8a56-1f5d3c3a9b22";
+
+/// The description of a lock.
+fn locked_by(id: &str) -> Bytes {
+    format!(r#"{{"ID":"{id}","Who":"me"}}"#).into()
+}
+
 /// Checks what every store of a hub must do.
 async fn passes_on(settings: StoreSettings, large: bool, has_lock: bool) {
     let _ = rustls::crypto::ring::default_provider().install_default();
@@ -511,18 +523,29 @@ async fn passes_on(settings: StoreSettings, large: bool, has_lock: bool) {
     let state = store.state("o", "w");
     let read = async || content_of(state.open().await.unwrap()).await;
     assert_eq!(read().await, None);
-    state.put(upload(b"{}", b"{}")).await.unwrap();
+    let written = async |content: &[u8], lock| state.put(upload(content, content), lock).await;
+    written(b"{}", None).await.unwrap();
     assert_eq!(read().await.as_deref(), Some(&b"{}"[..]));
     assert_eq!(state.has_lock(), has_lock);
     for taken in [true, !has_lock] {
-        let locked = state.lock("info".into()).await.unwrap();
+        let info = if taken {
+            locked_by(ONE)
+        } else {
+            locked_by(TWO)
+        };
+        let locked = state.lock(info).await.unwrap();
         assert_eq!(locked, taken, "{settings:?}");
     }
     let info = state.lock_info().await.unwrap();
-    assert_eq!(info, has_lock.then(|| Bytes::from("info")));
+    assert_eq!(info, has_lock.then(|| locked_by(ONE)));
+    let whole = vec![b'x'; LARGE];
+    let holders = if large { &whole[..] } else { &b"{1}"[..] };
+    written(holders, Some(ONE)).await.unwrap();
+    assert!(read().await.as_deref() == Some(holders));
+    assert_eq!(state.lock_info().await.unwrap(), info, "the write took it");
     for _ in 0..2 {
-        state.unlock().await.unwrap();
-        state.delete().await.unwrap();
+        state.unlock(&locked_by(ONE)).await.unwrap();
+        state.delete(None).await.unwrap();
     }
     assert_eq!(state.lock_info().await.unwrap(), None);
     assert_eq!(read().await, None);
@@ -543,7 +566,75 @@ async fn every_store_passes_on_what_comes_whole() {
     };
     passes_on(StoreSettings::S3(settings), true, true).await;
     let azure = Azurite::start().unwrap();
-    passes_on(azure_at(&azure.url(), azurite::ACCOUNT_KEY), true, false).await;
+    passes_on(azure_at(&azure.url(), azurite::ACCOUNT_KEY), true, true).await;
     let gcs = Gcs::start().unwrap();
     passes_on(gcs_at(&gcs, gcs::BUCKET), false, true).await;
+}
+
+/// Whoever takes and releases a lease ends after each of the twelve calls of that. Nobody has to remove what is left: either it
+/// says whose it is, or it ends by itself.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_lease_is_described_or_ends_wherever_its_holder_ends() {
+    let _ = rustls::crypto::ring::default_provider().install_default();
+    let azure = Azurite::start().unwrap();
+    let settings = azure_at(&azure.url(), azurite::ACCOUNT_KEY);
+    let store = ServedStore::open(&settings, &timing()).unwrap();
+    let ends = (1..=12).map(async |last| {
+        let proxy = Proxy::of_calls(&[azure.address()]).unwrap();
+        let address = format!("{}/{}", proxy.url(), azurite::ACCOUNT);
+        let workspace = format!("w{last}");
+        let of_holder = azure_at(&address, azurite::ACCOUNT_KEY);
+        let of_holder = ServedStore::open(&of_holder, &timing()).unwrap();
+        let of_holder = of_holder.state("o", &workspace);
+        let state = store.state("o", &workspace);
+        let calls = AtomicUsize::new(0);
+        let held = proxy.hold(move |call| {
+            call.moment() == Moment::Answered && calls.fetch_add(1, Ordering::SeqCst) + 1 == last
+        });
+        let mut holder = tokio::spawn(async move {
+            assert!(of_holder.lock(locked_by(ONE)).await.unwrap());
+            of_holder.unlock(&locked_by(ONE)).await.unwrap();
+        });
+        let held = tokio::select! {
+            held = held => held.unwrap(),
+            ended = &mut holder => panic!("call {last} was not made: {ended:?}"),
+        };
+        holder.abort();
+        drop(held);
+        // After its last call, the lock is there until it is released.
+        let found = state.lock_info().await.unwrap();
+        assert!(last != 8 || found == Some(locked_by(ONE)), "{found:?}");
+        wait::until("the lock of another", async || {
+            if let Some(left) = state.lock_info().await.unwrap() {
+                assert_eq!(left, locked_by(ONE));
+                state.unlock(&left).await.unwrap();
+            }
+            state.lock(locked_by(TWO)).await.unwrap()
+        })
+        .await;
+        assert_eq!(state.lock_info().await.unwrap(), Some(locked_by(TWO)));
+    });
+    join_all(ends).await;
+}
+
+#[tokio::test]
+async fn a_lease_keeps_out_every_other_writer_and_who_only_knows_its_id() {
+    let _ = rustls::crypto::ring::default_provider().install_default();
+    let azure = Azurite::start().unwrap();
+    let settings = azure_at(&azure.url(), azurite::ACCOUNT_KEY);
+    let store = ServedStore::open(&settings, &timing()).unwrap();
+    let state = store.state("o", "w");
+    assert!(state.lock(locked_by(ONE)).await.unwrap());
+    for other in [None, Some(TWO)] {
+        let error = state.put(upload(b"{}", b"{}"), other).await.unwrap_err();
+        assert!(matches!(error, StoreError::Locked { .. }), "{error:?}");
+        let error = state.delete(other).await.unwrap_err();
+        assert!(matches!(error, StoreError::Locked { .. }), "{error:?}");
+    }
+    let thief = Bytes::from(format!(r#"{{"ID":"{ONE}","Who":"somebody else"}}"#));
+    assert!(!state.lock(thief).await.unwrap());
+    state.unlock(&locked_by(TWO)).await.unwrap();
+    assert_eq!(state.lock_info().await.unwrap(), Some(locked_by(ONE)));
+    state.delete(Some(ONE)).await.unwrap();
+    assert_eq!(state.lock_info().await.unwrap(), None);
 }

@@ -585,6 +585,10 @@ async fn only_the_holder_of_the_accepted_lease_writes_and_after_its_end_only_to_
     assert_eq!(lease.serial(), Some(2));
 }
 
+/// Ids of locks.
+const ONE: &str = "6c2a9f0e-3f0b-4b52-9d0c-6f6c8b8d7a11";
+const TWO: &str = "0b9e1c55-8f5e-4d0f-8a56-1f5d3c3a9b22";
+
 fn lock_info(id: &str) -> Vec<u8> {
     let info = json!({"ID": id, "Who": "me@pod", "Operation": "OperationTypeApply", "Info": "", "Version": "1.14.0",
         "Created": "2026-11-26T00:00:00Z", "Path": ""});
@@ -594,19 +598,19 @@ fn lock_info(id: &str) -> Vec<u8> {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_lock_keeps_others_out_and_is_released_when_its_run_is_over() {
     let lease = Holder::accepted().await;
-    let (one, two) = (lock_info("one"), lock_info("two"));
+    let (one, two) = (lock_info(ONE), lock_info(TWO));
     assert_eq!(lease.send("POST", "state/lock", &one).await.0, OK);
     // The answer was lost.
     assert_eq!(lease.send("POST", "state/lock", &one).await.0, OK);
     let (status, holder) = lease.send("POST", "state/lock", &two).await;
     assert_eq!(status, StatusCode::LOCKED);
     assert!(holder.contains("me@pod"), "{holder}");
-    for below in ["state", "state?lock=two"] {
+    for below in ["state", &format!("state?lock={TWO}")] {
         let (status, text) = lease.send("POST", below, &state(1, "l")).await;
         assert_eq!(status, StatusCode::CONFLICT, "{text}");
     }
-    let first = state(1, "l");
-    let write = lease.send("POST", "state?lock=one", &first);
+    let (first, of_one) = (state(1, "l"), format!("state?lock={ONE}"));
+    let write = lease.send("POST", &of_one, &first);
     assert_eq!(write.await.0, OK);
     assert_eq!(
         lease.send("POST", "state/unlock", &two).await.0,

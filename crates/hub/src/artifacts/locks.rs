@@ -15,17 +15,16 @@ use pool_protocol::problem::Code;
 use pool_store::TaskView;
 use serde_json::{Map, Value};
 use tracing::{info, warn};
+use uuid::Uuid;
 
 use super::changes::{SAVE, place, to_its_end};
 use super::{Answer, again, allow, check_again, conflict, failed};
 use crate::Hub;
 use crate::failure::Failure;
 
-/// The largest description of a lock.
-const LARGEST: usize = 16 * 1024;
+/// The largest description of a lock. Azure keeps at most 8 KiB of metadata, in base64.
+const LARGEST: usize = 4 * 1024;
 const BODY_TIMEOUT: Duration = Duration::from_secs(30);
-/// The longest id.
-const LONGEST_ID: usize = 128;
 /// The field of the tool for an explanation. It names the task after this word.
 const INFO: &str = "Info";
 const TASK: &str = "mayfly task ";
@@ -151,7 +150,7 @@ async fn release(
     let found = state.lock_info().await.map_err(|error| failed(&error))?;
     match found {
         Some(found) if !is_own(&found) => return Ok(Some(found)),
-        Some(_) => state.unlock().await.map_err(|error| failed(&error))?,
+        Some(found) => state.unlock(&found).await.map_err(|error| failed(&error))?,
         None => {}
     }
     Ok(None)
@@ -171,17 +170,17 @@ pub(crate) async fn release_left(hub: &Hub, task: &TaskView) -> bool {
         return false;
     }
     let found = state.lock_info().await;
-    let is_its = match found {
-        Ok(found) => found.is_some_and(|info| task_of(&info) == Some(task.task)),
+    let found = match found {
+        Ok(found) => found.filter(|info| task_of(info) == Some(task.task)),
         Err(error) => {
             warn!(task = %task.task, %error, "whether a run has left its lock is not known");
             return false;
         }
     };
-    if !is_its {
+    let Some(found) = found else {
         return true;
-    }
-    match state.unlock().await {
+    };
+    match state.unlock(&found).await {
         Ok(()) => {
             warn!(
                 task = %task.task,
@@ -208,9 +207,10 @@ async fn read(body: Body) -> Result<Bytes, Failure> {
 
 /// Returns the id of a lock, and its description with the task.
 fn named(info: &[u8], task: TaskId) -> Result<(String, Bytes), Failure> {
+    // Terraform and OpenTofu generate it. On Azure, it is the id of a lease.
     let id = holder_id(info).filter(|id| {
-        let is_known = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'-';
-        !id.is_empty() && id.len() <= LONGEST_ID && id.bytes().all(is_known)
+        let parsed: Result<Uuid, _> = id.parse();
+        parsed.is_ok_and(|parsed| parsed.to_string() == *id)
     });
     let fields: Option<Map<String, Value>> = serde_json::from_slice(info).ok();
     let (Some(id), Some(mut fields)) = (id, fields) else {
@@ -268,16 +268,25 @@ mod tests {
 
     use super::*;
 
+    const ID: &str = "6c2a9f0e-3f0b-4b52-9d0c-6f6c8b8d7a11";
+
     #[test]
     fn a_lock_names_its_task_and_keeps_what_the_tool_says() {
         let task = TaskId::new();
-        let info =
-            json!({"ID": "4711-a", "Who": "me", "Info": "", "Operation": "OperationTypeApply"});
+        let info = json!({"ID": ID, "Who": "me", "Info": "", "Operation": "OperationTypeApply"});
         let (id, named) = named(info.to_string().as_bytes(), task).unwrap();
-        assert_eq!((id.as_str(), task_of(&named)), ("4711-a", Some(task)));
+        assert_eq!((id.as_str(), task_of(&named)), (ID, Some(task)));
         let fields: Value = serde_json::from_slice(&named).unwrap();
         assert_eq!(fields["Who"], "me");
-        for other in ["", "[]", "{}", r#"{"ID": 7}"#, r#"{"ID": "a/../b"}"#] {
+        let upper = json!({"ID": ID.to_uppercase()}).to_string();
+        for other in [
+            "",
+            "[]",
+            "{}",
+            r#"{"ID": 7}"#,
+            r#"{"ID": "a/../b"}"#,
+            &upper,
+        ] {
             assert!(super::named(other.as_bytes(), task).is_err(), "{other}");
         }
         assert_eq!(task_of(info.to_string().as_bytes()), None);

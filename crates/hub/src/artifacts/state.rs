@@ -87,7 +87,8 @@ async fn delete(hub: &Arc<Hub>, of: (&str, &str), head: &Parts) -> Answer {
     let deleted = async move {
         let (_write, task) = (write, &allowed.task);
         check_lock(&state, lock.as_deref(), task.task).await?;
-        state.delete().await.map_err(|error| failed(&error))?;
+        let deleted = state.delete(lock.as_deref()).await;
+        deleted.map_err(|error| failed(&error))?;
         info!(task = %task.task, "the state of a workspace was removed");
         Ok(())
     };
@@ -120,7 +121,7 @@ async fn write(hub: &Arc<Hub>, of: (&str, &str), head: &Parts, body: &mut Option
         hub: Arc::clone(hub),
         task: task.clone(),
         state: state.clone(),
-        lock,
+        lock: lock.clone(),
         before,
         digest: turn.digest.clone(),
     };
@@ -135,7 +136,7 @@ async fn write(hub: &Arc<Hub>, of: (&str, &str), head: &Parts, body: &mut Option
             content: Box::new(StreamReader::new(chunks)),
             digest,
         };
-        let stored = state.put(upload).await;
+        let stored = state.put(upload, lock.as_deref()).await;
         drop(taken);
         let refused = runtime::lock(&refused).take();
         match (stored, refused) {

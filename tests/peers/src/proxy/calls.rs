@@ -324,7 +324,9 @@ fn outgoing(request: &Request) -> io::Result<hyper::Request<Full<Bytes>>> {
         .method(&*request.method)
         .uri(request.target());
     for (name, value) in &request.headers {
-        if !OF_CONNECTION.contains(&&**name) {
+        // The client of `hyper` does not say that a body is empty.
+        let says_empty = name == "content-length" && value == "0";
+        if says_empty || !OF_CONNECTION.contains(&&**name) {
             outgoing = outgoing.header(name, value);
         }
     }
