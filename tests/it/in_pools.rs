@@ -18,6 +18,7 @@ pub(crate) mod kills;
 mod lasting;
 mod limits;
 mod network;
+mod network_in_cluster;
 mod oidc;
 mod proxies;
 mod queue;

@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::io;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError, mpsc};
 use std::time::Duration;
@@ -51,11 +52,15 @@ pub enum StartError {
 #[derive(Debug, Clone)]
 pub struct Builder {
     has_nodes: bool,
+    address: IpAddr,
 }
 
 impl Default for Builder {
     fn default() -> Self {
-        Self { has_nodes: true }
+        Self {
+            has_nodes: true,
+            address: Ipv4Addr::LOCALHOST.into(),
+        }
     }
 }
 
@@ -64,6 +69,13 @@ impl Builder {
     #[must_use]
     pub fn without_kubelet(mut self) -> Self {
         self.has_nodes = false;
+        self
+    }
+
+    /// The API server listens at this address of the machine.
+    #[must_use]
+    pub fn listening_at(mut self, address: IpAddr) -> Self {
+        self.address = address;
         self
     }
 
@@ -137,10 +149,10 @@ impl Cluster {
         let runtime = Background::start()?;
         let dir = tempfile::tempdir()?;
         let stop = CancellationToken::new();
-        let until = stop.clone();
+        let (until, address) = (stop.clone(), parts.address);
         let start = runtime.handle.spawn(async move {
             let upstream = upstream(kubeconfig).await?;
-            Ok::<_, StartError>(Front::start(upstream, until).await?)
+            Ok::<_, StartError>(Front::start(upstream, address, until).await?)
         });
         let front = start.await.map_err(io::Error::other)??;
         let runner = Arc::new(Runner::new(dir.path(), Arc::clone(&front.logs)));
@@ -175,6 +187,11 @@ impl Cluster {
     }
 
     /// Where the API server listens.
+    pub fn address(&self) -> SocketAddr {
+        self.front.address()
+    }
+
+    /// The same, for clients of HTTP.
     pub fn url(&self) -> String {
         self.front.url()
     }

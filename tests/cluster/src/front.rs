@@ -1,4 +1,4 @@
-//! What every client of a test talks to: plain HTTP on loopback, in front of the API server.
+//! What every client of a test talks to: plain HTTP, on loopback if a test does not say otherwise, in front of the API server.
 //!
 //! It knows who asks, records what is asked, lets requests go wrong as a test asks, and answers `pods/log`, because the
 //! containers are its own cluster's. Everything else is the business of the API server behind it.
@@ -11,7 +11,7 @@ mod status;
 pub(crate) mod upstream;
 
 use std::io;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -62,12 +62,13 @@ pub(crate) struct Front {
 }
 
 impl Front {
-    /// Listens on a free port of loopback until `stop`.
+    /// Listens on a free port of an address until `stop`.
     pub(crate) async fn start(
         upstream: Upstream,
+        address: IpAddr,
         stop: CancellationToken,
     ) -> io::Result<Arc<Self>> {
-        let listener = TcpListener::bind("127.0.0.1:0").await?;
+        let listener = TcpListener::bind((address, 0)).await?;
         let front = Arc::new(Self {
             upstream,
             recorder: Recorder::default(),
@@ -80,6 +81,10 @@ impl Front {
         });
         tokio::spawn(Arc::clone(&front).accept(listener));
         Ok(front)
+    }
+
+    pub(crate) fn address(&self) -> SocketAddr {
+        self.address
     }
 
     pub(crate) fn url(&self) -> String {

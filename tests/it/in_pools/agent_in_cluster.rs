@@ -1,5 +1,7 @@
 //! Tests of agents on target `kubernetes`: runs are Jobs, and the cluster is the agent's only record.
 
+use std::process::Command;
+
 use integration_tests::process::Stream;
 use integration_tests::{Repository, Running};
 use job_contract::env;
@@ -20,17 +22,28 @@ pub(super) async fn cluster(parts: Builder) -> Option<ClusterFixture> {
     ClusterFixture::of(parts, &rights).await
 }
 
-/// Starts the agent `eu-1` with the cluster of the test.
-pub(super) fn start(cluster: &ClusterFixture, fixture: &Fixture, hub: &Hub) -> Running {
+/// The agent `eu-1` with the cluster of the test.
+pub(super) fn command(cluster: &ClusterFixture, fixture: &Fixture, hub: &Hub) -> Command {
     let mut command = cluster.command(&[]);
     let token = fixture.token.reveal();
-    Running::start(launcher::agent(&mut command, "eu-1", &hub.url(), token))
+    launcher::agent(&mut command, "eu-1", &hub.url(), token);
+    command
+}
+
+/// Starts it.
+pub(super) fn start(cluster: &ClusterFixture, fixture: &Fixture, hub: &Hub) -> Running {
+    Running::start(&mut command(cluster, fixture, hub))
 }
 
 /// Gives executors the public URL of the platform.
 fn prepare(cluster: &ClusterFixture, fixture: &Fixture) {
+    prepare_with(cluster, fixture, "");
+}
+
+/// The same, with words of a shell before the executor.
+pub(super) fn prepare_with(cluster: &ClusterFixture, fixture: &Fixture, words: &str) {
     cluster.image_that_first(&format!(
-        "export {}='{}' {}=1",
+        "export {}='{}' {}=1\n{words}",
         env::PUBLIC_API_URL,
         fixture.platform.url(),
         env::STATUS_POLL_SECONDS,

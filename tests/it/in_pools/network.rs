@@ -10,14 +10,17 @@ use integration_tests::repository::chain;
 use integration_tests::{Repository, Running};
 use job_contract::env;
 use nix::sys::signal::Signal;
+use test_cluster::Cluster;
 use test_peers::git_http::{self, GitHttpOptions};
 use test_peers::http::Server;
 use test_peers::modules::{MODULE, ModuleRegistry};
 use test_peers::skips::needed;
-use test_platform::{Flow, Job, NewJob, ORGANIZATION, Status, Variable, Workspace};
+use test_platform::{Flow, Job, NewJob, ORGANIZATION, Records, Status, Variable, Workspace};
 
 use super::agent::ends_with;
+use super::agent_in_cluster;
 use super::fixture::{Fixture, Hub};
+use crate::in_cluster::Fixture as ClusterFixture;
 
 /// Where the agent listens for probes.
 const HEALTH: u16 = 8080;
@@ -129,6 +132,18 @@ impl Network {
         inside
     }
 
+    /// A cluster whose pods are inside, and whose API server listens on this side.
+    async fn cluster(&self, fixture: &Fixture) -> Option<ClusterFixture> {
+        let parts = Cluster::builder().listening_at(self.here.into());
+        let cluster = agent_in_cluster::cluster(parts).await?;
+        let keeper = self.keeper.id();
+        let words = format!(
+            "[ \"$INSIDE\" ] || INSIDE=1 exec nsenter --net=/proc/{keeper}/ns/net \"$0\" \"$@\""
+        );
+        agent_in_cluster::prepare_with(&cluster, fixture, &words);
+        Some(cluster)
+    }
+
     fn run(&self, program: &str, args: &[&str]) -> io::Result<Output> {
         let namespace = format!("--net=/proc/{}/ns/net", self.keeper.id());
         let all: Vec<_> = [&*namespace, program]
@@ -230,9 +245,11 @@ echo "way out $(ask "$terrakubeApi/context/v1/../../api/v1/organization/$organiz
 echo "nobody $(terrakubeToken=x ask "$api/workspace/$workspaceId")"
 "#;
 
-/// A closed network with an agent of target `process`, a platform with a registry of modules, and the hub between them.
-struct Enclosed {
+/// A closed network with an agent, a platform with a registry of modules, and the hub between them.
+pub(super) struct Enclosed {
     agent: Running,
+    /// Of an agent on target `kubernetes`. Its pods are in the network too.
+    cluster: Option<ClusterFixture>,
     _hub: Hub,
     fixture: Fixture,
     registry: ModuleRegistry,
@@ -245,9 +262,13 @@ struct Enclosed {
 
 impl Enclosed {
     /// `main`: the root module, for the address of the registry. `None`: the machine has no such networks.
-    async fn new(main: impl Fn(&str) -> String) -> Option<Self> {
+    async fn new(main: impl Fn(&str) -> String, on: Target) -> Option<Self> {
         let network = needed(Network::new())?;
         let fixture = Fixture::new().await;
+        let cluster = match on {
+            Target::Process => None,
+            Target::Kubernetes => Some(network.cluster(&fixture).await?),
+        };
         let module = r#"output "greeting" { value = "from the registry" }"#;
         let check = fixture.platform.token_check();
         let registry = ModuleRegistry::start(ORGANIZATION, module, check).unwrap();
@@ -264,10 +285,17 @@ impl Enclosed {
             ..GitHttpOptions::default()
         };
         let source = git_http::serve(repository.path(), options).unwrap();
-        needed(network.close(&[hub.address(), source.address()]))?;
-        let agent = Running::start(&mut network.inside(&fixture.agent(&hub.url())));
+        let mut open = vec![hub.address(), source.address()];
+        open.extend(cluster.as_ref().map(|cluster| cluster.cluster.address()));
+        needed(network.close(&open))?;
+        let agent = match &cluster {
+            None => fixture.agent(&hub.url()),
+            Some(cluster) => agent_in_cluster::command(cluster, &fixture, &hub),
+        };
+        let agent = Running::start(&mut network.inside(&agent));
         Some(Self {
             agent,
+            cluster,
             _hub: hub,
             fixture,
             registry,
@@ -291,7 +319,17 @@ impl Enclosed {
     }
 
     async fn ends(&self, job: u32, status: Status) -> Job {
-        self.fixture.platform.until_job(job, status).await
+        let platform = &self.fixture.platform;
+        let is_over = |records: &Records| {
+            let found = records.job(job);
+            (found.status.is_terminal() || found.status == status).then(|| found.clone())
+        };
+        let ended = platform.until("the end of the job", is_over).await;
+        let pods = self.cluster.iter();
+        let pods = pods.flat_map(|cluster| cluster.cluster.container_logs());
+        let pods: Vec<_> = pods.collect();
+        assert_eq!(ended.status, status, "{pods:?}\n{}", platform.report());
+        ended
     }
 
     fn output(&self, job: &Job, step: usize) -> String {
@@ -309,6 +347,13 @@ impl Enclosed {
         assert_eq!(rejecting.unwrap().0, 0, "{outgoing:?}");
         self.fixture.platform.assert_kept().await;
     }
+}
+
+/// Where the agent runs executors.
+#[derive(Clone, Copy)]
+pub(super) enum Target {
+    Process,
+    Kubernetes,
 }
 
 /// A root module that calls the module of an organization.
@@ -332,7 +377,11 @@ output "greeting" {{
 
 #[tokio::test(flavor = "multi_thread")]
 async fn modules_of_the_platform_and_the_live_view_pass_the_hub() {
-    let Some(it) = Enclosed::new(|registry| calling(registry, ORGANIZATION)).await else {
+    modules_and_the_live_view_pass(Target::Process).await;
+}
+
+pub(super) async fn modules_and_the_live_view_pass(on: Target) {
+    let Some(it) = Enclosed::new(|registry| calling(registry, ORGANIZATION), on).await else {
         return;
     };
     let job = it.start(&it.workspace(""), Flow::plan_apply());
@@ -347,7 +396,8 @@ async fn modules_of_the_platform_and_the_live_view_pass_the_hub() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn modules_of_other_organizations_do_not_pass_the_hub() {
-    let Some(it) = Enclosed::new(|registry| calling(registry, "other")).await else {
+    let Some(it) = Enclosed::new(|registry| calling(registry, "other"), Target::Process).await
+    else {
         return;
     };
     let job = it.start(&it.workspace(""), Flow::only("terraformPlan"));
@@ -361,7 +411,11 @@ async fn modules_of_other_organizations_do_not_pass_the_hub() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn scripts_ask_the_platform_what_the_file_of_the_pools_lets_them() {
-    let Some(it) = Enclosed::new(|_| String::new()).await else {
+    scripts_ask_what_they_may(Target::Process).await;
+}
+
+pub(super) async fn scripts_ask_what_they_may(on: Target) {
+    let Some(it) = Enclosed::new(|_| String::new(), on).await else {
         return;
     };
     let scripts = || vec![Flow::new("customScripts", 50).with_script(SCRIPT)];
@@ -407,8 +461,12 @@ async fn scripts_ask_the_platform_what_the_file_of_the_pools_lets_them() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn runs_of_a_closed_network_end_as_elsewhere() {
+    runs_end_as_elsewhere(Target::Process).await;
+}
+
+pub(super) async fn runs_end_as_elsewhere(on: Target) {
     let main = chain("command = var.command") + "variable \"command\" {}\n";
-    let Some(it) = Enclosed::new(|_| main.clone()).await else {
+    let Some(it) = Enclosed::new(|_| main.clone(), on).await else {
         return;
     };
     let workspace = it.workspace("true");
