@@ -75,6 +75,9 @@ pub struct JobConfig {
     pub job_data_sha256: Option<String>,
 }
 
+/// Room for what scripts build for the apply.
+const PLAN_FILES_BYTES: u64 = 512 * 1024 * 1024;
+
 impl JobConfig {
     /// Adds the further parts of job data that did not fit into one variable; `own` reads a variable.
     fn complete(&mut self, own: impl Fn(&str) -> Option<String>) {
@@ -227,6 +230,13 @@ pub struct RunConfig {
     #[arg(long, env = env::MIXED_FLEET, value_parser = clap::builder::BoolishValueParser::new(),
           default_value = "false", action = clap::ArgAction::Set)]
     pub mixed_fleet: bool,
+    /// `false` does not leave the files that a plan step has changed to the apply of its plan.
+    #[arg(long, env = env::PLAN_FILES, value_parser = clap::builder::BoolishValueParser::new(),
+          default_value = "true", action = clap::ArgAction::Set)]
+    pub plan_files: bool,
+    /// Largest size of these files together, in bytes.
+    #[arg(long, env = env::PLAN_FILES_MAX_BYTES, default_value_t = PLAN_FILES_BYTES)]
+    pub plan_files_max_bytes: u64,
     /// Name of the pod, written into the claim.
     #[arg(long, env = env::POD_NAME)]
     pub pod_name: Option<String>,

@@ -30,6 +30,7 @@ mod operation;
 mod phase_timer;
 mod phases;
 mod pipeline;
+mod plan_files;
 mod platform_server;
 pub mod process;
 mod resolver;

@@ -17,7 +17,7 @@ use crate::error::StepError;
 use crate::process::{Completion, Ended};
 use crate::step_result::{OperationDetails, join_present};
 use crate::stop::MEMORY_HINT;
-use crate::stored_plan::ReviewedPlan;
+use crate::stored_plan::{PlanRecord, ReviewedPlan};
 use crate::terraform::Terraform;
 use crate::terraform::event_state::EventState;
 use crate::tool::ResolvedTool;
@@ -146,7 +146,8 @@ pub(crate) struct OperationResult {
     pub(crate) ending: Ending,
     pub(crate) after_ok: bool,
     pub(crate) changes: Option<ChangeCounts>,
-    pub(crate) plan: Option<String>,
+    /// The stored plan.
+    pub(crate) plan: Option<PlanRecord>,
     pub(crate) history: Option<History>,
     /// JSON of the outputs, for the scripts after the operation.
     pub(crate) terraform_output: String,

@@ -20,11 +20,14 @@ use serde_json::{Map, Value, json};
 use tracing::warn;
 
 use crate::error::StepError;
+use crate::plan_files::PlanFilesRecord;
 use crate::tool::ResolvedTool;
 
 /// Key of the job context in which plan steps save their [`PlanRecord`].
 pub const CONTEXT_KEY: &str = "mayflyPlan";
 
+/// The plan, in messages.
+const PLAN: &str = "the reviewed plan";
 const PLAN_AGAIN: &str = "plan again, review the new plan and apply it";
 
 /// Every plan file is a zip archive.
@@ -45,6 +48,9 @@ pub struct PlanRecord {
     /// The tool's backend, which is a part of the plan. Earlier versions did not note it, and used no hub.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub backend: Option<String>,
+    /// The files that its step leaves to the apply. Earlier versions left none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub files: Option<PlanFilesRecord>,
 }
 
 impl PlanRecord {
@@ -91,7 +97,7 @@ impl PlanNote {
         let text = store
             .read(&key)
             .await
-            .map_err(|error| unavailable(&error))?;
+            .map_err(|error| unavailable(PLAN, &error))?;
         let note = text.map(|text| serde_json::from_slice(&text)).transpose();
         note.map_err(|source| {
             let note = key.in_bucket();
@@ -132,6 +138,7 @@ pub async fn store(
         version: plan.tool.version.to_string(),
         commit_id: plan.commit_id.to_owned(),
         backend: Some(plan.backend.to_owned()),
+        files: None,
     };
     let (stored, noted) = tokio::join!(
         store.put_file(&key, plan.file),
@@ -164,20 +171,22 @@ fn refusal(text: impl Into<String>) -> StepError {
     StepError::new(Exit::StepFailed, text).with_hint(PLAN_AGAIN)
 }
 
-fn unavailable(error: &StoreError) -> StepError {
+/// What an apply needs cannot be had from the store.
+pub(crate) fn unavailable(what: &str, error: &StoreError) -> StepError {
     let exit = match error {
         // The cause is neither the plan nor the review.
         StoreError::Unavailable { .. } => Exit::Infrastructure,
         _ => Exit::StepFailed,
     };
-    StepError::new(exit, "the reviewed plan cannot be fetched")
+    StepError::new(exit, format!("{what} cannot be fetched"))
         .because(error)
         .with_hint(error.hint().unwrap_or_else(|| PLAN_AGAIN.to_owned()))
 }
 
-fn altered(reference: &str) -> StepError {
+/// What an apply needs is not what the plan step has stored.
+pub(crate) fn altered(what: &str, reference: &str) -> StepError {
     refusal(format!(
-        "the reviewed plan in `{reference}` was altered after it was made"
+        "{what} in `{reference}` was altered after it was made"
     ))
 }
 
@@ -282,7 +291,7 @@ async fn fetch_and_check(
     let digest = store
         .fetch(&reference, &file)
         .await
-        .map_err(|error| unavailable(&error))?;
+        .map_err(|error| unavailable(PLAN, &error))?;
     if digest.size_bytes == 0 {
         return Err(refusal(format!(
             "the reviewed plan in `{reference}` is empty"
@@ -292,7 +301,7 @@ async fn fetch_and_check(
         Some(record)
             if record.sha256 != digest.sha256 || record.size_bytes != digest.size_bytes =>
         {
-            return Err(altered(&reference));
+            return Err(altered(PLAN, &reference));
         }
         Some(record) if record.tool != tool => {
             return Err(refusal(format!(
@@ -331,7 +340,7 @@ impl ReviewedPlan {
         if copied == self.digest {
             Ok(())
         } else {
-            Err(altered(&self.reference))
+            Err(altered(PLAN, &self.reference))
         }
     }
 }
@@ -381,6 +390,7 @@ mod tests {
                 version: "1.9.8".into(),
                 commit_id: "c".into(),
                 backend: Some("local".into()),
+                files: None,
             }
         }
 

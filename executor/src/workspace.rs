@@ -231,7 +231,7 @@ async fn unpack_content(
 
     let root = layout.checkout().to_path_buf();
     let stop = StopOnDrop::default();
-    let stopped = Arc::clone(&stop.0);
+    let stopped = stop.flag();
     let unpack = move || archive::unpack(tarball, &root, limits, &stopped);
     let unpacked = tokio::task::spawn_blocking(unpack)
         .await
@@ -243,7 +243,14 @@ async fn unpack_content(
 
 /// Stops the blocking task when its caller is dropped.
 #[derive(Default)]
-struct StopOnDrop(Arc<AtomicBool>);
+pub(crate) struct StopOnDrop(Arc<AtomicBool>);
+
+impl StopOnDrop {
+    /// The flag that the task looks at.
+    pub(crate) fn flag(&self) -> Arc<AtomicBool> {
+        Arc::clone(&self.0)
+    }
+}
 
 impl Drop for StopOnDrop {
     fn drop(&mut self) {

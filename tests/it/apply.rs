@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use integration_tests::machine::files_below;
 use integration_tests::process::Stream;
 use integration_tests::{Machine, Repository, job};
+use job_contract::keys::ObjectKey;
 use job_contract::status::JobStatus;
 use job_contract::{JobData, StepType, Tool, env};
 use nix::sys::signal::Signal;
@@ -22,6 +23,7 @@ with_both_tools! {
     an_apply_without_its_reviewed_plan_never_runs,
     the_plan_of_another_run_is_not_applied_in_its_place,
     a_failed_apply_still_publishes_the_state_it_left,
+    an_apply_finds_the_files_of_its_plan,
 }
 
 /// A module that leaves a marker when it is really applied.
@@ -403,4 +405,102 @@ fn steps_of_one_workspace_take_turns_on_one_machine() {
     assert_eq!(files_below(&checkouts), <[PathBuf; 0]>::default());
     // Lets the script of the killed executor end.
     gate.open_blocking();
+}
+
+/// A module that needs what the scripts of its plan step have built, also while it is applied.
+fn needs_files(machine: &Machine) -> (Repository, PathBuf) {
+    let marker = machine.scratch("applied");
+    let module = format!(
+        r#"resource "terraform_data" "built" {{
+  triggers_replace = filesha256("${{path.module}}/build/lambda.txt")
+  provisioner "local-exec" {{
+    command = "cat build/link notes.txt > {}"
+  }}
+}}
+"#,
+        marker.display()
+    );
+    (Repository::module(&module), marker)
+}
+
+const BUILD: &str = "mkdir build; echo built > build/lambda.txt; ln -s lambda.txt build/link; echo x > build/debug.log";
+
+fn with_build(tool: Tool, repository: &Repository) -> (JobData, JobData) {
+    let mut plan = JobData {
+        command_list: vec![
+            job::before(job::bash(1, BUILD)),
+            job::after(job::bash(2, "echo late > notes.txt")),
+        ],
+        ..job::plan_by(tool, repository)
+    };
+    plan.environment_variables
+        .insert(env::PLAN_FILES_EXCLUDE.to_owned(), "*.log".to_owned());
+    let apply = JobData {
+        command_list: Vec::new(),
+        ..job::apply_after(&plan)
+    };
+    (plan, apply)
+}
+
+fn an_apply_finds_the_files_of_its_plan(tool: Tool) {
+    let machine = machine();
+    let (repository, marker) = needs_files(&machine);
+    let (plan, apply) = with_build(tool, &repository);
+    machine.queue(&[&plan, &apply]);
+    let planned = machine.run(&plan).expect_code(0);
+    let left = "Left to the apply: 3 files, 11 bytes: build/lambda.txt, build/link, notes.txt";
+    assert!(planned.log().contains(left), "{planned}");
+    let applied = machine.run(&apply).expect_code(0);
+    assert_eq!(fs::read_to_string(&marker).unwrap(), "built\nlate\n");
+    assert!(
+        applied.log().contains("Taken over from the plan:"),
+        "{applied}"
+    );
+}
+
+#[test]
+fn an_apply_uses_no_files_that_differ_from_those_of_its_plan() {
+    type Change = fn(Vec<u8>) -> Option<Vec<u8>>;
+    let changes: [(Change, &str); 3] = [
+        (|archive| Some([&archive[..], b"x"].concat()), "was altered"),
+        (|archive| Some(archive[1..].to_vec()), "was altered"),
+        (|_| None, "cannot be fetched"),
+    ];
+    for (change, why) in changes {
+        let machine = machine();
+        let (repository, marker) = needs_files(&machine);
+        let (plan, apply) = with_build(Tool::Terraform, &repository);
+        machine.queue(&[&plan, &apply]);
+        machine.run(&plan).expect_code(0);
+        let (organization, workspace) = (&plan.organization_id, &plan.workspace_id);
+        let key = ObjectKey::plan_files(organization, workspace, &plan.job_id, &plan.step_id);
+        let stored = machine.object(&key);
+        match change(fs::read(&stored).unwrap()) {
+            Some(content) => fs::write(&stored, content).unwrap(),
+            None => fs::remove_file(&stored).unwrap(),
+        }
+        let refused = machine.run(&apply).expect_code(1);
+        assert!(refused.error().contains(why), "{refused}");
+        assert!(!marker.exists());
+    }
+}
+
+#[test]
+fn files_that_are_too_large_or_switched_off_are_not_left_and_the_logs_say_so() {
+    for (name, value, said) in [
+        (env::PLAN_FILES_MAX_BYTES, "3", "have more than 3 bytes"),
+        (env::PLAN_FILES, "false", ""),
+    ] {
+        let machine = machine();
+        let (repository, marker) = needs_files(&machine);
+        let (plan, apply) = with_build(Tool::Terraform, &repository);
+        machine.queue(&[&plan, &apply]);
+        let planned = machine.executor(&plan).env(name, value).run();
+        let planned = planned.expect_code(0);
+        assert!(planned.log().contains(said), "{planned}");
+        assert!(!planned.log().contains("Left to the apply"), "{planned}");
+        let applied = machine.run(&apply).expect_code(1);
+        assert!(applied.log().contains(said), "{applied}");
+        assert!(!marker.exists() || fs::read(&marker).unwrap().is_empty());
+    }
 }

@@ -11,7 +11,7 @@ use async_trait::async_trait;
 use backon::{BackoffBuilder as _, ExponentialBuilder};
 use bytes::Bytes;
 use futures_util::{StreamExt as _, TryStreamExt as _};
-use job_contract::keys::{Artifact, ObjectKey, StepIds};
+use job_contract::keys::{self, Artifact, ObjectKey, StepIds};
 use pool_protocol::artifact::{Artifacts, CONTENT_DIGEST, content_digest};
 use pool_protocol::problem::Problem;
 use pool_protocol::version::MIN_HEADER;
@@ -548,12 +548,17 @@ impl ObjectService for HubStore {
     ) -> Result<Digest, StoreError> {
         let known = self.artifacts().await?;
         let own = known.references.iter().find(|(_, own)| *own == reference);
+        let of_plan = if reference.ends_with(keys::PLAN_FILES_FILE) {
+            Artifact::PlanFiles
+        } else {
+            Artifact::Plan
+        };
         let mut url = self.url(&[
             "artifacts",
-            own.map_or(Artifact::Plan.name(), |(artifact, _)| artifact),
+            own.map_or(of_plan.name(), |(artifact, _)| artifact),
         ]);
         if own.is_none() {
-            // The plan of another step of the job.
+            // The plan of another step of the job, or its files.
             url.query_pairs_mut().append_pair("reference", reference);
         }
         self.fetch_from(&url, target, limit).await

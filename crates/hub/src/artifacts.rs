@@ -242,7 +242,7 @@ async fn read(hub: &Hub, of: (&str, &str), artifact: Artifact, head: &Parts) -> 
             before_acceptance: false,
             after_end: true,
         },
-        Artifact::Plan | Artifact::PlanRecord => When {
+        Artifact::Plan | Artifact::PlanFiles | Artifact::PlanRecord => When {
             before_acceptance: true,
             after_end: false,
         },
@@ -262,7 +262,7 @@ async fn read(hub: &Hub, of: (&str, &str), artifact: Artifact, head: &Parts) -> 
     Ok(respond(content, turn))
 }
 
-/// Returns the key of the plan of another step of the job, which the platform knows by its reference.
+/// Returns the key of the plan of another step of the job, which the platform knows by its reference, or of its files.
 fn plan_of_job(
     store: &ServedStore,
     allowed: &Allowed,
@@ -271,14 +271,18 @@ fn plan_of_job(
 ) -> Result<ObjectKey, Failure> {
     let mut pairs = url::form_urlencoded::parse(query.as_bytes());
     let reference = match (artifact, pairs.next(), pairs.next()) {
-        (Artifact::Plan, Some((name, reference)), None) if name == "reference" => reference,
+        (Artifact::Plan | Artifact::PlanFiles, Some((name, reference)), None)
+            if name == "reference" =>
+        {
+            reference
+        }
         _ => return Err(conflict("its query is not one that this path takes")),
     };
     let key = store.key_behind(&reference);
     let ids = allowed.ids();
     let is_of_job = |key: &ObjectKey| {
         let step = key.path.rsplit('/').nth(1).unwrap_or_default();
-        rules::is_plain(step) && *key == Artifact::Plan.key(StepIds { step, ..ids }, "")
+        rules::is_plain(step) && *key == artifact.key(StepIds { step, ..ids }, "")
     };
     key.filter(is_of_job).ok_or_else(|| {
         warn!(task = %allowed.task.task, "an executor asked for a plan of another job");
@@ -298,7 +302,10 @@ async fn write(
 ) -> Answer {
     let when = When {
         before_acceptance: false,
-        after_end: !matches!(artifact, Artifact::Plan | Artifact::PlanRecord),
+        after_end: !matches!(
+            artifact,
+            Artifact::Plan | Artifact::PlanFiles | Artifact::PlanRecord
+        ),
     };
     let allowed = allow(hub, head, of, when).await?;
     let store = hub.artifacts.store()?;
@@ -319,7 +326,7 @@ async fn write(
 const fn largest(artifact: Artifact) -> u64 {
     match artifact {
         Artifact::PlanRecord => MIB,
-        Artifact::Plan | Artifact::Output => 1024 * MIB,
+        Artifact::Plan | Artifact::PlanFiles | Artifact::Output => 1024 * MIB,
         Artifact::State | Artifact::RawState | Artifact::ErroredState => state::LARGEST,
     }
 }

@@ -160,6 +160,10 @@ pub const IGNORE_POLICIES: &str = "MAYFLY_IGNORE_POLICIES";
 pub const REPORT_KEY: &str = "MAYFLY_REPORT_KEY";
 /// `true` lets an apply use a plan without a record of Mayfly's plan step.
 pub const MIXED_FLEET: &str = "MAYFLY_MIXED_FLEET";
+pub const PLAN_FILES: &str = "MAYFLY_PLAN_FILES";
+pub const PLAN_FILES_MAX_BYTES: &str = "MAYFLY_PLAN_FILES_MAX_BYTES";
+/// A variable of a workspace.
+pub const PLAN_FILES_EXCLUDE: &str = "MAYFLY_PLAN_FILES_EXCLUDE";
 /// Extra names, comma-separated, that tools and scripts inherit from the executor's environment.
 pub const ENV_FORWARD: &str = "MAYFLY_ENV_FORWARD";
 /// A file that receives a copy of the run's log.

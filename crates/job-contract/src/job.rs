@@ -80,6 +80,10 @@ pub struct JobData {
     /// Input variables; null values count as not set. Values may be secret.
     #[serde(deserialize_with = "variables", serialize_with = "write_variables")]
     pub variables: BTreeMap<String, Variable>,
+    /// The files that a plan step leaves to the apply, as patterns. Newer releases send them; what they look like there is not
+    /// known, so anything but texts is ignored (contract 13.1).
+    #[serde(deserialize_with = "patterns", skip_serializing_if = "Vec::is_empty")]
+    pub artifact_patterns: Vec<String>,
     /// Policies of newer releases, which Mayfly does not evaluate: read it through [`JobData::has_policies`]
     /// (contract 13.1).
     #[serde(skip_serializing_if = "Value::is_null")]
@@ -113,6 +117,7 @@ impl Default for JobData {
             tofu: false,
             environment_variables: BTreeMap::new(),
             variables: BTreeMap::new(),
+            artifact_patterns: Vec::new(),
             policy_list: Value::Null,
         }
     }
@@ -488,6 +493,18 @@ where
     T: Deserialize<'de> + Default,
 {
     Ok(Option::<T>::deserialize(deserializer)?.unwrap_or_default())
+}
+
+/// A list of strings, or one string.
+fn patterns<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<String>, D::Error> {
+    let text = |value| match value {
+        Value::String(text) => Some(text),
+        _ => None,
+    };
+    Ok(match Value::deserialize(deserializer)? {
+        Value::Array(list) => list.into_iter().filter_map(text).collect(),
+        value => text(value).into_iter().collect(),
+    })
 }
 
 /// A string. Some senders write a number.

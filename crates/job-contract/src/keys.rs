@@ -4,6 +4,9 @@
 /// File name of a stored plan, in the working directory and in every store.
 pub const PLAN_FILE: &str = "terraformLibrary.tfPlan";
 
+/// File name of the files that a plan step leaves to its apply, beside its plan.
+pub const PLAN_FILES_FILE: &str = "mayflyPlanFiles.tar.gz";
+
 /// File name of a plan step's record about its plan.
 const PLAN_RECORD_FILE: &str = "mayflyPlan.json";
 
@@ -71,6 +74,13 @@ impl ObjectKey {
         ))
     }
 
+    /// The files that a plan step leaves to the apply of its plan.
+    pub fn plan_files(organization: &str, workspace: &str, job: &str, step: &str) -> Self {
+        Self::state(format!(
+            "{organization}/{workspace}/{job}/{step}/{PLAN_FILES_FILE}"
+        ))
+    }
+
     /// The record about the plan that a job's apply uses. Contract 6.2.
     pub fn plan_record(organization: &str, workspace: &str, job: &str) -> Self {
         Self::state(format!(
@@ -123,6 +133,8 @@ pub struct StepIds<'i> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Artifact {
     Plan,
+    /// The files that a plan step leaves to the apply of its plan.
+    PlanFiles,
     PlanRecord,
     /// The published state as JSON.
     State,
@@ -134,8 +146,9 @@ pub enum Artifact {
 }
 
 impl Artifact {
-    pub const ALL: [Self; 6] = [
+    pub const ALL: [Self; 7] = [
         Self::Plan,
+        Self::PlanFiles,
         Self::PlanRecord,
         Self::State,
         Self::RawState,
@@ -147,6 +160,7 @@ impl Artifact {
     pub const fn name(self) -> &'static str {
         match self {
             Self::Plan => "plan",
+            Self::PlanFiles => "plan-files",
             Self::PlanRecord => "plan-record",
             Self::State => "state",
             Self::RawState => "raw-state",
@@ -172,6 +186,7 @@ impl Artifact {
         } = ids;
         match self {
             Self::Plan => ObjectKey::plan(organization, workspace, job, step),
+            Self::PlanFiles => ObjectKey::plan_files(organization, workspace, job, step),
             Self::PlanRecord => ObjectKey::plan_record(organization, workspace, job),
             Self::State => ObjectKey::state_json(organization, workspace, state_name),
             Self::RawState => ObjectKey::state_raw(organization, workspace, state_name),

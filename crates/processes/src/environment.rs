@@ -86,7 +86,7 @@ const MACHINE: [&str; 22] = [
 ];
 
 /// Settings of the executor that its deployment decides; here the caller's environment is the deployment.
-const DEPLOYMENT: [&str; 18] = [
+const DEPLOYMENT: [&str; 20] = [
     env::TERRAFORM_RELEASES_URL,
     env::TOFU_RELEASES_URL,
     env::RELEASE_MIRROR_URL,
@@ -105,6 +105,8 @@ const DEPLOYMENT: [&str; 18] = [
     env::LOG_FILTER,
     env::ENV_FORWARD,
     env::MIXED_FLEET,
+    env::PLAN_FILES,
+    env::PLAN_FILES_MAX_BYTES,
 ];
 
 /// How the platform is reached that the caller's environment names.

@@ -13,7 +13,7 @@ use job_contract::keys::PLAN_FILE;
 use job_contract::progress::Phase;
 use platform::live::LivePhase;
 use runtime::Deadline;
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 use tracing::warn;
 
 use crate::child_env::ChildEnv;
@@ -78,10 +78,7 @@ async fn plan_and_store(
         .counts()
         .or_else(|| context.terraform.events.progress().planned_counts())
         .unwrap_or_else(|| structured.counted());
-    let mut additions = stored
-        .as_ref()
-        .map(|record| record.patch(&run.job.step_id))
-        .unwrap_or_default();
+    let mut additions = Map::new();
     if context.terraform.structured_output {
         let marker = json!("<div data-terrakube-structured-plan=\"true\"></div>");
         additions.insert(
@@ -92,7 +89,7 @@ async fn plan_and_store(
     live_view.publish(run, &structured, additions).await;
     result.ending = ending;
     result.changes = (ending != Ending::Failure).then_some(changes);
-    result.plan = stored.map(|record| record.reference);
+    result.plan = stored;
     Ok(())
 }
 

@@ -11,6 +11,7 @@ use crate::operation::{Operation, PreparedOperation};
 use crate::phases::check_step::check_step;
 use crate::phases::claim_step::{StartDecision, claim_step};
 use crate::phases::fetch_plan::fetch_plan;
+use crate::phases::hand_over_files::take_files;
 use crate::phases::prepare_workspace::{prepare_workspace, working_dir};
 use crate::phases::resolve_tool::{resolve_optional_tool, resolve_tool};
 use crate::step_result::StepResult;
@@ -63,6 +64,10 @@ async fn prepare_operation(
 ) -> Result<PreparedOperation, StepError> {
     let working_dir = working_dir(run, &workspace).await?;
     let plan = fetch_plan(run, view).await?;
+    if let Some(plan) = &plan {
+        let taking = run.unless_stopped(Box::pin(take_files(run, &workspace, plan)));
+        taking.await?;
+    }
     // A plan must be applied by the version that made it.
     let pinned = plan
         .as_ref()

@@ -15,6 +15,9 @@ use crate::context::RunContext;
 use crate::error::{StepError, catch_panic};
 use crate::operation::{Operation, OperationContext, OperationResult, PreparedOperation};
 use crate::phases::apply_changes::apply_changes;
+use crate::phases::hand_over_files::{
+    TreeBefore, leave_files, look_before, name_other_providers, publish_record,
+};
 use crate::phases::init::{init, write_backend, write_variables};
 use crate::phases::plan_changes::plan_changes;
 use crate::phases::run_scripts::run_scripts;
@@ -56,6 +59,13 @@ async fn run_phases(run: &RunContext<'_>, prepared: &PreparedOperation) -> Opera
             return OperationResult::failed(Ending::NotReached, error);
         }
     }
+    let tree_before = match prepared.operation {
+        Operation::Plan { .. } => match look_before(run, &prepared.workspace).await {
+            Ok(before) => before,
+            Err(error) => return OperationResult::failed(Ending::NotReached, error),
+        },
+        Operation::Apply | Operation::Destroy => None,
+    };
     let mut context = OperationContext::new(run, prepared);
     let mut result = match run_phases_before(&mut context, &mut env).await {
         Ok(true) => {
@@ -69,7 +79,27 @@ async fn run_phases(run: &RunContext<'_>, prepared: &PreparedOperation) -> Opera
         Err(error) => OperationResult::failed(Ending::NotReached, error),
     };
     run_phases_after(&context, &mut result, &mut env).await;
+    conclude_plan(&context, tree_before, &mut result).await;
     result
+}
+
+/// Leaves the files of a plan step to its apply, also those of its last scripts, and publishes the plan's record.
+async fn conclude_plan(
+    context: &OperationContext<'_, '_>,
+    tree_before: Option<TreeBefore>,
+    result: &mut OperationResult,
+) {
+    let Some(record) = &mut result.plan else {
+        return;
+    };
+    // After failed scripts, nothing applies the plan.
+    if let Some(before) = tree_before.filter(|_| result.after_ok)
+        && let Err(error) = leave_files(context, before, record).await
+    {
+        result.after_ok = false;
+        result.error.get_or_insert(error);
+    }
+    publish_record(context.run, record).await;
 }
 
 /// Runs everything before the operation; false if a stop order ended it.
@@ -84,6 +114,7 @@ async fn run_phases_before(
     access.provide(env)?;
     context.terraform.variables = write_variables(context).await?;
     init(context, env).await?;
+    name_other_providers(context).await;
     let before = run_scripts(context, Phase::Before, env, "").await;
     access.provide(env)?;
     before
@@ -151,7 +182,7 @@ fn step_result(
         plan: match done.plan {
             // The plan of a step with failed after-scripts is recorded for people. Its job has failed, so no step can
             // apply it.
-            Some(reference) if !failed || !done.after_ok => PlanReference::Set(reference),
+            Some(plan) if !failed || !done.after_ok => PlanReference::Set(plan.reference),
             _ if is_plan => PlanReference::Clear,
             _ => PlanReference::Keep,
         },

@@ -17,6 +17,14 @@ use crate::error::{DISK_HINT, StepError};
 use crate::workspace::write_private_file;
 
 /// The profile with the keys of the bucket. No other code uses this name.
+const HTTP_FILE: &str = "mayfly_backend_override.tf";
+const LOCAL_FILE: &str = "terrakube_override.tf";
+const AWS_FILE: &str = "aws_backend_override.tf";
+const AZURE_FILE: &str = "azure_backend_override.tf";
+const GCP_FILE: &str = "gcp_backend_override.tf";
+/// The names of the override files. They may hold credentials.
+pub(crate) const FILES: [&str; 5] = [HTTP_FILE, LOCAL_FILE, AWS_FILE, AZURE_FILE, GCP_FILE];
+
 const AWS_PROFILE: &str = "mayfly-state";
 const AWS_CREDENTIALS: &str = "AWS_SHARED_CREDENTIALS_FILE";
 const MAX_CREDENTIALS_BYTES: u64 = 1 << 20;
@@ -158,7 +166,7 @@ impl Override {
                 user,
                 password,
             } => Self {
-                files: vec![("mayfly_backend_override.tf", Block::new("http").finish())],
+                files: vec![(HTTP_FILE, Block::new("http").finish())],
                 credentials: Credentials::Http {
                     address: address.clone(),
                     user: user.clone(),
@@ -167,7 +175,7 @@ impl Override {
             },
             BackendSettings::Local { path } => Self {
                 files: vec![(
-                    "terrakube_override.tf",
+                    LOCAL_FILE,
                     Block::new("local")
                         .text("path", &path.to_string_lossy())
                         .finish(),
@@ -181,7 +189,7 @@ impl Override {
                     handover => *handover,
                 };
                 Self {
-                    files: vec![("aws_backend_override.tf", s3(settings, version, handover))],
+                    files: vec![(AWS_FILE, s3(settings, version, handover))],
                     credentials: match keys {
                         Some(keys) if handover == Handover::Outside => {
                             Credentials::Aws(keys.clone())
@@ -221,7 +229,7 @@ fn azure(settings: &BackendSettings, outside: bool) -> Override {
         .text("key", key)
         .optional("access_key", in_file);
     Override {
-        files: vec![("azure_backend_override.tf", block.finish())],
+        files: vec![(AZURE_FILE, block.finish())],
         credentials: if outside {
             Credentials::Azure(access_key.clone())
         } else {
@@ -245,7 +253,7 @@ fn gcs(settings: &BackendSettings, outside: bool) -> Override {
         .text("bucket", bucket)
         .text("prefix", prefix)
         .optional("credentials", (!outside).then_some(GCS_FILE));
-    let file = ("gcp_backend_override.tf", block.finish());
+    let file = (GCP_FILE, block.finish());
     if outside {
         return Override {
             files: vec![file],

@@ -1,8 +1,8 @@
 //! Unpacks a gzip-compressed tar archive from an untrusted source. This module does not know the source.
 //!
 //! Nothing is ever written outside the target. Names are split into plain components. A folder on the path must be a
-//! real folder, and files are always new. A link is kept only if it leads into the target. The target must be an empty
-//! folder, and no other process may write to it meanwhile.
+//! real folder, and files are always new. A link is kept only if it leads into the target. No other process may write to the
+//! target meanwhile. An entry replaces a file or link that is there, and no folder.
 
 use std::cell::Cell;
 use std::collections::HashSet;
@@ -405,6 +405,11 @@ fn inner_link(path: &Path, link: &[u8]) -> Result<PathBuf, Refusal> {
     } else {
         kept
     })
+}
+
+/// Whether a symbolic link at `path` stays inside the archive.
+pub(crate) fn leads_inside(path: &Path, link: &[u8]) -> bool {
+    inner_link(path, link).is_ok()
 }
 
 const GZIP_MAGIC: [u8; 2] = [0x1f, 0x8b];

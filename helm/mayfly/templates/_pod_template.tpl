@@ -18,6 +18,7 @@ platform through the relay of a hub.
   "CustomTerraformReleasesUrl" $cli.terraformReleasesUrl
   "MAYFLY_ENV_FORWARD" (join "," $executor.envForwardAllowlist)
   "MAYFLY_MIXED_FLEET" (ternary "true" "" $executor.mixedFleet)
+  "MAYFLY_PLAN_FILES" (ternary "" "false" $executor.planFiles)
   "MAYFLY_RELEASE_MIRROR_URL" $cli.releaseMirrorUrl
   "MAYFLY_RELEASE_SIGNATURES" $cli.releaseSignatures
   "MAYFLY_TOFU_RELEASES_URL" $cli.tofuReleasesUrl

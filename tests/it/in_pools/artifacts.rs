@@ -281,6 +281,33 @@ async fn runs_of_pools_and_runs_in_the_cluster_follow_each_other_and_do_not_mix_
     drop(agent.kill());
 }
 
+#[tokio::test(flavor = "multi_thread")]
+async fn an_apply_finds_the_files_of_its_plan() {
+    let store = S3::start_open().unwrap();
+    let fixture = Fixture::with_store(&store).await;
+    let hub = fixture.serve();
+    let agent = fixture.start_agent(&hub);
+    let module = r#"resource "terraform_data" "built" {
+  triggers_replace = filesha256("built.txt")
+  provisioner "local-exec" {
+    command = "cat built.txt"
+  }
+}
+"#;
+    let mut flow = Flow::plan_apply();
+    flow[0].commands = json!([{
+        "runtime": "BASH", "priority": 1, "before": true, "after": false,
+        "script": "echo made-by-the-plan > built.txt",
+    }]);
+    let job = fixture.completed(&Repository::module(module), flow).await;
+    let applied = job.step_of("terraformApply");
+    let output = fixture.platform.step_output(job.id, &applied.id).unwrap();
+    assert!(output.contains("made-by-the-plan"), "{output}");
+    assert!(output.contains("Taken over from the plan:"), "{output}");
+    drop(agent.kill());
+    fixture.platform.assert_kept().await;
+}
+
 /// A lease of an executor, which a client plays.
 struct Holder {
     fixture: Fixture,
@@ -476,8 +503,11 @@ async fn a_lease_opens_the_artifacts_of_its_own_step_alone() {
     assert_eq!(status, StatusCode::OK, "{names}");
     let names: Value = serde_json::from_str(&names).unwrap();
     let own = names["references"]["plan"].as_str().unwrap().to_owned();
+    let files = names["references"]["plan-files"].as_str().unwrap();
+    let files = files.to_owned();
     for artifact in [
         "plan",
+        "plan-files",
         "plan-record",
         "state",
         "raw-state",
@@ -489,7 +519,7 @@ async fn a_lease_opens_the_artifacts_of_its_own_step_alone() {
     }
     let task = &lease.lease.task;
     let objects = lease.store.objects().unwrap();
-    assert_eq!(objects.len(), 6, "{objects:?}");
+    assert_eq!(objects.len(), 7, "{objects:?}");
     for (name, _) in &objects {
         assert!(name.contains(&task.organization_id), "{name}");
     }
@@ -497,11 +527,21 @@ async fn a_lease_opens_the_artifacts_of_its_own_step_alone() {
     let (status, _) = lease.send("GET", "artifacts/state", b"").await;
     assert_eq!(status, StatusCode::CONFLICT);
 
-    let query = |reference: &str| {
+    let query_of = |artifact: &str, reference: &str| {
         let mut query = url::form_urlencoded::Serializer::new(String::new());
         query.append_pair("reference", reference);
-        format!("artifacts/plan?{}", query.finish())
+        format!("artifacts/{artifact}?{}", query.finish())
     };
+    let query = |reference: &str| query_of("plan", reference);
+    let of_files = |reference: &str| query_of("plan-files", reference);
+    assert_eq!(lease.send("GET", &of_files(&files), b"").await.1, "mine");
+    for foreign in [
+        &own,
+        &files.replace(&format!("/{}/", lease.lease.task.job_id), "/9999/"),
+    ] {
+        let (status, text) = lease.send("GET", &of_files(foreign), b"").await;
+        assert_eq!(status, StatusCode::FORBIDDEN, "{foreign}: {text}");
+    }
     assert_eq!(lease.send("GET", &query(&own), b"").await.1, "mine");
     let step = &task.step_id;
     let other_step = own.replace(step, "another-step");
@@ -541,7 +581,7 @@ async fn a_lease_opens_the_artifacts_of_its_own_step_alone() {
         let (status, text) = lease.send("PUT", below, b"x").await;
         assert!(status.is_client_error(), "{below}: {text}");
     }
-    assert_eq!(lease.store.objects().unwrap().len(), 6);
+    assert_eq!(lease.store.objects().unwrap().len(), 7);
     // Another lease, another token.
     let other = lease
         .agent
@@ -574,6 +614,7 @@ async fn only_the_holder_of_the_accepted_lease_writes_and_after_its_end_only_to_
     for (method, below) in [
         ("DELETE", "state"),
         ("PUT", "artifacts/plan"),
+        ("PUT", "artifacts/plan-files"),
         ("PUT", "artifacts/plan-record"),
         ("GET", "artifacts/plan"),
     ] {
