@@ -105,6 +105,8 @@ mod tests {
     #[case("pool token new --pool EU")]
     #[case("pool token list")]
     #[case("pool")]
+    #[case("cache")]
+    #[case("cache prune --unused-days soon")]
     fn contradictions_are_refused(#[case] line: &str) {
         assert!(parse_words(line).is_err(), "{line}");
     }

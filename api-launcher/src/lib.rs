@@ -8,6 +8,8 @@
 //! The executor is a separate process in each case. This crate must not know how Terraform is run, and has no client of
 //! Kubernetes: that is `cluster`.
 
+#[cfg(feature = "kubernetes")]
+mod cache_command;
 pub mod cli;
 #[cfg(feature = "kubernetes")]
 mod dispatch;

@@ -148,6 +148,12 @@ impl ChildEnv {
         Ok(())
     }
 
+    /// Takes a variable away, whoever has set it.
+    pub(crate) fn unset(&mut self, name: &str) {
+        self.run.remove(name);
+        self.inherited.remove(OsStr::new(name));
+    }
+
     /// The value that children see.
     pub fn get(&self, name: &str) -> Option<&OsStr> {
         self.run.get(name).map(OsStr::new).or_else(|| {

@@ -75,6 +75,8 @@ pub struct JobConfig {
     pub job_data_sha256: Option<String>,
 }
 
+/// Less than the claim that the chart makes.
+const PROVIDER_CACHE_BYTES: u64 = 16 * 1024 * 1024 * 1024;
 /// Room for what scripts build for the apply.
 const PLAN_FILES_BYTES: u64 = 512 * 1024 * 1024;
 
@@ -123,6 +125,16 @@ pub struct ToolsConfig {
     /// Folder of installed tools, shared by many executors [default: the data directory].
     #[arg(long, env = env::TOOL_CACHE_DIR)]
     pub tool_cache_dir: Option<PathBuf>,
+    /// Folder of packages of providers, shared by many executors [default: the data directory, and in a pod the folder of the
+    /// plugin cache].
+    #[arg(long, env = env::PROVIDER_CACHE_DIR)]
+    pub provider_cache_dir: Option<PathBuf>,
+    /// Size of these packages, in bytes, from which on those are removed that were not used for the longest time.
+    #[arg(long, env = env::PROVIDER_CACHE_MAX_BYTES, default_value_t = PROVIDER_CACHE_BYTES)]
+    pub provider_cache_max_bytes: u64,
+    /// How many packages of locked providers are fetched at a time before `init`; 0 leaves all of them to the tool.
+    #[arg(long, env = env::PROVIDER_FETCHES, default_value_t = 4)]
+    pub provider_fetches: usize,
     /// Prefer an `installed` tool that satisfies the version range, or the `newest` release that does.
     #[arg(long, env = env::TOOL_SELECTION, default_value = "newest")]
     pub tool_selection: Selection,
@@ -350,6 +362,8 @@ pub struct Folders {
     /// Folder of the work trees.
     pub checkouts: PathBuf,
     pub tool_cache: PathBuf,
+    /// Packages of providers that runs share. A pod has no folder that others see, unless one is mounted.
+    pub provider_cache: Option<PathBuf>,
 }
 
 impl StoreConfig {
@@ -423,13 +437,18 @@ impl Config {
                 .tool_cache_dir
                 .clone()
                 .unwrap_or_else(|| data.clone()),
+            provider_cache: self
+                .tools
+                .provider_cache_dir
+                .clone()
+                .or_else(|| (!self.is_in_pod()).then(|| data.clone())),
             data,
         })
     }
 
     /// Whether this program runs in a pod. Kubernetes gives every container the address of its API, and Mayfly's
     /// launchers name the pod.
-    fn is_in_pod(&self) -> bool {
+    pub(crate) fn is_in_pod(&self) -> bool {
         self.run.pod_name.is_some() || std::env::var_os(KUBERNETES_SERVICE_HOST).is_some()
     }
 

@@ -33,6 +33,7 @@ mod pipeline;
 mod plan_files;
 mod platform_server;
 pub mod process;
+mod providers;
 mod resolver;
 mod running_report;
 pub mod scripts;

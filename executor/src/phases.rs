@@ -14,6 +14,7 @@ pub(crate) mod init;
 pub(crate) mod live_view;
 pub(crate) mod plan_changes;
 pub(crate) mod prepare_workspace;
+pub(crate) mod provide_providers;
 pub(crate) mod release_lock;
 pub(crate) mod report_rejection;
 pub(crate) mod rescue_state;

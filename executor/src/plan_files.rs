@@ -16,8 +16,6 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use artifact_store::Digest;
 use flate2::Compression;
 use flate2::write::GzEncoder;
-use hcl_edit::expr::Expression;
-use hcl_edit::structure::Body;
 use ignore::gitignore::{Gitignore, GitignoreBuilder};
 use job_contract::keys::PLAN_FILE;
 use runtime::regular_file;
@@ -25,13 +23,12 @@ use serde::{Deserialize, Serialize};
 use tar::{EntryType, Header};
 
 use crate::error::StepError;
+use crate::providers::lock_file;
 use crate::terraform::backend;
 use crate::workspace::archive::{self, ArchiveLimits, Unpacked};
 
 /// What each step makes anew: the clone, the folder of the tool, the plan, and a state that the tool could not store.
 const OWN: [&str; 4] = [".git", ".terraform", PLAN_FILE, "errored.tfstate"];
-/// The file in which the tool notes the providers that it has chosen.
-pub(crate) const LOCK_FILE: &str = ".terraform.lock.hcl";
 /// How many names a line of the log has.
 const NAMES: usize = 10;
 
@@ -175,7 +172,7 @@ impl Choice {
             };
             let is_chosen = self.only.is_empty()
                 || matches(&only)
-                || path.file_name() == Some(OsStr::new(LOCK_FILE));
+                || path.file_name() == Some(OsStr::new(lock_file::NAME));
             if before.0.get(path) != Some(&Mark::of(metadata)) && is_chosen && !matches(&exclude) {
                 found.push((path.to_owned(), metadata.clone()));
             }
@@ -351,23 +348,9 @@ pub(crate) fn unpack(
 
 /// The versions of the providers in the lock file of a folder, by address. Empty if the tool has written none that can be read.
 pub(crate) fn providers(working_dir: &Path) -> BTreeMap<String, String> {
-    let text = regular_file::read_text(&working_dir.join(LOCK_FILE), LOCK_FILE_BYTES);
-    let body: Option<Body> = text.ok().and_then(|text| text.parse().ok());
-    let body = body.unwrap_or_default();
-    let blocks = body.get_blocks("provider");
-    blocks
-        .filter_map(|block| {
-            let address = block.labels.first()?.as_str().to_owned();
-            match &block.body.get_attribute("version")?.value {
-                Expression::String(version) => Some((address, version.as_str().to_owned())),
-                _ => None,
-            }
-        })
-        .collect()
+    let body = lock_file::read(working_dir).unwrap_or_default();
+    lock_file::versions(&body).collect()
 }
-
-/// The largest lock file that is read.
-const LOCK_FILE_BYTES: u64 = 1024 * 1024;
 
 /// Says which providers differ from those of the plan.
 pub(crate) fn differences(
@@ -565,7 +548,7 @@ mod tests {
             "dist/a.log",
             "b.zip",
             "secret/c.zip",
-            LOCK_FILE,
+            lock_file::NAME,
         ] {
             tree.write(name, "x");
         }
@@ -575,7 +558,10 @@ mod tests {
             ..tree.choice()
         };
         let (packed, _archive) = pack(&choice, &before).unwrap();
-        assert_eq!(names(&packed.paths), [LOCK_FILE, "b.zip", "dist/a.zip"]);
+        assert_eq!(
+            names(&packed.paths),
+            [lock_file::NAME, "b.zip", "dist/a.zip"]
+        );
         let wrong = Choice {
             exclude: vec!["{".into(), "a{b".into(), "[z-a]".into()],
             ..tree.choice()
@@ -608,7 +594,7 @@ provider "registry.example.test/acme/one" {
   hashes = ["h1:x"]
 }
 "#;
-        let tree = Tree::new(&[(LOCK_FILE, lock)]);
+        let tree = Tree::new(&[(lock_file::NAME, lock)]);
         let plan = providers(&tree.root());
         assert_eq!(plan["registry.example.test/acme/one"], "1.2.3");
         assert_eq!(differences(&plan, &plan), Vec::<String>::new());
@@ -618,6 +604,6 @@ provider "registry.example.test/acme/one" {
             differences,
             ["registry.example.test/acme/one 1.3.0 (plan: 1.2.3)"]
         );
-        assert!(providers(Tree::new(&[(LOCK_FILE, "{")]).0.path()).is_empty());
+        assert!(providers(Tree::new(&[(lock_file::NAME, "{")]).0.path()).is_empty());
     }
 }

@@ -15,7 +15,7 @@ mod verify;
 use std::{ffi::OsString, fmt, path::PathBuf, time::Duration};
 
 pub use cache::install_archive;
-pub(crate) use fetch::RETRY_FOR;
+pub(crate) use fetch::{FetchError, Fetcher, RETRY_FOR};
 pub use job_contract::job::Tool;
 pub use range::{Range, RangeError};
 

@@ -4,6 +4,7 @@ use std::ffi::OsString;
 use std::fs::{self, File};
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::PathBuf;
+use std::time::{Duration, SystemTime};
 
 use integration_tests::laptop::plain;
 use integration_tests::process::Stream;
@@ -11,6 +12,7 @@ use integration_tests::repository::ROOT_MODULE;
 use integration_tests::{Finished, Gate, Laptop, Repository, job};
 use job_contract::env;
 use nix::sys::signal::Signal;
+use provider_store::{Package, ProviderStore, sha256_of};
 use serde_json::Value;
 
 use crate::laptop;
@@ -405,4 +407,70 @@ fn output_to_a_full_disk_is_an_error_and_a_closed_pipe_is_not() {
     let unread = completions().stdout(unread).output().unwrap();
     assert_eq!(unread.status.code(), Some(0), "{unread:?}");
     assert!(unread.stderr.is_empty(), "{unread:?}");
+}
+
+#[test]
+fn packages_of_providers_are_listed_checked_and_removed() {
+    let laptop = laptop("");
+    let folder = laptop.home().join("shared");
+    let store = ProviderStore::new(&folder);
+    let place = folder.to_str().unwrap();
+    let cache = |command: &str, more: &[&str]| {
+        let words = ["cache", command, "--dir", place];
+        laptop.run(&[&words, more].concat())
+    };
+    let document = |finished: &Finished| -> Value {
+        serde_json::from_str(&finished.stdout).unwrap_or_else(|_| panic!("{finished}"))
+    };
+    let none = expect(cache("list", &[]), 0);
+    assert!(none.stderr.contains("No packages in"), "{none}");
+
+    let archive = laptop.home().join("archive");
+    let paths: Vec<_> = ["1.0.0", "1.1.0"]
+        .into_iter()
+        .map(|version| {
+            fs::write(&archive, version).unwrap();
+            let sha256 = sha256_of(&archive).unwrap();
+            let address = "registry.example.test/acme/null";
+            let package = Package::new(address, version, "linux_amd64").unwrap();
+            store.publish(&package, &archive, &sha256).unwrap();
+            store.path(&package, &sha256)
+        })
+        .collect();
+    let listed = expect(cache("list", &[]), 0);
+    assert_eq!(listed.stdout.lines().count(), 3, "{listed}");
+    let listed = document(&expect(cache("list", &["-o", "json"]), 0));
+    assert_eq!(listed["totalBytes"], 10);
+    assert_eq!(listed["packages"][1]["version"], "1.1.0");
+    expect(cache("verify", &[]), 0);
+
+    fs::remove_file(&paths[0]).unwrap();
+    fs::write(&paths[0], "other").unwrap();
+    let altered = expect(cache("verify", &["-o", "json"]), 1);
+    let altered = document(&altered);
+    assert_eq!(altered["packages"].as_array().unwrap().len(), 1);
+    assert_eq!(altered["packages"][0]["version"], "1.0.0");
+    expect(cache("verify", &["--remove"]), 1);
+    expect(cache("verify", &[]), 0);
+    assert!(!paths[0].exists() && paths[1].exists());
+
+    let old = SystemTime::now() - Duration::from_hours(49);
+    File::open(&paths[1]).unwrap().set_modified(old).unwrap();
+    expect(cache("prune", &["--unused-days", "3"]), 0);
+    assert!(paths[1].exists());
+    let pruned = expect(cache("prune", &["--unused-days", "2"]), 0);
+    assert!(pruned.stderr.contains("Packages removed: 1."), "{pruned}");
+    assert!(!paths[1].exists());
+    fs::write(folder.join("file"), "").unwrap();
+    let wrong = laptop.run(&[
+        "cache",
+        "list",
+        "--dir",
+        folder.join("file").to_str().unwrap(),
+    ]);
+    assert!(
+        expect(wrong, 75)
+            .stderr
+            .contains("could not use the packages")
+    );
 }

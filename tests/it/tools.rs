@@ -3,6 +3,7 @@
 mod changes;
 mod installation;
 mod outputs;
+mod provider_store;
 
 use std::fmt::Write as _;
 use std::fs;

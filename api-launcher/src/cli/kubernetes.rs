@@ -1,4 +1,4 @@
-//! The subcommands that need the Kubernetes client, which the feature `kubernetes` brings.
+//! The subcommands of operators, which the feature `kubernetes` brings. Most need the Kubernetes client.
 
 use std::process::ExitCode;
 
@@ -6,6 +6,7 @@ use agent::AgentArgs;
 use clap::Subcommand;
 use runtime::hardening::Hardened;
 
+use crate::cache_command::CacheArgs;
 use crate::kubernetes::commands::{
     self, CancelArgs, CheckArgs, ExplainArgs, LaunchArgs, ListArgs, LogsArgs, RenderArgs,
 };
@@ -34,6 +35,8 @@ pub enum KubernetesCommand {
     Cancel(CancelArgs),
     /// Check whether runs would start in the cluster, and say what is missing
     Check(Box<CheckArgs>),
+    /// Work with the packages of providers that runs share
+    Cache(Box<CacheArgs>),
     /// Make tokens for the agents of pools
     Pool(Box<PoolArgs>),
 }
@@ -51,6 +54,7 @@ impl KubernetesCommand {
             Self::Explain(args) => commands::explain(args).code(),
             Self::Cancel(args) => commands::cancel(args).code(),
             Self::Check(args) => commands::check(args).code(),
+            Self::Cache(args) => args.run().code(),
             Self::Pool(args) => args.run().code(),
         };
         ExitCode::from(code)

@@ -160,6 +160,9 @@ pub const IGNORE_POLICIES: &str = "MAYFLY_IGNORE_POLICIES";
 pub const REPORT_KEY: &str = "MAYFLY_REPORT_KEY";
 /// `true` lets an apply use a plan without a record of Mayfly's plan step.
 pub const MIXED_FLEET: &str = "MAYFLY_MIXED_FLEET";
+pub const PROVIDER_CACHE_DIR: &str = "MAYFLY_PROVIDER_CACHE_DIR";
+pub const PROVIDER_CACHE_MAX_BYTES: &str = "MAYFLY_PROVIDER_CACHE_MAX_BYTES";
+pub const PROVIDER_FETCHES: &str = "MAYFLY_PROVIDER_FETCHES";
 pub const PLAN_FILES: &str = "MAYFLY_PLAN_FILES";
 pub const PLAN_FILES_MAX_BYTES: &str = "MAYFLY_PLAN_FILES_MAX_BYTES";
 /// A variable of a workspace.

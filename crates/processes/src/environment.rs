@@ -86,7 +86,7 @@ const MACHINE: [&str; 22] = [
 ];
 
 /// Settings of the executor that its deployment decides; here the caller's environment is the deployment.
-const DEPLOYMENT: [&str; 20] = [
+const DEPLOYMENT: [&str; 23] = [
     env::TERRAFORM_RELEASES_URL,
     env::TOFU_RELEASES_URL,
     env::RELEASE_MIRROR_URL,
@@ -107,6 +107,9 @@ const DEPLOYMENT: [&str; 20] = [
     env::MIXED_FLEET,
     env::PLAN_FILES,
     env::PLAN_FILES_MAX_BYTES,
+    env::PROVIDER_CACHE_DIR,
+    env::PROVIDER_CACHE_MAX_BYTES,
+    env::PROVIDER_FETCHES,
 ];
 
 /// How the platform is reached that the caller's environment names.

@@ -15,10 +15,11 @@ use crate::child_env::ChildEnv;
 use crate::context::RunContext;
 use crate::error::StepError;
 use crate::operation::{OperationContext, memory_exceeded};
+use crate::phases::provide_providers::provide_providers;
 use crate::process::{Capture, Completion, ToLog};
 use crate::stop::MEMORY_HINT;
 use crate::terraform::backend::{self, BackendAccess};
-use crate::terraform::credentials::{self, AccessBy, AccessFile, HostAccess};
+use crate::terraform::credentials::{self, AccessBy, AccessFile, InitConfig, Overlay};
 use crate::terraform::variables::{self, Declarations};
 
 /// How much output of a quiet init is kept, to show it if init fails.
@@ -78,7 +79,8 @@ pub(crate) async fn init(
     env: &ChildEnv,
 ) -> Result<(), StepError> {
     let mut env = env.clone();
-    let access = write_access(context, &mut env).await?;
+    let overlay = provide_providers(context, &mut env).await?;
+    let access = write_access(context, overlay.as_ref(), &mut env).await?;
     let init = context
         .run
         .timer
@@ -90,6 +92,7 @@ pub(crate) async fn init(
 
 async fn write_access(
     context: &OperationContext<'_, '_>,
+    overlay: Option<&Overlay>,
     env: &mut ChildEnv,
 ) -> Result<AccessFile, StepError> {
     let run = context.run;
@@ -99,31 +102,34 @@ async fn write_access(
             .unless_stopped(async { Ok(registry_hosts(run).await) })
             .await?;
         registry = server.registry();
-        AccessBy::Registry(&registry)
+        Some(AccessBy::Registry(&registry))
     } else {
+        hosts = run.connections.tool_hosts();
         let minted = run
             .connections
             .tokens()
             .and_then(|tokens| tokens.mint_for_workspace(token::INIT, &run.job.workspace_id));
-        let Some(minted) = minted else {
-            return Ok(AccessFile::none());
-        };
-        token = minted;
-        run.log.add_secrets([token.expose_secret()]);
-        hosts = run.connections.tool_hosts();
-        AccessBy::Token(&token)
+        match minted {
+            Some(minted) => {
+                token = minted;
+                run.log.add_secrets([token.expose_secret()]);
+                Some(AccessBy::Token(&token))
+            }
+            None => None,
+        }
     };
-    if hosts.is_empty() {
+    let access = by.filter(|_| !hosts.is_empty());
+    if access.is_none() && overlay.is_none() {
         return Ok(AccessFile::none());
     }
-    let access = HostAccess {
-        hosts: &hosts,
-        by,
+    let config = InitConfig {
+        access: access.map(|by| (&*hosts, by)),
+        overlay,
         tool: run.job.tool(),
         home: &run.folders.home,
         private: run.layout.private(),
     };
-    credentials::write_access_file(&access, env)
+    credentials::write_init_config(&config, env)
 }
 
 /// The hosts whose modules and providers the hub passes on. A run that needs none of them continues without.

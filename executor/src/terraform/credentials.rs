@@ -14,6 +14,7 @@ use tracing::{info, warn};
 
 use crate::child_env::ChildEnv;
 use crate::error::StepError;
+use crate::terraform::hcl::quote;
 use crate::workspace::write_private_file;
 
 /// The variable that names the tool's configuration file.
@@ -26,16 +27,26 @@ const MAX_CONFIGURATION_BYTES: u64 = 1 << 20;
 #[must_use = "the token stays on disk until the file is removed"]
 pub struct AccessFile(Option<PathBuf>);
 
-/// How the tool reaches hosts of the platform.
+/// What `init` is told beside the operator's own configuration.
 #[derive(Debug)]
-pub struct HostAccess<'t> {
-    pub hosts: &'t [String],
-    pub by: AccessBy<'t>,
+pub struct InitConfig<'t> {
+    /// Hosts of the platform, and how the tool reaches them.
+    pub access: Option<(&'t [String], AccessBy<'t>)>,
+    /// Providers that are there already.
+    pub overlay: Option<&'t Overlay>,
     pub tool: Tool,
     /// The folder of the operator's configuration file.
     pub home: &'t Path,
     /// A folder that no other user can read.
     pub private: &'t Path,
+}
+
+/// A folder with the packages of some providers, laid out like a mirror. The tool asks no registry for these.
+#[derive(Debug)]
+pub struct Overlay {
+    pub folder: PathBuf,
+    /// Addresses of providers.
+    pub providers: Vec<String>,
 }
 
 /// What is different from other hosts.
@@ -72,32 +83,30 @@ impl AccessBy<'_> {
 }
 
 /// Writes the file and sets its path in the environment of `init`, unless the path of another file is set.
-pub fn write_access_file(
-    access: &HostAccess<'_>,
+pub fn write_init_config(
+    config: &InitConfig<'_>,
     env: &mut ChildEnv,
 ) -> Result<AccessFile, StepError> {
     if env.get(CONFIG_FILE).is_some() {
         info!("`{CONFIG_FILE}` is set: the tool is not told how to reach the platform");
         return Ok(AccessFile::none());
     }
-    let own = own_configuration(access.home, access.tool);
-    // A token that the run brings itself is for the host itself.
-    let brings_token = |host: &String| {
-        token_variables(host)
-            .iter()
-            .any(|name| env.get(name).is_some())
-    };
-    let hosts: Vec<_> = match access.by {
-        AccessBy::Token(_) => access.hosts.to_vec(),
-        AccessBy::Registry(_) => access
-            .hosts
-            .iter()
-            .filter(|host| !brings_token(host))
-            .cloned()
-            .collect(),
-    };
-    let text = configuration(&own, &hosts, access.by);
-    let path = access.private.join(FILE_NAME);
+    let mut text = own_configuration(config.home, config.tool);
+    if let Some((hosts, by)) = config.access {
+        // A token that the run brings itself is for the host itself.
+        let hosts: Vec<_> = match by {
+            AccessBy::Token(_) => hosts.to_vec(),
+            AccessBy::Registry(_) => {
+                let hosts = hosts.iter().filter(|host| !brings_token(env, host));
+                hosts.cloned().collect()
+            }
+        };
+        text = configuration(&text, &hosts, by);
+    }
+    if let Some(overlay) = config.overlay {
+        text = with_overlay(&text, overlay);
+    }
+    let path = config.private.join(FILE_NAME);
     // It is created first, so that a partly written file is removed too.
     let file = AccessFile(Some(path.clone()));
     write_private_file(&path, text.as_bytes()).map_err(|source| {
@@ -186,6 +195,36 @@ fn token_variables(host: &str) -> [String; 2] {
     [name.replace('-', "__"), name]
 }
 
+/// Whether a run brings a token of its own for a host.
+pub(crate) fn brings_token(env: &ChildEnv, host: &str) -> bool {
+    let names = token_variables(host);
+    names.iter().any(|name| env.get(name).is_some())
+}
+
+/// Why the packages of providers are the operator's business: something of the tool's configuration decides where they come from.
+pub(crate) fn decides_on_providers(home: &Path, tool: Tool) -> bool {
+    let own = own_configuration(home, tool);
+    let words = ["provider_installation", "plugin_cache_dir"];
+    words.iter().any(|word| own.contains(word))
+}
+
+/// `own`, plus where these providers are. `own` says nothing about that.
+fn with_overlay(own: &str, overlay: &Overlay) -> String {
+    let mut text = own.to_owned();
+    if !text.is_empty() && !text.ends_with('\n') {
+        text.push('\n');
+    }
+    let names: Vec<_> = overlay.providers.iter().map(|name| quote(name)).collect();
+    let (names, folder) = (names.join(", "), quote(&overlay.folder.to_string_lossy()));
+    writeln!(
+        text,
+        "provider_installation {{\n  filesystem_mirror {{\n    path    = {folder}\n    include = [{names}]\n  }}\n  \
+         direct {{\n    exclude = [{names}]\n  }}\n}}"
+    )
+    .expect("writing to a string cannot fail");
+    text
+}
+
 /// Whether a text can be a host with or without a port, and needs no quoting.
 fn is_host(text: &str) -> bool {
     !text.is_empty()
@@ -246,9 +285,9 @@ mod tests {
             "registry.example.test".to_owned(),
         ];
         let address = "http://127.0.0.1:1/registry/p".into();
-        let access = HostAccess {
-            hosts: &hosts,
-            by: AccessBy::Registry(&address),
+        let config = InitConfig {
+            access: Some((&hosts, AccessBy::Registry(&address))),
+            overlay: None,
             tool: Tool::Terraform,
             home: folder.path(),
             private: folder.path(),
@@ -256,13 +295,33 @@ mod tests {
         let job = job_contract::JobData::default();
         let mut env = ChildEnv::new(std::iter::empty(), &[], &job).unwrap();
         env.set("TF_TOKEN_a__b_example_test", "own").unwrap();
-        let file = write_access_file(&access, &mut env).unwrap();
+        let file = write_init_config(&config, &mut env).unwrap();
         let text = fs::read_to_string(folder.path().join(FILE_NAME)).unwrap();
         assert!(
             text.contains("registry.example.test") && !text.contains("a-b"),
             "{text}"
         );
         file.remove().unwrap();
+    }
+
+    #[test]
+    fn providers_that_are_there_are_asked_for_nowhere_else() {
+        let overlay = Overlay {
+            folder: "/run/a \"b\"".into(),
+            providers: vec!["registry.example.test/acme/null".into()],
+        };
+        let text = with_overlay("disable_checkpoint = true", &overlay);
+        let body: hcl_edit::structure::Body = text.parse().unwrap();
+        let block = body.get_blocks("provider_installation").next().unwrap();
+        let of = |kind: &str, name: &str| {
+            let method = block.body.get_blocks(kind).next().unwrap();
+            let value = &method.body.get_attribute(name).unwrap().value;
+            value.to_string().trim().to_owned()
+        };
+        assert_eq!(of("filesystem_mirror", "path"), r#""/run/a \"b\"""#);
+        let names = r#"["registry.example.test/acme/null"]"#;
+        assert_eq!(of("filesystem_mirror", "include"), names);
+        assert_eq!(of("direct", "exclude"), names);
     }
 
     #[test]

@@ -114,6 +114,11 @@ impl Registry {
         self.server.certificate().unwrap_or_default()
     }
 
+    /// How many requests there were.
+    pub fn asked(&self) -> usize {
+        self.server.requests().len()
+    }
+
     /// How often archives of providers were asked for.
     pub fn downloads(&self) -> usize {
         let requests = self.server.requests();

@@ -1,0 +1,237 @@
+//! `api-launcher cache`: the packages of providers that runs share. Lists, checks and removes them.
+
+use std::io::{self, IsTerminal as _, Write as _};
+use std::path::PathBuf;
+use std::time::{Duration, SystemTime};
+
+use clap::{Args, Subcommand, ValueHint};
+use data_dir::DataDirArgs;
+use job_contract::{Exit, chain, env};
+use provider_store::{Entry, ProviderStore};
+use serde_json::{Value, json};
+
+use crate::failure::Failure;
+use crate::terminal::Terminal;
+use crate::terminal::options::{COLOR_HELP, Format, When};
+use crate::terminal::paint::Paint;
+use crate::terminal::sink;
+use crate::terminal::table::{Cell, Table};
+
+/// The same as in executors.
+const DEFAULT_MAX_BYTES: u64 = 16 * 1024 * 1024 * 1024;
+/// The digits of a digest that a terminal shows.
+const SHORT_DIGEST: usize = 12;
+const DAY: u64 = 24 * 60 * 60;
+
+/// Work with the packages of providers that runs share
+#[derive(Args, Clone, Debug)]
+pub struct CacheArgs {
+    #[command(subcommand)]
+    command: CacheCommand,
+}
+
+#[derive(Clone, Debug, Subcommand)]
+enum CacheCommand {
+    /// List the packages, with their sizes and when they were used last
+    List(StoreArgs),
+    /// Check that each package is what its name says; the exit code is 1 if one is not
+    Verify {
+        #[command(flatten)]
+        store: StoreArgs,
+        /// Remove those that are not
+        #[arg(long)]
+        remove: bool,
+    },
+    /// Remove the packages that were not used for the longest time
+    #[command(
+        after_help = "Example:\n  api-launcher cache prune --dir /var/lib/mayfly --unused-days 30"
+    )]
+    Prune {
+        #[command(flatten)]
+        store: StoreArgs,
+        /// Remove some if all together are larger, until nine tenths are left
+        #[arg(long, value_name = "BYTES", env = env::PROVIDER_CACHE_MAX_BYTES, default_value_t = DEFAULT_MAX_BYTES)]
+        max_bytes: u64,
+        /// Remove those that were not used for so many days
+        #[arg(long, value_name = "DAYS")]
+        unused_days: Option<u32>,
+    },
+}
+
+#[derive(Args, Clone, Debug)]
+struct StoreArgs {
+    /// Folder that runs share [default: the data directory]
+    #[arg(long, value_name = "DIR", env = env::PROVIDER_CACHE_DIR, value_hint = ValueHint::DirPath)]
+    dir: Option<PathBuf>,
+    #[command(flatten)]
+    data: DataDirArgs,
+    /// A table for people, or JSON for programs
+    #[arg(
+        short = 'o',
+        long = "output",
+        value_enum,
+        value_name = "FORMAT",
+        default_value_t
+    )]
+    format: Format,
+    /// When to use colours
+    #[arg(long, value_enum, value_name = "WHEN", default_value_t, help = COLOR_HELP)]
+    color: When,
+}
+
+impl CacheArgs {
+    pub(crate) fn run(&self) -> Exit {
+        let done = match &self.command {
+            CacheCommand::List(store) => store.list(),
+            CacheCommand::Verify { store, remove } => store.verify(*remove),
+            CacheCommand::Prune {
+                store,
+                max_bytes,
+                unused_days,
+            } => store.prune(*max_bytes, *unused_days),
+        };
+        done.unwrap_or_else(|failure| {
+            // If that stream is gone, the exit code still tells.
+            let _ = writeln!(io::stderr(), "error: {}", chain(&failure));
+            if let Some(hint) = failure.hint {
+                let _ = writeln!(io::stderr(), "hint: {hint}");
+            }
+            failure.exit
+        })
+    }
+}
+
+impl StoreArgs {
+    fn open(&self) -> Result<ProviderStore, Failure> {
+        let root = match &self.dir {
+            Some(dir) => dir.clone(),
+            None => self.data.locate()?.path().to_owned(),
+        };
+        Ok(ProviderStore::new(root))
+    }
+
+    fn list(&self) -> Result<Exit, Failure> {
+        let store = self.open()?;
+        let entries = store.list().map_err(|error| unusable(&store, error))?;
+        let total = entries.iter().map(|entry| entry.size_bytes).sum::<u64>();
+        Ok(self.show(&store, &entries, &json!({"totalBytes": total}), ""))
+    }
+
+    fn verify(&self, remove: bool) -> Result<Exit, Failure> {
+        let store = self.open()?;
+        let entries = store.list().map_err(|error| unusable(&store, error))?;
+        let mut altered = Vec::new();
+        for entry in entries {
+            if !store.verify(&entry).unwrap_or(false) {
+                if remove {
+                    store
+                        .remove(&entry)
+                        .map_err(|error| unusable(&store, error))?;
+                }
+                altered.push(entry);
+            }
+        }
+        let (exit, note) = match (altered.is_empty(), remove) {
+            (true, _) => (Exit::Done, "Each package is what its name says."),
+            (false, true) => (
+                Exit::StepFailed,
+                "These packages were altered. They are removed.",
+            ),
+            (false, false) => (
+                Exit::StepFailed,
+                "These packages were altered. No run uses them. `--remove` removes them.",
+            ),
+        };
+        let shown = self.show(&store, &altered, &json!({"removed": remove}), note);
+        Ok(if shown == Exit::Done { exit } else { shown })
+    }
+
+    fn prune(&self, max_bytes: u64, unused_days: Option<u32>) -> Result<Exit, Failure> {
+        let store = self.open()?;
+        let unused = unused_days.map(|days| Duration::from_secs(u64::from(days) * DAY));
+        let pruned = store.prune(max_bytes, unused);
+        let pruned = pruned.map_err(|error| unusable(&store, error))?;
+        let note = format!(
+            "Packages removed: {}. The rest has {}.",
+            pruned.removed.len(),
+            size(pruned.kept_bytes)
+        );
+        let more = json!({"keptBytes": pruned.kept_bytes});
+        Ok(self.show(&store, &pruned.removed, &more, &note))
+    }
+
+    /// Shows packages as a table, with a note on standard error, or as one document with `more` in it.
+    fn show(&self, store: &ProviderStore, entries: &[Entry], more: &Value, note: &str) -> Exit {
+        if self.format == Format::Json {
+            let packages: Vec<_> = entries.iter().map(document).collect();
+            let mut answer = json!({"directory": store.root(), "packages": packages});
+            if let (Some(answer), Some(more)) = (answer.as_object_mut(), more.as_object()) {
+                answer.extend(more.clone());
+            }
+            return sink::print(format!("{answer:#}\n").as_bytes());
+        }
+        let is_empty_list = note.is_empty() && entries.is_empty();
+        let empty = format!("No packages in `{}`.", store.root().display());
+        let note = if is_empty_list { &empty } else { note };
+        if !note.is_empty() {
+            // Tables are for programs too, notes are not.
+            let _ = writeln!(io::stderr(), "{note}");
+        }
+        if entries.is_empty() {
+            return Exit::Done;
+        }
+        let mut table = Table::new(&["PROVIDER", "VERSION", "PLATFORM", "SIZE", "USED", "SHA256"]);
+        for entry in entries {
+            let sha256 = if io::stdout().is_terminal() {
+                &entry.sha256[..SHORT_DIGEST]
+            } else {
+                &entry.sha256
+            };
+            table.row(vec![
+                Cell::new(&entry.package.address()),
+                Cell::new(&entry.package.version),
+                Cell::new(&entry.package.platform),
+                Cell::new(&size(entry.size_bytes)),
+                Cell::new(&ago(entry.used)),
+                Cell::new(sha256),
+            ]);
+        }
+        let terminal = Terminal::detect(self.format, self.color);
+        let text = table.render(Paint { on: terminal.color });
+        sink::print(text.as_bytes())
+    }
+}
+
+fn document(entry: &Entry) -> Value {
+    json!({
+        "provider": entry.package.address(),
+        "version": entry.package.version,
+        "platform": entry.package.platform,
+        "sha256": entry.sha256,
+        "sizeBytes": entry.size_bytes,
+        "lastUsed": humantime::format_rfc3339_seconds(entry.used).to_string(),
+    })
+}
+
+fn unusable(store: &ProviderStore, error: io::Error) -> Failure {
+    let text = format!("could not use the packages in `{}`", store.root().display());
+    Failure::new(Exit::Infrastructure, text).because(error)
+}
+
+fn size(bytes: u64) -> String {
+    const MIB: u64 = 1024 * 1024;
+    match bytes {
+        0..MIB => format!("{} KiB", bytes.div_ceil(1024)),
+        _ => format!("{} MiB", bytes / MIB),
+    }
+}
+
+fn ago(time: SystemTime) -> String {
+    let seconds = time.elapsed().unwrap_or_default().as_secs();
+    match seconds {
+        0..60 => "now".to_owned(),
+        60..3600 => format!("{} min ago", seconds / 60),
+        3600..DAY => format!("{} h ago", seconds / 3600),
+        _ => format!("{} d ago", seconds / DAY),
+    }
+}

@@ -1,0 +1,156 @@
+//! The archive of a provider: unpacks it, and computes the digest of its files as lock files have it.
+
+use std::fs::{self, OpenOptions};
+use std::io::{self, Read as _, Write};
+use std::os::unix::fs::OpenOptionsExt as _;
+use std::path::Path;
+
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
+use job_contract::encoding::hex;
+use runtime::regular_file;
+use sha2::{Digest as _, Sha256};
+use zip::ZipArchive;
+
+/// More than any provider has.
+const LARGEST: u64 = 4 * 1024 * 1024 * 1024;
+const MOST_FILES: usize = 10_000;
+
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum PackageError {
+    #[error("its archive cannot be read")]
+    Archive(#[from] zip::result::ZipError),
+    #[error("its archive has a file outside its folder")]
+    Outside,
+    #[error("its archive unpacks to too much")]
+    TooLarge,
+    #[error("it could not be unpacked")]
+    Write(#[from] io::Error),
+}
+
+/// Unpacks an archive into a new folder, and returns the digest of its files, `h1:…`. After an error there is no folder.
+pub(crate) fn unpack(archive: &Path, target: &Path) -> Result<String, PackageError> {
+    fs::create_dir_all(target)?;
+    let unpacked = unpack_into(archive, target);
+    if unpacked.is_err() {
+        runtime::tree_removal::remove(target)?;
+    }
+    unpacked
+}
+
+fn unpack_into(archive: &Path, target: &Path) -> Result<String, PackageError> {
+    let mut archive = ZipArchive::new(regular_file::open(archive)?)?;
+    if archive.len() > MOST_FILES {
+        return Err(PackageError::TooLarge);
+    }
+    let mut lines = Vec::new();
+    let mut left = LARGEST;
+    for index in 0..archive.len() {
+        let mut entry = archive.by_index(index)?;
+        if entry.is_dir() {
+            continue;
+        }
+        let name = entry.enclosed_name().ok_or(PackageError::Outside)?;
+        let text = name.to_str().ok_or(PackageError::Outside)?.to_owned();
+        let path = target.join(&name);
+        if let Some(parent) = path.parent() {
+            fs::create_dir_all(parent)?;
+        }
+        // Programs are marked as such. No link is made, and no file is replaced.
+        let is_program = entry.unix_mode().is_some_and(|mode| mode & 0o100 != 0);
+        let file = OpenOptions::new()
+            .write(true)
+            .create_new(true)
+            .mode(if is_program { 0o755 } else { 0o644 })
+            .open(&path)?;
+        let mut hashing = Hashing {
+            file,
+            hasher: Sha256::new(),
+        };
+        let written = io::copy(&mut (&mut entry).take(left + 1), &mut hashing)?;
+        left = left.checked_sub(written).ok_or(PackageError::TooLarge)?;
+        lines.push(format!("{}  {text}\n", hex(&hashing.hasher.finalize())));
+    }
+    // By name, and the name comes after the digest.
+    lines.sort_by(|one, other| one[66..].cmp(&other[66..]));
+    let digest = Sha256::digest(lines.concat());
+    Ok(format!("h1:{}", STANDARD.encode(digest)))
+}
+
+/// A file, with the digest of what was written into it.
+struct Hashing {
+    file: fs::File,
+    hasher: Sha256,
+}
+
+impl Write for Hashing {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        let written = self.file.write(bytes)?;
+        self.hasher.update(&bytes[..written]);
+        Ok(written)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.file.flush()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::PermissionsExt as _;
+
+    use zip::ZipWriter;
+    use zip::write::SimpleFileOptions;
+
+    use super::*;
+
+    fn archive(path: &Path, files: &[(&str, u32, &str)]) {
+        let mut zip = ZipWriter::new(fs::File::create(path).unwrap());
+        for (name, mode, content) in files {
+            let options = SimpleFileOptions::default().unix_permissions(*mode);
+            zip.start_file(*name, options).unwrap();
+            zip.write_all(content.as_bytes()).unwrap();
+        }
+        zip.finish().unwrap();
+    }
+
+    /// The digest was computed by Terraform for these files.
+    #[test]
+    fn the_digest_of_the_files_is_the_one_of_the_tool() {
+        let folder = tempfile::tempdir().unwrap();
+        let (zip, target) = (folder.path().join("p.zip"), folder.path().join("a/b"));
+        archive(
+            &zip,
+            &[
+                ("terraform-provider-x_v1.0.0", 0o755, "binary\n"),
+                ("LICENSE.txt", 0o644, "hello\n"),
+            ],
+        );
+        let h1 = unpack(&zip, &target).unwrap();
+        assert_eq!(h1, "h1:cuAYBzn6IKPHKJs3M/HcpkzTtSYaT+z1m6UlPiPEYmI=");
+        let program = target.join("terraform-provider-x_v1.0.0");
+        assert_eq!(
+            fs::metadata(&program).unwrap().permissions().mode() & 0o777,
+            0o755
+        );
+        assert_eq!(
+            fs::read_to_string(target.join("LICENSE.txt")).unwrap(),
+            "hello\n"
+        );
+    }
+
+    #[test]
+    fn an_archive_that_leads_out_or_is_none_leaves_nothing() {
+        let folder = tempfile::tempdir().unwrap();
+        let (zip, target) = (folder.path().join("p.zip"), folder.path().join("target"));
+        archive(&zip, &[("one", 0o644, "x"), ("../out", 0o644, "x")]);
+        assert!(matches!(unpack(&zip, &target), Err(PackageError::Outside)));
+        assert!(!target.exists() && !folder.path().join("out").exists());
+        fs::write(&zip, "no archive").unwrap();
+        assert!(matches!(
+            unpack(&zip, &target),
+            Err(PackageError::Archive(_))
+        ));
+        assert!(!target.exists());
+    }
+}
