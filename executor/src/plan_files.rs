@@ -479,6 +479,7 @@ mod tests {
             PLAN_FILE,
             "errored.tfstate",
             "aws_backend_override.tf",
+            "GCP_CREDENTIALS_FILE.json",
         ] {
             tree.write(own, "own");
         }

@@ -22,8 +22,10 @@ const LOCAL_FILE: &str = "terrakube_override.tf";
 const AWS_FILE: &str = "aws_backend_override.tf";
 const AZURE_FILE: &str = "azure_backend_override.tf";
 const GCP_FILE: &str = "gcp_backend_override.tf";
-/// The names of the override files. They may hold credentials.
-pub(crate) const FILES: [&str; 5] = [HTTP_FILE, LOCAL_FILE, AWS_FILE, AZURE_FILE, GCP_FILE];
+/// The names of all files that this module writes into the working directory. They may hold credentials.
+pub(crate) const FILES: [&str; 6] = [
+    HTTP_FILE, LOCAL_FILE, AWS_FILE, AZURE_FILE, GCP_FILE, GCS_FILE,
+];
 
 const AWS_PROFILE: &str = "mayfly-state";
 const AWS_CREDENTIALS: &str = "AWS_SHARED_CREDENTIALS_FILE";
