@@ -13,13 +13,20 @@ pub(crate) mod registry;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+use std::time::Duration;
 
 use futures_util::stream::{self, StreamExt as _};
 use provider_store::{Package, ProviderStore};
+use tokio::time::timeout;
 
 use self::lock_file::Locked;
 use self::package::PackageError;
 use self::registry::{Registry, RegistryError};
+use crate::workspace::StopOnDrop;
+
+/// How long the store may take for a package. A network volume may hang for ever.
+const STORE_TIMEOUT: Duration = Duration::from_mins(1);
 
 /// Where packages come from, and where they are put.
 #[derive(Clone, Debug)]
@@ -63,6 +70,8 @@ pub(crate) enum ProvideError {
     Io(#[from] io::Error),
     #[error("the archive of its registry has no digest of the lock file")]
     OtherDigest,
+    #[error("the store does not answer")]
+    StoreHangs,
     #[error("unpacking it ended unexpectedly")]
     Task(#[from] tokio::task::JoinError),
 }
@@ -85,22 +94,51 @@ impl Sources {
 
     async fn one(&self, number: usize, locked: Locked) -> Result<Provided, ProvideError> {
         let locked = Arc::new(locked);
-        let archive = self.scratch.join(format!("{number}.zip"));
+        let target = self.overlay.join(locked.package.folder());
+        // Work in other threads ends soon after this future is dropped.
+        let stop = StopOnDrop::default();
         if let Some(store) = self.store.clone() {
-            let (locked, archive) = (Arc::clone(&locked), archive.clone());
-            let target = self.overlay.join(locked.package.folder());
-            let found = move || from_store(&store, &locked, &archive, &target);
-            if let Some(provided) = tokio::task::spawn_blocking(found).await? {
-                return Ok(provided);
+            let archive = self.scratch.join(format!("{number}-stored.zip"));
+            let (locked, target, stopped) = (Arc::clone(&locked), target.clone(), stop.flag());
+            let found = move || from_store(&store, &locked, &archive, &target, &stopped);
+            let found = tokio::task::spawn_blocking(found);
+            match timeout(STORE_TIMEOUT, found).await {
+                Ok(found) => {
+                    if let Some(provided) = found? {
+                        return Ok(provided);
+                    }
+                }
+                // That thread may write into its own folder for as long as the volume hangs.
+                Err(_) => return Err(ProvideError::StoreHangs),
             }
         }
+        let archive = self.scratch.join(format!("{number}.zip"));
         let sha256 = self.registry.fetch(&locked.package, &archive).await?;
-        let (store, target) = (
-            self.store.clone(),
-            self.overlay.join(locked.package.folder()),
-        );
-        let unpack = move || from_registry(store.as_ref(), &locked, &sha256, &archive, &target);
-        tokio::task::spawn_blocking(unpack).await?
+        let (package, stopped) = (locked.package.clone(), stop.flag());
+        let (path, digest) = (archive.clone(), sha256.clone());
+        let unpack = move || checked(&locked, &digest, &path, &target, &stopped);
+        let h1 = tokio::task::spawn_blocking(unpack).await??;
+        let not_published = self.publish(&package, &archive, &sha256).await;
+        Ok(Provided {
+            package,
+            h1,
+            from: Origin::Registry,
+            not_published,
+        })
+    }
+
+    /// Publishes an archive, and removes it. Returns why it is not published.
+    async fn publish(&self, package: &Package, archive: &Path, sha256: &str) -> Option<io::Error> {
+        let (store, package) = (self.store.clone(), package.clone());
+        let (archive, sha256) = (archive.to_owned(), sha256.to_owned());
+        let publish = tokio::task::spawn_blocking(move || {
+            let published = store.map(|store| store.publish(&package, &archive, &sha256));
+            std::fs::remove_file(archive).and(published.unwrap_or(Ok(())))
+        });
+        match timeout(STORE_TIMEOUT, publish).await {
+            Ok(published) => published.unwrap_or_else(|error| Err(error.into())).err(),
+            Err(_) => Some(io::Error::from(io::ErrorKind::TimedOut)),
+        }
     }
 }
 
@@ -110,6 +148,7 @@ fn from_store(
     locked: &Locked,
     archive: &Path,
     target: &Path,
+    stopped: &AtomicBool,
 ) -> Option<Provided> {
     // Without a digest of the archive, each archive of this version may be the one.
     let digests = if locked.zip_digests.is_empty() {
@@ -123,7 +162,7 @@ fn from_store(
             tracing::warn!(%error, package = %locked.package, "the provider store cannot be read");
             false
         });
-        let h1 = is_there.then(|| checked(locked, &sha256, archive, target))?;
+        let h1 = is_there.then(|| checked(locked, &sha256, archive, target, stopped))?;
         std::fs::remove_file(archive).ok()?;
         Some(Provided {
             package: locked.package.clone(),
@@ -134,24 +173,6 @@ fn from_store(
     })
 }
 
-fn from_registry(
-    store: Option<&ProviderStore>,
-    locked: &Locked,
-    sha256: &str,
-    archive: &Path,
-    target: &Path,
-) -> Result<Provided, ProvideError> {
-    let h1 = checked(locked, sha256, archive, target)?;
-    let published = store.map(|store| store.publish(&locked.package, archive, sha256));
-    std::fs::remove_file(archive)?;
-    Ok(Provided {
-        package: locked.package.clone(),
-        h1,
-        from: Origin::Registry,
-        not_published: published.and_then(Result::err),
-    })
-}
-
 /// Unpacks an archive, and returns the digest of its files. They are removed if the lock file has neither their digest nor the one
 /// of the archive.
 fn checked(
@@ -159,8 +180,9 @@ fn checked(
     sha256: &str,
     archive: &Path,
     target: &Path,
+    stopped: &AtomicBool,
 ) -> Result<String, ProvideError> {
-    let h1 = package::unpack(archive, target)?;
+    let h1 = package::unpack(archive, target, stopped)?;
     let is_zip = locked.zip_digests.iter().any(|known| known == sha256);
     if is_zip || locked.h1_digests.contains(&h1) {
         Ok(h1)

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use job_contract::chain;
+use job_contract::{Tool, chain};
 use provider_store::{Package, ProviderStore};
 use runtime::private_file::private_folder;
 use tracing::{info, warn};
@@ -22,6 +22,7 @@ use crate::providers::{Origin, ProvideError, Provided, Sources};
 use crate::terraform::credentials::{self, Overlay};
 use crate::tool::Fetcher;
 
+const TERRAFORMS: &str = "registry.terraform.io";
 const PLUGIN_CACHE: &str = "TF_PLUGIN_CACHE_DIR";
 /// Variables with which a run decides itself where its providers come from.
 const OWN_SETTINGS: [&str; 2] = ["TF_CLI_CONFIG_FILE", PLUGIN_CACHE];
@@ -70,8 +71,10 @@ pub(crate) async fn provide_providers(
     let platforms = run.connections.tool_hosts();
     locked.retain(|locked| {
         let host = &locked.package.host;
+        // OpenTofu takes its packages from a registry of its own, also with a lock file of Terraform.
+        let is_of_other = run.job.tool() == Tool::OpenTofu && host == TERRAFORMS;
         // The tool has the credentials.
-        !platforms.contains(host) && !credentials::brings_token(env, host)
+        !is_of_other && !platforms.contains(host) && !credentials::brings_token(env, host)
     });
     let Some(sources) = sources(run, store, fetches) else {
         return Ok(None);

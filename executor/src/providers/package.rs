@@ -4,6 +4,7 @@ use std::fs::{self, OpenOptions};
 use std::io::{self, Read as _, Write};
 use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
@@ -24,21 +25,31 @@ pub(crate) enum PackageError {
     Outside,
     #[error("its archive unpacks to too much")]
     TooLarge,
+    #[error("the run was stopped")]
+    Stopped,
     #[error("it could not be unpacked")]
     Write(#[from] io::Error),
 }
 
 /// Unpacks an archive into a new folder, and returns the digest of its files, `h1:…`. After an error there is no folder.
-pub(crate) fn unpack(archive: &Path, target: &Path) -> Result<String, PackageError> {
+pub(crate) fn unpack(
+    archive: &Path,
+    target: &Path,
+    stopped: &AtomicBool,
+) -> Result<String, PackageError> {
     fs::create_dir_all(target)?;
-    let unpacked = unpack_into(archive, target);
+    let unpacked = unpack_into(archive, target, stopped);
     if unpacked.is_err() {
         runtime::tree_removal::remove(target)?;
     }
     unpacked
 }
 
-fn unpack_into(archive: &Path, target: &Path) -> Result<String, PackageError> {
+fn unpack_into(
+    archive: &Path,
+    target: &Path,
+    stopped: &AtomicBool,
+) -> Result<String, PackageError> {
     let mut archive = ZipArchive::new(regular_file::open(archive)?)?;
     if archive.len() > MOST_FILES {
         return Err(PackageError::TooLarge);
@@ -66,8 +77,13 @@ fn unpack_into(archive: &Path, target: &Path) -> Result<String, PackageError> {
         let mut hashing = Hashing {
             file,
             hasher: Sha256::new(),
+            stopped,
         };
-        let written = io::copy(&mut (&mut entry).take(left + 1), &mut hashing)?;
+        let written = io::copy(&mut (&mut entry).take(left + 1), &mut hashing);
+        if stopped.load(Ordering::Relaxed) {
+            return Err(PackageError::Stopped);
+        }
+        let written = written?;
         left = left.checked_sub(written).ok_or(PackageError::TooLarge)?;
         lines.push(format!("{}  {text}\n", hex(&hashing.hasher.finalize())));
     }
@@ -78,13 +94,17 @@ fn unpack_into(archive: &Path, target: &Path) -> Result<String, PackageError> {
 }
 
 /// A file, with the digest of what was written into it.
-struct Hashing {
+struct Hashing<'s> {
     file: fs::File,
     hasher: Sha256,
+    stopped: &'s AtomicBool,
 }
 
-impl Write for Hashing {
+impl Write for Hashing<'_> {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        if self.stopped.load(Ordering::Relaxed) {
+            return Err(io::Error::other("stopped"));
+        }
         let written = self.file.write(bytes)?;
         self.hasher.update(&bytes[..written]);
         Ok(written)
@@ -103,6 +123,8 @@ mod tests {
     use zip::write::SimpleFileOptions;
 
     use super::*;
+
+    static NEVER: AtomicBool = AtomicBool::new(false);
 
     fn archive(path: &Path, files: &[(&str, u32, &str)]) {
         let mut zip = ZipWriter::new(fs::File::create(path).unwrap());
@@ -126,7 +148,7 @@ mod tests {
                 ("LICENSE.txt", 0o644, "hello\n"),
             ],
         );
-        let h1 = unpack(&zip, &target).unwrap();
+        let h1 = unpack(&zip, &target, &NEVER).unwrap();
         assert_eq!(h1, "h1:cuAYBzn6IKPHKJs3M/HcpkzTtSYaT+z1m6UlPiPEYmI=");
         let program = target.join("terraform-provider-x_v1.0.0");
         assert_eq!(
@@ -144,13 +166,19 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let (zip, target) = (folder.path().join("p.zip"), folder.path().join("target"));
         archive(&zip, &[("one", 0o644, "x"), ("../out", 0o644, "x")]);
-        assert!(matches!(unpack(&zip, &target), Err(PackageError::Outside)));
+        assert!(matches!(
+            unpack(&zip, &target, &NEVER),
+            Err(PackageError::Outside)
+        ));
         assert!(!target.exists() && !folder.path().join("out").exists());
         fs::write(&zip, "no archive").unwrap();
         assert!(matches!(
-            unpack(&zip, &target),
+            unpack(&zip, &target, &NEVER),
             Err(PackageError::Archive(_))
         ));
+        archive(&zip, &[("one", 0o644, "x")]);
+        let unpacked = unpack(&zip, &target, &AtomicBool::new(true));
+        assert!(matches!(unpacked, Err(PackageError::Stopped)));
         assert!(!target.exists());
     }
 }
