@@ -16,7 +16,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use artifact_store::Digest;
 use flate2::Compression;
 use flate2::write::GzEncoder;
-use ignore::gitignore::{Gitignore, GitignoreBuilder};
+use glob::{MatchOptions, Pattern};
 use job_contract::keys::PLAN_FILE;
 use runtime::regular_file;
 use serde::{Deserialize, Serialize};
@@ -69,9 +69,9 @@ pub(crate) struct Choice {
     pub(crate) root: PathBuf,
     /// The name of the folder of the tool, if it is another one.
     pub(crate) data_dir: Option<String>,
-    /// Patterns as in `.gitignore`. If there are any, only files that match are taken.
+    /// Patterns of paths. If there are any, only files that match are taken.
     pub(crate) only: Vec<String>,
-    /// Patterns as in `.gitignore`.
+    /// Patterns of paths.
     pub(crate) exclude: Vec<String>,
     pub(crate) limits: ArchiveLimits,
 }
@@ -115,10 +115,10 @@ pub(crate) enum PackError {
     TooMany(u64),
     #[error("the files that the step has changed have more than {0} bytes")]
     TooLarge(u64),
-    #[error("`{pattern}` is not a pattern as in `.gitignore`: {source}")]
+    #[error("`{pattern}` is not a pattern of paths: {source}")]
     Pattern {
         pattern: String,
-        source: ignore::Error,
+        source: glob::PatternError,
     },
     #[error("`{}` changed while it was packed", path.display())]
     Changed { path: PathBuf },
@@ -158,22 +158,16 @@ impl Choice {
         target: &Path,
         stop: &AtomicBool,
     ) -> Result<Packed, PackError> {
-        let (only, exclude) = (
-            matcher(&self.root, &self.only)?,
-            matcher(&self.root, &self.exclude)?,
-        );
+        let (only, exclude) = (patterns(&self.only)?, patterns(&self.exclude)?);
         let mut found = Vec::new();
         self.walk(stop, |path, metadata| {
-            let is_folder = metadata.is_dir();
-            let matches = |patterns: &Gitignore| {
-                patterns
-                    .matched_path_or_any_parents(path, is_folder)
-                    .is_ignore()
-            };
-            let is_chosen = self.only.is_empty()
-                || matches(&only)
+            let is_chosen = only.is_empty()
+                || matches(&only, path)
                 || path.file_name() == Some(OsStr::new(lock_file::NAME));
-            if before.0.get(path) != Some(&Mark::of(metadata)) && is_chosen && !matches(&exclude) {
+            if before.0.get(path) != Some(&Mark::of(metadata))
+                && is_chosen
+                && !matches(&exclude, path)
+            {
                 found.push((path.to_owned(), metadata.clone()));
             }
             if found.len() as u64 > self.limits.max_entries {
@@ -321,19 +315,30 @@ impl io::Read for Counted {
     }
 }
 
-fn matcher(root: &Path, patterns: &[String]) -> Result<Gitignore, PackError> {
-    let mut builder = GitignoreBuilder::new(root);
-    for pattern in patterns {
-        let added = builder.add_line(None, pattern);
-        added.map_err(|source| PackError::Pattern {
-            pattern: pattern.clone(),
-            source,
-        })?;
+/// Reads patterns. Each also matches what is below a folder that it matches.
+fn patterns(texts: &[String]) -> Result<Vec<Pattern>, PackError> {
+    let mut patterns = Vec::new();
+    for text in texts {
+        let plain = text.trim_start_matches('/').trim_end_matches('/');
+        for pattern in [plain.to_owned(), format!("{plain}/**")] {
+            let read = Pattern::new(&pattern);
+            patterns.push(read.map_err(|source| PackError::Pattern {
+                pattern: text.clone(),
+                source,
+            })?);
+        }
     }
-    builder.build().map_err(|source| PackError::Pattern {
-        pattern: patterns.join(", "),
-        source,
-    })
+    Ok(patterns)
+}
+
+/// Whether one of the patterns matches. `*` stands for any part of a path.
+fn matches(patterns: &[Pattern], path: &Path) -> bool {
+    let options = MatchOptions {
+        require_literal_separator: false,
+        ..MatchOptions::default()
+    };
+    let mut patterns = patterns.iter();
+    patterns.any(|pattern| pattern.matches_path_with(path, options))
 }
 
 /// Unpacks an archive over the work tree. Nothing is written outside it, and no folder is replaced.
@@ -555,7 +560,7 @@ mod tests {
         }
         let choice = Choice {
             only: vec!["*.zip".into()],
-            exclude: vec!["/secret/".into()],
+            exclude: vec!["/secret/".into(), "x".into()],
             ..tree.choice()
         };
         let (packed, _archive) = pack(&choice, &before).unwrap();
@@ -564,11 +569,14 @@ mod tests {
             [lock_file::NAME, "b.zip", "dist/a.zip"]
         );
         let wrong = Choice {
-            exclude: vec!["{".into(), "a{b".into(), "[z-a]".into()],
+            exclude: vec!["a***".into()],
             ..tree.choice()
         };
         let error = pack(&wrong, &before).unwrap_err();
-        assert!(error.to_string().contains("as in `.gitignore`"), "{error}");
+        assert!(
+            error.to_string().contains("`a***` is not a pattern"),
+            "{error}"
+        );
     }
 
     #[test]
