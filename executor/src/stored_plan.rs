@@ -239,14 +239,25 @@ impl PlanFetcher<'_> {
             };
         };
         let mut record = PlanRecord::find(self.context, &reference);
-        // Some platforms have no job context.
-        if record.is_none() {
+        // Some platforms have no job context, and in some the last update of the record is missing, with its files.
+        if record.as_ref().is_none_or(|record| record.files.is_none()) {
             if note.is_none() {
-                note = PlanNote::read(self.store, self.job).await?;
+                note = match PlanNote::read(self.store, self.job).await {
+                    Err(error) if record.is_some() => {
+                        warn!(%error, "the note of the plan is not used");
+                        None
+                    }
+                    read => read?,
+                };
             }
-            record = note
+            let noted = note
                 .and_then(|note| note.plan)
-                .filter(|record| record.reference == reference);
+                .filter(|noted| noted.reference == reference);
+            record = match (record, noted) {
+                (Some(record), Some(noted)) if record.sha256 == noted.sha256 => Some(noted),
+                (Some(record), _) => Some(record),
+                (None, noted) => noted,
+            };
         }
         if record.is_none() && !self.mixed_fleet {
             let hint = format!(

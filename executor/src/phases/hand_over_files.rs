@@ -104,9 +104,14 @@ pub(crate) async fn leave_files(
         let text = format!("The files of this step are not left to its apply: {why}");
         run.log_failure(&text).await;
     }
+    if files == PlanFilesRecord::default() {
+        return Ok(());
+    }
     record.files = Some(files);
     let noted = stored_plan::note(&run.store, &run.job, Some(record.clone()));
-    run.stored(noted).await
+    run.stored(noted).await?;
+    publish_record(run, record).await;
+    Ok(())
 }
 
 async fn pack(
@@ -167,8 +172,8 @@ async fn store(
     Ok(())
 }
 
-/// Makes the plan's record known to the platform. Without it, an apply reads the note in the store.
-pub(crate) async fn publish_record(run: &RunContext<'_>, record: &PlanRecord) {
+/// Publishes the plan's record again, with its files. If that fails, the apply finds them in the note in the store.
+async fn publish_record(run: &RunContext<'_>, record: &PlanRecord) {
     let patch = record.patch(&run.job.step_id);
     let deadline = run.while_saving(std::time::Duration::MAX);
     let published = tokio::select! {

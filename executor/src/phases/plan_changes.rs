@@ -13,7 +13,7 @@ use job_contract::keys::PLAN_FILE;
 use job_contract::progress::Phase;
 use platform::live::LivePhase;
 use runtime::Deadline;
-use serde_json::{Map, Value, json};
+use serde_json::{Value, json};
 use tracing::warn;
 
 use crate::child_env::ChildEnv;
@@ -78,7 +78,10 @@ async fn plan_and_store(
         .counts()
         .or_else(|| context.terraform.events.progress().planned_counts())
         .unwrap_or_else(|| structured.counted());
-    let mut additions = Map::new();
+    let mut additions = stored
+        .as_ref()
+        .map(|record| record.patch(&run.job.step_id))
+        .unwrap_or_default();
     if context.terraform.structured_output {
         let marker = json!("<div data-terrakube-structured-plan=\"true\"></div>");
         additions.insert(

@@ -15,9 +15,7 @@ use crate::context::RunContext;
 use crate::error::{StepError, catch_panic};
 use crate::operation::{Operation, OperationContext, OperationResult, PreparedOperation};
 use crate::phases::apply_changes::apply_changes;
-use crate::phases::hand_over_files::{
-    TreeBefore, leave_files, look_before, name_other_providers, publish_record,
-};
+use crate::phases::hand_over_files::{TreeBefore, leave_files, look_before, name_other_providers};
 use crate::phases::init::{init, write_backend, write_variables};
 use crate::phases::plan_changes::plan_changes;
 use crate::phases::run_scripts::run_scripts;
@@ -83,7 +81,7 @@ async fn run_phases(run: &RunContext<'_>, prepared: &PreparedOperation) -> Opera
     result
 }
 
-/// Leaves the files of a plan step to its apply, also those of its last scripts, and publishes the plan's record.
+/// Leaves the files of a plan step to its apply, also those of its last scripts.
 async fn conclude_plan(
     context: &OperationContext<'_, '_>,
     tree_before: Option<TreeBefore>,
@@ -99,7 +97,6 @@ async fn conclude_plan(
         result.after_ok = false;
         result.error.get_or_insert(error);
     }
-    publish_record(context.run, record).await;
 }
 
 /// Runs everything before the operation; false if a stop order ended it.
