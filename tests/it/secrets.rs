@@ -6,7 +6,7 @@ use std::os::unix::fs::MetadataExt as _;
 use std::os::unix::process::ExitStatusExt as _;
 
 use integration_tests::machine::{files_below, give_away};
-use integration_tests::process::Stream;
+use integration_tests::process::{Stream, copy_program};
 use integration_tests::{Machine, Outcome, Repository, job};
 use job_contract::{JobData, StepType, env};
 use nix::sys::signal::Signal;
@@ -227,7 +227,7 @@ fn a_launcher_that_serves_keeps_its_memory_and_its_environment_to_itself() {
     let _ = rustls::crypto::ring::default_provider().install_default();
     let machine = machine();
     let program = machine.scratch("launcher");
-    fs::copy(crate::LAUNCHER, &program).unwrap();
+    copy_program(crate::LAUNCHER.as_ref(), &program);
     let mut command = launcher::command(DUMPING[0], &machine.scratch("home"));
     command.args(&DUMPING[1..]);
     if nix::unistd::geteuid().is_root() {

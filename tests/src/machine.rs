@@ -18,6 +18,7 @@ use platform::local::{JobRecord, LocalPlatform, StepRecord};
 use serde_json::{Map, Value};
 use tempfile::TempDir;
 use test_peers::gate::Gate;
+use test_peers::process::copy_program;
 
 use crate::process::{Finished, Running};
 use crate::tool;
@@ -251,7 +252,7 @@ impl ExecutorRun<'_> {
     pub fn as_user(mut self, user: u32) -> Self {
         // The other user may not be able to read the build folder.
         let executor = self.machine.scratch("executor");
-        fs::copy(&self.executor, &executor).unwrap();
+        copy_program(&self.executor, &executor);
         self.executor = executor;
         give_away(self.machine.folder(), user);
         let id = |option: &str| format!("--{option}={user}");

@@ -9,7 +9,7 @@ use std::process::Command;
 
 use nix::sys::signal::Signal;
 use nix::unistd::geteuid;
-use test_peers::process::{Running, Stream};
+use test_peers::process::{Running, Stream, copy_program};
 use test_platform::Secret;
 
 use crate::harness::{Fixture, Launcher};
@@ -48,7 +48,7 @@ impl Machine {
     /// A copy of the launcher with this mode. Its owner is not the user, as far as a test can arrange it.
     fn install(&self, mode: u32) -> PathBuf {
         let path = self.programs.path().join("launcher");
-        fs::copy(env!("CARGO_BIN_EXE_api-launcher"), &path).unwrap();
+        copy_program(env!("CARGO_BIN_EXE_api-launcher").as_ref(), &path);
         fs::set_permissions(&path, Permissions::from_mode(mode)).unwrap();
         path
     }

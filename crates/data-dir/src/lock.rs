@@ -88,6 +88,8 @@ mod tests {
             "{error}"
         );
         drop(first);
+        // A child that another test starts at this moment holds what is open here until it runs its program.
+        wait(&path).unwrap();
         WorkspaceLock::take(&path).unwrap();
     }
 }

@@ -11,6 +11,7 @@
 use std::fmt;
 use std::io::{Read, Write as _};
 use std::os::unix::process::ExitStatusExt as _;
+use std::path::Path;
 use std::process::{ChildStdin, Command, ExitStatus, Stdio};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::sync::{Arc, Condvar, Mutex};
@@ -351,6 +352,13 @@ impl Collector {
         }
         self.text()
     }
+}
+
+/// Copies a program that is to be started. A child of its own writes it: a file that this process has open for writing is also
+/// open in each child that another test starts at that moment, and cannot be executed until that child runs its program.
+pub fn copy_program(from: &Path, to: &Path) {
+    let copied = Command::new("cp").arg(from).arg(to).status().unwrap();
+    assert!(copied.success(), "`{}` is not copied", from.display());
 }
 
 #[cfg(test)]

@@ -280,7 +280,8 @@ mod tests {
         let second = fs::File::open(folder.path().join("lock")).unwrap();
         assert!(second.try_lock().is_err());
         drop(first);
-        second.try_lock().unwrap();
+        // A child that another test starts at this moment holds what is open here until it runs its program.
+        second.lock().unwrap();
     }
 
     #[test]
