@@ -147,35 +147,41 @@ impl ProviderStore {
         digests
     }
 
+    /// Opens an archive. `None` if there is none. Nothing says that it is what its name says, nor that it stays as it is: the caller
+    /// checks what it has read.
+    pub fn open(&self, package: &Package, sha256: &str) -> io::Result<Option<File>> {
+        if !is_sha256(sha256) {
+            return Ok(None);
+        }
+        // Code of a run may have put a link or a FIFO in its place.
+        match regular_file::open_unlinked(&self.path(package, sha256)) {
+            Ok(archive) => Ok(Some(archive)),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
     /// Copies an archive into a new file. `false` if there is none. One that is not what its name says is removed, if it can
     /// be, and counts as none.
     pub fn copy(&self, package: &Package, sha256: &str, target: &Path) -> io::Result<bool> {
-        if !is_sha256(sha256) {
+        let Some(mut source) = self.open(package, sha256)? else {
             return Ok(false);
-        }
-        let path = self.path(package, sha256);
-        // Code of a run may have put a link or a FIFO in its place.
-        let mut source = match regular_file::open_unlinked(&path) {
-            Ok(source) => source,
-            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(false),
-            Err(error) => return Err(error),
         };
         let mut copy = OpenOptions::new()
             .write(true)
             .create_new(true)
             .mode(0o600)
             .open(target)?;
-        let copied = io::copy(&mut source, &mut copy).and_then(|_| sha256_of(target));
+        let copied = copy_hashed(&mut source, &mut copy);
         let is_it = matches!(&copied, Ok(digest) if digest == sha256);
         if !is_it {
             fs::remove_file(target)?;
             copied?;
             warn!(%package, sha256, "an archive in the provider store is not what its name says");
-            let _ = fs::remove_file(&path);
+            let _ = fs::remove_file(self.path(package, sha256));
             return Ok(false);
         }
-        // A store may be one that cannot be written.
-        let _ = File::open(&path).and_then(|file| file.set_modified(SystemTime::now()));
+        note_use(&source);
         Ok(true)
     }
 
@@ -278,14 +284,28 @@ impl ProviderStore {
     }
 }
 
+/// Notes that an archive of the store was used.
+pub fn note_use(archive: &File) {
+    // A store may be one that cannot be written.
+    let _ = archive.set_modified(SystemTime::now());
+}
+
 /// The SHA-256 of a file's content, in lower-case hex.
 pub fn sha256_of(path: &Path) -> io::Result<String> {
-    let mut file = regular_file::open_unlinked(path)?;
+    copy_hashed(&mut regular_file::open_unlinked(path)?, &mut io::sink())
+}
+
+/// Copies, and returns the SHA-256 of the bytes that were written. The source is read once, so nobody can change it between the
+/// copy and the check.
+fn copy_hashed(source: &mut File, target: &mut impl io::Write) -> io::Result<String> {
     let (mut hasher, mut buffer) = (Sha256::new(), vec![0; BUFFER_BYTES]);
     loop {
-        match file.read(&mut buffer)? {
+        match source.read(&mut buffer)? {
             0 => return Ok(hex(&hasher.finalize())),
-            read => hasher.update(&buffer[..read]),
+            read => {
+                hasher.update(&buffer[..read]);
+                target.write_all(&buffer[..read])?;
+            }
         }
     }
 }
