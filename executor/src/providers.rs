@@ -4,35 +4,34 @@
 //! Nothing is used that does not have a digest of the lock file: neither what the store has, which other runs may have written,
 //! nor what a registry sends.
 //!
-//! - [`lock_file`] knows the digests. [`package`] unpacks and checks an archive. [`registry`] downloads it.
+//! - [`lock_file`] knows the digests. [`package`] unpacks and checks an archive. [`registry`] downloads it. [`shared_store`] is the
+//!   only part that uses the store.
 
 pub(crate) mod lock_file;
 pub(crate) mod package;
 pub(crate) mod registry;
+pub(crate) mod shared_store;
 
+use std::fs::File;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
-use std::time::Duration;
 
 use futures_util::stream::{self, StreamExt as _};
-use provider_store::{Package, ProviderStore};
-use tokio::time::timeout;
+use provider_store::Package;
 
 use self::lock_file::Locked;
 use self::package::PackageError;
 use self::registry::{Registry, RegistryError};
+use self::shared_store::SharedStore;
 use crate::workspace::StopOnDrop;
-
-/// How long the store may take for a package. A network volume may hang for ever.
-const STORE_TIMEOUT: Duration = Duration::from_mins(1);
 
 /// Where packages come from, and where they are put.
 #[derive(Clone, Debug)]
 pub(crate) struct Sources {
     /// The store that runs share, if there is one.
-    pub(crate) store: Option<ProviderStore>,
+    pub(crate) store: Option<SharedStore>,
     pub(crate) registry: Arc<Registry>,
     /// The folder of the run that the tool uses as a mirror.
     pub(crate) overlay: PathBuf,
@@ -70,8 +69,6 @@ pub(crate) enum ProvideError {
     Io(#[from] io::Error),
     #[error("the archive of its registry has no digest of the lock file")]
     OtherDigest,
-    #[error("the store does not answer")]
-    StoreHangs,
     #[error("unpacking it ended unexpectedly")]
     Task(#[from] tokio::task::JoinError),
 }
@@ -95,30 +92,30 @@ impl Sources {
     async fn one(&self, number: usize, locked: Locked) -> Result<Provided, ProvideError> {
         let locked = Arc::new(locked);
         let target = self.overlay.join(locked.package.folder());
-        // Work in other threads ends soon after this future is dropped.
-        let stop = StopOnDrop::default();
-        if let Some(store) = self.store.clone() {
-            let archive = self.scratch.join(format!("{number}-stored.zip"));
-            let (locked, target, stopped) = (Arc::clone(&locked), target.clone(), stop.flag());
-            let found = move || from_store(&store, &locked, &archive, &target, &stopped);
-            let found = tokio::task::spawn_blocking(found);
-            match timeout(STORE_TIMEOUT, found).await {
-                Ok(found) => {
-                    if let Some(provided) = found? {
-                        return Ok(provided);
-                    }
-                }
-                // That thread may write into its own folder for as long as the volume hangs.
-                Err(_) => return Err(ProvideError::StoreHangs),
+        if let Some(store) = &self.store {
+            let scratch = self.scratch.join(format!("{number}-stored.zip"));
+            if let Some(h1) = store.unpack(&locked, &target, &scratch).await? {
+                return Ok(Provided {
+                    package: locked.package.clone(),
+                    h1,
+                    from: Origin::Store,
+                    not_published: None,
+                });
             }
         }
         let archive = self.scratch.join(format!("{number}.zip"));
         let sha256 = self.registry.fetch(&locked.package, &archive).await?;
+        // Work in other threads ends soon after this future is dropped.
+        let stop = StopOnDrop::default();
         let (package, stopped) = (locked.package.clone(), stop.flag());
         let (path, digest) = (archive.clone(), sha256.clone());
         let unpack = move || checked(&locked, &digest, &path, &target, &stopped);
         let h1 = tokio::task::spawn_blocking(unpack).await??;
-        let not_published = self.publish(&package, &archive, &sha256).await;
+        let not_published = match &self.store {
+            Some(store) => store.keep(&package, &archive, &sha256).await.err(),
+            None => None,
+        };
+        std::fs::remove_file(archive)?;
         Ok(Provided {
             package,
             h1,
@@ -126,51 +123,6 @@ impl Sources {
             not_published,
         })
     }
-
-    /// Publishes an archive, and removes it. Returns why it is not published.
-    async fn publish(&self, package: &Package, archive: &Path, sha256: &str) -> Option<io::Error> {
-        let (store, package) = (self.store.clone(), package.clone());
-        let (archive, sha256) = (archive.to_owned(), sha256.to_owned());
-        let publish = tokio::task::spawn_blocking(move || {
-            let published = store.map(|store| store.publish(&package, &archive, &sha256));
-            std::fs::remove_file(archive).and(published.unwrap_or(Ok(())))
-        });
-        match timeout(STORE_TIMEOUT, publish).await {
-            Ok(published) => published.unwrap_or_else(|error| Err(error.into())).err(),
-            Err(_) => Some(io::Error::from(io::ErrorKind::TimedOut)),
-        }
-    }
-}
-
-/// Provides a package from the store. Everything that goes wrong there means that the store does not have it.
-fn from_store(
-    store: &ProviderStore,
-    locked: &Locked,
-    archive: &Path,
-    target: &Path,
-    stopped: &AtomicBool,
-) -> Option<Provided> {
-    // Without a digest of the archive, each archive of this version may be the one.
-    let digests = if locked.zip_digests.is_empty() {
-        store.digests(&locked.package)
-    } else {
-        locked.zip_digests.clone()
-    };
-    digests.into_iter().find_map(|sha256| {
-        let copied = store.copy(&locked.package, &sha256, archive);
-        let is_there = copied.unwrap_or_else(|error| {
-            tracing::warn!(%error, package = %locked.package, "the provider store cannot be read");
-            false
-        });
-        let h1 = is_there.then(|| checked(locked, &sha256, archive, target, stopped))?;
-        std::fs::remove_file(archive).ok()?;
-        Some(Provided {
-            package: locked.package.clone(),
-            h1: h1.ok()?,
-            from: Origin::Store,
-            not_published: None,
-        })
-    })
 }
 
 /// Unpacks an archive, and returns the digest of its files. They are removed if the lock file has neither their digest nor the one
@@ -182,9 +134,8 @@ fn checked(
     target: &Path,
     stopped: &AtomicBool,
 ) -> Result<String, ProvideError> {
-    let h1 = package::unpack(archive, target, stopped)?;
-    let is_zip = locked.zip_digests.iter().any(|known| known == sha256);
-    if is_zip || locked.h1_digests.contains(&h1) {
+    let h1 = package::unpack(File::open(archive)?, target, stopped)?;
+    if locked.has_zip(sha256) || locked.h1_digests.contains(&h1) {
         Ok(h1)
     } else {
         runtime::tree_removal::remove(target)?;

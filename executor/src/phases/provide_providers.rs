@@ -18,6 +18,7 @@ use crate::error::StepError;
 use crate::operation::OperationContext;
 use crate::providers::lock_file;
 use crate::providers::registry::Registry;
+use crate::providers::shared_store::SharedStore;
 use crate::providers::{Origin, ProvideError, Provided, Sources};
 use crate::terraform::credentials::{self, Overlay};
 use crate::tool::Fetcher;
@@ -97,8 +98,9 @@ pub(crate) async fn provide_providers(
     if provided
         .iter()
         .any(|provided| provided.from == Origin::Registry)
+        && let Some(store) = &sources.store
     {
-        prune(run, sources.store).await;
+        store.prune(run.config.tools.provider_cache_max_bytes).await;
     }
     Ok(Some(Overlay {
         folder: sources.overlay,
@@ -118,7 +120,7 @@ fn platform() -> String {
 
 /// The store that runs share. In a pod, the folder of the plugin cache is a volume that the launcher has mounted. No two runs can
 /// use it as such a cache at a time, so the tool does not see it.
-fn store_of(run: &RunContext<'_>, env: &mut ChildEnv) -> Option<ProviderStore> {
+fn store_of(run: &RunContext<'_>, env: &mut ChildEnv) -> Option<SharedStore> {
     let configured = run.folders.provider_cache.clone();
     let mounted = env
         .get(PLUGIN_CACHE)
@@ -127,7 +129,8 @@ fn store_of(run: &RunContext<'_>, env: &mut ChildEnv) -> Option<ProviderStore> {
     if mounted.is_some() {
         env.unset(PLUGIN_CACHE);
     }
-    configured.or(mounted).map(ProviderStore::new)
+    let folder = configured.or(mounted)?;
+    Some(SharedStore::new(ProviderStore::new(folder)))
 }
 
 /// The variable of the run that decides where its providers come from.
@@ -164,11 +167,7 @@ fn decided_by_operator(run: &RunContext<'_>, env: &ChildEnv, working_dir: &Path)
     Some(format!("`{}` has some", mirror.display()))
 }
 
-fn sources(
-    run: &RunContext<'_>,
-    store: Option<ProviderStore>,
-    at_a_time: usize,
-) -> Option<Sources> {
+fn sources(run: &RunContext<'_>, store: Option<SharedStore>, at_a_time: usize) -> Option<Sources> {
     let folder = run.layout.private().join("providers");
     let (overlay, scratch) = (folder.join("overlay"), folder.join("archives"));
     for folder in [&overlay, &scratch] {
@@ -221,22 +220,4 @@ async fn report(
         run.log.writer().line(&text).await;
     }
     provided
-}
-
-/// Removes packages that nobody uses, if the store has become too large.
-async fn prune(run: &RunContext<'_>, store: Option<ProviderStore>) {
-    let Some(store) = store else { return };
-    let max_bytes = run.config.tools.provider_cache_max_bytes;
-    let pruned = tokio::task::spawn_blocking(move || store.prune(max_bytes, None)).await;
-    match pruned {
-        Ok(Ok(pruned)) if pruned.kept_bytes > max_bytes => {
-            warn!(
-                pruned.kept_bytes,
-                max_bytes, "the provider store is too large"
-            );
-        }
-        Ok(Ok(_)) => {}
-        Ok(Err(error)) => warn!(%error, "the provider store could not be cleaned up"),
-        Err(error) => warn!(%error, "the provider store could not be cleaned up"),
-    }
 }

@@ -25,6 +25,13 @@ pub(crate) struct Locked {
     pub(crate) zip_digests: Vec<String>,
 }
 
+impl Locked {
+    /// Whether an archive with this SHA-256 is one of those.
+    pub(crate) fn has_zip(&self, sha256: &str) -> bool {
+        self.zip_digests.iter().any(|known| known == sha256)
+    }
+}
+
 /// Reads the lock file of a folder. `None` if there is none, or if it is not one.
 pub(crate) fn read(folder: &Path) -> Option<Body> {
     let text = regular_file::read_text(&folder.join(NAME), LARGEST).ok()?;

@@ -1,6 +1,7 @@
-//! The archive of a provider: unpacks it, and computes the digest of its files as lock files have it.
+//! The archive of a provider: unpacks it, computes the digest of its files as lock files have it, and tells whether its program is
+//! one of this platform.
 
-use std::fs::{self, OpenOptions};
+use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read as _, Write};
 use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::Path;
@@ -25,6 +26,8 @@ pub(crate) enum PackageError {
     Outside,
     #[error("its archive unpacks to too much")]
     TooLarge,
+    #[error("its program is one of another platform")]
+    OtherPlatform,
     #[error("the run was stopped")]
     Stopped,
     #[error("it could not be unpacked")]
@@ -33,7 +36,7 @@ pub(crate) enum PackageError {
 
 /// Unpacks an archive into a new folder, and returns the digest of its files, `h1:…`. After an error there is no folder.
 pub(crate) fn unpack(
-    archive: &Path,
+    archive: File,
     target: &Path,
     stopped: &AtomicBool,
 ) -> Result<String, PackageError> {
@@ -45,12 +48,8 @@ pub(crate) fn unpack(
     unpacked
 }
 
-fn unpack_into(
-    archive: &Path,
-    target: &Path,
-    stopped: &AtomicBool,
-) -> Result<String, PackageError> {
-    let mut archive = ZipArchive::new(regular_file::open(archive)?)?;
+fn unpack_into(archive: File, target: &Path, stopped: &AtomicBool) -> Result<String, PackageError> {
+    let mut archive = ZipArchive::new(archive)?;
     if archive.len() > MOST_FILES {
         return Err(PackageError::TooLarge);
     }
@@ -93,9 +92,46 @@ fn unpack_into(
     Ok(format!("h1:{}", STANDARD.encode(digest)))
 }
 
+/// Checks that the programs of a package run here. The tool starts the file whose name begins with the one of the provider.
+pub(crate) fn check_platform(folder: &Path, name: &str) -> Result<(), PackageError> {
+    let own = kind_of_program(Path::new("/proc/self/exe"))?;
+    let prefix = format!("terraform-provider-{name}");
+    let mut is_there = false;
+    for entry in fs::read_dir(folder)? {
+        let entry = entry?;
+        let is_program = entry.file_type()?.is_file()
+            && entry
+                .file_name()
+                .to_str()
+                .is_some_and(|name| name.starts_with(&prefix));
+        if is_program {
+            is_there = true;
+            if own.is_none() || kind_of_program(&entry.path())? != own {
+                return Err(PackageError::OtherPlatform);
+            }
+        }
+    }
+    is_there.then_some(()).ok_or(PackageError::OtherPlatform)
+}
+
+/// The class, byte order and machine of an ELF file. `None`: it is no program of Linux.
+fn kind_of_program(path: &Path) -> io::Result<Option<[u8; 4]>> {
+    let mut header = Vec::new();
+    regular_file::open(path)?
+        .take(20)
+        .read_to_end(&mut header)?;
+    // 0 means any system, as most programs of Linux have it.
+    Ok(match header[..] {
+        [0x7f, b'E', b'L', b'F', class, order, _, 0 | 3, ..] if header.len() == 20 => {
+            Some([class, order, header[18], header[19]])
+        }
+        _ => None,
+    })
+}
+
 /// A file, with the digest of what was written into it.
 struct Hashing<'s> {
-    file: fs::File,
+    file: File,
     hasher: Sha256,
     stopped: &'s AtomicBool,
 }
@@ -148,7 +184,7 @@ mod tests {
                 ("LICENSE.txt", 0o644, "hello\n"),
             ],
         );
-        let h1 = unpack(&zip, &target, &NEVER).unwrap();
+        let h1 = unpack(File::open(&zip).unwrap(), &target, &NEVER).unwrap();
         assert_eq!(h1, "h1:cuAYBzn6IKPHKJs3M/HcpkzTtSYaT+z1m6UlPiPEYmI=");
         let program = target.join("terraform-provider-x_v1.0.0");
         assert_eq!(
@@ -167,18 +203,46 @@ mod tests {
         let (zip, target) = (folder.path().join("p.zip"), folder.path().join("target"));
         archive(&zip, &[("one", 0o644, "x"), ("../out", 0o644, "x")]);
         assert!(matches!(
-            unpack(&zip, &target, &NEVER),
+            unpack(File::open(&zip).unwrap(), &target, &NEVER),
             Err(PackageError::Outside)
         ));
         assert!(!target.exists() && !folder.path().join("out").exists());
         fs::write(&zip, "no archive").unwrap();
         assert!(matches!(
-            unpack(&zip, &target, &NEVER),
+            unpack(File::open(&zip).unwrap(), &target, &NEVER),
             Err(PackageError::Archive(_))
         ));
         archive(&zip, &[("one", 0o644, "x")]);
-        let unpacked = unpack(&zip, &target, &AtomicBool::new(true));
+        let unpacked = unpack(File::open(&zip).unwrap(), &target, &AtomicBool::new(true));
         assert!(matches!(unpacked, Err(PackageError::Stopped)));
         assert!(!target.exists());
+    }
+
+    #[test]
+    fn only_programs_of_this_machine_count() {
+        let folder = tempfile::tempdir().unwrap();
+        let own = fs::read("/proc/self/exe").unwrap()[..64].to_vec();
+        let changed = |index: usize, byte: u8| {
+            let mut program = own.clone();
+            program[index] = byte;
+            program
+        };
+        let path = folder.path().join("terraform-provider-x_v1.0.0");
+        let check = |program: &[u8]| {
+            fs::write(&path, program).unwrap();
+            check_platform(folder.path(), "x").is_ok()
+        };
+        assert!(check(&own));
+        assert!(check(&changed(7, 3)));
+        // Another class, byte order, system and machine.
+        let others = [(4, 9), (5, 9), (7, 9), (18, 0xff)];
+        for (index, byte) in others {
+            assert!(!check(&changed(index, byte)), "{index}");
+        }
+        assert!(!check(b"MZ") && !check(b"") && !check(&own[..19]));
+        assert!(check(&own));
+        assert!(check_platform(folder.path(), "y").is_err());
+        fs::write(folder.path().join("terraform-provider-x_v1.0.0.exe"), "MZ").unwrap();
+        assert!(check_platform(folder.path(), "x").is_err());
     }
 }

@@ -1,0 +1,181 @@
+//! The provider store as one run uses it: takes packages, copies archives, and keeps what the run has downloaded. Each of these
+//! ends in time, because a network volume may hang for ever. Nothing that a store has is trusted, because other runs may have
+//! written it.
+
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+use std::time::Duration;
+
+use provider_store::{Package, ProviderStore, note_use};
+use tokio::time::timeout;
+use tracing::warn;
+
+use super::lock_file::Locked;
+use super::package::{self, PackageError};
+use crate::workspace::StopOnDrop;
+
+/// How long the store may take for a package. A network volume may hang for ever.
+const TIMEOUT: Duration = Duration::from_mins(1);
+
+/// The store that runs share.
+#[derive(Clone, Debug)]
+pub(crate) struct SharedStore {
+    store: ProviderStore,
+}
+
+impl SharedStore {
+    pub(crate) const fn new(store: ProviderStore) -> Self {
+        Self { store }
+    }
+
+    /// Unpacks a locked package into `target`, and returns the digest of its files. `None` if the store does not have it.
+    /// `scratch` is a path for a copy of its archive.
+    pub(crate) async fn unpack(
+        &self,
+        locked: &Arc<Locked>,
+        target: &Path,
+        scratch: &Path,
+    ) -> io::Result<Option<String>> {
+        let stop = StopOnDrop::default();
+        let taking = Taking {
+            store: self.store.clone(),
+            locked: Arc::clone(locked),
+            target: target.to_owned(),
+            scratch: scratch.to_owned(),
+            stopped: stop.flag(),
+        };
+        in_time(move || Ok(taking.unpacked())).await
+    }
+
+    /// Keeps an archive for later runs. All archives that a run has downloaded come here, and nowhere else. The caller has checked
+    /// that its registry names this SHA-256 for this package.
+    pub(crate) async fn keep(
+        &self,
+        package: &Package,
+        archive: &Path,
+        sha256: &str,
+    ) -> io::Result<()> {
+        let (store, package) = (self.store.clone(), package.clone());
+        let (archive, sha256) = (archive.to_owned(), sha256.to_owned());
+        in_time(move || store.publish(&package, &archive, &sha256)).await
+    }
+
+    /// Removes packages that nobody uses, if the store has become too large.
+    pub(crate) async fn prune(&self, max_bytes: u64) {
+        let store = self.store.clone();
+        match in_time(move || store.prune(max_bytes, None)).await {
+            Ok(pruned) if pruned.kept_bytes > max_bytes => {
+                warn!(
+                    pruned.kept_bytes,
+                    max_bytes, "the provider store is too large"
+                );
+            }
+            Ok(_) => {}
+            Err(error) => warn!(%error, "the provider store could not be cleaned up"),
+        }
+    }
+}
+
+/// Work in another thread. If it takes too long, it goes on in its own folder for as long as the volume hangs.
+async fn in_time<T: Send + 'static>(
+    work: impl FnOnce() -> io::Result<T> + Send + 'static,
+) -> io::Result<T> {
+    match timeout(TIMEOUT, tokio::task::spawn_blocking(work)).await {
+        Ok(done) => done.unwrap_or_else(|error| Err(error.into())),
+        Err(_) => Err(io::Error::new(
+            io::ErrorKind::TimedOut,
+            "the provider store does not answer",
+        )),
+    }
+}
+
+/// A package on its way from the store.
+struct Taking {
+    store: ProviderStore,
+    locked: Arc<Locked>,
+    target: PathBuf,
+    scratch: PathBuf,
+    stopped: Arc<AtomicBool>,
+}
+
+impl Taking {
+    /// Everything that goes wrong means that the store does not have the package.
+    fn unpacked(&self) -> Option<String> {
+        let Locked {
+            package,
+            zip_digests,
+            ..
+        } = &*self.locked;
+        // Without a digest of the archive, each archive of this version may be the one.
+        let digests = match zip_digests[..] {
+            [] => self.store.digests(package),
+            _ => zip_digests.clone(),
+        };
+        digests.iter().find_map(|sha256| {
+            let taken = self.by_files(sha256).and_then(|taken| match taken {
+                None => self.by_archive(sha256),
+                taken => Ok(taken),
+            });
+            taken.unwrap_or_else(|error| {
+                warn!(%error, %package, "the package in the provider store cannot be used");
+                None
+            })
+        })
+    }
+
+    /// The digest of its files says that it is the one. Then nothing reads its archive but the unpacking itself.
+    fn by_files(&self, sha256: &str) -> Result<Option<String>, PackageError> {
+        let known = &self.locked.h1_digests;
+        if known.is_empty() {
+            return Ok(None);
+        }
+        let Some(archive) = self.store.open(&self.locked.package, sha256)? else {
+            return Ok(None);
+        };
+        let used = archive.try_clone()?;
+        match package::unpack(archive, &self.target, &self.stopped) {
+            Ok(h1) if known.contains(&h1) => {
+                self.check_platform()?;
+                note_use(&used);
+                Ok(Some(h1))
+            }
+            Ok(_) => {
+                runtime::tree_removal::remove(&self.target)?;
+                Ok(None)
+            }
+            Err(PackageError::Stopped) => Err(PackageError::Stopped),
+            // The copy of an archive tells whether it is one that another run has changed.
+            Err(_) => Ok(None),
+        }
+    }
+
+    /// The digest of its archive says that it is the one.
+    fn by_archive(&self, sha256: &str) -> Result<Option<String>, PackageError> {
+        if !self
+            .store
+            .copy(&self.locked.package, sha256, &self.scratch)?
+        {
+            return Ok(None);
+        }
+        let archive = fs::File::open(&self.scratch)?;
+        fs::remove_file(&self.scratch)?;
+        if !self.locked.has_zip(sha256) {
+            return Ok(None);
+        }
+        let h1 = package::unpack(archive, &self.target, &self.stopped)?;
+        self.check_platform()?;
+        Ok(Some(h1))
+    }
+
+    /// A lock file has digests of the packages of all platforms. So a genuine package of another one may have the name of this one.
+    fn check_platform(&self) -> Result<(), PackageError> {
+        package::check_platform(&self.target, &self.locked.package.name).inspect_err(|_| {
+            if let Err(error) = runtime::tree_removal::remove(&self.target) {
+                warn!(%error, "a package of another platform could not be removed");
+            }
+        })
+    }
+}
