@@ -1,12 +1,14 @@
 //! A small HTTP/1.1 server: one thread a connection, one request a connection, an answer computed by a closure.
 //! Optionally behind TLS with a certificate of its own. Knows nothing of what is served.
 
+use std::fs::File;
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
@@ -16,6 +18,8 @@ use rustls::{ServerConfig, ServerConnection, StreamOwned};
 /// No test waits longer for a peer that has gone silent. An S3 with the objects of 1,000 runs needs more than 20 s for some
 /// requests on a busy machine.
 const SILENCE: Duration = Duration::from_mins(1);
+/// Small enough for a steady rate.
+const FILE_CHUNK: usize = 64 * 1024;
 
 /// One request, read to its end.
 #[derive(Clone, Debug, Default)]
@@ -65,6 +69,10 @@ pub struct Response {
     pub headers: Vec<(String, String)>,
     /// Sent whole.
     pub body: Vec<u8>,
+    /// Sent after the body.
+    pub file: Option<PathBuf>,
+    /// How fast the file is sent, if not at once.
+    pub bytes_per_second: Option<u64>,
     /// Announces more bytes than there are, and closes: a transfer that breaks off.
     pub cut_short: bool,
 }
@@ -76,7 +84,18 @@ impl Response {
             status,
             headers: Vec::new(),
             body: body.into(),
+            file: None,
+            bytes_per_second: None,
             cut_short: false,
+        }
+    }
+
+    /// An answer with the content of a file.
+    pub fn of_file(path: PathBuf, bytes_per_second: Option<u64>) -> Self {
+        Self {
+            file: Some(path),
+            bytes_per_second,
+            ..Self::new(200, Vec::new())
         }
     }
 
@@ -315,7 +334,11 @@ fn converse(
         .unwrap_or_else(PoisonError::into_inner)
         .push(request.clone());
     let response = handler(&request);
-    let announced = response.body.len() + usize::from(response.cut_short);
+    let file = response.file.as_ref().map(File::open).transpose()?;
+    let length = file
+        .as_ref()
+        .map_or(Ok(0), |file| file.metadata().map(|found| found.len()))?;
+    let announced = response.body.len() as u64 + length + u64::from(response.cut_short);
     let mut head = format!(
         "HTTP/1.1 {} Status\r\nContent-Length: {announced}\r\nConnection: close\r\n",
         response.status
@@ -328,8 +351,29 @@ fn converse(
     stream.write_all(head.as_bytes())?;
     if request.method != "HEAD" {
         stream.write_all(&response.body)?;
+        if let Some(file) = file {
+            send(file, stream, response.bytes_per_second)?;
+        }
     }
     stream.flush()
+}
+
+/// Sends a file, as fast as a line with this rate would.
+fn send(mut file: File, stream: &mut impl Write, rate: Option<u64>) -> io::Result<()> {
+    let (began, mut sent) = (Instant::now(), 0);
+    let mut buffer = vec![0; FILE_CHUNK];
+    loop {
+        let read = file.read(&mut buffer)?;
+        if read == 0 {
+            return Ok(());
+        }
+        stream.write_all(&buffer[..read])?;
+        sent += read as u64;
+        if let Some(rate) = rate {
+            let due = Duration::from_micros(sent * 1_000_000 / rate);
+            std::thread::sleep(due.saturating_sub(began.elapsed()));
+        }
+    }
 }
 
 fn read_request(stream: &mut BufReader<impl Read + Write>) -> io::Result<Request> {

@@ -3,10 +3,11 @@
 
 use std::collections::HashMap;
 use std::fmt::Write as _;
-use std::io::{self, Cursor, Write as _};
+use std::fs::File;
+use std::io::{self, Read as _, Write as _};
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::{env, fs};
 
 use pgp::composed::{
@@ -16,8 +17,10 @@ use pgp::composed::{
 use pgp::crypto::hash::HashAlgorithm;
 use pgp::ser::Serialize as _;
 use pgp::types::{KeyDetails as _, Password};
+use rand::RngCore as _;
 use serde_json::{Value, json};
 use sha2::{Digest as _, Sha256};
+use tempfile::TempDir;
 use zip::write::SimpleFileOptions;
 use zip::{CompressionMethod, ZipWriter};
 
@@ -32,6 +35,9 @@ pub const PROVIDERS: [(&str, &str); 5] = [
     ("time", "0.14.2"),
     ("tls", "4.0.4"),
 ];
+/// Older versions, which the registry has too.
+const OLDER: [(&str, &str); 1] = [("null", "2.1.0")];
+const BALLAST_BLOCK: usize = 1024 * 1024;
 /// The name of the file with their digests.
 const SUMS: &str = "SHA256SUMS";
 /// Whose they are, in every address.
@@ -52,19 +58,17 @@ pub fn present() -> Result<(), String> {
     }
 }
 
-/// The platform, as providers are published for it.
-fn platform() -> (&'static str, &'static str) {
-    let architecture = match env::consts::ARCH {
-        "x86_64" => "amd64",
-        "aarch64" => "arm64",
-        other => other,
-    };
-    (env::consts::OS, architecture)
+/// The architectures for which providers are published: the one of this machine, and another one.
+fn architectures() -> [&'static str; 2] {
+    match env::consts::ARCH {
+        "aarch64" => ["arm64", "amd64"],
+        _ => ["amd64", "arm64"],
+    }
 }
 
 /// Makes a filesystem mirror of that registry's providers.
 pub fn mirror(folder: &Path, host: &str) -> io::Result<()> {
-    let (os, architecture) = platform();
+    let (os, [architecture, _]) = (env::consts::OS, architectures());
     for (name, version) in PROVIDERS {
         let folder = folder.join(format!(
             "{host}/{NAMESPACE}/{name}/{version}/{os}_{architecture}"
@@ -80,28 +84,64 @@ pub fn mirror(folder: &Path, host: &str) -> io::Result<()> {
 #[derive(Debug)]
 pub struct Registry {
     server: Server,
+    publisher: Arc<Publisher>,
 }
 
 /// What a registry publishes.
 struct Publisher {
     key: SignedSecretKey,
-    /// Made when they are asked for first.
-    archives: Mutex<HashMap<String, Vec<u8>>>,
+    /// Archives are made when they are asked for first.
+    folder: TempDir,
+    archives: Mutex<HashMap<String, String>>,
+    faults: Mutex<Faults>,
+    ballast: u64,
+    bytes_per_second: Option<u64>,
+}
+
+#[derive(Debug, Default)]
+struct Faults {
+    hidden: Option<(String, String)>,
+    has_lost_archives: bool,
+}
+
+impl std::fmt::Debug for Publisher {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Publisher").finish_non_exhaustive()
+    }
+}
+
+/// One of the packages of a registry.
+#[derive(Clone, Copy)]
+struct Published<'r> {
+    name: &'r str,
+    version: &'r str,
+    architecture: &'r str,
 }
 
 impl Registry {
     /// Starts a registry that has all providers.
     pub fn start() -> io::Result<Self> {
-        let publisher = Publisher {
+        Self::start_with(0, None)
+    }
+
+    /// Starts a registry whose archives have so many more bytes, which cannot be compressed, and are sent at this rate over each
+    /// connection.
+    pub fn start_with(ballast: u64, bytes_per_second: Option<u64>) -> io::Result<Self> {
+        let publisher = Arc::new(Publisher {
             key: signing_key().map_err(io::Error::other)?,
+            folder: tempfile::tempdir()?,
             archives: Mutex::default(),
-        };
+            faults: Mutex::default(),
+            ballast,
+            bytes_per_second,
+        });
+        let answering = Arc::clone(&publisher);
         let server = Server::start_tls(move |request| {
-            publisher
+            answering
                 .answer(request)
                 .unwrap_or_else(|error| Response::new(500, error.to_string()))
         })?;
-        Ok(Self { server })
+        Ok(Self { server, publisher })
     }
 
     /// Host and port, as an address of a provider names them.
@@ -127,6 +167,27 @@ impl Registry {
             .filter(|request| request.method == "GET" && request.path.starts_with("/files/"));
         files.filter(|request| !request.path.contains(SUMS)).count()
     }
+
+    /// Does not publish a version any more, or until another one is hidden.
+    pub fn hide(&self, name: &str, version: &str) {
+        self.publisher.faults().hidden = Some((name.to_owned(), version.to_owned()));
+    }
+
+    /// Answers 404 for every archive from now on.
+    pub fn lose_archives(&self) {
+        self.publisher.faults().has_lost_archives = true;
+    }
+
+    /// The archive of a provider for the other platform.
+    pub fn archive_of_other_platform(&self, name: &str, version: &str) -> io::Result<PathBuf> {
+        let [_, architecture] = architectures();
+        let package = Published {
+            name,
+            version,
+            architecture,
+        };
+        Ok(self.publisher.archive(package)?.0)
+    }
 }
 
 fn signing_key() -> Result<SignedSecretKey, Box<dyn std::error::Error + Send + Sync>> {
@@ -141,45 +202,90 @@ fn signing_key() -> Result<SignedSecretKey, Box<dyn std::error::Error + Send + S
 }
 
 impl Publisher {
+    fn faults(&self) -> MutexGuard<'_, Faults> {
+        self.faults.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     fn answer(&self, request: &Request) -> io::Result<Response> {
         let path: Vec<&str> = request.path.split('/').skip(1).collect();
+        let not_found = || Ok(Response::new(404, "no such path"));
         let document = match path[..] {
-            [".well-known", "terraform.json"] => json!({"providers.v1": "/v1/providers/"}),
+            // Other services of the host are not the business of providers.
+            [".well-known", "terraform.json"] => {
+                json!({"modules.v1": "/v1/modules/", "providers.v1": "/v1/providers/"})
+            }
             ["v1", "providers", NAMESPACE, name, "versions"] => {
-                let Some(version) = version_of(name) else {
-                    return Ok(Response::new(404, "no such provider"));
-                };
-                versions(version)
+                let versions = self.versions(name);
+                if versions.is_empty() {
+                    return not_found();
+                }
+                listed(&versions)
             }
-            ["v1", "providers", NAMESPACE, name, _, "download", ..] => {
-                let Some(version) = version_of(name) else {
-                    return Ok(Response::new(404, "no such provider"));
+            [
+                "v1",
+                "providers",
+                NAMESPACE,
+                name,
+                version,
+                "download",
+                _,
+                architecture,
+            ] => {
+                let package = Published {
+                    name,
+                    version,
+                    architecture,
                 };
-                self.package(name, version)?
+                if !self.has(package) {
+                    return not_found();
+                }
+                self.package(package)?
             }
-            ["files", name, file] => return self.file(name, file),
-            _ => return Ok(Response::new(404, "no such path")),
+            ["files", name, version, file] => return self.file(name, version, file),
+            _ => return not_found(),
         };
         let response = Response::new(200, document.to_string());
         Ok(response.with_header("Content-Type", "application/json"))
     }
 
-    fn package(&self, name: &str, version: &str) -> io::Result<Value> {
-        let (os, architecture) = platform();
-        let archive = archive_name(name, version);
+    fn versions(&self, name: &str) -> Vec<&'static str> {
+        let all = PROVIDERS.into_iter().chain(OLDER);
+        let mut versions: Vec<_> = all
+            .filter(|(known, _)| *known == name)
+            .map(|(_, version)| version)
+            .collect();
+        if let Some((_, hidden)) = self.faults().hidden.as_ref().filter(|(of, _)| of == name) {
+            versions.retain(|version| version != hidden);
+        }
+        versions
+    }
+
+    fn has(&self, package: Published<'_>) -> bool {
+        self.versions(package.name).contains(&package.version)
+            && architectures().contains(&package.architecture)
+    }
+
+    fn package(&self, package: Published<'_>) -> io::Result<Value> {
+        let Published {
+            name,
+            version,
+            architecture,
+        } = package;
+        let archive = package.archive_name();
         let key = SignedPublicKey::from(self.key.clone());
         let armored = key
             .to_armored_string(ArmorOptions::default())
             .map_err(io::Error::other)?;
+        let folder = format!("/files/{name}/{version}");
         Ok(json!({
             "protocols": ["5.0"],
-            "os": os,
+            "os": env::consts::OS,
             "arch": architecture,
             "filename": archive,
-            "download_url": format!("/files/{name}/{archive}"),
-            "shasums_url": format!("/files/{name}/{SUMS}"),
-            "shasums_signature_url": format!("/files/{name}/{SUMS}.sig"),
-            "shasum": hex(&Sha256::digest(self.archive(name, version)?)),
+            "download_url": format!("{folder}/{archive}"),
+            "shasums_url": format!("{folder}/{SUMS}"),
+            "shasums_signature_url": format!("{folder}/{SUMS}.sig"),
+            "shasum": self.archive(package)?.1,
             "signing_keys": {"gpg_public_keys": [{
                 "key_id": self.key.primary_key.legacy_key_id().to_string().to_uppercase(),
                 "ascii_armor": armored,
@@ -187,16 +293,24 @@ impl Publisher {
         }))
     }
 
-    fn file(&self, name: &str, file: &str) -> io::Result<Response> {
-        let Some(version) = version_of(name) else {
-            return Ok(Response::new(404, "no such provider"));
-        };
-        let archive = self.archive(name, version)?;
-        if file == archive_name(name, version) {
-            return Ok(Response::new(200, archive));
+    fn file(&self, name: &str, version: &str, file: &str) -> io::Result<Response> {
+        let mut sums = String::new();
+        for architecture in architectures() {
+            let package = Published {
+                name,
+                version,
+                architecture,
+            };
+            if !self.has(package) {
+                return Ok(Response::new(404, "no such provider"));
+            }
+            let (path, digest) = self.archive(package)?;
+            if file == package.archive_name() && !self.faults().has_lost_archives {
+                return Ok(Response::of_file(path, self.bytes_per_second));
+            }
+            // Writing to a string cannot fail.
+            let _ = writeln!(sums, "{digest}  {}", package.archive_name());
         }
-        let digest = hex(&Sha256::digest(archive));
-        let sums = format!("{digest}  {}\n", archive_name(name, version));
         match file {
             SUMS => Ok(Response::new(200, sums)),
             "SHA256SUMS.sig" => Ok(Response::new(200, self.sign(sums.as_bytes())?)),
@@ -216,46 +330,88 @@ impl Publisher {
         signature.to_bytes().map_err(io::Error::other)
     }
 
-    fn archive(&self, name: &str, version: &str) -> io::Result<Vec<u8>> {
+    /// The archive of a package, and its SHA-256.
+    fn archive(&self, package: Published<'_>) -> io::Result<(PathBuf, String)> {
         let mut archives = self.archives.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(archive) = archives.get(name) {
-            return Ok(archive.clone());
+        let name = package.archive_name();
+        let path = self.folder.path().join(&name);
+        if let Some(digest) = archives.get(&name) {
+            return Ok((path, digest.clone()));
         }
-        let archive = zipped(name, version)?;
-        archives.insert(name.to_owned(), archive.clone());
-        Ok(archive)
+        package.zip(&path, self.ballast)?;
+        let digest = sha256_of(&path)?;
+        archives.insert(name, digest.clone());
+        Ok((path, digest))
     }
 }
 
-fn version_of(name: &str) -> Option<&'static str> {
-    let found = PROVIDERS.iter().find(|(known, _)| *known == name);
-    found.map(|(_, version)| *version)
+fn listed(versions: &[&str]) -> Value {
+    let platforms: Vec<_> = architectures()
+        .iter()
+        .map(|architecture| json!({"os": env::consts::OS, "arch": architecture}))
+        .collect();
+    let versions: Vec<_> = versions
+        .iter()
+        .map(|version| json!({"version": version, "protocols": ["5.0"], "platforms": platforms}))
+        .collect();
+    json!({"versions": versions})
 }
 
-fn versions(version: &str) -> Value {
-    let (os, architecture) = platform();
-    json!({"versions": [{
-        "version": version,
-        "protocols": ["5.0"],
-        "platforms": [{"os": os, "arch": architecture}],
-    }]})
+impl Published<'_> {
+    fn archive_name(self) -> String {
+        let Self {
+            name,
+            version,
+            architecture,
+        } = self;
+        let os = env::consts::OS;
+        format!("terraform-provider-{name}_{version}_{os}_{architecture}.zip")
+    }
+
+    /// Writes its archive. It is not compressed: an unoptimised compressor is slow.
+    fn zip(self, path: &Path, ballast: u64) -> io::Result<()> {
+        let mut zip = ZipWriter::new(File::create(path)?);
+        let options = SimpleFileOptions::default()
+            .compression_method(CompressionMethod::Stored)
+            .unix_permissions(0o755);
+        let file = format!("terraform-provider-{}_v{}", self.name, self.version);
+        zip.start_file(file, options).map_err(io::Error::other)?;
+        let mut program = fs::read(program(self.name))?;
+        let [_, other] = architectures();
+        if self.architecture == other {
+            // The machine, in the header of an ELF file.
+            program[18] = if other == "arm64" { 183 } else { 62 };
+        }
+        zip.write_all(&program)?;
+        if ballast > 0 {
+            zip.start_file("ballast", options)
+                .map_err(io::Error::other)?;
+            let mut block = vec![0; BALLAST_BLOCK];
+            rand::thread_rng().fill_bytes(&mut block);
+            let mut left = ballast;
+            while left > 0 {
+                // No two blocks are equal.
+                block[..8].copy_from_slice(&left.to_le_bytes());
+                let length = left.min(BALLAST_BLOCK as u64);
+                let length = usize::try_from(length).map_err(io::Error::other)?;
+                zip.write_all(&block[..length])?;
+                left -= length as u64;
+            }
+        }
+        zip.finish().map_err(io::Error::other)?;
+        Ok(())
+    }
 }
 
-fn archive_name(name: &str, version: &str) -> String {
-    let (os, architecture) = platform();
-    format!("terraform-provider-{name}_{version}_{os}_{architecture}.zip")
-}
-
-/// Not compressed: an unoptimised compressor is slow.
-fn zipped(name: &str, version: &str) -> io::Result<Vec<u8>> {
-    let mut zip = ZipWriter::new(Cursor::new(Vec::new()));
-    let options = SimpleFileOptions::default()
-        .compression_method(CompressionMethod::Stored)
-        .unix_permissions(0o755);
-    let file = format!("terraform-provider-{name}_v{version}");
-    zip.start_file(file, options).map_err(io::Error::other)?;
-    zip.write_all(&fs::read(program(name))?)?;
-    Ok(zip.finish().map_err(io::Error::other)?.into_inner())
+fn sha256_of(path: &Path) -> io::Result<String> {
+    let (mut file, mut hasher) = (File::open(path)?, Sha256::new());
+    let mut buffer = vec![0; BALLAST_BLOCK];
+    loop {
+        match file.read(&mut buffer)? {
+            0 => return Ok(hex(&hasher.finalize())),
+            read => hasher.update(&buffer[..read]),
+        }
+    }
 }
 
 fn hex(bytes: &[u8]) -> String {
