@@ -6,10 +6,12 @@
 //!
 //! - [`lock_file`] knows the digests. [`package`] unpacks and checks an archive. [`registry`] downloads it. [`shared_store`] is the
 //!   only part that uses the store.
+//! - [`registry_server`] gives the tool what the lock file does not have.
 
 pub(crate) mod lock_file;
 pub(crate) mod package;
 pub(crate) mod registry;
+pub(crate) mod registry_server;
 pub(crate) mod shared_store;
 
 use std::fs::File;

@@ -29,6 +29,7 @@ mod hcl;
 pub mod lock_error;
 pub mod progress;
 pub mod raw_state;
+pub(crate) mod requirements;
 pub mod structured;
 pub mod variables;
 

@@ -15,11 +15,11 @@ use crate::child_env::ChildEnv;
 use crate::context::RunContext;
 use crate::error::StepError;
 use crate::operation::{OperationContext, memory_exceeded};
-use crate::phases::provide_providers::provide_providers;
+use crate::phases::provide_providers::{ProvidedForInit, provide_providers};
 use crate::process::{Capture, Completion, ToLog};
 use crate::stop::MEMORY_HINT;
 use crate::terraform::backend::{self, BackendAccess};
-use crate::terraform::credentials::{self, AccessBy, AccessFile, InitConfig, Overlay};
+use crate::terraform::credentials::{self, AccessBy, AccessFile, InitConfig};
 use crate::terraform::variables::{self, Declarations};
 
 /// How much output of a quiet init is kept, to show it if init fails.
@@ -78,33 +78,45 @@ pub(crate) async fn init(
     context: &OperationContext<'_, '_>,
     env: &ChildEnv,
 ) -> Result<(), StepError> {
-    let mut env = env.clone();
-    let overlay = provide_providers(context, &mut env).await?;
-    let access = write_access(context, overlay.as_ref(), &mut env).await?;
-    let init = context
-        .run
-        .timer
-        .time(Phase::Init, run_init(context, &env), Result::is_ok);
-    let done = init.await;
-    access.remove()?;
-    done
+    let work = init_with_providers(context, env);
+    context.run.phase(Phase::Init, work).await
 }
 
-async fn write_access(
+async fn init_with_providers(
     context: &OperationContext<'_, '_>,
-    overlay: Option<&Overlay>,
+    env: &ChildEnv,
+) -> Result<(), StepError> {
+    let (run, mut env) = (context.run, env.clone());
+    let hosts = platform_hosts(run).await?;
+    let provided = provide_providers(context, &mut env, &hosts).await?;
+    let access = write_access(context, &hosts, &provided, &mut env)?;
+    let done = run_init(context, &env).await;
+    access.remove()?;
+    let finished = provided.finish(run).await;
+    done.and(finished)
+}
+
+/// The hosts of the platform that the tool may ask.
+async fn platform_hosts(run: &RunContext<'_>) -> Result<Vec<String>, StepError> {
+    if run.platform_server.is_none() {
+        return Ok(run.connections.tool_hosts());
+    }
+    run.unless_stopped(async { Ok(registry_hosts(run).await) })
+        .await
+}
+
+fn write_access(
+    context: &OperationContext<'_, '_>,
+    hosts: &[String],
+    provided: &ProvidedForInit,
     env: &mut ChildEnv,
 ) -> Result<AccessFile, StepError> {
     let run = context.run;
-    let (hosts, token, registry);
+    let (token, registry);
     let by = if let Some(server) = &run.platform_server {
-        hosts = run
-            .unless_stopped(async { Ok(registry_hosts(run).await) })
-            .await?;
         registry = server.registry();
         Some(AccessBy::Registry(&registry))
     } else {
-        hosts = run.connections.tool_hosts();
         let minted = run
             .connections
             .tokens()
@@ -119,12 +131,14 @@ async fn write_access(
         }
     };
     let access = by.filter(|_| !hosts.is_empty());
-    if access.is_none() && overlay.is_none() {
+    let (overlay, forced) = (provided.overlay.as_ref(), provided.forced_hosts());
+    if access.is_none() && overlay.is_none() && forced.is_empty() {
         return Ok(AccessFile::none());
     }
     let config = InitConfig {
-        access: access.map(|by| (&*hosts, by)),
+        access: access.map(|by| (hosts, by)),
         overlay,
+        forced,
         tool: run.job.tool(),
         home: &run.folders.home,
         private: run.layout.private(),

@@ -1,15 +1,21 @@
-//! Provides the packages of locked providers before `init`: from the store that runs share, or by several downloads at a time.
+//! Provides the packages of providers for `init`: those of the lock file before it, from the store that runs share or by several
+//! downloads at a time, and all others while it runs, by a registry on loopback.
 //!
 //! `providers` knows how. This phase decides whether, and where the store is. Whatever goes wrong, the tool downloads the package
 //! itself.
 
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures_util::future::join_all;
+use hcl_edit::structure::Body;
 use job_contract::{Tool, chain};
 use provider_store::{Package, ProviderStore};
 use runtime::private_file::private_folder;
+use secrecy::ExposeSecret as _;
+use tokio::time::timeout;
 use tracing::{info, warn};
 
 use crate::child_env::ChildEnv;
@@ -18,11 +24,15 @@ use crate::error::StepError;
 use crate::operation::OperationContext;
 use crate::providers::lock_file;
 use crate::providers::registry::Registry;
+use crate::providers::registry_server::{Host, RegistryServer, Served, Setup};
 use crate::providers::shared_store::SharedStore;
 use crate::providers::{Origin, ProvideError, Provided, Sources};
-use crate::terraform::credentials::{self, Overlay};
+use crate::terraform::credentials::{self, ForcedHost, Overlay};
+use crate::terraform::requirements;
 use crate::tool::Fetcher;
 
+/// How long a host may take to say what it has. Then the tool asks it itself.
+const SERVICES_TIMEOUT: Duration = Duration::from_secs(5);
 const TERRAFORMS: &str = "registry.terraform.io";
 const PLUGIN_CACHE: &str = "TF_PLUGIN_CACHE_DIR";
 /// Variables with which a run decides itself where its providers come from.
@@ -44,32 +54,85 @@ const MIRRORS: [&str; 4] = [
 ];
 const MIRROR_OF_MODULE: &str = "terraform.d/plugins";
 
-/// Puts the packages of locked providers into a folder of the run. `None`: the tool downloads all of them.
+/// What `init` finds instead of the registries. The default: nothing, so the tool downloads everything.
+#[derive(Debug, Default)]
+pub(crate) struct ProvidedForInit {
+    /// The packages of locked providers.
+    pub(crate) overlay: Option<Overlay>,
+    /// Gives the tool what the lock file does not have.
+    registries: Option<(RegistryServer, SharedStore)>,
+}
+
+impl ProvidedForInit {
+    /// The hosts whose providers the tool asks for here.
+    pub(crate) fn forced_hosts(&self) -> Vec<ForcedHost> {
+        let server = self.registries.as_ref();
+        server.map_or_else(Vec::new, |(server, _)| server.hosts())
+    }
+
+    /// Ends after `init`. What it has downloaded is in the store then.
+    pub(crate) async fn finish(self, run: &RunContext<'_>) -> Result<(), StepError> {
+        let Some((registries, store)) = self.registries else {
+            return Ok(());
+        };
+        let finishing = async {
+            let served = registries.finish().await;
+            if served.fetched > 0 {
+                store.prune(run.config.tools.provider_cache_max_bytes).await;
+            }
+            Ok(served)
+        };
+        let Served {
+            stored,
+            fetched,
+            failures,
+        } = run.unless_stopped(finishing).await?;
+        let log = run.log.writer();
+        for failure in failures {
+            log.line(&format!("Not fetched by the executor: {failure}"))
+                .await;
+        }
+        if stored + fetched > 0 {
+            let text = format!(
+                "Providers without a lock entry: {stored} from the store, {fetched} downloaded."
+            );
+            log.line(&text).await;
+        }
+        Ok(())
+    }
+}
+
+/// Provides packages for `init`. The tool may send tokens to `platforms`, so these are left to it.
 pub(crate) async fn provide_providers(
     context: &OperationContext<'_, '_>,
     env: &mut ChildEnv,
-) -> Result<Option<Overlay>, StepError> {
+    platforms: &[String],
+) -> Result<ProvidedForInit, StepError> {
     let run = context.run;
     let working_dir = &context.prepared.working_dir;
     let fetches = run.config.tools.provider_fetches;
     let store = store_of(run, env);
-    let Some(mut lock) = lock_file::read(working_dir).filter(|_| fetches > 0) else {
-        return Ok(None);
+    let lock = lock_file::read(working_dir);
+    let mut locked = lock
+        .as_ref()
+        .map_or_else(Vec::new, |lock| lock_file::packages(lock, &platform()));
+    // Without a store, the tool gets nothing here that it does not get by itself.
+    let mut hosts = match &store {
+        Some(_) => hosts_of_unlocked(run.job.tool(), working_dir, lock.as_ref()),
+        None => BTreeSet::new(),
     };
-    let mut locked = lock_file::packages(&lock, &platform());
-    if locked.is_empty() {
-        return Ok(None);
+    if fetches == 0 || (locked.is_empty() && hosts.is_empty()) {
+        return Ok(ProvidedForInit::default());
     }
     if let Some(name) = decided_by_run(run, env) {
         let text = format!("Providers are not fetched before init: `{name}` is set.");
         run.log.writer().line(&text).await;
-        return Ok(None);
+        return Ok(ProvidedForInit::default());
     }
     if let Some(why) = decided_by_operator(run, env, working_dir) {
         info!("providers are not fetched before init: {why}");
-        return Ok(None);
+        return Ok(ProvidedForInit::default());
     }
-    let platforms = run.connections.tool_hosts();
     locked.retain(|locked| {
         let host = &locked.package.host;
         // OpenTofu takes its packages from a registry of its own, also with a lock file of Terraform.
@@ -77,15 +140,43 @@ pub(crate) async fn provide_providers(
         // The tool has the credentials.
         !is_of_other && !platforms.contains(host) && !credentials::brings_token(env, host)
     });
+    hosts.retain(|host| {
+        // A token of the tool must not come to this process, and no setting of the operator may be replaced.
+        let (home, tool) = (&run.folders.home, run.job.tool());
+        !platforms.contains(host) && !credentials::has_settings_of(env, home, tool, host)
+    });
     let Some(sources) = sources(run, store, fetches) else {
-        return Ok(None);
+        return Ok(ProvidedForInit::default());
     };
-    let providing = async { Ok(sources.provide(locked).await) };
-    let results = run.unless_stopped(providing).await?;
+    let both = async {
+        let providing = sources.provide(locked);
+        Ok(tokio::join!(providing, serve_registries(&sources, hosts)))
+    };
+    let (results, server) = run.unless_stopped(both).await?;
+    if let Some(server) = &server {
+        run.log.add_secrets([server.secret().expose_secret()]);
+    }
     let provided = report(run, results).await;
+    Ok(ProvidedForInit {
+        overlay: match lock {
+            Some(lock) => overlay(context, &sources, lock, &provided).await?,
+            None => None,
+        },
+        registries: server.zip(sources.store),
+    })
+}
+
+/// The folder that the tool uses as a mirror, after the lock file has all digests of what is there.
+async fn overlay(
+    context: &OperationContext<'_, '_>,
+    sources: &Sources,
+    mut lock: Body,
+    provided: &[Provided],
+) -> Result<Option<Overlay>, StepError> {
     if provided.is_empty() {
         return Ok(None);
     }
+    let working_dir = &context.prepared.working_dir;
     let digests: Vec<_> = provided
         .iter()
         .map(|provided| (provided.package.address(), provided.h1.clone()))
@@ -95,17 +186,64 @@ pub(crate) async fn provide_providers(
             StepError::working_dir(&working_dir.join(lock_file::NAME), &source)
         })?;
     }
-    if provided
-        .iter()
-        .any(|provided| provided.from == Origin::Registry)
+    let max_bytes = context.run.config.tools.provider_cache_max_bytes;
+    if provided.iter().any(|one| one.from == Origin::Registry)
         && let Some(store) = &sources.store
     {
-        store.prune(run.config.tools.provider_cache_max_bytes).await;
+        store.prune(max_bytes).await;
     }
     Ok(Some(Overlay {
-        folder: sources.overlay,
+        folder: sources.overlay.clone(),
         providers: digests.into_iter().map(|(address, _)| address).collect(),
     }))
+}
+
+/// The hosts of providers that the root module needs and its lock file does not have. Without a lock file, the modules that it calls
+/// may need others.
+fn hosts_of_unlocked(tool: Tool, working_dir: &Path, lock: Option<&Body>) -> BTreeSet<String> {
+    let needed = requirements::read(working_dir, tool);
+    let locked: BTreeSet<_> = lock
+        .into_iter()
+        .flat_map(lock_file::versions)
+        .map(|(address, _)| address)
+        .collect();
+    let unlocked = needed.providers.difference(&locked);
+    let hosts = unlocked.filter_map(|address| address.split('/').next().map(str::to_owned));
+    let of_modules = lock.is_none() && needed.calls_modules;
+    hosts
+        .chain(of_modules.then(|| requirements::default_host(tool).to_owned()))
+        .collect()
+}
+
+/// Starts a server for these hosts. A host that does not say what it has is left to the tool.
+async fn serve_registries(sources: &Sources, hosts: BTreeSet<String>) -> Option<RegistryServer> {
+    let store = sources.store.clone()?;
+    let asked = hosts.into_iter().map(async |name| {
+        let asked = timeout(SERVICES_TIMEOUT, sources.registry.services(&name)).await;
+        Some(Host {
+            services: asked.ok()?.ok()?,
+            name,
+        })
+    });
+    let hosts: Vec<_> = join_all(asked).await.into_iter().flatten().collect();
+    if hosts.is_empty() {
+        return None;
+    }
+    let start = || {
+        RegistryServer::start(Setup {
+            hosts,
+            platform: platform(),
+            store,
+            fetcher: Fetcher::patient()?,
+            scratch: sources.scratch.clone(),
+        })
+        .map_err(|source| {
+            StepError::infrastructure("could not serve a registry on loopback").because(&source)
+        })
+    };
+    start()
+        .inspect_err(|error| warn!(%error, "providers without a lock entry are left to the tool"))
+        .ok()
 }
 
 /// The platform of this process, as registries name it.

@@ -1,7 +1,7 @@
 //! Downloads packages from the registry of their host, by the provider registry protocol. It sends no credentials, so private
 //! packages are left to the tool.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::fs::File;
 use std::io;
 use std::path::Path;
@@ -16,9 +16,9 @@ use url::Url;
 use crate::error::StepError;
 use crate::tool::{FetchError, Fetcher};
 
-const SERVICE: &str = "providers.v1";
-const LARGEST_DOCUMENT: u64 = 1024 * 1024;
-const LARGEST_ARCHIVE: u64 = 2 * 1024 * 1024 * 1024;
+pub(crate) const SERVICE: &str = "providers.v1";
+pub(crate) const LARGEST_DOCUMENT: u64 = 1024 * 1024;
+pub(crate) const LARGEST_ARCHIVE: u64 = 2 * 1024 * 1024 * 1024;
 
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum RegistryError {
@@ -40,8 +40,17 @@ pub(crate) enum RegistryError {
 #[derive(Debug)]
 pub(crate) struct Registry {
     fetcher: Fetcher,
-    /// The base address of each host. `None`: it has none.
-    bases: Mutex<HashMap<String, Arc<OnceCell<Option<Url>>>>>,
+    /// The services of each host, with their addresses. `None`: it has none of providers.
+    services: Mutex<HashMap<String, Arc<OnceCell<Option<Services>>>>>,
+}
+
+/// The services of a host.
+#[derive(Clone, Debug)]
+pub(crate) struct Services {
+    /// The base address of its providers.
+    pub(crate) providers: Url,
+    /// The others that have an address.
+    pub(crate) others: Vec<(String, Url)>,
 }
 
 /// Where an archive is.
@@ -56,7 +65,7 @@ impl Registry {
     pub(crate) fn new(fetcher: Fetcher) -> Self {
         Self {
             fetcher,
-            bases: Mutex::default(),
+            services: Mutex::default(),
         }
     }
 
@@ -66,7 +75,7 @@ impl Registry {
         package: &Package,
         target: &Path,
     ) -> Result<String, RegistryError> {
-        let base = self.base(&package.host).await?;
+        let base = self.services(&package.host).await?.providers;
         let (system, architecture) = package
             .platform
             .split_once('_')
@@ -101,10 +110,10 @@ impl Registry {
         }
     }
 
-    /// The base address of a host's registry. Each host is asked once.
-    async fn base(&self, host: &str) -> Result<Url, RegistryError> {
+    /// The services of a host that has one of providers. Each host is asked once.
+    pub(crate) async fn services(&self, host: &str) -> Result<Services, RegistryError> {
         let cell = self
-            .bases
+            .services
             .lock()
             .await
             .entry(host.to_owned())
@@ -120,22 +129,27 @@ impl Registry {
                 None
             })
         };
-        let base = cell.get_or_init(discover).await.clone();
-        base.ok_or_else(|| RegistryError::NoRegistry(host.to_owned()))
+        let services = cell.get_or_init(discover).await.clone();
+        services.ok_or_else(|| RegistryError::NoRegistry(host.to_owned()))
     }
 
-    async fn discover(&self, host: &str) -> Result<Option<Url>, RegistryError> {
+    async fn discover(&self, host: &str) -> Result<Option<Services>, RegistryError> {
         let url = format!("https://{host}/.well-known/terraform.json");
         let Ok(url) = Url::parse(&url) else {
             return Ok(None);
         };
-        let Some(text) = self.fetcher.bytes_if_any(&url, LARGEST_DOCUMENT).await? else {
-            return Ok(None);
-        };
-        let services: HashMap<String, serde_json::Value> =
+        let (text, url) = self.fetcher.located(&url, LARGEST_DOCUMENT).await?;
+        let services: BTreeMap<String, serde_json::Value> =
             serde_json::from_slice(&text).unwrap_or_default();
-        let base = services.get(SERVICE).and_then(serde_json::Value::as_str);
-        let base = base.and_then(|base| url.join(base).ok());
-        Ok(base.filter(|base| base.scheme() == "https"))
+        let addresses = services.into_iter();
+        let addresses = addresses.filter_map(|(name, address)| {
+            // They are relative to the address of the document.
+            let address = url.join(address.as_str()?).ok()?;
+            Some((name, address))
+        });
+        let (of_providers, others) = addresses.partition::<Vec<_>, _>(|(name, _)| name == SERVICE);
+        let mut providers = of_providers.into_iter().map(|(_, address)| address);
+        let providers = providers.find(|address| address.scheme() == "https");
+        Ok(providers.map(|providers| Services { providers, others }))
     }
 }

@@ -50,6 +50,18 @@ impl SharedStore {
         in_time(move || Ok(taking.unpacked())).await
     }
 
+    /// Copies an archive into a new file. `false` if the store does not have it. The copy is what `sha256` says.
+    pub(crate) async fn copy(
+        &self,
+        package: &Package,
+        sha256: &str,
+        target: &Path,
+    ) -> io::Result<bool> {
+        let (store, package) = (self.store.clone(), package.clone());
+        let (sha256, target) = (sha256.to_owned(), target.to_owned());
+        in_time(move || store.copy(&package, &sha256, &target)).await
+    }
+
     /// Keeps an archive for later runs. All archives that a run has downloaded come here, and nowhere else. The caller has checked
     /// that its registry names this SHA-256 for this package.
     pub(crate) async fn keep(

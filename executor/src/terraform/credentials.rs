@@ -20,6 +20,11 @@ use crate::workspace::write_private_file;
 /// The variable that names the tool's configuration file.
 const CONFIG_FILE: &str = "TF_CLI_CONFIG_FILE";
 const FILE_NAME: &str = "platform.tfrc";
+/// Where `login` stores tokens, below the home folder.
+const LOGINS: [&str; 2] = [
+    ".terraform.d/credentials.tfrc.json",
+    ".config/opentofu/credentials.tfrc.json",
+];
 const MAX_CONFIGURATION_BYTES: u64 = 1 << 20;
 
 /// The file with a token or password. It is removed on drop.
@@ -34,6 +39,8 @@ pub struct InitConfig<'t> {
     pub access: Option<(&'t [String], AccessBy<'t>)>,
     /// Providers that are there already.
     pub overlay: Option<&'t Overlay>,
+    /// Hosts whose services are elsewhere.
+    pub forced: Vec<ForcedHost>,
     pub tool: Tool,
     /// The folder of the operator's configuration file.
     pub home: &'t Path,
@@ -47,6 +54,14 @@ pub struct Overlay {
     pub folder: PathBuf,
     /// Addresses of providers.
     pub providers: Vec<String>,
+}
+
+/// A host whose services the tool does not look up itself.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ForcedHost {
+    pub name: String,
+    /// Names of services, and their addresses.
+    pub services: Vec<(String, String)>,
 }
 
 /// What is different from other hosts.
@@ -102,6 +117,9 @@ pub fn write_init_config(
             }
         };
         text = configuration(&text, &hosts, by);
+    }
+    for host in &config.forced {
+        text = with_services(&text, host);
     }
     if let Some(overlay) = config.overlay {
         text = with_overlay(&text, overlay);
@@ -208,6 +226,37 @@ pub(crate) fn decides_on_providers(home: &Path, tool: Tool) -> bool {
     words.iter().any(|word| own.contains(word))
 }
 
+/// Whether the tool might send a token to a host, or has settings of its own for it.
+pub(crate) fn has_settings_of(env: &ChildEnv, home: &Path, tool: Tool, host: &str) -> bool {
+    let own = own_configuration(home, tool);
+    let logins =
+        LOGINS.map(|name| regular_file::read_text(&home.join(name), MAX_CONFIGURATION_BYTES));
+    let has_login = logins.iter().any(|login| match login {
+        Ok(text) => text.contains(host),
+        Err(error) => error.kind() != io::ErrorKind::NotFound,
+    });
+    brings_token(env, host) || own.contains(host) || own.contains("credentials_helper") || has_login
+}
+
+/// `own`, plus the services of a host. `own` says nothing about it.
+fn with_services(own: &str, host: &ForcedHost) -> String {
+    let mut text = own.to_owned();
+    if !text.is_empty() && !text.ends_with('\n') {
+        text.push('\n');
+    }
+    let services = host.services.iter();
+    let services: Vec<_> = services
+        .map(|(name, address)| format!("    {} = {}", quote(name), quote(address)))
+        .collect();
+    let (name, services) = (quote(&host.name), services.join("\n"));
+    writeln!(
+        text,
+        "host {name} {{\n  services = {{\n{services}\n  }}\n}}"
+    )
+    .expect("writing to a string cannot fail");
+    text
+}
+
 /// `own`, plus where these providers are. `own` says nothing about that.
 fn with_overlay(own: &str, overlay: &Overlay) -> String {
     let mut text = own.to_owned();
@@ -288,6 +337,7 @@ mod tests {
         let config = InitConfig {
             access: Some((&hosts, AccessBy::Registry(&address))),
             overlay: None,
+            forced: Vec::new(),
             tool: Tool::Terraform,
             home: folder.path(),
             private: folder.path(),
@@ -322,6 +372,62 @@ mod tests {
         let names = r#"["registry.example.test/acme/null"]"#;
         assert_eq!(of("filesystem_mirror", "include"), names);
         assert_eq!(of("direct", "exclude"), names);
+    }
+
+    #[test]
+    fn services_of_a_host_are_named() {
+        let host = ForcedHost {
+            name: "registry.example.test:8443".to_owned(),
+            services: vec![
+                (
+                    "modules.v1".to_owned(),
+                    "https://m.example.test/".to_owned(),
+                ),
+                (
+                    "providers.v1".to_owned(),
+                    "http://127.0.0.1:1/p/".to_owned(),
+                ),
+            ],
+        };
+        let text = with_services("disable_checkpoint = true", &host);
+        assert_eq!(
+            text,
+            "disable_checkpoint = true\nhost \"registry.example.test:8443\" {\n  services = {\n    \
+             \"modules.v1\" = \"https://m.example.test/\"\n    \
+             \"providers.v1\" = \"http://127.0.0.1:1/p/\"\n  }\n}\n"
+        );
+    }
+
+    #[test]
+    fn a_host_with_settings_or_a_token_is_found() {
+        let home = tempfile::tempdir().unwrap();
+        let job = job_contract::JobData::default();
+        let mut env = ChildEnv::new(std::iter::empty(), &[], &job).unwrap();
+        let host = "registry.example.test";
+        let has = |env: &ChildEnv| has_settings_of(env, home.path(), Tool::OpenTofu, host);
+        assert!(!has(&env));
+        let settings = [
+            (".tofurc", "credentials \"registry.example.test\" {}"),
+            (".tofurc", "credentials_helper \"x\" {}"),
+            (
+                LOGINS[0],
+                "{\"credentials\": {\"registry.example.test\": {}}}",
+            ),
+            (
+                LOGINS[1],
+                "{\"credentials\": {\"registry.example.test\": {}}}",
+            ),
+        ];
+        for (name, text) in settings {
+            let path = home.path().join(name);
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(&path, text).unwrap();
+            assert!(has(&env), "{name}");
+            fs::write(&path, "credentials \"other.example.test\" {}").unwrap();
+            assert!(!has(&env), "{name}");
+        }
+        env.set("TF_TOKEN_registry_example_test", "own").unwrap();
+        assert!(has(&env));
     }
 
     #[test]

@@ -23,7 +23,7 @@ use crate::workspace::write_private_file;
 
 const FILE_NAME: &str = "variables.tfvars";
 /// The largest configuration file that is read. Generated ones have some megabytes.
-const MAX_FILE_BYTES: u64 = 16 << 20;
+pub(super) const MAX_FILE_BYTES: u64 = 16 << 20;
 
 /// How the text of a variable is interpreted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -195,7 +195,10 @@ fn is_for_the_tool(error: &io::Error) -> bool {
 }
 
 /// The files of the root module, without folders. The tool leaves out folders too.
-fn configuration_files(dir: &Path, tool: Tool) -> Result<Vec<(PathBuf, Syntax)>, StepError> {
+pub(super) fn configuration_files(
+    dir: &Path,
+    tool: Tool,
+) -> Result<Vec<(PathBuf, Syntax)>, StepError> {
     let unreadable = |source| {
         let dir = dir.display();
         StepError::user(format!("could not read the root module in `{dir}`")).because(&source)
@@ -228,8 +231,9 @@ impl Kind {
     }
 }
 
+/// The syntax of a configuration file.
 #[derive(Clone, Copy)]
-enum Syntax {
+pub(super) enum Syntax {
     Native,
     Json,
 }

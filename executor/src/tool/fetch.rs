@@ -141,27 +141,48 @@ pub(crate) struct Fetcher {
 
 impl Fetcher {
     pub(crate) fn new(retry_for: Duration) -> Result<Self, StepError> {
+        Self::with_idle_timeout(retry_for, Some(IDLE_TIMEOUT))
+    }
+
+    /// Waits for a silent server, and never tries again: somebody else decides about both.
+    pub(crate) fn patient() -> Result<Self, StepError> {
+        Self::with_idle_timeout(Duration::ZERO, None)
+    }
+
+    fn with_idle_timeout(retry_for: Duration, idle: Option<Duration>) -> Result<Self, StepError> {
         // Without a provider, building a client panics.
         if rustls::crypto::CryptoProvider::get_default().is_none() {
             let text = "no TLS provider was installed before resolving a tool";
             return Err(StepError::defect(text));
         }
-        let client = Client::builder()
+        let mut client = Client::builder()
             // GitHub answers 403 to requests without a user agent.
             .user_agent(concat!("mayfly/", env!("CARGO_PKG_VERSION")))
             .connect_timeout(CONNECT_TIMEOUT)
-            .read_timeout(IDLE_TIMEOUT)
-            .redirect(redirect_policy())
-            .build()
-            .map_err(|error| {
-                StepError::defect("could not set up HTTP").because(&error.without_url())
-            })?;
+            .redirect(redirect_policy());
+        if let Some(idle) = idle {
+            client = client.read_timeout(idle);
+        }
+        let client = client.build().map_err(|error| {
+            StepError::defect("could not set up HTTP").because(&error.without_url())
+        })?;
         Ok(Self { client, retry_for })
     }
 
     /// Fetches a small file into memory.
     pub(crate) async fn bytes(&self, url: &Url, limit: u64) -> Result<Vec<u8>, FetchError> {
         Ok(self.page(url, limit).await?.0)
+    }
+
+    /// Fetches a small file into memory, and returns its address after redirects too.
+    pub(crate) async fn located(
+        &self,
+        url: &Url,
+        limit: u64,
+    ) -> Result<(Vec<u8>, Url), FetchError> {
+        let response = self.answer(url, limit).await?;
+        let located = response.url().clone();
+        Ok((content(url, response, limit).await?, located))
     }
 
     /// Fetches a page of a listing, and the address of the next one (`Link: <…>; rel="next"`).
@@ -220,14 +241,9 @@ impl Fetcher {
     }
 
     async fn try_bytes(&self, url: &Url, limit: u64) -> Result<(Vec<u8>, Option<Url>), FetchError> {
-        let mut response = self.get(url, limit).await?;
+        let response = self.answer(url, limit).await?;
         let next = next_page(url, &response);
-        let mut bytes = Vec::new();
-        while let Some(chunk) = next_chunk(url, &mut response).await? {
-            bytes.extend_from_slice(&chunk);
-            within(url, bytes.len() as u64, limit)?;
-        }
-        Ok((bytes, next))
+        Ok((content(url, response, limit).await?, next))
     }
 
     async fn try_file(
@@ -237,7 +253,7 @@ impl Fetcher {
         mut file: &std::fs::File,
         path: &Path,
     ) -> Result<(), TransferError> {
-        let mut response = self.get(url, limit).await?;
+        let mut response = self.answer(url, limit).await?;
         let cache = |error| TransferError::Write(cache_error(path, &error));
         // An earlier attempt may have left partial content.
         file.set_len(0).map_err(cache)?;
@@ -253,7 +269,8 @@ impl Fetcher {
         Ok(())
     }
 
-    async fn get(&self, url: &Url, limit: u64) -> Result<Response, FetchError> {
+    /// A good answer, before its body has come.
+    pub(crate) async fn answer(&self, url: &Url, limit: u64) -> Result<Response, FetchError> {
         let response = self.client.get(url.clone()).send().await.map_err(|error| {
             FetchError::Unreachable {
                 url: Shown(url).to_string(),
@@ -271,6 +288,15 @@ impl Fetcher {
         within(url, response.content_length().unwrap_or_default(), limit)?;
         Ok(response)
     }
+}
+
+async fn content(url: &Url, mut response: Response, limit: u64) -> Result<Vec<u8>, FetchError> {
+    let mut bytes = Vec::new();
+    while let Some(chunk) = next_chunk(url, &mut response).await? {
+        bytes.extend_from_slice(&chunk);
+        within(url, bytes.len() as u64, limit)?;
+    }
+    Ok(bytes)
 }
 
 async fn next_chunk(
