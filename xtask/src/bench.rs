@@ -8,6 +8,7 @@ mod log_path;
 mod memory;
 mod pipeline;
 mod pools;
+mod providers;
 
 use std::path::PathBuf;
 use std::process::{Command, ExitCode};
@@ -62,6 +63,8 @@ enum Subject {
     Watching,
     /// Plan and apply through the store of a hub, divided by the time with the keys of the same store
     Artifacts,
+    /// `init` with three large providers, compared with the tool alone: from an empty store, and from a full one
+    Providers,
     /// Time from a dispatch to a pool until its executor starts, the cost of an idle agent, and a hub with 10,000 runs and 500 agents
     Pools,
 }
@@ -98,6 +101,9 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode> {
     }
     if wanted(Subject::Artifacts) {
         measurements.extend(pools::artifacts(&executor()?, args.runs)?);
+    }
+    if wanted(Subject::Providers) {
+        measurements.extend(providers::measure(&executor()?, args.runs)?);
     }
     if wanted(Subject::Pools) {
         measurements.extend(pools::measure(args.runs)?);

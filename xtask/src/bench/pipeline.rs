@@ -2,6 +2,7 @@
 //! of a stored plan. Both sides run in turns, on a configuration for which the tool takes about half a second. Also compares
 //! `api-launcher run` on the README's example with the commands that a person would type.
 
+use std::ffi::OsStr;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -156,12 +157,23 @@ impl Bench {
 }
 
 fn run_tool(tool: &Path, folder: &Path, args: &[&str], expected: &[i32]) -> Result<()> {
+    run_tool_with(tool, folder, args, expected, &[])
+}
+
+pub(super) fn run_tool_with(
+    tool: &Path,
+    folder: &Path,
+    args: &[&str],
+    expected: &[i32],
+    variables: &[(&str, &OsStr)],
+) -> Result<()> {
     let output = Command::new(tool)
         .args(args)
         .current_dir(folder)
         .env("TF_IN_AUTOMATION", "1")
         .env("CHECKPOINT_DISABLE", "1")
         .env_remove("TF_CLI_CONFIG_FILE")
+        .envs(variables.iter().copied())
         .stdin(Stdio::null())
         .output()?;
     ensure!(
@@ -235,7 +247,11 @@ fn launcher_run(launcher: &Path, module: &Path, data: &Path) -> Result<Duration>
 }
 
 /// The median of the pairs' ratios. A short load of the machine slows down both sides of a pair.
-fn ratio_of(name: &'static str, goal: f64, pairs: &[(Duration, Duration)]) -> Measurement {
+pub(super) fn ratio_of(
+    name: &'static str,
+    goal: f64,
+    pairs: &[(Duration, Duration)],
+) -> Measurement {
     let seconds = |of: fn(&(Duration, Duration)) -> f64| pairs.iter().map(of).collect::<Vec<_>>();
     let ours = seconds(|(ours, _)| ours.as_secs_f64());
     let bare = seconds(|(_, bare)| bare.as_secs_f64());
