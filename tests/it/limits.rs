@@ -81,7 +81,7 @@ sleep 1000 & while :; do wait; done"#,
 }
 
 /// A control group with a memory limit, for one process tree.
-struct MemoryGroup {
+pub(crate) struct MemoryGroup {
     folder: PathBuf,
     mib: u64,
     files: &'static MemoryFiles,
@@ -112,7 +112,7 @@ const V2: MemoryFiles = MemoryFiles {
 impl MemoryGroup {
     /// `None` where this user may not make one.
     #[track_caller]
-    fn of(mib: u64) -> Option<Self> {
+    pub(crate) fn of(mib: u64) -> Option<Self> {
         let group = Self::make(mib);
         if nix::unistd::geteuid().is_root() {
             return Some(group.unwrap());
@@ -146,7 +146,7 @@ impl MemoryGroup {
     }
 
     /// A shell command that enters it and becomes what it is given.
-    fn entrance(&self) -> String {
+    pub(crate) fn entrance(&self) -> String {
         format!(
             "echo $$ > '{}/cgroup.procs' && exec \"$@\"",
             self.folder.display()

@@ -20,11 +20,9 @@ use crate::workspace::write_private_file;
 /// The variable that names the tool's configuration file.
 const CONFIG_FILE: &str = "TF_CLI_CONFIG_FILE";
 const FILE_NAME: &str = "platform.tfrc";
-/// Where `login` stores tokens, below the home folder.
-const LOGINS: [&str; 2] = [
-    ".terraform.d/credentials.tfrc.json",
-    ".config/opentofu/credentials.tfrc.json",
-];
+/// Folders with more files of configuration and tokens, below the home folder. The tool does not read them if a variable names its
+/// configuration.
+const FOLDERS: [&str; 2] = [".terraform.d", ".config/opentofu"];
 const MAX_CONFIGURATION_BYTES: u64 = 1 << 20;
 
 /// The file with a token or password. It is removed on drop.
@@ -219,23 +217,28 @@ pub(crate) fn brings_token(env: &ChildEnv, host: &str) -> bool {
     names.iter().any(|name| env.get(name).is_some())
 }
 
-/// Why the packages of providers are the operator's business: something of the tool's configuration decides where they come from.
+/// Whether something of the tool's configuration decides where packages of providers come from, or would be lost if a variable
+/// named another file.
 pub(crate) fn decides_on_providers(home: &Path, tool: Tool) -> bool {
     let own = own_configuration(home, tool);
     let words = ["provider_installation", "plugin_cache_dir"];
-    words.iter().any(|word| own.contains(word))
+    let is_configuration = |entry: &fs::DirEntry| {
+        let name = entry.file_name();
+        let name = name.to_string_lossy();
+        name.ends_with(".tfrc") || name.ends_with(".tfrc.json")
+    };
+    let mut entries = FOLDERS
+        .iter()
+        .filter_map(|folder| fs::read_dir(home.join(folder)).ok())
+        .flatten()
+        .flatten();
+    words.iter().any(|word| own.contains(word)) || entries.any(|entry| is_configuration(&entry))
 }
 
 /// Whether the tool might send a token to a host, or has settings of its own for it.
 pub(crate) fn has_settings_of(env: &ChildEnv, home: &Path, tool: Tool, host: &str) -> bool {
     let own = own_configuration(home, tool);
-    let logins =
-        LOGINS.map(|name| regular_file::read_text(&home.join(name), MAX_CONFIGURATION_BYTES));
-    let has_login = logins.iter().any(|login| match login {
-        Ok(text) => text.contains(host),
-        Err(error) => error.kind() != io::ErrorKind::NotFound,
-    });
-    brings_token(env, host) || own.contains(host) || own.contains("credentials_helper") || has_login
+    brings_token(env, host) || own.contains(host) || own.contains("credentials_helper")
 }
 
 /// `own`, plus the services of a host. `own` says nothing about it.
@@ -406,28 +409,42 @@ mod tests {
         let host = "registry.example.test";
         let has = |env: &ChildEnv| has_settings_of(env, home.path(), Tool::OpenTofu, host);
         assert!(!has(&env));
-        let settings = [
-            (".tofurc", "credentials \"registry.example.test\" {}"),
-            (".tofurc", "credentials_helper \"x\" {}"),
-            (
-                LOGINS[0],
-                "{\"credentials\": {\"registry.example.test\": {}}}",
-            ),
-            (
-                LOGINS[1],
-                "{\"credentials\": {\"registry.example.test\": {}}}",
-            ),
-        ];
-        for (name, text) in settings {
-            let path = home.path().join(name);
-            fs::create_dir_all(path.parent().unwrap()).unwrap();
+        let path = home.path().join(".tofurc");
+        for text in [
+            "credentials \"registry.example.test\" {}",
+            "credentials_helper \"x\" {}",
+        ] {
             fs::write(&path, text).unwrap();
-            assert!(has(&env), "{name}");
+            assert!(has(&env), "{text}");
             fs::write(&path, "credentials \"other.example.test\" {}").unwrap();
-            assert!(!has(&env), "{name}");
+            assert!(!has(&env), "{text}");
         }
         env.set("TF_TOKEN_registry_example_test", "own").unwrap();
         assert!(has(&env));
+    }
+
+    /// Otherwise tokens of `login` would not reach the tool.
+    #[test]
+    fn more_files_of_configuration_are_not_hidden() {
+        let home = tempfile::tempdir().unwrap();
+        let decides = || decides_on_providers(home.path(), Tool::Terraform);
+        for folder in FOLDERS {
+            let folder = home.path().join(folder);
+            fs::create_dir_all(&folder).unwrap();
+            fs::write(folder.join("checkpoint_signature"), "").unwrap();
+            assert!(!decides());
+            for name in ["credentials.tfrc.json", "more.tfrc"] {
+                fs::write(folder.join(name), "").unwrap();
+                assert!(decides(), "{name}");
+                fs::remove_file(folder.join(name)).unwrap();
+            }
+        }
+        fs::write(
+            home.path().join(".terraformrc"),
+            "plugin_cache_dir = \"/c\"",
+        )
+        .unwrap();
+        assert!(decides());
     }
 
     #[test]

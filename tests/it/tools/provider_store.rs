@@ -12,6 +12,7 @@ use test_peers::providers::{PROVIDERS, Registry, present};
 use test_peers::skips::needed;
 
 use super::requirements;
+use crate::limits::MemoryGroup;
 use crate::machine;
 
 with_both_tools! {
@@ -35,6 +36,7 @@ struct Locked {
     lock: String,
     /// What the module asks for instead of all providers in their newest versions.
     versions: Option<String>,
+    module: &'static str,
     /// Of all runs.
     repositories: Mutex<Vec<Repository>>,
 }
@@ -44,16 +46,7 @@ impl Locked {
     #[track_caller]
     fn new(tool: Tool) -> Option<Self> {
         needed(present())?;
-        let (registry, machine) = (Registry::start().unwrap(), machine());
-        fs::write(machine.scratch("ca.pem"), registry.certificate()).unwrap();
-        let mut it = Self {
-            registry,
-            machine,
-            tool,
-            lock: String::new(),
-            versions: None,
-            repositories: Mutex::default(),
-        };
+        let mut it = Self::at(Registry::start().unwrap(), tool);
         let kept = it.machine.scratch("first.lock.hcl");
         let bare = it.plan("1", None, &kept, &[]);
         bare.env(env::PROVIDER_FETCHES, "0").run().expect_code(0);
@@ -61,6 +54,20 @@ impl Locked {
         assert_eq!(it.registry.downloads(), PROVIDERS.len());
         assert_eq!(it.packages(), Vec::<PathBuf>::new());
         Some(it)
+    }
+
+    fn at(registry: Registry, tool: Tool) -> Self {
+        let machine = machine();
+        fs::write(machine.scratch("ca.pem"), registry.certificate()).unwrap();
+        Self {
+            registry,
+            machine,
+            tool,
+            lock: String::new(),
+            versions: None,
+            module: MODULE,
+            repositories: Mutex::default(),
+        }
     }
 
     /// A plan of all providers, with a lock file in the repository. `kept` gets the one after `init`.
@@ -73,7 +80,7 @@ impl Locked {
     ) -> ExecutorRun<'_> {
         let versions = self.versions.clone();
         let versions = versions.unwrap_or_else(|| requirements(&self.registry.host()));
-        let mut files = vec![("main.tf", MODULE), ("versions.tf", &versions)];
+        let mut files = vec![("main.tf", self.module), ("versions.tf", &versions)];
         files.extend(lock.map(|lock| (LOCK_FILE, lock)));
         let keep = format!("cp {LOCK_FILE} '{}'", kept.display());
         let repository = Repository::with(&files);
@@ -393,8 +400,7 @@ fn a_package_of_another_platform_is_not_used(tool: Tool) {
         let [.., name, version, _, _] = names[..] else {
             panic!("{}", path.display())
         };
-        let other = it.registry.archive_of_other_platform(name, version);
-        let other = other.unwrap();
+        let [_, other] = it.registry.archives(name, version).unwrap();
         let digest = provider_store::sha256_of(&other).unwrap();
         assert!(it.lock.contains(&digest), "{}", it.lock);
         fs::copy(other, path.with_file_name(format!("{digest}.zip"))).unwrap();
@@ -407,4 +413,30 @@ fn a_package_of_another_platform_is_not_used(tool: Tool) {
     let third = it.run_with("4", None, &[]).expect_code(0);
     says_unlocked(&third, PROVIDERS.len(), 0);
     assert_eq!(digests(&it.lock_after("4")), digests(&it.lock));
+}
+
+/// Page cache is no memory that a limit is for: neither what is downloaded nor what is copied.
+#[test]
+fn a_package_that_is_larger_than_the_memory_of_its_pod_is_provided() {
+    let (Some(()), Some(group)) = (needed(present()), MemoryGroup::of(512)) else {
+        return;
+    };
+    let registry = Registry::start_with(700 << 20, None).unwrap();
+    registry.archives("null", "2.2.0").unwrap();
+    let mut it = Locked::at(registry, Tool::Terraform);
+    it.module = "resource \"null_resource\" \"one\" {}\n";
+    it.versions = Some(format!(
+        "terraform {{\n  required_providers {{\n    null = {{\n      source = \"{}/acme/null\"\n    }}\n  }}\n}}\n",
+        it.registry.host()
+    ));
+    let run = |job_id: &str, lock: Option<&str>| {
+        let kept = it.machine.scratch(&format!("{job_id}.lock.hcl"));
+        let run = it.plan(job_id, lock, &kept, &[]);
+        let run = run.wrapped_in(&["sh", "-c", &group.entrance(), "sh"]);
+        run.run().expect_code(0)
+    };
+    says_unlocked(&run("1", None), 0, 1);
+    says(&run("2", Some(&it.lock_after("1"))), 1, 0);
+    fs::remove_dir_all(it.machine.data_dir().join("providers")).unwrap();
+    says(&run("3", Some(&it.lock_after("1"))), 0, 1);
 }

@@ -5,7 +5,7 @@
 use std::error::Error;
 use std::io::{self, Read as _, Write as _};
 
-use test_peers::providers::{Registry, present};
+use test_peers::providers::{PROVIDERS, Registry, present};
 
 fn main() -> Result<(), Box<dyn Error>> {
     let arguments: Vec<_> = std::env::args().skip(1).collect();
@@ -14,6 +14,9 @@ fn main() -> Result<(), Box<dyn Error>> {
     };
     present()?;
     let registry = Registry::start_with(ballast.parse()?, Some(rate.parse()?))?;
+    for (name, version) in PROVIDERS {
+        registry.archives(name, version)?;
+    }
     std::fs::write(certificate, registry.certificate())?;
     writeln!(io::stdout(), "{}", registry.host())?;
     io::stdin().read_to_end(&mut Vec::new())?;

@@ -124,8 +124,8 @@ impl Registry {
         Self::start_with(0, None)
     }
 
-    /// Starts a registry whose archives have so many more bytes, which cannot be compressed, and are sent at this rate over each
-    /// connection.
+    /// Starts a registry whose archives for this machine have so many more bytes, which cannot be compressed, and are sent at this
+    /// rate over each connection.
     pub fn start_with(ballast: u64, bytes_per_second: Option<u64>) -> io::Result<Self> {
         let publisher = Arc::new(Publisher {
             key: signing_key().map_err(io::Error::other)?,
@@ -178,15 +178,18 @@ impl Registry {
         self.publisher.faults().has_lost_archives = true;
     }
 
-    /// The archive of a provider for the other platform.
-    pub fn archive_of_other_platform(&self, name: &str, version: &str) -> io::Result<PathBuf> {
-        let [_, architecture] = architectures();
-        let package = Published {
-            name,
-            version,
-            architecture,
-        };
-        Ok(self.publisher.archive(package)?.0)
+    /// The archives of a provider, for this platform and for the other one. They are made when they are needed first, and large ones
+    /// take longer than a tool waits.
+    pub fn archives(&self, name: &str, version: &str) -> io::Result<[PathBuf; 2]> {
+        let [own, other] = architectures().map(|architecture| {
+            let package = Published {
+                name,
+                version,
+                architecture,
+            };
+            self.publisher.archive(package)
+        });
+        Ok([own?.0, other?.0])
     }
 }
 
@@ -378,12 +381,13 @@ impl Published<'_> {
         zip.start_file(file, options).map_err(io::Error::other)?;
         let mut program = fs::read(program(self.name))?;
         let [_, other] = architectures();
-        if self.architecture == other {
+        let is_other = self.architecture == other;
+        if is_other {
             // The machine, in the header of an ELF file.
             program[18] = if other == "arm64" { 183 } else { 62 };
         }
         zip.write_all(&program)?;
-        if ballast > 0 {
+        if ballast > 0 && !is_other {
             zip.start_file("ballast", options)
                 .map_err(io::Error::other)?;
             let mut block = vec![0; BALLAST_BLOCK];
