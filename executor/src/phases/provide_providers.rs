@@ -198,8 +198,7 @@ async fn overlay(
     }))
 }
 
-/// The hosts of providers that the root module needs and its lock file does not have. Without a lock file, the modules that it calls
-/// may need others.
+/// The hosts of providers that the module needs and its lock file does not have.
 fn hosts_of_unlocked(tool: Tool, working_dir: &Path, lock: Option<&Body>) -> BTreeSet<String> {
     let needed = requirements::read(working_dir, tool);
     let locked: BTreeSet<_> = lock
@@ -207,11 +206,9 @@ fn hosts_of_unlocked(tool: Tool, working_dir: &Path, lock: Option<&Body>) -> BTr
         .flat_map(lock_file::versions)
         .map(|(address, _)| address)
         .collect();
-    let unlocked = needed.providers.difference(&locked);
-    let hosts = unlocked.filter_map(|address| address.split('/').next().map(str::to_owned));
-    let of_modules = lock.is_none() && needed.calls_modules;
-    hosts
-        .chain(of_modules.then(|| requirements::default_host(tool).to_owned()))
+    let unlocked = needed.difference(&locked);
+    unlocked
+        .filter_map(|address| address.split('/').next().map(str::to_owned))
         .collect()
 }
 

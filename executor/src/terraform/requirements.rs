@@ -1,5 +1,5 @@
-//! The providers that the root module names, in `required_providers` or by the types of its resources. Modules that it calls may
-//! need others.
+//! The providers that the root module and the modules of its repository name, in `required_providers` or by the types of resources.
+//! Modules that come from elsewhere may need others.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -14,60 +14,73 @@ use super::variables::{MAX_FILE_BYTES, Syntax, configuration_files};
 
 /// Blocks whose first label is a type of the provider.
 const OF_TYPES: [&str; 3] = ["resource", "data", "ephemeral"];
+/// More than a repository has.
+const MOST_MODULES: usize = 1000;
 /// It is part of the tool.
 const BUILT_IN: &str = "terraform";
 const NAMESPACE: &str = "hashicorp";
 
-/// What the root module needs.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Requirements {
-    /// Addresses with their hosts.
-    pub(crate) providers: BTreeSet<String>,
-    /// Whether it calls modules.
-    pub(crate) calls_modules: bool,
-}
-
 /// The host of an address without one.
-pub(crate) const fn default_host(tool: Tool) -> &'static str {
+const fn default_host(tool: Tool) -> &'static str {
     match tool {
         Tool::Terraform => "registry.terraform.io",
         Tool::OpenTofu => "registry.opentofu.org",
     }
 }
 
-/// Reads the root module. What cannot be read is the tool's business.
-pub(crate) fn read(folder: &Path, tool: Tool) -> Requirements {
-    let mut found = Found::default();
-    for (path, syntax) in configuration_files(folder, tool).unwrap_or_default() {
-        let Ok(text) = regular_file::read_text(&path, MAX_FILE_BYTES) else {
+/// The addresses of these providers, with their hosts. What cannot be read is the tool's business.
+pub(crate) fn read(root: &Path, tool: Tool) -> BTreeSet<String> {
+    let mut providers = BTreeSet::new();
+    let mut seen = BTreeSet::new();
+    let mut modules = vec![root.to_owned()];
+    while let Some(module) = modules.pop() {
+        let Ok(folder) = module.canonicalize() else {
             continue;
         };
-        match syntax {
-            Syntax::Native => {
-                if let Ok(body) = text.parse() {
-                    found.add_native(&body);
-                }
-            }
-            Syntax::Json => {
-                if let Ok(document) = serde_json::from_str(&text) {
-                    found.add_json(&document);
-                }
-            }
+        if seen.len() >= MOST_MODULES || !seen.insert(folder.clone()) {
+            continue;
         }
+        let found = Found::read(&folder, tool);
+        modules.extend(found.local_modules.iter().map(|source| folder.join(source)));
+        providers.extend(found.providers(default_host(tool)));
     }
-    found.requirements(default_host(tool))
+    providers
 }
 
+/// What one module names.
 #[derive(Default)]
 struct Found {
     /// The sources of local names.
     sources: BTreeMap<String, Option<String>>,
     /// Local names that are used.
     used: BTreeSet<String>,
-    calls_modules: bool,
+    /// The paths of modules in this repository.
+    local_modules: Vec<String>,
 }
 
 impl Found {
+    fn read(folder: &Path, tool: Tool) -> Self {
+        let mut found = Self::default();
+        for (path, syntax) in configuration_files(folder, tool).unwrap_or_default() {
+            let Ok(text) = regular_file::read_text(&path, MAX_FILE_BYTES) else {
+                continue;
+            };
+            match syntax {
+                Syntax::Native => {
+                    if let Ok(body) = text.parse() {
+                        found.add_native(&body);
+                    }
+                }
+                Syntax::Json => {
+                    if let Ok(document) = serde_json::from_str(&text) {
+                        found.add_json(&document);
+                    }
+                }
+            }
+        }
+        found
+    }
+
     fn add_native(&mut self, body: &Body) {
         let settings = body.get_blocks("terraform");
         let required = settings.flat_map(|block| block.body.get_blocks("required_providers"));
@@ -76,11 +89,13 @@ impl Found {
             self.sources.insert(attribute.key.to_string(), source);
         }
         for block in body.blocks() {
-            let label = block
-                .labels
-                .first()
-                .map(hcl_edit::structure::BlockLabel::as_str);
-            self.add_block(block.ident.as_str(), label);
+            if let Some(label) = block.labels.first() {
+                self.add_block(block.ident.as_str(), label.as_str());
+            }
+        }
+        for module in body.get_blocks("module") {
+            let source = module.body.get_attribute("source");
+            self.add_module(source.and_then(|source| source.value.as_str()));
         }
     }
 
@@ -89,7 +104,7 @@ impl Found {
             for required in settings
                 .get("required_providers")
                 .into_iter()
-                .flat_map(all_objects)
+                .flat_map(objects_of)
             {
                 for (name, provider) in required {
                     let source = provider.get("source").and_then(Value::as_str);
@@ -97,20 +112,19 @@ impl Found {
                 }
             }
         }
-        for kind in OF_TYPES.into_iter().chain(["provider", "module"]) {
-            for labels in objects(document, kind) {
-                for label in labels.keys() {
-                    self.add_block(kind, Some(label));
-                }
+        for kind in OF_TYPES.into_iter().chain(["provider"]) {
+            for label in objects(document, kind).flat_map(Map::keys) {
+                self.add_block(kind, label);
             }
+        }
+        for module in objects(document, "module").flat_map(Map::values) {
+            let source = objects_of(module).find_map(|module| module.get("source"));
+            self.add_module(source.and_then(Value::as_str));
         }
     }
 
-    fn add_block(&mut self, kind: &str, label: Option<&str>) {
-        let Some(label) = label else { return };
-        if kind == "module" {
-            self.calls_modules = true;
-        } else if kind == "provider" {
+    fn add_block(&mut self, kind: &str, label: &str) {
+        if kind == "provider" {
             self.used.insert(label.to_owned());
         } else if OF_TYPES.contains(&kind) {
             // The tool takes the part before the first underscore too.
@@ -119,7 +133,13 @@ impl Found {
         }
     }
 
-    fn requirements(self, default_host: &str) -> Requirements {
+    fn add_module(&mut self, source: Option<&str>) {
+        let is_local = |source: &&str| source.starts_with("./") || source.starts_with("../");
+        let source = source.filter(is_local);
+        self.local_modules.extend(source.map(str::to_owned));
+    }
+
+    fn providers(self, default_host: &str) -> Vec<String> {
         let declared = self.sources.iter();
         let declared = declared.map(|(name, source)| (name.as_str(), source.as_deref()));
         let used = self
@@ -128,13 +148,9 @@ impl Found {
             .filter(|name| !self.sources.contains_key(*name))
             .map(|name| (name.as_str(), None));
         let all = declared.chain(used);
-        let providers = all
-            .filter(|(name, source)| *name != BUILT_IN || source.is_some())
-            .filter_map(|(name, source)| address(name, source, default_host));
-        Requirements {
-            providers: providers.collect(),
-            calls_modules: self.calls_modules,
-        }
+        all.filter(|(name, source)| *name != BUILT_IN || source.is_some())
+            .filter_map(|(name, source)| address(name, source, default_host))
+            .collect()
     }
 }
 
@@ -169,10 +185,10 @@ fn address(name: &str, source: Option<&str>, default_host: &str) -> Option<Strin
 
 /// The objects of a name: there may be one, or a list of them.
 fn objects<'v>(document: &'v Value, name: &str) -> impl Iterator<Item = &'v Map<String, Value>> {
-    document.get(name).into_iter().flat_map(all_objects)
+    document.get(name).into_iter().flat_map(objects_of)
 }
 
-fn all_objects(value: &Value) -> impl Iterator<Item = &Map<String, Value>> {
+fn objects_of(value: &Value) -> impl Iterator<Item = &Map<String, Value>> {
     let list = value
         .as_array()
         .map_or(std::slice::from_ref(value), Vec::as_slice);
@@ -208,16 +224,20 @@ provider "tls" {}
   "module": {"child": {"source": "./child"}}
 }"#;
 
-    fn read_one(name: &str, text: &str, tool: Tool) -> (Vec<String>, bool) {
+    fn read_one(name: &str, text: &str, tool: Tool) -> Vec<String> {
         let folder = tempfile::tempdir().unwrap();
+        let child = folder.path().join("child");
+        fs::create_dir(&child).unwrap();
+        // It calls its parent, as no module may.
+        let text_of_child =
+            "resource \"child_thing\" \"x\" {}\nmodule \"up\" {\n  source = \"../\"\n}\n";
+        fs::write(child.join("main.tf"), text_of_child).unwrap();
         fs::write(folder.path().join(name), text).unwrap();
-        let found = read(folder.path(), tool);
-        (found.providers.into_iter().collect(), found.calls_modules)
+        read(folder.path(), tool).into_iter().collect()
     }
 
     #[test]
     fn providers_are_found_in_both_syntaxes() {
-        let (providers, calls_modules) = read_one("main.tf", NATIVE, Tool::Terraform);
         let expected = [
             "registry.example.test/acme/mycloud",
             "registry.terraform.io/hashicorp/aws",
@@ -225,34 +245,30 @@ provider "tls" {}
             "registry.terraform.io/hashicorp/random",
             "registry.terraform.io/hashicorp/tls",
         ];
-        assert_eq!(
-            (providers, calls_modules),
-            (expected.map(str::to_owned).into(), false)
-        );
-        let (providers, calls_modules) = read_one("main.tf.json", JSON, Tool::OpenTofu);
+        assert_eq!(read_one("main.tf", NATIVE, Tool::Terraform), expected);
         let expected = [
             "registry.example.test/acme/mycloud",
+            "registry.opentofu.org/hashicorp/child",
             "registry.opentofu.org/hashicorp/null",
         ];
-        assert_eq!(
-            (providers, calls_modules),
-            (expected.map(str::to_owned).into(), true)
-        );
+        assert_eq!(read_one("main.tf.json", JSON, Tool::OpenTofu), expected);
+        let calling = "module \"child\" {\n  source = \"./child\"\n}\n";
+        let expected = ["registry.terraform.io/hashicorp/child"];
+        assert_eq!(read_one("main.tf", calling, Tool::Terraform), expected);
     }
 
     #[test]
     fn what_is_no_configuration_needs_nothing() {
-        for (name, text) in [("main.tf", "{{"), ("main.tf.json", "{"), ("x.txt", NATIVE)] {
-            assert_eq!(
-                read_one(name, text, Tool::Terraform),
-                (Vec::new(), false),
-                "{name}"
-            );
-        }
         let own = "resource \"terraform_data\" \"x\" {}";
-        assert_eq!(
-            read_one("main.tf", own, Tool::Terraform).0,
-            Vec::<String>::new()
-        );
+        let elsewhere = "module \"x\" {\n  source = \"acme/child/x\"\n}\n";
+        for (name, text) in [
+            ("main.tf", "{{"),
+            ("main.tf.json", "{"),
+            ("x.txt", NATIVE),
+            ("main.tf", own),
+            ("main.tf", elsewhere),
+        ] {
+            assert!(read_one(name, text, Tool::Terraform).is_empty(), "{text}");
+        }
     }
 }
