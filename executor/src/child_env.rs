@@ -45,28 +45,32 @@ const INHERITED: &[&str] = &[
     "http_proxy",
     "https_proxy",
     "no_proxy",
-    // Workload identity, as the webhooks of the clouds inject it: names of files, roles and endpoints.
-    "AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE",
-    "AWS_CONTAINER_CREDENTIALS_FULL_URI",
-    "AWS_CONTAINER_CREDENTIALS_RELATIVE_URI",
     "AWS_DEFAULT_REGION",
     "AWS_EC2_METADATA_DISABLED",
     "AWS_REGION",
-    "AWS_ROLE_ARN",
-    "AWS_ROLE_SESSION_NAME",
     "AWS_STS_REGIONAL_ENDPOINTS",
-    "AWS_WEB_IDENTITY_TOKEN_FILE",
-    "AZURE_AUTHORITY_HOST",
-    "AZURE_CLIENT_ID",
-    "AZURE_FEDERATED_TOKEN_FILE",
-    "AZURE_TENANT_ID",
-    "GOOGLE_APPLICATION_CREDENTIALS",
     "KUBERNETES_SERVICE_HOST",
     "KUBERNETES_SERVICE_PORT",
     env::RUN_MARK,
     // Settings of the tool that an operator bakes into the image.
     "TF_CLI_CONFIG_FILE",
     "TF_PLUGIN_CACHE_DIR",
+];
+
+/// Workload identity, as the webhooks of the clouds inject it: names of files, roles and endpoints. An operator can keep it from
+/// children.
+const POD_IDENTITY: &[&str] = &[
+    "AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE",
+    "AWS_CONTAINER_CREDENTIALS_FULL_URI",
+    "AWS_CONTAINER_CREDENTIALS_RELATIVE_URI",
+    "AWS_ROLE_ARN",
+    "AWS_ROLE_SESSION_NAME",
+    "AWS_WEB_IDENTITY_TOKEN_FILE",
+    "AZURE_AUTHORITY_HOST",
+    "AZURE_CLIENT_ID",
+    "AZURE_FEDERATED_TOKEN_FILE",
+    "AZURE_TENANT_ID",
+    "GOOGLE_APPLICATION_CREDENTIALS",
 ];
 
 const INHERITED_PREFIXES: &[&str] = &["LC_"];
@@ -105,6 +109,7 @@ impl ChildEnv {
         let is_allowed = |name: &OsStr| {
             name.to_str().is_some_and(|name| {
                 let listed = INHERITED.contains(&name)
+                    || POD_IDENTITY.contains(&name)
                     || INHERITED_PREFIXES
                         .iter()
                         .any(|prefix| name.starts_with(prefix))
@@ -152,6 +157,20 @@ impl ChildEnv {
     pub(crate) fn unset(&mut self, name: &str) {
         self.run.remove(name);
         self.inherited.remove(OsStr::new(name));
+    }
+
+    /// Takes away what a cloud has injected into the pod for its identity, except for names in `forward`.
+    pub(crate) fn keep_pod_identity(&mut self, forward: &[String]) {
+        for name in POD_IDENTITY {
+            if !forward.iter().any(|extra| extra.trim() == *name) {
+                self.inherited.remove(OsStr::new(name));
+            }
+        }
+    }
+
+    /// Whether the run itself sets a variable, and not the pod.
+    pub(crate) fn is_of_run(&self, name: &str) -> bool {
+        self.run.contains_key(name)
     }
 
     /// The value that children see.
@@ -386,6 +405,26 @@ mod tests {
         assert_eq!(all[OsStr::new("PATH")], "/bin");
         assert_eq!(all[OsStr::new(env::RUN_MARK)], "/runs/1");
         assert_eq!(all[OsStr::new("AWS_ROLE_ARN")], "run");
+    }
+
+    #[test]
+    fn an_operator_can_keep_what_a_cloud_has_injected() {
+        let pod = own(&[
+            ("AWS_REGION", "r"),
+            ("AWS_ROLE_ARN", "pod"),
+            ("AWS_WEB_IDENTITY_TOKEN_FILE", "/pod"),
+            ("GOOGLE_APPLICATION_CREDENTIALS", "/pod"),
+        ]);
+        let job = job(&[("AWS_WEB_IDENTITY_TOKEN_FILE", "/run")]);
+        let forward = ["AWS_ROLE_ARN".to_owned()];
+        let mut env = ChildEnv::new(pod, &forward, &job).unwrap();
+        assert!(!env.is_of_run("AWS_ROLE_ARN") && env.is_of_run("AWS_WEB_IDENTITY_TOKEN_FILE"));
+        env.keep_pod_identity(&forward);
+        let of = |name: &str| env.get(name).and_then(OsStr::to_str);
+        assert_eq!(of("AWS_REGION"), Some("r"));
+        assert_eq!(of("AWS_ROLE_ARN"), Some("pod"));
+        assert_eq!(of("AWS_WEB_IDENTITY_TOKEN_FILE"), Some("/run"));
+        assert_eq!(of("GOOGLE_APPLICATION_CREDENTIALS"), None);
     }
 
     #[test]

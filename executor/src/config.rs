@@ -9,6 +9,7 @@ use std::time::Duration;
 use artifact_store::{HubSettings, HubStore, RequestTiming, Store, StoreArgs};
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{Arg, Args, CommandFactory as _, Parser};
+use job_contract::identity::{self, Identities};
 use job_contract::{Exit, JobData, Records, StepType, env};
 use platform::lease::{LeaseArgs, LeaseConfig};
 use platform::redis::{Redis, RedisArgs};
@@ -55,6 +56,8 @@ pub struct Config {
     pub source: SourceConfig,
     #[command(flatten)]
     pub run: RunConfig,
+    #[command(flatten)]
+    pub identity: IdentityConfig,
     #[command(flatten)]
     pub telemetry: TelemetryConfig,
 }
@@ -279,6 +282,52 @@ impl RunConfig {
             silence: seconds(self.silence_seconds),
             memory_percent: Some(self.memory_stop_percent).filter(|percent| *percent > 0),
         }
+    }
+}
+
+/// Whom the run is at the clouds. A launcher or an agent sets these for its pods.
+#[derive(Args, Debug)]
+#[command(next_help_heading = "Identity")]
+pub struct IdentityConfig {
+    /// ARN of the role on AWS.
+    #[arg(long, env = env::IDENTITY_AWS_ROLE)]
+    pub identity_aws_role_arn: Option<String>,
+    /// Provider of a workload identity pool on Google Cloud.
+    #[arg(long, env = env::IDENTITY_GCP_PROVIDER)]
+    pub identity_gcp_provider: Option<String>,
+    /// Service account on Google Cloud that the identity acts as.
+    #[arg(long, env = env::IDENTITY_GCP_SERVICE_ACCOUNT)]
+    pub identity_gcp_service_account: Option<String>,
+    /// Id of the application or managed identity on Azure.
+    #[arg(long, env = env::IDENTITY_AZURE_CLIENT_ID)]
+    pub identity_azure_client_id: Option<String>,
+    /// Its tenant.
+    #[arg(long, env = env::IDENTITY_AZURE_TENANT_ID)]
+    pub identity_azure_tenant_id: Option<String>,
+    /// The subscription of runs.
+    #[arg(long, env = env::IDENTITY_AZURE_SUBSCRIPTION_ID)]
+    pub identity_azure_subscription_id: Option<String>,
+    /// Folder of the tokens.
+    #[arg(long, env = env::IDENTITY_DIR, default_value = identity::FOLDER)]
+    pub identity_dir: PathBuf,
+    /// `false` keeps from the tool and scripts what a cloud injects into the pod for its identity.
+    #[arg(long, env = env::IDENTITY_PASS_THROUGH, value_parser = clap::builder::BoolishValueParser::new(),
+          default_value = "true", action = clap::ArgAction::Set)]
+    pub identity_pass_through: bool,
+}
+
+impl IdentityConfig {
+    /// The identities, or each setting that cannot be used.
+    pub(crate) fn identities(&self) -> Result<Identities, Vec<identity::Problem>> {
+        Identities::read(|name| match name {
+            env::IDENTITY_AWS_ROLE => self.identity_aws_role_arn.clone(),
+            env::IDENTITY_GCP_PROVIDER => self.identity_gcp_provider.clone(),
+            env::IDENTITY_GCP_SERVICE_ACCOUNT => self.identity_gcp_service_account.clone(),
+            env::IDENTITY_AZURE_CLIENT_ID => self.identity_azure_client_id.clone(),
+            env::IDENTITY_AZURE_TENANT_ID => self.identity_azure_tenant_id.clone(),
+            env::IDENTITY_AZURE_SUBSCRIPTION_ID => self.identity_azure_subscription_id.clone(),
+            _ => None,
+        })
     }
 }
 

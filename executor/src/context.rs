@@ -89,6 +89,9 @@ impl<'c> RunContext<'c> {
             .store
             .open(&folders, connections.relaying_lease(), &job)?;
         let mut env = ChildEnv::new(std::env::vars_os(), &config.run.env_forward, &job)?;
+        if !config.identity.identity_pass_through {
+            env.keep_pod_identity(&config.run.env_forward);
+        }
         if env.get("HOME").is_none() {
             env.set("HOME", &folders.home.to_string_lossy())?;
         }

@@ -22,6 +22,7 @@ mod connections;
 mod context;
 pub mod error;
 mod final_report;
+mod identity;
 pub mod job;
 pub mod last_deadline;
 mod limit_watch;

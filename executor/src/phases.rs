@@ -9,6 +9,7 @@ pub(crate) mod check_step;
 pub(crate) mod claim_step;
 pub(crate) mod conclude;
 pub(crate) mod fetch_plan;
+pub(crate) mod give_identity;
 pub(crate) mod hand_over_files;
 pub(crate) mod init;
 pub(crate) mod live_view;

@@ -7,6 +7,7 @@ mod commands;
 mod disruptions;
 mod endings;
 mod faults;
+mod identity;
 mod images;
 mod one_job;
 mod recorded;

@@ -45,6 +45,7 @@ mod apply;
 mod chart;
 mod docs;
 mod failure;
+mod identity;
 mod in_cluster;
 mod in_pools;
 mod launcher;

@@ -10,6 +10,7 @@ use std::fs;
 use std::path::PathBuf;
 
 use job_contract::env;
+use job_contract::identity::Identities;
 use job_contract::pairs::{parse_list, parse_pairs};
 use manifest::check;
 use manifest::deployment::DEFAULT_IMAGE;
@@ -39,6 +40,14 @@ impl DeploymentArgs {
         self.resolve_times(&mut deployment, &mut found);
         self.resolve_job_data(&mut deployment, &mut found);
         self.resolve_files(&mut deployment, &mut found);
+        match Identities::read(|name| self.identity.value(name)) {
+            Ok(identities) => deployment.identities = identities,
+            Err(problems) => {
+                for (name, problem) in problems {
+                    found.add(name, problem);
+                }
+            }
+        }
         let (defaults, unreadable) = overrides::read(&self.defaults.variables(), Names::DEPLOYMENT);
         let below = self.platform_defaults(&mut found);
         deployment.defaults = defaults.over(below);

@@ -188,6 +188,25 @@ pub const POD_NAME: &str = "MAYFLY_POD_NAME";
 /// See [`POD_NAME`].
 pub const POD_UID: &str = "MAYFLY_POD_UID";
 
+// Identities of runs at the clouds. Launcher and agent pass them on to the executor.
+
+/// ARN of the role on AWS.
+pub const IDENTITY_AWS_ROLE: &str = "MAYFLY_IDENTITY_AWS_ROLE_ARN";
+/// Provider of a workload identity pool on Google Cloud.
+pub const IDENTITY_GCP_PROVIDER: &str = "MAYFLY_IDENTITY_GCP_PROVIDER";
+/// Service account on Google Cloud that the identity acts as.
+pub const IDENTITY_GCP_SERVICE_ACCOUNT: &str = "MAYFLY_IDENTITY_GCP_SERVICE_ACCOUNT";
+/// Id of the application or managed identity on Azure.
+pub const IDENTITY_AZURE_CLIENT_ID: &str = "MAYFLY_IDENTITY_AZURE_CLIENT_ID";
+/// Its tenant.
+pub const IDENTITY_AZURE_TENANT_ID: &str = "MAYFLY_IDENTITY_AZURE_TENANT_ID";
+/// The subscription of runs.
+pub const IDENTITY_AZURE_SUBSCRIPTION_ID: &str = "MAYFLY_IDENTITY_AZURE_SUBSCRIPTION_ID";
+/// Folder of the tokens.
+pub const IDENTITY_DIR: &str = "MAYFLY_IDENTITY_DIR";
+/// `false` keeps from the tool and scripts what a cloud injects into the pod for its identity.
+pub const IDENTITY_PASS_THROUGH: &str = "MAYFLY_IDENTITY_PASS_THROUGH";
+
 /// Listen address of the launcher's HTTP service.
 pub const LISTEN: &str = "MAYFLY_LISTEN";
 /// Listen address of the launcher's health checks and metrics.

@@ -11,6 +11,7 @@ pub mod encoding;
 pub mod env;
 pub mod exit;
 pub mod final_statuses;
+pub mod identity;
 pub mod job;
 pub mod keys;
 pub mod labels;

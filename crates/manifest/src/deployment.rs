@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use job_contract::identity::Identities;
 use job_contract::{Records, StepType};
 
 use super::executor_kind::{ExecutorKind, ExecutorKindSetting};
@@ -57,6 +58,8 @@ pub struct Deployment {
     pub leased: bool,
     pub priority_class: Option<String>,
     pub plugin_cache: PluginCache,
+    /// Whom runs are at the clouds. Only Mayfly's executor knows them.
+    pub identities: Identities,
     pub work_size_limit: Amount,
     pub tmp_size_limit: Amount,
     /// A pod template that is merged over the built one.
@@ -103,6 +106,7 @@ impl Default for Deployment {
             leased: false,
             priority_class: None,
             plugin_cache: PluginCache::default(),
+            identities: Identities::default(),
             work_size_limit: amount("10Gi"),
             tmp_size_limit: amount("1Gi"),
             overlay: None,

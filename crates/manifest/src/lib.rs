@@ -16,6 +16,7 @@ mod environment;
 pub mod error;
 pub mod executor_kind;
 pub mod grace_period;
+mod identity;
 pub mod image;
 pub mod job_data;
 pub mod names;

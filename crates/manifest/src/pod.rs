@@ -20,6 +20,7 @@ use super::container::{self, CONTAINER, CPU, EPHEMERAL_STORAGE, MEMORY, amounts}
 use super::deployment::{self, Deployment, PluginCache};
 use super::executor_kind::ExecutorKind;
 use super::grace_period;
+use super::identity;
 use super::image::Reference;
 use super::job_data::Transport;
 use super::overrides::{Overrides, Resources, SecurityKeys};
@@ -86,6 +87,9 @@ pub(super) fn template(from: &PodInput<'_>) -> (PodTemplateSpec, Option<Records>
     finish(&mut template, from);
     let spec = template.spec.get_or_insert_default();
     let records = second_pod::records(spec, from.deployment);
+    if from.kind == ExecutorKind::Mayfly {
+        identity::give(spec, &from.deployment.identities);
+    }
     if from.kind == ExecutorKind::Mayfly
         && let (Some(records), Some(executor)) = (records, container::executor_mut(spec))
     {
@@ -501,7 +505,7 @@ pub(super) fn read_from_attempt(spec: &mut PodSpec, own: &str, secret: &str) {
     }
 }
 
-fn literal(name: &str, value: &str) -> EnvVar {
+pub(super) fn literal(name: &str, value: &str) -> EnvVar {
     EnvVar {
         name: name.to_owned(),
         value: Some(value.to_owned()),
@@ -510,7 +514,7 @@ fn literal(name: &str, value: &str) -> EnvVar {
 }
 
 /// Replaces the variable of that name, or adds it at the end.
-fn set_env(variables: &mut Vec<EnvVar>, variable: EnvVar) {
+pub(super) fn set_env(variables: &mut Vec<EnvVar>, variable: EnvVar) {
     match variables
         .iter_mut()
         .find(|known| known.name == variable.name)

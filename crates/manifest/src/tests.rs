@@ -1,6 +1,7 @@
 //! Whole manifests, as snapshots and by hand where it matters.
 
 use job_contract::Records;
+use job_contract::identity::{AzureIdentity, Identities};
 use proptest::prelude::*;
 use rstest::rstest;
 use serde_json::{Value, json};
@@ -1038,4 +1039,88 @@ fn each_attempt_reads_its_job_data_from_a_secret_of_its_own(#[case] token: &str)
         );
     }
     assert_eq!(one.job.metadata, other.job.metadata);
+}
+
+fn with_identities() -> Deployment {
+    Deployment {
+        identities: Identities {
+            aws: Some("arn:aws:iam::123456789012:role/deploy".to_owned()),
+            azure: Some(AzureIdentity {
+                client_id: "client".to_owned(),
+                tenant_id: "tenant".to_owned(),
+                subscription_id: None,
+            }),
+            ..Identities::default()
+        },
+        image: "mayfly-executor:1".to_owned(),
+        ..Deployment::default()
+    }
+}
+
+#[test]
+fn a_pod_has_a_token_with_one_audience_for_each_cloud_and_none_for_the_cluster() {
+    let pod = pod(&with_identities(), &[]);
+    assert_eq!(pod["automountServiceAccountToken"], false);
+    let volumes = pod["volumes"].as_array().unwrap();
+    let token = |audience: &str, path: &str| json!({"serviceAccountToken": {"audience": audience, "expirationSeconds": 3600, "path": path}});
+    let expected = json!({
+        "name": "mayfly-identity",
+        "projected": {"sources": [
+            token("sts.amazonaws.com", "aws-token"),
+            token("api://AzureADTokenExchange", "azure-token"),
+        ]},
+    });
+    assert_eq!(volumes.last(), Some(&expected));
+    let mounts = executor(&pod)["volumeMounts"].as_array().unwrap();
+    let expected = json!({
+        "mountPath": "/var/run/secrets/mayfly.dev", "name": "mayfly-identity", "readOnly": true,
+    });
+    assert_eq!(mounts.last(), Some(&expected));
+    let role = env_of(&pod, env::IDENTITY_AWS_ROLE).unwrap();
+    assert_eq!(role, "arn:aws:iam::123456789012:role/deploy");
+    // Its user can read them.
+    assert_eq!(pod["securityContext"]["fsGroup"], 1000);
+}
+
+#[test]
+fn neither_a_workspace_nor_a_pod_template_takes_the_place_of_the_tokens() {
+    let refused = errors(
+        &with_identities(),
+        &[
+            (env::EPHEMERAL_CONFIG_MAP, "tokens"),
+            (
+                env::EPHEMERAL_CONFIG_MAP_PATH,
+                "/var/run/secrets/mayfly.dev",
+            ),
+        ],
+    );
+    assert!(
+        refused[0].contains("must not be a folder of the system"),
+        "{refused:?}"
+    );
+    let overlay = r#"{"spec": {"containers": [{"name": "executor",
+        "env": [{"name": "MAYFLY_IDENTITY_AWS_ROLE_ARN", "value": "arn:aws:iam::123456789012:role/other"}],
+        "volumeMounts": [{"name": "tmp", "mountPath": "/var/run/secrets/mayfly.dev/"}]}]}}"#;
+    let deployment = Deployment {
+        overlay: Some(Overlay::parse(overlay).unwrap()),
+        ..with_identities()
+    };
+    let pod = pod(&deployment, &[]);
+    let mounts = executor(&pod)["volumeMounts"].to_string();
+    assert_eq!(mounts.matches("/var/run/secrets").count(), 1, "{mounts}");
+    let role = env_of(&pod, env::IDENTITY_AWS_ROLE).unwrap();
+    assert_eq!(role, "arn:aws:iam::123456789012:role/deploy");
+}
+
+#[test]
+fn a_stock_executor_gets_no_token() {
+    let deployment = Deployment {
+        image: "azbuilder/executor:2".to_owned(),
+        ..with_identities()
+    };
+    let pod = pod(&deployment, &[]).to_string();
+    assert!(
+        !pod.contains("mayfly-identity") && !pod.contains("MAYFLY_IDENTITY"),
+        "{pod}"
+    );
 }

@@ -11,6 +11,7 @@ use crate::operation::{Operation, PreparedOperation};
 use crate::phases::check_step::check_step;
 use crate::phases::claim_step::{StartDecision, claim_step};
 use crate::phases::fetch_plan::fetch_plan;
+use crate::phases::give_identity::give_identity;
 use crate::phases::hand_over_files::take_files;
 use crate::phases::prepare_workspace::{prepare_workspace, working_dir};
 use crate::phases::resolve_tool::{resolve_optional_tool, resolve_tool};
@@ -33,7 +34,8 @@ pub(crate) async fn prepare(
 ) -> Result<PreparedStep, StepError> {
     check_step(run).await?;
     let preparing = run.unless_stopped(Box::pin(prepare_workspace(run)));
-    let workspace = run.phase(Phase::Workspace, preparing).await?;
+    let mut workspace = run.phase(Phase::Workspace, preparing).await?;
+    give_identity(run, &mut workspace).await?;
     let step = if let Some(operation) = Operation::of(run.step_type) {
         let prepared = prepare_operation(run, view, operation, workspace).await?;
         PreparedStep::Operation(Box::new(prepared))

@@ -184,6 +184,17 @@ relay: executors behind the relay of a hub get no way to the platform and its st
 {{- if not (kindIs "invalid" $executor.job.backoffLimit) -}}
 {{- $env = append $env (dict "name" "ExecutorEphemeralBackoffLimit" "value" (toString (int64 $executor.job.backoffLimit))) -}}
 {{- end -}}
+{{- $identity := .root.Values.identity -}}
+{{- range $name, $value := dict
+  "MAYFLY_IDENTITY_AWS_ROLE_ARN" $identity.aws.roleArn
+  "MAYFLY_IDENTITY_GCP_PROVIDER" $identity.gcp.provider
+  "MAYFLY_IDENTITY_GCP_SERVICE_ACCOUNT" $identity.gcp.serviceAccount
+  "MAYFLY_IDENTITY_AZURE_CLIENT_ID" $identity.azure.clientId
+  "MAYFLY_IDENTITY_AZURE_TENANT_ID" $identity.azure.tenantId
+  "MAYFLY_IDENTITY_AZURE_SUBSCRIPTION_ID" $identity.azure.subscriptionId
+-}}
+{{- if $value }}{{- $env = append $env (dict "name" $name "value" $value) -}}{{- end -}}
+{{- end -}}
 {{- range $name, $pairs := dict "EPHEMERAL_CONFIG_ANNOTATIONS" $executor.job.annotations "EPHEMERAL_CONFIG_LABELS" $executor.job.labels -}}
 {{- if $pairs -}}
 {{- $text := list -}}

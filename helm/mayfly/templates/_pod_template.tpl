@@ -17,6 +17,7 @@ platform through the relay of a hub.
 {{- range $name, $value := dict
   "CustomTerraformReleasesUrl" $cli.terraformReleasesUrl
   "MAYFLY_ENV_FORWARD" (join "," $executor.envForwardAllowlist)
+  "MAYFLY_IDENTITY_PASS_THROUGH" (ternary "" "false" .root.Values.identity.passThrough)
   "MAYFLY_MIXED_FLEET" (ternary "true" "" $executor.mixedFleet)
   "MAYFLY_PLAN_FILES" (ternary "" "false" $executor.planFiles)
   "MAYFLY_RELEASE_MIRROR_URL" $cli.releaseMirrorUrl

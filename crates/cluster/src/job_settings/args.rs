@@ -94,7 +94,44 @@ pub struct DeploymentArgs {
     #[arg(long, env = env::POLICY_FILE)]
     pub policy_file: Option<Setting<PathBuf>>,
     #[command(flatten)]
+    pub identity: IdentityArgs,
+    #[command(flatten)]
     pub defaults: DefaultsArgs,
+}
+
+/// Makes the options from a table of their names and variables.
+macro_rules! identity_args {
+    ($($(#[$attribute:meta])* $option:ident: $variable:ident,)*) => {
+        /// Whom runs are at the clouds.
+        #[derive(Args, Clone, Debug, Default)]
+        #[command(next_help_heading = "Identities of runs")]
+        pub struct IdentityArgs {
+            $($(#[$attribute])* #[arg(long, env = env::$variable)] pub $option: Option<String>,)*
+        }
+
+        impl IdentityArgs {
+            /// The value of a variable.
+            pub(super) fn value(&self, name: &str) -> Option<String> {
+                let all = [$((env::$variable, &self.$option)),*];
+                all.into_iter().find(|(known, _)| *known == name)?.1.clone()
+            }
+        }
+    };
+}
+
+identity_args! {
+    /// ARN of the role on AWS.
+    identity_aws_role_arn: IDENTITY_AWS_ROLE,
+    /// Provider of a workload identity pool on Google Cloud: `projects/NUMBER/locations/global/workloadIdentityPools/…`.
+    identity_gcp_provider: IDENTITY_GCP_PROVIDER,
+    /// Service account on Google Cloud that the identity acts as.
+    identity_gcp_service_account: IDENTITY_GCP_SERVICE_ACCOUNT,
+    /// Id of the application or managed identity on Azure.
+    identity_azure_client_id: IDENTITY_AZURE_CLIENT_ID,
+    /// Its tenant.
+    identity_azure_tenant_id: IDENTITY_AZURE_TENANT_ID,
+    /// The subscription of runs.
+    identity_azure_subscription_id: IDENTITY_AZURE_SUBSCRIPTION_ID,
 }
 
 /// Makes the options from a table of their names and variables.

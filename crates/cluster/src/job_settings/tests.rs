@@ -317,3 +317,21 @@ fn the_examples_of_the_manual_are_read() {
     let ((_a, template), (_b, policy)) = (file(template), file(policy));
     resolve(&["--pod-template-file", &template, "--policy-file", &policy]);
 }
+
+#[test]
+fn identities_are_read_together_and_each_error_names_its_variable() {
+    let role = "arn:aws:iam::123456789012:role/deploy";
+    let resolved = resolve(&["--identity-aws-role-arn", role]);
+    assert_eq!(resolved.identities.aws.as_deref(), Some(role));
+    let found = errors(&[
+        "--identity-aws-role-arn",
+        "deploy",
+        "--identity-azure-client-id",
+        "c",
+    ]);
+    let named = |name: &str| found.iter().any(|error| error.contains(name));
+    assert!(
+        named(env::IDENTITY_AWS_ROLE) && named(env::IDENTITY_AZURE_TENANT_ID),
+        "{found:?}"
+    );
+}
