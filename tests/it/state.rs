@@ -51,6 +51,7 @@ impl Bucket {
                 access_key: SecretString::from("key"),
                 secret_key: SecretString::from("secret-of-the-store"),
             }),
+            role: None,
             handover: Handover::Outside,
             use_lockfile: true,
         }));

@@ -5,8 +5,8 @@ use std::fs;
 use std::path::Path;
 
 use artifact_store::{
-    AzureSettings, GcsSettings, Handover, HttpUrl, RequestTiming, S3Credentials, S3Settings,
-    ServedStore, StaticKeys, Store, StoreSettings,
+    AzureLogin, AzureSettings, GcsLogin, GcsSettings, Handover, HttpUrl, RequestTiming,
+    S3Credentials, S3Settings, ServedStore, StaticKeys, Store, StoreSettings,
 };
 use axum::body::Bytes;
 use base64::Engine as _;
@@ -14,7 +14,7 @@ use base64::engine::general_purpose::STANDARD;
 use integration_tests::machine::{ExecutorRun, files_below};
 use integration_tests::{FakeTool, Gate, Machine, Outcome, Repository, job};
 use job_contract::keys::{Area, ObjectKey, PLAN_FILE};
-use job_contract::{JobData, StepType, env};
+use job_contract::{JobData, StepType, Tool, env};
 use secrecy::SecretString;
 use serde_json::{Value, json};
 use tempfile::TempDir;
@@ -26,11 +26,13 @@ use url::Url;
 
 use crate::machine;
 
+mod keyless;
+
 const MODULE: &str = "resource \"terraform_data\" \"kept\" {\n  input = \"in the store\"\n}\n\
                       output \"kept\" {\n  value = terraform_data.kept.output\n}\n";
 
 /// What the user's code can see after the operation, with the tool's own files, and a use of the tool in there.
-const LOOK_AROUND: &str = "cp -a . \"$LOOK\"; terraform state list > \"$LOOK/listed\"; env; \
+const LOOK_AROUND: &str = "cp -a . \"$LOOK\"; $TOOL state list > \"$LOOK/listed\"; env; \
                            cat \"${AWS_SHARED_CREDENTIALS_FILE:-/dev/null}\" \
                            \"${GOOGLE_BACKEND_CREDENTIALS:-/dev/null}\"";
 
@@ -49,6 +51,7 @@ struct Fixture {
 }
 
 struct Journey<'p> {
+    tool: Tool,
     fixture: &'p Fixture,
     machine: Machine,
     look: TempDir,
@@ -56,7 +59,12 @@ struct Journey<'p> {
 
 impl<'p> Journey<'p> {
     fn new(fixture: &'p Fixture) -> Self {
+        Self::with(Tool::Terraform, fixture)
+    }
+
+    fn with(tool: Tool, fixture: &'p Fixture) -> Self {
         Self {
+            tool,
             fixture,
             machine: machine(),
             look: tempfile::tempdir().unwrap(),
@@ -66,10 +74,11 @@ impl<'p> Journey<'p> {
     fn plan(&self, repository: &Repository) -> JobData {
         let mut plan = JobData {
             command_list: vec![job::after(job::bash(1, LOOK_AROUND))],
-            ..job::plan(repository)
+            ..job::plan_by(self.tool, repository)
         };
         let look = ("LOOK", self.look.path().to_str().unwrap());
-        for (name, value) in self.fixture.variables.iter().chain([&look]) {
+        let tool = ("TOOL", self.tool.binary());
+        for (name, value) in self.fixture.variables.iter().chain([&look, &tool]) {
             plan.environment_variables
                 .insert((*name).to_owned(), (*value).to_owned());
         }
@@ -130,7 +139,12 @@ fn text_of(path: &Path) -> String {
 /// The default template: what was planned is applied, by another process, and everything lies where the platform
 /// looks for it.
 fn plans_and_applies(fixture: &Fixture) -> TempDir {
-    let (journey, repository) = (Journey::new(fixture), Repository::module(MODULE));
+    plans_and_applies_by(Tool::Terraform, fixture)
+}
+
+fn plans_and_applies_by(tool: Tool, fixture: &Fixture) -> TempDir {
+    let journey = Journey::with(tool, fixture);
+    let repository = Repository::module(MODULE);
     let plan = journey.plan(&repository);
     let apply = job::apply_after(&plan);
     journey.machine.queue(&[&plan, &apply]);
@@ -241,6 +255,7 @@ fn s3_with_keys(server: &S3) -> Fixture {
                 access_key: SecretString::from(keys[0]),
                 secret_key: SecretString::from(keys[1]),
             }),
+            role: None,
             handover: Handover::Outside,
             use_lockfile: false,
         })),
@@ -341,8 +356,6 @@ fn s3_by_role_keeps_a_whole_job() {
         ("AWS_WEB_IDENTITY_TOKEN_FILE", token.display().to_string()),
     ];
     fixture.environment.extend(clouds.environment());
-    // Keys of the run would come before the role, for the tool's backend as well.
-    fixture.variables.clear();
     fixture.address = format!("https://{}/tfstate/", hosts[0]);
     plans_and_applies(&fixture);
     let asked = clouds.asked();
@@ -366,7 +379,7 @@ fn azure_keeps_a_whole_job() {
     environment.extend(clouds.environment());
     let settings = StoreSettings::Azure(AzureSettings {
         account: azurite::ACCOUNT.to_owned(),
-        access_key: SecretString::from(azurite::ACCOUNT_KEY),
+        login: AzureLogin::Key(SecretString::from(azurite::ACCOUNT_KEY)),
         container: "tfstate".to_owned(),
         resource_group: None,
         handover: Handover::Outside,
@@ -451,7 +464,7 @@ fn gcs_keeps_a_whole_job() {
         secrets: vec![private_key.lines().nth(1).unwrap().to_owned()],
         store: open(&StoreSettings::Gcs(GcsSettings {
             bucket: gcs::BUCKET.to_owned(),
-            credentials: SecretString::from(account.clone()),
+            login: GcsLogin::Key(SecretString::from(account.clone())),
             handover: Handover::Outside,
             endpoint: Url::parse(&server.url()).unwrap(),
         })),

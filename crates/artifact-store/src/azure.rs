@@ -11,7 +11,7 @@ use bytes::Bytes;
 use job_contract::env;
 use job_contract::keys::{Area, ObjectKey};
 use object_store::azure::{
-    AzureAccessKey, AzureAuthorizer, AzureCredential, MicrosoftAzureBuilder,
+    AzureAuthorizer, AzureCredentialProvider, MicrosoftAzure, MicrosoftAzureBuilder,
 };
 use object_store::client::{HttpClient, HttpConnector, HttpRequest, HttpRequestBody};
 use object_store::{ClientOptions, HeaderMap, HeaderValue};
@@ -25,7 +25,7 @@ use crate::remote::{BucketInfo, Remote, RequestTiming, check_tls, client_error, 
 use crate::retry::Health;
 use crate::service::{ObjectService, ServedService, StatePlace};
 use crate::settings::AzureSettings;
-use crate::state_backend::BackendSettings;
+use crate::state_backend::{AzureIdentity, AzureLogin, BackendSettings};
 use crate::transfer::{Content, Upload};
 
 use self::state::StateBlob;
@@ -33,6 +33,9 @@ use self::state::StateBlob;
 const SERVICE: &str = "Azure Blob Storage";
 const CREDENTIAL_SETTINGS: &str =
     "`AzureTerraformStateStorageAccountName` and `AzureTerraformStateStorageAccessKey`";
+
+const IDENTITY_SETTINGS: &str =
+    "the identity of the pod or of the node, because `MAYFLY_STORE_AZURE_IDENTITY` is `true`";
 
 /// A request that the client of `object_store` has no call for.
 struct Call<'a> {
@@ -53,6 +56,7 @@ pub(crate) struct Azure {
     /// The container of backend states.
     backend: Remote,
     settings: AzureSettings,
+    credentials: AzureCredentialProvider,
     http: HttpClient,
     timing: RequestTiming,
 }
@@ -64,9 +68,20 @@ impl Azure {
     ) -> Result<Self, StoreError> {
         check_tls(SERVICE)?;
         let connector = timing.connector(SERVICE);
+        // One session serves all containers.
+        let any = client(
+            settings,
+            timing,
+            &settings.container,
+            connector.clone(),
+            None,
+        )?;
+        let credentials = any.credentials().clone();
         let container = |name: &str| {
             let health = connector.health.clone();
-            container(settings, timing, name, connector.clone(), health)
+            let connector = connector.clone();
+            let client = client(settings, timing, name, connector, Some(credentials.clone()))?;
+            Ok::<_, StoreError>(container(client, name, settings, health))
         };
         let options = client_options(settings, timing);
         Ok(Self {
@@ -74,6 +89,7 @@ impl Azure {
             output: container(Area::Output.bucket_prefix())?,
             backend: container(&settings.container)?,
             settings: settings.clone(),
+            credentials: credentials.clone(),
             http: connector
                 .connect(&options)
                 .map_err(|error| client_error(SERVICE, &error))?,
@@ -135,7 +151,7 @@ impl Azure {
             object,
             source,
         };
-        let request = self.request(call)?;
+        let request = self.request(call).await?;
         let response = match self.http.execute(request).await {
             Ok(response) => response,
             Err(error) => return Err(unavailable(object, Answer::of(&error))),
@@ -158,7 +174,7 @@ impl Azure {
         }
     }
 
-    fn request(&self, call: &Call<'_>) -> Result<HttpRequest, StoreError> {
+    async fn request(&self, call: &Call<'_>) -> Result<HttpRequest, StoreError> {
         let address = address(&self.settings.endpoint, call.object);
         let mut url = Url::parse(&address).expect("an address below an address");
         url.set_query(call.query);
@@ -171,15 +187,14 @@ impl Azure {
         let headers = request.headers_mut();
         headers.insert("content-length", HeaderValue::from_static("0"));
         headers.extend(call.headers.clone());
-        self.sign(&mut request)
-            .map_err(|error| client_error(SERVICE, &error))?;
+        let signed = self.sign(&mut request).await;
+        signed.map_err(|error| client_error(SERVICE, &error))?;
         Ok(request)
     }
 
-    fn sign(&self, request: &mut HttpRequest) -> object_store::Result<()> {
-        let key = AzureAccessKey::try_new(self.settings.access_key.expose_secret())?;
-        AzureAuthorizer::new(&AzureCredential::AccessKey(key), &self.settings.account)
-            .try_authorize(request)
+    async fn sign(&self, request: &mut HttpRequest) -> object_store::Result<()> {
+        let credential = self.credentials.get_credential().await?;
+        AzureAuthorizer::new(&credential, &self.settings.account).try_authorize(request)
     }
 
     fn reference_of(&self, key: &ObjectKey) -> String {
@@ -244,13 +259,16 @@ impl ObjectService for Azure {
             account: settings.account.clone(),
             container: settings.container.clone(),
             key: ObjectKey::backend_state(organization, workspace).path,
-            access_key: settings.access_key.clone(),
+            login: settings.login.clone(),
             handover: settings.handover,
         }
     }
 
     fn secrets(&self) -> Vec<SecretString> {
-        vec![self.settings.access_key.clone()]
+        match &self.settings.login {
+            AzureLogin::Key(key) => vec![key.clone()],
+            AzureLogin::Identity(_) => Vec::new(),
+        }
     }
 }
 
@@ -287,34 +305,81 @@ fn client_options(settings: &AzureSettings, timing: &RequestTiming) -> ClientOpt
     timing.client_options(settings.endpoint.scheme() == "http")
 }
 
-/// Returns the client of a container.
-fn container(
+/// Returns the client of a container, with credentials of its own or these.
+fn client(
     settings: &AzureSettings,
     timing: &RequestTiming,
     name: &str,
     connector: impl HttpConnector,
-    health: Health,
-) -> Result<Remote, StoreError> {
-    let client = MicrosoftAzureBuilder::new()
+    credentials: Option<AzureCredentialProvider>,
+) -> Result<MicrosoftAzure, StoreError> {
+    let builder = MicrosoftAzureBuilder::new()
         .with_account(&settings.account)
-        .with_access_key(settings.access_key.expose_secret())
         .with_container_name(name)
         .with_endpoint(settings.endpoint.as_str().trim_end_matches('/').to_owned())
         .with_client_options(client_options(settings, timing))
         .with_retry(timing.retry_config())
-        .with_http_connector(connector)
+        .with_http_connector(connector);
+    let builder = match (credentials, &settings.login) {
+        (Some(credentials), _) => builder.with_credentials(credentials),
+        (None, AzureLogin::Key(key)) => builder.with_access_key(key.expose_secret()),
+        (None, AzureLogin::Identity(identity)) => with_identity(builder, identity),
+    };
+    builder
         .build()
-        .map_err(|error| client_error(SERVICE, &error))?;
-    Ok(Remote {
+        .map_err(|error| client_error(SERVICE, &error))
+}
+
+fn with_identity(
+    builder: MicrosoftAzureBuilder,
+    identity: &AzureIdentity,
+) -> MicrosoftAzureBuilder {
+    match identity {
+        AzureIdentity::Workload {
+            client_id,
+            tenant_id,
+            token_file,
+            authority,
+        } => {
+            let builder = builder
+                .with_credential_type("workload_identity")
+                .with_client_id(client_id)
+                .with_tenant_id(tenant_id)
+                .with_federated_token_file(token_file.to_string_lossy());
+            match authority {
+                Some(authority) => builder.with_authority_host(authority.trim_end_matches('/')),
+                None => builder,
+            }
+        }
+        AzureIdentity::Managed { client_id } => {
+            let builder = builder.with_credential_type("managed_identity");
+            match client_id {
+                Some(client_id) => builder.with_client_id(client_id),
+                None => builder,
+            }
+        }
+    }
+}
+
+fn container(
+    client: MicrosoftAzure,
+    name: &str,
+    settings: &AzureSettings,
+    health: Health,
+) -> Remote {
+    Remote {
         client: Arc::new(client),
         bucket: BucketInfo {
             service: SERVICE,
             name: name.to_owned(),
             setting: env::AZURE_ACCOUNT,
-            credential_settings: CREDENTIAL_SETTINGS,
+            credential_settings: match settings.login {
+                AzureLogin::Key(_) => CREDENTIAL_SETTINGS,
+                AzureLogin::Identity(_) => IDENTITY_SETTINGS,
+            },
         },
         health,
-    })
+    }
 }
 
 /// Without its container, there is no object.

@@ -1,5 +1,7 @@
 //! Google Cloud Storage.
 
+mod federated;
+
 use std::path::Path;
 use std::sync::Arc;
 
@@ -7,9 +9,13 @@ use async_trait::async_trait;
 use bytes::Bytes;
 use job_contract::env;
 use job_contract::keys::ObjectKey;
+use object_store::client::{HttpConnector as _, ReqwestConnector};
 use object_store::gcp::GoogleCloudStorageBuilder;
+use runtime::regular_file;
 use secrecy::{ExposeSecret as _, SecretString};
 use url::Url;
+
+use self::federated::Federated;
 
 use crate::digest::Digest;
 use crate::error::StoreError;
@@ -17,12 +23,14 @@ use crate::reference::{ObjectUrl, address, key_of};
 use crate::remote::{BucketInfo, Remote, RequestTiming, check_tls, client_error, found};
 use crate::retry::Health;
 use crate::service::{ObjectService, ServedService, StatePlace};
+use crate::session::failed;
 use crate::settings::GcsSettings;
-use crate::state_backend::BackendSettings;
+use crate::state_backend::{BackendSettings, GcsLogin};
 use crate::state_object::StateObject;
 use crate::transfer::{Content, Upload};
 
 const SERVICE: &str = "Google Cloud Storage";
+const MAX_DOCUMENT_BYTES: u64 = 1 << 16;
 
 /// The host in references. People open it in a browser; the API and its executors use only the path.
 const REFERENCE_BASE: &str = "https://storage.cloud.google.com";
@@ -41,9 +49,8 @@ impl Gcs {
         let allow_http = settings.endpoint.scheme() == "http";
         let connector = timing.connector(SERVICE);
         let health = connector.health.clone();
-        let client = GoogleCloudStorageBuilder::new()
+        let client = logged_in(settings, timing)?
             .with_bucket_name(&settings.bucket)
-            .with_service_account_key(settings.credentials.expose_secret())
             .with_base_url(settings.endpoint.as_str().trim_end_matches('/'))
             .with_client_options(timing.client_options(allow_http))
             .with_retry(timing.retry_config())
@@ -54,7 +61,12 @@ impl Gcs {
             service: SERVICE,
             name: settings.bucket.clone(),
             setting: env::GCP_BUCKET,
-            credential_settings: "`GcpTerraformStateCredentials`",
+            credential_settings: match settings.login {
+                GcsLogin::Key(_) => "`GcpTerraformStateCredentials`",
+                GcsLogin::Identity { .. } => {
+                    "the identity of the pod or of the node, because `MAYFLY_STORE_GCP_IDENTITY` is `true`"
+                }
+            },
         };
         let host = Url::parse(REFERENCE_BASE).expect("an address");
         let base = address(&host, &settings.bucket);
@@ -79,6 +91,34 @@ impl Gcs {
     fn reference_of(&self, key: &ObjectKey) -> String {
         address(&self.base, &key.in_bucket())
     }
+}
+
+/// A builder with the credentials. Variables of the process decide nothing, except that they name the node's metadata server.
+fn logged_in(
+    settings: &GcsSettings,
+    timing: &RequestTiming,
+) -> Result<GoogleCloudStorageBuilder, StoreError> {
+    let builder = GoogleCloudStorageBuilder::new();
+    let path = match &settings.login {
+        GcsLogin::Key(key) => return Ok(builder.with_service_account_key(key.expose_secret())),
+        GcsLogin::Identity { document: None } => return Ok(builder),
+        GcsLogin::Identity {
+            document: Some(path),
+        } => path,
+    };
+    let unusable = |problem: String| {
+        let text = format!("`{}`: {problem}", path.display());
+        client_error(SERVICE, &failed(SERVICE, text))
+    };
+    let text = regular_file::read_text(path, MAX_DOCUMENT_BYTES);
+    let text = text.map_err(|error| unusable(error.to_string()))?;
+    if !federated::is_federated(&text) {
+        return Ok(builder.with_application_credentials(path.to_string_lossy()));
+    }
+    let http = ReqwestConnector::default().connect(&timing.client_options(false));
+    let http = http.map_err(|error| client_error(SERVICE, &error))?;
+    let federated = Federated::new(&text, http).map_err(unusable)?;
+    Ok(builder.with_credentials(Arc::new(federated)))
 }
 
 #[async_trait]
@@ -117,13 +157,16 @@ impl ObjectService for Gcs {
         BackendSettings::Gcs {
             bucket: self.settings.bucket.clone(),
             prefix: ObjectKey::backend_state(organization, workspace).in_bucket(),
-            credentials: self.settings.credentials.clone(),
+            login: self.settings.login.clone(),
             handover: self.settings.handover,
         }
     }
 
     fn secrets(&self) -> Vec<SecretString> {
-        vec![self.settings.credentials.clone()]
+        match &self.settings.login {
+            GcsLogin::Key(key) => vec![key.clone()],
+            GcsLogin::Identity { .. } => Vec::new(),
+        }
     }
 }
 

@@ -18,6 +18,7 @@ mod retry;
 mod s3;
 mod served;
 mod service;
+mod session;
 mod settings;
 mod state_backend;
 mod state_object;
@@ -48,7 +49,9 @@ pub use settings::{
     AzureSettings, GcsSettings, S3Credentials, S3Settings, StoreArgs, StoreConfigError, StoreKind,
     StoreSettings,
 };
-pub use state_backend::{BackendSettings, HTTP, Handover, StaticKeys};
+pub use state_backend::{
+    AzureIdentity, AzureLogin, BackendSettings, GcsLogin, HTTP, Handover, S3Login, StaticKeys,
+};
 pub use transfer::{Content, Upload};
 
 /// The largest object that is read into memory.

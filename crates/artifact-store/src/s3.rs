@@ -1,5 +1,7 @@
 //! S3 and compatible services.
 
+mod assumed_role;
+
 use std::path::Path;
 use std::sync::Arc;
 
@@ -8,8 +10,11 @@ use bytes::Bytes;
 use job_contract::env;
 use job_contract::keys::{Area, ObjectKey};
 use object_store::aws::{AmazonS3Builder, AmazonS3ConfigKey};
+use object_store::client::{HttpConnector as _, ReqwestConnector};
 use secrecy::{ExposeSecret as _, SecretString};
 use url::Url;
+
+use self::assumed_role::AssumedRole;
 
 use crate::digest::Digest;
 use crate::error::StoreError;
@@ -17,8 +22,9 @@ use crate::reference::{ObjectUrl, address, key_of};
 use crate::remote::{BucketInfo, Remote, RequestTiming, check_tls, client_error, found};
 use crate::retry::Health;
 use crate::service::{ObjectService, ServedService, StatePlace};
-use crate::settings::{S3Credentials, S3Settings};
-use crate::state_backend::BackendSettings;
+use crate::session::Kept;
+use crate::settings::{S3Credentials, S3Settings, ambient_s3};
+use crate::state_backend::{BackendSettings, S3Login};
 use crate::state_object::StateObject;
 use crate::transfer::{Content, Upload};
 
@@ -60,9 +66,24 @@ impl S3 {
                 .with_secret_access_key(keys.secret_key.expose_secret()),
             S3Credentials::Role => ambient_credentials(builder, |name| std::env::var(name).ok()),
         };
-        let client = builder
-            .build()
-            .map_err(|error| client_error(SERVICE, &error))?;
+        let build = |builder: AmazonS3Builder| {
+            let built = builder.build();
+            built.map_err(|error| client_error(SERVICE, &error))
+        };
+        let client = match &settings.role {
+            None => build(builder)?,
+            Some(role) => {
+                let base = build(builder.clone())?.credentials().clone();
+                let http = ReqwestConnector::default().connect(&timing.client_options(false));
+                build(builder.with_credentials(Arc::new(AssumedRole {
+                    role: role.clone(),
+                    region: settings.region.clone(),
+                    base,
+                    http: http.map_err(|error| client_error(SERVICE, &error))?,
+                    session: Kept::default(),
+                })))?
+            }
+        };
         let bucket = BucketInfo {
             service: SERVICE,
             name: settings.bucket.clone(),
@@ -153,10 +174,11 @@ impl ObjectService for S3 {
             bucket: settings.bucket.clone(),
             region: settings.region.clone(),
             key: ObjectKey::backend_state(organization, workspace).in_bucket(),
-            keys: match &settings.credentials {
-                S3Credentials::Keys(keys) => Some(keys.clone()),
-                S3Credentials::Role => None,
+            login: match &settings.credentials {
+                S3Credentials::Keys(keys) => S3Login::Keys(keys.clone()),
+                S3Credentials::Role => ambient_s3(|name| std::env::var(name).ok()),
             },
+            role: settings.role.clone(),
             handover: settings.handover,
             use_lockfile: settings.use_lockfile,
             endpoint: settings.endpoint.as_ref().map(|given| given.text.clone()),
@@ -310,6 +332,7 @@ mod tests {
                 access_key: SecretString::from("AKIA"),
                 secret_key: SecretString::from("hunter2"),
             }),
+            role: None,
             handover: Handover::Outside,
             use_lockfile: false,
         };

@@ -6,12 +6,13 @@ use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use clap::Args;
 use job_contract::env;
+use job_contract::identity::is_role;
 use runtime::setting::{HttpUrl, ReadSetting as _, Setting, SettingError, SettingValue};
 use secrecy::{ExposeSecret as _, SecretString};
 use serde::Deserialize;
 use url::Url;
 
-use crate::state_backend::{Handover, StaticKeys};
+use crate::state_backend::{AzureIdentity, AzureLogin, GcsLogin, Handover, S3Login, StaticKeys};
 
 /// Which store is used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -114,6 +115,20 @@ service_names! {
     });
 }
 
+/// ARN of a role.
+#[derive(Clone, Debug)]
+pub struct RoleArn(String);
+
+impl SettingValue for RoleArn {
+    fn parse(text: &str) -> Result<Self, String> {
+        if is_role(text) {
+            Ok(Self(text.to_owned()))
+        } else {
+            Err(format!("is `{text}`, which is no ARN of a role"))
+        }
+    }
+}
+
 /// Settings of the store as text. [`StoreArgs::resolve`] checks them.
 #[derive(Args, Clone, Debug, Default)]
 #[command(next_help_heading = "Storage")]
@@ -145,6 +160,9 @@ pub struct StoreArgs {
     /// [default: follows from --backend-credentials].
     #[arg(long, env = env::AWS_INCLUDE_BACKEND_KEYS)]
     pub aws_include_backend_keys: Option<Setting<bool>>,
+    /// ARN of a role that the keys or the credentials of the environment assume to use the bucket.
+    #[arg(long, env = env::STORE_AWS_ROLE)]
+    pub store_aws_role_arn: Option<Setting<RoleArn>>,
     /// `true` locks states with objects in the bucket.
     #[arg(long, env = env::AWS_USE_LOCKFILE)]
     pub aws_use_lockfile: Option<Setting<bool>>,
@@ -164,6 +182,9 @@ pub struct StoreArgs {
     /// Key of the storage account.
     #[arg(long, env = env::AZURE_ACCESS_KEY, hide_env_values = true, hide = true)]
     pub azure_access_key: Option<Setting<SecretString>>,
+    /// `true` takes the identity of the pod or of the node instead of the account's key.
+    #[arg(long, env = env::STORE_AZURE_IDENTITY)]
+    pub store_azure_identity: Option<Setting<bool>>,
     /// Bucket on Google Cloud Storage.
     #[arg(long, env = env::GCP_BUCKET)]
     pub gcp_bucket: Option<Setting<BucketName>>,
@@ -173,6 +194,9 @@ pub struct StoreArgs {
     /// Key of the service account: base64 of its JSON.
     #[arg(long, env = env::GCP_CREDENTIALS, hide_env_values = true, hide = true)]
     pub gcp_credentials: Option<Setting<SecretString>>,
+    /// `true` takes application default credentials, or the identity of the node, instead of a key.
+    #[arg(long, env = env::STORE_GCP_IDENTITY)]
+    pub store_gcp_identity: Option<Setting<bool>>,
 }
 
 /// The checked settings of a store.
@@ -192,6 +216,8 @@ pub struct S3Settings {
     /// The tool's backend gets the text as the operator wrote it.
     pub endpoint: Option<HttpUrl>,
     pub credentials: S3Credentials,
+    /// ARN of a role that these credentials assume.
+    pub role: Option<String>,
     pub handover: Handover,
     pub use_lockfile: bool,
 }
@@ -208,7 +234,7 @@ pub enum S3Credentials {
 #[derive(Clone, Debug)]
 pub struct AzureSettings {
     pub account: String,
-    pub access_key: SecretString,
+    pub login: AzureLogin,
     /// Container of backend states.
     pub container: String,
     pub resource_group: Option<String>,
@@ -220,10 +246,49 @@ pub struct AzureSettings {
 #[derive(Clone, Debug)]
 pub struct GcsSettings {
     pub bucket: String,
-    /// JSON of the service account.
-    pub credentials: SecretString,
+    pub login: GcsLogin,
     pub handover: Handover,
     pub endpoint: Url,
+}
+
+/// The login that a pod or the environment offers for S3. It reads the variables in the order of the client for artifacts.
+pub(crate) fn ambient_s3(own: impl Fn(&str) -> Option<String>) -> S3Login {
+    let own = |name: &str| own(name).filter(|value| !value.is_empty());
+    if own("AWS_ACCESS_KEY_ID").is_some() {
+        return S3Login::Ambient;
+    }
+    if let (Some(role), Some(file)) = (own("AWS_ROLE_ARN"), own("AWS_WEB_IDENTITY_TOKEN_FILE")) {
+        let token_file = file.into();
+        return S3Login::WebIdentity { role, token_file };
+    }
+    let agent = [
+        "AWS_CONTAINER_CREDENTIALS_FULL_URI",
+        "AWS_CONTAINER_CREDENTIALS_RELATIVE_URI",
+    ];
+    if agent.into_iter().any(|name| own(name).is_some()) {
+        S3Login::Container
+    } else {
+        S3Login::Ambient
+    }
+}
+
+/// The identity that a pod or the environment offers for Azure.
+fn azure_identity(own: impl Fn(&str) -> Option<String>) -> AzureIdentity {
+    let own = |name: &str| own(name).filter(|value| !value.is_empty());
+    let client_id = own("AZURE_CLIENT_ID");
+    match (
+        client_id,
+        own("AZURE_TENANT_ID"),
+        own("AZURE_FEDERATED_TOKEN_FILE"),
+    ) {
+        (Some(client_id), Some(tenant_id), Some(file)) => AzureIdentity::Workload {
+            client_id,
+            tenant_id,
+            token_file: file.into(),
+            authority: own("AZURE_AUTHORITY_HOST"),
+        },
+        (client_id, _, _) => AzureIdentity::Managed { client_id },
+    }
 }
 
 /// All problems of the store's settings. Values of credentials are left out.
@@ -285,6 +350,7 @@ impl StoreArgs {
         let bucket = self.aws_bucket.require(env::AWS_BUCKET, errors);
         let region = self.aws_region.require(env::AWS_REGION, errors);
         let endpoint = self.aws_endpoint.read(errors);
+        let assumed = self.store_aws_role_arn.read(errors);
         let credentials = if role == Some(true) {
             Some(S3Credentials::Role)
         } else {
@@ -302,8 +368,10 @@ impl StoreArgs {
             region: region?.0,
             endpoint,
             credentials: credentials?,
+            role: assumed.map(|role| role.0),
             handover: match (role, include_keys) {
-                (Some(true), _) | (_, Some(false)) => Handover::Omitted,
+                (_, Some(false)) => Handover::Omitted,
+                (Some(true), _) => Handover::Outside,
                 (_, Some(true)) => Handover::InFile,
                 (_, None) => handover,
             },
@@ -320,17 +388,23 @@ impl StoreArgs {
         let handover = self.handover(errors);
         let account = self.azure_account.require(env::AZURE_ACCOUNT, errors);
         let container = self.azure_container.require(env::AZURE_CONTAINER, errors);
-        let access_key = self.azure_access_key.require(env::AZURE_ACCESS_KEY, errors);
-        let is_base64 = |key: &SecretString| STANDARD.decode(key.expose_secret()).is_ok();
-        if access_key.as_ref().is_some_and(|key| !is_base64(key)) {
-            let text = "is not base64, as account keys are";
-            errors.push(SettingError::new(env::AZURE_ACCESS_KEY, text));
-        }
+        let login = if self.store_azure_identity.read(errors) == Some(true) {
+            let identity = azure_identity(|name| std::env::var(name).ok());
+            Some(AzureLogin::Identity(identity))
+        } else {
+            let key = self.azure_access_key.require(env::AZURE_ACCESS_KEY, errors);
+            let is_base64 = |key: &SecretString| STANDARD.decode(key.expose_secret()).is_ok();
+            if key.as_ref().is_some_and(|key| !is_base64(key)) {
+                let text = "is not base64, as account keys are";
+                errors.push(SettingError::new(env::AZURE_ACCESS_KEY, text));
+            }
+            key.map(AzureLogin::Key)
+        };
         let resource_group = self.azure_resource_group.read(errors);
         let AccountName(account) = account?;
         let endpoint = format!("https://{account}.blob.core.windows.net");
         Some(AzureSettings {
-            access_key: access_key?,
+            login: login?,
             container: container?.0,
             handover,
             resource_group,
@@ -342,15 +416,22 @@ impl StoreArgs {
     fn gcs(&self, errors: &mut Vec<SettingError>) -> Option<GcsSettings> {
         let handover = self.handover(errors);
         let bucket = self.gcp_bucket.require(env::GCP_BUCKET, errors);
-        let credentials = self.gcp_credentials.require(env::GCP_CREDENTIALS, errors)?;
-        let Some(credentials) = service_account(credentials.expose_secret()) else {
-            let text = "is not base64 of a service account's JSON key";
-            errors.push(SettingError::new(env::GCP_CREDENTIALS, text));
-            return None;
+        let login = if self.store_gcp_identity.read(errors) == Some(true) {
+            let named = std::env::var_os("GOOGLE_APPLICATION_CREDENTIALS");
+            let document = named.filter(|path| !path.is_empty()).map(PathBuf::from);
+            GcsLogin::Identity { document }
+        } else {
+            let credentials = self.gcp_credentials.require(env::GCP_CREDENTIALS, errors)?;
+            let Some(credentials) = service_account(credentials.expose_secret()) else {
+                let text = "is not base64 of a service account's JSON key";
+                errors.push(SettingError::new(env::GCP_CREDENTIALS, text));
+                return None;
+            };
+            GcsLogin::Key(SecretString::from(credentials))
         };
         Some(GcsSettings {
             bucket: bucket?.0,
-            credentials: SecretString::from(credentials),
+            login,
             handover,
             endpoint: Url::parse("https://storage.googleapis.com").expect("an address"),
         })

@@ -15,6 +15,51 @@ pub struct StaticKeys {
     pub secret_key: SecretString,
 }
 
+/// How a bucket of S3 is opened.
+#[derive(Clone, Debug)]
+pub enum S3Login {
+    Keys(StaticKeys),
+    /// A token in a file, for a role.
+    WebIdentity {
+        role: String,
+        token_file: PathBuf,
+    },
+    /// The agent of EKS Pod Identity or ECS, which variables name.
+    Container,
+    /// What the tool finds itself.
+    Ambient,
+}
+
+/// How a storage account of Azure is opened.
+#[derive(Clone, Debug)]
+pub enum AzureLogin {
+    Key(SecretString),
+    Identity(AzureIdentity),
+}
+
+/// An identity of Azure.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum AzureIdentity {
+    /// An application that trusts the token in a file.
+    Workload {
+        client_id: String,
+        tenant_id: String,
+        token_file: PathBuf,
+        authority: Option<String>,
+    },
+    /// The identity of the node, or the one of this id.
+    Managed { client_id: Option<String> },
+}
+
+/// How a bucket of Google Cloud Storage is opened.
+#[derive(Clone, Debug)]
+pub enum GcsLogin {
+    /// JSON of the service account.
+    Key(SecretString),
+    /// The file of application default credentials; without one, the metadata server of the node.
+    Identity { document: Option<PathBuf> },
+}
+
 /// How the backend gets the store's credentials.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Handover {
@@ -44,8 +89,9 @@ pub enum BackendSettings {
         bucket: String,
         region: String,
         key: String,
-        /// `None` with role authentication.
-        keys: Option<StaticKeys>,
+        login: S3Login,
+        /// ARN of a role that this login assumes.
+        role: Option<String>,
         handover: Handover,
         use_lockfile: bool,
         endpoint: Option<String>,
@@ -56,15 +102,14 @@ pub enum BackendSettings {
         account: String,
         container: String,
         key: String,
-        access_key: SecretString,
+        login: AzureLogin,
         handover: Handover,
     },
     /// An object below a prefix; the backend appends the name of the tool's workspace.
     Gcs {
         bucket: String,
         prefix: String,
-        /// JSON of the service account.
-        credentials: SecretString,
+        login: GcsLogin,
         handover: Handover,
     },
 }

@@ -12,8 +12,9 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use artifact_store::{
-    AzureSettings, Content, Digest, GcsSettings, Handover, HttpUrl, RequestTiming, S3Credentials,
-    S3Settings, ServedStore, StaticKeys, Store, StoreError, StoreSettings, Upload,
+    AzureLogin, AzureSettings, Content, Digest, GcsLogin, GcsSettings, Handover, HttpUrl,
+    RequestTiming, S3Credentials, S3Settings, ServedStore, StaticKeys, Store, StoreError,
+    StoreSettings, Upload,
 };
 use bytes::Bytes;
 use futures_util::TryStreamExt as _;
@@ -65,6 +66,7 @@ fn s3_at(url: &str, bucket: &str, access_key: &str, secret_key: &str) -> StoreSe
             access_key: SecretString::from(access_key),
             secret_key: SecretString::from(secret_key),
         }),
+        role: None,
         handover: Handover::Outside,
         use_lockfile: false,
     })
@@ -82,7 +84,7 @@ fn s3_of(server: &S3) -> StoreSettings {
 fn azure_at(url: &str, key: &str) -> StoreSettings {
     StoreSettings::Azure(AzureSettings {
         account: azurite::ACCOUNT.to_owned(),
-        access_key: SecretString::from(key),
+        login: AzureLogin::Key(SecretString::from(key)),
         container: "states".to_owned(),
         resource_group: None,
         handover: Handover::Outside,
@@ -97,7 +99,7 @@ fn gcs_at(server: &Gcs, bucket: &str) -> StoreSettings {
 fn gcs_account_at(server: &Gcs, bucket: &str, url: &str) -> StoreSettings {
     StoreSettings::Gcs(GcsSettings {
         bucket: bucket.to_owned(),
-        credentials: SecretString::from(server.service_account()),
+        login: GcsLogin::Key(SecretString::from(server.service_account())),
         handover: Handover::Outside,
         endpoint: Url::parse(url).unwrap(),
     })
@@ -276,7 +278,7 @@ async fn the_error_of_wrong_credentials_names_their_settings() {
         panic!("not GCS");
     };
     let store = open(StoreSettings::Gcs(GcsSettings {
-        credentials: SecretString::from(unknown),
+        login: GcsLogin::Key(SecretString::from(unknown)),
         ..settings
     }));
     is_refused(&store, &["GcpTerraformStateCredentials"], "hunter2").await;

@@ -39,6 +39,12 @@ pub const AWS_ENABLE_ROLE_AUTH: &str = "AwsEnableRoleAuth";
 pub const AWS_USE_LOCKFILE: &str = "AwsUseLockfile";
 /// `outside` or `file`: how the tool's backend gets the store's credentials.
 pub const BACKEND_CREDENTIALS: &str = "MAYFLY_BACKEND_CREDENTIALS";
+/// ARN of a role that the executor assumes for the S3 store.
+pub const STORE_AWS_ROLE: &str = "MAYFLY_STORE_AWS_ROLE_ARN";
+/// `true` opens the Azure store with the identity of the pod or the node.
+pub const STORE_AZURE_IDENTITY: &str = "MAYFLY_STORE_AZURE_IDENTITY";
+/// `true` opens the GCS store with application default credentials or the identity of the node.
+pub const STORE_GCP_IDENTITY: &str = "MAYFLY_STORE_GCP_IDENTITY";
 /// Service account of the GCS store, base64 of its JSON key.
 pub const GCP_CREDENTIALS: &str = "GcpTerraformStateCredentials";
 /// Bucket of the GCS store.

@@ -6,7 +6,9 @@ use std::fmt::Write as _;
 use std::io;
 use std::path::{Path, PathBuf};
 
-use artifact_store::{BackendSettings, Handover, StaticKeys};
+use artifact_store::{
+    AzureIdentity, AzureLogin, BackendSettings, GcsLogin, Handover, S3Login, StaticKeys,
+};
 use runtime::regular_file;
 use secrecy::{ExposeSecret as _, SecretString};
 use semver::Version;
@@ -28,6 +30,8 @@ pub(crate) const FILES: [&str; 6] = [
 ];
 
 const AWS_PROFILE: &str = "mayfly-state";
+/// The profile with the credentials that assume a role for [`AWS_PROFILE`].
+const AWS_SOURCE_PROFILE: &str = "mayfly-state-source";
 const AWS_CREDENTIALS: &str = "AWS_SHARED_CREDENTIALS_FILE";
 const MAX_CREDENTIALS_BYTES: u64 = 1 << 20;
 const AZURE_KEY: &str = "ARM_ACCESS_KEY";
@@ -60,9 +64,12 @@ pub struct BackendAccess {
 enum Credentials {
     /// The override file holds the credentials, or the tool finds them itself.
     Nothing,
-    Aws(StaticKeys),
+    /// Profiles of the tool.
+    Aws(SecretString),
     Azure(SecretString),
     Gcs(SecretString),
+    /// A file of the operator.
+    GcsFile(PathBuf),
     Http {
         address: String,
         user: String,
@@ -111,9 +118,10 @@ impl BackendAccess {
                 write_private(&path, json.expose_secret())?;
                 env.set(GCS_CREDENTIALS, &path.to_string_lossy())?;
             }
-            Credentials::Aws(keys) => {
+            Credentials::GcsFile(path) => env.set(GCS_CREDENTIALS, &path.to_string_lossy())?,
+            Credentials::Aws(profiles) => {
                 let path = self.private.join("backend-aws");
-                let content = aws_credentials(keys, env, &path)?;
+                let content = aws_credentials(profiles, env, &path)?;
                 write_private(&path, &content)?;
                 env.set(AWS_CREDENTIALS, &path.to_string_lossy())?;
             }
@@ -122,9 +130,9 @@ impl BackendAccess {
     }
 }
 
-/// The user's own credentials file, with the executor's profile appended. The result replaces that file for the tool.
+/// The user's own credentials file, with the executor's profiles appended. The result replaces that file for the tool.
 fn aws_credentials(
-    keys: &StaticKeys,
+    profiles: &SecretString,
     env: &ChildEnv,
     executor_file: &Path,
 ) -> Result<String, StepError> {
@@ -141,11 +149,42 @@ fn aws_credentials(
                 return Err(unusable(text, &source));
             }
         };
-    Ok(format!(
-        "{user_text}\n[{AWS_PROFILE}]\naws_access_key_id = {}\naws_secret_access_key = {}\n",
-        keys.access_key.expose_secret(),
-        keys.secret_key.expose_secret()
-    ))
+    Ok(format!("{user_text}\n{}", profiles.expose_secret()))
+}
+
+/// The profiles by which the tool opens the bucket, whatever credentials the run has for its providers. `None` if the tool finds
+/// the credentials itself.
+fn aws_profiles(login: &S3Login, role: Option<&str>) -> Option<SecretString> {
+    let own = match login {
+        S3Login::Keys(keys) => Some(format!(
+            "aws_access_key_id = {}\naws_secret_access_key = {}\n",
+            keys.access_key.expose_secret(),
+            keys.secret_key.expose_secret()
+        )),
+        S3Login::WebIdentity { role, token_file } => Some(format!(
+            "role_arn = {role}\nweb_identity_token_file = {}\nrole_session_name = {AWS_PROFILE}\n",
+            token_file.display()
+        )),
+        S3Login::Container | S3Login::Ambient => None,
+    };
+    let text = match (own, role) {
+        (Some(own), None) => format!("[{AWS_PROFILE}]\n{own}"),
+        (Some(own), Some(role)) => format!(
+            "[{AWS_SOURCE_PROFILE}]\n{own}\n[{AWS_PROFILE}]\nrole_arn = {role}\nsource_profile = {AWS_SOURCE_PROFILE}\n\
+             role_session_name = {AWS_PROFILE}\n"
+        ),
+        (None, Some(role)) => {
+            let source = match login {
+                S3Login::Container => "EcsContainer",
+                _ => "Ec2InstanceMetadata",
+            };
+            format!(
+                "[{AWS_PROFILE}]\nrole_arn = {role}\ncredential_source = {source}\nrole_session_name = {AWS_PROFILE}\n"
+            )
+        }
+        (None, None) => return None,
+    };
+    Some(SecretString::from(text))
 }
 
 /// The files to write, and the credentials for the environment.
@@ -184,20 +223,25 @@ impl Override {
                 )],
                 credentials: Credentials::Nothing,
             },
-            BackendSettings::S3 { keys, handover, .. } => {
+            BackendSettings::S3 {
+                login,
+                role,
+                handover,
+                ..
+            } => {
                 // Older backends prefer keys in the environment, which belong to the provider, over any profile.
                 let handover = match handover {
                     Handover::Outside if *version < NEW_S3 => Handover::InFile,
                     handover => *handover,
                 };
+                let profiles = aws_profiles(login, role.as_deref());
+                let profiles = profiles.filter(|_| handover == Handover::Outside);
                 Self {
-                    files: vec![(AWS_FILE, s3(settings, version, handover))],
-                    credentials: match keys {
-                        Some(keys) if handover == Handover::Outside => {
-                            Credentials::Aws(keys.clone())
-                        }
-                        _ => Credentials::Nothing,
-                    },
+                    files: vec![(
+                        AWS_FILE,
+                        s3(settings, version, handover, profiles.is_some()),
+                    )],
+                    credentials: profiles.map_or(Credentials::Nothing, Credentials::Aws),
                 }
             }
             BackendSettings::Azurerm { handover, .. } => {
@@ -210,33 +254,55 @@ impl Override {
     }
 }
 
-/// With `outside`, the tool gets the key from its environment.
+/// With `outside`, the tool gets the key from its environment. An identity has no key: the tool gets a token with it.
 fn azure(settings: &BackendSettings, outside: bool) -> Override {
     let BackendSettings::Azurerm {
         resource_group,
         account,
         container,
         key,
-        access_key,
+        login,
         ..
     } = settings
     else {
         unreachable!("called for Azure alone");
     };
-    let in_file = (!outside).then_some(access_key.expose_secret());
     let block = Block::new("azurerm")
         .optional("resource_group_name", resource_group.as_deref())
         .text("storage_account_name", account)
         .text("container_name", container)
-        .text("key", key)
-        .optional("access_key", in_file);
+        .text("key", key);
+    let (block, credentials) = match login {
+        AzureLogin::Key(key) if outside => (block, Credentials::Azure(key.clone())),
+        AzureLogin::Key(key) => (
+            block.text("access_key", key.expose_secret()),
+            Credentials::Nothing,
+        ),
+        AzureLogin::Identity(identity) => (with_identity(block, identity), Credentials::Nothing),
+    };
     Override {
         files: vec![(AZURE_FILE, block.finish())],
-        credentials: if outside {
-            Credentials::Azure(access_key.clone())
-        } else {
-            Credentials::Nothing
-        },
+        credentials,
+    }
+}
+
+/// Ids and a path are no secrets. As arguments, they are not confused with the credentials of providers.
+fn with_identity(block: Block, identity: &AzureIdentity) -> Block {
+    let block = block.truth("use_azuread_auth");
+    match identity {
+        AzureIdentity::Workload {
+            client_id,
+            tenant_id,
+            token_file,
+            ..
+        } => block
+            .truth("use_oidc")
+            .text("client_id", client_id)
+            .text("tenant_id", tenant_id)
+            .text("oidc_token_file_path", &token_file.to_string_lossy()),
+        AzureIdentity::Managed { client_id } => block
+            .truth("use_msi")
+            .optional("client_id", client_id.as_deref()),
     }
 }
 
@@ -245,35 +311,45 @@ fn gcs(settings: &BackendSettings, outside: bool) -> Override {
     let BackendSettings::Gcs {
         bucket,
         prefix,
-        credentials,
+        login,
         ..
     } = settings
     else {
         unreachable!("called for Google Cloud Storage alone");
     };
+    let in_file = matches!(login, GcsLogin::Key(_)) && !outside;
     let block = Block::new("gcs")
         .text("bucket", bucket)
         .text("prefix", prefix)
-        .optional("credentials", (!outside).then_some(GCS_FILE));
-    let file = (GCP_FILE, block.finish());
-    if outside {
-        return Override {
-            files: vec![file],
-            credentials: Credentials::Gcs(credentials.clone()),
-        };
-    }
-    Override {
-        files: vec![file, (GCS_FILE, credentials.expose_secret().to_owned())],
-        credentials: Credentials::Nothing,
-    }
+        .optional("credentials", in_file.then_some(GCS_FILE));
+    let mut files = vec![(GCP_FILE, block.finish())];
+    let credentials = match login {
+        GcsLogin::Key(key) if outside => Credentials::Gcs(key.clone()),
+        GcsLogin::Key(key) => {
+            files.push((GCS_FILE, key.expose_secret().to_owned()));
+            Credentials::Nothing
+        }
+        // The run may have set the variable, but only the operator's file opens the store.
+        GcsLogin::Identity {
+            document: Some(path),
+        } => Credentials::GcsFile(path.clone()),
+        GcsLogin::Identity { document: None } => Credentials::Nothing,
+    };
+    Override { files, credentials }
 }
 
-fn s3(settings: &BackendSettings, version: &Version, handover: Handover) -> String {
+fn s3(
+    settings: &BackendSettings,
+    version: &Version,
+    handover: Handover,
+    with_profile: bool,
+) -> String {
     let BackendSettings::S3 {
         bucket,
         region,
         key,
-        keys,
+        login,
+        role,
         use_lockfile,
         endpoint,
         ..
@@ -285,13 +361,26 @@ fn s3(settings: &BackendSettings, version: &Version, handover: Handover) -> Stri
         .text("bucket", bucket)
         .text("region", region)
         .text("key", key);
-    block = match (keys, handover) {
-        (Some(keys), Handover::InFile) => block
-            .text("access_key", keys.access_key.expose_secret())
-            .text("secret_key", keys.secret_key.expose_secret()),
-        (Some(_), Handover::Outside) => block.text("profile", AWS_PROFILE),
+    block = match (login, handover) {
+        _ if with_profile => block.text("profile", AWS_PROFILE),
+        (
+            S3Login::Keys(StaticKeys {
+                access_key,
+                secret_key,
+            }),
+            Handover::InFile,
+        ) => block
+            .text("access_key", access_key.expose_secret())
+            .text("secret_key", secret_key.expose_secret()),
         _ => block,
     };
+    if let Some(role) = role.as_deref().filter(|_| !with_profile) {
+        block = if *version < NEW_S3 {
+            block.text("role_arn", role)
+        } else {
+            block.raw("assume_role", &format!("{{ role_arn = {} }}", quote(role)))
+        };
+    }
     if *use_lockfile && *version >= LOCKFILE {
         block = block.truth("use_lockfile");
     }

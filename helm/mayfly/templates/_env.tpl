@@ -104,6 +104,7 @@ relay: executors behind the relay of a hub get no way to the platform and its st
 {{- with $aws.endpoint }}{{- $env = append $env (dict "name" "AwsEndpoint" "value" .) -}}{{- end -}}
 {{- if $aws.useLockfile }}{{- $env = append $env (dict "name" "AwsUseLockfile" "value" "true") -}}{{- end -}}
 {{- if $aws.roleAuth }}{{- $env = append $env (dict "name" "AwsEnableRoleAuth" "value" "true") -}}{{- end -}}
+{{- with $aws.roleArn }}{{- $env = append $env (dict "name" "MAYFLY_STORE_AWS_ROLE_ARN" "value" .) -}}{{- end -}}
 {{- with $aws.existingSecret -}}
 {{- $env = append $env (fromJson (include "mayfly.env.fromSecret" (dict "name" "AwsTerraformStateAccessKey" "secret" . "key" $aws.accessKeyKey))) -}}
 {{- $env = append $env (fromJson (include "mayfly.env.fromSecret" (dict "name" "AwsTerraformStateSecretKey" "secret" . "key" $aws.secretKeyKey))) -}}
@@ -113,6 +114,7 @@ relay: executors behind the relay of a hub get no way to the platform and its st
 {{- $env = append $env (dict "name" "AzureTerraformStateStorageAccountName" "value" $azure.accountName) -}}
 {{- $env = append $env (dict "name" "AzureTerraformStateStorageContainerName" "value" $azure.container) -}}
 {{- with $azure.resourceGroup }}{{- $env = append $env (dict "name" "AzureTerraformStateResourceGroup" "value" .) -}}{{- end -}}
+{{- if $azure.useIdentity }}{{- $env = append $env (dict "name" "MAYFLY_STORE_AZURE_IDENTITY" "value" "true") -}}{{- end -}}
 {{- with $azure.existingSecret -}}
 {{- $env = append $env (fromJson (include "mayfly.env.fromSecret" (dict "name" "AzureTerraformStateStorageAccessKey" "secret" . "key" $azure.key))) -}}
 {{- end -}}
@@ -120,6 +122,7 @@ relay: executors behind the relay of a hub get no way to the platform and its st
 {{- $gcp := $storage.gcp -}}
 {{- $env = append $env (dict "name" "GcpTerraformStateBucketName" "value" $gcp.bucket) -}}
 {{- with $gcp.projectId }}{{- $env = append $env (dict "name" "GcpTerraformStateProjectId" "value" .) -}}{{- end -}}
+{{- if $gcp.useIdentity }}{{- $env = append $env (dict "name" "MAYFLY_STORE_GCP_IDENTITY" "value" "true") -}}{{- end -}}
 {{- with $gcp.existingSecret -}}
 {{- $env = append $env (fromJson (include "mayfly.env.fromSecret" (dict "name" "GcpTerraformStateCredentials" "secret" . "key" $gcp.key))) -}}
 {{- end -}}

@@ -337,6 +337,7 @@ fn store(server: &S3) -> Store {
             access_key: SecretString::from(server.access_key()),
             secret_key: SecretString::from(server.secret_key()),
         }),
+        role: None,
         handover: Handover::Outside,
         use_lockfile: false,
     }))

@@ -19,7 +19,7 @@ use crate::sshd::generate_key;
 pub const BUCKET: &str = "states";
 
 /// What the token service hands out.
-const TOKEN: &str = "token-of-the-account";
+pub const TOKEN: &str = "token-of-the-account";
 /// The name under which it serves objects.
 const HOST: &str = "storage.googleapis.com";
 /// Whom tokens are for.

@@ -14,7 +14,7 @@ use object_store::{ClientOptions, HeaderMap, HeaderValue};
 use serde::Deserialize;
 use uuid::Uuid;
 
-use super::{Azure, Call, container, none_without_container};
+use super::{Azure, Call, client, container, none_without_container};
 use crate::error::StoreError;
 use crate::remote::Remote;
 use crate::service::StatePlace;
@@ -176,13 +176,12 @@ impl StateBlob {
             lease: header(&lease.to_string()),
             metadata,
         };
-        container(
-            &azure.settings,
-            &azure.timing,
-            &azure.settings.container,
-            holder,
-            azure.backend.health.clone(),
-        )
+        let (settings, name) = (&azure.settings, &azure.settings.container);
+        // With credentials of its own, it would ask for them with the headers of the holder.
+        let credentials = Some(azure.credentials.clone());
+        let client = client(settings, &azure.timing, name, holder, credentials)?;
+        let health = azure.backend.health.clone();
+        Ok(container(client, name, settings, health))
     }
 }
 
@@ -293,7 +292,7 @@ impl HttpService for Holder {
         if !is_part {
             headers.extend(self.metadata.clone());
         }
-        let signed = self.azure.sign(&mut request);
+        let signed = self.azure.sign(&mut request).await;
         signed.map_err(|error| HttpError::new(HttpErrorKind::Unknown, error))?;
         self.azure.http.execute(request).await
     }

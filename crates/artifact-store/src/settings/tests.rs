@@ -115,7 +115,8 @@ fn keys_go_into_the_backend_file_only_when_they_are_asked_for_there() {
         Handover::Omitted
     );
     let role = (env::AWS_ENABLE_ROLE_AUTH, "true");
-    assert_eq!(handover(&[role, (include, "true")]), Handover::Omitted);
+    assert_eq!(handover(&[role, (include, "true")]), Handover::Outside);
+    assert_eq!(handover(&[role, (include, "false")]), Handover::Omitted);
     let told = errors(&[S3, &[(own, "inside")]].concat());
     assert!(
         told.contains("`MAYFLY_BACKEND_CREDENTIALS` is `inside`, expected `outside` or `file`")
@@ -145,7 +146,10 @@ fn a_service_account_may_be_broken_over_lines() {
     let StoreSettings::Gcs(settings) = resolved.unwrap() else {
         panic!("not GCS");
     };
-    assert_eq!(settings.credentials.expose_secret(), json);
+    let GcsLogin::Key(key) = settings.login else {
+        panic!("no key");
+    };
+    assert_eq!(key.expose_secret(), json);
 }
 
 #[test]
@@ -157,4 +161,80 @@ fn credentials_are_shown_nowhere() {
     );
     let program = Program::parse_from(["x", "--aws-secret-key", "hunter2"]);
     assert!(!format!("{program:?}").contains("hunter2"));
+}
+
+#[test]
+fn an_identity_needs_no_key() {
+    let azure = [
+        (env::STATE_TYPE, "AzureTerraformStateImpl"),
+        (env::AZURE_ACCOUNT, "account"),
+        (env::AZURE_CONTAINER, "states"),
+        (env::STORE_AZURE_IDENTITY, "true"),
+    ];
+    let StoreSettings::Azure(settings) = resolve(&azure).unwrap() else {
+        panic!("not Azure");
+    };
+    assert!(matches!(settings.login, AzureLogin::Identity(_)));
+    let gcs = [
+        (env::STATE_TYPE, "GcpTerraformStateImpl"),
+        (env::GCP_BUCKET, "b"),
+        (env::STORE_GCP_IDENTITY, "true"),
+    ];
+    let StoreSettings::Gcs(settings) = resolve(&gcs).unwrap() else {
+        panic!("not GCS");
+    };
+    assert!(matches!(settings.login, GcsLogin::Identity { .. }));
+    let role = "arn:aws:iam::123456789012:role/store";
+    assert_eq!(
+        s3(&[(env::STORE_AWS_ROLE, role)]).role.as_deref(),
+        Some(role)
+    );
+    let told = errors(&[S3, &[(env::STORE_AWS_ROLE, "store")]].concat());
+    assert!(
+        told.contains("`MAYFLY_STORE_AWS_ROLE_ARN` is `store`, which is no ARN"),
+        "{told}"
+    );
+}
+
+fn own<'a>(pairs: &'a [(&str, &str)]) -> impl Fn(&str) -> Option<String> + 'a {
+    |name| {
+        let mut found = pairs.iter().filter(|(known, _)| *known == name);
+        found.next().map(|(_, value)| (*value).to_owned())
+    }
+}
+
+#[test]
+fn the_login_of_a_pod_is_the_one_of_the_client() {
+    let web = [("AWS_ROLE_ARN", "r"), ("AWS_WEB_IDENTITY_TOKEN_FILE", "/t")];
+    let agent = [(
+        "AWS_CONTAINER_CREDENTIALS_FULL_URI",
+        "http://169.254.170.23/",
+    )];
+    let keys = [("AWS_ACCESS_KEY_ID", "AKIA")];
+    let of = |pairs: &[(&str, &str)]| ambient_s3(own(pairs));
+    assert!(matches!(
+        of(&[web, [agent[0], ("A", "b")]].concat()),
+        S3Login::WebIdentity { .. }
+    ));
+    assert!(matches!(of(&agent), S3Login::Container));
+    assert!(matches!(of(&[&keys[..], &web].concat()), S3Login::Ambient));
+    assert!(matches!(of(&[]), S3Login::Ambient));
+}
+
+#[test]
+fn azure_has_an_application_only_with_all_that_it_needs() {
+    let all = [
+        ("AZURE_CLIENT_ID", "c"),
+        ("AZURE_TENANT_ID", "t"),
+        ("AZURE_FEDERATED_TOKEN_FILE", "/f"),
+    ];
+    assert!(matches!(
+        azure_identity(own(&all)),
+        AzureIdentity::Workload { .. }
+    ));
+    let client_id = Some("c".to_owned());
+    assert_eq!(
+        azure_identity(own(&all[..2])),
+        AzureIdentity::Managed { client_id }
+    );
 }

@@ -69,10 +69,11 @@ fn s3_settings(handover: Handover, endpoint: Option<&str>) -> BackendSettings {
         bucket: "b".into(),
         region: "eu-central-1".into(),
         key: "tfstate/o/w/terraform.tfstate".into(),
-        keys: Some(StaticKeys {
+        login: S3Login::Keys(StaticKeys {
             access_key: SecretString::from("AKIA"),
             secret_key: SecretString::from("hunter2"),
         }),
+        role: None,
         handover,
         use_lockfile: true,
         endpoint: endpoint.map(str::to_owned),
@@ -197,7 +198,7 @@ fn azure_settings(handover: Handover) -> BackendSettings {
         account: "account".into(),
         container: "c".into(),
         key: "o/w/terraform.tfstate".into(),
-        access_key: SecretString::from("aHVudGVyMg=="),
+        login: AzureLogin::Key(SecretString::from("aHVudGVyMg==")),
         handover,
     }
 }
@@ -230,7 +231,7 @@ fn gcs_settings(handover: Handover) -> BackendSettings {
     BackendSettings::Gcs {
         bucket: "b".into(),
         prefix: "tfstate/o/w/terraform.tfstate".into(),
-        credentials: SecretString::from("{}"),
+        login: GcsLogin::Key(SecretString::from("{}")),
         handover,
     }
 }
@@ -273,4 +274,147 @@ fn a_link_in_the_repository_does_not_redirect_the_file() {
     fixture.write(&s3_settings(Handover::InFile, None), &NEW);
     assert_eq!(fs::read_to_string(&elsewhere).unwrap(), "untouched");
     assert!(fixture.file(name).contains("hunter2"));
+}
+
+const STORE_ROLE: &str = "arn:aws:iam::123456789012:role/store";
+
+fn s3_by(login: S3Login, role: Option<&str>) -> BackendSettings {
+    let BackendSettings::S3 {
+        bucket,
+        region,
+        key,
+        endpoint,
+        ..
+    } = s3_settings(Handover::Outside, None)
+    else {
+        unreachable!("it is S3");
+    };
+    BackendSettings::S3 {
+        bucket,
+        region,
+        key,
+        login,
+        role: role.map(str::to_owned),
+        handover: Handover::Outside,
+        use_lockfile: false,
+        endpoint,
+    }
+}
+
+#[test]
+fn s3_by_an_identity_has_a_profile_that_the_run_does_not_decide() {
+    let identity = || S3Login::WebIdentity {
+        role: "arn:aws:iam::123456789012:role/pod".into(),
+        token_file: "/tokens/aws".into(),
+    };
+    let of_pod = "role_arn = arn:aws:iam::123456789012:role/pod\nweb_identity_token_file = /tokens/aws\n\
+                  role_session_name = mayfly-state\n";
+    let end = format!(
+        "[mayfly-state]\nrole_arn = {STORE_ROLE}\nsource_profile = mayfly-state-source\nrole_session_name = mayfly-state\n"
+    );
+    for (login, role, expected) in [
+        (identity(), None, format!("[mayfly-state]\n{of_pod}")),
+        (
+            identity(),
+            Some(STORE_ROLE),
+            format!("[mayfly-state-source]\n{of_pod}\n{end}"),
+        ),
+        (
+            S3Login::Container,
+            Some(STORE_ROLE),
+            format!(
+                "[mayfly-state]\nrole_arn = {STORE_ROLE}\ncredential_source = EcsContainer\nrole_session_name = mayfly-state\n"
+            ),
+        ),
+    ] {
+        let mut fixture = Fixture::new(&[
+            ("AWS_ACCESS_KEY_ID", "of-the-run"),
+            ("AWS_ROLE_ARN", "of-the-run"),
+        ]);
+        fixture.write(&s3_by(login, role), &NEW);
+        let lines = [&S3_PLACE[..], &[r#"profile = "mayfly-state""#]].concat();
+        assert_eq!(fixture.file("aws_backend_override.tf"), block("s3", &lines));
+        let file = fs::read_to_string(fixture.variable(AWS_CREDENTIALS).unwrap()).unwrap();
+        assert_eq!(file.trim_start(), expected);
+    }
+}
+
+#[test]
+fn s3_by_a_role_of_the_environment_leaves_the_login_to_the_tool() {
+    let mut fixture = Fixture::new(&[]);
+    fixture.write(&s3_by(S3Login::Container, None), &NEW);
+    assert_eq!(
+        fixture.file("aws_backend_override.tf"),
+        block("s3", &S3_PLACE)
+    );
+    assert_eq!(fixture.variable(AWS_CREDENTIALS), None);
+    // An old tool reads no such profile.
+    let mut fixture = Fixture::new(&[]);
+    fixture.write(&s3_by(S3Login::Container, Some(STORE_ROLE)), &OLD);
+    let role = format!("role_arn = \"{STORE_ROLE}\"");
+    let lines = [&S3_PLACE[..], &[&*role]].concat();
+    assert_eq!(fixture.file("aws_backend_override.tf"), block("s3", &lines));
+}
+
+#[test]
+fn azure_by_an_identity_has_ids_and_no_key() {
+    let place = [
+        r#"storage_account_name = "account""#,
+        r#"container_name = "c""#,
+        r#"key = "k""#,
+        "use_azuread_auth = true",
+    ];
+    let settings = |identity| BackendSettings::Azurerm {
+        resource_group: None,
+        account: "account".into(),
+        container: "c".into(),
+        key: "k".into(),
+        login: AzureLogin::Identity(identity),
+        handover: Handover::Outside,
+    };
+    let mut fixture = Fixture::new(&[]);
+    fixture.write(
+        &settings(AzureIdentity::Workload {
+            client_id: "client".into(),
+            tenant_id: "tenant".into(),
+            token_file: "/tokens/azure".into(),
+            authority: None,
+        }),
+        &NEW,
+    );
+    let identity = [
+        "use_oidc = true",
+        r#"client_id = "client""#,
+        r#"tenant_id = "tenant""#,
+        r#"oidc_token_file_path = "/tokens/azure""#,
+    ];
+    let expected = block("azurerm", &[&place[..], &identity].concat());
+    assert_eq!(fixture.file("azure_backend_override.tf"), expected);
+    assert_eq!(fixture.variable(AZURE_KEY), None);
+    let mut fixture = Fixture::new(&[]);
+    fixture.write(&settings(AzureIdentity::Managed { client_id: None }), &NEW);
+    let expected = block("azurerm", &[&place[..], &["use_msi = true"]].concat());
+    assert_eq!(fixture.file("azure_backend_override.tf"), expected);
+}
+
+#[test]
+fn gcs_by_an_identity_uses_the_document_of_the_operator() {
+    let settings = |document: Option<&str>| BackendSettings::Gcs {
+        bucket: "b".into(),
+        prefix: "p".into(),
+        login: GcsLogin::Identity {
+            document: document.map(Into::into),
+        },
+        handover: Handover::Outside,
+    };
+    let mut fixture = Fixture::new(&[(GCS_CREDENTIALS, "/of/the/run")]);
+    fixture.write(&settings(Some("/of/the/operator.json")), &NEW);
+    assert_eq!(fixture.files(), ["gcp_backend_override.tf"]);
+    assert_eq!(
+        fixture.variable(GCS_CREDENTIALS).unwrap(),
+        "/of/the/operator.json"
+    );
+    let mut fixture = Fixture::new(&[]);
+    fixture.write(&settings(None), &NEW);
+    assert_eq!(fixture.variable(GCS_CREDENTIALS), None);
 }

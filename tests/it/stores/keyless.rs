@@ -1,0 +1,287 @@
+//! Stores that are opened without a key: by the identity of a pod, and by roles. The run has credentials of its own, which open
+//! nothing here.
+
+use std::io;
+use std::net::SocketAddr;
+use std::path::Path;
+
+use artifact_store::Store;
+use axum::http::HeaderName;
+use object_store::azure::{AzureAccessKey, AzureAuthorizer, AzureCredential};
+use object_store::client::{HttpRequest, HttpRequestBody};
+use test_peers::http::{Request, Response, Server, pass_on};
+
+use super::*;
+
+const STORE_ROLE: &str = "arn:aws:iam::123456789012:role/store";
+const POD_ROLE: &str = "arn:aws:iam::123456789012:role/pod";
+/// The token of the pod, in a file.
+const POD_TOKEN: &str = "token-of-the-pod";
+/// What the token service of Azure gives for it.
+const AZURE_TOKEN: &str = "token-of-azure-for-the-store";
+
+with_both_tools!(
+    s3_by_a_role_that_the_pod_assumes,
+    s3_by_a_role_that_keys_assume,
+    azure_by_workload_identity,
+    google_by_a_federated_identity,
+);
+
+fn pod_token(folder: &Path) -> String {
+    let path = folder.join("token");
+    fs::write(&path, POD_TOKEN).unwrap();
+    path.display().to_string()
+}
+
+/// The bucket at its real address, with the token service of AWS.
+fn s3(server: &S3) -> (Fixture, Clouds) {
+    let hosts = [
+        format!("{}.s3.{}.amazonaws.com", s3::BUCKET, s3::REGION),
+        format!("sts.{}.amazonaws.com", s3::REGION),
+    ];
+    let routes = [
+        (&*hosts[0], server.address()),
+        (&*hosts[1], server.security_tokens()),
+    ];
+    let clouds = Clouds::start(&routes).unwrap();
+    let mut fixture = s3_with_keys(server);
+    fixture
+        .environment
+        .retain(|(name, _)| *name != env::AWS_ENDPOINT);
+    fixture
+        .environment
+        .push((env::STORE_AWS_ROLE, STORE_ROLE.to_owned()));
+    fixture.environment.extend(clouds.environment());
+    fixture
+        .variables
+        .push(("AWS_ROLE_ARN", "arn:aws:iam::123456789012:role/of-the-run"));
+    fixture.address = format!("https://{}/tfstate/", hosts[0]);
+    (fixture, clouds)
+}
+
+fn s3_by_a_role_that_the_pod_assumes(tool: Tool) {
+    let server = S3::start_open().unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    let (mut fixture, _clouds) = s3(&server);
+    let is_key = |name: &str| [env::AWS_ACCESS_KEY, env::AWS_SECRET_KEY].contains(&name);
+    fixture.environment.retain(|(name, _)| !is_key(name));
+    fixture.environment.extend([
+        (env::AWS_ENABLE_ROLE_AUTH, "true".to_owned()),
+        ("AWS_ROLE_ARN", POD_ROLE.to_owned()),
+        ("AWS_WEB_IDENTITY_TOKEN_FILE", pod_token(folder.path())),
+        // Nothing of this reaches the tool by its environment.
+        (env::IDENTITY_PASS_THROUGH, "false".to_owned()),
+    ]);
+    fixture.secrets = vec![POD_TOKEN.to_owned()];
+    plans_and_applies_by(tool, &fixture);
+    let asked = server.log();
+    assert!(asked.contains("POST / HTTP"), "{asked}");
+}
+
+fn s3_by_a_role_that_keys_assume(tool: Tool) {
+    let server = S3::start_open().unwrap();
+    let (fixture, clouds) = s3(&server);
+    plans_and_applies_by(tool, &fixture);
+    let tokens = format!("sts.{}.amazonaws.com", s3::REGION);
+    assert!(clouds.asked().contains(&tokens), "{:?}", clouds.asked());
+}
+
+/// Lets requests through that have the token, and signs them with the key of the account, which the server asks for.
+fn azure_front(request: &Request, server: SocketAddr) -> Response {
+    let token = format!("Bearer {AZURE_TOKEN}");
+    if request.header("authorization") != Some(&*token) {
+        return Response::new(403, "").with_header("x-ms-error-code", "AuthenticationFailed");
+    }
+    let host = format!("{}.blob.core.windows.net", azurite::ACCOUNT);
+    let mut signed = HttpRequest::new(HttpRequestBody::empty());
+    *signed.method_mut() = request.method.parse().unwrap();
+    *signed.uri_mut() = format!("https://{host}{}", request.target())
+        .parse()
+        .unwrap();
+    let kept = request
+        .headers
+        .iter()
+        .filter(|(name, _)| name != "authorization");
+    for (name, value) in kept.clone() {
+        let name: HeaderName = name.parse().unwrap();
+        signed.headers_mut().insert(name, value.parse().unwrap());
+    }
+    let key = AzureAccessKey::try_new(azurite::ACCOUNT_KEY).unwrap();
+    let credential = AzureCredential::AccessKey(key);
+    let authorizer = AzureAuthorizer::new(&credential, azurite::ACCOUNT);
+    authorizer.try_authorize(&mut signed).unwrap();
+    let headers = signed.headers().iter();
+    let headers =
+        headers.map(|(name, value)| (name.to_string(), value.to_str().unwrap().to_owned()));
+    let passed = Request {
+        headers: headers.collect(),
+        ..request.clone()
+    };
+    answer(pass_on(&passed, server, &host))
+}
+
+fn answer(passed: io::Result<Response>) -> Response {
+    passed.unwrap_or_else(|error| Response::new(502, error.to_string()))
+}
+
+/// A token service of Azure: knows one application, and the token that it trusts.
+fn azure_tokens(request: &Request) -> Response {
+    let form: Vec<(String, String)> = url::form_urlencoded::parse(&request.body)
+        .into_owned()
+        .collect();
+    let is = |name: &str, value: &str| form.iter().any(|(n, v)| n == name && v == value);
+    let scope = form
+        .iter()
+        .find(|(name, _)| name == "scope")
+        .map(|(_, value)| &**value);
+    let is_known = request.path == "/tenant/oauth2/v2.0/token"
+        && is("grant_type", "client_credentials")
+        && is("client_id", "client")
+        && is("client_assertion", POD_TOKEN)
+        && scope.is_some_and(|scope| {
+            scope.contains("storage.azure.com") || scope.contains("blob.core.windows.net")
+        });
+    let json = ("Content-Type", "application/json");
+    if !is_known {
+        let refusal = r#"{"error":"invalid_client","error_description":"AADSTS700016"}"#;
+        return Response::new(401, refusal).with_header(json.0, json.1);
+    }
+    let token = json!({"access_token": AZURE_TOKEN, "token_type": "Bearer", "expires_in": 3600, "ext_expires_in": 3600});
+    Response::new(200, token.to_string()).with_header(json.0, json.1)
+}
+
+/// The metadata by which the tool finds the services of a cloud. It is at the address of the resource manager.
+fn azure_by_workload_identity(tool: Tool) {
+    let server = Azurite::start().unwrap();
+    let address = server.address();
+    let front = Server::start(move |request| azure_front(request, address)).unwrap();
+    let tokens = Server::start(azure_tokens).unwrap();
+    let host = format!("{}.blob.core.windows.net", azurite::ACCOUNT);
+    let routes = [
+        (&*host, front.address()),
+        ("login.microsoftonline.com", tokens.address()),
+    ];
+    let clouds = Clouds::start(&routes).unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    let mut environment = vec![
+        (env::STATE_TYPE, "AzureTerraformStateImpl".to_owned()),
+        (env::AZURE_ACCOUNT, azurite::ACCOUNT.to_owned()),
+        (env::AZURE_CONTAINER, "tfstate".to_owned()),
+        (env::STORE_AZURE_IDENTITY, "true".to_owned()),
+        ("AZURE_CLIENT_ID", "client".to_owned()),
+        ("AZURE_TENANT_ID", "tenant".to_owned()),
+        ("AZURE_FEDERATED_TOKEN_FILE", pod_token(folder.path())),
+        (env::IDENTITY_PASS_THROUGH, "false".to_owned()),
+    ];
+    environment.extend(clouds.environment());
+    let store = open(&StoreSettings::Azure(AzureSettings {
+        account: azurite::ACCOUNT.to_owned(),
+        login: AzureLogin::Key(SecretString::from(azurite::ACCOUNT_KEY)),
+        container: "tfstate".to_owned(),
+        resource_group: None,
+        handover: Handover::Outside,
+        endpoint: Url::parse(&server.url()).unwrap(),
+    }));
+    make_container(&store);
+    let fixture = Fixture {
+        environment,
+        variables: Vec::new(),
+        secrets: vec![
+            azurite::ACCOUNT_KEY.to_owned(),
+            AZURE_TOKEN.to_owned(),
+            POD_TOKEN.to_owned(),
+        ],
+        store,
+        address: format!("https://{host}/tfstate/"),
+        state: backend_state(),
+    };
+    plans_and_applies_by(tool, &fixture);
+    let refused = tokens
+        .requests()
+        .iter()
+        .filter(|request| azure_tokens(request).status != 200)
+        .count();
+    assert_eq!(refused, 0);
+}
+
+/// The operator makes the container of states.
+fn make_container(store: &Store) {
+    let runtime = tokio::runtime::Runtime::new().unwrap();
+    let key = ObjectKey::state_raw("o", "w", "made");
+    runtime.block_on(store.put(&key, "x")).unwrap();
+}
+
+/// The token service of Google: exchanges the token of the pod.
+fn google_tokens(request: &Request) -> Response {
+    let form: Vec<(String, String)> = url::form_urlencoded::parse(&request.body)
+        .into_owned()
+        .collect();
+    let is = |name: &str, value: &str| form.iter().any(|(n, v)| n == name && v == value);
+    let is_known = request.path == "/v1/token"
+        && is(
+            "grant_type",
+            "urn:ietf:params:oauth:grant-type:token-exchange",
+        )
+        && is("audience", "//iam.googleapis.com/provider")
+        && is("subject_token", POD_TOKEN)
+        && is("subject_token_type", "urn:ietf:params:oauth:token-type:jwt");
+    let json = ("Content-Type", "application/json");
+    if !is_known {
+        return Response::new(400, r#"{"error":"invalid_grant"}"#).with_header(json.0, json.1);
+    }
+    let token = json!({
+        "access_token": gcs::TOKEN, "expires_in": 3600, "token_type": "Bearer",
+        "issued_token_type": "urn:ietf:params:oauth:token-type:access_token",
+    });
+    Response::new(200, token.to_string()).with_header(json.0, json.1)
+}
+
+fn google_by_a_federated_identity(tool: Tool) {
+    let server = Gcs::start().unwrap();
+    let tokens = Server::start(google_tokens).unwrap();
+    let routes = [
+        ("storage.googleapis.com", server.address()),
+        ("sts.googleapis.com", tokens.address()),
+    ];
+    let clouds = Clouds::start(&routes).unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    let document = json!({
+        "type": "external_account", "audience": "//iam.googleapis.com/provider",
+        "subject_token_type": "urn:ietf:params:oauth:token-type:jwt",
+        "token_url": "https://sts.googleapis.com/v1/token",
+        "credential_source": {"file": pod_token(folder.path())},
+    });
+    let path = folder.path().join("google.json");
+    fs::write(&path, document.to_string()).unwrap();
+    let mut environment = vec![
+        (env::STATE_TYPE, "GcpTerraformStateImpl".to_owned()),
+        (env::GCP_BUCKET, gcs::BUCKET.to_owned()),
+        (env::STORE_GCP_IDENTITY, "true".to_owned()),
+        ("GOOGLE_APPLICATION_CREDENTIALS", path.display().to_string()),
+        (env::IDENTITY_PASS_THROUGH, "false".to_owned()),
+    ];
+    environment.extend(clouds.environment());
+    let fixture = Fixture {
+        environment,
+        // Documents of a run are for its providers.
+        variables: vec![("GOOGLE_APPLICATION_CREDENTIALS", "/of/the/run.json")],
+        secrets: vec![gcs::TOKEN.to_owned(), POD_TOKEN.to_owned()],
+        store: open(&StoreSettings::Gcs(GcsSettings {
+            bucket: gcs::BUCKET.to_owned(),
+            login: GcsLogin::Key(SecretString::from(server.service_account())),
+            handover: Handover::Outside,
+            endpoint: Url::parse(&server.url()).unwrap(),
+        })),
+        address: format!("https://storage.cloud.google.com/{}/tfstate/", gcs::BUCKET),
+        state: ObjectKey {
+            path: format!("{}/default.tfstate", backend_state().path),
+            ..backend_state()
+        },
+    };
+    plans_and_applies_by(tool, &fixture);
+    assert!(
+        tokens.requests().len() >= 2,
+        "{:?}",
+        tokens.requests().len()
+    );
+}
