@@ -173,6 +173,15 @@ impl ChildEnv {
         self.run.contains_key(name)
     }
 
+    /// The same environment without the variables whose names begin with `prefix`, whoever has set them.
+    pub(crate) fn without_prefix(&self, prefix: &str) -> Self {
+        let mut env = self.clone();
+        env.run.retain(|name, _| !name.starts_with(prefix));
+        env.inherited
+            .retain(|name, _| !name.as_encoded_bytes().starts_with(prefix.as_bytes()));
+        env
+    }
+
     /// The value that children see.
     pub fn get(&self, name: &str) -> Option<&OsStr> {
         self.run.get(name).map(OsStr::new).or_else(|| {

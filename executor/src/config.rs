@@ -249,6 +249,9 @@ pub struct RunConfig {
     #[arg(long, env = env::PLAN_FILES, value_parser = clap::builder::BoolishValueParser::new(),
           default_value = "true", action = clap::ArgAction::Set)]
     pub plan_files: bool,
+    /// Folder of the operator's hooks, which run around the tool in every run.
+    #[arg(long, env = env::HOOKS_DIR)]
+    pub hooks_dir: Option<PathBuf>,
     /// Largest size of these files together, in bytes.
     #[arg(long, env = env::PLAN_FILES_MAX_BYTES, default_value_t = PLAN_FILES_BYTES)]
     pub plan_files_max_bytes: u64,

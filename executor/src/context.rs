@@ -29,6 +29,7 @@ use crate::child_env::ChildEnv;
 use crate::config::{Config, Folders};
 use crate::connections::Connections;
 use crate::error::StepError;
+use crate::hooks::Hooks;
 use crate::phase_timer::PhaseTimer;
 use crate::platform_server::PlatformServer;
 use crate::running_report::StartReportRetry;
@@ -72,6 +73,8 @@ pub(crate) struct RunContext<'c> {
     pub(crate) commit_id: OnceLock<String>,
     /// Reports in the run's log that the store fails.
     pub(crate) store_watch: Option<StoreWatch>,
+    /// What the operator runs in every run.
+    pub(crate) hooks: Hooks,
 }
 
 impl<'c> RunContext<'c> {
@@ -95,6 +98,7 @@ impl<'c> RunContext<'c> {
         if env.get("HOME").is_none() {
             env.set("HOME", &folders.home.to_string_lossy())?;
         }
+        let hooks = Hooks::load(config.run.hooks_dir.as_deref())?;
         for folder in [&folders.work, &folders.checkouts] {
             private_folder(folder)
                 .and_then(|folder| Ok(eaccess(folder, AccessFlags::W_OK)?))
@@ -108,6 +112,7 @@ impl<'c> RunContext<'c> {
             name: &format!("{}_{}", job.organization_id, job.workspace_id),
         })?;
         let log = open_log(config, &job, &layout, &store)?;
+        log.add_secrets(hooks.secrets());
         let store_watch = StoreWatch::start(&store, log.writer());
         let state_server = match store.hub() {
             Some(hub) => {
@@ -160,6 +165,7 @@ impl<'c> RunContext<'c> {
             stop,
             oom_kills: OomKills::from_now(MemoryGroup::of_this_process()),
             store_watch,
+            hooks,
         })
     }
 

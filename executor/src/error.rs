@@ -61,6 +61,11 @@ impl StepError {
         Self::infrastructure("stopped before anything was started")
     }
 
+    /// A stop order ended a part of the run. The result of the step says why.
+    pub fn interrupted(part: &str) -> Self {
+        Self::new(Exit::StepFailed, format!("{part} was interrupted"))
+    }
+
     /// A phase panicked. The diagnostics have the details.
     pub fn panicked() -> Self {
         Self::defect("a phase of the run panicked")

@@ -23,6 +23,7 @@ mod context;
 pub mod error;
 mod final_report;
 mod identity;
+mod hooks;
 pub mod job;
 pub mod last_deadline;
 mod limit_watch;

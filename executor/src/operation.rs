@@ -55,6 +55,11 @@ impl Operation {
         }
     }
 
+    /// Whether it removes everything, or plans to.
+    pub(crate) const fn destroys(self) -> bool {
+        matches!(self, Self::Destroy | Self::Plan { destroy: true })
+    }
+
     /// The name in banners.
     pub(crate) const fn banner_name(self) -> &'static str {
         match self {

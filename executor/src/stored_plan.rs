@@ -48,6 +48,9 @@ pub struct PlanRecord {
     /// The tool's backend, which is a part of the plan. Earlier versions did not note it, and used no hub.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub backend: Option<String>,
+    /// The hooks of the operator that have let this plan pass. Without it, an executor with a `post-plan` hook asks its own.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub judged_by: Option<String>,
     /// The files that its step leaves to the apply. Earlier versions left none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub files: Option<PlanFilesRecord>,
@@ -138,6 +141,7 @@ pub async fn store(
         version: plan.tool.version.to_string(),
         commit_id: plan.commit_id.to_owned(),
         backend: Some(plan.backend.to_owned()),
+        judged_by: None,
         files: None,
     };
     let (stored, noted) = tokio::join!(
@@ -198,6 +202,8 @@ pub struct ReviewedPlan {
     reference: String,
     /// The record of the plan step. Other executors save none.
     pub record: Option<PlanRecord>,
+    /// Whether this step has made it.
+    is_own: bool,
 }
 
 /// The inputs for fetching the job's plan: the facts about it, and the folder for its content.
@@ -329,10 +335,61 @@ async fn fetch_and_check(
         digest,
         reference,
         record,
+        is_own: false,
     })
 }
 
 impl ReviewedPlan {
+    /// A plan that the tool has just made, as its record describes it.
+    pub fn of_record(file: &Path, record: PlanRecord) -> Self {
+        Self {
+            file: file.to_owned(),
+            digest: Digest {
+                sha256: record.sha256.clone(),
+                size_bytes: record.size_bytes,
+            },
+            reference: record.reference.clone(),
+            record: Some(record),
+            is_own: true,
+        }
+    }
+
+    /// A plan that this step has made for itself. It takes the file into a folder of its own.
+    pub fn take(made: &Path, folder: &Path) -> io::Result<Self> {
+        let file = folder.join("own.tfPlan");
+        fs::copy(made, &file)?;
+        Ok(Self {
+            digest: Digest::of(&file)?,
+            reference: file.display().to_string(),
+            file,
+            record: None,
+            is_own: true,
+        })
+    }
+
+    /// Whether another step has made it.
+    pub fn is_reviewed(&self) -> bool {
+        !self.is_own
+    }
+
+    /// SHA-256 of the plan.
+    pub fn sha256(&self) -> &str {
+        &self.digest.sha256
+    }
+
+    /// The hooks that have let this very plan pass.
+    pub fn judged_by(&self) -> Option<&str> {
+        self.record.as_ref()?.judged_by.as_deref()
+    }
+
+    /// Checks that a copy is still the plan.
+    pub fn check_copy(&self, copy: &Path) -> Result<(), StepError> {
+        match Digest::of(copy) {
+            Ok(digest) if digest == self.digest => Ok(()),
+            _ => Err(altered(PLAN, &self.reference)),
+        }
+    }
+
     /// Copies the plan to `target`, replacing any file of a script, and checks it again. So the applied plan is the
     /// fetched one.
     pub fn copy_to(&self, target: &Path) -> Result<(), StepError> {
@@ -401,6 +458,7 @@ mod tests {
                 version: "1.9.8".into(),
                 commit_id: "c".into(),
                 backend: Some("local".into()),
+                judged_by: None,
                 files: None,
             }
         }

@@ -177,6 +177,17 @@ impl Terraform<'_> {
         self.document(env, args).await
     }
 
+    /// Any plan for machines.
+    pub async fn show_plan_file_json(
+        &self,
+        env: &ChildEnv,
+        plan: &Path,
+    ) -> Result<Option<Vec<u8>>, StepError> {
+        let mut args = words(["show", "-no-color", "-json"]);
+        args.push(plan.into());
+        self.document(env, args).await
+    }
+
     /// The state for machines.
     pub async fn show_state_json(&self, env: &ChildEnv) -> Result<Option<Vec<u8>>, StepError> {
         self.document(env, words(["show", "-no-color", "-json"]))

@@ -46,6 +46,7 @@ mod chart;
 mod docs;
 mod failure;
 mod identity;
+mod hooks;
 mod in_cluster;
 mod in_pools;
 mod launcher;

@@ -173,6 +173,12 @@ pub const PLAN_FILES: &str = "MAYFLY_PLAN_FILES";
 pub const PLAN_FILES_MAX_BYTES: &str = "MAYFLY_PLAN_FILES_MAX_BYTES";
 /// A variable of a workspace.
 pub const PLAN_FILES_EXCLUDE: &str = "MAYFLY_PLAN_FILES_EXCLUDE";
+/// Folder of the operator's hooks.
+pub const HOOKS_DIR: &str = "MAYFLY_HOOKS_DIR";
+/// Prefix of variables that only the operator's hooks get, without the prefix. They may be secrets.
+pub const FOR_HOOKS_PREFIX: &str = "MAYFLY_HOOK_ENV_";
+/// Tells a hook where the run's working directory is.
+pub const HOOK_WORKING_DIR: &str = "MAYFLY_WORKING_DIR";
 /// Extra names, comma-separated, that tools and scripts inherit from the executor's environment.
 pub const ENV_FORWARD: &str = "MAYFLY_ENV_FORWARD";
 /// A file that receives a copy of the run's log.
@@ -416,10 +422,10 @@ pub const SECRETS: [&str; 11] = [
     REDIS_TRUSTSTORE_PASSWORD,
 ];
 
-/// Whether the variable contains a secret of the platform, of its storage or of Mayfly, or job data.
+/// Whether the variable contains a secret of the platform, of its storage, of Mayfly or of hooks, or job data.
 #[must_use]
 pub fn is_secret(name: &str) -> bool {
-    SECRETS.contains(&name) || is_job_data(name)
+    SECRETS.contains(&name) || name.starts_with(FOR_HOOKS_PREFIX) || is_job_data(name)
 }
 
 /// The largest environment string that Linux accepts at `execve`, with name, `=` and NUL (`MAX_ARG_STRLEN`).

@@ -100,7 +100,11 @@ fn is_given(executor: &Container, name: &str) -> Option<bool> {
 
 fn has_unread_environment(executor: &Container) -> bool {
     let mut sources = executor.env_from.iter().flatten();
-    sources.any(|source| source.prefix.as_deref() != Some(env::FOR_CHILDREN_PREFIX))
+    sources.any(|source| {
+        ![env::FOR_CHILDREN_PREFIX, env::FOR_HOOKS_PREFIX]
+            .map(Some)
+            .contains(&source.prefix.as_deref())
+    })
 }
 
 /// Whether the data folder is on a volume that every pod of the step mounts, on every node.

@@ -5,8 +5,8 @@ use std::ffi::{OsStr, OsString};
 use std::path::Path;
 
 use job_contract::{Document, env};
-use runtime::no_proxy;
 use runtime::setting::SettingError;
+use runtime::{handover, no_proxy};
 use secrecy::{ExposeSecret as _, SecretString};
 use url::Url;
 
@@ -86,7 +86,7 @@ const MACHINE: [&str; 22] = [
 ];
 
 /// Settings of the executor that its deployment decides; here the caller's environment is the deployment.
-const DEPLOYMENT: [&str; 23] = [
+const DEPLOYMENT: [&str; 24] = [
     env::TERRAFORM_RELEASES_URL,
     env::TOFU_RELEASES_URL,
     env::RELEASE_MIRROR_URL,
@@ -110,6 +110,7 @@ const DEPLOYMENT: [&str; 23] = [
     env::PROVIDER_CACHE_DIR,
     env::PROVIDER_CACHE_MAX_BYTES,
     env::PROVIDER_FETCHES,
+    env::HOOKS_DIR,
 ];
 
 /// How the platform is reached that the caller's environment names.
@@ -219,6 +220,7 @@ pub fn build(
     let mut variables: Vec<(OsString, OsString)> = names
         .filter_map(|name| Some((name.into(), own(name)?)))
         .collect();
+    variables.extend(handover::with_prefix(env::FOR_HOOKS_PREFIX));
 
     let flag = |on: bool| OsString::from(if on { "true" } else { "false" });
     let mut set = |name: &str, value: &OsStr| {

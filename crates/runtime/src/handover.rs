@@ -127,6 +127,17 @@ pub fn var(name: &str) -> Option<String> {
     }
 }
 
+/// The secrets and variables whose names begin with `prefix`.
+pub fn with_prefix(prefix: &str) -> BTreeMap<OsString, OsString> {
+    let is_one = |name: &OsStr| name.as_bytes().starts_with(prefix.as_bytes());
+    let received = RECEIVED.get().into_iter().flatten();
+    let received = received.map(|(name, value)| (name.clone(), value.clone()));
+    std::env::vars_os()
+        .chain(received)
+        .filter(|(name, _)| is_one(name))
+        .collect()
+}
+
 #[cfg(test)]
 mod tests {
     use nix::unistd::{Uid, chown, geteuid, setfsuid};

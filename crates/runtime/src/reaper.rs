@@ -196,7 +196,7 @@ pub fn kill_descendants() -> usize {
 /// Kills the orphans that this process has adopted, with everything below them, and returns how many there were. The
 /// children that it has started itself, and what these have started, go on.
 pub fn kill_orphans() -> usize {
-    let (killed, left) = kill_children(|child| !is_in(&own_children(), child));
+    let (killed, left) = kill_orphans_and_count();
     if left > 0 {
         warn!(
             processes = left,
@@ -204,6 +204,15 @@ pub fn kill_orphans() -> usize {
         );
     }
     killed
+}
+
+/// Does the same, and returns how many are left.
+pub fn end_orphans() -> usize {
+    kill_orphans_and_count().1
+}
+
+fn kill_orphans_and_count() -> (usize, usize) {
+    kill_children(|child| !is_in(&own_children(), child))
 }
 
 /// Kills the selected children. Their own children are adopted as soon as they have ended, and are killed next. Returns how many

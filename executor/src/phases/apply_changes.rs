@@ -19,6 +19,7 @@ use crate::phases::release_lock;
 use crate::phases::rescue_state::errored_state_time;
 use crate::phases::save_state::{ApplyEnd, PublishedState, save_state};
 use crate::process::Completion;
+use crate::stored_plan::ReviewedPlan;
 use crate::terraform::raw_state::RawState;
 use crate::terraform::structured::Structured;
 
@@ -33,10 +34,11 @@ struct Applied {
 /// Applies the changes, or destroys. An error is part of the result.
 pub(crate) async fn apply_changes(
     context: &OperationContext<'_, '_>,
+    plan: Option<&ReviewedPlan>,
     env: &ChildEnv,
 ) -> OperationResult {
     let mut result = OperationResult::new(Ending::Failure);
-    if let Err(error) = apply_and_save(context, env, &mut result).await {
+    if let Err(error) = apply_and_save(context, plan, env, &mut result).await {
         result.error = Some(error);
     }
     result
@@ -44,13 +46,14 @@ pub(crate) async fn apply_changes(
 
 async fn apply_and_save(
     context: &OperationContext<'_, '_>,
+    plan: Option<&ReviewedPlan>,
     env: &ChildEnv,
     result: &mut OperationResult,
 ) -> Result<(), StepError> {
     let (run, prepared, started) = (context.run, context.prepared, SystemTime::now());
     let events = &context.terraform.events;
     let errored_before = errored_state_time(&prepared.working_dir);
-    if let Some(plan) = &prepared.plan {
+    if let Some(plan) = plan {
         plan.copy_to(&prepared.working_dir.join(PLAN_FILE))?;
     }
     let live_view = LiveView::start(run, events.clone(), LivePhase::Apply);
@@ -58,7 +61,7 @@ async fn apply_and_save(
         .timer
         .time(
             prepared.operation.phase(),
-            catch_panic(run_tool(context, env)),
+            catch_panic(run_tool(context, plan, env)),
             |applied| matches!(applied, Ok(applied) if applied.done.ended.is_success()),
         )
         .await;
@@ -165,12 +168,13 @@ async fn save(
 
 async fn run_tool(
     context: &OperationContext<'_, '_>,
+    plan: Option<&ReviewedPlan>,
     env: &ChildEnv,
 ) -> Result<Applied, StepError> {
     let (run, terraform) = (context.run, &context.terraform);
     let log = run.log.writer();
     let is_destroy = context.prepared.operation == Operation::Destroy;
-    if is_destroy || context.prepared.plan.is_none() {
+    let Some(plan) = plan else {
         let (done, structured) = if is_destroy {
             terraform.destroy(env, log).await?
         } else {
@@ -181,12 +185,13 @@ async fn run_tool(
             structured,
             rendered_plan: None,
         });
-    }
+    };
     let planned = planned_changes(context).await;
     // The plan is rendered in parallel with the apply, which is safe because rendering only reads the file. CLI-driven
-    // runs do not need it: their users see plan and apply in one stream, and have just read the plan.
+    // runs do not need it: their users see plan and apply in one stream, and have just read the plan. So is a plan that this
+    // step has made.
     let rendered_plan = async {
-        if run.job.show_header {
+        if run.job.show_header && plan.is_reviewed() {
             terraform.show_plan(env).await
         } else {
             Ok(None)

@@ -11,19 +11,22 @@ use job_contract::chain;
 use job_contract::final_statuses::Ending;
 use job_contract::keys::PLAN_FILE;
 use job_contract::progress::Phase;
+use job_contract::report::ChangeCounts;
 use platform::live::LivePhase;
 use runtime::Deadline;
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 use tracing::warn;
 
 use crate::child_env::ChildEnv;
 use crate::context::RunContext;
 use crate::error::StepError;
+use crate::hooks::HookPoint;
 use crate::operation::{OperationContext, OperationResult};
 use crate::phases::live_view::LiveView;
 use crate::phases::release_lock;
+use crate::phases::run_hook::{HookInput, run_hook};
 use crate::process::{Completion, Ended};
-use crate::stored_plan::{self, NewPlan, PlanRecord};
+use crate::stored_plan::{self, NewPlan, PlanRecord, ReviewedPlan};
 use crate::terraform::structured::Structured;
 
 /// Timeout for answers of the platform that the plan does not depend on.
@@ -74,10 +77,19 @@ async fn plan_and_store(
             run.phase(Phase::Store, store_plan(context)).await?
         });
     }
-    let changes = structured
-        .counts()
+    let counted = structured.counts();
+    let changes = counted
         .or_else(|| context.terraform.events.progress().planned_counts())
         .unwrap_or_else(|| structured.counted());
+    if let Some(record) = &mut stored
+        && let Err(refused) = judge(context, env, record, &changes).await
+    {
+        // The plan is shown, and nothing can apply it.
+        run.stored(stored_plan::note(&run.store, &run.job, None))
+            .await?;
+        live_view.publish(run, &structured, Map::new()).await;
+        return Err(refused);
+    }
     let mut additions = stored
         .as_ref()
         .map(|record| record.patch(&run.job.step_id))
@@ -96,6 +108,31 @@ async fn plan_and_store(
     Ok(())
 }
 
+/// Asks the operator's hook about the stored plan, and notes that it was asked.
+async fn judge(
+    context: &OperationContext<'_, '_>,
+    env: &ChildEnv,
+    record: &mut PlanRecord,
+    changes: &ChangeCounts,
+) -> Result<(), StepError> {
+    let run = context.run;
+    if !run.hooks.has(HookPoint::PostPlan) {
+        return Ok(());
+    }
+    let file = context.prepared.working_dir.join(PLAN_FILE);
+    let plan = ReviewedPlan::of_record(&file, record.clone());
+    let input = HookInput {
+        plan: Some(&plan),
+        outcome: Some(json!({ "changes": changes })),
+    };
+    if !run_hook(context, HookPoint::PostPlan, env, input).await? {
+        return Err(StepError::interrupted("the operator's hook after the plan"));
+    }
+    record.judged_by = Some(run.hooks.digest().to_owned());
+    let noted = stored_plan::note(&run.store, &run.job, Some(record.clone()));
+    run.stored(noted).await
+}
+
 /// Notes that the job is planned. If the plan fails, the note prevents an apply of this job without a plan.
 async fn note_start(run: &RunContext<'_>) -> Result<(), StepError> {
     if run.connections.is_local() {
@@ -106,7 +143,7 @@ async fn note_start(run: &RunContext<'_>) -> Result<(), StepError> {
 }
 
 /// Runs the tool, and releases the lock on the state if the tool left it.
-async fn run_plan(
+pub(crate) async fn run_plan(
     context: &OperationContext<'_, '_>,
     destroy: bool,
     env: &ChildEnv,

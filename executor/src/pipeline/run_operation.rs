@@ -8,16 +8,20 @@ use job_contract::progress::Phase;
 use job_contract::report::ToolRecord;
 use job_contract::status::StepStatus;
 use platform::PlanReference;
+use serde_json::json;
 use tracing::warn;
 
 use crate::child_env::ChildEnv;
 use crate::context::RunContext;
 use crate::error::{StepError, catch_panic};
+use crate::hooks::HookPoint;
 use crate::operation::{Operation, OperationContext, OperationResult, PreparedOperation};
 use crate::phases::apply_changes::apply_changes;
 use crate::phases::hand_over_files::{TreeBefore, leave_files, look_before, name_other_providers};
 use crate::phases::init::{init, write_backend, write_variables};
+use crate::phases::judge_plan::judge_plan;
 use crate::phases::plan_changes::plan_changes;
+use crate::phases::run_hook::{HookInput, run_hook};
 use crate::phases::run_scripts::run_scripts;
 use crate::step_result::StepResult;
 
@@ -70,15 +74,59 @@ async fn run_phases(run: &RunContext<'_>, prepared: &PreparedOperation) -> Opera
             log_banner(&context).await;
             match prepared.operation {
                 Operation::Plan { destroy } => plan_changes(&context, destroy, &env).await,
-                Operation::Apply | Operation::Destroy => apply_changes(&context, &env).await,
+                Operation::Apply | Operation::Destroy => {
+                    Box::pin(apply_judged(&context, &env)).await
+                }
             }
         }
         Ok(false) => OperationResult::new(Ending::NotReached),
         Err(error) => OperationResult::failed(Ending::NotReached, error),
     };
+    let hook = run_hook_after(&context, &result, &env).await;
     run_phases_after(&context, &mut result, &mut env).await;
+    if let Err(error) = hook {
+        result.after_ok = false;
+        result.error.get_or_insert(error);
+    }
     conclude_plan(&context, tree_before, &mut result).await;
     result
+}
+
+/// Applies what the operator's hooks let pass.
+async fn apply_judged(context: &OperationContext<'_, '_>, env: &ChildEnv) -> OperationResult {
+    let mut before = OperationResult::new(Ending::NotReached);
+    match judge_plan(context, env, &mut before).await {
+        Ok(Some(plan)) => apply_changes(context, plan.get(), env).await,
+        Ok(None) => before,
+        Err(error) => OperationResult {
+            error: Some(error),
+            ..before
+        },
+    }
+}
+
+/// Runs the operator's hook after an apply or a destroy, however it ended.
+async fn run_hook_after(
+    context: &OperationContext<'_, '_>,
+    result: &OperationResult,
+    env: &ChildEnv,
+) -> Result<(), StepError> {
+    let is_plan = matches!(context.prepared.operation, Operation::Plan { .. });
+    if is_plan || result.ending == Ending::NotReached {
+        return Ok(());
+    }
+    let outcome = json!({
+        "succeeded": result.ending == Ending::Success,
+        "changes": result.changes,
+    });
+    let input = HookInput {
+        outcome: Some(outcome),
+        ..HookInput::default()
+    };
+    // A stop order ends the step in any case.
+    run_hook(context, HookPoint::PostApply, env, input)
+        .await
+        .map(drop)
 }
 
 /// Leaves the files of a plan step to its apply, also those of its last scripts.
@@ -104,7 +152,10 @@ async fn run_phases_before(
     context: &mut OperationContext<'_, '_>,
     env: &mut ChildEnv,
 ) -> Result<bool, StepError> {
-    if !run_scripts(context, Phase::BeforeInit, env, "").await? {
+    let none = HookInput::default;
+    if !run_hook(context, HookPoint::PreInit, env, none()).await?
+        || !run_scripts(context, Phase::BeforeInit, env, "").await?
+    {
         return Ok(false);
     }
     let access = write_backend(context, env)?;
@@ -114,7 +165,14 @@ async fn run_phases_before(
     name_other_providers(context).await;
     let before = run_scripts(context, Phase::Before, env, "").await;
     access.provide(env)?;
-    before
+    let is_plan = matches!(context.prepared.operation, Operation::Plan { .. });
+    if !before? {
+        return Ok(false);
+    }
+    if is_plan {
+        return run_hook(context, HookPoint::PrePlan, env, none()).await;
+    }
+    Ok(true)
 }
 
 /// Runs the scripts that follow this end of the operation.

@@ -32,6 +32,21 @@ platform through the relay of a hub.
 {{- if $cli.releaseKeys -}}
 {{- $env = append $env (dict "name" "MAYFLY_RELEASE_KEYS_FILE" "value" "/etc/mayfly/executor/release-keys.asc") -}}
 {{- end -}}
+{{- if include "mayfly.hooks" .root -}}
+{{- $env = append $env (dict "name" "MAYFLY_HOOKS_DIR" "value" "/etc/mayfly/hooks") -}}
+{{- end -}}
+{{- with .root.Values.costEstimation -}}
+{{- if .infracost.existingSecret -}}
+{{- $env = append $env (fromJson (include "mayfly.env.fromSecret" (dict "name" "MAYFLY_HOOK_ENV_INFRACOST_API_KEY" "secret" .infracost.existingSecret "key" .infracost.key))) -}}
+{{- range $name, $value := dict
+  "COST_ESTIMATION_REQUIRED" (ternary "true" "" .required)
+  "INFRACOST_CURRENCY" .infracost.currency
+  "INFRACOST_PRICING_API_ENDPOINT" .infracost.pricingEndpoint
+-}}
+{{- if $value }}{{- $env = append $env (dict "name" (printf "MAYFLY_HOOK_ENV_%s" $name) "value" $value) -}}{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
 {{- if $executor.ssh.knownHosts -}}
 {{- $env = append $env (dict "name" "MAYFLY_SSH_KNOWN_HOSTS_FILE" "value" "/etc/mayfly/executor/known_hosts") -}}
 {{- end -}}
@@ -80,6 +95,33 @@ platform through the relay of a hub.
 {{- toJson $found -}}
 {{- end -}}
 
+{{/* The files of hooks, by name, as JSON. Infracost's hook is one of them if there is a key for it. */}}
+{{- define "mayfly.hooks.files" -}}
+{{- $files := deepCopy .Values.executor.hooks.files -}}
+{{- if .Values.costEstimation.infracost.existingSecret -}}
+{{- $_ := set $files "post-plan" (.Files.Get "files/infracost/post-plan") -}}
+{{- $settings := fromJson (default "{}" (get $files "settings.json")) -}}
+{{- $own := fromJson (.Files.Get "files/infracost/settings.json") -}}
+{{- if .Values.costEstimation.required }}{{- $_ := set (get $own "post-plan") "onFailure" "fail" -}}{{- end -}}
+{{- $_ := set $files "settings.json" (toJson (mergeOverwrite $own $settings)) -}}
+{{- end -}}
+{{- toJson $files -}}
+{{- end -}}
+
+{{/* Whether runs have hooks: "true" or nothing. */}}
+{{- define "mayfly.hooks" -}}
+{{- if or .Values.executor.hooks.existingConfigMap (fromJson (include "mayfly.hooks.files" .)) }}true{{ end -}}
+{{- end -}}
+
+{{/* Secrets that become environment of hooks, as a list of EnvFromSource. */}}
+{{- define "mayfly.hooks.envFrom" -}}
+{{- $sources := list -}}
+{{- range .Values.executor.hooks.secretNames -}}
+{{- $sources = append $sources (dict "prefix" "MAYFLY_HOOK_ENV_" "secretRef" (dict "name" .)) -}}
+{{- end -}}
+{{- dict "items" $sources | toJson -}}
+{{- end -}}
+
 {{/* Whether pods of runs mount the executor's ConfigMap for more than authorities: "true" or nothing. */}}
 {{- define "mayfly.executor.hasFiles" -}}
 {{- if or .Values.executor.cli.releaseKeys .Values.executor.ssh.knownHosts }}true{{ end -}}
@@ -96,6 +138,18 @@ platform through the relay of a hub.
 {{- if .Values.executor.cli.config -}}
 {{- $items := list (dict "key" "terraformrc" "path" "terraformrc") -}}
 {{- $volumes = append $volumes (dict "name" "cli" "configMap" (dict "name" (include "mayfly.executor.name" .) "items" $items)) -}}
+{{- end -}}
+{{- if include "mayfly.hooks" . -}}
+{{- /* Mode 0555: everybody may read and execute them, and nobody may write. */ -}}
+{{- with .Values.executor.hooks.existingConfigMap -}}
+{{- $volumes = append $volumes (dict "name" "hooks" "configMap" (dict "name" . "defaultMode" 365)) -}}
+{{- else -}}
+{{- $items := list -}}
+{{- range $name, $text := (fromJson (include "mayfly.hooks.files" .)) -}}
+{{- $items = append $items (dict "key" (printf "hook.%s" $name) "path" $name "mode" 365) -}}
+{{- end -}}
+{{- $volumes = append $volumes (dict "name" "hooks" "configMap" (dict "name" (include "mayfly.executor.name" .) "items" $items)) -}}
+{{- end -}}
 {{- end -}}
 {{- if include "mayfly.caFile" . -}}
 {{- $volumes = append $volumes (fromYaml (include "mayfly.caVolume" (dict "root" . "configMap" (include "mayfly.executor.name" .)))) -}}
@@ -129,6 +183,9 @@ platform through the relay of a hub.
 {{- /* Where both tools look for it. `TF_CLI_CONFIG_FILE` would keep the executor from adding the platform's token. */ -}}
 {{- $mounts = append $mounts (dict "name" "cli" "mountPath" "/home/mayfly/.terraformrc" "subPath" "terraformrc" "readOnly" true) -}}
 {{- end -}}
+{{- if include "mayfly.hooks" . -}}
+{{- $mounts = append $mounts (dict "name" "hooks" "mountPath" "/etc/mayfly/hooks" "readOnly" true) -}}
+{{- end -}}
 {{- if include "mayfly.caFile" . -}}
 {{- $mounts = append $mounts (dict "name" "tls" "mountPath" "/etc/mayfly/tls" "readOnly" true) -}}
 {{- end -}}
@@ -153,7 +210,7 @@ platform through the relay of a hub.
 {{- with $executor.securityContext }}{{- $_ := set $container "securityContext" (deepCopy .) -}}{{- end -}}
 {{- $container = mergeOverwrite $container (omit $userExecutor "env" "envFrom" "volumeMounts") -}}
 {{- $_ := set $container "env" (fromJson (include "mayfly.executor.env" .)).items -}}
-{{- with concat $executor.extraEnvFrom (default (list) $userExecutor.envFrom) }}{{- $_ := set $container "envFrom" . -}}{{- end -}}
+{{- with concat $executor.extraEnvFrom (default (list) $userExecutor.envFrom) (fromJson (include "mayfly.hooks.envFrom" .root)).items }}{{- $_ := set $container "envFrom" . -}}{{- end -}}
 {{- $mounts := (fromJson (include "mayfly.executor.volumeMounts" .root)).items -}}
 {{- $mounts = (fromJson (include "mayfly.join" (dict "key" "mountPath" "levels" (list $mounts $executor.extraVolumeMounts (default (list) $userExecutor.volumeMounts))))).items -}}
 {{- with $mounts }}{{- $_ := set $container "volumeMounts" . -}}{{- end -}}

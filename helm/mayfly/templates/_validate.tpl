@@ -3,6 +3,15 @@
 {{- $values := .Values -}}
 {{- $launcher := .Values.launcher -}}
 {{- $executor := .Values.executor -}}
+{{- if and $executor.hooks.existingConfigMap (or $executor.hooks.files $values.costEstimation.infracost.existingSecret) -}}
+{{- fail "executor.hooks.existingConfigMap: excludes executor.hooks.files and costEstimation.infracost; copy their files into the ConfigMap" -}}
+{{- end -}}
+{{- if and (hasKey $executor.hooks.files "post-plan") $values.costEstimation.infracost.existingSecret -}}
+{{- fail "costEstimation.infracost.existingSecret: makes Infracost's hook the hook `post-plan`, which executor.hooks.files has too; call its file from yours" -}}
+{{- end -}}
+{{- if and $values.costEstimation.required (not $values.costEstimation.infracost.existingSecret) -}}
+{{- fail "costEstimation.required: needs costEstimation.infracost.existingSecret" -}}
+{{- end -}}
 {{- if $launcher.enabled -}}
 {{- $isOpen := false -}}
 {{- range concat $values.global.extraEnv $launcher.extraEnv -}}
