@@ -8,13 +8,16 @@
 
 use std::collections::BTreeMap;
 use std::ffi::{OsStr, OsString};
+use std::path::Path;
 
 use clap::{Arg, CommandFactory as _};
 use job_contract::pairs::parse_pairs;
-use job_contract::{JobData, env};
+use job_contract::{Exit, JobData, env};
+use percent_encoding::percent_decode_str;
 
 use crate::config::Config;
 use crate::error::StepError;
+use crate::jvm_settings::{self, CA_VARIABLES};
 
 /// Names that every process needs to run, and those that identify the pod.
 const INHERITED: &[&str] = &[
@@ -173,6 +176,29 @@ impl ChildEnv {
         self.run.contains_key(name)
     }
 
+    /// Makes children trust the authorities in a file, and no others of the executor's.
+    pub(crate) fn trust(&mut self, file: &Path) -> Result<(), StepError> {
+        jvm_settings::check_authorities(file).map_err(|wrong| {
+            StepError::new(
+                Exit::BadConfiguration,
+                format!("`{}`: {wrong}", env::RUN_CA_FILE),
+            )
+        })?;
+        self.inherited.remove(OsStr::new("SSL_CERT_DIR"));
+        let names = CA_VARIABLES.map(|name| (name.into(), file.into()));
+        self.inherited.extend(names);
+        Ok(())
+    }
+
+    /// Logins of proxies.
+    pub(crate) fn proxy_secrets(&self) -> Vec<String> {
+        let proxies = self.inherited().filter_map(|(name, value)| {
+            let name = name.to_str()?.to_ascii_lowercase();
+            name.ends_with("_proxy").then_some(value.to_str()?)
+        });
+        proxies.flat_map(passwords).collect()
+    }
+
     /// The same environment without the variables whose names begin with `prefix`, whoever has set them.
     pub(crate) fn without_prefix(&self, prefix: &str) -> Self {
         let mut env = self.clone();
@@ -216,6 +242,18 @@ impl ChildEnv {
         let run = self.run.iter().filter(|(name, _)| !is_fixed(name));
         inherited.chain(run.map(|(name, value)| (OsStr::new(name), OsStr::new(value))))
     }
+}
+
+/// The password in the address of a proxy, as it is there and as it is.
+fn passwords(address: &str) -> Vec<String> {
+    let (_, rest) = address.split_once("://").unwrap_or(("", address));
+    let login = rest.rsplit_once('@').map(|(login, _)| login);
+    let Some((_, password)) = login.and_then(|login| login.split_once(':')) else {
+        return Vec::new();
+    };
+    let decoded = percent_decode_str(password).decode_utf8_lossy();
+    let both = [password.to_owned(), decoded.into_owned()];
+    both.into_iter().filter(|text| !text.is_empty()).collect()
 }
 
 /// The name that children see for a variable of the executor's environment that is meant for children alone.
@@ -285,6 +323,16 @@ mod tests {
                 .collect(),
             ..JobData::default()
         }
+    }
+
+    #[test]
+    fn passwords_of_proxies_are_secrets() {
+        let proxies = own(&[
+            ("https_proxy", "http://me:p%40ss@p:1"),
+            ("HTTP_PROXY", "http://p:1"),
+        ]);
+        let env = ChildEnv::new(proxies, &[], &JobData::default()).unwrap();
+        assert_eq!(env.proxy_secrets(), ["p%40ss", "p@ss"]);
     }
 
     #[test]

@@ -249,6 +249,9 @@ pub struct RunConfig {
     #[arg(long, env = env::PLAN_FILES, value_parser = clap::builder::BoolishValueParser::new(),
           default_value = "true", action = clap::ArgAction::Set)]
     pub plan_files: bool,
+    /// PEM file with the authorities that the tool, git, scripts and hooks trust [default: the executor's own].
+    #[arg(long, env = env::RUN_CA_FILE)]
+    pub run_ca_file: Option<PathBuf>,
     /// Folder of the operator's hooks, which run around the tool in every run.
     #[arg(long, env = env::HOOKS_DIR)]
     pub hooks_dir: Option<PathBuf>,

@@ -98,6 +98,9 @@ impl<'c> RunContext<'c> {
         if env.get("HOME").is_none() {
             env.set("HOME", &folders.home.to_string_lossy())?;
         }
+        if let Some(file) = &config.run.run_ca_file {
+            env.trust(file)?;
+        }
         let hooks = Hooks::load(config.run.hooks_dir.as_deref())?;
         for folder in [&folders.work, &folders.checkouts] {
             private_folder(folder)
@@ -113,6 +116,7 @@ impl<'c> RunContext<'c> {
         })?;
         let log = open_log(config, &job, &layout, &store)?;
         log.add_secrets(hooks.secrets());
+        log.add_secrets(env.proxy_secrets());
         let store_watch = StoreWatch::start(&store, log.writer());
         let state_server = match store.hub() {
             Some(hub) => {

@@ -25,6 +25,7 @@ mod final_report;
 mod identity;
 mod hooks;
 pub mod job;
+mod jvm_settings;
 pub mod last_deadline;
 mod limit_watch;
 mod loopback;
@@ -69,10 +70,14 @@ pub fn main_from_args(args: impl IntoIterator<Item = OsString>) -> ExitCode {
     // A launcher starts a copy of the program that has no name.
     let _ = prctl::set_name(c"executor");
     runtime::telemetry::name_panics("the executor");
-    if let Err(error) = resolver::ignore_environment() {
+    let variables = match jvm_settings::variables(|name| std::env::var_os(name)) {
+        Ok(variables) => variables,
+        Err(wrong) => return wrong_environment(wrong),
+    };
+    if let Err(error) = resolver::restart_if_needed(&variables) {
         let _ = writeln!(
             io::stderr(),
-            "error: could not restart without the resolver's variables: {error}"
+            "error: could not restart with the right environment: {error}"
         );
         job::discard();
         return ExitCode::from(Exit::Infrastructure.code());
@@ -85,6 +90,17 @@ pub fn main_from_args(args: impl IntoIterator<Item = OsString>) -> ExitCode {
         Ok(config) => ExitCode::from(run_process(&config, &hardened)),
         Err(usage) => usage_exit(&usage),
     }
+}
+
+/// Ends with a setting that cannot be used, which no option has.
+fn wrong_environment(error: String) -> ExitCode {
+    let _ = writeln!(io::stderr(), "error: {error}");
+    job::discard();
+    let report_writer =
+        ReportWriter::from_environment().unwrap_or_else(|_| ReportWriter::unsigned());
+    let code = Exit::BadConfiguration.code();
+    report_writer.write(&final_report::default_path(), unusable(error, None), code);
+    ExitCode::from(code)
 }
 
 /// Help and version end with 0. Everything else is a setting that cannot be used, which is printed on stderr and

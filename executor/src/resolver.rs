@@ -1,8 +1,9 @@
-//! Removes variables that change name resolution from the environment. Without them, the C library resolves names as
+//! Restarts the executor with the environment that it needs. It removes variables that change name resolution. Without them, the C library resolves names as
 //! the pod's `/etc/resolv.conf` configures it. With them, a search domain or an alias could send requests, with their
 //! tokens, to another host.
 
-use std::ffi::OsStr;
+use std::collections::BTreeMap;
+use std::ffi::{OsStr, OsString};
 use std::io;
 use std::os::unix::process::CommandExt as _;
 use std::process::Command;
@@ -11,17 +12,17 @@ use std::process::Command;
 const VARIABLES: [&str; 3] = ["LOCALDOMAIN", "RES_OPTIONS", "HOSTALIASES"];
 const PREFIX: &str = "RESOLV_";
 
-/// Restarts this program without such variables, if there are any. This must be the first call, because the C library
-/// may read them from then on.
+/// Restarts this program without such variables and with `more`, if there are any. This comes before any name is resolved, because
+/// the C library may read them from then on.
 ///
 /// # Errors
 /// Returns an error if this program could not be restarted.
-pub(crate) fn ignore_environment() -> io::Result<()> {
+pub(crate) fn restart_if_needed(more: &BTreeMap<&'static str, OsString>) -> io::Result<()> {
     let mut variables = std::env::vars_os()
         .map(|(name, _)| name)
         .filter(|name| affects_resolver(name))
         .peekable();
-    if variables.peek().is_none() {
+    if variables.peek().is_none() && more.is_empty() {
         return Ok(());
     }
     let mut args = std::env::args_os();
@@ -33,6 +34,7 @@ pub(crate) fn ignore_environment() -> io::Result<()> {
     for name in variables {
         restarted.env_remove(name);
     }
+    restarted.envs(more);
     Err(restarted.exec())
 }
 

@@ -179,6 +179,10 @@ pub const HOOKS_DIR: &str = "MAYFLY_HOOKS_DIR";
 pub const FOR_HOOKS_PREFIX: &str = "MAYFLY_HOOK_ENV_";
 /// Tells a hook where the run's working directory is.
 pub const HOOK_WORKING_DIR: &str = "MAYFLY_WORKING_DIR";
+/// Folder of service bindings. The executor trusts the authorities of those with the type `ca-certificates`.
+pub const SERVICE_BINDING_ROOT: &str = "SERVICE_BINDING_ROOT";
+/// PEM file with the authorities that tools, git, scripts and hooks trust, instead of the executor's own.
+pub const RUN_CA_FILE: &str = "MAYFLY_RUN_CA_FILE";
 /// Extra names, comma-separated, that tools and scripts inherit from the executor's environment.
 pub const ENV_FORWARD: &str = "MAYFLY_ENV_FORWARD";
 /// A file that receives a copy of the run's log.
@@ -333,7 +337,7 @@ pub const BACKOFF_LIMIT: &str = "ExecutorEphemeralBackoffLimit";
 pub const TERMINATION_GRACE_PERIOD_SECONDS: &str = "ExecutorEphemeralTerminationGracePeriodSeconds";
 /// `ttlSecondsAfterFinished` of Jobs.
 pub const TTL_SECONDS_AFTER_FINISHED: &str = "ExecutorEphemeralTtlSecondsAfterFinished";
-/// Read only for node selectors.
+/// The launcher reads node selectors, the executor proxies.
 pub const JAVA_TOOL_OPTIONS: &str = "JAVA_TOOL_OPTIONS";
 /// Grace period of steps that change infrastructure. It overrides the one for every type of step.
 pub const APPLY_GRACE_PERIOD_SECONDS: &str = "MAYFLY_APPLY_GRACE_PERIOD_SECONDS";

@@ -86,7 +86,7 @@ const MACHINE: [&str; 22] = [
 ];
 
 /// Settings of the executor that its deployment decides; here the caller's environment is the deployment.
-const DEPLOYMENT: [&str; 24] = [
+const DEPLOYMENT: [&str; 25] = [
     env::TERRAFORM_RELEASES_URL,
     env::TOFU_RELEASES_URL,
     env::RELEASE_MIRROR_URL,
@@ -111,6 +111,7 @@ const DEPLOYMENT: [&str; 24] = [
     env::PROVIDER_CACHE_MAX_BYTES,
     env::PROVIDER_FETCHES,
     env::HOOKS_DIR,
+    env::RUN_CA_FILE,
 ];
 
 /// How the platform is reached that the caller's environment names.

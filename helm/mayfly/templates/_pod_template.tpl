@@ -32,6 +32,9 @@ platform through the relay of a hub.
 {{- if $cli.releaseKeys -}}
 {{- $env = append $env (dict "name" "MAYFLY_RELEASE_KEYS_FILE" "value" "/etc/mayfly/executor/release-keys.asc") -}}
 {{- end -}}
+{{- if $executor.caBundle -}}
+{{- $env = append $env (dict "name" "MAYFLY_RUN_CA_FILE" "value" "/etc/mayfly/executor/runs.crt") -}}
+{{- end -}}
 {{- if include "mayfly.hooks" .root -}}
 {{- $env = append $env (dict "name" "MAYFLY_HOOKS_DIR" "value" "/etc/mayfly/hooks") -}}
 {{- end -}}
@@ -124,7 +127,7 @@ platform through the relay of a hub.
 
 {{/* Whether pods of runs mount the executor's ConfigMap for more than authorities: "true" or nothing. */}}
 {{- define "mayfly.executor.hasFiles" -}}
-{{- if or .Values.executor.cli.releaseKeys .Values.executor.ssh.knownHosts }}true{{ end -}}
+{{- if or .Values.executor.caBundle .Values.executor.cli.releaseKeys .Values.executor.ssh.knownHosts }}true{{ end -}}
 {{- end -}}
 
 {{- define "mayfly.executor.volumes" -}}
@@ -132,6 +135,7 @@ platform through the relay of a hub.
 {{- if include "mayfly.executor.hasFiles" . -}}
 {{- $items := list -}}
 {{- if .Values.executor.cli.releaseKeys }}{{- $items = append $items (dict "key" "release-keys.asc" "path" "release-keys.asc") -}}{{- end -}}
+{{- if .Values.executor.caBundle }}{{- $items = append $items (dict "key" "runs.crt" "path" "runs.crt") -}}{{- end -}}
 {{- if .Values.executor.ssh.knownHosts }}{{- $items = append $items (dict "key" "known_hosts" "path" "known_hosts") -}}{{- end -}}
 {{- $volumes = append $volumes (dict "name" "files" "configMap" (dict "name" (include "mayfly.executor.name" .) "items" $items)) -}}
 {{- end -}}

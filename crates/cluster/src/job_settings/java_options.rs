@@ -2,6 +2,8 @@
 
 use std::collections::BTreeMap;
 
+use job_contract::java_options::words;
+
 const PREFIXES: &[&str] = &["-Dio.terrakube.", "-Dorg.terrakube."];
 const NODE_SELECTOR: &[&str] = &[
     "executor.ephemeral.nodeSelector",
@@ -28,27 +30,6 @@ pub(super) fn node_selector(options: &str) -> BTreeMap<String, String> {
             Some((key.to_owned(), value.trim().to_owned()))
         })
         .collect()
-}
-
-/// Splits as the virtual machine does: at white space outside quotes, which are dropped; no escapes.
-fn words(options: &str) -> Vec<String> {
-    let mut words = Vec::new();
-    let mut word: Option<String> = None;
-    let mut quote = None;
-    for c in options.chars() {
-        match quote {
-            Some(open) if c == open => quote = None,
-            Some(_) => word.get_or_insert_default().push(c),
-            None if c == '"' || c == '\'' => {
-                quote = Some(c);
-                word.get_or_insert_default();
-            }
-            None if c.is_whitespace() => words.extend(word.take()),
-            None => word.get_or_insert_default().push(c),
-        }
-    }
-    words.extend(word);
-    words
 }
 
 #[cfg(test)]
