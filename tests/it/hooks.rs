@@ -15,6 +15,7 @@ use serde_json::{Value, json};
 use crate::machine;
 
 mod infracost;
+mod opa;
 
 const KEY: &str = "ico-0123456789abcdef";
 

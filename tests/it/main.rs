@@ -42,11 +42,12 @@ macro_rules! with_both_tools {
 }
 
 mod apply;
+mod authorities;
 mod chart;
 mod docs;
 mod failure;
-mod identity;
 mod hooks;
+mod identity;
 mod in_cluster;
 mod in_pools;
 mod launcher;
@@ -61,6 +62,7 @@ mod signals;
 mod sources;
 mod state;
 mod stores;
+mod templates;
 mod tools;
 mod variables;
 mod with_terrakube;

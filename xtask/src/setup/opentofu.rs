@@ -1,4 +1,4 @@
-//! Provides OpenTofu and the providers that journeys use, from the user's cache. The cache is filled by a download, or else by a
+//! Provides OpenTofu, the providers that journeys use, and OPA for the example of a hook, from the user's cache. The cache is filled by a download, or else by a
 //! build from Go modules. Links below the target directory lead `test-peers` to them.
 
 use std::fs;
@@ -15,6 +15,8 @@ const RELEASES: &str = "https://github.com/opentofu/opentofu/releases/download";
 /// All modules of a build of OpenTofu and of the providers.
 const OPENTOFU: &str = include_str!("../../../tests/tools/opentofu/go.mod");
 const PROVIDERS: &str = include_str!("../../../tests/tools/providers/go.mod");
+const OPA: &str = include_str!("../../../tests/tools/opa/go.mod");
+const OPA_MODULE: &str = "github.com/open-policy-agent/opa";
 const OPENTOFU_MODULE: &str = "github.com/opentofu/opentofu";
 /// The modules of providers that work without a network.
 const PROVIDER_MODULES: [&str; 5] = [
@@ -27,9 +29,9 @@ const PROVIDER_MODULES: [&str; 5] = [
 
 /// Provides all of them.
 pub(crate) fn ensure() -> Result<()> {
-    let mut programs = vec![opentofu()?];
+    let mut programs = vec![opentofu()?, built(OPA, "tests/tools/opa", OPA_MODULE)?];
     for module in PROVIDER_MODULES {
-        programs.push(provider(module)?);
+        programs.push(built(PROVIDERS, "tests/tools/providers", module)?);
     }
     let folder = peers().join("tools");
     fs::create_dir_all(&folder)
@@ -69,23 +71,20 @@ fn build_opentofu() -> GoBuild<'static> {
     }
 }
 
-/// Builds a provider. No registry has all of them in these versions.
-fn provider(module: &str) -> Result<PathBuf> {
+/// Builds a module. No registry has all of these providers in these versions.
+fn built(modules: &'static str, folder: &'static str, module: &str) -> Result<PathBuf> {
     let (_, name) = module.rsplit_once('/').context("a module has a path")?;
     Source {
         name,
         download: None,
         build: GoBuild {
-            modules: "tests/tools/providers",
+            modules: folder,
             package: module.to_owned(),
             stamps: Vec::new(),
         },
         elsewhere: "",
     }
-    .ensure(&cache(&format!(
-        "{name}-{}",
-        version_in(PROVIDERS, module)
-    ))?)
+    .ensure(&cache(&format!("{name}-{}", version_in(modules, module)))?)
 }
 
 fn download(version: &str, program: &Path) -> Result<()> {
