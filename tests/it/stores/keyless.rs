@@ -124,6 +124,27 @@ fn answer(passed: io::Result<Response>) -> Response {
     passed.unwrap_or_else(|error| Response::new(502, error.to_string()))
 }
 
+/// What some clients ask first: where the services of a tenant are.
+fn azure_discovery(path: &str) -> Option<Value> {
+    let of_tenant = "https://login.microsoftonline.com/tenant";
+    match path {
+        "/common/discovery/instance" => Some(json!({
+            "tenant_discovery_endpoint": format!("{of_tenant}/v2.0/.well-known/openid-configuration"),
+            "api-version": "1.1",
+            "metadata": [{
+                "preferred_network": "login.microsoftonline.com", "preferred_cache": "login.windows.net",
+                "aliases": ["login.microsoftonline.com", "login.windows.net", "login.microsoft.com", "sts.windows.net"],
+            }],
+        })),
+        "/tenant/v2.0/.well-known/openid-configuration" => Some(json!({
+            "issuer": format!("{of_tenant}/v2.0"),
+            "authorization_endpoint": format!("{of_tenant}/oauth2/v2.0/authorize"),
+            "token_endpoint": format!("{of_tenant}/oauth2/v2.0/token"),
+        })),
+        _ => None,
+    }
+}
+
 /// A token service of Azure: knows one application, and the token that it trusts.
 fn azure_tokens(request: &Request) -> Response {
     let form: Vec<(String, String)> = url::form_urlencoded::parse(&request.body)
@@ -142,6 +163,9 @@ fn azure_tokens(request: &Request) -> Response {
             scope.contains("storage.azure.com") || scope.contains("blob.core.windows.net")
         });
     let json = ("Content-Type", "application/json");
+    if let Some(document) = azure_discovery(&request.path) {
+        return Response::new(200, document.to_string()).with_header(json.0, json.1);
+    }
     if !is_known {
         let refusal = r#"{"error":"invalid_client","error_description":"AADSTS700016"}"#;
         return Response::new(401, refusal).with_header(json.0, json.1);
@@ -150,7 +174,6 @@ fn azure_tokens(request: &Request) -> Response {
     Response::new(200, token.to_string()).with_header(json.0, json.1)
 }
 
-/// The metadata by which the tool finds the services of a cloud. It is at the address of the resource manager.
 fn azure_by_workload_identity(tool: Tool) {
     let server = Azurite::start().unwrap();
     let address = server.address();
@@ -160,6 +183,7 @@ fn azure_by_workload_identity(tool: Tool) {
     let routes = [
         (&*host, front.address()),
         ("login.microsoftonline.com", tokens.address()),
+        ("login.microsoft.com", tokens.address()),
     ];
     let clouds = Clouds::start(&routes).unwrap();
     let folder = tempfile::tempdir().unwrap();

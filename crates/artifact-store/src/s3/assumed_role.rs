@@ -101,7 +101,7 @@ mod tests {
 
     #[test]
     fn a_session_is_read_from_the_answer() {
-        let end = humantime::format_rfc3339(SystemTime::now() + Duration::from_secs(3600));
+        let end = humantime::format_rfc3339(SystemTime::now() + Duration::from_hours(1));
         let answer = format!(
             "<AssumeRoleResponse><Credentials><AccessKeyId>ASIA</AccessKeyId><SecretAccessKey>s/+=</SecretAccessKey>\
              <SessionToken>t</SessionToken><Expiration>{end}</Expiration></Credentials></AssumeRoleResponse>"
