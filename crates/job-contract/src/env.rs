@@ -411,6 +411,142 @@ pub const AGENT_WORKING_DIRECTORY: &str = "MAYFLY_AGENT_WORKING_DIRECTORY";
 /// Address on which an agent answers health checks.
 pub const AGENT_LISTEN: &str = "MAYFLY_AGENT_LISTEN";
 
+// Stores of secrets. The names that do not begin with `MAYFLY_` are those of other agents. Each can end with [`FILE_SUFFIX`].
+
+/// The end of a name whose variable has the path of a file with the value.
+pub const FILE_SUFFIX: &str = "_FILE";
+/// `auto`, `on` or `off`: whether values of runs may refer to secrets. `auto` is on if there is a store.
+pub const SECRET_REFERENCES: &str = "MAYFLY_SECRET_REFERENCES";
+/// Patterns of the secrets that runs may name, separated by commas or blanks.
+pub const SECRET_REFERENCES_ALLOW: &str = "MAYFLY_SECRET_REFERENCES_ALLOW";
+/// `true` refuses runs with sensitive values that are no references.
+pub const ONLY_SECRET_REFERENCES: &str = "MAYFLY_ONLY_SECRET_REFERENCES";
+/// Comma list of stores: `ssm`, `gcp`, `azure`, `vault`. Without it, those with settings.
+pub const SECRET_STORES: &str = "MAYFLY_SECRET_STORES";
+/// JSON list of logins for some organizations or workspaces.
+pub const SECRET_LOGINS: &str = "MAYFLY_SECRET_LOGINS";
+/// `true` lets the executor log in with the identity of its node.
+pub const SECRETS_NODE_IDENTITY: &str = "MAYFLY_SECRETS_NODE_IDENTITY";
+/// Keys for AWS Secrets Manager.
+pub const CUSTOMER_AWS_ACCESS_KEY_ID: &str = "CUSTOMER_AWS_ACCESS_KEY_ID";
+/// See [`CUSTOMER_AWS_ACCESS_KEY_ID`].
+pub const CUSTOMER_AWS_SECRET_ACCESS_KEY: &str = "CUSTOMER_AWS_SECRET_ACCESS_KEY";
+/// Region of AWS Secrets Manager.
+pub const AWS_SECRETS_REGION: &str = "AWS_SECRETS_REGION";
+/// `true` exchanges the pod's web identity for a session of [`CUSTOM_ROLE_FOR_OIDC_AWS_SSM`].
+pub const USE_OIDC_FOR_AWS_SSM: &str = "USE_OIDC_FOR_AWS_SSM";
+/// ARN of that role.
+pub const CUSTOM_ROLE_FOR_OIDC_AWS_SSM: &str = "CUSTOM_ROLE_FOR_OIDC_AWS_SSM";
+/// Seconds of that session.
+pub const CUSTOM_DURATION_FOR_OIDC_AWS_SSM: &str = "CUSTOM_DURATION_FOR_OIDC_AWS_SSM";
+/// ARN of a role that the login assumes.
+pub const AWS_SECRETS_ROLE_ARN: &str = "MAYFLY_AWS_SECRETS_ROLE_ARN";
+/// External id for that role.
+pub const AWS_SECRETS_EXTERNAL_ID: &str = "MAYFLY_AWS_SECRETS_EXTERNAL_ID";
+/// Project of secrets of Google.
+pub const CUSTOMER_GOOGLE_PROJECT: &str = "CUSTOMER_GOOGLE_PROJECT";
+/// JSON of a service account's key, or of a federated account.
+pub const CUSTOMER_GOOGLE_CREDENTIALS: &str = "CUSTOMER_GOOGLE_CREDENTIALS";
+/// Client for Azure Key Vault.
+pub const CUSTOMER_AZURE_CLIENT_ID: &str = "CUSTOMER_AZURE_CLIENT_ID";
+/// See [`CUSTOMER_AZURE_CLIENT_ID`].
+pub const CUSTOMER_AZURE_CLIENT_SECRET: &str = "CUSTOMER_AZURE_CLIENT_SECRET";
+/// See [`CUSTOMER_AZURE_CLIENT_ID`].
+pub const CUSTOMER_AZURE_TENANT_ID: &str = "CUSTOMER_AZURE_TENANT_ID";
+/// Domain of the vaults of another cloud.
+pub const AZURE_SECRETS_SUFFIX: &str = "MAYFLY_AZURE_SECRETS_SUFFIX";
+/// Address of Vault or `OpenBao`.
+pub const CUSTOMER_VAULT_ADDRESS: &str = "CUSTOMER_VAULT_ADDRESS";
+/// Token of Vault.
+pub const CUSTOMER_VAULT_TOKEN: &str = "CUSTOMER_VAULT_TOKEN";
+/// User of Vault.
+pub const CUSTOMER_VAULT_USERNAME: &str = "CUSTOMER_VAULT_USERNAME";
+/// Password of that user.
+pub const CUSTOMER_VAULT_PASSWORD: &str = "CUSTOMER_VAULT_PASSWORD";
+/// Role of a login at Vault.
+pub const CUSTOMER_VAULT_ROLE_NAME: &str = "CUSTOMER_VAULT_ROLE_NAME";
+/// Mount of the login at Vault.
+pub const CUSTOMER_VAULT_LOGIN_PATH: &str = "CUSTOMER_VAULT_LOGIN_PATH";
+/// `token`, `password`, `certificate`, `kubernetes`, `jwt`, `approle` or `aws`.
+pub const VAULT_METHOD: &str = "MAYFLY_VAULT_METHOD";
+/// Namespace of references that name none.
+pub const VAULT_NAMESPACE: &str = "MAYFLY_VAULT_NAMESPACE";
+/// Namespace of the login, if it is not that of the reference.
+pub const VAULT_LOGIN_NAMESPACE: &str = "MAYFLY_VAULT_LOGIN_NAMESPACE";
+/// File with the token of the methods `kubernetes` and `jwt`.
+pub const VAULT_JWT_FILE: &str = "MAYFLY_VAULT_JWT_FILE";
+/// The method `approle`.
+pub const VAULT_ROLE_ID: &str = "MAYFLY_VAULT_ROLE_ID";
+/// The method `approle`.
+pub const VAULT_SECRET_ID: &str = "MAYFLY_VAULT_SECRET_ID";
+/// Certificate of the method `certificate`, in PEM.
+pub const VAULT_CLIENT_CERT: &str = "MAYFLY_VAULT_CLIENT_CERT";
+/// Its key, in PEM.
+pub const VAULT_CLIENT_KEY: &str = "MAYFLY_VAULT_CLIENT_KEY";
+/// Value of the header that the method `aws` signs.
+pub const VAULT_AWS_SERVER_ID: &str = "MAYFLY_VAULT_AWS_SERVER_ID";
+/// PEM file with the authorities of Vault, beside the system's.
+pub const VAULT_CA_FILE: &str = "MAYFLY_VAULT_CA_FILE";
+/// `auto`, `1` or `2`: the key-value engine of paths of which Vault does not say how they are mounted.
+pub const VAULT_KV_VERSION: &str = "MAYFLY_VAULT_KV_VERSION";
+/// The mount of these paths.
+pub const VAULT_KV_MOUNT: &str = "MAYFLY_VAULT_KV_MOUNT";
+
+/// The secrets among the settings of stores of secrets.
+pub const SECRET_STORE_SECRETS: [&str; 9] = [
+    CUSTOMER_AWS_ACCESS_KEY_ID,
+    CUSTOMER_AWS_SECRET_ACCESS_KEY,
+    CUSTOMER_GOOGLE_CREDENTIALS,
+    CUSTOMER_AZURE_CLIENT_SECRET,
+    CUSTOMER_VAULT_TOKEN,
+    CUSTOMER_VAULT_PASSWORD,
+    VAULT_ROLE_ID,
+    VAULT_SECRET_ID,
+    VAULT_CLIENT_KEY,
+];
+
+/// All settings of stores of secrets.
+pub const SECRET_STORE_SETTINGS: [&str; 38] = [
+    SECRET_REFERENCES,
+    SECRET_REFERENCES_ALLOW,
+    ONLY_SECRET_REFERENCES,
+    SECRET_STORES,
+    SECRET_LOGINS,
+    SECRETS_NODE_IDENTITY,
+    CUSTOMER_AWS_ACCESS_KEY_ID,
+    CUSTOMER_AWS_SECRET_ACCESS_KEY,
+    AWS_SECRETS_REGION,
+    USE_OIDC_FOR_AWS_SSM,
+    CUSTOM_ROLE_FOR_OIDC_AWS_SSM,
+    CUSTOM_DURATION_FOR_OIDC_AWS_SSM,
+    AWS_SECRETS_ROLE_ARN,
+    AWS_SECRETS_EXTERNAL_ID,
+    CUSTOMER_GOOGLE_PROJECT,
+    CUSTOMER_GOOGLE_CREDENTIALS,
+    CUSTOMER_AZURE_CLIENT_ID,
+    CUSTOMER_AZURE_CLIENT_SECRET,
+    CUSTOMER_AZURE_TENANT_ID,
+    AZURE_SECRETS_SUFFIX,
+    CUSTOMER_VAULT_ADDRESS,
+    CUSTOMER_VAULT_TOKEN,
+    CUSTOMER_VAULT_USERNAME,
+    CUSTOMER_VAULT_PASSWORD,
+    CUSTOMER_VAULT_ROLE_NAME,
+    CUSTOMER_VAULT_LOGIN_PATH,
+    VAULT_METHOD,
+    VAULT_NAMESPACE,
+    VAULT_LOGIN_NAMESPACE,
+    VAULT_JWT_FILE,
+    VAULT_ROLE_ID,
+    VAULT_SECRET_ID,
+    VAULT_CLIENT_CERT,
+    VAULT_CLIENT_KEY,
+    VAULT_AWS_SERVER_ID,
+    VAULT_CA_FILE,
+    VAULT_KV_VERSION,
+    VAULT_KV_MOUNT,
+];
+
 /// The variables with secrets of the platform, of its storage and of Mayfly (contract 10.1), beside those of the job data.
 pub const SECRETS: [&str; 11] = [
     INTERNAL_SECRET,
@@ -426,10 +562,14 @@ pub const SECRETS: [&str; 11] = [
     REDIS_TRUSTSTORE_PASSWORD,
 ];
 
-/// Whether the variable contains a secret of the platform, of its storage, of Mayfly or of hooks, or job data.
+/// Whether the variable contains a secret of the platform, of its storage, of Mayfly, of hooks or of a login to a store of secrets,
+/// or job data.
 #[must_use]
 pub fn is_secret(name: &str) -> bool {
-    SECRETS.contains(&name) || name.starts_with(FOR_HOOKS_PREFIX) || is_job_data(name)
+    SECRETS.contains(&name)
+        || SECRET_STORE_SECRETS.contains(&name)
+        || name.starts_with(FOR_HOOKS_PREFIX)
+        || is_job_data(name)
 }
 
 /// The largest environment string that Linux accepts at `execve`, with name, `=` and NUL (`MAX_ARG_STRLEN`).

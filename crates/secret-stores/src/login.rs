@@ -1,0 +1,90 @@
+//! A login that all requests to a store share: obtained once, again if it has expired or was refused, and not again if the
+//! store refused to give it.
+
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
+
+use tokio::sync::Mutex;
+
+use crate::error::{ErrorClass, ReadError};
+
+/// A login is replaced so long before its end.
+const MARGIN: Duration = Duration::from_mins(1);
+
+/// Something that a login gives, with its end.
+pub type Obtained<T> = Result<(T, Option<SystemTime>), ReadError>;
+
+#[derive(Debug)]
+struct Held<T> {
+    value: Result<Arc<T>, ReadError>,
+    ends: Option<SystemTime>,
+    /// How often it was replaced after a refusal.
+    refusals: u32,
+}
+
+/// The shared login of one store and identity.
+#[derive(Debug)]
+pub struct Login<T>(Mutex<Option<Held<T>>>);
+
+impl<T> Default for Login<T> {
+    fn default() -> Self {
+        Self(Mutex::new(None))
+    }
+}
+
+impl<T> Login<T> {
+    /// The login. The first caller obtains it, and all others wait for it.
+    pub async fn get(
+        &self,
+        obtain: impl Future<Output = Obtained<T>>,
+    ) -> Result<Arc<T>, ReadError> {
+        let mut held = self.0.lock().await;
+        if let Some(held) = &*held
+            && held
+                .ends
+                .is_none_or(|ends| SystemTime::now() + MARGIN < ends)
+        {
+            return held.value.clone();
+        }
+        let refusals = held.as_ref().map_or(0, |held| held.refusals);
+        let (value, ends) = match obtain.await {
+            Ok((value, ends)) => (Ok(Arc::new(value)), ends),
+            // An attempt that may succeed later is not remembered.
+            Err(error) if error.class.is_transient() => return Err(error),
+            Err(error) => (Err(error), None),
+        };
+        *held = Some(Held {
+            value: value.clone(),
+            // A service that gives too little time is asked each time.
+            ends,
+            refusals,
+        });
+        value
+    }
+
+    /// Forgets a login that the store has refused. Returns whether another one may be obtained.
+    pub async fn is_refused(&self, refused: &Arc<T>, error: &ReadError) -> bool {
+        if error.class != ErrorClass::CredentialsRejected {
+            return false;
+        }
+        let mut held = self.0.lock().await;
+        let Some(known) = &mut *held else {
+            return true;
+        };
+        match &known.value {
+            Ok(value) if Arc::ptr_eq(value, refused) => {
+                known.refusals += 1;
+                known.ends = Some(SystemTime::UNIX_EPOCH);
+                known.refusals == 1
+            }
+            // Another request has replaced it.
+            Ok(_) => true,
+            Err(_) => false,
+        }
+    }
+
+    /// The login, if there is one.
+    pub async fn take(&self) -> Option<Arc<T>> {
+        self.0.lock().await.take()?.value.ok()
+    }
+}
