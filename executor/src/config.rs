@@ -31,7 +31,8 @@ use crate::workspace::ArchiveLimits;
 #[command(
     name = "executor",
     version,
-    after_help = "Exit codes: 0 done, 1 the tool or a script failed, 2 a defect of the executor, 64 bad \
+    after_help = "`executor check-secret-stores` logs in at each store of secrets, reads no secret, and exits.\n\n\
+                  Exit codes: 0 done, 1 the tool or a script failed, 2 a defect of the executor, 64 bad \
                   configuration, 65 bad job data, 75 infrastructure failed before anything was started, 76 \
                   another executor holds the step, 128+n ended by signal n. Unless MAYFLY_OUTCOME_EXIT_CODE is \
                   true, every outcome that was reported ends with 0.\n\n\

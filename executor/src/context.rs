@@ -2,6 +2,7 @@
 //!
 //! This module knows neither the phases nor their order.
 
+use std::collections::BTreeMap;
 use std::future::Future;
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, OnceLock};
@@ -32,6 +33,7 @@ use crate::error::StepError;
 use crate::hooks::Hooks;
 use crate::phase_timer::PhaseTimer;
 use crate::platform_server::PlatformServer;
+use crate::references::{References, without_references};
 use crate::running_report::StartReportRetry;
 use crate::state_server::StateServer;
 use crate::stop::{Budget, Stop};
@@ -59,7 +61,12 @@ pub(crate) struct RunContext<'c> {
     pub(crate) state_server: Option<StateServer>,
     /// Behind the relay of a hub.
     pub(crate) platform_server: Option<PlatformServer>,
-    pub(crate) env: ChildEnv,
+    /// What children see, with references in the place of secrets. See [`Self::child_env`].
+    env: ChildEnv,
+    /// The references of the run, if they are on.
+    pub(crate) references: Option<References>,
+    /// The run with secrets in the place of references, once they are resolved.
+    pub(crate) resolved: OnceLock<ResolvedRun>,
     pub(crate) stop: Stop,
     pub(crate) oom_kills: OomKills,
     pub(crate) budget: Budget,
@@ -77,6 +84,34 @@ pub(crate) struct RunContext<'c> {
     pub(crate) hooks: Hooks,
 }
 
+/// A run with secrets in the place of references.
+#[derive(Debug)]
+pub(crate) struct ResolvedRun {
+    pub(crate) job: JobData,
+    pub(crate) env: ChildEnv,
+    /// Texts of inputs where the tool reads them as expressions, if they differ.
+    pub(crate) expressions: BTreeMap<String, String>,
+}
+
+/// What the run's tool and scripts see of the environment.
+pub(crate) fn child_env(
+    config: &Config,
+    folders: &Folders,
+    job: &JobData,
+) -> Result<ChildEnv, StepError> {
+    let mut env = ChildEnv::new(std::env::vars_os(), &config.run.env_forward, job)?;
+    if !config.identity.identity_pass_through {
+        env.keep_pod_identity(&config.run.env_forward);
+    }
+    if env.get("HOME").is_none() {
+        env.set("HOME", &folders.home.to_string_lossy())?;
+    }
+    if let Some(file) = &config.run.run_ca_file {
+        env.trust(file)?;
+    }
+    Ok(env)
+}
+
 impl<'c> RunContext<'c> {
     /// Opens the folders, the store and the log of a run. It sends no request yet.
     pub(crate) fn open(
@@ -91,17 +126,9 @@ impl<'c> RunContext<'c> {
         let store = config
             .store
             .open(&folders, connections.relaying_lease(), &job)?;
-        let mut env = ChildEnv::new(std::env::vars_os(), &config.run.env_forward, &job)?;
-        if !config.identity.identity_pass_through {
-            env.keep_pod_identity(&config.run.env_forward);
-        }
-        if env.get("HOME").is_none() {
-            env.set("HOME", &folders.home.to_string_lossy())?;
-        }
-        if let Some(file) = &config.run.run_ca_file {
-            env.trust(file)?;
-        }
         let hooks = Hooks::load(config.run.hooks_dir.as_deref())?;
+        let references = References::open(&job)?;
+        let env = child_env(config, &folders, &job)?;
         for folder in [&folders.work, &folders.checkouts] {
             private_folder(folder)
                 .and_then(|folder| Ok(eaccess(folder, AccessFlags::W_OK)?))
@@ -114,7 +141,7 @@ impl<'c> RunContext<'c> {
             checkouts: &folders.checkouts,
             name: &format!("{}_{}", job.organization_id, job.workspace_id),
         })?;
-        let log = open_log(config, &job, &layout, &store)?;
+        let log = open_log(config, &job, &layout, &store, references.as_ref())?;
         log.add_secrets(hooks.secrets());
         log.add_secrets(env.proxy_secrets());
         let store_watch = StoreWatch::start(&store, log.writer());
@@ -166,11 +193,27 @@ impl<'c> RunContext<'c> {
             layout,
             log,
             env,
+            references,
+            resolved: OnceLock::new(),
             stop,
             oom_kills: OomKills::from_now(MemoryGroup::of_this_process()),
             store_watch,
             hooks,
         })
+    }
+
+    /// The job as the tool and scripts see it: with secrets, once they are resolved.
+    pub(crate) fn child_job(&self) -> &JobData {
+        self.resolved
+            .get()
+            .map_or(&self.job, |resolved| &resolved.job)
+    }
+
+    /// What the tool and scripts see of the environment: with secrets, once they are resolved.
+    pub(crate) fn child_env(&self) -> &ChildEnv {
+        self.resolved
+            .get()
+            .map_or(&self.env, |resolved| &resolved.env)
     }
 
     /// Opens the live log. With a lease this waits for the claim, because another executor may write the log until then.
@@ -290,8 +333,21 @@ fn open_log(
     job: &JobData,
     layout: &Layout,
     store: &Store,
+    references: Option<&References>,
 ) -> Result<RunLog, StepError> {
-    let mut secrets = secrets_of(job);
+    // A reference is no secret, and messages name it.
+    let mut secrets = match references {
+        Some(_) => secrets_of(&without_references(job)),
+        None => secrets_of(job),
+    };
+    let logins = references
+        .map(References::login_secrets)
+        .unwrap_or_default();
+    secrets.extend(
+        logins
+            .iter()
+            .map(|secret| secret.expose_secret().to_owned()),
+    );
     let own = store
         .secrets()
         .into_iter()

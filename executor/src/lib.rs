@@ -16,6 +16,7 @@ use tracing::{error, info};
 
 pub mod banner;
 pub mod cgroup;
+mod check_secret_stores;
 pub mod child_env;
 pub mod config;
 mod connections;
@@ -37,6 +38,7 @@ mod plan_files;
 mod platform_server;
 pub mod process;
 mod providers;
+mod references;
 mod resolver;
 mod running_report;
 pub mod scripts;
@@ -85,6 +87,13 @@ pub fn main_from_args(args: impl IntoIterator<Item = OsString>) -> ExitCode {
     if let Err(error) = handover::receive() {
         let _ = writeln!(io::stderr(), "error: {error}");
         return ExitCode::from(Exit::Infrastructure.code());
+    }
+    let args: Vec<OsString> = args.into_iter().collect();
+    if args
+        .get(1)
+        .is_some_and(|word| word == check_secret_stores::COMMAND)
+    {
+        return ExitCode::from(check_secret_stores::run());
     }
     match Config::parse_over_environment(args) {
         Ok(config) => ExitCode::from(run_process(&config, &hardened)),

@@ -20,6 +20,7 @@ pub(crate) mod provide_providers;
 pub(crate) mod release_lock;
 pub(crate) mod report_rejection;
 pub(crate) mod rescue_state;
+pub(crate) mod resolve_references;
 pub(crate) mod resolve_tool;
 pub(crate) mod run_hook;
 pub(crate) mod run_scripts;

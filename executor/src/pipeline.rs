@@ -175,7 +175,10 @@ async fn run_connected(
             "processes that the run has started could not be killed"
         );
     }
-    conclude(run, result).await
+    if let Some(references) = &run.references {
+        references.finish().await;
+    }
+    Box::pin(conclude(run, result)).await
 }
 
 /// Runs the step. Every early return is a result, so that the run is always concluded.

@@ -216,6 +216,7 @@ pub fn build(
     let names = MACHINE
         .into_iter()
         .chain(DEPLOYMENT)
+        .chain(env::SECRET_STORE_SETTINGS)
         .chain(platform.iter().copied().flatten().copied())
         .chain(forwarded.iter().map(String::as_str));
     let mut variables: Vec<(OsString, OsString)> = names

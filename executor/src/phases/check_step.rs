@@ -12,7 +12,7 @@ use crate::scripts;
 
 /// Refuses a step that cannot run as configured.
 pub(crate) async fn check_step(run: &RunContext<'_>) -> Result<(), StepError> {
-    scripts::check(&run.job, &run.env.path())?;
+    scripts::check(&run.job, &run.child_env().path())?;
     for name in child_env::ineffective_variables(&run.job) {
         let text = format!(
             "`{}` names `{name}`, a setting of the executor, where it has no effect. Only the tool and scripts get its \
@@ -20,6 +20,9 @@ pub(crate) async fn check_step(run: &RunContext<'_>) -> Result<(), StepError> {
             env::EPHEMERAL_ENV
         );
         run.log.writer().line(&text).await;
+    }
+    if let Some(references) = &run.references {
+        references.check(&run.job)?;
     }
     refuse_policies(run).await
 }

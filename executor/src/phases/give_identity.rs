@@ -28,7 +28,7 @@ pub(crate) async fn give_identity(
         StepError::new(Exit::BadConfiguration, texts.join("; "))
     })?;
     let given = give(&identities, &settings.identity_dir, &run.job, |name| {
-        run.env.is_of_run(name) || workspace.environment.contains_key(name)
+        run.child_env().is_of_run(name) || workspace.environment.contains_key(name)
     });
     for (cloud, variable) in &given.brought {
         let text = format!(

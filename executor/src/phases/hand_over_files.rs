@@ -45,7 +45,7 @@ pub(crate) async fn look_before(
     if !run.config.run.plan_files {
         return Ok(None);
     }
-    let data_dir = run.env.get("TF_DATA_DIR");
+    let data_dir = run.child_env().get("TF_DATA_DIR");
     let data_dir = data_dir.and_then(|folder| Path::new(folder).file_name()?.to_str());
     let choice = Choice {
         root: workspace.root.clone(),

@@ -50,7 +50,7 @@ pub(crate) fn write_backend(
 pub(crate) async fn write_variables(
     context: &OperationContext<'_, '_>,
 ) -> Result<Option<PathBuf>, StepError> {
-    let (run, job) = (context.run, &context.run.job);
+    let (run, job) = (context.run, context.run.child_job());
     let (dir, tool) = (context.prepared.working_dir.clone(), job.tool());
     if job.variables.is_empty() {
         variables::check(&dir, tool)?;
@@ -69,6 +69,11 @@ pub(crate) async fn write_variables(
         let text = format!("Variables the root module does not declare, not passed on: {names}");
         run.log.writer().line(&text).await;
     }
+    let resolved = run.resolved.get();
+    let declarations = match resolved.map(|resolved| resolved.expressions.clone()) {
+        Some(expressions) => declarations.with_expressions(expressions),
+        None => declarations,
+    };
     let path = declarations.write(&job.variables, run.layout.private())?;
     Ok(Some(path))
 }

@@ -13,6 +13,7 @@ use tracing::{info, warn};
 
 use crate::context::RunContext;
 use crate::error::StepError;
+use crate::phases::resolve_references::resolve_source;
 use crate::scripts;
 use crate::workspace::{self, ArchiveLimits, AzureEnvironment, Workspace, WorkspaceConfig};
 
@@ -23,17 +24,17 @@ const TURN_ANNOUNCED_AFTER: Duration = Duration::from_secs(1);
 /// The sources of the job, in the folder of its workspace.
 pub(crate) async fn prepare_workspace(run: &RunContext<'_>) -> Result<Workspace, StepError> {
     wait_for_turn(run).await?;
-    let job = with_content(run).await?;
+    let job = resolve_source(run, with_content(run).await?).await?;
     let config = WorkspaceConfig {
         known_hosts: run.config.source.ssh_known_hosts_file.clone(),
         archive_limits: ArchiveLimits {
             max_bytes: run.config.source.archive_max_bytes,
             max_entries: run.config.source.archive_max_entries,
         },
-        path: run.env.path(),
+        path: run.child_env().path(),
         home: run.folders.home.clone(),
         environment: run
-            .env
+            .child_env()
             .inherited()
             .map(|(name, value)| (name.to_owned(), value.to_owned()))
             .collect(),
@@ -45,7 +46,7 @@ pub(crate) async fn prepare_workspace(run: &RunContext<'_>) -> Result<Workspace,
         Err(error) => return Err(log_workspace_error(run, error).await),
     };
     run.commit_id.get_or_init(|| workspace.commit_id.clone());
-    clone_tools_repository(run, &workspace, &config).await?;
+    clone_tools_repository(run, &job, &workspace, &config).await?;
     Ok(workspace)
 }
 
@@ -53,6 +54,7 @@ pub(crate) async fn prepare_workspace(run: &RunContext<'_>) -> Result<Workspace,
 /// they may not need it.
 async fn clone_tools_repository(
     run: &RunContext<'_>,
+    job: &JobData,
     workspace: &Workspace,
     config: &WorkspaceConfig,
 ) -> Result<(), StepError> {
@@ -72,7 +74,7 @@ async fn clone_tools_repository(
         repository,
         source.tools_branch.as_deref().unwrap_or("main"),
         &target,
-        &run.job.environment_variables,
+        &job.environment_variables,
         &run.layout,
         config,
     );

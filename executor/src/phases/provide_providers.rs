@@ -270,7 +270,7 @@ fn store_of(run: &RunContext<'_>, env: &mut ChildEnv) -> Option<SharedStore> {
 
 /// The variable of the run that decides where its providers come from.
 fn decided_by_run(run: &RunContext<'_>, env: &ChildEnv) -> Option<&'static str> {
-    let of_run = &run.job.environment_variables;
+    let of_run = &run.child_job().environment_variables;
     let is_own = |name: &&str| of_run.contains_key(*name) && env.get(name).is_some();
     let decides = |name: &&str| {
         let arguments = of_run.get(*name).map_or("", String::as_str);

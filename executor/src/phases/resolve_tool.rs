@@ -23,7 +23,7 @@ pub(crate) async fn resolve_tool(
         selection: tools.tool_selection,
         signatures: tools.release_signatures,
         extra_keys: tools.release_keys_file.clone(),
-        path: run.env.path(),
+        path: run.child_env().path(),
         retry_for: tool::RETRY_FOR,
     };
     let notify = |text: &str| info!("{text}");

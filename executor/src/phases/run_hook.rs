@@ -301,7 +301,7 @@ impl Consumer for LimitedOutput {
 
 fn environment(context: &OperationContext<'_, '_>, folder: &Path) -> Vec<(OsString, OsString)> {
     let run = context.run;
-    let inherited = run.env.inherited().filter(|(name, _)| {
+    let inherited = run.child_env().inherited().filter(|(name, _)| {
         name.to_str()
             .is_some_and(|name| INHERITED.contains(&name) || name.starts_with("LC_"))
     });

@@ -51,7 +51,7 @@ pub(crate) async fn run_script_step(
     workspace: &Workspace,
     tool: Option<&ResolvedTool>,
 ) -> StepResult {
-    let mut env = run.env.clone();
+    let mut env = run.child_env().clone();
     let commands = scripts::select(&run.job.command_list, Phase::Scripts);
     let scripts = scripts_in(run, &workspace.root, tool);
     let work = async {
@@ -119,7 +119,7 @@ fn scripts_in<'r>(
     tool: Option<&'r ResolvedTool>,
 ) -> Scripts<'r> {
     Scripts {
-        job: &run.job,
+        job: run.child_job(),
         dir,
         private: run.layout.private(),
         tool,

@@ -14,6 +14,7 @@ use crate::phases::fetch_plan::fetch_plan;
 use crate::phases::give_identity::give_identity;
 use crate::phases::hand_over_files::take_files;
 use crate::phases::prepare_workspace::{prepare_workspace, working_dir};
+use crate::phases::resolve_references::resolve_references;
 use crate::phases::resolve_tool::{resolve_optional_tool, resolve_tool};
 use crate::step_result::StepResult;
 use crate::tool::ResolvedTool;
@@ -52,6 +53,9 @@ pub(crate) async fn prepare(
         PreparedStep::Scripts(workspace, _) => workspace,
         PreparedStep::NotRun(_) => return Ok(step),
     };
+    let has_stored_plan =
+        matches!(&step, PreparedStep::Operation(prepared) if prepared.plan.is_some());
+    resolve_references(run, has_stored_plan).await?;
     Ok(match claim_step(run, workspace).await? {
         StartDecision::DoNotStart(result) => PreparedStep::NotRun(result),
         StartDecision::Start => step,

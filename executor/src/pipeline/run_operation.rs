@@ -55,7 +55,7 @@ pub(crate) async fn run_operation(
 
 /// Runs the phases. After a failure, later scripts still run, and changes are still published.
 async fn run_phases(run: &RunContext<'_>, prepared: &PreparedOperation) -> OperationResult {
-    let mut env = run.env.clone();
+    let mut env = run.child_env().clone();
     for (name, value) in &prepared.workspace.environment {
         if let Err(error) = env.set(name, value) {
             return OperationResult::failed(Ending::NotReached, error);

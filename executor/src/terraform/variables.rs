@@ -37,6 +37,8 @@ pub enum Kind {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Declarations {
     kinds: BTreeMap<String, Kind>,
+    /// Texts of variables where they are expressions, if they differ.
+    expressions: BTreeMap<String, String>,
     /// Whether every file could be read. Only then is an unknown name certainly undeclared.
     complete: bool,
 }
@@ -59,6 +61,15 @@ impl Declarations {
             declarations.complete &= added.is_some();
         }
         Ok(declarations)
+    }
+
+    /// Takes these texts for variables that turn out to be expressions.
+    #[must_use]
+    pub fn with_expressions(self, expressions: BTreeMap<String, String>) -> Self {
+        Self {
+            expressions,
+            ..self
+        }
     }
 
     fn add(&mut self, text: &str, syntax: Syntax) -> Option<()> {
@@ -133,7 +144,8 @@ impl Declarations {
             match variable.hcl.map_or_else(|| self.kind(name), Kind::of_flag) {
                 Kind::Literal => writeln!(text, "{name} = {}", quote(&variable.value)),
                 Kind::Expression => {
-                    let value = variable.value.trim();
+                    let value = self.expressions.get(name).unwrap_or(&variable.value);
+                    let value = value.trim();
                     // The whole text is one expression, so it cannot define other variables.
                     if value.parse::<Expression>().is_err() {
                         return Err(StepError::user(format!(
