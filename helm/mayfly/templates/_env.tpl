@@ -131,6 +131,68 @@ relay: executors behind the relay of a hub get no way to the platform and its st
 {{- dict "items" $env | toJson -}}
 {{- end -}}
 
+{{/* The stores of secrets, as executors are told of them. */}}
+{{- define "mayfly.env.secretStores" -}}
+{{- $stores := .Values.secretStores -}}
+{{- $env := list -}}
+{{- $vault := $stores.vault -}}
+{{- range $name, $value := dict
+  "AWS_SECRETS_REGION" $stores.aws.region
+  "CUSTOMER_AZURE_CLIENT_ID" $stores.azure.clientId
+  "CUSTOMER_AZURE_TENANT_ID" $stores.azure.tenantId
+  "CUSTOMER_GOOGLE_PROJECT" $stores.gcp.project
+  "CUSTOMER_VAULT_ADDRESS" $vault.address
+  "CUSTOMER_VAULT_LOGIN_PATH" $vault.loginPath
+  "CUSTOMER_VAULT_ROLE_NAME" $vault.role
+  "CUSTOMER_VAULT_USERNAME" $vault.username
+  "CUSTOM_ROLE_FOR_OIDC_AWS_SSM" $stores.aws.webIdentity.roleArn
+  "CUSTOM_DURATION_FOR_OIDC_AWS_SSM" (ternary (toString (int $stores.aws.webIdentity.durationSeconds)) "" (gt (int $stores.aws.webIdentity.durationSeconds) 0))
+  "MAYFLY_AWS_SECRETS_EXTERNAL_ID" $stores.aws.externalId
+  "MAYFLY_AWS_SECRETS_ROLE_ARN" $stores.aws.roleArn
+  "MAYFLY_AZURE_SECRETS_SUFFIX" $stores.azure.vaultDomain
+  "MAYFLY_ONLY_SECRET_REFERENCES" (ternary "true" "" $stores.onlyReferences)
+  "MAYFLY_SECRETS_NODE_IDENTITY" (ternary "true" "" $stores.nodeIdentity)
+  "MAYFLY_SECRET_LOGINS" (empty $stores.logins | ternary "" (toJson $stores.logins))
+  "MAYFLY_SECRET_REFERENCES" (eq $stores.references "auto" | ternary "" $stores.references)
+  "MAYFLY_SECRET_REFERENCES_ALLOW" (join " " $stores.allow)
+  "MAYFLY_SECRET_STORES" (join "," $stores.enabled)
+  "MAYFLY_VAULT_CA_FILE" $vault.caFile
+  "MAYFLY_VAULT_JWT_FILE" $vault.jwtFile
+  "MAYFLY_VAULT_KV_MOUNT" $vault.kvMount
+  "MAYFLY_VAULT_KV_VERSION" (eq $vault.kvVersion "auto" | ternary "" $vault.kvVersion)
+  "MAYFLY_VAULT_LOGIN_NAMESPACE" $vault.loginNamespace
+  "MAYFLY_VAULT_METHOD" $vault.authMethod
+  "MAYFLY_VAULT_NAMESPACE" $vault.namespace
+  "USE_OIDC_FOR_AWS_SSM" (empty $stores.aws.webIdentity.roleArn | ternary "" "true")
+-}}
+{{- if $value }}{{- $env = append $env (dict "name" $name "value" $value) -}}{{- end -}}
+{{- end -}}
+{{- $secrets := list -}}
+{{- with $stores.aws.existingSecret -}}
+{{- $secrets = append $secrets (dict "name" "CUSTOMER_AWS_ACCESS_KEY_ID" "secret" . "key" $stores.aws.accessKeyIdKey) -}}
+{{- $secrets = append $secrets (dict "name" "CUSTOMER_AWS_SECRET_ACCESS_KEY" "secret" . "key" $stores.aws.secretAccessKeyKey) -}}
+{{- end -}}
+{{- with $stores.gcp.existingSecret -}}
+{{- $secrets = append $secrets (dict "name" "CUSTOMER_GOOGLE_CREDENTIALS" "secret" . "key" $stores.gcp.credentialsKey) -}}
+{{- end -}}
+{{- with $stores.azure.existingSecret -}}
+{{- $secrets = append $secrets (dict "name" "CUSTOMER_AZURE_CLIENT_SECRET" "secret" . "key" $stores.azure.clientSecretKey) -}}
+{{- end -}}
+{{- with $vault.existingSecret -}}
+{{- $byMethod := dict
+  "token" (dict "CUSTOMER_VAULT_TOKEN" "token")
+  "password" (dict "CUSTOMER_VAULT_PASSWORD" "password")
+  "approle" (dict "MAYFLY_VAULT_ROLE_ID" "roleId" "MAYFLY_VAULT_SECRET_ID" "secretId")
+  "certificate" (dict "MAYFLY_VAULT_CLIENT_CERT" "tls.crt" "MAYFLY_VAULT_CLIENT_KEY" "tls.key")
+-}}
+{{- range $name, $key := get $byMethod $vault.authMethod | default dict -}}
+{{- $secrets = append $secrets (dict "name" $name "secret" $vault.existingSecret "key" $key) -}}
+{{- end -}}
+{{- end -}}
+{{- range $secrets }}{{- $env = append $env (fromJson (include "mayfly.env.fromSecret" .)) -}}{{- end -}}
+{{- dict "items" $env | toJson -}}
+{{- end -}}
+
 {{/* What every program is told: proxy, authorities, and the key of final reports. */}}
 {{- define "mayfly.env.common" -}}
 {{- $env := list -}}
