@@ -17,6 +17,7 @@ use axum::http::{HeaderValue, StatusCode, header};
 use axum::middleware::{Next, from_fn_with_state};
 use axum::response::Response;
 use axum::routing::{get, post};
+use git_address::AllowList;
 use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
 
@@ -43,6 +44,7 @@ const MEMORY_KIB: usize = 80 * KIB;
 pub(crate) struct AppState {
     gate: Arc<Gate>,
     routing: Arc<Routing>,
+    allowed: Option<Arc<AllowList>>,
     target: Arc<dyn DispatchTarget>,
     hub: Option<Arc<Hub>>,
     page: Option<StatusPage>,
@@ -75,6 +77,7 @@ impl AppState {
         Self {
             gate: Arc::new(gate),
             routing: Arc::new(routing),
+            allowed: None,
             target,
             hub,
             page,
@@ -83,6 +86,14 @@ impl AppState {
             turns: Arc::new(Semaphore::new(AT_ONCE)),
             memory: Arc::new(Semaphore::new(MEMORY_KIB)),
             draining,
+        }
+    }
+
+    /// Refuses dispatches with other sources.
+    pub(crate) fn with_allowed(self, allowed: Option<AllowList>) -> Self {
+        Self {
+            allowed: allowed.map(Arc::new),
+            ..self
         }
     }
 }

@@ -10,6 +10,7 @@ use artifact_store::{HubSettings, HubStore, RequestTiming, Store, StoreArgs};
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{Arg, Args, CommandFactory as _, Parser};
 use job_contract::identity::{self, Identities};
+use git_address::{AllowList, Match, RuleError};
 use job_contract::{Exit, JobData, Records, StepType, env};
 use platform::lease::{LeaseArgs, LeaseConfig};
 use platform::redis::{Redis, RedisArgs};
@@ -165,6 +166,13 @@ pub struct SourceConfig {
     /// `known_hosts` file. If it is set, it must list the SSH server keys.
     #[arg(long, env = env::SSH_KNOWN_HOSTS)]
     pub ssh_known_hosts_file: Option<PathBuf>,
+    /// Regular expression of addresses of repositories. Runs fetch from no others, also not submodules and modules. Empty
+    /// allows all.
+    #[arg(long, env = env::ALLOWED_VCS_URL_REGEX, value_parser = allowed_urls)]
+    pub allowed_vcs_url_regex: Option<String>,
+    /// Whether this expression must match the whole address (`full`), or any part of it (`search`).
+    #[arg(long, env = env::ALLOWED_VCS_URL_MATCH, default_value = "full")]
+    pub allowed_vcs_url_match: Match,
     /// Largest unpacked size of fetched content, in bytes.
     #[arg(long, env = env::ARCHIVE_MAX_BYTES, default_value_t = ArchiveLimits::default().max_bytes)]
     pub archive_max_bytes: u64,
@@ -177,6 +185,27 @@ pub struct SourceConfig {
     /// Branch of the extension repository.
     #[arg(long, env = env::TOOLS_BRANCH)]
     pub tools_branch: Option<String>,
+}
+
+/// Empty is no rule. Blanks are a mistake: they must not allow everything.
+fn allowed_urls(text: &str) -> Result<String, RuleError> {
+    if !text.is_empty() {
+        AllowList::new(text, Match::Full)?;
+    }
+    Ok(text.to_owned())
+}
+
+impl SourceConfig {
+    /// The addresses that runs may fetch from; `None` is all of them.
+    pub(crate) fn allow_list(&self) -> Result<Option<Arc<AllowList>>, StepError> {
+        let pattern = self.allowed_vcs_url_regex.as_deref();
+        let Some(pattern) = pattern.filter(|pattern| !pattern.is_empty()) else {
+            return Ok(None);
+        };
+        let list = AllowList::new(pattern, self.allowed_vcs_url_match)
+            .map_err(|error| unusable(format!("`{}`: {error}", env::ALLOWED_VCS_URL_REGEX)))?;
+        Ok(Some(Arc::new(list)))
+    }
 }
 
 #[derive(Args, Debug)]
@@ -459,7 +488,12 @@ impl Config {
     pub fn parse_over_environment(
         args: impl IntoIterator<Item = OsString>,
     ) -> Result<Self, clap::Error> {
-        let mut config: Self = parse_over_environment(args, |_| true)?;
+        let mut config: Self = parse_over_environment(args, |argument| {
+            // Blanks are no rule that was left out.
+            argument
+                .get_env()
+                .is_none_or(|name| name != env::ALLOWED_VCS_URL_REGEX)
+        })?;
         config.job.complete(|name| env_var(name).ok());
         Ok(config)
     }

@@ -24,6 +24,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use git_address::AllowList;
 use job_contract::JobData;
 use job_contract::job::NO_COMMIT;
 use runtime::tree_removal;
@@ -48,6 +49,8 @@ use crate::error::StepError;
 pub struct WorkspaceConfig {
     /// The file of accepted SSH server keys. Without it, every key is accepted, as the contract requires.
     pub known_hosts: Option<PathBuf>,
+    /// The addresses that may be fetched; `None` is all of them.
+    pub allowed: Option<Arc<AllowList>>,
     pub archive_limits: ArchiveLimits,
     pub path: OsString,
     pub home: PathBuf,
@@ -163,7 +166,7 @@ pub async fn clone_tools_repository(
         connection_type: value("TERRAKUBE_PRIVATE_EXTENSION_REPO_TOKEN_TYPE"),
         token: value("TERRAKUBE_PRIVATE_EXTENSION_REPO_TOKEN"),
     };
-    let source = Source::parse(repository)?;
+    let source = allowed_source(repository, config)?;
     refuse_detour(layout.checkout(), target)?;
     remove_entry(target).map_err(io_error("replace", target))?;
     let proxies = ProxySettings::from_environment(&config.environment);
@@ -172,6 +175,17 @@ pub async fn clone_tools_repository(
     git.clone(branch, target).await?;
     git.check_out_head(target).await?;
     Ok(())
+}
+
+/// Reads the address of a repository, and refuses what the operator does not allow, before anything asks for its host.
+fn allowed_source(text: &str, config: &WorkspaceConfig) -> Result<Source, StepError> {
+    let source = Source::parse(text)?;
+    if let Some(allowed) = &config.allowed {
+        allowed
+            .judge(&source.address)
+            .map_err(|refusal| StepError::user(refusal.to_string()).with_hint(refusal.hint()))?;
+    }
+    Ok(source)
 }
 
 fn vcs_access(job: &JobData) -> VcsAccess<'_> {
@@ -188,7 +202,7 @@ async fn clone_source(
     layout: &Layout,
     config: &WorkspaceConfig,
 ) -> Result<String, StepError> {
-    let source = Source::parse(job.source.as_deref().unwrap_or_default())?;
+    let source = allowed_source(job.source.as_deref().unwrap_or_default(), config)?;
     let proxies = ProxySettings::from_environment(&config.environment);
     let credential = access.credential(&config.azure, &proxies).await?;
     let git = Git::open(config, layout.private(), &source, &credential)?;

@@ -74,7 +74,7 @@ async fn handle(state: &AppState, request: Request) -> Handled {
         );
         return Ok((answer::forwarded(response), DispatchResult::Forwarded));
     }
-    validate(&job)?;
+    validate(state, &job)?;
     let (job_id, step_id) = (job.job_id.clone(), job.step_id.clone());
     let (pending, response_sent) = response_signal();
     let acceptance = state.target.accept(job, response_sent).await?;
@@ -85,7 +85,7 @@ async fn handle(state: &AppState, request: Request) -> Handled {
 async fn handle_for_pool(state: &AppState, pool: &str, request: Request) -> Handled {
     let (headers, json, _permits) = receive(state, request, COST_AS_BYTES).await?;
     let job = parse(json.as_slice(), JobData::head)?;
-    validate(&job)?;
+    validate(state, &job)?;
     let Some(hub) = &state.hub else {
         return Err(RequestError::UnknownPool(pool.to_owned()));
     };
@@ -127,9 +127,16 @@ async fn receive(
     Ok((head.headers, body, (turn, memory)))
 }
 
-fn validate(job: &JobData) -> Result<(), RequestError> {
+fn validate(state: &AppState, job: &JobData) -> Result<(), RequestError> {
     job.validate()
-        .map_err(|error| RequestError::Invalid(error.to_string()))
+        .map_err(|error| RequestError::Invalid(error.to_string()))?;
+    let source = job.source.as_deref().filter(|_| !job.is_remote_content());
+    if let (Some(allowed), Some(source)) = (&state.allowed, source) {
+        allowed
+            .judge(source.trim())
+            .map_err(|refusal| RequestError::Invalid(refusal.to_string()))?;
+    }
+    Ok(())
 }
 
 /// Checks the token before the body is read. An unauthorized sender must not fill the launcher's memory.

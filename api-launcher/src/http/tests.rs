@@ -9,6 +9,7 @@ use axum::body::{Body, to_bytes};
 use axum::http::{HeaderValue, Request, StatusCode, header};
 use futures_util::FutureExt as _;
 use futures_util::future::BoxFuture;
+use git_address::{AllowList, Match};
 use http_service::{Readiness, Shutdown};
 use job_contract::Document;
 use reporter::dispatch::{Acceptance, DispatchError, ResponseSent};
@@ -92,20 +93,23 @@ impl Service {
     fn with(gate: Gate) -> Self {
         let shutdown = Shutdown::default();
         let target = Arc::new(KeepingTarget::default());
-        let state = AppState::new(
+        Self {
+            router: router(Self::state(gate, &target, &shutdown), true),
+            target,
+            shutdown,
+        }
+    }
+
+    fn state(gate: Gate, target: &Arc<KeepingTarget>, shutdown: &Shutdown) -> AppState {
+        AppState::new(
             gate,
             Routing::All,
-            Arc::clone(&target) as Arc<dyn DispatchTarget>,
+            Arc::clone(target) as Arc<dyn DispatchTarget>,
             None,
             None,
             Metrics::default(),
             shutdown.draining.clone(),
-        );
-        Self {
-            target,
-            router: router(state, true),
-            shutdown,
-        }
+        )
     }
 
     async fn ask(&self, request: Request<Body>) -> Answer {
@@ -246,6 +250,35 @@ async fn a_document_that_cannot_run_is_refused_with_its_place(
     assert_eq!(answer.status, StatusCode::BAD_REQUEST);
     assert!(answer.error().contains(expected), "{}", answer.body);
     assert!(!answer.body.contains("hunter2"), "{}", answer.body);
+}
+
+#[tokio::test]
+async fn a_source_that_is_not_allowed_is_refused_and_the_target_is_not_asked() {
+    let mut service = Service::new();
+    let rule = AllowList::new("https://git.acme.com/.*", Match::Full).unwrap();
+    let target = Arc::clone(&service.target);
+    let state = Service::state(gate(when_issued), &target, &service.shutdown);
+    service.router = router(state.with_allowed(Some(rule)), true);
+    let mut job = job();
+    job["source"] = "https://bob:hunter2@git.evil.com/x".into();
+    let answer = service.post(job.to_string()).await;
+    assert_eq!(answer.status, StatusCode::BAD_REQUEST);
+    assert_eq!(
+        answer.error(),
+        "the git URL `https://git.evil.com/x` is not allowed by `ALLOWED_VCS_URL_REGEX`"
+    );
+    assert!(service.target.steps.lock().unwrap().is_empty());
+    // The platform keeps the content of such a run.
+    job["branch"] = "remote-content".into();
+    assert_eq!(
+        service.post(job.to_string()).await.status,
+        StatusCode::ACCEPTED
+    );
+    let mut other = self::job();
+    other["stepId"] = "another".into();
+    other["source"] = "https://git.acme.com/x".into();
+    let answer = service.post(other.to_string()).await;
+    assert_eq!(answer.status, StatusCode::ACCEPTED);
 }
 
 #[tokio::test]

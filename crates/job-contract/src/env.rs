@@ -140,6 +140,10 @@ pub const RELEASE_KEYS_FILE: &str = "MAYFLY_RELEASE_KEYS_FILE";
 pub const RELEASE_SIGNATURES: &str = "MAYFLY_RELEASE_SIGNATURES";
 /// `known_hosts` file; when set, SSH server keys are verified against it.
 pub const SSH_KNOWN_HOSTS: &str = "MAYFLY_SSH_KNOWN_HOSTS_FILE";
+/// Regular expression of the addresses of repositories that runs may fetch from. Empty allows all.
+pub const ALLOWED_VCS_URL_REGEX: &str = "ALLOWED_VCS_URL_REGEX";
+/// `full` or `search`: whether that expression must match the whole address or any part of it.
+pub const ALLOWED_VCS_URL_MATCH: &str = "MAYFLY_ALLOWED_VCS_URL_MATCH";
 /// Largest unpacked size of fetched content, in bytes.
 pub const ARCHIVE_MAX_BYTES: &str = "MAYFLY_ARCHIVE_MAX_BYTES";
 /// Largest number of entries in fetched content.

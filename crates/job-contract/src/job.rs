@@ -155,6 +155,9 @@ impl JobData {
             job_id: String,
             #[serde(deserialize_with = "null_as_default")]
             step_id: String,
+            source: Option<String>,
+            #[serde(deserialize_with = "null_as_default")]
+            branch: String,
         }
         let head: Head = serde_json::from_slice(json)?;
         Ok(Self {
@@ -163,6 +166,8 @@ impl JobData {
             workspace_id: head.workspace_id,
             job_id: head.job_id,
             step_id: head.step_id,
+            source: head.source,
+            branch: head.branch,
             ..Self::default()
         })
     }

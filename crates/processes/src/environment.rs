@@ -86,7 +86,7 @@ const MACHINE: [&str; 22] = [
 ];
 
 /// Settings of the executor that its deployment decides; here the caller's environment is the deployment.
-const DEPLOYMENT: [&str; 25] = [
+const DEPLOYMENT: [&str; 27] = [
     env::TERRAFORM_RELEASES_URL,
     env::TOFU_RELEASES_URL,
     env::RELEASE_MIRROR_URL,
@@ -96,6 +96,8 @@ const DEPLOYMENT: [&str; 25] = [
     env::TOOLS_REPOSITORY,
     env::TOOLS_BRANCH,
     env::SSH_KNOWN_HOSTS,
+    env::ALLOWED_VCS_URL_REGEX,
+    env::ALLOWED_VCS_URL_MATCH,
     env::ARCHIVE_MAX_BYTES,
     env::ARCHIVE_MAX_ENTRIES,
     env::GRACE_PERIOD_SECONDS,

@@ -27,6 +27,7 @@ pub(crate) async fn prepare_workspace(run: &RunContext<'_>) -> Result<Workspace,
     let job = resolve_source(run, with_content(run).await?).await?;
     let config = WorkspaceConfig {
         known_hosts: run.config.source.ssh_known_hosts_file.clone(),
+        allowed: run.config.source.allow_list()?,
         archive_limits: ArchiveLimits {
             max_bytes: run.config.source.archive_max_bytes,
             max_entries: run.config.source.archive_max_entries,

@@ -3,4 +3,5 @@
 mod clones;
 mod content;
 mod credentials;
+mod rules;
 mod support;

@@ -300,6 +300,7 @@ relay: executors behind the relay of a hub get no way to the platform and its st
 ) -}}
 {{- end -}}
 {{- with .root.Values.log.format }}{{- $env = append $env (dict "name" "MAYFLY_LOG_FORMAT" "value" .) -}}{{- end -}}
+{{- $env = concat $env (fromJson (include "mayfly.env.vcs" .root)).items -}}
 {{- with .root.Values.auth.internalSecret.existingSecret -}}
 {{- $env = append $env (fromJson (include "mayfly.env.fromSecret" (dict "name" "InternalSecret" "secret" . "key" $root.Values.auth.internalSecret.key))) -}}
 {{- end -}}
@@ -481,4 +482,16 @@ changes.
 - name: state
   mountPath: {{ .root.Values.persistence.state.mountPath }}
 {{- end }}
+{{- end -}}
+
+{{/* The rule for addresses of repositories, for launcher and executors. Takes the root. */}}
+{{- define "mayfly.env.vcs" -}}
+{{- $env := list -}}
+{{- with .Values.vcs -}}
+{{- if .allowedUrlRegex -}}
+{{- $env = append $env (dict "name" "ALLOWED_VCS_URL_REGEX" "value" .allowedUrlRegex) -}}
+{{- $env = append $env (dict "name" "MAYFLY_ALLOWED_VCS_URL_MATCH" "value" .allowedUrlMatch) -}}
+{{- end -}}
+{{- end -}}
+{{- dict "items" $env | toJson -}}
 {{- end -}}

@@ -53,6 +53,7 @@ platform through the relay of a hub.
 {{- if $executor.ssh.knownHosts -}}
 {{- $env = append $env (dict "name" "MAYFLY_SSH_KNOWN_HOSTS_FILE" "value" "/etc/mayfly/executor/known_hosts") -}}
 {{- end -}}
+{{- $env = concat $env (fromJson (include "mayfly.env.vcs" .root)).items -}}
 {{- with include "mayfly.caFile" .root -}}
 {{- range $name := list "CURL_CA_BUNDLE" "NODE_EXTRA_CA_CERTS" "REQUESTS_CA_BUNDLE" -}}
 {{- $env = append $env (dict "name" $name "value" (include "mayfly.caFile" $.root)) -}}

@@ -101,6 +101,7 @@ impl Fixture {
         let trace = work.path().join("commands");
         let config = WorkspaceConfig {
             known_hosts: None,
+            allowed: None,
             archive_limits: ArchiveLimits::default(),
             path: std::env::var_os("PATH").unwrap_or_default(),
             home,
