@@ -18,8 +18,10 @@ use axum::middleware::{Next, from_fn_with_state};
 use axum::response::Response;
 use axum::routing::{get, post};
 use git_address::AllowList;
+use job_contract::env;
 use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
+use tracing::warn;
 
 pub(crate) use auth::Gate;
 
@@ -91,6 +93,9 @@ impl AppState {
 
     /// Refuses dispatches with other sources.
     pub(crate) fn with_allowed(self, allowed: Option<AllowList>) -> Self {
+        if let Some(advice) = allowed.as_ref().and_then(AllowList::advice) {
+            warn!("`{}`: {advice}", env::ALLOWED_VCS_URL_REGEX);
+        }
         Self {
             allowed: allowed.map(Arc::new),
             ..self

@@ -8,7 +8,6 @@ use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
-use git_address::AllowList;
 use http_service::diagnostics::refuse;
 use http_service::{Limits, Shutdown};
 use hub::Hub;
@@ -104,12 +103,7 @@ async fn run_in(settings: Settings, key: Option<ReportKey>) -> Result<(), Failur
         Some(address) => Some(listen(address).await?),
         None => None,
     };
-    let allowed = settings.http.allowed.as_ref();
-    if let Some(advice) = allowed.and_then(AllowList::advice) {
-        warn!("`{}`: {advice}", env::ALLOWED_VCS_URL_REGEX);
-    }
-    let unauthenticated = settings.http.secret.is_none();
-    let open = settings.http.open_page;
+    let (unauthenticated, open) = (settings.http.secret.is_none(), settings.http.open_page);
     // Without a file of pools, there are no tokens that show it.
     let page = hub.clone().filter(|_| open || settings.has_pools_file);
     let page = page.map(|hub| StatusPage { hub, open });

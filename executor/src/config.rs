@@ -9,8 +9,8 @@ use std::time::Duration;
 use artifact_store::{HubSettings, HubStore, RequestTiming, Store, StoreArgs};
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{Arg, Args, CommandFactory as _, Parser};
-use job_contract::identity::{self, Identities};
 use git_address::{AllowList, Match, RuleError};
+use job_contract::identity::{self, Identities};
 use job_contract::{Exit, JobData, Records, StepType, env};
 use platform::lease::{LeaseArgs, LeaseConfig};
 use platform::redis::{Redis, RedisArgs};
@@ -664,6 +664,23 @@ mod tests {
         let secrets: BTreeSet<_> = secrets.map(|name| (*name).to_owned()).collect();
         assert_eq!(named(clap::Arg::is_hide_env_values_set), secrets);
         assert_eq!(named(clap::Arg::is_hide_set), secrets);
+    }
+
+    #[test]
+    fn a_rule_for_addresses_that_cannot_be_used_ends_the_executor_at_its_start() {
+        for pattern in ["  ", "https://(?!evil)", "https://(h"] {
+            let args = ["executor", "--allowed-vcs-url-regex", pattern];
+            let error = Config::try_parse_from(args).unwrap_err();
+            assert_eq!(variable_of(&error).unwrap(), env::ALLOWED_VCS_URL_REGEX);
+            assert!(error.to_string().contains("the pattern"), "{error}");
+        }
+        let list = |pattern| {
+            config(&["--allowed-vcs-url-regex", pattern])
+                .source
+                .allow_list()
+        };
+        assert!(list("").unwrap().is_none());
+        assert!(list("https://h/.*").unwrap().is_some());
     }
 
     #[test]

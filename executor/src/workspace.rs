@@ -37,6 +37,7 @@ use self::credentials::VcsAccess;
 use self::download::Download;
 pub use self::download::{ContentToken, Relay};
 use self::git::Git;
+pub(crate) use self::git::ModuleAccess;
 use self::http::ProxySettings;
 use self::layout::remove_file_if_present;
 pub(crate) use self::layout::write_private_file;
@@ -71,6 +72,8 @@ pub struct Workspace {
     pub commit_id: String,
     /// `GIT_SSH_COMMAND` of `init`, and of nothing else (contract 8.9).
     pub init_ssh_command: Option<String>,
+    /// What git may do during `init`.
+    pub(crate) modules: ModuleAccess,
     /// Environment of the tool and of scripts from dynamic credentials (contract 8.8).
     pub environment: BTreeMap<String, String>,
 }
@@ -111,18 +114,27 @@ pub async fn prepare(
     config: &WorkspaceConfig,
 ) -> Result<Workspace, StepError> {
     let access = vcs_access(job);
-    let commit_id = if job.is_remote_content() {
+    let (commit_id, login) = if job.is_remote_content() {
         unpack_content(job, layout, config).await?;
-        NO_COMMIT.to_owned()
+        (NO_COMMIT.to_owned(), None)
     } else {
         clone_source(job, access, layout, config).await?
     };
     let environment = dynamic::write_credentials(&job.environment_variables, layout.private())
         .map_err(io_error("write credentials to", layout.private()))?;
+    let init_ssh_command = init_ssh_command(job, access, layout, config)?;
+    let modules = ModuleAccess {
+        allowed: config.allowed.clone(),
+        login,
+        ssh_command: init_ssh_command
+            .clone()
+            .unwrap_or_else(|| ssh::ssh_command(None, config.known_hosts.as_deref())),
+    };
     Ok(Workspace {
         root: layout.checkout().to_path_buf(),
         commit_id,
-        init_ssh_command: init_ssh_command(job, access, layout, config)?,
+        init_ssh_command,
+        modules,
         environment,
     })
 }
@@ -171,7 +183,7 @@ pub async fn clone_tools_repository(
     remove_entry(target).map_err(io_error("replace", target))?;
     let proxies = ProxySettings::from_environment(&config.environment);
     let credential = access.credential(&config.azure, &proxies).await?;
-    let git = Git::open(config, layout.private(), &source, &credential)?;
+    let git = Git::open(config, layout.private(), &source, &credential).await?;
     git.clone(branch, target).await?;
     git.check_out_head(target).await?;
     Ok(())
@@ -201,11 +213,11 @@ async fn clone_source(
     access: VcsAccess<'_>,
     layout: &Layout,
     config: &WorkspaceConfig,
-) -> Result<String, StepError> {
+) -> Result<(String, Option<git::Login>), StepError> {
     let source = allowed_source(job.source.as_deref().unwrap_or_default(), config)?;
     let proxies = ProxySettings::from_environment(&config.environment);
     let credential = access.credential(&config.azure, &proxies).await?;
-    let git = Git::open(config, layout.private(), &source, &credential)?;
+    let git = Git::open(config, layout.private(), &source, &credential).await?;
     let root = layout.checkout();
 
     info!("cloning {source} ({})", job.branch);
@@ -224,7 +236,7 @@ async fn clone_source(
     }
     write_commit_file(&root.join(COMMIT_FILE), &commit_id)
         .map_err(io_error("write", &root.join(COMMIT_FILE)))?;
-    Ok(commit_id)
+    Ok((commit_id, git::login(&source, &credential)))
 }
 
 async fn unpack_content(

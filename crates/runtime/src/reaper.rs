@@ -70,6 +70,23 @@ pub fn spawn_with(command: &mut Command, secrets: Option<Handover>) -> io::Resul
     Ok(child)
 }
 
+/// Whether a process is a child that this program has started and still waits for, or descends from one. A process that was left
+/// behind is not: its own parent has ended.
+pub fn is_below_own_child(pid: i32) -> bool {
+    /// Deeper than any tree of processes that is no loop of ids used again.
+    const MAX_DEPTH: usize = 64;
+    let own = i32::try_from(process::id()).ok();
+    let mut entry = ProcessEntry::of(pid);
+    for _ in 0..MAX_DEPTH {
+        match entry {
+            Some(found) if Some(found.parent) == own => return is_in(&own_children(), &found),
+            Some(found) => entry = ProcessEntry::of(found.parent),
+            None => return false,
+        }
+    }
+    false
+}
+
 fn exists(process: ProcessIdentity) -> bool {
     look_at(process.pid).is_some_and(|entry| is_in(&[process], &entry))
 }

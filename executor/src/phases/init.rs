@@ -94,8 +94,14 @@ async fn init_with_providers(
     let (run, mut env) = (context.run, env.clone());
     let hosts = platform_hosts(run).await?;
     let provided = provide_providers(context, &mut env, &hosts).await?;
+    let workspace = &context.prepared.workspace;
+    let (private, path) = (run.layout.private(), run.env.path());
+    let git = workspace.modules.open(private, &path, &mut env).await?;
+    let guarded = git.as_ref().and_then(|git| git.ssh_command.as_deref());
+    let ssh = guarded.or(workspace.init_ssh_command.as_deref());
     let access = write_access(context, &hosts, &provided, &mut env)?;
-    let done = run_init(context, &env).await;
+    let done = run_init(context, &env, ssh).await;
+    drop(git);
     access.remove()?;
     let finished = provided.finish(run).await;
     done.and(finished)
@@ -166,9 +172,13 @@ async fn registry_hosts(run: &RunContext<'_>) -> Vec<String> {
     }
 }
 
-async fn run_init(context: &OperationContext<'_, '_>, env: &ChildEnv) -> Result<(), StepError> {
+/// git uses the command line `ssh` for modules over ssh.
+async fn run_init(
+    context: &OperationContext<'_, '_>,
+    env: &ChildEnv,
+    ssh: Option<&str>,
+) -> Result<(), StepError> {
     let (run, job) = (context.run, &context.run.job);
-    let ssh = context.prepared.workspace.init_ssh_command.as_deref();
     if job.show_header {
         let banner = run.palette().init(job);
         run.log.writer().line(banner.trim_end_matches('\n')).await;

@@ -1,12 +1,17 @@
 //! Starts every git process of the executor. So one place decides which environment, protocols and credentials git
 //! gets. This module knows nothing of job data.
 //!
-//! git gets credentials from a helper that reads a private file. The helper is bound to the scheme, host and port of
-//! the source, so submodules and redirects to other hosts never get them. Credentials are in no argument and in no file
-//! of the work tree. They are removed when the `Git` value is dropped.
+//! git gets credentials from a helper that asks the executor. The helper is bound to the scheme, host and port of the source, so
+//! submodules and redirects to other hosts never get them. Credentials are in no argument and in no file, apart from keys of
+//! SSH. These are removed when the `Git` value is dropped.
 
+mod broker;
 mod failure;
+mod guard;
+mod modules;
 mod process;
+mod session;
+mod ssh_call;
 
 use std::ffi::{OsStr, OsString};
 use std::fmt::Write as _;
@@ -14,19 +19,23 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
+use git_address::Address;
 use runtime::tree_removal;
 use secrecy::{ExposeSecret as _, SecretString};
-use tempfile::TempDir;
 use tokio::process::Command;
 
+use self::broker::Answers;
+pub(crate) use self::broker::Login;
 pub(super) use self::failure::GitFailure;
 use self::failure::{mask, meaningful_line};
+pub(crate) use self::modules::ModuleAccess;
 use self::process::Finished;
+use self::session::Session;
 use super::WorkspaceConfig;
 use super::credentials::Credential;
 use super::layout::write_private_file;
 use super::source::{Source, Transport, Userinfo};
-use super::ssh::{key_file_content, shell_quote, ssh_command};
+use super::ssh::{key_file_content, ssh_command};
 use crate::error::StepError;
 
 /// Seconds without a byte after which an HTTP transfer ends. Servers that are busy packing send keep-alives more often.
@@ -44,38 +53,36 @@ pub(super) struct Git<'a> {
     source: &'a Source,
     ssh_command: String,
     secrets: Vec<SecretString>,
-    /// Git's only configuration file, the credential and the key. Dropping it removes them.
-    session: TempDir,
+    /// Git's only configuration file, the key, and who answers git's questions. Dropping it removes them.
+    session: Session,
 }
 
 impl<'a> Git<'a> {
     /// Writes git's files for `source` into a new folder below `private`.
-    pub(super) fn open(
+    pub(super) async fn open(
         config: &'a WorkspaceConfig,
         private: &Path,
         source: &'a Source,
         credential: &Credential,
     ) -> Result<Self, StepError> {
-        let from_address = source
-            .userinfo
-            .as_ref()
-            .filter(|info| !info.is_empty())
-            .map(|info| Credential::Basic {
-                username: info.username.clone(),
-                password: info.password.clone(),
-            });
         let mut secrets = credential.secrets();
         secrets.extend(source.userinfo.iter().flat_map(Userinfo::secrets));
-        let credential = match (credential, &from_address) {
-            (Credential::Anonymous, Some(from_address)) => from_address,
-            (credential, _) => credential,
+        let answers = Answers {
+            allowed: config.allowed.clone(),
+            logins: login(source, credential).into_iter().collect(),
         };
-        let (session, key) =
-            write_session(private, source, credential).map_err(|error| no_session(&error))?;
+        let session = Session::open(private, answers, bare_command(config))
+            .await
+            .map_err(|error| could_not_run(&error))?;
+        let key = write_files(&session, source, credential).map_err(|error| no_session(&error))?;
+        let ssh_command = ssh_command(key.as_deref(), config.known_hosts.as_deref());
         Ok(Self {
             config,
             source,
-            ssh_command: ssh_command(key.as_deref(), config.known_hosts.as_deref()),
+            ssh_command: match session.guard() {
+                Some(guard) => guard.ssh_command(&ssh_command),
+                None => ssh_command,
+            },
             secrets,
             session,
         })
@@ -265,47 +272,41 @@ impl<'a> Git<'a> {
     ) -> Result<Finished, StepError> {
         let command = self.command(repository, args);
         tracing::debug!(?args, "git");
-        process::run(command).await.map_err(|error| {
-            if error.kind() == io::ErrorKind::NotFound {
-                StepError::infrastructure("`git` is not installed or not on PATH")
-                    .with_hint("install git where the executor runs")
-            } else {
-                StepError::infrastructure("could not run `git`").because(&error)
-            }
-        })
+        process::run(command)
+            .await
+            .map_err(|error| could_not_run(&error))
     }
 
     /// Builds every git command.
     fn command(&self, repository: Option<&Path>, args: &[OsString]) -> Command {
-        let mut command = Command::new("git");
+        let mut command = bare_command(self.config);
         if let Some(repository) = repository {
             command.arg("-C").arg(repository);
         }
-        command
-            .args(args)
-            .current_dir(self.session.path())
-            .env_clear()
-            .envs(
-                self.config
-                    .environment
-                    .iter()
-                    .map(|(name, value)| (name, value)),
-            );
+        command.args(args).current_dir(self.session.path());
         if let Some(bundle) = self.ca_bundle() {
             command.env("GIT_SSL_CAINFO", bundle);
         }
+        if let Some(guard) = self.session.guard() {
+            command
+                .env("GIT_EXEC_PATH", &guard.programs)
+                // It fetches from where the repository says.
+                .env("GIT_LFS_SKIP_SMUDGE", "1");
+        }
+        // The guard sees no transport of files. The source itself has been judged.
+        let is_judged = self.config.allowed.is_some();
+        let of_submodules = args.first().is_some_and(|first| first == "submodule");
+        let protocols = if is_judged && of_submodules {
+            NO_FILES
+        } else {
+            allowed_protocols(&self.source.transport)
+        };
         command
-            .env("PATH", &self.config.path)
-            .env("HOME", &self.config.home)
-            .env("LC_ALL", "C")
             .env("GIT_CONFIG_NOSYSTEM", "1")
             .env("GIT_CONFIG_GLOBAL", self.session.path().join(CONFIG_FILE))
             .env("GIT_TERMINAL_PROMPT", "0")
             .env("GIT_ADVICE", "0")
-            .env(
-                "GIT_ALLOW_PROTOCOL",
-                allowed_protocols(&self.source.transport),
-            )
+            .env("GIT_ALLOW_PROTOCOL", protocols)
             .env("GIT_SSH_VARIANT", "ssh")
             .env("GIT_SSH_COMMAND", &self.ssh_command);
         command
@@ -321,54 +322,76 @@ impl<'a> Git<'a> {
     }
 }
 
+/// git with the environment that every command has.
+fn bare_command(config: &WorkspaceConfig) -> Command {
+    let mut command = Command::new("git");
+    command
+        .env_clear()
+        .envs(config.environment.iter().map(|(name, value)| (name, value)))
+        .env("PATH", &config.path)
+        .env("HOME", &config.home)
+        .env("LC_ALL", "C");
+    command
+}
+
+/// The login of the source's own server: the credential, else what its address holds.
+pub(super) fn login(source: &Source, credential: &Credential) -> Option<Login> {
+    let Transport::Http { origin } = &source.transport else {
+        return None;
+    };
+    let (username, password) = match (credential, &source.userinfo) {
+        (Credential::Basic { username, password }, _) => (username, password),
+        (Credential::Anonymous, Some(info)) if !info.is_empty() => (&info.username, &info.password),
+        _ => return None,
+    };
+    Some(Login {
+        base: Address::parse(origin).ok()?,
+        username: username.clone(),
+        password: password.clone(),
+    })
+}
+
+fn could_not_run(error: &io::Error) -> StepError {
+    if error.kind() == io::ErrorKind::NotFound {
+        StepError::infrastructure("`git` is not installed or not on PATH")
+            .with_hint("install git where the executor runs")
+    } else {
+        StepError::infrastructure("could not run `git`").because(error)
+    }
+}
+
 /// The private files of the session could not be written.
 fn no_session(error: &io::Error) -> StepError {
     StepError::infrastructure("could not prepare the credentials for `git`").because(error)
 }
 
 const CONFIG_FILE: &str = "config";
-const CREDENTIAL_FILE: &str = "credential";
 const KEY_FILE: &str = "key";
 
-/// Writes git's configuration, and the credential or key.
-fn write_session(
-    private: &Path,
+/// Writes git's configuration, and the key of SSH.
+fn write_files(
+    session: &Session,
     source: &Source,
     credential: &Credential,
-) -> io::Result<(TempDir, Option<PathBuf>)> {
-    let session = tempfile::Builder::new()
-        .prefix("git-")
-        .tempdir_in(private)?;
+) -> io::Result<Option<PathBuf>> {
     let mut key = None;
-    let mut helper = None;
-    match (credential, &source.transport) {
-        (Credential::Basic { username, password }, Transport::Http { origin }) => {
-            let file = session.path().join(CREDENTIAL_FILE);
-            let text = SecretString::from(format!(
-                "username={}\npassword={}\n",
-                username.expose_secret(),
-                password.expose_secret()
-            ));
-            write_private_file(&file, text.expose_secret().as_bytes())?;
-            helper = Some((origin.as_str(), file));
-        }
-        (Credential::SshKey(text), _) => {
-            let file = session.path().join(KEY_FILE);
-            write_private_file(&file, key_file_content(text).expose_secret().as_bytes())?;
-            key = Some(file);
-        }
-        _ => {}
+    if let Credential::SshKey(text) = credential {
+        let file = session.path().join(KEY_FILE);
+        write_private_file(&file, key_file_content(text).expose_secret().as_bytes())?;
+        key = Some(file);
     }
-    let helper = helper
-        .as_ref()
-        .map(|(origin, file)| (*origin, file.as_path()));
-    let config = render_config(&source.transport, helper);
+    let helper = session.credential_helper();
+    let config = render_config(
+        &source.transport,
+        helper.as_deref(),
+        session.guard().is_some(),
+    );
     write_private_file(&session.path().join(CONFIG_FILE), config.as_bytes())?;
-    Ok((session, key))
+    Ok(key)
 }
 
 /// Git's whole configuration apart from the repository's own.
-fn render_config(transport: &Transport, helper: Option<(&str, &Path)>) -> String {
+fn render_config(transport: &Transport, helper: Option<&str>, is_judged: bool) -> String {
     let mut config = format!(
         "[core]\n\thooksPath = /dev/null\n\tfsmonitor = false\n\
          [gc]\n\tauto = 0\n\
@@ -381,16 +404,15 @@ fn render_config(transport: &Transport, helper: Option<(&str, &Path)>) -> String
         // The repository may belong to another user. That is safe, because git only reads its objects.
         config.push_str("[safe]\n\tdirectory = *\n");
     }
-    if let Some((origin, file)) = helper {
-        let script = format!(
-            "!f() {{ test \"$1\" = get && cat {}; }}; f",
-            shell_quote(&file.to_string_lossy())
-        );
+    if is_judged {
+        config.push_str("[http]\n\tfollowRedirects = false\n");
+    }
+    if let (Some(helper), Transport::Http { origin }) = (helper, transport) {
         let _ = write!(
             config,
             "[credential \"{}\"]\n\thelper = \"{}\"\n",
             config_quote(origin),
-            config_quote(&script)
+            config_quote(helper)
         );
     }
     config
@@ -403,12 +425,15 @@ fn config_quote(text: &str) -> String {
         .replace('\n', "\\n")
 }
 
+/// The protocols of connections, which the guard sees.
+const NO_FILES: &str = "http:https:ssh";
+
 /// The protocols that git may use. A remote repository must not read files of this machine. So submodules may use
 /// `file` only if the source itself is a file.
 fn allowed_protocols(transport: &Transport) -> &'static str {
     match transport {
         Transport::File => "file:http:https:ssh",
-        Transport::Http { .. } | Transport::Ssh => "http:https:ssh",
+        Transport::Http { .. } | Transport::Ssh => NO_FILES,
     }
 }
 
@@ -454,17 +479,16 @@ mod tests {
         let transport = Transport::Http {
             origin: "https://h:8443".to_owned(),
         };
-        let config = render_config(
-            &transport,
-            Some(("https://h:8443", Path::new("/a \"b\"/it's"))),
-        );
+        let config = render_config(&transport, Some("!f() { \"a\\b\"; }; f"), false);
         assert!(config.contains("[credential \"https://h:8443\"]"));
         assert!(
-            config.contains(r#"cat '/a \"b\"/it'\\''s'; }; f""#),
+            config.contains(r#"helper = "!f() { \"a\\b\"; }; f""#),
             "{config}"
         );
-        assert!(!config.contains("[safe]"));
-        assert!(!render_config(&transport, None).contains("[credential"));
+        assert!(!config.contains("[safe]") && !config.contains("followRedirects"));
+        let judged = render_config(&transport, None, true);
+        assert!(!judged.contains("[credential"));
+        assert!(judged.contains("followRedirects = false"));
     }
 
     #[test]

@@ -9,6 +9,8 @@ use crate::error::StepError;
 pub(crate) enum GitFailure {
     Unreachable,
     Certificate,
+    NotAllowed,
+    Redirect,
     HostKey,
     PrivateKey,
     AuthRefused,
@@ -21,7 +23,20 @@ pub(crate) enum GitFailure {
 
 /// Phrases of git, curl and ssh. Order matters, because the first matching kind wins. A phrase that also accompanies
 /// other failures, such as "could not read from remote repository", comes late or is left out.
-const PHRASES: [(GitFailure, &[&str]); 9] = [
+const PHRASES: [(GitFailure, &[&str]); 11] = [
+    (
+        GitFailure::NotAllowed,
+        &["is not allowed by `ALLOWED_VCS_URL_REGEX`"],
+    ),
+    (
+        GitFailure::Redirect,
+        &[
+            "returned error: 301",
+            "returned error: 302",
+            "returned error: 307",
+            "returned error: 308",
+        ],
+    ),
     (
         GitFailure::DiskFull,
         &["No space left on device", "Disk quota exceeded"],
@@ -148,6 +163,8 @@ impl GitFailure {
         match self {
             Self::Unreachable => "the server could not be reached",
             Self::Certificate => "the server's certificate is not trusted",
+            Self::NotAllowed => "the operator does not allow it",
+            Self::Redirect => "the server redirects to another address",
             Self::HostKey => "the server's SSH host key was not accepted",
             Self::PrivateKey => "the SSH private key cannot be used",
             Self::AuthRefused => "the server refused the credentials",
@@ -165,6 +182,12 @@ impl GitFailure {
             Self::Certificate => {
                 Some("set SSL_CERT_FILE to a CA bundle that contains the server's issuer")
             }
+            Self::NotAllowed => Some(
+                "use repositories that the operator allows, also for submodules, or ask the operator to allow this one",
+            ),
+            Self::Redirect => Some(
+                "use the final address of the repository; with `ALLOWED_VCS_URL_REGEX`, git follows no redirect",
+            ),
             Self::HostKey => Some(
                 "compare the server's key with the configured known_hosts file, and add it there if it is right",
             ),
@@ -186,7 +209,8 @@ impl GitFailure {
 }
 
 /// Lines that git prints after its actual error message.
-const BOILERPLATE: [&str; 7] = [
+const BOILERPLATE: [&str; 8] = [
+    "Failed to recurse into submodule path",
     "and the repository exists.",
     "Please make sure you have the correct access rights",
     "Could not read from remote repository",
@@ -287,6 +311,14 @@ mod tests {
         GitFailure::Certificate
     )]
     #[case("fatal: transport 'ext' not allowed", GitFailure::BadAddress)]
+    #[case(
+        "fatal: the git URL `https://h/x` is not allowed by `ALLOWED_VCS_URL_REGEX`\nfatal: Could not read from remote repository.",
+        GitFailure::NotAllowed
+    )]
+    #[case(
+        "fatal: unable to access 'https://h/x/': The requested URL returned error: 301",
+        GitFailure::Redirect
+    )]
     #[case("fatal: write error: No space left on device", GitFailure::DiskFull)]
     #[case("fatal: something new", GitFailure::Other)]
     fn stderr_is_classified(#[case] stderr: &str, #[case] expected: GitFailure) {

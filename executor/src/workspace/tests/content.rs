@@ -275,6 +275,7 @@ fn workspace(root: &Path) -> Workspace {
         root: fs::canonicalize(root).unwrap(),
         commit_id: String::new(),
         init_ssh_command: None,
+        modules: ModuleAccess::default(),
         environment: BTreeMap::new(),
     }
 }

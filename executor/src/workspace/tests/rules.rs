@@ -1,12 +1,15 @@
 //! The operator's rule for addresses: what it refuses is never asked.
 
 use git_address::{AllowList, Match};
-use job_contract::Exit;
+use job_contract::{Exit, JobData};
 use test_peers::git_http::{self, GitHttpOptions};
 use test_peers::http::{Response, Server};
+use test_peers::sshd::Sshd;
 
+use super::super::git::GitFailure;
 use super::super::*;
 use super::support::*;
+use crate::child_env::ChildEnv;
 
 fn allow(fixture: &mut Fixture, pattern: &str) {
     let list = AllowList::new(pattern, Match::Full).unwrap();
@@ -28,11 +31,13 @@ async fn a_source_that_is_not_allowed_is_never_asked() {
     assert_eq!(error.exit(), Exit::BadJobData);
     assert!(error.hint().is_some());
     let target = fixture.layout.checkout().join("tools");
+    let address = format!("{}/tools", server.url());
+    let environment = BTreeMap::new();
     let tools = clone_tools_repository(
-        &format!("{}/tools", server.url()),
+        &address,
         "main",
         &target,
-        &BTreeMap::new(),
+        &environment,
         &fixture.layout,
         &fixture.config,
     );
@@ -52,4 +57,279 @@ async fn a_source_that_is_allowed_is_fetched() {
     let source = format!("{}/repo.git", server.url());
     fixture.prepare(&job(&source, "main")).await.unwrap();
     assert_eq!(fixture.main_tf(), "# two");
+}
+
+/// Repositories of one server: `repo.git` has the submodule `middle`, which has the submodule `inner`.
+fn nested(address_of_inner: &str) -> Repository {
+    let (inner, middle, outer) = (Repository::new(), Repository::new(), Repository::new());
+    add_submodule(&middle, &inner, address_of_inner);
+    add_submodule(&outer, &middle, "../middle.git");
+    fs::rename(inner.bare(), outer.served().join("inner.git")).unwrap();
+    fs::rename(middle.bare(), outer.served().join("middle.git")).unwrap();
+    outer
+}
+
+fn add_submodule(outer: &Repository, inner: &Repository, address: &str) {
+    let tree = outer.tree();
+    let head = git(&inner.tree(), &["rev-parse", "HEAD"]);
+    let link = format!("160000,{head},sub");
+    git(&tree, &["update-index", "--add", "--cacheinfo", &link]);
+    let text = format!("[submodule \"sub\"]\n\tpath = sub\n\turl = {address}\n");
+    fs::write(tree.join(".gitmodules"), text).unwrap();
+    git(&tree, &["add", ".gitmodules"]);
+    git(&tree, &["commit", "-q", "-m", "submodule"]);
+    outer.publish();
+}
+
+#[tokio::test]
+async fn submodules_at_any_depth_are_judged() {
+    let outer = nested("../inner.git");
+    let server = git_http::serve(outer.served(), GitHttpOptions::default()).unwrap();
+    let source = format!("{}/repo.git", server.url());
+    let mut fixture = Fixture::new();
+    allow(&mut fixture, &format!("{}/(repo|middle).git", server.url()));
+    let error = fixture.prepare(&job(&source, "main")).await.unwrap_err();
+    assert_failure(&error, GitFailure::NotAllowed);
+    assert_eq!(error.exit(), Exit::BadJobData);
+    let refused = format!(
+        "the git URL `{}/inner.git` is not allowed by `ALLOWED_VCS_URL_REGEX`",
+        server.url()
+    );
+    assert!(error.to_string().contains(&refused), "{error}");
+    let asked = |path: &str| server.requests().iter().any(|r| r.path.starts_with(path));
+    assert!(asked("/middle.git") && !asked("/inner.git"));
+
+    let mut fixture = Fixture::new();
+    allow(&mut fixture, &format!("{}/[a-z]+.git", server.url()));
+    fixture.prepare(&job(&source, "main")).await.unwrap();
+    assert!(asked("/inner.git"));
+    assert!(fixture.layout.checkout().join("sub/sub/main.tf").exists());
+}
+
+#[tokio::test]
+async fn files_of_this_machine_are_no_submodules_of_a_judged_source() {
+    let inner = Repository::new();
+    let outer = Repository::new();
+    add_submodule(
+        &outer,
+        &inner,
+        &format!("file://{}", inner.bare().display()),
+    );
+    let mut fixture = Fixture::new();
+    allow(&mut fixture, &format!("file://{}", outer.bare().display()));
+    let source = outer.bare().display().to_string();
+    let error = fixture.prepare(&job(&source, "main")).await.unwrap_err();
+    assert!(error.to_string().contains("transport 'file'"), "{error}");
+}
+
+#[tokio::test]
+async fn a_redirect_to_another_server_gets_no_token_and_no_connection() {
+    let repository = Repository::new();
+    let options = GitHttpOptions {
+        credentials: Some("x-access-token:t0k3n".to_owned()),
+        ..GitHttpOptions::default()
+    };
+    let elsewhere = git_http::serve(repository.served(), options).unwrap();
+    let target = elsewhere.url();
+    let here = Server::start(move |request| {
+        let location = format!("{target}{}", request.target());
+        Response::new(301, "").with_header("Location", &location)
+    })
+    .unwrap();
+    let source = format!("{}/repo.git", here.url());
+    let job = github(&source, "t0k3n");
+    let error = Fixture::new().prepare(&job).await.unwrap_err();
+    assert_failure(&error, GitFailure::AuthRefused);
+    let requests = elsewhere.requests();
+    assert!(!requests.is_empty());
+    assert!(
+        requests
+            .iter()
+            .all(|request| request.basic_auth().is_none())
+    );
+
+    let before = elsewhere.requests().len();
+    let mut fixture = Fixture::new();
+    allow(&mut fixture, &format!("{}/.*", here.url()));
+    let error = fixture.prepare(&job).await.unwrap_err();
+    assert_failure(&error, GitFailure::Redirect);
+    assert_eq!(elsewhere.requests().len(), before);
+}
+
+#[tokio::test]
+async fn ssh_connects_to_allowed_repositories_only() {
+    let repository = Repository::new();
+    let server = Sshd::start().unwrap();
+    let source = server.url(&repository.bare());
+    let job = JobData {
+        vcs_type: Some("SSH~id".to_owned()),
+        access_token: Some(server.client_key().unwrap()),
+        ..job(&source, "main")
+    };
+    let mut fixture = Fixture::new();
+    allow(&mut fixture, "ssh://.*/repo.git");
+    fixture.prepare(&job).await.unwrap();
+    assert_eq!(fixture.main_tf(), "# two");
+
+    let modules = ModuleAccess {
+        ssh_command: ssh::ssh_command(None, None),
+        allowed: fixture.config.allowed.clone(),
+        login: None,
+    };
+    let other = source.replace("repo.git", "other.git");
+    let (ok, text) = git_of_init(&fixture, &modules, &[], &["ls-remote", &other]).await;
+    assert!(
+        !ok && text.contains("other.git` is not allowed by"),
+        "{text}"
+    );
+}
+
+/// Runs git as the tool does during `init`, with these variables of the run.
+async fn git_of_init(
+    fixture: &Fixture,
+    modules: &ModuleAccess,
+    variables: &[(&str, &str)],
+    args: &[&str],
+) -> (bool, String) {
+    let mut env = child_env(fixture, variables);
+    let open = modules
+        .open(fixture.layout.private(), &fixture.config.path, &mut env)
+        .await
+        .unwrap();
+    let ssh = open.as_ref().and_then(|open| open.ssh_command.clone());
+    let mut command = tokio::process::Command::new("git");
+    command
+        .args(args)
+        .current_dir(fixture.work.path())
+        .env_clear()
+        .envs(env.iter());
+    if let Some(ssh) = ssh {
+        command.env("GIT_SSH_COMMAND", ssh);
+    }
+    run(command).await
+}
+
+fn child_env(fixture: &Fixture, variables: &[(&str, &str)]) -> ChildEnv {
+    let own = [
+        ("PATH".into(), fixture.config.path.clone()),
+        ("HOME".into(), fixture.config.home.clone().into()),
+    ];
+    let mut env = ChildEnv::new(own, &[], &JobData::default()).unwrap();
+    env.set("GIT_TERMINAL_PROMPT", "0").unwrap();
+    for (name, value) in variables {
+        env.set(name, value).unwrap();
+    }
+    env
+}
+
+/// Runs a command as a child that the executor started.
+async fn run(mut command: tokio::process::Command) -> (bool, String) {
+    command
+        .stdin(std::process::Stdio::null())
+        .stdout(std::process::Stdio::piped())
+        .stderr(std::process::Stdio::piped());
+    let child = runtime::reaper::spawn(&mut command).unwrap();
+    let output = child.wait_with_output().await.unwrap();
+    let text = [output.stdout, output.stderr].concat();
+    (output.status.success(), String::from_utf8(text).unwrap())
+}
+
+#[tokio::test]
+async fn git_of_init_connects_to_allowed_repositories_only() {
+    let repository = Repository::new();
+    fs::rename(repository.bare(), repository.served().join("evil.git")).unwrap();
+    repository.publish();
+    let server = git_http::serve(repository.served(), GitHttpOptions::default()).unwrap();
+    let [good, evil] = ["repo", "evil"].map(|name| format!("{}/{name}.git", server.url()));
+    let mut fixture = Fixture::new();
+    allow(&mut fixture, &good);
+    let modules = fixture.prepare(&job(&good, "main")).await.unwrap().modules;
+    let asked = |path: &str| server.requests().iter().any(|r| r.path.starts_with(path));
+
+    let (ok, text) = git_of_init(&fixture, &modules, &[], &["ls-remote", &good]).await;
+    assert!(ok, "{text}");
+    let (ok, text) = git_of_init(&fixture, &modules, &[], &["clone", &evil, "x"]).await;
+    assert!(
+        !ok && text.contains("evil.git` is not allowed by"),
+        "{text}"
+    );
+    // The run's own settings lead to another address, follow redirects, or run a program.
+    let instead = [
+        ("GIT_CONFIG_COUNT", "1"),
+        ("GIT_CONFIG_KEY_0", &*format!("url.{evil}.insteadOf")),
+        ("GIT_CONFIG_VALUE_0", &good),
+    ];
+    let (ok, text) = git_of_init(&fixture, &modules, &instead, &["ls-remote", &good]).await;
+    assert!(
+        !ok && text.contains("evil.git` is not allowed by"),
+        "{text}"
+    );
+    let key = format!("http.{}/.followRedirects", server.url());
+    let redirects = [
+        ("GIT_CONFIG_COUNT", "1"),
+        ("GIT_CONFIG_KEY_0", &*key),
+        ("GIT_CONFIG_VALUE_0", "true"),
+    ];
+    let (ok, text) = git_of_init(&fixture, &modules, &redirects, &["ls-remote", &good]).await;
+    assert!(!ok && text.contains("follows redirects"), "{text}");
+    let external = [("GIT_ALLOW_PROTOCOL", "ext:file")];
+    let program = ["ls-remote", "ext::touch marker"];
+    let (ok, text) = git_of_init(&fixture, &modules, &external, &program).await;
+    assert!(
+        !ok && text.contains("transport 'ext' not allowed"),
+        "{text}"
+    );
+    assert!(!asked("/evil.git"));
+}
+
+#[tokio::test]
+async fn init_gets_the_token_for_modules_on_the_same_server() {
+    let repository = Repository::new();
+    let options = GitHttpOptions {
+        credentials: Some("x-access-token:t0k3n-of-the-run".to_owned()),
+        ..GitHttpOptions::default()
+    };
+    let server = git_http::serve(repository.served(), options.clone()).unwrap();
+    let other = git_http::serve(repository.served(), options).unwrap();
+    let address = format!("{}/repo.git", server.url());
+    let fixture = Fixture::new();
+    let job = github(&address, "t0k3n-of-the-run");
+    let modules = fixture.prepare(&job).await.unwrap().modules;
+    let (ok, text) = git_of_init(&fixture, &modules, &[], &["ls-remote", &address]).await;
+    assert!(ok, "{text}");
+    let elsewhere = format!("{}/repo.git", other.url());
+    let (ok, _) = git_of_init(&fixture, &modules, &[], &["ls-remote", &elsewhere]).await;
+    assert!(!ok);
+    let sent = other
+        .requests()
+        .iter()
+        .filter_map(test_peers::http::Request::basic_auth)
+        .count();
+    assert_eq!(sent, 0);
+
+    // No variable has the token. Without the broker there is none, and another process gets none.
+    let mut env = child_env(&fixture, &[]);
+    let private = fixture.layout.private();
+    let opening = modules.open(private, &fixture.config.path, &mut env);
+    let open = opening.await.unwrap();
+    assert!(
+        env.iter()
+            .all(|(_, value)| !value.to_string_lossy().contains("t0k3n"))
+    );
+    let command = |program: &str| {
+        let mut command = tokio::process::Command::new(program);
+        command
+            .args(["ls-remote", &address])
+            .env_clear()
+            .envs(env.iter());
+        command
+    };
+    let (ok, text) = run(command("git")).await;
+    assert!(ok, "{text}");
+    let foreign = command("git").output().await.unwrap();
+    assert!(!foreign.status.success());
+    drop(open);
+    let (ok, text) = run(command("git")).await;
+    assert!(!ok && !text.contains("t0k3n"), "{text}");
+    assert!(files_holding(private, "t0k3n").is_empty());
 }
