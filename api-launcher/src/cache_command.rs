@@ -1,4 +1,4 @@
-//! `api-launcher cache`: the packages of providers that runs share. Lists, checks and removes them.
+//! `api-launcher cache`: the packages of providers and the tools that runs share. Lists, checks and removes them.
 
 use std::io::{self, IsTerminal as _, Write as _};
 use std::path::PathBuf;
@@ -7,7 +7,7 @@ use std::time::{Duration, SystemTime};
 use clap::{Args, Subcommand, ValueHint};
 use data_dir::DataDirArgs;
 use job_contract::{Exit, chain, env};
-use provider_store::{Entry, ProviderStore};
+use provider_store::{Entry, Item, Package, ProviderStore};
 use serde_json::{Value, json};
 
 use crate::failure::Failure;
@@ -152,7 +152,7 @@ impl StoreArgs {
         let pruned = store.prune(max_bytes, unused);
         let pruned = pruned.map_err(|error| unusable(&store, error))?;
         let note = format!(
-            "Packages removed: {}. The rest has {}.",
+            "Removed: {}. The rest has {}.",
             pruned.removed.len(),
             size(pruned.kept_bytes)
         );
@@ -180,17 +180,22 @@ impl StoreArgs {
         if entries.is_empty() {
             return Exit::Done;
         }
-        let mut table = Table::new(&["PROVIDER", "VERSION", "PLATFORM", "SIZE", "USED", "SHA256"]);
+        let mut table = Table::new(&[
+            "NAME", "VERSION", "PLATFORM", "FORM", "SIZE", "USED", "SHA256",
+        ]);
         for entry in entries {
-            let sha256 = if io::stdout().is_terminal() {
-                &entry.sha256[..SHORT_DIGEST]
+            let named = Named::of(entry);
+            let digits = if io::stdout().is_terminal() {
+                SHORT_DIGEST.min(named.sha256.len())
             } else {
-                &entry.sha256
+                named.sha256.len()
             };
+            let sha256 = &named.sha256[..digits];
             table.row(vec![
-                Cell::new(&entry.package.address()),
-                Cell::new(&entry.package.version),
-                Cell::new(&entry.package.platform),
+                Cell::new(&named.name),
+                Cell::new(named.version),
+                Cell::new(named.platform),
+                Cell::new(named.form),
                 Cell::new(&size(entry.size_bytes)),
                 Cell::new(&ago(entry.used)),
                 Cell::new(sha256),
@@ -202,15 +207,54 @@ impl StoreArgs {
     }
 }
 
+/// An entry as people see it. A tool has neither platform nor digest.
+struct Named<'e> {
+    name: String,
+    version: &'e str,
+    platform: &'e str,
+    form: &'static str,
+    sha256: &'e str,
+}
+
+impl<'e> Named<'e> {
+    fn of(entry: &'e Entry) -> Self {
+        let of_package = |package: &'e Package, sha256, form| Self {
+            name: package.address(),
+            version: &package.version,
+            platform: &package.platform,
+            form,
+            sha256,
+        };
+        match &entry.item {
+            Item::Archive { package, sha256 } => of_package(package, sha256, "archive"),
+            Item::Unpacked { package, sha256 } => of_package(package, sha256, "unpacked"),
+            Item::Tool { name, version } => Self {
+                name: name.clone(),
+                version: version.trim_start_matches('v'),
+                platform: "",
+                form: "tool",
+                sha256: "",
+            },
+        }
+    }
+}
+
 fn document(entry: &Entry) -> Value {
-    json!({
-        "provider": entry.package.address(),
-        "version": entry.package.version,
-        "platform": entry.package.platform,
-        "sha256": entry.sha256,
+    let named = Named::of(entry);
+    let mut document = json!({
+        "form": named.form,
+        "version": named.version,
         "sizeBytes": entry.size_bytes,
         "lastUsed": humantime::format_rfc3339_seconds(entry.used).to_string(),
-    })
+    });
+    if named.form == "tool" {
+        document["tool"] = json!(named.name);
+    } else {
+        document["provider"] = json!(named.name);
+        document["platform"] = json!(named.platform);
+        document["sha256"] = json!(named.sha256);
+    }
+    document
 }
 
 fn unusable(store: &ProviderStore, error: io::Error) -> Failure {

@@ -15,6 +15,7 @@ use job_contract::{Exit, JobData, Records, StepType, env};
 use platform::lease::{LeaseArgs, LeaseConfig};
 use platform::redis::{Redis, RedisArgs};
 use platform::terrakube::{TerrakubeArgs, TerrakubeConfig};
+use provider_store::Access;
 use reqwest::Url;
 use runtime::setting::{ReadSetting as _, SettingError, parse_over_environment};
 use runtime::telemetry::LogFormat;
@@ -137,6 +138,13 @@ pub struct ToolsConfig {
     /// Size of these packages, in bytes, from which on those are removed that were not used for the longest time.
     #[arg(long, env = env::PROVIDER_CACHE_MAX_BYTES, default_value_t = PROVIDER_CACHE_BYTES)]
     pub provider_cache_max_bytes: u64,
+    /// How a run uses packages in a folder that it cannot write: `link` where they are, `copy`, or `auto`, which links if the folder
+    /// is on a disk of this machine. A folder that it can write is always copied.
+    #[arg(long, env = env::PROVIDER_CACHE_ACCESS, default_value = "auto")]
+    pub provider_cache_access: Access,
+    /// For how many seconds nothing may move on a volume with packages or tools. Then the run goes on without it.
+    #[arg(long, env = env::CACHE_TIMEOUT_SECONDS, default_value_t = 60, value_parser = clap::value_parser!(u64).range(1..))]
+    pub cache_timeout_seconds: u64,
     /// How many packages of locked providers are fetched at a time before `init`; 0 leaves all of them to the tool.
     #[arg(long, env = env::PROVIDER_FETCHES, default_value_t = 4)]
     pub provider_fetches: usize,

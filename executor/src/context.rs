@@ -5,7 +5,7 @@
 use std::collections::BTreeMap;
 use std::future::Future;
 use std::sync::atomic::AtomicBool;
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
 
 use artifact_store::{BackendSettings, Store, StoreError};
@@ -15,6 +15,7 @@ use job_contract::{JobData, StepType, chain, env};
 use nix::unistd::{AccessFlags, eaccess};
 use platform::StepRef;
 use platform::StepView;
+use provider_store::Unpacked;
 use run_log::{FileSink, LogConfig, Redactor, RunLog, Sink, StdoutSink, secrets_of};
 use runtime::Deadline;
 use runtime::handover;
@@ -38,6 +39,7 @@ use crate::running_report::StartReportRetry;
 use crate::state_server::StateServer;
 use crate::stop::{Budget, Stop};
 use crate::store_watch::StoreWatch;
+use crate::volume::Volume;
 use crate::workspace::{Layout, LayoutConfig};
 
 /// Timeout of the platform's answer with the job context.
@@ -78,6 +80,10 @@ pub(crate) struct RunContext<'c> {
     /// The platform's step view when it permitted the step.
     pub(crate) view: OnceLock<StepView>,
     pub(crate) commit_id: OnceLock<String>,
+    /// The volume of the store that runs share.
+    pub(crate) store_volume: Volume,
+    /// Packages of the shared store that the tool uses where they are. They must stay there until the run ends.
+    pub(crate) held_packages: Mutex<Vec<Unpacked>>,
     /// Reports in the run's log that the store fails.
     pub(crate) store_watch: Option<StoreWatch>,
     /// What the operator runs in every run.
@@ -180,6 +186,8 @@ impl<'c> RunContext<'c> {
             start_report_retry: OnceLock::new(),
             view: OnceLock::new(),
             commit_id: OnceLock::new(),
+            held_packages: Mutex::default(),
+            store_volume: Volume::new(Duration::from_secs(config.tools.cache_timeout_seconds)),
             store,
             backend,
             state_server,

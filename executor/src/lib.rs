@@ -50,6 +50,7 @@ pub mod stored_plan;
 mod telemetry;
 pub mod terraform;
 pub mod tool;
+mod volume;
 pub mod workspace;
 
 use config::Config;

@@ -21,7 +21,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
 use futures_util::stream::{self, StreamExt as _};
-use provider_store::Package;
+use provider_store::{Package, Unpacked};
 
 use self::lock_file::Locked;
 use self::package::PackageError;
@@ -49,6 +49,8 @@ pub(crate) struct Provided {
     pub(crate) package: Package,
     /// The digest of its files, as lock files have it.
     pub(crate) h1: String,
+    /// What the tool uses where it is in the store.
+    pub(crate) held: Option<Unpacked>,
     pub(crate) from: Origin,
     /// Why the archive is not in the store now.
     pub(crate) not_published: Option<io::Error>,
@@ -96,10 +98,11 @@ impl Sources {
         let target = self.overlay.join(locked.package.folder());
         if let Some(store) = &self.store {
             let scratch = self.scratch.join(format!("{number}-stored.zip"));
-            if let Some(h1) = store.unpack(&locked, &target, &scratch).await? {
+            if let Some(taken) = store.unpack(&locked, &target, &scratch).await? {
                 return Ok(Provided {
                     package: locked.package.clone(),
-                    h1,
+                    h1: taken.h1,
+                    held: taken.held,
                     from: Origin::Store,
                     not_published: None,
                 });
@@ -121,6 +124,7 @@ impl Sources {
         Ok(Provided {
             package,
             h1,
+            held: None,
             from: Origin::Registry,
             not_published,
         })

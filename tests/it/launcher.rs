@@ -459,7 +459,7 @@ fn packages_of_providers_are_listed_checked_and_removed() {
     expect(cache("prune", &["--unused-days", "3"]), 0);
     assert!(paths[1].exists());
     let pruned = expect(cache("prune", &["--unused-days", "2"]), 0);
-    assert!(pruned.stderr.contains("Packages removed: 1."), "{pruned}");
+    assert!(pruned.stderr.contains("Removed: 1."), "{pruned}");
     assert!(!paths[1].exists());
     fs::write(folder.join("file"), "").unwrap();
     let wrong = laptop.run(&[

@@ -108,6 +108,14 @@ const NEEDS: &[Need] = &[
         present: || is_installed("sshd"),
     },
     Need {
+        // A network volume that can be paused.
+        program: "sshfs",
+        purpose: Purpose::Tests,
+        packages: &["sshfs"],
+        elsewhere: "your package manager (sshfs 3.7 or newer, with fusermount3)",
+        present: || is_installed("sshfs"),
+    },
+    Need {
         program: "redis-server",
         purpose: Purpose::Tests,
         packages: &["redis-server"],

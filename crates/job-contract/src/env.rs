@@ -172,6 +172,10 @@ pub const REPORT_KEY: &str = "MAYFLY_REPORT_KEY";
 pub const MIXED_FLEET: &str = "MAYFLY_MIXED_FLEET";
 pub const PROVIDER_CACHE_DIR: &str = "MAYFLY_PROVIDER_CACHE_DIR";
 pub const PROVIDER_CACHE_MAX_BYTES: &str = "MAYFLY_PROVIDER_CACHE_MAX_BYTES";
+/// `auto`, `link` or `copy`: how a run uses packages that it cannot write.
+pub const PROVIDER_CACHE_ACCESS: &str = "MAYFLY_PROVIDER_CACHE_ACCESS";
+/// How long nothing may move on the volume of a cache.
+pub const CACHE_TIMEOUT_SECONDS: &str = "MAYFLY_CACHE_TIMEOUT_SECONDS";
 pub const PROVIDER_FETCHES: &str = "MAYFLY_PROVIDER_FETCHES";
 pub const PLAN_FILES: &str = "MAYFLY_PLAN_FILES";
 pub const PLAN_FILES_MAX_BYTES: &str = "MAYFLY_PLAN_FILES_MAX_BYTES";

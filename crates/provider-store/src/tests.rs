@@ -1,4 +1,9 @@
+use std::cell::Cell;
+use std::fmt::Write as _;
 use std::os::unix::fs::symlink;
+use std::os::unix::process::ExitStatusExt as _;
+use std::process::{Command, ExitStatus};
+use std::time::{Duration, Instant};
 
 use tempfile::TempDir;
 
@@ -16,6 +21,15 @@ impl Fixture {
         let folder = tempfile::tempdir().unwrap();
         let store = ProviderStore::new(folder.path().join("store"));
         Self { folder, store }
+    }
+
+    fn tmp(&self) -> PathBuf {
+        self.store.root().join(TMP)
+    }
+
+    /// Files of a package, unpacked.
+    fn unpack(&self, package: &Package, sha256: &str) -> io::Result<()> {
+        self.store.publish_unpacked(package, sha256, unpack)
     }
 
     fn file(&self, content: &str) -> (PathBuf, String) {
@@ -41,6 +55,41 @@ impl Fixture {
     }
 }
 
+fn archive_of(package: &Package, sha256: &str) -> Item {
+    Item::Archive {
+        package: package.clone(),
+        sha256: sha256.to_owned(),
+    }
+}
+
+fn unpacked_of(package: &Package, sha256: &str) -> Item {
+    Item::Unpacked {
+        package: package.clone(),
+        sha256: sha256.to_owned(),
+    }
+}
+
+const H1: &str = "h1:cuAYBzn6IKPHKJs3M/HcpkzTtSYaT+z1m6UlPiPEYmI=";
+
+fn unpack(files: &Path) -> io::Result<String> {
+    fs::create_dir(files)?;
+    fs::write(files.join("terraform-provider-x_v1.0.0"), "binary\n")?;
+    fs::write(files.join("LICENSE.txt"), "hello\n")?;
+    Ok(H1.to_owned())
+}
+
+thread_local! {
+    static RENAMES_SEEM_TO_FAIL: Cell<bool> = const { Cell::new(false) };
+}
+
+/// A network volume that reports an error of a rename that it has done.
+pub(super) fn tests_rename(renamed: io::Result<()>) -> io::Result<()> {
+    if RENAMES_SEEM_TO_FAIL.get() {
+        return Err(io::Error::other("no answer"));
+    }
+    renamed
+}
+
 fn package(version: &str) -> Package {
     Package::new("registry.example.test/acme/null", version, "linux_amd64").unwrap()
 }
@@ -57,12 +106,11 @@ fn what_is_published_comes_back() {
     assert_eq!(fixture.store.digests(&one), std::slice::from_ref(&sha256));
     let listed = fixture.store.list().unwrap();
     assert_eq!(
-        (listed.len(), &listed[0].package, &listed[0].sha256),
-        (1, &one, &sha256)
+        (listed.len(), &listed[0].item),
+        (1, &archive_of(&one, &sha256))
     );
     assert!(fixture.store.verify(&listed[0]).unwrap());
-    let left = fs::read_dir(fixture.store.root().join(TMP)).unwrap();
-    assert_eq!(left.count(), 0);
+    assert_eq!(fs::read_dir(fixture.tmp()).unwrap().count(), 0);
 }
 
 #[test]
@@ -147,7 +195,10 @@ fn the_longest_unused_packages_go_first() {
     assert!(fixture.copy(&package("2.0.0"), &two).is_some());
     let versions = |pruned: &Pruned| {
         let removed = pruned.removed.iter();
-        let versions = removed.map(|entry| entry.package.version.clone());
+        let versions = removed.map(|entry| match &entry.item {
+            Item::Archive { package, .. } => package.version.clone(),
+            other => panic!("{other:?}"),
+        });
         versions.collect::<Vec<_>>()
     };
     assert_eq!(
@@ -165,19 +216,410 @@ fn the_longest_unused_packages_go_first() {
         (versions(&pruned), pruned.kept_bytes),
         (vec!["4.0.0".to_owned()], 20)
     );
+    used("5.0.0", "eeeeeeeeee", 2 * HOUR);
     let pruned = fixture.store.prune(u64::MAX, Some(HOUR / 4)).unwrap();
-    assert_eq!(versions(&pruned), ["3.0.0"]);
+    assert_eq!(versions(&pruned), ["5.0.0"]);
 }
 
 #[test]
 fn what_killed_runs_have_left_is_removed_after_a_day() {
     let fixture = Fixture::new();
     fixture.publish(&package("1.0.0"), "zip");
-    let tmp = fixture.store.root().join(TMP);
+    let tmp = fixture.tmp();
     for (name, ago) in [("old", 25 * HOUR), ("new", HOUR)] {
         let file = File::create(tmp.join(name)).unwrap();
         file.set_modified(SystemTime::now() - ago).unwrap();
     }
     fixture.store.prune(u64::MAX, None).unwrap();
     assert!(!tmp.join("old").exists() && tmp.join("new").exists());
+}
+
+fn last_used(path: &Path, ago: Duration) {
+    let file = File::open(path).unwrap();
+    file.set_modified(SystemTime::now() - ago).unwrap();
+}
+
+/// Starts this test binary again, for one test, with what it must know.
+fn part(test: &str, place: &Path, name: &str, value: &str) -> Command {
+    let mut command = Command::new(std::env::current_exe().unwrap());
+    command
+        .args([&format!("tests::{test}"), "--exact", "--nocapture"])
+        .env("MAYFLY_TEST_STORE", place)
+        .env(name, value);
+    command
+}
+
+fn part_store() -> Option<ProviderStore> {
+    std::env::var_os("MAYFLY_TEST_STORE").map(ProviderStore::new)
+}
+
+/// Publishes in a process that is killed at its first step, at its second, and so on, until it ends by itself. Returns at how many.
+fn killed_at_each_step(test: &str, after_each: impl Fn(&Fixture, ExitStatus)) -> u64 {
+    for step in 1.. {
+        let fixture = Fixture::new();
+        let mut publisher = part(
+            test,
+            fixture.store.root(),
+            "MAYFLY_TEST_KILL",
+            &step.to_string(),
+        );
+        let ended = publisher.output().unwrap().status;
+        after_each(&fixture, ended);
+        if ended.success() {
+            return step - 1;
+        }
+        assert_eq!(ended.signal(), Some(9), "{ended}");
+    }
+    unreachable!()
+}
+
+/// The process that is killed.
+fn publish_until_killed(store: &ProviderStore, publish: impl Fn(&ProviderStore)) {
+    let step = std::env::var("MAYFLY_TEST_KILL").unwrap().parse().unwrap();
+    progress::killing::STEP.set(step).unwrap();
+    publish(store);
+}
+
+#[test]
+fn a_killed_publisher_leaves_nothing_half_and_the_next_one_makes_it_good() {
+    let one = package("1.0.0");
+    let publish = |store: &ProviderStore| {
+        let folder = tempfile::tempdir().unwrap();
+        let archive = folder.path().join("archive");
+        fs::write(&archive, "zip").unwrap();
+        store
+            .publish(&package("1.0.0"), &archive, &sha256_of(&archive).unwrap())
+            .unwrap();
+    };
+    if let Some(store) = part_store() {
+        return publish_until_killed(&store, publish);
+    }
+    let test = "a_killed_publisher_leaves_nothing_half_and_the_next_one_makes_it_good";
+    let kills = killed_at_each_step(test, |fixture, _| {
+        for entry in fixture.store.list().unwrap() {
+            assert!(fixture.store.verify(&entry).unwrap());
+        }
+        publish(&fixture.store);
+        let (_, sha256) = fixture.file("zip");
+        assert_eq!(fixture.copy(&one, &sha256).as_deref(), Some("zip"));
+        assert_eq!(fixture.store.list().unwrap().len(), 1);
+    });
+    assert!(kills > 5, "{kills}");
+}
+
+#[test]
+fn a_killed_fill_is_made_good_by_the_next_one() {
+    let (one, sha256) = (package("1.0.0"), "a".repeat(64));
+    let publish = |store: &ProviderStore| store.publish_unpacked(&one, &sha256, unpack).unwrap();
+    if let Some(store) = part_store() {
+        return publish_until_killed(&store, publish);
+    }
+    let kills = killed_at_each_step(
+        "a_killed_fill_is_made_good_by_the_next_one",
+        |fixture, _| {
+            for entry in fixture.store.list().unwrap() {
+                assert!(fixture.store.verify(&entry).unwrap());
+            }
+            publish(&fixture.store);
+            let listed = fixture.store.list().unwrap();
+            assert_eq!(listed.len(), 1);
+            assert!(fixture.store.verify(&listed[0]).unwrap());
+            // What is left goes after a day.
+            for left in fs::read_dir(fixture.tmp()).unwrap().flatten() {
+                last_used(&left.path(), 25 * HOUR);
+            }
+            fixture.store.prune(u64::MAX, None).unwrap();
+            assert_eq!(fs::read_dir(fixture.tmp()).unwrap().count(), 0);
+        },
+    );
+    assert!(kills > 6, "{kills}");
+}
+
+#[test]
+fn two_publishers_at_a_time_leave_one_package() {
+    let fixture = Fixture::new();
+    let (one, (path, sha256)) = (package("1.0.0"), fixture.file("zip"));
+    std::thread::scope(|scope| {
+        for _ in 0..8 {
+            scope.spawn(|| {
+                fixture.store.publish(&one, &path, &sha256).unwrap();
+                fixture.unpack(&one, &sha256).unwrap();
+            });
+        }
+    });
+    let listed = fixture.store.list().unwrap();
+    assert_eq!(listed.len(), 2, "{listed:?}");
+    for entry in &listed {
+        assert!(fixture.store.verify(entry).unwrap());
+    }
+    assert_eq!(fs::read_dir(fixture.tmp()).unwrap().count(), 0);
+}
+
+#[test]
+fn a_rename_that_seems_to_have_failed_is_looked_at() {
+    let fixture = Fixture::new();
+    let one = package("1.0.0");
+    RENAMES_SEEM_TO_FAIL.set(true);
+    let sha256 = fixture.publish(&one, "zip");
+    fixture.unpack(&one, &sha256).unwrap();
+    // One that has really failed is an error.
+    let folder = fixture.store.path(&package("2.0.0"), &sha256);
+    fs::create_dir_all(folder).unwrap();
+    let (path, _) = fixture.file("zip");
+    let published = fixture.store.publish(&package("2.0.0"), &path, &sha256);
+    RENAMES_SEEM_TO_FAIL.set(false);
+    assert!(published.is_err());
+    assert_eq!(fixture.copy(&one, &sha256).as_deref(), Some("zip"));
+}
+
+#[test]
+fn a_digest_that_the_files_do_not_have_is_not_published() {
+    let fixture = Fixture::new();
+    let published = fixture
+        .store
+        .publish_unpacked(&package("1.0.0"), &"a".repeat(64), |files| {
+            unpack(files)?;
+            Ok("h1:other=".to_owned())
+        });
+    assert!(published.is_err());
+    assert_eq!(fixture.store.list().unwrap(), []);
+}
+
+#[test]
+fn a_damaged_unpacked_package_is_replaced() {
+    let fixture = Fixture::new();
+    let (one, sha256) = (package("1.0.0"), "a".repeat(64));
+    fixture.unpack(&one, &sha256).unwrap();
+    let entry = fixture.store.path(&one, &sha256).with_extension("");
+    fs::write(entry.join("files/LICENSE.txt"), "other").unwrap();
+    let listed = fixture.store.list().unwrap();
+    assert_eq!(listed[0].item, unpacked_of(&one, &sha256));
+    assert!(!fixture.store.verify(&listed[0]).unwrap());
+    fixture.unpack(&one, &sha256).unwrap();
+    assert!(fixture.store.verify(&listed[0]).unwrap());
+}
+
+/// What eviction removes is in the store, whatever a run has put there.
+#[test]
+fn eviction_follows_no_link_out_of_the_store() {
+    let fixture = Fixture::new();
+    let one = package("1.0.0");
+    let sha256 = fixture.publish(&one, "zip");
+    let of_another = fixture.folder.path().join("another");
+    let kept = of_another.join(format!("{sha256}.zip"));
+    fs::create_dir_all(of_another.join(&sha256).join("files")).unwrap();
+    for path in [&kept, &of_another.join(&sha256).join("files/file")] {
+        fs::write(path, "kept").unwrap();
+        last_used(path, 9 * HOUR);
+    }
+    let listed = fixture.store.list().unwrap();
+    let platform = fixture.store.path(&one, &sha256);
+    let platform = platform.parent().unwrap();
+    // In the place of each folder on the way, after the list was made.
+    for folder in platform.ancestors().take(6) {
+        let aside = folder.with_extension("aside");
+        fs::rename(folder, &aside).unwrap();
+        let below = platform.strip_prefix(folder).unwrap();
+        let trap = fixture.folder.path().join("trap");
+        fs::create_dir_all(trap.join(below)).unwrap();
+        if below == Path::new("") {
+            symlink(&of_another, folder).unwrap();
+        } else {
+            fs::remove_dir(trap.join(below)).unwrap();
+            symlink(&of_another, trap.join(below)).unwrap();
+            symlink(&trap, folder).unwrap();
+        }
+        let unpacked = Entry {
+            item: unpacked_of(&one, &sha256),
+            ..listed[0].clone()
+        };
+        for entry in [&listed[0], &unpacked] {
+            assert!(fixture.store.remove(entry).is_err(), "{folder:?}");
+        }
+        // It may also say what is wrong.
+        let _ = fixture.store.prune(0, Some(HOUR));
+        assert!(
+            fixture
+                .store
+                .copy(&one, &sha256, &trap.join("copy"))
+                .is_err()
+        );
+        let (path, _) = fixture.file("zip");
+        assert!(fixture.store.publish(&one, &path, &sha256).is_err());
+        fs::remove_file(folder).unwrap();
+        fs::rename(aside, folder).unwrap();
+        fs::remove_dir_all(trap).unwrap();
+    }
+    assert!(kept.exists() && of_another.join(sha256).join("files/file").exists());
+}
+
+#[test]
+fn tools_are_evicted_too_but_not_those_that_are_used_or_installed() {
+    let fixture = Fixture::new();
+    let root = fixture.store.root();
+    let install = |folder: &str, program: &str| {
+        let folder = root.join(folder);
+        fs::create_dir_all(&folder).unwrap();
+        for name in [program, "archive.zip", ".lock"] {
+            fs::write(folder.join(name), "0123456789").unwrap();
+            last_used(&folder.join(name), 3 * HOUR);
+        }
+        folder
+    };
+    let old = install("terraform/1.0.0", "terraform");
+    let used = install("terraform/1.1.0", "terraform");
+    let installed = install("tofu/v1.2.0", "tofu");
+    let young = install("tofu/v1.3.0", "tofu");
+    last_used(&young.join("tofu"), Duration::ZERO);
+    fs::write(root.join("terraform/file"), "").unwrap();
+    let run = File::open(used.join("terraform")).unwrap();
+    run.try_lock_shared().unwrap();
+    let waiting = File::open(installed.join(".lock")).unwrap();
+    waiting.try_lock().unwrap();
+    let pruned = fixture.store.prune(0, None).unwrap();
+    assert_eq!(pruned.kept_bytes, 60);
+    let tool = Item::Tool {
+        name: "terraform".to_owned(),
+        version: "1.0.0".to_owned(),
+    };
+    assert_eq!(pruned.removed.len(), 1);
+    assert_eq!(pruned.removed[0].item, tool);
+    let names: Vec<_> = fs::read_dir(old).unwrap().flatten().collect();
+    assert_eq!((names.len(), names[0].file_name()), (1, ".lock".into()));
+    drop((run, waiting));
+    assert_eq!(fixture.store.prune(0, None).unwrap().removed.len(), 2);
+    assert!(young.join("tofu").exists());
+}
+
+/// Runs a test again behind a mount, which a process in a namespace of its own may make, unless the system forbids it.
+fn behind_a_mount(test: &str, place: &Path, mount: &str) {
+    let test = part(test, place, "MAYFLY_TEST_PART", "alone");
+    let script = format!("{mount} exec \"$@\"");
+    let done = Command::new("unshare")
+        .args(["-rm", "sh", "-c", &script, "sh"])
+        .arg(test.get_program())
+        .args(test.get_args())
+        .env("MAYFLY_TEST_STORE", place)
+        .output()
+        .unwrap();
+    let (said, answered) = (
+        String::from_utf8_lossy(&done.stderr),
+        String::from_utf8_lossy(&done.stdout),
+    );
+    let is_forbidden = said.contains("unshare: ") && std::env::var_os("CI").is_none();
+    assert!(
+        is_forbidden || answered.contains("1 passed"),
+        "{answered}{said}"
+    );
+}
+
+#[test]
+fn what_a_live_run_uses_is_not_removed() {
+    let (one, sha256) = (package("1.0.0"), "a".repeat(64));
+    if let Some(store) = part_store() {
+        // The run: it cannot write what it uses.
+        let held = store.hold(&one, &sha256, Access::Auto).unwrap().unwrap();
+        assert_eq!(held.h1, H1);
+        let writable = ProviderStore::new(store.root().parent().unwrap().join("rw"));
+        assert!(held.files.join("LICENSE.txt").exists());
+        assert!(fs::write(held.files.join("new"), "").is_err());
+        // The one who fills sees the same disk, and can write it.
+        let entry = writable.list().unwrap().remove(0);
+        assert!(!writable.remove(&entry).unwrap());
+        assert_eq!(writable.prune(0, None).unwrap().removed, []);
+        assert!(held.files.join("LICENSE.txt").exists());
+        // Nor does a run hold what is about to be removed.
+        let digest = held.files.parent().unwrap().join("h1");
+        drop(held);
+        let remover = File::open(digest).unwrap();
+        remover.try_lock().unwrap();
+        assert!(store.hold(&one, &sha256, Access::Auto).unwrap().is_none());
+        drop(remover);
+        assert!(writable.remove(&entry).unwrap());
+        assert!(store.hold(&one, &sha256, Access::Auto).unwrap().is_none());
+        // What a run can write is never used where it is.
+        writable.publish_unpacked(&one, &sha256, unpack).unwrap();
+        for access in [Access::Auto, Access::Link, Access::Copy] {
+            assert!(writable.hold(&one, &sha256, access).unwrap().is_none());
+        }
+        assert!(store.hold(&one, &sha256, Access::Copy).unwrap().is_none());
+        assert!(store.hold(&one, &sha256, Access::Link).unwrap().is_some());
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let place = folder.path().join("rw");
+    ProviderStore::new(&place)
+        .publish_unpacked(&one, &sha256, unpack)
+        .unwrap();
+    let entry = ProviderStore::new(&place).path(&one, &sha256);
+    last_used(&entry.with_extension("").join("h1"), 3 * HOUR);
+    let read_only = folder.path().join("ro");
+    fs::create_dir(&read_only).unwrap();
+    let mut mount = String::new();
+    write!(
+        mount,
+        "mount --bind '{0}' '{1}' && mount -o remount,bind,ro '{1}' &&",
+        place.display(),
+        read_only.display()
+    )
+    .unwrap();
+    behind_a_mount("what_a_live_run_uses_is_not_removed", &read_only, &mount);
+}
+
+#[test]
+fn a_full_disk_is_an_error_and_leaves_nothing_half() {
+    if let Some(store) = part_store() {
+        let folder = tempfile::tempdir().unwrap();
+        let large = folder.path().join("large");
+        fs::write(&large, vec![7; 600 * 1024]).unwrap();
+        let sha256 = sha256_of(&large).unwrap();
+        store.publish(&package("1.0.0"), &large, &sha256).unwrap();
+        let full = store.publish(&package("2.0.0"), &large, &sha256);
+        assert_eq!(full.unwrap_err().kind(), io::ErrorKind::StorageFull);
+        let full = store.publish_unpacked(&package("2.0.0"), &sha256, |files| {
+            fs::create_dir(files)?;
+            fs::copy(&large, files.join("file")).map(|_| H1.to_owned())
+        });
+        assert_eq!(full.unwrap_err().kind(), io::ErrorKind::StorageFull);
+        let listed = store.list().unwrap();
+        assert_eq!(listed.len(), 1);
+        assert!(store.verify(&listed[0]).unwrap());
+        assert_eq!(fs::read_dir(store.root().join(TMP)).unwrap().count(), 0);
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let mount = format!(
+        "mount -t tmpfs -o size=1m none '{}' &&",
+        folder.path().display()
+    );
+    let test = "a_full_disk_is_an_error_and_leaves_nothing_half";
+    behind_a_mount(test, folder.path(), &mount);
+}
+
+/// The package of a run is found by its name, however many others there are.
+#[test]
+fn one_of_five_thousand_archives_is_there_at_once() {
+    let fixture = Fixture::new();
+    let one = package("1.0.0");
+    let sha256 = fixture.publish(&one, "zip");
+    let mut folder = fixture.store.path(&one, &sha256);
+    for number in 0..5_000 {
+        folder.pop();
+        folder.pop();
+        folder.push(format!("2.{number}.0"));
+        folder.push("linux_amd64");
+        fs::create_dir_all(&folder).unwrap();
+        fs::write(folder.join(archive_name(&sha256)), "").unwrap();
+    }
+    let began = Instant::now();
+    assert!(fixture.copy(&one, &sha256).is_some());
+    assert!(
+        fixture
+            .store
+            .hold(&one, &sha256, Access::Auto)
+            .unwrap()
+            .is_none()
+    );
+    let took = began.elapsed();
+    assert!(took < Duration::from_millis(50), "{took:?}");
 }

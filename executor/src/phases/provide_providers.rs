@@ -13,6 +13,7 @@ use futures_util::future::join_all;
 use hcl_edit::structure::Body;
 use job_contract::{Tool, chain};
 use provider_store::{Package, ProviderStore};
+use runtime::lock;
 use runtime::private_file::private_folder;
 use secrecy::ExposeSecret as _;
 use tokio::time::timeout;
@@ -34,6 +35,7 @@ use crate::tool::Fetcher;
 /// How long a host may take to say what it has. Then the tool asks it itself.
 const SERVICES_TIMEOUT: Duration = Duration::from_secs(5);
 const TERRAFORMS: &str = "registry.terraform.io";
+const HANGS: &str = "The volume of the provider store hangs. This run goes on without it.";
 const PLUGIN_CACHE: &str = "TF_PLUGIN_CACHE_DIR";
 /// Variables with which a run decides itself where its providers come from.
 const OWN_SETTINGS: [&str; 2] = ["TF_CLI_CONFIG_FILE", PLUGIN_CACHE];
@@ -72,6 +74,12 @@ impl ProvidedForInit {
 
     /// Ends after `init`. What it has downloaded is in the store then.
     pub(crate) async fn finish(self, run: &RunContext<'_>) -> Result<(), StepError> {
+        let finished = self.finish_registries(run).await;
+        report_hanging_volume(run).await;
+        finished
+    }
+
+    async fn finish_registries(self, run: &RunContext<'_>) -> Result<(), StepError> {
         let Some((registries, store)) = self.registries else {
             return Ok(());
         };
@@ -157,6 +165,7 @@ pub(crate) async fn provide_providers(
         run.log.add_secrets([server.secret().expose_secret()]);
     }
     let provided = report(run, results).await;
+    report_hanging_volume(run).await;
     Ok(ProvidedForInit {
         overlay: match lock {
             Some(lock) => overlay(context, &sources, lock, &provided).await?,
@@ -265,7 +274,9 @@ fn store_of(run: &RunContext<'_>, env: &mut ChildEnv) -> Option<SharedStore> {
         env.unset(PLUGIN_CACHE);
     }
     let folder = configured.or(mounted)?;
-    Some(SharedStore::new(ProviderStore::new(folder)))
+    let store = SharedStore::new(ProviderStore::new(folder));
+    let access = run.config.tools.provider_cache_access;
+    Some(store.on(run.store_volume.clone(), access))
 }
 
 /// The variable of the run that decides where its providers come from.
@@ -324,6 +335,12 @@ fn sources(run: &RunContext<'_>, store: Option<SharedStore>, at_a_time: usize) -
     })
 }
 
+async fn report_hanging_volume(run: &RunContext<'_>) {
+    if run.store_volume.hangs_since_last_look() {
+        run.log.writer().line(HANGS).await;
+    }
+}
+
 /// Says in the log what came from where. Returns what is there.
 async fn report(
     run: &RunContext<'_>,
@@ -332,7 +349,10 @@ async fn report(
     let mut provided = Vec::new();
     for (package, result) in results {
         match result {
-            Ok(one) => {
+            Ok(mut one) => {
+                if let Some(held) = one.held.take() {
+                    lock(&run.held_packages).push(held);
+                }
                 info!(%package, from = ?one.from, "provided");
                 if let Some(error) = &one.not_published {
                     warn!(%package, %error, "it is not in the provider store");

@@ -2,7 +2,7 @@
 //! one of this platform.
 
 use std::fs::{self, File, OpenOptions};
-use std::io::{self, Read as _, Write};
+use std::io::{self, Read, Seek, Write};
 use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -36,7 +36,7 @@ pub(crate) enum PackageError {
 
 /// Unpacks an archive into a new folder, and returns the digest of its files, `h1:…`. After an error there is no folder.
 pub(crate) fn unpack(
-    archive: File,
+    archive: impl Read + Seek,
     target: &Path,
     stopped: &AtomicBool,
 ) -> Result<String, PackageError> {
@@ -48,7 +48,11 @@ pub(crate) fn unpack(
     unpacked
 }
 
-fn unpack_into(archive: File, target: &Path, stopped: &AtomicBool) -> Result<String, PackageError> {
+fn unpack_into(
+    archive: impl Read + Seek,
+    target: &Path,
+    stopped: &AtomicBool,
+) -> Result<String, PackageError> {
     let mut archive = ZipArchive::new(archive)?;
     if archive.len() > MOST_FILES {
         return Err(PackageError::TooLarge);

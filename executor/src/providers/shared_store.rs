@@ -4,50 +4,84 @@
 
 use std::fs;
 use std::io;
+use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
-use provider_store::{Package, ProviderStore, note_use};
-use tokio::time::timeout;
+use provider_store::{Access, Package, ProviderStore, Unpacked};
 use tracing::warn;
 
 use super::lock_file::Locked;
 use super::package::{self, PackageError};
+use crate::volume::Volume;
 use crate::workspace::StopOnDrop;
 
-/// How long the store may take for a package. A network volume may hang for ever.
-const TIMEOUT: Duration = Duration::from_mins(1);
+/// How long nothing may move on its volume.
+const PATIENCE: Duration = Duration::from_mins(1);
 
 /// The store that runs share.
 #[derive(Clone, Debug)]
 pub(crate) struct SharedStore {
     store: ProviderStore,
+    access: Access,
+    volume: Volume,
+}
+
+/// A package that the store had.
+#[derive(Debug)]
+pub(crate) struct Taken {
+    /// The digest of its files.
+    pub(crate) h1: String,
+    /// If it is used where it is, it stays there for as long as this lives.
+    pub(crate) held: Option<Unpacked>,
 }
 
 impl SharedStore {
-    pub(crate) const fn new(store: ProviderStore) -> Self {
-        Self { store }
+    pub(crate) fn new(store: ProviderStore) -> Self {
+        Self {
+            store,
+            access: Access::default(),
+            volume: Volume::new(PATIENCE),
+        }
     }
 
-    /// Unpacks a locked package into `target`, and returns the digest of its files. `None` if the store does not have it.
-    /// `scratch` is a path for a copy of its archive.
+    /// What else uses this volume gives it up together with this store.
+    pub(crate) fn on(self, volume: Volume, access: Access) -> Self {
+        Self {
+            access,
+            volume,
+            ..self
+        }
+    }
+
+    /// Whether the volume hangs. Then nothing of it is used any more.
+    pub(crate) fn hangs(&self) -> bool {
+        self.volume.hangs()
+    }
+
+    /// Links or unpacks a locked package into `target`. `None` if the store does not have it. `scratch` is a path for a copy of its
+    /// archive.
     pub(crate) async fn unpack(
         &self,
         locked: &Arc<Locked>,
         target: &Path,
         scratch: &Path,
-    ) -> io::Result<Option<String>> {
+    ) -> io::Result<Option<Taken>> {
+        if self.hangs() {
+            return Ok(None);
+        }
         let stop = StopOnDrop::default();
         let taking = Taking {
             store: self.store.clone(),
+            access: self.access,
             locked: Arc::clone(locked),
             target: target.to_owned(),
             scratch: scratch.to_owned(),
             stopped: stop.flag(),
         };
-        in_time(move || Ok(taking.unpacked())).await
+        self.in_time(move || Ok(taking.taken())).await
     }
 
     /// Copies an archive into a new file. `false` if the store does not have it. The copy is what `sha256` says.
@@ -72,13 +106,14 @@ impl SharedStore {
     ) -> io::Result<()> {
         let (store, package) = (self.store.clone(), package.clone());
         let (archive, sha256) = (archive.to_owned(), sha256.to_owned());
-        in_time(move || store.publish(&package, &archive, &sha256)).await
+        self.in_time(move || store.publish(&package, &archive, &sha256))
+            .await
     }
 
     /// Removes packages that nobody uses, if the store has become too large.
     pub(crate) async fn prune(&self, max_bytes: u64) {
         let store = self.store.clone();
-        match in_time(move || store.prune(max_bytes, None)).await {
+        match self.in_time(move || store.prune(max_bytes, None)).await {
             Ok(pruned) if pruned.kept_bytes > max_bytes => {
                 warn!(
                     pruned.kept_bytes,
@@ -89,24 +124,19 @@ impl SharedStore {
             Err(error) => warn!(%error, "the provider store could not be cleaned up"),
         }
     }
-}
 
-/// Work in another thread. If it takes too long, it goes on in its own folder for as long as the volume hangs.
-async fn in_time<T: Send + 'static>(
-    work: impl FnOnce() -> io::Result<T> + Send + 'static,
-) -> io::Result<T> {
-    match timeout(TIMEOUT, tokio::task::spawn_blocking(work)).await {
-        Ok(done) => done.unwrap_or_else(|error| Err(error.into())),
-        Err(_) => Err(io::Error::new(
-            io::ErrorKind::TimedOut,
-            "the provider store does not answer",
-        )),
+    async fn in_time<T: Send + 'static>(
+        &self,
+        work: impl FnOnce() -> io::Result<T> + Send + 'static,
+    ) -> io::Result<T> {
+        self.volume.in_time(self.store.progress(), work).await
     }
 }
 
 /// A package on its way from the store.
 struct Taking {
     store: ProviderStore,
+    access: Access,
     locked: Arc<Locked>,
     target: PathBuf,
     scratch: PathBuf,
@@ -115,7 +145,7 @@ struct Taking {
 
 impl Taking {
     /// Everything that goes wrong means that the store does not have the package.
-    fn unpacked(&self) -> Option<String> {
+    fn taken(&self) -> Option<Taken> {
         let Locked {
             package,
             zip_digests,
@@ -127,15 +157,44 @@ impl Taking {
             _ => zip_digests.clone(),
         };
         digests.iter().find_map(|sha256| {
-            let taken = self.by_files(sha256).and_then(|taken| match taken {
-                None => self.by_archive(sha256),
-                taken => Ok(taken),
-            });
+            let unpacked = |h1| Taken { h1, held: None };
+            let taken = match self.linked(sha256) {
+                Ok(None) => self.by_files(sha256).map(|h1| h1.map(unpacked)),
+                linked => linked,
+            };
+            let taken = match taken {
+                Ok(None) => self.by_archive(sha256).map(|h1| h1.map(unpacked)),
+                taken => taken,
+            };
             taken.unwrap_or_else(|error| {
                 warn!(%error, %package, "the package in the provider store cannot be used");
                 None
             })
         })
+    }
+
+    /// Somebody whom runs trust has unpacked it, and this run cannot change it.
+    fn linked(&self, sha256: &str) -> Result<Option<Taken>, PackageError> {
+        let Locked {
+            package,
+            h1_digests,
+            ..
+        } = &*self.locked;
+        let Some(held) = self.store.hold(package, sha256, self.access)? else {
+            return Ok(None);
+        };
+        if !self.locked.has_zip(sha256) && !h1_digests.contains(&held.h1) {
+            return Ok(None);
+        }
+        package::check_platform(&held.files, &package.name)?;
+        if let Some(parent) = self.target.parent() {
+            fs::create_dir_all(parent)?;
+        }
+        symlink(&held.files, &self.target)?;
+        Ok(Some(Taken {
+            h1: held.h1.clone(),
+            held: Some(held),
+        }))
     }
 
     /// The digest of its files says that it is the one. Then nothing reads its archive but the unpacking itself.
@@ -151,7 +210,7 @@ impl Taking {
         match package::unpack(archive, &self.target, &self.stopped) {
             Ok(h1) if known.contains(&h1) => {
                 self.check_platform()?;
-                note_use(&used);
+                used.note_use();
                 Ok(Some(h1))
             }
             Ok(_) => {

@@ -28,12 +28,12 @@ const OTHER: &str = "    \"h1:AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA=\",";
 const LOCK_FILE: &str = ".terraform.lock.hcl";
 
 /// A registry with five providers, and a machine whose runs share a store.
-struct Locked {
+pub(super) struct Locked {
     registry: Registry,
-    machine: Machine,
+    pub(super) machine: Machine,
     tool: Tool,
     /// What the tool writes without any help.
-    lock: String,
+    pub(super) lock: String,
     /// What the module asks for instead of all providers in their newest versions.
     versions: Option<String>,
     module: &'static str,
@@ -44,7 +44,7 @@ struct Locked {
 impl Locked {
     /// `None` if the test is skipped.
     #[track_caller]
-    fn new(tool: Tool) -> Option<Self> {
+    pub(super) fn new(tool: Tool) -> Option<Self> {
         needed(present())?;
         let mut it = Self::at(Registry::start().unwrap(), tool);
         let kept = it.machine.scratch("first.lock.hcl");
@@ -71,7 +71,7 @@ impl Locked {
     }
 
     /// A plan of all providers, with a lock file in the repository. `kept` gets the one after `init`.
-    fn plan(
+    pub(super) fn plan(
         &self,
         job_id: &str,
         lock: Option<&str>,
@@ -136,7 +136,7 @@ impl Locked {
     }
 
     /// The lock file after the `init` of a run.
-    fn lock_after(&self, job_id: &str) -> String {
+    pub(super) fn lock_after(&self, job_id: &str) -> String {
         let kept = self.machine.scratch(&format!("{job_id}.lock.hcl"));
         fs::read_to_string(kept).unwrap()
     }
@@ -153,7 +153,7 @@ impl Locked {
 
 const MODULE: &str = "resource \"random_pet\" \"name\" {}\nresource \"null_resource\" \"one\" {}\n";
 
-fn says(outcome: &Outcome, stored: usize, fetched: usize) {
+pub(super) fn says(outcome: &Outcome, stored: usize, fetched: usize) {
     let line = format!("Providers: {stored} from the store, {fetched} downloaded.");
     assert!(outcome.log().contains(&line), "{line}: {outcome}");
 }

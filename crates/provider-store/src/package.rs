@@ -1,0 +1,65 @@
+//! The coordinates of a package: which provider, in which version, for which platform.
+
+use std::path::PathBuf;
+
+const LONGEST_NAME: usize = 200;
+
+/// A provider in one version for one platform.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Package {
+    pub host: String,
+    pub namespace: String,
+    pub name: String,
+    pub version: String,
+    /// `linux_amd64`, say.
+    pub platform: String,
+}
+
+impl Package {
+    /// Returns the package of an address, such as `registry.terraform.io/hashicorp/aws`. `None` if one of the texts cannot be the
+    /// name of a folder.
+    pub fn new(address: &str, version: &str, platform: &str) -> Option<Self> {
+        let mut parts = address.split('/');
+        let address = (parts.next()?, parts.next()?, parts.next()?, parts.next());
+        let (host, namespace, name, None) = address else {
+            return None;
+        };
+        let texts = [host, namespace, name, version, platform];
+        texts.into_iter().all(is_name).then(|| Self {
+            host: host.to_owned(),
+            namespace: namespace.to_owned(),
+            name: name.to_owned(),
+            version: version.to_owned(),
+            platform: platform.to_owned(),
+        })
+    }
+
+    /// The address of the provider.
+    pub fn address(&self) -> String {
+        format!("{}/{}/{}", self.host, self.namespace, self.name)
+    }
+
+    /// The folder of the package in the layout of a mirror in a file system.
+    pub fn folder(&self) -> PathBuf {
+        let parts = [
+            &self.host,
+            &self.namespace,
+            &self.name,
+            &self.version,
+            &self.platform,
+        ];
+        parts.iter().collect()
+    }
+}
+
+impl std::fmt::Display for Package {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{} {} ({})", self.address(), self.version, self.platform)
+    }
+}
+
+/// Whether a text is the name of a folder, and nothing else.
+fn is_name(text: &str) -> bool {
+    let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || b".-_+:".contains(&byte);
+    (1..=LONGEST_NAME).contains(&text.len()) && !text.starts_with('.') && text.bytes().all(is_plain)
+}

@@ -1,0 +1,227 @@
+//! Unpacked packages. A run uses them where they are, so only somebody whom runs trust makes them, and a run uses them only if it
+//! cannot write them. It keeps a shared lock on the file beside them for as long as it lives, and who removes them wants the
+//! exclusive one.
+
+use std::fs::{self, File, Permissions, TryLockError};
+use std::io::{self, Write as _};
+use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
+use std::path::{Path, PathBuf};
+use std::str::FromStr;
+use std::time::SystemTime;
+
+use nix::sys::statfs::{
+    BTRFS_SUPER_MAGIC, EXT4_SUPER_MAGIC, F2FS_SUPER_MAGIC, FsType, OVERLAYFS_SUPER_MAGIC,
+    TMPFS_MAGIC, XFS_SUPER_MAGIC, fstatfs,
+};
+use nix::sys::statvfs::{FsFlags, fstatvfs};
+use runtime::regular_file;
+
+use super::{Package, ProviderStore, files_digest, is_sha256};
+use crate::folder::Folder;
+
+pub(crate) const FILES: &str = "files";
+/// The digest of the files, beside them. It also has the locks.
+pub(crate) const DIGEST: &str = "h1";
+const LONGEST_DIGEST: u64 = 100;
+/// File systems on a disk of this machine. Others may be a network, where a lock, a file that is mapped, or the server may vanish.
+/// ZFS has no name in the list of the kernel.
+const LOCAL: [FsType; 6] = [
+    EXT4_SUPER_MAGIC,
+    XFS_SUPER_MAGIC,
+    BTRFS_SUPER_MAGIC,
+    F2FS_SUPER_MAGIC,
+    TMPFS_MAGIC,
+    OVERLAYFS_SUPER_MAGIC,
+];
+
+/// How a run uses packages of a store that it cannot write. One that it can write is always copied.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Access {
+    /// Where they are, if they are on a disk of this machine.
+    #[default]
+    Auto,
+    /// Where they are.
+    Link,
+    Copy,
+}
+
+impl FromStr for Access {
+    type Err = &'static str;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        match text {
+            "auto" => Ok(Self::Auto),
+            "link" => Ok(Self::Link),
+            "copy" => Ok(Self::Copy),
+            _ => Err("expected `auto`, `link` or `copy`"),
+        }
+    }
+}
+
+/// An unpacked package that is not removed while this value lives.
+#[derive(Debug)]
+pub struct Unpacked {
+    /// The folder of its files.
+    pub files: PathBuf,
+    /// The digest of its files, `h1:…`, which was verified when they were published.
+    pub h1: String,
+    _lock: File,
+}
+
+impl ProviderStore {
+    /// Holds an unpacked package. `None` if the store has none, if somebody is about to remove it, or if this process could write
+    /// it.
+    pub fn hold(
+        &self,
+        package: &Package,
+        sha256: &str,
+        access: Access,
+    ) -> io::Result<Option<Unpacked>> {
+        if access == Access::Copy || !is_sha256(sha256) {
+            return Ok(None);
+        }
+        let Some(folder) = self.folder(package)? else {
+            return Ok(None);
+        };
+        // For nearly all packages of nearly all stores, this is the end.
+        if !may_link(&folder, access)? {
+            return Ok(None);
+        }
+        let Some(entry) = super::absent_is_none(folder.below(Path::new(sha256)))? else {
+            return Ok(None);
+        };
+        entry.below(Path::new(FILES))?;
+        let lock = regular_file::open_unlinked(&entry.at(DIGEST))?;
+        match lock.try_lock_shared() {
+            Ok(()) => {}
+            // Somebody removes it, or hostile code has the lock.
+            Err(TryLockError::WouldBlock) => return Ok(None),
+            Err(TryLockError::Error(error)) => return Err(error),
+        }
+        // It may have been removed before it was locked.
+        let Some(still) = super::absent_is_none(folder.below(Path::new(sha256)))? else {
+            return Ok(None);
+        };
+        let (locked, named) = (lock.metadata()?, fs::symlink_metadata(still.at(DIGEST))?);
+        // What is mounted there may be another file system than that of the folder.
+        if (locked.dev(), locked.ino()) != (named.dev(), named.ino()) || !may_link(&still, access)?
+        {
+            return Ok(None);
+        }
+        let h1 = regular_file::read_text_unlinked(&still.at(DIGEST), LONGEST_DIGEST)?;
+        self.progress.step();
+        let root = std::path::absolute(&self.root)?;
+        let files = root.join(Self::relative(package)).join(sha256).join(FILES);
+        Ok(Some(Unpacked {
+            files,
+            h1,
+            _lock: lock,
+        }))
+    }
+
+    /// Adds the files of an archive that the caller has verified. `unpack` unpacks it into a folder, and returns the digest of the
+    /// files. It is no error if they are there.
+    pub fn publish_unpacked(
+        &self,
+        package: &Package,
+        sha256: &str,
+        unpack: impl FnOnce(&Path) -> io::Result<String>,
+    ) -> io::Result<()> {
+        if !is_sha256(sha256) {
+            return Err(io::ErrorKind::InvalidInput.into());
+        }
+        fs::create_dir_all(&self.root)?;
+        let folder = Folder::open(&self.root)?.make_below(&Self::relative(package))?;
+        if self.is_unpacked(&folder, sha256).unwrap_or(false) {
+            return Ok(());
+        }
+        self.progress.step();
+        let tmp = self.tmp()?;
+        let unfinished = tempfile::Builder::new()
+            .permissions(Permissions::from_mode(0o755))
+            .tempdir_in(tmp.path())?;
+        self.progress.step();
+        let files = unfinished.path().join(FILES);
+        let h1 = unpack(&files)?;
+        self.progress.step();
+        sync_below(&Folder::open(&files)?)?;
+        let mut digest = File::create_new(unfinished.path().join(DIGEST))?;
+        digest.write_all(h1.as_bytes())?;
+        digest.set_permissions(Permissions::from_mode(0o444))?;
+        digest.sync_all()?;
+        let entry = Folder::open(unfinished.path())?;
+        entry.sync()?;
+        self.progress.step();
+        // What the volume has, and not what was sent to it.
+        if files_digest::of(&entry.below(Path::new(FILES))?, &self.progress)? != h1 {
+            return Err(io::Error::other("the volume has not kept what was written"));
+        }
+        self.progress.step();
+        // One that is damaged is in the way.
+        if fs::symlink_metadata(folder.at(sha256)).is_ok() {
+            self.discard(&folder, sha256)?;
+        }
+        let renamed = fs::rename(unfinished.path(), folder.at(sha256));
+        self.progress.step();
+        // Another one may have published the same.
+        self.true_of(renamed, || self.is_unpacked(&folder, sha256))?;
+        folder.sync()?;
+        self.progress.step();
+        Ok(())
+    }
+
+    /// Whether the files of a package are there, and have the digest beside them.
+    pub(crate) fn is_unpacked(&self, folder: &Folder, sha256: &str) -> io::Result<bool> {
+        let Some(entry) = super::absent_is_none(folder.below(Path::new(sha256)))? else {
+            return Ok(false);
+        };
+        let h1 = regular_file::read_text_unlinked(&entry.at(DIGEST), LONGEST_DIGEST)?;
+        Ok(files_digest::of(&entry.below(Path::new(FILES))?, &self.progress)? == h1)
+    }
+
+    /// Removes unpacked files, unless a run holds them. Readers see all of them or none.
+    pub(crate) fn discard(&self, folder: &Folder, name: &str) -> io::Result<bool> {
+        let lock = regular_file::open_unlinked(&folder.at(name).join(DIGEST));
+        let lock = lock.ok();
+        if let Some(lock) = &lock {
+            match lock.try_lock() {
+                Ok(()) => {}
+                Err(TryLockError::WouldBlock) => return Ok(false),
+                Err(TryLockError::Error(error)) => return Err(error),
+            }
+        }
+        let tmp = self.tmp()?;
+        let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
+        let new = format!(
+            "removed-{name}-{}-{}",
+            std::process::id(),
+            now.unwrap_or_default().as_nanos()
+        );
+        if super::absent_is_none(fs::rename(folder.at(name), tmp.at(&new)))?.is_none() {
+            return Ok(true);
+        }
+        self.progress.step();
+        runtime::tree_removal::remove(&tmp.at(&new))?;
+        self.progress.step();
+        Ok(true)
+    }
+}
+
+/// Whether what is in this folder can be used where it is.
+fn may_link(folder: &Folder, access: Access) -> io::Result<bool> {
+    let is_read_only = fstatvfs(folder)?.flags().contains(FsFlags::ST_RDONLY);
+    let is_local = || Ok::<_, io::Error>(LOCAL.contains(&fstatfs(folder)?.filesystem_type()));
+    Ok(is_read_only && (access == Access::Link || is_local()?))
+}
+
+/// Writes all files below a folder to the disk, and the folders after them.
+fn sync_below(folder: &Folder) -> io::Result<()> {
+    for (name, kind) in folder.entries()? {
+        if kind.is_dir() {
+            sync_below(&folder.below(Path::new(&name))?)?;
+        } else {
+            regular_file::open_unlinked(&folder.at(&name))?.sync_all()?;
+        }
+    }
+    folder.sync()
+}
