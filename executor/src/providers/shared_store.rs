@@ -93,7 +93,8 @@ impl SharedStore {
     ) -> io::Result<bool> {
         let (store, package) = (self.store.clone(), package.clone());
         let (sha256, target) = (sha256.to_owned(), target.to_owned());
-        in_time(move || store.copy(&package, &sha256, &target)).await
+        self.in_time(move || store.copy(&package, &sha256, &target))
+            .await
     }
 
     /// Keeps an archive for later runs. All archives that a run has downloaded come here, and nowhere else. The caller has checked
