@@ -1,9 +1,12 @@
-//! `api-launcher cache`: the packages of providers and the tools that runs share. Lists, checks and removes them.
+//! `api-launcher cache`: the packages of providers and the tools that runs share. Lists, checks, removes and carries them.
+
+mod carry;
 
 use std::io::{self, IsTerminal as _, Write as _};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
+use carry::{Carried, How};
 use clap::{Args, Subcommand, ValueHint};
 use data_dir::DataDirArgs;
 use job_contract::{Exit, chain, env};
@@ -56,6 +59,37 @@ enum CacheCommand {
         #[arg(long, value_name = "DAYS")]
         unused_days: Option<u32>,
     },
+    /// Copy packages into a folder that the tool accepts as a filesystem mirror; the exit code is 1 if one could not be copied
+    #[command(
+        after_help = "Example:\n  api-launcher cache export /media/usb/providers --provider hashicorp/aws --platform linux_amd64"
+    )]
+    Export {
+        #[command(flatten)]
+        store: StoreArgs,
+        /// Folder that gets the packages
+        #[arg(value_hint = ValueHint::DirPath)]
+        folder: PathBuf,
+        /// Only those of this provider, as [HOST/]NAMESPACE/TYPE; may be repeated
+        #[arg(long = "provider", value_name = "ADDRESS")]
+        providers: Vec<String>,
+        /// Only those of this platform, such as `linux_amd64`; may be repeated
+        #[arg(long = "platform", value_name = "OS_ARCH")]
+        platforms: Vec<String>,
+    },
+    /// Add the packages of a filesystem mirror; the exit code is 1 if one was refused
+    #[command(
+        after_help = "Example:\n  api-launcher cache import /media/usb/providers --dir /var/lib/mayfly --lock-file .terraform.lock.hcl"
+    )]
+    Import {
+        #[command(flatten)]
+        store: StoreArgs,
+        /// Folder with HOST/NAMESPACE/TYPE/terraform-provider-TYPE_VERSION_OS_ARCH.zip
+        #[arg(value_hint = ValueHint::DirPath)]
+        folder: PathBuf,
+        /// Only packages with a digest of this lock file. Without one, the lists of digests beside the packages count
+        #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
+        lock_file: Option<PathBuf>,
+    },
 }
 
 #[derive(Args, Clone, Debug)]
@@ -89,6 +123,17 @@ impl CacheArgs {
                 max_bytes,
                 unused_days,
             } => store.prune(*max_bytes, *unused_days),
+            CacheCommand::Export {
+                store,
+                folder,
+                providers,
+                platforms,
+            } => store.export(folder, providers, platforms),
+            CacheCommand::Import {
+                store,
+                folder,
+                lock_file,
+            } => store.import(folder, lock_file.as_deref()),
         };
         done.unwrap_or_else(|failure| {
             // If that stream is gone, the exit code still tells.
@@ -158,6 +203,52 @@ impl StoreArgs {
         );
         let more = json!({"keptBytes": pruned.kept_bytes});
         Ok(self.show(&store, &pruned.removed, &more, &note))
+    }
+
+    fn export(
+        &self,
+        folder: &Path,
+        providers: &[String],
+        platforms: &[String],
+    ) -> Result<Exit, Failure> {
+        let store = self.open()?;
+        let carried = carry::export(&store, folder, providers, platforms)?;
+        Ok(self.show_carried(&store, "Exported", &carried))
+    }
+
+    fn import(&self, folder: &Path, lock_file: Option<&Path>) -> Result<Exit, Failure> {
+        let store = self.open()?;
+        let carried = carry::import(&store, folder, lock_file)?;
+        Ok(self.show_carried(&store, "Imported", &carried))
+    }
+
+    fn show_carried(&self, store: &ProviderStore, verb: &str, carried: &[Carried]) -> Exit {
+        let done = carried.iter().filter(|one| one.result.is_ok()).count();
+        let shown = if self.format == Format::Json {
+            let packages: Vec<_> = carried.iter().map(Carried::document).collect();
+            let answer = json!({"directory": store.root(), "packages": packages});
+            sink::print(format!("{answer:#}\n").as_bytes())
+        } else {
+            for one in carried {
+                let said = match &one.result {
+                    Ok(How::Unverified) => {
+                        format!(
+                            "note: `{}` is there, but nothing said what it must be",
+                            one.file
+                        )
+                    }
+                    Ok(_) => continue,
+                    Err(why) => format!("error: `{}` is left out: {why}", one.file),
+                };
+                // The exit code tells too.
+                let _ = writeln!(io::stderr(), "{said}");
+            }
+            sink::print(format!("{verb}: {done} of {} packages.\n", carried.len()).as_bytes())
+        };
+        match shown {
+            Exit::Done if done < carried.len() => Exit::StepFailed,
+            shown => shown,
+        }
     }
 
     /// Shows packages as a table, with a note on standard error, or as one document with `more` in it.

@@ -3,6 +3,7 @@
 //! This module knows neither the phases nor their order.
 
 use std::collections::BTreeMap;
+use std::fs::File;
 use std::future::Future;
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex, OnceLock};
@@ -80,6 +81,8 @@ pub(crate) struct RunContext<'c> {
     /// The platform's step view when it permitted the step.
     pub(crate) view: OnceLock<StepView>,
     pub(crate) commit_id: OnceLock<String>,
+    /// The tool, if it is used where it is in the cache.
+    pub(crate) held_tools: Mutex<Vec<File>>,
     /// The volume of the store that runs share.
     pub(crate) store_volume: Volume,
     /// Packages of the shared store that the tool uses where they are. They must stay there until the run ends.
@@ -187,6 +190,7 @@ impl<'c> RunContext<'c> {
             view: OnceLock::new(),
             commit_id: OnceLock::new(),
             held_packages: Mutex::default(),
+            held_tools: Mutex::default(),
             store_volume: Volume::new(Duration::from_secs(config.tools.cache_timeout_seconds)),
             store,
             backend,

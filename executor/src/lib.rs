@@ -57,6 +57,7 @@ use config::Config;
 use final_report::{FinishedRun, ReportWriter};
 use job::JobError;
 use last_deadline::LastDeadline;
+pub use providers::lock_file::locked_archives;
 use runtime::hardening::{self, Hardened};
 use runtime::{handover, reaper};
 use stop::Stop;

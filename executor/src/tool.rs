@@ -10,6 +10,7 @@ mod fetch;
 mod index;
 mod probe;
 mod range;
+mod shared;
 mod verify;
 
 use std::{ffi::OsString, fmt, path::PathBuf, time::Duration};
@@ -18,6 +19,7 @@ pub use cache::install_archive;
 pub(crate) use fetch::{FetchError, Fetcher, RETRY_FOR};
 pub use job_contract::job::Tool;
 pub use range::{Range, RangeError};
+pub use shared::SharedCache;
 
 use cache::{Slot, cache_error};
 use clap::ValueEnum;
@@ -25,6 +27,7 @@ use fetch::Shown;
 use job_contract::chain;
 use range::EXAMPLES;
 use semver::Version;
+use tracing::warn;
 use url::Url;
 
 use crate::error::StepError;
@@ -55,6 +58,8 @@ pub enum SignaturePolicy {
 pub struct ToolConfig {
     /// Directory of downloaded tools. Many executors may share it.
     pub cache_dir: PathBuf,
+    /// What is used instead if others can write that directory.
+    pub shared: Option<SharedCache>,
     pub terraform_index: Url,
     pub tofu_index: Url,
     /// Replaces scheme, host and path prefix of the index's download addresses.
@@ -82,6 +87,7 @@ impl fmt::Debug for ToolConfig {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("ToolConfig")
             .field("cache_dir", &self.cache_dir)
+            .field("shared", &self.shared)
             .field("terraform_index", &Shown(&self.terraform_index))
             .field("tofu_index", &Shown(&self.tofu_index))
             .field("mirror", &self.mirror.as_ref().map(Shown))
@@ -185,15 +191,22 @@ impl Resolver<'_> {
         {
             return Some(found);
         }
-        let version = cache::versions(&self.cache_dir, self.tool)
-            .into_iter()
-            .filter(|version| self.range.matches(version))
-            .max()?;
-        self.cached(&version)
+        let mut versions = match &self.config.shared {
+            Some(shared) => shared.versions(self.tool).await,
+            None => cache::versions(&self.cache_dir, self.tool),
+        };
+        versions.retain(|version| self.range.matches(version));
+        versions.sort();
+        while let Some(version) = versions.pop() {
+            if let Some(found) = self.cached(&version).await {
+                return Some(found);
+            }
+        }
+        None
     }
 
     async fn local_exactly(&self, version: &Version) -> Option<ResolvedTool> {
-        if let Some(found) = self.cached(version) {
+        if let Some(found) = self.cached(version).await {
             return Some(found);
         }
         self.on_path()
@@ -201,8 +214,16 @@ impl Resolver<'_> {
             .filter(|found| found.version == *version)
     }
 
-    fn cached(&self, version: &Version) -> Option<ResolvedTool> {
-        let path = Slot::new(&self.cache_dir, self.tool, version).installed()?;
+    async fn cached(&self, version: &Version) -> Option<ResolvedTool> {
+        let path = match &self.config.shared {
+            Some(shared) => {
+                let keyring = self.keyring().await;
+                let keyring =
+                    keyring.inspect_err(|error| warn!(%error, "the tool cache is not used"));
+                shared.take(self.tool, version, keyring.ok()?).await?
+            }
+            None => Slot::new(&self.cache_dir, self.tool, version).installed()?,
+        };
         Some(self.found(version.clone(), path, Origin::Cache))
     }
 

@@ -3,7 +3,7 @@
 use std::ffi::OsString;
 use std::fs::{self, File};
 use std::os::unix::fs::PermissionsExt as _;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
 use integration_tests::laptop::plain;
@@ -409,6 +409,62 @@ fn output_to_a_full_disk_is_an_error_and_a_closed_pipe_is_not() {
     assert!(unread.stderr.is_empty(), "{unread:?}");
 }
 
+/// Packages go to another store, and what is wrong on the way is said. `archive` is one of two packages.
+fn are_carried(laptop: &Laptop, place: &str, archive: &Path) {
+    let cache = |command: &str, more: &[&str]| {
+        let words = ["cache", command, "--dir", place];
+        laptop.run(&[&words, more].concat())
+    };
+    let document = |finished: &Finished| -> Value {
+        serde_json::from_str(&finished.stdout).unwrap_or_else(|_| panic!("{finished}"))
+    };
+    let carried = laptop.home().join("carried");
+    let (mirror, other) = (carried.to_str().unwrap(), laptop.home().join("other"));
+    let exported = expect(cache("export", &[mirror, "--provider", "acme/null"]), 0);
+    assert_eq!(exported.stdout, "Exported: 2 of 2 packages.\n");
+    let none = expect(cache("export", &[mirror, "--provider", "acme/other"]), 65);
+    assert!(
+        none.stderr.contains("has no package of `acme/other`"),
+        "{none}"
+    );
+    let import = |more: &[&str]| {
+        let words = ["cache", "import", mirror, "--dir", other.to_str().unwrap()];
+        laptop.run(&[&words, more].concat())
+    };
+    let imported = document(&expect(import(&["-o", "json"]), 0));
+    assert_eq!(imported["packages"][1]["verifiedBy"], "list");
+    assert_eq!(ProviderStore::new(&other).list().unwrap().len(), 2);
+    let lock = laptop.home().join("lock.hcl");
+    let digest = archive.file_stem().unwrap().to_str().unwrap();
+    let text = format!(
+        "provider \"registry.example.test/acme/null\" {{\n  version = \"1.0.0\"\n  hashes = [\"zh:{digest}\"]\n}}\n"
+    );
+    fs::write(&lock, text).unwrap();
+    let locked = expect(import(&["--lock-file", lock.to_str().unwrap()]), 1);
+    assert_eq!(locked.stdout, "Imported: 1 of 2 packages.\n");
+    assert!(
+        locked.stderr.contains("does not have this version"),
+        "{locked}"
+    );
+    let folder_of_provider = carried.join("registry.example.test/acme/null");
+    let zip = folder_of_provider.join("terraform-provider-null_1.0.0_linux_amd64.zip");
+    fs::write(&zip, "other").unwrap();
+    fs::write(carried.join("stray.zip"), "").unwrap();
+    let wrong = expect(import(&[]), 1);
+    assert_eq!(wrong.stdout, "Imported: 1 of 3 packages.\n");
+    assert!(wrong.stderr.contains("but its list says"), "{wrong}");
+    assert!(wrong.stderr.contains("`stray.zip` is left out"), "{wrong}");
+    fs::write(&lock, "{{").unwrap();
+    let no_lock = expect(import(&["--lock-file", lock.to_str().unwrap()]), 65);
+    assert!(
+        no_lock.stderr.contains("is no lock file of providers"),
+        "{no_lock}"
+    );
+    fs::remove_dir_all(&carried).unwrap();
+    let missing = expect(import(&[]), 65);
+    assert!(missing.stderr.contains("could not read"), "{missing}");
+}
+
 #[test]
 fn packages_of_providers_are_listed_checked_and_removed() {
     let laptop = laptop("");
@@ -443,6 +499,8 @@ fn packages_of_providers_are_listed_checked_and_removed() {
     assert_eq!(listed["totalBytes"], 10);
     assert_eq!(listed["packages"][1]["version"], "1.1.0");
     expect(cache("verify", &[]), 0);
+
+    are_carried(&laptop, place, &paths[0]);
 
     fs::remove_file(&paths[0]).unwrap();
     fs::write(&paths[0], "other").unwrap();

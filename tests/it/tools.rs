@@ -1,5 +1,6 @@
 //! Journeys with real providers, each with Terraform and with OpenTofu.
 
+mod carried;
 mod changes;
 mod installation;
 mod outputs;

@@ -9,6 +9,7 @@
 //!
 //! - [`Package`] names a package. [`ProviderStore`] gives and takes archives; `unpacked` does so with unpacked packages.
 //! - `eviction` lists and removes what is there, and also the tools below the same folder.
+//! - `tool_files` has what tools of pods are made from.
 //! - `folder` opens folders without following links. `files_digest` is the digest that the tool computes of a package's files.
 //! - [`Progress`] tells a slow volume from one that hangs.
 
@@ -17,6 +18,7 @@ mod files_digest;
 mod folder;
 mod package;
 mod progress;
+mod tool_files;
 mod unpacked;
 
 use std::fs::{self, File, OpenOptions, Permissions};
@@ -34,7 +36,7 @@ pub use self::eviction::{Entry, Item, Pruned};
 use self::folder::Folder;
 pub use self::package::Package;
 pub use self::progress::Progress;
-pub use self::unpacked::{Access, Unpacked};
+pub use self::unpacked::{Access, Unpacked, is_on_writable_volume};
 
 const PROVIDERS: &str = "providers/v1";
 const TMP: &str = "providers/tmp";

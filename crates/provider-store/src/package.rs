@@ -59,7 +59,7 @@ impl std::fmt::Display for Package {
 }
 
 /// Whether a text is the name of a folder, and nothing else.
-fn is_name(text: &str) -> bool {
+pub(crate) fn is_name(text: &str) -> bool {
     let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || b".-_+:".contains(&byte);
     (1..=LONGEST_NAME).contains(&text.len()) && !text.starts_with('.') && text.bytes().all(is_plain)
 }

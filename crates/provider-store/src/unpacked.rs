@@ -214,6 +214,19 @@ fn may_link(folder: &Folder, access: Access) -> io::Result<bool> {
     Ok(is_read_only && (access == Access::Link || is_local()?))
 }
 
+/// Whether a folder, which may not exist yet, is on a volume that is mounted beside the root of this process, and can be written.
+pub fn is_on_writable_volume(path: &Path) -> io::Result<bool> {
+    let path = std::path::absolute(path)?;
+    for existing in path.ancestors() {
+        if let Some(folder) = super::absent_is_none(Folder::open(existing))? {
+            let is_read_only = fstatvfs(&folder)?.flags().contains(FsFlags::ST_RDONLY);
+            let (here, root) = (fs::metadata(folder.path())?, fs::metadata("/")?);
+            return Ok(!is_read_only && here.dev() != root.dev());
+        }
+    }
+    Err(io::ErrorKind::NotFound.into())
+}
+
 /// Writes all files below a folder to the disk, and the folders after them.
 fn sync_below(folder: &Folder) -> io::Result<()> {
     for (name, kind) in folder.entries()? {

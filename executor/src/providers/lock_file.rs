@@ -74,6 +74,18 @@ pub(crate) fn packages(body: &Body, platform: &str) -> Vec<Locked> {
     found.collect()
 }
 
+/// Address, version and the SHA-256 of archives of all platforms, of each provider in the text of a lock file.
+pub fn locked_archives(text: &str) -> Option<Vec<(String, String, Vec<String>)>> {
+    let body: Body = text.parse().ok()?;
+    let found = versions(&body).map(|(address, version)| {
+        let digests = digests(&body, &address).into_iter();
+        let zips = digests.filter_map(|digest| digest.strip_prefix(ZH).map(str::to_owned));
+        let zips = zips.collect();
+        (address, version, zips)
+    });
+    Some(found.collect())
+}
+
 fn digests(body: &Body, address: &str) -> Vec<String> {
     let mut blocks = body.get_blocks("provider");
     let block = blocks.find(|block| {

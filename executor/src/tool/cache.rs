@@ -36,14 +36,27 @@ pub(crate) struct Slot {
 
 impl Slot {
     pub(crate) fn new(cache: &Path, tool: Tool, version: &Version) -> Self {
-        let name = match tool {
-            Tool::Terraform => version.to_string(),
-            Tool::OpenTofu => format!("v{version}"),
-        };
+        let name = Self::folder_name(tool, version);
         Self {
             directory: cache.join(tool.binary()).join(name),
             binary: tool.binary(),
         }
+    }
+
+    pub(super) fn folder_name(tool: Tool, version: &Version) -> String {
+        match tool {
+            Tool::Terraform => version.to_string(),
+            Tool::OpenTofu => format!("v{version}"),
+        }
+    }
+
+    /// The version in the name of a folder.
+    pub(super) fn version(tool: Tool, folder_name: &str) -> Option<Version> {
+        let version = match tool {
+            Tool::Terraform => folder_name,
+            Tool::OpenTofu => folder_name.strip_prefix('v')?,
+        };
+        Version::parse(version).ok()
     }
 
     /// The binary, if it is installed.
@@ -98,9 +111,12 @@ impl Slot {
 
     /// A temporary file on the same file system.
     pub(crate) fn unfinished(&self) -> Result<NamedTempFile, StepError> {
-        tempfile::Builder::new()
-            .prefix(UNFINISHED)
-            .tempfile_in(&self.directory)
+        fs::create_dir_all(&self.directory)
+            .and_then(|()| {
+                tempfile::Builder::new()
+                    .prefix(UNFINISHED)
+                    .tempfile_in(&self.directory)
+            })
             .map_err(|error| cache_error(&self.directory, &error))
     }
 
@@ -161,12 +177,7 @@ pub(crate) fn versions(cache: &Path, tool: Tool) -> Vec<Version> {
         .flatten()
         .filter_map(|entry| {
             let name = entry.file_name();
-            let name = name.to_str()?;
-            let version = match tool {
-                Tool::Terraform => name,
-                Tool::OpenTofu => name.strip_prefix('v')?,
-            };
-            let version = Version::parse(version).ok()?;
+            let version = Slot::version(tool, name.to_str()?)?;
             Slot::new(cache, tool, &version).installed()?;
             Some(version)
         })

@@ -13,14 +13,15 @@ use super::{
     cache::{Lock, Slot, cache_error},
     fetch::{FetchError, Fetcher, Shown},
     index::{self, Files, OsArch, Release},
+    shared::{self, SharedCache, SignedList},
     verify::{self, Keyring, SignatureError},
 };
 use crate::error::StepError;
 
 /// Terraform's index has about 10 MiB.
 const MAX_INDEX: u64 = 64 << 20;
-const MAX_SMALL_FILE: u64 = 1 << 20;
-const MAX_ARCHIVE: u64 = 512 << 20;
+pub(super) const MAX_SMALL_FILE: u64 = 1 << 20;
+pub(super) const MAX_ARCHIVE: u64 = 512 << 20;
 /// GitHub lists 30 releases a page; this reaches back years.
 const MAX_PAGES: usize = 20;
 
@@ -122,7 +123,9 @@ impl Resolver<'_> {
         (version, files): (Version, Files),
     ) -> Result<ResolvedTool, StepError> {
         let name = format!("{} {version}", self.tool);
-        let slot = Slot::new(&self.cache_dir, self.tool, &version);
+        let shared = self.config.shared.as_ref();
+        let cache_dir = shared.map_or(&self.cache_dir, SharedCache::private);
+        let slot = Slot::new(cache_dir, self.tool, &version);
         let lock = slot
             .lock(|| {
                 (self.notify)(&format!("waiting for another executor to install {name}"));
@@ -137,7 +140,7 @@ impl Resolver<'_> {
             None => files,
         };
         let fetcher = Fetcher::new(self.config.retry_for)?;
-        let expected = self.expected_digest(&fetcher, &files).await?;
+        let (expected, signed) = self.expected_digest(&fetcher, &files).await?;
         (self.notify)(&format!(
             "downloading {name} from {}",
             Shown(&files.archive)
@@ -151,12 +154,21 @@ impl Resolver<'_> {
                 archive.path(),
             )
             .await?;
-        let path = unpack(slot, lock, archive, &files.archive, expected).await?;
+        let (path, archive) = unpack(slot, lock, archive, &files.archive, expected).await?;
+        let is_usual =
+            index::file_name(&files.archive) == shared::archive_name(self.tool, &version);
+        if let (Some(shared), Some(signed), true) = (shared, signed, is_usual) {
+            shared.keep(self.tool, &version, archive, signed).await;
+        }
         Ok(self.found(version, path, Origin::Download))
     }
 
-    /// The archive's SHA-256 from its publisher's list, after the list's signature was checked.
-    async fn expected_digest(&self, fetcher: &Fetcher, files: &Files) -> Result<String, StepError> {
+    /// The archive's SHA-256 from its publisher's list, after the list's signature was checked. The list too, if there is one.
+    async fn expected_digest(
+        &self,
+        fetcher: &Fetcher,
+        files: &Files,
+    ) -> Result<(String, Option<SignedList>), StepError> {
         let url = Shown(&files.checksums).to_string();
         let checksums = match fetcher.bytes(&files.checksums, MAX_SMALL_FILE).await {
             Ok(checksums) => checksums,
@@ -171,20 +183,25 @@ impl Resolver<'_> {
             }
             Err(error) => return Err(error.into()),
         };
-        self.check_signatures(fetcher, files, &checksums).await?;
+        let signature = self.check_signatures(fetcher, files, &checksums).await?;
         let archive = index::file_name(&files.archive).to_owned();
-        verify::listed_digest(&String::from_utf8_lossy(&checksums), &archive)
-            .ok_or_else(|| changed(format!("the checksums at `{url}` do not list `{archive}`")))
+        let digest = verify::listed_digest(&String::from_utf8_lossy(&checksums), &archive)
+            .ok_or_else(|| changed(format!("the checksums at `{url}` do not list `{archive}`")))?;
+        let signed = signature.map(|signature| SignedList {
+            list: checksums,
+            signature,
+        });
+        Ok((digest, signed))
     }
 
     /// One valid signature by a trusted key is enough. An invalid signature before it is an error. A signature by an
-    /// unknown key is not, if a valid one follows.
+    /// unknown key is not, if a valid one follows. Returns the valid one.
     async fn check_signatures(
         &self,
         fetcher: &Fetcher,
         files: &Files,
         checksums: &[u8],
-    ) -> Result<(), StepError> {
+    ) -> Result<Option<Vec<u8>>, StepError> {
         let keyring = self.keyring().await?;
         let mut untrusted = None;
         for url in &files.signatures {
@@ -193,7 +210,7 @@ impl Resolver<'_> {
             };
             let text = format!("the signature at `{}` was not accepted", Shown(url));
             match keyring.check(checksums, &signature) {
-                Ok(()) => return Ok(()),
+                Ok(()) => return Ok(Some(signature)),
                 Err(error @ SignatureError::UnknownSigner { .. }) => {
                     let hint =
                         "if this mirror signs releases itself, name its public key as an extra key";
@@ -205,7 +222,7 @@ impl Resolver<'_> {
         }
         match (untrusted, self.config.signatures) {
             (Some(error), _) => Err(error),
-            (None, SignaturePolicy::Offered) => Ok(()),
+            (None, SignaturePolicy::Offered) => Ok(None),
             (None, SignaturePolicy::Required) => {
                 let url = Shown(&files.checksums);
                 let text = format!("no signature is published for `{url}`");
@@ -215,7 +232,7 @@ impl Resolver<'_> {
         }
     }
 
-    async fn keyring(&self) -> Result<Keyring, StepError> {
+    pub(super) async fn keyring(&self) -> Result<Keyring, StepError> {
         let tool = self.tool;
         let extra = self.config.extra_keys.clone();
         blocking("load the signing keys", move || {
@@ -241,7 +258,7 @@ async fn unpack(
     archive: NamedTempFile,
     url: &Url,
     expected: String,
-) -> Result<PathBuf, StepError> {
+) -> Result<(PathBuf, NamedTempFile), StepError> {
     let url = Shown(url).to_string();
     blocking("unpack the archive", move || {
         // The task holds the lock, so that the lock outlives a cancelled caller.
@@ -252,7 +269,8 @@ async fn unpack(
             let text = format!("`{url}` has SHA-256 {actual}, but its release lists {expected}");
             return Err(changed(text));
         }
-        slot.install(archive.as_file(), &url)
+        let path = slot.install(archive.as_file(), &url)?;
+        Ok((path, archive))
     })
     .await?
 }

@@ -16,6 +16,7 @@ use rstest::rstest;
 use tempfile::TempDir;
 
 use super::*;
+use crate::volume::Volume;
 use server::{Publication, Reply, Server, Signer, zip};
 
 const TERRAFORM_INDEX: &str = "/terraform/index.json";
@@ -42,6 +43,7 @@ impl Fixture {
         fs::write(&keys, signer.public_key()).unwrap();
         let config = ToolConfig {
             cache_dir: directory.path().join("tools"),
+            shared: None,
             terraform_index: Url::parse(&server.url(TERRAFORM_INDEX)).unwrap(),
             tofu_index: Url::parse(&server.url(TOFU_INDEX)).unwrap(),
             mirror: None,
@@ -437,6 +439,81 @@ async fn a_cache_with_the_tool_is_only_read() {
         .unwrap();
     assert_eq!(before, after);
     assert_eq!(names(&fixture.config.cache_dir), ["terraform"]);
+}
+
+/// What a run finds in the cache if others can write it, and what it does with that.
+#[tokio::test]
+async fn a_tool_that_others_can_write_is_used_only_as_a_checked_copy() {
+    let mut fixture = Fixture::with(&["1.9.8", "1.9.9"]).await;
+    let run = |fixture: &mut Fixture, name: &str| {
+        let private = fixture.directory.path().join(name);
+        let volume = Volume::new(LIMIT);
+        let cache = fixture.config.cache_dir.clone();
+        fixture.config.shared = Some(SharedCache::new(cache, volume, private.clone()));
+        private
+    };
+    let downloads = |fixture: &Fixture| fixture.server.requests(".zip");
+    let first = run(&mut fixture, "first");
+    let found = fixture.resolve("1.9.8").await.unwrap();
+    assert_eq!(found.origin, Origin::Download);
+    assert!(found.path.starts_with(first));
+    let kept = fixture.slot("1.9.8");
+    let archive = format!("terraform_1.9.8_{}.zip", index::OsArch::current());
+    assert_eq!(names(&kept), ["SHA256SUMS", "SHA256SUMS.sig", &archive]);
+
+    let second = run(&mut fixture, "second");
+    let found = fixture.resolve("~1.9").await.unwrap();
+    assert_eq!(found.origin, Origin::Cache);
+    assert!(found.path.starts_with(&second));
+    assert_eq!(fs::read_to_string(&found.path).unwrap(), script("1.9.8"));
+    assert_eq!(downloads(&fixture), 1);
+
+    // A program, an archive or a list of somebody else is not used, and the right ones come back. A lock is not waited for.
+    let forged = zip(&[("terraform", script("6.6.6").as_bytes())]);
+    let other = fixture.release("1.9.9");
+    let lock = fs::File::create(kept.join(".lock")).unwrap();
+    lock.lock().unwrap();
+    write_executable(&kept.join("terraform"), &script("6.6.6"));
+    let replaced = |name: &str, content: &[u8]| {
+        let path = kept.join(name);
+        fs::remove_file(&path).unwrap();
+        fs::write(path, content).unwrap();
+    };
+    let sums = String::from_utf8(other.sums.clone()).unwrap();
+    let renamed = sums.replace("1.9.9", "1.9.8");
+    let spoils: [&dyn Fn(); 5] = [
+        &|| replaced(&archive, &forged),
+        // Signed, but another version.
+        &|| {
+            replaced(&archive, &other.archive);
+            replaced("SHA256SUMS", &other.sums);
+            replaced("SHA256SUMS.sig", other.signature.as_ref().unwrap());
+        },
+        &|| {
+            replaced(&archive, &other.archive);
+            replaced("SHA256SUMS", renamed.as_bytes());
+            replaced("SHA256SUMS.sig", other.signature.as_ref().unwrap());
+        },
+        &|| fs::remove_file(kept.join("SHA256SUMS.sig")).unwrap(),
+        &|| {
+            fs::remove_file(kept.join(&archive)).unwrap();
+            std::os::unix::fs::symlink("/dev/zero", kept.join(&archive)).unwrap();
+        },
+    ];
+    for (number, spoil) in spoils.iter().enumerate() {
+        spoil();
+        let before = downloads(&fixture);
+        run(&mut fixture, &format!("spoilt-{number}"));
+        let found = fixture.resolve("1.9.8").await.unwrap();
+        assert_eq!(found.origin, Origin::Download, "{number}");
+        assert_eq!(fs::read_to_string(&found.path).unwrap(), script("1.9.8"));
+        run(&mut fixture, &format!("mended-{number}"));
+        assert_eq!(
+            fixture.resolve("1.9.8").await.unwrap().origin,
+            Origin::Cache
+        );
+        assert_eq!(downloads(&fixture), before + 1);
+    }
 }
 
 #[tokio::test]

@@ -1,0 +1,84 @@
+//! Files of tools that runs share where others can write. Whoever takes one checks it.
+
+use std::fs::{self, Permissions};
+use std::io;
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::{Path, PathBuf};
+
+use runtime::regular_file;
+
+use super::{Archive, ProviderStore, absent_is_none};
+use crate::folder::Folder;
+use crate::package::is_name;
+
+impl ProviderStore {
+    fn tool_folder(tool: &str, version: &str) -> io::Result<PathBuf> {
+        if is_name(tool) && is_name(version) {
+            Ok(Path::new(tool).join(version))
+        } else {
+            Err(io::ErrorKind::InvalidInput.into())
+        }
+    }
+
+    /// The versions of a tool of which there is a folder.
+    pub fn tool_versions(&self, tool: &str) -> io::Result<Vec<String>> {
+        self.progress.step();
+        let folder = Folder::open(&self.root).and_then(|root| root.below(Path::new(tool)));
+        let Some(folder) = absent_is_none(folder)? else {
+            return Ok(Vec::new());
+        };
+        let entries = folder.entries()?;
+        self.progress.step();
+        Ok(entries.into_iter().map(|(name, _)| name).collect())
+    }
+
+    /// Opens a file of a tool's version. `None` if there is none.
+    pub fn open_tool_file(
+        &self,
+        tool: &str,
+        version: &str,
+        name: &str,
+    ) -> io::Result<Option<Archive>> {
+        self.progress.step();
+        let relative = Self::tool_folder(tool, version)?;
+        let folder = Folder::open(&self.root).and_then(|root| root.below(&relative));
+        let Some(folder) = absent_is_none(folder)? else {
+            return Ok(None);
+        };
+        let opened = absent_is_none(regular_file::open_unlinked(&folder.at(name)))?;
+        self.progress.step();
+        Ok(opened.map(|file| Archive {
+            file,
+            progress: self.progress.clone(),
+        }))
+    }
+
+    /// Adds files of a tool's version, in this order. Each appears by a rename.
+    pub fn publish_tool_files(
+        &self,
+        tool: &str,
+        version: &str,
+        files: &[(&str, &Path)],
+    ) -> io::Result<()> {
+        self.progress.step();
+        fs::create_dir_all(&self.root)?;
+        let relative = Self::tool_folder(tool, version)?;
+        let folder = Folder::open(&self.root)?.make_below(&relative)?;
+        let tmp = self.tmp()?;
+        for (name, source) in files {
+            let mut unfinished = tempfile::Builder::new().tempfile_in(tmp.path())?;
+            self.progress.step();
+            self.write(&mut regular_file::open(source)?, unfinished.as_file_mut())?;
+            unfinished
+                .as_file()
+                .set_permissions(Permissions::from_mode(0o444))?;
+            unfinished.as_file().sync_all()?;
+            self.progress.step();
+            unfinished
+                .persist(folder.at(name))
+                .map_err(|failed| failed.error)?;
+            self.progress.step();
+        }
+        folder.sync()
+    }
+}
