@@ -1,7 +1,8 @@
 //! A volume that may hang. What uses it runs in threads of their own. If nothing moves there for some time, the volume is not used any
 //! more in this run. A slow volume on which something moves is one that is waited for.
 //!
-//! A thread that hangs in the kernel does not keep the process from ending.
+//! No code waits for a thread that hangs. But the kernel ends a process only when its threads have left the kernel. NFS lets them go when
+//! they are killed, FUSE does not before its server has answered or is gone.
 
 use std::io;
 use std::sync::Arc;

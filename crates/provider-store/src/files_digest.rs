@@ -64,8 +64,8 @@ mod tests {
         let open = || Folder::open(files.path()).unwrap();
         let digest = of(&open(), &Progress::default()).unwrap();
         assert_eq!(digest, "h1:cuAYBzn6IKPHKJs3M/HcpkzTtSYaT+z1m6UlPiPEYmI=");
-        fs::create_dir(files.path().join("docs")).unwrap();
-        fs::write(files.path().join("docs/a"), "").unwrap();
+        fs::create_dir(files.path().join("inner")).unwrap();
+        fs::write(files.path().join("inner/a"), "").unwrap();
         assert_ne!(of(&open(), &Progress::default()).unwrap(), digest);
         std::os::unix::fs::symlink("/etc/passwd", files.path().join("link")).unwrap();
         assert!(of(&open(), &Progress::default()).is_err());
