@@ -11,6 +11,7 @@ use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{Arg, Args, CommandFactory as _, Parser};
 use git_address::{AllowList, Match, RuleError};
 use job_contract::identity::{self, Identities};
+use job_contract::provider_cache::CacheMode;
 use job_contract::{Exit, JobData, Records, StepType, env};
 use platform::lease::{LeaseArgs, LeaseConfig};
 use platform::redis::{Redis, RedisArgs};
@@ -82,7 +83,7 @@ pub struct JobConfig {
 }
 
 /// Less than the claim that the chart makes.
-const PROVIDER_CACHE_BYTES: u64 = 16 * 1024 * 1024 * 1024;
+pub(crate) const PROVIDER_CACHE_BYTES: u64 = 16 * 1024 * 1024 * 1024;
 /// Room for what scripts build for the apply.
 const PLAN_FILES_BYTES: u64 = 512 * 1024 * 1024;
 
@@ -145,6 +146,9 @@ pub struct ToolsConfig {
     /// For how many seconds nothing may move on a volume with packages or tools. Then the run goes on without it.
     #[arg(long, env = env::CACHE_TIMEOUT_SECONDS, default_value_t = 60, value_parser = clap::value_parser!(u64).range(1..))]
     pub cache_timeout_seconds: u64,
+    /// Who fills that folder: `runs`, or `fill`, with which a run only reads it and its final report names what it lacked.
+    #[arg(long, env = env::PROVIDER_CACHE_MODE, default_value = CacheMode::Runs.name())]
+    pub provider_cache_mode: CacheMode,
     /// How many packages of locked providers are fetched at a time before `init`; 0 leaves all of them to the tool.
     #[arg(long, env = env::PROVIDER_FETCHES, default_value_t = 4)]
     pub provider_fetches: usize,

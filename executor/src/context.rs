@@ -36,6 +36,7 @@ use crate::hooks::Hooks;
 use crate::phase_timer::PhaseTimer;
 use crate::platform_server::PlatformServer;
 use crate::references::{References, without_references};
+use crate::providers::shared_store::Wanted;
 use crate::running_report::StartReportRetry;
 use crate::state_server::StateServer;
 use crate::stop::{Budget, Stop};
@@ -87,6 +88,8 @@ pub(crate) struct RunContext<'c> {
     pub(crate) store_volume: Volume,
     /// Packages of the shared store that the tool uses where they are. They must stay there until the run ends.
     pub(crate) held_packages: Mutex<Vec<Unpacked>>,
+    /// What the run lacked in a store of providers that it only reads.
+    pub(crate) wanted: Wanted,
     /// Reports in the run's log that the store fails.
     pub(crate) store_watch: Option<StoreWatch>,
     /// What the operator runs in every run.
@@ -192,6 +195,7 @@ impl<'c> RunContext<'c> {
             held_packages: Mutex::default(),
             held_tools: Mutex::default(),
             store_volume: Volume::new(Duration::from_secs(config.tools.cache_timeout_seconds)),
+            wanted: Wanted::default(),
             store,
             backend,
             state_server,

@@ -22,6 +22,7 @@ pub mod config;
 mod connections;
 mod context;
 pub mod error;
+mod fill;
 mod final_report;
 mod hooks;
 mod identity;
@@ -69,6 +70,10 @@ pub fn main_from_env() -> ExitCode {
 
 /// Runs the executor as a process. The command line overrides the environment.
 pub fn main_from_args(args: impl IntoIterator<Item = OsString>) -> ExitCode {
+    let args: Vec<_> = args.into_iter().collect();
+    if args.get(1).is_some_and(|command| command == fill::COMMAND) {
+        return fill::main(args);
+    }
     // This comes before the job data are read, and before any other code that could read them runs.
     let hardened = hardening::process();
     // A launcher starts a copy of the program that has no name.

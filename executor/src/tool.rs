@@ -11,7 +11,7 @@ mod index;
 mod probe;
 mod range;
 mod shared;
-mod verify;
+pub(crate) mod verify;
 
 use std::{ffi::OsString, fmt, path::PathBuf, time::Duration};
 

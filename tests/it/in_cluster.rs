@@ -2,6 +2,7 @@
 //!
 //! In every journey the launcher has the rights of `rbac/launcher.yaml` and no others, and is refused nothing.
 
+mod cache;
 pub(crate) mod chart;
 mod commands;
 mod disruptions;
@@ -124,7 +125,7 @@ impl Fixture {
     fn program(&self, words: &str) -> PathBuf {
         let path = self.machine.scratch("image");
         let script = format!(
-            "#!/bin/sh\nexport {}={REPORT_KEY} {}=installed\n{words}\nexec '{}'\n",
+            "#!/bin/sh\nexport {}={REPORT_KEY} {}=installed\n{words}\nexec '{}' \"$@\"\n",
             env::REPORT_KEY,
             env::TOOL_SELECTION,
             crate::EXECUTOR,

@@ -2,6 +2,7 @@
 
 mod carried;
 mod changes;
+mod filled_store;
 mod installation;
 mod outputs;
 mod provider_store;

@@ -20,7 +20,7 @@ use pool_protocol::lease::{DeclineReason, End, LeaseRef};
 use pool_protocol::path::LeaseCall;
 use secrecy::ExposeSecret as _;
 use tokio::sync::{mpsc, watch};
-use tracing::warn;
+use tracing::{info, warn};
 use verdict::{Started, Verdict, VerdictKind};
 
 use self::runs::{AgentObserver, ObservedRun, Runs};
@@ -29,6 +29,8 @@ use super::target::{Executor, FoundExecutor, RunEnd, StartFailure, StartRequest,
 
 /// The timeout for all requests of one start: as long as a lease lasts without a heartbeat.
 const START_TIMEOUT: Duration = Duration::from_secs(30);
+/// The timeout for the look for what a pod may do without.
+const LOOK_TIMEOUT: Duration = Duration::from_secs(5);
 /// How many attempts there are to replace the Job of an earlier lease before the task is declined.
 const MAX_ATTEMPTS: usize = 4;
 /// How often the existence of a Job is checked while the watch has no news of it.
@@ -95,7 +97,14 @@ impl KubernetesTarget {
             warn!("{warning}");
         }
         let cluster = Cluster::connect(Some(deployment.namespace.clone())).await?;
+        let has_key = report_key.is_some();
         let cluster = cluster.with_report_key(report_key);
+        if watching.watch.fill.is_some() && !has_key {
+            warn!(
+                hint = format!("give agent and executors the same {}", env::REPORT_KEY),
+                "final reports cannot be verified: the store of providers is not filled"
+            );
+        }
         watching.watch.selector = labels::of_agent(agent.as_str());
         Ok(Self {
             installation: cluster.identity().to_owned(),
@@ -147,6 +156,12 @@ impl KubernetesTarget {
         order: &StartRequest,
     ) -> Result<Box<dyn Executor>, StartFailure> {
         let manifest = self.manifest(order)?;
+        let looking = self.cluster.without_missing_cache(manifest.clone());
+        let looking = tokio::time::timeout(LOOK_TIMEOUT, looking);
+        let manifest = looking.await.unwrap_or(manifest);
+        for note in &manifest.notes {
+            info!(lease = %order.lease.lease, "{note}");
+        }
         let name = manifest.job.metadata.name.clone().unwrap_or_default();
         // This comes before the creation of the Job, because the watch may be faster than the response.
         let view = self.runs.follow(order.lease.lease);

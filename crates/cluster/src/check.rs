@@ -196,6 +196,10 @@ impl Cluster {
             Ok(answer) if answer.status.as_ref().is_some_and(|status| status.allowed) => {
                 CheckResult::ok(subject, format!("granted, to {}", right.purpose))
             }
+            Ok(_) if right.need == Need::MissingClaim => CheckResult::ok(
+                subject,
+                format!("denied; it is not needed, but would {}", right.purpose),
+            ),
             Ok(_) => CheckResult::failed(
                 subject,
                 format!("denied; the launcher needs it to {}", right.purpose),

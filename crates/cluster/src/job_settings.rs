@@ -12,8 +12,9 @@ use std::path::PathBuf;
 use job_contract::env;
 use job_contract::identity::Identities;
 use job_contract::pairs::{parse_list, parse_pairs};
+use job_contract::provider_cache::{CacheMode, DEFAULT_REGISTRIES, WantedPackage};
 use manifest::check;
-use manifest::deployment::DEFAULT_IMAGE;
+use manifest::deployment::{DEFAULT_IMAGE, FilledStore};
 use manifest::error::{CollectErrors as _, quote};
 use manifest::grace_period::MIN_GRACE_SECONDS;
 use manifest::overlay::Overlay;
@@ -52,6 +53,7 @@ impl DeploymentArgs {
         let below = self.platform_defaults(&mut found);
         deployment.defaults = defaults.over(below);
         found.extend(unreadable);
+        self.resolve_filled_store(&mut deployment, &mut found);
         if found.is_empty() {
             // What only shows when the settings meet, in every run alike.
             found.extend(manifest::deployment_errors(&deployment));
@@ -165,6 +167,42 @@ impl DeploymentArgs {
     fn resolve_job_data(&self, deployment: &mut Deployment, found: &mut Vec<SettingError>) {
         deployment.job_data_mode = self.job_data_mode.read(found).unwrap_or_default();
         deployment.plugin_cache = self.plugin_cache.read(found).unwrap_or_default();
+    }
+
+    fn resolve_filled_store(&self, deployment: &mut Deployment, found: &mut Vec<SettingError>) {
+        let mut registries = DEFAULT_REGISTRIES.map(str::to_owned).to_vec();
+        if let Some(text) = present(self.provider_cache_registries.as_deref()) {
+            registries = parse_list(&text.to_ascii_lowercase());
+        }
+        for host in &registries {
+            // Any package of it can be named then.
+            if format!("{host}/n/t/1/os_arch")
+                .parse::<WantedPackage>()
+                .is_err()
+            {
+                found.add(
+                    env::PROVIDER_CACHE_REGISTRIES,
+                    format!("names {}, which is no host", quote(host)),
+                );
+            }
+        }
+        let mode = self.provider_cache_mode.read(found).map(|mode| mode.0);
+        if mode != Some(CacheMode::Fill) {
+            return;
+        }
+        match &deployment.defaults.plugin_cache_dir {
+            Some(path) => {
+                let path = path.trim_end_matches('/').to_owned();
+                deployment.filled_store = Some(FilledStore { path, registries });
+            }
+            None => found.add(
+                self.provider_cache_mode.name(env::PROVIDER_CACHE_MODE),
+                format!(
+                    "is `fill`, which needs `{}`",
+                    env::DEPLOYMENT_PLUGIN_CACHE_DIR
+                ),
+            ),
+        }
     }
 
     fn resolve_files(&self, deployment: &mut Deployment, found: &mut Vec<SettingError>) {

@@ -14,6 +14,7 @@
 //! run ended by `verdict`.
 
 mod cache;
+mod cache_claim;
 mod cancel;
 pub mod check;
 mod clock;
@@ -21,6 +22,7 @@ mod connect;
 mod credential;
 mod error;
 pub mod explain;
+mod fill;
 mod job;
 pub mod job_settings;
 pub mod lease;
@@ -162,6 +164,8 @@ pub struct Cluster {
     report_key: Option<ReportKey>,
     /// UIDs of Jobs whose Secret this process knows to be stored.
     stored: Arc<Mutex<HashSet<String>>>,
+    /// Held while a Job that fills the store of providers is made.
+    fills: Arc<tokio::sync::Mutex<()>>,
 }
 
 impl fmt::Debug for Cluster {
@@ -186,6 +190,7 @@ impl Cluster {
             clock: Arc::default(),
             report_key: None,
             stored: Arc::default(),
+            fills: Arc::default(),
         };
         cluster.connected()
     }

@@ -20,6 +20,8 @@ pub enum Need {
     JobDataInSecret,
     /// More than one replica.
     Election,
+    /// A plugin cache whose claim does not exist.
+    MissingClaim,
 }
 
 /// One verb on one resource.
@@ -102,6 +104,15 @@ pub const RIGHTS: &[Right<'static>] = &[
         "explain why a run waits or ended without a report",
     ),
     secret("create", "store the job data"),
+    Right {
+        need: Need::MissingClaim,
+        ..right(
+            "get",
+            "",
+            "persistentvolumeclaims",
+            "give a run an empty folder for a plugin cache whose claim does not exist",
+        )
+    },
     lease("create", "let one replica watch"),
     own_lease("get", "let one replica watch"),
     own_lease("update", "let one replica watch"),

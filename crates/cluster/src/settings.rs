@@ -1,10 +1,12 @@
 //! The options of what uses a cluster: a launcher with target `kubernetes`, and an agent.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use clap::Args;
 use job_contract::{Records, env};
 use manifest::Deployment;
+use manifest::fill::FillTemplate;
 use manifest::job_data::Mode;
 use runtime::setting::{ReadSetting as _, Setting, SettingError, SettingValue, unexpected};
 use verdict::Timeouts;
@@ -52,6 +54,20 @@ pub struct ClusterSettings {
     pub watch: WatchSettings,
 }
 
+impl ClusterSettings {
+    /// Has the watcher make the Jobs that fill the store of this deployment, if it has one. `None` if none can be made.
+    pub fn fill_for(
+        &mut self,
+        deployment: &Deployment,
+        errors: &mut Vec<SettingError>,
+    ) -> Option<()> {
+        let template = FillTemplate::of(deployment);
+        let template = template.map_err(|wrong| errors.extend(wrong.errors)).ok()?;
+        self.watch.fill = template.map(Arc::new);
+        Some(())
+    }
+}
+
 /// A number of Jobs, or `all`.
 #[derive(Clone, Copy, Debug)]
 pub struct HistoryLimit(Option<usize>);
@@ -73,7 +89,7 @@ impl KubernetesArgs {
         hub: Option<&str>,
         errors: &mut Vec<SettingError>,
     ) -> Option<(Deployment, ClusterSettings)> {
-        let cluster = self.resolve_cluster(errors);
+        let mut cluster = self.resolve_cluster(errors);
         let mut deployment = self
             .deployment
             .resolve(hub)
@@ -90,6 +106,7 @@ impl KubernetesArgs {
             let text = "is `env`, but the token of a lease has to be in a Secret";
             errors.push(SettingError::new(env::JOB_DATA_MODE, text));
         }
+        cluster.fill_for(&deployment, errors)?;
         Some((deployment, cluster))
     }
 

@@ -565,7 +565,7 @@ pub(super) enum ReleaseOutcome {
     NotHeld,
 }
 
-fn post() -> PostParams {
+pub(super) fn post() -> PostParams {
     PostParams {
         field_manager: Some(FIELD_MANAGER.to_owned()),
         ..PostParams::default()

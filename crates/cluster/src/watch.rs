@@ -8,6 +8,7 @@
 //! events, timers and responses into inputs, and carries the effects out.
 
 mod events;
+mod fill;
 mod heartbeat;
 mod history;
 mod message;
@@ -27,6 +28,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use job_contract::labels;
+use manifest::fill::FillTemplate;
 use verdict::Timeouts;
 
 pub use history::HistoryLimits;
@@ -43,6 +45,8 @@ pub struct WatchSettings {
     pub history: HistoryLimits,
     /// A suspended Job whose job data is still missing after this time is removed: its submitter is dead.
     pub incomplete_after: Duration,
+    /// Makes Jobs that fetch what runs lacked in their store of providers.
+    pub fill: Option<Arc<FillTemplate>>,
     /// The pause before the second attempt to report a run. Later pauses grow.
     pub report_again: Duration,
 }
@@ -54,6 +58,7 @@ impl Default for WatchSettings {
             timeouts: Timeouts::default(),
             history: HistoryLimits::default(),
             incomplete_after: Duration::from_mins(1),
+            fill: None,
             report_again: Duration::from_secs(5),
         }
     }

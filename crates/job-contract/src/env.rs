@@ -176,6 +176,10 @@ pub const PROVIDER_CACHE_MAX_BYTES: &str = "MAYFLY_PROVIDER_CACHE_MAX_BYTES";
 pub const PROVIDER_CACHE_ACCESS: &str = "MAYFLY_PROVIDER_CACHE_ACCESS";
 /// How long nothing may move on the volume of a cache.
 pub const CACHE_TIMEOUT_SECONDS: &str = "MAYFLY_CACHE_TIMEOUT_SECONDS";
+/// `runs` or `fill`: who fills the store of providers. The launcher's setting, which executors get from it.
+pub const PROVIDER_CACHE_MODE: &str = "MAYFLY_PROVIDER_CACHE_MODE";
+/// Comma list of the registries of which Jobs of the operator fetch packages. The launcher's setting, which executors get from it.
+pub const PROVIDER_CACHE_REGISTRIES: &str = "MAYFLY_PROVIDER_CACHE_REGISTRIES";
 pub const PROVIDER_FETCHES: &str = "MAYFLY_PROVIDER_FETCHES";
 pub const PLAN_FILES: &str = "MAYFLY_PLAN_FILES";
 pub const PLAN_FILES_MAX_BYTES: &str = "MAYFLY_PLAN_FILES_MAX_BYTES";

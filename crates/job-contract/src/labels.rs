@@ -10,6 +10,10 @@ pub const NAME_VALUE: &str = "mayfly-executor";
 pub const MANAGED_BY: &str = "app.kubernetes.io/managed-by";
 /// See [`MANAGED_BY`].
 pub const MANAGED_BY_VALUE: &str = "mayfly";
+/// [`MANAGED_BY`] of Jobs that fill the store of providers. They are no runs.
+pub const MANAGED_BY_FILL: &str = "mayfly-fill";
+/// Selects the Jobs that fill the store of providers.
+pub const FILL_SELECTOR: &str = "app.kubernetes.io/managed-by=mayfly-fill";
 /// The platform's job id.
 pub const JOB_ID: &str = "mayfly.dev/job-id";
 /// The platform's step id.

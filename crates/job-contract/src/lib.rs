@@ -18,6 +18,7 @@ pub mod keys;
 pub mod labels;
 pub mod pairs;
 pub mod progress;
+pub mod provider_cache;
 pub mod records;
 pub mod report;
 pub mod secret;

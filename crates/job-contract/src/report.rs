@@ -55,6 +55,10 @@ pub struct FinalReport {
     pub lock: Option<StateLock>,
     /// Durations of the phases, in the order in which they ran.
     pub phases: Vec<PhaseTiming>,
+    /// Packages of providers that the run did not find in the store that only the operator's Jobs fill. Each is a
+    /// [`WantedPackage`](crate::provider_cache::WantedPackage).
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub wanted: Vec<String>,
     /// The number of log lines that at least one sink did not get.
     #[serde(skip_serializing_if = "is_zero")]
     pub lost_log_lines: u64,

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use k8s_openapi::api::core::v1::{Container, PodSpec, ResourceRequirements};
+use k8s_openapi::api::core::v1::{Container, PodSpec, ResourceRequirements, Volume};
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 
 use super::overrides::{Resources, Span};
@@ -19,6 +19,15 @@ pub(super) fn executor(spec: &PodSpec) -> Option<&Container> {
 /// The executor's container, to change it.
 pub(super) fn executor_mut(spec: &mut PodSpec) -> Option<&mut Container> {
     spec.containers.iter_mut().find(|c| c.name == CONTAINER)
+}
+
+/// The volume that the executor has at a path.
+pub(super) fn volume_at<'s>(spec: &'s PodSpec, path: &str) -> Option<&'s Volume> {
+    let executor = executor(spec)?;
+    let mut mounts = executor.volume_mounts.iter().flatten();
+    let mount = mounts.find(|mount| mount.mount_path.trim_end_matches('/') == path)?;
+    let mut volumes = spec.volumes.iter().flatten();
+    volumes.find(|volume| volume.name == mount.name)
 }
 
 pub(super) const CPU: &str = "cpu";

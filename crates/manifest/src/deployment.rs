@@ -60,6 +60,8 @@ pub struct Deployment {
     pub plugin_cache: PluginCache,
     /// Whom runs are at the clouds. Only Mayfly's executor knows them.
     pub identities: Identities,
+    /// The store of providers that runs only read. `None`: runs fill their plugin cache themselves.
+    pub filled_store: Option<FilledStore>,
     pub work_size_limit: Amount,
     pub tmp_size_limit: Amount,
     /// A pod template that is merged over the built one.
@@ -77,6 +79,15 @@ pub enum PluginCache {
     Claim,
     /// An empty folder, for clusters without such claims. The path exists, but pods do not share it.
     EmptyDir,
+}
+
+/// A store of providers that only Jobs of the operator fill.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct FilledStore {
+    /// Its path in pods, without a slash at the end.
+    pub path: String,
+    /// Hosts of the registries of which packages are fetched.
+    pub registries: Vec<String>,
 }
 
 fn amount(text: &'static str) -> Amount {
@@ -107,6 +118,7 @@ impl Default for Deployment {
             priority_class: None,
             plugin_cache: PluginCache::default(),
             identities: Identities::default(),
+            filled_store: None,
             work_size_limit: amount("10Gi"),
             tmp_size_limit: amount("1Gi"),
             overlay: None,
@@ -148,6 +160,16 @@ impl Deployment {
     /// Returns the kind of executor of a run with these `merged` settings.
     pub fn executor_kind_of(&self, merged: &Overrides) -> ExecutorKind {
         self.executor_kind.of(self.image_of(merged))
+    }
+
+    /// The store that a run with these settings reads. A run with a claim of its own, or with another executor, does not read it.
+    pub(super) fn filled_store_for(
+        &self,
+        requested: &Overrides,
+        kind: ExecutorKind,
+    ) -> Option<&FilledStore> {
+        let reads = kind == ExecutorKind::Mayfly && requested.plugin_cache_claim.is_none();
+        self.filled_store.as_ref().filter(|_| reads)
     }
 
     /// Seconds between SIGTERM and SIGKILL for this type of step.

@@ -4,6 +4,7 @@
 //!   with.
 //! - [`overrides`] reads the variables of a workspace, [`policy`] says which of them count, [`overlay`] lays a pod template over
 //!   the result.
+//! - [`fill`] makes the Job that fills the store of providers.
 //! - [`references()`] lists what a pod refers to, for those who check whether it is there.
 //!
 //! Pure: no client, clock, randomness or environment. The same document and deployment give the same bytes. So a second
@@ -15,6 +16,7 @@ pub mod deployment;
 mod environment;
 pub mod error;
 pub mod executor_kind;
+pub mod fill;
 pub mod grace_period;
 mod identity;
 pub mod image;
@@ -147,6 +149,30 @@ impl Manifest {
         self
     }
 
+    /// The claim of the plugin cache that the pod mounts.
+    #[must_use]
+    pub fn cache_claim(&self) -> Option<&str> {
+        let spec = self.job.spec.as_ref()?.template.spec.as_ref()?;
+        pod::cache_claim(spec)
+    }
+
+    /// The same with an empty folder in the place of that claim, which does not exist.
+    #[must_use]
+    pub fn without_cache_claim(mut self) -> Self {
+        let Some(claim) = self.cache_claim().map(str::to_owned) else {
+            return self;
+        };
+        let spec = self.job.spec.as_mut();
+        if let Some(spec) = spec.and_then(|spec| spec.template.spec.as_mut()) {
+            pod::empty_cache(spec);
+        }
+        self.notes.push(format!(
+            "The claim {} of the plugin cache does not exist. The run has an empty folder in its place.",
+            quote(&claim)
+        ));
+        self
+    }
+
     /// Both objects in a `v1/List`, in the order they are created.
     pub fn to_list(&self) -> Value {
         let object = |object: Result<Value, _>| object.expect("Kubernetes objects are plain JSON");
@@ -205,6 +231,15 @@ impl Request {
             deployment.policy.environment.as_ref(),
         );
         requested.env = env;
+        let mut notes = notes;
+        if requested.plugin_cache_dir.is_some()
+            && deployment.filled_store_for(&requested, kind).is_some()
+        {
+            notes.push(format!(
+                "`{}` has no effect: providers come from the store of this cluster, which runs only read.",
+                env::PLUGIN_CACHE_DIR
+            ));
+        }
         Self {
             requested,
             merged,
@@ -282,7 +317,9 @@ pub fn deployment_errors(deployment: &Deployment) -> Vec<SettingError> {
     let kind = deployment.executor_kind_of(&deployment.defaults);
     let refusal = ignored.map(|limit| second_pod::refusal(limit, kind));
     let refusal = refusal.map(|rule| SettingError::new(env::BACKOFF_LIMIT, rule));
-    refusal.into_iter().collect()
+    let store = fill::FillTemplate::of(deployment).err();
+    let store = store.into_iter().flat_map(|errors| errors.errors);
+    refusal.into_iter().chain(store).collect()
 }
 
 /// Returns the objects that runs of this deployment refer to. Settings of workspaces can add more.
@@ -326,7 +363,7 @@ fn check_job(job: &JobData, errors: &mut Vec<SettingError>) -> Option<StepType> 
 
 /// Returns the errors that follow from the settings of the workspace and the deployment together:
 /// - an image without Mayfly's executor for a run with a lease;
-/// - a claim for the plugin cache that neither the operator nor the policy names;
+/// - a claim for the plugin cache that neither the operator nor the policy names, or that of the store that runs only read;
 /// - two mounts at one path, or one inside the other.
 fn combined_setting_errors(
     requested: &Overrides,
@@ -342,9 +379,24 @@ fn combined_setting_errors(
             ),
         );
     }
-    if requested.plugin_cache_dir.is_some()
-        && deployment.plugin_cache == deployment::PluginCache::Claim
+    let kind = deployment.executor_kind_of(merged);
+    let store = deployment.filled_store_for(requested, kind);
+    if let Some(claim) = &requested.plugin_cache_claim
+        && pod::filled_store_claim(deployment) == Some(claim.as_str())
     {
+        errors.add(
+            env::PLUGIN_CACHE_CLAIM,
+            format!(
+                "asks for the claim {}, which holds the store of providers that runs only read; without this variable \
+                 the run reads it",
+                quote(claim)
+            ),
+        );
+    }
+    // Nothing is mounted at a path that has no effect.
+    let requested_cache_dir = requested.plugin_cache_dir.as_deref();
+    let requested_cache_dir = requested_cache_dir.filter(|_| store.is_none());
+    if requested_cache_dir.is_some() && deployment.plugin_cache == deployment::PluginCache::Claim {
         let claim = pod::plugin_cache_claim(merged);
         let by_operator = deployment.defaults.plugin_cache_claim.as_deref() == Some(claim);
         let by_name = requested.plugin_cache_claim.is_some();
@@ -357,7 +409,9 @@ fn combined_setting_errors(
         }
     }
     let config_map_path = pod::config_map_path(merged);
-    let cache_path = merged.plugin_cache_dir.as_deref();
+    let cache_path = store.map_or(merged.plugin_cache_dir.as_deref(), |store| {
+        Some(store.path.as_str())
+    });
     if merged.config_map.is_some() && cache_path.is_some_and(|at| check::meet(at, config_map_path))
     {
         errors.add(
@@ -366,12 +420,11 @@ fn combined_setting_errors(
         );
     }
     if let Some(overlay) = &deployment.overlay {
-        let cache = requested.plugin_cache_dir.as_deref();
         // A workspace that sets only the path moves the deployment's config map.
         let moves = requested.config_map.is_some() || requested.config_map_path.is_some();
         let config_map = (moves && merged.config_map.is_some()).then_some(config_map_path);
         for (variable, path) in [
-            (env::PLUGIN_CACHE_DIR, cache),
+            (env::PLUGIN_CACHE_DIR, requested_cache_dir),
             (env::EPHEMERAL_CONFIG_MAP_PATH, config_map),
         ] {
             if let Some(mounted) = path.and_then(|path| overlay.mount_meeting(path)) {

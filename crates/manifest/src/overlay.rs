@@ -63,6 +63,19 @@ impl Overlay {
             .find(|mounted| check::meet(mounted, path))
     }
 
+    /// Whether the overlay mounts something for the executor at exactly this path.
+    pub(super) fn mounts(&self, path: &str) -> bool {
+        let mounted = self.mount_meeting(path);
+        mounted.is_some_and(|mounted| mounted.trim_end_matches('/') == path)
+    }
+
+    /// The claim that the overlay mounts for the executor at this path.
+    pub(super) fn claim_at(&self, path: &str) -> Option<&str> {
+        let volume = container::volume_at(self.0.spec.as_ref()?, path)?;
+        let claim = volume.persistent_volume_claim.as_ref()?;
+        Some(&claim.claim_name)
+    }
+
     /// The executor's image, if the overlay sets it.
     pub(super) fn image(&self) -> Option<&str> {
         let containers = self.0.spec.iter().flat_map(|spec| &spec.containers);

@@ -3,6 +3,7 @@
 
 use std::collections::BTreeMap;
 
+use job_contract::provider_cache::CacheMode;
 use job_contract::{Records, encoding, env};
 use k8s_openapi::api::core::v1::{
     Capabilities, ConfigMapEnvSource, ConfigMapVolumeSource, Container, EmptyDirVolumeSource,
@@ -17,7 +18,7 @@ use serde::de::DeserializeOwned;
 use serde_json::json;
 
 use super::container::{self, CONTAINER, CPU, EPHEMERAL_STORAGE, MEMORY, amounts};
-use super::deployment::{self, Deployment, PluginCache};
+use super::deployment::{self, Deployment, FilledStore, PluginCache};
 use super::executor_kind::ExecutorKind;
 use super::grace_period;
 use super::identity;
@@ -63,6 +64,13 @@ pub(super) struct PodInput<'a> {
     pub labels: &'a BTreeMap<String, String>,
     pub deadline_seconds: i64,
     pub grace_seconds: i64,
+}
+
+impl PodInput<'_> {
+    /// The store of providers that the run reads.
+    fn filled_store(&self) -> Option<&FilledStore> {
+        self.deployment.filled_store_for(self.requested, self.kind)
+    }
 }
 
 /// Builds the template. Also returns where its executor keeps its records.
@@ -355,7 +363,16 @@ fn finish(template: &mut PodTemplateSpec, from: &PodInput<'_>) {
             variables,
             literal(env::DEADLINE_SECONDS, &deadline.to_string()),
         );
-        if let Some(path) = &from.merged.plugin_cache_dir {
+        if let Some(store) = from.filled_store() {
+            let registries = store.registries.join(",");
+            for (name, value) in [
+                (env::PROVIDER_CACHE_DIR, store.path.as_str()),
+                (env::PROVIDER_CACHE_MODE, CacheMode::Fill.name()),
+                (env::PROVIDER_CACHE_REGISTRIES, &registries),
+            ] {
+                set_env(variables, literal(name, value));
+            }
+        } else if let Some(path) = &from.merged.plugin_cache_dir {
             // This applies also if only the deployment sets it. Then the job data do not contain the setting.
             set_env(variables, literal(env::PLUGIN_CACHE_DIR, &unexpanded(path)));
         }
@@ -372,6 +389,14 @@ fn finish(template: &mut PodTemplateSpec, from: &PodInput<'_>) {
         }
         let known = executor.volume_mounts.get_or_insert_default();
         known.retain(|known| !mounts.iter().any(|m| m.mount_path == known.mount_path));
+        if let Some(store) = &from.deployment.filled_store {
+            // A mount of the operator's template.
+            let is_store =
+                |mount: &&mut VolumeMount| mount.mount_path.trim_end_matches('/') == store.path;
+            for mount in known.iter_mut().filter(is_store) {
+                mount.read_only = Some(true);
+            }
+        }
         known.append(&mut mounts);
     }
     let known = spec.volumes.get_or_insert_default();
@@ -396,8 +421,11 @@ fn harden_others(spec: &mut PodSpec) {
 fn extra_volumes(from: &PodInput<'_>) -> (Vec<Volume>, Vec<VolumeMount>) {
     let mut volumes = Vec::new();
     let mut mounts = Vec::new();
-    let mut add = |volume: Volume, path: &str| {
-        mounts.push(mount(&volume.name, path));
+    let mut add = |volume: Volume, path: &str, read_only: Option<bool>| {
+        mounts.push(VolumeMount {
+            read_only,
+            ..mount(&volume.name, path)
+        });
         volumes.push(volume);
     };
     let merged = from.merged;
@@ -410,23 +438,49 @@ fn extra_volumes(from: &PodInput<'_>) -> (Vec<Volume>, Vec<VolumeMount>) {
             }),
             ..Volume::default()
         };
-        add(volume, config_map_path(merged));
+        add(volume, config_map_path(merged), None);
     }
-    if let Some(path) = &merged.plugin_cache_dir {
+    if let Some(store) = from.filled_store() {
+        let overlay = from.deployment.overlay.as_ref();
+        if !overlay.is_some_and(|overlay| overlay.mounts(&store.path)) {
+            let claim = plugin_cache_claim(&from.deployment.defaults);
+            add(claim_volume(claim), &store.path, Some(true));
+        }
+    } else if let Some(path) = &merged.plugin_cache_dir {
         let volume = match from.deployment.plugin_cache {
-            PluginCache::Claim => Volume {
-                name: PLUGIN_CACHE_VOLUME.to_owned(),
-                persistent_volume_claim: Some(PersistentVolumeClaimVolumeSource {
-                    claim_name: plugin_cache_claim(merged).to_owned(),
-                    read_only: None,
-                }),
-                ..Volume::default()
-            },
+            PluginCache::Claim => claim_volume(plugin_cache_claim(merged)),
             PluginCache::EmptyDir => empty_dir(PLUGIN_CACHE_VOLUME, None),
         };
-        add(volume, path);
+        add(volume, path, None);
     }
     (volumes, mounts)
+}
+
+fn claim_volume(claim: &str) -> Volume {
+    Volume {
+        name: PLUGIN_CACHE_VOLUME.to_owned(),
+        persistent_volume_claim: Some(PersistentVolumeClaimVolumeSource {
+            claim_name: claim.to_owned(),
+            read_only: None,
+        }),
+        ..Volume::default()
+    }
+}
+
+/// The claim of the plugin cache that a pod mounts.
+pub(super) fn cache_claim(spec: &PodSpec) -> Option<&str> {
+    let mut volumes = spec.volumes.iter().flatten();
+    let cache = volumes.find(|volume| volume.name == PLUGIN_CACHE_VOLUME)?;
+    let claim = cache.persistent_volume_claim.as_ref()?;
+    Some(&claim.claim_name)
+}
+
+/// Puts an empty folder in the place of that claim.
+pub(super) fn empty_cache(spec: &mut PodSpec) {
+    let volumes = spec.volumes.iter_mut().flatten();
+    for cache in volumes.filter(|volume| volume.name == PLUGIN_CACHE_VOLUME) {
+        *cache = empty_dir(PLUGIN_CACHE_VOLUME, None);
+    }
 }
 
 /// Returns the mount path of the `ConfigMap`.
@@ -440,6 +494,15 @@ pub(super) fn plugin_cache_claim(merged: &Overrides) -> &str {
         .plugin_cache_claim
         .as_deref()
         .unwrap_or(PLUGIN_CACHE_CLAIM)
+}
+
+/// Returns the claim that holds the store that runs only read. `None` if none does.
+pub(super) fn filled_store_claim(deployment: &Deployment) -> Option<&str> {
+    let store = deployment.filled_store.as_ref()?;
+    match deployment.overlay.as_ref() {
+        Some(overlay) if overlay.mounts(&store.path) => overlay.claim_at(&store.path),
+        _ => Some(plugin_cache_claim(&deployment.defaults)),
+    }
 }
 
 /// Returns the Secret from which a pod reads its job data. `None`: the pod contains them.

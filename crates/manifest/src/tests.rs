@@ -1124,3 +1124,26 @@ fn a_stock_executor_gets_no_token() {
         "{pod}"
     );
 }
+
+#[test]
+fn a_plugin_cache_whose_claim_does_not_exist_is_an_empty_folder() {
+    let variables = [
+        (env::PLUGIN_CACHE_DIR, "/cache"),
+        (env::PLUGIN_CACHE_CLAIM, "gone"),
+    ];
+    let built = build(&job("terraformPlan", &variables), &Deployment::default()).unwrap();
+    assert_eq!(built.cache_claim(), Some("gone"));
+    let without = built.without_cache_claim();
+    assert_eq!(without.cache_claim(), None);
+    assert!(without.notes[0].contains("`gone` of the plugin cache does not exist"));
+    let pod = without.to_list()["items"][0]["spec"]["template"]["spec"].clone();
+    let volumes = pod["volumes"].as_array().unwrap();
+    let cache = volumes
+        .iter()
+        .find(|volume| volume["name"] == "tf-plugin-volume");
+    assert_eq!(cache.unwrap()["emptyDir"], json!({}));
+    assert_eq!(env_of(&pod, "TF_PLUGIN_CACHE_DIR").unwrap(), "/cache");
+    let none = build(&job("terraformPlan", &[]), &Deployment::default()).unwrap();
+    assert_eq!(none.cache_claim(), None);
+    assert_eq!(none.clone().without_cache_claim(), none);
+}

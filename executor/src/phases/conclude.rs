@@ -94,6 +94,7 @@ pub(crate) async fn conclude(mut run: RunContext<'_>, mut result: StepResult) ->
     FinishedRun {
         report: FinalReport {
             phases: timer.timings(),
+            wanted: run.wanted.names(),
             lost_log_lines: lost.unwrap_or_default(),
             ..final_report(&run.job, result, is_reported)
         },

@@ -11,6 +11,7 @@ use std::time::Duration;
 
 use futures_util::future::join_all;
 use hcl_edit::structure::Body;
+use job_contract::provider_cache::CacheMode;
 use job_contract::{Tool, chain};
 use provider_store::{Package, ProviderStore};
 use runtime::lock;
@@ -274,7 +275,11 @@ fn store_of(run: &RunContext<'_>, env: &mut ChildEnv) -> Option<SharedStore> {
         env.unset(PLUGIN_CACHE);
     }
     let folder = configured.or(mounted)?;
-    let store = SharedStore::new(ProviderStore::new(folder));
+    let store = ProviderStore::new(folder);
+    let store = match run.config.tools.provider_cache_mode {
+        CacheMode::Runs => SharedStore::new(store),
+        CacheMode::Fill => SharedStore::read_only(store, run.wanted.clone()),
+    };
     let access = run.config.tools.provider_cache_access;
     Some(store.on(run.store_volume.clone(), access))
 }

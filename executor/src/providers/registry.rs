@@ -14,6 +14,7 @@ use tokio::sync::{Mutex, OnceCell};
 use url::Url;
 
 use crate::error::StepError;
+use crate::tool::verify::{Keyring, SignatureError};
 use crate::tool::{FetchError, Fetcher};
 
 pub(crate) const SERVICE: &str = "providers.v1";
@@ -32,6 +33,8 @@ pub(crate) enum RegistryError {
     NoArchive,
     #[error("the archive is not the one that its registry names")]
     Altered,
+    #[error("the list of its digests is not signed by the keys that its registry names")]
+    Signature(#[from] SignatureError),
     #[error("its archive could not be written")]
     Write(#[from] io::Error),
 }
@@ -56,9 +59,30 @@ pub(crate) struct Services {
 /// Where an archive is.
 #[derive(Debug, Deserialize)]
 struct Download {
-    download_url: String,
+    #[serde(rename = "download_url")]
+    archive_url: String,
     /// SHA-256, in hex.
     shasum: String,
+    #[serde(default)]
+    filename: String,
+    /// The list of the digests of all platforms, and its signature.
+    #[serde(default)]
+    shasums_url: String,
+    #[serde(default)]
+    shasums_signature_url: String,
+    #[serde(default)]
+    signing_keys: SigningKeys,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+struct SigningKeys {
+    gpg_public_keys: Vec<SigningKey>,
+}
+
+#[derive(Debug, Deserialize)]
+struct SigningKey {
+    ascii_armor: String,
 }
 
 impl Registry {
@@ -75,6 +99,47 @@ impl Registry {
         package: &Package,
         target: &Path,
     ) -> Result<String, RegistryError> {
+        let (document, download) = self.document(package).await?;
+        self.archive(&document, &download, target).await
+    }
+
+    /// The same, for those who keep the archive for others: the list of digests has to name it too, and if the registry names keys,
+    /// one of them must have signed the list.
+    pub(crate) async fn fetch_signed(
+        &self,
+        package: &Package,
+        target: &Path,
+    ) -> Result<String, RegistryError> {
+        let (document, download) = self.document(package).await?;
+        let address = |text: &str| document.join(text).map_err(|_| RegistryError::NoArchive);
+        let list = self
+            .fetcher
+            .bytes(&address(&download.shasums_url)?, LARGEST_DOCUMENT)
+            .await?;
+        if let Some((last, others)) = download.signing_keys.gpg_public_keys.split_last() {
+            let signature = address(&download.shasums_signature_url)?;
+            let signature = self.fetcher.bytes(&signature, LARGEST_DOCUMENT).await?;
+            let is_by = |key: &SigningKey| {
+                Keyring::of(key.ascii_armor.as_bytes())?.check(&list, &signature)
+            };
+            if !others.iter().any(|key| is_by(key).is_ok()) {
+                is_by(last)?;
+            }
+        }
+        let list = String::from_utf8_lossy(&list);
+        let mut lines = list.lines().filter_map(|line| line.split_once("  "));
+        let named = lines.any(|(sha256, name)| {
+            name == download.filename && sha256.eq_ignore_ascii_case(&download.shasum)
+        });
+        if named {
+            self.archive(&document, &download, target).await
+        } else {
+            Err(RegistryError::Altered)
+        }
+    }
+
+    /// What a registry says of a package, and at which address.
+    async fn document(&self, package: &Package) -> Result<(Url, Download), RegistryError> {
         let base = self.services(&package.host).await?.providers;
         let (system, architecture) = package
             .platform
@@ -89,9 +154,17 @@ impl Registry {
         let path = format!("{namespace}/{name}/{version}/download/{system}/{architecture}");
         let document = base.join(&path).map_err(|_| RegistryError::NoArchive)?;
         let text = self.fetcher.bytes(&document, LARGEST_DOCUMENT).await?;
-        let download: Download =
-            serde_json::from_slice(&text).map_err(|_| RegistryError::NoArchive)?;
-        let archive = document.join(&download.download_url);
+        let download = serde_json::from_slice(&text).map_err(|_| RegistryError::NoArchive)?;
+        Ok((document, download))
+    }
+
+    async fn archive(
+        &self,
+        document: &Url,
+        download: &Download,
+        target: &Path,
+    ) -> Result<String, RegistryError> {
+        let archive = document.join(&download.archive_url);
         let archive = archive.map_err(|_| RegistryError::NoArchive)?;
         if archive.scheme() != "https" {
             return Err(RegistryError::NoArchive);

@@ -1,15 +1,17 @@
-//! The provider store as one run uses it: takes packages, copies archives, and keeps what the run has downloaded. Each of these
+//! The provider store as one run uses it: takes packages, copies archives, and keeps or notes what the run has downloaded. Each of these
 //! ends in time, because a network volume may hang for ever. Nothing that a store has is trusted, because other runs may have
 //! written it.
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::io;
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use job_contract::provider_cache::MOST_WANTED;
 use provider_store::{Access, Package, ProviderStore, Unpacked};
 use tracing::warn;
 
@@ -27,6 +29,8 @@ pub(crate) struct SharedStore {
     store: ProviderStore,
     access: Access,
     volume: Volume,
+    /// What the run lacked. `None`: the run publishes it.
+    wanted: Option<Wanted>,
 }
 
 /// A package that the store had.
@@ -38,12 +42,44 @@ pub(crate) struct Taken {
     pub(crate) held: Option<Unpacked>,
 }
 
+/// The packages that a run lacked in a store that runs only read. Jobs of the operator fetch them.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Wanted(Arc<Mutex<BTreeSet<String>>>);
+
+impl Wanted {
+    fn note(&self, package: &Package) {
+        let Package {
+            version, platform, ..
+        } = package;
+        let name = format!("{}/{version}/{platform}", package.address());
+        let mut noted = runtime::lock(&self.0);
+        if noted.len() < MOST_WANTED {
+            noted.insert(name);
+        }
+    }
+
+    /// Each as a [`WantedPackage`](job_contract::provider_cache::WantedPackage).
+    pub(crate) fn names(&self) -> Vec<String> {
+        runtime::lock(&self.0).iter().cloned().collect()
+    }
+}
+
 impl SharedStore {
+    /// A store to which the run publishes.
     pub(crate) fn new(store: ProviderStore) -> Self {
         Self {
             store,
             access: Access::default(),
             volume: Volume::new(PATIENCE),
+            wanted: None,
+        }
+    }
+
+    /// A store that the run only reads.
+    pub(crate) fn read_only(store: ProviderStore, wanted: Wanted) -> Self {
+        Self {
+            wanted: Some(wanted),
+            ..Self::new(store)
         }
     }
 
@@ -97,14 +133,18 @@ impl SharedStore {
             .await
     }
 
-    /// Keeps an archive for later runs. All archives that a run has downloaded come here, and nowhere else. The caller has checked
-    /// that its registry names this SHA-256 for this package.
+    /// Keeps an archive for later runs, or notes that it is wanted. All archives that a run has downloaded come here, and nowhere
+    /// else. The caller has checked that its registry names this SHA-256 for this package.
     pub(crate) async fn keep(
         &self,
         package: &Package,
         archive: &Path,
         sha256: &str,
     ) -> io::Result<()> {
+        if let Some(wanted) = &self.wanted {
+            wanted.note(package);
+            return Ok(());
+        }
         let (store, package) = (self.store.clone(), package.clone());
         let (archive, sha256) = (archive.to_owned(), sha256.to_owned());
         self.in_time(move || store.publish(&package, &archive, &sha256))
@@ -113,6 +153,9 @@ impl SharedStore {
 
     /// Removes packages that nobody uses, if the store has become too large.
     pub(crate) async fn prune(&self, max_bytes: u64) {
+        if self.wanted.is_some() {
+            return;
+        }
         let store = self.store.clone();
         match self.in_time(move || store.prune(max_bytes, None)).await {
             Ok(pruned) if pruned.kept_bytes > max_bytes => {

@@ -69,6 +69,13 @@ impl Keyring {
         }
     }
 
+    /// The keys of this text, armoured or binary.
+    pub(crate) fn of(keys: &[u8]) -> Result<Self, SignatureError> {
+        Ok(Self {
+            certificates: parse_keys(keys)?,
+        })
+    }
+
     /// Adds the keys of a file, armoured or binary.
     pub(crate) fn add_file(&mut self, path: &Path) -> Result<(), SignatureError> {
         self.certificates.extend(parse_keys(&fs::read(path)?)?);

@@ -39,10 +39,18 @@ async fn everything_the_launcher_does_uses_each_right_and_no_other() {
 /// Fails when a right of the place is not used; that nothing else is, every place says at its end.
 pub(super) async fn everything_it_does(fixture: Fixture) {
     let repository = Repository::fixture();
-    let [plan, other, stuck] = ["11", "12", "13"].map(|id| {
+    let [mut plan, other, stuck] = ["11", "12", "13"].map(|id| {
         let job = job::plan(&repository);
         job::in_job(&job, id)
     });
+    // There is no such claim, so it is an empty folder.
+    for (name, value) in [
+        (env::PLUGIN_CACHE_DIR, "/cache"),
+        (env::PLUGIN_CACHE_CLAIM, "gone"),
+    ] {
+        let variables = &mut plan.environment_variables;
+        variables.insert(name.to_owned(), value.to_owned());
+    }
     fixture.machine.queue(&[&plan]);
     fixture.machine.queue(&[&other]);
 

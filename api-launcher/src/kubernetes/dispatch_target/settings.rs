@@ -25,7 +25,7 @@ impl KubernetesSettings {
         data: &DataDirArgs,
         platform: &PlatformArgs,
     ) -> Option<Self> {
-        let cluster = args.resolve_cluster(errors);
+        let mut cluster = args.resolve_cluster(errors);
         let api_url = platform.terrakube.api_url();
         let platform = platform.resolve(errors, data.given());
         let deployment = args
@@ -33,6 +33,7 @@ impl KubernetesSettings {
             .resolve(api_url)
             .map_err(|wrong| errors.extend(wrong))
             .ok()?;
+        cluster.fill_for(&deployment, errors)?;
         Some(Self {
             deployment,
             cluster,

@@ -66,6 +66,8 @@ impl JobSubmitter {
         let deadline = Instant::now() + self.timeout;
         let submitted = match manifest::build(job, &self.deployment) {
             Ok(manifest) => {
+                let looking = self.cluster.without_missing_cache(manifest.clone());
+                let manifest = timeout_at(deadline, looking).await.unwrap_or(manifest);
                 for note in &manifest.notes {
                     info!(job_id = job.job_id, step_id = job.step_id, "{note}");
                 }

@@ -13,7 +13,8 @@ use manifest::quantity::Amount;
 use runtime::setting::Setting;
 
 use super::values::{
-    ImageReference, ImageRegistry, Namespace, ObjectName, PullPolicy, RecordsSetting, Whole,
+    CacheModeSetting, ImageReference, ImageRegistry, Namespace, ObjectName, PullPolicy,
+    RecordsSetting, Whole,
 };
 
 /// Which objects are made, where, and from what. Lists and annotations stay text: a blank list is an empty one.
@@ -81,6 +82,14 @@ pub struct DeploymentArgs {
     /// What is mounted where a plugin cache is asked for: its `claim`, or an `empty-dir`.
     #[arg(long, env = env::PLUGIN_CACHE)]
     pub plugin_cache: Option<Setting<PluginCache>>,
+    /// Who fills the plugin cache: `runs`, or `fill`, with which runs only read it and Jobs fetch what they lacked
+    /// [default: runs].
+    #[arg(long, env = env::PROVIDER_CACHE_MODE)]
+    pub provider_cache_mode: Option<Setting<CacheModeSetting>>,
+    /// Registries of which these Jobs fetch packages, separated by commas
+    /// [default: registry.terraform.io,registry.opentofu.org].
+    #[arg(long, env = env::PROVIDER_CACHE_REGISTRIES)]
+    pub provider_cache_registries: Option<String>,
     /// Size of the volume runs work in [default: 10Gi].
     #[arg(long, env = env::WORK_SIZE_LIMIT)]
     pub work_size_limit: Option<Setting<Amount>>,

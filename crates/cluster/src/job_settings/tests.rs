@@ -335,3 +335,51 @@ fn identities_are_read_together_and_each_error_names_its_variable() {
         "{found:?}"
     );
 }
+
+#[test]
+fn a_store_that_jobs_fill_needs_a_path_and_has_registries() {
+    let deployment = resolve(&[
+        "--provider-cache-mode",
+        "fill",
+        "--plugin-cache-dir",
+        "/store/",
+    ]);
+    let store = deployment.filled_store.unwrap();
+    assert_eq!(store.path, "/store");
+    assert_eq!(
+        store.registries,
+        ["registry.terraform.io", "registry.opentofu.org"]
+    );
+    let own = [
+        "--provider-cache-registries",
+        "Registry.Example.test, localhost:8443",
+    ];
+    let flags = [
+        "--provider-cache-mode",
+        "fill",
+        "--plugin-cache-dir",
+        "/store",
+    ];
+    let deployment = resolve(&[&flags[..], &own].concat());
+    let registries = deployment.filled_store.unwrap().registries;
+    assert_eq!(registries, ["registry.example.test", "localhost:8443"]);
+    assert_eq!(
+        resolve(&["--plugin-cache-dir", "/store"]).filled_store,
+        None
+    );
+    let wrong = errors(&["--provider-cache-mode", "fill"]);
+    assert!(
+        wrong[0].contains("needs `MAYFLY_PLUGIN_CACHE_DIR`"),
+        "{wrong:?}"
+    );
+    let wrong = errors(&[
+        "--provider-cache-registries",
+        "https://registry.terraform.io",
+    ]);
+    assert!(wrong[0].contains("is no host"), "{wrong:?}");
+    let wrong = errors(&[&flags[..], &["--plugin-cache", "empty-dir"]].concat());
+    assert!(
+        wrong[0].contains("excludes `MAYFLY_PLUGIN_CACHE=empty-dir`"),
+        "{wrong:?}"
+    );
+}

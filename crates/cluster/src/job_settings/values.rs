@@ -1,6 +1,7 @@
 //! The types of the settings of Jobs, and how their values are spelt.
 
 use job_contract::Records;
+use job_contract::provider_cache::CacheMode;
 use manifest::{check, image};
 use runtime::setting::{SettingValue, choice, unexpected};
 
@@ -65,5 +66,16 @@ impl SettingValue for RecordsSetting {
         let all = [Records::Platform, Records::Shared, Records::Pod];
         let all = all.map(|records| (records.name(), Self(Some(records))));
         choice(text, &[[("auto", Self(None))].as_slice(), &all].concat())
+    }
+}
+
+/// Who fills the store of providers.
+#[derive(Clone, Copy, Debug)]
+pub struct CacheModeSetting(pub CacheMode);
+
+impl SettingValue for CacheModeSetting {
+    fn parse(text: &str) -> Result<Self, String> {
+        let modes = [CacheMode::Runs, CacheMode::Fill];
+        choice(text, &modes.map(|mode| (mode.name(), Self(mode))))
     }
 }

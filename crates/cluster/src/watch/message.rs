@@ -116,6 +116,10 @@ pub(super) enum Request {
     Stop {
         verdict: Box<Verdict>,
     },
+    /// Creates a Job that fills the store of providers.
+    Fill {
+        job: Box<Job>,
+    },
     Remove,
 }
 
@@ -131,6 +135,9 @@ pub(super) enum Response {
     Report(ReportOutcome),
     ReportGone(ReportOutcome),
     Stop {
+        done: bool,
+    },
+    Fill {
         done: bool,
     },
     Remove,

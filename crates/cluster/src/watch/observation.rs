@@ -68,6 +68,7 @@ impl Transition<'_> {
             }
             Observation::InProgress => {}
             Observation::Ended(verdict) => {
+                self.fill_store(run, &pods);
                 self.stop_lingering(run, &verdict, &pods);
                 self.report_end(run, *verdict);
             }

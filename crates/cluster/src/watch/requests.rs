@@ -70,6 +70,20 @@ impl Request {
                     done: stopped.is_ok(),
                 }
             }
+            Self::Fill { job } => {
+                let created = cluster.create_fill_job(&job).await;
+                let is_over = match &created {
+                    Ok(made) => {
+                        made.log(run, &job);
+                        true
+                    }
+                    Err(error) => {
+                        warn!(%run, %error, "no Job was made for the providers that the run lacked in the store");
+                        !error.is_transient()
+                    }
+                };
+                Response::Fill { done: is_over }
+            }
             Self::Remove => {
                 let _ = cluster.remove_ended(&run.name, uid).await;
                 Response::Remove

@@ -35,6 +35,8 @@ pub(super) struct TrackedRun {
     pub(super) release: ReleaseProgress,
     /// A request stops the containers that outlived the executor.
     pub(super) is_stopping: bool,
+    /// A Job for what the run lacked in the store of providers was asked for.
+    pub(super) is_filling: bool,
 }
 
 /// Where a Job is between its creation and its end.
@@ -71,6 +73,7 @@ impl TrackedRun {
             report: ReportProgress::default(),
             release: ReleaseProgress::default(),
             is_stopping: false,
+            is_filling: false,
         }
     }
 

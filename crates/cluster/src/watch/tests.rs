@@ -1,3 +1,4 @@
+mod fill;
 mod machine;
 mod observations;
 mod releases;

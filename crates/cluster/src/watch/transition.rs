@@ -118,6 +118,7 @@ impl Transition<'_> {
             Response::Report(outcome) => self.on_reported(job, &outcome),
             Response::ReportGone(outcome) => self.on_gone_reported(job, &outcome),
             Response::Stop { done } => self.on_stopped(job, done),
+            Response::Fill { done } => self.on_filled(job, done),
             // A Job that could not be removed is found again at the next review.
             Response::Remove => drop(self.state.removing.remove(&job.uid)),
         }

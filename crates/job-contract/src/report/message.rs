@@ -17,6 +17,8 @@ const WORD: usize = 64;
 const PHRASE: usize = 128;
 /// The most phases in a report. No step has as many.
 const PHASES: usize = 32;
+/// The list of packages that the run wanted. The next run names the rest.
+const WANTED: usize = 2048;
 const ELLIPSIS: char = '\u{2026}';
 const ELLIPSIS_BYTES: usize = ELLIPSIS.len_utf8();
 
@@ -28,6 +30,7 @@ struct Budget {
     /// One list of addresses.
     addresses: usize,
     phases: usize,
+    wanted: usize,
 }
 
 impl Budget {
@@ -37,6 +40,7 @@ impl Budget {
         hint: MAX_TERMINATION_MESSAGE_BYTES,
         addresses: MAX_TERMINATION_MESSAGE_BYTES,
         phases: PHASES,
+        wanted: WANTED,
     };
     /// Limits that always fit. The error gets the rest of the message.
     const LEAST: Self = Self {
@@ -44,15 +48,23 @@ impl Budget {
         hint: 200,
         addresses: 200,
         phases: 0,
+        wanted: 0,
     };
 }
 
 impl FinalReport {
     /// The report as a termination message: JSON of at most [`MAX_TERMINATION_MESSAGE_BYTES`] bytes, sealed if there is a
-    /// key. Encodes the report at most three times.
+    /// key. What the run wanted comes last. Encodes the report at most four times.
     pub fn to_termination_message(&self, key: Option<&ReportKey>) -> String {
         const LIMIT: usize = MAX_TERMINATION_MESSAGE_BYTES - SEAL_BYTES;
         let mut message = encode(&self.within(Budget::AMPLE));
+        if message.len() > LIMIT && !self.wanted.is_empty() {
+            let budget = Budget {
+                wanted: 0,
+                ..Budget::AMPLE
+            };
+            message = encode(&self.within(budget));
+        }
         if message.len() > LIMIT {
             message = encode(&self.within(Budget::LEAST));
             let error = LIMIT.saturating_sub(message.len());
@@ -110,6 +122,16 @@ impl FinalReport {
             progress.unfinished = first(&progress.unfinished, budget.addresses);
         }
         report.phases.truncate(budget.phases);
+        let mut left = budget.wanted;
+        let mut takes = |text: &String| {
+            let taken = text.chars().map(encoded).sum::<usize>() + r#","""#.len();
+            left.checked_sub(taken).is_some_and(|rest| {
+                left = rest;
+                true
+            })
+        };
+        let fitting = report.wanted.iter().take_while(|text| takes(text)).count();
+        report.wanted.truncate(fitting);
         report
     }
 }
@@ -225,7 +247,7 @@ mod tests {
             option::of(progress()),
             option::of(lock()),
             option::of(option::of(text())),
-            0_usize..100,
+            (0_usize..100, vec(text(), 0..80)),
         );
         (
             words,
@@ -237,7 +259,7 @@ mod tests {
             .prop_map(
                 |(
                     (step_type, error, hint, version, commit, run),
-                    (progress, lock, unreported_step, phases),
+                    (progress, lock, unreported_step, (phases, wanted)),
                     job_id,
                     step_id,
                     outcome,
@@ -272,6 +294,7 @@ mod tests {
                         };
                         phases
                     ],
+                    wanted,
                     lost_log_lines: u64::MAX,
                     unreported: true,
                     unreported_step: unreported_step.map(|plan| UnreportedStep {
@@ -330,6 +353,7 @@ mod tests {
                 status: LockStatus::LeftBehind,
             }),
             phases: Vec::new(),
+            wanted: vec![text(); 20],
             lost_log_lines: u64::MAX,
             unreported: true,
             unreported_step: Some(UnreportedStep {
@@ -372,6 +396,44 @@ mod tests {
             let addresses = |report: &FinalReport| report.progress.clone().map(|done| done.failed.is_empty());
             prop_assert_eq!(addresses(&back), addresses(&report));
         }
+    }
+
+    #[test]
+    fn forty_packages_that_a_run_wanted_leave_the_report_whole() {
+        let of = |number: usize| {
+            format!("registry.terraform.io/hashicorp/provider-{number}/5.100.0/linux_amd64")
+        };
+        let report = FinalReport {
+            job_id: "412".into(),
+            step_id: "5a5e1f0b-9c3f-4a55-9f0e-3d0f3b8f0101".into(),
+            step_type: Some("terraformApply".into()),
+            error: Some("e".repeat(900)),
+            hint: Some("h".repeat(200)),
+            wanted: (0..40).map(of).collect(),
+            ..FinalReport::default()
+        };
+        let message = report.to_termination_message(Some(&key()));
+        assert!(message.len() <= MAX_TERMINATION_MESSAGE_BYTES);
+        let back = key().open(&message).unwrap();
+        assert!(
+            (25..40).contains(&back.wanted.len()),
+            "{}",
+            back.wanted.len()
+        );
+        assert_eq!(back.wanted, report.wanted[..back.wanted.len()]);
+        let without = |report: FinalReport| FinalReport {
+            wanted: Vec::new(),
+            ..report
+        };
+        assert_eq!(without(back), without(report.clone()));
+        // An error that needs the space of the list gets it.
+        let report = FinalReport {
+            error: Some("e".repeat(3000)),
+            ..report
+        };
+        let message = report.to_termination_message(Some(&key()));
+        let back = key().open(&message).unwrap();
+        assert_eq!(back, without(report));
     }
 
     #[test]

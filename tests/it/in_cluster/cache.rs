@@ -1,0 +1,300 @@
+//! Two pods and one volume: providers come from the store, with the registry gone, and the files of a plan reach its apply. In mode
+//! `fill`, runs only read the store, and Jobs of the operator fetch what they lacked.
+
+use std::fs;
+use std::path::PathBuf;
+
+use integration_tests::machine::files_below;
+use integration_tests::process::Stream;
+use integration_tests::{Repository, job};
+use job_contract::{JobData, Tool, env, labels};
+use k8s_openapi::api::batch::v1::Job;
+use k8s_openapi::api::core::v1::PersistentVolumeClaim;
+use kube::Api;
+use kube::api::PostParams;
+use serde_json::json;
+use test_cluster::{ADMIN, Fault, State};
+use test_peers::providers::{NAMESPACE, PROVIDERS, Registry, present};
+use test_peers::skips::needed;
+use test_peers::wait;
+
+use super::{Fixture, LAUNCHER, deliver_all, name};
+
+const STORE: &str = "/var/cache/mayfly";
+const CLAIM: &str = "store";
+/// More requests than there are retries.
+const MANY: usize = 100;
+const LOCK_FILE: &str = ".terraform.lock.hcl";
+
+/// A cluster with a registry of providers, and a module that is locked to them.
+struct Stored {
+    /// Until it is gone.
+    registry: Option<Registry>,
+    host: String,
+    repository: Repository,
+    fixture: Fixture,
+}
+
+impl Stored {
+    async fn new() -> Option<Self> {
+        needed(present())?;
+        let fixture = Fixture::new().await?;
+        let registry = Registry::start().unwrap();
+        let certificate = fixture.machine.scratch("ca.pem");
+        fs::write(&certificate, registry.certificate()).unwrap();
+        fixture.image_that_first(&format!("export SSL_CERT_FILE='{}'", certificate.display()));
+        make_claim(&fixture).await;
+        let host = registry.host();
+        let module = module(&host);
+        let kept = fixture.machine.scratch("lock.hcl");
+        let keep = format!("cp {LOCK_FILE} '{}'", kept.display());
+        let unlocked = Repository::with(&[("main.tf", &module)]);
+        let first = JobData {
+            command_list: vec![job::before(job::bash(1, &keep))],
+            ..job::in_job(&job::plan_by(Tool::Terraform, &unlocked), "1")
+        };
+        fixture.machine.queue(&[&first]);
+        // In another folder than that of the pods.
+        let elsewhere = fixture.machine.scratch("own-store");
+        let run = fixture.machine.executor(&first);
+        let run = run.env("SSL_CERT_FILE", &certificate);
+        run.env(env::PROVIDER_CACHE_DIR, elsewhere)
+            .run()
+            .expect_code(0);
+        let lock = fs::read_to_string(kept).unwrap();
+        Some(Self {
+            registry: Some(registry),
+            host,
+            repository: Repository::with(&[("main.tf", &module), (LOCK_FILE, &lock)]),
+            fixture,
+        })
+    }
+
+    fn settings<'s>(&'s self, mode: &'s str) -> [(&'s str, &'s str); 4] {
+        [
+            (env::PROVIDER_CACHE_MODE, mode),
+            (env::PROVIDER_CACHE_REGISTRIES, &self.host),
+            (env::DEPLOYMENT_PLUGIN_CACHE_DIR, STORE),
+            (env::DEPLOYMENT_PLUGIN_CACHE_CLAIM, CLAIM),
+        ]
+    }
+
+    /// A plan whose script makes a file that its apply needs.
+    fn plan(&self, job_id: &str) -> JobData {
+        let plan = job::plan_by(Tool::Terraform, &self.repository);
+        JobData {
+            command_list: vec![job::before(job::bash(1, "printf packed > lambda.zip"))],
+            workspace_id: format!("w-{job_id}"),
+            ..job::in_job(&plan, job_id)
+        }
+    }
+
+    fn apply_after(plan: &JobData) -> JobData {
+        JobData {
+            command_list: vec![job::before(job::bash(1, "grep -q packed lambda.zip"))],
+            ..job::apply_after(plan)
+        }
+    }
+
+    /// The archives in the store.
+    fn archives(&self) -> Vec<PathBuf> {
+        let folder = self.fixture.cluster.claim_dir(&self.fixture.runs, CLAIM);
+        let files = if folder.is_dir() {
+            files_below(&folder)
+        } else {
+            Vec::new()
+        };
+        files
+            .into_iter()
+            .filter(|path| path.extension().is_some_and(|end| end == "zip"))
+            .collect()
+    }
+
+    #[track_caller]
+    fn says(&self, job: &JobData, stored: usize, fetched: usize) {
+        let line = format!("Providers: {stored} from the store, {fetched} downloaded.");
+        let log = self.fixture.machine.step_output(job);
+        assert!(log.contains(&line), "{line}: {log}");
+    }
+
+    /// The Jobs that fill the store, all of which have ended well.
+    async fn until_filled(&self) -> usize {
+        let over = |state: &State| {
+            let mut fills = fills(state);
+            let all_over = fills.all(|job| state.has_condition(&job_name(job), "Complete"));
+            let count = self::fills(state).count();
+            (count > 0 && all_over).then_some(count)
+        };
+        self.fixture.until("the store is filled", over).await
+    }
+}
+
+async fn make_claim(fixture: &Fixture) {
+    let client = fixture.cluster.client(ADMIN).unwrap();
+    let claims = Api::<PersistentVolumeClaim>::namespaced(client, &fixture.runs);
+    let claim = serde_json::from_value(json!({
+        "metadata": {"name": CLAIM},
+        "spec": {
+            "accessModes": ["ReadWriteMany"],
+            "resources": {"requests": {"storage": "1Gi"}},
+            "storageClassName": "",
+        },
+    }));
+    let (params, claim) = (PostParams::default(), claim.unwrap());
+    claims.create(&params, &claim).await.unwrap();
+}
+
+fn job_name(job: &Job) -> String {
+    job.metadata.name.clone().unwrap()
+}
+
+fn fills(state: &State) -> impl Iterator<Item = &Job> {
+    state.jobs.iter().filter(|job| {
+        let labels = job.metadata.labels.as_ref();
+        let manager = labels.and_then(|labels| labels.get(labels::MANAGED_BY));
+        manager.is_some_and(|manager| manager == labels::MANAGED_BY_FILL)
+    })
+}
+
+/// Two providers, and a resource of each.
+fn module(host: &str) -> String {
+    let version = |wanted: &str| {
+        let mut all = PROVIDERS.iter();
+        all.find(|(name, _)| *name == wanted).unwrap().1
+    };
+    let required = ["null", "random"].map(|name| {
+        let version = version(name);
+        format!("    {name} = {{\n      source = \"{host}/{NAMESPACE}/{name}\"\n      version = \"{version}\"\n    }}\n")
+    });
+    format!(
+        "terraform {{\n  required_providers {{\n{}  }}\n}}\nresource \"random_pet\" \"one\" {{}}\nresource \"null_resource\" \
+         \"one\" {{}}\n",
+        required.concat()
+    )
+}
+
+/// Makes plan and apply in a cluster whose registry is gone.
+async fn plan_and_apply_without_registry(it: &Stored, mode: &str) {
+    let launcher = it.fixture.serve_with(&it.settings(mode));
+    let plan = it.plan("20");
+    let apply = Stored::apply_after(&plan);
+    it.fixture.machine.queue(&[&plan, &apply]);
+    for step in [&plan, &apply] {
+        launcher.endpoint.accept(step).await;
+        it.fixture.until_over(step, "Complete").await;
+        let (_, status) = it.fixture.machine.statuses(step);
+        assert_eq!(
+            status,
+            "completed",
+            "{}",
+            it.fixture.machine.step_output(step)
+        );
+        it.says(step, 2, 0);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_apply_finds_the_files_of_its_plan_and_the_providers_of_an_earlier_run() {
+    let mut it = or_skip!(Stored::new().await);
+    let launcher = it.fixture.serve_with(&it.settings("runs"));
+    let first = it.plan("10");
+    it.fixture.machine.queue(&[&first]);
+    launcher.endpoint.accept(&first).await;
+    it.fixture.until_over(&first, "Complete").await;
+    it.says(&first, 0, 2);
+    assert_eq!(it.archives().len(), 2);
+    drop(launcher);
+    drop(it.registry.take());
+    plan_and_apply_without_registry(&it, "runs").await;
+    assert_eq!(fills(&it.fixture.state().await).count(), 0);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_burst_of_runs_makes_one_job_that_fetches_what_they_lacked() {
+    let mut it = or_skip!(Stored::new().await);
+    let launcher = it.fixture.serve_with(&it.settings("fill"));
+    let burst = ["10", "11", "12"].map(|id| it.plan(id));
+    it.fixture.machine.queue(&burst.each_ref());
+    deliver_all(&[launcher.endpoint.clone()], &burst).await;
+    for run in &burst {
+        it.fixture.until_over(run, "Complete").await;
+        // None was faster than the Job of another, or it has them from there.
+        let log = it.fixture.machine.step_output(run);
+        assert!(log.contains("Providers: "), "{log}");
+    }
+    it.says(&burst[0], 0, 2);
+    assert_eq!(it.until_filled().await, 1);
+    assert_eq!(it.archives().len(), 2);
+    let state = it.fixture.state().await;
+    let job = serde_json::to_string(fills(&state).next().unwrap()).unwrap();
+    assert!(
+        !job.contains("EphemeralJobData") && !job.contains("secretRef"),
+        "{job}"
+    );
+    drop(launcher);
+    drop(it.registry.take());
+    plan_and_apply_without_registry(&it, "fill").await;
+    assert_eq!(
+        fills(&it.fixture.state().await).count(),
+        1,
+        "nothing more was wanted"
+    );
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_launcher_that_is_killed_before_it_makes_the_job_is_followed_by_one_that_does() {
+    let it = or_skip!(Stored::new().await);
+    let doomed = it.fixture.serve_with(&it.settings("fill"));
+    let run = it.plan("10");
+    it.fixture.machine.queue(&[&run]);
+    doomed.endpoint.accept(&run).await;
+    let faults = it.fixture.cluster.faults();
+    faults.next_of(LAUNCHER, MANY, "create", "jobs", Fault::Hang);
+    it.fixture.until_over(&run, "Complete").await;
+    wait::until("it is about to make the Job", async || {
+        it.fixture.cluster.faults().left() < MANY
+    })
+    .await;
+    doomed.crash();
+    faults.clear();
+    assert_eq!(fills(&it.fixture.state().await).count(), 0);
+    let _next = it.fixture.serve_with(&it.settings("fill"));
+    assert_eq!(it.until_filled().await, 1);
+    assert_eq!(it.archives().len(), 2);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_workspace_that_names_the_claim_of_the_store_is_refused() {
+    let it = or_skip!(Stored::new().await);
+    let data_dir = it.fixture.machine.data_dir();
+    let data_dir = (env::DATA_DIR, data_dir.to_str().unwrap());
+    let settings = [&it.settings("fill")[..], &[data_dir]].concat();
+    let launcher = it.fixture.serve_with(&settings);
+    let mut run = it.plan("10");
+    let variables = &mut run.environment_variables;
+    variables.insert(env::PLUGIN_CACHE_CLAIM.to_owned(), CLAIM.to_owned());
+    variables.insert(env::PLUGIN_CACHE_DIR.to_owned(), "/cache".to_owned());
+    it.fixture.machine.queue(&[&run]);
+    assert_eq!(launcher.endpoint.post(&run).await.unwrap(), 400);
+    let output = it.fixture.machine.step_output(&run);
+    assert!(
+        output.contains("`PVC_CLAIM_NAME` asks for the claim `store`"),
+        "{output}"
+    );
+    assert!(it.fixture.state().await.job(&name(&run)).is_none());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_claim_that_does_not_exist_is_an_empty_folder_and_a_line_in_the_log() {
+    let (fixture, repository) = (or_skip!(Fixture::new().await), Repository::fixture());
+    let launcher = fixture.serve();
+    let mut plan = job::plan(&repository);
+    let variables = &mut plan.environment_variables;
+    variables.insert(env::PLUGIN_CACHE_CLAIM.to_owned(), "gone".to_owned());
+    variables.insert(env::PLUGIN_CACHE_DIR.to_owned(), "/cache".to_owned());
+    fixture.machine.queue(&[&plan]);
+    launcher.endpoint.accept(&plan).await;
+    fixture.until_over(&plan, "Complete").await;
+    let line = "The claim `gone` of the plugin cache does not exist.";
+    launcher.running.wait_for(Stream::Stderr, line);
+}

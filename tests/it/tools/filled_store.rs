@@ -1,0 +1,169 @@
+//! A store that runs only read: what they lack is in their final report, `executor fill` fetches it, and code of a run can do nothing to
+//! what is there.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+use integration_tests::machine::files_below;
+use integration_tests::{Machine, Outcome, Repository, job};
+use job_contract::{JobData, Tool, env};
+use test_peers::providers::{NAMESPACE, PROVIDERS, Registry, present};
+use test_peers::skips::needed;
+
+use super::requirements;
+use crate::machine;
+
+with_both_tools! {
+    code_of_a_run_cannot_change_a_store_that_jobs_fill,
+}
+
+const LOCK_FILE: &str = ".terraform.lock.hcl";
+const MODULE: &str = "resource \"random_pet\" \"name\" {}\n";
+/// Makes the store read-only, as the mount of a pod is, for the program behind it.
+const READ_ONLY: &str = "mount --bind -o ro \"$0\" \"$0\" && exec \"$@\"";
+
+/// What hostile code tries. It names what it could do.
+const ATTACK: &str = "
+for file in $(find \"$STORE\" -type f); do
+  if echo x > \"$file\"; then echo CHANGED; fi
+  if chmod 777 \"$file\"; then echo CHANGED; fi
+  if mv \"$file\" \"$file.old\"; then echo MOVED; fi
+  if rm -f \"$file\"; then echo REMOVED; fi
+  if ln -sf /etc/passwd \"$file\"; then echo REPLACED; fi
+done
+if touch \"$STORE/new\"; then echo FILLED; fi
+echo attacked
+";
+
+struct Filled {
+    registry: Registry,
+    machine: Machine,
+    tool: Tool,
+    store: PathBuf,
+}
+
+impl Filled {
+    #[track_caller]
+    fn new(tool: Tool) -> Option<Self> {
+        needed(present())?;
+        let (registry, machine) = (Registry::start().unwrap(), machine());
+        fs::write(machine.scratch("ca.pem"), registry.certificate()).unwrap();
+        let store = machine.scratch("filled");
+        fs::create_dir_all(&store).unwrap();
+        Some(Self {
+            registry,
+            machine,
+            tool,
+            store,
+        })
+    }
+
+    /// A plan with the store mounted read-only. Its script gets the store's path.
+    fn plan(&self, job_id: &str, lock: Option<&str>, script: &str) -> Outcome {
+        let versions = requirements(&self.registry.host());
+        let mut files = vec![("main.tf", MODULE), ("versions.tf", &versions)];
+        files.extend(lock.map(|lock| (LOCK_FILE, lock)));
+        let repository = Repository::with(&files);
+        let plan = JobData {
+            command_list: vec![job::before(job::bash(1, script))],
+            workspace_id: format!("w-{job_id}"),
+            ..job::in_job(&job::plan_by(self.tool, &repository), job_id)
+        };
+        self.machine.queue(&[&plan]);
+        let store = self.store.to_str().unwrap();
+        let run = self.machine.executor(&plan);
+        run.env("SSL_CERT_FILE", self.machine.scratch("ca.pem"))
+            .env(env::PROVIDER_CACHE_DIR, &self.store)
+            .env(env::PROVIDER_CACHE_MODE, "fill")
+            .wrapped_in(&["unshare", "--mount", "sh", "-ec", READ_ONLY, store])
+            .run()
+    }
+
+    fn fill(&self, packages: &[String], registries: &str) -> Output {
+        Command::new(crate::EXECUTOR)
+            .arg("fill")
+            .args(packages)
+            .env_clear()
+            .env("HOME", self.machine.scratch("home"))
+            .env("SSL_CERT_FILE", self.machine.scratch("ca.pem"))
+            .env(env::PROVIDER_CACHE_DIR, &self.store)
+            .env(env::PROVIDER_CACHE_REGISTRIES, registries)
+            .env(env::WORK_DIR, self.machine.scratch("fill"))
+            .output()
+            .unwrap()
+    }
+
+    fn archives(&self) -> Vec<PathBuf> {
+        let files = files_below(&self.store).into_iter();
+        files
+            .filter(|path| path.extension().is_some_and(|end| end == "zip"))
+            .collect()
+    }
+}
+
+fn contents(files: &[PathBuf]) -> Vec<Vec<u8>> {
+    files.iter().map(|path| fs::read(path).unwrap()).collect()
+}
+
+fn code_of_a_run_cannot_change_a_store_that_jobs_fill(tool: Tool) {
+    if !nix::unistd::geteuid().is_root() {
+        let why = "a read-only mount needs root".to_owned();
+        needed::<()>(Err(why));
+        return;
+    }
+    let Some(it) = Filled::new(tool) else { return };
+    let kept = it.machine.scratch("kept.lock.hcl");
+    let keep = format!("cp {LOCK_FILE} '{}'", kept.display());
+    // Without a lock file, the tool chooses. What it downloads is wanted.
+    let first = it.plan("1", None, &keep).expect_code(0);
+    let wanted = first.report().wanted.clone();
+    assert_eq!(wanted.len(), PROVIDERS.len(), "{first}");
+    let (name, version) = PROVIDERS[0];
+    let start = format!("{}/{NAMESPACE}/{name}/{version}/linux_", it.registry.host());
+    assert!(
+        wanted.iter().any(|text| text.starts_with(&start)),
+        "{wanted:?}"
+    );
+    assert_eq!(it.archives(), Vec::<PathBuf>::new());
+
+    // A registry that the operator does not name is not asked.
+    let asked = it.registry.asked();
+    let refused = it.fill(&wanted, "registry.terraform.io");
+    assert_eq!(refused.status.code(), Some(75), "{refused:?}");
+    assert_eq!(it.registry.asked(), asked);
+
+    let filled = it.fill(&wanted, &it.registry.host());
+    assert_eq!(filled.status.code(), Some(0), "{filled:?}");
+    let archives = it.archives();
+    assert_eq!(archives.len(), PROVIDERS.len());
+    // What is there already is not downloaded again, and what was damaged is.
+    let downloads = it.registry.downloads();
+    make_writable(&archives[0]);
+    fs::write(&archives[0], "damaged").unwrap();
+    assert_eq!(it.fill(&wanted, &it.registry.host()).status.code(), Some(0));
+    assert_eq!(it.registry.downloads(), downloads + 1);
+    let before = contents(&archives);
+
+    let lock = fs::read_to_string(&kept).unwrap();
+    let attack = format!("STORE='{}'\n{ATTACK}", it.store.display());
+    let second = it.plan("2", Some(&lock), &attack).expect_code(0);
+    let log = second.log();
+    assert!(log.contains("attacked"), "{log}");
+    for done in ["CHANGED", "MOVED", "REMOVED", "REPLACED", "FILLED"] {
+        assert!(!log.contains(&format!("\n{done}")), "{log}");
+    }
+    let line = format!(
+        "Providers: {} from the store, 0 downloaded.",
+        PROVIDERS.len()
+    );
+    assert!(log.contains(&line), "{log}");
+    assert_eq!(second.report().wanted, Vec::<String>::new());
+    assert_eq!(it.archives(), archives);
+    assert_eq!(contents(&archives), before);
+}
+
+fn make_writable(path: &Path) {
+    use std::os::unix::fs::PermissionsExt as _;
+    fs::set_permissions(path, fs::Permissions::from_mode(0o644)).unwrap();
+}
