@@ -268,8 +268,17 @@ relay: executors behind the relay of a hub get no way to the platform and its st
 {{- end -}}
 {{- end -}}
 {{- with .root.Values.persistence.cache -}}
-{{- if and .enabled (not .hostPath) -}}
+{{- if and .enabled (or (not .hostPath) (eq .mode "fill")) -}}
 {{- $env = append $env (dict "name" "MAYFLY_PLUGIN_CACHE_DIR" "value" .mountPath) -}}
+{{- end -}}
+{{- if and .enabled .emptyDir -}}
+{{- $env = append $env (dict "name" "MAYFLY_PLUGIN_CACHE" "value" "empty-dir") -}}
+{{- end -}}
+{{- if and .enabled (eq .mode "fill") -}}
+{{- $env = append $env (dict "name" "MAYFLY_PROVIDER_CACHE_MODE" "value" .mode) -}}
+{{- with .registries }}{{- $env = append $env (dict "name" "MAYFLY_PROVIDER_CACHE_REGISTRIES" "value" (join "," .)) -}}{{- end -}}
+{{- end -}}
+{{- if and .enabled (not .hostPath) (not .emptyDir) -}}
 {{- $env = append $env (dict "name" "MAYFLY_PLUGIN_CACHE_CLAIM" "value" (include "mayfly.claimName" (dict "root" $root "kind" "cache"))) -}}
 {{- end -}}
 {{- end -}}

@@ -60,7 +60,10 @@ platform through the relay of a hub.
 {{- end -}}
 {{- end -}}
 {{- with .root.Values.persistence -}}
-{{- if .cache.enabled -}}
+{{- if and .cache.enabled .cache.limitGiB -}}
+{{- $env = append $env (dict "name" "MAYFLY_PROVIDER_CACHE_MAX_BYTES" "value" (toString (mul (int64 .cache.limitGiB) 1073741824))) -}}
+{{- end -}}
+{{- if and .cache.enabled (eq .cache.mode "runs") (not .cache.emptyDir) -}}
 {{- /* Beside the providers, where the tool does not look: it takes no name with a dot in front for a host. */ -}}
 {{- $env = append $env (dict "name" "MAYFLY_TOOL_CACHE_DIR" "value" (printf "%s/.tools" .cache.mountPath)) -}}
 {{- if .cache.hostPath -}}

@@ -106,8 +106,35 @@
 {{- if and .cache.enabled .cache.hostPath (ne (default "restricted" $executor.policy.podSecurity) "privileged") -}}
 {{- fail "persistence.cache.hostPath: needs executor.policy.podSecurity `privileged`; a claim does not" -}}
 {{- end -}}
+{{- if .cache.enabled -}}
+{{- $volumes := list -}}
+{{- range $name, $value := dict "existingClaim" .cache.existingClaim "csi.driver" .cache.csi.driver "hostPath" .cache.hostPath "emptyDir" .cache.emptyDir -}}
+{{- if $value }}{{- $volumes = append $volumes $name -}}{{- end -}}
+{{- end -}}
+{{- if and (has "emptyDir" $volumes) (gt (len $volumes) 1) -}}
+{{- fail (printf "persistence.cache.emptyDir: excludes persistence.cache.%s" (first (without $volumes "emptyDir"))) -}}
+{{- end -}}
+{{- if and .cache.hostPath .cache.existingClaim -}}
+{{- fail "persistence.cache.hostPath: excludes persistence.cache.existingClaim" -}}
+{{- end -}}
+{{- if and (eq .cache.mode "fill") .cache.emptyDir -}}
+{{- fail "persistence.cache.mode: `fill` needs a volume that pods share, and persistence.cache.emptyDir is none" -}}
+{{- end -}}
+{{- if and (eq .cache.mode "fill") (eq $executor.image.kind "stock") -}}
+{{- fail "persistence.cache.mode: `fill` needs Mayfly's executor, and executor.image.kind is `stock`" -}}
+{{- end -}}
+{{- if and (eq .cache.mode "fill") (not (include "mayfly.ownRuns" $)) -}}
+{{- fail "persistence.cache.mode: `fill` needs a launcher or an agent, which make the Jobs" -}}
+{{- end -}}
+{{- if and .cache.prune.enabled (or .cache.hostPath .cache.emptyDir) -}}
+{{- fail "persistence.cache.prune.enabled: needs a claim, since a CronJob does not reach a folder of each node" -}}
+{{- end -}}
+{{- if and .cache.prune.enabled (eq .cache.mode "fill") -}}
+{{- fail "persistence.cache.prune.enabled: is for mode `runs`; the Jobs of mode `fill` make space themselves" -}}
+{{- end -}}
+{{- end -}}
 {{- range $kind, $of := dict "cache" .cache "state" .state -}}
-{{- if and $of.enabled (not $of.existingClaim) (not $of.hostPath) (not (or (has "ReadWriteMany" $of.accessModes) (has "ReadWriteOnce" $of.accessModes))) -}}
+{{- if and $of.enabled (not $of.existingClaim) (not $of.hostPath) (not $of.emptyDir) (not (or (has "ReadWriteMany" $of.accessModes) (has "ReadWriteOnce" $of.accessModes))) -}}
 {{- fail (printf "persistence.%s.accessModes: must hold ReadWriteMany, since the pods of several runs write to the claim at a time; on a single node ReadWriteOnce is enough" $kind) -}}
 {{- end -}}
 {{- if and $of.enabled $of.csi.driver (not $of.csi.volumeHandle) -}}
