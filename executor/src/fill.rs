@@ -5,6 +5,7 @@ use std::ffi::OsString;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use std::sync::atomic::AtomicBool;
 
 use clap::Parser;
 use job_contract::provider_cache::{DEFAULT_REGISTRIES, WantedPackage};
@@ -15,6 +16,7 @@ use tracing::{error, info, warn};
 
 use crate::config::{PROVIDER_CACHE_BYTES, TelemetryConfig};
 use crate::error::StepError;
+use crate::providers::package;
 use crate::providers::registry::{Registry, RegistryError};
 use crate::tool::{Fetcher, RETRY_FOR};
 use crate::{jvm_settings, resolver, telemetry};
@@ -153,13 +155,23 @@ async fn fill_one(
         // Before the archive comes, so that the volume does not become full.
         let size = std::fs::metadata(&archive)?.len();
         store.prune(args.max_bytes.saturating_sub(size), None)?;
-        Ok(store.publish(&package, &archive, &sha256)?)
+        store.publish(&package, &archive, &sha256)?;
+        if store.is_on_disk_of_node()? {
+            store.publish_unpacked(&package, &sha256, |target| unpack(&archive, target))?;
+        }
+        Ok(())
     });
     match std::fs::remove_file(&archive) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error.into()),
         _ => {}
     }
     published.map(|()| true)
+}
+
+/// Unpacks an archive for runs that link to its files.
+fn unpack(archive: &Path, target: &Path) -> io::Result<String> {
+    let archive = std::fs::File::open(archive)?;
+    package::unpack(archive, target, &AtomicBool::new(false)).map_err(io::Error::other)
 }
 
 /// Whether the store has a package. What is there and is not what its name says is removed: runs that only read cannot do that.

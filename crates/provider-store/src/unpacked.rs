@@ -119,6 +119,11 @@ impl ProviderStore {
         }))
     }
 
+    /// Whether runs may link to what is in the store, if it is mounted read-only for them.
+    pub fn is_on_disk_of_node(&self) -> io::Result<bool> {
+        Ok(LOCAL.contains(&fstatfs(&File::open(&self.root)?)?.filesystem_type()))
+    }
+
     /// Adds the files of an archive that the caller has verified. `unpack` unpacks it into a folder, and returns the digest of the
     /// files. It is no error if they are there.
     pub fn publish_unpacked(

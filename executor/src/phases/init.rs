@@ -95,7 +95,7 @@ async fn init_with_providers(
     let hosts = platform_hosts(run).await?;
     let provided = provide_providers(context, &mut env, &hosts).await?;
     let workspace = &context.prepared.workspace;
-    let (private, path) = (run.layout.private(), run.env.path());
+    let (private, path) = (run.layout.private(), run.child_env().path());
     let git = workspace.modules.open(private, &path, &mut env).await?;
     let guarded = git.as_ref().and_then(|git| git.ssh_command.as_deref());
     let ssh = guarded.or(workspace.init_ssh_command.as_deref());
