@@ -152,7 +152,9 @@ fn every_variable_that_the_chart_sets_is_read_by_a_program() {
                 let of_script = container.contains("http")
                     && ["HOST", "PORT", "HEALTH_PORT"].contains(&variable.as_str());
                 let read = known.contains(&variable)
-                    || variable.starts_with(job_contract::env::FOR_HOOKS_PREFIX)
+                    || known
+                        .iter()
+                        .any(|name| name.ends_with('_') && variable.starts_with(name))
                     || OF_OTHERS.contains(&variable.as_str())
                     || of_users.contains(&variable)
                     || is_part
