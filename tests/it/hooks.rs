@@ -346,8 +346,12 @@ fn secrets_of_hooks_are_out_of_reach_for_code_of_the_run() {
         ],
     );
     // The text of the key is not in the environment of the spies themselves.
-    let look = "grep -al 'API_KEY=ico-[0-9]' /proc/[0-9]*/environ 2>/dev/null && echo FOUND";
-    let spy = format!("(setsid bash -c \"while :; do {look}; done\" &) ; echo spies");
+    let look = "grep -aqs 'API_KEY=ico-[0-9]' /proc/[0-9]*/environ && echo FOUND";
+    let spied = machine.scratch("spied");
+    let spy = format!(
+        "setsid bash -c \"while :; do {look} >> {}; done\" > /dev/null 2>&1 & echo spies",
+        spied.display()
+    );
     let mut plan = JobData {
         command_list: vec![
             before(bash(1, &spy)),
@@ -372,6 +376,8 @@ fn secrets_of_hooks_are_out_of_reach_for_code_of_the_run() {
         assert!(outcome.log().contains(line), "{line}\n{outcome}");
     }
     assert!(!outcome.log().contains("FOUND"), "{outcome}");
+    let spied = fs::read_to_string(spied).unwrap_or_default();
+    assert_eq!(spied, "", "{outcome}");
     assert!(!outcome.log().contains("API_KEY="), "{outcome}");
 }
 
