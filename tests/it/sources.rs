@@ -1,12 +1,118 @@
-//! Git over SSH with the key of a run.
+//! Sources and modules by git: over SSH with the key of a run, over HTTP with its token, and what the operator does not allow.
 
 use std::fs;
 
 use integration_tests::{Repository, job};
-use job_contract::{JobData, env};
+use job_contract::{Exit, JobData, Tool, env};
+use test_peers::git_http::{self, GitHttpOptions};
+use test_peers::http::Server;
+use test_peers::repository::git;
 use test_peers::sshd::Sshd;
 
 use crate::machine;
+
+with_both_tools! {
+    private_modules_on_the_server_of_the_source_are_fetched_with_its_token,
+    a_module_that_is_not_allowed_ends_init,
+}
+
+const TOKEN: &str = "t0k3n-of-the-workspace";
+
+/// A source with a module, which has a module: three private repositories on one server.
+struct Nested {
+    server: Server,
+    source: Repository,
+    _folder: tempfile::TempDir,
+}
+
+impl Nested {
+    fn start() -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let repositories = folder.path().to_path_buf();
+        let options = GitHttpOptions {
+            credentials: Some(format!("x-access-token:{TOKEN}")),
+            ..GitHttpOptions::default()
+        };
+        let server = git_http::serve(&repositories, options).unwrap();
+        let call = |name: &str| {
+            format!(
+                "module \"m\" {{\n  source = \"git::{}/{name}.git\"\n}}\n",
+                server.url()
+            )
+        };
+        let source = Repository::module(&call("module"));
+        for (name, repository) in [
+            ("source", &source),
+            ("module", &Repository::module(&call("inner"))),
+            ("inner", &Repository::module("locals { inner = true }\n")),
+        ] {
+            let from = repository.path().display().to_string();
+            let to = format!("{name}.git");
+            git(&repositories, &["clone", "--quiet", "--bare", &from, &to]);
+        }
+        Self {
+            server,
+            source,
+            _folder: folder,
+        }
+    }
+
+    fn plan(&self, tool: Tool) -> JobData {
+        JobData {
+            source: Some(format!("{}/source.git", self.server.url())),
+            vcs_type: Some("GITHUB".into()),
+            access_token: Some(TOKEN.into()),
+            ..job::plan_by(tool, &self.source)
+        }
+    }
+
+    fn was_asked(&self, path: &str) -> bool {
+        let requests = self.server.requests();
+        requests
+            .iter()
+            .any(|request| request.path.starts_with(path))
+    }
+}
+
+fn private_modules_on_the_server_of_the_source_are_fetched_with_its_token(tool: Tool) {
+    let (machine, modules) = (machine(), Nested::start());
+    let plan = modules.plan(tool);
+    machine.queue(&[&plan]);
+    let outcome = machine.run(&plan);
+    assert_eq!(outcome.code(), 0, "{outcome}");
+    assert!(modules.was_asked("/inner.git"));
+    assert!(!outcome.log().contains(TOKEN));
+    assert!(outcome.left_behind.is_empty(), "{outcome}");
+}
+
+fn a_module_that_is_not_allowed_ends_init(tool: Tool) {
+    let (machine, modules) = (machine(), Nested::start());
+    let plan = modules.plan(tool);
+    machine.queue(&[&plan]);
+    let url = modules.server.url();
+    let outcome = machine
+        .executor(&plan)
+        .env(
+            env::ALLOWED_VCS_URL_REGEX,
+            format!("{url}/(source|module).git"),
+        )
+        .run();
+    // The step has failed, and is reported.
+    assert_eq!(
+        outcome.code(),
+        i32::from(Exit::StepFailed.code()),
+        "{outcome}"
+    );
+    let refusal = format!("the git URL `{url}/inner.git` is not allowed by");
+    // The tool breaks its lines.
+    let words: Vec<_> = outcome
+        .log()
+        .split_whitespace()
+        .filter(|word| *word != "│")
+        .collect();
+    assert!(words.join(" ").contains(&refusal), "{outcome}");
+    assert!(modules.was_asked("/module.git") && !modules.was_asked("/inner.git"));
+}
 
 #[test]
 fn a_repository_is_fetched_over_ssh_with_the_runs_key() {
