@@ -131,24 +131,12 @@ async fn a_volume_whose_source_does_not_exist_ends_the_run_as_fast_as_a_missing_
     let fixture = or_skip!(Fixture::new().await);
     let launcher = fixture.serve_reporting_with(&[(env::CONTAINER_ERROR_SECONDS, "2")]);
     let repository = Repository::fixture();
-    for (job_id, setting, words) in [
-        (
-            "501",
-            (env::EPHEMERAL_CONFIG_MAP, "cli-settings"),
-            "configmap \"cli-settings\" not found",
-        ),
-        (
-            "502",
-            (env::PLUGIN_CACHE_DIR, "/cache"),
-            "persistentvolumeclaim \"terrakube-plugin-pvc\" not found",
-        ),
-    ] {
-        let mut plan = job::in_job(&job::plan(&repository), job_id);
-        let (name, value) = setting;
-        plan.environment_variables.insert(name.into(), value.into());
-        let plan = fixture.dispatch(&launcher, plan).await;
-        fixture.until_given_up(&plan, "config_missing", words).await;
-    }
+    let mut plan = job::plan(&repository);
+    plan.environment_variables
+        .insert(env::EPHEMERAL_CONFIG_MAP.into(), "cli-settings".into());
+    let plan = fixture.dispatch(&launcher, plan).await;
+    let words = "configmap \"cli-settings\" not found";
+    fixture.until_given_up(&plan, "config_missing", words).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
