@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use k8s_openapi::api::core::v1::{Container, PodSpec, ResourceRequirements, Volume};
+use k8s_openapi::api::core::v1::{Container, EnvVar, PodSpec, ResourceRequirements, Volume};
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 
 use super::overrides::{Resources, Span};
@@ -52,4 +52,23 @@ fn amount_in(quantities: Option<&BTreeMap<String, Quantity>>, name: &str) -> Opt
     quantities
         .and_then(|quantities| quantities.get(name))
         .and_then(|quantity| Amount::parse(&quantity.0).ok())
+}
+
+pub(super) fn literal(name: &str, value: &str) -> EnvVar {
+    EnvVar {
+        name: name.to_owned(),
+        value: Some(value.to_owned()),
+        value_from: None,
+    }
+}
+
+/// Replaces the variable of that name, or adds it at the end.
+pub(super) fn set_env(variables: &mut Vec<EnvVar>, variable: EnvVar) {
+    match variables
+        .iter_mut()
+        .find(|known| known.name == variable.name)
+    {
+        Some(known) => *known = variable,
+        None => variables.push(variable),
+    }
 }

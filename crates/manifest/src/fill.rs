@@ -20,7 +20,7 @@ use sha2::{Digest as _, Sha256};
 use super::container;
 use super::deployment::{Deployment, PluginCache};
 use super::executor_kind::ExecutorKind;
-use super::{ManifestErrors, Origin, pod};
+use super::{ManifestErrors, Origin};
 
 /// A large provider over a slow line.
 const DEADLINE_SECONDS: i64 = 900;
@@ -228,9 +228,9 @@ fn keep_for_download(executor: &mut Container, store: &str) {
     let is_kept =
         |variable: &EnvVar| variable.value_from.is_none() && KEPT.contains(&variable.name.as_str());
     let mut variables: Vec<_> = variables.into_iter().filter(is_kept).collect();
-    pod::set_env(
+    container::set_env(
         &mut variables,
-        pod::literal(env::PROVIDER_CACHE_MODE, CacheMode::Fill.name()),
+        container::literal(env::PROVIDER_CACHE_MODE, CacheMode::Fill.name()),
     );
     let paths: Vec<_> = variables
         .iter()

@@ -7,7 +7,7 @@ use k8s_openapi::api::core::v1::{
 };
 
 use super::container;
-use super::pod::{literal, set_env};
+use super::container::{literal, set_env};
 
 const VOLUME: &str = "mayfly-identity";
 

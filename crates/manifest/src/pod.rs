@@ -17,7 +17,9 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::json;
 
-use super::container::{self, CONTAINER, CPU, EPHEMERAL_STORAGE, MEMORY, amounts};
+use super::container::{
+    self, CONTAINER, CPU, EPHEMERAL_STORAGE, MEMORY, amounts, literal, set_env,
+};
 use super::deployment::{self, Deployment, FilledStore, PluginCache};
 use super::executor_kind::ExecutorKind;
 use super::grace_period;
@@ -565,25 +567,6 @@ pub(super) fn read_from_attempt(spec: &mut PodSpec, own: &str, secret: &str) {
         {
             secret.clone_into(&mut key.name);
         }
-    }
-}
-
-pub(super) fn literal(name: &str, value: &str) -> EnvVar {
-    EnvVar {
-        name: name.to_owned(),
-        value: Some(value.to_owned()),
-        value_from: None,
-    }
-}
-
-/// Replaces the variable of that name, or adds it at the end.
-pub(super) fn set_env(variables: &mut Vec<EnvVar>, variable: EnvVar) {
-    match variables
-        .iter_mut()
-        .find(|known| known.name == variable.name)
-    {
-        Some(known) => *known = variable,
-        None => variables.push(variable),
     }
 }
 

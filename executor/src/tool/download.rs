@@ -14,14 +14,12 @@ use super::{
     fetch::{FetchError, Fetcher, Shown},
     index::{self, Files, OsArch, Release},
     shared::{self, SharedCache, SignedList},
-    verify::{self, Keyring, SignatureError},
+    verify::{self, Keyring, MAX_ARCHIVE, MAX_SMALL_FILE, SignatureError},
 };
 use crate::error::StepError;
 
 /// Terraform's index has about 10 MiB.
 const MAX_INDEX: u64 = 64 << 20;
-pub(super) const MAX_SMALL_FILE: u64 = 1 << 20;
-pub(super) const MAX_ARCHIVE: u64 = 512 << 20;
 /// GitHub lists 30 releases a page; this reaches back years.
 const MAX_PAGES: usize = 20;
 

@@ -14,9 +14,8 @@ use tempfile::NamedTempFile;
 use tracing::warn;
 
 use super::cache::Slot;
-use super::download::{MAX_ARCHIVE, MAX_SMALL_FILE};
 use super::index::OsArch;
-use super::verify::{self, Keyring};
+use super::verify::{self, Keyring, MAX_ARCHIVE, MAX_SMALL_FILE};
 use crate::volume::Volume;
 
 const LIST: &str = "SHA256SUMS";

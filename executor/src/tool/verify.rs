@@ -28,6 +28,10 @@ const OPENTOFU: &str = include_str!("keys/opentofu.asc");
 /// Short id of HashiCorp's key. The name of one of its signature files contains it.
 pub(crate) const HASHICORP_SHORT_ID: &str = "72D7468F";
 
+/// Sizes in bytes that no list or signature, and no archive of a release has.
+pub(super) const MAX_SMALL_FILE: u64 = 1 << 20;
+pub(super) const MAX_ARCHIVE: u64 = 512 << 20;
+
 /// Why a signature was not accepted.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum SignatureError {
