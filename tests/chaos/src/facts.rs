@@ -45,6 +45,7 @@ pub(crate) fn evidence(peers: &Peers, finished: &FinishedRun) -> Result<String> 
         finished.run, finished.redis_lost_data
     );
     for id in &finished.jobs {
+        text.push_str(&peers.side.evidence(*id)?);
         for step in &records.job(*id).steps {
             let title = format!("output of job {id}, {}: {}", step.flow.kind, step.status);
             let stored = output(peers, &records, *id, &step.id)?;
@@ -52,7 +53,6 @@ pub(crate) fn evidence(peers: &Peers, finished: &FinishedRun) -> Result<String> 
             // Writing to a string does not fail.
             let _ = writeln!(text, "--- {title}\n{}", stored.trim_end());
         }
-        text.push_str(&peers.side.evidence(*id)?);
     }
     Ok(text)
 }
@@ -149,6 +149,21 @@ pub(crate) fn marks(text: &str) -> Vec<(u32, Line)> {
     text.lines().filter_map(mark).collect()
 }
 
+fn state_key(finished: &FinishedRun, organization: &str) -> String {
+    let workspace = &finished.workspace;
+    format!("tfstate/{organization}/{workspace}/terraform.tfstate")
+}
+
+/// The lock of a run's state that is in the store.
+pub(crate) fn left_lock(
+    peers: &Peers,
+    finished: &FinishedRun,
+    organization: &str,
+) -> Result<Option<String>> {
+    let key = state_key(finished, organization);
+    Ok(peers.store.object(&format!("{key}.tflock"))?)
+}
+
 fn run(peers: &Peers, finished: &FinishedRun, records: &Records, printed: &Printed) -> Result<Run> {
     let number = finished.run.number;
     let journal = peers.journal(number);
@@ -163,8 +178,7 @@ fn run(peers: &Peers, finished: &FinishedRun, records: &Records, printed: &Print
     if finished.run.kind == Kind::BadData {
         return Ok(run);
     }
-    let base = format!("tfstate/{}/{}", records.organization, finished.workspace);
-    let key = format!("{base}/terraform.tfstate");
+    let key = state_key(finished, &records.organization);
     let (versions, deletions) = peers.store.versions(&key)?;
     run.versions = versions.iter().map(|version| state(version)).collect();
     run.versions.extend((0..deletions).map(|_| None));
@@ -191,7 +205,7 @@ fn run(peers: &Peers, finished: &FinishedRun, records: &Records, printed: &Print
         .jobs
         .iter()
         .any(|job| finished.tool_was_killed(*job));
-    if !killed && let Some(lock) = peers.store.object(&format!("{key}.tflock"))? {
+    if !killed && let Some(lock) = left_lock(peers, finished, &records.organization)? {
         let lock: Value = serde_json::from_str(&lock).unwrap_or_default();
         let id = lock["ID"].as_str().unwrap_or_default();
         let mut reported = false;

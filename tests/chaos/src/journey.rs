@@ -18,6 +18,7 @@ use crate::faults::Target;
 use crate::files::STORE_MARK;
 use crate::peers::{Gate, Peers, holds};
 use crate::schedule::{Fault, InjectionPoint, Kind, Run, Through, schedule};
+use crate::side::Side;
 use crate::summary::Summary;
 
 /// How long the launchers may need after the last run for leases, reports and the removal of Jobs.
@@ -176,7 +177,7 @@ pub async fn run_journey(
         finished.push(report(done??, finished.len()));
     }
     finished.sort_by_key(|finished| finished.run.number);
-    let left = wait_for_cleanup(&peers).await?;
+    let left = wait_for_cleanup(&peers, &finished).await?;
     let mut facts = facts::collect(&peers, &finished).await?;
     facts.left = left;
     let found = check(&facts);
@@ -225,11 +226,20 @@ fn report_finished(
 }
 
 /// Ends all faults, waits until the objects of the runs are removed, and returns the objects that are left.
-async fn wait_for_cleanup(peers: &Peers) -> Result<Vec<String>> {
+async fn wait_for_cleanup(peers: &Peers, finished: &[FinishedRun]) -> Result<Vec<String>> {
     peers.side.clear_faults();
     peers.platform.clear_faults();
     peers.store_proxy.clear();
     peers.side.start_missing().await?;
+    if matches!(peers.side, Side::Hub(_)) {
+        // A store may take a lock after its release, if the request was repeated. The hub releases it once more.
+        let organization = peers.platform.organization();
+        let are_released = || async {
+            let is_released = |run| matches!(facts::left_lock(peers, run, &organization), Ok(None));
+            finished.iter().all(is_released)
+        };
+        holds(CLEANUP_TIMEOUT, "the release of all locks", are_released).await;
+    }
     peers.side.until_empty(CLEANUP_TIMEOUT).await
 }
 

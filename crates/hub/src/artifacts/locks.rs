@@ -92,7 +92,7 @@ pub(super) async fn unlock(
         };
         match release(&state, is_own).await? {
             Some(other) => *runtime::lock(&holder) = Some(other),
-            None => hub.store.forget_state_lock(task).await?,
+            None => hub.store.released_state_lock(task).await?,
         }
         Ok(())
     });

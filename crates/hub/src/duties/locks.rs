@@ -8,15 +8,13 @@ use crate::Hub;
 use crate::artifacts::locks::release_left;
 
 const PAUSE: Duration = Duration::from_secs(5);
-/// No request of the executor can take the lock any more.
-const LATE: Duration = Duration::from_mins(15);
 
 pub(super) async fn perform(hub: &Arc<Hub>) {
     let mut log = StoreLog::default();
     loop {
         let left = hub.store.left_state_locks().await;
         for task in log.log_result("locks", left).unwrap_or_default() {
-            if release_left(hub, &task).await && task.ended > Some(LATE) {
+            if release_left(hub, &task).await {
                 log.log_result("locks", hub.store.forget_state_lock(task.task).await);
             }
         }

@@ -110,3 +110,44 @@ async fn a_waiting_request_is_woken_when_a_workspace_is_free(
     }
     assert_eq!(waits.await.unwrap().unwrap().grant.task, next);
 }
+
+#[rstest]
+#[tokio::test]
+async fn a_released_lock_is_looked_for_once_more_and_one_of_a_rescue_later(
+    #[values(Engine::Sqlite, Engine::Postgres)] engine: Engine,
+) {
+    let Some(fixture) = Fixture::open(engine).await else {
+        return;
+    };
+    let running = fixture.running("1").await;
+    let (store, task) = (&fixture.store, running.grant.task);
+    let left = async || {
+        let left = store.left_state_locks().await.unwrap();
+        left.iter().map(|left| left.task).collect::<Vec<_>>()
+    };
+    let has_left = async || store.has_left_state_lock(task).await.unwrap();
+    store.note_state_lock(task).await.unwrap();
+    store.took_state_lock(task).await.unwrap();
+    store.released_state_lock(task).await.unwrap();
+    fixture.pass(40).await;
+    assert!(left().await.is_empty() && !has_left().await, "it runs");
+
+    complete(store, &running).await;
+    // Whoever wants the lock does not have to wait.
+    assert!(left().await.is_empty() && has_left().await);
+    fixture.pass(31).await;
+    assert_eq!(left().await, [task]);
+    store.forget_state_lock(task).await.unwrap();
+    assert!(left().await.is_empty() && has_left().await);
+
+    store.note_state_lock(task).await.unwrap();
+    store.took_state_lock(task).await.unwrap();
+    assert!(left().await.is_empty() && !has_left().await, "it rescues");
+    store.forget_state_lock(task).await.unwrap();
+    assert!(
+        !has_left().await,
+        "a look at the wrong time changes nothing"
+    );
+    store.released_state_lock(task).await.unwrap();
+    assert_eq!(left().await, [task]);
+}
