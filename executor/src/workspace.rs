@@ -33,7 +33,7 @@ use tracing::info;
 
 pub use self::archive::ArchiveLimits;
 pub use self::azure::AzureEnvironment;
-use self::credentials::VcsAccess;
+use self::credentials::{Credential, VcsAccess};
 use self::download::Download;
 pub use self::download::{ContentToken, Relay};
 use self::git::Git;
@@ -181,8 +181,7 @@ pub async fn clone_tools_repository(
     let source = allowed_source(repository, config)?;
     refuse_detour(layout.checkout(), target)?;
     remove_entry(target).map_err(io_error("replace", target))?;
-    let proxies = ProxySettings::from_environment(&config.environment);
-    let credential = access.credential(&config.azure, &proxies).await?;
+    let credential = credential(access, &source, config).await?;
     let git = Git::open(config, layout.private(), &source, &credential).await?;
     git.clone(branch, target).await?;
     git.check_out_head(target).await?;
@@ -200,6 +199,16 @@ fn allowed_source(text: &str, config: &WorkspaceConfig) -> Result<Source, StepEr
     Ok(source)
 }
 
+async fn credential(
+    access: VcsAccess<'_>,
+    source: &Source,
+    config: &WorkspaceConfig,
+) -> Result<Credential, StepError> {
+    access.refuse_foreign_server(source, config.allowed.is_some())?;
+    let proxies = ProxySettings::from_environment(&config.environment);
+    access.credential(&config.azure, &proxies).await
+}
+
 fn vcs_access(job: &JobData) -> VcsAccess<'_> {
     VcsAccess {
         vcs_type: job.vcs_type.as_deref().unwrap_or_default(),
@@ -215,8 +224,7 @@ async fn clone_source(
     config: &WorkspaceConfig,
 ) -> Result<(String, Option<git::Login>), StepError> {
     let source = allowed_source(job.source.as_deref().unwrap_or_default(), config)?;
-    let proxies = ProxySettings::from_environment(&config.environment);
-    let credential = access.credential(&config.azure, &proxies).await?;
+    let credential = credential(access, &source, config).await?;
     let git = Git::open(config, layout.private(), &source, &credential).await?;
     let root = layout.checkout();
 

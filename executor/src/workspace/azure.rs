@@ -13,6 +13,7 @@ use url::Url;
 use url::form_urlencoded::Serializer;
 
 use super::http::{ProxySettings, direct_client};
+use super::source::{Source, Transport};
 use crate::error::StepError;
 
 /// The application id of Azure DevOps. It is the same in every tenant.
@@ -23,6 +24,15 @@ const METADATA_PATH: &str = "metadata/identity/oauth2/token";
 const ASSERTION_TYPE: &str = "urn:ietf:params:oauth:client-assertion-type:jwt-bearer";
 /// Outside Azure the metadata address does not answer. Inside, it is the next hop.
 const METADATA_CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
+
+/// Whether the source is on Azure DevOps, reached with TLS.
+pub(super) fn is_azure_devops(source: &Source) -> bool {
+    let Transport::Http { origin } = &source.transport else {
+        return false;
+    };
+    let host = origin.strip_prefix("https://").unwrap_or_default();
+    host == "dev.azure.com" || host.ends_with(".visualstudio.com")
+}
 
 /// The variables of Azure's own libraries, from the executor's environment.
 #[derive(Clone, Debug, Default)]

@@ -1,9 +1,11 @@
 //! Selects the credential for a kind of VCS connection (contract 8.2). This module does not know how git gets it.
 
+use job_contract::env;
 use secrecy::{ExposeSecret as _, SecretString};
 
-use super::azure::AzureEnvironment;
+use super::azure::{AzureEnvironment, is_azure_devops};
 use super::http::ProxySettings;
+use super::source::Source;
 use crate::error::StepError;
 
 /// How git authenticates.
@@ -27,11 +29,33 @@ pub(super) struct VcsAccess<'a> {
 }
 
 const SSH: &str = "SSH";
+/// The executor's own identity, for Azure DevOps.
+const AZURE_IDENTITY: &str = "AZURE_SP_MI";
 
 impl VcsAccess<'_> {
     /// Whether the connection uses an SSH key.
     pub(super) fn is_ssh(&self) -> bool {
         self.vcs_type == SSH || self.vcs_type.starts_with("SSH~")
+    }
+
+    /// Refuses to use the executor's own identity for a server that neither Microsoft nor the operator has named: a workspace
+    /// chooses its source. `is_judged` says that the operator has a rule, which the source has passed.
+    pub(super) fn refuse_foreign_server(
+        &self,
+        source: &Source,
+        is_judged: bool,
+    ) -> Result<(), StepError> {
+        if self.vcs_type != AZURE_IDENTITY || is_judged || is_azure_devops(source) {
+            return Ok(());
+        }
+        let text = format!(
+            "the executor's Azure identity is not used for `{source}`, which is no repository of Azure DevOps by https"
+        );
+        Err(StepError::user(text).with_hint(format!(
+            "use an address of https://dev.azure.com or https://*.visualstudio.com; for another server, the operator has to \
+             allow its address in `{}`",
+            env::ALLOWED_VCS_URL_REGEX
+        )))
     }
 
     /// Maps the connection to a credential. Only `AZURE_SP_MI` needs a request.
@@ -49,7 +73,7 @@ impl VcsAccess<'_> {
             "GITLAB" => Ok(basic("oauth2".into(), self.token()?)),
             "BITBUCKET" => Ok(basic("x-token-auth".into(), self.token()?)),
             "AZURE_DEVOPS" => Ok(basic("dummy".into(), self.token()?)),
-            "AZURE_SP_MI" => Ok(basic("dummy".into(), azure.devops_token(proxies).await?)),
+            AZURE_IDENTITY => Ok(basic("dummy".into(), azure.devops_token(proxies).await?)),
             _ if self.is_ssh() => match self.token.filter(|key| !key.trim().is_empty()) {
                 Some(key) => Ok(Credential::SshKey(key.into())),
                 None => Err(StepError::user(format!(
@@ -170,6 +194,33 @@ mod tests {
             .unwrap_err();
         assert!(error.to_string().ends_with("holds a line break"));
         assert!(!error.to_string().contains("evil"));
+    }
+
+    #[rstest]
+    #[case("https://dev.azure.com/o/p/_git/r", true)]
+    #[case("https://me@DEV.azure.com:443/o/p/_git/r", true)]
+    #[case("https://o.visualstudio.com/p/_git/r", true)]
+    #[case("http://dev.azure.com/o/p/_git/r", false)]
+    #[case("https://dev.azure.com:8443/o/p/_git/r", false)]
+    #[case("https://dev.azure.com.evil.test/o", false)]
+    #[case("https://dev.azure.com@evil.test/o", false)]
+    #[case("https://evilvisualstudio.com/o", false)]
+    #[case("https://evil.test/.visualstudio.com", false)]
+    #[case("git@ssh.dev.azure.com:v3/o/p/r", false)]
+    fn the_azure_identity_is_for_azure_devops_and_what_the_operator_names(
+        #[case] source: &str,
+        #[case] accepted: bool,
+    ) {
+        let source = Source::parse(source).unwrap();
+        let access = |vcs_type| VcsAccess {
+            vcs_type,
+            ..VcsAccess::default()
+        };
+        let refused = access("AZURE_SP_MI").refuse_foreign_server(&source, false);
+        assert_eq!(refused.is_ok(), accepted);
+        let of_rule = access("AZURE_SP_MI").refuse_foreign_server(&source, true);
+        let of_token = access("AZURE_DEVOPS").refuse_foreign_server(&source, false);
+        assert!(of_rule.is_ok() && of_token.is_ok());
     }
 
     #[tokio::test]

@@ -3,6 +3,7 @@
 use std::fs;
 use std::process::Command;
 
+use git_address::{AllowList, Match};
 use job_contract::{Exit, JobData};
 use rstest::rstest;
 use test_peers::git_http::{self, GitHttpOptions};
@@ -338,6 +339,8 @@ mod azure {
         let repository = Repository::new();
         let server = git_http::serve(repository.served(), demanding("dummy:azur3t0k3n")).unwrap();
         let mut fixture = Fixture::new();
+        let rule = AllowList::new(&format!("{}/.*", server.url()), Match::Full).unwrap();
+        fixture.config.allowed = Some(Arc::new(rule));
         fixture.config.azure = AzureEnvironment::from_lookup(|name| {
             let found = environment.iter().find(|(key, _)| *key == name);
             found.map(|(_, value)| (*value).to_owned())
@@ -352,6 +355,25 @@ mod azure {
 
     fn form(body: &[u8]) -> BTreeMap<String, String> {
         url::form_urlencoded::parse(body).into_owned().collect()
+    }
+
+    #[tokio::test]
+    async fn a_server_that_a_workspace_names_gets_no_token_of_the_executor() {
+        let (authority, server) = (
+            Server::start(|_| Response::new(200, ANSWER)).unwrap(),
+            Server::start(|_| Response::new(401, "")).unwrap(),
+        );
+        let mut fixture = Fixture::new();
+        fixture.config.azure.identity_endpoint = Some(authority.url());
+        fixture.config.azure.identity_header = Some("h".into());
+        let job = JobData {
+            vcs_type: Some("AZURE_SP_MI".to_owned()),
+            ..job(&format!("{}/repo.git", server.url()), "main")
+        };
+        let error = fixture.prepare(&job).await.unwrap_err();
+        assert!(error.to_string().contains("is not used for"), "{error}");
+        assert_eq!(error.exit(), Exit::BadJobData);
+        assert!(authority.requests().is_empty() && server.requests().is_empty());
     }
 
     const SCOPE: &str = "499b84ac-1321-427f-aa17-267ca6975798/.default";
