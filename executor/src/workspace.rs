@@ -25,6 +25,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use git_address::AllowList;
+use git_logins::Logins;
 use job_contract::JobData;
 use job_contract::job::NO_COMMIT;
 use runtime::tree_removal;
@@ -37,7 +38,7 @@ use self::credentials::{Credential, VcsAccess};
 use self::download::Download;
 pub use self::download::{ContentToken, Relay};
 use self::git::Git;
-pub(crate) use self::git::ModuleAccess;
+pub(crate) use self::git::{ModuleAccess, OpenModuleAccess};
 use self::http::ProxySettings;
 use self::layout::remove_file_if_present;
 pub(crate) use self::layout::write_private_file;
@@ -52,6 +53,8 @@ pub struct WorkspaceConfig {
     pub known_hosts: Option<PathBuf>,
     /// The addresses that may be fetched; `None` is all of them.
     pub allowed: Option<Arc<AllowList>>,
+    /// The operator's logins for git servers.
+    pub logins: Option<Arc<Logins>>,
     pub archive_limits: ArchiveLimits,
     pub path: OsString,
     pub home: PathBuf,
@@ -125,7 +128,9 @@ pub async fn prepare(
     let init_ssh_command = init_ssh_command(job, access, layout, config)?;
     let modules = ModuleAccess {
         allowed: config.allowed.clone(),
+        is_own_identity: access.is_own_identity(),
         login,
+        operators: config.logins.clone(),
         ssh_command: init_ssh_command
             .clone()
             .unwrap_or_else(|| ssh::ssh_command(None, config.known_hosts.as_deref())),
@@ -197,6 +202,13 @@ fn allowed_source(text: &str, config: &WorkspaceConfig) -> Result<Source, StepEr
             .map_err(|refusal| StepError::user(refusal.to_string()).with_hint(refusal.hint()))?;
     }
     Ok(source)
+}
+
+/// A client that follows no redirects, with the proxies that git gets.
+pub(crate) fn http_client(
+    environment: &[(OsString, OsString)],
+) -> Result<reqwest::Client, StepError> {
+    ProxySettings::from_environment(environment).client()
 }
 
 async fn credential(

@@ -14,6 +14,7 @@ use crate::machine;
 with_both_tools! {
     private_modules_on_the_server_of_the_source_are_fetched_with_its_token,
     a_module_that_is_not_allowed_ends_init,
+    a_login_of_the_operator_fetches_source_and_modules,
 }
 
 const TOKEN: &str = "t0k3n-of-the-workspace";
@@ -112,6 +113,46 @@ fn a_module_that_is_not_allowed_ends_init(tool: Tool) {
         .collect();
     assert!(words.join(" ").contains(&refusal), "{outcome}");
     assert!(modules.was_asked("/module.git") && !modules.was_asked("/inner.git"));
+}
+
+fn a_login_of_the_operator_fetches_source_and_modules(tool: Tool) {
+    let modules = Nested::start();
+    let variable = format!("{}HERE", env::GIT_LOGIN_PREFIX);
+    let list = serde_json::json!([{ "url": modules.server.url(), "kind": "gitlab", "variable": variable }]);
+    let run = |own: &[(&str, &str)]| {
+        let machine = machine();
+        let mut plan = modules.plan(tool);
+        plan.vcs_type = Some("PUBLIC".into());
+        plan.access_token = None;
+        let own = own
+            .iter()
+            .map(|(name, value)| ((*name).to_owned(), (*value).to_owned()));
+        plan.environment_variables.extend(own);
+        machine.queue(&[&plan]);
+        machine
+            .executor(&plan)
+            .env(env::GIT_LOGINS, list.to_string())
+            .env(&variable, format!("x-access-token:{TOKEN}"))
+            .run()
+    };
+    let outcome = run(&[]);
+    assert_eq!(outcome.code(), 0, "{outcome}");
+    assert!(modules.was_asked("/inner.git"));
+    assert!(!outcome.log().contains(TOKEN));
+    assert!(outcome.left_behind.is_empty(), "{outcome}");
+
+    // The source is fetched without settings of the run, and modules with them.
+    let outcome = run(&[("GIT_SSL_NO_VERIFY", "1")]);
+    assert_eq!(
+        outcome.code(),
+        i32::from(Exit::StepFailed.code()),
+        "{outcome}"
+    );
+    let withheld = format!(
+        "The operator's login for {} is not used for modules: the run sets `GIT_SSL_NO_VERIFY`",
+        modules.server.url()
+    );
+    assert!(outcome.log().contains(&withheld), "{outcome}");
 }
 
 #[test]

@@ -144,6 +144,11 @@ pub const SSH_KNOWN_HOSTS: &str = "MAYFLY_SSH_KNOWN_HOSTS_FILE";
 pub const ALLOWED_VCS_URL_REGEX: &str = "ALLOWED_VCS_URL_REGEX";
 /// `full` or `search`: whether that expression must match the whole address or any part of it.
 pub const ALLOWED_VCS_URL_MATCH: &str = "MAYFLY_ALLOWED_VCS_URL_MATCH";
+/// JSON list of the operator's logins for git servers.
+pub const GIT_LOGINS: &str = "MAYFLY_GIT_LOGINS";
+/// The beginning of names of variables with a password, a token or a key of such a login. With [`FILE_SUFFIX`] at the end, the
+/// path of a file.
+pub const GIT_LOGIN_PREFIX: &str = "MAYFLY_GIT_LOGIN_";
 /// Largest unpacked size of fetched content, in bytes.
 pub const ARCHIVE_MAX_BYTES: &str = "MAYFLY_ARCHIVE_MAX_BYTES";
 /// Largest number of entries in fetched content.
@@ -574,13 +579,14 @@ pub const SECRETS: [&str; 11] = [
     REDIS_TRUSTSTORE_PASSWORD,
 ];
 
-/// Whether the variable contains a secret of the platform, of its storage, of Mayfly, of hooks or of a login to a store of secrets,
-/// or job data.
+/// Whether the variable contains a secret of the platform, of its storage, of Mayfly, of hooks, of a login to a store of secrets
+/// or to a git server, or job data.
 #[must_use]
 pub fn is_secret(name: &str) -> bool {
     SECRETS.contains(&name)
         || SECRET_STORE_SECRETS.contains(&name)
         || name.starts_with(FOR_HOOKS_PREFIX)
+        || name.starts_with(GIT_LOGIN_PREFIX)
         || is_job_data(name)
 }
 

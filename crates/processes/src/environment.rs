@@ -86,7 +86,7 @@ const MACHINE: [&str; 22] = [
 ];
 
 /// Settings of the executor that its deployment decides; here the caller's environment is the deployment.
-const DEPLOYMENT: [&str; 27] = [
+const DEPLOYMENT: [&str; 28] = [
     env::TERRAFORM_RELEASES_URL,
     env::TOFU_RELEASES_URL,
     env::RELEASE_MIRROR_URL,
@@ -98,6 +98,7 @@ const DEPLOYMENT: [&str; 27] = [
     env::SSH_KNOWN_HOSTS,
     env::ALLOWED_VCS_URL_REGEX,
     env::ALLOWED_VCS_URL_MATCH,
+    env::GIT_LOGINS,
     env::ARCHIVE_MAX_BYTES,
     env::ARCHIVE_MAX_ENTRIES,
     env::GRACE_PERIOD_SECONDS,
@@ -224,7 +225,9 @@ pub fn build(
     let mut variables: Vec<(OsString, OsString)> = names
         .filter_map(|name| Some((name.into(), own(name)?)))
         .collect();
-    variables.extend(handover::with_prefix(env::FOR_HOOKS_PREFIX));
+    for prefix in [env::FOR_HOOKS_PREFIX, env::GIT_LOGIN_PREFIX] {
+        variables.extend(handover::with_prefix(prefix));
+    }
 
     let flag = |on: bool| OsString::from(if on { "true" } else { "false" });
     let mut set = |name: &str, value: &OsStr| {

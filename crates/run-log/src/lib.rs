@@ -248,12 +248,7 @@ impl RunLog {
 
     /// Masks more secrets in everything that is written from now on.
     pub fn add_secrets<I: IntoIterator<Item = impl AsRef<str>>>(&self, secrets: I) {
-        let mut redactor = self
-            .shared
-            .redactor
-            .write()
-            .unwrap_or_else(PoisonError::into_inner);
-        *redactor = Arc::new(redactor.with(secrets));
+        self.shared.add_secrets(secrets);
     }
 
     /// The current redactor, for output that is not part of the log.
@@ -397,6 +392,14 @@ fn start_thread(
 }
 
 impl Shared {
+    fn add_secrets<I: IntoIterator<Item = impl AsRef<str>>>(&self, secrets: I) {
+        let mut redactor = self
+            .redactor
+            .write()
+            .unwrap_or_else(PoisonError::into_inner);
+        *redactor = Arc::new(redactor.with(secrets));
+    }
+
     fn redactor(&self) -> Arc<Redactor> {
         Arc::clone(&self.redactor.read().unwrap_or_else(PoisonError::into_inner))
     }
@@ -479,6 +482,11 @@ impl LogWriter {
             self.lines.push(piece, &redactor, &mut text);
             self.shared.send(text, reserved);
         }
+    }
+
+    /// Masks more secrets, as [`RunLog::add_secrets`].
+    pub fn add_secrets<I: IntoIterator<Item = impl AsRef<str>>>(&self, secrets: I) {
+        self.shared.add_secrets(secrets);
     }
 
     /// Ends the stream: an unfinished last line becomes a line.

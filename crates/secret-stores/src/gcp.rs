@@ -15,6 +15,7 @@ use serde_json::json;
 use tokio::time::{Instant, sleep};
 
 pub(crate) use self::key::ServiceAccountKey;
+pub use self::key::signed_token;
 use crate::StoreKind;
 use crate::aws::credentials::in_seconds;
 use crate::error::{ErrorClass, ReadError};

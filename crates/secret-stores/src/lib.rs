@@ -21,6 +21,7 @@ mod vault;
 
 pub use self::allow::{AllowList, RuleError, RunIds};
 pub use self::error::{ErrorClass, ReadError};
+pub use self::gcp::signed_token;
 pub use self::reader::{Found, SecretReader};
 pub use self::reference::{Reference, SecretId, StoreKind};
 pub use self::settings::{Lookup, Purpose, Settings};

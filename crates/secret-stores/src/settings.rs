@@ -94,7 +94,10 @@ impl<'l> Lookup<'l> {
     }
 
     /// The text of a setting, or of the file that the setting with the suffix `_FILE` names.
-    fn text_or_file(&self, name: &str) -> Result<Option<String>, String> {
+    ///
+    /// # Errors
+    /// If the file cannot be read.
+    pub fn text_or_file(&self, name: &str) -> Result<Option<String>, String> {
         if let Some(text) = self.text(name) {
             return Ok(Some(text));
         }

@@ -21,6 +21,7 @@ use crate::stop::MEMORY_HINT;
 use crate::terraform::backend::{self, BackendAccess};
 use crate::terraform::credentials::{self, AccessBy, AccessFile, InitConfig};
 use crate::terraform::variables::{self, Declarations};
+use crate::workspace::OpenModuleAccess;
 
 /// How much output of a quiet init is kept, to show it if init fails.
 const QUIET_INIT_BYTES: usize = 4 * 1024 * 1024;
@@ -96,11 +97,19 @@ async fn init_with_providers(
     let provided = provide_providers(context, &mut env, &hosts).await?;
     let workspace = &context.prepared.workspace;
     let (private, path) = (run.layout.private(), run.child_env().path());
-    let git = workspace.modules.open(private, &path, &mut env).await?;
+    let folder = &context.prepared.working_dir;
+    let opening = workspace.modules.open(private, &path, folder, &mut env);
+    let git = opening.await?;
+    for text in git.iter().flat_map(|git| &git.withheld) {
+        run.log.writer().line(text).await;
+    }
     let guarded = git.as_ref().and_then(|git| git.ssh_command.as_deref());
     let ssh = guarded.or(workspace.init_ssh_command.as_deref());
     let access = write_access(context, &hosts, &provided, &mut env)?;
     let done = run_init(context, &env, ssh).await;
+    for text in git.iter().flat_map(OpenModuleAccess::take_problems) {
+        run.log.writer().line(&text).await;
+    }
     drop(git);
     access.remove()?;
     let finished = provided.finish(run).await;

@@ -3,11 +3,17 @@
 //! This phase turns job and settings into a request. `workspace` knows how sources are fetched.
 
 use std::borrow::Cow;
+use std::ffi::OsString;
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use job_contract::JobData;
+use git_logins::{Logins, Settings};
+use job_contract::{Exit, JobData};
+use runtime::handover;
+use secrecy::{ExposeSecret, SecretString};
+use secret_stores::RunIds;
 use tokio::time::{Instant, sleep};
 use tracing::{info, warn};
 
@@ -25,6 +31,11 @@ const TURN_ANNOUNCED_AFTER: Duration = Duration::from_secs(1);
 pub(crate) async fn prepare_workspace(run: &RunContext<'_>) -> Result<Workspace, StepError> {
     wait_for_turn(run).await?;
     let job = resolve_source(run, with_content(run).await?).await?;
+    let environment: Vec<_> = run
+        .child_env()
+        .inherited()
+        .map(|(name, value)| (name.to_owned(), value.to_owned()))
+        .collect();
     let config = WorkspaceConfig {
         known_hosts: run.config.source.ssh_known_hosts_file.clone(),
         allowed: run.config.source.allow_list()?,
@@ -34,11 +45,8 @@ pub(crate) async fn prepare_workspace(run: &RunContext<'_>) -> Result<Workspace,
         },
         path: run.child_env().path(),
         home: run.folders.home.clone(),
-        environment: run
-            .child_env()
-            .inherited()
-            .map(|(name, value)| (name.to_owned(), value.to_owned()))
-            .collect(),
+        logins: git_logins(run, &environment)?,
+        environment,
         content_token: run.connections.content_token(),
         azure: AzureEnvironment::from_lookup(|name| std::env::var(name).ok()),
     };
@@ -49,6 +57,32 @@ pub(crate) async fn prepare_workspace(run: &RunContext<'_>) -> Result<Workspace,
     run.commit_id.get_or_init(|| workspace.commit_id.clone());
     clone_tools_repository(run, &job, &workspace, &config).await?;
     Ok(workspace)
+}
+
+/// The operator's logins for git servers that this run may use.
+fn git_logins(
+    run: &RunContext<'_>,
+    environment: &[(OsString, OsString)],
+) -> Result<Option<Arc<Logins>>, StepError> {
+    let ids = RunIds {
+        organization: &run.job.organization_id,
+        workspace: &run.job.workspace_id,
+    };
+    let settings = Settings::read(&|name| handover::var(name), ids).map_err(|wrong| {
+        StepError::new(Exit::BadConfiguration, wrong)
+            .with_hint("docs/git-servers.md describes the list of logins")
+    })?;
+    if settings.is_empty() {
+        return Ok(None);
+    }
+    let secrets = settings.secrets().iter();
+    run.log
+        .add_secrets(secrets.map(ExposeSecret::expose_secret));
+    let log = run.log.writer();
+    let mask = move |token: &SecretString| log.add_secrets([token.expose_secret()]);
+    let client = workspace::http_client(environment)?;
+    let logins = Logins::new(settings, client, Box::new(mask));
+    Ok(Some(Arc::new(logins)))
 }
 
 /// Clones the operator's extension repository for a step with scripts. If it fails, scripts run without it, because

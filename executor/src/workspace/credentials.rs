@@ -38,6 +38,11 @@ impl VcsAccess<'_> {
         self.vcs_type == SSH || self.vcs_type.starts_with("SSH~")
     }
 
+    /// Whether the credential is the executor's own identity.
+    pub(super) fn is_own_identity(&self) -> bool {
+        self.vcs_type == AZURE_IDENTITY
+    }
+
     /// Refuses to use the executor's own identity for a server that neither Microsoft nor the operator has named: a workspace
     /// chooses its source. `is_judged` says that the operator has a rule, which the source has passed.
     pub(super) fn refuse_foreign_server(
@@ -45,7 +50,7 @@ impl VcsAccess<'_> {
         source: &Source,
         is_judged: bool,
     ) -> Result<(), StepError> {
-        if self.vcs_type != AZURE_IDENTITY || is_judged || is_azure_devops(source) {
+        if !self.is_own_identity() || is_judged || is_azure_devops(source) {
             return Ok(());
         }
         let text = format!(

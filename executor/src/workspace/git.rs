@@ -9,12 +9,13 @@ mod broker;
 mod failure;
 mod guard;
 mod modules;
+mod operator_logins;
 mod process;
+mod run_settings;
 mod session;
 mod ssh_call;
 
 use std::ffi::{OsStr, OsString};
-use std::fmt::Write as _;
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -28,7 +29,8 @@ use self::broker::Answers;
 pub(crate) use self::broker::Login;
 pub(super) use self::failure::GitFailure;
 use self::failure::{mask, meaningful_line};
-pub(crate) use self::modules::ModuleAccess;
+pub(crate) use self::modules::{ModuleAccess, OpenModuleAccess};
+use self::operator_logins::OperatorLogins;
 use self::process::Finished;
 use self::session::Session;
 use super::WorkspaceConfig;
@@ -53,6 +55,7 @@ pub(super) struct Git<'a> {
     source: &'a Source,
     ssh_command: String,
     secrets: Vec<SecretString>,
+    operators: Option<OperatorLogins>,
     /// Git's only configuration file, the key, and who answers git's questions. Dropping it removes them.
     session: Session,
 }
@@ -67,14 +70,21 @@ impl<'a> Git<'a> {
     ) -> Result<Self, StepError> {
         let mut secrets = credential.secrets();
         secrets.extend(source.userinfo.iter().flat_map(Userinfo::secrets));
+        let login = login(source, credential);
+        let operators = config
+            .logins
+            .as_ref()
+            .map(|logins| OperatorLogins::new(logins, login.as_ref(), |_| false));
         let answers = Answers {
             allowed: config.allowed.clone(),
-            logins: login(source, credential).into_iter().collect(),
+            login,
+            operators: operators.clone(),
         };
         let session = Session::open(private, answers, bare_command(config))
             .await
             .map_err(|error| could_not_run(&error))?;
-        let key = write_files(&session, source, credential).map_err(|error| no_session(&error))?;
+        let key = write_files(&session, source, credential, operators.as_ref())
+            .map_err(|error| no_session(&error))?;
         let ssh_command = ssh_command(key.as_deref(), config.known_hosts.as_deref());
         Ok(Self {
             config,
@@ -84,6 +94,7 @@ impl<'a> Git<'a> {
                 None => ssh_command,
             },
             secrets,
+            operators,
             session,
         })
     }
@@ -248,18 +259,25 @@ impl<'a> Git<'a> {
         if finished.success {
             return Ok(Ok(finished));
         }
+        let operators = self.operators.as_ref();
+        let of_operator = operators.map(OperatorLogins::secrets).unwrap_or_default();
         let secrets: Vec<&str> = self
             .secrets
             .iter()
+            .chain(&of_operator)
             .map(SecretString::expose_secret)
             .collect();
+        let mut problems = operators
+            .map(OperatorLogins::take_problems)
+            .unwrap_or_default();
+        problems.push(meaningful_line(&finished.stderr, &secrets));
         tracing::debug!(stderr = %mask(&finished.stderr, &secrets), "git failed");
         let failure = GitFailure::classify(&finished.stderr);
         let text = format!(
             "could not {action} `{}`: {}: {}",
             self.source,
             failure.summary(),
-            meaningful_line(&finished.stderr, &secrets)
+            problems.join("; ")
         );
         let error = failure.error(text);
         Ok(Err(Failed { failure, error }))
@@ -373,6 +391,7 @@ fn write_files(
     session: &Session,
     source: &Source,
     credential: &Credential,
+    operators: Option<&OperatorLogins>,
 ) -> io::Result<Option<PathBuf>> {
     let mut key = None;
     if let Credential::SshKey(text) = credential {
@@ -381,12 +400,21 @@ fn write_files(
         key = Some(file);
     }
     let helper = session.credential_helper();
-    let config = render_config(
+    let mut config = render_config(
         &source.transport,
         helper.as_deref(),
         session.guard().is_some(),
     );
-    write_private_file(&session.path().join(CONFIG_FILE), config.as_bytes())?;
+    if let (Some(operators), Some(helper)) = (operators, &helper) {
+        for (name, value) in operators.settings(helper) {
+            config.push_str(&config_line(&name, &value));
+        }
+        let headers = operators.headers().unwrap_or_default();
+        config.push_str(headers.expose_secret());
+    }
+    let config = SecretString::from(config);
+    let file = session.path().join(CONFIG_FILE);
+    write_private_file(&file, config.expose_secret().as_bytes())?;
     Ok(key)
 }
 
@@ -408,14 +436,20 @@ fn render_config(transport: &Transport, helper: Option<&str>, is_judged: bool) -
         config.push_str("[http]\n\tfollowRedirects = false\n");
     }
     if let (Some(helper), Transport::Http { origin }) = (helper, transport) {
-        let _ = write!(
-            config,
-            "[credential \"{}\"]\n\thelper = \"{}\"\n",
-            config_quote(origin),
-            config_quote(helper)
-        );
+        config.push_str(&config_line(&format!("credential.{origin}.helper"), helper));
     }
     config
+}
+
+/// A setting with an address in its name, in the form of a file.
+fn config_line(name: &str, value: &str) -> String {
+    let (section, rest) = name.split_once('.').unwrap_or_default();
+    let (address, key) = rest.rsplit_once('.').unwrap_or_default();
+    format!(
+        "[{section} \"{}\"]\n\t{key} = \"{}\"\n",
+        config_quote(address),
+        config_quote(value)
+    )
 }
 
 /// Escapes the inside of a quoted value or section name of a git configuration file.

@@ -3,5 +3,6 @@
 mod clones;
 mod content;
 mod credentials;
+mod logins;
 mod rules;
 mod support;

@@ -3,7 +3,7 @@
 
 use std::io::{self, Write as _};
 use std::net::IpAddr;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::{Command, Stdio};
 
 use super::http::{Request, Response, Server};
@@ -13,6 +13,8 @@ use super::http::{Request, Response, Server};
 pub struct GitHttpOptions {
     /// `user:password` every request must bring.
     pub credentials: Option<String>,
+    /// The token of the header that every request must bring.
+    pub bearer: Option<String>,
     /// Protocol version 0, in which only advertised commits are given out.
     pub old_protocol: bool,
     /// Speaks TLS.
@@ -36,12 +38,18 @@ pub fn serve(repositories: &Path, options: GitHttpOptions) -> io::Result<Server>
     }
 }
 
-fn answer(repositories: &PathBuf, options: &GitHttpOptions, request: &Request) -> Response {
+/// Answers one request, as [`serve`] does.
+pub fn answer(repositories: &Path, options: &GitHttpOptions, request: &Request) -> Response {
     if let Some(wanted) = &options.credentials
         && request.basic_auth().as_ref() != Some(wanted)
     {
         return Response::new(401, "who are you?")
             .with_header("WWW-Authenticate", "Basic realm=\"git\"");
+    }
+    if let Some(wanted) = &options.bearer
+        && request.header("authorization") != Some(&format!("Bearer {wanted}"))
+    {
+        return Response::new(401, "who are you?");
     }
     http_backend(repositories, options, request)
         .unwrap_or_else(|error| Response::new(500, error.to_string()))
@@ -49,7 +57,7 @@ fn answer(repositories: &PathBuf, options: &GitHttpOptions, request: &Request) -
 
 /// One CGI call.
 fn http_backend(
-    repositories: &PathBuf,
+    repositories: &Path,
     options: &GitHttpOptions,
     request: &Request,
 ) -> io::Result<Response> {

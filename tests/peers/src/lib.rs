@@ -8,6 +8,7 @@ mod daemon;
 pub mod gate;
 pub mod gcs;
 pub mod git_http;
+pub mod github;
 pub mod google_secrets;
 pub mod http;
 pub mod http_proxy;

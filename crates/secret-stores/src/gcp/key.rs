@@ -1,4 +1,4 @@
-//! The key of a service account of Google, and the assertions that it signs.
+//! The key of a service account of Google, and tokens that an RSA key signs.
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -7,7 +7,7 @@ use base64::engine::general_purpose::STANDARD;
 use jsonwebtoken::{Algorithm, EncodingKey, Header};
 use secrecy::{ExposeSecret as _, SecretString};
 use serde::Deserialize;
-use serde_json::json;
+use serde_json::{Value, json};
 
 use crate::StoreKind;
 use crate::error::{ErrorClass, ReadError};
@@ -33,7 +33,6 @@ impl ServiceAccountKey {
             let detail = "the private key of the service account is no RSA key in PEM";
             ReadError::new(StoreKind::Gcp, ErrorClass::CredentialsRejected, detail)
         };
-        let key = rsa_key(self.private_key.expose_secret()).ok_or_else(unusable)?;
         let now = SystemTime::now().duration_since(UNIX_EPOCH);
         let now = now.map_err(|_| unusable())?.as_secs();
         let claims = json!({
@@ -43,13 +42,25 @@ impl ServiceAccountKey {
             "iat": now,
             "exp": now + LIFETIME_SECONDS,
         });
-        let header = Header {
-            kid: self.private_key_id.clone(),
-            ..Header::new(Algorithm::RS256)
-        };
-        let token = jsonwebtoken::encode(&header, &claims, &EncodingKey::from_rsa_der(&key));
-        token.map(SecretString::from).map_err(|_| unusable())
+        signed_token(&self.private_key, self.private_key_id.clone(), &claims).ok_or_else(unusable)
     }
+}
+
+/// A JSON Web Token that an RSA key in PEM has signed (RS256). `None` if the key cannot be used.
+#[must_use]
+pub fn signed_token(
+    key: &SecretString,
+    key_id: Option<String>,
+    claims: &Value,
+) -> Option<SecretString> {
+    let key = EncodingKey::from_rsa_der(&rsa_key(key.expose_secret())?);
+    let header = Header {
+        kid: key_id,
+        ..Header::new(Algorithm::RS256)
+    };
+    jsonwebtoken::encode(&header, claims, &key)
+        .ok()
+        .map(SecretString::from)
 }
 
 /// The RSA key in a PEM of PKCS #8 or PKCS #1.

@@ -22,6 +22,7 @@ use tokio::time::timeout;
 use tokio_util::task::AbortOnDropHandle;
 use tracing::{debug, warn};
 
+use super::operator_logins::OperatorLogins;
 use super::ssh_call;
 
 /// The answer of a permitted connection.
@@ -48,7 +49,9 @@ pub(crate) struct Login {
 #[derive(Clone, Debug, Default)]
 pub(super) struct Answers {
     pub(super) allowed: Option<Arc<AllowList>>,
-    pub(super) logins: Vec<Login>,
+    /// The run's own login.
+    pub(super) login: Option<Login>,
+    pub(super) operators: Option<OperatorLogins>,
 }
 
 /// The socket. It is closed on drop, and nothing is answered then.
@@ -88,10 +91,8 @@ async fn serve(listener: UnixListener, answers: Arc<Answers>) {
             Ok((stream, _)) => {
                 let answers = Arc::clone(&answers);
                 questions.spawn(async move {
-                    match timeout(QUESTION_TIMEOUT, answer(stream, &answers)).await {
-                        Ok(Ok(())) => {}
-                        Ok(Err(error)) => debug!(%error, "a question of git could not be answered"),
-                        Err(_) => debug!("a question of git did not arrive in time"),
+                    if let Err(error) = answer(stream, &answers).await {
+                        debug!(%error, "a question of git could not be answered");
                     }
                 });
             }
@@ -115,14 +116,14 @@ async fn answer(mut stream: UnixStream, answers: &Answers) -> io::Result<()> {
     }
     let mut question = Vec::new();
     let mut limited = (&mut stream).take(MAX_QUESTION_BYTES);
-    limited.read_to_end(&mut question).await?;
-    let text = answers.of(&question);
+    timeout(QUESTION_TIMEOUT, limited.read_to_end(&mut question)).await??;
+    let text = answers.of(&question).await;
     stream.write_all(text.expose_secret().as_bytes()).await?;
     stream.shutdown().await
 }
 
 impl Answers {
-    fn of(&self, question: &[u8]) -> SecretString {
+    async fn of(&self, question: &[u8]) -> SecretString {
         let Ok(question) = str::from_utf8(question) else {
             return SecretString::default();
         };
@@ -138,7 +139,7 @@ impl Answers {
             .and_then(|rest| rest.strip_prefix('\0'))
         {
             Some(connection) => self.judge(connection).into(),
-            None => self.credential(question).unwrap_or_default(),
+            None => self.credential(question).await.unwrap_or_default(),
         }
     }
 
@@ -173,7 +174,7 @@ impl Answers {
     }
 
     /// The credential of a server, in git's form.
-    fn credential(&self, question: &str) -> Option<SecretString> {
+    async fn credential(&self, question: &str) -> Option<SecretString> {
         let value = |name: &str| {
             question.lines().find_map(|line| {
                 let (key, value) = line.split_once('=')?;
@@ -183,18 +184,20 @@ impl Answers {
         let (protocol, host) = (value("protocol")?, value("host")?);
         let path = value("path").unwrap_or_default();
         let address = Address::parse(&format!("{protocol}://{host}/{path}")).ok()?;
-        let login = self
-            .logins
-            .iter()
-            .find(|login| login.base.contains(&address))?;
-        Some(
-            format!(
-                "username={}\npassword={}\n",
-                login.username.expose_secret(),
-                login.password.expose_secret()
-            )
-            .into(),
-        )
+        let own = self
+            .login
+            .as_ref()
+            .filter(|login| login.base.contains(&address));
+        let (username, password) = if let Some(login) = own {
+            (login.username.clone(), login.password.clone())
+        } else {
+            let operators = self.operators.as_ref()?;
+            let found = operators.credential(&address, self.allowed.as_deref());
+            let found = found.await?;
+            (found.username, found.password)
+        };
+        let (username, password) = (username.expose_secret(), password.expose_secret());
+        Some(format!("username={username}\npassword={password}\n").into())
     }
 }
 
@@ -221,17 +224,18 @@ mod tests {
             allowed: Some(Arc::new(
                 AllowList::new("(https|ssh)://(git@)?good.com/.*", Match::Full).unwrap(),
             )),
-            logins: vec![Login {
+            login: Some(Login {
                 base: Address::parse("https://good.com/prod").unwrap(),
                 username: "oauth2".into(),
                 password: "hunter2".into(),
-            }],
+            }),
+            operators: None,
         }
     }
 
-    fn ask(question: &str) -> String {
+    async fn ask(question: &str) -> String {
         let question = format!("action=get\ntimeout=900\n{question}");
-        let answer = answers().of(question.as_bytes());
+        let answer = answers().of(question.as_bytes()).await;
         answer.expose_secret().to_owned()
     }
 
@@ -249,20 +253,21 @@ mod tests {
     #[case("protocol=https\nhost=evil.com@good.com\npath=prod/../x\n", false)]
     #[case("protocol=https\nhost=evil.com\rgood.com\npath=prod/x\n", false)]
     #[case("host=good.com\npath=prod/x\n", false)]
-    fn a_login_is_for_its_own_server(#[case] question: &str, #[case] answered: bool) {
+    #[tokio::test]
+    async fn a_login_is_for_its_own_server(#[case] question: &str, #[case] answered: bool) {
         let expected = if answered {
             "username=oauth2\npassword=hunter2\n"
         } else {
             ""
         };
-        assert_eq!(ask(question), expected);
+        assert_eq!(ask(question).await, expected);
     }
 
-    #[test]
-    fn only_the_question_for_a_credential_is_answered() {
+    #[tokio::test]
+    async fn only_the_question_for_a_credential_is_answered() {
         let store = b"action=store\ntimeout=900\nprotocol=https\nhost=good.com\npath=prod/a\n";
-        assert!(answers().of(store).expose_secret().is_empty());
-        assert!(answers().of(b"\xff").expose_secret().is_empty());
+        assert!(answers().of(store).await.expose_secret().is_empty());
+        assert!(answers().of(b"\xff").await.expose_secret().is_empty());
     }
 
     const NO_REDIRECTS: &str = "http.followredirects\nfalse\0";
@@ -291,17 +296,19 @@ mod tests {
     #[case("ssh\0git@good.com\0rm '/a'\0", "only")]
     #[case("ftp\0x\0", "unknown kind")]
     #[case("http", "not complete")]
-    fn each_connection_is_judged(#[case] connection: &str, #[case] expected: &str) {
-        let answer = ask(&format!("{CONNECTION}\0{connection}"));
+    #[tokio::test]
+    async fn each_connection_is_judged(#[case] connection: &str, #[case] expected: &str) {
+        let answer = ask(&format!("{CONNECTION}\0{connection}")).await;
         assert!(answer.contains(expected), "{answer}");
         assert_eq!(answer == PERMITTED, expected == PERMITTED);
     }
 
-    #[test]
-    fn without_a_rule_every_connection_is_permitted() {
+    #[tokio::test]
+    async fn without_a_rule_every_connection_is_permitted() {
         let answers = Answers::default();
         let question =
             format!("action=get\nx\n{CONNECTION}\0http\0https://any.com\0{NO_REDIRECTS}");
-        assert_eq!(answers.of(question.as_bytes()).expose_secret(), PERMITTED);
+        let answer = answers.of(question.as_bytes()).await;
+        assert_eq!(answer.expose_secret(), PERMITTED);
     }
 }

@@ -1,18 +1,25 @@
-//! git during `init`, which fetches modules: the same rule for addresses as for the source, and the credential of the source
-//! for repositories on the same server. This module does not know the tool.
+//! git during `init`, which fetches modules: the same rule for addresses as for the source, the credential of the source for
+//! repositories on the same server, and the operator's logins. This module does not know the tool.
 
 use std::ffi::OsStr;
 use std::path::Path;
 use std::sync::Arc;
 
 use git_address::AllowList;
+use git_logins::Logins;
+use secrecy::ExposeSecret as _;
 use tokio::process::Command;
 
 use super::broker::{Answers, Login};
+use super::operator_logins::OperatorLogins;
+use super::run_settings::RunSettings;
 use super::session::Session;
 use super::{NO_FILES, no_session};
 use crate::child_env::ChildEnv;
 use crate::error::StepError;
+use crate::workspace::write_private_file;
+
+const HEADERS_FILE: &str = "headers";
 
 /// What git may do during `init`.
 #[derive(Clone, Debug, Default)]
@@ -20,6 +27,9 @@ pub(crate) struct ModuleAccess {
     pub(crate) allowed: Option<Arc<AllowList>>,
     /// The credential of the source, for its server.
     pub(crate) login: Option<Login>,
+    /// Whether this credential is the executor's own identity.
+    pub(crate) is_own_identity: bool,
+    pub(crate) operators: Option<Arc<Logins>>,
     /// A command line of ssh that reads no settings of the run.
     pub(crate) ssh_command: String,
 }
@@ -28,6 +38,9 @@ pub(crate) struct ModuleAccess {
 #[derive(Debug)]
 pub(crate) struct OpenModuleAccess {
     _session: Session,
+    operators: Option<OperatorLogins>,
+    /// Which servers get no login, and why.
+    pub(crate) withheld: Vec<String>,
     /// The command line of ssh, if it is guarded.
     pub(crate) ssh_command: Option<String>,
 }
@@ -38,14 +51,35 @@ impl ModuleAccess {
         &self,
         private: &Path,
         path: &OsStr,
+        folder: &Path,
         env: &mut ChildEnv,
     ) -> Result<Option<OpenModuleAccess>, StepError> {
-        if self.allowed.is_none() && self.login.is_none() {
+        if self.allowed.is_none() && self.login.is_none() && self.operators.is_none() {
             return Ok(None);
         }
+        let run = if self.operators.is_some() || self.is_own_identity {
+            let reading = RunSettings::read(env, path, folder);
+            reading.await.map_err(|error| no_session(&error))?
+        } else {
+            RunSettings::default()
+        };
+        let withheld = self.withheld(&run);
+        let is_withheld = |server: &str| withheld.iter().any(|(known, _)| known == server);
+        let login = self.login.clone().filter(|login| {
+            !self.is_own_identity
+                || !login
+                    .base
+                    .origin()
+                    .is_some_and(|server| is_withheld(&server))
+        });
+        let operators = self
+            .operators
+            .as_ref()
+            .map(|logins| OperatorLogins::new(logins, self.login.as_ref(), is_withheld));
         let answers = Answers {
             allowed: self.allowed.clone(),
-            logins: self.login.iter().cloned().collect(),
+            login: login.clone(),
+            operators: operators.clone(),
         };
         let mut git = Command::new("git");
         git.env_clear().env("PATH", path).env("LC_ALL", "C");
@@ -53,10 +87,19 @@ impl ModuleAccess {
             .await
             .map_err(|error| no_session(&error))?;
         let mut settings = Vec::new();
-        if let (Some(helper), Some(login)) = (session.credential_helper(), &self.login)
-            && let Some(origin) = login.base.origin()
-        {
-            settings.push((format!("credential.{origin}.helper"), helper));
+        if let Some(helper) = session.credential_helper() {
+            if let Some(origin) = login.and_then(|login| login.base.origin()) {
+                settings.push((format!("credential.{origin}.helper"), helper.clone()));
+            }
+            if let Some(operators) = &operators {
+                settings.extend(operators.settings(&helper));
+            }
+        }
+        if let Some(headers) = operators.as_ref().and_then(OperatorLogins::headers) {
+            let file = session.path().join(HEADERS_FILE);
+            write_private_file(&file, headers.expose_secret().as_bytes())
+                .map_err(|error| no_session(&error))?;
+            settings.push(("include.path".to_owned(), file.display().to_string()));
         }
         let mut ssh_command = None;
         if let Some(guard) = session.guard() {
@@ -71,8 +114,46 @@ impl ModuleAccess {
         add_settings(env, &settings)?;
         Ok(Some(OpenModuleAccess {
             _session: session,
+            operators,
+            withheld: withheld
+                .into_iter()
+                .map(|(server, setting)| {
+                    format!(
+                        "The operator's login for {server} is not used for modules: the run sets `{setting}`, with which it \
+                         could get to others."
+                    )
+                })
+                .collect(),
             ssh_command,
         }))
+    }
+
+    /// The servers that get no login of the operator, each with a setting of the run that could lead it elsewhere.
+    fn withheld(&self, run: &RunSettings) -> Vec<(String, String)> {
+        let own = self.login.as_ref().filter(|_| self.is_own_identity);
+        let mut servers = self
+            .operators
+            .as_ref()
+            .map(|logins| logins.origins())
+            .unwrap_or_default();
+        servers.extend(own.and_then(|login| login.base.origin()));
+        servers
+            .into_iter()
+            .filter_map(|server| {
+                let setting = run.against(&server)?.to_owned();
+                Some((server, setting))
+            })
+            .collect()
+    }
+}
+
+impl OpenModuleAccess {
+    /// Why the operator's logins gave no tokens.
+    pub(crate) fn take_problems(&self) -> Vec<String> {
+        let operators = self.operators.as_ref();
+        operators
+            .map(OperatorLogins::take_problems)
+            .unwrap_or_default()
     }
 }
 

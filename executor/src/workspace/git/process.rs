@@ -16,6 +16,8 @@ const KEPT_BYTES: usize = 64 * 1024;
 /// The result of a git process.
 pub(super) struct Finished {
     pub(super) success: bool,
+    /// Whether all of its standard output was kept.
+    pub(super) is_whole: bool,
     pub(super) stdout: String,
     pub(super) stderr: String,
 }
@@ -43,7 +45,7 @@ pub(super) async fn run(mut command: Command) -> io::Result<Finished> {
     let mut child = reaper::spawn(&mut command)?;
     let leader = child.id().and_then(|id| i32::try_from(id).ok());
     let mut group = Group(leader.map(Pid::from_raw));
-    let (stdout, stderr) = tokio::try_join!(
+    let ((stdout, is_whole), (stderr, _)) = tokio::try_join!(
         read_tail(child.stdout.take()),
         read_tail(child.stderr.take())
     )?;
@@ -51,22 +53,25 @@ pub(super) async fn run(mut command: Command) -> io::Result<Finished> {
     group.0 = None;
     Ok(Finished {
         success: status.success(),
+        is_whole,
         stdout,
         stderr,
     })
 }
 
-async fn read_tail(stream: Option<impl AsyncRead + Unpin>) -> io::Result<String> {
-    let mut tail = Vec::new();
+/// The end of a stream, and whether that is all of it.
+async fn read_tail(stream: Option<impl AsyncRead + Unpin>) -> io::Result<(String, bool)> {
+    let (mut tail, mut is_whole) = (Vec::new(), true);
     let Some(mut stream) = stream else {
-        return Ok(String::new());
+        return Ok((String::new(), true));
     };
     while stream.read_buf(&mut tail).await? > 0 {
         if tail.len() > 2 * KEPT_BYTES {
             tail.drain(..tail.len() - KEPT_BYTES);
+            is_whole = false;
         }
     }
-    Ok(String::from_utf8_lossy(&tail).into_owned())
+    Ok((String::from_utf8_lossy(&tail).into_owned(), is_whole))
 }
 
 #[cfg(test)]

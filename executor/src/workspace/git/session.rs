@@ -28,7 +28,10 @@ impl Session {
         let folder = tempfile::Builder::new()
             .prefix("git-")
             .tempdir_in(private)?;
-        let (has_rule, has_logins) = (answers.allowed.is_some(), !answers.logins.is_empty());
+        let has_rule = answers.allowed.is_some();
+        let operators = answers.operators.as_ref();
+        let has_logins =
+            answers.login.is_some() || operators.is_some_and(|operators| !operators.is_empty());
         let broker = if has_rule || has_logins {
             Some(Broker::open(folder.path(), answers)?)
         } else {

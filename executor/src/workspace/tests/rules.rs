@@ -11,7 +11,7 @@ use super::super::*;
 use super::support::*;
 use crate::child_env::ChildEnv;
 
-fn allow(fixture: &mut Fixture, pattern: &str) {
+pub(super) fn allow(fixture: &mut Fixture, pattern: &str) {
     let list = AllowList::new(pattern, Match::Full).unwrap();
     fixture.config.allowed = Some(Arc::new(list));
 }
@@ -69,7 +69,7 @@ fn nested(address_of_inner: &str) -> Repository {
     outer
 }
 
-fn add_submodule(outer: &Repository, inner: &Repository, address: &str) {
+pub(super) fn add_submodule(outer: &Repository, inner: &Repository, address: &str) {
     let tree = outer.tree();
     let head = git(&inner.tree(), &["rev-parse", "HEAD"]);
     let link = format!("160000,{head},sub");
@@ -174,7 +174,7 @@ async fn ssh_connects_to_allowed_repositories_only() {
     let modules = ModuleAccess {
         ssh_command: ssh::ssh_command(None, None),
         allowed: fixture.config.allowed.clone(),
-        login: None,
+        ..ModuleAccess::default()
     };
     let other = source.replace("repo.git", "other.git");
     let (ok, text) = git_of_init(&fixture, &modules, &[], &["ls-remote", &other]).await;
@@ -185,7 +185,7 @@ async fn ssh_connects_to_allowed_repositories_only() {
 }
 
 /// Runs git as the tool does during `init`, with these variables of the run.
-async fn git_of_init(
+pub(super) async fn git_of_init(
     fixture: &Fixture,
     modules: &ModuleAccess,
     variables: &[(&str, &str)],
@@ -193,7 +193,12 @@ async fn git_of_init(
 ) -> (bool, String) {
     let mut env = child_env(fixture, variables);
     let open = modules
-        .open(fixture.layout.private(), &fixture.config.path, &mut env)
+        .open(
+            fixture.layout.private(),
+            &fixture.config.path,
+            fixture.layout.checkout(),
+            &mut env,
+        )
         .await
         .unwrap();
     let ssh = open.as_ref().and_then(|open| open.ssh_command.clone());
@@ -209,7 +214,7 @@ async fn git_of_init(
     run(command).await
 }
 
-fn child_env(fixture: &Fixture, variables: &[(&str, &str)]) -> ChildEnv {
+pub(super) fn child_env(fixture: &Fixture, variables: &[(&str, &str)]) -> ChildEnv {
     let own = [
         ("PATH".into(), fixture.config.path.clone()),
         ("HOME".into(), fixture.config.home.clone().into()),
@@ -223,7 +228,7 @@ fn child_env(fixture: &Fixture, variables: &[(&str, &str)]) -> ChildEnv {
 }
 
 /// Runs a command as a child that the executor started.
-async fn run(mut command: tokio::process::Command) -> (bool, String) {
+pub(super) async fn run(mut command: tokio::process::Command) -> (bool, String) {
     command
         .stdin(std::process::Stdio::null())
         .stdout(std::process::Stdio::piped())
@@ -310,7 +315,8 @@ async fn init_gets_the_token_for_modules_on_the_same_server() {
     // No variable has the token. Without the broker there is none, and another process gets none.
     let mut env = child_env(&fixture, &[]);
     let private = fixture.layout.private();
-    let opening = modules.open(private, &fixture.config.path, &mut env);
+    let folder = fixture.layout.checkout();
+    let opening = modules.open(private, &fixture.config.path, folder, &mut env);
     let open = opening.await.unwrap();
     assert!(
         env.iter()

@@ -102,6 +102,7 @@ impl Fixture {
         let config = WorkspaceConfig {
             known_hosts: None,
             allowed: None,
+            logins: None,
             archive_limits: ArchiveLimits::default(),
             path: std::env::var_os("PATH").unwrap_or_default(),
             home,
