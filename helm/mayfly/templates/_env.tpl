@@ -193,6 +193,19 @@ relay: executors behind the relay of a hub get no way to the platform and its st
 {{- dict "items" $env | toJson -}}
 {{- end -}}
 
+{{/* The operator's logins for git servers, for executors: a list that names variables, and these. */}}
+{{- define "mayfly.env.gitLogins" -}}
+{{- $list := list -}}
+{{- $env := list -}}
+{{- range $number, $login := .Values.vcs.logins -}}
+{{- $variable := printf "MAYFLY_GIT_LOGIN_%d" $number -}}
+{{- $list = append $list (merge (dict "variable" $variable) (omit $login "existingSecret" "key")) -}}
+{{- $env = append $env (fromJson (include "mayfly.env.fromSecret" (dict "name" $variable "secret" $login.existingSecret "key" $login.key))) -}}
+{{- end -}}
+{{- with $list }}{{- $env = prepend $env (dict "name" "MAYFLY_GIT_LOGINS" "value" (toJson .)) -}}{{- end -}}
+{{- dict "items" $env | toJson -}}
+{{- end -}}
+
 {{/* What every program is told: proxy, authorities, and the key of final reports. */}}
 {{- define "mayfly.env.common" -}}
 {{- $env := list -}}

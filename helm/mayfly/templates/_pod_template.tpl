@@ -85,7 +85,7 @@ platform through the relay of a hub.
 {{- $canary = append $canary (dict "name" "MAYFLY_DATA_DIR" "value" "/home/mayfly/canary") -}}
 {{- end -}}
 {{- $user := get (fromJson (include "mayfly.podTemplate.executor" .root)) "env" | default list -}}
-{{- include "mayfly.join" (dict "key" "name" "levels" (list $env $shared (fromJson (include "mayfly.env.secretStores" .root)).items .root.Values.global.extraEnv $executor.extraEnv $user $canary)) -}}
+{{- include "mayfly.join" (dict "key" "name" "levels" (list $env $shared (fromJson (include "mayfly.env.secretStores" .root)).items (fromJson (include "mayfly.env.gitLogins" .root)).items .root.Values.global.extraEnv $executor.extraEnv $user $canary)) -}}
 {{- end -}}
 
 {{/* The executor's container in `executor.podTemplate`, as JSON. */}}
