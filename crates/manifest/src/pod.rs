@@ -449,9 +449,12 @@ fn extra_volumes(from: &PodInput<'_>) -> (Vec<Volume>, Vec<VolumeMount>) {
             add(claim_volume(claim), &store.path, Some(true));
         }
     } else if let Some(path) = &merged.plugin_cache_dir {
+        let claim = plugin_cache_claim(merged);
+        // An executor of another kind does not read the store, and nothing of a run may write it.
+        let is_store = filled_store_claim(from.deployment) == Some(claim);
         let volume = match from.deployment.plugin_cache {
-            PluginCache::Claim => claim_volume(plugin_cache_claim(merged)),
-            PluginCache::EmptyDir => empty_dir(PLUGIN_CACHE_VOLUME, None),
+            PluginCache::Claim if !is_store => claim_volume(claim),
+            _ => empty_dir(PLUGIN_CACHE_VOLUME, None),
         };
         add(volume, path, None);
     }

@@ -110,6 +110,13 @@ fn runs_read_the_store_and_jobs_write_it() {
     );
     assert_eq!(variable(&run, env::PLUGIN_CACHE_DIR), None);
 
+    // An executor of another kind gets a folder of its own in its place.
+    let mut stock = deployment();
+    stock.executor_kind = ExecutorKindSetting::Always(ExecutorKind::Stock);
+    let run = spec_of(built(&stock, &[]).unwrap().job);
+    let volume = volume_at(&run, STORE).unwrap();
+    assert!(volume.empty_dir.is_some(), "{volume:?}");
+
     let template = FillTemplate::of(&deployment()).unwrap().unwrap();
     let job = template.job(&packages(&[NULL, AWS]), Some("node-1"));
     let fill = spec_of(job);
