@@ -41,6 +41,8 @@ pub use self::unpacked::{Access, Unpacked, is_on_writable_volume};
 const PROVIDERS: &str = "providers/v1";
 const TMP: &str = "providers/tmp";
 const EXTENSION: &str = "zip";
+/// Bytes of an archive. No provider has more.
+pub const LARGEST_ARCHIVE: u64 = 2 * 1024 * 1024 * 1024;
 const BUFFER_BYTES: usize = 256 * 1024;
 /// So much is written to the volume before it is waited for. A slow volume shows by that that it goes on.
 const SYNC_BYTES: usize = 32 * 1024 * 1024;
@@ -114,11 +116,22 @@ impl ProviderStore {
         };
         // Code of a run may have put a link or a FIFO in its place.
         let opened = regular_file::open_unlinked(&folder.at(archive_name(sha256)));
-        let opened = absent_is_none(opened)?;
-        Ok(opened.map(|file| Archive {
+        let Some(file) = absent_is_none(opened)? else {
+            return Ok(None);
+        };
+        if file.metadata()?.len() > LARGEST_ARCHIVE {
+            Self::remove_altered(package, sha256, &folder);
+            return Ok(None);
+        }
+        Ok(Some(Archive {
             file,
             progress: self.progress.clone(),
         }))
+    }
+
+    fn remove_altered(package: &Package, sha256: &str, folder: &Folder) {
+        warn!(%package, sha256, "an archive in the provider store is not what its name says");
+        let _ = fs::remove_file(folder.at(archive_name(sha256)));
     }
 
     /// Copies an archive into a new file. `false` if there is none. One that is not what its name says is removed, if it can
@@ -137,9 +150,8 @@ impl ProviderStore {
         if !is_it {
             fs::remove_file(target)?;
             copied?;
-            warn!(%package, sha256, "an archive in the provider store is not what its name says");
             if let Some(folder) = self.folder(package)? {
-                let _ = fs::remove_file(folder.at(archive_name(sha256)));
+                Self::remove_altered(package, sha256, &folder);
             }
             return Ok(false);
         }
@@ -274,8 +286,9 @@ pub fn sha256_of(path: &Path) -> io::Result<String> {
 }
 
 /// Copies, and returns the SHA-256 of the bytes that were written. The source is read once, so nobody can change it between the
-/// copy and the check.
+/// copy and the check. It stops behind [`LARGEST_ARCHIVE`], so that the digest is another one: code of a run may have made a file of any length.
 fn copy_hashed(source: &mut impl Read, target: &mut impl io::Write) -> io::Result<String> {
+    let mut source = source.take(LARGEST_ARCHIVE + 1);
     let (mut hasher, mut buffer) = (Sha256::new(), vec![0; BUFFER_BYTES]);
     loop {
         match source.read(&mut buffer)? {

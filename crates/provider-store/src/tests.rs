@@ -95,6 +95,19 @@ fn package(version: &str) -> Package {
 }
 
 #[test]
+fn a_file_longer_than_any_archive_is_not_copied_but_removed() {
+    let fixture = Fixture::new();
+    let package = package("1.0.0");
+    let sha256 = fixture.publish(&package, "one");
+    let path = fixture.store.path(&package, &sha256);
+    fs::remove_file(&path).unwrap();
+    let planted = File::create(&path).unwrap();
+    planted.set_len(LARGEST_ARCHIVE + 1).unwrap();
+    assert_eq!(fixture.copy(&package, &sha256), None);
+    assert!(!path.exists());
+}
+
+#[test]
 fn what_is_published_comes_back() {
     let fixture = Fixture::new();
     let one = package("1.0.0");

@@ -8,7 +8,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use job_contract::chain;
-use provider_store::{Package, sha256_of};
+use provider_store::{LARGEST_ARCHIVE, Package, sha256_of};
 use serde::Deserialize;
 use tokio::sync::{Mutex, OnceCell};
 use url::Url;
@@ -19,7 +19,6 @@ use crate::tool::{FetchError, Fetcher};
 
 pub(crate) const SERVICE: &str = "providers.v1";
 pub(crate) const LARGEST_DOCUMENT: u64 = 1024 * 1024;
-pub(crate) const LARGEST_ARCHIVE: u64 = 2 * 1024 * 1024 * 1024;
 
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum RegistryError {

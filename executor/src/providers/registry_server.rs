@@ -17,7 +17,7 @@ use hyper::header::{CONTENT_LENGTH, CONTENT_TYPE, HeaderValue, LOCATION};
 use hyper::{Method, Request, Response, StatusCode};
 use job_contract::chain;
 use job_contract::encoding::hex;
-use provider_store::Package;
+use provider_store::{LARGEST_ARCHIVE, Package};
 use secrecy::{ExposeSecret as _, SecretString};
 use serde_json::{Map, Value};
 use sha2::{Digest as _, Sha256};
@@ -30,7 +30,7 @@ use tokio_util::task::TaskTracker;
 use tracing::{info, warn};
 use url::Url;
 
-use super::registry::{self, LARGEST_ARCHIVE, LARGEST_DOCUMENT, Services};
+use super::registry::{self, LARGEST_DOCUMENT, Services};
 use super::shared_store::SharedStore;
 use crate::loopback::{self, Body, BodyError, Loopback, status, streamed, whole};
 use crate::terraform::credentials::ForcedHost;
