@@ -31,6 +31,7 @@ mod jvm_settings;
 pub mod last_deadline;
 mod limit_watch;
 mod loopback;
+mod metered;
 mod operation;
 mod phase_timer;
 mod phases;

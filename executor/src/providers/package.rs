@@ -14,9 +14,13 @@ use runtime::regular_file;
 use sha2::{Digest as _, Sha256};
 use zip::ZipArchive;
 
+use crate::metered::Metered;
+
 /// More than any provider has.
 const LARGEST: u64 = 4 * 1024 * 1024 * 1024;
 const MOST_FILES: usize = 10_000;
+/// Bytes of the list of its files. All of it is held in memory.
+const LARGEST_LIST: u64 = 8 * 1024 * 1024;
 
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum PackageError {
@@ -53,7 +57,9 @@ fn unpack_into(
     target: &Path,
     stopped: &AtomicBool,
 ) -> Result<String, PackageError> {
+    let (archive, allowance) = Metered::new(archive, LARGEST_LIST);
     let mut archive = ZipArchive::new(archive)?;
+    allowance.set(u64::MAX);
     if archive.len() > MOST_FILES {
         return Err(PackageError::TooLarge);
     }
@@ -198,6 +204,22 @@ mod tests {
         assert_eq!(
             fs::read_to_string(target.join("LICENSE.txt")).unwrap(),
             "hello\n"
+        );
+    }
+
+    #[test]
+    fn a_list_of_files_that_fills_the_memory_is_not_read() {
+        let folder = tempfile::tempdir().unwrap();
+        let (zip, target) = (folder.path().join("p.zip"), folder.path().join("target"));
+        let long = "n".repeat(60_000);
+        let names: Vec<_> = (0..150).map(|number| format!("{number}{long}")).collect();
+        let files: Vec<_> = names.iter().map(|name| (&**name, 0o644, "")).collect();
+        archive(&zip, &files);
+        let unpacked = unpack(File::open(&zip).unwrap(), &target, &NEVER);
+        assert!(
+            matches!(&unpacked, Err(PackageError::Archive(zip::result::ZipError::Io(error)))
+                if crate::metered::is_too_much(error)),
+            "{unpacked:?}"
         );
     }
 

@@ -2,7 +2,8 @@
 //!
 //! Nothing is ever written outside the target. Names are split into plain components. A folder on the path must be a
 //! real folder, and files are always new. A link is kept only if it leads into the target. No other process may write to the
-//! target meanwhile. An entry replaces a file or link that is there, and no folder.
+//! target meanwhile. An entry replaces a file or link that is there. Only where the caller says so, it also replaces a folder that
+//! was there before, and a folder replaces a file or link.
 
 use std::cell::Cell;
 use std::collections::HashSet;
@@ -17,10 +18,12 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use flate2::bufread::GzDecoder;
 use job_contract::chain;
+use runtime::tree_removal;
 use tar::{Entry, EntryType};
 
 use super::{SPACE_HINT, TOO_LARGE_HINT};
 use crate::error::StepError;
+use crate::metered::{self, Metered};
 
 /// How much content may be unpacked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -132,6 +135,26 @@ pub fn unpack(
     limits: ArchiveLimits,
     stop: &AtomicBool,
 ) -> Result<Unpacked, StepError> {
+    unpack_with(archive, target, limits, stop, false)
+}
+
+/// The same over a folder that has content already: what the archive has of another kind takes the place of what is there.
+pub(crate) fn unpack_over(
+    archive: impl Read,
+    target: &Path,
+    limits: ArchiveLimits,
+    stop: &AtomicBool,
+) -> Result<Unpacked, StepError> {
+    unpack_with(archive, target, limits, stop, true)
+}
+
+fn unpack_with(
+    archive: impl Read,
+    target: &Path,
+    limits: ArchiveLimits,
+    stop: &AtomicBool,
+    replaces: bool,
+) -> Result<Unpacked, StepError> {
     let mut archive = BufReader::with_capacity(COPY_BYTES, archive);
     if !archive
         .fill_buf()
@@ -141,16 +164,13 @@ pub fn unpack(
         let text = "the content is not a gzip-compressed tar archive";
         return Err(StepError::user(text).with_hint(UPLOAD_AGAIN));
     }
-    let allowance = Rc::new(Cell::new(MAX_METADATA_BYTES));
-    let metered = Metered {
-        inner: Members::new(archive),
-        allowance: Rc::clone(&allowance),
-    };
+    let (metered, allowance) = Metered::new(Members::new(archive), MAX_METADATA_BYTES);
     let mut archive = tar::Archive::new(metered);
     let mut unpacker = Unpacker {
         target,
         limits,
         stop,
+        replaces,
         allowance,
         folders: HashSet::new(),
         implied_folders: 0,
@@ -175,7 +195,7 @@ fn drain(rest: &mut impl Read) -> Result<(), StepError> {
         match rest.read(&mut buffer) {
             Ok(0) => return Ok(()),
             Ok(_) => {}
-            Err(error) if is_too_much_metadata(&error) => return Ok(()),
+            Err(error) if metered::is_too_much(&error) => return Ok(()),
             Err(error) => return Err(read_error(error)),
         }
     }
@@ -185,6 +205,8 @@ struct Unpacker<'a> {
     target: &'a Path,
     limits: ArchiveLimits,
     stop: &'a AtomicBool,
+    /// Whether what was there before may be of another kind.
+    replaces: bool,
     /// See [`Metered`].
     allowance: Rc<Cell<u64>>,
     /// Folders that are known to be real. They are never replaced.
@@ -239,7 +261,7 @@ impl Unpacker<'_> {
         Ok(())
     }
 
-    /// Creates a folder and its parents. Each of them must be new or a real folder.
+    /// Creates a folder and its parents. Each of them must be new or a real folder, or replace what is there.
     fn folder(&mut self, path: &Path) -> Result<(), EntryError> {
         if path.as_os_str().is_empty() || self.folders.contains(path) {
             return Ok(());
@@ -248,6 +270,10 @@ impl Unpacker<'_> {
         let full = self.target.join(path);
         match fs::symlink_metadata(&full) {
             Ok(found) if found.is_dir() => {}
+            Ok(_) if self.replaces => {
+                fs::remove_file(&full)?;
+                DirBuilder::new().mode(0o755).create(&full)?;
+            }
             Ok(_) => return Err(Refusal::NotAFolder.into()),
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
                 DirBuilder::new().mode(0o755).create(&full)?;
@@ -271,7 +297,7 @@ impl Unpacker<'_> {
         self.folder(parent)
     }
 
-    /// Creates the folders above `path`, and removes an earlier file or link of that name: the last entry counts.
+    /// Creates the folders above `path`, and removes what has that name and may be replaced: the last entry counts.
     fn clear_path(&mut self, path: &Path) -> Result<(), EntryError> {
         if path.as_os_str().is_empty() {
             return Err(Refusal::NoName.into());
@@ -279,6 +305,10 @@ impl Unpacker<'_> {
         self.folders_above(path)?;
         let full = self.target.join(path);
         match fs::symlink_metadata(&full) {
+            // Not one of this archive.
+            Ok(found) if found.is_dir() && self.replaces && !self.folders.contains(path) => {
+                Ok(tree_removal::remove(&full)?)
+            }
             Ok(found) if found.is_dir() => Err(Refusal::ReplacesFolder.into()),
             Ok(_) => Ok(fs::remove_file(full)?),
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
@@ -443,36 +473,6 @@ impl<R: BufRead> Read for Members<R> {
         }
         Ok(0)
     }
-}
-
-/// Keeps the reader of tar headers from loading an endless name or header into memory. The bytes that it reads between
-/// two entries reduce an allowance.
-struct Metered<R> {
-    inner: R,
-    allowance: Rc<Cell<u64>>,
-}
-
-#[derive(Debug, thiserror::Error)]
-#[error("the description of an entry is too large")]
-struct MetadataTooLarge;
-
-impl<R: Read> Read for Metered<R> {
-    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
-        let read = self.inner.read(buffer)?;
-        let remaining = self
-            .allowance
-            .get()
-            .checked_sub(read as u64)
-            .ok_or_else(|| io::Error::new(io::ErrorKind::InvalidData, MetadataTooLarge))?;
-        self.allowance.set(remaining);
-        Ok(read)
-    }
-}
-
-fn is_too_much_metadata(error: &io::Error) -> bool {
-    error
-        .get_ref()
-        .is_some_and(<dyn std::error::Error + Send + Sync>::is::<MetadataTooLarge>)
 }
 
 #[expect(clippy::needless_pass_by_value, reason = "for `map_err`")]

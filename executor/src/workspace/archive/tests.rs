@@ -270,6 +270,37 @@ fn the_last_entry_of_a_name_counts() {
 }
 
 #[test]
+fn over_a_folder_an_entry_takes_the_place_of_what_is_there_but_not_of_what_the_archive_has() {
+    let sandbox = Sandbox::new();
+    let before = [
+        file("vendor/a", "old"),
+        file("shared/b", "kept"),
+        file("f", "old"),
+        raw(EntryType::Symlink, "link", "shared"),
+    ];
+    sandbox.unpack(&gzip(&tar(&before))).unwrap();
+    let over = |entries: &[Raw]| {
+        let (limits, stop) = (ArchiveLimits::default(), AtomicBool::new(false));
+        let target = sandbox.folder.path().join("target");
+        unpack_over(&*gzip(&tar(entries)), &target, limits, &stop)
+    };
+    over(&[
+        raw(EntryType::Symlink, "vendor", "shared"),
+        file("f/inner", "new"),
+        file("link/b", "new"),
+    ])
+    .unwrap();
+    assert_eq!(sandbox.read("vendor/b"), "kept");
+    assert_eq!(sandbox.read("f/inner"), "new");
+    assert_eq!(sandbox.read("link/b"), "new");
+    assert_eq!(sandbox.read("shared/b"), "kept");
+    assert_refused(
+        over(&[file("d/x", ""), file("d", "")]),
+        Refusal::ReplacesFolder,
+    );
+}
+
+#[test]
 fn long_names_of_gnu_and_pax_work() {
     let long = "folder/".repeat(30) + "name.tf";
     let mut builder = tar::Builder::new(Vec::new());
