@@ -5,6 +5,7 @@
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::future::Future;
+use std::path::PathBuf;
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
@@ -84,6 +85,8 @@ pub(crate) struct RunContext<'c> {
     pub(crate) commit_id: OnceLock<String>,
     /// The tool, if it is used where it is in the cache.
     pub(crate) held_tools: Mutex<Vec<File>>,
+    /// The folder that runs share, if the launcher has mounted one.
+    pub(crate) mounted_cache: Option<PathBuf>,
     /// The volume of the store that runs share.
     pub(crate) store_volume: Volume,
     /// Packages of the shared store that the tool uses where they are. They must stay there until the run ends.
@@ -105,12 +108,36 @@ pub(crate) struct ResolvedRun {
     pub(crate) expressions: BTreeMap<String, String>,
 }
 
+/// The tool's variable for a folder of packages.
+pub(crate) const PLUGIN_CACHE: &str = "TF_PLUGIN_CACHE_DIR";
+/// Below the work folder.
+const OWN_PLUGIN_CACHE: &str = "plugin-cache";
+
+/// Where the launcher has mounted the folder that runs share, if it has.
+fn mounted_cache(config: &Config, env: &ChildEnv) -> Option<PathBuf> {
+    let mounted = env.get(PLUGIN_CACHE).filter(|_| config.is_in_pod());
+    mounted.map(PathBuf::from)
+}
+
 /// What the run's tool and scripts see of the environment.
 pub(crate) fn child_env(
     config: &Config,
     folders: &Folders,
     job: &JobData,
 ) -> Result<ChildEnv, StepError> {
+    let mut env = shared_env(config, folders, job)?;
+    if mounted_cache(config, &env).is_some() {
+        // No two runs can use it as such a cache at a time. A tool that a script starts has one of its own.
+        let own = folders.work.join(OWN_PLUGIN_CACHE);
+        private_folder(&own).map_err(|source| {
+            StepError::work_folder("could not create the folder", &own, &source)
+        })?;
+        env.set(PLUGIN_CACHE, &own.to_string_lossy())?;
+    }
+    Ok(env)
+}
+
+fn shared_env(config: &Config, folders: &Folders, job: &JobData) -> Result<ChildEnv, StepError> {
     let mut env = ChildEnv::new(std::env::vars_os(), &config.run.env_forward, job)?;
     if !config.identity.identity_pass_through {
         env.keep_pod_identity(&config.run.env_forward);
@@ -140,6 +167,7 @@ impl<'c> RunContext<'c> {
             .open(&folders, connections.relaying_lease(), &job)?;
         let hooks = Hooks::load(config.run.hooks_dir.as_deref())?;
         let references = References::open(&job)?;
+        let mounted_cache = mounted_cache(config, &shared_env(config, &folders, &job)?);
         let env = child_env(config, &folders, &job)?;
         for folder in [&folders.work, &folders.checkouts] {
             private_folder(folder)
@@ -194,6 +222,7 @@ impl<'c> RunContext<'c> {
             commit_id: OnceLock::new(),
             held_packages: Mutex::default(),
             held_tools: Mutex::default(),
+            mounted_cache,
             store_volume: Volume::new(Duration::from_secs(config.tools.cache_timeout_seconds)),
             wanted: Wanted::default(),
             store,

@@ -21,7 +21,7 @@ use tokio::time::timeout;
 use tracing::{info, warn};
 
 use crate::child_env::ChildEnv;
-use crate::context::RunContext;
+use crate::context::{PLUGIN_CACHE, RunContext};
 use crate::error::StepError;
 use crate::operation::OperationContext;
 use crate::providers::lock_file;
@@ -37,7 +37,6 @@ use crate::tool::Fetcher;
 const SERVICES_TIMEOUT: Duration = Duration::from_secs(5);
 const TERRAFORMS: &str = "registry.terraform.io";
 const HANGS: &str = "The volume of the provider store hangs. This run goes on without it.";
-const PLUGIN_CACHE: &str = "TF_PLUGIN_CACHE_DIR";
 /// Variables with which a run decides itself where its providers come from.
 const OWN_SETTINGS: [&str; 2] = ["TF_CLI_CONFIG_FILE", PLUGIN_CACHE];
 /// Variables with arguments of the tool, and the arguments that decide about providers.
@@ -142,17 +141,20 @@ pub(crate) async fn provide_providers(
         info!("providers are not fetched before init: {why}");
         return Ok(ProvidedForInit::default());
     }
+    let is_platform = |host: &str| platforms.iter().any(|platform| platform == host);
     locked.retain(|locked| {
         let host = &locked.package.host;
         // OpenTofu takes its packages from a registry of its own, also with a lock file of Terraform.
         let is_of_other = run.job.tool() == Tool::OpenTofu && host == TERRAFORMS;
+        let host = without_usual_port(host);
         // The tool has the credentials.
-        !is_of_other && !platforms.contains(host) && !credentials::brings_token(env, host)
+        !is_of_other && !is_platform(host) && !credentials::brings_token(env, host)
     });
     hosts.retain(|host| {
         // A token of the tool must not come to this process, and no setting of the operator may be replaced.
         let (home, tool) = (&run.folders.home, run.job.tool());
-        !platforms.contains(host) && !credentials::has_settings_of(env, home, tool, host)
+        let host = without_usual_port(host);
+        !is_platform(host) && !credentials::has_settings_of(env, home, tool, host)
     });
     let Some(sources) = sources(run, store, fetches) else {
         return Ok(ProvidedForInit::default());
@@ -206,6 +208,11 @@ async fn overlay(
         folder: sources.overlay.clone(),
         providers: digests.into_iter().map(|(address, _)| address).collect(),
     }))
+}
+
+/// The name by which settings know a host. The tool takes both for one.
+fn without_usual_port(host: &str) -> &str {
+    host.strip_suffix(":443").unwrap_or(host)
 }
 
 /// The hosts of providers that the module needs and its lock file does not have.
@@ -266,15 +273,11 @@ fn platform() -> String {
 /// The store that runs share. In a pod, the folder of the plugin cache is a volume that the launcher has mounted. No two runs can
 /// use it as such a cache at a time, so the tool does not see it.
 fn store_of(run: &RunContext<'_>, env: &mut ChildEnv) -> Option<SharedStore> {
-    let configured = run.folders.provider_cache.clone();
-    let mounted = env
-        .get(PLUGIN_CACHE)
-        .filter(|_| run.config.is_in_pod())
-        .map(PathBuf::from);
-    if mounted.is_some() {
+    if run.mounted_cache.is_some() {
         env.unset(PLUGIN_CACHE);
     }
-    let folder = configured.or(mounted)?;
+    let configured = run.folders.provider_cache.clone();
+    let folder = configured.or(run.mounted_cache.clone())?;
     let store = ProviderStore::new(folder);
     let store = match run.config.tools.provider_cache_mode {
         CacheMode::Runs => SharedStore::new(store),

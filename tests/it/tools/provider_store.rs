@@ -82,7 +82,9 @@ impl Locked {
         let versions = versions.unwrap_or_else(|| requirements(&self.registry.host()));
         let mut files = vec![("main.tf", self.module), ("versions.tf", &versions)];
         files.extend(lock.map(|lock| (LOCK_FILE, lock)));
-        let keep = format!("cp {LOCK_FILE} '{}'", kept.display());
+        let kept = kept.display();
+        let keep =
+            format!("cp {LOCK_FILE} '{kept}'\nprintf %s \"$TF_PLUGIN_CACHE_DIR\" >'{kept}.cache'");
         let repository = Repository::with(&files);
         let mut plan = JobData {
             command_list: vec![job::before(job::bash(1, &keep))],
@@ -235,6 +237,9 @@ fn the_second_run_of_locked_providers_asks_no_registry(tool: Tool) {
     says(&in_pod("9"), PROVIDERS.len(), 0);
     let names: Vec<_> = fs::read_dir(&volume).unwrap().flatten().collect();
     assert_eq!((names.len(), names[0].file_name()), (1, "providers".into()));
+    // Nor does a tool that a script starts.
+    let of_scripts = fs::read_to_string(it.machine.scratch("9.lock.hcl.cache")).unwrap();
+    assert!(of_scripts.ends_with("/plugin-cache"), "{of_scripts}");
 }
 
 fn each_kind_of_lock_file_gets_the_right_package(tool: Tool) {
