@@ -5,13 +5,14 @@
 
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
+use std::path::Path;
 
 use job_contract::provider_cache::{CacheMode, MOST_WANTED, WantedPackage};
-use job_contract::{env, labels};
+use job_contract::{env, java_options, labels};
 use k8s_openapi::api::batch::v1::{Job, JobSpec};
 use k8s_openapi::api::core::v1::{
     Container, EnvVar, NodeAffinity, NodeSelector, NodeSelectorRequirement, NodeSelectorTerm,
-    PodTemplateSpec, Volume,
+    PodSpec, PodTemplateSpec, Volume,
 };
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use runtime::setting::SettingError;
@@ -29,6 +30,7 @@ const TTL_SECONDS: i32 = 600;
 /// The store bears a kill at any time.
 const GRACE_SECONDS: i64 = 10;
 const CONTAINER_ARGUMENT: &str = "fill";
+const NODE_NAME: &str = "metadata.name";
 /// What a download reads of the environment: proxies and authorities, folders, the format of diagnostics, the size of the store.
 const KEPT: &[&str] = &[
     "HTTP_PROXY",
@@ -41,6 +43,7 @@ const KEPT: &[&str] = &[
     "all_proxy",
     "SSL_CERT_FILE",
     "SSL_CERT_DIR",
+    env::SERVICE_BINDING_ROOT,
     "HOME",
     "TMPDIR",
     env::WORK_DIR,
@@ -50,6 +53,11 @@ const KEPT: &[&str] = &[
     env::PROVIDER_CACHE_MAX_BYTES,
     env::PROVIDER_CACHE_REGISTRIES,
 ];
+
+/// The prefixes of the virtual machine's options that name proxies.
+const PROXY_OPTIONS: [&str; 2] = ["-Dhttp.", "-Dhttps."];
+/// The folder of a binding with authorities, as Terrakube calls it.
+const AUTHORITIES: &str = "ca-certificates";
 
 /// The Job without its packages.
 #[derive(Clone, Debug, PartialEq)]
@@ -152,6 +160,33 @@ impl FillTemplate {
     }
 }
 
+/// The packages that a Job of this kind fetches.
+pub fn packages(job: &Job) -> BTreeSet<WantedPackage> {
+    let executor = pod_of(job).and_then(container::executor);
+    let arguments = executor.and_then(|executor| executor.args.as_ref());
+    let arguments = arguments.into_iter().flatten();
+    arguments.filter_map(|text| text.parse().ok()).collect()
+}
+
+/// The node whose store it fills. `None`: pods on all nodes have the same store.
+pub fn node(job: &Job) -> Option<&str> {
+    let affinity = pod_of(job)?.affinity.as_ref()?.node_affinity.as_ref()?;
+    let required = affinity
+        .required_during_scheduling_ignored_during_execution
+        .as_ref()?;
+    let fields = required
+        .node_selector_terms
+        .first()?
+        .match_fields
+        .as_ref()?;
+    let node = fields.iter().find(|field| field.key == NODE_NAME)?;
+    node.values.as_ref()?.first().map(String::as_str)
+}
+
+fn pod_of(job: &Job) -> Option<&PodSpec> {
+    job.spec.as_ref()?.template.spec.as_ref()
+}
+
 fn name(packages: &BTreeSet<WantedPackage>, node: Option<&str>) -> String {
     let mut hasher = Sha256::new();
     for text in packages.iter().map(WantedPackage::to_string) {
@@ -168,7 +203,7 @@ fn name(packages: &BTreeSet<WantedPackage>, node: Option<&str>) -> String {
 
 fn on_node(name: &str) -> NodeAffinity {
     let field = NodeSelectorRequirement {
-        key: "metadata.name".to_owned(),
+        key: NODE_NAME.to_owned(),
         operator: "In".to_owned(),
         values: Some(vec![name.to_owned()]),
     };
@@ -202,10 +237,10 @@ fn strip(template: &mut PodTemplateSpec, store: &str) {
     labels.insert(own.0.to_owned(), own.1.to_owned());
     let spec = template.spec.get_or_insert_default();
     let mut executor = container::executor(spec).cloned().unwrap_or_default();
-    keep_for_download(&mut executor, store);
+    let volumes = spec.volumes.take().unwrap_or_default();
+    keep_for_download(&mut executor, store, &volumes);
     let mounts = executor.volume_mounts.iter().flatten();
     let used: BTreeSet<_> = mounts.map(|mount| mount.name.clone()).collect();
-    let volumes = spec.volumes.take().unwrap_or_default();
     let volumes = volumes.into_iter();
     spec.volumes = Some(
         volumes
@@ -222,12 +257,37 @@ fn strip(template: &mut PodTemplateSpec, store: &str) {
     spec.topology_spread_constraints = None;
 }
 
-fn keep_for_download(executor: &mut Container, store: &str) {
+/// What a download needs of a variable. A value that comes from a Secret is a secret.
+fn kept(variable: EnvVar) -> Option<EnvVar> {
+    if variable.value_from.is_some() {
+        return None;
+    }
+    if variable.name == env::JAVA_TOOL_OPTIONS {
+        let options = proxy_options(variable.value.as_deref()?);
+        return (!options.is_empty()).then(|| container::literal(&variable.name, &options));
+    }
+    KEPT.contains(&variable.name.as_str()).then_some(variable)
+}
+
+/// The options that name proxies. Others may have passwords of trust stores and databases.
+fn proxy_options(options: &str) -> String {
+    let words = java_options::words(options).into_iter();
+    let proxies = words.filter(|word| PROXY_OPTIONS.iter().any(|prefix| word.starts_with(prefix)));
+    let quoted = proxies.map(|word| {
+        let quote = if word.contains('"') { '\'' } else { '"' };
+        format!("{quote}{word}{quote}")
+    });
+    quoted.collect::<Vec<_>>().join(" ")
+}
+
+fn keep_for_download(executor: &mut Container, store: &str, volumes: &[Volume]) {
     let variables = executor.env.take().unwrap_or_default();
-    // A value that comes from a Secret is a secret.
-    let is_kept =
-        |variable: &EnvVar| variable.value_from.is_none() && KEPT.contains(&variable.name.as_str());
-    let mut variables: Vec<_> = variables.into_iter().filter(is_kept).collect();
+    let variables = variables.into_iter().filter_map(kept);
+    let mut variables: Vec<_> = variables.collect();
+    let bindings = variables
+        .iter()
+        .find(|variable| variable.name == env::SERVICE_BINDING_ROOT)
+        .and_then(|variable| variable.value.clone());
     container::set_env(
         &mut variables,
         container::literal(env::PROVIDER_CACHE_MODE, CacheMode::Fill.name()),
@@ -255,7 +315,16 @@ fn keep_for_download(executor: &mut Container, store: &str) {
             let rest = text.strip_prefix(path);
             rest.is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
         };
-        paths.iter().any(is_below).then_some(mount)
+        let is_binding = || {
+            let root = Path::new(bindings.as_deref()?);
+            let of_root = Path::new(path).strip_prefix(root).ok()?;
+            let mut configs = volumes.iter().filter(|volume| volume.config_map.is_some());
+            Some(
+                of_root == Path::new(AUTHORITIES)
+                    || configs.any(|volume| volume.name == mount.name),
+            )
+        };
+        (paths.iter().any(is_below) || is_binding() == Some(true)).then_some(mount)
     });
     executor.volume_mounts = Some(mounts.collect());
     executor.lifecycle = None;

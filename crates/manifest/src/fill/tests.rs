@@ -209,6 +209,49 @@ spec:
 }
 
 #[test]
+fn a_job_has_the_proxies_and_authorities_that_terrakube_configures() {
+    let overlay = "
+spec:
+  volumes:
+  - {name: ca, secret: {secretName: authorities}}
+  - {name: more-ca, configMap: {name: more-authorities}}
+  - {name: database, secret: {secretName: login-of-a-database}}
+  containers:
+  - name: executor
+    env:
+    - {name: SERVICE_BINDING_ROOT, value: /platform/bindings/}
+    - {name: JAVA_TOOL_OPTIONS, value: '-Xmx1g -Dhttps.proxyHost=proxy -Dhttps.proxyPort=3128 \"-Dhttp.nonProxyHosts=a|b c\"
+        -Djavax.net.ssl.trustStorePassword=changeit'}
+    volumeMounts:
+    - {name: ca, mountPath: /platform/bindings/ca-certificates}
+    - {name: more-ca, mountPath: /platform/bindings/more}
+    - {name: database, mountPath: /platform/bindings/database}
+";
+    let template = FillTemplate::of(&with_overlay(overlay)).unwrap().unwrap();
+    let fill = spec_of(template.job(&packages(&[AWS]), None));
+    let root = variable(&fill, env::SERVICE_BINDING_ROOT);
+    assert_eq!(root.as_deref(), Some("/platform/bindings/"));
+    let options = variable(&fill, env::JAVA_TOOL_OPTIONS).unwrap();
+    let expected = [
+        "-Dhttps.proxyHost=proxy",
+        "-Dhttps.proxyPort=3128",
+        "-Dhttp.nonProxyHosts=a|b c",
+    ];
+    assert_eq!(java_options::words(&options), expected);
+    for name in ["ca-certificates", "more"] {
+        assert!(
+            mount_at(&fill, &format!("/platform/bindings/{name}")).is_some(),
+            "{name}"
+        );
+    }
+    let text = serde_json::to_string(&fill).unwrap();
+    assert!(
+        !text.contains("database") && !text.contains("changeit"),
+        "{text}"
+    );
+}
+
+#[test]
 fn a_folder_of_the_node_is_filled_on_the_node_of_the_run() {
     let overlay = "
 spec:
@@ -225,6 +268,8 @@ spec:
     let template = FillTemplate::of(&deployment).unwrap().unwrap();
     let [one, other] = ["a", "b"].map(|node| template.job(&packages(&[AWS]), Some(node)));
     assert_ne!(one.metadata.name, other.metadata.name);
+    assert_eq!(node(&one), Some("a"));
+    assert_eq!(super::packages(&one), packages(&[AWS]));
     let affinity = serde_json::to_value(spec_of(one).affinity).unwrap();
     let terms = affinity
         .pointer("/nodeAffinity/requiredDuringSchedulingIgnoredDuringExecution/nodeSelectorTerms");
