@@ -12,14 +12,14 @@ use job_contract::provider_cache::{DEFAULT_REGISTRIES, WantedPackage};
 use job_contract::{Exit, chain, env};
 use provider_store::{Package, ProviderStore};
 use runtime::setting::parse_over_environment;
-use tracing::{error, info, warn};
+use tracing::{debug, error, info, warn};
 
 use crate::config::{PROVIDER_CACHE_BYTES, TelemetryConfig};
 use crate::error::StepError;
 use crate::providers::package;
 use crate::providers::registry::{Registry, RegistryError};
 use crate::tool::{Fetcher, RETRY_FOR};
-use crate::{jvm_settings, resolver, telemetry};
+use crate::{final_report, jvm_settings, resolver, telemetry};
 
 /// The argument that selects this program.
 pub(crate) const COMMAND: &str = "fill";
@@ -46,6 +46,9 @@ struct FillArgs {
     #[command(flatten)]
     telemetry: TelemetryConfig,
 }
+
+/// Kubernetes keeps 4096 bytes of what a program says at its end.
+const MOST_SAID: usize = 4000;
 
 /// Why a package is not in the store.
 #[derive(Debug, thiserror::Error)]
@@ -77,18 +80,29 @@ pub(crate) fn main(args: Vec<OsString>) -> ExitCode {
             return ExitCode::from(code.code());
         }
     };
-    match run(&args) {
-        Ok(true) => ExitCode::from(Exit::Done.code()),
-        Ok(false) => ExitCode::from(Exit::Infrastructure.code()),
+    let (exit, failures) = match run(&args) {
+        Ok(failures) if failures.is_empty() => return ExitCode::from(Exit::Done.code()),
+        Ok(failures) => (Exit::Infrastructure, failures),
         Err(failure) => {
             error!(error = %failure, "the store was not filled");
-            ExitCode::from(failure.exit().code())
+            (failure.exit(), vec![failure.to_string()])
         }
+    };
+    say(&final_report::default_path(), &failures);
+    ExitCode::from(exit.code())
+}
+
+/// Leaves the reasons as the termination message, which `explain` shows.
+fn say(path: &Path, failures: &[String]) {
+    let mut text = failures.join("\n");
+    text.truncate(text.floor_char_boundary(MOST_SAID));
+    if let Err(error) = final_report::write_file(path, &text) {
+        debug!(%error, path = %path.display(), "the termination message could not be written");
     }
 }
 
-/// Whether all packages are in the store now.
-fn run(args: &FillArgs) -> Result<bool, StepError> {
+/// Why some packages are not in the store now. Empty: all are.
+fn run(args: &FillArgs) -> Result<Vec<String>, StepError> {
     let variables = jvm_settings::variables(|name| std::env::var_os(name))
         .map_err(|wrong| StepError::new(Exit::BadConfiguration, wrong))?;
     resolver::restart_if_needed(&variables)
@@ -107,7 +121,7 @@ fn run(args: &FillArgs) -> Result<bool, StepError> {
 }
 
 /// Fetches one after another, so that there is space for one archive beside the store. What one lacks keeps none from the others.
-async fn fill(args: &FillArgs) -> Result<bool, StepError> {
+async fn fill(args: &FillArgs) -> Result<Vec<String>, StepError> {
     let registry = Registry::new(Fetcher::new(RETRY_FOR)?);
     let store = ProviderStore::new(&args.store);
     let mut builder = tempfile::Builder::new();
@@ -118,18 +132,19 @@ async fn fill(args: &FillArgs) -> Result<bool, StepError> {
     };
     let scratch = scratch
         .map_err(|source| StepError::infrastructure("no folder for downloads").because(&source))?;
-    let mut is_complete = true;
+    let mut failures = Vec::new();
     for wanted in &args.packages {
         match fill_one(args, &store, &registry, wanted, scratch.path()).await {
             Ok(true) => info!(package = %wanted, "published"),
             Ok(false) => info!(package = %wanted, "it is there already"),
             Err(failure) => {
-                is_complete = false;
-                warn!(package = %wanted, error = chain(&failure), "not fetched");
+                let error = chain(&failure);
+                warn!(package = %wanted, error, "not fetched");
+                failures.push(format!("{wanted}: {error}"));
             }
         }
     }
-    Ok(is_complete)
+    Ok(failures)
 }
 
 /// Whether the package was fetched. It may be there already.
@@ -184,4 +199,20 @@ fn has(store: &ProviderStore, package: &Package, scratch: &Path) -> io::Result<b
         }
     }
     Ok(false)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn reasons_are_cut_at_a_whole_character() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("message");
+        say(&path, &["a: \u{e9}".repeat(1000), "b: c".to_owned()]);
+        let said = std::fs::read_to_string(&path).unwrap();
+        assert!(said.len() > MOST_SAID - 4 && said.len() <= MOST_SAID);
+        say(&path, &["a: b".to_owned(), "c: d".to_owned()]);
+        assert_eq!(std::fs::read_to_string(&path).unwrap(), "a: b\nc: d");
+    }
 }

@@ -97,8 +97,8 @@ impl ReportWriter {
     }
 }
 
-/// This does not block: code of the run may have put a FIFO there that no process reads.
-fn write_file(path: &Path, message: &str) -> io::Result<()> {
+/// Writes the termination message. This does not block: code of the run may have put a FIFO there that no process reads.
+pub(crate) fn write_file(path: &Path, message: &str) -> io::Result<()> {
     File::options()
         .write(true)
         .create(true)

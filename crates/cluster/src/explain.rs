@@ -1,5 +1,7 @@
 //! Explains a run: its verdict, and its timeline from accepted to reported.
 
+mod filling;
+
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
 
@@ -17,6 +19,8 @@ use verdict::{
 
 use super::view::observe;
 use super::{Cluster, ClusterError, RunRef, annotation, label};
+
+pub use filling::{FillJobView, StoreFilling};
 
 /// A run, explained.
 #[derive(Clone, Debug, Serialize)]
@@ -37,6 +41,9 @@ pub struct Explanation {
     pub running: bool,
     /// Its pods, in the order of their creation.
     pub pods: Vec<RunPod>,
+    /// What it lacked in a store of providers that it only reads.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub store_filling: Option<StoreFilling>,
     pub timeline: Vec<TimelineEntry>,
 }
 
@@ -84,6 +91,7 @@ impl Cluster {
         if let Some(verdict) = explained.verdict.take() {
             explained.verdict = Some(self.with_lock_holder(verdict).await);
         }
+        explained.store_filling = self.filling(&pods).await?;
         Ok(explained)
     }
 }
@@ -201,6 +209,7 @@ fn from_events(key: RunRef, events: &[Event]) -> Explanation {
         verdict: Some(verdict),
         running: false,
         pods: pods_of_run(&[], events),
+        store_filling: None,
         timeline: event_line(events),
     }
 }
@@ -242,6 +251,7 @@ fn explanation(
         verdict,
         running,
         pods,
+        store_filling: None,
         timeline,
     }
 }

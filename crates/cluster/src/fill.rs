@@ -4,6 +4,7 @@ use job_contract::labels;
 use k8s_openapi::api::batch::v1::Job;
 use kube::ResourceExt as _;
 use kube::api::ListParams;
+use manifest::fill;
 use tracing::{debug, info, warn};
 use verdict::terminal;
 
@@ -21,6 +22,8 @@ pub(super) enum FillJob {
     Created,
     /// An earlier run wanted the same packages.
     AlreadyThere,
+    /// It is there, and could not fetch them.
+    HasFailed,
     /// There are enough. A later run asks again.
     TooMany,
 }
@@ -28,11 +31,27 @@ pub(super) enum FillJob {
 impl FillJob {
     pub(super) fn log(self, run: &RunRef, job: &Job) {
         let name = job.name_any();
+        let packages = || {
+            let packages: Vec<_> = fill::packages(job)
+                .iter()
+                .map(ToString::to_string)
+                .collect();
+            packages.join(", ")
+        };
         match self {
-            Self::Created => {
-                info!(%run, job = name, "a Job fetches providers that the run lacked in the store");
-            }
+            Self::Created => info!(
+                %run,
+                job = name,
+                packages = packages(),
+                "a Job fetches providers that the run lacked in the store"
+            ),
             Self::AlreadyThere => debug!(%run, job = name, "a Job for the same providers is there"),
+            Self::HasFailed => warn!(
+                %run,
+                job = name,
+                packages = packages(),
+                "a Job could not fetch providers that the run lacked in the store; `api-launcher explain` shows why"
+            ),
             Self::TooMany => warn!(
                 %run,
                 "no Job was made for the providers that the run lacked in the store: there are too many such Jobs"
@@ -50,8 +69,13 @@ impl Cluster {
         let there = self
             .request_with_retries("list the Jobs that fill the store", || jobs.list(&params))
             .await?;
-        if there.items.iter().any(|known| known.name_any() == name) {
-            return Ok(FillJob::AlreadyThere);
+        if let Some(known) = there.items.iter().find(|known| known.name_any() == name) {
+            let has_failed = terminal(known).is_some_and(|end| end.type_ == "Failed");
+            return Ok(if has_failed {
+                FillJob::HasFailed
+            } else {
+                FillJob::AlreadyThere
+            });
         }
         let unfinished = there.items.iter().filter(|job| terminal(job).is_none());
         if unfinished.count() >= MOST_AT_A_TIME || there.items.len() >= MOST_KEPT {

@@ -76,6 +76,7 @@ impl ProvidedForInit {
     pub(crate) async fn finish(self, run: &RunContext<'_>) -> Result<(), StepError> {
         let finished = self.finish_registries(run).await;
         report_hanging_volume(run).await;
+        report_wanted(run).await;
         finished
     }
 
@@ -107,6 +108,18 @@ impl ProvidedForInit {
             log.line(&text).await;
         }
         Ok(())
+    }
+}
+
+/// Says what a run lacked in a store that it only reads.
+async fn report_wanted(run: &RunContext<'_>) {
+    let lacked = run.wanted.names().len();
+    if lacked > 0 {
+        let text = format!(
+            "Not in the store, which this run only reads: {lacked}. A Job of the operator may fetch them for later runs; \
+             `api-launcher explain` shows it."
+        );
+        run.log.writer().line(&text).await;
     }
 }
 

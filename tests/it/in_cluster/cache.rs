@@ -226,6 +226,10 @@ async fn a_burst_of_runs_makes_one_job_that_fetches_what_they_lacked() {
     it.says(&burst[0], 0, 2);
     assert_eq!(it.until_filled().await, 1);
     assert_eq!(it.archives().len(), 2);
+    let told = it.fixture.json(&["explain", "10"]);
+    let of_jobs = &told["storeFilling"]["jobs"];
+    assert_eq!(of_jobs[0]["state"], "completed", "{told}");
+    assert_eq!(of_jobs[0]["packages"], told["storeFilling"]["lacked"]);
     let state = it.fixture.state().await;
     let job = serde_json::to_string(fills(&state).next().unwrap()).unwrap();
     assert!(
@@ -262,6 +266,51 @@ async fn a_launcher_that_is_killed_before_it_makes_the_job_is_followed_by_one_th
     let _next = it.fixture.serve_with(&it.settings("fill"));
     assert_eq!(it.until_filled().await, 1);
     assert_eq!(it.archives().len(), 2);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn explain_shows_the_job_that_could_not_fetch_what_a_run_lacked() {
+    let it = or_skip!(Stored::new().await);
+    let faults = it.fixture.cluster.faults();
+    let launcher = it.fixture.serve_with(&it.settings("fill"));
+    let run = it.plan("10");
+    it.fixture.machine.queue(&[&run]);
+    launcher.endpoint.accept(&run).await;
+    // No Job is made before the registry has lost what the run could fetch.
+    it.fixture
+        .until("the executor's Job is there", |state: &State| {
+            state.job(&name(&run)).map(drop)
+        })
+        .await;
+    faults.next_of(LAUNCHER, MANY, "create", "jobs", Fault::Hang);
+    it.fixture.until_over(&run, "Complete").await;
+    let log = it.fixture.machine.step_output(&run);
+    assert!(
+        log.contains("Not in the store, which this run only reads: 2."),
+        "{log}"
+    );
+    wait::until("it is about to make the Job", async || faults.left() < MANY).await;
+    launcher.crash();
+    faults.clear();
+    let told = it.fixture.json(&["explain", "10"]);
+    let filling = &told["storeFilling"];
+    assert_eq!(filling["lacked"].as_array().unwrap().len(), 2, "{told}");
+    assert_eq!(filling["jobs"], json!([]));
+    it.registry.as_ref().unwrap().lose_archives();
+    let _next = it.fixture.serve_with(&it.settings("fill"));
+    let failed = |state: &State| {
+        let job = job_name(fills(state).next()?);
+        state.has_condition(&job, "Failed").then_some(job)
+    };
+    let job = it.fixture.until("the Job has failed", failed).await;
+    let text = it.fixture.told(&["explain", "10"]);
+    for expected in [
+        &format!("{job}, failed: {}/{NAMESPACE}/null/", it.host),
+        "404",
+        &format!("kubectl delete job {job}"),
+    ] {
+        assert!(text.contains(expected), "{expected}: {text}");
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]

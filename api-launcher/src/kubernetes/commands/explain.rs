@@ -4,7 +4,8 @@ use std::fmt::Write as _;
 
 use clap::Args;
 use cluster::Cluster;
-use cluster::explain::{Explanation, RunPod};
+use cluster::RunState;
+use cluster::explain::{Explanation, FillJobView, RunPod};
 use job_contract::Exit;
 use serde::Serialize;
 use verdict::{Started, VerdictKind};
@@ -149,7 +150,33 @@ fn facts(explanation: &Explanation) -> Table {
         let name = if index == 0 { "pods" } else { "" };
         fact(name, Cell::new(&pod_words(pod)));
     }
+    if let Some(filling) = &explanation.store_filling {
+        for (index, package) in filling.lacked.iter().enumerate() {
+            fact(if index == 0 { "lacked" } else { "" }, Cell::new(package));
+        }
+        for job in &filling.jobs {
+            let (words, tone) = fill_words(job);
+            fact("fill job", Cell::new(&words).tone(tone));
+        }
+        if let Some(advice) = &filling.advice {
+            fact("advice", Cell::new(advice));
+        }
+    }
     table
+}
+
+fn fill_words(job: &FillJobView) -> (String, Tone) {
+    let (state, tone) = match job.state {
+        RunState::Completed => ("completed", Tone::Good),
+        RunState::Failed => ("failed", Tone::Bad),
+        RunState::Running => ("running", Tone::Plain),
+        _ => ("waiting", Tone::Warning),
+    };
+    let node = job.node.as_ref();
+    let node = node.map_or_else(String::new, |node| format!(" on {node}"));
+    let reason = job.reason.as_ref();
+    let reason = reason.map_or_else(String::new, |reason| format!(": {reason}"));
+    (format!("{}{node}, {state}{reason}", job.name), tone)
 }
 
 #[cfg(test)]
@@ -157,6 +184,7 @@ mod tests {
     use super::super::list::{at, run};
     use super::super::timeline::timeline;
     use super::*;
+    use cluster::explain::StoreFilling;
     use verdict::{Evidence, Verdict, Wait, WaitReason};
 
     fn explanation(verdict: Option<Verdict>, wait: Option<Wait>) -> Explanation {
@@ -170,6 +198,7 @@ mod tests {
                 started: Started::Yes,
                 end: None,
             }],
+            store_filling: None,
             timeline: timeline(),
             wait,
             verdict,
@@ -195,6 +224,34 @@ mod tests {
         };
         let text = render(&explanation(Some(verdict), None), Paint { on: false });
         insta::assert_snapshot!(text);
+    }
+
+    #[test]
+    fn what_a_run_lacked_is_explained_with_the_jobs_that_fetch_it() {
+        let package =
+            |name: &str| format!("registry.terraform.io/hashicorp/{name}/1.0.0/linux_amd64");
+        let job = |name: &str, state, reason: Option<&str>| FillJobView {
+            name: format!("fill-{name}"),
+            packages: vec![package(name)],
+            node: None,
+            state,
+            reason: reason.map(str::to_owned),
+        };
+        let mut run = explanation(None, None);
+        run.timeline.truncate(2);
+        let failure = format!("{}: the registry answered 503\n", package("aws"));
+        run.store_filling = Some(StoreFilling {
+            lacked: vec![package("aws"), package("null")],
+            jobs: vec![
+                job("aws", RunState::Failed, Some(&failure)),
+                FillJobView {
+                    node: Some("node-1".into()),
+                    ..job("null", RunState::Completed, None)
+                },
+            ],
+            advice: Some("correct the cause".into()),
+        });
+        insta::assert_snapshot!(render(&run, Paint { on: false }));
     }
 
     #[test]

@@ -140,9 +140,16 @@ async fn a_burst_makes_one_job_and_hostile_runs_a_few() {
     let name = fill_job(0).metadata.name.unwrap();
     let mut ended = over("Complete", 0);
     ended["metadata"] = json!({"name": name});
-    server.put("jobs", ended);
+    server.put("jobs", ended.clone());
     assert_eq!(
         cluster.create_fill_job(&fill_job(30)).await.unwrap(),
         FillJob::Created
+    );
+    // One that has failed is not repeated while it is there.
+    ended["status"]["conditions"][0]["type"] = json!("Failed");
+    server.put("jobs", ended);
+    assert_eq!(
+        cluster.create_fill_job(&fill_job(0)).await.unwrap(),
+        FillJob::HasFailed
     );
 }
