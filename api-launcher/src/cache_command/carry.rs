@@ -8,6 +8,7 @@ use std::io;
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 
+use executor::digest_of_archive;
 use job_contract::{Exit, chain};
 use provider_store::{Item, Package, ProviderStore, sha256_of};
 use runtime::regular_file;
@@ -172,12 +173,12 @@ fn export_one(
     Ok(true)
 }
 
-/// The digests of archives that a lock file has: by address and version.
+/// The digests that a lock file has: by address and version.
 type Locked = BTreeMap<(String, String), Vec<String>>;
 
 fn locked(path: &Path) -> Result<Locked, Failure> {
     let text = regular_file::read_text(path, LARGEST_TEXT).map_err(Failure::unreadable(path))?;
-    let packages = executor::locked_archives(&text).ok_or_else(|| {
+    let packages = executor::locked_digests(&text).ok_or_else(|| {
         let text = format!("`{}` is no lock file of providers", path.display());
         Failure::new(Exit::BadJobData, text)
             .with_hint("name a file `.terraform.lock.hcl`, as `init` writes it")
@@ -267,8 +268,13 @@ fn import_one(
             let digests = locked
                 .get(&key)
                 .ok_or("the lock file does not have this version of the provider")?;
-            if !digests.contains(&sha256) {
-                return Err("the lock file has another SHA-256 of it (`zh:`), or none".to_owned());
+            // As the tool does: one digest of either kind is enough. That of the files takes longer.
+            if !digests.contains(&format!("zh:{sha256}")) {
+                let has_files = digests.iter().any(|digest| digest.starts_with("h1:"));
+                let is_known = |h1: String| digests.contains(&h1);
+                if !has_files || !digest_of_archive(path).map(is_known).map_err(text)? {
+                    return Err("none of the digests in the lock file is one of it".to_owned());
+                }
             }
             How::ByLockFile
         }

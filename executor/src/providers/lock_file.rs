@@ -74,14 +74,12 @@ pub(crate) fn packages(body: &Body, platform: &str) -> Vec<Locked> {
     found.collect()
 }
 
-/// Address, version and the SHA-256 of archives of all platforms, of each provider in the text of a lock file.
-pub fn locked_archives(text: &str) -> Option<Vec<(String, String, Vec<String>)>> {
+/// Address, version and digests (`h1:…`, `zh:…`) for all platforms, of each provider in the text of a lock file.
+pub fn locked_digests(text: &str) -> Option<Vec<(String, String, Vec<String>)>> {
     let body: Body = text.parse().ok()?;
     let found = versions(&body).map(|(address, version)| {
-        let digests = digests(&body, &address).into_iter();
-        let zips = digests.filter_map(|digest| digest.strip_prefix(ZH).map(str::to_owned));
-        let zips = zips.collect();
-        (address, version, zips)
+        let digests = digests(&body, &address);
+        (address, version, digests)
     });
     Some(found.collect())
 }

@@ -1,7 +1,7 @@
 //! The archive of a provider: unpacks it, computes the digest of its files as lock files have it, and tells whether its program is
 //! one of this platform.
 
-use std::fs::{self, File, OpenOptions};
+use std::fs::{self, OpenOptions};
 use std::io::{self, Read, Seek, Write};
 use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::Path;
@@ -57,6 +57,32 @@ fn unpack_into(
     target: &Path,
     stopped: &AtomicBool,
 ) -> Result<String, PackageError> {
+    read_files(archive, stopped, |name, is_program| {
+        let path = target.join(name);
+        if let Some(parent) = path.parent() {
+            fs::create_dir_all(parent)?;
+        }
+        // Programs are marked as such. No link is made, and no file is replaced.
+        OpenOptions::new()
+            .write(true)
+            .create_new(true)
+            .mode(if is_program { 0o755 } else { 0o644 })
+            .open(&path)
+    })
+}
+
+/// The digest of the files in an archive, `h1:…`, without unpacking it.
+pub fn digest_of_archive(path: &Path) -> io::Result<String> {
+    let archive = regular_file::open_unlinked(path)?;
+    read_files(archive, &AtomicBool::new(false), |_, _| Ok(io::sink())).map_err(io::Error::other)
+}
+
+/// Reads all files of an archive into what `create` makes for a name and whether it is a program. Returns the digest of the files.
+fn read_files<W: Write>(
+    archive: impl Read + Seek,
+    stopped: &AtomicBool,
+    mut create: impl FnMut(&Path, bool) -> io::Result<W>,
+) -> Result<String, PackageError> {
     let (archive, allowance) = Metered::new(archive, LARGEST_LIST);
     let mut archive = ZipArchive::new(archive)?;
     allowance.set(u64::MAX);
@@ -72,19 +98,9 @@ fn unpack_into(
         }
         let name = entry.enclosed_name().ok_or(PackageError::Outside)?;
         let text = name.to_str().ok_or(PackageError::Outside)?.to_owned();
-        let path = target.join(&name);
-        if let Some(parent) = path.parent() {
-            fs::create_dir_all(parent)?;
-        }
-        // Programs are marked as such. No link is made, and no file is replaced.
         let is_program = entry.unix_mode().is_some_and(|mode| mode & 0o100 != 0);
-        let file = OpenOptions::new()
-            .write(true)
-            .create_new(true)
-            .mode(if is_program { 0o755 } else { 0o644 })
-            .open(&path)?;
         let mut hashing = Hashing {
-            file,
+            file: create(&name, is_program)?,
             hasher: Sha256::new(),
             stopped,
         };
@@ -140,13 +156,13 @@ fn kind_of_program(path: &Path) -> io::Result<Option<[u8; 4]>> {
 }
 
 /// A file, with the digest of what was written into it.
-struct Hashing<'s> {
-    file: File,
+struct Hashing<'s, W> {
+    file: W,
     hasher: Sha256,
     stopped: &'s AtomicBool,
 }
 
-impl Write for Hashing<'_> {
+impl<W: Write> Write for Hashing<'_, W> {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         if self.stopped.load(Ordering::Relaxed) {
             return Err(io::Error::other("stopped"));
@@ -163,6 +179,7 @@ impl Write for Hashing<'_> {
 
 #[cfg(test)]
 mod tests {
+    use std::fs::File;
     use std::os::unix::fs::PermissionsExt as _;
 
     use zip::ZipWriter;
@@ -196,6 +213,7 @@ mod tests {
         );
         let h1 = unpack(File::open(&zip).unwrap(), &target, &NEVER).unwrap();
         assert_eq!(h1, "h1:cuAYBzn6IKPHKJs3M/HcpkzTtSYaT+z1m6UlPiPEYmI=");
+        assert_eq!(digest_of_archive(&zip).unwrap(), h1);
         let program = target.join("terraform-provider-x_v1.0.0");
         assert_eq!(
             fs::metadata(&program).unwrap().permissions().mode() & 0o777,
