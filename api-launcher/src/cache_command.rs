@@ -9,6 +9,7 @@ use std::time::{Duration, SystemTime};
 use carry::{Carried, How};
 use clap::{Args, Subcommand, ValueHint};
 use data_dir::DataDirArgs;
+use executor::tool::{CachedTool, check_cached_tool};
 use job_contract::{Exit, chain, env};
 use provider_store::{Entry, Item, Package, ProviderStore};
 use serde_json::{Value, json};
@@ -26,7 +27,7 @@ const DEFAULT_MAX_BYTES: u64 = 16 * 1024 * 1024 * 1024;
 const SHORT_DIGEST: usize = 12;
 const DAY: u64 = 24 * 60 * 60;
 
-/// Work with the packages of providers that runs share
+/// Work with the packages of providers and the tools that runs share
 #[derive(Args, Clone, Debug)]
 pub struct CacheArgs {
     #[command(subcommand)]
@@ -37,13 +38,16 @@ pub struct CacheArgs {
 enum CacheCommand {
     /// List the packages, with their sizes and when they were used last
     List(StoreArgs),
-    /// Check that each package is what its name says; the exit code is 1 if one is not
+    /// Check that each package is what its name says, and each tool what was downloaded; the exit code is 1 if one is not
     Verify {
         #[command(flatten)]
         store: StoreArgs,
         /// Remove those that are not
         #[arg(long)]
         remove: bool,
+        /// OpenPGP public keys that may sign releases of tools, beside those of their publishers
+        #[arg(long, value_name = "FILE", env = env::RELEASE_KEYS_FILE, value_hint = ValueHint::FilePath)]
+        release_keys: Option<PathBuf>,
     },
     /// Remove the packages that were not used for the longest time
     #[command(
@@ -117,7 +121,11 @@ impl CacheArgs {
     pub(crate) fn run(&self) -> Exit {
         let done = match &self.command {
             CacheCommand::List(store) => store.list(),
-            CacheCommand::Verify { store, remove } => store.verify(*remove),
+            CacheCommand::Verify {
+                store,
+                remove,
+                release_keys,
+            } => store.verify(*remove, release_keys.as_deref()),
             CacheCommand::Prune {
                 store,
                 max_bytes,
@@ -162,32 +170,49 @@ impl StoreArgs {
         Ok(self.show(&store, &entries, &json!({"totalBytes": total}), ""))
     }
 
-    fn verify(&self, remove: bool) -> Result<Exit, Failure> {
+    fn verify(&self, remove: bool, release_keys: Option<&Path>) -> Result<Exit, Failure> {
         let store = self.open()?;
-        let entries = store.list().map_err(|error| unusable(&store, error))?;
-        let mut altered = Vec::new();
-        for entry in entries {
-            if !store.verify(&entry).unwrap_or(false) {
-                if remove {
-                    store
-                        .remove(&entry)
-                        .map_err(|error| unusable(&store, error))?;
+        let failed = |error| unusable(&store, error);
+        let (mut altered, mut unknown, mut are_removed) = (Vec::new(), Vec::new(), remove);
+        for entry in store.list().map_err(failed)? {
+            let is_altered = match &entry.item {
+                Item::Tool { name, version } => {
+                    let checked = check_cached_tool(&store, name, version, release_keys);
+                    let checked = checked.map_err(failed)?;
+                    if let CachedTool::Unknown(why) = &checked {
+                        // The table is only for what was altered.
+                        let _ = writeln!(
+                            io::stderr(),
+                            "note: `{name}/{version}` is not checked: {why}"
+                        );
+                        unknown.push(json!({"tool": name, "version": version, "reason": why}));
+                    }
+                    checked == CachedTool::Altered
                 }
+                _ => !store.verify(&entry).unwrap_or(false),
+            };
+            if is_altered {
+                are_removed &= remove && store.remove(&entry).map_err(failed)?;
                 altered.push(entry);
             }
         }
-        let (exit, note) = match (altered.is_empty(), remove) {
-            (true, _) => (Exit::Done, "Each package is what its name says."),
-            (false, true) => (
-                Exit::StepFailed,
-                "These packages were altered. They are removed.",
+        let (exit, note) = match (altered.is_empty(), remove, are_removed) {
+            (true, ..) => (
+                Exit::Done,
+                "Each package is what its name says, and each tool that can be checked what was downloaded.",
             ),
-            (false, false) => (
+            (false, true, true) => (Exit::StepFailed, "These were altered. They are removed."),
+            (false, true, false) => (
                 Exit::StepFailed,
-                "These packages were altered. No run uses them. `--remove` removes them.",
+                "These were altered. They are removed, except what a run uses now: repeat this later.",
+            ),
+            (false, false, _) => (
+                Exit::StepFailed,
+                "These were altered. No run uses such a package, but one may use such a program. `--remove` removes them.",
             ),
         };
-        let shown = self.show(&store, &altered, &json!({"removed": remove}), note);
+        let more = json!({"removed": are_removed, "unchecked": unknown});
+        let shown = self.show(&store, &altered, &more, note);
         Ok(if shown == Exit::Done { exit } else { shown })
     }
 

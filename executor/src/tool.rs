@@ -5,6 +5,7 @@
 //! workspace could have written to it (contract 9.4).
 
 mod cache;
+mod cached;
 mod download;
 mod fetch;
 mod index;
@@ -16,6 +17,7 @@ pub(crate) mod verify;
 use std::{ffi::OsString, fmt, path::PathBuf, time::Duration};
 
 pub use cache::install_archive;
+pub use cached::{CachedTool, check_cached_tool};
 pub(crate) use fetch::{FetchError, Fetcher, RETRY_FOR};
 pub use job_contract::job::Tool;
 pub use range::{Range, RangeError};

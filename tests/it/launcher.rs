@@ -2,6 +2,7 @@
 
 use std::ffi::OsString;
 use std::fs::{self, File};
+use std::io::Write as _;
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
@@ -14,6 +15,8 @@ use job_contract::env;
 use nix::sys::signal::Signal;
 use provider_store::{Package, ProviderStore, sha256_of};
 use serde_json::Value;
+use zip::ZipWriter;
+use zip::write::SimpleFileOptions;
 
 use crate::laptop;
 
@@ -448,6 +451,7 @@ fn are_carried(laptop: &Laptop, place: &str, archive: &Path) {
     );
     let folder_of_provider = carried.join("registry.example.test/acme/null");
     let zip = folder_of_provider.join("terraform-provider-null_1.0.0_linux_amd64.zip");
+    imports_by_the_digest_of_files(import, &zip, &lock);
     fs::write(&zip, "other").unwrap();
     fs::write(carried.join("stray.zip"), "").unwrap();
     let wrong = expect(import(&[]), 1);
@@ -463,6 +467,63 @@ fn are_carried(laptop: &Laptop, place: &str, archive: &Path) {
     fs::remove_dir_all(&carried).unwrap();
     let missing = expect(import(&[]), 65);
     assert!(missing.stderr.contains("could not read"), "{missing}");
+}
+
+fn tools_are_checked(store: &Path, verify: impl Fn(&[&str]) -> Finished) {
+    let slot = store.join("terraform/1.9.8");
+    fs::create_dir_all(&slot).unwrap();
+    let (program, note) = (slot.join("terraform"), slot.join("terraform.sha256"));
+    fs::write(&program, "program").unwrap();
+    let unknown = expect(verify(&[]), 0);
+    assert!(
+        unknown.stderr.contains("`terraform/1.9.8` is not checked"),
+        "{unknown}"
+    );
+    fs::write(
+        &note,
+        format!("{}  terraform\n", sha256_of(&program).unwrap()),
+    )
+    .unwrap();
+    let checked = expect(verify(&[]), 0);
+    assert!(!checked.stderr.contains("not checked"), "{checked}");
+    fs::write(&program, "another program").unwrap();
+    let altered = expect(verify(&["-o", "json"]), 1);
+    let altered: Value = serde_json::from_str(&altered.stdout).unwrap();
+    assert_eq!(altered["packages"][0]["tool"], "terraform");
+    expect(verify(&["--remove"]), 1);
+    assert!(!program.exists() && !note.exists());
+    expect(verify(&[]), 0);
+}
+
+/// A lock file that was written from a mirror has only digests of files.
+fn imports_by_the_digest_of_files(
+    import: impl Fn(&[&str]) -> Finished,
+    archive: &Path,
+    lock: &Path,
+) {
+    let pack = |content: &str| {
+        let mut zip = ZipWriter::new(File::create(archive).unwrap());
+        for (name, content) in [
+            ("terraform-provider-x_v1.0.0", content),
+            ("LICENSE.txt", "hello\n"),
+        ] {
+            zip.start_file(name, SimpleFileOptions::default()).unwrap();
+            zip.write_all(content.as_bytes()).unwrap();
+        }
+        zip.finish().unwrap();
+    };
+    // Terraform computed the first digest of these files. The second one is of another platform.
+    let text = "provider \"registry.example.test/acme/null\" {\n  version = \"1.0.0\"\n  hashes = [\n    \
+        \"h1:cuAYBzn6IKPHKJs3M/HcpkzTtSYaT+z1m6UlPiPEYmI=\",\n    \
+        \"zh:0000000000000000000000000000000000000000000000000000000000000000\",\n  ]\n}\n";
+    fs::write(lock, text).unwrap();
+    pack("binary\n");
+    let locked = expect(import(&["--lock-file", lock.to_str().unwrap()]), 1);
+    assert_eq!(locked.stdout, "Imported: 1 of 2 packages.\n");
+    pack("other\n");
+    let refused = expect(import(&["--lock-file", lock.to_str().unwrap()]), 1);
+    assert_eq!(refused.stdout, "Imported: 0 of 2 packages.\n");
+    assert!(refused.stderr.contains("none of the digests"), "{refused}");
 }
 
 #[test]
@@ -501,6 +562,7 @@ fn packages_of_providers_are_listed_checked_and_removed() {
     expect(cache("verify", &[]), 0);
 
     are_carried(&laptop, place, &paths[0]);
+    tools_are_checked(&folder, |more| cache("verify", more));
 
     fs::remove_file(&paths[0]).unwrap();
     fs::write(&paths[0], "other").unwrap();

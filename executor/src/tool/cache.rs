@@ -6,7 +6,7 @@
 
 use std::{
     fs::{self, File, TryLockError},
-    io::{self, Read as _},
+    io::{self, Read as _, Write as _},
     os::unix::fs::PermissionsExt,
     path::{Path, PathBuf},
     time::Duration,
@@ -18,6 +18,7 @@ use runtime::setting::is_wrong_place;
 use semver::Version;
 use tempfile::NamedTempFile;
 
+use super::verify;
 use crate::error::StepError;
 
 const LOCK: &str = ".lock";
@@ -120,6 +121,20 @@ impl Slot {
             .map_err(|error| cache_error(&self.directory, &error))
     }
 
+    /// Notes the digest of the binary that was just installed, for people who check the cache later. Blocks.
+    pub(super) fn note_digest(&self, _lock: &Lock) -> io::Result<()> {
+        let binary = File::open(self.directory.join(self.binary))?;
+        let digest = verify::file_digest(&binary)?;
+        let mut note = tempfile::Builder::new()
+            .prefix(UNFINISHED)
+            .tempfile_in(&self.directory)?;
+        writeln!(note, "{digest}  {}", self.binary)?;
+        note.as_file()
+            .set_permissions(fs::Permissions::from_mode(0o644))?;
+        note.persist(self.directory.join(noted_digest_name(self.binary)))?;
+        Ok(())
+    }
+
     /// Unpacks the tool's binary from a verified archive, and makes it visible. Blocks.
     pub(crate) fn install(&self, archive: &File, shown_url: &str) -> Result<PathBuf, StepError> {
         let broken = |problem: String| {
@@ -147,6 +162,11 @@ impl Slot {
         publish(unfinished, &path).map_err(|error| cache_error(&path, &error))?;
         Ok(path)
     }
+}
+
+/// The file beside a program that has its digest, as `sha256sum --check` reads it.
+pub(super) fn noted_digest_name(binary: &str) -> String {
+    format!("{binary}.sha256")
 }
 
 /// Puts the binary of a local archive into the cache. The caller verifies checksum and signature first, because this

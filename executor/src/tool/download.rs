@@ -6,6 +6,7 @@ use job_contract::Exit;
 use reqwest::StatusCode;
 use semver::Version;
 use tempfile::NamedTempFile;
+use tracing::warn;
 use url::Url;
 
 use super::{
@@ -260,7 +261,6 @@ async fn unpack(
     let url = Shown(url).to_string();
     blocking("unpack the archive", move || {
         // The task holds the lock, so that the lock outlives a cancelled caller.
-        let _lock = lock;
         let actual = verify::file_digest(archive.as_file())
             .map_err(|error| cache_error(archive.path(), &error))?;
         if actual != expected {
@@ -268,6 +268,9 @@ async fn unpack(
             return Err(changed(text));
         }
         let path = slot.install(archive.as_file(), &url)?;
+        if let Err(error) = slot.note_digest(&lock) {
+            warn!(%error, "the digest of a tool is not noted beside it");
+        }
         Ok((path, archive))
     })
     .await?

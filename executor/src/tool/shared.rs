@@ -18,8 +18,8 @@ use super::index::OsArch;
 use super::verify::{self, Keyring, MAX_ARCHIVE, MAX_SMALL_FILE};
 use crate::volume::Volume;
 
-const LIST: &str = "SHA256SUMS";
-const SIGNATURE: &str = "SHA256SUMS.sig";
+pub(super) const LIST: &str = "SHA256SUMS";
+pub(super) const SIGNATURE: &str = "SHA256SUMS.sig";
 
 /// A list of digests with a signature that was checked.
 #[derive(Debug)]

@@ -12,6 +12,7 @@ use std::{
 };
 
 use job_contract::Exit;
+use provider_store::ProviderStore;
 use rstest::rstest;
 use tempfile::TempDir;
 
@@ -115,6 +116,13 @@ impl Fixture {
         self.config.cache_dir.join("terraform").join(version)
     }
 
+    /// What a person learns of a Terraform in the cache.
+    fn checked(&self, version: &str) -> CachedTool {
+        let cache = ProviderStore::new(&self.config.cache_dir);
+        let keys = self.config.extra_keys.as_deref();
+        check_cached_tool(&cache, "terraform", version, keys).unwrap()
+    }
+
     /// Puts a tool on the searched PATH.
     fn put_on_path(&mut self, content: &str) -> PathBuf {
         let directory = self.directory.path().join("bin");
@@ -180,7 +188,9 @@ async fn the_real_terraform_is_downloaded_verified_and_runs() {
     assert_eq!(found.version.to_string(), version);
     assert_eq!(found.path, fixture.slot(&version).join("terraform"));
     assert_eq!(reported_version(&found.path), version);
-    assert_eq!(names(&fixture.slot(&version)), [".lock", "terraform"]);
+    let slot = fixture.slot(&version);
+    assert_eq!(names(&slot), [".lock", "terraform", "terraform.sha256"]);
+    assert_eq!(fixture.checked(&version), CachedTool::Verified);
     let mode = fs::metadata(&found.path).unwrap().permissions().mode();
     assert_eq!(mode & 0o777, 0o755);
     assert!(
@@ -468,6 +478,8 @@ async fn a_tool_that_others_can_write_is_used_only_as_a_checked_copy() {
     assert_eq!(fs::read_to_string(&found.path).unwrap(), script("1.9.8"));
     assert_eq!(downloads(&fixture), 1);
 
+    assert_eq!(fixture.checked("1.9.8"), CachedTool::Verified);
+
     // A program, an archive or a list of somebody else is not used, and the right ones come back. A lock is not waited for.
     let forged = zip(&[("terraform", script("6.6.6").as_bytes())]);
     let other = fixture.release("1.9.9");
@@ -502,6 +514,9 @@ async fn a_tool_that_others_can_write_is_used_only_as_a_checked_copy() {
     ];
     for (number, spoil) in spoils.iter().enumerate() {
         spoil();
+        let is_altered = fixture.checked("1.9.8") == CachedTool::Altered;
+        // Without a signature, nothing is known.
+        assert_eq!(is_altered, number != 3, "{number}");
         let before = downloads(&fixture);
         run(&mut fixture, &format!("spoilt-{number}"));
         let found = fixture.resolve("1.9.8").await.unwrap();
@@ -517,6 +532,29 @@ async fn a_tool_that_others_can_write_is_used_only_as_a_checked_copy() {
 }
 
 #[tokio::test]
+async fn a_tool_in_the_cache_is_checked_by_what_was_noted_when_it_came() {
+    let fixture = Fixture::with(&["1.9.8"]).await;
+    let slot = fixture.slot("1.9.8");
+    fixture.resolve("1.9.8").await.unwrap();
+    assert_eq!(fixture.checked("1.9.8"), CachedTool::Verified);
+    let note = fs::read_to_string(slot.join("terraform.sha256")).unwrap();
+    let checked = Command::new("sha256sum")
+        .args(["--check", "--status", "terraform.sha256"])
+        .current_dir(&slot)
+        .status();
+    assert!(checked.unwrap().success(), "{note}");
+    fs::remove_file(slot.join("terraform")).unwrap();
+    write_executable(&slot.join("terraform"), &script("6.6.6"));
+    assert_eq!(fixture.checked("1.9.8"), CachedTool::Altered);
+    fs::remove_file(slot.join("terraform.sha256")).unwrap();
+    assert!(matches!(fixture.checked("1.9.8"), CachedTool::Unknown(_)));
+    assert!(matches!(
+        fixture.checked("no-version"),
+        CachedTool::Unknown(_)
+    ));
+}
+
+#[tokio::test]
 async fn files_of_a_crash_are_never_used_and_the_next_install_removes_them() {
     let fixture = Fixture::with(&["1.9.8"]).await;
     let slot = fixture.slot("1.9.8");
@@ -528,7 +566,7 @@ async fn files_of_a_crash_are_never_used_and_the_next_install_removes_them() {
     fs::write(slot.join("terraform"), "").unwrap();
     let found = fixture.resolve("1.9.8").await.unwrap();
     assert_eq!(found.origin, Origin::Download);
-    assert_eq!(names(&slot), [".lock", "terraform"]);
+    assert_eq!(names(&slot), [".lock", "terraform", "terraform.sha256"]);
     assert_eq!(fs::read_to_string(found.path).unwrap(), script("1.9.8"));
 }
 
