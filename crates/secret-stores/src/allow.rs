@@ -1,5 +1,5 @@
-//! Which secrets a run may name: rules of the operator. Store logins belong to the deployment, and users of workspaces write the
-//! references. Without a rule, every user may read whatever the login may read. Pure.
+//! Which secrets and roles a run may name: rules of the operator. Logins belong to the deployment, and users of workspaces write
+//! the names. Without a rule, every user may read whatever the login may read, and nobody may use a role. Pure.
 
 use std::fmt;
 
@@ -24,7 +24,7 @@ enum Part {
     DoubleStar,
 }
 
-/// Patterns, of which one must match. Without a pattern, everything is allowed.
+/// Patterns, of which one must match.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct AllowList {
     rules: Vec<Vec<Part>>,
@@ -50,8 +50,20 @@ impl fmt::Display for RuleError {
 }
 
 impl AllowList {
-    /// Parses rules that are separated by commas or blanks.
+    /// Parses rules for secrets. They are separated by commas or blanks.
     pub fn parse(text: &str) -> Result<Self, RuleError> {
+        Self::parse_by(text, |rule| parts(rule, store_of(rule)?))
+    }
+
+    /// Parses rules for ARNs of roles.
+    pub fn parse_roles(text: &str) -> Result<Self, RuleError> {
+        Self::parse_by(text, |rule| parts(rule, ""))
+    }
+
+    fn parse_by(
+        text: &str,
+        parts: impl Fn(&str) -> Result<Vec<Part>, &'static str>,
+    ) -> Result<Self, RuleError> {
         let rules = text.split(|c: char| c == ',' || c.is_whitespace());
         let rules = rules.filter(|rule| !rule.is_empty()).map(|rule| {
             parts(rule).map_err(|problem| RuleError {
@@ -69,7 +81,12 @@ impl AllowList {
         self.rules.is_empty()
     }
 
-    /// Whether the run may read the secret.
+    /// Whether the run may use the role. Without a rule, it may use none.
+    pub fn allows_role(&self, arn: &str, run: RunIds<'_>) -> bool {
+        self.rules.iter().any(|rule| matches(rule, arn, run))
+    }
+
+    /// Whether the run may read the secret. Without a rule, it may read all.
     pub fn allows(&self, id: &SecretId, run: RunIds<'_>) -> bool {
         if self.rules.is_empty() {
             return true;
@@ -79,13 +96,15 @@ impl AllowList {
     }
 }
 
-fn parts(rule: &str) -> Result<Vec<Part>, &'static str> {
-    let (store, _) = rule
-        .split_once(':')
-        .ok_or("it begins with `ssm:`, `gcp:`, `azure:` or `vault:`")?;
-    if crate::StoreKind::of_prefix(store).is_none() {
-        return Err("it begins with `ssm:`, `gcp:`, `azure:` or `vault:`");
-    }
+/// The store that the rule begins with.
+fn store_of(rule: &str) -> Result<&str, &'static str> {
+    let store = rule.split_once(':').map(|(store, _)| store);
+    store
+        .filter(|store| crate::StoreKind::of_prefix(store).is_some())
+        .ok_or("it begins with `ssm:`, `gcp:`, `azure:` or `vault:`")
+}
+
+fn parts(rule: &str, store: &str) -> Result<Vec<Part>, &'static str> {
     let mut parts = Vec::new();
     let mut rest = rule;
     while let Some(at) = rest.find(['*', '{', '}']) {
@@ -219,6 +238,21 @@ mod tests {
             workspace: "*",
         };
         assert!(!list.allows(id, run));
+    }
+
+    #[rstest]
+    #[case("arn:aws:iam::123456789012:role/team/deploy", true)]
+    #[case("arn:aws:iam::*:role/team/*", true)]
+    #[case("arn:aws:iam::123456789012:role/**", true)]
+    #[case("**", true)]
+    #[case("arn:aws:iam::123456789012:role/*", false)]
+    #[case("arn:aws:iam::123456789012:role/team", false)]
+    #[case("arn:aws:iam::123456789012:role/{organizationId}/*", false)]
+    #[case("", false)]
+    fn rules_decide_by_the_role(#[case] rules: &str, #[case] expected: bool) {
+        let list = AllowList::parse_roles(rules).unwrap();
+        let role = "arn:aws:iam::123456789012:role/team/deploy";
+        assert_eq!(list.allows_role(role, RUN), expected);
     }
 
     #[rstest]
