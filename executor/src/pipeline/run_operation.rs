@@ -158,7 +158,7 @@ async fn run_phases_before(
     {
         return Ok(false);
     }
-    let access = write_backend(context, env)?;
+    let mut access = write_backend(context, env)?;
     access.provide(env)?;
     context.terraform.variables = write_variables(context).await?;
     init(context, env).await?;

@@ -58,6 +58,8 @@ const LOCKFILE: Version = Version::new(1, 10, 0);
 pub struct BackendAccess {
     private: PathBuf,
     credentials: Credentials,
+    /// The credentials file of AWS that the run named last.
+    user_file: Option<PathBuf>,
 }
 
 #[derive(Debug)]
@@ -92,13 +94,14 @@ pub fn write(
     Ok(BackendAccess {
         private: private.to_owned(),
         credentials: plan.credentials,
+        user_file: None,
     })
 }
 
 impl BackendAccess {
     /// Sets the variables that the tool needs. Scripts that use the tool in the initialised directory need them too.
     /// Scripts may change them, so they are set again after scripts.
-    pub fn provide(&self, env: &mut ChildEnv) -> Result<(), StepError> {
+    pub fn provide(&mut self, env: &mut ChildEnv) -> Result<(), StepError> {
         match &self.credentials {
             Credentials::Nothing => {}
             Credentials::Http {
@@ -121,7 +124,12 @@ impl BackendAccess {
             Credentials::GcsFile(path) => env.set(GCS_CREDENTIALS, &path.to_string_lossy())?,
             Credentials::Aws(profiles) => {
                 let path = self.private.join("backend-aws");
-                let content = aws_credentials(profiles, env, &path)?;
+                // A second time, the variable names the file of the first time.
+                let named = env.get(AWS_CREDENTIALS).map(PathBuf::from);
+                if named.as_ref() != Some(&path) {
+                    self.user_file = named;
+                }
+                let content = aws_credentials(profiles, self.user_file.clone(), env)?;
                 write_private(&path, &content)?;
                 env.set(AWS_CREDENTIALS, &path.to_string_lossy())?;
             }
@@ -133,12 +141,11 @@ impl BackendAccess {
 /// The user's own credentials file, with the executor's profiles appended. The result replaces that file for the tool.
 fn aws_credentials(
     profiles: &SecretString,
+    named: Option<PathBuf>,
     env: &ChildEnv,
-    executor_file: &Path,
 ) -> Result<String, StepError> {
-    let named = env.get(AWS_CREDENTIALS).map(PathBuf::from);
     let default = || Some(Path::new(env.get("HOME")?).join(".aws/credentials"));
-    let user_file = named.filter(|path| path != executor_file).or_else(default);
+    let user_file = named.or_else(default);
     let user_text =
         match user_file.map(|path| (regular_file::read_text(&path, MAX_CREDENTIALS_BYTES), path)) {
             None => String::new(),

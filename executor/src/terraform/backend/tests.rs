@@ -35,7 +35,7 @@ impl Fixture {
 
     fn write(&mut self, settings: &BackendSettings, version: &Version) -> BackendAccess {
         let private = self.folder.path().join("private");
-        let access = write(settings, version, &self.tree(), &private, &self.env).unwrap();
+        let mut access = write(settings, version, &self.tree(), &private, &self.env).unwrap();
         access.provide(&mut self.env).unwrap();
         access
     }
@@ -147,7 +147,7 @@ fn s3_keys_stay_outside_where_the_version_allows_it() {
     let own = fixture.folder.path().join("home/.aws/credentials");
     fs::create_dir_all(own.parent().unwrap()).unwrap();
     fs::write(&own, "[default]\naws_access_key_id = MINE").unwrap();
-    let access = fixture.write(&s3_settings(Handover::Outside, None), &NEW);
+    let mut access = fixture.write(&s3_settings(Handover::Outside, None), &NEW);
     let lines = [
         &S3_PLACE[..],
         &[r#"profile = "mayfly-state""#, "use_lockfile = true"],
@@ -178,6 +178,9 @@ fn s3_keys_stay_outside_where_the_version_allows_it() {
         merged.starts_with("[other]\n\n[mayfly-state]\n"),
         "{merged}"
     );
+    // It stays included the next time.
+    access.provide(&mut fixture.env).unwrap();
+    assert_eq!(fs::read_to_string(&file).unwrap(), merged);
 
     fixture.write(&s3_settings(Handover::Outside, None), &OLD);
     assert!(fixture.file("aws_backend_override.tf").contains("hunter2"));
