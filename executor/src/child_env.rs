@@ -17,6 +17,7 @@ use percent_encoding::percent_decode_str;
 
 use crate::config::Config;
 use crate::error::StepError;
+use crate::identity::BROUGHT_FOR_AWS;
 use crate::jvm_settings::{self, CA_VARIABLES};
 
 /// Names that every process needs to run, and those that identify the pod.
@@ -168,6 +169,15 @@ impl ChildEnv {
             if !forward.iter().any(|extra| extra.trim() == *name) {
                 self.inherited.remove(OsStr::new(name));
             }
+        }
+    }
+
+    /// Takes away what the pod has for AWS. Libraries would use it instead of the session of the run's role.
+    pub(crate) fn keep_aws_credentials(&mut self) {
+        let of_pod = POD_IDENTITY.iter().filter(|name| name.starts_with("AWS_"));
+        let of_session = ["AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN"];
+        for name in of_pod.chain(BROUGHT_FOR_AWS).chain(&of_session) {
+            self.inherited.remove(OsStr::new(name));
         }
     }
 

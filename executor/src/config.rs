@@ -20,7 +20,9 @@ use provider_store::Access;
 use reqwest::Url;
 use runtime::setting::{ReadSetting as _, SettingError, parse_over_environment};
 use runtime::telemetry::LogFormat;
+use secret_stores::AllowList as RoleList;
 
+use crate::deploy_role::{Delivery, LONGEST_SECONDS, SHORTEST_SECONDS};
 use crate::error::StepError;
 use crate::stop::Budget;
 use crate::tool::{Selection, SignaturePolicy};
@@ -62,6 +64,8 @@ pub struct Config {
     pub run: RunConfig,
     #[command(flatten)]
     pub identity: IdentityConfig,
+    #[command(flatten)]
+    pub deploy_role: DeployRoleConfig,
     #[command(flatten)]
     pub telemetry: TelemetryConfig,
 }
@@ -377,6 +381,29 @@ impl IdentityConfig {
             _ => None,
         })
     }
+}
+
+/// Roles on AWS that workspaces may name for their deployment.
+#[derive(Args, Debug)]
+#[command(next_help_heading = "Deploy roles")]
+pub struct DeployRoleConfig {
+    /// Patterns of roles that workspaces may name, separated by commas or blanks. Without one, none is allowed.
+    #[arg(long, env = env::ASSUMER_ALLOWED_ROLES, default_value = "", hide_default_value = true,
+          value_parser = RoleList::parse_roles)]
+    pub assumer_allowed_roles: RoleList,
+    /// External id; `{organizationId}` and `{workspaceId}` are those of the run.
+    #[arg(long, env = env::ASSUMER_EXTERNAL_ID)]
+    pub assumer_external_id: Option<String>,
+    /// Region whose token service is asked.
+    #[arg(long, env = env::ASSUMER_REGION, default_value = "us-east-1")]
+    pub assumer_region: String,
+    /// Seconds that a session lasts, if the workspace does not say it.
+    #[arg(long, env = env::ASSUMER_DURATION_SECONDS, default_value_t = 18_000,
+          value_parser = clap::value_parser!(u32).range(i64::from(SHORTEST_SECONDS)..=i64::from(LONGEST_SECONDS)))]
+    pub assumer_duration_seconds: u32,
+    /// How runs get a session: in variables (`env`), by an `endpoint` that renews it, or `auto`.
+    #[arg(long, env = env::ASSUMER_DELIVERY, default_value = "auto")]
+    pub assumer_delivery: Delivery,
 }
 
 #[derive(Args, Debug)]

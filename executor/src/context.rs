@@ -32,12 +32,14 @@ use crate::cgroup::{MemoryGroup, OomKills};
 use crate::child_env::ChildEnv;
 use crate::config::{Config, Folders};
 use crate::connections::Connections;
+use crate::deploy_role::WantedRole;
 use crate::error::StepError;
 use crate::hooks::Hooks;
 use crate::phase_timer::PhaseTimer;
 use crate::platform_server::PlatformServer;
 use crate::providers::shared_store::Wanted;
 use crate::references::{References, without_references};
+use crate::role_server::RoleServer;
 use crate::running_report::StartReportRetry;
 use crate::state_server::StateServer;
 use crate::stop::{Budget, Stop};
@@ -93,6 +95,8 @@ pub(crate) struct RunContext<'c> {
     pub(crate) held_packages: Mutex<Vec<Unpacked>>,
     /// What the run lacked in a store of providers that it only reads.
     pub(crate) wanted: Wanted,
+    /// Serves and renews the session of the run's deploy role.
+    pub(crate) role_server: OnceLock<RoleServer>,
     /// Reports in the run's log that the store fails.
     pub(crate) store_watch: Option<StoreWatch>,
     /// What the operator runs in every run.
@@ -141,6 +145,9 @@ fn shared_env(config: &Config, folders: &Folders, job: &JobData) -> Result<Child
     let mut env = ChildEnv::new(std::env::vars_os(), &config.run.env_forward, job)?;
     if !config.identity.identity_pass_through {
         env.keep_pod_identity(&config.run.env_forward);
+    }
+    if WantedRole::has_role(job) {
+        env.keep_aws_credentials();
     }
     if env.get("HOME").is_none() {
         env.set("HOME", &folders.home.to_string_lossy())?;
@@ -220,6 +227,7 @@ impl<'c> RunContext<'c> {
             start_report_retry: OnceLock::new(),
             view: OnceLock::new(),
             commit_id: OnceLock::new(),
+            role_server: OnceLock::new(),
             held_packages: Mutex::default(),
             held_tools: Mutex::default(),
             mounted_cache,

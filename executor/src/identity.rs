@@ -21,8 +21,8 @@ use crate::error::StepError;
 
 const MAX_TOKEN_BYTES: u64 = 1 << 16;
 
-/// The variables with which a run brings credentials of its own.
-const BROUGHT_FOR_AWS: &[&str] = &[
+/// The variables with which a run brings credentials of its own for AWS.
+pub(crate) const BROUGHT_FOR_AWS: &[&str] = &[
     "AWS_ACCESS_KEY_ID",
     "AWS_CONTAINER_CREDENTIALS_FULL_URI",
     "AWS_CONTAINER_CREDENTIALS_RELATIVE_URI",
@@ -31,6 +31,7 @@ const BROUGHT_FOR_AWS: &[&str] = &[
     "AWS_SHARED_CREDENTIALS_FILE",
     "AWS_WEB_IDENTITY_TOKEN_FILE",
 ];
+/// The same for the other clouds.
 const BROUGHT_FOR_GCP: &[&str] = &[
     "CLOUDSDK_AUTH_ACCESS_TOKEN",
     "GCLOUD_KEYFILE_JSON",

@@ -44,6 +44,7 @@ macro_rules! with_both_tools {
 mod apply;
 mod authorities;
 mod chart;
+mod deploy_roles;
 mod docs;
 mod failure;
 mod hooks;

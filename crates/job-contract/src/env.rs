@@ -240,6 +240,41 @@ pub const IDENTITY_DIR: &str = "MAYFLY_IDENTITY_DIR";
 /// `false` keeps from the tool and scripts what a cloud injects into the pod for its identity.
 pub const IDENTITY_PASS_THROUGH: &str = "MAYFLY_IDENTITY_PASS_THROUGH";
 
+// Roles on AWS that workspaces name for their deployment.
+
+/// Variable of a workspace: ARN of the role.
+pub const DEPLOY_ROLE: &str = "EPHEMERAL_AWS_ASSUME_ROLE_ARN";
+/// Variable of a workspace: seconds that a session lasts.
+pub const DEPLOY_ROLE_SECONDS: &str = "EPHEMERAL_AWS_ASSUME_ROLE_DURATION_SECONDS";
+/// Access key id of the user who assumes roles.
+pub const ASSUMER_ACCESS_KEY_ID: &str = "ASSUMER_ACCESS_KEY_ID";
+/// Its secret.
+pub const ASSUMER_SECRET_ACCESS_KEY: &str = "ASSUMER_SECRET_ACCESS_KEY";
+/// Patterns of the roles that workspaces may name, separated by commas or blanks.
+pub const ASSUMER_ALLOWED_ROLES: &str = "MAYFLY_ASSUMER_ALLOWED_ROLES";
+/// External id of each request.
+pub const ASSUMER_EXTERNAL_ID: &str = "MAYFLY_ASSUMER_EXTERNAL_ID";
+/// Region whose token service is asked.
+pub const ASSUMER_REGION: &str = "MAYFLY_ASSUMER_REGION";
+/// Seconds that a session lasts, if the workspace does not say it.
+pub const ASSUMER_DURATION_SECONDS: &str = "MAYFLY_ASSUMER_DURATION_SECONDS";
+/// `auto`, `env` or `endpoint`: how runs get a session.
+pub const ASSUMER_DELIVERY: &str = "MAYFLY_ASSUMER_DELIVERY";
+
+/// The secrets among these settings. A file can hold each: see [`FILE_SUFFIX`].
+pub const ASSUMER_SECRETS: [&str; 2] = [ASSUMER_ACCESS_KEY_ID, ASSUMER_SECRET_ACCESS_KEY];
+
+/// All of these settings that belong to the operator.
+pub const ASSUMER_SETTINGS: [&str; 7] = [
+    ASSUMER_ACCESS_KEY_ID,
+    ASSUMER_SECRET_ACCESS_KEY,
+    ASSUMER_ALLOWED_ROLES,
+    ASSUMER_EXTERNAL_ID,
+    ASSUMER_REGION,
+    ASSUMER_DURATION_SECONDS,
+    ASSUMER_DELIVERY,
+];
+
 /// Listen address of the launcher's HTTP service.
 pub const LISTEN: &str = "MAYFLY_LISTEN";
 /// Listen address of the launcher's health checks and metrics.
@@ -580,11 +615,12 @@ pub const SECRETS: [&str; 11] = [
 ];
 
 /// Whether the variable contains a secret of the platform, of its storage, of Mayfly, of hooks, of a login to a store of secrets
-/// or to a git server, or job data.
+/// or to a git server, or of the assumer of roles, or job data.
 #[must_use]
 pub fn is_secret(name: &str) -> bool {
     SECRETS.contains(&name)
         || SECRET_STORE_SECRETS.contains(&name)
+        || ASSUMER_SECRETS.contains(&name)
         || name.starts_with(FOR_HOOKS_PREFIX)
         || name.starts_with(GIT_LOGIN_PREFIX)
         || is_job_data(name)

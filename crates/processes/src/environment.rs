@@ -220,6 +220,7 @@ pub fn build(
         .into_iter()
         .chain(DEPLOYMENT)
         .chain(env::SECRET_STORE_SETTINGS)
+        .chain(env::ASSUMER_SETTINGS)
         .chain(platform.iter().copied().flatten().copied())
         .chain(forwarded.iter().map(String::as_str));
     let mut variables: Vec<(OsString, OsString)> = names

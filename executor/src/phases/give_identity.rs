@@ -7,6 +7,7 @@ use std::time::SystemTime;
 use job_contract::Exit;
 
 use crate::context::RunContext;
+use crate::deploy_role::WantedRole;
 use crate::error::StepError;
 use crate::identity::{check_token, give};
 use crate::workspace::{Workspace, write_private_file};
@@ -20,13 +21,17 @@ pub(crate) async fn give_identity(
     workspace: &mut Workspace,
 ) -> Result<(), StepError> {
     let settings = &run.config.identity;
-    let identities = settings.identities().map_err(|problems| {
+    let mut identities = settings.identities().map_err(|problems| {
         let texts: Vec<_> = problems
             .iter()
             .map(|(name, problem)| format!("`{name}` {problem}"))
             .collect();
         StepError::new(Exit::BadConfiguration, texts.join("; "))
     })?;
+    if WantedRole::has_role(&run.job) {
+        // The token of the pod may serve to get that role, and is not for the tool.
+        identities.aws = None;
+    }
     let given = give(&identities, &settings.identity_dir, &run.job, |name| {
         run.child_env().is_of_run(name) || workspace.environment.contains_key(name)
     });

@@ -8,6 +8,7 @@ use platform::StepView;
 use crate::context::RunContext;
 use crate::error::StepError;
 use crate::operation::{Operation, PreparedOperation};
+use crate::phases::assume_role::assume_role;
 use crate::phases::check_step::check_step;
 use crate::phases::claim_step::{StartDecision, claim_step};
 use crate::phases::fetch_plan::fetch_plan;
@@ -37,7 +38,7 @@ pub(crate) async fn prepare(
     let preparing = run.unless_stopped(Box::pin(prepare_workspace(run)));
     let mut workspace = run.phase(Phase::Workspace, preparing).await?;
     give_identity(run, &mut workspace).await?;
-    let step = if let Some(operation) = Operation::of(run.step_type) {
+    let mut step = if let Some(operation) = Operation::of(run.step_type) {
         let prepared = prepare_operation(run, view, operation, workspace).await?;
         PreparedStep::Operation(Box::new(prepared))
     } else {
@@ -48,13 +49,20 @@ pub(crate) async fn prepare(
         };
         PreparedStep::Scripts(Box::new(workspace), tool)
     };
-    let workspace = match &step {
-        PreparedStep::Operation(prepared) => &prepared.workspace,
-        PreparedStep::Scripts(workspace, _) => workspace,
-        PreparedStep::NotRun(_) => return Ok(step),
-    };
     let has_stored_plan =
         matches!(&step, PreparedStep::Operation(prepared) if prepared.plan.is_some());
+    let workspace: &Workspace = match &mut step {
+        PreparedStep::Operation(prepared) => {
+            let prepared = &mut **prepared;
+            assume_role(run, &mut prepared.workspace, Some(&prepared.tool.version)).await?;
+            &prepared.workspace
+        }
+        PreparedStep::Scripts(workspace, _) => {
+            assume_role(run, workspace, None).await?;
+            workspace
+        }
+        PreparedStep::NotRun(_) => return Ok(step),
+    };
     resolve_references(run, has_stored_plan).await?;
     Ok(match claim_step(run, workspace).await? {
         StartDecision::DoNotStart(result) => PreparedStep::NotRun(result),

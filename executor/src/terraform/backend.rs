@@ -98,6 +98,32 @@ pub fn write(
     })
 }
 
+/// Whether the tool opens the store with credentials of the store, whatever the run has for AWS.
+pub(crate) fn has_own_credentials(settings: &BackendSettings, version: &Version) -> bool {
+    let BackendSettings::S3 {
+        login,
+        role,
+        handover,
+        ..
+    } = settings
+    else {
+        return true;
+    };
+    match s3_handover(*handover, version) {
+        Handover::Outside => aws_profiles(login, role.as_deref()).is_some(),
+        Handover::InFile => matches!(login, S3Login::Keys(_)),
+        Handover::Omitted => false,
+    }
+}
+
+/// Older backends prefer keys in the environment, which belong to the provider, over any profile.
+fn s3_handover(handover: Handover, version: &Version) -> Handover {
+    match handover {
+        Handover::Outside if *version < NEW_S3 => Handover::InFile,
+        handover => handover,
+    }
+}
+
 impl BackendAccess {
     /// Sets the variables that the tool needs. Scripts that use the tool in the initialised directory need them too.
     /// Scripts may change them, so they are set again after scripts.
@@ -236,11 +262,7 @@ impl Override {
                 handover,
                 ..
             } => {
-                // Older backends prefer keys in the environment, which belong to the provider, over any profile.
-                let handover = match handover {
-                    Handover::Outside if *version < NEW_S3 => Handover::InFile,
-                    handover => *handover,
-                };
+                let handover = s3_handover(*handover, version);
                 let profiles = aws_profiles(login, role.as_deref());
                 let profiles = profiles.filter(|_| handover == Handover::Outside);
                 Self {

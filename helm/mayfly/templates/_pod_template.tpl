@@ -29,6 +29,22 @@ platform through the relay of a hub.
 -}}
 {{- if $value }}{{- $env = append $env (dict "name" $name "value" $value) -}}{{- end -}}
 {{- end -}}
+{{- $assumer := .root.Values.credentials.awsAssumer -}}
+{{- if $assumer.allowedRoles -}}
+{{- range $name, $value := dict
+  "MAYFLY_ASSUMER_ALLOWED_ROLES" (join "," $assumer.allowedRoles)
+  "MAYFLY_ASSUMER_DELIVERY" $assumer.delivery
+  "MAYFLY_ASSUMER_DURATION_SECONDS" (toString (int64 $assumer.durationSeconds))
+  "MAYFLY_ASSUMER_EXTERNAL_ID" $assumer.externalId
+  "MAYFLY_ASSUMER_REGION" $assumer.region
+-}}
+{{- if $value }}{{- $env = append $env (dict "name" $name "value" $value) -}}{{- end -}}
+{{- end -}}
+{{- with $assumer.existingSecret -}}
+{{- $env = append $env (fromJson (include "mayfly.env.fromSecret" (dict "name" "ASSUMER_ACCESS_KEY_ID" "secret" . "key" $assumer.accessKeyIdKey))) -}}
+{{- $env = append $env (fromJson (include "mayfly.env.fromSecret" (dict "name" "ASSUMER_SECRET_ACCESS_KEY" "secret" . "key" $assumer.secretAccessKeyKey))) -}}
+{{- end -}}
+{{- end -}}
 {{- if $cli.releaseKeys -}}
 {{- $env = append $env (dict "name" "MAYFLY_RELEASE_KEYS_FILE" "value" "/etc/mayfly/executor/release-keys.asc") -}}
 {{- end -}}

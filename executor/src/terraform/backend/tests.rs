@@ -360,6 +360,37 @@ fn s3_by_a_role_of_the_environment_leaves_the_login_to_the_tool() {
 }
 
 #[test]
+fn credentials_of_the_run_do_not_open_a_store_that_has_its_own() {
+    let keys = |handover| s3_settings(handover, None);
+    let by_token = || S3Login::WebIdentity {
+        role: "arn:aws:iam::123456789012:role/pod".into(),
+        token_file: "/tokens/aws".into(),
+    };
+    for (settings, with_new, with_old) in [
+        (keys(Handover::Outside), true, true),
+        (keys(Handover::InFile), true, true),
+        (keys(Handover::Omitted), false, false),
+        (s3_by(by_token(), None), true, false),
+        (s3_by(S3Login::Container, None), false, false),
+        (s3_by(S3Login::Container, Some(STORE_ROLE)), true, false),
+        (s3_by(S3Login::Ambient, None), false, false),
+        (s3_by(S3Login::Ambient, Some(STORE_ROLE)), true, false),
+        (BackendSettings::Local { path: "/s".into() }, true, true),
+    ] {
+        assert_eq!(
+            has_own_credentials(&settings, &NEW),
+            with_new,
+            "{settings:?}"
+        );
+        assert_eq!(
+            has_own_credentials(&settings, &OLD),
+            with_old,
+            "{settings:?}"
+        );
+    }
+}
+
+#[test]
 fn azure_by_an_identity_has_ids_and_no_key() {
     let place = [
         r#"storage_account_name = "account""#,
