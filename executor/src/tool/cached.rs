@@ -95,7 +95,7 @@ impl Files<'_> {
         let note = self.small(&noted_digest_name(self.program))?;
         let note = note.as_deref().map(String::from_utf8_lossy);
         Ok(Some(match note {
-            None => CachedTool::Unknown("nobody has noted the digest of its program".to_owned()),
+            None => CachedTool::Unknown("no digest was noted beside its program".to_owned()),
             Some(note) => same(verify::listed_digest(&note, self.program), &digest),
         }))
     }
