@@ -535,7 +535,7 @@ fn keys_of(product: &str, section: &str) -> BTreeSet<String> {
     for row in section.lines().filter(|line| line.starts_with('|')) {
         let cells: Vec<&str> = row.split('|').map(str::trim).collect();
         assert!(!cells[2].is_empty(), "nothing is said of {row}");
-        if ["Here", "Until then", "Why"].contains(&cells[2]) {
+        if ["Here", "Why"].contains(&cells[2]) {
             of = cells[1];
             continue;
         }
