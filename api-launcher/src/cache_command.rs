@@ -166,7 +166,8 @@ impl StoreArgs {
     fn list(&self) -> Result<Exit, Failure> {
         let store = self.open()?;
         let entries = store.list().map_err(|error| unusable(&store, error))?;
-        let total = entries.iter().map(|entry| entry.size_bytes).sum::<u64>();
+        let sizes = entries.iter().map(|entry| entry.size_bytes);
+        let total = sizes.fold(0, u64::saturating_add);
         Ok(self.show(&store, &entries, &json!({"totalBytes": total}), ""))
     }
 
@@ -176,8 +177,13 @@ impl StoreArgs {
         let (mut altered, mut unknown, mut are_removed) = (Vec::new(), Vec::new(), remove);
         for entry in store.list().map_err(failed)? {
             let is_altered = match &entry.item {
-                Item::Tool { name, version } => {
-                    let checked = check_cached_tool(&store, name, version, release_keys);
+                Item::Tool {
+                    name,
+                    version,
+                    place,
+                } => {
+                    let cache = store.of_place(place);
+                    let checked = check_cached_tool(&cache, name, version, release_keys);
                     let checked = checked.map_err(failed)?;
                     if let CachedTool::Unknown(why) = &checked {
                         // The table is only for what was altered.
@@ -192,7 +198,7 @@ impl StoreArgs {
                 _ => !store.verify(&entry).unwrap_or(false),
             };
             if is_altered {
-                are_removed &= remove && store.remove(&entry).map_err(failed)?;
+                are_removed &= remove && is_removed(&store, &entry);
                 altered.push(entry);
             }
         }
@@ -204,7 +210,7 @@ impl StoreArgs {
             (false, true, true) => (Exit::StepFailed, "These were altered. They are removed."),
             (false, true, false) => (
                 Exit::StepFailed,
-                "These were altered. They are removed, except what a run uses now: repeat this later.",
+                "These were altered. They are removed, except what a run uses now or what cannot be removed: repeat this later.",
             ),
             (false, false, _) => (
                 Exit::StepFailed,
@@ -344,7 +350,7 @@ impl<'e> Named<'e> {
         match &entry.item {
             Item::Archive { package, sha256 } => of_package(package, sha256, "archive"),
             Item::Unpacked { package, sha256 } => of_package(package, sha256, "unpacked"),
-            Item::Tool { name, version } => Self {
+            Item::Tool { name, version, .. } => Self {
                 name: name.clone(),
                 version: version.trim_start_matches('v'),
                 platform: "",
@@ -371,6 +377,18 @@ fn document(entry: &Entry) -> Value {
         document["sha256"] = json!(named.sha256);
     }
     document
+}
+
+/// One that cannot be removed does not keep the others from being checked.
+fn is_removed(store: &ProviderStore, entry: &Entry) -> bool {
+    store.remove(entry).unwrap_or_else(|error| {
+        let Named { name, version, .. } = Named::of(entry);
+        let _ = writeln!(
+            io::stderr(),
+            "error: `{name}` {version} is not removed: {error}"
+        );
+        false
+    })
 }
 
 fn unusable(store: &ProviderStore, error: io::Error) -> Failure {

@@ -1,7 +1,9 @@
 //! What a store has, and which of that goes when it is too large. The tools that executors have downloaded into the same folder
 //! count too.
+//!
+//! Others may have put anything there. What cannot be read or removed is left out, and the rest goes on.
 
-use std::fs::{self, File, TryLockError};
+use std::fs::{self, File, Metadata, TryLockError};
 use std::io;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
@@ -10,26 +12,40 @@ use runtime::regular_file;
 use tracing::warn;
 
 use super::{PROVIDERS, Package, ProviderStore, TMP, absent_is_none, archive_name, digest_in};
-use crate::folder::Folder;
+use crate::folder::{Folder, bytes_of};
 use crate::{files_digest, is_sha256, unpacked};
 
 /// What a killed run has left may be removed after this time.
 const ABANDONED: Duration = Duration::from_hours(24);
-/// What was just published or used is not removed.
+/// What was just published or used is not removed. No clock of another machine is further ahead.
 const YOUNG: Duration = Duration::from_hours(1);
 /// The components of a package's path.
 const DEPTH: usize = 5;
 /// The folders of tools, each with one folder for a version. Executors lock a file in it while they install that version, and
 /// programs while they use them.
 const TOOLS: [&str; 2] = ["terraform", "tofu"];
+/// Where these are: in the store itself, or where pods have them if the tool may take the store for its own cache, whose folders
+/// have the names of hosts.
+const PLACES: [&str; 2] = ["", ".tools"];
 const TOOL_LOCK: &str = ".lock";
 
 /// What an entry of a store is.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Item {
-    Archive { package: Package, sha256: String },
-    Unpacked { package: Package, sha256: String },
-    Tool { name: String, version: String },
+    Archive {
+        package: Package,
+        sha256: String,
+    },
+    Unpacked {
+        package: Package,
+        sha256: String,
+    },
+    /// `place`: the folder in the store that has it, if it is not in the store itself.
+    Tool {
+        name: String,
+        version: String,
+        place: &'static str,
+    },
 }
 
 /// An entry of a store.
@@ -49,42 +65,78 @@ pub struct Pruned {
     pub kept_bytes: u64,
 }
 
+/// What goes wrong with single entries. Others can make as much of that as they like, so it is said once.
+#[derive(Default)]
+struct Failures {
+    count: usize,
+    first: Option<io::Error>,
+}
+
+impl Failures {
+    fn note(&mut self, error: io::Error) {
+        self.count += 1;
+        self.first.get_or_insert(error);
+    }
+
+    fn report(self, what: &str) {
+        if let Some(error) = self.first {
+            warn!(%error, self.count, "{what}");
+        }
+    }
+}
+
+#[derive(Default)]
+struct Found {
+    entries: Vec<Entry>,
+    failures: Failures,
+}
+
+impl Found {
+    /// Another run may have removed it, put something else in its place, or closed it.
+    fn readable<T>(&mut self, found: io::Result<T>) -> Option<T> {
+        absent_is_none(found).unwrap_or_else(|error| {
+            self.failures.note(error);
+            None
+        })
+    }
+}
+
 impl ProviderStore {
     /// Everything that the store has, by name.
     pub fn list(&self) -> io::Result<Vec<Entry>> {
-        let mut entries = Vec::new();
         let Some(root) = absent_is_none(Folder::open(&self.root))? else {
-            return Ok(entries);
+            return Ok(Vec::new());
         };
-        if let Some(top) = absent_is_none(root.below(Path::new(PROVIDERS)))? {
-            self.visit(&top, &mut Vec::new(), &mut entries)?;
+        let mut found = Found::default();
+        if let Some(top) = found.readable(root.below(Path::new(PROVIDERS))) {
+            self.visit(&top, &mut Vec::new(), &mut found);
         }
-        for tool in TOOLS {
+        for (place, tool) in PLACES
+            .iter()
+            .flat_map(|place| TOOLS.map(|tool| (place, tool)))
+        {
             // In the data directory of a machine, a workspace may be called like that.
-            if let Ok(versions) = root.below(Path::new(tool)) {
-                self.visit_tools(&versions, tool, &mut entries)?;
+            if let Ok(versions) = root.below(&Path::new(place).join(tool)) {
+                self.visit_tools(&versions, place, tool, &mut found);
             }
         }
+        let text = "entries of the provider store cannot be read, and are left out";
+        found.failures.report(text);
+        let mut entries = found.entries;
         entries.sort_by(|one, other| one.item.cmp(&other.item));
         Ok(entries)
     }
 
     /// Visits the folders of packages. Anything else in the store is none of its business.
-    fn visit(
-        &self,
-        folder: &Folder,
-        names: &mut Vec<String>,
-        found: &mut Vec<Entry>,
-    ) -> io::Result<()> {
-        for (name, kind) in folder.entries()? {
+    fn visit(&self, folder: &Folder, names: &mut Vec<String>, found: &mut Found) {
+        for (name, kind) in found.readable(folder.entries()).unwrap_or_default() {
             self.progress.step();
             if names.len() < DEPTH {
-                // Another run may have removed it, or put something else in its place.
                 if kind.is_dir()
-                    && let Ok(inner) = folder.below(Path::new(&name))
+                    && let Some(inner) = found.readable(folder.below(Path::new(&name)))
                 {
                     names.push(name);
-                    self.visit(&inner, names, found)?;
+                    self.visit(&inner, names, found);
                     names.pop();
                 }
                 continue;
@@ -96,29 +148,22 @@ impl ProviderStore {
             let Some(package) = Package::new(&address, version, platform) else {
                 continue;
             };
-            if kind.is_dir() && is_sha256(&name) {
-                if let Some(entry) = absent_is_none(of_unpacked(folder, package, name))? {
-                    found.push(entry);
-                }
+            let entry = if kind.is_dir() && is_sha256(&name) {
+                of_unpacked(folder, package, name)
             } else if kind.is_file()
                 && let Some(sha256) = digest_in(&name)
-                && let Some(metadata) = absent_is_none(fs::symlink_metadata(folder.at(&name)))?
             {
-                found.push(Entry {
-                    item: Item::Archive {
-                        package,
-                        sha256: sha256.to_owned(),
-                    },
-                    size_bytes: metadata.len(),
-                    used: metadata.modified()?,
-                });
-            }
+                of_archive(folder, package, sha256)
+            } else {
+                continue;
+            };
+            let entry = found.readable(entry);
+            found.entries.extend(entry);
         }
-        Ok(())
     }
 
-    fn visit_tools(&self, versions: &Folder, tool: &str, found: &mut Vec<Entry>) -> io::Result<()> {
-        for (version, _) in versions.entries()? {
+    fn visit_tools(&self, versions: &Folder, place: &'static str, tool: &str, found: &mut Found) {
+        for (version, _) in found.readable(versions.entries()).unwrap_or_default() {
             self.progress.step();
             let Ok(folder) = versions.below(Path::new(&version)) else {
                 continue;
@@ -127,24 +172,24 @@ impl ProviderStore {
                 item: Item::Tool {
                     name: tool.to_owned(),
                     version,
+                    place,
                 },
                 size_bytes: 0,
                 used: SystemTime::UNIX_EPOCH,
             };
-            for (name, kind) in folder.entries()? {
+            for (name, kind) in found.readable(folder.entries()).unwrap_or_default() {
                 if kind.is_file()
                     && name != TOOL_LOCK
-                    && let Some(metadata) = absent_is_none(fs::symlink_metadata(folder.at(name)))?
+                    && let Some(metadata) = found.readable(fs::symlink_metadata(folder.at(name)))
                 {
-                    entry.size_bytes += metadata.len();
-                    entry.used = entry.used.max(metadata.modified()?);
+                    entry.size_bytes = entry.size_bytes.saturating_add(bytes_of(&metadata));
+                    entry.used = entry.used.max(used(&metadata));
                 }
             }
             if entry.size_bytes > 0 {
-                found.push(entry);
+                found.entries.push(entry);
             }
         }
-        Ok(())
     }
 
     /// Whether an entry is what its name or the digest beside it says. Nothing here can tell that of a tool.
@@ -175,8 +220,13 @@ impl ProviderStore {
                 Some(folder) => self.discard(&folder, sha256),
                 None => Ok(true),
             },
-            Item::Tool { name, version } => {
-                let folder = Folder::open(&self.root)?.below(&PathBuf::from(name).join(version));
+            Item::Tool {
+                name,
+                version,
+                place,
+            } => {
+                let relative: PathBuf = [place, &**name, version].iter().collect();
+                let folder = Folder::open(&self.root)?.below(&relative);
                 match absent_is_none(folder)? {
                     Some(folder) => remove_tool(&folder, name),
                     None => Ok(true),
@@ -194,17 +244,26 @@ impl ProviderStore {
         let age = |entry: &Entry| now.duration_since(entry.used).unwrap_or_default();
         let mut entries = self.list()?;
         entries.sort_by_key(|entry| entry.used);
-        let mut kept_bytes: u64 = entries.iter().map(|entry| entry.size_bytes).sum();
+        let sizes = entries.iter().map(|entry| entry.size_bytes);
+        let mut kept_bytes = sizes.fold(0, u64::saturating_add);
         let is_over = kept_bytes > max_bytes;
-        let mut removed = Vec::new();
+        let (mut removed, mut failures) = (Vec::new(), Failures::default());
         for entry in entries {
             let is_unused = unused.is_some_and(|unused| age(&entry) > unused);
             let is_surplus = is_over && kept_bytes > max_bytes - max_bytes / 10;
-            if (is_unused || is_surplus) && age(&entry) > YOUNG && self.remove(&entry)? {
-                kept_bytes -= entry.size_bytes;
-                removed.push(entry);
+            if (!is_unused && !is_surplus) || age(&entry) <= YOUNG {
+                continue;
+            }
+            match self.remove(&entry) {
+                Ok(true) => {
+                    kept_bytes = kept_bytes.saturating_sub(entry.size_bytes);
+                    removed.push(entry);
+                }
+                Ok(false) => {}
+                Err(error) => failures.note(error),
             }
         }
+        failures.report("entries of the provider store could not be removed");
         Ok(Pruned {
             removed,
             kept_bytes,
@@ -213,31 +272,56 @@ impl ProviderStore {
 
     /// Removes what killed runs have left.
     fn sweep(&self) {
-        let tmp = Folder::open(&self.root).and_then(|root| root.below(Path::new(TMP)));
-        let Ok(tmp) = tmp else { return };
-        for (name, _) in tmp.entries().unwrap_or_default() {
-            self.progress.step();
-            let path = tmp.at(name);
-            let modified = fs::symlink_metadata(&path).and_then(|found| found.modified());
-            let is_abandoned = modified
-                .ok()
-                .and_then(|modified| modified.elapsed().ok())
-                .is_some_and(|age| age > ABANDONED);
-            if is_abandoned && let Err(error) = runtime::tree_removal::remove(&path) {
-                warn!(%error, "what a killed run has left in the provider store is not removed");
+        for place in PLACES {
+            let tmp = Path::new(place).join(TMP);
+            let tmp = Folder::open(&self.root).and_then(|root| root.below(&tmp));
+            let Ok(tmp) = tmp else { continue };
+            let mut failures = Failures::default();
+            for (name, _) in tmp.entries().unwrap_or_default() {
+                self.progress.step();
+                let path = tmp.at(name);
+                let found = fs::symlink_metadata(&path);
+                let is_abandoned =
+                    found.is_ok_and(|found| used(&found).elapsed().unwrap_or_default() > ABANDONED);
+                if is_abandoned && let Err(error) = runtime::tree_removal::remove(&path) {
+                    failures.note(error);
+                }
             }
+            failures.report("what killed runs have left in the provider store is not removed");
         }
     }
+}
+
+/// When something was used last, as its time of modification says. Others can set that. One that no clock has yet reached would be
+/// the last for ever, so it counts as the first.
+fn used(metadata: &Metadata) -> SystemTime {
+    let latest = SystemTime::now() + YOUNG;
+    let modified = metadata.modified().ok();
+    modified
+        .filter(|modified| (SystemTime::UNIX_EPOCH..latest).contains(modified))
+        .unwrap_or(SystemTime::UNIX_EPOCH)
+}
+
+fn of_archive(folder: &Folder, package: Package, sha256: &str) -> io::Result<Entry> {
+    let metadata = fs::symlink_metadata(folder.at(archive_name(sha256)))?;
+    Ok(Entry {
+        size_bytes: bytes_of(&metadata),
+        used: used(&metadata),
+        item: Item::Archive {
+            package,
+            sha256: sha256.to_owned(),
+        },
+    })
 }
 
 fn of_unpacked(folder: &Folder, package: Package, sha256: String) -> io::Result<Entry> {
     let entry = folder.below(Path::new(&sha256))?;
     let noted = fs::symlink_metadata(entry.at(unpacked::DIGEST));
     // Without a digest, it is damaged, but it has a size and an age.
-    let used = noted.or_else(|_| fs::symlink_metadata(folder.at(&sha256)))?;
+    let noted = noted.or_else(|_| fs::symlink_metadata(folder.at(&sha256)))?;
     Ok(Entry {
         size_bytes: entry.bytes(files_digest::LEVELS)?,
-        used: used.modified()?,
+        used: used(&noted),
         item: Item::Unpacked { package, sha256 },
     })
 }
@@ -246,7 +330,13 @@ fn of_unpacked(folder: &Folder, package: Package, sha256: String) -> io::Result<
 fn remove_tool(folder: &Folder, program: &str) -> io::Result<bool> {
     let mut held: Vec<File> = Vec::new();
     for name in [TOOL_LOCK, program] {
-        let Some(file) = absent_is_none(regular_file::open_unlinked(&folder.at(name)))? else {
+        let path = folder.at(name);
+        // Nobody has locked anything but a file.
+        let is_file = absent_is_none(fs::symlink_metadata(&path))?.is_some_and(|it| it.is_file());
+        if !is_file {
+            continue;
+        }
+        let Some(file) = absent_is_none(regular_file::open_unlinked(&path))? else {
             continue;
         };
         match file.try_lock() {
@@ -255,8 +345,9 @@ fn remove_tool(folder: &Folder, program: &str) -> io::Result<bool> {
             Err(TryLockError::Error(error)) => return Err(error),
         }
     }
-    absent_is_none(fs::remove_file(folder.at(program)))?;
-    for (name, kind) in folder.entries()? {
+    let mut entries = folder.entries()?;
+    entries.sort_by_key(|(name, _)| name != program);
+    for (name, kind) in entries {
         if kind.is_file() && name != TOOL_LOCK {
             absent_is_none(fs::remove_file(folder.at(name)))?;
         }

@@ -2,14 +2,19 @@
 //! into a store that it can write.
 
 use std::ffi::OsStr;
-use std::fs::{self, File, FileType};
+use std::fs::{self, File, FileType, Metadata};
 use std::io;
 use std::os::fd::{AsFd, AsRawFd as _, BorrowedFd};
+use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 
 use nix::errno::Errno;
 use nix::fcntl::{AT_FDCWD, OFlag, openat};
 use nix::sys::stat::{Mode, mkdirat};
+use nix::unistd::{UnlinkatFlags, unlinkat};
+
+/// Bytes of a block as the system counts them, on each file system.
+const BLOCK: u64 = 512;
 
 /// An open folder.
 #[derive(Debug)]
@@ -37,18 +42,29 @@ impl Folder {
         found.ok_or_else(|| io::ErrorKind::InvalidInput.into())
     }
 
-    /// The same, and makes what is missing.
+    /// The same, and makes what is missing. Anything else that is in the place of a folder goes: one file would keep all packages of
+    /// a registry out.
     pub(crate) fn make_below(&self, relative: &Path) -> io::Result<Self> {
         let mut found: Option<Self> = None;
         for name in relative {
             let parent = found.as_ref().unwrap_or(self);
-            match mkdirat(parent, name, Mode::from_bits_truncate(0o755)) {
-                Ok(()) | Err(Errno::EEXIST) => {}
-                Err(error) => return Err(error.into()),
-            }
-            found = Some(parent.child(name)?);
+            let child = parent.make_child(name);
+            found = Some(match child {
+                Err(error) if error.kind() == io::ErrorKind::NotADirectory => {
+                    unlinkat(parent, name, UnlinkatFlags::NoRemoveDir)?;
+                    parent.make_child(name)?
+                }
+                made => made?,
+            });
         }
         found.ok_or_else(|| io::ErrorKind::InvalidInput.into())
+    }
+
+    fn make_child(&self, name: &OsStr) -> io::Result<Self> {
+        match mkdirat(self, name, Mode::from_bits_truncate(0o755)) {
+            Ok(()) | Err(Errno::EEXIST) => self.child(name),
+            Err(error) => Err(error.into()),
+        }
     }
 
     fn child(&self, name: &OsStr) -> io::Result<Self> {
@@ -86,12 +102,12 @@ impl Folder {
 
     /// The bytes of all files below this folder. Links and what is nested too deep do not count.
     pub(crate) fn bytes(&self, levels: usize) -> io::Result<u64> {
-        let mut bytes = 0;
+        let mut bytes: u64 = 0;
         for (name, kind) in self.entries()? {
             if kind.is_file() {
-                bytes += fs::symlink_metadata(self.at(&name))?.len();
+                bytes = bytes.saturating_add(bytes_of(&fs::symlink_metadata(self.at(&name))?));
             } else if kind.is_dir() && levels > 0 {
-                bytes += self.below(Path::new(&name))?.bytes(levels - 1)?;
+                bytes = bytes.saturating_add(self.below(Path::new(&name))?.bytes(levels - 1)?);
             }
         }
         Ok(bytes)
@@ -101,6 +117,12 @@ impl Folder {
     pub(crate) fn sync(&self) -> io::Result<()> {
         File::open(self.path())?.sync_all()
     }
+}
+
+/// The bytes of a file that the disk has. A file with holes may seem to be larger than any disk.
+pub(crate) fn bytes_of(metadata: &Metadata) -> u64 {
+    let allocated = metadata.blocks().saturating_mul(BLOCK);
+    metadata.len().min(allocated)
 }
 
 impl AsFd for Folder {

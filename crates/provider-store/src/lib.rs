@@ -30,6 +30,7 @@ use std::time::SystemTime;
 use job_contract::encoding::hex;
 use runtime::regular_file;
 use sha2::{Digest as _, Sha256};
+use tempfile::NamedTempFile;
 use tracing::warn;
 
 pub use self::eviction::{Entry, Item, Pruned};
@@ -64,6 +65,15 @@ impl ProviderStore {
 
     pub fn root(&self) -> &Path {
         &self.root
+    }
+
+    /// The part of this store that has the tools of a `place`.
+    #[must_use]
+    pub fn of_place(&self, place: &str) -> Self {
+        Self {
+            root: self.root.join(place),
+            progress: self.progress.clone(),
+        }
     }
 
     /// Counts while this value and its clones work.
@@ -189,16 +199,36 @@ impl ProviderStore {
             return Err(io::Error::other("the volume has not kept what was written"));
         }
         self.progress.step();
-        let renamed = unfinished
-            .persist(folder.at(&name))
-            .map_err(|failed| failed.error);
+        let renamed = Self::persist(unfinished, &folder.at(&name), &tmp);
         self.progress.step();
-        self.true_of(renamed.map(drop), || {
-            Ok(self.digest(&folder.at(&name))? == sha256)
-        })?;
+        self.true_of(renamed, || Ok(self.digest(&folder.at(&name))? == sha256))?;
         folder.sync()?;
         self.progress.step();
         Ok(())
+    }
+
+    /// Gives a complete file its name. A folder that others have put there would be in the way for ever.
+    fn persist(unfinished: NamedTempFile, path: &Path, tmp: &Folder) -> io::Result<()> {
+        let persisted = unfinished.persist(path).or_else(|failed| {
+            if failed.error.kind() == io::ErrorKind::IsADirectory {
+                Self::set_aside(path, tmp)?;
+                return Ok(failed.file.persist(path)?);
+            }
+            Err(failed.error)
+        });
+        persisted.map(drop)
+    }
+
+    /// Moves something to what is not complete, where it is removed sooner or later. `None` if it is gone.
+    fn set_aside(path: &Path, tmp: &Folder) -> io::Result<Option<PathBuf>> {
+        let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
+        let new = tmp.at(format!(
+            "removed-{}-{}",
+            std::process::id(),
+            now.unwrap_or_default().as_nanos()
+        ));
+        let renamed = absent_is_none(fs::rename(path, &new))?;
+        Ok(renamed.map(|()| new))
     }
 
     /// What a rename has done. A network volume may report an error of one that it has done.

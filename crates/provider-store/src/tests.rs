@@ -376,12 +376,9 @@ fn a_rename_that_seems_to_have_failed_is_looked_at() {
     let sha256 = fixture.publish(&one, "zip");
     fixture.unpack(&one, &sha256).unwrap();
     // One that has really failed is an error.
-    let folder = fixture.store.path(&package("2.0.0"), &sha256);
-    fs::create_dir_all(folder).unwrap();
-    let (path, _) = fixture.file("zip");
-    let published = fixture.store.publish(&package("2.0.0"), &path, &sha256);
+    let failed = fixture.store.true_of(Ok(()), || Ok(false));
     RENAMES_SEEM_TO_FAIL.set(false);
-    assert!(published.is_err());
+    assert!(failed.is_err());
     assert_eq!(fixture.copy(&one, &sha256).as_deref(), Some("zip"));
 }
 
@@ -457,9 +454,10 @@ fn eviction_follows_no_link_out_of_the_store() {
                 .copy(&one, &sha256, &trap.join("copy"))
                 .is_err()
         );
-        let (path, _) = fixture.file("zip");
-        assert!(fixture.store.publish(&one, &path, &sha256).is_err());
-        fs::remove_file(folder).unwrap();
+        // The link goes, and not what it leads to.
+        assert_eq!(fixture.publish(&one, "zip"), sha256);
+        assert_eq!(fs::read_to_string(&kept).unwrap(), "kept");
+        fs::remove_dir_all(folder).unwrap();
         fs::rename(aside, folder).unwrap();
         fs::remove_dir_all(trap).unwrap();
     }
@@ -483,6 +481,11 @@ fn tools_are_evicted_too_but_not_those_that_are_used_or_installed() {
     let used = install("terraform/1.1.0", "terraform");
     let installed = install("tofu/v1.2.0", "tofu");
     let young = install("tofu/v1.3.0", "tofu");
+    let of_pods = install(".tools/tofu/v1.4.0", "tofu");
+    let unfinished = root.join(".tools").join(TMP).join("unfinished");
+    fs::create_dir_all(unfinished.parent().unwrap()).unwrap();
+    fs::write(&unfinished, "").unwrap();
+    last_used(&unfinished, 25 * HOUR);
     last_used(&young.join("tofu"), Duration::ZERO);
     fs::write(root.join("terraform/file"), "").unwrap();
     let run = File::open(used.join("terraform")).unwrap();
@@ -491,17 +494,117 @@ fn tools_are_evicted_too_but_not_those_that_are_used_or_installed() {
     waiting.try_lock().unwrap();
     let pruned = fixture.store.prune(0, None).unwrap();
     assert_eq!(pruned.kept_bytes, 60);
-    let tool = Item::Tool {
-        name: "terraform".to_owned(),
-        version: "1.0.0".to_owned(),
+    let tool = |name: &str, version: &str, place| Item::Tool {
+        name: name.to_owned(),
+        version: version.to_owned(),
+        place,
     };
-    assert_eq!(pruned.removed.len(), 1);
-    assert_eq!(pruned.removed[0].item, tool);
+    let mut removed: Vec<_> = pruned.removed.into_iter().map(|entry| entry.item).collect();
+    removed.sort();
+    let expected = [
+        tool("terraform", "1.0.0", ""),
+        tool("tofu", "v1.4.0", ".tools"),
+    ];
+    assert_eq!(removed, expected);
+    assert!(!of_pods.join("tofu").exists() && !unfinished.exists());
     let names: Vec<_> = fs::read_dir(old).unwrap().flatten().collect();
     assert_eq!((names.len(), names[0].file_name()), (1, ".lock".into()));
     drop((run, waiting));
     assert_eq!(fixture.store.prune(0, None).unwrap().removed.len(), 2);
     assert!(young.join("tofu").exists());
+}
+
+#[test]
+fn what_others_have_planted_does_not_keep_the_rest_from_being_removed() {
+    let of = |version: &str, digit: &str| (package(version), digit.repeat(64));
+    let (old, stuck, young) = (of("1.0.0", "a"), of("2.0.0", "b"), of("3.0.0", "c"));
+    let (far, ahead, early) = (of("3.0.0", "d"), of("3.0.0", "e"), of("3.0.0", "f"));
+    if let Some(store) = part_store() {
+        let listed = store.list().unwrap();
+        let unknown = listed.iter().filter(|it| it.used == SystemTime::UNIX_EPOCH);
+        assert_eq!((listed.len(), unknown.count()), (7, 2));
+        let pruned = store.prune(10, Some(24 * HOUR)).unwrap();
+        let is_there = |(package, sha256): &(Package, String)| store.path(package, sha256).exists();
+        assert!([&stuck, &young, &ahead].into_iter().all(is_there));
+        assert!(![&old, &far, &early].into_iter().any(is_there));
+        assert_eq!((pruned.removed.len(), pruned.kept_bytes), (4, 12));
+        return;
+    }
+    let fixture = Fixture::new();
+    let root = fixture.store.root();
+    let plant = |(package, sha256): &(Package, String), modified: SystemTime| {
+        let path = fixture.store.path(package, sha256);
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        fs::write(&path, "zip!").unwrap();
+        let file = File::options().append(true).open(path).unwrap();
+        file.set_modified(modified).unwrap();
+        file
+    };
+    let (now, days) = (SystemTime::now(), 2 * 24 * HOUR);
+    plant(&old, now - days);
+    plant(&stuck, now - 2 * days);
+    plant(&young, now);
+    plant(&early, SystemTime::UNIX_EPOCH - HOUR);
+    // The clock of another machine may be ahead, but not by a century.
+    plant(&ahead, now + HOUR / 2);
+    let with_holes = plant(&far, now);
+    with_holes.set_len(1 << 40).unwrap();
+    with_holes.set_modified(now + 876_000 * HOUR).unwrap();
+    // A folder instead of a program, and a lock that leads elsewhere.
+    let tool = root.join("tofu/v1.0.0");
+    fs::create_dir_all(tool.join("tofu")).unwrap();
+    fs::write(tool.join("archive.zip"), "zip!").unwrap();
+    last_used(&tool.join("archive.zip"), days);
+    symlink("/dev/null", tool.join(".lock")).unwrap();
+    // What nobody but another user may read. Only root can make that.
+    let evil = root.join(PROVIDERS).join("evil");
+    fs::create_dir(&evil).unwrap();
+    let _ = std::os::unix::fs::chown(&evil, Some(65534), None);
+    fs::set_permissions(&evil, Permissions::from_mode(0o0)).unwrap();
+    let platform = fixture.store.path(&stuck.0, &stuck.1);
+    let platform = platform.parent().unwrap().to_str().unwrap();
+    behind_a_mount(
+        "what_others_have_planted_does_not_keep_the_rest_from_being_removed",
+        root,
+        &format!("mount --bind {platform} {platform} && mount -o remount,bind,ro {platform} &&"),
+    );
+    fs::set_permissions(&evil, Permissions::from_mode(0o755)).unwrap();
+}
+
+#[test]
+fn nothing_in_the_way_keeps_a_package_out() {
+    let fixture = Fixture::new();
+    let one = package("1.0.0");
+    let (archive, sha256) = fixture.file("zip");
+    let path = fixture.store.path(&one, &sha256);
+    // A file in the place of each folder.
+    for folder in path.ancestors().skip(1).take(7) {
+        let _ = fs::remove_dir_all(folder);
+        fs::create_dir_all(folder.parent().unwrap()).unwrap();
+        fs::write(folder, "in the way").unwrap();
+        fixture.store.publish(&one, &archive, &sha256).unwrap();
+        assert_eq!(fixture.copy(&one, &sha256).as_deref(), Some("zip"));
+    }
+    let tool_file = fixture.store.root().join("tofu/v1.0.0/archive.zip");
+    for place in [&path, &tool_file] {
+        let _ = fs::remove_file(place);
+        fs::create_dir_all(place.join("x")).unwrap();
+    }
+    fixture.store.publish(&one, &archive, &sha256).unwrap();
+    assert_eq!(fixture.copy(&one, &sha256).as_deref(), Some("zip"));
+    let files = [("archive.zip", &*archive)];
+    fixture
+        .store
+        .publish_tool_files("tofu", "v1.0.0", &files)
+        .unwrap();
+    assert_eq!(fs::read_to_string(tool_file).unwrap(), "zip");
+    let aside: Vec<_> = fs::read_dir(fixture.tmp()).unwrap().flatten().collect();
+    assert_eq!(aside.len(), 2);
+    for one in aside {
+        last_used(&one.path(), 25 * HOUR);
+    }
+    fixture.store.prune(u64::MAX, None).unwrap();
+    assert_eq!(fs::read_dir(fixture.tmp()).unwrap().count(), 0);
 }
 
 /// Runs a test again behind a mount, which a process in a namespace of its own may make, unless the system forbids it.

@@ -74,9 +74,7 @@ impl ProviderStore {
                 .set_permissions(Permissions::from_mode(0o444))?;
             unfinished.as_file().sync_all()?;
             self.progress.step();
-            unfinished
-                .persist(folder.at(name))
-                .map_err(|failed| failed.error)?;
+            Self::persist(unfinished, &folder.at(name), &tmp)?;
             self.progress.step();
         }
         folder.sync()

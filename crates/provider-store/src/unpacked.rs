@@ -7,7 +7,6 @@ use std::io::{self, Write as _};
 use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
-use std::time::SystemTime;
 
 use nix::sys::statfs::{
     BTRFS_SUPER_MAGIC, EXT4_SUPER_MAGIC, F2FS_SUPER_MAGIC, FsType, OVERLAYFS_SUPER_MAGIC,
@@ -196,17 +195,11 @@ impl ProviderStore {
             }
         }
         let tmp = self.tmp()?;
-        let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
-        let new = format!(
-            "removed-{name}-{}-{}",
-            std::process::id(),
-            now.unwrap_or_default().as_nanos()
-        );
-        if super::absent_is_none(fs::rename(folder.at(name), tmp.at(&new)))?.is_none() {
+        let Some(aside) = Self::set_aside(&folder.at(name), &tmp)? else {
             return Ok(true);
-        }
+        };
         self.progress.step();
-        runtime::tree_removal::remove(&tmp.at(&new))?;
+        runtime::tree_removal::remove(&aside)?;
         self.progress.step();
         Ok(true)
     }
