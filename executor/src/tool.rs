@@ -34,6 +34,9 @@ use url::Url;
 
 use crate::error::StepError;
 
+/// So many versions in a cache are tried. Others may have made folders for more.
+const MOST_CANDIDATES: usize = 16;
+
 /// Receives one-line messages about slow work and warnings.
 pub type Notify<'a> = &'a (dyn Fn(&str) + Send + Sync);
 
@@ -199,7 +202,7 @@ impl Resolver<'_> {
         };
         versions.retain(|version| self.range.matches(version));
         versions.sort();
-        while let Some(version) = versions.pop() {
+        for version in versions.into_iter().rev().take(MOST_CANDIDATES) {
             if let Some(found) = self.cached(&version).await {
                 return Some(found);
             }

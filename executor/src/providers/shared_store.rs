@@ -13,6 +13,7 @@ use std::time::Duration;
 
 use job_contract::provider_cache::MOST_WANTED;
 use provider_store::{Access, Package, ProviderStore, Unpacked};
+use tokio::time::timeout;
 use tracing::warn;
 
 use super::lock_file::Locked;
@@ -22,6 +23,10 @@ use crate::workspace::StopOnDrop;
 
 /// How long nothing may move on its volume.
 const PATIENCE: Duration = Duration::from_mins(1);
+/// How long a run waits for the removal of packages. Others may have put millions of files there.
+const REMOVAL: Duration = Duration::from_secs(30);
+/// So many archives may be the one that a lock file without digests of archives means. Others may have put more there.
+const MOST_CANDIDATES: usize = 8;
 
 /// The store that runs share.
 #[derive(Clone, Debug)]
@@ -157,7 +162,10 @@ impl SharedStore {
             return;
         }
         let store = self.store.clone();
-        match self.in_time(move || store.prune(max_bytes, None)).await {
+        match self
+            .removed(REMOVAL, move || store.prune(max_bytes, None))
+            .await
+        {
             Ok(pruned) if pruned.kept_bytes > max_bytes => {
                 warn!(
                     pruned.kept_bytes,
@@ -167,6 +175,16 @@ impl SharedStore {
             Ok(_) => {}
             Err(error) => warn!(%error, "the provider store could not be cleaned up"),
         }
+    }
+
+    /// The removal goes on if it takes longer than `limit`. Nobody needs what it does.
+    async fn removed<T: Send + 'static>(
+        &self,
+        limit: Duration,
+        work: impl FnOnce() -> io::Result<T> + Send + 'static,
+    ) -> io::Result<T> {
+        let ended = timeout(limit, self.in_time(work)).await;
+        ended.unwrap_or_else(|_| Err(io::Error::new(io::ErrorKind::TimedOut, "it takes too long")))
     }
 
     async fn in_time<T: Send + 'static>(
@@ -197,7 +215,11 @@ impl Taking {
         } = &*self.locked;
         // Without a digest of the archive, each archive of this version may be the one.
         let digests = match zip_digests[..] {
-            [] => self.store.digests(package),
+            [] => {
+                let mut found = self.store.digests(package);
+                found.truncate(MOST_CANDIDATES);
+                found
+            }
             _ => zip_digests.clone(),
         };
         digests.iter().find_map(|sha256| {
@@ -269,17 +291,12 @@ impl Taking {
 
     /// The digest of its archive says that it is the one.
     fn by_archive(&self, sha256: &str) -> Result<Option<String>, PackageError> {
-        if !self
-            .store
-            .copy(&self.locked.package, sha256, &self.scratch)?
-        {
+        let package = &self.locked.package;
+        if !self.locked.has_zip(sha256) || !self.store.copy(package, sha256, &self.scratch)? {
             return Ok(None);
         }
         let archive = fs::File::open(&self.scratch)?;
         fs::remove_file(&self.scratch)?;
-        if !self.locked.has_zip(sha256) {
-            return Ok(None);
-        }
         let h1 = package::unpack(archive, &self.target, &self.stopped)?;
         self.check_platform()?;
         Ok(Some(h1))
@@ -292,5 +309,75 @@ impl Taking {
                 warn!(%error, "a package of another platform could not be removed");
             }
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::{Read as _, Write as _};
+    use std::sync::mpsc;
+
+    use provider_store::sha256_of;
+    use zip::ZipWriter;
+    use zip::write::SimpleFileOptions;
+
+    use super::*;
+
+    /// Lock files may have no digests of archives. Then names tell nothing.
+    #[tokio::test]
+    async fn not_every_archive_that_others_have_planted_is_read() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = |name: &str| folder.path().join(name);
+        let mut program = Vec::new();
+        let own = fs::File::open("/proc/self/exe").unwrap();
+        own.take(64).read_to_end(&mut program).unwrap();
+        let mut zip = ZipWriter::new(fs::File::create(path("zip")).unwrap());
+        zip.start_file("terraform-provider-null", SimpleFileOptions::default())
+            .unwrap();
+        zip.write_all(&program).unwrap();
+        zip.finish().unwrap();
+        let opened = fs::File::open(path("zip")).unwrap();
+        let h1 = package::unpack(opened, &path("files"), &AtomicBool::default()).unwrap();
+        let package = Package::new("registry.example.test/acme/null", "1.0.0", "linux_amd64");
+        let package = package.unwrap();
+        let store = ProviderStore::new(path("store"));
+        let sha256 = sha256_of(&path("zip")).unwrap();
+        store.publish(&package, &path("zip"), &sha256).unwrap();
+        let locked = Arc::new(Locked {
+            package: package.clone(),
+            h1_digests: vec![h1],
+            zip_digests: Vec::new(),
+        });
+        let shared = SharedStore::new(store.clone());
+        for number in 1..=MOST_CANDIDATES {
+            // Before the genuine one.
+            let planted = store.path(&package, &format!("{number:064x}"));
+            fs::write(&planted, "no archive").unwrap();
+            let target = path(&format!("target-{number}"));
+            let taken = shared.unpack(&locked, &target, &path("scratch")).await;
+            assert_eq!(taken.unwrap().is_some(), number < MOST_CANDIDATES);
+            // None was copied: a copy would have shown that it is not what its name says.
+            assert!(planted.exists());
+        }
+    }
+
+    #[tokio::test]
+    async fn a_run_does_not_wait_for_the_removal_of_what_others_have_planted() {
+        let folder = tempfile::tempdir().unwrap();
+        let shared = SharedStore::new(ProviderStore::new(folder.path()));
+        let (end, ended) = mpsc::channel::<()>();
+        let progress = shared.store.progress().clone();
+        let work = move || {
+            while ended.try_recv() == Err(mpsc::TryRecvError::Empty) {
+                progress.step();
+                std::thread::yield_now();
+            }
+            Ok(())
+        };
+        let waited = shared.removed(Duration::from_millis(50), work);
+        let waited = timeout(PATIENCE, waited).await.unwrap();
+        assert_eq!(waited.unwrap_err().to_string(), "it takes too long");
+        assert!(!shared.hangs());
+        drop(end);
     }
 }

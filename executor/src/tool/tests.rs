@@ -555,6 +555,25 @@ async fn a_tool_in_the_cache_is_checked_by_what_was_noted_when_it_came() {
 }
 
 #[tokio::test]
+async fn not_every_version_that_others_have_planted_is_tried() {
+    let mut fixture = Fixture::with(&["1.9.8"]).await;
+    let cache = fixture.config.cache_dir.clone();
+    let mut origin = async |planted: &str| {
+        let cache = cache.clone();
+        fs::create_dir_all(cache.join("terraform").join(planted)).unwrap();
+        let private = fixture.directory.path().join(planted);
+        fixture.config.shared = Some(SharedCache::new(cache, Volume::new(LIMIT), private));
+        fixture.resolve("~1.9").await.unwrap().origin
+    };
+    assert_eq!(origin("1.9.100").await, Origin::Download);
+    for number in 101..115 {
+        fs::create_dir(cache.join(format!("terraform/1.9.{number}"))).unwrap();
+    }
+    assert_eq!(origin("1.8.0").await, Origin::Cache);
+    assert_eq!(origin("1.9.115").await, Origin::Download);
+}
+
+#[tokio::test]
 async fn files_of_a_crash_are_never_used_and_the_next_install_removes_them() {
     let fixture = Fixture::with(&["1.9.8"]).await;
     let slot = fixture.slot("1.9.8");
