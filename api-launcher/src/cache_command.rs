@@ -65,7 +65,7 @@ enum CacheCommand {
     },
     /// Copy packages into a folder that the tool accepts as a filesystem mirror; the exit code is 1 if one could not be copied
     #[command(
-        after_help = "Example:\n  api-launcher cache export /media/usb/providers --provider hashicorp/aws --platform linux_amd64"
+        after_help = "Example:\n  api-launcher cache export /media/usb/providers --lock-file .terraform.lock.hcl --platform linux_amd64"
     )]
     Export {
         #[command(flatten)]
@@ -79,6 +79,9 @@ enum CacheCommand {
         /// Only those of this platform, such as `linux_amd64`; may be repeated
         #[arg(long = "platform", value_name = "OS_ARCH")]
         platforms: Vec<String>,
+        /// Only packages with a digest of this lock file, with lists of their digests. Without one, nothing tells whether they are genuine
+        #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
+        lock_file: Option<PathBuf>,
     },
     /// Add the packages of a filesystem mirror; the exit code is 1 if one was refused
     #[command(
@@ -136,7 +139,8 @@ impl CacheArgs {
                 folder,
                 providers,
                 platforms,
-            } => store.export(folder, providers, platforms),
+                lock_file,
+            } => store.export(folder, providers, platforms, lock_file.as_deref()),
             CacheCommand::Import {
                 store,
                 folder,
@@ -241,9 +245,10 @@ impl StoreArgs {
         folder: &Path,
         providers: &[String],
         platforms: &[String],
+        lock_file: Option<&Path>,
     ) -> Result<Exit, Failure> {
         let store = self.open()?;
-        let carried = carry::export(&store, folder, providers, platforms)?;
+        let carried = carry::export(&store, folder, providers, platforms, lock_file)?;
         Ok(self.show_carried(&store, "Exported", &carried))
     }
 
@@ -264,7 +269,7 @@ impl StoreArgs {
                 let said = match &one.result {
                     Ok(How::Unverified) => {
                         format!(
-                            "note: `{}` is there, but nothing said what it must be",
+                            "note: `{}` is there, but nothing said what it must be; `--lock-file` does",
                             one.file
                         )
                     }

@@ -434,8 +434,10 @@ fn are_carried(laptop: &Laptop, place: &str, archive: &Path) {
         let words = ["cache", "import", mirror, "--dir", other.to_str().unwrap()];
         laptop.run(&[&words, more].concat())
     };
+    // Nothing said that they are genuine, so nothing says so to the next one.
+    assert!(exported.stderr.contains("nothing said"), "{exported}");
     let imported = document(&expect(import(&["-o", "json"]), 0));
-    assert_eq!(imported["packages"][1]["verifiedBy"], "list");
+    assert_eq!(imported["packages"][1]["verifiedBy"], "nothing");
     assert_eq!(ProviderStore::new(&other).list().unwrap().len(), 2);
     let lock = laptop.home().join("lock.hcl");
     let digest = archive.file_stem().unwrap().to_str().unwrap();
@@ -451,6 +453,9 @@ fn are_carried(laptop: &Laptop, place: &str, archive: &Path) {
     );
     let folder_of_provider = carried.join("registry.example.test/acme/null");
     let zip = folder_of_provider.join("terraform-provider-null_1.0.0_linux_amd64.zip");
+    exports_what_a_lock_file_tells(&cache, mirror, &zip, archive, &lock);
+    let listed = document(&expect(import(&["-o", "json"]), 0));
+    assert_eq!(listed["packages"][0]["verifiedBy"], "list");
     imports_by_the_digest_of_files(import, &zip, &lock);
     fs::write(&zip, "other").unwrap();
     fs::write(carried.join("stray.zip"), "").unwrap();
@@ -467,6 +472,39 @@ fn are_carried(laptop: &Laptop, place: &str, archive: &Path) {
     fs::remove_dir_all(&carried).unwrap();
     let missing = expect(import(&[]), 65);
     assert!(missing.stderr.contains("could not read"), "{missing}");
+}
+
+/// Another run has put an archive beside the genuine one, whose name is what it is.
+fn exports_what_a_lock_file_tells(
+    cache: impl Fn(&str, &[&str]) -> Finished,
+    mirror: &str,
+    exported: &Path,
+    archive: &Path,
+    lock: &Path,
+) {
+    let content = fs::read(archive).unwrap();
+    let unnamed = archive.with_file_name("unnamed");
+    fs::write(&unnamed, "planted").unwrap();
+    let planted = sha256_of(&unnamed).unwrap();
+    let planted = archive.with_file_name(format!("{planted}.zip"));
+    fs::rename(unnamed, &planted).unwrap();
+    let several = expect(cache("export", &[mirror]), 1);
+    assert_eq!(several.stdout, "Exported: 1 of 2 packages.\n");
+    assert!(several.stderr.contains("`--lock-file` tells"), "{several}");
+    let with_lock = ["-o", "json", "--lock-file", lock.to_str().unwrap(), mirror];
+    let chosen = expect(cache("export", &with_lock), 0);
+    let chosen: Value = serde_json::from_str(&chosen.stdout).unwrap();
+    assert_eq!(chosen["packages"].as_array().unwrap().len(), 1);
+    assert_eq!(chosen["packages"][0]["verifiedBy"], "lock-file");
+    assert_eq!(fs::read(exported).unwrap(), content);
+    // Alone, it looks genuine to whoever has no lock file.
+    let aside = archive.with_extension("aside");
+    fs::rename(archive, &aside).unwrap();
+    let forged = expect(cache("export", &with_lock), 1);
+    assert!(forged.stdout.contains("none of the digests"), "{forged}");
+    assert_eq!(fs::read(exported).unwrap(), content);
+    fs::rename(aside, archive).unwrap();
+    fs::remove_file(planted).unwrap();
 }
 
 fn tools_are_checked(store: &Path, verify: impl Fn(&[&str]) -> Finished) {
@@ -574,6 +612,10 @@ fn packages_of_providers_are_listed_checked_and_removed() {
     expect(cache("verify", &[]), 0);
     assert!(!paths[0].exists() && paths[1].exists());
 
+    let early = SystemTime::UNIX_EPOCH - Duration::from_hours(1);
+    File::open(&paths[1]).unwrap().set_modified(early).unwrap();
+    let listed = document(&expect(cache("list", &["-o", "json"]), 0));
+    assert_eq!(listed["packages"][0]["lastUsed"], "1970-01-01T00:00:00Z");
     let old = SystemTime::now() - Duration::from_hours(49);
     File::open(&paths[1]).unwrap().set_modified(old).unwrap();
     expect(cache("prune", &["--unused-days", "3"]), 0);

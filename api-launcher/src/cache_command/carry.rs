@@ -18,6 +18,7 @@ use crate::failure::Failure;
 
 const PREFIX: &str = "terraform-provider-";
 const LIST: &str = "SHA256SUMS";
+const NOT_LOCKED: &str = "none of the digests in the lock file is one of it";
 const LARGEST_TEXT: u64 = 16 * 1024 * 1024;
 
 /// A package that was carried, or was not.
@@ -30,7 +31,6 @@ pub(super) struct Carried {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum How {
-    Exported,
     /// It has a digest of the lock file.
     ByLockFile,
     /// It has the digest of the list beside it.
@@ -42,7 +42,6 @@ pub(super) enum How {
 impl How {
     pub(super) const fn name(self) -> &'static str {
         match self {
-            Self::Exported => "exported",
             Self::ByLockFile => "lock-file",
             Self::ByList => "list",
             Self::Unverified => "nothing",
@@ -53,7 +52,6 @@ impl How {
 impl Carried {
     pub(super) fn document(&self) -> Value {
         match &self.result {
-            Ok(How::Exported) => json!({"file": self.file}),
             Ok(how) => json!({"file": self.file, "verifiedBy": how.name()}),
             Err(why) => json!({"file": self.file, "refused": why}),
         }
@@ -88,13 +86,16 @@ fn is_asked_for(address: &str, asked: &str) -> bool {
         .is_some_and(|before| before.is_empty() || before.ends_with('/'))
 }
 
-/// Copies archives into a folder, and beside them the lists of their digests. Empty `providers` or `platforms`: all.
+/// Copies archives into a folder. Empty `providers` or `platforms`: all. Others may have put archives into the store, whose names are
+/// what they are. So only a lock file tells which are genuine, and only these get lists of digests, which an import believes.
 pub(super) fn export(
     store: &ProviderStore,
     target: &Path,
     providers: &[String],
     platforms: &[String],
+    lock_file: Option<&Path>,
 ) -> Result<Vec<Carried>, Failure> {
+    let locked = lock_file.map(locked).transpose()?;
     let unreadable = |error| super::unusable(store, error);
     let mut chosen: BTreeMap<Package, Vec<String>> = BTreeMap::new();
     for entry in store.list().map_err(unreadable)? {
@@ -102,7 +103,9 @@ pub(super) fn export(
             continue;
         };
         let address = package.address();
-        let is_chosen = (platforms.is_empty() || platforms.contains(&package.platform))
+        let is_locked = |locked: &Locked| locked.contains_key(&key(&package));
+        let is_chosen = locked.as_ref().is_none_or(is_locked)
+            && (platforms.is_empty() || platforms.contains(&package.platform))
             && (providers.is_empty()
                 || providers.iter().any(|asked| is_asked_for(&address, asked)));
         if is_chosen {
@@ -127,22 +130,17 @@ pub(super) fn export(
     let mut carried = Vec::new();
     let mut lists: BTreeMap<PathBuf, String> = BTreeMap::new();
     for (package, digests) in &chosen {
-        let result = match &digests[..] {
-            [sha256] => {
-                if export_one(store, target, package, sha256).map_err(unwritable)? {
-                    let list = format!("{PREFIX}{}_{}_{LIST}", package.name, package.version);
-                    let list = lists.entry(folder(package).join(list)).or_default();
-                    let _ = writeln!(list, "{sha256}  {}", archive_name(package));
-                    Ok(How::Exported)
-                } else {
-                    Err("it is not what its name in the store says".to_owned())
-                }
+        let locked = locked.as_ref().and_then(|locked| locked.get(&key(package)));
+        let exported = export_one(store, target, package, digests, locked).map_err(unwritable)?;
+        let result = exported.map(|sha256| {
+            if locked.is_none() {
+                return How::Unverified;
             }
-            several => Err(format!(
-                "the store has {} different archives of it; remove the wrong ones",
-                several.len()
-            )),
-        };
+            let list = format!("{PREFIX}{}_{}_{LIST}", package.name, package.version);
+            let list = lists.entry(folder(package).join(list)).or_default();
+            let _ = writeln!(list, "{sha256}  {}", archive_name(package));
+            How::ByLockFile
+        });
         carried.push(Carried {
             file: file(package),
             result,
@@ -154,27 +152,55 @@ pub(super) fn export(
     Ok(carried)
 }
 
-/// `false`: it is not what its name says.
+/// Copies the archive of a package. Returns its SHA-256, or why there is none to copy.
 fn export_one(
     store: &ProviderStore,
     target: &Path,
     package: &Package,
-    sha256: &str,
-) -> io::Result<bool> {
+    digests: &[String],
+    locked: Option<&Vec<String>>,
+) -> io::Result<Result<String, String>> {
+    if locked.is_none() && digests.len() > 1 {
+        return Ok(Err(format!(
+            "the store has {} different archives of it; `--lock-file` tells which one is genuine",
+            digests.len()
+        )));
+    }
     let folder = target.join(folder(package));
     fs::create_dir_all(&folder)?;
-    let new = tempfile::tempdir_in(&folder)?;
-    let copy = new.path().join("archive");
-    if !store.copy(package, sha256, &copy)? {
-        return Ok(false);
+    for sha256 in digests {
+        let new = tempfile::tempdir_in(&folder)?;
+        let copy = new.path().join("archive");
+        if !store.copy(package, sha256, &copy)? {
+            continue;
+        }
+        // One that cannot be read is no package.
+        if locked.is_some_and(|locked| !has_digest(locked, sha256, &copy).unwrap_or(false)) {
+            continue;
+        }
+        fs::set_permissions(&copy, Permissions::from_mode(0o644))?;
+        fs::rename(copy, folder.join(archive_name(package)))?;
+        return Ok(Ok(sha256.clone()));
     }
-    fs::set_permissions(&copy, Permissions::from_mode(0o644))?;
-    fs::rename(copy, folder.join(archive_name(package)))?;
-    Ok(true)
+    Ok(Err(match locked {
+        Some(_) => NOT_LOCKED.to_owned(),
+        None => "it is not what its name in the store says".to_owned(),
+    }))
 }
 
 /// The digests that a lock file has: by address and version.
 type Locked = BTreeMap<(String, String), Vec<String>>;
+
+fn key(package: &Package) -> (String, String) {
+    (package.address(), package.version.clone())
+}
+
+/// Whether a lock file has a digest of an archive. As for the tool, one of either kind is enough. That of the files takes longer.
+fn has_digest(locked: &[String], sha256: &str, archive: &Path) -> io::Result<bool> {
+    let has_files = locked.iter().any(|digest| digest.starts_with("h1:"));
+    Ok(locked.contains(&format!("zh:{sha256}"))
+        || (has_files && locked.contains(&digest_of_archive(archive)?)))
+}
 
 fn locked(path: &Path) -> Result<Locked, Failure> {
     let text = regular_file::read_text(path, LARGEST_TEXT).map_err(Failure::unreadable(path))?;
@@ -264,17 +290,11 @@ fn import_one(
     let sha256 = sha256_of(path).map_err(text)?;
     let how = match locked {
         Some(locked) => {
-            let key = (package.address(), package.version.clone());
             let digests = locked
-                .get(&key)
+                .get(&key(package))
                 .ok_or("the lock file does not have this version of the provider")?;
-            // As the tool does: one digest of either kind is enough. That of the files takes longer.
-            if !digests.contains(&format!("zh:{sha256}")) {
-                let has_files = digests.iter().any(|digest| digest.starts_with("h1:"));
-                let is_known = |h1: String| digests.contains(&h1);
-                if !has_files || !digest_of_archive(path).map(is_known).map_err(text)? {
-                    return Err("none of the digests in the lock file is one of it".to_owned());
-                }
+            if !has_digest(digests, &sha256, path).map_err(text)? {
+                return Err(NOT_LOCKED.to_owned());
             }
             How::ByLockFile
         }
