@@ -523,6 +523,8 @@ fn what_others_have_planted_does_not_keep_the_rest_from_being_removed() {
         let listed = store.list().unwrap();
         let unknown = listed.iter().filter(|it| it.used == SystemTime::UNIX_EPOCH);
         assert_eq!((listed.len(), unknown.count()), (7, 2));
+        // Holes take no space.
+        assert!(listed.iter().all(|it| it.size_bytes <= 4096));
         let pruned = store.prune(10, Some(24 * HOUR)).unwrap();
         let is_there = |(package, sha256): &(Package, String)| store.path(package, sha256).exists();
         assert!([&stuck, &young, &ahead].into_iter().all(is_there));
