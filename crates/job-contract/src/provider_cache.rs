@@ -8,8 +8,10 @@ use std::str::FromStr;
 pub const DEFAULT_REGISTRIES: [&str; 2] = ["registry.terraform.io", "registry.opentofu.org"];
 /// More packages are not fetched by one Job.
 pub const MOST_WANTED: usize = 64;
-/// The longest part of a name.
+/// The longest part of a name in a report.
 const LONGEST_PART: usize = 128;
+/// The longest part of any name.
+const LONGEST: usize = 200;
 
 /// Who fills the store.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -75,21 +77,41 @@ impl FromStr for WantedPackage {
     type Err = &'static str;
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
-        let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || b".-_+:".contains(&byte);
-        let is_part = |part: &str| {
-            (1..=LONGEST_PART).contains(&part.len())
-                && part.as_bytes()[0].is_ascii_alphanumeric()
-                && part.bytes().all(is_plain)
-        };
         let parts: Vec<&str> = text.split('/').collect();
-        let has_platform = parts.last().is_some_and(|last| last.contains('_'));
-        if parts.len() == 5 && parts.into_iter().all(is_part) && has_platform {
-            let text = text.to_owned();
-            Ok(Self { text })
-        } else {
-            Err("expected HOST/NAMESPACE/TYPE/VERSION/OS_ARCH")
+        let is_short = parts.iter().all(|part| part.len() <= LONGEST_PART);
+        match parts[..] {
+            [host, namespace, name, version, platform]
+                if is_short && is_package(host, namespace, name, version, platform) =>
+            {
+                let text = text.to_owned();
+                Ok(Self { text })
+            }
+            _ => Err("expected HOST/NAMESPACE/TYPE/VERSION/OS_ARCH"),
         }
     }
+}
+
+/// Whether these texts name a package. Each has the letters that it has in registries and no others, because all of them become names of
+/// folders and parts of addresses: `http:other.example` as a namespace would be another host.
+#[must_use]
+pub fn is_package(host: &str, namespace: &str, name: &str, version: &str, platform: &str) -> bool {
+    let (host, port) = host.split_once(':').unwrap_or((host, "443"));
+    let is_port = port.parse::<u16>().is_ok() && port.bytes().all(|byte| byte.is_ascii_digit());
+    is_part(host, b".-_")
+        && is_port
+        && is_part(namespace, b"-")
+        && is_part(name, b"-")
+        && is_part(version, b".-+")
+        && is_part(platform, b"_")
+        && platform.contains('_')
+}
+
+/// Whether a text begins with a letter or a digit, and has only those and `others`.
+fn is_part(text: &str, others: &[u8]) -> bool {
+    let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || others.contains(&byte);
+    (1..=LONGEST).contains(&text.len())
+        && text.as_bytes()[0].is_ascii_alphanumeric()
+        && text.bytes().all(is_plain)
 }
 
 impl fmt::Display for WantedPackage {
@@ -139,6 +161,15 @@ mod tests {
             "h/--store=x/t/1.0.0/linux_amd64",
             "h/n/t/$(HOME)/linux_amd64",
             "h@other/n/t/1.0.0/linux_amd64",
+            "registry.terraform.io/http:evil.example/aws/1.0.0/linux_amd64",
+            "h/n/http:evil.example/1.0.0/linux_amd64",
+            "h/n/t/http:evil/linux_amd64",
+            "h/n/t/1.0.0/http:_evil",
+            "h/n.example/t/1.0.0/linux_amd64",
+            "h:/n/t/1.0.0/linux_amd64",
+            "h:+80/n/t/1.0.0/linux_amd64",
+            "h:80:80/n/t/1.0.0/linux_amd64",
+            "h:99999/n/t/1.0.0/linux_amd64",
             "h/n/t/1.0.0/linux_amd64\n",
             long.as_str(),
         ] {

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-const LONGEST_NAME: usize = 200;
+use job_contract::provider_cache::is_package;
 
 /// A provider in one version for one platform.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -16,16 +16,14 @@ pub struct Package {
 }
 
 impl Package {
-    /// Returns the package of an address, such as `registry.terraform.io/hashicorp/aws`. `None` if one of the texts cannot be the
-    /// name of a folder.
+    /// Returns the package of an address, such as `registry.terraform.io/hashicorp/aws`. `None` if no registry can have it.
     pub fn new(address: &str, version: &str, platform: &str) -> Option<Self> {
         let mut parts = address.split('/');
         let address = (parts.next()?, parts.next()?, parts.next()?, parts.next());
         let (host, namespace, name, None) = address else {
             return None;
         };
-        let texts = [host, namespace, name, version, platform];
-        texts.into_iter().all(is_name).then(|| Self {
+        is_package(host, namespace, name, version, platform).then(|| Self {
             host: host.to_owned(),
             namespace: namespace.to_owned(),
             name: name.to_owned(),
@@ -56,10 +54,4 @@ impl std::fmt::Display for Package {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "{} {} ({})", self.address(), self.version, self.platform)
     }
-}
-
-/// Whether a text is the name of a folder, and nothing else.
-pub(crate) fn is_name(text: &str) -> bool {
-    let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || b".-_+:".contains(&byte);
-    (1..=LONGEST_NAME).contains(&text.len()) && !text.starts_with('.') && text.bytes().all(is_plain)
 }

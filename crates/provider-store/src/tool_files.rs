@@ -9,7 +9,8 @@ use runtime::regular_file;
 
 use super::{Archive, ProviderStore, absent_is_none};
 use crate::folder::Folder;
-use crate::package::is_name;
+
+const LONGEST_NAME: usize = 200;
 
 impl ProviderStore {
     fn tool_folder(tool: &str, version: &str) -> io::Result<PathBuf> {
@@ -79,4 +80,10 @@ impl ProviderStore {
         }
         folder.sync()
     }
+}
+
+/// Whether a text is the name of a folder, and nothing else.
+fn is_name(text: &str) -> bool {
+    let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || b".-_+".contains(&byte);
+    (1..=LONGEST_NAME).contains(&text.len()) && !text.starts_with('.') && text.bytes().all(is_plain)
 }

@@ -30,6 +30,10 @@ pub(crate) enum RegistryError {
     NoRegistry(String),
     #[error("the registry does not say where its archive is")]
     NoArchive,
+    #[error("its name leads away from its registry")]
+    Elsewhere,
+    #[error("the registry names an address that is not one of https")]
+    Insecure,
     #[error("the archive is not the one that its registry names")]
     Altered,
     #[error("the list of its digests is not signed by the keys that its registry names")]
@@ -103,20 +107,17 @@ impl Registry {
     }
 
     /// The same, for those who keep the archive for others: the list of digests has to name it too, and if the registry names keys,
-    /// one of them must have signed the list.
+    /// one of them must have signed the list. Without keys, its certificate alone says whose archive it is: as for the tool itself.
     pub(crate) async fn fetch_signed(
         &self,
         package: &Package,
         target: &Path,
     ) -> Result<String, RegistryError> {
         let (document, download) = self.document(package).await?;
-        let address = |text: &str| document.join(text).map_err(|_| RegistryError::NoArchive);
-        let list = self
-            .fetcher
-            .bytes(&address(&download.shasums_url)?, LARGEST_DOCUMENT)
-            .await?;
+        let list = secure(&document, &download.shasums_url)?;
+        let list = self.fetcher.bytes(&list, LARGEST_DOCUMENT).await?;
         if let Some((last, others)) = download.signing_keys.gpg_public_keys.split_last() {
-            let signature = address(&download.shasums_signature_url)?;
+            let signature = secure(&document, &download.shasums_signature_url)?;
             let signature = self.fetcher.bytes(&signature, LARGEST_DOCUMENT).await?;
             let is_by = |key: &SigningKey| {
                 Keyring::of(key.ascii_armor.as_bytes())?.check(&list, &signature)
@@ -140,18 +141,7 @@ impl Registry {
     /// What a registry says of a package, and at which address.
     async fn document(&self, package: &Package) -> Result<(Url, Download), RegistryError> {
         let base = self.services(&package.host).await?.providers;
-        let (system, architecture) = package
-            .platform
-            .split_once('_')
-            .ok_or(RegistryError::NoArchive)?;
-        let Package {
-            namespace,
-            name,
-            version,
-            ..
-        } = package;
-        let path = format!("{namespace}/{name}/{version}/download/{system}/{architecture}");
-        let document = base.join(&path).map_err(|_| RegistryError::NoArchive)?;
+        let document = document_of(&base, package)?;
         let text = self.fetcher.bytes(&document, LARGEST_DOCUMENT).await?;
         let download = serde_json::from_slice(&text).map_err(|_| RegistryError::NoArchive)?;
         Ok((document, download))
@@ -163,11 +153,7 @@ impl Registry {
         download: &Download,
         target: &Path,
     ) -> Result<String, RegistryError> {
-        let archive = document.join(&download.archive_url);
-        let archive = archive.map_err(|_| RegistryError::NoArchive)?;
-        if archive.scheme() != "https" {
-            return Err(RegistryError::NoArchive);
-        }
+        let archive = secure(document, &download.archive_url)?;
         let file = File::create_new(target)?;
         let fetched = self.fetcher.file(&archive, LARGEST_ARCHIVE, &file, target);
         fetched.await.map_err(RegistryError::Download)?;
@@ -223,5 +209,90 @@ impl Registry {
         let mut providers = of_providers.into_iter().map(|(_, address)| address);
         let providers = providers.find(|address| address.scheme() == "https");
         Ok(providers.map(|providers| Services { providers, others }))
+    }
+}
+
+/// Where the registry at `base` describes a package.
+fn document_of(base: &Url, package: &Package) -> Result<Url, RegistryError> {
+    let Package {
+        namespace,
+        name,
+        version,
+        platform,
+        ..
+    } = package;
+    let (system, architecture) = platform.split_once('_').ok_or(RegistryError::NoArchive)?;
+    let path = format!("{namespace}/{name}/{version}/download/{system}/{architecture}");
+    let document = base.join(&path).map_err(|_| RegistryError::NoArchive)?;
+    // An address in the place of a namespace would replace the one of the registry.
+    if document.origin() == base.origin() {
+        Ok(document)
+    } else {
+        Err(RegistryError::Elsewhere)
+    }
+}
+
+/// An address in a registry's document, which is relative to the one of the document.
+fn secure(document: &Url, text: &str) -> Result<Url, RegistryError> {
+    let address = document.join(text).map_err(|_| RegistryError::NoArchive)?;
+    if address.scheme() == "https" {
+        Ok(address)
+    } else {
+        Err(RegistryError::Insecure)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn base() -> Url {
+        Url::parse("https://registry.example.test/v1/providers/").unwrap()
+    }
+
+    #[test]
+    fn a_package_is_asked_for_only_at_its_registry() {
+        let address = "registry.example.test/acme/null";
+        let package = Package::new(address, "1.0.0", "linux_amd64").unwrap();
+        assert_eq!(
+            document_of(&base(), &package).unwrap().as_str(),
+            "https://registry.example.test/v1/providers/acme/null/1.0.0/download/linux/amd64"
+        );
+        for namespace in [
+            "http:evil.example",
+            "http://evil.example",
+            "https://evil.example",
+            "//evil.example",
+        ] {
+            let hostile = Package {
+                namespace: namespace.to_owned(),
+                ..package.clone()
+            };
+            let document = document_of(&base(), &hostile);
+            assert!(
+                matches!(document, Err(RegistryError::Elsewhere)),
+                "{namespace}"
+            );
+        }
+    }
+
+    #[test]
+    fn what_a_registry_names_is_fetched_by_https_alone() {
+        let secured = |text| secure(&base(), text).map(String::from);
+        assert_eq!(
+            secured("/files/SHA256SUMS").unwrap(),
+            "https://registry.example.test/files/SHA256SUMS"
+        );
+        assert!(secured("https://releases.example.test/a.zip").is_ok());
+        for text in [
+            "http://registry.example.test/a",
+            "file:///etc/passwd",
+            "ftp://a.test/b",
+        ] {
+            assert!(
+                matches!(secured(text), Err(RegistryError::Insecure)),
+                "{text}"
+            );
+        }
     }
 }
