@@ -199,7 +199,9 @@ impl StoreArgs {
                     }
                     checked == CachedTool::Altered
                 }
-                _ => !store.verify(&entry).unwrap_or(false),
+                _ => !store
+                    .verify(&entry, executor::h1_of_archive)
+                    .unwrap_or(false),
             };
             if is_altered {
                 are_removed &= remove && is_removed(&store, &entry);

@@ -62,7 +62,7 @@ use final_report::{FinishedRun, ReportWriter};
 use job::JobError;
 use last_deadline::LastDeadline;
 pub use providers::lock_file::locked_digests;
-pub use providers::package::digest_of_archive;
+pub use providers::package::{digest_of_archive, h1_of_archive};
 use runtime::hardening::{self, Hardened};
 use runtime::{handover, reaper};
 use stop::Stop;

@@ -4,14 +4,17 @@
 //! Others may have put anything there. What cannot be read or removed is left out, and the rest goes on.
 
 use std::fs::{self, File, Metadata, TryLockError};
-use std::io;
+use std::io::{self, Seek as _};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
 use runtime::regular_file;
 use tracing::warn;
 
-use super::{PROVIDERS, Package, ProviderStore, TMP, absent_is_none, archive_name, digest_in};
+use super::{
+    Archive, PROVIDERS, Package, ProviderStore, TMP, absent_is_none, archive_name, copy_hashed,
+    digest_in,
+};
 use crate::folder::{Folder, bytes_of};
 use crate::{files_digest, is_sha256, unpacked};
 
@@ -192,16 +195,27 @@ impl ProviderStore {
         }
     }
 
-    /// Whether an entry is what its name or the digest beside it says. Nothing here can tell that of a tool.
-    pub fn verify(&self, entry: &Entry) -> io::Result<bool> {
+    /// Whether an entry is what its name says. Unpacked files must be those of the archive beside them: `h1_of` reads it, and returns
+    /// their digest. Nothing here can tell that of a tool.
+    pub fn verify(
+        &self,
+        entry: &Entry,
+        h1_of: impl FnOnce(Archive) -> io::Result<String>,
+    ) -> io::Result<bool> {
         match &entry.item {
             Item::Archive { package, sha256 } => {
                 let folder = self.folder(package)?.ok_or(io::ErrorKind::NotFound)?;
                 Ok(&self.digest(&folder.at(archive_name(sha256)))? == sha256)
             }
             Item::Unpacked { package, sha256 } => {
-                let folder = self.folder(package)?.ok_or(io::ErrorKind::NotFound)?;
-                self.is_unpacked(&folder, sha256)
+                let Some(mut archive) = self.open(package, sha256)? else {
+                    return Ok(false);
+                };
+                if &copy_hashed(&mut archive, &mut io::sink())? != sha256 {
+                    return Ok(false);
+                }
+                archive.rewind()?;
+                self.has_unpacked(package, sha256, &h1_of(archive)?)
             }
             Item::Tool { .. } => Ok(true),
         }

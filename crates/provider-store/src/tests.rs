@@ -29,7 +29,7 @@ impl Fixture {
 
     /// Files of a package, unpacked.
     fn unpack(&self, package: &Package, sha256: &str) -> io::Result<()> {
-        self.store.publish_unpacked(package, sha256, unpack)
+        self.store.publish_unpacked(package, sha256, H1, unpack)
     }
 
     fn file(&self, content: &str) -> (PathBuf, String) {
@@ -71,11 +71,15 @@ fn unpacked_of(package: &Package, sha256: &str) -> Item {
 
 const H1: &str = "h1:cuAYBzn6IKPHKJs3M/HcpkzTtSYaT+z1m6UlPiPEYmI=";
 
-fn unpack(files: &Path) -> io::Result<String> {
+/// What an archive of these tests unpacks to.
+fn h1_of(_: Archive) -> io::Result<String> {
+    Ok(H1.to_owned())
+}
+
+fn unpack(files: &Path) -> io::Result<()> {
     fs::create_dir(files)?;
     fs::write(files.join("terraform-provider-x_v1.0.0"), "binary\n")?;
-    fs::write(files.join("LICENSE.txt"), "hello\n")?;
-    Ok(H1.to_owned())
+    fs::write(files.join("LICENSE.txt"), "hello\n")
 }
 
 thread_local! {
@@ -122,7 +126,7 @@ fn what_is_published_comes_back() {
         (listed.len(), &listed[0].item),
         (1, &archive_of(&one, &sha256))
     );
-    assert!(fixture.store.verify(&listed[0]).unwrap());
+    assert!(fixture.store.verify(&listed[0], h1_of).unwrap());
     assert_eq!(fs::read_dir(fixture.tmp()).unwrap().count(), 0);
 }
 
@@ -143,6 +147,11 @@ fn names_lead_nowhere_else() {
         );
     }
     assert_eq!(Package::new("a.test/b/c", "../1", "linux_amd64"), None);
+    // It would be another host where the address of the registry is before it.
+    for address in ["a.test/http:evil.example/c", "a.test/b/http:evil.example"] {
+        assert_eq!(Package::new(address, "1.0.0", "linux_amd64"), None);
+    }
+    assert!(Package::new("localhost:8443/b/c", "1.0.0", "linux_amd64").is_some());
     let fixture = Fixture::new();
     for sha256 in ["", "../../x", &"A".repeat(64)] {
         assert_eq!(fixture.copy(&package("1.0.0"), sha256), None);
@@ -310,7 +319,7 @@ fn a_killed_publisher_leaves_nothing_half_and_the_next_one_makes_it_good() {
     let test = "a_killed_publisher_leaves_nothing_half_and_the_next_one_makes_it_good";
     let kills = killed_at_each_step(test, |fixture, _| {
         for entry in fixture.store.list().unwrap() {
-            assert!(fixture.store.verify(&entry).unwrap());
+            assert!(fixture.store.verify(&entry, h1_of).unwrap());
         }
         publish(&fixture.store);
         let (_, sha256) = fixture.file("zip");
@@ -323,20 +332,21 @@ fn a_killed_publisher_leaves_nothing_half_and_the_next_one_makes_it_good() {
 #[test]
 fn a_killed_fill_is_made_good_by_the_next_one() {
     let (one, sha256) = (package("1.0.0"), "a".repeat(64));
-    let publish = |store: &ProviderStore| store.publish_unpacked(&one, &sha256, unpack).unwrap();
+    let publish = |store: &ProviderStore| {
+        let published = store.publish_unpacked(&one, &sha256, H1, unpack);
+        published.unwrap();
+    };
     if let Some(store) = part_store() {
         return publish_until_killed(&store, publish);
     }
     let kills = killed_at_each_step(
         "a_killed_fill_is_made_good_by_the_next_one",
         |fixture, _| {
-            for entry in fixture.store.list().unwrap() {
-                assert!(fixture.store.verify(&entry).unwrap());
-            }
+            let has = || fixture.store.has_unpacked(&one, &sha256, H1).unwrap();
+            assert_eq!(has(), !fixture.store.list().unwrap().is_empty());
             publish(&fixture.store);
-            let listed = fixture.store.list().unwrap();
-            assert_eq!(listed.len(), 1);
-            assert!(fixture.store.verify(&listed[0]).unwrap());
+            assert_eq!(fixture.store.list().unwrap().len(), 1);
+            assert!(has());
             // What is left goes after a day.
             for left in fs::read_dir(fixture.tmp()).unwrap().flatten() {
                 last_used(&left.path(), 25 * HOUR);
@@ -363,7 +373,7 @@ fn two_publishers_at_a_time_leave_one_package() {
     let listed = fixture.store.list().unwrap();
     assert_eq!(listed.len(), 2, "{listed:?}");
     for entry in &listed {
-        assert!(fixture.store.verify(entry).unwrap());
+        assert!(fixture.store.verify(entry, h1_of).unwrap());
     }
     assert_eq!(fs::read_dir(fixture.tmp()).unwrap().count(), 0);
 }
@@ -385,28 +395,50 @@ fn a_rename_that_seems_to_have_failed_is_looked_at() {
 #[test]
 fn a_digest_that_the_files_do_not_have_is_not_published() {
     let fixture = Fixture::new();
-    let published = fixture
-        .store
-        .publish_unpacked(&package("1.0.0"), &"a".repeat(64), |files| {
-            unpack(files)?;
-            Ok("h1:other=".to_owned())
-        });
+    let published =
+        fixture
+            .store
+            .publish_unpacked(&package("1.0.0"), &"a".repeat(64), "h1:other=", unpack);
     assert!(published.is_err());
     assert_eq!(fixture.store.list().unwrap(), []);
 }
 
 #[test]
-fn a_damaged_unpacked_package_is_replaced() {
+fn a_damaged_or_forged_unpacked_package_is_replaced() {
     let fixture = Fixture::new();
-    let (one, sha256) = (package("1.0.0"), "a".repeat(64));
+    let one = package("1.0.0");
+    let sha256 = fixture.publish(&one, "zip");
     fixture.unpack(&one, &sha256).unwrap();
     let entry = fixture.store.path(&one, &sha256).with_extension("");
-    fs::write(entry.join("files/LICENSE.txt"), "other").unwrap();
     let listed = fixture.store.list().unwrap();
-    assert_eq!(listed[0].item, unpacked_of(&one, &sha256));
-    assert!(!fixture.store.verify(&listed[0]).unwrap());
+    let unpacked = listed
+        .iter()
+        .find(|entry| entry.item == unpacked_of(&one, &sha256))
+        .unwrap();
+    let verified = || fixture.store.verify(unpacked, h1_of).unwrap();
+    assert!(verified());
+    fs::write(entry.join("files/LICENSE.txt"), "other").unwrap();
+    assert!(!verified());
     fixture.unpack(&one, &sha256).unwrap();
-    assert!(fixture.store.verify(&listed[0]).unwrap());
+    assert!(verified());
+
+    // The digest beside them is that of what somebody has put there.
+    fs::write(entry.join("files/terraform-provider-x_v1.0.0"), "evil").unwrap();
+    let files = Folder::open(&entry.join("files")).unwrap();
+    let forged = files_digest::of(&files, &Progress::default()).unwrap();
+    fs::remove_file(entry.join("h1")).unwrap();
+    fs::write(entry.join("h1"), forged).unwrap();
+    assert!(!verified());
+    fixture.unpack(&one, &sha256).unwrap();
+    assert!(verified());
+
+    // Without the right archive, nothing says what they must be.
+    let archive = fixture.store.path(&one, &sha256);
+    fs::remove_file(&archive).unwrap();
+    fs::write(&archive, "altered").unwrap();
+    assert!(!verified());
+    fs::remove_file(archive).unwrap();
+    assert!(!verified());
 }
 
 /// What eviction removes is in the store, whatever a run has put there.
@@ -638,6 +670,7 @@ fn what_a_live_run_uses_is_not_removed() {
         // The run: it cannot write what it uses.
         let held = store.hold(&one, &sha256, Access::Auto).unwrap().unwrap();
         assert_eq!(held.h1, H1);
+        assert!(held.is_intact(store.progress()));
         let writable = ProviderStore::new(store.root().parent().unwrap().join("rw"));
         assert!(held.files.join("LICENSE.txt").exists());
         assert!(fs::write(held.files.join("new"), "").is_err());
@@ -656,7 +689,9 @@ fn what_a_live_run_uses_is_not_removed() {
         assert!(writable.remove(&entry).unwrap());
         assert!(store.hold(&one, &sha256, Access::Auto).unwrap().is_none());
         // What a run can write is never used where it is.
-        writable.publish_unpacked(&one, &sha256, unpack).unwrap();
+        writable
+            .publish_unpacked(&one, &sha256, H1, unpack)
+            .unwrap();
         for access in [Access::Auto, Access::Link, Access::Copy] {
             assert!(writable.hold(&one, &sha256, access).unwrap().is_none());
         }
@@ -667,7 +702,7 @@ fn what_a_live_run_uses_is_not_removed() {
     let folder = tempfile::tempdir().unwrap();
     let place = folder.path().join("rw");
     ProviderStore::new(&place)
-        .publish_unpacked(&one, &sha256, unpack)
+        .publish_unpacked(&one, &sha256, H1, unpack)
         .unwrap();
     let entry = ProviderStore::new(&place).path(&one, &sha256);
     last_used(&entry.with_extension("").join("h1"), 3 * HOUR);
@@ -694,14 +729,14 @@ fn a_full_disk_is_an_error_and_leaves_nothing_half() {
         store.publish(&package("1.0.0"), &large, &sha256).unwrap();
         let full = store.publish(&package("2.0.0"), &large, &sha256);
         assert_eq!(full.unwrap_err().kind(), io::ErrorKind::StorageFull);
-        let full = store.publish_unpacked(&package("2.0.0"), &sha256, |files| {
+        let full = store.publish_unpacked(&package("2.0.0"), &sha256, H1, |files| {
             fs::create_dir(files)?;
-            fs::copy(&large, files.join("file")).map(|_| H1.to_owned())
+            fs::copy(&large, files.join("file")).map(drop)
         });
         assert_eq!(full.unwrap_err().kind(), io::ErrorKind::StorageFull);
         let listed = store.list().unwrap();
         assert_eq!(listed.len(), 1);
-        assert!(store.verify(&listed[0]).unwrap());
+        assert!(store.verify(&listed[0], h1_of).unwrap());
         assert_eq!(fs::read_dir(store.root().join(TMP)).unwrap().count(), 0);
         return;
     }

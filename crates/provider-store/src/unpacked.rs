@@ -15,13 +15,15 @@ use nix::sys::statfs::{
 use nix::sys::statvfs::{FsFlags, fstatvfs};
 use runtime::regular_file;
 
-use super::{Package, ProviderStore, files_digest, is_sha256};
+use super::{Package, Progress, ProviderStore, files_digest, is_sha256};
 use crate::folder::Folder;
 
 pub(crate) const FILES: &str = "files";
 /// The digest of the files, beside them. It also has the locks.
 pub(crate) const DIGEST: &str = "h1";
 const LONGEST_DIGEST: u64 = 100;
+/// The characters of a SHA-256 in base64.
+const DIGEST_CHARACTERS: usize = 44;
 /// File systems on a disk of this machine. Others may be a network, where a lock, a file that is mapped, or the server may vanish.
 /// ZFS has no name in the list of the kernel.
 const LOCAL: [FsType; 6] = [
@@ -60,11 +62,20 @@ impl FromStr for Access {
 /// An unpacked package that is not removed while this value lives.
 #[derive(Debug)]
 pub struct Unpacked {
+    pub package: Package,
     /// The folder of its files.
     pub files: PathBuf,
     /// The digest of its files, `h1:…`, which was verified when they were published.
     pub h1: String,
     _lock: File,
+}
+
+impl Unpacked {
+    /// Whether the files have this digest now. A disk may have damaged them.
+    pub fn is_intact(&self, progress: &Progress) -> bool {
+        let digest = Folder::open(&self.files).and_then(|files| files_digest::of(&files, progress));
+        digest.is_ok_and(|digest| digest == self.h1)
+    }
 }
 
 impl ProviderStore {
@@ -109,9 +120,14 @@ impl ProviderStore {
         }
         let h1 = regular_file::read_text_unlinked(&still.at(DIGEST), LONGEST_DIGEST)?;
         self.progress.step();
+        // It comes into the lock file, of which the tool reads nothing if one digest is none.
+        if !is_h1(&h1) {
+            return Ok(None);
+        }
         let root = std::path::absolute(&self.root)?;
         let files = root.join(Self::relative(package)).join(sha256).join(FILES);
         Ok(Some(Unpacked {
+            package: package.clone(),
             files,
             h1,
             _lock: lock,
@@ -123,20 +139,21 @@ impl ProviderStore {
         Ok(LOCAL.contains(&fstatfs(&File::open(&self.root)?)?.filesystem_type()))
     }
 
-    /// Adds the files of an archive that the caller has verified. `unpack` unpacks it into a folder, and returns the digest of the
-    /// files. It is no error if they are there.
+    /// Adds the files of an archive that the caller has verified. `h1` is their digest, as the archive has it. `unpack` unpacks it into a
+    /// folder. It is no error if they are there.
     pub fn publish_unpacked(
         &self,
         package: &Package,
         sha256: &str,
-        unpack: impl FnOnce(&Path) -> io::Result<String>,
+        h1: &str,
+        unpack: impl FnOnce(&Path) -> io::Result<()>,
     ) -> io::Result<()> {
         if !is_sha256(sha256) {
             return Err(io::ErrorKind::InvalidInput.into());
         }
         fs::create_dir_all(&self.root)?;
         let folder = Folder::open(&self.root)?.make_below(&Self::relative(package))?;
-        if self.is_unpacked(&folder, sha256).unwrap_or(false) {
+        if self.is_unpacked(&folder, sha256, h1).unwrap_or(false) {
             return Ok(());
         }
         self.progress.step();
@@ -146,7 +163,7 @@ impl ProviderStore {
             .tempdir_in(tmp.path())?;
         self.progress.step();
         let files = unfinished.path().join(FILES);
-        let h1 = unpack(&files)?;
+        unpack(&files)?;
         self.progress.step();
         sync_below(&Folder::open(&files)?)?;
         let mut digest = File::create_new(unfinished.path().join(DIGEST))?;
@@ -161,26 +178,34 @@ impl ProviderStore {
             return Err(io::Error::other("the volume has not kept what was written"));
         }
         self.progress.step();
-        // One that is damaged is in the way.
+        // One that is damaged or forged is in the way.
         if fs::symlink_metadata(folder.at(sha256)).is_ok() {
             self.discard(&folder, sha256)?;
         }
         let renamed = fs::rename(unfinished.path(), folder.at(sha256));
         self.progress.step();
         // Another one may have published the same.
-        self.true_of(renamed, || self.is_unpacked(&folder, sha256))?;
+        self.true_of(renamed, || self.is_unpacked(&folder, sha256, h1))?;
         folder.sync()?;
         self.progress.step();
         Ok(())
     }
 
-    /// Whether the files of a package are there, and have the digest beside them.
-    pub(crate) fn is_unpacked(&self, folder: &Folder, sha256: &str) -> io::Result<bool> {
+    /// Whether the files of a package are there, and have the digest `h1`, which the caller has from the archive. The one beside them
+    /// says nothing by itself: who could write the files could write it too.
+    pub fn has_unpacked(&self, package: &Package, sha256: &str, h1: &str) -> io::Result<bool> {
+        match self.folder(package)? {
+            Some(folder) => self.is_unpacked(&folder, sha256, h1),
+            None => Ok(false),
+        }
+    }
+
+    fn is_unpacked(&self, folder: &Folder, sha256: &str, h1: &str) -> io::Result<bool> {
         let Some(entry) = super::absent_is_none(folder.below(Path::new(sha256)))? else {
             return Ok(false);
         };
-        let h1 = regular_file::read_text_unlinked(&entry.at(DIGEST), LONGEST_DIGEST)?;
-        Ok(files_digest::of(&entry.below(Path::new(FILES))?, &self.progress)? == h1)
+        let noted = regular_file::read_text_unlinked(&entry.at(DIGEST), LONGEST_DIGEST)?;
+        Ok(noted == h1 && files_digest::of(&entry.below(Path::new(FILES))?, &self.progress)? == h1)
     }
 
     /// Removes unpacked files, unless a run holds them. Readers see all of them or none.
@@ -203,6 +228,12 @@ impl ProviderStore {
         self.progress.step();
         Ok(true)
     }
+}
+
+fn is_h1(text: &str) -> bool {
+    let is_base64 = |byte: u8| byte.is_ascii_alphanumeric() || b"+/=".contains(&byte);
+    let digest = text.strip_prefix("h1:").unwrap_or_default();
+    digest.len() == DIGEST_CHARACTERS && digest.bytes().all(is_base64)
 }
 
 /// Whether what is in this folder can be used where it is.

@@ -57,7 +57,7 @@ fn unpack_into(
     target: &Path,
     stopped: &AtomicBool,
 ) -> Result<String, PackageError> {
-    read_files(archive, stopped, |name, is_program| {
+    let contents = read_files(archive, stopped, |name, is_program| {
         let path = target.join(name);
         if let Some(parent) = path.parent() {
             fs::create_dir_all(parent)?;
@@ -68,21 +68,40 @@ fn unpack_into(
             .create_new(true)
             .mode(if is_program { 0o755 } else { 0o644 })
             .open(&path)
-    })
+    })?;
+    Ok(contents.h1)
+}
+
+/// What an archive unpacks to.
+#[derive(Debug)]
+pub(crate) struct Contents {
+    /// The digest of the files, `h1:…`.
+    pub(crate) h1: String,
+    pub(crate) bytes: u64,
+}
+
+/// Reads an archive, and writes nothing.
+pub(crate) fn contents(archive: impl Read + Seek) -> Result<Contents, PackageError> {
+    read_files(archive, &AtomicBool::new(false), |_, _| Ok(io::sink()))
 }
 
 /// The digest of the files in an archive, `h1:…`, without unpacking it.
-pub fn digest_of_archive(path: &Path) -> io::Result<String> {
-    let archive = regular_file::open_unlinked(path)?;
-    read_files(archive, &AtomicBool::new(false), |_, _| Ok(io::sink())).map_err(io::Error::other)
+pub fn h1_of_archive(archive: impl Read + Seek) -> io::Result<String> {
+    let contents = contents(archive).map_err(io::Error::other)?;
+    Ok(contents.h1)
 }
 
-/// Reads all files of an archive into what `create` makes for a name and whether it is a program. Returns the digest of the files.
+/// The same, of an archive at a path.
+pub fn digest_of_archive(path: &Path) -> io::Result<String> {
+    h1_of_archive(regular_file::open_unlinked(path)?)
+}
+
+/// Reads all files of an archive into what `create` makes for a name and whether it is a program.
 fn read_files<W: Write>(
     archive: impl Read + Seek,
     stopped: &AtomicBool,
     mut create: impl FnMut(&Path, bool) -> io::Result<W>,
-) -> Result<String, PackageError> {
+) -> Result<Contents, PackageError> {
     let (archive, allowance) = Metered::new(archive, LARGEST_LIST);
     let mut archive = ZipArchive::new(archive)?;
     allowance.set(u64::MAX);
@@ -115,7 +134,10 @@ fn read_files<W: Write>(
     // By name, and the name comes after the digest.
     lines.sort_by(|one, other| one[66..].cmp(&other[66..]));
     let digest = Sha256::digest(lines.concat());
-    Ok(format!("h1:{}", STANDARD.encode(digest)))
+    Ok(Contents {
+        h1: format!("h1:{}", STANDARD.encode(digest)),
+        bytes: LARGEST - left,
+    })
 }
 
 /// Checks that the programs of a package run here. The tool starts the file whose name begins with the one of the provider.
@@ -214,6 +236,8 @@ mod tests {
         let h1 = unpack(File::open(&zip).unwrap(), &target, &NEVER).unwrap();
         assert_eq!(h1, "h1:cuAYBzn6IKPHKJs3M/HcpkzTtSYaT+z1m6UlPiPEYmI=");
         assert_eq!(digest_of_archive(&zip).unwrap(), h1);
+        let read = contents(File::open(&zip).unwrap()).unwrap();
+        assert_eq!((read.h1, read.bytes), (h1, 13));
         let program = target.join("terraform-provider-x_v1.0.0");
         assert_eq!(
             fs::metadata(&program).unwrap().permissions().mode() & 0o777,
