@@ -92,7 +92,7 @@ pub(crate) struct RunContext<'c> {
     /// The volume of the store that runs share.
     pub(crate) store_volume: Volume,
     /// Packages of the shared store that the tool uses where they are. They must stay there until the run ends.
-    pub(crate) held_packages: Mutex<Vec<Unpacked>>,
+    pub(crate) held_packages: Mutex<Vec<Arc<Unpacked>>>,
     /// What the run lacked in a store of providers that it only reads.
     pub(crate) wanted: Wanted,
     /// Serves and renews the session of the run's deploy role.

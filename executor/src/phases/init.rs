@@ -94,7 +94,7 @@ async fn init_with_providers(
 ) -> Result<(), StepError> {
     let (run, mut env) = (context.run, env.clone());
     let hosts = platform_hosts(run).await?;
-    let provided = provide_providers(context, &mut env, &hosts).await?;
+    let mut provided = provide_providers(context, &mut env, &hosts).await?;
     let workspace = &context.prepared.workspace;
     let (private, path) = (run.layout.private(), run.child_env().path());
     let folder = &context.prepared.working_dir;
@@ -105,15 +105,34 @@ async fn init_with_providers(
     }
     let guarded = git.as_ref().and_then(|git| git.ssh_command.as_deref());
     let ssh = guarded.or(workspace.init_ssh_command.as_deref());
-    let access = write_access(context, &hosts, &provided, &mut env)?;
-    let done = run_init(context, &env, ssh).await;
+    let mut done = init_with_access(context, &hosts, &provided, &env, ssh).await;
+    if done.is_err() {
+        let looking = async { Ok(provided.leave_out_damaged(run).await) };
+        // After a stop order, the error says so already.
+        if run.unless_stopped(looking).await.unwrap_or(false) {
+            done = init_with_access(context, &hosts, &provided, &env, ssh).await;
+        }
+    }
     for text in git.iter().flat_map(OpenModuleAccess::take_problems) {
         run.log.writer().line(&text).await;
     }
     drop(git);
-    access.remove()?;
     let finished = provided.finish(run).await;
     done.and(finished)
+}
+
+async fn init_with_access(
+    context: &OperationContext<'_, '_>,
+    hosts: &[String],
+    provided: &ProvidedForInit,
+    env: &ChildEnv,
+    ssh: Option<&str>,
+) -> Result<(), StepError> {
+    let mut env = env.clone();
+    let access = write_access(context, hosts, provided, &mut env)?;
+    let done = run_init(context, &env, ssh).await;
+    access.remove()?;
+    done
 }
 
 /// The hosts of the platform that the tool may ask.

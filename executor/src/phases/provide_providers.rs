@@ -13,7 +13,7 @@ use futures_util::future::join_all;
 use hcl_edit::structure::Body;
 use job_contract::provider_cache::CacheMode;
 use job_contract::{Tool, chain};
-use provider_store::{Package, ProviderStore};
+use provider_store::{Package, Progress, ProviderStore};
 use runtime::lock;
 use runtime::private_file::private_folder;
 use secrecy::ExposeSecret as _;
@@ -70,6 +70,41 @@ impl ProvidedForInit {
     pub(crate) fn forced_hosts(&self) -> Vec<ForcedHost> {
         let server = self.registries.as_ref();
         server.map_or_else(Vec::new, |(server, _)| server.hosts())
+    }
+
+    /// Leaves packages out that the tool uses where they are in the store and that are damaged there. Returns whether there was one:
+    /// then another `init` downloads it. The run names them as wanted, so that a Job puts them right.
+    pub(crate) async fn leave_out_damaged(&mut self, run: &RunContext<'_>) -> bool {
+        let held = lock(&run.held_packages).clone();
+        let Some(overlay) = self.overlay.as_mut().filter(|_| !held.is_empty()) else {
+            return false;
+        };
+        let progress = Progress::default();
+        let moving = progress.clone();
+        let checked: Vec<_> = held.iter().map(|one| one.package.clone()).collect();
+        let looked = run.store_volume.in_time(&progress, move || {
+            let damaged = held.iter().filter(|one| !one.is_intact(&moving));
+            Ok(damaged.map(|one| one.package.clone()).collect())
+        });
+        let damaged: Vec<Package> = looked.await.unwrap_or_else(|error| {
+            warn!(%error, "packages in the provider store cannot be read");
+            checked
+        });
+        let log = run.log.writer();
+        for package in &damaged {
+            run.wanted.note(package);
+            let address = package.address();
+            overlay.providers.retain(|one| *one != address);
+            let text = format!(
+                "{address} {} is damaged in the provider store, or cannot be read there. Init runs again without it.",
+                package.version
+            );
+            log.line(&text).await;
+        }
+        if overlay.providers.is_empty() {
+            self.overlay = None;
+        }
+        !damaged.is_empty()
     }
 
     /// Ends after `init`. What it has downloaded is in the store then.
@@ -372,7 +407,7 @@ async fn report(
         match result {
             Ok(mut one) => {
                 if let Some(held) = one.held.take() {
-                    lock(&run.held_packages).push(held);
+                    lock(&run.held_packages).push(Arc::new(held));
                 }
                 info!(%package, from = ?one.from, "provided");
                 if let Some(error) = &one.not_published {

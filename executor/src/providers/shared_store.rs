@@ -52,7 +52,7 @@ pub(crate) struct Taken {
 pub(crate) struct Wanted(Arc<Mutex<BTreeSet<String>>>);
 
 impl Wanted {
-    fn note(&self, package: &Package) {
+    pub(crate) fn note(&self, package: &Package) {
         let Package {
             version, platform, ..
         } = package;

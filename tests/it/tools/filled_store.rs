@@ -161,6 +161,30 @@ fn code_of_a_run_cannot_change_a_store_that_jobs_fill(tool: Tool) {
     assert_eq!(second.report().wanted, Vec::<String>::new());
     assert_eq!(it.archives(), archives);
     assert_eq!(contents(&archives), before);
+
+    // What the disk has damaged where runs use it is downloaded once, and put right by the next Job.
+    let (name, version) = PROVIDERS[0];
+    let files = files_below(&it.store).into_iter();
+    let program = format!("terraform-provider-{name}_v{version}");
+    let program = files.into_iter().find(|path| path.ends_with(&program));
+    let program = program.expect("packages are unpacked on a disk of this machine");
+    make_writable(&program);
+    let genuine = fs::read(&program).unwrap();
+    fs::write(&program, &genuine[..100]).unwrap();
+    let third = it.plan("3", Some(&lock), "true").expect_code(0);
+    let log = third.log();
+    assert!(log.contains("Init runs again without it."), "{log}");
+    let wanted = third.report().wanted.clone();
+    assert_eq!(wanted.len(), 1, "{wanted:?}");
+    assert!(wanted[0].starts_with(&start), "{wanted:?}");
+    let downloads = it.registry.downloads();
+    assert_eq!(it.fill(&wanted, &it.registry.host()).status.code(), Some(0));
+    assert_eq!(it.registry.downloads(), downloads);
+    assert_eq!(fs::read(&program).unwrap(), genuine);
+    let fourth = it.plan("4", Some(&lock), "true").expect_code(0);
+    assert_eq!(fourth.report().wanted, Vec::<String>::new());
+    let log = fourth.log();
+    assert!(!log.contains("Init runs again"), "{log}");
 }
 
 fn make_writable(path: &Path) {
