@@ -453,7 +453,7 @@ fn are_carried(laptop: &Laptop, place: &str, archive: &Path) {
     );
     let folder_of_provider = carried.join("registry.example.test/acme/null");
     let zip = folder_of_provider.join("terraform-provider-null_1.0.0_linux_amd64.zip");
-    exports_what_a_lock_file_tells(&cache, mirror, &zip, archive, &lock);
+    exports_what_a_lock_file_tells(cache, mirror, &zip, archive, &lock);
     let listed = document(&expect(import(&["-o", "json"]), 0));
     assert_eq!(listed["packages"][0]["verifiedBy"], "list");
     imports_by_the_digest_of_files(import, &zip, &lock);
