@@ -64,6 +64,11 @@ impl Refusal {
             Self::Foreign => false,
         }
     }
+
+    /// Whether a later question may have another answer. GitHub says 403 also while it limits the rate.
+    fn is_for_now(&self) -> bool {
+        self.is_transient() || matches!(self, Self::Status { status: 403, .. })
+    }
 }
 
 #[derive(Deserialize)]
@@ -131,7 +136,7 @@ impl App {
     ) -> Result<Token, (bool, String)> {
         let explain = |refusal: Refusal| {
             let text = self.explain(&refusal, owner, name);
-            (refusal.is_transient(), text)
+            (refusal.is_for_now(), text)
         };
         // The installation of this owner. One with the same repository name could belong to another owner.
         let url = self.url(&["repos", owner, name, "installation"]);

@@ -18,7 +18,7 @@ use self::settings::{Login, Means};
 
 /// More problems than anybody reads.
 const MAX_PROBLEMS: usize = 20;
-/// More than the tokens of a run. A run that asks for more gets those that it has.
+/// More than the tokens of a run. It gets no more than are masked.
 const MAX_SECRETS: usize = 1000;
 
 /// What a server gets by Basic authentication.
@@ -88,31 +88,37 @@ impl Logins {
             // Only a header can have it.
             Means::Bearer(_) => None,
             Means::App(app) => match app.token(&self.client, address.path()).await {
-                Ok(token) => {
-                    self.remember(&token);
-                    Some(Credential {
-                        username: "x-access-token".into(),
-                        password: token,
-                    })
-                }
-                Err(problem) => {
-                    let mut problems = runtime::lock(&self.problems);
-                    if problems.len() < MAX_PROBLEMS && !problems.contains(&problem) {
-                        problems.push(problem);
-                    }
-                    None
-                }
+                Ok(token) if self.remember(&token) => Some(Credential {
+                    username: "x-access-token".into(),
+                    password: token,
+                }),
+                Ok(_) => self.problem(format!("a run gets at most {MAX_SECRETS} tokens")),
+                Err(problem) => self.problem(problem),
             },
         }
     }
 
-    fn remember(&self, token: &SecretString) {
+    fn problem<T>(&self, problem: String) -> Option<T> {
+        let mut problems = runtime::lock(&self.problems);
+        if problems.len() < MAX_PROBLEMS && !problems.contains(&problem) {
+            problems.push(problem);
+        }
+        None
+    }
+
+    /// Returns whether the token is masked from now on.
+    fn remember(&self, token: &SecretString) -> bool {
         let mut secrets = runtime::lock(&self.secrets);
         let is_known = |known: &SecretString| known.expose_secret() == token.expose_secret();
-        if secrets.len() < MAX_SECRETS && !secrets.iter().any(is_known) {
+        if secrets.iter().any(is_known) {
+            return true;
+        }
+        let has_room = secrets.len() < MAX_SECRETS;
+        if has_room {
             (self.mask)(token);
             secrets.push(token.clone());
         }
+        has_room
     }
 
     /// What logins consist of, and the tokens that were made, for messages.

@@ -14,9 +14,11 @@ use super::process;
 use crate::child_env::ChildEnv;
 
 /// Variables that git and curl read, for all servers.
-const VARIABLES: [&str; 21] = [
+const VARIABLES: [&str; 26] = [
     "ALL_PROXY",
     "CURL_CA_BUNDLE",
+    // It runs during `init`, and could ask as git does.
+    "GIT_ASKPASS",
     // Another file in the place of the image's.
     "GIT_CONFIG_SYSTEM",
     "GIT_EXEC_PATH",
@@ -27,11 +29,16 @@ const VARIABLES: [&str; 21] = [
     "GIT_SSL_NO_VERIFY",
     "GIT_SSL_VERSION",
     "GIT_TEMPLATE_DIR",
+    // Headers are in the configuration that it writes to a file.
+    "GIT_TRACE2_CONFIG_PARAMS",
+    "GIT_TRACE2_ENV_VARS",
     "GIT_TRACE_REDACT",
     "HTTPS_PROXY",
     "HTTP_PROXY",
+    "LD_AUDIT",
     "LD_LIBRARY_PATH",
     "LD_PRELOAD",
+    "SSH_ASKPASS",
     "SSL_CERT_DIR",
     "SSL_CERT_FILE",
     "all_proxy",
@@ -40,11 +47,14 @@ const VARIABLES: [&str; 21] = [
 ];
 
 /// Keys of the section `http`, which may be for one address.
-const HTTP: [&str; 10] = [
+const HTTP: [&str; 12] = [
+    // The cookie of a session is as good as the login.
+    "cookiefile",
     "curloptresolve",
     "extraheader",
     "proxy",
     "proxysslcainfo",
+    "savecookies",
     "sslbackend",
     "sslcainfo",
     "sslcapath",
@@ -102,8 +112,10 @@ impl RunSettings {
         let host = Address::parse(server).ok()?.host().to_owned();
         let concerns = |setting: &&Setting| {
             setting.address.as_ref().is_none_or(|address| {
-                // git accepts a `*` in names of hosts, and more than this can read.
-                Address::parse(address).map_or(true, |address| address.host() == host)
+                // git accepts a `*` in names of hosts, and more than this can read. `credential./.helper` is for all servers.
+                let is_whole = address.starts_with("https://") || address.starts_with("http://");
+                let parsed = Address::parse(address).ok().filter(|_| is_whole);
+                parsed.is_none_or(|address| address.host() == host)
             })
         };
         self.0
@@ -139,7 +151,9 @@ fn read(output: &str) -> impl Iterator<Item = Setting> {
                 ("remote", "proxy") => ("remote.*.proxy".to_owned(), None),
                 // It could hold in the folder of a module, and not here.
                 ("includeif", _) => ("includeIf".to_owned(), None),
-                ("core", "hookspath") | ("init", "templatedir") => (name.to_owned(), None),
+                ("core", "askpass" | "hookspath")
+                | ("init", "templatedir")
+                | ("trace2", "configparams" | "envvars") => (name.to_owned(), None),
                 _ => return None,
             };
             Some(Setting {
@@ -171,6 +185,24 @@ mod tests {
         Some("credential.helper")
     )]
     #[case("credential.https://other.helper", None, Some("credential.helper"))]
+    #[case(
+        "credential./.helper",
+        Some("credential.helper"),
+        Some("credential.helper")
+    )]
+    #[case(
+        "credential.x:y@h.helper",
+        Some("credential.helper"),
+        Some("credential.helper")
+    )]
+    #[case("http.cookiefile", Some("http.cookiefile"), Some("http.cookiefile"))]
+    #[case("http.https://h.savecookies", Some("http.savecookies"), None)]
+    #[case(
+        "trace2.configparams",
+        Some("trace2.configparams"),
+        Some("trace2.configparams")
+    )]
+    #[case("core.askpass", Some("core.askpass"), Some("core.askpass"))]
     #[case("remote.origin.proxy", Some("remote.*.proxy"), Some("remote.*.proxy"))]
     #[case("init.templatedir", Some("init.templatedir"), Some("init.templatedir"))]
     #[case(

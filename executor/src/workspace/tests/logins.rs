@@ -274,6 +274,7 @@ async fn no_redirect_takes_a_login_elsewhere(#[case] kind: &str) {
 #[rstest]
 #[case(&[("GIT_SSL_NO_VERIFY", "1")], "", "GIT_SSL_NO_VERIFY")]
 #[case(&[("https_proxy", "http://127.0.0.1:9")], "", "https_proxy")]
+#[case(&[("GIT_TRACE2_CONFIG_PARAMS", "http.*")], "", "GIT_TRACE2_CONFIG_PARAMS")]
 #[case(&[("SSL_CERT_FILE", "/tmp/own.pem")], "", "SSL_CERT_FILE")]
 #[case(&[("GIT_CONFIG_COUNT", "1"), ("GIT_CONFIG_KEY_0", "http.proxy"), ("GIT_CONFIG_VALUE_0", "")], "", "http.proxy")]
 #[case(&[("GIT_CONFIG_PARAMETERS", "'http.sslVerify=false'")], "", "http.sslverify")]
