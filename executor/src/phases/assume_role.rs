@@ -92,12 +92,20 @@ pub(crate) async fn assume_role(
     Ok(())
 }
 
+/// What else leads libraries away from the session of the role.
+const BROUGHT_BESIDE: [&str; 4] = [
+    "AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE",
+    "AWS_DEFAULT_PROFILE",
+    "AWS_SECRET_ACCESS_KEY",
+    "AWS_SESSION_TOKEN",
+];
+
 /// Refuses credentials that libraries try before those of the role.
 fn refuse_other_credentials(run: &RunContext<'_>, workspace: &Workspace) -> Result<(), StepError> {
     let is_set = |name: &&&str| {
         run.child_env().is_of_run(name) || workspace.environment.contains_key(**name)
     };
-    match BROUGHT_FOR_AWS.iter().find(is_set) {
+    match BROUGHT_FOR_AWS.iter().chain(&BROUGHT_BESIDE).find(is_set) {
         None => Ok(()),
         Some(name) => {
             let role = env::DEPLOY_ROLE;
