@@ -1,13 +1,16 @@
 //! A store that runs only read: what they lack is in their final report, `executor fill` fetches it, and code of a run can do nothing to
 //! what is there.
 
-use std::fs;
+use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
+use std::sync::Mutex;
+use std::time::{Duration, SystemTime};
 
-use integration_tests::machine::files_below;
+use integration_tests::machine::{RunningExecutor, files_below};
 use integration_tests::{Machine, Outcome, Repository, job};
 use job_contract::{JobData, Tool, env};
+use provider_store::{Item, ProviderStore, Pruned};
 use test_peers::providers::{NAMESPACE, PROVIDERS, Registry, present};
 use test_peers::skips::needed;
 
@@ -16,12 +19,15 @@ use crate::machine;
 
 with_both_tools! {
     code_of_a_run_cannot_change_a_store_that_jobs_fill,
+    a_run_uses_unpacked_packages_where_they_are_and_holds_them,
 }
 
 const LOCK_FILE: &str = ".terraform.lock.hcl";
 const MODULE: &str = "resource \"random_pet\" \"name\" {}\n";
 /// Makes the store read-only, as the mount of a pod is, for the program behind it.
 const READ_ONLY: &str = "mount --bind -o ro \"$0\" \"$0\" && exec \"$@\"";
+/// What was used in the last hour is not removed.
+const OLD: Duration = Duration::from_hours(2);
 
 /// What hostile code tries. It names what it could do.
 const ATTACK: &str = "
@@ -41,11 +47,16 @@ struct Filled {
     machine: Machine,
     tool: Tool,
     store: PathBuf,
+    /// Of all runs.
+    repositories: Mutex<Vec<Repository>>,
 }
 
 impl Filled {
     #[track_caller]
     fn new(tool: Tool) -> Option<Self> {
+        if !nix::unistd::geteuid().is_root() {
+            return needed(Err("a read-only mount needs root"));
+        }
         needed(present())?;
         let (registry, machine) = (Registry::start().unwrap(), machine());
         fs::write(machine.scratch("ca.pem"), registry.certificate()).unwrap();
@@ -56,11 +67,12 @@ impl Filled {
             machine,
             tool,
             store,
+            repositories: Mutex::default(),
         })
     }
 
-    /// A plan with the store mounted read-only. Its script gets the store's path.
-    fn plan(&self, job_id: &str, lock: Option<&str>, script: &str) -> Outcome {
+    /// A plan whose script gets the store's path.
+    fn step(&self, job_id: &str, lock: Option<&str>, script: &str) -> JobData {
         let versions = requirements(&self.registry.host());
         let mut files = vec![("main.tf", MODULE), ("versions.tf", &versions)];
         files.extend(lock.map(|lock| (LOCK_FILE, lock)));
@@ -70,14 +82,34 @@ impl Filled {
             workspace_id: format!("w-{job_id}"),
             ..job::in_job(&job::plan_by(self.tool, &repository), job_id)
         };
-        self.machine.queue(&[&plan]);
+        self.repositories.lock().unwrap().push(repository);
+        plan
+    }
+
+    /// Starts a step with the store mounted read-only.
+    fn start(&self, step: &JobData) -> RunningExecutor {
         let store = self.store.to_str().unwrap();
-        let run = self.machine.executor(&plan);
+        let run = self.machine.executor(step);
         run.env("SSL_CERT_FILE", self.machine.scratch("ca.pem"))
             .env(env::PROVIDER_CACHE_DIR, &self.store)
             .env(env::PROVIDER_CACHE_MODE, "fill")
             .wrapped_in(&["unshare", "--mount", "sh", "-ec", READ_ONLY, store])
-            .run()
+            .start()
+    }
+
+    fn plan(&self, job_id: &str, lock: Option<&str>, script: &str) -> Outcome {
+        let plan = self.step(job_id, lock, script);
+        self.machine.queue(&[&plan]);
+        self.start(&plan).wait()
+    }
+
+    /// Removes all that no run holds.
+    fn evict(&self) -> Pruned {
+        for file in files_below(&self.store) {
+            let old = SystemTime::now() - OLD;
+            File::open(file).unwrap().set_modified(old).unwrap();
+        }
+        ProviderStore::new(&self.store).prune(0, None).unwrap()
     }
 
     fn fill(&self, packages: &[String], registries: &str) -> Output {
@@ -107,11 +139,6 @@ fn contents(files: &[PathBuf]) -> Vec<Vec<u8>> {
 }
 
 fn code_of_a_run_cannot_change_a_store_that_jobs_fill(tool: Tool) {
-    if !nix::unistd::geteuid().is_root() {
-        let why = "a read-only mount needs root".to_owned();
-        needed::<()>(Err(why));
-        return;
-    }
     let Some(it) = Filled::new(tool) else { return };
     let kept = it.machine.scratch("kept.lock.hcl");
     let keep = format!("cp {LOCK_FILE} '{}'", kept.display());
@@ -185,6 +212,74 @@ fn code_of_a_run_cannot_change_a_store_that_jobs_fill(tool: Tool) {
     assert_eq!(fourth.report().wanted, Vec::<String>::new());
     let log = fourth.log();
     assert!(!log.contains("Init runs again"), "{log}");
+}
+
+/// A plan and its apply. While the plan waits, everything is evicted that no run holds: the archives.
+fn a_run_uses_unpacked_packages_where_they_are_and_holds_them(tool: Tool) {
+    let Some(it) = Filled::new(tool) else { return };
+    let kept = it.machine.scratch("kept.lock.hcl");
+    let keep = format!("cp {LOCK_FILE} '{}'", kept.display());
+    let first = it.plan("1", None, &keep).expect_code(0);
+    let filled = it.fill(&first.report().wanted, &it.registry.host());
+    assert_eq!(filled.status.code(), Some(0), "{filled:?}");
+    let lock = fs::read_to_string(kept).unwrap();
+    let asked = it.registry.asked();
+
+    let (gate, links) = (it.machine.gate(), it.machine.scratch("links"));
+    let script = format!(
+        "find .terraform/providers -type l -exec readlink -f {{}} \\; > '{}'\nSTORE='{}'\n{ATTACK}\n{}",
+        links.display(),
+        it.store.display(),
+        gate.words(),
+    );
+    let plan = it.step("2", Some(&lock), &script);
+    let apply = JobData {
+        command_list: Vec::new(),
+        ..job::apply_after(&plan)
+    };
+    it.machine.queue(&[&plan, &apply]);
+    let before = contents(&files_below(&it.store));
+    let running = it.start(&plan);
+    let at_gate = gate.reached();
+    let links = fs::read_to_string(links).unwrap();
+    assert_eq!(links.lines().count(), PROVIDERS.len(), "{links}");
+    let store = fs::canonicalize(&it.store).unwrap();
+    for link in links.lines() {
+        assert!(Path::new(link).starts_with(&store), "a copy: {link}");
+        assert!(link.ends_with("/files"), "{link}");
+    }
+    assert_eq!(contents(&files_below(&it.store)), before);
+    let evicted = it.evict().removed;
+    let is_archive = |item: &Item| matches!(item, Item::Archive { .. });
+    assert_eq!(evicted.len(), PROVIDERS.len(), "{evicted:?}");
+    assert!(
+        evicted.iter().all(|entry| is_archive(&entry.item)),
+        "{evicted:?}"
+    );
+    assert_eq!(it.archives(), Vec::<PathBuf>::new());
+    drop(at_gate);
+
+    let planned = running.wait().expect_code(0);
+    let log = planned.log();
+    for done in ["CHANGED", "MOVED", "REMOVED", "REPLACED", "FILLED"] {
+        assert!(!log.contains(&format!("\n{done}")), "{log}");
+    }
+    let applied = it.start(&apply).wait().expect_code(0);
+    let line = format!(
+        "Providers: {} from the store, 0 downloaded.",
+        PROVIDERS.len()
+    );
+    assert!(applied.log().contains(&line), "{applied}");
+    assert_eq!(it.machine.resources(&apply), ["random_pet.name"]);
+    assert_eq!(it.registry.asked(), asked, "the registry was asked");
+
+    // Nobody holds them any more.
+    let evicted = it.evict().removed;
+    assert_eq!(evicted.len(), PROVIDERS.len(), "{evicted:?}");
+    assert!(
+        !evicted.iter().any(|entry| is_archive(&entry.item)),
+        "{evicted:?}"
+    );
 }
 
 fn make_writable(path: &Path) {
