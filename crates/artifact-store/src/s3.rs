@@ -7,6 +7,7 @@ use std::sync::Arc;
 
 use async_trait::async_trait;
 use bytes::Bytes;
+use job_contract::aws::service_host;
 use job_contract::env;
 use job_contract::keys::{Area, ObjectKey};
 use object_store::aws::{AmazonS3Builder, AmazonS3ConfigKey};
@@ -238,11 +239,7 @@ impl BucketAddress {
             (Some(endpoint), S3Credentials::Keys(_)) => Some(&endpoint.url),
             _ => None,
         };
-        let aws = || {
-            let region = &settings.region;
-            let partition = if region.starts_with("cn-") { ".cn" } else { "" };
-            format!("s3.{region}.amazonaws.com{partition}")
-        };
+        let aws = || service_host("s3", &settings.region);
         let url = |text: &str| Url::parse(text).expect("regions and buckets were checked");
         if endpoint.is_none() && fits_in_host(bucket) {
             return Self {

@@ -5,6 +5,7 @@
 //! The wire format is Terrakube's. "contract 4.6" in the documentation of items is section 4.6 of `docs/job-contract.md`.
 
 pub mod annotations;
+pub mod aws;
 pub mod chain;
 pub mod document;
 pub mod encoding;

