@@ -5,7 +5,7 @@ use std::io::{self, Write as _};
 
 use job_contract::Exit;
 use runtime::handover;
-use secret_stores::{Purpose, RunIds, SecretReader, Settings};
+use secret_stores::{Lookup, Purpose, RunIds, SecretReader, Settings};
 
 /// The word on the command line.
 pub(crate) const COMMAND: &str = "check-secret-stores";
@@ -42,7 +42,9 @@ pub(crate) fn run() -> u8 {
 async fn check() -> Result<Vec<(bool, String)>, (Exit, String)> {
     let unusable = |errors: Vec<String>| (Exit::BadConfiguration, errors.join("; "));
     let own = |name: &str| handover::var(name);
-    let owners = Settings::owners(&own).map_err(|error| unusable(vec![error]))?;
+    let owners = Lookup::new(&own)
+        .owners()
+        .map_err(|error| unusable(vec![error]))?;
     let mut lines = Vec::new();
     let everybody = (String::new(), String::new(), "all runs".to_owned());
     for (organization, workspace, name) in std::iter::once(everybody).chain(owners) {

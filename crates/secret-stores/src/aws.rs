@@ -1,24 +1,22 @@
 //! AWS Secrets Manager. Its credentials and its signatures are in modules that need no secret.
 
 pub mod credentials;
+pub mod request;
 pub mod sign;
 pub mod sts;
 
-use std::time::SystemTime;
-
 use base64::engine::general_purpose::STANDARD;
-use reqwest::{Method, Url};
 use secrecy::SecretString;
 use serde::Deserialize;
 use serde_json::json;
 
 use self::credentials::AwsLogin;
-use self::sign::{Keys, Scope, digest, sign};
-use crate::StoreKind;
+use self::request::signed;
+use self::sign::{Keys, Scope, digest};
 use crate::error::{ErrorClass, ReadError};
-use crate::http::{Answer, Http, Request};
+use crate::http::{Answer, Http};
 use crate::login::Login;
-use crate::reference::is_region;
+use crate::reference::StoreKind;
 use crate::value::SecretValue;
 
 const MEDIA_TYPE: &str = "application/x-amz-json-1.1";
@@ -61,13 +59,9 @@ impl SecretsManager {
         http: &Http,
         secret: AwsSecret<'_>,
     ) -> Result<SecretValue, ReadError> {
-        loop {
-            let keys = self.keys.get(self.login.obtain(http)).await?;
-            match self.read_with(http, secret, &keys).await {
-                Err(error) if self.keys.is_refused(&keys, &error).await => {}
-                done => return done,
-            }
-        }
+        let obtain = async || self.login.obtain(http).await;
+        let attempt = async |keys: &Keys| self.read_with(http, secret, keys).await;
+        self.keys.with(obtain, attempt).await
     }
 
     async fn read_with(
@@ -77,7 +71,6 @@ impl SecretsManager {
         keys: &Keys,
     ) -> Result<SecretValue, ReadError> {
         let region = secret.region.unwrap_or(&self.login.region);
-        let url = service_url("secretsmanager", region)?;
         let mut document = json!({ "SecretId": secret.id });
         for (name, value) in [
             ("VersionStage", secret.stage),
@@ -93,19 +86,8 @@ impl SecretsManager {
             service: "secretsmanager",
         };
         let digest = digest(body.as_bytes());
-        let headers = [
-            ("content-type", MEDIA_TYPE),
-            ("x-amz-content-sha256", &*digest),
-            ("x-amz-target", TARGET),
-        ];
-        let headers = sign(&url, &headers, &body, keys, scope, SystemTime::now());
-        let request = Request::new(Method::POST, url).body(MEDIA_TYPE, body);
-        let headers = headers
-            .into_iter()
-            .filter(|(name, _)| *name != "content-type");
-        let request = headers.fold(request, |request, (name, value)| {
-            request.header(name, value)
-        });
+        let headers = [("x-amz-content-sha256", &*digest), ("x-amz-target", TARGET)];
+        let request = signed(scope, MEDIA_TYPE, &headers, body, keys)?;
         let answer = http.send(STORE, &request).await?;
         if !answer.is_success() {
             return Err(refused(&answer));
@@ -123,28 +105,6 @@ impl SecretsManager {
         let keys = self.keys.get(self.login.obtain(http)).await?;
         sts::caller_identity(http, &self.login.region, &keys).await
     }
-}
-
-/// The root of a service in a region.
-pub fn service_url(service: &str, region: &str) -> Result<Url, ReadError> {
-    let wrong = || {
-        ReadError::new(
-            STORE,
-            ErrorClass::NotConfigured,
-            "the region is no name of a region",
-        )
-    };
-    if !is_region(region) {
-        return Err(wrong());
-    }
-    let domain = if region.starts_with("cn-") {
-        "amazonaws.com.cn"
-    } else if region.starts_with("eusc-") {
-        "amazonaws.eu"
-    } else {
-        "amazonaws.com"
-    };
-    Url::parse(&format!("https://{service}.{region}.{domain}/")).map_err(|_| wrong())
 }
 
 /// The type of an error is in the document or in a header. The status differs between implementations.
@@ -174,21 +134,4 @@ fn refused(answer: &Answer) -> ReadError {
         _ => answer.usual_class(),
     };
     answer.refused(STORE, class, code)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn each_partition_has_its_domain() {
-        for (region, expected) in [
-            ("eu-west-1", "https://sts.eu-west-1.amazonaws.com/"),
-            ("cn-north-1", "https://sts.cn-north-1.amazonaws.com.cn/"),
-            ("eusc-de-east-1", "https://sts.eusc-de-east-1.amazonaws.eu/"),
-        ] {
-            assert_eq!(service_url("sts", region).unwrap().as_str(), expected);
-        }
-        assert!(service_url("sts", "evil.com/").is_err());
-    }
 }

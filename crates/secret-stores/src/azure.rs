@@ -6,12 +6,11 @@ use reqwest::{Method, Url};
 use secrecy::{ExposeSecret as _, SecretString};
 use serde::Deserialize;
 
-use crate::StoreKind;
-use crate::aws::credentials::in_seconds;
 use crate::error::{ErrorClass, ReadError};
 use crate::http::{Answer, Http, Request};
-use crate::login::{Login, Obtained};
-use crate::settings::token_of_file;
+use crate::login::{Login, Obtained, in_seconds};
+use crate::reference::StoreKind;
+use crate::token_file::token_of_file;
 use crate::value::SecretValue;
 
 const API_VERSION: &str = "2025-07-01";
@@ -90,20 +89,17 @@ impl KeyVault {
                 "the domain of vaults is no domain",
             )
         })?;
-        loop {
-            let token = self.token.get(self.obtain(http)).await?;
-            let bearer = format!("Bearer {}", token.expose_secret());
-            let request = Request::new(Method::GET, url.clone()).header("authorization", bearer);
+        let obtain = async || self.obtain(http).await;
+        let attempt = async |token: &SecretString| {
+            let request = Request::new(Method::GET, url.clone()).bearer(token);
             let answer = http.send(STORE, &request).await?;
-            if answer.is_success() {
-                let found: Value = answer.json(STORE)?;
-                return Ok(SecretValue::Text(found.value));
+            if !answer.is_success() {
+                return Err(refused(&answer));
             }
-            let error = refused(&answer);
-            if !self.token.is_refused(&token, &error).await {
-                return Err(error);
-            }
-        }
+            let found: Value = answer.json(STORE)?;
+            Ok(SecretValue::Text(found.value))
+        };
+        self.token.with(obtain, attempt).await
     }
 
     /// Proves the login without reading a secret.
@@ -186,10 +182,6 @@ fn token(answer: &Answer) -> Obtained<SecretString> {
         };
         return Ok((token.access_token, in_seconds(seconds.unwrap_or_default())));
     }
-    let class = match answer.usual_class() {
-        ErrorClass::Unavailable => ErrorClass::Unavailable,
-        _ => ErrorClass::CredentialsRejected,
-    };
     // Of the description, only its code is safe to show.
     let document = answer.document().unwrap_or_default();
     let text = document["error_description"].as_str().unwrap_or_default();
@@ -197,7 +189,7 @@ fn token(answer: &Answer) -> Obtained<SecretString> {
         .split(':')
         .next()
         .filter(|code| code.starts_with("AADSTS"));
-    Err(answer.refused(STORE, class, code.unwrap_or_default()))
+    Err(answer.login_refused(STORE, code.unwrap_or_default()))
 }
 
 fn refused(answer: &Answer) -> ReadError {

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::time::Duration;
 
-use crate::StoreKind;
+use crate::reference::StoreKind;
 
 /// What kind of failure it is. The class decides about retries and about the hint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

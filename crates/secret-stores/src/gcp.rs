@@ -16,12 +16,11 @@ use tokio::time::{Instant, sleep};
 
 pub(crate) use self::key::ServiceAccountKey;
 pub use self::key::signed_token;
-use crate::StoreKind;
-use crate::aws::credentials::in_seconds;
 use crate::error::{ErrorClass, ReadError};
 use crate::http::{Answer, Http, Request};
-use crate::login::{Login, Obtained};
-use crate::settings::token_of_file;
+use crate::login::{Login, Obtained, in_seconds};
+use crate::reference::StoreKind;
+use crate::token_file::token_of_file;
 use crate::value::SecretValue;
 
 const SCOPE: &str = "https://www.googleapis.com/auth/cloud-platform";
@@ -230,10 +229,7 @@ impl ExternalAccount {
         };
         let request = Request::new(Method::POST, url.clone())
             .json(&json!({ "scope": [SCOPE] }))
-            .header(
-                "authorization",
-                format!("Bearer {}", exchanged.0.expose_secret()),
-            );
+            .bearer(&exchanged.0);
         let answer = http.send(STORE, &request).await?;
         if !answer.is_success() {
             return Err(login_refused(&answer));
@@ -299,19 +295,17 @@ impl SecretManager {
             place.unwrap_or_default()
         );
         let url = Url::parse(&url).map_err(|_| no_project())?;
-        loop {
-            let token = self.token.get(self.settings.login.obtain(http)).await?;
-            let bearer = format!("Bearer {}", token.expose_secret());
-            let request = Request::new(Method::GET, url.clone()).header("authorization", bearer);
+        let obtain = async || self.settings.login.obtain(http).await;
+        let attempt = async |token: &SecretString| {
+            let request = Request::new(Method::GET, url.clone()).bearer(token);
             let answer = http.send(STORE, &request).await?;
             if answer.is_success() {
-                return value(&answer);
+                value(&answer)
+            } else {
+                Err(refused(&answer))
             }
-            let error = refused(&answer);
-            if !self.token.is_refused(&token, &error).await {
-                return Err(error);
-            }
-        }
+        };
+        self.token.with(obtain, attempt).await
     }
 
     /// Proves the login without reading a secret.
@@ -371,12 +365,8 @@ fn token(answer: &Answer) -> Obtained<SecretString> {
 }
 
 fn login_refused(answer: &Answer) -> ReadError {
-    let class = match answer.usual_class() {
-        ErrorClass::Unavailable => ErrorClass::Unavailable,
-        _ => ErrorClass::CredentialsRejected,
-    };
     let document = answer.document().unwrap_or_default();
-    answer.refused(STORE, class, document["error"].as_str().unwrap_or_default())
+    answer.login_refused(STORE, document["error"].as_str().unwrap_or_default())
 }
 
 fn refused(answer: &Answer) -> ReadError {

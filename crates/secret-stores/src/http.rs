@@ -69,6 +69,11 @@ impl Request {
     }
 
     #[must_use]
+    pub fn bearer(self, token: &SecretString) -> Self {
+        self.header("authorization", format!("Bearer {}", token.expose_secret()))
+    }
+
+    #[must_use]
     pub fn body(mut self, media_type: &'static str, body: impl Into<SecretString>) -> Self {
         self.body = Some(body.into());
         self.header("content-type", media_type)
@@ -148,6 +153,15 @@ impl Answer {
             retry_after: self.retry_after(),
             ..ReadError::new(store, class, detail)
         }
+    }
+
+    /// The error for a login, with a code of the service.
+    pub fn login_refused(&self, store: StoreKind, code: &str) -> ReadError {
+        let class = match self.usual_class() {
+            ErrorClass::Unavailable => ErrorClass::Unavailable,
+            _ => ErrorClass::CredentialsRejected,
+        };
+        self.refused(store, class, code)
     }
 
     /// The class of a status that means the same everywhere.

@@ -22,6 +22,11 @@ struct Held<T> {
     refusals: u32,
 }
 
+/// Seconds from now, as an end.
+pub(crate) fn in_seconds(seconds: u64) -> Option<SystemTime> {
+    SystemTime::now().checked_add(Duration::from_secs(seconds))
+}
+
 /// The shared login of one store and identity.
 #[derive(Debug)]
 pub struct Login<T>(Mutex<Option<Held<T>>>);
@@ -62,8 +67,23 @@ impl<T> Login<T> {
         value
     }
 
+    /// Makes an attempt with the login, and another one with a new login if the store has refused this one.
+    pub async fn with<V>(
+        &self,
+        obtain: impl AsyncFn() -> Obtained<T>,
+        attempt: impl AsyncFn(&T) -> Result<V, ReadError>,
+    ) -> Result<V, ReadError> {
+        loop {
+            let login = self.get(obtain()).await?;
+            match attempt(&login).await {
+                Err(error) if self.is_refused(&login, &error).await => {}
+                done => return done,
+            }
+        }
+    }
+
     /// Forgets a login that the store has refused. Returns whether another one may be obtained.
-    pub async fn is_refused(&self, refused: &Arc<T>, error: &ReadError) -> bool {
+    async fn is_refused(&self, refused: &Arc<T>, error: &ReadError) -> bool {
         if error.class != ErrorClass::CredentialsRejected {
             return false;
         }

@@ -1,10 +1,11 @@
 //! Reads the secrets of one run: each once, several at a time, with one login for each store.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use futures_util::stream::{self, StreamExt as _};
+use runtime::lock;
 use secrecy::SecretString;
 use tokio::time::{Instant, timeout_at};
 
@@ -81,12 +82,7 @@ impl SecretReader {
         id: &SecretId,
         deadline: Instant,
     ) -> Result<Arc<SecretValue>, ReadError> {
-        if let Some(value) = self
-            .known
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .get(id)
-        {
+        if let Some(value) = lock(&self.known).get(id) {
             return Ok(Arc::clone(value));
         }
         let reading = with_retries(deadline, async || self.read_once(id).await);
@@ -95,7 +91,7 @@ impl SecretReader {
             Err(ReadError::new(id.store(), ErrorClass::Unreachable, detail))
         });
         let value = Arc::new(value?);
-        let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut known = lock(&self.known);
         known.insert(id.clone(), Arc::clone(&value));
         Ok(value)
     }

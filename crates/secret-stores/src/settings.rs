@@ -1,28 +1,25 @@
 //! The settings of the operator: which stores there are, how to log in, and which secrets runs may name. A run changes none of
 //! them.
 
-use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use job_contract::env;
 use reqwest::Url;
 use runtime::regular_file;
 use secrecy::{ExposeSecret as _, SecretString};
-use serde::Deserialize;
 
 use crate::allow::{AllowList, RunIds};
 use crate::aws::credentials::{AwsLogin, Source};
+use crate::aws::request::service_url;
 use crate::aws::sign::Keys;
 use crate::aws::sts::RoleSession;
 use crate::azure::{AzureLogin, AzureSettings};
-use crate::error::{ErrorClass, ReadError};
 use crate::gcp::{GcpSettings, GoogleLogin};
 use crate::http::TlsSettings;
+use crate::lookup::{Lookup, MAX_FILE_BYTES};
 use crate::reference::StoreKind;
 use crate::vault::{VaultLogin, VaultSettings};
 
-/// Longer files are no credentials.
-const MAX_FILE_BYTES: u64 = 1024 * 1024;
 const DEFAULT_REGION: &str = "us-east-1";
 const KEY_VAULTS: &str = "vault.azure.net";
 const POD_TOKEN: &str = "/var/run/secrets/kubernetes.io/serviceaccount/token";
@@ -49,77 +46,6 @@ pub struct Purpose<'a> {
     pub session_name: &'a str,
 }
 
-/// A login for some organizations or workspaces, in the document of [`env::SECRET_LOGINS`].
-#[derive(Debug, Default, Deserialize)]
-#[serde(deny_unknown_fields, default)]
-struct LoginRule {
-    organizations: Vec<String>,
-    workspaces: Vec<String>,
-    /// Values of settings. An empty one takes the setting away.
-    settings: BTreeMap<String, String>,
-    /// Which variable of the executor holds a setting.
-    variables: BTreeMap<String, String>,
-}
-
-/// Looks settings up, with those of the run's own login first.
-pub struct Lookup<'l> {
-    own: &'l dyn Fn(&str) -> Option<String>,
-    rule: Option<LoginRule>,
-}
-
-impl std::fmt::Debug for Lookup<'_> {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Lookup").finish_non_exhaustive()
-    }
-}
-
-impl<'l> Lookup<'l> {
-    pub fn new(own: &'l dyn Fn(&str) -> Option<String>) -> Self {
-        Self { own, rule: None }
-    }
-
-    /// The text of a setting. Blanks count as not set, because charts write them for unset values.
-    pub fn text(&self, name: &str) -> Option<String> {
-        let found = match &self.rule {
-            Some(rule) if rule.settings.contains_key(name) => rule.settings.get(name).cloned(),
-            Some(rule) => {
-                let variable = rule.variables.get(name).map_or(name, String::as_str);
-                (self.own)(variable)
-            }
-            None => (self.own)(name),
-        };
-        found
-            .map(|text| text.trim().to_owned())
-            .filter(|text| !text.is_empty())
-    }
-
-    /// The text of a setting, or of the file that the setting with the suffix `_FILE` names.
-    ///
-    /// # Errors
-    /// If the file cannot be read.
-    pub fn text_or_file(&self, name: &str) -> Result<Option<String>, String> {
-        if let Some(text) = self.text(name) {
-            return Ok(Some(text));
-        }
-        let variable = format!("{name}{}", env::FILE_SUFFIX);
-        let Some(path) = self.text(&variable) else {
-            return Ok(None);
-        };
-        let text = regular_file::read_text(Path::new(&path), MAX_FILE_BYTES).map_err(|error| {
-            format!("`{variable}` names `{path}`, which cannot be read: {error}")
-        })?;
-        Ok(Some(text.trim().to_owned()).filter(|text| !text.is_empty()))
-    }
-
-    fn flag(&self, name: &str) -> Result<bool, String> {
-        match self.text(name).as_deref() {
-            None | Some("false") => Ok(false),
-            Some("true") => Ok(true),
-            Some(_) => Err(format!("`{name}` is neither `true` nor `false`")),
-        }
-    }
-}
-
 /// Reads settings, and remembers the secrets among them and the errors.
 struct Reader<'r, 'l> {
     lookup: &'r Lookup<'l>,
@@ -130,6 +56,12 @@ struct Reader<'r, 'l> {
 impl Reader<'_, '_> {
     fn text(&self, name: &str) -> Option<String> {
         self.lookup.text(name)
+    }
+
+    /// Whether it is set, or the name of a file with it.
+    fn is_set(&self, name: &str) -> bool {
+        let file = format!("{name}{}", env::FILE_SUFFIX);
+        self.text(name).or_else(|| self.text(&file)).is_some()
     }
 
     fn secret(&mut self, name: &str) -> Option<SecretString> {
@@ -163,7 +95,7 @@ impl Settings {
         own: &dyn Fn(&str) -> Option<String>,
         purpose: Purpose<'_>,
     ) -> Result<Option<Self>, Vec<String>> {
-        let mut lookup = Lookup::new(own);
+        let lookup = Lookup::new(own);
         let mode = lookup.text(env::SECRET_REFERENCES);
         let is_on = match mode.as_deref() {
             Some("off") => return Ok(None),
@@ -174,7 +106,7 @@ impl Settings {
                 return Err(vec![format!("`{name}` is none of `auto`, `on` and `off`")]);
             }
         };
-        lookup.rule = login_rule(&lookup, purpose.run).map_err(|error| vec![error])?;
+        let lookup = lookup.of_run(purpose.run).map_err(|error| vec![error])?;
         let mut reader = Reader {
             lookup: &lookup,
             secrets: Vec::new(),
@@ -209,26 +141,6 @@ impl Settings {
         Ok(is_used.then_some(settings))
     }
 
-    /// The ids of those that have logins of their own, and how messages name them.
-    ///
-    /// # Errors
-    /// Says what is wrong with the list of logins.
-    pub fn owners(
-        own: &dyn Fn(&str) -> Option<String>,
-    ) -> Result<Vec<(String, String, String)>, String> {
-        let rules = login_rules(&Lookup::new(own))?;
-        let owners = rules.into_iter().flat_map(|rule| {
-            let organizations = rule.organizations.into_iter();
-            let organizations =
-                organizations.map(|id| (id.clone(), String::new(), format!("organization {id}")));
-            let workspaces = rule.workspaces.into_iter();
-            let workspaces =
-                workspaces.map(|id| (String::new(), id.clone(), format!("workspace {id}")));
-            organizations.chain(workspaces).collect::<Vec<_>>()
-        });
-        Ok(owners.collect())
-    }
-
     const fn has_stores(&self) -> bool {
         self.aws.is_some() || self.gcp.is_some() || self.azure.is_some() || self.vault.is_some()
     }
@@ -252,14 +164,6 @@ fn enabled_stores(reader: &mut Reader<'_, '_>) -> Vec<StoreKind> {
         let kinds: Result<Vec<_>, String> = kinds.collect();
         return reader.or_error(kinds).unwrap_or_default();
     }
-    let is_set = |names: &[&str]| {
-        names.iter().any(|name| {
-            reader.text(name).is_some()
-                || reader
-                    .text(&format!("{name}{}", env::FILE_SUFFIX))
-                    .is_some()
-        })
-    };
     let by_store: [(StoreKind, &[&str]); 4] = [
         (
             StoreKind::Aws,
@@ -279,64 +183,10 @@ fn enabled_stores(reader: &mut Reader<'_, '_>) -> Vec<StoreKind> {
         (StoreKind::Azure, &[env::CUSTOMER_AZURE_CLIENT_ID]),
         (StoreKind::Vault, &[env::CUSTOMER_VAULT_ADDRESS]),
     ];
-    let set = by_store.into_iter().filter(|(_, names)| is_set(names));
+    let set = by_store
+        .into_iter()
+        .filter(|(_, names)| names.iter().any(|name| reader.is_set(name)));
     set.map(|(kind, _)| kind).collect()
-}
-
-/// The login of a run, if it has one of its own.
-fn login_rule(lookup: &Lookup<'_>, run: RunIds<'_>) -> Result<Option<LoginRule>, String> {
-    let mut rules = login_rules(lookup)?;
-    let has = |ids: &[String], id: &str| ids.iter().any(|known| known == id);
-    // A workspace is more exact than its organization.
-    let at = rules
-        .iter()
-        .position(|rule| has(&rule.workspaces, run.workspace))
-        .or_else(|| {
-            rules
-                .iter()
-                .position(|rule| has(&rule.organizations, run.organization))
-        });
-    Ok(at.map(|at| rules.swap_remove(at)))
-}
-
-fn login_rules(lookup: &Lookup<'_>) -> Result<Vec<LoginRule>, String> {
-    let name = env::SECRET_LOGINS;
-    let Some(text) = lookup.text_or_file(name)? else {
-        return Ok(Vec::new());
-    };
-    let rules: Vec<LoginRule> = serde_json::from_str(&text)
-        .map_err(|error| format!("`{name}` is no list of logins: {error}"))?;
-    for rule in &rules {
-        if rule.organizations.is_empty() && rule.workspaces.is_empty() {
-            return Err(format!(
-                "`{name}` has a login for no organization and no workspace"
-            ));
-        }
-        if let Some(secret) = rule.settings.keys().find(|setting| env::is_secret(setting)) {
-            return Err(format!(
-                "`{name}` has the value of `{secret}`, which is a secret: name the variable that holds it in `variables`"
-            ));
-        }
-        let mut names = rule.settings.keys().chain(rule.variables.keys());
-        if let Some(unknown) = names.find(|setting| !is_of_login(setting)) {
-            return Err(format!(
-                "`{name}` sets `{unknown}`, which is no setting of a login"
-            ));
-        }
-    }
-    Ok(rules)
-}
-
-/// Whether a login for some runs may set it. All other settings are the same for all runs, or those of files, which code of
-/// other runs could read.
-fn is_of_login(name: &str) -> bool {
-    env::SECRET_STORE_SETTINGS.contains(&name)
-        && ![
-            env::SECRET_REFERENCES,
-            env::SECRET_LOGINS,
-            env::ONLY_SECRET_REFERENCES,
-        ]
-        .contains(&name)
 }
 
 fn aws(reader: &mut Reader<'_, '_>, session_name: &str) -> Option<AwsLogin> {
@@ -349,7 +199,7 @@ fn aws(reader: &mut Reader<'_, '_>, session_name: &str) -> Option<AwsLogin> {
             external_id: reader.text(env::AWS_SECRETS_EXTERNAL_ID),
             ..RoleSession::new(arn, session_name)
         });
-    if crate::aws::service_url("sts", &region).is_err() {
+    if service_url("sts", &region).is_err() {
         return reader.error(format!(
             "`{}` is no name of a region",
             env::AWS_SECRETS_REGION
@@ -574,19 +424,13 @@ fn vault(reader: &mut Reader<'_, '_>, session_name: &str) -> Option<VaultSetting
 fn vault_login(reader: &mut Reader<'_, '_>, session_name: &str) -> Option<(VaultLogin, String)> {
     let role = reader.text(env::CUSTOMER_VAULT_ROLE_NAME);
     let method = reader.text(env::VAULT_METHOD).unwrap_or_else(|| {
-        let is_set = |name: &str| {
-            reader.text(name).is_some()
-                || reader
-                    .text(&format!("{name}{}", env::FILE_SUFFIX))
-                    .is_some()
-        };
         let by_setting = [
             (env::CUSTOMER_VAULT_TOKEN, "token"),
             (env::CUSTOMER_VAULT_USERNAME, "password"),
             (env::VAULT_ROLE_ID, "approle"),
             (env::VAULT_CLIENT_CERT, "certificate"),
         ];
-        let found = by_setting.into_iter().find(|(name, _)| is_set(name));
+        let found = by_setting.into_iter().find(|(name, _)| reader.is_set(name));
         found.map_or("kubernetes", |(_, method)| method).to_owned()
     });
     let missing = |names: &str| format!("the login `{method}` at Vault needs {names}");
@@ -649,33 +493,6 @@ fn vault_login(reader: &mut Reader<'_, '_>, session_name: &str) -> Option<(Vault
         }
     };
     Some((login, mount.to_owned()))
-}
-
-/// The token in a file, which its issuer replaces from time to time.
-pub(crate) async fn token_of_file(
-    path: &Path,
-    store: StoreKind,
-) -> Result<SecretString, ReadError> {
-    let owned = path.to_owned();
-    let read =
-        tokio::task::spawn_blocking(move || regular_file::read_text(&owned, MAX_FILE_BYTES)).await;
-    let path = path.display();
-    let wrong = |why: String| {
-        ReadError::new(
-            store,
-            ErrorClass::CredentialsRejected,
-            format!("the token file `{path}` {why}"),
-        )
-    };
-    let text = match read {
-        Ok(Ok(text)) => text,
-        Ok(Err(error)) => return Err(wrong(format!("cannot be read: {error}"))),
-        Err(_) => return Err(wrong("cannot be read".to_owned())),
-    };
-    match text.trim() {
-        "" => Err(wrong("is empty".to_owned())),
-        token => Ok(token.into()),
-    }
 }
 
 #[cfg(test)]

@@ -1,28 +1,28 @@
 //! Vault and `OpenBao`: key-value engines of both versions and all other engines that answer to a read.
 
+mod client;
 mod lease;
 mod login;
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use reqwest::{Method, Url};
-use secrecy::SecretString;
+use runtime::lock;
 use serde::Deserialize;
 use serde_json::{Map, Value};
 use tracing::warn;
 
+use self::client::{Client, STORE};
 use self::lease::{Lease, Leases};
 pub(crate) use self::login::VaultLogin;
 use self::login::VaultToken;
-use crate::StoreKind;
 use crate::error::{ErrorClass, ReadError};
-use crate::http::{Answer, Http, Request, TlsSettings};
+use crate::http::{Answer, TlsSettings};
 use crate::login::Login;
 use crate::value::SecretValue;
 
-const STORE: StoreKind = StoreKind::Vault;
 /// How long the end of a run waits for Vault.
 const END_TIMEOUT: Duration = Duration::from_secs(2);
 
@@ -46,16 +46,10 @@ pub(crate) struct VaultSettings {
 #[derive(Debug)]
 pub(crate) struct Vault {
     client: Client,
+    settings: VaultSettings,
     /// By the namespace of the login.
     tokens: Mutex<BTreeMap<String, Arc<Login<VaultToken>>>>,
     leases: Leases,
-}
-
-/// Requests to one Vault.
-#[derive(Clone, Debug)]
-struct Client {
-    http: Http,
-    settings: Arc<VaultSettings>,
 }
 
 /// How a path is mounted.
@@ -90,63 +84,23 @@ struct SecretAnswer {
     data: Option<Map<String, Value>>,
 }
 
-impl Client {
-    /// A request below `v1`, in a namespace, with a token.
-    fn request(
-        &self,
-        method: Method,
-        path: &str,
-        namespace: &str,
-        token: Option<&SecretString>,
-    ) -> Result<Request, ReadError> {
-        let mut url = self.settings.address.clone();
-        let wrong = || {
-            ReadError::new(
-                STORE,
-                ErrorClass::NotConfigured,
-                "its address is no address",
-            )
-        };
-        url.path_segments_mut()
-            .map_err(|()| wrong())?
-            .pop_if_empty()
-            .push("v1")
-            .extend(path.split('/'));
-        let mut request = Request::new(method, url).header("x-vault-request", "true");
-        if !namespace.is_empty() {
-            request = request.header("x-vault-namespace", namespace);
-        }
-        if let Some(token) = token {
-            request = request.header("x-vault-token", token.clone());
-        }
-        Ok(request)
-    }
-
-    async fn send(&self, request: &Request) -> Result<Answer, ReadError> {
-        self.http.send(STORE, request).await
-    }
-}
-
 impl Vault {
     /// # Errors
     /// Says which certificates cannot be used.
     pub(crate) fn new(settings: VaultSettings) -> Result<Self, String> {
-        let http = Http::new(&settings.tls).map_err(|error| format!("Vault: {error}"))?;
-        let client = Client {
-            http,
-            settings: Arc::new(settings),
-        };
+        let client = Client::new(settings.address.clone(), &settings.tls)?;
         Ok(Self {
             leases: Leases::new(client.clone()),
             client,
+            settings,
             tokens: Mutex::default(),
         })
     }
 
     fn login(&self, namespace: &str) -> (String, Arc<Login<VaultToken>>) {
-        let settings = &self.client.settings;
-        let place = settings.login_namespace.as_deref().unwrap_or(namespace);
-        let mut tokens = self.tokens.lock().unwrap_or_else(PoisonError::into_inner);
+        let place = self.settings.login_namespace.as_deref();
+        let place = place.unwrap_or(namespace);
+        let mut tokens = lock(&self.tokens);
         let login = Arc::clone(tokens.entry(place.to_owned()).or_default());
         (place.to_owned(), login)
     }
@@ -156,8 +110,12 @@ impl Vault {
         place: &str,
         login: &Login<VaultToken>,
     ) -> Result<Arc<VaultToken>, ReadError> {
+        let Self {
+            client, settings, ..
+        } = self;
+        let (method, mount) = (&settings.login, settings.mount.trim_matches('/'));
         login
-            .get(async { Ok((login::obtain(&self.client, place).await?, None)) })
+            .get(async { Ok((login::obtain(client, method, mount, place).await?, None)) })
             .await
     }
 
@@ -167,7 +125,7 @@ impl Vault {
         namespace: Option<&str>,
         version: Option<u32>,
     ) -> Result<SecretValue, ReadError> {
-        let namespace = namespace.or(self.client.settings.namespace.as_deref());
+        let namespace = namespace.or(self.settings.namespace.as_deref());
         let namespace = namespace.unwrap_or_default();
         let (place, login) = self.login(namespace);
         let token = self.token(&place, &login).await?;
@@ -244,7 +202,7 @@ impl Vault {
         }
         match answer.status {
             400..=499 if answer.status != 429 => {
-                let settings = &self.client.settings;
+                let settings = &self.settings;
                 Ok(settings.kv_version.map(|version| {
                     let first = || path.split('/').next().unwrap_or_default().to_owned();
                     let mount = settings.kv_mount.clone().unwrap_or_else(first);
@@ -274,8 +232,7 @@ impl Vault {
     async fn give_back(&self) {
         let ending = async {
             self.leases.revoke_those_of_others().await;
-            let tokens =
-                std::mem::take(&mut *self.tokens.lock().unwrap_or_else(PoisonError::into_inner));
+            let tokens = std::mem::take(&mut *lock(&self.tokens));
             for (place, login) in tokens {
                 let Some(token) = login.take().await.filter(|token| token.is_ours) else {
                     continue;
@@ -306,7 +263,7 @@ impl Vault {
 
     /// Proves the login without reading a secret.
     pub(crate) async fn check(&self) -> Result<String, ReadError> {
-        let namespace = self.client.settings.namespace.clone().unwrap_or_default();
+        let namespace = self.settings.namespace.clone().unwrap_or_default();
         let (place, login) = self.login(&namespace);
         let token = self.token(&place, &login).await?;
         let path = "auth/token/lookup-self";
@@ -315,11 +272,7 @@ impl Vault {
             .request(Method::GET, path, &place, Some(&token.token))?;
         let answer = self.client.send(&request).await?;
         if !answer.is_success() {
-            let class = match answer.usual_class() {
-                ErrorClass::Unavailable => ErrorClass::Unavailable,
-                _ => ErrorClass::CredentialsRejected,
-            };
-            return Err(answer.refused(STORE, class, ""));
+            return Err(answer.login_refused(STORE, ""));
         }
         let name = answer.document().unwrap_or_default()["data"]["display_name"]
             .as_str()

@@ -2,7 +2,7 @@
 //! node. The chain is not that of the vendor's libraries: nothing of a run is looked at. Knows no secrets store.
 
 use std::path::PathBuf;
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
 use reqwest::{Method, Url};
 use secrecy::SecretString;
@@ -10,11 +10,12 @@ use serde::Deserialize;
 
 use super::sign::Keys;
 use super::sts::{self, RoleSession};
-use crate::StoreKind;
 use crate::error::{ErrorClass, ReadError};
 use crate::http::{Http, Request};
 use crate::login::Obtained;
-use crate::settings::{Lookup, token_of_file};
+use crate::lookup::Lookup;
+use crate::reference::StoreKind;
+use crate::token_file::token_of_file;
 
 const CONTAINER_HOST: &str = "http://169.254.170.2";
 const NODE: &str = "http://169.254.169.254";
@@ -134,11 +135,7 @@ async fn session(http: &Http, request: &Request) -> Obtained<Keys> {
         .send_at_most(StoreKind::Aws, request, NODE_TIMEOUT * 2)
         .await?;
     if !answer.is_success() {
-        let class = match answer.usual_class() {
-            ErrorClass::Unavailable => ErrorClass::Unavailable,
-            _ => ErrorClass::CredentialsRejected,
-        };
-        return Err(answer.refused(StoreKind::Aws, class, ""));
+        return Err(answer.login_refused(StoreKind::Aws, ""));
     }
     let document: SessionDocument = answer.json(StoreKind::Aws)?;
     let ends = document
@@ -175,9 +172,4 @@ async fn of_node(http: &Http, base: &Url) -> Obtained<Keys> {
     let role = text(with_token(&format!("{folder}/"))).await?;
     let role = role.lines().next().unwrap_or_default();
     session(http, &with_token(&format!("{folder}/{role}"))).await
-}
-
-/// Seconds from now, as an end.
-pub(crate) fn in_seconds(seconds: u64) -> Option<SystemTime> {
-    SystemTime::now().checked_add(Duration::from_secs(seconds))
 }

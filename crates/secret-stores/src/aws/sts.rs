@@ -1,17 +1,16 @@
 //! The security token service of AWS: sessions of roles.
 
-use std::time::SystemTime;
-
-use reqwest::{Method, Url};
+use reqwest::Method;
 use secrecy::{ExposeSecret as _, SecretString};
 
-use super::service_url;
-use super::sign::{Keys, Scope, sign};
-use crate::StoreKind;
+use super::request::{service_url, signed};
+use super::sign::{Keys, Scope};
 use crate::error::{ErrorClass, ReadError};
 use crate::http::{Answer, Http, Request};
 use crate::login::Obtained;
+use crate::reference::StoreKind;
 
+const SERVICE: &str = "sts";
 const VERSION: &str = "2011-06-15";
 const FORM: &str = "application/x-www-form-urlencoded";
 
@@ -58,7 +57,7 @@ pub async fn assume_role_with_web_identity(
         "AssumeRoleWithWebIdentity",
         &[("WebIdentityToken", token.expose_secret())],
     );
-    let request = Request::new(Method::POST, url(region)?).body(FORM, body);
+    let request = Request::new(Method::POST, service_url(SERVICE, region)?).body(FORM, body);
     session(&http.send(StoreKind::Aws, &request).await?)
 }
 
@@ -74,44 +73,25 @@ pub async fn assume_role(
         .iter()
         .map(|id| ("ExternalId", id.as_str()))
         .collect();
-    let request = signed(region, &role.form("AssumeRole", &external), keys)?;
+    let request = by_keys(region, role.form("AssumeRole", &external), keys)?;
     session(&http.send(StoreKind::Aws, &request).await?)
 }
 
 /// Asks who the holder of these keys is, which proves them without a right. Returns the ARN.
 pub async fn caller_identity(http: &Http, region: &str, keys: &Keys) -> Result<String, ReadError> {
     let body = format!("Action=GetCallerIdentity&Version={VERSION}");
-    let request = signed(region, &body, keys)?;
+    let request = by_keys(region, body, keys)?;
     let answer = http.send(StoreKind::Aws, &request).await?;
     let arn = element(&answer, "Arn").filter(|_| answer.is_success());
     arn.map(str::to_owned).ok_or_else(|| refused(&answer))
 }
 
-fn signed(region: &str, body: &str, keys: &Keys) -> Result<Request, ReadError> {
-    let url = url(region)?;
+fn by_keys(region: &str, body: String, keys: &Keys) -> Result<Request, ReadError> {
     let scope = Scope {
         region,
-        service: "sts",
+        service: SERVICE,
     };
-    let headers = sign(
-        &url,
-        &[("content-type", FORM)],
-        body,
-        keys,
-        scope,
-        SystemTime::now(),
-    );
-    let request = Request::new(Method::POST, url).body(FORM, body.to_owned());
-    let headers = headers
-        .into_iter()
-        .filter(|(name, _)| *name != "content-type");
-    Ok(headers.fold(request, |request, (name, value)| {
-        request.header(name, value)
-    }))
-}
-
-fn url(region: &str) -> Result<Url, ReadError> {
-    service_url("sts", region)
+    signed(scope, FORM, &[], body, keys)
 }
 
 fn session(answer: &Answer) -> Obtained<Keys> {

@@ -9,8 +9,8 @@ use secrecy::{ExposeSecret as _, SecretString};
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-use crate::StoreKind;
 use crate::error::{ErrorClass, ReadError};
+use crate::reference::StoreKind;
 
 const LIFETIME_SECONDS: u64 = 3600;
 const SEQUENCE: u8 = 0x30;

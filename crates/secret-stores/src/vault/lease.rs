@@ -1,10 +1,11 @@
 //! What Vault lends: credentials that it makes for the run, and the tokens that they belong to. They are renewed until the run
 //! ends, and then given back.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use reqwest::Method;
+use runtime::lock;
 use serde::Deserialize;
 use serde_json::json;
 use tokio::sync::Notify;
@@ -12,8 +13,8 @@ use tokio::time::{Instant, sleep_until};
 use tokio_util::task::AbortOnDropHandle;
 use tracing::warn;
 
+use super::client::{Client, STORE};
 use super::login::VaultToken;
-use super::{Client, STORE};
 use crate::error::ReadError;
 
 /// The pause after a renewal that failed, at least.
@@ -118,11 +119,7 @@ impl Leases {
     }
 
     pub(super) fn add(&self, lease: Lease) {
-        let mut list = self
-            .renewals
-            .list
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
+        let mut list = lock(&self.renewals.list);
         let token = &lease.token;
         let is_known =
             |renewal: &Renewal| renewal.lease.is_none() && Arc::ptr_eq(&renewal.token, token);
@@ -143,24 +140,16 @@ impl Leases {
             ));
         }
         drop(list);
-        self.held
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .push(lease);
+        lock(&self.held).push(lease);
         self.renewals.added.notify_one();
     }
 
     /// Renews leases from now on. Returns false if there are none.
     pub(super) fn keep(&self) -> bool {
-        if self
-            .held
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .is_empty()
-        {
+        if lock(&self.held).is_empty() {
             return false;
         }
-        let mut keeper = self.keeper.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut keeper = lock(&self.keeper);
         keeper.get_or_insert_with(|| {
             let keeping = renew_all(self.client.clone(), Arc::clone(&self.renewals));
             AbortOnDropHandle::new(tokio::spawn(keeping))
@@ -169,15 +158,12 @@ impl Leases {
     }
 
     pub(super) fn stop(&self) {
-        self.keeper
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .take();
+        lock(&self.keeper).take();
     }
 
     /// Revokes leases of tokens that live on. Those of the run's own tokens end with their token.
     pub(super) async fn revoke_those_of_others(&self) {
-        let held = std::mem::take(&mut *self.held.lock().unwrap_or_else(PoisonError::into_inner));
+        let held = std::mem::take(&mut *lock(&self.held));
         for lease in held.iter().filter(|lease| !lease.token.is_ours) {
             let document = json!({ "lease_id": lease.id });
             let request = self.client.request(
@@ -206,7 +192,7 @@ impl Leases {
 async fn renew_all(client: Client, renewals: Arc<Renewals>) {
     loop {
         let next = {
-            let list = renewals.list.lock().unwrap_or_else(PoisonError::into_inner);
+            let list = lock(&renewals.list);
             list.iter()
                 .enumerate()
                 .min_by_key(|(_, renewal)| renewal.due)
@@ -234,7 +220,7 @@ async fn renew_all(client: Client, renewals: Arc<Renewals>) {
                 renewal.due < renewal.ends
             }
         };
-        let mut list = renewals.list.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut list = lock(&renewals.list);
         // Entries are only added while this waits, at the end.
         if left {
             list[at] = renewal;

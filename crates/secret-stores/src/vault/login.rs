@@ -10,11 +10,11 @@ use secrecy::{ExposeSecret as _, SecretString};
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
-use super::{Client, STORE};
+use super::client::{Client, STORE};
 use crate::aws::credentials::AwsLogin;
 use crate::aws::sign::{Scope, host, sign};
-use crate::error::{ErrorClass, ReadError};
-use crate::settings::token_of_file;
+use crate::error::ReadError;
+use crate::token_file::token_of_file;
 
 /// Where Vault sends the signed request of a login by AWS, unless its operator has changed that.
 const STS: &str = "https://sts.amazonaws.com/";
@@ -75,11 +75,14 @@ struct Auth {
 }
 
 /// Obtains a token in a namespace.
-pub(super) async fn obtain(client: &Client, namespace: &str) -> Result<VaultToken, ReadError> {
-    let settings = &client.settings;
-    let mount = settings.mount.trim_matches('/');
+pub(super) async fn obtain(
+    client: &Client,
+    login: &VaultLogin,
+    mount: &str,
+    namespace: &str,
+) -> Result<VaultToken, ReadError> {
     let mut path = format!("auth/{mount}/login");
-    let document = match &settings.login {
+    let document = match login {
         VaultLogin::Token(token) => {
             return Ok(VaultToken {
                 token: token.clone(),
@@ -114,12 +117,8 @@ pub(super) async fn obtain(client: &Client, namespace: &str) -> Result<VaultToke
     let request = client.request(Method::POST, &path, namespace, None)?;
     let answer = client.send(&request.json(&document)).await?;
     if !answer.is_success() {
-        let class = match answer.usual_class() {
-            ErrorClass::Unavailable => ErrorClass::Unavailable,
-            _ => ErrorClass::CredentialsRejected,
-        };
         let code = if answer.status == 503 { "sealed" } else { "" };
-        return Err(answer.refused(STORE, class, code));
+        return Err(answer.login_refused(STORE, code));
     }
     let LoginAnswer { auth } = answer.json(STORE)?;
     Ok(VaultToken {
