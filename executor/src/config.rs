@@ -391,6 +391,10 @@ pub struct DeployRoleConfig {
     #[arg(long, env = env::ASSUMER_ALLOWED_ROLES, default_value = "", hide_default_value = true,
           value_parser = RoleList::parse_roles)]
     pub assumer_allowed_roles: RoleList,
+    /// `true` lets the identity of the pod assume roles, if there are no keys. Code of runs can use that identity too.
+    #[arg(long, env = env::ASSUMER_POD_IDENTITY, value_parser = clap::builder::BoolishValueParser::new(),
+          default_value = "false", action = clap::ArgAction::Set)]
+    pub assumer_pod_identity: bool,
     /// External id; `{organizationId}` and `{workspaceId}` are those of the run.
     #[arg(long, env = env::ASSUMER_EXTERNAL_ID)]
     pub assumer_external_id: Option<String>,

@@ -145,15 +145,17 @@ impl WantedRole {
     }
 }
 
-/// Decides on the session. `lasts` is how long the run may take at most; `None` is without a limit.
+/// Decides on the session. `assumer` is asked for once the role is allowed. `lasts` is how long the run may take at most; `None` is
+/// without a limit.
 pub(crate) fn decide(
     wanted: &WantedRole,
     policy: &RolePolicy<'_>,
-    assumer: Assumer,
+    assumer: impl FnOnce() -> Result<Assumer, StepError>,
     job: &JobData,
     lasts: Option<Duration>,
 ) -> Result<DeployRole, StepError> {
     wanted.check(policy, job)?;
+    let assumer = assumer()?;
     let external_id = policy.external_id.map(|text| {
         text.replace("{organizationId}", &job.organization_id)
             .replace("{workspaceId}", &job.workspace_id)
@@ -366,7 +368,7 @@ mod tests {
         let mut policy = policy(&allowed);
         change(&mut policy);
         let lasts = minutes.map(Duration::from_mins);
-        decide(&wanted, &policy, assumer, &job, lasts)
+        decide(&wanted, &policy, || Ok(assumer), &job, lasts)
     }
 
     #[test]
@@ -374,7 +376,8 @@ mod tests {
         let none = AllowList::parse_roles("").unwrap();
         let job = job(&[(env::DEPLOY_ROLE, ROLE)]);
         let wanted = WantedRole::of(&job).unwrap().unwrap();
-        let error = decide(&wanted, &policy(&none), keys(), &job, None).unwrap_err();
+        let asked = || unreachable!("the role is not allowed");
+        let error = decide(&wanted, &policy(&none), asked, &job, None).unwrap_err();
         assert!(
             error.to_string().contains(env::ASSUMER_ALLOWED_ROLES),
             "{error}"

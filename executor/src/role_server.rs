@@ -22,10 +22,9 @@ use crate::deploy_role::{DeployRole, Session};
 use crate::loopback::{self, Body, Loopback, is_same, status, whole};
 
 const PATH: &str = "/session";
-/// The shortest time between two sessions. A wrong clock could make it none.
-const MIN_PAUSE: Duration = Duration::from_secs(1);
-/// The time until the next attempt, after one that failed.
-const RETRY_PAUSE: Duration = Duration::from_secs(30);
+/// The shortest time from one request for a session to the next, whether it failed or not. By a clock that is ahead, each session is
+/// over when it comes.
+const MIN_PAUSE: Duration = Duration::from_secs(30);
 
 /// The server of one run. It ends when it is dropped.
 #[derive(Debug)]
@@ -107,11 +106,11 @@ impl Sessions {
     fn pause(&self, role: &DeployRole) -> Duration {
         let left = lock(&self.last).end.duration_since(SystemTime::now());
         let whole = Duration::from_secs(role.seconds.into());
-        (left.unwrap_or_default().min(whole) / 2).max(MIN_PAUSE)
+        left.unwrap_or_default().min(whole) / 2
     }
 }
 
-/// Replaces each session at half of its time.
+/// Replaces each session at half of its time. The first one may be replaced at once.
 async fn renew(role: DeployRole, http: Http, sessions: Arc<Sessions>, log: LogWriter) {
     let mut is_failing = false;
     sleep(sessions.pause(&role)).await;
@@ -121,7 +120,7 @@ async fn renew(role: DeployRole, http: Http, sessions: Arc<Sessions>, log: LogWr
                 mask(&log, &session);
                 *lock(&sessions.last) = session;
                 is_failing = false;
-                sleep(sessions.pause(&role)).await;
+                sleep(sessions.pause(&role).max(MIN_PAUSE)).await;
             }
             Err(error) => {
                 warn!(%error, "the session of the deploy role could not be renewed");
@@ -132,7 +131,7 @@ async fn renew(role: DeployRole, http: Http, sessions: Arc<Sessions>, log: LogWr
                     log.line(&text).await;
                 }
                 is_failing = true;
-                sleep(RETRY_PAUSE).await;
+                sleep(MIN_PAUSE).await;
             }
         }
     }

@@ -122,18 +122,23 @@ fn text(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).into_owned()
 }
 
-/// The same session with only a few seconds left.
-fn shortened(response: Response) -> Response {
+/// The same session with another end.
+fn ending(response: Response, end: SystemTime) -> Response {
     let body = text(&response.body);
     let Some((front, rest)) = body.split_once("<Expiration>") else {
         return response;
     };
     let (_, rest) = rest.split_once('<').unwrap();
-    let end = humantime::format_rfc3339_seconds(SystemTime::now() + Duration::from_secs(5));
+    let end = humantime::format_rfc3339_seconds(end);
     Response {
         body: format!("{front}<Expiration>{end}<{rest}").into_bytes(),
         ..response
     }
+}
+
+/// The same session with only a few seconds left.
+fn shortened(response: Response) -> Response {
+    ending(response, SystemTime::now() + Duration::from_secs(5))
 }
 
 /// How the token service refuses something.
@@ -357,8 +362,14 @@ fn a_store_that_the_agent_of_the_pod_opens_is_never_opened_by_the_role() {
 
 #[test]
 fn an_endpoint_renews_the_session_of_a_role_that_is_chained() {
-    let (machine, aws) = (machine(), Aws::with(|_, response| shortened(response)));
-    let repository = Repository::fixture();
+    let count = AtomicUsize::new(0);
+    let aws = Aws::with(
+        move |_, response| match count.fetch_add(1, Ordering::SeqCst) {
+            0 => shortened(response),
+            _ => response,
+        },
+    );
+    let (machine, repository) = (machine(), Repository::fixture());
     let (agent, _folder, token) = agent();
     let renewed = "$PYTHON -c \"import boto3, time; c = boto3.Session().get_credentials(); \
                    first = c.get_frozen_credentials().access_key; end = time.time() + 20\n\
@@ -376,6 +387,7 @@ fn an_endpoint_renews_the_session_of_a_role_that_is_chained() {
     machine.queue(&[&job]);
     let outcome = aws
         .executor_alone(&machine, &job)
+        .env(env::ASSUMER_POD_IDENTITY, "true")
         .env("AWS_CONTAINER_CREDENTIALS_FULL_URI", agent.url())
         .env("AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE", token)
         .env(env::DEADLINE_SECONDS, "10800")
@@ -405,6 +417,25 @@ fn an_endpoint_renews_the_session_of_a_role_that_is_chained() {
     let address: SocketAddr = address.split('/').next().unwrap().parse().unwrap();
     assert!(address.ip().is_loopback());
     TcpStream::connect(address).unwrap_err();
+}
+
+#[test]
+fn a_clock_that_is_ahead_leads_to_no_flood_of_requests() {
+    let hour = Duration::from_hours(1);
+    let aws = Aws::with(move |_, response| ending(response, SystemTime::now() - hour));
+    let (machine, repository) = (machine(), Repository::fixture());
+    let ask = "curl --silent --noproxy '*' --output /dev/null --write-out '%{http_code}' \
+               -H \"Authorization: $AWS_CONTAINER_AUTHORIZATION_TOKEN\" $AWS_CONTAINER_CREDENTIALS_FULL_URI";
+    // Nothing is to happen in this time.
+    let job = scripts(&repository, &format!("sleep 3; echo over=$({ask})"), &[]);
+    machine.queue(&[&job]);
+    let outcome = aws
+        .executor(&machine, &job)
+        .env(env::ASSUMER_DELIVERY, "endpoint")
+        .run()
+        .expect_code(0);
+    assert_eq!(line(&outcome, "over"), "503", "{outcome}");
+    assert_eq!(aws.calls("AssumeRole").len(), 2, "{outcome}");
 }
 
 #[test]
@@ -503,12 +534,12 @@ fn other_credentials_and_wrong_durations_are_refused_before_anything_starts() {
         (env::ASSUMER_ACCESS_KEY_ID, ""),
         (env::ASSUMER_SECRET_ACCESS_KEY, ""),
     ];
-    let chained = [
-        &no_keys[..],
-        &[("AWS_CONTAINER_CREDENTIALS_FULL_URI", "http://127.0.0.1:9/")],
-    ]
-    .concat();
-    let token = [&no_keys[..], &[("AWS_WEB_IDENTITY_TOKEN_FILE", "/absent")]].concat();
+    // What the pod has is used only if the operator says so.
+    let agent = [("AWS_CONTAINER_CREDENTIALS_FULL_URI", "http://127.0.0.1:9/")];
+    let no_assumer = [&no_keys[..], &agent].concat();
+    let pod = [&no_keys[..], &[(env::ASSUMER_POD_IDENTITY, "true")]].concat();
+    let chained = [&pod[..], &agent].concat();
+    let token = [&pod[..], &[("AWS_WEB_IDENTITY_TOKEN_FILE", "/absent")]].concat();
     for (code, variables, settings, named) in [
         (1, &keys[..], &[][..], "(`AWS_ACCESS_KEY_ID`)"),
         (1, &dynamic, &[], "(`AWS_WEB_IDENTITY_TOKEN_FILE`)"),
@@ -531,6 +562,7 @@ fn other_credentials_and_wrong_durations_are_refused_before_anything_starts() {
             &[(env::ASSUMER_ACCESS_KEY_ID, "")],
             "are required together",
         ),
+        (64, &[], &no_assumer, env::ASSUMER_POD_IDENTITY),
         (64, &[], &token, "needs a role of the pod"),
         (
             64,
@@ -588,7 +620,9 @@ fn a_token_of_the_pod_is_exchanged_for_the_role_itself() {
     ] {
         let job = job::in_job(&scripts(&repository, &look, &[]), job);
         machine.queue(&[&job]);
-        let run = aws.executor_alone(&machine, &job);
+        let run = aws
+            .executor_alone(&machine, &job)
+            .env(env::ASSUMER_POD_IDENTITY, "true");
         let run = settings
             .iter()
             .fold(run, |run, (name, value)| run.env(name, value));

@@ -250,6 +250,8 @@ pub const DEPLOY_ROLE_SECONDS: &str = "EPHEMERAL_AWS_ASSUME_ROLE_DURATION_SECOND
 pub const ASSUMER_ACCESS_KEY_ID: &str = "ASSUMER_ACCESS_KEY_ID";
 /// Its secret.
 pub const ASSUMER_SECRET_ACCESS_KEY: &str = "ASSUMER_SECRET_ACCESS_KEY";
+/// `true` lets the identity of the pod assume roles, if there are no keys.
+pub const ASSUMER_POD_IDENTITY: &str = "MAYFLY_ASSUMER_POD_IDENTITY";
 /// Patterns of the roles that workspaces may name, separated by commas or blanks.
 pub const ASSUMER_ALLOWED_ROLES: &str = "MAYFLY_ASSUMER_ALLOWED_ROLES";
 /// External id of each request.
@@ -265,9 +267,10 @@ pub const ASSUMER_DELIVERY: &str = "MAYFLY_ASSUMER_DELIVERY";
 pub const ASSUMER_SECRETS: [&str; 2] = [ASSUMER_ACCESS_KEY_ID, ASSUMER_SECRET_ACCESS_KEY];
 
 /// All of these settings that belong to the operator.
-pub const ASSUMER_SETTINGS: [&str; 7] = [
+pub const ASSUMER_SETTINGS: [&str; 8] = [
     ASSUMER_ACCESS_KEY_ID,
     ASSUMER_SECRET_ACCESS_KEY,
+    ASSUMER_POD_IDENTITY,
     ASSUMER_ALLOWED_ROLES,
     ASSUMER_EXTERNAL_ID,
     ASSUMER_REGION,

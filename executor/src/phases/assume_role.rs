@@ -55,7 +55,7 @@ pub(crate) async fn assume_role(
     let deadline = run.config.run.limits().deadline;
     let after = run.config.run.grace_period(run.step_type) + AFTER_DEADLINE;
     let lasts = deadline.map(|limit| limit + after);
-    let role = decide(&wanted, &policy, assumer(run)?, &run.job, lasts)?;
+    let role = decide(&wanted, &policy, || assumer(run), &run.job, lasts)?;
     let agent = agent_of_store(run, &role, tool)?;
     workspace.environment.extend(agent);
     let http = Http::new(&TlsSettings::default())
@@ -146,7 +146,7 @@ fn agent_of_store(
     Err(StepError::new(Exit::BadConfiguration, text).with_hint(hint))
 }
 
-/// Who assumes the role: the first that is there.
+/// Who assumes the role: keys, or the first identity that the pod has.
 fn assumer(run: &RunContext<'_>) -> Result<Assumer, StepError> {
     let bad = |text: String| StepError::new(Exit::BadConfiguration, text);
     let own = |name: &str| handover::var(name);
@@ -167,6 +167,19 @@ fn assumer(run: &RunContext<'_>) -> Result<Assumer, StepError> {
             let [id, secret] = env::ASSUMER_SECRETS;
             return Err(bad(format!("`{id}` and `{secret}` are required together")));
         }
+    }
+    if !run.config.deploy_role.assumer_pod_identity {
+        let [id, secret] = env::ASSUMER_SECRETS;
+        let text = format!(
+            "the run has `{}`, and the executor has no keys that assume roles (`{id}`)",
+            env::DEPLOY_ROLE
+        );
+        let hint = format!(
+            "set `{id}` and `{secret}`; or `{}=true`, if code of runs may use all that the identity of the pod may: see \
+             docs/deploy-roles.md",
+            env::ASSUMER_POD_IDENTITY
+        );
+        return Err(bad(text).with_hint(hint));
     }
     if let Some(file) = lookup.text("AWS_WEB_IDENTITY_TOKEN_FILE") {
         return Ok(Assumer::Token {

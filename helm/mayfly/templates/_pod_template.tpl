@@ -36,6 +36,7 @@ platform through the relay of a hub.
   "MAYFLY_ASSUMER_DELIVERY" $assumer.delivery
   "MAYFLY_ASSUMER_DURATION_SECONDS" (toString (int64 $assumer.durationSeconds))
   "MAYFLY_ASSUMER_EXTERNAL_ID" $assumer.externalId
+  "MAYFLY_ASSUMER_POD_IDENTITY" (ternary "true" "" $assumer.podIdentity)
   "MAYFLY_ASSUMER_REGION" $assumer.region
 -}}
 {{- if $value }}{{- $env = append $env (dict "name" $name "value" $value) -}}{{- end -}}

@@ -12,6 +12,17 @@
 {{- if and $values.costEstimation.required (not $values.costEstimation.infracost.existingSecret) -}}
 {{- fail "costEstimation.required: needs costEstimation.infracost.existingSecret" -}}
 {{- end -}}
+{{- $assumer := $values.credentials.awsAssumer -}}
+{{- if and $assumer.podIdentity $assumer.existingSecret -}}
+{{- fail "credentials.awsAssumer.podIdentity: excludes existingSecret, whose keys would assume the roles" -}}
+{{- end -}}
+{{- $hasKeys := or $assumer.existingSecret $executor.extraEnvFrom -}}
+{{- range concat $values.global.extraEnv $executor.extraEnv -}}
+{{- if hasPrefix "ASSUMER_ACCESS_KEY_ID" .name }}{{- $hasKeys = true -}}{{- end -}}
+{{- end -}}
+{{- if and $assumer.allowedRoles (not (or $hasKeys $assumer.podIdentity)) -}}
+{{- fail "credentials.awsAssumer: allowedRoles need existingSecret, a Secret with keys; or podIdentity, if code of runs may use all that the identity of the pod may" -}}
+{{- end -}}
 {{- if $launcher.enabled -}}
 {{- $isOpen := false -}}
 {{- range concat $values.global.extraEnv $launcher.extraEnv -}}
