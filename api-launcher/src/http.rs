@@ -93,7 +93,7 @@ impl AppState {
 
     /// Refuses dispatches with other sources.
     pub(crate) fn with_allowed(self, allowed: Option<AllowList>) -> Self {
-        if let Some(advice) = allowed.as_ref().and_then(AllowList::advice) {
+        for advice in allowed.iter().flat_map(AllowList::advice) {
             warn!("`{}`: {advice}", env::ALLOWED_VCS_URL_REGEX);
         }
         Self {

@@ -9,6 +9,8 @@
 //! Kubernetes: that is `cluster`.
 
 #[cfg(feature = "kubernetes")]
+pub mod allowed_urls;
+#[cfg(feature = "kubernetes")]
 mod cache_command;
 pub mod cli;
 #[cfg(feature = "kubernetes")]

@@ -3,11 +3,12 @@
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 
 use clap::Args;
-use git_address::{AllowList, Match};
+use git_address::AllowList;
 use job_contract::env;
 use runtime::setting::{ReadSetting as _, Setting, SettingError, SettingValue, choice, present};
 
 use super::auth::InternalSecret;
+use crate::allowed_urls::AllowedUrlArgs;
 
 /// Port of a stock executor.
 const PORT: u16 = 8090;
@@ -31,24 +32,8 @@ pub struct HttpArgs {
     #[arg(long, value_name = "WHERE", env = env::ALLOW_UNAUTHENTICATED, num_args = 0..=1, default_missing_value = "true")]
     pub allow_unauthenticated: Option<Setting<Unauthenticated>>,
 
-    /// Regular expression of addresses of repositories. Dispatches with other sources are refused [default: all are allowed]
-    #[arg(long, value_name = "REGEX", env = env::ALLOWED_VCS_URL_REGEX)]
-    pub allowed_vcs_url_regex: Option<Setting<String>>,
-
-    /// Whether this expression must match the whole address, `full`, or any part of it, `search` [default: full]
-    #[arg(long, value_name = "HOW", env = env::ALLOWED_VCS_URL_MATCH)]
-    pub allowed_vcs_url_match: Option<Setting<UrlMatch>>,
-}
-
-/// Which part of an address must match.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct UrlMatch(pub Match);
-
-impl SettingValue for UrlMatch {
-    fn parse(text: &str) -> Result<Self, String> {
-        let words = [("full", Self(Match::Full)), ("search", Self(Match::Search))];
-        choice(text, &words)
-    }
+    #[command(flatten)]
+    pub allowed_urls: AllowedUrlArgs,
 }
 
 #[derive(Debug)]
@@ -99,21 +84,7 @@ impl HttpArgs {
             open_page: open != Unauthenticated::No,
             listen: self.resolve_listen(errors, open),
             health_listen: self.health_listen.read(errors),
-            allowed: self.resolve_allowed(errors),
-        }
-    }
-
-    fn resolve_allowed(&self, errors: &mut Vec<SettingError>) -> Option<AllowList> {
-        let matching = self.allowed_vcs_url_match.read(errors);
-        let matching = matching.map_or(Match::Full, |UrlMatch(matching)| matching);
-        let pattern = self.allowed_vcs_url_regex.read(errors)?;
-        match AllowList::new(&pattern, matching) {
-            Ok(list) => Some(list),
-            Err(error) => {
-                let name = self.allowed_vcs_url_regex.name(env::ALLOWED_VCS_URL_REGEX);
-                errors.push(SettingError::new(name, format!("cannot be used: {error}")));
-                None
-            }
+            allowed: self.allowed_urls.resolve(errors),
         }
     }
 

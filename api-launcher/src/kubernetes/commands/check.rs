@@ -9,6 +9,7 @@ use serde_json::json;
 pub use self::peers::PeerArgs;
 use super::output::Output;
 use super::{AccessArgs, ShowArgs, resolve};
+use crate::allowed_urls::AllowedUrlArgs;
 use crate::failure::Failure;
 use crate::terminal::Terminal;
 use crate::terminal::options::{Format, When};
@@ -21,10 +22,13 @@ use cluster::job_settings::{Deployment, DeploymentArgs};
 use cluster::rights::RIGHTS;
 use manifest::ManifestErrors;
 use manifest::job_data::Mode;
+use runtime::setting::SettingError;
 
 /// What is checked: the configuration `serve` and `launch` would use.
 #[derive(Args, Debug)]
 pub struct CheckArgs {
+    #[command(flatten)]
+    pub allowed_urls: AllowedUrlArgs,
     #[command(flatten)]
     pub peers: PeerArgs,
     #[command(flatten)]
@@ -45,6 +49,7 @@ pub(super) async fn check(args: &CheckArgs, out: &mut Output) -> Result<Exit, Fa
     });
     let expected = expectations(&deployment)?;
     let mut results = cluster.check(&expected).await;
+    results.extend(check_allowed_urls(&args.allowed_urls));
     results.extend(peers::check(&args.peers).await);
     let exit = verdict(&results);
     if out.json {
@@ -55,6 +60,27 @@ pub(super) async fn check(args: &CheckArgs, out: &mut Output) -> Result<Exit, Fa
         out.print(&text);
     }
     Ok(exit)
+}
+
+/// Whether the rule for addresses of repositories can be used, and what it allows that is hardly meant.
+fn check_allowed_urls(args: &AllowedUrlArgs) -> Vec<CheckResult> {
+    const SUBJECT: &str = "rule for git URLs";
+    const FIX: &str = "correct the variable that is named";
+    let mut errors = Vec::new();
+    let rule = args.resolve(&mut errors);
+    if !errors.is_empty() {
+        let failed = |error: &SettingError| CheckResult::failed(SUBJECT, error.to_string(), FIX);
+        return errors.iter().map(failed).collect();
+    }
+    let Some(rule) = rule else {
+        return Vec::new();
+    };
+    let advice = rule.advice();
+    if advice.is_empty() {
+        return vec![CheckResult::ok(SUBJECT, "can be used")];
+    }
+    let advised = |text| CheckResult::ok(SUBJECT, format!("can be used, but {text}"));
+    advice.into_iter().map(advised).collect()
 }
 
 /// Shows what `agent check` has found, and returns how it ended.
@@ -130,7 +156,10 @@ fn render(results: &[CheckResult], paint: Paint) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use job_contract::env;
     use manifest::overlay::Overlay;
+    use rstest::rstest;
+    use runtime::setting::from_variables;
 
     fn result(subject: &str, outcome: CheckOutcome, fix: Option<&str>) -> CheckResult {
         CheckResult {
@@ -170,6 +199,27 @@ mod tests {
         assert_eq!(verdict(&[hub(CheckOutcome::Ok)]), Exit::Done);
         let refused = hub(CheckOutcome::Failed);
         assert_eq!(verdict(&[refused]), Exit::BadConfiguration);
+    }
+
+    #[rstest]
+    #[case("", CheckOutcome::Ok, &[])]
+    #[case("https://github.com/acme/.*", CheckOutcome::Ok, &["can be used"])]
+    #[case("https://github.com/acme.*", CheckOutcome::Ok, &["longer names match too", "`https://github.com/acme/.*`"])]
+    #[case("^https://github.com/acme/", CheckOutcome::Ok, &["must match the whole address"])]
+    #[case("  ", CheckOutcome::Failed, &[env::ALLOWED_VCS_URL_REGEX, "nothing but blanks"])]
+    #[case("https://(?!evil)", CheckOutcome::Failed, &[env::ALLOWED_VCS_URL_REGEX, "look-around"])]
+    fn the_rule_for_git_urls_is_explained(
+        #[case] pattern: &str,
+        #[case] outcome: CheckOutcome,
+        #[case] expected: &[&str],
+    ) {
+        let args: AllowedUrlArgs = from_variables(&[(env::ALLOWED_VCS_URL_REGEX, pattern)]);
+        let results = check_allowed_urls(&args);
+        assert_eq!(results.len(), usize::from(!expected.is_empty()));
+        for text in expected {
+            assert_eq!(results[0].outcome, outcome);
+            assert!(results[0].finding.contains(text), "{results:?}");
+        }
     }
 
     #[test]
