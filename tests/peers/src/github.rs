@@ -23,6 +23,8 @@ const INSTALLATION: u64 = 4711;
 /// The repositories that it has.
 const REPOSITORIES: [&str; 2] = ["repo", "module"];
 const MAX_JWT_SECONDS: u64 = 600;
+/// In place of the path that a token is for: there is none.
+const ENDED: &str = "";
 /// Half of what GitHub has, because each test makes a key.
 const KEY_BITS: usize = 1024;
 
@@ -69,6 +71,14 @@ impl GitHub {
     /// The key of the App, in PEM of PKCS #1, as GitHub gives it.
     pub fn key(&self) -> &str {
         &self.key
+    }
+
+    /// Ends all tokens that were made so far, as their time does.
+    pub fn end_tokens(&self) {
+        let mut tokens = self.tokens.lock().unwrap_or_else(PoisonError::into_inner);
+        for path in tokens.values_mut() {
+            ENDED.clone_into(path);
+        }
     }
 
     /// The tokens that were made.
@@ -169,7 +179,8 @@ fn git(folder: &Path, tokens: &BTreeMap<String, String>, request: &Request) -> R
     let token = token
         .as_deref()
         .and_then(|login| login.strip_prefix("x-access-token:"));
-    match token.and_then(|token| tokens.get(token)) {
+    let path = token.and_then(|token| tokens.get(token));
+    match path.filter(|path| *path != ENDED) {
         Some(path) if request.path.starts_with(path) => {
             git_http::answer(folder, &GitHttpOptions::default(), request)
         }

@@ -161,6 +161,40 @@ async fn an_app_of_github_gives_a_token_for_each_repository() {
 }
 
 #[tokio::test]
+async fn a_token_of_an_app_is_replaced_before_its_end_during_one_init() {
+    let repository = Repository::new();
+    let team = repository.served().join("team");
+    fs::create_dir(&team).unwrap();
+    fs::rename(repository.bare(), team.join("repo.git")).unwrap();
+    // So little is left of it that each question gets a new one.
+    let github = GitHub::start(repository.served(), Duration::from_mins(1)).unwrap();
+    let base = github.server().url();
+    let mut fixture = Fixture::new();
+    let app = json!({ "url": base, "kind": "github-app", "app": APP });
+    give(&mut fixture, &[(app, github.key())]);
+    let source = format!("{base}/team/repo.git");
+    let prepared = fixture.prepare(&job(&source, "main")).await.unwrap();
+    let mut env = child_env(&fixture, &[]);
+    let (private, folder) = (fixture.layout.private(), fixture.layout.checkout());
+    let opening = prepared
+        .modules
+        .open(private, &fixture.config.path, folder, &mut env);
+    let _open = opening.await.unwrap();
+    for _ in 0..2 {
+        let before = github.tokens().len();
+        github.end_tokens();
+        let mut command = tokio::process::Command::new("git");
+        command
+            .args(["ls-remote", &source])
+            .env_clear()
+            .envs(env.iter());
+        let (ok, text) = super::rules::run(command).await;
+        assert!(ok, "{text}");
+        assert_eq!(github.tokens().len(), before + 1);
+    }
+}
+
+#[tokio::test]
 async fn the_most_exact_login_is_used_and_only_for_allowed_addresses() {
     let repository = Repository::new();
     for folder in ["team", "other", "hidden"] {

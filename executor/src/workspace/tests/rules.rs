@@ -2,6 +2,7 @@
 
 use git_address::{AllowList, Match};
 use job_contract::{Exit, JobData};
+use rstest::rstest;
 use test_peers::git_http::{self, GitHttpOptions};
 use test_peers::http::{Response, Server};
 use test_peers::sshd::Sshd;
@@ -104,6 +105,116 @@ async fn submodules_at_any_depth_are_judged() {
     fixture.prepare(&job(&source, "main")).await.unwrap();
     assert!(asked("/inner.git"));
     assert!(fixture.layout.checkout().join("sub/sub/main.tf").exists());
+}
+
+/// git takes such an address as it is.
+#[rstest]
+#[case("inner.git\\r")]
+#[case("\\r.evil.test/inner.git")]
+#[tokio::test]
+async fn a_submodule_whose_address_has_a_carriage_return_is_never_asked(#[case] end: &str) {
+    let (inner, outer) = (Repository::new(), Repository::new());
+    let server = git_http::serve(outer.served(), GitHttpOptions::default()).unwrap();
+    let end = end.replace("\\r", "\r");
+    add_submodule(&outer, &inner, &format!("\"{}/{end}\"", server.url()));
+    fs::rename(inner.bare(), outer.served().join("inner.git")).unwrap();
+    let mut fixture = Fixture::new();
+    allow(&mut fixture, &format!("{}(?s:.*)", server.url()));
+    let source = format!("{}/repo.git", server.url());
+    let error = fixture.prepare(&job(&source, "main")).await.unwrap_err();
+    assert_failure(&error, GitFailure::NotAllowed);
+    assert!(!error.to_string().contains('\r'), "{error}");
+    let requests = server.requests();
+    assert!(requests.iter().all(|r| r.path.starts_with("/repo.git/")));
+}
+
+/// A server without git's own protocol, which says that another one has the objects.
+#[tokio::test]
+async fn a_server_cannot_lead_git_to_the_objects_of_another_server() {
+    let repository = Repository::new();
+    git(&repository.bare(), &["update-server-info"]);
+    let elsewhere = Server::start(|_| Response::new(404, "")).unwrap();
+    let (folder, alternate) = (repository.bare(), format!("{}/objects", elsewhere.url()));
+    let here = Server::start(move |request| {
+        let path = request.path.trim_start_matches("/repo.git/");
+        match (path, fs::read(folder.join(path))) {
+            ("objects/info/http-alternates", _) => Response::new(200, format!("{alternate}\n")),
+            (path, Ok(content)) if !path.starts_with("objects/") => Response::new(200, content),
+            _ => Response::new(404, ""),
+        }
+    })
+    .unwrap();
+    let address = format!("{}/repo.git", here.url());
+    let mut fixture = Fixture::new();
+    let clone = async |fixture: &Fixture, variables: &[(&str, &str)], target| {
+        let modules = ModuleAccess {
+            allowed: fixture.config.allowed.clone(),
+            ssh_command: ssh::ssh_command(None, None),
+            ..ModuleAccess::default()
+        };
+        let arguments = ["clone", &address, target];
+        let (ok, text) = git_of_init(fixture, &modules, variables, &arguments).await;
+        assert!(!ok, "{text}");
+        text
+    };
+    // More exact than what the executor sets.
+    let key = format!("http.{}/.followRedirects", here.url());
+    let redirects = [
+        ("GIT_CONFIG_COUNT", "1"),
+        ("GIT_CONFIG_KEY_0", &*key),
+        ("GIT_CONFIG_VALUE_0", "true"),
+    ];
+    allow(&mut fixture, &format!("{}/.*", here.url()));
+    let text = clone(&fixture, &[], "a").await;
+    assert!(text.contains("alternate disabled"), "{text}");
+    let text = clone(&fixture, &redirects, "b").await;
+    assert!(text.contains("follows redirects"), "{text}");
+    assert!(elsewhere.requests().is_empty());
+    // Without a rule, a run may allow it.
+    fixture.config.allowed = None;
+    clone(&fixture, &redirects, "c").await;
+    assert!(!elsewhere.requests().is_empty());
+}
+
+/// A repository says where its large files are. git-lfs looks at this variable, and then asks no server.
+#[tokio::test]
+async fn filters_of_large_files_fetch_nothing_from_where_a_repository_says() {
+    let repository = Repository::new();
+    let tree = repository.tree();
+    fs::write(tree.join(".gitattributes"), "*.tf filter=lfs\n").unwrap();
+    fs::write(
+        tree.join(".lfsconfig"),
+        "[lfs]\n\turl = https://evil.test\n",
+    )
+    .unwrap();
+    commit_all(&tree);
+    repository.publish();
+    let server = git_http::serve(repository.served(), GitHttpOptions::default()).unwrap();
+    let source = format!("{}/repo.git", server.url());
+    let mut fixture = Fixture::new();
+    let seen = fixture.work.path().join("seen");
+    let filter = format!(
+        "sh -c 'echo skips=$GIT_LFS_SKIP_SMUDGE >> {}; cat'",
+        seen.display()
+    );
+    let config = format!("[filter \"lfs\"]\n\tsmudge = \"{filter}\"\n");
+    fs::write(fixture.config.home.join(".gitconfig"), config).unwrap();
+    allow(&mut fixture, &source);
+    let modules = fixture
+        .prepare(&job(&source, "main"))
+        .await
+        .unwrap()
+        .modules;
+    // No filter of the run is called for its source.
+    assert!(!seen.exists());
+    let arguments = ["clone", "--quiet", &source, "module"];
+    let (ok, text) = git_of_init(&fixture, &modules, &[], &arguments).await;
+    assert!(ok, "{text}");
+    let seen = fs::read_to_string(seen).unwrap();
+    assert!(
+        !seen.is_empty() && seen.lines().all(|line| line == "skips=1"),
+        "{seen}"
+    );
 }
 
 #[tokio::test]
