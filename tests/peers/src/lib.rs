@@ -14,6 +14,7 @@ pub mod http;
 pub mod http_proxy;
 pub mod key_vault;
 pub mod modules;
+pub mod name_server;
 pub mod oidc;
 pub mod openbao;
 pub mod port;

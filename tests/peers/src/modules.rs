@@ -1,5 +1,6 @@
 //! The platform's registry of modules, over TLS, as Terrakube's program answers: it takes tokens of the platform for everything but
-//! the archive of a module, names an address of its own for that, and does not send a client elsewhere.
+//! the archive of a module, names an address of its own for that, and does not send a client elsewhere. Others do: a second kind leads
+//! to git.
 //!
 //! Known differences: there is one module, and it is not fetched from git. It has no providers.
 
@@ -29,6 +30,14 @@ impl ModuleRegistry {
         let organization = organization.to_owned();
         let server =
             Server::start_tls(move |request| answer(request, &organization, &archive, &accepts))?;
+        Ok(Self(server))
+    }
+
+    /// Starts a registry that leads to `address`, as one does whose modules are in git. The same address has the module
+    /// `https://HOST/plain`, which is in no registry. It takes no token.
+    pub fn leading_to(address: &str) -> io::Result<Self> {
+        let address = address.to_owned();
+        let server = Server::start_tls(move |request| lead(request, &address))?;
         Ok(Self(server))
     }
 
@@ -88,6 +97,26 @@ fn answer(
             );
             Response::new(204, "").with_header("X-Terraform-Get", &archive)
         }
+        _ => Response::new(404, "no such module"),
+    }
+}
+
+fn lead(request: &Request, address: &str) -> Response {
+    let [name, provider, version] = MODULE;
+    let json = |document: serde_json::Value| {
+        let response = Response::new(200, document.to_string());
+        response.with_header("Content-Type", "application/json")
+    };
+    let path: Vec<&str> = request.path.split('/').skip(1).collect();
+    match &path[..] {
+        [".well-known", "terraform.json"] => json(json!({"modules.v1": "/v1/"})),
+        ["v1", _, n, p, "versions"] if [*n, *p] == [name, provider] => {
+            json(json!({"modules": [{"versions": [{"version": version}]}]}))
+        }
+        ["v1", _, n, p, v, "download"] if [*n, *p, *v] == [name, provider, version] => {
+            Response::new(204, "").with_header("X-Terraform-Get", address)
+        }
+        ["plain"] => Response::new(200, "").with_header("X-Terraform-Get", address),
         _ => Response::new(404, "no such module"),
     }
 }
