@@ -372,7 +372,37 @@ fn is_next_to_us(address: IpAddr) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+    use tokio::net::TcpListener;
+
     use super::*;
+
+    /// Each byte comes in time, and the answer does not.
+    #[tokio::test]
+    async fn the_limit_is_for_the_whole_answer() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let url = format!("http://{}", listener.local_addr().unwrap());
+        let server = tokio::spawn(async move {
+            let (mut stream, _) = listener.accept().await.unwrap();
+            let _ = stream.read(&mut [0; 4096]).await.unwrap();
+            let head = b"HTTP/1.1 200 Yes\r\nContent-Length: 1000\r\n\r\n";
+            stream.write_all(head).await.unwrap();
+            while stream.write_all(b"x").await.is_ok() {
+                sleep(Duration::from_millis(20)).await;
+            }
+        });
+        let _ = rustls::crypto::ring::default_provider().install_default();
+        let http = Http::new(&TlsSettings::default()).unwrap();
+        let request = Request::new(Method::GET, Url::parse(&url).unwrap());
+        let began = Instant::now();
+        let limit = Duration::from_millis(500);
+        let error = http.send_at_most(StoreKind::Vault, &request, limit).await;
+        let error = error.unwrap_err();
+        assert_eq!(error.class, ErrorClass::Unreachable);
+        assert!(error.detail.ends_with("no response in time"), "{error}");
+        assert!(began.elapsed() < limit * 10, "{:?}", began.elapsed());
+        server.await.unwrap();
+    }
 
     #[test]
     fn only_this_machine_and_its_agents_are_asked_without_tls_and_proxy() {

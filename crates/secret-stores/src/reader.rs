@@ -182,3 +182,6 @@ impl SecretReader {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -206,9 +206,10 @@ impl Vault {
                 Ok(settings.kv_version.map(|version| {
                     let first = || path.split('/').next().unwrap_or_default().to_owned();
                     let mount = settings.kv_mount.clone().unwrap_or_else(first);
+                    let mount = format!("{}/", mount.trim_matches('/'));
                     Mount {
-                        path: format!("{}/", mount.trim_matches('/')),
-                        is_kv2: version == 2 && path.starts_with(mount.trim_matches('/')),
+                        is_kv2: version == 2 && path.starts_with(&mount),
+                        path: mount,
                     }
                 }))
             }
