@@ -1,5 +1,6 @@
 //! References to secrets in the values of runs: the tool and scripts get the secrets, and nothing else shows them.
 
+mod answers;
 mod failures;
 mod tools;
 

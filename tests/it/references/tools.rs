@@ -1,5 +1,7 @@
 //! Journeys with the real stores that take longer: versions, logins, and what Vault lends.
 
+mod vault;
+
 use std::fs;
 use std::path::PathBuf;
 use std::thread::{sleep, spawn};

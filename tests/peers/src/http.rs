@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
+use rcgen::{CertificateParams, KeyPair};
 use rustls::pki_types::{PrivateKeyDer, PrivatePkcs8KeyDer};
 use rustls::{ServerConfig, ServerConnection, StreamOwned};
 
@@ -139,20 +140,37 @@ impl Server {
     pub fn start_tls(
         handler: impl Fn(&Request) -> Response + Send + Sync + 'static,
     ) -> io::Result<Self> {
+        Self::listen_tls((4096, 1, 1), handler)
+    }
+
+    /// The same with a certificate that has expired.
+    pub fn start_tls_expired(
+        handler: impl Fn(&Request) -> Response + Send + Sync + 'static,
+    ) -> io::Result<Self> {
+        Self::listen_tls((2024, 1, 1), handler)
+    }
+
+    fn listen_tls(
+        (year, month, day): (i32, u8, u8),
+        handler: impl Fn(&Request) -> Response + Send + Sync + 'static,
+    ) -> io::Result<Self> {
         let names = ["127.0.0.1".to_owned(), "localhost".to_owned()];
-        let signed = rcgen::generate_simple_self_signed(names).map_err(io::Error::other)?;
-        let key = PrivatePkcs8KeyDer::from(signed.signing_key.serialize_der());
+        let mut params = CertificateParams::new(names).map_err(io::Error::other)?;
+        params.not_after = rcgen::date_time_ymd(year, month, day);
+        let signing_key = KeyPair::generate().map_err(io::Error::other)?;
+        let cert = params.self_signed(&signing_key).map_err(io::Error::other)?;
+        let key = PrivatePkcs8KeyDer::from(signing_key.serialize_der());
         let provider = Arc::new(rustls::crypto::ring::default_provider());
         let config = ServerConfig::builder_with_provider(provider)
             .with_safe_default_protocol_versions()
             .map_err(io::Error::other)?
             .with_no_client_auth()
-            .with_single_cert(vec![signed.cert.der().clone()], PrivateKeyDer::Pkcs8(key))
+            .with_single_cert(vec![cert.der().clone()], PrivateKeyDer::Pkcs8(key))
             .map_err(io::Error::other)?;
         Self::listen(
             SocketAddr::from(([127, 0, 0, 1], 0)),
             Some(Arc::new(config)),
-            Some(signed.cert.pem()),
+            Some(cert.pem()),
             Arc::new(handler),
         )
     }

@@ -29,6 +29,7 @@ pub mod secrets_manager;
 pub mod skips;
 pub mod sshd;
 pub mod terraform;
+pub mod vault_aws;
 pub mod wait;
 
 pub use daemon::installed;

@@ -2,10 +2,12 @@
 
 use std::fs;
 use std::io;
+use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::process::Command;
 
 use serde_json::{Value, json};
+use tempfile::TempDir;
 
 use crate::daemon::{Daemon, installed};
 use crate::http::ask;
@@ -17,7 +19,22 @@ const ROOT: &str = "root-token-of-the-tests";
 #[derive(Debug)]
 pub struct OpenBao {
     port: Port,
+    tls: Tls,
     daemon: Daemon,
+}
+
+/// A second address, which asks clients for certificates.
+#[derive(Debug)]
+struct Tls {
+    port: Port,
+    folder: TempDir,
+}
+
+/// A certificate that has signed itself, in PEM, with its key.
+#[derive(Debug)]
+pub struct Certified {
+    pub certificate: String,
+    pub key: String,
 }
 
 impl OpenBao {
@@ -26,22 +43,38 @@ impl OpenBao {
     /// # Errors
     /// Fails with one line that names what is missing.
     pub fn start() -> io::Result<Self> {
-        let port = Port::take()?;
+        let (port, tls) = (Port::take()?, Tls::new()?);
         let address = format!("127.0.0.1:{}", port.number());
         let mut command = Command::new(program()?);
         command
             .args(["server", "-dev", "-dev-no-store-token"])
             .arg(format!("-dev-root-token-id={ROOT}"))
+            .arg(format!("-config={}", tls.file("listener.hcl").display()))
             .arg(format!("-dev-listen-address={address}"));
         let (daemon, ()) = Daemon::start(&mut command, |line| {
             line.contains("Development mode should").then_some(())
         })?;
-        Ok(Self { port, daemon })
+        Ok(Self { port, tls, daemon })
+    }
+
+    /// Where it listens.
+    pub fn address(&self) -> SocketAddr {
+        self.port.address()
     }
 
     /// Its address.
     pub fn url(&self) -> String {
         format!("http://127.0.0.1:{}", self.port.number())
+    }
+
+    /// Its address for clients with certificates.
+    pub fn tls_url(&self) -> String {
+        format!("https://127.0.0.1:{}", self.tls.port.number())
+    }
+
+    /// The certificate to trust at that address, in PEM.
+    pub fn authority(&self) -> PathBuf {
+        self.tls.file("certificate.pem")
     }
 
     /// The token that may do everything.
@@ -75,7 +108,6 @@ impl OpenBao {
         namespace: &str,
         document: &Value,
     ) -> io::Result<(u16, Value)> {
-        let address = ([127, 0, 0, 1], self.port.number()).into();
         let headers = [("X-Vault-Token", token), ("X-Vault-Namespace", namespace)];
         let headers = &headers[..if namespace.is_empty() { 1 } else { 2 }];
         let body = if document.is_null() {
@@ -84,7 +116,7 @@ impl OpenBao {
             document.to_string()
         };
         let (status, answer) = ask(
-            address,
+            self.address(),
             method,
             &format!("/v1/{path}"),
             headers,
@@ -119,6 +151,42 @@ impl OpenBao {
     /// What it said so far.
     pub fn log(&self) -> String {
         self.daemon.log()
+    }
+}
+
+impl Tls {
+    fn new() -> io::Result<Self> {
+        let (port, folder) = (Port::take()?, TempDir::new()?);
+        let tls = Self { port, folder };
+        let made = Certified::new("127.0.0.1")?;
+        let [certificate, key] = ["certificate.pem", "key.pem"].map(|name| tls.file(name));
+        fs::write(&certificate, made.certificate)?;
+        fs::write(&key, made.key)?;
+        let listener = format!(
+            "listener \"tcp\" {{\n  address = \"127.0.0.1:{}\"\n  tls_cert_file = \"{}\"\n  tls_key_file = \"{}\"\n}}\n",
+            tls.port.number(),
+            certificate.display(),
+            key.display()
+        );
+        fs::write(tls.file("listener.hcl"), listener)?;
+        Ok(tls)
+    }
+
+    fn file(&self, name: &str) -> PathBuf {
+        self.folder.path().join(name)
+    }
+}
+
+impl Certified {
+    /// # Errors
+    /// Fails when no key can be made.
+    pub fn new(name: &str) -> io::Result<Self> {
+        let made =
+            rcgen::generate_simple_self_signed([name.to_owned()]).map_err(io::Error::other)?;
+        Ok(Self {
+            certificate: made.cert.pem(),
+            key: made.signing_key.serialize_pem(),
+        })
     }
 }
 
