@@ -16,6 +16,7 @@ mod rights;
 mod runs;
 mod settings;
 mod upgrades;
+mod vault_login;
 mod verdicts;
 
 use std::fs;
