@@ -1,4 +1,4 @@
-//! `api-launcher cache`: the packages of providers and the tools that runs share. Lists, checks, removes and carries them.
+//! `api-launcher cache`: the packages of providers, the tools and the modules that runs share. Lists, checks, removes and carries them.
 
 mod carry;
 
@@ -36,7 +36,7 @@ pub struct CacheArgs {
 
 #[derive(Clone, Debug, Subcommand)]
 enum CacheCommand {
-    /// List the packages, with their sizes and when they were used last
+    /// List packages, tools and modules, with their sizes and when they were used last
     List(StoreArgs),
     /// Check that each package is what its name says, and each tool what was downloaded; the exit code is 1 if one is not
     Verify {
@@ -199,6 +199,11 @@ impl StoreArgs {
                     }
                     checked == CachedTool::Altered
                 }
+                Item::Module { repository, commit } => {
+                    let why = "git checks it at each use";
+                    unknown.push(json!({"module": repository, "commit": commit, "reason": why}));
+                    false
+                }
                 _ => !store
                     .verify(&entry, executor::h1_of_archive)
                     .unwrap_or(false),
@@ -336,7 +341,7 @@ impl StoreArgs {
     }
 }
 
-/// An entry as people see it. A tool has neither platform nor digest.
+/// An entry as people see it. Tools and modules have neither platform nor digest.
 struct Named<'e> {
     name: String,
     version: &'e str,
@@ -364,6 +369,13 @@ impl<'e> Named<'e> {
                 form: "tool",
                 sha256: "",
             },
+            Item::Module { repository, commit } => Self {
+                name: repository.clone(),
+                version: &commit[..SHORT_DIGEST],
+                platform: "",
+                form: "module",
+                sha256: "",
+            },
         }
     }
 }
@@ -376,7 +388,10 @@ fn document(entry: &Entry) -> Value {
         "sizeBytes": entry.size_bytes,
         "lastUsed": humantime::format_rfc3339_seconds(entry.used).to_string(),
     });
-    if named.form == "tool" {
+    if let Item::Module { commit, .. } = &entry.item {
+        document["module"] = json!(named.name);
+        document["version"] = json!(commit);
+    } else if named.form == "tool" {
         document["tool"] = json!(named.name);
     } else {
         document["provider"] = json!(named.name);

@@ -235,6 +235,17 @@ impl ChildEnv {
             .unwrap_or_default()
     }
 
+    /// Lets children find the programs of a folder before others.
+    pub(crate) fn put_first_in_path(&mut self, folder: &Path) {
+        let mut path = folder.as_os_str().to_owned();
+        let rest = self.path();
+        if !rest.is_empty() {
+            path.push(":");
+            path.push(rest);
+        }
+        self.inherited.insert("PATH".into(), path);
+    }
+
     /// The environment of the executor's own helpers, such as git. It holds no variable of the run.
     pub fn inherited(&self) -> impl Iterator<Item = (&OsStr, &OsStr)> {
         self.inherited

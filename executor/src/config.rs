@@ -153,6 +153,10 @@ pub struct ToolsConfig {
     /// Who fills that folder: `runs`, or `fill`, with which a run only reads it and its final report names what it lacked.
     #[arg(long, env = env::PROVIDER_CACHE_MODE, default_value = CacheMode::Runs.name())]
     pub provider_cache_mode: CacheMode,
+    /// Whether runs share git repositories of modules in that folder. Whoever can read it can read them [default: true, and
+    /// false on a volume of pods].
+    #[arg(long, env = env::MODULE_CACHE)]
+    pub module_cache: Option<bool>,
     /// How many packages of locked providers are fetched at a time before `init`; 0 leaves all of them to the tool.
     #[arg(long, env = env::PROVIDER_FETCHES, default_value_t = 4)]
     pub provider_fetches: usize,

@@ -38,7 +38,7 @@ use self::credentials::{Credential, VcsAccess};
 use self::download::Download;
 pub use self::download::{ContentToken, Relay};
 use self::git::Git;
-pub(crate) use self::git::{ModuleAccess, OpenModuleAccess};
+pub(crate) use self::git::{ModuleAccess, ModuleStore, OpenModuleAccess};
 use self::http::ProxySettings;
 use self::layout::remove_file_if_present;
 pub(crate) use self::layout::write_private_file;
@@ -134,6 +134,7 @@ pub async fn prepare(
         ssh_command: init_ssh_command
             .clone()
             .unwrap_or_else(|| ssh::ssh_command(None, config.known_hosts.as_deref())),
+        store: None,
     };
     Ok(Workspace {
         root: layout.checkout().to_path_buf(),

@@ -54,6 +54,7 @@ mod in_pools;
 mod launcher;
 mod limits;
 mod log;
+mod modules;
 mod outcome;
 mod plan;
 mod real_node;

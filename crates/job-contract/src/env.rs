@@ -185,6 +185,8 @@ pub const CACHE_TIMEOUT_SECONDS: &str = "MAYFLY_CACHE_TIMEOUT_SECONDS";
 pub const PROVIDER_CACHE_MODE: &str = "MAYFLY_PROVIDER_CACHE_MODE";
 /// Comma list of the registries of which Jobs of the operator fetch packages. The launcher's setting, which executors get from it.
 pub const PROVIDER_CACHE_REGISTRIES: &str = "MAYFLY_PROVIDER_CACHE_REGISTRIES";
+/// `true` or `false`: whether runs share git repositories of modules.
+pub const MODULE_CACHE: &str = "MAYFLY_MODULE_CACHE";
 pub const PROVIDER_FETCHES: &str = "MAYFLY_PROVIDER_FETCHES";
 pub const PLAN_FILES: &str = "MAYFLY_PLAN_FILES";
 pub const PLAN_FILES_MAX_BYTES: &str = "MAYFLY_PLAN_FILES_MAX_BYTES";

@@ -86,7 +86,7 @@ const MACHINE: [&str; 22] = [
 ];
 
 /// Settings of the executor that its deployment decides; here the caller's environment is the deployment.
-const DEPLOYMENT: [&str; 28] = [
+const DEPLOYMENT: [&str; 29] = [
     env::TERRAFORM_RELEASES_URL,
     env::TOFU_RELEASES_URL,
     env::RELEASE_MIRROR_URL,
@@ -112,6 +112,7 @@ const DEPLOYMENT: [&str; 28] = [
     env::PLAN_FILES_MAX_BYTES,
     env::PROVIDER_CACHE_DIR,
     env::PROVIDER_CACHE_MAX_BYTES,
+    env::MODULE_CACHE,
     env::PROVIDER_FETCHES,
     env::HOOKS_DIR,
     env::RUN_CA_FILE,

@@ -16,7 +16,7 @@ use super::{
     digest_in,
 };
 use crate::folder::{Folder, bytes_of};
-use crate::{files_digest, is_sha256, unpacked};
+use crate::{files_digest, is_sha256, modules, unpacked};
 
 /// What a killed run has left may be removed after this time.
 const ABANDONED: Duration = Duration::from_hours(24);
@@ -48,6 +48,11 @@ pub enum Item {
         name: String,
         version: String,
         place: &'static str,
+    },
+    /// Objects of a repository of modules, up to a commit.
+    Module {
+        repository: String,
+        commit: String,
     },
 }
 
@@ -123,6 +128,9 @@ impl ProviderStore {
                 self.visit_tools(&versions, place, tool, &mut found);
             }
         }
+        if let Some(modules) = found.readable(root.below(Path::new(modules::MODULES))) {
+            self.visit_modules(&modules, &mut found);
+        }
         let text = "entries of the provider store cannot be read, and are left out";
         found.failures.report(text);
         let mut entries = found.entries;
@@ -195,8 +203,36 @@ impl ProviderStore {
         }
     }
 
+    fn visit_modules(&self, repositories: &Folder, found: &mut Found) {
+        for (name, _) in found.readable(repositories.entries()).unwrap_or_default() {
+            self.progress.step();
+            let Some(repository) = modules::repository_of(&name) else {
+                continue;
+            };
+            let Ok(folder) = repositories.below(Path::new(&name)) else {
+                continue;
+            };
+            for (name, kind) in found.readable(folder.entries()).unwrap_or_default() {
+                if let Some(commit) = modules::commit_in(&name)
+                    && kind.is_file()
+                    && let Some(metadata) = found.readable(fs::symlink_metadata(folder.at(&name)))
+                {
+                    found.entries.push(Entry {
+                        size_bytes: bytes_of(&metadata),
+                        used: used(&metadata),
+                        item: Item::Module {
+                            repository: repository.clone(),
+                            commit: commit.to_owned(),
+                        },
+                    });
+                }
+            }
+        }
+    }
+
     /// Whether an entry is what its name says. Unpacked files must be those of the archive beside them: `h1_of` reads it, and returns
-    /// their digest. Nothing here can tell that of a tool.
+    /// their digest. Nothing here can tell that of a tool or a
+    /// module.
     pub fn verify(
         &self,
         entry: &Entry,
@@ -217,7 +253,7 @@ impl ProviderStore {
                 archive.rewind()?;
                 self.has_unpacked(package, sha256, &h1_of(archive)?)
             }
-            Item::Tool { .. } => Ok(true),
+            Item::Tool { .. } | Item::Module { .. } => Ok(true),
         }
     }
 
@@ -245,6 +281,10 @@ impl ProviderStore {
                     Some(folder) => remove_tool(&folder, name),
                     None => Ok(true),
                 }
+            }
+            Item::Module { repository, commit } => {
+                self.remove_bundle(repository, commit)?;
+                Ok(true)
             }
         }
     }

@@ -3,19 +3,20 @@
 //!
 //! Layout: `providers/v1/<host>/<namespace>/<type>/<version>/<os_arch>/<sha256>.zip`, beside it the same package unpacked, in
 //! `<sha256>/files`, if somebody does that whom runs trust, and `providers/tmp` for what is not complete. A package appears by a
-//! rename. Its time of modification says when it was used last.
+//! rename. Its time of modification says when it was used last. Beside them, `modules/v1` has the objects of repositories of modules.
 //!
 //! This crate knows neither registries nor lock files, and not how an archive is unpacked.
 //!
 //! - [`Package`] names a package. [`ProviderStore`] gives and takes archives; `unpacked` does so with unpacked packages.
 //! - `eviction` lists and removes what is there, and also the tools below the same folder.
-//! - `tool_files` has what tools of pods are made from.
+//! - `tool_files` has what tools of pods are made from, `modules` what clones of modules are made from.
 //! - `folder` opens folders without following links. `files_digest` is the digest that the tool computes of a package's files.
 //! - [`Progress`] tells a slow volume from one that hangs.
 
 mod eviction;
 mod files_digest;
 mod folder;
+mod modules;
 mod package;
 mod progress;
 mod tool_files;
@@ -35,6 +36,7 @@ use tracing::warn;
 
 pub use self::eviction::{Entry, Item, Pruned};
 use self::folder::Folder;
+pub use self::modules::{Bundle, LARGEST_BUNDLE};
 pub use self::package::Package;
 pub use self::progress::Progress;
 pub use self::unpacked::{Access, Unpacked, is_on_writable_volume};
@@ -150,11 +152,7 @@ impl ProviderStore {
         let Some(mut source) = self.open(package, sha256)? else {
             return Ok(false);
         };
-        let mut copy = OpenOptions::new()
-            .write(true)
-            .create_new(true)
-            .mode(0o600)
-            .open(target)?;
+        let mut copy = new_file(target)?;
         let copied = copy_hashed(&mut source, &mut copy);
         let is_it = matches!(&copied, Ok(digest) if digest == sha256);
         if !is_it {
@@ -174,12 +172,17 @@ impl ProviderStore {
         if !is_sha256(sha256) {
             return Err(io::ErrorKind::InvalidInput.into());
         }
-        let size = fs::metadata(archive)?.len();
+        let (relative, name) = (Self::relative(package), archive_name(sha256));
+        self.add(&relative, &name, archive, sha256)
+    }
+
+    /// Adds a file with this digest.
+    fn add(&self, relative: &Path, name: &str, source: &Path, sha256: &str) -> io::Result<()> {
+        let size = fs::metadata(source)?.len();
         fs::create_dir_all(&self.root)?;
         let root = Folder::open(&self.root)?;
-        let folder = root.make_below(&Self::relative(package))?;
-        let name = archive_name(sha256);
-        let found = fs::symlink_metadata(folder.at(&name));
+        let folder = root.make_below(relative)?;
+        let found = fs::symlink_metadata(folder.at(name));
         if found.is_ok_and(|found| found.is_file() && found.len() == size) {
             return Ok(());
         }
@@ -187,7 +190,7 @@ impl ProviderStore {
         self.progress.step();
         let mut unfinished = tempfile::Builder::new().tempfile_in(tmp.path())?;
         self.progress.step();
-        self.write(&mut regular_file::open(archive)?, unfinished.as_file())?;
+        self.write(&mut regular_file::open(source)?, unfinished.as_file())?;
         unfinished.flush()?;
         unfinished
             .as_file()
@@ -199,9 +202,9 @@ impl ProviderStore {
             return Err(io::Error::other("the volume has not kept what was written"));
         }
         self.progress.step();
-        let renamed = Self::persist(unfinished, &folder.at(&name), &tmp);
+        let renamed = Self::persist(unfinished, &folder.at(name), &tmp);
         self.progress.step();
-        self.true_of(renamed, || Ok(self.digest(&folder.at(&name))? == sha256))?;
+        self.true_of(renamed, || Ok(self.digest(&folder.at(name))? == sha256))?;
         folder.sync()?;
         self.progress.step();
         Ok(())
@@ -329,6 +332,14 @@ fn copy_hashed(source: &mut impl Read, target: &mut impl io::Write) -> io::Resul
             }
         }
     }
+}
+
+fn new_file(path: &Path) -> io::Result<File> {
+    OpenOptions::new()
+        .write(true)
+        .create_new(true)
+        .mode(0o600)
+        .open(path)
 }
 
 fn absent_is_none<T>(opened: io::Result<T>) -> io::Result<Option<T>> {

@@ -205,6 +205,55 @@ fn an_archive_that_is_not_what_its_publisher_says_is_not_published() {
 }
 
 #[test]
+fn bundles_of_modules_are_listed_copied_and_removed_like_packages() {
+    const REPOSITORY: &str = "https://git.example.test:8443/team/a%20b.git";
+    let fixture = Fixture::new();
+    let store = &fixture.store;
+    let (old, new) = ("a".repeat(40), "b".repeat(40));
+    for commit in [&old, &new] {
+        let (path, _) = fixture.file(commit);
+        store.publish_bundle(REPOSITORY, commit, &path).unwrap();
+    }
+    let folder = store.root().join(modules::MODULES);
+    let names: Vec<_> = fs::read_dir(&folder).unwrap().flatten().collect();
+    let folder = names[0].path();
+    last_used(&folder.join(format!("{old}.bundle")), 2 * HOUR);
+    // What cannot be a bundle of ours.
+    let (longest, _) = fixture.file("");
+    let with_holes = File::create(folder.join(format!("{}.bundle", "c".repeat(40)))).unwrap();
+    with_holes.set_len(LARGEST_BUNDLE + 1).unwrap();
+    fs::write(folder.join("notes.bundle"), "").unwrap();
+    symlink(&longest, folder.join(format!("{}.bundle", "d".repeat(40)))).unwrap();
+    let commits = |store: &ProviderStore| -> Vec<_> {
+        let found = store.bundles(REPOSITORY).unwrap().into_iter();
+        found.map(|bundle| bundle.commit).collect()
+    };
+    assert_eq!(commits(store), [new.clone(), old.clone()]);
+    let copy = fixture.folder.path().join("copy");
+    assert!(store.copy_bundle(REPOSITORY, &new, &copy).unwrap());
+    assert_eq!(fs::read_to_string(&copy).unwrap(), new);
+    let other = "https://git.example.test/team/other.git";
+    assert!(!store.copy_bundle(other, &new, &copy).unwrap());
+    for wrong in ["main", "../x", &"A".repeat(40)] {
+        assert!(store.publish_bundle(REPOSITORY, wrong, &copy).is_err());
+    }
+    for wrong in ["", "..", &"x".repeat(300)] {
+        assert!(store.publish_bundle(wrong, &new, &copy).is_err());
+    }
+
+    let module = |commit: &str| Item::Module {
+        repository: REPOSITORY.to_owned(),
+        commit: commit.to_owned(),
+    };
+    let listed = store.list().unwrap();
+    assert!(listed.iter().any(|entry| entry.item == module(&old)));
+    let pruned = store.prune(0, None).unwrap();
+    assert_eq!(pruned.removed.len(), 1);
+    assert_eq!(pruned.removed[0].item, module(&old));
+    assert_eq!(commits(store), [new]);
+}
+
+#[test]
 fn the_longest_unused_packages_go_first() {
     let fixture = Fixture::new();
     let used = |version: &str, content: &str, ago: Duration| {

@@ -15,13 +15,15 @@ use crate::child_env::ChildEnv;
 use crate::context::RunContext;
 use crate::error::StepError;
 use crate::operation::{OperationContext, memory_exceeded};
-use crate::phases::provide_providers::{ProvidedForInit, provide_providers};
+use crate::phases::provide_providers::{
+    ProvidedForInit, module_store, provide_providers, prune_store,
+};
 use crate::process::{Capture, Completion, ToLog};
 use crate::stop::MEMORY_HINT;
 use crate::terraform::backend::{self, BackendAccess};
 use crate::terraform::credentials::{self, AccessBy, AccessFile, InitConfig};
 use crate::terraform::variables::{self, Declarations};
-use crate::workspace::OpenModuleAccess;
+use crate::workspace::{ModuleAccess, OpenModuleAccess};
 
 /// How much output of a quiet init is kept, to show it if init fails.
 const QUIET_INIT_BYTES: usize = 4 * 1024 * 1024;
@@ -98,7 +100,11 @@ async fn init_with_providers(
     let workspace = &context.prepared.workspace;
     let (private, path) = (run.layout.private(), run.child_env().path());
     let folder = &context.prepared.working_dir;
-    let opening = workspace.modules.open(private, &path, folder, &mut env);
+    let modules = ModuleAccess {
+        store: module_store(run),
+        ..workspace.modules.clone()
+    };
+    let opening = modules.open(private, &path, folder, &mut env);
     let git = opening.await?;
     for text in git.iter().flat_map(|git| &git.withheld) {
         run.log.writer().line(text).await;
@@ -115,6 +121,23 @@ async fn init_with_providers(
     }
     for text in git.iter().flat_map(OpenModuleAccess::take_problems) {
         run.log.writer().line(&text).await;
+    }
+    if let (Ok(()), Some(git)) = (&done, &git) {
+        let keeping = async {
+            let shared = git.keep_objects().await;
+            if shared.kept > 0 {
+                prune_store(run).await;
+            }
+            Ok(shared)
+        };
+        let shared = Box::pin(run.unless_stopped(keeping)).await?;
+        if shared.stored + shared.kept > 0 {
+            let text = format!(
+                "Repositories of modules: {} in the store, {} kept for later runs.",
+                shared.stored, shared.kept
+            );
+            run.log.writer().line(&text).await;
+        }
     }
     drop(git);
     let finished = provided.finish(run).await;

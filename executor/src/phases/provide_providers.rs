@@ -13,7 +13,7 @@ use futures_util::future::join_all;
 use hcl_edit::structure::Body;
 use job_contract::provider_cache::CacheMode;
 use job_contract::{Tool, chain};
-use provider_store::{Package, Progress, ProviderStore};
+use provider_store::{Access, Package, Progress, ProviderStore};
 use runtime::lock;
 use runtime::private_file::private_folder;
 use secrecy::ExposeSecret as _;
@@ -32,6 +32,7 @@ use crate::providers::{Origin, ProvideError, Provided, Sources};
 use crate::terraform::credentials::{self, ForcedHost, Overlay};
 use crate::terraform::requirements;
 use crate::tool::Fetcher;
+use crate::workspace::ModuleStore;
 
 /// How long a host may take to say what it has. Then the tool asks it itself.
 const SERVICES_TIMEOUT: Duration = Duration::from_secs(5);
@@ -324,15 +325,40 @@ fn store_of(run: &RunContext<'_>, env: &mut ChildEnv) -> Option<SharedStore> {
     if run.mounted_cache.is_some() {
         env.unset(PLUGIN_CACHE);
     }
-    let configured = run.folders.provider_cache.clone();
-    let folder = configured.or(run.mounted_cache.clone())?;
-    let store = ProviderStore::new(folder);
+    let store = ProviderStore::new(shared_folder(run)?);
     let store = match run.config.tools.provider_cache_mode {
         CacheMode::Runs => SharedStore::new(store),
         CacheMode::Fill => SharedStore::read_only(store, run.wanted.clone()),
     };
     let access = run.config.tools.provider_cache_access;
     Some(store.on(run.store_volume.clone(), access))
+}
+
+fn shared_folder(run: &RunContext<'_>) -> Option<PathBuf> {
+    let configured = run.folders.provider_cache.clone();
+    configured.or_else(|| run.mounted_cache.clone())
+}
+
+/// The store of modules that runs share. Who can read it, can read all modules there, so on a volume of pods the operator decides.
+pub(crate) fn module_store(run: &RunContext<'_>) -> Option<ModuleStore> {
+    let tools = &run.config.tools;
+    let is_wanted = tools.module_cache.unwrap_or(run.mounted_cache.is_none());
+    if !is_wanted || tools.provider_cache_mode == CacheMode::Fill {
+        return None;
+    }
+    Some(ModuleStore {
+        store: ProviderStore::new(shared_folder(run)?),
+        volume: run.store_volume.clone(),
+    })
+}
+
+/// Removes what nobody uses from the store, if it has become too large.
+pub(crate) async fn prune_store(run: &RunContext<'_>) {
+    if let Some(folder) = shared_folder(run) {
+        let store = SharedStore::new(ProviderStore::new(folder));
+        let store = store.on(run.store_volume.clone(), Access::default());
+        store.prune(run.config.tools.provider_cache_max_bytes).await;
+    }
 }
 
 /// The variable of the run that decides where its providers come from.

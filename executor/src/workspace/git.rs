@@ -8,6 +8,7 @@
 mod broker;
 mod failure;
 mod guard;
+mod module_objects;
 mod modules;
 mod operator_logins;
 mod process;
@@ -19,6 +20,7 @@ use std::ffi::{OsStr, OsString};
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
+use std::sync::Weak;
 
 use git_address::Address;
 use runtime::tree_removal;
@@ -29,6 +31,7 @@ use self::broker::Answers;
 pub(crate) use self::broker::Login;
 pub(super) use self::failure::GitFailure;
 use self::failure::{mask, meaningful_line};
+pub(crate) use self::module_objects::ModuleStore;
 pub(crate) use self::modules::{ModuleAccess, OpenModuleAccess};
 use self::operator_logins::OperatorLogins;
 use self::process::Finished;
@@ -79,6 +82,7 @@ impl<'a> Git<'a> {
             allowed: config.allowed.clone(),
             login,
             operators: operators.clone(),
+            objects: Weak::new(),
         };
         let session = Session::open(private, answers, bare_command(config))
             .await

@@ -4,5 +4,6 @@ mod clones;
 mod content;
 mod credentials;
 mod logins;
+mod modules;
 mod rules;
 mod support;

@@ -81,6 +81,9 @@ platform through the relay of a hub.
 {{- $env = append $env (dict "name" "MAYFLY_PROVIDER_CACHE_MAX_BYTES" "value" (toString (mul (int64 .cache.limitGiB) 1073741824))) -}}
 {{- end -}}
 {{- if and .cache.enabled (eq .cache.mode "runs") (not .cache.emptyDir) -}}
+{{- if .cache.modules -}}
+{{- $env = append $env (dict "name" "MAYFLY_MODULE_CACHE" "value" "true") -}}
+{{- end -}}
 {{- /* Beside the providers, where the tool does not look: it takes no name with a dot in front for a host. */ -}}
 {{- $env = append $env (dict "name" "MAYFLY_TOOL_CACHE_DIR" "value" (printf "%s/.tools" .cache.mountPath)) -}}
 {{- if .cache.hostPath -}}

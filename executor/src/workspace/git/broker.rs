@@ -1,4 +1,5 @@
-//! Answers git's questions during one piece of work: which credential a server gets, and whether git may connect to an address.
+//! Answers git's questions during one piece of work: which credential a server gets, whether git may connect to an address, and
+//! what is known of a repository before it is cloned.
 //!
 //! git asks over a Unix socket with its own client, `git credential-cache`, so that no credential is in a file, an argument or
 //! a variable, and no program of ours stands between. Only processes that the executor started itself, and their descendants,
@@ -9,7 +10,7 @@ use std::io;
 use std::os::fd::AsRawFd as _;
 use std::os::unix::net::UnixListener as StdListener;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use git_address::{Address, AllowList};
@@ -22,6 +23,7 @@ use tokio::time::timeout;
 use tokio_util::task::AbortOnDropHandle;
 use tracing::{debug, warn};
 
+use super::module_objects::{CLONE, ModuleObjects};
 use super::operator_logins::OperatorLogins;
 use super::ssh_call;
 
@@ -52,6 +54,8 @@ pub(super) struct Answers {
     /// The run's own login.
     pub(super) login: Option<Login>,
     pub(super) operators: Option<OperatorLogins>,
+    /// Its owner removes its folder, whatever is being answered.
+    pub(super) objects: Weak<ModuleObjects>,
 }
 
 /// The socket. It is closed on drop, and nothing is answered then.
@@ -134,12 +138,16 @@ impl Answers {
         else {
             return SecretString::default();
         };
-        match question
-            .strip_prefix(CONNECTION)
-            .and_then(|rest| rest.strip_prefix('\0'))
-        {
-            Some(connection) => self.judge(connection).into(),
-            None => self.credential(question).await.unwrap_or_default(),
+        let of = |kind: &str| question.strip_prefix(kind)?.strip_prefix('\0');
+        if let Some(connection) = of(CONNECTION) {
+            self.judge(connection).into()
+        } else if let Some(clone) = of(CLONE) {
+            match self.objects.upgrade() {
+                Some(objects) => objects.answer(clone).await.into(),
+                None => SecretString::default(),
+            }
+        } else {
+            self.credential(question).await.unwrap_or_default()
         }
     }
 
@@ -230,6 +238,7 @@ mod tests {
                 password: "hunter2".into(),
             }),
             operators: None,
+            objects: Weak::new(),
         }
     }
 

@@ -78,7 +78,7 @@ fn script(socket: &Path, before: &str, question: &str, program: &str) -> String 
     )
 }
 
-fn write_program(path: &Path, text: &str) -> io::Result<()> {
+pub(super) fn write_program(path: &Path, text: &str) -> io::Result<()> {
     crate::workspace::write_private_file(path, text.as_bytes())?;
     fs::set_permissions(path, fs::Permissions::from_mode(EXECUTABLE))
 }

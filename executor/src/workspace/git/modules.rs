@@ -1,5 +1,5 @@
 //! git during `init`, which fetches modules: the same rule for addresses as for the source, the credential of the source for
-//! repositories on the same server, and the operator's logins. This module does not know the tool.
+//! repositories on the same server, the operator's logins, and the objects that runs share. This module does not know the tool.
 
 use std::ffi::OsStr;
 use std::path::Path;
@@ -9,8 +9,10 @@ use git_address::AllowList;
 use git_logins::Logins;
 use secrecy::ExposeSecret as _;
 use tokio::process::Command;
+use tracing::warn;
 
 use super::broker::{Answers, Login};
+use super::module_objects::{ModuleObjects, ModuleStore, Shared};
 use super::operator_logins::OperatorLogins;
 use super::run_settings::RunSettings;
 use super::session::Session;
@@ -32,6 +34,8 @@ pub(crate) struct ModuleAccess {
     pub(crate) operators: Option<Arc<Logins>>,
     /// A command line of ssh that reads no settings of the run.
     pub(crate) ssh_command: String,
+    /// Where runs share what they have cloned.
+    pub(crate) store: Option<ModuleStore>,
 }
 
 /// Access of one `init`. Dropping it takes the access back.
@@ -43,6 +47,7 @@ pub(crate) struct OpenModuleAccess {
     pub(crate) withheld: Vec<String>,
     /// The command line of ssh, if it is guarded.
     pub(crate) ssh_command: Option<String>,
+    objects: Option<Arc<ModuleObjects>>,
 }
 
 impl ModuleAccess {
@@ -54,7 +59,14 @@ impl ModuleAccess {
         folder: &Path,
         env: &mut ChildEnv,
     ) -> Result<Option<OpenModuleAccess>, StepError> {
-        if self.allowed.is_none() && self.login.is_none() && self.operators.is_none() {
+        let objects = self.store.as_ref().and_then(|store| {
+            ModuleObjects::new(store.clone(), private, path)
+                .inspect_err(|error| warn!(%error, "modules are fetched without the store"))
+                .ok()
+        });
+        let objects = objects.map(Arc::new);
+        let is_plain = self.allowed.is_none() && self.login.is_none() && self.operators.is_none();
+        if is_plain && objects.is_none() {
             return Ok(None);
         }
         let run = if self.operators.is_some() || self.is_own_identity {
@@ -80,6 +92,7 @@ impl ModuleAccess {
             allowed: self.allowed.clone(),
             login: login.clone(),
             operators: operators.clone(),
+            objects: objects.as_ref().map(Arc::downgrade).unwrap_or_default(),
         };
         let mut git = Command::new("git");
         git.env_clear().env("PATH", path).env("LC_ALL", "C");
@@ -111,6 +124,10 @@ impl ModuleAccess {
             env.set("GIT_LFS_SKIP_SMUDGE", "1")?;
             ssh_command = Some(guard.ssh_command(&self.ssh_command));
         }
+        if let (Some(objects), Some(socket)) = (&objects, session.socket()) {
+            let program = objects.write_program(socket);
+            env.put_first_in_path(&program.map_err(|error| no_session(&error))?);
+        }
         add_settings(env, &settings)?;
         Ok(Some(OpenModuleAccess {
             _session: session,
@@ -125,6 +142,7 @@ impl ModuleAccess {
                 })
                 .collect(),
             ssh_command,
+            objects,
         }))
     }
 
@@ -148,6 +166,14 @@ impl ModuleAccess {
 }
 
 impl OpenModuleAccess {
+    /// Keeps what was cloned for later runs.
+    pub(crate) async fn keep_objects(&self) -> Shared {
+        match &self.objects {
+            Some(objects) => objects.keep().await,
+            None => Shared::default(),
+        }
+    }
+
     /// Why the operator's logins gave no tokens.
     pub(crate) fn take_problems(&self) -> Vec<String> {
         let operators = self.operators.as_ref();

@@ -32,7 +32,7 @@ impl Session {
         let operators = answers.operators.as_ref();
         let has_logins =
             answers.login.is_some() || operators.is_some_and(|operators| !operators.is_empty());
-        let broker = if has_rule || has_logins {
+        let broker = if has_rule || has_logins || answers.objects.strong_count() > 0 {
             Some(Broker::open(folder.path(), answers)?)
         } else {
             None
@@ -54,6 +54,11 @@ impl Session {
 
     pub(super) fn path(&self) -> &Path {
         self.folder.path()
+    }
+
+    /// Where questions are answered, if there are any.
+    pub(super) fn socket(&self) -> Option<&Path> {
+        self.broker.as_ref().map(Broker::socket)
     }
 
     /// The guard, if there is a rule for addresses.
