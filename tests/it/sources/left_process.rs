@@ -57,6 +57,9 @@ fn a_process_that_a_script_left_gets_no_login_of_the_operator() {
 
     let [work, seen, sockets, spy] =
         ["work", "seen", "sockets", "spy"].map(|name| machine.scratch(name));
+    // The group of a script is killed at its end. So it waits until the process has left the group.
+    let escaped = Gate::new(machine.scratch("escaped"));
+    let escaped = escaped.path().display();
     let ask = format!(
         "ask() {{ printf 'protocol=http\\nhost={}\\npath=module.git\\n\\n' | git credential-cache --socket \"$1\" get; }}",
         server.host()
@@ -64,7 +67,7 @@ fn a_process_that_a_script_left_gets_no_login_of_the_operator() {
     let [work, seen_path, sockets_path] =
         [&work, &seen, &sockets].map(|path| path.display().to_string());
     let text = format!(
-        "{ask}\ncat '{go_path}' > /dev/null\n\
+        "{ask}\necho escaped > '{escaped}'\ncat '{go_path}' > /dev/null\n\
          find '{work}' -type s > '{sockets_path}'\n\
          {{ while read -r socket; do ask \"$socket\"; done < '{sockets_path}'\n\
          cat /proc/[0-9]*/cmdline /proc/[0-9]*/environ\n\
@@ -74,7 +77,7 @@ fn a_process_that_a_script_left_gets_no_login_of_the_operator() {
     );
     fs::write(&spy, text).unwrap();
     let leave = format!(
-        "setsid bash '{}' > /dev/null 2>&1 < /dev/null & echo left",
+        "setsid bash '{}' > /dev/null 2>&1 < /dev/null & cat '{escaped}'",
         spy.display()
     );
     let after_init = format!(
