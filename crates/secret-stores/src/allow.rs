@@ -3,7 +3,7 @@
 
 use std::fmt;
 
-use crate::reference::SecretId;
+use crate::reference::{SecretId, StoreKind};
 
 /// The ids of a run, which rules can name as `{organizationId}` and `{workspaceId}`. Names are left out, because a workspace can
 /// choose them.
@@ -24,10 +24,18 @@ enum Part {
     DoubleStar,
 }
 
+/// One pattern.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Rule {
+    text: Vec<Part>,
+    /// The pattern of a namespace of Vault. Tenants may have one each, so no pattern of a path reaches into it.
+    namespace: Option<Vec<Part>>,
+}
+
 /// Patterns, of which one must match.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct AllowList {
-    rules: Vec<Vec<Part>>,
+    rules: Vec<Rule>,
 }
 
 /// A rule that cannot be used.
@@ -52,21 +60,37 @@ impl fmt::Display for RuleError {
 impl AllowList {
     /// Parses rules for secrets. They are separated by commas or blanks.
     pub fn parse(text: &str) -> Result<Self, RuleError> {
-        Self::parse_by(text, |rule| parts(rule, store_of(rule)?))
+        Self::parse_by(text, |rule| {
+            let store = store_of(rule)?;
+            let (text, namespace) = match rule.rsplit_once('@') {
+                Some((text, namespace)) if store == StoreKind::Vault => (text, Some(namespace)),
+                _ => (rule, None),
+            };
+            let namespace = namespace.map(|namespace| parts(namespace, store));
+            Ok(Rule {
+                text: parts(text, store)?,
+                namespace: namespace.transpose()?,
+            })
+        })
     }
 
     /// Parses rules for ARNs of roles.
     pub fn parse_roles(text: &str) -> Result<Self, RuleError> {
-        Self::parse_by(text, |rule| parts(rule, ""))
+        Self::parse_by(text, |rule| {
+            Ok(Rule {
+                text: parts(rule, StoreKind::Aws)?,
+                namespace: None,
+            })
+        })
     }
 
     fn parse_by(
         text: &str,
-        parts: impl Fn(&str) -> Result<Vec<Part>, &'static str>,
+        parse: impl Fn(&str) -> Result<Rule, &'static str>,
     ) -> Result<Self, RuleError> {
         let rules = text.split(|c: char| c == ',' || c.is_whitespace());
         let rules = rules.filter(|rule| !rule.is_empty()).map(|rule| {
-            parts(rule).map_err(|problem| RuleError {
+            parse(rule).map_err(|problem| RuleError {
                 rule: rule.to_owned(),
                 problem,
             })
@@ -83,7 +107,7 @@ impl AllowList {
 
     /// Whether the run may use the role. Without a rule, it may use none.
     pub fn allows_role(&self, arn: &str, run: RunIds<'_>) -> bool {
-        self.rules.iter().any(|rule| matches(rule, arn, run))
+        self.rules.iter().any(|rule| matches(&rule.text, arn, run))
     }
 
     /// Whether the run may read the secret. Without a rule, it may read all.
@@ -91,20 +115,27 @@ impl AllowList {
         if self.rules.is_empty() {
             return true;
         }
-        let text = id.rule_text();
-        self.rules.iter().any(|rule| matches(rule, &text, run))
+        let (text, namespace) = id.rule_parts();
+        self.rules.iter().any(|rule| {
+            let is_namespace = match (&rule.namespace, namespace) {
+                (None, None) => true,
+                (Some(rule), Some(namespace)) => matches(rule, namespace, run),
+                _ => false,
+            };
+            is_namespace && matches(&rule.text, &text, run)
+        })
     }
 }
 
 /// The store that the rule begins with.
-fn store_of(rule: &str) -> Result<&str, &'static str> {
+fn store_of(rule: &str) -> Result<StoreKind, &'static str> {
     let store = rule.split_once(':').map(|(store, _)| store);
     store
-        .filter(|store| crate::StoreKind::of_prefix(store).is_some())
+        .and_then(StoreKind::of_prefix)
         .ok_or("it begins with `ssm:`, `gcp:`, `azure:` or `vault:`")
 }
 
-fn parts(rule: &str, store: &str) -> Result<Vec<Part>, &'static str> {
+fn parts(rule: &str, store: StoreKind) -> Result<Vec<Part>, &'static str> {
     let mut parts = Vec::new();
     let mut rest = rule;
     while let Some(at) = rest.find(['*', '{', '}']) {
@@ -132,8 +163,8 @@ fn parts(rule: &str, store: &str) -> Result<Vec<Part>, &'static str> {
 }
 
 /// Names of Azure are compared without regard to case.
-fn text(text: &str, store: &str) -> Part {
-    Part::Text(if store == "azure" {
+fn text(text: &str, store: StoreKind) -> Part {
+    Part::Text(if store == StoreKind::Azure {
         text.to_ascii_lowercase()
     } else {
         text.to_owned()
@@ -213,6 +244,13 @@ mod tests {
     #[case("vault:kv/{workspaceId}/**@team", "${vault:kv/ws-1/a/b.k}", false)]
     #[case("vault:kv/{workspaceId}/**", "${vault:kv/%77s-1/b.k}", true)]
     #[case("vault:kv/ws-2/**", "${vault:kv/ws-1/b.k}", false)]
+    #[case("vault:kv/shared/*", "${vault:kv/shared/x.k}", true)]
+    #[case("vault:kv/shared/*", "${vault:kv/shared/x.k@tenant-b}", false)]
+    #[case("vault:**", "${vault:kv/x.k@tenant-b/child}", false)]
+    #[case("vault:**@**", "${vault:kv/x.k@tenant-b/child}", true)]
+    #[case("vault:kv/*@{organizationId}", "${vault:kv/x.k@org-1}", true)]
+    #[case("vault:kv/*@{organizationId}", "${vault:kv/x@org-1#k}", false)]
+    #[case("vault:kv/*", "${vault:kv/x@tenant-b#k}", true)]
     #[case("gcp:a, azure:*@Vault", "${azure:X@vault}", true)]
     #[case("gcp:a azure:*@Vault", "${gcp:b}", false)]
     #[case(

@@ -88,12 +88,14 @@ impl SecretId {
         }
     }
 
-    /// The text that rules of the operator are compared with: the secret, without its versions and keys.
-    pub fn rule_text(&self) -> String {
+    /// What rules of the operator are compared with: the secret, without its versions and keys, and its namespace.
+    pub fn rule_parts(&self) -> (String, Option<&str>) {
         match self {
             Self::Aws { id, region, .. } => match region {
-                Some(region) if !id.starts_with("arn:") => format!("ssm:{id}?region={region}"),
-                _ => format!("ssm:{id}"),
+                Some(region) if !id.starts_with("arn:") => {
+                    (format!("ssm:{id}?region={region}"), None)
+                }
+                _ => (format!("ssm:{id}"), None),
             },
             Self::Gcp {
                 project,
@@ -101,19 +103,17 @@ impl SecretId {
                 secret,
                 ..
             } => match (project, location) {
-                (Some(project), Some(location)) => {
-                    format!("gcp:projects/{project}/locations/{location}/secrets/{secret}")
-                }
-                (Some(project), None) => format!("gcp:projects/{project}/secrets/{secret}"),
-                (None, _) => format!("gcp:{secret}"),
+                (Some(project), Some(location)) => (
+                    format!("gcp:projects/{project}/locations/{location}/secrets/{secret}"),
+                    None,
+                ),
+                (Some(project), None) => (format!("gcp:projects/{project}/secrets/{secret}"), None),
+                (None, _) => (format!("gcp:{secret}"), None),
             },
-            Self::Azure { vault, name, .. } => format!("azure:{name}@{vault}"),
+            Self::Azure { vault, name, .. } => (format!("azure:{name}@{vault}"), None),
             Self::Vault {
                 path, namespace, ..
-            } => match namespace {
-                Some(namespace) => format!("vault:{path}@{namespace}"),
-                None => format!("vault:{path}"),
-            },
+            } => (format!("vault:{path}"), namespace.as_deref()),
         }
     }
 }
@@ -182,6 +182,14 @@ pub(crate) fn is_region(text: &str) -> bool {
     is_made_of(text, 63, b"-") && !text.starts_with('-') && !text.ends_with('-')
 }
 
+/// Whether it has the form of a region of AWS. Another word could make the host that of a customer, such as a bucket.
+fn is_aws_region(text: &str) -> bool {
+    let is_word = |word: &&str| !word.is_empty() && word.bytes().all(|b| b.is_ascii_lowercase());
+    let parts: Vec<&str> = text.split('-').collect();
+    matches!(&*parts, [words @ .., number]
+        if words.len() >= 2 && words.iter().all(is_word) && number.parse::<u8>().is_ok())
+}
+
 fn aws(body: &str) -> Result<Parsed, &'static str> {
     let (rest, key) = split_key(body)?;
     let (name, options) = match rest.split_once('?') {
@@ -191,7 +199,7 @@ fn aws(body: &str) -> Result<Parsed, &'static str> {
     let (mut region, mut stage, mut version) = (None, None, None);
     for option in options.into_iter().flat_map(|options| options.split('&')) {
         let (place, value) = match option.split_once('=') {
-            Some(("region", value)) if is_region(value) => (&mut region, value),
+            Some(("region", value)) if is_aws_region(value) => (&mut region, value),
             Some(("stage", value)) if is_made_of(value, 256, b"/_+=.@-") => (&mut stage, value),
             Some(("version", value)) if is_made_of(value, 64, b"-") => (&mut version, value),
             _ => return Err("the options are `stage=`, `version=` and `region=`"),
@@ -203,7 +211,7 @@ fn aws(body: &str) -> Result<Parsed, &'static str> {
     if name.starts_with("arn:") {
         let parts: Vec<&str> = name.splitn(7, ':').collect();
         let is_secret = matches!(*parts, ["arn", partition, "secretsmanager", of, account, "secret", name]
-            if is_made_of(partition, 32, b"-") && is_region(of) && is_made_of(account, 32, b"")
+            if is_made_of(partition, 32, b"-") && is_aws_region(of) && is_made_of(account, 32, b"")
                 && is_made_of(name, 512, b"/_+=.@-"));
         if !is_secret {
             return Err("the ARN is not that of a secret of Secrets Manager");
@@ -253,9 +261,10 @@ fn gcp(body: &str) -> Result<Parsed, &'static str> {
         return Err("a name of Google has only letters, digits, `_` and `-`, 255 at most");
     }
     // Old projects have a domain in their name.
-    if !project.is_none_or(|project| is_made_of(project, 100, b"-.:"))
-        || !location.is_none_or(is_region)
-    {
+    let is_project = |text: &str| {
+        is_made_of(text, 100, b"-.:") && text.starts_with(|c: char| c.is_ascii_alphanumeric())
+    };
+    if !project.is_none_or(is_project) || !location.is_none_or(is_region) {
         return Err("this is not the name of a project or of a location");
     }
     let id = SecretId::Gcp {
@@ -380,6 +389,13 @@ mod tests {
 
     use super::*;
 
+    fn rule_text(id: &SecretId) -> String {
+        match id.rule_parts() {
+            (text, Some(namespace)) => format!("{text}@{namespace}"),
+            (text, None) => text,
+        }
+    }
+
     fn parse(text: &str) -> Result<Reference, &'static str> {
         let (prefix, body) = text.split_once(':').unwrap();
         Reference::parse(StoreKind::of_prefix(prefix).unwrap(), body)
@@ -435,7 +451,7 @@ mod tests {
         #[case] key: Option<&str>,
     ) {
         let reference = parse(text).unwrap();
-        assert_eq!(reference.id.rule_text(), rule);
+        assert_eq!(rule_text(&reference.id), rule);
         assert_eq!(reference.key.as_deref(), key);
         assert_eq!(reference.to_string(), format!("${{{text}}}"));
     }
@@ -445,12 +461,16 @@ mod tests {
     #[case("ssm:a\nb")]
     #[case("ssm:a b")]
     #[case("ssm:a?region=evil.com")]
+    #[case("ssm:a?region=s3")]
+    #[case("ssm:a?region=s3-us-west-2")]
+    #[case("ssm:arn:aws:secretsmanager:s3-us-west-2:1:secret:x")]
     #[case("ssm:a?region=x&region=y")]
     #[case("ssm:a#")]
     #[case("ssm:arn:aws:s3:eu-west-1:1:secret:x")]
     #[case("ssm:arn:aws:secretsmanager:evil.com/:1:secret:x")]
     #[case("gcp:../../x")]
     #[case("gcp:projects/p/x")]
+    #[case("gcp:projects/../secrets/x")]
     #[case("gcp:db/versions/")]
     #[case("azure:x")]
     #[case("azure:x@evil.com/")]
@@ -475,7 +495,7 @@ mod tests {
     #[test]
     fn a_key_after_a_vault_is_never_a_second_vault() {
         let reference = parse("azure:x@vault#@evil").unwrap();
-        assert_eq!(reference.id.rule_text(), "azure:x@vault");
+        assert_eq!(rule_text(&reference.id), "azure:x@vault");
         assert_eq!(reference.key.as_deref(), Some("@evil"));
     }
 
