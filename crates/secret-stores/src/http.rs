@@ -22,6 +22,8 @@ const MAX_BYTES: usize = 1024 * 1024;
 const MAX_RETRIES: u32 = 4;
 const FIRST_PAUSE: Duration = Duration::from_millis(250);
 const LONGEST_PAUSE: Duration = Duration::from_secs(4);
+/// A store that wants to be asked later than this is asked no more: no clock can tell all times that it may name.
+const LONGEST_ANSWER: Duration = Duration::from_hours(1);
 /// From this difference on, the clock may be why a signature or a token is refused.
 const MAX_SKEW: Duration = Duration::from_mins(5);
 
@@ -177,7 +179,8 @@ impl Answer {
 
     fn retry_after(&self) -> Option<Duration> {
         let seconds = self.headers.get(RETRY_AFTER)?.to_str().ok()?;
-        seconds.trim().parse().ok().map(Duration::from_secs)
+        let seconds: u64 = seconds.trim().parse().ok()?;
+        Some(Duration::from_secs(seconds).min(LONGEST_ANSWER))
     }
 
     fn clock_is_wrong(&self) -> bool {
