@@ -15,6 +15,7 @@ pub(crate) mod hand_over_files;
 pub(crate) mod init;
 pub(crate) mod judge_plan;
 pub(crate) mod live_view;
+pub(crate) mod mask_inputs;
 pub(crate) mod plan_changes;
 pub(crate) mod prepare_workspace;
 pub(crate) mod provide_providers;

@@ -2,6 +2,7 @@
 
 mod answers;
 mod failures;
+mod hostile;
 mod tools;
 
 use std::fs;

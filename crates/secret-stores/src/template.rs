@@ -201,6 +201,34 @@ impl Template {
         })
     }
 
+    /// The parts of a text with secrets that were references in this template. None if it is not such a text.
+    pub fn secrets_in<'t>(&self, text: &'t str) -> Vec<&'t str> {
+        let (mut rest, mut found, mut in_secret) = (text, Vec::new(), false);
+        for (number, piece) in self.pieces.iter().enumerate() {
+            let Piece::Text(plain) = piece else {
+                in_secret = true;
+                continue;
+            };
+            let is_last = number + 1 == self.pieces.len();
+            let at = match (in_secret, is_last) {
+                (false, _) => rest.starts_with(plain).then_some(0),
+                (true, true) => rest.strip_suffix(plain).map(str::len),
+                (true, false) => rest.find(plain),
+            };
+            let Some(at) = at else {
+                return Vec::new();
+            };
+            if in_secret {
+                found.push(&rest[..at]);
+            }
+            (rest, in_secret) = (&rest[at + plain.len()..], false);
+        }
+        if in_secret {
+            found.push(rest);
+        }
+        found
+    }
+
     fn filled(&self, secret: impl Fn(&Reference) -> String) -> String {
         let pieces = self.pieces.iter().map(|piece| match piece {
             Piece::Text(text) => text.clone(),
@@ -252,6 +280,22 @@ mod tests {
     ) {
         assert_eq!(filled(text), expected.unwrap_or(text));
         assert_eq!(Template::scan(text).unwrap().changes(), expected.is_some());
+    }
+
+    #[rstest]
+    #[case("${ssm:x}", "s-1", &["s-1"])]
+    #[case("a-${ssm:x}", "a-s-1", &["s-1"])]
+    #[case("u:${ssm:x}@h/@h/", "u:s@h/1@h/@h/", &["s@h/1"])]
+    #[case("${ssm:x}/${gcp:y}${gcp:z}/", "s-1/s-2s-3/", &["s-1", "s-2s-3"])]
+    #[case("$${ssm:x}${ssm:x}", "${ssm:x}s", &["s"])]
+    #[case("a-${ssm:x}", "b-s-1", &[])]
+    #[case("no reference", "no reference", &[])]
+    fn secrets_are_found_again_in_a_text(
+        #[case] template: &str,
+        #[case] text: &str,
+        #[case] expected: &[&str],
+    ) {
+        assert_eq!(Template::scan(template).unwrap().secrets_in(text), expected);
     }
 
     #[rstest]

@@ -20,6 +20,7 @@ use crate::phases::apply_changes::apply_changes;
 use crate::phases::hand_over_files::{TreeBefore, leave_files, look_before, name_other_providers};
 use crate::phases::init::{init, write_backend, write_variables};
 use crate::phases::judge_plan::judge_plan;
+use crate::phases::mask_inputs::mask_inputs;
 use crate::phases::plan_changes::plan_changes;
 use crate::phases::run_hook::{HookInput, run_hook};
 use crate::phases::run_scripts::run_scripts;
@@ -95,7 +96,11 @@ async fn run_phases(run: &RunContext<'_>, prepared: &PreparedOperation) -> Opera
 /// Applies what the operator's hooks let pass.
 async fn apply_judged(context: &OperationContext<'_, '_>, env: &ChildEnv) -> OperationResult {
     let mut before = OperationResult::new(Ending::NotReached);
-    match judge_plan(context, env, &mut before).await {
+    let judged = async {
+        mask_inputs(context, env).await?;
+        judge_plan(context, env, &mut before).await
+    };
+    match judged.await {
         Ok(Some(plan)) => apply_changes(context, plan.get(), env).await,
         Ok(None) => before,
         Err(error) => OperationResult {

@@ -15,7 +15,7 @@ use super::Journey;
 const TOKEN: &str = "hvs.token-of-the-operator";
 
 /// A Vault whose answers the test decides. Preflights are refused, so paths are read as they are.
-fn vault(answer: impl Fn(&str) -> Response + Send + Sync + 'static) -> Server {
+pub(super) fn vault(answer: impl Fn(&str) -> Response + Send + Sync + 'static) -> Server {
     Server::start(move |request| {
         assert_eq!(request.header("x-vault-token"), Some(TOKEN));
         if request.path.starts_with("/v1/sys/internal/") {
@@ -26,14 +26,14 @@ fn vault(answer: impl Fn(&str) -> Response + Send + Sync + 'static) -> Server {
     .unwrap()
 }
 
-fn environment(server: &Server) -> Vec<(&'static str, String)> {
+pub(super) fn environment(server: &Server) -> Vec<(&'static str, String)> {
     vec![
         (env::CUSTOMER_VAULT_ADDRESS, server.url()),
         (env::CUSTOMER_VAULT_TOKEN, TOKEN.to_owned()),
     ]
 }
 
-fn secret(members: &serde_json::Value) -> Response {
+pub(super) fn secret(members: &serde_json::Value) -> Response {
     Response::new(200, json!({ "data": members }).to_string())
 }
 
