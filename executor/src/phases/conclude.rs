@@ -46,6 +46,11 @@ pub(crate) async fn conclude(mut run: RunContext<'_>, mut result: StepResult) ->
         budget,
         ..
     } = run;
+    // Whatever has failed may have named what the run was given.
+    let redactor = log.redactor();
+    for text in [&mut result.error, &mut result.hint].into_iter().flatten() {
+        *text = redactor.redact(text).into_owned();
+    }
     let flush = stop.deadline(LOG_FLUSH_TIMEOUT, budget.flush);
     let last_attempt = stop.deadline(LAST_ATTEMPT_TIMEOUT, budget.flush);
     let end_repetition = async {
