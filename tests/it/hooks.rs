@@ -14,6 +14,7 @@ use serde_json::{Value, json};
 
 use crate::machine;
 
+mod hostile;
 mod infracost;
 mod opa;
 

@@ -14,7 +14,7 @@ use crate::error::StepError;
 use crate::hooks::HookPoint;
 use crate::operation::{Operation, OperationContext, OperationResult};
 use crate::phases::plan_changes::run_plan;
-use crate::phases::run_hook::{HookInput, run_hook};
+use crate::phases::run_hook::{HookInput, end_leftovers, run_hook};
 use crate::stored_plan::ReviewedPlan;
 
 /// The plan to apply.
@@ -71,6 +71,10 @@ pub(crate) async fn judge_plan<'p>(
         if !run_hook(context, point, env, input).await? {
             return Ok(None);
         }
+    }
+    if asks {
+        // Scripts of the run could have left something that puts another plan into its place.
+        end_leftovers().await?;
     }
     Ok(Some(plan))
 }

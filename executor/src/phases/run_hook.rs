@@ -10,7 +10,9 @@ use std::time::Duration;
 
 use job_contract::{Exit, chain, env};
 use run_log::LogWriter;
+use runtime::private_file::private_folder;
 use runtime::{reaper, tree_removal};
+use serde::de::IgnoredAny;
 use serde_json::{Map, Value, json};
 use tokio::time::{sleep, timeout};
 use tracing::warn;
@@ -157,30 +159,32 @@ async fn judge(
     let not_prepared = |source: io::Error| {
         StepError::work_folder("could not prepare the folder of a hook", folder, &source)
     };
-    tree_removal::remove(folder).map_err(not_prepared)?;
+    let renew = || tree_removal::remove(folder).map_err(not_prepared);
     let write = |name: &str, content: &[u8]| {
         write_private_file(&folder.join(name), content).map_err(not_prepared)
+    };
+    renew()?;
+    let shown = match input.plan {
+        None => None,
+        Some(plan) => {
+            let Some(shown) = show_plan(context, plan, env, folder).await? else {
+                return Ok(failed(
+                    "needs the plan as JSON, which the tool could not make".into(),
+                ));
+            };
+            // Providers of the workspace took part in it. What they have left, and what they have written, does not reach the hook.
+            end_leftovers().await?;
+            renew()?;
+            Some((plan, shown))
+        }
     };
     write(METADATA, &json_text(&metadata(context, point)))?;
     if let Some(outcome) = &input.outcome {
         write(OUTCOME, &json_text(outcome))?;
     }
-    if let Some(plan) = input.plan {
-        let file = folder.join(PLAN);
-        plan.copy_to(&file)?;
-        // Variables of the run could make the tool show something else.
-        let env = env.without_prefix("TF_CLI_ARGS");
-        match context.terraform.show_plan_file_json(&env, &file).await? {
-            Some(text) => write(PLAN_JSON, &text)?,
-            None => {
-                return Ok(failed(
-                    "needs the plan as JSON, which the tool could not make".into(),
-                ));
-            }
-        }
-        // Providers took part in it.
-        end_leftovers().await?;
-        plan.check_copy(&file)?;
+    if let Some((plan, shown)) = shown {
+        write(PLAN_JSON, &shown)?;
+        plan.copy_to(&folder.join(PLAN))?;
     }
     context.run.hooks.check_unchanged()?;
     let ended = run_program(context, point, settings, folder).await;
@@ -206,9 +210,28 @@ async fn judge(
     })
 }
 
+/// The plan as JSON; `None` if the tool could not make one document of it.
+async fn show_plan(
+    context: &OperationContext<'_, '_>,
+    plan: &ReviewedPlan,
+    env: &ChildEnv,
+    folder: &Path,
+) -> Result<Option<Vec<u8>>, StepError> {
+    let file = folder.join(PLAN);
+    private_folder(folder).map_err(|source| {
+        StepError::work_folder("could not prepare the folder of a hook", folder, &source)
+    })?;
+    plan.copy_to(&file)?;
+    // Variables of the run could make the tool show something else.
+    let env = env.without_prefix("TF_CLI_ARGS");
+    let shown = context.terraform.show_plan_file_json(&env, &file).await?;
+    // A hook may read only the first of several documents.
+    Ok(shown.filter(|text| serde_json::from_slice::<IgnoredAny>(text).is_ok()))
+}
+
 /// Ends what code of the run, or of a hook, has left in the background: it could read the environment and the files of the hook,
 /// and what a hook leaves behind would be there for code of the run.
-async fn end_leftovers() -> Result<(), StepError> {
+pub(crate) async fn end_leftovers() -> Result<(), StepError> {
     let ended = tokio::task::spawn_blocking(reaper::end_orphans).await;
     match ended.map_err(|_| StepError::panicked())? {
         0 => Ok(()),
