@@ -217,11 +217,18 @@ pub fn build(
             Access::Terrakube => &[&PLATFORM_ACCESS, &PLATFORM, &STORE],
         },
     };
+    // A file can hold each of these.
+    let files = env::SECRET_STORE_SETTINGS
+        .into_iter()
+        .chain(env::ASSUMER_SECRETS)
+        .map(|name| format!("{name}{}", env::FILE_SUFFIX))
+        .collect::<Vec<_>>();
     let names = MACHINE
         .into_iter()
         .chain(DEPLOYMENT)
         .chain(env::SECRET_STORE_SETTINGS)
         .chain(env::ASSUMER_SETTINGS)
+        .chain(files.iter().map(String::as_str))
         .chain(platform.iter().copied().flatten().copied())
         .chain(forwarded.iter().map(String::as_str));
     let mut variables: Vec<(OsString, OsString)> = names
@@ -377,6 +384,20 @@ mod tests {
             .map(|(name, value)| (name.as_str(), value.as_str()))
             .collect();
         assert_eq!(found, expected);
+    }
+
+    /// Without its rules, a run could read every secret.
+    #[test]
+    fn files_with_settings_of_stores_are_named_too() {
+        let own = [
+            ("MAYFLY_SECRET_REFERENCES_ALLOW_FILE", "/rules"),
+            ("CUSTOMER_VAULT_TOKEN_FILE", "/token"),
+            ("ASSUMER_SECRET_ACCESS_KEY_FILE", "/key"),
+        ];
+        let found = environment(&JobData::default(), &own);
+        for (name, value) in own {
+            assert_eq!(found.get(name).map(String::as_str), Some(value), "{name}");
+        }
     }
 
     #[test]
