@@ -56,7 +56,18 @@ impl<'l> Lookup<'l> {
                     .position(|rule| has(&rule.organizations, run.organization))
             });
         let rule = at.map(|at| rules.swap_remove(at));
-        Ok(Self { rule, ..self })
+        let lookup = Self { rule, ..self };
+        let variables = lookup.rule.iter().flat_map(|rule| &rule.variables);
+        for (setting, variable) in variables {
+            // Its login would be another one.
+            if lookup.text(setting).is_none() {
+                let name = env::SECRET_LOGINS;
+                return Err(format!(
+                    "`{name}` takes `{setting}` from `{variable}`, which is not set"
+                ));
+            }
+        }
+        Ok(lookup)
     }
 
     /// The ids of those that have logins of their own, and how messages name them.

@@ -113,10 +113,18 @@ impl Settings {
             errors: Vec::new(),
         };
         let mut settings = Self::default();
-        let rules = reader
-            .text(env::SECRET_REFERENCES_ALLOW)
-            .unwrap_or_default();
+        let rules = lookup.text_or_file(env::SECRET_REFERENCES_ALLOW);
+        let rules = reader.or_error(rules).flatten().unwrap_or_default();
+        let file = format!("{}{}", env::SECRET_REFERENCES_ALLOW, env::FILE_SUFFIX);
+        let is_set = [env::SECRET_REFERENCES_ALLOW, &file]
+            .into_iter()
+            .any(|name| lookup.text(name).is_some());
         match AllowList::parse(&rules) {
+            // Without a pattern, runs could read everything.
+            Ok(allow) if allow.is_empty() && is_set => {
+                let name = env::SECRET_REFERENCES_ALLOW;
+                reader.errors.push(format!("`{name}` has no pattern"));
+            }
             Ok(allow) => settings.allow = allow,
             Err(error) => {
                 let name = env::SECRET_REFERENCES_ALLOW;
@@ -548,11 +556,18 @@ mod tests {
     #[case(&[(env::CUSTOMER_VAULT_ADDRESS, "https://vault"), (env::VAULT_METHOD, "ldap")], env::VAULT_METHOD)]
     #[case(&[(env::SECRET_STORES, "ssm,s3")], "`s3`")]
     #[case(&[(env::SECRET_REFERENCES_ALLOW, "prod/*")], "`prod/*`")]
+    #[case(&[(env::SECRET_REFERENCES_ALLOW, ", ,")], "has no pattern")]
+    #[case(&[("MAYFLY_SECRET_REFERENCES_ALLOW_FILE", "/nonexistent")], "MAYFLY_SECRET_REFERENCES_ALLOW_FILE")]
+    #[case(&[("MAYFLY_SECRET_REFERENCES_ALLOW_FILE", "/dev/null")], "MAYFLY_SECRET_REFERENCES_ALLOW")]
     #[case(&[(env::ONLY_SECRET_REFERENCES, "yes")], env::ONLY_SECRET_REFERENCES)]
     #[case(&[(env::SECRET_LOGINS, "{}")], env::SECRET_LOGINS)]
     #[case(&[(env::SECRET_LOGINS, r#"[{"organizations":["a"],"settings":{"CUSTOMER_VAULT_TOKEN":"x"}}]"#)], "is a secret")]
     #[case(&[(env::SECRET_LOGINS, r#"[{"organizations":["a"],"settings":{"PATH":"x"}}]"#)], "`PATH`")]
     #[case(&[(env::SECRET_LOGINS, r#"[{"settings":{}}]"#)], "no organization")]
+    #[case(
+        &[(env::CUSTOMER_VAULT_TOKEN, "usual"), (env::SECRET_LOGINS, r#"[{"organizations":["org"],"variables":{"CUSTOMER_VAULT_TOKEN":"ORG_TOKEN"}}]"#)],
+        "takes `CUSTOMER_VAULT_TOKEN` from `ORG_TOKEN`, which is not set"
+    )]
     fn what_is_wrong_is_said(#[case] pairs: &[(&str, &str)], #[case] expected: &str) {
         let errors = read(pairs).unwrap_err().join("; ");
         assert!(errors.contains(expected), "{errors}");

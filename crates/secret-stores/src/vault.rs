@@ -190,6 +190,9 @@ impl Vault {
         let answer = self.client.send(&request).await?;
         if answer.is_success() {
             let mount: MountAnswer = answer.json(STORE)?;
+            if !path.starts_with(&mount.data.path) {
+                refuse_system(path)?;
+            }
             let version = mount
                 .data
                 .options
@@ -202,6 +205,7 @@ impl Vault {
         }
         match answer.status {
             400..=499 if answer.status != 429 => {
+                refuse_system(path)?;
                 let settings = &self.settings;
                 Ok(settings.kv_version.map(|version| {
                     let first = || path.split('/').next().unwrap_or_default().to_owned();
@@ -280,6 +284,16 @@ impl Vault {
             .map(str::to_owned);
         Ok(name.unwrap_or_else(|| "a token".to_owned()))
     }
+}
+
+/// Refuses a path that may lead to Vault itself: it may begin with a namespace, so that `auth/token/lookup-self`, which shows the
+/// token, is behind it.
+fn refuse_system(path: &str) -> Result<(), ReadError> {
+    if path.split('/').any(|part| ["sys", "auth"].contains(&part)) {
+        let detail = "a path with `sys` or `auth` of which Vault does not say how it is mounted";
+        return Err(ReadError::new(STORE, ErrorClass::Denied, detail));
+    }
+    Ok(())
 }
 
 /// Where the secret is, below `v1`.

@@ -17,6 +17,8 @@ use super::client::{Client, STORE};
 use super::login::VaultToken;
 use crate::error::ReadError;
 
+/// The longest time that is kept. No clock can tell all times that a server may name.
+const LONGEST: Duration = Duration::from_hours(24 * 366);
 /// The pause after a renewal that failed, at least.
 const MIN_PAUSE: Duration = Duration::from_secs(1);
 
@@ -86,7 +88,7 @@ impl Renewal {
     /// The next renewal is after two thirds of the time.
     fn extend(&mut self, seconds: u64) {
         let now = Instant::now();
-        let time = Duration::from_secs(seconds);
+        let time = Duration::from_secs(seconds).min(LONGEST);
         self.due = now + time * 2 / 3;
         self.ends = now + time;
     }
