@@ -367,32 +367,22 @@ pub(crate) fn without_references(job: &JobData) -> JobData {
     job
 }
 
-/// The inputs of a run whose references are not resolved, because a stored plan has them. `resolved` is the job without them.
-fn unread_inputs<'j>(
-    job: &'j JobData,
-    resolved: &'j JobData,
-) -> impl Iterator<Item = (&'j String, &'j str)> {
+/// The inputs of a run that have references.
+fn inputs_with_references(job: &JobData) -> impl Iterator<Item = (&String, &str)> {
     let inputs = job.variables.iter();
-    inputs
-        .filter(|(name, input)| {
-            !resolved.variables.contains_key(*name) && has_references(&input.value)
-        })
-        .map(|(name, input)| (name, input.value.as_str()))
+    let inputs = inputs.map(|(name, input)| (name, input.value.as_str()));
+    inputs.filter(|(_, text)| has_references(text))
 }
 
-/// Whether a stored plan has secrets that this run has not read.
-pub(crate) fn has_unread_inputs(job: &JobData, resolved: &JobData) -> bool {
-    unread_inputs(job, resolved).next().is_some()
+/// Whether a stored plan of the run has secrets.
+pub(crate) fn has_secret_inputs(job: &JobData) -> bool {
+    inputs_with_references(job).next().is_some()
 }
 
 /// What the log must not show of the inputs in a stored plan. `plan` is the plan as the tool shows it.
-pub(crate) fn secrets_of_plan(
-    job: &JobData,
-    resolved: &JobData,
-    plan: &serde_json::Value,
-) -> Vec<SecretString> {
+pub(crate) fn secrets_of_plan(job: &JobData, plan: &serde_json::Value) -> Vec<SecretString> {
     let mut found = Vec::new();
-    for (name, text) in unread_inputs(job, resolved) {
+    for (name, text) in inputs_with_references(job) {
         let value = &plan["variables"][name]["value"];
         add_of_plan(text, value, &mut found);
         if let Some(value) = value.as_str() {
@@ -438,13 +428,12 @@ fn add_of_document(
         },
         (Value::Object(texts), Value::Object(values)) => {
             for (name, value) in values {
-                match texts.get(name) {
-                    Some(text) => add_of_document(text, value, found),
+                if let Some(text) = texts.get(name) {
+                    add_of_document(text, value, found);
+                } else {
                     // The name has a reference.
-                    None => {
-                        add_text(name, found);
-                        add_all(value, found);
-                    }
+                    add_text(name, found);
+                    add_all(value, found);
                 }
             }
         }
@@ -663,8 +652,6 @@ mod tests {
         ] {
             job.variables.insert(name.into(), text.into());
         }
-        let mut resolved = job.clone();
-        resolved.variables.retain(|name, _| name == "other");
         let plan = serde_json::json!({ "variables": {
             "whole": { "value": "secret-1" },
             "embedded": { "value": "postgres://u:secret-2@db.example.test/app" },
@@ -674,8 +661,8 @@ mod tests {
             "number": { "value": 1_234_567 },
             "other": { "value": "eu-central-1" },
         }});
-        assert!(has_unread_inputs(&job, &resolved) && !has_unread_inputs(&job, &job));
-        let found = secrets_of_plan(&job, &resolved, &plan);
+        assert!(has_secret_inputs(&job) && !has_secret_inputs(&JobData::default()));
+        let found = secrets_of_plan(&job, &plan);
         let found: BTreeSet<_> = found.iter().map(ExposeSecret::expose_secret).collect();
         for secret in [
             "secret-1", "secret-2", "secret-3", "secret-4", "secret-5", "secret-6", "1234567",

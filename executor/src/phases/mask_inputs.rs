@@ -1,16 +1,16 @@
-//! Makes the log mask secrets among the inputs of a stored plan. An apply of that plan does not read them from their stores, and the
-//! tool, its providers and hooks may show them.
+//! Makes the log mask secrets among the inputs of a stored plan, which the tool, its providers and hooks may show. An apply of that plan
+//! does not read them from their stores, or a store gives others by now.
 //!
 //! `references` knows which inputs these are.
 
 use job_contract::Exit;
 use job_contract::keys::PLAN_FILE;
-use secrecy::ExposeSecret as _;
+use secrecy::ExposeSecret;
 
 use crate::child_env::ChildEnv;
 use crate::error::StepError;
 use crate::operation::{Operation, OperationContext};
-use crate::references::{has_unread_inputs, secrets_of_plan};
+use crate::references::{has_secret_inputs, secrets_of_plan};
 
 /// Takes the secrets from the plan.
 pub(crate) async fn mask_inputs(
@@ -20,8 +20,7 @@ pub(crate) async fn mask_inputs(
     let (run, prepared) = (context.run, context.prepared);
     let plan = prepared.plan.as_ref();
     let plan = plan.filter(|_| prepared.operation == Operation::Apply);
-    let Some(plan) =
-        plan.filter(|_| run.references.is_some() && has_unread_inputs(&run.job, run.child_job()))
+    let Some(plan) = plan.filter(|_| run.references.is_some() && has_secret_inputs(&run.job))
     else {
         return Ok(());
     };
@@ -37,8 +36,8 @@ pub(crate) async fn mask_inputs(
         return Err(StepError::new(Exit::StepFailed, text)
             .with_hint("the tool must be able to show the plan as JSON"));
     };
-    let secrets = secrets_of_plan(&run.job, run.child_job(), &shown);
+    let secrets = secrets_of_plan(&run.job, &shown);
     run.log
-        .add_secrets(secrets.iter().map(|secret| secret.expose_secret()));
+        .add_secrets(secrets.iter().map(ExposeSecret::expose_secret));
     Ok(())
 }

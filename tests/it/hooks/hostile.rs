@@ -22,6 +22,7 @@ fn what_providers_write_does_not_reach_a_hook() {
         if [ "${folder##*/}" = hook ]; then
             for file in metadata outcome result; do echo '{"summary": "forged"}' > "$folder/$file.json"; done
             setsid bash -c "while :; do echo forged > '$folder/plan.json'; done" > /dev/null 2>&1 &
+            until [ -s "$folder/plan.json" ]; do sleep 0.01; done
         fi
         echo '{"resource_changes": []}'"#;
     let tool = FakeTool::new()
@@ -57,7 +58,7 @@ fn a_plan_that_is_shown_as_two_documents_does_not_pass() {
 fn nothing_in_the_background_replaces_a_judged_plan() {
     let (machine, repository) = (machine(), Repository::fixture());
     let (plan, _) = run_plan_of(&machine, &repository, &[("post-plan", "exit 0")], 0);
-    let replace = "setsid bash -c 'while :; do echo other > terraformLibrary.tfPlan; done' > /dev/null 2>&1 & echo left";
+    let replace = "setsid bash -c 'while :; do echo other > terraformLibrary.tfPlan; done' > /dev/null 2>&1 &\n                   until [ -s terraformLibrary.tfPlan ]; do sleep 0.01; done; echo left";
     let apply = JobData {
         command_list: vec![before(bash(1, replace))],
         ..job::apply_after(&plan)
