@@ -1,5 +1,6 @@
 //! Journeys with real providers, each with Terraform and with OpenTofu.
 
+mod broken_volume;
 mod carried;
 mod changes;
 mod filled_store;

@@ -7,6 +7,7 @@ use std::thread;
 
 use integration_tests::machine::{ExecutorRun, files_below};
 use integration_tests::{Machine, Outcome, Repository, job};
+use job_contract::job::Command;
 use job_contract::{JobData, Tool, env};
 use test_peers::providers::{PROVIDERS, Registry, present};
 use test_peers::skips::needed;
@@ -29,7 +30,7 @@ const LOCK_FILE: &str = ".terraform.lock.hcl";
 
 /// A registry with five providers, and a machine whose runs share a store.
 pub(super) struct Locked {
-    registry: Registry,
+    pub(super) registry: Registry,
     pub(super) machine: Machine,
     tool: Tool,
     /// What the tool writes without any help.
@@ -78,6 +79,18 @@ impl Locked {
         kept: &Path,
         variables: &[(&str, &str)],
     ) -> ExecutorRun<'_> {
+        self.plan_with(job_id, lock, kept, variables, Vec::new())
+    }
+
+    /// The same, with scripts before that.
+    pub(super) fn plan_with(
+        &self,
+        job_id: &str,
+        lock: Option<&str>,
+        kept: &Path,
+        variables: &[(&str, &str)],
+        mut scripts: Vec<Command>,
+    ) -> ExecutorRun<'_> {
         let versions = self.versions.clone();
         let versions = versions.unwrap_or_else(|| requirements(&self.registry.host()));
         let mut files = vec![("main.tf", self.module), ("versions.tf", &versions)];
@@ -86,8 +99,9 @@ impl Locked {
         let keep =
             format!("cp {LOCK_FILE} '{kept}'\nprintf %s \"$TF_PLUGIN_CACHE_DIR\" >'{kept}.cache'");
         let repository = Repository::with(&files);
+        scripts.push(job::before(job::bash(2, &keep)));
         let mut plan = JobData {
-            command_list: vec![job::before(job::bash(1, &keep))],
+            command_list: scripts,
             workspace_id: format!("w-{job_id}"),
             ..job::in_job(&job::plan_by(self.tool, &repository), job_id)
         };
@@ -104,12 +118,12 @@ impl Locked {
     }
 
     fn run(&self, job_id: &str, lock: &str) -> Outcome {
-        let kept = self.machine.scratch(&format!("{job_id}.lock.hcl"));
+        let kept = self.kept(job_id);
         self.plan(job_id, Some(lock), &kept, &[]).run()
     }
 
     fn run_with(&self, job_id: &str, lock: Option<&str>, variables: &[(&str, &str)]) -> Outcome {
-        let kept = self.machine.scratch(&format!("{job_id}.lock.hcl"));
+        let kept = self.kept(job_id);
         self.plan(job_id, lock, &kept, variables).run()
     }
 
@@ -123,7 +137,7 @@ impl Locked {
         let run = |number: usize| {
             let job_id = (first + number).to_string();
             let outcome = self.run_with(&job_id, lock(number).as_deref(), variables);
-            let kept = self.machine.scratch(&format!("{job_id}.lock.hcl"));
+            let kept = self.kept(&job_id);
             let lock = fs::read_to_string(kept).unwrap_or_default();
             (outcome.code(), lock)
         };
@@ -137,10 +151,13 @@ impl Locked {
         })
     }
 
-    /// The lock file after the `init` of a run.
+    /// Where the lock file is kept that a run has after `init`.
+    pub(super) fn kept(&self, job_id: &str) -> PathBuf {
+        self.machine.scratch(&format!("{job_id}.lock.hcl"))
+    }
+
     pub(super) fn lock_after(&self, job_id: &str) -> String {
-        let kept = self.machine.scratch(&format!("{job_id}.lock.hcl"));
-        fs::read_to_string(kept).unwrap()
+        fs::read_to_string(self.kept(job_id)).unwrap()
     }
 
     fn packages(&self) -> Vec<PathBuf> {
@@ -155,8 +172,14 @@ impl Locked {
 
 const MODULE: &str = "resource \"random_pet\" \"name\" {}\nresource \"null_resource\" \"one\" {}\n";
 
+/// What the log says about locked providers.
+pub(super) fn provided(stored: usize, fetched: usize) -> String {
+    format!("Providers: {stored} from the store, {fetched} downloaded.")
+}
+
+#[track_caller]
 pub(super) fn says(outcome: &Outcome, stored: usize, fetched: usize) {
-    let line = format!("Providers: {stored} from the store, {fetched} downloaded.");
+    let line = provided(stored, fetched);
     assert!(outcome.log().contains(&line), "{line}: {outcome}");
 }
 
@@ -228,7 +251,7 @@ fn the_second_run_of_locked_providers_asks_no_registry(tool: Tool) {
     // In a pod, the volume of the plugin cache is a store, and the tool itself never writes into it.
     let volume = it.machine.scratch("volume");
     let in_pod = |job_id: &str| {
-        let kept = it.machine.scratch(&format!("{job_id}.lock.hcl"));
+        let kept = it.kept(job_id);
         let run = it.plan(job_id, Some(&it.lock), &kept, &[]);
         let run = run.env(env::POD_NAME, "pod").env(env::RECORDS, "shared");
         run.env("TF_PLUGIN_CACHE_DIR", &volume).run().expect_code(0)
@@ -435,7 +458,7 @@ fn a_package_that_is_larger_than_the_memory_of_its_pod_is_provided() {
         it.registry.host()
     ));
     let run = |job_id: &str, lock: Option<&str>| {
-        let kept = it.machine.scratch(&format!("{job_id}.lock.hcl"));
+        let kept = it.kept(job_id);
         let run = it.plan(job_id, lock, &kept, &[]);
         let run = run.wrapped_in(&["sh", "-c", &group.entrance(), "sh"]);
         run.run().expect_code(0)
