@@ -2,24 +2,26 @@
 //! `fill`, runs only read the store, and Jobs of the operator fetch what they lacked.
 
 use std::fs;
+use std::io::Write as _;
 use std::path::PathBuf;
 use std::slice;
 
 use integration_tests::machine::files_below;
 use integration_tests::process::Stream;
 use integration_tests::{Repository, job};
+use job_contract::report::{Author, FinalReport, ReportKey};
 use job_contract::{JobData, Tool, env, labels};
 use k8s_openapi::api::batch::v1::Job;
 use k8s_openapi::api::core::v1::PersistentVolumeClaim;
-use kube::Api;
 use kube::api::PostParams;
+use kube::{Api, ResourceExt as _};
 use serde_json::json;
 use test_cluster::{ADMIN, Fault, State};
 use test_peers::providers::{NAMESPACE, PROVIDERS, Registry, present};
 use test_peers::skips::needed;
 use test_peers::wait;
 
-use super::{Fixture, LAUNCHER, deliver_all, name};
+use super::{Fixture, LAUNCHER, REPORT_KEY, deliver_all, name};
 
 const STORE: &str = "/var/cache/mayfly";
 const CLAIM: &str = "store";
@@ -311,6 +313,121 @@ async fn explain_shows_the_job_that_could_not_fetch_what_a_run_lacked() {
     ] {
         assert!(text.contains(expected), "{expected}: {text}");
     }
+}
+
+/// As a run names it that lacked it.
+fn package(host: &str, name: &str) -> String {
+    let (_, version) = PROVIDERS.iter().find(|(other, _)| *other == name).unwrap();
+    let architecture = match std::env::consts::ARCH {
+        "aarch64" => "arm64",
+        _ => "amd64",
+    };
+    format!("{host}/{NAMESPACE}/{name}/{version}/linux_{architecture}")
+}
+
+/// Code of a run can write the termination message, and the worst one has got the key of reports.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_run_that_lies_about_what_it_lacked_causes_only_the_fetch_of_genuine_packages() {
+    let it = or_skip!(Stored::new().await);
+    let foreign = Registry::start().unwrap();
+    let gate = it.fixture.machine.gate();
+    it.fixture.image_that_first(&format!(
+        "export SSL_CERT_FILE='{}'\nif [ \"$1\" != fill ]; then cat '{}' > \"$MAYFLY_TERMINATION_LOG\"; exit 0; fi",
+        it.fixture.machine.scratch("ca.pem").display(),
+        gate.path().display(),
+    ));
+    let launcher = it.fixture.serve_with(&it.settings("fill"));
+    let ends_with = async |job_id: &str, message: &dyn Fn(FinalReport) -> String| {
+        let run = it.plan(job_id);
+        it.fixture.machine.queue(&[&run]);
+        launcher.endpoint.accept(&run).await;
+        let run_name = name(&run);
+        let pod = |state: &State| state.pods_of(&run_name).first().and_then(|pod| pod.uid());
+        let uid = it.fixture.until("the pod is there", pod).await;
+        let report = FinalReport {
+            job_id: run.job_id.clone(),
+            step_id: run.step_id.clone(),
+            author: Some(Author {
+                run: uid,
+                exit_code: 0,
+            }),
+            ..FinalReport::default()
+        };
+        gate.reached()
+            .write_all(message(report).as_bytes())
+            .unwrap();
+        it.fixture.until_over(&run, "Complete").await;
+    };
+    let key = ReportKey::parse(REPORT_KEY).unwrap();
+    let lies = |report, wanted: &[String]| {
+        let wanted = wanted.to_vec();
+        FinalReport { wanted, ..report }
+    };
+    let sealed = |report: FinalReport| report.to_termination_message(Some(&key));
+    let (wanted, unwanted) = (package(&it.host, "null"), package(&it.host, "random"));
+    let other = foreign.host();
+
+    // No executor has said this, or that of another run.
+    let forged = slice::from_ref(&unwanted);
+    ends_with("10", &|report| {
+        lies(report, forged).to_termination_message(None)
+    })
+    .await;
+    ends_with("11", &|report| {
+        let author = Some(Author {
+            run: "another".to_owned(),
+            exit_code: 0,
+        });
+        sealed(lies(FinalReport { author, ..report }, forged))
+    })
+    .await;
+    // The kubelet keeps the beginning.
+    ends_with("12", &|report| {
+        let many = vec![unwanted.clone(); 1000];
+        serde_json::to_string(&lies(report, &many)).unwrap()
+    })
+    .await;
+    let no_packages = [
+        package(&other, "null"),
+        wanted.replace(NAMESPACE, &format!("http:{other}")),
+        wanted.replace(NAMESPACE, "..%2f.."),
+        wanted.replace(NAMESPACE, ".."),
+        wanted.replace("linux_", "../../../linux_"),
+        wanted.replace("/null/", "/null/../../../"),
+        format!("{}@{other}{}", it.host, &wanted[it.host.len()..]),
+        format!("{}.example.test", it.host),
+        format!("--registries={other}"),
+        format!("--store={}", it.fixture.machine.folder().display()),
+        "../../../etc/passwd".to_owned(),
+        String::new(),
+    ];
+    ends_with("13", &|report| sealed(lies(report, &no_packages))).await;
+    let mixed = [&no_packages[..], &vec![wanted.clone(); 5]].concat();
+    ends_with("14", &|report| sealed(lies(report, &mixed))).await;
+
+    assert_eq!(it.until_filled().await, 1);
+    let state = it.fixture.state().await;
+    let spec = fills(&state).next().and_then(|job| job.spec.clone());
+    let spec = spec.and_then(|spec| spec.template.spec).unwrap();
+    let arguments = spec.containers[0].args.clone().unwrap();
+    assert_eq!(arguments, ["fill".to_owned(), wanted.clone()]);
+    assert_eq!(foreign.asked(), 0);
+    let claim = it.fixture.cluster.claim_dir(&it.fixture.runs, CLAIM);
+    let folder = format!("/{wanted}/");
+    for file in files_below(&claim) {
+        assert!(file.to_string_lossy().contains(&folder), "{file:?}");
+    }
+    let archives = it.archives();
+    let [archive] = &archives[..] else {
+        panic!("{archives:?}")
+    };
+    let [genuine, _] = it
+        .registry
+        .as_ref()
+        .unwrap()
+        .archives("null", "2.2.0")
+        .unwrap();
+    assert_eq!(fs::read(archive).unwrap(), fs::read(genuine).unwrap());
 }
 
 #[tokio::test(flavor = "multi_thread")]

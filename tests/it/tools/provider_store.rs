@@ -27,6 +27,8 @@ with_both_tools! {
 /// A digest of another platform, in a lock file.
 const OTHER: &str = "    \"h1:AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA=\",";
 const LOCK_FILE: &str = ".terraform.lock.hcl";
+/// First runs of the same providers.
+const AT_A_TIME: usize = 8;
 
 /// A registry with five providers, and a machine whose runs share a store.
 pub(super) struct Locked {
@@ -127,8 +129,8 @@ impl Locked {
         self.plan(job_id, lock, &kept, variables).run()
     }
 
-    /// Starts six plans at a time. Returns their codes, and the lock files of those that have one after `init`.
-    fn six_at_a_time(
+    /// Starts plans at a time. Returns their codes, and the lock files of those that have one after `init`.
+    fn many_at_a_time(
         &self,
         first: usize,
         lock: impl Fn(usize) -> Option<String> + Sync,
@@ -143,7 +145,7 @@ impl Locked {
         };
         thread::scope(|scope| {
             let run = &run;
-            let runs: Vec<_> = (0..6)
+            let runs: Vec<_> = (0..AT_A_TIME)
                 .map(|number| scope.spawn(move || run(number)))
                 .collect();
             let ended = runs.into_iter().map(|run| run.join().unwrap());
@@ -237,7 +239,10 @@ fn the_second_run_of_locked_providers_asks_no_registry(tool: Tool) {
     says(&fourth, PROVIDERS.len(), 0);
 
     // Who chooses another place for providers gets it, and the log says so.
+    let own_cache = it.machine.scratch("own-cache");
+    fs::create_dir(&own_cache).unwrap();
     for (job_id, name, value) in [
+        ("10", "TF_PLUGIN_CACHE_DIR", own_cache.to_str().unwrap()),
         ("6", "TF_CLI_CONFIG_FILE", "/dev/null"),
         ("7", "TF_CLI_ARGS_init", "-upgrade"),
     ] {
@@ -313,7 +318,7 @@ fn runs_that_begin_at_a_time_lock_the_right_packages(tool: Tool) {
             fs::remove_dir_all(&folder).unwrap();
         }
         let lock = |number: usize| number.is_multiple_of(2).then(|| it.lock.clone());
-        for (code, lock) in it.six_at_a_time(100 + round * 10, lock, &[]) {
+        for (code, lock) in it.many_at_a_time(100 + round * 10, lock, &[]) {
             assert_eq!((code, digests(&lock)), (0, digests(&it.lock)));
         }
         assert_eq!(it.packages().len(), PROVIDERS.len());
@@ -336,7 +341,7 @@ fn runs_that_share_a_plugin_cache_of_terraform_go_wrong() {
             ("TF_PLUGIN_CACHE_DIR", cache),
             ("TF_PLUGIN_CACHE_MAY_BREAK_DEPENDENCY_LOCK_FILE", "1"),
         ];
-        wrong = it.six_at_a_time(1000 + round * 10, |_| None, &variables);
+        wrong = it.many_at_a_time(1000 + round * 10, |_| None, &variables);
         wrong.retain(|(code, lock)| *code == 0 && digests(lock) != digests(&it.lock));
         if !wrong.is_empty() {
             break;
