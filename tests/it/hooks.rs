@@ -229,6 +229,66 @@ fn a_hook_that_hangs_is_ended_with_all_that_it_started() {
 }
 
 #[test]
+fn a_hook_that_takes_too_long_fails_the_run() {
+    let settings = r#"{"post-plan": {"timeoutSeconds": 1}}"#;
+    let files = [("post-plan", "exec sleep 600"), ("settings.json", settings)];
+    let (machine, plan, outcome) = run_plan(&files, 1);
+    let expected = "the operator's hook `post-plan` did not end within 1s";
+    assert!(outcome.error().contains(expected), "{outcome}");
+    assert_eq!(result(&machine, &plan, "post-plan")["outcome"], "failed");
+    assert_eq!(machine.record(&plan).terraform_plan, None);
+}
+
+#[test]
+fn a_hook_gets_no_secret_of_the_platform_of_stores_or_of_the_run() {
+    // In base64, as the internal secret is.
+    const OF_OPERATOR: &str = "operatorcanary0123456789operatorcanary0123456789operatorcanary01";
+    let (machine, repository) = (machine(), Repository::fixture());
+    let seen = machine.scratch("seen");
+    let see = format!(
+        "{{ env; cat metadata.json outcome.json; }} > {}",
+        seen.display()
+    );
+    hooks(&machine, &[("post-plan", &see)]);
+    let mut plan = JobData {
+        access_token: Some("token-canary".into()),
+        module_ssh_key: Some("key-canary".into()),
+        ..job::plan(&repository)
+    };
+    plan.variables
+        .insert("greeting".into(), "input-canary".into());
+    plan.environment_variables
+        .insert("DB_PASSWORD".into(), "variable-canary".into());
+    machine.queue(&[&plan]);
+    let secrets = [
+        env::INTERNAL_SECRET,
+        env::REPORT_KEY,
+        env::AWS_ACCESS_KEY,
+        env::AWS_SECRET_KEY,
+        env::AZURE_ACCESS_KEY,
+        env::GCP_CREDENTIALS,
+        env::REDIS_PASSWORD,
+        env::CUSTOMER_VAULT_TOKEN,
+        env::ASSUMER_ACCESS_KEY_ID,
+        env::ASSUMER_SECRET_ACCESS_KEY,
+    ];
+    let tool = FakeTool::new();
+    let run = with_hooks(&machine, &plan, &tool)
+        .env(env::CUSTOMER_VAULT_ADDRESS, "http://127.0.0.1:9")
+        .env(env::ENV_FORWARD, secrets.join(","));
+    let run = secrets
+        .iter()
+        .fold(run, |run, name| run.env(name, OF_OPERATOR));
+    let outcome = run.run().expect_code(0);
+    let seen = fs::read_to_string(seen).unwrap();
+    assert!(seen.contains(&format!("API_KEY={KEY}")), "{outcome}");
+    assert!(seen.contains("\"workspaceId\""), "{seen}");
+    for hidden in secrets.iter().chain(&["canary", OF_OPERATOR]) {
+        assert!(!seen.contains(hidden), "{hidden}\n{seen}");
+    }
+}
+
+#[test]
 fn the_output_of_a_hook_is_limited_and_masked() {
     let script = "echo key=$API_KEY; head -c 100000000 /dev/zero | tr '\\0' x";
     let (machine, plan, outcome) = run_plan(&[("post-plan", script)], 0);

@@ -3,6 +3,7 @@
 mod answers;
 mod failures;
 mod hostile;
+mod printed;
 mod tools;
 
 use std::fs;
