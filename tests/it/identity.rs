@@ -1,7 +1,7 @@
 //! The identity of a pod at the clouds: what the tool and scripts find, and which credentials come first.
 
 use std::fs;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
 use base64::Engine as _;
@@ -25,18 +25,25 @@ const SETTINGS: [(&str, &str); 5] = [
     (env::IDENTITY_AZURE_SUBSCRIPTION_ID, "subscription"),
 ];
 
-/// Writes a token of the pod that is valid for `minutes`.
-fn token(machine: &Machine, file: &str, minutes: u64) -> (PathBuf, String) {
+/// Writes a token that is valid for `minutes`.
+pub(crate) fn write_token(path: &Path, minutes: u64) -> String {
     let end = SystemTime::now() + Duration::from_secs(60 * minutes);
     let end = end
         .duration_since(SystemTime::UNIX_EPOCH)
         .unwrap()
         .as_secs();
     let claims = URL_SAFE_NO_PAD.encode(format!("{{\"exp\":{end}}}"));
+    let file = path.file_name().unwrap().display();
     let token = format!("e30.{claims}.signature-of-{file}");
-    let path = folder(machine).join(file);
     fs::create_dir_all(path.parent().unwrap()).unwrap();
-    fs::write(&path, &token).unwrap();
+    fs::write(path, &token).unwrap();
+    token
+}
+
+/// Writes such a token of the pod.
+fn token(machine: &Machine, file: &str, minutes: u64) -> (PathBuf, String) {
+    let path = folder(machine).join(file);
+    let token = write_token(&path, minutes);
     (path, token)
 }
 

@@ -242,6 +242,18 @@ pub const IDENTITY_DIR: &str = "MAYFLY_IDENTITY_DIR";
 /// `false` keeps from the tool and scripts what a cloud injects into the pod for its identity.
 pub const IDENTITY_PASS_THROUGH: &str = "MAYFLY_IDENTITY_PASS_THROUGH";
 
+/// All of these settings.
+pub const IDENTITY_SETTINGS: [&str; 8] = [
+    IDENTITY_AWS_ROLE,
+    IDENTITY_GCP_PROVIDER,
+    IDENTITY_GCP_SERVICE_ACCOUNT,
+    IDENTITY_AZURE_CLIENT_ID,
+    IDENTITY_AZURE_TENANT_ID,
+    IDENTITY_AZURE_SUBSCRIPTION_ID,
+    IDENTITY_DIR,
+    IDENTITY_PASS_THROUGH,
+];
+
 // Roles on AWS that workspaces name for their deployment.
 
 /// Variable of a workspace: ARN of the role.

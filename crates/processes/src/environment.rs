@@ -153,7 +153,7 @@ const PLATFORM: [&str; 6] = [
 ];
 
 /// The store of a platform. Behind a hub of another process, executors use the store through the hub.
-const STORE: [&str; 21] = [
+const STORE: [&str; 24] = [
     env::STATE_TYPE,
     env::BACKEND_CREDENTIALS,
     env::AWS_BUCKET,
@@ -164,6 +164,9 @@ const STORE: [&str; 21] = [
     env::AWS_ENABLE_ROLE_AUTH,
     env::AWS_INCLUDE_BACKEND_KEYS,
     env::AWS_USE_LOCKFILE,
+    env::STORE_AWS_ROLE,
+    env::STORE_AZURE_IDENTITY,
+    env::STORE_GCP_IDENTITY,
     env::AZURE_ACCOUNT,
     env::AZURE_RESOURCE_GROUP,
     env::AZURE_CONTAINER,
@@ -229,6 +232,7 @@ pub fn build(
         .chain(env::SECRET_STORE_SETTINGS)
         .chain(env::ASSUMER_SETTINGS)
         .chain(files.iter().map(String::as_str))
+        .chain(env::IDENTITY_SETTINGS)
         .chain(platform.iter().copied().flatten().copied())
         .chain(forwarded.iter().map(String::as_str));
     let mut variables: Vec<(OsString, OsString)> = names

@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use integration_tests::process::Stream;
 use integration_tests::{Gate, Repository, Running};
 use job_contract::env;
+use job_contract::identity::AWS_TOKEN;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde_json::Value;
@@ -16,6 +17,7 @@ use test_platform::launcher;
 use test_platform::{Flow, NewJob, Status, Workspace};
 
 use super::fixture::{Fixture, Hub};
+use crate::identity::write_token;
 
 /// The longest time until a free slot is used again. It is generous for slow machines.
 const MAX_DELAY: Duration = Duration::from_secs(10);
@@ -130,6 +132,36 @@ async fn a_plan_and_its_apply_run_without_a_secret_of_the_platform() {
     hub.until_metric(r#"mayfly_pool_tasks{pool="eu",state="running"} 0"#)
         .await;
     fixture.platform.assert_kept().await;
+}
+
+/// There is no kubelet: something else of the machine keeps the tokens.
+#[tokio::test(flavor = "multi_thread")]
+async fn runs_have_the_identity_that_the_operator_names_for_the_agent() {
+    let fixture = Fixture::new().await;
+    let hub = fixture.serve();
+    let file = fixture.path("tokens").join(AWS_TOKEN);
+    let token = write_token(&file, 60);
+    let role = "arn:aws:iam::123456789012:role/deploy";
+    let mut agent = fixture.agent(&hub.url());
+    agent
+        .env(env::IDENTITY_AWS_ROLE, role)
+        .env(env::IDENTITY_DIR, fixture.path("tokens"))
+        // What a cloud injects into the agent is its own.
+        .env("AWS_CONTAINER_CREDENTIALS_FULL_URI", "http://127.0.0.1:9/");
+    let agent = Running::start(&mut agent);
+    let workspace = Workspace::new(&fixture.repository.url());
+    let workspace = fixture.platform.workspace(workspace);
+    let look = "echo \"has=$AWS_ROLE_ARN,$AWS_WEB_IDENTITY_TOKEN_FILE,$AWS_CONTAINER_CREDENTIALS_FULL_URI\"";
+    let flow = Flow::new("customScripts", 100).with_script(look);
+    let job = NewJob::new(&workspace, vec![flow]);
+    let job = fixture.platform.start_job(job);
+    fixture.platform.until_job(job, Status::Completed).await;
+    let output = fixture.output(job);
+    let expected = format!("has={role},{},\n", file.display());
+    assert!(output.contains(&expected), "{output}");
+    agent.signal(Signal::SIGTERM);
+    let log = ends_with(agent, 0);
+    assert!(!log.contains(&token) && !output.contains(&token), "{log}");
 }
 
 #[tokio::test(flavor = "multi_thread")]
