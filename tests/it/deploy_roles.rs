@@ -292,7 +292,7 @@ fn the_tool_has_the_role_in_plan_and_apply(tool: Tool) {
 }
 
 /// What hands a session of the pod out, as EKS Pod Identity does.
-fn agent() -> (Server, tempfile::TempDir, PathBuf) {
+pub(crate) fn agent() -> (Server, tempfile::TempDir, PathBuf) {
     let folder = tempfile::tempdir().unwrap();
     let token = folder.path().join("token");
     fs::write(&token, "token-of-the-pod").unwrap();

@@ -351,10 +351,17 @@ fn with_identity(
                 None => builder,
             }
         }
-        AzureIdentity::Managed { client_id } => {
+        AzureIdentity::Managed {
+            client_id,
+            endpoint,
+        } => {
             let builder = builder.with_credential_type("managed_identity");
-            match client_id {
+            let builder = match client_id {
                 Some(client_id) => builder.with_client_id(client_id),
+                None => builder,
+            };
+            match endpoint {
+                Some(endpoint) => builder.with_msi_endpoint(endpoint),
                 None => builder,
             }
         }

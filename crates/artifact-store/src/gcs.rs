@@ -40,6 +40,8 @@ const REFERENCE_BASE: &str = "https://storage.cloud.google.com";
 pub(crate) struct Gcs {
     remote: Remote,
     settings: GcsSettings,
+    /// A key that opens the bucket.
+    key: Option<SecretString>,
     base: Url,
 }
 
@@ -49,7 +51,8 @@ impl Gcs {
         let allow_http = settings.endpoint.scheme() == "http";
         let connector = timing.connector(SERVICE);
         let health = connector.health.clone();
-        let client = logged_in(settings, timing)?
+        let (builder, key) = logged_in(settings, timing)?;
+        let client = builder
             .with_bucket_name(&settings.bucket)
             .with_base_url(settings.endpoint.as_str().trim_end_matches('/'))
             .with_client_options(timing.client_options(allow_http))
@@ -77,6 +80,7 @@ impl Gcs {
                 health,
             },
             settings: settings.clone(),
+            key,
             base: Url::parse(&base).expect("an address below an address"),
         })
     }
@@ -93,15 +97,18 @@ impl Gcs {
     }
 }
 
-/// A builder with the credentials. Variables of the process decide nothing, except that they name the node's metadata server.
+/// A builder with the credentials, and the key among them. Variables of the process decide nothing, except that they name the node's metadata server.
 fn logged_in(
     settings: &GcsSettings,
     timing: &RequestTiming,
-) -> Result<GoogleCloudStorageBuilder, StoreError> {
+) -> Result<(GoogleCloudStorageBuilder, Option<SecretString>), StoreError> {
     let builder = GoogleCloudStorageBuilder::new();
     let path = match &settings.login {
-        GcsLogin::Key(key) => return Ok(builder.with_service_account_key(key.expose_secret())),
-        GcsLogin::Identity { document: None } => return Ok(builder),
+        GcsLogin::Key(key) => {
+            let builder = builder.with_service_account_key(key.expose_secret());
+            return Ok((builder, Some(key.clone())));
+        }
+        GcsLogin::Identity { document: None } => return Ok((builder, None)),
         GcsLogin::Identity {
             document: Some(path),
         } => path,
@@ -113,12 +120,13 @@ fn logged_in(
     let text = regular_file::read_text(path, MAX_DOCUMENT_BYTES);
     let text = text.map_err(|error| unusable(error.to_string()))?;
     if !federated::is_federated(&text) {
-        return Ok(builder.with_application_credentials(path.to_string_lossy()));
+        let builder = builder.with_application_credentials(path.to_string_lossy());
+        return Ok((builder, Some(text.into())));
     }
     let http = ReqwestConnector::default().connect(&timing.client_options(false));
     let http = http.map_err(|error| client_error(SERVICE, &error))?;
     let federated = Federated::new(&text, http).map_err(unusable)?;
-    Ok(builder.with_credentials(Arc::new(federated)))
+    Ok((builder.with_credentials(Arc::new(federated)), None))
 }
 
 #[async_trait]
@@ -163,10 +171,7 @@ impl ObjectService for Gcs {
     }
 
     fn secrets(&self) -> Vec<SecretString> {
-        match &self.settings.login {
-            GcsLogin::Key(key) => vec![key.clone()],
-            GcsLogin::Identity { .. } => Vec::new(),
-        }
+        self.key.iter().cloned().collect()
     }
 }
 

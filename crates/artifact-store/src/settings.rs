@@ -287,7 +287,11 @@ fn azure_identity(own: impl Fn(&str) -> Option<String>) -> AzureIdentity {
             token_file: file.into(),
             authority: own("AZURE_AUTHORITY_HOST"),
         },
-        (client_id, _, _) => AzureIdentity::Managed { client_id },
+        (client_id, _, _) => AzureIdentity::Managed {
+            client_id,
+            // The client reads the header itself. Azure Arc has no header, and asks for something else.
+            endpoint: own("IDENTITY_ENDPOINT").filter(|_| own("IDENTITY_HEADER").is_some()),
+        },
     }
 }
 

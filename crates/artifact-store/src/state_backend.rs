@@ -48,7 +48,11 @@ pub enum AzureIdentity {
         authority: Option<String>,
     },
     /// The identity of the node, or the one of this id.
-    Managed { client_id: Option<String> },
+    Managed {
+        client_id: Option<String>,
+        /// Who hands tokens out instead of the node, as App Service and Container Apps do.
+        endpoint: Option<String>,
+    },
 }
 
 /// How a bucket of Google Cloud Storage is opened.

@@ -329,7 +329,7 @@ fn with_identity(block: Block, identity: &AzureIdentity) -> Block {
             .text("client_id", client_id)
             .text("tenant_id", tenant_id)
             .text("oidc_token_file_path", &token_file.to_string_lossy()),
-        AzureIdentity::Managed { client_id } => block
+        AzureIdentity::Managed { client_id, .. } => block
             .truth("use_msi")
             .optional("client_id", client_id.as_deref()),
     }

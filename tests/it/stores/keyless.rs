@@ -4,6 +4,7 @@
 use std::io;
 use std::net::SocketAddr;
 use std::path::Path;
+use std::time::{Duration, SystemTime};
 
 use artifact_store::Store;
 use axum::http::HeaderName;
@@ -12,6 +13,7 @@ use object_store::client::{HttpRequest, HttpRequestBody};
 use test_peers::http::{Request, Response, Server, pass_on};
 
 use super::*;
+use crate::deploy_roles::agent;
 
 const STORE_ROLE: &str = "arn:aws:iam::123456789012:role/store";
 const POD_ROLE: &str = "arn:aws:iam::123456789012:role/pod";
@@ -23,8 +25,11 @@ const AZURE_TOKEN: &str = "token-of-azure-for-the-store";
 with_both_tools!(
     s3_by_a_role_that_the_pod_assumes,
     s3_by_a_role_that_keys_assume,
+    s3_by_the_agent_of_the_pod,
     azure_by_workload_identity,
     google_by_a_federated_identity,
+    google_by_a_key_in_a_file,
+    google_by_the_node,
 );
 
 fn pod_token(folder: &Path) -> String {
@@ -33,7 +38,7 @@ fn pod_token(folder: &Path) -> String {
     path.display().to_string()
 }
 
-/// The bucket at its real address, with the token service of AWS.
+/// The bucket at its real address, with the token service of AWS and a role for the store.
 fn s3(server: &S3) -> (Fixture, Clouds) {
     let hosts = [
         format!("{}.s3.{}.amazonaws.com", s3::BUCKET, s3::REGION),
@@ -59,12 +64,18 @@ fn s3(server: &S3) -> (Fixture, Clouds) {
     (fixture, clouds)
 }
 
+/// The same without keys.
+fn s3_without_keys(server: &S3) -> (Fixture, Clouds) {
+    let (mut fixture, clouds) = s3(server);
+    let is_key = |name: &str| [env::AWS_ACCESS_KEY, env::AWS_SECRET_KEY].contains(&name);
+    fixture.environment.retain(|(name, _)| !is_key(name));
+    (fixture, clouds)
+}
+
 fn s3_by_a_role_that_the_pod_assumes(tool: Tool) {
     let server = S3::start_open().unwrap();
     let folder = tempfile::tempdir().unwrap();
-    let (mut fixture, _clouds) = s3(&server);
-    let is_key = |name: &str| [env::AWS_ACCESS_KEY, env::AWS_SECRET_KEY].contains(&name);
-    fixture.environment.retain(|(name, _)| !is_key(name));
+    let (mut fixture, _clouds) = s3_without_keys(&server);
     fixture.environment.extend([
         (env::AWS_ENABLE_ROLE_AUTH, "true".to_owned()),
         ("AWS_ROLE_ARN", POD_ROLE.to_owned()),
@@ -84,6 +95,31 @@ fn s3_by_a_role_that_keys_assume(tool: Tool) {
     plans_and_applies_by(tool, &fixture);
     let tokens = format!("sts.{}.amazonaws.com", s3::REGION);
     assert!(clouds.asked().contains(&tokens), "{:?}", clouds.asked());
+}
+
+/// EKS Pod Identity. The tool finds it by itself, so the run has no credentials of its own.
+fn s3_by_the_agent_of_the_pod(tool: Tool) {
+    let server = S3::start_open().unwrap();
+    let (agent, _folder, token) = agent();
+    let (mut fixture, _clouds) = s3_without_keys(&server);
+    fixture
+        .environment
+        .retain(|(name, _)| *name != env::STORE_AWS_ROLE);
+    fixture.environment.extend([
+        (env::AWS_ENABLE_ROLE_AUTH, "true".to_owned()),
+        ("AWS_CONTAINER_CREDENTIALS_FULL_URI", agent.url()),
+        (
+            "AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE",
+            token.display().to_string(),
+        ),
+    ]);
+    fixture.variables.clear();
+    let token = fs::read_to_string(token).unwrap();
+    fixture.secrets = vec![token.clone(), "secret-of-the-pod".to_owned()];
+    plans_and_applies_by(tool, &fixture);
+    let asked = agent.requests();
+    let known = |request: &Request| request.header("authorization") == Some(&*token);
+    assert!(asked.len() >= 4 && asked.iter().all(known), "{asked:?}");
 }
 
 /// Lets requests through that have the token, and signs them with the key of the account, which the server asks for.
@@ -174,11 +210,19 @@ fn azure_tokens(request: &Request) -> Response {
     Response::new(200, token.to_string()).with_header(json.0, json.1)
 }
 
-fn azure_by_workload_identity(tool: Tool) {
+/// The account at its real address, which wants the token.
+struct Account {
+    fixture: Fixture,
+    _server: Azurite,
+    _front: Server,
+    _clouds: Clouds,
+}
+
+/// `tokens` is the token service of Azure.
+fn azure(tokens: &Server) -> Account {
     let server = Azurite::start().unwrap();
     let address = server.address();
     let front = Server::start(move |request| azure_front(request, address)).unwrap();
-    let tokens = Server::start(azure_tokens).unwrap();
     let host = format!("{}.blob.core.windows.net", azurite::ACCOUNT);
     let routes = [
         (&*host, front.address()),
@@ -186,16 +230,11 @@ fn azure_by_workload_identity(tool: Tool) {
         ("login.microsoft.com", tokens.address()),
     ];
     let clouds = Clouds::start(&routes).unwrap();
-    let folder = tempfile::tempdir().unwrap();
     let mut environment = vec![
         (env::STATE_TYPE, "AzureTerraformStateImpl".to_owned()),
         (env::AZURE_ACCOUNT, azurite::ACCOUNT.to_owned()),
         (env::AZURE_CONTAINER, "tfstate".to_owned()),
         (env::STORE_AZURE_IDENTITY, "true".to_owned()),
-        ("AZURE_CLIENT_ID", "client".to_owned()),
-        ("AZURE_TENANT_ID", "tenant".to_owned()),
-        ("AZURE_FEDERATED_TOKEN_FILE", pod_token(folder.path())),
-        (env::IDENTITY_PASS_THROUGH, "false".to_owned()),
     ];
     environment.extend(clouds.environment());
     let store = open(&StoreSettings::Azure(AzureSettings {
@@ -214,18 +253,140 @@ fn azure_by_workload_identity(tool: Tool) {
             azurite::ACCOUNT_KEY.to_owned(),
             AZURE_TOKEN.to_owned(),
             POD_TOKEN.to_owned(),
+            HEADER.to_owned(),
         ],
         store,
         address: format!("https://{host}/tfstate/"),
         state: backend_state(),
     };
-    plans_and_applies_by(tool, &fixture);
+    Account {
+        fixture,
+        _server: server,
+        _front: front,
+        _clouds: clouds,
+    }
+}
+
+fn azure_by_workload_identity(tool: Tool) {
+    let tokens = Server::start(azure_tokens).unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    let mut account = azure(&tokens);
+    account.fixture.environment.extend([
+        ("AZURE_CLIENT_ID", "client".to_owned()),
+        ("AZURE_TENANT_ID", "tenant".to_owned()),
+        ("AZURE_FEDERATED_TOKEN_FILE", pod_token(folder.path())),
+        (env::IDENTITY_PASS_THROUGH, "false".to_owned()),
+    ]);
+    plans_and_applies_by(tool, &account.fixture);
     let refused = tokens
         .requests()
         .iter()
         .filter(|request| azure_tokens(request).status != 200)
         .count();
     assert_eq!(refused, 0);
+}
+
+/// Where a node hands out tokens.
+const NODE_PATH: &str = "/metadata/identity/oauth2/token";
+/// What App Service wants to see, beside the address.
+const HEADER: &str = "header-of-the-service";
+
+/// Who hands out the tokens of a managed identity: a node at its own address, or App Service at another one.
+fn managed_identity(request: &Request) -> Response {
+    let path = request.path.strip_prefix("http://169.254.169.254");
+    let query: Vec<(String, String)> = url::form_urlencoded::parse(request.query.as_bytes())
+        .into_owned()
+        .collect();
+    let of = |name: &str| {
+        let mut found = query.iter().filter(|(known, _)| known == name);
+        found.next().map(|(_, value)| &**value)
+    };
+    let is_known = match path.unwrap_or(&request.path) {
+        NODE_PATH => request.header("metadata") == Some("true"),
+        "/msi/token" => {
+            request.header("x-identity-header") == Some(HEADER)
+                && of("api-version") == Some("2019-08-01")
+        }
+        _ => false,
+    };
+    let is_for_storage = of("resource").is_some_and(|resource| {
+        resource.contains("storage.azure.com") || resource.contains("blob.core.windows.net")
+    });
+    if !is_known || !is_for_storage || of("client_id").is_some_and(|id| id != "client") {
+        return Response::new(400, r#"{"error":"invalid_request"}"#);
+    }
+    let ends = SystemTime::now() + Duration::from_hours(1);
+    let ends = ends.duration_since(SystemTime::UNIX_EPOCH).unwrap();
+    let token = json!({
+        "access_token": AZURE_TOKEN, "token_type": "Bearer", "resource": of("resource"),
+        "expires_in": "3600", "expires_on": ends.as_secs().to_string(),
+    });
+    Response::new(200, token.to_string()).with_header("Content-Type", "application/json")
+}
+
+/// The way to the metadata service of a node, which is at an address of its own.
+fn to_node(node: &Server) -> [(&'static str, String); 2] {
+    [
+        ("HTTP_PROXY", node.url()),
+        ("NO_PROXY", "127.0.0.1,localhost".to_owned()),
+    ]
+}
+
+/// Terraform alone: a variable leads its requests for tokens to this test.
+#[test]
+fn azure_by_the_node() {
+    const NODE: &str = "ARM_MSI_ENDPOINT";
+    let tokens = Server::start(azure_tokens).unwrap();
+    let node = Server::start(managed_identity).unwrap();
+    let mut account = azure(&tokens);
+    account.fixture.environment.extend(to_node(&node));
+    // The tool takes no proxy to the node.
+    account.fixture.environment.extend([
+        (NODE, format!("{}{NODE_PATH}", node.url())),
+        (env::ENV_FORWARD, NODE.to_owned()),
+    ]);
+    plans_and_applies(&account.fixture);
+    assert!(node.requests().len() >= 4, "{:?}", node.requests());
+}
+
+/// The artifacts alone, without the tool.
+#[test]
+fn azure_is_opened_with_each_managed_identity() {
+    let tokens = Server::start(azure_tokens).unwrap();
+    let node = Server::start(managed_identity).unwrap();
+    let account = azure(&tokens);
+    let (machine, repository) = (machine(), Repository::fixture());
+    let with = |more: &[(&'static str, String)]| {
+        let given = account.fixture.environment.iter().chain(more);
+        given.cloned().collect::<Vec<_>>()
+    };
+    let client = ("AZURE_CLIENT_ID", "client".to_owned());
+    let service = |header: &str| {
+        [
+            ("IDENTITY_ENDPOINT", format!("{}/msi/token", node.url())),
+            ("IDENTITY_HEADER", header.to_owned()),
+            client.clone(),
+        ]
+    };
+    let of_node = [&to_node(&node)[..], std::slice::from_ref(&client)].concat();
+    let environments = [
+        (0, with(&of_node)),
+        (0, with(&service(HEADER))),
+        (1, with(&service("wrong"))),
+    ];
+    for (number, (code, environment)) in environments.into_iter().enumerate() {
+        let script = job::bash(1, "env; echo it-ran");
+        let scripts = job::scripts(&repository, vec![script]);
+        let scripts = job::in_job(&scripts, &(51 + number).to_string());
+        machine.queue(&[&scripts]);
+        let start = machine.executor(&scripts);
+        let run = environment
+            .into_iter()
+            .fold(start, |run, (name, value)| run.env(name, value));
+        let outcome = run.run();
+        assert_eq!(outcome.code() == 0, code == 0, "{outcome}");
+        assert!(!outcome.to_string().contains(HEADER), "{outcome}");
+    }
 }
 
 /// The operator makes the container of states.
@@ -260,6 +421,89 @@ fn google_tokens(request: &Request) -> Response {
     Response::new(200, token.to_string()).with_header(json.0, json.1)
 }
 
+/// The bucket at its real address, without a login.
+fn google(server: &Gcs, clouds: &Clouds) -> Fixture {
+    let mut environment = vec![
+        (env::STATE_TYPE, "GcpTerraformStateImpl".to_owned()),
+        (env::GCP_BUCKET, gcs::BUCKET.to_owned()),
+        (env::STORE_GCP_IDENTITY, "true".to_owned()),
+    ];
+    environment.extend(clouds.environment());
+    Fixture {
+        environment,
+        variables: Vec::new(),
+        secrets: vec![gcs::TOKEN.to_owned(), POD_TOKEN.to_owned()],
+        store: open(&StoreSettings::Gcs(GcsSettings {
+            bucket: gcs::BUCKET.to_owned(),
+            login: GcsLogin::Key(SecretString::from(server.service_account())),
+            handover: Handover::Outside,
+            endpoint: Url::parse(&server.url()).unwrap(),
+        })),
+        address: format!("https://storage.cloud.google.com/{}/tfstate/", gcs::BUCKET),
+        state: ObjectKey {
+            path: format!("{}/default.tfstate", backend_state().path),
+            ..backend_state()
+        },
+    }
+}
+
+fn google_by_a_key_in_a_file(tool: Tool) {
+    let server = Gcs::start().unwrap();
+    let clouds = Clouds::start(&[("storage.googleapis.com", server.address())]).unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("google.json");
+    let key = server.service_account();
+    fs::write(&path, &key).unwrap();
+    let mut fixture = google(&server, &clouds);
+    fixture
+        .environment
+        .push(("GOOGLE_APPLICATION_CREDENTIALS", path.display().to_string()));
+    // Documents of a run are for its providers.
+    fixture.variables = vec![("GOOGLE_APPLICATION_CREDENTIALS", "/of/the/run.json")];
+    let key: Value = serde_json::from_str(&key).unwrap();
+    let private_key = key["private_key"].as_str().unwrap();
+    fixture.secrets = vec![private_key.lines().nth(1).unwrap().to_owned()];
+    plans_and_applies_by(tool, &fixture);
+}
+
+/// The metadata server of a node.
+fn google_node(request: &Request) -> Response {
+    let content = match request.path.strip_prefix("/computeMetadata/v1/") {
+        Some("instance/service-accounts/default/token") => {
+            json!({"access_token": gcs::TOKEN, "expires_in": 3600, "token_type": "Bearer"})
+                .to_string()
+        }
+        Some("universe/universe-domain") => "googleapis.com".to_owned(),
+        Some("project/project-id") => "p".to_owned(),
+        _ => return Response::new(404, ""),
+    };
+    if request.header("metadata-flavor") != Some("Google") {
+        return Response::new(403, "");
+    }
+    Response::new(200, content)
+        .with_header("Metadata-Flavor", "Google")
+        .with_header("Content-Type", "application/json")
+}
+
+fn google_by_the_node(tool: Tool) {
+    const NODE: &str = "GCE_METADATA_HOST";
+    let server = Gcs::start().unwrap();
+    let node = Server::start(google_node).unwrap();
+    let clouds = Clouds::start(&[("storage.googleapis.com", server.address())]).unwrap();
+    let mut fixture = google(&server, &clouds);
+    fixture.environment.extend([
+        (NODE, node.address().to_string()),
+        // On a node, the tool finds it without a variable.
+        (env::ENV_FORWARD, NODE.to_owned()),
+    ]);
+    plans_and_applies_by(tool, &fixture);
+    let tokens = node.requests();
+    let tokens = tokens
+        .iter()
+        .filter(|request| request.path.ends_with("/token"));
+    assert!(tokens.count() >= 4, "{:?}", node.requests());
+}
+
 fn google_by_a_federated_identity(tool: Tool) {
     let server = Gcs::start().unwrap();
     let tokens = Server::start(google_tokens).unwrap();
@@ -277,31 +521,13 @@ fn google_by_a_federated_identity(tool: Tool) {
     });
     let path = folder.path().join("google.json");
     fs::write(&path, document.to_string()).unwrap();
-    let mut environment = vec![
-        (env::STATE_TYPE, "GcpTerraformStateImpl".to_owned()),
-        (env::GCP_BUCKET, gcs::BUCKET.to_owned()),
-        (env::STORE_GCP_IDENTITY, "true".to_owned()),
+    let mut fixture = google(&server, &clouds);
+    fixture.environment.extend([
         ("GOOGLE_APPLICATION_CREDENTIALS", path.display().to_string()),
         (env::IDENTITY_PASS_THROUGH, "false".to_owned()),
-    ];
-    environment.extend(clouds.environment());
-    let fixture = Fixture {
-        environment,
-        // Documents of a run are for its providers.
-        variables: vec![("GOOGLE_APPLICATION_CREDENTIALS", "/of/the/run.json")],
-        secrets: vec![gcs::TOKEN.to_owned(), POD_TOKEN.to_owned()],
-        store: open(&StoreSettings::Gcs(GcsSettings {
-            bucket: gcs::BUCKET.to_owned(),
-            login: GcsLogin::Key(SecretString::from(server.service_account())),
-            handover: Handover::Outside,
-            endpoint: Url::parse(&server.url()).unwrap(),
-        })),
-        address: format!("https://storage.cloud.google.com/{}/tfstate/", gcs::BUCKET),
-        state: ObjectKey {
-            path: format!("{}/default.tfstate", backend_state().path),
-            ..backend_state()
-        },
-    };
+    ]);
+    // Documents of a run are for its providers.
+    fixture.variables = vec![("GOOGLE_APPLICATION_CREDENTIALS", "/of/the/run.json")];
     plans_and_applies_by(tool, &fixture);
     assert!(
         tokens.requests().len() >= 2,

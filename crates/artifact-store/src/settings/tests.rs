@@ -232,9 +232,19 @@ fn azure_has_an_application_only_with_all_that_it_needs() {
         azure_identity(own(&all)),
         AzureIdentity::Workload { .. }
     ));
-    let client_id = Some("c".to_owned());
-    assert_eq!(
-        azure_identity(own(&all[..2])),
-        AzureIdentity::Managed { client_id }
-    );
+    let managed = |more: &[(&str, &str)], endpoint: Option<&str>| {
+        let found = azure_identity(own(&[&all[..2], more].concat()));
+        let expected = AzureIdentity::Managed {
+            client_id: Some("c".to_owned()),
+            endpoint: endpoint.map(str::to_owned),
+        };
+        assert_eq!(found, expected);
+    };
+    let service = [
+        ("IDENTITY_ENDPOINT", "http://127.0.0.1:41/msi/token"),
+        ("IDENTITY_HEADER", "h"),
+    ];
+    managed(&[], None);
+    managed(&service, Some(service[0].1));
+    managed(&service[..1], None);
 }

@@ -426,7 +426,11 @@ fn azure_by_an_identity_has_ids_and_no_key() {
     assert_eq!(fixture.file("azure_backend_override.tf"), expected);
     assert_eq!(fixture.variable(AZURE_KEY), None);
     let mut fixture = Fixture::new(&[]);
-    fixture.write(&settings(AzureIdentity::Managed { client_id: None }), &NEW);
+    let node = AzureIdentity::Managed {
+        client_id: None,
+        endpoint: None,
+    };
+    fixture.write(&settings(node), &NEW);
     let expected = block("azurerm", &[&place[..], &["use_msi = true"]].concat());
     assert_eq!(fixture.file("azure_backend_override.tf"), expected);
 }
