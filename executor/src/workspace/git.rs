@@ -8,10 +8,12 @@
 mod broker;
 mod failure;
 mod guard;
+mod login;
 mod module_objects;
 mod modules;
 mod operator_logins;
 mod process;
+mod program;
 mod run_settings;
 mod session;
 mod ssh_call;
@@ -28,9 +30,10 @@ use secrecy::{ExposeSecret as _, SecretString};
 use tokio::process::Command;
 
 use self::broker::Answers;
-pub(crate) use self::broker::Login;
+
 pub(super) use self::failure::GitFailure;
 use self::failure::{mask, meaningful_line};
+pub(crate) use self::login::Login;
 pub(crate) use self::module_objects::ModuleStore;
 pub(crate) use self::modules::{ModuleAccess, OpenModuleAccess};
 use self::operator_logins::OperatorLogins;

@@ -23,6 +23,7 @@ use tokio::time::timeout;
 use tokio_util::task::AbortOnDropHandle;
 use tracing::{debug, warn};
 
+use super::login::Login;
 use super::module_objects::{CLONE, ModuleObjects};
 use super::operator_logins::OperatorLogins;
 use super::ssh_call;
@@ -38,14 +39,6 @@ const MAX_QUESTION_BYTES: u64 = 64 * 1024;
 const QUESTION_TIMEOUT: Duration = Duration::from_secs(10);
 /// More than the processes of git that ask at a time.
 const QUESTIONS_AT_ONCE: usize = 32;
-
-/// A user name and a password for the repositories of one server, or of a part of it.
-#[derive(Clone, Debug)]
-pub(crate) struct Login {
-    pub(crate) base: Address,
-    pub(crate) username: SecretString,
-    pub(crate) password: SecretString,
-}
 
 /// What is answered.
 #[derive(Clone, Debug, Default)]

@@ -4,15 +4,15 @@
 
 use std::fs;
 use std::io;
-use std::os::unix::fs::{PermissionsExt as _, symlink};
+use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 
 use super::broker::{CONNECTION, PERMITTED};
+use super::program::write_program;
 use crate::workspace::ssh::shell_quote;
 
 const PROGRAMS: &str = "git-core";
 const SSH: &str = "ssh";
-const EXECUTABLE: u32 = 0o700;
 /// The programs of git that connect, apart from ssh.
 const TRANSPORTS: [&str; 4] = [
     "git-remote-http",
@@ -76,9 +76,4 @@ fn script(socket: &Path, before: &str, question: &str, program: &str) -> String 
          test \"$answer\" = {PERMITTED} && exec {program} \"$@\"\n\
          printf 'fatal: %s\\n' \"${{answer:-the executor did not permit this connection}}\" >&2\nexit 128\n"
     )
-}
-
-pub(super) fn write_program(path: &Path, text: &str) -> io::Result<()> {
-    crate::workspace::write_private_file(path, text.as_bytes())?;
-    fs::set_permissions(path, fs::Permissions::from_mode(EXECUTABLE))
 }

@@ -20,6 +20,7 @@ use tokio::time::timeout;
 use tracing::{debug, warn};
 
 use super::process;
+use super::program::write_program;
 use crate::volume::Volume;
 use crate::workspace::ssh::shell_quote;
 
@@ -101,7 +102,7 @@ impl ModuleObjects {
         );
         let folder = self.folder.path().join("bin");
         fs::create_dir(&folder)?;
-        super::guard::write_program(&folder.join(PROGRAM), &text)?;
+        write_program(&folder.join(PROGRAM), &text)?;
         Ok(folder)
     }
 

@@ -11,7 +11,8 @@ use secrecy::ExposeSecret as _;
 use tokio::process::Command;
 use tracing::warn;
 
-use super::broker::{Answers, Login};
+use super::broker::Answers;
+use super::login::Login;
 use super::module_objects::{ModuleObjects, ModuleStore, Shared};
 use super::operator_logins::OperatorLogins;
 use super::run_settings::RunSettings;

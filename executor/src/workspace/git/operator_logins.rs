@@ -8,8 +8,8 @@ use git_address::{Address, AllowList};
 use git_logins::{Credential, Logins};
 use secrecy::{ExposeSecret as _, SecretString};
 
-use super::broker::Login;
 use super::config_quote;
+use super::login::Login;
 
 /// Logins for some servers.
 #[derive(Clone, Debug)]
