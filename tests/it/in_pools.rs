@@ -22,6 +22,7 @@ mod network_in_cluster;
 mod oidc;
 mod proxies;
 mod queue;
+mod references;
 mod relay;
 mod runs;
 mod status_page;

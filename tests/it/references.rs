@@ -3,6 +3,7 @@
 mod answers;
 mod failures;
 mod hostile;
+mod machines;
 mod printed;
 mod tools;
 

@@ -494,6 +494,8 @@ pub const ONLY_SECRET_REFERENCES: &str = "MAYFLY_ONLY_SECRET_REFERENCES";
 pub const SECRET_STORES: &str = "MAYFLY_SECRET_STORES";
 /// JSON list of logins for some organizations or workspaces.
 pub const SECRET_LOGINS: &str = "MAYFLY_SECRET_LOGINS";
+/// The beginning of names of variables with secrets of these logins. Executors on machines get no others.
+pub const SECRET_LOGIN_PREFIX: &str = "MAYFLY_SECRET_LOGIN_";
 /// `true` lets the executor log in with the identity of its node.
 pub const SECRETS_NODE_IDENTITY: &str = "MAYFLY_SECRETS_NODE_IDENTITY";
 /// Keys for AWS Secrets Manager.
@@ -640,6 +642,7 @@ pub fn is_secret(name: &str) -> bool {
         || ASSUMER_SECRETS.contains(&name)
         || name.starts_with(FOR_HOOKS_PREFIX)
         || name.starts_with(GIT_LOGIN_PREFIX)
+        || name.starts_with(SECRET_LOGIN_PREFIX)
         || is_job_data(name)
 }
 

@@ -224,6 +224,7 @@ pub fn build(
     let files = env::SECRET_STORE_SETTINGS
         .into_iter()
         .chain(env::ASSUMER_SECRETS)
+        .chain([env::GIT_LOGINS])
         .map(|name| format!("{name}{}", env::FILE_SUFFIX))
         .collect::<Vec<_>>();
     let names = MACHINE
@@ -238,7 +239,11 @@ pub fn build(
     let mut variables: Vec<(OsString, OsString)> = names
         .filter_map(|name| Some((name.into(), own(name)?)))
         .collect();
-    for prefix in [env::FOR_HOOKS_PREFIX, env::GIT_LOGIN_PREFIX] {
+    for prefix in [
+        env::FOR_HOOKS_PREFIX,
+        env::GIT_LOGIN_PREFIX,
+        env::SECRET_LOGIN_PREFIX,
+    ] {
         variables.extend(handover::with_prefix(prefix));
     }
 
@@ -360,6 +365,9 @@ mod tests {
             ("MAYFLY_DATA_DIR", "/other"),
             ("MAYFLY_ENV_FORWARD", "CORP_ID, "),
             ("CORP_ID", "7"),
+            ("CUSTOMER_VAULT_TOKEN_FILE", "/vault-token"),
+            ("ASSUMER_SECRET_ACCESS_KEY_FILE", "/assumer-key"),
+            ("MAYFLY_GIT_LOGINS_FILE", "/git-logins"),
         ];
         let found = environment(&JobData::default(), &own);
         let mut expected = BTreeMap::from([
@@ -380,6 +388,9 @@ mod tests {
             ("https_proxy", "http://proxy"),
             ("MAYFLY_ENV_FORWARD", "CORP_ID, "),
             ("CORP_ID", "7"),
+            ("CUSTOMER_VAULT_TOKEN_FILE", "/vault-token"),
+            ("ASSUMER_SECRET_ACCESS_KEY_FILE", "/assumer-key"),
+            ("MAYFLY_GIT_LOGINS_FILE", "/git-logins"),
         ]);
         let encoded = encoding::encode(&JobData::default());
         expected.insert("EphemeralJobData", &encoded);

@@ -25,6 +25,12 @@ struct LoginRule {
     variables: BTreeMap<String, String>,
 }
 
+impl LoginRule {
+    fn sets(&self, name: &str) -> bool {
+        self.settings.contains_key(name) || self.variables.contains_key(name)
+    }
+}
+
 /// Looks settings up, with those of the run's own login first.
 pub struct Lookup<'l> {
     own: &'l dyn Fn(&str) -> Option<String>,
@@ -110,6 +116,10 @@ impl<'l> Lookup<'l> {
         if let Some(text) = self.text(name) {
             return Ok(Some(text));
         }
+        // The file is of the login that all others have.
+        if self.rule.as_ref().is_some_and(|rule| rule.sets(name)) {
+            return Ok(None);
+        }
         let variable = format!("{name}{}", env::FILE_SUFFIX);
         let Some(path) = self.text(&variable) else {
             return Ok(None);
@@ -121,7 +131,7 @@ impl<'l> Lookup<'l> {
     }
 
     pub(crate) fn flag(&self, name: &str) -> Result<bool, String> {
-        match self.text(name).as_deref() {
+        match self.text_or_file(name)?.as_deref() {
             None | Some("false") => Ok(false),
             Some("true") => Ok(true),
             Some(_) => Err(format!("`{name}` is neither `true` nor `false`")),

@@ -54,19 +54,20 @@ struct Reader<'r, 'l> {
 }
 
 impl Reader<'_, '_> {
-    fn text(&self, name: &str) -> Option<String> {
-        self.lookup.text(name)
+    fn text(&mut self, name: &str) -> Option<String> {
+        let found = self.lookup.text_or_file(name);
+        self.or_error(found).flatten()
     }
 
     /// Whether it is set, or the name of a file with it.
     fn is_set(&self, name: &str) -> bool {
         let file = format!("{name}{}", env::FILE_SUFFIX);
-        self.text(name).or_else(|| self.text(&file)).is_some()
+        let text = self.lookup.text(name);
+        text.or_else(|| self.lookup.text(&file)).is_some()
     }
 
     fn secret(&mut self, name: &str) -> Option<SecretString> {
-        let found = self.lookup.text_or_file(name);
-        let secret = SecretString::from(self.or_error(found).flatten()?);
+        let secret = SecretString::from(self.text(name)?);
         self.secrets.push(secret.clone());
         Some(secret)
     }
@@ -96,7 +97,8 @@ impl Settings {
         purpose: Purpose<'_>,
     ) -> Result<Option<Self>, Vec<String>> {
         let lookup = Lookup::new(own);
-        let mode = lookup.text(env::SECRET_REFERENCES);
+        let mode = lookup.text_or_file(env::SECRET_REFERENCES);
+        let mode = mode.map_err(|error| vec![error])?;
         let is_on = match mode.as_deref() {
             Some("off") => return Ok(None),
             Some("on") => true,
@@ -508,6 +510,7 @@ mod tests {
     use rstest::rstest;
 
     use super::*;
+    use crate::reference::SecretId;
 
     fn read_for(
         run: (&str, &str),
@@ -529,6 +532,37 @@ mod tests {
 
     fn read(pairs: &[(&str, &str)]) -> Result<Option<Settings>, Vec<String>> {
         read_for(("org", "ws"), pairs)
+    }
+
+    #[test]
+    fn each_setting_may_be_in_a_file() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = |name: &str, text: &str| {
+            let path = folder.path().join(name);
+            std::fs::write(&path, format!("{text}\n")).unwrap();
+            path.display().to_string()
+        };
+        let address = file("address", "https://vault.example.test");
+        let token = file("token", "hvs.of-all");
+        let (allow, only) = (file("allow", "vault:own/**"), file("only", "true"));
+        let pairs = [
+            ("CUSTOMER_VAULT_ADDRESS_FILE", &*address),
+            ("CUSTOMER_VAULT_TOKEN_FILE", &*token),
+            ("MAYFLY_SECRET_REFERENCES_ALLOW_FILE", &*allow),
+            ("MAYFLY_ONLY_SECRET_REFERENCES_FILE", &*only),
+        ];
+        let settings = read(&pairs).unwrap().unwrap();
+        assert!(settings.vault.is_some() && settings.only_references);
+        let secret = SecretId::Vault {
+            path: "others/app".to_owned(),
+            namespace: None,
+            version: None,
+        };
+        let run = RunIds {
+            organization: "org",
+            workspace: "ws",
+        };
+        assert!(!settings.allow.allows(&secret, run));
     }
 
     #[test]
