@@ -5,6 +5,8 @@ pub mod request;
 pub mod sign;
 pub mod sts;
 
+use std::sync::Arc;
+
 use base64::engine::general_purpose::STANDARD;
 use secrecy::SecretString;
 use serde::Deserialize;
@@ -60,7 +62,7 @@ impl SecretsManager {
         secret: AwsSecret<'_>,
     ) -> Result<SecretValue, ReadError> {
         let obtain = async || self.login.obtain(http).await;
-        let attempt = async |keys: &Keys| self.read_with(http, secret, keys).await;
+        let attempt = async |keys: &Arc<Keys>| self.read_with(http, secret, keys).await;
         self.keys.with(obtain, attempt).await
     }
 

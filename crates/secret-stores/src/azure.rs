@@ -1,6 +1,7 @@
 //! Azure Key Vault, with tokens of a client, of a workload identity or of a node.
 
 use std::path::PathBuf;
+use std::sync::Arc;
 
 use reqwest::{Method, Url};
 use secrecy::{ExposeSecret as _, SecretString};
@@ -90,7 +91,7 @@ impl KeyVault {
             )
         })?;
         let obtain = async || self.obtain(http).await;
-        let attempt = async |token: &SecretString| {
+        let attempt = async |token: &Arc<SecretString>| {
             let request = Request::new(Method::GET, url.clone()).bearer(token);
             let answer = http.send(STORE, &request).await?;
             if !answer.is_success() {

@@ -3,6 +3,7 @@
 mod key;
 
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
 
 use base64::Engine as _;
@@ -296,7 +297,7 @@ impl SecretManager {
         );
         let url = Url::parse(&url).map_err(|_| no_project())?;
         let obtain = async || self.settings.login.obtain(http).await;
-        let attempt = async |token: &SecretString| {
+        let attempt = async |token: &Arc<SecretString>| {
             let request = Request::new(Method::GET, url.clone()).bearer(token);
             let answer = http.send(STORE, &request).await?;
             if answer.is_success() {

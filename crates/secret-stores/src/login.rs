@@ -11,6 +11,9 @@ use crate::error::{ErrorClass, ReadError};
 /// A login is replaced so long before its end.
 const MARGIN: Duration = Duration::from_mins(1);
 
+/// The end of a login that the store has refused.
+const REFUSED: SystemTime = SystemTime::UNIX_EPOCH;
+
 /// Something that a login gives, with its end.
 pub type Obtained<T> = Result<(T, Option<SystemTime>), ReadError>;
 
@@ -71,7 +74,7 @@ impl<T> Login<T> {
     pub async fn with<V>(
         &self,
         obtain: impl AsyncFn() -> Obtained<T>,
-        attempt: impl AsyncFn(&T) -> Result<V, ReadError>,
+        attempt: impl AsyncFn(&Arc<T>) -> Result<V, ReadError>,
     ) -> Result<V, ReadError> {
         loop {
             let login = self.get(obtain()).await?;
@@ -93,9 +96,17 @@ impl<T> Login<T> {
         };
         match &known.value {
             Ok(value) if Arc::ptr_eq(value, refused) => {
+                // Others may have used the same one meanwhile.
+                if known.ends == Some(REFUSED) {
+                    return true;
+                }
                 known.refusals += 1;
-                known.ends = Some(SystemTime::UNIX_EPOCH);
-                known.refusals == 1
+                if known.refusals == 1 {
+                    known.ends = Some(REFUSED);
+                    return true;
+                }
+                (known.value, known.ends) = (Err(error.clone()), None);
+                false
             }
             // Another request has replaced it.
             Ok(_) => true,

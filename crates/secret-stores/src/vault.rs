@@ -20,7 +20,7 @@ pub(crate) use self::login::VaultLogin;
 use self::login::VaultToken;
 use crate::error::{ErrorClass, ReadError};
 use crate::http::{Answer, TlsSettings};
-use crate::login::Login;
+use crate::login::{Login, Obtained};
 use crate::value::SecretValue;
 
 /// How long the end of a run waits for Vault.
@@ -105,18 +105,15 @@ impl Vault {
         (place.to_owned(), login)
     }
 
-    async fn token(
-        &self,
-        place: &str,
-        login: &Login<VaultToken>,
-    ) -> Result<Arc<VaultToken>, ReadError> {
-        let Self {
-            client, settings, ..
-        } = self;
-        let (method, mount) = (&settings.login, settings.mount.trim_matches('/'));
-        login
-            .get(async { Ok((login::obtain(client, method, mount, place).await?, None)) })
-            .await
+    async fn obtain(&self, place: &str) -> Obtained<VaultToken> {
+        let (method, mount) = (&self.settings.login, self.settings.mount.trim_matches('/'));
+        let token = login::obtain(&self.client, method, mount, place).await?;
+        Ok((token, None))
+    }
+
+    /// Whether the token's own time is over. Those that have leases are renewed.
+    fn has_ended(&self, token: &Arc<VaultToken>) -> bool {
+        token.is_over() && !self.leases.need(token)
     }
 
     pub(crate) async fn read(
@@ -128,8 +125,31 @@ impl Vault {
         let namespace = namespace.or(self.settings.namespace.as_deref());
         let namespace = namespace.unwrap_or_default();
         let (place, login) = self.login(namespace);
-        let token = self.token(&place, &login).await?;
-        let mount = self.mount_of(path, namespace, &token).await?;
+        let attempt = async |token: &Arc<VaultToken>| {
+            let read = self.read_with(path, namespace, version, &place, token);
+            // Vault says the same of a token that has ended and of what a policy forbids.
+            read.await.map_err(|error| {
+                if error.class == ErrorClass::Denied && self.has_ended(token) {
+                    let class = ErrorClass::CredentialsRejected;
+                    return ReadError { class, ..error };
+                }
+                error
+            })
+        };
+        login
+            .with(async || self.obtain(&place).await, attempt)
+            .await
+    }
+
+    async fn read_with(
+        &self,
+        path: &str,
+        namespace: &str,
+        version: Option<u32>,
+        place: &str,
+        token: &Arc<VaultToken>,
+    ) -> Result<SecretValue, ReadError> {
+        let mount = self.mount_of(path, namespace, token).await?;
         let is_kv2 = mount.as_ref().is_some_and(|mount| mount.is_kv2);
         let mut request = self.client.request(
             Method::GET,
@@ -162,8 +182,8 @@ impl Vault {
                 namespace: namespace.to_owned(),
                 seconds: secret.lease_duration,
                 is_renewable: secret.renewable,
-                token: Arc::clone(&token),
-                token_namespace: place,
+                token: Arc::clone(token),
+                token_namespace: place.to_owned(),
             });
         }
         let mut members = secret.data.ok_or_else(answer_is_foreign)?;
@@ -270,7 +290,7 @@ impl Vault {
     pub(crate) async fn check(&self) -> Result<String, ReadError> {
         let namespace = self.settings.namespace.clone().unwrap_or_default();
         let (place, login) = self.login(&namespace);
-        let token = self.token(&place, &login).await?;
+        let token = login.get(self.obtain(&place)).await?;
         let path = "auth/token/lookup-self";
         let request = self
             .client

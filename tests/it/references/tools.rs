@@ -2,18 +2,24 @@
 
 mod vault;
 
+use std::collections::BTreeSet;
 use std::fs;
+use std::net::SocketAddr;
 use std::path::PathBuf;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread::{sleep, spawn};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use integration_tests::{Outcome, job};
 use job_contract::{JobData, env};
 use jsonwebtoken::Algorithm;
+use nix::sys::signal::Signal;
 use serde_json::json;
 use tempfile::TempDir;
+use test_peers::clouds::Clouds;
 use test_peers::google_secrets::{AUDIENCE, SUBJECT_TOKEN};
-use test_peers::http::{Response, Server};
+use test_peers::http::{Response, Server, pass_on};
 use test_peers::key_vault::{ASSERTION, CLIENT, TENANT};
 use test_peers::oidc::{Issuer, SigningKey};
 use test_peers::openbao::OpenBao;
@@ -151,7 +157,7 @@ fn aws_is_read_with_each_login() {
     // It believes every signature, which sessions of its own roles need.
     let aws = SecretsManager::start().unwrap();
     aws.put(REGION, "db", "aws-canary-7").unwrap();
-    let clouds = test_peers::clouds::Clouds::start(&[
+    let clouds = Clouds::start(&[
         ("secretsmanager.eu-central-1.amazonaws.com", aws.address()),
         ("sts.eu-central-1.amazonaws.com", aws.address()),
     ])
@@ -247,6 +253,85 @@ fn aws_is_read_with_each_login() {
         ),
     ];
     works_with_each("${ssm:db}", "aws-canary-7", logins);
+}
+
+/// Before moto, which lets no session end, is a server that says so of sessions. The token of the pod changes meanwhile. Several
+/// reads use the first session when it is refused.
+#[test]
+fn a_session_of_aws_that_has_ended_is_replaced_once_by_the_token_of_that_time() {
+    let aws = SecretsManager::start().unwrap();
+    let names = ["A", "B", "C", "D"];
+    for name in names {
+        aws.put(REGION, name, &format!("aws-canary-{name}"))
+            .unwrap();
+    }
+    let folder = tempfile::tempdir().unwrap();
+    for (ended, code) in [(1, 0), (9, 1)] {
+        let token = file(&folder, "token", "token-0");
+        let (path, moto) = (token.clone(), aws.address());
+        let sessions = Mutex::<BTreeSet<String>>::default();
+        let server = Server::start(move |request| {
+            let host = request.header("host").unwrap_or_default();
+            if host.starts_with("secretsmanager.") {
+                // The signature begins with the key of the session.
+                let signature = request.header("authorization").unwrap_or_default();
+                let session = signature.split('/').next().unwrap_or_default();
+                let mut sessions = sessions.lock().unwrap();
+                sessions.insert(session.to_owned());
+                let number = sessions.len();
+                drop(sessions);
+                if number <= ended {
+                    fs::write(&path, format!("token-{number}\n")).unwrap();
+                    // All reads have begun.
+                    sleep(Duration::from_millis(300));
+                    let error = json!({ "__type": "ExpiredTokenException" });
+                    return Response::new(400, error.to_string());
+                }
+            }
+            pass_on(request, moto, host).unwrap()
+        })
+        .unwrap();
+        let clouds = Clouds::start(&[
+            (
+                "secretsmanager.eu-central-1.amazonaws.com",
+                server.address(),
+            ),
+            ("sts.eu-central-1.amazonaws.com", server.address()),
+        ])
+        .unwrap();
+        let mut environment = clouds.environment().to_vec();
+        let role = "arn:aws:iam::123456789012:role/secrets";
+        environment.extend([
+            (env::AWS_SECRETS_REGION, REGION.to_owned()),
+            ("AWS_ROLE_ARN", role.to_owned()),
+            ("AWS_WEB_IDENTITY_TOKEN_FILE", token),
+        ]);
+        let journey = Journey::new(environment);
+        let references = names.map(|name| format!("${{ssm:{name}}}"));
+        let variables: Vec<_> = names
+            .into_iter()
+            .zip(references.iter().map(String::as_str))
+            .collect();
+        let job = journey.script(&variables);
+        let outcome = journey.executor(&job).run().expect_code(code);
+        for name in names {
+            let seen = journey.seen(name);
+            let expected = (code == 0).then(|| format!("aws-canary-{name}"));
+            assert_eq!(seen, expected, "{outcome}");
+        }
+        if code == 1 {
+            let expected = "the login was refused in AWS Secrets Manager (ExpiredTokenException";
+            assert_eq!(outcome.error().matches(expected).count(), 4, "{outcome}");
+        }
+        let requests = server.requests();
+        let bodies = requests
+            .iter()
+            .map(|request| String::from_utf8_lossy(&request.body).into_owned());
+        let tokens: Vec<_> = bodies
+            .filter_map(|body| Some(body.split_once("WebIdentityToken=")?.1.to_owned()))
+            .collect();
+        assert_eq!(tokens, ["token-0", "token-1"], "{outcome}");
+    }
 }
 
 #[test]
@@ -531,6 +616,107 @@ fn vault_is_read_with_each_login_and_gets_its_tokens_back() {
         error.contains("the login was refused in Vault (status 400)"),
         "{error}"
     );
+}
+
+#[test]
+fn a_token_that_only_read_is_revoked_before_the_run_begins() {
+    let bao = OpenBao::start().unwrap();
+    bao.mount_kv("kv", "", 2).unwrap();
+    let document = json!({ "data": { "password": "bao-canary-7" } });
+    bao.write("kv/data/app", "", &document).unwrap();
+    let journey = Journey::new(app_role(&bao, "1h"));
+    let gate = journey.machine.gate();
+    let mut step = journey.script(&[("A", "${vault:kv/app.password}")]);
+    step.command_list.push(job::bash(2, &gate.words()));
+    let run = journey.executor(&step).start();
+    let reached = gate.reached();
+    assert_eq!(journey.seen("A").as_deref(), Some("bao-canary-7"));
+    assert_eq!(tokens_of(&bao, "approle"), 0);
+    drop(reached);
+    run.wait().expect_code(0);
+}
+
+/// Between executor and Vault is a server that never answers to the read of a secret.
+#[test]
+fn a_signal_during_the_reads_ends_the_executor_and_gives_the_token_back() {
+    let bao = OpenBao::start().unwrap();
+    bao.mount_kv("kv", "", 2).unwrap();
+    let vault: SocketAddr = bao.url().trim_start_matches("http://").parse().unwrap();
+    let server = Server::start(move |request| {
+        if request.path == "/v1/kv/data/app" {
+            sleep(Duration::from_secs(20));
+        }
+        pass_on(request, vault, "vault").unwrap()
+    })
+    .unwrap();
+    let mut environment = app_role(&bao, "1h");
+    environment.push((env::CUSTOMER_VAULT_ADDRESS, server.url()));
+    let journey = Journey::new(environment);
+    let step = journey.script(&[("A", "${vault:kv/app.password}")]);
+    let run = journey.executor(&step).start();
+    wait::until_blocking("the read of the secret", || {
+        let requests = server.requests();
+        requests
+            .iter()
+            .any(|request| request.path == "/v1/kv/data/app")
+    });
+    assert_eq!(tokens_of(&bao, "approle"), 1);
+    let began = Instant::now();
+    run.running.signal(Signal::SIGTERM);
+    let outcome = run.wait();
+    let time = began.elapsed();
+    assert!(time < Duration::from_secs(2), "{time:?}\n{outcome}");
+    assert_eq!(tokens_of(&bao, "approle"), 0, "{outcome}");
+    assert_eq!(outcome.left_behind, Vec::<PathBuf>::new(), "{outcome}");
+    assert_eq!(journey.machine.statuses(&step).1, "pending", "{outcome}");
+    assert_eq!(journey.seen("A"), None);
+}
+
+/// Between executor and Vault is a server that is slower than the token lasts. Vault answers as if a policy denied the read.
+#[test]
+fn a_token_of_vault_that_has_ended_is_replaced_once() {
+    let bao = OpenBao::start().unwrap();
+    bao.mount_kv("kv", "", 2).unwrap();
+    let document = json!({ "data": { "password": "bao-canary-7" } });
+    bao.write("kv/data/app", "", &document).unwrap();
+    let vault: SocketAddr = bao.url().trim_start_matches("http://").parse().unwrap();
+    let (role, second) = (app_role(&bao, "1s"), Duration::from_secs(1));
+    for (slow, reference, code, logins) in [
+        (1, "${vault:kv/app.password}", 0, 2),
+        (9, "${vault:kv/app.password}", 1, 2),
+        (0, "${vault:kv-of-others/app.password}", 1, 1),
+    ] {
+        let asked = AtomicUsize::new(0);
+        let server = Server::start(move |request| {
+            let asks = request.path.starts_with("/v1/sys/internal/");
+            if asks && asked.fetch_add(1, Ordering::SeqCst) < slow {
+                sleep(second + Duration::from_millis(200));
+            }
+            pass_on(request, vault, "vault").unwrap()
+        })
+        .unwrap();
+        let mut environment = role.clone();
+        environment.push((env::CUSTOMER_VAULT_ADDRESS, server.url()));
+        let journey = Journey::new(environment);
+        let job = journey.script(&[("A", reference)]);
+        let outcome = journey.executor(&job).run().expect_code(code);
+        let seen = journey.seen("A");
+        if code == 0 {
+            assert_eq!(seen.as_deref(), Some("bao-canary-7"), "{outcome}");
+        } else {
+            let class = match logins {
+                1 => "access denied in Vault",
+                _ => "the login was refused in Vault",
+            };
+            assert!(outcome.error().contains(class), "{outcome}");
+        }
+        let requests = server.requests();
+        let of_login = requests
+            .iter()
+            .filter(|request| request.path.ends_with("/approle/login"));
+        assert_eq!(of_login.count(), logins, "{reference}\n{outcome}");
+    }
+    wait::until_blocking("the end of the tokens", || tokens_of(&bao, "approle") == 0);
 }
 
 #[test]

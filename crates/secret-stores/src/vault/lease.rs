@@ -146,6 +146,12 @@ impl Leases {
         self.renewals.added.notify_one();
     }
 
+    /// Whether something that was lent belongs to the token.
+    pub(super) fn need(&self, token: &Arc<VaultToken>) -> bool {
+        let held = lock(&self.held);
+        held.iter().any(|lease| Arc::ptr_eq(&lease.token, token))
+    }
+
     /// Renews leases from now on. Returns false if there are none.
     pub(super) fn keep(&self) -> bool {
         if lock(&self.held).is_empty() {

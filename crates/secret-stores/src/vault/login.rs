@@ -1,7 +1,7 @@
 //! Logins at Vault, each by one method.
 
 use std::path::PathBuf;
-use std::time::SystemTime;
+use std::time::{Duration, Instant, SystemTime};
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
@@ -54,10 +54,18 @@ pub(crate) enum VaultLogin {
 #[derive(Debug)]
 pub(super) struct VaultToken {
     pub(super) token: SecretString,
+    pub(super) obtained: Instant,
     pub(super) seconds: u64,
     pub(super) is_renewable: bool,
     /// Whether it was obtained for this run, and so ends with it.
     pub(super) is_ours: bool,
+}
+
+impl VaultToken {
+    /// Whether the time that it was given is over. It may have got more.
+    pub(super) fn is_over(&self) -> bool {
+        self.seconds > 0 && self.obtained.elapsed() >= Duration::from_secs(self.seconds)
+    }
 }
 
 #[derive(Deserialize)]
@@ -81,11 +89,13 @@ pub(super) async fn obtain(
     mount: &str,
     namespace: &str,
 ) -> Result<VaultToken, ReadError> {
+    let obtained = Instant::now();
     let mut path = format!("auth/{mount}/login");
     let document = match login {
         VaultLogin::Token(token) => {
             return Ok(VaultToken {
                 token: token.clone(),
+                obtained,
                 seconds: 0,
                 is_renewable: false,
                 is_ours: false,
@@ -123,6 +133,7 @@ pub(super) async fn obtain(
     let LoginAnswer { auth } = answer.json(STORE)?;
     Ok(VaultToken {
         token: auth.client_token,
+        obtained,
         seconds: auth.lease_duration,
         is_renewable: auth.renewable,
         is_ours: true,
