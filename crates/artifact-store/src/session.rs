@@ -10,6 +10,8 @@ use tokio::time::Instant;
 
 /// A session is replaced so long before its end.
 const BEFORE_ITS_END: Duration = Duration::from_mins(5);
+/// The longest use of a session, whatever its service says.
+const LONGEST: Duration = Duration::from_hours(12);
 /// More than any answer of a token service.
 const MAX_ANSWER_BYTES: usize = 1 << 18;
 /// How often a request is made, if the service fails.
@@ -44,6 +46,7 @@ impl<T> Kept<T> {
         }
         let (session, lifetime) = obtain.await?;
         let session = Arc::new(session);
+        let lifetime = lifetime.min(LONGEST);
         // Half of a short lifetime is left for use.
         let until = Instant::now() + lifetime.saturating_sub(BEFORE_ITS_END).max(lifetime / 2);
         *kept = Some((Arc::clone(&session), until));
@@ -115,5 +118,23 @@ mod tests {
         assert_eq!(get("second").await, "first");
         tokio::time::advance(Duration::from_mins(2)).await;
         assert_eq!(get("third").await, "third");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn no_lifetime_that_a_service_says_does_harm() {
+        let of = async |kept: &Kept<&'static str>, name: &'static str, lifetime| {
+            let session = kept.get(async { Ok((name, lifetime)) }).await;
+            *session.unwrap()
+        };
+        let none = Kept::default();
+        assert_eq!(of(&none, "first", Duration::ZERO).await, "first");
+        assert_eq!(of(&none, "second", Duration::ZERO).await, "second");
+        for endless in [Duration::MAX, Duration::from_hours(10 * 365 * 24)] {
+            let kept = Kept::default();
+            assert_eq!(of(&kept, "first", endless).await, "first");
+            assert_eq!(of(&kept, "second", endless).await, "first");
+            tokio::time::advance(LONGEST).await;
+            assert_eq!(of(&kept, "third", endless).await, "third");
+        }
     }
 }

@@ -119,3 +119,29 @@ impl<T> Login<T> {
         self.0.lock().await.take()?.value.ok()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rstest::rstest;
+
+    #[rstest]
+    #[case(0, "second")]
+    #[case(59, "second")]
+    #[case(3600, "first")]
+    #[case(10 * 365 * 86_400, "first")]
+    #[case(u64::MAX, "first")]
+    #[tokio::test]
+    async fn a_login_is_used_while_its_service_says_so(
+        #[case] seconds: u64,
+        #[case] expected: &str,
+    ) {
+        let login = Login::default();
+        let get = async |name: &'static str| {
+            let obtained = async { Ok((name, in_seconds(seconds))) };
+            *login.get(obtained).await.unwrap()
+        };
+        assert_eq!(get("first").await, "first");
+        assert_eq!(get("second").await, expected);
+    }
+}

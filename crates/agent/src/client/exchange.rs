@@ -20,6 +20,8 @@ use super::answer::{Answer, Failure};
 
 /// The largest token file that is read.
 const MAX_BYTES: u64 = 64 * 1024;
+/// The longest use of an access token, whatever the hub says.
+const LONGEST: Duration = Duration::from_hours(12);
 /// The pause after a failed exchange.
 const RETRY_PAUSE: Duration = Duration::from_secs(30);
 
@@ -74,7 +76,7 @@ impl Exchange {
         match exchanged.await {
             Ok(issued) => {
                 info!(seconds = issued.expires_in, "exchanged the OIDC token");
-                let lifetime = Duration::from_secs(issued.expires_in);
+                let lifetime = Duration::from_secs(issued.expires_in).min(LONGEST);
                 let token = SecretString::from(issued.access_token);
                 *current = Some(CachedToken {
                     token: token.clone(),
@@ -273,6 +275,26 @@ mod tests {
         assert_eq!(token.expose_secret(), "one");
         // No further exchange follows at once.
         exchange.token(async |_| panic!("too soon")).await.unwrap();
+    }
+
+    #[tokio::test]
+    async fn no_lifetime_that_a_hub_says_does_harm() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("token");
+        fs::write(&file, "a.b.c").unwrap();
+        for endless in [u64::MAX, 10 * 365 * 86_400] {
+            let exchange = exchange(file.clone());
+            let issued = async |_| Ok(issued("one", endless));
+            exchange.token(issued).await.unwrap();
+            let renew = exchange.current.lock().await.as_ref().unwrap().renew;
+            assert!(renew <= Instant::now() + LONGEST);
+        }
+        let exchange = exchange(file);
+        for name in ["one", "two"] {
+            let issued = async |_| Ok(issued(name, 0));
+            let token = exchange.token(issued).await.unwrap();
+            assert_eq!(token.expose_secret(), name);
+        }
     }
 
     #[test]

@@ -1,5 +1,6 @@
 //! Workload identity federation of Google Cloud: the token of a pod is exchanged for one of Google, by which a service account may be
-//! used. The document that says how belongs to the operator. Documents that name a program or another source are refused.
+//! used. The document that says how belongs to the operator. Documents that name a program, another source or a service outside of
+//! Google are refused.
 
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
@@ -13,6 +14,7 @@ use secrecy::{ExposeSecret as _, SecretString};
 use serde::Deserialize;
 use serde_json::json;
 use std::sync::Arc;
+use url::Url;
 
 use super::SERVICE;
 use crate::session::{Kept, ask, failed};
@@ -90,6 +92,13 @@ impl Federated {
                 "the token of the external account must be the text of its file".to_owned(),
             );
         }
+        let more = document.service_account_impersonation_url.iter();
+        if !more.chain([&document.token_url]).all(|url| is_google(url)) {
+            return Err(
+                "the external account has an address that is not `https` at `googleapis.com`, and would send its token there"
+                    .to_owned(),
+            );
+        }
         Ok(Self {
             document,
             http,
@@ -162,6 +171,14 @@ impl Federated {
     }
 }
 
+/// Whether an address is one of Google. Nobody else gets tokens.
+fn is_google(address: &str) -> bool {
+    Url::parse(address).is_ok_and(|url| {
+        let host = url.host_str().unwrap_or_default();
+        url.scheme() == "https" && (host == "googleapis.com" || host.ends_with(".googleapis.com"))
+    })
+}
+
 #[async_trait]
 impl CredentialProvider for Federated {
     type Credential = GcpCredential;
@@ -217,17 +234,47 @@ fn read<T: for<'d> Deserialize<'d>>(answer: &SecretString) -> object_store::Resu
 #[cfg(test)]
 mod tests {
     use super::*;
-    use object_store::client::{HttpConnector as _, ReqwestConnector};
+    use object_store::client::{HttpError, HttpResponse, HttpService};
     use rstest::rstest;
+    use std::fs::{self, Permissions};
+    use std::os::unix::fs::PermissionsExt as _;
+    use std::sync::Mutex;
 
-    fn open(source: &str) -> Result<Federated, String> {
-        let _ = rustls::crypto::ring::default_provider().install_default();
-        let http = ReqwestConnector::default().connect(&object_store::ClientOptions::new());
+    const GOOGLE: &str = "https://sts.googleapis.com/v1/token";
+
+    /// A token service that notes the tokens it is asked with.
+    #[derive(Clone, Debug, Default)]
+    struct Tokens {
+        status: u16,
+        expires_in: u64,
+        asked: Arc<Mutex<Vec<String>>>,
+    }
+
+    #[async_trait]
+    impl HttpService for Tokens {
+        async fn call(&self, request: HttpRequest) -> Result<HttpResponse, HttpError> {
+            let body = request.into_body();
+            let form = url::form_urlencoded::parse(body.as_bytes().unwrap()).into_owned();
+            let token = form.filter(|(name, _)| name == "subject_token");
+            let mut asked = self.asked.lock().unwrap();
+            asked.extend(token.map(|(_, token)| token));
+            let answer = json!({"access_token": "t", "expires_in": self.expires_in});
+            let mut response = HttpResponse::new(answer.to_string().into());
+            *response.status_mut() = self.status.try_into().unwrap();
+            Ok(response)
+        }
+    }
+
+    fn open(tokens: Tokens, url: &str, source: &str) -> Result<Federated, String> {
         let document = format!(
-            r#"{{"type":"external_account","audience":"//iam","subject_token_type":"t","token_url":"https://sts.test/","credential_source":{source}}}"#
+            r#"{{"type":"external_account","audience":"//iam","subject_token_type":"t","token_url":"{url}","credential_source":{source}}}"#
         );
         assert!(is_federated(&document));
-        Federated::new(&document, http.unwrap())
+        Federated::new(&document, HttpClient::new(tokens))
+    }
+
+    fn open_with(tokens: Tokens, token: &Path) -> Federated {
+        open(tokens, GOOGLE, &json!({"file": token}).to_string()).unwrap()
     }
 
     #[rstest]
@@ -236,14 +283,98 @@ mod tests {
     #[case(r#"{"url":"http://evil.test/"}"#)]
     #[case(r#"{"file":"/t","format":{"type":"json"}}"#)]
     fn only_a_token_in_a_file_is_used(#[case] source: &str) {
-        let problem = open(source).unwrap_err();
+        let problem = open(Tokens::default(), GOOGLE, source).unwrap_err();
         assert!(problem.contains("file"), "{problem}");
     }
 
+    #[rstest]
+    #[case("https://evil.test/v1/token")]
+    #[case("https://sts.googleapis.com.evil.test/")]
+    #[case("https://sts.googleapis.com@evil.test/")]
+    #[case("https://evilgoogleapis.com/")]
+    #[case("http://sts.googleapis.com/")]
+    #[case("sts.googleapis.com")]
+    fn nobody_but_google_gets_the_token(#[case] url: &str) {
+        let source = r#"{"file":"/t"}"#;
+        let problem = open(Tokens::default(), url, source).unwrap_err();
+        assert!(problem.contains("googleapis.com"), "{problem}");
+        // The same for the account that the identity acts as.
+        let more = format!(r#"{source},"service_account_impersonation_url":"{url}""#);
+        open(Tokens::default(), GOOGLE, &more).unwrap_err();
+    }
+
+    #[rstest]
+    #[case(None, "cannot be read")]
+    #[case(Some(""), "is empty")]
+    #[case(Some("\n"), "is empty")]
     #[tokio::test]
-    async fn a_token_that_is_missing_is_named() {
-        let federated = open(r#"{"file":"/nowhere/token"}"#).unwrap();
+    async fn a_token_that_is_not_there_is_named(
+        #[case] content: Option<&str>,
+        #[case] problem: &str,
+    ) {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("token");
+        if let Some(content) = content {
+            fs::write(&path, content).unwrap();
+        }
+        let tokens = Tokens::default();
+        let federated = open_with(tokens.clone(), &path);
         let error = federated.get_credential().await.unwrap_err().to_string();
-        assert!(error.contains("`/nowhere/token`"), "{error}");
+        let place = path.display().to_string();
+        assert!(error.contains(&place) && error.contains(problem), "{error}");
+        assert!(tokens.asked.lock().unwrap().is_empty());
+    }
+
+    /// Kubernetes lets everybody of a pod read its tokens, unless the pod has an `fsGroup`.
+    #[rstest]
+    #[case(0, &["first", "second"])]
+    #[case(3600, &["first"])]
+    #[case(10 * 365 * 86_400, &["first"])]
+    #[case(u64::MAX, &["first"])]
+    #[tokio::test]
+    async fn the_file_is_read_for_each_exchange_and_a_session_is_used_for_its_lifetime(
+        #[case] expires_in: u64,
+        #[case] expected: &[&str],
+    ) {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("token");
+        let tokens = Tokens {
+            status: 200,
+            expires_in,
+            ..Tokens::default()
+        };
+        let federated = open_with(tokens.clone(), &path);
+        for token in ["first\n", "second"] {
+            fs::write(&path, token).unwrap();
+            fs::set_permissions(&path, Permissions::from_mode(0o644)).unwrap();
+            let credential = federated.get_credential().await.unwrap();
+            assert_eq!(credential.bearer, "t");
+        }
+        assert_eq!(*tokens.asked.lock().unwrap(), expected);
+    }
+
+    /// Such as one that has expired.
+    #[rstest]
+    #[case(400, 1)]
+    #[case(503, 3)]
+    #[tokio::test(start_paused = true)]
+    async fn a_token_that_is_refused_is_not_sent_again(
+        #[case] status: u16,
+        #[case] attempts: usize,
+    ) {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("token");
+        fs::write(&path, "expired").unwrap();
+        let tokens = Tokens {
+            status,
+            ..Tokens::default()
+        };
+        let federated = open_with(tokens.clone(), &path);
+        let error = federated.get_credential().await.unwrap_err().to_string();
+        assert!(
+            error.contains(&status.to_string()) && !error.contains("expired"),
+            "{error}"
+        );
+        assert_eq!(tokens.asked.lock().unwrap().len(), attempts);
     }
 }
