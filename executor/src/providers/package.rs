@@ -2,7 +2,7 @@
 //! one of this platform.
 
 use std::fs::{self, OpenOptions};
-use std::io::{self, Read, Seek, Write};
+use std::io::{self, BufReader, Read, Seek, Write};
 use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -21,6 +21,9 @@ const LARGEST: u64 = 4 * 1024 * 1024 * 1024;
 const MOST_FILES: usize = 10_000;
 /// Bytes of the list of its files. All of it is held in memory.
 const LARGEST_LIST: u64 = 8 * 1024 * 1024;
+
+/// A call of the system for so many bytes costs little beside their digest.
+const BUFFER_BYTES: usize = 256 * 1024;
 
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum PackageError {
@@ -123,7 +126,11 @@ fn read_files<W: Write>(
             hasher: Sha256::new(),
             stopped,
         };
-        let written = io::copy(&mut (&mut entry).take(left + 1), &mut hashing);
+        let bounded = (&mut entry).take(left + 1);
+        let written = io::copy(
+            &mut BufReader::with_capacity(BUFFER_BYTES, bounded),
+            &mut hashing,
+        );
         if stopped.load(Ordering::Relaxed) {
             return Err(PackageError::Stopped);
         }
