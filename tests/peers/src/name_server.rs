@@ -4,6 +4,7 @@ use std::io;
 use std::net::{Ipv4Addr, SocketAddr, UdpSocket};
 use std::path::Path;
 use std::process::Command;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 
@@ -34,11 +35,8 @@ impl NameServer {
         if !is_possible.is_ok_and(|output| output.status.success()) {
             return Err("`unshare --mount` fails, which needs root".to_owned());
         }
-        // An address for each process of tests.
-        let number = std::process::id() % (1 << 22);
-        let address = Ipv4Addr::from(u32::from(Ipv4Addr::new(127, 64, 0, 1)) + number);
-        let address = SocketAddr::from((address, PORT));
-        let socket = UdpSocket::bind(address).map_err(|error| format!("{address}: {error}"))?;
+        let socket = bind().map_err(|error| format!("port {PORT}: {error}"))?;
+        let address = socket.local_addr().map_err(|error| error.to_string())?;
         let asked = Arc::<Mutex<Vec<String>>>::default();
         let kept = Arc::clone(&asked);
         let answering = std::thread::spawn(move || answer(&socket, &kept));
@@ -75,6 +73,19 @@ impl Drop for NameServer {
             .and_then(|socket| socket.send_to(&[], self.address));
         if let Some(answering) = self.answering.take().filter(|_| sent.is_ok()) {
             let _ = answering.join();
+        }
+    }
+}
+
+/// Listens at an address of its own: several tests may have a server at a time, in one process or in several.
+fn bind() -> io::Result<UdpSocket> {
+    static STARTED: AtomicU32 = AtomicU32::new(0);
+    loop {
+        let number = std::process::id().wrapping_add(STARTED.fetch_add(1, Ordering::Relaxed));
+        let address = u32::from(Ipv4Addr::new(127, 64, 0, 1)) + number % (1 << 22);
+        match UdpSocket::bind((Ipv4Addr::from(address), PORT)) {
+            Err(error) if error.kind() == io::ErrorKind::AddrInUse => {}
+            bound => return bound,
         }
     }
 }
