@@ -19,6 +19,9 @@ use test_peers::s3::{self, S3};
 
 use crate::machine;
 
+/// Asks the endpoint of the session, and prints the status.
+const ASK: &str = "curl --silent --noproxy '*' --output /dev/null --write-out '%{http_code}' \
+                   -H \"Authorization: $AWS_CONTAINER_AUTHORIZATION_TOKEN\" $AWS_CONTAINER_CREDENTIALS_FULL_URI";
 const ROLE: &str = "arn:aws:iam::123456789012:role/deploy";
 const WHO: &str = "$PYTHON -c \"import boto3; print('i-am=' + boto3.client('sts').get_caller_identity()['Arn'])\"";
 
@@ -424,10 +427,8 @@ fn a_clock_that_is_ahead_leads_to_no_flood_of_requests() {
     let hour = Duration::from_hours(1);
     let aws = Aws::with(move |_, response| ending(response, SystemTime::now() - hour));
     let (machine, repository) = (machine(), Repository::fixture());
-    let ask = "curl --silent --noproxy '*' --output /dev/null --write-out '%{http_code}' \
-               -H \"Authorization: $AWS_CONTAINER_AUTHORIZATION_TOKEN\" $AWS_CONTAINER_CREDENTIALS_FULL_URI";
     // Nothing is to happen in this time.
-    let job = scripts(&repository, &format!("sleep 3; echo over=$({ask})"), &[]);
+    let job = scripts(&repository, &format!("sleep 3; echo over=$({ASK})"), &[]);
     machine.queue(&[&job]);
     let outcome = aws
         .executor(&machine, &job)
@@ -448,11 +449,9 @@ fn a_session_that_cannot_be_renewed_is_used_until_its_end() {
         },
     );
     let (machine, repository) = (machine(), Repository::fixture());
-    let ask = "curl --silent --noproxy '*' --output /dev/null --write-out '%{http_code}' \
-               -H \"Authorization: $AWS_CONTAINER_AUTHORIZATION_TOKEN\" $AWS_CONTAINER_CREDENTIALS_FULL_URI";
     // The renewal fails after half of the time.
     let look = format!(
-        "sleep 3; echo first=$({ask}); while [ $({ask}) = 200 ]; do sleep 0.1; done; echo last=$({ask})"
+        "sleep 3; echo first=$({ASK}); while [ $({ASK}) = 200 ]; do sleep 0.1; done; echo last=$({ASK})"
     );
     let job = scripts(&repository, &look, &[]);
     machine.queue(&[&job]);
