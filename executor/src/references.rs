@@ -2,6 +2,8 @@
 //!
 //! This module knows the job document. `secret_stores` knows references and stores.
 
+mod stored_plan;
+
 use std::collections::{BTreeMap, BTreeSet};
 
 use job_contract::{Exit, JobData, env};
@@ -13,6 +15,7 @@ use secret_stores::{
     Template,
 };
 
+pub(crate) use self::stored_plan::{has_secret_inputs, secrets_of_plan};
 use crate::child_env;
 use crate::error::StepError;
 
@@ -367,102 +370,6 @@ pub(crate) fn without_references(job: &JobData) -> JobData {
     job
 }
 
-/// The inputs of a run that have references.
-fn inputs_with_references(job: &JobData) -> impl Iterator<Item = (&String, &str)> {
-    let inputs = job.variables.iter();
-    let inputs = inputs.map(|(name, input)| (name, input.value.as_str()));
-    inputs.filter(|(_, text)| has_references(text))
-}
-
-/// Whether a stored plan of the run has secrets.
-pub(crate) fn has_secret_inputs(job: &JobData) -> bool {
-    inputs_with_references(job).next().is_some()
-}
-
-/// What the log must not show of the inputs in a stored plan. `plan` is the plan as the tool shows it.
-pub(crate) fn secrets_of_plan(job: &JobData, plan: &serde_json::Value) -> Vec<SecretString> {
-    let mut found = Vec::new();
-    for (name, text) in inputs_with_references(job) {
-        let value = &plan["variables"][name]["value"];
-        add_of_plan(text, value, &mut found);
-        if let Some(value) = value.as_str() {
-            found.extend(secrets_in(name, value).into_iter().map(SecretString::from));
-        }
-    }
-    found
-}
-
-/// Adds the secrets of a value that was made of a text with references.
-fn add_of_plan(text: &str, value: &serde_json::Value, found: &mut Vec<SecretString>) {
-    let written = match value.as_str() {
-        Some(value) => {
-            add_text(value, found);
-            if let Ok(template) = Template::scan(text) {
-                for secret in template.secrets_in(value) {
-                    add_text(secret, found);
-                    members(&serde_json::from_str(secret).unwrap_or_default(), found);
-                }
-            }
-            &serde_json::from_str(value).unwrap_or_default()
-        }
-        None => value,
-    };
-    match serde_json::from_str(text) {
-        Ok(text) => add_of_document(&text, written, found),
-        Err(_) if value.is_string() => {}
-        Err(_) => add_all(value, found),
-    }
-}
-
-/// Adds the secrets of a document that was made of one with references in its texts.
-fn add_of_document(
-    text: &serde_json::Value,
-    value: &serde_json::Value,
-    found: &mut Vec<SecretString>,
-) {
-    use serde_json::Value;
-    match (text, value) {
-        (Value::String(text), value) if has_references(text) => match value {
-            Value::String(_) => add_of_plan(text, value, found),
-            other => add_text(&other.to_string(), found),
-        },
-        (Value::Object(texts), Value::Object(values)) => {
-            for (name, value) in values {
-                if let Some(text) = texts.get(name) {
-                    add_of_document(text, value, found);
-                } else {
-                    // The name has a reference.
-                    add_text(name, found);
-                    add_all(value, found);
-                }
-            }
-        }
-        // A set has another order.
-        (Value::Array(_), Value::Array(_)) if has_references(&text.to_string()) => {
-            add_all(value, found);
-        }
-        _ => {}
-    }
-}
-
-fn add_all(value: &serde_json::Value, found: &mut Vec<SecretString>) {
-    match value {
-        serde_json::Value::String(text) => add_text(text, found),
-        serde_json::Value::Array(items) => items.iter().for_each(|item| add_all(item, found)),
-        serde_json::Value::Object(entries) => {
-            entries.values().for_each(|item| add_all(item, found));
-        }
-        serde_json::Value::Number(number) => add_text(&number.to_string(), found),
-        serde_json::Value::Bool(_) | serde_json::Value::Null => {}
-    }
-}
-
-fn add_text(text: &str, found: &mut Vec<SecretString>) {
-    if text.len() >= MIN_MASKED_BYTES {
-        found.push(text.into());
-    }
-}
-
 /// Whether the value is sensitive and not entirely a reference. Job data do not say what is sensitive, so names and forms decide.
 fn is_literal_secret(job: &JobData, place: &Place, text: &str, template: &Template) -> bool {
     if template.is_only_references() || text.trim().is_empty() {
@@ -629,47 +536,6 @@ mod tests {
             assert!(text.contains(expected), "{expected}\n{text}");
         }
         assert!(!text.contains("variable C"), "{text}");
-    }
-
-    /// Values of other types than text are as the tool has converted them.
-    #[test]
-    fn secrets_of_a_stored_plan_are_those_of_inputs_with_references() {
-        let mut job = job(&[]);
-        for (name, text) in [
-            ("whole", "${ssm:a}"),
-            ("embedded", "postgres://u:${ssm:a}@db.example.test/app"),
-            (
-                "map",
-                "{\"k\": \"${ssm:a}\", \"plain\": \"eu-central-1\", \"deep\": {\"l\": [\"${ssm:b}\"]}}",
-            ),
-            (
-                "text",
-                "{\"k\": \"x-${ssm:a}\", \"plain\": \"eu-central-1\"}",
-            ),
-            ("list", "${ssm:c}"),
-            ("number", "${ssm:d}"),
-            ("other", "eu-central-1"),
-        ] {
-            job.variables.insert(name.into(), text.into());
-        }
-        let plan = serde_json::json!({ "variables": {
-            "whole": { "value": "secret-1" },
-            "embedded": { "value": "postgres://u:secret-2@db.example.test/app" },
-            "map": { "value": { "k": "secret-3", "plain": "eu-central-1", "deep": { "l": ["other-element", "secret-4"] } } },
-            "text": { "value": "{\"k\": \"x-secret-5\", \"plain\": \"eu-central-1\"}" },
-            "list": { "value": ["secret-6"] },
-            "number": { "value": 1_234_567 },
-            "other": { "value": "eu-central-1" },
-        }});
-        assert!(has_secret_inputs(&job) && !has_secret_inputs(&JobData::default()));
-        let found = secrets_of_plan(&job, &plan);
-        let found: BTreeSet<_> = found.iter().map(ExposeSecret::expose_secret).collect();
-        for secret in [
-            "secret-1", "secret-2", "secret-3", "secret-4", "secret-5", "secret-6", "1234567",
-        ] {
-            assert!(found.contains(secret), "{secret}: {found:?}");
-        }
-        assert!(!found.contains("eu-central-1"), "{found:?}");
     }
 
     #[test]
