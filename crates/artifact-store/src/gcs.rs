@@ -97,7 +97,8 @@ impl Gcs {
     }
 }
 
-/// A builder with the credentials, and the key among them. Variables of the process decide nothing, except that they name the node's metadata server.
+/// A builder with the credentials, and the key among them. Variables of the process decide nothing, except that they name the node's
+/// metadata server.
 fn logged_in(
     settings: &GcsSettings,
     timing: &RequestTiming,

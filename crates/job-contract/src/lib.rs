@@ -12,6 +12,7 @@ pub mod encoding;
 pub mod env;
 pub mod exit;
 pub mod final_statuses;
+pub mod google;
 pub mod identity;
 pub mod java_options;
 pub mod job;

@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use base64::Engine as _;
 use base64::engine::general_purpose::{STANDARD, URL_SAFE};
+use job_contract::google::is_service_host;
 use reqwest::{Method, Url};
 use secrecy::{ExposeSecret as _, SecretString};
 use serde::de::Error as _;
@@ -244,9 +245,7 @@ impl ExternalAccount {
 /// An address of Google. Nobody else gets tokens.
 fn google_url<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Url, D::Error> {
     let url = Url::parse(&String::deserialize(deserializer)?).map_err(D::Error::custom)?;
-    let host = url.host_str().unwrap_or_default();
-    let is_google = host == "googleapis.com" || host.ends_with(".googleapis.com");
-    if url.scheme() == "https" && is_google {
+    if url.scheme() == "https" && is_service_host(url.host_str().unwrap_or_default()) {
         Ok(url)
     } else {
         Err(D::Error::custom("an address outside of `googleapis.com`"))

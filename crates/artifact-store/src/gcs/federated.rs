@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
 use async_trait::async_trait;
+use job_contract::google::is_service_host;
 use object_store::CredentialProvider;
 use object_store::client::{HttpClient, HttpRequest};
 use object_store::gcp::GcpCredential;
@@ -174,8 +175,7 @@ impl Federated {
 /// Whether an address is one of Google. Nobody else gets tokens.
 fn is_google(address: &str) -> bool {
     Url::parse(address).is_ok_and(|url| {
-        let host = url.host_str().unwrap_or_default();
-        url.scheme() == "https" && (host == "googleapis.com" || host.ends_with(".googleapis.com"))
+        url.scheme() == "https" && is_service_host(url.host_str().unwrap_or_default())
     })
 }
 
