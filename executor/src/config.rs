@@ -154,7 +154,7 @@ pub struct ToolsConfig {
     #[arg(long, env = env::PROVIDER_CACHE_MODE, default_value = CacheMode::Runs.name())]
     pub provider_cache_mode: CacheMode,
     /// Whether runs share git repositories of modules in that folder. Whoever can read it can read them [default: true, and
-    /// false on a volume of pods].
+    /// false in a pod].
     #[arg(long, env = env::MODULE_CACHE)]
     pub module_cache: Option<bool>,
     /// How many packages of locked providers are fetched at a time before `init`; 0 leaves all of them to the tool.

@@ -34,18 +34,33 @@ fn a_second_run_fetches_no_module_again(tool: Tool) {
         let is_fetch = |body: &[u8]| String::from_utf8_lossy(body).contains("command=fetch");
         requests.iter().filter(|it| is_fetch(&it.body)).count()
     };
-    let run = |value: &str| {
+    let run = |settings: &[(&str, &str)]| {
         machine.queue(&[&plan]);
-        let outcome = machine.executor(&plan).env(env::MODULE_CACHE, value).run();
+        let executor = settings
+            .iter()
+            .fold(machine.executor(&plan), |executor, (name, value)| {
+                executor.env(name, value)
+            });
+        let outcome = executor.run();
         assert_eq!(outcome.code(), 0, "{outcome}");
         assert!(outcome.left_behind.is_empty(), "{outcome}");
         outcome.log().to_owned()
     };
     let said = "Repositories of modules: ";
-    assert!(run("true").contains(&format!("{said}0 in the store, 2 kept for later runs.")));
+    assert!(run(&[]).contains(&format!("{said}0 in the store, 2 kept for later runs.")));
     assert_eq!(fetches(), 2);
-    assert!(run("true").contains(&format!("{said}2 in the store, 0 kept for later runs.")));
+    assert!(run(&[]).contains(&format!("{said}2 in the store, 0 kept for later runs.")));
     assert_eq!(fetches(), 2);
-    assert!(!run("false").contains(said));
+    assert!(!run(&[(env::MODULE_CACHE, "false")]).contains(said));
     assert_eq!(fetches(), 4);
+    // Others may read the folder of pods. Only the operator knows.
+    let shared = machine.scratch("shared").display().to_string();
+    let mut of_pod = vec![
+        (env::POD_NAME, "pod"),
+        (env::RECORDS, "shared"),
+        (env::PROVIDER_CACHE_DIR, &*shared),
+    ];
+    assert!(!run(&of_pod).contains(said));
+    of_pod.push((env::MODULE_CACHE, "true"));
+    assert!(run(&of_pod).contains(&format!("{said}0 in the store, 2 kept for later runs.")));
 }

@@ -361,8 +361,13 @@ fn digest_in(name: &str) -> Option<&str> {
 }
 
 fn is_sha256(text: &str) -> bool {
+    is_hex(text, 64)
+}
+
+/// Whether a text is so many digits in lower-case hex.
+fn is_hex(text: &str, digits: usize) -> bool {
     let is_digit = |byte: u8| matches!(byte, b'0'..=b'9' | b'a'..=b'f');
-    text.len() == 64 && text.bytes().all(is_digit)
+    text.len() == digits && text.bytes().all(is_digit)
 }
 
 #[cfg(not(test))]

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, percent_decode_str, utf8_percent_encode};
 use runtime::regular_file;
 
-use super::{Archive, ProviderStore, absent_is_none, new_file, sha256_of};
+use super::{Archive, ProviderStore, absent_is_none, is_hex, new_file, sha256_of};
 use crate::folder::Folder;
 
 pub(crate) const MODULES: &str = "modules/v1";
@@ -75,7 +75,11 @@ impl ProviderStore {
             progress: self.progress.clone(),
         };
         let used = source.try_clone()?;
-        io::copy(&mut source.take(LARGEST_BUNDLE), &mut new_file(target)?)?;
+        let mut copy = new_file(target)?;
+        if let Err(error) = io::copy(&mut source.take(LARGEST_BUNDLE), &mut copy) {
+            fs::remove_file(target)?;
+            return Err(error);
+        }
         used.note_use();
         Ok(true)
     }
@@ -126,6 +130,5 @@ pub(crate) fn commit_in(name: &str) -> Option<&str> {
 }
 
 fn is_commit(text: &str) -> bool {
-    let is_digit = |byte: u8| matches!(byte, b'0'..=b'9' | b'a'..=b'f');
-    text.len() == 40 && text.bytes().all(is_digit)
+    is_hex(text, 40)
 }

@@ -339,10 +339,10 @@ fn shared_folder(run: &RunContext<'_>) -> Option<PathBuf> {
     configured.or_else(|| run.mounted_cache.clone())
 }
 
-/// The store of modules that runs share. Who can read it, can read all modules there, so on a volume of pods the operator decides.
+/// The store of modules that runs share. Whoever can read it can read all modules there, so in pods the operator decides.
 pub(crate) fn module_store(run: &RunContext<'_>) -> Option<ModuleStore> {
     let tools = &run.config.tools;
-    let is_wanted = tools.module_cache.unwrap_or(run.mounted_cache.is_none());
+    let is_wanted = tools.module_cache.unwrap_or(!run.config.is_in_pod());
     if !is_wanted || tools.provider_cache_mode == CacheMode::Fill {
         return None;
     }

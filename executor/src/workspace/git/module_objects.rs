@@ -180,95 +180,98 @@ impl ModuleObjects {
         let fetch = ["fetch", "--quiet", "--no-tags", "--no-write-fetch-head"];
         let mut command = self.git(git_dir, None, &fetch);
         command.arg(&bundle).arg(refspec);
-        let fetched = succeed(command).await;
-        fs::remove_file(&bundle)?;
-        let is_it = match &fetched {
-            Ok(_) => {
-                let read = self.git(git_dir, None, &["rev-parse", "--verify", &reference]);
-                succeed(read).await?.trim() == commit
+        let checking = async {
+            succeed(command).await?;
+            let read = self.git(git_dir, None, &["rev-parse", "--verify", &reference]);
+            if succeed(read).await?.trim() == commit {
+                Ok(())
+            } else {
+                Err(io::Error::other("it is not what its name says"))
             }
-            Err(_) => false,
         };
-        if !is_it {
-            let forget = self.git(git_dir, None, &["update-ref", "-d", &reference]);
-            let forgotten = succeed(forget).await;
-            let (name, id) = (repository.to_owned(), commit.to_owned());
-            self.in_time(move |store| store.remove_bundle(&name, &id))
-                .await?;
-            forgotten?;
-            fetched?;
-            return Err(io::Error::other("it is not what its name says"));
-        }
-        Ok(true)
+        let checked = checking.await;
+        fs::remove_file(&bundle)?;
+        let Err(error) = checked else {
+            return Ok(true);
+        };
+        // What it has fetched must not count as known.
+        let forget = self.git(git_dir, None, &["update-ref", "-d", &reference]);
+        succeed(forget).await?;
+        let (name, id) = (repository.to_owned(), commit.to_owned());
+        self.in_time(move |store| store.remove_bundle(&name, &id))
+            .await?;
+        Err(error)
     }
 
     /// Keeps for later runs what the clones have fetched and the store lacks.
     pub(super) async fn keep(&self) -> Shared {
         let mut shared = Shared::default();
-        let repositories = self.repositories.lock().await;
-        for (address, repository) in repositories.iter() {
+        let mut repositories = self.repositories.lock().await;
+        for (address, repository) in repositories.iter_mut() {
             shared.stored += usize::from(!repository.bundles.is_empty());
-            match self.keep_clones(address, repository).await {
-                Ok(kept) => shared.kept += usize::from(kept),
-                Err(error) => debug!(%error, repository = address, "it is not kept"),
+            let mut is_kept = false;
+            for clone in std::mem::take(&mut repository.clones) {
+                match self.keep_clone(address, repository, &clone).await {
+                    Ok(kept) => is_kept |= kept,
+                    Err(error) => debug!(%error, repository = address, "a clone is not kept"),
+                }
             }
+            shared.kept += usize::from(is_kept);
         }
         shared
     }
 
-    async fn keep_clones(&self, address: &str, repository: &Repository) -> io::Result<bool> {
-        let (git_dir, mut kept) = (&repository.git_dir, false);
-        let mut stored: u64 = repository.bundles.iter().map(|one| one.size_bytes).sum();
-        for clone in &repository.clones {
-            let own = clone.join(".git");
-            // Its history would not be complete.
-            if own.join("shallow").exists() {
-                continue;
-            }
-            let (commit, objects) = (head(&own)?, own.join("objects"));
-            let all_known = format!("--glob={REFERENCES}/*");
-            let counting = [
-                "rev-list",
-                "--disk-usage",
-                "--objects",
-                &commit,
-                "--not",
-                &all_known,
-            ];
-            let lacking = succeed(self.git(git_dir, Some(&objects), &counting)).await?;
-            let lacking: u64 = lacking.trim().parse().map_err(io::Error::other)?;
-            if lacking <= stored / WORTH_KEEPING {
-                continue;
-            }
-            let reference = format!("{REFERENCES}/{commit}");
-            let update = ["update-ref", &*reference, &*commit];
-            succeed(self.git(git_dir, Some(&objects), &update)).await?;
-            let bundle = self.folder.path().join("bundle");
-            let mut command = self.git(git_dir, Some(&objects), &["bundle", "create", "--quiet"]);
-            command.arg(&bundle).arg(&reference);
-            succeed(command).await?;
-            let size = fs::metadata(&bundle)?.len();
-            if size <= LARGEST_BUNDLE {
-                let (name, id, source) = (address.to_owned(), commit.clone(), bundle.clone());
-                self.in_time(move |store| store.publish_bundle(&name, &id, &source))
-                    .await?;
-                (stored, kept) = (stored + size, true);
-            }
-            fs::remove_file(&bundle)?;
-            for old in repository.bundles.iter().filter(|old| old.commit != commit) {
-                let within = ["merge-base", "--is-ancestor", &*old.commit, &*commit];
-                if size <= LARGEST_BUNDLE
-                    && succeed(self.git(git_dir, Some(&objects), &within))
-                        .await
-                        .is_ok()
-                {
-                    let (name, id) = (address.to_owned(), old.commit.clone());
-                    self.in_time(move |store| store.remove_bundle(&name, &id))
-                        .await?;
-                }
-            }
+    async fn keep_clone(
+        &self,
+        address: &str,
+        repository: &mut Repository,
+        clone: &Path,
+    ) -> io::Result<bool> {
+        let own = clone.join(".git");
+        // Its history would not be complete.
+        if own.join("shallow").exists() {
+            return Ok(false);
         }
-        Ok(kept)
+        let (commit, objects) = (head(&own)?, own.join("objects"));
+        let git = |args: &[&str]| self.git(&repository.git_dir, Some(&objects), args);
+        let known = format!("--glob={REFERENCES}/*");
+        let count = ["rev-list", "--disk-usage", "--objects", &commit];
+        let lacking = succeed(git(&[&count[..], &["--not", &known]].concat())).await?;
+        let lacking: u64 = lacking.trim().parse().map_err(io::Error::other)?;
+        let stored: u64 = repository.bundles.iter().map(|one| one.size_bytes).sum();
+        if lacking <= stored / WORTH_KEEPING {
+            return Ok(false);
+        }
+        let reference = format!("{REFERENCES}/{commit}");
+        succeed(git(&["update-ref", &reference, &commit])).await?;
+        let bundle = self.folder.path().join("bundle");
+        let mut command = git(&["bundle", "create", "--quiet"]);
+        command.arg(&bundle).arg(&reference);
+        succeed(command).await?;
+        let size_bytes = fs::metadata(&bundle)?.len();
+        if size_bytes > LARGEST_BUNDLE {
+            fs::remove_file(&bundle)?;
+            return Ok(false);
+        }
+        let (name, id, source) = (address.to_owned(), commit.clone(), bundle.clone());
+        let publishing = self.in_time(move |store| store.publish_bundle(&name, &id, &source));
+        publishing.await?;
+        fs::remove_file(&bundle)?;
+        // It takes the place of those that it contains.
+        let mut others = Vec::new();
+        for old in &repository.bundles {
+            let within = git(&["merge-base", "--is-ancestor", &old.commit, &commit]);
+            if succeed(within).await.is_err() {
+                others.push(old.clone());
+                continue;
+            }
+            let (name, id) = (address.to_owned(), old.commit.clone());
+            self.in_time(move |store| store.remove_bundle(&name, &id))
+                .await?;
+        }
+        others.push(Bundle { commit, size_bytes });
+        repository.bundles = others;
+        Ok(true)
     }
 
     async fn in_time<T: Send + 'static>(
@@ -285,6 +288,8 @@ impl ModuleObjects {
     fn git(&self, git_dir: &Path, objects: Option<&Path>, args: &[&str]) -> Command {
         let mut command = Command::new(PROGRAM);
         command
+            // Nothing of it may outlive the run.
+            .args(["-c", "gc.auto=0", "-c", "maintenance.auto=false"])
             .args(args)
             .env_clear()
             .env("PATH", &self.path)

@@ -21,6 +21,9 @@ use crate::volume::Volume;
 /// Enough that what a small commit adds is not worth another bundle.
 const LARGE_BYTES: u64 = 64 * 1024;
 
+/// What the tool does for a module at `$0`.
+const CLONE: &str = "git clone --quiet -- \"$0\" module";
+
 /// A repository behind a server, and the store.
 struct Modules {
     repository: Repository,
@@ -87,11 +90,11 @@ impl Modules {
     }
 
     async fn clone(&self) -> Cloned {
-        self.clone_in(Fixture::new(), &self.url()).await
+        self.clone_in(Fixture::new(), CLONE).await
     }
 
     /// Clones as the tool does, and keeps what was fetched.
-    async fn clone_in(&self, fixture: Fixture, url: &str) -> Cloned {
+    async fn clone_in(&self, fixture: Fixture, script: &str) -> Cloned {
         let access = git::ModuleAccess {
             allowed: fixture.config.allowed.clone(),
             ssh_command: "ssh".to_owned(),
@@ -108,7 +111,7 @@ impl Modules {
         let mut command = tokio::process::Command::new("sh");
         // The shell looks for `git` as the tool does.
         command
-            .args(["-c", "exec git clone --quiet -- \"$0\" module", url])
+            .args(["-c", script, &self.url()])
             .current_dir(fixture.work.path())
             .env_clear()
             .envs(env.iter());
@@ -180,17 +183,33 @@ async fn a_clone_asks_its_server_only_for_what_the_store_lacks() {
 }
 
 #[tokio::test]
+async fn one_bundle_is_kept_of_two_versions_of_a_module() {
+    let modules = Modules::new();
+    let both = format!("git clone --quiet --branch v1 -- \"$0\" old && {CLONE}");
+    let cloned = modules.clone_in(Fixture::new(), &both).await;
+    assert_eq!(cloned.shared(), (0, 1));
+    assert_eq!(modules.stored(), [cloned.commit()]);
+
+    // What becomes of one clone does not matter to the other.
+    modules
+        .store
+        .remove_bundle(&modules.url(), &cloned.commit())
+        .unwrap();
+    let both = format!("{both} && rm -rf old");
+    let cloned = modules.clone_in(Fixture::new(), &both).await;
+    assert_eq!(cloned.shared(), (0, 1));
+    assert_eq!(modules.stored(), [cloned.commit()]);
+}
+
+#[tokio::test]
 async fn a_rule_holds_and_the_server_decides_who_may_read() {
     let modules = Modules::new();
     let mut fixture = Fixture::new();
     allow(&mut fixture, &modules.url());
-    assert_eq!(
-        modules.clone_in(fixture, &modules.url()).await.shared(),
-        (0, 1)
-    );
+    assert_eq!(modules.clone_in(fixture, CLONE).await.shared(), (0, 1));
     let mut fixture = Fixture::new();
     allow(&mut fixture, "https://elsewhere.example.test/.*");
-    let refused = modules.clone_in(fixture, &modules.url()).await;
+    let refused = modules.clone_in(fixture, CLONE).await;
     assert!(!refused.is_done && refused.text.contains("is not allowed by"));
 
     // The same repository, for which the run now has no credential.
