@@ -272,29 +272,33 @@ fn forty_secrets_are_read_at_once_from_a_slow_store_and_each_once() {
         sleep(Duration::from_millis(100));
         secret(&json!({ "a": format!("first-of-{path}"), "b": format!("second-of-{path}") }))
     });
-    let journey = Journey::new(environment(&server));
-    let mut job = journey.script(&[]);
-    for n in 0..40 {
-        for key in ["a", "b"] {
-            super::set(
-                &mut job,
-                &[(&format!("N{n}{key}"), &format!("${{vault:kv/{n}.{key}}}"))],
-            );
+    let attempt = || -> u64 {
+        let journey = Journey::new(environment(&server));
+        let mut job = journey.script(&[]);
+        for n in 0..40 {
+            for key in ["a", "b"] {
+                super::set(
+                    &mut job,
+                    &[(&format!("N{n}{key}"), &format!("${{vault:kv/{n}.{key}}}"))],
+                );
+            }
         }
-    }
-    let outcome = journey.executor(&job).run().expect_code(0);
-    let (_, time) = outcome
-        .log()
-        .split_once("Resolved in ")
-        .unwrap_or_else(|| panic!("{outcome}"));
-    let time: u64 = time.split(' ').next().unwrap().parse().unwrap();
-    // Hardly more than a second on an idle machine. One after another they take eight.
-    assert!(time < 4000, "{time} ms\n{outcome}");
-    let reads = server
-        .requests()
-        .into_iter()
-        .filter(|request| request.path.starts_with("/v1/kv/"));
-    assert_eq!(reads.count(), 40);
+        let before = server.requests().len();
+        let outcome = journey.executor(&job).run().expect_code(0);
+        let requests = server.requests();
+        let reads = requests[before..].iter();
+        let reads = reads.filter(|request| request.path.starts_with("/v1/kv/"));
+        assert_eq!(reads.count(), 40);
+        let (_, time) = outcome
+            .log()
+            .split_once("Resolved in ")
+            .unwrap_or_else(|| panic!("{outcome}"));
+        time.split(' ').next().unwrap().parse().unwrap()
+    };
+    // Hardly more than a second on an idle machine, and eight one after another. One attempt in time shows it, because the machine
+    // may be busy.
+    let times = [attempt(), attempt(), attempt()];
+    assert!(times.iter().any(|time| *time < 2000), "{times:?} ms");
 }
 
 #[test]
