@@ -6,22 +6,17 @@
 //! This crate knows the object keys of `job-contract` and the protocol of each service. It knows nothing of the tool that
 //! makes the objects, nor of the platform that reads them. Memory is bounded for objects of any size.
 
-mod azure;
+mod clouds;
 mod digest;
 mod error;
-mod gcs;
 mod hub;
 mod local;
-mod reference;
-mod remote;
-mod retry;
-mod s3;
+mod object_name;
+mod request;
 mod served;
 mod service;
-mod session;
 mod settings;
 mod state_backend;
-mod state_object;
 mod transfer;
 
 use std::path::Path;
@@ -32,17 +27,14 @@ use job_contract::keys::ObjectKey;
 use secrecy::SecretString;
 use tokio::sync::watch;
 
-use azure::Azure;
-use gcs::Gcs;
 use local::Local;
-use retry::Health;
-use s3::S3;
-use service::ObjectService;
+use request::Health;
+use service::{ObjectService, ServedService};
 
 pub use digest::Digest;
 pub use error::StoreError;
 pub use hub::{CurrentToken, HubSettings, HubStore, StateLocked};
-pub use remote::RequestTiming;
+pub use request::RequestTiming;
 pub use runtime::setting::HttpUrl;
 pub use served::{ServedStore, WorkspaceState};
 pub use settings::{
@@ -80,13 +72,10 @@ impl Store {
 
     /// Opens the configured store with other timeouts and retries than the default.
     pub fn open_with(settings: &StoreSettings, timing: &RequestTiming) -> Result<Self, StoreError> {
-        let service: Arc<dyn ObjectService> = match settings {
-            StoreSettings::Local { data_dir } => return Ok(Self::local(data_dir)),
-            StoreSettings::S3(settings) => Arc::new(S3::open(settings, timing)?),
-            StoreSettings::Azure(settings) => Arc::new(Azure::open(settings, timing)?),
-            StoreSettings::Gcs(settings) => Arc::new(Gcs::open(settings, timing)?),
-        };
-        Ok(Self { service, hub: None })
+        Ok(Self {
+            service: open(settings, timing)?,
+            hub: None,
+        })
     }
 
     /// The store of a hub, for one step.
@@ -164,5 +153,17 @@ impl Store {
     /// The credentials of this store, which must never appear in a log.
     pub fn secrets(&self) -> Vec<SecretString> {
         self.service.secrets()
+    }
+}
+
+fn open(
+    settings: &StoreSettings,
+    timing: &RequestTiming,
+) -> Result<Arc<dyn ServedService>, StoreError> {
+    match settings {
+        StoreSettings::Local { data_dir } => Ok(Arc::new(Local::new(data_dir))),
+        StoreSettings::S3(settings) => clouds::open_s3(settings, timing),
+        StoreSettings::Azure(settings) => clouds::open_azure(settings, timing),
+        StoreSettings::Gcs(settings) => clouds::open_gcs(settings, timing),
     }
 }

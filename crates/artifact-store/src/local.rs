@@ -16,7 +16,7 @@ use tokio_util::io::{ReaderStream, SyncIoBridge};
 use crate::READ_BYTES;
 use crate::digest::{Digest, Hasher};
 use crate::error::{FOLDER, OBJECT, SOURCE, StoreError, TARGET};
-use crate::reference::key_of;
+use crate::object_name::key_of;
 use crate::service::{ObjectService, ServedService, StatePlace};
 use crate::state_backend::BackendSettings;
 use crate::transfer::{Check, Content, Upload};

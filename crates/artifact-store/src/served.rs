@@ -6,12 +6,8 @@ use std::sync::Arc;
 use bytes::Bytes;
 use job_contract::keys::ObjectKey;
 
-use crate::azure::Azure;
 use crate::error::StoreError;
-use crate::gcs::Gcs;
-use crate::local::Local;
-use crate::remote::RequestTiming;
-use crate::s3::S3;
+use crate::request::RequestTiming;
 use crate::service::{ServedService, StatePlace};
 use crate::settings::StoreSettings;
 use crate::transfer::{Content, Upload};
@@ -25,13 +21,9 @@ pub struct ServedStore {
 impl ServedStore {
     /// Opens the configured store. It sends no request yet.
     pub fn open(settings: &StoreSettings, timing: &RequestTiming) -> Result<Self, StoreError> {
-        let service: Arc<dyn ServedService> = match settings {
-            StoreSettings::Local { data_dir } => Arc::new(Local::new(data_dir)),
-            StoreSettings::S3(settings) => Arc::new(S3::open(settings, timing)?),
-            StoreSettings::Azure(settings) => Arc::new(Azure::open(settings, timing)?),
-            StoreSettings::Gcs(settings) => Arc::new(Gcs::open(settings, timing)?),
-        };
-        Ok(Self { service })
+        Ok(Self {
+            service: crate::open(settings, timing)?,
+        })
     }
 
     /// The reference by which the platform knows an object. The object need not exist yet.

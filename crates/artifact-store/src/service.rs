@@ -13,7 +13,7 @@ use uuid::Uuid;
 
 use crate::digest::Digest;
 use crate::error::StoreError;
-use crate::retry::Health;
+use crate::request::Health;
 use crate::state_backend::BackendSettings;
 use crate::transfer::{Content, Upload};
 

@@ -12,7 +12,7 @@ use secrecy::{ExposeSecret as _, SecretString};
 use serde::Deserialize;
 use url::Url;
 
-use crate::state_backend::{AzureIdentity, AzureLogin, GcsLogin, Handover, S3Login, StaticKeys};
+use crate::state_backend::{AzureIdentity, AzureLogin, GcsLogin, Handover, StaticKeys};
 
 /// Which store is used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -249,27 +249,6 @@ pub struct GcsSettings {
     pub login: GcsLogin,
     pub handover: Handover,
     pub endpoint: Url,
-}
-
-/// The login that a pod or the environment offers for S3. It reads the variables in the order of the client for artifacts.
-pub(crate) fn ambient_s3(own: impl Fn(&str) -> Option<String>) -> S3Login {
-    let own = |name: &str| own(name).filter(|value| !value.is_empty());
-    if own("AWS_ACCESS_KEY_ID").is_some() {
-        return S3Login::Ambient;
-    }
-    if let (Some(role), Some(file)) = (own("AWS_ROLE_ARN"), own("AWS_WEB_IDENTITY_TOKEN_FILE")) {
-        let token_file = file.into();
-        return S3Login::WebIdentity { role, token_file };
-    }
-    let agent = [
-        "AWS_CONTAINER_CREDENTIALS_FULL_URI",
-        "AWS_CONTAINER_CREDENTIALS_RELATIVE_URI",
-    ];
-    if agent.into_iter().any(|name| own(name).is_some()) {
-        S3Login::Container
-    } else {
-        S3Login::Ambient
-    }
 }
 
 /// The identity that a pod or the environment offers for Azure.

@@ -204,24 +204,6 @@ fn own<'a>(pairs: &'a [(&str, &str)]) -> impl Fn(&str) -> Option<String> + 'a {
 }
 
 #[test]
-fn the_login_of_a_pod_is_the_one_of_the_client() {
-    let web = [("AWS_ROLE_ARN", "r"), ("AWS_WEB_IDENTITY_TOKEN_FILE", "/t")];
-    let agent = [(
-        "AWS_CONTAINER_CREDENTIALS_FULL_URI",
-        "http://169.254.170.23/",
-    )];
-    let keys = [("AWS_ACCESS_KEY_ID", "AKIA")];
-    let of = |pairs: &[(&str, &str)]| ambient_s3(own(pairs));
-    assert!(matches!(
-        of(&[web, [agent[0], ("A", "b")]].concat()),
-        S3Login::WebIdentity { .. }
-    ));
-    assert!(matches!(of(&agent), S3Login::Container));
-    assert!(matches!(of(&[&keys[..], &web].concat()), S3Login::Ambient));
-    assert!(matches!(of(&[]), S3Login::Ambient));
-}
-
-#[test]
 fn azure_has_an_application_only_with_all_that_it_needs() {
     let all = [
         ("AZURE_CLIENT_ID", "c"),

@@ -18,11 +18,12 @@ use object_store::{ClientOptions, HeaderMap, HeaderValue};
 use secrecy::{ExposeSecret as _, SecretString};
 use url::Url;
 
+use crate::clouds::reference::{ObjectUrl, address};
+use crate::clouds::remote::{BucketInfo, Remote, client_error, found};
 use crate::digest::Digest;
 use crate::error::{Answer, StoreError};
-use crate::reference::{ObjectUrl, address, key_of};
-use crate::remote::{BucketInfo, Remote, RequestTiming, check_tls, client_error, found};
-use crate::retry::Health;
+use crate::object_name::key_of;
+use crate::request::{Health, RequestTiming, check_tls};
 use crate::service::{ObjectService, ServedService, StatePlace};
 use crate::settings::AzureSettings;
 use crate::state_backend::{AzureIdentity, AzureLogin, BackendSettings};

@@ -18,7 +18,7 @@ use std::sync::Arc;
 use url::Url;
 
 use super::SERVICE;
-use crate::session::{Kept, ask, failed};
+use crate::clouds::session::{Kept, ask, failed};
 
 const SCOPE: &str = "https://www.googleapis.com/auth/cloud-platform";
 const MAX_TOKEN_BYTES: u64 = 1 << 16;

@@ -15,8 +15,8 @@ use serde::Deserialize;
 use uuid::Uuid;
 
 use super::{Azure, Call, client, container, none_without_container};
+use crate::clouds::remote::Remote;
 use crate::error::StoreError;
-use crate::remote::Remote;
 use crate::service::StatePlace;
 use crate::transfer::{Content, Upload};
 

@@ -19,11 +19,14 @@ use tokio::io::{AsyncRead, AsyncReadExt as _};
 
 use crate::READ_BYTES;
 use crate::digest::{Digest, Hasher};
-use crate::error::{Answer, Meaning, SOURCE, StoreError, TARGET, meaning};
+use crate::error::{Answer, SOURCE, StoreError, TARGET};
 use crate::local::{create_private, discard};
-use crate::retry::{Connector, Health};
+use crate::request::{Health, RequestTiming};
 use crate::transfer::{Check, Content, Upload};
 use runtime::regular_file;
+
+use super::connector::Connector;
+use super::meaning::{Meaning, meaning};
 
 const MIB: usize = 1024 * 1024;
 
@@ -49,35 +52,6 @@ impl Parts {
 
 /// The longest time to delete the parts of a failed upload.
 const ABORT_TIME: Duration = Duration::from_secs(5);
-
-/// Timeouts and retries of the requests to a service.
-#[derive(Clone, Debug)]
-pub struct RequestTiming {
-    pub connect_timeout: Duration,
-    /// The longest time without data while the service sends a response.
-    pub read_timeout: Duration,
-    /// For one request with its content. A download that takes longer continues at the same place.
-    pub request_timeout: Duration,
-    /// How long a request is repeated after its first failure.
-    pub retry_for: Duration,
-    /// The first pause between two attempts. The next ones grow at random.
-    pub first_pause: Duration,
-    pub longest_pause: Duration,
-}
-
-impl Default for RequestTiming {
-    fn default() -> Self {
-        Self {
-            connect_timeout: Duration::from_secs(10),
-            read_timeout: Duration::from_secs(30),
-            request_timeout: Duration::from_mins(5),
-            // A repeated request keeps the signature of its first attempt. Services refuse an old signature.
-            retry_for: Duration::from_mins(5),
-            first_pause: Duration::from_millis(100),
-            longest_pause: Duration::from_secs(15),
-        }
-    }
-}
 
 impl RequestTiming {
     pub(crate) fn client_options(&self, allow_http: bool) -> ClientOptions {
@@ -291,17 +265,6 @@ impl Remote {
                 source: Answer::of(error),
             },
         }
-    }
-}
-
-/// Checks that the program has installed a TLS provider. Without one, building a client panics.
-pub(crate) fn check_tls(service: &'static str) -> Result<(), StoreError> {
-    match rustls::crypto::CryptoProvider::get_default() {
-        Some(_) => Ok(()),
-        None => Err(StoreError::Client {
-            service,
-            source: Answer::new("the program has installed no TLS provider"),
-        }),
     }
 }
 

@@ -3,8 +3,8 @@
 use async_trait::async_trait;
 use bytes::Bytes;
 
+use crate::clouds::remote::Remote;
 use crate::error::StoreError;
-use crate::remote::Remote;
 use crate::service::StatePlace;
 use crate::transfer::{Content, Upload};
 

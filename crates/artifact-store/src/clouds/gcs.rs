@@ -17,16 +17,17 @@ use url::Url;
 
 use self::federated::Federated;
 
+use crate::clouds::reference::{ObjectUrl, address};
+use crate::clouds::remote::{BucketInfo, Remote, client_error, found};
+use crate::clouds::session::failed;
+use crate::clouds::state_object::StateObject;
 use crate::digest::Digest;
 use crate::error::StoreError;
-use crate::reference::{ObjectUrl, address, key_of};
-use crate::remote::{BucketInfo, Remote, RequestTiming, check_tls, client_error, found};
-use crate::retry::Health;
+use crate::object_name::key_of;
+use crate::request::{Health, RequestTiming, check_tls};
 use crate::service::{ObjectService, ServedService, StatePlace};
-use crate::session::failed;
 use crate::settings::GcsSettings;
 use crate::state_backend::{BackendSettings, GcsLogin};
-use crate::state_object::StateObject;
 use crate::transfer::{Content, Upload};
 
 const SERVICE: &str = "Google Cloud Storage";

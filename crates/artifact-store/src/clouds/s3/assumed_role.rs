@@ -12,7 +12,7 @@ use secrecy::ExposeSecret as _;
 use url::Url;
 
 use super::SERVICE;
-use crate::session::{Kept, ask, failed};
+use crate::clouds::session::{Kept, ask, failed};
 
 const SESSION_NAME: &str = "mayfly-store";
 const SECONDS: u64 = 3600;

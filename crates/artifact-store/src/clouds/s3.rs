@@ -17,16 +17,17 @@ use url::Url;
 
 use self::assumed_role::AssumedRole;
 
+use crate::clouds::reference::{ObjectUrl, address};
+use crate::clouds::remote::{BucketInfo, Remote, client_error, found};
+use crate::clouds::session::Kept;
+use crate::clouds::state_object::StateObject;
 use crate::digest::Digest;
 use crate::error::StoreError;
-use crate::reference::{ObjectUrl, address, key_of};
-use crate::remote::{BucketInfo, Remote, RequestTiming, check_tls, client_error, found};
-use crate::retry::Health;
+use crate::object_name::key_of;
+use crate::request::{Health, RequestTiming, check_tls};
 use crate::service::{ObjectService, ServedService, StatePlace};
-use crate::session::Kept;
-use crate::settings::{S3Credentials, S3Settings, ambient_s3};
+use crate::settings::{S3Credentials, S3Settings};
 use crate::state_backend::{BackendSettings, S3Login};
-use crate::state_object::StateObject;
 use crate::transfer::{Content, Upload};
 
 const SERVICE: &str = "S3";
@@ -307,6 +308,27 @@ fn ambient_credentials(
     })
 }
 
+/// The login that a pod or the environment offers for S3. It reads the variables in the order of the client for artifacts.
+fn ambient_s3(own: impl Fn(&str) -> Option<String>) -> S3Login {
+    let own = |name: &str| own(name).filter(|value| !value.is_empty());
+    if own("AWS_ACCESS_KEY_ID").is_some() {
+        return S3Login::Ambient;
+    }
+    if let (Some(role), Some(file)) = (own("AWS_ROLE_ARN"), own("AWS_WEB_IDENTITY_TOKEN_FILE")) {
+        let token_file = file.into();
+        return S3Login::WebIdentity { role, token_file };
+    }
+    let agent = [
+        "AWS_CONTAINER_CREDENTIALS_FULL_URI",
+        "AWS_CONTAINER_CREDENTIALS_RELATIVE_URI",
+    ];
+    if agent.into_iter().any(|name| own(name).is_some()) {
+        S3Login::Container
+    } else {
+        S3Login::Ambient
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -409,5 +431,28 @@ mod tests {
                 .reference_of(&plan())
                 .contains("b.s3.eu-central-1.amazonaws.com")
         );
+    }
+
+    #[test]
+    fn the_login_of_a_pod_is_the_one_of_the_client() {
+        let web = [("AWS_ROLE_ARN", "r"), ("AWS_WEB_IDENTITY_TOKEN_FILE", "/t")];
+        let agent = [(
+            "AWS_CONTAINER_CREDENTIALS_FULL_URI",
+            "http://169.254.170.23/",
+        )];
+        let keys = [("AWS_ACCESS_KEY_ID", "AKIA")];
+        let of = |pairs: &[(&str, &str)]| {
+            ambient_s3(|name| {
+                let mut found = pairs.iter().filter(|(known, _)| *known == name);
+                found.next().map(|(_, value)| (*value).to_owned())
+            })
+        };
+        assert!(matches!(
+            of(&[web, [agent[0], ("A", "b")]].concat()),
+            S3Login::WebIdentity { .. }
+        ));
+        assert!(matches!(of(&agent), S3Login::Container));
+        assert!(matches!(of(&[&keys[..], &web].concat()), S3Login::Ambient));
+        assert!(matches!(of(&[]), S3Login::Ambient));
     }
 }
