@@ -13,7 +13,8 @@ use secrecy::ExposeSecret as _;
 use tracing::debug;
 
 use super::RedisError;
-use super::args::{Credentials, Node, RedisConfig, Topology};
+use crate::redis::args::Node;
+use crate::redis::config::{Credentials, RedisConfig, Topology};
 
 /// Slots of a cluster.
 const SLOTS: u16 = 16_384;
