@@ -7,7 +7,7 @@ mod modules;
 mod tree;
 
 use std::io;
-use std::path::{Component, Path, PathBuf};
+use std::path::{Path, PathBuf};
 
 use job_contract::Exit;
 
@@ -110,21 +110,6 @@ pub(crate) fn survey(
         entries,
         notes,
     })
-}
-
-/// `path` without `.` and `..`, by its text alone, as the tool resolves module sources.
-fn lexical(path: &Path) -> PathBuf {
-    let mut clean = PathBuf::new();
-    for component in path.components() {
-        match component {
-            Component::CurDir => {}
-            Component::ParentDir => {
-                clean.pop();
-            }
-            other => clean.push(other),
-        }
-    }
-    clean
 }
 
 #[cfg(test)]

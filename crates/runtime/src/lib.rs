@@ -4,6 +4,7 @@
 pub mod deadline;
 pub mod handover;
 pub mod hardening;
+mod lexical;
 mod lock;
 pub mod memory_file;
 pub mod no_proxy;
@@ -13,6 +14,7 @@ pub mod process_table;
 pub mod reaper;
 pub mod regular_file;
 pub mod setting;
+mod setting_text;
 pub mod telemetry;
 #[cfg(test)]
 mod test_process;
@@ -20,4 +22,5 @@ pub mod tree_removal;
 pub mod unreadable_program;
 
 pub use deadline::Deadline;
+pub use lexical::lexical;
 pub use lock::lock;

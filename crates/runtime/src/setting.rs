@@ -9,7 +9,6 @@ mod value;
 
 use std::env;
 use std::ffi::{OsStr, OsString};
-use std::fmt;
 use std::io;
 use std::marker::PhantomData;
 
@@ -19,34 +18,11 @@ use clap::{Arg, Args, Command, Error, Parser};
 use nix::errno::Errno;
 
 use crate::handover;
+use crate::setting_text::meant;
 
+pub use crate::setting_text::SettingError;
 pub use nearest::nearest;
 pub use value::{HttpUrl, Milliseconds, Seconds, SettingValue, choice, unexpected};
-
-/// The problem of one setting.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct SettingError {
-    /// The variable of the setting, or the flag that set it.
-    pub variable: String,
-    /// The end of a sentence that begins with the variable. Never quotes a secret.
-    pub text: String,
-}
-
-impl SettingError {
-    /// An error of the setting with this name.
-    pub fn new(variable: impl Into<String>, text: impl Into<String>) -> Self {
-        Self {
-            variable: variable.into(),
-            text: text.into(),
-        }
-    }
-}
-
-impl fmt::Display for SettingError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "`{}` {}", self.variable, self.text)
-    }
-}
 
 /// A setting: a value, a blank, or an invalid text. A blank counts as not set, because charts write empty values for unset
 /// settings. `${NAME}` for the variable `NAME` counts as not set too: stock deployments have such placeholders (contract
@@ -64,17 +40,7 @@ impl<T: SettingValue> Setting<T> {
             let value = Err("is not UTF-8 text, as every setting must be".to_owned());
             return Self { name, value };
         };
-        let text = text.trim();
-        let placeholder = text
-            .strip_prefix("${")
-            .and_then(|rest| rest.strip_suffix('}'));
-        if text.is_empty() || placeholder.is_some_and(|inner| *inner == *variable) {
-            return Self {
-                name,
-                value: Ok(None),
-            };
-        }
-        let value = T::parse(text).map(Some);
+        let value = meant(variable, text).map(T::parse).transpose();
         Self { name, value }
     }
 }

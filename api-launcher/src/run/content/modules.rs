@@ -6,10 +6,9 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use hcl_edit::structure::Body;
-use runtime::regular_file;
+use runtime::{lexical, regular_file};
 use serde_json::Value;
 
-use super::lexical;
 use crate::failure::Failure;
 
 /// The largest configuration file that is read.

@@ -6,9 +6,9 @@ use std::fs;
 use std::path::{Component, Path, PathBuf};
 
 use job_contract::Exit;
+use runtime::lexical;
 
 use super::ignores::Ignores;
-use super::lexical;
 use crate::failure::Failure;
 
 /// Far above any configuration, and low enough that a link to a home folder is noticed before it is packed.
