@@ -16,6 +16,7 @@ pub mod google;
 pub mod identity;
 pub mod java_options;
 pub mod job;
+pub mod jwt;
 pub mod keys;
 pub mod labels;
 pub mod pairs;

@@ -8,13 +8,13 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use jsonwebtoken::{Algorithm, DecodingKey, Validation};
-use rsa::pkcs1::EncodeRsaPrivateKey as _;
-use rsa::pkcs8::LineEnding;
+use rsa::pkcs1::DecodeRsaPrivateKey as _;
 use rsa::traits::PublicKeyParts as _;
 use serde_json::{Value, json};
 
 use crate::git_http::{self, GitHttpOptions};
 use crate::http::{Request, Response, Server};
+use crate::sshd::generate_rsa_pem;
 
 /// The id of the App.
 pub const APP: &str = "Iv23liMayfly";
@@ -25,8 +25,6 @@ const REPOSITORIES: [&str; 2] = ["repo", "module"];
 const MAX_JWT_SECONDS: u64 = 600;
 /// In place of the path that a token is for: there is none.
 const ENDED: &str = "";
-/// Half of what GitHub has, because each test makes a key.
-const KEY_BITS: usize = 1024;
 
 /// A running server.
 #[derive(Debug)]
@@ -42,11 +40,10 @@ impl GitHub {
     /// # Errors
     /// Fails when no port can be had.
     pub fn start(folder: &Path, lifetime: Duration) -> io::Result<Self> {
-        let key =
-            rsa::RsaPrivateKey::new(&mut rand::thread_rng(), KEY_BITS).map_err(io::Error::other)?;
+        let pem = generate_rsa_pem()?;
+        let key = rsa::RsaPrivateKey::from_pkcs1_pem(&pem).map_err(io::Error::other)?;
         let [n, e] = [key.n(), key.e()].map(rsa::BigUint::to_bytes_be);
         let public = DecodingKey::from_rsa_raw_components(&n, &e);
-        let pem = key.to_pkcs1_pem(LineEnding::LF).map_err(io::Error::other)?;
         let tokens = Arc::<Mutex<BTreeMap<String, String>>>::default();
         let (folder, known) = (folder.to_path_buf(), Arc::clone(&tokens));
         let server = Server::start(move |request| {
@@ -58,7 +55,7 @@ impl GitHub {
         })?;
         Ok(Self {
             server,
-            key: pem.to_string(),
+            key: pem,
             tokens,
         })
     }

@@ -116,8 +116,21 @@ impl Drop for Sshd {
 /// # Errors
 /// Fails when `ssh-keygen` is missing or fails.
 pub fn generate_key(path: &Path, kind: &str) -> io::Result<String> {
+    generate(path, &["-t", kind])
+}
+
+/// An RSA key in PEM of PKCS #1. To make one here takes seconds without optimisation.
+pub(crate) fn generate_rsa_pem() -> io::Result<String> {
+    let folder = tempfile::tempdir()?;
+    let options = ["-t", "rsa", "-b", "2048", "-m", "PEM"];
+    generate(&folder.path().join("key"), &options)
+}
+
+fn generate(path: &Path, options: &[&str]) -> io::Result<String> {
     let output = Command::new("ssh-keygen")
-        .args(["-q", "-N", "", "-t", kind, "-f"])
+        .args(["-q", "-N", ""])
+        .args(options)
+        .arg("-f")
         .arg(path)
         .stdin(Stdio::null())
         .output()

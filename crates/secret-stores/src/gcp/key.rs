@@ -4,7 +4,9 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
-use jsonwebtoken::{Algorithm, EncodingKey, Header};
+use job_contract::jwt::UnsignedToken;
+use ring::rand::SystemRandom;
+use ring::signature::{RSA_PKCS1_SHA256, RsaKeyPair};
 use secrecy::{ExposeSecret as _, SecretString};
 use serde::Deserialize;
 use serde_json::{Value, json};
@@ -53,14 +55,22 @@ pub fn signed_token(
     key_id: Option<String>,
     claims: &Value,
 ) -> Option<SecretString> {
-    let key = EncodingKey::from_rsa_der(&rsa_key(key.expose_secret())?);
-    let header = Header {
-        kid: key_id,
-        ..Header::new(Algorithm::RS256)
-    };
-    jsonwebtoken::encode(&header, claims, &key)
-        .ok()
-        .map(SecretString::from)
+    let key = RsaKeyPair::from_der(&rsa_key(key.expose_secret())?).ok()?;
+    let mut header = json!({"typ": "JWT", "alg": "RS256"});
+    if let Some(id) = key_id {
+        header["kid"] = id.into();
+    }
+    let token = UnsignedToken::new(&header, claims);
+    let mut signature = vec![0; key.public().modulus_len()];
+    let random = SystemRandom::new();
+    key.sign(
+        &RSA_PKCS1_SHA256,
+        &random,
+        token.signing_input(),
+        &mut signature,
+    )
+    .ok()?;
+    Some(token.with_signature(&signature).into())
 }
 
 /// The RSA key in a PEM of PKCS #8 or PKCS #1.
