@@ -159,9 +159,13 @@ impl From<PlatformError> for StepError {
 
 impl From<StoreError> for StepError {
     fn from(error: StoreError) -> Self {
+        let exit = match error {
+            StoreError::LeftOut { .. } => Exit::BadConfiguration,
+            _ => Exit::Infrastructure,
+        };
         Self {
             hint: error.hint(),
-            ..Self::infrastructure(chain(&error))
+            ..Self::new(exit, chain(&error))
         }
     }
 }

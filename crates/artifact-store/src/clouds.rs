@@ -1,4 +1,5 @@
-//! The object stores of clouds. Only this part of the crate knows `object_store`.
+//! The object stores of clouds. Only this part of the crate knows `object_store`. A build without the feature `full` has
+//! `no_clouds` in its place.
 
 mod azure;
 mod connector;

@@ -4,7 +4,8 @@ use std::error::Error;
 use std::io;
 use std::path::{Path, PathBuf};
 
-use job_contract::chain;
+use job_contract::build::BUILD_FULLY;
+use job_contract::{chain, env};
 
 /// What a store reads and writes, in messages.
 pub(crate) const OBJECT: &str = "the stored object";
@@ -89,6 +90,12 @@ pub enum StoreError {
         #[source]
         source: Answer,
     },
+    /// The settings name a store of a cloud, and this build has no client of it.
+    #[error(
+        "`{}` needs a client of {service}, which this build leaves out",
+        env::STATE_TYPE
+    )]
+    LeftOut { service: &'static str },
 }
 
 impl StoreError {
@@ -146,6 +153,7 @@ impl StoreError {
                 "check the address of the store, the network and the proxy settings".to_owned()
             }
             Self::Client { .. } => "check the settings of the store".to_owned(),
+            Self::LeftOut { .. } => BUILD_FULLY.to_owned(),
             Self::Read { .. }
             | Self::Foreign { .. }
             | Self::TooLarge { .. }

@@ -3,9 +3,15 @@
 //! - [`Store`] is what an executor uses. It may be the store of a hub ([`HubStore`]).
 //! - [`ServedStore`] is what the hub uses to pass artifacts on.
 //!
+//! Without the feature `full` there is no store of a cloud.
+//!
 //! This crate knows the object keys of `job-contract` and the protocol of each service. It knows nothing of the tool that
 //! makes the objects, nor of the platform that reads them. Memory is bounded for objects of any size.
 
+#[cfg(feature = "full")]
+mod clouds;
+#[cfg(not(feature = "full"))]
+#[path = "no_clouds.rs"]
 mod clouds;
 mod digest;
 mod error;

@@ -8,9 +8,7 @@ use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 
 use crate::job::JobData;
-
-/// The default level. Job documents are small and short-lived, so a higher level has no use.
-const ZSTD_LEVEL: i32 = 3;
+use crate::zstd_frame;
 
 /// The JSON of a job document, and its job.
 #[derive(Clone, PartialEq)]
@@ -60,14 +58,10 @@ impl Document {
     /// Compresses and encodes the document. Only Mayfly's executor reads the result.
     ///
     /// # Errors
-    /// Fails only when the compressor cannot allocate.
+    /// Fails when the compressor cannot allocate, and in a build without zstd.
     pub fn encode_compressed(&self) -> std::io::Result<String> {
-        Ok(STANDARD.encode(compress(&self.json)?))
+        Ok(STANDARD.encode(zstd_frame::compress(&self.json)?))
     }
-}
-
-pub(crate) fn compress(json: &[u8]) -> std::io::Result<Vec<u8>> {
-    zstd::bulk::compress(json, ZSTD_LEVEL)
 }
 
 impl Deref for Document {

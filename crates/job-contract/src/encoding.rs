@@ -3,16 +3,18 @@
 //! Errors name the problem and its position. They never quote the document, because most of its fields can be secret.
 
 use std::fmt::Write as _;
-use std::io::Read;
+use std::io;
 
 use base64::Engine as _;
 use base64::alphabet;
 use base64::engine::{DecodePaddingMode, GeneralPurpose, GeneralPurposeConfig};
 use sha2::{Digest as _, Sha256};
 
-use crate::document::{self, Document};
+use crate::build::BUILD_FULLY;
+use crate::document::Document;
 use crate::env;
 use crate::job::JobData;
+use crate::zstd_frame;
 
 /// The largest document that is decoded, compressed or not. It is much larger than any document of a platform (contract 1.6),
 /// and small enough that a decompression bomb cannot exhaust a pod.
@@ -34,6 +36,9 @@ pub enum DecodeError {
     NotBase64 { reason: String },
     #[error("the job data is not a valid zstd frame")]
     NotZstd,
+    /// A zstd frame, in a build without zstd.
+    #[error("the job data is compressed with zstd, which this build leaves out: {BUILD_FULLY}")]
+    ZstdLeftOut,
     /// Larger than [`MAX_DOCUMENT_BYTES`].
     #[error("the job data is larger than {} MiB", MAX_DOCUMENT_BYTES / (1024 * 1024))]
     TooLarge,
@@ -94,7 +99,7 @@ pub fn hex(bytes: &[u8]) -> String {
 #[must_use]
 pub fn fits_environment(json: &[u8]) -> bool {
     let fits = |bytes: usize| bytes.div_ceil(3) * 4 <= MAX_ENVIRONMENT_BYTES;
-    fits(json.len()) || document::compress(json).is_ok_and(|compressed| fits(compressed.len()))
+    fits(json.len()) || zstd_frame::compress(json).is_ok_and(|compressed| fits(compressed.len()))
 }
 
 /// Decodes job data: a JSON document, or base64 of a JSON document or of its zstd frame. Base64 may use the standard or the
@@ -149,7 +154,12 @@ fn unwrap_document(text: &[u8]) -> Result<Vec<u8>, DecodeError> {
     }
     let bytes = decode_base64(text)?;
     if bytes.starts_with(&ZSTD_MAGIC) {
-        decompress(&bytes)
+        // One byte more shows that it is too large.
+        let content = zstd_frame::decompress(&bytes, MAX_DOCUMENT_BYTES as u64 + 1);
+        within_limit(content.map_err(|error| match error.kind() {
+            io::ErrorKind::Unsupported => DecodeError::ZstdLeftOut,
+            _ => DecodeError::NotZstd,
+        })?)
     } else {
         within_limit(bytes)
     }
@@ -185,16 +195,6 @@ fn decode_base64(text: &[u8]) -> Result<Vec<u8>, DecodeError> {
                 }
             },
         })
-}
-
-fn decompress(frame: &[u8]) -> Result<Vec<u8>, DecodeError> {
-    let decoder = zstd::stream::read::Decoder::new(frame).map_err(|_| DecodeError::NotZstd)?;
-    let mut document = Vec::new();
-    decoder
-        .take(MAX_DOCUMENT_BYTES as u64 + 1)
-        .read_to_end(&mut document)
-        .map_err(|_| DecodeError::NotZstd)?;
-    within_limit(document)
 }
 
 fn within_limit(document: Vec<u8>) -> Result<Vec<u8>, DecodeError> {

@@ -6,6 +6,7 @@
 
 pub mod annotations;
 pub mod aws;
+pub mod build;
 pub mod chain;
 pub mod document;
 pub mod encoding;
@@ -26,6 +27,11 @@ pub mod records;
 pub mod report;
 pub mod secret;
 pub mod status;
+#[cfg(feature = "full")]
+mod zstd_frame;
+#[cfg(not(feature = "full"))]
+#[path = "no_zstd_frame.rs"]
+mod zstd_frame;
 
 pub use chain::chain;
 pub use document::Document;

@@ -4,6 +4,8 @@
 //! - [`Platform`] is the platform of a step: [`terrakube`], the records of one machine ([`local`]), or the lease of a hub ([`lease`]).
 //! - [`heartbeat`] and [`redis`] keep a job alive, and [`sinks`] shows its log.
 //!
+//! Without the feature `full` there is no client of Redis, and Terrakube and hubs are refused.
+//!
 //! This crate must not know Kubernetes, or how Terraform is run.
 
 mod calls;

@@ -1,7 +1,19 @@
 //! Redis: streams, keys that expire, and messages.
+//!
+//! A build without the feature `full` has no client. Its [`Redis`] cannot be made, and [`RedisArgs::resolve`] refuses settings that
+//! name one.
 
+#[cfg_attr(
+    not(feature = "full"),
+    expect(dead_code, reason = "only the client reads the nodes")
+)]
 mod args;
+#[cfg(feature = "full")]
 mod client;
+#[cfg(not(feature = "full"))]
+#[path = "redis/no_client.rs"]
+mod client;
+#[cfg(feature = "full")]
 mod config;
 
 use std::time::Duration;

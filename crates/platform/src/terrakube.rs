@@ -8,6 +8,10 @@ mod context;
 mod document;
 mod report;
 mod step_view;
+#[cfg(feature = "full")]
+mod template;
+#[cfg(not(feature = "full"))]
+#[path = "terrakube/no_template.rs"]
 mod template;
 #[cfg(test)]
 mod tests;

@@ -11,7 +11,7 @@ use provider_store::ProviderStore;
 
 use super::cache::{Slot, noted_digest_name};
 use super::shared::{LIST, SIGNATURE, archive_name};
-use super::verify::{self, Keyring, MAX_SMALL_FILE, SignatureError};
+use super::verify::{self, Keyring, MAX_SMALL_FILE};
 
 /// What is known of a tool in a cache.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -38,7 +38,7 @@ pub fn check_cached_tool(
     else {
         return Ok(CachedTool::Unknown("it is no version of a tool".to_owned()));
     };
-    let mut keyring = Keyring::publisher(tool);
+    let mut keyring = Keyring::publisher(tool).map_err(io::Error::other)?;
     if let Some(path) = extra_keys {
         keyring.add_file(path).map_err(io::Error::other)?;
     }
@@ -109,7 +109,7 @@ impl Files<'_> {
         };
         match keyring.check(&list, &signature) {
             Ok(()) => {}
-            Err(error @ SignatureError::UnknownSigner { .. }) => {
+            Err(error) if error.is_by_unknown_signer() => {
                 let why = format!("the signature of its list: {}", chain(&error));
                 return Ok(Some(CachedTool::Unknown(why)));
             }

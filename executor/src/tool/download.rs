@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use job_contract::Exit;
+use job_contract::build::BUILD_FULLY;
 use reqwest::StatusCode;
 use semver::Version;
 use tempfile::NamedTempFile;
@@ -10,12 +11,12 @@ use tracing::warn;
 use url::Url;
 
 use super::{
-    Origin, ResolvedTool, Resolver, SignaturePolicy,
+    Origin, Range, ResolvedTool, Resolver, SignaturePolicy, Tool,
     cache::{Lock, Slot, cache_error},
     fetch::{FetchError, Fetcher, Shown},
     index::{self, Files, OsArch, Release},
     shared::{self, SharedCache, SignedList},
-    verify::{self, Keyring, MAX_ARCHIVE, MAX_SMALL_FILE, SignatureError},
+    verify::{self, Keyring, MAX_ARCHIVE, MAX_SMALL_FILE},
 };
 use crate::error::StepError;
 
@@ -27,6 +28,9 @@ const MAX_PAGES: usize = 20;
 impl Resolver<'_> {
     /// The greatest published release that satisfies the range and is built for this system.
     pub(super) async fn published(&self) -> Result<(Version, Files), StepError> {
+        if !verify::IS_BUILT {
+            return Err(left_out(self.tool, &self.range));
+        }
         let os_arch = OsArch::current();
         let (matching, others): (Vec<_>, Vec<_>) = self
             .releases(os_arch)
@@ -210,7 +214,7 @@ impl Resolver<'_> {
             let text = format!("the signature at `{}` was not accepted", Shown(url));
             match keyring.check(checksums, &signature) {
                 Ok(()) => return Ok(Some(signature)),
-                Err(error @ SignatureError::UnknownSigner { .. }) => {
+                Err(error) if error.is_by_unknown_signer() => {
                     let hint =
                         "if this mirror signs releases itself, name its public key as an extra key";
                     let error = StepError::infrastructure(text).because(&error);
@@ -235,7 +239,9 @@ impl Resolver<'_> {
         let tool = self.tool;
         let extra = self.config.extra_keys.clone();
         blocking("load the signing keys", move || {
-            let mut keyring = Keyring::publisher(tool);
+            let mut keyring = Keyring::publisher(tool).map_err(|error| {
+                StepError::defect("could not load the built-in signing keys").because(&error)
+            })?;
             if let Some(path) = extra {
                 keyring.add_file(&path).map_err(|error| {
                     let text = format!("could not load the signing keys in `{}`", path.display());
@@ -285,7 +291,40 @@ async fn blocking<T: Send + 'static>(
     })
 }
 
+/// The error of a build that checks no signatures: it downloads nothing.
+fn left_out(tool: Tool, range: &Range) -> StepError {
+    let text = format!("this build leaves out the download of {tool}");
+    let (program, other) = match tool {
+        Tool::Terraform => ("terraform", "tofu"),
+        Tool::OpenTofu => ("tofu", "terraform"),
+    };
+    StepError::new(Exit::BadConfiguration, text).with_hint(format!(
+        "put a `{program}` that satisfies `{range}` on PATH, or use `{other}`; or {BUILD_FULLY}"
+    ))
+}
+
 fn changed(text: String) -> StepError {
     let hint = "the mirror or a proxy serves a changed or incomplete file; nothing was installed";
     StepError::infrastructure(text).with_hint(hint)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_build_that_downloads_nothing_names_every_way_out() {
+        let error = left_out(Tool::Terraform, &Range::parse("~> 1.9").unwrap());
+        assert_eq!(error.exit(), Exit::BadConfiguration);
+        assert_eq!(
+            error.to_string(),
+            "this build leaves out the download of Terraform"
+        );
+        assert_eq!(
+            error.hint().as_deref(),
+            Some(
+                "put a `terraform` that satisfies `~> 1.9` on PATH, or use `tofu`; or build without `--no-default-features`"
+            )
+        );
+    }
 }

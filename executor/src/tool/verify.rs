@@ -2,28 +2,20 @@
 //!
 //! The input is bytes. This module does not know their source.
 
+#[cfg(feature = "full")]
+mod keyring;
+#[cfg(not(feature = "full"))]
+#[path = "verify/no_keyring.rs"]
+mod keyring;
+
 use std::{
     fs,
     io::{self, Seek as _, SeekFrom},
-    path::Path,
 };
 
 use artifact_store::Digest;
-use job_contract::job::Tool;
-use pgp::{
-    composed::{Deserializable, DetachedSignature, SignedPublicKey, SignedPublicSubKey},
-    crypto::hash::HashAlgorithm,
-    packet::{Signature, SignatureType},
-    types::{Fingerprint, KeyDetails, KeyId, Tag},
-};
 
-/// HashiCorp's security key, C874 011F 0AB4 0511 0D02 1055 3436 5D94 72D7 468F, published at
-/// <https://www.hashicorp.com/security>. Releases are signed by its signing subkeys.
-const HASHICORP: &str = include_str!("keys/hashicorp.asc");
-
-/// OpenTofu's key, E3E6 E43D 84CB 852E ADB0 051D 0C0A F313 E5FD 9F80, published at
-/// <https://get.opentofu.org/opentofu.asc>.
-const OPENTOFU: &str = include_str!("keys/opentofu.asc");
+pub(crate) use self::keyring::{IS_BUILT, Keyring, SignatureError};
 
 /// Short id of HashiCorp's key. The name of one of its signature files contains it.
 pub(crate) const HASHICORP_SHORT_ID: &str = "72D7468F";
@@ -31,228 +23,6 @@ pub(crate) const HASHICORP_SHORT_ID: &str = "72D7468F";
 /// Sizes in bytes that no list or signature, and no archive of a release has.
 pub(super) const MAX_SMALL_FILE: u64 = 1 << 20;
 pub(super) const MAX_ARCHIVE: u64 = 512 << 20;
-
-/// Why a signature was not accepted.
-#[derive(Debug, thiserror::Error)]
-pub(crate) enum SignatureError {
-    #[error("it does not match the signed file")]
-    Bad(#[source] pgp::errors::Error),
-    #[error("it was made by {signer}, which is not trusted here")]
-    UnknownSigner { signer: String },
-    #[error("it uses {0}, which is too weak")]
-    WeakHash(HashAlgorithm),
-    #[error("it is no OpenPGP signature over a file")]
-    NotASignature,
-    #[error("it cannot be read as OpenPGP data")]
-    Unreadable(#[source] pgp::errors::Error),
-    #[error("it cannot be read")]
-    Io(#[from] io::Error),
-    #[error("it holds no key that may sign")]
-    NoKeys,
-}
-
-/// Keys whose signatures are trusted.
-///
-/// A key that has expired since is still accepted. The keys are pinned here or by the operator, and old releases keep
-/// their signatures by subkeys that expired years ago. A revoked key is refused.
-#[derive(Debug)]
-pub(crate) struct Keyring {
-    certificates: Vec<SignedPublicKey>,
-}
-
-impl Keyring {
-    /// The publisher's keys. A publisher is not trusted for the other's tool.
-    pub(crate) fn publisher(tool: Tool) -> Self {
-        let armoured = match tool {
-            Tool::Terraform => HASHICORP,
-            Tool::OpenTofu => OPENTOFU,
-        };
-        Self {
-            certificates: parse_keys(armoured.as_bytes())
-                .expect("built-in keys are checked by a test"),
-        }
-    }
-
-    /// The keys of this text, armoured or binary.
-    pub(crate) fn of(keys: &[u8]) -> Result<Self, SignatureError> {
-        Ok(Self {
-            certificates: parse_keys(keys)?,
-        })
-    }
-
-    /// Adds the keys of a file, armoured or binary.
-    pub(crate) fn add_file(&mut self, path: &Path) -> Result<(), SignatureError> {
-        self.certificates.extend(parse_keys(&fs::read(path)?)?);
-        Ok(())
-    }
-
-    /// Checks a detached signature, armoured or binary, over `document`.
-    ///
-    /// If one file has several signatures, one by a trusted key is enough. But all signatures by trusted keys must be
-    /// valid.
-    pub(crate) fn check(&self, document: &[u8], signature: &[u8]) -> Result<(), SignatureError> {
-        let (signatures, _) =
-            DetachedSignature::from_reader_many(signature).map_err(SignatureError::Unreadable)?;
-        let mut accepted = false;
-        let mut unknown = None;
-        for signature in signatures {
-            let signature = signature.map_err(SignatureError::Unreadable)?.signature;
-            match self.check_one(document, &signature) {
-                Ok(()) => accepted = true,
-                Err(error @ SignatureError::UnknownSigner { .. }) => unknown = Some(error),
-                Err(error) => return Err(error),
-            }
-        }
-        match (accepted, unknown) {
-            (true, _) => Ok(()),
-            (false, Some(error)) => Err(error),
-            (false, None) => Err(SignatureError::NotASignature),
-        }
-    }
-
-    fn check_one(&self, document: &[u8], signature: &Signature) -> Result<(), SignatureError> {
-        if signature.typ() != Some(SignatureType::Binary) {
-            return Err(SignatureError::NotASignature);
-        }
-        let hash = signature.hash_alg().ok_or(SignatureError::NotASignature)?;
-        if !is_strong(hash) {
-            return Err(SignatureError::WeakHash(hash));
-        }
-        let mut bad = None;
-        for certificate in &self.certificates {
-            match check_with(certificate, document, signature) {
-                Some(Ok(())) => return Ok(()),
-                Some(Err(error)) => bad = Some(error),
-                None => {}
-            }
-        }
-        Err(match bad {
-            Some(error) => SignatureError::Bad(error),
-            None => SignatureError::UnknownSigner {
-                signer: signer(signature),
-            },
-        })
-    }
-}
-
-/// `None` if the signer is none of this certificate's keys that may sign.
-fn check_with(
-    certificate: &SignedPublicKey,
-    document: &[u8],
-    signature: &Signature,
-) -> Option<Result<(), pgp::errors::Error>> {
-    let names = |fingerprint: Fingerprint, id: KeyId| {
-        let (fingerprints, ids) = (signature.issuer_fingerprint(), signature.issuer_key_id());
-        (fingerprints.is_empty() && ids.is_empty())
-            || fingerprints.contains(&&fingerprint)
-            || ids.contains(&&id)
-    };
-    let primary = &certificate.primary_key;
-    let mut verdict = None;
-    if primary_may_sign(certificate) && names(primary.fingerprint(), primary.legacy_key_id()) {
-        verdict = Some(signature.verify(primary, document));
-    }
-    for subkey in &certificate.public_subkeys {
-        if matches!(verdict, Some(Ok(()))) {
-            break;
-        }
-        if names(subkey.fingerprint(), subkey.legacy_key_id())
-            && subkey_may_sign(certificate, subkey)
-        {
-            verdict = Some(signature.verify(&subkey.key, document));
-        }
-    }
-    verdict
-}
-
-/// The primary key certifies. It may also sign files, if its own certifications permit that or contain no rule.
-fn primary_may_sign(certificate: &SignedPublicKey) -> bool {
-    let primary = &certificate.primary_key;
-    let mut flags = certificate
-        .details
-        .users
-        .iter()
-        .flat_map(|user| {
-            user.signatures.iter().filter(|signature| {
-                signature.is_certification()
-                    && signature
-                        .verify_certification(primary, Tag::UserId, &user.id)
-                        .is_ok()
-            })
-        })
-        .map(Signature::key_flags)
-        .peekable();
-    flags.peek().is_none() || flags.any(|flags| flags.sign())
-}
-
-/// A subkey may sign if the primary key permits it, the subkey agrees, and the primary key has not revoked it.
-fn subkey_may_sign(certificate: &SignedPublicKey, subkey: &SignedPublicSubKey) -> bool {
-    let primary = &certificate.primary_key;
-    let own = |signature: &&Signature| {
-        signature
-            .verify_subkey_binding(primary, &subkey.key)
-            .is_ok()
-    };
-    let revoked = subkey
-        .signatures
-        .iter()
-        .filter(|signature| signature.typ() == Some(SignatureType::SubkeyRevocation))
-        .any(|signature| own(&signature));
-    !revoked
-        && subkey
-            .signatures
-            .iter()
-            .filter(|signature| signature.typ() == Some(SignatureType::SubkeyBinding))
-            .filter(own)
-            .any(|binding| {
-                binding.key_flags().sign()
-                    && binding.embedded_signature().is_some_and(|back| {
-                        back.verify_primary_key_binding(&subkey.key, primary)
-                            .is_ok()
-                    })
-            })
-}
-
-fn is_revoked(certificate: &SignedPublicKey) -> bool {
-    certificate
-        .details
-        .revocation_signatures
-        .iter()
-        .any(|signature| signature.verify_key(&certificate.primary_key).is_ok())
-}
-
-fn parse_keys(bytes: &[u8]) -> Result<Vec<SignedPublicKey>, SignatureError> {
-    let (keys, _) = SignedPublicKey::from_reader_many(bytes).map_err(SignatureError::Unreadable)?;
-    let mut certificates = keys
-        .collect::<Result<Vec<_>, _>>()
-        .map_err(SignatureError::Unreadable)?;
-    certificates.retain(|certificate| !is_revoked(certificate));
-    if certificates.is_empty() {
-        return Err(SignatureError::NoKeys);
-    }
-    Ok(certificates)
-}
-
-fn is_strong(hash: HashAlgorithm) -> bool {
-    matches!(
-        hash,
-        HashAlgorithm::Sha256
-            | HashAlgorithm::Sha384
-            | HashAlgorithm::Sha512
-            | HashAlgorithm::Sha3_256
-            | HashAlgorithm::Sha3_512
-    )
-}
-
-fn signer(signature: &Signature) -> String {
-    if let Some(fingerprint) = signature.issuer_fingerprint().first() {
-        return format!("key {fingerprint:X}");
-    }
-    match signature.issuer_key_id().first() {
-        Some(id) => format!("key {id}"),
-        None => "an unnamed key".into(),
-    }
-}
 
 /// The SHA-256 that a `SHA256SUMS` document lists for `file`, in lower case.
 pub(crate) fn listed_digest(document: &str, file: &str) -> Option<String> {
@@ -273,4 +43,27 @@ pub(crate) fn file_digest(mut file: &fs::File) -> io::Result<String> {
 }
 
 #[cfg(test)]
-mod tests;
+mod tests {
+    use super::*;
+
+    #[test]
+    fn checksums_are_found_by_whole_name_only() {
+        let a = "a".repeat(64);
+        let document = format!(
+            "{a}  tool.zip\n{}  *other.zip\nshort  bad.zip\n",
+            "B".repeat(64)
+        );
+        assert_eq!(listed_digest(&document, "tool.zip"), Some(a));
+        assert_eq!(listed_digest(&document, "other.zip"), Some("b".repeat(64)));
+        assert_eq!(listed_digest(&document, "ool.zip"), None);
+        assert_eq!(listed_digest(&document, "bad.zip"), None);
+        assert_eq!(
+            listed_digest(
+                include_str!("testdata/tofu_1.8.5_SHA256SUMS"),
+                "tofu_1.8.5_linux_amd64.zip"
+            )
+            .unwrap(),
+            "e2951ba6be8ae9427aabbd5c6f243855e8b526cb2ae6bc33a05dae22d7e82632"
+        );
+    }
+}

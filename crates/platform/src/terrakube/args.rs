@@ -3,10 +3,12 @@
 use std::time::Duration;
 
 use clap::Args;
+use job_contract::build::needs;
 use job_contract::env;
 use reqwest::Url;
 use secrecy::{ExposeSecret as _, SecretString};
 
+use super::template;
 use crate::calls::address::base_url;
 use crate::calls::token::TokenSource;
 use crate::lease::LeaseConfig;
@@ -109,6 +111,11 @@ impl TerrakubeArgs {
         &self,
         lease: Option<LeaseConfig>,
     ) -> Result<TerrakubeConfig, Vec<SettingError>> {
+        if !template::IS_BUILT {
+            let name = lease.map_or(env::API_URL, |_| env::LEASE_URL);
+            let text = needs("a client of the platform");
+            return Err(vec![SettingError::new(name, text)]);
+        }
         let errors = &mut Vec::new();
         let seconds = |setting: &Option<Setting<Seconds>>, default, errors: &mut _| {
             setting.read(errors).map_or(default, |Seconds(time)| time)

@@ -11,6 +11,9 @@ use serde::Deserialize;
 
 use super::document::KnownStep;
 
+/// Whether this build reads templates.
+pub(super) const IS_BUILT: bool = true;
+
 /// Decodes templates as the platform does.
 const STANDARD: GeneralPurpose = GeneralPurpose::new(&alphabet::STANDARD, AS_JAVA);
 
