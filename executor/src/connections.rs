@@ -12,7 +12,7 @@ use platform::local::LocalPlatform;
 use platform::redis::Redis;
 use platform::sinks::{ApiLog, ApiSink, RedisLog, RedisSink};
 use platform::terrakube::{Terrakube, TerrakubeError, TokenSource, token};
-use platform::{Platform, PlatformError};
+use platform::{Platform, PlatformError, StepRef};
 use run_log::{LimitedSink, Sink};
 use runtime::Deadline;
 use tracing::warn;
@@ -35,8 +35,12 @@ pub(crate) struct Connections {
 }
 
 impl Connections {
-    /// The configured connections. None of them is open yet.
-    pub(crate) fn open(config: &Config, folders: &Folders) -> Result<Self, StepError> {
+    /// The configured connections of a job's step. None of them is open yet.
+    pub(crate) fn open(
+        config: &Config,
+        folders: &Folders,
+        job: &JobData,
+    ) -> Result<Self, StepError> {
         let (terrakube, redis) = config.network()?;
         if terrakube.is_none() && config.run.records == Some(Records::Pod) {
             warn!(
@@ -44,9 +48,11 @@ impl Connections {
             );
         }
         let platform = match terrakube {
-            Some(settings) => Platform::Terrakube(
-                Terrakube::new(settings, redis.clone()).map_err(PlatformError::from)?,
-            ),
+            Some(settings) => {
+                let settings = settings.for_step(&StepRef::of(job));
+                let terrakube = Terrakube::new(settings, redis.clone());
+                Platform::Terrakube(terrakube.map_err(PlatformError::from)?)
+            }
             None => Platform::Local(LocalPlatform::new(&folders.data)),
         };
         Ok(Self {
@@ -58,8 +64,9 @@ impl Connections {
     }
 
     /// The connection to the API alone, to report that the others cannot be opened.
-    pub(crate) fn to_api(config: &Config) -> Option<Self> {
-        let terrakube = Terrakube::new(config.api()?, None).ok()?;
+    pub(crate) fn to_api(config: &Config, job: &JobData) -> Option<Self> {
+        let settings = config.api()?.for_step(&StepRef::of(job));
+        let terrakube = Terrakube::new(settings, None).ok()?;
         Some(Self {
             platform: Platform::Terrakube(terrakube),
             redis: None,
@@ -148,7 +155,8 @@ impl Connections {
     /// The token for the content of a CLI-driven run. It is sent only to the platform's own addresses.
     pub(crate) fn content_token(&self) -> Option<ContentToken> {
         let config = self.terrakube()?.config();
-        let tokens = config.tokens.clone();
+        // The stock executor fetches content with such a token too.
+        let tokens = config.tokens.for_all_jobs();
         Some(ContentToken {
             origins: vec![config.public_url.origin(), config.api_url.origin()],
             relay: config.is_relayed().then(|| Relay {

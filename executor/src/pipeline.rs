@@ -39,7 +39,7 @@ pub(crate) async fn run(
     stop: Stop,
     deadline: &LastDeadline,
 ) -> FinishedRun {
-    let (folders, connections) = match open_connections(config) {
+    let (folders, connections) = match open_connections(config, &job) {
         Ok(opened) => opened,
         Err(failure) => return reject_unconnected(config, &job, &failure, &stop).await,
     };
@@ -70,7 +70,7 @@ pub(crate) async fn reject(config: &Config, failure: JobError, stop: &Stop) -> F
     if failure.is_foreign {
         return end_unreported(job, error);
     }
-    match open_connections(config) {
+    match open_connections(config, job) {
         Ok((_, connections)) => reject_and_end(config, &connections, job, error, stop).await,
         // The error in the document is reported, because it occurs in every environment.
         Err(_) => reject_unconnected(config, job, error, stop).await,
@@ -84,7 +84,7 @@ async fn reject_unconnected(
     failure: &StepError,
     stop: &Stop,
 ) -> FinishedRun {
-    match Connections::to_api(config) {
+    match Connections::to_api(config, job) {
         Some(connections) => reject_and_end(config, &connections, job, failure, stop).await,
         None => end_unreported(job, failure),
     }
@@ -132,10 +132,10 @@ async fn end_task(
     }
 }
 
-fn open_connections(config: &Config) -> Result<(Folders, Connections), StepError> {
+fn open_connections(config: &Config, job: &JobData) -> Result<(Folders, Connections), StepError> {
     config.check_records()?;
     let folders = config.folders(std::env::var_os("HOME"))?;
-    let connections = Connections::open(config, &folders)?;
+    let connections = Connections::open(config, &folders, job)?;
     Ok((folders, connections))
 }
 

@@ -182,7 +182,7 @@ fn write_access(
         let minted = run
             .connections
             .tokens()
-            .and_then(|tokens| tokens.mint_for_workspace(token::INIT, &run.job.workspace_id));
+            .and_then(|tokens| tokens.mint(token::INIT));
         match minted {
             Some(minted) => {
                 token = minted;

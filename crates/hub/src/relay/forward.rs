@@ -275,10 +275,8 @@ impl ToTerrakube {
         let tokens = &self.terrakube.config().tokens;
         let token = match call {
             Call::ReadReleases => None,
-            Call::ReadRegistry | Call::ReadModule | Call::OfScript => {
-                tokens.mint_for_workspace(BRIEF, &step.workspace_id)
-            }
-            _ => tokens.mint(BRIEF),
+            Call::ReadContent => tokens.mint(BRIEF),
+            _ => tokens.for_step(step).mint(BRIEF),
         };
         if let Some(token) = token {
             request = request.bearer_auth(token.expose_secret());

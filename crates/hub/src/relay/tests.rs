@@ -9,6 +9,8 @@ use std::time::Duration;
 
 use axum::body::Body;
 use axum::http::Method;
+use base64::Engine as _;
+use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use platform::local::LocalPlatform;
 use platform::terrakube::{Terrakube, TerrakubeConfig, TokenSource};
 use pool_protocol::id::{LeaseId, TaskId};
@@ -17,10 +19,12 @@ use pool_store::state::{EndReason, TaskEnd};
 use pool_store::{Refusal, TaskView};
 use rstest::rstest;
 use serde_json::{Value, json};
+use test_peers::http::{Request, Response, Server};
 use url::Url;
 
 use super::forward::{Asked, MAX_CONTEXT, MAX_RECORDED_CONTEXT, Outgoing, ToTerrakube};
 use super::rules::{self, Call, RelayRefusal};
+use super::turns::Turns;
 use super::{Destination, body};
 use crate::budget::Budget;
 use crate::sample_views::task;
@@ -513,11 +517,11 @@ async fn outgoing(
     Outgoing::new(asked, &step_of(&task), to, body.into(), taken).await
 }
 
-#[tokio::test]
-async fn a_context_that_is_too_large_is_refused_before_it_is_sent() {
+/// The relay to a platform at this address.
+fn to_terrakube(url: &str) -> ToTerrakube {
     // Programs install the provider at their start. An earlier test may have installed it.
     let _ = rustls::crypto::ring::default_provider().install_default();
-    let url: Url = PUBLIC.parse().unwrap();
+    let url: Url = url.parse().unwrap();
     let config = TerrakubeConfig {
         api_url: url.clone(),
         public_url: url,
@@ -528,8 +532,50 @@ async fn a_context_that_is_too_large_is_refused_before_it_is_sent() {
         report_patience: Duration::ZERO,
         lease: None,
     };
-    let terrakube = Terrakube::new(config, None).unwrap();
-    let to = Destination::Terrakube(Box::new(ToTerrakube::new(terrakube).unwrap()));
+    ToTerrakube::new(Terrakube::new(config, None).unwrap()).unwrap()
+}
+
+/// Newer platforms give a token the rights of the step that it names.
+#[tokio::test]
+async fn a_relayed_request_has_a_token_of_its_step_for_a_minute_and_one_for_releases_has_none() {
+    let server = Server::start(|_| Response::new(200, "{}")).unwrap();
+    let (task, turns) = (task(TaskState::Running), Turns::new());
+    let to = Destination::Terrakube(Box::new(to_terrakube(&server.url())));
+    let relay = to_terrakube(&server.url());
+    for call in [Call::ReadJob, Call::WriteContext, Call::ReadReleases] {
+        let outgoing = outgoing(call, &to, Body::empty()).await.unwrap();
+        let place = turns.place(task.task).unwrap();
+        let turn = turns.next(&task.pool, place).await.unwrap();
+        let sent = relay.send(outgoing, &step_of(&task), turn).await;
+        assert!(sent.unwrap().status().is_success(), "{call:?}");
+    }
+    let claims = |request: &Request| {
+        let token = request.header("authorization")?.strip_prefix("Bearer ")?;
+        let claims = URL_SAFE_NO_PAD.decode(token.split('.').nth(1)?).ok()?;
+        serde_json::from_slice::<Value>(&claims).ok()
+    };
+    let requests = server.requests();
+    assert_eq!(requests.len(), 3);
+    for request in &requests[..2] {
+        let claims = claims(request).unwrap();
+        for (name, value) in [
+            ("sub", "TerrakubeInternal (EXECUTOR)"),
+            ("organizationId", "org"),
+            ("workspaceId", "ws"),
+            ("jobId", "412"),
+            ("stepId", "plan-id"),
+        ] {
+            assert_eq!(claims[name], value, "{claims}");
+        }
+        let time = |name: &str| claims[name].as_u64().unwrap();
+        assert_eq!(time("exp") - time("iat"), 60, "{claims}");
+    }
+    assert_eq!(requests[2].header("authorization"), None);
+}
+
+#[tokio::test]
+async fn a_context_that_is_too_large_is_refused_before_it_is_sent() {
+    let to = Destination::Terrakube(Box::new(to_terrakube(PUBLIC)));
     let outgoing = |length: usize| outgoing(Call::WriteContext, &to, vec![0; length]);
     assert!(outgoing(MAX_CONTEXT).await.is_ok());
     let refused = outgoing(MAX_CONTEXT + 1).await.unwrap_err();

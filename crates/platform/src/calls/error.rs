@@ -207,16 +207,25 @@ impl TerrakubeError {
                 status: StatusCode::UPGRADE_REQUIRED,
                 ..
             } => "use an executor and a hub that speak a common version: those of one release do".to_owned(),
+            Self::Refused {
+                status: StatusCode::FORBIDDEN,
+                ..
+            } => format!(
+                "the platform gives the token no such right: use a release of Mayfly that knows how this release of Terrakube \
+                 reads tokens; check that `{secret}` is the platform's secret"
+            ),
             Self::Refused { .. } => format!(
                 "check that `{secret}` is the platform's secret, and that the clocks of both machines agree"
             ),
-            Self::Gone { .. } => {
-                format!("the job was deleted, or the address in `{api}` is not the platform's")
-            }
-            Self::NoSteps { .. } => {
-                "start a new job: the platform has lost the steps of this job, or does not show them"
-                    .to_owned()
-            }
+            Self::Gone { .. } => format!(
+                "the job was deleted, or the address in `{api}` is not the platform's, or this release of Terrakube hides \
+                 jobs from the tokens of this release of Mayfly"
+            ),
+            Self::NoSteps { .. } => format!(
+                "start a new job: the platform has lost the steps of this job, or does not show them. If it shows those of no \
+                 job, this release of Terrakube hides them from the tokens of this release of Mayfly: use a newer one; check \
+                 that `{secret}` is the platform's secret"
+            ),
             Self::Malformed { .. } => {
                 format!("check that the address in `{api}` is the platform's API")
             }

@@ -2,19 +2,26 @@
 //! Behind a hub's relay, requests have the token of the lease instead.
 
 use std::fmt;
+use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+use hmac::{Hmac, KeyInit as _, Mac as _};
+use job_contract::jwt::UnsignedToken;
 use job_contract::secret::{self, SecretError};
-use jsonwebtoken::{EncodingKey, Header, encode};
 use pool_protocol::version;
 use reqwest::RequestBuilder;
 use secrecy::{ExposeSecret as _, SecretString};
 use serde::Serialize;
+use serde_json::json;
+use sha2::Sha256;
 
 use super::job_token::JobToken;
+use crate::StepRef;
 
 /// The issuer, by which the platform distinguishes these tokens from tokens of people.
 const ISSUER: &str = "TerrakubeInternal";
+/// The subject of an executor. Newer platforms give no rights to another one. Older ones read only the issuer.
+const SUBJECT: &str = "TerrakubeInternal (EXECUTOR)";
 
 /// The lifetime of a token for one call: longer than the call's timeout, because clocks differ a little.
 pub const CALL: Duration = Duration::from_mins(2);
@@ -33,8 +40,14 @@ pub struct TokenSource(Kind);
 #[derive(Clone)]
 enum Kind {
     Disabled,
-    Signing(EncodingKey),
+    Signing(Arc<Signing>),
     Lease(JobToken),
+}
+
+struct Signing {
+    key: Hmac<Sha256>,
+    /// The step that the tokens name. Without it, they are for all jobs.
+    step: Option<StepClaims>,
 }
 
 /// Hides the key, which is a secret of the whole platform.
@@ -48,7 +61,20 @@ impl fmt::Debug for TokenSource {
     }
 }
 
-/// Claims in the order of the stock executor's tokens. There is no `jti`: the platform would look it up as a person's token.
+/// The ids of a step. A newer platform permits a token with them only what is about this step and its job.
+#[derive(Serialize)]
+struct StepClaims {
+    #[serde(rename = "organizationId")]
+    organization: String,
+    #[serde(rename = "workspaceId")]
+    workspace: String,
+    #[serde(rename = "jobId")]
+    job: String,
+    #[serde(rename = "stepId")]
+    step: String,
+}
+
+/// Claims in the order of the stock executor's tokens. There is no `jti`: older platforms look it up as a person's token.
 #[derive(Serialize)]
 struct Claims<'c> {
     iss: &'static str,
@@ -57,8 +83,8 @@ struct Claims<'c> {
     email: &'static str,
     email_verified: bool,
     name: &'static str,
-    #[serde(rename = "workspaceId", skip_serializing_if = "Option::is_none")]
-    workspace_id: Option<&'c str>,
+    #[serde(flatten)]
+    step: Option<&'c StepClaims>,
     iat: u64,
     exp: u64,
 }
@@ -93,62 +119,73 @@ impl TokenSource {
     /// Signs with the platform's secret, in the encoding that [`secret::decode`] reads.
     pub fn parse(text: &str) -> Result<Self, SecretError> {
         let key = secret::decode(text)?;
-        Ok(Self(Kind::Signing(EncodingKey::from_secret(&key))))
+        let key = Hmac::new_from_slice(&key).expect("an HMAC takes keys of any length");
+        Ok(Self(Kind::Signing(Arc::new(Signing { key, step: None }))))
+    }
+
+    /// The same source, with tokens for one step. A lease is for one step already.
+    #[must_use]
+    pub fn for_step(&self, step: &StepRef) -> Self {
+        self.with_step(Some(StepClaims {
+            organization: step.organization_id.clone(),
+            workspace: step.workspace_id.clone(),
+            job: step.job_id.clone(),
+            step: step.step_id.clone(),
+        }))
+    }
+
+    /// The same source, with tokens that name no step. The platform's uploaded content is fetched with these.
+    #[must_use]
+    pub fn for_all_jobs(&self) -> Self {
+        self.with_step(None)
+    }
+
+    fn with_step(&self, step: Option<StepClaims>) -> Self {
+        let Kind::Signing(signing) = &self.0 else {
+            return self.clone();
+        };
+        let key = signing.key.clone();
+        Self(Kind::Signing(Arc::new(Signing { key, step })))
     }
 
     /// A token that is valid from now on. `None` if the platform checks none, and behind a hub: the token of a lease stays
     /// in this process.
     pub fn mint(&self, lifetime: Duration) -> Option<SecretString> {
-        self.mint_at(SystemTime::now(), lifetime, None)
+        self.mint_at(SystemTime::now(), lifetime)
     }
 
-    /// A token that names its workspace. With it the platform decides which remote states the token may read.
-    pub fn mint_for_workspace(
-        &self,
-        lifetime: Duration,
-        workspace_id: &str,
-    ) -> Option<SecretString> {
-        self.mint_at(SystemTime::now(), lifetime, Some(workspace_id))
-    }
-
-    fn mint_at(
-        &self,
-        now: SystemTime,
-        lifetime: Duration,
-        workspace_id: Option<&str>,
-    ) -> Option<SecretString> {
-        let Kind::Signing(key) = &self.0 else {
+    fn mint_at(&self, now: SystemTime, lifetime: Duration) -> Option<SecretString> {
+        let Kind::Signing(signing) = &self.0 else {
             return None;
         };
         let iat = now.duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
         let claims = Claims {
             iss: ISSUER,
-            sub: "TerrakubeInternal (TOKEN)",
+            sub: SUBJECT,
             aud: ISSUER,
             email: "no-reply@terrakube.io",
             email_verified: true,
             name: "TerrakubeInternal Client",
-            workspace_id,
+            step: signing.step.as_ref(),
             iat,
             exp: iat + lifetime.as_secs(),
         };
-        let token = encode(&Header::default(), &claims, key)
-            .expect("strings and numbers are JSON, and any key makes an HMAC");
-        Some(token.into())
+        let token = UnsignedToken::new(&json!({"typ": "JWT", "alg": "HS256"}), &claims);
+        let code = signing.key.clone().chain_update(token.signing_input());
+        Some(token.with_signature(&code.finalize().into_bytes()).into())
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use base64::Engine as _;
-    use base64::engine::general_purpose::URL_SAFE_NO_PAD;
     use rstest::rstest;
-    use serde_json::Value;
 
     const SECRET: &str = "MDEyMzQ1Njc4OWFiY2RlZjAxMjM0NTY3ODlhYmNkZWY=";
-    /// A token of the stock executor for that secret and time, valid for a minute.
-    const TOKEN: &str = "eyJ0eXAiOiJKV1QiLCJhbGciOiJIUzI1NiJ9.eyJpc3MiOiJUZXJyYWt1YmVJbnRlcm5hbCIsInN1YiI6IlRlcnJha3ViZUludGVybmFsIChUT0tFTikiLCJhdWQiOiJUZXJyYWt1YmVJbnRlcm5hbCIsImVtYWlsIjoibm8tcmVwbHlAdGVycmFrdWJlLmlvIiwiZW1haWxfdmVyaWZpZWQiOnRydWUsIm5hbWUiOiJUZXJyYWt1YmVJbnRlcm5hbCBDbGllbnQiLCJpYXQiOjE3NjcyMjU2MDAsImV4cCI6MTc2NzIyNTY2MH0.UpBfXtjUA3-PS6f9PVLXOmcK1qBrKtfX0BKLNQrBsBE";
+    /// The token for all jobs, for that secret and time, valid for a minute.
+    const OF_ALL_JOBS: &str = "eyJ0eXAiOiJKV1QiLCJhbGciOiJIUzI1NiJ9.eyJpc3MiOiJUZXJyYWt1YmVJbnRlcm5hbCIsInN1YiI6IlRlcnJha3ViZUludGVybmFsIChFWEVDVVRPUikiLCJhdWQiOiJUZXJyYWt1YmVJbnRlcm5hbCIsImVtYWlsIjoibm8tcmVwbHlAdGVycmFrdWJlLmlvIiwiZW1haWxfdmVyaWZpZWQiOnRydWUsIm5hbWUiOiJUZXJyYWt1YmVJbnRlcm5hbCBDbGllbnQiLCJpYXQiOjE3NjcyMjU2MDAsImV4cCI6MTc2NzIyNTY2MH0.3qZFqxzX7t63-bhjDk9G2rht6w3RK_i8Q0aQSZ1XvW8";
+    /// The token for one step, with the same secret and times.
+    const OF_STEP: &str = "eyJ0eXAiOiJKV1QiLCJhbGciOiJIUzI1NiJ9.eyJpc3MiOiJUZXJyYWt1YmVJbnRlcm5hbCIsInN1YiI6IlRlcnJha3ViZUludGVybmFsIChFWEVDVVRPUikiLCJhdWQiOiJUZXJyYWt1YmVJbnRlcm5hbCIsImVtYWlsIjoibm8tcmVwbHlAdGVycmFrdWJlLmlvIiwiZW1haWxfdmVyaWZpZWQiOnRydWUsIm5hbWUiOiJUZXJyYWt1YmVJbnRlcm5hbCBDbGllbnQiLCJvcmdhbml6YXRpb25JZCI6IjBiMWY2YzFlLTlkNTEtNGMxZi04YjFlLTBkNmE1ZjZmMmExMCIsIndvcmtzcGFjZUlkIjoiN2MwZjJiNDQtNTJmMy00YTBlLTlhNWQtM2ExZDhlN2M5YjIxIiwiam9iSWQiOiI0MTIiLCJzdGVwSWQiOiI1YTVlMWYwYi05YzNmLTRhNTUtOWYwZS0zZDBmM2I4ZjAxMDEiLCJpYXQiOjE3NjcyMjU2MDAsImV4cCI6MTc2NzIyNTY2MH0.XChDk93rmt6pPE1kUnYVb8bTkO2I1YVEW5Je40p12Fs";
 
     /// Seconds since the epoch.
     const ISSUED: u64 = 1_767_225_600;
@@ -157,33 +194,30 @@ mod tests {
         UNIX_EPOCH + Duration::from_secs(ISSUED)
     }
 
+    fn step() -> StepRef {
+        StepRef {
+            organization_id: "0b1f6c1e-9d51-4c1f-8b1e-0d6a5f6f2a10".into(),
+            workspace_id: "7c0f2b44-52f3-4a0e-9a5d-3a1d8e7c9b21".into(),
+            job_id: "412".into(),
+            step_id: "5a5e1f0b-9c3f-4a55-9f0e-3d0f3b8f0101".into(),
+            step_type: "terraformPlan".into(),
+        }
+    }
+
     #[rstest]
     #[case(SECRET)]
     #[case(" MDEyMzQ1Njc4OWFiY2RlZjAxMjM0NTY3ODlhYmNkZWY\n")]
     #[case::bits_that_belong_to_no_byte("MDEyMzQ1Njc4OWFiY2RlZjAxMjM0NTY3ODlhYmNkZWZ=")]
-    fn a_token_equals_the_stock_executors_byte_for_byte(#[case] secret: &str) {
-        let token = TokenSource::parse(secret)
-            .unwrap()
-            .mint_at(issued(), BRIEF, None)
-            .unwrap();
-        assert_eq!(token.expose_secret(), TOKEN);
-    }
-
-    #[test]
-    fn a_workspace_is_claimed_only_where_it_is_named() {
-        let source = TokenSource::parse(SECRET).unwrap();
-        let claims = |token: Option<SecretString>| -> Value {
-            let token = token.unwrap();
-            let body = token.expose_secret().split('.').nth(1).unwrap();
-            serde_json::from_slice(&URL_SAFE_NO_PAD.decode(body).unwrap()).unwrap()
+    fn a_token_equals_the_vectors_of_the_newest_platform_byte_for_byte(#[case] secret: &str) {
+        let source = TokenSource::parse(secret).unwrap();
+        let minted = |source: &TokenSource| {
+            let token = source.mint_at(issued(), BRIEF).unwrap();
+            token.expose_secret().to_owned()
         };
-        let claimed = claims(source.mint_for_workspace(SCRIPT, "7c0f2b44"));
-        assert_eq!(claimed["workspaceId"], "7c0f2b44");
-        assert_eq!(
-            claimed["exp"].as_u64().unwrap() - claimed["iat"].as_u64().unwrap(),
-            300
-        );
-        assert!(claims(source.mint(SCRIPT)).get("workspaceId").is_none());
+        assert_eq!(minted(&source), OF_ALL_JOBS);
+        let of_step = source.for_step(&step());
+        assert_eq!(minted(&of_step), OF_STEP);
+        assert_eq!(minted(&of_step.for_all_jobs()), OF_ALL_JOBS);
     }
 
     #[test]
@@ -198,7 +232,8 @@ mod tests {
         let token = JobToken::new("mfr_planted".to_owned().into());
         let source = TokenSource::of_lease(token.clone());
         assert!(source.mint(CALL).is_none());
-        assert!(source.mint_for_workspace(INIT, "7c0f2b44").is_none());
+        let source = source.for_step(&step());
+        assert!(source.mint(INIT).is_none());
         let authorization = || {
             let request = reqwest::Client::new().get("http://hub.example.test");
             let request = source.authorize(request, CALL).build().unwrap();

@@ -9,6 +9,7 @@ use reqwest::Url;
 use secrecy::{ExposeSecret as _, SecretString};
 
 use super::template;
+use crate::StepRef;
 use crate::calls::address::base_url;
 use crate::calls::token::TokenSource;
 use crate::lease::LeaseConfig;
@@ -70,6 +71,15 @@ impl TerrakubeConfig {
     /// Whether a hub relays the calls to the platform.
     pub const fn is_relayed(&self) -> bool {
         self.tokens.is_of_lease()
+    }
+
+    /// The same settings, with tokens for one step.
+    #[must_use]
+    pub fn for_step(self, step: &StepRef) -> Self {
+        Self {
+            tokens: self.tokens.for_step(step),
+            ..self
+        }
     }
 }
 

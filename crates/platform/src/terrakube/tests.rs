@@ -190,6 +190,11 @@ async fn a_job_document_without_its_steps_is_read_again_and_is_no_job_of_one_ste
     ] {
         assert!(matches!(error, TerrakubeError::NoSteps { .. }), "{error}");
         assert_eq!(error.exit(), Exit::Infrastructure);
+        let hint = error.hint().unwrap();
+        assert!(
+            hint.contains("tokens") && hint.contains("InternalSecret"),
+            "{hint}"
+        );
     }
     assert_eq!(api.reads(), 12, "read and read again five times, twice");
 
@@ -474,7 +479,13 @@ async fn a_retry_after_of_the_platform_is_respected() {
 #[rstest]
 #[case(StatusCode::UNAUTHORIZED, Exit::BadConfiguration, env::INTERNAL_SECRET)]
 #[case(StatusCode::FORBIDDEN, Exit::BadConfiguration, env::INTERNAL_SECRET)]
+#[case::rules(
+    StatusCode::FORBIDDEN,
+    Exit::BadConfiguration,
+    "this release of Terrakube reads tokens"
+)]
 #[case(StatusCode::NOT_FOUND, Exit::StepFailed, env::API_URL)]
+#[case::hidden(StatusCode::NOT_FOUND, Exit::StepFailed, "hides jobs from the tokens")]
 #[tokio::test]
 async fn permanent_failures_are_not_retried_and_have_a_hint(
     #[case] status: StatusCode,
