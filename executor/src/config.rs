@@ -239,8 +239,8 @@ pub struct RunConfig {
     #[arg(long, env = env::COLOR_OUTPUT, value_parser = clap::builder::BoolishValueParser::new(),
           default_value = "true", action = clap::ArgAction::Set)]
     pub color_output: bool,
-    /// `false` leaves out what only a platform's user interface reads: the list of changes in the job context, and the
-    /// state as JSON. The plan in the log is then the tool's own output.
+    /// `false` leaves out what only a platform's user interface reads: the list of changes in the job context and the
+    /// live view, and the state as JSON. The plan in the log is then the tool's own output.
     #[arg(long, env = env::STRUCTURED_OUTPUT, value_parser = clap::builder::BoolishValueParser::new(),
           default_value = "true", action = clap::ArgAction::Set)]
     pub structured_output: bool,

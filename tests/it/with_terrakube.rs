@@ -332,6 +332,9 @@ async fn default_template(stage: &Stage) -> Job {
     assert_eq!(raw["serial"], history.serial);
     assert_eq!(raw["lineage"], history.lineage);
     assert_eq!(history.md5.len(), 32, "{}", history.md5);
+    let context = &records.contexts[&id];
+    let stored = serde_json::json!({"state": "PERSISTED"});
+    assert_eq!(context["structuredOutputStatus"], stored, "{context:#?}");
 
     assert!(
         stage

@@ -69,12 +69,16 @@ fn redacted(redactor: &Redactor, patch: Map<String, Value>) -> Map<String, Value
 }
 
 impl LiveView {
-    /// Starts to show the state of the events. With a platform of files there is no update before the end.
+    /// Starts to show the state of the events. With a platform of files there is no update before the end. Without structured
+    /// output there is none: a plan has no events then, and its empty list would look like a plan without changes.
     pub(crate) fn start(run: &RunContext<'_>, events: EventState, phase: LivePhase) -> Self {
-        let live = run.connections.live_view_publisher(&run.job);
+        let is_shown = run.config.run.structured_output;
+        let live = is_shown
+            .then(|| run.connections.live_view_publisher(&run.job))
+            .flatten();
         let done = CancellationToken::new();
-        let needs_updates =
-            live.is_some() || matches!(run.connections.platform, Platform::Terrakube(_));
+        let is_terrakube = matches!(run.connections.platform, Platform::Terrakube(_));
+        let needs_updates = live.is_some() || is_shown && is_terrakube;
         let task = needs_updates.then(|| {
             let show = Publisher {
                 live,

@@ -99,8 +99,10 @@ fn context(calls: &[Call]) -> Value {
             changes.sort_by_key(|change| change["address"].to_string());
         }
     }
-    // Ours: the record of the plan, which an apply compares.
-    context.as_object_mut().unwrap().remove("mayflyPlan");
+    // Ours: the record of the plan, which an apply compares, and what only newer platforms read.
+    for key in ["mayflyPlan", "structuredOutputStatus"] {
+        context.as_object_mut().unwrap().remove(key);
+    }
     context
 }
 

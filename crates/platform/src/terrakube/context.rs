@@ -12,7 +12,7 @@ use crate::StepRef;
 use crate::calls::address::extended;
 use crate::calls::client::{Call, JSON};
 use crate::calls::token::BRIEF;
-use crate::context::merge;
+use crate::context::{merge, with_status, without_status};
 use runtime::Deadline;
 
 /// The largest document. Large plans make large documents.
@@ -28,7 +28,7 @@ pub(super) enum Insertion {
 }
 
 impl Terrakube {
-    /// The document; empty if there is none.
+    /// The document without the platform's own status; empty if there is none.
     pub async fn context(&self, step: &StepRef) -> Result<Map<String, Value>, TerrakubeError> {
         self.read_context(step, &Deadline::after(CALL_TIMEOUT))
             .await
@@ -45,7 +45,7 @@ impl Terrakube {
         let deadline = Deadline::after(MERGE_TIMEOUT);
         let mut context = self.read_context(step, &deadline).await?;
         merge(&mut context, patch);
-        let call = self.context_call(Method::POST, step).body(&context);
+        let call = self.context_write(step, context);
         match self.0.client.request(&call, &deadline).await {
             Err(error) if error.means_no_such_job() => {
                 debug!(%error, "the platform no longer accepts a job context for this job");
@@ -82,7 +82,7 @@ impl Terrakube {
             }
             let patch = json!({ key: { step.step_id.as_str(): note } });
             merge(&mut context, patch.as_object().expect("an object"));
-            let call = self.context_call(Method::POST, step).body(&context);
+            let call = self.context_write(step, context);
             self.0.client.request_once(&call, &deadline).await?;
             return if start.elapsed() > limit {
                 Err(TerrakubeError::OutOfTime { call: call.name() })
@@ -109,8 +109,13 @@ impl Terrakube {
         let call = self.context_call(Method::GET, step);
         match self.0.client.request_json(&call, deadline).await {
             Err(TerrakubeError::Gone { .. }) => Ok(Map::new()),
-            other => other,
+            other => other.map(without_status),
         }
+    }
+
+    fn context_write(&self, step: &StepRef, context: Map<String, Value>) -> Call {
+        self.context_call(Method::POST, step)
+            .body(&with_status(context))
     }
 
     fn context_call(&self, method: Method, step: &StepRef) -> Call {

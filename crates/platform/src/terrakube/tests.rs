@@ -627,6 +627,27 @@ async fn a_context_is_merged_into_what_others_wrote() {
 }
 
 #[tokio::test]
+async fn structured_output_is_marked_as_stored_in_the_place_of_the_platforms_status() {
+    let (api, plan) = (Api::with_status("running").await, step("plan-id", PLAN));
+    let client = api.client();
+    api.set_context(Some(
+        json!({"structuredOutputStatus": {"state": "PENDING"}, "own": 1}),
+    ));
+    let known = client.context(&plan).await.unwrap();
+    assert_eq!(Value::Object(known), json!({"own": 1}));
+    for patch in [
+        json!({"planStructuredOutput": {"plan-id": []}}),
+        json!({"mayflyPlan": {"plan-id": 1}}),
+    ] {
+        let merged = client.merge_context(&plan, patch.as_object().unwrap());
+        merged.await.unwrap();
+        let status = &api.context().unwrap()["structuredOutputStatus"];
+        assert_eq!(*status, json!({"state": "PERSISTED"}), "{patch}");
+    }
+    assert_eq!(api.context().unwrap()["own"], 1);
+}
+
+#[tokio::test]
 async fn merges_of_one_run_do_not_overtake_one_another() {
     let (api, plan) = (Api::with_status("running").await, step("plan-id", PLAN));
     let client = api.client();
