@@ -102,12 +102,12 @@ impl Connections {
     }
 
     /// The sink that shows the run's log to users during the run.
-    pub(crate) fn live_log(&self, job: &JobData) -> Option<Box<dyn Sink>> {
-        let whole = self.whole_live_log(job)?;
+    pub(crate) fn live_log(&self, job: &JobData, stop: &Stop) -> Option<Box<dyn Sink>> {
+        let whole = self.whole_live_log(job, stop)?;
         Some(Box::new(LimitedSink::new(whole, self.live_log_max_bytes)))
     }
 
-    fn whole_live_log(&self, job: &JobData) -> Option<Box<dyn Sink>> {
+    fn whole_live_log(&self, job: &JobData, stop: &Stop) -> Option<Box<dyn Sink>> {
         let api = self.terrakube().map(Terrakube::config);
         if let Some(api) = api.filter(|api| self.log_via_api || api.is_relayed()) {
             return Some(Box::new(ApiSink::new(ApiLog {
@@ -122,6 +122,7 @@ impl Connections {
             redis,
             job_id: job.job_id.clone(),
             step_id: job.step_id.clone(),
+            stop: stop.token(),
         })))
     }
 

@@ -272,7 +272,7 @@ impl<'c> RunContext<'c> {
     /// Opens the live log. With a lease this waits for the claim, because another executor may write the log until then.
     pub(crate) fn open_live_log(&self, is_claimed: bool) -> Result<(), StepError> {
         let is_time = is_claimed == self.connections.platform.is_leased();
-        let sink = is_time.then(|| self.connections.live_log(&self.job));
+        let sink = is_time.then(|| self.connections.live_log(&self.job, &self.stop));
         if let Some(sink) = sink.flatten() {
             self.log.attach(sink)?;
         }

@@ -44,6 +44,15 @@ pub struct Retention {
     pub expiry: Option<Duration>,
 }
 
+/// The result of [`Redis::append_after`].
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Appended {
+    /// Id of the last entry.
+    pub last_id: Option<String>,
+    /// Whether the entry was there after which they were to be added. Without it, the stream was deleted.
+    pub follows: bool,
+}
+
 /// The result of [`Redis::take`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Taken {

@@ -18,6 +18,8 @@ use super::spool::missing_lines_notice;
 const BATCH_BYTES: usize = 64 * 1024;
 const FIRST_PAUSE: Duration = Duration::from_millis(50);
 const LONGEST_PAUSE: Duration = Duration::from_secs(5);
+/// How long no text waits before the sink checks what it has delivered.
+const FIRST_CHECK: Duration = Duration::from_millis(100);
 
 /// Delivers until nothing is left to do for this sink.
 pub(super) fn deliver_all(sink: Box<dyn Sink>, feed: &Feed, spool: &File) {
@@ -30,7 +32,16 @@ pub(super) fn deliver_all(sink: Box<dyn Sink>, feed: &Feed, spool: &File) {
         failing: false,
     };
     let mut buffer = Vec::new();
-    while let Some(segment) = feed.next() {
+    let mut check_after = Some(FIRST_CHECK);
+    loop {
+        while let Some(pause) = check_after
+            && feed.is_quiet_for(pause)
+        {
+            check_after = delivery.sink.check();
+        }
+        let Some(segment) = feed.next() else {
+            break;
+        };
         let go_on = match segment {
             Segment::Spooled(range) => match read_lines(spool, range, &mut buffer) {
                 Ok(()) => delivery.hand_over(&buffer, Counted::Yes),
@@ -42,6 +53,9 @@ pub(super) fn deliver_all(sink: Box<dyn Sink>, feed: &Feed, spool: &File) {
         if !go_on {
             break;
         }
+    }
+    if check_after.is_some() && !feed.is_over() {
+        delivery.sink.check();
     }
 }
 

@@ -157,6 +157,17 @@ impl Feed {
         }
     }
 
+    /// Waits for work or the end. Returns whether neither came within `limit`.
+    pub(super) fn is_quiet_for(&self, limit: Duration) -> bool {
+        let is_quiet =
+            |state: &mut State| state.queue.is_empty() && !state.ended && !state.is_over();
+        let waited = self
+            .changed
+            .wait_timeout_while(self.state(), limit, is_quiet);
+        let (_state, timeout) = waited.unwrap_or_else(PoisonError::into_inner);
+        timeout.timed_out()
+    }
+
     /// Removes the delivered part of the segment that [`Feed::next`] returned.
     pub(super) fn advance(&self, bytes: usize, lines: u64) {
         let mut state = self.state();
@@ -270,6 +281,19 @@ mod tests {
                 at: 0
             })
         );
+    }
+
+    #[test]
+    fn a_feed_is_quiet_until_text_or_its_end_comes() {
+        let feed = Feed::default();
+        let (moment, long) = (Duration::from_millis(1), Duration::from_hours(1));
+        assert!(feed.is_quiet_for(moment));
+        feed.add_spooled(0..10);
+        assert!(!feed.is_quiet_for(long));
+        feed.advance(10, 1);
+        assert!(feed.is_quiet_for(moment));
+        feed.end();
+        assert!(!feed.is_quiet_for(long));
     }
 
     #[test]

@@ -1,5 +1,7 @@
 //! Limits how much of a log a sink gets. All runs share the Redis with the live log, and one run must not fill it.
 
+use std::time::Duration;
+
 use crate::{Batch, Sink, SinkError};
 
 /// What a line counts in addition to its text: about as many bytes as it takes in Redis.
@@ -66,6 +68,10 @@ impl Sink for LimitedSink {
         let cost: u64 = taken_lines.map(|line| line.len() as u64 + LINE_BYTES).sum();
         self.left = self.left.saturating_sub(cost);
         Ok(taken)
+    }
+
+    fn check(&mut self) -> Option<Duration> {
+        self.sink.check()
     }
 }
 

@@ -39,4 +39,10 @@ pub trait Sink: fmt::Debug + Send {
 
     /// Accepts the beginning of a batch and returns its length in bytes, at least one.
     fn deliver(&mut self, batch: Batch<'_>) -> Result<usize, SinkError>;
+
+    /// Checks that the receiver still has what it accepted. The sink's thread calls it while no text waits, and at the end of the
+    /// log. Returns after which time to call it again; `None` if never.
+    fn check(&mut self) -> Option<Duration> {
+        None
+    }
 }

@@ -136,7 +136,7 @@ fn reading_time(connections: &Connections, job: &JobData, stop: &Stop) -> Durati
     let source = job.source.as_deref().unwrap_or_default();
     let is_of_this_machine = source.starts_with('/') || source.starts_with("file:");
     let is_from_a_client = job.is_remote_content() && !is_of_this_machine;
-    let is_read = is_from_a_client && connections.live_log(job).is_some();
+    let is_read = is_from_a_client && connections.live_log(job, stop).is_some();
     if is_read && stop.given().is_none() {
         READING_TIME
     } else {

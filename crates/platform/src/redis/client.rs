@@ -14,7 +14,7 @@ use self::connection::{Connections, Lease};
 use super::args::Node;
 pub use super::config::RedisConfig;
 use super::config::Topology;
-use super::{Field, Retention, StoredEntry, StreamEntry, Taken};
+use super::{Appended, Field, Retention, StoredEntry, StreamEntry, Taken};
 
 /// Why a call of Redis failed. An `action` is a verb phrase for the command.
 #[derive(Debug, thiserror::Error)]
@@ -164,6 +164,73 @@ impl Redis {
                 .ignore();
         }
         self.run_all("append to a stream", stream, &pipeline).await
+    }
+
+    /// Adds entries to the end of a stream in one transaction, which also checks that the entry with the id `after` is still there.
+    ///
+    /// # Errors
+    /// As [`Redis::append`].
+    pub async fn append_after(
+        &self,
+        stream: &[u8],
+        after: Option<&str>,
+        entries: &[StreamEntry],
+    ) -> Result<Appended, RedisError> {
+        let action = "append to a stream";
+        let mut pipeline = redis::pipe();
+        pipeline.atomic();
+        if let Some(id) = after {
+            pipeline.cmd("XRANGE").arg(stream).arg(id).arg(id);
+        }
+        for fields in entries {
+            add_entry(&mut pipeline, stream, fields, Retention::default());
+        }
+        let answers: Vec<Value> = self.run_all(action, stream, &pipeline).await?;
+        let mut answers = answers.into_iter();
+        let found: Option<Vec<Value>> = match after {
+            Some(_) => answers
+                .next()
+                .map(|found| read(action, found))
+                .transpose()?,
+            None => None,
+        };
+        let last_id = answers.next_back().map(|id| read(action, id));
+        Ok(Appended {
+            last_id: last_id.transpose()?,
+            follows: found.is_none_or(|found| !found.is_empty()),
+        })
+    }
+
+    /// Removes the entries with these ids, and adds entries to the end of the stream, in one transaction. Returns the id of the last one
+    /// that was added.
+    pub async fn replace(
+        &self,
+        stream: &[u8],
+        ids: &[String],
+        entries: &[StreamEntry],
+    ) -> Result<Option<String>, RedisError> {
+        let action = "replace entries of a stream";
+        let mut pipeline = redis::pipe();
+        pipeline.atomic();
+        if !ids.is_empty() {
+            pipeline.cmd("XDEL").arg(stream).arg(ids).ignore();
+        }
+        for fields in entries {
+            add_entry(&mut pipeline, stream, fields, Retention::default());
+        }
+        if pipeline.is_empty() {
+            return Ok(None);
+        }
+        let mut added: Vec<Value> = self.run_all(action, stream, &pipeline).await?;
+        added.pop().map(|id| read(action, id)).transpose()
+    }
+
+    /// Whether a stream has the entry with this id.
+    pub async fn has_entry(&self, stream: &[u8], id: &str) -> Result<bool, RedisError> {
+        let mut command = redis::cmd("XRANGE");
+        command.arg(stream).arg(id).arg(id);
+        let found = self.entries(stream, &command).await?;
+        Ok(!found.is_empty())
     }
 
     /// Creates a consumer group after the stream's last entry, and the stream if there is none. An existing group stays.

@@ -7,7 +7,7 @@ use job_contract::build::needs;
 use job_contract::env;
 use runtime::setting::{ReadSetting as _, SettingError};
 
-use super::{RedisArgs, Retention, StoredEntry, StreamEntry, Taken};
+use super::{Appended, RedisArgs, Retention, StoredEntry, StreamEntry, Taken};
 
 #[derive(Clone, Debug)]
 enum Never {}
@@ -61,6 +61,18 @@ impl Redis {
     }
 
     pub fn append(&self, _: &[u8], _: &[StreamEntry], _: Retention) -> Answer<Vec<String>> {
+        match self.0 {}
+    }
+
+    pub fn append_after(&self, _: &[u8], _: Option<&str>, _: &[StreamEntry]) -> Answer<Appended> {
+        match self.0 {}
+    }
+
+    pub fn replace(&self, _: &[u8], _: &[String], _: &[StreamEntry]) -> Answer<Option<String>> {
+        match self.0 {}
+    }
+
+    pub fn has_entry(&self, _: &[u8], _: &str) -> Answer<bool> {
         match self.0 {}
     }
 

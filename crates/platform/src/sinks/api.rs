@@ -1,5 +1,8 @@
-//! Sends the live log to the platform's API, for executors that cannot reach Redis (contract 7.7). The API adds the lines to
-//! the same stream.
+//! Sends the live log to the platform's API, for executors that cannot reach Redis (contract 7.7), also through the relay of a
+//! hub. The API adds the lines to the same stream.
+//!
+//! Newer platforms delete the stream a moment after they have recorded the dispatch. Lines that are deleted cannot be put back in
+//! their place, because the API adds lines only to the end. So the first lines wait for the deletion.
 
 use std::io;
 use std::time::{Duration, Instant};
@@ -17,6 +20,8 @@ use crate::terrakube::{TokenSource, token};
 const MEDIA_TYPE: &str = "application/vnd.api+json";
 /// The timeout of one request with its connection.
 const TIMEOUT: Duration = Duration::from_secs(10);
+/// How long the first lines wait for the platform's deletion of the stream.
+const FIRST_WAIT: Duration = Duration::from_secs(1);
 /// How long a few lines wait for more. Readers do not notice it, and the API gets fewer requests.
 const INTERVAL: Duration = Duration::from_millis(500);
 /// A piece of a line has at least one character.
@@ -42,6 +47,8 @@ pub struct ApiSink {
     /// The thread that uses the driver must also create and drop it.
     driver: Option<Driver>,
     is_set_up: bool,
+    /// When the first lines came.
+    first_lines: Option<Instant>,
     last_post: Option<Instant>,
     /// The largest request that the API, or a proxy in front of it, accepts.
     most_bytes: usize,
@@ -101,6 +108,7 @@ impl ApiSink {
             log,
             driver: None,
             is_set_up: false,
+            first_lines: None,
             last_post: None,
             most_bytes: usize::MAX,
             in_time: usize::MAX,
@@ -108,10 +116,23 @@ impl ApiSink {
         }
     }
 
-    /// How long a few lines wait for more.
-    fn should_wait(&self, batch: &Batch<'_>) -> Option<Duration> {
-        let time = INTERVAL.checked_sub(self.last_post?.elapsed())?;
-        (batch.text.len() < ENOUGH && !batch.is_over && !time.is_zero()).then_some(time)
+    /// How long the first lines wait, and later a few lines for more.
+    fn should_wait(&mut self, batch: &Batch<'_>) -> Option<Duration> {
+        if batch.is_over {
+            return None;
+        }
+        let time = match (self.last_post, self.first_lines) {
+            (Some(last_post), _) if batch.text.len() < ENOUGH => {
+                INTERVAL.checked_sub(last_post.elapsed())?
+            }
+            (Some(_), _) => return None,
+            (None, Some(first_lines)) => FIRST_WAIT.checked_sub(first_lines.elapsed())?,
+            (None, None) => {
+                self.first_lines = Some(Instant::now());
+                FIRST_WAIT
+            }
+        };
+        (!time.is_zero()).then_some(time)
     }
 
     async fn post(&mut self, client: &Client, batch: Batch<'_>) -> Result<usize, SinkError> {
@@ -258,14 +279,40 @@ fn is_page(media_type: &HeaderValue) -> bool {
 mod tests {
     use super::*;
 
-    #[test]
-    fn a_slow_api_gets_fewer_lines_at_a_time_and_never_less_than_one() {
-        let mut sink = ApiSink::new(ApiLog {
+    fn sink() -> ApiSink {
+        ApiSink::new(ApiLog {
             base: Url::parse("http://platform.example.test").unwrap(),
             job_id: 412,
             step_id: "step".to_owned(),
             tokens: TokenSource::disabled(),
-        });
+        })
+    }
+
+    #[test]
+    fn first_lines_wait_for_a_late_deletion_of_the_stream_unless_the_log_has_ended() {
+        let many = vec![b'\n'; 2 * ENOUGH];
+        for text in [b"line\n".as_slice(), many.as_slice()] {
+            let batch = |is_over| Batch {
+                text,
+                first_line: 1,
+                is_over,
+            };
+            // A request would fail, because nothing answers at this address.
+            let early = sink().deliver(batch(false));
+            assert!(
+                matches!(early, Err(SinkError::Early(FIRST_WAIT))),
+                "{early:?}"
+            );
+            assert_eq!(sink().should_wait(&batch(true)), None);
+            let mut waited = sink();
+            waited.first_lines = Instant::now().checked_sub(FIRST_WAIT);
+            assert_eq!(waited.should_wait(&batch(false)), None);
+        }
+    }
+
+    #[test]
+    fn a_slow_api_gets_fewer_lines_at_a_time_and_never_less_than_one() {
+        let mut sink = sink();
         let text = b"1 of eight\n2\n3\n4\n5\n6\n7\n8\n";
         let late = io::Error::from(io::ErrorKind::TimedOut);
         let mut sizes = Vec::new();

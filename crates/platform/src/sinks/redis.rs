@@ -3,14 +3,22 @@
 //! A batch of lines is one transaction, so Redis has all of it or nothing. If the answer is lost, the sink reads the stream
 //! after the last known entry: our lines there have their numbers. So no line is lost or written twice, as long as Redis
 //! keeps what it has acknowledged.
+//!
+//! Newer platforms delete the stream a moment after they have recorded the dispatch, and so maybe after the first lines. Nothing says
+//! when. So the sink keeps these lines for a while, looks for its last entry with each batch and in between, and writes all of
+//! them again if it is gone. It does not after an order to stop the run: the platform also deletes the stream of a cancelled
+//! job, and does not come back to it.
 
 use std::collections::HashSet;
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 use std::io;
+use std::time::{Duration, Instant};
 
 use job_contract::chain;
 use run_log::{Batch, LINE_BYTES, Sink, SinkError};
 use tokio::runtime::Runtime;
+use tokio_util::sync::CancellationToken;
+use tracing::debug;
 
 use crate::java;
 use crate::redis::{Field, Redis, RedisError, Retention, StoredEntry, StreamEntry};
@@ -21,6 +29,13 @@ const GROUPS: [&str; 2] = ["CLI", "UI"];
 const LOOK_BACK: usize = 500;
 /// How many entries are copied at a time. An executor's lines may have 1 MiB.
 const COPIED: usize = 32;
+/// How long after the first line the platform may still delete the stream. Its lock on a job that it dispatches lasts 90 s.
+const DISPATCH_LIMIT: Duration = Duration::from_mins(2);
+/// How many bytes of first lines are kept for that. A run with more has written for a while.
+const KEPT_BYTES: usize = 1024 * 1024;
+/// The pauses between two checks of the stream.
+const FIRST_PAUSE: Duration = Duration::from_millis(100);
+const LONGEST_PAUSE: Duration = Duration::from_secs(5);
 
 /// The stream, and the step that writes.
 #[derive(Clone, Debug)]
@@ -29,6 +44,8 @@ pub struct RedisLog {
     /// The job; all its steps share the stream.
     pub job_id: String,
     pub step_id: String,
+    /// Is cancelled when the run is to stop. Lines that are deleted then stay deleted.
+    pub stop: CancellationToken,
 }
 
 /// Writes to the stream of a job.
@@ -39,6 +56,44 @@ pub struct RedisSink {
     /// The thread that uses the runtime must also create and drop it.
     runtime: Option<Runtime>,
     state: State,
+    stop: CancellationToken,
+    /// `None` when the platform deletes the stream no more.
+    beginning: Option<Beginning>,
+}
+
+/// The first lines, which the platform may delete.
+#[derive(Debug)]
+struct Beginning {
+    /// When the first one was written.
+    since: Option<Instant>,
+    /// With their numbers.
+    lines: Vec<(u64, Box<[u8]>)>,
+    bytes: usize,
+    pause: Duration,
+}
+
+impl Beginning {
+    const fn new() -> Self {
+        Self {
+            since: None,
+            lines: Vec::new(),
+            bytes: 0,
+            pause: FIRST_PAUSE,
+        }
+    }
+
+    fn is_over(&self) -> bool {
+        let is_late = |since: Instant| since.elapsed() > DISPATCH_LIMIT;
+        self.bytes > KEPT_BYTES || self.since.is_some_and(is_late)
+    }
+
+    fn keep(&mut self, first_line: u64, lines: &[&[u8]]) {
+        self.since.get_or_insert_with(Instant::now);
+        for (number, line) in (first_line..).zip(lines) {
+            self.bytes += line.len() + size_of::<(u64, Box<[u8]>)>();
+            self.lines.push((number, (*line).into()));
+        }
+    }
 }
 
 /// What the sink knows about the end of the stream.
@@ -48,6 +103,8 @@ enum State {
     Known(Position),
     /// Our lines may have been added after this entry.
     InDoubt(Position),
+    /// The platform has deleted lines of ours.
+    Deleted,
 }
 
 /// Id of an entry. `None` is the beginning of the stream.
@@ -70,6 +127,24 @@ impl Sink for RedisSink {
         self.runtime = Some(runtime);
         taken.map_err(|error| SinkError::Unavailable(io::Error::other(chain(&error))))
     }
+
+    fn check(&mut self) -> Option<Duration> {
+        self.beginning.take_if(|beginning| beginning.is_over());
+        let beginning = self.beginning.as_mut()?;
+        let pause = beginning.pause;
+        beginning.pause = (pause * 2).min(LONGEST_PAUSE);
+        // Before the first line there is no runtime, and nothing to check.
+        if let Some(runtime) = self.runtime.take() {
+            if let Err(error) = runtime.block_on(self.check_stream()) {
+                debug!(
+                    error = chain(&error),
+                    "could not check the stream of the live log"
+                );
+            }
+            self.runtime = Some(runtime);
+        }
+        Some(pause)
+    }
 }
 
 impl RedisSink {
@@ -80,43 +155,136 @@ impl RedisSink {
             stream: Stream::new(&log.job_id, &log.step_id),
             runtime: None,
             state: State::Unknown,
+            stop: log.stop.clone(),
+            beginning: Some(Beginning::new()),
         }
     }
 
     async fn add(&mut self, batch: Batch<'_>) -> Result<usize, RedisError> {
-        let (position, there) = match std::mem::replace(&mut self.state, State::Unknown) {
-            State::Known(position) => (position, 0),
-            State::Unknown => (self.open().await?, 0),
-            State::InDoubt(position) => match self.look_back(&position, batch.first_line).await {
-                Ok(found) => found,
-                Err(error) => {
-                    self.state = State::InDoubt(position);
-                    return Err(error);
-                }
-            },
-        };
         let lines: Vec<&[u8]> = batch.text.split_inclusive(|byte| *byte == b'\n').collect();
-        let there = usize::try_from(there).unwrap_or(usize::MAX);
-        if there > 0 {
-            self.state = State::Known(position);
-            return Ok(lines.iter().take(there).map(|line| line.len()).sum());
-        }
         let entries: Vec<_> = (batch.first_line..)
             .zip(&lines)
             .map(|(number, line)| self.stream.entry(number, line))
             .collect();
-        match self
-            .redis
-            .append(&self.stream.key, &entries, Retention::default())
-            .await
-        {
-            Ok(ids) => {
-                self.state = State::Known(ids.into_iter().next_back().or(position));
-                Ok(batch.text.len())
+        loop {
+            let (position, there) = self.find_end(batch.first_line).await?;
+            let there = usize::try_from(there).unwrap_or(usize::MAX);
+            if there > 0 {
+                self.state = State::Known(position);
+                self.keep(batch.first_line, &lines[..there.min(lines.len())]);
+                return Ok(lines.iter().take(there).map(|line| line.len()).sum());
             }
-            Err(error) => {
-                self.state = State::InDoubt(position);
-                Err(error)
+            let after = position.as_deref();
+            let appended = self
+                .redis
+                .append_after(&self.stream.key, after, &entries)
+                .await;
+            match appended {
+                Ok(appended) if !appended.follows && self.may_restore() => {
+                    self.state = State::Deleted;
+                }
+                Ok(appended) => {
+                    self.state = State::Known(appended.last_id.or(position));
+                    self.keep(batch.first_line, &lines);
+                    return Ok(batch.text.len());
+                }
+                Err(error) => {
+                    self.state = State::InDoubt(position);
+                    return Err(error);
+                }
+            }
+        }
+    }
+
+    /// Returns the last entry of the stream, and how many lines from `first_line` on are in it.
+    async fn find_end(&mut self, first_line: u64) -> Result<(Position, u64), RedisError> {
+        match std::mem::replace(&mut self.state, State::Unknown) {
+            State::Known(position) => Ok((position, 0)),
+            State::Unknown => Ok((self.open().await?, 0)),
+            State::Deleted => Ok((self.restore().await?, 0)),
+            State::InDoubt(position) => match self.look_back(&position, first_line).await {
+                Ok(Some(found)) => Ok(found),
+                Ok(None) => Ok((self.restore().await?, 0)),
+                Err(error) => {
+                    self.state = State::InDoubt(position);
+                    Err(error)
+                }
+            },
+        }
+    }
+
+    /// Keeps lines that the stream has.
+    fn keep(&mut self, first_line: u64, lines: &[&[u8]]) {
+        if let Some(beginning) = &mut self.beginning {
+            beginning.keep(first_line, lines);
+        }
+        self.beginning.take_if(|beginning| beginning.is_over());
+    }
+
+    async fn check_stream(&mut self) -> Result<(), RedisError> {
+        let is_deleted = match &self.state {
+            State::Known(Some(id)) => !self.redis.has_entry(&self.stream.key, id).await?,
+            State::Deleted => true,
+            State::Known(None) | State::Unknown | State::InDoubt(_) => false,
+        };
+        if is_deleted && self.may_restore() {
+            self.state = State::Known(self.restore().await?);
+        }
+        Ok(())
+    }
+
+    fn may_restore(&self) -> bool {
+        self.beginning.is_some() && !self.stop.is_cancelled()
+    }
+
+    /// Writes the first lines again, in the place of those that came after the deletion. Returns the last entry.
+    async fn restore(&mut self) -> Result<Position, RedisError> {
+        // Also after an error: what it may have written is found and replaced the next time.
+        self.state = State::Deleted;
+        let mut last = None;
+        if let Some(beginning) = &self.beginning {
+            let later = self.own_entries().await?;
+            // If the order to stop came meanwhile, the caller writes only its own lines again.
+            let lines: &[(u64, Box<[u8]>)] = if self.may_restore() {
+                &beginning.lines
+            } else {
+                &[]
+            };
+            let entries: Vec<_> = lines
+                .iter()
+                .map(|(number, line)| self.stream.entry(*number, line))
+                .collect();
+            let added = self.redis.replace(&self.stream.key, &later, &entries);
+            last = added.await?;
+        }
+        // The stream may be deleted again by now. The next look at the last line shows that.
+        let end = self.open().await?;
+        Ok(last.or(end))
+    }
+
+    /// The ids of the run's lines.
+    async fn own_entries(&self) -> Result<Vec<String>, RedisError> {
+        let (mut own, mut last) = (Vec::new(), None::<String>);
+        loop {
+            let after = last.as_deref();
+            let entries = self
+                .redis
+                .entries_after(&self.stream.key, after, LOOK_BACK)
+                .await?;
+            let is_end = entries.len() < LOOK_BACK;
+            for entry in entries {
+                // Remarks have the number 0.
+                if self
+                    .stream
+                    .line_number(&entry)
+                    .is_some_and(|number| number > 0)
+                {
+                    own.push(entry.id.clone());
+                }
+                last = Some(entry.id);
+            }
+            if is_end {
+                return Ok(own);
             }
         }
     }
@@ -129,12 +297,17 @@ impl RedisSink {
         self.redis.last_id(&self.stream.key).await
     }
 
-    /// Returns the last entry, and how many lines from `first_line` on are in the stream.
+    /// Returns the last entry, and how many lines from `first_line` on are in the stream. `None` if lines before them were deleted.
     async fn look_back(
         &self,
         position: &Position,
         first_line: u64,
-    ) -> Result<(Position, u64), RedisError> {
+    ) -> Result<Option<(Position, u64)>, RedisError> {
+        if let (Some(id), Some(_)) = (position, &self.beginning)
+            && !self.redis.has_entry(&self.stream.key, id).await?
+        {
+            return Ok(None);
+        }
         let mut last = position.clone();
         let mut next_line = first_line;
         loop {
@@ -150,7 +323,7 @@ impl RedisSink {
                 last = Some(entry.id);
             }
             if is_end {
-                return Ok((last, next_line - first_line));
+                return Ok(Some((last, next_line - first_line)));
             }
         }
     }

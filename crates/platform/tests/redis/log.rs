@@ -9,24 +9,55 @@ use platform::lease::JobToken;
 use platform::redis::{Redis, RedisArgs};
 use platform::sinks::{ApiLog, ApiSink, JobStream, RedisLog, RedisSink, Repeated};
 use platform::terrakube::TokenSource;
-use run_log::{LimitedSink, LogConfig, LogWriter, Redactor, RunLog, Sink};
+use run_log::{Batch, LimitedSink, LogConfig, LogWriter, Redactor, RunLog, Sink, SinkError};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 use test_peers::http::{Request, Response, Server};
 use test_peers::proxy::Proxy;
 use test_peers::redis::{Options, RedisServer};
 use test_peers::wait::until;
+use tokio_util::sync::CancellationToken;
 
 use crate::support::{LONG, args, redis, redis_at, stream};
 
 const STEP: &str = "5a5e1f0b-9c3f-4a55-9f0e-3d0f3b8f0101";
 
 fn redis_sink(redis: Redis) -> Box<dyn Sink> {
+    stoppable_sink(redis, CancellationToken::new())
+}
+
+fn stoppable_sink(redis: Redis, stop: CancellationToken) -> Box<dyn Sink> {
     Box::new(RedisSink::new(&RedisLog {
         redis,
         job_id: "412".to_owned(),
         step_id: STEP.to_owned(),
+        stop,
     }))
+}
+
+/// A sink that counts its failed deliveries.
+#[derive(Debug)]
+struct Counted(Box<dyn Sink>, Arc<AtomicU32>);
+
+impl Sink for Counted {
+    fn name(&self) -> String {
+        self.0.name()
+    }
+
+    fn deliver(&mut self, batch: Batch<'_>) -> Result<usize, SinkError> {
+        let delivered = self.0.deliver(batch);
+        if matches!(delivered, Err(SinkError::Unavailable(_))) {
+            self.1.fetch_add(1, Ordering::SeqCst);
+        }
+        delivered
+    }
+}
+
+async fn failed(failures: &AtomicU32, number: u32) {
+    until("a delivery fails", async || {
+        failures.load(Ordering::SeqCst) >= number
+    })
+    .await;
 }
 
 fn start(folder: &TempDir, sink: Box<dyn Sink>) -> RunLog {
@@ -122,6 +153,66 @@ async fn a_second_step_goes_on_where_the_first_one_ended() {
 }
 
 #[tokio::test]
+async fn first_lines_that_the_platform_deletes_late_are_written_again() {
+    let server = RedisServer::start().unwrap();
+    let mut client = server.connect().unwrap();
+    let key = java::encode("412");
+    let folder = TempDir::new().unwrap();
+    let log = start(&folder, redis_sink(redis_at(&server)));
+    let mut writer = log.writer();
+    write_numbers(&mut writer, 0..3).await;
+    // The run is silent meanwhile.
+    for _ in 0..2 {
+        until("the first lines are there", async || {
+            (stream(&mut client, "412").len() == 3).then_some(())
+        })
+        .await;
+        let deleted: u32 = redis::cmd("DEL").arg(&key).query(&mut client).unwrap();
+        assert_eq!(deleted, 1);
+    }
+    // The next lines come together with another deletion.
+    write_numbers(&mut writer, 3..6).await;
+    writer.close().await;
+    assert!(log.finish(LONG).await.is_complete());
+    assert_whole(&server, 6);
+    let groups: Vec<redis::Value> = redis::cmd("XINFO")
+        .arg("GROUPS")
+        .arg(&key)
+        .query(&mut client)
+        .unwrap();
+    assert_eq!(groups.len(), 2);
+}
+
+#[tokio::test]
+async fn lines_that_are_deleted_after_an_order_to_stop_stay_deleted() {
+    for later in [0, 3] {
+        let server = RedisServer::start().unwrap();
+        let mut client = server.connect().unwrap();
+        let folder = TempDir::new().unwrap();
+        let stop = CancellationToken::new();
+        let log = start(&folder, stoppable_sink(redis_at(&server), stop.clone()));
+        let mut writer = log.writer();
+        write_numbers(&mut writer, 0..3).await;
+        until("the first lines are there", async || {
+            (stream(&mut client, "412").len() == 3).then_some(())
+        })
+        .await;
+        stop.cancel();
+        let key = java::encode("412");
+        redis::cmd("DEL").arg(&key).exec(&mut client).unwrap();
+        write_numbers(&mut writer, 3..3 + later).await;
+        writer.close().await;
+        assert!(log.finish(LONG).await.is_complete());
+        let entries = stream(&mut client, "412");
+        let seen: Vec<_> = entries.iter().map(|entry| entry.field("output")).collect();
+        let written = (3..3 + later).map(|number| format!("line {number}"));
+        assert_eq!(seen, written.collect::<Vec<_>>());
+        let is_there: bool = redis::cmd("EXISTS").arg(&key).query(&mut client).unwrap();
+        assert_eq!(is_there, later > 0);
+    }
+}
+
+#[tokio::test]
 async fn a_redis_killed_and_started_again_in_the_middle_loses_nothing_and_doubles_nothing() {
     let mut server = RedisServer::with(Options::default().keeps()).unwrap();
     let folder = TempDir::new().unwrap();
@@ -165,7 +256,9 @@ async fn lines_whose_answer_was_lost_are_not_sent_again() {
         ..args(&server)
     };
     let folder = TempDir::new().unwrap();
-    let log = start(&folder, redis_sink(redis(&settings)));
+    // It never checks, so each connection is one of a delivery.
+    let sink = Counted(redis_sink(redis(&settings)), Arc::default());
+    let log = start(&folder, Box::new(sink));
     let mut writer = log.writer();
     write_numbers(&mut writer, 0..1).await;
     let mut client = server.connect().unwrap();
@@ -199,7 +292,9 @@ async fn remarks_of_others_are_not_taken_for_lines_whose_answer_was_lost() {
     let remarks = JobStream::new(&redis_at(&server), "412", STEP);
     remarks.remark("no node yet\nstill none").await.unwrap();
     let folder = TempDir::new().unwrap();
-    let log = start(&folder, redis_sink(redis(&settings)));
+    // It never checks, so each connection is one of a delivery.
+    let sink = Counted(redis_sink(redis(&settings)), Arc::default());
+    let log = start(&folder, Box::new(sink));
     let mut writer = log.writer();
     write_numbers(&mut writer, 0..1).await;
     let mut client = server.connect().unwrap();
@@ -361,9 +456,12 @@ async fn a_redis_that_stays_unavailable_costs_the_deadline_and_no_line_on_disk()
     let mut server = RedisServer::start().unwrap();
     server.kill();
     let folder = TempDir::new().unwrap();
-    let log = start(&folder, redis_sink(redis_at(&server)));
+    let failures = Arc::<AtomicU32>::default();
+    let sink = Counted(redis_sink(redis_at(&server)), Arc::clone(&failures));
+    let log = start(&folder, Box::new(sink));
     log.writer().line("one").await;
-    let summary = log.finish(Duration::from_millis(300)).await;
+    failed(&failures, 1).await;
+    let summary = log.finish(Duration::from_millis(1)).await;
     assert_eq!(summary.sinks[0].lost, 1);
     assert!(
         summary.sinks[0]
@@ -393,9 +491,11 @@ async fn a_stream_the_platform_deletes_meanwhile_is_made_again() {
     log.writer().line("after").await;
     assert!(log.finish(LONG).await.is_complete());
     let entries = stream(&mut client, "412");
-    assert_eq!(entries.len(), 1);
-    assert_eq!(entries[0].field("output"), "after");
-    assert_eq!(entries[0].field("lineNumber"), "2");
+    let seen: Vec<_> = entries
+        .iter()
+        .map(|entry| (entry.field("lineNumber"), entry.field("output")))
+        .collect();
+    assert_eq!(seen, [("1", "before"), ("2", "after")]);
 }
 
 #[tokio::test]
