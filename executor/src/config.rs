@@ -166,9 +166,12 @@ pub struct ToolsConfig {
     /// Index of Terraform releases [default: HashiCorp's].
     #[arg(long, env = env::TERRAFORM_RELEASES_URL)]
     pub terraform_releases_url: Option<Url>,
-    /// Index of OpenTofu releases [default: the platform's `/tofu/index.json`, else OpenTofu's own].
+    /// Index of OpenTofu releases [default: --custom-tofu-releases-url].
     #[arg(long, env = env::TOFU_RELEASES_URL)]
     pub tofu_releases_url: Option<Url>,
+    /// The same, under the name that the platform uses [default: the platform's `/tofu/index.json`, else OpenTofu's own].
+    #[arg(long, env = env::CUSTOM_TOFU_RELEASES_URL)]
+    pub custom_tofu_releases_url: Option<Url>,
     /// Mirror whose scheme, host and path prefix replace the scheme and host of every download address.
     #[arg(long, env = env::RELEASE_MIRROR_URL)]
     pub release_mirror_url: Option<Url>,
@@ -657,7 +660,9 @@ impl Config {
             let api = self.platform.api_url()?.trim_end_matches('/');
             Url::parse(&format!("{api}/tofu/index.json")).ok()
         };
-        let tofu = self.tools.tofu_releases_url.clone().or_else(of_platform);
+        let own = self.tools.tofu_releases_url.clone();
+        let custom = || self.tools.custom_tofu_releases_url.clone();
+        let tofu = own.or_else(custom).or_else(of_platform);
         (
             terraform.unwrap_or_else(|| parsed(TERRAFORM_RELEASES)),
             tofu.unwrap_or_else(|| parsed(TOFU_RELEASES)),
@@ -833,15 +838,15 @@ mod tests {
             tofu(&["--api-url", "http://api:8080/"]),
             "http://api:8080/tofu/index.json"
         );
-        assert_eq!(
-            tofu(&[
-                "--api-url",
-                "http://api",
-                "--tofu-releases-url",
-                "http://m/x"
-            ]),
-            "http://m/x"
-        );
+        let custom = [
+            "--api-url",
+            "http://api",
+            "--custom-tofu-releases-url",
+            "http://c/x",
+        ];
+        assert_eq!(tofu(&custom), "http://c/x");
+        let own = ["--tofu-releases-url", "http://m/x"];
+        assert_eq!(tofu(&[&custom[..], &own].concat()), "http://m/x");
         assert!(
             Config::try_parse_from(["executor", "--terraform-releases-url", "nonsense"]).is_err()
         );

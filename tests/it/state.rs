@@ -47,6 +47,8 @@ impl Bucket {
                 url: Url::parse(&server.url()).unwrap(),
                 text: server.url(),
             }),
+            endpoint_region: None,
+            path_style: true,
             credentials: S3Credentials::Keys(StaticKeys {
                 access_key: SecretString::from("key"),
                 secret_key: SecretString::from("secret-of-the-store"),

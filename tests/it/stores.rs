@@ -251,6 +251,8 @@ fn s3_with_keys(server: &S3) -> Fixture {
                 url: Url::parse(&url).unwrap(),
                 text: url.clone(),
             }),
+            endpoint_region: None,
+            path_style: true,
             credentials: S3Credentials::Keys(StaticKeys {
                 access_key: SecretString::from(keys[0]),
                 secret_key: SecretString::from(keys[1]),

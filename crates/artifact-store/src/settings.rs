@@ -7,7 +7,7 @@ use base64::engine::general_purpose::STANDARD;
 use clap::Args;
 use job_contract::env;
 use job_contract::identity::is_role;
-use runtime::setting::{HttpUrl, ReadSetting as _, Setting, SettingError, SettingValue};
+use runtime::setting::{HttpUrl, ReadSetting as _, Setting, SettingError, SettingValue, choice};
 use secrecy::{ExposeSecret as _, SecretString};
 use serde::Deserialize;
 use url::Url;
@@ -115,6 +115,18 @@ service_names! {
     });
 }
 
+/// A value that the platform reads with Spring, which knows more words than others.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SpringBool(bool);
+
+impl SettingValue for SpringBool {
+    fn parse(text: &str) -> Result<Self, String> {
+        let words = [("true", "false"), ("yes", "no"), ("on", "off"), ("1", "0")];
+        let choices = words.map(|(on, off)| [(on, Self(true)), (off, Self(false))]);
+        choice(text, choices.as_flattened())
+    }
+}
+
 /// ARN of a role.
 #[derive(Clone, Debug)]
 pub struct RoleArn(String);
@@ -153,6 +165,18 @@ pub struct StoreArgs {
     /// Address of an S3 service other than AWS.
     #[arg(long, env = env::AWS_ENDPOINT)]
     pub aws_endpoint: Option<Setting<HttpUrl>>,
+    /// Region in the signatures of requests to --aws-endpoint [default: auto].
+    #[arg(long, env = env::AWS_ENDPOINT_REGION)]
+    pub aws_endpoint_region: Option<Setting<Region>>,
+    /// `false` puts the name of the bucket into the host of --aws-endpoint, and not into its path [default: true].
+    #[arg(long, env = env::AWS_PATH_STYLE)]
+    pub aws_path_style_access: Option<Setting<SpringBool>>,
+    /// Accepted, not needed: bodies are never sent in signed chunks.
+    #[arg(long, env = env::AWS_CHUNKED_ENCODING)]
+    pub aws_chunked_encoding_enabled: Option<Setting<String>>,
+    /// Accepted, not needed: checksums of the service are never asked for.
+    #[arg(long, env = env::AWS_CHECKSUM_VALIDATION)]
+    pub aws_checksum_validation_enabled: Option<Setting<String>>,
     /// `true` takes credentials from the environment of the process or the machine instead of keys.
     #[arg(long, env = env::AWS_ENABLE_ROLE_AUTH)]
     pub aws_enable_role_auth: Option<Setting<bool>>,
@@ -215,6 +239,10 @@ pub struct S3Settings {
     pub region: String,
     /// The tool's backend gets the text as the operator wrote it.
     pub endpoint: Option<HttpUrl>,
+    /// The region in signatures for the endpoint.
+    pub endpoint_region: Option<String>,
+    /// Whether the bucket is in the path at the endpoint, and not in its host.
+    pub path_style: bool,
     pub credentials: S3Credentials,
     /// ARN of a role that these credentials assume.
     pub role: Option<String>,
@@ -333,6 +361,8 @@ impl StoreArgs {
         let bucket = self.aws_bucket.require(env::AWS_BUCKET, errors);
         let region = self.aws_region.require(env::AWS_REGION, errors);
         let endpoint = self.aws_endpoint.read(errors);
+        let endpoint_region = self.aws_endpoint_region.read(errors);
+        let path_style = self.aws_path_style_access.read(errors);
         let assumed = self.store_aws_role_arn.read(errors);
         let credentials = if role == Some(true) {
             Some(S3Credentials::Role)
@@ -350,6 +380,8 @@ impl StoreArgs {
             bucket: bucket?.0,
             region: region?.0,
             endpoint,
+            endpoint_region: endpoint_region.map(|region| region.0),
+            path_style: path_style.is_none_or(|SpringBool(is_on)| is_on),
             credentials: credentials?,
             role: assumed.map(|role| role.0),
             handover: match (role, include_keys) {

@@ -99,6 +99,8 @@ pub enum BackendSettings {
         handover: Handover,
         use_lockfile: bool,
         endpoint: Option<String>,
+        /// Whether the bucket is in the path at the endpoint.
+        path_style: bool,
     },
     /// A blob in the configured container for states.
     Azurerm {

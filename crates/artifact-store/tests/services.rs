@@ -62,6 +62,8 @@ fn s3_at(url: &str, bucket: &str, access_key: &str, secret_key: &str) -> StoreSe
             url: Url::parse(url).unwrap(),
             text: url.to_owned(),
         }),
+        endpoint_region: None,
+        path_style: true,
         credentials: S3Credentials::Keys(StaticKeys {
             access_key: SecretString::from(access_key),
             secret_key: SecretString::from(secret_key),

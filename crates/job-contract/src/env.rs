@@ -31,6 +31,14 @@ pub const AWS_BUCKET: &str = "AwsTerraformStateBucketName";
 pub const AWS_REGION: &str = "AwsTerraformStateRegion";
 /// Address of another S3 service; empty for AWS.
 pub const AWS_ENDPOINT: &str = "AwsEndpoint";
+/// Region in the signatures of requests to [`AWS_ENDPOINT`].
+pub const AWS_ENDPOINT_REGION: &str = "AwsEndpointRegion";
+/// `false` puts the name of the bucket into the host of [`AWS_ENDPOINT`], and not into its path.
+pub const AWS_PATH_STYLE: &str = "AwsPathStyleAccess";
+/// `false` for a service that reads no bodies in signed chunks. They are never sent.
+pub const AWS_CHUNKED_ENCODING: &str = "AwsChunkedEncodingEnabled";
+/// `false` for a service that sends no checksums. They are never asked for.
+pub const AWS_CHECKSUM_VALIDATION: &str = "AwsChecksumValidationEnabled";
 /// `true` writes the keys into the backend file, `false` leaves the tool to find its own.
 pub const AWS_INCLUDE_BACKEND_KEYS: &str = "AwsIncludeBackendKeys";
 /// `true` takes credentials from the environment of the process or the machine instead of keys.
@@ -59,6 +67,8 @@ pub const COLOR_OUTPUT: &str = "TerrakubeEnableColorOutput";
 pub const STRUCTURED_OUTPUT: &str = "MAYFLY_STRUCTURED_OUTPUT";
 /// Index of Terraform releases; empty means HashiCorp's own. Contract 9.1.
 pub const TERRAFORM_RELEASES_URL: &str = "CustomTerraformReleasesUrl";
+/// Index of OpenTofu releases; empty means the platform's. Contract 9.1.
+pub const CUSTOM_TOFU_RELEASES_URL: &str = "CustomTofuReleasesUrl";
 /// Base URL of the platform's API; its `/tofu/index.json` lists OpenTofu releases. Contract 9.1.
 pub const API_URL: &str = "AzBuilderApiUrl";
 /// Public base URL of the platform's API, which scripts get as `terrakubeApi`. Contract 4.4.
@@ -130,7 +140,7 @@ pub const RUN_MARK: &str = "MAYFLY_RUN_MARK";
 pub const TOOL_CACHE_DIR: &str = "MAYFLY_TOOL_CACHE_DIR";
 /// `installed` prefers an installed tool, `newest` the greatest release that satisfies the range.
 pub const TOOL_SELECTION: &str = "MAYFLY_TOOL_SELECTION";
-/// Index of OpenTofu releases; wins over the platform's.
+/// Index of OpenTofu releases; wins over [`CUSTOM_TOFU_RELEASES_URL`].
 pub const TOFU_RELEASES_URL: &str = "MAYFLY_TOFU_RELEASES_URL";
 /// Mirror whose scheme, host and path prefix replace scheme and host of every download URL in a release index.
 pub const RELEASE_MIRROR_URL: &str = "MAYFLY_RELEASE_MIRROR_URL";

@@ -86,9 +86,10 @@ const MACHINE: [&str; 22] = [
 ];
 
 /// Settings of the executor that its deployment decides; here the caller's environment is the deployment.
-const DEPLOYMENT: [&str; 29] = [
+const DEPLOYMENT: [&str; 30] = [
     env::TERRAFORM_RELEASES_URL,
     env::TOFU_RELEASES_URL,
+    env::CUSTOM_TOFU_RELEASES_URL,
     env::RELEASE_MIRROR_URL,
     env::RELEASE_KEYS_FILE,
     env::RELEASE_SIGNATURES,
@@ -153,12 +154,16 @@ const PLATFORM: [&str; 6] = [
 ];
 
 /// The store of a platform. Behind a hub of another process, executors use the store through the hub.
-const STORE: [&str; 24] = [
+const STORE: [&str; 28] = [
     env::STATE_TYPE,
     env::BACKEND_CREDENTIALS,
     env::AWS_BUCKET,
     env::AWS_REGION,
     env::AWS_ENDPOINT,
+    env::AWS_ENDPOINT_REGION,
+    env::AWS_PATH_STYLE,
+    env::AWS_CHUNKED_ENCODING,
+    env::AWS_CHECKSUM_VALIDATION,
     env::AWS_ACCESS_KEY,
     env::AWS_SECRET_KEY,
     env::AWS_ENABLE_ROLE_AUTH,

@@ -381,6 +381,7 @@ fn s3(
         role,
         use_lockfile,
         endpoint,
+        path_style,
         ..
     } = settings
     else {
@@ -416,14 +417,19 @@ fn s3(
     let Some(endpoint) = endpoint else {
         return block.finish();
     };
-    let block = if *version < NEW_S3 {
-        block.text("endpoint", endpoint).truth("force_path_style")
+    let (block, in_path) = if *version < NEW_S3 {
+        (block.text("endpoint", endpoint), "force_path_style")
     } else {
-        block
+        let block = block
             .raw("endpoints", &format!("{{ s3 = {} }}", quote(endpoint)))
             .truth("skip_requesting_account_id")
-            .truth("skip_s3_checksum")
-            .truth("use_path_style")
+            .truth("skip_s3_checksum");
+        (block, "use_path_style")
+    };
+    let block = if *path_style {
+        block.truth(in_path)
+    } else {
+        block
     };
     block
         .truth("skip_credentials_validation")

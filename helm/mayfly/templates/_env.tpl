@@ -102,6 +102,8 @@ relay: executors behind the relay of a hub get no way to the platform and its st
 {{- $env = append $env (dict "name" "AwsTerraformStateBucketName" "value" $aws.bucket) -}}
 {{- $env = append $env (dict "name" "AwsTerraformStateRegion" "value" $aws.region) -}}
 {{- with $aws.endpoint }}{{- $env = append $env (dict "name" "AwsEndpoint" "value" .) -}}{{- end -}}
+{{- with $aws.endpointRegion }}{{- $env = append $env (dict "name" "AwsEndpointRegion" "value" .) -}}{{- end -}}
+{{- if eq (toString $aws.pathStyle) "false" }}{{- $env = append $env (dict "name" "AwsPathStyleAccess" "value" "false") -}}{{- end -}}
 {{- if $aws.useLockfile }}{{- $env = append $env (dict "name" "AwsUseLockfile" "value" "true") -}}{{- end -}}
 {{- if $aws.roleAuth }}{{- $env = append $env (dict "name" "AwsEnableRoleAuth" "value" "true") -}}{{- end -}}
 {{- with $aws.roleArn }}{{- $env = append $env (dict "name" "MAYFLY_STORE_AWS_ROLE_ARN" "value" .) -}}{{- end -}}

@@ -23,7 +23,7 @@ use secrecy::SecretString;
 use serde_json::{Map, Value, json};
 use tempfile::TempDir;
 use test_peers::s3::{self, S3};
-use test_platform::{Flow, Native, NewJob, Platform, Status, Variable, Workspace};
+use test_platform::{Flow, Native, NewJob, Platform, Release, Status, Variable, Workspace};
 use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 use url::Url;
 
@@ -72,7 +72,8 @@ impl Switch {
             (env::AWS_SECRET_KEY, server.secret_key()),
         ];
         let settings = settings.map(|(name, value)| (name.to_owned(), value.to_owned()));
-        let platform = Platform::builder().native(native);
+        // The recorded executor does not know the rules of newer releases.
+        let platform = Platform::builder().release(Release::Old).native(native);
         let target = RunTarget::Machine(machine());
         let stage = Stage::with(target, platform, None, settings.into()).await;
         Self {
@@ -333,6 +334,8 @@ fn store(server: &S3) -> Store {
             url: Url::parse(&url).unwrap(),
             text: url,
         }),
+        endpoint_region: None,
+        path_style: true,
         credentials: S3Credentials::Keys(StaticKeys {
             access_key: SecretString::from(server.access_key()),
             secret_key: SecretString::from(server.secret_key()),

@@ -13,7 +13,7 @@ use job_contract::keys::{Area, ObjectKey};
 use object_store::aws::{AmazonS3Builder, AmazonS3ConfigKey};
 use object_store::client::{HttpConnector as _, ReqwestConnector};
 use secrecy::{ExposeSecret as _, SecretString};
-use url::Url;
+use url::{Host, Url};
 
 use self::assumed_role::AssumedRole;
 
@@ -32,7 +32,7 @@ use crate::transfer::{Content, Upload};
 
 const SERVICE: &str = "S3";
 
-/// The region in the signature of requests to a service other than AWS (contract 6.5).
+/// The region in the signature of requests to a service other than AWS, unless a setting names another one (contract 6.5).
 const ANY_REGION: &str = "auto";
 
 /// A bucket.
@@ -184,6 +184,7 @@ impl ObjectService for S3 {
             handover: settings.handover,
             use_lockfile: settings.use_lockfile,
             endpoint: settings.endpoint.as_ref().map(|given| given.text.clone()),
+            path_style: settings.path_style,
         }
     }
 
@@ -242,14 +243,15 @@ impl BucketAddress {
         };
         let aws = || service_host("s3", &settings.region);
         let url = |text: &str| Url::parse(text).expect("regions and buckets were checked");
-        if endpoint.is_none() && fits_in_host(bucket) {
+        let service = endpoint.map_or_else(|| url(&format!("https://{}", aws())), Url::clone);
+        let in_path = endpoint.is_some() && settings.path_style;
+        if let Some(base) = with_bucket(&service, bucket).filter(|_| !in_path) {
             return Self {
-                service: url(&format!("https://{}", aws())),
-                base: url(&format!("https://{bucket}.{}", aws())),
+                service,
+                base,
                 is_host: true,
             };
         }
-        let service = endpoint.map_or_else(|| url(&format!("https://{}", aws())), Url::clone);
         let base = url(&address(&service, bucket));
         Self {
             service,
@@ -259,7 +261,18 @@ impl BucketAddress {
     }
 }
 
-/// Whether the certificates of AWS cover the host name of this bucket.
+/// The service's address with the bucket in its host. `None` if the bucket has to be in the path, as at an IP address.
+fn with_bucket(service: &Url, bucket: &str) -> Option<Url> {
+    let Some(Host::Domain(host)) = service.host() else {
+        return None;
+    };
+    let host = format!("{bucket}.{host}");
+    let mut address = service.clone();
+    address.set_host(Some(&host)).ok()?;
+    Some(address).filter(|_| fits_in_host(bucket))
+}
+
+/// Whether certificates of AWS and of other services cover the host name of this bucket.
 fn fits_in_host(bucket: &str) -> bool {
     bucket
         .bytes()
@@ -268,7 +281,9 @@ fn fits_in_host(bucket: &str) -> bool {
 
 fn signing_region(settings: &S3Settings) -> &str {
     match (&settings.endpoint, &settings.credentials) {
-        (Some(_), S3Credentials::Keys(_)) => ANY_REGION,
+        (Some(_), S3Credentials::Keys(_)) => {
+            settings.endpoint_region.as_deref().unwrap_or(ANY_REGION)
+        }
         _ => &settings.region,
     }
 }
@@ -347,6 +362,8 @@ mod tests {
                 url: Url::parse(text).unwrap(),
                 text: text.to_owned(),
             }),
+            endpoint_region: None,
+            path_style: true,
             credentials: S3Credentials::Keys(StaticKeys {
                 access_key: SecretString::from("AKIA"),
                 secret_key: SecretString::from("hunter2"),
@@ -416,6 +433,27 @@ mod tests {
     #[case("not an address")]
     fn what_names_no_object_is_refused(#[case] reference: &str) {
         assert_eq!(store("states", MINIO).key_behind(reference), None);
+    }
+
+    #[rstest]
+    #[case("states", "https://s3.test:9000/", "https://states.s3.test:9000/")]
+    #[case("states", "https://gate/s3/", "https://states.gate/s3/")]
+    // These have no host of their own.
+    #[case("my.states", "https://s3.test/", "https://s3.test/my.states/")]
+    #[case("states", "http://127.0.0.1:9000", "http://127.0.0.1:9000/states/")]
+    fn a_bucket_is_in_the_host_of_a_service_that_wants_it_there(
+        #[case] bucket: &str,
+        #[case] endpoint: &str,
+        #[case] base: &str,
+    ) {
+        let mut settings = store(bucket, Some(endpoint)).settings;
+        settings.path_style = false;
+        settings.endpoint_region = Some("local".to_owned());
+        assert_eq!(signing_region(&settings), "local");
+        let store = S3::open(&settings, &RequestTiming::default()).unwrap();
+        let reference = store.reference_of(&plan());
+        assert_eq!(reference, format!("{base}{PLAN}"));
+        assert_eq!(store.key_behind(&reference), Some(plan()));
     }
 
     #[test]

@@ -124,6 +124,43 @@ fn keys_go_into_the_backend_file_only_when_they_are_asked_for_there() {
 }
 
 #[test]
+fn settings_of_services_like_s3_are_read_or_refused() {
+    let settings = s3(&[(env::AWS_ENDPOINT, "https://minio.test")]);
+    assert_eq!(
+        (settings.endpoint_region, settings.path_style),
+        (None, true)
+    );
+    let settings = s3(&[
+        (env::AWS_ENDPOINT_REGION, "us-east-1"),
+        (env::AWS_PATH_STYLE, "false"),
+        (env::AWS_CHUNKED_ENCODING, "perhaps"),
+        (
+            env::AWS_CHECKSUM_VALIDATION,
+            "${AwsChecksumValidationEnabled}",
+        ),
+    ]);
+    let region = settings.endpoint_region.as_deref();
+    assert_eq!((region, settings.path_style), (Some("us-east-1"), false));
+    let wrong = [
+        (env::AWS_ENDPOINT_REGION, "no/region"),
+        (env::AWS_PATH_STYLE, "perhaps"),
+    ];
+    let told = errors(&[S3, &wrong].concat());
+    for (name, value) in wrong {
+        assert!(told.contains(&format!("`{name}` is `{value}`")), "{told}");
+    }
+}
+
+#[test]
+fn path_style_takes_the_words_of_spring() {
+    let words = [("True", "FALSE"), ("yes", "No"), ("ON", "off"), ("1", "0")];
+    for (on, off) in words {
+        assert!(s3(&[(env::AWS_PATH_STYLE, on)]).path_style, "{on}");
+        assert!(!s3(&[(env::AWS_PATH_STYLE, off)]).path_style, "{off}");
+    }
+}
+
+#[test]
 fn role_authentication_needs_no_keys() {
     let settings = s3(&[
         (env::AWS_ENABLE_ROLE_AUTH, "true"),

@@ -77,6 +77,7 @@ fn s3_settings(handover: Handover, endpoint: Option<&str>) -> BackendSettings {
         handover,
         use_lockfile: true,
         endpoint: endpoint.map(str::to_owned),
+        path_style: true,
     }
 }
 
@@ -139,6 +140,17 @@ fn s3_at_another_service_is_spelt_as_the_version_wants_it() {
         fixture.file("aws_backend_override.tf"),
         block("s3", &[&S3_PLACE[..], &S3_KEYS, &old, &end].concat())
     );
+    let mut in_host = settings.clone();
+    if let BackendSettings::S3 { path_style, .. } = &mut in_host {
+        *path_style = false;
+    }
+    for (version, without) in [(&NEW, &new[..4]), (&OLD, &old[..1])] {
+        fixture.write(&in_host, version);
+        assert_eq!(
+            fixture.file("aws_backend_override.tf"),
+            block("s3", &[&S3_PLACE[..], &S3_KEYS, without, &end].concat())
+        );
+    }
 }
 
 #[test]
@@ -287,6 +299,7 @@ fn s3_by(login: S3Login, role: Option<&str>) -> BackendSettings {
         region,
         key,
         endpoint,
+        path_style,
         ..
     } = s3_settings(Handover::Outside, None)
     else {
@@ -301,6 +314,7 @@ fn s3_by(login: S3Login, role: Option<&str>) -> BackendSettings {
         handover: Handover::Outside,
         use_lockfile: false,
         endpoint,
+        path_style,
     }
 }
 
