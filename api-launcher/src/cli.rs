@@ -39,6 +39,17 @@ pub enum Command {
     },
 }
 
+impl Command {
+    /// Whether the command needs the platform's secret, if one is configured.
+    pub(crate) const fn needs_secret(&self) -> bool {
+        match self {
+            #[cfg(feature = "kubernetes")]
+            Self::Kubernetes(command) => command.needs_secret(),
+            Self::Run(_) | Self::Completions { .. } => false,
+        }
+    }
+}
+
 const EXIT_CODES: &str = "\
 Exit codes:
     0  done
@@ -131,6 +142,17 @@ mod tests {
     #[case("serve --allow-unauthenticated --listen 127.0.0.1:0 --target process --concurrency 4")]
     fn sensible_lines_are_accepted(#[case] line: &str) {
         assert!(parse_words(line).is_ok(), "{line}");
+    }
+
+    #[rstest]
+    #[case("serve", true)]
+    #[case("check", true)]
+    #[case("run", false)]
+    #[case("list", false)]
+    #[case("pool token new --pool eu", false)]
+    fn only_some_commands_need_the_secret(#[case] line: &str, #[case] needs: bool) {
+        let command = parse_words(line).unwrap().command;
+        assert_eq!(command.needs_secret(), needs, "{line}");
     }
 
     #[test]

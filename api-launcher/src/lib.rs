@@ -35,7 +35,7 @@ use std::io::{self, Write as _};
 use std::process::ExitCode;
 
 use clap::CommandFactory as _;
-use job_contract::Exit;
+use job_contract::{Exit, env};
 use runtime::handover;
 use runtime::hardening::{self, Hardened};
 
@@ -57,8 +57,15 @@ pub fn main_from_args(args: impl IntoIterator<Item = OsString>) -> ExitCode {
         let _ = writeln!(io::stderr(), "error: {error}");
         return ExitCode::from(Exit::Infrastructure.code());
     }
+    let secret = handover::receive_file(env::INTERNAL_SECRET, env::INTERNAL_SECRET_FILE);
     match cli::parse(args) {
-        Ok(Args { command }) => dispatch(command, &hardened),
+        Ok(Args { command }) => match secret {
+            Err(error) if command.needs_secret() => {
+                let _ = writeln!(io::stderr(), "error: {error}");
+                ExitCode::from(Exit::BadConfiguration.code())
+            }
+            _ => dispatch(command, &hardened),
+        },
         Err(error) => usage(&error),
     }
 }

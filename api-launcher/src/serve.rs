@@ -51,6 +51,9 @@ pub fn serve(args: &ServeArgs, hardened: &Hardened) -> u8 {
     runtime::telemetry::subscribe(format, filter);
     if matches!(settings.target, TargetSettings::Process(_)) {
         prepare_for_processes(hardened);
+        if let Err(error) = handover::remove_file() {
+            warn!(%error, "runs can read the platform's secret");
+        }
     }
     hardened.report();
     match run(settings, key) {

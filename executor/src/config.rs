@@ -42,7 +42,7 @@ use crate::workspace::ArchiveLimits;
                   another executor holds the step, 128+n ended by signal n. Unless MAYFLY_OUTCOME_EXIT_CODE is \
                   true, every outcome that was reported ends with 0.\n\n\
                   Secrets are given by the environment and are no options, because every user of a machine can \
-                  read command lines: EphemeralJobData (or a file, --job-data-file), InternalSecret, MAYFLY_LEASE_TOKEN, MAYFLY_REPORT_KEY, TerrakubeRedisPassword, \
+                  read command lines: EphemeralJobData (or a file, --job-data-file), InternalSecret (or a file, InternalSecretFile), MAYFLY_LEASE_TOKEN, MAYFLY_REPORT_KEY, TerrakubeRedisPassword, \
                   TerrakubeRedisSentinelPassword and the keys of the artifact store."
 )]
 pub struct Config {

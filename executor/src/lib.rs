@@ -10,9 +10,9 @@ use std::time::Duration;
 
 use clap::error::{ContextKind, ContextValue};
 use job_contract::report::FinalReport;
-use job_contract::{Exit, JobData};
+use job_contract::{Exit, JobData, env};
 use nix::sys::prctl;
-use tracing::{error, info};
+use tracing::{error, info, warn};
 
 pub mod banner;
 pub mod cgroup;
@@ -106,8 +106,12 @@ pub fn main_from_args(args: impl IntoIterator<Item = OsString>) -> ExitCode {
     {
         return ExitCode::from(check_secret_stores::run());
     }
+    let secret = handover::receive_file(env::INTERNAL_SECRET, env::INTERNAL_SECRET_FILE);
     match Config::parse_over_environment(args) {
-        Ok(config) => ExitCode::from(run_process(&config, &hardened)),
+        Ok(config) => match secret {
+            Err(error) if config.platform.checks_tokens() => wrong_environment(error.to_string()),
+            _ => ExitCode::from(run_process(&config, &hardened)),
+        },
         Err(usage) => usage_exit(&usage),
     }
 }
@@ -192,7 +196,7 @@ fn run_process(config: &Config, hardened: &Hardened) -> u8 {
         }
     };
     if let Err(error) = telemetry {
-        let variable = job_contract::env::LOG_FILTER;
+        let variable = env::LOG_FILTER;
         let error = format!("`{variable}` is not a log filter: {error}");
         let _ = writeln!(io::stderr(), "error: {error}");
         let hint = format!("`{variable}` takes directives such as `info` or `executor=debug`");
@@ -201,6 +205,9 @@ fn run_process(config: &Config, hardened: &Hardened) -> u8 {
         return bad_configuration;
     }
     hardened.report();
+    if let Err(error) = handover::remove_file() {
+        warn!(%error, "scripts and tools can read the platform's secret");
+    }
     reaper::adopt_orphans();
     // A second installation, as in a test, fails, and the first stays in force.
     let _ = rustls::crypto::ring::default_provider().install_default();

@@ -4,10 +4,11 @@
 use std::fs;
 use std::os::unix::fs::MetadataExt as _;
 use std::os::unix::process::ExitStatusExt as _;
+use std::process::Command;
 
 use integration_tests::machine::{files_below, give_away};
 use integration_tests::process::{Stream, copy_program};
-use integration_tests::{Machine, Outcome, Repository, job};
+use integration_tests::{Machine, Outcome, Repository, Running, job};
 use job_contract::{JobData, StepType, env};
 use nix::sys::signal::Signal;
 use nix::unistd::Pid;
@@ -87,6 +88,97 @@ fn the_tool_sees_its_own_variables_and_nothing_of_ours() {
         assert!(!outcome.log().contains(text), "{text}\n{outcome}");
     }
     assert_unseen(&machine, &outcome, &data);
+}
+
+#[test]
+fn the_file_with_the_platforms_secret_is_gone_before_a_script_runs() {
+    // If the variable has the secret too, it is the one that is used.
+    for variable in [None, Some(INTERNAL)] {
+        let (machine, repository) = (machine(), Repository::fixture());
+        let file = machine.scratch("internal-secret");
+        fs::write(&file, INTERNAL).unwrap();
+        let script = format!(
+            "test -e '{}' || echo no-file; cat '{}' || true",
+            file.display(),
+            file.display()
+        );
+        let job = job::scripts(&repository, vec![job::bash(1, &script)]);
+        machine.queue(&[&job]);
+        let data = job_contract::encoding::encode(&job);
+        let mut executor = machine.executor(&job).env(env::INTERNAL_SECRET_FILE, &file);
+        if let Some(secret) = variable {
+            executor = executor.env(env::INTERNAL_SECRET, secret);
+        }
+        let outcome = executor.run().expect_code(0);
+        assert!(outcome.log().contains("no-file"), "{outcome}");
+        assert_unseen(&machine, &outcome, &data);
+    }
+}
+
+#[test]
+fn an_executor_that_misses_the_file_of_the_secret_says_what_to_do_and_its_help_needs_none() {
+    let (machine, repository) = (machine(), Repository::fixture());
+    let file = machine.scratch("internal-secret");
+    fs::write(&file, INTERNAL).unwrap();
+    let first = job::scripts(&repository, vec![job::bash(1, "true")]);
+    let second = job::in_job(&first, "413");
+    for step in [&first, &second] {
+        machine.queue(&[step]);
+    }
+    let executor = |step: &JobData| machine.executor(step).env(env::INTERNAL_SECRET_FILE, &file);
+    executor(&first).run().expect_code(0);
+
+    // The first start has removed the file.
+    let outcome = executor(&second).run().expect_code(64);
+    let expected = format!(
+        "`InternalSecretFile` names `{}`, which does not exist: an earlier start may have removed it. \
+         Write the secret into it before each start, or set `InternalSecret`",
+        file.display()
+    );
+    assert_eq!(outcome.error(), expected);
+    let printed = format!("error: {expected}\n");
+    assert!(outcome.finished.stderr.contains(&printed), "{outcome}");
+    // It is not missed where nothing needs it.
+    let unchecked = executor(&second).env(env::ENABLE_SECURITY, "false");
+    unchecked.run().expect_code(0);
+    let mut help = Command::new(crate::EXECUTOR);
+    help.arg("--help")
+        .env_clear()
+        .env(env::INTERNAL_SECRET_FILE, &file);
+    let help = Running::start(&mut help).wait();
+    assert_eq!(help.code(), 0, "{help}");
+    assert!(help.stdout.contains(env::INTERNAL_SECRET_FILE), "{help}");
+}
+
+#[test]
+fn a_mounted_file_of_the_secret_serves_each_start_and_a_warning_says_that_it_stays() {
+    assert!(
+        nix::unistd::geteuid().is_root(),
+        "only root may mount a folder read-only: run this test as root"
+    );
+    let (machine, repository) = (machine(), Repository::fixture());
+    let folder = machine.scratch("mounted");
+    fs::create_dir(&folder).unwrap();
+    let file = folder.join("internal-secret");
+    fs::write(&file, INTERNAL).unwrap();
+    let first = job::scripts(&repository, vec![job::bash(1, "true")]);
+    for step in [&first, &job::in_job(&first, "413")] {
+        machine.queue(&[step]);
+        let run = machine
+            .executor(step)
+            .env(env::INTERNAL_SECRET_FILE, &file)
+            .with_read_only(&folder);
+        let outcome = run.run().expect_code(0);
+        let why = format!(
+            "could not remove the secret in `{}`: Read-only file system",
+            file.display()
+        );
+        let warned = outcome.finished.stderr.lines().any(|line| {
+            line.contains("scripts and tools can read the platform's secret") && line.contains(&why)
+        });
+        assert!(warned, "{outcome}");
+        assert!(!outcome.to_string().contains(INTERNAL), "{outcome}");
+    }
 }
 
 #[test]

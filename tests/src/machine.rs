@@ -23,6 +23,9 @@ use test_peers::process::copy_program;
 use crate::process::{Finished, Running};
 use crate::tool;
 
+/// Makes a folder read-only, as the mount of a pod may be, for the program behind it.
+const READ_ONLY: &str = "mount --bind -o ro \"$0\" \"$0\" && exec \"$@\"";
+
 /// A temporary data directory, where executors run as processes.
 #[derive(Debug)]
 pub struct Machine {
@@ -268,6 +271,13 @@ impl ExecutorRun<'_> {
     pub fn wrapped_in(mut self, words: &[&str]) -> Self {
         self.wrapper = words.iter().map(OsString::from).collect();
         self
+    }
+
+    /// Starts the executor where this folder is read-only. Needs root.
+    #[must_use]
+    pub fn with_read_only(self, folder: &Path) -> Self {
+        let folder = folder.to_str().unwrap();
+        self.wrapped_in(&["unshare", "--mount", "sh", "-ec", READ_ONLY, folder])
     }
 
     pub fn start(self) -> RunningExecutor {

@@ -42,6 +42,11 @@ pub enum KubernetesCommand {
 }
 
 impl KubernetesCommand {
+    /// Whether the command needs the platform's secret, if one is configured.
+    pub(crate) const fn needs_secret(&self) -> bool {
+        matches!(self, Self::Serve(_) | Self::Check(_))
+    }
+
     /// Does what the subcommand asks, and says how it ended.
     pub(crate) fn run(&self, hardened: &Hardened) -> ExitCode {
         let code = match self {

@@ -31,7 +31,8 @@ const DRAIN_SECONDS: u64 = 10;
 /// dispatch is answered 202 as soon as it is safe on disk, and runs once however often it is delivered. Health is at
 /// /actuator/health, metrics are at /metrics, or on the port of --health-listen.
 ///
-/// Requests must carry the platform's token, signed with the secret in the environment variable `InternalSecret`.
+/// Requests must carry the platform's token, signed with the secret in the environment variable `InternalSecret`, or in the file
+/// that `InternalSecretFile` names.
 #[derive(Args, Clone, Debug, Default)]
 #[command(after_help = EXAMPLES)]
 pub struct ServeArgs {

@@ -1,10 +1,13 @@
 //! Dispatches that run to their end.
 
 use std::fs;
+use std::process::Command;
 
 use job_contract::status::{JobStatus, StepStatus};
 use nix::sys::signal::Signal;
 use test_peers::port::Port;
+use test_peers::process::Running;
+use test_platform::Secret;
 
 use crate::harness::{Fixture, step_ref};
 
@@ -126,6 +129,26 @@ async fn stopping_interrupts_what_runs_and_keeps_what_waits() {
     launcher.wait_for_end(2, "step");
     assert_eq!(fixture.step_status(2, "step"), StepStatus::Completed);
     assert_eq!(fixture.times_run(1), 1);
+}
+
+#[test]
+fn a_second_start_that_misses_the_file_of_the_secret_says_what_to_do() {
+    let fixture = Fixture::new();
+    let file = fixture.path("internal-secret");
+    fs::write(&file, Secret::long().text()).unwrap();
+    let name = file.to_str().unwrap();
+    let settings = [("InternalSecret", ""), ("InternalSecretFile", name)];
+    // Target `process` removes it.
+    fixture.serve(&settings).crash();
+    let mut again = Command::new(env!("CARGO_BIN_EXE_api-launcher"));
+    fixture.configure(&mut again);
+    let ended = Running::start(again.envs(settings)).wait();
+    assert_eq!(ended.code(), 64, "{ended}");
+    let expected = format!(
+        "error: `InternalSecretFile` names `{name}`, which does not exist: an earlier start may have removed it. \
+         Write the secret into it before each start, or set `InternalSecret`\n"
+    );
+    assert_eq!(ended.stderr, expected);
 }
 
 #[tokio::test(flavor = "multi_thread")]

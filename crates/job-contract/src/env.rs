@@ -75,6 +75,8 @@ pub const API_URL: &str = "AzBuilderApiUrl";
 pub const PUBLIC_API_URL: &str = "TerrakubeApiUrl";
 /// Shared secret of the platform. Never reaches a tool or a script.
 pub const INTERNAL_SECRET: &str = "InternalSecret";
+/// Path of a file with [`INTERNAL_SECRET`], which is removed before anything of a run starts.
+pub const INTERNAL_SECRET_FILE: &str = "InternalSecretFile";
 /// `false` for a platform that checks no tokens. Contract 10.1.
 pub const ENABLE_SECURITY: &str = "TerrakubeEnableSecurity";
 /// Host and optional port of the platform's module registry. Contract 8.7.

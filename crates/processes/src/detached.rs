@@ -11,7 +11,7 @@ use data_dir::{DataError, PID_BYTES, attempt_lock};
 use job_contract::{Document, env};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
-use runtime::regular_file;
+use runtime::{handover, regular_file};
 use tokio::process::Child;
 
 use crate::environment::{self, Platform, Setup};
@@ -74,7 +74,7 @@ impl DetachedExecutor {
             structured_output: true,
             report_key: Some(report_key),
         };
-        let environment = environment::build(&setup, job, |name| std::env::var_os(name));
+        let environment = environment::build(&setup, job, handover::var_os);
         let file = |path: PathBuf| File::create_new(path).map_err(StartError::Folder);
         let streams = Streams {
             stdin: Stdio::from(lock),

@@ -2,7 +2,7 @@
 //! process inherits a file in memory, and its environment contains only the number of the descriptor.
 //!
 //! The receiver looks a secret up like a variable. A process that another program started, such as Kubernetes, has its secrets
-//! in the environment.
+//! in the environment, or in a file that the environment names.
 
 use std::collections::BTreeMap;
 use std::ffi::{OsStr, OsString};
@@ -17,6 +17,8 @@ use std::sync::OnceLock;
 use nix::fcntl::{FcntlArg, FdFlag, fcntl};
 use nix::unistd::close;
 
+use crate::secret_file::SecretFile;
+use crate::setting_text::SettingError;
 use crate::{memory_file, regular_file};
 
 /// The variable with the number of the descriptor.
@@ -26,6 +28,8 @@ pub const DESCRIPTOR: &str = "MAYFLY_SECRETS_DESCRIPTOR";
 const MAX_BYTES: u64 = 64 * 1024 * 1024;
 
 static RECEIVED: OnceLock<BTreeMap<OsString, OsString>> = OnceLock::new();
+/// The name of a secret, and the file that has it.
+static FROM_FILE: OnceLock<(String, SecretFile)> = OnceLock::new();
 
 /// Secrets for one process. They can be handed over with [`crate::reaper::spawn_with`].
 #[derive(Debug)]
@@ -72,6 +76,26 @@ pub fn receive() -> io::Result<()> {
     })
 }
 
+/// Takes the secret from the file that `variable` names, unless the secret is set: then the file is only to be removed. This comes after [`receive`], and before any other
+/// code that looks it up.
+///
+/// # Errors
+/// Returns an error if the file holds no secret.
+pub fn receive_file(secret: &str, variable: &str) -> Result<(), SettingError> {
+    if let Some(file) = SecretFile::read(secret, variable, var)? {
+        let _ = FROM_FILE.set((secret.to_owned(), file));
+    }
+    Ok(())
+}
+
+/// Overwrites and removes the file of [`receive_file`], if one was named. What runs later on this machine cannot read it then.
+///
+/// # Errors
+/// Returns an error if the file stays, as one on a read-only volume does.
+pub fn remove_file() -> io::Result<()> {
+    FROM_FILE.get().map_or(Ok(()), |(_, file)| file.remove())
+}
+
 fn take(number: &OsStr) -> io::Result<()> {
     let number = number.to_str().and_then(|number| number.parse().ok());
     let number: RawFd = number
@@ -114,9 +138,21 @@ fn parse(content: &[u8]) -> io::Result<BTreeMap<OsString, OsString>> {
     pairs.collect()
 }
 
-/// The secret with this name, if this process was started with it.
+/// The secret with this name, if this process was started with it or has read it from its file.
 pub fn received(name: &OsStr) -> Option<&'static OsStr> {
-    RECEIVED.get()?.get(name).map(OsString::as_os_str)
+    let handed = RECEIVED.get().and_then(|secrets| secrets.get(name));
+    let from_file = || {
+        let (known, file) = FROM_FILE.get()?;
+        let text = file.text.as_deref()?;
+        (name == known.as_str()).then(|| OsStr::new(text))
+    };
+    handed.map(OsString::as_os_str).or_else(from_file)
+}
+
+/// The secret with this name, or else the variable of the environment, whatever its bytes are.
+pub fn var_os(name: &str) -> Option<OsString> {
+    let secret = received(OsStr::new(name)).map(OsStr::to_owned);
+    secret.or_else(|| std::env::var_os(name))
 }
 
 /// The secret with this name, or else the variable of the environment.

@@ -13,6 +13,7 @@ pub mod private_file;
 pub mod process_table;
 pub mod reaper;
 pub mod regular_file;
+mod secret_file;
 pub mod setting;
 mod setting_text;
 pub mod telemetry;

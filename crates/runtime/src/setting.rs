@@ -239,7 +239,14 @@ fn over_environment(command: Command, meant: fn(&Arg) -> bool) -> Command {
     command
         .mut_args(|argument| {
             if let Some(secret) = argument.get_env().and_then(handover::received) {
-                argument.default_value(secret)
+                let in_environment = argument.get_env().and_then(env::var_os).is_some();
+                let argument = argument.default_value(secret);
+                // A blank variable would win over the default.
+                if in_environment {
+                    argument.env(None)
+                } else {
+                    argument
+                }
             } else if meant(&argument) && blank(&argument) {
                 argument.env(None)
             } else {

@@ -28,8 +28,8 @@
 {{- range concat $values.global.extraEnv $launcher.extraEnv -}}
 {{- if and (eq .name "MAYFLY_ALLOW_UNAUTHENTICATED") (or .valueFrom (eq (toString .value) "everywhere")) }}{{- $isOpen = true -}}{{- end -}}
 {{- end -}}
-{{- if not (or $values.auth.internalSecret.existingSecret $launcher.extraEnvFrom (include "mayfly.launcher.names" (list . "InternalSecret")) $isOpen) -}}
-{{- fail "auth.internalSecret.existingSecret: name the Secret with the platform's shared secret, or give the launcher `InternalSecret` by launcher.extraEnv or launcher.extraEnvFrom" -}}
+{{- if not (or $values.auth.internalSecret.existingSecret $launcher.extraEnvFrom (include "mayfly.launcher.names" (list . "InternalSecret")) (include "mayfly.launcher.names" (list . "InternalSecretFile")) $isOpen) -}}
+{{- fail "auth.internalSecret.existingSecret: name the Secret with the platform's shared secret, or give the launcher `InternalSecret` or `InternalSecretFile` by launcher.extraEnv or launcher.extraEnvFrom" -}}
 {{- end -}}
 {{- if le (int $launcher.terminationGracePeriodSeconds) (int $launcher.shutdown.timeoutSeconds) -}}
 {{- fail (printf "launcher.terminationGracePeriodSeconds: must be longer than launcher.shutdown.timeoutSeconds, which is %d" (int $launcher.shutdown.timeoutSeconds)) -}}

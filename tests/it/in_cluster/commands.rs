@@ -5,14 +5,14 @@ use std::fs;
 use cluster::rights::{LEASE, Need, RIGHTS, Right};
 use integration_tests::process::Stream;
 use integration_tests::{Finished, Repository, Running, job};
-use job_contract::JobData;
 use job_contract::job::StepType;
+use job_contract::{JobData, env};
 use nix::sys::signal::Signal;
 use serde_json::{Value, json};
 use test_cluster::{Cluster, Rule, State};
 
 use super::endings::{begun, endless};
-use super::{Fixture, IMAGE, LAUNCHER, ROLES, name, rules};
+use super::{Fixture, IMAGE, LAUNCHER, REPORT_KEY, ROLES, name, rules};
 
 impl Fixture {
     /// What a command comes to.
@@ -162,8 +162,29 @@ async fn the_outcome_of_a_run_is_the_exit_code_of_the_command_that_waits() {
         (&json!("step_failed"), &json!(1))
     );
     let explained = fixture.told(&["explain", &plan.job_id]);
+    let sentence = verdict["sentence"].as_str().unwrap();
     assert!(explained.contains("step_failed"), "{explained}");
-    assert!(explained.contains(verdict["sentence"].as_str().unwrap()));
+    assert!(explained.contains(sentence), "{explained}");
+
+    // The key may follow from the platform's secret in a file. The file stays, and without it there is no key.
+    let file = fixture.machine.scratch("internal-secret");
+    fs::write(&file, REPORT_KEY).unwrap();
+    let explain = || {
+        let mut command = fixture.command(&["explain", &plan.job_id]);
+        command
+            .env_remove(env::REPORT_KEY)
+            .env(env::INTERNAL_SECRET_FILE, &file);
+        Running::start(&mut command).wait()
+    };
+    let proven = explain();
+    assert_eq!(proven.code(), 0, "{proven}");
+    assert!(proven.stdout.contains(sentence), "{proven}");
+    let unverified = "the pod left a message that could not be verified";
+    assert!(!proven.stdout.contains(unverified), "{proven}");
+    fs::remove_file(&file).unwrap();
+    let unproven = explain();
+    assert_eq!(unproven.code(), 0, "{unproven}");
+    assert!(unproven.stdout.contains(unverified), "{unproven}");
 }
 
 #[tokio::test(flavor = "multi_thread")]

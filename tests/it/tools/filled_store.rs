@@ -24,8 +24,6 @@ with_both_tools! {
 
 const LOCK_FILE: &str = ".terraform.lock.hcl";
 const MODULE: &str = "resource \"random_pet\" \"name\" {}\n";
-/// Makes the store read-only, as the mount of a pod is, for the program behind it.
-const READ_ONLY: &str = "mount --bind -o ro \"$0\" \"$0\" && exec \"$@\"";
 /// What was used in the last hour is not removed.
 const OLD: Duration = Duration::from_hours(2);
 
@@ -88,12 +86,11 @@ impl Filled {
 
     /// Starts a step with the store mounted read-only.
     fn start(&self, step: &JobData) -> RunningExecutor {
-        let store = self.store.to_str().unwrap();
         let run = self.machine.executor(step);
         run.env("SSL_CERT_FILE", self.machine.scratch("ca.pem"))
             .env(env::PROVIDER_CACHE_DIR, &self.store)
             .env(env::PROVIDER_CACHE_MODE, "fill")
-            .wrapped_in(&["unshare", "--mount", "sh", "-ec", READ_ONLY, store])
+            .with_read_only(&self.store)
             .start()
     }
 

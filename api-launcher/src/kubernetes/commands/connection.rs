@@ -8,6 +8,7 @@ use job_contract::env;
 use manifest::check;
 use manifest::deployment::DEFAULT_NAMESPACE;
 use platform::report_key;
+use runtime::handover;
 use runtime::setting::{SettingError, present};
 
 use crate::failure::Failure;
@@ -31,7 +32,7 @@ impl AccessArgs {
             context: self.context.clone(),
             kubeconfig: self.kubeconfig.clone(),
         };
-        let key = report_key::from_lookup(|name| std::env::var(name).ok());
+        let key = report_key::from_lookup(handover::var);
         let key = key.map_err(|error| vec![error])?;
         Ok(Cluster::connect_with(access).await?.with_report_key(key))
     }

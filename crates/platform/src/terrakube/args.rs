@@ -89,6 +89,11 @@ impl TerrakubeArgs {
         self.api_url.is_set()
     }
 
+    /// Whether the platform checks tokens, as far as the settings say.
+    pub fn checks_tokens(&self) -> bool {
+        self.enable_security.get() != Some(&false)
+    }
+
     /// Base URL of the API, as the operator wrote it.
     pub fn api_url(&self) -> Option<&str> {
         self.api_url.get().map(|url| url.text.as_str())
@@ -232,6 +237,17 @@ mod tests {
         let config = resolve(&[(env::INTERNAL_SECRET, ""), (env::ENABLE_SECURITY, "FALSE")]);
         let tokens = config.unwrap().unwrap().tokens;
         assert!(tokens.mint(Duration::from_secs(1)).is_none());
+    }
+
+    #[test]
+    fn a_platform_checks_tokens_unless_the_settings_say_that_it_does_not() {
+        let checks = |value| {
+            from_variables::<TerrakubeArgs>(&[(env::ENABLE_SECURITY, value)]).checks_tokens()
+        };
+        assert!(!checks("False"));
+        for value in ["true", "perhaps", ""] {
+            assert!(checks(value), "{value:?}");
+        }
     }
 
     #[test]
