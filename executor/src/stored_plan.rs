@@ -175,6 +175,13 @@ fn refusal(text: impl Into<String>) -> StepError {
     StepError::new(Exit::StepFailed, text).with_hint(PLAN_AGAIN)
 }
 
+/// The template forbids an apply without a plan, and no step has planned.
+fn unplanned() -> StepError {
+    let text = "the template requires a saved plan (`requireSavedPlan`), and no step of the job has made one";
+    StepError::new(Exit::StepFailed, text)
+        .with_hint("add a step of the type `terraformPlan` before the apply to the template")
+}
+
 /// What an apply needs cannot be had from the store.
 pub(crate) fn unavailable(what: &str, error: &StoreError) -> StepError {
     let exit = match error {
@@ -240,6 +247,8 @@ impl PlanFetcher<'_> {
                 Err(refusal(
                     "the job has a reviewed plan, but the platform no longer knows where it is stored",
                 ))
+            } else if self.job.require_saved_plan {
+                Err(unplanned())
             } else {
                 Ok(None)
             };
@@ -564,6 +573,29 @@ mod tests {
         };
         assert_refused(fetch(true).await, "no longer knows");
         assert!(fetch(false).await.unwrap().is_none());
+    }
+
+    #[tokio::test]
+    async fn an_unplanned_job_that_requires_a_saved_plan_is_refused() {
+        let fixture = Fixture::new(b"PK\x03\x04plan").await;
+        let job = JobData {
+            require_saved_plan: true,
+            ..job()
+        };
+        let private = tempfile::tempdir().unwrap();
+        for (platform_keeps_records, mixed_fleet) in [(true, false), (true, true), (false, false)] {
+            let fetcher = PlanFetcher {
+                job: &job,
+                view: &step_view(None, false),
+                context: &Map::new(),
+                store: &fixture.store,
+                backend: "local",
+                private: private.path(),
+                platform_keeps_records,
+                mixed_fleet,
+            };
+            assert_refused(fetcher.fetch().await, "requires a saved plan");
+        }
     }
 
     #[tokio::test]

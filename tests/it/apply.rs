@@ -20,6 +20,7 @@ with_both_tools! {
     a_second_plan_has_no_changes_and_a_destroy_removes_everything,
     a_planned_destroy_is_applied,
     a_template_without_a_plan_is_applied_directly,
+    an_apply_that_requires_a_plan_is_never_direct,
     an_apply_without_its_reviewed_plan_never_runs,
     the_plan_of_another_run_is_not_applied_in_its_place,
     a_failed_apply_still_publishes_the_state_it_left,
@@ -167,6 +168,36 @@ fn a_template_without_a_plan_is_applied_directly(tool: Tool) {
     machine.queue(&[&apply]);
     machine.run(&apply).expect_code(0);
     assert_eq!(machine.output(&apply, "greeting"), "direct");
+}
+
+fn an_apply_that_requires_a_plan_is_never_direct(tool: Tool) {
+    for ignore_error in [false, true] {
+        let machine = machine();
+        let (repository, marker) = marked(&machine);
+        let apply = JobData {
+            require_saved_plan: true,
+            ignore_error,
+            ..job::step_by(tool, StepType::Apply, &repository)
+        };
+        machine.queue(&[&apply]);
+        let outcome = machine.run(&apply);
+        assert_ne!(outcome.code(), 0, "{outcome}");
+        assert!(
+            outcome.error().contains("requires a saved plan"),
+            "{outcome}"
+        );
+        assert!(!marker.exists(), "it was applied\n{outcome}");
+
+        let plan = JobData {
+            require_saved_plan: true,
+            ..job::in_job(&job::plan_by(tool, &repository), "413")
+        };
+        let apply = job::apply_after(&plan);
+        machine.queue(&[&plan, &apply]);
+        machine.run(&plan).expect_code(0);
+        machine.run(&apply).expect_code(0);
+        assert!(marker.exists(), "{ignore_error}");
+    }
 }
 
 fn an_apply_without_its_reviewed_plan_never_runs(tool: Tool) {

@@ -84,6 +84,12 @@ pub struct JobData {
     /// known, so anything but texts is ignored (contract 13.1).
     #[serde(deserialize_with = "patterns", skip_serializing_if = "Vec::is_empty")]
     pub artifact_patterns: Vec<String>,
+    /// Whether an apply needs the plan of another step. Newer releases send it (contract 13.1).
+    #[serde(
+        deserialize_with = "null_as_default",
+        skip_serializing_if = "std::ops::Not::not"
+    )]
+    pub require_saved_plan: bool,
     /// Policies of newer releases, which Mayfly does not evaluate: read it through [`JobData::has_policies`]
     /// (contract 13.1).
     #[serde(skip_serializing_if = "Value::is_null")]
@@ -118,6 +124,7 @@ impl Default for JobData {
             environment_variables: BTreeMap::new(),
             variables: BTreeMap::new(),
             artifact_patterns: Vec::new(),
+            require_saved_plan: false,
             policy_list: Value::Null,
         }
     }
@@ -666,6 +673,16 @@ mod tests {
             assert!(parse(&document).has_policies(), "{document}");
         }
         assert!(!parse("{}").has_policies());
+    }
+
+    #[test]
+    fn a_saved_plan_is_required_only_if_the_document_says_so() {
+        for document in ["{}", r#"{"requireSavedPlan":null}"#] {
+            assert!(!parse(document).require_saved_plan, "{document}");
+        }
+        let job = parse(r#"{"requireSavedPlan":true}"#);
+        let text = serde_json::to_string(&job).unwrap();
+        assert!(parse(&text).require_saved_plan, "{text}");
     }
 
     #[test]
