@@ -28,7 +28,7 @@ use test_peers::terraform;
 use test_peers::wait;
 use test_platform::launcher::{self, DISPATCH, Launcher};
 use test_platform::{
-    Actor, Builder, Flow, Job, NewJob, Outputs, Platform, Status, Variable, Workspace,
+    Actor, Builder, Flow, Job, NewJob, Outputs, Platform, Release, Status, Variable, Workspace,
 };
 
 use crate::in_cluster::Fixture;
@@ -74,7 +74,13 @@ impl Stage {
 
     /// Runs are processes of this machine.
     async fn on_this_machine() -> Self {
-        Self::on(RunTarget::Machine(machine()), Platform::builder()).await
+        Self::under(Release::Newest).await
+    }
+
+    /// Runs are processes of this machine, under a platform with the rules of this release.
+    async fn under(release: Release) -> Self {
+        let platform = Platform::builder().release(release);
+        Self::on(RunTarget::Machine(machine()), platform).await
     }
 
     /// A platform like this, with a Redis of its own.
@@ -82,10 +88,6 @@ impl Stage {
         let redis = RedisServer::start().unwrap();
         let platform = platform.redis(&format!("redis://{}", redis.address()));
         Self::of(run_target, platform, Some(redis)).await
-    }
-
-    async fn without_redis(run_target: RunTarget) -> Self {
-        Self::of(run_target, Platform::builder(), None).await
     }
 
     async fn of(run_target: RunTarget, platform: Builder, redis: Option<RedisServer>) -> Self {

@@ -5,7 +5,7 @@ use pool_protocol::path::LeaseCall;
 use pool_protocol::problem::Code;
 use reqwest::Method;
 use serde_json::json;
-use test_platform::Status;
+use test_platform::{Release, Status};
 
 use super::client::executor_of;
 use super::fixture::Fixture;
@@ -47,21 +47,23 @@ async fn a_lost_run_fails_once_and_its_executor_is_refused() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_run_of_another_organization_fails_with_the_reason() {
-    let fixture = Fixture::new().await;
-    let hub = fixture.serve();
-    fixture.dispatch_to(&hub, "us");
-    let job = fixture.start_plan();
-    fixture.platform.until_job(job, Status::Failed).await;
-    let output = fixture.output(job);
-    assert!(
-        output.contains("pool `us` takes no runs of organization"),
-        "{output}"
-    );
+    for release in Release::ALL {
+        let fixture = Fixture::under(release).await;
+        let hub = fixture.serve();
+        fixture.dispatch_to(&hub, "us");
+        let job = fixture.start_plan();
+        fixture.platform.until_job(job, Status::Failed).await;
+        let output = fixture.output(job);
+        assert!(
+            output.contains("pool `us` takes no runs of organization"),
+            "{output}"
+        );
 
-    let agent = fixture.client(&hub).with_token(&fixture.token_of_us());
-    let answer = agent.try_request(agent.register().await, 1, &[]).await;
-    assert_eq!(answer.status, 204, "{answer:?}");
-    fixture.platform.assert_kept().await;
+        let agent = fixture.client(&hub).with_token(&fixture.token_of_us());
+        let answer = agent.try_request(agent.register().await, 1, &[]).await;
+        assert_eq!(answer.status, 204, "{answer:?}");
+        fixture.platform.assert_kept().await;
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]

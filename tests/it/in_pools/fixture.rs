@@ -11,7 +11,7 @@ use pool_protocol::task::Task;
 use pool_protocol::token::PoolToken;
 use test_peers::redis::RedisServer;
 use test_peers::wait;
-use test_platform::{Flow, NewJob, Outputs, Platform, Status, Workspace};
+use test_platform::{Flow, NewJob, Outputs, Platform, Release, Status, Workspace};
 
 use super::client::Client;
 use test_platform::launcher::{self, Launcher};
@@ -31,8 +31,14 @@ pub(super) struct Fixture {
 impl Fixture {
     /// Starts a platform. Pool `eu` takes runs of its organization, and pool `us` of another.
     pub(super) async fn new() -> Self {
+        Self::under(Release::default()).await
+    }
+
+    /// The same, with a platform that has the rules of this release.
+    pub(super) async fn under(release: Release) -> Self {
         let redis = RedisServer::start().unwrap();
         let platform = Platform::builder()
+            .release(release)
             .redis(&format!("redis://{}", redis.address()))
             .start()
             .await

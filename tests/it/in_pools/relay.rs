@@ -6,7 +6,7 @@ use pool_protocol::problem::Code;
 use pool_protocol::task::LeasedTask;
 use reqwest::{Method, StatusCode};
 use serde_json::{Value, json};
-use test_platform::{Effect, Fault, Flow, NewJob, Status, Workspace};
+use test_platform::{Effect, Fault, Flow, NewJob, Release, Status, Workspace};
 use tokio::time::timeout;
 
 use super::client::{Client, executor_of};
@@ -21,20 +21,23 @@ async fn leased(fixture: &Fixture, agent: &Client) -> (Client, LeasedTask) {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn an_executor_reads_before_its_claim_and_writes_after_it() {
-    let fixture = Fixture::new().await;
-    let hub = fixture.serve();
-    let (executor, lease) = leased(&fixture, &fixture.client(&hub)).await;
-    let context = format!("/context/v1/{}", lease.task.job_id);
-    let document = json!({"terrakubeUI": {"a": "b"}});
-    let found = executor.relay(&lease, Method::GET, &context, None).await;
-    assert_eq!(found.ok(), json!({}));
-    let write = || executor.relay(&lease, Method::POST, &context, Some(document.clone()));
-    assert_eq!(write().await.refused(), Code::LeaseNotAccepted);
-    executor.accept(&lease, "pod").await.ok();
-    write().await.ok();
-    let found = executor.relay(&lease, Method::GET, &context, None).await;
-    assert_eq!(found.ok(), document);
-    fixture.platform.assert_kept().await;
+    let pending = json!({"structuredOutputStatus": {"state": "PENDING"}});
+    for (release, none) in [(Release::Old, json!({})), (Release::Newest, pending)] {
+        let fixture = Fixture::under(release).await;
+        let hub = fixture.serve();
+        let (executor, lease) = leased(&fixture, &fixture.client(&hub)).await;
+        let context = format!("/context/v1/{}", lease.task.job_id);
+        let document = json!({"terrakubeUI": {"a": "b"}});
+        let found = executor.relay(&lease, Method::GET, &context, None).await;
+        assert_eq!(found.ok(), none);
+        let write = || executor.relay(&lease, Method::POST, &context, Some(document.clone()));
+        assert_eq!(write().await.refused(), Code::LeaseNotAccepted);
+        executor.accept(&lease, "pod").await.ok();
+        write().await.ok();
+        let found = executor.relay(&lease, Method::GET, &context, None).await;
+        assert_eq!(found.ok(), document);
+        fixture.platform.assert_kept().await;
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -5,7 +5,7 @@ use flate2::write::GzEncoder;
 use integration_tests::Repository;
 use integration_tests::repository::ROOT_MODULE;
 use test_peers::http::{Response, Server};
-use test_platform::{Flow, NewJob, Status, Workspace};
+use test_platform::{Flow, NewJob, Release, Status, Workspace};
 
 use super::Stage;
 
@@ -22,22 +22,25 @@ fn archive() -> Vec<u8> {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn uploaded_content_is_fetched_with_a_token_and_applied() {
-    let stage = Stage::on_this_machine().await;
-    let _launcher = stage.serve();
-    let platform = &stage.platform;
-    let workspace = platform.workspace(Workspace::new("https://git.example.test/none.git"));
-    let upload = platform.upload(archive());
-    let job = platform.start_job(NewJob::new(&workspace, Flow::plan_apply()).from_upload(&upload));
-    let job = platform.until_job(job, Status::Completed).await;
-    assert_eq!(job.commit_id.as_deref(), Some("000000000"));
-    assert_eq!(stage.resources(job.id), ["greeting"]);
-    let ledger = platform.ledger();
-    let fetched = ledger.of("GET", "terraformContent.tar.gz");
-    assert!(
-        fetched.len() >= 2 && fetched.iter().all(|request| request.status == 200),
-        "{ledger}"
-    );
-    platform.assert_kept().await;
+    for release in Release::ALL {
+        let stage = Stage::under(release).await;
+        let _launcher = stage.serve();
+        let platform = &stage.platform;
+        let workspace = platform.workspace(Workspace::new("https://git.example.test/none.git"));
+        let upload = platform.upload(archive());
+        let job =
+            platform.start_job(NewJob::new(&workspace, Flow::plan_apply()).from_upload(&upload));
+        let job = platform.until_job(job, Status::Completed).await;
+        assert_eq!(job.commit_id.as_deref(), Some("000000000"));
+        assert_eq!(stage.resources(job.id), ["greeting"]);
+        let ledger = platform.ledger();
+        let fetched = ledger.of("GET", "terraformContent.tar.gz");
+        assert!(
+            fetched.len() >= 2 && fetched.iter().all(|request| request.status == 200),
+            "{ledger}"
+        );
+        platform.assert_kept().await;
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]

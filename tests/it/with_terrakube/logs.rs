@@ -68,6 +68,32 @@ async fn a_run_is_watched_live_as_text_and_as_a_picture() {
     stage.platform.assert_kept().await;
 }
 
+/// Newer releases delete the stream after the status that an executor waits for. Nothing tells it when.
+#[tokio::test(flavor = "multi_thread")]
+async fn first_lines_that_the_platform_deletes_are_written_again() {
+    let stage = Stage::on_this_machine().await;
+    let gate = stage.machine().gate();
+    let _launcher = stage.serve();
+    let held = stage.platform.hold_deletions().await;
+    let job = stage.start(gate.repository(), Flow::only("terraformApply"));
+    stage.platform.until_streamed(job, "at-the-gate").await;
+    // The run is silent at the gate.
+    drop(held);
+    stage
+        .platform
+        .until("the stream is deleted", |records| {
+            (!records.undeleted.contains(&job)).then_some(())
+        })
+        .await;
+    stage.platform.until_streamed(job, "at-the-gate").await;
+    gate.open().await;
+    stage.platform.until_job(job, Status::Completed).await;
+    let lines = stage.platform.streamed(job).await;
+    let numbers = lines.iter().map(|line| line.line_number);
+    assert!(numbers.eq(1..=lines.len() as u64), "{lines:#?}");
+    stage.platform.assert_kept().await;
+}
+
 /// The executor that this launcher started.
 fn executor_of(launcher: nix::unistd::Pid) -> String {
     let is_child = |pid: &String| {

@@ -7,7 +7,7 @@ use std::fs;
 use integration_tests::Repository;
 use serde::Deserialize;
 use serde_json::{Value, json};
-use test_platform::{Flow, Job, NewJob, Platform, Status, Variable, Workspace};
+use test_platform::{Flow, Job, NewJob, Platform, Release, Status, Variable, Workspace};
 
 use super::Stage;
 
@@ -132,7 +132,13 @@ fn assert_alike(made: &[Call], recorded: &[Call]) {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn the_platform_gets_the_reports_of_a_stock_executor() {
-    let stage = Stage::on_this_machine().await;
+    for release in Release::ALL {
+        compare_reports(release).await;
+    }
+}
+
+async fn compare_reports(release: Release) {
+    let stage = Stage::under(release).await;
     let _launcher = stage.serve();
     let platform = &stage.platform;
     let hello = include_str!("../../../examples/hello/main.tf");

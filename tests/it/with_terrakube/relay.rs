@@ -15,7 +15,7 @@ use pool_protocol::token::PoolToken;
 use serde_json::{Value, json};
 use test_peers::http::{Response, Server};
 use test_peers::proxy::{Call, Fate, Moment, Proxy};
-use test_platform::{Actor, Flow, NewJob, Platform, Status, Workspace};
+use test_platform::{Actor, Flow, NewJob, Platform, Release, Status, Workspace};
 
 use super::Stage;
 use crate::in_pools::client::{Client, executor_of};
@@ -43,8 +43,17 @@ impl Pool {
         Self::that_gives_up_after("600").await
     }
 
+    /// Under a platform with the rules of this release.
+    async fn under(release: Release) -> Self {
+        Self::of(Stage::under(release).await, "600").await
+    }
+
     async fn that_gives_up_after(lost_seconds: &'static str) -> Self {
-        let stage = Stage::on_this_machine().await;
+        Self::of(Stage::on_this_machine().await, lost_seconds).await
+    }
+
+    /// A hub before this platform.
+    async fn of(stage: Stage, lost_seconds: &'static str) -> Self {
         let token = PoolToken::new("eu".parse().unwrap());
         let proxy = Proxy::of_calls(&[]).unwrap();
         let agent = Client::new(&proxy.url(), token.reveal());
@@ -226,32 +235,62 @@ async fn scripts_plan_and_apply_need_no_secret_of_the_platform_and_show_none_of_
     pool.assert_nothing_refused();
 }
 
+/// Interfaces show an empty list as a plan without changes.
 #[tokio::test(flavor = "multi_thread")]
-async fn uploaded_content_comes_through_the_relay() {
+async fn without_structured_output_the_job_context_never_has_a_list_of_changes() {
     let pool = Pool::new().await;
     let platform = pool.platform();
-    let mut archive = tar::Builder::new(GzEncoder::new(Vec::new(), Compression::fast()));
-    let mut head = tar::Header::new_gnu();
-    head.set_size(ROOT_MODULE.len() as u64);
-    head.set_mode(0o644);
-    archive
-        .append_data(&mut head, "main.tf", ROOT_MODULE.as_bytes())
-        .unwrap();
-    let archive = archive.into_inner().unwrap().finish().unwrap();
-    let upload = platform.upload(archive);
-    let workspace = platform.workspace(Workspace::new("https://git.example.test/none.git"));
-    let template = Flow::only("terraformPlan");
-    let job = platform.start_job(NewJob::new(&workspace, template).from_upload(&upload));
-    let lease = pool.next_step().await;
-    // Its content is at the address of the platform that the executor knows.
-    let run = pool
-        .executor(&lease)
-        .env(env::PUBLIC_API_URL, platform.url());
-    tokio::task::block_in_place(|| run.run()).expect_code(0);
+    let job = pool.stage.start(Repository::fixture(), Flow::plan_apply());
+    for _ in 0..2 {
+        let lease = pool.next_step().await;
+        let run = pool.executor(&lease).env(env::STRUCTURED_OUTPUT, "false");
+        tokio::task::block_in_place(|| run.run()).expect_code(0);
+    }
     platform.until_job(job, Status::Completed).await;
-    let content = pool.calls(&lease, "/terraformContent.tar.gz");
-    assert_eq!(content.len(), 1, "{content:#?}");
+    let ledger = platform.ledger();
+    let contexts = ledger.of("POST", "/context/v1/").into_iter();
+    let contexts: Vec<_> = contexts.map(|request| &request.body).collect();
+    let lists = ["planStructuredOutput", "applyStructuredOutput"];
+    let has_list = |context: &&Value| lists.iter().any(|list| context.get(list).is_some());
+    assert!(
+        !contexts.is_empty() && !contexts.iter().any(has_list),
+        "{contexts:#?}"
+    );
+    let records = platform.records();
+    let context = &records.contexts[&job];
+    let stored = json!({"state": "PERSISTED"});
+    assert_eq!(context["structuredOutputStatus"], stored, "{context:#?}");
     pool.assert_nothing_refused();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn uploaded_content_comes_through_the_relay() {
+    for release in Release::ALL {
+        let pool = Pool::under(release).await;
+        let platform = pool.platform();
+        let mut archive = tar::Builder::new(GzEncoder::new(Vec::new(), Compression::fast()));
+        let mut head = tar::Header::new_gnu();
+        head.set_size(ROOT_MODULE.len() as u64);
+        head.set_mode(0o644);
+        archive
+            .append_data(&mut head, "main.tf", ROOT_MODULE.as_bytes())
+            .unwrap();
+        let archive = archive.into_inner().unwrap().finish().unwrap();
+        let upload = platform.upload(archive);
+        let workspace = platform.workspace(Workspace::new("https://git.example.test/none.git"));
+        let template = Flow::only("terraformPlan");
+        let job = platform.start_job(NewJob::new(&workspace, template).from_upload(&upload));
+        let lease = pool.next_step().await;
+        // Its content is at the address of the platform that the executor knows.
+        let run = pool
+            .executor(&lease)
+            .env(env::PUBLIC_API_URL, platform.url());
+        tokio::task::block_in_place(|| run.run()).expect_code(0);
+        platform.until_job(job, Status::Completed).await;
+        let content = pool.calls(&lease, "/terraformContent.tar.gz");
+        assert_eq!(content.len(), 1, "{content:#?}");
+        pool.assert_nothing_refused();
+    }
 }
 
 /// Of a plan too, which could be run twice.

@@ -3,26 +3,50 @@
 use std::fs;
 use std::os::unix::fs::PermissionsExt as _;
 
+use base64::Engine as _;
+use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use integration_tests::Repository;
-use serde_json::json;
-use test_platform::{Actor, Flow, NewJob, Status, Variable, Workspace};
+use job_contract::env;
+use serde_json::{Value, json};
+use test_platform::{Actor, Flow, NewJob, Platform, Release, Status, Variable, Workspace};
 
-use super::{Stage, default_template};
+use super::{RunTarget, Stage, default_template};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn the_default_template_runs_on_one_machine() {
+    for release in Release::ALL {
+        let stage = Stage::under(release).await;
+        let _launcher = stage.serve();
+        default_template(&stage).await;
+        stage.platform.assert_kept().await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_secret_may_be_in_a_file_that_is_gone_before_anything_runs() {
     let stage = Stage::on_this_machine().await;
-    let _launcher = stage.serve();
+    let file = stage.machine().scratch("internal-secret");
+    fs::write(&file, format!("{}\n", stage.platform.secret())).unwrap();
+    let settings = [
+        (env::INTERNAL_SECRET, ""),
+        (env::INTERNAL_SECRET_FILE, file.to_str().unwrap()),
+    ];
+    let _launcher = stage.serve_with(&settings);
+    assert!(!file.exists());
     default_template(&stage).await;
     stage.platform.assert_kept().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn nothing_needs_redis() {
-    let stage = Stage::without_redis(super::RunTarget::Machine(crate::machine())).await;
-    let _launcher = stage.serve();
-    default_template(&stage).await;
-    stage.platform.assert_kept().await;
+    for release in Release::ALL {
+        let machine = RunTarget::Machine(crate::machine());
+        let platform = Platform::builder().release(release);
+        let stage = Stage::of(machine, platform, None).await;
+        let _launcher = stage.serve();
+        default_template(&stage).await;
+        stage.platform.assert_kept().await;
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -132,15 +156,27 @@ async fn scripts_of_a_step_and_of_a_rejection_run() {
     platform.assert_kept().await;
 }
 
+/// Makes a tool that runs a script before each command. Returns the `PATH` that leads to it.
+fn tool_that_first(stage: &Stage, script: &str) -> String {
+    let real = which::which("terraform").unwrap();
+    let bin = stage.machine().scratch("bin");
+    fs::create_dir(&bin).unwrap();
+    let wrapper = bin.join("terraform");
+    let script = format!("#!/bin/sh\n{script}exec '{}' \"$@\"\n", real.display());
+    fs::write(&wrapper, script).unwrap();
+    fs::set_permissions(&wrapper, fs::Permissions::from_mode(0o755)).unwrap();
+    let path = std::env::join_paths(
+        std::iter::once(bin).chain(std::env::split_paths(&std::env::var_os("PATH").unwrap())),
+    );
+    path.unwrap().into_string().unwrap()
+}
+
 /// The registry's token is the whole platform's. Each command of the tool, and a script, note whether they are given it, and
 /// how many files below the data directory hold it.
 #[tokio::test(flavor = "multi_thread")]
 async fn the_tool_has_a_token_for_the_platform_while_init_runs_and_at_no_other_time() {
     let stage = Stage::on_this_machine().await;
-    let (notes, bin) = (
-        stage.machine().scratch("notes"),
-        stage.machine().scratch("bin"),
-    );
+    let notes = stage.machine().scratch("notes");
     // The pattern does not match itself, since a script is kept in a file there too.
     let look = format!(
         "found=$(grep -rls 'credentials \"registry[.]example.test\"' '{}' | wc -l)\n\
@@ -153,20 +189,7 @@ async fn the_tool_has_a_token_for_the_platform_while_init_runs_and_at_no_other_t
             notes.display()
         )
     };
-    let real = which::which("terraform").unwrap();
-    fs::create_dir(&bin).unwrap();
-    let wrapper = bin.join("terraform");
-    let script = format!(
-        "#!/bin/sh\n{}exec '{}' \"$@\"\n",
-        note("$1"),
-        real.display()
-    );
-    fs::write(&wrapper, script).unwrap();
-    fs::set_permissions(&wrapper, fs::Permissions::from_mode(0o755)).unwrap();
-    let path = std::env::join_paths(
-        std::iter::once(bin).chain(std::env::split_paths(&std::env::var_os("PATH").unwrap())),
-    );
-    let path = path.unwrap().into_string().unwrap();
+    let path = tool_that_first(&stage, &note("$1"));
     let _launcher = stage.serve_with(&[("PATH", &path)]);
 
     let platform = &stage.platform;
@@ -204,4 +227,52 @@ async fn the_tool_has_a_token_for_the_platform_while_init_runs_and_at_no_other_t
     let of = |who: &str| notes.lines().filter(|line| line.starts_with(who)).count();
     assert_eq!((of("init "), of("script ")), (2, 3), "{notes}");
     assert!(of("plan ") == 1 && of("apply ") == 1, "{notes}");
+}
+
+/// The newest release gives a token rights by its subject and these ids.
+#[tokio::test(flavor = "multi_thread")]
+async fn tokens_of_scripts_and_of_the_tool_name_their_step_and_live_for_minutes() {
+    let stage = Stage::on_this_machine().await;
+    let scratch = |name: &str| stage.machine().scratch(name);
+    let (of_script, of_tool) = (scratch("of-script"), scratch("of-tool"));
+    let keep = format!(
+        "if [ \"$1\" = init ]; then cp \"$TF_CLI_CONFIG_FILE\" '{}'; fi\n",
+        of_tool.display()
+    );
+    let path = tool_that_first(&stage, &keep);
+    let _launcher = stage.serve_with(&[("PATH", &path)]);
+    let script = format!("printf %s \"$terrakubeToken\" > '{}'", of_script.display());
+    let template = vec![
+        Flow::new("customScripts", 100).with_script(&script),
+        Flow::new("terraformPlan", 200),
+    ];
+    let platform = &stage.platform;
+    let job = stage.start(Repository::fixture(), template);
+    let job = platform.until_job(job, Status::Completed).await;
+
+    let config = fs::read_to_string(&of_tool).unwrap();
+    let of_tool = config.split('"').find(|text| text.starts_with("eyJ"));
+    let of_script = fs::read_to_string(&of_script).unwrap();
+    let (organization, id) = (platform.organization(), job.id.to_string());
+    for (token, step, seconds) in [
+        (of_script.as_str(), "customScripts", 300),
+        (of_tool.unwrap(), "terraformPlan", 600),
+    ] {
+        assert!(platform.token_check()(&format!("Bearer {token}")));
+        let claims = URL_SAFE_NO_PAD.decode(token.split('.').nth(1).unwrap());
+        let claims: Value = serde_json::from_slice(&claims.unwrap()).unwrap();
+        let named = [
+            ("sub", "TerrakubeInternal (EXECUTOR)"),
+            ("organizationId", organization.as_str()),
+            ("workspaceId", job.workspace.as_str()),
+            ("jobId", id.as_str()),
+            ("stepId", job.step_of(step).id.as_str()),
+        ];
+        for (name, value) in named {
+            assert_eq!(claims[name], value, "{step}: {claims}");
+        }
+        let time = |name: &str| claims[name].as_u64().unwrap();
+        assert_eq!(time("exp") - time("iat"), seconds, "{step}: {claims}");
+    }
+    platform.assert_kept().await;
 }

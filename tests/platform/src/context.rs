@@ -1,6 +1,6 @@
 //! The job context (contract 6.6): violations in a document that replaces another.
 
-use serde_json::{Map, Value};
+use serde_json::{Map, Value, json};
 
 use crate::ledger::Rule;
 use crate::streams::Findings;
@@ -26,6 +26,24 @@ pub(crate) fn findings(job: u32, old: &Map<String, Value>, new: &Map<String, Val
         }
     }
     findings
+}
+
+/// Violations of the rules for the status of the document. The platform shows the status before the content.
+pub(crate) fn status_findings(job: u32, new: &Map<String, Value>) -> Findings {
+    let status = new.get("structuredOutputStatus");
+    let stored = json!({"state": "PERSISTED"});
+    let has_output = ["planStructuredOutput", "applyStructuredOutput"]
+        .iter()
+        .any(|key| new.contains_key(*key));
+    let is_right = match status {
+        None => !has_output,
+        Some(status) => *status == stored,
+    };
+    let wrong = (
+        Rule::ContextStatus,
+        format!("job {job} is stored as {status:?}"),
+    );
+    (!is_right).then_some(wrong).into_iter().collect()
 }
 
 /// Keys that the new document lacks.
@@ -55,8 +73,6 @@ fn reveals(value: &Value, marks: &Value) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use serde_json::json;
-
     use super::*;
 
     fn rules(old: &Value, new: &Value) -> Vec<Rule> {
@@ -77,6 +93,24 @@ mod tests {
             rules(&old, &json!({"mine": 1, "terrakubeUI": {}})),
             [Rule::ContextLost]
         );
+    }
+
+    #[test]
+    fn a_status_that_is_echoed_or_left_out_is_found() {
+        let rules = |document: Value| {
+            let found = status_findings(1, document.as_object().unwrap());
+            found.into_iter().map(|(rule, _)| rule).collect::<Vec<_>>()
+        };
+        let with = |state: &str| json!({"planStructuredOutput": {}, "structuredOutputStatus": {"state": state}});
+        assert_eq!(rules(with("PERSISTED")), []);
+        assert_eq!(rules(json!({"mine": 1})), []);
+        for wrong in [
+            with("PENDING"),
+            json!({"structuredOutputStatus": {"state": "PENDING"}}),
+            json!({"applyStructuredOutput": {}}),
+        ] {
+            assert_eq!(rules(wrong.clone()), [Rule::ContextStatus], "{wrong}");
+        }
     }
 
     #[test]

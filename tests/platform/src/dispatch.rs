@@ -8,8 +8,9 @@ use futures_util::future::BoxFuture;
 use serde_json::{Map, Value, json};
 
 use crate::records::{Job, Records, Step, Variable};
+use crate::release::Release;
 
-/// The largest answer that the API's client decodes.
+/// The largest answer that the client of older APIs decodes.
 const DECODED: usize = 256 * 1024;
 /// Chooses the platform's own Kubernetes Jobs, whatever its value.
 const EPHEMERAL: &str = "TERRAKUBE_ENABLE_EPHEMERAL_EXECUTOR";
@@ -122,6 +123,7 @@ pub(crate) async fn post(
     token: &str,
     data: &Value,
     limit: Duration,
+    release: Release,
 ) -> Answer {
     let request = client
         .post(url)
@@ -135,9 +137,10 @@ pub(crate) async fn post(
         Err(_) => return Answer::Unavailable,
     };
     let status = response.status();
-    match status.as_u16() {
-        202 => {}
-        503 => return Answer::Unavailable,
+    match (status.as_u16(), release) {
+        (202, Release::Newest) => return Answer::Accepted,
+        (202, Release::Old) => {}
+        (503, _) | (502 | 504, Release::Newest) => return Answer::Unavailable,
         _ => return Answer::Refused(format!("{status} from POST {url}")),
     }
     let content_type = response.headers().get("content-type").cloned();
@@ -163,6 +166,29 @@ pub(crate) async fn post(
 mod tests {
     use super::*;
     use test_peers::http::{Response, Server};
+    use test_peers::port::Port;
+
+    #[tokio::test]
+    async fn newer_releases_read_only_the_status() {
+        let _ = rustls::crypto::ring::default_provider().install_default();
+        for (status, is_accepted, is_repeated) in [
+            (202, true, false),
+            (200, false, false),
+            (429, false, false),
+            (500, false, false),
+            (502, false, true),
+            (503, false, true),
+            (504, false, true),
+        ] {
+            let server = Server::start(move |_| Response::new(status, "no JSON")).unwrap();
+            let client = crate::platform::client();
+            let limit = Duration::from_secs(20);
+            let (url, data) = (server.url(), json!({}));
+            let answer = post(&client, &url, "token", &data, limit, Release::Newest).await;
+            assert_eq!(answer == Answer::Accepted, is_accepted, "{status}");
+            assert_eq!(answer == Answer::Unavailable, is_repeated, "{status}");
+        }
+    }
 
     #[tokio::test]
     async fn only_a_202_that_can_be_decoded_is_an_acceptance() {
@@ -188,21 +214,21 @@ mod tests {
             (Response::new(302, "").with_header("location", "/"), None),
             (Response::new(429, ""), None),
             (Response::new(500, ""), None),
+            (Response::new(502, ""), None),
         ] {
             let answer = response.clone();
             let server = Server::start(move |_| answer.clone()).unwrap();
             let client = crate::platform::client();
             let limit = Duration::from_secs(20);
-            let answer = post(&client, &server.url(), "token", &json!({}), limit).await;
+            let (url, data) = (server.url(), json!({}));
+            let answer = post(&client, &url, "token", &data, limit, Release::Old).await;
             match expected {
                 Some(expected) => assert_eq!(answer, expected, "{response:?}"),
                 None => assert!(matches!(answer, Answer::Refused(_)), "{response:?}"),
             }
         }
-        let nobody = {
-            let gone = Server::start(|_| Response::new(202, "")).unwrap();
-            gone.url()
-        };
+        let port = Port::take().unwrap();
+        let nobody = format!("http://{}", port.address());
         let client = crate::platform::client();
         let answer = post(
             &client,
@@ -210,6 +236,7 @@ mod tests {
             "token",
             &json!({}),
             Duration::from_secs(20),
+            Release::Old,
         )
         .await;
         assert_eq!(answer, Answer::Unavailable);

@@ -4,6 +4,7 @@
 mod documents;
 mod plain;
 mod reports;
+mod rights;
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -13,10 +14,11 @@ use axum::http::{HeaderMap, Method, Request, Response, header};
 use hyper::body::Incoming;
 use serde_json::{Value, json};
 
+use self::rights::About;
 use crate::faults::Effect;
 use crate::ledger::{self, Actor, Rule};
 use crate::platform::Shared;
-use crate::token::{Bearer, INTERNAL};
+use crate::token::Bearer;
 
 /// A token that lives longer is noted.
 const TOKEN_LIFETIME: Duration = Duration::from_mins(15);
@@ -256,19 +258,19 @@ async fn route(shared: &Arc<Shared>, call: &Call) -> Answer {
     let segments = call.segments();
     match (call.method.as_str(), segments.as_slice()) {
         ("GET", ["context", "v1", job]) => {
-            authenticated(shared, call)?;
-            Ok(plain::context(shared, job))
+            permitted(shared, call, About::Context(job))?;
+            plain::context(shared, job)
         }
         ("POST", ["context", "v1", job]) => {
-            internal(shared, call)?;
+            permitted(shared, call, About::Context(job))?;
             plain::replace_context(shared, call, job)
         }
         ("POST", ["logs"]) => {
-            internal(shared, call)?;
+            permitted(shared, call, About::Lines)?;
             plain::append_lines(shared, call).await
         }
         ("POST", ["logs", job, "setup-consumer-groups"]) => {
-            internal(shared, call)?;
+            permitted(shared, call, About::Log(job))?;
             plain::create_groups(shared, call, job).await
         }
         (
@@ -282,20 +284,21 @@ async fn route(shared: &Arc<Shared>, call: &Call) -> Answer {
                 "terraformContent.tar.gz",
             ],
         ) => {
-            internal(shared, call)?;
+            permitted(shared, call, About::Content)?;
             plain::content(shared, id)
         }
         ("GET", ["api", "v1", "organization", organization]) => {
-            authenticated(shared, call)?;
+            permitted(shared, call, About::Organization)?;
             call.must_accept(JSON_API)?;
             documents::organization(shared, organization)
         }
         (method, ["api", "v1", "organization", organization, rest @ ..]) => {
-            if method == "GET" {
-                authenticated(shared, call)?;
-            } else {
-                internal(shared, call)?;
-            }
+            let about = match rest {
+                ["job", job, ..] => About::Job(job),
+                ["workspace", workspace, ..] => About::Workspace(workspace),
+                _ => About::Organization,
+            };
+            permitted(shared, call, about)?;
             call.must_accept(JSON_API)?;
             if shared.read(|records| records.organization != *organization) {
                 return not_found("such organization");
@@ -336,12 +339,8 @@ fn authenticated(shared: &Shared, call: &Call) -> Result<Bearer, Refusal> {
     Ok(bearer)
 }
 
-/// Fails unless the request brings a token that may change jobs.
-fn internal(shared: &Shared, call: &Call) -> Result<(), Refusal> {
+/// Fails unless the request brings a token that permits it.
+fn permitted(shared: &Shared, call: &Call, about: About<'_>) -> Result<(), Refusal> {
     let bearer = authenticated(shared, call)?;
-    if bearer.issuer == INTERNAL {
-        return Ok(());
-    }
-    let why = format!("{} {} by {}", call.method, call.path, bearer.issuer);
-    refuse(403, Rule::Forbidden, why)
+    rights::check(shared, call, &bearer, about)
 }

@@ -91,6 +91,8 @@ pub enum Rule {
     Output,
     /// The context is merged.
     ContextLost,
+    /// The platform's status of the context is not sent back. A context with structured output is stored.
+    ContextStatus,
     /// Sensitive values stay out of the context.
     SensitiveValue,
     /// The structured stream expires.

@@ -11,6 +11,7 @@
     reason = "a harness fails a test by panicking, with all there is to know about it"
 )]
 
+mod agent_url;
 mod context;
 mod dispatch;
 mod faults;
@@ -20,6 +21,7 @@ pub mod launcher;
 mod ledger;
 mod platform;
 mod records;
+mod release;
 mod scheduler;
 mod server;
 mod streams;
@@ -32,6 +34,7 @@ pub use faults::{Effect, Fault};
 pub use ledger::{Actor, Ledger, Request, Rule, Transition, Violation};
 pub use platform::{Builder, Outputs, Platform, StartError};
 pub use records::{History, Job, NewJob, ORGANIZATION, Records, Status, Step, Variable, Workspace};
+pub use release::Release;
 pub use streams::LogEntry;
 pub use template::Flow;
 pub use token::Secret;

@@ -13,7 +13,7 @@ use serde_json::Value;
 use test_peers::terraform;
 use test_peers::wait::{self, DEADLINE};
 use tokio::sync::mpsc::{UnboundedSender, unbounded_channel};
-use tokio::sync::watch;
+use tokio::sync::{OwnedMutexGuard, watch};
 use uuid::Uuid;
 
 use crate::dispatch::{self, Native};
@@ -21,6 +21,7 @@ use crate::faults::{Fault, Faults};
 use crate::launcher::Endpoint;
 use crate::ledger::{Actor, Ledger, Rule};
 use crate::records::{Job, NewJob, Records, Status, Workspace};
+use crate::release::Release;
 use crate::server::Server;
 use crate::streams::{LogEntry, StreamPosition, Streams};
 use crate::token::{INTERNAL, LIFETIME, Secret};
@@ -91,6 +92,9 @@ pub struct Builder {
     pub(crate) retry: Duration,
     pub(crate) answer_within: Duration,
     pub(crate) grace: Duration,
+    pub(crate) release: Release,
+    /// Addresses of private networks are refused, as without `AgentSsrfBlockPrivateNetworks=false`.
+    pub(crate) blocks_private: bool,
     /// How soon after the end of its job a heartbeat must be gone.
     silent_within: Duration,
 }
@@ -106,6 +110,8 @@ impl Default for Builder {
             retry: Duration::from_millis(100),
             answer_within: Duration::from_mins(1),
             grace: Duration::from_mins(1),
+            release: Release::default(),
+            blocks_private: false,
             silent_within: Duration::from_secs(30),
         }
     }
@@ -160,6 +166,18 @@ impl Builder {
         self
     }
 
+    /// Whose rules it has. The default is the newest release.
+    pub fn release(mut self, release: Release) -> Self {
+        self.release = release;
+        self
+    }
+
+    /// Executors at addresses of private networks are refused, as newer releases do by default.
+    pub fn blocking_private_networks(mut self) -> Self {
+        self.blocks_private = true;
+        self
+    }
+
     /// How soon after the end of its job a heartbeat must be gone.
     pub fn silent_within(mut self, limit: Duration) -> Self {
         self.silent_within = limit;
@@ -182,6 +200,8 @@ impl Builder {
             records: Mutex::new(Records::new()),
             changed: watch::channel(()).0,
             rows: Mutex::default(),
+            firings: Mutex::default(),
+            deletions: Arc::default(),
             ledger: Mutex::default(),
             faults: Faults::default(),
             executor_url: Mutex::default(),
@@ -203,6 +223,9 @@ impl Builder {
     }
 }
 
+/// Locks of jobs.
+type Locks = BTreeMap<u32, Arc<tokio::sync::Mutex<()>>>;
+
 /// The state that all parts share.
 #[derive(Debug)]
 pub(crate) struct Shared {
@@ -213,7 +236,10 @@ pub(crate) struct Shared {
     pub(crate) faults: Faults,
     records: Mutex<Records>,
     changed: watch::Sender<()>,
-    rows: Mutex<BTreeMap<u32, Arc<tokio::sync::Mutex<()>>>>,
+    rows: Mutex<Locks>,
+    firings: Mutex<Locks>,
+    /// Late deletions of log streams wait for it.
+    pub(crate) deletions: Arc<tokio::sync::Mutex<()>>,
     ledger: Mutex<Ledger>,
     executor_url: Mutex<String>,
     outputs: Mutex<Option<Outputs>>,
@@ -253,6 +279,14 @@ impl Shared {
     /// The lock of a job's row.
     pub(crate) fn row(&self, job: u32) -> Arc<tokio::sync::Mutex<()>> {
         Arc::clone(lock(&self.rows).entry(job).or_default())
+    }
+
+    /// The lock of a firing. In older releases, changes of the job wait for it too.
+    pub(crate) fn firing(&self, job: u32) -> Arc<tokio::sync::Mutex<()>> {
+        match self.settings.release {
+            Release::Old => self.row(job),
+            Release::Newest => Arc::clone(lock(&self.firings).entry(job).or_default()),
+        }
     }
 
     /// Makes the scheduler look at the job.
@@ -359,6 +393,11 @@ impl Platform {
         id
     }
 
+    /// Delays deletions of log streams after a dispatch while the guard exists. Only newer releases delete so late.
+    pub async fn hold_deletions(&self) -> OwnedMutexGuard<()> {
+        Arc::clone(&self.shared.deletions).lock_owned().await
+    }
+
     /// Makes a job. The scheduler looks at it at once.
     pub fn start_job(&self, new: NewJob) -> u32 {
         let job = self.edit(|records| records.create(new));
@@ -395,7 +434,7 @@ impl Platform {
         self.decide(job, Status::Rejected).await;
     }
 
-    /// A person cancels. Waits while a dispatch of the job is open.
+    /// A person cancels. In older releases this waits while a dispatch of the job is open.
     pub async fn cancel(&self, job: u32) {
         let row = self.shared.row(job);
         let _held = row.lock().await;
@@ -481,13 +520,16 @@ impl Platform {
         found.unwrap_or_else(|_| panic!("{what}: not in time\n{}", self.report()))
     }
 
-    /// Waits until the job has this status. Fails at once if it ends with another one.
+    /// Waits until the job has this status. Fails at once if it ends with another one. A job in `queue` has also got an empty log
+    /// stream.
     pub async fn until_job(&self, job: u32, status: Status) -> Job {
         let what = format!("job {job} is {status}");
         let found = self
             .until(&what, |records| {
                 let found = records.job(job);
-                let over = found.status == status || found.status.is_terminal() || found.wedged;
+                let is_so = found.status == status
+                    && !(status == Status::Queue && records.undeleted.contains(&job));
+                let over = is_so || found.status.is_terminal() || found.wedged;
                 over.then(|| found.clone())
             })
             .await;

@@ -285,6 +285,8 @@ pub struct Records {
     pub transitions: Vec<Transition>,
     /// Jobs whose dispatch has not been answered yet.
     pub open_posts: BTreeSet<u32>,
+    /// Jobs in `queue` whose log stream is about to be deleted.
+    pub undeleted: BTreeSet<u32>,
 }
 
 impl Records {
@@ -348,6 +350,15 @@ impl Records {
         job.updated = Instant::now();
         let from = std::mem::replace(&mut job.status, status);
         self.note(id, None, from, status, by);
+    }
+
+    /// Overwrites the row of a job with a copy from before its dispatch, but for its status.
+    pub(crate) fn write_back(&mut self, copy: &Job) {
+        let job = self.job_mut(copy.id);
+        job.output.clone_from(&copy.output);
+        job.plan_changes = copy.plan_changes;
+        job.terraform_plan.clone_from(&copy.terraform_plan);
+        job.commit_id.clone_from(&copy.commit_id);
     }
 
     /// Sets the status of a step.

@@ -1,5 +1,5 @@
-//! The scheduler (contract 2.5, 2.8). A firing locks the row of one job, and acts on its status. It keeps the lock while a
-//! dispatch is open.
+//! The scheduler (contract 2.5, 2.8). A firing locks one job, and acts on its status. It keeps the lock while a dispatch is open.
+//! In older releases, this is the lock of the job's row, for which changes of the job wait. In newer ones it is only for firings.
 
 use std::sync::Arc;
 
@@ -7,10 +7,12 @@ use crate::token::LIFETIME;
 use serde_json::Value;
 use tokio::sync::mpsc::UnboundedReceiver;
 
+use crate::agent_url;
 use crate::dispatch::{self, Answer};
 use crate::ledger::{Actor, Rule};
 use crate::platform::Shared;
 use crate::records::{Records, Status};
+use crate::release::Release;
 
 /// The action of a firing outside the records.
 #[derive(Debug, Clone, PartialEq)]
@@ -54,7 +56,7 @@ pub(crate) fn fire_waiting(shared: &Arc<Shared>) {
         waiting.map(|job| job.id).collect()
     });
     for job in waiting {
-        if shared.row(job).try_lock().is_ok() {
+        if shared.firing(job).try_lock().is_ok() {
             tokio::spawn(fire(Arc::clone(shared), job));
         }
     }
@@ -62,9 +64,10 @@ pub(crate) fn fire_waiting(shared: &Arc<Shared>) {
 
 /// One firing.
 async fn fire(shared: Arc<Shared>, id: u32) {
-    let row = shared.row(id);
-    let held = row.lock().await;
-    let todo = shared.write(|records| {
+    let firing = shared.firing(id);
+    let held = firing.lock().await;
+    let is_late = shared.settings.release == Release::Newest;
+    let (todo, copy) = shared.write(|records| {
         let todo = decide(records, id);
         if let Todo::Dispatch { step, .. } = &todo {
             let job = records.job_mut(id);
@@ -72,7 +75,7 @@ async fn fire(shared: Arc<Shared>, id: u32) {
             job.dispatched = Some(step.clone());
             records.open_posts.insert(id);
         }
-        todo
+        (todo, records.jobs.get(&id).cloned())
     });
     match todo {
         Todo::Nothing => {}
@@ -83,18 +86,31 @@ async fn fire(shared: Arc<Shared>, id: u32) {
         }
         Todo::Dispatch { step, data } => {
             let answer = send(&shared, &data).await;
-            if answer == Answer::Accepted {
+            let is_accepted = answer == Answer::Accepted;
+            if is_accepted && !is_late {
                 // This happens before the new status is visible: a test that waits for the status loses no lines.
                 shared.delete_stream(id, Some(&step)).await;
             }
             shared.write(|records| {
                 records.open_posts.remove(&id);
                 match &answer {
-                    Answer::Accepted => records.set_job(id, Status::Queue, Actor::Scheduler),
+                    Answer::Accepted => {
+                        if let Some(copy) = copy.filter(|_| is_late) {
+                            records.write_back(&copy);
+                            records.undeleted.insert(id);
+                        }
+                        records.set_job(id, Status::Queue, Actor::Scheduler);
+                    }
                     Answer::Unavailable => {}
                     Answer::Refused(reason) => records.error_at_step(id, &step, reason),
                 }
             });
+            if is_accepted && is_late {
+                // As below: the next job is woken before the stream is deleted.
+                fire_waiting(&shared);
+                shared.delete_stream_late(id, &step).await;
+                return;
+            }
             drop(held);
             if answer != Answer::Unavailable {
                 fire_waiting(&shared);
@@ -109,8 +125,12 @@ async fn send(shared: &Shared, data: &Value) -> Answer {
             shared.executor_url(),
             shared.secret.dispatch_token(LIFETIME),
         );
-        let limit = shared.settings.answer_within;
-        return dispatch::post(&shared.client, &url, &token, data, limit).await;
+        let (limit, release) = (shared.settings.answer_within, shared.settings.release);
+        let refusal = agent_url::refusal(&url, shared.settings.blocks_private);
+        if let Some(why) = refusal.filter(|_| release == Release::Newest) {
+            return Answer::Refused(format!("Error sending to executor: {why}"));
+        }
+        return dispatch::post(&shared.client, &url, &token, data, limit, release).await;
     }
     let Some(native) = &shared.settings.native else {
         return Answer::Refused("there is no cluster".to_owned());
@@ -225,7 +245,7 @@ impl Shared {
     /// Deletes the log stream of a job. Lines of a step that was accepted only now are too early.
     pub(crate) async fn delete_stream(&self, job: u32, accepted: Option<&str>) {
         // While Redis is away, the next firing deletes the stream.
-        let Ok((entries, findings)) = self.streams.delete(job).await else {
+        let Ok((entries, findings)) = self.streams.delete(job, None).await else {
             return;
         };
         let early = entries
@@ -239,6 +259,16 @@ impl Shared {
                 )
             });
         self.found(findings.into_iter().chain(early));
+    }
+
+    /// Deletes the log stream of a job whose new status is visible. Readers see no line of the accepted step that was in it.
+    pub(crate) async fn delete_stream_late(&self, job: u32, accepted: &str) {
+        let _permitted = self.deletions.lock().await;
+        // While Redis is away, the next firing deletes the stream.
+        if let Ok((_, findings)) = self.streams.delete(job, Some(accepted)).await {
+            self.found(findings);
+        }
+        self.write(|records| records.undeleted.remove(&job));
     }
 }
 

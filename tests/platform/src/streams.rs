@@ -122,8 +122,12 @@ impl Streams {
         }
     }
 
-    /// Deletes the stream of a job, and returns what was in it.
-    pub(crate) async fn delete(&self, job: u32) -> RedisResult<(Vec<LogEntry>, Findings)> {
+    /// Deletes the stream of a job, and returns what was in it. Readers have not seen the lines of the step `unseen`.
+    pub(crate) async fn delete(
+        &self,
+        job: u32,
+        unseen: Option<&str>,
+    ) -> RedisResult<(Vec<LogEntry>, Findings)> {
         let _moving = self.moving.lock().await;
         let found = self.read(job).await?;
         match &self.redis {
@@ -133,10 +137,12 @@ impl Streams {
                 () = cmd("DEL").arg(key(job)).query_async(&mut redis).await?;
             }
         }
+        let seen = found.0.iter();
+        let seen = seen.filter(|entry| Some(entry.step_id.as_str()) != unseen);
         lock(&self.gone)
             .entry(job)
             .or_default()
-            .extend(found.0.iter().cloned());
+            .extend(seen.cloned());
         Ok(found)
     }
 

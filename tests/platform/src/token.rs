@@ -15,6 +15,9 @@ pub(crate) const INTERNAL: &str = "TerrakubeInternal";
 /// Issuer of the tokens of people.
 const PERSONAL: &str = "Terrakube";
 
+/// Subject of executors. Newer releases read it.
+const EXECUTOR: &str = "TerrakubeInternal (EXECUTOR)";
+
 /// How long the token of a dispatch is valid.
 pub(crate) const LIFETIME: Duration = Duration::from_secs(10);
 
@@ -28,6 +31,17 @@ pub(crate) struct Bearer {
     pub(crate) issuer: String,
     /// None without the time of issue.
     pub(crate) lifetime: Option<Duration>,
+    pub(crate) subject: Option<String>,
+    pub(crate) organization: Option<String>,
+    pub(crate) workspace: Option<String>,
+    pub(crate) job: Option<String>,
+}
+
+impl Bearer {
+    /// Whether it is of an executor, for all jobs. With a workspace, its subject does not matter.
+    pub(crate) fn is_of_an_executor(&self) -> bool {
+        self.workspace.is_none() && self.subject.as_deref() == Some(EXECUTOR)
+    }
 }
 
 #[derive(Deserialize)]
@@ -37,6 +51,13 @@ struct Claims {
     iat: Option<u64>,
     exp: u64,
     jti: Option<String>,
+    sub: Option<String>,
+    #[serde(rename = "organizationId")]
+    organization: Option<String>,
+    #[serde(rename = "workspaceId")]
+    workspace: Option<String>,
+    #[serde(rename = "jobId")]
+    job: Option<String>,
 }
 
 impl Secret {
@@ -114,6 +135,10 @@ impl Secret {
         Ok(Bearer {
             issuer: claims.iss,
             lifetime: lifetime.map(Duration::from_secs),
+            subject: claims.sub,
+            organization: claims.organization,
+            workspace: claims.workspace,
+            job: claims.job,
         })
     }
 }
@@ -146,15 +171,34 @@ mod tests {
         for audience in [json!(INTERNAL), json!([INTERNAL])] {
             claims["aud"] = audience;
             let bearer = Secret::new(SECRET).read(&signed(Algorithm::HS256, &claims));
-            let lifetime = Some(Duration::from_mins(1));
-            assert_eq!(
-                bearer,
-                Ok(Bearer {
-                    issuer: INTERNAL.to_owned(),
-                    lifetime
-                })
-            );
+            let bearer = bearer.unwrap();
+            assert_eq!(bearer.issuer, INTERNAL);
+            assert_eq!(bearer.lifetime, Some(Duration::from_mins(1)));
+            assert!(!bearer.is_of_an_executor());
         }
+    }
+
+    #[test]
+    fn a_token_is_of_an_executor_by_its_subject_unless_it_names_a_workspace() {
+        let mut claims = claims();
+        let read = |claims: &Value| {
+            let token = signed(Algorithm::HS256, claims);
+            Secret::new(SECRET).read(&token).unwrap()
+        };
+        for (subject, is_one) in [
+            ("TerrakubeInternal (EXECUTOR)", true),
+            ("TerrakubeInternal (TOKEN)", false),
+        ] {
+            claims["sub"] = json!(subject);
+            assert_eq!(read(&claims).is_of_an_executor(), is_one, "{subject}");
+        }
+        claims["sub"] = json!(EXECUTOR);
+        claims["workspaceId"] = json!("w");
+        claims["jobId"] = json!("412");
+        let bearer = read(&claims);
+        assert!(!bearer.is_of_an_executor());
+        let named = (bearer.workspace.as_deref(), bearer.job.as_deref());
+        assert_eq!(named, (Some("w"), Some("412")));
     }
 
     #[test]

@@ -21,7 +21,7 @@ use crate::{Claim, History, Holder, Outcome, PlanReference, StartPermission, Sta
 use runtime::Deadline;
 use test_peers::port::Port;
 use test_peers::redis::RedisServer;
-use test_platform::Effect;
+use test_platform::{Effect, Release};
 
 const PLAN: &str = "terraformPlan";
 
@@ -517,6 +517,59 @@ async fn a_wrong_secret_is_refused_and_no_token_is_shown() {
         .unwrap_err();
     assert!(matches!(error, TerrakubeError::Refused { .. }), "{error}");
     assert!(!format!("{error:?}").contains("eyJ"), "{error:?}");
+}
+
+/// A launcher has tokens for all jobs, and an executor has those of its step.
+#[tokio::test]
+async fn both_kinds_of_tokens_are_enough_for_old_and_new_platforms() {
+    for release in Release::ALL {
+        for is_of_step in [false, true] {
+            let (api, plan) = (Api::of(release, "queue").await, step("plan-id", PLAN));
+            let config = api.config();
+            let client = client(if is_of_step {
+                config.for_step(&plan)
+            } else {
+                config
+            });
+            let permission = client.start_permission(&plan).await.unwrap();
+            assert!(matches!(permission, StartPermission::Granted(_)));
+            let running = client.report_running(&plan, "abc", "https://api/log").await;
+            assert_eq!(running.unwrap(), StartReport::Accepted);
+            let patch = json!({"planStructuredOutput": {"plan-id": []}});
+            let merged = client.merge_context(&plan, patch.as_object().unwrap());
+            merged.await.unwrap();
+            let state = state_of(&client, &plan, "f");
+            let until = deadline();
+            let recorded = client.record_history(&plan, &state, &until);
+            recorded.await.unwrap();
+            let outcome = planned();
+            let reported = client.report_outcome(&plan, &outcome, &until);
+            reported.await.unwrap();
+            assert_eq!(api.status(), "pending", "{release:?} {is_of_step}");
+            assert_eq!(api.histories().len(), 1);
+            let context = api.context().unwrap();
+            let stored = json!({"state": "PERSISTED"});
+            assert_eq!(context["structuredOutputStatus"], stored);
+        }
+    }
+}
+
+#[tokio::test]
+async fn the_error_of_a_token_without_rights_names_the_rules_for_tokens() {
+    let (api, plan) = (Api::with_status("queue").await, step("plan-id", PLAN));
+    let another = crate::StepRef {
+        job_id: "413".to_owned(),
+        ..plan.clone()
+    };
+    let client = client(api.config().for_step(&another));
+    let error = client.start_permission(&plan).await.unwrap_err();
+    assert!(matches!(error, TerrakubeError::Refused { .. }), "{error}");
+    assert_eq!(error.exit(), Exit::BadConfiguration);
+    let hint = error.hint().unwrap();
+    assert!(
+        hint.contains("this release of Terrakube reads tokens"),
+        "{hint}"
+    );
 }
 
 #[tokio::test]

@@ -5,7 +5,9 @@ use std::time::Duration;
 use integration_tests::Repository;
 use job_contract::env;
 use k8s_openapi::api::core::v1::Pod;
-use test_platform::{Actor, Effect, Fault, Flow, NewJob, Platform, Status, Variable, Workspace};
+use test_platform::{
+    Actor, Effect, Fault, Flow, NewJob, Platform, Release, Status, Variable, Workspace,
+};
 
 use crate::in_cluster::{Fixture, LAUNCHER};
 use crate::with_terrakube::{RunTarget, Stage, quick};
@@ -147,29 +149,32 @@ impl Stage {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn the_launcher_reports_an_apply_whose_executor_could_not() {
-    let stage = or_skip!(Stage::in_cluster().await);
-    let patience = format!("export {}=1\n", env::REPORT_PATIENCE_SECONDS);
-    let words = quick() + &patience;
-    stage.fixture().image_that_first(&words);
-    let gate = stage.machine().gate();
-    let _launcher = stage.serve_with(&[]);
-    let platform = &stage.platform;
-    let job = stage.start(gate.repository(), Flow::only("terraformApply"));
-    platform.until_streamed(job, "at-the-gate").await;
-    platform.fault(Fault::always("PATCH", "", Effect::Status(503)));
-    gate.open().await;
-    let given_up = |state: &test_cluster::State| {
-        let name = state.jobs.first()?.metadata.name.clone()?;
-        state.has_condition(&name, "Failed").then_some(())
-    };
-    stage
-        .fixture()
-        .until("the executor gives up", given_up)
-        .await;
-    platform.clear_faults();
-    let job = platform.until_job(job, Status::Completed).await;
-    assert_eq!(job.step_statuses(), [Status::Completed]);
-    let output = stage.output(job.id, "terraformApply");
-    assert_eq!(output.matches("): past-the-gate").count(), 1, "{output}");
-    platform.assert_kept().await;
+    for release in Release::ALL {
+        let run_target = RunTarget::Cluster(Box::new(or_skip!(Fixture::new().await)));
+        let stage = Stage::on(run_target, Platform::builder().release(release)).await;
+        let patience = format!("export {}=1\n", env::REPORT_PATIENCE_SECONDS);
+        let words = quick() + &patience;
+        stage.fixture().image_that_first(&words);
+        let gate = stage.machine().gate();
+        let _launcher = stage.serve_with(&[]);
+        let platform = &stage.platform;
+        let job = stage.start(gate.repository(), Flow::only("terraformApply"));
+        platform.until_streamed(job, "at-the-gate").await;
+        platform.fault(Fault::always("PATCH", "", Effect::Status(503)));
+        gate.open().await;
+        let given_up = |state: &test_cluster::State| {
+            let name = state.jobs.first()?.metadata.name.clone()?;
+            state.has_condition(&name, "Failed").then_some(())
+        };
+        stage
+            .fixture()
+            .until("the executor gives up", given_up)
+            .await;
+        platform.clear_faults();
+        let job = platform.until_job(job, Status::Completed).await;
+        assert_eq!(job.step_statuses(), [Status::Completed]);
+        let output = stage.output(job.id, "terraformApply");
+        assert_eq!(output.matches("): past-the-gate").count(), 1, "{output}");
+        platform.assert_kept().await;
+    }
 }

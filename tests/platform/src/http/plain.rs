@@ -1,14 +1,14 @@
 //! Requests outside JSON:API: job context, log lines, uploaded content (contract 6.6, 7.5, 8.6).
 
 use axum::body::Body;
-use axum::http::Response;
-use serde_json::{Map, Value};
+use serde_json::{Map, Value, json};
 
 use super::{Answer, Call, JSON, JSON_API, Refusal, json_response, not_found, refuse, response};
 use crate::context;
 use crate::ledger::Rule;
 use crate::platform::Shared;
 use crate::records::{Job, Status};
+use crate::release::Release;
 use crate::streams::{Findings, LogEntry};
 
 /// The answer when Redis is away.
@@ -24,11 +24,16 @@ fn find(shared: &Shared, id: &str) -> Option<Job> {
     shared.read(|records| records.jobs.get(&id.parse().ok()?).cloned())
 }
 
-/// The context of a job, empty when there is none.
-pub(super) fn context(shared: &Shared, id: &str) -> Response<Body> {
+/// The context of a job. When there is none, it is empty, or says in newer releases that it is pending.
+pub(super) fn context(shared: &Shared, id: &str) -> Answer {
     let found = shared.read(|records| records.contexts.get(&id.parse().ok()?).cloned());
-    let document = Value::Object(found.unwrap_or_default());
-    json_response(200, JSON, &document)
+    let document = match (found, shared.settings.release) {
+        (Some(found), _) => Value::Object(found),
+        (None, Release::Old) => json!({}),
+        (None, Release::Newest) if find(shared, id).is_none() => return not_found("such job"),
+        (None, Release::Newest) => json!({"structuredOutputStatus": {"state": "PENDING"}}),
+    };
+    Ok(json_response(200, JSON, &document))
 }
 
 /// Replaces the context of a job that has not failed or been cancelled.
@@ -58,7 +63,10 @@ pub(super) fn replace_context(shared: &Shared, call: &Call, id: &str) -> Answer 
     }
     let findings = shared.write(|records| {
         let old: Map<String, Value> = records.contexts.remove(&job.id).unwrap_or_default();
-        let findings = context::findings(job.id, &old, &new);
+        let mut findings = context::findings(job.id, &old, &new);
+        if shared.settings.release == Release::Newest {
+            findings.extend(context::status_findings(job.id, &new));
+        }
         records.contexts.insert(job.id, new.clone());
         findings
     });

@@ -1,6 +1,46 @@
-//! The lock on a job while its dispatch is open.
+//! A job while its dispatch is open, and dispatches that the platform does not send.
 
 use super::*;
+
+/// Newer releases lock nothing, and write back what they had read before.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_change_during_a_dispatch_of_a_newer_release_is_lost_and_noted() {
+    let (open, wait) = gate();
+    let answer = move || {
+        wait.lock().unwrap().recv().unwrap();
+        accepted()
+    };
+    let scene = Scene::answering(Platform::builder(), answer).await;
+    let job = scene.start(Flow::plan_apply());
+    scene
+        .platform
+        .until("the dispatch is open", |records| {
+            records.open_posts.contains(&job).then_some(())
+        })
+        .await;
+    let running = json!({"status": "running", "commitId": "9f1c"});
+    assert_eq!(scene.patch_job(job, running).await, 204);
+    assert_eq!(scene.platform.job(job).status, Status::Running);
+    open.send(()).unwrap();
+    let after = scene.platform.until_job(job, Status::Queue).await;
+    assert_eq!(after.commit_id, None);
+    assert!(scene.broken().contains(&Rule::DuringDispatch));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn executors_in_private_networks_are_refused_unless_that_is_allowed() {
+    let builder = || Platform::builder().blocking_private_networks();
+    let scene = Scene::of(builder()).await;
+    let job = scene.start(Flow::plan_apply());
+    let failed = scene.platform.until_job(job, Status::Failed).await;
+    let name = &failed.steps[0].name;
+    assert!(
+        name.starts_with("Error sending to executor: ") && name.contains("agent URL blocked: "),
+        "{name}"
+    );
+    let older = Scene::of(builder().release(Release::Old)).await;
+    older.queued(Flow::plan_apply()).await;
+}
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_change_during_the_dispatch_waits_for_its_end_and_is_noted() {
@@ -9,7 +49,8 @@ async fn a_change_during_the_dispatch_waits_for_its_end_and_is_noted() {
         wait.lock().unwrap().recv().unwrap();
         accepted()
     };
-    let scene = Arc::new(Scene::answering(Platform::builder(), answer).await);
+    let builder = Platform::builder().release(Release::Old);
+    let scene = Arc::new(Scene::answering(builder, answer).await);
     let job = scene.start(Flow::plan_apply());
     scene
         .platform

@@ -18,7 +18,9 @@ use redis::cmd;
 use serde_json::{Value, json};
 use test_peers::http::{Response, Server};
 use test_peers::redis::RedisServer;
-use test_platform::{Builder, Flow, Job, NewJob, Outputs, Platform, Rule, Status, Workspace, java};
+use test_platform::{
+    Builder, Flow, Job, NewJob, Outputs, Platform, Records, Release, Rule, Status, Workspace, java,
+};
 
 const SECRET: &[u8] = b"0123456789abcdef0123456789abcdef";
 const JSON: &str = "application/json";
@@ -148,7 +150,8 @@ fn token(claims: &Value) -> String {
         .unwrap()
         .as_secs();
     let mut all = json!({
-        "iss": "TerrakubeInternal", "aud": "TerrakubeInternal", "iat": now, "exp": now + 60,
+        "iss": "TerrakubeInternal", "sub": "TerrakubeInternal (EXECUTOR)", "aud": "TerrakubeInternal",
+        "iat": now, "exp": now + 60,
     });
     for (name, value) in claims.as_object().unwrap() {
         all[name] = value.clone();

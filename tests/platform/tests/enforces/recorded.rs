@@ -92,7 +92,8 @@ async fn documents_are_those_of_a_stock_platform() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn requests_of_a_stock_executor_are_accepted() {
-    let scene = Scene::new().await;
+    // The recorded executor does not know what newer releases ask for.
+    let scene = Scene::of(Platform::builder().release(Release::Old)).await;
     for (name, calls) in recorded("calls") {
         let new = NewJob::new(&scene.workspace, Flow::plan_apply());
         let id = scene

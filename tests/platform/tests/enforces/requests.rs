@@ -173,39 +173,107 @@ async fn tokens_decide_who_may_do_what() {
     assert!(scene.broken().contains(&Rule::TokenLifetime));
 }
 
+/// The tokens that newer releases know, and what these may do with a job, its context and uploaded content.
+#[tokio::test(flavor = "multi_thread")]
+async fn newer_releases_classify_internal_tokens() {
+    let executor = json!({});
+    let old = json!({"sub": "TerrakubeInternal (TOKEN)"});
+    let registry = json!({"sub": "TerrakubeInternal (REGISTRY)"});
+    for (release, class, job_status, context_status, content_status) in [
+        (Release::Newest, "executor", 200, 200, 200),
+        (Release::Newest, "step", 200, 200, 403),
+        (Release::Newest, "step of another job", 403, 403, 403),
+        (
+            Release::Newest,
+            "step of another organization",
+            403,
+            200,
+            403,
+        ),
+        (Release::Newest, "workspace alone", 403, 200, 403),
+        (Release::Newest, "old", 403, 200, 403),
+        (Release::Newest, "registry", 403, 200, 403),
+        (Release::Old, "old", 200, 200, 200),
+        (Release::Old, "executor", 200, 200, 200),
+        (Release::Old, "step", 200, 200, 200),
+    ] {
+        let scene = Scene::of(Platform::builder().release(release)).await;
+        let job = scene.queued(Flow::plan_apply()).await.id;
+        let content = scene.platform.upload(b"archive".to_vec());
+        let of_step = |job: &str, organization: &str| json!({"workspaceId": scene.workspace, "jobId": job, "organizationId": organization});
+        let (id, organization) = (job.to_string(), scene.platform.organization());
+        let claims = match class {
+            "executor" => executor.clone(),
+            "old" => old.clone(),
+            "registry" => registry.clone(),
+            "step" => of_step(&id, &organization),
+            "step of another job" => of_step("9999", &organization),
+            "step of another organization" => of_step(&id, "another"),
+            _ => json!({"workspaceId": scene.workspace}),
+        };
+        let bearer = token(&claims);
+        let base = scene.platform.url();
+        for (url, expected) in [
+            (format!("{base}{}", scene.job_path(job)), job_status),
+            (format!("{base}/context/v1/{job}"), context_status),
+            (content, content_status),
+        ] {
+            let request = scene.client.get(&url).bearer_auth(&bearer);
+            assert_eq!(status(request).await, expected, "{release:?} {class} {url}");
+        }
+        let change =
+            json!({"data": {"type": "job", "id": id, "attributes": {"status": "running"}}});
+        let patch = scene
+            .client
+            .patch(format!("{base}{}", scene.job_path(job)))
+            .bearer_auth(&bearer)
+            .header("content-type", JSON_API)
+            .body(change.to_string());
+        let expected = if job_status == 200 { 204 } else { job_status };
+        assert_eq!(status(patch).await, expected, "{release:?} {class}");
+    }
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_context_is_kept_while_its_job_may_still_end_well() {
-    let scene = Scene::new().await;
-    let job = scene.queued(Flow::plan_apply()).await.id;
-    let path = format!("/context/v1/{job}");
-    let get = || async {
-        scene
-            .request("GET", &path)
-            .send()
-            .await
-            .unwrap()
-            .text()
-            .await
-            .unwrap()
-    };
-    assert_eq!(get().await, "{}");
-    let post = |document: Value| {
-        let path = path.clone();
-        let scene = &scene;
-        async move {
+    let pending = r#"{"structuredOutputStatus":{"state":"PENDING"}}"#;
+    for (release, none, unknown) in [(Release::Old, "{}", 200), (Release::Newest, pending, 404)] {
+        let scene = Scene::of(Platform::builder().release(release)).await;
+        let job = scene.queued(Flow::plan_apply()).await.id;
+        let path = format!("/context/v1/{job}");
+        let get = || async {
             scene
-                .send("POST", &path, "application/json", &document)
+                .request("GET", &path)
+                .send()
                 .await
-        }
-    };
-    assert_eq!(post(json!({"mine": 1})).await, 200);
-    assert_eq!(get().await, "{\"mine\":1}");
-    scene.platform.assert_kept().await;
-    assert_eq!(post(json!({"other": 1})).await, 200);
-    assert_eq!(scene.broken(), [Rule::ContextLost]);
-    scene.platform.cancel(job).await;
-    assert_eq!(post(json!({"other": 1, "late": 1})).await, 409);
-    assert_eq!(get().await, "{\"other\":1}");
+                .unwrap()
+                .text()
+                .await
+                .unwrap()
+        };
+        assert_eq!(get().await, none);
+        assert_eq!(
+            status(scene.request("GET", "/context/v1/9999")).await,
+            unknown
+        );
+        let post = |document: Value| {
+            let path = path.clone();
+            let scene = &scene;
+            async move {
+                scene
+                    .send("POST", &path, "application/json", &document)
+                    .await
+            }
+        };
+        assert_eq!(post(json!({"mine": 1})).await, 200);
+        assert_eq!(get().await, "{\"mine\":1}");
+        scene.platform.assert_kept().await;
+        assert_eq!(post(json!({"other": 1})).await, 200);
+        assert_eq!(scene.broken(), [Rule::ContextLost]);
+        scene.platform.cancel(job).await;
+        assert_eq!(post(json!({"other": 1, "late": 1})).await, 409);
+        assert_eq!(get().await, "{\"other\":1}");
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -72,7 +72,9 @@ async fn lines_before_the_job_is_in_the_queue_are_lost_and_noted() {
         wait.lock().unwrap().recv().unwrap();
         accepted()
     };
-    let builder = Platform::builder().redis(&format!("redis://{}", redis.address()));
+    let builder = Platform::builder()
+        .release(Release::Old)
+        .redis(&format!("redis://{}", redis.address()));
     let scene = Scene::answering(builder, answer).await;
     let job = scene.start(Flow::plan_apply());
     scene
@@ -132,6 +134,38 @@ async fn lines_before_the_job_is_in_the_queue_are_lost_and_noted() {
             Rule::StreamWithoutExpiry
         ]
     );
+}
+
+/// That is no mistake of an executor, which cannot know when the stream is deleted.
+#[tokio::test(flavor = "multi_thread")]
+async fn lines_before_the_late_deletion_of_a_newer_release_are_lost() {
+    let redis = RedisServer::start().unwrap();
+    let builder = Platform::builder().redis(&format!("redis://{}", redis.address()));
+    let scene = Scene::of(builder).await;
+    let held = scene.platform.hold_deletions().await;
+    let job = scene.start(Flow::plan_apply());
+    let in_queue = |records: &Records| (records.job(job).status == Status::Queue).then_some(());
+    scene.platform.until("it is in the queue", in_queue).await;
+    let step = scene.platform.job(job).steps[0].id.clone();
+    let mut client = redis.connect().unwrap();
+    let (id, key) = (job.to_string(), java::encode(&job.to_string()));
+    let mut add_line = |text| {
+        let fields = [
+            ("jobId", id.as_str()),
+            ("stepId", step.as_str()),
+            ("lineNumber", "1"),
+            ("output", text),
+        ];
+        add(&mut client, &key, &fields, java::encode);
+    };
+    add_line("early");
+    drop(held);
+    scene.platform.until_job(job, Status::Queue).await;
+    add_line("now");
+    let lines = scene.platform.streamed(job).await;
+    let lines: Vec<_> = lines.iter().map(|entry| entry.output.as_str()).collect();
+    assert_eq!(lines, ["now"]);
+    assert_eq!(scene.broken(), []);
 }
 
 #[tokio::test(flavor = "multi_thread")]

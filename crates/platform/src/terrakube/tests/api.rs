@@ -4,14 +4,20 @@ use std::time::Duration;
 
 use reqwest::{StatusCode, Url};
 use serde_json::{Map, Value};
-use test_platform::{Effect, Fault, Flow, Job, NewJob, Platform, Rule, Status, Workspace};
+use test_platform::{Effect, Fault, Flow, Job, NewJob, Platform, Release, Rule, Status, Workspace};
 
 use crate::StepRef;
 use crate::calls::client::Pace;
 use crate::terrakube::{Terrakube, TerrakubeConfig, TokenSource};
 
-/// The rules that these tests break on purpose: they report in every order, and with invented addresses of step outputs.
-const EXPECTED: [Rule; 3] = [Rule::BeforeQueue, Rule::Output, Rule::Token];
+/// The rules that these tests break on purpose: they report in every order, with invented addresses of step outputs, and with
+/// wrong tokens.
+const EXPECTED: [Rule; 4] = [
+    Rule::BeforeQueue,
+    Rule::Output,
+    Rule::Token,
+    Rule::Forbidden,
+];
 
 /// The test platform. Dropping it stops it.
 pub(super) struct Api {
@@ -38,7 +44,12 @@ pub(super) fn status(name: &str) -> Status {
 impl Api {
     /// A job with a plan step and an apply step, in that status.
     pub(super) async fn with_status(name: &str) -> Self {
-        let platform = Platform::builder().start().await.unwrap();
+        Self::of(Release::Newest, name).await
+    }
+
+    /// The same with the rules of this release.
+    pub(super) async fn of(release: Release, name: &str) -> Self {
+        let platform = Platform::builder().release(release).start().await.unwrap();
         platform.edit(|records| "org".clone_into(&mut records.organization));
         let workspace = platform.workspace(Workspace {
             id: "ws".to_owned(),
