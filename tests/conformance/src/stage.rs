@@ -74,6 +74,16 @@ impl Job {
         format!("{}: {}", self.status(), self.step_statuses().join(", "))
     }
 
+    /// What to do about an address of the executor that the platform refuses. It says so in the name of the step.
+    fn advice(&self) -> &'static str {
+        let is_refused = |step: &Step| step.name.contains("URL blocked");
+        if self.steps.iter().any(is_refused) {
+            "; Terrakube refuses executors at private addresses: set AgentSsrfBlockPrivateNetworks=false in the environment of its API"
+        } else {
+            ""
+        }
+    }
+
     fn is_settled(&self) -> bool {
         let open = ["pending", "queue", "running"];
         !self
@@ -249,7 +259,8 @@ impl<'a> Stage<'a> {
             if Instant::now() > limit {
                 let (id, statuses) = (&job.id, job.statuses());
                 let last = self.last_words(&job).await;
-                bail!("waited for `{what}`, but job {id} is `{statuses}`; {last}");
+                let advice = job.advice();
+                bail!("waited for `{what}`, but job {id} is `{statuses}`; {last}{advice}");
             }
             tokio::time::sleep(POLL).await;
         }
@@ -450,6 +461,25 @@ mod tests {
         assert_eq!(job.statuses(), "queue: completed, pending");
         let bare = job_in(&json!({}), "7".into(), Instant::now());
         assert_eq!(bare.statuses(), "unknown: ");
+    }
+
+    #[test]
+    fn a_refused_address_of_the_executor_gets_advice() {
+        let job = |name: &str| {
+            let attributes = json!({"stepNumber": 100, "status": "failed", "name": name});
+            let answer = json!({
+                "data": {"attributes": {"status": "failed"}},
+                "included": [{"type": "step", "id": "a", "attributes": attributes}],
+            });
+            job_in(&answer, "7".to_owned(), Instant::now())
+        };
+        let refused = "Error sending to executor: agent URL blocked: its address is private";
+        let advice = job(refused).advice();
+        assert!(
+            advice.contains("AgentSsrfBlockPrivateNetworks=false"),
+            "{advice}"
+        );
+        assert_eq!(job("Terraform Plan").advice(), "");
     }
 
     #[test]

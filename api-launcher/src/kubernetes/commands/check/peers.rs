@@ -8,7 +8,12 @@ use clap::Args;
 use cluster::check::CheckResult;
 use job_contract::{chain, env};
 use platform::redis::{Redis, RedisArgs};
-use runtime::setting::SettingError;
+use platform::terrakube::{TokenSource, token};
+use reqwest::StatusCode;
+use reqwest::redirect::Policy;
+use runtime::handover;
+use runtime::setting::{SettingError, present};
+use serde_json::{Map, Value};
 
 /// The timeout for the response of a peer.
 const TIMEOUT: Duration = Duration::from_secs(5);
@@ -30,6 +35,11 @@ pub(super) async fn check(args: &PeerArgs) -> Vec<CheckResult> {
     let url = args.api_url.as_deref().map(str::trim);
     if let Some(url) = url.filter(|url| !url.is_empty()) {
         results.push(platform(url).await);
+        let secret = handover::var(env::INTERNAL_SECRET);
+        let tokens = present(secret.as_deref()).and_then(|secret| TokenSource::parse(secret).ok());
+        if let Some(tokens) = tokens {
+            results.extend(accepted_token(url, &tokens).await);
+        }
     }
     match args.redis.resolve() {
         Ok(None) => {}
@@ -92,6 +102,64 @@ async fn platform(url: &str) -> CheckResult {
     }
 }
 
+/// Asks for the context of a job that cannot exist, with a token as the launcher sends it. Older releases answer with an empty
+/// one, and newer ones with 404. Both do so whatever rights the token has.
+async fn accepted_token(url: &str, tokens: &TokenSource) -> Vec<CheckResult> {
+    let subject = "platform token";
+    let url = format!("{}/context/v1/0", url.trim_end_matches('/'));
+    let asked = async {
+        // A redirect would send the token to another address.
+        let client = reqwest::Client::builder()
+            .timeout(TIMEOUT)
+            .redirect(Policy::none())
+            .build()?;
+        let request = tokens.authorize(client.get(url), token::BRIEF);
+        let answer = request.send().await?;
+        Ok::<_, reqwest::Error>((answer.status(), answer.bytes().await?))
+    };
+    // Whether the platform answers at all is another check.
+    let Ok((status, body)) = asked.await else {
+        return Vec::new();
+    };
+    let is_refused = matches!(status, StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN);
+    let is_newer = status == StatusCode::NOT_FOUND;
+    if is_refused {
+        let fix = format!(
+            "set {} to the platform's secret, let the clocks agree, and use a release of Mayfly that knows how this \
+             release of Terrakube reads tokens",
+            env::INTERNAL_SECRET
+        );
+        return vec![CheckResult::failed(subject, "is refused", fix)];
+    }
+    if !is_newer && !status.is_success() {
+        return Vec::new();
+    }
+    if !may_be_context(&body) {
+        let status = status.as_u16();
+        let finding = format!("something in front of the platform answers {status}");
+        let fix = format!(
+            "set {} to the base URL of the platform's API, not of its interface, and let what is in front of it pass on \
+             requests to /context",
+            env::API_URL
+        );
+        return vec![CheckResult::failed(subject, finding, fix)];
+    }
+    let finding = "its signature is accepted. Its rights cannot be seen from here";
+    let mut results = vec![CheckResult::ok(subject, finding)];
+    if is_newer {
+        let finding = "a newer release of Terrakube refuses a private one, unless its API has \
+                       AgentSsrfBlockPrivateNetworks=false. This cannot be seen from here";
+        results.push(CheckResult::ok("address of the launcher", finding));
+    }
+    results
+}
+
+/// Whether the platform may have sent this. Its context is a JSON object, and its 404 may have no body.
+fn may_be_context(body: &[u8]) -> bool {
+    let is_object = || serde_json::from_slice::<Map<String, Value>>(body).is_ok();
+    body.trim_ascii().is_empty() || is_object()
+}
+
 /// Returns the innermost cause, because it is the most exact.
 fn root(error: &dyn Error) -> String {
     let mut cause = error;
@@ -103,14 +171,40 @@ fn root(error: &dyn Error) -> String {
 
 #[cfg(test)]
 mod tests {
-    use axum::http::StatusCode;
     use axum::routing::get;
     use rstest::rstest;
     use runtime::setting::from_variables;
     use test_peers::redis::{Options, RedisServer};
+    use test_platform::{Platform, Release};
 
     use super::*;
     use cluster::check::CheckOutcome;
+
+    #[rstest]
+    #[case::older(StatusCode::OK, "{}", 1, CheckOutcome::Ok)]
+    #[case::newer(StatusCode::NOT_FOUND, "", 2, CheckOutcome::Ok)]
+    #[case::proxy(StatusCode::NOT_FOUND, "<html>", 1, CheckOutcome::Failed)]
+    #[case::interface(StatusCode::OK, "<html>", 1, CheckOutcome::Failed)]
+    #[tokio::test]
+    async fn what_is_in_front_of_a_platform_is_not_taken_for_it(
+        #[case] status: StatusCode,
+        #[case] body: &'static str,
+        #[case] count: usize,
+        #[case] outcome: CheckOutcome,
+    ) {
+        let _ = rustls::crypto::ring::default_provider().install_default();
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let url = format!("http://{}/", listener.local_addr().unwrap());
+        let answer = get(move || async move { (status, body) });
+        let app = axum::Router::new().route("/context/v1/0", answer);
+        tokio::spawn(axum::serve(listener, app).into_future());
+        let tokens = TokenSource::parse(&"QUJD".repeat(12)).unwrap();
+        let results = accepted_token(&url, &tokens).await;
+        assert_eq!(results.len(), count, "{results:?}");
+        assert_eq!(results[0].outcome, outcome, "{results:?}");
+        let is_told = results[0].finding.contains("signature is accepted");
+        assert_eq!(is_told, outcome == CheckOutcome::Ok, "{results:?}");
+    }
 
     async fn answering(status: StatusCode) -> String {
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
@@ -139,6 +233,28 @@ mod tests {
         #[case] outcome: CheckOutcome,
     ) {
         assert_eq!(asked(&answering(status).await).await.outcome, outcome);
+    }
+
+    #[tokio::test]
+    async fn a_token_is_known_or_gets_a_fix_and_a_newer_platform_gets_a_hint() {
+        let _ = rustls::crypto::ring::default_provider().install_default();
+        for release in Release::ALL {
+            let platform = Platform::builder().release(release).start().await.unwrap();
+            let tokens = TokenSource::parse(&platform.secret()).unwrap();
+            let results = accepted_token(&platform.url(), &tokens).await;
+            let is_ok = |result: &CheckResult| result.outcome == CheckOutcome::Ok;
+            assert!(!results.is_empty() && results.iter().all(is_ok));
+            let named = "AgentSsrfBlockPrivateNetworks=false";
+            let is_named = results.iter().any(|result| result.finding.contains(named));
+            assert_eq!(is_named, release == Release::Newest, "{results:?}");
+
+            let wrong = TokenSource::parse(&"QUJD".repeat(12)).unwrap();
+            let results = accepted_token(&platform.url(), &wrong).await;
+            assert_eq!(results.len(), 1);
+            assert_eq!(results[0].outcome, CheckOutcome::Failed);
+            let fix = results[0].fix.as_deref().unwrap();
+            assert!(fix.contains(env::INTERNAL_SECRET), "{fix}");
+        }
     }
 
     #[tokio::test]
