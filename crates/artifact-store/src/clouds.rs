@@ -2,6 +2,7 @@
 //! `no_clouds` in its place.
 
 mod azure;
+mod conditional;
 mod connector;
 mod gcs;
 mod meaning;

@@ -46,6 +46,9 @@ pub enum StoreError {
     /// Somebody else has locked the object.
     #[error("another run has locked `{object}`")]
     Locked { object: String },
+    /// The object is not what was looked at before. The change may succeed if it is looked at again.
+    #[error("somebody has changed `{object}` meanwhile")]
+    Changed { object: String },
     /// The hub refused it.
     #[error("the hub refused `{object}`")]
     Rejected {
@@ -161,6 +164,7 @@ impl StoreError {
             | Self::Broken(_)
             | Self::Rejected { .. }
             | Self::Locked { .. }
+            | Self::Changed { .. }
             | Self::Missing { .. } => return None,
         })
     }

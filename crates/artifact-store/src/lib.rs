@@ -50,7 +50,7 @@ pub use settings::{
 pub use state_backend::{
     AzureIdentity, AzureLogin, BackendSettings, GcsLogin, HTTP, Handover, S3Login, StaticKeys,
 };
-pub use transfer::{Content, Upload};
+pub use transfer::{Condition, Content, Upload};
 
 /// The largest object that is read into memory.
 pub const READ_BYTES: u64 = 16 * 1024 * 1024;

@@ -1,9 +1,11 @@
 //! The local store: files below the data directory. A file is written completely or not at all. Only its owner can read
 //! it, because plans and states hold secrets.
 
+mod change;
+
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read as _, Write as _};
-use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _};
+use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -19,7 +21,7 @@ use crate::error::{FOLDER, OBJECT, SOURCE, StoreError, TARGET};
 use crate::object_name::key_of;
 use crate::service::{ObjectService, ServedService, StatePlace};
 use crate::state_backend::BackendSettings;
-use crate::transfer::{Check, Content, Upload};
+use crate::transfer::{Check, Condition, Content, Upload};
 use runtime::private_file::private_folder;
 use runtime::regular_file;
 
@@ -45,10 +47,11 @@ impl Local {
     async fn write(
         &self,
         key: &ObjectKey,
+        condition: &Condition,
         write: impl FnOnce(&mut File, &Path) -> Result<(), StoreError> + Send + 'static,
     ) -> Result<(), StoreError> {
         // A crash of the machine may lose the name of a new log, but never a part of a log. Plans and states stay.
-        replace(self.path(key), key.area != Area::Output, write).await
+        replace(self.path(key), key.area != Area::Output, condition, write).await
     }
 
     fn copy_out(&self, reference: &str, target: &Path, limit: u64) -> Result<Digest, StoreError> {
@@ -98,7 +101,7 @@ impl ObjectService for Local {
     }
 
     async fn put(&self, key: &ObjectKey, bytes: Bytes) -> Result<(), StoreError> {
-        self.write(key, move |file, path| {
+        self.write(key, &Condition::Any, move |file, path| {
             file.write_all(&bytes)
                 .map_err(StoreError::write(OBJECT, path))
         })
@@ -107,7 +110,7 @@ impl ObjectService for Local {
 
     async fn put_file(&self, key: &ObjectKey, source: &Path) -> Result<(), StoreError> {
         let source = source.to_owned();
-        self.write(key, move |file, path| {
+        self.write(key, &Condition::Any, move |file, path| {
             let unreadable = StoreError::read(SOURCE, &source);
             let mut input = regular_file::open(&source).map_err(&unreadable)?;
             let unwritable = StoreError::write(OBJECT, path);
@@ -174,9 +177,15 @@ impl ServedService for Local {
         open(self.path(key)).await
     }
 
-    async fn put_upload(&self, key: &ObjectKey, upload: Upload) -> Result<(), StoreError> {
+    async fn put_upload(
+        &self,
+        key: &ObjectKey,
+        upload: Upload,
+        condition: &Condition,
+    ) -> Result<(), StoreError> {
         let object = self.reference_of(key);
-        self.write(key, copy_upload(upload, object)).await
+        self.write(key, condition, copy_upload(upload, object))
+            .await
     }
 
     fn state(&self, organization: &str, workspace: &str) -> Arc<dyn StatePlace> {
@@ -194,18 +203,30 @@ impl StatePlace for StateFile {
         open(self.0.clone()).await
     }
 
-    async fn put(&self, upload: Upload, _lock: Option<&str>) -> Result<(), StoreError> {
+    async fn put(
+        &self,
+        upload: Upload,
+        _lock: Option<&str>,
+        condition: &Condition,
+    ) -> Result<(), StoreError> {
         let object = self.0.display().to_string();
-        replace(self.0.clone(), true, copy_upload(upload, object)).await
+        let write = copy_upload(upload, object);
+        replace(self.0.clone(), true, condition, write).await
     }
 
-    async fn delete(&self, _lock: Option<&str>) -> Result<(), StoreError> {
-        let path = self.0.clone();
-        blocking(move || match fs::remove_file(&path) {
-            Err(error) if error.kind() != io::ErrorKind::NotFound => {
-                Err(StoreError::write(OBJECT, &path)(error))
+    async fn delete(&self, _lock: Option<&str>, condition: &Condition) -> Result<(), StoreError> {
+        let (path, condition) = (self.0.clone(), condition.clone());
+        blocking(move || {
+            if !path.exists() {
+                return Ok(());
             }
-            _ => Ok(()),
+            let _turn = change::begin(&path, &condition)?;
+            match fs::remove_file(&path) {
+                Err(error) if error.kind() != io::ErrorKind::NotFound => {
+                    Err(StoreError::write(OBJECT, &path)(error))
+                }
+                _ => Ok(()),
+            }
         })
         .await
     }
@@ -231,16 +252,19 @@ impl StatePlace for StateFile {
 async fn replace(
     path: PathBuf,
     keeps_name: bool,
+    condition: &Condition,
     write: impl FnOnce(&mut File, &Path) -> Result<(), StoreError> + Send + 'static,
 ) -> Result<(), StoreError> {
+    let condition = condition.clone();
     blocking(move || {
         let failed = StoreError::write(OBJECT, &path);
         let folder = path.parent().expect("keys have a folder");
         let draft = private_folder(folder).and_then(tempfile::NamedTempFile::new_in);
         let mut draft = draft.map_err(&failed)?;
         write(draft.as_file_mut(), &path)?;
+        draft.as_file().sync_all().map_err(&failed)?;
+        let _turn = change::begin(&path, &condition)?;
         let keep = || {
-            draft.as_file().sync_all()?;
             draft.persist(&path)?;
             if keeps_name {
                 File::open(folder)?.sync_all()
@@ -287,8 +311,7 @@ async fn open(path: PathBuf) -> Result<Option<Content>, StoreError> {
             opened => {
                 let file = opened.map_err(&failed)?;
                 let facts = file.metadata().map_err(&failed)?;
-                let version = format!("{}-{}-{}", facts.ino(), facts.mtime(), facts.mtime_nsec());
-                Ok(Some((file, facts.len(), version)))
+                Ok(Some((file, facts.len(), change::version(&facts))))
             }
         }
     });

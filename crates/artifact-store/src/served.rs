@@ -10,7 +10,7 @@ use crate::error::StoreError;
 use crate::request::RequestTiming;
 use crate::service::{ServedService, StatePlace};
 use crate::settings::StoreSettings;
-use crate::transfer::{Content, Upload};
+use crate::transfer::{Condition, Content, Upload};
 
 /// A store whose objects a hub passes on. Clones share it.
 #[derive(Clone, Debug)]
@@ -41,9 +41,15 @@ impl ServedStore {
         self.service.open(key).await
     }
 
-    /// Stores an upload. An existing object is replaced by the whole of it, or stays.
-    pub async fn put(&self, key: &ObjectKey, upload: Upload) -> Result<(), StoreError> {
-        self.service.put_upload(key, upload).await
+    /// Stores an upload, if the condition is true when the store has all of it; otherwise [`StoreError::Changed`]. An existing
+    /// object is replaced by the whole of it, or stays. A service that knows no conditions stores it in any case.
+    pub async fn put(
+        &self,
+        key: &ObjectKey,
+        upload: Upload,
+        condition: &Condition,
+    ) -> Result<(), StoreError> {
+        self.service.put_upload(key, upload, condition).await
     }
 
     /// The state of a workspace, where the tool's own backend keeps it.
@@ -68,14 +74,27 @@ impl WorkspaceState {
         self.0.open().await
     }
 
-    /// Replaces the state. `lock` is the id of the lock that the caller has. Where locks are leases, nobody else's write succeeds.
-    pub async fn put(&self, upload: Upload, lock: Option<&str>) -> Result<(), StoreError> {
-        self.0.put(upload, lock).await
+    /// Replaces the state under a condition, as [`ServedStore::put`] does. `lock` is the id of the lock that the caller has.
+    /// Where locks are leases, nobody else's write succeeds.
+    pub async fn put(
+        &self,
+        upload: Upload,
+        lock: Option<&str>,
+        condition: &Condition,
+    ) -> Result<(), StoreError> {
+        self.0.put(upload, lock, condition).await
     }
 
     /// Removes the state, as [`Self::put`] replaces it. It is no error if there is none.
-    pub async fn delete(&self, lock: Option<&str>) -> Result<(), StoreError> {
-        self.0.delete(lock).await
+    pub async fn delete(
+        &self,
+        lock: Option<&str>,
+        condition: &Condition,
+    ) -> Result<(), StoreError> {
+        match condition {
+            Condition::Absent => Ok(()),
+            condition => self.0.delete(lock, condition).await,
+        }
     }
 
     /// Whether the tool's own backend takes a lock in this store that others than the tool can take.
@@ -94,8 +113,8 @@ impl WorkspaceState {
         self.0.lock_info().await
     }
 
-    /// Releases the lock whose holder has written this. It is no error if nobody has it. Where a lock is an object, another
-    /// holder's lock is released too, if it was taken since.
+    /// Releases the lock whose holder has written this. It is no error if nobody has it, or if somebody else has taken it since.
+    /// Where a lock is an object and the service deletes without a condition, the lock of that holder may be released too.
     pub async fn unlock(&self, info: &[u8]) -> Result<(), StoreError> {
         self.0.unlock(info).await
     }

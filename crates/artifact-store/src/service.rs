@@ -15,7 +15,7 @@ use crate::digest::Digest;
 use crate::error::StoreError;
 use crate::request::Health;
 use crate::state_backend::BackendSettings;
-use crate::transfer::{Content, Upload};
+use crate::transfer::{Condition, Content, Upload};
 
 /// One kind of store.
 #[async_trait]
@@ -67,8 +67,13 @@ pub(crate) trait ServedService: ObjectService {
     /// Opens an object; `None` if it does not exist.
     async fn open(&self, key: &ObjectKey) -> Result<Option<Content>, StoreError>;
 
-    /// Stores an upload. An existing object is replaced by the whole of it, or stays.
-    async fn put_upload(&self, key: &ObjectKey, upload: Upload) -> Result<(), StoreError>;
+    /// Stores an upload under a condition. An existing object is replaced by the whole of it, or stays.
+    async fn put_upload(
+        &self,
+        key: &ObjectKey,
+        upload: Upload,
+        condition: &Condition,
+    ) -> Result<(), StoreError>;
 
     /// The place in which the tool's own backend keeps the state of a workspace.
     fn state(&self, organization: &str, workspace: &str) -> Arc<dyn StatePlace>;
@@ -79,9 +84,14 @@ pub(crate) trait ServedService: ObjectService {
 pub(crate) trait StatePlace: Send + Sync {
     async fn open(&self) -> Result<Option<Content>, StoreError>;
     /// Replaces the state. `lock` is the id of the lock that the caller has.
-    async fn put(&self, upload: Upload, lock: Option<&str>) -> Result<(), StoreError>;
+    async fn put(
+        &self,
+        upload: Upload,
+        lock: Option<&str>,
+        condition: &Condition,
+    ) -> Result<(), StoreError>;
     /// Removes the state. `lock` is the id of the lock that the caller has.
-    async fn delete(&self, lock: Option<&str>) -> Result<(), StoreError>;
+    async fn delete(&self, lock: Option<&str>, condition: &Condition) -> Result<(), StoreError>;
     /// Whether the store has a lock.
     fn has_lock(&self) -> bool;
     /// Takes the lock. `false` if somebody has it.

@@ -18,9 +18,45 @@ pub struct Upload {
 /// Content on its way out of a store.
 pub struct Content {
     pub size_bytes: u64,
-    /// Another content of the same object has another one.
+    /// Another content of the same object has another one. Empty if the service names none.
     pub version: String,
     pub chunks: BoxStream<'static, Result<Bytes, StoreError>>,
+}
+
+/// What must be true of an object, so that a request changes it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Condition {
+    /// Nothing.
+    Any,
+    /// There is no object.
+    Absent,
+    /// The object still has this [`Content::version`].
+    Version(String),
+}
+
+impl Condition {
+    /// The condition that an object has not changed since it was looked at.
+    pub fn unchanged(found: Option<&Content>) -> Self {
+        Self::of(found.map(|content| content.version.as_str()))
+    }
+
+    /// The condition that an object still has this version. Without a version of what is there, nothing can be asked.
+    pub(crate) fn of(version: Option<&str>) -> Self {
+        match version {
+            None => Self::Absent,
+            Some("") => Self::Any,
+            Some(version) => Self::Version(version.to_owned()),
+        }
+    }
+
+    /// Whether it is true of an object with this version.
+    pub(crate) fn holds(&self, version: Option<&str>) -> bool {
+        match self {
+            Self::Any => true,
+            Self::Absent => version.is_none(),
+            Self::Version(known) => version == Some(known.as_str()),
+        }
+    }
 }
 
 impl fmt::Debug for Upload {

@@ -7,13 +7,16 @@
     reason = "these are tests"
 )]
 
+#[path = "services/conditions.rs"]
+mod conditions;
+
 use std::fs;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use artifact_store::{
-    AzureLogin, AzureSettings, Content, Digest, GcsLogin, GcsSettings, Handover, HttpUrl,
-    RequestTiming, S3Credentials, S3Settings, ServedStore, StaticKeys, Store, StoreError,
+    AzureLogin, AzureSettings, Condition, Content, Digest, GcsLogin, GcsSettings, Handover,
+    HttpUrl, RequestTiming, S3Credentials, S3Settings, ServedStore, StaticKeys, Store, StoreError,
     StoreSettings, Upload,
 };
 use bytes::Bytes;
@@ -512,13 +515,16 @@ async fn passes_on(settings: StoreSettings, large: bool, has_lock: bool) {
     let whole: Vec<u8> = (0u8..=250).cycle().take(LARGE).collect();
     let contents = [b"small".to_vec(), whole];
     for content in &contents[..=usize::from(large)] {
-        store.put(&key, upload(content, content)).await.unwrap();
+        let any = &Condition::Any;
+        let stored = store.put(&key, upload(content, content), any).await;
+        stored.unwrap();
         // What breaks off, differs, or does not end changes nothing.
         let [mut other, mut longer] = [content.clone(), content.clone()];
         other[0] = b'X';
         longer.push(b'X');
         for wrong in [&content[1..], &other, &longer] {
-            let error = store.put(&key, upload(wrong, content)).await.unwrap_err();
+            let stored = store.put(&key, upload(wrong, content), any).await;
+            let error = stored.unwrap_err();
             assert!(matches!(error, StoreError::Altered { .. }), "{error:?}");
         }
         assert!(read().await.as_ref() == Some(content));
@@ -527,7 +533,8 @@ async fn passes_on(settings: StoreSettings, large: bool, has_lock: bool) {
     let state = store.state("o", "w");
     let read = async || content_of(state.open().await.unwrap()).await;
     assert_eq!(read().await, None);
-    let written = async |content: &[u8], lock| state.put(upload(content, content), lock).await;
+    let any = &Condition::Any;
+    let written = async |content: &[u8], lock| state.put(upload(content, content), lock, any).await;
     written(b"{}", None).await.unwrap();
     assert_eq!(read().await.as_deref(), Some(&b"{}"[..]));
     assert_eq!(state.has_lock(), has_lock);
@@ -549,7 +556,7 @@ async fn passes_on(settings: StoreSettings, large: bool, has_lock: bool) {
     assert_eq!(state.lock_info().await.unwrap(), info, "the write took it");
     for _ in 0..2 {
         state.unlock(&locked_by(ONE)).await.unwrap();
-        state.delete(None).await.unwrap();
+        state.delete(None, any).await.unwrap();
     }
     assert_eq!(state.lock_info().await.unwrap(), None);
     assert_eq!(read().await, None);
@@ -630,15 +637,17 @@ async fn a_lease_keeps_out_every_other_writer_and_who_only_knows_its_id() {
     let state = store.state("o", "w");
     assert!(state.lock(locked_by(ONE)).await.unwrap());
     for other in [None, Some(TWO)] {
-        let error = state.put(upload(b"{}", b"{}"), other).await.unwrap_err();
+        let written = state.put(upload(b"{}", b"{}"), other, &Condition::Any);
+        let error = written.await.unwrap_err();
         assert!(matches!(error, StoreError::Locked { .. }), "{error:?}");
-        let error = state.delete(other).await.unwrap_err();
+        let deleted = state.delete(other, &Condition::Any);
+        let error = deleted.await.unwrap_err();
         assert!(matches!(error, StoreError::Locked { .. }), "{error:?}");
     }
     let thief = Bytes::from(format!(r#"{{"ID":"{ONE}","Who":"somebody else"}}"#));
     assert!(!state.lock(thief).await.unwrap());
     state.unlock(&locked_by(TWO)).await.unwrap();
     assert_eq!(state.lock_info().await.unwrap(), Some(locked_by(ONE)));
-    state.delete(Some(ONE)).await.unwrap();
+    state.delete(Some(ONE), &Condition::Any).await.unwrap();
     assert_eq!(state.lock_info().await.unwrap(), None);
 }

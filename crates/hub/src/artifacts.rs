@@ -17,7 +17,7 @@ mod upload;
 use std::sync::Arc;
 use std::time::Duration;
 
-use artifact_store::{Content, RequestTiming, ServedStore, StoreError, StoreSettings};
+use artifact_store::{Condition, Content, RequestTiming, ServedStore, StoreError, StoreSettings};
 use axum::Router;
 use axum::body::Body;
 use axum::extract::{Path, Request, State};
@@ -316,7 +316,7 @@ async fn write(
     check_again(hub, &before, when).await?;
     let (upload, _turn) = turn.receive(body.take().unwrap_or_default()).into_upload();
     store
-        .put(&key, upload)
+        .put(&key, upload, &Condition::Any)
         .await
         .map_err(|error| failed(&error))?;
     debug!(task = %before.task, artifact = artifact.name(), "stored an artifact");

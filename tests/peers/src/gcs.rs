@@ -108,34 +108,69 @@ fn guard(request: &Request, server: SocketAddr) -> Response {
         let refusal = "<Error><Code>AccessDenied</Code><Message>Access denied.</Message></Error>";
         return Response::new(403, refusal);
     }
-    let is_upload = request.method == "PUT" && request.query.is_empty();
-    let asked = if is_upload {
+    let answered = answer(request, server);
+    let answered = answered.unwrap_or_else(|error| Response::new(502, error.to_string()));
+    match answered.status {
+        404 if is_of_xml(request) => missing(request),
+        _ => answered,
+    }
+}
+
+/// Whether a request is one of the XML API: its path begins with a bucket.
+fn is_of_xml(request: &Request) -> bool {
+    let others = ["/storage/", "/upload/", "/download/", "/batch/", "/b/"];
+    !others.iter().any(|other| request.path.starts_with(other))
+}
+
+/// What the service answers about something that does not exist. The server answers a text without a code.
+fn missing(request: &Request) -> Response {
+    let code = if request.path.starts_with(&format!("/{BUCKET}/")) {
+        "NoSuchKey"
+    } else {
+        "NoSuchBucket"
+    };
+    let text = format!("<Error><Code>{code}</Code><Message>It does not exist.</Message></Error>");
+    Response::new(404, text).with_header("Content-Type", "application/xml")
+}
+
+/// One change at a time is compared with what is there.
+static CHANGE: Mutex<()> = Mutex::new(());
+
+fn answer(request: &Request, server: SocketAddr) -> io::Result<Response> {
+    let is_change = !["GET", "HEAD"].contains(&request.method.as_str());
+    let _one = is_change.then(|| CHANGE.lock().unwrap_or_else(PoisonError::into_inner));
+    if !is_as_expected(request, server)? {
+        let text = "<Error><Code>PreconditionFailed</Code><Message>It differs.</Message></Error>";
+        return Ok(Response::new(412, text));
+    }
+    if request.method == "PUT" && request.query.is_empty() {
         upload(request, server)
     } else {
         pass_on(request, server, HOST)
-    };
-    asked.unwrap_or_else(|error| Response::new(502, error.to_string()))
+    }
 }
 
-/// One upload at a time is compared with what is there.
-static UPLOAD: Mutex<()> = Mutex::new(());
+/// Whether an object has the generation that a request names. The server ignores this condition.
+fn is_as_expected(request: &Request, server: SocketAddr) -> io::Result<bool> {
+    let Some(expected) = request.header("x-goog-if-generation-match") else {
+        return Ok(true);
+    };
+    let read = Request {
+        method: "GET".to_owned(),
+        body: Vec::new(),
+        ..request.clone()
+    };
+    let found = pass_on(&read, server, HOST)?;
+    let mut headers = found.headers.iter();
+    let generation = headers.find(|(name, _)| name.eq_ignore_ascii_case("x-goog-generation"));
+    Ok(match generation {
+        Some((_, generation)) if found.status == 200 => expected == generation,
+        _ => expected == "0",
+    })
+}
 
-/// The server takes an upload of this form from signed addresses alone, and forgets the tag in its answer. It ignores the
-/// condition that there is no object yet.
+/// The server takes an upload of this form from signed addresses alone, and forgets the tag in its answer.
 fn upload(request: &Request, server: SocketAddr) -> io::Result<Response> {
-    let _one = UPLOAD.lock().unwrap_or_else(PoisonError::into_inner);
-    if request.header("x-goog-if-generation-match") == Some("0") {
-        let read = Request {
-            method: "GET".to_owned(),
-            body: Vec::new(),
-            ..request.clone()
-        };
-        if pass_on(&read, server, HOST)?.status == 200 {
-            let text =
-                "<Error><Code>PreconditionFailed</Code><Message>It is there.</Message></Error>";
-            return Ok(Response::new(412, text));
-        }
-    }
     let signed = Request {
         query: "X-Goog-Algorithm=GOOG4-RSA-SHA256".to_owned(),
         ..request.clone()

@@ -1,5 +1,6 @@
 //! Azure Blob Storage. Each area has its own container, which is created if it is missing (contract 6.2).
 
+mod holder;
 mod state;
 
 use std::path::Path;
@@ -10,14 +11,13 @@ use backon::{ExponentialBuilder, Retryable as _};
 use bytes::Bytes;
 use job_contract::env;
 use job_contract::keys::{Area, ObjectKey};
-use object_store::azure::{
-    AzureAuthorizer, AzureCredentialProvider, MicrosoftAzure, MicrosoftAzureBuilder,
-};
-use object_store::client::{HttpClient, HttpConnector, HttpRequest, HttpRequestBody};
+use object_store::azure::{AzureCredentialProvider, MicrosoftAzure, MicrosoftAzureBuilder};
+use object_store::client::{HttpConnector, HttpRequest, HttpRequestBody};
 use object_store::{ClientOptions, HeaderMap, HeaderValue};
 use secrecy::{ExposeSecret as _, SecretString};
 use url::Url;
 
+use crate::clouds::conditional::{Compared, Writers};
 use crate::clouds::reference::{ObjectUrl, address};
 use crate::clouds::remote::{BucketInfo, Remote, client_error, found};
 use crate::digest::Digest;
@@ -27,8 +27,9 @@ use crate::request::{Health, RequestTiming, check_tls};
 use crate::service::{ObjectService, ServedService, StatePlace};
 use crate::settings::AzureSettings;
 use crate::state_backend::{AzureIdentity, AzureLogin, BackendSettings};
-use crate::transfer::{Content, Upload};
+use crate::transfer::{Condition, Content, Upload};
 
+use self::holder::{Holder, Signer};
 use self::state::StateBlob;
 
 const SERVICE: &str = "Azure Blob Storage";
@@ -37,6 +38,9 @@ const CREDENTIAL_SETTINGS: &str =
 
 const IDENTITY_SETTINGS: &str =
     "the identity of the pod or of the node, because `MAYFLY_STORE_AZURE_IDENTITY` is `true`";
+
+/// The error code of a condition that is not true.
+const CONDITION_CODE: &str = "ConditionNotMet";
 
 /// A request that the client of `object_store` has no call for.
 struct Call<'a> {
@@ -57,8 +61,7 @@ pub(crate) struct Azure {
     /// The container of backend states.
     backend: Remote,
     settings: AzureSettings,
-    credentials: AzureCredentialProvider,
-    http: HttpClient,
+    signer: Signer,
     timing: RequestTiming,
 }
 
@@ -76,24 +79,30 @@ impl Azure {
             &settings.container,
             connector.clone(),
             None,
-        )?;
+        )
+        .map_err(|error| client_error(SERVICE, &error))?;
         let credentials = any.credentials().clone();
+        let http = connector.connect(&client_options(settings, timing));
+        let signer = Signer {
+            http: http.map_err(|error| client_error(SERVICE, &error))?,
+            credentials: credentials.clone(),
+            account: settings.account.clone(),
+        };
         let container = |name: &str| {
             let health = connector.health.clone();
             let connector = connector.clone();
-            let client = client(settings, timing, name, connector, Some(credentials.clone()))?;
-            Ok::<_, StoreError>(container(client, name, settings, health))
+            let credentials = Some(credentials.clone());
+            let client = client(settings, timing, name, connector, credentials);
+            let client = client.map_err(|error| client_error(SERVICE, &error))?;
+            let writers = writers(settings, timing, name, &signer);
+            Ok::<_, StoreError>(container(client, writers, name, settings, health))
         };
-        let options = client_options(settings, timing);
         Ok(Self {
             state: container(Area::State.bucket_prefix())?,
             output: container(Area::Output.bucket_prefix())?,
             backend: container(&settings.container)?,
             settings: settings.clone(),
-            credentials: credentials.clone(),
-            http: connector
-                .connect(&options)
-                .map_err(|error| client_error(SERVICE, &error))?,
+            signer: signer.clone(),
             timing: timing.clone(),
         })
     }
@@ -153,7 +162,7 @@ impl Azure {
             source,
         };
         let request = self.request(call).await?;
-        let response = match self.http.execute(request).await {
+        let response = match self.signer.http.execute(request).await {
             Ok(response) => response,
             Err(error) => return Err(unavailable(object, Answer::of(&error))),
         };
@@ -170,6 +179,7 @@ impl Azure {
                 source,
             }),
             404 => Err(StoreError::Missing { object }),
+            409 | 412 if code == CONDITION_CODE => Err(StoreError::Changed { object }),
             409 | 412 => Err(StoreError::Locked { object }),
             _ => Err(unavailable(object, source)),
         }
@@ -188,14 +198,9 @@ impl Azure {
         let headers = request.headers_mut();
         headers.insert("content-length", HeaderValue::from_static("0"));
         headers.extend(call.headers.clone());
-        let signed = self.sign(&mut request).await;
+        let signed = self.signer.sign(&mut request).await;
         signed.map_err(|error| client_error(SERVICE, &error))?;
         Ok(request)
-    }
-
-    async fn sign(&self, request: &mut HttpRequest) -> object_store::Result<()> {
-        let credential = self.credentials.get_credential().await?;
-        AzureAuthorizer::new(&credential, &self.settings.account).try_authorize(request)
     }
 
     fn reference_of(&self, key: &ObjectKey) -> String {
@@ -287,11 +292,16 @@ impl ServedService for Azure {
         none_without_container(self.container(key.area).open(&key.path).await)
     }
 
-    async fn put_upload(&self, key: &ObjectKey, upload: Upload) -> Result<(), StoreError> {
+    async fn put_upload(
+        &self,
+        key: &ObjectKey,
+        upload: Upload,
+        condition: &Condition,
+    ) -> Result<(), StoreError> {
         // An upload cannot be repeated here, so its container has to be there first.
         self.create_container(key.area.bucket_prefix()).await?;
         let container = self.container(key.area);
-        container.put_upload(&key.path, upload).await
+        container.put_upload(&key.path, upload, condition).await
     }
 
     fn state(&self, organization: &str, workspace: &str) -> Arc<dyn StatePlace> {
@@ -313,7 +323,7 @@ fn client(
     name: &str,
     connector: impl HttpConnector,
     credentials: Option<AzureCredentialProvider>,
-) -> Result<MicrosoftAzure, StoreError> {
+) -> object_store::Result<MicrosoftAzure> {
     let builder = MicrosoftAzureBuilder::new()
         .with_account(&settings.account)
         .with_container_name(name)
@@ -326,9 +336,30 @@ fn client(
         (None, AzureLogin::Key(key)) => builder.with_access_key(key.expose_secret()),
         (None, AzureLogin::Identity(identity)) => with_identity(builder, identity),
     };
-    builder
-        .build()
-        .map_err(|error| client_error(SERVICE, &error))
+    builder.build()
+}
+
+/// What writes the blobs of a container under conditions.
+fn writers(
+    settings: &AzureSettings,
+    timing: &RequestTiming,
+    name: &str,
+    signer: &Signer,
+) -> Writers {
+    let (settings, timing, name) = (settings.clone(), timing.clone(), name.to_owned());
+    let signer = signer.clone();
+    Writers::new(Compared::Tag, move |(header, value)| {
+        let mut whole = HeaderMap::new();
+        whole.insert(header, value);
+        let holder = Holder {
+            signer: signer.clone(),
+            lease: HeaderMap::new(),
+            whole,
+        };
+        let credentials = Some(signer.credentials.clone());
+        let client = client(&settings, &timing, &name, holder, credentials)?;
+        Ok(Arc::new(client))
+    })
 }
 
 fn with_identity(
@@ -371,12 +402,14 @@ fn with_identity(
 
 fn container(
     client: MicrosoftAzure,
+    writers: Writers,
     name: &str,
     settings: &AzureSettings,
     health: Health,
 ) -> Remote {
     Remote {
         client: Arc::new(client),
+        writers,
         bucket: BucketInfo {
             service: SERVICE,
             name: name.to_owned(),

@@ -17,6 +17,7 @@ use url::Url;
 
 use self::federated::Federated;
 
+use crate::clouds::conditional::{Compared, Requests, Writers};
 use crate::clouds::reference::{ObjectUrl, address};
 use crate::clouds::remote::{BucketInfo, Remote, client_error, found};
 use crate::clouds::session::failed;
@@ -28,7 +29,7 @@ use crate::request::{Health, RequestTiming, check_tls};
 use crate::service::{ObjectService, ServedService, StatePlace};
 use crate::settings::GcsSettings;
 use crate::state_backend::{BackendSettings, GcsLogin};
-use crate::transfer::{Content, Upload};
+use crate::transfer::{Condition, Content, Upload};
 
 const SERVICE: &str = "Google Cloud Storage";
 const MAX_DOCUMENT_BYTES: u64 = 1 << 16;
@@ -53,14 +54,23 @@ impl Gcs {
         let connector = timing.connector(SERVICE);
         let health = connector.health.clone();
         let (builder, key) = logged_in(settings, timing)?;
-        let client = builder
+        let options = timing.client_options(allow_http);
+        let builder = builder
             .with_bucket_name(&settings.bucket)
             .with_base_url(settings.endpoint.as_str().trim_end_matches('/'))
-            .with_client_options(timing.client_options(allow_http))
-            .with_retry(timing.retry_config())
-            .with_http_connector(connector)
+            .with_client_options(options.clone())
+            .with_retry(timing.retry_config());
+        let client = builder.clone().with_http_connector(connector.clone());
+        let client = client
             .build()
             .map_err(|error| client_error(SERVICE, &error))?;
+        let builder = builder.with_credentials(client.credentials().clone());
+        let requests = Requests::new(connector, options);
+        let writers = Writers::new(Compared::Generation, move |header| {
+            let builder = builder.clone();
+            let writer = builder.with_http_connector(requests.with(header)?);
+            Ok(Arc::new(writer.build()?))
+        });
         let bucket = BucketInfo {
             service: SERVICE,
             name: settings.bucket.clone(),
@@ -77,6 +87,7 @@ impl Gcs {
         Ok(Self {
             remote: Remote {
                 client: Arc::new(client),
+                writers,
                 bucket,
                 health,
             },
@@ -191,8 +202,14 @@ impl ServedService for Gcs {
         self.remote.open(&key.in_bucket()).await
     }
 
-    async fn put_upload(&self, key: &ObjectKey, upload: Upload) -> Result<(), StoreError> {
-        self.remote.put_upload(&key.in_bucket(), upload).await
+    async fn put_upload(
+        &self,
+        key: &ObjectKey,
+        upload: Upload,
+        condition: &Condition,
+    ) -> Result<(), StoreError> {
+        let remote = &self.remote;
+        remote.put_upload(&key.in_bucket(), upload, condition).await
     }
 
     fn state(&self, organization: &str, workspace: &str) -> Arc<dyn StatePlace> {

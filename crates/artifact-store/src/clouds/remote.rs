@@ -16,15 +16,17 @@ use object_store::{
 };
 use tokio::fs::File;
 use tokio::io::{AsyncRead, AsyncReadExt as _};
+use uuid::Uuid;
 
 use crate::READ_BYTES;
 use crate::digest::{Digest, Hasher};
 use crate::error::{Answer, SOURCE, StoreError, TARGET};
 use crate::local::{create_private, discard};
 use crate::request::{Health, RequestTiming};
-use crate::transfer::{Check, Content, Upload};
+use crate::transfer::{Check, Condition, Content, Upload};
 use runtime::regular_file;
 
+use super::conditional::Writers;
 use super::connector::Connector;
 use super::meaning::{Meaning, meaning};
 
@@ -101,6 +103,7 @@ pub(crate) struct BucketInfo {
 #[derive(Clone, Debug)]
 pub(crate) struct Remote {
     pub(crate) client: Arc<dyn ObjectStore>,
+    pub(crate) writers: Writers,
     pub(crate) bucket: BucketInfo,
     pub(crate) health: Health,
 }
@@ -116,20 +119,68 @@ impl Remote {
     }
 
     pub(crate) async fn put_file(&self, name: &str, path: &Path) -> Result<(), StoreError> {
-        self.put_parts(name, Source::file(path)?).await
-    }
-
-    /// Stores content that a sender has declared. Without all of it, and nothing else, there is no object.
-    pub(crate) async fn put_upload(&self, name: &str, upload: Upload) -> Result<(), StoreError> {
-        let object = format!("{}/{name}", self.bucket.name);
-        self.put_parts(name, Source::upload(upload, object)).await
-    }
-
-    async fn put_parts(&self, name: &str, mut source: Source) -> Result<(), StoreError> {
+        let mut source = Source::file(path)?;
         let first = source.part().await?;
         if first.len() < source.parts.bytes {
             return self.put(name, first).await;
         }
+        self.put_parts(name, first, source).await
+    }
+
+    /// Stores content that a sender has declared. Without all of it, and nothing else, there is no object.
+    pub(crate) async fn put_upload(
+        &self,
+        name: &str,
+        upload: Upload,
+        condition: &Condition,
+    ) -> Result<(), StoreError> {
+        let object = format!("{}/{name}", self.bucket.name);
+        let mut source = Source::upload(upload, object);
+        let first = source.part().await?;
+        let under = self.under(condition)?;
+        if first.len() < source.parts.bytes {
+            under.put(name, first).await
+        } else if *condition == Condition::Any || self.writers.cover_parts() {
+            under.put_parts(name, first, source).await
+        } else {
+            self.put_aside(&under, name, first, source).await
+        }
+    }
+
+    /// The same bucket, with a client that changes objects only under a condition.
+    fn under(&self, condition: &Condition) -> Result<Self, StoreError> {
+        let client = self.writers.client(condition);
+        let client = client.map_err(|error| client_error(self.bucket.service, &error))?;
+        Ok(Self {
+            client: client.unwrap_or_else(|| Arc::clone(&self.client)),
+            ..self.clone()
+        })
+    }
+
+    /// Joins parts in another object, which is then copied under the condition.
+    async fn put_aside(
+        &self,
+        under: &Self,
+        name: &str,
+        first: Bytes,
+        source: Source,
+    ) -> Result<(), StoreError> {
+        let aside = format!("{name}.{}.upload", Uuid::new_v4());
+        let (from, to) = (location(&aside)?, location(name)?);
+        self.put_parts(&aside, first, source).await?;
+        let copied = under.client.copy(&from, &to).await;
+        if let Err(error) = self.delete(&aside, &Condition::Any).await {
+            tracing::warn!(%error, object = aside, "could not delete a copied upload: delete it");
+        }
+        copied.map_err(|error| self.failed("store", name, &error))
+    }
+
+    async fn put_parts(
+        &self,
+        name: &str,
+        first: Bytes,
+        mut source: Source,
+    ) -> Result<(), StoreError> {
         let failed = |error| self.failed("store", name, &error);
         let location = location(name)?;
         let started = self.client.put_multipart(&location).await;
@@ -192,7 +243,7 @@ impl Remote {
         let (remote, name) = (self.clone(), name.to_owned());
         Ok(Some(Content {
             size_bytes: found.meta.size,
-            version: found.meta.e_tag.clone().unwrap_or_default(),
+            version: self.writers.version(&found.meta),
             chunks: found
                 .into_stream()
                 .map_err(move |error| remote.failed("fetch", &name, &error))
@@ -211,9 +262,10 @@ impl Remote {
         }
     }
 
-    /// Deletes an object. It is no error if it does not exist.
-    pub(crate) async fn delete(&self, name: &str) -> Result<(), StoreError> {
-        match self.client.delete(&location(name)?).await {
+    /// Deletes an object under a condition. It is no error if it does not exist.
+    pub(crate) async fn delete(&self, name: &str, condition: &Condition) -> Result<(), StoreError> {
+        let under = self.under(condition)?;
+        match under.client.delete(&location(name)?).await {
             Ok(()) => Ok(()),
             Err(error) => match self.failed("delete", name, &error) {
                 StoreError::Missing { .. } => Ok(()),
@@ -223,6 +275,15 @@ impl Remote {
     }
 
     pub(crate) async fn read(&self, name: &str) -> Result<Option<Bytes>, StoreError> {
+        let found = self.look_at(name).await?;
+        Ok(found.map(|(bytes, _)| bytes))
+    }
+
+    /// Reads an object. Returns the condition that it has not changed since.
+    pub(crate) async fn look_at(
+        &self,
+        name: &str,
+    ) -> Result<Option<(Bytes, Condition)>, StoreError> {
         let read = async {
             let failed = |error| self.failed("fetch", name, &error);
             let found = self.client.get(&location(name)?).await.map_err(failed)?;
@@ -231,10 +292,12 @@ impl Remote {
                 found.meta.size,
                 READ_BYTES,
             )?;
-            found.bytes().await.map_err(failed)
+            let condition = Condition::of(Some(&self.writers.version(&found.meta)));
+            let bytes = found.bytes().await.map_err(failed)?;
+            Ok::<_, StoreError>((bytes, condition))
         };
         match read.await {
-            Ok(bytes) => Ok(Some(bytes)),
+            Ok(found) => Ok(Some(found)),
             Err(StoreError::Missing { .. }) => Ok(None),
             Err(error) => Err(error),
         }
@@ -250,12 +313,13 @@ impl Remote {
                 settings: self.bucket.credential_settings,
                 source: Answer::of(error),
             },
-            // A write creates the object, so only the bucket can be missing.
-            (Meaning::NoBucket, _) | (Meaning::Missing, "store") => StoreError::NoBucket {
+            (Meaning::NoBucket, _) => StoreError::NoBucket {
                 service,
                 bucket: self.bucket.name.clone(),
                 setting: self.bucket.setting,
             },
+            // A write creates the object, unless its condition names one.
+            (Meaning::Changed, _) | (Meaning::Missing, "store") => StoreError::Changed { object },
             (Meaning::Missing, _) => StoreError::Missing { object },
             (Meaning::Locked, _) => StoreError::Locked { object },
             (Meaning::Unavailable, _) => StoreError::Unavailable {

@@ -17,6 +17,7 @@ use url::{Host, Url};
 
 use self::assumed_role::AssumedRole;
 
+use crate::clouds::conditional::{Compared, Requests, Writers};
 use crate::clouds::reference::{ObjectUrl, address};
 use crate::clouds::remote::{BucketInfo, Remote, client_error, found};
 use crate::clouds::session::Kept;
@@ -28,7 +29,7 @@ use crate::request::{Health, RequestTiming, check_tls};
 use crate::service::{ObjectService, ServedService, StatePlace};
 use crate::settings::{S3Credentials, S3Settings};
 use crate::state_backend::{BackendSettings, S3Login};
-use crate::transfer::{Content, Upload};
+use crate::transfer::{Condition, Content, Upload};
 
 const SERVICE: &str = "S3";
 
@@ -54,12 +55,14 @@ impl S3 {
         let endpoint = if is_host { &base } else { &service };
         let connector = timing.connector(SERVICE);
         let health = connector.health.clone();
+        let options = timing.client_options(endpoint.scheme() == "http");
+        let requests = Requests::new(connector.clone(), options.clone());
         let builder = AmazonS3Builder::new()
             .with_bucket_name(&settings.bucket)
             .with_region(signing_region(settings))
             .with_endpoint(endpoint.as_str().trim_end_matches('/'))
             .with_virtual_hosted_style_request(is_host)
-            .with_client_options(timing.client_options(endpoint.scheme() == "http"))
+            .with_client_options(options)
             .with_retry(timing.retry_config())
             .with_http_connector(connector);
         let builder = match &settings.credentials {
@@ -73,11 +76,11 @@ impl S3 {
             built.map_err(|error| client_error(SERVICE, &error))
         };
         let client = match &settings.role {
-            None => build(builder)?,
+            None => build(builder.clone())?,
             Some(role) => {
                 let base = build(builder.clone())?.credentials().clone();
                 let http = ReqwestConnector::default().connect(&timing.client_options(false));
-                build(builder.with_credentials(Arc::new(AssumedRole {
+                build(builder.clone().with_credentials(Arc::new(AssumedRole {
                     role: role.clone(),
                     region: settings.region.clone(),
                     base,
@@ -86,6 +89,15 @@ impl S3 {
                 })))?
             }
         };
+        let builder = builder
+            .with_credentials(client.credentials().clone())
+            // The request that deletes many objects has no condition.
+            .with_disable_bulk_delete(true);
+        let writers = Writers::new(Compared::Tag, move |header| {
+            let builder = builder.clone();
+            let writer = builder.with_http_connector(requests.with(header)?);
+            Ok(Arc::new(writer.build()?))
+        });
         let bucket = BucketInfo {
             service: SERVICE,
             name: settings.bucket.clone(),
@@ -100,6 +112,7 @@ impl S3 {
         Ok(Self {
             remote: Remote {
                 client: Arc::new(client),
+                writers,
                 bucket,
                 health,
             },
@@ -210,8 +223,14 @@ impl ServedService for S3 {
         self.remote.open(&key.in_bucket()).await
     }
 
-    async fn put_upload(&self, key: &ObjectKey, upload: Upload) -> Result<(), StoreError> {
-        self.remote.put_upload(&key.in_bucket(), upload).await
+    async fn put_upload(
+        &self,
+        key: &ObjectKey,
+        upload: Upload,
+        condition: &Condition,
+    ) -> Result<(), StoreError> {
+        let remote = &self.remote;
+        remote.put_upload(&key.in_bucket(), upload, condition).await
     }
 
     fn state(&self, organization: &str, workspace: &str) -> Arc<dyn StatePlace> {

@@ -6,7 +6,7 @@ use bytes::Bytes;
 use crate::clouds::remote::Remote;
 use crate::error::StoreError;
 use crate::service::StatePlace;
-use crate::transfer::{Content, Upload};
+use crate::transfer::{Condition, Content, Upload};
 
 /// The state, and its lock.
 pub(crate) struct StateObject {
@@ -22,12 +22,17 @@ impl StatePlace for StateObject {
         self.remote.open(&self.name).await
     }
 
-    async fn put(&self, upload: Upload, _lock: Option<&str>) -> Result<(), StoreError> {
-        self.remote.put_upload(&self.name, upload).await
+    async fn put(
+        &self,
+        upload: Upload,
+        _lock: Option<&str>,
+        condition: &Condition,
+    ) -> Result<(), StoreError> {
+        self.remote.put_upload(&self.name, upload, condition).await
     }
 
-    async fn delete(&self, _lock: Option<&str>) -> Result<(), StoreError> {
-        self.remote.delete(&self.name).await
+    async fn delete(&self, _lock: Option<&str>, condition: &Condition) -> Result<(), StoreError> {
+        self.remote.delete(&self.name, condition).await
     }
 
     fn has_lock(&self) -> bool {
@@ -48,10 +53,27 @@ impl StatePlace for StateObject {
         }
     }
 
-    async fn unlock(&self, _info: &[u8]) -> Result<(), StoreError> {
-        match &self.lock {
-            Some(lock) => self.remote.delete(lock).await,
-            None => Ok(()),
+    async fn unlock(&self, info: &[u8]) -> Result<(), StoreError> {
+        let Some(lock) = &self.lock else {
+            return Ok(());
+        };
+        let Some((_, condition)) = self
+            .remote
+            .look_at(lock)
+            .await?
+            .filter(|(found, _)| found == info)
+        else {
+            return Ok(());
+        };
+        match self.remote.delete(lock, &condition).await {
+            // Somebody else has taken it, or the service compares in a way of its own.
+            Err(StoreError::Changed { .. }) => match self.remote.look_at(lock).await? {
+                Some((found, _)) if found == info => {
+                    self.remote.delete(lock, &Condition::Any).await
+                }
+                _ => Ok(()),
+            },
+            deleted => deleted,
         }
     }
 }

@@ -3,7 +3,7 @@
 use std::io;
 use std::sync::{Arc, Mutex};
 
-use artifact_store::{Digest, StoreError, Upload, WorkspaceState};
+use artifact_store::{Condition, Digest, StoreError, Upload, WorkspaceState};
 use axum::body::Body;
 use axum::extract::{Path, Request, State};
 use axum::http::request::Parts;
@@ -87,7 +87,7 @@ async fn delete(hub: &Arc<Hub>, of: (&str, &str), head: &Parts) -> Answer {
     let deleted = async move {
         let (_write, task) = (write, &allowed.task);
         check_lock(&state, lock.as_deref(), task.task).await?;
-        let deleted = state.delete(lock.as_deref()).await;
+        let deleted = state.delete(lock.as_deref(), &Condition::Any).await;
         deleted.map_err(|error| failed(&error))?;
         info!(task = %task.task, "the state of a workspace was removed");
         Ok(())
@@ -136,7 +136,7 @@ async fn write(hub: &Arc<Hub>, of: (&str, &str), head: &Parts, body: &mut Option
             content: Box::new(StreamReader::new(chunks)),
             digest,
         };
-        let stored = state.put(upload, lock.as_deref()).await;
+        let stored = state.put(upload, lock.as_deref(), &Condition::Any).await;
         drop(taken);
         let refused = runtime::lock(&refused).take();
         match (stored, refused) {

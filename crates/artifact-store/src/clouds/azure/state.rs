@@ -7,18 +7,17 @@ use async_trait::async_trait;
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use bytes::Bytes;
-use object_store::client::{
-    HttpClient, HttpConnector, HttpError, HttpErrorKind, HttpRequest, HttpResponse, HttpService,
-};
-use object_store::{ClientOptions, HeaderMap, HeaderValue};
+use object_store::{HeaderMap, HeaderValue};
 use serde::Deserialize;
 use uuid::Uuid;
 
-use super::{Azure, Call, client, container, none_without_container};
-use crate::clouds::remote::Remote;
+use super::holder::Holder;
+use super::{Azure, Call, SERVICE, client, container, none_without_container};
+use crate::clouds::conditional::Compared;
+use crate::clouds::remote::{Remote, client_error};
 use crate::error::StoreError;
 use crate::service::StatePlace;
-use crate::transfer::{Content, Upload};
+use crate::transfer::{Condition, Content, Upload};
 
 /// The header of a lease's id.
 const LEASE_ID: &str = "x-ms-lease-id";
@@ -61,6 +60,14 @@ fn lease_of(description: &[u8]) -> Option<Uuid> {
     }
     let described: Description = serde_json::from_slice(description).ok()?;
     Some(described.id)
+}
+
+/// Adds a condition to headers.
+fn under(condition: &Condition, mut headers: HeaderMap) -> HeaderMap {
+    if let Some((name, value)) = Compared::Tag.header(condition) {
+        headers.insert(name, value);
+    }
+    headers
 }
 
 fn header(text: &str) -> HeaderValue {
@@ -168,20 +175,30 @@ impl StateBlob {
         Ok(found.map(|found| (lease, found)))
     }
 
-    /// A client that writes the blob for the holder of the lease. What it writes keeps the metadata.
-    fn client_of_holder(&self, lease: Uuid, metadata: HeaderMap) -> Result<Remote, StoreError> {
+    /// A client that writes the blob for the holder of the lease, under a condition. What it writes keeps the metadata.
+    fn client_of_holder(
+        &self,
+        lease: Uuid,
+        metadata: HeaderMap,
+        condition: &Condition,
+    ) -> Result<Remote, StoreError> {
         let azure = &self.azure;
+        let mut of_lease = HeaderMap::new();
+        of_lease.insert(LEASE_ID, header(&lease.to_string()));
         let holder = Holder {
-            azure: azure.clone(),
-            lease: header(&lease.to_string()),
-            metadata,
+            signer: azure.signer.clone(),
+            lease: of_lease,
+            whole: under(condition, metadata),
         };
         let (settings, name) = (&azure.settings, &azure.settings.container);
         // With credentials of its own, it would ask for them with the headers of the holder.
-        let credentials = Some(azure.credentials.clone());
-        let client = client(settings, &azure.timing, name, holder, credentials)?;
-        let health = azure.backend.health.clone();
-        Ok(container(client, name, settings, health))
+        let credentials = Some(azure.signer.credentials.clone());
+        let client = client(settings, &azure.timing, name, holder, credentials);
+        let client = client.map_err(|error| client_error(SERVICE, &error))?;
+        let Remote {
+            writers, health, ..
+        } = azure.backend.clone();
+        Ok(container(client, writers, name, settings, health))
     }
 }
 
@@ -191,19 +208,27 @@ impl StatePlace for StateBlob {
         none_without_container(self.azure.backend.open(&self.name).await)
     }
 
-    async fn put(&self, upload: Upload, lock: Option<&str>) -> Result<(), StoreError> {
+    async fn put(
+        &self,
+        upload: Upload,
+        lock: Option<&str>,
+        condition: &Condition,
+    ) -> Result<(), StoreError> {
         if let Some((lease, found)) = self.needed(lock).await? {
-            let client = self.client_of_holder(lease, found.metadata)?;
-            return client.put_upload(&self.name, upload).await;
+            let client = self.client_of_holder(lease, found.metadata, condition)?;
+            // The client has the condition.
+            return client.put_upload(&self.name, upload, &Condition::Any).await;
         }
         let container = &self.azure.settings.container;
         self.azure.create_container(container).await?;
-        self.azure.backend.put_upload(&self.name, upload).await
+        let backend = &self.azure.backend;
+        backend.put_upload(&self.name, upload, condition).await
     }
 
-    async fn delete(&self, lock: Option<&str>) -> Result<(), StoreError> {
+    async fn delete(&self, lock: Option<&str>, condition: &Condition) -> Result<(), StoreError> {
         let lease = self.needed(lock).await?.map(|(lease, _)| lease);
-        let deleted = self.send("delete", ("DELETE", None), lease, HeaderMap::new());
+        let headers = under(condition, HeaderMap::new());
+        let deleted = self.send("delete", ("DELETE", None), lease, headers);
         match deleted.await {
             Ok(_) | Err(StoreError::Missing { .. }) => Ok(()),
             Err(error) => Err(error),
@@ -262,38 +287,5 @@ impl StatePlace for StateBlob {
             Ok(()) | Err(StoreError::Missing { .. } | StoreError::Locked { .. }) => Ok(()),
             Err(error) => Err(error),
         }
-    }
-}
-
-/// Creates a client for the holder of a lease. The client of `object_store` knows no leases, so each request gets the header of
-/// the lease, and a new signature.
-#[derive(Clone, Debug)]
-struct Holder {
-    azure: Azure,
-    lease: HeaderValue,
-    metadata: HeaderMap,
-}
-
-impl HttpConnector for Holder {
-    fn connect(&self, _options: &ClientOptions) -> object_store::Result<HttpClient> {
-        Ok(HttpClient::new(self.clone()))
-    }
-}
-
-#[async_trait]
-impl HttpService for Holder {
-    async fn call(&self, mut request: HttpRequest) -> Result<HttpResponse, HttpError> {
-        let query = request.uri().query().unwrap_or_default();
-        // A part of a blob has no metadata.
-        let is_part = query.split('&').any(|pair| pair == "comp=block");
-        let headers = request.headers_mut();
-        headers.remove("authorization");
-        headers.insert(LEASE_ID, self.lease.clone());
-        if !is_part {
-            headers.extend(self.metadata.clone());
-        }
-        let signed = self.azure.sign(&mut request).await;
-        signed.map_err(|error| HttpError::new(HttpErrorKind::Unknown, error))?;
-        self.azure.http.execute(request).await
     }
 }

@@ -1,0 +1,261 @@
+//! Changes under a condition, on real servers of every protocol, and on some that know none.
+
+use test_peers::http::pass_on;
+
+use super::*;
+
+fn served(settings: &StoreSettings) -> ServedStore {
+    let _ = rustls::crypto::ring::default_provider().install_default();
+    ServedStore::open(settings, &timing()).unwrap()
+}
+
+fn with_lock_file(settings: StoreSettings) -> StoreSettings {
+    let StoreSettings::S3(settings) = settings else {
+        panic!("not S3");
+    };
+    StoreSettings::S3(S3Settings {
+        use_lockfile: true,
+        ..settings
+    })
+}
+
+fn is_changed<T>(done: Result<T, StoreError>) -> bool {
+    matches!(done, Err(StoreError::Changed { .. }))
+}
+
+/// Checks that of two who have looked at the same object, only the first changes it.
+async fn the_first_one_wins(settings: StoreSettings, large: bool) {
+    let store = served(&settings);
+    let state = store.state("o", "w");
+    let seen = async || Condition::unchanged(state.open().await.unwrap().as_ref());
+    let put = async |content: &[u8], seen: &Condition| {
+        state.put(upload(content, content), None, seen).await
+    };
+    let absent = seen().await;
+    assert_eq!(absent, Condition::Absent);
+    put(b"{1}", &absent).await.unwrap();
+    let first = seen().await;
+    assert!(matches!(first, Condition::Version(_)), "{first:?}");
+    put(b"{2}", &first).await.unwrap();
+    let whole = vec![b'x'; LARGE];
+    let contents = [&b"{3}"[..], &whole[..]];
+    let contents = &contents[..=usize::from(large)];
+    for condition in [&absent, &first] {
+        for &content in contents {
+            assert!(is_changed(put(content, condition).await), "{settings:?}");
+        }
+    }
+    assert!(is_changed(state.delete(None, &first).await), "{settings:?}");
+    let content = content_of(state.open().await.unwrap()).await;
+    assert_eq!(content.as_deref(), Some(&b"{2}"[..]));
+    for &content in contents {
+        put(content, &seen().await).await.unwrap();
+    }
+    state.delete(None, &seen().await).await.unwrap();
+    assert_eq!(seen().await, Condition::Absent);
+
+    let key = ObjectKey::plan_record("o", "w", "1");
+    let put = async |content: &[u8]| {
+        let upload = upload(content, content);
+        store.put(&key, upload, &Condition::Absent).await
+    };
+    put(b"one").await.unwrap();
+    assert!(is_changed(put(b"two").await), "{settings:?}");
+    let content = content_of(store.read(&key).await.unwrap()).await;
+    assert_eq!(content.as_deref(), Some(&b"one"[..]));
+}
+
+#[tokio::test]
+async fn every_store_keeps_a_condition() {
+    let folder = tempfile::tempdir().unwrap();
+    let data_dir = folder.path().to_owned();
+    the_first_one_wins(StoreSettings::Local { data_dir }, true).await;
+    // moto joins parts without a condition.
+    let s3 = S3::start().unwrap();
+    the_first_one_wins(s3_of(&s3), false).await;
+    let azure = Azurite::start().unwrap();
+    the_first_one_wins(azure_at(&azure.url(), azurite::ACCOUNT_KEY), true).await;
+    let gcs = Gcs::start().unwrap();
+    the_first_one_wins(gcs_at(&gcs, gcs::BUCKET), false).await;
+}
+
+#[tokio::test]
+async fn the_holder_of_a_lease_writes_under_a_condition_too() {
+    let azure = Azurite::start().unwrap();
+    let state = served(&azure_at(&azure.url(), azurite::ACCOUNT_KEY)).state("o", "w");
+    assert!(state.lock(locked_by(ONE)).await.unwrap());
+    // The blob of the lock is empty, and it is there.
+    let empty = Condition::unchanged(state.open().await.unwrap().as_ref());
+    assert!(matches!(empty, Condition::Version(_)), "{empty:?}");
+    let whole = vec![b'x'; LARGE];
+    let put = async |content: &[u8]| {
+        let upload = upload(content, content);
+        state.put(upload, Some(ONE), &empty).await
+    };
+    put(b"{1}").await.unwrap();
+    assert!(is_changed(put(b"{2}").await));
+    assert!(is_changed(put(&whole).await));
+    assert!(is_changed(state.delete(Some(ONE), &empty).await));
+    assert_eq!(state.lock_info().await.unwrap(), Some(locked_by(ONE)));
+}
+
+#[tokio::test]
+async fn a_late_unlock_leaves_the_lock_of_somebody_else() {
+    let (s3, gcs) = (S3::start().unwrap(), Gcs::start().unwrap());
+    for settings in [with_lock_file(s3_of(&s3)), gcs_at(&gcs, gcs::BUCKET)] {
+        let state = served(&settings).state("o", "w");
+        assert!(state.lock(locked_by(ONE)).await.unwrap());
+        state.unlock(&locked_by(ONE)).await.unwrap();
+        assert!(state.lock(locked_by(TWO)).await.unwrap());
+        state.unlock(&locked_by(ONE)).await.unwrap();
+        assert_eq!(state.lock_info().await.unwrap(), Some(locked_by(TWO)));
+        state.unlock(&locked_by(TWO)).await.unwrap();
+        assert_eq!(state.lock_info().await.unwrap(), None);
+    }
+}
+
+/// What stands before moto sees the requests, and may answer one itself.
+fn before(
+    moto: &S3,
+    sees: impl Fn(&mut Request) -> Option<Response> + Send + Sync + 'static,
+) -> Server {
+    let address = moto.address();
+    let passed = move |request: &Request| {
+        let mut request = request.clone();
+        sees(&mut request)
+            .unwrap_or_else(|| pass_on(&request, address, &address.to_string()).unwrap())
+    };
+    Server::start(passed).unwrap()
+}
+
+#[tokio::test]
+async fn parts_are_joined_and_locks_deleted_under_the_condition() {
+    let moto = S3::start_open().unwrap();
+    let front = before(&moto, |_| None);
+    let settings = s3_at(&front.url(), s3::BUCKET, "AKIA", "hunter2");
+    let state = served(&with_lock_file(settings)).state("o", "w");
+    let any = &Condition::Any;
+    state.put(upload(b"{}", b"{}"), None, any).await.unwrap();
+    let seen = Condition::unchanged(state.open().await.unwrap().as_ref());
+    let Condition::Version(tag) = &seen else {
+        panic!("{seen:?}");
+    };
+    let whole = vec![b'x'; LARGE];
+    state
+        .put(upload(&whole, &whole), None, &seen)
+        .await
+        .unwrap();
+    assert!(state.lock(locked_by(ONE)).await.unwrap());
+    state.unlock(&locked_by(ONE)).await.unwrap();
+    let requests = front.requests();
+    let joined =
+        |request: &&Request| request.method == "POST" && request.query.contains("uploadId");
+    let joined: Vec<_> = requests.iter().filter(joined).collect();
+    let [joined] = joined[..] else {
+        panic!("{joined:?}");
+    };
+    assert_eq!(joined.header("if-match"), Some(&**tag));
+    let part = |request: &&Request| request.query.contains("partNumber");
+    let mut parts = requests.iter().filter(part);
+    assert!(parts.all(|request| request.header("if-match").is_none()));
+    let deleted = requests.iter().find(|request| request.method == "DELETE");
+    assert!(deleted.unwrap().header("if-match").is_some());
+}
+
+#[tokio::test]
+async fn a_service_without_conditions_stores_as_before() {
+    for is_refused in [false, true] {
+        let moto = S3::start_open().unwrap();
+        let front = before(&moto, move |request| {
+            let is_asked = request
+                .headers
+                .iter()
+                .any(|(name, _)| name.starts_with("if-"));
+            request.headers.retain(|(name, _)| !name.starts_with("if-"));
+            let refusal = "<Error><Code>NotImplemented</Code></Error>";
+            (is_asked && is_refused).then(|| Response::new(501, refusal))
+        });
+        let settings = s3_at(&front.url(), s3::BUCKET, "AKIA", "hunter2");
+        let state = served(&settings).state("o", "w");
+        let whole = vec![b'x'; LARGE];
+        for content in [&b"{1}"[..], &b"{2}"[..], &whole[..]] {
+            let written = upload(content, content);
+            state.put(written, None, &Condition::Absent).await.unwrap();
+            let found = content_of(state.open().await.unwrap()).await;
+            assert!(found.as_deref() == Some(content), "{is_refused}");
+        }
+        let seen = Condition::Version("\"another\"".to_owned());
+        state.delete(None, &seen).await.unwrap();
+        assert!(state.open().await.unwrap().is_none());
+    }
+}
+
+/// A refusal of something in front of the service does not end the conditions.
+#[tokio::test]
+async fn only_the_service_itself_refuses_conditions() {
+    let moto = S3::start_open().unwrap();
+    let front = before(&moto, |request| {
+        let is_asked = request
+            .headers
+            .iter()
+            .any(|(name, _)| name.starts_with("if-"));
+        is_asked.then(|| Response::new(501, "<html>not implemented</html>"))
+    });
+    let settings = s3_at(&front.url(), s3::BUCKET, "AKIA", "hunter2");
+    let state = served(&settings).state("o", "w");
+    let written = state.put(upload(b"{}", b"{}"), None, &Condition::Absent);
+    let error = written.await.unwrap_err();
+    assert!(matches!(error, StoreError::Unavailable { .. }), "{error:?}");
+    assert!(state.open().await.unwrap().is_none());
+}
+
+/// The service joins parts without a condition, and copies under one.
+#[tokio::test]
+async fn gcs_joins_parts_beside_the_object() {
+    let account = Gcs::start().unwrap();
+    for is_changed_meanwhile in [false, true] {
+        let server = Server::start(move |request| {
+            let is_copy = request.header("x-goog-copy-source").is_some();
+            match (request.method.as_str(), request.query.as_str()) {
+                ("PUT", _) if is_copy && is_changed_meanwhile => {
+                    Response::new(412, "<Error><Code>PreconditionFailed</Code></Error>")
+                }
+                ("POST", query) if query.starts_with("uploads") => Response::new(
+                    200,
+                    "<InitiateMultipartUploadResult><UploadId>u</UploadId></InitiateMultipartUploadResult>",
+                ),
+                ("POST", _) => Response::new(
+                    200,
+                    "<CompleteMultipartUploadResult><ETag>e</ETag></CompleteMultipartUploadResult>",
+                ),
+                ("DELETE", _) => Response::new(204, ""),
+                _ => Response::new(200, "").with_header("ETag", "\"e\""),
+            }
+        });
+        let server = server.unwrap();
+        let settings = gcs_account_at(&account, gcs::BUCKET, &server.url());
+        let state = served(&settings).state("o", "w");
+        let whole = vec![b'x'; LARGE];
+        let seen = Condition::Version("7".to_owned());
+        let written = state.put(upload(&whole, &whole), None, &seen).await;
+        assert_eq!(is_changed(written), is_changed_meanwhile);
+        let requests = server.requests();
+        let condition = |request: &Request| {
+            let value = request.header("x-goog-if-generation-match");
+            value.map(ToOwned::to_owned)
+        };
+        let copied = |request: &&Request| request.header("x-goog-copy-source").is_some();
+        let copied = requests.iter().find(copied).unwrap();
+        assert_eq!(condition(copied).as_deref(), Some("7"));
+        let others = requests
+            .iter()
+            .filter(|request| request.path != copied.path);
+        let others: Vec<_> = others.collect();
+        assert!(others.iter().all(|request| condition(request).is_none()));
+        let left = others.last().unwrap();
+        assert_eq!(
+            (left.method.as_str(), &left.path),
+            ("DELETE", &others[0].path)
+        );
+    }
+}
