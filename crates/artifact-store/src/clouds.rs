@@ -1,6 +1,7 @@
 //! The object stores of clouds. Only this part of the crate knows `object_store`. A build without the feature `full` has
 //! `no_clouds` in its place.
 
+mod answers;
 mod azure;
 mod conditional;
 mod connector;

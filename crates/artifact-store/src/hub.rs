@@ -572,6 +572,15 @@ impl ObjectService for HubStore {
         }
     }
 
+    async fn open_state(
+        &self,
+        _organization: &str,
+        _workspace: &str,
+    ) -> Result<Option<Content>, StoreError> {
+        // The lease names the workspace.
+        self.state().await
+    }
+
     async fn state_name(&self) -> Result<String, StoreError> {
         Ok(self.artifacts().await?.state_name.clone())
     }

@@ -141,6 +141,15 @@ impl Store {
         self.service.read(key).await
     }
 
+    /// Opens the state of a workspace, where the tool's own backend keeps it; `None` if there is none.
+    pub async fn open_state(
+        &self,
+        organization: &str,
+        workspace: &str,
+    ) -> Result<Option<Content>, StoreError> {
+        self.service.open_state(organization, workspace).await
+    }
+
     /// The name under which a step publishes its state.
     pub async fn state_name(&self) -> Result<String, StoreError> {
         self.service.state_name().await

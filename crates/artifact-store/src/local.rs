@@ -147,6 +147,14 @@ impl ObjectService for Local {
         .await
     }
 
+    async fn open_state(
+        &self,
+        organization: &str,
+        workspace: &str,
+    ) -> Result<Option<Content>, StoreError> {
+        self.state(organization, workspace).open().await
+    }
+
     fn backend(&self, organization: &str, workspace: &str) -> BackendSettings {
         BackendSettings::Local {
             path: self

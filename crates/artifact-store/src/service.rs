@@ -36,6 +36,13 @@ pub(crate) trait ObjectService: Debug + Send + Sync {
     /// Reads an object; `None` if it does not exist.
     async fn read(&self, key: &ObjectKey) -> Result<Option<Bytes>, StoreError>;
 
+    /// Opens the state of a workspace, where the tool's own backend keeps it; `None` if there is none.
+    async fn open_state(
+        &self,
+        organization: &str,
+        workspace: &str,
+    ) -> Result<Option<Content>, StoreError>;
+
     /// The name under which a state is published.
     async fn state_name(&self) -> Result<String, StoreError> {
         Ok(Uuid::new_v4().to_string())

@@ -4,9 +4,12 @@
     clippy::unwrap_used,
     clippy::panic,
     clippy::needless_pass_by_value,
+    clippy::wildcard_imports,
     reason = "these are tests"
 )]
 
+#[path = "services/answers.rs"]
+mod answers;
 #[path = "services/conditions.rs"]
 mod conditions;
 

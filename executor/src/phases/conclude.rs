@@ -197,7 +197,8 @@ impl Reporter<'_> {
     }
 
     /// Appends the log to the one that is already stored: why the step waited, and the log of earlier attempts. If the
-    /// stored log cannot be read, it is replaced, because this log is worth more.
+    /// stored log cannot be read, it is replaced, because this log is worth more. While the store does not answer, nobody
+    /// knows what is stored, so nothing is replaced.
     async fn store_log(&self, log: &Path) -> Result<String, StepError> {
         let key = output_key(self.job);
         let whole = log.with_extension("whole");
@@ -205,6 +206,7 @@ impl Reporter<'_> {
         match self.store.fetch(&before, &whole).await {
             Ok(_) => {}
             Err(StoreError::Missing { .. }) => return Ok(self.store.put_file(&key, log).await?),
+            Err(error @ StoreError::Unavailable { .. }) => return Err(error.into()),
             Err(error) => {
                 error!(
                     error = chain(&error),

@@ -17,6 +17,7 @@ use object_store::{ClientOptions, HeaderMap, HeaderValue};
 use secrecy::{ExposeSecret as _, SecretString};
 use url::Url;
 
+use crate::clouds::answers::Signs;
 use crate::clouds::conditional::{Compared, Writers};
 use crate::clouds::reference::{ObjectUrl, address};
 use crate::clouds::remote::{BucketInfo, Remote, client_error, found};
@@ -71,7 +72,7 @@ impl Azure {
         timing: &RequestTiming,
     ) -> Result<Self, StoreError> {
         check_tls(SERVICE)?;
-        let connector = timing.connector(SERVICE);
+        let connector = timing.connector(SERVICE, Signs::of_azure(&settings.endpoint));
         // One session serves all containers.
         let any = client(
             settings,
@@ -256,6 +257,14 @@ impl ObjectService for Azure {
 
     async fn read(&self, key: &ObjectKey) -> Result<Option<Bytes>, StoreError> {
         none_without_container(self.container(key.area).read(&key.path).await)
+    }
+
+    async fn open_state(
+        &self,
+        organization: &str,
+        workspace: &str,
+    ) -> Result<Option<Content>, StoreError> {
+        self.state(organization, workspace).open().await
     }
 
     fn backend(&self, organization: &str, workspace: &str) -> BackendSettings {

@@ -1,6 +1,8 @@
 //! Watches the requests to a service. The client of `object_store` repeats failed requests. This module delays a repetition
-//! for the time in `Retry-After`, and reports when the service begins and stops to fail.
+//! for the time in `Retry-After`, takes no answer of something else for one of the service, and reports when the service begins
+//! and stops to fail.
 
+use std::error::Error as _;
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -10,12 +12,14 @@ use object_store::client::{
     ReqwestConnector,
 };
 
+use crate::clouds::answers::{Foreign, Signs};
 use crate::request::{Health, asked_pause};
 
 /// Creates HTTP clients that record the state of the service.
 #[derive(Clone, Debug)]
 pub(crate) struct Connector {
     pub(crate) service: &'static str,
+    pub(crate) signs: Signs,
     pub(crate) health: Health,
     /// The longest pause, even if `Retry-After` asks for more.
     pub(crate) longest_pause: Duration,
@@ -41,10 +45,15 @@ impl HttpService for Watched {
     async fn call(&self, request: HttpRequest) -> Result<HttpResponse, HttpError> {
         let Connector {
             service,
+            signs,
             health,
             longest_pause,
         } = &self.connector;
-        let answer = self.client.execute(request).await;
+        let (method, is_of_service) = (request.method().clone(), signs.are_of(&request));
+        let answer = match self.client.execute(request).await {
+            Ok(answer) if is_of_service => signs.own(&method, answer).await,
+            answer => answer,
+        };
         match &answer {
             Ok(response) => {
                 let status = response.status();
@@ -56,12 +65,22 @@ impl HttpService for Watched {
                     tokio::time::sleep(pause.unwrap_or_default().min(*longest_pause)).await;
                 }
             }
-            Err(error) => health.set(Some(match error.kind() {
-                HttpErrorKind::Connect => format!("{service} cannot be reached"),
-                HttpErrorKind::Timeout => format!("{service} does not answer in time"),
-                _ => format!("{service} closed the connection"),
-            })),
+            Err(error) => health.set(Some(trouble(service, error))),
         }
         answer
+    }
+}
+
+fn trouble(service: &str, error: &HttpError) -> String {
+    let foreign = error
+        .source()
+        .and_then(|source| source.downcast_ref::<Foreign>());
+    match (foreign, error.kind()) {
+        (Some(Foreign(status)), _) => {
+            format!("something in front of {service} answers {status}")
+        }
+        (None, HttpErrorKind::Connect) => format!("{service} cannot be reached"),
+        (None, HttpErrorKind::Timeout) => format!("{service} does not answer in time"),
+        (None, _) => format!("{service} closed the connection"),
     }
 }

@@ -17,6 +17,7 @@ use url::Url;
 
 use self::federated::Federated;
 
+use crate::clouds::answers::Signs;
 use crate::clouds::conditional::{Compared, Requests, Writers};
 use crate::clouds::reference::{ObjectUrl, address};
 use crate::clouds::remote::{BucketInfo, Remote, client_error, found};
@@ -51,7 +52,7 @@ impl Gcs {
     pub(crate) fn open(settings: &GcsSettings, timing: &RequestTiming) -> Result<Self, StoreError> {
         check_tls(SERVICE)?;
         let allow_http = settings.endpoint.scheme() == "http";
-        let connector = timing.connector(SERVICE);
+        let connector = timing.connector(SERVICE, Signs::of_gcs(&settings.endpoint));
         let health = connector.health.clone();
         let (builder, key) = logged_in(settings, timing)?;
         let options = timing.client_options(allow_http);
@@ -172,6 +173,14 @@ impl ObjectService for Gcs {
 
     async fn read(&self, key: &ObjectKey) -> Result<Option<Bytes>, StoreError> {
         self.remote.read(&key.in_bucket()).await
+    }
+
+    async fn open_state(
+        &self,
+        organization: &str,
+        workspace: &str,
+    ) -> Result<Option<Content>, StoreError> {
+        self.state(organization, workspace).open().await
     }
 
     fn backend(&self, organization: &str, workspace: &str) -> BackendSettings {

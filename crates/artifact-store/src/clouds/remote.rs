@@ -26,6 +26,7 @@ use crate::request::{Health, RequestTiming};
 use crate::transfer::{Check, Condition, Content, Upload};
 use runtime::regular_file;
 
+use super::answers::Signs;
 use super::conditional::Writers;
 use super::connector::Connector;
 use super::meaning::{Meaning, meaning};
@@ -79,9 +80,10 @@ impl RequestTiming {
         }
     }
 
-    pub(crate) fn connector(&self, service: &'static str) -> Connector {
+    pub(crate) fn connector(&self, service: &'static str, signs: Signs) -> Connector {
         Connector {
             service,
+            signs,
             health: Health::default(),
             longest_pause: self.retry_for,
         }

@@ -17,6 +17,7 @@ use url::{Host, Url};
 
 use self::assumed_role::AssumedRole;
 
+use crate::clouds::answers::Signs;
 use crate::clouds::conditional::{Compared, Requests, Writers};
 use crate::clouds::reference::{ObjectUrl, address};
 use crate::clouds::remote::{BucketInfo, Remote, client_error, found};
@@ -53,7 +54,7 @@ impl S3 {
             is_host,
         } = BucketAddress::of(settings);
         let endpoint = if is_host { &base } else { &service };
-        let connector = timing.connector(SERVICE);
+        let connector = timing.connector(SERVICE, Signs::of_s3(endpoint));
         let health = connector.health.clone();
         let options = timing.client_options(endpoint.scheme() == "http");
         let requests = Requests::new(connector.clone(), options.clone());
@@ -181,6 +182,14 @@ impl ObjectService for S3 {
 
     async fn read(&self, key: &ObjectKey) -> Result<Option<Bytes>, StoreError> {
         self.remote.read(&key.in_bucket()).await
+    }
+
+    async fn open_state(
+        &self,
+        organization: &str,
+        workspace: &str,
+    ) -> Result<Option<Content>, StoreError> {
+        self.state(organization, workspace).open().await
     }
 
     fn backend(&self, organization: &str, workspace: &str) -> BackendSettings {

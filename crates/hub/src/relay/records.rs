@@ -68,13 +68,15 @@ fn answer_now(
         Content::None | Content::Context(_) => &[],
     };
     match outgoing.call {
-        Call::ReadJob => match records
-            .job(&step.job_id)
-            .map_err(|error| unavailable(&error))?
-        {
-            Some(record) => Ok(document_of(job_document(&step.job_id, &record))),
-            None => Ok(StatusCode::NOT_FOUND.into_response()),
-        },
+        Call::ReadJob => {
+            let record = records.job(&step.job_id);
+            if let Some(record) = record.map_err(|error| unavailable(&error))? {
+                return Ok(document_of(job_document(&step.job_id, &record)));
+            }
+            // A 404 of a proxy has another body, and says nothing about a job.
+            let missing = json!({"errors": [{"detail": "there is no such job"}]});
+            Ok((StatusCode::NOT_FOUND, document_of(missing)).into_response())
+        }
         Call::ChangeJob => {
             let change: Document<'_, JobChange> = read(document)?;
             let change = change.data.attributes;

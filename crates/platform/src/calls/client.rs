@@ -12,6 +12,7 @@ use reqwest::redirect::Policy;
 use reqwest::{Method, Response, StatusCode, Url};
 use serde::Serialize;
 use serde::de::{DeserializeOwned, IgnoredAny};
+use serde_json::{Map, Value};
 use tracing::warn;
 use uuid::Uuid;
 
@@ -275,6 +276,9 @@ impl Client {
             StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN => {
                 TerrakubeError::Refused { call: name, status }
             }
+            StatusCode::NOT_FOUND | StatusCode::GONE if !is_of_platform(&call.method, &body) => {
+                TerrakubeError::foreign(name, status, retry_after)
+            }
             StatusCode::NOT_FOUND | StatusCode::GONE => TerrakubeError::Gone { call: name },
             _ => TerrakubeError::Status {
                 call: name,
@@ -342,6 +346,13 @@ fn is_foreign(body: &[u8]) -> bool {
     !body.is_empty() && serde_json::from_slice::<IgnoredAny>(body).is_err()
 }
 
+/// Whether the platform itself says that something does not exist. Its answers to reads are objects of JSON. Those to writes may
+/// be empty.
+fn is_of_platform(method: &Method, body: &[u8]) -> bool {
+    let is_object = serde_json::from_slice::<Map<String, Value>>(body).is_ok();
+    is_object || (*method != Method::GET && body.is_empty())
+}
+
 /// The body of an error answer. Empty if it is too large.
 async fn explanation(mut answer: Response) -> Vec<u8> {
     const LIMIT: usize = 64 * 1024;
@@ -395,7 +406,33 @@ mod tests {
     use std::io;
     use std::net::TcpListener;
 
+    use rstest::rstest;
+    use test_peers::http::{Response, Server};
+
     use super::*;
+
+    #[rstest]
+    #[case::platform(Method::GET, r#"{"errors":[{"detail":"unknown"}]}"#, true)]
+    #[case::page(Method::GET, "<html>default backend - 404</html>", false)]
+    #[case::nothing(Method::GET, "", false)]
+    #[case::text(Method::GET, r#""not found""#, false)]
+    #[case::write(Method::POST, "", true)]
+    #[case::write_to_a_page(Method::POST, "<html>404</html>", false)]
+    #[tokio::test]
+    async fn only_the_platform_says_that_something_does_not_exist(
+        #[case] method: Method,
+        #[case] body: &'static str,
+        #[case] is_gone: bool,
+    ) {
+        let _ = rustls::crypto::ring::default_provider().install_default();
+        let server = Server::start(move |_| Response::new(404, body)).unwrap();
+        let client = Client::new(TokenSource::disabled(), Pace::USUAL).unwrap();
+        let call = Call::new(method, Url::parse(&server.url()).unwrap(), JSON);
+        let deadline = Deadline::after(Duration::from_mins(1));
+        let error = client.request_once(&call, &deadline).await.unwrap_err();
+        assert_eq!(matches!(error, TerrakubeError::Gone { .. }), is_gone);
+        assert_eq!(error.is_transient(), !is_gone);
+    }
 
     #[tokio::test]
     async fn no_call_is_made_when_time_is_up() {

@@ -43,7 +43,7 @@ pub enum TerrakubeError {
     },
     /// An answer that neither the hub nor the platform wrote, such as the page of a proxy.
     #[error(
-        "`{call}` was answered with {status}, but not by the hub: a proxy or gateway answers instead"
+        "`{call}` was answered with {status}, but neither by the hub nor by the platform: a proxy or gateway answers instead"
     )]
     Foreign {
         call: String,
@@ -201,7 +201,7 @@ impl TerrakubeError {
                 "check that the address in `{api}` or `{lease}` is reachable from here; check the proxy variables and the network policy"
             ),
             Self::Foreign { .. } => format!(
-                "check that the address in `{lease}` is the hub's, and which proxy or gateway is before it"
+                "check that the address in `{lease}` is the hub's, or that in `{api}` the platform's, and which proxy or gateway is before it"
             ),
             Self::Hub {
                 status: StatusCode::UPGRADE_REQUIRED,
