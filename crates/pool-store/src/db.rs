@@ -560,5 +560,10 @@ fn migrations() -> sqlx::migrate::Migrator {
             "workspaces",
             include_str!("../migrations/0005_workspaces.sql"),
         ),
+        migration(
+            6,
+            "seen states",
+            include_str!("../migrations/0006_seen_states.sql"),
+        ),
     ])
 }

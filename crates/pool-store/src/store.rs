@@ -8,6 +8,7 @@ mod known_pools;
 mod lease_batches;
 mod leases;
 mod rows;
+mod seen_states;
 mod state_locks;
 mod submissions;
 mod sweep;
@@ -30,6 +31,8 @@ use crate::waiters::Waiters;
 use self::health::Health;
 use self::known_pools::KnownPools;
 use self::lease_batches::LeaseBatches;
+
+pub use self::seen_states::SeenState;
 
 /// The queue. Cheap to clone.
 ///

@@ -10,6 +10,7 @@ mod many;
 mod plans;
 mod pressure;
 mod recovery;
+mod seen_states;
 mod submissions;
 mod views;
 mod workspaces;

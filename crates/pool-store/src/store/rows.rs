@@ -164,6 +164,8 @@ impl Tx {
             .await?;
         self.execute("DELETE FROM state_locks WHERE task = $1", &id)
             .await?;
+        self.execute("DELETE FROM seen_states WHERE task = $1", &id)
+            .await?;
         self.execute("DELETE FROM tasks WHERE id = $1", &id).await?;
         Ok(())
     }

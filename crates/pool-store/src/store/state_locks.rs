@@ -28,6 +28,9 @@ const LEFT: &str = "\
 const LEFT_ONE: &str = "\
     SELECT t.id FROM tasks t LEFT JOIN state_locks l ON t.id = l.task \
     WHERE t.id = $1 AND t.end_reason IS NOT NULL AND (l.task IS NULL OR l.late <> 1 OR t.ended_at <= $2)";
+const MUST_LOCK: &str = "\
+    SELECT t.id FROM tasks t LEFT JOIN state_locks l ON t.id = l.task \
+    WHERE t.id = $1 AND (t.end_reason IS NOT NULL OR l.late = 2 AND $2 = 1)";
 /// A store may still take a lock whose request was repeated, after the lock was released. By this time after the end of the task,
 /// it has done so.
 const SETTLED: Duration = Duration::from_secs(30);
@@ -53,6 +56,16 @@ impl Store {
         let mut tx = self.begin().await?;
         let rescued = Value::from(tx.now - millis(RESCUED));
         let found = tx.row(LEFT_ONE, &[Value::text(task), rescued]).await?;
+        tx.rollback().await?;
+        Ok(found.is_some())
+    }
+
+    /// Returns whether a task writes its state only with a lock: it is over, so that its lock may have been released as left, or
+    /// it names a lock and has released it. A tool that takes no locks (`-lock=false`) names none.
+    pub async fn must_lock_state(&self, task: TaskId, names_lock: bool) -> Result<bool, Error> {
+        let mut tx = self.begin_for_task(task).await?;
+        let values = [Value::text(task), Value::from(i64::from(names_lock))];
+        let found = tx.row(MUST_LOCK, &values).await?;
         tx.rollback().await?;
         Ok(found.is_some())
     }

@@ -114,6 +114,7 @@ async fn documents_of_an_earlier_version_are_removed_and_their_runs_get_a_reason
         "CREATE TABLE payloads (task TEXT NOT NULL PRIMARY KEY, key_id TEXT, data BYTEA NOT NULL)",
         "ALTER TABLE tasks DROP COLUMN credential",
         "DROP TABLE state_locks",
+        "DROP TABLE seen_states",
         "DELETE FROM _sqlx_migrations WHERE version >= 2",
     ] {
         tx.execute(sql, &[]).await.unwrap();
@@ -154,6 +155,7 @@ async fn a_sealed_document_of_an_earlier_version_is_removed_and_another_is_kept(
         "ALTER TABLE tasks ADD COLUMN sealed_for TEXT",
         "ALTER TABLE payloads ADD COLUMN key_id TEXT",
         "DROP TABLE state_locks",
+        "DROP TABLE seen_states",
         "DELETE FROM _sqlx_migrations WHERE version >= 3",
     ] {
         tx.execute(sql, &[]).await.unwrap();

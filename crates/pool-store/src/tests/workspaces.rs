@@ -128,7 +128,10 @@ async fn a_released_lock_is_looked_for_once_more_and_one_of_a_rescue_later(
     let has_left = async || store.has_left_state_lock(task).await.unwrap();
     store.note_state_lock(task).await.unwrap();
     store.took_state_lock(task).await.unwrap();
+    let must_lock = async |names| store.must_lock_state(task, names).await.unwrap();
+    assert!(!must_lock(true).await);
     store.released_state_lock(task).await.unwrap();
+    assert!(must_lock(true).await && !must_lock(false).await);
     fixture.pass(40).await;
     assert!(left().await.is_empty() && !has_left().await, "it runs");
 
