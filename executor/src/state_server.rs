@@ -2,6 +2,7 @@
 //! password in its environment, so that a stored plan names neither.
 
 use std::io;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -42,6 +43,7 @@ pub(crate) struct StateServer {
     password: SecretString,
     hub: HubStore,
     holder: Holder,
+    rescues: Arc<AtomicBool>,
 }
 
 /// What the holder of the lock has written that refused the tool.
@@ -52,12 +54,13 @@ impl StateServer {
     pub(crate) fn start(hub: HubStore, log: LogWriter, stop: Stop) -> io::Result<Self> {
         let password = loopback::new_password();
         let credentials = STANDARD.encode(format!("{USER}:{}", password.expose_secret()));
-        let holder = Holder::default();
+        let (holder, rescues) = (Holder::default(), Arc::<AtomicBool>::default());
         let backend = Arc::new(Backend {
             hub: hub.clone(),
             log,
             stop,
             holder: Arc::clone(&holder),
+            rescues: Arc::clone(&rescues),
             authorization: format!("Basic {credentials}").into(),
         });
         let answer = move |request| {
@@ -69,7 +72,14 @@ impl StateServer {
             password,
             hub,
             holder,
+            rescues,
         })
+    }
+
+    /// Says whether the tool is used to rescue a state. What it reads then, the run has not seen, so the state that it stores must
+    /// not follow it.
+    pub(crate) fn set_rescuing(&self, is_rescuing: bool) {
+        self.rescues.store(is_rescuing, Ordering::Relaxed);
     }
 
     /// What the tool needs to use it.
@@ -118,6 +128,8 @@ struct Backend {
     log: LogWriter,
     stop: Stop,
     holder: Holder,
+    /// Whether the tool rescues a state.
+    rescues: Arc<AtomicBool>,
     authorization: SecretString,
 }
 
@@ -174,7 +186,7 @@ impl Backend {
         request: Request<Incoming>,
     ) -> Result<Response<Body>, Failure> {
         match method {
-            "GET" => match self.hub.state().await? {
+            "GET" => match self.hub.state(self.rescues.load(Ordering::Relaxed)).await? {
                 None => Ok(status(StatusCode::NO_CONTENT)),
                 Some(state) => {
                     let mut response = Response::new(streamed(state.chunks.map_err(Into::into)));

@@ -16,6 +16,7 @@ mod identity;
 mod installed_in_cluster;
 pub(crate) mod kills;
 mod lasting;
+mod late_states;
 mod limits;
 mod network;
 mod network_in_cluster;

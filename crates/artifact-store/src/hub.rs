@@ -12,7 +12,7 @@ use backon::{BackoffBuilder as _, ExponentialBuilder};
 use bytes::Bytes;
 use futures_util::{StreamExt as _, TryStreamExt as _};
 use job_contract::keys::{self, Artifact, ObjectKey, StepIds};
-use pool_protocol::artifact::{Artifacts, CONTENT_DIGEST, content_digest};
+use pool_protocol::artifact::{Artifacts, CONTENT_DIGEST, RESCUE, content_digest};
 use pool_protocol::problem::Problem;
 use pool_protocol::version::MIN_HEADER;
 use reqwest::header::{AUTHORIZATION, CONTENT_LENGTH, HeaderValue, RETRY_AFTER};
@@ -153,9 +153,12 @@ impl HubStore {
         self.0.artifacts.get_or_try_init(ask).await
     }
 
-    /// Opens the state of the workspace; `None` if there is none.
-    pub async fn state(&self) -> Result<Option<Content>, StoreError> {
-        let url = self.url(&["state"]);
+    /// Opens the state of the workspace; `None` if there is none. What a rescue or a comparison reads does not count as seen by the run.
+    pub async fn state(&self, is_rescue: bool) -> Result<Option<Content>, StoreError> {
+        let mut url = self.url(&["state"]);
+        if is_rescue {
+            url.query_pairs_mut().append_pair(RESCUE, "true");
+        }
         let answer = self.send(Method::GET, &url, Sent::Nothing, "fetch").await?;
         if answer.status() == StatusCode::NO_CONTENT {
             return Ok(None);
@@ -577,8 +580,8 @@ impl ObjectService for HubStore {
         _organization: &str,
         _workspace: &str,
     ) -> Result<Option<Content>, StoreError> {
-        // The lease names the workspace.
-        self.state().await
+        // The lease names the workspace. Whoever asks only compares, so the run has not seen it.
+        self.state(true).await
     }
 
     async fn state_name(&self) -> Result<String, StoreError> {

@@ -5,12 +5,16 @@
 //! appears in the store only whole.
 //!
 //! - [`upload`] receives contents, and limits how many are in progress.
-//! - [`state`] decides whether a state may follow another one. [`locks`] locks it as the tool's own backend does. [`changes`] lets
-//!   the changes of both follow each other.
+//! - [`state`] is the state of a workspace. [`check`] decides whether a state may follow another one, and [`seen`] notes what a task
+//!   was given. [`kept`] keeps what is refused. [`locks`] locks the state as the tool's own backend does. [`changes`] lets the
+//!   changes of both follow each other.
 
 mod changes;
+mod check;
 mod head;
+pub(crate) mod kept;
 pub(crate) mod locks;
+mod seen;
 mod state;
 mod upload;
 
@@ -37,7 +41,7 @@ use tracing::{debug, warn};
 use uuid::Uuid;
 
 use self::changes::StateWrites;
-use self::upload::Uploads;
+use self::upload::{Incoming, Uploads, WhyRefused};
 use crate::Hub;
 use crate::failure::Failure;
 use crate::passing::passed_on;
@@ -294,7 +298,7 @@ fn plan_of_job(
 }
 
 async fn write(
-    hub: &Hub,
+    hub: &Arc<Hub>,
     of: (&str, &str),
     artifact: Artifact,
     head: &Parts,
@@ -308,19 +312,52 @@ async fn write(
         ),
     };
     let allowed = allow(hub, head, of, when).await?;
-    let store = hub.artifacts.store()?;
     let (key, before) = (allowed.key(artifact), allowed.task.clone());
     let turns = &hub.artifacts.uploads;
     let declared = (&head.headers, upload::length(body.as_ref()));
     let turn = upload::turn(hub, turns, allowed, declared, largest(artifact)).await?;
     check_again(hub, &before, when).await?;
-    let (upload, _turn) = turn.receive(body.take().unwrap_or_default()).into_upload();
-    store
-        .put(&key, upload, &Condition::Any)
-        .await
-        .map_err(|error| failed(&error))?;
+    let condition = condition(hub.artifacts.store()?, artifact, &key).await?;
+    let incoming = turn.receive(body.take().unwrap_or_default());
+    put(hub, &before, when, (&key, &condition), incoming).await?;
+    if artifact == Artifact::ErroredState {
+        kept::note(hub, &before, &key).await?;
+    }
     debug!(task = %before.task, artifact = artifact.name(), "stored an artifact");
     Ok(StatusCode::NO_CONTENT.into_response())
+}
+
+/// Stores a content. Its sender must still have the right to do so when all of it has arrived, which may take minutes.
+async fn put(
+    hub: &Arc<Hub>,
+    task: &TaskView,
+    when: When,
+    (key, condition): (&ObjectKey, &Condition),
+    incoming: Incoming,
+) -> Result<(), Failure> {
+    let store = hub.artifacts.store()?;
+    let (at_hub, before) = (Arc::clone(hub), task.clone());
+    let at_the_end = async move { check_again(&at_hub, &before, when).await };
+    let refused = WhyRefused::<Failure>::default();
+    let (upload, taken) = incoming.into_upload(Box::pin(at_the_end), Arc::clone(&refused));
+    let stored = store.put(key, upload, condition).await;
+    drop(taken);
+    let refused = runtime::lock(&refused).take();
+    stored.map_err(|error| refused.unwrap_or_else(|| failed(&error)))
+}
+
+/// What must be true of an artifact, so that a write that the store does late replaces no newer one. An executor adds its log to
+/// what the output has, so its order does not matter.
+async fn condition(
+    store: &ServedStore,
+    artifact: Artifact,
+    key: &ObjectKey,
+) -> Result<Condition, Failure> {
+    if matches!(artifact, Artifact::Output) {
+        return Ok(Condition::Any);
+    }
+    let found = store.read(key).await.map_err(|error| failed(&error))?;
+    Ok(Condition::unchanged(found.as_ref()))
 }
 
 const fn largest(artifact: Artifact) -> u64 {
@@ -378,6 +415,7 @@ fn failed(error: &StoreError) -> Failure {
         StoreError::Altered { .. } | StoreError::Broken(_) => {
             Failure::new(Code::RequestInvalid, chain(error))
         }
+        StoreError::Changed { .. } => again("somebody has changed it meanwhile: try again"),
         StoreError::Unavailable { .. } => {
             warn!(error = chain(error), "the artifact store cannot be used");
             again("the hub cannot use its artifact store now: try again")

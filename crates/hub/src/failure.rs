@@ -25,6 +25,12 @@ impl Failure {
         self
     }
 
+    /// Adds to its text.
+    pub(crate) fn and(mut self, text: &str) -> Self {
+        self.0.title.push_str(text);
+        self
+    }
+
     #[cfg(test)]
     pub(crate) const fn status(&self) -> u16 {
         self.0.status

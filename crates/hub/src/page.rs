@@ -238,6 +238,7 @@ async fn show_run(
         position: hub.store.position(task.task).await?,
         events: hub.store.events(task.task).await?,
         log: hub.tails.since(task.task, 0),
+        kept: hub.store.seen_state(task.task).await?.kept,
         boundary: pools.get(&task.pool).map(|pool| pool.boundary),
         now: SystemTime::now(),
         task,

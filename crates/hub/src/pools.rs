@@ -44,6 +44,7 @@ pub(crate) struct Pool {
     organizations: Organizations,
     pub(crate) boundary: Boundary,
     pub(crate) scripts: ScriptAccess,
+    pub(crate) script_state: StateAccess,
     tokens: Vec<KnownToken>,
     /// The accepted tokens of OpenID providers.
     pub(crate) oidc: Vec<Trust>,
@@ -93,6 +94,13 @@ pub(crate) enum ScriptAccess {
     Workspace,
 }
 
+/// What scripts may do with the state of their workspace, in steps that do not change it themselves.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum StateAccess {
+    Read,
+    Write,
+}
+
 impl Pool {
     /// Returns whether the file of the pools has the pool, so that agents can be added.
     pub(crate) const fn takes_agents(&self) -> bool {
@@ -130,6 +138,8 @@ impl Pools {
             boundary: own.boundary,
             // Without the relay, they use the API themselves.
             scripts: ScriptAccess::Context,
+            // They run as the user to whom the folder of the states belongs.
+            script_state: StateAccess::Write,
             tokens: vec![KnownToken {
                 id: "this-process".to_owned(),
                 sha256: own.token.digest(),
@@ -255,6 +265,7 @@ mod tests {
             organizations: Organizations::These(["a".to_owned()].into()),
             boundary: Boundary::Relay,
             scripts: ScriptAccess::Context,
+            script_state: StateAccess::Read,
             tokens: tokens.iter().enumerate().map(known).collect(),
             oidc: Vec::new(),
             has_passing_token: false,

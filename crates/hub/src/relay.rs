@@ -38,7 +38,7 @@ use self::rules::{Call, RelayRefusal};
 use self::turns::Turns;
 pub(crate) use self::turns::{Place, Turn};
 use super::failure::Failure;
-use super::pools::{Boundary, ScriptAccess};
+use super::pools::{Boundary, ScriptAccess, StateAccess};
 use super::{Hub, step_of};
 
 /// The way of executors to the platform.
@@ -169,6 +169,12 @@ impl Hub {
     fn lets_scripts_ask(&self, pool: &PoolName) -> bool {
         let pools = self.pools.current();
         pools.get(pool).map(|pool| pool.scripts) == Some(ScriptAccess::Workspace)
+    }
+
+    /// Returns whether scripts of a pool may change the state of their workspace.
+    pub(crate) fn lets_scripts_change_state(&self, pool: &PoolName) -> bool {
+        let pools = self.pools.current();
+        pools.get(pool).map(|pool| pool.script_state) == Some(StateAccess::Write)
     }
 }
 

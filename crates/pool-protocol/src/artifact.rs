@@ -11,6 +11,9 @@ use crate::token::hex;
 /// The header with the SHA-256 of a body (RFC 9530), as [`content_digest`] writes it. Each body that is stored has one.
 pub const CONTENT_DIGEST: &str = "content-digest";
 
+/// The parameter of a read of the state by a rescue. What a rescue reads, its run has not seen: a state must not follow it.
+pub const RESCUE: &str = "rescue";
+
 /// What the store of the hub calls the artifacts of a step.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]

@@ -114,6 +114,8 @@ impl Rescue<'_, '_> {
             lock: None,
         };
         let outcome = self.push_until_stored(&mut progress).await;
+        self.set_rescuing(true);
+        self.set_rescuing(false);
         if outcome.status != StateStatus::Rescued {
             let texts = [Some(&outcome.sentence), outcome.hint.as_ref()];
             for text in texts.into_iter().flatten() {
@@ -122,6 +124,12 @@ impl Rescue<'_, '_> {
             }
         }
         (outcome, progress.lock)
+    }
+
+    fn set_rescuing(&self, is_rescuing: bool) {
+        if let Some(server) = &self.run.state_server {
+            server.set_rescuing(is_rescuing);
+        }
     }
 
     async fn push_until_stored(&self, progress: &mut RescueProgress) -> StateOutcome {

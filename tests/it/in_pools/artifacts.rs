@@ -1,5 +1,7 @@
 //! Executors behind the relay read and write artifacts through the hub. Their network holds no key of its store.
 
+mod front;
+
 use std::collections::BTreeSet;
 use std::fs::{self, File};
 use std::io::{Read as _, Seek as _, SeekFrom};
@@ -309,28 +311,55 @@ async fn an_apply_finds_the_files_of_its_plan() {
 }
 
 /// A lease of an executor, which a client plays.
-struct Holder {
-    fixture: Fixture,
-    hub: Hub,
+pub(super) struct Holder<S = S3> {
+    pub(super) fixture: Fixture,
+    pub(super) hub: Hub,
     agent: Client,
     executor: Client,
-    lease: LeasedTask,
-    store: S3,
+    pub(super) lease: LeasedTask,
+    pub(super) store: S,
 }
 
 impl Holder {
     /// An accepted lease.
-    async fn accepted() -> Self {
-        let lease = Self::offered().await;
+    pub(super) async fn accepted() -> Self {
+        Self::accepted_of("terraformApply").await
+    }
+
+    /// An accepted lease of a step of this type.
+    pub(super) async fn accepted_of(step: &str) -> Self {
+        let lease = Self::offered(step).await;
         lease.executor.accept(&lease.lease, "pod").await.ok();
         lease
     }
 
-    async fn offered() -> Self {
+    async fn offered(step: &str) -> Self {
         let store = S3::start_open().unwrap();
         let fixture = Fixture::with_store(&store).await;
+        Self::on(store, fixture, step).await
+    }
+
+    /// The serial in the store.
+    pub(super) fn serial(&self) -> Option<u64> {
+        let state = self.store.object(&self.key().in_bucket()).unwrap()?;
+        serde_json::from_str::<Value>(&state).unwrap()["serial"].as_u64()
+    }
+
+    pub(super) fn lock(&self) -> Option<Value> {
+        let name = format!("{}.tflock", self.key().in_bucket());
+        let lock = self.store.object(&name).unwrap()?;
+        Some(serde_json::from_str(&lock).unwrap())
+    }
+}
+
+impl<S> Holder<S> {
+    async fn on(store: S, fixture: Fixture, step: &str) -> Self {
         let hub = fixture.serve();
-        fixture.dispatched_plan().await;
+        let workspace = Workspace::new("https://git.example.test/a.git");
+        let workspace = fixture.platform.workspace(workspace);
+        let job = NewJob::new(&workspace, Flow::only(step));
+        let job = fixture.platform.start_job(job);
+        fixture.platform.until_job(job, Status::Queue).await;
         let agent = fixture.client(&hub);
         let lease = agent.request(agent.register().await).await;
         Self {
@@ -343,12 +372,17 @@ impl Holder {
         }
     }
 
-    fn base(&self) -> String {
+    pub(super) fn base(&self) -> String {
         let relay = path::relay(self.lease.task_id, self.lease.lease_id);
         relay.trim_end_matches("/platform").to_owned()
     }
 
-    async fn send(&self, method: &str, below: &str, body: &[u8]) -> (StatusCode, String) {
+    pub(super) async fn send(
+        &self,
+        method: &str,
+        below: &str,
+        body: &[u8],
+    ) -> (StatusCode, String) {
         let method = Method::from_bytes(method.as_bytes()).unwrap();
         let request = self
             .executor
@@ -360,35 +394,23 @@ impl Holder {
     }
 
     /// The state of this serial.
-    async fn write(&self, serial: u64, lineage: &str) -> (StatusCode, String) {
+    pub(super) async fn write(&self, serial: u64, lineage: &str) -> (StatusCode, String) {
         self.send("POST", "state", &state(serial, lineage)).await
     }
 
-    fn key(&self) -> ObjectKey {
+    pub(super) fn key(&self) -> ObjectKey {
         let task = &self.lease.task;
         ObjectKey::backend_state(&task.organization_id, &task.workspace_id)
     }
 
-    /// The serial in the store.
-    fn serial(&self) -> Option<u64> {
-        let state = self.store.object(&self.key().in_bucket()).unwrap()?;
-        serde_json::from_str::<Value>(&state).unwrap()["serial"].as_u64()
-    }
-
-    fn lock(&self) -> Option<Value> {
-        let name = format!("{}.tflock", self.key().in_bucket());
-        let lock = self.store.object(&name).unwrap()?;
-        Some(serde_json::from_str(&lock).unwrap())
-    }
-
-    async fn end(&self) {
+    pub(super) async fn end(&self) {
         let end = json!({"exitCode": 1, "reported": true});
         let ended = self.executor.lease(&self.lease, LeaseCall::Fail, end);
         ended.await.ok();
     }
 }
 
-fn state(serial: u64, lineage: &str) -> Vec<u8> {
+pub(super) fn state(serial: u64, lineage: &str) -> Vec<u8> {
     let state = json!({"version": 4, "serial": serial, "lineage": lineage, "resources": []});
     state.to_string().into_bytes()
 }
@@ -399,7 +421,7 @@ pub(super) fn digest(body: &[u8]) -> String {
     format!("sha-256=:{digest}:")
 }
 
-const OK: StatusCode = StatusCode::NO_CONTENT;
+pub(super) const OK: StatusCode = StatusCode::NO_CONTENT;
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_state_is_never_replaced_by_an_older_or_a_foreign_one() {
@@ -596,7 +618,7 @@ async fn a_lease_opens_the_artifacts_of_its_own_step_alone() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn only_the_holder_of_the_accepted_lease_writes_and_after_its_end_only_to_rescue() {
-    let lease = Holder::offered().await;
+    let lease = Holder::offered("terraformApply").await;
     for (method, below) in [
         ("POST", "state"),
         ("GET", "state"),
@@ -621,16 +643,24 @@ async fn only_the_holder_of_the_accepted_lease_writes_and_after_its_end_only_to_
         let (status, text) = lease.send(method, below, b"{}").await;
         assert_eq!(status, StatusCode::CONFLICT, "{below}: {text}");
     }
-    assert_eq!(lease.write(2, "l").await.0, OK, "it is rescued");
+    // Its lock may have been released as one that was left.
+    let (status, text) = lease.write(2, "l").await;
+    assert_eq!(status, StatusCode::CONFLICT, "{text}");
+    assert!(text.contains("take it again"), "{text}");
+    let locked = lease.send("POST", "state/lock", &lock_info(ONE)).await;
+    assert_eq!(locked.0, OK);
+    let (next, of_one) = (state(2, "l"), format!("state?lock={ONE}"));
+    let rescued = lease.send("POST", &of_one, &next).await;
+    assert_eq!(rescued.0, OK, "it is rescued");
     assert_eq!(lease.send("PUT", "artifacts/output", b"log").await.0, OK);
     assert_eq!(lease.serial(), Some(2));
 }
 
 /// Ids of locks.
-const ONE: &str = "6c2a9f0e-3f0b-4b52-9d0c-6f6c8b8d7a11";
+pub(super) const ONE: &str = "6c2a9f0e-3f0b-4b52-9d0c-6f6c8b8d7a11";
 const TWO: &str = "0b9e1c55-8f5e-4d0f-8a56-1f5d3c3a9b22";
 
-fn lock_info(id: &str) -> Vec<u8> {
+pub(super) fn lock_info(id: &str) -> Vec<u8> {
     let info = json!({"ID": id, "Who": "me@pod", "Operation": "OperationTypeApply", "Info": "", "Version": "1.14.0",
         "Created": "2026-11-26T00:00:00Z", "Path": ""});
     info.to_string().into_bytes()

@@ -64,6 +64,12 @@ impl HeadScanner {
         }
     }
 
+    /// Returns the head as far as it is known. The rest of the document may change it.
+    pub(super) fn so_far(&self) -> Option<StateHead> {
+        let (serial, lineage) = (self.serial?, self.lineage.clone()?);
+        Some(StateHead { serial, lineage })
+    }
+
     /// Returns the head; `None` if the document is no whole state.
     pub(super) fn finish(self) -> Option<StateHead> {
         let is_whole = self.is_over && !self.is_broken;
@@ -177,6 +183,16 @@ mod tests {
     #[case(r#"}{"serial":7,"lineage":"l"}"#)]
     fn what_is_no_whole_state_has_no_head(#[case] document: &str) {
         assert_eq!(head(document.as_bytes(), 2), None);
+    }
+
+    #[test]
+    fn the_head_is_known_before_the_end() {
+        let mut scanner = HeadScanner::default();
+        scanner.read(br#"{"version":4,"serial":7,"lineage":"l""#);
+        assert_eq!(scanner.so_far(), None);
+        scanner.read(b",\"resources\":[");
+        let lineage = "l".to_owned();
+        assert_eq!(scanner.so_far(), Some(StateHead { serial: 7, lineage }));
     }
 
     #[test]

@@ -1,29 +1,25 @@
 //! The state of a workspace, where the platform's own executors keep it. The tool of an executor uses it as an `http` backend.
 
-use std::io;
 use std::sync::{Arc, Mutex};
 
-use artifact_store::{Condition, Digest, StoreError, Upload, WorkspaceState};
+use artifact_store::{Condition, StoreError};
 use axum::body::Body;
 use axum::extract::{Path, Request, State};
 use axum::http::request::Parts;
 use axum::http::{Method, StatusCode};
 use axum::response::IntoResponse as _;
 use futures_util::{StreamExt as _, TryStreamExt as _, stream};
-use job_contract::encoding::hex;
-use pool_protocol::id::TaskId;
-use pool_store::TaskView;
-use sha2::{Digest as _, Sha256};
-use tokio_util::io::StreamReader;
+use job_contract::keys::Artifact;
+use pool_protocol::artifact::RESCUE;
 use tracing::{info, warn};
 
 use super::changes::{SAVE, place, to_its_end};
+use super::check::{Check, Refused, check_lock, has_seen, is_about_state, may_change, stored};
 use super::head::{HeadScanner, StateHead};
-use super::locks::{self, is_of};
-use super::upload::{self, Chunks};
-use super::{
-    Answer, MIB, again, allow, check_again, conflict, failed, forget, no_method, respond, turn,
-};
+use super::kept::keep;
+use super::seen::noted;
+use super::upload::{self, Incoming, WhyRefused};
+use super::{Answer, MIB, again, allow, check_again, failed, forget, no_method, respond, turn};
 use crate::Hub;
 use crate::failure::Failure;
 use crate::relay::rules::When;
@@ -32,22 +28,8 @@ use crate::relay::rules::When;
 pub(super) const LARGEST: u64 = 512 * MIB;
 /// The parameter with the lock of the tool.
 const LOCK: &str = "lock";
-
-/// A state as it is stored.
-#[derive(Debug)]
-struct StoredState {
-    head: StateHead,
-    digest: Digest,
-    version: String,
-}
-
-/// What a write does.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Write {
-    Replace,
-    /// The state is there: an answer was lost.
-    Nothing,
-}
+/// The tool writes serial and lineage of a state into so many of its first bytes.
+const BEGINNING: usize = 64 * 1024;
 
 pub(super) async fn handle(
     State(hub): State<Arc<Hub>>,
@@ -67,28 +49,46 @@ pub(super) async fn handle(
     answer
 }
 
-async fn read(hub: &Hub, of: (&str, &str), head: &Parts) -> Answer {
+async fn read(hub: &Arc<Hub>, of: (&str, &str), head: &Parts) -> Answer {
     let allowed = allow(hub, head, of, SAVE).await?;
-    let place = place(hub, &allowed.task)?;
+    let (place, task) = (place(hub, &allowed.task)?, allowed.task.task);
+    // A rescue looks at the state only to store what it has. It knows nothing of what it finds.
+    let is_seen = parameter(head, RESCUE).is_none();
     let turn = turn(hub, allowed).await?;
     let state = place.open().await.map_err(|error| failed(&error))?;
     // The tool's backend for Azure stores an empty blob for its lock.
     let state = state.filter(|state| state.size_bytes > 0);
-    Ok(state.map_or_else(
-        || StatusCode::NO_CONTENT.into_response(),
-        |state| respond(state, turn),
-    ))
+    if let Some(state) = state {
+        let state = if is_seen {
+            noted(Arc::clone(hub), task, state)
+        } else {
+            state
+        };
+        return Ok(respond(state, turn));
+    }
+    if is_seen {
+        hub.store.saw_state(task, None).await?;
+    }
+    Ok(StatusCode::NO_CONTENT.into_response())
 }
 
 async fn delete(hub: &Arc<Hub>, of: (&str, &str), head: &Parts) -> Answer {
     let allowed = allow(hub, head, of, CHANGE).await?;
-    let (state, lock) = (place(hub, &allowed.task)?, lock_of(head));
+    may_change(hub, &allowed.task)?;
+    let (state, lock) = (place(hub, &allowed.task)?, parameter(head, LOCK));
     let write = hub.artifacts.states.next(&allowed.task).await?;
+    let hub = Arc::clone(hub);
     let deleted = async move {
         let (_write, task) = (write, &allowed.task);
-        check_lock(&state, lock.as_deref(), task.task).await?;
-        let deleted = state.delete(lock.as_deref(), &Condition::Any).await;
+        let found = state.open().await.map_err(|error| failed(&error))?;
+        let condition = Condition::unchanged(found.as_ref());
+        let before = stored(found).await?;
+        has_seen(&hub, task.task, before.as_ref()).await?;
+        check_lock(&hub, &state, lock.as_deref(), task.task).await?;
+        check_again(&hub, task, CHANGE).await?;
+        let deleted = state.delete(lock.as_deref(), &condition).await;
         deleted.map_err(|error| failed(&error))?;
+        hub.store.stored_state(task.task, None).await?;
         info!(task = %task.task, "the state of a workspace was removed");
         Ok(())
     };
@@ -100,247 +100,129 @@ const CHANGE: When = When {
     before_acceptance: false,
     after_end: false,
 };
-/// The id of the lock that the tool has taken.
-fn lock_of(head: &Parts) -> Option<String> {
+
+/// A parameter of a request: the id of the lock that the tool has taken, or whether a rescue asks.
+fn parameter(head: &Parts, wanted: &str) -> Option<String> {
     let query = head.uri.query()?;
     let mut pairs = url::form_urlencoded::parse(query.as_bytes());
-    let lock = pairs.find(|(name, _)| name == LOCK);
-    lock.map(|(_, id)| id.into_owned())
+    let found = pairs.find(|(name, _)| name == wanted);
+    found.map(|(_, value)| value.into_owned())
 }
 
 async fn write(hub: &Arc<Hub>, of: (&str, &str), head: &Parts, body: &mut Option<Body>) -> Answer {
     let allowed = allow(hub, head, of, SAVE).await?;
     let (state, task) = (place(hub, &allowed.task)?, allowed.task.clone());
-    let lock = lock_of(head);
+    let key = allowed.key(Artifact::ErroredState);
     let write = hub.artifacts.states.next(&task).await?;
     let turns = &hub.artifacts.state_uploads;
     let declared = (&head.headers, upload::length(body.as_ref()));
     let turn = upload::turn(hub, turns, allowed, declared, LARGEST).await?;
-    let before = stored(&state).await?;
+    check_again(hub, &task, SAVE).await?;
+    let found = state.open().await.map_err(|error| failed(&error))?;
+    let condition = Condition::unchanged(found.as_ref());
+    let before = stored(found).await?;
     let check = Check {
         hub: Arc::clone(hub),
         task: task.clone(),
-        state: state.clone(),
-        lock: lock.clone(),
+        state,
+        lock: parameter(head, LOCK),
         before,
+        condition,
         digest: turn.digest.clone(),
     };
-    check.lease_and_lock().await?;
     let incoming = turn.receive(body.take().unwrap_or_default());
+    let hub = Arc::clone(hub);
     to_its_end(async move {
         let _write = write;
-        let (digest, taken) = (incoming.digest, incoming.taken);
-        let refused = Arc::<Mutex<Option<Refused>>>::default();
-        let chunks = checked(incoming.chunks, check, Arc::clone(&refused));
-        let upload = Upload {
-            content: Box::new(StreamReader::new(chunks)),
-            digest,
+        let (begun, incoming) = begin(incoming).await;
+        let Some(begun) = begun else {
+            return store(check, incoming, false).await;
         };
-        let stored = state.put(upload, lock.as_deref(), &Condition::Any).await;
-        drop(taken);
-        let refused = runtime::lock(&refused).take();
-        match (stored, refused) {
-            (Ok(()), _) => {
-                info!(task = %task.task, workspace_id = task.workspace, "a state was stored");
-                Ok(())
-            }
-            (Err(StoreError::Broken(_)), Some(Refused::AlreadyThere)) => Ok(()),
-            (Err(StoreError::Broken(_)), Some(Refused::Because(failure))) => {
-                warn!(task = %task.task, workspace_id = task.workspace, ?failure, "a state was refused");
-                Err(failure)
-            }
-            (Err(error), _) => Err(failed(&error)),
+        let decided = check.decide(&begun).await;
+        let Err(why) = decided else {
+            return store(check, incoming, true).await;
+        };
+        warn!(task = %task.task, workspace_id = task.workspace, ?why, "a state was refused");
+        if is_about_state(&why) {
+            return Err(keep(&hub, &task, &key, (incoming, why)).await);
         }
+        Err(why)
     })
     .await
 }
 
-/// Refuses a write while somebody else has the lock.
-async fn check_lock(
-    state: &WorkspaceState,
-    own: Option<&str>,
-    task: TaskId,
-) -> Result<(), Failure> {
-    let info = state.lock_info().await.map_err(|error| failed(&error))?;
-    match info {
-        Some(info) if !is_of(&info, own, task) => Err(locks::held(&info)),
-        _ => Ok(()),
-    }
-}
-
-/// The state before a write, without its content; `None` if there is none.
-async fn stored(state: &WorkspaceState) -> Result<Option<StoredState>, Failure> {
-    let content = state.open().await.map_err(|error| failed(&error))?;
-    let Some(content) = content.filter(|content| content.size_bytes > 0) else {
-        return Ok(None);
-    };
-    let (mut scanner, mut hasher) = (HeadScanner::default(), Sha256::new());
-    let mut chunks = content.chunks;
-    while let Some(chunk) = chunks.try_next().await.map_err(|error| failed(&error))? {
-        scanner.read(&chunk);
-        hasher.update(&chunk);
-    }
-    let head = scanner.finish().ok_or_else(|| {
-        conflict("the stored state has no serial and lineage, so nothing can follow it")
-    })?;
-    let digest = Digest {
-        size_bytes: content.size_bytes,
-        sha256: hex(&hasher.finalize()),
-    };
-    Ok(Some(StoredState {
-        head,
+/// Reads the beginning of a state. Returns its head, if it is there, and all of the state.
+async fn begin(incoming: Incoming) -> (Option<StateHead>, Incoming) {
+    let Incoming {
         digest,
-        version: content.version,
-    }))
-}
-
-/// Why a state is not stored.
-#[derive(Debug)]
-enum Refused {
-    /// It is there: the answer to an earlier request was lost.
-    AlreadyThere,
-    Because(Failure),
-}
-
-/// What is checked before a state takes the place of another one.
-struct Check {
-    hub: Arc<Hub>,
-    task: TaskView,
-    state: WorkspaceState,
-    /// The lock of the tool.
-    lock: Option<String>,
-    before: Option<StoredState>,
-    digest: Digest,
-}
-
-impl Check {
-    async fn lease_and_lock(&self) -> Result<(), Failure> {
-        check_again(&self.hub, &self.task, SAVE).await?;
-        check_lock(&self.state, self.lock.as_deref(), self.task.task).await
-    }
-
-    /// The content has arrived, which may have taken minutes. Nobody may have changed anything meanwhile.
-    async fn at_the_end(&self, head: Option<StateHead>) -> Result<(), Refused> {
-        match decide(self.before.as_ref(), head, &self.digest) {
-            Ok(Write::Replace) => {}
-            Ok(Write::Nothing) => return Err(Refused::AlreadyThere),
-            Err(why) => return Err(Refused::Because(conflict(why))),
-        }
-        self.lease_and_lock().await.map_err(Refused::Because)?;
-        let now = self.state.open().await;
-        let now = now.map_err(|error| Refused::Because(failed(&error)))?;
-        let now = now.filter(|now| now.size_bytes > 0).map(|now| now.version);
-        if now == self.before.as_ref().map(|before| before.version.clone()) {
-            Ok(())
-        } else {
-            // It may have been an earlier attempt of the same write, at another hub.
-            let text = "the state was changed meanwhile: try again";
-            Err(Refused::Because(again(text)))
-        }
-    }
-}
-
-/// Returns the chunks, and an error instead of their end if the state must not be stored. The store then keeps what it has.
-fn checked(chunks: Chunks, check: Check, refused: Arc<Mutex<Option<Refused>>>) -> Chunks {
-    let start = (chunks, HeadScanner::default(), Some((check, refused)));
-    Box::pin(stream::unfold(
-        start,
-        async |(mut chunks, mut scanner, mut check)| {
-            check.as_ref()?;
-            let next = match chunks.next().await {
-                Some(Ok(chunk)) => {
-                    scanner.read(&chunk);
-                    Ok(chunk)
-                }
-                Some(Err(error)) => Err(error),
-                None => {
-                    let (check, refused) = check.take()?;
-                    let head = std::mem::take(&mut scanner).finish();
-                    let why = check.at_the_end(head).await.err()?;
-                    *runtime::lock(&refused) = Some(why);
-                    Err(io::Error::other("the state is refused"))
-                }
-            };
-            Some((next, (chunks, scanner, check)))
-        },
-    ))
-}
-
-/// Decides whether a state may follow the stored one.
-fn decide(
-    before: Option<&StoredState>,
-    head: Option<StateHead>,
-    digest: &Digest,
-) -> Result<Write, &'static str> {
-    let head = head.ok_or("it is no state: it has no serial and lineage")?;
-    let Some(before) = before else {
-        return Ok(Write::Replace);
-    };
-    if before.digest == *digest {
-        Ok(Write::Nothing)
-    } else if before.head.lineage != head.lineage {
-        Err("the stored state has another lineage: it belongs to other resources")
-    } else if head.serial > before.head.serial {
-        Ok(Write::Replace)
-    } else {
-        Err(
-            "the stored state has the same serial or a later one: somebody has changed it meanwhile",
-        )
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use rstest::rstest;
-
-    use super::*;
-
-    fn digest(sha256: &str) -> Digest {
-        Digest {
-            size_bytes: 1,
-            sha256: sha256.to_owned(),
-        }
-    }
-
-    fn head(serial: u64, lineage: &str) -> StateHead {
-        StateHead {
-            serial,
-            lineage: lineage.to_owned(),
-        }
-    }
-
-    #[rstest]
-    #[case::first(None, Some(head(0, "l")), Ok(Write::Replace))]
-    #[case::next(Some(6), Some(head(7, "l")), Ok(Write::Replace))]
-    #[case::smaller(Some(8), Some(head(7, "l")), Err("later"))]
-    #[case::same_serial(Some(7), Some(head(7, "l")), Err("same serial"))]
-    #[case::lineage(Some(6), Some(head(7, "m")), Err("another lineage"))]
-    #[case::no_state(None, None, Err("no state"))]
-    fn a_state_follows_an_earlier_one_of_its_lineage(
-        #[case] before: Option<u64>,
-        #[case] after: Option<StateHead>,
-        #[case] expected: Result<Write, &str>,
-    ) {
-        let before = before.map(|serial| StoredState {
-            head: head(serial, "l"),
-            digest: digest("before"),
-            version: String::new(),
-        });
-        match (decide(before.as_ref(), after, &digest("after")), expected) {
-            (Ok(found), Ok(expected)) => assert_eq!(found, expected),
-            (Err(found), Err(part)) => assert!(found.contains(part), "{found}"),
-            other => panic!("{other:?}"),
-        }
-    }
-
-    #[test]
-    fn a_repeated_write_changes_nothing() {
-        let before = StoredState {
-            head: head(7, "l"),
-            digest: digest("same"),
-            version: String::new(),
+        chunks,
+        taken,
+    } = incoming;
+    // It may end here already.
+    let mut chunks = chunks.fuse();
+    let (mut scanner, mut begun, mut length) = (HeadScanner::default(), Vec::new(), 0);
+    while length < BEGINNING && scanner.so_far().is_none() {
+        let Some(next) = chunks.next().await else {
+            break;
         };
-        let decided = decide(Some(&before), Some(head(7, "l")), &digest("same"));
-        assert_eq!(decided, Ok(Write::Nothing));
+        let is_broken = next.is_err();
+        if let Ok(chunk) = &next {
+            scanner.read(chunk);
+            length += chunk.len();
+        }
+        begun.push(next);
+        if is_broken {
+            break;
+        }
+    }
+    let incoming = Incoming {
+        digest,
+        chunks: Box::pin(stream::iter(begun).chain(chunks)),
+        taken,
+    };
+    (scanner.so_far(), incoming)
+}
+
+/// Replaces the state, unless that is refused when all of the new one has arrived. `was_allowed` says that nothing spoke against it
+/// before.
+async fn store(check: Check, mut incoming: Incoming, was_allowed: bool) -> Result<(), Failure> {
+    let (hub, task) = (Arc::clone(&check.hub), check.task.clone());
+    let (state, lock) = (check.state.clone(), check.lock.clone());
+    let condition = check.condition.clone();
+    let sha256 = incoming.digest.sha256.clone();
+    let scanner = Arc::<Mutex<HeadScanner>>::default();
+    let reader = Arc::clone(&scanner);
+    let chunks = incoming.chunks;
+    let chunks = chunks.inspect_ok(move |chunk| runtime::lock(&reader).read(chunk));
+    incoming.chunks = Box::pin(chunks);
+    let at_the_end = async move {
+        let head = std::mem::take(&mut *runtime::lock(&scanner)).finish();
+        check.at_the_end(head).await
+    };
+    let refused = WhyRefused::<Refused>::default();
+    let (upload, taken) = incoming.into_upload(Box::pin(at_the_end), Arc::clone(&refused));
+    let put = state.put(upload, lock.as_deref(), &condition).await;
+    drop(taken);
+    if put.is_err() {
+        // A sender that has lost its right learns that, and no other reason. Otherwise it repeats the write.
+        check_again(&hub, &task, SAVE).await?;
+    }
+    let refused = runtime::lock(&refused).take();
+    match (put, refused) {
+        (Ok(()), _) => {
+            hub.store.stored_state(task.task, Some(&sha256)).await?;
+            info!(task = %task.task, workspace_id = task.workspace, "a state was stored");
+            Ok(())
+        }
+        (Err(StoreError::Broken(_)), Some(Refused::AlreadyThere)) => Ok(()),
+        (Err(StoreError::Broken(_)), Some(Refused::Because(why))) => {
+            warn!(task = %task.task, workspace_id = task.workspace, ?why, "a state was refused");
+            if was_allowed && is_about_state(&why) {
+                // The sender tries again, and then the state is kept.
+                return Err(again("the state was changed meanwhile: try again"));
+            }
+            Err(why)
+        }
+        (Err(error), _) => Err(failed(&error)),
     }
 }

@@ -3,13 +3,14 @@
 
 use std::io;
 use std::pin::Pin;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use artifact_store::{Digest, Upload};
 use axum::body::HttpBody as _;
 use axum::body::{Body, Bytes};
 use axum::http::{HeaderMap, StatusCode};
+use futures_util::future::BoxFuture;
 use futures_util::{Stream, StreamExt as _, TryStreamExt as _, stream};
 use pool_protocol::artifact::{CONTENT_DIGEST, sha256_of};
 use pool_protocol::id::TaskId;
@@ -106,14 +107,45 @@ impl Waiting {
     }
 }
 
+/// Why a content was refused when all of it had arrived.
+pub(super) type WhyRefused<R> = Arc<Mutex<Option<R>>>;
+
 impl Incoming {
-    pub(super) fn into_upload(self) -> (Upload, Taken) {
+    /// Returns the content for a store. What `check` refuses when all of it has arrived never appears there, and `refused` then
+    /// has the reason.
+    pub(super) fn into_upload<R: Send + 'static>(
+        self,
+        check: BoxFuture<'static, Result<(), R>>,
+        refused: WhyRefused<R>,
+    ) -> (Upload, Taken) {
+        let chunks = checked(self.chunks, check, refused);
         let upload = Upload {
-            content: Box::new(StreamReader::new(self.chunks)),
+            content: Box::new(StreamReader::new(chunks)),
             digest: self.digest,
         };
         (upload, self.taken)
     }
+}
+
+/// Returns the chunks, and an error instead of their end if they are refused. The store then keeps what it has.
+fn checked<R: Send + 'static>(
+    chunks: Chunks,
+    check: BoxFuture<'static, Result<(), R>>,
+    refused: WhyRefused<R>,
+) -> Chunks {
+    let start = (chunks, Some((check, refused)));
+    Box::pin(stream::unfold(start, async |(mut chunks, mut check)| {
+        check.as_ref()?;
+        let next = chunks.next().await;
+        if let Some(next) = next {
+            return Some((next, (chunks, check)));
+        }
+        let (at_the_end, refused) = check.take()?;
+        let why = at_the_end.await.err()?;
+        *runtime::lock(&refused) = Some(why);
+        let error = io::Error::other("the content is refused");
+        Some((Err(error), (chunks, check)))
+    }))
 }
 
 /// The length of a body, if its sender has declared it.

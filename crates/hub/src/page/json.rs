@@ -78,6 +78,7 @@ pub(super) async fn one_run(
     let is_in_line = !matches!(task.wait, Some(Wait::Workspace(_)));
     let position = site.hub.store.position(task.task).await?;
     document["position"] = json!(position.filter(|_| is_in_line));
+    document["keptState"] = json!(site.hub.store.seen_state(task.task).await?.kept);
     let events = site.hub.store.events(task.task).await?;
     document["events"] = events.iter().map(event).collect();
     Ok(Json(document).into_response())

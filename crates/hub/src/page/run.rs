@@ -12,6 +12,7 @@ use super::timeline;
 use super::words::{
     ago, end_advice, end_sentence, moment, run_badge, span, wait_advice, wait_reason,
 };
+use crate::artifacts::kept::ADVICE as ADVICE_ON_STATE;
 use crate::pools::Boundary;
 use crate::tails::Part;
 
@@ -27,6 +28,8 @@ pub(super) struct RunPage {
     pub(super) events: Vec<EventView>,
     /// The end of the log. `None`: no line passed this hub.
     pub(super) log: Option<Part>,
+    /// Where a state of the run is that was refused, or could not be stored.
+    pub(super) kept: Option<String>,
     /// `None`: the pool is no longer in the file of the pools.
     pub(super) boundary: Option<Boundary>,
     pub(super) now: SystemTime,
@@ -75,6 +78,12 @@ fn callout(page: &RunPage) -> Markup {
     let task = &page.task;
     html! {
         @if let Some(end) = &task.end { (ending(task, end)) }
+        @if let Some(kept) = &page.kept {
+            div.callout.bad {
+                p.sentence { "A state of this run is not stored. It is kept in " code { (kept) } "." }
+                (advise(&format!("Before the next run, {ADVICE_ON_STATE}.")))
+            }
+        }
         @if let Some(wait) = task.wait {
             div.callout.quiet {
                 p.sentence { (wait_reason(wait, task.attempts)) "." }

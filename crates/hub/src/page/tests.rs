@@ -142,9 +142,24 @@ fn run_page(task: TaskView) -> RunPage {
             start: 0,
             end: 34,
         }),
+        kept: None,
         boundary: Some(Boundary::Relay),
         now: UNIX_EPOCH + Duration::from_mins(1),
     }
+}
+
+#[test]
+fn a_state_that_is_kept_is_named_with_what_to_do() {
+    let page = RunPage {
+        kept: Some("tfstate/org/ws/state/errored-1-2.raw.json".to_owned()),
+        ..run_page(ended(EndReason::Lost, ""))
+    };
+    let page = run::render(&page).into_string();
+    for words in ["tfstate/org/ws/state/errored-1-2.raw.json", "`state push`"] {
+        assert!(page.contains(words), "{words}: {page}");
+    }
+    let without = run::render(&run_page(ended(EndReason::Lost, ""))).into_string();
+    assert!(!without.contains("state push"), "{without}");
 }
 
 fn pool_page(open: Vec<TaskView>) -> PoolPage {

@@ -11,7 +11,9 @@ use pool_protocol::id::PoolName;
 use runtime::setting::nearest;
 use serde_json::{Map, Value};
 
-use super::{Boundary, KnownToken, Operators, Organizations, Pool, Pools, Proxy, ScriptAccess};
+use super::{
+    Boundary, KnownToken, Operators, Organizations, Pool, Pools, Proxy, ScriptAccess, StateAccess,
+};
 
 /// Means all organizations.
 const ALL: &str = "*";
@@ -112,17 +114,26 @@ impl Reader {
         let fields = self.object(
             place,
             value,
-            &["organizations", "boundary", "scripts", "tokens", "oidc"],
+            &[
+                "organizations",
+                "boundary",
+                "scripts",
+                "scriptState",
+                "tokens",
+                "oidc",
+            ],
         )?;
         let organizations = self.organizations(&format!("{place}.organizations"), fields);
         let boundary = self.boundary(&format!("{place}.boundary"), fields);
         let scripts = self.scripts(&format!("{place}.scripts"), fields);
+        let script_state = self.script_state(&format!("{place}.scriptState"), fields);
         let tokens = self.tokens(&format!("{place}.tokens"), fields);
         let oidc = self.trusts(&format!("{place}.oidc"), fields);
         Some(Pool {
             organizations: organizations?,
             boundary: boundary?,
             scripts: scripts?,
+            script_state: script_state?,
             tokens,
             oidc,
             has_passing_token: false,
@@ -164,6 +175,17 @@ impl Reader {
             Some(Some("workspace")) => Some(ScriptAccess::Workspace),
             Some(_) => {
                 self.report(place, "must be `context` or `workspace`");
+                None
+            }
+        }
+    }
+
+    fn script_state(&mut self, place: &str, fields: &Map<String, Value>) -> Option<StateAccess> {
+        match fields.get("scriptState").map(Value::as_str) {
+            None | Some(Some("read")) => Some(StateAccess::Read),
+            Some(Some("write")) => Some(StateAccess::Write),
+            Some(_) => {
+                self.report(place, "must be `read` or `write`");
                 None
             }
         }
@@ -301,6 +323,7 @@ pools:
   us-1:
     organizations: ["*"]
     scripts: workspace
+    scriptState: write
 "#
         ))
         .unwrap();
@@ -316,6 +339,8 @@ pools:
         assert_eq!(us.boundary, Boundary::Relay);
         assert_eq!(eu.scripts, ScriptAccess::Context);
         assert_eq!(us.scripts, ScriptAccess::Workspace);
+        assert_eq!(eu.script_state, StateAccess::Read);
+        assert_eq!(us.script_state, StateAccess::Write);
         assert!(us.takes("anything"));
     }
 
@@ -333,6 +358,7 @@ pools:
     organisations: [a]
     boundary: relais
     scripts: all
+    scriptState: true
     tokens:
       - {id: one, sha256: "12", expires: tomorrow}
       - {sha: x, colour: red}
@@ -352,6 +378,7 @@ pools:
             "pools.eu.organizations must be a list",
             "pools.eu.boundary must be `relay` or `direct`",
             "pools.eu.scripts must be `context` or `workspace`",
+            "pools.eu.scriptState must be `read` or `write`",
             "pools.eu.tokens[0] must have a `sha256` of 64 hexadecimal digits",
             "pools.eu.tokens[0].expires must be a time",
             "pools.eu.tokens[1] has the unknown key `sha`: did you mean",
