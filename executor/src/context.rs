@@ -194,7 +194,8 @@ impl<'c> RunContext<'c> {
         let store_watch = StoreWatch::start(&store, log.writer());
         let state_server = match store.hub() {
             Some(hub) => {
-                let server = StateServer::start(hub.clone(), log.writer(), stop.clone());
+                let private = layout.private().to_owned();
+                let server = StateServer::start(hub.clone(), private, log.writer(), stop.clone());
                 let server = server.map_err(|source| {
                     StepError::infrastructure("could not serve the state on loopback")
                         .because(&source)

@@ -1,7 +1,10 @@
 //! Serves the tool's `http` backend on loopback, and passes its requests on to the hub of the lease. The tool gets address and
 //! password in its environment, so that a stored plan names neither.
 
+mod received;
+
 use std::io;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -23,6 +26,7 @@ use serde_json::{Map, Value};
 use tokio::time::{Instant, sleep_until};
 use tracing::warn;
 
+use self::received::{ReceivedState, WholeState};
 use crate::loopback::{self, Body, Loopback, status, streamed, whole};
 use crate::stop::Stop;
 use crate::terraform::raw_state::MAX_DOCUMENT_BYTES;
@@ -35,6 +39,8 @@ const PATIENCE: Duration = Duration::from_secs(15);
 const LEAST: Duration = Duration::from_secs(3);
 /// A larger state has a second more for so many bytes.
 const BYTES_A_SECOND: u64 = 1024 * 1024;
+/// The longest description of a lock.
+const MAX_LOCK_BYTES: usize = 64 * 1024;
 
 /// The server of one run. It ends when it is dropped.
 #[derive(Debug)]
@@ -50,13 +56,19 @@ pub(crate) struct StateServer {
 type Holder = Arc<Mutex<Option<Bytes>>>;
 
 impl StateServer {
-    /// Starts the server on a free port.
-    pub(crate) fn start(hub: HubStore, log: LogWriter, stop: Stop) -> io::Result<Self> {
+    /// Starts the server on a free port. Large states that the tool writes pass through `private`, a folder of this run.
+    pub(crate) fn start(
+        hub: HubStore,
+        private: PathBuf,
+        log: LogWriter,
+        stop: Stop,
+    ) -> io::Result<Self> {
         let password = loopback::new_password();
         let credentials = STANDARD.encode(format!("{USER}:{}", password.expose_secret()));
         let (holder, rescues) = (Holder::default(), Arc::<AtomicBool>::default());
         let backend = Arc::new(Backend {
             hub: hub.clone(),
+            private,
             log,
             stop,
             holder: Arc::clone(&holder),
@@ -125,6 +137,7 @@ impl StateServer {
 /// The backend of the tool.
 struct Backend {
     hub: HubStore,
+    private: PathBuf,
     log: LogWriter,
     stop: Stop,
     holder: Holder,
@@ -153,10 +166,8 @@ impl Backend {
         };
         match answer {
             Ok(response) => response,
-            Err(Failure::Unread) => {
-                let text = format!(
-                    "The state cannot be read, or has more than {MAX_DOCUMENT_BYTES} bytes."
-                );
+            Err(Failure::Unread { what, limit }) => {
+                let text = format!("The {what} cannot be read, or has more than {limit} bytes.");
                 self.log.line(&text).await;
                 status(StatusCode::BAD_REQUEST)
             }
@@ -197,8 +208,13 @@ impl Backend {
             },
             "POST" => {
                 let lock = lock_of(&request);
-                let state = read(request).await?;
-                self.hub.put_state(&state, lock.as_deref()).await?;
+                let lock = lock.as_deref();
+                match receive(request, &self.private).await? {
+                    WholeState::Memory(state) => self.hub.put_state(&state, lock).await?,
+                    WholeState::File(state, digest) => {
+                        self.hub.put_state_file(&state, &digest, lock).await?;
+                    }
+                }
                 Ok(status(StatusCode::OK))
             }
             "DELETE" => {
@@ -206,11 +222,11 @@ impl Backend {
                 Ok(status(StatusCode::OK))
             }
             "LOCK" => {
-                let info = read(request).await?;
+                let info = read_lock(request).await?;
                 Ok(self.locked(self.hub.lock_state(&info).await?))
             }
             "UNLOCK" => {
-                let info = read(request).await?;
+                let info = read_lock(request).await?;
                 Ok(self.locked(self.hub.unlock_state(&info).await?))
             }
             _ => Err(Failure::Method),
@@ -239,7 +255,10 @@ impl Backend {
 
 /// Why a request is not answered as the tool wants it.
 enum Failure {
-    Unread,
+    Unread {
+        what: &'static str,
+        limit: usize,
+    },
     Method,
     /// The hub did not answer in the time after a stop order.
     Stopped,
@@ -260,9 +279,132 @@ fn lock_of(request: &Request<Incoming>) -> Option<String> {
     id.map(|(_, id)| id.into_owned())
 }
 
-async fn read(request: Request<Incoming>) -> Result<Bytes, Failure> {
-    let body = Limited::new(request.into_body(), MAX_DOCUMENT_BYTES)
+/// The state in the body of a request.
+async fn receive(request: Request<Incoming>, private: &Path) -> Result<WholeState, Failure> {
+    let unread = || Failure::Unread {
+        what: "state",
+        limit: MAX_DOCUMENT_BYTES,
+    };
+    let mut state = ReceivedState::new(private);
+    let mut body = Limited::new(request.into_body(), MAX_DOCUMENT_BYTES);
+    while let Some(frame) = body.frame().await {
+        let frame = frame.map_err(|_| unread())?;
+        if let Some(chunk) = frame.data_ref() {
+            state.add(chunk).map_err(|_| unread())?;
+        }
+    }
+    Ok(state.finish())
+}
+
+async fn read_lock(request: Request<Incoming>) -> Result<Bytes, Failure> {
+    let body = Limited::new(request.into_body(), MAX_LOCK_BYTES)
         .collect()
         .await;
-    body.map(Collected::to_bytes).map_err(|_| Failure::Unread)
+    body.map(Collected::to_bytes).map_err(|_| Failure::Unread {
+        what: "lock of the state",
+        limit: MAX_LOCK_BYTES,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+    use std::os::unix::fs::MetadataExt as _;
+
+    use artifact_store::{HubSettings, RequestTiming};
+    use rstest::rstest;
+    use run_log::{LogConfig, Redactor, RunLog};
+    use test_peers::http;
+    use url::Url;
+
+    use super::received::IN_MEMORY;
+    use super::*;
+
+    /// A hub marks its answers by it.
+    const OF_HUB: &str = "x-terrakube-executor-protocol-min";
+
+    /// Modes and sizes of the files in a folder that this process has open.
+    fn open_files(folder: &Path) -> Vec<(u32, u64)> {
+        let open = fs::read_dir("/proc/self/fd").unwrap();
+        let file = |entry: io::Result<fs::DirEntry>| {
+            let path = entry.ok()?.path();
+            let target = fs::read_link(&path).ok()?;
+            let found = target.starts_with(folder).then(|| fs::metadata(&path));
+            let found = found?.ok()?;
+            Some((found.mode() & 0o777, found.len()))
+        };
+        open.filter_map(file).collect()
+    }
+
+    /// What the tool sends arrives, whatever the disk does. While the hub takes it, a large state is in a file without a name.
+    #[rstest]
+    #[case::large(3 * IN_MEMORY, true, true)]
+    #[case::small(1000, true, false)]
+    #[case::without_a_disk(3 * IN_MEMORY, false, false)]
+    #[tokio::test]
+    async fn a_large_state_is_in_a_file_of_the_run(
+        #[case] length: usize,
+        #[case] has_disk: bool,
+        #[case] is_in_file: bool,
+    ) {
+        // It fails if another test was first.
+        let _ = rustls::crypto::ring::default_provider().install_default();
+        let folder = tempfile::tempdir().unwrap();
+        let private = folder.path().join("private");
+        if has_disk {
+            fs::create_dir(&private).unwrap();
+        }
+        let seen = Arc::new(Mutex::new(Vec::new()));
+        let (looked, looking) = (Arc::clone(&seen), private.clone());
+        let hub = http::Server::start(move |_| {
+            *looked.lock().unwrap() = open_files(&looking);
+            http::Response::new(200, "").with_header(OF_HUB, "1")
+        })
+        .unwrap();
+        let settings = HubSettings {
+            lease: Url::parse(&format!("{}/leases/l", hub.url())).unwrap(),
+            token: Arc::new(|| "token".to_owned().into()),
+            organization: "o".to_owned(),
+            workspace: "w".to_owned(),
+            job: "1".to_owned(),
+            step: "s".to_owned(),
+        };
+        let store = HubStore::open(settings, &RequestTiming::default()).unwrap();
+        let spool = tempfile::tempdir().unwrap();
+        let log = RunLog::start(
+            LogConfig::new(spool.path().to_owned()),
+            Redactor::new([""; 0]),
+            Vec::new(),
+        );
+        let log = log.unwrap();
+        let server =
+            StateServer::start(store, private.clone(), log.writer(), Stop::default()).unwrap();
+        let BackendSettings::Http {
+            address,
+            user,
+            password,
+        } = server.settings()
+        else {
+            panic!("not the backend of a hub");
+        };
+        let state: Vec<u8> = (0..=250).cycle().take(length).collect();
+
+        let answer = reqwest::Client::new()
+            .post(format!("{address}?ID=own-lock"))
+            .basic_auth(user, Some(password.expose_secret()))
+            .body(state.clone())
+            .send()
+            .await
+            .unwrap();
+
+        assert_eq!(answer.status().as_u16(), 200);
+        let stored = hub.requests().pop().unwrap();
+        assert!(stored.body == state, "{} bytes", stored.body.len());
+        assert_eq!(stored.query, "lock=own-lock");
+        let file = is_in_file.then_some((0o600, length as u64));
+        let expected: Vec<(u32, u64)> = file.into_iter().collect();
+        assert_eq!(*seen.lock().unwrap(), expected);
+        let named = fs::read_dir(&private).into_iter().flatten().count();
+        assert_eq!(named, 0);
+    }
 }

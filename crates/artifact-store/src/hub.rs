@@ -2,7 +2,9 @@
 //! their keys, and knows the store.
 
 use std::fmt;
-use std::io::Write as _;
+use std::fs::File;
+use std::io::{self, Write as _};
+use std::os::unix::fs::FileExt as _;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
@@ -10,7 +12,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use backon::{BackoffBuilder as _, ExponentialBuilder};
 use bytes::Bytes;
-use futures_util::{StreamExt as _, TryStreamExt as _};
+use futures_util::{Stream, StreamExt as _, TryStreamExt as _, stream};
 use job_contract::keys::{self, Artifact, ObjectKey, StepIds};
 use pool_protocol::artifact::{Artifacts, CONTENT_DIGEST, RESCUE, content_digest};
 use pool_protocol::problem::Problem;
@@ -39,6 +41,8 @@ const SERVICE: &str = "the hub";
 const DOCUMENT_BYTES: u64 = 64 * 1024;
 /// The time for a request with a body of any size. The body may wait for its turn, and the hub passes it on before it answers.
 const SEND_TIMEOUT: Duration = Duration::from_mins(5);
+/// How much of a file is read at a time.
+const CHUNK_BYTES: usize = 64 * 1024;
 /// A larger body needs so many bytes a second, as the hub demands it.
 const BYTES_A_SECOND: u64 = 256 * 1024;
 /// The pause before a download begins again.
@@ -97,6 +101,7 @@ enum Sent<'s> {
     Nothing,
     Bytes(&'s Bytes),
     File(&'s Path, &'s Digest),
+    Open(&'s Arc<File>, &'s Digest),
 }
 
 impl Sent<'_> {
@@ -105,7 +110,7 @@ impl Sent<'_> {
         match self {
             Self::Nothing => None,
             Self::Bytes(bytes) => Some(bytes.len() as u64),
-            Self::File(_, digest) => Some(digest.size_bytes),
+            Self::File(_, digest) | Self::Open(_, digest) => Some(digest.size_bytes),
         }
     }
 }
@@ -178,11 +183,25 @@ impl HubStore {
 
     /// Replaces the state of the workspace. `lock` is the id of the lock that the tool has taken.
     pub async fn put_state(&self, state: &Bytes, lock: Option<&str>) -> Result<(), StoreError> {
+        self.replace_state(Sent::Bytes(state), lock).await
+    }
+
+    /// Replaces the state as [`Self::put_state`] does, by the content of an open file.
+    pub async fn put_state_file(
+        &self,
+        state: &Arc<File>,
+        digest: &Digest,
+        lock: Option<&str>,
+    ) -> Result<(), StoreError> {
+        self.replace_state(Sent::Open(state, digest), lock).await
+    }
+
+    async fn replace_state(&self, state: Sent<'_>, lock: Option<&str>) -> Result<(), StoreError> {
         let mut url = self.url(&["state"]);
         if let Some(lock) = lock {
             url.query_pairs_mut().append_pair("lock", lock);
         }
-        let sent = self.send(Method::POST, &url, Sent::Bytes(state), "store");
+        let sent = self.send(Method::POST, &url, state, "store");
         sent.await.map(drop)
     }
 
@@ -351,9 +370,13 @@ impl HubStore {
                     .header(CONTENT_LENGTH, digest.size_bytes)
                     .body(Body::wrap_stream(ReaderStream::with_capacity(
                         file,
-                        64 * 1024,
+                        CHUNK_BYTES,
                     )))
             }
+            Sent::Open(file, digest) => request
+                .header(CONTENT_DIGEST, content_digest(&digest.sha256))
+                .header(CONTENT_LENGTH, digest.size_bytes)
+                .body(Body::wrap_stream(content_of(Arc::clone(file)))),
         };
         let answer = match request.send().await {
             Ok(answer) => answer,
@@ -466,6 +489,23 @@ impl HubStore {
         }
         copied
     }
+}
+
+/// The content of a file from its beginning. It leaves the position of the file alone, because an attempt that broke off may still
+/// be reading.
+fn content_of(file: Arc<File>) -> impl Stream<Item = io::Result<Bytes>> + Send + 'static {
+    stream::try_unfold((file, 0), |(file, at): (Arc<File>, u64)| async move {
+        let read = move || {
+            let mut chunk = vec![0; CHUNK_BYTES];
+            let length = file.read_at(&mut chunk, at)?;
+            chunk.truncate(length);
+            Ok::<_, io::Error>((file, chunk))
+        };
+        let (file, chunk) = tokio::task::spawn_blocking(read).await??;
+        let next = at + chunk.len() as u64;
+        let is_over = chunk.is_empty();
+        Ok::<_, io::Error>((!is_over).then(|| (Bytes::from(chunk), (file, next))))
+    })
 }
 
 /// Why an attempt failed.
