@@ -194,6 +194,12 @@ async fn execute(run: &RunContext<'_>) -> StepResult {
         run.stop.clone(),
         run.log.writer(),
     )));
+    let _lease_watch = AbortOnDropHandle::new(tokio::spawn(stop_when_cut_off(
+        run.connections.platform.clone(),
+        run.budget.tool,
+        run.stop.clone(),
+        run.log.writer(),
+    )));
     match Box::pin(prepare(run, &view)).await {
         Ok(PreparedStep::Operation(prepared)) => Box::pin(run_operation(run, &prepared)).await,
         Ok(PreparedStep::Scripts(workspace, tool)) => {
@@ -213,6 +219,18 @@ async fn stop_when_cancelled(platform: Platform, running: StepRef, stop: Stop, l
     let status = platform.cancelled(&running).await;
     let cause = Cause::Cancelled;
     warn!(%status, "the job is over: interrupting tool and scripts, then storing results");
+    stop.order(cause);
+    log.line(&format!("mayfly: {cause}")).await;
+}
+
+/// Gives the stop order if the hub of the run does not answer, before the hub can have given the run up. Otherwise the tool would
+/// still work while another run has the workspace. `stopping` is the time that the tool gets.
+async fn stop_when_cut_off(platform: Platform, stopping: Duration, stop: Stop, log: LogWriter) {
+    let cause = Cause::CutOff(platform.cut_off(stopping).await);
+    if stop.given().is_some() {
+        return;
+    }
+    warn!("{cause}: interrupting tool and scripts, then storing results");
     stop.order(cause);
     log.line(&format!("mayfly: {cause}")).await;
 }

@@ -27,7 +27,7 @@ use tokio::time::{Instant, sleep_until};
 use tracing::{debug, warn};
 
 use crate::error::StepError;
-use crate::stop::Stop;
+use crate::stop::{Order, Stop};
 
 /// How long a child's background processes may keep its output open after the child has ended.
 const LEFTOVER_GRACE: Duration = Duration::from_secs(2);
@@ -74,6 +74,16 @@ pub struct Limit {
     pub interrupt: Option<Interrupt>,
     /// How long after the order the child's process group is killed.
     pub grace: Duration,
+}
+
+impl Limit {
+    /// Waits for the order that concerns the child.
+    async fn order(&self) -> Order {
+        match self.interrupt {
+            Some(_) => self.stop.ordered().await,
+            None => self.stop.hurried().await,
+        }
+    }
 }
 
 /// How a child ended.
@@ -283,7 +293,7 @@ impl Supervision {
                     ended = Some(Ended::from(status?));
                     leftover_deadline = Some(Instant::now() + LEFTOVER_GRACE);
                 }
-                order = limit.stop.ordered(), if !self.stop_handled && ended.is_none() => {
+                order = limit.order(), if !self.stop_handled && ended.is_none() => {
                     self.stop_handled = true;
                     self.kill_at = Some(order.at + limit.grace);
                     self.interrupt(limit.interrupt);

@@ -24,6 +24,9 @@ pub(crate) const MEMORY_HINT: &str = "raise the memory limit of the run (EPHEMER
 pub struct Stop {
     token: CancellationToken,
     order: Arc<OnceLock<Order>>,
+    /// The order after which the process soon ends. It may follow one that leaves the time to save results.
+    hurry: CancellationToken,
+    hurried: Arc<OnceLock<Order>>,
 }
 
 /// The cause and the time of a stop order.
@@ -48,9 +51,16 @@ pub enum Cause {
         used: u64,
         limit: u64,
     },
+    /// The hub of the run has not answered for this long. It may give the workspace to another run.
+    CutOff(Duration),
 }
 
 impl Cause {
+    /// Whether the process must end soon. Otherwise what the run has made may be saved as long as after a run without an order.
+    const fn hurries(self) -> bool {
+        !matches!(self, Self::CutOff(_))
+    }
+
     /// The exit code of a step that failed for this cause.
     pub const fn exit(self) -> Exit {
         match self {
@@ -67,6 +77,7 @@ impl Cause {
             Self::Deadline(_) => StopReason::Deadline,
             Self::Silence(_) => StopReason::Silence,
             Self::Memory { .. } => StopReason::Memory,
+            Self::CutOff(_) => StopReason::CutOff,
         }
     }
 
@@ -79,6 +90,9 @@ impl Cause {
                 Some("find out what the tool waits for, or raise the limit on silence")
             }
             Self::Memory { .. } => Some(MEMORY_HINT),
+            Self::CutOff(_) => Some(
+                "check the network between the executor and its hub, or raise MAYFLY_POOL_LOST_SECONDS of the hub",
+            ),
         }
     }
 }
@@ -105,17 +119,27 @@ impl fmt::Display for Cause {
                 used / MIB,
                 limit / MIB
             ),
+            Self::CutOff(silence) => write!(
+                f,
+                "stopped because its hub has not answered for {}, and may soon give the workspace to another run",
+                humantime::format_duration(*silence)
+            ),
         }
     }
 }
 
 impl Stop {
-    /// Gives the order. A second order has no effect.
+    /// Gives the order. A second order only shortens the time for saving, if the first has left it.
     pub fn order(&self, cause: Cause) {
-        let _ = self.order.set(Order {
+        let order = Order {
             cause,
             at: Instant::now(),
-        });
+        };
+        let _ = self.order.set(order);
+        if cause.hurries() {
+            let _ = self.hurried.set(order);
+            self.hurry.cancel();
+        }
         self.token.cancel();
     }
 
@@ -129,17 +153,24 @@ impl Stop {
         self.order.get().copied()
     }
 
-    /// The deadline of work that may last `limit`, or after a stop order until `until` after the order.
+    /// The deadline of work that may last `limit`, or after an order that ends the process soon until `until` after the order.
     pub fn deadline(&self, limit: Duration, until: Duration) -> Deadline {
-        match self.given() {
+        match self.hurried.get() {
             Some(order) => Deadline::after(limit.min(until.saturating_sub(order.at.elapsed()))),
-            None => Deadline::after(limit).hurried_by(self.token(), until),
+            None => Deadline::after(limit).hurried_by(self.hurry.clone(), until),
         }
     }
 
-    /// Blocks a thread until the order is given, and returns it.
+    /// Blocks a thread until an order is given after which the process soon ends, and returns it.
     pub(crate) fn wait(&self) -> Order {
-        *self.order.wait()
+        *self.hurried.wait()
+    }
+
+    /// Waits for such an order, and returns it.
+    pub(crate) async fn hurried(&self) -> Order {
+        self.hurry.cancelled().await;
+        let order = self.hurried.get().copied();
+        order.expect("the order is recorded before it is announced")
     }
 
     /// Waits for the order, and returns it.
@@ -262,5 +293,24 @@ mod tests {
         stop.order(Cause::Signal(15));
         stop.order(Cause::Cancelled);
         assert_eq!(stop.ordered().await.cause, Cause::Signal(15));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_run_that_is_cut_off_has_time_to_save_until_a_signal_comes() {
+        let (stop, start) = (Stop::default(), Instant::now());
+        let [limit, until] = [600, 30].map(Duration::from_secs);
+        let cut_off = Cause::CutOff(Duration::from_secs(335));
+        stop.order(cut_off);
+        assert_eq!(stop.ordered().await.cause, cut_off);
+        stop.deadline(limit, until).over().await;
+        assert_eq!(start.elapsed().as_secs(), 600);
+
+        let deadline = stop.deadline(limit, until);
+        stop.order(Cause::Signal(15));
+        assert_eq!(stop.hurried().await.cause, Cause::Signal(15));
+        deadline.over().await;
+        stop.deadline(limit, until).over().await;
+        assert_eq!(start.elapsed().as_secs(), 630);
+        assert_eq!(stop.given().unwrap().cause, cut_off);
     }
 }

@@ -110,6 +110,8 @@ pub struct Hub {
     exchanges: Arc<Forms>,
     /// How long a lease is valid.
     lease: Duration,
+    /// How long nothing may be heard of an executor that has accepted its task.
+    lost_after: Duration,
     /// Notified when there may be an outcome to report.
     ended: Notify,
     shutdown: Shutdown,
@@ -184,7 +186,7 @@ impl Hub {
             .logs
             .zip(kept)
             .map(|(logs, kept)| KeptLogs::open(logs, kept));
-        let lease = settings.rules.lease;
+        let (lease, lost_after) = (settings.rules.lease, settings.rules.lost_after);
         let keys = Arc::new(open_keys(settings.keys)?);
         let keys_of_store = Arc::clone(&keys);
         let store = Store::open(settings.store.reveal(), settings.rules, keys_of_store).await?;
@@ -211,6 +213,7 @@ impl Hub {
             budget: Budget::new(),
             exchanges: Forms::new(MAX_EXCHANGES),
             lease,
+            lost_after,
             ended: Notify::new(),
             shutdown,
         })

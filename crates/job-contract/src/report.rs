@@ -137,6 +137,8 @@ pub enum StopReason {
     Silence,
     /// The memory limit was almost reached.
     Memory,
+    /// The hub did not answer, and could soon have given the workspace to another run.
+    CutOff,
 }
 
 /// The tool that ran a step.

@@ -16,6 +16,7 @@ use pool_protocol::path::LeaseCall;
 use reqwest::{Method, Url};
 use serde::Serialize;
 use tokio::sync::watch;
+use tokio::time::{Instant, sleep_until};
 use tracing::{info, warn};
 
 pub use args::{LeaseArgs, LeaseConfig};
@@ -49,6 +50,7 @@ pub(crate) struct Lease(Arc<Inner>);
 struct Inner {
     hub: Hub,
     status: watch::Sender<LeaseStatus>,
+    renewed: watch::Sender<Option<Renewal>>,
     /// The claim, once it is granted.
     accepted: OnceLock<wire::Acceptance>,
     heartbeat: Mutex<Option<Heartbeat>>,
@@ -67,6 +69,14 @@ enum LeaseStatus {
     CancelRequested,
     /// The lease has ended, or another executor has the task.
     Lost,
+}
+
+/// The last answer of the hub to a claim or a heartbeat.
+#[derive(Clone, Copy, Debug)]
+struct Renewal {
+    at: Instant,
+    /// How long the hub then waits for the next heartbeat until it gives the run up.
+    lost_in: Duration,
 }
 
 /// A client for the calls of one lease.
@@ -94,6 +104,7 @@ impl Lease {
         Ok(Self(Arc::new(Inner {
             hub: Hub::new(config)?,
             status: watch::channel(LeaseStatus::Valid).0,
+            renewed: watch::channel(None).0,
             accepted: OnceLock::new(),
             heartbeat: Mutex::default(),
             phase: CurrentPhase::default(),
@@ -118,9 +129,10 @@ impl Lease {
         };
         let acceptance = self.0.accepted.get_or_init(|| acceptance);
         heartbeat::apply_response(&lease, &hub.config.token, &self.0.status);
+        heartbeat::renew(&lease, Instant::now(), &self.0.renewed);
         let mut heartbeat = self.heartbeat();
         if heartbeat.is_none() {
-            let status = self.0.status.clone();
+            let status = (self.0.status.clone(), self.0.renewed.clone());
             let beat = Beat {
                 acceptance: acceptance.clone(),
                 phase: Arc::clone(&self.0.phase),
@@ -151,6 +163,29 @@ impl Lease {
             JobStatus::Failed
         } else {
             JobStatus::Cancelled
+        }
+    }
+
+    /// Returns when the hub has not answered for so long that the run must stop: later, the hub may give it up, and another run
+    /// may get the workspace. `stopping` is the time that stopping takes. Returns how long the hub has not answered.
+    pub(crate) async fn cut_off(&self, stopping: Duration) -> Duration {
+        let mut renewed = self.0.renewed.subscribe();
+        loop {
+            let last = *renewed.borrow_and_update();
+            let silence = async {
+                let Some(last) = last else {
+                    return std::future::pending().await;
+                };
+                let patience = heartbeat::patience(last.lost_in, stopping);
+                sleep_until(last.at + patience).await;
+                patience
+            };
+            tokio::select! {
+                biased;
+                // The sender lives as long as `self`.
+                Ok(()) = renewed.changed() => {}
+                silence = silence => return silence,
+            }
         }
     }
 

@@ -76,6 +76,15 @@ impl Platform {
         }
     }
 
+    /// Returns when the hub of the run has not answered for so long that another run may soon get the workspace, and for how
+    /// long it has not. `stopping` is the time that stopping the run takes. Never returns without a hub.
+    pub async fn cut_off(&self, stopping: Duration) -> Duration {
+        match self {
+            Self::Local(_) => std::future::pending().await,
+            Self::Terrakube(terrakube) => terrakube.cut_off(stopping).await,
+        }
+    }
+
     /// Claims the step for `holder`, atomically: exactly one claimant gets the step, for ever.
     pub async fn claim(&self, step: &StepRef, holder: &Holder) -> Result<Claim, PlatformError> {
         match self {

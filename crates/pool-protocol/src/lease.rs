@@ -100,6 +100,9 @@ pub struct Lease {
     /// The time from the request to the expiry. It does not depend on clocks, which may differ.
     #[serde(default)]
     pub expires_in_seconds: u32,
+    /// The time without a heartbeat after which the run is given up.
+    #[serde(default)]
+    pub lost_in_seconds: u32,
     /// The new token. It replaces the token of the request.
     pub job_token: String,
     pub cancel_requested: bool,

@@ -79,7 +79,7 @@ fn spoken(pod: &Pod) -> Option<PodEnd> {
             _ if report.lock.as_ref().is_some_and(in_the_way) => VerdictKind::StateLocked,
             // If the kernel kills only one process, the executor survives its tool.
             _ if was_out_of_memory(pod) => VerdictKind::OomKilled,
-            Some(StopReason::Signal) | None => VerdictKind::StepFailed,
+            Some(StopReason::Signal | StopReason::CutOff) | None => VerdictKind::StepFailed,
         },
         other => VerdictKind::from(other),
     };

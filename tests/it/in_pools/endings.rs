@@ -13,7 +13,7 @@ use super::runs::change;
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_lost_run_fails_once_and_its_executor_is_refused() {
-    let fixture = Fixture::new().await.with(env::POOL_LOST_SECONDS, "2");
+    let fixture = Fixture::new().await.with(env::POOL_LOST_SECONDS, "10");
     let hub = fixture.serve();
     let job = fixture.dispatched_plan().await;
     let agent = fixture.client(&hub);

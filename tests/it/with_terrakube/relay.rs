@@ -384,7 +384,7 @@ async fn a_cancellation_of_the_job_is_seen_through_the_relay_and_the_state_is_st
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_run_that_the_hub_has_given_up_stores_its_state_and_leaves_all_statuses_alone() {
-    let pool = Pool::that_gives_up_after("6").await;
+    let pool = Pool::that_gives_up_after("20").await;
     let gate = pool.stage.machine().gate();
     let (job, lease, executor) = pool.at_the_gate(&gate).await;
     pool.proxy.cut();

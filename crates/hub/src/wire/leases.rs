@@ -238,6 +238,7 @@ fn lease_of(hub: &Hub, status: LeaseStatus) -> axum::response::Response {
         state: status.state,
         expires_at: time_after(status.expires_in),
         expires_in_seconds: seconds(status.expires_in),
+        lost_in_seconds: seconds(hub.lost_after),
         job_token: hub.keys.current().sign(grant),
         cancel_requested: status.cancel_requested,
     })

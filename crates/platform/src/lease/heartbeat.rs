@@ -12,7 +12,7 @@ use tokio::sync::{oneshot, watch};
 use tokio::time::{Instant, sleep_until};
 use tracing::{debug, info, warn};
 
-use super::{CurrentPhase, Hub, JobToken, LeaseConfig, LeaseStatus, PACE};
+use super::{CurrentPhase, Hub, JobToken, LeaseConfig, LeaseStatus, PACE, Renewal};
 use crate::calls::client::LONGEST_RETRY_AFTER;
 use runtime::Deadline;
 
@@ -54,13 +54,14 @@ impl Heartbeat {
         hub: LeaseConfig,
         lease: &wire::Lease,
         beat: Beat,
-        status: watch::Sender<LeaseStatus>,
+        (status, renewed): (watch::Sender<LeaseStatus>, watch::Sender<Option<Renewal>>),
     ) -> io::Result<Self> {
         let (alive, over) = oneshot::channel();
         let heartbeat_loop = HeartbeatLoop {
             beat,
             interval: interval(lease),
             status,
+            renewed,
         };
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_all()
@@ -109,10 +110,24 @@ pub(super) fn apply_response(
     }
 }
 
+/// Notes that the hub has answered a request of this time. An older hub does not say how long it waits for the next one.
+pub(super) fn renew(lease: &wire::Lease, at: Instant, renewed: &watch::Sender<Option<Renewal>>) {
+    if lease.lost_in_seconds > 0 {
+        let lost_in = Duration::from_secs(lease.lost_in_seconds.into());
+        renewed.send_replace(Some(Renewal { at, lost_in }));
+    }
+}
+
+/// Returns how long a run waits for the hub until it stops. If stopping may take longer than the hub waits, it begins in the middle.
+pub(super) fn patience(lost_in: Duration, stopping: Duration) -> Duration {
+    lost_in.saturating_sub(stopping).max(lost_in / 2)
+}
+
 struct HeartbeatLoop {
     beat: Beat,
     interval: Duration,
     status: watch::Sender<LeaseStatus>,
+    renewed: watch::Sender<Option<Renewal>>,
 }
 
 impl HeartbeatLoop {
@@ -132,6 +147,7 @@ impl HeartbeatLoop {
             {
                 Ok(lease) => {
                     apply_response(&lease, &hub.config.token, &self.status);
+                    renew(&lease, sent_at, &self.renewed);
                     if failing.take().is_some() {
                         info!("the hub accepts heartbeats again");
                     }

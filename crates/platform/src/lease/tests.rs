@@ -20,6 +20,8 @@ use super::*;
 
 /// The longest wait of a test.
 const LONG: Duration = Duration::from_secs(30);
+/// What the hub says, in seconds.
+const LOST_IN: u32 = 600;
 
 fn holder() -> Holder {
     Holder {
@@ -37,6 +39,7 @@ fn lease_response(job_token: &str, cancel_requested: bool) -> Response {
         state: TaskState::Running,
         expires_at: String::new(),
         expires_in_seconds: 1,
+        lost_in_seconds: LOST_IN,
         job_token: job_token.to_owned(),
         cancel_requested,
     };
@@ -192,6 +195,41 @@ async fn a_cancellation_and_the_loss_of_the_lease_stop_the_run() {
         .await
         .unwrap();
     assert_eq!(server.requests().len(), before);
+}
+
+#[rstest]
+#[case::of_an_apply(600, 265, 335)]
+#[case::of_a_plan(600, 30, 570)]
+#[case::sooner_than_the_tool_stops(20, 265, 10)]
+fn a_run_is_cut_off_while_there_is_time_to_stop_its_tool(
+    #[case] lost_in: u64,
+    #[case] stopping: u64,
+    #[case] patience: u64,
+) {
+    let [lost_in, stopping, patience] = [lost_in, stopping, patience].map(Duration::from_secs);
+    assert_eq!(heartbeat::patience(lost_in, stopping), patience);
+}
+
+#[tokio::test]
+async fn a_lease_is_cut_off_if_the_hub_has_not_answered_for_too_long() {
+    let (server, responses) = scripted_server();
+    let lease = lease_at(&server);
+    responses.send(lease_response("", false)).unwrap();
+    assert_eq!(lease.accept(&holder()).await.unwrap(), Claim::Granted);
+    let mut answers = lease.0.renewed.subscribe();
+    let claimed = answers.borrow_and_update().unwrap();
+    assert_eq!(claimed.lost_in, Duration::from_secs(LOST_IN.into()));
+    responses.send(lease_response("", false)).unwrap();
+    answers.changed().await.unwrap();
+    let renewed = answers.borrow_and_update().unwrap();
+    assert!(renewed.at > claimed.at, "a heartbeat renews the lease");
+    // Nothing is left of the time after which the run is given up.
+    lease.0.renewed.send_replace(Some(Renewal {
+        at: renewed.at,
+        lost_in: Duration::ZERO,
+    }));
+    let silence = lease.cut_off(Duration::from_secs(30)).await;
+    assert_eq!(silence, Duration::ZERO);
 }
 
 #[rstest]

@@ -1,5 +1,7 @@
 //! Reads from the platform whether a step may run, its statuses, and whether it was cancelled.
 
+use std::time::Duration;
+
 use backon::{BackoffBuilder as _, ConstantBuilder};
 use job_contract::StepType;
 use job_contract::status::{JobStatus, StepStatus};
@@ -104,6 +106,15 @@ impl Terrakube {
                 status = lease.stopped() => status,
             },
             None => self.cancelled_by_platform(step).await,
+        }
+    }
+
+    /// Returns when the hub of the lease has not answered for too long, and for how long it has not. `stopping` is the time that
+    /// stopping the run takes. Never returns without a lease.
+    pub async fn cut_off(&self, stopping: Duration) -> Duration {
+        match &self.0.lease {
+            Some(lease) => lease.cut_off(stopping).await,
+            None => std::future::pending().await,
         }
     }
 
