@@ -6,6 +6,7 @@
 pub(crate) mod apply_changes;
 pub(crate) mod ask_permission;
 pub(crate) mod assume_role;
+pub(crate) mod check_backend;
 pub(crate) mod check_step;
 pub(crate) mod claim_step;
 pub(crate) mod conclude;

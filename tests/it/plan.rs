@@ -17,6 +17,9 @@ with_both_tools! {
     a_plan_leaves_its_changes_in_the_job_context,
     init_stays_quiet_for_command_line_runs_unless_it_fails,
     a_user_backend_is_replaced_by_the_stores,
+    a_backend_that_would_win_over_the_stores_ends_the_step_before_init,
+    a_backend_that_a_script_sets_up_ends_the_step_before_the_plan,
+    what_an_init_of_somebody_has_left_in_the_source_is_not_used,
 }
 
 fn a_plan_without_changes_completes_the_job(tool: Tool) {
@@ -198,6 +201,67 @@ fn a_user_backend_is_replaced_by_the_stores(tool: Tool) {
     machine.queue(&[&apply]);
     machine.run(&apply).expect_code(0);
     assert_eq!(machine.resources(&apply), ["terraform_data.a"]);
+}
+
+fn a_backend_that_would_win_over_the_stores_ends_the_step_before_init(tool: Tool) {
+    let elsewhere =
+        "terraform {\n  backend \"local\" {\n    path = \"elsewhere.tfstate\"\n  }\n}\n";
+    let state = r#"{"version":4,"serial":1,"lineage":"l","outputs":{},"resources":[{}]}"#;
+    let mut cases = vec![
+        (Some(("zz_override.tf", elsewhere)), None),
+        (Some(("terraform.tfstate", state)), None),
+        (None, Some(("TF_WORKSPACE", "prod"))),
+        (None, Some(("TF_CLI_ARGS_init", "-backend-config=path=x"))),
+    ];
+    if tool == Tool::OpenTofu {
+        cases.push((Some(("terrakube_override.tofu", elsewhere)), None));
+    }
+    for (file, variable) in cases {
+        let (machine, repository) = (machine(), Repository::fixture());
+        repository.commit(file.as_slice());
+        let mut apply = job::step_by(tool, StepType::Apply, &repository);
+        let added = variable.map(|(name, value)| (name.to_owned(), value.to_owned()));
+        apply.environment_variables.extend(added);
+        machine.queue(&[&apply]);
+        let outcome = machine.run(&apply).expect_code(1);
+        let name = file.or(variable).unwrap().0;
+        assert!(outcome.error().contains(&format!("`{name}`")), "{outcome}");
+        assert!(outcome.report().hint.is_some(), "{outcome}");
+        assert!(!outcome.log().contains("Initializing"), "{outcome}");
+        assert_eq!(machine.state(&apply), None, "{outcome}");
+    }
+}
+
+fn a_backend_that_a_script_sets_up_ends_the_step_before_the_plan(tool: Tool) {
+    let (machine, repository) = (machine(), Repository::fixture());
+    let binary = tool.binary();
+    let script = format!("{binary} workspace new prod");
+    let plan = JobData {
+        command_list: vec![job::before(job::bash(1, &script))],
+        ..job::plan_by(tool, &repository)
+    };
+    machine.queue(&[&plan]);
+    let outcome = machine.run(&plan).expect_code(1);
+    assert!(outcome.error().contains("`prod`"), "{outcome}");
+    assert!(!outcome.log().contains(" PLAN"), "{outcome}");
+}
+
+fn what_an_init_of_somebody_has_left_in_the_source_is_not_used(tool: Tool) {
+    let (machine, repository) = (machine(), Repository::fixture());
+    let note =
+        r#"{"version":3,"backend":{"type":"s3","config":{"bucket":"of-somebody"},"hash":1}}"#;
+    repository.commit(&[
+        (".terraform/terraform.tfstate", note),
+        (".terraform/environment", "prod"),
+    ]);
+    let apply = job::step_by(tool, StepType::Apply, &repository);
+    machine.queue(&[&apply]);
+    let outcome = machine.run(&apply).expect_code(0);
+    for name in ["terraform.tfstate", "environment"] {
+        let text = format!("Not used: `.terraform/{name}`");
+        assert!(outcome.log().contains(&text), "{outcome}");
+    }
+    assert_eq!(machine.resources(&apply), ["terraform_data.greeting"]);
 }
 
 #[test]

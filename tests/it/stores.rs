@@ -214,6 +214,26 @@ fn publishes_its_state(journey: &Journey<'_>, apply: &JobData) {
     assert_eq!(journey.state(&raw), current);
 }
 
+/// A backend of the source, and one that `init` has set up in another place, end a step before its plan.
+fn refuses_another_place(fixture: &Fixture) {
+    let noted = r#"{"version":3,"backend":{"type":"local","config":{"path":"elsewhere"}}}"#;
+    let init = format!("mkdir -p .terraform\necho '{noted}' > .terraform/terraform.tfstate");
+    let elsewhere = "terraform {\n  backend \"local\" {}\n}\n";
+    for (tool, file, words) in [
+        (FakeTool::new(), "zz_override.tf", "`zz_override.tf`"),
+        (FakeTool::new().on("init", &init), "zz.txt", "`local`"),
+    ] {
+        let journey = Journey::new(fixture);
+        let repository = Repository::with(&[("main.tf", MODULE), (file, elsewhere)]);
+        let plan = job::in_job(&job::plan(&repository), "9001");
+        journey.machine.queue(&[&plan]);
+        let executor = journey.executor(&plan).env("PATH", tool.path());
+        let outcome = executor.run().expect_code(1);
+        assert!(outcome.error().contains(words), "{outcome}");
+        assert!(!tool.was_called("plan"), "{outcome}");
+    }
+}
+
 fn backend_state() -> ObjectKey {
     ObjectKey::backend_state(job::ORGANIZATION, job::WORKSPACE)
 }
@@ -269,7 +289,9 @@ fn s3_with_keys(server: &S3) -> Fixture {
 #[test]
 fn s3_by_another_service_keeps_a_whole_job() {
     let server = S3::start().unwrap();
-    plans_and_applies(&s3_with_keys(&server));
+    let fixture = s3_with_keys(&server);
+    plans_and_applies(&fixture);
+    refuses_another_place(&fixture);
     let log = server.log();
     assert!(
         log.contains("terraform.tfstate.tflock"),
@@ -401,6 +423,7 @@ fn azure_keeps_a_whole_job() {
     let made = fixture.store.put(&key, "x");
     runtime.block_on(made).unwrap();
     plans_and_applies(&fixture);
+    refuses_another_place(&fixture);
     hub_and_tool_keep_each_other_out(&fixture, &settings, &runtime);
 }
 
@@ -460,7 +483,7 @@ fn gcs_keeps_a_whole_job() {
     environment.extend(clouds.environment());
     let key: Value = serde_json::from_str(&account).unwrap();
     let private_key = key["private_key"].as_str().unwrap();
-    plans_and_applies(&Fixture {
+    let fixture = Fixture {
         environment,
         variables: Vec::new(),
         secrets: vec![private_key.lines().nth(1).unwrap().to_owned()],
@@ -475,7 +498,9 @@ fn gcs_keeps_a_whole_job() {
             path: format!("{}/default.tfstate", backend_state().path),
             ..backend_state()
         },
-    });
+    };
+    plans_and_applies(&fixture);
+    refuses_another_place(&fixture);
 }
 
 #[test]

@@ -162,7 +162,8 @@ fn slack_hears_of_an_apply_with_and_without_curl() {
             let folder = machine.scratch("image");
             fs::create_dir(&folder).unwrap();
             for name in [
-                "bash", "cat", "dirname", "env", "git", "grep", "jq", "openssl", "rm", "sed", "wc",
+                "bash", "cat", "dirname", "env", "git", "grep", "jq", "mkdir", "openssl", "rm",
+                "sed", "wc",
             ] {
                 std::os::unix::fs::symlink(which::which(name).unwrap(), folder.join(name)).unwrap();
             }

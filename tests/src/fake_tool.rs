@@ -12,6 +12,25 @@ use tempfile::TempDir;
 /// Version a fake tool claims to be.
 pub const VERSION: &str = "1.9.8";
 
+/// `init` as the real tool does it: it notes the backend of the override file.
+const INIT: &str = r#"
+folder=${TF_DATA_DIR:-.terraform}
+mkdir -p "$folder"
+kind='^  backend "([a-z0-9]+)" [{]$'
+setting='^    ([a-z_]+) = (".*"|true|[{] s3 = ".*" [}])$'
+settings=
+for file in *_override.tf; do
+while IFS= read -r line; do
+if [[ $line =~ $kind ]]; then backend=${BASH_REMATCH[1]}
+elif [[ $line =~ $setting ]]; then
+name=${BASH_REMATCH[1]} value=${BASH_REMATCH[2]}
+settings+="${settings:+,}\"$name\":${value/s3 =/\"s3\":}"
+fi
+done < "$file"
+done
+echo "{\"version\":3,\"backend\":{\"type\":\"$backend\",\"config\":{$settings}}}" > "$folder/terraform.tfstate"
+"#;
+
 /// A folder to be put first on `PATH`.
 #[derive(Debug)]
 pub struct FakeTool {
@@ -49,6 +68,7 @@ for argument in "$@"; do case "$argument" in -out=*) out=${{argument#-out=}} ;; 
 case "$1" in
 version) echo '{{"terraform_version":"{VERSION}","platform":"linux_amd64","provider_selections":{{}}}}' ;;
 {cases}
+init) {INIT} ;;
 plan) echo plan > "$out" ;;
 show) [[ " $* " == *" -json "* ]] && echo '{{"format_version":"1.2","terraform_version":"{VERSION}"}}' ;;
 output) echo '{{}}' ;;

@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 use job_contract::Exit;
 
 pub(crate) use archive::{Extra, write};
-pub(crate) use modules::has_opentofu_files;
+pub(crate) use modules::{has_opentofu_files, own_backend};
 pub(crate) use tree::{Entry, Kind};
 
 use self::tree::Walk;

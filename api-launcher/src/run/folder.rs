@@ -65,6 +65,7 @@ pub(crate) async fn run(
         std::env::var(name)
     })?;
     let tool = choose_tool(args, &dir)?;
+    refuse_own_backend(&dir, tool)?;
     let program = Program::choose(args.local.executor.as_deref())?;
 
     let data = args.local.data.locate()?.create()?;
@@ -122,6 +123,19 @@ fn warn_about_state(session: &mut Session<'_>, dir: &Path) {
             kept.display()
         )));
     }
+}
+
+/// A folder with a backend of its own has its state there. A plan from another state would create everything again.
+fn refuse_own_backend(dir: &Path, tool: Tool) -> Result<(), Failure> {
+    let Some(file) = content::own_backend(dir, tool)? else {
+        return Ok(());
+    };
+    let text = format!(
+        "`{}` sets a backend or `cloud`, and `run` keeps the state of a folder in the data directory",
+        file.strip_prefix(dir).unwrap_or(&file).display()
+    );
+    Err(Failure::new(Exit::BadJobData, text)
+        .with_hint("use the tool itself for this folder, or run a copy of it without the backend"))
 }
 
 /// Asked for; else OpenTofu for folders written for it, and where it alone is installed.

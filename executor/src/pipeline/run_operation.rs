@@ -17,6 +17,7 @@ use crate::error::{StepError, catch_panic};
 use crate::hooks::HookPoint;
 use crate::operation::{Operation, OperationContext, OperationResult, PreparedOperation};
 use crate::phases::apply_changes::apply_changes;
+use crate::phases::check_backend::{check_backend, refuse_detours};
 use crate::phases::hand_over_files::{TreeBefore, leave_files, look_before, name_other_providers};
 use crate::phases::init::{init, write_backend, write_variables};
 use crate::phases::judge_plan::judge_plan;
@@ -163,10 +164,12 @@ async fn run_phases_before(
     {
         return Ok(false);
     }
+    refuse_detours(context, env).await?;
     let mut access = write_backend(context, env)?;
     access.provide(env)?;
     context.terraform.variables = write_variables(context).await?;
     init(context, env).await?;
+    check_backend(context, env).await?;
     name_other_providers(context).await;
     let before = run_scripts(context, Phase::Before, env, "").await;
     access.provide(env)?;
@@ -174,9 +177,10 @@ async fn run_phases_before(
     if !before? {
         return Ok(false);
     }
-    if is_plan {
-        return run_hook(context, HookPoint::PrePlan, env, none()).await;
+    if is_plan && !run_hook(context, HookPoint::PrePlan, env, none()).await? {
+        return Ok(false);
     }
+    check_backend(context, env).await?;
     Ok(true)
 }
 

@@ -2,6 +2,9 @@
 //! the platform expects it. The module also provides the backend's credentials. If the tool permits it, they stay out
 //! of the work tree and of the plan (docs/decisions/0009-backend-credentials.md).
 
+pub(crate) mod detours;
+pub(crate) mod initialised;
+
 use std::fmt::Write as _;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -40,6 +43,12 @@ const HTTP_ADDRESSES: [&str; 3] = [
     "TF_HTTP_ADDRESS",
     "TF_HTTP_LOCK_ADDRESS",
     "TF_HTTP_UNLOCK_ADDRESS",
+];
+/// Its other methods, which a run may have set for a backend of its own.
+const HTTP_METHODS: [(&str, &str); 3] = [
+    ("TF_HTTP_UPDATE_METHOD", "POST"),
+    ("TF_HTTP_LOCK_METHOD", "LOCK"),
+    ("TF_HTTP_UNLOCK_METHOD", "UNLOCK"),
 ];
 const HTTP_USER: &str = "TF_HTTP_USERNAME";
 const HTTP_PASSWORD: &str = "TF_HTTP_PASSWORD";
@@ -98,6 +107,17 @@ pub fn write(
     })
 }
 
+/// The name of the override.
+pub(crate) fn override_file(settings: &BackendSettings) -> &'static str {
+    match settings {
+        BackendSettings::Hub | BackendSettings::Http { .. } => HTTP_FILE,
+        BackendSettings::Local { .. } => LOCAL_FILE,
+        BackendSettings::S3 { .. } => AWS_FILE,
+        BackendSettings::Azurerm { .. } => AZURE_FILE,
+        BackendSettings::Gcs { .. } => GCP_FILE,
+    }
+}
+
 /// Whether the tool opens the store with credentials of the store, whatever the run has for AWS.
 pub(crate) fn has_own_credentials(settings: &BackendSettings, version: &Version) -> bool {
     let BackendSettings::S3 {
@@ -137,6 +157,9 @@ impl BackendAccess {
             } => {
                 for name in HTTP_ADDRESSES {
                     env.set(name, address)?;
+                }
+                for (name, method) in HTTP_METHODS {
+                    env.set(name, method)?;
                 }
                 env.set(HTTP_USER, user)?;
                 env.set(HTTP_PASSWORD, password.expose_secret())?;

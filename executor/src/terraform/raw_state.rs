@@ -1,6 +1,7 @@
 //! The parts of a state file that publishing needs: serial, lineage and outputs.
 
 use std::collections::BTreeMap;
+use std::io::Read;
 
 use serde::de::IgnoredAny;
 use serde::{Deserialize, Serialize};
@@ -82,6 +83,47 @@ impl RawState {
     }
 }
 
+/// Which state it is, of any size.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct StateMark {
+    pub(crate) serial: u64,
+    /// An encrypted state may have none.
+    pub(crate) lineage: String,
+    /// Whether it has neither resources nor outputs.
+    pub(crate) is_empty: bool,
+}
+
+impl StateMark {
+    /// Reads a state, and keeps nothing else of it in memory.
+    pub(crate) fn read(state: impl Read) -> Result<Self, serde_json::Error> {
+        let found: Parts = serde_json::from_reader(state)?;
+        let has_resources = found.resources.is_some_and(|list| !list.is_empty());
+        let has_outputs = found.outputs.is_some_and(|outputs| !outputs.is_empty());
+        Ok(Self {
+            serial: found.serial,
+            lineage: found.lineage,
+            is_empty: !has_resources && !has_outputs && found.encrypted_data.is_none(),
+        })
+    }
+
+    /// Whether this state is the other one, or one that followed it.
+    pub(crate) fn follows(&self, other: &Self) -> bool {
+        let is_unmarked = self.lineage.is_empty() && !self.is_empty;
+        is_unmarked || (self.lineage == other.lineage && self.serial >= other.serial)
+    }
+}
+
+#[derive(Deserialize)]
+struct Parts {
+    #[serde(default)]
+    serial: u64,
+    #[serde(default)]
+    lineage: String,
+    outputs: Option<Map<String, Value>>,
+    resources: Option<Vec<IgnoredAny>>,
+    encrypted_data: Option<IgnoredAny>,
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -108,6 +150,23 @@ mod tests {
             json!({"name": "a", "type": ["object", {}], "sensitive": true, "value": null})
         );
         assert_eq!(context[1]["value"], "x \"y\"");
+    }
+
+    #[test]
+    fn a_state_is_followed_by_itself_and_by_later_ones_of_its_lineage() {
+        let mark = |text: &str| StateMark::read(text.as_bytes()).unwrap();
+        let seven = mark(STATE);
+        assert!(!seven.is_empty && seven.follows(&seven));
+        let at = |lineage: &str, serial: u64| {
+            mark(&format!(
+                r#"{{"version":4,"serial":{serial},"lineage":"{lineage}","outputs":{{}},"resources":[]}}"#
+            ))
+        };
+        assert!(at("l", 0).is_empty);
+        assert!(at("l", 8).follows(&seven) && !at("l", 6).follows(&seven));
+        assert!(!at("other", 8).follows(&seven) && !at("", 0).follows(&seven));
+        // OpenTofu may keep both numbers in the part that it encrypts.
+        assert!(mark(r#"{"meta":{},"encrypted_data":"x"}"#).follows(&seven));
     }
 
     #[test]

@@ -184,7 +184,10 @@ fn address(name: &str, source: Option<&str>, default_host: &str) -> Option<Strin
 }
 
 /// The objects of a name: there may be one, or a list of them.
-fn objects<'v>(document: &'v Value, name: &str) -> impl Iterator<Item = &'v Map<String, Value>> {
+pub(super) fn objects<'v>(
+    document: &'v Value,
+    name: &str,
+) -> impl Iterator<Item = &'v Map<String, Value>> {
     document.get(name).into_iter().flat_map(objects_of)
 }
 

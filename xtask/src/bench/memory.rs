@@ -107,6 +107,8 @@ fn pouring_tool(folder: &Path) -> Result<std::ffi::OsString> {
             r#"#!/usr/bin/env bash
 case "$1" in
 version) echo '{{"terraform_version":"1.9.8","platform":"linux_amd64","provider_selections":{{}}}}' ;;
+init) mkdir -p .terraform; path=$(sed -n 's/^    path = //p' terrakube_override.tf)
+echo "{{\"version\":3,\"backend\":{{\"type\":\"local\",\"config\":{{\"path\":$path}}}}}}" > .terraform/terraform.tfstate ;;
 plan) echo plan > terraformLibrary.tfPlan; cat '{}'; exit 2 ;;
 show) [[ " $* " == *" -json "* ]] && echo '{{"format_version":"1.2","terraform_version":"1.9.8"}}' ;;
 esac

@@ -6,6 +6,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use hcl_edit::structure::Body;
+use job_contract::Tool;
 use runtime::{lexical, regular_file};
 use serde_json::Value;
 
@@ -21,10 +22,66 @@ pub(super) fn has_configuration(dir: &Path) -> Result<bool, Failure> {
 
 /// Whether the folder holds files only OpenTofu reads.
 pub(crate) fn has_opentofu_files(dir: &Path) -> Result<bool, Failure> {
-    Ok(configuration_files(dir)?.iter().any(|path| {
-        let name = path.to_string_lossy();
-        name.ends_with(".tofu") || name.ends_with(".tofu.json")
-    }))
+    let files = configuration_files(dir)?;
+    Ok(files.iter().any(|path| is_of_opentofu(path)))
+}
+
+/// The file in which the root module says itself where its state is, if it does. What does not parse may do so too.
+pub(crate) fn own_backend(dir: &Path, tool: Tool) -> Result<Option<PathBuf>, Failure> {
+    let mut files = configuration_files(dir)?;
+    files.sort();
+    files.retain(|path| tool == Tool::OpenTofu || !is_of_opentofu(path));
+    let sets_backend = |path: &PathBuf| match regular_file::read_text(path, MAX_FILE_BYTES) {
+        Ok(text) if is_json(path) => json_sets_backend(&text),
+        Ok(text) => hcl_sets_backend(&text),
+        Err(_) => false,
+    };
+    Ok(files.into_iter().find(sets_backend))
+}
+
+/// Blocks in `terraform` that say where the state is.
+const BACKENDS: [&str; 3] = ["backend", "cloud", "state_store"];
+
+fn hcl_sets_backend(text: &str) -> bool {
+    let Ok(body) = text.trim_start_matches('\u{feff}').parse::<Body>() else {
+        return text.lines().any(|line| {
+            let word = line.trim_start().split([' ', '\t', '"', '{']).next();
+            word.is_some_and(|word| BACKENDS.contains(&word))
+        });
+    };
+    let mut settings = body.get_blocks("terraform");
+    settings.any(|block| BACKENDS.iter().any(|name| block.body.has_blocks(name)))
+}
+
+fn json_sets_backend(text: &str) -> bool {
+    let Ok(document) = serde_json::from_str::<Value>(text) else {
+        return BACKENDS
+            .iter()
+            .any(|name| text.contains(&format!("\"{name}\"")));
+    };
+    let settings = blocks(&document)
+        .iter()
+        .filter_map(|body| body.get("terraform"));
+    let mut settings = settings.flat_map(blocks);
+    settings.any(|settings| BACKENDS.iter().any(|name| settings.get(name).is_some()))
+}
+
+fn is_of_opentofu(path: &Path) -> bool {
+    let name = path.to_string_lossy();
+    name.ends_with(".tofu") || name.ends_with(".tofu.json")
+}
+
+fn is_json(path: &Path) -> bool {
+    path.extension()
+        .is_some_and(|extension| extension == "json")
+}
+
+/// In JSON syntax a block may be an object or a list of them, at each level.
+fn blocks(value: &Value) -> &[Value] {
+    match value {
+        Value::Array(list) => list,
+        other => std::slice::from_ref(other),
+    }
 }
 
 /// Folders of all local modules `dir` calls, directly or through others, `dir` not among them. Sources that do
@@ -79,14 +136,7 @@ fn hcl_sources(text: &str, sources: &mut Vec<String>) {
     );
 }
 
-/// In JSON syntax a block may be an object or a list of them, at each level.
 fn json_sources(text: &str, sources: &mut Vec<String>) {
-    fn blocks(value: &Value) -> &[Value] {
-        match value {
-            Value::Array(list) => list,
-            other => std::slice::from_ref(other),
-        }
-    }
     let Ok(document) = serde_json::from_str::<Value>(text) else {
         return;
     };
@@ -128,6 +178,37 @@ fn configuration_files(dir: &Path) -> Result<Vec<PathBuf>, Failure> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_root_module_that_says_where_its_state_is_is_found() {
+        let of = |name: &str, text: &str, tool| {
+            let folder = tempfile::tempdir().unwrap();
+            fs::write(folder.path().join(name), text).unwrap();
+            own_backend(folder.path(), tool).unwrap().is_some()
+        };
+        for (name, text) in [
+            ("main.tf", "terraform {\n  backend \"local\" {}\n}\n"),
+            ("main.tf", "\u{feff}terraform {\n  cloud {}\n}\n"),
+            (
+                "main.tf.json",
+                r#"{"terraform": [{"backend": {"s3": {}}}]}"#,
+            ),
+            // The tool may read what our parser does not.
+            (
+                "main.tf",
+                "terraform {\n  backend \"local\" {}\n}\nx = {{\n",
+            ),
+            ("main.tf.json", r#"{"terraform": {"backend": {}},}"#),
+        ] {
+            assert!(of(name, text, Tool::Terraform), "{text}");
+        }
+        for text in ["terraform {}\nlocals {\n  backend = 1\n}\n", "x = {{\n"] {
+            assert!(!of("main.tf", text, Tool::Terraform), "{text}");
+        }
+        let block = "terraform {\n  backend \"local\" {}\n}\n";
+        assert!(of("main.tofu", block, Tool::OpenTofu));
+        assert!(!of("main.tofu", block, Tool::Terraform));
+    }
 
     #[test]
     fn sources_are_read_from_both_syntaxes() {

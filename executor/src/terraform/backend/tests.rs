@@ -470,3 +470,18 @@ fn gcs_by_an_identity_uses_the_document_of_the_operator() {
     fixture.write(&settings(None), &NEW);
     assert_eq!(fixture.variable(GCS_CREDENTIALS), None);
 }
+
+/// With another method, the tool would take an answer for a stored state.
+#[test]
+fn the_run_does_not_choose_the_methods_of_the_http_backend() {
+    let mut fixture = Fixture::new(&[("TF_HTTP_UPDATE_METHOD", "GET")]);
+    let settings = BackendSettings::Http {
+        address: "http://127.0.0.1:1/state".into(),
+        user: "u".into(),
+        password: SecretString::from("p"),
+    };
+    fixture.write(&settings, &NEW);
+    assert_eq!(fixture.files(), [override_file(&settings)]);
+    let methods = HTTP_METHODS.map(|(name, _)| fixture.variable(name).unwrap());
+    assert_eq!(methods, ["POST", "LOCK", "UNLOCK"]);
+}
