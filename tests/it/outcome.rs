@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 
 use integration_tests::{FakeTool, Machine, Outcome, Repository, job};
 use job_contract::keys::ObjectKey;
+use job_contract::report::StateStatus;
 use job_contract::{JobData, StepType, env};
 use nix::sys::signal::Signal;
 
@@ -255,4 +256,33 @@ fn an_apply_whose_state_could_not_be_copied_is_still_an_apply() {
     assert!(outcome.error().contains("could not"), "{outcome}");
     let log = machine.step_output(&apply);
     assert!(log.contains("Only the copy"), "{log}");
+}
+
+/// No real tool can be made to do this: the backends that lead elsewhere are refused before.
+#[test]
+fn an_apply_whose_state_the_store_does_not_have_has_failed_and_its_state_is_kept() {
+    let (machine, repository) = (machine(), Repository::fixture());
+    let state = r#"{"version":4,"serial":3,"lineage":"of-the-tool","outputs":{},"resources":[{}]}"#;
+    let tool = FakeTool::new().on("state", &format!("echo '{state}'"));
+    let apply = job::step(StepType::Apply, &repository);
+    machine.queue(&[&apply]);
+    let outcome = run_with(&machine, &tool, &apply).expect_code(1);
+    assert_eq!(machine.statuses(&apply), ("failed".into(), "failed".into()));
+    for words in [
+        "serial 3",
+        "`of-the-tool`",
+        "not where the platform reads it",
+    ] {
+        assert!(outcome.error().contains(words), "{outcome}");
+    }
+    assert_eq!(outcome.report().state, Some(StateStatus::Kept), "{outcome}");
+    assert!(machine.record(&apply).history.is_empty(), "{outcome}");
+    let kept = ObjectKey::errored_state(
+        &apply.organization_id,
+        &apply.workspace_id,
+        &apply.job_id,
+        &apply.step_id,
+    );
+    let kept = std::fs::read_to_string(machine.object(&kept)).unwrap();
+    assert_eq!(kept.trim_end(), state);
 }

@@ -14,6 +14,7 @@ use base64::engine::general_purpose::STANDARD;
 use integration_tests::machine::{ExecutorRun, files_below};
 use integration_tests::{FakeTool, Gate, Machine, Outcome, Repository, job};
 use job_contract::keys::{Area, ObjectKey, PLAN_FILE};
+use job_contract::report::StateStatus;
 use job_contract::{JobData, StepType, Tool, env};
 use secrecy::SecretString;
 use serde_json::{Value, json};
@@ -234,6 +235,32 @@ fn refuses_another_place(fixture: &Fixture) {
     }
 }
 
+/// After an apply, the store is asked for lineage and serial. It has neither what a tool has written elsewhere, nor what has not
+/// arrived.
+fn keeps_a_state_that_it_lacks(fixture: &Fixture) {
+    let (journey, repository) = (Journey::new(fixture), Repository::module(MODULE));
+    let stored = journey.state(&fixture.state);
+    let (lineage, serial) = (&stored["lineage"], stored["serial"].as_u64().unwrap());
+    let of_tool = json!("of-the-tool");
+    for (job_id, lineage, serial) in [("9002", &of_tool, serial), ("9003", lineage, serial + 1)] {
+        let written = json!({"version": 4, "serial": serial, "lineage": lineage, "outputs": {}, "resources": [{}]});
+        let tool = FakeTool::new().on("state", &format!("echo '{written}'"));
+        let apply = job::in_job(&job::step(StepType::Apply, &repository), job_id);
+        journey.machine.queue(&[&apply]);
+        let executor = journey.executor(&apply).env("PATH", tool.path());
+        let outcome = executor.run().expect_code(1);
+        assert_eq!(outcome.report().state, Some(StateStatus::Kept), "{outcome}");
+        let kept = ObjectKey::errored_state(
+            &apply.organization_id,
+            &apply.workspace_id,
+            &apply.job_id,
+            &apply.step_id,
+        );
+        assert_eq!(journey.state(&kept), written, "{outcome}");
+        assert_eq!(journey.state(&fixture.state), stored, "{outcome}");
+    }
+}
+
 fn backend_state() -> ObjectKey {
     ObjectKey::backend_state(job::ORGANIZATION, job::WORKSPACE)
 }
@@ -292,6 +319,7 @@ fn s3_by_another_service_keeps_a_whole_job() {
     let fixture = s3_with_keys(&server);
     plans_and_applies(&fixture);
     refuses_another_place(&fixture);
+    keeps_a_state_that_it_lacks(&fixture);
     let log = server.log();
     assert!(
         log.contains("terraform.tfstate.tflock"),
@@ -424,6 +452,7 @@ fn azure_keeps_a_whole_job() {
     runtime.block_on(made).unwrap();
     plans_and_applies(&fixture);
     refuses_another_place(&fixture);
+    keeps_a_state_that_it_lacks(&fixture);
     hub_and_tool_keep_each_other_out(&fixture, &settings, &runtime);
 }
 
@@ -501,6 +530,7 @@ fn gcs_keeps_a_whole_job() {
     };
     plans_and_applies(&fixture);
     refuses_another_place(&fixture);
+    keeps_a_state_that_it_lacks(&fixture);
 }
 
 #[test]

@@ -1,10 +1,13 @@
 //! Content that passes through a process: a hub gets it from one side, and sends it to the other.
 
 use std::fmt;
+use std::io::{self, Read};
 
 use bytes::Bytes;
 use futures_util::stream::BoxStream;
+use futures_util::{StreamExt as _, TryStreamExt as _};
 use tokio::io::AsyncRead;
+use tokio_util::io::{StreamReader, SyncIoBridge};
 
 use crate::digest::{Digest, Hasher};
 use crate::error::StoreError;
@@ -21,6 +24,14 @@ pub struct Content {
     /// Another content of the same object has another one. Empty if the service names none.
     pub version: String,
     pub chunks: BoxStream<'static, Result<Bytes, StoreError>>,
+}
+
+impl Content {
+    /// A reader for a thread that may block, within a runtime.
+    pub fn into_blocking_reader(self) -> impl Read + Send {
+        let chunks = self.chunks.map_err(io::Error::other).boxed();
+        SyncIoBridge::new(StreamReader::new(chunks))
+    }
 }
 
 /// What must be true of an object, so that a request changes it.

@@ -17,7 +17,7 @@ use crate::operation::{Operation, OperationContext, OperationResult};
 use crate::phases::live_view::LiveView;
 use crate::phases::release_lock;
 use crate::phases::rescue_state::errored_state_time;
-use crate::phases::save_state::{ApplyEnd, PublishedState, save_state};
+use crate::phases::save_state::{ApplyEnd, PublishedState, SavedState, save_state};
 use crate::process::Completion;
 use crate::stored_plan::ReviewedPlan;
 use crate::terraform::raw_state::RawState;
@@ -74,18 +74,21 @@ async fn apply_and_save(
         errored_before,
         printed_state: events.printed_state(),
     };
-    let (published, missing) = save(context, env, &end, result).await;
+    let saving = Box::pin(async { Ok(save(context, env, &end, result).await) });
+    let saved = catch_panic(saving)
+        .await
+        .unwrap_or_else(SavedState::unknown);
     result.details.tool_end = done
         .filter(|_| !end.success)
         .map(|done| format!("the tool ended with {}", done.ended));
     let applied = applied?;
-    // The tool has stored the state, or it would not have succeeded. With an outcome of `failed`, users would repeat
-    // the apply.
-    result.error = missing.filter(|_| end.success);
-    if end.success {
+    result.error = saved.missing.filter(|_| end.success);
+    // The store has the state, also without a copy of it. With an outcome of `failed`, users would repeat the apply.
+    if end.success && saved.is_confirmed {
         result.ending = Ending::Success;
     }
-    show_results(context, applied, published.as_ref(), live_view, result).await;
+    let published = saved.published.as_ref();
+    show_results(context, applied, published, live_view, result).await;
     Ok(())
 }
 
@@ -105,7 +108,7 @@ async fn show_results(
     if success && let Some(plan) = applied.rendered_plan {
         run.log_output(&plan).await;
     }
-    if result.error.is_some() {
+    if result.error.is_some() && result.ending == Ending::Success {
         let text = "The state is stored. Only the copy of it that the platform shows could not be published.";
         run.log.writer().line(text).await;
     }
@@ -133,23 +136,23 @@ async fn save(
     env: &ChildEnv,
     end: &ApplyEnd,
     result: &mut OperationResult,
-) -> (Option<PublishedState>, Option<StepError>) {
+) -> SavedState {
     let run = context.run;
     let details = &mut result.details;
     if !end.progress.has_begun() && release_lock::record_blocking_lock(context, details) {
-        return (None, None);
+        return SavedState::unchanged();
     }
-    let save = save_state(run, &context.terraform, env, end);
-    let saved = run
+    let save = Box::pin(save_state(run, &context.terraform, env, end));
+    let mut saved = run
         .timer
         .time(Phase::State, save, |saved| saved.missing.is_none())
         .await;
-    let (status, sentence, hint) = match saved.outcome {
+    let (status, sentence, hint) = match saved.outcome.take() {
         Some(outcome) => (Some(outcome.status), Some(outcome.sentence), outcome.hint),
         None => (None, None, None),
     };
     details.state = status;
-    details.lock = saved.lock;
+    details.lock = saved.lock.take();
     details.hint = hint;
     if !end.success {
         let progress = end.progress.sentence();
@@ -163,7 +166,7 @@ async fn save(
     if let Some(published) = &saved.published {
         result.history.clone_from(&published.history);
     }
-    (saved.published, saved.missing)
+    saved
 }
 
 async fn run_tool(

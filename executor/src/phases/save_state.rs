@@ -2,17 +2,21 @@
 //! could not store. It publishes a copy, its rendering and a history record. It releases a lock that the tool left when
 //! it died. State never appears in the log.
 //!
+//! An operation counts as successful only if the store has the state that the tool has written.
+//!
 //! This module knows nothing of the operation except how it ended.
 
 use std::collections::HashSet;
-use std::io;
+use std::io::{self, BufReader};
+use std::path::Path;
 use std::time::SystemTime;
 
-use artifact_store::BackendSettings;
+use artifact_store::{BackendSettings, S3Login, StoreError};
 use bytes::Bytes;
 use job_contract::encoding::hex;
 use job_contract::keys::ObjectKey;
 use job_contract::report::{ApplyProgress, StateLock, StateStatus};
+use job_contract::{Exit, chain};
 use md5::{Digest as _, Md5};
 use platform::History;
 use runtime::regular_file;
@@ -21,14 +25,17 @@ use tracing::warn;
 
 use crate::child_env::ChildEnv;
 use crate::context::RunContext;
-use crate::error::StepError;
+use crate::error::{StepError, catch_panic};
 use crate::phases::release_lock::release_leftover_lock;
 use crate::phases::rescue_state::{Rescue, StateOutcome, find_errored_state};
 use crate::terraform::Terraform;
 use crate::terraform::lock_error::EndedTool;
 use crate::terraform::progress::Progress;
-use crate::terraform::raw_state::{MAX_DOCUMENT_BYTES, RawState};
+use crate::terraform::raw_state::{MAX_DOCUMENT_BYTES, RawState, StateMark};
 use crate::terraform::structured::addresses;
+
+/// Variables with the key by which a backend has its state encrypted in the bucket.
+const CUSTOMER_KEYS: [&str; 2] = ["AWS_SSE_CUSTOMER_KEY", "GOOGLE_ENCRYPTION_KEY"];
 
 /// The end of an apply or a destroy, as far as the state depends on it.
 #[derive(Debug)]
@@ -47,10 +54,34 @@ pub(crate) struct ApplyEnd {
 #[derive(Debug)]
 pub(crate) struct SavedState {
     pub(crate) published: Option<PublishedState>,
-    /// Why there is no copy of a stored state.
+    /// Why there is no copy of a stored state, or why it is not certain that the store has the state.
     pub(crate) missing: Option<StepError>,
+    /// Whether the store has the state that the tool has written. Without that, no operation is successful.
+    pub(crate) is_confirmed: bool,
     pub(crate) outcome: Option<StateOutcome>,
     pub(crate) lock: Option<StateLock>,
+}
+
+impl SavedState {
+    /// The end of an operation that changed nothing.
+    pub(crate) const fn unchanged() -> Self {
+        Self {
+            published: None,
+            missing: None,
+            is_confirmed: true,
+            outcome: None,
+            lock: None,
+        }
+    }
+
+    /// The end of an operation whose state may be anywhere.
+    pub(crate) fn unknown(error: StepError) -> Self {
+        Self {
+            missing: Some(error),
+            is_confirmed: false,
+            ..Self::unchanged()
+        }
+    }
 }
 
 /// A published state.
@@ -68,6 +99,8 @@ pub(crate) struct PublishedState {
 enum PublishError {
     /// The state could not be read back, so its content is unknown.
     Unread(StepError),
+    /// The tool has written a state that the store does not have.
+    Elsewhere(StateStatus, StepError),
     /// The state exists, but the artifact store did not accept the copy.
     NotCopied(StepError),
 }
@@ -97,19 +130,28 @@ pub(crate) async fn save_state(
     };
     // After a failure, the rendering shows which changes the state lacks.
     let rendered = terraform.structured_output || !end.success;
-    let published = publish(run, terraform, env, rendered).await;
+    let publishing = async { Ok(publish(run, terraform, env, end.success, rendered).await) };
+    let published = catch_panic(publishing)
+        .await
+        .unwrap_or_else(|panicked| Err(PublishError::Unread(panicked)));
     let lock = match (lock, &end.tool_with_lock) {
         (None, Some(tool)) => release_leftover_lock(run, terraform, env, tool).await,
         (lock, _) => lock,
     };
     let outcome = rescued.or_else(|| describe_stored_state(end, &published));
+    let is_confirmed = matches!(published, Ok(_) | Err(PublishError::NotCopied(_)));
     let (published, missing) = match published {
         Ok(published) => (published, None),
-        Err(PublishError::Unread(error) | PublishError::NotCopied(error)) => (None, Some(error)),
+        Err(
+            PublishError::Unread(error)
+            | PublishError::Elsewhere(_, error)
+            | PublishError::NotCopied(error),
+        ) => (None, Some(error)),
     };
     SavedState {
         published,
         missing,
+        is_confirmed,
         outcome,
         lock,
     }
@@ -141,14 +183,16 @@ fn describe_stored_state(
     }
     match published {
         Ok(Some(_)) => of(StateStatus::Stored, "the state is stored".into(), None),
-        // The tool succeeds only after it has stored the state.
-        _ if end.success => of(StateStatus::Stored, "the state is stored".into(), None),
+        Err(PublishError::Elsewhere(status, error)) => of(*status, error.to_string(), error.hint()),
+        Ok(None) | Err(PublishError::NotCopied(_)) if end.success => {
+            of(StateStatus::Stored, "the state is stored".into(), None)
+        }
         Err(PublishError::NotCopied(error)) => of(
             StateStatus::Stored,
             format!("the state is stored, but no copy of it is published: {error}"),
             error.hint(),
         ),
-        _ if !end.progress.has_begun() => None,
+        _ if !end.success && !end.progress.has_begun() => None,
         Ok(None) => of(StateStatus::Unknown, "there is no state".into(), None),
         Err(PublishError::Unread(error)) => of(
             StateStatus::Unknown,
@@ -182,17 +226,18 @@ async fn publish(
     run: &RunContext<'_>,
     terraform: &Terraform<'_>,
     env: &ChildEnv,
+    success: bool,
     rendered: bool,
 ) -> Result<Option<PublishedState>, PublishError> {
-    let json = async {
+    let json = catch_panic(async {
         if rendered {
             terraform.show_state_json(env).await
         } else {
             Ok(None)
         }
-    };
-    let (json, raw) = tokio::join!(json, raw_state(run, terraform, env));
-    let Some(raw) = raw.map_err(PublishError::Unread)? else {
+    });
+    let (json, raw) = tokio::join!(json, confirmed_state(run, terraform, env, success));
+    let Some(raw) = raw? else {
         return Ok(None);
     };
     let (job, name) = (&run.job, run.stored(run.store.state_name()).await);
@@ -202,7 +247,7 @@ async fn publish(
         .await
         .map_err(PublishError::NotCopied)?;
     let parsed = RawState::parse(&raw);
-    let Some(text) = json.map_err(PublishError::Unread)? else {
+    let Some(text) = json.map_err(PublishError::NotCopied)? else {
         if rendered {
             warn!("the tool could not render the state as JSON; only the raw state is stored");
         }
@@ -238,39 +283,179 @@ async fn publish(
     }))
 }
 
-/// Reads the state. The local backend's file is read directly, which works even if the tool does not. The tool reads
-/// the state of any other backend. It also reads an encrypted local state. The local state of a CLI workspace other than
-/// the default has another path, so the tool reads it too.
-async fn raw_state(
+/// Reads the state, and makes sure that the store has what the tool has written.
+async fn confirmed_state(
     run: &RunContext<'_>,
     terraform: &Terraform<'_>,
     env: &ChildEnv,
-) -> Result<Option<Bytes>, StepError> {
-    let is_default = env
-        .get("TF_WORKSPACE")
-        .is_none_or(|workspace| workspace == "default");
-    let state = match &run.backend {
-        BackendSettings::Local { path } if is_default => {
-            match regular_file::read(path, MAX_DOCUMENT_BYTES as u64) {
-                Ok(state) if is_encrypted(&state) => {
-                    Some(terraform.state_pull(env).await?.unwrap_or(state))
-                }
-                Ok(state) => Some(state),
-                Err(error) if error.kind() == io::ErrorKind::NotFound => None,
-                Err(source) => return Err(StepError::working_dir(path, &source)),
-            }
+    success: bool,
+) -> Result<Option<Bytes>, PublishError> {
+    let state = if let BackendSettings::Local { path } = &run.backend {
+        // A tool that was killed may not start again, and its file has the state.
+        if success {
+            let pulled = pull(terraform, env).await?;
+            confirm(run, &pulled, success).await?;
         }
-        // The output of a failed `state pull` is not a state (W-40).
-        _ => {
-            let state = terraform.state_pull(env).await?;
-            Some(state.ok_or_else(|| {
-                StepError::infrastructure(
-                    "the state could not be read back from the tool's backend",
-                )
-            })?)
-        }
+        let state = local_state(path, terraform, env).await;
+        state.map_err(PublishError::Unread)?
+    } else {
+        let pulled = pull(terraform, env).await?;
+        confirm(run, &pulled, success).await?;
+        Some(pulled)
     };
     Ok(state.filter(|state| !state.is_empty()).map(Bytes::from))
+}
+
+/// The state as the tool sees it.
+async fn pull(terraform: &Terraform<'_>, env: &ChildEnv) -> Result<Vec<u8>, PublishError> {
+    let pulled = terraform.state_pull(env).await;
+    // The output of a failed `state pull` is not a state (W-40).
+    let pulled = pulled.map_err(PublishError::Unread)?;
+    pulled.ok_or_else(|| {
+        PublishError::Unread(StepError::infrastructure(
+            "the state could not be read back from the tool's backend",
+        ))
+    })
+}
+
+/// The file of the local backend, which can be read even if the tool cannot. The tool reads an encrypted one.
+async fn local_state(
+    path: &Path,
+    terraform: &Terraform<'_>,
+    env: &ChildEnv,
+) -> Result<Option<Vec<u8>>, StepError> {
+    match regular_file::read(path, MAX_DOCUMENT_BYTES as u64) {
+        Ok(state) if is_encrypted(&state) => {
+            Ok(Some(terraform.state_pull(env).await?.unwrap_or(state)))
+        }
+        Ok(state) => Ok(Some(state)),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+        Err(source) => Err(StepError::working_dir(path, &source)),
+    }
+}
+
+/// Asks the store for the state that the tool has written. After a failure, an answer that cannot be had changes nothing.
+async fn confirm(run: &RunContext<'_>, pulled: &[u8], success: bool) -> Result<(), PublishError> {
+    if pulled.is_empty() || !has_state_in_store(run) {
+        return Ok(());
+    }
+    let written = StateMark::read(pulled).map_err(|source| {
+        let text = "what the tool's backend has is not a state";
+        StepError::infrastructure(text).because(&source)
+    });
+    let looking = async {
+        let written = written?;
+        let stored = stored_mark(run).await?;
+        Ok::<_, StepError>((is_stored(&written, &stored), written))
+    };
+    match looking.await {
+        Ok((true, _)) => Ok(()),
+        Ok((false, written)) => Err(keep_elsewhere(run, pulled, &written).await),
+        Err(error) if success => Err(PublishError::Unread(error)),
+        Err(error) => {
+            warn!(%error, "whether the store has the state is not known");
+            Ok(())
+        }
+    }
+}
+
+/// Whether the store's client finds the state where the tool's backend does. With roles it uses no endpoint (contract 6.5). It has no
+/// key of the run.
+fn has_state_in_store(run: &RunContext<'_>) -> bool {
+    let has_key = CUSTOMER_KEYS
+        .iter()
+        .any(|name| run.child_env().get(name).is_some());
+    !has_key
+        && !matches!(
+            &run.backend,
+            BackendSettings::S3 {
+                endpoint: Some(_),
+                login: S3Login::WebIdentity { .. } | S3Login::Container | S3Login::Ambient,
+                ..
+            }
+        )
+}
+
+/// What the store has where the platform reads the state.
+#[derive(Debug)]
+enum Stored {
+    Nothing,
+    State(StateMark),
+    /// The store's client may not read it, although the tool's backend may.
+    Hidden,
+}
+
+/// Another run may have followed since. Some backends store no state without content.
+fn is_stored(written: &StateMark, stored: &Stored) -> bool {
+    match stored {
+        Stored::State(stored) => stored.follows(written),
+        Stored::Nothing => written.is_empty,
+        Stored::Hidden => true,
+    }
+}
+
+async fn stored_mark(run: &RunContext<'_>) -> Result<Stored, StepError> {
+    let (job, store) = (&run.job, &run.store);
+    let opening = async {
+        match store
+            .open_state(&job.organization_id, &job.workspace_id)
+            .await
+        {
+            Err(error @ StoreError::Refused { .. }) => {
+                warn!(error = chain(&error), "the stored state cannot be compared");
+                Ok(None)
+            }
+            opened => opened.map(Some),
+        }
+    };
+    let Some(opened) = run.stored(opening).await? else {
+        return Ok(Stored::Hidden);
+    };
+    let Some(content) = opened.filter(|content| content.size_bytes > 0) else {
+        return Ok(Stored::Nothing);
+    };
+    let read = move || StateMark::read(BufReader::new(content.into_blocking_reader()));
+    let reading = async { Ok::<_, StoreError>(tokio::task::spawn_blocking(read).await) };
+    let read = run
+        .stored(reading)
+        .await?
+        .map_err(|_| StepError::panicked())?;
+    read.map(Stored::State).map_err(|source| {
+        StepError::infrastructure("the state could not be read back from the store")
+            .because(&source)
+    })
+}
+
+/// Keeps a state that the platform does not read, and says where it is.
+async fn keep_elsewhere(run: &RunContext<'_>, pulled: &[u8], written: &StateMark) -> PublishError {
+    let job = &run.job;
+    let key = ObjectKey::errored_state(
+        &job.organization_id,
+        &job.workspace_id,
+        &job.job_id,
+        &job.step_id,
+    );
+    let keeping = run.store.put(&key, Bytes::copy_from_slice(pulled));
+    let (status, kept) = match run.stored(keeping).await {
+        Ok(kept) => (StateStatus::Kept, format!("and is kept in {kept}")),
+        Err(error) => (
+            StateStatus::Unknown,
+            format!("and could not be kept: {error}"),
+        ),
+    };
+    let text = format!(
+        "the tool has written a state with serial {} and lineage `{}`, which is not where the platform reads it, {kept}",
+        written.serial,
+        written.lineage.escape_debug()
+    );
+    let hint = format!(
+        "find out which backend the tool has used, and store this state with `{} state push` before the next run",
+        job.tool().binary()
+    );
+    PublishError::Elsewhere(
+        status,
+        StepError::new(Exit::StepFailed, text).with_hint(hint),
+    )
 }
 
 fn is_encrypted(state: &[u8]) -> bool {
@@ -281,6 +466,25 @@ fn is_encrypted(state: &[u8]) -> bool {
 mod tests {
     use super::*;
     use serde_json::json;
+
+    #[test]
+    fn a_state_that_the_store_lacks_or_has_of_another_lineage_is_not_stored() {
+        let mark = |lineage: &str, serial, is_empty| StateMark {
+            serial,
+            lineage: lineage.to_owned(),
+            is_empty,
+        };
+        let written = mark("l", 3, false);
+        let has = |lineage: &str, serial| {
+            let stored = Stored::State(mark(lineage, serial, false));
+            is_stored(&written, &stored)
+        };
+        assert!(has("l", 3) && has("l", 4));
+        assert!(!has("l", 2) && !has("other", 3));
+        assert!(!is_stored(&written, &Stored::Nothing));
+        assert!(is_stored(&mark("", 0, true), &Stored::Nothing));
+        assert!(is_stored(&written, &Stored::Hidden));
+    }
 
     /// The tool may have reported a failure to store in a form that is not recognised.
     #[test]
