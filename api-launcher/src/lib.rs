@@ -36,8 +36,8 @@ use std::process::ExitCode;
 
 use clap::CommandFactory as _;
 use job_contract::{Exit, env};
-use runtime::handover;
 use runtime::hardening::{self, Hardened};
+use runtime::{failed_writes, handover};
 
 #[cfg(feature = "kubernetes")]
 pub use crate::http::auth;
@@ -50,6 +50,7 @@ pub fn main_from_args(args: impl IntoIterator<Item = OsString>) -> ExitCode {
     if matches!(&args[..], [_, word] if word == processes::executor::SUBCOMMAND) {
         return executor::main_from_env();
     }
+    failed_writes::survive();
     // The secrets stay in this process's memory and environment, out of reach of what runs beside it.
     let hardened = hardening::process();
     runtime::telemetry::name_panics("the launcher");

@@ -64,7 +64,7 @@ use last_deadline::LastDeadline;
 pub use providers::lock_file::locked_digests;
 pub use providers::package::{digest_of_archive, h1_of_archive};
 use runtime::hardening::{self, Hardened};
-use runtime::{handover, reaper};
+use runtime::{failed_writes, handover, reaper};
 use stop::Stop;
 
 /// Runs the executor as a process, configured by its environment alone. A program that contains the executor calls it.
@@ -78,6 +78,7 @@ pub fn main_from_args(args: impl IntoIterator<Item = OsString>) -> ExitCode {
     if args.get(1).is_some_and(|command| command == fill::COMMAND) {
         return fill::main(args);
     }
+    failed_writes::survive();
     // This comes before the job data are read, and before any other code that could read them runs.
     let hardened = hardening::process();
     // A launcher starts a copy of the program that has no name.

@@ -54,6 +54,7 @@ mod in_pools;
 mod launcher;
 mod limits;
 mod log;
+mod lost_readers;
 mod modules;
 mod outcome;
 mod plan;

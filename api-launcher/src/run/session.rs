@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use data_dir::{DataDir, WorkFolder, WorkspaceLock};
 use job_contract::status::{JobStatus, StepStatus};
-use job_contract::{Document, Exit, JobData};
+use job_contract::{Document, Exit, JobData, chain};
 use nix::sys::signal::Signal;
 use platform::StepRef;
 use platform::local::{JobRecord, LocalPlatform, StepRecord};
@@ -146,7 +146,10 @@ impl<'a> Session<'a> {
         };
         let environment = environment::build(&setup, job, |name| std::env::var_os(name));
         let running = Running::start(&self.program, environment)?;
-        self.work.note_executor(running.group())?;
+        if let Err(error) = self.work.note_executor(running.group()) {
+            // The executor runs already, and only a later run would read the note.
+            self.view.show(Event::warning(chain(&error)));
+        }
         let ended = running.follow(self.view, self.signals).await;
         tree::kill_leftovers(&work_dir).await;
         // The executor removes it itself unless it was killed; what is left goes with the whole folder.

@@ -1,7 +1,8 @@
-//! Basic services of all Mayfly processes: diagnostics on stderr, hardening, limits, child processes and their secrets, settings,
+//! Basic services of all Mayfly processes: diagnostics on stderr, hardening, failed writes, limits, child processes and their secrets, settings,
 //! deadlines, private files and the removal of folders. Knows neither runs nor platforms nor Kubernetes.
 
 pub mod deadline;
+pub mod failed_writes;
 pub mod handover;
 pub mod hardening;
 mod lexical;

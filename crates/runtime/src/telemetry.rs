@@ -43,6 +43,8 @@ impl SettingValue for LogFormat {
 pub fn subscribe(format: LogFormat, filter: EnvFilter) {
     let builder = tracing_subscriber::fmt()
         .with_env_filter(filter)
+        // If stderr fails, the subscriber would print that to stderr, and panic.
+        .log_internal_errors(false)
         .with_writer(io::stderr);
     let _ = match format {
         LogFormat::Json => builder
