@@ -17,6 +17,7 @@ use runtime::setting::SettingError;
 use tracing::debug;
 
 use crate::config::{Config, TERMINATION_LOG_PATH};
+use crate::error::StepError;
 
 /// A run that has ended: its final report, and whether the platform knows the outcome.
 #[derive(Debug)]
@@ -26,6 +27,21 @@ pub(crate) struct FinishedRun {
 }
 
 impl FinishedRun {
+    /// A run whose conclusion panicked. `identity` is the report with the identity of the step.
+    pub(crate) fn panicked(identity: FinalReport) -> Self {
+        let error = StepError::panicked();
+        let report = FinalReport {
+            outcome: error.exit().code(),
+            unreported: true,
+            error: Some(error.to_string()),
+            ..identity
+        };
+        Self {
+            report,
+            reported: false,
+        }
+    }
+
     /// The exit code of the process. Some launchers repeat failed pods, so a reported outcome must not look like a
     /// failed pod (contract 11.1). An unreported outcome must not look like success, nor like `Infrastructure`, which
     /// would mean that a new start is safe.
@@ -121,6 +137,18 @@ mod tests {
     use nix::unistd::mkfifo;
 
     use super::*;
+
+    #[test]
+    fn a_run_that_panicked_leaves_its_report_to_others() {
+        let job = JobData {
+            job_id: "7".into(),
+            ..JobData::default()
+        };
+        let finished = FinishedRun::panicked(identify(&job));
+        assert!(!finished.reported && finished.report.unreported);
+        assert_eq!(finished.report.outcome, Exit::Defect.code());
+        assert_eq!(finished.report.job_id, "7");
+    }
 
     #[test]
     fn a_pipe_without_a_reader_does_not_block_the_process() {

@@ -5,10 +5,12 @@
 
 use std::ffi::OsString;
 use std::io::{self, Write as _};
+use std::panic::AssertUnwindSafe;
 use std::process::ExitCode;
 use std::time::Duration;
 
 use clap::error::{ContextKind, ContextValue};
+use futures_util::FutureExt as _;
 use job_contract::report::FinalReport;
 use job_contract::{Exit, JobData, env};
 use nix::sys::prctl;
@@ -58,7 +60,7 @@ mod volume;
 pub mod workspace;
 
 use config::Config;
-use final_report::{FinishedRun, ReportWriter};
+use final_report::{FinishedRun, ReportWriter, identify};
 use job::JobError;
 use last_deadline::LastDeadline;
 pub use providers::lock_file::locked_digests;
@@ -225,7 +227,13 @@ fn run_process(config: &Config, hardened: &Hardened) -> u8 {
             return Exit::Infrastructure.code();
         }
     };
-    let finished = runtime.block_on(run_step(config, job, listening, stop, &deadline));
+    let identity = job
+        .as_ref()
+        .map_or_else(|failure| identify(&failure.identity), identify);
+    let run = Box::pin(run_step(config, job, listening, stop, &deadline));
+    let finished = runtime.block_on(AssertUnwindSafe(run).catch_unwind());
+    // The launcher or the hub reports it.
+    let finished = finished.unwrap_or_else(|_| FinishedRun::panicked(identity));
     let code = finished.exit_code(config);
     deadline.set_exit_code(code);
     // Tasks that still block a worker thread have no more effect on the result.

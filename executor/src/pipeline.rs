@@ -157,6 +157,14 @@ async fn run_connected(
         Ok(run) => run,
         Err(failure) => return reject_run(config, connections, &job, &failure, &stop).await,
     };
+    let running = async { Ok(Box::pin(execute_and_conclude(run)).await) };
+    let finished = catch_panic(running).await;
+    // The launcher or the hub reports it.
+    finished.unwrap_or_else(|panicked| end_unreported(&job, &panicked))
+}
+
+/// Runs the step, and ends everything that it has started.
+async fn execute_and_conclude(run: RunContext<'_>) -> FinishedRun {
     let limit_watch = tokio::spawn(limit_watch::watch(LimitWatch::of(&run)));
     let result = catch_panic(async { Ok(Box::pin(execute(&run)).await) })
         .await
@@ -176,7 +184,12 @@ async fn run_connected(
         );
     }
     if let Some(references) = &run.references {
-        references.finish().await;
+        let giving_back = async {
+            references.finish().await;
+            Ok(())
+        };
+        // The state is stored, and the outcome is still to be reported.
+        let _ = catch_panic(giving_back).await;
     }
     Box::pin(conclude(run, result)).await
 }

@@ -2,7 +2,8 @@
 //!
 //! stdout and stderr share one pipe, so that their lines keep the order of writing. If stdout is a document, stderr is
 //! dropped. The child leads a process group of its own. A stop order interrupts the child first, and kills the whole
-//! group after the grace period. Background processes of the child are killed with the group.
+//! group after the grace period. Background processes of the child are killed with the group. A panic of the consumer of its
+//! output does not end the child.
 
 use std::ffi::OsString;
 use std::fs::File;
@@ -10,11 +11,13 @@ use std::future::{Future, pending};
 use std::io::{self, Seek as _, Write as _};
 use std::os::fd::OwnedFd;
 use std::os::unix::process::ExitStatusExt as _;
+use std::panic::AssertUnwindSafe;
 use std::path::PathBuf;
 use std::process::{ExitStatus, Stdio};
 use std::time::Duration;
 
 use bytes::Bytes;
+use futures_util::FutureExt as _;
 use nix::errno::Errno;
 use nix::sys::signal::{Signal, kill, killpg};
 use nix::unistd::Pid;
@@ -173,7 +176,7 @@ impl Consumer for ToLog {
     }
 }
 
-/// Runs a command to its end.
+/// Runs a command to its end. If the consumer panics, the error comes after the end.
 pub async fn run(
     invocation: &Invocation,
     limit: &Limit,
@@ -182,15 +185,19 @@ pub async fn run(
     let lost = |source| failed(invocation, "observe the process", &source);
     let (child, mut output) = spawn(invocation)?;
     debug!(program = %invocation.program.display(), pid = child.group.as_raw(), "started");
-    Supervision {
+    let mut supervision = Supervision {
         child,
         kill_at: None,
         stopped: false,
         stop_handled: false,
+        consumer_panicked: false,
+    };
+    let watching = supervision.watch(limit, &mut output, consumer);
+    let completion = watching.await.map_err(lost)?;
+    if supervision.consumer_panicked {
+        return Err(StepError::panicked());
     }
-    .watch(limit, &mut output, consumer)
-    .await
-    .map_err(lost)
+    Ok(completion)
 }
 
 fn spawn(invocation: &Invocation) -> Result<(Group, pipe::Receiver), StepError> {
@@ -270,11 +277,12 @@ struct Supervision {
     stopped: bool,
     /// Whether the stop order has been handled.
     stop_handled: bool,
+    consumer_panicked: bool,
 }
 
 impl Supervision {
     async fn watch(
-        mut self,
+        &mut self,
         limit: &Limit,
         output: &mut pipe::Receiver,
         consumer: &mut impl Consumer,
@@ -287,7 +295,7 @@ impl Supervision {
             tokio::select! {
                 read = output.read(&mut chunk), if open => match read? {
                     0 => open = false,
-                    length => consumer.consume(&chunk[..length]).await,
+                    length => self.hand_over(&chunk[..length], consumer).await,
                 },
                 status = self.child.child.wait(), if ended.is_none() => {
                     ended = Some(Ended::from(status?));
@@ -315,6 +323,13 @@ impl Supervision {
             ended,
             stopped: self.stopped,
         })
+    }
+
+    /// Hands output to the consumer. After a panic it gets the later output too, which can be a state that the tool could not
+    /// store.
+    async fn hand_over(&mut self, chunk: &[u8], consumer: &mut impl Consumer) {
+        let consuming = AssertUnwindSafe(consumer.consume(chunk)).catch_unwind();
+        self.consumer_panicked |= consuming.await.is_err();
     }
 
     fn interrupt(&mut self, receiver: Option<Interrupt>) {
@@ -444,6 +459,33 @@ mod tests {
         let done = run(&invocation, &limit(&Stop::default()), &mut capture).await;
         assert!(done.unwrap().ended.is_success());
         assert!(capture.bytes == invocation.input.unwrap());
+    }
+
+    /// Panics at its first output.
+    struct PanicsFirst(Capture);
+
+    impl Consumer for PanicsFirst {
+        async fn consume(&mut self, chunk: &[u8]) {
+            let is_first = self.0.bytes.is_empty();
+            self.0.consume(chunk).await;
+            assert!(!is_first, "on purpose");
+        }
+    }
+
+    #[tokio::test]
+    async fn a_process_ends_by_itself_although_its_consumer_panics() {
+        let folder = tempfile::tempdir().unwrap();
+        let ended = folder.path().join("ended");
+        // More than a pipe holds.
+        let script = format!(
+            "for i in $(seq 20000); do echo line $i; done; echo last words; echo yes > {}",
+            ended.display()
+        );
+        let mut consumer = PanicsFirst(Capture::up_to(1 << 22));
+        let done = run(&bash(&script), &limit(&Stop::default()), &mut consumer).await;
+        assert_eq!(done.unwrap_err().exit(), Exit::Defect);
+        assert_eq!(std::fs::read_to_string(ended).unwrap(), "yes\n");
+        assert!(consumer.0.bytes.ends_with(b"last words\n"));
     }
 
     #[tokio::test]

@@ -57,6 +57,7 @@ mod log;
 mod lost_readers;
 mod modules;
 mod outcome;
+mod panics;
 mod plan;
 mod real_node;
 mod references;

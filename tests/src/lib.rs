@@ -14,6 +14,7 @@ pub mod fake_tool;
 pub mod job;
 pub mod laptop;
 pub mod machine;
+pub mod panic_at;
 pub mod test_secrets;
 pub mod tool;
 pub mod waiting_platform;

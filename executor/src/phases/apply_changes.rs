@@ -57,14 +57,13 @@ async fn apply_and_save(
         plan.copy_to(&prepared.working_dir.join(PLAN_FILE))?;
     }
     let live_view = LiveView::start(run, events.clone(), LivePhase::Apply);
-    let applied = run
-        .timer
-        .time(
-            prepared.operation.phase(),
-            catch_panic(run_tool(context, plan, env)),
-            |applied| matches!(applied, Ok(applied) if applied.done.ended.is_success()),
-        )
-        .await;
+    let running = run.timer.time(
+        prepared.operation.phase(),
+        catch_panic(Box::pin(run_tool(context, plan, env))),
+        |applied| matches!(applied, Ok(applied) if applied.done.ended.is_success()),
+    );
+    // The end of the phase is announced after the tool has ended. A panic there must not leave the state unsaved.
+    let applied = catch_panic(running).await;
     // The tool may have changed something. So the state is saved before any error is handled.
     let done = applied.as_ref().ok().map(|applied| applied.done);
     let end = ApplyEnd {
@@ -192,14 +191,14 @@ async fn run_tool(
     let planned = planned_changes(context).await;
     // The plan is rendered in parallel with the apply, which is safe because rendering only reads the file. CLI-driven
     // runs do not need it: their users see plan and apply in one stream, and have just read the plan. So is a plan that this
-    // step has made.
-    let rendered_plan = async {
+    // step has made. A panic of the renderer must not end the tool.
+    let rendered_plan = catch_panic(async {
         if run.job.show_header && plan.is_reviewed() {
             terraform.show_plan(env).await
         } else {
             Ok(None)
         }
-    };
+    });
     let (applied, rendered_plan) =
         tokio::join!(terraform.apply_plan(env, log, planned), rendered_plan);
     let (done, structured) = applied?;

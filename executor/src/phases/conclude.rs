@@ -19,7 +19,7 @@ use tracing::error;
 use crate::config::Config;
 use crate::connections::Connections;
 use crate::context::{RunContext, output_key};
-use crate::error::StepError;
+use crate::error::{StepError, catch_panic};
 use crate::final_report::{FinishedRun, identify};
 use crate::running_report::LAST_ATTEMPT_TIMEOUT;
 use crate::step_result::StepResult;
@@ -82,7 +82,7 @@ pub(crate) async fn conclude(mut run: RunContext<'_>, mut result: StepResult) ->
     let delivered = timer
         .time(
             Phase::Report,
-            reporter.report(&result, &summary.spool.path),
+            catch_panic(reporter.report(&result, &summary.spool.path)),
             Result::is_ok,
         )
         .await;

@@ -19,7 +19,7 @@ use tracing::warn;
 
 use crate::child_env::ChildEnv;
 use crate::context::RunContext;
-use crate::error::StepError;
+use crate::error::{StepError, catch_panic};
 use crate::hooks::HookPoint;
 use crate::operation::{OperationContext, OperationResult};
 use crate::phases::live_view::LiveView;
@@ -61,7 +61,10 @@ async fn plan_and_store(
     let run = context.run;
     let events = context.terraform.events.clone();
     let live_view = LiveView::start(run, events, LivePhase::Plan);
-    let (noted, planned) = tokio::join!(note_start(run), run_plan(context, destroy, env, result));
+    let (noted, planned) = tokio::join!(
+        catch_panic(note_start(run)),
+        run_plan(context, destroy, env, result)
+    );
     noted?;
     let (ending, mut structured) = planned?;
     let mut stored = None;

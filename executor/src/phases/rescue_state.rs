@@ -20,7 +20,7 @@ use tracing::warn;
 
 use crate::child_env::ChildEnv;
 use crate::context::RunContext;
-use crate::error::StepError;
+use crate::error::{StepError, catch_panic};
 use crate::phases::release_lock;
 use crate::terraform::lock_error::EndedTool;
 use crate::terraform::raw_state::{MAX_DOCUMENT_BYTES, RawState};
@@ -113,8 +113,12 @@ impl Rescue<'_, '_> {
             kept: None,
             lock: None,
         };
-        let outcome = self.push_until_stored(&mut progress).await;
         self.set_rescuing(true);
+        let rescuing = async { Ok(self.push_until_stored(&mut progress).await) };
+        let outcome = match catch_panic(rescuing).await {
+            Ok(outcome) => outcome,
+            Err(panicked) => self.give_up_after(panicked, progress.kept.take()),
+        };
         self.set_rescuing(false);
         if outcome.status != StateStatus::Rescued {
             let texts = [Some(&outcome.sentence), outcome.hint.as_ref()];
@@ -253,6 +257,18 @@ impl Rescue<'_, '_> {
             },
             Some(Err(error)) => self.save_on_disk(Some(StepError::from(error))),
             None => self.save_on_disk(None),
+        }
+    }
+
+    /// Keeps the state after a panic. The work folder is removed.
+    fn give_up_after(
+        &self,
+        panicked: StepError,
+        kept: Option<Result<String, StoreError>>,
+    ) -> StateOutcome {
+        match kept {
+            Some(Ok(kept)) => self.give_up(Some(Ok(kept))),
+            _ => self.save_on_disk(Some(panicked)),
         }
     }
 
