@@ -20,6 +20,7 @@ use crate::stop::MEMORY_HINT;
 use crate::stored_plan::{PlanRecord, ReviewedPlan};
 use crate::terraform::Terraform;
 use crate::terraform::event_state::EventState;
+use crate::terraform::variables::Definitions;
 use crate::tool::ResolvedTool;
 use crate::workspace::Workspace;
 
@@ -100,7 +101,7 @@ impl<'r, 'c> OperationContext<'r, 'c> {
                 budget: run.budget,
                 color: run.config.run.color_output,
                 structured_output: run.config.run.structured_output,
-                variables: None,
+                variables: Definitions::default(),
                 refresh: run.job.refresh,
                 refresh_only: run.job.refresh_only,
                 events: EventState::default(),

@@ -71,11 +71,11 @@ impl Place {
 
 /// Which references of the run are resolved.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Extent {
+pub(crate) enum Extent<'e> {
     /// Those that the workspace needs.
     Source,
-    /// All but inputs of the tool, which are in the stored plan.
-    WithoutInputs,
+    /// All but inputs of the tool that are in the stored plan. Ephemeral inputs are not: these.
+    NotPlanned(&'e BTreeSet<String>),
     All,
 }
 
@@ -204,7 +204,7 @@ impl References {
     }
 
     /// How many references to which store are resolved, for the log. `None` if there are none.
-    pub(crate) fn summary(job: &JobData, extent: Extent) -> Option<String> {
+    pub(crate) fn summary(job: &JobData, extent: Extent<'_>) -> Option<String> {
         let mut counts = BTreeMap::<StoreKind, usize>::new();
         for (_, template) in templates(job, extent) {
             for reference in template.references() {
@@ -228,7 +228,7 @@ impl References {
     pub(crate) async fn resolve(
         &self,
         job: &JobData,
-        extent: Extent,
+        extent: Extent<'_>,
     ) -> Result<FilledJob, StepError> {
         let templates = templates(job, extent);
         let ids: BTreeSet<SecretId> = templates
@@ -256,9 +256,9 @@ impl References {
                 }
             }
         }
-        if extent == Extent::WithoutInputs {
+        if let Extent::NotPlanned(ephemeral) = extent {
             let inputs = &mut filled.job.variables;
-            inputs.retain(|_, input| !has_references(&input.value));
+            inputs.retain(|name, input| ephemeral.contains(name) || !has_references(&input.value));
         }
         let exit = if all_transient {
             Exit::Infrastructure
@@ -342,11 +342,11 @@ fn values(job: &JobData) -> impl Iterator<Item = (Place, &str)> {
 }
 
 /// The values in which something is replaced. Those that cannot be scanned were refused before.
-fn templates(job: &JobData, extent: Extent) -> Vec<(Place, Template)> {
-    let is_wanted = |place: &Place| match extent {
-        Extent::Source => place.is_of_source(),
-        Extent::WithoutInputs => !matches!(place, Place::Input(_)),
-        Extent::All => true,
+fn templates(job: &JobData, extent: Extent<'_>) -> Vec<(Place, Template)> {
+    let is_wanted = |place: &Place| match (extent, place) {
+        (Extent::Source, place) => place.is_of_source(),
+        (Extent::NotPlanned(ephemeral), Place::Input(name)) => ephemeral.contains(name),
+        (Extent::NotPlanned(_) | Extent::All, _) => true,
     };
     let wanted = values(job).filter(|(place, _)| is_wanted(place));
     let scanned = wanted.filter_map(|(place, text)| Some((place, Template::scan(text).ok()?)));
@@ -418,6 +418,23 @@ fn texts<'t>(
     } else {
         Err(errors)
     }
+}
+
+/// What the log must not show of a value that is secret as a whole.
+pub(crate) fn texts_of_secret(value: &str) -> Vec<SecretString> {
+    let mut found = Vec::new();
+    if value.len() >= MIN_MASKED_BYTES {
+        found.push(value.into());
+    }
+    if let Ok(document) = serde_json::from_str::<serde_json::Value>(value) {
+        members(&document, &mut found);
+    } else {
+        // An expression has texts in quotes.
+        let quoted = value.split('"').skip(1).step_by(2);
+        let texts = quoted.filter(|text| text.len() >= MIN_MEMBER_BYTES);
+        found.extend(texts.map(SecretString::from));
+    }
+    found
 }
 
 /// The texts in a document that are long enough to be secrets.
@@ -576,6 +593,42 @@ mod tests {
             assert!(text.contains(place), "{place}\n{text}");
         }
         references("", false).check(&fails).unwrap();
+    }
+
+    #[test]
+    fn an_apply_resolves_inputs_that_its_plan_does_not_have() {
+        let mut job = job(&[("A", "${ssm:a}")]);
+        for (name, text) in [("kept", "${ssm:b}"), ("token", "${ssm:c}"), ("plain", "x")] {
+            job.variables.insert(name.into(), text.into());
+        }
+        let ephemeral = BTreeSet::from(["token".to_owned(), "plain".to_owned()]);
+        let places = |extent| {
+            let found = templates(&job, extent).into_iter();
+            found
+                .map(|(place, _)| place.to_string())
+                .collect::<Vec<_>>()
+        };
+        let none = BTreeSet::new();
+        assert_eq!(places(Extent::NotPlanned(&none)), ["variable A"]);
+        let expected = ["variable A", "input token"];
+        assert_eq!(places(Extent::NotPlanned(&ephemeral)), expected);
+        assert_eq!(places(Extent::All).len(), 3);
+    }
+
+    #[test]
+    fn a_secret_value_is_masked_as_a_whole_and_in_its_texts() {
+        let texts = |value| {
+            let found = texts_of_secret(value).into_iter();
+            found
+                .map(|text| text.expose_secret().to_owned())
+                .collect::<Vec<_>>()
+        };
+        assert_eq!(texts("hunter2"), ["hunter2"]);
+        assert!(texts("true").is_empty());
+        let json = r#"{"password": "hunter2-hunter2"}"#;
+        assert_eq!(texts(json), [json, "hunter2-hunter2"]);
+        let expression = r#"{ password = "hunter2-hunter2" }"#;
+        assert_eq!(texts(expression), [expression, "hunter2-hunter2"]);
     }
 
     #[test]

@@ -7,22 +7,25 @@ use bytes::Bytes;
 use job_contract::keys::PLAN_FILE;
 use job_contract::report::StateLock;
 use run_log::LogWriter;
+use secrecy::ExposeSecret as _;
 
 use crate::child_env::ChildEnv;
 use crate::error::StepError;
 use crate::process::{self, Capture, Completion, Consumer, Interrupt, Invocation, Limit};
 use crate::stop::{Budget, Stop};
-use crate::terraform::args::{Options, PlanOutput, words};
+use crate::terraform::args::{Options, PlanOutput, VariableFiles, words};
 use crate::terraform::event_state::EventState;
 use crate::terraform::events::EventStream;
 use crate::terraform::lock_error::find_lock;
 use crate::terraform::raw_state::MAX_DOCUMENT_BYTES;
 use crate::terraform::structured::Structured;
+use crate::terraform::variables::Definitions;
 use crate::tool::ResolvedTool;
 
 pub mod args;
 pub mod backend;
 pub mod credentials;
+mod ephemeral_scan;
 pub mod event_state;
 pub mod events;
 mod hcl;
@@ -47,7 +50,7 @@ pub struct Terraform<'r> {
     pub color: bool,
     /// Whether a plan writes events, not the tool's own rendering, and whether plan and state are also rendered as JSON.
     pub structured_output: bool,
-    pub variables: Option<PathBuf>,
+    pub variables: Definitions,
     pub refresh: bool,
     pub refresh_only: bool,
     /// The state of the operation from its events so far.
@@ -84,13 +87,12 @@ impl Terraform<'_> {
         ssh_command: Option<&str>,
         consumer: &mut impl Consumer,
     ) -> Result<Completion, StepError> {
-        let args = args::init(
-            self.tool.tool,
-            &self.tool.version,
-            self.color,
-            self.variables.as_deref(),
-        );
+        let (tool, version) = (self.tool.tool, &self.tool.version);
+        let args = args::init(tool, version, self.color, self.variable_files());
         let mut invocation = self.invocation(env, args);
+        if args::init_reads_variables(tool, version) {
+            invocation.input = self.ephemeral_variables();
+        }
         // Init runs no provider, so a less frequent garbage collection costs little memory. Start-up is most of its
         // work. Operations keep the default, because providers inherit it, and their heaps are large.
         if env.get("GOGC").is_none() {
@@ -132,8 +134,9 @@ impl Terraform<'_> {
         log: LogWriter,
         planned: Structured,
     ) -> Result<(Completion, Structured), StepError> {
-        self.run_with_events(env, args::apply_plan(&self.tool.version), log, planned)
-            .await
+        let ephemeral = self.variables.ephemeral.is_some();
+        let args = args::apply_plan(&self.tool.version, ephemeral);
+        self.run_with_events(env, args, log, planned).await
     }
 
     /// `apply` without a plan.
@@ -242,6 +245,7 @@ impl Terraform<'_> {
         })
     }
 
+    /// Runs a command that reads input variables.
     async fn run_with_events(
         &self,
         env: &ChildEnv,
@@ -251,12 +255,12 @@ impl Terraform<'_> {
     ) -> Result<(Completion, Structured), StepError> {
         self.events.begin(structured);
         let mut stream = EventStream::new(log, self.events.clone());
-        let done = process::run(
-            &self.invocation(env, args),
-            &self.interrupted(),
-            &mut stream,
-        )
-        .await;
+        let invocation = Invocation {
+            input: self.ephemeral_variables(),
+            ..self.invocation(env, args)
+        };
+        let done = process::run(&invocation, &self.interrupted(), &mut stream).await;
+        // The tool has ended, and its events so far count.
         stream.finish().await;
         Ok((done?, self.events.take()))
     }
@@ -281,8 +285,21 @@ impl Terraform<'_> {
             version: &self.tool.version,
             refresh: self.refresh,
             refresh_only: self.refresh_only,
-            variables: self.variables.as_deref(),
+            variables: self.variable_files(),
         }
+    }
+
+    fn variable_files(&self) -> VariableFiles<'_> {
+        VariableFiles {
+            file: self.variables.file.as_deref(),
+            ephemeral: self.variables.ephemeral.is_some(),
+        }
+    }
+
+    /// The input of commands that read variables. The plan does not have these.
+    fn ephemeral_variables(&self) -> Option<Bytes> {
+        let text = self.variables.ephemeral.as_ref()?;
+        Some(Bytes::from(text.expose_secret().to_owned()))
     }
 
     fn invocation(&self, env: &ChildEnv, args: Vec<OsString>) -> Invocation {

@@ -1,10 +1,20 @@
 //! Input variables: the text as typed, parsed by the declared type, seen by no process list and no work tree.
 
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::Path;
+
+use integration_tests::machine::files_below;
 use integration_tests::{Machine, Repository, job};
-use job_contract::{JobData, StepType, env};
+use job_contract::job::Variable;
+use job_contract::{JobData, StepType, Tool, env};
 use serde_json::{Value, json};
 
 use crate::machine;
+
+with_both_tools! {
+    an_apply_gets_ephemeral_variables_again_and_no_file_has_them,
+}
 
 const TYPED: &str = r#"
 variable "text" { type = string }
@@ -33,6 +43,80 @@ fn apply_with(machine: &Machine, repository: &Repository, variables: &[(&str, &s
     machine.queue(&[&apply]);
     machine.run(&apply).expect_code(0);
     apply
+}
+
+const TOKEN: &str = "canary-0123456789";
+
+/// A module with an ephemeral variable. Its apply leaves the value in the file `given` of a folder, and in `found` the files of
+/// the machine that have it then.
+fn with_token(machine: &Machine, folder: &Path) -> Repository {
+    Repository::module(&format!(
+        r#"
+variable "token" {{
+  type      = string
+  ephemeral = true
+}}
+variable "size" {{
+  type = number
+}}
+resource "terraform_data" "sized" {{
+  input = var.size
+  provisioner "local-exec" {{
+    command     = "printf '%s' \"$TOKEN\" > '{}'; grep -rlF -D skip -e \"$TOKEN\" '{}' > '{}' || true"
+    environment = {{ TOKEN = var.token }}
+  }}
+}}
+output "size" {{
+  value = terraform_data.sized.output
+}}
+"#,
+        folder.join("given").display(),
+        machine.folder().display(),
+        folder.join("found").display(),
+    ))
+}
+
+fn token_and_size(size: &str) -> BTreeMap<String, Variable> {
+    [("token", TOKEN), ("size", size)]
+        .map(|(name, value)| (name.to_owned(), value.into()))
+        .into()
+}
+
+/// The tool refuses an apply without them, and one with others. The platform's value of another variable has changed.
+fn an_apply_gets_ephemeral_variables_again_and_no_file_has_them(tool: Tool) {
+    let (machine, folder) = (machine(), tempfile::tempdir().unwrap());
+    let repository = with_token(&machine, folder.path());
+    let plan = JobData {
+        variables: token_and_size("3"),
+        ..job::plan_by(tool, &repository)
+    };
+    let apply = JobData {
+        variables: token_and_size("4"),
+        ..job::apply_after(&plan)
+    };
+    let direct = job::in_job(&job::step_by(tool, StepType::Apply, &repository), "413");
+    let direct = JobData {
+        variables: token_and_size("5"),
+        ..direct
+    };
+    machine.queue(&[&plan, &apply]);
+    machine.queue(&[&direct]);
+    for (step, size) in [(&plan, None), (&apply, Some(3)), (&direct, Some(5))] {
+        let outcome = machine.run(step).expect_code(0);
+        assert!(!outcome.to_string().contains(TOKEN), "{outcome}");
+        if let Some(size) = size {
+            assert_eq!(machine.output(step, "size"), size, "{outcome}");
+            for (name, content) in [("given", TOKEN), ("found", "")] {
+                let written = fs::read_to_string(folder.path().join(name)).unwrap();
+                assert_eq!(written, content, "{name}\n{outcome}");
+            }
+        }
+    }
+    for file in files_below(machine.folder()) {
+        let content = fs::read(&file).unwrap();
+        let has_token = String::from_utf8_lossy(&content).contains(TOKEN);
+        assert!(!has_token, "{}", file.display());
+    }
 }
 
 #[test]

@@ -1,15 +1,15 @@
-//! Initialises the working directory: the backend override, the variables file and `init` itself.
+//! Initialises the working directory: the backend override, the input variables and `init` itself.
 //!
 //! This phase knows nothing of the operation that follows.
 
-use std::path::PathBuf;
+use std::path::Path;
 
 use artifact_store::BackendSettings;
 use job_contract::progress::Phase;
 use job_contract::{Exit, chain};
 use platform::terrakube::token;
 use runtime::private_file::private_folder;
-use secrecy::ExposeSecret as _;
+use secrecy::ExposeSecret;
 
 use crate::child_env::ChildEnv;
 use crate::context::RunContext;
@@ -19,10 +19,11 @@ use crate::phases::provide_providers::{
     ProvidedForInit, module_store, provide_providers, prune_store,
 };
 use crate::process::{Capture, Completion, ToLog};
+use crate::references::texts_of_secret;
 use crate::stop::MEMORY_HINT;
 use crate::terraform::backend::{self, BackendAccess};
 use crate::terraform::credentials::{self, AccessBy, AccessFile, InitConfig};
-use crate::terraform::variables::{self, Declarations};
+use crate::terraform::variables::{self, Declarations, Definitions};
 use crate::workspace::{ModuleAccess, OpenModuleAccess};
 
 /// How much output of a quiet init is kept, to show it if init fails.
@@ -48,24 +49,38 @@ pub(crate) fn write_backend(
     )
 }
 
-/// Writes the variables file. Scripts before init may still write configuration, so the declarations are read after
-/// them.
-pub(crate) async fn write_variables(
-    context: &OperationContext<'_, '_>,
-) -> Result<Option<PathBuf>, StepError> {
-    let (run, job) = (context.run, context.run.child_job());
-    let (dir, tool) = (context.prepared.working_dir.clone(), job.tool());
-    if job.variables.is_empty() {
-        variables::check(&dir, tool)?;
-        return Ok(None);
-    }
+/// Reads which variables the root module in `dir` declares.
+pub(crate) async fn read_declarations(
+    run: &RunContext<'_>,
+    dir: &Path,
+) -> Result<Declarations, StepError> {
+    let (dir, tool) = (dir.to_owned(), run.job.tool());
     // Large files take a while, and a stop order must not wait for them.
     let reading = tokio::task::spawn_blocking(move || Declarations::read(&dir, tool));
-    let declarations = tokio::select! {
+    tokio::select! {
         biased;
-        _ = run.stop.ordered() => return Err(StepError::stopped()),
-        read = reading => read.map_err(|_| StepError::panicked())??,
-    };
+        _ = run.stop.ordered() => Err(StepError::stopped()),
+        read = reading => read.map_err(|_| StepError::panicked())?,
+    }
+}
+
+/// Defines the input variables. Scripts before init may still write configuration, so the declarations are read after
+/// them.
+pub(crate) async fn define_variables(
+    context: &OperationContext<'_, '_>,
+) -> Result<Definitions, StepError> {
+    let (run, job) = (context.run, context.run.child_job());
+    let dir = &context.prepared.working_dir;
+    if job.variables.is_empty() {
+        variables::check(dir, job.tool())?;
+        return Ok(Definitions::default());
+    }
+    let declarations = read_declarations(run, dir).await?;
+    for (_, variable) in declarations.ephemeral(&job.variables) {
+        let secrets = texts_of_secret(&variable.value);
+        run.log
+            .add_secrets(secrets.iter().map(ExposeSecret::expose_secret));
+    }
     let undeclared = declarations.undeclared(&job.variables);
     if !undeclared.is_empty() {
         let names = undeclared.join(", ");
@@ -77,8 +92,7 @@ pub(crate) async fn write_variables(
         Some(expressions) => declarations.with_expressions(expressions),
         None => declarations,
     };
-    let path = declarations.write(&job.variables, run.layout.private())?;
-    Ok(Some(path))
+    declarations.define(&job.variables, run.layout.private())
 }
 
 /// Runs `init`. Only this command is told how to reach the platform's registry. It is taken back afterwards in any case.

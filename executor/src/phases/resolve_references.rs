@@ -4,6 +4,8 @@
 //! `references` knows where references are. The log masks every secret before this phase returns.
 
 use std::borrow::Cow;
+use std::collections::BTreeSet;
+use std::path::Path;
 use std::time::Instant;
 
 use job_contract::JobData;
@@ -12,7 +14,8 @@ use tracing::warn;
 
 use crate::context::{ResolvedRun, RunContext, child_env};
 use crate::error::StepError;
-use crate::references::{Extent, FilledJob, References};
+use crate::phases::init::read_declarations;
+use crate::references::{Extent, FilledJob, References, has_secret_inputs};
 
 /// The job with the secrets that the workspace needs.
 pub(crate) async fn resolve_source<'j>(
@@ -25,16 +28,20 @@ pub(crate) async fn resolve_source<'j>(
     })
 }
 
-/// Resolves all references of the run. An apply of a stored plan does not need inputs, unless its scripts do.
+/// Resolves all references of the run. An apply of a stored plan needs only its ephemeral inputs, unless its scripts need all.
+/// `planned` is the working directory of such an apply.
 pub(crate) async fn resolve_references(
     run: &RunContext<'_>,
-    has_stored_plan: bool,
+    planned: Option<&Path>,
 ) -> Result<(), StepError> {
     let has_scripts = !run.job.command_list.is_empty() || !run.job.on_failure_list.is_empty();
-    let extent = if has_stored_plan && !has_scripts {
-        Extent::WithoutInputs
-    } else {
-        Extent::All
+    let ephemeral;
+    let extent = match planned {
+        Some(dir) if !has_scripts => {
+            ephemeral = ephemeral_inputs(run, dir).await?;
+            Extent::NotPlanned(&ephemeral)
+        }
+        _ => Extent::All,
     };
     let Some(filled) = fill(run, &run.job, extent).await? else {
         return Ok(());
@@ -49,11 +56,21 @@ pub(crate) async fn resolve_references(
     Ok(())
 }
 
+/// The inputs that are in no plan, if any input has references.
+async fn ephemeral_inputs(run: &RunContext<'_>, dir: &Path) -> Result<BTreeSet<String>, StepError> {
+    if run.references.is_none() || !has_secret_inputs(&run.job) {
+        return Ok(BTreeSet::new());
+    }
+    let declarations = read_declarations(run, dir).await?;
+    let found = declarations.ephemeral(&run.job.variables);
+    Ok(found.map(|(name, _)| name.clone()).collect())
+}
+
 /// `None` if references are off.
 async fn fill(
     run: &RunContext<'_>,
     job: &JobData,
-    extent: Extent,
+    extent: Extent<'_>,
 ) -> Result<Option<FilledJob>, StepError> {
     let Some(references) = &run.references else {
         return Ok(None);

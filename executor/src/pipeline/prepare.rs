@@ -49,8 +49,12 @@ pub(crate) async fn prepare(
         };
         PreparedStep::Scripts(Box::new(workspace), tool)
     };
-    let has_stored_plan =
-        matches!(&step, PreparedStep::Operation(prepared) if prepared.plan.is_some());
+    let planned = match &step {
+        PreparedStep::Operation(prepared) if prepared.plan.is_some() => {
+            Some(prepared.working_dir.clone())
+        }
+        _ => None,
+    };
     let workspace: &Workspace = match &mut step {
         PreparedStep::Operation(prepared) => {
             let prepared = &mut **prepared;
@@ -63,7 +67,7 @@ pub(crate) async fn prepare(
         }
         PreparedStep::NotRun(_) => return Ok(step),
     };
-    resolve_references(run, has_stored_plan).await?;
+    resolve_references(run, planned.as_deref()).await?;
     Ok(match claim_step(run, workspace).await? {
         StartDecision::DoNotStart(result) => PreparedStep::NotRun(result),
         StartDecision::Start => step,

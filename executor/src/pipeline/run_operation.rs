@@ -19,7 +19,7 @@ use crate::operation::{Operation, OperationContext, OperationResult, PreparedOpe
 use crate::phases::apply_changes::apply_changes;
 use crate::phases::check_backend::{check_backend, refuse_detours};
 use crate::phases::hand_over_files::{TreeBefore, leave_files, look_before, name_other_providers};
-use crate::phases::init::{init, write_backend, write_variables};
+use crate::phases::init::{define_variables, init, write_backend};
 use crate::phases::judge_plan::judge_plan;
 use crate::phases::mask_inputs::mask_inputs;
 use crate::phases::plan_changes::plan_changes;
@@ -167,7 +167,7 @@ async fn run_phases_before(
     refuse_detours(context, env).await?;
     let mut access = write_backend(context, env)?;
     access.provide(env)?;
-    context.terraform.variables = write_variables(context).await?;
+    context.terraform.variables = define_variables(context).await?;
     init(context, env).await?;
     check_backend(context, env).await?;
     name_other_providers(context).await;

@@ -16,8 +16,19 @@ pub struct Options<'a> {
     pub refresh: bool,
     /// `true` adds `-refresh-only`.
     pub refresh_only: bool,
-    pub variables: Option<&'a Path>,
+    pub variables: VariableFiles<'a>,
 }
+
+/// The definitions files of input variables.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct VariableFiles<'a> {
+    pub file: Option<&'a Path>,
+    /// Whether the tool's input defines ephemeral variables.
+    pub ephemeral: bool,
+}
+
+/// The tool's input, as a file. It is in memory, and another process cannot read it by a name.
+const INPUT: &str = "/dev/stdin";
 
 /// What a plan writes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -33,14 +44,23 @@ pub fn speaks_json(version: &Version) -> bool {
     *version > Version::new(0, 15, 2)
 }
 
+/// Whether `init` evaluates variables. OpenTofu does from 1.8 on, in module sources and backends.
+pub fn init_reads_variables(tool: Tool, version: &Version) -> bool {
+    tool == Tool::OpenTofu && *version >= Version::new(1, 8, 0)
+}
+
 /// `init`.
-pub fn init(tool: Tool, version: &Version, color: bool, variables: Option<&Path>) -> Vec<OsString> {
+pub fn init(
+    tool: Tool,
+    version: &Version,
+    color: bool,
+    variables: VariableFiles<'_>,
+) -> Vec<OsString> {
     let mut args = command("init");
     args.extend(no_color(color));
     args.push("-input=false".into());
-    // OpenTofu evaluates variables in module sources and backends from 1.8 on.
-    if tool == Tool::OpenTofu && *version >= Version::new(1, 8, 0) {
-        args.extend(variables.map(var_file));
+    if init_reads_variables(tool, version) {
+        args.extend(variables.args());
     }
     args
 }
@@ -58,7 +78,7 @@ pub fn plan(options: Options<'_>, destroy: bool, output: PlanOutput) -> Vec<OsSt
     if options.refresh_only {
         args.push("-refresh-only".into());
     }
-    args.extend(options.variables.map(var_file));
+    args.extend(options.variables.args());
     args.push(format!("-out={PLAN_FILE}").into());
     args.push("-input=false".into());
     if destroy {
@@ -68,13 +88,18 @@ pub fn plan(options: Options<'_>, destroy: bool, output: PlanOutput) -> Vec<OsSt
     args
 }
 
-/// `apply` of a stored plan, which already holds its variables.
-pub fn apply_plan(version: &Version) -> Vec<OsString> {
+/// `apply` of a stored plan. The plan has all variables except the ephemeral ones. The tool refuses others.
+pub fn apply_plan(version: &Version, ephemeral: bool) -> Vec<OsString> {
     let mut args = command("apply");
     args.push("-no-color".into());
     if speaks_json(version) {
         args.push("-json".into());
     }
+    let variables = VariableFiles {
+        file: None,
+        ephemeral,
+    };
+    args.extend(variables.args());
     args.extend([
         "-auto-approve".into(),
         "-input=false".into(),
@@ -94,7 +119,7 @@ pub fn apply_direct(options: Options<'_>, color: bool) -> Vec<OsString> {
     if options.refresh_only {
         args.push("-refresh-only".into());
     }
-    args.extend(options.variables.map(var_file));
+    args.extend(options.variables.args());
     args.extend(["-auto-approve".into(), "-input=false".into()]);
     args
 }
@@ -116,7 +141,7 @@ pub fn destroy(options: Options<'_>) -> Vec<OsString> {
     if !options.refresh {
         args.push("-refresh=false".into());
     }
-    args.extend(options.variables.map(var_file));
+    args.extend(options.variables.args());
     args.push("-input=false".into());
     args
 }
@@ -142,10 +167,15 @@ fn no_color(color: bool) -> Option<OsString> {
     (!color).then(|| "-no-color".into())
 }
 
-fn var_file(path: &Path) -> OsString {
-    let mut arg = OsString::from("-var-file=");
-    arg.push(path);
-    arg
+impl VariableFiles<'_> {
+    fn args(self) -> impl Iterator<Item = OsString> {
+        let input = self.ephemeral.then(|| Path::new(INPUT));
+        self.file.into_iter().chain(input).map(|path| {
+            let mut arg = OsString::from("-var-file=");
+            arg.push(path);
+            arg
+        })
+    }
 }
 
 #[cfg(test)]
@@ -168,7 +198,14 @@ mod tests {
             version,
             refresh: true,
             refresh_only: false,
-            variables: None,
+            variables: VariableFiles::default(),
+        }
+    }
+
+    fn file(path: &str) -> VariableFiles<'_> {
+        VariableFiles {
+            file: Some(Path::new(path)),
+            ephemeral: false,
         }
     }
 
@@ -181,7 +218,7 @@ mod tests {
         let given = Options {
             refresh: false,
             refresh_only: true,
-            variables: Some(Path::new("/p/v.tfvars")),
+            variables: file("/p/v.tfvars"),
             ..options(&NEW)
         };
         assert_eq!(
@@ -207,11 +244,11 @@ mod tests {
     #[test]
     fn apply_and_destroy_arguments() {
         assert_eq!(
-            text(apply_plan(&NEW)),
+            text(apply_plan(&NEW, false)),
             "apply -no-color -json -auto-approve -input=false terraformLibrary.tfPlan"
         );
         let given = Options {
-            variables: Some(Path::new("/v")),
+            variables: file("/v"),
             ..options(&NEW)
         };
         assert_eq!(
@@ -232,9 +269,40 @@ mod tests {
         );
     }
 
+    /// An apply of a plan gets those alone.
+    #[test]
+    fn ephemeral_variables_come_by_the_input() {
+        let variables = VariableFiles {
+            ephemeral: true,
+            ..file("/v")
+        };
+        let given = Options {
+            variables,
+            ..options(&NEW)
+        };
+        let both = " -var-file=/v -var-file=/dev/stdin ";
+        for args in [
+            plan(given, false, PlanOutput::Events),
+            apply_direct(given, true),
+            destroy(given),
+        ] {
+            let args = text(args);
+            assert!(args.contains(both), "{args}");
+        }
+        assert_eq!(
+            text(init(Tool::OpenTofu, &NEW, true, variables)),
+            "init -input=false -var-file=/v -var-file=/dev/stdin"
+        );
+        assert_eq!(
+            text(apply_plan(&NEW, true)),
+            "apply -no-color -json -var-file=/dev/stdin -auto-approve -input=false \
+             terraformLibrary.tfPlan"
+        );
+    }
+
     #[test]
     fn init_and_show_arguments() {
-        let file = Some(Path::new("/v"));
+        let file = file("/v");
         assert_eq!(
             text(init(Tool::Terraform, &NEW, true, file)),
             "init -input=false"

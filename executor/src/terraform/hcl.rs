@@ -2,6 +2,15 @@
 
 use std::fmt::Write as _;
 
+/// Whether this can be the name of a variable.
+pub(super) fn is_identifier(name: &str) -> bool {
+    let mut chars = name.chars();
+    chars
+        .next()
+        .is_some_and(|first| first.is_alphabetic() || first == '_')
+        && chars.all(|c| c.is_alphanumeric() || c == '_' || c == '-')
+}
+
 /// Returns a quoted template with exactly the value `text`.
 pub(super) fn quote(text: &str) -> String {
     let mut quoted = String::with_capacity(text.len() + 2);

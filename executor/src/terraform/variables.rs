@@ -2,9 +2,12 @@
 //! overrides every `*.tfvars` of the repository, as `-var` would (contract 4.5, W-28).
 //!
 //! A value is text. As with `-var`, its meaning depends on the declared type: it is literal for primitive types and
-//! without a type, and an expression for all other types. Only this type is read from configurations.
+//! without a type, and an expression for all other types.
+//!
+//! Ephemeral variables are in no plan, so an apply needs them again. They have definitions of their own, which are in no
+//! file. Only types and ephemerality are read from configurations.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
 use std::fs;
 use std::io;
@@ -15,9 +18,11 @@ use hcl_edit::structure::Body;
 use job_contract::Tool;
 use job_contract::job::Variable;
 use runtime::regular_file;
+use secrecy::SecretString;
 use serde_json::Value;
 
-use super::hcl::quote;
+use super::ephemeral_scan::ephemeral_variables;
+use super::hcl::{is_identifier, quote};
 use crate::error::StepError;
 use crate::workspace::write_private_file;
 
@@ -37,10 +42,21 @@ pub enum Kind {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Declarations {
     kinds: BTreeMap<String, Kind>,
+    /// Variables whose values are in no plan.
+    ephemeral: BTreeSet<String>,
     /// Texts of variables where they are expressions, if they differ.
     expressions: BTreeMap<String, String>,
     /// Whether every file could be read. Only then is an unknown name certainly undeclared.
     complete: bool,
+}
+
+/// The definitions of input variables, as the tool reads them.
+#[derive(Debug, Default)]
+pub struct Definitions {
+    /// The file of all others.
+    pub file: Option<PathBuf>,
+    /// Those of ephemeral variables. They are in no file.
+    pub ephemeral: Option<SecretString>,
 }
 
 impl Declarations {
@@ -50,7 +66,10 @@ impl Declarations {
             complete: true,
             ..Self::default()
         };
-        for (path, syntax) in configuration_files(dir, tool)? {
+        let mut files = configuration_files(dir, tool)?;
+        // The tool merges override files last, in the order of their names.
+        files.sort_by_cached_key(|(path, _)| (is_override(path), path.clone()));
+        for (path, syntax) in files {
             let text = match regular_file::read_text(&path, MAX_FILE_BYTES) {
                 Ok(text) => Some(text),
                 Err(error) if is_for_the_tool(&error) => None,
@@ -74,7 +93,14 @@ impl Declarations {
 
     fn add(&mut self, text: &str, syntax: Syntax) -> Option<()> {
         match syntax {
-            Syntax::Native => self.add_native(&text.parse().ok()?),
+            Syntax::Native => {
+                let Ok(body) = text.parse::<Body>() else {
+                    let found = ephemeral_variables(text).map(str::to_owned);
+                    self.ephemeral.extend(found);
+                    return None;
+                };
+                self.add_native(&body);
+            }
             Syntax::Json => self.add_json(&serde_json::from_str(text).ok()?),
         }
         Some(())
@@ -85,18 +111,36 @@ impl Declarations {
             let Some(label) = block.labels.first() else {
                 continue;
             };
-            let kind = match block
-                .body
-                .get_attribute("type")
-                .map(|attribute| &attribute.value)
-            {
-                None => Kind::Literal,
-                Some(Expression::Variable(name)) => Kind::of_type(name.as_str()),
-                // Terraform 0.11 writes the type as a string.
-                Some(Expression::String(name)) => Kind::of_type(name.as_str()),
-                Some(_) => Kind::Expression,
+            let value_of = |name| {
+                let attribute = block.body.get_attribute(name);
+                attribute.map(|attribute| &attribute.value)
             };
-            self.kinds.insert(label.as_str().to_owned(), kind);
+            let kind = value_of("type").map(|value| match value {
+                Expression::Variable(name) => Kind::of_type(name.as_str()),
+                // Terraform 0.11 writes the type as a string.
+                Expression::String(name) => Kind::of_type(name.as_str()),
+                _ => Kind::Expression,
+            });
+            // The tool converts texts.
+            let ephemeral = value_of("ephemeral")
+                .map(|value| value.as_bool() == Some(true) || value.as_str() == Some("true"));
+            self.declare(label.as_str(), kind, ephemeral);
+        }
+    }
+
+    /// Adds a declaration, or an override of one. What an override does not set stays.
+    fn declare(&mut self, name: &str, kind: Option<Kind>, ephemeral: Option<bool>) {
+        let known = self.kinds.entry(name.to_owned());
+        let known = known.or_insert(Kind::Literal);
+        *known = kind.unwrap_or(*known);
+        match ephemeral {
+            Some(true) => {
+                self.ephemeral.insert(name.to_owned());
+            }
+            Some(false) => {
+                self.ephemeral.remove(name);
+            }
+            None => {}
         }
     }
 
@@ -111,12 +155,22 @@ impl Declarations {
                 .as_array()
                 .and_then(|list| list.first())
                 .unwrap_or(body);
-            let kind = body
-                .get("type")
-                .and_then(Value::as_str)
-                .map_or(Kind::Literal, Kind::of_type);
-            self.kinds.insert(name.clone(), kind);
+            let kind = body.get("type").and_then(Value::as_str);
+            let ephemeral = body
+                .get("ephemeral")
+                .map(|value| value.as_bool() == Some(true) || value == "true");
+            self.declare(name, kind.map(Kind::of_type), ephemeral);
         }
+    }
+
+    /// Those of these variables that are in no plan.
+    pub fn ephemeral<'v>(
+        &self,
+        variables: &'v BTreeMap<String, Variable>,
+    ) -> impl Iterator<Item = (&'v String, &'v Variable)> {
+        variables
+            .iter()
+            .filter(move |(name, _)| self.ephemeral.contains(*name))
     }
 
     /// Names among `variables` that the root module certainly does not declare.
@@ -129,8 +183,11 @@ impl Declarations {
             .collect()
     }
 
-    /// The definitions file for `variables`. It leaves out undeclared ones, which this module does not use.
-    pub fn definitions(&self, variables: &BTreeMap<String, Variable>) -> Result<String, StepError> {
+    /// The definitions of `variables`. They leave out undeclared ones, which this module does not use.
+    fn definitions<'v>(
+        &self,
+        variables: impl Iterator<Item = (&'v String, &'v Variable)>,
+    ) -> Result<String, StepError> {
         let mut text = String::new();
         for (name, variable) in variables {
             if !is_identifier(name) {
@@ -161,17 +218,24 @@ impl Declarations {
         Ok(text)
     }
 
-    /// Writes the definitions file for `variables` into a folder, and returns its path.
-    pub fn write(
+    /// Defines `variables`: ephemeral ones in memory, and all others in a file in `folder`.
+    pub fn define(
         &self,
         variables: &BTreeMap<String, Variable>,
         folder: &Path,
-    ) -> Result<PathBuf, StepError> {
+    ) -> Result<Definitions, StepError> {
         let path = folder.join(FILE_NAME);
-        let definitions = self.definitions(variables)?;
+        let (ephemeral, others): (Vec<_>, Vec<_>) = variables
+            .iter()
+            .partition(|(name, _)| self.ephemeral.contains(*name));
+        let definitions = self.definitions(others.into_iter())?;
+        let ephemeral = self.definitions(ephemeral.into_iter())?;
         write_private_file(&path, definitions.as_bytes())
             .map_err(|source| StepError::working_dir(&path, &source))?;
-        Ok(path)
+        Ok(Definitions {
+            file: Some(path),
+            ephemeral: (!ephemeral.is_empty()).then(|| ephemeral.into()),
+        })
     }
 
     fn kind(&self, name: &str) -> Kind {
@@ -267,16 +331,18 @@ impl Syntax {
     }
 }
 
-fn is_identifier(name: &str) -> bool {
-    let mut chars = name.chars();
-    chars
-        .next()
-        .is_some_and(|first| first.is_alphabetic() || first == '_')
-        && chars.all(|c| c.is_alphanumeric() || c == '_' || c == '-')
+/// Whether the tool merges a configuration file into the others.
+fn is_override(path: &Path) -> bool {
+    let name = path.file_name().and_then(|name| name.to_str());
+    let name = name.unwrap_or_default().trim_end_matches(".json");
+    name.rsplit_once('.')
+        .is_some_and(|(stem, _)| stem == "override" || stem.ends_with("_override"))
 }
 
 #[cfg(test)]
 mod tests {
+    use secrecy::ExposeSecret as _;
+
     use super::*;
 
     const MODULE: &str = r#"
@@ -332,16 +398,15 @@ mod tests {
 
     #[test]
     fn the_declared_type_decides_how_a_text_is_read() {
-        let definitions = declarations(MODULE)
-            .definitions(&variables(&[
-                ("plain", "[1]"),
-                ("text", "a \"b\" ${c} %{d} $e \\ \n="),
-                ("count_", "3"),
-                ("tags", "{ a = \"b\" }"),
-                ("any", "[1, 2]"),
-                ("old", "[]"),
-            ]))
-            .unwrap();
+        let given = variables(&[
+            ("plain", "[1]"),
+            ("text", "a \"b\" ${c} %{d} $e \\ \n="),
+            ("count_", "3"),
+            ("tags", "{ a = \"b\" }"),
+            ("any", "[1, 2]"),
+            ("old", "[]"),
+        ]);
+        let definitions = declarations(MODULE).definitions(given.iter()).unwrap();
         assert_eq!(
             definitions,
             "any = [1, 2]\ncount_ = \"3\"\nold = []\nplain = \"[1]\"\ntags = { a = \"b\" }\n\
@@ -353,11 +418,11 @@ mod tests {
     fn an_expression_cannot_define_other_variables() {
         let declared = declarations(MODULE);
         for value in ["[]\ntext = 1", "[", "", "{} # x\nplain = 2"] {
-            let error = declared.definitions(&variables(&[("tags", value)]));
+            let error = declared.definitions(variables(&[("tags", value)]).iter());
             let error = error.unwrap_err().to_string();
             assert!(error.starts_with("the value of variable `tags` is not"));
         }
-        let error = declared.definitions(&variables(&[("a b", "x")]));
+        let error = declared.definitions(variables(&[("a b", "x")]).iter());
         let error = error.unwrap_err().to_string();
         assert_eq!(error, "variable name `a b` is not an identifier");
     }
@@ -375,11 +440,11 @@ mod tests {
         };
         let declared = declarations(MODULE);
         assert_eq!(
-            declared.definitions(&one(Some(false))).unwrap(),
+            declared.definitions(one(Some(false)).iter()).unwrap(),
             "tags = \"{}\"\n"
         );
         assert_eq!(
-            declared.definitions(&one(Some(true))).unwrap(),
+            declared.definitions(one(Some(true)).iter()).unwrap(),
             "tags = {}\n"
         );
     }
@@ -389,14 +454,19 @@ mod tests {
         let given = variables(&[("elsewhere", "x"), ("text", "y")]);
         let declared = declarations(MODULE);
         assert_eq!(declared.undeclared(&given), ["elsewhere"]);
-        assert_eq!(declared.definitions(&given).unwrap(), "text = \"y\"\n");
+        assert_eq!(
+            declared.definitions(given.iter()).unwrap(),
+            "text = \"y\"\n"
+        );
 
         let broken = declarations("variable \"text\" {");
         assert!(broken.undeclared(&given).is_empty());
         assert_eq!(
-            broken.definitions(&given).unwrap(),
+            broken.definitions(given.iter()).unwrap(),
             "elsewhere = \"x\"\ntext = \"y\"\n"
         );
+        let broken = declarations("variable \"text\" {\nephemeral = true\n}\nlocals {");
+        assert_eq!(ephemeral(&broken, &["elsewhere", "text"]), ["text"]);
     }
 
     #[test]
@@ -408,8 +478,53 @@ mod tests {
         let declared = Declarations::read(folder.path(), Tool::Terraform).unwrap();
         let given = variables(&[("a", "[]"), ("b", "[]"), ("c", "[]")]);
         assert_eq!(
-            declared.definitions(&given).unwrap(),
+            declared.definitions(given.iter()).unwrap(),
             "a = []\nb = \"[]\"\nc = \"[]\"\n"
         );
+    }
+
+    /// The names of these variables that `declared` calls ephemeral.
+    fn ephemeral(declared: &Declarations, names: &[&str]) -> Vec<String> {
+        let given: Vec<_> = names.iter().map(|name| (*name, "x")).collect();
+        let given = variables(&given);
+        let found = declared.ephemeral(&given);
+        found.map(|(name, _)| name.clone()).collect()
+    }
+
+    #[test]
+    fn ephemeral_variables_are_defined_in_no_file() {
+        let declared = declarations(
+            "variable \"token\" {\n  type = string\n  ephemeral = true\n}\n\
+             variable \"size\" {\n  type = number\n  ephemeral = false\n}\n",
+        );
+        let folder = tempfile::tempdir().unwrap();
+        let given = variables(&[("token", "hunter2"), ("size", "3")]);
+        let defined = declared.define(&given, folder.path()).unwrap();
+        assert!(!format!("{defined:?}").contains("hunter2"));
+        let text = fs::read_to_string(defined.file.unwrap()).unwrap();
+        assert_eq!(text, "size = \"3\"\n");
+        let text = defined.ephemeral.unwrap();
+        assert_eq!(text.expose_secret(), "token = \"hunter2\"\n");
+        let others = variables(&[("size", "3")]);
+        let defined = declared.define(&others, folder.path()).unwrap();
+        assert!(defined.ephemeral.is_none());
+    }
+
+    #[test]
+    fn an_override_changes_only_what_it_sets() {
+        let folder = tempfile::tempdir().unwrap();
+        let write = |name: &str, text: &str| fs::write(folder.path().join(name), text).unwrap();
+        let block = |name: &str, body: &str| format!("variable \"{name}\" {{\n{body}\n}}\n");
+        let main = ["a", "b", "c"].map(|name| block(name, "type = list(string)\nephemeral = true"));
+        write("main.tf", &main.concat());
+        write("a_override.tf", &block("a", "default = []"));
+        write(
+            "override.tf.json",
+            r#"{"variable": {"b": {"ephemeral": false}}}"#,
+        );
+        let declared = Declarations::read(folder.path(), Tool::Terraform).unwrap();
+        assert_eq!(ephemeral(&declared, &["a", "b", "c"]), ["a", "c"]);
+        assert_eq!(declared.kind("a"), Kind::Expression);
+        assert_eq!(declared.kind("b"), Kind::Expression);
     }
 }

@@ -69,6 +69,37 @@ fn secrets_in_a_stored_plan_are_masked_in_its_apply() {
     }
 }
 
+/// No plan has them. The other inputs are in the plan.
+#[test]
+fn an_apply_reads_its_ephemeral_inputs_again() {
+    let server = vault(|path| match path {
+        "/v1/kv/token" => secret(&json!({ "k": "canary-token" })),
+        _ => secret(&json!({ "k": "canary-kept" })),
+    });
+    let mut journey = Journey::new(environment(&server));
+    let module = "variable \"token\" {\n  ephemeral = true\n}\nvariable \"kept\" {}\n\
+                  resource \"terraform_data\" \"a\" {\n  input = sha256(var.kept)\n  provisioner \"local-exec\" {\n    \
+                  command = \"printf %s $TOKEN > LOOK/given\"\n    environment = {\n      TOKEN = var.token\n    }\n  }\n}\n";
+    let look = journey.look.path().to_str().unwrap().to_owned();
+    journey.repository = Repository::module(&module.replace("LOOK", &look));
+    let mut plan = job::plan(&journey.repository);
+    for (name, text) in [
+        ("token", "${vault:kv/token.k}"),
+        ("kept", "${vault:kv/kept.k}"),
+    ] {
+        plan.variables.insert(name.into(), text.into());
+    }
+    let apply = job::apply_after(&plan);
+    journey.machine.queue(&[&plan, &apply]);
+    journey.executor(&plan).run().expect_code(0);
+    let outcome = journey.executor(&apply).run().expect_code(0);
+    let summary = "Resolving 1 secret reference (vault 1).";
+    assert!(outcome.log().contains(summary), "{outcome}");
+    let given = journey.seen("given");
+    assert_eq!(given.as_deref(), Some("canary-token"), "{outcome}");
+    assert!(!outcome.to_string().contains("canary"), "{outcome}");
+}
+
 #[test]
 fn an_error_before_the_claim_names_no_secret() {
     let journey = Journey::new(Vec::new());
