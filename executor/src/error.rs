@@ -23,6 +23,9 @@ use runtime::setting::is_wrong_place;
 pub const DISK_HINT: &str =
     "check that the disk is not full and the folder belongs to the executor's user";
 
+/// The hint for a reviewed plan that must not be applied.
+pub const PLAN_AGAIN: &str = "plan again, review the new plan and apply it";
+
 /// The error of a step: one sentence with all causes.
 #[derive(Debug)]
 pub struct StepError {

@@ -11,6 +11,7 @@ use std::io::{self, Read as _};
 use std::path::{Path, PathBuf};
 
 use artifact_store::{Digest, HTTP, Store, StoreError};
+use job_contract::job::NO_COMMIT;
 use job_contract::keys::ObjectKey;
 use job_contract::{Exit, JobData, Tool, env};
 use platform::StepView;
@@ -19,7 +20,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 use tracing::warn;
 
-use crate::error::StepError;
+use crate::error::{PLAN_AGAIN, StepError};
 use crate::plan_files::PlanFilesRecord;
 use crate::tool::ResolvedTool;
 
@@ -28,7 +29,6 @@ pub const CONTEXT_KEY: &str = "mayflyPlan";
 
 /// The plan, in messages.
 const PLAN: &str = "the reviewed plan";
-const PLAN_AGAIN: &str = "plan again, review the new plan and apply it";
 
 /// Every plan file is a zip archive.
 const ZIP_MAGIC: &[u8] = b"PK\x03\x04";
@@ -44,6 +44,7 @@ pub struct PlanRecord {
     /// The tool that made it. No other tool can apply it.
     pub tool: Tool,
     pub version: String,
+    /// The commit that it was made of. Its apply takes the same one.
     pub commit_id: String,
     /// The tool's backend, which is a part of the plan. Earlier versions did not note it, and used no hub.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -379,6 +380,12 @@ impl ReviewedPlan {
     /// Whether another step has made it.
     pub fn is_reviewed(&self) -> bool {
         !self.is_own
+    }
+
+    /// The commit that it was made of. Content without a repository has none.
+    pub fn commit(&self) -> Option<&str> {
+        let commit = self.record.as_ref()?.commit_id.as_str();
+        Some(commit).filter(|commit| !commit.is_empty() && *commit != NO_COMMIT)
     }
 
     /// SHA-256 of the plan.

@@ -11,6 +11,7 @@ mod dynamic;
 pub mod git;
 mod http;
 pub mod layout;
+mod revision;
 pub mod source;
 mod ssh;
 #[cfg(test)]
@@ -27,7 +28,6 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use git_address::AllowList;
 use git_logins::Logins;
 use job_contract::JobData;
-use job_contract::job::NO_COMMIT;
 use runtime::tree_removal;
 use secrecy::ExposeSecret as _;
 use tracing::info;
@@ -43,6 +43,7 @@ use self::http::ProxySettings;
 use self::layout::remove_file_if_present;
 pub(crate) use self::layout::write_private_file;
 pub use self::layout::{Layout, LayoutConfig};
+use self::revision::{CheckedOut, Wanted};
 use self::source::Source;
 use crate::error::StepError;
 
@@ -71,8 +72,12 @@ pub struct WorkspaceConfig {
 pub struct Workspace {
     /// The clone root, in canonical form.
     pub root: PathBuf,
-    /// The commit to report: the requested one, else HEAD, else [`NO_COMMIT`] for a tarball.
+    /// The commit to report: the requested one, else HEAD, else [`NO_COMMIT`](job_contract::job::NO_COMMIT) for a tarball.
     pub commit_id: String,
+    /// The commit of the tree, by whatever name it was requested; `NO_COMMIT` for a tarball.
+    pub head: String,
+    /// The newest commit of the branch, for an apply that takes the commit of its plan. None if the branch is gone.
+    pub branch_head: Option<String>,
     /// `GIT_SSH_COMMAND` of `init`, and of nothing else (contract 8.9).
     pub init_ssh_command: Option<String>,
     /// What git may do during `init`.
@@ -108,20 +113,22 @@ const TOO_LARGE_HINT: &str = "exclude what the run does not need with `.terrafor
 const COMMIT_FILE: &str = "commitHash.info";
 const INIT_KEY_FILE: &str = "ssh/id";
 
-/// Fetches the content of `job` into `layout`, and writes its credentials.
+/// Fetches the content of `job` into `layout`, and writes its credentials. `planned` is the commit of the plan that the step
+/// applies.
 ///
 /// Dropping the future kills git and its child processes.
 pub async fn prepare(
     job: &JobData,
+    planned: Option<&str>,
     layout: &Layout,
     config: &WorkspaceConfig,
 ) -> Result<Workspace, StepError> {
     let access = vcs_access(job);
-    let (commit_id, login) = if job.is_remote_content() {
+    let (found, login) = if job.is_remote_content() {
         unpack_content(job, layout, config).await?;
-        (NO_COMMIT.to_owned(), None)
+        (CheckedOut::without_commit(), None)
     } else {
-        clone_source(job, access, layout, config).await?
+        clone_source(job, planned, access, layout, config).await?
     };
     let environment = dynamic::write_credentials(&job.environment_variables, layout.private())
         .map_err(io_error("write credentials to", layout.private()))?;
@@ -138,7 +145,9 @@ pub async fn prepare(
     };
     Ok(Workspace {
         root: layout.checkout().to_path_buf(),
-        commit_id,
+        commit_id: found.commit_id,
+        head: found.head,
+        branch_head: found.branch_head,
         init_ssh_command,
         modules,
         environment,
@@ -232,32 +241,31 @@ fn vcs_access(job: &JobData) -> VcsAccess<'_> {
 
 async fn clone_source(
     job: &JobData,
+    planned: Option<&str>,
     access: VcsAccess<'_>,
     layout: &Layout,
     config: &WorkspaceConfig,
-) -> Result<(String, Option<git::Login>), StepError> {
+) -> Result<(CheckedOut, Option<git::Login>), StepError> {
     let source = allowed_source(job.source.as_deref().unwrap_or_default(), config)?;
     let credential = credential(access, &source, config).await?;
     let git = Git::open(config, layout.private(), &source, &credential).await?;
     let root = layout.checkout();
 
     info!("cloning {source} ({})", job.branch);
-    git.clone(&job.branch, root).await?;
-    let commit_id = match job.commit() {
-        Some(commit) => {
-            info!("checking out commit {commit}");
-            git.check_out_commit(root, commit).await?;
-            commit.to_owned()
-        }
-        None => git.check_out_head(root).await?,
+    let wanted = Wanted {
+        source: &source,
+        branch: &job.branch,
+        named: job.commit(),
+        planned,
     };
+    let found = wanted.check_out(&git, root).await?;
     if git::has_submodules(root) {
         info!("fetching submodules");
         git.update_submodules(root).await?;
     }
-    write_commit_file(&root.join(COMMIT_FILE), &commit_id)
+    write_commit_file(&root.join(COMMIT_FILE), &found.commit_id)
         .map_err(io_error("write", &root.join(COMMIT_FILE)))?;
-    Ok((commit_id, git::login(&source, &credential)))
+    Ok((found, git::login(&source, &credential)))
 }
 
 async fn unpack_content(

@@ -11,6 +11,7 @@ use job_contract::status::JobStatus;
 use job_contract::{JobData, StepType, Tool, env};
 use nix::sys::signal::Signal;
 use serde_json::json;
+use test_peers::repository::git;
 
 use crate::machine;
 
@@ -25,6 +26,7 @@ with_both_tools! {
     the_plan_of_another_run_is_not_applied_in_its_place,
     a_failed_apply_still_publishes_the_state_it_left,
     an_apply_finds_the_files_of_its_plan,
+    an_apply_takes_the_commit_of_its_plan,
 }
 
 /// A module that leaves a marker when it is really applied.
@@ -279,6 +281,87 @@ fn a_second_executor_leaves_a_claimed_apply_alone() {
         machine.statuses(&apply),
         ("completed".into(), "completed".into())
     );
+}
+
+/// Somebody pushes to the branch after the review.
+fn an_apply_takes_the_commit_of_its_plan(tool: Tool) {
+    let machine = machine();
+    let module = r#"resource "terraform_data" "deployed" {
+  provisioner "local-exec" {
+    command = "sh ./deploy.sh"
+  }
+}
+"#;
+    let script = "echo deploying the reviewed\n";
+    let repository = Repository::with(&[("main.tf", module), ("deploy.sh", script)]);
+    let (_, apply) = planned(tool, &machine, &repository);
+    let reviewed = repository.head();
+    let newest = repository.commit(&[
+        ("deploy.sh", "echo deploying the newest\n"),
+        ("more.tf", "module \"new\" {\n  source = \"./new\"\n}\n"),
+        ("new/main.tf", "\n"),
+    ]);
+
+    let outcome = machine.run(&apply).expect_code(0);
+
+    assert!(
+        outcome.log().contains("deploying the reviewed"),
+        "{outcome}"
+    );
+    assert!(!outcome.log().contains("deploying the newest"), "{outcome}");
+    for text in [
+        format!("Taking commit {reviewed}, of which the plan was made."),
+        format!("The branch `main` has moved to {newest} since"),
+    ] {
+        assert!(outcome.log().contains(&text), "{outcome}");
+    }
+    assert_eq!(machine.record(&apply).commit_id, Some(reviewed));
+
+    // Without a reviewed plan, the branch counts.
+    let direct = job::in_job(&job::step_by(tool, StepType::Destroy, &repository), "413");
+    machine.queue(&[&direct]);
+    machine.run(&direct).expect_code(0);
+    assert_eq!(machine.record(&direct).commit_id, Some(newest));
+}
+
+#[test]
+fn an_apply_does_not_start_without_the_commit_of_its_plan() {
+    let machine = machine();
+    let (repository, marker) = marked(&machine);
+    repository.commit(&[("notes.txt", "a\n")]);
+    let (_, apply) = planned(Tool::Terraform, &machine, &repository);
+    let reviewed = repository.head();
+    let path = repository.path();
+    git(path, &["commit", "--quiet", "--amend", "--message=forced"]);
+    git(path, &["reflog", "expire", "--expire=now", "--all"]);
+    git(path, &["gc", "--quiet", "--prune=now"]);
+
+    let outcome = machine.run(&apply).expect_code(1);
+
+    for part in [reviewed.as_str(), "the branch `main`"] {
+        assert!(outcome.error().contains(part), "{outcome}");
+    }
+    assert!(outcome.log().contains("plan again"), "{outcome}");
+    assert!(!marker.exists(), "{outcome}");
+    assert_eq!(machine.statuses(&apply), ("failed".into(), "failed".into()));
+}
+
+#[test]
+fn an_apply_that_names_another_commit_than_its_plan_does_not_start() {
+    let machine = machine();
+    let (repository, marker) = marked(&machine);
+    let (_, apply) = planned(Tool::Terraform, &machine, &repository);
+    let reviewed = repository.head();
+    let newest = repository.commit(&[("notes.txt", "a\n")]);
+    let other = JobData {
+        commit_id: Some(newest.clone()),
+        ..apply
+    };
+    let outcome = machine.run(&other).expect_code(1);
+    for part in [&reviewed, &newest] {
+        assert!(outcome.error().contains(part.as_str()), "{outcome}");
+    }
+    assert!(!marker.exists(), "{outcome}");
 }
 
 /// As under a platform's own Jobs, which start any number of pods and read no exit codes.

@@ -246,7 +246,7 @@ async fn store_plan(context: &OperationContext<'_, '_>) -> Result<PlanRecord, St
         file: &file,
         digest,
         tool: &prepared.tool,
-        commit_id: &prepared.workspace.commit_id,
+        commit_id: &prepared.workspace.head,
         backend: context.run.backend.kind(),
     };
     run.stored(stored_plan::store(&run.store, &run.job, plan))

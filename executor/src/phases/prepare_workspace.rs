@@ -1,4 +1,5 @@
-//! Prepares the workspace of the step: waits for its folder, and fetches the sources and the extension repository.
+//! Prepares the workspace of the step: waits for its folder, and fetches the sources and the extension repository. An apply takes
+//! the commit of its plan.
 //!
 //! This phase turns job and settings into a request. `workspace` knows how sources are fetched.
 
@@ -21,15 +22,19 @@ use crate::context::RunContext;
 use crate::error::StepError;
 use crate::phases::resolve_references::resolve_source;
 use crate::scripts;
+use crate::stored_plan::ReviewedPlan;
 use crate::workspace::{self, ArchiveLimits, AzureEnvironment, Workspace, WorkspaceConfig};
 
 /// How often a step checks whether the folder of its workspace is free, and after how long it logs that it waits.
 const TURN_POLL: Duration = Duration::from_millis(200);
 const TURN_ANNOUNCED_AFTER: Duration = Duration::from_secs(1);
 
-/// The sources of the job, in the folder of its workspace.
-pub(crate) async fn prepare_workspace(run: &RunContext<'_>) -> Result<Workspace, StepError> {
-    wait_for_turn(run).await?;
+/// The sources of the job, in the folder of its workspace: of an apply, those of its plan.
+pub(crate) async fn prepare_workspace(
+    run: &RunContext<'_>,
+    plan: Option<&ReviewedPlan>,
+) -> Result<Workspace, StepError> {
+    let planned = plan.and_then(ReviewedPlan::commit);
     let job = resolve_source(run, with_content(run).await?).await?;
     let environment: Vec<_> = run
         .child_env()
@@ -50,11 +55,14 @@ pub(crate) async fn prepare_workspace(run: &RunContext<'_>) -> Result<Workspace,
         content_token: run.connections.content_token(),
         azure: AzureEnvironment::from_lookup(|name| std::env::var(name).ok()),
     };
-    let workspace = match workspace::prepare(&job, &run.layout, &config).await {
+    let workspace = match workspace::prepare(&job, planned, &run.layout, &config).await {
         Ok(workspace) => workspace,
         Err(error) => return Err(log_workspace_error(run, error).await),
     };
     run.commit_id.get_or_init(|| workspace.commit_id.clone());
+    if let Some(planned) = planned.filter(|_| !job.is_remote_content()) {
+        log_planned_commit(run, &workspace, planned).await;
+    }
     clone_tools_repository(run, &job, &workspace, &config).await?;
     Ok(workspace)
 }
@@ -119,9 +127,27 @@ async fn clone_tools_repository(
     Ok(())
 }
 
+/// Writes into the run's log that an apply takes the commit of its plan, and what became of the branch since.
+async fn log_planned_commit(run: &RunContext<'_>, workspace: &Workspace, planned: &str) {
+    let branch = &run.job.branch;
+    let text = match &workspace.branch_head {
+        Some(head) if *head == workspace.head => {
+            format!("Taking commit {planned}, of which the plan was made.")
+        }
+        Some(head) => format!(
+            "Taking commit {planned}, of which the plan was made. The branch `{branch}` has moved to {head} since, which is not applied."
+        ),
+        None => format!(
+            "Taking commit {planned}, of which the plan was made. The branch `{branch}` no longer exists."
+        ),
+    };
+    info!("{text}");
+    run.log.writer().line(&text).await;
+}
+
 /// Waits until no other step of the workspace uses the shared folder. A wait happens on one machine only: a pod has a
 /// folder of its own.
-async fn wait_for_turn(run: &RunContext<'_>) -> Result<(), StepError> {
+pub(crate) async fn wait_for_turn(run: &RunContext<'_>) -> Result<(), StepError> {
     let holder = format!("job {}, step {}", run.job.job_id, run.job.step_id);
     let (began, mut announced) = (Instant::now(), false);
     let _waiting = Waiting::begin(&run.waiting);

@@ -14,10 +14,11 @@ use crate::phases::claim_step::{StartDecision, claim_step};
 use crate::phases::fetch_plan::fetch_plan;
 use crate::phases::give_identity::give_identity;
 use crate::phases::hand_over_files::take_files;
-use crate::phases::prepare_workspace::{prepare_workspace, working_dir};
+use crate::phases::prepare_workspace::{prepare_workspace, wait_for_turn, working_dir};
 use crate::phases::resolve_references::resolve_references;
 use crate::phases::resolve_tool::{resolve_optional_tool, resolve_tool};
 use crate::step_result::StepResult;
+use crate::stored_plan::ReviewedPlan;
 use crate::tool::ResolvedTool;
 use crate::workspace::Workspace;
 
@@ -35,11 +36,16 @@ pub(crate) async fn prepare(
     view: &StepView,
 ) -> Result<PreparedStep, StepError> {
     check_step(run).await?;
-    let preparing = run.unless_stopped(Box::pin(prepare_workspace(run)));
-    let mut workspace = run.phase(Phase::Workspace, preparing).await?;
+    let preparing = run.unless_stopped(Box::pin(async {
+        wait_for_turn(run).await?;
+        let plan = fetch_plan(run, view).await?;
+        let workspace = prepare_workspace(run, plan.as_ref()).await?;
+        Ok::<_, StepError>((workspace, plan))
+    }));
+    let (mut workspace, plan) = run.phase(Phase::Workspace, preparing).await?;
     give_identity(run, &mut workspace).await?;
     let mut step = if let Some(operation) = Operation::of(run.step_type) {
-        let prepared = prepare_operation(run, view, operation, workspace).await?;
+        let prepared = prepare_operation(run, operation, workspace, plan).await?;
         PreparedStep::Operation(Box::new(prepared))
     } else {
         let tool = if run.job.command_list.is_empty() {
@@ -76,12 +82,11 @@ pub(crate) async fn prepare(
 
 async fn prepare_operation(
     run: &RunContext<'_>,
-    view: &StepView,
     operation: Operation,
     workspace: Workspace,
+    plan: Option<ReviewedPlan>,
 ) -> Result<PreparedOperation, StepError> {
     let working_dir = working_dir(run, &workspace).await?;
-    let plan = fetch_plan(run, view).await?;
     if let Some(plan) = &plan {
         let taking = run.unless_stopped(Box::pin(take_files(run, &workspace, plan)));
         taking.await?;

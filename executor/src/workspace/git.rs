@@ -109,6 +109,20 @@ impl<'a> Git<'a> {
     /// Clones one reference without its history, and checks nothing out. A branch wins over a tag of the same name.
     /// Without a name, it clones the server's HEAD.
     pub(super) async fn clone(&self, reference: &str, target: &Path) -> Result<(), StepError> {
+        if self.clone_if_there(reference, target).await? {
+            return Ok(());
+        }
+        let repository = self.source;
+        let text = format!("`{repository}` has no branch or tag `{reference}`");
+        Err(GitFailure::NoReference.error(text))
+    }
+
+    /// Clones as [`Git::clone`] does. Returns whether the reference exists.
+    pub(super) async fn clone_if_there(
+        &self,
+        reference: &str,
+        target: &Path,
+    ) -> Result<bool, StepError> {
         let mut args = arguments(&[
             "clone",
             "--quiet",
@@ -123,18 +137,18 @@ impl<'a> Git<'a> {
         args.extend(arguments(&["--", &self.source.address]));
         args.push(target.into());
         match self.attempt("clone", None, &args).await? {
-            Err(failed) if failed.failure == GitFailure::NoReference => {
-                let repository = self.source;
-                let text = format!("`{repository}` has no branch or tag `{reference}`");
-                Err(GitFailure::NoReference.error(text))
-            }
-            done => done.map(drop).map_err(|failed| failed.error),
+            Err(failed) if failed.failure == GitFailure::NoReference => Ok(false),
+            done => done.map(|_| true).map_err(|failed| failed.error),
         }
     }
 
-    /// Checks out the reference that [`Git::clone`] fetched, and returns its commit.
-    pub(super) async fn check_out_head(&self, repository: &Path) -> Result<String, StepError> {
-        self.check_out(repository, "HEAD", false).await?;
+    /// Checks out the reference that [`Git::clone`] fetched.
+    pub(super) async fn check_out_head(&self, repository: &Path) -> Result<(), StepError> {
+        self.check_out(repository, "HEAD", false).await
+    }
+
+    /// The commit that is checked out, or that [`Git::clone`] fetched.
+    pub(super) async fn head(&self, repository: &Path) -> Result<String, StepError> {
         let args = arguments(&["rev-parse", "HEAD"]);
         let finished = self
             .run("read the commit of", Some(repository), &args)
@@ -143,31 +157,28 @@ impl<'a> Git<'a> {
     }
 
     /// Checks out `commit`. If the server permits it, only this commit is fetched, otherwise the reference's whole
-    /// history.
+    /// history. Returns whether the commit was found.
     pub(super) async fn check_out_commit(
         &self,
         repository: &Path,
         commit: &str,
-    ) -> Result<(), StepError> {
-        let not_found = || {
-            let repository = self.source;
-            StepError::user(format!("the commit `{commit}` was not found in `{repository}`"))
-                .with_hint("it may have been removed by a forced push; start a new run to use the newest commit")
-        };
+    ) -> Result<bool, StepError> {
         if !is_plain_revision(commit) {
-            return Err(not_found());
+            return Ok(false);
         }
         if !self.has_commit(repository, commit).await? {
             let fetched = self.fetch_alone(repository, commit).await?;
             if !fetched && !self.deepen_until(repository, commit).await? {
-                return Err(not_found());
+                return Ok(false);
             }
             if fetched && !self.has_commit(repository, commit).await? {
                 // It is a name. The clone has no reference for it except `FETCH_HEAD`.
-                return self.check_out(repository, "FETCH_HEAD", true).await;
+                self.check_out(repository, "FETCH_HEAD", true).await?;
+                return Ok(true);
             }
         }
-        self.check_out(repository, commit, true).await
+        self.check_out(repository, commit, true).await?;
+        Ok(true)
     }
 
     /// Fetches the submodules, without history if the server permits that.

@@ -310,6 +310,43 @@ async fn an_apply_finds_the_files_of_its_plan() {
     fixture.platform.assert_kept().await;
 }
 
+/// A script of the plan step pushes to the branch, as somebody may during the review.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_apply_takes_the_commit_of_its_plan() {
+    let store = S3::start_open().unwrap();
+    let fixture = Fixture::with_store(&store).await;
+    let hub = fixture.serve();
+    let agent = fixture.start_agent(&hub);
+    let module = r#"resource "terraform_data" "deployed" {
+  provisioner "local-exec" {
+    command = "cat deployed.txt"
+  }
+}
+"#;
+    let repository = Repository::with(&[("main.tf", module), ("deployed.txt", "reviewed-text\n")]);
+    let reviewed = repository.head();
+    let push = format!(
+        "cd {} && echo newest-text > deployed.txt && git -c user.name=n -c user.email=n@example.test commit -qam newest",
+        repository.path().display()
+    );
+    let mut flow = Flow::plan_apply();
+    flow[0].commands = json!([{
+        "runtime": "BASH", "priority": 1, "before": false, "after": true, "script": push,
+    }]);
+    let job = fixture.completed(&repository, flow).await;
+    assert_ne!(repository.head(), reviewed);
+    let applied = job.step_of("terraformApply");
+    let output = fixture.platform.step_output(job.id, &applied.id).unwrap();
+    assert!(output.contains("reviewed-text"), "{output}");
+    assert!(!output.contains("newest-text"), "{output}");
+    let text = format!(
+        "Taking commit {reviewed}, of which the plan was made. The branch `main` has moved"
+    );
+    assert!(output.contains(&text), "{output}");
+    drop(agent.kill());
+    fixture.platform.assert_kept().await;
+}
+
 /// A lease of an executor, which a client plays.
 pub(super) struct Holder<S = S3> {
     pub(super) fixture: Fixture,

@@ -137,6 +137,124 @@ async fn an_unreachable_commit_is_named(#[case] commit: &str) {
     }
 }
 
+#[rstest]
+#[case::newer_servers_give_out_any_commit(false)]
+#[case::older_ones_need_the_history(true)]
+#[tokio::test]
+async fn an_apply_takes_the_commit_of_its_plan(#[case] old_protocol: bool) {
+    let repository = Repository::new();
+    let options = GitHttpOptions {
+        old_protocol,
+        ..GitHttpOptions::default()
+    };
+    let server = git_http::serve(repository.served(), options).unwrap();
+    let job = job(&format!("{}/repo.git", server.url()), "main");
+    let planned = &repository.between;
+
+    let fixture = Fixture::new();
+    let workspace = fixture.prepare_apply(&job, planned).await.unwrap();
+    assert_eq!(fixture.main_tf(), "# between");
+    assert_eq!((&workspace.head, &workspace.commit_id), (planned, planned));
+    assert_eq!(workspace.branch_head.as_ref(), Some(&repository.last));
+
+    let fixture = Fixture::new();
+    let workspace = fixture.prepare_apply(&job, &repository.last).await.unwrap();
+    assert_eq!(workspace.head, repository.last);
+    assert_eq!(workspace.branch_head.as_ref(), Some(&repository.last));
+    let checkout = fixture.layout.checkout();
+    let branch = git(checkout, &["rev-parse", "--abbrev-ref", "HEAD"]);
+    assert_eq!(branch, "main");
+}
+
+#[tokio::test]
+async fn an_apply_without_the_commit_of_its_plan_is_refused() {
+    let repository = Repository::new();
+    let tree = repository.tree();
+    git(&tree, &["branch", "--quiet", "--force", "both", "v1"]);
+    git(&tree, &["reset", "--quiet", "--hard", "v1"]);
+    commit_file(&tree, "main.tf", "# forced");
+    repository.publish();
+    let options = GitHttpOptions {
+        old_protocol: true,
+        ..GitHttpOptions::default()
+    };
+    let server = git_http::serve(repository.served(), options).unwrap();
+    let job = job(&format!("{}/repo.git", server.url()), "main");
+    let fixture = Fixture::new();
+    let error = fixture.prepare_apply(&job, &repository.last);
+    let error = error.await.unwrap_err();
+    let text = error.to_string();
+    for part in [repository.last.as_str(), "`main`", "the reviewed plan"] {
+        assert!(text.contains(part), "{text}");
+    }
+    assert_eq!(error.exit(), Exit::StepFailed);
+    assert!(error.hint().unwrap().contains("plan again"));
+}
+
+#[tokio::test]
+async fn the_commit_of_a_plan_is_taken_after_its_branch_was_removed() {
+    let repository = Repository::new();
+    let tree = repository.tree();
+    git(&tree, &["checkout", "--quiet", "-b", "other", "v1"]);
+    git(&tree, &["branch", "--quiet", "-D", "main"]);
+    repository.publish();
+    let fixture = Fixture::new();
+    let job = job(&repository.bare().display().to_string(), "main");
+    let workspace = fixture.prepare_apply(&job, &repository.last).await;
+    let workspace = workspace.unwrap();
+    assert_eq!(fixture.main_tf(), "# two");
+    assert_eq!(workspace.head, repository.last);
+    assert_eq!(workspace.branch_head, None);
+}
+
+#[tokio::test]
+async fn an_apply_whose_document_names_another_commit_than_its_plan_is_refused() {
+    let repository = Repository::new();
+    let (first, last) = (repository.first.as_str(), repository.last.as_str());
+    let source = repository.bare().display().to_string();
+    for (named, planned, is_taken) in [
+        (last, last, true),
+        (&first[..10], first, true),
+        ("v1", first, true),
+        // Earlier versions recorded the text of the document.
+        ("v1", "v1", true),
+        (first, last, false),
+        ("v1", last, false),
+        ("main", first, false),
+    ] {
+        let fixture = Fixture::new();
+        let job = JobData {
+            commit_id: Some(named.to_owned()),
+            ..job(&source, "main")
+        };
+        match fixture.prepare_apply(&job, planned).await {
+            Ok(workspace) => {
+                assert!(is_taken, "{named}");
+                assert_eq!(workspace.commit_id, named);
+            }
+            Err(error) => {
+                assert!(!is_taken, "{named}: {error}");
+                let text = error.to_string();
+                assert!(text.contains(named) && text.contains(planned), "{text}");
+                assert_eq!(error.exit(), Exit::StepFailed);
+            }
+        }
+    }
+}
+
+#[tokio::test]
+async fn the_commit_of_the_tree_is_known_by_whatever_name_it_was_requested() {
+    let repository = Repository::new();
+    let fixture = Fixture::new();
+    let job = JobData {
+        commit_id: Some("v1".to_owned()),
+        ..job(&repository.bare().display().to_string(), "main")
+    };
+    let workspace = fixture.prepare(&job).await.unwrap();
+    assert_eq!(workspace.commit_id, "v1");
+    assert_eq!(workspace.head, repository.first);
+}
+
 #[tokio::test]
 async fn a_missing_branch_is_named() {
     let repository = Repository::new();

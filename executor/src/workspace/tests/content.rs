@@ -274,6 +274,8 @@ fn workspace(root: &Path) -> Workspace {
     Workspace {
         root: fs::canonicalize(root).unwrap(),
         commit_id: String::new(),
+        head: String::new(),
+        branch_head: None,
         init_ssh_command: None,
         modules: ModuleAccess::default(),
         environment: BTreeMap::new(),

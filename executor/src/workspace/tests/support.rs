@@ -118,7 +118,16 @@ impl Fixture {
     }
 
     pub(super) async fn prepare(&self, job: &JobData) -> Result<Workspace, StepError> {
-        prepare(job, &self.layout, &self.config).await
+        prepare(job, None, &self.layout, &self.config).await
+    }
+
+    /// Prepares the apply of a plan that was made of this commit.
+    pub(super) async fn prepare_apply(
+        &self,
+        job: &JobData,
+        planned: &str,
+    ) -> Result<Workspace, StepError> {
+        prepare(job, Some(planned), &self.layout, &self.config).await
     }
 
     pub(super) fn set(&mut self, name: &str, value: impl Into<OsString>) {
