@@ -42,7 +42,7 @@ pub(crate) use self::git::{ModuleAccess, ModuleStore, OpenModuleAccess};
 use self::http::ProxySettings;
 use self::layout::remove_file_if_present;
 pub(crate) use self::layout::write_private_file;
-pub use self::layout::{Layout, LayoutConfig};
+pub use self::layout::{Layout, LayoutConfig, Turn};
 use self::revision::{CheckedOut, Wanted};
 use self::source::Source;
 use crate::error::StepError;

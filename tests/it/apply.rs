@@ -510,15 +510,52 @@ fn steps_of_one_workspace_take_turns_on_one_machine() {
     stopped.wait().expect_code(75);
     assert_eq!(machine.statuses(&second).0, "queue");
 
-    // A crash ends the turn. The next one removes what was left there.
+    // A crash ends the turn, but not the script, which keeps its folder. The next one removes what was left there.
     let next = start(&second);
     next.running.wait_for(Stream::Stdout, &told);
     holder.running.signal(Signal::SIGKILL);
     holder.wait();
+    let told = format!(
+        "(job {}, step {}) has left running in `",
+        first.job_id, first.step_id
+    );
+    next.running.wait_for(Stream::Stdout, &told);
+    assert!(
+        files_below(&checkouts)
+            .iter()
+            .any(|file| file.ends_with("main.tf"))
+    );
+    gate.open_blocking();
     next.wait().expect_code(0);
     assert_eq!(files_below(&checkouts), <[PathBuf; 0]>::default());
-    // Lets the script of the killed executor end.
-    gate.open_blocking();
+}
+
+#[test]
+fn what_a_run_writes_beside_its_tree_reaches_no_other_run() {
+    let machine = machine();
+    let checkouts = machine.scratch("checkouts");
+    let module = r#"resource "terraform_data" "beside" {
+  triggers_replace = timestamp()
+  provisioner "local-exec" {
+    command = "ls -A .. | tr a-z A-Z; echo text > ../shared.txt"
+  }
+}
+"#;
+    let repository = Repository::module(module);
+    let first = job::step(StepType::Apply, &repository);
+    let same = job::in_job(&first, "413");
+    let other = JobData {
+        workspace_id: "another".to_owned(),
+        ..job::in_job(&first, "414")
+    };
+    for step in [&first, &same, &other] {
+        machine.queue(&[step]);
+        let executor = machine.executor(step).env(env::CHECKOUT_DIR, &checkouts);
+        let outcome = executor.run().expect_code(0);
+        assert!(outcome.log().contains("TREE"), "{outcome}");
+        assert!(!outcome.log().contains("SHARED.TXT"), "{outcome}");
+        assert_eq!(files_below(&checkouts), <[PathBuf; 0]>::default());
+    }
 }
 
 /// A module that needs what the scripts of its plan step have built, also while it is applied.

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use nix::errno::Errno;
 use nix::sys::signal::killpg;
 use nix::unistd::Pid;
-use runtime::{regular_file, tree_removal};
+use runtime::{folder_users, regular_file, tree_removal};
 
 use super::{DataError, create_private, lock};
 
@@ -76,8 +76,11 @@ fn sweep(area: &Path) {
     }
 }
 
+/// Whether launcher and executor are gone, and what they have started. A tool needs the private files of its run until it ends.
 fn is_abandoned(path: &Path) -> bool {
-    matches!(lock::attempt(&path.join(LOCK)), Ok(Some(_))) && !executor_lives(path)
+    matches!(lock::attempt(&path.join(LOCK)), Ok(Some(_)))
+        && !executor_lives(path)
+        && folder_users::knowing(path).is_empty()
 }
 
 fn executor_lives(path: &Path) -> bool {
@@ -123,9 +126,20 @@ mod tests {
         drop(WorkFolder::create(temp.path(), "2").unwrap());
         assert!(crashed.exists(), "its executor still works there");
 
+        // The tool of an executor leads a group of its own.
+        let mut tool = Command::new("cat")
+            .stdin(Stdio::piped())
+            .env("PRIVATE", crashed.join("private"))
+            .spawn()
+            .unwrap();
         drop(executor.stdin.take());
         executor.wait().unwrap();
         drop(WorkFolder::create(temp.path(), "3").unwrap());
+        assert!(crashed.exists(), "its tool still works there");
+
+        drop(tool.stdin.take());
+        tool.wait().unwrap();
+        drop(WorkFolder::create(temp.path(), "4").unwrap());
         assert!(!crashed.exists());
     }
 }

@@ -3,6 +3,7 @@
 
 pub mod deadline;
 pub mod failed_writes;
+pub mod folder_users;
 pub mod handover;
 pub mod hardening;
 mod lexical;

@@ -5,6 +5,7 @@
 
 use std::borrow::Cow;
 use std::ffi::OsString;
+use std::mem::discriminant;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -23,7 +24,7 @@ use crate::error::StepError;
 use crate::phases::resolve_references::resolve_source;
 use crate::scripts;
 use crate::stored_plan::ReviewedPlan;
-use crate::workspace::{self, ArchiveLimits, AzureEnvironment, Workspace, WorkspaceConfig};
+use crate::workspace::{self, ArchiveLimits, AzureEnvironment, Turn, Workspace, WorkspaceConfig};
 
 /// How often a step checks whether the folder of its workspace is free, and after how long it logs that it waits.
 const TURN_POLL: Duration = Duration::from_millis(200);
@@ -149,27 +150,39 @@ async fn log_planned_commit(run: &RunContext<'_>, workspace: &Workspace, planned
 /// folder of its own.
 pub(crate) async fn wait_for_turn(run: &RunContext<'_>) -> Result<(), StepError> {
     let holder = format!("job {}, step {}", run.job.job_id, run.job.step_id);
-    let (began, mut announced) = (Instant::now(), false);
+    let (began, mut announced) = (Instant::now(), None);
     let _waiting = Waiting::begin(&run.waiting);
     loop {
-        match run.layout.try_take_turn(&holder) {
-            Ok(true) => return Ok(()),
-            Ok(false) => {}
+        let turn = match run.layout.try_take_turn(&holder) {
+            Ok(Turn::Taken) => return Ok(()),
+            Ok(turn) => turn,
             Err(error) => return Err(log_workspace_error(run, error).await),
-        }
+        };
         // A step that has just reported its end will release the folder soon.
-        if !announced && began.elapsed() >= TURN_ANNOUNCED_AFTER {
-            announced = true;
-            let text = format!(
-                "Waiting for another step of this workspace ({}), which works in `{}`.",
-                run.layout.holder(),
-                run.layout.checkout().display()
-            );
+        let kind = Some(discriminant(&turn));
+        if announced != kind && began.elapsed() >= TURN_ANNOUNCED_AFTER {
+            announced = kind;
+            let text = waiting_text(run, &turn);
             info!("{text}");
             run.log.writer().line(&text).await;
         }
         sleep(TURN_POLL).await;
     }
+}
+
+/// What a step waits for, for people.
+fn waiting_text(run: &RunContext<'_>, turn: &Turn) -> String {
+    let (holder, folder) = (run.layout.holder(), run.layout.checkout().display());
+    let Turn::Left(processes) = turn else {
+        return format!(
+            "Waiting for another step of this workspace ({holder}), which works in `{folder}`."
+        );
+    };
+    let ids: Vec<_> = processes.iter().map(u32::to_string).collect();
+    let ids = ids.join(", ");
+    format!(
+        "Waiting for the end of what the killed executor of another step of this workspace ({holder}) has left running in `{folder}`: process {ids}."
+    )
 }
 
 /// The root module's folder.

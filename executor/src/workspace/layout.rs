@@ -4,6 +4,9 @@
 //! The work tree of a workspace has the same path in all its steps. Configurations may keep absolute paths, such as
 //! `abspath(path.module)`, in plans and states, and an apply must find the paths of its plan. So executors that share a
 //! folder take turns, with a lock that the kernel releases when its holder dies. All other folders belong to one run.
+//!
+//! The parent of the work tree belongs to the run too, because modules and scripts write into `..`. What a killed executor has left
+//! running keeps its folders until it ends: it may be a tool that still changes something.
 
 use std::fs::{self, DirBuilder, File, OpenOptions, Permissions, TryLockError};
 use std::io::{self, Write as _};
@@ -14,7 +17,7 @@ use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
 use nix::fcntl::OFlag;
-use runtime::{regular_file, tree_removal};
+use runtime::{folder_users, regular_file, tree_removal};
 
 use super::io_error;
 use crate::error::StepError;
@@ -23,6 +26,8 @@ const OWNER_ONLY_DIR: u32 = 0o700;
 const OWNER_ONLY_FILE: u32 = 0o600;
 const RUN_PREFIX: &str = "run-";
 const TREE_LOCK: &str = "lock";
+/// The work tree in the folder of a workspace.
+const TREE: &str = "tree";
 /// Larger than any holder's name.
 const MAX_HOLDER_BYTES: u64 = 512;
 
@@ -46,12 +51,25 @@ pub struct Layout {
     root: PathBuf,
     private: PathBuf,
     spool: PathBuf,
+    /// The folder of the workspace, which holds the work tree and what code of the run writes beside it.
+    workspace: PathBuf,
     checkout: PathBuf,
     checkout_lock: PathBuf,
     /// The work tree belongs to this run while this file is locked.
     turn: OnceLock<File>,
     /// The run's own folder. It is locked for the whole run.
     _root_lock: Option<File>,
+}
+
+/// Whose turn it is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Turn {
+    /// This run holds the work tree, which is empty.
+    Taken,
+    /// Another run holds it.
+    Held,
+    /// Its holder was killed, and these processes still use it.
+    Left(Vec<u32>),
 }
 
 impl Layout {
@@ -70,10 +88,12 @@ impl Layout {
             .tempdir_in(&work_dir)
             .map_err(io_error("create a folder in", &work_dir))?
             .keep();
+        let workspace = checkouts.join(config.name);
         let layout = Self {
             private: root.join("private"),
             spool: root.join("spool"),
-            checkout: checkouts.join(config.name),
+            checkout: workspace.join(TREE),
+            workspace,
             checkout_lock: checkouts.join(format!("{}.{TREE_LOCK}", config.name)),
             turn: OnceLock::new(),
             _root_lock: lock_folder(&root),
@@ -85,20 +105,25 @@ impl Layout {
         Ok(layout)
     }
 
-    /// Takes the work tree for this run, and empties it, unless another run holds it. Other runs read `holder`.
-    pub fn try_take_turn(&self, holder: &str) -> Result<bool, StepError> {
+    /// Takes the work tree for this run, and empties it and its parent, unless another run holds it, or processes of a killed
+    /// one use it. Other runs read `holder`.
+    pub fn try_take_turn(&self, holder: &str) -> Result<Turn, StepError> {
         let path = &self.checkout_lock;
         let Some(mut lock) = try_lock(path).map_err(io_error("lock", path))? else {
-            return Ok(false);
+            return Ok(Turn::Held);
         };
-        tree_removal::remove(&self.checkout).map_err(io_error("remove", &self.checkout))?;
+        let left = processes_left(&self.workspace);
+        if !left.is_empty() {
+            return Ok(Turn::Left(left));
+        }
+        tree_removal::remove(&self.workspace).map_err(io_error("remove", &self.workspace))?;
         create_private_dir(&self.checkout).map_err(io_error("create", &self.checkout))?;
         lock.set_len(0)
             .and_then(|()| lock.write_all(holder.as_bytes()))
             .map_err(io_error("write", path))?;
         // A run takes its turn only once. A second lock would be released here.
         let _ = self.turn.set(lock);
-        Ok(true)
+        Ok(Turn::Taken)
     }
 
     /// The holder of the work tree, as the holder wrote it.
@@ -134,9 +159,9 @@ impl Layout {
     fn clear(&mut self) -> Result<(), StepError> {
         let tree = match self.turn.take() {
             None => Ok(()),
-            Some(_lock) => tree_removal::remove(&self.checkout)
+            Some(_lock) => tree_removal::remove(&self.workspace)
                 .and_then(|()| remove_file_if_present(&self.checkout_lock))
-                .map_err(io_error("remove", &self.checkout)),
+                .map_err(io_error("remove", &self.workspace)),
         };
         tree_removal::remove(&self.root).map_err(io_error("remove", &self.root))?;
         tree
@@ -198,6 +223,15 @@ fn try_lock(path: &Path) -> io::Result<Option<File>> {
     }
 }
 
+/// The processes that a killed executor has left in its folder. Without the folder there are none.
+fn processes_left(folder: &Path) -> Vec<u32> {
+    if folder.exists() {
+        folder_users::using(folder)
+    } else {
+        Vec::new()
+    }
+}
+
 /// Removes the folders of runs that have ended. An error does not stop this run.
 fn sweep_runs(work_dir: &Path) {
     for entry in fs::read_dir(work_dir).into_iter().flatten().flatten() {
@@ -210,24 +244,26 @@ fn sweep_runs(work_dir: &Path) {
                 .custom_flags(OFlag::O_DIRECTORY.bits())
                 .open(&path)
             && folder.try_lock().is_ok()
+            && folder_users::knowing(&path).is_empty()
         {
             log_removal(&path, tree_removal::remove(&path));
         }
     }
 }
 
-/// Removes the work trees of runs that have ended.
+/// Removes the work trees of runs that have ended, with their parents.
 fn sweep_trees(checkouts: &Path) {
     for entry in fs::read_dir(checkouts).into_iter().flatten().flatten() {
         let lock = entry.path();
         if lock.extension().is_some_and(|end| end == TREE_LOCK)
             && let Ok(Some(_held)) = try_lock(&lock)
         {
-            let tree = lock.with_extension("");
-            log_removal(
-                &tree,
-                tree_removal::remove(&tree).and_then(|()| remove_file_if_present(&lock)),
-            );
+            let workspace = lock.with_extension("");
+            if processes_left(&workspace).is_empty() {
+                let removed = tree_removal::remove(&workspace);
+                let removed = removed.and_then(|()| remove_file_if_present(&lock));
+                log_removal(&workspace, removed);
+            }
         }
     }
 }
@@ -270,6 +306,8 @@ pub(super) fn remove_file_if_present(path: &Path) -> io::Result<()> {
 
 #[cfg(test)]
 mod tests {
+    use std::process::{Command, Stdio};
+
     use super::*;
 
     fn mode(path: &Path) -> u32 {
@@ -293,7 +331,7 @@ mod tests {
     fn folders_and_private_files_belong_to_the_owner_alone() {
         let work = tempfile::tempdir().unwrap();
         let layout = layout(&work.path().join("not/there/yet"));
-        assert!(layout.try_take_turn("").unwrap());
+        assert_eq!(layout.try_take_turn("").unwrap(), Turn::Taken);
         for folder in [layout.checkout(), layout.private(), layout.spool()] {
             assert_eq!(mode(folder), 0o700);
         }
@@ -312,20 +350,20 @@ mod tests {
         let second = layout(work.path());
         assert_eq!(first.checkout(), second.checkout());
         assert_ne!(first.private(), second.private());
-        assert!(first.try_take_turn("job 1, step a").unwrap());
+        assert_eq!(first.try_take_turn("job 1, step a").unwrap(), Turn::Taken);
         fs::write(first.checkout().join("main.tf"), "").unwrap();
-        assert!(!second.try_take_turn("job 2, step b").unwrap());
+        assert_eq!(second.try_take_turn("job 2, step b").unwrap(), Turn::Held);
         assert_eq!(second.holder(), "job 1, step a");
 
         // Meanwhile a run of another workspace starts and ends.
         let other = layout_of(work.path(), "o_other");
-        assert!(other.try_take_turn("").unwrap());
+        assert_eq!(other.try_take_turn("").unwrap(), Turn::Taken);
         other.remove().unwrap();
 
         assert!(first.checkout().join("main.tf").exists());
         first.remove().unwrap();
         assert!(second.private().is_dir());
-        assert!(second.try_take_turn("job 2, step b").unwrap());
+        assert_eq!(second.try_take_turn("job 2, step b").unwrap(), Turn::Taken);
         assert_eq!(fs::read_dir(second.checkout()).unwrap().count(), 0);
         second.remove().unwrap();
         assert_eq!(
@@ -337,10 +375,69 @@ mod tests {
     }
 
     #[test]
+    fn the_parent_of_the_tree_is_empty_before_a_run_and_removed_after_it() {
+        let work = tempfile::tempdir().unwrap();
+        let first = layout(work.path());
+        assert_eq!(first.try_take_turn("").unwrap(), Turn::Taken);
+        let shared = first.checkout().join("../shared.txt");
+        fs::write(&shared, "of the first").unwrap();
+        let other = layout_of(work.path(), "o_other");
+        assert_eq!(other.try_take_turn("").unwrap(), Turn::Taken);
+        assert!(!other.checkout().join("../shared.txt").exists());
+        first.remove().unwrap();
+
+        let second = layout(work.path());
+        // Also what a killed executor has left.
+        create_private_dir(second.checkout()).unwrap();
+        fs::write(&shared, "of a killed one").unwrap();
+        assert_eq!(second.try_take_turn("").unwrap(), Turn::Taken);
+        let parent = second.checkout().parent().unwrap();
+        assert_eq!(fs::read_dir(parent).unwrap().count(), 1);
+        let (parent, shared) = (parent.to_owned(), shared.exists());
+        second.remove().unwrap();
+        assert!(!shared && !parent.exists());
+    }
+
+    #[test]
+    fn what_a_killed_executor_has_left_running_keeps_its_folders_until_it_ends() {
+        let work = tempfile::tempdir().unwrap();
+        let folder = fs::canonicalize(work.path()).unwrap();
+        let (run, tree) = (
+            folder.join("run-killed"),
+            folder.join("workspaces/o_w/tree"),
+        );
+        let state = tree.join("errored.tfstate");
+        for folder in [&run, &tree] {
+            create_private_dir(folder).unwrap();
+        }
+        fs::write(&state, "{}").unwrap();
+        fs::write(folder.join("workspaces/o_w.lock"), "job 1").unwrap();
+        let mut tool = Command::new("cat")
+            .current_dir(&tree)
+            .arg("-")
+            .arg(run.join("private/variables"))
+            .stdin(Stdio::piped())
+            .spawn()
+            .unwrap();
+
+        let next = layout(work.path());
+        assert_eq!(next.try_take_turn("").unwrap(), Turn::Left(vec![tool.id()]));
+        assert!(state.exists() && run.exists());
+        assert_eq!(next.holder(), "job 1");
+
+        drop(tool.stdin.take());
+        tool.wait().unwrap();
+        assert_eq!(next.try_take_turn("").unwrap(), Turn::Taken);
+        assert!(!state.exists());
+        drop(layout_of(work.path(), "o_other"));
+        assert!(!run.exists());
+    }
+
+    #[test]
     fn a_run_without_its_turn_leaves_the_tree_unchanged() {
         let work = tempfile::tempdir().unwrap();
         let first = layout(work.path());
-        assert!(first.try_take_turn("").unwrap());
+        assert_eq!(first.try_take_turn("").unwrap(), Turn::Taken);
         drop(layout(work.path()));
         assert!(first.checkout().is_dir());
     }
@@ -364,7 +461,7 @@ mod tests {
         }
         // Old files in the run's own workspace are removed even without a lock file.
         create_private_dir(&next.checkout().join("old")).unwrap();
-        assert!(next.try_take_turn("").unwrap());
+        assert_eq!(next.try_take_turn("").unwrap(), Turn::Taken);
         assert_eq!(fs::read_dir(next.checkout()).unwrap().count(), 0);
     }
 
@@ -386,7 +483,7 @@ mod tests {
         fs::create_dir(&kept).unwrap();
         fs::write(kept.join("file"), "x").unwrap();
         let layout = layout(work.path());
-        assert!(layout.try_take_turn("").unwrap());
+        assert_eq!(layout.try_take_turn("").unwrap(), Turn::Taken);
         let (root, checkout) = (layout.root.clone(), layout.checkout.clone());
         let deep = layout.checkout().join("a/b");
         fs::create_dir_all(&deep).unwrap();

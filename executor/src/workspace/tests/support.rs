@@ -95,7 +95,7 @@ impl Fixture {
             name: "o_w",
         })
         .unwrap();
-        assert!(layout.try_take_turn("").unwrap());
+        assert_eq!(layout.try_take_turn("").unwrap(), Turn::Taken);
         let home = work.path().join("home");
         fs::create_dir(&home).unwrap();
         let trace = work.path().join("commands");
