@@ -33,6 +33,7 @@ pub mod lock_error;
 pub mod progress;
 pub mod raw_state;
 pub(crate) mod requirements;
+pub(crate) mod resolved_modules;
 pub mod structured;
 pub mod variables;
 

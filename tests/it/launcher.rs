@@ -327,6 +327,22 @@ fn modules_beside_the_folder_are_packed_too() {
     assert_eq!(laptop.resources(), ["inner"]);
 }
 
+/// The tool takes a key twice in an object; the launcher's reader does not.
+#[test]
+fn modules_of_a_file_that_the_tool_alone_can_read_are_packed_too() {
+    const CALL: &str = "module \"m\" {\n  source = \"../../\"\n}\n";
+    let laptop = laptop("");
+    laptop.write("main.tf", "resource \"terraform_data\" \"db\" {}\n");
+    laptop.write("examples/a/main.tf", CALL);
+    expect(laptop.run(&["run", "examples/a", "--auto-approve"]), 0);
+    assert_eq!(laptop.resources(), ["db"]);
+    let twice = "locals {\n  tags = {\n    Name = \"a\"\n    Name = \"b\"\n  }\n}\n";
+    laptop.write("examples/a/main.tf", &[CALL, twice].concat());
+    let second = expect(laptop.run(&["run", "examples/a", "--auto-approve"]), 0);
+    assert!(second.stdout.contains("No changes"), "{second}");
+    assert_eq!(laptop.resources(), ["db"]);
+}
+
 #[test]
 fn a_failing_plan_has_its_exit_code() {
     let laptop = laptop("resource {\n");

@@ -8,7 +8,19 @@ use test_peers::repository::git;
 use crate::machine;
 
 with_both_tools! {
+    a_module_outside_of_the_work_tree_is_not_planned,
     a_second_run_fetches_no_module_again,
+}
+
+/// The tool finds a folder there, without configuration, and would take it for a module without resources.
+fn a_module_outside_of_the_work_tree_is_not_planned(tool: Tool) {
+    let source = Repository::module("module \"m\" {\n  source = \"../\"\n}\n");
+    let machine = machine();
+    let plan = job::plan_by(tool, &source);
+    machine.queue(&[&plan]);
+    let outcome = machine.executor(&plan).run().expect_code(1);
+    let text = "of `module.m` leads out of the work tree";
+    assert!(outcome.error().contains(text), "{outcome}");
 }
 
 fn a_second_run_fetches_no_module_again(tool: Tool) {

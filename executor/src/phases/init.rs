@@ -23,6 +23,7 @@ use crate::references::texts_of_secret;
 use crate::stop::MEMORY_HINT;
 use crate::terraform::backend::{self, BackendAccess};
 use crate::terraform::credentials::{self, AccessBy, AccessFile, InitConfig};
+use crate::terraform::resolved_modules;
 use crate::terraform::variables::{self, Declarations, Definitions};
 use crate::workspace::{ModuleAccess, OpenModuleAccess};
 
@@ -155,7 +156,9 @@ async fn init_with_providers(
     }
     drop(git);
     let finished = provided.finish(run).await;
-    done.and(finished)
+    done.and(finished)?;
+    let data_dir = env.get("TF_DATA_DIR");
+    resolved_modules::check(&workspace.root, folder, data_dir)
 }
 
 async fn init_with_access(

@@ -2,7 +2,6 @@
 
 use std::collections::BTreeSet;
 use std::fs;
-use std::io;
 use std::path::{Path, PathBuf};
 
 use hcl_edit::structure::Body;
@@ -104,17 +103,9 @@ pub(super) fn closure(dir: &Path) -> Result<BTreeSet<PathBuf>, Failure> {
 fn local_sources(module: &Path) -> Result<Vec<String>, Failure> {
     let mut sources = Vec::new();
     for path in configuration_files(module)? {
-        let text = match regular_file::read_text(&path, MAX_FILE_BYTES) {
-            Ok(text) => text,
-            Err(source) if source.kind() == io::ErrorKind::FileTooLarge => {
-                return Err(Failure::unreadable(&path)(source));
-            }
-            Err(_) => continue,
-        };
-        if path
-            .extension()
-            .is_some_and(|extension| extension == "json")
-        {
+        let text = regular_file::read_text(&path, MAX_FILE_BYTES);
+        let text = text.map_err(Failure::unreadable(&path))?;
+        if is_json(&path) {
             json_sources(&text, &mut sources);
         } else {
             hcl_sources(&text, &mut sources);
@@ -124,10 +115,9 @@ fn local_sources(module: &Path) -> Result<Vec<String>, Failure> {
     Ok(sources)
 }
 
-/// A file that does not parse adds nothing: the tool says what is wrong with it, and says it better.
 fn hcl_sources(text: &str, sources: &mut Vec<String>) {
     let Ok(body) = text.parse::<Body>() else {
-        return;
+        return sources.extend(quoted_paths(text));
     };
     sources.extend(
         body.get_blocks("module")
@@ -138,7 +128,7 @@ fn hcl_sources(text: &str, sources: &mut Vec<String>) {
 
 fn json_sources(text: &str, sources: &mut Vec<String>) {
     let Ok(document) = serde_json::from_str::<Value>(text) else {
-        return;
+        return sources.extend(quoted_paths(text));
     };
     let modules = blocks(&document)
         .iter()
@@ -155,6 +145,12 @@ fn json_sources(text: &str, sources: &mut Vec<String>) {
                 .map(str::to_owned),
         );
     }
+}
+
+/// All texts that may be a source, of a file that the tool may read although this program cannot: among them are those of its modules.
+fn quoted_paths(text: &str) -> impl Iterator<Item = String> {
+    let begins_path = |part: &&str| part.starts_with("./") || part.starts_with("../");
+    text.split('"').filter(begins_path).map(str::to_owned)
 }
 
 fn configuration_files(dir: &Path) -> Result<Vec<PathBuf>, Failure> {
@@ -221,8 +217,18 @@ mod tests {
             r#"{"module":[{"b":{"source":"./b"}},{"c":[{"source":"./c"}]}]}"#,
             &mut found,
         );
-        hcl_sources("module \"broken\" {", &mut found);
-        json_sources("{", &mut found);
         assert_eq!(found, ["./a", "./b", "./c"]);
+    }
+
+    #[test]
+    fn a_file_that_only_the_tool_reads_brings_each_folder_it_may_mean() {
+        let mut found = Vec::new();
+        // The tool takes a key twice in an object.
+        hcl_sources(
+            "module \"a\" {\n  source = \"../../\"\n}\nlocals {\n  a = { b = 1, b = \"./x\" }\n  a = 2\n  c = \"y\"\n}",
+            &mut found,
+        );
+        json_sources(r#"{"module": {"a": {"source": "./a"}},}"#, &mut found);
+        assert_eq!(found, ["../../", "./x", "./a"]);
     }
 }
