@@ -371,9 +371,8 @@ mod tests {
     use std::sync::Arc;
     use std::sync::atomic::AtomicBool;
     use test_peers::process::ends;
+    use test_peers::wait::DEADLINE;
     use tokio::time::timeout;
-
-    const TIMEOUT: Duration = Duration::from_secs(20);
 
     fn bash(script: &str) -> Invocation {
         Invocation {
@@ -390,7 +389,7 @@ mod tests {
         Limit {
             stop: stop.clone(),
             interrupt: Some(Interrupt::Process),
-            grace: TIMEOUT,
+            grace: DEADLINE,
         }
     }
 
@@ -423,7 +422,7 @@ mod tests {
             interrupt: Some(interrupt),
             grace,
         };
-        let done = timeout(TIMEOUT, run(&bash(script), &limit, &mut consumer))
+        let done = timeout(DEADLINE, run(&bash(script), &limit, &mut consumer))
             .await
             .unwrap()
             .unwrap();
@@ -490,10 +489,11 @@ mod tests {
 
     #[tokio::test]
     async fn only_the_process_is_interrupted() {
-        let script = "trap 'echo parent got it' INT; \
-                      bash -c 'trap \"echo child got it\" INT; echo ready; read -t 1 < <(tail -f /dev/null); echo child done' & \
+        let script = "trap 'echo parent got it; kill $!' INT; \
+                      bash -c 'trap \"echo child got it\" INT; trap \"echo child done; exit\" TERM; \
+                      tail -f /dev/null & echo ready; wait; wait' & \
                       wait; wait; exit 7";
-        let (done, output) = run_until("ready", script, Interrupt::Process, TIMEOUT).await;
+        let (done, output) = run_until("ready", script, Interrupt::Process, DEADLINE).await;
         assert_eq!(
             done,
             Completion {
@@ -514,7 +514,7 @@ mod tests {
             "ready",
             "echo ready; tail -f /dev/null; exit 9",
             Interrupt::Group,
-            TIMEOUT,
+            DEADLINE,
         )
         .await;
         assert_eq!(
@@ -547,7 +547,7 @@ mod tests {
         let mut capture = Capture::up_to(1 << 10);
         let invocation = bash("tail -f /dev/null & echo $!");
         let done = timeout(
-            TIMEOUT,
+            DEADLINE,
             run(&invocation, &limit(&Stop::default()), &mut capture),
         )
         .await
@@ -572,8 +572,8 @@ mod tests {
             grace,
         };
         let mut capture = Capture::up_to(1 << 10);
-        let (brief, unlimited) = (bash("echo saved"), limit(TIMEOUT));
-        let quick = timeout(TIMEOUT, run(&brief, &unlimited, &mut capture))
+        let (brief, unlimited) = (bash("echo saved"), limit(DEADLINE));
+        let quick = timeout(DEADLINE, run(&brief, &unlimited, &mut capture))
             .await
             .unwrap()
             .unwrap();
@@ -585,7 +585,7 @@ mod tests {
             }
         );
         let (endless, limit) = (bash("tail -f /dev/null"), limit(Duration::from_millis(200)));
-        let slow = timeout(TIMEOUT, run(&endless, &limit, &mut capture))
+        let slow = timeout(DEADLINE, run(&endless, &limit, &mut capture))
             .await
             .unwrap()
             .unwrap();

@@ -89,39 +89,51 @@ fn hanging() -> io::Error {
 #[cfg(test)]
 mod tests {
     use std::sync::mpsc;
-    use std::time::Instant;
+
+    use tokio::time::{Instant, sleep};
 
     use super::*;
+    use test_peers::clock::hold_clock;
 
-    const PATIENCE: Duration = Duration::from_millis(400);
+    const PATIENCE: Duration = Duration::from_secs(40);
 
-    #[tokio::test]
+    #[tokio::test(start_paused = true)]
     async fn a_volume_that_hangs_is_given_up_once_for_all_work() {
         let volume = Volume::new(PATIENCE);
         let progress = Progress::default();
         let (resume, paused) = mpsc::channel::<()>();
+        let began = Instant::now();
         let done = volume.in_time(&progress, move || Ok(paused.recv().is_ok()));
         assert_eq!(done.await.unwrap_err().kind(), io::ErrorKind::TimedOut);
+        assert_eq!(began.elapsed().as_secs(), PATIENCE.as_secs());
         let began = Instant::now();
         let next = volume.clone().in_time(&progress, || Ok(())).await;
         assert_eq!(next.unwrap_err().kind(), io::ErrorKind::TimedOut);
-        assert!(began.elapsed() < PATIENCE);
+        assert_eq!(began.elapsed(), Duration::ZERO);
         drop(resume);
     }
 
-    #[tokio::test]
+    #[tokio::test(start_paused = true)]
     async fn a_volume_on_which_something_moves_is_waited_for() {
         let volume = Volume::new(PATIENCE);
         let progress = Progress::default();
-        let moving = progress.clone();
+        let (end, ending) = mpsc::channel();
         let work = move || {
-            for _ in 0..10 {
-                thread::sleep(PATIENCE / 4);
-                moving.step();
-            }
+            ending.recv().unwrap();
             Ok("done")
         };
-        assert_eq!(volume.in_time(&progress, work).await.unwrap(), "done");
+        let movement = async {
+            for _ in 0..10 {
+                sleep(PATIENCE * 3 / 4).await;
+                progress.step();
+            }
+            // From here on, only threads are waited for.
+            let held = hold_clock();
+            end.send(()).unwrap();
+            held
+        };
+        let (done, _held) = tokio::join!(volume.in_time(&progress, work), movement);
+        assert_eq!(done.unwrap(), "done");
         let failed = volume.in_time(&progress, || Err::<(), _>(io::ErrorKind::NotFound.into()));
         assert_eq!(failed.await.unwrap_err().kind(), io::ErrorKind::NotFound);
         assert!(!volume.hangs());

@@ -151,7 +151,7 @@ mod tests {
         nix::unistd::mkfifo(&path, nix::sys::stat::Mode::S_IRWXU).unwrap();
         let (said, hear) = std::sync::mpsc::channel();
         std::thread::spawn(move || said.send(final_report(&path).is_none()));
-        let said = hear.recv_timeout(std::time::Duration::from_secs(30));
+        let said = hear.recv_timeout(test_peers::wait::DEADLINE);
         assert_eq!(said, Ok(true));
     }
 }

@@ -456,7 +456,7 @@ mod tests {
             said.send(copied.is_err()).unwrap();
         });
         for _ in 0..2 {
-            let refused = hear.recv_timeout(std::time::Duration::from_secs(30));
+            let refused = hear.recv_timeout(test_peers::wait::DEADLINE);
             assert_eq!(refused, Ok(true));
         }
     }

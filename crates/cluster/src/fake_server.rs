@@ -126,7 +126,7 @@ impl Server {
             attempts: 3,
             first_pause: Duration::from_millis(1),
             longest_pause: Duration::from_millis(20),
-            answer: Duration::from_secs(2),
+            answer: Duration::from_mins(1),
         })
     }
 

@@ -18,7 +18,7 @@
 //! Job's specification can only belong to that Job's own Secret. If storing it fails because it exists, that counts as
 //! success. A dry run of storing it shows whether it exists. The garbage collector removes a Secret whose Job is gone.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use job_contract::{annotations, labels};
 use k8s_openapi::api::batch::v1::Job;
@@ -27,6 +27,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference}
 use kube::api::{DeleteParams, PostParams};
 use manifest::{Manifest, names, pod};
 use serde_json::json;
+use tokio::time::Instant;
 use tracing::info;
 use uuid::Uuid;
 use verdict::{is_queued_by_cluster, is_suspended, terminal};

@@ -264,10 +264,10 @@ mod tests {
         logs.tails.insert(task, tail);
         drop(logs);
         let again = vec![(2, Cow::Borrowed("")); 20_000];
-        let began = std::time::Instant::now();
-        tails.lock().add(task, &again);
-        // A look at the whole text for each line takes many seconds.
-        assert!(began.elapsed() < std::time::Duration::from_secs(2));
+        // A look at the whole text for each of these four million lines takes minutes at least, and the runner ends it.
+        for _ in 0..200 {
+            tails.lock().add(task, &again);
+        }
         let kept = tails.since(task, 0).unwrap();
         assert_eq!((kept.start, kept.text.len()), (0, MAX_BYTES_PER_RUN));
     }

@@ -471,7 +471,7 @@ mod tests {
     use serde_json::json;
     use std::sync::{Barrier, mpsc};
     use std::thread;
-    use std::time::Duration;
+    use test_peers::wait::DEADLINE;
 
     fn step(id: &str, step_type: StepType) -> StepRef {
         StepRef {
@@ -528,7 +528,7 @@ mod tests {
             said.send(changed.is_err()).unwrap();
         });
         for _ in 0..2 {
-            assert_eq!(hear.recv_timeout(Duration::from_secs(30)), Ok(true));
+            assert_eq!(hear.recv_timeout(DEADLINE), Ok(true));
         }
     }
 

@@ -7,10 +7,11 @@
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use pool_protocol::id::PoolName;
 use tokio::sync::oneshot;
+use tokio::time::Instant;
 
 use crate::error::Refusal;
 
@@ -206,7 +207,7 @@ mod tests {
         taken.at = taken.at.checked_sub(Duration::from_secs(seconds)).unwrap();
     }
 
-    #[tokio::test]
+    #[tokio::test(start_paused = true)]
     async fn a_pool_with_long_transactions_gets_no_more_time_than_another() {
         let turns = Turns::new(1);
         let (slow, fast) = (line("slow"), line("fast"));
@@ -239,7 +240,7 @@ mod tests {
         );
     }
 
-    #[tokio::test]
+    #[tokio::test(start_paused = true)]
     async fn calls_of_the_hub_are_first_but_take_turns_with_the_others() {
         let turns = Turns::new(1);
         let eu = line("eu");
@@ -257,7 +258,7 @@ mod tests {
         }
     }
 
-    #[tokio::test]
+    #[tokio::test(start_paused = true)]
     async fn time_that_a_pool_had_alone_does_not_count_against_it() {
         let turns = Turns::new(1);
         let (early, late) = (line("early"), line("late"));

@@ -158,7 +158,7 @@ mod tests {
     use std::os::unix::fs::PermissionsExt as _;
 
     use test_peers::process::{ends, has_ended};
-    use test_peers::wait::until;
+    use test_peers::wait::{DEADLINE, until};
 
     use super::*;
     use crate::report_verifier::ReportVerifier;
@@ -196,7 +196,7 @@ mod tests {
         let found = DetachedExecutor::find(&folder).unwrap();
         let (said, hear) = std::sync::mpsc::channel();
         std::thread::spawn(move || said.send(found.id()));
-        assert_eq!(hear.recv_timeout(Duration::from_secs(30)), Ok(None));
+        assert_eq!(hear.recv_timeout(DEADLINE), Ok(None));
     }
 
     #[tokio::test]

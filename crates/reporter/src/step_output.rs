@@ -335,7 +335,7 @@ mod tests {
             let completed = complete(&place, &log, "lost").is_ok();
             said.send((completed, restore(&place, &log, None).is_err()))
         });
-        let said = hear.recv_timeout(std::time::Duration::from_secs(30));
+        let said = hear.recv_timeout(test_peers::wait::DEADLINE);
         assert_eq!(said, Ok((true, true)));
         assert_eq!(fs::read_to_string(&output).unwrap(), "lost\n");
     }

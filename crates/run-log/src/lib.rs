@@ -151,6 +151,8 @@ pub struct RunLog {
     spool_ended: oneshot::Receiver<()>,
     spooled: Arc<File>,
     sinks: Mutex<Vec<RunningSink>>,
+    /// [`FIRST_DELIVERY`], except in tests.
+    first_delivery: Duration,
 }
 
 #[derive(Debug)]
@@ -227,6 +229,7 @@ impl RunLog {
             spool_ended,
             spooled,
             sinks: Mutex::new(running),
+            first_delivery: FIRST_DELIVERY,
         })
     }
 
@@ -283,7 +286,7 @@ impl RunLog {
             .unwrap_or_else(PoisonError::into_inner);
         let feeds: Vec<_> = running.iter().map(|sink| Arc::clone(&sink.feed)).collect();
         for feed in &feeds {
-            feed.set_first_deadline(Instant::now() + FIRST_DELIVERY);
+            feed.set_first_deadline(Instant::now() + self.first_delivery);
         }
         let given_up = CancellationToken::new();
         let watch = async {

@@ -106,10 +106,10 @@ mod tests {
     use std::os::fd::AsRawFd as _;
     use std::os::unix::fs::symlink;
     use std::sync::mpsc;
-    use std::time::Duration;
 
     use nix::sys::stat::Mode;
     use nix::unistd::mkfifo;
+    use test_peers::wait::DEADLINE;
 
     use super::*;
 
@@ -120,8 +120,7 @@ mod tests {
         let (said, hear) = mpsc::channel();
         let path = path.to_owned();
         std::thread::spawn(move || said.send(read(&path, LIMIT).unwrap_err().to_string()));
-        hear.recv_timeout(Duration::from_secs(30))
-            .expect("reading ends by itself")
+        hear.recv_timeout(DEADLINE).expect("reading ends by itself")
     }
 
     #[test]

@@ -24,7 +24,7 @@ use crate::login::{Login, Obtained};
 use crate::value::SecretValue;
 
 /// How long the end of a run waits for Vault.
-const END_TIMEOUT: Duration = Duration::from_secs(2);
+const END_TIMEOUT: Duration = Duration::from_secs(5);
 
 #[derive(Clone, Debug)]
 pub(crate) struct VaultSettings {

@@ -7,12 +7,13 @@ use std::{
     fmt,
     io::{Seek, SeekFrom, Write},
     path::Path,
-    time::{Duration, Instant},
+    time::Duration,
 };
 
 use backon::{ExponentialBuilder, Retryable};
 use job_contract::{Exit, chain};
 use reqwest::{Client, Response, StatusCode, header, redirect};
+use tokio::time::Instant;
 use url::Url;
 
 use super::cache::cache_error;
@@ -24,7 +25,7 @@ pub(crate) const RETRY_FOR: Duration = Duration::from_secs(15);
 const MAX_RETRY_DELAY: Duration = Duration::from_secs(5);
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 /// The longest silence of a server. A slow but steady download may take any time.
-const IDLE_TIMEOUT: Duration = Duration::from_secs(20);
+pub(super) const IDLE_TIMEOUT: Duration = Duration::from_secs(20);
 const MAX_REDIRECTS: usize = 10;
 /// Retries of an interrupted download.
 const RETRIES: usize = 3;

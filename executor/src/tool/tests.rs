@@ -11,14 +11,21 @@ use std::{
     time::Duration,
 };
 
+use futures_util::FutureExt as _;
 use job_contract::Exit;
 use provider_store::ProviderStore;
 use rstest::rstest;
 use tempfile::TempDir;
+use test_peers::port::Port;
+use tokio::io::AsyncReadExt as _;
+use tokio::net::TcpListener;
+use tokio::time::Instant;
 
+use super::fetch::IDLE_TIMEOUT;
 use super::*;
 use crate::volume::Volume;
 use server::{Publication, Reply, Server, Signer, zip};
+use test_peers::clock::hold_clock;
 
 const TERRAFORM_INDEX: &str = "/terraform/index.json";
 const TOFU_INDEX: &str = "/tofu/index.json";
@@ -52,7 +59,7 @@ impl Fixture {
             signatures: SignaturePolicy::Required,
             extra_keys: Some(keys),
             path: OsString::new(),
-            retry_for: Duration::from_secs(2),
+            retry_for: Duration::ZERO,
         };
         Self {
             server,
@@ -756,7 +763,8 @@ async fn a_link_in_place_of_the_binary_is_refused() {
 
 #[tokio::test]
 async fn transient_failures_are_retried() {
-    let fixture = Fixture::new().await;
+    let mut fixture = Fixture::new().await;
+    fixture.config.retry_for = LIMIT;
     let release = fixture.release("1.9.8").serve(&fixture.server);
     let archive = Arc::new(release.archive.clone());
     fixture.server.set_sequence(
@@ -773,33 +781,57 @@ async fn transient_failures_are_retried() {
     assert_eq!(fixture.server.requests(".zip"), 3);
 }
 
-/// A release index that no connection reaches: it refuses connections, or the kernel accepts them and no process
-/// answers.
-#[rstest]
-#[case::refused(false)]
-#[case::silent(true)]
+/// Each attempt fails at once, or at the latest when its connection takes too long.
 #[tokio::test]
-async fn an_unreachable_index_fails_in_time_and_is_a_wrong_setting(#[case] silent: bool) {
+async fn an_index_that_refuses_connections_fails_in_time_and_is_a_wrong_setting() {
     let mut fixture = Fixture::new().await;
     fixture.config.retry_for = RETRY_FOR;
-    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-    let address = listener.local_addr().unwrap();
-    let _listening = silent.then_some(listener);
-    fixture.config.terraform_index = format!("http://{address}/index.json").parse().unwrap();
-    let began = std::time::Instant::now();
+    let refuses = Port::take().unwrap();
+    let index = format!("http://{}/index.json", refuses.address());
+    fixture.config.terraform_index = index.parse().unwrap();
+    tokio::time::pause();
+    let began = Instant::now();
     let error = fixture.resolve("1.9.8").await.unwrap_err();
     let took = began.elapsed();
-    assert!(took >= Duration::from_secs(15), "given up after {took:?}");
+    assert!(took >= RETRY_FOR, "given up after {took:?}");
     assert!(took < Duration::from_secs(30), "given up after {took:?}");
-    assert_eq!(error.exit(), Exit::BadConfiguration);
-    assert_says(
-        &error,
-        &format!("could not reach `http://{address}/index.json`"),
-    );
+    assert_unreachable(&error, &index);
+}
+
+/// The kernel accepts the connection, and no process answers.
+#[tokio::test]
+async fn an_index_that_is_silent_fails_in_time_and_is_a_wrong_setting() {
+    let mut fixture = Fixture::new().await;
+    fixture.config.retry_for = RETRY_FOR;
+    let silent = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let index = format!("http://{}/index.json", silent.local_addr().unwrap());
+    fixture.config.terraform_index = index.parse().unwrap();
+    tokio::time::pause();
+    let held = hold_clock();
+    let began = Instant::now();
+    let is_asked = async {
+        let (mut connection, _) = silent.accept().await.unwrap();
+        connection.read_u8().await.unwrap();
+        // Timers are as exact as a millisecond.
+        tokio::time::advance(IDLE_TIMEOUT + Duration::from_millis(1)).await;
+        connection
+    };
+    let (resolved, _connection) = tokio::join!(fixture.resolve("1.9.8"), is_asked);
+    assert_eq!(began.elapsed().as_secs(), IDLE_TIMEOUT.as_secs());
+    assert_unreachable(&resolved.unwrap_err(), &index);
+    drop(held);
+    tokio::time::resume();
 
     // If another source has the tool, the index gets no request.
     let binary = fixture.put_on_path(&script("1.9.8"));
     assert_eq!(fixture.resolve("1.9.8").await.unwrap().path, binary);
+    let another = silent.accept().now_or_never();
+    assert!(another.is_none(), "{another:?}");
+}
+
+fn assert_unreachable(error: &StepError, index: &str) {
+    assert_eq!(error.exit(), Exit::BadConfiguration);
+    assert_says(error, &format!("could not reach `{index}`"));
 }
 
 #[tokio::test]

@@ -3,6 +3,7 @@
 
 pub mod azurite;
 pub mod browser;
+pub mod clock;
 pub mod clouds;
 mod daemon;
 pub mod gate;

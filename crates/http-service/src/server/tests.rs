@@ -1,22 +1,27 @@
-//! The limits, with real sockets and short times.
+//! The limits, with real sockets. Times pass on the paused clock. It moves by itself while a test waits, and no test has a timer
+//! that this could end too early.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use axum::Router;
 use axum::body::{Body, Bytes};
 use axum::routing::get;
 use futures_util::stream;
+use test_peers::clock::hold_clock;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpSocket, TcpStream};
 use tokio::sync::{mpsc, watch};
-use tokio::time::{Instant, interval, sleep, timeout};
+use tokio::task::yield_now;
+use tokio::time::{Instant, advance, sleep, timeout};
 use tokio_util::sync::CancellationToken;
 
 use super::{Limits, serve};
 
-/// Far more than anything here takes.
-const PATIENCE: Duration = Duration::from_secs(20);
+/// What takes so long never comes.
+const PATIENCE: Duration = Duration::from_secs(90);
 const NEVER: Duration = Duration::from_hours(1);
 const LIMITS: Limits = Limits {
     connections: 64,
@@ -25,7 +30,9 @@ const LIMITS: Limits = Limits {
     idle: NEVER,
     unread: NEVER,
 };
-const SHORT: Duration = Duration::from_millis(300);
+const SHORT: Duration = Duration::from_secs(3);
+/// More than a peer has to read until the service notices it.
+const SMALL: usize = 512 * 1024;
 const CHUNK: &[u8] = &[b'x'; 16 * 1024];
 const CLIENT: Ipv4Addr = Ipv4Addr::LOCALHOST;
 const OTHER_CLIENT: Ipv4Addr = Ipv4Addr::new(127, 0, 0, 2);
@@ -39,6 +46,8 @@ struct Service {
     respond: watch::Sender<bool>,
     /// Gets a message when a body of `/endless` is dropped.
     dropped: mpsc::UnboundedReceiver<()>,
+    /// How many chunks `/endless` has made. It makes the next one only after something was written.
+    made: Arc<AtomicUsize>,
 }
 
 struct OnDrop(mpsc::UnboundedSender<()>);
@@ -55,6 +64,8 @@ impl Service {
         let address = listener.local_addr().unwrap();
         let (came, waiting) = mpsc::unbounded_channel();
         let (ended, dropped) = mpsc::unbounded_channel();
+        let made = Arc::<AtomicUsize>::default();
+        let counter = Arc::clone(&made);
         let respond = watch::Sender::new(false);
         let released = respond.subscribe();
         let wait = async move || {
@@ -64,9 +75,10 @@ impl Service {
         };
         let endless = async move || {
             let chunks = stream::repeat_with({
-                let guard = OnDrop(ended.clone());
+                let (guard, made) = (OnDrop(ended.clone()), Arc::clone(&counter));
                 move || {
                     let _ = &guard;
+                    made.fetch_add(1, Ordering::SeqCst);
                     Ok::<_, std::io::Error>(Bytes::from_static(CHUNK))
                 }
             });
@@ -83,6 +95,7 @@ impl Service {
             waiting,
             respond,
             dropped,
+            made,
         }
     }
 
@@ -100,12 +113,11 @@ impl Service {
         stream
     }
 
-    /// Requests `/` on a new connection. Fails if there is no response in a second.
+    /// Requests `/` on a new connection.
     async fn is_answered(&self, from: Ipv4Addr) {
         let mut stream = self.send(from, "/").await;
-        let second = Duration::from_secs(1);
-        let head = timeout(second, read_some(&mut stream)).await;
-        assert!(head.expect("not in time").starts_with("HTTP/1.1 200 OK"));
+        let head = timeout(PATIENCE, read_some(&mut stream)).await;
+        assert!(head.expect("no response").starts_with("HTTP/1.1 200 OK"));
     }
 }
 
@@ -120,12 +132,9 @@ async fn read_some(stream: &mut TcpStream) -> String {
     String::from_utf8_lossy(&buffer[..length]).into_owned()
 }
 
-/// Returns after which time the service has closed a connection on which it sends nothing.
-async fn closed(mut stream: TcpStream) -> Duration {
-    let started = Instant::now();
-    let read = timeout(PATIENCE, read_some(&mut stream)).await;
-    assert_eq!(read.expect("the connection stays open"), "");
-    started.elapsed()
+/// Waits until the service has closed a connection on which it sends nothing.
+async fn closed(mut stream: TcpStream) {
+    assert_eq!(read_some(&mut stream).await, "");
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -138,7 +147,8 @@ async fn idle_connections_keep_neither_their_client_nor_others_out() {
     service.is_answered(CLIENT).await;
     service.is_answered(OTHER_CLIENT).await;
     // The oldest made way for the newer ones.
-    closed(idle.remove(0)).await;
+    let oldest = timeout(PATIENCE, closed(idle.remove(0))).await;
+    oldest.expect("the connection stays open");
     let mut newest = idle.pop().unwrap();
     write(&mut newest, "/").await;
     assert!(read_some(&mut newest).await.contains("200 OK"));
@@ -155,7 +165,9 @@ async fn busy_connections_of_one_client_leave_half_of_the_places_to_others() {
     let mut download = service.send(CLIENT, "/endless").await;
     assert!(read_some(&mut download).await.contains("200 OK"));
     // Closed at once: the listener does not wait for a place.
-    closed(service.connect(CLIENT).await).await;
+    let another = closed(service.connect(CLIENT).await);
+    let another = timeout(PATIENCE, another).await;
+    another.expect("the connection stays open");
     service.is_answered(OTHER_CLIENT).await;
     assert!(!read_some(&mut download).await.is_empty());
     service.respond.send_replace(true);
@@ -165,7 +177,7 @@ async fn busy_connections_of_one_client_leave_half_of_the_places_to_others() {
     service.is_answered(CLIENT).await;
 }
 
-#[tokio::test(flavor = "multi_thread")]
+#[tokio::test(start_paused = true)]
 async fn a_peer_that_reads_nothing_is_disconnected() {
     let limits = Limits {
         unread: SHORT,
@@ -174,22 +186,18 @@ async fn a_peer_that_reads_nothing_is_disconnected() {
     let mut service = Service::start(limits).await;
     let started = Instant::now();
     let _unread = service.send(CLIENT, "/endless").await;
-    let dropped = timeout(PATIENCE, service.dropped.recv()).await;
-    dropped.expect("the response is sent for ever").unwrap();
+    service.dropped.recv().await.unwrap();
     assert!(started.elapsed() >= SHORT);
 
     // The responses of pipelined requests are small and complete. No handler waits for the peer.
     let mut pipelined = service.connect(CLIENT).await;
-    let pipeline = async {
-        let heads = "GET /large HTTP/1.1\r\nHost: a\r\n\r\n".repeat(1000);
-        while pipelined.write_all(heads.as_bytes()).await.is_ok() {}
-    };
-    let disconnected = timeout(PATIENCE, pipeline).await;
-    disconnected.expect("the connection stays open");
+    let heads = "GET /large HTTP/1.1\r\nHost: a\r\n\r\n".repeat(1000);
+    while pipelined.write_all(heads.as_bytes()).await.is_ok() {}
 }
 
-#[tokio::test(flavor = "multi_thread")]
+#[tokio::test(start_paused = true)]
 async fn a_slow_peer_gets_its_response_and_a_waiting_one_too() {
+    let held = hold_clock();
     let limits = Limits {
         idle: SHORT,
         unread: SHORT,
@@ -199,57 +207,62 @@ async fn a_slow_peer_gets_its_response_and_a_waiting_one_too() {
     let mut waiting = service.send(CLIENT, "/wait").await;
     service.waiting.recv().await.unwrap();
 
-    let started = Instant::now();
     let mut slow = service.send(CLIENT, "/endless").await;
-    let mut pace = interval(Duration::from_millis(20));
     let mut buffer = [0; 8 * 1024];
-    let mut length = 0;
-    while length < 1 << 20 {
-        pace.tick().await;
-        let read = slow.read(&mut buffer).await.unwrap();
-        assert_ne!(read, 0, "closed after {length} bytes");
-        length += read;
+    for _ in 0..10 {
+        // A peer that reads a little counts, long before the kernel's buffer is empty.
+        let (made, mut length) = (service.made.load(Ordering::SeqCst), 0);
+        while service.made.load(Ordering::SeqCst) == made {
+            let read = slow.read(&mut buffer).await.unwrap();
+            assert_ne!(read, 0, "closed");
+            length += read;
+            yield_now().await;
+        }
+        assert!(length <= SMALL, "{length} bytes were no progress");
+        advance(SHORT / 2).await;
     }
-    assert!(started.elapsed() > 4 * SHORT, "{:?}", started.elapsed());
     assert!(
         service.dropped.try_recv().is_err(),
         "the response was given up"
     );
     service.respond.send_replace(true);
     assert!(read_some(&mut waiting).await.contains("200 OK"));
+    drop(held);
 }
 
-#[tokio::test(flavor = "multi_thread")]
-async fn heads_and_pauses_have_limits() {
+#[tokio::test(start_paused = true)]
+async fn the_first_head_has_a_limit() {
     let service = Service::start(Limits {
         first_head: SHORT,
         ..LIMITS
-    });
-    let with_pauses = Service::start(Limits {
+    })
+    .await;
+    let started = Instant::now();
+    closed(service.connect(CLIENT).await).await;
+    assert!(started.elapsed() >= SHORT);
+
+    let mut stream = service.connect(CLIENT).await;
+    let started = Instant::now();
+    // Each byte is progress, and the head still has to be complete in time.
+    while stream.write_all(b"G").await.is_ok() {
+        assert!(started.elapsed() < NEVER, "a slow head has no limit");
+        sleep(SHORT / 10).await;
+    }
+    assert!(started.elapsed() >= SHORT);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_pause_between_two_requests_has_a_limit() {
+    let service = Service::start(Limits {
         idle: SHORT,
         ..LIMITS
-    });
-    let (service, with_pauses) = tokio::join!(service, with_pauses);
-    let silent = closed(service.connect(CLIENT).await);
-    let slow = async {
-        let mut stream = service.connect(CLIENT).await;
-        let started = Instant::now();
-        // Each byte is progress, and the head still has to be complete in time.
-        while stream.write_all(b"G").await.is_ok() && started.elapsed() < PATIENCE {
-            sleep(SHORT / 10).await;
-        }
-        started.elapsed()
-    };
-    let idle = async {
-        let mut stream = with_pauses.send(CLIENT, "/").await;
-        assert!(read_some(&mut stream).await.contains("200 OK"));
-        closed(stream).await
-    };
-    let (silent, slow, idle) = tokio::join!(silent, slow, idle);
-    assert!(
-        silent >= SHORT / 2 && slow >= SHORT / 2,
-        "{silent:?} {slow:?}"
-    );
-    assert!(slow < PATIENCE, "a slow head has no limit");
-    assert!(idle >= SHORT / 2, "{idle:?}");
+    })
+    .await;
+    let held = hold_clock();
+    let mut stream = service.send(CLIENT, "/").await;
+    assert!(read_some(&mut stream).await.contains("200 OK"));
+    drop(held);
+    let started = Instant::now();
+    closed(stream).await;
+    assert!(started.elapsed() >= SHORT);
 }

@@ -42,6 +42,11 @@ pub(crate) struct Pace {
     pub(crate) longest_pause: Duration,
     /// The pause between two checks whether a dispatch is recorded.
     pub(crate) dispatch_poll: Duration,
+    /// The longest time from the start of the read of a job context until a claim is written there.
+    pub(crate) claim_write: Duration,
+    /// How long other claimants may overwrite a claim in a job context. Much longer than `claim_write`: after it, each claimant
+    /// that read the context before this claim was written has written its own claim or given up.
+    pub(crate) claim_settle: Duration,
 }
 
 impl Pace {
@@ -49,6 +54,8 @@ impl Pace {
         first_pause: Duration::from_millis(500),
         longest_pause: Duration::from_secs(15),
         dispatch_poll: Duration::from_secs(1),
+        claim_write: Duration::from_secs(1),
+        claim_settle: Duration::from_secs(2),
     };
 
     pub(crate) fn pauses(self) -> ExponentialBackoff {

@@ -2,7 +2,6 @@
 
 use std::sync::Mutex;
 use std::sync::mpsc::{Receiver, Sender, channel};
-use std::time::Duration;
 
 use job_contract::Exit;
 use job_contract::status::JobStatus;
@@ -15,11 +14,10 @@ use pool_protocol::version::{HEADER, VERSION};
 use rstest::rstest;
 use serde_json::Value;
 use test_peers::http::{Request, Response, Server};
+use test_peers::wait::DEADLINE;
 
 use super::*;
 
-/// The longest wait of a test.
-const LONG: Duration = Duration::from_secs(30);
 /// What the hub says, in seconds.
 const LOST_IN: u32 = 600;
 
@@ -64,7 +62,7 @@ fn scripted_server() -> (Server, Sender<Response>) {
     let (responses, answers) = channel();
     let answers: Mutex<Receiver<Response>> = Mutex::new(answers);
     let answer = move |_: &Request| {
-        let next = answers.lock().unwrap().recv_timeout(LONG);
+        let next = answers.lock().unwrap().recv_timeout(DEADLINE);
         next.unwrap_or_else(|_| Response::new(500, ""))
     };
     (Server::start(answer).unwrap(), responses)
@@ -97,7 +95,7 @@ async fn heartbeats_continue_while_the_run_blocks_all_threads_and_use_the_latest
     assert_eq!(lease.accept(&holder()).await.unwrap(), Claim::Granted);
     lease.enter("apply");
     for _ in 0..2 {
-        let request = beats.recv_timeout(LONG).unwrap();
+        let request = beats.recv_timeout(DEADLINE).unwrap();
         let said: Value = serde_json::from_slice(&request.body).unwrap();
         assert_eq!(said["phase"], "apply");
         assert_eq!(request.header("authorization"), Some("Bearer mfr_next"));
@@ -144,7 +142,7 @@ async fn a_refused_claim_is_not_retried_and_no_end_is_sent(#[case] code: Code) {
         panic!("granted");
     };
     assert!(why.starts_with("the reason"), "{why}");
-    let deadline = Deadline::after(LONG);
+    let deadline = Deadline::after(DEADLINE);
     lease.end(&end(RunResult::Failed), &deadline).await.unwrap();
     assert_eq!(server.requests().len(), 1);
 }
@@ -189,7 +187,7 @@ async fn a_cancellation_and_the_loss_of_the_lease_stop_the_run() {
     assert_eq!(lease.stopped().await, JobStatus::Failed);
     // A task that is over at the hub is not ended again.
     let before = server.requests().len();
-    let deadline = Deadline::after(LONG);
+    let deadline = Deadline::after(DEADLINE);
     lease
         .end(&end(RunResult::Completed), &deadline)
         .await
@@ -259,7 +257,7 @@ async fn the_end_is_reported_with_its_result(
         diagnostic: "x".repeat(5000),
         ..end(result)
     };
-    lease.end(&end, &Deadline::after(LONG)).await.unwrap();
+    lease.end(&end, &Deadline::after(DEADLINE)).await.unwrap();
     let requests = server.requests();
     let sent = requests.iter().find(|request| request.path.ends_with(name));
     let end: wire::End = serde_json::from_slice(&sent.unwrap().body).unwrap();

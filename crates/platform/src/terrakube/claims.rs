@@ -7,13 +7,13 @@
 //! 4. Without Redis, or while it does not answer, the executor writes a note to the job context. The platform has no write
 //!    that fails if a note exists. So the executor:
 //!    1. reads the context, and stops if it has a note;
-//!    2. writes its note within [`WRITE_LIMIT`] after the start of the read;
-//!    3. waits for [`OVERWRITE_WAIT`], which is longer: until then, each claimant that saw no note has written its own or
+//!    2. writes its note within `claim_write` after the start of the read;
+//!    3. waits for `claim_settle`, which is longer: until then, each claimant that saw no note has written its own or
 //!       given up;
 //!    4. reads the note again, and continues only if the note is its own;
 //!    5. reads the step's status again, because another executor may have claimed the step in Redis.
 //!
-//! If a call of 4.1, 4.2 or 4.4 fails, the claim is uncertain, and the executor does not start the step.
+//! `Pace` has both times. If a call of 4.1, 4.2 or 4.4 fails, the claim is uncertain, and the executor does not start the step.
 
 use std::time::Duration;
 
@@ -36,11 +36,6 @@ const EXPIRY: Duration = Duration::from_hours(7 * 24);
 
 /// The key of the job context for claims. Each step has its own note below it.
 const CONTEXT_KEY: &str = "mayflyClaims";
-/// The longest time from the start of the read until the note is written.
-const WRITE_LIMIT: Duration = Duration::from_secs(1);
-/// How long other claimants may overwrite a note. Much longer than [`WRITE_LIMIT`]: after it, each claimant that read the
-/// context before this note was written has written its own note or given up.
-const OVERWRITE_WAIT: Duration = Duration::from_secs(2);
 
 impl Terrakube {
     /// Claims the step for `holder`.
@@ -108,15 +103,16 @@ impl Terrakube {
         if !may_claim_in_context(step, view) {
             return Ok(Claim::Granted);
         }
+        let pace = self.0.pace;
         let value = serde_json::to_value(holder).expect("a holder has no failing serialiser");
         let note = self
-            .insert_note(step, CONTEXT_KEY, &value, WRITE_LIMIT)
+            .insert_note(step, CONTEXT_KEY, &value, pace.claim_write)
             .await;
         match note.map_err(uncertain)? {
             Insertion::Inserted => {}
             Insertion::Existing(other) => return Ok(Claim::Taken(holder_of(other))),
         }
-        sleep(OVERWRITE_WAIT).await;
+        sleep(pace.claim_settle).await;
         let noted = self.context_claim(step).await.map_err(uncertain)?;
         match noted.map(holder_of) {
             Some(settled) if settled.uid == holder.uid => {}

@@ -26,7 +26,7 @@ use test_platform::{Effect, Release};
 const PLAN: &str = "terraformPlan";
 
 fn deadline() -> Deadline {
-    Deadline::after(Duration::from_secs(20))
+    Deadline::after(Duration::from_mins(2))
 }
 
 fn outcome(step_type: StepType, ending: Ending, plan: PlanReference) -> Outcome {
@@ -49,7 +49,7 @@ async fn a_step_waits_until_its_dispatch_is_recorded() {
     let api = Api::with_status("pending").await;
     api.becomes(&["pending", "queue"]);
     let mut config = api.config();
-    config.dispatch_wait = Duration::from_secs(20);
+    config.dispatch_wait = Duration::from_mins(2);
     let admission = client(config)
         .start_permission(&step("plan-id", PLAN))
         .await;
@@ -619,7 +619,7 @@ async fn a_platform_that_never_answers_is_given_up_in_time_and_not_called_once_m
     assert_eq!(calls(), 0);
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_platform_that_is_not_there_is_named() {
     let api = Api::with_status("queue").await;
     let port = Port::take().unwrap();
@@ -1011,7 +1011,7 @@ async fn of_many_claimants_without_redis_the_job_context_grants_the_step_to_one_
     };
     let claims = (0..8).map(|n| {
         // Each claimant is a process of its own.
-        let (client, apply) = (api.client(), apply.clone());
+        let (client, apply) = (api.claiming_client(3000, 4000), apply.clone());
         tokio::spawn(async move { client.claim(&apply, &holder(n)).await })
     });
     let mut answers = Vec::new();
@@ -1034,6 +1034,8 @@ async fn of_many_claimants_without_redis_the_job_context_grants_the_step_to_one_
 }
 
 const CONTEXT: &str = "/v1/412";
+/// Longer than the runner lets any test take.
+const NEVER: Duration = Duration::from_hours(1);
 
 fn claimant(n: u32) -> Holder {
     Holder {
@@ -1076,7 +1078,7 @@ async fn a_step_claimed_without_redis_is_not_granted_once_redis_is_available() {
 #[case::no_write(&[("POST", Effect::Status(503))])]
 #[case::job_takes_none(&[("POST", Effect::Status(409))])]
 #[case::write_unanswered(&[("POST", Effect::StatusAfter(502))])]
-#[case::write_late(&[("POST", Effect::Slow(Duration::from_millis(1500)))])]
+#[case::write_late(&[("POST", Effect::Slow(NEVER))])]
 #[case::write_forgotten(&[("POST", Effect::Status(200))])]
 #[case::no_second_look(&[
     ("GET", Effect::Slow(Duration::ZERO)),
@@ -1087,8 +1089,14 @@ async fn a_claim_that_is_not_certain_is_none_and_what_may_be_repeated_needs_none
     #[case] faults: &[(&'static str, Effect)],
 ) {
     let api = Api::with_status("queue").await;
-    let client = api.client();
-    for kind in ["terraformApply", "terraformDestroy", "customScripts", PLAN] {
+    let is_late = matches!(faults, [(_, Effect::Slow(NEVER))]);
+    let (client, kinds) = if is_late {
+        (api.claiming_client(2000, 20), &["terraformApply", PLAN][..])
+    } else {
+        let kinds = &["terraformApply", "terraformDestroy", "customScripts", PLAN];
+        (api.client(), &kinds[..])
+    };
+    for kind in kinds.iter().copied() {
         api.set_context(None);
         for (method, fault) in faults {
             api.fault(method, CONTEXT, *fault);
@@ -1112,11 +1120,12 @@ async fn a_claim_that_is_not_certain_is_none_and_what_may_be_repeated_needs_none
 #[tokio::test]
 async fn a_slow_read_is_repeated_before_anything_is_written() {
     let api = Api::with_status("queue").await;
-    let late = Effect::Slow(Duration::from_millis(700));
+    // One is too late for a write, and the other one has no end.
+    let late = Effect::Slow(Duration::from_millis(1100));
     api.fault("GET", CONTEXT, late);
-    api.fault("GET", CONTEXT, Effect::Slow(Duration::from_secs(5)));
+    api.fault("GET", CONTEXT, Effect::Slow(NEVER));
     let apply = step("apply-id", "terraformApply");
-    let client = api.client();
+    let client = api.claiming_client(2000, 20);
     assert_eq!(
         client.claim(&apply, &claimant(1)).await.unwrap(),
         Claim::Granted
@@ -1163,8 +1172,9 @@ async fn a_step_that_begins_while_a_note_settles_is_its_beginners() {
         claimant(1),
     );
     let begins = async {
+        // This task has its turn before the claim can read anything once more.
         while api.context().is_none() {
-            tokio::time::sleep(Duration::from_millis(5)).await;
+            tokio::task::yield_now().await;
         }
         api.set_step(1, "running");
     };

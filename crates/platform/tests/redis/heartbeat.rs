@@ -1,12 +1,13 @@
 //! Heartbeats begin at once, last as long as the run, and survive failures of Redis.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use platform::heartbeat::{Heartbeat, HeartbeatState, Heartbeats, heartbeat_state, key};
 use platform::java;
 use platform::redis::RedisArgs;
 use test_peers::redis::RedisServer;
 use test_peers::wait::{until, until_blocking};
+use tokio::time::Instant;
 
 use crate::support::{args, redis, redis_at};
 
@@ -32,8 +33,13 @@ async fn a_heartbeat_exists_from_the_start_to_the_end() {
     let mut client = server.connect().unwrap();
     let heartbeat = Heartbeat::start(&redis_at(&server), "42").unwrap();
     until("it beats", async || is_alive(&mut client, "42")).await;
-    let left = ttl(&mut client, "42");
-    assert!((40..=45).contains(&left), "{left}");
+    // It is counted down until it is written again.
+    until("it lives for 45 seconds", async || {
+        let left = ttl(&mut client, "42");
+        assert!(left <= 45, "{left}");
+        left >= 44
+    })
+    .await;
     let value: Vec<u8> = redis::cmd("GET").arg(key("42")).query(&mut client).unwrap();
     assert_eq!(value, b"\xac\xed\x00\x05\x74\x00\x011");
     heartbeat.stop().await;
@@ -75,15 +81,16 @@ async fn a_heartbeat_is_written_once_redis_is_available() {
 }
 
 #[tokio::test]
-async fn a_redis_that_does_not_respond_delays_the_end_by_two_seconds_at_most() {
+async fn a_redis_that_does_not_respond_delays_the_end_by_two_seconds() {
     let server = RedisServer::start().unwrap();
     let mut client = server.connect().unwrap();
     let heartbeat = Heartbeat::start(&redis_at(&server), "42").unwrap();
     until("it beats", async || is_alive(&mut client, "42")).await;
     server.freeze().unwrap();
+    tokio::time::pause();
     let started = Instant::now();
     heartbeat.stop().await;
-    assert!(started.elapsed() < Duration::from_secs(4));
+    assert_eq!(started.elapsed().as_secs(), 2);
     server.thaw().unwrap();
 }
 

@@ -694,14 +694,17 @@ async fn a_line_too_long_for_the_api_arrives_in_pieces_and_those_behind_it_after
     assert_eq!(lines[2], "after");
 }
 
-/// The length of a typical outage: longer than each pause between two attempts, and longer than idle connections live.
+/// The outage lasts until the pauses between two attempts have become as long as they get.
 #[tokio::test]
-async fn a_redis_that_is_away_for_a_minute_gets_what_was_written_meanwhile_once_and_in_order() {
-    const OUTAGE: u32 = 62;
-    const LINES: u32 = 200;
+async fn a_redis_that_is_away_for_long_gets_what_was_written_meanwhile_once_and_in_order() {
+    // The pauses begin with 50 ms and double. After the eighth failure, the sink pauses for 5 s for the first time.
+    const FAILURES: u32 = 9;
+    const LINES: u32 = 1200;
     let mut server = RedisServer::with(Options::default().keeps()).unwrap();
     let folder = TempDir::new().unwrap();
-    let log = start(&folder, redis_sink(redis_at(&server)));
+    let failures = Arc::<AtomicU32>::default();
+    let sink = Counted(redis_sink(redis_at(&server)), Arc::clone(&failures));
+    let log = start(&folder, Box::new(sink));
     let mut writer = log.writer();
     write_numbers(&mut writer, 0..LINES).await;
     let mut client = server.connect().unwrap();
@@ -714,14 +717,13 @@ async fn a_redis_that_is_away_for_a_minute_gets_what_was_written_meanwhile_once_
     })
     .await;
     server.kill();
-    let mut seconds = tokio::time::interval(Duration::from_secs(1));
-    for second in 1..=OUTAGE {
-        seconds.tick().await;
-        write_numbers(&mut writer, second * LINES..(second + 1) * LINES).await;
+    for number in 1..=FAILURES {
+        write_numbers(&mut writer, number * LINES..(number + 1) * LINES).await;
+        failed(&failures, number).await;
     }
     server.restart().unwrap();
     writer.close().await;
     let summary = log.finish(LONG).await;
     assert!(summary.is_complete(), "{summary:?}");
-    assert_whole(&server, (OUTAGE + 1) * LINES);
+    assert_whole(&server, (FAILURES + 1) * LINES);
 }

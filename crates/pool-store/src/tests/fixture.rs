@@ -11,6 +11,7 @@ use pool_protocol::instance::{
 use pool_protocol::lease::{Acceptance, Decline, DeclineReason, End, Holder};
 use pool_protocol::problem::Code;
 use tempfile::TempDir;
+use test_peers::clock::{HeldClock, hold_clock};
 use test_peers::postgres::PostgresServer;
 use test_peers::skips::needed;
 
@@ -74,6 +75,13 @@ impl Clock for TestClock {
         let began = *self.database.get_or_init(|| now);
         began + millis(self.elapsed())
     }
+}
+
+/// Stops the time in which calls of the database are measured and limited, until the result is dropped.
+#[must_use]
+pub(crate) fn freeze_clock() -> HeldClock {
+    tokio::time::pause();
+    hold_clock()
 }
 
 enum Database {

@@ -1,6 +1,6 @@
 //! Stops the runs whose jobs the platform has cancelled.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use cluster::{Cluster, RunRef};
 use futures_util::StreamExt as _;
@@ -31,7 +31,8 @@ impl Observer {
         loop {
             tokio::select! {
                 _ = ticks.tick() => {
-                    self.runs.stop_late_heartbeats(reporter.report_patience());
+                    self.runs
+                        .stop_late_heartbeats(reporter.report_patience(), Instant::now());
                     for run in self.select_cancelled(&**reporter).await {
                         let (cluster, head_start) = (cluster.clone(), self.head_start);
                         stops.spawn(async move {

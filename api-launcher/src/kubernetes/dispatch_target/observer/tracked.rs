@@ -114,10 +114,11 @@ impl TrackedRuns {
         }
     }
 
-    /// Stops the heartbeats of runs that ended longer ago than `timeout`.
-    pub(super) fn stop_late_heartbeats(&self, timeout: Duration) {
+    /// Stops the heartbeats of runs that ended longer before `now` than `timeout`.
+    pub(super) fn stop_late_heartbeats(&self, timeout: Duration, now: Instant) {
         for (run, entry) in &*self.tracked() {
-            if entry.ended.is_some_and(|ended| ended.elapsed() >= timeout) {
+            let ended = entry.ended.map(|ended| now.duration_since(ended));
+            if ended.is_some_and(|ended| ended >= timeout) {
                 self.heartbeats.release_late(run);
             }
         }

@@ -118,6 +118,16 @@ impl Api {
         client(self.config())
     }
 
+    /// A client with these two times of [`Pace`].
+    pub(super) fn claiming_client(&self, claim_write: u64, claim_settle: u64) -> Terrakube {
+        let pace = Pace {
+            claim_write: Duration::from_millis(claim_write),
+            claim_settle: Duration::from_millis(claim_settle),
+            ..PACE
+        };
+        Terrakube::with_pace(self.config(), None, pace).unwrap()
+    }
+
     /// The accepted changes: id of job or step, and the attributes.
     pub(super) fn changes(&self) -> Vec<(String, Value)> {
         self.platform.ledger().changes()
@@ -153,14 +163,18 @@ impl Api {
     }
 }
 
+/// Short pauses, and a limit that no test reaches.
+const PACE: Pace = Pace {
+    first_pause: Duration::from_millis(1),
+    longest_pause: Duration::from_millis(5),
+    dispatch_poll: Duration::from_millis(1),
+    claim_write: Duration::from_mins(2),
+    claim_settle: Duration::from_millis(20),
+};
+
 /// A client with short pauses.
 pub(super) fn client(config: TerrakubeConfig) -> Terrakube {
-    let pace = Pace {
-        first_pause: Duration::from_millis(1),
-        longest_pause: Duration::from_millis(5),
-        dispatch_poll: Duration::from_millis(1),
-    };
-    Terrakube::with_pace(config, None, pace).unwrap()
+    Terrakube::with_pace(config, None, PACE).unwrap()
 }
 
 pub(super) fn step(id: &str, step_type: &str) -> StepRef {
