@@ -139,9 +139,9 @@ fn ending(response: Response, end: SystemTime) -> Response {
     }
 }
 
-/// The same session with only a few seconds left.
-fn shortened(response: Response) -> Response {
-    ending(response, SystemTime::now() + Duration::from_secs(5))
+/// The same session with only these seconds left.
+fn shortened(response: Response, seconds: u64) -> Response {
+    ending(response, SystemTime::now() + Duration::from_secs(seconds))
 }
 
 /// How the token service refuses something.
@@ -368,16 +368,16 @@ fn an_endpoint_renews_the_session_of_a_role_that_is_chained() {
     let count = AtomicUsize::new(0);
     let aws = Aws::with(
         move |_, response| match count.fetch_add(1, Ordering::SeqCst) {
-            0 => shortened(response),
+            0 => shortened(response, 5),
             _ => response,
         },
     );
     let (machine, repository) = (machine(), Repository::fixture());
     let (agent, _folder, token) = agent();
-    let renewed = "$PYTHON -c \"import boto3, time; c = boto3.Session().get_credentials(); \
-                   first = c.get_frozen_credentials().access_key; end = time.time() + 20\n\
-                   while c.get_frozen_credentials().access_key == first and time.time() < end: time.sleep(0.1)\n\
-                   print('renewed=' + str(c.get_frozen_credentials().access_key != first))\"";
+    // The first session ends in seconds, the next one in an hour.
+    let renewed = "$PYTHON -c \"import boto3, time; c = boto3.Session().get_credentials(); end = time.time() + 80\n\
+                   while c.get_frozen_credentials() and c._seconds_remaining() < 60 and time.time() < end: time.sleep(0.1)\n\
+                   print('renewed=' + str(c._seconds_remaining() >= 60))\"";
     let ask = "curl --silent --noproxy '*' --output /dev/null --write-out '%{http_code}'";
     let look = format!(
         "{renewed}\n{WHO}\necho url=$AWS_CONTAINER_CREDENTIALS_FULL_URI\necho key=$AWS_ACCESS_KEY_ID.\n\
@@ -427,8 +427,7 @@ fn a_clock_that_is_ahead_leads_to_no_flood_of_requests() {
     let hour = Duration::from_hours(1);
     let aws = Aws::with(move |_, response| ending(response, SystemTime::now() - hour));
     let (machine, repository) = (machine(), Repository::fixture());
-    // Nothing is to happen in this time.
-    let job = scripts(&repository, &format!("sleep 3; echo over=$({ASK})"), &[]);
+    let job = scripts(&repository, &format!("sleep 1; echo over=$({ASK})"), &[]);
     machine.queue(&[&job]);
     let outcome = aws
         .executor(&machine, &job)
@@ -436,40 +435,41 @@ fn a_clock_that_is_ahead_leads_to_no_flood_of_requests() {
         .run()
         .expect_code(0);
     assert_eq!(line(&outcome, "over"), "503", "{outcome}");
-    assert_eq!(aws.calls("AssumeRole").len(), 2, "{outcome}");
+    // Two at once, and then one in each pause.
+    let pauses = outcome.finished.elapsed.as_secs() / 30;
+    let calls = aws.calls("AssumeRole").len() as u64;
+    assert!((2..=2 + pauses).contains(&calls), "{calls}: {outcome}");
 }
 
+/// The renewal fails after half of the time. How long the run takes to come to its script is the machine's affair.
 #[test]
 fn a_session_that_cannot_be_renewed_is_used_until_its_end() {
-    let count = AtomicUsize::new(0);
-    let aws = Aws::with(
-        move |_, response| match count.fetch_add(1, Ordering::SeqCst) {
-            0 => shortened(response),
-            _ => refusal(403, "AccessDenied"),
-        },
-    );
-    let (machine, repository) = (machine(), Repository::fixture());
-    // The renewal fails after half of the time.
-    let look = format!(
-        "sleep 3; echo first=$({ASK}); while [ $({ASK}) = 200 ]; do sleep 0.1; done; echo last=$({ASK})"
-    );
-    let job = scripts(&repository, &look, &[]);
-    machine.queue(&[&job]);
-    let outcome = aws
-        .executor(&machine, &job)
-        .env(env::ASSUMER_DELIVERY, "endpoint")
-        .run()
-        .expect_code(0);
-    assert_eq!(line(&outcome, "first"), "200", "{outcome}");
-    assert_eq!(line(&outcome, "last"), "503", "{outcome}");
-    let log = outcome.log();
-    assert_eq!(
-        log.matches("WARNING: AWS gives no session").count(),
-        1,
-        "{outcome}"
-    );
-    let failed = log.find("WARNING: AWS gives").unwrap();
-    assert!(failed < log.find("first=").unwrap(), "{outcome}");
+    let in_time = [5, 10, 20, 40].into_iter().any(|seconds| {
+        let count = AtomicUsize::new(0);
+        let aws = Aws::with(
+            move |_, response| match count.fetch_add(1, Ordering::SeqCst) {
+                0 => shortened(response, seconds),
+                _ => refusal(403, "AccessDenied"),
+            },
+        );
+        let (machine, repository) = (machine(), Repository::fixture());
+        let look = format!(
+            "while code=$({ASK}); echo at=$code; [ $code = 200 ]; do sleep 0.1; done; echo last=$code"
+        );
+        let job = scripts(&repository, &look, &[]);
+        machine.queue(&[&job]);
+        let outcome = aws
+            .executor(&machine, &job)
+            .env(env::ASSUMER_DELIVERY, "endpoint")
+            .run()
+            .expect_code(0);
+        assert_eq!(line(&outcome, "last"), "503", "{outcome}");
+        let mut parts = outcome.log().split("WARNING: AWS gives no session");
+        let (_, after) = (parts.next(), parts.next());
+        assert!(after.is_some() && parts.next().is_none(), "{outcome}");
+        after.is_some_and(|after| after.contains("at=200\n"))
+    });
+    assert!(in_time, "no session was used after a renewal that failed");
 }
 
 /// Runs a script with these variables, which must not start. Returns the error.

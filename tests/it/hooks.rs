@@ -501,7 +501,7 @@ fn a_signal_during_a_hook_ends_the_run_before_the_apply() {
     let apply = job::step(StepType::Apply, &repository);
     machine.queue(&[&apply]);
     let run = with_hooks(&machine, &apply, &tool)
-        .env(env::GRACE_PERIOD_SECONDS, "10")
+        .env(env::GRACE_PERIOD_SECONDS, "60")
         .start();
     run.running.wait_for(Stream::Stdout, "in-hook");
     run.running.signal(Signal::SIGTERM);

@@ -208,10 +208,16 @@ impl Fixture {
         plan
     }
 
+    /// Fails as soon as it has ended otherwise.
     async fn until_over(&self, job: &JobData, condition: &str) {
         let name = name(job);
-        let is_over = |state: &State| state.has_condition(&name, condition).then_some(());
-        self.until(&format!("{name} is {condition}"), is_over).await;
+        let end = |state: &State| {
+            let mut ends = ["Complete", "Failed"].into_iter();
+            ends.find(|end| state.has_condition(&name, end))
+        };
+        let end = self.until(&format!("{name} is over"), end).await;
+        let logs = self.cluster.container_logs();
+        assert_eq!(end, condition, "{name}: {logs:#?}");
     }
 
     /// Fails unless there is one released Job for each run, with its own Secret, and nothing else.

@@ -32,7 +32,7 @@ while :; do wait; done"#,
     let run = machine
         .executor(&apply)
         .env("PATH", tool.path())
-        .env(env::GRACE_PERIOD_SECONDS, "10")
+        .env(env::GRACE_PERIOD_SECONDS, "20")
         .start();
     run.running.wait_for(Stream::Stdout, "deaf");
 
@@ -67,7 +67,7 @@ fn a_signal_during_a_script_ends_the_run_before_the_tool() {
     let run = machine
         .executor(&apply)
         .env("PATH", tool.path())
-        .env(env::GRACE_PERIOD_SECONDS, "10")
+        .env(env::GRACE_PERIOD_SECONDS, "60")
         .start();
     run.running.wait_for(Stream::Stdout, "in-script");
     run.running.signal(Signal::SIGTERM);

@@ -3,9 +3,9 @@
 use std::io::{Read as _, Write as _};
 use std::net::TcpStream;
 use std::process::Command;
-use std::time::Duration;
 
 use reqwest::StatusCode;
+use test_peers::wait::DEADLINE;
 
 use crate::harness::Fixture;
 
@@ -53,11 +53,10 @@ async fn a_launcher_that_is_flooded_by_one_client_answers_probes_and_accepts_run
     held.extend((0..SLOW).map(|_| connect(&address, b"POST /api/v1/terraform-rs HTTP/1.1\r\n")));
     held.extend((0..SLOW).map(|_| connect(&health, b"GET")));
 
-    let second = Duration::from_secs(1);
     let get = async |address: &str, path: &str| {
         let url = format!("http://{address}{path}");
         // A new connection, as those of the kubelet.
-        let client = reqwest::Client::builder().no_proxy().timeout(second);
+        let client = reqwest::Client::builder().no_proxy().timeout(DEADLINE);
         client.build().unwrap().get(url).send().await
     };
     for _ in 0..5 {
@@ -76,7 +75,7 @@ async fn a_launcher_that_is_flooded_by_one_client_answers_probes_and_accepts_run
     assert_eq!(metrics.status(), StatusCode::NOT_FOUND);
     let page = get(&health, "/api/v1/terraform-rs").await.unwrap();
     assert_eq!(page.status(), StatusCode::NOT_FOUND);
-    let accepted = launcher.request(&fixture.script(1, "")).timeout(second);
+    let accepted = launcher.request(&fixture.script(1, "")).timeout(DEADLINE);
     assert_eq!(
         accepted.send().await.unwrap().status(),
         StatusCode::ACCEPTED
@@ -92,10 +91,8 @@ async fn who_can_get_no_token_is_answered_before_the_body_of_an_exchange() {
     let address = launcher.url("").trim_start_matches("http://").to_owned();
     let head = "POST /api/v1/executor/token HTTP/1.1\r\nHost: a\r\nContent-Length: 2000\r\n\r\ngrant_type=";
     let mut stream = connect(&address, head.as_bytes());
-    // The launcher waits for a body for longer.
-    stream
-        .set_read_timeout(Some(Duration::from_secs(5)))
-        .unwrap();
+    // A launcher that waits for the body answers that it has not come.
+    stream.set_read_timeout(Some(DEADLINE)).unwrap();
     let mut answer = String::new();
     stream.read_to_string(&mut answer).unwrap();
     assert!(answer.starts_with("HTTP/1.1 400"), "{answer}");

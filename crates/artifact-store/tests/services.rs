@@ -368,7 +368,7 @@ async fn time_and_not_a_number_limits_how_often_a_service_is_asked() {
 
 #[tokio::test]
 async fn a_service_is_not_asked_sooner_than_it_wants() {
-    let server = Server::start(refuses(1, slow_down().with_header("Retry-After", "2"))).unwrap();
+    let server = Server::start(refuses(1, slow_down().with_header("Retry-After", "1"))).unwrap();
     let timing = RequestTiming {
         retry_for: Duration::from_mins(1),
         ..timing()
@@ -377,13 +377,13 @@ async fn a_service_is_not_asked_sooner_than_it_wants() {
     let start = Instant::now();
     let key = ObjectKey::step_output("o", "1", "s");
     store.put(&key, "x").await.unwrap();
-    assert!(start.elapsed() >= Duration::from_secs(2));
+    assert!(start.elapsed() >= Duration::from_secs(1));
     assert_eq!(server.requests().len(), 2);
 }
 
 #[tokio::test]
 async fn the_error_of_a_failing_service_has_its_message() {
-    let (server, store) = s3_that(|_| {
+    let (_server, store) = s3_that(|_| {
         Response::new(
             500,
             "<Error><Code>InternalError</Code><Message>no</Message></Error>",
@@ -395,7 +395,6 @@ async fn the_error_of_a_failing_service_has_its_message() {
         panic!("{error:?}");
     };
     assert_eq!(source.to_string(), "InternalError: no");
-    assert!(server.requests().len() > 2);
 }
 
 #[tokio::test]

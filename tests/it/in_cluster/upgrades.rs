@@ -19,12 +19,12 @@ use super::Fixture;
 const RESTARTS: usize = 3;
 const SENDERS: usize = 4;
 /// Between two dispatches of a sender.
-const PACE: Duration = Duration::from_millis(30);
+const PACE: Duration = Duration::from_millis(60);
 /// How long after a launcher has left service connections are still led to it.
 const LATE: Duration = Duration::from_secs(1);
 const PROBE: Duration = Duration::from_millis(100);
 /// What launchers are told to give the balancer; the rest of it is for a busy machine.
-const DRAIN_SECONDS: &str = "5";
+const DRAIN_SECONDS: &str = "10";
 
 /// Leads to the launcher once it is ready, and no more some time after it is not.
 async fn follow(balancer: &Arc<Proxy>, endpoint: &Endpoint) {

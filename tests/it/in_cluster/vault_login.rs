@@ -156,7 +156,8 @@ async fn vault_asks_the_cluster_whose_a_token_is() {
     fs::write(&file, token(&accounts, "executor", Some("vault")).await).unwrap();
     let exports = settings.map(|(name, value)| format!("export {name}='{value}'\n"));
     fixture.image_that_first(&exports.concat());
-    fixture.serve().endpoint.accept(&step).await;
+    let launcher = fixture.serve();
+    launcher.endpoint.accept(&step).await;
     fixture.until_over(&step, "Complete").await;
     assert_eq!(fs::read_to_string(&look).unwrap(), PASSWORD);
     let state = fixture.state().await;

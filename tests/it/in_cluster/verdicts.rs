@@ -313,6 +313,12 @@ async fn a_deleted_job_ends_its_run_at_the_platform() {
         (!super::suspended(job)).then_some(())
     };
     fixture.until("the run is released", released).await;
+    // What a pod did that is gone before the launcher has seen it, nobody knows.
+    let noted = |_: &State| {
+        let output = fixture.machine.output_if_any(&plan)?;
+        output.contains("node").then_some(())
+    };
+    fixture.until("the log says what it waits for", noted).await;
     let jobs = fixture.jobs();
     let params = DeleteParams::background();
     jobs.delete(&name(&plan), &params).await.unwrap();
@@ -344,7 +350,7 @@ async fn a_job_that_never_got_its_job_data_is_removed_after_a_timeout() {
     let fixture = or_skip!(Fixture::without_pods().await);
     let plan = fixture.cut_between_job_and_secret().await;
     let settings = WatchSettings {
-        incomplete_after: Duration::from_secs(20),
+        incomplete_after: Duration::from_secs(1),
         ..WatchSettings::default()
     };
     let watcher = fixture.library();
@@ -390,6 +396,15 @@ async fn a_run_of_which_only_events_are_left_is_still_explained() {
     assert!(fixture.cluster.oom_kill(&pod));
     let empty = |state: &State| (state.jobs.len() + state.pods.len() == 0).then_some(());
     fixture.until("nothing is left of it", empty).await;
+    // The controller of Jobs sends its events when it has time.
+    let is_told = |state: &State| {
+        let mut texts = state
+            .events
+            .iter()
+            .filter_map(|event| event.message.as_ref());
+        texts.any(|text| text.contains("137")).then_some(())
+    };
+    fixture.until("an event says how it ended", is_told).await;
     for word in [apply.job_id.clone(), name(&apply)] {
         let told = fixture.json(&["explain", &word]);
         let verdict = &told["verdict"];

@@ -3,7 +3,6 @@
 use std::fs;
 use std::path::PathBuf;
 use std::process::Command;
-use std::time::{Duration, Instant};
 
 use integration_tests::process::Stream;
 use integration_tests::{Gate, Repository, Running};
@@ -18,9 +17,6 @@ use test_platform::{Flow, NewJob, Status, Workspace};
 
 use super::fixture::{Fixture, Hub};
 use crate::identity::write_token;
-
-/// The longest time until a free slot is used again. It is generous for slow machines.
-const MAX_DELAY: Duration = Duration::from_secs(10);
 
 impl Fixture {
     /// Returns the command of agent `eu-1`.
@@ -212,9 +208,7 @@ async fn the_end_of_a_run_frees_its_slot() {
     assert_eq!(fixture.times_run(), 1);
     gate.open().await;
     fixture.platform.until_job(first, Status::Completed).await;
-    let freed = Instant::now();
     fixture.platform.until_streamed(second, "at-the-gate").await;
-    assert!(freed.elapsed() < MAX_DELAY, "{:?}", freed.elapsed());
     gate.open().await;
     fixture.platform.until_job(second, Status::Completed).await;
     drop(agent);

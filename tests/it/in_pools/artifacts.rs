@@ -17,6 +17,7 @@ use pool_protocol::task::LeasedTask;
 use reqwest::{Method, StatusCode};
 use serde_json::{Value, json};
 use sha2::{Digest as _, Sha256};
+use test_peers::port::Port;
 use test_peers::proxy::{Fate, Moment, Proxy};
 use test_peers::s3::{self, S3};
 use test_peers::wait;
@@ -751,8 +752,10 @@ async fn a_lock_keeps_others_out_and_is_released_when_its_run_is_over() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn the_lock_of_a_killed_executor_is_released_also_by_a_hub_that_was_killed() {
-    let store = S3::start_open().unwrap();
+    let (store, port) = (S3::start_open().unwrap(), Port::take().unwrap());
     let fixture = Fixture::with_store(&store).await;
+    // The next hub is where this one was.
+    let fixture = fixture.with(env::LISTEN, &port.address().to_string());
     let hub = fixture.serve();
     let gate = fixture.gate();
     let agent = fixture.start_agent(&hub);
@@ -773,12 +776,10 @@ async fn the_lock_of_a_killed_executor_is_released_also_by_a_hub_that_was_killed
     assert!(lock().is_some_and(|lock| lock.contains("mayfly task")));
     // No process of the run can tell anybody.
     let processes = tree(fixture.executor());
-    let address = hub.address();
     hub.crash();
     for process in processes {
         let _ = kill(Pid::from_raw(process), Signal::SIGKILL);
     }
-    let fixture = fixture.with(env::LISTEN, &address.to_string());
     let hub = fixture.serve();
     fixture.platform.until_job(number, Status::Failed).await;
     let released = async || lock().is_none().then_some(());
@@ -790,8 +791,10 @@ async fn the_lock_of_a_killed_executor_is_released_also_by_a_hub_that_was_killed
 /// The tool cannot store the state, and its lock stays at the hub. The executor stores it when the hub is back.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_state_that_a_hub_was_not_there_to_take_is_rescued_past_the_lock_of_its_tool() {
-    let store = S3::start_open().unwrap();
+    let (store, port) = (S3::start_open().unwrap(), Port::take().unwrap());
     let fixture = Fixture::with_store(&store).await;
+    // The next hub is where this one was.
+    let fixture = fixture.with(env::LISTEN, &port.address().to_string());
     let hub = fixture.serve();
     let gate = fixture.gate();
     let agent = fixture.start_agent(&hub);
@@ -801,7 +804,6 @@ async fn a_state_that_a_hub_was_not_there_to_take_is_rescued_past_the_lock_of_it
     let number = NewJob::new(&workspace, Flow::only("terraformApply"));
     let number = fixture.platform.start_job(number);
     let at_the_gate = tokio::task::block_in_place(|| gate.reached());
-    let address = hub.address();
     hub.crash();
     kill(fixture.executor(), Signal::SIGTERM).unwrap();
     drop(at_the_gate);
@@ -823,7 +825,6 @@ async fn a_state_that_a_hub_was_not_there_to_take_is_rescued_past_the_lock_of_it
     };
     assert!(lock().is_some(), "the tool has left no lock");
     // The platform has given the job up meanwhile.
-    let fixture = fixture.with(env::LISTEN, &address.to_string());
     let hub = fixture.serve();
     let is_stored = async || {
         let state = store.object(&key.in_bucket()).unwrap().unwrap_or_default();

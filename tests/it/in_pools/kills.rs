@@ -26,7 +26,7 @@ use super::fixture::{Fixture, Hub};
 use test_platform::launcher::Launcher;
 
 /// Runs at a time.
-const AT_ONCE: usize = 6;
+const AT_ONCE: usize = 12;
 /// Calls of one class that are tried. Those that follow are made in the same way.
 const OF_A_CLASS: usize = 3;
 /// The first question of an executor.

@@ -6,8 +6,7 @@ use pool_protocol::problem::Code;
 use pool_protocol::task::LeasedTask;
 use reqwest::{Method, StatusCode};
 use serde_json::{Value, json};
-use test_platform::{Effect, Fault, Flow, NewJob, Release, Status, Workspace};
-use tokio::time::timeout;
+use test_platform::{Effect, Fault, Flow, Ledger, NewJob, Release, Status, Workspace};
 
 use super::client::{Client, executor_of};
 use super::fixture::Fixture;
@@ -110,13 +109,18 @@ async fn a_sender_that_leaves_keeps_its_turn_until_the_platform_answers() {
     fixture.platform.fault(Fault::always("GET", &context, slow));
     let read = || executor.relay(&lease, Method::GET, &context, None);
     // A task has eight turns. Each read that gets one leaves before its answer.
-    for _ in 0..60 {
-        if let Ok(answer) = timeout(Duration::from_millis(200), read()).await {
-            assert_eq!(answer.refused(), Code::RateLimited);
-            return;
+    for turn in 1..=8 {
+        let asked = |ledger: &Ledger| {
+            let reads = ledger.requests.iter();
+            let reads = reads.filter(|request| request.path == context);
+            (reads.count() == turn).then_some(())
+        };
+        tokio::select! {
+            answer = read() => panic!("{turn}: {answer:?}"),
+            () = fixture.platform.until_asked("the read", asked) => {}
         }
     }
-    panic!("a turn ends with its sender");
+    assert_eq!(read().await.refused(), Code::RateLimited);
 }
 
 #[tokio::test(flavor = "multi_thread")]

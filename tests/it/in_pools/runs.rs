@@ -1,7 +1,5 @@
 //! Tests of runs from their dispatch to their end.
 
-use std::time::{Duration, Instant};
-
 use pool_protocol::path::LeaseCall;
 use pool_protocol::task::LeasedTask;
 use reqwest::{Method, StatusCode};
@@ -10,9 +8,6 @@ use test_platform::Status;
 
 use super::client::Client;
 use super::fixture::Fixture;
-
-/// The longest time until a run is leased. It is generous for slow machines.
-const MAX_DELAY: Duration = Duration::from_secs(5);
 
 /// Returns a change of a resource in the form of JSON:API.
 pub(super) fn change(kind: &str, id: &str, attributes: Value) -> Value {
@@ -89,9 +84,9 @@ async fn the_run_log_shows_a_missing_agent_and_a_new_agent_gets_the_run_at_once(
 
     let agent = fixture.client(&hub);
     let instance = agent.register().await;
-    let requested = Instant::now();
-    let lease = agent.request(instance).await;
-    assert!(requested.elapsed() < MAX_DELAY, "{:?}", requested.elapsed());
+    // The request does not wait for a run.
+    let lease = agent.try_request(instance, 0, &[]).await.ok();
+    let lease: LeasedTask = serde_json::from_value(lease).unwrap();
     assert_eq!(lease.task.job_id, job.to_string());
     assert_eq!((&*lease.task.kind, lease.attempt), ("terraformPlan", 1));
     let payload: Value = serde_json::from_str(lease.task.payload.get()).unwrap();
@@ -100,7 +95,7 @@ async fn the_run_log_shows_a_missing_agent_and_a_new_agent_gets_the_run_at_once(
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_waiting_agent_gets_a_run_soon_after_its_dispatch() {
+async fn a_waiting_agent_gets_a_run_that_is_dispatched_meanwhile() {
     let fixture = Fixture::new().await;
     let hub = fixture.serve();
     let agent = fixture.client(&hub);
@@ -108,9 +103,7 @@ async fn a_waiting_agent_gets_a_run_soon_after_its_dispatch() {
     let waiting = tokio::spawn(async move { agent.request(instance).await });
     hub.until_metric("mayfly_pool_polls_waiting 1").await;
     let job = fixture.dispatched_plan().await;
-    let recorded = Instant::now();
     let lease = waiting.await.unwrap();
-    assert!(recorded.elapsed() < MAX_DELAY, "{:?}", recorded.elapsed());
     assert_eq!(lease.task.job_id, job.to_string());
 }
 

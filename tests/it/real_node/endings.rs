@@ -1,6 +1,6 @@
 //! Runs that end otherwise than their executors meant to, and what is said of them.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use integration_tests::Repository;
 use k8s_openapi::api::batch::v1::Job;
@@ -122,7 +122,7 @@ async fn the_charts_budget_keeps_an_apply_from_being_evicted() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_image_that_cannot_be_pulled_ends_the_run_in_the_time_it_has() {
+async fn an_image_that_cannot_be_pulled_ends_the_run() {
     let missing = json!({
         "executor": {"image": {"repository": "mayfly-executor-that-is-missing"}},
         "launcher": {"jobs": {"containerErrorTimeoutSeconds": 5}},
@@ -130,7 +130,6 @@ async fn an_image_that_cannot_be_pulled_ends_the_run_in_the_time_it_has() {
     let Some(stage) = Stage::with(missing).await else {
         return;
     };
-    let started = Instant::now();
     let job = stage.start(Repository::fixture(), Flow::only("terraformPlan"));
     let verdict = stage
         .failed(job, "terraformPlan", VerdictKind::ImageNotPulled)
@@ -139,7 +138,6 @@ async fn an_image_that_cannot_be_pulled_ends_the_run_in_the_time_it_has() {
         verdict.sentence.contains("mayfly-executor-that-is-missing"),
         "{verdict:#?}"
     );
-    assert!(started.elapsed() < Duration::from_mins(1));
 }
 
 #[tokio::test(flavor = "multi_thread")]

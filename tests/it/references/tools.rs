@@ -6,10 +6,11 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::net::SocketAddr;
 use std::path::PathBuf;
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::mpsc::channel;
+use std::sync::{Arc, Barrier, Mutex};
 use std::thread::{sleep, spawn};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use integration_tests::{Outcome, job};
 use job_contract::{JobData, env};
@@ -19,11 +20,10 @@ use serde_json::json;
 use tempfile::TempDir;
 use test_peers::clouds::Clouds;
 use test_peers::google_secrets::{AUDIENCE, SUBJECT_TOKEN};
-use test_peers::http::{Response, Server, pass_on};
+use test_peers::http::{Request, Response, Server, pass_on};
 use test_peers::key_vault::{ASSERTION, CLIENT, TENANT};
 use test_peers::oidc::{Issuer, SigningKey};
 use test_peers::openbao::OpenBao;
-use test_peers::port::Port;
 use test_peers::postgres::PostgresServer;
 use test_peers::secrets_manager::SecretsManager;
 use test_peers::sshd::Sshd;
@@ -270,6 +270,7 @@ fn a_session_of_aws_that_has_ended_is_replaced_once_by_the_token_of_that_time() 
         let token = file(&folder, "token", "token-0");
         let (path, moto) = (token.clone(), aws.address());
         let sessions = Mutex::<BTreeSet<String>>::default();
+        let all_reads = Barrier::new(names.len());
         let server = Server::start(move |request| {
             let host = request.header("host").unwrap_or_default();
             if host.starts_with("secretsmanager.") {
@@ -282,8 +283,8 @@ fn a_session_of_aws_that_has_ended_is_replaced_once_by_the_token_of_that_time() 
                 drop(sessions);
                 if number <= ended {
                     fs::write(&path, format!("token-{number}\n")).unwrap();
-                    // All reads have begun.
-                    sleep(Duration::from_millis(300));
+                    // None is answered before all have begun.
+                    all_reads.wait();
                     let error = json!({ "__type": "ExpiredTokenException" });
                     return Response::new(400, error.to_string());
                 }
@@ -381,13 +382,14 @@ fn google_is_read_with_each_login() {
         environment.push((name, value));
         environment
     };
-    // The metadata server of a node that starts a second later than the run.
-    let port = Port::take().unwrap();
-    let (late, server) = (port.address(), stores.google.address());
-    let host = late.to_string();
+    // The metadata server of a node, which is not ready for the first request.
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let (host, server) = (
+        listener.local_addr().unwrap().to_string(),
+        stores.google.address(),
+    );
     spawn(move || {
-        sleep(Duration::from_secs(1));
-        let listener = std::net::TcpListener::bind(late).unwrap();
+        drop(listener.accept().unwrap());
         for stream in listener.incoming() {
             let (mut client, mut server) = (
                 stream.unwrap(),
@@ -490,12 +492,12 @@ fn azure_is_read_with_each_login() {
 const POLICY: &str = "path \"kv/*\" { capabilities = [\"read\"] }\npath \"database/creds/app\" { capabilities = [\"read\"] }\n";
 
 /// A login by `AppRole` whose tokens may read, and may not ask how paths are mounted.
-fn app_role(bao: &OpenBao, ttl: &str) -> Environment {
+fn app_role(bao: &OpenBao) -> Environment {
     bao.write("sys/auth/approle", "", &json!({ "type": "approle" }))
         .unwrap();
     bao.write("sys/policies/acl/runs", "", &json!({ "policy": POLICY }))
         .unwrap();
-    let role = json!({ "token_policies": "runs", "token_ttl": ttl });
+    let role = json!({ "token_policies": "runs", "token_ttl": "1h" });
     bao.write("auth/approle/role/runs", "", &role).unwrap();
     let id = bao
         .call("GET", "auth/approle/role/runs/role-id", "", &json!(null))
@@ -550,7 +552,7 @@ fn vault_is_read_with_each_login_and_gets_its_tokens_back() {
         &json!({ "data": { "password": "bao-canary-7" } }),
     )
     .unwrap();
-    let mut by_role = app_role(&bao, "1h");
+    let mut by_role = app_role(&bao);
     let folder = tempfile::tempdir().unwrap();
     bao.write("sys/auth/userpass", "", &json!({ "type": "userpass" }))
         .unwrap();
@@ -624,7 +626,7 @@ fn a_token_that_only_read_is_revoked_before_the_run_begins() {
     bao.mount_kv("kv", "", 2).unwrap();
     let document = json!({ "data": { "password": "bao-canary-7" } });
     bao.write("kv/data/app", "", &document).unwrap();
-    let journey = Journey::new(app_role(&bao, "1h"));
+    let journey = Journey::new(app_role(&bao));
     let gate = journey.machine.gate();
     let mut step = journey.script(&[("A", "${vault:kv/app.password}")]);
     step.command_list.push(job::bash(2, &gate.words()));
@@ -639,40 +641,55 @@ fn a_token_that_only_read_is_revoked_before_the_run_begins() {
 /// Between executor and Vault is a server that never answers to the read of a secret.
 #[test]
 fn a_signal_during_the_reads_ends_the_executor_and_gives_the_token_back() {
+    const READ: &str = "/v1/kv/data/app";
+    let (open, held) = channel::<()>();
+    let held = Mutex::new(held);
     let bao = OpenBao::start().unwrap();
     bao.mount_kv("kv", "", 2).unwrap();
     let vault: SocketAddr = bao.url().trim_start_matches("http://").parse().unwrap();
     let server = Server::start(move |request| {
-        if request.path == "/v1/kv/data/app" {
-            sleep(Duration::from_secs(20));
+        if request.path == READ {
+            // It is not answered before the executor has ended.
+            let _ = held.lock().unwrap().recv();
         }
         pass_on(request, vault, "vault").unwrap()
     })
     .unwrap();
-    let mut environment = app_role(&bao, "1h");
+    let mut environment = app_role(&bao);
     environment.push((env::CUSTOMER_VAULT_ADDRESS, server.url()));
     let journey = Journey::new(environment);
     let step = journey.script(&[("A", "${vault:kv/app.password}")]);
     let run = journey.executor(&step).start();
-    wait::until_blocking("the read of the secret", || {
-        let requests = server.requests();
-        requests
-            .iter()
-            .any(|request| request.path == "/v1/kv/data/app")
-    });
+    let reads = || {
+        let requests = server.requests().into_iter();
+        requests.filter(|request| request.path == READ).count()
+    };
+    wait::until_blocking("the read of the secret", || reads() > 0);
     assert_eq!(tokens_of(&bao, "approle"), 1);
-    let began = Instant::now();
     run.running.signal(Signal::SIGTERM);
     let outcome = run.wait();
-    let time = began.elapsed();
-    assert!(time < Duration::from_secs(2), "{time:?}\n{outcome}");
+    // A read that gets no answer is repeated.
+    assert_eq!(reads(), 1, "{outcome}");
     assert_eq!(tokens_of(&bao, "approle"), 0, "{outcome}");
     assert_eq!(outcome.left_behind, Vec::<PathBuf>::new(), "{outcome}");
     assert_eq!(journey.machine.statuses(&step).1, "pending", "{outcome}");
     assert_eq!(journey.seen("A"), None);
+    drop(open);
 }
 
-/// Between executor and Vault is a server that is slower than the token lasts. Vault answers as if a policy denied the read.
+/// The answer of Vault to a login, a read of credentials or a renewal, as if what it lends lasted a second.
+fn lasting_a_second(mut answer: Response) -> Response {
+    let mut document: serde_json::Value = serde_json::from_slice(&answer.body).unwrap();
+    match document.get_mut("auth") {
+        Some(auth) if !auth.is_null() => auth["lease_duration"] = json!(1),
+        _ => document["lease_duration"] = json!(1),
+    }
+    answer.body = document.to_string().into_bytes();
+    answer
+}
+
+/// Between executor and Vault is a server that revokes tokens, and says at their login that they last a second. Vault answers as if
+/// a policy denied the read.
 #[test]
 fn a_token_of_vault_that_has_ended_is_replaced_once() {
     let bao = OpenBao::start().unwrap();
@@ -680,19 +697,32 @@ fn a_token_of_vault_that_has_ended_is_replaced_once() {
     let document = json!({ "data": { "password": "bao-canary-7" } });
     bao.write("kv/data/app", "", &document).unwrap();
     let vault: SocketAddr = bao.url().trim_start_matches("http://").parse().unwrap();
-    let (role, second) = (app_role(&bao, "1s"), Duration::from_secs(1));
+    let role = app_role(&bao);
     for (slow, reference, code, logins) in [
         (1, "${vault:kv/app.password}", 0, 2),
         (9, "${vault:kv/app.password}", 1, 2),
         (0, "${vault:kv-of-others/app.password}", 1, 1),
     ] {
-        let asked = AtomicUsize::new(0);
+        let (logins_so_far, asked) = (AtomicUsize::new(0), AtomicUsize::new(0));
         let server = Server::start(move |request| {
             let asks = request.path.starts_with("/v1/sys/internal/");
             if asks && asked.fetch_add(1, Ordering::SeqCst) < slow {
-                sleep(second + Duration::from_millis(200));
+                let revoke = Request {
+                    method: "POST".to_owned(),
+                    path: "/v1/auth/token/revoke-self".to_owned(),
+                    ..request.clone()
+                };
+                let revoked = pass_on(&revoke, vault, "vault").unwrap();
+                assert_eq!(revoked.status, 204);
+                // Until the executor knows by its own clock that it has ended.
+                sleep(Duration::from_millis(1200));
             }
-            pass_on(request, vault, "vault").unwrap()
+            let answer = pass_on(request, vault, "vault").unwrap();
+            let logs_in = request.path.ends_with("/approle/login");
+            if logs_in && logins_so_far.fetch_add(1, Ordering::SeqCst) < slow {
+                return lasting_a_second(answer);
+            }
+            answer
         })
         .unwrap();
         let mut environment = role.clone();
@@ -719,6 +749,7 @@ fn a_token_of_vault_that_has_ended_is_replaced_once() {
     wait::until_blocking("the end of the tokens", || tokens_of(&bao, "approle") == 0);
 }
 
+/// Between executor and Vault is a server that shortens the times which Vault says.
 #[test]
 fn what_vault_lends_lasts_as_long_as_the_run_and_ends_with_it() {
     let bao = OpenBao::start().unwrap();
@@ -737,19 +768,42 @@ fn what_vault_lends_lasts_as_long_as_the_run_and_ends_with_it() {
     bao.write("database/config/pg", "", &config).unwrap();
     let create =
         "CREATE ROLE \"{{name}}\" WITH LOGIN PASSWORD '{{password}}' VALID UNTIL '{{expiration}}';";
-    let role = json!({ "db_name": "pg", "creation_statements": [create], "default_ttl": "3s", "max_ttl": "1h" });
+    let role = json!({ "db_name": "pg", "creation_statements": [create], "default_ttl": "1h", "max_ttl": "2h" });
     bao.write("database/roles/app", "", &role).unwrap();
-    let journey = Journey::new(app_role(&bao, "3s"));
+    let vault: SocketAddr = bao.url().trim_start_matches("http://").parse().unwrap();
+    let renewals = Arc::new([AtomicUsize::new(0), AtomicUsize::new(0)]);
+    let count = Arc::clone(&renewals);
+    let server = Server::start(move |request| {
+        let answer = pass_on(request, vault, "vault").unwrap();
+        let is = |end: &str| request.path.ends_with(end);
+        let renewed = ["/auth/token/renew-self", "/sys/leases/renew"].map(is);
+        for (counter, _) in count.iter().zip(renewed).filter(|(_, renewed)| *renewed) {
+            counter.fetch_add(usize::from(answer.status == 200), Ordering::SeqCst);
+        }
+        let lends = is("/approle/login") || is("/database/creds/app") || renewed.contains(&true);
+        if lends && answer.status == 200 {
+            return lasting_a_second(answer);
+        }
+        answer
+    })
+    .unwrap();
+    let mut environment = app_role(&bao);
+    environment.push((env::CUSTOMER_VAULT_ADDRESS, server.url()));
+    let journey = Journey::new(environment);
     let gate = journey.machine.gate();
     let mut step = journey.script(&[
         ("DB_USER", "${vault:database/creds/app.username}"),
         ("DB_PASSWORD", "${vault:database/creds/app.password}"),
     ]);
-    // Twice as long as the lease.
-    step.command_list
-        .push(job::bash(2, &format!("sleep 6\n{}", gate.words())));
+    step.command_list.push(job::bash(2, &gate.words()));
     let run = journey.executor(&step).start();
     let reached = gate.reached();
+    // Longer than they last by what the executor was told.
+    wait::until_blocking("two renewals of the token and of the lease", || {
+        renewals
+            .iter()
+            .all(|count| count.load(Ordering::SeqCst) >= 2)
+    });
     let leases = || {
         bao.call(
             "LIST",

@@ -20,7 +20,7 @@ mod tools {
         }
         let mut journey = Journey::unplanned(tool);
         journey.apply = job::encrypted(&journey.apply);
-        let executor = journey.executor().env(env::GRACE_PERIOD_SECONDS, "20");
+        let executor = journey.executor().env(env::GRACE_PERIOD_SECONDS, "40");
         let run = executor.start();
         tool_at_the_gate(&run);
         let (bucket, apply) = (&journey.bucket, &journey.apply);

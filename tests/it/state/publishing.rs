@@ -1,8 +1,8 @@
 //! What is published of a state, whatever fails or is killed meanwhile.
 
 use std::fs;
-use std::time::{Duration, Instant};
 
+use integration_tests::process::Stream;
 use integration_tests::{Repository, job};
 use job_contract::keys::{Area, ObjectKey};
 use job_contract::{StepType, Tool, env};
@@ -14,55 +14,54 @@ use super::{Bucket, Journey, is_state, tool_at_the_gate};
 use crate::machine;
 
 with_both_tools! {
-    a_store_that_fails_for_twenty_seconds_costs_time_and_nothing_else,
+    a_store_that_fails_for_a_while_costs_time_and_nothing_else,
     plans_and_states_are_complete_though_the_tool_logs_in_between,
     an_executor_killed_while_it_saves_leaves_whole_objects_and_its_step_is_not_repeated,
     an_executor_killed_before_its_report_has_stored_everything_and_is_not_repeated,
     an_address_that_contains_a_secret_is_shown_without_it,
 }
 
-fn a_store_that_fails_for_twenty_seconds_costs_time_and_nothing_else(tool: Tool) {
+fn a_store_that_fails_for_a_while_costs_time_and_nothing_else(tool: Tool) {
+    const FAILS: &str = "S3 answers 503";
+    const WORKS: &str = "The artifact store works again.";
     let (bucket, machine, repository) = (Bucket::new(), machine(), Repository::fixture());
     let plan = job::plan_by(tool, &repository);
     let apply = job::apply_after(&plan);
     machine.queue(&[&plan, &apply]);
     let endpoint = &bucket.endpoint;
-    let away = Duration::from_secs(20);
-    endpoint.fail_for(
-        "PUT",
-        |path| path.ends_with(job_contract::keys::PLAN_FILE),
-        away,
-    );
-    let started = Instant::now();
-    let outcome = bucket.executor(&machine, &plan).run().expect_code(0);
-    assert!(started.elapsed() > away, "{outcome}");
-    let log = outcome.log();
-    let said = ["S3 answers 503", "The artifact store works again."];
-    assert_eq!(
-        said.map(|words| log.matches(words).count()),
-        [1, 1],
-        "{outcome}"
-    );
+    let is_plan = |path: &str| path.ends_with(job_contract::keys::PLAN_FILE);
 
-    endpoint.fail_for(
-        "GET",
-        |path| path.ends_with(job_contract::keys::PLAN_FILE),
-        away / 4,
-    );
-    endpoint.fail_for("PUT", |path| path.ends_with(".raw.json"), away);
-    endpoint.fail_for("PUT", |path| path.ends_with(".tfoutput"), away);
-    let outcome = bucket.executor(&machine, &apply).run().expect_code(0);
+    let failing = endpoint.fail("PUT", is_plan);
+    let run = bucket.executor(&machine, &plan).start();
+    run.running.wait_for(Stream::Stdout, FAILS);
+    drop(failing);
+    let outcome = run.wait().expect_code(0);
+    let said = [FAILS, WORKS].map(|words| outcome.log().matches(words).count());
+    assert_eq!(said, [1, 1], "{outcome}");
+
+    let failing = endpoint.fail("GET", is_plan);
+    let of_tail = [".raw.json", ".tfoutput"];
+    let copies = endpoint.fail("PUT", |path| path.ends_with(".raw.json"));
+    let log = endpoint.fail("PUT", |path| path.ends_with(".tfoutput"));
+    let asked = |end: &str| {
+        let asked = endpoint.asked("PUT").into_iter();
+        asked.filter(|path| path.ends_with(end)).count()
+    };
+    let earlier = of_tail.map(asked);
+    let run = bucket.executor(&machine, &apply).start();
+    run.running.wait_for(Stream::Stdout, FAILS);
+    drop(failing);
+    for ((end, earlier), failing) in of_tail.into_iter().zip(earlier).zip([copies, log]) {
+        until_blocking(end, || asked(end) >= earlier + 3);
+        drop(failing);
+    }
+    let outcome = run.wait().expect_code(0);
     let record = machine.record(&apply);
     assert_eq!(record.history.len(), 1, "{outcome}");
     assert_eq!(
         machine.statuses(&apply),
         ("completed".into(), "completed".into())
     );
-    let copies = endpoint
-        .asked("PUT")
-        .into_iter()
-        .filter(|path| path.ends_with(".raw.json"));
-    assert!(copies.count() > 1, "{outcome}");
     let output = ObjectKey::step_output(job::ORGANIZATION, &apply.job_id, &apply.step_id);
     let output = String::from_utf8(bucket.bytes(&output).unwrap()).unwrap();
     assert_eq!(output, outcome.log());

@@ -126,6 +126,8 @@ fn fuse() -> Result<File, String> {
 }
 
 fn a_run_goes_on_without_a_volume_that_hangs_breaks_or_is_emptied(tool: Tool) {
+    // More than a run needs on a busy machine.
+    const LONG: &str = "60";
     or_skip!(needed(fuse()));
     let it = or_skip!(Locked::new(tool));
     let all = PROVIDERS.len();
@@ -133,13 +135,13 @@ fn a_run_goes_on_without_a_volume_that_hangs_breaks_or_is_emptied(tool: Tool) {
     let filling = it.plan("2", Some(&it.lock), &it.kept("2"), &[]);
     let filled = filling.env(env::PROVIDER_CACHE_DIR, &exported).run();
     says(&filled.expect_code(0), 0, all);
-    // A run, and the point behind its `init`.
-    let start = |job_id: &str, volume: &NetworkVolume| {
+    // A run with this limit for the volume, and the point behind its `init`.
+    let start = |job_id: &str, volume: &NetworkVolume, limit: &str| {
         let gate = Gate::new(it.machine.scratch(&format!("gate-{job_id}")));
         let scripts = vec![job::before(job::bash(1, &gate.words()))];
         let run = it.plan_with(job_id, Some(&it.lock), &it.kept(job_id), &[], scripts);
         let run = run.env(env::PROVIDER_CACHE_DIR, &volume.mount);
-        (run.env(env::CACHE_TIMEOUT_SECONDS, "2").start(), gate)
+        (run.env(env::CACHE_TIMEOUT_SECONDS, limit).start(), gate)
     };
     let ends = |job_id: &str, run: RunningExecutor| {
         let outcome = run.wait().expect_code(0);
@@ -149,7 +151,7 @@ fn a_run_goes_on_without_a_volume_that_hangs_breaks_or_is_emptied(tool: Tool) {
 
     // What was copied is the run's own.
     let volume = NetworkVolume::mount(&it.machine, "emptied-later", &exported, || Ok(()));
-    let (run, gate) = start("3", &volume);
+    let (run, gate) = start("3", &volume, LONG);
     let after_init = gate.reached();
     empty(&exported).unwrap();
     drop(after_init);
@@ -165,7 +167,7 @@ fn a_run_goes_on_without_a_volume_that_hangs_breaks_or_is_emptied(tool: Tool) {
         }
     });
     let downloads = it.registry.downloads();
-    let (run, gate) = start("4", &volume);
+    let (run, gate) = start("4", &volume, "2");
     let after_init = gate.reached();
     drop(resume);
     drop(after_init);
@@ -177,7 +179,7 @@ fn a_run_goes_on_without_a_volume_that_hangs_breaks_or_is_emptied(tool: Tool) {
 
     let emptied = exported.clone();
     let volume = NetworkVolume::mount(&it.machine, "emptied", &exported, move || empty(&emptied));
-    let (run, gate) = start("5", &volume);
+    let (run, gate) = start("5", &volume, LONG);
     gate.open_blocking();
     let outcome = ends("5", run);
     // Some are on their way already.
@@ -189,7 +191,7 @@ fn a_run_goes_on_without_a_volume_that_hangs_breaks_or_is_emptied(tool: Tool) {
     let volume = NetworkVolume::mount(&it.machine, "breaks", &exported, || {
         Err(io::ErrorKind::ConnectionReset.into())
     });
-    let (run, gate) = start("6", &volume);
+    let (run, gate) = start("6", &volume, LONG);
     gate.open_blocking();
     says(&ends("6", run), 0, all);
     drop(volume);
@@ -199,7 +201,7 @@ fn a_run_goes_on_without_a_volume_that_hangs_breaks_or_is_emptied(tool: Tool) {
     let volume = NetworkVolume::mount(&it.machine, "breaks-too", &exported, || {
         Err(io::ErrorKind::ConnectionReset.into())
     });
-    let (run, _gate) = start("7", &volume);
+    let (run, _gate) = start("7", &volume, LONG);
     let failed = run.wait().expect_code(1);
     let host = it.registry.host();
     for (name, version) in PROVIDERS {

@@ -12,9 +12,6 @@ use test_platform::{Actor, Effect, Fault, Flow, Ledger, Platform, Records, Statu
 use super::{RunTarget, Stage};
 use crate::machine;
 
-/// Long enough for a heartbeat to be missed, and short for a test.
-const GRACE: Duration = Duration::from_secs(5);
-
 impl Stage {
     /// Waits until the last resource of the gate's module is made.
     async fn until_applied(&self, job: u32) {
@@ -28,17 +25,13 @@ impl Stage {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn an_apply_that_ends_while_the_platform_is_away_is_delivered_once_it_is_back() {
-    // A platform that fails what has no heartbeat, and that soon.
-    let stage = Stage::on(
-        RunTarget::Machine(machine()),
-        Platform::builder().grace(GRACE),
-    )
-    .await;
+    let stage = Stage::on_this_machine().await;
     let gate = stage.machine().gate();
     let _launcher = stage.serve();
     let platform = &stage.platform;
     let job = stage.start(gate.repository(), Flow::only("terraformApply"));
     platform.until_streamed(job, "at-the-gate").await;
+    platform.end_grace(job).await;
     platform.go_down().await;
     gate.open().await;
     // The apply is done while the platform is away.
@@ -113,16 +106,13 @@ async fn the_patience_for_a_report_is_minutes_and_can_be_set() {
     assert!(usual.report_patience >= Duration::from_mins(5), "{usual:?}");
 
     // Set to little, the executor gives up, and its launcher tells what it left in its report.
-    let stage = Stage::on(
-        RunTarget::Machine(machine()),
-        Platform::builder().grace(GRACE),
-    )
-    .await;
+    let stage = Stage::on_this_machine().await;
     let gate = stage.machine().gate();
     let _launcher = stage.serve_with(&[(env::REPORT_PATIENCE_SECONDS, "1")]);
     let platform = &stage.platform;
     let job = stage.start(gate.repository(), Flow::only("terraformApply"));
     platform.until_streamed(job, "at-the-gate").await;
+    platform.end_grace(job).await;
     platform.fault(Fault::always("PATCH", "", Effect::Status(503)));
     gate.open().await;
     // In its second the executor asks two or three times.

@@ -1,7 +1,5 @@
 //! Runs that wait for their turn on one machine.
 
-use std::time::Duration;
-
 use integration_tests::Repository;
 use job_contract::env;
 use test_platform::{Effect, Fault, Flow, Ledger, Platform, Records, Status};
@@ -9,18 +7,16 @@ use test_platform::{Effect, Fault, Flow, Ledger, Platform, Records, Status};
 use super::{RunTarget, Stage};
 use crate::machine;
 
-/// How long the platform waits for a heartbeat: less than the wait for a turn takes here.
-const GRACE: Duration = Duration::from_secs(5);
-
 #[tokio::test(flavor = "multi_thread")]
 async fn a_run_that_waits_for_its_turn_on_one_machine_has_a_heartbeat() {
-    let run_target = RunTarget::Machine(machine());
-    let stage = Stage::on(run_target, Platform::builder().grace(GRACE)).await;
+    let stage = Stage::on_this_machine().await;
     let gate = stage.machine().gate();
     let _launcher = stage.serve_with(&[(env::CONCURRENCY, "1")]);
     let first = stage.start(gate.repository(), Flow::only("terraformApply"));
     stage.platform.until_streamed(first, "at-the-gate").await;
     let second = stage.start(Repository::fixture(), Flow::only("terraformPlan"));
+    stage.platform.until_job(second, Status::Queue).await;
+    stage.platform.end_grace(second).await;
     let spared = |records: &Records| (records.job(second).spared >= 2).then_some(());
     stage
         .platform

@@ -6,13 +6,11 @@ use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::sync::mpsc;
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
 
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
-/// A server that is not ready by then will not be.
-const READY_WITHIN: Duration = Duration::from_mins(1);
+use crate::wait::DEADLINE;
 
 /// A running program.
 #[derive(Debug)]
@@ -41,7 +39,7 @@ impl Daemon {
         // From here on the child dies with this value.
         let daemon = Self { child, said };
         loop {
-            let line = lines.recv_timeout(READY_WITHIN).map_err(|_| {
+            let line = lines.recv_timeout(DEADLINE).map_err(|_| {
                 let text = format!("{command:?} did not get ready:\n{}", daemon.log());
                 io::Error::other(text)
             })?;

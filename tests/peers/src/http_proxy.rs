@@ -1,11 +1,10 @@
-//! A reverse proxy for HTTP that refuses chosen requests, answers them with errors for a while, or holds them. Unlike
+//! A reverse proxy for HTTP that refuses chosen requests, answers them with errors until the test ends that, or holds them. Unlike
 //! [`crate::proxy`] it names a host of its own to the server, so that signatures of requests to S3 stay valid.
 
 use std::io;
 use std::net::SocketAddr;
 use std::sync::mpsc::{Receiver, Sender, channel};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use crate::http::{Request, Response, Server, pass_on};
 use crate::wait::DEADLINE;
@@ -28,8 +27,8 @@ struct Rule {
 enum What {
     /// Refuse so many requests.
     Refuse(usize),
-    /// Answer with an error for this time after the first request.
-    Fail(Duration, Option<Instant>),
+    /// Answer with an error until the value is gone.
+    Fail(Weak<()>),
     /// Hold one request until the sender is gone.
     Hold(Sender<()>, Receiver<()>),
 }
@@ -51,6 +50,12 @@ impl Held {
             .recv_timeout(DEADLINE)
             .expect("the request to hold did not arrive");
     }
+}
+
+/// Requests of a kind fail as long as this value exists.
+#[derive(Debug)]
+pub struct Failing {
+    _that: Arc<()>,
 }
 
 impl HttpProxy {
@@ -83,13 +88,16 @@ impl HttpProxy {
         });
     }
 
-    /// Answers 503 to requests of this method to matching paths, for this time after the first one.
-    pub fn fail_for(&self, method: &'static str, path: fn(&str) -> bool, time: Duration) {
+    /// Answers 503 to requests of this method to matching paths, until the value is dropped.
+    #[must_use]
+    pub fn fail(&self, method: &'static str, path: fn(&str) -> bool) -> Failing {
+        let that = Arc::new(());
         lock(&self.rules).push(Rule {
             method,
             path,
-            what: What::Fail(time, None),
+            what: What::Fail(Arc::downgrade(&that)),
         });
+        Failing { _that: that }
     }
 
     /// Holds the next request of this method to a matching path.
@@ -135,8 +143,8 @@ fn refusal(rules: &Mutex<Vec<Rule>>, request: &Request) -> Option<Response> {
         }
         return Some(denied);
     }
-    if let What::Fail(time, first) = &mut rules[index].what
-        && first.get_or_insert_with(Instant::now).elapsed() < *time
+    if let What::Fail(that) = &rules[index].what
+        && that.strong_count() > 0
     {
         let busy = "<Error><Code>SlowDown</Code></Error>";
         return Some(Response::new(503, busy).with_header("Content-Type", "application/xml"));

@@ -26,7 +26,7 @@ use self::calls::{Calls, converse};
 /// How much is kept of what a client has sent on a connection.
 const KEPT: usize = 1024;
 /// How long a connection that is refused may take until its client has sent something.
-const FIRST: Duration = Duration::from_secs(1);
+const FIRST: Duration = Duration::from_mins(1);
 
 static RUNTIME: LazyLock<Runtime> = LazyLock::new(|| {
     let runtime = Builder::new_multi_thread()

@@ -7,15 +7,12 @@ use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdout, Command, Stdio};
 use std::sync::mpsc;
-use std::time::Duration;
 
 use tempfile::TempDir;
 
 use crate::port::Port;
-use crate::wait;
+use crate::wait::{self, DEADLINE};
 
-/// Longer than a start takes on a busy machine.
-const PATIENCE: Duration = Duration::from_secs(30);
 /// For how many milliseconds a sentinel bears the silence of a server, until it loses its patience and then.
 const PATIENT: u32 = 60_000;
 const IMPATIENT: u32 = 300;
@@ -372,7 +369,7 @@ impl RedisCluster {
                 let whole = signs.iter().all(|sign| info.contains(sign));
                 if whole { Ok(()) } else { Err(info) }
             };
-            wait::within_blocking(PATIENCE, "the cluster forms", is_whole)
+            wait::within_blocking(DEADLINE, "the cluster forms", is_whole)
                 .map_err(io::Error::other)?;
         }
         Ok(())
@@ -425,7 +422,7 @@ fn wait_for_line(output: ChildStdout, ready: &'static str) -> io::Result<()> {
         // A full pipe would stop the server.
         drop(io::copy(&mut output, &mut io::sink()));
     });
-    told.recv_timeout(PATIENCE)
+    told.recv_timeout(DEADLINE)
         .unwrap_or_else(|_| Err(io::Error::other("the server does not become ready")))
 }
 

@@ -398,6 +398,14 @@ impl Platform {
         Arc::clone(&self.shared.deletions).lock_owned().await
     }
 
+    /// Waits until the job has a heartbeat, and ends its grace period, as if its last change was so long ago. From now on the sweep
+    /// fails it once it has no heartbeat.
+    pub async fn end_grace(&self, job: u32) {
+        let what = format!("a heartbeat of job {job}");
+        wait::until(&what, async || self.heartbeat(job).await).await;
+        self.edit(|records| records.job_mut(job).grace_ended = true);
+    }
+
     /// Makes a job. The scheduler looks at it at once.
     pub fn start_job(&self, new: NewJob) -> u32 {
         let job = self.edit(|records| records.create(new));

@@ -211,6 +211,8 @@ pub struct Job {
     pub(crate) rejection_sent: bool,
     /// When the record last changed.
     pub(crate) updated: Instant,
+    /// The test has ended the grace period since then.
+    pub(crate) grace_ended: bool,
 }
 
 impl Job {
@@ -339,6 +341,7 @@ impl Records {
             spared: 0,
             rejection_sent: false,
             updated: Instant::now(),
+            grace_ended: false,
         };
         self.jobs.insert(id, job);
         id
@@ -348,6 +351,7 @@ impl Records {
     pub(crate) fn set_job(&mut self, id: u32, status: Status, by: Actor) {
         let job = self.job_mut(id);
         job.updated = Instant::now();
+        job.grace_ended = false;
         let from = std::mem::replace(&mut job.status, status);
         self.note(id, None, from, status, by);
     }

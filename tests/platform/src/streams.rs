@@ -12,7 +12,7 @@ use serde_json::Value;
 use crate::java;
 use crate::ledger::Rule;
 
-const PATIENCE: Duration = Duration::from_secs(2);
+const PATIENCE: Duration = Duration::from_secs(10);
 /// Entries of one read. A read of a whole stream may exceed the timeout.
 const PAGE: usize = 100;
 const FIELDS: [&str; 4] = ["jobId", "stepId", "lineNumber", "output"];

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use crate::ledger::Actor;
 use crate::platform::Shared;
-use crate::records::Status;
+use crate::records::{Job, Status};
 
 const EVERY: Duration = Duration::from_millis(200);
 
@@ -29,13 +29,19 @@ pub(crate) async fn run(shared: Arc<Shared>) {
     }
 }
 
+/// A job without a heartbeat is lost by now.
+fn is_late(job: &Job, grace: Duration) -> bool {
+    let late = job.grace_ended || job.updated.elapsed() > grace;
+    job.status.is_with_an_executor() && late
+}
+
 fn overdue(shared: &Shared) -> Vec<u32> {
     let grace = shared.settings.grace;
     shared.read(|records| {
         records
             .jobs
             .values()
-            .filter(|job| job.status.is_with_an_executor() && job.updated.elapsed() > grace)
+            .filter(|job| is_late(job, grace))
             .map(|job| job.id)
             .collect()
     })
@@ -45,9 +51,7 @@ async fn fail(shared: &Shared, id: u32) {
     let row = shared.row(id);
     let held = row.lock().await;
     let failed = shared.write(|records| {
-        let job = records.job(id);
-        let late = job.updated.elapsed() > shared.settings.grace;
-        let still = job.status.is_with_an_executor() && late;
+        let still = is_late(records.job(id), shared.settings.grace);
         if still {
             records.set_job(id, Status::Failed, Actor::Sweep);
             records.close_steps(id, Status::Failed, Actor::Sweep);

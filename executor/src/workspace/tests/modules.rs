@@ -2,8 +2,8 @@
 
 use std::fs::File;
 use std::io::{Read as _, Write as _};
-use std::net::{Ipv4Addr, SocketAddr};
 use std::process::{Command, Stdio};
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
@@ -28,26 +28,28 @@ const CLONE: &str = "git clone --quiet -- \"$0\" module";
 struct Modules {
     repository: Repository,
     server: Server,
+    options: Arc<Mutex<GitHttpOptions>>,
     /// Bytes of answers.
     sent: Arc<AtomicU64>,
     store: ProviderStore,
     _folder: TempDir,
 }
 
-/// Serves repositories at an address, and counts bytes.
+/// Serves repositories, and counts bytes.
 fn serve(
     repository: &Repository,
-    address: SocketAddr,
-    options: GitHttpOptions,
+    options: &Arc<Mutex<GitHttpOptions>>,
     sent: &Arc<AtomicU64>,
 ) -> Server {
-    let (folder, sent) = (repository.served().to_path_buf(), Arc::clone(sent));
-    let answer = move |request: &Request| {
+    let folder = repository.served().to_path_buf();
+    let (options, sent) = (Arc::clone(options), Arc::clone(sent));
+    Server::start(move |request: &Request| {
+        let options = options.lock().unwrap().clone();
         let response = git_http::answer(&folder, &options, request);
         sent.fetch_add(response.body.len() as u64, Ordering::Relaxed);
         response
-    };
-    Server::start_at(address, answer).unwrap()
+    })
+    .unwrap()
 }
 
 /// What a clone of `init` did.
@@ -62,10 +64,11 @@ struct Cloned {
 impl Modules {
     fn new() -> Self {
         let repository = Repository::new();
-        let (folder, sent) = (tempfile::tempdir().unwrap(), Arc::default());
-        let here = (Ipv4Addr::LOCALHOST, 0).into();
+        let folder = tempfile::tempdir().unwrap();
+        let (options, sent) = (Arc::default(), Arc::default());
         let modules = Self {
-            server: serve(&repository, here, GitHttpOptions::default(), &sent),
+            server: serve(&repository, &options, &sent),
+            options,
             sent,
             store: ProviderStore::new(folder.path().join("store")),
             repository,
@@ -213,14 +216,7 @@ async fn a_rule_holds_and_the_server_decides_who_may_read() {
     assert!(!refused.is_done && refused.text.contains("is not allowed by"));
 
     // The same repository, for which the run now has no credential.
-    let address = modules.server.address();
-    drop(modules.server);
-    let private = GitHttpOptions {
-        credentials: Some("nobody:knows".to_owned()),
-        ..GitHttpOptions::default()
-    };
-    let server = serve(&modules.repository, address, private, &modules.sent);
-    let modules = Modules { server, ..modules };
+    modules.options.lock().unwrap().credentials = Some("nobody:knows".to_owned());
     let refused = modules.clone().await;
     assert!(!refused.is_done && !refused.fixture.work.path().join("module").exists());
 }

@@ -75,7 +75,7 @@ pub(crate) struct Process {
 }
 
 /// How long a log is waited for that a process outside the group holds open. No runtime would let it live.
-const STRAY: Duration = Duration::from_secs(2);
+const STRAY: Duration = Duration::from_secs(10);
 
 impl Process {
     pub(crate) fn start(groups: &Groups, start: &Start) -> io::Result<Self> {

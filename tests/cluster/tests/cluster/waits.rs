@@ -58,7 +58,8 @@ async fn a_refused_list_is_no_empty_namespace() {
 async fn a_request_without_an_answer_does_not_outlast_the_deadline() {
     let (cluster, _server) = empty_cluster().await;
     cluster.faults().next_of(ADMIN, 1, "list", "*", Fault::Hang);
-    let wait = cluster.wait_for(NAMESPACE, SHORT, "no Job", is_empty);
+    let limit = Duration::from_millis(100);
+    let wait = cluster.wait_for(NAMESPACE, limit, "no Job", is_empty);
     let found = tokio::time::timeout(DEADLINE, wait).await.unwrap();
     assert!(found.unwrap_err().seen.is_none());
 }

@@ -19,9 +19,8 @@ use test_platform::{Actor, Effect, Fault, Flow, Platform, Records, Status};
 use crate::in_cluster::{Fixture, LAUNCHER};
 use crate::with_terrakube::{RunTarget, Stage, quick};
 
-/// How long a job may stay without a heartbeat: less than any run here takes, and long enough for a launcher to write a key
-/// on a slow machine.
-const GRACE: Duration = Duration::from_secs(5);
+/// Longer than any run here takes. A test ends the grace period of its job itself.
+const LONG: Duration = Duration::from_hours(1);
 /// Held by the launcher that watches.
 const LEASE: &str = "mayfly-launcher";
 
@@ -98,9 +97,9 @@ impl Stage {
     }
 
     /// A run whose executor is at work, with its launcher beside it.
-    async fn at_work(grace: Duration) -> Option<(Self, Gate, Launcher, u32)> {
+    async fn at_work() -> Option<(Self, Gate, Launcher, u32)> {
         let run_target = RunTarget::Cluster(Box::new(Fixture::new().await?));
-        let stage = Self::on(run_target, Platform::builder().grace(grace)).await;
+        let stage = Self::on(run_target, Platform::builder().grace(LONG)).await;
         let gate = stage.machine().gate();
         let launcher = stage.serve();
         let job = stage.start(gate.repository(), Flow::only("terraformApply"));
@@ -155,7 +154,7 @@ impl Stage {
     /// being failed.
     async fn waiting() -> Option<(Self, Gate, Launcher, u32)> {
         let run_target = RunTarget::Cluster(Box::new(Fixture::new().await?));
-        let stage = Self::on(run_target, Platform::builder().grace(GRACE)).await;
+        let stage = Self::on(run_target, Platform::builder().grace(LONG)).await;
         let gate = stage.machine().gate();
         stage
             .fixture()
@@ -163,7 +162,7 @@ impl Stage {
         let launcher = stage.serve();
         let job = stage.start(Repository::fixture(), Flow::only("terraformPlan"));
         stage.platform.until_job(job, Status::Queue).await;
-        stage.until_alive(job).await;
+        stage.platform.end_grace(job).await;
         Some((stage, gate, launcher, job))
     }
 
@@ -223,7 +222,8 @@ async fn a_waiting_run_has_a_heartbeat_while_the_api_server_is_unreachable() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_run_at_work_outlives_the_launcher_that_started_it() {
-    let (stage, gate, launcher, job) = or_skip!(Stage::at_work(GRACE).await);
+    let (stage, gate, launcher, job) = or_skip!(Stage::at_work().await);
+    stage.platform.end_grace(job).await;
     launcher.crash();
     stage.until_beaten_by_its_executor(job).await;
     gate.open().await;
@@ -233,7 +233,8 @@ async fn a_run_at_work_outlives_the_launcher_that_started_it() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_launcher_sends_no_heartbeat_beside_an_executor() {
-    let (stage, gate, _launcher, job) = or_skip!(Stage::at_work(GRACE).await);
+    let (stage, gate, _launcher, job) = or_skip!(Stage::at_work().await);
+    stage.platform.end_grace(job).await;
     stage.until_beaten_by_its_executor(job).await;
     gate.open().await;
     stage.platform.until_job(job, Status::Completed).await;
@@ -243,7 +244,7 @@ async fn a_launcher_sends_no_heartbeat_beside_an_executor() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_run_on_a_dead_node_is_lost_in_a_minute_and_no_other_pod_starts_it() {
     // It is the launcher that ends it, before the platform would.
-    let (stage, _gate, _launcher, job) = or_skip!(Stage::at_work(Duration::from_hours(1)).await);
+    let (stage, _gate, _launcher, job) = or_skip!(Stage::at_work().await);
     stage.until_state(job, HeartbeatState::FromExecutor).await;
     let cluster = &stage.fixture().cluster;
     let runs = &stage.fixture().runs;
