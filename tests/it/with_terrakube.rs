@@ -23,6 +23,7 @@ use k8s_openapi::api::core::v1::Secret;
 use kube::Api;
 use kube::api::PostParams;
 use test_cluster::ADMIN;
+use test_peers::evidence;
 use test_peers::redis::RedisServer;
 use test_peers::terraform;
 use test_peers::wait;
@@ -106,6 +107,8 @@ impl Stage {
             .start()
             .await
             .unwrap();
+        // Of executors that are processes.
+        evidence::keep_files(run_target.machine().folder(), &["/log", "/diagnostics"]);
         let stage = Self {
             platform,
             redis,

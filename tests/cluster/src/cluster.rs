@@ -155,6 +155,7 @@ impl Cluster {
             Ok::<_, StartError>(Front::start(upstream, address, until).await?)
         });
         let front = start.await.map_err(io::Error::other)??;
+        test_peers::evidence::keep_files(dir.path(), &[".log"]);
         let runner = Arc::new(Runner::new(dir.path(), Arc::clone(&front.logs)));
         let id = uuid::Uuid::new_v4().simple().to_string();
         let cluster = Self {

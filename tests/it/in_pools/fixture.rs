@@ -9,6 +9,7 @@ use integration_tests::{Gate, Repository};
 use job_contract::env;
 use pool_protocol::task::Task;
 use pool_protocol::token::PoolToken;
+use test_peers::evidence;
 use test_peers::redis::RedisServer;
 use test_peers::wait;
 use test_platform::{Flow, NewJob, Outputs, Platform, Release, Status, Workspace};
@@ -51,6 +52,8 @@ impl Fixture {
             token: PoolToken::new("eu".parse().unwrap()),
             more: Vec::new(),
         };
+        // Of executors.
+        evidence::keep_files(fixture.path(""), &["/log", "/diagnostics"]);
         fixture.write_pools(&[&fixture.token]);
         let outputs = Outputs::folder(&fixture.path("data/local/output"));
         fixture.platform.read_outputs(outputs);

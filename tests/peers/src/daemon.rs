@@ -10,6 +10,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
+use crate::evidence;
 use crate::wait::DEADLINE;
 
 /// A running program.
@@ -36,6 +37,10 @@ impl Daemon {
         let (stdout, stderr) = (child.stdout.take(), child.stderr.take());
         follow(stdout, sender.clone(), Arc::clone(&said));
         follow(stderr, sender, Arc::clone(&said));
+        let (name, lines_so_far) = (program_of(command), Arc::clone(&said));
+        evidence::keep(name, move || {
+            Some(evidence::lock(&lines_so_far)?.join("\n"))
+        });
         // From here on the child dies with this value.
         let daemon = Self { child, said };
         loop {
@@ -97,8 +102,12 @@ pub(crate) fn address_in(line: &str) -> Option<SocketAddr> {
     rest[..end].parse().ok()
 }
 
+fn program_of(command: &Command) -> String {
+    command.get_program().to_string_lossy().into_owned()
+}
+
 fn missing(command: &Command, error: &io::Error) -> io::Error {
-    let program = command.get_program().to_string_lossy();
+    let program = program_of(command);
     io::Error::other(format!(
         "{program} does not start ({error}): `cargo xtask setup` installs it"
     ))

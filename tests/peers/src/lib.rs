@@ -6,6 +6,7 @@ pub mod browser;
 pub mod clock;
 pub mod clouds;
 mod daemon;
+pub mod evidence;
 pub mod gate;
 pub mod gcs;
 pub mod git_http;

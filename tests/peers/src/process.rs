@@ -22,7 +22,11 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde_json::Value;
 
+use crate::evidence;
 use crate::wait::{self, DEADLINE};
+
+/// More than [`evidence`] shows of a process that has ended.
+const KEPT: usize = 128 * 1024;
 
 /// Which of its two streams a process wrote to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -75,6 +79,11 @@ impl Running {
         let pid = Pid::from_raw(i32::try_from(child.id()).unwrap());
         let stdout = Collector::of(child.stdout.take().unwrap());
         let stderr = Collector::of(child.stderr.take().unwrap());
+        let program = command.get_program().to_string_lossy();
+        for (stream, collector) in [("stdout", &stdout), ("stderr", &stderr)] {
+            let shared = Arc::clone(&collector.shared);
+            evidence::keep(format!("{program} ({pid}), {stream}"), move || shared.end());
+        }
         let stdin = child.stdin.take();
         let (sender, exited) = channel();
         thread::spawn(move || {
@@ -270,6 +279,15 @@ struct Shared {
     changed: Condvar,
 }
 
+impl Shared {
+    /// The end of what is collected, unless it is in use.
+    fn end(&self) -> Option<String> {
+        let state = evidence::lock(&self.state)?;
+        let kept = state.bytes.len().saturating_sub(KEPT);
+        Some(String::from_utf8_lossy(&state.bytes[kept..]).into_owned())
+    }
+}
+
 #[derive(Debug, Default)]
 struct Collected {
     bytes: Vec<u8>,
@@ -350,7 +368,12 @@ impl Collector {
         if let Some(reader) = self.reader.take() {
             reader.join().unwrap();
         }
-        self.text()
+        let text = self.text();
+        // What is kept of a process that has ended.
+        let bytes = &mut self.shared.state.lock().unwrap().bytes;
+        bytes.drain(..bytes.len().saturating_sub(KEPT));
+        bytes.shrink_to_fit();
+        text
     }
 }
 

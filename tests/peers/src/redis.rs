@@ -7,9 +7,11 @@ use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdout, Command, Stdio};
 use std::sync::mpsc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use tempfile::TempDir;
 
+use crate::evidence;
 use crate::port::Port;
 use crate::wait::{self, DEADLINE};
 
@@ -404,23 +406,22 @@ fn start(mut command: Command, ready: &'static str) -> io::Result<Child> {
 
 fn wait_for_line(output: ChildStdout, ready: &'static str) -> io::Result<()> {
     let (tell, told) = mpsc::channel();
+    let said = Arc::<Mutex<String>>::default();
+    let shown = Arc::clone(&said);
+    evidence::keep("Redis", move || Some(evidence::lock(&shown)?.clone()));
+    // Output is read to its end: a full pipe would stop the server.
     std::thread::spawn(move || {
-        let mut output = BufReader::new(output);
-        let mut said = String::new();
-        loop {
-            let start = said.len();
-            match output.read_line(&mut said) {
-                Ok(length) if length > 0 => {
-                    if said[start..].contains(ready) {
-                        break drop(tell.send(Ok(())));
-                    }
-                }
-                // It has ended.
-                _ => break drop(tell.send(Err(io::Error::other(said)))),
+        for line in BufReader::new(output).lines().map_while(Result::ok) {
+            let is_ready = line.contains(ready);
+            let mut said = said.lock().unwrap_or_else(PoisonError::into_inner);
+            said.extend([&*line, "\n"]);
+            drop(said);
+            if is_ready {
+                drop(tell.send(Ok(())));
             }
         }
-        // A full pipe would stop the server.
-        drop(io::copy(&mut output, &mut io::sink()));
+        let said = said.lock().unwrap_or_else(PoisonError::into_inner);
+        drop(tell.send(Err(io::Error::other(said.clone()))));
     });
     told.recv_timeout(DEADLINE)
         .unwrap_or_else(|_| Err(io::Error::other("the server does not become ready")))

@@ -10,6 +10,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use serde_json::Value;
+use test_peers::evidence;
 use test_peers::terraform;
 use test_peers::wait::{self, DEADLINE};
 use tokio::sync::mpsc::{UnboundedSender, unbounded_channel};
@@ -213,6 +214,12 @@ impl Builder {
         let start = runtime.spawn(Server::start(Arc::clone(&shared)));
         let server = start.await.map_err(io::Error::other)??;
         *lock(&shared.url) = server.url(shared.settings.host.as_deref());
+        let known = Arc::downgrade(&shared);
+        evidence::keep("the platform", move || {
+            let shared = known.upgrade()?;
+            let records = evidence::lock(&shared.records)?;
+            Some(report(&records, &*evidence::lock(&shared.ledger)?))
+        });
         runtime.spawn(scheduler::run(Arc::clone(&shared), received));
         runtime.spawn(sweep::run(Arc::clone(&shared)));
         Ok(Platform {
@@ -691,34 +698,37 @@ impl Platform {
 
     /// Jobs, changes and requests, for the message of a failed assertion.
     pub fn report(&self) -> String {
-        let records = self.records();
-        let mut text = String::new();
-        for job in records.jobs.values() {
-            let steps: Vec<String> = job
-                .steps
-                .iter()
-                .map(|step| format!("{} {} ({:?})", step.flow.kind, step.status, step.name))
-                .collect();
-            let _ = writeln!(
-                text,
-                "job {} is {}: {}",
-                job.id,
-                job.status,
-                steps.join(", ")
-            );
-        }
-        for change in &records.transitions {
-            let step = change
-                .step
-                .map_or_else(String::new, |step| format!(" step {step}"));
-            let _ = writeln!(
-                text,
-                "job {}{step}: {} -> {} by {:?}",
-                change.job, change.from, change.to, change.by
-            );
-        }
-        text + &self.ledger().to_string()
+        report(&self.records(), &self.ledger())
     }
+}
+
+fn report(records: &Records, ledger: &Ledger) -> String {
+    let mut text = String::new();
+    for job in records.jobs.values() {
+        let steps: Vec<String> = job
+            .steps
+            .iter()
+            .map(|step| format!("{} {} ({:?})", step.flow.kind, step.status, step.name))
+            .collect();
+        let _ = writeln!(
+            text,
+            "job {} is {}: {}",
+            job.id,
+            job.status,
+            steps.join(", ")
+        );
+    }
+    for change in &records.transitions {
+        let step = change
+            .step
+            .map_or_else(String::new, |step| format!(" step {step}"));
+        let _ = writeln!(
+            text,
+            "job {}{step}: {} -> {} by {:?}",
+            change.job, change.from, change.to, change.by
+        );
+    }
+    text + &ledger.to_string()
 }
 
 impl Drop for Platform {
