@@ -1,18 +1,21 @@
 //! `cargo xtask ci`: the checks besides unit tests and journeys, in named stages. `.ci/run` runs `cargo xtask test` and all
 //! stages.
 
-use std::process::{Command, ExitCode};
+use std::fs::File;
+use std::io::{self, Seek as _};
+use std::process::{Child, Command, ExitCode, Stdio};
 use std::time::Instant;
 
-use anyhow::Result;
+use anyhow::{Context as _, Result, ensure};
 use clap::ValueEnum;
 
 use crate::setup::kubernetes::Release;
 use crate::setup::{self, Purpose, unittest};
 use crate::skips::{self, unless_skipped};
 use crate::staged::Staged;
-use crate::suite::cargo;
-use crate::terminal::{complain, run_stage, say};
+use crate::suite::{self, cargo};
+use crate::terminal::{command_line, complain, run_stage, say};
+use crate::times::{self, Part, SUITE};
 use crate::{bench, fuzz, workspace_root};
 
 /// Where tests depend on the Job controller, events, deletion, times to live, suspension, admission or the kinds of the API
@@ -31,10 +34,13 @@ pub(crate) struct Args {
     /// The stages to run [default: all]
     #[arg(value_enum)]
     stages: Vec<Stage>,
+    /// Run these stages beside the others with the lowest priority, and show their output at the end
+    #[arg(long, value_enum, value_name = "STAGES", value_delimiter = ',')]
+    beside: Vec<Stage>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-enum Stage {
+pub(crate) enum Stage {
     /// Formatting, lints, documentation, dependencies
     Lint,
     /// Every fuzz target, for a few seconds each
@@ -62,63 +68,194 @@ enum Stage {
     Oldest,
 }
 
-pub(crate) fn run(args: &Args) -> ExitCode {
-    let stages = if args.stages.is_empty() {
-        Stage::value_variants()
+pub(crate) fn run(args: &Args) -> Result<ExitCode> {
+    let stages: Vec<_> = if args.stages.is_empty() {
+        let all = Stage::value_variants().iter().copied();
+        all.filter(|stage| !args.beside.contains(stage)).collect()
     } else {
-        &args.stages
+        args.stages.clone()
     };
-    let mut summary = String::new();
-    let mut failed = false;
-    for stage in stages {
-        let name = stage.name();
-        say(&format!("\n==> stage {name}"));
-        let started = Instant::now();
-        let outcome = stage.run();
-        if let Err(error) = &outcome {
-            complain(&format!("error: stage {name}: {error:#}"));
-        }
-        failed |= outcome.is_err();
-        let skipped = skips::take();
-        let line = format!(
-            "==> stage {name}: {}, {:.1} s{}",
-            skips::verdict(outcome.is_err(), &skipped),
-            started.elapsed().as_secs_f64(),
-            skips::list(&skipped)
-        );
-        say(&line);
-        summary.push('\n');
-        summary.push_str(&line);
+    let beside = Beside::start(&args.beside)?;
+    let ends: Vec<_> = stages
+        .iter()
+        .map(|stage| End::of(&stage.name(), || stage.run(&Options::default())))
+        .collect::<Result<_>>()?;
+    let passed = beside.end()? && ends.iter().all(|end| end.passed);
+    for end in &ends {
+        say(&end.line);
     }
-    say(&summary);
-    if failed {
-        ExitCode::FAILURE
-    } else {
+    let names = stages.iter().chain(&args.beside);
+    let names = std::iter::once(SUITE.to_owned()).chain(names.map(|stage| stage.name()));
+    say(&format!("\n{}", times::tables(&names.collect::<Vec<_>>())));
+    Ok(if passed {
         ExitCode::SUCCESS
+    } else {
+        ExitCode::FAILURE
+    })
+}
+
+/// A process that runs stages while this one runs others. Ended on drop.
+struct Beside(Option<(Child, File)>);
+
+impl Beside {
+    fn start(stages: &[Stage]) -> Result<Self> {
+        if stages.is_empty() {
+            return Ok(Self(None));
+        }
+        // Cargo locks its folder while it builds. From here on, only the other process calls it.
+        suite::build()?;
+        let output = tempfile::tempfile()?;
+        let mut command = Command::new("nice");
+        command
+            .arg("-n19")
+            .arg(std::env::current_exe()?)
+            .arg("ci")
+            .args(stages.iter().map(|stage| stage.name()))
+            .stdin(Stdio::null())
+            .stdout(output.try_clone()?)
+            .stderr(output.try_clone()?);
+        say(&format!("\n==> beside: {}", command_line(&command)));
+        let child = command.spawn().context("could not start `nice`")?;
+        Ok(Self(Some((child, output))))
+    }
+
+    /// Waits for the end, shows the output, and returns whether all stages passed.
+    fn end(mut self) -> Result<bool> {
+        let Some((child, output)) = &mut self.0 else {
+            return Ok(true);
+        };
+        let passed = child.wait()?.success();
+        output.rewind()?;
+        say("\n==> beside:");
+        io::copy(output, &mut io::stdout())?;
+        Ok(passed)
     }
 }
 
+impl Drop for Beside {
+    fn drop(&mut self) {
+        if let Some((child, _)) = &mut self.0
+            && matches!(child.try_wait(), Ok(None))
+        {
+            let ended = child.kill().and_then(|()| child.wait());
+            if let Err(error) = ended {
+                complain(&format!("stages may still run beside: {error}"));
+            }
+        }
+    }
+}
+
+/// How a stage ended.
+#[derive(Debug)]
+pub(crate) struct End {
+    pub(crate) passed: bool,
+    /// The same with its time, what it skipped, and how to repeat what failed.
+    pub(crate) line: String,
+}
+
+impl End {
+    /// Runs a stage, or the tests that belong to none, and notes its times.
+    pub(crate) fn of(name: &str, run: impl FnOnce() -> Result<()>) -> Result<Self> {
+        say(&format!("\n==> stage {name}"));
+        times::begin(name)?;
+        let started = Instant::now();
+        let outcome = run();
+        if let Err(error) = &outcome {
+            complain(&format!("error: stage {name}: {error:#}"));
+        }
+        let skipped = skips::take();
+        let whole = started.elapsed().as_secs_f64();
+        let again = times::failed()?;
+        let again = again
+            .iter()
+            .map(|test| format!("\n    failed: {}", again_command(name, test)));
+        let line = format!(
+            "==> stage {name}: {}, {whole:.1} s{}{}",
+            skips::verdict(outcome.is_err(), &skipped),
+            again.collect::<String>(),
+            skips::list(&skipped)
+        );
+        times::end(whole)?;
+        say(&line);
+        Ok(Self {
+            passed: outcome.is_ok(),
+            line,
+        })
+    }
+}
+
+/// The command that runs one test again.
+fn again_command(stage: &str, test: &str) -> String {
+    match stage {
+        SUITE => format!("cargo xtask test -- {test}"),
+        stage => format!("cargo xtask test {stage} -- {test}"),
+    }
+}
+
+/// What of a stage is run, and with what.
+#[derive(Debug, Default)]
+pub(crate) struct Options {
+    /// Only tests whose names contain one of these.
+    pub(crate) filters: Vec<String>,
+    /// The kubeconfig of a cluster that runs already.
+    pub(crate) existing: Option<String>,
+    /// Another release of Kubernetes than that of the stage.
+    pub(crate) release: Option<Release>,
+}
+
 impl Stage {
-    fn name(self) -> String {
+    pub(crate) fn name(self) -> String {
         let value = self.to_possible_value().expect("no stage is hidden");
         value.get_name().to_owned()
     }
 
-    fn run(self) -> Result<()> {
-        setup::ensure(self.needs())?;
+    pub(crate) fn run(self, options: &Options) -> Result<()> {
+        let filters: Vec<_> = options.filters.iter().map(String::as_str).collect();
+        let Some(staged) = self.staged() else {
+            ensure!(
+                filters.is_empty(),
+                "the stage `{}` has no tests to choose from",
+                self.name()
+            );
+            return times::spent(Part::SetUp, || setup::ensure(self.needs())).and_then(|()| {
+                match self {
+                    Self::Lint => lint(),
+                    Self::Fuzz => fuzz::short(),
+                    _ => bench::stage(),
+                }
+            });
+        };
+        ensure!(
+            self == Self::Cluster || (options.existing.is_none() && options.release.is_none()),
+            "the stage `{}` chooses its cluster itself: leave out `--existing` and `--kubernetes`",
+            self.name()
+        );
+        times::spent(Part::SetUp, || setup::ensure(self.needs()))?;
+        let release = options.release.unwrap_or(Release::NEWEST);
         match self {
-            Self::Lint => lint(),
-            Self::Fuzz => fuzz::short(),
-            Self::Chart => chart(),
-            Self::Cluster => Staged::Cluster.run(&[]),
-            Self::Oldest => Staged::Cluster.run_on(Release::OLDEST, &ON_OLDEST),
-            Self::Tools => tools(),
-            Self::Images => Staged::Images.run(&[]),
-            Self::Node => Staged::Node.run(&[]),
-            Self::Chaos => Staged::Chaos.run(&[]),
-            Self::Pools => Staged::Pools.run(&[]),
-            Self::Terrakube => Staged::Terrakube.run(&[]),
-            Self::Bench => bench::stage(),
+            Self::Oldest if filters.is_empty() => staged.run_on(Release::OLDEST, &ON_OLDEST),
+            Self::Oldest => staged.run_on(Release::OLDEST, &filters),
+            Self::Chart if filters.is_empty() => chart(),
+            Self::Tools => tools(&filters),
+            _ => match &options.existing {
+                Some(kubeconfig) => staged.run_in(Some(kubeconfig), &filters),
+                None => staged.run_on(release, &filters),
+            },
+        }
+    }
+
+    /// How its tests are chosen, if it is made of tests.
+    fn staged(self) -> Option<Staged> {
+        match self {
+            Self::Lint | Self::Fuzz | Self::Bench => None,
+            Self::Chart => Some(Staged::Chart),
+            Self::Cluster | Self::Oldest => Some(Staged::Cluster),
+            Self::Tools => Some(Staged::Tools),
+            Self::Images => Some(Staged::Images),
+            Self::Node => Some(Staged::Node),
+            Self::Chaos => Some(Staged::Chaos),
+            Self::Pools => Some(Staged::Pools),
+            Self::Terrakube => Some(Staged::Terrakube),
         }
     }
 
@@ -154,9 +291,11 @@ fn chart() -> Result<()> {
 }
 
 /// Outside CI, each test whose program is missing is skipped and reported.
-fn tools() -> Result<()> {
-    unless_skipped("some tests of the tools", setup::opentofu::ensure())?;
-    Staged::Tools.run(&[])
+fn tools(filters: &[&str]) -> Result<()> {
+    times::spent(Part::SetUp, || {
+        unless_skipped("some tests of the tools", setup::opentofu::ensure())
+    })?;
+    Staged::Tools.run(filters)
 }
 
 /// Denies warnings with clippy's arguments, because `RUSTFLAGS` would compile the dependencies again.
@@ -194,6 +333,15 @@ mod tests {
     use super::*;
 
     #[test]
+    fn what_failed_is_named_with_the_command_that_repeats_it() {
+        assert_eq!(again_command(SUITE, "a::b"), "cargo xtask test -- a::b");
+        assert_eq!(
+            again_command("pools", "a::b"),
+            "cargo xtask test pools -- a::b"
+        );
+    }
+
+    #[test]
     fn the_modules_of_the_oldest_kubernetes_exist() {
         for module in ON_OLDEST {
             let file = format!("tests/it/{}.rs", module.replace("::", "/"));
@@ -204,27 +352,26 @@ mod tests {
     #[test]
     fn ci_runs_the_tests_and_each_stage_once() {
         let script = std::fs::read_to_string(workspace_root().join(".ci/run")).unwrap();
-        let lines = script.lines().map(str::trim);
-        let lines: Vec<_> = lines.filter(|line| !line.starts_with('#')).collect();
-        // Without `CI`, what cannot run would be skipped. The lints run beside the rest, and their failure counts too.
-        for line in [
-            "export CI=true",
-            "cargo xtask test",
-            "wait \"$beside\" || passed=false",
-        ] {
-            assert!(lines.contains(&line), "{line}");
-        }
+        let lines: Vec<_> = script.lines().collect();
+        // Without `CI`, what cannot run would be skipped.
+        assert!(lines.contains(&"export CI=true"));
+        assert!(lines.contains(&"cargo xtask test || passed=false"));
         assert_eq!(lines.last(), Some(&"$passed"));
-        let mut stages: Vec<_> = lines
+        let tests = lines
             .iter()
-            .filter_map(|line| Some(line.split_once("\"$xtask\" ci ")?.1))
-            .flat_map(|stages| {
-                stages
-                    .split(" || ")
-                    .next()
-                    .unwrap_or_default()
-                    .split_whitespace()
-            })
+            .position(|line| line.starts_with("cargo xtask test "));
+        let calls = lines.iter().enumerate();
+        let mut calls =
+            calls.filter_map(|(at, line)| Some((at, line.split_once("\"$xtask\" ci ")?.1)));
+        let (at, call) = calls.next().unwrap();
+        assert!(calls.next().is_none() && tests.unwrap() < at);
+        assert!(call.ends_with(" || passed=false"), "{call}");
+        let mut stages: Vec<_> = call
+            .split(" || ")
+            .next()
+            .unwrap()
+            .split([' ', ','])
+            .filter(|word| *word != "--beside")
             .collect();
         let mut expected: Vec<_> = Stage::value_variants()
             .iter()

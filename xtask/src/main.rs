@@ -2,6 +2,7 @@
 //! work.
 
 mod bench;
+mod binary;
 mod chaos;
 mod ci;
 mod cluster;
@@ -16,6 +17,7 @@ mod staged;
 mod suite;
 mod terminal;
 mod test;
+mod times;
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -56,7 +58,7 @@ fn main() -> ExitCode {
     let outcome = match Args::parse().command {
         Command::Setup(args) => setup::run(&args),
         Command::Test(args) => test::run(&args),
-        Command::Ci(args) => Ok(ci::run(&args)),
+        Command::Ci(args) => ci::run(&args),
         Command::Bench(args) => bench::run(&args),
         Command::Chaos(args) => chaos::run(&args),
         Command::Conformance(args) => conformance::run(&args),

@@ -11,8 +11,9 @@ use anyhow::{Context as _, Result, ensure};
 use crate::setup::kubernetes::Release;
 use crate::setup::{self, Purpose};
 use crate::skips::unless_skipped;
-use crate::suite;
+use crate::suite::{self, Selection};
 use crate::target_folder;
+use crate::times::{self, Part};
 
 /// The part that the names of its tests contain.
 pub(crate) const TESTS: &str = "real_node::";
@@ -34,10 +35,11 @@ const FIRST: &str = "\"$@\"; exit $?";
 
 /// Runs the tests with their own node, and stops it after them.
 pub(crate) fn run(only: &[&str]) -> Result<()> {
-    let Some(programs) = unless_skipped("node", programs())? else {
+    let programs = times::spent(Part::SetUp, || unless_skipped("node", programs()))?;
+    let Some(programs) = programs else {
         return Ok(());
     };
-    suite::build("node")?;
+    suite::build()?;
     let target = target_folder();
     let nodes = target.join("node");
     remove_remains(&nodes, |process| !Path::new("/proc").join(process).exists())?;
@@ -58,7 +60,12 @@ pub(crate) fn run(only: &[&str]) -> Result<()> {
         command
     };
     let only = if only.is_empty() { &[TESTS] } else { only };
-    let outcome = suite::run_tests_under(node, only);
+    let outcome = suite::run_tests(&Selection {
+        only,
+        wait: true,
+        under: Some(&node),
+        ..Selection::default()
+    });
     let removed = remove_remains(&nodes, |process| process == own);
     outcome.and(removed)
 }

@@ -8,7 +8,8 @@ use crate::node;
 use crate::setup::kubernetes::Release;
 use crate::setup::operator;
 use crate::skips::unless_skipped;
-use crate::suite::{self, run_tests};
+use crate::suite::{self, Selection, run_tests};
+use crate::times::{self, Part};
 
 /// A stage. Its word is a part of the names of its tests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -72,10 +73,15 @@ impl Staged {
             return node::run(named);
         }
         if self == Self::Cluster {
-            unless_skipped("monitors of the chart", operator::ensure())?;
+            times::spent(Part::SetUp, || {
+                unless_skipped("monitors of the chart", operator::ensure())
+            })?;
         }
         let plane = if self.has_cluster() {
-            ControlPlane::start(self.word(), release, || suite::build("control plane"))?
+            suite::build()?;
+            times::spent(Part::SetUp, || {
+                ControlPlane::start(self.word(), release, || Ok(()))
+            })?
         } else {
             None
         };
@@ -94,12 +100,13 @@ impl Staged {
             self,
             Self::Cluster | Self::Tools | Self::Pools | Self::Terrakube
         );
-        run_tests(
+        run_tests(&Selection {
             only,
-            &self.before(),
-            environment.as_slice().as_flattened(),
-            waits,
-        )
+            but: &self.before(),
+            environment: environment.as_slice().as_flattened(),
+            wait: waits,
+            under: None,
+        })
     }
 }
 

@@ -1,136 +1,177 @@
-//! Runs unit tests and journeys. Knows nothing of the stages.
+//! Builds and runs unit tests and journeys. Knows nothing of the stages.
 //!
-//! Tests use the default profile and the features of the whole workspace, so dependencies are compiled once.
+//! Tests use the default profile and the features of the whole workspace, so dependencies are compiled once. Cargo only builds
+//! them, once for all stages of a process: each call of cargo looks at every file first, and waits for others that build.
 
-use std::ffi::OsStr;
-use std::process::Command;
+use std::ffi::{OsStr, OsString};
+use std::io::BufReader;
+use std::process::{Child, Command, Stdio};
+use std::sync::{Mutex, OnceLock, PoisonError};
 use std::thread;
 
-use anyhow::{Context as _, Result};
-use serde_json::{Value, json};
+use anyhow::{Context as _, Result, bail, ensure};
+use serde_json::{Deserializer, Value};
+use tempfile::NamedTempFile;
 
-use crate::terminal::{command_line, run_stage, run_together, say};
+use crate::binary::{Binary, Words};
+use crate::terminal::{command_line, say};
+use crate::times::{self, Part, TIMES};
 use crate::{fuzz, skips, workspace_root};
 
 /// The variable with the file to which skipped tests write (`test_peers::skips`).
 const SKIPS: &str = "MAYFLY_TEST_SKIPS";
-/// Tests that measure how fast an error is reported, or how pools share the time of a hub. No other test may run at the same time.
-/// `.config/nextest.toml` lists them too.
-const ALONE: [&str; 3] = ["failure::", "wrong_inputs", "pressure::"];
-/// The targets whose tests mostly wait, for processes and for servers that are away. The other tests run beside them.
-const WAITING: [&str; 2] = ["it", "redis"];
-/// The threads for tests that mostly wait.
-const THREADS: usize = 4;
-/// The threads for tests that mostly wait and that other tests run beside, and for these tests.
-const BESIDE: [usize; 2] = [4, 4];
+/// The threads for tests that mostly wait. More of them run at a time than there are processors.
+const THREADS: usize = 6;
+/// How many binaries run at a time, where their tests belong to no stage, and the threads of each but the first.
+const AT_ONCE: usize = 3;
+const THREADS_OF_EACH: usize = 4;
+/// The binaries that take longest begin first, so that none is left over at the end.
+const FIRST: [&str; 6] = ["it", "executor", "pool_store", "redis", "services", "serve"];
 
-/// Runs the tests whose names contain one of the words of `only`, or all tests if it is empty. Tests with a word of `but` do
-/// not run. `environment` is added to the tests' environment. `waits` means that the tests of `only` mostly wait.
-pub(crate) fn run_tests(
-    only: &[&str],
-    but: &[&str],
-    environment: &[(&str, &str)],
-    waits: bool,
-) -> Result<()> {
-    let threads = if waits {
-        processors().max(THREADS)
-    } else {
-        processors()
-    };
-    let targets = if only.is_empty() {
-        test_targets()?
-    } else {
-        Vec::new()
-    };
-    let commands = test_commands(only, but, has_nextest(), threads, &targets);
-    run_commands(commands, environment)
+/// All binaries with tests, once they are built.
+static BINARIES: OnceLock<Vec<Binary>> = OnceLock::new();
+
+/// Which tests run, and how.
+#[derive(Clone, Copy, Default)]
+pub(crate) struct Selection<'s> {
+    /// Only tests with one of these words in their names. All, if there are none.
+    pub(crate) only: &'s [&'s str],
+    /// No test with one of these words.
+    pub(crate) but: &'s [&'s str],
+    pub(crate) environment: &'s [(&'s str, &'s str)],
+    /// They mostly wait, so more of them run at a time than there are processors.
+    pub(crate) wait: bool,
+    /// The command under which each binary with such tests runs.
+    pub(crate) under: Option<&'s (dyn Fn() -> Command + Sync)>,
 }
 
-/// Runs the tests whose names contain one of the words. Each command runs under the command that `beside` returns.
-pub(crate) fn run_tests_under(beside: impl Fn() -> Command, only: &[&str]) -> Result<()> {
-    let threads = processors().max(THREADS);
-    let mut commands = test_commands(only, &[], has_nextest(), threads, &[]);
-    for tests in commands.iter_mut().flatten() {
-        let mut command = beside();
-        command
-            .arg(tests.get_program())
-            .args(tests.get_args())
-            .current_dir(workspace_root());
-        for (name, value) in tests.get_envs() {
-            match value {
-                Some(value) => command.env(name, value),
-                None => command.env_remove(name),
-            };
-        }
-        *tests = command;
+/// Runs tests.
+pub(crate) fn run_tests(selection: &Selection<'_>) -> Result<()> {
+    let binaries = build()?;
+    times::spent(Part::Tests, || run_built(binaries, selection))
+}
+
+/// Builds all tests, unless this process has done so.
+pub(crate) fn build() -> Result<&'static [Binary]> {
+    if let Some(binaries) = BINARIES.get() {
+        return Ok(binaries);
     }
-    run_commands(commands, &[])
-}
-
-/// Builds all tests with the options with which they run. With other options, they would be compiled again.
-pub(crate) fn build(stage: &str) -> Result<()> {
-    run_stage(stage, &mut build_command())
+    times::spent(Part::Build, || Build::start()?.end())
 }
 
 /// Does something that mostly waits for servers, while all tests are built.
 pub(crate) fn while_building<T>(work: impl FnOnce() -> Result<T>) -> Result<T> {
-    let mut command = build_command();
-    say(&format!("\n==> build: {}", command_line(&command)));
-    let mut build = command
-        .arg("--quiet")
-        .spawn()
-        .context("could not start cargo")?;
-    let done = work();
+    let mut build = Build::start()?;
+    let done = times::spent(Part::SetUp, work);
     if done.is_err() {
-        build.kill()?;
+        build.cargo.kill()?;
+        build.cargo.wait()?;
+    } else {
+        times::spent(Part::Build, || build.end())?;
     }
-    // If it fails, the tests fail with the same errors.
-    build.wait()?;
     done
 }
 
-fn build_command() -> Command {
-    let mut command = cargo(["test", "--workspace", "--exclude", fuzz::PACKAGE]);
-    command.args(["--locked", "--all-targets", "--no-run"]);
-    command
+/// Cargo, while it builds the tests.
+struct Build {
+    line: String,
+    cargo: Child,
+    messages: thread::JoinHandle<Result<Vec<Binary>>>,
 }
 
-fn has_nextest() -> bool {
-    which::which("cargo-nextest").is_ok()
+impl Build {
+    fn start() -> Result<Self> {
+        let mut command = cargo(["test", "--workspace", "--exclude", fuzz::PACKAGE]);
+        command.args(["--locked", "--tests", "--no-run", "--quiet"]);
+        command.arg("--message-format=json-render-diagnostics");
+        let line = command_line(&command);
+        say(&format!("\n==> build: {line}"));
+        let mut child = command
+            .stdout(Stdio::piped())
+            .spawn()
+            .context("could not start cargo")?;
+        let output = child.stdout.take().context("its output is a pipe")?;
+        let messages = thread::spawn(move || {
+            let messages = Deserializer::from_reader(BufReader::new(output)).into_iter();
+            let mut binaries = Vec::new();
+            for message in messages {
+                let message: Value = message.context("cargo printed no JSON")?;
+                binaries.extend(Binary::of(&message));
+            }
+            Ok(binaries)
+        });
+        Ok(Self {
+            line,
+            cargo: child,
+            messages,
+        })
+    }
+
+    fn end(mut self) -> Result<&'static [Binary]> {
+        let built = self
+            .messages
+            .join()
+            .unwrap_or_else(|_| bail!("a thread panicked"));
+        let status = self.cargo.wait()?;
+        ensure!(status.success(), "`{}` failed ({status})", self.line);
+        let mut built = built.with_context(|| format!("could not read from `{}`", self.line))?;
+        ensure!(!built.is_empty(), "`{}` built no tests", self.line);
+        built.sort_by(|one, other| one.name.cmp(&other.name));
+        Ok(BINARIES.get_or_init(|| built))
+    }
 }
 
 fn processors() -> usize {
     thread::available_parallelism().map_or(1, usize::from)
 }
 
-/// The names of all targets with tests that are not in a library or a program.
-fn test_targets() -> Result<Vec<String>> {
-    let mut command = cargo(["metadata", "--format-version=1", "--no-deps", "--locked"]);
-    let output = command.output().context("could not start cargo")?;
-    let metadata: Value =
-        serde_json::from_slice(&output.stdout).context("cargo metadata printed no JSON")?;
-    let packages = metadata["packages"].as_array().into_iter().flatten();
-    let targets = packages.filter_map(|package| package["targets"].as_array());
-    let tests = targets
-        .flatten()
-        .filter(|target| target["kind"] == json!(["test"]));
-    Ok(tests
-        .filter_map(|target| Some(target["name"].as_str()?.to_owned()))
-        .collect())
-}
-
-/// Runs commands one after another, and those of a group at the same time.
-fn run_commands(groups: Vec<Vec<Command>>, environment: &[(&str, &str)]) -> Result<()> {
-    let file = tempfile::NamedTempFile::new()?;
-    let mut outcome = Ok(());
-    for mut commands in groups {
-        for command in &mut commands {
-            command.envs(environment.iter().copied());
-            command.env(SKIPS, file.path());
-        }
-        // All commands run even if one fails, so that all failures are reported.
-        outcome = outcome.and(run_together("tests", &mut commands));
-    }
+fn run_built(binaries: &[Binary], selection: &Selection<'_>) -> Result<()> {
+    let file = NamedTempFile::new()?;
+    let skips = (SKIPS, file.path().into());
+    let times = times::file().map(|file| (TIMES, file.into()));
+    let own = selection.environment.iter();
+    let own = own.map(|(name, value)| (*name, OsString::from(*value)));
+    let environment: Vec<_> = own.chain([skips]).chain(times).collect();
+    let words = Words {
+        only: selection.only,
+        but: selection.but,
+    };
+    let run = |binary: &Binary, threads, aside| {
+        let passed = !binary.has(words)? || {
+            let under = selection.under.map(|under| under());
+            binary.run(words, threads, under, &environment, aside)?
+        };
+        anyhow::Ok((!passed).then(|| binary.name.clone()))
+    };
+    // All binaries run even if one fails, so that all failures are reported.
+    let failed = if selection.only.is_empty() {
+        let waiting = Mutex::new(in_order(binaries).into_iter());
+        let worker = || {
+            let mut failed = Vec::new();
+            loop {
+                let next = waiting
+                    .lock()
+                    .unwrap_or_else(PoisonError::into_inner)
+                    .next();
+                let Some(binary) = next else { break };
+                let is_first = binary.name == FIRST[0];
+                let threads = if is_first { THREADS } else { THREADS_OF_EACH };
+                failed.extend(run(binary, threads, !is_first)?);
+            }
+            anyhow::Ok(failed)
+        };
+        thread::scope(|scope| {
+            let workers: Vec<_> = (0..AT_ONCE).map(|_| scope.spawn(worker)).collect();
+            let ends = workers.into_iter().map(thread::ScopedJoinHandle::join);
+            let ends = ends.map(|end| end.unwrap_or_else(|_| bail!("a thread panicked")));
+            anyhow::Ok(ends.collect::<Result<Vec<_>>>()?.concat())
+        })?
+    } else {
+        let threads = if selection.wait { THREADS } else { 0 };
+        let threads = threads.max(processors());
+        let ends = binaries.iter().map(|binary| run(binary, threads, false));
+        ends.filter_map(Result::transpose).collect::<Result<_>>()?
+    };
     let skipped = skipped(&std::fs::read_to_string(file.path())?);
     say(&format!(
         "\n==> skipped tests: {}{}",
@@ -138,7 +179,20 @@ fn run_commands(groups: Vec<Vec<Command>>, environment: &[(&str, &str)]) -> Resu
         skips::list(&skipped)
     ));
     skipped.into_iter().for_each(skips::note);
-    outcome
+    ensure!(failed.is_empty(), "tests failed in {}", failed.join(", "));
+    Ok(())
+}
+
+/// The binaries in the order in which they begin.
+fn in_order(binaries: &[Binary]) -> Vec<&Binary> {
+    let mut ordered: Vec<_> = binaries.iter().collect();
+    ordered.sort_by_key(|binary| {
+        let mut first = FIRST.iter();
+        first
+            .position(|name| *name == binary.name)
+            .unwrap_or(FIRST.len())
+    });
+    ordered
 }
 
 /// The skipped tests and their reasons, from the lines of `test_peers::skips`.
@@ -149,57 +203,6 @@ fn skipped(lines: &str) -> Vec<String> {
         .collect();
     skipped.sort_unstable();
     skipped
-}
-
-/// The commands that run the tests, in groups that run one after another. Each test runs in one of them. `named` is the number
-/// of threads for the tests of `only`. `targets` are the names of all targets with tests.
-fn test_commands(
-    only: &[&str],
-    but: &[&str],
-    nextest: bool,
-    named: usize,
-    targets: &[String],
-) -> Vec<Vec<Command>> {
-    if nextest {
-        let command = cargo(["nextest", "run", "--workspace", "--locked", "--"]);
-        return vec![vec![with_words(command, only, but)]];
-    }
-    let test = |targets: &[&str], threads: usize| {
-        let mut command = cargo(["test", "--workspace", "--locked"]);
-        // They would start the fuzz targets without a limit.
-        command.args(["--exclude", fuzz::PACKAGE]).args(targets);
-        // All tests run even if one fails, as in the settings of nextest.
-        command.args(["--no-fail-fast", "--"]);
-        command.arg(format!("--test-threads={threads}"));
-        command
-    };
-    if !only.is_empty() {
-        let command = test(&["--all-targets"], named);
-        return vec![vec![with_words(command, only, but)]];
-    }
-    let mut others = vec!["--lib", "--bins", "--examples", "--benches"];
-    let is_waiting = |target: &&String| WAITING.contains(&target.as_str());
-    for target in targets.iter().filter(|target| !is_waiting(target)) {
-        others.extend(["--test", target]);
-    }
-    let waiting = WAITING.map(|target| ["--test", target]);
-    let [of_waiting, of_others] = BESIDE;
-    let together = [
-        test(waiting.as_flattened(), of_waiting),
-        test(&others, of_others),
-    ];
-    vec![
-        together
-            .map(|command| with_words(command, &[], &[&ALONE, but].concat()))
-            .into(),
-        vec![with_words(test(&["--all-targets"], 1), &ALONE, but)],
-    ]
-}
-
-fn with_words(mut command: Command, only: &[&str], but: &[&str]) -> Command {
-    command.args(only);
-    command.args(but.iter().flat_map(|word| ["--skip", word]));
-    command
 }
 
 pub(crate) fn cargo<I: IntoIterator<Item: AsRef<OsStr>>>(args: I) -> Command {
@@ -222,13 +225,9 @@ pub(crate) fn cargo<I: IntoIterator<Item: AsRef<OsStr>>>(args: I) -> Command {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use serde_json::json;
 
-    fn lines(only: &[&str], but: &[&str], nextest: bool) -> Vec<String> {
-        let targets = ["it", "redis", "run"].map(str::to_owned);
-        let commands = test_commands(only, but, nextest, 2, &targets);
-        commands.iter().flatten().map(command_line).collect()
-    }
+    use super::*;
 
     #[test]
     fn cargo_is_called_as_on_the_command_line() {
@@ -239,51 +238,18 @@ mod tests {
     }
 
     #[test]
-    fn what_one_command_leaves_out_another_runs() {
-        let [waiting, others, alone] = &lines(&[], &["chart::"], false)[..] else {
-            panic!("not three commands");
+    fn what_takes_longest_begins_first() {
+        let binary = |name: &str| {
+            let message = json!({"profile": {"test": true}, "manifest_path": "/w/Cargo.toml",
+                                 "target": {"name": name}, "executable": "/w/it"});
+            Binary::of(&message).unwrap()
         };
-        let both = " --test it --test redis --no-fail-fast ";
-        assert!(waiting.contains(both), "{waiting}");
-        for target in WAITING {
-            assert!(!others.contains(&format!(" --test {target} ")), "{others}");
-        }
-        for kind in ["--lib", "--bins", "--examples", "--benches", "--test run"] {
-            assert!(others.contains(&format!(" {kind} ")), "{kind}: {others}");
-        }
-        for line in [waiting, others] {
-            let but = " --skip failure:: --skip wrong_inputs --skip pressure:: --skip chart::";
-            assert!(line.ends_with(but), "{line}");
-        }
-        assert!(
-            alone.ends_with(" --test-threads=1 failure:: wrong_inputs pressure:: --skip chart::"),
-            "{alone}"
-        );
-    }
-
-    #[test]
-    fn targets_with_tests_are_known() {
-        let targets = test_targets().unwrap();
-        for target in ["it", "redis", "run", "serve"] {
-            assert!(targets.iter().any(|name| name == target), "{targets:?}");
-        }
-    }
-
-    #[test]
-    fn tests_that_are_named_are_run_by_one_command_whatever_fails_before_them() {
-        let named = lines(&["plan"], &[], false);
-        let [line] = &named[..] else {
-            panic!("{named:?}");
-        };
-        assert!(line.contains(" --no-fail-fast -- "), "{line}");
-        assert!(line.ends_with(" plan"), "{line}");
-    }
-
-    #[test]
-    fn nextest_gets_the_same_arguments() {
-        let lines = lines(&["plan"], &["chart::"], true);
-        assert_eq!(lines.len(), 1);
-        assert!(lines[0].ends_with(" -- plan --skip chart::"), "{lines:?}");
+        let binaries = ["agent", "executor", "hub", "it"].map(binary);
+        let ordered: Vec<_> = in_order(&binaries)
+            .iter()
+            .map(|binary| binary.name.as_str())
+            .collect();
+        assert_eq!(ordered, ["it", "executor", "agent", "hub"]);
     }
 
     #[test]

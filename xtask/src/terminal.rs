@@ -1,6 +1,6 @@
 //! Prints the commands that run, and how long they take.
 
-use std::io::{self, Seek as _};
+use std::io;
 use std::process::Command;
 use std::thread;
 use std::time::{Duration, Instant};
@@ -37,33 +37,6 @@ pub(crate) fn run_stage(name: &str, command: &mut Command) -> Result<()> {
     }
     complain(&format!("==> {name}: {seconds:.1} s"));
     Ok(())
-}
-
-/// Runs commands at the same time. The output of the first one is shown while it runs, and that of the others afterwards.
-pub(crate) fn run_together(name: &str, commands: &mut [Command]) -> Result<()> {
-    let Some((first, others)) = commands.split_first_mut() else {
-        return Ok(());
-    };
-    thread::scope(|scope| {
-        let running: Vec<_> = others
-            .iter_mut()
-            .map(|command| {
-                let output = tempfile::tempfile()?;
-                command
-                    .stdout(output.try_clone()?)
-                    .stderr(output.try_clone()?);
-                anyhow::Ok((output, scope.spawn(|| run_stage(name, command))))
-            })
-            .collect::<Result<_>>()?;
-        let mut outcome = run_stage(name, first);
-        for (mut output, other) in running {
-            let other = other.join().unwrap_or_else(|_| bail!("a thread panicked"));
-            output.rewind()?;
-            io::copy(&mut output, &mut io::stdout())?;
-            outcome = outcome.and(other);
-        }
-        outcome
-    })
 }
 
 /// The pauses before a failed download is repeated.
@@ -149,25 +122,6 @@ mod tests {
             error.to_string().contains("/nonexistent/program"),
             "{error}"
         );
-    }
-
-    #[test]
-    fn commands_run_at_the_same_time_and_each_can_fail() {
-        for (codes, works) in [([0, 0], true), ([1, 0], false), ([0, 1], false)] {
-            let folder = tempfile::tempdir().unwrap();
-            let waits_for = |other: &str, own: &str, code: u8| {
-                let mut command = Command::new("timeout");
-                let script =
-                    format!("> {own}; until [ -e {other} ]; do sleep 0.01; done; exit {code}");
-                command
-                    .args(["20", "bash", "-c", &script])
-                    .current_dir(&folder);
-                command
-            };
-            let mut commands = [waits_for("b", "a", codes[0]), waits_for("a", "b", codes[1])];
-            let outcome = run_together("two", &mut commands);
-            assert_eq!(outcome.is_ok(), works, "{codes:?}: {outcome:?}");
-        }
     }
 
     #[test]

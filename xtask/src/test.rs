@@ -1,77 +1,121 @@
-//! `cargo xtask test`: unit tests and journeys, without the tests that the stages of `cargo xtask ci` run.
+//! `cargo xtask test`: unit tests and journeys, without the tests that the stages of `cargo xtask ci` run. Or the named stages.
+//! Either of them several times, also on a busy machine.
 
-use std::process::ExitCode;
-use std::time::Instant;
+use std::num::NonZeroUsize;
+use std::process::{Child, Command, ExitCode, Stdio};
+use std::thread;
 
-use anyhow::{Result, bail};
+use anyhow::{Context as _, Result};
 
+use crate::ci::{End, Options, Stage};
 use crate::setup::kubernetes::Release;
 use crate::setup::{self, Purpose};
-use crate::staged::Staged;
-use crate::suite::{self, run_tests};
-use crate::terminal::say;
-use crate::{cluster, skips, staged};
+use crate::suite::{self, Selection, run_tests};
+use crate::terminal::{complain, say};
+use crate::times::SUITE;
+use crate::{cluster, staged};
+
+/// Keeps one processor busy for as long as the process that started it lives.
+const LOOP: &str =
+    "while kill -0 $PPID; do i=0; while [ $i -lt 100000 ]; do i=$((i+1)); done; done";
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
-    /// Do not check the programs that the tests need
-    #[arg(long)]
+    /// Do not check the programs that the tests need; stages always do
+    #[arg(long, conflicts_with = "stages")]
     no_setup: bool,
-    /// Run the tests that need a cluster, or those on a real node
+    /// Run these stages of `cargo xtask ci` instead of the tests that belong to no stage
     #[arg(value_enum)]
-    part: Option<Part>,
+    stages: Vec<Stage>,
+    /// Run them so many times, and say how often each failed
+    #[arg(long, value_name = "N", default_value = "1")]
+    repeat: NonZeroUsize,
+    /// Keep all processors busy meanwhile, as on a machine that others use too
+    #[arg(long)]
+    busy: bool,
     /// Use the cluster of `KUBECONFIG` instead of a new control plane
-    #[arg(long, requires = "part")]
+    #[arg(long, requires = "stages")]
     existing: bool,
     /// Use the release of Kubernetes with this minor instead of the newest
-    #[arg(long, value_name = "MINOR", value_parser = Release::of, requires = "part", conflicts_with = "existing")]
+    #[arg(long, value_name = "MINOR", value_parser = Release::of, requires = "stages", conflicts_with = "existing")]
     kubernetes: Option<Release>,
-    /// Run only tests whose names contain one of these, also the tests of the stages of `cargo xtask ci`
+    /// Run only tests whose names contain one of these; without a stage, those of all stages too
     #[arg(last = true)]
     filters: Vec<String>,
 }
 
-#[derive(Clone, Copy, Debug, clap::ValueEnum)]
-enum Part {
-    /// With the control plane of Kubernetes
-    Cluster,
-    /// On a node with a real kubelet; needs root
-    Node,
+pub(crate) fn run(args: &Args) -> Result<ExitCode> {
+    let options = Options {
+        filters: args.filters.clone(),
+        existing: args.existing.then(cluster::existing).transpose()?,
+        release: args.kubernetes,
+    };
+    let _load = args.busy.then(Load::start).transpose()?;
+    let mut ends = Vec::new();
+    for _ in 0..args.repeat.get() {
+        if args.stages.is_empty() {
+            ends.push(End::of(SUITE, || suite(args))?);
+        }
+        for stage in &args.stages {
+            ends.push(End::of(&stage.name(), || stage.run(&options))?);
+        }
+    }
+    let passed = ends.iter().filter(|end| end.passed).count();
+    if ends.len() > 1 {
+        let lines: Vec<_> = ends.iter().map(|end| end.line.as_str()).collect();
+        say(&format!(
+            "\n{}\n==> passed {passed} of {}",
+            lines.join("\n"),
+            ends.len()
+        ));
+    }
+    Ok(if passed == ends.len() {
+        ExitCode::SUCCESS
+    } else {
+        ExitCode::FAILURE
+    })
 }
 
-pub(crate) fn run(args: &Args) -> Result<ExitCode> {
-    let started = Instant::now();
+/// The tests that belong to no stage, or all with the words that were asked for.
+fn suite(args: &Args) -> Result<()> {
     if !args.no_setup {
-        // The tests install the chart in a cluster.
-        let needed: &[Purpose] = match args.part {
-            Some(_) => &[Purpose::Tests, Purpose::Chart],
-            None => &[Purpose::Tests],
-        };
-        suite::while_building(|| setup::ensure(needed))?;
+        suite::while_building(|| setup::ensure(&[Purpose::Tests]))?;
     }
     let filters: Vec<_> = args.filters.iter().map(String::as_str).collect();
-    match args.part {
-        Some(Part::Cluster) if args.existing => {
-            Staged::Cluster.run_in(Some(&cluster::existing()?), &filters)?;
+    let of_stages = staged::words();
+    run_tests(&Selection {
+        only: &filters,
+        // What is named is run, whichever stage it belongs to.
+        but: if filters.is_empty() { &of_stages } else { &[] },
+        ..Selection::default()
+    })
+}
+
+/// A process for each processor that does nothing else. Ended on drop.
+struct Load(Vec<Child>);
+
+impl Load {
+    fn start() -> Result<Self> {
+        let count = thread::available_parallelism().map_or(1, usize::from);
+        let mut load = Self(Vec::new());
+        for _ in 0..count {
+            let process = Command::new("sh")
+                .args(["-c", LOOP])
+                .stderr(Stdio::null())
+                .spawn();
+            load.0.push(process.context("no shell")?);
         }
-        Some(Part::Cluster) => {
-            let release = args.kubernetes.unwrap_or(Release::NEWEST);
-            Staged::Cluster.run_on(release, &filters)?;
-        }
-        Some(Part::Node) if args.kubernetes.is_some() => {
-            bail!("the node is of the newest release: leave out `--kubernetes`")
-        }
-        Some(Part::Node) if args.existing => {
-            bail!("the tests always start their own node: leave out `--existing`")
-        }
-        Some(Part::Node) => Staged::Node.run(&filters)?,
-        None if filters.is_empty() => run_tests(&[], &staged::words(), &[], false)?,
-        None => run_tests(&filters, &[], &[], false)?,
+        Ok(load)
     }
-    say(&format!(
-        "==> all of it: {}, {:.1} s",
-        skips::verdict(false, &skips::take()),
-        started.elapsed().as_secs_f64()
-    ));
-    Ok(ExitCode::SUCCESS)
+}
+
+impl Drop for Load {
+    fn drop(&mut self) {
+        for process in &mut self.0 {
+            let ended = process.kill().and_then(|()| process.wait());
+            if let Err(error) = ended {
+                complain(&format!("a busy process may still run: {error}"));
+            }
+        }
+    }
 }

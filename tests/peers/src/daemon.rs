@@ -11,6 +11,7 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
 use crate::evidence;
+use crate::times::Start;
 use crate::wait::DEADLINE;
 
 /// A running program.
@@ -26,6 +27,7 @@ impl Daemon {
         command: &mut Command,
         ready: impl Fn(&str) -> Option<T>,
     ) -> io::Result<(Self, T)> {
+        let start = Start::of(command);
         let mut child = command
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
@@ -49,6 +51,7 @@ impl Daemon {
                 io::Error::other(text)
             })?;
             if let Some(ready) = ready(&line) {
+                start.ready()?;
                 return Ok((daemon, ready));
             }
         }

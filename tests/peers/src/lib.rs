@@ -31,6 +31,7 @@ pub mod secrets_manager;
 pub mod skips;
 pub mod sshd;
 pub mod terraform;
+mod times;
 pub mod vault_aws;
 pub mod wait;
 

@@ -14,6 +14,7 @@ use tempfile::TempDir;
 
 use crate::daemon::Daemon;
 use crate::port::Port;
+use crate::times::Start;
 
 /// The id of the user `nobody`. PostgreSQL refuses to run as root.
 const NOBODY: u32 = 65_534;
@@ -152,9 +153,10 @@ fn program(programs: &Path, name: &str) -> Command {
 }
 
 fn run(command: &mut Command) -> io::Result<()> {
+    let start = Start::of(command);
     let output = command.stdin(Stdio::null()).output()?;
     if output.status.success() {
-        return Ok(());
+        return start.ready();
     }
     let said = String::from_utf8_lossy(&output.stderr);
     Err(io::Error::other(format!("{command:?}: {said}")))

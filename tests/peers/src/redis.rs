@@ -13,6 +13,7 @@ use tempfile::TempDir;
 
 use crate::evidence;
 use crate::port::Port;
+use crate::times::Start;
 use crate::wait::{self, DEADLINE};
 
 /// For how many milliseconds a sentinel bears the silence of a server, until it loses its patience and then.
@@ -388,13 +389,14 @@ fn find(program: &str) -> io::Result<PathBuf> {
 
 /// Starts a server and waits until it says that it is ready.
 fn start(mut command: Command, ready: &'static str) -> io::Result<Child> {
+    let start = Start::of(&command);
     let mut process = command
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
         .stderr(Stdio::null())
         .spawn()?;
     let output = process.stdout.take().expect("it is piped");
-    match wait_for_line(output, ready) {
+    match wait_for_line(output, ready).and_then(|()| start.ready()) {
         Ok(()) => Ok(process),
         Err(error) => {
             drop(process.kill());

@@ -7,12 +7,11 @@ use std::process::{Command, Stdio};
 use std::time::Instant;
 
 use anyhow::{Context as _, Result, ensure};
-use nix::sys::resource::{UsageWho, getrusage};
-use nix::sys::time::TimeVal;
 use serde_json::{Deserializer, Value};
 
 use crate::report::{Goal, Measurement};
 use crate::terminal::{command_line, complain};
+use crate::times::processor_seconds;
 use crate::workspace_root;
 
 /// How many crates are listed.
@@ -112,14 +111,6 @@ fn crates(timings: &str) -> Result<Vec<(String, f64)>> {
     let mut crates: Vec<_> = crates.into_iter().collect();
     crates.sort_by(|one, other| other.1.total_cmp(&one.1));
     Ok(crates)
-}
-
-/// The processor time of all ended child processes and their children.
-fn processor_seconds() -> Result<f64> {
-    let usage = getrusage(UsageWho::RUSAGE_CHILDREN).context("no processor time")?;
-    #[expect(clippy::cast_precision_loss, reason = "below 2^52")]
-    let seconds = |time: TimeVal| time.tv_sec() as f64 + time.tv_usec() as f64 / 1e6;
-    Ok(seconds(usage.user_time()) + seconds(usage.system_time()))
 }
 
 #[cfg(test)]
