@@ -15,6 +15,7 @@ mod conditions;
 
 use std::fs;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use artifact_store::{
@@ -34,6 +35,7 @@ use test_peers::http::{Request, Response, Server};
 use test_peers::proxy::{Moment, Proxy};
 use test_peers::s3::{self, S3};
 use test_peers::wait;
+use tokio_util::io::InspectReader;
 use url::Url;
 
 /// More than two parts, and no multiple of a part.
@@ -442,6 +444,66 @@ async fn a_service_that_goes_away_in_the_middle_of_an_upload_leaves_no_object() 
         |request: &Request| request.method == "POST" && request.query.contains("uploadId");
     assert!(!asked.iter().any(is_completed));
     assert!(asked.iter().any(|request| request.method == "DELETE"));
+}
+
+/// A service of S3 that notes the length of each part, and how much of the content was read when it came.
+fn s3_that_notes(read: &Arc<AtomicUsize>) -> (Server, Arc<Mutex<Vec<(usize, usize)>>>) {
+    let noted = Arc::<Mutex<Vec<_>>>::default();
+    let (read, parts) = (Arc::clone(read), Arc::clone(&noted));
+    let server = Server::start(move |request| match request.method.as_str() {
+        "POST" if request.query.starts_with("uploads") => Response::new(
+            200,
+            "<InitiateMultipartUploadResult><UploadId>u</UploadId></InitiateMultipartUploadResult>",
+        ),
+        "POST" => Response::new(
+            200,
+            "<CompleteMultipartUploadResult><ETag>e</ETag></CompleteMultipartUploadResult>",
+        ),
+        _ => {
+            let part = (request.body.len(), read.load(Ordering::SeqCst));
+            parts.lock().unwrap().push(part);
+            Response::new(200, "").with_header("ETag", "\"e\"")
+        }
+    });
+    (server.unwrap(), noted)
+}
+
+#[tokio::test]
+async fn memory_holds_one_small_part_of_an_object() {
+    const PART: usize = 5 * 1024 * 1024;
+    let read = Arc::<AtomicUsize>::default();
+    let (server, noted) = s3_that_notes(&read);
+    let settings = s3_at(&server.url(), "b", "AKIA", "hunter2");
+    let key = ObjectKey::plan("o", "w", "1", "s");
+    let whole = vec![7; LARGE];
+
+    let Upload { content, digest } = upload(&whole, &whole);
+    let content = InspectReader::new(content, move |bytes: &[u8]| {
+        read.fetch_add(bytes.len(), Ordering::SeqCst);
+    });
+    let upload = Upload {
+        content: Box::new(content),
+        digest,
+    };
+    let _ = rustls::crypto::ring::default_provider().install_default();
+    let served = ServedStore::open(&settings, &timing()).unwrap();
+    let stored = served.put(&key, upload, &Condition::Any).await;
+    stored.unwrap();
+    let parts = std::mem::take(&mut *noted.lock().unwrap());
+    let mut sent = 0;
+    for (length, read) in parts {
+        sent += length;
+        assert!(length <= PART, "{length}");
+        assert_eq!(read, sent);
+    }
+    assert_eq!(sent, LARGE);
+
+    let folder = tempfile::tempdir().unwrap();
+    let source = folder.path().join("large");
+    fs::write(&source, whole).unwrap();
+    open(settings).put_file(&key, &source).await.unwrap();
+    let lengths: Vec<_> = noted.lock().unwrap().iter().map(|part| part.0).collect();
+    assert_eq!(lengths, [PART, PART, PART, LARGE - 3 * PART]);
 }
 
 #[tokio::test]

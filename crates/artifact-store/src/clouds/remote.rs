@@ -5,8 +5,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use bytes::Bytes;
-use futures_util::stream::FuturesUnordered;
+use bytes::{BufMut as _, Bytes, BytesMut};
 use futures_util::{StreamExt as _, TryStreamExt as _};
 use job_contract::keys::ObjectKey;
 use object_store::path::Path as Location;
@@ -31,27 +30,11 @@ use super::conditional::Writers;
 use super::connector::Connector;
 use super::meaning::{Meaning, meaning};
 
-const MIB: usize = 1024 * 1024;
-
-/// How an object is sent. Smaller objects than a part are stored with one request. Memory holds the parts in flight and the
-/// one that is being read.
-#[derive(Clone, Copy, Debug)]
-struct Parts {
-    bytes: usize,
-    in_flight: usize,
-}
-
-impl Parts {
-    const OF_FILE: Self = Self {
-        bytes: 8 * MIB,
-        in_flight: 3,
-    };
-    /// One process passes on many uploads. No part of S3 may be smaller, except the last.
-    const OF_UPLOAD: Self = Self {
-        bytes: 5 * MIB,
-        in_flight: 1,
-    };
-}
+/// Larger objects are sent in parts, one after the other, so that memory holds only one. No part of S3 may be smaller, except the
+/// last.
+const PART_BYTES: usize = 5 * 1024 * 1024;
+/// What is read of a file at a time. Memory holds it beside the part.
+const READ_AHEAD_BYTES: usize = 256 * 1024;
 
 /// The longest time to delete the parts of a failed upload.
 const ABORT_TIME: Duration = Duration::from_secs(5);
@@ -123,7 +106,7 @@ impl Remote {
     pub(crate) async fn put_file(&self, name: &str, path: &Path) -> Result<(), StoreError> {
         let mut source = Source::file(path)?;
         let first = source.part().await?;
-        if first.len() < source.parts.bytes {
+        if first.len() < PART_BYTES {
             return self.put(name, first).await;
         }
         self.put_parts(name, first, source).await
@@ -140,7 +123,7 @@ impl Remote {
         let mut source = Source::upload(upload, object);
         let first = source.part().await?;
         let under = self.under(condition)?;
-        if first.len() < source.parts.bytes {
+        if first.len() < PART_BYTES {
             under.put(name, first).await
         } else if *condition == Condition::Any || self.writers.cover_parts() {
             under.put_parts(name, first, source).await
@@ -359,7 +342,8 @@ pub(crate) fn found(key: Option<ObjectKey>, reference: &str) -> Result<ObjectKey
 struct Source {
     content: Box<dyn AsyncRead + Send + Unpin>,
     failed: Box<dyn Fn(io::Error) -> StoreError + Send + Sync>,
-    parts: Parts,
+    /// The memory of the part, for all parts in turn.
+    buffer: BytesMut,
     /// What the content must be, and what was read of it.
     check: Option<Check>,
 }
@@ -367,11 +351,12 @@ struct Source {
 impl Source {
     fn file(path: &Path) -> Result<Self, StoreError> {
         let failed = StoreError::read(SOURCE, path);
-        let file = regular_file::open(path).map_err(&failed)?;
+        let mut file = File::from_std(regular_file::open(path).map_err(&failed)?);
+        file.set_max_buf_size(READ_AHEAD_BYTES);
         Ok(Self {
-            content: Box::new(File::from_std(file)),
+            content: Box::new(file),
             failed: Box::new(failed),
-            parts: Parts::OF_FILE,
+            buffer: BytesMut::new(),
             check: None,
         })
     }
@@ -381,7 +366,7 @@ impl Source {
         Self {
             content: upload.content,
             failed: Box::new(StoreError::broken),
-            parts: Parts::OF_UPLOAD,
+            buffer: BytesMut::new(),
             check: Some(check),
         }
     }
@@ -389,22 +374,25 @@ impl Source {
     /// The next part. Only the last part may be shorter, or empty. The last one of an upload is an error if the upload is not
     /// what its sender has declared.
     async fn part(&mut self) -> Result<Bytes, StoreError> {
-        // A vector that grows would take twice as much.
-        let mut part = Vec::with_capacity(self.parts.bytes + 64);
-        (&mut self.content)
-            .take(self.parts.bytes as u64)
-            .read_to_end(&mut part)
-            .await
-            .map_err(&self.failed)?;
+        // Reuses the memory of the part before, which has been sent. A new allocation could be elsewhere, and take as much again.
+        self.buffer.reserve(PART_BYTES);
+        let mut space = (&mut self.buffer).limit(PART_BYTES);
+        while space.has_remaining_mut() {
+            let read = self.content.read_buf(&mut space).await;
+            if read.map_err(&self.failed)? == 0 {
+                break;
+            }
+        }
+        let part = self.buffer.split().freeze();
         if let Some(check) = &mut self.check {
             check.update(&part)?;
         }
-        if part.len() < self.parts.bytes
+        if part.len() < PART_BYTES
             && let Some(check) = self.check.take()
         {
             check.finish()?;
         }
-        Ok(part.into())
+        Ok(part)
     }
 }
 
@@ -418,21 +406,12 @@ async fn send_parts(
     first: Bytes,
     source: &mut Source,
 ) -> Result<(), PartError> {
-    let mut in_flight = FuturesUnordered::new();
     let mut part = first;
     while !part.is_empty() {
-        if in_flight.len() == source.parts.in_flight {
-            in_flight.try_next().await.map_err(PartError::Store)?;
-        }
-        in_flight.push(upload.put_part(part.into()));
+        let sent = upload.put_part(part.into()).await;
+        sent.map_err(PartError::Store)?;
         part = source.part().await.map_err(PartError::Source)?;
     }
-    while in_flight
-        .try_next()
-        .await
-        .map_err(PartError::Store)?
-        .is_some()
-    {}
     Ok(())
 }
 

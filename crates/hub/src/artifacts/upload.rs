@@ -26,8 +26,8 @@ use crate::pool_turns::{Limits, PoolTurn, PoolTurns};
 use crate::relay::{Place, Turn};
 use crate::shares::{Share, Shares};
 
-/// Large contents at a time, and those of one pool. Each takes 10 MiB: the part that is sent, and the one that is read. No pool
-/// takes all of them.
+/// Large contents at a time, and those of one pool. Each takes 5 MiB: the part that is read, and then sent. No pool takes all of
+/// them.
 const CONTENTS: Limits = Limits {
     shared: 3,
     of_a_pool: 2,

@@ -31,8 +31,10 @@ const LOOK_BACK: usize = 500;
 const COPIED: usize = 32;
 /// How long after the first line the platform may still delete the stream. Its lock on a job that it dispatches lasts 90 s.
 const DISPATCH_LIMIT: Duration = Duration::from_mins(2);
-/// How many bytes of first lines are kept for that. A run with more has written for a while.
-const KEPT_BYTES: usize = 1024 * 1024;
+/// How much of the first lines is kept for that: of each its text and [`LINE_BYTES`]. A run with more has written for a while.
+const KEPT_BYTES: u64 = 1024 * 1024;
+/// How many lines are sent at a time. Each takes about 2 KiB on its way, however short it is.
+const SENT_LINES: usize = 1000;
 /// The pauses between two checks of the stream.
 const FIRST_PAUSE: Duration = Duration::from_millis(100);
 const LONGEST_PAUSE: Duration = Duration::from_secs(5);
@@ -68,7 +70,7 @@ struct Beginning {
     since: Option<Instant>,
     /// With their numbers.
     lines: Vec<(u64, Box<[u8]>)>,
-    bytes: usize,
+    bytes: u64,
     pause: Duration,
 }
 
@@ -90,7 +92,7 @@ impl Beginning {
     fn keep(&mut self, first_line: u64, lines: &[&[u8]]) {
         self.since.get_or_insert_with(Instant::now);
         for (number, line) in (first_line..).zip(lines) {
-            self.bytes += line.len() + size_of::<(u64, Box<[u8]>)>();
+            self.bytes += line.len() as u64 + LINE_BYTES;
             self.lines.push((number, (*line).into()));
         }
     }
@@ -161,7 +163,8 @@ impl RedisSink {
     }
 
     async fn add(&mut self, batch: Batch<'_>) -> Result<usize, RedisError> {
-        let lines: Vec<&[u8]> = batch.text.split_inclusive(|byte| *byte == b'\n').collect();
+        let lines = batch.text.split_inclusive(|byte| *byte == b'\n');
+        let lines: Vec<&[u8]> = lines.take(SENT_LINES).collect();
         let entries: Vec<_> = (batch.first_line..)
             .zip(&lines)
             .map(|(number, line)| self.stream.entry(number, line))
@@ -186,7 +189,7 @@ impl RedisSink {
                 Ok(appended) => {
                     self.state = State::Known(appended.last_id.or(position));
                     self.keep(batch.first_line, &lines);
-                    return Ok(batch.text.len());
+                    return Ok(lines.iter().map(|line| line.len()).sum());
                 }
                 Err(error) => {
                     self.state = State::InDoubt(position);

@@ -152,6 +152,30 @@ async fn a_second_step_goes_on_where_the_first_one_ended() {
     assert_eq!(seen, [("1", "step 0"), ("1", "step 1")]);
 }
 
+/// A short line takes much more memory on its way than its text.
+#[test]
+fn a_batch_of_short_lines_is_sent_in_parts() {
+    let server = RedisServer::start().unwrap();
+    let mut sink = redis_sink(redis_at(&server));
+    let text = [b'\n'; 2500];
+    let mut left = &text[..];
+    let mut taken = Vec::new();
+    while !left.is_empty() {
+        let batch = Batch {
+            text: left,
+            first_line: 2501 - left.len() as u64,
+            is_over: true,
+        };
+        let length = sink.deliver(batch).unwrap();
+        left = &left[length..];
+        taken.push(length);
+    }
+    assert_eq!(taken, [1000, 1000, 500]);
+    let entries = stream(&mut server.connect().unwrap(), "412");
+    let numbers = entries.iter().map(|entry| entry.field("lineNumber"));
+    assert!(numbers.eq((1..=2500).map(|number: u32| number.to_string())));
+}
+
 #[tokio::test]
 async fn first_lines_that_the_platform_deletes_late_are_written_again() {
     let server = RedisServer::start().unwrap();
