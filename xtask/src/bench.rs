@@ -17,7 +17,7 @@ use anyhow::{Context as _, Result, ensure};
 
 use crate::report::{self, Goal, Measurement};
 use crate::terminal::{command_line, complain, say};
-use crate::{skips, target_folder, workspace_root};
+use crate::{fuzz, skips, target_folder, workspace_root};
 
 const MEGABYTE: f64 = 1_000_000.0;
 
@@ -51,7 +51,7 @@ enum Subject {
     Run,
     /// Size of the executor binary
     Size,
-    /// Peak memory of the executor with 100 MB of tool output
+    /// Peak memory of the executor with 100 MB of tool output: with a folder alone, and with S3 and Redis
     Memory,
     /// Lines per second through the log path, compared with copying the same bytes
     Log,
@@ -88,7 +88,7 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode> {
         measurements.push(size(&executor()?)?);
     }
     if wanted(Subject::Memory) {
-        measurements.push(memory::measure(&executor()?)?);
+        measurements.extend(memory::measure(&executor()?)?);
     }
     if wanted(Subject::Log) {
         measurements.extend(log_path::measure(args.runs)?);
@@ -172,6 +172,16 @@ fn build(what: &[&str]) -> Result<PathBuf> {
         .args(["-C", "link-arg=-Wl,-z,pack-relative-relocs"]);
     run_stage_quietly(&mut command)?;
     Ok(target_folder().join("dist"))
+}
+
+/// Builds a program that measures nothing itself, with the profile and the features of the tests: in CI most of it is built.
+fn build_of_tests(example: &str) -> Result<PathBuf> {
+    let mut command = cargo();
+    command
+        .args(["build", "--quiet", "--locked", "--workspace"])
+        .args(["--exclude", fuzz::PACKAGE, "--example", example]);
+    run_stage_quietly(&mut command)?;
+    Ok(target_folder().join("debug/examples").join(example))
 }
 
 /// Runs a stage with its output on stderr. Only results go to stdout, so that `--output json` can be piped.
