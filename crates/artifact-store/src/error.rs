@@ -49,6 +49,9 @@ pub enum StoreError {
     /// The object is not what was looked at before. The change may succeed if it is looked at again.
     #[error("somebody has changed `{object}` meanwhile")]
     Changed { object: String },
+    /// The service may still delete the object, or has done so without an answer.
+    #[error("whether `{object}` is deleted is not known")]
+    Uncertain { object: String },
     /// The hub refused it.
     #[error("the hub refused `{object}`")]
     Rejected {
@@ -165,6 +168,7 @@ impl StoreError {
             | Self::Rejected { .. }
             | Self::Locked { .. }
             | Self::Changed { .. }
+            | Self::Uncertain { .. }
             | Self::Missing { .. } => return None,
         })
     }

@@ -34,7 +34,7 @@ use crate::local::{create_private, discard};
 use crate::request::{Health, RequestTiming, asked_pause, check_tls};
 use crate::service::ObjectService;
 use crate::state_backend::BackendSettings;
-use crate::transfer::Content;
+use crate::transfer::{Condition, Content};
 
 const SERVICE: &str = "the hub";
 /// The longest document of the hub.
@@ -570,11 +570,26 @@ impl ObjectService for HubStore {
             .ok_or_else(|| foreign("ask for the names of", "artifacts"))
     }
 
-    async fn put(&self, key: &ObjectKey, bytes: Bytes) -> Result<(), StoreError> {
+    async fn unchanged(&self, _key: &ObjectKey) -> Result<Condition, StoreError> {
+        // The hub looks itself.
+        Ok(Condition::Any)
+    }
+
+    async fn put(
+        &self,
+        key: &ObjectKey,
+        bytes: Bytes,
+        _condition: &Condition,
+    ) -> Result<(), StoreError> {
         self.put(key, Sent::Bytes(&bytes)).await
     }
 
-    async fn put_file(&self, key: &ObjectKey, source: &Path) -> Result<(), StoreError> {
+    async fn put_file(
+        &self,
+        key: &ObjectKey,
+        source: &Path,
+        _condition: &Condition,
+    ) -> Result<(), StoreError> {
         let path = source.to_owned();
         let digest = tokio::task::spawn_blocking(move || Digest::of(&path)).await;
         let digest = digest.unwrap_or_else(|error| Err(error.into()));

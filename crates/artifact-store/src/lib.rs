@@ -13,6 +13,7 @@ mod clouds;
 #[cfg(not(feature = "full"))]
 #[path = "no_clouds.rs"]
 mod clouds;
+mod conditions;
 mod digest;
 mod error;
 mod hub;
@@ -29,7 +30,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use bytes::Bytes;
-use job_contract::keys::ObjectKey;
+use job_contract::keys::{Area, ObjectKey};
 use secrecy::SecretString;
 use tokio::sync::watch;
 
@@ -37,6 +38,7 @@ use local::Local;
 use request::Health;
 use service::{ObjectService, ServedService};
 
+pub use conditions::{Change, KeptConditions};
 pub use digest::Digest;
 pub use error::StoreError;
 pub use hub::{CurrentToken, HubSettings, HubStore, StateLocked};
@@ -54,6 +56,16 @@ pub use transfer::{Condition, Content, Upload};
 
 /// The largest object that is read into memory.
 pub const READ_BYTES: u64 = 16 * 1024 * 1024;
+
+/// How often a write looks at its object again that has changed meanwhile.
+const ATTEMPTS: usize = 3;
+
+/// What is to be stored.
+#[derive(Clone, Copy)]
+enum Given<'g> {
+    Bytes(&'g Bytes),
+    File(&'g Path),
+}
 
 /// A store of artifacts.
 #[derive(Clone, Debug)]
@@ -102,20 +114,50 @@ impl Store {
         self.service.reference(key).await
     }
 
-    /// Stores bytes and returns the object's reference. An existing object is replaced.
+    /// Stores bytes and returns the object's reference. An existing object is replaced, but none that appears after this call: the
+    /// service may do a request late.
     pub async fn put(
         &self,
         key: &ObjectKey,
         bytes: impl Into<Bytes>,
     ) -> Result<String, StoreError> {
-        self.service.put(key, bytes.into()).await?;
+        self.replace(key, Given::Bytes(&bytes.into())).await?;
         self.reference(key).await
     }
 
-    /// Stores a file's content and returns the object's reference. An existing object is replaced.
+    /// Stores a file's content and returns the object's reference. It replaces an object as [`Self::put`] does.
     pub async fn put_file(&self, key: &ObjectKey, source: &Path) -> Result<String, StoreError> {
-        self.service.put_file(key, source).await?;
+        self.replace(key, Given::File(source)).await?;
         self.reference(key).await
+    }
+
+    async fn replace(&self, key: &ObjectKey, given: Given<'_>) -> Result<(), StoreError> {
+        let mut attempts = 0;
+        loop {
+            attempts += 1;
+            let condition = self.condition(key).await?;
+            let stored = match given {
+                Given::Bytes(bytes) => self.service.put(key, bytes.clone(), &condition).await,
+                Given::File(path) => self.service.put_file(key, path, &condition).await,
+            };
+            match stored {
+                // The answer to the same request may have been lost.
+                Err(StoreError::Changed { .. }) if attempts < ATTEMPTS => {}
+                stored => return stored,
+            }
+        }
+    }
+
+    /// The condition that an object is still what it is now. An output has none: its writers add to what it has.
+    async fn condition(&self, key: &ObjectKey) -> Result<Condition, StoreError> {
+        if key.area == Area::Output {
+            return Ok(Condition::Any);
+        }
+        match self.service.unchanged(key).await {
+            // The credentials may be for writes alone.
+            Err(StoreError::Refused { .. }) => Ok(Condition::Any),
+            found => found,
+        }
     }
 
     /// Copies the object of a reference into a new file, private to its owner, and returns its size and digest.

@@ -16,6 +16,7 @@ use job_contract::keys::{self, Area, ObjectKey};
 use tokio_util::io::{ReaderStream, SyncIoBridge};
 
 use crate::READ_BYTES;
+use crate::conditions::KeptConditions;
 use crate::digest::{Digest, Hasher};
 use crate::error::{FOLDER, OBJECT, SOURCE, StoreError, TARGET};
 use crate::object_name::key_of;
@@ -100,17 +101,32 @@ impl ObjectService for Local {
         Ok(self.reference_of(key))
     }
 
-    async fn put(&self, key: &ObjectKey, bytes: Bytes) -> Result<(), StoreError> {
-        self.write(key, &Condition::Any, move |file, path| {
+    async fn unchanged(&self, key: &ObjectKey) -> Result<Condition, StoreError> {
+        let path = self.path(key);
+        blocking(move || change::unchanged(&path)).await
+    }
+
+    async fn put(
+        &self,
+        key: &ObjectKey,
+        bytes: Bytes,
+        condition: &Condition,
+    ) -> Result<(), StoreError> {
+        self.write(key, condition, move |file, path| {
             file.write_all(&bytes)
                 .map_err(StoreError::write(OBJECT, path))
         })
         .await
     }
 
-    async fn put_file(&self, key: &ObjectKey, source: &Path) -> Result<(), StoreError> {
+    async fn put_file(
+        &self,
+        key: &ObjectKey,
+        source: &Path,
+        condition: &Condition,
+    ) -> Result<(), StoreError> {
         let source = source.to_owned();
-        self.write(key, &Condition::Any, move |file, path| {
+        self.write(key, condition, move |file, path| {
             let unreadable = StoreError::read(SOURCE, &source);
             let mut input = regular_file::open(&source).map_err(&unreadable)?;
             let unwritable = StoreError::write(OBJECT, path);
@@ -199,6 +215,12 @@ impl ServedService for Local {
     fn state(&self, organization: &str, workspace: &str) -> Arc<dyn StatePlace> {
         let path = keys::local_backend_state(organization, workspace);
         Arc::new(StateFile(self.root.join(path)))
+    }
+
+    async fn ask_conditions(&self) -> Result<KeptConditions, StoreError> {
+        let root = self.root.clone();
+        let has_locks = blocking(move || change::has_locks(&root)).await?;
+        Ok(KeptConditions::all_if(has_locks))
     }
 }
 
@@ -394,13 +416,18 @@ mod tests {
         fs::metadata(path).unwrap().permissions().mode() & 0o777
     }
 
+    async fn put(store: &Local, key: &ObjectKey, content: &'static [u8]) {
+        let content = Bytes::from_static(content);
+        store.put(key, content, &Condition::Any).await.unwrap();
+    }
+
     #[tokio::test]
     async fn objects_are_read_back_unchanged_and_are_private() {
         let folder = tempfile::tempdir().unwrap();
         let store = Local::new(folder.path());
         let key = ObjectKey::plan("o", "w", "1", "s");
         assert_eq!(store.read(&key).await.unwrap(), None);
-        store.put(&key, Bytes::from_static(b"plan")).await.unwrap();
+        put(&store, &key, b"plan").await;
         let reference = store.reference_of(&key);
         assert_eq!(mode(Path::new(&reference)), 0o600);
         let target = folder.path().join("copy");
@@ -466,7 +493,8 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let store = Local::new(folder.path());
         let key = ObjectKey::plan("o", "w", "1", "s");
-        let error = store.put_file(&key, Path::new("/nonexistent")).await;
+        let missing = Path::new("/nonexistent");
+        let error = store.put_file(&key, missing, &Condition::Any).await;
         assert!(matches!(error, Err(StoreError::Read { what: SOURCE, .. })));
         let left = fs::read_dir(folder.path().join("local/state/o/w/1/s"))
             .unwrap()
@@ -479,7 +507,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let store = Local::new(folder.path());
         let key = ObjectKey::plan("o", "w", "1", "s");
-        store.put(&key, Bytes::from_static(b"plan")).await.unwrap();
+        put(&store, &key, b"plan").await;
         let target = folder.path().join("copy");
         fs::write(&target, "mine").unwrap();
         let error = store
@@ -494,7 +522,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let store = Local::new(folder.path());
         let key = ObjectKey::step_output("o", "1", "s");
-        store.put(&key, Bytes::from_static(b"log")).await.unwrap();
+        put(&store, &key, b"log").await;
         let target = folder.path().join("copy");
         let error = store.fetch(&store.reference_of(&key), &target, 2).await;
         assert!(matches!(error, Err(StoreError::TooLarge { bytes: 3, .. })));
@@ -508,7 +536,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let store = Local::new(folder.path());
         let key = ObjectKey::step_output("o", "1", "s");
-        store.put(&key, Bytes::from_static(b"log")).await.unwrap();
+        put(&store, &key, b"log").await;
         let file = OpenOptions::new()
             .write(true)
             .open(store.path(&key))

@@ -1,11 +1,13 @@
 //! A store whose objects a hub passes on: to it come uploads of unknown senders, and the requests of the tool's `http`
 //! backend about the state of a workspace.
 
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
+use std::time::SystemTime;
 
 use bytes::Bytes;
 use job_contract::keys::ObjectKey;
 
+use crate::conditions::{Change, KeptConditions};
 use crate::error::StoreError;
 use crate::request::RequestTiming;
 use crate::service::{ServedService, StatePlace};
@@ -16,6 +18,8 @@ use crate::transfer::{Condition, Content, Upload};
 #[derive(Clone, Debug)]
 pub struct ServedStore {
     service: Arc<dyn ServedService>,
+    /// Empty until the store was asked.
+    kept: Arc<OnceLock<KeptConditions>>,
 }
 
 impl ServedStore {
@@ -23,7 +27,15 @@ impl ServedStore {
     pub fn open(settings: &StoreSettings, timing: &RequestTiming) -> Result<Self, StoreError> {
         Ok(Self {
             service: crate::open(settings, timing)?,
+            kept: Arc::default(),
         })
+    }
+
+    /// Asks the store which conditions it keeps. For this it stores an object that nobody else uses, and removes it. If it is
+    /// killed meanwhile, the object stays.
+    pub async fn ask_conditions(&self) -> Result<KeptConditions, StoreError> {
+        let found = self.service.ask_conditions().await?;
+        Ok(self.kept.get_or_init(|| found).clone())
     }
 
     /// The reference by which the platform knows an object. The object need not exist yet.
@@ -54,13 +66,21 @@ impl ServedStore {
 
     /// The state of a workspace, where the tool's own backend keeps it.
     pub fn state(&self, organization: &str, workspace: &str) -> WorkspaceState {
-        WorkspaceState(self.service.state(organization, workspace))
+        let place = self.service.state(organization, workspace);
+        let keeps_deletes = || self.kept.get().is_some_and(|kept| kept.has(Change::Delete));
+        WorkspaceState {
+            unlocks_on_condition: !place.lock_is_object() || keeps_deletes(),
+            place,
+        }
     }
 }
 
 /// The state of a workspace, where the tool's own backend keeps it.
 #[derive(Clone)]
-pub struct WorkspaceState(Arc<dyn StatePlace>);
+pub struct WorkspaceState {
+    place: Arc<dyn StatePlace>,
+    unlocks_on_condition: bool,
+}
 
 impl std::fmt::Debug for WorkspaceState {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -71,7 +91,7 @@ impl std::fmt::Debug for WorkspaceState {
 impl WorkspaceState {
     /// Opens the state; `None` if there is none.
     pub async fn open(&self) -> Result<Option<Content>, StoreError> {
-        self.0.open().await
+        self.place.open().await
     }
 
     /// Replaces the state under a condition, as [`ServedStore::put`] does. `lock` is the id of the lock that the caller has.
@@ -82,7 +102,7 @@ impl WorkspaceState {
         lock: Option<&str>,
         condition: &Condition,
     ) -> Result<(), StoreError> {
-        self.0.put(upload, lock, condition).await
+        self.place.put(upload, lock, condition).await
     }
 
     /// Removes the state, as [`Self::put`] replaces it. It is no error if there is none.
@@ -93,29 +113,40 @@ impl WorkspaceState {
     ) -> Result<(), StoreError> {
         match condition {
             Condition::Absent => Ok(()),
-            condition => self.0.delete(lock, condition).await,
+            condition => self.place.delete(lock, condition).await,
         }
     }
 
     /// Whether the tool's own backend takes a lock in this store that others than the tool can take.
     pub fn has_lock(&self) -> bool {
-        self.0.has_lock()
+        self.place.has_lock()
     }
 
     /// Takes the lock, if the store has one. `info` is what the tool's own backend writes into it. `false` if somebody has
     /// the lock.
     pub async fn lock(&self, info: Bytes) -> Result<bool, StoreError> {
-        self.0.lock(info).await
+        self.place.lock(info).await
     }
 
     /// What the holder of the lock has written; `None` if nobody has it.
     pub async fn lock_info(&self) -> Result<Option<Bytes>, StoreError> {
-        self.0.lock_info().await
+        self.place.lock_info().await
+    }
+
+    /// Whether [`Self::unlock`] can release no lock but the one whose holder has written that. Otherwise use [`Self::unlock_once`].
+    pub fn unlocks_on_condition(&self) -> bool {
+        self.unlocks_on_condition
     }
 
     /// Releases the lock whose holder has written this. It is no error if nobody has it, or if somebody else has taken it since.
-    /// Where a lock is an object and the service deletes without a condition, the lock of that holder may be released too.
     pub async fn unlock(&self, info: &[u8]) -> Result<(), StoreError> {
-        self.0.unlock(info).await
+        self.place.unlock(info).await
+    }
+
+    /// Does the same where the service may release the lock of somebody else. It sends one request at most that the service may do
+    /// late, and none later than a minute after `since`. If it is not known whether the service does it, the error is
+    /// [`StoreError::Uncertain`].
+    pub async fn unlock_once(&self, info: &[u8], since: SystemTime) -> Result<(), StoreError> {
+        self.place.unlock_once(info, since).await
     }
 }

@@ -4,13 +4,15 @@
 use std::fmt::Debug;
 use std::path::Path;
 use std::sync::Arc;
+use std::time::SystemTime;
 
 use async_trait::async_trait;
 use bytes::Bytes;
-use job_contract::keys::ObjectKey;
+use job_contract::keys::{self, ObjectKey};
 use secrecy::SecretString;
 use uuid::Uuid;
 
+use crate::conditions::{self, KeptConditions};
 use crate::digest::Digest;
 use crate::error::StoreError;
 use crate::request::Health;
@@ -23,11 +25,24 @@ pub(crate) trait ObjectService: Debug + Send + Sync {
     /// The reference by which the platform knows an object.
     async fn reference(&self, key: &ObjectKey) -> Result<String, StoreError>;
 
-    /// Stores bytes. An existing object is replaced.
-    async fn put(&self, key: &ObjectKey, bytes: Bytes) -> Result<(), StoreError>;
+    /// The condition that an object is still what it is now. [`Condition::Any`] if somebody else cares for conditions.
+    async fn unchanged(&self, key: &ObjectKey) -> Result<Condition, StoreError>;
 
-    /// Stores a file's content. An existing object is replaced.
-    async fn put_file(&self, key: &ObjectKey, source: &Path) -> Result<(), StoreError>;
+    /// Stores bytes under a condition. An existing object is replaced.
+    async fn put(
+        &self,
+        key: &ObjectKey,
+        bytes: Bytes,
+        condition: &Condition,
+    ) -> Result<(), StoreError>;
+
+    /// Stores a file's content under a condition. An existing object is replaced.
+    async fn put_file(
+        &self,
+        key: &ObjectKey,
+        source: &Path,
+        condition: &Condition,
+    ) -> Result<(), StoreError>;
 
     /// Copies the object of a reference into a new file.
     async fn fetch(&self, reference: &str, target: &Path, limit: u64)
@@ -84,6 +99,13 @@ pub(crate) trait ServedService: ObjectService {
 
     /// The place in which the tool's own backend keeps the state of a workspace.
     fn state(&self, organization: &str, workspace: &str) -> Arc<dyn StatePlace>;
+
+    /// Asks which conditions the service keeps. It stores an object that nobody else uses, and removes it.
+    async fn ask_conditions(&self) -> Result<KeptConditions, StoreError> {
+        let name = Uuid::new_v4().to_string();
+        let place = self.state(keys::OF_HUB, &name);
+        conditions::ask(&*place).await
+    }
 }
 
 /// The place of a workspace's state, with the lock that the tool's own backend takes there.
@@ -103,8 +125,16 @@ pub(crate) trait StatePlace: Send + Sync {
     fn has_lock(&self) -> bool;
     /// Takes the lock. `false` if somebody has it.
     async fn lock(&self, info: Bytes) -> Result<bool, StoreError>;
+    /// Whether the lock is an object. Whoever deletes it then releases it, unless the service keeps the condition of the delete.
+    fn lock_is_object(&self) -> bool {
+        false
+    }
     /// What the holder of the lock has written; `None` if nobody has it.
     async fn lock_info(&self) -> Result<Option<Bytes>, StoreError>;
     /// Releases the lock that has this description.
     async fn unlock(&self, info: &[u8]) -> Result<(), StoreError>;
+    /// Does the same with one request at most that the service may do late. `since` is when that was decided.
+    async fn unlock_once(&self, info: &[u8], _since: SystemTime) -> Result<(), StoreError> {
+        self.unlock(info).await
+    }
 }

@@ -12,6 +12,9 @@ use tokio_util::io::{StreamReader, SyncIoBridge};
 use crate::digest::{Digest, Hasher};
 use crate::error::StoreError;
 
+/// The size of the parts in which an upload is sent, if it is as long. No part of S3 may be smaller, except the last.
+pub(crate) const PART_BYTES: usize = 5 * 1024 * 1024;
+
 /// Content on its way into a store. Its sender has declared its size and digest.
 pub struct Upload {
     pub content: Box<dyn AsyncRead + Send + Unpin>,
@@ -66,6 +69,18 @@ impl Condition {
             Self::Any => true,
             Self::Absent => version.is_none(),
             Self::Version(known) => version == Some(known.as_str()),
+        }
+    }
+}
+
+impl Upload {
+    /// Content that is in memory.
+    pub(crate) fn of(bytes: Vec<u8>) -> Self {
+        let mut hasher = Hasher::default();
+        hasher.update(&bytes);
+        Self {
+            content: Box::new(io::Cursor::new(bytes)),
+            digest: hasher.finish(),
         }
     }
 }

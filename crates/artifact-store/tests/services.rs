@@ -31,7 +31,7 @@ use secrecy::SecretString;
 use tempfile::TempDir;
 use test_peers::azurite::{self, Azurite};
 use test_peers::gcs::{self, Gcs};
-use test_peers::http::{Request, Response, Server};
+use test_peers::http::{Request, Response, Server, pass_on};
 use test_peers::proxy::{Moment, Proxy};
 use test_peers::s3::{self, S3};
 use test_peers::wait;
@@ -247,7 +247,19 @@ async fn gcs_keeps_what_it_is_given() {
 #[tokio::test]
 async fn gcs_sends_large_files_in_parts() {
     let (account, server) = (Gcs::start().unwrap(), S3::start_open().unwrap());
-    let store = open(gcs_account_at(&account, s3::BUCKET, &server.url()));
+    let address = server.address();
+    let front = Server::start(move |request| {
+        let mut request = request.clone();
+        for (name, _) in &mut request.headers {
+            if name == "x-goog-copy-source" {
+                "x-amz-copy-source".clone_into(name);
+            }
+        }
+        let answer = pass_on(&request, address, &address.to_string()).unwrap();
+        answer.with_header("x-goog-request-id", "1")
+    });
+    let front = front.unwrap();
+    let store = open(gcs_account_at(&account, s3::BUCKET, &front.url()));
     large_files_come_back(&store, &tempfile::tempdir().unwrap()).await;
     assert!(server.log().contains("partNumber=3"), "{}", server.log());
 }
@@ -428,6 +440,7 @@ async fn a_service_that_goes_away_in_the_middle_of_an_upload_leaves_no_object() 
             Response::new(200, "").with_header("ETag", "\"e\"")
         }
         "DELETE" => Response::new(204, ""),
+        "GET" => Response::new(404, "<Error><Code>NoSuchKey</Code></Error>"),
         _ => Response {
             cut_short: true,
             ..Response::new(500, "gone")

@@ -13,6 +13,9 @@ const PLAN_RECORD_FILE: &str = "mayflyPlan.json";
 /// File name of a workspace's current state.
 const STATE_FILE: &str = "terraform.tfstate";
 
+/// What the hub stores for itself, in the place of an organization. Ids of organizations are UUIDs.
+pub const OF_HUB: &str = "mayfly";
+
 /// Top-level area of a store: a key prefix on S3 and GCS, a container on Azure, a folder locally.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Area {

@@ -219,23 +219,39 @@ impl ObjectService for Azure {
         Ok(self.reference_of(key))
     }
 
-    async fn put(&self, key: &ObjectKey, bytes: Bytes) -> Result<(), StoreError> {
+    async fn unchanged(&self, key: &ObjectKey) -> Result<Condition, StoreError> {
+        let found = ServedService::open(self, key).await?;
+        Ok(Condition::unchanged(found.as_ref()))
+    }
+
+    async fn put(
+        &self,
+        key: &ObjectKey,
+        bytes: Bytes,
+        condition: &Condition,
+    ) -> Result<(), StoreError> {
         let container = self.container(key.area);
-        match container.put(&key.path, bytes.clone()).await {
+        let (name, again) = (&key.path, bytes.clone());
+        match container.put(name, bytes, condition).await {
             Err(StoreError::NoBucket { .. }) => {
                 self.create_container(key.area.bucket_prefix()).await?;
-                container.put(&key.path, bytes).await
+                container.put(name, again, condition).await
             }
             stored => stored,
         }
     }
 
-    async fn put_file(&self, key: &ObjectKey, source: &Path) -> Result<(), StoreError> {
+    async fn put_file(
+        &self,
+        key: &ObjectKey,
+        source: &Path,
+        condition: &Condition,
+    ) -> Result<(), StoreError> {
         let container = self.container(key.area);
-        match container.put_file(&key.path, source).await {
+        match container.put_file(&key.path, source, condition).await {
             Err(StoreError::NoBucket { .. }) => {
                 self.create_container(key.area.bucket_prefix()).await?;
-                container.put_file(&key.path, source).await
+                container.put_file(&key.path, source, condition).await
             }
             stored => stored,
         }
@@ -357,9 +373,12 @@ fn writers(
 ) -> Writers {
     let (settings, timing, name) = (settings.clone(), timing.clone(), name.to_owned());
     let signer = signer.clone();
-    Writers::new(Compared::Tag, move |(header, value)| {
+    // Its locks are leases, so nothing is deleted once only.
+    Writers::new(Compared::Tag, move |manner| {
         let mut whole = HeaderMap::new();
-        whole.insert(header, value);
+        if let Some((header, value)) = manner.header {
+            whole.insert(header, value);
+        }
         let holder = Holder {
             signer: signer.clone(),
             lease: HeaderMap::new(),

@@ -1,5 +1,9 @@
 //! Changes of objects under a condition. The client of `object_store` cannot ask for all of them, so a header is added to its
 //! requests: also to the one that joins the parts of an object, and to the one that deletes it.
+//!
+//! Some services delete without a condition. There, [`Once`] keeps a second request for the same away from them.
+
+mod once;
 
 use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -16,9 +20,20 @@ use crate::clouds::connector::Connector;
 use crate::error::element;
 use crate::transfer::Condition;
 
+pub(crate) use self::once::Once;
+
 /// A header of a request.
 pub(crate) type Header = (&'static str, HeaderValue);
 type Made = object_store::Result<Arc<dyn ObjectStore>>;
+
+/// What a client does with its requests that change an object.
+#[derive(Clone, Debug)]
+pub(crate) struct Manner {
+    /// It adds this header.
+    pub(crate) header: Option<Header>,
+    /// It sends one request at most that may be done late.
+    pub(crate) once: Option<Arc<Once>>,
+}
 
 /// What a service compares.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -60,7 +75,7 @@ fn header_value(version: &str) -> HeaderValue {
 #[derive(Clone)]
 pub(crate) struct Writers {
     compared: Compared,
-    make: Arc<dyn Fn(Header) -> Made + Send + Sync>,
+    make: Arc<dyn Fn(Manner) -> Made + Send + Sync>,
 }
 
 impl fmt::Debug for Writers {
@@ -72,10 +87,10 @@ impl fmt::Debug for Writers {
 }
 
 impl Writers {
-    /// `make` makes a client that adds a header to its changes.
+    /// `make` makes a client that changes objects in this manner.
     pub(crate) fn new(
         compared: Compared,
-        make: impl Fn(Header) -> Made + Send + Sync + 'static,
+        make: impl Fn(Manner) -> Made + Send + Sync + 'static,
     ) -> Self {
         let make = Arc::new(make);
         Self { compared, make }
@@ -86,10 +101,19 @@ impl Writers {
         &self,
         condition: &Condition,
     ) -> object_store::Result<Option<Arc<dyn ObjectStore>>> {
-        match self.compared.header(condition) {
-            Some(header) => (self.make)(header).map(Some),
-            None => Ok(None),
+        let header = self.compared.header(condition);
+        if header.is_none() {
+            return Ok(None);
         }
+        (self.make)(Manner { header, once: None }).map(Some)
+    }
+
+    /// A client for a condition that deletes with one request at most that may be done late.
+    pub(crate) fn client_once(&self, condition: &Condition, once: &Arc<Once>) -> Made {
+        (self.make)(Manner {
+            header: self.compared.header(condition),
+            once: Some(Arc::clone(once)),
+        })
     }
 
     /// Whether parts can be joined under a condition.
@@ -127,8 +151,8 @@ impl Requests {
         }
     }
 
-    /// Adds a header to the requests of one client that change an object.
-    pub(crate) fn with(&self, header: Header) -> object_store::Result<Conditional> {
+    /// The requests of one client that changes objects in this manner.
+    pub(crate) fn with(&self, manner: Manner) -> object_store::Result<Conditional> {
         let http = if let Some(http) = self.http.get() {
             http.clone()
         } else {
@@ -137,18 +161,18 @@ impl Requests {
         };
         Ok(Conditional {
             http,
-            header,
+            manner,
             service: self.connector.service,
             is_refused: Arc::clone(&self.is_refused),
         })
     }
 }
 
-/// Adds a header to the requests that change an object.
+/// Sends requests. Those that change an object are sent in a manner of their own.
 #[derive(Clone, Debug)]
 pub(crate) struct Conditional {
     http: HttpClient,
-    header: Header,
+    manner: Manner,
     service: &'static str,
     is_refused: Arc<[AtomicBool; KINDS]>,
 }
@@ -162,17 +186,20 @@ impl HttpConnector for Conditional {
 #[async_trait]
 impl HttpService for Conditional {
     async fn call(&self, request: HttpRequest) -> Result<HttpResponse, HttpError> {
-        let is_refused = kind_of_change(&request).map(|kind| &self.is_refused[kind]);
-        let Some(is_refused) = is_refused.filter(|refused| !refused.load(Ordering::Relaxed)) else {
+        let Some(kind) = kind_of_change(&request) else {
             return self.http.execute(request).await;
         };
-        let (name, value) = &self.header;
-        let mut answer = self.http.execute(asked(&request, name, value)).await?;
+        let is_refused = &self.is_refused[kind];
+        let asks = self.manner.header.as_ref();
+        let Some((name, value)) = asks.filter(|_| !is_refused.load(Ordering::Relaxed)) else {
+            return self.change(request).await;
+        };
+        let mut answer = self.change(asked(&request, name, value)).await?;
         if answer.status() == StatusCode::PRECONDITION_FAILED
             && let Some(bare) = without_quotes(value)
         {
             // Some services compare a tag without the quotes that they answer with. If it has changed, this fails too.
-            answer = self.http.execute(asked(&request, name, &bare)).await?;
+            answer = self.change(asked(&request, name, &bare)).await?;
         }
         if !matches!(answer.status().as_u16(), 400 | 501) {
             return Ok(answer);
@@ -190,7 +217,16 @@ impl HttpService for Conditional {
                 "the artifact store refuses conditions: a late write can replace a newer object"
             );
         }
-        self.http.execute(request).await
+        self.change(request).await
+    }
+}
+
+impl Conditional {
+    async fn change(&self, request: HttpRequest) -> Result<HttpResponse, HttpError> {
+        match &self.manner.once {
+            Some(once) => once.send(&self.http, request).await,
+            None => self.http.execute(request).await,
+        }
     }
 }
 

@@ -67,9 +67,9 @@ impl Gcs {
             .map_err(|error| client_error(SERVICE, &error))?;
         let builder = builder.with_credentials(client.credentials().clone());
         let requests = Requests::new(connector, options);
-        let writers = Writers::new(Compared::Generation, move |header| {
+        let writers = Writers::new(Compared::Generation, move |manner| {
             let builder = builder.clone();
-            let writer = builder.with_http_connector(requests.with(header)?);
+            let writer = builder.with_http_connector(requests.with(manner)?);
             Ok(Arc::new(writer.build()?))
         });
         let bucket = BucketInfo {
@@ -153,12 +153,27 @@ impl ObjectService for Gcs {
         Ok(self.reference_of(key))
     }
 
-    async fn put(&self, key: &ObjectKey, bytes: Bytes) -> Result<(), StoreError> {
-        self.remote.put(&key.in_bucket(), bytes).await
+    async fn unchanged(&self, key: &ObjectKey) -> Result<Condition, StoreError> {
+        self.remote.unchanged(&key.in_bucket()).await
     }
 
-    async fn put_file(&self, key: &ObjectKey, source: &Path) -> Result<(), StoreError> {
-        self.remote.put_file(&key.in_bucket(), source).await
+    async fn put(
+        &self,
+        key: &ObjectKey,
+        bytes: Bytes,
+        condition: &Condition,
+    ) -> Result<(), StoreError> {
+        self.remote.put(&key.in_bucket(), bytes, condition).await
+    }
+
+    async fn put_file(
+        &self,
+        key: &ObjectKey,
+        source: &Path,
+        condition: &Condition,
+    ) -> Result<(), StoreError> {
+        let remote = &self.remote;
+        remote.put_file(&key.in_bucket(), source, condition).await
     }
 
     async fn fetch(

@@ -3,7 +3,7 @@
 use std::io::{self, Write as _};
 use std::path::Path;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use bytes::{BufMut as _, Bytes, BytesMut};
 use futures_util::{StreamExt as _, TryStreamExt as _};
@@ -22,11 +22,11 @@ use crate::digest::{Digest, Hasher};
 use crate::error::{Answer, SOURCE, StoreError, TARGET};
 use crate::local::{create_private, discard};
 use crate::request::{Health, RequestTiming};
-use crate::transfer::{Check, Condition, Content, Upload};
+use crate::transfer::{Check, Condition, Content, PART_BYTES, Upload};
 use runtime::regular_file;
 
 use super::answers::Signs;
-use super::conditional::Writers;
+use super::conditional::{Once, Writers};
 use super::connector::Connector;
 use super::meaning::{Meaning, meaning};
 
@@ -94,7 +94,17 @@ pub(crate) struct Remote {
 }
 
 impl Remote {
-    pub(crate) async fn put(&self, name: &str, bytes: Bytes) -> Result<(), StoreError> {
+    /// Stores bytes under a condition.
+    pub(crate) async fn put(
+        &self,
+        name: &str,
+        bytes: Bytes,
+        condition: &Condition,
+    ) -> Result<(), StoreError> {
+        self.under(condition)?.put_whole(name, bytes).await
+    }
+
+    async fn put_whole(&self, name: &str, bytes: Bytes) -> Result<(), StoreError> {
         let location = location(name)?;
         self.client
             .put(&location, bytes.into())
@@ -103,13 +113,15 @@ impl Remote {
             .map_err(|error| self.failed("store", name, &error))
     }
 
-    pub(crate) async fn put_file(&self, name: &str, path: &Path) -> Result<(), StoreError> {
-        let mut source = Source::file(path)?;
-        let first = source.part().await?;
-        if first.len() < PART_BYTES {
-            return self.put(name, first).await;
-        }
-        self.put_parts(name, first, source).await
+    /// Stores a file under a condition.
+    pub(crate) async fn put_file(
+        &self,
+        name: &str,
+        path: &Path,
+        condition: &Condition,
+    ) -> Result<(), StoreError> {
+        let source = Source::file(path)?;
+        self.put_source(name, source, condition).await
     }
 
     /// Stores content that a sender has declared. Without all of it, and nothing else, there is no object.
@@ -120,11 +132,20 @@ impl Remote {
         condition: &Condition,
     ) -> Result<(), StoreError> {
         let object = format!("{}/{name}", self.bucket.name);
-        let mut source = Source::upload(upload, object);
+        let source = Source::upload(upload, object);
+        self.put_source(name, source, condition).await
+    }
+
+    async fn put_source(
+        &self,
+        name: &str,
+        mut source: Source,
+        condition: &Condition,
+    ) -> Result<(), StoreError> {
         let first = source.part().await?;
         let under = self.under(condition)?;
         if first.len() < PART_BYTES {
-            under.put(name, first).await
+            under.put_whole(name, first).await
         } else if *condition == Condition::Any || self.writers.cover_parts() {
             under.put_parts(name, first, source).await
         } else {
@@ -257,6 +278,35 @@ impl Remote {
                 error => Err(error),
             },
         }
+    }
+
+    /// Deletes an object with one request at most that may be done late. `since` is when that was decided.
+    pub(crate) async fn delete_once(
+        &self,
+        name: &str,
+        condition: &Condition,
+        since: SystemTime,
+    ) -> Result<(), StoreError> {
+        let once = Arc::new(Once::new(since));
+        let client = self.writers.client_once(condition, &once);
+        let client = client.map_err(|error| client_error(self.bucket.service, &error))?;
+        let Err(error) = client.delete(&location(name)?).await else {
+            return Ok(());
+        };
+        if once.is_unknown() {
+            let object = format!("{}/{name}", self.bucket.name);
+            return Err(StoreError::Uncertain { object });
+        }
+        match self.failed("delete", name, &error) {
+            StoreError::Missing { .. } => Ok(()),
+            error => Err(error),
+        }
+    }
+
+    /// The condition that an object is still what it is now.
+    pub(crate) async fn unchanged(&self, name: &str) -> Result<Condition, StoreError> {
+        let found = self.open(name).await?;
+        Ok(Condition::unchanged(found.as_ref()))
     }
 
     pub(crate) async fn read(&self, name: &str) -> Result<Option<Bytes>, StoreError> {

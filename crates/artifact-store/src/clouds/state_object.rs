@@ -1,5 +1,7 @@
 //! A state in a bucket, whose lock is an object beside it.
 
+use std::time::SystemTime;
+
 use async_trait::async_trait;
 use bytes::Bytes;
 
@@ -14,6 +16,15 @@ pub(crate) struct StateObject {
     pub(crate) name: String,
     /// The name of the lock, if the tool's own backend takes one.
     pub(crate) lock: Option<String>,
+}
+
+impl StateObject {
+    /// The condition that a lock still has this description; `None` if it has not.
+    async fn held(&self, lock: &str, info: &[u8]) -> Result<Option<Condition>, StoreError> {
+        let found = self.remote.look_at(lock).await?;
+        let found = found.filter(|(found, _)| found == info);
+        Ok(found.map(|(_, condition)| condition))
+    }
 }
 
 #[async_trait]
@@ -53,25 +64,43 @@ impl StatePlace for StateObject {
         }
     }
 
+    fn lock_is_object(&self) -> bool {
+        self.lock.is_some()
+    }
+
     async fn unlock(&self, info: &[u8]) -> Result<(), StoreError> {
         let Some(lock) = &self.lock else {
             return Ok(());
         };
-        let Some((_, condition)) = self
-            .remote
-            .look_at(lock)
-            .await?
-            .filter(|(found, _)| found == info)
-        else {
+        let Some(condition) = self.held(lock, info).await? else {
             return Ok(());
         };
         match self.remote.delete(lock, &condition).await {
+            // Somebody else may have taken it.
+            Err(StoreError::Changed { object }) => match self.held(lock, info).await? {
+                Some(_) => Err(StoreError::Changed { object }),
+                None => Ok(()),
+            },
+            deleted => deleted,
+        }
+    }
+
+    async fn unlock_once(&self, info: &[u8], since: SystemTime) -> Result<(), StoreError> {
+        let Some(lock) = &self.lock else {
+            return Ok(());
+        };
+        let Some(condition) = self.held(lock, info).await? else {
+            return Ok(());
+        };
+        // A service that takes a condition here may keep it.
+        match self.remote.delete_once(lock, &condition, since).await {
             // Somebody else has taken it, or the service compares in a way of its own.
-            Err(StoreError::Changed { .. }) => match self.remote.look_at(lock).await? {
-                Some((found, _)) if found == info => {
-                    self.remote.delete(lock, &Condition::Any).await
+            Err(StoreError::Changed { .. }) => match self.held(lock, info).await? {
+                Some(_) => {
+                    let any = &Condition::Any;
+                    self.remote.delete_once(lock, any, since).await
                 }
-                _ => Ok(()),
+                None => Ok(()),
             },
             deleted => deleted,
         }

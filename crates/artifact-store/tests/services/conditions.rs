@@ -1,6 +1,9 @@
 //! Changes under a condition, on real servers of every protocol, and on some that know none.
 
-use test_peers::http::pass_on;
+use std::sync::{Arc, Mutex};
+use std::time::SystemTime;
+
+use artifact_store::Change;
 
 use super::*;
 
@@ -167,10 +170,7 @@ async fn a_service_without_conditions_stores_as_before() {
     for is_refused in [false, true] {
         let moto = S3::start_open().unwrap();
         let front = before(&moto, move |request| {
-            let is_asked = request
-                .headers
-                .iter()
-                .any(|(name, _)| name.starts_with("if-"));
+            let is_asked = is_conditional(request);
             request.headers.retain(|(name, _)| !name.starts_with("if-"));
             let refusal = "<Error><Code>NotImplemented</Code></Error>";
             (is_asked && is_refused).then(|| Response::new(501, refusal))
@@ -190,16 +190,188 @@ async fn a_service_without_conditions_stores_as_before() {
     }
 }
 
+fn is_conditional(request: &Request) -> bool {
+    let mut names = request.headers.iter();
+    names.any(|(name, _)| name.starts_with("if-"))
+}
+
+/// Checks which conditions a store says to keep, and that asking leaves nothing.
+async fn keeps(settings: &StoreSettings, expected: &[Change]) {
+    let store = served(settings);
+    let kept = store.ask_conditions().await.unwrap();
+    let found = Change::ALL.into_iter().filter(|change| kept.has(*change));
+    assert_eq!(found.collect::<Vec<_>>(), expected, "{settings:?}");
+}
+
+#[tokio::test]
+async fn a_store_is_asked_which_conditions_it_keeps_and_has_nothing_of_it_afterwards() {
+    let folder = tempfile::tempdir().unwrap();
+    let data_dir = folder.path().to_owned();
+    keeps(&StoreSettings::Local { data_dir }, &Change::ALL).await;
+    assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 0);
+    let azure = Azurite::start().unwrap();
+    let azure = azure_at(&azure.url(), azurite::ACCOUNT_KEY);
+    keeps(&azure, &Change::ALL).await;
+    // moto joins parts without a condition.
+    let moto = S3::start_open().unwrap();
+    let kept = [Change::Create, Change::Replace, Change::Delete];
+    keeps(&s3_of(&moto), &kept).await;
+    assert_eq!(moto.objects().unwrap(), []);
+}
+
+/// A service may ignore conditions of some changes, or refuse them.
+#[tokio::test]
+async fn conditions_that_are_ignored_or_refused_are_noticed() {
+    let all = ["PUT", "DELETE"];
+    let kept = [Change::Create, Change::Replace];
+    for (methods, kept) in [(&all[..], &[][..]), (&all[1..], &kept[..])] {
+        for is_refused in [false, true] {
+            let moto = S3::start_open().unwrap();
+            let methods = methods.to_vec();
+            let front = before(&moto, move |request| {
+                if !methods.contains(&&*request.method) || !is_conditional(request) {
+                    return None;
+                }
+                request.headers.retain(|(name, _)| !name.starts_with("if-"));
+                let refusal = "<Error><Code>NotImplemented</Code></Error>";
+                is_refused.then(|| Response::new(501, refusal))
+            });
+            let settings = s3_at(&front.url(), s3::BUCKET, "AKIA", "hunter2");
+            keeps(&settings, kept).await;
+            assert_eq!(moto.objects().unwrap(), []);
+        }
+    }
+}
+
+#[tokio::test]
+async fn an_error_while_a_store_is_asked_says_nothing_about_conditions() {
+    let moto = S3::start_open().unwrap();
+    let front = before(&moto, |request| {
+        let refusal = "<Error><Code>AccessDenied</Code></Error>";
+        is_conditional(request).then(|| Response::new(403, refusal))
+    });
+    let settings = with_lock_file(s3_at(&front.url(), s3::BUCKET, "AKIA", "hunter2"));
+    let store = served(&settings);
+    let error = store.ask_conditions().await.unwrap_err();
+    assert!(matches!(error, StoreError::Refused { .. }), "{error:?}");
+    assert!(!store.state("o", "w").unlocks_on_condition());
+}
+
+#[tokio::test]
+async fn only_a_service_that_keeps_conditions_of_deletes_gets_a_delete_twice() {
+    let moto = S3::start_open().unwrap();
+    let settings = with_lock_file(s3_of(&moto));
+    let store = served(&settings);
+    assert!(!store.state("o", "w").unlocks_on_condition(), "unknown");
+    store.ask_conditions().await.unwrap();
+    assert!(store.state("o", "w").unlocks_on_condition());
+
+    // It has the request, and says nothing of it.
+    let front = before(&moto, |request| {
+        let failure = "<Error><Code>InternalError</Code></Error>";
+        (request.method == "DELETE").then(|| Response::new(500, failure))
+    });
+    let settings = with_lock_file(s3_at(&front.url(), s3::BUCKET, "AKIA", "hunter2"));
+    let state = served(&settings).state("o", "w");
+    assert!(state.lock(locked_by(ONE)).await.unwrap());
+    let now = SystemTime::now();
+    let error = state.unlock_once(&locked_by(ONE), now).await.unwrap_err();
+    assert!(matches!(error, StoreError::Uncertain { .. }), "{error:?}");
+    let requests = front.requests();
+    let deletes = requests.iter().filter(|request| request.method == "DELETE");
+    assert_eq!(deletes.count(), 1);
+
+    // A process that was frozen sends nothing.
+    let state = store.state("o", "w");
+    let long_ago = now - Duration::from_mins(2);
+    let late = state.unlock_once(&locked_by(ONE), long_ago).await;
+    let error = late.unwrap_err();
+    assert!(matches!(error, StoreError::Unavailable { .. }), "{error:?}");
+    assert_eq!(state.lock_info().await.unwrap(), Some(locked_by(ONE)));
+    state.unlock_once(&locked_by(TWO), now).await.unwrap();
+    assert_eq!(state.lock_info().await.unwrap(), Some(locked_by(ONE)));
+    let now = SystemTime::now();
+    state.unlock_once(&locked_by(ONE), now).await.unwrap();
+    assert_eq!(state.lock_info().await.unwrap(), None);
+}
+
+/// An executor with keys of its own was killed, and the service does its write after that of the next one.
+#[tokio::test]
+async fn a_late_write_of_an_executor_replaces_nothing_newer() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("plan");
+    fs::write(&file, "late").unwrap();
+    let moto = S3::start_open().unwrap();
+    let late = Arc::<Mutex<Option<Request>>>::default();
+    let kept = Arc::clone(&late);
+    let front = before(&moto, move |request| {
+        let is_late = request.method == "PUT" && request.body == b"late";
+        is_late.then(|| {
+            *kept.lock().unwrap() = Some(request.clone());
+            Response::new(403, "<Error><Code>AccessDenied</Code></Error>")
+        })
+    });
+    let store = open(s3_at(&front.url(), s3::BUCKET, "AKIA", "hunter2"));
+    let address = moto.address();
+    for key in [
+        ObjectKey::plan("o", "w", "1", "s"),
+        ObjectKey::plan_files("o", "w", "1", "s"),
+        ObjectKey::plan_record("o", "w", "1"),
+        ObjectKey::state_raw("o", "w", "name"),
+        ObjectKey::errored_state("o", "w", "1", "s"),
+    ] {
+        for earlier in ["", "first"] {
+            if !earlier.is_empty() {
+                store.put(&key, earlier).await.unwrap();
+            }
+            let failed = [
+                store.put(&key, "late").await.is_err(),
+                store.put_file(&key, &file).await.is_err(),
+            ];
+            assert_eq!(failed, [true; 2]);
+            let newer = format!("newer than {earlier}");
+            store.put(&key, newer.clone()).await.unwrap();
+            let late = late.lock().unwrap().take().unwrap();
+            let done = pass_on(&late, address, &address.to_string()).unwrap();
+            assert_eq!(done.status, 412, "{key:?}");
+            let found = store.read(&key).await.unwrap();
+            assert_eq!(found.unwrap(), newer);
+        }
+    }
+}
+
+/// The answer to a write is lost, and the client repeats it.
+#[tokio::test]
+async fn an_executor_does_not_take_its_own_write_for_that_of_somebody_else() {
+    let moto = S3::start_open().unwrap();
+    let (address, is_lost) = (moto.address(), AtomicUsize::new(1));
+    let front = before(&moto, move |request| {
+        let lose = |n: usize| n.checked_sub(1);
+        if request.method != "PUT"
+            || is_lost
+                .fetch_update(Ordering::SeqCst, Ordering::SeqCst, lose)
+                .is_err()
+        {
+            return None;
+        }
+        pass_on(request, address, &address.to_string()).unwrap();
+        Some(Response::new(
+            500,
+            "<Error><Code>InternalError</Code></Error>",
+        ))
+    });
+    let store = open(s3_at(&front.url(), s3::BUCKET, "AKIA", "hunter2"));
+    let key = ObjectKey::plan_record("o", "w", "1");
+    store.put(&key, "record").await.unwrap();
+    assert_eq!(store.read(&key).await.unwrap().unwrap(), "record");
+}
+
 /// A refusal of something in front of the service does not end the conditions.
 #[tokio::test]
 async fn only_the_service_itself_refuses_conditions() {
     let moto = S3::start_open().unwrap();
     let front = before(&moto, |request| {
-        let is_asked = request
-            .headers
-            .iter()
-            .any(|(name, _)| name.starts_with("if-"));
-        is_asked.then(|| Response::new(501, "<html>not implemented</html>"))
+        is_conditional(request).then(|| Response::new(501, "<html>not implemented</html>"))
     });
     let settings = s3_at(&front.url(), s3::BUCKET, "AKIA", "hunter2");
     let state = served(&settings).state("o", "w");
