@@ -565,5 +565,10 @@ fn migrations() -> sqlx::migrate::Migrator {
             "seen states",
             include_str!("../migrations/0006_seen_states.sql"),
         ),
+        migration(
+            7,
+            "lock removals",
+            include_str!("../migrations/0007_lock_removals.sql"),
+        ),
     ])
 }

@@ -35,7 +35,7 @@ pub use model::{
     RegisteredInstance, Submission, Submitted, Swept,
 };
 pub use rules::Rules;
-pub use store::{SeenState, Store};
+pub use store::{LockRemoval, SeenState, Store};
 pub use view::{
     Condition, EventView, InstanceView, PAGE, Page, PoolView, TaskFilter, TaskView, Wait,
 };

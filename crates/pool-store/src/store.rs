@@ -7,6 +7,7 @@ mod instances;
 mod known_pools;
 mod lease_batches;
 mod leases;
+mod lock_removals;
 mod rows;
 mod seen_states;
 mod state_locks;
@@ -32,6 +33,7 @@ use self::health::Health;
 use self::known_pools::KnownPools;
 use self::lease_batches::LeaseBatches;
 
+pub use self::lock_removals::LockRemoval;
 pub use self::seen_states::SeenState;
 
 /// The queue. Cheap to clone.

@@ -6,6 +6,7 @@ pub(crate) mod failpoint;
 pub(crate) mod fixture;
 mod kill;
 mod leases;
+mod lock_removals;
 mod many;
 mod plans;
 mod pressure;

@@ -115,6 +115,7 @@ async fn documents_of_an_earlier_version_are_removed_and_their_runs_get_a_reason
         "ALTER TABLE tasks DROP COLUMN credential",
         "DROP TABLE state_locks",
         "DROP TABLE seen_states",
+        "DROP TABLE lock_removals",
         "DELETE FROM _sqlx_migrations WHERE version >= 2",
     ] {
         tx.execute(sql, &[]).await.unwrap();
@@ -156,6 +157,7 @@ async fn a_sealed_document_of_an_earlier_version_is_removed_and_another_is_kept(
         "ALTER TABLE payloads ADD COLUMN key_id TEXT",
         "DROP TABLE state_locks",
         "DROP TABLE seen_states",
+        "DROP TABLE lock_removals",
         "DELETE FROM _sqlx_migrations WHERE version >= 3",
     ] {
         tx.execute(sql, &[]).await.unwrap();

@@ -90,6 +90,7 @@ async fn an_update_of_the_hub_refuses_no_state_of_a_run_in_progress(
     let mut tx = fixture.store.begin().await.unwrap();
     for sql in [
         "DROP TABLE seen_states",
+        "DROP TABLE lock_removals",
         "DELETE FROM _sqlx_migrations WHERE version >= 6",
     ] {
         tx.execute(sql, &[]).await.unwrap();
