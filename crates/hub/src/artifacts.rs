@@ -21,7 +21,9 @@ mod upload;
 use std::sync::Arc;
 use std::time::Duration;
 
-use artifact_store::{Condition, Content, RequestTiming, ServedStore, StoreError, StoreSettings};
+use artifact_store::{
+    Condition, Content, KeptConditions, RequestTiming, ServedStore, StoreError, StoreSettings,
+};
 use axum::Router;
 use axum::body::Body;
 use axum::extract::{Path, Request, State};
@@ -52,7 +54,7 @@ use crate::step_of;
 /// How long a content may take to its reader, which is limited too while it reads nothing.
 const CONTENT_TIMEOUT: Duration = Duration::from_mins(10);
 /// The executor repeats its requests for longer, so each attempt of the hub is short.
-const RETRY_FOR: Duration = Duration::from_secs(10);
+pub(crate) const RETRY_FOR: Duration = Duration::from_secs(10);
 const MIB: u64 = 1024 * 1024;
 /// A longer content needs so many bytes a second.
 const BYTES_A_SECOND: u64 = 256 * 1024;
@@ -92,6 +94,11 @@ impl ArtifactService {
             state_uploads: Uploads::of_states(),
             states: StateWrites::default(),
         })
+    }
+
+    /// Asks the store which conditions it keeps; `None` without a store.
+    pub(crate) async fn ask_conditions(&self) -> Option<Result<KeptConditions, StoreError>> {
+        Some(self.store.as_ref()?.ask_conditions().await)
     }
 
     fn store(&self) -> Result<&ServedStore, Failure> {
@@ -416,6 +423,13 @@ fn failed(error: &StoreError) -> Failure {
             Failure::new(Code::RequestInvalid, chain(error))
         }
         StoreError::Changed { .. } => again("somebody has changed it meanwhile: try again"),
+        StoreError::Uncertain { .. } => {
+            warn!(
+                error = chain(error),
+                "the artifact store may delete it late"
+            );
+            again(locks::UNCERTAIN)
+        }
         StoreError::Unavailable { .. } => {
             warn!(error = chain(error), "the artifact store cannot be used");
             again("the hub cannot use its artifact store now: try again")

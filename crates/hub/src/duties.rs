@@ -1,6 +1,8 @@
 //! The background duties of a hub. It confirms tasks at the platform, applies time limits, reports outcomes, keeps jobs
-//! alive, ends leases of removed tokens, releases locks that runs have left, and writes into run logs why tasks wait.
+//! alive, ends leases of removed tokens, releases locks that runs have left, and writes into run logs why tasks wait. Once, it asks the
+//! artifact store which conditions it keeps.
 
+mod conditions;
 mod confirm;
 mod locks;
 mod report;
@@ -30,6 +32,7 @@ pub(super) async fn perform(hub: &Arc<Hub>) {
         watch::perform(hub),
         revoke::perform(hub),
         locks::perform(hub),
+        conditions::perform(hub),
         read_files,
     );
 }

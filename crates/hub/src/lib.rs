@@ -4,6 +4,7 @@
 //! - [`Hub`]: [`Hub::submit`] stores a dispatch, [`Hub::work`] does what a hub does by itself: confirmations, reports, time limits.
 //! - [`router`] has the paths of agents and executors, the relay to the platform included. [`page::router`] has the status page.
 //! - [`settings`] has the options, and [`token_line`] the line of a token in the file of the pools.
+//! - [`store_check`] asks the artifact store of a hub which conditions it keeps.
 //!
 //! A hub must not know agents, except by their calls, or the HTTP service of dispatches. What happens to a task is decided by
 //! `pool_store`.
@@ -29,6 +30,7 @@ mod run_logs;
 mod sample_views;
 pub mod settings;
 mod shares;
+pub mod store_check;
 mod submit;
 mod tails;
 mod task_work;

@@ -1,5 +1,6 @@
 //! The metrics of a hub.
 
+use artifact_store::{Change, KeptConditions};
 use http_service::MetricsRegistry;
 use pool_protocol::id::PoolName;
 use pool_protocol::lease::DeclineReason;
@@ -32,6 +33,7 @@ pub(crate) struct PoolMetrics {
     pub(crate) stale: Counter,
     poison: Family<Labels, Counter>,
     lost: Family<Labels, Counter>,
+    conditions: Family<Labels, Gauge>,
 }
 
 impl PoolMetrics {
@@ -89,6 +91,11 @@ impl PoolMetrics {
                 "pool_lost",
                 "Tasks that were given up because nothing was heard of their executors",
                 ours.lost.clone(),
+            );
+            registry.register(
+                "artifact_store_conditions",
+                "1 if the artifact store keeps the conditions of a change, by change. Absent until it has been asked",
+                ours.conditions.clone(),
             );
         });
         ours
@@ -156,6 +163,15 @@ impl PoolMetrics {
 
     pub(crate) fn lost(&self, pool: &PoolName) {
         self.lost.get_or_create(&of(pool)).inc();
+    }
+
+    /// Shows which conditions the artifact store keeps.
+    pub(crate) fn keeps(&self, kept: &KeptConditions) {
+        for change in Change::ALL {
+            let labels = vec![("change", change.name().to_owned())];
+            let is_kept = kept.has(change);
+            self.conditions.get_or_create(&labels).set(is_kept.into());
+        }
     }
 }
 

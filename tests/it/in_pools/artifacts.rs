@@ -1,5 +1,6 @@
 //! Executors behind the relay read and write artifacts through the hub. Their network holds no key of its store.
 
+mod conditions;
 mod front;
 
 use std::collections::BTreeSet;
@@ -14,7 +15,7 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use pool_protocol::path::{self, LeaseCall};
 use pool_protocol::task::LeasedTask;
-use reqwest::{Method, StatusCode};
+use reqwest::{Method, RequestBuilder, StatusCode};
 use serde_json::{Value, json};
 use sha2::{Digest as _, Sha256};
 use test_peers::port::Port;
@@ -165,6 +166,7 @@ async fn plan_and_apply_use_the_store_of_the_hub_and_hold_no_key_of_it_or_of_the
     let store = S3::start_open().unwrap();
     let fixture = Fixture::with_store(&store).await;
     let hub = fixture.serve();
+    hub.until_store_asked().await;
     let agent = fixture.start_agent(&hub);
     let gate = fixture.gate();
     let repository = gate.repository();
@@ -393,6 +395,7 @@ impl Holder {
 impl<S> Holder<S> {
     async fn on(store: S, fixture: Fixture, step: &str) -> Self {
         let hub = fixture.serve();
+        hub.until_store_asked().await;
         let workspace = Workspace::new("https://git.example.test/a.git");
         let workspace = fixture.platform.workspace(workspace);
         let job = NewJob::new(&workspace, Flow::only(step));
@@ -421,14 +424,18 @@ impl<S> Holder<S> {
         below: &str,
         body: &[u8],
     ) -> (StatusCode, String) {
+        let request = self.request(&self.executor, method, below, body);
+        let answer = request.send().await.unwrap();
+        (answer.status(), answer.text().await.unwrap())
+    }
+
+    fn request(&self, client: &Client, method: &str, below: &str, body: &[u8]) -> RequestBuilder {
         let method = Method::from_bytes(method.as_bytes()).unwrap();
-        let request = self
-            .executor
+        client
             .plain(method, &format!("{}/{below}", self.base()))
             .bearer_auth(&self.lease.job_token)
-            .header("content-digest", digest(body));
-        let answer = request.body(body.to_vec()).send().await.unwrap();
-        (answer.status(), answer.text().await.unwrap())
+            .header("content-digest", digest(body))
+            .body(body.to_vec())
     }
 
     /// The state of this serial.

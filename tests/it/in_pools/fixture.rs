@@ -222,6 +222,15 @@ impl Hub {
         reqwest::get(url).await.unwrap().text().await.unwrap()
     }
 
+    /// Waits until the hub has asked its store which conditions it keeps. Tests see only the requests that follow.
+    pub(super) async fn until_store_asked(&self) {
+        let is_asked = async || {
+            let metrics = self.get("/metrics").await;
+            metrics.contains("mayfly_artifact_store_conditions{")
+        };
+        wait::until("the answer of the store", is_asked).await;
+    }
+
     /// Waits until the metrics contain a line.
     pub(super) async fn until_metric(&self, line: &str) {
         let has_line = async || {

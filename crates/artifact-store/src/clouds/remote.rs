@@ -30,9 +30,6 @@ use super::conditional::{Once, Writers};
 use super::connector::Connector;
 use super::meaning::{Meaning, meaning};
 
-/// Larger objects are sent in parts, one after the other, so that memory holds only one. No part of S3 may be smaller, except the
-/// last.
-const PART_BYTES: usize = 5 * 1024 * 1024;
 /// What is read of a file at a time. Memory holds it beside the part.
 const READ_AHEAD_BYTES: usize = 256 * 1024;
 

@@ -2,14 +2,13 @@
 
 use std::sync::Arc;
 
-use artifact_store::Condition;
-use job_contract::keys::ObjectKey;
+use job_contract::keys::{Artifact, ObjectKey};
 use pool_store::TaskView;
 use tracing::warn;
 
 use super::changes::SAVE;
-use super::put;
 use super::upload::Incoming;
+use super::{condition, put};
 use crate::Hub;
 use crate::failure::Failure;
 
@@ -23,13 +22,21 @@ pub(super) async fn keep(
     key: &ObjectKey,
     (incoming, why): (Incoming, Failure),
 ) -> Failure {
-    if let Err(failure) = put(hub, task, SAVE, (key, &Condition::Any), incoming).await {
-        return failure;
-    }
-    match note(hub, task, key).await {
+    match store(hub, task, key, incoming).await {
         Ok(place) => why.and(&format!("; it is kept in `{place}`: {ADVICE}")),
         Err(failure) => failure,
     }
+}
+
+async fn store(
+    hub: &Arc<Hub>,
+    task: &TaskView,
+    key: &ObjectKey,
+    incoming: Incoming,
+) -> Result<String, Failure> {
+    let condition = condition(hub.artifacts.store()?, Artifact::ErroredState, key).await?;
+    put(hub, task, SAVE, (key, &condition), incoming).await?;
+    note(hub, task, key).await
 }
 
 /// Notes where a state of a task is kept, and returns it.

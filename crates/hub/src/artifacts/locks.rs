@@ -1,10 +1,13 @@
 //! Locks the state of a workspace as the tool's own backend does, so that executors in the cluster and those of pools keep each
 //! other out. The lock says which task has it. So a lock that a dead executor has left is released when its task is over.
+//!
+//! A service may delete a lock without a condition, and late. So the hub notes in its database what it deletes there. No hub gives the
+//! lock until the old one is seen to be gone, and none deletes it again while the first request may still be done.
 
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
-use artifact_store::WorkspaceState;
+use artifact_store::{StoreError, WorkspaceState};
 use axum::body::{Body, Bytes};
 use axum::extract::{Path, Request, State};
 use axum::http::{StatusCode, header};
@@ -31,6 +34,9 @@ const TASK: &str = "mayfly task ";
 const ID: &str = "ID";
 /// How often the lock is taken again that another holder has released meanwhile.
 const ATTEMPTS: usize = 5;
+/// What an executor learns of a lock that may be deleted late.
+pub(super) const UNCERTAIN: &str =
+    "the release of the last lock of the state is not confirmed: try again";
 
 pub(super) async fn lock(
     State(hub): State<Arc<Hub>>,
@@ -52,13 +58,14 @@ pub(super) async fn lock(
         let (_write, task) = (write, &allowed.task);
         // This comes first, so that no lock is left that nobody knows.
         hub.store.note_state_lock(task.task).await?;
-        if let Some(other) = take(&hub, &state, (&id, task.task), info).await? {
+        if let Some(other) = take(&hub, &state, task, (&id, info)).await? {
             *runtime::lock(&holder) = Some(other);
             return Ok(());
         }
         // The task may have ended meanwhile, and its locks may have been released before this one.
         if let Err(failure) = check_again(&hub, task, SAVE).await {
-            release(&state, |info| is_of(info, Some(&id), task.task)).await?;
+            let is_own = |info: &[u8]| is_of(info, Some(&id), task.task);
+            release(&hub, &state, task, is_own).await?;
             return Err(failure);
         }
         hub.store.took_state_lock(task.task).await?;
@@ -83,16 +90,16 @@ pub(super) async fn unlock(
     let refused = Arc::<Mutex<Option<Bytes>>>::default();
     let holder = Arc::clone(&refused);
     let unlocked = to_its_end(async move {
-        let (_write, task) = (write, allowed.task.task);
+        let (_write, task) = (write, &allowed.task);
         let id = holder_id(&asked);
         // Without a description, it is the lock of this task.
         let is_own = |info: &[u8]| match &id {
-            Some(id) => is_of(info, Some(id), task),
-            None => asked.is_empty() && task_of(info) == Some(task),
+            Some(id) => is_of(info, Some(id), task.task),
+            None => asked.is_empty() && task_of(info) == Some(task.task),
         };
-        match release(&state, is_own).await? {
+        match release(&hub, &state, task, is_own).await? {
             Some(other) => *runtime::lock(&holder) = Some(other),
-            None => hub.store.released_state_lock(task).await?,
+            None => hub.store.released_state_lock(task.task).await?,
         }
         Ok(())
     });
@@ -105,10 +112,11 @@ pub(super) async fn unlock(
 async fn take(
     hub: &Hub,
     state: &WorkspaceState,
-    (id, task): (&str, TaskId),
-    info: Bytes,
+    task: &TaskView,
+    (id, info): (&str, Bytes),
 ) -> Result<Option<Bytes>, Failure> {
     for _ in 0..ATTEMPTS {
+        see_removed(hub, state, task).await?;
         let taken = state.lock(info.clone()).await;
         if taken.map_err(|error| failed(&error))? {
             return Ok(None);
@@ -118,7 +126,7 @@ async fn take(
             // It was released meanwhile.
             continue;
         };
-        if is_of(&holder, Some(id), task) {
+        if is_of(&holder, Some(id), task.task) {
             // The answer to the first request was lost.
             return Ok(None);
         }
@@ -126,7 +134,7 @@ async fn take(
             return Ok(Some(holder));
         };
         warn!(task = %left, "the lock of a task that is over is released");
-        release(state, |info| task_of(info) == Some(left)).await?;
+        release(hub, state, task, |info| task_of(info) == Some(left)).await?;
     }
     let text = "the lock of the state changes all the time: try again";
     Err(Failure::new(Code::RateLimited, text))
@@ -144,16 +152,60 @@ async fn left(hub: &Hub, holder: &[u8]) -> Result<Option<TaskId>, Failure> {
 /// Releases the lock if it is the one of the caller, who may change the state of the workspace. Otherwise returns what its holder
 /// has written.
 async fn release(
+    hub: &Hub,
     state: &WorkspaceState,
+    task: &TaskView,
     is_own: impl Fn(&[u8]) -> bool + Send,
 ) -> Result<Option<Bytes>, Failure> {
     let found = state.lock_info().await.map_err(|error| failed(&error))?;
     match found {
         Some(found) if !is_own(&found) => return Ok(Some(found)),
-        Some(found) => state.unlock(&found).await.map_err(|error| failed(&error))?,
+        Some(found) => remove(hub, state, task, &found).await?,
         None => {}
     }
     Ok(None)
+}
+
+/// Removes the lock with this description from the workspace of a task, if it is still there.
+async fn remove(
+    hub: &Hub,
+    state: &WorkspaceState,
+    task: &TaskView,
+    lock: &[u8],
+) -> Result<(), Failure> {
+    if state.unlocks_on_condition() {
+        let removed = state.unlock(lock).await;
+        return removed.map_err(|error| failed(&error));
+    }
+    see_removed(hub, state, task).await?;
+    // The time comes first: the process may be frozen between any two lines.
+    let since = SystemTime::now();
+    let id = holder_id(lock).unwrap_or_default();
+    let begun = hub.store.begin_lock_removal(task, &id).await?;
+    let removal = begun.ok_or_else(|| again(UNCERTAIN))?;
+    match state.unlock_once(lock, since).await {
+        // It stays noted. Whoever wants the lock looks whether it is done.
+        Err(error @ StoreError::Uncertain { .. }) => Err(failed(&error)),
+        removed => {
+            hub.store.end_lock_removal(task, &removal).await?;
+            removed.map_err(|error| failed(&error))
+        }
+    }
+}
+
+/// Makes sure that no lock of the workspace of a task is being removed: what a hub has begun is seen done, or can no longer be done.
+async fn see_removed(hub: &Hub, state: &WorkspaceState, task: &TaskView) -> Result<(), Failure> {
+    let Some(removal) = hub.store.lock_removal(task).await? else {
+        return Ok(());
+    };
+    let found = state.lock_info().await.map_err(|error| failed(&error))?;
+    let id = found.and_then(|info| holder_id(&info));
+    let is_there = id.as_deref() == Some(&*removal.lock);
+    if is_there && !removal.is_over && !state.unlocks_on_condition() {
+        return Err(again(UNCERTAIN));
+    }
+    hub.store.end_lock_removal(task, &removal).await?;
+    Ok(())
 }
 
 /// Releases the lock that a task has left, if it is still there. Returns whether nothing of it is left.
@@ -180,7 +232,7 @@ pub(crate) async fn release_left(hub: &Hub, task: &TaskView) -> bool {
     let Some(found) = found else {
         return true;
     };
-    match state.unlock(&found).await {
+    match remove(hub, &state, task, &found).await {
         Ok(()) => {
             warn!(
                 task = %task.task,
@@ -189,8 +241,8 @@ pub(crate) async fn release_left(hub: &Hub, task: &TaskView) -> bool {
             );
             true
         }
-        Err(error) => {
-            warn!(task = %task.task, %error, "the lock that a run has left is not released");
+        Err(why) => {
+            warn!(task = %task.task, ?why, "the lock that a run has left is not released");
             false
         }
     }
