@@ -1,4 +1,4 @@
-//! `check`: whether a run would start in this cluster.
+//! `check`: whether a run would start in this cluster, and whether a hub can keep its promises.
 
 mod peers;
 
@@ -11,6 +11,7 @@ use super::output::Output;
 use super::{AccessArgs, ShowArgs, resolve};
 use crate::allowed_urls::AllowedUrlArgs;
 use crate::failure::Failure;
+use crate::serve::config::TargetName;
 use crate::terminal::Terminal;
 use crate::terminal::options::{Format, When};
 use crate::terminal::paint::Paint;
@@ -20,17 +21,24 @@ use cluster::RetryPolicy;
 use cluster::check::{CheckOutcome, CheckResult, Expectations};
 use cluster::job_settings::{Deployment, DeploymentArgs};
 use cluster::rights::RIGHTS;
+use hub::store_check::StoreCheckArgs;
+use job_contract::{chain, env};
 use manifest::ManifestErrors;
 use manifest::job_data::Mode;
-use runtime::setting::SettingError;
+use runtime::setting::{ReadSetting as _, Setting, SettingError};
 
 /// What is checked: the configuration `serve` and `launch` would use.
 #[derive(Args, Debug)]
 pub struct CheckArgs {
+    /// Where accepted steps run, as for `serve`. With `none`, nothing of a cluster is checked [default: kubernetes]
+    #[arg(long, value_name = "TARGET", env = env::TARGET)]
+    pub target: Option<Setting<TargetName>>,
     #[command(flatten)]
     pub allowed_urls: AllowedUrlArgs,
     #[command(flatten)]
     pub peers: PeerArgs,
+    #[command(flatten)]
+    pub store: StoreCheckArgs,
     #[command(flatten)]
     pub access: AccessArgs,
     #[command(flatten)]
@@ -40,6 +48,34 @@ pub struct CheckArgs {
 }
 
 pub(super) async fn check(args: &CheckArgs, out: &mut Output) -> Result<Exit, Failure> {
+    let mut errors = Vec::new();
+    let target = args.target.read(&mut errors);
+    if !errors.is_empty() {
+        return Err(errors.into());
+    }
+    let (namespace, mut results) = match target {
+        Some(TargetName::None) => (None, Vec::new()),
+        _ => check_cluster(args, out).await?,
+    };
+    results.extend(check_allowed_urls(&args.allowed_urls));
+    results.extend(peers::check(&args.peers).await);
+    results.extend(check_store(&args.store).await);
+    let exit = verdict(&results);
+    if out.json {
+        let ok = exit == Exit::Done;
+        out.print_json(&json!({"namespace": namespace, "ok": ok, "checks": results}))?;
+    } else {
+        let text = render(&results, out.paint);
+        out.print(&text);
+    }
+    Ok(exit)
+}
+
+/// What runs need in the cluster. Returns their namespace too.
+async fn check_cluster(
+    args: &CheckArgs,
+    out: &mut Output,
+) -> Result<(Option<String>, Vec<CheckResult>), Failure> {
     let deployment = resolve(&args.deployment, args.peers.api_url.as_deref(), out)?;
     let cluster = args.access.connect(&deployment.namespace).await?;
     // A quick answer is more useful here than many retries.
@@ -48,18 +84,24 @@ pub(super) async fn check(args: &CheckArgs, out: &mut Output) -> Result<Exit, Fa
         ..RetryPolicy::default()
     });
     let expected = expectations(&deployment)?;
-    let mut results = cluster.check(&expected).await;
-    results.extend(check_allowed_urls(&args.allowed_urls));
-    results.extend(peers::check(&args.peers).await);
-    let exit = verdict(&results);
-    if out.json {
-        let ok = exit == Exit::Done;
-        out.print_json(&json!({"namespace": deployment.namespace, "ok": ok, "checks": results}))?;
-    } else {
-        let text = render(&results, out.paint);
-        out.print(&text);
-    }
-    Ok(exit)
+    let results = cluster.check(&expected).await;
+    Ok((Some(deployment.namespace), results))
+}
+
+/// Which conditions the artifact store of a hub keeps. The hub works without them, and promises less.
+async fn check_store(args: &StoreCheckArgs) -> Option<CheckResult> {
+    const SUBJECT: &str = "conditions of the artifact store";
+    let asked = args.ask().await?;
+    Some(match asked.map(|kept| kept.lacks()) {
+        Ok(None) => CheckResult::ok(SUBJECT, "are kept"),
+        Ok(Some(changes)) => CheckResult::ok(
+            SUBJECT,
+            format!(
+                "are not kept for these changes: {changes}. A late one can undo a newer one, so use one hub"
+            ),
+        ),
+        Err(error) => CheckResult::failed(SUBJECT, chain(&error), error.hint()),
+    })
 }
 
 /// Whether the rule for addresses of repositories can be used, and what it allows that is hardly meant.
@@ -156,7 +198,6 @@ fn render(results: &[CheckResult], paint: Paint) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use job_contract::env;
     use manifest::overlay::Overlay;
     use rstest::rstest;
     use runtime::setting::from_variables;
@@ -220,6 +261,27 @@ mod tests {
             assert_eq!(results[0].outcome, outcome);
             assert!(results[0].finding.contains(text), "{results:?}");
         }
+    }
+
+    #[tokio::test]
+    async fn the_store_of_a_hub_is_asked_and_that_of_another_launcher_is_not() {
+        let folder = tempfile::tempdir().unwrap();
+        let local = (env::DATA_DIR, folder.path().to_str().unwrap());
+        let hub = (env::POOLS_FILE, "pools.yaml");
+        let asked = async |variables: &[(&str, &str)]| {
+            let args: StoreCheckArgs = from_variables(variables);
+            check_store(&args).await
+        };
+        assert_eq!(asked(&[local]).await, None);
+        assert_eq!(asked(&[hub]).await, None);
+        let kept = asked(&[hub, local]).await.unwrap();
+        assert_eq!(kept.outcome, CheckOutcome::Ok);
+        assert_eq!(kept.finding, "are kept");
+        let wrong = (env::STATE_TYPE, "AwsTerraformStateImpl");
+        let wrong = asked(&[hub, wrong]).await.unwrap();
+        assert_eq!(wrong.outcome, CheckOutcome::Failed);
+        let text = format!("{} {}", wrong.finding, wrong.fix.unwrap());
+        assert!(text.contains(env::AWS_BUCKET), "{text}");
     }
 
     #[test]
