@@ -3,9 +3,9 @@
 use std::io::{self, BufRead, BufReader, Read};
 use std::net::SocketAddr;
 use std::path::PathBuf;
-use std::process::{Child, Command, Stdio};
-use std::sync::mpsc;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::process::{Child, ChildStdin, Command, Stdio};
+use std::sync::mpsc::{self, Receiver};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
@@ -18,7 +18,7 @@ use crate::wait::DEADLINE;
 #[derive(Debug)]
 pub(crate) struct Daemon {
     child: Child,
-    said: Arc<Mutex<Vec<String>>>,
+    said: Said,
 }
 
 impl Daemon {
@@ -28,33 +28,36 @@ impl Daemon {
         ready: impl Fn(&str) -> Option<T>,
     ) -> io::Result<(Self, T)> {
         let start = Start::of(command);
+        // From here on the child dies with this value.
+        let (daemon, lines) = Self::spawn(command.stdin(Stdio::null()))?;
+        daemon.said.keep(program_of(command));
+        let ready = daemon
+            .said
+            .wait_for(&format!("{command:?}"), &lines, ready)?;
+        start.ready()?;
+        Ok((daemon, ready))
+    }
+
+    /// Starts a program, and returns the lines of its output as they come.
+    pub(crate) fn spawn(command: &mut Command) -> io::Result<(Self, Receiver<String>)> {
         let mut child = command
-            .stdin(Stdio::null())
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())
             .spawn()
             .map_err(|error| missing(command, &error))?;
-        let said = Arc::<Mutex<Vec<String>>>::default();
-        let (sender, lines) = mpsc::channel();
-        let (stdout, stderr) = (child.stdout.take(), child.stderr.take());
-        follow(stdout, sender.clone(), Arc::clone(&said));
-        follow(stderr, sender, Arc::clone(&said));
-        let (name, lines_so_far) = (program_of(command), Arc::clone(&said));
-        evidence::keep(name, move || {
-            Some(evidence::lock(&lines_so_far)?.join("\n"))
-        });
-        // From here on the child dies with this value.
-        let daemon = Self { child, said };
-        loop {
-            let line = lines.recv_timeout(DEADLINE).map_err(|_| {
-                let text = format!("{command:?} did not get ready:\n{}", daemon.log());
-                io::Error::other(text)
-            })?;
-            if let Some(ready) = ready(&line) {
-                start.ready()?;
-                return Ok((daemon, ready));
-            }
+        let (said, (sender, lines)) = (Said::default(), mpsc::channel());
+        if let Some(stdout) = child.stdout.take() {
+            said.follow(stdout, sender.clone());
         }
+        if let Some(stderr) = child.stderr.take() {
+            said.follow(stderr, sender);
+        }
+        Ok((Self { child, said }, lines))
+    }
+
+    /// Its input, if that is a pipe and was not taken yet.
+    pub(crate) fn take_input(&mut self) -> Option<ChildStdin> {
+        self.child.stdin.take()
     }
 
     /// Ends the program with a signal on which it tidies up, and waits until it has.
@@ -66,9 +69,13 @@ impl Daemon {
     }
 
     /// What the program said so far.
+    pub(crate) const fn said(&self) -> &Said {
+        &self.said
+    }
+
+    /// The same as a text.
     pub(crate) fn log(&self) -> String {
-        let said = self.said.lock().unwrap_or_else(PoisonError::into_inner);
-        said.join("\n")
+        self.said.text()
     }
 }
 
@@ -79,21 +86,53 @@ impl Drop for Daemon {
     }
 }
 
-/// Output is read to its end: a full pipe would stop the program.
-fn follow(
-    output: Option<impl Read + Send + 'static>,
-    sender: mpsc::Sender<String>,
-    said: Arc<Mutex<Vec<String>>>,
-) {
-    let Some(output) = output else { return };
-    std::thread::spawn(move || {
-        for line in BufReader::new(output).lines().map_while(Result::ok) {
-            said.lock()
-                .unwrap_or_else(PoisonError::into_inner)
-                .push(line.clone());
-            drop(sender.send(line));
+/// The lines that a program said so far.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Said(Arc<Mutex<Vec<String>>>);
+
+impl Said {
+    /// Reads an output to its end: a full pipe would stop the program. Each line is sent, too.
+    pub(crate) fn follow(&self, output: impl Read + Send + 'static, sender: mpsc::Sender<String>) {
+        let said = self.clone();
+        std::thread::spawn(move || {
+            for line in BufReader::new(output).lines().map_while(Result::ok) {
+                said.lock().push(line.clone());
+                drop(sender.send(line));
+            }
+        });
+    }
+
+    /// Shows the last lines if the test of this thread fails.
+    pub(crate) fn keep(&self, name: impl Into<String>) {
+        let said = self.clone();
+        evidence::keep(name, move || Some(evidence::lock(&said.0)?.join("\n")));
+    }
+
+    /// Waits for what `ready` reads from one of the lines that come.
+    pub(crate) fn wait_for<T>(
+        &self,
+        program: &str,
+        lines: &Receiver<String>,
+        ready: impl Fn(&str) -> Option<T>,
+    ) -> io::Result<T> {
+        loop {
+            let line = lines.recv_timeout(DEADLINE).map_err(|_| {
+                let text = format!("{program} did not get ready:\n{}", self.text());
+                io::Error::other(text)
+            })?;
+            if let Some(ready) = ready(&line) {
+                return Ok(ready);
+            }
         }
-    });
+    }
+
+    pub(crate) fn text(&self) -> String {
+        self.lock().join("\n")
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Vec<String>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
 }
 
 /// The address behind `http://` in a line.

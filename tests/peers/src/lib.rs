@@ -16,6 +16,7 @@ pub mod http;
 pub mod http_proxy;
 pub mod key_vault;
 pub mod modules;
+mod moto;
 pub mod name_server;
 pub mod oidc;
 pub mod openbao;

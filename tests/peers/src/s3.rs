@@ -3,16 +3,15 @@
 
 use std::io;
 use std::net::SocketAddr;
-use std::process::Command;
 
-use crate::daemon::{Daemon, address_in, installed};
 use crate::http::{Request, Response, Server, ask, pass_on};
+use crate::moto::Moto;
 
 /// A service with one bucket, and one user with all rights.
 #[derive(Debug)]
 pub struct S3 {
     address: SocketAddr,
-    daemon: Daemon,
+    moto: Moto,
     tokens: Server,
     access_key: String,
     secret_key: String,
@@ -46,9 +45,8 @@ impl S3 {
     /// # Errors
     /// Fails with one line that names what is missing.
     pub fn start_open() -> io::Result<Self> {
-        let mut command = Command::new(installed("python/bin/moto_server"));
-        command.args(["-H", "127.0.0.1", "-p", "0"]);
-        let (daemon, address) = Daemon::start(&mut command, address_in)?;
+        let moto = Moto::start()?;
+        let address = moto.address();
         iam(address, "Action=CreateUser&UserName=store")?;
         let key = iam(address, "Action=CreateAccessKey&UserName=store")?;
         iam(
@@ -64,7 +62,7 @@ impl S3 {
         let absent = || io::Error::other(format!("no key in {key}"));
         let server = Self {
             address,
-            daemon,
+            moto,
             tokens: Server::start(move |request| {
                 security_tokens(request, address)
                     .unwrap_or_else(|error| Response::new(502, error.to_string()))
@@ -206,7 +204,7 @@ impl S3 {
 
     /// One line for each request so far, and for what went wrong.
     pub fn log(&self) -> String {
-        self.daemon.log()
+        self.moto.log()
     }
 }
 

@@ -2,18 +2,17 @@
 
 use std::io;
 use std::net::SocketAddr;
-use std::process::Command;
 
 use serde_json::{Value, json};
 
-use crate::daemon::{Daemon, address_in, installed};
 use crate::http::ask;
+use crate::moto::Moto;
 
 /// A running service.
 #[derive(Debug)]
 pub struct SecretsManager {
     address: SocketAddr,
-    daemon: Daemon,
+    moto: Moto,
     access_key: String,
     secret_key: String,
 }
@@ -24,12 +23,11 @@ impl SecretsManager {
     /// # Errors
     /// Fails with one line that names what is missing.
     pub fn start() -> io::Result<Self> {
-        let mut command = Command::new(installed("python/bin/moto_server"));
-        command.args(["-H", "127.0.0.1", "-p", "0"]);
-        let (daemon, address) = Daemon::start(&mut command, address_in)?;
+        let moto = Moto::start()?;
+        let address = moto.address();
         let mut server = Self {
             address,
-            daemon,
+            moto,
             access_key: String::new(),
             secret_key: String::new(),
         };
@@ -124,7 +122,7 @@ impl SecretsManager {
 
     /// One line for each request so far, and for what went wrong.
     pub fn log(&self) -> String {
-        self.daemon.log()
+        self.moto.log()
     }
 }
 

@@ -20,8 +20,13 @@ impl Start {
     pub(crate) fn of(command: &Command) -> Self {
         let program = Path::new(command.get_program());
         let name = program.file_name().unwrap_or(program.as_os_str());
+        Self::named(name.to_string_lossy())
+    }
+
+    /// Of a program that another one starts.
+    pub(crate) fn named(program: impl Into<String>) -> Self {
         Self {
-            program: name.to_string_lossy().into_owned(),
+            program: program.into(),
             began: Instant::now(),
         }
     }
