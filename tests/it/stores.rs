@@ -419,18 +419,18 @@ fn s3_by_role_keeps_a_whole_job() {
 #[test]
 fn azure_keeps_a_whole_job() {
     let server = Azurite::start().unwrap();
-    let host = format!("{}.blob.core.windows.net", azurite::ACCOUNT);
+    let host = server.host();
     let clouds = Clouds::start(&[(&host, server.address())]).unwrap();
     let mut environment = vec![
         (env::STATE_TYPE, "AzureTerraformStateImpl".to_owned()),
-        (env::AZURE_ACCOUNT, azurite::ACCOUNT.to_owned()),
+        (env::AZURE_ACCOUNT, server.account().to_owned()),
         (env::AZURE_ACCESS_KEY, azurite::ACCOUNT_KEY.to_owned()),
         (env::AZURE_CONTAINER, "tfstate".to_owned()),
         (env::AZURE_RESOURCE_GROUP, "group".to_owned()),
     ];
     environment.extend(clouds.environment());
     let settings = StoreSettings::Azure(AzureSettings {
-        account: azurite::ACCOUNT.to_owned(),
+        account: server.account().to_owned(),
         login: AzureLogin::Key(SecretString::from(azurite::ACCOUNT_KEY)),
         container: "tfstate".to_owned(),
         resource_group: None,

@@ -91,9 +91,13 @@ fn s3_of(server: &S3) -> StoreSettings {
     )
 }
 
-fn azure_at(url: &str, key: &str) -> StoreSettings {
+fn azure_of(server: &Azurite) -> StoreSettings {
+    azure_at(&server.url(), server.account(), azurite::ACCOUNT_KEY)
+}
+
+fn azure_at(url: &str, account: &str, key: &str) -> StoreSettings {
     StoreSettings::Azure(AzureSettings {
-        account: azurite::ACCOUNT.to_owned(),
+        account: account.to_owned(),
         login: AzureLogin::Key(SecretString::from(key)),
         container: "states".to_owned(),
         resource_group: None,
@@ -202,7 +206,7 @@ async fn s3_keeps_what_it_is_given() {
 #[tokio::test]
 async fn azure_keeps_what_it_is_given() {
     let server = Azurite::start().unwrap();
-    let store = open(azure_at(&server.url(), azurite::ACCOUNT_KEY));
+    let store = open(azure_of(&server));
     keeps_what_it_is_given(&store).await;
     // As the stock executor's client writes it.
     let stock = format!(
@@ -218,7 +222,7 @@ async fn azure_keeps_what_it_is_given() {
 #[tokio::test]
 async fn containers_are_made_once_however_many_runs_begin() {
     let server = Azurite::start().unwrap();
-    let store = open(azure_at(&server.url(), azurite::ACCOUNT_KEY));
+    let store = open(azure_of(&server));
     let keys = ["a", "b", "c"].map(|step| ObjectKey::step_output("o", "1", step));
     let [a, b, c] = &keys;
     let (a, b, c) = tokio::join!(store.put(a, "a"), store.put(b, "b"), store.put(c, "c"));
@@ -291,7 +295,7 @@ async fn the_error_of_wrong_credentials_names_their_settings() {
 
     let server = Azurite::start().unwrap();
     let other_key = "aHVudGVyMmh1bnRlcjI=";
-    let store = open(azure_at(&server.url(), other_key));
+    let store = open(azure_at(&server.url(), server.account(), other_key));
     is_refused(&store, &["AzureTerraformStateStorageAccessKey"], other_key).await;
 
     let server = Gcs::start().unwrap();
@@ -459,9 +463,12 @@ async fn a_service_that_goes_away_in_the_middle_of_an_upload_leaves_no_object() 
     assert!(asked.iter().any(|request| request.method == "DELETE"));
 }
 
-/// A service of S3 that notes the length of each part, and how much of the content was read when it came.
-fn s3_that_notes(read: &Arc<AtomicUsize>) -> (Server, Arc<Mutex<Vec<(usize, usize)>>>) {
-    let noted = Arc::<Mutex<Vec<_>>>::default();
+/// The length of each part, and how much of the content was read when it came.
+type Parts = Arc<Mutex<Vec<(usize, usize)>>>;
+
+/// A service of S3 without objects that notes parts.
+fn s3_that_notes(read: &Arc<AtomicUsize>) -> (Server, Parts) {
+    let noted = Parts::default();
     let (read, parts) = (Arc::clone(read), Arc::clone(&noted));
     let server = Server::start(move |request| match request.method.as_str() {
         "POST" if request.query.starts_with("uploads") => Response::new(
@@ -472,11 +479,12 @@ fn s3_that_notes(read: &Arc<AtomicUsize>) -> (Server, Arc<Mutex<Vec<(usize, usiz
             200,
             "<CompleteMultipartUploadResult><ETag>e</ETag></CompleteMultipartUploadResult>",
         ),
-        _ => {
+        "PUT" => {
             let part = (request.body.len(), read.load(Ordering::SeqCst));
             parts.lock().unwrap().push(part);
             Response::new(200, "").with_header("ETag", "\"e\"")
         }
+        _ => Response::new(404, "<Error><Code>NoSuchKey</Code></Error>"),
     });
     (server.unwrap(), noted)
 }
@@ -499,9 +507,8 @@ async fn memory_holds_one_small_part_of_an_object() {
         digest,
     };
     let _ = rustls::crypto::ring::default_provider().install_default();
-    let served = ServedStore::open(&settings, &timing()).unwrap();
-    let stored = served.put(&key, upload, &Condition::Any).await;
-    stored.unwrap();
+    let store = ServedStore::open(&settings, &timing()).unwrap();
+    store.put(&key, upload, &Condition::Any).await.unwrap();
     let parts = std::mem::take(&mut *noted.lock().unwrap());
     let mut sent = 0;
     for (length, read) in parts {
@@ -654,7 +661,7 @@ async fn every_store_passes_on_what_comes_whole() {
     };
     passes_on(StoreSettings::S3(settings), true, true).await;
     let azure = Azurite::start().unwrap();
-    passes_on(azure_at(&azure.url(), azurite::ACCOUNT_KEY), true, true).await;
+    passes_on(azure_of(&azure), true, true).await;
     let gcs = Gcs::start().unwrap();
     passes_on(gcs_at(&gcs, gcs::BUCKET), false, true).await;
 }
@@ -665,13 +672,13 @@ async fn every_store_passes_on_what_comes_whole() {
 async fn a_lease_is_described_or_ends_wherever_its_holder_ends() {
     let _ = rustls::crypto::ring::default_provider().install_default();
     let azure = Azurite::start().unwrap();
-    let settings = azure_at(&azure.url(), azurite::ACCOUNT_KEY);
+    let settings = azure_of(&azure);
     let store = ServedStore::open(&settings, &timing()).unwrap();
     let ends = (1..=12).map(async |last| {
         let proxy = Proxy::of_calls(&[azure.address()]).unwrap();
-        let address = format!("{}/{}", proxy.url(), azurite::ACCOUNT);
+        let address = format!("{}/{}", proxy.url(), azure.account());
         let workspace = format!("w{last}");
-        let of_holder = azure_at(&address, azurite::ACCOUNT_KEY);
+        let of_holder = azure_at(&address, azure.account(), azurite::ACCOUNT_KEY);
         let of_holder = ServedStore::open(&of_holder, &timing()).unwrap();
         let of_holder = of_holder.state("o", &workspace);
         let state = store.state("o", &workspace);
@@ -709,7 +716,7 @@ async fn a_lease_is_described_or_ends_wherever_its_holder_ends() {
 async fn a_lease_keeps_out_every_other_writer_and_who_only_knows_its_id() {
     let _ = rustls::crypto::ring::default_provider().install_default();
     let azure = Azurite::start().unwrap();
-    let settings = azure_at(&azure.url(), azurite::ACCOUNT_KEY);
+    let settings = azure_of(&azure);
     let store = ServedStore::open(&settings, &timing()).unwrap();
     let state = store.state("o", "w");
     assert!(state.lock(locked_by(ONE)).await.unwrap());

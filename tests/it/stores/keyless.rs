@@ -2,7 +2,6 @@
 //! nothing here.
 
 use std::io;
-use std::net::SocketAddr;
 use std::path::Path;
 use std::time::{Duration, SystemTime};
 
@@ -123,12 +122,12 @@ fn s3_by_the_agent_of_the_pod(tool: Tool) {
 }
 
 /// Lets requests through that have the token, and signs them with the key of the account, which the server asks for.
-fn azure_front(request: &Request, server: SocketAddr) -> Response {
+fn azure_front(request: &Request, server: &Azurite) -> Response {
     let token = format!("Bearer {AZURE_TOKEN}");
     if request.header("authorization") != Some(&*token) {
         return Response::new(403, "").with_header("x-ms-error-code", "AuthenticationFailed");
     }
-    let host = format!("{}.blob.core.windows.net", azurite::ACCOUNT);
+    let host = server.host();
     let mut signed = HttpRequest::new(HttpRequestBody::empty());
     *signed.method_mut() = request.method.parse().unwrap();
     *signed.uri_mut() = format!("https://{host}{}", request.target())
@@ -144,7 +143,7 @@ fn azure_front(request: &Request, server: SocketAddr) -> Response {
     }
     let key = AzureAccessKey::try_new(azurite::ACCOUNT_KEY).unwrap();
     let credential = AzureCredential::AccessKey(key);
-    let authorizer = AzureAuthorizer::new(&credential, azurite::ACCOUNT);
+    let authorizer = AzureAuthorizer::new(&credential, server.account());
     authorizer.try_authorize(&mut signed).unwrap();
     let headers = signed.headers().iter();
     let headers =
@@ -153,7 +152,7 @@ fn azure_front(request: &Request, server: SocketAddr) -> Response {
         headers: headers.collect(),
         ..request.clone()
     };
-    answer(pass_on(&passed, server, &host))
+    answer(pass_on(&passed, server.address(), &host))
 }
 
 fn answer(passed: io::Result<Response>) -> Response {
@@ -213,7 +212,6 @@ fn azure_tokens(request: &Request) -> Response {
 /// The account at its real address, which wants the token.
 struct Account {
     fixture: Fixture,
-    _server: Azurite,
     _front: Server,
     _clouds: Clouds,
 }
@@ -221,9 +219,9 @@ struct Account {
 /// `tokens` is the token service of Azure.
 fn azure(tokens: &Server) -> Account {
     let server = Azurite::start().unwrap();
-    let address = server.address();
-    let front = Server::start(move |request| azure_front(request, address)).unwrap();
-    let host = format!("{}.blob.core.windows.net", azurite::ACCOUNT);
+    let (host, account) = (server.host(), server.account().to_owned());
+    let endpoint = Url::parse(&server.url()).unwrap();
+    let front = Server::start(move |request| azure_front(request, &server)).unwrap();
     let routes = [
         (&*host, front.address()),
         ("login.microsoftonline.com", tokens.address()),
@@ -232,18 +230,18 @@ fn azure(tokens: &Server) -> Account {
     let clouds = Clouds::start(&routes).unwrap();
     let mut environment = vec![
         (env::STATE_TYPE, "AzureTerraformStateImpl".to_owned()),
-        (env::AZURE_ACCOUNT, azurite::ACCOUNT.to_owned()),
+        (env::AZURE_ACCOUNT, account.clone()),
         (env::AZURE_CONTAINER, "tfstate".to_owned()),
         (env::STORE_AZURE_IDENTITY, "true".to_owned()),
     ];
     environment.extend(clouds.environment());
     let store = open(&StoreSettings::Azure(AzureSettings {
-        account: azurite::ACCOUNT.to_owned(),
+        account,
         login: AzureLogin::Key(SecretString::from(azurite::ACCOUNT_KEY)),
         container: "tfstate".to_owned(),
         resource_group: None,
         handover: Handover::Outside,
-        endpoint: Url::parse(&server.url()).unwrap(),
+        endpoint,
     }));
     make_container(&store);
     let fixture = Fixture {
@@ -261,7 +259,6 @@ fn azure(tokens: &Server) -> Account {
     };
     Account {
         fixture,
-        _server: server,
         _front: front,
         _clouds: clouds,
     }

@@ -1,41 +1,54 @@
-//! Azure Blob Storage: Azurite with one account, whose signatures it verifies.
+//! Azure Blob Storage: Azurite, whose signatures it verifies. One server takes seconds to start, so all tests of a process share
+//! it. Each has an account of its own, and accounts share nothing.
 
+use std::fmt::Write as _;
 use std::io;
 use std::net::SocketAddr;
-use std::process::Command;
+use std::process::{ChildStdin, Command, Stdio};
+use std::sync::{Mutex, PoisonError};
 
 use crate::daemon::{Daemon, address_in, installed};
+use crate::times::Start;
 
-/// The account that is there.
-pub const ACCOUNT: &str = "mayflystore";
-/// Its key.
+/// The key of all accounts.
 pub const ACCOUNT_KEY: &str =
     "bWF5Zmx5LW1heWZseS1tYXlmbHktbWF5Zmx5LW1heWZseS1tYXlmbHktbWF5Zmx5LW1heWZseQ==";
+/// How many accounts a server has.
+const ACCOUNTS: u32 = 99;
+const NAME: &str = "azurite";
+/// Ends a program of Node with its input.
+const ENDS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/src/ends_with_input.js");
 
-/// A service without containers.
+/// An account without containers.
 #[derive(Debug)]
 pub struct Azurite {
     address: SocketAddr,
-    daemon: Daemon,
+    account: String,
 }
 
 impl Azurite {
-    /// Starts a service that keeps everything in memory.
+    /// Takes an account that no other test has. The first one starts the server, which keeps everything in memory.
     ///
     /// # Errors
     /// Fails with one line that names what is missing.
     pub fn start() -> io::Result<Self> {
-        let mut command = Command::new("node");
-        command
-            .arg(installed("node/node_modules/azurite/dist/src/blob/main.js"))
-            .args(["--blobHost", "127.0.0.1", "--blobPort", "0"])
-            .args(["--inMemoryPersistence", "--disableTelemetry"])
-            .arg("--skipApiVersionCheck")
-            .env("AZURITE_ACCOUNTS", format!("{ACCOUNT}:{ACCOUNT_KEY}"));
-        let (daemon, address) = Daemon::start(&mut command, |line| {
-            line.contains("successfully").then(|| address_in(line))?
-        })?;
-        Ok(Self { address, daemon })
+        static SHARED: Mutex<Option<Shared>> = Mutex::new(None);
+        let mut shared = SHARED.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut server = match shared.take() {
+            Some(server) => server,
+            None => Shared::start()?,
+        };
+        server.taken += 1;
+        server.daemon.said().keep(NAME);
+        let (address, number) = (server.address, server.taken);
+        *shared = Some(server);
+        if number > ACCOUNTS {
+            return Err(io::Error::other("Azurite has no account left"));
+        }
+        Ok(Self {
+            address,
+            account: account(number),
+        })
     }
 
     /// Where it listens; the account is the first part of a host's name, or of the path.
@@ -43,13 +56,62 @@ impl Azurite {
         self.address
     }
 
-    /// Address of the account.
-    pub fn url(&self) -> String {
-        format!("http://{}/{ACCOUNT}", self.address)
+    /// Name of the account.
+    pub fn account(&self) -> &str {
+        &self.account
     }
 
-    /// One line for each request so far.
-    pub fn log(&self) -> String {
-        self.daemon.log()
+    /// The host of the account at the service itself.
+    pub fn host(&self) -> String {
+        format!("{}.blob.core.windows.net", self.account)
+    }
+
+    /// Address of the account.
+    pub fn url(&self) -> String {
+        format!("http://{}/{}", self.address, self.account)
+    }
+}
+
+fn account(number: u32) -> String {
+    format!("mayflystore{number}")
+}
+
+/// The server. It ends with its input, and so with this process.
+struct Shared {
+    daemon: Daemon,
+    address: SocketAddr,
+    /// How many accounts have a test.
+    taken: u32,
+    _input: ChildStdin,
+}
+
+impl Shared {
+    fn start() -> io::Result<Self> {
+        let mut accounts = String::new();
+        for number in 1..=ACCOUNTS {
+            let _ = write!(accounts, "{}:{ACCOUNT_KEY};", account(number));
+        }
+        let mut command = Command::new("node");
+        command
+            .args(["--require", ENDS])
+            .arg(installed("node/node_modules/azurite/dist/src/blob/main.js"))
+            .args(["--blobHost", "127.0.0.1", "--blobPort", "0"])
+            .args(["--inMemoryPersistence", "--disableTelemetry"])
+            .arg("--skipApiVersionCheck")
+            .env("AZURITE_ACCOUNTS", accounts.trim_end_matches(';'))
+            .stdin(Stdio::piped());
+        let start = Start::of(&command);
+        let (mut daemon, lines) = Daemon::spawn(&mut command)?;
+        let input = daemon.take_input();
+        let input = input.ok_or_else(|| io::Error::other("the input of Azurite is no pipe"))?;
+        let ready = |line: &str| line.contains("successfully").then(|| address_in(line))?;
+        let address = daemon.said().wait_for(NAME, &lines, ready)?;
+        start.ready()?;
+        Ok(Self {
+            daemon,
+            address,
+            taken: 0,
+            _input: input,
+        })
     }
 }

@@ -61,15 +61,12 @@ impl Gcs {
                 format!(r#"{{"access_token":"{TOKEN}","token_type":"Bearer","expires_in":3600}}"#);
             Response::new(200, token).with_header("Content-Type", "application/json")
         })?;
-        let folder = tempfile::tempdir()?;
-        let key = folder.path().join("key");
-        generate_key(&key, "rsa")?;
         Ok(Self {
             front: Server::start(move |request| guard(request, address))?,
             daemon,
             _port: port,
             tokens,
-            private_key: to_pkcs8(&key)?,
+            private_key: private_key()?,
         })
     }
 
@@ -224,6 +221,19 @@ fn program() -> io::Result<PathBuf> {
         }
     }
     Err(missing())
+}
+
+/// The key of the accounts of this process. Its search for primes would take longer than most tests.
+fn private_key() -> io::Result<String> {
+    static MADE: Mutex<Option<String>> = Mutex::new(None);
+    let mut made = MADE.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some(key) = &*made {
+        return Ok(key.clone());
+    }
+    let folder = tempfile::tempdir()?;
+    let file = folder.path().join("key");
+    generate_key(&file, "rsa")?;
+    Ok(made.insert(to_pkcs8(&file)?).clone())
 }
 
 fn to_pkcs8(key: &Path) -> io::Result<String> {

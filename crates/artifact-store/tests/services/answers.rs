@@ -39,7 +39,7 @@ fn each_at(url: &str, account: &Gcs) -> [StoreSettings; 3] {
     [
         with_lock(s3_at(url, "b", "AKIA", "hunter2")),
         gcs_account_at(account, gcs::BUCKET, url),
-        azure_at(url, azurite::ACCOUNT_KEY),
+        azure_at(url, "account", azurite::ACCOUNT_KEY),
     ]
 }
 

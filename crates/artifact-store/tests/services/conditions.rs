@@ -77,7 +77,7 @@ async fn every_store_keeps_a_condition() {
     let s3 = S3::start().unwrap();
     the_first_one_wins(s3_of(&s3), false).await;
     let azure = Azurite::start().unwrap();
-    the_first_one_wins(azure_at(&azure.url(), azurite::ACCOUNT_KEY), true).await;
+    the_first_one_wins(azure_of(&azure), true).await;
     let gcs = Gcs::start().unwrap();
     the_first_one_wins(gcs_at(&gcs, gcs::BUCKET), false).await;
 }
@@ -85,7 +85,7 @@ async fn every_store_keeps_a_condition() {
 #[tokio::test]
 async fn the_holder_of_a_lease_writes_under_a_condition_too() {
     let azure = Azurite::start().unwrap();
-    let state = served(&azure_at(&azure.url(), azurite::ACCOUNT_KEY)).state("o", "w");
+    let state = served(&azure_of(&azure)).state("o", "w");
     assert!(state.lock(locked_by(ONE)).await.unwrap());
     // The blob of the lock is empty, and it is there.
     let empty = Condition::unchanged(state.open().await.unwrap().as_ref());
@@ -210,8 +210,7 @@ async fn a_store_is_asked_which_conditions_it_keeps_and_has_nothing_of_it_afterw
     keeps(&StoreSettings::Local { data_dir }, &Change::ALL).await;
     assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 0);
     let azure = Azurite::start().unwrap();
-    let azure = azure_at(&azure.url(), azurite::ACCOUNT_KEY);
-    keeps(&azure, &Change::ALL).await;
+    keeps(&azure_of(&azure), &Change::ALL).await;
     // moto joins parts without a condition.
     let moto = S3::start_open().unwrap();
     let kept = [Change::Create, Change::Replace, Change::Delete];

@@ -200,12 +200,12 @@ async fn s3_that_is_late_hidden_or_cut_off_loses_no_state() {
 #[tokio::test(flavor = "multi_thread")]
 async fn azure_that_is_late_hidden_or_cut_off_loses_no_state() {
     let server = Azurite::start().unwrap();
-    let host = format!("{}.blob.core.windows.net", azurite::ACCOUNT);
+    let host = server.host();
     let front = Front::of(server.address(), &host);
     let clouds = Clouds::start(&[(&host, front.server.address())]).unwrap();
     let mut settings = vec![
         (env::STATE_TYPE, "AzureTerraformStateImpl".to_owned()),
-        (env::AZURE_ACCOUNT, azurite::ACCOUNT.to_owned()),
+        (env::AZURE_ACCOUNT, server.account().to_owned()),
         (env::AZURE_ACCESS_KEY, azurite::ACCOUNT_KEY.to_owned()),
         (env::AZURE_CONTAINER, "tfstate".to_owned()),
         (env::AZURE_RESOURCE_GROUP, "group".to_owned()),
