@@ -225,9 +225,51 @@ pub(crate) fn cargo<I: IntoIterator<Item: AsRef<OsStr>>>(args: I) -> Command {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeSet;
+
     use serde_json::json;
 
     use super::*;
+
+    /// The crates of registries in a selection, each as `NAME VERSION|FEATURES`.
+    fn crates(selection: &str) -> BTreeSet<String> {
+        let options = [
+            "tree", "--locked", "--prefix", "none", "--format", "{p}|{f}",
+        ];
+        let mut tree = cargo(options);
+        let output = tree.args(selection.split(' ')).output().unwrap();
+        assert!(output.status.success(), "{output:?}");
+        let lines = String::from_utf8(output.stdout).unwrap();
+        let lines = lines.lines().map(|line| line.trim_end_matches(" (*)"));
+        // Crates of the workspace have a path.
+        lines
+            .filter(|line| !line.is_empty() && !line.contains('/'))
+            .map(str::to_owned)
+            .collect()
+    }
+
+    /// A crate with other features is another crate to cargo.
+    #[test]
+    fn no_crate_is_compiled_twice() {
+        let exclude = fuzz::PACKAGE;
+        let all = crates(&format!(
+            "--workspace --exclude {exclude} --edges normal,build,dev"
+        ));
+        let of_xtask = crates("--package xtask --edges normal");
+        assert!(of_xtask.len() > 40, "{of_xtask:?}");
+        let not_shared: Vec<_> = of_xtask.difference(&all).collect();
+        assert!(
+            not_shared.is_empty(),
+            "tests use these with more features, which belong into `dependencies` of xtask: {not_shared:?}"
+        );
+        let all: Vec<_> = all.iter().filter_map(|line| line.split_once('|')).collect();
+        let twice = all.windows(2).filter(|pair| pair[0].0 == pair[1].0);
+        let twice: Vec<_> = twice.collect();
+        assert!(
+            twice.is_empty(),
+            "macros use these with fewer features, which belong into `build-dependencies` of xtask: {twice:?}"
+        );
+    }
 
     #[test]
     fn cargo_is_called_as_on_the_command_line() {
