@@ -28,3 +28,4 @@ pub(crate) mod resolve_tool;
 pub(crate) mod run_hook;
 pub(crate) mod run_scripts;
 pub(crate) mod save_state;
+pub(crate) mod stored_state;

@@ -1,12 +1,14 @@
 //! The tool's command line, typed: one method for each command that a step needs.
 
 use std::ffi::{OsStr, OsString};
+use std::io;
 use std::path::{Path, PathBuf};
 
 use bytes::Bytes;
 use job_contract::keys::PLAN_FILE;
 use job_contract::report::StateLock;
 use run_log::LogWriter;
+use runtime::regular_file;
 use secrecy::ExposeSecret as _;
 
 use crate::child_env::ChildEnv;
@@ -18,6 +20,7 @@ use crate::terraform::event_state::EventState;
 use crate::terraform::events::EventStream;
 use crate::terraform::lock_error::find_lock;
 use crate::terraform::raw_state::MAX_DOCUMENT_BYTES;
+use crate::terraform::state_summary::{StateSummary, with_serial};
 use crate::terraform::structured::Structured;
 use crate::terraform::variables::Definitions;
 use crate::tool::ResolvedTool;
@@ -34,6 +37,7 @@ pub mod progress;
 pub mod raw_state;
 pub(crate) mod requirements;
 pub(crate) mod resolved_modules;
+pub(crate) mod state_summary;
 pub mod structured;
 pub mod variables;
 
@@ -64,6 +68,32 @@ pub enum ErroredState {
     File(PathBuf),
     /// No disk accepted the state, so the tool printed it.
     Printed(Bytes),
+}
+
+impl ErroredState {
+    /// What it has; `None` if it is not a whole state.
+    pub(crate) fn summary(&self) -> Option<StateSummary> {
+        match self {
+            Self::File(file) => StateSummary::read(regular_file::open(file).ok()?),
+            Self::Printed(state) => StateSummary::read(&state[..]),
+        }
+    }
+
+    /// Its content.
+    pub(crate) fn content(&self) -> io::Result<Bytes> {
+        match self {
+            Self::File(file) => {
+                regular_file::read(file, MAX_DOCUMENT_BYTES as u64).map(Bytes::from)
+            }
+            Self::Printed(state) => Ok(state.clone()),
+        }
+    }
+
+    /// The same state with another serial; `None` if it has none.
+    pub(crate) fn with_serial(&self, serial: u64) -> io::Result<Option<Self>> {
+        let next = with_serial(&self.content()?, serial);
+        Ok(next.map(|state| Self::Printed(state.into())))
+    }
 }
 
 /// The result of a small command.

@@ -1,7 +1,7 @@
 //! The artifact store for plans, states and step output (contract 6): a folder, S3, Azure Blob Storage or GCS.
 //!
 //! - [`Store`] is what an executor uses. It may be the store of a hub ([`HubStore`]).
-//! - [`ServedStore`] is what the hub uses to pass artifacts on.
+//! - [`ServedStore`] is what the hub uses to pass artifacts on, and what an executor uses to write under a condition.
 //!
 //! Without the feature `full` there is no store of a cloud.
 //!
@@ -72,14 +72,21 @@ enum Given<'g> {
 pub struct Store {
     service: Arc<dyn ObjectService>,
     hub: Option<HubStore>,
+    /// `None`: it is the store of a hub.
+    served: Option<ServedStore>,
 }
 
 impl Store {
     /// The local store below a data directory.
     pub fn local(data_dir: &Path) -> Self {
+        Self::of_service(Arc::new(Local::new(data_dir)))
+    }
+
+    fn of_service(service: Arc<dyn ServedService>) -> Self {
         Self {
-            service: Arc::new(Local::new(data_dir)),
+            service: service.clone(),
             hub: None,
+            served: Some(ServedStore::of_service(service)),
         }
     }
 
@@ -90,10 +97,7 @@ impl Store {
 
     /// Opens the configured store with other timeouts and retries than the default.
     pub fn open_with(settings: &StoreSettings, timing: &RequestTiming) -> Result<Self, StoreError> {
-        Ok(Self {
-            service: open(settings, timing)?,
-            hub: None,
-        })
+        Ok(Self::of_service(open(settings, timing)?))
     }
 
     /// The store of a hub, for one step.
@@ -101,12 +105,18 @@ impl Store {
         Self {
             service: Arc::new(store.clone()),
             hub: Some(store),
+            served: None,
         }
     }
 
     /// The store of a hub, if this is one. It keeps the state of the workspace too.
     pub fn hub(&self) -> Option<&HubStore> {
         self.hub.as_ref()
+    }
+
+    /// The same store with its conditions, and with the states of workspaces. `None` for the store of a hub.
+    pub fn served(&self) -> Option<&ServedStore> {
+        self.served.as_ref()
     }
 
     /// The reference by which the platform knows an object. The object need not exist yet.

@@ -25,10 +25,14 @@ pub struct ServedStore {
 impl ServedStore {
     /// Opens the configured store. It sends no request yet.
     pub fn open(settings: &StoreSettings, timing: &RequestTiming) -> Result<Self, StoreError> {
-        Ok(Self {
-            service: crate::open(settings, timing)?,
+        Ok(Self::of_service(crate::open(settings, timing)?))
+    }
+
+    pub(crate) fn of_service(service: Arc<dyn ServedService>) -> Self {
+        Self {
+            service,
             kept: Arc::default(),
-        })
+        }
     }
 
     /// Asks the store which conditions it keeps. For this it stores an object that nobody else uses, and removes it. If it is

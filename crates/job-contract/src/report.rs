@@ -199,7 +199,7 @@ pub enum StateStatus {
     Stored,
     /// The tool could not store it and wrote `errored.tfstate`, which the executor pushed.
     Rescued,
-    /// `errored.tfstate` could not be pushed and is kept in the artifact store.
+    /// `errored.tfstate` could not be pushed, or may not take the place of the stored state, and is kept in the artifact store.
     Kept,
     /// The backend may not have it, or it is incomplete.
     Unknown,

@@ -18,6 +18,7 @@ use crate::phases::live_view::LiveView;
 use crate::phases::release_lock;
 use crate::phases::rescue_state::errored_state_time;
 use crate::phases::save_state::{ApplyEnd, PublishedState, SavedState, save_state};
+use crate::phases::stored_state::read_before;
 use crate::process::Completion;
 use crate::stored_plan::ReviewedPlan;
 use crate::terraform::raw_state::RawState;
@@ -50,6 +51,7 @@ async fn apply_and_save(
     env: &ChildEnv,
     result: &mut OperationResult,
 ) -> Result<(), StepError> {
+    let before = read_before(context.run).await;
     let (run, prepared, started) = (context.run, context.prepared, SystemTime::now());
     let events = &context.terraform.events;
     let errored_before = errored_state_time(&prepared.working_dir);
@@ -72,6 +74,7 @@ async fn apply_and_save(
         tool_with_lock: release_lock::find_tool_with_lock(context, started, done),
         errored_before,
         printed_state: events.printed_state(),
+        before,
     };
     let saving = Box::pin(async { Ok(save(context, env, &end, result).await) });
     let saved = catch_panic(saving)

@@ -1,29 +1,32 @@
-//! Rescues a state that the tool could not store itself. It pushes the state, and keeps a copy in the artifact store.
-//! If both fail, it saves the state in the data directory.
+//! Rescues a state that the tool could not store itself. It compares the state with the stored one, pushes it, and keeps a copy in
+//! the artifact store. If both fail, it saves the state in the data directory.
 //!
 //! It knows nothing of other work with states.
+
+mod push;
 
 use std::fs;
 use std::io;
 use std::path::Path;
 use std::time::{Duration, SystemTime};
 
-use artifact_store::StoreError;
 use backon::{BackoffBuilder as _, ExponentialBuilder};
 use bytes::Bytes;
 use job_contract::keys::ObjectKey;
 use job_contract::report::{LockStatus, StateLock, StateStatus};
 use runtime::private_file::private_folder;
-use runtime::regular_file;
 use tokio::time::{Instant, sleep};
 use tracing::warn;
 
+use self::push::Push;
 use crate::child_env::ChildEnv;
 use crate::context::RunContext;
 use crate::error::{StepError, catch_panic};
 use crate::phases::release_lock;
+use crate::phases::stored_state::Stored;
 use crate::terraform::lock_error::EndedTool;
-use crate::terraform::raw_state::{MAX_DOCUMENT_BYTES, RawState};
+use crate::terraform::progress::Progress;
+use crate::terraform::state_summary::StateSummary;
 use crate::terraform::{ErroredState, Terraform};
 use crate::workspace::write_private_file;
 
@@ -67,12 +70,6 @@ pub(crate) fn find_errored_state(
     (before != Some(written)).then(|| ErroredState::File(working_dir.join(ERRORED_STATE)))
 }
 
-/// One attempt to push the state.
-enum Push {
-    Stored,
-    Failed(Option<StateLock>),
-}
-
 /// The rescue of one state.
 #[derive(Debug)]
 pub(crate) struct Rescue<'r, 'c> {
@@ -81,6 +78,10 @@ pub(crate) struct Rescue<'r, 'c> {
     pub(crate) env: &'r ChildEnv,
     /// The tool's process, if it may have left its lock.
     pub(crate) tool: Option<&'r EndedTool>,
+    /// What the operation has done.
+    pub(crate) changes: &'r Progress,
+    /// What the store had before the operation.
+    pub(crate) before: &'r Stored<StateSummary>,
     pub(crate) errored: ErroredState,
 }
 
@@ -89,9 +90,21 @@ pub(crate) struct Rescue<'r, 'c> {
 struct RescueProgress {
     started: Instant,
     is_first: bool,
+    /// What the state has; `None` if it is not a whole one.
+    summary: Option<StateSummary>,
+    /// Why the state may not be whole.
+    doubt: Option<String>,
     /// Where a copy is kept, or why there is none.
-    kept: Option<Result<String, StoreError>>,
+    kept: Option<Result<String, StepError>>,
+    /// Why only a person can decide whether the state is stored.
+    refused: Option<String>,
     lock: Option<StateLock>,
+}
+
+impl RescueProgress {
+    fn is_kept(&self) -> bool {
+        matches!(self.kept, Some(Ok(_)))
+    }
 }
 
 impl Rescue<'_, '_> {
@@ -110,14 +123,17 @@ impl Rescue<'_, '_> {
         let mut progress = RescueProgress {
             started: Instant::now(),
             is_first: true,
+            summary: None,
+            doubt: None,
             kept: None,
+            refused: None,
             lock: None,
         };
         self.set_rescuing(true);
         let rescuing = async { Ok(self.push_until_stored(&mut progress).await) };
         let outcome = match catch_panic(rescuing).await {
             Ok(outcome) => outcome,
-            Err(panicked) => self.give_up_after(panicked, progress.kept.take()),
+            Err(panicked) => self.give_up(&progress, Some(&panicked)),
         };
         self.set_rescuing(false);
         if outcome.status != StateStatus::Rescued {
@@ -137,6 +153,8 @@ impl Rescue<'_, '_> {
     }
 
     async fn push_until_stored(&self, progress: &mut RescueProgress) -> StateOutcome {
+        progress.summary = self.errored.summary();
+        progress.doubt = self.doubt(progress.summary.as_ref());
         let mut pauses = ExponentialBuilder::default()
             .with_min_delay(FIRST_PAUSE)
             .with_max_delay(LONGEST_PAUSE)
@@ -145,7 +163,7 @@ impl Rescue<'_, '_> {
         loop {
             // A push would be refused by the lock that the tool, or an earlier push, left at the hub.
             release_lock::release_lock_at_hub(self.run).await;
-            let lock = match self.push(progress.is_first).await {
+            let (lock, refused) = match self.push(progress).await {
                 Push::Stored => {
                     self.log("The state is stored.").await;
                     return StateOutcome {
@@ -154,10 +172,15 @@ impl Rescue<'_, '_> {
                         hint: None,
                     };
                 }
-                Push::Failed(lock) => lock,
+                Push::Failed(lock) => (lock, None),
+                Push::Refused(why) => (None, Some(why)),
             };
-            if !matches!(progress.kept, Some(Ok(_))) {
+            progress.refused = refused;
+            if !progress.is_kept() {
                 self.keep_copy(progress).await;
+            }
+            if progress.is_kept() && progress.refused.is_some() {
+                return self.give_up(progress, None);
             }
             progress.is_first = false;
             // The lock is released only after a copy is kept.
@@ -167,24 +190,8 @@ impl Rescue<'_, '_> {
             let pause = pauses.next().unwrap_or(LONGEST_PAUSE);
             tokio::select! {
                 biased;
-                () = self.time_is_up(progress) => return self.give_up(progress.kept.take()),
+                () = self.time_is_up(progress) => return self.give_up(progress, None),
                 () = sleep(pause) => {}
-            }
-        }
-    }
-
-    async fn push(&self, is_first: bool) -> Push {
-        match self.terraform.state_push(self.env, &self.errored).await {
-            Ok(output) if output.ok => Push::Stored,
-            Ok(output) => {
-                if is_first {
-                    self.run.log_output(&output.text).await;
-                }
-                Push::Failed(output.lock())
-            }
-            Err(error) => {
-                warn!(%error, "the state could not be pushed");
-                Push::Failed(None)
             }
         }
     }
@@ -198,8 +205,10 @@ impl Rescue<'_, '_> {
             () = deadline.over() => {}
         }
         if let Some(Ok(kept)) = &progress.kept {
-            let text =
-                format!("The state is kept in {kept}. The executor tries again to store it.");
+            let mut text = format!("The state is kept in {kept}.");
+            if progress.refused.is_none() {
+                text.push_str(" The executor tries again to store it.");
+            }
             self.log(&text).await;
         } else if progress.is_first {
             self.log("The state could neither be stored nor kept: trying again.")
@@ -207,7 +216,7 @@ impl Rescue<'_, '_> {
         }
     }
 
-    async fn store_copy(&self) -> Result<String, StoreError> {
+    async fn store_copy(&self) -> Result<String, StepError> {
         let (job, store) = (&self.run.job, &self.run.store);
         let key = ObjectKey::errored_state(
             &job.organization_id,
@@ -215,10 +224,10 @@ impl Rescue<'_, '_> {
             &job.job_id,
             &job.step_id,
         );
-        match &self.errored {
-            ErroredState::File(file) => store.put_file(&key, file).await,
-            ErroredState::Printed(state) => store.put(&key, state.clone()).await,
-        }
+        Ok(match &self.errored {
+            ErroredState::File(file) => store.put_file(&key, file).await?,
+            ErroredState::Printed(state) => store.put(&key, state.clone()).await?,
+        })
     }
 
     /// Releases the first blocking lock if it was the tool's own. Returns whether it did.
@@ -240,98 +249,81 @@ impl Rescue<'_, '_> {
     /// With a copy, the wait ends earlier, so that there is time to publish.
     async fn time_is_up(&self, progress: &RescueProgress) {
         let run = self.run;
-        let (limit, until) = match &progress.kept {
-            Some(Ok(_)) => (RESCUE_TIMEOUT_WITH_COPY, run.budget.push),
-            _ => (RESCUE_TIMEOUT, run.budget.saving),
+        let (limit, until) = if progress.is_kept() {
+            (RESCUE_TIMEOUT_WITH_COPY, run.budget.push)
+        } else {
+            (RESCUE_TIMEOUT, run.budget.saving)
         };
         let limit = limit.saturating_sub(progress.started.elapsed());
         run.stop.deadline(limit, until).over().await;
     }
 
-    fn give_up(&self, kept: Option<Result<String, StoreError>>) -> StateOutcome {
-        match kept {
-            Some(Ok(kept)) => StateOutcome {
-                status: StateStatus::Kept,
-                sentence: format!("the state could not be stored and is kept in {kept}"),
-                hint: Some(self.restore_hint(&kept)),
-            },
-            Some(Err(error)) => self.save_on_disk(Some(StepError::from(error))),
-            None => self.save_on_disk(None),
-        }
-    }
-
-    /// Keeps the state after a panic. The work folder is removed.
-    fn give_up_after(
-        &self,
-        panicked: StepError,
-        kept: Option<Result<String, StoreError>>,
-    ) -> StateOutcome {
-        match kept {
-            Some(Ok(kept)) => self.give_up(Some(Ok(kept))),
-            _ => self.save_on_disk(Some(panicked)),
+    /// Says where the state is. After a panic too, the work folder is removed.
+    fn give_up(&self, progress: &RescueProgress, panicked: Option<&StepError>) -> StateOutcome {
+        let kept = match &progress.kept {
+            Some(Ok(kept)) => kept,
+            Some(Err(error)) => return self.save_on_disk(progress, panicked.or(Some(error))),
+            None => return self.save_on_disk(progress, panicked),
+        };
+        let sentence = match &progress.refused {
+            Some(why) => format!("the state is not stored, because {why}, and is kept in {kept}"),
+            None => format!("the state could not be stored and is kept in {kept}"),
+        };
+        StateOutcome {
+            status: StateStatus::Kept,
+            sentence,
+            hint: Some(self.restore_hint(progress, kept)),
         }
     }
 
     /// Saves the state in the data directory, because the launcher removes the work folder after the run. If that
     /// fails, it uses the work folder. In a pod both last as long as the pod.
-    fn save_on_disk(&self, error: Option<StepError>) -> StateOutcome {
+    fn save_on_disk(&self, progress: &RescueProgress, error: Option<&StepError>) -> StateOutcome {
         let (run, job) = (self.run, &self.run.job);
         let name = format!("errored-{}-{}.tfstate", job.job_id, job.step_id);
         let save = |folder: &Path| {
             private_folder(folder)?;
             let path = folder.join(&name);
-            match &self.errored {
-                ErroredState::File(file) => {
-                    let state = regular_file::read(file, MAX_DOCUMENT_BYTES as u64)?;
-                    write_private_file(&path, &state)?;
-                }
-                ErroredState::Printed(state) => write_private_file(&path, state)?,
-            }
+            write_private_file(&path, &self.errored.content()?)?;
             Ok::<_, io::Error>(path)
         };
         let data_folder = run.folders.data.join("errored");
         let (location, hint) = match save(&data_folder).or_else(|_| save(&run.folders.work)) {
             Ok(path) => {
                 let path = path.display().to_string();
-                (format!(" and is in {path}"), Some(self.restore_hint(&path)))
+                let hint = self.restore_hint(progress, &path);
+                (format!(" and is in {path}"), Some(hint))
             }
             Err(error) => {
                 warn!(%error, "no copy of the state could be kept");
                 (String::new(), None)
             }
         };
-        let reason = error
-            .as_ref()
-            .map(|error| format!(": {error}"))
-            .unwrap_or_default();
+        let reason = error.map(|error| format!(": {error}")).unwrap_or_default();
         StateOutcome {
             status: StateStatus::Unknown,
             sentence: format!("the state could neither be stored nor kept{location}{reason}"),
-            hint: hint.or_else(|| error.and_then(|error| error.hint())),
+            hint: hint.or_else(|| error.and_then(StepError::hint)),
         }
     }
 
     /// How a person can store the state.
-    fn restore_hint(&self, from: &str) -> String {
+    fn restore_hint(&self, progress: &RescueProgress, from: &str) -> String {
         let tool = self.run.job.tool().binary();
-        if self.is_encrypted() {
+        let summary = progress.summary.as_ref();
+        if summary.is_some_and(|summary| summary.is_encrypted) {
             // `state push` reads its file without the encryption key.
             return format!(
                 "`{tool} state push` does not read an encrypted state: before the next run, replace the state in the backend \
                  with the file that is in {from}"
             );
         }
+        if progress.refused.is_some() {
+            return format!(
+                "before the next run, compare the state that is in {from} with what `{tool} state pull` prints"
+            );
+        }
         format!("store the state that is in {from} with `{tool} state push` before the next run")
-    }
-
-    fn is_encrypted(&self) -> bool {
-        let state = match &self.errored {
-            ErroredState::File(file) => regular_file::read(file, MAX_DOCUMENT_BYTES as u64)
-                .ok()
-                .and_then(|state| RawState::parse(&state)),
-            ErroredState::Printed(state) => RawState::parse(state),
-        };
-        state.is_some_and(|state| state.is_encrypted())
     }
 
     async fn log(&self, text: &str) {

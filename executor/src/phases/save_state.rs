@@ -7,16 +7,16 @@
 //! This module knows nothing of the operation except how it ended.
 
 use std::collections::HashSet;
-use std::io::{self, BufReader};
+use std::io;
 use std::path::Path;
 use std::time::SystemTime;
 
-use artifact_store::{BackendSettings, S3Login, StoreError};
+use artifact_store::BackendSettings;
 use bytes::Bytes;
+use job_contract::Exit;
 use job_contract::encoding::hex;
 use job_contract::keys::ObjectKey;
 use job_contract::report::{ApplyProgress, StateLock, StateStatus};
-use job_contract::{Exit, chain};
 use md5::{Digest as _, Md5};
 use platform::History;
 use runtime::regular_file;
@@ -28,14 +28,13 @@ use crate::context::RunContext;
 use crate::error::{StepError, catch_panic};
 use crate::phases::release_lock::release_leftover_lock;
 use crate::phases::rescue_state::{Rescue, StateOutcome, find_errored_state};
+use crate::phases::stored_state::{Stored, has_state_in_store, read_stored};
 use crate::terraform::Terraform;
 use crate::terraform::lock_error::EndedTool;
 use crate::terraform::progress::Progress;
 use crate::terraform::raw_state::{MAX_DOCUMENT_BYTES, RawState, StateMark};
+use crate::terraform::state_summary::StateSummary;
 use crate::terraform::structured::addresses;
-
-/// Variables with the key by which a backend has its state encrypted in the bucket.
-const CUSTOMER_KEYS: [&str; 2] = ["AWS_SSE_CUSTOMER_KEY", "GOOGLE_ENCRYPTION_KEY"];
 
 /// The end of an apply or a destroy, as far as the state depends on it.
 #[derive(Debug)]
@@ -48,6 +47,8 @@ pub(crate) struct ApplyEnd {
     pub(crate) errored_before: Option<SystemTime>,
     /// The state that the tool printed because it could not write that file.
     pub(crate) printed_state: Option<Bytes>,
+    /// What the store had before the operation.
+    pub(crate) before: Stored<StateSummary>,
 }
 
 /// Where the state is.
@@ -121,6 +122,8 @@ pub(crate) async fn save_state(
                 terraform,
                 env,
                 tool: end.tool_with_lock.as_ref(),
+                changes: &end.progress,
+                before: &end.before,
                 errored,
             };
             let (outcome, lock) = rescue.run().await;
@@ -359,34 +362,8 @@ async fn confirm(run: &RunContext<'_>, pulled: &[u8], success: bool) -> Result<(
     }
 }
 
-/// Whether the store's client finds the state where the tool's backend does. With roles it uses no endpoint (contract 6.5). It has no
-/// key of the run.
-fn has_state_in_store(run: &RunContext<'_>) -> bool {
-    let has_key = CUSTOMER_KEYS
-        .iter()
-        .any(|name| run.child_env().get(name).is_some());
-    !has_key
-        && !matches!(
-            &run.backend,
-            BackendSettings::S3 {
-                endpoint: Some(_),
-                login: S3Login::WebIdentity { .. } | S3Login::Container | S3Login::Ambient,
-                ..
-            }
-        )
-}
-
-/// What the store has where the platform reads the state.
-#[derive(Debug)]
-enum Stored {
-    Nothing,
-    State(StateMark),
-    /// The store's client may not read it, although the tool's backend may.
-    Hidden,
-}
-
 /// Another run may have followed since. Some backends store no state without content.
-fn is_stored(written: &StateMark, stored: &Stored) -> bool {
+fn is_stored(written: &StateMark, stored: &Stored<StateMark>) -> bool {
     match stored {
         Stored::State(stored) => stored.follows(written),
         Stored::Nothing => written.is_empty,
@@ -394,35 +371,15 @@ fn is_stored(written: &StateMark, stored: &Stored) -> bool {
     }
 }
 
-async fn stored_mark(run: &RunContext<'_>) -> Result<Stored, StepError> {
-    let (job, store) = (&run.job, &run.store);
-    let opening = async {
-        match store
-            .open_state(&job.organization_id, &job.workspace_id)
-            .await
-        {
-            Err(error @ StoreError::Refused { .. }) => {
-                warn!(error = chain(&error), "the stored state cannot be compared");
-                Ok(None)
-            }
-            opened => opened.map(Some),
-        }
-    };
-    let Some(opened) = run.stored(opening).await? else {
-        return Ok(Stored::Hidden);
-    };
-    let Some(content) = opened.filter(|content| content.size_bytes > 0) else {
-        return Ok(Stored::Nothing);
-    };
-    let read = move || StateMark::read(BufReader::new(content.into_blocking_reader()));
-    let reading = async { Ok::<_, StoreError>(tokio::task::spawn_blocking(read).await) };
-    let read = run
-        .stored(reading)
-        .await?
-        .map_err(|_| StepError::panicked())?;
-    read.map(Stored::State).map_err(|source| {
-        StepError::infrastructure("the state could not be read back from the store")
-            .because(&source)
+async fn stored_mark(run: &RunContext<'_>) -> Result<Stored<StateMark>, StepError> {
+    let (stored, _) = read_stored(run, StateMark::read).await?;
+    Ok(match stored {
+        Stored::State(read) => Stored::State(read.map_err(|source| {
+            StepError::infrastructure("the state could not be read back from the store")
+                .because(&source)
+        })?),
+        Stored::Nothing => Stored::Nothing,
+        Stored::Hidden => Stored::Hidden,
     })
 }
 
@@ -498,6 +455,7 @@ mod tests {
             tool_with_lock: None,
             errored_before: None,
             printed_state: None,
+            before: Stored::Nothing,
         };
         let status = |addresses: &[&str]| {
             let resources: Vec<_> = addresses

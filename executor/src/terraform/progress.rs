@@ -155,6 +155,12 @@ impl Progress {
         self.changes.iter().any(begun)
     }
 
+    /// Whether the object of this address may have been changed.
+    pub fn has_changed(&self, address: &str) -> bool {
+        let state = self.state_of(address);
+        state.is_some_and(|state| state != ChangeState::Planned)
+    }
+
     /// The progress for the final report.
     pub fn report(&self) -> ApplyProgress {
         let planned = self.count(ChangeState::Planned);

@@ -1,22 +1,27 @@
 //! A state that the tool could not store: pushed again, kept, or laid aside.
 
 use std::fs;
+use std::os::unix::fs::PermissionsExt as _;
 
 use integration_tests::process::Stream;
+use integration_tests::tool::program;
 use integration_tests::{Repository, job};
-use job_contract::keys::ObjectKey;
+use job_contract::keys::{ObjectKey, local_backend_state};
 use job_contract::report::{LockStatus, StateStatus};
 use job_contract::{StepType, Tool, env};
 use nix::sys::signal::{Signal, kill};
 use serde_json::Value;
 
-use super::{Journey, is_state, tool_at_the_gate};
+use super::{Bucket, Journey, gated_when, is_state, state_key, tool_at_the_gate};
 use crate::machine;
 
 with_both_tools! {
     a_state_the_backend_refused_is_pushed_again,
     a_state_that_is_kept_is_still_pushed_once_the_backend_takes_it,
     a_state_that_the_backend_keeps_refusing_is_kept_and_named,
+    a_state_with_the_serial_of_the_stored_one_is_stored,
+    a_state_that_somebody_has_changed_meanwhile_is_not_replaced,
+    a_state_that_would_forget_resources_is_kept_and_not_pushed,
     a_state_that_can_be_put_nowhere_is_tried_until_it_can,
     a_state_that_can_be_put_nowhere_to_the_end_is_laid_aside_and_named,
     a_tool_killed_while_it_could_not_store_its_state_has_it_rescued_past_its_own_lock,
@@ -77,6 +82,116 @@ fn a_state_that_the_backend_keeps_refusing_is_kept_and_named(tool: Tool) {
         assert!(outcome.log().contains(&kept.path), "{outcome}");
         assert!(report.hint.as_ref().unwrap().contains("state push"));
     }
+}
+
+/// The tool writes a backup before it counts the serial up. If that fails, it leaves a state with the serial of the stored one.
+fn a_state_with_the_serial_of_the_stored_one_is_stored(tool: Tool) {
+    let repository = |value: &str| {
+        Repository::module(&format!(
+            "resource \"terraform_data\" \"a\" {{\n  input = \"{value}\"\n}}\n"
+        ))
+    };
+    let machine = machine();
+    let (one, two) = (repository("one"), repository("two"));
+    let first = job::step_by(tool, StepType::Apply, &one);
+    machine.queue(&[&first]);
+    machine.run(&first).expect_code(0);
+    let before = machine.state(&first).unwrap();
+    let file = local_backend_state(job::ORGANIZATION, job::WORKSPACE);
+    let backup = machine.data_dir().join(format!("{file}.backup"));
+    fs::create_dir(&backup).unwrap();
+
+    let second = job::in_job(&job::step_by(tool, StepType::Apply, &two), "413");
+    machine.queue(&[&second]);
+    let outcome = machine.run(&second).expect_code(1);
+    let status = outcome.report().state;
+    assert_eq!(status, Some(StateStatus::Rescued), "{outcome}");
+    let state = machine.state(&second).unwrap();
+    assert_eq!(state["lineage"], before["lineage"], "{outcome}");
+    let serial = before["serial"].as_u64().unwrap() + 1;
+    assert_eq!(state["serial"].as_u64(), Some(serial), "{outcome}");
+    let value = &state["resources"][0]["instances"][0]["attributes"]["input"]["value"];
+    assert_eq!(value, "two", "{outcome}");
+
+    fs::remove_dir(&backup).unwrap();
+    let plan = job::in_job(&job::plan_by(tool, &two), "414");
+    machine.queue(&[&plan]);
+    let planned = machine.run(&plan).expect_code(0);
+    assert!(planned.log().contains("No changes"), "{planned}");
+}
+
+/// The stored state has what the run has never read. The serial of what the tool has left is higher, so the tool would replace it.
+fn a_state_that_somebody_has_changed_meanwhile_is_not_replaced(tool: Tool) {
+    let (bucket, machine) = (Bucket::new(), machine());
+    let gate = machine.gate();
+    let repository = gated_when(&gate, "when = destroy\n");
+    let apply = job::step_by(tool, StepType::Apply, &repository);
+    machine.queue(&[&apply]);
+    bucket.executor(&machine, &apply).run().expect_code(0);
+    let destroy = job::in_job(&job::step_by(tool, StepType::Destroy, &repository), "413");
+    machine.queue(&[&destroy]);
+    let run = bucket.executor(&machine, &destroy).start();
+    tool_at_the_gate(&run);
+    let mut other = bucket.state().unwrap();
+    let mut resource = other["resources"][0].clone();
+    resource["name"] = "of-somebody-else".into();
+    resource["instances"][0]["attributes"]["id"] = "another".into();
+    other["resources"].as_array_mut().unwrap().push(resource);
+    bucket.write(&state_key(), other.to_string());
+    bucket.endpoint.refuse("PUT", is_state, 1);
+    gate.open_blocking();
+    let outcome = run.wait().expect_code(1);
+    let report = outcome.report();
+    assert_eq!(report.state, Some(StateStatus::Kept), "{outcome}");
+    let words = "somebody has changed the stored state";
+    assert!(outcome.error().contains(words), "{outcome}");
+    assert!(outcome.log().contains(words), "{outcome}");
+    assert_eq!(bucket.state(), Some(other), "{outcome}");
+}
+
+/// `OpenTofu` may leave a part of the state. A wrapper of the tool leaves the part that the test gives it.
+fn a_state_that_would_forget_resources_is_kept_and_not_pushed(tool: Tool) {
+    let (bucket, machine) = (Bucket::new(), machine());
+    let repository = |value: &str| {
+        let resource = |name: &str, value: &str| {
+            format!("resource \"terraform_data\" \"{name}\" {{\n  input = \"{value}\"\n}}\n")
+        };
+        Repository::module(&(resource("stays", "same") + &resource("changes", value)))
+    };
+    let (one, two) = (repository("one"), repository("two"));
+    let first = job::step_by(tool, StepType::Apply, &one);
+    machine.queue(&[&first]);
+    bucket.executor(&machine, &first).run().expect_code(0);
+    let before = bucket.state().unwrap();
+    let mut part = before.clone();
+    part["serial"] = (before["serial"].as_u64().unwrap() + 1).into();
+    let resources = part["resources"].as_array_mut().unwrap();
+    resources.retain(|resource| resource["name"] != "stays");
+    assert_eq!(resources.len(), 1);
+
+    let bin = machine.scratch("bin");
+    fs::create_dir(&bin).unwrap();
+    fs::write(bin.join("part"), part.to_string()).unwrap();
+    let wrapper = bin.join(tool.binary());
+    let script = format!(
+        "#!/bin/bash\n'{}' \"$@\"\ncode=$?\n[ \"$1\" = apply ] && cp '{}/part' errored.tfstate\nexit $code\n",
+        program(tool).unwrap().display(),
+        bin.display(),
+    );
+    fs::write(&wrapper, script).unwrap();
+    fs::set_permissions(&wrapper, fs::Permissions::from_mode(0o755)).unwrap();
+    let path = format!("{}:{}", bin.display(), std::env::var("PATH").unwrap());
+    let second = job::in_job(&job::step_by(tool, StepType::Apply, &two), "413");
+    machine.queue(&[&second]);
+    bucket.endpoint.refuse("PUT", is_state, 1);
+    let executor = bucket.executor(&machine, &second).env("PATH", path);
+    let outcome = executor.run().expect_code(1);
+
+    let report = outcome.report();
+    assert_eq!(report.state, Some(StateStatus::Kept), "{outcome}");
+    let words = "it lacks resources that the run has not destroyed: terraform_data.stays";
+    assert!(outcome.error().contains(words), "{outcome}");
+    assert_eq!(bucket.state(), Some(before), "{outcome}");
 }
 
 fn a_state_that_can_be_put_nowhere_is_tried_until_it_can(tool: Tool) {
