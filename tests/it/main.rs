@@ -64,6 +64,7 @@ mod references;
 mod scripts;
 mod secrets;
 mod signals;
+mod small_disk;
 mod sources;
 mod state;
 mod stores;

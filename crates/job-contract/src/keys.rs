@@ -103,7 +103,7 @@ impl ObjectKey {
 
     /// A state that the tool could not store, until it is stored.
     pub fn errored_state(organization: &str, workspace: &str, job: &str, step: &str) -> Self {
-        Self::state_raw(organization, workspace, &format!("errored-{job}-{step}"))
+        Self::state_raw(organization, workspace, &errored_state_name(job, step))
     }
 
     /// Stored log of a step. Contract 6.3.
@@ -199,6 +199,16 @@ impl Artifact {
     }
 }
 
+/// The name of a state that the tool could not store.
+pub fn errored_state_name(job: &str, step: &str) -> String {
+    format!("errored-{job}-{step}")
+}
+
+/// Folder of such states that only the disk took, under the data directory.
+pub fn errored_folder(organization: &str, workspace: &str) -> String {
+    format!("errored/{organization}/{workspace}")
+}
+
 /// Path of the state file of the local backend, under the store's root. Contract 6.1.
 pub fn local_backend_state(organization: &str, workspace: &str) -> String {
     format!("local/backend/{organization}/{workspace}/{STATE_FILE}")
@@ -226,6 +236,10 @@ mod tests {
         assert_eq!(
             ObjectKey::state_raw("org", "ws", "f").path,
             "org/ws/state/f.raw.json"
+        );
+        assert_eq!(
+            ObjectKey::errored_state("org", "ws", "412", "step").path,
+            "org/ws/state/errored-412-step.raw.json"
         );
         let output = ObjectKey::step_output("org", "412", "step");
         assert_eq!(

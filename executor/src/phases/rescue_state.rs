@@ -1,20 +1,18 @@
 //! Rescues a state that the tool could not store itself. It compares the state with the stored one, pushes it, and keeps a copy in
-//! the artifact store. If both fail, it saves the state in the data directory.
+//! the artifact store. If both fail, it keeps the state in the data directory.
 //!
 //! It knows nothing of other work with states.
 
 mod push;
 
 use std::fs;
-use std::io;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
 use backon::{BackoffBuilder as _, ExponentialBuilder};
 use bytes::Bytes;
 use job_contract::keys::ObjectKey;
 use job_contract::report::{LockStatus, StateLock, StateStatus};
-use runtime::private_file::private_folder;
 use tokio::time::{Instant, sleep};
 use tracing::warn;
 
@@ -22,17 +20,18 @@ use self::push::Push;
 use crate::child_env::ChildEnv;
 use crate::context::RunContext;
 use crate::error::{StepError, catch_panic};
+use crate::kept_states::{keep_on_disk, path_on_disk, remove_from_disk};
 use crate::phases::release_lock;
 use crate::phases::stored_state::Stored;
 use crate::terraform::lock_error::EndedTool;
 use crate::terraform::progress::Progress;
 use crate::terraform::state_summary::StateSummary;
 use crate::terraform::{ErroredState, Terraform};
-use crate::workspace::write_private_file;
 
 /// The file that the tool writes if it cannot store the state.
 const ERRORED_STATE: &str = "errored.tfstate";
-/// How long the rescue retries. A store may be unreachable for minutes.
+/// How long the rescue retries if only the disk has a copy. A store may be unreachable for minutes. Without any copy, only a stop
+/// order ends it.
 const RESCUE_TIMEOUT: Duration = Duration::from_mins(10);
 /// How long it retries once a copy is kept. Retries matter still: with the old state in the backend, the next run would
 /// create the resources a second time.
@@ -94,8 +93,10 @@ struct RescueProgress {
     summary: Option<StateSummary>,
     /// Why the state may not be whole.
     doubt: Option<String>,
-    /// Where a copy is kept, or why there is none.
+    /// Where the artifact store keeps a copy, or why there is none.
     kept: Option<Result<String, StepError>>,
+    /// A copy in the data directory, until the artifact store has one.
+    on_disk: Option<PathBuf>,
     /// Why only a person can decide whether the state is stored.
     refused: Option<String>,
     lock: Option<StateLock>,
@@ -104,6 +105,13 @@ struct RescueProgress {
 impl RescueProgress {
     fn is_kept(&self) -> bool {
         matches!(self.kept, Some(Ok(_)))
+    }
+
+    /// The state is in a store.
+    fn remove_from_disk(&mut self) {
+        if let Some(path) = self.on_disk.take() {
+            remove_from_disk(&path);
+        }
     }
 }
 
@@ -116,7 +124,7 @@ impl Rescue<'_, '_> {
                 "The tool could not store the state and left it in errored.tfstate: storing it now."
             }
             ErroredState::Printed(_) => {
-                "The tool could neither store the state nor write it to disk: storing it now."
+                "The tool could neither store the state nor write it to disk: storing what it printed, which is not in this log."
             }
         })
         .await;
@@ -126,6 +134,7 @@ impl Rescue<'_, '_> {
             summary: None,
             doubt: None,
             kept: None,
+            on_disk: None,
             refused: None,
             lock: None,
         };
@@ -133,7 +142,7 @@ impl Rescue<'_, '_> {
         let rescuing = async { Ok(self.push_until_stored(&mut progress).await) };
         let outcome = match catch_panic(rescuing).await {
             Ok(outcome) => outcome,
-            Err(panicked) => self.give_up(&progress, Some(&panicked)),
+            Err(panicked) => self.give_up(&mut progress, Some(&panicked)),
         };
         self.set_rescuing(false);
         if outcome.status != StateStatus::Rescued {
@@ -155,6 +164,10 @@ impl Rescue<'_, '_> {
     async fn push_until_stored(&self, progress: &mut RescueProgress) -> StateOutcome {
         progress.summary = self.errored.summary();
         progress.doubt = self.doubt(progress.summary.as_ref());
+        // A second name of the tool's file takes no room, and stays if the executor is killed.
+        if matches!(self.errored, ErroredState::File(_)) {
+            self.keep_on_disk(progress);
+        }
         let mut pauses = ExponentialBuilder::default()
             .with_min_delay(FIRST_PAUSE)
             .with_max_delay(LONGEST_PAUSE)
@@ -165,6 +178,7 @@ impl Rescue<'_, '_> {
             release_lock::release_lock_at_hub(self.run).await;
             let (lock, refused) = match self.push(progress).await {
                 Push::Stored => {
+                    progress.remove_from_disk();
                     self.log("The state is stored.").await;
                     return StateOutcome {
                         status: StateStatus::Rescued,
@@ -197,8 +211,10 @@ impl Rescue<'_, '_> {
     }
 
     async fn keep_copy(&self, progress: &mut RescueProgress) {
-        let run = self.run;
-        let deadline = run.while_saving(RESCUE_TIMEOUT.saturating_sub(progress.started.elapsed()));
+        if progress.on_disk.is_none() {
+            self.keep_on_disk(progress);
+        }
+        let deadline = self.run.while_saving(RESCUE_TIMEOUT);
         tokio::select! {
             biased;
             kept = self.store_copy() => progress.kept = Some(kept),
@@ -210,9 +226,14 @@ impl Rescue<'_, '_> {
                 text.push_str(" The executor tries again to store it.");
             }
             self.log(&text).await;
+            progress.remove_from_disk();
         } else if progress.is_first {
-            self.log("The state could neither be stored nor kept: trying again.")
-                .await;
+            let place = match &progress.on_disk {
+                Some(path) => format!("Until then, it is in {}.", path.display()),
+                None => "Until then, only the executor has it, in its memory.".to_owned(),
+            };
+            let text = format!("The state could neither be stored nor kept: trying again. {place}");
+            self.log(&text).await;
         }
     }
 
@@ -251,19 +272,21 @@ impl Rescue<'_, '_> {
         let run = self.run;
         let (limit, until) = if progress.is_kept() {
             (RESCUE_TIMEOUT_WITH_COPY, run.budget.push)
-        } else {
+        } else if progress.on_disk.is_some() {
             (RESCUE_TIMEOUT, run.budget.saving)
+        } else {
+            (Duration::MAX, run.budget.saving)
         };
         let limit = limit.saturating_sub(progress.started.elapsed());
         run.stop.deadline(limit, until).over().await;
     }
 
     /// Says where the state is. After a panic too, the work folder is removed.
-    fn give_up(&self, progress: &RescueProgress, panicked: Option<&StepError>) -> StateOutcome {
-        let kept = match &progress.kept {
+    fn give_up(&self, progress: &mut RescueProgress, panicked: Option<&StepError>) -> StateOutcome {
+        let kept = match progress.kept.take() {
             Some(Ok(kept)) => kept,
-            Some(Err(error)) => return self.save_on_disk(progress, panicked.or(Some(error))),
-            None => return self.save_on_disk(progress, panicked),
+            Some(Err(error)) => return self.name_copy(progress, panicked.or(Some(&error))),
+            None => return self.name_copy(progress, panicked),
         };
         let sentence = match &progress.refused {
             Some(why) => format!("the state is not stored, because {why}, and is kept in {kept}"),
@@ -272,32 +295,35 @@ impl Rescue<'_, '_> {
         StateOutcome {
             status: StateStatus::Kept,
             sentence,
-            hint: Some(self.restore_hint(progress, kept)),
+            hint: Some(self.restore_hint(progress, &kept)),
         }
     }
 
-    /// Saves the state in the data directory, because the launcher removes the work folder after the run. If that
-    /// fails, it uses the work folder. In a pod both last as long as the pod.
-    fn save_on_disk(&self, progress: &RescueProgress, error: Option<&StepError>) -> StateOutcome {
-        let (run, job) = (self.run, &self.run.job);
-        let name = format!("errored-{}-{}.tfstate", job.job_id, job.step_id);
-        let save = |folder: &Path| {
-            private_folder(folder)?;
-            let path = folder.join(&name);
-            write_private_file(&path, &self.errored.content()?)?;
-            Ok::<_, io::Error>(path)
-        };
-        let data_folder = run.folders.data.join("errored");
-        let (location, hint) = match save(&data_folder).or_else(|_| save(&run.folders.work)) {
-            Ok(path) => {
+    /// Keeps a copy in the data directory, because the launcher removes the work folder after the run.
+    fn keep_on_disk(&self, progress: &mut RescueProgress) {
+        let path = path_on_disk(&self.run.folders.data, &self.run.job);
+        match keep_on_disk(&self.errored, &path) {
+            Ok(()) => progress.on_disk = Some(path),
+            Err(error) => warn!(%error, "the disk has no copy of the state"),
+        }
+    }
+
+    /// Names the copy on disk. If the data directory has none, it uses the work folder. In a pod both last as long as the pod.
+    fn name_copy(&self, progress: &mut RescueProgress, error: Option<&StepError>) -> StateOutcome {
+        if progress.on_disk.is_none() {
+            self.keep_on_disk(progress);
+        }
+        let place = progress.on_disk.clone().or_else(|| {
+            let path = path_on_disk(&self.run.folders.work, &self.run.job);
+            keep_on_disk(&self.errored, &path).ok().map(|()| path)
+        });
+        let (location, hint) = match place {
+            Some(path) => {
                 let path = path.display().to_string();
                 let hint = self.restore_hint(progress, &path);
                 (format!(" and is in {path}"), Some(hint))
             }
-            Err(error) => {
-                warn!(%error, "no copy of the state could be kept");
-                (String::new(), None)
-            }
+            None => (", and no copy of it is left".to_owned(), None),
         };
         let reason = error.map(|error| format!(": {error}")).unwrap_or_default();
         StateOutcome {

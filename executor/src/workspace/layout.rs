@@ -297,7 +297,7 @@ pub(crate) fn write_private_file(path: &Path, content: &[u8]) -> io::Result<()> 
 }
 
 /// Removes a file or link. A missing one is no error.
-pub(super) fn remove_file_if_present(path: &Path) -> io::Result<()> {
+pub(crate) fn remove_file_if_present(path: &Path) -> io::Result<()> {
     match fs::remove_file(path) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
         _ => Ok(()),

@@ -1,18 +1,14 @@
 //! A hub whose disk is full accepts nothing, says so, keeps what it has accepted, also when it starts again, and serves agents.
 
-use std::ffi::OsStr;
 use std::fs;
-use std::process::Command;
 
-use integration_tests::Running;
-use integration_tests::process::Stream;
 use job_contract::env;
 use reqwest::StatusCode;
 use serde_json::json;
-use test_peers::skips::needed;
 use test_peers::wait::until;
 
 use super::fixture::{Fixture, Hub};
+use crate::small_disk::SmallDisk;
 use test_platform::launcher::Launcher;
 
 /// Bytes of the disk.
@@ -22,75 +18,27 @@ const LARGE: usize = 400_000;
 /// Characters in a variable of a run of the usual size.
 const SMALL: usize = 30_000;
 
-/// A small disk, which is there as long as this process. Only root can make one.
-struct SmallDisk(Running);
-
-impl SmallDisk {
-    fn mount(folder: &OsStr) -> Self {
-        let script =
-            format!("mount -t tmpfs -o size={DISK} tmpfs \"$0\" && echo mounted && exec cat");
-        let mut command = Command::new("unshare");
-        command.args(["--mount", "sh", "-c", &script]).arg(folder);
-        let disk = Self(Running::start_interactive(&mut command));
-        disk.0.wait_for(Stream::Stdout, "mounted");
-        disk
-    }
-
-    /// Returns a command with its arguments and environment, on which the disk is mounted.
-    fn with(&self, command: &Command) -> Command {
-        let mut on_disk = Command::new("nsenter");
-        on_disk
-            .arg(format!("--mount=/proc/{}/ns/mnt", self.0.pid()))
-            .arg("--")
-            .arg(command.get_program())
-            .args(command.get_args());
-        on_disk
-    }
-
-    fn serve(&self, fixture: &Fixture) -> Hub {
-        let command = fixture.command();
-        let mut on_disk = self.with(&command);
-        on_disk.env_clear().envs(
-            command
-                .get_envs()
-                .filter_map(|(name, value)| Some((name, value?))),
-        );
-        Hub(Launcher::start(&mut on_disk))
-    }
-
-    fn grow(&self, folder: &OsStr) {
-        let size = format!("remount,size={}", 8 * DISK);
-        let mut remount = Command::new("mount");
-        remount.args(["-o", &size]).arg(folder);
-        assert!(self.with(&remount).status().unwrap().success());
-    }
-}
-
-fn may_mount() -> Result<(), String> {
-    let output = Command::new("unshare")
-        .args(["--mount", "mount", "-t", "tmpfs", "tmpfs", "/mnt"])
-        .output()
-        .map_err(|error| error.to_string())?;
-    if output.status.success() {
-        Ok(())
-    } else {
-        Err(String::from_utf8_lossy(&output.stderr).into_owned())
-    }
+fn serve(disk: &SmallDisk, fixture: &Fixture) -> Hub {
+    let command = fixture.command();
+    let mut on_disk = disk.with(&command);
+    on_disk.env_clear().envs(
+        command
+            .get_envs()
+            .filter_map(|(name, value)| Some((name, value?))),
+    );
+    Hub(Launcher::start(&mut on_disk))
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_full_disk_answers_503_and_what_was_accepted_is_there() {
-    let Some(()) = needed(may_mount()) else {
-        return;
-    };
     // Without an answer of the platform, runs wait for their confirmation.
     let fixture = Fixture::new()
         .await
         .with(env::API_URL, "http://127.0.0.1:1");
     let folder = fixture.path("store").into_os_string();
     fs::create_dir_all(&folder).unwrap();
-    let disk = SmallDisk::mount(&folder);
-    let hub = disk.serve(&fixture);
+    let disk = or_skip!(SmallDisk::mount(&folder, DISK));
+    let hub = serve(&disk, &fixture);
     let token = fixture.platform.dispatch_token();
     let http = reqwest::Client::new();
     let dispatch = async |hub: &Hub, job: usize, size: usize| {
@@ -161,10 +109,10 @@ async fn a_full_disk_answers_503_and_what_was_accepted_is_there() {
     is_full(&hub, accepted).await;
     // The queue has left what a start needs.
     hub.crash();
-    let hub = disk.serve(&fixture);
+    let hub = serve(&disk, &fixture);
     accepted = fill(&hub, accepted).await;
     is_full(&hub, accepted).await;
-    disk.grow(&folder);
+    disk.grow(&folder, 8 * DISK);
     let again = dispatch(&hub, accepted, SMALL).await.0;
     assert_eq!(again, StatusCode::ACCEPTED);
     let (_, text) = readiness(&hub).await;

@@ -6,7 +6,7 @@ use std::os::unix::fs::PermissionsExt as _;
 use integration_tests::process::Stream;
 use integration_tests::tool::program;
 use integration_tests::{Repository, job};
-use job_contract::keys::{ObjectKey, local_backend_state};
+use job_contract::keys::{ObjectKey, errored_folder, local_backend_state};
 use job_contract::report::{LockStatus, StateStatus};
 use job_contract::{StepType, Tool, env};
 use nix::sys::signal::{Signal, kill};
@@ -14,6 +14,7 @@ use serde_json::Value;
 
 use super::{Bucket, Journey, gated_when, is_state, state_key, tool_at_the_gate};
 use crate::machine;
+use crate::small_disk::SmallDisk;
 
 with_both_tools! {
     a_state_the_backend_refused_is_pushed_again,
@@ -26,6 +27,7 @@ with_both_tools! {
     a_state_that_can_be_put_nowhere_to_the_end_is_laid_aside_and_named,
     a_tool_killed_while_it_could_not_store_its_state_has_it_rescued_past_its_own_lock,
     a_state_that_the_tool_could_only_print_is_stored_and_not_logged,
+    a_state_that_no_disk_takes_is_held_until_one_does,
     an_errored_state_in_the_content_is_never_pushed,
 }
 
@@ -236,7 +238,8 @@ fn a_state_that_can_be_put_nowhere_to_the_end_is_laid_aside_and_named(tool: Tool
     assert!(outcome.left_behind.is_empty(), "{outcome}");
     let Journey { machine, apply, .. } = &journey;
     let name = format!("errored-{}-{}.tfstate", apply.job_id, apply.step_id);
-    let aside = machine.data_dir().join("errored").join(name);
+    let folder = errored_folder(job::ORGANIZATION, job::WORKSPACE);
+    let aside = machine.data_dir().join(folder).join(name);
     let state: Value = serde_json::from_slice(&fs::read(&aside).unwrap()).unwrap();
     assert_eq!(state["resources"].as_array().unwrap().len(), 3, "{outcome}");
     let aside = aside.to_str().unwrap();
@@ -278,6 +281,51 @@ fn a_state_that_the_tool_could_only_print_is_stored_and_not_logged(tool: Tool) {
         assert!(outcome.log().contains("Failed to create local state file"));
         journey.assert_rescued(&outcome);
         assert!(!outcome.log().contains("\"lineage\""), "{outcome}");
+    }
+}
+
+/// The tool's backend, the store and the data directory are on one disk, and the tool cannot write its last resort. It has left a part
+/// of a state in its file, or failed at the backup of an earlier one, before it counts the serial up.
+fn a_state_that_no_disk_takes_is_held_until_one_does(tool: Tool) {
+    for has_before in [false, true] {
+        let machine = machine();
+        let gate = machine.gate();
+        let first = "resource \"terraform_data\" \"first\" {}\n";
+        if has_before {
+            let apply = job::step_by(tool, StepType::Apply, &Repository::module(first));
+            machine.queue(&[&apply]);
+            machine.run(&apply).expect_code(0);
+        }
+        let second = format!(
+            "{first}resource \"terraform_data\" \"second\" {{\n  depends_on = [terraform_data.first]\n  \
+             input = format(\"%60000s\", \"x\")\n  provisioner \"local-exec\" {{\n    \
+             command = \"echo at-the-gate' 'tool-$PPID.; exec cat {}\"\n  }}\n}}\n",
+            gate.path().display()
+        );
+        let apply = job::step_by(tool, StepType::Apply, &Repository::module(&second));
+        let apply = job::in_job(&apply, "413");
+        machine.queue(&[&apply]);
+        let data_dir = machine.data_dir();
+        let disk = or_skip!(SmallDisk::mount(data_dir.as_os_str(), 8 << 20));
+        let words = disk.words();
+        let words = words.each_ref().map(String::as_str);
+        let run = machine.executor(&apply).wrapped_in(&words).start();
+        let process = tool_at_the_gate(&run);
+        fs::create_dir(format!("/proc/{process}/cwd/errored.tfstate")).unwrap();
+        let filler = data_dir.join("filler");
+        disk.fill(&filler);
+        gate.open_blocking();
+        let words = "trying again. Until then, only the executor has it, in its memory.";
+        run.running.wait_for(Stream::Stdout, words);
+        fs::remove_file(disk.path(&filler)).unwrap();
+        let outcome = run.wait().expect_code(1);
+        let status = outcome.report().state;
+        assert_eq!(status, Some(StateStatus::Rescued), "{outcome}");
+        assert!(!outcome.log().contains("\"lineage\""), "{outcome}");
+        let state = data_dir.join(local_backend_state(job::ORGANIZATION, job::WORKSPACE));
+        let state = fs::read(disk.path(&state)).unwrap();
+        let state: Value = serde_json::from_slice(&state).unwrap();
+        assert_eq!(state["resources"].as_array().unwrap().len(), 2, "{outcome}");
     }
 }
 
