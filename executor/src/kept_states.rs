@@ -5,21 +5,21 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use job_contract::JobData;
-use job_contract::keys::{errored_folder, errored_state_name};
+use job_contract::keys::errored_file;
 use runtime::private_file::private_folder;
 use tracing::warn;
 
 use crate::terraform::ErroredState;
 use crate::workspace::{remove_file_if_present, write_private_file};
 
-/// The extension of a copy.
-const STATE: &str = "tfstate";
-
 /// The copy of a step's state.
 pub(crate) fn path_on_disk(data_dir: &Path, job: &JobData) -> PathBuf {
-    let folder = errored_folder(&job.organization_id, &job.workspace_id);
-    let name = errored_state_name(&job.job_id, &job.step_id);
-    data_dir.join(folder).join(format!("{name}.{STATE}"))
+    data_dir.join(errored_file(
+        &job.organization_id,
+        &job.workspace_id,
+        &job.job_id,
+        &job.step_id,
+    ))
 }
 
 /// Keeps a state on the disk. A file of the tool takes no more room there, if it is on the same disk.

@@ -4,7 +4,7 @@
 use std::path::{Path, PathBuf};
 
 use job_contract::JobData;
-use job_contract::keys::{Area, ObjectKey, local_backend_state};
+use job_contract::keys::{Area, ObjectKey, errored_file, local_backend_state};
 use job_contract::report::FinalReport;
 use platform::PlatformError;
 use platform::local::{JobRecord, LocalPlatform};
@@ -32,6 +32,17 @@ pub(crate) fn log_path(data_dir: &Path, job: &JobData) -> Option<PathBuf> {
 /// The workspace's state, if it has one.
 pub(crate) fn state_path(data_dir: &Path, job: &JobData) -> Option<PathBuf> {
     existing(data_dir.join(local_backend_state(&job.organization_id, &job.workspace_id)))
+}
+
+/// Where a copy of a state is, if the step cannot store it.
+pub(crate) fn errored_paths(data_dir: &Path, job: &JobData) -> [PathBuf; 2] {
+    let (organization, workspace) = (&job.organization_id, &job.workspace_id);
+    let (job, step) = (&job.job_id, &job.step_id);
+    let key = ObjectKey::errored_state(organization, workspace, job, step);
+    [
+        data_dir.join(Area::State.local_folder()).join(key.path),
+        data_dir.join(errored_file(organization, workspace, job, step)),
+    ]
 }
 
 /// The plan the step has stored, if it has.

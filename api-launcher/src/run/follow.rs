@@ -2,6 +2,7 @@
 
 use std::ffi::OsString;
 use std::io;
+use std::path::PathBuf;
 use std::process::Stdio;
 use std::time::Duration;
 
@@ -63,11 +64,12 @@ impl Running {
         self.group
     }
 
-    /// Shows what it says until it has ended, and passes the signals on.
+    /// Shows what it says until it has ended, and passes the signals on. Before it is killed, those of `copies` are named that exist.
     pub(crate) async fn follow(
         mut self,
         view: &mut View,
         signals: &mut Signals,
+        copies: &[PathBuf],
     ) -> Result<Ended, ExecutorError> {
         let mut stopped_by = None;
         let mut status = None;
@@ -80,6 +82,9 @@ impl Running {
                 biased;
                 signal = signals.next() => {
                     if status.is_none() {
+                        if stopped_by.is_some() {
+                            name_copies(view, copies);
+                        }
                         self.stop(view, signal, stopped_by.is_some());
                     }
                     stopped_by.get_or_insert(signal);
@@ -126,6 +131,15 @@ impl Running {
         if sent.is_ok() {
             view.show(Event::warning(message));
         }
+    }
+}
+
+fn name_copies(view: &mut View, copies: &[PathBuf]) {
+    for path in copies.iter().filter(|path| path.is_file()) {
+        view.show(Event::warning(format!(
+            "a state that the run could not store is kept in `{}`",
+            path.display()
+        )));
     }
 }
 

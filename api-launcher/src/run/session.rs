@@ -150,7 +150,8 @@ impl<'a> Session<'a> {
             // The executor runs already, and only a later run would read the note.
             self.view.show(Event::warning(chain(&error)));
         }
-        let ended = running.follow(self.view, self.signals).await;
+        let copies = artifacts::errored_paths(self.data.path(), job);
+        let ended = running.follow(self.view, self.signals, &copies).await;
         tree::kill_leftovers(&work_dir).await;
         // The executor removes it itself unless it was killed; what is left goes with the whole folder.
         let _ = tree_removal::remove(&work_dir);

@@ -67,6 +67,28 @@ fn a_second_signal_kills_the_executor_and_names_the_risk() {
     assert!(fixture.leftovers().is_empty());
 }
 
+/// As an executor does that cannot store the state.
+const KEEPING: &str = r#"
+folder="$MAYFLY_DATA_DIR/errored/$(field organizationId)/$(field workspaceId)"
+mkdir -p "$folder"
+echo '{}' >"$folder/errored-$job_id-$step_id.tfstate"
+"#;
+
+#[test]
+fn a_second_signal_names_the_copy_of_a_state_before_it_kills() {
+    let fixture = Fixture::new(&format!("{KEEPING}{STUBBORN}"));
+    let run = fixture.start("stack --auto-approve");
+    run.wait_for(Stream::Stdout, "working");
+    run.signal(Signal::SIGINT);
+    run.wait_for(Stream::Stdout, "not yet");
+    run.signal(Signal::SIGINT);
+    let done = run.wait();
+    assert_eq!(done.code(), 130, "{}", done.stderr);
+    let at = |words: &str| done.stderr.find(words).expect(&done.stderr);
+    let copy = at("a state that the run could not store is kept in `");
+    assert!(copy < at("killed: "), "{}", done.stderr);
+}
+
 #[test]
 fn a_plan_that_finishes_after_the_signal_is_not_applied() {
     let fixture = Fixture::new(

@@ -209,6 +209,12 @@ pub fn errored_folder(organization: &str, workspace: &str) -> String {
     format!("errored/{organization}/{workspace}")
 }
 
+/// Path of such a state, under the data directory.
+pub fn errored_file(organization: &str, workspace: &str, job: &str, step: &str) -> String {
+    let folder = errored_folder(organization, workspace);
+    format!("{folder}/{}.tfstate", errored_state_name(job, step))
+}
+
 /// Path of the state file of the local backend, under the store's root. Contract 6.1.
 pub fn local_backend_state(organization: &str, workspace: &str) -> String {
     format!("local/backend/{organization}/{workspace}/{STATE_FILE}")

@@ -13,6 +13,7 @@ use backon::{BackoffBuilder as _, ExponentialBuilder};
 use bytes::Bytes;
 use job_contract::keys::ObjectKey;
 use job_contract::report::{LockStatus, StateLock, StateStatus};
+use runtime::Deadline;
 use tokio::time::{Instant, sleep};
 use tracing::warn;
 
@@ -36,6 +37,8 @@ const RESCUE_TIMEOUT: Duration = Duration::from_mins(10);
 /// How long it retries once a copy is kept. Retries matter still: with the old state in the backend, the next run would
 /// create the resources a second time.
 const RESCUE_TIMEOUT_WITH_COPY: Duration = Duration::from_mins(2);
+/// How long it goes on after a stop order if a person waits for its end, and there is a copy.
+const RESCUE_TIMEOUT_WITH_PERSON: Duration = Duration::from_secs(10);
 /// The first pause between two attempts; each later one doubles.
 const FIRST_PAUSE: Duration = Duration::from_secs(1);
 const LONGEST_PAUSE: Duration = Duration::from_secs(30);
@@ -176,7 +179,12 @@ impl Rescue<'_, '_> {
         loop {
             // A push would be refused by the lock that the tool, or an earlier push, left at the hub.
             release_lock::release_lock_at_hub(self.run).await;
-            let (lock, refused) = match self.push(progress).await {
+            let pushed = tokio::select! {
+                biased;
+                pushed = self.push(progress) => pushed,
+                () = self.deadline(progress, Duration::MAX).over() => Push::Failed(None),
+            };
+            let (lock, refused) = match pushed {
                 Push::Stored => {
                     progress.remove_from_disk();
                     self.log("The state is stored.").await;
@@ -214,7 +222,7 @@ impl Rescue<'_, '_> {
         if progress.on_disk.is_none() {
             self.keep_on_disk(progress);
         }
-        let deadline = self.run.while_saving(RESCUE_TIMEOUT);
+        let deadline = self.deadline(progress, RESCUE_TIMEOUT);
         tokio::select! {
             biased;
             kept = self.store_copy() => progress.kept = Some(kept),
@@ -267,18 +275,37 @@ impl Rescue<'_, '_> {
         is_released
     }
 
-    /// With a copy, the wait ends earlier, so that there is time to publish.
-    async fn time_is_up(&self, progress: &RescueProgress) {
+    /// The deadline of a part of the rescue that may last `limit` without a stop order. With a copy, it ends earlier after an order, so
+    /// that there is time to publish. Outside of pods and without a hub, a person waits, and the next run is on this machine.
+    fn deadline(&self, progress: &RescueProgress, limit: Duration) -> Deadline {
         let run = self.run;
-        let (limit, until) = if progress.is_kept() {
-            (RESCUE_TIMEOUT_WITH_COPY, run.budget.push)
-        } else if progress.on_disk.is_some() {
-            (RESCUE_TIMEOUT, run.budget.saving)
+        let until = if progress.is_kept() {
+            run.budget.push
         } else {
-            (Duration::MAX, run.budget.saving)
+            run.budget.saving
+        };
+        let has_copy = progress.is_kept() || progress.on_disk.is_some();
+        if !has_copy || run.config.is_in_pod() || run.store.hub().is_some() {
+            return run.stop.deadline(limit, until);
+        }
+        // The order may have come before the rescue.
+        let started = run.stop.given().map_or(Duration::ZERO, |order| {
+            progress.started.saturating_duration_since(order.at)
+        });
+        let with_person = started + RESCUE_TIMEOUT_WITH_PERSON;
+        run.stop.deadline(limit, until.min(with_person))
+    }
+
+    async fn time_is_up(&self, progress: &RescueProgress) {
+        let limit = if progress.is_kept() {
+            RESCUE_TIMEOUT_WITH_COPY
+        } else if progress.on_disk.is_some() {
+            RESCUE_TIMEOUT
+        } else {
+            Duration::MAX
         };
         let limit = limit.saturating_sub(progress.started.elapsed());
-        run.stop.deadline(limit, until).over().await;
+        self.deadline(progress, limit).over().await;
     }
 
     /// Says where the state is. After a panic too, the work folder is removed.
